@@ -1,0 +1,64 @@
+"""Product of contiguous groups of rows with one matrix a group: the experts of a mixture.
+
+Letters: P rows, E groups (experts), D contracted width, F output width.
+"""
+
+from typing import Literal
+
+import jax
+from jax import lax
+
+from pallas_kernels.grouped_matmul.blocked import grouped_matmul_blocked
+
+Implementation = Literal["blocked", "ragged_dot"]
+
+
+def grouped_matmul(
+    rows_PD: jax.Array,
+    weights_EDF: jax.Array,
+    group_sizes_E: jax.Array,
+    *,
+    implementation: Implementation | None = None,
+) -> jax.Array:
+    """Multiplies each group of consecutive rows by its group's matrix.
+
+    The first `group_sizes_E[0]` rows meet `weights_EDF[0]`, the next `group_sizes_E[1]` meet
+    `weights_EDF[1]`, and so on. Rows behind the last group give zeros. Nothing of size P x E or
+    P x D x F is made on the way, except inside "ragged_dot" on a CPU.
+
+    Args:
+      rows_PD: rows sorted by group.
+      weights_EDF: a matrix a group, in the dtype of the rows.
+      group_sizes_E: int32, their sum at most P; a group may be empty.
+      implementation: "ragged_dot" is `jax.lax.ragged_dot`, a grouped GEMM of the vendor's library
+        on GPUs and a masked dense product of E times the work on CPUs. "blocked" loops over blocks
+        of rows of one group, for CPUs. None takes "blocked" on CPUs and "ragged_dot" elsewhere.
+
+    Returns:
+      [P, F], in the dtype of the rows.
+
+    Raises:
+      ValueError: if shapes or dtypes do not go together, or the implementation is unknown.
+    """
+    _check(rows_PD, weights_EDF, group_sizes_E)
+    if implementation == "ragged_dot":
+        return lax.ragged_dot(rows_PD, weights_EDF, group_sizes_E)
+    if implementation == "blocked":
+        return grouped_matmul_blocked(rows_PD, weights_EDF, group_sizes_E)
+    if implementation is None:
+        return lax.platform_dependent(
+            rows_PD, weights_EDF, group_sizes_E, cpu=grouped_matmul_blocked, default=lax.ragged_dot
+        )
+    raise ValueError(f'implementation is "{implementation}"; it must be "blocked", "ragged_dot" or None')
+
+
+def _check(rows_PD: jax.Array, weights_EDF: jax.Array, group_sizes_E: jax.Array) -> None:
+    shapes = f"rows {rows_PD.shape}, weights {weights_EDF.shape}, group sizes {group_sizes_E.shape}"
+    if rows_PD.ndim != 2 or weights_EDF.ndim != 3 or group_sizes_E.shape != weights_EDF.shape[:1]:
+        raise ValueError(f"{shapes}: they must be [P, D], [E, D, F] and [E]")
+    if rows_PD.shape[1] != weights_EDF.shape[1]:
+        raise ValueError(f"{shapes}: rows and weights must share their width D")
+    if rows_PD.dtype != weights_EDF.dtype:
+        raise ValueError(
+            f"rows are {rows_PD.dtype} and weights {weights_EDF.dtype}; they must be of one dtype"
+        )

@@ -1,0 +1,463 @@
+"""What a run is: frozen, checked dataclasses built from an `ml_collections.ConfigDict`.
+
+Every rule about a value is here, with a sentence for whoever breaks it. Field names are those of
+Hugging Face's `ZayaConfig` where the concept is the same. Nothing here imports jax.
+"""
+
+import dataclasses
+import difflib
+import json
+import math
+import pathlib
+import types
+import typing
+from typing import Any, Literal, TypeVar
+
+from ml_collections import ConfigDict
+
+HYBRID = "hybrid"
+HYBRID_SLIDING = "hybrid_sliding"
+
+T = TypeVar("T")
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ValueError(message)
+
+
+def _require_positive(section: str, config: Any, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        _require(value > 0, f"{section}.{name} is {value}; it must be above 0")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """The network. Defaults are ZAYA1-8B's ([8B] Table I).
+
+    Attributes:
+      vocab_size: V, rows of the tied embedding.
+      hidden_size: D, width of the residual stream.
+      num_hidden_layers: L, layers of one attention and one mixture-of-experts block each.
+      num_attention_heads: N, query heads.
+      num_key_value_heads: K, key and value heads; even, or the head width is: half of the value
+        channels come from the previous token.
+      head_dim: H, width of a head.
+      cca_time0: taps of the depthwise convolution over time.
+      cca_time1: taps of the per-head convolution over time.
+      layer_pattern: kinds of layers, repeated over the depth: "hybrid" attends to all earlier
+        tokens, "hybrid_sliding" to the last `sliding_window`.
+      sliding_window: tokens a sliding layer attends to, the current one included.
+      rope_theta: base of the rotary embedding of "hybrid" layers.
+      sliding_rope_theta: the same for "hybrid_sliding" layers.
+      partial_rotary_factor: share of each head that is rotated.
+      moe_intermediate_size: F, width of an expert.
+      num_experts: E, experts a layer, without the skip class.
+      router: "mlp" is ZAYA1's; "linear" is the plain router it is compared with.
+      router_hidden_size: R, width of the router's state.
+      skip_class: what a token gets that chooses the skip class: "zero" (Hugging Face) or
+        "identity", the router's probability times the block's normalised input (ZAYA1-base).
+      rms_norm_eps: added to the mean square in every RMSNorm.
+      initializer_range: standard deviation of the initial weights.
+      lm_head_bias: adds a bias to the tied head.
+      max_position_embeddings: the longest sequence that the model is meant for.
+      dtype: type of activations and matrix products; parameters and the stream are float32.
+      remat: what the backward pass recomputes: "none", or each whole "layer".
+      experts_implementation: "blocked", "ragged_dot", or None for the best on the platform.
+    """
+
+    vocab_size: int = 262_272
+    hidden_size: int = 2048
+    num_hidden_layers: int = 40
+    num_attention_heads: int = 8
+    num_key_value_heads: int = 2
+    head_dim: int = 128
+    cca_time0: int = 2
+    cca_time1: int = 2
+    layer_pattern: tuple[str, ...] = (HYBRID,)
+    sliding_window: int | None = None
+    rope_theta: float = 5_000_000.0
+    sliding_rope_theta: float = 10_000.0
+    partial_rotary_factor: float = 0.5
+    moe_intermediate_size: int = 2048
+    num_experts: int = 16
+    router: Literal["mlp", "linear"] = "mlp"
+    router_hidden_size: int = 256
+    skip_class: Literal["zero", "identity"] = "zero"
+    rms_norm_eps: float = 1e-5
+    initializer_range: float = 0.02
+    lm_head_bias: bool = False
+    max_position_embeddings: int = 131_072
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    remat: Literal["none", "layer"] = "none"
+    experts_implementation: Literal["blocked", "ragged_dot"] | None = None
+
+    def __post_init__(self):
+        _check_choices("model", self)
+        _require_positive(
+            "model", self, "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads",
+            "num_key_value_heads", "head_dim", "cca_time0", "cca_time1", "rope_theta", "sliding_rope_theta",
+            "moe_intermediate_size", "num_experts", "router_hidden_size", "initializer_range",
+            "max_position_embeddings",
+        )  # fmt: skip
+        _require(
+            self.num_attention_heads % self.num_key_value_heads == 0,
+            f"model.num_attention_heads is {self.num_attention_heads}; it must be a multiple of "
+            f"model.num_key_value_heads, {self.num_key_value_heads}",
+        )
+        _require(
+            self.num_key_value_heads * self.head_dim % 2 == 0,
+            f"model.num_key_value_heads x model.head_dim is {self.num_key_value_heads} x {self.head_dim}; it "
+            "must be even, because half of the value channels come from the previous token",
+        )
+        rotary = self.head_dim * self.partial_rotary_factor
+        _require(
+            0 < self.partial_rotary_factor <= 1 and rotary == int(rotary) and rotary % 2 == 0,
+            f"model.partial_rotary_factor is {self.partial_rotary_factor}; with model.head_dim "
+            f"{self.head_dim} it must rotate an even number of channels, from 2 to {self.head_dim}",
+        )
+        self._check_pattern()
+
+    def _check_pattern(self) -> None:
+        _require(len(self.layer_pattern) > 0, f'model.layer_pattern is empty; ("{HYBRID}",) is the plain one')
+        for kind in self.layer_pattern:
+            _require(
+                kind in (HYBRID, HYBRID_SLIDING),
+                f'model.layer_pattern has "{kind}"; its entries must be "{HYBRID}" or "{HYBRID_SLIDING}"',
+            )
+        if HYBRID_SLIDING in self.layer_pattern:
+            _require(
+                self.sliding_window is not None and self.sliding_window > 0,
+                f'model.sliding_window is {self.sliding_window}; with "{HYBRID_SLIDING}" layers it must be '
+                "the number of tokens they attend to, the current one included",
+            )
+
+    @property
+    def layer_types(self) -> tuple[str, ...]:
+        """The kind of each layer, [L]."""
+        period = len(self.layer_pattern)
+        return tuple(self.layer_pattern[i % period] for i in range(self.num_hidden_layers))
+
+    @property
+    def rotary_dim(self) -> int:
+        """Channels of a head that are rotated."""
+        return int(self.head_dim * self.partial_rotary_factor)
+
+    @property
+    def num_router_classes(self) -> int:
+        """Experts and the skip class."""
+        return self.num_experts + 1
+
+    @property
+    def conv_tail(self) -> int:
+        """Earlier tokens that both convolutions together look back on."""
+        return self.cca_time0 + self.cca_time1 - 2
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Where tokens come from and how they are cut.
+
+    Attributes:
+      corpus: folder of token shards. One that is missing is built from `source`.
+      source: "stdlib" for Python's own standard library, a folder of text files, or None when the
+        corpus must already be there.
+      tokenizer: "byte", or the path of a Hugging Face tokenizer.json.
+      sequence_length: T, tokens a sequence.
+      batch_size: B, sequences an optimiser step, over all devices.
+      seed: of the order of the training sequences.
+    """
+
+    corpus: str = "corpora/stdlib"
+    source: str | None = "stdlib"
+    tokenizer: str = "byte"
+    sequence_length: int = 4096
+    batch_size: int = 4096
+    seed: int = 0
+
+    def __post_init__(self):
+        _require_positive("data", self, "batch_size")
+        _require(
+            self.sequence_length > 1,
+            f"data.sequence_length is {self.sequence_length}; it must be at least 2: a token and its target",
+        )
+        _require(self.corpus != "", "data.corpus is empty; it must be the folder of the token shards")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """How gradients move weights. The split between the two is declared with each weight.
+
+    Attributes:
+      name: "muon" moves matrices by Muon and the rest by AdamW; "adamw" moves all by AdamW.
+      learning_rate: at the end of the warm-up.
+      final_learning_rate: at the last step; a cosine leads there.
+      warmup_steps: of linear growth from 0.
+      weight_decay: decoupled, times the learning rate; on matrices and the embedding only.
+      momentum: of Muon, with Nesterov's look-ahead.
+      newton_schulz_steps: of Muon's orthogonalisation.
+      beta1: AdamW's decay of the mean.
+      beta2: AdamW's decay of the mean square.
+      eps: AdamW's, added to the root of the mean square.
+      clip_norm: the global gradient norm is scaled down to this.
+    """
+
+    name: Literal["muon", "adamw"] = "muon"
+    learning_rate: float = 6e-4
+    final_learning_rate: float = 2e-4
+    warmup_steps: int = 2000
+    weight_decay: float = 0.1
+    momentum: float = 0.95
+    newton_schulz_steps: int = 5
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-8
+    clip_norm: float = 1.0
+
+    def __post_init__(self):
+        _check_choices("optimizer", self)
+        _require_positive("optimizer", self, "learning_rate", "newton_schulz_steps", "eps", "clip_norm")
+        for name in ("final_learning_rate", "warmup_steps", "weight_decay"):
+            _require(
+                getattr(self, name) >= 0, f"optimizer.{name} is {getattr(self, name)}; it must be 0 or above"
+            )
+        for name in ("momentum", "beta1", "beta2"):
+            value = getattr(self, name)
+            _require(
+                0 <= value < 1, f"optimizer.{name} is {value}; it must be from 0 up to, not including, 1"
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BalancingConfig:
+    """The controller that keeps the experts evenly loaded ([8B] II-A-2).
+
+    AdamW on the router's biases, the gradient of an expert's bias being its share of the tokens
+    less 1/E. The paper does not publish the values; these are ours.
+
+    Attributes:
+      learning_rate: of the biases; 0 leaves them alone.
+      beta1: decay of the mean.
+      beta2: decay of the mean square.
+      eps: added to the root of the mean square.
+    """
+
+    learning_rate: float = 1e-3
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+
+    def __post_init__(self):
+        _require(
+            self.learning_rate >= 0,
+            f"balancing.learning_rate is {self.learning_rate}; it must be 0 (off) or above",
+        )
+        _require_positive("balancing", self, "eps")
+        for name in ("beta1", "beta2"):
+            value = getattr(self, name)
+            _require(
+                0 <= value < 1, f"balancing.{name} is {value}; it must be from 0 up to, not including, 1"
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """The run around the step.
+
+    Attributes:
+      num_steps: optimiser steps.
+      num_microbatches: parts that a step's batch is cut into, to save memory.
+      seed: of the initial weights and of everything random later.
+      log_every: steps between two lines of metrics.
+      eval_every: steps between two held-out losses; there is always one at the end.
+      eval_sequences: held-out sequences that are scored; None scores all.
+      checkpoint_every: steps between two checkpoints; there is always one at the end.
+      keep_checkpoints: how many of the newest checkpoints stay.
+      sample_tokens: length of the sample at the end of the run; 0 for none.
+    """
+
+    num_steps: int = 1000
+    num_microbatches: int = 1
+    seed: int = 0
+    log_every: int = 10
+    eval_every: int = 500
+    eval_sequences: int | None = None
+    checkpoint_every: int = 500
+    keep_checkpoints: int = 2
+    sample_tokens: int = 256
+
+    def __post_init__(self):
+        _require_positive(
+            "train", self, "num_steps", "num_microbatches", "log_every", "eval_every", "checkpoint_every",
+            "keep_checkpoints",
+        )  # fmt: skip
+        _require(
+            self.sample_tokens >= 0, f"train.sample_tokens is {self.sample_tokens}; it must be 0 or above"
+        )
+        _require(
+            self.eval_sequences is None or self.eval_sequences > 0,
+            f"train.eval_sequences is {self.eval_sequences}; it must be above 0, or None for all",
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """A whole run.
+
+    Attributes:
+      run_folder: where the run keeps its config, metrics and checkpoints.
+      model: the network.
+      data: its tokens.
+      optimizer: how weights move.
+      balancing: how router biases move.
+      train: the run around the step.
+    """
+
+    run_folder: str = "runs/unnamed"
+    model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
+    data: DataConfig = dataclasses.field(default_factory=DataConfig)
+    optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
+    balancing: BalancingConfig = dataclasses.field(default_factory=BalancingConfig)
+    train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
+
+    def __post_init__(self):
+        _require(self.run_folder != "", "run_folder is empty; it must name the folder of the run")
+        _require(
+            self.data.sequence_length <= self.model.max_position_embeddings,
+            f"data.sequence_length is {self.data.sequence_length}; model.max_position_embeddings allows "
+            f"{self.model.max_position_embeddings}",
+        )
+        _require(
+            self.data.batch_size % self.train.num_microbatches == 0,
+            f"data.batch_size is {self.data.batch_size}; it must be a multiple of train.num_microbatches, "
+            f"{self.train.num_microbatches}",
+        )
+        _require(
+            self.optimizer.warmup_steps < self.train.num_steps,
+            f"optimizer.warmup_steps is {self.optimizer.warmup_steps}; it must be below train.num_steps, "
+            f"{self.train.num_steps}",
+        )
+
+    @classmethod
+    def from_dict(cls, values: ConfigDict | dict) -> "Config":
+        """Builds and checks a config from the `ConfigDict` of a config file.
+
+        Raises:
+          ValueError: for an unknown field, a value of the wrong type, or a value that cannot be.
+        """
+        plain = values.to_dict() if isinstance(values, ConfigDict) else values
+        return _build(cls, plain, "")
+
+    def to_text(self) -> str:
+        """The resolved config as JSON, one field a line: what a run folder keeps."""
+        return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
+
+    @classmethod
+    def from_text(cls, text: str) -> "Config":
+        """Reads what `to_text` wrote."""
+        return cls.from_dict(json.loads(text))
+
+
+def differences(ours: Config, theirs: Config) -> list[str]:
+    """Fields in which two configs differ, as "section.field: theirs -> ours"."""
+    return [
+        f"{name}: {old} -> {new}"
+        for (name, new), (_, old) in zip(_flatten(ours), _flatten(theirs), strict=True)
+        if new != old
+    ]
+
+
+def find_config(name: str) -> pathlib.Path:
+    """The file that `--config=NAME` means: from here, else from the project's own configs/.
+
+    Raises:
+      ValueError: when there is no such file.
+    """
+    package = pathlib.Path(__file__).resolve().parent
+    for folder in (pathlib.Path.cwd(), package.parent, package):
+        if (path := folder / name).is_file():
+            return path
+    found = sorted(p.name for f in (package.parent, package) for p in (f / "configs").glob("*.py"))
+    raise ValueError(f"no config file at {name}; configs/ has {', '.join(found)}")
+
+
+def _flatten(config: Any, prefix: str = "") -> list[tuple[str, Any]]:
+    pairs = []
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        name = prefix + field.name
+        pairs += _flatten(value, name + ".") if dataclasses.is_dataclass(value) else [(name, value)]
+    return pairs
+
+
+def _build(cls: type[T], values: Any, path: str) -> T:
+    hints = typing.get_type_hints(cls)
+    if not isinstance(values, dict):
+        raise ValueError(
+            f"{path or 'the config'} is {values!r}; it must be a section with {', '.join(hints)}"
+        )
+    for name in values:
+        if name not in hints:
+            close = difflib.get_close_matches(name, hints, n=1)
+            hint = f'; did you mean "{close[0]}"?' if close else f"; known are {', '.join(hints)}"
+            raise ValueError(f'there is no config field "{join_path(path, name)}"{hint}')
+    built = {name: _convert(hints[name], value, join_path(path, name)) for name, value in values.items()}
+    return cls(**built)
+
+
+def join_path(path: str, name: str) -> str:
+    """The dotted name of a field in a section."""
+    return f"{path}.{name}" if path else name
+
+
+def _convert(hint: Any, value: Any, path: str) -> Any:
+    """`value` as the type that `hint` asks for, or a sentence."""
+    if dataclasses.is_dataclass(hint):
+        return _build(typing.cast(type, hint), value, path)
+    options = typing.get_args(hint) if isinstance(hint, types.UnionType) or _is_optional(hint) else (hint,)
+    for option in options:
+        if option is type(None):
+            if value is None:
+                return None
+        elif typing.get_origin(option) is Literal:
+            if isinstance(value, str):  # which strings are allowed, the section itself checks
+                return value
+        elif typing.get_origin(option) is tuple:
+            if isinstance(value, list | tuple) and all(isinstance(v, str) for v in value):
+                return tuple(value)
+        elif option is float:
+            if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+                return float(value)
+        elif option is int:
+            if isinstance(value, int) and not isinstance(value, bool):
+                return value
+        elif isinstance(value, option):
+            return value
+    raise ValueError(f"{path} is {value!r}; it must be {_describe(options)}")
+
+
+def _is_optional(hint: Any) -> bool:
+    return typing.get_origin(hint) is typing.Union
+
+
+def _describe(options: tuple[Any, ...]) -> str:
+    names = {int: "a whole number", float: "a finite number", str: "text", bool: "True or False",
+             type(None): "None"}  # fmt: skip
+    words = []
+    for option in options:
+        if typing.get_origin(option) is Literal:
+            words += [f'"{choice}"' for choice in typing.get_args(option)]
+        else:
+            words.append(names.get(option, "a list of texts"))
+    return " or ".join(words)
+
+
+def _check_choices(section: str, config: Any) -> None:
+    """Checks every field whose type names its choices."""
+    for name, hint in typing.get_type_hints(type(config)).items():
+        options = (hint,) if typing.get_origin(hint) is Literal else typing.get_args(hint)
+        choices = [c for o in options if typing.get_origin(o) is Literal for c in typing.get_args(o)]
+        value = getattr(config, name)
+        if choices and value is not None and value not in choices:
+            raise ValueError(f"{section}.{name} is {value!r}; it must be {_describe(options)}")

@@ -1,0 +1,84 @@
+"""The batch that a training step takes, and how a window of the token stream becomes one.
+
+Letters: B batch, T time.
+"""
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Float, Int
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """Sequences of packed document pieces, complete in themselves: nothing outside is needed.
+
+    Axes may lead, as in [microbatch, B, T], or be absent, as in one example [T].
+
+    Attributes:
+      tokens_BT: int32, what the model reads.
+      targets_BT: int32, the token that follows each.
+      weights_BT: float32, 1 where the target belongs to the same document piece, else 0.
+      positions_BT: int32, from 0 in each document piece; 0 in padding.
+      segments_BT: int32, the document pieces of a sequence count 1, 2, ...; 0 is padding.
+    """
+
+    tokens_BT: Int[np.ndarray | jax.Array, "*B T"]
+    targets_BT: Int[np.ndarray | jax.Array, "*B T"]
+    weights_BT: Float[np.ndarray | jax.Array, "*B T"]
+    positions_BT: Int[np.ndarray | jax.Array, "*B T"]
+    segments_BT: Int[np.ndarray | jax.Array, "*B T"]
+
+
+_FIELDS = tuple(field.name for field in dataclasses.fields(Batch))
+
+
+def _flatten(batch: Batch) -> tuple[list[tuple[Any, Any]], None]:
+    return [(jax.tree_util.GetAttrKey(name), getattr(batch, name)) for name in _FIELDS], None
+
+
+def _unflatten(_: None, leaves: Iterable[Any]) -> Batch:
+    # Not through __init__: trees of shapes or shardings are Batches too, and under pytest
+    # jaxtyping lets __init__ take arrays only.
+    batch = object.__new__(Batch)
+    for name, leaf in zip(_FIELDS, leaves, strict=True):
+        object.__setattr__(batch, name, leaf)
+    return batch
+
+
+jax.tree_util.register_pytree_with_keys(Batch, _flatten, _unflatten)
+
+
+def make_example(tokens_BT: Int[np.ndarray, "*B T"], *, bos_id: int, pad_id: int) -> Batch:
+    """Marks targets, weights, positions and segments in windows of a token stream.
+
+    The stream is BOS document EOS, BOS document EOS, ..., PAD. A window may begin and end anywhere
+    in it; a piece of a document at its beginning is a segment of its own.
+
+    Args:
+      tokens_BT: windows, [T] or with axes before.
+      bos_id: the token that begins a document, and is in none.
+      pad_id: the token that fills up the end of the stream, and is in no document.
+
+    Returns:
+      A `Batch` of numpy arrays of the shape of `tokens_BT`. The last position has weight 0, its
+      target being outside of the window.
+    """
+    tokens_BT = tokens_BT.astype(np.int32)
+    real_BT = tokens_BT != pad_id
+    starts_BT = tokens_BT == bos_id
+    starts_BT[..., 0] = True
+    segments_BT = np.where(real_BT, np.cumsum(starts_BT, axis=-1), 0).astype(np.int32)
+
+    time_T = np.arange(tokens_BT.shape[-1], dtype=np.int32)
+    start_times_BT = np.maximum.accumulate(np.where(starts_BT, time_T, 0), axis=-1)
+    positions_BT = np.where(real_BT, time_T - start_times_BT, 0).astype(np.int32)
+
+    targets_BT = np.full_like(tokens_BT, pad_id)
+    targets_BT[..., :-1] = tokens_BT[..., 1:]
+    weights_BT = np.zeros(tokens_BT.shape, np.float32)
+    weights_BT[..., :-1] = real_BT[..., :-1] & (segments_BT[..., 1:] == segments_BT[..., :-1])
+    return Batch(tokens_BT, targets_BT, weights_BT, positions_BT, segments_BT)

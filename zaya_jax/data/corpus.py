@@ -1,0 +1,620 @@
+"""A corpus: text files made into checked shards of token blocks.
+
+Each split is one stream of tokens, BOS document EOS, BOS document EOS, ..., cut into blocks of one
+length; a block is a record of an ArrayRecord file. A manifest beside the shards says what must be
+there, because ArrayRecord opens a truncated file as an empty one without an error. A corpus is
+written into a folder beside its place and renamed when whole: nothing half-written is taken for it.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import errno
+import fnmatch
+import hashlib
+import json
+import lzma
+import math
+import os
+import pathlib
+import platform
+import shutil
+import sysconfig
+import uuid
+import zlib
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+import rich.box
+import rich.console
+import rich.table
+from array_record.python import array_record_module  # pyright: ignore[reportAttributeAccessIssue]
+
+from zaya_jax.config import DataConfig
+from zaya_jax.data.tokenizer import Tokenizer, load_tokenizer
+
+_FORMAT = "zaya_jax corpus 1"
+_MANIFEST = "manifest.json"
+_SPLITS = ("train", "validation")
+# Beside what others installed, tests: they hold generated data, bad syntax and other encodings.
+_STDLIB_EXCLUDED = frozenset({"site-packages", "dist-packages", "test", "tests", "__pycache__"})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Shard:
+    """An ArrayRecord file of a split.
+
+    Attributes:
+      file: its name in the corpus folder.
+      records: token blocks in it.
+      bytes: its size on disk.
+    """
+
+    file: str
+    records: int
+    bytes: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Split:
+    """Training or held-out documents as one stream of tokens.
+
+    Attributes:
+      shards: the files, in the order of the stream.
+      documents: files of text in it.
+      skipped: files that were left out, being empty or not UTF-8.
+      text_bytes: UTF-8 bytes of the documents.
+      tokens: with each document's BOS and EOS, without padding.
+      gzip_9_bytes: size of the concatenated documents under gzip -9; None for training.
+      xz_9_bytes: the same under xz -9.
+    """
+
+    shards: tuple[Shard, ...]
+    documents: int
+    skipped: int
+    text_bytes: int
+    tokens: int
+    gzip_9_bytes: int | None = None
+    xz_9_bytes: int | None = None
+
+    @property
+    def num_blocks(self) -> int:
+        """Token blocks in all shards."""
+        return sum(shard.records for shard in self.shards)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Corpus:
+    """A corpus whose files were found whole.
+
+    Attributes:
+      folder: where it lies.
+      tokenizer: what `load_tokenizer` was asked for when it was built.
+      tokenizer_fingerprint: of that tokenizer's content.
+      vocab_size: V of the tokenizer.
+      bos_id: begins each document.
+      eos_id: ends each document.
+      pad_id: fills up the last block of a split.
+      block_tokens: tokens a record.
+      dtype: little-endian type of a token in a record.
+      source: where the text came from.
+      train: the training split.
+      validation: the held-out split.
+    """
+
+    folder: pathlib.Path
+    tokenizer: str
+    tokenizer_fingerprint: str
+    vocab_size: int
+    bos_id: int
+    eos_id: int
+    pad_id: int
+    block_tokens: int
+    dtype: str
+    source: str
+    train: Split
+    validation: Split
+
+    def split(self, name: str) -> Split:
+        """The split of a name.
+
+        Raises:
+          ValueError: for another name than "train" and "validation".
+        """
+        if name not in _SPLITS:
+            raise ValueError(f'there is no split "{name}"; it must be "train" or "validation"')
+        return self.train if name == "train" else self.validation
+
+    def shard_paths(self, name: str) -> tuple[pathlib.Path, ...]:
+        """The files of a split, in the order of its stream."""
+        return tuple(self.folder / shard.file for shard in self.split(name).shards)
+
+
+# Building
+
+
+def build_corpus(
+    folder: str | os.PathLike[str],
+    *,
+    source: str = "stdlib",
+    pattern: str | None = None,
+    tokenizer: Tokenizer,
+    block_tokens: int = 4096,
+    validation_percent: int = 5,
+    shard_tokens: int = 2**26,
+    overwrite: bool = False,
+) -> Corpus:
+    """Writes the text files of a folder as a corpus, all of it or nothing.
+
+    A file's split and place follow from a hash of its path in the source, so that the same tree
+    gives the same corpus, and a file that is added moves no other to another split. Files and
+    folders with a leading dot are left out.
+
+    Args:
+      folder: the corpus to be.
+      source: "stdlib" for Python's own library without its tests, or a folder.
+      pattern: names of the files to take; "*.py" for "stdlib" and "*" for a folder when None.
+      tokenizer: makes the tokens.
+      block_tokens: tokens a record.
+      validation_percent: share of the files that is held out.
+      shard_tokens: tokens a shard file, about.
+      overwrite: replaces a corpus that is there.
+
+    Raises:
+      ValueError: when an argument cannot be, `folder` is taken, or the source gives no text for a split.
+    """
+    folder = pathlib.Path(folder).resolve()
+    _check_sizes(block_tokens=block_tokens, validation_percent=validation_percent, shard_tokens=shard_tokens)
+    _check_vacant(folder, overwrite=overwrite)
+    origin = _find_origin(source, pattern)
+    if folder.is_relative_to(origin.root):
+        raise ValueError(f"the corpus {folder} lies in its own source {origin.root}; it must lie elsewhere")
+    files = _list_splits(origin, validation_percent)
+
+    layout = _Layout(
+        tokenizer=tokenizer, block_tokens=block_tokens, shard_blocks=max(1, shard_tokens // block_tokens)
+    )
+    temporary = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:12]}.partial")
+    temporary.mkdir(parents=True)
+    try:
+        splits = {name: _write_split(temporary, name, files[name], layout) for name in _SPLITS}
+        _check_splits(splits, origin, validation_percent)
+        _write_manifest(_describe(temporary, splits, layout, origin))
+        open_corpus(temporary)
+        _publish(temporary, folder, overwrite=overwrite)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return open_corpus(folder)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Origin:
+    """Where text comes from: a folder, the names to take, folders to leave out, and how it is called."""
+
+    root: pathlib.Path
+    pattern: str
+    excluded: frozenset[str]
+    description: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Layout:
+    """How tokens are laid out in shards."""
+
+    tokenizer: Tokenizer
+    block_tokens: int
+    shard_blocks: int
+
+    @property
+    def dtype(self) -> str:
+        return "<u2" if self.tokenizer.vocab_size <= 2**16 else "<u4"
+
+
+def _check_sizes(*, block_tokens: int, validation_percent: int, shard_tokens: int) -> None:
+    if block_tokens < 2:
+        raise ValueError(f"block_tokens is {block_tokens}; it must be at least 2: a token and its target")
+    if not 1 <= validation_percent <= 99:
+        raise ValueError(f"validation_percent is {validation_percent}; it must be from 1 to 99")
+    if shard_tokens < 1:
+        raise ValueError(f"shard_tokens is {shard_tokens}; it must be above 0")
+
+
+def _check_vacant(folder: pathlib.Path, *, overwrite: bool) -> None:
+    if not folder.exists():
+        return
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is a file; a corpus is a folder")
+    if not any(folder.iterdir()):
+        return
+    if not (folder / _MANIFEST).is_file():
+        raise ValueError(
+            f"{folder} has files and no {_MANIFEST}; it must be empty, or a corpus for --overwrite to replace"
+        )
+    if not overwrite:
+        raise ValueError(f"{folder} is a corpus already; --overwrite replaces it")
+
+
+def _find_origin(source: str, pattern: str | None) -> _Origin:
+    if source == "stdlib":
+        return _Origin(
+            root=pathlib.Path(sysconfig.get_paths()["stdlib"]).resolve(),
+            pattern=pattern or "*.py",
+            excluded=_STDLIB_EXCLUDED,
+            description=f"stdlib of Python {platform.python_version()}",
+        )
+    root = pathlib.Path(source).resolve()
+    if not root.is_dir():
+        raise ValueError(f'there is no source folder {root}; it must be a folder of text files, or "stdlib"')
+    return _Origin(root=root, pattern=pattern or "*", excluded=frozenset(), description=str(root))
+
+
+def _list_splits(origin: _Origin, validation_percent: int) -> dict[str, list[pathlib.Path]]:
+    """The files of each split, in the order of the hashes of their paths."""
+    paths = _list_files(origin)
+    if not paths:
+        raise ValueError(
+            f'no file in {origin.root} has a name like "{origin.pattern}"; a corpus needs some text'
+        )
+    files: dict[str, list[pathlib.Path]] = {name: [] for name in _SPLITS}
+    for key, path in sorted((_hash_path(path), path) for path in paths):
+        held_out = key % 100 < validation_percent
+        files["validation" if held_out else "train"].append(origin.root / path)
+    return files
+
+
+def _list_files(origin: _Origin) -> list[str]:
+    """Paths, relative to the root, of the files that the pattern takes."""
+    paths = []
+    for parent, folders, names in os.walk(origin.root, onerror=_raise):
+        folders[:] = [name for name in folders if name not in origin.excluded and not name.startswith(".")]
+        taken = [name for name in fnmatch.filter(names, origin.pattern) if not name.startswith(".")]
+        files = [path for name in taken if (path := pathlib.Path(parent, name)).is_file()]
+        paths += [path.relative_to(origin.root).as_posix() for path in files]
+    return paths
+
+
+def _raise(error: OSError) -> NoReturn:
+    raise error
+
+
+def _hash_path(path: str) -> int:
+    return int.from_bytes(hashlib.blake2b(os.fsencode(path), digest_size=8).digest())
+
+
+def _write_split(folder: pathlib.Path, name: str, files: Sequence[pathlib.Path], layout: _Layout) -> Split:
+    """Streams the documents of a split into shards; at most one document is in memory."""
+    tokenizer = layout.tokenizer
+    writer = _BlockWriter(folder, name, layout)
+    compressed = _CompressedSize() if name == "validation" else None
+    documents = text_bytes = tokens = 0
+    for path in files:
+        raw = _read_document(path)
+        if raw is None:
+            continue
+        ids = [tokenizer.bos_id, *tokenizer.encode(raw.decode("utf-8")), tokenizer.eos_id]
+        writer.append(np.array(ids, layout.dtype))
+        if compressed is not None:
+            compressed.append(raw)
+        documents, text_bytes, tokens = documents + 1, text_bytes + len(raw), tokens + len(ids)
+    gzip_9_bytes, xz_9_bytes = compressed.finish() if compressed is not None else (None, None)
+    return Split(
+        shards=writer.finish(),
+        documents=documents,
+        skipped=len(files) - documents,
+        text_bytes=text_bytes,
+        tokens=tokens,
+        gzip_9_bytes=gzip_9_bytes,
+        xz_9_bytes=xz_9_bytes,
+    )
+
+
+def _read_document(path: pathlib.Path) -> bytes | None:
+    """The bytes of a text file; None when it is empty or not UTF-8."""
+    raw = path.read_bytes()
+    try:
+        raw.decode("utf-8")
+    except UnicodeDecodeError:
+        return None
+    return raw or None
+
+
+class _BlockWriter:
+    """Cuts a stream of tokens into blocks, one a record, and begins a new shard when one is full."""
+
+    def __init__(self, folder: pathlib.Path, split: str, layout: _Layout):
+        self._folder = folder
+        self._split = split
+        self._layout = layout
+        self._rest = np.zeros(0, layout.dtype)
+        self._writer: Any = None
+        self._records = 0
+        self._shards: list[Shard] = []
+
+    def append(self, tokens: np.ndarray) -> None:
+        tokens = np.concatenate([self._rest, tokens])
+        whole = len(tokens) // self._layout.block_tokens * self._layout.block_tokens
+        for block in tokens[:whole].reshape(-1, self._layout.block_tokens):
+            self._write(block)
+        self._rest = tokens[whole:]
+
+    def finish(self) -> tuple[Shard, ...]:
+        """Pads and writes the last block."""
+        if len(self._rest):
+            missing = self._layout.block_tokens - len(self._rest)
+            self._write(np.pad(self._rest, (0, missing), constant_values=self._layout.tokenizer.pad_id))
+        if self._writer is not None:
+            self._close_shard()
+        return tuple(self._shards)
+
+    def _path(self) -> pathlib.Path:
+        return self._folder / f"{self._split}-{len(self._shards):05d}.array_record"
+
+    def _write(self, block: np.ndarray) -> None:
+        if self._writer is None:
+            # group_size:1, a record a chunk: random access decodes no neighbours.
+            self._writer = array_record_module.ArrayRecordWriter(str(self._path()), "group_size:1")
+        self._writer.write(block.tobytes())
+        self._records += 1
+        if self._records == self._layout.shard_blocks:
+            self._close_shard()
+
+    def _close_shard(self) -> None:
+        path = self._path()
+        self._writer.close()
+        _sync(path)
+        self._shards.append(Shard(file=path.name, records=self._records, bytes=path.stat().st_size))
+        self._writer, self._records = None, 0
+
+
+class _CompressedSize:
+    """What concatenated documents come to under gzip -9 and xz -9, without keeping them."""
+
+    def __init__(self):
+        self._gzip = zlib.compressobj(level=9, wbits=31)  # 31: gzip's header and trailer
+        self._xz = lzma.LZMACompressor(preset=9)
+        self._gzip_bytes = self._xz_bytes = 0
+
+    def append(self, raw: bytes) -> None:
+        self._gzip_bytes += len(self._gzip.compress(raw))
+        self._xz_bytes += len(self._xz.compress(raw))
+
+    def finish(self) -> tuple[int, int]:
+        return self._gzip_bytes + len(self._gzip.flush()), self._xz_bytes + len(self._xz.flush())
+
+
+def _check_splits(splits: dict[str, Split], origin: _Origin, validation_percent: int) -> None:
+    if not any(split.documents for split in splits.values()):
+        skipped = sum(split.skipped for split in splits.values())
+        raise ValueError(
+            f'all {skipped} files like "{origin.pattern}" in {origin.root} are empty or not UTF-8; '
+            "a corpus needs some text"
+        )
+    for name, split in splits.items():
+        if not split.documents:
+            direction = "lower" if name == "train" else "higher"
+            raise ValueError(
+                f"{name} got no files; there must be more in {origin.root}, or validation_percent, now "
+                f"{validation_percent}, {direction}"
+            )
+
+
+def _describe(folder: pathlib.Path, splits: dict[str, Split], layout: _Layout, origin: _Origin) -> Corpus:
+    return Corpus(
+        folder=folder,
+        tokenizer=layout.tokenizer.name,
+        tokenizer_fingerprint=layout.tokenizer.fingerprint,
+        vocab_size=layout.tokenizer.vocab_size,
+        bos_id=layout.tokenizer.bos_id,
+        eos_id=layout.tokenizer.eos_id,
+        pad_id=layout.tokenizer.pad_id,
+        block_tokens=layout.block_tokens,
+        dtype=layout.dtype,
+        source=f"{origin.description}, {origin.pattern}",
+        train=splits["train"],
+        validation=splits["validation"],
+    )
+
+
+def _write_manifest(corpus: Corpus) -> None:
+    values = {"format": _FORMAT, **dataclasses.asdict(corpus)}
+    del values["folder"]
+    path = corpus.folder / _MANIFEST
+    path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+    _sync(path)
+    _sync(corpus.folder)
+
+
+def _publish(temporary: pathlib.Path, folder: pathlib.Path, *, overwrite: bool) -> None:
+    """Puts a whole corpus in its place.
+
+    Raises:
+      FileExistsError: when another process has put one there meanwhile.
+    """
+    if overwrite and folder.exists():
+        old = temporary.with_suffix(".old")
+        folder.rename(old)
+        temporary.rename(folder)
+        shutil.rmtree(old)
+    else:
+        try:
+            temporary.rename(folder)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            raise FileExistsError(
+                errno.EEXIST, "another process has built this corpus", str(folder)
+            ) from error
+    _sync(folder.parent)
+
+
+def _sync(path: pathlib.Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+# Opening
+
+
+def open_corpus(folder: str | os.PathLike[str]) -> Corpus:
+    """Reads a corpus's manifest and checks that every shard is there and whole.
+
+    Raises:
+      ValueError: when there is no corpus, or with a sentence for each shard that is missing or differs.
+    """
+    folder = pathlib.Path(folder).resolve()
+    path = folder / _MANIFEST
+    if not path.is_file():
+        raise ValueError(f"there is no corpus at {folder}: it has no {_MANIFEST}; zaya corpus builds one")
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        found = values.pop("format")
+        if found != _FORMAT:
+            raise ValueError(f'it has the format "{found}"')
+        splits = {name: _parse_split(values.pop(name)) for name in _SPLITS}
+        corpus = Corpus(folder=folder, **splits, **values)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f'{path} is no manifest of "{_FORMAT}": {error}') from error
+    sentences = [s for name in _SPLITS for s in _check_shards(corpus, corpus.split(name))]
+    if sentences:
+        raise ValueError("\n".join(sentences))
+    return corpus
+
+
+def _parse_split(values: dict[str, Any]) -> Split:
+    shards = tuple(Shard(**shard) for shard in values.pop("shards"))
+    return Split(shards=shards, **values)
+
+
+def _check_shards(corpus: Corpus, split: Split) -> list[str]:
+    """A sentence for each shard that is not as the manifest says, and for a stream of another length."""
+    sentences = [s for shard in split.shards if (s := _check_shard(corpus.folder / shard.file, shard))]
+    if split.num_blocks != math.ceil(split.tokens / corpus.block_tokens):
+        sentences.append(
+            f"{corpus.folder / _MANIFEST} counts {split.num_blocks} blocks of {corpus.block_tokens} for "
+            f"{split.tokens} tokens; rebuild the corpus"
+        )
+    return sentences
+
+
+def _check_shard(path: pathlib.Path, shard: Shard) -> str | None:
+    if not path.is_file():
+        return f"{path} is missing; restore it, or rebuild the corpus"
+    if (size := path.stat().st_size) != shard.bytes:
+        return (
+            f"{path} has {size} bytes, and the manifest says {shard.bytes}; restore it, or rebuild the corpus"
+        )
+    if (records := _count_records(path)) != shard.records:
+        return (
+            f"{path} has {records} readable records, and the manifest says {shard.records}; restore it, or "
+            "rebuild the corpus"
+        )
+    return None
+
+
+def _count_records(path: pathlib.Path) -> int:
+    """Records of a shard, 0 for a file that ArrayRecord cannot read."""
+    try:
+        reader = array_record_module.ArrayRecordReader(str(path), "readahead_buffer_size:0,max_parallelism:0")
+    except (RuntimeError, ValueError):
+        return 0
+    try:
+        return reader.num_records()
+    finally:
+        reader.close()
+
+
+def ensure_corpus(config: DataConfig) -> Corpus:
+    """Opens the corpus that a run wants, building it from `config.source` when it is missing.
+
+    Several processes may do this at once: the first to finish puts its corpus in place, and the
+    others open that.
+
+    Raises:
+      ValueError: when it is missing with no source to build from, is damaged, or has another tokenizer.
+    """
+    tokenizer = load_tokenizer(config.tokenizer)
+    if not pathlib.Path(config.corpus).exists():
+        if config.source is None:
+            raise ValueError(
+                f"there is no corpus at {config.corpus}; data.source is None, and must say what to build from"
+            )
+        with contextlib.suppress(FileExistsError):
+            build_corpus(config.corpus, source=config.source, tokenizer=tokenizer)
+    corpus = open_corpus(config.corpus)
+    if corpus.tokenizer_fingerprint != tokenizer.fingerprint:
+        raise ValueError(
+            f'data.tokenizer is "{config.tokenizer}", and the corpus {config.corpus} was made with '
+            f'"{corpus.tokenizer}"; they must be the same'
+        )
+    return corpus
+
+
+# zaya corpus
+
+_EXAMPLES = """examples:
+  zaya corpus corpora/stdlib                                   Python's own standard library, as bytes
+  zaya corpus corpora/notes --source ~/notes --pattern '*.md'  the Markdown files of a folder
+  zaya corpus corpora/web --source web --tokenizer tokenizer.json --block-tokens 8192
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """`zaya corpus`: builds a corpus and prints what is in it."""
+    options = _parse_options(argv)
+    corpus = build_corpus(
+        options.folder,
+        source=options.source,
+        pattern=options.pattern,
+        tokenizer=load_tokenizer(options.tokenizer),
+        block_tokens=options.block_tokens,
+        validation_percent=options.validation_percent,
+        overwrite=options.overwrite,
+    )
+    rich.console.Console().print(_make_table(corpus))
+
+
+def _parse_options(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="zaya corpus",
+        description="Writes text files as a corpus of token shards, with a part held out.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("folder", metavar="OUT", help="folder of the corpus to be")
+    parser.add_argument("--source", default="stdlib", help='"stdlib" (default) or a folder of text files')
+    parser.add_argument("--pattern", help='names of the files to take; default "*.py" for stdlib, else "*"')
+    parser.add_argument(
+        "--tokenizer", default="byte", help='"byte" (default) or the path of a Hugging Face tokenizer.json'
+    )
+    parser.add_argument(
+        "--validation-percent", type=int, default=5, help="share of the files that is held out; default 5"
+    )
+    parser.add_argument("--block-tokens", type=int, default=4096, help="tokens a record; default 4096")
+    parser.add_argument("--overwrite", action="store_true", help="replace a corpus that is there")
+    return parser.parse_args(argv)
+
+
+def _make_table(corpus: Corpus) -> rich.table.Table:
+    """A row a split; the bits per byte are what a model of the held-out files has to beat."""
+    table = rich.table.Table(
+        title=f"{corpus.folder}\n{corpus.source}",
+        caption="gzip and xz: bits per byte of the held-out files",
+        box=rich.box.SIMPLE,
+    )
+    table.add_column("split", no_wrap=True)
+    for name in ("documents", "skipped", "bytes", "tokens", "gzip -9", "xz -9"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name in _SPLITS:
+        split = corpus.split(name)
+        counts = [f"{n:,}" for n in (split.documents, split.skipped, split.text_bytes, split.tokens)]
+        rates = [_format_rate(n, split.text_bytes) for n in (split.gzip_9_bytes, split.xz_9_bytes)]
+        table.add_row(name, *counts, *rates)
+    return table
+
+
+def _format_rate(compressed: int | None, raw: int) -> str:
+    return "" if compressed is None else f"{8 * compressed / raw:.3f}"

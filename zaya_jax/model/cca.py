@@ -1,0 +1,143 @@
+"""Compressed convolutional attention: queries, keys and values from a narrow, mixed latent.
+
+Source: [CCA] arXiv 2510.04476 section II-B and Listing 1; the temperature is linear ([8B] App. C).
+Letters: B batch, T time, D model width, N query heads, K key/value heads, G query heads a key/value
+head, A = N + K heads, H head width, C = A*H latent channels, U = K*H/2 half of the value channels,
+I and J taps of the two convolutions, W = I + J - 2 earlier tokens that they need.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from zaya_jax.model.norms import l2_norm
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class CcaState:
+    """What the tokens before a chunk leave behind; zeros before the first one."""
+
+    tail_BWC: Float[Array, "B W C"]
+    """Latent queries and keys of the last W tokens, before the convolutions."""
+    delayed_BU: Float[Array, "B U"]
+    """The last token's half value, which the next token uses."""
+
+
+def cca_projection(
+    x_BTD: Float[Array, "B T D"],
+    weights: Mapping,
+    state: CcaState,
+    segments_BT: Int[Array, "B T"] | None = None,
+) -> tuple[Float[Array, "B T N H"], Float[Array, "B T K H"], Float[Array, "B T K H"], CcaState]:
+    """Queries, keys and values of a chunk of tokens, before the rotary embedding.
+
+    Args:
+      x_BTD: normalised hidden states.
+      weights: of the block's "attention", without the layer axis.
+      state: of the tokens before the chunk.
+      segments_BT: documents; nothing crosses from one to another, and segment 0 is padding, which
+        counts as zeros. None is one document. The chunk's first document continues `state`.
+
+    Returns:
+      q, k (float32: both are normalised), v (dtype of x), and the state behind the chunk.
+    """
+    dtype = x_BTD.dtype
+    if segments_BT is not None:
+        x_BTD = jnp.where((segments_BT == 0)[:, :, None], 0, x_BTD)
+        # What came before the chunk belongs to its first document.
+        lookback = max(state.tail_BWC.shape[1], 1)
+        segments_BT = jnp.pad(segments_BT, ((0, 0), (lookback, 0)), mode="edge")
+    q_BTNH = jnp.einsum("btd,dnh->btnh", x_BTD, weights["q_proj"].astype(dtype))
+    k_BTKH = jnp.einsum("btd,dkh->btkh", x_BTD, weights["k_proj"].astype(dtype))
+    v_BTU2, delayed_BU = _value_shift(x_BTD, weights, state.delayed_BU, segments_BT)
+    mixed_BTAH, tail_BWC = _convolve(q_BTNH, k_BTKH, weights, state.tail_BWC, segments_BT)
+    mean_q_BTNH, mean_k_BTKH = qk_mean(q_BTNH, k_BTKH)
+    num_queries = q_BTNH.shape[2]
+    mixed_q_BTNH = l2_norm(mixed_BTAH[:, :, :num_queries] + mean_q_BTNH)
+    mixed_k_BTKH = l2_norm(mixed_BTAH[:, :, num_queries:] + mean_k_BTKH) * weights["temperature"][:, None]
+    return mixed_q_BTNH, mixed_k_BTKH, v_BTU2.reshape(k_BTKH.shape), CcaState(tail_BWC, delayed_BU)
+
+
+def qk_mean(
+    q_BTNH: Float[Array, "B T N H"], k_BTKH: Float[Array, "B T K H"]
+) -> tuple[Float[Array, "B T N H"], Float[Array, "B T K H"]]:
+    """The residual path around the convolutions, float32 ([CCA] section II-B, qk-mean).
+
+    A query head takes the mean of itself and its key head; a key head the mean of its query heads'.
+    """
+    batch, time, num_queries, width = q_BTNH.shape
+    q_BTKGH = q_BTNH.reshape(batch, time, k_BTKH.shape[2], -1, width).astype(jnp.float32)
+    mean_BTKGH = (q_BTKGH + k_BTKH[:, :, :, None, :]) * 0.5
+    return mean_BTKGH.reshape(batch, time, num_queries, width), mean_BTKGH.mean(axis=3)
+
+
+def _value_shift(
+    x_BTD: jax.Array, weights: Mapping, before_BU: jax.Array, segments_BS: jax.Array | None
+) -> tuple[jax.Array, jax.Array]:
+    """Values [B, T, 2*U]: the first half of the channels of this token, the second of the one before."""
+    current_BTU = x_BTD @ weights["v_proj_current"].astype(x_BTD.dtype)
+    delayed_BTU = x_BTD @ weights["v_proj_delayed"].astype(x_BTD.dtype)
+    history_BSU = jnp.concatenate([before_BU[:, None].astype(x_BTD.dtype), delayed_BTU], axis=1)
+    shifted_BTU, _ = taps_over_time(history_BSU, 2, segments_BS, fill=jnp.zeros((), x_BTD.dtype))
+    return jnp.concatenate([current_BTU, shifted_BTU], axis=-1), delayed_BTU[:, -1].astype(before_BU.dtype)
+
+
+def _convolve(
+    q_BTNH: jax.Array, k_BTKH: jax.Array, weights: Mapping, tail_BWC: jax.Array, segments_BS: jax.Array | None
+) -> tuple[jax.Array, jax.Array]:
+    """Both convolutions over time, [B, T, A, H] in float32, and the new tail.
+
+    Where the second one looks to before a document's start it must find the first one's bias, not
+    zero: the sequence is padded once, before the first (facts 2.1, step 2).
+    """
+    batch, time = q_BTNH.shape[:2]
+    dtype = q_BTNH.dtype
+    depthwise, grouped = weights["conv_depthwise"], weights["conv_grouped"]
+    heads, num_taps, width, _ = grouped["kernel"].shape
+    latent_BTC = jnp.concatenate([q_BTNH.reshape(batch, time, -1), k_BTKH.reshape(batch, time, -1)], axis=-1)
+    latent_BSC = jnp.concatenate([tail_BWC.astype(dtype), latent_BTC], axis=1)
+    kernel_IC, bias_C = depthwise["kernel"].astype(dtype), depthwise["bias"].astype(dtype)
+    taps = taps_over_time(latent_BSC, kernel_IC.shape[0], segments_BS, fill=jnp.zeros((), dtype))
+    depthwise_BSC = bias_C
+    for kernel_C, tap_BSC in zip(kernel_IC, taps, strict=True):
+        depthwise_BSC = depthwise_BSC + kernel_C * tap_BSC
+    mixed_BTAH = grouped["bias"].reshape(heads, width)
+    for tap, tap_BTC in enumerate(taps_over_time(depthwise_BSC, num_taps, segments_BS, fill=bias_C)):
+        tap_BTAH = tap_BTC.reshape(batch, time, heads, width)
+        kernel_AHH = grouped["kernel"][:, tap].astype(dtype)
+        mixed_BTAH = mixed_BTAH + jnp.einsum(
+            "btah,ahx->btax", tap_BTAH, kernel_AHH, preferred_element_type=jnp.float32
+        )
+    return mixed_BTAH, latent_BSC[:, time:].astype(tail_BWC.dtype)
+
+
+def taps_over_time(
+    history_BSC: Float[Array, "B S C"],
+    num_taps: int,
+    segments_BS: Int[Array, "B Z"] | None,
+    *,
+    fill: Float[Array, "*C"],
+) -> list[Float[Array, "B T C"]]:
+    """What each tap of a causal convolution sees, the oldest first; T = S - num_taps + 1.
+
+    Args:
+      history_BSC: the tokens, and before them those that the first ones look back on.
+      num_taps: of the convolution.
+      segments_BS: documents; their last S entries belong to `history_BSC`.
+      fill: what a tap sees in place of a token of another document.
+    """
+    size = history_BSC.shape[1]
+    time = size - num_taps + 1
+    taps = [history_BSC[:, tap : tap + time] for tap in range(num_taps)]
+    if segments_BS is None:
+        return taps
+    segments_BS = segments_BS[:, segments_BS.shape[1] - size :]
+    here_BT = segments_BS[:, num_taps - 1 :]
+    return [
+        jnp.where((segments_BS[:, tap : tap + time] == here_BT)[:, :, None], tap_BTC, fill)
+        for tap, tap_BTC in enumerate(taps)
+    ]

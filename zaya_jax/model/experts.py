@@ -1,0 +1,72 @@
+"""Top-1 experts without capacity: tokens are sorted by expert once, and no token is dropped.
+
+Letters: B batch, T time, P = B*T rows, D model width, E experts, F expert width, Q gate and up.
+"""
+
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from pallas_kernels.grouped_matmul import Implementation, grouped_matmul
+
+
+def apply_experts(
+    x_PD: Float[Array, "P D"],
+    experts_P: Int[Array, " P"],
+    weights: Mapping,
+    *,
+    implementation: Implementation | None = None,
+) -> Float[Array, "P D"]:
+    """`down(silu(gate(x)) * up(x))` by each row's expert; zeros for rows of class E, which skip.
+
+    Args:
+      x_PD: the block's normalised input.
+      experts_P: the chosen class of each row, 0..E.
+      weights: of the block's "experts", without the layer axis: gate_up_proj [E, D, Q, F] and
+        down_proj [E, F, D].
+      implementation: of the grouped products.
+    """
+    gate_up_EDQF = weights["gate_up_proj"].astype(x_PD.dtype)
+    num_experts, width, _, expert_width = gate_up_EDQF.shape
+    order_P = jnp.argsort(experts_P, stable=True)
+    rank_P = jnp.argsort(order_P)
+    sizes_E = expert_counts(experts_P, num_experts)
+    sorted_PD = permute(x_PD, order_P, rank_P)
+    hidden_PG = grouped_matmul(
+        sorted_PD,
+        gate_up_EDQF.reshape(num_experts, width, 2 * expert_width),
+        sizes_E,
+        implementation=implementation,
+    )
+    hidden_PF = jax.nn.silu(hidden_PG[:, :expert_width]) * hidden_PG[:, expert_width:]
+    out_PD = grouped_matmul(
+        hidden_PF, weights["down_proj"].astype(x_PD.dtype), sizes_E, implementation=implementation
+    )
+    return permute(out_PD, rank_P, order_P)
+
+
+def expert_counts(experts_P: Int[Array, " P"], num_classes: int) -> Int[Array, " X"]:
+    """How many rows chose each of the first `num_classes` classes."""
+    return jnp.sum(experts_P[:, None] == jnp.arange(num_classes), axis=0, dtype=jnp.int32)
+
+
+@jax.custom_vjp
+def permute(
+    x_PD: Float[Array, "P D"], order_P: Int[Array, " P"], inverse_P: Int[Array, " P"]
+) -> Float[Array, "P D"]:
+    """`x[order]`, whose gradient is again a gather: JAX would make a scatter of it, which is slow."""
+    del inverse_P
+    return x_PD[order_P]
+
+
+def _permute_forward(x_PD, order_P, inverse_P):
+    return x_PD[order_P], inverse_P
+
+
+def _permute_backward(inverse_P, grad_PD):
+    return grad_PD[inverse_P], None, None
+
+
+permute.defvjp(_permute_forward, _permute_backward)

@@ -1,0 +1,75 @@
+"""Which expert a token goes to: ZAYA1's MLP router with depth averaging, or a linear one.
+
+Source: [8B] eqs. 1-5. Letters: B batch, T time, D model width, R router width, E experts,
+X = E + 1 classes, the last one being the skip class.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from zaya_jax.model.norms import rms_norm
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Routing:
+    """A router's answer."""
+
+    experts_BT: Int[Array, "B T"]
+    """The chosen class; E is the skip class."""
+    weights_BT: Float[Array, "B T"]
+    """Its probability, float32."""
+    probs_BTX: Float[Array, "B T X"]
+    """All probabilities, float32."""
+    state_BTR: Float[Array, "B T R"]
+    """What the next layer's router averages in, float32."""
+
+
+def route(
+    x_BTD: Float[Array, "B T D"],
+    state_BTR: Float[Array, "B T R"],
+    weights: Mapping,
+    eda_scale_R: Float[Array, " R"],
+    bias_X: Float[Array, " X"],
+    *,
+    eps: float,
+) -> Routing:
+    """Chooses one class a token.
+
+    The balancing biases take part in the choice alone: the weight of the chosen expert is its plain
+    probability, and no gradient reaches the biases.
+
+    Args:
+      x_BTD: the block's normalised input.
+      state_BTR: state of the previous layer's router; zeros before the first.
+      weights: of the block's "router", without the layer axis. Those of a linear router have a
+        single "kernel"; it has no state and passes on what it got.
+      eda_scale_R: what the previous state is scaled with (exponential depth averaging); zeros in
+        the first layer.
+      bias_X: balancing biases.
+      eps: of the RMSNorm.
+    """
+    if "kernel" in weights:
+        logits_BTX = _project(x_BTD, weights["kernel"])
+    else:
+        state_BTR = _linear(x_BTD, weights["down_proj"]) + eda_scale_R * state_BTR
+        hidden_BTR = rms_norm(state_BTR, weights["norm"]["scale"], eps=eps)
+        hidden_BTR = jax.nn.gelu(_linear(hidden_BTR, weights["fc1"]), approximate=False)
+        hidden_BTR = jax.nn.gelu(_linear(hidden_BTR, weights["fc2"]), approximate=False)
+        logits_BTX = _project(hidden_BTR, weights["out_proj"])
+    probs_BTX = jax.nn.softmax(logits_BTX, axis=-1)
+    experts_BT = jnp.argmax(jax.lax.stop_gradient(probs_BTX) + bias_X, axis=-1).astype(jnp.int32)
+    weights_BT = jnp.take_along_axis(probs_BTX, experts_BT[:, :, None], axis=-1)[:, :, 0]
+    return Routing(experts_BT, weights_BT, probs_BTX, state_BTR)
+
+
+def _project(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    return jnp.matmul(x, kernel.astype(x.dtype), preferred_element_type=jnp.float32)
+
+
+def _linear(x: jax.Array, weights: Mapping) -> jax.Array:
+    return _project(x, weights["kernel"]) + weights["bias"]

@@ -1,0 +1,369 @@
+"""The network: embedding, a scan over layers of CCA and experts, the tied head.
+
+`Zaya` is a thin Linen shell that declares the weights; everything it computes is in the pure
+functions below it and beside it.
+
+Letters: B batch, T time, D model width, V vocabulary, L layers, R router width, X router classes.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from zaya_jax.config import HYBRID, HYBRID_SLIDING, ModelConfig
+from zaya_jax.model import weights as weight_declarations
+from zaya_jax.model.attention import attend, attention_mask
+from zaya_jax.model.cache import (
+    Cache,
+    LayerSlots,
+    Pool,
+    attend_through_cache,
+    empty_cca_state,
+    layer_slots,
+    sizes_of_layers,
+)
+from zaya_jax.model.cca import CcaState, cca_projection
+from zaya_jax.model.experts import apply_experts, expert_counts
+from zaya_jax.model.norms import rms_norm
+from zaya_jax.model.residual import merge_residual
+from zaya_jax.model.rope import Rotation, apply_rope, rope_table
+from zaya_jax.model.router import Routing, route
+
+SKIP_BIAS = -1.0
+"""Where the skip class's balancing bias starts, and in the released weights still is (facts 3.3)."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class RouterStats:
+    """What the routers of all layers did with a batch. Padding does not count."""
+
+    counts_LX: Int[Array, "L X"]
+    """Tokens of each class; the skip class is the last."""
+    entropy_L: Float[Array, " L"]
+    """Mean entropy of a token's probabilities, in nats."""
+    experts_LBT: Int[Array, "L B T"]
+    """The chosen class of each token; padding is shown as skipped."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Output:
+    """What the network makes of a batch."""
+
+    logits_BTV: Float[Array, "B T V"]
+    router: RouterStats
+    cache: Cache | None
+
+
+class Zaya(nn.Module):
+    """ZAYA1 as a frozen Linen module.
+
+    `init` gives `{"params": ..., "router_bias": ...}`; the router biases take no gradient.
+
+    Attributes:
+      config: the network's.
+    """
+
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(
+        self,
+        tokens_BT: Int[Array, "B T"],
+        positions_BT: Int[Array, "B T"] | None = None,
+        segments_BT: Int[Array, "B T"] | None = None,
+        cache: Cache | None = None,
+        *,
+        logits_to_keep: int | None = None,
+    ) -> Output:
+        """Logits of the next token at every position.
+
+        Args:
+          tokens_BT: token numbers, 0..V-1.
+          positions_BT: for the rotary embedding; None counts from the start of each row.
+          segments_BT: documents of packed rows, numbered from 1; 0 is padding, at either end of a
+            row. None is one document a row.
+          cache: what came before, from `init_cache` or an earlier call. Rows are then one document
+            each, padded on the left if at all.
+          logits_to_keep: how many of the last positions get logits; None for all.
+
+        Returns:
+          Logits in float32, router statistics, and the cache behind the chunk if one came in.
+
+        Raises:
+          ValueError: if segments come with a cache that is not empty.
+        """
+        declared = weight_declarations.declare(self.config)
+        params = {
+            name: self.param(name, lambda key, tree=tree, name=name: _initialise(tree, key, name))
+            for name, tree in declared.items()
+        }
+        bias = self.variable("router_bias", "layers", initial_router_bias, self.config)
+        return forward(
+            self.config,
+            params,
+            bias.value,
+            tokens_BT,
+            positions_BT,
+            segments_BT,
+            cache,
+            logits_to_keep=logits_to_keep,
+        )
+
+
+def _initialise(tree: Mapping, key: jax.Array, name: str) -> dict:
+    return weight_declarations.initialise(tree, key, name)
+
+
+def initial_router_bias(config: ModelConfig) -> Float[Array, "L X"]:
+    """Zero for every expert, `SKIP_BIAS` for the skip class."""
+    shape = (config.num_hidden_layers, config.num_router_classes)
+    return jnp.zeros(shape, jnp.float32).at[:, -1].set(SKIP_BIAS)
+
+
+def forward(
+    config: ModelConfig,
+    params: Mapping,
+    router_bias_LX: Float[Array, "L X"],
+    tokens_BT: Int[Array, "B T"],
+    positions_BT: Int[Array, "B T"] | None = None,
+    segments_BT: Int[Array, "B T"] | None = None,
+    cache: Cache | None = None,
+    *,
+    logits_to_keep: int | None = None,
+) -> Output:
+    """`Zaya.__call__` as a function of its weights."""
+    if cache is not None:
+        if segments_BT is not None and not cache.empty:
+            raise ValueError("segments came with a cache that is not empty; only a first chunk may be padded")
+        cache = _with_padding(cache, segments_BT)
+    positions_BT = _positions(tokens_BT, positions_BT, cache)
+    x_BTD = embed(params["embedding"], tokens_BT)
+    x_BTD, router, cache = layers(config, params, router_bias_LX, x_BTD, positions_BT, segments_BT, cache)
+    if logits_to_keep is not None:
+        x_BTD = x_BTD[:, -logits_to_keep:]
+    return Output(head(config, params, x_BTD), router, cache)
+
+
+def embed(weights: Mapping, tokens_BT: Int[Array, "B T"]) -> Float[Array, "B T D"]:
+    """The stream's first value, float32: the embedding through one affine, bias first (facts 1.4)."""
+    return (weights["table"][tokens_BT] + weights["bias"]) * weights["scale"]
+
+
+def head(config: ModelConfig, params: Mapping, x_BTD: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
+    """Final norm and tied head; logits in float32."""
+    x_BTD = rms_norm(x_BTD, params["final_norm"]["scale"], eps=config.rms_norm_eps).astype(config.dtype)
+    table_VD = params["embedding"]["table"].astype(config.dtype)
+    logits_BTV = jnp.einsum("btd,vd->btv", x_BTD, table_VD, preferred_element_type=jnp.float32)
+    return logits_BTV + params["head"]["bias"] if config.lm_head_bias else logits_BTV
+
+
+def layers(
+    config: ModelConfig,
+    params: Mapping,
+    router_bias_LX: Float[Array, "L X"],
+    x_BTD: Float[Array, "B T D"],
+    positions_BT: Int[Array, "b T"],
+    segments_BT: Int[Array, "B T"] | None,
+    cache: Cache | None,
+) -> tuple[Float[Array, "B T D"], RouterStats, Cache | None]:
+    """All layers as one scan over their stacked weights."""
+    batch, time, _ = x_BTD.shape
+    state_BTR = jnp.zeros((batch, time, config.router_hidden_size), jnp.float32)
+    context = _Context(config, _rotations(config, positions_BT), segments_BT, cache)
+    pool = None if cache is None else cache.pool
+
+    def step(carry, layer):
+        x_BTD, state_BTR, pool = carry
+        x_BTD, routing, cca, pool = decoder_layer(context, layer, x_BTD, state_BTR, pool)
+        return (x_BTD, routing.state_BTR, pool), (_router_stats(routing, segments_BT), cca)
+
+    if config.remat == "layer":
+        step = jax.checkpoint(step)
+    inputs = layer_inputs(config, params, router_bias_LX, batch, cache)
+    (x_BTD, _, pool), (router, cca) = lax.scan(step, (x_BTD, state_BTR, pool), inputs)
+    if cache is not None and pool is not None:
+        cache = dataclasses.replace(cache, pool=pool, cca=cca, length=cache.length + time, empty=False)
+    return x_BTD, router, cache
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class LayerInput:
+    """What differs from layer to layer; stacked along L it is what the scan runs over."""
+
+    weights: dict
+    eda_scale_R: Float[Array, "*L R"]
+    """Zeros in the first layer, which has no state to average in."""
+    router_bias_X: Float[Array, "*L X"]
+    cca: CcaState
+    is_sliding: Int[Array, "*L"]
+    window: Int[Array, "*L"]
+    """Tokens a query sees; the largest integer where that is all."""
+    slots: LayerSlots | None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Context:
+    """What all layers share."""
+
+    config: ModelConfig
+    rotations: tuple[Rotation, ...]
+    segments_BT: jax.Array | None
+    cache: Cache | None
+
+
+def layer_inputs(
+    config: ModelConfig, params: Mapping, router_bias_LX: jax.Array, batch_size: int, cache: Cache | None
+) -> LayerInput:
+    """Stacks what differs from layer to layer."""
+    num_layers = config.num_hidden_layers
+    router = dict(params["layers"]["router"])
+    zeros_1R = jnp.zeros((1, config.router_hidden_size), jnp.float32)
+    later_MR = router.pop("eda_scale", jnp.zeros((num_layers - 1, config.router_hidden_size), jnp.float32))
+    sliding_L = np.array([kind == HYBRID_SLIDING for kind in config.layer_types], np.int32)
+    window_L = np.where(sliding_L, config.sliding_window or 0, np.iinfo(np.int32).max)
+    cca = cache.cca if cache is not None else empty_cca_state(config, batch_size)
+    return LayerInput(
+        weights=dict(params["layers"]) | {"router": router},
+        eda_scale_R=jnp.concatenate([zeros_1R, later_MR]),
+        router_bias_X=router_bias_LX,
+        cca=cca,
+        is_sliding=jnp.asarray(sliding_L),
+        window=jnp.asarray(window_L, jnp.int32),
+        slots=None if cache is None else layer_slots(config, cache.max_length),
+    )
+
+
+def decoder_layer(
+    context: _Context, layer: LayerInput, x_BTD: jax.Array, state_BTR: jax.Array, pool: Pool | None
+) -> tuple[jax.Array, Routing, CcaState, Pool | None]:
+    """One layer: attention, then experts, each added to the stream through its residual scaling.
+
+    Returns:
+      The stream, the router's answer, CCA's state behind the chunk, and the pool of keys and values.
+    """
+    config, weights = context.config, layer.weights
+    with jax.named_scope("attention"):
+        normed_BTD = rms_norm(x_BTD, weights["attention_norm"]["scale"], eps=config.rms_norm_eps)
+        out_BTD, cca, pool = _attention(context, layer, normed_BTD.astype(config.dtype), pool)
+        x_BTD = merge_residual(out_BTD, x_BTD, weights["attention_residual"])
+    with jax.named_scope("experts"):
+        normed_BTD = rms_norm(x_BTD, weights["moe_norm"]["scale"], eps=config.rms_norm_eps)
+        out_BTD, routing = _experts(context, layer, normed_BTD.astype(config.dtype), state_BTR)
+        x_BTD = merge_residual(out_BTD, x_BTD, weights["moe_residual"])
+    return x_BTD, routing, cca, pool
+
+
+def _attention(
+    context: _Context, layer: LayerInput, x_BTD: jax.Array, pool: Pool | None
+) -> tuple[jax.Array, CcaState, Pool | None]:
+    config, weights = context.config, layer.weights["attention"]
+    q_BTNH, k_BTKH, v_BTKH, cca = cca_projection(x_BTD, weights, layer.cca, context.segments_BT)
+    rotation = _rotation_of(context.rotations, layer)
+    q_BTNH = apply_rope(q_BTNH, rotation).astype(config.dtype)
+    k_BTKH = apply_rope(k_BTKH, rotation).astype(config.dtype)
+    if pool is None or context.cache is None or layer.slots is None:
+        time = jnp.arange(x_BTD.shape[1])
+        mask = attention_mask(
+            time,
+            time,
+            window=layer.window if HYBRID_SLIDING in config.layer_types else None,
+            query_segments_BT=context.segments_BT,
+            key_segments_BS=context.segments_BT,
+        )
+        out_BTNH = attend(q_BTNH, k_BTKH, v_BTKH, mask)
+    else:
+        sizes = tuple(sorted(set(sizes_of_layers(config, context.cache.max_length))))
+        out_BTNH, pool = attend_through_cache(
+            q_BTNH,
+            k_BTKH,
+            v_BTKH,
+            pool,
+            layer.slots,
+            context.cache,
+            sizes=sizes,
+            segments_BT=context.segments_BT,
+        )
+    out_BTD = jnp.einsum("btnh,nhd->btd", out_BTNH, weights["o_proj"].astype(config.dtype))
+    return out_BTD, cca, pool
+
+
+def _experts(
+    context: _Context, layer: LayerInput, x_BTD: jax.Array, state_BTR: jax.Array
+) -> tuple[jax.Array, Routing]:
+    config = context.config
+    routing = route(
+        x_BTD,
+        state_BTR,
+        layer.weights["router"],
+        layer.eda_scale_R,
+        layer.router_bias_X,
+        eps=config.rms_norm_eps,
+    )
+    if context.segments_BT is not None:  # padding skips, and costs nothing
+        experts_BT = jnp.where(context.segments_BT == 0, config.num_experts, routing.experts_BT)
+        routing = dataclasses.replace(routing, experts_BT=experts_BT)
+    out_PD = apply_experts(
+        x_BTD.reshape(-1, x_BTD.shape[-1]),
+        routing.experts_BT.reshape(-1),
+        layer.weights["experts"],
+        implementation=config.experts_implementation,
+    )
+    out_BTD = out_PD.reshape(x_BTD.shape)
+    if config.skip_class == "identity":
+        out_BTD = jnp.where((routing.experts_BT == config.num_experts)[:, :, None], x_BTD, out_BTD)
+    return out_BTD * routing.weights_BT[:, :, None].astype(out_BTD.dtype), routing
+
+
+def _router_stats(routing: Routing, segments_BT: jax.Array | None) -> RouterStats:
+    """Of one layer: without the letter L."""
+    classes = routing.probs_BTX.shape[-1]
+    log_probs_BTX = jnp.log(jnp.maximum(routing.probs_BTX, jnp.finfo(jnp.float32).tiny))
+    entropy_BT = -jnp.sum(routing.probs_BTX * log_probs_BTX, axis=-1)
+    counts_X = expert_counts(routing.experts_BT.reshape(-1), classes)
+    if segments_BT is None:
+        return RouterStats(counts_X, entropy_BT.mean(), routing.experts_BT)
+    is_token_BT = segments_BT != 0
+    padding = jnp.sum(~is_token_BT, dtype=jnp.int32)
+    entropy = jnp.sum(entropy_BT * is_token_BT) / jnp.maximum(jnp.sum(is_token_BT), 1)
+    return RouterStats(counts_X.at[-1].add(-padding), entropy, routing.experts_BT)
+
+
+def _rotations(config: ModelConfig, positions_BT: jax.Array) -> tuple[Rotation, ...]:
+    """A table for each kind of layer that there is, "hybrid" first."""
+    thetas = {HYBRID: config.rope_theta, HYBRID_SLIDING: config.sliding_rope_theta}
+    return tuple(
+        rope_table(positions_BT, theta=theta, rotary_dim=config.rotary_dim)
+        for kind, theta in thetas.items()
+        if kind in config.layer_types
+    )
+
+
+def _rotation_of(rotations: tuple[Rotation, ...], layer: LayerInput) -> Rotation:
+    if len(rotations) == 1:
+        return rotations[0]
+    return jax.tree.map(lambda full, sliding: jnp.where(layer.is_sliding, sliding, full), *rotations)
+
+
+def _with_padding(cache: Cache, segments_BT: jax.Array | None) -> Cache:
+    """Notes where each row's first token is."""
+    if segments_BT is None:
+        return cache
+    return dataclasses.replace(cache, first_B=jnp.argmax(segments_BT != 0, axis=1).astype(jnp.int32))
+
+
+def _positions(tokens_BT: jax.Array, positions_BT: jax.Array | None, cache: Cache | None) -> jax.Array:
+    if positions_BT is not None:
+        return positions_BT
+    index_1T = jnp.arange(tokens_BT.shape[1])[None]
+    if cache is None:
+        return index_1T
+    return jnp.maximum(cache.length + index_1T - cache.first_B[:, None], 0)
