@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Integer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +52,7 @@ def _unflatten(_: None, leaves: Iterable[Any]) -> Batch:
 jax.tree_util.register_pytree_with_keys(Batch, _flatten, _unflatten)
 
 
-def make_example(tokens_BT: Int[np.ndarray, "*B T"], *, bos_id: int, pad_id: int) -> Batch:
+def make_example(tokens_BT: Integer[np.ndarray, "*B T"], *, bos_id: int, pad_id: int) -> Batch:
     """Marks targets, weights, positions and segments in windows of a token stream.
 
     The stream is BOS document EOS, BOS document EOS, ..., PAD. A window may begin and end anywhere

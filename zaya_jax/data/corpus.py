@@ -2,7 +2,7 @@
 
 Each split is one stream of tokens, BOS document EOS, BOS document EOS, ..., cut into blocks of one
 length; a block is a record of an ArrayRecord file. A manifest beside the shards says what must be
-there, because ArrayRecord opens a truncated file as an empty one without an error. A corpus is
+there, because ArrayRecord gives a truncated file as an empty one without an error. A corpus is
 written into a folder beside its place and renamed when whole: nothing half-written is taken for it.
 """
 
@@ -507,24 +507,28 @@ def _check_shard(path: pathlib.Path, shard: Shard) -> str | None:
         return (
             f"{path} has {size} bytes, and the manifest says {shard.bytes}; restore it, or rebuild the corpus"
         )
-    if (records := _count_records(path)) != shard.records:
+    try:
+        records = _count_records(path)
+    except RuntimeError as error:
+        return f"{path} cannot be read; restore it, or rebuild the corpus: {error}"
+    if records != shard.records:
         return (
-            f"{path} has {records} readable records, and the manifest says {shard.records}; restore it, or "
-            "rebuild the corpus"
+            f"{path} has {records} records, and the manifest says {shard.records}; restore it, or rebuild "
+            "the corpus"
         )
     return None
 
 
 def _count_records(path: pathlib.Path) -> int:
-    """Records of a shard, 0 for a file that ArrayRecord cannot read."""
-    try:
-        reader = array_record_module.ArrayRecordReader(str(path), "readahead_buffer_size:0,max_parallelism:0")
-    except (RuntimeError, ValueError):
-        return 0
-    try:
-        return reader.num_records()
-    finally:
-        reader.close()
+    """Records of a shard.
+
+    Raises:
+      RuntimeError: when ArrayRecord cannot read the file.
+    """
+    reader = array_record_module.ArrayRecordReader(str(path), "readahead_buffer_size:0,max_parallelism:0")
+    records = reader.num_records()
+    reader.close()  # which alone raises for a truncated file: to num_records that is an empty one
+    return records
 
 
 def ensure_corpus(config: DataConfig) -> Corpus:

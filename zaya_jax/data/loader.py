@@ -89,7 +89,10 @@ def training_batches(
     if first_step < 0:
         raise ValueError(f"first_step is {first_step}; it must be 0 or above")
     windows = grain.MapDataset.source(_Windows(corpus, "train", config.sequence_length))
-    batches = _batch(windows.shuffle(config.seed).repeat(), corpus, config.batch_size)
+    # Dropping the remainder of an endless stream drops nothing; else grain rounds its length, 2**63 - 1,
+    # up to one that no index holds.
+    stream = windows.shuffle(config.seed).repeat()
+    batches = _batch(stream, corpus, config.batch_size, drop_remainder=True)
     stop = None if num_steps is None else first_step + num_steps
     return _iterate(batches.slice(slice(first_step, stop)))
 
@@ -113,12 +116,14 @@ def evaluation_batches(
       ValueError: as `num_sequences`.
     """
     windows = grain.MapDataset.source(_Windows(corpus, split, sequence_length))
-    return _iterate(_batch(windows.slice(slice(limit)), corpus, batch_size))
+    return _iterate(_batch(windows.slice(slice(limit)), corpus, batch_size, drop_remainder=False))
 
 
-def _batch(windows: grain.MapDataset, corpus: Corpus, batch_size: int) -> grain.MapDataset:
+def _batch(
+    windows: grain.MapDataset, corpus: Corpus, batch_size: int, *, drop_remainder: bool
+) -> grain.MapDataset:
     to_batch = functools.partial(_to_batch, batch_size=batch_size, bos_id=corpus.bos_id, pad_id=corpus.pad_id)
-    return windows.batch(batch_size, batch_fn=to_batch)
+    return windows.batch(batch_size, drop_remainder=drop_remainder, batch_fn=to_batch)
 
 
 def _to_batch(windows: Sequence[np.ndarray], *, batch_size: int, bos_id: int, pad_id: int) -> Batch:
@@ -128,8 +133,5 @@ def _to_batch(windows: Sequence[np.ndarray], *, batch_size: int, bos_id: int, pa
 
 
 def _iterate(batches: grain.MapDataset) -> Iterator[Batch]:
-    iterator = iter(batches.to_iter_dataset(_READ_OPTIONS))
-    try:
-        yield from iterator
-    finally:
-        iterator.close()  # else the prefetch threads would outlive a loop that stops early
+    # Closing this generator closes grain's iterator, and with it the threads that read ahead.
+    yield from iter(batches.to_iter_dataset(_READ_OPTIONS))

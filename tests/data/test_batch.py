@@ -1,0 +1,81 @@
+import jax
+import numpy as np
+import pytest
+
+from zaya_jax.data.batch import Batch, make_example
+
+PAD, EOS, BOS = 0, 1, 2
+
+
+def _example(tokens):
+    return make_example(np.array(tokens), bos_id=BOS, pad_id=PAD)
+
+
+def _check(example, **expected):
+    for name, values in expected.items():
+        np.testing.assert_array_equal(getattr(example, name), values, err_msg=name)
+
+
+def test_window_that_begins_in_a_document_and_ends_in_padding():
+    example = _example([8, 9, EOS, BOS, 7, EOS, BOS, EOS, PAD, PAD])
+    _check(
+        example,
+        tokens_BT=[8, 9, EOS, BOS, 7, EOS, BOS, EOS, PAD, PAD],
+        targets_BT=[9, EOS, BOS, 7, EOS, BOS, EOS, PAD, PAD, PAD],
+        weights_BT=[1, 1, 0, 1, 1, 0, 1, 0, 0, 0],
+        positions_BT=[0, 1, 2, 0, 1, 2, 0, 1, 0, 0],
+        segments_BT=[1, 1, 1, 2, 2, 2, 3, 3, 0, 0],
+    )
+
+
+def test_window_that_begins_with_a_document_and_cuts_it():
+    example = _example([BOS, 5, 6, 7])
+    _check(example, weights_BT=[1, 1, 1, 0], positions_BT=[0, 1, 2, 3], segments_BT=[1, 1, 1, 1])
+
+
+def test_window_of_padding_alone():
+    example = _example([PAD] * 3)
+    _check(example, targets_BT=[PAD] * 3, weights_BT=[0] * 3, positions_BT=[0] * 3, segments_BT=[0] * 3)
+
+
+@pytest.mark.parametrize("last", [PAD, EOS, BOS, 5])
+def test_last_position_has_no_target(last):
+    example = _example([BOS, last])
+    assert example.weights_BT[-1] == 0
+    assert example.targets_BT[-1] == PAD
+
+
+def test_types_and_that_the_window_is_left_alone():
+    tokens_T = np.array([BOS, 5, EOS, PAD], np.uint16)
+    example = make_example(tokens_T, bos_id=BOS, pad_id=PAD)
+    types = {name: getattr(example, name).dtype.name for name in vars(example)}
+    assert types == {
+        "tokens_BT": "int32",
+        "targets_BT": "int32",
+        "weights_BT": "float32",
+        "positions_BT": "int32",
+        "segments_BT": "int32",
+    }
+    assert tokens_T.tolist() == [BOS, 5, EOS, PAD]
+
+
+def test_rows_of_a_batch_are_examples():
+    tokens_BT = np.random.default_rng(0).integers(1, 6, (5, 40))  # many BOS and EOS
+    batch = make_example(tokens_BT, bos_id=BOS, pad_id=PAD)
+    for b, tokens_T in enumerate(tokens_BT):
+        jax.tree.map(
+            np.testing.assert_array_equal, jax.tree.map(lambda x, b=b: x[b], batch), _example(tokens_T)
+        )
+
+
+def test_batch_is_a_pytree_of_arrays_or_of_what_describes_them():
+    batch = _example([[BOS, 5], [6, EOS]])
+    shapes = jax.tree.map(lambda x: x.shape, batch)
+    assert isinstance(shapes, Batch)
+    assert shapes.tokens_BT == (2, 2)
+    names = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(batch)]
+    assert names == [".tokens_BT", ".targets_BT", ".weights_BT", ".positions_BT", ".segments_BT"]
+    abstract = jax.eval_shape(lambda b: b, batch)
+    assert abstract.weights_BT.dtype == np.float32
+    microbatches = jax.jit(lambda b: jax.tree.map(lambda x: x.reshape(2, 1, 2), b))(batch)
+    np.testing.assert_array_equal(microbatches.tokens_BT, [[[BOS, 5]], [[6, EOS]]])

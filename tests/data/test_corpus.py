@@ -1,0 +1,411 @@
+import gzip
+import json
+import lzma
+import pathlib
+import re
+
+import numpy as np
+import pytest
+from array_record.python import array_record_module
+
+from zaya_jax.config import DataConfig
+from zaya_jax.data import corpus as corpus_module
+from zaya_jax.data.corpus import build_corpus, ensure_corpus, main, open_corpus
+from zaya_jax.data.tokenizer import ByteTokenizer
+
+TOKENIZER = ByteTokenizer()
+
+
+@pytest.fixture
+def source(tmp_path):
+    """Fifty texts of 0 to 300 bytes in nested folders, with names that decide their split."""
+    root = tmp_path / "source"
+    rng = np.random.default_rng(0)
+    for i in range(50):
+        path = root / f"folder{i % 3}" / f"{i}.txt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(rng.choice(list("abc\né漢"), rng.integers(1, 120))), encoding="utf-8")
+    return root
+
+
+def _build(tmp_path, source, *, name="corpus", **options):
+    options = {"block_tokens": 64, "validation_percent": 30, **options}
+    return build_corpus(tmp_path / name, source=str(source), tokenizer=TOKENIZER, **options)
+
+
+def _read_stream(corpus, split):
+    """All tokens of a split, padding included, read without the loader."""
+    records = []
+    for path in corpus.shard_paths(split):
+        reader = array_record_module.ArrayRecordReader(str(path))
+        records += reader.read_all()
+        reader.close()
+    return np.frombuffer(b"".join(records), corpus.dtype)
+
+
+def _read_documents(corpus, split):
+    """The texts of a split: what lies between each BOS and its EOS."""
+    tokens = _read_stream(corpus, split)[: corpus.split(split).tokens]
+    documents = np.split(tokens, np.flatnonzero(tokens == corpus.bos_id)[1:])
+    assert all(d[0] == corpus.bos_id and d[-1] == corpus.eos_id for d in documents)
+    return [TOKENIZER.decode(d.tolist()) for d in documents]
+
+
+def _read_texts(root):
+    return sorted(p.read_bytes().decode() for p in root.rglob("*.txt"))
+
+
+def _edit_manifest(corpus, change):
+    path = corpus.folder / "manifest.json"
+    values = json.loads(path.read_text())
+    change(values)
+    path.write_text(json.dumps(values))
+
+
+def test_both_splits_together_hold_every_document_once(tmp_path, source):
+    corpus = _build(tmp_path, source)
+    train, validation = _read_documents(corpus, "train"), _read_documents(corpus, "validation")
+    assert sorted(train + validation) == _read_texts(source)
+    assert len(train) == corpus.train.documents
+    assert len(validation) == corpus.validation.documents
+    assert 5 <= len(validation) <= 25
+
+
+def test_counts_and_compressed_sizes(tmp_path, source):
+    corpus = _build(tmp_path, source)
+    for name in ("train", "validation"):
+        split, raw = corpus.split(name), "".join(_read_documents(corpus, name)).encode()
+        assert split.text_bytes == len(raw)
+        assert split.tokens == len(raw) + 2 * split.documents
+        assert split.skipped == 0
+    held_out = "".join(_read_documents(corpus, "validation")).encode()
+    assert corpus.validation.gzip_9_bytes == len(gzip.compress(held_out, 9))
+    assert corpus.validation.xz_9_bytes == len(lzma.compress(held_out, preset=9))
+    assert corpus.train.gzip_9_bytes is None
+
+
+def test_stream_is_cut_into_padded_blocks_over_shards(tmp_path, source):
+    corpus = _build(tmp_path, source, shard_tokens=3 * 64)
+    split = corpus.train
+    assert len(split.shards) > 2
+    assert {shard.records for shard in split.shards[:-1]} == {3}
+    tokens = _read_stream(corpus, "train")
+    assert len(tokens) == split.num_blocks * 64
+    assert 0 <= len(tokens) - split.tokens < 64
+    assert (tokens[split.tokens :] == corpus.pad_id).all()
+    assert (tokens[: split.tokens] != corpus.pad_id).all()
+    whole = _build(tmp_path, source, name="whole")
+    np.testing.assert_array_equal(_read_stream(whole, "train"), tokens)
+
+
+def test_same_tree_gives_the_same_corpus_elsewhere(tmp_path, source):
+    first = _build(tmp_path, source)
+    moved = source.rename(tmp_path / "moved")
+    second = _build(tmp_path, moved, name="second")
+    for name in ("train", "validation"):
+        np.testing.assert_array_equal(_read_stream(first, name), _read_stream(second, name))
+
+
+def test_an_added_file_moves_no_other_to_another_split(tmp_path, source):
+    before = _read_documents(_build(tmp_path, source), "validation")
+    (source / "new.txt").write_text("new")
+    after = _read_documents(_build(tmp_path, source, name="after"), "validation")
+    assert [text for text in after if text != "new"] == before
+
+
+def test_what_is_left_out(tmp_path, source):
+    texts = _read_texts(source)
+    (source / "latin.txt").write_bytes("é".encode("latin-1"))
+    (source / "empty.txt").write_bytes(b"")
+    (source / "other.md").write_text("another name")
+    (source / ".hidden.txt").write_text("hidden")
+    (source / ".git").mkdir()
+    (source / ".git" / "object.txt").write_text("hidden")
+    corpus = _build(tmp_path, source, pattern="*.txt")
+    assert sorted(_read_documents(corpus, "train") + _read_documents(corpus, "validation")) == texts
+    assert corpus.train.skipped + corpus.validation.skipped == 2
+
+
+def test_text_is_kept_byte_for_byte(tmp_path, source):
+    (source / "newlines.txt").write_bytes(b"\xef\xbb\xbfa\r\nb\rc\x00")
+    corpus = _build(tmp_path, source)
+    documents = _read_documents(corpus, "train") + _read_documents(corpus, "validation")
+    assert "\ufeffa\r\nb\rc\x00" in documents
+
+
+def test_large_vocabulary_takes_four_bytes_a_token(tmp_path, source):
+    class Wide(ByteTokenizer):
+        vocab_size = 2**16 + 1
+
+        def encode(self, text):
+            return [2**16] * len(text)
+
+    narrow = _build(tmp_path, source)
+    wide = build_corpus(
+        tmp_path / "wide", source=str(source), tokenizer=Wide(), block_tokens=64, validation_percent=30
+    )
+    assert (narrow.dtype, wide.dtype) == ("<u2", "<u4")
+    assert _read_stream(wide, "train").max() == 2**16
+
+
+def test_opening_gives_what_building_gave(tmp_path, source):
+    corpus = _build(tmp_path, source)
+    assert open_corpus(tmp_path / "corpus") == corpus
+    assert corpus.folder == tmp_path / "corpus"
+    moved = (tmp_path / "corpus").rename(tmp_path / "moved")
+    assert open_corpus(moved).train == corpus.train
+
+
+def test_exception_on_the_way_leaves_nothing(tmp_path, source, monkeypatch):
+    parent = tmp_path / "corpora"
+    monkeypatch.setattr(corpus_module, "_write_manifest", _fail)
+    with pytest.raises(RuntimeError, match="disk on fire"):
+        _build(parent, source)
+    assert list(parent.iterdir()) == []
+
+
+def _fail(*_):
+    raise RuntimeError("disk on fire")
+
+
+def test_failed_overwrite_leaves_the_old_corpus(tmp_path, source, monkeypatch):
+    old = _build(tmp_path, source)
+    monkeypatch.setattr(corpus_module, "_write_manifest", _fail)
+    with pytest.raises(RuntimeError, match="disk on fire"):
+        _build(tmp_path, source, overwrite=True)
+    assert open_corpus(old.folder) == old
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["corpus", "source"]
+
+
+def test_overwrite_replaces_a_corpus_and_only_a_corpus(tmp_path, source):
+    _build(tmp_path, source)
+    with pytest.raises(ValueError, match="is a corpus already; --overwrite replaces it"):
+        _build(tmp_path, source)
+    assert _build(tmp_path, source, overwrite=True, block_tokens=32).block_tokens == 32
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "thesis.txt").write_text("do not lose")
+    with pytest.raises(ValueError, match=r"has files and no manifest\.json; it must be empty, or a corpus"):
+        _build(tmp_path, source, name="precious", overwrite=True)
+    assert (precious / "thesis.txt").exists()
+
+
+def test_empty_folder_is_taken(tmp_path, source):
+    (tmp_path / "corpus").mkdir()
+    assert _build(tmp_path, source).train.documents
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"block_tokens": 1}, "block_tokens is 1; it must be at least 2"),
+        ({"validation_percent": 0}, "validation_percent is 0; it must be from 1 to 99"),
+        ({"validation_percent": 100}, "validation_percent is 100; it must be from 1 to 99"),
+        ({"shard_tokens": 0}, "shard_tokens is 0; it must be above 0"),
+        ({"pattern": "*.xyz"}, r'no file in .* has a name like "\*\.xyz"; a corpus needs some text'),
+        ({"name": "source/corpus"}, "lies in its own source .*; it must lie elsewhere"),
+    ],
+)
+def test_arguments_that_cannot_be(tmp_path, source, options, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        _build(tmp_path, source, **options)
+
+
+def test_source_that_is_missing(tmp_path):
+    with pytest.raises(ValueError, match=r'no source folder .*nowhere; it must be .* or "stdlib"'):
+        _build(tmp_path, tmp_path / "nowhere")
+
+
+def test_place_that_is_a_file(tmp_path, source):
+    (tmp_path / "corpus").write_text("")
+    with pytest.raises(ValueError, match="corpus is a file; a corpus is a folder"):
+        _build(tmp_path, source)
+
+
+def test_source_without_readable_text(tmp_path):
+    root = tmp_path / "source"
+    root.mkdir()
+    (root / "a").write_bytes(b"\xff")
+    (root / "b").write_bytes(b"")
+    with pytest.raises(ValueError, match=r'all 2 files like "\*" in .* are empty or not UTF-8'):
+        _build(tmp_path, root)
+    assert not (tmp_path / "corpus").exists()
+
+
+@pytest.mark.parametrize(
+    ("percent", "sentence"),
+    [(1, "validation got no files; .* now 1, higher"), (99, "train got no files; .* now 99, lower")],
+)
+def test_split_without_files(tmp_path, percent, sentence):
+    root = tmp_path / "source"
+    root.mkdir()
+    (root / "a").write_text("some text")
+    with pytest.raises(ValueError, match=sentence):
+        _build(tmp_path, root, validation_percent=percent)
+
+
+def test_folder_without_manifest(tmp_path):
+    with pytest.raises(
+        ValueError, match=r"no corpus at .*: it has no manifest\.json; zaya corpus builds one"
+    ):
+        open_corpus(tmp_path)
+
+
+def test_array_record_counts_a_truncated_file_as_empty_and_complains_only_when_closed(tmp_path, source):
+    """Why there is a manifest: should this fail some day, the reader has learnt to see it."""
+    corpus = _build(tmp_path, source)
+    (path,) = corpus.shard_paths("train")
+    path.write_bytes(path.read_bytes()[:-100])
+    reader = array_record_module.ArrayRecordReader(str(path))
+    assert reader.num_records() == 0
+    with pytest.raises(RuntimeError, match="Corrupted"):
+        reader.close()
+
+
+def test_every_damaged_shard_is_named(tmp_path, source):
+    corpus = _build(tmp_path, source, shard_tokens=64)
+    truncated, missing, emptied, *_ = corpus.shard_paths("train")
+    raw = truncated.read_bytes()
+    truncated.write_bytes(raw[:-100])
+    missing.unlink()
+    emptied.write_bytes(b"\x00" * emptied.stat().st_size)
+    with pytest.raises(ValueError, match="manifest") as caught:
+        open_corpus(corpus.folder)
+    sentences = str(caught.value).splitlines()
+    assert len(sentences) == 3
+    assert f"{truncated} has {len(raw) - 100} bytes, and the manifest says {len(raw)}" in sentences[0]
+    assert f"{missing} is missing; restore it" in sentences[1]
+    assert f"{emptied} cannot be read; restore it" in sentences[2]
+
+
+def test_truncated_shard_with_the_size_of_the_manifest(tmp_path, source):
+    corpus = _build(tmp_path, source)
+    (path,) = corpus.shard_paths("validation")
+    path.write_bytes(path.read_bytes()[:-100])
+
+    def shrink(values):
+        values["validation"]["shards"][0]["bytes"] -= 100
+
+    _edit_manifest(corpus, shrink)
+    with pytest.raises(ValueError, match=re.escape(f"{path} cannot be read; restore it")):
+        open_corpus(corpus.folder)
+
+
+def test_shard_of_another_corpus(tmp_path, source):
+    """Whole in itself, and of the size that the manifest says."""
+    corpus = _build(tmp_path, source, shard_tokens=5 * 64)
+    first, *_, last = corpus.shard_paths("train")
+    first.write_bytes(last.read_bytes())
+    records = corpus.train.shards[-1].records
+    assert records < 5
+
+    def change_size(values):
+        values["train"]["shards"][0]["bytes"] = last.stat().st_size
+
+    _edit_manifest(corpus, change_size)
+    with pytest.raises(ValueError, match=re.escape(f"{first} has {records} records, and the manifest")):
+        open_corpus(corpus.folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda values: values.update(format="another 7"), 'it has the format "another 7"'),
+        (lambda values: values.pop("format"), "format"),
+        (lambda values: values.pop("bos_id"), "bos_id"),
+        (lambda values: values.pop("train"), "train"),
+        (lambda values: values.update(surplus=1), "surplus"),
+        (lambda values: values["train"]["shards"][0].pop("records"), "records"),
+    ],
+)
+def test_manifest_that_is_none(tmp_path, source, change, sentence):
+    corpus = _build(tmp_path, source)
+    _edit_manifest(corpus, change)
+    with pytest.raises(ValueError, match=f'is no manifest of "zaya_jax corpus 1": .*{sentence}'):
+        open_corpus(corpus.folder)
+
+
+def test_half_a_manifest(tmp_path, source):
+    corpus = _build(tmp_path, source)
+    path = corpus.folder / "manifest.json"
+    path.write_text(path.read_text()[:100])
+    with pytest.raises(ValueError, match="is no manifest of"):
+        open_corpus(corpus.folder)
+
+
+def test_manifest_that_lost_a_shard(tmp_path, source):
+    corpus = _build(tmp_path, source, shard_tokens=64)
+    _edit_manifest(corpus, lambda values: values["train"]["shards"].pop())
+    with pytest.raises(ValueError, match=r"manifest\.json counts .* blocks of 64 for .* tokens; rebuild"):
+        open_corpus(corpus.folder)
+
+
+def test_split_of_another_name(tmp_path, source):
+    with pytest.raises(ValueError, match='no split "test"; it must be "train" or "validation"'):
+        _build(tmp_path, source).split("test")
+
+
+def _write_many(root):
+    root.mkdir()
+    for i in range(200):  # enough for the default share of 5% to hold some out
+        (root / str(i)).write_text(f"text {i}")
+    return root
+
+
+def test_ensure_builds_once_and_opens_then(tmp_path):
+    root = _write_many(tmp_path / "many")
+    config = DataConfig(corpus=str(tmp_path / "corpora" / "many"), source=str(root))
+    built = ensure_corpus(config)
+    (root / "later").write_text("not looked at")
+    assert ensure_corpus(config) == built
+    assert built.train.documents + built.validation.documents == 200
+
+
+def test_ensure_opens_what_another_process_built_meanwhile(tmp_path, monkeypatch):
+    root = _write_many(tmp_path / "many")
+    config = DataConfig(corpus=str(tmp_path / "corpus"), source=str(root))
+    write_manifest = corpus_module._write_manifest
+
+    def write_after_another(corpus):
+        monkeypatch.setattr(corpus_module, "_write_manifest", write_manifest)
+        build_corpus(config.corpus, source=str(root), tokenizer=TOKENIZER, block_tokens=32)
+        write_manifest(corpus)
+
+    monkeypatch.setattr(corpus_module, "_write_manifest", write_after_another)
+    assert ensure_corpus(config).block_tokens == 32
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["corpus", "many"]
+
+
+def test_ensure_without_a_source(tmp_path):
+    config = DataConfig(corpus=str(tmp_path / "corpus"), source=None)
+    with pytest.raises(ValueError, match=r"no corpus at .*; data\.source is None"):
+        ensure_corpus(config)
+
+
+def test_ensure_with_another_tokenizer(tmp_path, source):
+    corpus = _build(tmp_path, source)
+    _edit_manifest(corpus, lambda values: values.update(tokenizer="t.json", tokenizer_fingerprint="f"))
+    config = DataConfig(corpus=str(corpus.folder), source=None)
+    with pytest.raises(ValueError, match=r'data\.tokenizer is "byte", and the corpus .* made with "t\.json"'):
+        ensure_corpus(config)
+
+
+def test_main_prints_bits_per_byte(tmp_path, source, capsys):
+    options = ["--pattern", "*.txt", "--validation-percent", "30", "--block-tokens", "64"]
+    main([str(tmp_path / "corpus"), "--source", str(source), *options])
+    corpus = open_corpus(tmp_path / "corpus")
+    (row,) = [line.split() for line in capsys.readouterr().out.splitlines() if "validation" in line]
+    split = corpus.validation
+    assert row[:5] == ["validation", str(split.documents), "0", f"{split.text_bytes:,}", f"{split.tokens:,}"]
+    assert float(row[5]) == pytest.approx(8 * split.gzip_9_bytes / split.text_bytes, abs=1e-3)
+    assert float(row[6]) == pytest.approx(8 * split.xz_9_bytes / split.text_bytes, abs=1e-3)
+
+
+def test_standard_library(tmp_path):
+    """The corpus of the default config: real text, without tests and without what others installed."""
+    corpus = build_corpus(tmp_path / "stdlib", tokenizer=TOKENIZER)
+    assert corpus.train.text_bytes + corpus.validation.text_bytes > 5_000_000
+    assert corpus.validation.text_bytes > 100_000
+    documents = _read_documents(corpus, "train") + _read_documents(corpus, "validation")
+    assert pathlib.Path(re.__file__).read_text(encoding="utf-8") in documents
+    assert pathlib.Path(np.__file__).read_text(encoding="utf-8") not in documents

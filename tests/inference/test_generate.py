@@ -1,0 +1,199 @@
+"""Decoding through the cache, against the whole forward pass without one."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from zaya_jax.config import HYBRID, HYBRID_SLIDING, ModelConfig
+from zaya_jax.inference.generate import Rule, decode, generate, prefill, stream
+from zaya_jax.inference.sampling import Sampling
+from zaya_jax.model.zaya import Zaya
+
+VOCABULARY = 61
+PROMPTS = [[5, 17, 3, 60, 0, 9, 9, 31], [44], [7, 1, 2, 3, 4, 5, 6, 50, 51, 52, 53]]
+NUM_NEW = 20
+
+FULL = ModelConfig(
+    vocab_size=VOCABULARY,
+    hidden_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=8,
+    moe_intermediate_size=24,
+    num_experts=4,
+    router_hidden_size=16,
+    initializer_range=0.3,
+    max_position_embeddings=160,
+    dtype="float32",
+)
+SLIDING = dataclasses.replace(
+    FULL, num_hidden_layers=3, layer_pattern=(HYBRID_SLIDING, HYBRID), sliding_window=5
+)
+
+
+# Programs that run once: unoptimised, they compile in a tenth of the time.
+jit_once = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+
+
+@functools.cache
+def load(config):
+    model = Zaya(config)
+    return model, jit_once(model.init)(jax.random.key(11), jnp.zeros((1, 4), jnp.int32))
+
+
+@functools.partial(jit_once, static_argnames="model")
+def whole_forward(model, variables, tokens_BT):
+    return model.apply(variables, tokens_BT).logits_BTV
+
+
+def best_next_tokens(config, tokens):
+    """The likeliest token behind each one, without a cache; padding behind a text is not seen."""
+    model, variables = load(config)
+    tokens_BT = np.zeros((1, 64), np.int32)
+    tokens_BT[0, : len(tokens)] = tokens
+    return np.asarray(whole_forward(model, variables, tokens_BT))[0, : len(tokens)].argmax(axis=-1)
+
+
+@functools.cache
+def greedy_texts(config):
+    texts = generate(*load(config), PROMPTS, max_new_tokens=NUM_NEW)
+    return tuple(tuple(text) for text in texts)
+
+
+@pytest.mark.parametrize("config", [FULL, SLIDING], ids=["full", "sliding"])
+def test_greedy_is_the_whole_forwards_argmax(config):
+    for prompt, text in zip(PROMPTS, greedy_texts(config), strict=True):
+        best = best_next_tokens(config, [*prompt, *text[:-1]])
+        assert len(text) == NUM_NEW
+        np.testing.assert_array_equal(text, best[len(prompt) - 1 :])
+        assert len(set(text)) > 3  # a text that says something: a constant one would prove little
+
+
+def test_a_batch_is_each_prompt_alone():
+    for prompt, text in zip(PROMPTS, greedy_texts(SLIDING), strict=True):
+        assert generate(*load(SLIDING), prompt, max_new_tokens=NUM_NEW) == list(text)
+
+
+def test_buckets_change_nothing():
+    """A longer neighbour doubles the padding, and more new tokens the cache."""
+    longer = [*PROMPTS, list(range(40))]
+    texts = generate(*load(SLIDING), longer, max_new_tokens=70)
+    assert [tuple(text[:NUM_NEW]) for text in texts[:3]] == list(greedy_texts(SLIDING))
+    assert [len(text) for text in texts] == [70] * 4
+
+
+def test_one_new_token():
+    texts = generate(*load(FULL), PROMPTS, max_new_tokens=1)
+    assert texts == [[text[0]] for text in greedy_texts(FULL)]
+
+
+def test_other_lengths_seeds_and_temperatures_do_not_recompile():
+    model, variables = load(FULL)
+    for settings in ({}, {"seed": 3}, {"temperature": 0.5}, {"max_new_tokens": 9}, {"eos_id": 2}):
+        for prompt in (PROMPTS[0], PROMPTS[1]):
+            generate(model, variables, prompt, **({"max_new_tokens": NUM_NEW, "temperature": 1.0} | settings))
+        if not settings:
+            before = prefill._cache_size(), decode._cache_size()
+    assert (prefill._cache_size(), decode._cache_size()) == before
+
+
+def test_end_token_ends_a_row_and_not_the_others():
+    texts = greedy_texts(FULL)
+    eos = texts[0][6]
+    expected = [list(t[: t.index(eos) + 1]) if eos in t else list(t) for t in texts]
+    assert generate(*load(FULL), PROMPTS, max_new_tokens=NUM_NEW, eos_id=eos) == expected
+    assert len(expected[0]) < NUM_NEW
+    assert max(len(text) for text in expected) > len(expected[0])
+
+
+def test_decoding_stops_when_all_rows_have_ended():
+    """Three rows of one prompt: the loop must not run to its limit."""
+    model, variables = load(FULL)
+    text = greedy_texts(FULL)[0]
+    end = next(i for i in range(2, NUM_NEW) if text[i] not in text[:i])
+    rule = Rule(jax.random.key(0), Sampling(temperature=0), jnp.asarray(text[end], jnp.int32))
+    tokens_BT = np.tile(np.array([0] * (16 - len(PROMPTS[0])) + PROMPTS[0], np.int32), (3, 1))
+    segments_BT = np.tile(np.arange(16) >= 16 - len(PROMPTS[0]), (3, 1)).astype(np.int32)
+    state = prefill(model, variables, tokens_BT, segments_BT, rule, max_length=64)
+    state = decode(model, variables, state, rule, NUM_NEW)
+    assert int(state.num_new) == end + 1
+    assert state.finished_B.all()
+
+
+def test_top_k_1_is_greedy():
+    for prompt, text in zip(PROMPTS, greedy_texts(FULL), strict=True):
+        one = generate(*load(FULL), prompt, max_new_tokens=NUM_NEW, temperature=1.0, top_k=1)
+        assert one == list(text)
+
+
+def test_seeds():
+    sampled = functools.partial(generate, *load(FULL), max_new_tokens=NUM_NEW, temperature=1.0)
+    first = sampled(PROMPTS, seed=1)
+    assert sampled(PROMPTS, seed=1) == first
+    assert all(a != b for a, b in zip(sampled(PROMPTS, seed=2), first, strict=True))
+    assert sampled(PROMPTS[0], seed=1) == first[0]  # a row's randomness is not its batch's
+    same = sampled([PROMPTS[0]] * 3, seed=1)
+    assert same[0] == first[0]
+    assert same[0] != same[1] != same[2]
+
+
+@pytest.mark.parametrize(
+    ("config", "settings"),
+    [(SLIDING, {}), (FULL, {"temperature": 1.0, "seed": 5})],
+    ids=["greedy, sliding", "sampled, full"],
+)
+def test_stream_is_generate(config, settings):
+    start = functools.partial(stream, *load(config), PROMPTS[0], max_new_tokens=NUM_NEW, **settings)
+    whole = functools.partial(generate, *load(config), PROMPTS[0], max_new_tokens=NUM_NEW, **settings)
+    text = whole()
+    for chunk in (1, 7, 64):
+        assert list(start(chunk=chunk)) == text
+    eos = text[9]
+    assert whole(eos_id=eos) == text[: text.index(eos) + 1]
+    assert list(start(eos_id=eos)) == text[: text.index(eos) + 1]
+
+
+@pytest.mark.parametrize("function", [generate, stream])
+@pytest.mark.parametrize(
+    ("prompt", "settings", "sentence"),
+    [
+        ([], {}, "prompt 0 is empty; it must have at least one token"),
+        (
+            [1, 2, 61, 3],
+            {},
+            "token 61 at position 2 of prompt 0 is outside the vocabulary of 61; it must be from 0 to 60",
+        ),
+        ([1, -1], {}, "token -1 at position 1 of prompt 0 is outside the vocabulary of 61"),
+        ([1], {"max_new_tokens": 0}, "max_new_tokens is 0; it must be at least 1"),
+        (
+            [1] * 150,
+            {"max_new_tokens": 11},
+            "prompt 0 has 150 tokens and max_new_tokens is 11; together they must not exceed "
+            "model.max_position_embeddings, 160",
+        ),
+        ([1], {"temperature": -1.0}, r"temperature is -1\.0; it must be 0"),
+        ([1], {"top_k": -2}, "top_k is -2; it must be a whole number"),
+        ([1], {"top_p": 1.5}, r"top_p is 1\.5; it must be above 0 and at most 1"),
+        ([1], {"eos_id": 61}, "eos_id is 61; it must be a token of the vocabulary, from 0 to 60, or None"),
+    ],
+    ids=lambda value: "" if callable(value) else None,
+)
+def test_errors(function, prompt, settings, sentence):
+    compiled = prefill._cache_size()
+    with pytest.raises(ValueError, match=sentence):
+        function(Zaya(FULL), {}, prompt, **({"max_new_tokens": 4} | settings))
+    assert prefill._cache_size() == compiled
+
+
+def test_errors_name_the_prompt():
+    with pytest.raises(ValueError, match="prompt 1 is empty"):
+        generate(Zaya(FULL), {}, [[1], []], max_new_tokens=4)
+    with pytest.raises(ValueError, match="token 99 at position 0 of prompt 2 is outside"):
+        generate(Zaya(FULL), {}, [[1], [2], [99]], max_new_tokens=4)
+    with pytest.raises(ValueError, match="chunk is 0; it must be at least 1 token"):
+        stream(Zaya(FULL), {}, [1], max_new_tokens=4, chunk=0)

@@ -1,0 +1,141 @@
+"""A tiny `ZayaForCausalLM` in which no weight keeps its initial value, and the same network in ours.
+
+With initial values (ones, zeros) a forgotten scale or bias would not show.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import numpy as np
+import torch
+from transformers import ZayaConfig, ZayaForCausalLM
+
+from zaya_jax.config import ModelConfig
+from zaya_jax.convert.huggingface import config_from_huggingface, variables_from_huggingface
+from zaya_jax.model.zaya import Zaya
+
+DEFAULTS = {
+    "vocab_size": 96,
+    "hidden_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "moe_intermediate_size": 32,
+    "num_experts": 4,
+    "router_hidden_size": 24,
+    "eos_token_id": None,
+}
+TOLERANCE = 1e-4
+
+jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+"""Compiling is nearly all the time that these tests take; level 0 halves it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    """The same network twice."""
+
+    reference: ZayaForCausalLM
+    config: ModelConfig
+    model: Zaya
+    variables: dict
+
+
+def rope(full: float = 5e6, sliding: float = 1e4, factor: float = 0.5) -> dict:
+    return {
+        kind: {"rope_type": "default", "rope_theta": theta, "partial_rotary_factor": factor}
+        for kind, theta in (("hybrid", full), ("hybrid_sliding", sliding))
+    }
+
+
+def build(seed: int, *, attention: str = "eager", **fields) -> Pair:
+    """Both networks, with the same random weights."""
+    reference = ZayaForCausalLM(ZayaConfig(**(DEFAULTS | fields), attn_implementation=attention)).eval()
+    randomise(reference, seed)
+    config = config_from_huggingface(reference.config.to_dict())
+    return Pair(reference, config, Zaya(config), variables_from_huggingface(config, tensors_of(reference)))
+
+
+def tensors_of(reference: ZayaForCausalLM) -> dict[str, np.ndarray]:
+    return {name: tensor.numpy().copy() for name, tensor in reference.state_dict().items()}
+
+
+def randomise(reference: ZayaForCausalLM, seed: int) -> None:
+    """Draws every parameter and buffer anew, at scales that keep activations near one."""
+    rng = np.random.default_rng(seed)
+    with torch.no_grad():
+        for name, tensor in reference.state_dict().items():
+            if name != "lm_head.weight":  # tied
+                tensor.copy_(torch.from_numpy(random_value(rng, name, tuple(tensor.shape))))
+
+
+def random_value(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> np.ndarray:
+    normal = rng.standard_normal(shape).astype(np.float32)
+    if name.endswith("balancing_biases"):
+        return 0.05 * normal  # the skip class's as well: it must win sometimes
+    if name.endswith("temp"):
+        return rng.uniform(0.5, 2.0, shape).astype(np.float32)
+    if name.endswith("bias"):
+        return 0.3 * normal
+    if len(shape) == 1:
+        return 1 + 0.3 * normal
+    if name.endswith("embed_tokens.weight"):
+        return normal
+    gain = 3.0 if name.endswith("router_mlp.out_proj.weight") else 1.0  # decided choices
+    fan_in = shape[1] * shape[2] if "conv_qk" in name else shape[-1]
+    return gain * fan_in**-0.5 * normal
+
+
+def random_tokens(pair: Pair, seed: int, batch: int, time: int) -> np.ndarray:
+    """Tokens from 1 on: torch's embedding gives the padding token, 0, no gradient."""
+    return np.random.default_rng(seed).integers(1, pair.config.vocab_size, (batch, time)).astype(np.int32)
+
+
+def padding_mask(batch: int, time: int, padding: str | None) -> np.ndarray | None:
+    """1 at tokens. Row b has 2b + 1 padding tokens on the given side, the last row none."""
+    if padding is None:
+        return None
+    mask_BT = np.ones((batch, time), np.int32)
+    for row in range(batch - 1):
+        width = 2 * row + 1
+        mask_BT[row, slice(0, width) if padding == "left" else slice(time - width, time)] = 0
+    return mask_BT
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    logits_BTV: np.ndarray
+    experts_LBT: np.ndarray
+
+
+def ask_reference(pair: Pair, tokens_BT: np.ndarray, mask_BT: np.ndarray | None) -> Answer:
+    """Logits, and the chosen classes as the reference's routers used them."""
+    choices = []
+
+    def listen(gate, inputs, output):
+        _, probs_P1, indices_P1, _ = output
+        # The reference shows a skipped token as expert 0 with a weight of exactly zero.
+        choices.append(torch.where(probs_P1 == 0, pair.config.num_experts, indices_P1).numpy())
+
+    hooks = [layer.mlp.gate.register_forward_hook(listen) for layer in pair.reference.model.layers]
+    with torch.no_grad():
+        logits = pair.reference(
+            torch.from_numpy(tokens_BT).long(),
+            attention_mask=None if mask_BT is None else torch.from_numpy(mask_BT).long(),
+            use_cache=False,
+        ).logits
+    for hook in hooks:
+        hook.remove()
+    return Answer(logits.numpy(), np.stack(choices).reshape(-1, *tokens_BT.shape))
+
+
+def ask_ours(pair: Pair, tokens_BT: np.ndarray, mask_BT: np.ndarray | None) -> Answer:
+    out = jit(pair.model.apply)(pair.variables, tokens_BT, None, mask_BT)
+    return Answer(np.asarray(out.logits_BTV), np.asarray(out.router.experts_LBT))
+
+
+def relative_error(ours: np.ndarray, theirs: np.ndarray) -> float:
+    """The largest absolute difference over the largest absolute value."""
+    return float(np.abs(ours - theirs).max() / np.abs(theirs).max())

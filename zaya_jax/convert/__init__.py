@@ -1,0 +1,1 @@
+"""Weights and configs to and from the layouts of other libraries."""

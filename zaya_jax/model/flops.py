@@ -1,0 +1,51 @@
+"""Floating-point operations that the model needs, counted from its shapes."""
+
+import math
+
+from zaya_jax.config import HYBRID_SLIDING, ModelConfig
+from zaya_jax.model.weights import declare, flatten
+
+
+def forward_flops_per_token(config: ModelConfig, sequence_length: int) -> dict[str, float]:
+    """Useful operations of one token's forward pass, by part of the model.
+
+    A multiply and an add are two. One expert a token counts, and of the attention scores those
+    under the causal mask and within the window, on average over the sequence. Elementwise work
+    does not count.
+    """
+    parts = {"attention": 0.0, "experts": 0.0, "router": 0.0, "head": 0.0}
+    for path, weight in flatten(declare(config)).items():
+        room = path.split("/")[1]
+        if room in parts and (weight.matrix or "conv" in path):
+            parts[room] += 2.0 * weight.size / (config.num_experts if room == "experts" else 1)
+    parts["attention"] += sum(
+        4.0 * _mean_keys(kind, config, sequence_length) * config.num_attention_heads * config.head_dim
+        for kind in config.layer_types
+    )
+    parts["head"] = 2.0 * config.vocab_size * config.hidden_size
+    return parts
+
+
+def train_flops_per_token(config: ModelConfig, sequence_length: int) -> float:
+    """Forward and backward: three times the forward pass. Recomputation is not useful work."""
+    return 3.0 * math.fsum(forward_flops_per_token(config, sequence_length).values())
+
+
+def active_parameters(config: ModelConfig) -> int:
+    """Parameters that one token meets, without the embedding (facts 1.2)."""
+    weights = flatten(declare(config))
+    return sum(
+        weight.size // (config.num_experts if _is_expert(path) else 1)
+        for path, weight in weights.items()
+        if path != "embedding/table"
+    )
+
+
+def _is_expert(path: str) -> bool:
+    return path.startswith("layers/experts/")
+
+
+def _mean_keys(kind: str, config: ModelConfig, length: int) -> float:
+    """Keys that a query sees on average over a sequence."""
+    window = min(config.sliding_window or length, length) if kind == HYBRID_SLIDING else length
+    return (window * (window + 1) / 2 + (length - window) * window) / length

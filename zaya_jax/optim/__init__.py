@@ -1,0 +1,1 @@
+"""How weights and router biases move."""

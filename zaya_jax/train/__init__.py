@@ -1,0 +1,1 @@
+"""The training run: state, loss, step, and the loop around them."""
