@@ -15,6 +15,9 @@ from typing import Any, Literal, TypeVar
 
 from ml_collections import ConfigDict
 
+CONFIG_FILE = "config.json"
+"""What the resolved config of a run is called in its folder."""
+
 HYBRID = "hybrid"
 HYBRID_SLIDING = "hybrid_sliding"
 

@@ -5,6 +5,7 @@ With initial values (ones, zeros) a forgotten scale or bias would not show.
 
 import dataclasses
 import functools
+import typing
 
 import jax
 import numpy as np
@@ -13,7 +14,7 @@ from transformers import ZayaConfig, ZayaForCausalLM
 
 from zaya_jax.config import ModelConfig
 from zaya_jax.convert.huggingface import config_from_huggingface, variables_from_huggingface
-from zaya_jax.model.zaya import Zaya
+from zaya_jax.model.zaya import Output, Zaya
 
 DEFAULTS = {
     "vocab_size": 96,
@@ -33,13 +34,19 @@ jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_lev
 """Compiling is nearly all the time that these tests take; level 0 halves it."""
 
 
+@functools.partial(jit, static_argnums=0)
+def apply(config: ModelConfig, variables: dict, *arguments, **named) -> Output:
+    """`Zaya.apply`, compiled once for all cases of one config and one shape."""
+    return typing.cast(Output, Zaya(config).apply(variables, *arguments, **named))
+
+
 @dataclasses.dataclass(frozen=True)
 class Pair:
     """The same network twice."""
 
-    reference: ZayaForCausalLM
+    reference: typing.Any
+    """A `ZayaForCausalLM`; its methods' own types do not admit themselves."""
     config: ModelConfig
-    model: Zaya
     variables: dict
 
 
@@ -52,10 +59,11 @@ def rope(full: float = 5e6, sliding: float = 1e4, factor: float = 0.5) -> dict:
 
 def build(seed: int, *, attention: str = "eager", **fields) -> Pair:
     """Both networks, with the same random weights."""
-    reference = ZayaForCausalLM(ZayaConfig(**(DEFAULTS | fields), attn_implementation=attention)).eval()
+    settings: dict[str, typing.Any] = DEFAULTS | fields | {"attn_implementation": attention}
+    reference = ZayaForCausalLM(ZayaConfig(**settings)).eval()
     randomise(reference, seed)
     config = config_from_huggingface(reference.config.to_dict())
-    return Pair(reference, config, Zaya(config), variables_from_huggingface(config, tensors_of(reference)))
+    return Pair(reference, config, variables_from_huggingface(config, tensors_of(reference)))
 
 
 def tensors_of(reference: ZayaForCausalLM) -> dict[str, np.ndarray]:
@@ -63,7 +71,7 @@ def tensors_of(reference: ZayaForCausalLM) -> dict[str, np.ndarray]:
 
 
 def randomise(reference: ZayaForCausalLM, seed: int) -> None:
-    """Draws every parameter and buffer anew, at scales that keep activations near one."""
+    """Draws every parameter and buffer anew, at scales that keep activations within an order of one."""
     rng = np.random.default_rng(seed)
     with torch.no_grad():
         for name, tensor in reference.state_dict().items():
@@ -79,13 +87,23 @@ def random_value(rng: np.random.Generator, name: str, shape: tuple[int, ...]) ->
         return rng.uniform(0.5, 2.0, shape).astype(np.float32)
     if name.endswith("bias"):
         return 0.3 * normal
+    if name == "model.norm.weight":
+        return normal  # of both signs, or the tied head would answer every token with itself
     if len(shape) == 1:
         return 1 + 0.3 * normal
     if name.endswith("embed_tokens.weight"):
-        return normal
-    gain = 3.0 if name.endswith("router_mlp.out_proj.weight") else 1.0  # decided choices
+        return 2 * normal
     fan_in = shape[1] * shape[2] if "conv_qk" in name else shape[-1]
-    return gain * fan_in**-0.5 * normal
+    return _gain(name) * fan_in**-0.5 * normal
+
+
+def _gain(name: str) -> float:
+    """Above one where choices shall be clear, or where a block shall outweigh the residual biases.
+
+    The biases are the same at every token: greedy decoding would soon repeat one token for ever.
+    """
+    clear = ("router_mlp.out_proj.weight", "self_attn.o_proj.weight", "experts.down_proj")
+    return 3.0 if name.endswith(clear) else 1.0
 
 
 def random_tokens(pair: Pair, seed: int, batch: int, time: int) -> np.ndarray:
@@ -132,7 +150,7 @@ def ask_reference(pair: Pair, tokens_BT: np.ndarray, mask_BT: np.ndarray | None)
 
 
 def ask_ours(pair: Pair, tokens_BT: np.ndarray, mask_BT: np.ndarray | None) -> Answer:
-    out = jit(pair.model.apply)(pair.variables, tokens_BT, None, mask_BT)
+    out = apply(pair.config, pair.variables, tokens_BT, None, mask_BT)
     return Answer(np.asarray(out.logits_BTV), np.asarray(out.router.experts_LBT))
 
 

@@ -9,8 +9,8 @@ import torch
 from huggingface_reference import (
     TOLERANCE,
     Pair,
+    apply,
     build,
-    jit,
     padding_mask,
     random_tokens,
     relative_error,
@@ -51,14 +51,13 @@ def decode_with_reference(pair: Pair, prompt_BT: np.ndarray, mask_BT: np.ndarray
 def decode_with_cache(pair: Pair, prompt_BT: np.ndarray, mask_BT: np.ndarray | None) -> Decoded:
     batch, time = prompt_BT.shape
     cache = init_cache(pair.config, batch, time + NEW)
-    out = jit(pair.model.apply)(pair.variables, prompt_BT, None, mask_BT, cache)
-    step = jit(lambda variables, tokens_B1, cache: pair.model.apply(variables, tokens_B1, cache=cache))
+    out = apply(pair.config, pair.variables, prompt_BT, None, mask_BT, cache)
     tokens, logits = [], []
     for i in range(NEW):
         logits.append(out.logits_BTV[:, -1])
         tokens.append(jnp.argmax(logits[-1], axis=-1).astype(jnp.int32))
         if i < NEW - 1:
-            out = step(pair.variables, tokens[-1][:, None], out.cache)
+            out = apply(pair.config, pair.variables, tokens[-1][:, None], cache=out.cache)
     return Decoded(np.stack(tokens, axis=1), np.stack(logits, axis=1))
 
 
@@ -69,31 +68,33 @@ def score_without_cache(pair: Pair, prompt_BT, mask_BT, new_BT) -> Decoded:
     if mask_BT is not None:
         segments_BT[:, : mask_BT.shape[1]] = mask_BT
     positions_BT = np.maximum(np.cumsum(segments_BT, axis=1) - 1, 0).astype(np.int32)
-    out = jit(pair.model.apply)(pair.variables, tokens_BT, positions_BT, segments_BT)
+    out = apply(pair.config, pair.variables, tokens_BT, positions_BT, segments_BT)
     logits_BTV = np.asarray(out.logits_BTV[:, prompt_BT.shape[1] - 1 :])
     return Decoded(logits_BTV.argmax(axis=-1), logits_BTV)
 
 
 CASES = {
-    "full": ({"lm_head_bias": True}, None),
-    "full_left_padding": ({"cca_time0": 3}, "left"),
+    "full": ({"lm_head_bias": True}, None, 4),
+    "full_left_padding": ({"cca_time0": 3}, "left", 4),
     "window_left_padding": (
         {"layer_types": [SLIDING, FULL, SLIDING], "sliding_window": 6, "rope_parameters": rope(1e5, 300.0)},
         "left",
+        4,
     ),
-    "window_beyond_the_prompt": ({"layer_types": [FULL, SLIDING, SLIDING], "sliding_window": 20}, None),
+    "window_beyond_the_prompt": ({"layer_types": [FULL, SLIDING, SLIDING], "sliding_window": 20}, None, 4),
     "conv_1_1_all_windows": (
         {"cca_time0": 1, "cca_time1": 1, "layer_types": [SLIDING] * 3, "sliding_window": 16},
         "left",
+        8,  # seeds 4 and 5 repeat themselves
     ),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_greedy_decoding_is_the_references(name):
-    fields, padding = CASES[name]
-    pair = build(3, **fields)
-    prompt_BT = random_tokens(pair, 3, 3, PROMPT)
+    fields, padding, seed = CASES[name]
+    pair = build(seed, vocab_size=512, **fields)
+    prompt_BT = random_tokens(pair, seed, 3, PROMPT)
     mask_BT = padding_mask(3, PROMPT, padding)
     theirs = decode_with_reference(pair, prompt_BT, mask_BT)
     cached = decode_with_cache(pair, prompt_BT, mask_BT)

@@ -8,6 +8,7 @@ import torch
 from huggingface_reference import Pair, build, jit, padding_mask, random_tokens, rope
 
 from zaya_jax.convert.huggingface import variables_to_huggingface
+from zaya_jax.model.zaya import forward
 
 FULL, SLIDING = "hybrid", "hybrid_sliding"
 TOLERANCE = 1e-3
@@ -39,8 +40,9 @@ def torch_gradients(pair: Pair, tokens_BT, targets_BT, real_BT, mask_BT) -> dict
 
 def our_gradients(pair: Pair, tokens_BT, targets_BT, real_BT, mask_BT) -> dict[str, np.ndarray]:
     def loss(params):
-        variables = pair.variables | {"params": params}
-        log_probs_BTV = jax.nn.log_softmax(pair.model.apply(variables, tokens_BT, None, mask_BT).logits_BTV)
+        bias_LX = pair.variables["router_bias"]["layers"]
+        out = forward(pair.config, params, bias_LX, tokens_BT, None, mask_BT)
+        log_probs_BTV = jax.nn.log_softmax(out.logits_BTV)
         losses_BT = -jnp.take_along_axis(log_probs_BTV, targets_BT[:, :, None], axis=-1)[:, :, 0]
         return jnp.sum(losses_BT * real_BT) / real_BT.sum()
 

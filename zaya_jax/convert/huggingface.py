@@ -181,7 +181,7 @@ def variables_to_huggingface(config: ModelConfig, variables: Mapping[str, Any]) 
     """
     _require_exportable(config)
     entries = _entries(config)
-    flat = dict(traverse_util.flatten_dict(dict(variables["params"]), sep="/"))
+    flat: dict[str, Any] = dict(traverse_util.flatten_dict(dict(variables["params"]), sep="/"))
     flat[ROUTER_BIAS] = variables["router_bias"]["layers"]
     found = {path: tuple(weight.shape) for path, weight in flat.items()}
     _check_shapes(found, {path: entry.shape for path, entry in entries.items()}, "weight")

@@ -41,10 +41,8 @@ class Sampling:
             raise ValueError(
                 f"temperature is {self.temperature}; it must be 0 (the likeliest token) or above"
             )
-        if self.top_k is not None and not (isinstance(self.top_k, int) and self.top_k >= 0):
-            raise ValueError(
-                f"top_k is {self.top_k}; it must be a whole number of tokens, or None or 0 for all"
-            )
+        if self.top_k is not None and self.top_k < 0:
+            raise ValueError(f"top_k is {self.top_k}; it must be a number of tokens, or None or 0 for all")
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise ValueError(f"top_p is {self.top_p}; it must be above 0 and at most 1, or None for all")
 

@@ -16,7 +16,7 @@ def forward_flops_per_token(config: ModelConfig, sequence_length: int) -> dict[s
     parts = {"attention": 0.0, "experts": 0.0, "router": 0.0, "head": 0.0}
     for path, weight in flatten(declare(config)).items():
         room = path.split("/")[1]
-        if room in parts and (weight.matrix or "conv" in path):
+        if room in parts and (weight.matrix or path.endswith("kernel")):
             parts[room] += 2.0 * weight.size / (config.num_experts if room == "experts" else 1)
     parts["attention"] += sum(
         4.0 * _mean_keys(kind, config, sequence_length) * config.num_attention_heads * config.head_dim

@@ -4,7 +4,7 @@ Initialisation, sharding, the optimiser's grouping and the converters all read t
 
 Letters: L layers, V vocabulary, D model width, N query heads, K key/value heads, A = N + K heads,
 H head width, C = A*H latent channels, U = K*H/2 half of the value channels, I and J taps of the
-depthwise and the per-head convolution, R router width, X = E + 1 router classes, E experts,
+depthwise and the per-head convolution, R and S router width, X = E + 1 router classes, E experts,
 F expert width, Q gate and up, M = L - 1 layers that have one before them.
 """
 
@@ -72,6 +72,7 @@ def axis_sizes(config: ModelConfig) -> dict[str, int]:
         "I": config.cca_time0,
         "J": config.cca_time1,
         "R": config.router_hidden_size,
+        "S": config.router_hidden_size,
         "X": config.num_router_classes,
         "E": config.num_experts,
         "F": config.moe_intermediate_size,
@@ -136,8 +137,8 @@ def _declare_router(config: ModelConfig, normal, constant) -> WeightTree:
     tree: WeightTree = {
         "down_proj": {"kernel": normal("LDR", ("D", "R")), "bias": constant("LR", 0.0)},
         "norm": {"scale": constant("LR", 1.0)},
-        "fc1": {"kernel": normal("LRR", ("R", "R")), "bias": constant("LR", 0.0)},
-        "fc2": {"kernel": normal("LRR", ("R", "R")), "bias": constant("LR", 0.0)},
+        "fc1": {"kernel": normal("LRS", ("R", "S")), "bias": constant("LS", 0.0)},
+        "fc2": {"kernel": normal("LRS", ("R", "S")), "bias": constant("LS", 0.0)},
         "out_proj": normal("LRX", ("R", "X")),
     }
     if config.num_hidden_layers > 1:  # the first layer has no state to average in
@@ -169,3 +170,16 @@ def initialise(declared: Mapping, key: jax.Array, prefix: str = "") -> dict:
 def count_parameters(config: ModelConfig) -> int:
     """Parameters of the network, without the router's balancing biases."""
     return sum(weight.size for weight in flatten(declare(config)).values())
+
+
+def abstract_variables(config: ModelConfig) -> dict:
+    """Shapes and types of what `Zaya.init` gives, without allocating."""
+    bias = (config.num_hidden_layers, config.num_router_classes)
+    return {
+        "params": jax.tree.map(
+            lambda weight: jax.ShapeDtypeStruct(weight.shape, jnp.float32),
+            declare(config),
+            is_leaf=lambda leaf: isinstance(leaf, Weight),
+        ),
+        "router_bias": {"layers": jax.ShapeDtypeStruct(bias, jnp.float32)},
+    }

@@ -66,9 +66,6 @@ def matrix_axes(weight: Weight) -> optax.contrib.MuonDimensionNumbers | None:
     if weight.matrix is None:
         return None
     reduced, output = (tuple(weight.axes.index(a) for a in axes) for axes in weight.matrix)
-    if "R" in weight.matrix[0] and weight.matrix[0] == weight.matrix[1]:
-        first = weight.axes.index("R")
-        reduced, output = (first,), (first + 1,)
     return optax.contrib.MuonDimensionNumbers(reduced, output)
 
 

@@ -1,0 +1,48 @@
+"""ZAYA1-74B-preview: 74.8 billion parameters, 4.3 billion active (facts 1.1; no paper, no recipe).
+
+The network is known from the released weights. Everything about training is ours.
+"""
+
+from ml_collections import ConfigDict
+
+
+def get_config() -> ConfigDict:
+    """The model, and a plain way to train it."""
+    config = ConfigDict()
+    config.run_folder = "runs/zaya1_74b"
+
+    config.model = ConfigDict()
+    config.model.vocab_size = 262_272
+    config.model.hidden_size = 4096
+    config.model.num_hidden_layers = 60
+    config.model.num_attention_heads = 16
+    config.model.num_key_value_heads = 2
+    config.model.head_dim = 128
+    config.model.moe_intermediate_size = 4096
+    config.model.num_experts = 24
+    config.model.router_hidden_size = 256
+    config.model.layer_pattern = ("hybrid", "hybrid_sliding")
+    config.model.sliding_window = 4097
+    config.model.rope_theta = 5_000_000.0
+    config.model.sliding_rope_theta = 10_000.0
+    config.model.dtype = "bfloat16"
+    config.model.remat = "layer"
+
+    config.data = ConfigDict()
+    config.data.corpus = "corpora/pretrain"
+    config.data.source = None
+    config.data.tokenizer = "tokenizer.json"
+    config.data.sequence_length = 4096
+    config.data.batch_size = 4096
+
+    config.optimizer = ConfigDict()
+    config.optimizer.name = "muon"
+    config.optimizer.learning_rate = 3e-4
+    config.optimizer.final_learning_rate = 3e-5
+
+    config.train = ConfigDict()
+    config.train.num_steps = 476_837
+    config.train.eval_every = 5000
+    config.train.eval_sequences = 4096
+    config.train.checkpoint_every = 250
+    return config

@@ -1,0 +1,112 @@
+"""A run's checkpoints: Orbax behind the few questions that a run asks.
+
+A checkpoint has two items: "weights", all that inference needs, and "training", the rest of the
+state. Orbax writes a step beside the others and renames it when it is whole; one that a crash left
+half-written is never taken for a checkpoint.
+"""
+
+import dataclasses
+import pathlib
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+
+from zaya_jax.config import CONFIG_FILE, Config
+from zaya_jax.model.weights import abstract_variables
+
+FOLDER = "checkpoints"
+WEIGHTS = "weights"
+TRAINING = "training"
+
+
+class Checkpoints:
+    """The checkpoints of one run folder. Use it as a context: leaving waits for what is being written.
+
+    Args:
+      run_folder: of the run.
+      keep: how many of the newest stay.
+    """
+
+    def __init__(self, run_folder: str | pathlib.Path, *, keep: int):
+        folder = pathlib.Path(run_folder).absolute() / FOLDER
+        options = ocp.CheckpointManagerOptions(max_to_keep=keep, enable_async_checkpointing=True)
+        self._manager = ocp.CheckpointManager(folder, options=options, item_names=(WEIGHTS, TRAINING))
+
+    def __enter__(self) -> "Checkpoints":
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self._manager.wait_until_finished()
+        self._manager.close()
+
+    def latest_step(self) -> int | None:
+        """The step of the newest checkpoint; None when there is none."""
+        return self._manager.latest_step()
+
+    def save(self, step: int, *, weights: Any, training: Any) -> None:
+        """Copies a state and writes it in the background, unless that step is there already."""
+        if step in self._manager.all_steps():
+            return
+        self._manager.save(
+            step,
+            args=ocp.args.Composite(
+                **{WEIGHTS: ocp.args.StandardSave(weights), TRAINING: ocp.args.StandardSave(training)}
+            ),
+        )
+
+    def restore(self, step: int, *, weights: Any, training: Any) -> tuple[Any, Any]:
+        """Reads a checkpoint into arrays like those given, `jax.ShapeDtypeStruct`s with shardings."""
+        restored = self._manager.restore(
+            step,
+            args=ocp.args.Composite(
+                **{WEIGHTS: ocp.args.StandardRestore(weights), TRAINING: ocp.args.StandardRestore(training)}
+            ),
+        )
+        return restored[WEIGHTS], restored[TRAINING]
+
+    def restore_weights(self, step: int, weights: Any) -> Any:
+        """Reads the weights alone."""
+        args = ocp.args.Composite(**{WEIGHTS: ocp.args.StandardRestore(weights)})
+        return self._manager.restore(step, args=args)[WEIGHTS]
+
+
+@dataclasses.dataclass(frozen=True)
+class SavedRun:
+    """What inference needs of a run."""
+
+    config: Config
+    step: int
+    variables: dict
+    """What `Zaya.apply` takes."""
+
+
+def load_run(run_folder: str | pathlib.Path) -> SavedRun:
+    """Reads a run's config and its newest weights, onto the first device.
+
+    Raises:
+      ValueError: when the folder is no run, or holds no checkpoint.
+    """
+    config = read_config(run_folder)
+    with Checkpoints(run_folder, keep=config.train.keep_checkpoints) as checkpoints:
+        step = checkpoints.latest_step()
+        if step is None:
+            raise ValueError(f"{run_folder} has no checkpoint yet; it must have trained to its first one")
+        sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        weights = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+            abstract_variables(config.model),
+        )
+        return SavedRun(config, step, checkpoints.restore_weights(step, weights))
+
+
+def read_config(run_folder: str | pathlib.Path) -> Config:
+    """The resolved config that a run folder keeps.
+
+    Raises:
+      ValueError: when the folder is no run.
+    """
+    path = pathlib.Path(run_folder) / CONFIG_FILE
+    if not path.is_file():
+        raise ValueError(f"{run_folder} is not a run folder: it has no {CONFIG_FILE}; zaya train makes one")
+    return Config.from_text(path.read_text())

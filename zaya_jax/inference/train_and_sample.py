@@ -1,0 +1,72 @@
+"""`zaya train`: a run, and at its end a sample of what it learned."""
+
+from collections.abc import Sequence
+
+import jax
+
+from zaya_jax.config import Config
+from zaya_jax.data.corpus import Corpus
+from zaya_jax.data.tokenizer import load_tokenizer
+from zaya_jax.inference.generate import generate
+from zaya_jax.options import Parser, add_config_options, load_config
+from zaya_jax.train.loop import TrainResult, train
+
+SAMPLE_TEMPERATURE = 0.7
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Runs `zaya train`."""
+    parser = Parser(
+        "train",
+        "Trains a model, or goes on with a run from its newest checkpoint.",
+        (
+            "zaya train                                            # configs/tiny.py, minutes on two CPU cores",
+            "zaya train --config=configs/tiny.py --config.run_folder=runs/wide --config.model.hidden_size=256",
+            "zaya train --config=configs/zaya1_8b.py --dry-run     # shapes, counts, memory; allocates nothing",
+        ),
+    )
+    add_config_options(parser)
+    parser.add_argument(
+        "--overwrite", action="store_true", help="throw away the run that the run folder holds"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="say what the run would be, and stop")
+    options, overrides = parser.parse_known_args(argv)
+    config = load_config(options.config, overrides)
+    if options.dry_run:
+        from zaya_jax.plan.describe import describe
+
+        describe(config)
+        return
+    report(train(config, overwrite=options.overwrite))
+
+
+def report(result: TrainResult) -> None:
+    """Prints what a run reached, a sample, and how to go on."""
+    print(f"\nheld-out: {result.validation_bits_per_byte:.4f} bits/byte ({_compressors(result.corpus)})")
+    if result.config.train.sample_tokens:
+        print(f"\nsample at temperature {SAMPLE_TEMPERATURE}:\n{_sample(result)}")
+    print(f'\ngo on with: zaya generate {result.config.run_folder} --prompt "def main("')
+
+
+def _compressors(corpus: Corpus) -> str:
+    """What general compressors make of the same files."""
+    split = corpus.validation
+    sizes = (("gzip -9", split.gzip_9_bytes), ("xz -9", split.xz_9_bytes))
+    rates = [f"{name} {8 * size / split.text_bytes:.3f}" for name, size in sizes if size is not None]
+    return f"of the same files: {', '.join(rates)}" if rates else "no compressor was tried"
+
+
+def _sample(result: TrainResult) -> str:
+    config: Config = result.config
+    tokenizer = load_tokenizer(config.data.tokenizer)
+    key = jax.random.fold_in(result.state.key, config.train.num_steps)
+    tokens = generate(
+        result.rules.model,
+        result.state.variables,
+        [tokenizer.bos_id],
+        max_new_tokens=min(config.train.sample_tokens, config.model.max_position_embeddings - 1),
+        temperature=SAMPLE_TEMPERATURE,
+        seed=int(jax.random.bits(key)) >> 1,
+        eos_id=tokenizer.eos_id,
+    )
+    return tokenizer.decode(tokens)

@@ -1,0 +1,102 @@
+"""`zaya train --dry-run`: what a run would be, by arithmetic and abstract shapes."""
+
+import math
+
+import jax
+from rich.console import Console
+from rich.table import Table
+
+from zaya_jax.config import Config
+from zaya_jax.model.flops import active_parameters, train_flops_per_token
+from zaya_jax.model.weights import Weight, count_parameters, declare, flatten
+from zaya_jax.optim.optimizer import learning_rate_schedule
+from zaya_jax.train.state import init_state, make_rules
+
+GIB = 2**30
+
+
+def describe(config: Config, console: Console | None = None) -> None:
+    """Prints shapes, counts, tokens a step, schedule and memory of a run. Allocates no weights."""
+    console = console or Console(soft_wrap=True, highlight=False)
+    console.print(_weights_table(flatten(declare(config.model)), config))
+    console.print(_facts_table(config))
+    console.print(_memory_table(memory_estimate(config)))
+
+
+def memory_estimate(config: Config) -> dict[str, int]:
+    """Bytes that each device holds, all weights and its share of the batch, by kind.
+
+    State is exact: the sizes of the arrays that training makes. Activations are an estimate: with
+    remat "layer" the stream at each layer and one layer's intermediates, else those of all layers,
+    and the logits of the loss.
+    """
+    state = jax.eval_shape(lambda: init_state(config, make_rules(config)))
+    parameters = _bytes(state.params)
+    devices = math.gcd(config.data.batch_size, jax.device_count())
+    rows = config.data.batch_size // devices // config.train.num_microbatches
+    tokens = max(rows, 1) * config.data.sequence_length
+    stream, layer = _activation_bytes(config)
+    layers = config.model.num_hidden_layers
+    kept = stream * layers + layer if config.model.remat == "layer" else (stream + layer) * layers
+    return {
+        "weights, float32": parameters,
+        "gradients, float32": parameters,
+        "optimiser state": _bytes(state.optimizer) + _bytes(state.balancer),
+        f"weights in {config.model.dtype}": 0 if config.model.dtype == "float32" else parameters // 2,
+        f"activations of {tokens:,} tokens": tokens * kept,
+        "logits and their gradient, float32": 2 * tokens * config.model.vocab_size * 4,
+    }
+
+
+def _activation_bytes(config: Config) -> tuple[int, int]:
+    """Bytes a token of the stream at a layer, and of a layer's intermediates."""
+    model = config.model
+    width = 4 if model.dtype == "float32" else 2
+    latent = (model.num_attention_heads + 2 * model.num_key_value_heads) * model.head_dim
+    scores = model.num_attention_heads * config.data.sequence_length
+    intermediate = (
+        4 * model.hidden_size + 4 * latent + 3 * model.moe_intermediate_size + 4 * model.router_hidden_size
+    )
+    return 4 * (model.hidden_size + model.router_hidden_size), width * intermediate + 4 * scores
+
+
+def _bytes(tree: object) -> int:
+    return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
+def _weights_table(weights: dict[str, Weight], config: Config) -> Table:
+    table = Table(
+        "weight", "axes", "shape", "parameters", "moved by", title=f"weights of {config.run_folder}"
+    )
+    for path, weight in weights.items():
+        mover = "Muon" if weight.matrix and config.optimizer.name == "muon" else "AdamW"
+        shape = " x ".join(map(str, weight.shape))
+        table.add_row(path, weight.axes, shape, f"{weight.size:,}", mover)
+    return table
+
+
+def _facts_table(config: Config) -> Table:
+    model, data, optimizer = config.model, config.data, config.optimizer
+    tokens = data.batch_size * data.sequence_length
+    flops = train_flops_per_token(model, data.sequence_length)
+    schedule = learning_rate_schedule(optimizer, config.train.num_steps)
+    moments = sorted({0, optimizer.warmup_steps, config.train.num_steps // 2, config.train.num_steps})
+    rates = ", ".join(f"{float(schedule(step)):.2e} at {step:,}" for step in moments)
+    table = Table("what", "how much", title="run")
+    table.add_row("parameters", f"{count_parameters(model):,}")
+    table.add_row("active a token, without embedding", f"{active_parameters(model):,}")
+    table.add_row("router biases", f"{model.num_hidden_layers * model.num_router_classes:,}")
+    table.add_row("tokens a step", f"{data.batch_size:,} x {data.sequence_length:,} = {tokens:,}")
+    table.add_row("steps", f"{config.train.num_steps:,} ({tokens * config.train.num_steps:,} tokens)")
+    table.add_row("training FLOPs a token", f"{flops:.4g}")
+    table.add_row("training FLOPs a step", f"{flops * tokens:.4g}")
+    table.add_row("learning rate", f"{rates} (linear warm-up, cosine)")
+    return table
+
+
+def _memory_table(estimate: dict[str, int]) -> Table:
+    table = Table("memory a device", "GiB", title=f"{jax.device_count()} devices, all weights on each")
+    for name, size in estimate.items():
+        table.add_row(name, f"{size / GIB:,.2f}")
+    table.add_row("sum", f"{sum(estimate.values()) / GIB:,.2f}")
+    return table

@@ -1,0 +1,278 @@
+"""The loop around the step: batches in, metrics and checkpoints out, resumable at any moment."""
+
+import dataclasses
+import functools
+import pathlib
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from zaya_jax.checkpoint import FOLDER, Checkpoints, read_config
+from zaya_jax.config import CONFIG_FILE, Config, differences
+from zaya_jax.data.batch import Batch
+from zaya_jax.data.corpus import Corpus, ensure_corpus
+from zaya_jax.data.loader import evaluation_batches, num_sequences, training_batches
+from zaya_jax.data.tokenizer import load_tokenizer
+from zaya_jax.model.flops import train_flops_per_token
+from zaya_jax.optim.balancing import load_entropy
+from zaya_jax.parallel.mesh import by_rows, check_batch_size, data_mesh, replicated
+from zaya_jax.train.metrics import MetricsWriter, bits_per_byte, peak_flops, read_metrics, text_bytes
+from zaya_jax.train.progress import ProgressLine
+from zaya_jax.train.state import Rules, TrainState, init_state, make_rules
+from zaya_jax.train.step import Metrics, evaluate_step, train_step
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainResult:
+    """What a finished run has to show."""
+
+    config: Config
+    corpus: Corpus
+    rules: Rules
+    state: TrainState
+    validation_bits_per_byte: float
+
+
+@dataclasses.dataclass(frozen=True)
+class _Run:
+    """All that stays the same while a run goes on."""
+
+    config: Config
+    corpus: Corpus
+    token_bytes_V: np.ndarray
+    mesh: Mesh
+    rules: Rules
+    step: Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
+    evaluate: Callable[[Any, Batch], Any]
+
+
+def train(config: Config, *, overwrite: bool = False) -> TrainResult:
+    """Trains, from the newest checkpoint of the run folder if there is one, to the last step.
+
+    Args:
+      config: of the run; a run folder of another config is refused.
+      overwrite: throws away what the run folder holds.
+
+    Raises:
+      ValueError: for whatever cannot work, before anything is compiled.
+    """
+    mesh = data_mesh()
+    check_batch_size(config.data.batch_size, config.train.num_microbatches, mesh)
+    corpus = open_data(config)
+    prepare_folder(config, overwrite=overwrite)
+    run = _make_run(config, corpus, mesh)
+    with Checkpoints(config.run_folder, keep=config.train.keep_checkpoints) as checkpoints:
+        state = _start(run, checkpoints)
+        first_step = int(state.step)
+        with (
+            MetricsWriter(config.run_folder, first_step=first_step) as writer,
+            ProgressLine(config.train.num_steps, first_step) as progress,
+        ):
+            _introduce(run, first_step, progress)
+            return _loop(run, state, checkpoints, writer, progress)
+
+
+def open_data(config: Config) -> Corpus:
+    """Opens the corpus, building it first where that is asked for, and checks that the run fits it.
+
+    Raises:
+      ValueError: if it cannot be had or does not fit.
+    """
+    corpus = ensure_corpus(config.data)
+    if corpus.vocab_size > config.model.vocab_size:
+        raise ValueError(
+            f"model.vocab_size is {config.model.vocab_size}; the tokenizer of {corpus.folder} has "
+            f"{corpus.vocab_size} tokens, and each must have its row"
+        )
+    for split in ("train", "validation"):
+        num_sequences(corpus, split, config.data.sequence_length)
+    return corpus
+
+
+def prepare_folder(config: Config, *, overwrite: bool) -> None:
+    """Makes the run folder, or accepts one of the same config.
+
+    Raises:
+      ValueError: if the folder holds a run of another config, or something that is no run.
+    """
+    folder = pathlib.Path(config.run_folder)
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"run_folder is {folder}, which is a file; it must be a folder or not exist yet")
+    if folder.exists() and any(folder.iterdir()):
+        if not (folder / CONFIG_FILE).is_file():
+            raise ValueError(
+                f"{folder} is not empty and not a run folder; choose another --config.run_folder"
+            )
+        if not overwrite:
+            changed = differences(config, read_config(folder))
+            if changed:
+                raise ValueError(
+                    f"{folder} holds a run of another config ({'; '.join(changed[:3])}); choose another "
+                    "--config.run_folder, or give --overwrite to throw the old run away"
+                )
+            return
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    aside = folder / (CONFIG_FILE + ".partial")
+    aside.write_text(config.to_text())
+    aside.rename(folder / CONFIG_FILE)
+
+
+def _make_run(config: Config, corpus: Corpus, mesh: Mesh) -> _Run:
+    rules = make_rules(config)
+    whole, rows = replicated(mesh), by_rows(mesh)
+    step = functools.partial(
+        train_step, rules=rules, mesh=mesh, num_microbatches=config.train.num_microbatches
+    )
+    evaluate = functools.partial(evaluate_step, model=rules.model, mesh=mesh)
+    token_bytes_V = np.zeros(config.model.vocab_size, np.int32)
+    token_bytes_V[: corpus.vocab_size] = load_tokenizer(config.data.tokenizer).token_bytes()
+    return _Run(
+        config=config,
+        corpus=corpus,
+        token_bytes_V=token_bytes_V,
+        mesh=mesh,
+        rules=rules,
+        step=jax.jit(
+            step, in_shardings=(whole, rows), out_shardings=(whole, whole), donate_argnames=("state",)
+        ),
+        evaluate=jax.jit(evaluate, in_shardings=(whole, rows), out_shardings=whole),
+    )
+
+
+def _start(run: _Run, checkpoints: Checkpoints) -> TrainState:
+    """The newest checkpoint's state, or a fresh one; on all devices."""
+    whole = replicated(run.mesh)
+    init = functools.partial(init_state, run.config, run.rules)
+    step = checkpoints.latest_step()
+    if step is None:
+        return jax.jit(init, out_shardings=whole)()
+    abstract = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole), jax.eval_shape(init)
+    )
+    weights, training = checkpoints.restore(step, weights=abstract.variables, training=_training(abstract))
+    return TrainState(params=weights["params"], router_bias_LX=weights["router_bias"]["layers"], **training)
+
+
+def _training(state: TrainState) -> dict[str, Any]:
+    """What a checkpoint holds besides the weights."""
+    return {
+        "step": state.step,
+        "optimizer": state.optimizer,
+        "balancer": state.balancer,
+        "key": state.key,
+    }
+
+
+def _introduce(run: _Run, first_step: int, progress: ProgressLine) -> None:
+    config = run.config
+    device = run.mesh.devices.flat[0]
+    tokens = config.data.batch_size * config.data.sequence_length
+    progress.say(
+        f"run {config.run_folder} on {run.mesh.size} x {device.device_kind}: {config.train.num_steps} steps of "
+        f"{tokens:,} tokens from {run.corpus.folder}"
+    )
+    if first_step:
+        progress.say(f"resuming at step {first_step} from {config.run_folder}/{FOLDER}")
+
+
+def _loop(
+    run: _Run, state: TrainState, checkpoints: Checkpoints, writer: MetricsWriter, progress: ProgressLine
+) -> TrainResult:
+    config, first_step = run.config, int(state.step)
+    num_steps = config.train.num_steps
+    clock = _Clock()
+    for step, batch in _numbered_batches(run, first_step):
+        rows = jax.device_put(batch, by_rows(run.mesh))
+        with jax.transfer_guard("disallow"):
+            state, metrics = run.step(state, rows)
+        due = step == 1 or step == num_steps or step % config.train.log_every == 0
+        if due or step == first_step + 1:  # a resumed run shows at once that it lives
+            values = _train_values(run, jax.device_get(metrics), batch, clock.lap(step))
+            progress.update(step, values)
+            if due:
+                writer.write(step, "train", values)
+        if step == num_steps or step % config.train.eval_every == 0:
+            _evaluate(run, state, step, writer, progress)
+            clock.restart(step)
+        if step == num_steps or step % config.train.checkpoint_every == 0:
+            checkpoints.save(step, weights=state.variables, training=_training(state))
+            clock.restart(step)
+    held_out = read_metrics(config.run_folder, "validation")[-1]["bits_per_byte"]
+    return TrainResult(config, run.corpus, run.rules, state, held_out)
+
+
+def _numbered_batches(run: _Run, first_step: int) -> Iterator[tuple[int, Batch]]:
+    """Batches with the number of the step that each makes, from 1."""
+    remaining = run.config.train.num_steps - first_step
+    if remaining <= 0:
+        return
+    batches = training_batches(run.corpus, run.config.data, first_step=first_step, num_steps=remaining)
+    yield from enumerate(batches, start=first_step + 1)
+
+
+class _Clock:
+    """Seconds a step since the last look, without what evaluation and checkpoints took."""
+
+    def __init__(self):
+        self._step: int | None = None
+        self._time = time.monotonic()
+
+    def restart(self, step: int) -> None:
+        self._step, self._time = step, time.monotonic()
+
+    def lap(self, step: int) -> float:
+        seconds = time.monotonic() - self._time
+        steps = 1 if self._step is None else max(step - self._step, 1)
+        self.restart(step)
+        return seconds / steps
+
+
+def _train_values(run: _Run, metrics: Metrics, batch: Batch, seconds: float) -> dict[str, float]:
+    """The scalars of a step, for people and files."""
+    config = run.config
+    length = config.data.sequence_length
+    tokens_per_second = batch.tokens_BT.size / seconds
+    nats = float(metrics.loss) * float(metrics.num_targets)
+    num_bytes = text_bytes(np.asarray(batch.targets_BT), np.asarray(batch.weights_BT), run.token_bytes_V)
+    counts_LX = metrics.router_counts_LX
+    values = {
+        "loss": float(metrics.loss),
+        "bits_per_byte": bits_per_byte(nats, num_bytes),
+        "gradient_norm": float(metrics.gradient_norm),
+        "update_norm": float(metrics.update_norm),
+        "load_entropy": float(np.mean(load_entropy(counts_LX))),
+        "router_entropy": float(np.mean(metrics.router_entropy_L)),
+        "skipped": float(counts_LX[:, -1].sum() / counts_LX.sum()),
+        "tokens_per_second": tokens_per_second,
+    }
+    peak = peak_flops(run.mesh.devices.flat[0].device_kind)
+    if peak is not None:
+        flops = train_flops_per_token(config.model, length) * tokens_per_second
+        values["model_flops_utilisation"] = flops / (peak * run.mesh.size)
+    return values
+
+
+def _evaluate(run: _Run, state: TrainState, step: int, writer: MetricsWriter, progress: ProgressLine) -> None:
+    """Says and writes down the held-out loss."""
+    config = run.config
+    nats = num_bytes = num_targets = 0.0
+    for batch in evaluation_batches(
+        run.corpus,
+        split="validation",
+        sequence_length=config.data.sequence_length,
+        batch_size=config.data.batch_size,
+        limit=config.train.eval_sequences,
+    ):
+        sums = run.evaluate(state.variables, jax.device_put(batch, by_rows(run.mesh)))
+        nats += float(sums.loss)
+        num_targets += float(sums.num_targets)
+        num_bytes += text_bytes(np.asarray(batch.targets_BT), np.asarray(batch.weights_BT), run.token_bytes_V)
+    values = {"loss": nats / max(num_targets, 1), "bits_per_byte": bits_per_byte(nats, num_bytes)}
+    writer.write(step, "validation", values)
+    progress.say(f"step {step}: held-out loss {values['loss']:.4f}, {values['bits_per_byte']:.4f} bits/byte")

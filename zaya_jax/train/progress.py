@@ -1,0 +1,73 @@
+"""The line that a person watches: live on a terminal, plain elsewhere."""
+
+import sys
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+
+class ProgressLine:
+    """Shows where a run is.
+
+    Args:
+      num_steps: of the whole run.
+      first_step: steps already done.
+      console: where to write; standard error by default.
+    """
+
+    def __init__(self, num_steps: int, first_step: int, console: Console | None = None):
+        self._console = console or Console(stderr=False, file=sys.stdout, soft_wrap=True, highlight=False)
+        self._num_steps = num_steps
+        self._first_step = first_step
+        self._started = time.monotonic()
+        self._bar = None
+        if self._console.is_terminal:
+            columns = (BarColumn(16), TextColumn("{task.description}"), TimeRemainingColumn())
+            self._bar = Progress(*columns, console=self._console)
+            self._task = self._bar.add_task("compiling the step", total=num_steps, completed=first_step)
+
+    def __enter__(self) -> "ProgressLine":
+        if self._bar:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        if self._bar:
+            self._bar.stop()
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        self._console.print(text, markup=False)
+
+    def update(self, step: int, values: dict[str, float]) -> None:
+        """Shows the metrics of a step."""
+        text = describe(step, self._num_steps, values)
+        if self._bar:
+            self._bar.update(self._task, completed=step, description=text)
+            return
+        done = step - self._first_step
+        left = (time.monotonic() - self._started) / max(done, 1) * (self._num_steps - step)
+        self.say(f"{text} | {format_duration(left)} left")
+
+
+def describe(step: int, num_steps: int, values: dict[str, float]) -> str:
+    """The metrics of a step on one line."""
+    parts = [
+        f"step {step}/{num_steps}",
+        f"loss {values['loss']:.4f}",
+        f"{values['bits_per_byte']:.3f} bits/byte",
+        f"{values['tokens_per_second']:,.0f} tokens/s",
+    ]
+    if "model_flops_utilisation" in values:
+        parts.append(f"MFU {values['model_flops_utilisation']:.1%}")
+    parts.append(f"load entropy {values['load_entropy']:.4f}")
+    return " | ".join(parts)
+
+
+def format_duration(seconds: float) -> str:
+    """As 1:02:03 or 2:03."""
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
