@@ -4,16 +4,21 @@ Its code gives a token that chooses the skip class the router's probability time
 (Mixture-of-Depths), where Hugging Face and the later releases give it nothing.
 """
 
+import zaya1_8b
 from ml_collections import ConfigDict
-
-from configs.zaya1_8b import get_config as zaya1_8b
 
 
 def get_config() -> ConfigDict:
     """ZAYA1-8B with the identity as skip class and the RoPE base of the 32k stage it was released at."""
-    config = zaya1_8b()
-    config.run_folder = "runs/zaya1_base"
-    config.model.skip_class = "identity"
-    config.model.rope_theta = 1_000_000.0
-    config.model.max_position_embeddings = 32_768
+    config = zaya1_8b.get_config()
+    config.update(
+        {
+            "run_folder": "runs/zaya1_base",
+            "model": {
+                "skip_class": "identity",
+                "rope_theta": 1_000_000.0,
+                "max_position_embeddings": 32_768,
+            },
+        }
+    )
     return config

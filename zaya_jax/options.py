@@ -4,9 +4,10 @@ import argparse
 import ast
 import dataclasses
 import runpy
+import sys
 import typing
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from ml_collections import ConfigDict
 
@@ -69,7 +70,12 @@ def load_config(path: str, overrides: Sequence[str]) -> Config:
 
 
 def _read_file(path: str) -> dict[str, Any]:
-    namespace = runpy.run_path(str(find_config(path)))
+    file = find_config(path)
+    sys.path.insert(0, str(file.parent))  # a config may begin with one beside it
+    try:
+        namespace = runpy.run_path(str(file))
+    finally:
+        sys.path.remove(str(file.parent))
     if not callable(namespace.get("get_config")):
         raise ValueError(f"{path} is not a config file: it must define get_config()")
     config = namespace["get_config"]()
@@ -94,11 +100,10 @@ def _set(values: dict[str, Any], name: str, text: str) -> None:
 def _parse(text: str, hint: Any) -> Any:
     """The value that a text stands for: itself where a text is wanted, else a Python literal."""
     options = (hint, *typing.get_args(hint))
-    is_text = str in options or any(isinstance(option, str) for option in options)
-    is_text = is_text or any(typing.get_origin(option) is typing.Literal for option in options)
-    if is_text and not (text == "None" and type(None) in options):
-        if typing.get_origin(hint) is not tuple:
-            return text
+    is_text = str in options or any(isinstance(o, str) or typing.get_origin(o) is Literal for o in options)
+    is_none = text == "None" and type(None) in options
+    if is_text and not is_none and typing.get_origin(hint) is not tuple:
+        return text
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):

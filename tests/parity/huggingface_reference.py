@@ -8,6 +8,7 @@ import functools
 import typing
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import torch
 from transformers import ZayaConfig, ZayaForCausalLM
@@ -63,7 +64,8 @@ def build(seed: int, *, attention: str = "eager", **fields) -> Pair:
     reference = ZayaForCausalLM(ZayaConfig(**settings)).eval()
     randomise(reference, seed)
     config = config_from_huggingface(reference.config.to_dict())
-    return Pair(reference, config, variables_from_huggingface(config, tensors_of(reference)))
+    variables = variables_from_huggingface(config, tensors_of(reference))
+    return Pair(reference, config, jax.tree.map(jnp.asarray, variables))
 
 
 def tensors_of(reference: ZayaForCausalLM) -> dict[str, np.ndarray]:

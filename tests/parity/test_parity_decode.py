@@ -74,8 +74,7 @@ def score_without_cache(pair: Pair, prompt_BT, mask_BT, new_BT) -> Decoded:
 
 
 CASES = {
-    "full": ({"lm_head_bias": True}, None, 4),
-    "full_left_padding": ({"cca_time0": 3}, "left", 4),
+    "full_left_padding": ({"cca_time0": 3, "lm_head_bias": True}, "left", 4),
     "window_left_padding": (
         {"layer_types": [SLIDING, FULL, SLIDING], "sliding_window": 6, "rope_parameters": rope(1e5, 300.0)},
         "left",

@@ -15,7 +15,10 @@ TOLERANCE = 1e-3
 
 CASES = {
     "as_8b": ({}, None),
-    "left_padding_conv_3_2_one_layer": ({"cca_time0": 3, "num_hidden_layers": 1}, "left"),
+    "one_layer_one_expert_conv_3_2_left_padding": (
+        {"cca_time0": 3, "num_hidden_layers": 1, "num_experts": 1},
+        "left",
+    ),
     "right_padding_head_bias": ({"lm_head_bias": True, "num_key_value_heads": 1}, "right"),
     "window_left_padding": (
         {
@@ -26,7 +29,6 @@ CASES = {
         },
         "left",
     ),
-    "one_expert": ({"num_experts": 1, "num_hidden_layers": 2}, None),
 }
 
 
@@ -39,14 +41,14 @@ def torch_gradients(pair: Pair, tokens_BT, targets_BT, real_BT, mask_BT) -> dict
 
 
 def our_gradients(pair: Pair, tokens_BT, targets_BT, real_BT, mask_BT) -> dict[str, np.ndarray]:
-    def loss(params):
+    def loss(params, tokens_BT, mask_BT):
         bias_LX = pair.variables["router_bias"]["layers"]
         out = forward(pair.config, params, bias_LX, tokens_BT, None, mask_BT)
         log_probs_BTV = jax.nn.log_softmax(out.logits_BTV)
         losses_BT = -jnp.take_along_axis(log_probs_BTV, targets_BT[:, :, None], axis=-1)[:, :, 0]
         return jnp.sum(losses_BT * real_BT) / real_BT.sum()
 
-    gradients = jit(jax.grad(loss))(pair.variables["params"])
+    gradients = jit(jax.grad(loss))(pair.variables["params"], tokens_BT, mask_BT)
     # The layout of a gradient is its weight's.
     tensors = variables_to_huggingface(pair.config, pair.variables | {"params": gradients})
     return {name: tensor for name, tensor in tensors.items() if not name.endswith("balancing_biases")}

@@ -71,9 +71,10 @@ CASES = {
     "window_beyond_the_sequence": Case(
         {"layer_types": [FULL, SLIDING, SLIDING], "sliding_window": 64}, attention="sdpa"
     ),
-    "batch_of_one": Case({}, batch=1, time=31),
     "one_token": Case({"layer_types": [FULL, SLIDING, FULL], "sliding_window": 2}, batch=2, time=1),
-    "large_epsilon_wide_head": Case({"rms_norm_eps": 0.05, "head_dim": 32, "hidden_size": 40}),
+    "batch_of_one_large_epsilon_wide_head": Case(
+        {"rms_norm_eps": 0.05, "head_dim": 32, "hidden_size": 40}, batch=1, time=31
+    ),
 }
 
 

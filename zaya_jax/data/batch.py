@@ -3,16 +3,14 @@
 Letters: B batch, T time.
 """
 
-import dataclasses
-from collections.abc import Iterable
-from typing import Any
-
 import jax
 import numpy as np
 from jaxtyping import Float, Int, Integer
 
+from zaya_jax.pytree import pytree
 
-@dataclasses.dataclass(frozen=True)
+
+@pytree
 class Batch:
     """Sequences of packed document pieces, complete in themselves: nothing outside is needed.
 
@@ -31,25 +29,6 @@ class Batch:
     weights_BT: Float[np.ndarray | jax.Array, "*B T"]
     positions_BT: Int[np.ndarray | jax.Array, "*B T"]
     segments_BT: Int[np.ndarray | jax.Array, "*B T"]
-
-
-_FIELDS = tuple(field.name for field in dataclasses.fields(Batch))
-
-
-def _flatten(batch: Batch) -> tuple[list[tuple[Any, Any]], None]:
-    return [(jax.tree_util.GetAttrKey(name), getattr(batch, name)) for name in _FIELDS], None
-
-
-def _unflatten(_: None, leaves: Iterable[Any]) -> Batch:
-    # Not through __init__: trees of shapes or shardings are Batches too, and under pytest
-    # jaxtyping lets __init__ take arrays only.
-    batch = object.__new__(Batch)
-    for name, leaf in zip(_FIELDS, leaves, strict=True):
-        object.__setattr__(batch, name, leaf)
-    return batch
-
-
-jax.tree_util.register_pytree_with_keys(Batch, _flatten, _unflatten)
 
 
 def make_example(tokens_BT: Integer[np.ndarray, "*B T"], *, bos_id: int, pad_id: int) -> Batch:

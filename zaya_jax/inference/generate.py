@@ -6,7 +6,6 @@ calls find what an earlier one compiled. Padding changes nothing that a row sees
 Letters: B batch, T padded prompt length, M room for new tokens, V vocabulary.
 """
 
-import dataclasses
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
@@ -21,6 +20,7 @@ from zaya_jax.config import ModelConfig
 from zaya_jax.inference.sampling import Sampling, sample
 from zaya_jax.model.cache import Cache, init_cache
 from zaya_jax.model.zaya import Output, Zaya
+from zaya_jax.pytree import pytree
 
 PAD = 0
 SMALLEST_PROMPT = 16
@@ -29,8 +29,7 @@ NO_EOS = -1
 """Stands for no end token, which no token equals: with and without one is the same program."""
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class Rule:
     """How the next token is chosen, and which one ends a row."""
 
@@ -40,8 +39,7 @@ class Rule:
     """`NO_EOS` for none."""
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class Decoding:
     """Where a batch of texts is."""
 

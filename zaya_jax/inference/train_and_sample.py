@@ -20,9 +20,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         "train",
         "Trains a model, or goes on with a run from its newest checkpoint.",
         (
-            "zaya train                                            # configs/tiny.py, minutes on two CPU cores",
-            "zaya train --config=configs/tiny.py --config.run_folder=runs/wide --config.model.hidden_size=256",
-            "zaya train --config=configs/zaya1_8b.py --dry-run     # shapes, counts, memory; allocates nothing",
+            "zaya train",
+            "zaya train --config.run_folder=runs/wide --config.model.hidden_size=256",
+            "zaya train --config=configs/zaya1_8b.py --dry-run --devices=1024",
         ),
     )
     add_config_options(parser)
@@ -30,12 +30,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--overwrite", action="store_true", help="throw away the run that the run folder holds"
     )
     parser.add_argument("--dry-run", action="store_true", help="say what the run would be, and stop")
+    parser.add_argument("--devices", type=int, help="with --dry-run: how many share the batch")
     options, overrides = parser.parse_known_args(argv)
     config = load_config(options.config, overrides)
     if options.dry_run:
         from zaya_jax.plan.describe import describe
 
-        describe(config)
+        describe(config, devices=options.devices)
         return
     report(train(config, overwrite=options.overwrite))
 

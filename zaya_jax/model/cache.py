@@ -9,7 +9,6 @@ Letters: L layers, B batch, T time of the chunk, Z slots of all layers, S slots 
 N query heads, K key/value heads, H head width.
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -23,13 +22,13 @@ from jaxtyping import Array, Float, Int
 from zaya_jax.config import HYBRID_SLIDING, ModelConfig
 from zaya_jax.model.attention import attend, attention_mask
 from zaya_jax.model.cca import CcaState
+from zaya_jax.pytree import pytree, static
 
 Pool = tuple[Float[Array, "B Z K H"], Float[Array, "B Z K H"]]
 """Rotated keys, and values."""
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class Cache:
     """Decode state of a batch of sequences."""
 
@@ -41,9 +40,9 @@ class Cache:
     """Tokens so far, padding included."""
     first_B: Int[Array, " B"]
     """Index of each sequence's first token behind its padding."""
-    max_length: int = dataclasses.field(metadata={"static": True})
+    max_length: int = static()
     """Tokens that fit, padding included."""
-    empty: bool = dataclasses.field(metadata={"static": True})
+    empty: bool = static()
     """Whether nothing was written yet; a first chunk then attends to itself alone."""
 
 
@@ -91,8 +90,7 @@ def empty_cca_state(config: ModelConfig, batch_size: int) -> CcaState:
     )
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class LayerSlots:
     """Which slots of the pool are a layer's. Arrays, so that they can be data of a scan."""
 

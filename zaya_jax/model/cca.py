@@ -6,7 +6,6 @@ head, A = N + K heads, H head width, C = A*H latent channels, U = K*H/2 half of 
 I and J taps of the two convolutions, W = I + J - 2 earlier tokens that they need.
 """
 
-import dataclasses
 from collections.abc import Mapping
 
 import jax
@@ -14,16 +13,16 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from zaya_jax.model.norms import l2_norm
+from zaya_jax.pytree import pytree
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class CcaState:
     """What the tokens before a chunk leave behind; zeros before the first one."""
 
-    tail_BWC: Float[Array, "B W C"]
+    tail_BWC: Float[Array, "*L B W C"]
     """Latent queries and keys of the last W tokens, before the convolutions."""
-    delayed_BU: Float[Array, "B U"]
+    delayed_BU: Float[Array, "*L B U"]
     """The last token's half value, which the next token uses."""
 
 
@@ -105,14 +104,15 @@ def _convolve(
     depthwise_BSC = bias_C
     for kernel_C, tap_BSC in zip(kernel_IC, taps, strict=True):
         depthwise_BSC = depthwise_BSC + kernel_C * tap_BSC
-    mixed_BTAH = grouped["bias"].reshape(heads, width)
+    # Heads lead: the products are then a batch of matrices, which every backend has in every dtype.
+    mixed_ABTH = grouped["bias"].reshape(heads, 1, 1, width)
     for tap, tap_BTC in enumerate(taps_over_time(depthwise_BSC, num_taps, segments_BS, fill=bias_C)):
-        tap_BTAH = tap_BTC.reshape(batch, time, heads, width)
+        tap_ABTH = tap_BTC.reshape(batch, time, heads, width).transpose(2, 0, 1, 3)
         kernel_AHH = grouped["kernel"][:, tap].astype(dtype)
-        mixed_BTAH = mixed_BTAH + jnp.einsum(
-            "btah,ahx->btax", tap_BTAH, kernel_AHH, preferred_element_type=jnp.float32
+        mixed_ABTH = mixed_ABTH + jnp.einsum(
+            "abth,ahx->abtx", tap_ABTH, kernel_AHH, preferred_element_type=jnp.float32
         )
-    return mixed_BTAH, latent_BSC[:, time:].astype(tail_BWC.dtype)
+    return mixed_ABTH.transpose(1, 2, 0, 3), latent_BSC[:, time:].astype(tail_BWC.dtype)
 
 
 def taps_over_time(

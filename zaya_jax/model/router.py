@@ -4,7 +4,6 @@ Source: [8B] eqs. 1-5. Letters: B batch, T time, D model width, R router width, 
 X = E + 1 classes, the last one being the skip class.
 """
 
-import dataclasses
 from collections.abc import Mapping
 
 import jax
@@ -12,10 +11,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from zaya_jax.model.norms import rms_norm
+from zaya_jax.pytree import pytree
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class Routing:
     """A router's answer."""
 

@@ -8,6 +8,7 @@ Letters: B batch, T time, D model width, V vocabulary, L layers, R router width,
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -34,13 +35,13 @@ from zaya_jax.model.norms import rms_norm
 from zaya_jax.model.residual import merge_residual
 from zaya_jax.model.rope import Rotation, apply_rope, rope_table
 from zaya_jax.model.router import Routing, route
+from zaya_jax.pytree import pytree
 
 SKIP_BIAS = -1.0
 """Where the skip class's balancing bias starts, and in the released weights still is (facts 3.3)."""
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class RouterStats:
     """What the routers of all layers did with a batch. Padding does not count."""
 
@@ -52,8 +53,7 @@ class RouterStats:
     """The chosen class of each token; padding is shown as skipped."""
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class Output:
     """What the network makes of a batch."""
 
@@ -118,7 +118,7 @@ class Zaya(nn.Module):
         )
 
 
-def _initialise(tree: Mapping, key: jax.Array, name: str) -> dict:
+def _initialise(tree: Any, key: jax.Array, name: str) -> dict:
     return weight_declarations.initialise(tree, key, name)
 
 
@@ -194,8 +194,7 @@ def layers(
     return x_BTD, router, cache
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class LayerInput:
     """What differs from layer to layer; stacked along L it is what the scan runs over."""
 

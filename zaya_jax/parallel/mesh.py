@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 DATA = "data"
 
 
-def data_mesh(devices: Sequence[jax.Device] | None = None) -> Mesh:
+def data_mesh(devices: Sequence[Any] | None = None) -> Mesh:
     """A mesh of the given devices, all by default, along one axis of data."""
     return Mesh(np.array(jax.devices() if devices is None else devices), (DATA,))
 
@@ -26,16 +26,16 @@ def by_rows(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(DATA))
 
 
-def check_batch_size(batch_size: int, num_microbatches: int, mesh: Mesh) -> None:
+def check_batch_size(batch_size: int, num_microbatches: int, num_devices: int) -> None:
     """Refuses a batch that cannot be dealt out.
 
     Raises:
       ValueError: unless the batch size is a multiple of devices times microbatches.
     """
-    parts = mesh.size * num_microbatches
+    parts = num_devices * num_microbatches
     if batch_size % parts:
         raise ValueError(
-            f"data.batch_size is {batch_size}; it must be a multiple of {parts}: {mesh.size} devices times "
+            f"data.batch_size is {batch_size}; it must be a multiple of {parts}: {num_devices} devices times "
             f"{num_microbatches} microbatches"
         )
 

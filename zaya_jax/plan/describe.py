@@ -3,6 +3,7 @@
 import math
 
 import jax
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
@@ -10,20 +11,31 @@ from zaya_jax.config import Config
 from zaya_jax.model.flops import active_parameters, train_flops_per_token
 from zaya_jax.model.weights import Weight, count_parameters, declare, flatten
 from zaya_jax.optim.optimizer import learning_rate_schedule
+from zaya_jax.parallel.mesh import check_batch_size
 from zaya_jax.train.state import init_state, make_rules
 
 GIB = 2**30
 
 
-def describe(config: Config, console: Console | None = None) -> None:
-    """Prints shapes, counts, tokens a step, schedule and memory of a run. Allocates no weights."""
+def describe(config: Config, *, devices: int | None = None, console: Console | None = None) -> None:
+    """Prints shapes, counts, tokens a step, schedule and memory of a run. Allocates no weights.
+
+    Args:
+      config: of the run.
+      devices: how many share the batch; None for those of this machine.
+      console: where to print.
+
+    Raises:
+      ValueError: if the batch cannot be dealt out to the devices.
+    """
+    devices = devices or jax.device_count()
     console = console or Console(soft_wrap=True, highlight=False)
     console.print(_weights_table(flatten(declare(config.model)), config))
     console.print(_facts_table(config))
-    console.print(_memory_table(memory_estimate(config)))
+    console.print(_memory_table(memory_estimate(config, devices), devices))
 
 
-def memory_estimate(config: Config) -> dict[str, int]:
+def memory_estimate(config: Config, devices: int) -> dict[str, int]:
     """Bytes that each device holds, all weights and its share of the batch, by kind.
 
     State is exact: the sizes of the arrays that training makes. Activations are an estimate: with
@@ -32,17 +44,18 @@ def memory_estimate(config: Config) -> dict[str, int]:
     """
     state = jax.eval_shape(lambda: init_state(config, make_rules(config)))
     parameters = _bytes(state.params)
-    devices = math.gcd(config.data.batch_size, jax.device_count())
+    check_batch_size(config.data.batch_size, config.train.num_microbatches, devices)
     rows = config.data.batch_size // devices // config.train.num_microbatches
-    tokens = max(rows, 1) * config.data.sequence_length
+    tokens = rows * config.data.sequence_length
     stream, layer = _activation_bytes(config)
     layers = config.model.num_hidden_layers
     kept = stream * layers + layer if config.model.remat == "layer" else (stream + layer) * layers
+    working = {} if config.model.dtype == "float32" else {"weights in bfloat16": parameters // 2}
     return {
         "weights, float32": parameters,
         "gradients, float32": parameters,
         "optimiser state": _bytes(state.optimizer) + _bytes(state.balancer),
-        f"weights in {config.model.dtype}": 0 if config.model.dtype == "float32" else parameters // 2,
+        **working,
         f"activations of {tokens:,} tokens": tokens * kept,
         "logits and their gradient, float32": 2 * tokens * config.model.vocab_size * 4,
     }
@@ -81,7 +94,7 @@ def _facts_table(config: Config) -> Table:
     flops = train_flops_per_token(model, data.sequence_length)
     schedule = learning_rate_schedule(optimizer, config.train.num_steps)
     moments = sorted({0, optimizer.warmup_steps, config.train.num_steps // 2, config.train.num_steps})
-    rates = ", ".join(f"{float(schedule(step)):.2e} at {step:,}" for step in moments)
+    rates = ", ".join(f"{float(np.asarray(schedule(step))):.2e} at {step:,}" for step in moments)
     table = Table("what", "how much", title="run")
     table.add_row("parameters", f"{count_parameters(model):,}")
     table.add_row("active a token, without embedding", f"{active_parameters(model):,}")
@@ -94,8 +107,8 @@ def _facts_table(config: Config) -> Table:
     return table
 
 
-def _memory_table(estimate: dict[str, int]) -> Table:
-    table = Table("memory a device", "GiB", title=f"{jax.device_count()} devices, all weights on each")
+def _memory_table(estimate: dict[str, int], devices: int) -> Table:
+    table = Table("memory a device", "GiB", title=f"{devices:,} devices, all weights and state on each")
     for name, size in estimate.items():
         table.add_row(name, f"{size / GIB:,.2f}")
     table.add_row("sum", f"{sum(estimate.values()) / GIB:,.2f}")

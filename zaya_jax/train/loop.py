@@ -62,7 +62,7 @@ def train(config: Config, *, overwrite: bool = False) -> TrainResult:
       ValueError: for whatever cannot work, before anything is compiled.
     """
     mesh = data_mesh()
-    check_batch_size(config.data.batch_size, config.train.num_microbatches, mesh)
+    check_batch_size(config.data.batch_size, config.train.num_microbatches, mesh.size)
     corpus = open_data(config)
     prepare_folder(config, overwrite=overwrite)
     run = _make_run(config, corpus, mesh)
@@ -174,8 +174,8 @@ def _introduce(run: _Run, first_step: int, progress: ProgressLine) -> None:
     device = run.mesh.devices.flat[0]
     tokens = config.data.batch_size * config.data.sequence_length
     progress.say(
-        f"run {config.run_folder} on {run.mesh.size} x {device.device_kind}: {config.train.num_steps} steps of "
-        f"{tokens:,} tokens from {run.corpus.folder}"
+        f"run {config.run_folder} on {run.mesh.size} x {device.device_kind}: "
+        f"{config.train.num_steps:,} steps of {tokens:,} tokens from {run.corpus.folder}"
     )
     if first_step:
         progress.say(f"resuming at step {first_step} from {config.run_folder}/{FOLDER}")

@@ -17,12 +17,12 @@ from zaya_jax.data.batch import Batch
 from zaya_jax.model.zaya import Zaya
 from zaya_jax.optim.balancing import balancing_gradient
 from zaya_jax.parallel.mesh import sum_over_rows
+from zaya_jax.pytree import pytree
 from zaya_jax.train.loss import cross_entropy
 from zaya_jax.train.state import Rules, TrainState
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class Sums:
     """What a forward pass adds up over the rows of a batch."""
 
@@ -35,8 +35,7 @@ class Sums:
     num_rows: Float[Array, ""]
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class Metrics:
     """What a step tells of itself."""
 
@@ -113,7 +112,7 @@ def _forward(model: Zaya, params: Any, bias_LX: jax.Array, batch: Batch) -> tupl
     variables = {"params": params, "router_bias": {"layers": bias_LX}}
     out: Any = model.apply(variables, batch.tokens_BT, batch.positions_BT, batch.segments_BT)
     with jax.named_scope("loss"):
-        loss = cross_entropy(out.logits_BTV, batch.targets_BT, batch.weights_BT)
+        loss = cross_entropy(out.logits_BTV, jnp.asarray(batch.targets_BT), jnp.asarray(batch.weights_BT))
     num_rows = jnp.float32(batch.tokens_BT.shape[0])
     return loss, Sums(
         loss=loss,

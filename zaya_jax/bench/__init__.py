@@ -1,0 +1,1 @@
+"""Measurements: what was compared, the bound from physics, and both figures."""

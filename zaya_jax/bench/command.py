@@ -1,0 +1,24 @@
+"""`zaya bench WHAT`."""
+
+from collections.abc import Sequence
+
+from zaya_jax.bench import experts, torch_comparison
+from zaya_jax.options import Parser
+
+BENCHMARKS = {"torch": torch_comparison.run, "experts": experts.run}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Runs `zaya bench`."""
+    parser = Parser(
+        "bench",
+        "Measures. torch: train step, forward and decode against transformers' ZayaForCausalLM. "
+        "experts: memory and operations of the expert dispatch.",
+        ("zaya bench torch", "zaya bench torch --rounds 10", "zaya bench experts"),
+    )
+    parser.add_argument("what", choices=BENCHMARKS, help="what to measure")
+    parser.add_argument("--rounds", type=int, default=5, help="timings of each, of which the best counts")
+    options = parser.parse_args(argv)
+    if options.rounds < 1:
+        raise ValueError(f"--rounds is {options.rounds}; it must be at least 1")
+    BENCHMARKS[options.what](rounds=options.rounds)

@@ -1,0 +1,77 @@
+"""`zaya bench experts`: what the dispatch to experts holds in memory and computes.
+
+Letters: P rows, D model width, E experts, Q gate and up, F expert width.
+"""
+
+import jax
+import jax.numpy as jnp
+from rich.console import Console
+from rich.table import Table
+
+from pallas_kernels.grouped_matmul.blocked import MAX_BLOCK_ROWS
+from zaya_jax.model.experts import apply_experts
+
+MIB = 2**20
+
+
+def run(*, rounds: int = 1, num_rows: int = 16_384, num_experts: int = 16, width: int = 2048) -> None:
+    """Compiles the experts forward, and forward with backward, and prints XLA's own figures.
+
+    Args:
+      rounds: unused: nothing is timed.
+      num_rows: P, tokens.
+      num_experts: E.
+      width: D and F, as in ZAYA1-8B.
+    """
+    del rounds
+    rows_bytes = 4 * num_rows * width
+    table = Table(
+        "pass", "temporaries, MiB", "routed rows, MiB", "ratio", "rows x experts x width, MiB",
+        title=f"experts on {jax.default_backend()}: {num_rows:,} tokens, {num_experts} experts of {width}, float32",
+    )  # fmt: skip
+    operations = Table(
+        "pass", "loop bodies, GFLOP", "most blocks", "computed at most, TFLOP", "useful, TFLOP", "ratio",
+        title=f"operations: every expert may leave one block of {MAX_BLOCK_ROWS} rows part empty",
+    )  # fmt: skip
+    for name, products, kept in (("forward", 2, 1), ("forward and backward", 6, 1)):
+        compiled = compile_experts(num_rows, num_experts, width, backward=name != "forward")
+        temporary = compiled.memory_analysis().temp_size_in_bytes
+        table.add_row(
+            name,
+            f"{temporary / MIB:,.0f}",
+            f"{rows_bytes / MIB:,.0f}",
+            f"{temporary / rows_bytes:.2f}",
+            f"{rows_bytes * num_experts / MIB:,.0f}",
+        )
+        body = compiled.cost_analysis()["flops"]
+        blocks = num_rows // MAX_BLOCK_ROWS + num_experts
+        useful = 2.0 * num_rows * width * width * 3 * (products // 2)
+        operations.add_row(
+            name,
+            f"{body / 1e9:,.2f}",
+            f"{blocks * kept}",
+            f"{body * blocks / 1e12:,.3f}",
+            f"{useful / 1e12:,.3f}",
+            f"{body * blocks / useful:.3f}",
+        )
+    console = Console()
+    console.print(table)
+    console.print(operations)
+
+
+def compile_experts(num_rows: int, num_experts: int, width: int, *, backward: bool) -> jax.stages.Compiled:
+    """The experts of one layer, compiled for this machine from shapes alone."""
+
+    def forward(x_PD, weights, experts_P):
+        return apply_experts(x_PD, experts_P, weights)
+
+    def gradient(x_PD, weights, experts_P):
+        return jax.vjp(lambda x, w: forward(x, w, experts_P), x_PD, weights)[1](x_PD)
+
+    rows = jax.ShapeDtypeStruct((num_rows, width), jnp.float32)
+    weights = {
+        "gate_up_proj": jax.ShapeDtypeStruct((num_experts, width, 2, width), jnp.float32),
+        "down_proj": jax.ShapeDtypeStruct((num_experts, width, width), jnp.float32),
+    }
+    experts = jax.ShapeDtypeStruct((num_rows,), jnp.int32)
+    return jax.jit(gradient if backward else forward).lower(rows, weights, experts).compile()

@@ -1,0 +1,184 @@
+"""`zaya bench torch`: this model against Hugging Face's, same weights, same machine, same minute."""
+
+import dataclasses
+import importlib.util
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from zaya_jax.bench.measure import best_seconds, matmul_ceiling
+from zaya_jax.config import Config, DataConfig, ModelConfig, OptimizerConfig, TrainConfig
+from zaya_jax.convert.huggingface import config_to_huggingface, variables_from_huggingface
+from zaya_jax.data.batch import make_example
+from zaya_jax.inference.generate import generate
+from zaya_jax.model.flops import forward_flops_per_token
+from zaya_jax.model.weights import count_parameters
+from zaya_jax.model.zaya import Zaya
+from zaya_jax.parallel.mesh import data_mesh
+from zaya_jax.train.state import init_state, make_rules
+from zaya_jax.train.step import train_step
+
+MODEL = ModelConfig(
+    vocab_size=8192,
+    hidden_size=512,
+    num_hidden_layers=8,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=64,
+    moe_intermediate_size=512,
+    num_experts=8,
+    router_hidden_size=64,
+    max_position_embeddings=4096,
+    dtype="float32",
+)
+BATCH, LENGTH = 8, 256
+PROMPT, NEW_TOKENS = 16, 64
+
+
+@dataclasses.dataclass(frozen=True)
+class _Row:
+    """One comparison: names, tokens a call, useful operations a token, the aim."""
+
+    name: str
+    tokens: int
+    flops_per_token: float
+    aim: str
+    ours: Callable[[], Any]
+    theirs: Callable[[], Any]
+
+
+def run(*, rounds: int) -> None:
+    """Prints tokens a second of both, their ratio, and the share of this machine's matmul ceiling.
+
+    Raises:
+      ValueError: when torch or transformers is not installed.
+    """
+    for package in ("torch", "transformers"):
+        if importlib.util.find_spec(package) is None:
+            raise ValueError(
+                f"{package} is not installed; the comparison needs it: pip install 'zaya_jax[test]'"
+            )
+    theirs = _huggingface_model()
+    tensors = {name: tensor.numpy() for name, tensor in theirs.state_dict().items()}
+    variables = jax.device_put(variables_from_huggingface(MODEL, tensors))
+    console = Console(soft_wrap=True, highlight=False)
+    console.print(
+        f"{count_parameters(MODEL):,} parameters, float32, batch {BATCH} x {LENGTH}, AdamW on both sides; "
+        f"best of {rounds}, in turn"
+    )
+    rows = (_forward(theirs, variables), _decode(theirs, variables), _train(theirs, variables))
+    ceiling = matmul_ceiling(rounds=rounds)
+    table = Table(
+        "what", "ours, tokens/s", "transformers", "ratio", "aim", "ours of ceiling", "theirs of ceiling"
+    )
+    for row in rows:
+        times = best_seconds({"ours": row.ours, "theirs": row.theirs}, rounds=rounds)
+        ours, other = row.tokens / times["ours"], row.tokens / times["theirs"]
+        shares = [f"{rate * row.flops_per_token / ceiling:.1%}" for rate in (ours, other)]
+        table.add_row(row.name, f"{ours:,.1f}", f"{other:,.1f}", f"{ours / other:.2f}x", row.aim, *shares)
+    console.print(table)
+    console.print(f"ceiling: {ceiling / 1e9:,.0f} GFLOP/s, a float32 product of 2048 x 2048 in this run")
+    console.print(f"logits differ by {_difference(theirs, variables):.1e} of the largest")
+
+
+def _huggingface_model() -> Any:
+    import torch
+    from transformers import ZayaConfig, ZayaForCausalLM
+
+    torch.manual_seed(0)
+    model = ZayaForCausalLM(ZayaConfig(**config_to_huggingface(MODEL)))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("temp"):
+                parameter.fill_(1.0)  # zeros are a placeholder, which would zero all keys (facts 2.2)
+    model.generation_config.eos_token_id = None
+    return model
+
+
+def _tokens(shape: tuple[int, int]) -> np.ndarray:
+    return np.random.default_rng(0).integers(1, MODEL.vocab_size, shape)
+
+
+def _forward(theirs: Any, variables: Any) -> _Row:
+    import torch
+
+    tokens = _tokens((BATCH, LENGTH))
+    apply = jax.jit(lambda variables, tokens: Zaya(MODEL).apply(variables, tokens).logits_BTV)  # type: ignore
+    ours_in, theirs_in = jnp.asarray(tokens), torch.from_numpy(tokens)
+
+    @torch.no_grad()
+    def theirs_forward():
+        return np.asarray(theirs.eval()(theirs_in).logits[0, 0, 0])
+
+    flops = math.fsum(forward_flops_per_token(MODEL, LENGTH).values())
+    return _Row("forward", tokens.size, flops, "1.3x", lambda: apply(variables, ours_in), theirs_forward)
+
+
+def _decode(theirs: Any, variables: Any) -> _Row:
+    import torch
+
+    prompt = _tokens((1, PROMPT))
+    model = Zaya(MODEL)
+
+    def ours_decode():
+        return generate(model, variables, prompt[0].tolist(), max_new_tokens=NEW_TOKENS)
+
+    @torch.no_grad()
+    def theirs_decode():
+        theirs.eval().generate(
+            torch.from_numpy(prompt), max_new_tokens=NEW_TOKENS, min_new_tokens=NEW_TOKENS, do_sample=False
+        )
+
+    flops = math.fsum(forward_flops_per_token(MODEL, PROMPT + NEW_TOKENS).values())
+    return _Row(f"decode, batch 1, {NEW_TOKENS} new", NEW_TOKENS, flops, "8x", ours_decode, theirs_decode)
+
+
+def _train(theirs: Any, variables: Any) -> _Row:
+    import torch
+
+    tokens = _tokens((BATCH, LENGTH))
+    theirs_in = torch.from_numpy(tokens)
+    adamw = torch.optim.AdamW(theirs.parameters(), lr=1e-5)
+    config = Config(
+        model=MODEL,
+        data=DataConfig(sequence_length=LENGTH, batch_size=BATCH),
+        optimizer=OptimizerConfig(name="adamw", learning_rate=1e-5, warmup_steps=0),
+        train=TrainConfig(num_steps=1000),
+    )
+    rules, mesh = make_rules(config), data_mesh(jax.devices()[:1])
+    params = jax.tree.map(jnp.copy, variables["params"])
+    states = [dataclasses.replace(init_state(config, rules), params=params)]
+    batch = jax.device_put(make_example(tokens, bos_id=-1, pad_id=-1))
+    step = jax.jit(lambda state, batch: train_step(state, batch, rules=rules, mesh=mesh), donate_argnums=0)
+
+    def ours_step():
+        states[0], metrics = step(states[0], batch)
+        return metrics.loss
+
+    def theirs_step():
+        theirs.train()
+        adamw.zero_grad()
+        theirs(theirs_in, labels=theirs_in).loss.backward()
+        torch.nn.utils.clip_grad_norm_(theirs.parameters(), 1.0)
+        adamw.step()
+
+    flops = 3 * math.fsum(forward_flops_per_token(MODEL, LENGTH).values())
+    return _Row("train step", tokens.size, flops, "1.5x", ours_step, theirs_step)
+
+
+def _difference(theirs: Any, variables: Any) -> float:
+    """Largest difference of logits, relative to the largest; both after the training above, undone."""
+    import torch
+
+    tokens = _tokens((2, 32))
+    tensors = {name: tensor.detach().numpy() for name, tensor in theirs.state_dict().items()}
+    out: Any = Zaya(MODEL).apply(variables_from_huggingface(MODEL, tensors), jnp.asarray(tokens))
+    with torch.no_grad():
+        expected = theirs.eval()(torch.from_numpy(tokens)).logits.numpy()
+    return float(np.abs(np.asarray(out.logits_BTV) - expected).max() / np.abs(expected).max())

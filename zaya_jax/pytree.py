@@ -1,0 +1,42 @@
+"""Frozen dataclasses that JAX can look into."""
+
+import dataclasses
+import typing
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+import jax
+
+Class = TypeVar("Class", bound=type)
+
+
+def static(**options: Any) -> Any:
+    """A field that is part of the tree's structure, not of its leaves."""
+    return dataclasses.field(metadata={"static": True}, **options)
+
+
+@typing.dataclass_transform(frozen_default=True, field_specifiers=(static, dataclasses.field))
+def pytree(cls: Class) -> Class:
+    """Makes a class a frozen dataclass and registers it as a pytree.
+
+    Trees of the same class also hold shapes, shardings or axes in place of arrays. They are built
+    without `__init__`, where annotations of arrays are checked under pytest.
+    """
+    cls = dataclasses.dataclass(frozen=True)(cls)
+    fields = dataclasses.fields(cls)
+    leaves = tuple(field.name for field in fields if not field.metadata.get("static"))
+    statics = tuple(field.name for field in fields if field.metadata.get("static"))
+
+    def flatten(tree: Any) -> tuple[list[tuple[Any, Any]], tuple[Any, ...]]:
+        children = [(jax.tree_util.GetAttrKey(name), getattr(tree, name)) for name in leaves]
+        return children, tuple(getattr(tree, name) for name in statics)
+
+    def unflatten(structure: tuple[Any, ...], children: Iterable[Any]) -> Any:
+        tree = object.__new__(cls)
+        names_and_values = zip(leaves + statics, (*children, *structure), strict=True)
+        for name, value in names_and_values:
+            object.__setattr__(tree, name, value)
+        return tree
+
+    jax.tree_util.register_pytree_with_keys(cls, flatten, unflatten)
+    return cls
