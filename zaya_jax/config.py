@@ -93,7 +93,7 @@ class ModelConfig:
     lm_head_bias: bool = False
     max_position_embeddings: int = 131_072
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    remat: Literal["none", "layer"] = "none"
+    remat: Literal["none", "products", "layer"] = "none"
     experts_implementation: Literal["blocked", "ragged_dot"] | None = None
 
     def __post_init__(self):

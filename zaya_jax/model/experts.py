@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.grouped_matmul import Implementation, grouped_matmul
@@ -40,10 +41,12 @@ def apply_experts(
         sizes_E,
         implementation=implementation,
     )
+    hidden_PG = checkpoint_name(hidden_PG, "kept")
     hidden_PF = jax.nn.silu(hidden_PG[:, :expert_width]) * hidden_PG[:, expert_width:]
     out_PD = grouped_matmul(
         hidden_PF, weights["down_proj"].astype(x_PD.dtype), sizes_E, implementation=implementation
     )
+    out_PD = checkpoint_name(out_PD, "kept")
     return permute(out_PD, rank_P, order_P)
 
 

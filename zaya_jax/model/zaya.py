@@ -41,15 +41,27 @@ SKIP_BIAS = -1.0
 """Where the skip class's balancing bias starts, and in the released weights still is (facts 3.3)."""
 
 
+KEPT = "kept"
+"""Name of products that the backward pass does not recompute under remat "products"."""
+
+REMAT_POLICIES = {
+    "layer": jax.checkpoint_policies.nothing_saveable,
+    "products": jax.checkpoint_policies.save_from_both_policies(
+        jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+        jax.checkpoint_policies.save_only_these_names(KEPT),
+    ),
+}
+
+
 @pytree
 class RouterStats:
     """What the routers of all layers did with a batch. Padding does not count."""
 
-    counts_LX: Int[Array, "L X"]
+    counts_LX: Int[Array, "*L X"]
     """Tokens of each class; the skip class is the last."""
-    entropy_L: Float[Array, " L"]
+    entropy_L: Float[Array, "*L"]
     """Mean entropy of a token's probabilities, in nats."""
-    experts_LBT: Int[Array, "L B T"]
+    experts_LBT: Int[Array, "*L B T"]
     """The chosen class of each token; padding is shown as skipped."""
 
 
@@ -185,8 +197,8 @@ def layers(
         x_BTD, routing, cca, pool = decoder_layer(context, layer, x_BTD, state_BTR, pool)
         return (x_BTD, routing.state_BTR, pool), (_router_stats(routing, segments_BT), cca)
 
-    if config.remat == "layer":
-        step = jax.checkpoint(step)
+    if config.remat != "none":
+        step = jax.checkpoint(step, policy=REMAT_POLICIES[config.remat])
     inputs = layer_inputs(config, params, router_bias_LX, batch, cache)
     (x_BTD, _, pool), (router, cca) = lax.scan(step, (x_BTD, state_BTR, pool), inputs)
     if cache is not None and pool is not None:
