@@ -5,7 +5,10 @@ Letters: B batch, T query time, S key time, N query heads, K key/value heads, G 
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int
+
+from zaya_jax.model.remat import KEPT
 
 
 def attention_mask(
@@ -37,6 +40,7 @@ def attention_mask(
     return mask_TS & (query_segments_BT[:, :, None] == key_segments_BS[:, None, :])
 
 
+@jax.custom_vjp
 def attend(
     q_BTNH: Float[Array, "B T N H"],
     k_BSKH: Float[Array, "B S K H"],
@@ -46,12 +50,57 @@ def attend(
     """Softmax attention with scale 1/sqrt(H); scores and softmax in float32.
 
     Query head n belongs to key head n // G. A query that may look at nothing gets a mean of all
-    values, a finite number that nobody reads: only padding is in that place.
+    values, a finite number that nobody reads: only padding is in that place. For the backward pass
+    nothing of size T x S is kept: it forms the probabilities anew from their logsumexp
+    (FlashAttention, arXiv 2205.14135, section 3.1).
     """
-    batch, time, _, width = q_BTNH.shape
-    q_BTKGH = q_BTNH.reshape(batch, time, k_BSKH.shape[2], -1, width)
-    scores_BKGTS = jnp.einsum("btkgh,bskh->bkgts", q_BTKGH, k_BSKH, preferred_element_type=jnp.float32)
-    scores_BKGTS = scores_BKGTS * width**-0.5
-    scores_BKGTS = jnp.where(mask_BTS[:, None, None], scores_BKGTS, jnp.finfo(jnp.float32).min)
-    probs_BKGTS = jax.nn.softmax(scores_BKGTS, axis=-1).astype(v_BSKH.dtype)
-    return jnp.einsum("bkgts,bskh->btkgh", probs_BKGTS, v_BSKH).reshape(q_BTNH.shape)
+    return _attend_forward(q_BTNH, k_BSKH, v_BSKH, mask_BTS)[0]
+
+
+def _attend_forward(q_BTNH, k_BSKH, v_BSKH, mask_BTS):
+    q_BKGTH = _group(q_BTNH, k_BSKH.shape[2])
+    scores_BKGTS = _scores(q_BKGTH, k_BSKH, mask_BTS)
+    top_BKGT = jax.lax.stop_gradient(scores_BKGTS.max(axis=-1))
+    exp_BKGTS = jnp.exp(scores_BKGTS - top_BKGT[..., None])
+    sum_BKGT = exp_BKGTS.sum(axis=-1)
+    out_BKGTH = jnp.einsum("bkgts,bskh->bkgth", exp_BKGTS.astype(v_BSKH.dtype), v_BSKH)
+    out_BKGTH = (out_BKGTH / sum_BKGT[..., None]).astype(v_BSKH.dtype)
+    logsumexp_BKGT = top_BKGT + jnp.log(sum_BKGT)
+    q_BTNH, k_BSKH, v_BSKH, out_BTNH, logsumexp_BKGT = (
+        checkpoint_name(x, KEPT) for x in (q_BTNH, k_BSKH, v_BSKH, _ungroup(out_BKGTH), logsumexp_BKGT)
+    )
+    return out_BTNH, (q_BTNH, k_BSKH, v_BSKH, mask_BTS, out_BTNH, logsumexp_BKGT)
+
+
+def _attend_backward(saved, grad_BTNH):
+    q_BTNH, k_BSKH, v_BSKH, mask_BTS, out_BTNH, logsumexp_BKGT = saved
+    q_BKGTH, grad_BKGTH, out_BKGTH = (_group(x, k_BSKH.shape[2]) for x in (q_BTNH, grad_BTNH, out_BTNH))
+    probs_BKGTS = jnp.exp(_scores(q_BKGTH, k_BSKH, mask_BTS) - logsumexp_BKGT[..., None])
+    grad_v_BSKH = jnp.einsum("bkgts,bkgth->bskh", probs_BKGTS.astype(v_BSKH.dtype), grad_BKGTH)
+    grad_probs_BKGTS = jnp.einsum("bkgth,bskh->bkgts", grad_BKGTH, v_BSKH, preferred_element_type=jnp.float32)
+    # What the softmax's normalisation takes off: sum over s of probs * grad_probs.
+    shared_BKGT = jnp.sum(grad_BKGTH.astype(jnp.float32) * out_BKGTH.astype(jnp.float32), axis=-1)
+    grad_scores_BKGTS = probs_BKGTS * (grad_probs_BKGTS - shared_BKGT[..., None]) * q_BTNH.shape[-1] ** -0.5
+    grad_scores_BKGTS = jnp.where(mask_BTS[:, None, None], grad_scores_BKGTS, 0).astype(q_BTNH.dtype)
+    grad_q_BKGTH = jnp.einsum("bkgts,bskh->bkgth", grad_scores_BKGTS, k_BSKH)
+    grad_k_BSKH = jnp.einsum("bkgts,bkgth->bskh", grad_scores_BKGTS, q_BKGTH)
+    return _ungroup(grad_q_BKGTH), grad_k_BSKH, grad_v_BSKH, None
+
+
+attend.defvjp(_attend_forward, _attend_backward)
+
+
+def _scores(q_BKGTH: jax.Array, k_BSKH: jax.Array, mask_BTS: jax.Array) -> jax.Array:
+    scores_BKGTS = jnp.einsum("bkgth,bskh->bkgts", q_BKGTH, k_BSKH, preferred_element_type=jnp.float32)
+    scores_BKGTS = scores_BKGTS * q_BKGTH.shape[-1] ** -0.5
+    return jnp.where(mask_BTS[:, None, None], scores_BKGTS, jnp.finfo(jnp.float32).min)
+
+
+def _group(x_BTNH: jax.Array, num_key_heads: int) -> jax.Array:
+    batch, time, _, width = x_BTNH.shape
+    return x_BTNH.reshape(batch, time, num_key_heads, -1, width).transpose(0, 2, 3, 1, 4)
+
+
+def _ungroup(x_BKGTH: jax.Array) -> jax.Array:
+    batch, _, _, time, width = x_BKGTH.shape
+    return x_BKGTH.transpose(0, 3, 1, 2, 4).reshape(batch, time, -1, width)

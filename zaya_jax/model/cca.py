@@ -10,9 +10,11 @@ from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
 from zaya_jax.model.norms import l2_norm
+from zaya_jax.model.remat import KEPT
 from zaya_jax.pytree import pytree
 
 
@@ -104,15 +106,16 @@ def _convolve(
     depthwise_BSC = bias_C
     for kernel_C, tap_BSC in zip(kernel_IC, taps, strict=True):
         depthwise_BSC = depthwise_BSC + kernel_C * tap_BSC
-    # Heads lead: the products are then a batch of matrices, which every backend has in every dtype.
-    mixed_ABTH = grouped["bias"].reshape(heads, 1, 1, width)
-    for tap, tap_BTC in enumerate(taps_over_time(depthwise_BSC, num_taps, segments_BS, fill=bias_C)):
-        tap_ABTH = tap_BTC.reshape(batch, time, heads, width).transpose(2, 0, 1, 3)
-        kernel_AHH = grouped["kernel"][:, tap].astype(dtype)
-        mixed_ABTH = mixed_ABTH + jnp.einsum(
-            "abth,ahx->abtx", tap_ABTH, kernel_AHH, preferred_element_type=jnp.float32
-        )
-    return mixed_ABTH.transpose(1, 2, 0, 3), latent_BSC[:, time:].astype(tail_BWC.dtype)
+    taps = taps_over_time(depthwise_BSC, num_taps, segments_BS, fill=bias_C)
+    # Heads lead and taps lie side by side: the convolution is one batch of matrix products.
+    taps_ABTX = jnp.concatenate(
+        [tap_BTC.reshape(batch, time, heads, width).transpose(2, 0, 1, 3) for tap_BTC in taps], axis=-1
+    )
+    kernel_AXH = grouped["kernel"].reshape(heads, num_taps * width, width).astype(dtype)
+    mixed_ABTH = jnp.einsum("abtx,axh->abth", taps_ABTX, kernel_AXH, preferred_element_type=jnp.float32)
+    mixed_ABTH = checkpoint_name(mixed_ABTH, KEPT)
+    mixed_BTAH = mixed_ABTH.transpose(1, 2, 0, 3) + grouped["bias"].reshape(heads, width)
+    return mixed_BTAH, latent_BSC[:, time:].astype(tail_BWC.dtype)
 
 
 def taps_over_time(

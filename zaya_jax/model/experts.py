@@ -11,6 +11,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.grouped_matmul import Implementation, grouped_matmul
+from zaya_jax.model.remat import KEPT
 
 
 def apply_experts(
@@ -41,13 +42,38 @@ def apply_experts(
         sizes_E,
         implementation=implementation,
     )
-    hidden_PG = checkpoint_name(hidden_PG, "kept")
-    hidden_PF = jax.nn.silu(hidden_PG[:, :expert_width]) * hidden_PG[:, expert_width:]
+    hidden_PG = checkpoint_name(hidden_PG, KEPT)
+    hidden_PF = swiglu(hidden_PG)
     out_PD = grouped_matmul(
         hidden_PF, weights["down_proj"].astype(x_PD.dtype), sizes_E, implementation=implementation
     )
-    out_PD = checkpoint_name(out_PD, "kept")
+    out_PD = checkpoint_name(out_PD, KEPT)
     return permute(out_PD, rank_P, order_P)
+
+
+@jax.custom_vjp
+def swiglu(gate_up_PG: Float[Array, "P G"]) -> Float[Array, "P F"]:
+    """`silu(gate) * up` of the two halves of each row, G = 2*F.
+
+    The backward pass of its own writes both halves of the gradient in one go; JAX would pad each to
+    the whole width and add them up.
+    """
+    gate_PF, up_PF = jnp.split(gate_up_PG, 2, axis=-1)
+    return jax.nn.silu(gate_PF) * up_PF
+
+
+def _swiglu_forward(gate_up_PG):
+    return swiglu(gate_up_PG), gate_up_PG
+
+
+def _swiglu_backward(gate_up_PG, grad_PF):
+    gate_PF, up_PF = jnp.split(gate_up_PG, 2, axis=-1)
+    sigmoid_PF = jax.nn.sigmoid(gate_PF)
+    grad_gate_PF = grad_PF * up_PF * sigmoid_PF * (1 + gate_PF * (1 - sigmoid_PF))
+    return (jnp.concatenate([grad_gate_PF, grad_PF * gate_PF * sigmoid_PF], axis=-1),)
+
+
+swiglu.defvjp(_swiglu_forward, _swiglu_backward)
 
 
 def expert_counts(experts_P: Int[Array, " P"], num_classes: int) -> Int[Array, " X"]:

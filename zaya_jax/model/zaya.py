@@ -32,6 +32,7 @@ from zaya_jax.model.cache import (
 from zaya_jax.model.cca import CcaState, cca_projection
 from zaya_jax.model.experts import apply_experts, expert_counts
 from zaya_jax.model.norms import rms_norm
+from zaya_jax.model.remat import REMAT_POLICIES
 from zaya_jax.model.residual import merge_residual
 from zaya_jax.model.rope import Rotation, apply_rope, rope_table
 from zaya_jax.model.router import Routing, route
@@ -39,18 +40,6 @@ from zaya_jax.pytree import pytree
 
 SKIP_BIAS = -1.0
 """Where the skip class's balancing bias starts, and in the released weights still is (facts 3.3)."""
-
-
-KEPT = "kept"
-"""Name of products that the backward pass does not recompute under remat "products"."""
-
-REMAT_POLICIES = {
-    "layer": jax.checkpoint_policies.nothing_saveable,
-    "products": jax.checkpoint_policies.save_from_both_policies(
-        jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-        jax.checkpoint_policies.save_only_these_names(KEPT),
-    ),
-}
 
 
 @pytree
