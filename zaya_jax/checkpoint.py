@@ -88,10 +88,13 @@ def load_run(run_folder: str | pathlib.Path) -> SavedRun:
       ValueError: when the folder is no run, or holds no checkpoint.
     """
     config = read_config(run_folder)
+    no_checkpoint = f"{run_folder} has no checkpoint yet; it must have trained to its first one"
+    if not (pathlib.Path(run_folder) / FOLDER).is_dir():  # Orbax would make it
+        raise ValueError(no_checkpoint)
     with Checkpoints(run_folder, keep=config.train.keep_checkpoints) as checkpoints:
         step = checkpoints.latest_step()
         if step is None:
-            raise ValueError(f"{run_folder} has no checkpoint yet; it must have trained to its first one")
+            raise ValueError(no_checkpoint)
         sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
         weights = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
@@ -104,9 +107,12 @@ def read_config(run_folder: str | pathlib.Path) -> Config:
     """The resolved config that a run folder keeps.
 
     Raises:
-      ValueError: when the folder is no run.
+      ValueError: when the folder is no run, or its config is not one of this version.
     """
     path = pathlib.Path(run_folder) / CONFIG_FILE
     if not path.is_file():
         raise ValueError(f"{run_folder} is not a run folder: it has no {CONFIG_FILE}; zaya train makes one")
-    return Config.from_text(path.read_text())
+    try:
+        return Config.from_text(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path} is not the config of a run: {error}") from error

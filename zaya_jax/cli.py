@@ -54,3 +54,7 @@ def _is_ours(error: ValueError) -> bool:
     raised_in = pathlib.Path(traceback.extract_tb(error.__traceback__)[-1].filename).resolve()
     package = pathlib.Path(__file__).resolve().parent
     return raised_in.is_relative_to(package) or raised_in.is_relative_to(package.parent / "pallas_kernels")
+
+
+if __name__ == "__main__":
+    main()

@@ -35,6 +35,11 @@ def _require_positive(section: str, config: Any, *names: str) -> None:
         _require(value > 0, f"{section}.{name} is {value}; it must be above 0")
 
 
+def _require_seed(section: str, seed: int) -> None:
+    # What grain's shuffle takes; jax.random.key would take more and drop the upper bits.
+    _require(0 <= seed < 2**32, f"{section}.seed is {seed}; it must be from 0 to 2**32 - 1")
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """The network. Defaults are ZAYA1-8B's ([8B] Table I).
@@ -181,6 +186,7 @@ class DataConfig:
 
     def __post_init__(self):
         _require_positive("data", self, "batch_size")
+        _require_seed("data", self.seed)
         _require(
             self.sequence_length > 1,
             f"data.sequence_length is {self.sequence_length}; it must be at least 2: a token and its target",
@@ -295,6 +301,7 @@ class TrainConfig:
             "train", self, "num_steps", "num_microbatches", "log_every", "eval_every", "checkpoint_every",
             "keep_checkpoints",
         )  # fmt: skip
+        _require_seed("train", self.seed)
         _require(
             self.sample_tokens >= 0, f"train.sample_tokens is {self.sample_tokens}; it must be 0 or above"
         )

@@ -6,6 +6,7 @@ Letters: P rows, E groups (experts), D contracted width, F output width.
 from typing import Literal
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.grouped_matmul.blocked import grouped_matmul_blocked
@@ -18,6 +19,7 @@ def grouped_matmul(
     weights_EDF: jax.Array,
     group_sizes_E: jax.Array,
     *,
+    first_matrix: jax.Array | int | None = None,
     implementation: Implementation | None = None,
 ) -> jax.Array:
     """Multiplies each group of consecutive rows by its group's matrix.
@@ -30,6 +32,9 @@ def grouped_matmul(
       rows_PD: rows sorted by group.
       weights_EDF: a matrix a group, in the dtype of the rows.
       group_sizes_E: int32, their sum at most P; a group may be empty.
+      first_matrix: where the groups' matrices begin in `weights_EDF`, which may then hold more of them:
+        the experts of one layer among those of all. "blocked" reads them in place; "ragged_dot"
+        takes a slice.
       implementation: "ragged_dot" is `jax.lax.ragged_dot`, a grouped GEMM of the vendor's library
         on GPUs and a masked dense product of E times the work on CPUs. "blocked" loops over blocks
         of rows of one group, for CPUs. None takes "blocked" on CPUs and "ragged_dot" elsewhere.
@@ -40,25 +45,41 @@ def grouped_matmul(
     Raises:
       ValueError: if shapes or dtypes do not go together, or the implementation is unknown.
     """
-    _check(rows_PD, weights_EDF, group_sizes_E)
+    _check(rows_PD, weights_EDF, group_sizes_E, first_matrix)
+    first = jnp.asarray(0 if first_matrix is None else first_matrix, jnp.int32)
+    operands = (rows_PD, weights_EDF, group_sizes_E, first)
     if implementation == "ragged_dot":
-        return lax.ragged_dot(rows_PD, weights_EDF, group_sizes_E)
+        return _ragged_dot(*operands)
     if implementation == "blocked":
-        return grouped_matmul_blocked(rows_PD, weights_EDF, group_sizes_E)
+        return grouped_matmul_blocked(*operands)
     if implementation is None:
-        return lax.platform_dependent(
-            rows_PD, weights_EDF, group_sizes_E, cpu=grouped_matmul_blocked, default=lax.ragged_dot
-        )
+        return lax.platform_dependent(*operands, cpu=grouped_matmul_blocked, default=_ragged_dot)
     raise ValueError(f'implementation is "{implementation}"; it must be "blocked", "ragged_dot" or None')
 
 
-def _check(rows_PD: jax.Array, weights_EDF: jax.Array, group_sizes_E: jax.Array) -> None:
+def _ragged_dot(
+    rows_PD: jax.Array, weights_EDF: jax.Array, group_sizes_E: jax.Array, first: jax.Array
+) -> jax.Array:
+    if group_sizes_E.shape[0] != weights_EDF.shape[0]:
+        weights_EDF = lax.dynamic_slice_in_dim(weights_EDF, first, group_sizes_E.shape[0])
+    return lax.ragged_dot(rows_PD, weights_EDF, group_sizes_E)
+
+
+def _check(
+    rows_PD: jax.Array,
+    weights_EDF: jax.Array,
+    group_sizes_E: jax.Array,
+    first_matrix: jax.Array | int | None,
+) -> None:
     shapes = f"rows {rows_PD.shape}, weights {weights_EDF.shape}, group sizes {group_sizes_E.shape}"
-    if rows_PD.ndim != 2 or weights_EDF.ndim != 3 or group_sizes_E.shape != weights_EDF.shape[:1]:
+    if rows_PD.ndim != 2 or weights_EDF.ndim != 3 or group_sizes_E.ndim != 1:
         raise ValueError(f"{shapes}: they must be [P, D], [E, D, F] and [E]")
+    groups, matrices = group_sizes_E.shape[0], weights_EDF.shape[0]
+    if groups > matrices or (first_matrix is None and groups != matrices):
+        raise ValueError(
+            f"{shapes}: there must be a matrix for each group, and no other without first_matrix"
+        )
     if rows_PD.shape[1] != weights_EDF.shape[1]:
         raise ValueError(f"{shapes}: rows and weights must share their width D")
     if rows_PD.dtype != weights_EDF.dtype:
-        raise ValueError(
-            f"rows are {rows_PD.dtype} and weights {weights_EDF.dtype}; they must be of one dtype"
-        )
+        raise ValueError(f"rows are {rows_PD.dtype}, weights {weights_EDF.dtype}; they must be of one dtype")

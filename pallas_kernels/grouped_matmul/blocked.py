@@ -16,19 +16,28 @@ MAX_BLOCK_ROWS = 128
 
 
 @jax.custom_vjp
-def grouped_matmul_blocked(rows_PD: jax.Array, weights_EDF: jax.Array, group_sizes_E: jax.Array) -> jax.Array:
+def grouped_matmul_blocked(
+    rows_PD: jax.Array, weights_EDF: jax.Array, group_sizes_E: jax.Array, first_matrix: jax.Array
+) -> jax.Array:
     """See `grouped_matmul`."""
-    return _product(rows_PD, weights_EDF, group_sizes_E, lambda block, weights: block @ weights)
+    return _product(rows_PD, weights_EDF, group_sizes_E, first_matrix, lambda block, weights: block @ weights)
 
 
-def _forward(rows_PD, weights_EDF, group_sizes_E):
-    return grouped_matmul_blocked(rows_PD, weights_EDF, group_sizes_E), (rows_PD, weights_EDF, group_sizes_E)
+def _forward(rows_PD, weights_EDF, group_sizes_E, first_matrix):
+    out_PF = grouped_matmul_blocked(rows_PD, weights_EDF, group_sizes_E, first_matrix)
+    return out_PF, (rows_PD, weights_EDF, group_sizes_E, first_matrix)
 
 
 def _backward(saved, grad_PF):
-    rows_PD, weights_EDF, group_sizes_E = saved
-    grad_rows_PD = _product(grad_PF, weights_EDF, group_sizes_E, lambda block, weights: block @ weights.T)
-    return grad_rows_PD, _weights_gradient(rows_PD, grad_PF, group_sizes_E), None
+    rows_PD, weights_EDF, group_sizes_E, first_matrix = saved
+    grad_rows_PD = _product(
+        grad_PF, weights_EDF, group_sizes_E, first_matrix, lambda block, weights: block @ weights.T
+    )
+    grad_weights_EDF = _weights_gradient(rows_PD, grad_PF, group_sizes_E)
+    if grad_weights_EDF.shape != weights_EDF.shape:
+        everyone = jnp.zeros_like(weights_EDF)
+        grad_weights_EDF = lax.dynamic_update_slice_in_dim(everyone, grad_weights_EDF, first_matrix, axis=0)
+    return grad_rows_PD, grad_weights_EDF, None, None
 
 
 grouped_matmul_blocked.defvjp(_forward, _backward)
@@ -70,7 +79,11 @@ def _mask(blocks: _Blocks, i: jax.Array, size: int) -> jax.Array:
 
 
 def _product(
-    rows_PX: jax.Array, weights_EDF: jax.Array, group_sizes_E: jax.Array, multiply: Callable
+    rows_PX: jax.Array,
+    weights_EDF: jax.Array,
+    group_sizes_E: jax.Array,
+    first_matrix: jax.Array,
+    multiply: Callable,
 ) -> jax.Array:
     """Runs `multiply(block, weights_DF)` over all blocks, into zeros."""
     num_rows = rows_PX.shape[0]
@@ -82,7 +95,9 @@ def _product(
 
     def step(i, out):
         block = lax.dynamic_slice_in_dim(rows_PX, blocks.start[i], size)
-        product = multiply(block, lax.dynamic_index_in_dim(weights_EDF, blocks.group[i], keepdims=False))
+        product = multiply(
+            block, lax.dynamic_index_in_dim(weights_EDF, first_matrix + blocks.group[i], keepdims=False)
+        )
         before = lax.dynamic_slice_in_dim(out, blocks.start[i], size)
         product = jnp.where(_mask(blocks, i, size), product, before)
         return lax.dynamic_update_slice_in_dim(out, product, blocks.start[i], axis=0)

@@ -1,10 +1,11 @@
 """`zaya bench torch`: this model against Hugging Face's, same weights, same machine, same minute."""
 
 import dataclasses
+import functools
 import importlib.util
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +20,8 @@ from zaya_jax.data.batch import make_example
 from zaya_jax.inference.generate import generate
 from zaya_jax.model.flops import forward_flops_per_token
 from zaya_jax.model.weights import count_parameters
-from zaya_jax.model.zaya import Zaya
+from zaya_jax.model.zaya import Output, Zaya
+from zaya_jax.parallel.compiler import compiler_options
 from zaya_jax.parallel.mesh import data_mesh
 from zaya_jax.train.state import init_state, make_rules
 from zaya_jax.train.step import train_step
@@ -36,6 +38,7 @@ MODEL = ModelConfig(
     router_hidden_size=64,
     max_position_embeddings=4096,
     dtype="float32",
+    remat="products",
 )
 BATCH, LENGTH = 8, 256
 PROMPT, NEW_TOKENS = 16, 64
@@ -101,6 +104,10 @@ def _huggingface_model() -> Any:
     return model
 
 
+def _ours(variables: Any, tokens: jax.Array) -> Output:
+    return cast(Output, Zaya(MODEL).apply(variables, tokens))
+
+
 def _tokens(shape: tuple[int, int]) -> np.ndarray:
     return np.random.default_rng(0).integers(1, MODEL.vocab_size, shape)
 
@@ -109,7 +116,9 @@ def _forward(theirs: Any, variables: Any) -> _Row:
     import torch
 
     tokens = _tokens((BATCH, LENGTH))
-    apply = jax.jit(lambda variables, tokens: Zaya(MODEL).apply(variables, tokens).logits_BTV)  # type: ignore
+    apply = jax.jit(
+        lambda variables, tokens: _ours(variables, tokens).logits_BTV, compiler_options=compiler_options()
+    )
     ours_in, theirs_in = jnp.asarray(tokens), torch.from_numpy(tokens)
 
     @torch.no_grad()
@@ -155,7 +164,11 @@ def _train(theirs: Any, variables: Any) -> _Row:
     params = jax.tree.map(jnp.copy, variables["params"])
     states = [dataclasses.replace(init_state(config, rules), params=params)]
     batch = jax.device_put(make_example(tokens, bos_id=-1, pad_id=-1))
-    step = jax.jit(lambda state, batch: train_step(state, batch, rules=rules, mesh=mesh), donate_argnums=0)
+    step = jax.jit(
+        functools.partial(train_step, rules=rules, mesh=mesh),
+        donate_argnums=0,
+        compiler_options=compiler_options(),
+    )
 
     def ours_step():
         states[0], metrics = step(states[0], batch)
@@ -178,7 +191,7 @@ def _difference(theirs: Any, variables: Any) -> float:
 
     tokens = _tokens((2, 32))
     tensors = {name: tensor.detach().numpy() for name, tensor in theirs.state_dict().items()}
-    out: Any = Zaya(MODEL).apply(variables_from_huggingface(MODEL, tensors), jnp.asarray(tokens))
+    out = _ours(jax.device_put(variables_from_huggingface(MODEL, tensors)), jnp.asarray(tokens))
     with torch.no_grad():
         expected = theirs.eval()(torch.from_numpy(tokens)).logits.numpy()
     return float(np.abs(np.asarray(out.logits_BTV) - expected).max() / np.abs(expected).max())

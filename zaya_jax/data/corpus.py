@@ -33,6 +33,7 @@ from array_record.python import array_record_module  # pyright: ignore[reportAtt
 
 from zaya_jax.config import DataConfig
 from zaya_jax.data.tokenizer import Tokenizer, load_tokenizer
+from zaya_jax.options import Parser
 
 _FORMAT = "zaya_jax corpus 1"
 _MANIFEST = "manifest.json"
@@ -559,11 +560,11 @@ def ensure_corpus(config: DataConfig) -> Corpus:
 
 # zaya corpus
 
-_EXAMPLES = """examples:
-  zaya corpus corpora/stdlib                                   Python's own standard library, as bytes
-  zaya corpus corpora/notes --source ~/notes --pattern '*.md'  the Markdown files of a folder
-  zaya corpus corpora/web --source web --tokenizer tokenizer.json --block-tokens 8192
-"""
+_EXAMPLES = (
+    "zaya corpus corpora/stdlib                                   # Python's own standard library, as bytes",
+    "zaya corpus corpora/notes --source ~/notes --pattern '*.md'  # the Markdown files of a folder",
+    "zaya corpus corpora/web --source web --tokenizer tokenizer.json --block-tokens 8192",
+)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -582,11 +583,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _parse_options(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="zaya corpus",
-        description="Writes text files as a corpus of token shards, with a part held out.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = Parser(
+        "corpus", "Writes text files as a corpus of token shards, with a part held out.", _EXAMPLES
     )
     parser.add_argument("folder", metavar="OUT", help="folder of the corpus to be")
     parser.add_argument("--source", default="stdlib", help='"stdlib" (default) or a folder of text files')

@@ -31,6 +31,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--top-p", type=float, default=None, help="sample from the likeliest that make up P")
     parser.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
     options = parser.parse_args(argv)
+    if not 0 <= options.seed < 2**32:
+        raise ValueError(f"--seed is {options.seed}; it must be from 0 to 2**32 - 1")
 
     run = load_run(options.run_folder)
     tokenizer = load_tokenizer(run.config.data.tokenizer)

@@ -19,6 +19,7 @@ from jaxtyping import Array, Bool, Float, Int
 from zaya_jax.config import ModelConfig
 from zaya_jax.inference.sampling import Sampling, sample
 from zaya_jax.model.cache import Cache, init_cache
+from zaya_jax.model.weights import declare, map_weights
 from zaya_jax.model.zaya import Output, Zaya
 from zaya_jax.pytree import pytree
 
@@ -144,6 +145,17 @@ def _cache_of(output: Output) -> Cache:
     return output.cache
 
 
+@functools.partial(jax.jit, static_argnames="config")
+def cast_matrices(config: ModelConfig, variables: Mapping) -> dict:
+    """Matrices in the type that products are done in, once and not at every token."""
+    params = map_weights(
+        lambda weight, value: value if weight.std is None else value.astype(config.dtype),
+        declare(config),
+        variables["params"],
+    )
+    return {**variables, "params": params}
+
+
 def generate(
     model: Zaya,
     variables: Mapping,
@@ -182,6 +194,7 @@ def generate(
     prompts = cast(Sequence[Sequence[int]], [prompt_tokens] if is_single else prompt_tokens)
     _check_prompts(model.config, prompts, max_new_tokens)
     rule = _rule(model.config, temperature, top_p, top_k, seed, eos_id)
+    variables = cast_matrices(model.config, variables)
     decoding = _start(model, variables, prompts, max_new_tokens, rule)
     decoding = decode(model, variables, decoding, rule, max_new_tokens)
     num_new, tokens_BM = jax.device_get((decoding.num_new, decoding.tokens_BM))
@@ -220,6 +233,7 @@ def stream(
 def _stream(
     model: Zaya, variables: Mapping, prompt: Sequence[int], max_new_tokens: int, rule: Rule, chunk: int
 ) -> Iterator[int]:
+    variables = cast_matrices(model.config, variables)
     decoding = _start(model, variables, [prompt], max_new_tokens, rule)
     num_given = 0
     while True:

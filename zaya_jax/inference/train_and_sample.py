@@ -33,6 +33,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--devices", type=int, help="with --dry-run: how many share the batch")
     options, overrides = parser.parse_known_args(argv)
     config = load_config(options.config, overrides)
+    if options.devices is not None and not options.dry_run:
+        raise ValueError("--devices goes with --dry-run; a run uses all devices that it finds")
     if options.dry_run:
         from zaya_jax.plan.describe import describe
 

@@ -3,6 +3,7 @@
 Letters: B batch, T time, P = B*T rows, D model width, E experts, F expert width, Q gate and up.
 """
 
+import functools
 from collections.abc import Mapping
 
 import jax
@@ -19,6 +20,7 @@ def apply_experts(
     experts_P: Int[Array, " P"],
     weights: Mapping,
     *,
+    layer: Int[Array, ""] | None = None,
     implementation: Implementation | None = None,
 ) -> Float[Array, "P D"]:
     """`down(silu(gate(x)) * up(x))` by each row's expert; zeros for rows of class E, which skip.
@@ -26,27 +28,23 @@ def apply_experts(
     Args:
       x_PD: the block's normalised input.
       experts_P: the chosen class of each row, 0..E.
-      weights: of the block's "experts", without the layer axis: gate_up_proj [E, D, Q, F] and
-        down_proj [E, F, D].
+      weights: of the block's "experts": gate_up_proj [E, D, Q, F] and down_proj [E, F, D], or, where
+        `layer` says which is meant, those of all layers with their leading axis L. A few tokens
+        then read the experts that they chose and no other.
+      layer: number of the layer.
       implementation: of the grouped products.
     """
-    gate_up_EDQF = weights["gate_up_proj"].astype(x_PD.dtype)
-    num_experts, width, _, expert_width = gate_up_EDQF.shape
+    gate_up, down = (weights[name].astype(x_PD.dtype) for name in ("gate_up_proj", "down_proj"))
+    num_experts, expert_width, width = down.shape[-3:]
+    first_matrix = None if layer is None else layer * num_experts
     order_P = jnp.argsort(experts_P, stable=True)
     rank_P = jnp.argsort(order_P)
     sizes_E = expert_counts(experts_P, num_experts)
     sorted_PD = permute(x_PD, order_P, rank_P)
-    hidden_PG = grouped_matmul(
-        sorted_PD,
-        gate_up_EDQF.reshape(num_experts, width, 2 * expert_width),
-        sizes_E,
-        implementation=implementation,
-    )
+    multiply = functools.partial(grouped_matmul, first_matrix=first_matrix, implementation=implementation)
+    hidden_PG = multiply(sorted_PD, gate_up.reshape(-1, width, 2 * expert_width), sizes_E)
     hidden_PG = checkpoint_name(hidden_PG, KEPT)
-    hidden_PF = swiglu(hidden_PG)
-    out_PD = grouped_matmul(
-        hidden_PF, weights["down_proj"].astype(x_PD.dtype), sizes_E, implementation=implementation
-    )
+    out_PD = multiply(swiglu(hidden_PG), down.reshape(-1, expert_width, width), sizes_E)
     out_PD = checkpoint_name(out_PD, KEPT)
     return permute(out_PD, rank_P, order_P)
 

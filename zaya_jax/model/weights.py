@@ -11,7 +11,8 @@ F expert width, Q gate and up, M = L - 1 layers that have one before them.
 import dataclasses
 import math
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -155,6 +156,11 @@ def flatten(tree: Mapping, prefix: str = "") -> dict[str, Weight]:
     return flat
 
 
+def map_weights(function: Callable[..., Any], declared: Mapping, *trees: Any) -> Any:
+    """A tree with `function(weight, *values)` in place of each declared weight."""
+    return jax.tree.map(function, declared, *trees, is_leaf=lambda leaf: isinstance(leaf, Weight))
+
+
 def initialise(declared: Mapping, key: jax.Array, prefix: str = "") -> dict:
     """Initial values. A weight's randomness depends on the key and its path only."""
     values = {}
@@ -176,10 +182,6 @@ def abstract_variables(config: ModelConfig) -> dict:
     """Shapes and types of what `Zaya.init` gives, without allocating."""
     bias = (config.num_hidden_layers, config.num_router_classes)
     return {
-        "params": jax.tree.map(
-            lambda weight: jax.ShapeDtypeStruct(weight.shape, jnp.float32),
-            declare(config),
-            is_leaf=lambda leaf: isinstance(leaf, Weight),
-        ),
+        "params": map_weights(lambda w: jax.ShapeDtypeStruct(w.shape, jnp.float32), declare(config)),
         "router_bias": {"layers": jax.ShapeDtypeStruct(bias, jnp.float32)},
     }

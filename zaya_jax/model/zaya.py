@@ -178,7 +178,13 @@ def layers(
     """All layers as one scan over their stacked weights."""
     batch, time, _ = x_BTD.shape
     state_BTR = jnp.zeros((batch, time, config.router_hidden_size), jnp.float32)
-    context = _Context(config, _rotations(config, positions_BT), segments_BT, cache)
+    context = _Context(
+        config,
+        _rotations(config, positions_BT),
+        segments_BT,
+        cache,
+        experts=None if cache is None else params["layers"]["experts"],
+    )
     pool = None if cache is None else cache.pool
 
     def step(carry, layer):
@@ -199,7 +205,9 @@ def layers(
 class LayerInput:
     """What differs from layer to layer; stacked along L it is what the scan runs over."""
 
+    number: Int[Array, "*L"]
     weights: dict
+    """Of the layer; without "experts" when decoding."""
     eda_scale_R: Float[Array, "*L R"]
     """Zeros in the first layer, which has no state to average in."""
     router_bias_X: Float[Array, "*L X"]
@@ -218,6 +226,8 @@ class _Context:
     rotations: tuple[Rotation, ...]
     segments_BT: jax.Array | None
     cache: Cache | None
+    experts: Mapping | None = None
+    """Of all layers, when decoding: a scan would copy all experts of a layer to reach one of them."""
 
 
 def layer_inputs(
@@ -231,8 +241,12 @@ def layer_inputs(
     sliding_L = np.array([kind == HYBRID_SLIDING for kind in config.layer_types], np.int32)
     window_L = np.where(sliding_L, config.sliding_window or 0, np.iinfo(np.int32).max)
     cca = cache.cca if cache is not None else empty_cca_state(config, batch_size)
+    weights = dict(params["layers"]) | {"router": router}
+    if cache is not None:
+        weights.pop("experts")
     return LayerInput(
-        weights=dict(params["layers"]) | {"router": router},
+        number=jnp.arange(num_layers),
+        weights=weights,
         eda_scale_R=jnp.concatenate([zeros_1R, later_MR]),
         router_bias_X=router_bias_LX,
         cca=cca,
@@ -314,7 +328,8 @@ def _experts(
     out_PD = apply_experts(
         x_BTD.reshape(-1, x_BTD.shape[-1]),
         routing.experts_BT.reshape(-1),
-        layer.weights["experts"],
+        layer.weights["experts"] if context.experts is None else context.experts,
+        layer=None if context.experts is None else layer.number,
         implementation=config.experts_implementation,
     )
     out_BTD = out_PD.reshape(x_BTD.shape)

@@ -4,14 +4,12 @@ Sources: facts 4.2 (the split), Jordan's Muon, Moonlight arXiv 2502.16982 (the s
 so that Muon takes AdamW's learning rate and weight decay).
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
-import jax
 import optax
 
 from zaya_jax.config import OptimizerConfig
-from zaya_jax.model.weights import Weight
+from zaya_jax.model.weights import Weight, map_weights
 
 ADAMW_RMS = 0.2
 """Root mean square of a Muon update before the learning rate: what AdamW's usually is (Moonlight)."""
@@ -67,8 +65,3 @@ def matrix_axes(weight: Weight) -> optax.contrib.MuonDimensionNumbers | None:
         return None
     reduced, output = (tuple(weight.axes.index(a) for a in axes) for axes in weight.matrix)
     return optax.contrib.MuonDimensionNumbers(reduced, output)
-
-
-def map_weights(function: Callable[[Weight], Any], declared: Mapping) -> Any:
-    """A tree with `function(weight)` in place of each declared weight."""
-    return jax.tree.map(function, declared, is_leaf=lambda leaf: isinstance(leaf, Weight))

@@ -28,7 +28,10 @@ def describe(config: Config, *, devices: int | None = None, console: Console | N
     Raises:
       ValueError: if the batch cannot be dealt out to the devices.
     """
-    devices = devices or jax.device_count()
+    devices = jax.device_count() if devices is None else devices
+    if devices < 1:
+        raise ValueError(f"--devices is {devices}; it must be at least 1")
+    check_batch_size(config.data.batch_size, config.train.num_microbatches, devices)
     console = console or Console(soft_wrap=True, highlight=False)
     console.print(_weights_table(flatten(declare(config.model)), config))
     console.print(_facts_table(config))
@@ -44,7 +47,6 @@ def memory_estimate(config: Config, devices: int) -> dict[str, int]:
     """
     state = jax.eval_shape(lambda: init_state(config, make_rules(config)))
     parameters = _bytes(state.params)
-    check_batch_size(config.data.batch_size, config.train.num_microbatches, devices)
     rows = config.data.batch_size // devices // config.train.num_microbatches
     tokens = rows * config.data.sequence_length
     stream, layer = _activation_bytes(config)

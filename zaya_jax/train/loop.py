@@ -20,6 +20,7 @@ from zaya_jax.data.loader import evaluation_batches, num_sequences, training_bat
 from zaya_jax.data.tokenizer import load_tokenizer
 from zaya_jax.model.flops import train_flops_per_token
 from zaya_jax.optim.balancing import load_entropy
+from zaya_jax.parallel.compiler import compiler_options
 from zaya_jax.parallel.mesh import by_rows, check_batch_size, data_mesh, replicated
 from zaya_jax.train.metrics import MetricsWriter, bits_per_byte, peak_flops, read_metrics, text_bytes
 from zaya_jax.train.progress import ProgressLine
@@ -69,6 +70,9 @@ def train(config: Config, *, overwrite: bool = False) -> TrainResult:
     with Checkpoints(config.run_folder, keep=config.train.keep_checkpoints) as checkpoints:
         state = _start(run, checkpoints)
         first_step = int(state.step)
+        if first_step == config.train.num_steps:
+            print(f"run {config.run_folder} is finished: it has all {first_step:,} steps")
+            return _result(run, state)
         with (
             MetricsWriter(config.run_folder, first_step=first_step) as writer,
             ProgressLine(config.train.num_steps, first_step) as progress,
@@ -83,12 +87,13 @@ def open_data(config: Config) -> Corpus:
     Raises:
       ValueError: if it cannot be had or does not fit.
     """
-    corpus = ensure_corpus(config.data)
-    if corpus.vocab_size > config.model.vocab_size:
+    vocab_size = load_tokenizer(config.data.tokenizer).vocab_size
+    if vocab_size > config.model.vocab_size:
         raise ValueError(
-            f"model.vocab_size is {config.model.vocab_size}; the tokenizer of {corpus.folder} has "
-            f"{corpus.vocab_size} tokens, and each must have its row"
+            f'model.vocab_size is {config.model.vocab_size}; data.tokenizer "{config.data.tokenizer}" has '
+            f"{vocab_size} tokens, and each must have its row"
         )
+    corpus = ensure_corpus(config.data)
     for split in ("train", "validation"):
         num_sequences(corpus, split, config.data.sequence_length)
     return corpus
@@ -101,15 +106,19 @@ def prepare_folder(config: Config, *, overwrite: bool) -> None:
       ValueError: if the folder holds a run of another config, or something that is no run.
     """
     folder = pathlib.Path(config.run_folder)
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"run_folder is {folder}, which is a file; it must be a folder or not exist yet")
+    for path in (folder, *folder.parents):
+        if path.exists() and not path.is_dir():
+            raise ValueError(
+                f"run_folder is {folder}, and {path} is a file; it must be a folder or not exist yet"
+            )
     if folder.exists() and any(folder.iterdir()):
         if not (folder / CONFIG_FILE).is_file():
             raise ValueError(
                 f"{folder} is not empty and not a run folder; choose another --config.run_folder"
             )
+        # Read also when it is to go: others' folders, Hugging Face's too, have a config.json.
+        changed = differences(config, read_config(folder))
         if not overwrite:
-            changed = differences(config, read_config(folder))
             if changed:
                 raise ValueError(
                     f"{folder} holds a run of another config ({'; '.join(changed[:3])}); choose another "
@@ -126,6 +135,7 @@ def prepare_folder(config: Config, *, overwrite: bool) -> None:
 def _make_run(config: Config, corpus: Corpus, mesh: Mesh) -> _Run:
     rules = make_rules(config)
     whole, rows = replicated(mesh), by_rows(mesh)
+    options = compiler_options()
     step = functools.partial(
         train_step, rules=rules, mesh=mesh, num_microbatches=config.train.num_microbatches
     )
@@ -139,9 +149,13 @@ def _make_run(config: Config, corpus: Corpus, mesh: Mesh) -> _Run:
         mesh=mesh,
         rules=rules,
         step=jax.jit(
-            step, in_shardings=(whole, rows), out_shardings=(whole, whole), donate_argnames=("state",)
+            step,
+            in_shardings=(whole, rows),
+            out_shardings=(whole, whole),
+            donate_argnames=("state",),
+            compiler_options=options,
         ),
-        evaluate=jax.jit(evaluate, in_shardings=(whole, rows), out_shardings=whole),
+        evaluate=jax.jit(evaluate, in_shardings=(whole, rows), out_shardings=whole, compiler_options=options),
     )
 
 
@@ -203,15 +217,17 @@ def _loop(
         if step == num_steps or step % config.train.checkpoint_every == 0:
             checkpoints.save(step, weights=state.variables, training=_training(state))
             clock.restart(step)
-    held_out = read_metrics(config.run_folder, "validation")[-1]["bits_per_byte"]
-    return TrainResult(config, run.corpus, run.rules, state, held_out)
+    return _result(run, state)
+
+
+def _result(run: _Run, state: TrainState) -> TrainResult:
+    held_out = read_metrics(run.config.run_folder, "validation")[-1]["bits_per_byte"]
+    return TrainResult(run.config, run.corpus, run.rules, state, held_out)
 
 
 def _numbered_batches(run: _Run, first_step: int) -> Iterator[tuple[int, Batch]]:
     """Batches with the number of the step that each makes, from 1."""
     remaining = run.config.train.num_steps - first_step
-    if remaining <= 0:
-        return
     batches = training_batches(run.corpus, run.config.data, first_step=first_step, num_steps=remaining)
     yield from enumerate(batches, start=first_step + 1)
 

@@ -1,0 +1,332 @@
+"""What must hold of the network whatever its weights: documents, causality, depth, remat, skipping."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from zaya_jax.config import HYBRID, HYBRID_SLIDING, ModelConfig
+from zaya_jax.model import zaya
+from zaya_jax.model.router import route
+from zaya_jax.model.weights import abstract_variables, count_parameters
+from zaya_jax.options import load_config
+from zaya_jax.train.loss import cross_entropy
+
+VOCABULARY, TIME = 43, 16
+CONFIG = ModelConfig(
+    vocab_size=VOCABULARY,
+    hidden_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=8,
+    moe_intermediate_size=24,
+    num_experts=4,
+    router_hidden_size=16,
+    initializer_range=0.3,
+    max_position_embeddings=64,
+    dtype="float32",
+)
+SLIDING = dataclasses.replace(
+    CONFIG, num_hidden_layers=3, cca_time0=3, layer_pattern=(HYBRID_SLIDING, HYBRID), sliding_window=3
+)
+CONFIGS = pytest.mark.parametrize("config", [CONFIG, SLIDING], ids=["taps 2 2", "taps 3 2, sliding"])
+
+jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+"""Compiling is nearly all the time that these tests take; level 0 halves it."""
+
+
+@functools.cache
+def variables_of(config):
+    """No weight keeps a constant initial value, under which a forgotten scale or bias would not show."""
+    random = np.random.default_rng(5)
+
+    def value(path, leaf):
+        name = jax.tree_util.keystr(path)
+        mean = 1.0 if "scale" in name or "temperature" in name else 0.0
+        return jnp.asarray(random.normal(mean, config.initializer_range, leaf.shape), jnp.float32)
+
+    return jax.tree.map_with_path(value, abstract_variables(config))
+
+
+def tokens_of(*shape, seed=0):
+    return np.random.default_rng(seed).integers(0, VOCABULARY, shape).astype(np.int32)
+
+
+@functools.partial(jit, static_argnums=0)
+def loss_and_gradient(config, variables, tokens_BT, positions_BT, segments_BT, targets_BT, weights_BT):
+    """Summed loss, its gradient by the weights, and the logits."""
+
+    def loss(params):
+        bias_LX = variables["router_bias"]["layers"]
+        out = zaya.forward(config, params, bias_LX, tokens_BT, positions_BT, segments_BT)
+        return cross_entropy(out.logits_BTV, targets_BT, weights_BT), out
+
+    (total, out), gradient = jax.value_and_grad(loss, has_aux=True)(variables["params"])
+    return total, gradient, out
+
+
+def assert_trees_are_close(ours, theirs, tolerance):
+    """By the norm of each leaf; a leaf that is zero throughout proves nothing and is refused."""
+    for (path, expected), result in zip(
+        jax.tree.leaves_with_path(theirs), jax.tree.leaves(ours), strict=True
+    ):
+        norm = np.linalg.norm(expected)
+        assert norm > 0, f"{jax.tree_util.keystr(path)} is zero"
+        assert np.linalg.norm(result - expected) < tolerance * norm, jax.tree_util.keystr(path)
+
+
+LENGTHS = [[5, 1, 1, 7, 2], [1] * 11]
+"""Of the documents of each row; what is left of the second row is padding."""
+
+
+def packed():
+    """Rows of documents: tokens, positions, segments, targets, weights."""
+    tokens_BT, targets_BT = tokens_of(2, TIME), tokens_of(2, TIME, seed=1)
+    weights_BT = np.random.default_rng(2).uniform(0.5, 2, (2, TIME)).astype(np.float32)
+    segments_BT, positions_BT = np.zeros((2, TIME), np.int32), np.zeros((2, TIME), np.int32)
+    for row, lengths in enumerate(LENGTHS):
+        total = sum(lengths)
+        segments_BT[row, :total] = np.repeat(np.arange(len(lengths)) + 1, lengths)
+        positions_BT[row, :total] = np.concatenate([np.arange(length) for length in lengths])
+        weights_BT[row, total:] = 0
+    return tokens_BT, positions_BT, segments_BT, targets_BT, weights_BT
+
+
+def documents():
+    """Row and first and last token of each document."""
+    for row, lengths in enumerate(LENGTHS):
+        ends = np.cumsum(lengths)
+        yield from ((row, end - length, end) for length, end in zip(lengths, ends, strict=True))
+
+
+def alone():
+    """The same documents, each at the start of a row of its own, without segments.
+
+    What follows a document in its row is noise without weight; that it is not seen is another test.
+    """
+    tokens_BT, _, _, targets_BT, weights_BT = packed()
+    spans = list(documents())
+    alone_BT, alone_targets_BT = tokens_of(len(spans), TIME, seed=3), np.zeros((len(spans), TIME), np.int32)
+    alone_weights_BT = np.zeros((len(spans), TIME), np.float32)
+    for new, (row, start, end) in enumerate(spans):
+        alone_BT[new, : end - start] = tokens_BT[row, start:end]
+        alone_targets_BT[new, : end - start] = targets_BT[row, start:end]
+        alone_weights_BT[new, : end - start] = weights_BT[row, start:end]
+    return alone_BT, None, None, alone_targets_BT, alone_weights_BT
+
+
+@CONFIGS
+def test_packed_documents_are_the_documents_alone(config):
+    variables = variables_of(config)
+    loss, gradient, out = loss_and_gradient(config, variables, *packed())
+    loss_alone, gradient_alone, out_alone = loss_and_gradient(config, variables, *alone())
+    for new, (row, start, end) in enumerate(documents()):
+        np.testing.assert_allclose(
+            out.logits_BTV[row, start:end], out_alone.logits_BTV[new, : end - start], rtol=1e-4, atol=1e-4
+        )
+        np.testing.assert_array_equal(
+            out.router.experts_LBT[:, row, start:end], out_alone.router.experts_LBT[:, new, : end - start]
+        )
+    np.testing.assert_allclose(loss, loss_alone, rtol=1e-5)
+    assert_trees_are_close(gradient, gradient_alone, 1e-4)
+
+
+@CONFIGS
+def test_padding_is_not_counted(config):
+    out = loss_and_gradient(config, variables_of(config), *packed())[2]
+    num_tokens = sum(map(sum, LENGTHS))
+    np.testing.assert_array_equal(out.router.counts_LX.sum(axis=1), [num_tokens] * config.num_hidden_layers)
+    experts_LP = out.router.experts_LBT[:, packed()[2] != 0]
+    expected_LX = [np.bincount(experts_P, minlength=config.num_router_classes) for experts_P in experts_LP]
+    np.testing.assert_array_equal(out.router.counts_LX, expected_LX)
+
+
+@functools.partial(jit, static_argnums=0)
+def logits_and_pull_back(config, variables, tokens_BT, grad_BTV):
+    """Logits, and the gradient by the embedded tokens that `grad_BTV` pulls back."""
+    params, bias_LX = variables["params"], variables["router_bias"]["layers"]
+
+    def behind_embedding(x_BTD):
+        positions_BT = jnp.arange(TIME)[None]
+        x_BTD = zaya.layers(config, params, bias_LX, x_BTD, positions_BT, None, None)[0]
+        return zaya.head(config, params, x_BTD)
+
+    logits_BTV, pull_back = jax.vjp(behind_embedding, zaya.embed(params["embedding"], tokens_BT))
+    return logits_BTV, pull_back(grad_BTV)[0]
+
+
+@CONFIGS
+def test_no_token_sees_a_later_one(config):
+    tokens_BT, variables = tokens_of(1, TIME), variables_of(config)
+    for time in (1, 7, TIME - 1):
+        later_BT = np.where(np.arange(TIME) == time, (tokens_BT + 1) % VOCABULARY, tokens_BT)
+        grad_BTV = np.ones((1, TIME, VOCABULARY), np.float32) * np.arange(VOCABULARY)
+        grad_BTV[:, time:] = 0
+        logits_BTV, grad_BTD = logits_and_pull_back(config, variables, tokens_BT, grad_BTV)
+        changed_BTV, _ = logits_and_pull_back(config, variables, later_BT, grad_BTV)
+        np.testing.assert_allclose(logits_BTV[:, :time], changed_BTV[:, :time], rtol=1e-6, atol=1e-6)
+        assert np.abs(logits_BTV - changed_BTV)[:, time].max() > 0.1
+        assert not np.any(grad_BTD[:, time:])
+        assert np.abs(grad_BTD[:, :time]).max(axis=-1).all()
+
+
+def test_the_scan_is_a_loop_over_layers():
+    tokens_BT, variables = tokens_of(2, TIME), variables_of(SLIDING)
+    params, bias_LX = variables["params"], variables["router_bias"]["layers"]
+
+    @jit
+    def unrolled(params):
+        context = zaya._Context(SLIDING, zaya._rotations(SLIDING, jnp.arange(TIME)[None]), None, None)
+        inputs = zaya.layer_inputs(SLIDING, params, bias_LX, 2, None)
+        x_BTD = zaya.embed(params["embedding"], tokens_BT)
+        state_BTR = jnp.zeros((2, TIME, SLIDING.router_hidden_size))
+        experts_LBT = []
+        for number in range(SLIDING.num_hidden_layers):
+            layer = jax.tree.map(lambda leaf, number=number: leaf[number], inputs)
+            x_BTD, routing, _, _ = zaya.decoder_layer(context, layer, x_BTD, state_BTR, None)
+            state_BTR = routing.state_BTR
+            experts_LBT.append(routing.experts_BT)
+        return zaya.head(SLIDING, params, x_BTD), jnp.stack(experts_LBT)
+
+    logits_BTV, experts_LBT = unrolled(params)
+    out = jit(functools.partial(zaya.forward, SLIDING))(params, bias_LX, tokens_BT)
+    np.testing.assert_allclose(out.logits_BTV, logits_BTV, rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(out.router.experts_LBT, experts_LBT)
+    assert len(np.unique(experts_LBT)) > 2
+
+
+@pytest.mark.parametrize("remat", ["layer", "products"])
+def test_remat_changes_no_number(remat):
+    variables = variables_of(SLIDING)
+    config = dataclasses.replace(SLIDING, remat=remat)
+    loss, gradient, _ = loss_and_gradient(SLIDING, variables, *packed())
+    loss_again, gradient_again, _ = loss_and_gradient(config, variables, *packed())
+    np.testing.assert_allclose(loss_again, loss, rtol=1e-6)
+    assert_trees_are_close(gradient_again, gradient, 1e-5)
+
+
+def moe_block(config, *, skip_bias):
+    """Input and output of the first layer's experts block, and its routing."""
+    variables = variables_of(config)
+    bias_LX = jnp.zeros_like(variables["router_bias"]["layers"]).at[:, -1].set(skip_bias)
+    x_BTD = jnp.asarray(np.random.default_rng(1).standard_normal((2, TIME, config.hidden_size)), jnp.float32)
+
+    @jit
+    def run(params):
+        inputs = zaya.layer_inputs(config, params, bias_LX, 2, None)
+        layer = jax.tree.map(lambda leaf: leaf[0], inputs)
+        context = zaya._Context(config, (), None, None)
+        return zaya._experts(context, layer, x_BTD, jnp.zeros((2, TIME, config.router_hidden_size)))
+
+    return x_BTD, *run(variables["params"])
+
+
+def test_skipping_gives_zero_or_the_input_times_its_probability():
+    _, out_BTD, routing = moe_block(CONFIG, skip_bias=10.0)
+    assert np.all(routing.experts_BT == CONFIG.num_experts)
+    assert not np.any(out_BTD)
+    x_BTD, out_BTD, routing = moe_block(dataclasses.replace(CONFIG, skip_class="identity"), skip_bias=10.0)
+    np.testing.assert_allclose(out_BTD, routing.probs_BTX[..., -1:] * x_BTD, rtol=1e-6)
+
+
+def test_tokens_that_do_not_skip_do_not_care_what_skipping_gives():
+    _, zero_BTD, routing = moe_block(CONFIG, skip_bias=0.2)
+    x_BTD, identity_BTD, _ = moe_block(dataclasses.replace(CONFIG, skip_class="identity"), skip_bias=0.2)
+    skips_BT = np.asarray(routing.experts_BT == CONFIG.num_experts)
+    assert 0 < skips_BT.sum() < skips_BT.size
+    np.testing.assert_array_equal(zero_BTD[~skips_BT], identity_BTD[~skips_BT])
+    assert np.abs(zero_BTD[~skips_BT]).max(axis=-1).all()
+    assert not np.any(zero_BTD[skips_BT])
+    assert np.abs(identity_BTD[skips_BT]).max(axis=-1).all()
+
+
+def test_a_layers_experts_by_hand():
+    """Every token through its expert alone, in float64."""
+    x_BTD, out_BTD, routing = moe_block(CONFIG, skip_bias=-10.0)
+    experts = {
+        name: np.float64(w[0]) for name, w in variables_of(CONFIG)["params"]["layers"]["experts"].items()
+    }
+    for at in np.ndindex(2, TIME):
+        expert = int(routing.experts_BT[at])
+        gate_F, up_F = np.einsum("d,dqf->qf", np.float64(x_BTD[at]), experts["gate_up_proj"][expert])
+        expected_D = (gate_F / (1 + np.exp(-gate_F)) * up_F) @ experts["down_proj"][expert]
+        expected_D *= float(routing.probs_BTX[at][expert])
+        np.testing.assert_allclose(out_BTD[at], expected_D, rtol=1e-4, atol=1e-5)
+
+
+def test_balancing_biases_choose_and_do_not_weigh():
+    """A hand-made router: probabilities 2/3 and 1/3, the bias turns the choice."""
+    x_BTD = jnp.ones((1, 1, 1))
+    weights = {"kernel": jnp.log(jnp.array([[2.0, 1.0]]))}
+    state_BTR = jnp.full((1, 1, 3), 7.0)
+
+    def answer(bias):
+        return route(x_BTD, state_BTR, weights, jnp.ones(3), jnp.array([0.0, bias]), eps=1e-5)
+
+    plain, turned = answer(0.3), answer(0.4)
+    assert plain.experts_BT.item() == 0
+    assert turned.experts_BT.item() == 1
+    np.testing.assert_allclose(plain.weights_BT.item(), 2 / 3, rtol=1e-6)
+    np.testing.assert_allclose(turned.weights_BT.item(), 1 / 3, rtol=1e-6)
+    np.testing.assert_array_equal(plain.state_BTR, state_BTR)  # passed on untouched
+
+
+def test_the_linear_router():
+    config = dataclasses.replace(CONFIG, router="linear")
+    variables = variables_of(config)
+    assert list(variables["params"]["layers"]["router"]) == ["kernel"]
+    _, gradient, out = loss_and_gradient(config, variables, *packed())
+    assert np.isfinite(out.logits_BTV).all()
+    assert all(np.abs(gradient["layers"]["router"]["kernel"]).max(axis=(1, 2)) > 0)
+    assert len(np.unique(out.router.experts_LBT)) == config.num_router_classes
+
+
+def test_bfloat16_is_near_float32():
+    """Every layer's choice is forced: a token that changes its expert is no rounding error."""
+    bias_LX = 10 * jnp.eye(CONFIG.num_hidden_layers, CONFIG.num_router_classes)
+    variables = variables_of(CONFIG) | {"router_bias": {"layers": bias_LX}}
+    loss, gradient, out = loss_and_gradient(CONFIG, variables, *packed())
+    half = dataclasses.replace(CONFIG, dtype="bfloat16")
+    half_loss, half_gradient, half_out = loss_and_gradient(half, variables, *packed())
+    assert half_out.logits_BTV.dtype == jnp.float32
+    assert all(
+        leaf.dtype == jnp.float32 and np.isfinite(leaf).all() for leaf in jax.tree.leaves(half_gradient)
+    )
+    real_BT = packed()[2] != 0
+    logits_PV, half_logits_PV = out.logits_BTV[real_BT], half_out.logits_BTV[real_BT]
+    # 8 bits of mantissa, some ten products in a row.
+    assert 1e-4 < np.linalg.norm(half_logits_PV - logits_PV) / np.linalg.norm(logits_PV) < 3e-2
+    np.testing.assert_allclose(half_loss, loss, rtol=2e-2)
+    norm = np.sqrt(sum(np.sum(np.square(leaf)) for leaf in jax.tree.leaves(gradient)))
+    off = jax.tree.map(jnp.subtract, half_gradient, gradient)
+    assert np.sqrt(sum(np.sum(np.square(leaf)) for leaf in jax.tree.leaves(off))) < 5e-2 * norm
+
+
+@pytest.mark.parametrize(
+    ("preset", "count"),
+    [
+        ("zaya1_8b", 8_840_488_784),
+        ("zaya1_base", 8_840_488_784),
+        ("zaya1_74b", 74_793_953_144),
+        ("tiny", 3_979_560),
+    ],
+)
+def test_parameters_of_presets(preset, count):
+    config = load_config(f"configs/{preset}.py", []).model
+    assert count_parameters(config) == count
+    variables = jax.eval_shape(zaya.Zaya(config).init, jax.random.key(0), jnp.zeros((1, 2), jnp.int32))
+    assert sum(leaf.size for leaf in jax.tree.leaves(variables["params"])) == count
+    assert variables["router_bias"]["layers"].shape == (config.num_hidden_layers, config.num_experts + 1)
+
+
+def test_the_program_does_not_grow_with_depth():
+    def size(depth):
+        config = dataclasses.replace(SLIDING, num_hidden_layers=depth)
+        arrays = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in packed()]
+        return len(loss_and_gradient.lower(config, abstract_variables(config), *arrays).as_text())
+
+    assert size(12) == pytest.approx(size(2), rel=0.02)

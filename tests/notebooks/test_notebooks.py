@@ -1,0 +1,48 @@
+"""Every notebook runs from top to bottom, in a kernel of the Python that runs the tests."""
+
+import os
+import pathlib
+import sys
+
+import pytest
+
+jupytext = pytest.importorskip("jupytext")
+nbclient = pytest.importorskip("nbclient")
+pytest.importorskip("ipykernel")
+pytest.importorskip("matplotlib")
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.py"))
+FEWEST_FIGURES = {"tour.py": 13}
+CELL_TIMEOUT_S = 300
+
+
+def test_there_are_notebooks():
+    assert set(FEWEST_FIGURES) == {path.name for path in NOTEBOOKS}
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
+def test_notebook_runs(path, tmp_path, monkeypatch):
+    # A kernel that the user registered for another Python must not be taken for ours.
+    monkeypatch.setenv("JUPYTER_PREFER_ENV_PATH", "1")
+    monkeypatch.setenv("JUPYTER_DATA_DIR", str(tmp_path / "data"))
+    monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path / "runtime"))
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    monkeypatch.setenv("MPLCONFIGDIR", str(tmp_path / "matplotlib"))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *sys.path]))
+
+    notebook = jupytext.read(path)
+    nbclient.NotebookClient(
+        notebook,
+        kernel_name="python3",
+        timeout=CELL_TIMEOUT_S,
+        resources={"metadata": {"path": str(tmp_path)}},
+    ).execute()  # raises CellExecutionError, with the traceback, at the first cell that fails
+
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
+    outputs = [output for cell in code for output in cell.outputs]
+    complaints = [output.text for output in outputs if output.get("name") == "stderr"]
+    assert complaints == []
+    figures = [output for output in outputs if "image/png" in output.get("data", {})]
+    assert len(figures) >= FEWEST_FIGURES[path.name]

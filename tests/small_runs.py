@@ -1,0 +1,73 @@
+"""Runs that are over in seconds: a made-up corpus of Python-like text, and a config for it."""
+
+import pathlib
+import random
+
+from zaya_jax.config import Config
+from zaya_jax.data.corpus import Corpus, build_corpus
+from zaya_jax.data.tokenizer import ByteTokenizer
+
+BLOCK_TOKENS = 256
+NAMES = ("left", "right", "total", "index", "value", "é")
+
+
+def write_texts(folder: pathlib.Path, *, num_files: int = 24) -> None:
+    """About 50 KB, the same on every machine."""
+    numbers = random.Random(0)
+    folder.mkdir(parents=True)
+    for i in range(num_files):
+        functions = []
+        for _ in range(40):
+            a, b = numbers.choice(NAMES), numbers.choice(NAMES)
+            functions.append(
+                f"def f{numbers.randrange(100)}({a}):\n    {b} = {a} + {numbers.randrange(10)}\n"
+            )
+        (folder / f"text{i}.py").write_text("".join(functions), encoding="utf-8")
+
+
+def build_small_corpus(folder: pathlib.Path) -> Corpus:
+    """The corpus of `write_texts`, with the texts beside it."""
+    texts = folder.with_name(folder.name + "_texts")
+    write_texts(texts)
+    return build_corpus(
+        folder,
+        source=str(texts),
+        tokenizer=ByteTokenizer(),
+        block_tokens=BLOCK_TOKENS,
+        validation_percent=20,
+    )
+
+
+def small_values(*, run_folder: str, corpus: str) -> dict:
+    """A config of all parts of the model, as plain values."""
+    return {
+        "run_folder": run_folder,
+        "model": {
+            "vocab_size": 264,
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 1,
+            "head_dim": 16,
+            "moe_intermediate_size": 32,
+            "num_experts": 2,
+            "router_hidden_size": 8,
+            "layer_pattern": ("hybrid_sliding", "hybrid"),
+            "sliding_window": 16,
+            "max_position_embeddings": 128,
+            "dtype": "float32",
+        },
+        "data": {"corpus": corpus, "source": None, "sequence_length": 64, "batch_size": 4},
+        "optimizer": {"warmup_steps": 4, "learning_rate": 3e-3},
+        "train": {
+            "num_steps": 30,
+            "log_every": 1,
+            "eval_every": 10,
+            "checkpoint_every": 4,
+            "sample_tokens": 0,
+        },
+    }
+
+
+def small_config(*, run_folder: pathlib.Path, corpus: pathlib.Path) -> Config:
+    return Config.from_dict(small_values(run_folder=str(run_folder), corpus=str(corpus)))

@@ -1,0 +1,290 @@
+"""Every bad input ends with exit code 2 and one sentence, before anything is compiled or written.
+
+`python tests/test_command_line.py` prints the table of inputs and sentences.
+"""
+
+import contextlib
+import dataclasses
+import io
+import pathlib
+import shlex
+import shutil
+import tempfile
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from small_runs import BLOCK_TOKENS, build_small_corpus, small_config, small_values
+
+import zaya_jax
+from zaya_jax import cli
+from zaya_jax.checkpoint import Checkpoints
+from zaya_jax.config import Config
+from zaya_jax.data.corpus import Corpus, build_corpus
+from zaya_jax.data.tokenizer import ByteTokenizer
+from zaya_jax.model.weights import abstract_variables
+
+SMALL = "train --config=small.py "
+
+
+@dataclasses.dataclass(frozen=True)
+class Mistake:
+    """A command line that cannot work.
+
+    Attributes:
+      name: of the mistake.
+      command: what follows `zaya`.
+      says: what the sentence must contain.
+    """
+
+    name: str
+    command: str
+    says: str
+
+
+MISTAKES = (
+    Mistake("unknown verb", "trian", 'there is no verb "trian"; known are train, generate, corpus, bench'),
+    # train: what is not a config
+    Mistake("unknown option", "train --batch-size=8", '"--batch-size=8" is not an option; a config field'),
+    Mistake("stray word", "train runs/tiny", '"runs/tiny" is not an option'),
+    Mistake("field without value", SMALL + "--config.data.seed", '"--config.data.seed" is not an option'),
+    Mistake("misspelt field", SMALL + "--config.model.hiden_size=64", '"model.hiden_size"; did you mean "hidden_size"?'),
+    Mistake("misspelt section", SMALL + "--config.modle.hidden_size=64", '"modle"; did you mean "model"?'),
+    Mistake("unknown field", SMALL + "--config.train.zzz=1", '"train.zzz"; known are num_steps'),
+    Mistake("field of a field", SMALL + "--config.data.seed.x=1", '"data.seed.x" is no config field'),
+    Mistake("section as value", SMALL + "--config.model=64", "model is 64; it must be a section"),
+    Mistake("missing config file", "train --config=configs/tniy.py", "no config file at configs/tniy.py; configs/ has tiny.py"),
+    Mistake("config file without get_config", "train --config=empty.py", "empty.py is not a config file: it must define get_config()"),
+    Mistake("config of another type", "train --config=plain.py", "get_config() of plain.py gives a dict; it must give a ConfigDict"),
+    # train: values
+    Mistake("text for a number", SMALL + "--config.model.hidden_size=abc", "model.hidden_size is 'abc'; it must be a whole number"),
+    Mistake("float for int", SMALL + "--config.model.hidden_size=32.0", "model.hidden_size is 32.0; it must be a whole number"),
+    Mistake("not finite", SMALL + "--config.optimizer.learning_rate=1e999", "optimizer.learning_rate is inf; it must be a finite number"),
+    Mistake("unknown choice", SMALL + "--config.optimizer.name=sgd", 'optimizer.name is \'sgd\'; it must be "muon" or "adamw"'),
+    Mistake("heads not divisible", SMALL + "--config.model.num_attention_heads=3 --config.model.num_key_value_heads=2", "model.num_attention_heads is 3; it must be a multiple"),
+    Mistake("odd value channels", SMALL + "--config.model.head_dim=5 --config.model.partial_rotary_factor=0.4", "it must be even"),
+    Mistake("no experts", SMALL + "--config.model.num_experts=0", "model.num_experts is 0; it must be above 0"),
+    Mistake("odd rotary channels", SMALL + "--config.model.head_dim=6", "model.partial_rotary_factor is 0.5; with model.head_dim 6 it must rotate an even number"),
+    Mistake("no rotary channels", SMALL + "--config.model.partial_rotary_factor=0", "model.partial_rotary_factor is 0.0"),
+    Mistake("sliding without window", SMALL + "--config.model.sliding_window=None", 'model.sliding_window is None; with "hybrid_sliding" layers'),
+    Mistake("unknown layer kind", SMALL + "--config.model.layer_pattern=['full']", 'model.layer_pattern has "full"'),
+    Mistake("negative learning rate", SMALL + "--config.optimizer.learning_rate=-1e-3", "optimizer.learning_rate is -0.001; it must be above 0"),
+    Mistake("warm-up too long", SMALL + "--config.optimizer.warmup_steps=30", "optimizer.warmup_steps is 30; it must be below train.num_steps, 30"),
+    Mistake("negative data seed", SMALL + "--config.data.seed=-1", "data.seed is -1; it must be from 0 to 2**32 - 1"),
+    Mistake("data seed too large", SMALL + "--config.data.seed=4294967296", "data.seed is 4294967296; it must be from 0"),
+    Mistake("negative training seed", SMALL + "--config.train.seed=-1", "train.seed is -1; it must be from 0 to 2**32 - 1"),
+    Mistake("batch and microbatches", SMALL + "--config.train.num_microbatches=3", "data.batch_size is 4; it must be a multiple of train.num_microbatches, 3"),
+    Mistake("sequence of one token", SMALL + "--config.data.sequence_length=1", "data.sequence_length is 1; it must be at least 2"),
+    Mistake("sequence beyond the model", SMALL + "--config.data.sequence_length=256", "data.sequence_length is 256; model.max_position_embeddings allows 128"),
+    # train: devices
+    Mistake("batch and devices", SMALL + "--dry-run --devices=3", "data.batch_size is 4; it must be a multiple of 3: 3 devices times 1 microbatches"),
+    Mistake("no devices", SMALL + "--dry-run --devices=0", "--devices is 0; it must be at least 1"),
+    Mistake("devices without dry run", SMALL + "--devices=2", "--devices goes with --dry-run"),
+    Mistake("devices in words", SMALL + "--dry-run --devices=two", "argument --devices: invalid int value: 'two'"),
+    # train: data
+    Mistake("sequence and blocks", SMALL + "--config.data.sequence_length=96", "data.sequence_length is 96, and corpus has blocks of 256 tokens; one must be a multiple"),
+    Mistake("missing corpus", SMALL + "--config.data.corpus=nowhere", "there is no corpus at nowhere; data.source is None"),
+    Mistake("missing source", SMALL + "--config.data.corpus=nowhere --config.data.source=nothing", "there is no source folder nothing"),
+    Mistake("no corpus in the folder", SMALL + "--config.data.corpus=texts", "there is no corpus at texts: it has no manifest.json"),
+    Mistake("empty source", SMALL + "--config.data.corpus=nowhere --config.data.source=hollow", 'no file in hollow has a name like "*"'),
+    Mistake("empty texts", SMALL + "--config.data.corpus=nowhere --config.data.source=blank", 'all 2 files like "*" in blank are empty or not UTF-8'),
+    Mistake("text too short", SMALL + "--config.data.corpus=short", "the train split of short has"),
+    Mistake("damaged corpus", SMALL + "--config.data.corpus=damaged", "train-00000.array_record has 10 bytes, and the manifest says"),
+    Mistake("missing tokenizer", SMALL + "--config.data.tokenizer=none.json", 'there is no tokenizer "none.json"'),
+    Mistake("no tokenizer", SMALL + "--config.data.tokenizer=small.py", "small.py is not a Hugging Face tokenizer.json"),
+    Mistake("vocabulary too small", SMALL + "--config.model.vocab_size=128", 'model.vocab_size is 128; data.tokenizer "byte" has 259 tokens'),
+    # train: the run folder
+    Mistake("run of another config", SMALL + "--config.model.hidden_size=64", "runs/done holds a run of another config (model.hidden_size: 32 -> 64)"),
+    Mistake("run folder is a file", SMALL + "--config.run_folder=small.py", "run_folder is small.py, and small.py is a file"),
+    Mistake("run folder below a file", SMALL + "--config.run_folder=small.py/run", "run_folder is small.py/run, and small.py is a file"),
+    Mistake("folder of others", SMALL + "--config.run_folder=texts", "texts is not empty and not a run folder"),
+    Mistake("overwriting a folder of others", SMALL + "--config.run_folder=texts --overwrite", "texts is not empty and not a run folder"),
+    Mistake("overwriting others' config.json", SMALL + "--config.run_folder=foreign --overwrite", "foreign/config.json is not the config of a run: there is no config field"),
+    Mistake("broken config.json", SMALL + "--config.run_folder=broken", "broken/config.json is not the config of a run"),
+    # generate
+    Mistake("generate without run", "generate", "the following arguments are required: RUN"),
+    Mistake("generate from no run", "generate texts", "texts is not a run folder: it has no config.json"),
+    Mistake("generate without checkpoint", "generate runs/fresh", "runs/fresh has no checkpoint yet"),
+    Mistake("negative temperature", "generate runs/done --temperature -1", "temperature is -1.0; it must be 0"),
+    Mistake("temperature not a number", "generate runs/done --temperature nan", "temperature is nan; it must be 0"),
+    Mistake("empty nucleus", "generate runs/done --top-p 0", "top_p is 0.0; it must be above 0 and at most 1"),
+    Mistake("negative top-k", "generate runs/done --top-k -1", "top_k is -1; it must be a number of tokens"),
+    Mistake("no new tokens", "generate runs/done --max-new-tokens 0", "max_new_tokens is 0; it must be at least 1"),
+    Mistake("prompt too long", f"generate runs/done --max-new-tokens 28 --prompt {'a' * 100}", "prompt 0 has 101 tokens and max_new_tokens is 28; together"),
+    Mistake("sampling seed out of range", "generate runs/done --seed -1", "--seed is -1; it must be from 0 to 2**32 - 1"),
+    Mistake("unknown option of generate", "generate runs/done --topp 1", "unrecognized arguments: --topp 1"),
+    # corpus
+    Mistake("corpus without folder", "corpus", "the following arguments are required: OUT"),
+    Mistake("corpus exists", "corpus corpus --source texts", "corpus is a corpus already; --overwrite replaces it"),
+    Mistake("corpus in a folder of others", "corpus hf --source texts --overwrite", "hf has files and no manifest.json"),
+    Mistake("corpus from nothing", "corpus new --source nothing", "there is no source folder nothing"),
+    Mistake("corpus without matching names", "corpus new --source texts --pattern *.md", 'no file in texts has a name like "*.md"'),
+    Mistake("no held-out share", "corpus new --source texts --validation-percent 0", "validation_percent is 0; it must be from 1 to 99"),
+    Mistake("unknown option of corpus", "corpus new --sauce texts", "unrecognized arguments: --sauce texts"),
+    # bench
+    Mistake("unknown benchmark", "bench speed", "argument what: invalid choice: 'speed'"),
+    Mistake("no rounds", "bench experts --rounds 0", "--rounds is 0; it must be at least 1"),
+)  # fmt: skip
+
+
+def make_workspace(root: pathlib.Path) -> None:
+    """What the command lines above refer to; `runs/done` has a checkpoint of zeros."""
+    corpus = build_small_corpus(root / "corpus")
+    (root / "corpus_texts").rename(root / "texts")
+    _write_bad_corpora(root, corpus)
+    values = small_values(run_folder="runs/done", corpus="corpus")
+    (root / "small.py").write_text(
+        f"import ml_collections\n\n\ndef get_config():\n    return ml_collections.ConfigDict({values!r})\n"
+    )
+    (root / "empty.py").write_text("")
+    (root / "plain.py").write_text("def get_config():\n    return {}\n")
+    for name in ("foreign", "broken", "hollow", "hf"):
+        (root / name).mkdir()
+    (root / "hf" / "config.json").write_text("{}")
+    (root / "foreign" / "config.json").write_text('{"architectures": ["ZayaForCausalLM"]}')
+    (root / "broken" / "config.json").write_text('{"model"')
+    config = Config.from_dict(values)
+    for name in ("done", "fresh"):
+        (root / "runs" / name).mkdir(parents=True)
+        (root / "runs" / name / "config.json").write_text(config.to_text())
+    zeros = jax.tree.map(
+        lambda x: jax.device_put(np.zeros(x.shape, x.dtype)), abstract_variables(config.model)
+    )
+    with Checkpoints(root / "runs" / "done", keep=1) as checkpoints:
+        checkpoints.save(1, weights=zeros, training={"step": np.int32(1)})
+
+
+def _write_bad_corpora(root: pathlib.Path, corpus: Corpus) -> None:
+    """One with a shard cut off, one with hardly a token, and texts that are no texts."""
+    shutil.copytree(corpus.folder, root / "damaged")
+    shard = root / "damaged" / corpus.train.shards[0].file
+    shard.write_bytes(shard.read_bytes()[:10])
+    (root / "blank").mkdir()
+    (root / "blank" / "empty.txt").write_text("")
+    (root / "blank" / "latin.txt").write_bytes(b"\xe9")
+    (root / "crumbs").mkdir()
+    for i in range(8):
+        (root / "crumbs" / f"{i}.txt").write_text("x")
+    build_corpus(
+        root / "short",
+        source=str(root / "crumbs"),
+        tokenizer=ByteTokenizer(),
+        block_tokens=BLOCK_TOKENS,
+        validation_percent=50,
+    )
+
+
+def run(command: str) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error of `zaya COMMAND`."""
+    out, err = io.StringIO(), io.StringIO()
+    code = 0
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            cli.main(shlex.split(command))
+        except SystemExit as leaving:
+            code = leaving.code or 0
+    return code, out.getvalue(), err.getvalue()
+
+
+def snapshot(folder: pathlib.Path) -> dict[str, tuple[int, int]]:
+    return {
+        str(path): (path.stat().st_mtime_ns, path.stat().st_size if path.is_file() else 0)
+        for path in folder.rglob("*")
+        if "__pycache__" not in path.parts
+    }
+
+
+_compilations: list[str] = []
+jax.monitoring.register_event_duration_secs_listener(
+    lambda event, _, **__: _compilations.append(event) if event.endswith("backend_compile_duration") else None
+)
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory):
+    root = tmp_path_factory.mktemp("workspace").resolve()
+    make_workspace(root)
+    return root
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.name.replace(" ", "_"))
+def test_a_mistake_ends_with_one_sentence(mistake, workspace, monkeypatch):
+    monkeypatch.chdir(workspace)
+    before = snapshot(workspace)
+    _compilations.clear()
+    code, out, err = run(mistake.command)
+    sentence = err.replace(f"{workspace}/", "")
+    assert code == 2
+    assert out == ""
+    assert mistake.says in sentence
+    assert sentence.startswith("zaya: ")
+    assert sentence.count("\n") == 1
+    assert sentence.endswith("\n")
+    assert not _compilations
+    assert snapshot(workspace) == before
+
+
+def test_compilations_are_seen():
+    _compilations.clear()
+    jax.jit(lambda x: x * 3 + 1).lower(jnp.ones(3)).compile()
+    assert _compilations
+
+
+def test_mistakes_have_names_of_their_own():
+    assert len({mistake.name for mistake in MISTAKES}) == len(MISTAKES)
+
+
+@pytest.mark.parametrize(("prompt", "token"), [([2, 264], 264), ([-1], -1)])
+def test_a_prompt_outside_the_vocabulary_is_refused(prompt, token, tmp_path):
+    config = small_config(run_folder=tmp_path, corpus=tmp_path)
+    with pytest.raises(ValueError, match=rf"token {token} at position .* outside the vocabulary of 264"):
+        zaya_jax.generate(zaya_jax.Zaya(config.model), {}, prompt, max_new_tokens=1)
+
+
+@pytest.mark.parametrize("verb", list(cli.VERBS))
+def test_help_shows_examples(verb):
+    code, out, err = run(f"{verb} --help")
+    assert (code, err) == (0, "")
+    assert out.startswith(f"usage: zaya {verb}")
+    examples = out.partition("examples:\n")[2].splitlines()
+    assert len(examples) >= 3
+    assert all(line.startswith(f"  zaya {verb}") for line in examples)
+
+
+@pytest.mark.parametrize("command", ["", "--help"])
+def test_usage_lists_the_verbs(command):
+    code, out, err = run(command)
+    assert (code, err) == (0, "")
+    assert all(f"\n  {verb} " in out for verb in cli.VERBS)
+
+
+def test_a_bug_is_no_sentence(monkeypatch):
+    """A ValueError out of a library is ours to mend: it must show where it comes from."""
+    monkeypatch.setattr("zaya_jax.inference.train_and_sample.load_config", lambda *_: np.zeros(2).reshape(3))
+    with pytest.raises(ValueError, match="reshape"):
+        cli.main(["train"])
+
+
+def test_a_corpus_is_built_and_replaced(tmp_path, workspace):
+    command = f"corpus {tmp_path}/new --source {workspace}/texts --validation-percent 20"
+    assert run(command)[0] == 0
+    assert run(command)[0] == 2
+    assert run(command + " --overwrite")[0] == 0
+
+
+def print_table() -> None:
+    """The mistakes and what is said, as Markdown."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        root = pathlib.Path(folder).resolve()
+        make_workspace(root)
+        print("| mistake | `zaya ...` | says |\n|---|---|---|")
+        for mistake in MISTAKES:
+            code, _, err = run(mistake.command)
+            said = err.strip().replace(f"{root}/", "").replace("\n", "<br>").replace("|", "\\|")
+            command = mistake.command.replace("a" * 100, "aaa...")
+            print(f"| {mistake.name} | `{command}` | {said} ({code}) |")
+
+
+if __name__ == "__main__":
+    print_table()

@@ -1,0 +1,149 @@
+"""Presets as they resolve, and configs as text.
+
+`python tests/test_config.py --regenerate` writes tests/golden/<preset>.json anew; look at the diff.
+"""
+
+import dataclasses
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from zaya_jax.config import Config, DataConfig, ModelConfig, TrainConfig, differences
+from zaya_jax.options import load_config
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+GOLDEN = ROOT / "tests" / "golden"
+PRESETS = sorted(path.stem for path in (ROOT / "configs").glob("*.py"))
+
+# Every field away from its default, every optional one once with and once without a value.
+UNUSUAL = Config.from_dict(
+    {
+        "run_folder": "runs/Ünusual",
+        "model": {
+            "layer_pattern": ["hybrid_sliding", "hybrid"],
+            "sliding_window": 7,
+            "router": "linear",
+            "skip_class": "identity",
+            "lm_head_bias": True,
+            "rms_norm_eps": 1e-7,
+            "experts_implementation": "ragged_dot",
+        },
+        "data": {"source": None, "seed": 2**32 - 1},
+        "optimizer": {"name": "adamw", "learning_rate": 0.1 + 0.2},
+        "balancing": {"learning_rate": 0},
+        "train": {"num_steps": 2001, "eval_sequences": 3},
+    }
+)
+
+
+def _resolve(preset: str) -> Config:
+    return load_config(f"configs/{preset}.py", [])
+
+
+def test_there_are_presets():
+    assert "tiny" in PRESETS
+    assert "zaya1_8b" in PRESETS
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_preset_resolves_as_recorded(preset):
+    recorded = (GOLDEN / f"preset_{preset}.json").read_text()
+    assert _resolve(preset).to_text() == recorded, "if this is meant: python tests/test_config.py --regenerate"
+
+
+def test_no_golden_preset_is_left_over():
+    assert sorted(path.stem.removeprefix("preset_") for path in GOLDEN.glob("preset_*.json")) == PRESETS
+
+
+@pytest.mark.parametrize("config", [Config(train=TrainConfig(num_steps=2001)), UNUSUAL, *map(_resolve, PRESETS)])
+def test_text_and_back(config):
+    assert Config.from_text(config.to_text()) == config
+
+
+def test_text_has_every_field():
+    values = json.loads(UNUSUAL.to_text())
+    for field in dataclasses.fields(Config):
+        section = getattr(UNUSUAL, field.name)
+        if dataclasses.is_dataclass(section):
+            assert list(values[field.name]) == [f.name for f in dataclasses.fields(section)]
+    assert values["model"]["sliding_window"] == 7
+    assert values["data"]["source"] is None
+
+
+def test_differences_name_field_old_and_new():
+    ours = dataclasses.replace(UNUSUAL, run_folder="there", data=dataclasses.replace(UNUSUAL.data, seed=3))
+    assert differences(ours, UNUSUAL) == [
+        "run_folder: runs/Ünusual -> there",
+        "data.seed: 4294967295 -> 3",
+    ]
+    assert differences(UNUSUAL, UNUSUAL) == []
+
+
+@pytest.mark.parametrize(
+    ("option", "section", "field", "value"),
+    [
+        ("--config.run_folder=runs/12", None, "run_folder", "runs/12"),
+        ("--config.data.corpus=12", "data", "corpus", "12"),
+        ("--config.data.source=None", "data", "source", None),
+        ("--config.model.layer_pattern=('hybrid',)", "model", "layer_pattern", ("hybrid",)),
+        ("--config.model.sliding_window=None", "model", "sliding_window", None),
+        ("--config.model.lm_head_bias=True", "model", "lm_head_bias", True),
+        ("--config.optimizer.learning_rate=1", "optimizer", "learning_rate", 1.0),
+        ("--config.optimizer.name=adamw", "optimizer", "name", "adamw"),
+        ("--config.model.experts_implementation=blocked", "model", "experts_implementation", "blocked"),
+    ],
+)
+def test_an_option_sets_its_field(option, section, field, value):
+    options = ["--config.model.layer_pattern=['hybrid']", option]
+    config = load_config("configs/tiny.py", options)
+    found = getattr(config if section is None else getattr(config, section), field)
+    assert (found, type(found)) == (value, type(value))
+
+
+def test_configs_are_read_without_jax():
+    """So that a mistake in one shows at once, and tools can read them anywhere."""
+    code = (
+        "import importlib.util, sys; "
+        f"spec = importlib.util.spec_from_file_location('config', {str(ROOT / 'zaya_jax' / 'config.py')!r}); "
+        "module = importlib.util.module_from_spec(spec); sys.modules['config'] = module; "
+        "spec.loader.exec_module(module); assert 'jax' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "layers", "types"),
+    [
+        (("hybrid",), 3, ("hybrid",) * 3),
+        (("hybrid_sliding", "hybrid"), 3, ("hybrid_sliding", "hybrid", "hybrid_sliding")),
+    ],
+)
+def test_the_pattern_repeats_over_the_depth(pattern, layers, types):
+    model = ModelConfig(layer_pattern=pattern, num_hidden_layers=layers, sliding_window=4)
+    assert model.layer_types == types
+
+
+def test_seeds_at_their_limits():
+    assert DataConfig(seed=0).seed == 0
+    assert TrainConfig(seed=2**32 - 1).seed == 2**32 - 1
+    for section in (DataConfig, TrainConfig):
+        for seed in (-1, 2**32):
+            with pytest.raises(ValueError, match=f"seed is {seed}"):
+                section(seed=seed)
+
+
+def regenerate() -> None:
+    """Writes the golden presets, and removes those of presets that are gone."""
+    for path in GOLDEN.glob("preset_*.json"):
+        path.unlink()
+    for preset in PRESETS:
+        (GOLDEN / f"preset_{preset}.json").write_text(_resolve(preset).to_text())
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] != ["--regenerate"]:
+        sys.exit("usage: python tests/test_config.py --regenerate")
+    regenerate()
