@@ -42,12 +42,12 @@ def get_config() -> ConfigDict:
     config.optimizer.weight_decay = 0.1
 
     config.balancing = ConfigDict()
-    config.balancing.learning_rate = 3e-3
+    config.balancing.learning_rate = 1e-2
 
     config.train = ConfigDict()
-    config.train.num_steps = 400
+    config.train.num_steps = 300
     config.train.log_every = 10
-    config.train.eval_every = 200
-    config.train.checkpoint_every = 200
+    config.train.eval_every = 150
+    config.train.checkpoint_every = 100
     config.train.seed = 0
     return config

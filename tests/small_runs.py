@@ -54,7 +54,7 @@ def small_values(*, run_folder: str, corpus: str) -> dict:
             "router_hidden_size": 8,
             "layer_pattern": ("hybrid_sliding", "hybrid"),
             "sliding_window": 16,
-            "max_position_embeddings": 128,
+            "max_position_embeddings": 512,
             "dtype": "float32",
         },
         "data": {"corpus": corpus, "source": None, "sequence_length": 64, "batch_size": 4},

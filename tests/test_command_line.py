@@ -68,7 +68,7 @@ MISTAKES = (
     Mistake("odd rotary channels", SMALL + "--config.model.head_dim=6", "model.partial_rotary_factor is 0.5; with model.head_dim 6 it must rotate an even number"),
     Mistake("no rotary channels", SMALL + "--config.model.partial_rotary_factor=0", "model.partial_rotary_factor is 0.0"),
     Mistake("sliding without window", SMALL + "--config.model.sliding_window=None", 'model.sliding_window is None; with "hybrid_sliding" layers'),
-    Mistake("unknown layer kind", SMALL + "--config.model.layer_pattern=['full']", 'model.layer_pattern has "full"'),
+    Mistake("unknown layer kind", SMALL + "'--config.model.layer_pattern=(\"full\",)'", 'model.layer_pattern has "full"'),
     Mistake("negative learning rate", SMALL + "--config.optimizer.learning_rate=-1e-3", "optimizer.learning_rate is -0.001; it must be above 0"),
     Mistake("warm-up too long", SMALL + "--config.optimizer.warmup_steps=30", "optimizer.warmup_steps is 30; it must be below train.num_steps, 30"),
     Mistake("negative data seed", SMALL + "--config.data.seed=-1", "data.seed is -1; it must be from 0 to 2**32 - 1"),
@@ -76,7 +76,7 @@ MISTAKES = (
     Mistake("negative training seed", SMALL + "--config.train.seed=-1", "train.seed is -1; it must be from 0 to 2**32 - 1"),
     Mistake("batch and microbatches", SMALL + "--config.train.num_microbatches=3", "data.batch_size is 4; it must be a multiple of train.num_microbatches, 3"),
     Mistake("sequence of one token", SMALL + "--config.data.sequence_length=1", "data.sequence_length is 1; it must be at least 2"),
-    Mistake("sequence beyond the model", SMALL + "--config.data.sequence_length=256", "data.sequence_length is 256; model.max_position_embeddings allows 128"),
+    Mistake("sequence beyond the model", SMALL + "--config.data.sequence_length=1024", "data.sequence_length is 1024; model.max_position_embeddings allows 512"),
     # train: devices
     Mistake("batch and devices", SMALL + "--dry-run --devices=3", "data.batch_size is 4; it must be a multiple of 3: 3 devices times 1 microbatches"),
     Mistake("no devices", SMALL + "--dry-run --devices=0", "--devices is 0; it must be at least 1"),
@@ -111,7 +111,7 @@ MISTAKES = (
     Mistake("empty nucleus", "generate runs/done --top-p 0", "top_p is 0.0; it must be above 0 and at most 1"),
     Mistake("negative top-k", "generate runs/done --top-k -1", "top_k is -1; it must be a number of tokens"),
     Mistake("no new tokens", "generate runs/done --max-new-tokens 0", "max_new_tokens is 0; it must be at least 1"),
-    Mistake("prompt too long", f"generate runs/done --max-new-tokens 28 --prompt {'a' * 100}", "prompt 0 has 101 tokens and max_new_tokens is 28; together"),
+    Mistake("prompt too long", f"generate runs/done --max-new-tokens 412 --prompt {'a' * 100}", "prompt 0 has 101 tokens and max_new_tokens is 412; together"),
     Mistake("sampling seed out of range", "generate runs/done --seed -1", "--seed is -1; it must be from 0 to 2**32 - 1"),
     Mistake("unknown option of generate", "generate runs/done --topp 1", "unrecognized arguments: --topp 1"),
     # corpus
@@ -261,7 +261,7 @@ def test_usage_lists_the_verbs(command):
 
 def test_a_bug_is_no_sentence(monkeypatch):
     """A ValueError out of a library is ours to mend: it must show where it comes from."""
-    monkeypatch.setattr("zaya_jax.inference.train_and_sample.load_config", lambda *_: np.zeros(2).reshape(3))
+    monkeypatch.setattr("zaya_jax.train_command.load_config", lambda *_: np.zeros(2).reshape(3))
     with pytest.raises(ValueError, match="reshape"):
         cli.main(["train"])
 

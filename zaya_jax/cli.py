@@ -6,7 +6,7 @@ import sys
 import traceback
 
 VERBS = {
-    "train": ("zaya_jax.inference.train_and_sample", "train a model, or go on with a run"),
+    "train": ("zaya_jax.train_command", "train a model, or go on with a run"),
     "generate": ("zaya_jax.inference.command", "continue a prompt with a trained model"),
     "corpus": ("zaya_jax.data.corpus", "build token shards from text files"),
     "bench": ("zaya_jax.bench.command", "measure this machine against others' code and physics"),

@@ -431,7 +431,7 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
             if value is None:
                 return None
         elif typing.get_origin(option) is Literal:
-            if isinstance(value, str):  # which strings are allowed, the section itself checks
+            if value in typing.get_args(option):
                 return value
         elif typing.get_origin(option) is tuple:
             if isinstance(value, list | tuple) and all(isinstance(v, str) for v in value):

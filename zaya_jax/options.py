@@ -88,10 +88,10 @@ def _set(values: dict[str, Any], name: str, text: str) -> None:
     *sections, field = name.split(".")
     section, kind = values, Config
     for part in sections:
-        section = section.setdefault(part, {})
         hint = typing.get_type_hints(kind).get(part) if kind else None
         kind = hint if dataclasses.is_dataclass(hint) else None
-        if not isinstance(section, dict):
+        section = section.setdefault(part, {})
+        if not isinstance(section, dict) or (hint and not kind):
             raise ValueError(f'"{name}" is no config field: "{part}" has no fields of its own')
     hint = typing.get_type_hints(kind).get(field) if kind else None
     section[field] = _parse(text, hint)

@@ -81,42 +81,41 @@ def assert_trees_are_close(ours, theirs, tolerance):
 
 LENGTHS = [[5, 1, 1, 7, 2], [1] * 11]
 """Of the documents of each row; what is left of the second row is padding."""
+ROWS = sum(map(len, LENGTHS))
+"""Of every batch: as many as there are documents, so that one program serves both packings."""
 
 
-def packed():
-    """Rows of documents: tokens, positions, segments, targets, weights."""
-    tokens_BT, targets_BT = tokens_of(2, TIME), tokens_of(2, TIME, seed=1)
-    weights_BT = np.random.default_rng(2).uniform(0.5, 2, (2, TIME)).astype(np.float32)
-    segments_BT, positions_BT = np.zeros((2, TIME), np.int32), np.zeros((2, TIME), np.int32)
-    for row, lengths in enumerate(LENGTHS):
-        total = sum(lengths)
-        segments_BT[row, :total] = np.repeat(np.arange(len(lengths)) + 1, lengths)
-        positions_BT[row, :total] = np.concatenate([np.arange(length) for length in lengths])
-        weights_BT[row, total:] = 0
-    return tokens_BT, positions_BT, segments_BT, targets_BT, weights_BT
+def batch_of(rows):
+    """Tokens, positions, segments, targets and weights of rows of documents, drawn by their number."""
+    batch = [np.zeros((ROWS, TIME), dtype) for dtype in ("int32",) * 4 + ("float32",)]
+    for row, documents in enumerate(rows):
+        end = 0
+        for segment, (number, length) in enumerate(documents, start=1):
+            random = np.random.default_rng(number)
+            tokens, targets = random.integers(0, VOCABULARY, (2, length))
+            values = (tokens, np.arange(length), segment, targets, random.uniform(0.5, 2, length))
+            for array, value in zip(batch, values, strict=True):
+                array[row, end : end + length] = value
+            end += length
+    return batch
 
 
-def documents():
-    """Row and first and last token of each document."""
+def spans():
+    """Of each document in the packed batch: row, first token, end."""
     for row, lengths in enumerate(LENGTHS):
         ends = np.cumsum(lengths)
         yield from ((row, end - length, end) for length, end in zip(lengths, ends, strict=True))
 
 
-def alone():
-    """The same documents, each at the start of a row of its own, without segments.
+def packed():
+    """Many documents in two rows; the other rows are padding."""
+    numbered = iter(enumerate(sum(LENGTHS, [])))
+    return batch_of([[next(numbered) for _ in lengths] for lengths in LENGTHS])
 
-    What follows a document in its row is noise without weight; that it is not seen is another test.
-    """
-    tokens_BT, _, _, targets_BT, weights_BT = packed()
-    spans = list(documents())
-    alone_BT, alone_targets_BT = tokens_of(len(spans), TIME, seed=3), np.zeros((len(spans), TIME), np.int32)
-    alone_weights_BT = np.zeros((len(spans), TIME), np.float32)
-    for new, (row, start, end) in enumerate(spans):
-        alone_BT[new, : end - start] = tokens_BT[row, start:end]
-        alone_targets_BT[new, : end - start] = targets_BT[row, start:end]
-        alone_weights_BT[new, : end - start] = weights_BT[row, start:end]
-    return alone_BT, None, None, alone_targets_BT, alone_weights_BT
+
+def alone():
+    """The same documents, each in a row of its own."""
+    return batch_of([[document] for document in enumerate(sum(LENGTHS, []))])
 
 
 @CONFIGS
@@ -124,7 +123,7 @@ def test_packed_documents_are_the_documents_alone(config):
     variables = variables_of(config)
     loss, gradient, out = loss_and_gradient(config, variables, *packed())
     loss_alone, gradient_alone, out_alone = loss_and_gradient(config, variables, *alone())
-    for new, (row, start, end) in enumerate(documents()):
+    for new, (row, start, end) in enumerate(spans()):
         np.testing.assert_allclose(
             out.logits_BTV[row, start:end], out_alone.logits_BTV[new, : end - start], rtol=1e-4, atol=1e-4
         )
@@ -133,6 +132,18 @@ def test_packed_documents_are_the_documents_alone(config):
         )
     np.testing.assert_allclose(loss, loss_alone, rtol=1e-5)
     assert_trees_are_close(gradient, gradient_alone, 1e-4)
+
+
+@CONFIGS
+def test_without_segments_a_row_is_one_document(config):
+    """And right padding, which nobody sees, is no matter."""
+    variables, (tokens_BT, *_) = variables_of(config), alone()
+    out = loss_and_gradient(config, variables, *alone())[2]
+    length = max(LENGTHS[0])
+    row = LENGTHS[0].index(length)
+    arguments = variables["params"], variables["router_bias"]["layers"], tokens_BT[row : row + 1, :length]
+    plain = jit(functools.partial(zaya.forward, config))(*arguments)
+    np.testing.assert_allclose(plain.logits_BTV[0], out.logits_BTV[row, :length], rtol=1e-4, atol=1e-4)
 
 
 @CONFIGS
@@ -175,7 +186,7 @@ def test_no_token_sees_a_later_one(config):
 
 
 def test_the_scan_is_a_loop_over_layers():
-    tokens_BT, variables = tokens_of(2, TIME), variables_of(SLIDING)
+    tokens_BT, variables = jnp.asarray(tokens_of(2, TIME)), variables_of(SLIDING)
     params, bias_LX = variables["params"], variables["router_bias"]["layers"]
 
     @jit
@@ -235,7 +246,7 @@ def test_skipping_gives_zero_or_the_input_times_its_probability():
 
 def test_tokens_that_do_not_skip_do_not_care_what_skipping_gives():
     _, zero_BTD, routing = moe_block(CONFIG, skip_bias=0.2)
-    x_BTD, identity_BTD, _ = moe_block(dataclasses.replace(CONFIG, skip_class="identity"), skip_bias=0.2)
+    _, identity_BTD, _ = moe_block(dataclasses.replace(CONFIG, skip_class="identity"), skip_bias=0.2)
     skips_BT = np.asarray(routing.experts_BT == CONFIG.num_experts)
     assert 0 < skips_BT.sum() < skips_BT.size
     np.testing.assert_array_equal(zero_BTD[~skips_BT], identity_BTD[~skips_BT])

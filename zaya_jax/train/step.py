@@ -92,8 +92,8 @@ def train_step(
     return new_state, Metrics(
         loss=sums.loss / num_targets,
         num_targets=sums.num_targets,
-        gradient_norm=optax.global_norm(gradients),
-        update_norm=optax.global_norm(updates),
+        gradient_norm=optax.tree.norm(gradients),
+        update_norm=optax.tree.norm(updates),
         router_counts_LX=sums.router_counts_LX,
         router_entropy_L=sums.router_entropy_L / sums.num_rows,
     )

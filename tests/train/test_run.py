@@ -1,0 +1,311 @@
+"""Whole runs: repeated, killed, resumed, finished, thrown away. All comparisons are bitwise.
+
+The runs share compiled programs through a cache on disk: a run would spend a minute compiling what
+it then runs for two seconds. What is compared is the same program on the same data.
+"""
+
+import json
+import math
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import pytest
+from jax.experimental.compilation_cache import compilation_cache
+from small_runs import build_small_corpus, small_config
+
+import zaya_jax
+from zaya_jax import cli
+from zaya_jax.checkpoint import load_run
+from zaya_jax.config import Config
+from zaya_jax.data.batch import Batch
+from zaya_jax.data.corpus import Corpus
+from zaya_jax.data.loader import evaluation_batches
+from zaya_jax.data.tokenizer import ByteTokenizer
+from zaya_jax.model.zaya import Zaya
+from zaya_jax.train.loop import TrainResult, train
+from zaya_jax.train.metrics import (
+    METRICS_FILE,
+    MetricsWriter,
+    _forget_after,
+    bits_per_byte,
+    read_metrics,
+    text_bytes,
+)
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+# Neither says anything about what was learned.
+TIMES = ("tokens_per_second", "model_flops_utilisation")
+LIMIT_SECONDS = 300
+
+
+@pytest.fixture(scope="module")
+def compile_cache(tmp_path_factory):
+    """Compiles every program once and fast, here and, through the environment, in runs of their own."""
+    settings = {
+        "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("compiled")),
+        "jax_persistent_cache_min_compile_time_secs": 0.0,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+        "jax_disable_most_optimizations": True,
+    }
+    before = {name: jax.config.values[name] for name in settings}
+    compilation_cache.reset_cache()
+    for name, value in settings.items():
+        jax.config.update(name, value)
+    yield {name.upper(): str(value) for name, value in settings.items()}
+    for name, value in before.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory) -> Corpus:
+    return build_small_corpus(tmp_path_factory.mktemp("data") / "corpus")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(corpus, compile_cache, tmp_path_factory) -> TrainResult:
+    run_folder = tmp_path_factory.mktemp("runs") / "undisturbed"
+    return train(small_config(run_folder=run_folder, corpus=corpus.folder))
+
+
+@pytest.fixture
+def finished(undisturbed, tmp_path) -> Config:
+    """A copy of the undisturbed run, under a config of its own."""
+    config = _config(undisturbed, tmp_path / "run")
+    shutil.copytree(undisturbed.config.run_folder, config.run_folder)
+    (pathlib.Path(config.run_folder) / "config.json").write_text(config.to_text())
+    return config
+
+
+def _config(result: TrainResult, run_folder: pathlib.Path) -> Config:
+    return small_config(run_folder=run_folder, corpus=result.corpus.folder)
+
+
+def _rows(run_folder: str | pathlib.Path) -> list[dict]:
+    """All lines of metrics.jsonl, without what the clock says."""
+    lines = (pathlib.Path(run_folder) / METRICS_FILE).read_text().splitlines()
+    return [{k: v for k, v in json.loads(line).items() if k not in TIMES} for line in lines]
+
+
+def _assert_same(ours, theirs) -> None:
+    """Trees of the same bits."""
+    assert jax.tree.structure(ours) == jax.tree.structure(theirs)
+    for path, x in jax.tree_util.tree_leaves_with_path(ours):
+        y = dict(jax.tree_util.tree_leaves_with_path(theirs))[path]
+        assert np.asarray(x).tobytes() == np.asarray(y).tobytes(), jax.tree_util.keystr(path)
+
+
+def _contents(folder: str | pathlib.Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in pathlib.Path(folder).rglob("*") if path.is_file()}
+
+
+def test_a_run_writes_what_it_promises(undisturbed):
+    folder = pathlib.Path(undisturbed.config.run_folder)
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "checkpoints",
+        "config.json",
+        "metrics.jsonl",
+        "tensorboard",
+    ]
+    assert Config.from_text((folder / "config.json").read_text()) == undisturbed.config
+    assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["28", "30"]
+    assert [path.name[:16] for path in (folder / "tensorboard").iterdir()] == ["events.out.tfeve"]
+
+
+def test_metrics_have_every_step_once(undisturbed):
+    rows = _rows(undisturbed.config.run_folder)
+    assert [row["step"] for row in rows if row["kind"] == "train"] == list(range(1, 31))
+    assert [row["step"] for row in rows if row["kind"] == "validation"] == [10, 20, 30]
+    assert all(math.isfinite(value) for row in rows for key, value in row.items() if key != "kind")
+
+
+def test_it_learns(undisturbed):
+    losses = [row["loss"] for row in read_metrics(undisturbed.config.run_folder, "train")]
+    assert losses[0] == pytest.approx(math.log(264), rel=0.05)  # knows nothing yet
+    assert losses[-1] < 0.75 * losses[0]
+    assert undisturbed.validation_bits_per_byte < 8 * 0.75
+
+
+def test_the_same_run_gives_the_same_bits(undisturbed, tmp_path):
+    again = train(_config(undisturbed, tmp_path / "again"))
+    assert _rows(again.config.run_folder) == _rows(undisturbed.config.run_folder)
+    _assert_same(again.state.variables, undisturbed.state.variables)
+
+
+def test_another_seed_gives_another_run(undisturbed, tmp_path):
+    """Else the comparisons here would compare nothing."""
+    values = {**json.loads(_config(undisturbed, tmp_path / "other").to_text())}
+    values["train"]["seed"] = 1
+    other = train(Config.from_dict(values))
+    assert _rows(other.config.run_folder)[0]["loss"] != _rows(undisturbed.config.run_folder)[0]["loss"]
+
+
+def _write_config_file(path: pathlib.Path, config: Config) -> pathlib.Path:
+    path.write_text(
+        "import json\n\nimport ml_collections\n\n\ndef get_config():\n"
+        f"    return ml_collections.ConfigDict(json.loads({config.to_text()!r}))\n"
+    )
+    return path
+
+
+def _command(file: pathlib.Path, environment: dict[str, str]) -> dict:
+    return {
+        "args": [sys.executable, "-m", "zaya_jax.cli", "train", f"--config={file}"],
+        "env": {**os.environ, **environment, "PYTHONPATH": str(ROOT)},
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.STDOUT,
+    }
+
+
+def _kill_at(step: int, run_folder: str, command: dict) -> None:
+    """Runs a command until its metrics have a step, and gives it no time to say goodbye."""
+    path = pathlib.Path(run_folder) / METRICS_FILE
+    process = subprocess.Popen(**command)
+    deadline = time.monotonic() + LIMIT_SECONDS
+    try:
+        while not (path.exists() and f'"step": {step},' in path.read_text()):
+            assert process.poll() is None, process.stdout.read().decode()
+            assert time.monotonic() < deadline, f"step {step} is not reached after {LIMIT_SECONDS} s"
+            time.sleep(0.001)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.stdout.close()
+        assert process.wait(LIMIT_SECONDS) == -signal.SIGKILL
+
+
+# 6 is soon after the checkpoint of step 4, which may still be being written; 23 is after an
+# evaluation, at 20, that falls together with one.
+@pytest.mark.parametrize("step", [6, 23])
+def test_a_killed_run_goes_on_as_if_nothing_had_been(step, undisturbed, compile_cache, tmp_path):
+    config = _config(undisturbed, tmp_path / "killed")
+    command = _command(_write_config_file(tmp_path / "killed.py", config), compile_cache)
+    _kill_at(step, config.run_folder, command)
+    reached = _last_step(config.run_folder)
+    assert step <= reached < config.train.num_steps
+
+    resumed = subprocess.run(**command, timeout=LIMIT_SECONDS)
+    assert resumed.returncode == 0, resumed.stdout.decode()
+    assert "resuming at step" in resumed.stdout.decode()
+    assert _rows(config.run_folder) == _rows(undisturbed.config.run_folder)
+    _assert_same(load_run(config.run_folder).variables, undisturbed.state.variables)
+
+
+def _last_step(run_folder: str) -> int:
+    lines = (pathlib.Path(run_folder) / METRICS_FILE).read_text().splitlines(keepends=True)
+    return max(json.loads(line)["step"] for line in lines if line.endswith("\n"))
+
+
+def test_a_run_goes_on_from_its_newest_whole_checkpoint(undisturbed, finished):
+    """As after a crash in step 30: its checkpoint is half-written, its last line of metrics cut off."""
+    folder = pathlib.Path(finished.run_folder)
+    shutil.rmtree(folder / "checkpoints" / "30")
+    (folder / "checkpoints" / "30.orbax-checkpoint-tmp").mkdir()
+    path = folder / METRICS_FILE
+    path.write_text(path.read_text()[:-20])
+    resumed = train(finished)
+    assert _rows(finished.run_folder) == _rows(undisturbed.config.run_folder)
+    _assert_same(resumed.state.variables, undisturbed.state.variables)
+    _assert_same(
+        [resumed.state.optimizer, resumed.state.balancer, jax.random.key_data(resumed.state.key)],
+        [undisturbed.state.optimizer, undisturbed.state.balancer, jax.random.key_data(undisturbed.state.key)],
+    )
+
+
+def test_a_finished_run_says_so_and_changes_nothing(undisturbed, finished, capsys):
+    before = _contents(finished.run_folder)
+    result = train(finished)
+    assert f"run {finished.run_folder} is finished: it has all 30 steps" in capsys.readouterr().out
+    assert _contents(finished.run_folder) == before
+    assert result.validation_bits_per_byte == undisturbed.validation_bits_per_byte
+    _assert_same(result.state.variables, undisturbed.state.variables)
+
+
+def test_overwrite_throws_the_old_run_away(undisturbed, finished):
+    stray = pathlib.Path(finished.run_folder) / "tensorboard" / "old"
+    stray.write_text("")
+    path = pathlib.Path(finished.run_folder) / METRICS_FILE
+    path.write_text('{"step": 1, "kind": "train", "loss": 0.0}\n')
+    train(finished, overwrite=True)
+    assert not stray.exists()
+    assert _rows(finished.run_folder) == _rows(undisturbed.config.run_folder)
+
+
+def test_held_out_loss_scores_every_byte_once(corpus, undisturbed):
+    """Windows cut documents apart, and the last batch is part padding."""
+    split, num_targets = corpus.validation, 0.0
+    tokenizer = ByteTokenizer()
+    token_bytes = np.zeros(264, np.int32)
+    token_bytes[: tokenizer.vocab_size] = tokenizer.token_bytes()
+    first_bytes = num_bytes = 0.0
+    for batch in evaluation_batches(corpus, split="validation", sequence_length=64, batch_size=4):
+        num_bytes += text_bytes(np.asarray(batch.targets_BT), np.asarray(batch.weights_BT), token_bytes)
+        first_bytes += _unpredicted_bytes(batch)
+        num_targets += float(np.asarray(batch.weights_BT).sum())
+    assert split.text_bytes > 5000
+    # A window's first token has nothing before it to be predicted from.
+    assert num_bytes + first_bytes == split.text_bytes
+    for row in read_metrics(undisturbed.config.run_folder, "validation"):
+        assert row["bits_per_byte"] == pytest.approx(
+            row["loss"] * num_targets / num_bytes / math.log(2), rel=1e-12
+        )
+
+
+def _unpredicted_bytes(batch: Batch) -> int:
+    """Bytes with which windows begin; ids below 3 are padding and the ends of documents."""
+    return int((np.asarray(batch.tokens_BT)[:, 0] >= 3).sum())
+
+
+def test_bits_per_byte_by_hand():
+    # Two tokens of 3 and 1 bytes, each with probability 1/4: 2 bits a token, 4 bits for 4 bytes.
+    assert bits_per_byte(2 * math.log(4), 4) == pytest.approx(1)
+    assert bits_per_byte(0.0, 0) == math.inf
+    targets, weights = np.array([[2, 1, 0]]), np.array([[1.0, 1.0, 0.0]])
+    assert text_bytes(targets, weights, np.array([9, 1, 3])) == 4
+
+
+def test_metrics_of_later_steps_are_forgotten(tmp_path):
+    rows = [{"step": step, "kind": kind} for step in (1, 2, 3) for kind in ("train", "validation")]
+    path = tmp_path / METRICS_FILE
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"step": 2, "ki')
+    _forget_after(path, 2)
+    assert [json.loads(line) for line in path.read_text().splitlines()] == rows[:4]
+    _forget_after(path, 0)
+    assert path.read_text() == ""
+    _forget_after(tmp_path / "none", 0)
+    assert [p.name for p in tmp_path.iterdir()] == [METRICS_FILE]
+
+
+def test_a_writer_goes_on_after_the_steps_that_are_done(tmp_path):
+    for first_step, steps in ((0, (1, 2, 3)), (2, (3, 4))):
+        with MetricsWriter(tmp_path, first_step=first_step) as writer:
+            for step in steps:
+                writer.write(step, "train", {"loss": float(first_step + step)})
+    losses = [(row["step"], row["loss"]) for row in read_metrics(tmp_path, "train")]
+    assert losses == [(1, 1.0), (2, 2.0), (3, 5.0), (4, 6.0)]
+
+
+def test_generate_reads_the_run(undisturbed, capsys):
+    """Through the command line, from disk, what the weights in memory give."""
+    tokenizer = ByteTokenizer()
+    prompt = "def f7(é"
+    cli.main(
+        ["generate", undisturbed.config.run_folder, "--prompt", prompt, "--temperature", "0"]
+        + ["--max-new-tokens", "40"]
+    )
+    tokens = zaya_jax.generate(
+        Zaya(undisturbed.config.model),
+        undisturbed.state.variables,
+        [tokenizer.bos_id, *tokenizer.encode(prompt)],
+        max_new_tokens=40,
+        temperature=0,
+        eos_id=tokenizer.eos_id,
+    )
+    assert capsys.readouterr().out == prompt + tokenizer.decode(tokens) + "\n"
+    assert len(tokenizer.decode(tokens)) > 10
