@@ -1,7 +1,11 @@
 """Runs that are over in seconds: a made-up corpus of Python-like text, and a config for it."""
 
+import contextlib
 import pathlib
 import random
+from collections.abc import Iterator
+
+import jax
 
 from zaya_jax.config import Config
 from zaya_jax.data.corpus import Corpus, build_corpus
@@ -71,3 +75,13 @@ def small_values(*, run_folder: str, corpus: str) -> dict:
 
 def small_config(*, run_folder: pathlib.Path, corpus: pathlib.Path) -> Config:
     return Config.from_dict(small_values(run_folder=str(run_folder), corpus=str(corpus)))
+
+
+@contextlib.contextmanager
+def fast_compilation() -> Iterator[None]:
+    """Halves the time that XLA takes; the programs are slower, which small runs do not notice."""
+    name = "jax_disable_most_optimizations"
+    before = jax.config.values[name]
+    jax.config.update(name, True)
+    yield
+    jax.config.update(name, before)

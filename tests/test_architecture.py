@@ -29,6 +29,7 @@ ROOMS = [
     "aegis",
     "plan",
     "bench",
+    "train_command",
     "cli",
 ]
 """From the ground up, as in ARCHITECTURE.md; below them all are the kernels."""

@@ -55,14 +55,18 @@ def test_there_are_presets():
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_preset_resolves_as_recorded(preset):
     recorded = (GOLDEN / f"{preset}.json").read_text()
-    assert _resolve(preset).to_text() == recorded, "if this is meant: python tests/test_config.py --regenerate"
+    assert _resolve(preset).to_text() == recorded, (
+        "if this is meant: python tests/test_config.py --regenerate"
+    )
 
 
 def test_no_golden_preset_is_left_over():
     assert _recorded() == set(PRESETS)
 
 
-@pytest.mark.parametrize("config", [Config(train=TrainConfig(num_steps=2001)), UNUSUAL, *map(_resolve, PRESETS)])
+@pytest.mark.parametrize(
+    "config", [Config(train=TrainConfig(num_steps=2001)), UNUSUAL, *map(_resolve, PRESETS)]
+)
 def test_text_and_back(config):
     assert Config.from_text(config.to_text()) == config
 

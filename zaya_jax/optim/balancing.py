@@ -4,6 +4,7 @@ Letters: L layers, X = E + 1 router classes, the last one the skip class.
 """
 
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jaxtyping import Array, Float, Int
 
@@ -27,7 +28,7 @@ def balancing_gradient(counts_LX: Int[Array, "L X"]) -> Float[Array, "L X"]:
     return gradient_LX.at[:, -1].set(0.0)
 
 
-def load_entropy(counts_LX: Int[Array, "L X"]) -> Float[Array, " L"]:
+def load_entropy(counts_LX: Int[Array | np.ndarray, "L X"]) -> Float[Array, " L"]:
     """Entropy of the experts' shares of the tokens over ln E: 1 is an even load ([8B] figure 4).
 
     Tokens that skip do not count. A single expert has an even load by definition.

@@ -261,7 +261,6 @@ def _train_values(run: _Run, metrics: Metrics, batch: Batch, seconds: float) -> 
         "loss": float(metrics.loss),
         "bits_per_byte": bits_per_byte(nats, num_bytes),
         "gradient_norm": float(metrics.gradient_norm),
-        "update_norm": float(metrics.update_norm),
         "load_entropy": float(np.mean(load_entropy(counts_LX))),
         "router_entropy": float(np.mean(metrics.router_entropy_L)),
         "skipped": float(counts_LX[:, -1].sum() / counts_LX.sum()),

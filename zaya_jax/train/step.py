@@ -4,6 +4,7 @@ Letters: B batch, T time, L layers, X router classes, M microbatches.
 """
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -44,7 +45,6 @@ class Metrics:
     num_targets: Float[Array, ""]
     gradient_norm: Float[Array, ""]
     """Before clipping."""
-    update_norm: Float[Array, ""]
     router_counts_LX: Int[Array, "L X"]
     router_entropy_L: Float[Array, " L"]
     """Mean entropy of a token's probabilities, in nats."""
@@ -56,7 +56,7 @@ def train_step(
     """Moves weights and router biases by one batch.
 
     The result does not depend on the number of devices or microbatches, up to rounding: losses are
-    summed over all targets and divided once, router loads are those of the whole batch.
+    divided by the number of all targets, router loads are those of the whole batch.
 
     Args:
       state: before the step; the caller may donate it.
@@ -68,13 +68,13 @@ def train_step(
     Returns:
       The state after the step, and its metrics.
     """
+    num_targets = jnp.maximum(jnp.sum(batch.weights_BT), 1)
 
-    def local(values: tuple[Any, jax.Array], rows: Batch) -> tuple[Any, Sums]:
+    def local(values: Any, rows: Batch) -> tuple[Any, Sums]:
         return _accumulate(rules.model, *values, rows, num_microbatches)
 
-    gradients, sums = sum_over_rows(local, mesh)((state.params, state.router_bias_LX), batch)
-    num_targets = jnp.maximum(sums.num_targets, 1)
-    gradients = jax.tree.map(lambda gradient: gradient / num_targets, gradients)
+    shared = (state.params, state.router_bias_LX, num_targets)
+    gradients, sums = sum_over_rows(local, mesh)(shared, batch)
     with jax.named_scope("optimizer"):
         updates, optimizer = rules.optimizer.update(gradients, state.optimizer, state.params)
     with jax.named_scope("balancing"):
@@ -93,7 +93,6 @@ def train_step(
         loss=sums.loss / num_targets,
         num_targets=sums.num_targets,
         gradient_norm=optax.tree.norm(gradients),
-        update_norm=optax.tree.norm(updates),
         router_counts_LX=sums.router_counts_LX,
         router_entropy_L=sums.router_entropy_L / sums.num_rows,
     )
@@ -103,18 +102,26 @@ def evaluate_step(variables: Any, batch: Batch, *, model: Zaya, mesh: Mesh) -> S
     """Sums of a batch that nothing learns from."""
 
     def local(variables: Any, rows: Batch) -> Sums:
-        return _forward(model, variables["params"], variables["router_bias"]["layers"], rows)[1]
+        return _forward(model, variables["params"], variables["router_bias"]["layers"], rows)
 
     return sum_over_rows(local, mesh)(variables, batch)
 
 
-def _forward(model: Zaya, params: Any, bias_LX: jax.Array, batch: Batch) -> tuple[jax.Array, Sums]:
+def _mean_loss(
+    model: Zaya, params: Any, bias_LX: jax.Array, num_targets: jax.Array, batch: Batch
+) -> tuple[jax.Array, Sums]:
+    """The rows' share of the mean over all targets: its gradients add up, and need no division."""
+    sums = _forward(model, params, bias_LX, batch)
+    return sums.loss / num_targets, sums
+
+
+def _forward(model: Zaya, params: Any, bias_LX: jax.Array, batch: Batch) -> Sums:
     variables = {"params": params, "router_bias": {"layers": bias_LX}}
     out: Any = model.apply(variables, batch.tokens_BT, batch.positions_BT, batch.segments_BT)
     with jax.named_scope("loss"):
         loss = cross_entropy(out.logits_BTV, jnp.asarray(batch.targets_BT), jnp.asarray(batch.weights_BT))
     num_rows = jnp.float32(batch.tokens_BT.shape[0])
-    return loss, Sums(
+    return Sums(
         loss=loss,
         num_targets=batch.weights_BT.sum(),
         router_counts_LX=out.router.counts_LX,
@@ -124,19 +131,24 @@ def _forward(model: Zaya, params: Any, bias_LX: jax.Array, batch: Batch) -> tupl
 
 
 def _accumulate(
-    model: Zaya, params: Any, bias_LX: jax.Array, batch: Batch, num_microbatches: int
+    model: Zaya,
+    params: Any,
+    bias_LX: jax.Array,
+    num_targets: jax.Array,
+    batch: Batch,
+    num_microbatches: int,
 ) -> tuple[Any, Sums]:
-    """Gradients of the summed loss and `Sums`, over microbatches one after the other."""
-    gradient = jax.grad(_forward, argnums=1, has_aux=True)
+    """Gradients of the mean loss and `Sums`, over microbatches one after the other."""
+    gradient = jax.grad(functools.partial(_mean_loss, model), has_aux=True)
     if num_microbatches == 1:
-        return gradient(model, params, bias_LX, batch)
+        return gradient(params, bias_LX, num_targets, batch)
     microbatches = jax.tree.map(lambda x: x.reshape(num_microbatches, -1, *x.shape[1:]), batch)
 
     def add(total: Any, microbatch: Batch) -> tuple[Any, None]:
-        return jax.tree.map(jnp.add, total, gradient(model, params, bias_LX, microbatch)), None
+        part = gradient(params, bias_LX, num_targets, microbatch)
+        return jax.tree.map(jnp.add, total, part), None
 
     first = jax.tree.map(lambda x: x[0], microbatches)
-    zeros = jax.tree.map(
-        lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(gradient, model, params, bias_LX, first)
-    )
+    shapes = jax.eval_shape(gradient, params, bias_LX, num_targets, first)
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
     return lax.scan(add, zeros, microbatches)[0]

@@ -1,0 +1,205 @@
+"""Which weight is moved by what, how far, and the controller of the router biases."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from zaya_jax.config import BalancingConfig, ModelConfig, OptimizerConfig
+from zaya_jax.model.weights import declare, flatten
+from zaya_jax.model.zaya import SKIP_BIAS
+from zaya_jax.optim.balancing import balancing_gradient, load_entropy, make_balancer
+from zaya_jax.optim.optimizer import learning_rate_schedule, make_optimizer, matrix_axes
+
+MODEL = ModelConfig(
+    vocab_size=43,
+    hidden_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=8,
+    moe_intermediate_size=24,
+    num_experts=3,
+    router_hidden_size=16,
+    lm_head_bias=True,
+)
+RATE = 1e-2
+OPTIMIZER = OptimizerConfig(learning_rate=RATE, final_learning_rate=RATE, warmup_steps=0, weight_decay=0.5)
+
+MUON = {
+    "layers/attention/q_proj": ((1,), (2, 3)),
+    "layers/attention/k_proj": ((1,), (2, 3)),
+    "layers/attention/v_proj_current": ((1,), (2,)),
+    "layers/attention/v_proj_delayed": ((1,), (2,)),
+    "layers/attention/o_proj": ((1, 2), (3,)),
+    "layers/router/down_proj/kernel": ((1,), (2,)),
+    "layers/router/fc1/kernel": ((1,), (2,)),
+    "layers/router/fc2/kernel": ((1,), (2,)),
+    "layers/router/out_proj": ((1,), (2,)),
+    "layers/experts/gate_up_proj": ((2,), (4,)),
+    "layers/experts/down_proj": ((2,), (3,)),
+}
+"""Input and output axes of each matrix; the other axes count matrices."""
+ADAMW_WITH_DECAY = {
+    "embedding/table",
+    "layers/attention/conv_depthwise/kernel",
+    "layers/attention/conv_grouped/kernel",
+}
+ADAMW_WITHOUT_DECAY = {
+    "embedding/scale",
+    "embedding/bias",
+    "final_norm/scale",
+    "head/bias",
+    "layers/attention/conv_depthwise/bias",
+    "layers/attention/conv_grouped/bias",
+    "layers/attention/temperature",
+    "layers/attention_norm/scale",
+    "layers/moe_norm/scale",
+    "layers/router/down_proj/bias",
+    "layers/router/fc1/bias",
+    "layers/router/fc2/bias",
+    "layers/router/norm/scale",
+    "layers/router/eda_scale",
+    *(
+        f"layers/{block}_residual/{name}"
+        for block in ("attention", "moe")
+        for name in ("output_scale", "output_bias", "residual_scale", "residual_bias")
+    ),
+}
+
+
+def by_path(tree, prefix=""):
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            yield from by_path(value, f"{prefix}{name}/")
+        else:
+            yield prefix + name, np.asarray(value)
+
+
+def random_like(declared, seed):
+    random = np.random.default_rng(seed)
+    is_weight = lambda leaf: not isinstance(leaf, dict)  # noqa: E731
+    draw = lambda weight: jnp.asarray(random.standard_normal(weight.shape), jnp.float32)  # noqa: E731
+    return jax.tree.map(draw, declared, is_leaf=is_weight)
+
+
+def first_update(config, declared, gradients, params):
+    optimizer = make_optimizer(config, declared, 100)
+    updates, _ = jax.jit(optimizer.update)(gradients, optimizer.init(params), params)
+    return updates
+
+
+def test_which_weight_is_moved_by_what():
+    declared = flatten(declare(MODEL))
+    assert set(declared) == set(MUON) | ADAMW_WITH_DECAY | ADAMW_WITHOUT_DECAY
+    muon = {path: matrix_axes(weight) for path, weight in declared.items() if weight.matrix}
+    assert muon == {path: optax.contrib.MuonDimensionNumbers(*axes) for path, axes in MUON.items()}
+    assert {path for path, weight in declared.items() if weight.decay} == set(MUON) | ADAMW_WITH_DECAY
+
+
+def test_the_linear_router_is_a_matrix():
+    linear = dataclasses.replace(MODEL, router="linear")
+    weight = flatten(declare(linear))["layers/router/kernel"]
+    assert matrix_axes(weight) == optax.contrib.MuonDimensionNumbers((1,), (2,))
+
+
+@pytest.mark.parametrize("name", ["muon", "adamw"])
+def test_without_a_gradient_only_decay_moves(name):
+    declared = declare(MODEL)
+    params = random_like(declared, 0)
+    gradients = jax.tree.map(jnp.zeros_like, params)
+    updates = dict(
+        by_path(first_update(dataclasses.replace(OPTIMIZER, name=name), declared, gradients, params))
+    )
+    for path, param in by_path(params):
+        decay = 0.0 if path in ADAMW_WITHOUT_DECAY else 0.5
+        np.testing.assert_allclose(updates[path], -RATE * decay * param, rtol=1e-5, atol=1e-9, err_msg=path)
+
+
+def test_muon_orthogonalises_each_matrix_by_itself():
+    """Gradients of one matrix are a thousand times another's; their updates are of one size."""
+    declared = {path: weight for path, weight in flatten(declare(MODEL)).items() if path in MUON}
+    config = dataclasses.replace(OPTIMIZER, weight_decay=0.0)
+    params, gradients = random_like(declared, 0), random_like(declared, 1)
+    sizes = jnp.geomspace(1, 1000, 2 * 3 * 2).reshape(2, 3, 1, 2, 1)
+    gradients["layers/experts/gate_up_proj"] *= sizes
+    updates = first_update(config, declared, gradients, params)
+    for path, (reduced, output) in MUON.items():
+        rest = [axis for axis in range(updates[path].ndim) if axis not in reduced + output]
+        order = (*rest, *reduced, *output)
+        rows = int(np.prod([updates[path].shape[axis] for axis in reduced]))
+        matrices, of_gradients = (
+            np.transpose(x[path], order).reshape(np.prod([x[path].shape[axis] for axis in rest]), rows, -1)
+            for x in (updates, gradients)
+        )
+        scale = 0.2 * RATE * max(matrices.shape[1:]) ** 0.5
+        for matrix, gradient in zip(matrices, of_gradients, strict=True):
+            # Five steps of the quintic bring singular values to about 0.7 .. 1.2, not to 1 (Jordan).
+            singular = np.linalg.svd(matrix, compute_uv=False) / scale
+            assert 0.5 < singular.min() <= singular.max() < 1.3, path
+            assert np.sqrt(np.mean(matrix**2)) == pytest.approx(0.2 * RATE, rel=0.2), path
+            assert np.vdot(matrix, gradient) < 0, path
+            left, _, right = np.linalg.svd(gradient, full_matrices=False)
+            towards = -(left @ right).ravel() @ matrix.ravel() / np.linalg.norm(matrix) / np.sqrt(len(right))
+            assert towards > 0.95, path
+
+
+def test_adamw_moves_the_rest_by_the_sign_of_the_first_gradient():
+    declared = declare(MODEL)
+    params, gradients = random_like(declared, 0), random_like(declared, 1)
+    config = dataclasses.replace(OPTIMIZER, weight_decay=0.0, clip_norm=1e6)
+    updates = dict(by_path(first_update(config, declared, gradients, params)))
+    for path, gradient in by_path(gradients):
+        if path in MUON:
+            assert np.std(np.abs(updates[path])) > 1e-4, path
+        else:
+            np.testing.assert_allclose(updates[path], -RATE * np.sign(gradient), rtol=1e-3, err_msg=path)
+
+
+def test_the_schedule():
+    config = OptimizerConfig(learning_rate=1.0, final_learning_rate=0.2, warmup_steps=10)
+    schedule = learning_rate_schedule(config, 110)
+    rates = [float(schedule(step)) for step in (0, 5, 10, 60, 110, 1000)]
+    np.testing.assert_allclose(rates, [0, 0.5, 1, 0.6, 0.2, 0.2], rtol=1e-6)
+    no_warmup = learning_rate_schedule(dataclasses.replace(config, warmup_steps=0), 100)
+    np.testing.assert_allclose([float(no_warmup(step)) for step in (0, 50, 100)], [1, 0.6, 0.2], rtol=1e-6)
+
+
+def test_the_balancing_gradient_by_hand():
+    """Of 10 tokens, 2 skip: the experts' shares of all tokens are 6/10 and 2/10."""
+    gradient_LX = balancing_gradient(jnp.array([[6, 2, 2], [0, 5, 5], [0, 0, 0]]))
+    np.testing.assert_allclose(gradient_LX, [[0.1, -0.3, 0], [-0.5, 0, 0], [-0.5, -0.5, 0]], atol=1e-7)
+
+
+def test_balancing_evens_the_load_and_leaves_the_skip_bias_alone():
+    """Two experts; every token prefers the first, by 0 to 0.4, and none the skip class."""
+    margin_P = np.random.default_rng(0).uniform(0, 0.4, 512)
+    probs_PX = jnp.asarray(np.stack([0.5 + margin_P / 2, 0.5 - margin_P / 2, 0 * margin_P], axis=1))
+    balancer = make_balancer(BalancingConfig(learning_rate=1e-2))
+
+    @jax.jit
+    def step(bias_LX, state):
+        counts_LX = jnp.bincount(jnp.argmax(probs_PX + bias_LX[0], axis=1), length=3)[None]
+        updates, state = balancer.update(balancing_gradient(counts_LX), state, bias_LX)
+        return optax.apply_updates(bias_LX, updates), state, load_entropy(counts_LX)
+
+    bias_LX = jnp.array([[0.0, 0.0, SKIP_BIAS]])
+    state, entropies = balancer.init(bias_LX), []
+    for _ in range(200):
+        bias_LX, state, entropy_L = step(bias_LX, state)
+        entropies.append(float(entropy_L[0]))
+    assert entropies[0] == 0
+    assert min(entropies[-20:]) > 0.99
+    assert bias_LX[0, 2] == SKIP_BIAS
+    assert bias_LX[0, 1] - bias_LX[0, 0] == pytest.approx(0.2, abs=0.03)  # the median margin
+
+
+def test_load_entropy_by_hand():
+    """Shares 3/4 and 1/4 have 0.811278 bits; skipped tokens are not a load."""
+    counts_LX = jnp.array([[5, 5, 7], [8, 0, 3], [3, 1, 0]])
+    np.testing.assert_allclose(load_entropy(counts_LX), [1, 0, 0.811278], atol=1e-6)
+    np.testing.assert_allclose(load_entropy(jnp.array([[2, 2, 2, 0, 9]])), [np.log(3) / np.log(4)], rtol=1e-6)
+    np.testing.assert_array_equal(load_entropy(jnp.array([[4, 1], [0, 0]])), [1, 1])

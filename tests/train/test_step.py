@@ -1,0 +1,146 @@
+"""A step on many microbatches is the step on the whole batch, and both follow the mean loss's gradient."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from zaya_jax.config import BalancingConfig, ModelConfig
+from zaya_jax.data.batch import Batch
+from zaya_jax.model.weights import declare, initialise
+from zaya_jax.model.zaya import Zaya, forward, initial_router_bias
+from zaya_jax.optim.balancing import make_balancer
+from zaya_jax.parallel.mesh import data_mesh
+from zaya_jax.train.state import Rules, TrainState
+from zaya_jax.train.step import train_step
+
+MODEL = ModelConfig(
+    vocab_size=43,
+    hidden_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=8,
+    moe_intermediate_size=24,
+    num_experts=4,
+    router_hidden_size=16,
+    initializer_range=0.3,
+    max_position_embeddings=64,
+    dtype="float32",
+)
+# The update of plain gradient descent is the gradient: Muon and AdamW would hide its scale.
+RULES = Rules(Zaya(MODEL), optax.sgd(1.0), make_balancer(BalancingConfig(learning_rate=1e-2)))
+ROWS, TIME = 8, 16
+
+jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+
+
+def uneven_batch():
+    """Rows of two documents and padding of all lengths; two rows are padding alone, one has no weight."""
+    random = np.random.default_rng(0)
+    tokens_BT, targets_BT = random.integers(0, MODEL.vocab_size, (2, ROWS, TIME)).astype(np.int32)
+    ends_B1 = np.array([16, 0, 9, 16, 3, 0, 12, 7])[:, None]
+    time_T = np.arange(TIME)
+    segments_BT = np.where(time_T < ends_B1, 1 + (time_T >= 5), 0).astype(np.int32)
+    positions_BT = np.where(segments_BT == 2, time_T - 5, time_T * (segments_BT == 1)).astype(np.int32)
+    weights_BT = random.uniform(0, 2, (ROWS, TIME)) * (segments_BT > 0)
+    weights_BT[3] = 0
+    return Batch(tokens_BT, targets_BT, weights_BT.astype(np.float32), positions_BT, segments_BT)
+
+
+def first_state():
+    params, bias_LX = initialise(declare(MODEL), jax.random.key(0)), initial_router_bias(MODEL)
+    return TrainState(
+        step=jnp.zeros((), jnp.int32),
+        params=params,
+        router_bias_LX=bias_LX,
+        optimizer=RULES.optimizer.init(params),
+        balancer=RULES.balancer.init(bias_LX),
+        key=jax.random.key(1),
+    )
+
+
+@functools.cache
+def step(num_microbatches):
+    run = functools.partial(
+        train_step, rules=RULES, mesh=data_mesh(jax.devices()[:1]), num_microbatches=num_microbatches
+    )
+    return jit(run)(first_state(), uneven_batch())
+
+
+def assert_near(ours, theirs):
+    for (path, expected), result in zip(
+        jax.tree.leaves_with_path(theirs), jax.tree.leaves(ours), strict=True
+    ):
+        norm = np.linalg.norm(expected)
+        assert norm > 0, jax.tree_util.keystr(path)
+        assert np.linalg.norm(result - expected) < 1e-5 * norm, jax.tree_util.keystr(path)
+
+
+def moved(state):
+    return jax.tree.map(jnp.subtract, state.params, first_state().params)
+
+
+def test_microbatches_change_nothing():
+    (whole, whole_metrics), (parts, parts_metrics) = step(1), step(4)
+    assert_near(moved(parts), moved(whole))
+    np.testing.assert_array_equal(parts.router_bias_LX, whole.router_bias_LX)
+    np.testing.assert_array_equal(parts_metrics.router_counts_LX, whole_metrics.router_counts_LX)
+    for name in ("loss", "num_targets", "gradient_norm", "update_norm"):
+        np.testing.assert_allclose(getattr(parts_metrics, name), getattr(whole_metrics, name), rtol=1e-5)
+
+
+@pytest.mark.parametrize("num_microbatches", [1, 4])
+def test_router_entropy_is_a_mean_over_tokens(num_microbatches):
+    """Padding is none of them, however it is dealt out to microbatches."""
+    state, batch = first_state(), uneven_batch()
+    arguments = batch.tokens_BT, batch.positions_BT, batch.segments_BT
+    expected_L = jit(functools.partial(forward, MODEL))(state.params, state.router_bias_LX, *arguments)
+    entropy_L = step(num_microbatches)[1].router_entropy_L
+    np.testing.assert_allclose(entropy_L, expected_L.router.entropy_L, rtol=1e-5)
+
+
+def test_a_step_follows_the_gradient_of_the_mean_loss():
+    batch, before = uneven_batch(), first_state()
+
+    def mean_loss(params):
+        arguments = batch.tokens_BT, batch.positions_BT, batch.segments_BT
+        log_probs_BTV = jax.nn.log_softmax(
+            forward(MODEL, params, before.router_bias_LX, *arguments).logits_BTV
+        )
+        target_BT = jnp.take_along_axis(log_probs_BTV, batch.targets_BT[..., None], axis=-1)[..., 0]
+        return -jnp.sum(target_BT * batch.weights_BT) / batch.weights_BT.sum()
+
+    loss, gradient = jit(jax.value_and_grad(mean_loss))(before.params)
+    after, metrics = step(1)
+    assert_near(moved(after), jax.tree.map(jnp.negative, gradient))
+    np.testing.assert_allclose(metrics.loss, loss, rtol=1e-5)
+    np.testing.assert_allclose(metrics.gradient_norm, optax.global_norm(gradient), rtol=1e-5)
+    np.testing.assert_allclose(metrics.num_targets, batch.weights_BT.sum(), rtol=1e-6)
+    assert after.step == 1
+
+
+def test_the_balancer_sees_the_whole_batch():
+    """AdamW's first step moves a bias by the learning rate, against the sign of its surplus of tokens."""
+    after, metrics = step(4)
+    counts_LX = np.asarray(metrics.router_counts_LX)
+    num_tokens = np.sum(uneven_batch().segments_BT > 0)
+    np.testing.assert_array_equal(counts_LX.sum(axis=1), num_tokens)
+    surplus_LE = counts_LX[:, :-1] / num_tokens - 1 / MODEL.num_experts
+    moved_LX = after.router_bias_LX - initial_router_bias(MODEL)
+    np.testing.assert_allclose(moved_LX[:, :-1], -1e-2 * np.sign(surplus_LE), rtol=1e-4)
+    assert not np.any(moved_LX[:, -1])
+
+
+def test_a_batch_without_targets_moves_nothing():
+    batch = uneven_batch()
+    empty = Batch(
+        batch.tokens_BT, batch.targets_BT, 0 * batch.weights_BT, batch.positions_BT, batch.segments_BT
+    )
+    run = functools.partial(train_step, rules=RULES, mesh=data_mesh(jax.devices()[:1]), num_microbatches=4)
+    after, metrics = jit(run)(first_state(), empty)
+    assert metrics.loss == 0
+    assert not any(np.any(leaf) for leaf in jax.tree.leaves(moved(after)))
