@@ -436,15 +436,14 @@ print("rows of each class:", expert_counts(experts_P, num_experts + 1), "- all a
 # ## Thirty steps of training
 #
 # `train_step` is one pure function of a state and a batch. We give it one short text, over and over,
-# cut at different places. AdamW moves all weights here, because it compiles faster; the presets move
-# matrices by Muon.
+# cut at different places. Muon moves the matrices, AdamW the rest, and the controller the biases.
 
 # %%
 run = zaya_jax.Config(
     model=config,
     data=zaya_jax.DataConfig(sequence_length=64, batch_size=8),
     optimizer=zaya_jax.OptimizerConfig(
-        name="adamw", learning_rate=2e-2, final_learning_rate=2e-3, warmup_steps=3, weight_decay=0.0
+        learning_rate=2e-2, final_learning_rate=2e-3, warmup_steps=3, weight_decay=0.0
     ),
     balancing=BalancingConfig(learning_rate=1e-2),
     train=zaya_jax.TrainConfig(num_steps=30),

@@ -1,3 +1,4 @@
+# ruff: noqa: E501 (the table of mistakes has a line each)
 """Every bad input ends with exit code 2 and one sentence, before anything is compiled or written.
 
 `python tests/test_command_line.py` prints the table of inputs and sentences.

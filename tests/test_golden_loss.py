@@ -30,7 +30,7 @@ RELATIVE_TOLERANCE = 1e-3
 
 
 def _short_config(folder: pathlib.Path) -> Config:
-    """The preset with a smaller batch, fewer steps, a schedule that ends with them, and the made-up corpus."""
+    """The preset with a smaller batch, fewer steps and a schedule that ends with them."""
     tiny = load_config("configs/tiny.py", [])
     return dataclasses.replace(
         tiny,

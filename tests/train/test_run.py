@@ -182,9 +182,9 @@ def _kill_at(step: int, run_folder: str, command: dict) -> None:
     assert process.returncode == -signal.SIGKILL
 
 
-# 6 is soon after the checkpoint of step 4, which may still be being written; 23 is after an
-# evaluation, at 20, that falls together with one.
-@pytest.mark.parametrize("step", [6, 23])
+# At step 9 the checkpoint of step 8 is being written, and that of step 4 is whole, for Orbax writes
+# one after the other; 23 is after an evaluation that falls together with a checkpoint, at 20.
+@pytest.mark.parametrize("step", [9, 23])
 def test_a_killed_run_goes_on_as_if_nothing_had_been(step, undisturbed, compile_cache, tmp_path):
     config = _config(undisturbed, tmp_path / "killed")
     command = _command(_write_config_file(tmp_path / "killed.py", config), compile_cache)

@@ -71,7 +71,8 @@ def train_step(
     num_targets = jnp.maximum(jnp.sum(batch.weights_BT), 1)
 
     def local(values: Any, rows: Batch) -> tuple[Any, Sums]:
-        return _accumulate(rules.model, *values, rows, num_microbatches)
+        params, bias_LX, num_targets = values
+        return _accumulate(rules.model, params, bias_LX, num_targets, rows, num_microbatches)
 
     shared = (state.params, state.router_bias_LX, num_targets)
     gradients, sums = sum_over_rows(local, mesh)(shared, batch)
