@@ -71,7 +71,8 @@ class ModelConfig:
       lm_head_bias: adds a bias to the tied head.
       max_position_embeddings: the longest sequence that the model is meant for.
       dtype: type of activations and matrix products; parameters and the stream are float32.
-      remat: what the backward pass recomputes: "none", or each whole "layer".
+      remat: what the backward pass recomputes: "none"; all but matrix products and attention, which
+        "products" keeps; or each whole "layer".
       experts_implementation: "blocked", "ragged_dot", or None for the best on the platform.
     """
 
@@ -203,7 +204,7 @@ class OptimizerConfig:
       learning_rate: at the end of the warm-up.
       final_learning_rate: at the last step; a cosine leads there.
       warmup_steps: of linear growth from 0.
-      weight_decay: decoupled, times the learning rate; on matrices and the embedding only.
+      weight_decay: decoupled, times the learning rate; not on scales, biases and temperatures.
       momentum: of Muon, with Nesterov's look-ahead.
       newton_schulz_steps: of Muon's orthogonalisation.
       beta1: AdamW's decay of the mean.

@@ -115,8 +115,10 @@ def _weights_gradient(rows_PD: jax.Array, grad_PF: jax.Array, group_sizes_E: jax
     blocks = _cut(group_sizes_E, num_rows, size)
 
     def step(i, sums_EDF):
-        block = jnp.where(_mask(blocks, i, size), lax.dynamic_slice_in_dim(rows_PD, blocks.start[i], size), 0)
-        grad = lax.dynamic_slice_in_dim(grad_PF, blocks.start[i], size)
+        mask = _mask(blocks, i, size)
+        block, grad = (
+            jnp.where(mask, lax.dynamic_slice_in_dim(x, blocks.start[i], size), 0) for x in (rows_PD, grad_PF)
+        )
         sum_DF = lax.dynamic_index_in_dim(sums_EDF, blocks.group[i], keepdims=False) + block.T @ grad
         return lax.dynamic_update_index_in_dim(sums_EDF, sum_DF, blocks.group[i], axis=0)
 

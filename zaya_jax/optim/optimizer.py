@@ -4,8 +4,11 @@ Sources: facts 4.2 (the split), Jordan's Muon, Moonlight arXiv 2502.16982 (the s
 so that Muon takes AdamW's learning rate and weight decay).
 """
 
+import math
 from collections.abc import Mapping
 
+import jax
+import jax.numpy as jnp
 import optax
 
 from zaya_jax.config import OptimizerConfig
@@ -36,27 +39,37 @@ def make_optimizer(
       declared: the tree of `Weight`s that the parameters follow.
       num_steps: length of the schedule.
     """
-    schedule = learning_rate_schedule(config, num_steps)
-    decayed = map_weights(lambda weight: weight.decay, declared)
+    adam = optax.scale_by_adam(config.beta1, config.beta2, config.eps)
     if config.name == "adamw":
-        move = optax.adamw(
-            schedule, config.beta1, config.beta2, config.eps, weight_decay=config.weight_decay, mask=decayed
-        )
+        direction = adam
     else:
-        move = optax.contrib.muon(
-            schedule,
-            ns_steps=config.newton_schulz_steps,
-            beta=config.momentum,
-            eps=config.eps,
-            weight_decay=config.weight_decay,
-            weight_decay_mask=decayed,
-            adam_b1=config.beta1,
-            adam_b2=config.beta2,
-            adam_weight_decay=config.weight_decay,
-            muon_weight_dimension_numbers=map_weights(matrix_axes, declared),
-            consistent_rms=ADAMW_RMS,
-        )
-    return optax.chain(optax.clip_by_global_norm(config.clip_norm), move)
+        groups = map_weights(lambda weight: "muon" if weight.matrix else "adam", declared)
+        direction = optax.partition({"muon": _muon(config, declared), "adam": adam}, groups)
+    return optax.chain(
+        optax.clip_by_global_norm(config.clip_norm),
+        direction,
+        optax.add_decayed_weights(config.weight_decay, map_weights(lambda weight: weight.decay, declared)),
+        optax.scale_by_learning_rate(learning_rate_schedule(config, num_steps)),
+    )
+
+
+def _muon(config: OptimizerConfig, declared: Mapping) -> optax.GradientTransformation:
+    """Orthogonalised momentum, scaled to AdamW's root mean square."""
+    axes = map_weights(lambda weight: matrix_axes(weight) or optax.MaskedNode(), declared)
+    rms = map_weights(lambda weight: _rms_factor(weight) if weight.matrix else optax.MaskedNode(), declared)
+    return optax.chain(
+        optax.contrib.scale_by_muon(
+            ns_steps=config.newton_schulz_steps, beta=config.momentum, weight_dimension_numbers=axes
+        ),
+        optax.stateless(lambda updates, _: jax.tree.map(jnp.multiply, updates, rms)),
+    )
+
+
+def _rms_factor(weight: Weight) -> float:
+    """`0.2 * sqrt(max(fan_in, fan_out))`: an orthogonal matrix has RMS 1/sqrt of the larger side."""
+    assert weight.matrix is not None, "only matrices are scaled by their sides"
+    sizes = dict(zip(weight.axes, weight.shape, strict=True))
+    return ADAMW_RMS * max(math.prod(sizes[axis] for axis in side) for side in weight.matrix) ** 0.5
 
 
 def matrix_axes(weight: Weight) -> optax.contrib.MuonDimensionNumbers | None:

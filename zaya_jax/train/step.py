@@ -32,8 +32,9 @@ class Sums:
     num_targets: Float[Array, ""]
     router_counts_LX: Int[Array, "L X"]
     router_entropy_L: Float[Array, " L"]
-    """Mean entropy of the routers' probabilities, in nats, times `num_rows`."""
-    num_rows: Float[Array, ""]
+    """Mean entropy of the routers' probabilities, in nats, summed over the tokens."""
+    num_tokens: Float[Array, ""]
+    """Without padding."""
 
 
 @pytree
@@ -95,7 +96,7 @@ def train_step(
         num_targets=sums.num_targets,
         gradient_norm=optax.tree.norm(gradients),
         router_counts_LX=sums.router_counts_LX,
-        router_entropy_L=sums.router_entropy_L / sums.num_rows,
+        router_entropy_L=sums.router_entropy_L / jnp.maximum(sums.num_tokens, 1),
     )
 
 
@@ -121,13 +122,13 @@ def _forward(model: Zaya, params: Any, bias_LX: jax.Array, batch: Batch) -> Sums
     out: Any = model.apply(variables, batch.tokens_BT, batch.positions_BT, batch.segments_BT)
     with jax.named_scope("loss"):
         loss = cross_entropy(out.logits_BTV, jnp.asarray(batch.targets_BT), jnp.asarray(batch.weights_BT))
-    num_rows = jnp.float32(batch.tokens_BT.shape[0])
+    num_tokens = jnp.sum(batch.segments_BT != 0, dtype=jnp.float32)
     return Sums(
         loss=loss,
         num_targets=batch.weights_BT.sum(),
         router_counts_LX=out.router.counts_LX,
-        router_entropy_L=out.router.entropy_L * num_rows,
-        num_rows=num_rows,
+        router_entropy_L=out.router.entropy_L * num_tokens,
+        num_tokens=num_tokens,
     )
 
 
