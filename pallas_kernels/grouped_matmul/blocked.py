@@ -61,7 +61,9 @@ def _cut(group_sizes_E: jax.Array, num_rows: int, size: int) -> _Blocks:
     blocks_end_E = jnp.cumsum(blocks_E)
     rows_end_E = jnp.cumsum(group_sizes_E)
     block = jnp.arange(-(-num_rows // size) + num_groups)
-    group = jnp.minimum(jnp.searchsorted(blocks_end_E, block, side="right"), num_groups - 1)
+    # Compared with all ends at once: the default would loop, at more cost than a small product.
+    group = jnp.searchsorted(blocks_end_E, block, side="right", method="compare_all")
+    group = jnp.minimum(group, num_groups - 1)
     nth_of_group = block - (blocks_end_E - blocks_E)[group]
     first = (rows_end_E - group_sizes_E)[group] + nth_of_group * size
     return _Blocks(

@@ -151,7 +151,7 @@ def _for_size(read: Callable[[int], jax.Array], layer: LayerSlots, sizes: tuple[
     """Runs `read(size)` for the layer's size, of the few that layers have."""
     if len(sizes) == 1:
         return read(sizes[0])
-    which = jnp.searchsorted(jnp.array(sizes), layer.size)
+    which = jnp.searchsorted(jnp.array(sizes), layer.size, method="compare_all")
     return lax.switch(which, [functools.partial(read, size) for size in sizes])
 
 

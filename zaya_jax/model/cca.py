@@ -46,14 +46,13 @@ def cca_projection(
     Returns:
       q, k (float32: both are normalised), v (dtype of x), and the state behind the chunk.
     """
-    dtype = x_BTD.dtype
     if segments_BT is not None:
         x_BTD = jnp.where((segments_BT == 0)[:, :, None], 0, x_BTD)
         # What came before the chunk belongs to its first document.
         lookback = max(state.tail_BWC.shape[1], 1)
         segments_BT = jnp.pad(segments_BT, ((0, 0), (lookback, 0)), mode="edge")
-    q_BTNH = jnp.einsum("btd,dnh->btnh", x_BTD, weights["q_proj"].astype(dtype))
-    k_BTKH = jnp.einsum("btd,dkh->btkh", x_BTD, weights["k_proj"].astype(dtype))
+    q_BTNH = _project(x_BTD, weights["q_proj"])
+    k_BTKH = _project(x_BTD, weights["k_proj"])
     v_BTU2, delayed_BU = _value_shift(x_BTD, weights, state.delayed_BU, segments_BT)
     mixed_BTAH, tail_BWC = _convolve(q_BTNH, k_BTKH, weights, state.tail_BWC, segments_BT)
     mean_q_BTNH, mean_k_BTKH = qk_mean(q_BTNH, k_BTKH)
@@ -61,6 +60,13 @@ def cca_projection(
     mixed_q_BTNH = l2_norm(mixed_BTAH[:, :, :num_queries] + mean_q_BTNH)
     mixed_k_BTKH = l2_norm(mixed_BTAH[:, :, num_queries:] + mean_k_BTKH) * weights["temperature"][:, None]
     return mixed_q_BTNH, mixed_k_BTKH, v_BTU2.reshape(k_BTKH.shape), CcaState(tail_BWC, delayed_BU)
+
+
+def _project(x_BTD: jax.Array, weights_DNH: jax.Array) -> jax.Array:
+    """To heads, as one product of two matrices: XLA's CPU backend copies the weights for an einsum."""
+    width, heads, head_width = weights_DNH.shape
+    flat_DC = weights_DNH.reshape(width, heads * head_width).astype(x_BTD.dtype)
+    return (x_BTD @ flat_DC).reshape(*x_BTD.shape[:2], heads, head_width)
 
 
 def qk_mean(

@@ -192,7 +192,7 @@ def layers(
         x_BTD, routing, cca, pool = decoder_layer(context, layer, x_BTD, state_BTR, pool)
         return (x_BTD, routing.state_BTR, pool), (_router_stats(routing, segments_BT), cca)
 
-    if config.remat != "none":
+    if config.remat != "none" and cache is None:
         step = jax.checkpoint(step, policy=REMAT_POLICIES[config.remat])
     inputs = layer_inputs(config, params, router_bias_LX, batch, cache)
     (x_BTD, _, pool), (router, cca) = lax.scan(step, (x_BTD, state_BTR, pool), inputs)
@@ -306,7 +306,8 @@ def _attention(
             sizes=sizes,
             segments_BT=context.segments_BT,
         )
-    out_BTD = jnp.einsum("btnh,nhd->btd", out_BTNH, weights["o_proj"].astype(config.dtype))
+    out_BTC = out_BTNH.reshape(*x_BTD.shape[:2], -1)
+    out_BTD = out_BTC @ weights["o_proj"].reshape(-1, x_BTD.shape[2]).astype(config.dtype)
     return out_BTD, cca, pool
 
 
