@@ -45,9 +45,9 @@ def get_config() -> ConfigDict:
     config.balancing.learning_rate = 1e-2
 
     config.train = ConfigDict()
-    config.train.num_steps = 300
+    config.train.num_steps = 240
     config.train.log_every = 10
-    config.train.eval_every = 150
-    config.train.checkpoint_every = 100
+    config.train.eval_every = 240
+    config.train.checkpoint_every = 80
     config.train.seed = 0
     return config
