@@ -81,8 +81,13 @@ def by_path(tree, prefix=""):
 
 def random_like(declared, seed):
     random = np.random.default_rng(seed)
-    is_weight = lambda leaf: not isinstance(leaf, dict)  # noqa: E731
-    draw = lambda weight: jnp.asarray(random.standard_normal(weight.shape), jnp.float32)  # noqa: E731
+
+    def is_weight(leaf):
+        return not isinstance(leaf, dict)
+
+    def draw(weight):
+        return jnp.asarray(random.standard_normal(weight.shape), jnp.float32)
+
     return jax.tree.map(draw, declared, is_leaf=is_weight)
 
 
