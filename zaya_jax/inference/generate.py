@@ -145,9 +145,11 @@ def _cache_of(output: Output) -> Cache:
     return output.cache
 
 
-@functools.partial(jax.jit, static_argnames="config")
 def cast_matrices(config: ModelConfig, variables: Mapping) -> dict:
-    """Matrices in the type that products are done in, once and not at every token."""
+    """Matrices in the type that products are done in, once and not at every token.
+
+    Not compiled: a compiled function would copy what has that type already.
+    """
     params = map_weights(
         lambda weight, value: value if weight.std is None else value.astype(config.dtype),
         declare(config),

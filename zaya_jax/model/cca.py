@@ -51,22 +51,30 @@ def cca_projection(
         # What came before the chunk belongs to its first document.
         lookback = max(state.tail_BWC.shape[1], 1)
         segments_BT = jnp.pad(segments_BT, ((0, 0), (lookback, 0)), mode="edge")
-    q_BTNH = _project(x_BTD, weights["q_proj"])
-    k_BTKH = _project(x_BTD, weights["k_proj"])
-    v_BTU2, delayed_BU = _value_shift(x_BTD, weights, state.delayed_BU, segments_BT)
-    mixed_BTAH, tail_BWC = _convolve(q_BTNH, k_BTKH, weights, state.tail_BWC, segments_BT)
-    mean_q_BTNH, mean_k_BTKH = qk_mean(q_BTNH, k_BTKH)
-    num_queries = q_BTNH.shape[2]
+    latent_BTC, current_BTU, delayed_BTU = _project(x_BTD, weights)
+    v_BTU2, delayed_BU = _value_shift(current_BTU, delayed_BTU, state.delayed_BU, segments_BT)
+    mixed_BTAH, tail_BWC = _convolve(latent_BTC, weights, state.tail_BWC, segments_BT)
+    num_queries, width = weights["q_proj"].shape[1:]
+    latent_BTAH = latent_BTC.reshape(*latent_BTC.shape[:2], -1, width)
+    k_BTKH = latent_BTAH[:, :, num_queries:]
+    mean_q_BTNH, mean_k_BTKH = qk_mean(latent_BTAH[:, :, :num_queries], k_BTKH)
     mixed_q_BTNH = l2_norm(mixed_BTAH[:, :, :num_queries] + mean_q_BTNH)
     mixed_k_BTKH = l2_norm(mixed_BTAH[:, :, num_queries:] + mean_k_BTKH) * weights["temperature"][:, None]
     return mixed_q_BTNH, mixed_k_BTKH, v_BTU2.reshape(k_BTKH.shape), CcaState(tail_BWC, delayed_BU)
 
 
-def _project(x_BTD: jax.Array, weights_DNH: jax.Array) -> jax.Array:
-    """To heads, as one product of two matrices: XLA's CPU backend copies the weights for an einsum."""
-    width, heads, head_width = weights_DNH.shape
-    flat_DC = weights_DNH.reshape(width, heads * head_width).astype(x_BTD.dtype)
-    return (x_BTD @ flat_DC).reshape(*x_BTD.shape[:2], heads, head_width)
+def _project(x_BTD: jax.Array, weights: Mapping) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The latent queries and keys [B, T, C], and both halves of the values [B, T, U].
+
+    One product with all four matrices side by side: it is narrow enough as it is.
+    """
+    width = x_BTD.shape[2]
+    names = ("q_proj", "k_proj", "v_proj_current", "v_proj_delayed")
+    parts = [weights[name].reshape(width, -1).astype(x_BTD.dtype) for name in names]
+    half = parts[-1].shape[1]
+    out_BTX = x_BTD @ jnp.concatenate(parts, axis=1)
+    latent = out_BTX.shape[2] - 2 * half
+    return out_BTX[..., :latent], out_BTX[..., latent:-half], out_BTX[..., -half:]
 
 
 def qk_mean(
@@ -83,29 +91,26 @@ def qk_mean(
 
 
 def _value_shift(
-    x_BTD: jax.Array, weights: Mapping, before_BU: jax.Array, segments_BS: jax.Array | None
+    current_BTU: jax.Array, delayed_BTU: jax.Array, before_BU: jax.Array, segments_BS: jax.Array | None
 ) -> tuple[jax.Array, jax.Array]:
     """Values [B, T, 2*U]: the first half of the channels of this token, the second of the one before."""
-    current_BTU = x_BTD @ weights["v_proj_current"].astype(x_BTD.dtype)
-    delayed_BTU = x_BTD @ weights["v_proj_delayed"].astype(x_BTD.dtype)
-    history_BSU = jnp.concatenate([before_BU[:, None].astype(x_BTD.dtype), delayed_BTU], axis=1)
-    shifted_BTU, _ = taps_over_time(history_BSU, 2, segments_BS, fill=jnp.zeros((), x_BTD.dtype))
+    history_BSU = jnp.concatenate([before_BU[:, None].astype(delayed_BTU.dtype), delayed_BTU], axis=1)
+    shifted_BTU, _ = taps_over_time(history_BSU, 2, segments_BS, fill=jnp.zeros((), delayed_BTU.dtype))
     return jnp.concatenate([current_BTU, shifted_BTU], axis=-1), delayed_BTU[:, -1].astype(before_BU.dtype)
 
 
 def _convolve(
-    q_BTNH: jax.Array, k_BTKH: jax.Array, weights: Mapping, tail_BWC: jax.Array, segments_BS: jax.Array | None
+    latent_BTC: jax.Array, weights: Mapping, tail_BWC: jax.Array, segments_BS: jax.Array | None
 ) -> tuple[jax.Array, jax.Array]:
     """Both convolutions over time, [B, T, A, H] in float32, and the new tail.
 
     Where the second one looks to before a document's start it must find the first one's bias, not
     zero: the sequence is padded once, before the first (facts 2.1, step 2).
     """
-    batch, time = q_BTNH.shape[:2]
-    dtype = q_BTNH.dtype
+    batch, time, _ = latent_BTC.shape
+    dtype = latent_BTC.dtype
     depthwise, grouped = weights["conv_depthwise"], weights["conv_grouped"]
     heads, num_taps, width, _ = grouped["kernel"].shape
-    latent_BTC = jnp.concatenate([q_BTNH.reshape(batch, time, -1), k_BTKH.reshape(batch, time, -1)], axis=-1)
     latent_BSC = jnp.concatenate([tail_BWC.astype(dtype), latent_BTC], axis=1)
     kernel_IC, bias_C = depthwise["kernel"].astype(dtype), depthwise["bias"].astype(dtype)
     taps = taps_over_time(latent_BSC, kernel_IC.shape[0], segments_BS, fill=jnp.zeros((), dtype))

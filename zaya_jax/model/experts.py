@@ -18,16 +18,18 @@ from zaya_jax.model.remat import KEPT
 def apply_experts(
     x_PD: Float[Array, "P D"],
     experts_P: Int[Array, " P"],
+    probs_P: Float[Array, " P"],
     weights: Mapping,
     *,
     layer: Int[Array, ""] | None = None,
     implementation: Implementation | None = None,
 ) -> Float[Array, "P D"]:
-    """`down(silu(gate(x)) * up(x))` by each row's expert; zeros for rows of class E, which skip.
+    """`prob * down(silu(gate(x)) * up(x))` by each row's expert; zeros for rows of class E, which skip.
 
     Args:
       x_PD: the block's normalised input.
       experts_P: the chosen class of each row, 0..E.
+      probs_P: the router's probability of that class, float32.
       weights: of the block's "experts": gate_up_proj [E, D, Q, F] and down_proj [E, F, D], or, where
         `layer` says which is meant, those of all layers with their leading axis L. A few tokens
         then read the experts that they chose and no other.
@@ -40,38 +42,42 @@ def apply_experts(
     order_P = jnp.argsort(experts_P, stable=True)
     rank_P = jnp.argsort(order_P)
     sizes_E = expert_counts(experts_P, num_experts)
-    sorted_PD = permute(x_PD, order_P, rank_P)
     multiply = functools.partial(grouped_matmul, first_matrix=first_matrix, implementation=implementation)
+    sorted_PD = permute(x_PD, order_P, rank_P)
     hidden_PG = multiply(sorted_PD, gate_up.reshape(-1, width, 2 * expert_width), sizes_E)
     hidden_PG = checkpoint_name(hidden_PG, KEPT)
-    out_PD = multiply(swiglu(hidden_PG), down.reshape(-1, expert_width, width), sizes_E)
-    out_PD = checkpoint_name(out_PD, KEPT)
-    return permute(out_PD, rank_P, order_P)
+    hidden_PF = weighted_swiglu(hidden_PG, permute(probs_P, order_P, rank_P))
+    out_PD = multiply(hidden_PF, down.reshape(-1, expert_width, width), sizes_E)
+    return checkpoint_name(permute(out_PD, rank_P, order_P), KEPT)
 
 
 @jax.custom_vjp
-def swiglu(gate_up_PG: Float[Array, "P G"]) -> Float[Array, "P F"]:
-    """`silu(gate) * up` of the two halves of each row, G = 2*F.
+def weighted_swiglu(gate_up_PG: Float[Array, "P G"], weights_P: Float[Array, " P"]) -> Float[Array, "P F"]:
+    """`weight * silu(gate) * up` of the two halves of each row, G = 2*F.
 
-    The backward pass of its own writes both halves of the gradient in one go; JAX would pad each to
-    the whole width and add them up.
+    An expert's output is weighted here, before its last product: that is the same at the width F, and
+    the backward pass then needs no unweighted output. A backward pass of its own writes both halves of the
+    gradient in one go; JAX would pad each to the whole width and add them up.
     """
     gate_PF, up_PF = jnp.split(gate_up_PG, 2, axis=-1)
-    return jax.nn.silu(gate_PF) * up_PF
+    return (weights_P[:, None] * (jax.nn.silu(gate_PF) * up_PF)).astype(gate_up_PG.dtype)
 
 
-def _swiglu_forward(gate_up_PG):
-    return swiglu(gate_up_PG), gate_up_PG
+def _weighted_swiglu_forward(gate_up_PG, weights_P):
+    return weighted_swiglu(gate_up_PG, weights_P), (gate_up_PG, weights_P)
 
 
-def _swiglu_backward(gate_up_PG, grad_PF):
+def _weighted_swiglu_backward(saved, grad_PF):
+    gate_up_PG, weights_P = saved
     gate_PF, up_PF = jnp.split(gate_up_PG, 2, axis=-1)
     sigmoid_PF = jax.nn.sigmoid(gate_PF)
+    grad_weights_P = jnp.sum(grad_PF * (gate_PF * sigmoid_PF * up_PF), axis=-1, dtype=weights_P.dtype)
+    grad_PF = (grad_PF * weights_P[:, None]).astype(grad_PF.dtype)
     grad_gate_PF = grad_PF * up_PF * sigmoid_PF * (1 + gate_PF * (1 - sigmoid_PF))
-    return (jnp.concatenate([grad_gate_PF, grad_PF * gate_PF * sigmoid_PF], axis=-1),)
+    return jnp.concatenate([grad_gate_PF, grad_PF * gate_PF * sigmoid_PF], axis=-1), grad_weights_P
 
 
-swiglu.defvjp(_swiglu_forward, _swiglu_backward)
+weighted_swiglu.defvjp(_weighted_swiglu_forward, _weighted_swiglu_backward)
 
 
 def expert_counts(experts_P: Int[Array, " P"], num_classes: int) -> Int[Array, " X"]:
@@ -81,8 +87,8 @@ def expert_counts(experts_P: Int[Array, " P"], num_classes: int) -> Int[Array, "
 
 @jax.custom_vjp
 def permute(
-    x_PD: Float[Array, "P D"], order_P: Int[Array, " P"], inverse_P: Int[Array, " P"]
-) -> Float[Array, "P D"]:
+    x_PD: Float[Array, "P *D"], order_P: Int[Array, " P"], inverse_P: Int[Array, " P"]
+) -> Float[Array, "P *D"]:
     """`x[order]`, whose gradient is again a gather: JAX would make a scatter of it, which is slow."""
     del inverse_P
     return x_PD[order_P]

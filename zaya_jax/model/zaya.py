@@ -329,14 +329,16 @@ def _experts(
     out_PD = apply_experts(
         x_BTD.reshape(-1, x_BTD.shape[-1]),
         routing.experts_BT.reshape(-1),
+        routing.weights_BT.reshape(-1),
         layer.weights["experts"] if context.experts is None else context.experts,
         layer=None if context.experts is None else layer.number,
         implementation=config.experts_implementation,
     )
     out_BTD = out_PD.reshape(x_BTD.shape)
     if config.skip_class == "identity":
-        out_BTD = jnp.where((routing.experts_BT == config.num_experts)[:, :, None], x_BTD, out_BTD)
-    return out_BTD * routing.weights_BT[:, :, None].astype(out_BTD.dtype), routing
+        skipped_BTD = x_BTD * routing.weights_BT[:, :, None].astype(x_BTD.dtype)
+        out_BTD = jnp.where((routing.experts_BT == config.num_experts)[:, :, None], skipped_BTD, out_BTD)
+    return out_BTD, routing
 
 
 def _router_stats(routing: Routing, segments_BT: jax.Array | None) -> RouterStats:
