@@ -39,7 +39,7 @@ from zaya_jax.config import BalancingConfig
 from zaya_jax.data.batch import make_example
 from zaya_jax.data.tokenizer import load_tokenizer
 from zaya_jax.model.attention import attention_mask
-from zaya_jax.model.cca import CcaState, cca_projection, qk_mean, taps_over_time
+from zaya_jax.model.cca import CcaState, cca_projection, join_projections, qk_mean, taps_over_time
 from zaya_jax.model.experts import apply_experts, expert_counts, permute
 from zaya_jax.model.residual import merge_residual
 from zaya_jax.model.rope import apply_rope, rope_table
@@ -163,7 +163,8 @@ np.testing.assert_allclose(mean_k_BTKH.ravel(), [5.5, 12.5])
 # then at most temperature x sqrt(H), whatever the weights do.
 
 # %%
-warm = attention | {"temperature": jnp.array([0.5, 2.0])}
+joined = join_projections(attention)  # the four matrices side by side: one product
+warm = joined | {"temperature": jnp.array([0.5, 2.0])}
 q_BTNH, k_BTKH, v_BTKH, _ = cca_projection(x_BTD, warm, empty, segments_BT)
 length_TN = jnp.linalg.norm(q_BTNH[0], axis=-1)
 length_TK = jnp.linalg.norm(k_BTKH[0], axis=-1)
@@ -189,7 +190,7 @@ np.testing.assert_allclose(
 
 # %%
 def projections(x_BTD):
-    return cca_projection(x_BTD, attention, empty, segments_BT)[:3]
+    return cca_projection(x_BTD, joined, empty, segments_BT)[:3]
 
 
 jacobians = jax.jit(jax.jacrev(projections))(x_BTD)
@@ -423,13 +424,14 @@ plt.show()
 # %%
 weights = jax.tree.map(lambda weight_L: weight_L[0], params["layers"]["experts"])
 x_PD = jax.random.normal(jax.random.key(8), (num_rows, config.hidden_size))
-out_PD = apply_experts(x_PD, experts_P, weights)
+probs_P = jax.random.uniform(jax.random.key(9), (num_rows,))
+out_PD = apply_experts(x_PD, experts_P, probs_P, weights)
 for row, expert in enumerate(np.asarray(experts_P)):
     expected_D = np.zeros(config.hidden_size)
     if expert < num_experts:
         gate_QF = jnp.einsum("d,dqf->qf", x_PD[row], weights["gate_up_proj"][expert])
         expected_D = (jax.nn.silu(gate_QF[0]) * gate_QF[1]) @ weights["down_proj"][expert]
-    np.testing.assert_allclose(out_PD[row], expected_D, atol=1e-5)
+    np.testing.assert_allclose(out_PD[row], probs_P[row] * expected_D, atol=1e-5)
 print("rows of each class:", expert_counts(experts_P, num_experts + 1), "- all as computed one by one")
 
 # %% [markdown]

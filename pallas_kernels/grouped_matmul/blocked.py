@@ -65,18 +65,24 @@ class _Blocks:
         return ((row >= self.first[i]) & (row < self.end[i]))[:, None]
 
 
+def block_sizes(num_rows: int) -> tuple[int, ...]:
+    """Rows of a block, for each of the loops: one over whole blocks, and one for each size of a last one."""
+    largest = min(BLOCK_ROWS, num_rows)
+    return (largest, *range(ROUNDING, largest, ROUNDING), largest)
+
+
 def _cut(group_sizes_E: jax.Array, num_rows: int) -> Iterator[_Blocks]:
     """The blocks of all groups, by size."""
-    largest = min(BLOCK_ROWS, num_rows)
+    largest, *last_sizes = block_sizes(num_rows)
     end_E = jnp.cumsum(group_sizes_E)
-    whole_E = group_sizes_E // largest
+    whole_E = jnp.maximum(group_sizes_E - 1, 0) // largest  # before the last block
     if num_rows > largest:
         group, nth = _repeat(whole_E, num_rows // largest)
         first = (end_E - group_sizes_E)[group] + nth * largest
         yield _blocks(largest, whole_E.sum(), group, first, first + largest, num_rows)
-    rest_E = group_sizes_E - whole_E * largest if num_rows > largest else group_sizes_E
+    rest_E = group_sizes_E - whole_E * largest
     smaller = 0
-    for size in [*range(ROUNDING, largest, ROUNDING), largest]:
+    for size in last_sizes:
         fits_E = ((rest_E > smaller) & (rest_E <= size)).astype(jnp.int32)
         group, _ = _repeat(fits_E, group_sizes_E.shape[0])
         yield _blocks(size, fits_E.sum(), group, (end_E - rest_E)[group], end_E[group], num_rows)
@@ -107,6 +113,11 @@ def _product(
     multiply: Callable,
 ) -> jax.Array:
     """Runs `multiply(block, weights_DF)` over all blocks, into zeros."""
+    if rows_PX.shape[0] == 1:  # a decoding step: no loop
+        matrix = lax.dynamic_index_in_dim(
+            weights_EDF, first_matrix + jnp.argmax(group_sizes_E), keepdims=False
+        )
+        return jnp.where(group_sizes_E.sum() > 0, multiply(rows_PX, matrix), 0)
     out = jax.eval_shape(multiply, rows_PX, weights_EDF[0])
     out_PY = jnp.zeros(out.shape, out.dtype)
     for blocks in _cut(group_sizes_E, rows_PX.shape[0]) if rows_PX.shape[0] else ():
@@ -130,10 +141,11 @@ def _weights_gradient(rows_PD: jax.Array, grad_PF: jax.Array, group_sizes_E: jax
     for blocks in _cut(group_sizes_E, num_rows) if num_rows else ():
 
         def step(i, sums_EDF, blocks=blocks):
-            rows, grads = (
-                lax.dynamic_slice_in_dim(x, blocks.start[i], blocks.size) for x in (rows_PD, grad_PF)
+            mask = blocks.mask(i)
+            rows, grads = (  # both: a row that does not count may hold anything
+                jnp.where(mask, lax.dynamic_slice_in_dim(x, blocks.start[i], blocks.size), 0)
+                for x in (rows_PD, grad_PF)
             )
-            grads = jnp.where(blocks.mask(i), grads, 0)
             group = blocks.group[i]
             sum_DF = lax.dynamic_index_in_dim(sums_EDF, group, keepdims=False) + rows.T @ grads
             return lax.dynamic_update_index_in_dim(sums_EDF, sum_DF, group, axis=0)

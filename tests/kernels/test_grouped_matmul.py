@@ -11,10 +11,10 @@ import pytest
 from jax.extend.core import jaxprs_in_params
 
 from pallas_kernels.grouped_matmul import grouped_matmul
-from pallas_kernels.grouped_matmul.blocked import MAX_BLOCK_ROWS
+from pallas_kernels.grouped_matmul.blocked import BLOCK_ROWS
 from pallas_kernels.grouped_matmul.reference import grouped_matmul_reference
 
-BLOCK = MAX_BLOCK_ROWS
+BLOCK = BLOCK_ROWS
 FEW, MANY = 24, 3 * BLOCK + 40
 CASES = {
     "all groups": (FEW, [8, 3, 1, 12]),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from zaya_jax.model.attention import attend, attention_mask
-from zaya_jax.model.experts import permute, swiglu
+from zaya_jax.model.experts import permute, weighted_swiglu
 from zaya_jax.model.norms import l2_norm, rms_norm
 from zaya_jax.model.rope import apply_rope, rope_table
 
@@ -69,13 +69,16 @@ def test_the_mask():
     np.testing.assert_array_equal(whole[0], [[0, 1, 0], [0, 1, 1], [0, 1, 1]])
 
 
-def test_swiglu():
+def test_weighted_swiglu():
     random = np.random.default_rng(2)
-    x, grad = 3 * random.standard_normal((7, 10)), random.standard_normal((7, 5))
-    ours = value_and_pull_back(swiglu, [x], grad, jnp.float32)
+    x, weights, grad = 3 * random.standard_normal((7, 10)), random.random(7), random.standard_normal((7, 5))
+    ours = value_and_pull_back(weighted_swiglu, [x, weights], grad, jnp.float32)
     with jax.enable_x64(True):
         theirs = value_and_pull_back(
-            lambda x: x[:, :5] / (1 + jnp.exp(-x[:, :5])) * x[:, 5:], [x], grad, jnp.float64
+            lambda x, weights: weights[:, None] * (x[:, :5] / (1 + jnp.exp(-x[:, :5])) * x[:, 5:]),
+            [x, weights],
+            grad,
+            jnp.float64,
         )
     for result, expected in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-6)

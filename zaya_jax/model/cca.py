@@ -38,7 +38,7 @@ def cca_projection(
 
     Args:
       x_BTD: normalised hidden states.
-      weights: of the block's "attention", without the layer axis.
+      weights: of the block's "attention", without the layer axis, through `join_projections`.
       state: of the tokens before the chunk.
       segments_BT: documents; nothing crosses from one to another, and segment 0 is padding, which
         counts as zeros. None is one document. The chunk's first document continues `state`.
@@ -51,11 +51,11 @@ def cca_projection(
         # What came before the chunk belongs to its first document.
         lookback = max(state.tail_BWC.shape[1], 1)
         segments_BT = jnp.pad(segments_BT, ((0, 0), (lookback, 0)), mode="edge")
-    latent_BTC, current_BTU, delayed_BTU = _project(x_BTD, weights)
+    latent_BTC, current_BTU, delayed_BTU = _project(x_BTD, weights, state.delayed_BU.shape[-1])
     v_BTU2, delayed_BU = _value_shift(current_BTU, delayed_BTU, state.delayed_BU, segments_BT)
     mixed_BTAH, tail_BWC = _convolve(latent_BTC, weights, state.tail_BWC, segments_BT)
-    num_queries, width = weights["q_proj"].shape[1:]
-    latent_BTAH = latent_BTC.reshape(*latent_BTC.shape[:2], -1, width)
+    latent_BTAH = latent_BTC.reshape(mixed_BTAH.shape)
+    num_queries = latent_BTAH.shape[2] - weights["temperature"].shape[0]
     k_BTKH = latent_BTAH[:, :, num_queries:]
     mean_q_BTNH, mean_k_BTKH = qk_mean(latent_BTAH[:, :, :num_queries], k_BTKH)
     mixed_q_BTNH = l2_norm(mixed_BTAH[:, :, :num_queries] + mean_q_BTNH)
@@ -63,16 +63,29 @@ def cca_projection(
     return mixed_q_BTNH, mixed_k_BTKH, v_BTU2.reshape(k_BTKH.shape), CcaState(tail_BWC, delayed_BU)
 
 
-def _project(x_BTD: jax.Array, weights: Mapping) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The latent queries and keys [B, T, C], and both halves of the values [B, T, U].
+def join_projections(weights: Mapping) -> dict:
+    """Puts the matrices for queries, keys and both halves of the values side by side.
 
-    One product with all four matrices side by side: it is narrow enough as it is.
+    They are narrow: one product with all four costs less than four products. Done for all layers at
+    once, so that a loop over layers, or over tokens, finds it done.
+
+    Args:
+      weights: declared weights of "attention", of one layer or with the axis L.
+
+    Returns:
+      The same with "projections" [*L, D, C + 2*U] in place of the four.
     """
-    width = x_BTD.shape[2]
+    rest = dict(weights)
     names = ("q_proj", "k_proj", "v_proj_current", "v_proj_delayed")
-    parts = [weights[name].reshape(width, -1).astype(x_BTD.dtype) for name in names]
-    half = parts[-1].shape[1]
-    out_BTX = x_BTD @ jnp.concatenate(parts, axis=1)
+    depth = weights["v_proj_current"].ndim - 1  # axes before the columns
+    parts = [rest.pop(name) for name in names]
+    flat = [part.reshape(*part.shape[:depth], -1) for part in parts]
+    return rest | {"projections": jnp.concatenate(flat, axis=-1)}
+
+
+def _project(x_BTD: jax.Array, weights: Mapping, half: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The latent queries and keys [B, T, C], and both halves of the values [B, T, U]."""
+    out_BTX = x_BTD @ weights["projections"].astype(x_BTD.dtype)
     latent = out_BTX.shape[2] - 2 * half
     return out_BTX[..., :latent], out_BTX[..., latent:-half], out_BTX[..., -half:]
 

@@ -29,7 +29,7 @@ from zaya_jax.model.cache import (
     layer_slots,
     sizes_of_layers,
 )
-from zaya_jax.model.cca import CcaState, cca_projection
+from zaya_jax.model.cca import CcaState, cca_projection, join_projections
 from zaya_jax.model.experts import apply_experts, expert_counts
 from zaya_jax.model.norms import rms_norm
 from zaya_jax.model.remat import REMAT_POLICIES
@@ -241,7 +241,8 @@ def layer_inputs(
     sliding_L = np.array([kind == HYBRID_SLIDING for kind in config.layer_types], np.int32)
     window_L = np.where(sliding_L, config.sliding_window or 0, np.iinfo(np.int32).max)
     cca = cache.cca if cache is not None else empty_cca_state(config, batch_size)
-    weights = dict(params["layers"]) | {"router": router}
+    attention = join_projections(params["layers"]["attention"])
+    weights = dict(params["layers"]) | {"router": router, "attention": attention}
     if cache is not None:
         weights.pop("experts")
     return LayerInput(
