@@ -135,13 +135,16 @@ def abstract_state(config: Config, rules: Rules, mesh: Mesh) -> TrainState:
 
 def to_checkpoint(state: TrainState) -> dict[str, Any]:
     """A state in arrays that do not depend on the number of devices: weights and moments as declared."""
+
+    def whole(parts: dict) -> dict:
+        present = {name: x for name, x in parts.items() if not isinstance(x, optax.MaskedNode)}
+        return from_parts(state.deal, present)
+
     return {
         "weights": state.variables,
         "training": {
             "step": state.step,
-            "optimizer": _map_parts(
-                lambda parts: from_parts(state.deal, _present(parts)), state.optimizer, state
-            ),
+            "optimizer": _map_parts(whole, state.optimizer, state),
             "balancer": state.balancer,
             "key": state.key,
             "skipped_steps": state.skipped_steps,
