@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-BLOCK_ROWS = 256
+BLOCK_ROWS = 512
 """Enough rows for a product to reach nine tenths of a CPU's peak; its weights are read once a block."""
 ROUNDING = 64
 """Rows that the last block of a group is rounded up to a multiple of."""

@@ -154,9 +154,14 @@ def _local_step(
         )
     gradient_norms = norms_by_group(rules.deal, gradients)
     norm = global_norm(gradient_norms)
-    moved, update_norms = _move(state, gradients, norm, sums, rules)
     is_finite = jnp.isfinite(norm) & jnp.isfinite(sums.loss)
-    kept = jax.tree.map(lambda new, old: jnp.where(is_finite, new, old), moved, _movable(state))
+    # A branch, not a choice between two results: that would hold the state twice, and copy it.
+    kept, update_norms = lax.cond(
+        is_finite,
+        functools.partial(_move, rules=rules),
+        lambda state, *_: (_movable(state), jax.tree.map(jnp.zeros_like, gradient_norms)),
+        state, gradients, norm, sums,
+    )  # fmt: skip
     new_state = dataclasses.replace(
         state, step=state.step + 1, skipped_steps=state.skipped_steps + ~is_finite, **kept
     )
@@ -166,7 +171,7 @@ def _local_step(
         num_targets=sums.num_targets,
         gradient_norm=norm,
         gradient_norms=gradient_norms,
-        update_norms=jax.tree.map(lambda x: jnp.where(is_finite, x, 0), update_norms),
+        update_norms=update_norms,
         router_counts_LX=sums.router_counts_LX,
         router_entropy_L=sums.router_entropy_L / num_tokens,
         router_probability_L=sums.router_probability_L / num_tokens,
@@ -176,7 +181,7 @@ def _local_step(
 
 
 def _move(
-    state: TrainState, gradients: dict, norm: jax.Array, sums: Sums, rules: Rules
+    state: TrainState, gradients: dict, norm: jax.Array, sums: Sums, *, rules: Rules
 ) -> tuple[dict[str, Any], dict[str, jax.Array]]:
     """What a step moves, by its names in `TrainState`, and the norms of the weights' updates."""
     with jax.named_scope("optimizer"):
