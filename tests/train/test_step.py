@@ -213,7 +213,6 @@ def test_a_state_dealt_out_to_others_is_refused():
 
 
 def test_checkpoints_hold_weights_and_moments_as_declared():
-    state, _ = step(1)
     run = jit(functools.partial(train_step, rules=MUON, mesh=data_mesh(jax.devices()[:1])))
     state, _ = run(state_of(MUON, initialise(declare(MODEL), jax.random.key(0)), KEY), uneven_batch())
     saved = to_checkpoint(state)
