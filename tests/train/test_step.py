@@ -180,7 +180,9 @@ def test_clipping_scales_all_gradients_by_one_factor():
     assert float(metrics.gradient_norm) == pytest.approx(float(whole_metrics.gradient_norm), rel=1e-6)
     assert metrics.gradient_norm > 0.1
     factor = 0.1 / metrics.gradient_norm
-    assert_near(moved(after), jax.tree.map(lambda x: factor * x, moved(whole)))
+    for ours, theirs in zip(jax.tree.leaves(moved(after)), jax.tree.leaves(moved(whole)), strict=True):
+        # Weights near 1 are rounded to 6e-8, before and after; updates are about 1e-3.
+        np.testing.assert_allclose(ours, factor * theirs, rtol=1e-4, atol=3e-7)
 
 
 def test_norms_by_group_are_of_all_weights_once():
@@ -211,7 +213,6 @@ def test_a_state_dealt_out_to_others_is_refused():
 
 
 def test_checkpoints_hold_weights_and_moments_as_declared():
-    state, _ = step(1)
     run = jit(functools.partial(train_step, rules=MUON, mesh=data_mesh(jax.devices()[:1])))
     state, _ = run(state_of(MUON, initialise(declare(MODEL), jax.random.key(0)), KEY), uneven_batch())
     saved = to_checkpoint(state)
