@@ -73,6 +73,8 @@ class ModelConfig:
       dtype: type of activations and matrix products; parameters and the stream are float32.
       remat: what the backward pass recomputes: "none"; all but matrix products and attention, which
         "products" keeps; or each whole "layer".
+      attention_implementation: in training, "full" makes all scores of a layer at once, "blockwise" those
+        of a pair of blocks at a time; None takes "blockwise" for sequences of 1,024 tokens or more.
       experts_implementation: "blocked", "ragged_dot", or None for the best on the platform.
     """
 
@@ -100,6 +102,7 @@ class ModelConfig:
     max_position_embeddings: int = 131_072
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     remat: Literal["none", "products", "layer"] = "none"
+    attention_implementation: Literal["full", "blockwise"] | None = None
     experts_implementation: Literal["blocked", "ragged_dot"] | None = None
 
     def __post_init__(self):
