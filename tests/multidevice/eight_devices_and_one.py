@@ -3,7 +3,6 @@
 A program, not a test: the number of devices is fixed when jax starts. `test_multidevice.py` runs it.
 """
 
-import functools
 import json
 
 import jax
@@ -11,9 +10,9 @@ import numpy as np
 
 from zaya_jax.config import Config, DataConfig, ModelConfig, OptimizerConfig, TrainConfig
 from zaya_jax.data.batch import make_example
-from zaya_jax.parallel.mesh import by_rows, data_mesh, replicated
-from zaya_jax.train.state import init_state, make_rules
-from zaya_jax.train.step import train_step
+from zaya_jax.parallel.mesh import by_rows, data_mesh
+from zaya_jax.train.state import init_state, make_rules, shardings
+from zaya_jax.train.step import compiled_step
 
 STEPS, ROWS, TIME, VOCABULARY = 5, 16, 16, 43
 CONFIG = Config(
@@ -47,18 +46,14 @@ def batches():
 
 
 def run(devices, num_microbatches):
-    """Losses and router counts of every step, and the weights at the end."""
-    mesh, rules = data_mesh(devices), make_rules(CONFIG)
-    whole, rows = replicated(mesh), by_rows(mesh)
-    step = jax.jit(
-        functools.partial(train_step, rules=rules, mesh=mesh, num_microbatches=num_microbatches),
-        in_shardings=(whole, rows),
-        out_shardings=(whole, whole),
-        compiler_options={"xla_backend_optimization_level": 0},
-    )
-    state, history = jax.device_put(init_state(CONFIG, rules), whole), []
+    """Losses and router counts of every step, and the state at the end."""
+    mesh = data_mesh(devices)
+    rules = make_rules(CONFIG, mesh.size)
+    state = init_state(CONFIG, rules)
+    state, history = jax.device_put(state, shardings(state, mesh)), []
+    step = compiled_step(state, rules=rules, mesh=mesh, num_microbatches=num_microbatches)
     for batch in batches():
-        state, metrics = step(state, jax.device_put(batch, rows))
+        state, metrics = step(state, jax.device_put(batch, by_rows(mesh)))
         history.append(jax.device_get(metrics))
     stacked = jax.tree.map(lambda *values: np.stack(values), *history)
     return stacked, jax.device_get(state)

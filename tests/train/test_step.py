@@ -13,8 +13,10 @@ from zaya_jax.data.batch import Batch
 from zaya_jax.model.weights import declare, initialise
 from zaya_jax.model.zaya import Zaya, forward, initial_router_bias
 from zaya_jax.optim.balancing import make_balancer
+from zaya_jax.parallel.deal import deal
 from zaya_jax.parallel.mesh import data_mesh
-from zaya_jax.train.state import Rules, TrainState
+from zaya_jax.train.state import Rules
+from zaya_jax.train.state import first_state as state_of
 from zaya_jax.train.step import train_step
 
 MODEL = ModelConfig(
@@ -32,7 +34,9 @@ MODEL = ModelConfig(
     dtype="float32",
 )
 # The update of plain gradient descent is the gradient: Muon and AdamW would hide its scale.
-RULES = Rules(Zaya(MODEL), optax.sgd(1.0), make_balancer(BalancingConfig(learning_rate=1e-2)))
+RULES = Rules(
+    Zaya(MODEL), deal(declare(MODEL), 1), optax.sgd(1.0), make_balancer(BalancingConfig(learning_rate=1e-2))
+)
 ROWS, TIME = 8, 16
 
 jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
@@ -53,15 +57,7 @@ def uneven_batch():
 
 
 def first_state():
-    params, bias_LX = initialise(declare(MODEL), jax.random.key(0)), initial_router_bias(MODEL)
-    return TrainState(
-        step=jnp.zeros((), jnp.int32),
-        params=params,
-        router_bias_LX=bias_LX,
-        optimizer=RULES.optimizer.init(params),
-        balancer=RULES.balancer.init(bias_LX),
-        key=jax.random.key(1),
-    )
+    return state_of(RULES, initialise(declare(MODEL), jax.random.key(0)), jax.random.key(1))
 
 
 @functools.cache

@@ -46,7 +46,7 @@ def memory_estimate(config: Config, devices: int) -> dict[str, int]:
     and the logits of the loss.
     """
     state = jax.eval_shape(lambda: init_state(config, make_rules(config)))
-    parameters = _bytes(state.params)
+    parameters = _bytes(state.parts)
     rows = config.data.batch_size // devices // config.train.num_microbatches
     tokens = rows * config.data.sequence_length
     stream, layer = _activation_bytes(config)
