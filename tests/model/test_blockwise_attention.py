@@ -65,7 +65,7 @@ def test_it_is_attention(time, block, window, num_segments, num_key_heads):
 
 def test_a_window_may_be_data():
     """As in the scan over layers, where it differs from layer to layer."""
-    q, k, v = np.random.default_rng(1).standard_normal((3, 1, 10, 2, 4)).astype(np.float32)
+    q, k, v = jnp.asarray(np.random.default_rng(1).standard_normal((3, 1, 10, 2, 4)), jnp.float32)
     for window in (2, 100):
         blockwise = jax.jit(lambda w: attend_blockwise(q, k, v, window=w, block=4))(jnp.int32(window))
         expected = attend_within(q, k, v, window=window)

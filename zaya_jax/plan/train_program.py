@@ -39,6 +39,9 @@ def lower_train_step(devices: Sequence[Any], *, config: Mapping) -> Lowered:
 def abstract_batch(config: Config) -> Batch:
     """Shapes and types of the global batch of a step."""
     shape = (config.data.batch_size, config.data.sequence_length)
-    dtypes = (jnp.int32, jnp.int32, jnp.float32, jnp.int32, jnp.int32)  # the order of `Batch`'s fields
-    leaves = [jax.ShapeDtypeStruct(shape, dtype) for dtype in dtypes]
-    return jax.tree.unflatten(jax.tree.structure(Batch(*[0] * len(dtypes))), leaves)
+
+    def zeros() -> Batch:
+        whole, real = jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32)
+        return Batch(whole, whole, real, whole, whole)
+
+    return jax.eval_shape(zeros)
