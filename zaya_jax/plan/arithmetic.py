@@ -9,7 +9,7 @@ import math
 
 from zaya_jax.config import Config, ModelConfig
 from zaya_jax.model.flops import forward_flops_per_token
-from zaya_jax.model.matrices import matrix_axes, matrix_sides
+from zaya_jax.model.matrices import matrix_sides
 from zaya_jax.model.weights import declare, flatten
 from zaya_jax.optim.newton_schulz import newton_schulz_flops
 from zaya_jax.parallel.deal import Deal, deal

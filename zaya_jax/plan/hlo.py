@@ -317,6 +317,8 @@ def largest_buffers(report: str, count: int) -> list[tuple[int, str]]:
       count: how many.
     """
     units = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
-    row = re.compile(r"^\s*[\d.]+\w+\(\s*\d+%\);\s+([\d.]+)(B|KiB|MiB|GiB|TiB);\s+\d+;\s+\d+; (.*)$", re.MULTILINE)
+    row = re.compile(
+        r"^\s*[\d.]+\w+\(\s*\d+%\);\s+([\d.]+)(B|KiB|MiB|GiB|TiB);\s+\d+;\s+\d+; (.*)$", re.MULTILINE
+    )
     rows = [(int(float(size) * units[unit]), values) for size, unit, values in row.findall(report)]
     return sorted(rows, reverse=True)[:count]
