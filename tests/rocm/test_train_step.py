@@ -92,17 +92,17 @@ def test_a_gpu_orthogonalises_what_it_owns_and_nothing_else(nodes):
     """FLOPs of the compiled optimiser are those of the matrices dealt to a GPU, to the last one."""
     config = small_zaya1(8 * nodes)
     expected = operations(config, 8 * nodes)
-    assert Program(compiled(nodes).hlo).flops("/optimizer/") == expected.optimizer
+    assert Program(compiled(nodes).hlo).flops("optimizer") == expected.optimizer
     assert expected.optimizer < expected.optimizer_replicated / (6 if nodes == 1 else 20)
 
 
 def test_experts_and_head_do_the_work_that_arithmetic_says(nodes):
-    """Experts: forward, recomputed, and twice backward. Head: forward and twice backward, per chunk."""
+    """Experts: forward, recomputed, and twice backward. Head: forward and twice backward."""
     config = small_zaya1(8 * nodes)
     program, tokens = Program(compiled(nodes).hlo), 2 * 64
     forward = operations(config, 8 * nodes).forward
-    assert program.flops("ragged_dot") == 4 * forward["experts"] * tokens
-    assert program.flops("/loss/") in (3 * forward["head"] * tokens, 4 * forward["head"] * tokens)
+    assert program.flops("ragged_dot_general") == 4 * forward["experts"] * tokens
+    assert program.flops("loss") == 3 * forward["head"] * tokens
 
 
 def test_the_report_of_a_compiled_step(nodes):
