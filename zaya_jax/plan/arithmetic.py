@@ -164,7 +164,7 @@ def step_seconds(config: Config, cluster: Cluster) -> dict[str, float]:
     }
 
 
-def memory_traffic(config: Config, num_devices: int) -> float:
+def memory_traffic(config: Config, num_devices: int) -> int:
     """Bytes that a GPU must at least move to and from its memory in a step.
 
     Each microbatch reads the weights forward, backward for both gradients, and once more where the
