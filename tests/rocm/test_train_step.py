@@ -6,7 +6,7 @@ import functools
 import pytest
 
 from zaya_jax.config import Config
-from zaya_jax.model.weights import count_parameters, declare, flatten
+from zaya_jax.model.weights import count_parameters
 from zaya_jax.plan.arithmetic import operations
 from zaya_jax.plan.devices import MI300X, Cluster
 from zaya_jax.plan.hlo import Program
@@ -66,15 +66,11 @@ def test_gradients_are_reduce_scattered_and_weights_all_gathered(nodes):
 
 
 def test_nothing_of_the_size_of_a_weight_is_all_reduced(nodes):
+    """The loss, counts of tokens and norms are: all together less than a thousandth of the weights."""
     config = small_zaya1(8 * nodes)
-    smallest = min(
-        weight.size // config.model.num_hidden_layers
-        for weight in flatten(declare(config.model)).values()
-        if weight.matrix
-    )
     reduced = [c for c in Program(compiled(nodes).hlo).collectives if c.kind == "all-reduce"]
-    assert reduced  # the loss, counts of tokens, norms
-    assert max(c.num_bytes for c in reduced) < 2 * smallest
+    assert reduced
+    assert sum(c.runs * c.num_bytes for c in reduced) < 2 * count_parameters(config.model) / 1000
 
 
 def test_a_gpu_orthogonalises_what_it_owns_and_nothing_else(nodes):
