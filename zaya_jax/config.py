@@ -76,6 +76,8 @@ class ModelConfig:
         each layer the results of attention and of the experts' products alone. "block": keeps the
         stream before each attention and each block of experts. "layer": keeps the stream before each
         layer. Each keeps less than the one before and computes more.
+      attention_implementation: in training, "full" makes all scores of a layer at once, "blockwise" those
+        of a pair of blocks at a time; None takes "blockwise" for sequences of 1,024 tokens or more.
       experts_implementation: "blocked", "ragged_dot", or None for the best on the platform.
     """
 
@@ -103,6 +105,7 @@ class ModelConfig:
     max_position_embeddings: int = 131_072
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     remat: Literal["none", "products", "attention_and_experts", "block", "layer"] = "none"
+    attention_implementation: Literal["full", "blockwise"] | None = None
     experts_implementation: Literal["blocked", "ragged_dot"] | None = None
 
     def __post_init__(self):

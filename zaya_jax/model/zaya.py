@@ -20,7 +20,8 @@ from jaxtyping import Array, Float, Int
 
 from zaya_jax.config import HYBRID, HYBRID_SLIDING, ModelConfig
 from zaya_jax.model import weights as weight_declarations
-from zaya_jax.model.attention import attend, attention_mask
+from zaya_jax.model.attention import attend_within
+from zaya_jax.model.blockwise_attention import attend_blockwise
 from zaya_jax.model.cache import (
     Cache,
     LayerSlots,
@@ -38,6 +39,10 @@ from zaya_jax.model.residual import merge_residual
 from zaya_jax.model.rope import Rotation, apply_rope, rope_table
 from zaya_jax.model.router import Routing, route
 from zaya_jax.pytree import pytree
+
+BLOCKWISE_FROM = 1024
+"""Tokens of a sequence from which on blockwise attention is taken: it was 1.75 times as fast at 1,024,
+forward and backward on 2 cores of an AMD EPYC, and slower at 512; its memory matters only beyond."""
 
 SKIP_BIAS = -1.0
 """Where the skip class's balancing bias starts, and in the released weights still is (facts 3.3)."""
@@ -330,15 +335,9 @@ def _attention(
     q_BTNH = apply_rope(q_BTNH, rotation).astype(config.dtype)
     k_BTKH = apply_rope(k_BTKH, rotation).astype(config.dtype)
     if pool is None or context.cache is None or layer.slots is None:
-        time = jnp.arange(x_BTD.shape[1])
-        mask = attention_mask(
-            time,
-            time,
-            window=layer.window if HYBRID_SLIDING in config.layer_types else None,
-            query_segments_BT=context.segments_BT,
-            key_segments_BS=context.segments_BT,
-        )
-        out_BTNH = attend(q_BTNH, k_BTKH, v_BTKH, mask)
+        window = layer.window if HYBRID_SLIDING in config.layer_types else None
+        attend_chunk = attend_blockwise if _is_blockwise(config, x_BTD.shape[1]) else attend_within
+        out_BTNH = attend_chunk(q_BTNH, k_BTKH, v_BTKH, window=window, segments_BT=context.segments_BT)
     else:
         sizes = tuple(sorted(set(sizes_of_layers(config, context.cache.max_length))))
         out_BTNH, pool = attend_through_cache(
@@ -354,6 +353,12 @@ def _attention(
     out_BTC = out_BTNH.reshape(*x_BTD.shape[:2], -1)
     out_BTD = out_BTC @ weights["o_proj"].reshape(-1, x_BTD.shape[2]).astype(config.dtype)
     return out_BTD, cca, pool
+
+
+def _is_blockwise(config: ModelConfig, time: int) -> bool:
+    if config.attention_implementation is None:
+        return time >= BLOCKWISE_FROM
+    return config.attention_implementation == "blockwise"
 
 
 def _experts(
