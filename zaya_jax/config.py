@@ -142,6 +142,11 @@ class ModelConfig:
                 "the number of tokens they attend to, the current one included",
             )
 
+    @classmethod
+    def from_dict(cls, values: dict) -> "ModelConfig":
+        """Builds and checks a network's config from plain values, as `Config.from_dict` does."""
+        return _build(cls, values, "model")
+
     @property
     def layer_types(self) -> tuple[str, ...]:
         """The kind of each layer, [L]."""
