@@ -290,6 +290,7 @@ class TrainConfig:
       checkpoint_every: steps between two checkpoints; there is always one at the end.
       keep_checkpoints: how many of the newest checkpoints stay.
       sample_tokens: length of the sample at the end of the run; 0 for none.
+      init_from: a run folder whose newest weights this run starts from; None starts from random ones.
     """
 
     num_steps: int = 1000
@@ -301,6 +302,7 @@ class TrainConfig:
     checkpoint_every: int = 500
     keep_checkpoints: int = 2
     sample_tokens: int = 256
+    init_from: str | None = None
 
     def __post_init__(self):
         _require_positive(

@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             "zaya convert ZAYA1-8B runs/zaya1_8b                          # from Hugging Face to a run",
             "zaya convert runs/tiny exported --dtype bfloat16 --verify    # from a run to Hugging Face",
             "zaya convert ZAYA1-8B-legacy ZAYA1-8B --layout native        # from one layout to the other",
-            "zaya convert inspect ZAYA1-8B                                # its tensors, and what would not fit",
+            "zaya convert inspect ZAYA1-8B                                # tensors, totals, what fits",
         ),
     )
     parser.add_argument(
@@ -182,9 +182,8 @@ def verify(side: Side, target: pathlib.Path) -> None:
         )
         needed, available = logits_memory(after.source.config), available_memory()
         if needed > available:
-            print(
-                f"logits were not compared: that takes {needed / 1e9:.1f} GB, and {available / 1e9:.1f} are free"
-            )
+            sizes = f"{needed / 1e9:.1f} GB of memory, and {available / 1e9:.1f} GB are free"
+            print(f"logits were not compared: that takes {sizes}")
             return
         for line in compare_logits(side, after):
             print(f"verified: {line}")

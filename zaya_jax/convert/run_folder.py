@@ -78,7 +78,10 @@ class RunWeights:
 
     def read(self, piece: Piece) -> np.ndarray:
         """A piece. Where the checkpoint's chunks are larger, they are kept for the pieces that follow."""
-        return self._arrays[piece.path][piece.index].read().result()
+        try:
+            return self._arrays[piece.path][piece.index].read().result()
+        except ValueError as error:
+            raise ValueError(f"{self._folder}: {piece.path} is damaged: {str(error)[:200]}") from error
 
     def identity(self) -> list[Any]:
         """What changes when the checkpoint does."""

@@ -17,7 +17,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -34,6 +34,7 @@ STRIP = 16
 HASHED_BYTES = 2**24
 
 
+@runtime_checkable
 class Source(Protocol):
     """Weights that can be read piece by piece, from several threads."""
 
@@ -110,6 +111,7 @@ class Report:
     resumed: int
 
 
+@runtime_checkable
 class Watcher(Protocol):
     """Who is told how far a conversion is."""
 

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from zaya_jax.checkpoint import FOLDER, Checkpoints, read_config
+from zaya_jax.checkpoint import FOLDER, Checkpoints, check_init_from, load_weights, read_config
 from zaya_jax.config import CONFIG_FILE, Config, differences
 from zaya_jax.data.batch import Batch
 from zaya_jax.data.corpus import Corpus, ensure_corpus
@@ -65,6 +65,8 @@ def train(config: Config, *, overwrite: bool = False) -> TrainResult:
     mesh = data_mesh()
     check_batch_size(config.data.batch_size, config.train.num_microbatches, mesh.size)
     corpus = open_data(config)
+    if config.train.init_from is not None and not (pathlib.Path(config.run_folder) / FOLDER).is_dir():
+        check_init_from(config.train.init_from, config.model)
     prepare_folder(config, overwrite=overwrite)
     run = _make_run(config, corpus, mesh)
     with Checkpoints(config.run_folder, keep=config.train.keep_checkpoints) as checkpoints:
@@ -165,12 +167,27 @@ def _start(run: _Run, checkpoints: Checkpoints) -> TrainState:
     init = functools.partial(init_state, run.config, run.rules)
     step = checkpoints.latest_step()
     if step is None:
-        return jax.jit(init, out_shardings=whole)()
+        return _with_weights(jax.jit(init, out_shardings=whole)(), run.config.train.init_from, whole)
+    if not checkpoints.has_training(step):
+        raise ValueError(
+            f"{run.config.run_folder} holds weights only; train from them in a folder of its own: "
+            f"--config.train.init_from={run.config.run_folder} --config.run_folder=ANOTHER"
+        )
     abstract = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole), jax.eval_shape(init)
     )
     weights, training = checkpoints.restore(step, weights=abstract.variables, training=_training(abstract))
     return TrainState(params=weights["params"], router_bias_LX=weights["router_bias"]["layers"], **training)
+
+
+def _with_weights(state: TrainState, init_from: str | None, sharding: jax.sharding.Sharding) -> TrainState:
+    """A fresh state with the weights of another run, if one is given."""
+    if init_from is None:
+        return state
+    weights = load_weights(init_from, sharding).variables
+    return dataclasses.replace(
+        state, params=weights["params"], router_bias_LX=weights["router_bias"]["layers"]
+    )
 
 
 def _training(state: TrainState) -> dict[str, Any]:
