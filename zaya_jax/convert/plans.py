@@ -1,5 +1,6 @@
 """The files that a conversion makes, down to the last byte, before it makes any."""
 
+import dataclasses
 import math
 import pathlib
 from collections.abc import Mapping
@@ -88,7 +89,8 @@ def run_folder_files(
         length = min(DataConfig.sequence_length, source.config.max_position_embeddings)
         data = DataConfig(tokenizer=tokenizer, source=None, sequence_length=length)
         warmup = OptimizerConfig(warmup_steps=TrainConfig.num_steps // 10)
-        run = Config(run_folder=str(folder), model=source.config, data=data, optimizer=warmup)
+        run = Config(model=source.config, data=data, optimizer=warmup)
+    run = dataclasses.replace(run, run_folder=str(folder))
     extra = {f"{beside.FOLDER}/{name}": content for name, content in companions.files.items()}
     return run_files(run, target_dtypes(source, dtype), step=step, extra=extra)
 
@@ -110,11 +112,7 @@ def exported_config(source: Source, layout: LayoutName) -> ModelConfig:
             f'model.skip_class is "{config.skip_class}"; Hugging Face models "zero" only, and in layer '
             f"{layer} a token can choose that class: its balancing bias is not 1 below the largest"
         )
-    return ModelConfig.from_dict(_fields(config) | {"skip_class": wanted})
-
-
-def _fields(config: ModelConfig) -> dict[str, Any]:
-    return {name: getattr(config, name) for name in config.__dataclass_fields__}
+    return dataclasses.replace(config, skip_class=wanted)
 
 
 def read_router_bias(source: Source, layer: int) -> np.ndarray:
