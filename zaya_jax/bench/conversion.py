@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import ml_dtypes
@@ -27,7 +27,7 @@ from zaya_jax.convert.companions import of_tokenizer
 from zaya_jax.convert.layouts import ROUTER_BIAS, Piece
 from zaya_jax.convert.plans import pytorch_files
 from zaya_jax.convert.pytorch_folder import stored_tensors
-from zaya_jax.convert.stream import CHECKSUMS, check_checksums, sync_folder, write_folder
+from zaya_jax.convert.stream import CHECKSUMS, check_checksums, write_folder
 from zaya_jax.model.weights import count_parameters
 from zaya_jax.options import Parser
 
@@ -63,13 +63,15 @@ class Measured:
       name: of the step.
       size: bytes that it moved.
       seconds: until they were on the disk.
-      peak: bytes of memory that its process had at most, shared libraries included; None for `cp`.
+      busy: seconds of processor time, of all cores.
+      peak: bytes of memory that its process had at most, shared libraries included.
     """
 
     name: str
     size: int
     seconds: float
-    peak: int | None
+    busy: float
+    peak: int
 
 
 class _Unwatched:
@@ -103,19 +105,32 @@ def measure(config: ModelConfig, folder: pathlib.Path) -> list[Measured]:
     source = MadeUpWeights(config)
     files = pytorch_files(source, "native", of_tokenizer(None, story=("Made up.",)), dtype=None)
     write_folder(source, files, native, _Unwatched())
-    rows = [_timed("cp", native, lambda: _copy(native, copy))]
+    convert = [sys.executable, "-m", "zaya_jax.cli", "convert"]
+    rows = [_timed("cp", native, copy, ["cp", "-r"])]
     shutil.rmtree(copy)
-    rows.append(_timed("native to run", native, lambda: _convert(native, run)))
-    rows.append(_timed("run to native", run, lambda: _convert(run, back)))
-    return rows
+    return [
+        *rows,
+        _timed("native to run", native, run, convert),
+        _timed("run to native", run, back, convert),
+    ]
 
 
-def _timed(name: str, source: pathlib.Path, step: Callable[[], int | None]) -> Measured:
+def _timed(name: str, source: pathlib.Path, target: pathlib.Path, command: Sequence[str]) -> Measured:
+    """Runs a command in a process of its own, until its files are on the disk."""
     size = sum(file.stat().st_size for file in source.rglob("*") if file.is_file())
     _evict(source)
     start = time.monotonic()
-    peak = step()
-    return Measured(name, size, time.monotonic() - start, peak)
+    process = subprocess.Popen([*command, str(source), str(target)])
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise ValueError(f"{' '.join(command)} ended with {process.returncode}")
+    for file in target.rglob("*"):
+        if file.is_file():
+            with file.open("rb") as stream:
+                os.fsync(stream.fileno())
+    seconds = time.monotonic() - start
+    return Measured(name, size, seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024)
 
 
 def _evict(folder: pathlib.Path) -> None:
@@ -127,37 +142,19 @@ def _evict(folder: pathlib.Path) -> None:
                 os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def _copy(source: pathlib.Path, target: pathlib.Path) -> None:
-    subprocess.run(["cp", "-r", str(source), str(target)], check=True)
-    for file in target.iterdir():
-        with file.open("rb") as stream:
-            os.fsync(stream.fileno())
-    sync_folder(target)
-
-
-def _convert(source: pathlib.Path, target: pathlib.Path) -> int:
-    """Runs `zaya convert` in a process of its own; gives the most memory that it had."""
-    command = [sys.executable, "-m", "zaya_jax.cli", "convert", str(source), str(target)]
-    process = subprocess.Popen(command)
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise ValueError(f"{' '.join(command)} ended with {process.returncode}")
-    return usage.ru_maxrss * 1024
-
-
 def report(config: ModelConfig, folder: pathlib.Path, rows: list[Measured]) -> None:
     """Prints what was measured, and that what came back is what went out."""
-    table = Table("step", "GB", "s", "GB/s", "peak memory, GB", title=f"{config.num_hidden_layers} layers")
+    columns = ("step", "GB", "s", "GB/s", "processor, s", "peak memory, GB")
+    table = Table(*columns, title=f"{config.num_hidden_layers} layers")
     for row in rows:
-        peak = "" if row.peak is None else f"{row.peak / 1e9:.2f}"
-        table.add_row(
-            row.name,
+        numbers = (
             f"{row.size / 1e9:.2f}",
             f"{row.seconds:.1f}",
             f"{row.size / 1e9 / row.seconds:.2f}",
-            peak,
+            f"{row.busy:.1f}",
+            f"{row.peak / 1e9:.2f}",
         )
+        table.add_row(row.name, *numbers)
     console = Console(soft_wrap=True, highlight=False)
     console.print(table)
     back = stored_tensors(folder / "back")

@@ -37,18 +37,40 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Runs `zaya convert`."""
     arguments = list(argv or ())
     if arguments[:1] == ["inspect"]:
-        parser = Parser(
-            "convert inspect",
-            "Shows what a folder of weights holds, and what would not fit on this machine.",
-            (
-                "zaya convert inspect runs/tiny",
-                "zaya convert inspect ZAYA1-8B",
-                "zaya convert inspect ./inspect",
-            ),
-        )
-        parser.add_argument("path", metavar="PATH", help="a run, or a folder of PyTorch weights")
-        inspect(parser.parse_args(arguments[1:]).path)
+        inspect(_inspect_parser().parse_args(arguments[1:]).path)
         return
+    options = _parser().parse_args(arguments)
+    source, target = pathlib.Path(options.source), pathlib.Path(options.target)
+    dtype, shard_bytes = parse_dtype(options.dtype), parse_size(options.max_shard_size)
+    try:
+        with open_side(source) as side:
+            layout: TargetLayout = options.layout or ("native" if side.layout == "zaya" else "zaya")
+            if _must_convert(source, target, overwrite=options.overwrite, verify=options.verify):
+                files = plan(side, target, layout, dtype=dtype, max_shard_bytes=shard_bytes)
+                convert(side, files, target, layout, overwrite=options.overwrite)
+            if options.verify:
+                verify(side, target)
+    except OSError as error:
+        raise ValueError(
+            f"{error.filename or target}: {error.strerror}; the same command goes on from what is done"
+        ) from error
+
+
+def _inspect_parser() -> Parser:
+    parser = Parser(
+        "convert inspect",
+        "Shows what a folder of weights holds, and what would not fit on this machine.",
+        (
+            "zaya convert inspect runs/tiny",
+            "zaya convert inspect ZAYA1-8B",
+            "zaya convert inspect ./inspect",
+        ),
+    )
+    parser.add_argument("path", metavar="PATH", help="a run, or a folder of PyTorch weights")
+    return parser
+
+
+def _parser() -> Parser:
     parser = Parser(
         "convert",
         "Converts weights between a run and PyTorch folders. What SRC is, its files tell. After an "
@@ -79,21 +101,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         help="read both sides back and compare them; also if DST is there already",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace a DST that was converted before")
-    options = parser.parse_args(arguments)
-    source, target = pathlib.Path(options.source), pathlib.Path(options.target)
-    dtype, shard_bytes = parse_dtype(options.dtype), parse_size(options.max_shard_size)
-    try:
-        with open_side(source) as side:
-            layout: TargetLayout = options.layout or ("native" if side.layout == "zaya" else "zaya")
-            if _must_convert(source, target, overwrite=options.overwrite, verify=options.verify):
-                files = plan(side, target, layout, dtype=dtype, max_shard_bytes=shard_bytes)
-                convert(side, files, target, layout, overwrite=options.overwrite)
-            if options.verify:
-                verify(side, target)
-    except OSError as error:
-        raise ValueError(
-            f"{error.filename or target}: {error.strerror}; the same command goes on from what is done"
-        ) from error
+    return parser
 
 
 def parse_size(text: str) -> int:
