@@ -52,19 +52,32 @@ def random_config(seed: int) -> ModelConfig:
 
 
 def random_variables(config: ModelConfig, seed: int, dtype: str = "float32") -> dict:
-    """Bits of any finite or infinite value, in an array of float32; balancing biases as released."""
+    """Any bits of values below 2, as float32 arrays; balancing biases as released."""
     rng = np.random.default_rng(seed)
-    narrow = np.dtype(ml_dtypes.bfloat16) if dtype == "bfloat16" else np.dtype(dtype)
+    unsigned, narrow = (np.uint16, ml_dtypes.bfloat16) if dtype == "bfloat16" else (np.uint32, np.float32)
+    small = ~unsigned(1 << (8 * unsigned().itemsize - 2))  # clears the exponent's highest bit
 
     def draw(leaf: jax.ShapeDtypeStruct) -> np.ndarray:
-        bits = rng.integers(0, 256, (*leaf.shape, narrow.itemsize), np.uint8).view(narrow)[..., 0]
-        bits = np.where(np.isfinite(bits.astype(np.float32)), bits, narrow.type(0))
-        return bits.astype(np.float32)
+        bits = rng.integers(0, np.iinfo(unsigned).max, leaf.shape, unsigned, endpoint=True) & small
+        return bits.view(narrow).astype(np.float32)
 
-    variables = jax.tree.map(draw, abstract_variables(config))
-    bias_LX = rng.uniform(0, 0.1, variables["router_bias"]["layers"].shape).astype(np.float32)
+    return jax.tree.map(draw, abstract_variables(config)) | _router_bias(config, rng)
+
+
+def plausible_variables(config: ModelConfig, seed: int) -> dict:
+    """Weights with which tokens take clearly different ways: two implementations agree on them."""
+    rng = np.random.default_rng(seed)
+
+    def draw(leaf: jax.ShapeDtypeStruct) -> np.ndarray:
+        return (0.5 * rng.standard_normal(leaf.shape)).astype(np.float32)
+
+    return jax.tree.map(draw, abstract_variables(config)) | _router_bias(config, rng)
+
+
+def _router_bias(config: ModelConfig, rng: np.random.Generator) -> dict:
+    bias_LX = rng.uniform(0, 0.1, (config.num_hidden_layers, config.num_router_classes))
     bias_LX[:, -1] = -1.0
-    return variables | {"router_bias": {"layers": bias_LX}}
+    return {"router_bias": {"layers": bias_LX.astype(np.float32)}}
 
 
 def zaya(command: str) -> None:

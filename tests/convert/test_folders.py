@@ -10,7 +10,7 @@ import orbax.checkpoint as ocp
 import pytest
 from small_runs import build_small_corpus, fast_compilation, small_values
 from small_runs import small_config as small_run
-from small_weights import contents, random_variables, small_config, tensors_in, zaya
+from small_weights import contents, plausible_variables, random_variables, small_config, tensors_in, zaya
 
 import zaya_jax
 from zaya_jax.checkpoint import Checkpoints, load_run
@@ -24,17 +24,17 @@ from zaya_jax.data.tokenizer import ByteTokenizer, HuggingFaceTokenizer
 @pytest.fixture(name="native")
 def fixture_native(tmp_path):
     config = small_config()
-    variables = random_variables(config, 0)
+    variables = plausible_variables(config, 0)
     zaya_jax.save_pytorch(tmp_path / "native", zaya_jax.Zaya(config), variables, dtype="float32")
     return tmp_path / "native", variables
 
 
-def run_of(folder, *, variables=None, step=3):
+def run_of(folder, *, step=3):
     """A run folder as training leaves it, checkpoint by Orbax."""
     config = small_run(run_folder=folder, corpus=folder)
     folder.mkdir()
     (folder / "config.json").write_text(config.to_text())
-    variables = variables or random_variables(config.model, 1)
+    variables = plausible_variables(config.model, 1)
     with Checkpoints(folder, keep=1) as checkpoints:
         on_device = jax.tree.map(jax.device_put, variables)
         checkpoints.save(step, weights=on_device, training={"step": np.int32(step)})
@@ -195,7 +195,7 @@ def test_an_attempt_goes_on_where_it_stopped(native, monkeypatch, capsys):
     assert not target.with_name("run.partial").exists()
 
 
-def test_another_plan_does_not_go_on(native, monkeypatch):
+def test_another_plan_does_not_go_on(native, monkeypatch, capsys):
     """A journal of float32 files is of no use to a conversion to bfloat16."""
     folder, _ = native
     target = folder.parent / "run"
@@ -212,6 +212,9 @@ def test_another_plan_does_not_go_on(native, monkeypatch):
         zaya(f"convert {folder} {target}")
     monkeypatch.setattr(stream, "_commit", commit)
     zaya(f"convert {folder} {target} --dtype bfloat16 --verify")
+    shown = capsys.readouterr().out
+    assert "by an earlier attempt" not in shown
+    assert "of the largest, by narrower weights" in shown
 
 
 def test_two_conversions_do_not_share_a_target(native, capsys):

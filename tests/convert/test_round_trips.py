@@ -75,7 +75,7 @@ def test_a_wide_type_is_narrowed_once(tmp_path):
     config = small_config()
     variables = random_variables(config, 0)
     zaya_jax.save_pytorch(tmp_path / "wide", zaya_jax.Zaya(config), variables, dtype="float32")
-    zaya(f"convert {tmp_path}/wide {tmp_path}/run --dtype bfloat16 --verify")
+    zaya(f"convert {tmp_path}/wide {tmp_path}/run --dtype bfloat16")
     returned = load_run(tmp_path / "run").variables
     rounded = jax.tree.map(
         lambda x: np.asarray(jax.numpy.asarray(x).astype("bfloat16"), np.float32), variables
@@ -104,7 +104,7 @@ def test_the_embedding_moves_in_parts(tmp_path, monkeypatch):
     config = small_config(lm_head_bias=True)
     variables = random_variables(config, 0)
     zaya_jax.save_pytorch(tmp_path / "a", zaya_jax.Zaya(config), variables, dtype="float32")
-    zaya(f"convert {tmp_path}/a {tmp_path}/run --verify")
+    zaya(f"convert {tmp_path}/a {tmp_path}/run")
     parts = sorted((tmp_path / "run/checkpoints/0/weights/params.embedding.table").iterdir())
     assert len(parts) == 1 + 5
     assert_same(load_run(tmp_path / "run").variables, variables)

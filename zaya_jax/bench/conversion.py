@@ -2,8 +2,7 @@
 
 `python -m zaya_jax.bench.conversion FOLDER` needs 54 GB of disk there. `--layers 12` does with 17.
 
-Measured on 2 cores of an AMD EPYC beside other work, with a virtual disk, November 2026:
-(see the table in README.md, "Weights from and to PyTorch").
+README.md, "Weights from and to PyTorch", has what was measured.
 """
 
 import dataclasses
