@@ -19,8 +19,7 @@ FOLDER = "checkpoints"
 WEIGHTS = "weights"
 TRAINING = "training"
 CHUNK_BYTES = 64 * 2**20
-"""Of an array on the disk. Orbax would write a stack of layers as one chunk, which only a host that can
-hold it could read again, whole (zaya_jax.convert reads a piece at a time)."""
+"""Of the embedding on the disk; other weights are cut by layer and expert."""
 
 
 class Checkpoints:
@@ -79,8 +78,16 @@ class Checkpoints:
 
 
 def _save_in_chunks(weights: Any) -> Any:
-    save_args = jax.tree.map(lambda _: ocp.SaveArgs(chunk_byte_size=CHUNK_BYTES), weights)
-    return ocp.args.StandardSave(weights, save_args=save_args)
+    """Orbax would write a stack of layers as one chunk, which only a host that holds it whole could read."""
+    return ocp.args.StandardSave(weights, save_args=jax.tree.map_with_path(_chunks, weights))
+
+
+def _chunks(path: tuple[Any, ...], weight: Any) -> ocp.SaveArgs:
+    del weight
+    names = [key.key for key in path]
+    if "layers" not in names:
+        return ocp.SaveArgs(chunk_byte_size=CHUNK_BYTES)
+    return ocp.SaveArgs(shard_axes=(0, 1) if "experts" in names else (0,))
 
 
 @dataclasses.dataclass(frozen=True)
