@@ -45,7 +45,11 @@ class Mistake:
 
 
 MISTAKES = (
-    Mistake("unknown verb", "trian", 'there is no verb "trian"; known are train, generate, corpus, plan, bench'),
+    Mistake(
+        "unknown verb",
+        "trian",
+        'there is no verb "trian"; known are train, generate, corpus, convert, plan, bench',
+    ),
     # train: what is not a config
     Mistake("unknown option", "train --batch-size=8", '"--batch-size=8" is not an option; a config field'),
     Mistake("stray word", "train runs/tiny", '"runs/tiny" is not an option'),
@@ -136,6 +140,15 @@ MISTAKES = (
     Mistake("corpus without matching names", "corpus new --source texts --pattern *.md", 'no file in texts has a name like "*.md"'),
     Mistake("no held-out share", "corpus new --source texts --validation-percent 0", "validation_percent is 0; it must be from 1 to 99"),
     Mistake("unknown option of corpus", "corpus new --sauce texts", "unrecognized arguments: --sauce texts"),
+    # convert (tests/convert/test_hostile.py has the files)
+    Mistake("convert without target", "convert runs/done", "the following arguments are required: DST"),
+    Mistake("convert from nothing", "convert nowhere out", "nowhere is not there; it must be the folder of a run"),
+    Mistake("convert from texts", "convert texts out", "texts has no safetensors file"),
+    Mistake("convert without checkpoint", "convert runs/fresh out", "runs/fresh has no checkpoint yet"),
+    Mistake("convert onto a folder", "convert runs/done texts", "texts is there already"),
+    Mistake("unknown option of convert", "convert runs/done out --to legacy", "unrecognized arguments: --to legacy"),
+    Mistake("inspect nothing", "convert inspect", "the following arguments are required: PATH"),
+    Mistake("run from another network", SMALL + "--config.train.init_from=runs/done --config.run_folder=new --config.model.hidden_size=64", "train.init_from: params/embedding/bias of runs/done is (32,), and of this run (64,)"),
     # bench
     Mistake("unknown benchmark", "bench speed", "argument what: invalid choice: 'speed'"),
     Mistake("no rounds", "bench experts --rounds 0", "--rounds is 0; it must be at least 1"),

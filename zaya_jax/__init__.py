@@ -4,6 +4,7 @@ The names below are stable; tests and notebooks use only these and the modules t
 """
 
 from zaya_jax.config import Config, DataConfig, ModelConfig, OptimizerConfig, TrainConfig
+from zaya_jax.convert.pytorch import load_pytorch, save_pytorch
 from zaya_jax.inference.generate import generate
 from zaya_jax.model.cache import init_cache
 from zaya_jax.model.zaya import Zaya
@@ -18,5 +19,7 @@ __all__ = [
     "Zaya",
     "generate",
     "init_cache",
+    "load_pytorch",
+    "save_pytorch",
     "train_step",
 ]

@@ -7,17 +7,20 @@ half-written is never taken for a checkpoint.
 
 import dataclasses
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
 
-from zaya_jax.config import CONFIG_FILE, Config
+from zaya_jax.config import CONFIG_FILE, Config, ModelConfig
 from zaya_jax.model.weights import abstract_variables
 
 FOLDER = "checkpoints"
 WEIGHTS = "weights"
 TRAINING = "training"
+CHUNK_BYTES = 64 * 2**20
+"""Of the embedding on the disk; other weights are cut by layer and expert."""
 
 
 class Checkpoints:
@@ -51,9 +54,13 @@ class Checkpoints:
         self._manager.save(
             step,
             args=ocp.args.Composite(
-                **{WEIGHTS: ocp.args.StandardSave(weights), TRAINING: ocp.args.StandardSave(training)}
+                **{WEIGHTS: _save_in_chunks(weights), TRAINING: ocp.args.StandardSave(training)}
             ),
         )
+
+    def has_training(self, step: int) -> bool:
+        """Whether a run can go on from a checkpoint; one that was converted has weights only."""
+        return (self._manager.directory / str(step) / TRAINING).exists()
 
     def restore(self, step: int, *, weights: Any, training: Any) -> tuple[Any, Any]:
         """Reads a checkpoint into arrays like those given, `jax.ShapeDtypeStruct`s with shardings."""
@@ -69,6 +76,19 @@ class Checkpoints:
         """Reads the weights alone."""
         args = ocp.args.Composite(**{WEIGHTS: ocp.args.StandardRestore(weights)})
         return self._manager.restore(step, args=args)[WEIGHTS]
+
+
+def _save_in_chunks(weights: Any) -> Any:
+    """Orbax would write a stack of layers as one chunk, which only a host that holds it whole could read."""
+    return ocp.args.StandardSave(weights, save_args=jax.tree.map_with_path(_chunks, weights))
+
+
+def _chunks(path: tuple[Any, ...], weight: Any) -> ocp.SaveArgs:
+    del weight
+    names = [key.key for key in path]
+    if "layers" not in names:
+        return ocp.SaveArgs(chunk_byte_size=CHUNK_BYTES)
+    return ocp.SaveArgs(shard_axes=(0, 1) if "experts" in names else (0,))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,6 +107,17 @@ def load_run(run_folder: str | pathlib.Path) -> SavedRun:
     Raises:
       ValueError: when the folder is no run, or holds no checkpoint.
     """
+    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    return load_weights(run_folder, lambda tree: jax.tree.map(lambda _: device, tree))
+
+
+def load_weights(run_folder: str | pathlib.Path, place: Callable[[Any], Any]) -> SavedRun:
+    """`load_run` onto any devices; float32, whatever the checkpoint holds.
+
+    Args:
+      run_folder: of the run.
+      place: gives shardings for a tree of shapes.
+    """
     config = read_config(run_folder)
     no_checkpoint = f"{run_folder} has no checkpoint yet; it must have trained to its first one"
     if not (pathlib.Path(run_folder) / FOLDER).is_dir():  # Orbax would make it
@@ -95,12 +126,31 @@ def load_run(run_folder: str | pathlib.Path) -> SavedRun:
         step = checkpoints.latest_step()
         if step is None:
             raise ValueError(no_checkpoint)
-        sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        shapes = abstract_variables(config.model)
         weights = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
-            abstract_variables(config.model),
+            lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, place(shapes)
         )
         return SavedRun(config, step, checkpoints.restore_weights(step, weights))
+
+
+def check_init_from(run_folder: str, model: ModelConfig) -> None:
+    """Checks that a run can start from another's weights.
+
+    Raises:
+      ValueError: if there is no such run or checkpoint, or its network has other weights.
+    """
+    saved = abstract_variables(read_config(run_folder).model)
+    if not (pathlib.Path(run_folder) / FOLDER).is_dir():
+        raise ValueError(f"train.init_from: {run_folder} has no checkpoint yet")
+    ours, theirs = (dict(jax.tree.leaves_with_path(tree)) for tree in (abstract_variables(model), saved))
+    for path in [*ours, *theirs]:
+        here, there = (tree[path].shape if path in tree else None for tree in (ours, theirs))
+        if here != there:
+            name = jax.tree_util.keystr(path, simple=True, separator="/")
+            raise ValueError(
+                f"train.init_from: {name} of {run_folder} is {there or 'absent'}, and of this run "
+                f"{here or 'absent'}; the networks must have the same weights"
+            )
 
 
 def read_config(run_folder: str | pathlib.Path) -> Config:

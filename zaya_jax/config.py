@@ -148,6 +148,11 @@ class ModelConfig:
                 "the number of tokens they attend to, the current one included",
             )
 
+    @classmethod
+    def from_dict(cls, values: dict) -> "ModelConfig":
+        """Builds and checks a network's config from plain values, as `Config.from_dict` does."""
+        return _build(cls, values, "model")
+
     @property
     def layer_types(self) -> tuple[str, ...]:
         """The kind of each layer, [L]."""
@@ -303,6 +308,7 @@ class TrainConfig:
       checkpoint_every: steps between two checkpoints; there is always one at the end.
       keep_checkpoints: how many of the newest checkpoints stay.
       sample_tokens: length of the sample at the end of the run; 0 for none.
+      init_from: a run folder whose newest weights this run starts from; None starts from random ones.
     """
 
     num_steps: int = 1000
@@ -317,6 +323,7 @@ class TrainConfig:
     checkpoint_every: int = 500
     keep_checkpoints: int = 2
     sample_tokens: int = 256
+    init_from: str | None = None
 
     def __post_init__(self):
         _check_choices("train", self)

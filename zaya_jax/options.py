@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from ml_collections import ConfigDict
 
-from zaya_jax.config import Config, find_config
+from zaya_jax.config import CONFIG_FILE, Config, find_config
 
 DEFAULT_CONFIG = "configs/tiny.py"
 
@@ -40,7 +40,10 @@ class Parser(argparse.ArgumentParser):
 def add_config_options(parser: Parser) -> None:
     """Adds `--config`; its fields are left over by `parse_known_args` for `load_config`."""
     parser.add_argument(
-        "--config", default=DEFAULT_CONFIG, metavar="FILE", help="a config file (default: %(default)s)"
+        "--config",
+        default=DEFAULT_CONFIG,
+        metavar="FILE",
+        help="a config file, or a run's config.json (default: %(default)s)",
     )
     parser.add_argument_group(
         "config fields",
@@ -71,6 +74,11 @@ def load_config(path: str, overrides: Sequence[str]) -> Config:
 
 def _read_file(path: str) -> dict[str, Any]:
     file = find_config(path)
+    if file.name == CONFIG_FILE:  # of a run
+        try:
+            return dataclasses.asdict(Config.from_text(file.read_text()))
+        except ValueError as error:
+            raise ValueError(f"{path} is not the config of a run: {error}") from error
     sys.path.insert(0, str(file.parent))  # a config may begin with one beside it
     try:
         namespace = runpy.run_path(str(file))

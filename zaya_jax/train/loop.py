@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from zaya_jax.checkpoint import FOLDER, Checkpoints, read_config
+from zaya_jax.checkpoint import FOLDER, Checkpoints, check_init_from, load_weights, read_config
 from zaya_jax.config import CONFIG_FILE, Config, differences
 from zaya_jax.data.batch import Batch
 from zaya_jax.data.corpus import Corpus, ensure_corpus
@@ -34,6 +34,7 @@ from zaya_jax.train.state import (
     make_rules,
     shardings,
     to_checkpoint,
+    with_variables,
 )
 from zaya_jax.train.step import Metrics, compiled_step, evaluate_step
 
@@ -76,6 +77,8 @@ def train(config: Config, *, overwrite: bool = False) -> TrainResult:
     mesh = data_mesh()
     check_batch_size(config.data.batch_size, config.train.num_microbatches, mesh.size)
     corpus = open_data(config)
+    if config.train.init_from is not None and not (pathlib.Path(config.run_folder) / FOLDER).is_dir():
+        check_init_from(config.train.init_from, config.model)
     prepare_folder(config, overwrite=overwrite)
     run = _make_run(config, corpus, mesh)
     with Checkpoints(config.run_folder, keep=config.train.keep_checkpoints) as checkpoints:
@@ -175,7 +178,14 @@ def _start(run: _Run, checkpoints: Checkpoints) -> TrainState:
     placed = shardings(state, run.mesh)
     step = checkpoints.latest_step()
     if step is None:
-        return jax.jit(functools.partial(init_state, run.config, run.rules), out_shardings=placed)()
+        return _with_weights(
+            run, jax.jit(functools.partial(init_state, run.config, run.rules), out_shardings=placed)()
+        )
+    if not checkpoints.has_training(step):
+        raise ValueError(
+            f"{run.config.run_folder} holds weights only; train from them in a folder of its own: "
+            f"--config.train.init_from={run.config.run_folder} --config.run_folder=ANOTHER"
+        )
     saved = jax.eval_shape(to_checkpoint, state)
     saved = jax.tree.map(
         lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
@@ -185,6 +195,16 @@ def _start(run: _Run, checkpoints: Checkpoints) -> TrainState:
     weights, training = checkpoints.restore(step, weights=saved["weights"], training=saved["training"])
     restored = {"weights": weights, "training": training}
     return jax.jit(functools.partial(from_checkpoint, like=state), out_shardings=placed)(restored)
+
+
+def _with_weights(run: _Run, state: TrainState) -> TrainState:
+    """A fresh state with the weights of another run, if one is given."""
+    folder = run.config.train.init_from
+    if folder is None:
+        return state
+    saved = load_weights(folder, functools.partial(checkpoint_shardings, mesh=run.mesh))
+    placed = shardings(state, run.mesh)
+    return jax.jit(with_variables, out_shardings=placed, donate_argnums=0)(state, saved.variables)
 
 
 def _introduce(run: _Run, first_step: int, progress: ProgressLine) -> None:

@@ -113,6 +113,15 @@ def first_state(rules: Rules, params: dict, key: Array) -> TrainState:
     )
 
 
+def with_variables(state: TrainState, variables: dict) -> TrainState:
+    """The state with other weights and router biases."""
+    return dataclasses.replace(
+        state,
+        parts=to_parts(state.deal, variables["params"]),
+        router_bias_LX=variables["router_bias"]["layers"],
+    )
+
+
 def layout(state: TrainState) -> TrainState:
     """What of a state is cut and what is whole, as `PartitionSpec`s."""
 
@@ -160,13 +169,7 @@ def from_checkpoint(saved: dict[str, Any], like: TrainState) -> TrainState:
 
     training = dict(saved["training"])
     optimizer = _map_parts(deal_again, like.optimizer, like, training.pop("optimizer"))
-    return dataclasses.replace(
-        like,
-        parts=to_parts(like.deal, saved["weights"]["params"]),
-        router_bias_LX=saved["weights"]["router_bias"]["layers"],
-        optimizer=optimizer,
-        **training,
-    )
+    return dataclasses.replace(with_variables(like, saved["weights"]), optimizer=optimizer, **training)
 
 
 def checkpoint_shardings(checkpoint: Any, mesh: Mesh) -> Any:

@@ -1,0 +1,110 @@
+"""Conversions that are killed by SIGKILL at random moments; prints what was found as JSON.
+
+A process of its own: it forks, which a process with JAX's threads in it must not.
+"""
+
+import json
+import os
+import pathlib
+import random
+import shutil
+import signal
+import sys
+import time
+
+from small_weights import contents, random_variables, small_config
+
+import zaya_jax
+from zaya_jax.convert.stream import CHECKSUMS, check_checksums
+
+KILLS = 20
+
+
+def start(source: pathlib.Path, target: pathlib.Path, *, fsync_s: float = 0.0) -> int:
+    """Converts in a child; a slow disk makes moments in the middle as likely as those at the ends."""
+    child = os.fork()
+    if child:
+        return child
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    fsync = os.fsync
+
+    def slow_fsync(descriptor: int) -> None:
+        time.sleep(fsync_s)
+        fsync(descriptor)
+
+    os.fsync = slow_fsync
+    try:
+        from zaya_jax.cli import main
+
+        main(["convert", str(source), str(target), "--max-shard-size", "4KB"])
+    except BaseException:
+        os._exit(1)
+    os._exit(0)
+
+
+def wait(child: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def stage(target: pathlib.Path) -> str:
+    """How far a killed conversion was."""
+    aside = target.with_name(target.name + ".partial")
+    if target.exists():
+        return "finished" if not aside.exists() else "renamed"
+    if not (aside / "journal").exists():
+        return "nothing yet" if not aside.exists() else "begun"
+    lines = len((aside / "journal").read_text().splitlines()) - 1
+    return "all files done" if (aside / "content" / CHECKSUMS).exists() else f"some files done ({lines > 0})"
+
+
+def looks_whole(target: pathlib.Path, expected: dict[str, bytes]) -> bool:
+    """A folder that is there must be the folder that it would have become."""
+    return contents(target) == expected and check_checksums(target) is None
+
+
+def try_direction(source: pathlib.Path, work: pathlib.Path, seed: int) -> dict:
+    """Kills, looks, and goes on, `KILLS` times."""
+    target = work / "target"
+    begin = time.monotonic()
+    assert wait(start(source, target, fsync_s=0.003)) == 0
+    usual = time.monotonic() - begin
+    expected = contents(target)
+    shutil.rmtree(target)
+    numbers = random.Random(seed)
+    found: dict[str, int] = {}
+    false, resumed = [], 0
+    for kill in range(KILLS):
+        child = start(source, target, fsync_s=0.003)
+        time.sleep(numbers.uniform(0, usual))
+        os.kill(child, signal.SIGKILL)
+        wait(child)
+        where = stage(target)
+        found[where] = found.get(where, 0) + 1
+        if target.exists() and not looks_whole(target, expected):
+            false.append(kill)
+        if not target.exists():
+            before = work / "target.partial" / "journal"
+            done = len(before.read_text().splitlines()) - 1 if before.exists() else 0
+            assert wait(start(source, target)) == 0
+            resumed += done > 0
+            if not looks_whole(target, expected):
+                false.append(kill)
+        shutil.rmtree(target)
+        shutil.rmtree(work / "target.partial", ignore_errors=True)
+    return {"kills": KILLS, "stages": found, "false": false, "resumed": resumed}
+
+
+def main() -> None:
+    work = pathlib.Path(sys.argv[1])
+    config = small_config()
+    zaya_jax.save_pytorch(work / "native", zaya_jax.Zaya(config), random_variables(config, 0))
+    assert wait(start(work / "native", work / "run")) == 0
+    report = {
+        "to a run": try_direction(work / "native", work, 0),
+        "to PyTorch": try_direction(work / "run", work, 1),
+    }
+    print(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main()

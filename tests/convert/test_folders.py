@@ -1,0 +1,287 @@
+"""Folders that were made: Orbax reads them, runs start from them, damage in them is found."""
+
+import dataclasses
+import json
+import pathlib
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from small_runs import build_small_corpus, fast_compilation, small_values
+from small_runs import small_config as small_run
+from small_weights import contents, plausible_variables, random_variables, small_config, tensors_in, zaya
+
+import zaya_jax
+from zaya_jax.checkpoint import Checkpoints, load_run
+from zaya_jax.config import Config
+from zaya_jax.convert import stream
+from zaya_jax.convert.layouts import all_pieces, tensors_of
+from zaya_jax.convert.run_folder import RunWeights
+from zaya_jax.data.tokenizer import ByteTokenizer, HuggingFaceTokenizer
+
+
+@pytest.fixture(name="native")
+def fixture_native(tmp_path):
+    config = small_config()
+    variables = plausible_variables(config, 0)
+    zaya_jax.save_pytorch(tmp_path / "native", zaya_jax.Zaya(config), variables, dtype="float32")
+    return tmp_path / "native", variables
+
+
+def run_of(folder, *, step=3):
+    """A run folder as training leaves it, checkpoint by Orbax."""
+    config = small_run(run_folder=folder, corpus=folder)
+    folder.mkdir()
+    (folder / "config.json").write_text(config.to_text())
+    variables = plausible_variables(config.model, 1)
+    with Checkpoints(folder, keep=1) as checkpoints:
+        on_device = jax.tree.map(jax.device_put, variables)
+        checkpoints.save(step, weights=on_device, training={"step": np.int32(step)})
+    return config, variables
+
+
+def test_eight_billion_parameters_are_all_in_the_table():
+    """The published count of tensors and of parameters (facts 1.2)."""
+    tensors = tensors_of("native", zaya_jax.ModelConfig())
+    biases = sum(np.prod(tensor.shape) for tensor in tensors if tensor.name.endswith("balancing_biases"))
+    assert len(tensors) == 1283
+    assert sum(int(np.prod(tensor.shape)) for tensor in tensors) - biases == 8_840_488_784
+    assert len(tensors_of("legacy", zaya_jax.ModelConfig())) == 1283 - 80 + 40 * 16 * 2
+    # The largest part that moves at once: an expert, or some rows of the embedding.
+    assert max(piece.size for tensor in tensors for piece in tensor.pieces) * 4 <= 67_108_864
+
+
+def test_plain_orbax_reads_what_we_write(native):
+    folder, variables = native
+    zaya(f"convert {folder} {folder.parent}/run")
+    with ocp.StandardCheckpointer() as checkpointer:
+        restored = checkpointer.restore(folder.parent.absolute() / "run/checkpoints/0/weights")
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b, strict=True), restored, variables)
+
+
+def test_we_read_what_orbax_writes(tmp_path):
+    config, variables = run_of(tmp_path / "run")
+    zaya(f"convert {tmp_path}/run {tmp_path}/native --verify")
+    model, returned = zaya_jax.load_pytorch(tmp_path / "native")
+    jax.tree.map(np.testing.assert_array_equal, returned, variables)
+    assert model.config.layer_types == config.model.layer_types
+    card = (tmp_path / "native/README.md").read_text()
+    assert "Step 3 of a run" in card
+    assert "Trained on 768 tokens" in card
+    zaya(f"convert {tmp_path}/run {tmp_path}/copy --layout zaya --dtype bfloat16")
+    copy = load_run(tmp_path / "copy")
+    expected = dataclasses.replace(config, run_folder=str(tmp_path / "copy"))
+    assert (copy.step, copy.config) == (3, expected)
+
+
+def test_a_checkpoint_is_written_in_pieces(tmp_path):
+    """A stack of layers in one chunk would have to fit in memory to be read at all."""
+    config, variables = run_of(tmp_path / "run")
+    largest = {}
+    for piece in all_pieces(config.model):
+        largest[piece.path] = max(4 * piece.size, largest.get(piece.path, 0))
+    assert RunWeights(tmp_path / "run").chunk_bytes() == sum(largest.values())
+    jax.tree.map(np.testing.assert_array_equal, load_run(tmp_path / "run").variables, variables)
+
+
+@pytest.fixture(name="imported")
+def fixture_imported(tmp_path):
+    """A run folder made of PyTorch weights, and the options of a run of two steps that moves nothing."""
+    build_small_corpus(tmp_path / "corpus")
+    config = Config.from_dict(small_values(run_folder="none", corpus="none"))
+    zaya_jax.save_pytorch(
+        tmp_path / "native", zaya_jax.Zaya(config.model), random_variables(config.model, 5, "bfloat16")
+    )
+    zaya(f"convert {tmp_path}/native {tmp_path}/run")
+    fields = {
+        "data.corpus": tmp_path / "corpus", "data.tokenizer": "byte", "data.batch_size": 4,
+        "data.sequence_length": 64, "train.num_steps": 2, "train.sample_tokens": 0, "train.eval_sequences": 4,
+        "optimizer.warmup_steps": 0, "optimizer.learning_rate": 1e-30, "optimizer.final_learning_rate": 0,
+        "balancing.learning_rate": 0,
+    }  # fmt: skip
+    options = " ".join(f"--config.{name}={value}" for name, value in fields.items())
+    return tmp_path / "run", f"train --config={tmp_path}/run/config.json {options}"
+
+
+def test_a_run_starts_from_converted_weights(imported, tmp_path):
+    run, command = imported
+    with fast_compilation():
+        zaya(f"{command} --config.run_folder={tmp_path}/tuned --config.train.init_from={run}")
+    before, after = load_run(run), load_run(tmp_path / "tuned")
+    assert (before.step, after.step) == (0, 2)
+    for given, now in zip(*(jax.tree.leaves(saved.variables) for saved in (before, after)), strict=True):
+        assert now.dtype == np.float32
+        np.testing.assert_array_equal(given, now)  # a rate of nothing leaves them as they came
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ("--config.train.init_from={root}/native", "is not the config of a run"),
+        ("--config.train.init_from={root}/run --config.model.hidden_size=48", "must have the same weights"),
+        (
+            "--config.train.init_from={root}/run --config.model.lm_head_bias=True",
+            "must have the same weights",
+        ),
+    ],
+)
+def test_what_a_run_cannot_start_from(imported, tmp_path, capsys, options, sentence):
+    _, command = imported
+    with pytest.raises(SystemExit, match="2"):
+        zaya(f"{command} --config.run_folder={tmp_path}/other {options.format(root=tmp_path)}")
+    assert sentence in capsys.readouterr().err
+    assert not (tmp_path / "other").exists()
+
+
+def test_weights_alone_are_no_run_to_go_on_with(imported, capsys):
+    run, _ = imported
+    values = json.loads((run / "config.json").read_text())
+    corpus = str(run.with_name("corpus"))
+    values["data"] |= {"corpus": corpus, "tokenizer": "byte", "batch_size": 4, "sequence_length": 64}
+    (run / "config.json").write_text(json.dumps(values))
+    with pytest.raises(SystemExit, match="2"):
+        zaya(f"train --config={run}/config.json")
+    assert "holds weights only; train from them in a folder of its own" in capsys.readouterr().err
+
+
+def test_tokenizer_files_go_along(tmp_path):
+    model = zaya_jax.Zaya(small_config(vocab_size=259))
+    variables = random_variables(model.config, 0)
+    zaya_jax.save_pytorch(tmp_path / "a", model, variables, tokenizer="byte")
+    (tmp_path / "a/chat_template.jinja").write_text("{{ messages }}")
+    zaya(f"convert {tmp_path}/a {tmp_path}/run")
+    zaya(f"convert {tmp_path}/run {tmp_path}/b")
+    zaya(f"convert {tmp_path}/b {tmp_path}/c --layout legacy")
+    names = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja")
+    for folder in ("run/tokenizer", "b", "c"):
+        for name in names:
+            assert (tmp_path / folder / name).read_bytes() == (tmp_path / "a" / name).read_bytes()
+    assert json.loads((tmp_path / "b/config.json").read_text())["eos_token_id"] == 1
+    tokenizer = HuggingFaceTokenizer(load_run(tmp_path / "run").config.data.tokenizer)
+    assert tokenizer.encode("é\n") == ByteTokenizer().encode("é\n")
+    assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id) == (2, 1, 0)
+
+
+def test_an_attempt_goes_on_where_it_stopped(native, monkeypatch, capsys):
+    """The disk fails in the middle; what is done stays, unless it was touched since."""
+    folder, _ = native
+    target = folder.parent / "run"
+    zaya(f"convert {folder} {folder.parent}/whole")
+    commit, calls = stream._commit, []
+
+    def fail(*arguments):
+        calls.append(arguments)
+        if len(calls) == 30:
+            raise OSError(28, "No space left on device")
+        commit(*arguments)
+
+    monkeypatch.setattr(stream, "_commit", fail)
+    with pytest.raises(SystemExit, match="2"):
+        zaya(f"convert {folder} {target}")
+    assert "No space left on device; the same command goes on from what is done" in capsys.readouterr().err
+    assert not target.exists()
+    monkeypatch.setattr(stream, "_commit", commit)
+    journal = (target.with_name("run.partial") / "journal").read_text().splitlines()
+    touched = target.with_name("run.partial") / "content" / journal[-1].split("  ")[1]
+    touched.write_bytes(b"x" * touched.stat().st_size)
+    with (target.with_name("run.partial") / "journal").open("a") as stream_:
+        stream_.write("a line that a crash cut sho")
+    zaya(f"convert {folder} {target}")
+    assert "by an earlier attempt" in capsys.readouterr().out
+    written = contents(target, without=("config.json", "SHA256SUMS"))
+    assert written == contents(folder.parent / "whole", without=("config.json", "SHA256SUMS"))
+    assert stream.check_checksums(target) is None
+    assert not target.with_name("run.partial").exists()
+
+
+def test_another_plan_does_not_go_on(native, monkeypatch, capsys):
+    """A journal of float32 files is of no use to a conversion to bfloat16."""
+    folder, _ = native
+    target = folder.parent / "run"
+    commit, calls = stream._commit, []
+
+    def fail(*arguments):
+        calls.append(arguments)
+        if len(calls) == 60:
+            raise KeyboardInterrupt
+        commit(*arguments)
+
+    monkeypatch.setattr(stream, "_commit", fail)
+    with pytest.raises(SystemExit, match="130"):
+        zaya(f"convert {folder} {target}")
+    monkeypatch.setattr(stream, "_commit", commit)
+    zaya(f"convert {folder} {target} --dtype bfloat16 --verify")
+    shown = capsys.readouterr().out
+    assert "by an earlier attempt" not in shown
+    assert "of the largest, by narrower weights" in shown
+
+
+def test_two_conversions_do_not_share_a_target(native, capsys):
+    folder, _ = native
+    aside = folder.parent / "run.partial"
+    aside.mkdir()
+    with stream._lock(aside), pytest.raises(SystemExit, match="2"):
+        zaya(f"convert {folder} {folder.parent}/run")
+    assert "another conversion is writing" in capsys.readouterr().err
+
+
+def test_a_full_disk_is_noticed_before(native, monkeypatch, capsys):
+    folder, _ = native
+    usage = type("usage", (), {"free": 1000})
+    monkeypatch.setattr(stream.shutil, "disk_usage", lambda _: usage)
+    with pytest.raises(SystemExit, match="2"):
+        zaya(f"convert {folder} {folder.parent}/run")
+    assert "has 1,000 bytes left" in capsys.readouterr().err
+
+
+def test_overwriting_replaces(native):
+    folder, _ = native
+    zaya(f"convert {folder} {folder.parent}/run")
+    zaya(f"convert {folder} {folder.parent}/run --overwrite --layout legacy")
+    assert tensors_in(folder.parent / "run").keys() == {t.name for t in tensors_of("legacy", small_config())}
+
+
+def flip(file: pathlib.Path, where: int = -1) -> None:
+    raw = bytearray(file.read_bytes())
+    raw[where] ^= 1
+    file.write_bytes(bytes(raw))
+
+
+def test_verify_finds_one_bit(native, capsys):
+    """Orbax restores a flipped bit without a word (facts, reliability)."""
+    folder, _ = native
+    target = folder.parent / "run"
+    zaya(f"convert {folder} {target} --verify")
+    shown = capsys.readouterr().out
+    assert "values are equal bit for bit, files as their checksums say" in shown
+    assert "tokens: equal bit for bit" in shown
+    part = target / "checkpoints/0/weights/params.layers.experts.down_proj/1.2.0.0"
+    flip(part)
+    with pytest.raises(SystemExit, match="2"):
+        zaya(f"convert {folder} {target} --verify")
+    assert "down_proj/1.2.0.0 is not as it was written: its checksum differs" in capsys.readouterr().err
+    sums = target / "SHA256SUMS"
+    name = str(part.relative_to(target))
+    lines = [line for line in sums.read_text().splitlines() if not line.endswith(name)]
+    sums.write_text("\n".join(lines) + "\n")  # as if it had been converted wrongly
+    with pytest.raises(SystemExit, match="2"):
+        zaya(f"convert {folder} {target} --verify")
+    says = "layers/experts/down_proj of layer or row 1, expert 2: 1 of 240 values differ"
+    assert says in capsys.readouterr().err
+
+
+def test_inspecting_either_side(native, capsys):
+    folder, _ = native
+    zaya(f"convert {folder} {folder.parent}/run --dtype bfloat16")
+    capsys.readouterr()
+    zaya(f"convert inspect {folder}")
+    shown = capsys.readouterr().out
+    assert "native layout" in shown
+    assert "model.layers.*.mlp.experts.gate_up_proj" in shown.replace("\n", "")
+    assert "3 x 24 x 20" in shown
+    zaya(f"convert inspect {folder.parent}/run")
+    shown = capsys.readouterr().out
+    assert "zaya layout" in shown
+    assert "bfloat16" in shown
+    assert "no token can choose it" in shown

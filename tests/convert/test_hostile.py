@@ -1,0 +1,307 @@
+# ruff: noqa: E501 (the table of inputs has a line each)
+"""Broken and hostile inputs: each ends with exit code 2 and one sentence, and leaves nothing behind.
+
+`python tests/convert/test_hostile.py` prints the table of inputs and sentences.
+"""
+
+import contextlib
+import dataclasses
+import io
+import json
+import pathlib
+import shlex
+import shutil
+import tempfile
+import tracemalloc
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from small_weights import edit_header, join, random_variables, small_config, split
+
+import zaya_jax
+from zaya_jax import cli
+
+SHARD = "model-00001-of-00004.safetensors"
+LAST = "model-00004-of-00004.safetensors"
+INDEX = "model.safetensors.index.json"
+EMBEDDING = "model.embed_tokens.weight"
+NORM = "model.norm.weight"
+WEIGHTS = "checkpoints/0/weights"
+
+
+@dataclasses.dataclass(frozen=True)
+class Hostile:
+    """An input that must be refused.
+
+    Attributes:
+      name: of what is wrong.
+      change: makes it wrong; gets a copy of good folders "native", "legacy", "whole" (one file) and "run".
+      says: what the sentence must contain.
+      command: what follows `zaya convert`.
+    """
+
+    name: str
+    change: Callable[[pathlib.Path], Any]
+    says: str
+    command: str = "native out"
+
+
+def header(change: Callable[[dict], Any], file: str = SHARD) -> Callable[[pathlib.Path], None]:
+    return lambda root: edit_header(root / "native" / file, change)
+
+
+def entry(field: str, value: Any) -> Callable[[pathlib.Path], None]:
+    return header(lambda head: head[EMBEDDING].update({field: value}))
+
+
+def raw(change: Callable[[bytes], bytes], file: str = SHARD) -> Callable[[pathlib.Path], None]:
+    return lambda root: (root / "native" / file).write_bytes(change((root / "native" / file).read_bytes()))
+
+
+def fields(folder: str, file: str, change: Callable[[dict], Any]) -> Callable[[pathlib.Path], None]:
+    def edit(root: pathlib.Path) -> None:
+        path = root / folder / file
+        values = json.loads(path.read_text())
+        change(values)
+        path.write_text(json.dumps(values))
+
+    return edit
+
+
+def config(**values: Any) -> Callable[[pathlib.Path], None]:
+    return fields("native", "config.json", lambda old: old.update(values))
+
+
+def legacy(**values: Any) -> Callable[[pathlib.Path], None]:
+    return fields("legacy", "config.json", lambda old: old.update(values))
+
+
+def index(change: Callable[[dict], Any]) -> Callable[[pathlib.Path], None]:
+    return fields("native", INDEX, lambda values: change(values["weight_map"]))
+
+
+def whole(change: Callable[[dict[str, tuple[dict, bytes]]], Any]) -> Callable[[pathlib.Path], None]:
+    """Changes the tensors of the folder with one file, and lays them out anew."""
+
+    def edit(root: pathlib.Path) -> None:
+        file = root / "whole" / "model.safetensors"
+        head, data = split(file)
+        head.pop("__metadata__")
+        tensors = {name: (e, data[slice(*e["data_offsets"])]) for name, e in head.items()}
+        change(tensors)
+        new, offset = {}, 0
+        for name, (e, part) in tensors.items():
+            new[name] = e | {"data_offsets": [offset, offset + len(part)]}
+            offset += len(part)
+        file.write_bytes(join(new, b"".join(part for _, part in tensors.values())))
+
+    return edit
+
+
+def retyped(name: str, dtype: str, factor: float) -> Callable[[pathlib.Path], None]:
+    """A tensor of another type, whose values take `factor` of the bytes."""
+
+    def change(tensors: dict[str, tuple[dict, bytes]]) -> None:
+        e, part = tensors[name]
+        tensors[name] = (e | {"dtype": dtype}, (part * 4)[: int(len(part) * factor)])
+
+    return whole(change)
+
+
+def rename(tensors: dict[str, Any], old: str, new: str) -> None:
+    tensors[new] = tensors.pop(old)
+
+
+def only_pickle(root: pathlib.Path) -> None:
+    for file in (root / "native").glob("*.safetensors"):
+        file.unlink()
+    (root / "native" / INDEX).unlink()
+    (root / "native" / "pytorch_model.bin").write_bytes(b"\x80\x04N.")
+
+
+def sparse_header(root: pathlib.Path) -> None:
+    """200 MB that are not there, and a header that claims most of them."""
+    with (root / "native" / SHARD).open("wb") as stream:
+        stream.write((150_000_000).to_bytes(8, "little"))
+        stream.truncate(200_000_000)
+
+
+def own_head(tensors: dict[str, tuple[dict, bytes]]) -> None:
+    e, part = tensors[EMBEDDING]
+    tensors["lm_head.weight"] = (e, part[:-2] + b"\x01\x02")
+
+
+def cut(file: str) -> Callable[[pathlib.Path], None]:
+    return lambda root: (root / "run" / WEIGHTS / file).write_bytes(
+        (root / "run" / WEIGHTS / file).read_bytes()[:7]
+    )
+
+
+NOTHING = lambda root: None  # noqa: E731
+
+HOSTILE = (
+    # safetensors: the file
+    Hostile("header longer than the file", raw(lambda b: (2**40).to_bytes(8, "little") + b[8:]), "its header would have 1,099,511,627,776 bytes; the file has"),
+    Hostile("header longer than the format allows", sparse_header, "(a header has at most 100,000,000)"),
+    Hostile("file of three bytes", raw(lambda b: b[:3]), "has 3 bytes; a safetensors file begins with 8"),
+    Hostile("empty file", raw(lambda b: b""), "has 0 bytes"),
+    Hostile("file cut off", raw(lambda b: b[:-5]), "is cut off: it has"),
+    Hostile("bytes behind the data", raw(lambda b: b + b"tail"), "has 4 bytes that belong to no tensor"),
+    Hostile("header not JSON", header(lambda head: b"{'a': 1}"), "is not JSON: Expecting property name"),
+    Hostile("header not UTF-8", header(lambda head: b'{"\xff": 1}'), "is not JSON: 'utf-8' codec can't decode"),
+    Hostile("header a list", header(lambda head: b"[1]"), "holds a list; it must be a JSON object"),
+    Hostile("header nested without end", header(lambda head: b'{"a":' * 100_000), "it is nested too deeply"),
+    Hostile("number of 5,000 digits", header(lambda head: b'{"a":' + b"1" * 5000 + b"}"), "is not JSON: Exceeds the limit"),
+    Hostile("tensor twice", header(lambda head: json.dumps(head).encode()[:-1] + f', "{EMBEDDING}": {{}}}}'.encode()), f'has "{EMBEDDING}" twice'),
+    # safetensors: a tensor
+    Hostile("entry without place", header(lambda head: head[EMBEDDING].pop("data_offsets") and None), "must have dtype, shape and data_offsets"),
+    Hostile("entry that is a number", header(lambda head: head.update({EMBEDDING: 3})), "must have dtype, shape and data_offsets; it is 3"),
+    Hostile("type that is none", entry("dtype", "BF17"), "is of type 'BF17', which the format does not have"),
+    Hostile("type that is a list", entry("dtype", ["F32"]), "is of type ['F32']"),
+    Hostile("negative shape", entry("shape", [-70, -20]), "has shape [-70, -20]; it must be a list of whole numbers"),
+    Hostile("true for a size", entry("shape", [True, 1400]), "has shape [True, 1400]"),
+    Hostile("shape beyond memory", entry("shape", [2**62, 2**62]), "its shape [4611686018427387904, 4611686018427387904] of BF16 needs 42,535"),
+    Hostile("place beyond the file", header(lambda head: head.update({EMBEDDING: {"dtype": "U8", "shape": [2**50], "data_offsets": [0, 2**50]}})), "is cut off: it has"),
+    Hostile("end before begin", entry("data_offsets", [2800, 0]), "has data_offsets [2800, 0]; they must be its begin and its end"),
+    Hostile("overlapping tensors", header(lambda head: head["model.input_hidden_states_scale"].update(data_offsets=[0, 40])), "overlaps the one before it"),
+    Hostile("gap between tensors", header(lambda head: [e.update(data_offsets=[x + 8 for x in e["data_offsets"]]) for n, e in head.items() if n.startswith("model")] and None), "comes behind a gap"),
+    # the index
+    Hostile("index leads out of the folder", index(lambda m: m.update({NORM: "../whole/model.safetensors"})), 'names the file "../whole/model.safetensors"; it must be a file of the folder itself'),
+    Hostile("index with an absolute path", index(lambda m: m.update({NORM: "/etc/passwd"})), 'names the file "/etc/passwd"'),
+    Hostile("index with a number for a file", index(lambda m: m.update({NORM: 7})), "7 is missing"),
+    Hostile("shard missing", lambda root: (root / "native" / LAST).unlink(), f"{LAST} is missing; {INDEX} says that it holds tensors"),
+    Hostile("index names a tensor that no shard has", index(lambda m: m.update({"model.more": SHARD})), f"{SHARD} lacks model.more, against"),
+    Hostile("shard has a tensor that the index lacks", index(lambda m: m.pop(NORM)), f"has besides {NORM}, against"),
+    Hostile("index without files", fields("native", INDEX, lambda v: v.update(weight_map=[])), "has no weight_map"),
+    Hostile("shards without index", lambda root: (root / "native" / INDEX).unlink(), f"and no {INDEX}, which must say"),
+    Hostile("pickle only", only_pickle, "only pickle (pytorch_model.bin); loading pickle runs what is in it"),
+    # config.json
+    Hostile("no config.json", lambda root: (root / "native/config.json").unlink(), "native has no config.json"),
+    Hostile("a config field twice", lambda root: (root / "native/config.json").write_text('{"hidden_size": 20, "hidden_size": 2}'), 'config.json has "hidden_size" twice'),
+    Hostile("layers without end", config(num_hidden_layers=10**12, layer_types=None), "num_hidden_layers is 1000000000000; it must be a whole number from 1 to 10,000"),
+    Hostile("vocabulary without end", config(vocab_size=10**15), "describes 20,000,000,000,0"),
+    Hostile("text for a width", config(hidden_size="20"), "model.hidden_size is '20'; it must be a whole number"),
+    Hostile("layer types of lists", config(layer_types=[[], []]), "layer_types is [[], []]; it must be a list of names"),
+    Hostile("rope parameters of text", config(rope_parameters="yarn"), "rope_parameters is 'yarn'; it must be a section"),
+    Hostile("another activation", config(hidden_act="gelu"), "hidden_act is 'gelu'; only 'silu' is modelled"),
+    Hostile("another model", config(model_type="llama"), 'has model_type "llama"; it must be "zaya"'),
+    Hostile("config of the other layout", lambda root: shutil.copy(root / "legacy/config.json", root / "native/config.json"), "its tensors have the native layout, its config.json has the legacy one"),
+    Hostile("legacy with clamped temperatures", legacy(clamp_temp=True), "clamp_temp is True; only False is modelled", "legacy out"),
+    Hostile("legacy stages that do not alternate", legacy(zaya_layers=["a", "a", 3, 3]), "it must alternate between", "legacy out"),
+    Hostile("legacy with an odd number of stages", legacy(num_hidden_layers=5), "num_hidden_layers is 5; it counts stages, two for each layer", "legacy out"),
+    Hostile("legacy heads that contradict", legacy(num_query_groups=1), "num_query_groups is 1 and num_key_value_heads 2; they must agree", "legacy out"),
+    Hostile("legacy windows of two sizes", legacy(swa_layers=[4, 0, 5, 0]), "swa_layers has windows of [4, 5]; one size is modelled", "legacy out"),
+    Hostile("legacy without epsilon", fields("legacy", "config.json", lambda v: v.pop("norm_epsilon")), "norm_epsilon is missing", "legacy out"),
+    # tensors
+    Hostile("tensor missing", whole(lambda t: t.pop(NORM)), f"1 tensor missing: {NORM} [20]", "whole out"),
+    Hostile("tensor unknown", whole(lambda t: t.update({"model.more": t[NORM]})), "1 tensor unknown: model.more [20]", "whole out"),
+    Hostile("tensor of another shape", whole(lambda t: t.update({NORM: (t[NORM][0] | {"shape": [4, 5]}, t[NORM][1])})), f"{NORM} is [4, 5] and must be [20]", "whole out"),
+    Hostile("layouts mixed", whole(lambda t: rename(t, "model.layers.1.mlp.gate.down_proj.weight", "model.layers.3.zaya_block.router.down_proj.weight")), "mixes two layouts", "whole out"),
+    Hostile("no ZAYA weights", whole(lambda t: [t.pop(n) for n in list(t) if "layers" in n]), "holds no ZAYA1 weights", "whole out"),
+    Hostile("head of its own", whole(own_head), "only a tied head is modelled", "whole out"),
+    Hostile("double precision", retyped(NORM, "F64", 4), f"cannot have here: {NORM} (F64); known are F32, BF16, F16", "whole out"),
+    Hostile("FP8 experts", retyped("model.layers.0.mlp.experts.down_proj", "F8_E4M3", 0.5), "is quantised: model.layers.0.mlp.experts.down_proj (F8_E4M3)", "whole out"),
+    Hostile("MXFP4 experts", retyped("model.layers.0.mlp.experts.down_proj", "F4", 0.25), "(F4); its weights cannot be read back exactly, so take the bfloat16 release", "whole out"),
+    Hostile("a config that says quantised", config(quantization_config={"quant_method": "mxfp4"}), "is quantised by mxfp4"),
+    # runs
+    Hostile("checkpoint without a part", lambda root: (root / "run" / WEIGHTS / "params.layers.experts.down_proj/1.2.0.0").unlink(), "params.layers.experts.down_proj has 5 of its 6 parts; it is damaged", "run out"),
+    Hostile("part of a checkpoint cut off", cut("params.embedding.table/0.0"), "embedding/table is damaged", "run out"),
+    Hostile("array metadata cut off", cut("params.embedding.table/.zarray"), "the weight params.embedding.table cannot be opened", "run out"),
+    Hostile("checkpoint metadata cut off", cut("_METADATA"), "_METADATA is not JSON", "run out"),
+    Hostile("run without checkpoint", lambda root: shutil.rmtree(root / "run/checkpoints"), "run has no checkpoint yet", "run out"),
+    Hostile("run of another network", fields("run", "config.json", lambda v: v["model"].update(hidden_size=22)), "does not hold what the run's config.json describes", "run out"),
+    Hostile("skip class that Hugging Face lacks", fields("run", "config.json", lambda v: v["model"].update(skip_class="identity", num_experts=3, router="linear")), 'model.router is "linear"', "run out"),
+    # the command
+    Hostile("source that is not there", NOTHING, "nowhere is not there; it must be the folder of a run", "nowhere out"),
+    Hostile("source that is a file", NOTHING, "config.json is a file; it must be the folder", "native/config.json out"),
+    Hostile("target that is there", NOTHING, "legacy is there already; --overwrite replaces what zaya convert made", "native legacy"),
+    Hostile("target inside the source", NOTHING, "native/out is native or inside it", "native native/out"),
+    Hostile("target that is the source", NOTHING, "native is native or inside it", "native native --overwrite"),
+    Hostile("overwriting what was made by others", lambda root: (root / "legacy/SHA256SUMS").unlink(), "legacy was not made by zaya convert", "native legacy --overwrite"),
+    Hostile("unknown layout", NOTHING, "argument --layout: invalid choice: 'gguf'", "native out --layout gguf"),
+    Hostile("unknown type", NOTHING, 'dtype is "int4"; it must be float32, bfloat16, float16', "native out --dtype int4"),
+    Hostile("no size", NOTHING, '--max-shard-size is "5 G"; it must be a size such as 5GB', "native out --max-shard-size '5 G'"),
+    Hostile("inspecting nothing", NOTHING, "nowhere is not there", "inspect nowhere"),
+    Hostile("verifying against another network", fields("legacy", "config.json", lambda v: v.update(norm_epsilon=0.5)), "legacy/config.json is not as it was written: its checksum differs", "native legacy --verify"),
+)  # fmt: skip
+
+
+def make_good(root: pathlib.Path) -> None:
+    """Folders that convert without a complaint."""
+    network = small_config(num_hidden_layers=2)
+    model, variables = zaya_jax.Zaya(network), random_variables(network, 0, "bfloat16")
+    zaya_jax.save_pytorch(root / "native", model, variables, max_shard_bytes=8000)
+    zaya_jax.save_pytorch(root / "whole", model, variables)
+    zaya_jax.save_pytorch(root / "legacy", model, variables, layout="legacy")
+    code, out, err = run("whole run", root)
+    assert (code, err) == (0, ""), out
+
+
+def run(command: str, root: pathlib.Path) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error of `zaya convert COMMAND` in a folder."""
+    out, err = io.StringIO(), io.StringIO()
+    code = 0
+    with contextlib.chdir(root), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            cli.main(["convert", *shlex.split(command)])
+        except SystemExit as leaving:
+            code = leaving.code or 0
+    return code, out.getvalue(), err.getvalue()
+
+
+@pytest.fixture(scope="module", name="good")
+def fixture_good(tmp_path_factory):
+    root = tmp_path_factory.mktemp("good")
+    make_good(root)
+    shards = sorted(file.name for file in (root / "native").glob("*.safetensors"))
+    assert (shards[0], shards[-1]) == (SHARD, LAST)
+    return root
+
+
+@pytest.mark.parametrize("hostile", HOSTILE, ids=lambda hostile: hostile.name.replace(" ", "_"))
+def test_a_hostile_input_gets_one_sentence(hostile, good, tmp_path):
+    root = tmp_path / "copy"
+    shutil.copytree(good, root)
+    hostile.change(root)
+    before = sorted(root.rglob("*"))
+    tracemalloc.start()
+    code, _, err = run(hostile.command, root)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert code == 2, err
+    assert hostile.says in err
+    assert err.startswith("zaya: convert: ")
+    assert err.count("\n") == 1
+    assert not (root / "out").exists()
+    left = [path for path in sorted(root.rglob("*")) if ".partial" not in str(path)]
+    assert left == before
+    assert peak < 50e6, "what a header claims must not be allocated"
+
+
+def test_good_folders_convert(good, tmp_path):
+    """The table above would show nothing if its folders were refused anyway."""
+    root = tmp_path / "copy"
+    shutil.copytree(good, root)
+    for number, source in enumerate(("native", "whole", "legacy", "run")):
+        assert run(f"{source} out{number}", root)[0] == 0
+
+
+def test_inputs_have_names_of_their_own():
+    assert len({hostile.name for hostile in HOSTILE}) == len(HOSTILE)
+
+
+def print_table() -> None:
+    """The inputs and what is said of them, as Markdown."""
+    print("| input | `zaya convert ...` | says |\n|---|---|---|")
+    for hostile in HOSTILE:
+        with tempfile.TemporaryDirectory() as folder:
+            root = pathlib.Path(folder)
+            make_good(root)
+            hostile.change(root)
+            _, _, err = run(hostile.command, root)
+            print(f"| {hostile.name} | `{hostile.command}` | {err.strip().removeprefix('zaya: convert: ')} |")
+
+
+if __name__ == "__main__":
+    print_table()

@@ -1,0 +1,28 @@
+"""kill -9 in the middle: never a folder that looks whole and is not, and the same command goes on."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+SCRIPT = pathlib.Path(__file__).with_name("killed_conversions.py")
+ROOT = SCRIPT.parents[2]
+
+
+def test_twenty_kills_each_way(tmp_path):
+    paths = os.pathsep.join([str(ROOT), str(SCRIPT.parent), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), str(tmp_path)],
+        env=os.environ | {"PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout.splitlines()[-1])
+    for direction, found in report.items():
+        assert found["kills"] == 20
+        assert found["false"] == [], direction
+        assert found["resumed"] > 0, f"{direction}: no kill hit between two files; the test shows nothing"

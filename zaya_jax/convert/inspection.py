@@ -1,0 +1,92 @@
+"""`zaya convert inspect`: what a folder of weights holds, without reading them."""
+
+import itertools
+import math
+import pathlib
+import re
+import shutil
+
+from rich.console import Console
+from rich.table import Column, Table
+
+from zaya_jax.convert.layouts import EMBEDDING, ROUTER_BIAS, TIED_HEAD, our_weights, tensors_of
+from zaya_jax.convert.plans import first_reachable_skip
+from zaya_jax.convert.run_folder import RunWeights
+from zaya_jax.convert.sides import Side, open_side
+from zaya_jax.convert.verify import available_memory, num_bytes
+from zaya_jax.model.weights import count_parameters
+
+_NUMBERS = re.compile(r"\.(\d+)(?=\.)")
+GIB = 2**30
+
+
+def inspect(path: str, console: Console | None = None) -> None:
+    """Prints tensors, shapes, types and totals of a folder, and what would not fit.
+
+    Raises:
+      ValueError: if it holds no weights that can be read.
+    """
+    console = console or Console(soft_wrap=True, highlight=False)
+    with open_side(path) as side:
+        console.print(_tensors_table(side, path))
+        console.print(_totals_table(side, pathlib.Path(path)))
+
+
+def _tensors_table(side: Side, path: str) -> Table:
+    table = Table(
+        Column("tensor", overflow="fold"),
+        "number",
+        "shape",
+        "type",
+        "values",
+        title=f"{path}: {side.layout} layout",
+    )
+    rows = [(pattern, shape, dtype) for pattern, shape, dtype in _rows(side)]
+    for (pattern, shape, dtype), group in itertools.groupby(sorted(rows)):
+        count = len(list(group))
+        values = count * math.prod(shape)
+        table.add_row(pattern, f"{count:,}", " x ".join(map(str, shape)), dtype, f"{values:,}")
+    return table
+
+
+def _rows(side: Side) -> list[tuple[str, tuple[int, ...], str]]:
+    """Each tensor's name with its numbers left out, its shape and its type."""
+    if side.opened is not None:
+        stored = side.opened.stored.items()
+        return [(_NUMBERS.sub(".*", name), tensor.shape, tensor.dtype) for name, tensor in stored]
+    weights = our_weights(side.source.config).items()
+    return [(path, weight.shape, side.source.dtype(path).name) for path, weight in weights]
+
+
+def _totals_table(side: Side, folder: pathlib.Path) -> Table:
+    config, size = side.source.config, num_bytes(side)
+    biases = math.prod(our_weights(config)[ROUTER_BIAS].shape)
+    num_tensors = len(_rows(side))
+    layer = first_reachable_skip(side.source)
+    table = Table("what", "how much", title="totals")
+    table.add_row("tensors", f"{num_tensors:,} ({len(tensors_of('native', config)):,} in the native layout)")
+    table.add_row("parameters", f"{count_parameters(config):,}, and {biases:,} balancing biases")
+    table.add_row("bytes", f"{size:,} ({size / GIB:,.2f} GiB)")
+    if side.opened is not None and TIED_HEAD in side.opened.stored:
+        table.add_row("tied head", f"stored a second time, equal to {EMBEDDING}")
+    table.add_row(
+        "skip class", "no token can choose it" if layer is None else f"can be chosen in layer {layer}"
+    )
+    for what, needed, available in _needs(side, folder):
+        fits = "fits" if needed <= available else f"does not fit: {available / GIB:,.2f} GiB are free"
+        table.add_row(what, f"{needed / GIB:,.2f} GiB, {fits}")
+    return table
+
+
+def _needs(side: Side, folder: pathlib.Path) -> list[tuple[str, int, int]]:
+    """What each use takes and what there is, in bytes."""
+    memory, disk = available_memory(), shutil.disk_usage(folder).free
+    float32 = 4 * count_parameters(side.source.config)
+    needs = [
+        ("disk for a conversion, types as they are", num_bytes(side), disk),
+        ("disk for a conversion to float32", float32, disk),
+        ("memory to load and generate, float32", float32, memory),
+    ]
+    if isinstance(side.source, RunWeights):
+        needs.append(("memory for one chunk of each weight", side.source.chunk_bytes(), memory))
+    return needs

@@ -1,0 +1,414 @@
+"""What PyTorch's two layouts call each weight of ours, and how its axes lie there.
+
+"native" is that of transformers (5.13 and later): a layer has one number, its experts are stacked.
+"legacy" is that of Zyphra's first releases: attention and experts of a layer are two stages with
+numbers of their own, each expert is a tensor, and residual scaling belongs to the stage behind it.
+
+A weight moves in pieces: one layer's, one expert's, or some rows of the embedding. The pieces of a
+network are the same for all layouts, and in every layout a tensor is a row of whole pieces. A
+conversion therefore never holds more than a few of them.
+
+Letters: those of `zaya_jax.model.weights`. "NH D" is a matrix [N*H, D]: letters that stand together
+are one axis there. Of two equal axes, input and output, the output is the small letter.
+"""
+
+import dataclasses
+import functools
+import math
+from typing import Literal
+
+import numpy as np
+
+from zaya_jax.config import ModelConfig
+from zaya_jax.model import weights as weight_declarations
+
+LayoutName = Literal["native", "legacy"]
+EMBEDDING = "model.embed_tokens.weight"
+TIED_HEAD = "lm_head.weight"
+ROUTER_BIAS = "router_bias/layers"
+PIECE_BYTES = 64 * 2**20
+"""Of the embedding, in float32."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TensorLayout:
+    """Where a weight of ours lies in a layout of PyTorch's.
+
+    Attributes:
+      name: of the tensor there. "{layer}" stands for the layer's number, "{attention}" and "{moe}" for
+        those of its stages, "{after}" for the stage behind it or nothing, "{expert}" for the expert's;
+        where that is absent, experts are stacked.
+      ours: the axes of our weight, without those over layers and experts.
+      theirs: the same letters in their order. Axes are separated by spaces; 1 is an axis of size one.
+    """
+
+    name: str
+    ours: str
+    theirs: str
+
+    def their_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape there of our weight of `shape`, one layer's and one expert's."""
+        sizes = dict(zip(self.ours, shape, strict=True)) | {"1": 1}
+        return tuple(math.prod(sizes[letter] for letter in axis) for axis in self.theirs.split())
+
+    def to_ours(self, tensor: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+        """A contiguous tensor of theirs as ours of `shape`; a view."""
+        sizes = dict(zip(self.ours, shape, strict=True))
+        order = self._their_letters
+        return tensor.reshape([sizes[letter] for letter in order]).transpose(
+            [order.index(letter) for letter in self.ours]
+        )
+
+    def to_theirs(self, weight: np.ndarray) -> np.ndarray:
+        """Our weight with its axes in their order, none of them joined yet; a view."""
+        return weight.transpose([self.ours.index(letter) for letter in self._their_letters])
+
+    @functools.cached_property
+    def _their_letters(self) -> list[str]:
+        return [letter for letter in self.theirs if letter not in " 1"]
+
+
+_RESIDUAL = {"output": "hidden_states", "residual": "residual"}
+
+
+def _residual(ours: str, theirs: str) -> dict[str, TensorLayout]:
+    return {
+        f"layers/{ours}/{our_name}_{part}": TensorLayout(f"{theirs}.{their_name}_{part}", "D", "D")
+        for our_name, their_name in _RESIDUAL.items()
+        for part in ("scale", "bias")
+    }
+
+
+def _attention(theirs: dict[str, str]) -> dict[str, TensorLayout]:
+    """The part whose axes lie alike in both layouts."""
+    axes = {
+        "q_proj": ("DNH", "NH D"),
+        "k_proj": ("DKH", "KH D"),
+        "v_proj_current": ("DU", "U D"),
+        "v_proj_delayed": ("DU", "U D"),
+        "conv_depthwise/kernel": ("IC", "C 1 I"),
+        "conv_depthwise/bias": ("C", "C"),
+        "conv_grouped/kernel": ("AJHh", "Ah H J"),
+        "conv_grouped/bias": ("C", "C"),
+        "temperature": ("K", "K"),
+        "o_proj": ("NHD", "D NH"),
+    }
+    return {
+        f"layers/attention/{name}": TensorLayout(theirs[name], ours, order)
+        for name, (ours, order) in axes.items()
+    }
+
+
+def _router(theirs: dict[str, str]) -> dict[str, TensorLayout]:
+    axes = {
+        "down_proj/kernel": ("DR", "R D"),
+        "down_proj/bias": ("R", "R"),
+        "eda_scale": ("R", "R"),
+        "norm/scale": ("R", "R"),
+        "fc1/kernel": ("Rr", "r R"),
+        "fc1/bias": ("R", "R"),
+        "fc2/kernel": ("Rr", "r R"),
+        "fc2/bias": ("R", "R"),
+        "out_proj": ("RX", "X R"),
+    }
+    table = {
+        f"layers/router/{name}": TensorLayout(theirs[name], ours, order)
+        for name, (ours, order) in axes.items()
+    }
+    return table | {ROUTER_BIAS: TensorLayout(theirs["balancing"], "X", "X")}
+
+
+_QKV = "model.layers.{layer}.self_attn.qkv_proj."
+_GATE = "model.layers.{layer}.mlp.gate."
+
+NATIVE: dict[str, TensorLayout] = {
+    "embedding/table": TensorLayout(EMBEDDING, "VD", "V D"),
+    "embedding/scale": TensorLayout("model.input_hidden_states_scale", "D", "D"),
+    "embedding/bias": TensorLayout("model.input_hidden_states_bias", "D", "D"),
+    "layers/attention_norm/scale": TensorLayout("model.layers.{layer}.input_layernorm.weight", "D", "D"),
+    **_attention(
+        {
+            "q_proj": _QKV + "q_proj.weight",
+            "k_proj": _QKV + "k_proj.weight",
+            "v_proj_current": _QKV + "v_proj_current.weight",
+            "v_proj_delayed": _QKV + "v_proj_delayed.weight",
+            "conv_depthwise/kernel": _QKV + "conv_qk_depthwise.weight",
+            "conv_depthwise/bias": _QKV + "conv_qk_depthwise.bias",
+            "conv_grouped/kernel": _QKV + "conv_qk_grouped.weight",
+            "conv_grouped/bias": _QKV + "conv_qk_grouped.bias",
+            "temperature": "model.layers.{layer}.self_attn.qk_norm.temp",
+            "o_proj": "model.layers.{layer}.self_attn.o_proj.weight",
+        }
+    ),
+    **_residual("attention_residual", "model.layers.{layer}.post_attention_residual_scale"),
+    "layers/moe_norm/scale": TensorLayout("model.layers.{layer}.post_attention_layernorm.weight", "D", "D"),
+    **_router(
+        {
+            "down_proj/kernel": _GATE + "down_proj.weight",
+            "down_proj/bias": _GATE + "down_proj.bias",
+            "eda_scale": _GATE + "router_states_scale",
+            "norm/scale": _GATE + "router_mlp.norm.weight",
+            "fc1/kernel": _GATE + "router_mlp.fc1.weight",
+            "fc1/bias": _GATE + "router_mlp.fc1.bias",
+            "fc2/kernel": _GATE + "router_mlp.fc2.weight",
+            "fc2/bias": _GATE + "router_mlp.fc2.bias",
+            "out_proj": _GATE + "router_mlp.out_proj.weight",
+            "balancing": _GATE + "balancing_biases",
+        }
+    ),
+    "layers/experts/gate_up_proj": TensorLayout(
+        "model.layers.{layer}.mlp.experts.gate_up_proj", "DQF", "QF D"
+    ),
+    "layers/experts/down_proj": TensorLayout("model.layers.{layer}.mlp.experts.down_proj", "FD", "D F"),
+    **_residual("moe_residual", "model.layers.{layer}.post_mlp_residual_scale"),
+    "final_norm/scale": TensorLayout("model.norm.weight", "D", "D"),
+    "head/bias": TensorLayout("lm_head.bias", "V", "V"),
+}
+"""Our path to transformers' layout."""
+
+_STAGE_A = "model.layers.{attention}."
+_STAGE_M = "model.layers.{moe}."
+_LEGACY_QKV = _STAGE_A + "self_attn.qkv."
+_LEGACY_ROUTER = _STAGE_M + "zaya_block.router."
+_LEGACY_EXPERT = _STAGE_M + "zaya_block.experts.local_experts.{expert}."
+
+LEGACY: dict[str, TensorLayout] = {
+    "embedding/table": TensorLayout(EMBEDDING, "VD", "V D"),
+    "embedding/scale": TensorLayout("model.layers.0.res_scale.hidden_states_scale", "D", "D"),
+    "embedding/bias": TensorLayout("model.layers.0.res_scale.hidden_states_bias", "D", "D"),
+    "layers/attention_norm/scale": TensorLayout(_STAGE_A + "input_norm.weight", "D", "D"),
+    **_attention(
+        {
+            "q_proj": _LEGACY_QKV + "linear_q.weight",
+            "k_proj": _LEGACY_QKV + "linear_k.weight",
+            "v_proj_current": _LEGACY_QKV + "val_proj1.weight",
+            "v_proj_delayed": _LEGACY_QKV + "val_proj2.weight",
+            "conv_depthwise/kernel": _LEGACY_QKV + "conv_qk.0.weight",
+            "conv_depthwise/bias": _LEGACY_QKV + "conv_qk.0.bias",
+            "conv_grouped/kernel": _LEGACY_QKV + "conv_qk.1.weight",
+            "conv_grouped/bias": _LEGACY_QKV + "conv_qk.1.bias",
+            "temperature": _LEGACY_QKV + "temp",
+            "o_proj": _STAGE_A + "self_attn.o_proj.weight",
+        }
+    ),
+    **_residual("attention_residual", _STAGE_M + "res_scale"),
+    "layers/moe_norm/scale": TensorLayout(_STAGE_M + "input_norm.weight", "D", "D"),
+    **_router(
+        {
+            "down_proj/kernel": _LEGACY_ROUTER + "down_proj.weight",
+            "down_proj/bias": _LEGACY_ROUTER + "down_proj.bias",
+            "eda_scale": _LEGACY_ROUTER + "router_states_scale",
+            "norm/scale": _LEGACY_ROUTER + "rmsnorm_eda.weight",
+            "fc1/kernel": _LEGACY_ROUTER + "router_mlp.0.weight",  # 1 and 3 are the GELUs
+            "fc1/bias": _LEGACY_ROUTER + "router_mlp.0.bias",
+            "fc2/kernel": _LEGACY_ROUTER + "router_mlp.2.weight",
+            "fc2/bias": _LEGACY_ROUTER + "router_mlp.2.bias",
+            "out_proj": _LEGACY_ROUTER + "router_mlp.4.weight",
+            "balancing": _LEGACY_ROUTER + "balancing_biases",
+        }
+    ),
+    "layers/experts/gate_up_proj": TensorLayout(_LEGACY_EXPERT + "linear_fc1.weight", "DQF", "QF D"),
+    "layers/experts/down_proj": TensorLayout(_LEGACY_EXPERT + "linear_fc2.weight", "FD", "D F"),
+    **_residual("moe_residual", "model.{after}res_scale"),
+    "final_norm/scale": TensorLayout("model.final_norm.weight", "D", "D"),
+    "head/bias": TensorLayout("lm_head.bias", "V", "V"),
+}
+"""Our path to Zyphra's first layout (facts 7.1)."""
+
+LAYOUTS: dict[LayoutName, dict[str, TensorLayout]] = {"native": NATIVE, "legacy": LEGACY}
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """A part of a weight of ours that moves in one go.
+
+    Attributes:
+      path: of the weight.
+      start: layer and expert, or the first row where the weight has no layers.
+      shape: of the part, in our order of axes; without those over layers and experts.
+      is_stacked: whether the weight has layers.
+    """
+
+    path: str
+    start: tuple[int, ...]
+    shape: tuple[int, ...]
+    is_stacked: bool
+
+    @property
+    def index(self) -> tuple[int | slice, ...]:
+        """Of the part, in the weight."""
+        return self.start if self.is_stacked else (slice(self.start[0], self.start[0] + self.shape[0]),)
+
+    @property
+    def size(self) -> int:
+        """Its number of values."""
+        return math.prod(self.shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class Tensor:
+    """A tensor of a layout.
+
+    Attributes:
+      name: its name there.
+      shape: its shape there.
+      layout: how its axes lie.
+      pieces: what it consists of, in the order of its bytes.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    layout: TensorLayout
+    pieces: tuple[Piece, ...]
+
+    @property
+    def path(self) -> str:
+        """Of our weight."""
+        return self.pieces[0].path
+
+
+@dataclasses.dataclass(frozen=True)
+class OurWeight:
+    """A weight of a network: the letters of its axes and their sizes."""
+
+    axes: str
+    shape: tuple[int, ...]
+
+    @property
+    def is_stacked(self) -> bool:
+        """Whether its first axis counts layers."""
+        return self.axes[0] in "LM"
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether its second axis counts experts."""
+        return self.axes[:2] == "LE"
+
+
+def our_weights(config: ModelConfig) -> dict[str, OurWeight]:
+    """All that moves, by path: the parameters and the routers' balancing biases.
+
+    Raises:
+      ValueError: if the network has a router that the layouts do not have.
+    """
+    if config.router != "mlp":
+        raise ValueError(f'model.router is "{config.router}"; Hugging Face\'s layout knows "mlp" only')
+    declared = weight_declarations.flatten(weight_declarations.declare(config))
+    weights = {path: OurWeight(weight.axes, weight.shape) for path, weight in declared.items()}
+    return weights | {ROUTER_BIAS: OurWeight("LX", (config.num_hidden_layers, config.num_router_classes))}
+
+
+def tensors_of(layout: LayoutName, config: ModelConfig) -> list[Tensor]:
+    """The tensors of a network in a layout, without the tied head; layer by layer."""
+    weights = our_weights(config)
+    whole = [path for path, weight in weights.items() if not weight.is_stacked]
+    stacked = [path for path, weight in weights.items() if weight.is_stacked]
+    found = [
+        tensor
+        for path in whole
+        for tensor in _tensors(LAYOUTS[layout][path], config, path, weights[path], None)
+    ]
+    for layer in range(config.num_hidden_layers):
+        for path in stacked:
+            found += _tensors(LAYOUTS[layout][path], config, path, weights[path], layer)
+    return found
+
+
+def _tensors(
+    layout: TensorLayout, config: ModelConfig, path: str, weight: OurWeight, layer: int | None
+) -> list[Tensor]:
+    """Those of one weight, or of one layer of it; none for a layer that has it not."""
+    pieces = layer_pieces(path, weight, config.num_hidden_layers, layer)
+    if not pieces:
+        return []
+    names = {"layer": layer} | _stages(layer, config.num_hidden_layers)
+    if weight.has_experts and "{expert}" in layout.name:
+        return [
+            Tensor(
+                layout.name.format(expert=expert, **names), layout.their_shape(piece.shape), layout, (piece,)
+            )
+            for expert, piece in enumerate(pieces)
+        ]
+    if weight.has_experts:
+        shape = (len(pieces), *layout.their_shape(pieces[0].shape))
+    else:
+        shape = layout.their_shape(weight.shape[1:] if weight.is_stacked else weight.shape)
+    return [Tensor(layout.name.format(**names), shape, layout, pieces)]
+
+
+def _stages(layer: int | None, num_layers: int) -> dict[str, int | str]:
+    if layer is None:
+        return {}
+    after = "" if layer + 1 == num_layers else f"layers.{2 * layer + 2}."
+    return {"attention": 2 * layer, "moe": 2 * layer + 1, "after": after}
+
+
+def layer_pieces(path: str, weight: OurWeight, num_layers: int, layer: int | None) -> tuple[Piece, ...]:
+    """The pieces of a weight, or of one layer of it, in order."""
+    if not weight.is_stacked:
+        return _row_pieces(path, weight.shape)
+    assert layer is not None
+    row = layer - (num_layers - weight.shape[0])  # M counts the layers behind the first
+    if row < 0:
+        return ()
+    if weight.has_experts:
+        return tuple(Piece(path, (row, expert), weight.shape[2:], True) for expert in range(weight.shape[1]))
+    return (Piece(path, (row,), weight.shape[1:], True),)
+
+
+def _row_pieces(path: str, shape: tuple[int, ...]) -> tuple[Piece, ...]:
+    rows = rows_of_a_piece(shape)
+    return tuple(
+        Piece(path, (start,), (min(rows, shape[0] - start), *shape[1:]), False)
+        for start in range(0, shape[0], rows)
+    )
+
+
+def rows_of_a_piece(shape: tuple[int, ...]) -> int:
+    """How many rows of a weight that has no layers make a piece: parts of about equal size."""
+    parts = -(-math.prod(shape) * 4 // PIECE_BYTES)
+    return -(-shape[0] // max(parts, 1))
+
+
+def all_pieces(config: ModelConfig) -> list[Piece]:
+    """Every piece of a network."""
+    weights = our_weights(config)
+    layers = range(config.num_hidden_layers)
+    return [
+        piece
+        for path, weight in weights.items()
+        for layer in (layers if weight.is_stacked else (None,))
+        for piece in layer_pieces(path, weight, config.num_hidden_layers, layer)
+    ]
+
+
+SHOWN = 5
+"""How many wrong tensors an error names."""
+
+
+def check_shapes(found: dict[str, tuple], expected: dict[str, tuple], what: str) -> None:
+    """Holds names and shapes against those that must be.
+
+    Raises:
+      ValueError: naming what is missing, unknown, or of a wrong shape.
+    """
+    missing = [f"{name} {list(expected[name])}" for name in expected if name not in found]
+    extra = [f"{name} {list(found[name])}" for name in found if name not in expected]
+    wrong = [
+        f"{name} is {list(found[name])} and must be {list(expected[name])}"
+        for name in expected
+        if name in found and found[name] != expected[name]
+    ]
+    problems = {"missing": missing, "unknown": extra, "of a wrong shape": wrong}
+    parts = [
+        f"{len(names)} {what}{'s' if len(names) > 1 else ''} {problem}: {first_of(names)}"
+        for problem, names in problems.items()
+        if names
+    ]
+    if parts:
+        raise ValueError("; ".join(parts))
+
+
+def first_of(names: list[str]) -> str:
+    """The first few, and a sign where there are more."""
+    return ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")

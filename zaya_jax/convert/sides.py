@@ -1,0 +1,70 @@
+"""Either side of a conversion, opened without being told what it is."""
+
+import contextlib
+import dataclasses
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+from zaya_jax.config import CONFIG_FILE, Config
+from zaya_jax.convert import companions as beside
+from zaya_jax.convert.companions import Companions
+from zaya_jax.convert.plans import TargetLayout
+from zaya_jax.convert.pytorch_folder import CONFIG, PytorchFolder, PytorchWeights, open_folder, read_json
+from zaya_jax.convert.run_folder import RunWeights
+from zaya_jax.convert.stream import Source
+
+
+@dataclasses.dataclass(frozen=True)
+class Side:
+    """A folder of weights.
+
+    Attributes:
+      layout: of its weights.
+      source: of its weights.
+      run: the config of the run that it is; None for a PyTorch folder.
+      step: of the checkpoint; 0 for a PyTorch folder.
+      opened: the PyTorch folder that it is; None for a run.
+    """
+
+    layout: TargetLayout
+    source: Source
+    run: Config | None
+    step: int
+    opened: PytorchFolder | None
+
+    def companions(self) -> Companions:
+        """What goes along with its weights."""
+        if self.opened is not None:
+            return beside.of_folder(self.opened)
+        assert self.run is not None
+        return beside.of_run(self.run, step=self.step)
+
+
+@contextlib.contextmanager
+def open_side(path: str | pathlib.Path) -> Iterator[Side]:
+    """Opens a run folder, or a PyTorch folder of either layout.
+
+    Raises:
+      ValueError: if it is neither, or damaged.
+    """
+    folder = pathlib.Path(path)
+    if not folder.is_dir():
+        what = "a file" if folder.exists() else "not there"
+        raise ValueError(f"{folder} is {what}; it must be the folder of a run or of PyTorch weights")
+    if is_run(folder):
+        weights = RunWeights(folder)
+        yield Side("zaya", weights, weights.run, weights.step, None)
+        return
+    opened = open_folder(folder)
+    with PytorchWeights(opened) as weights:
+        yield Side(opened.layout, weights, None, 0, opened)
+
+
+def is_run(folder: pathlib.Path) -> bool:
+    """Whether a folder's config.json is a run's; both kinds of folder have one."""
+    assert CONFIG == CONFIG_FILE
+    if not (folder / CONFIG).is_file():
+        return False
+    fields: dict[str, Any] = read_json(folder / CONFIG)
+    return "run_folder" in fields

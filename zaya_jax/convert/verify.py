@@ -1,0 +1,252 @@
+"""Both sides of a conversion, read back and compared.
+
+Letters: B batch, T time, D model width, V vocabulary.
+"""
+
+import dataclasses
+import functools
+import importlib.util
+import math
+import pathlib
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from zaya_jax.config import ModelConfig
+from zaya_jax.convert.layouts import ROUTER_BIAS, Piece, all_pieces
+from zaya_jax.convert.pytorch import load_variables
+from zaya_jax.convert.sides import Side
+from zaya_jax.convert.stream import CHECKSUMS, WORKERS, Watcher, ahead, check_checksums
+from zaya_jax.model import zaya
+from zaya_jax.model.weights import count_parameters
+
+PROMPT_TOKENS = 16
+TOLERANCE = 1e-4
+"""Of float32 logits of two implementations, relative to the largest (as in tests/parity)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """The first piece, from the embedding upwards, whose values are not what they must be.
+
+    Attributes:
+      piece: which.
+      count: values that differ.
+      largest: difference.
+    """
+
+    piece: Piece
+    count: int
+    largest: float
+
+    def __str__(self) -> str:
+        where = f" of layer or row {self.piece.start[0]}"
+        expert = f", expert {self.piece.start[1]}" if len(self.piece.start) > 1 else ""
+        return (
+            f"{self.piece.path}{where}{expert}: {self.count:,} of {self.piece.size:,} values differ, by up "
+            f"to {self.largest:.3g}"
+        )
+
+
+def compare_tensors(before: Side, after: Side, watcher: Watcher) -> Difference | None:
+    """Compares every value bit for bit, `before` cast to the type that it has `after`.
+
+    Raises:
+      ValueError: if the two describe different networks.
+    """
+    if not same_network(before.source.config, after.source.config):
+        raise ValueError("the two sides describe different networks: their configs differ")
+
+    def compare(piece: Piece) -> Difference | None:
+        dtype = after.source.dtype(piece.path)
+        expected, found = before.source.read(piece).astype(dtype), after.source.read(piece).astype(dtype)
+        unsigned = np.dtype(f"u{dtype.itemsize}")
+        unequal = np.ascontiguousarray(expected).view(unsigned) != np.ascontiguousarray(found).view(unsigned)
+        if not unequal.any():
+            return None
+        largest = np.abs(expected.astype(np.float64) - found.astype(np.float64)).max()
+        return Difference(piece, int(unequal.sum()), float(largest))
+
+    pieces = sorted(all_pieces(before.source.config), key=_depth)
+    with ThreadPoolExecutor(WORKERS) as workers:
+        for piece, difference in zip(pieces, ahead(workers, compare, pieces), strict=True):
+            watcher.advance(piece.size * after.source.dtype(piece.path).itemsize)
+            if difference is not None:
+                return difference
+    return None
+
+
+def same_network(one: ModelConfig, other: ModelConfig) -> bool:
+    """Whether two configs are of one function, as far as files can tell.
+
+    How it is computed is not written in them, nor what an unreachable skip class would do.
+    """
+    free = ("dtype", "remat", "experts_implementation", "skip_class", "layer_pattern")
+    fields = [f.name for f in dataclasses.fields(ModelConfig) if f.name not in free]
+    if not any("sliding" in kind for kind in one.layer_types):
+        fields.remove("sliding_window")  # the legacy layout does not keep one that nothing uses
+    same = all(getattr(one, name) == getattr(other, name) for name in fields)
+    return same and one.layer_types == other.layer_types
+
+
+def _depth(piece: Piece) -> tuple[int, str, tuple[int, ...]]:
+    """Network order: what every token meets first comes first, so that the first difference is the cause."""
+    if piece.is_stacked:
+        return (1 + piece.start[0], piece.path, piece.start)
+    return (0 if piece.path.startswith("embedding") else 2**31, piece.path, piece.start)
+
+
+def available_memory() -> int:
+    """Bytes of host memory that programs may still take."""
+    lines = pathlib.Path("/proc/meminfo").read_text().splitlines()
+    fields = dict(line.split(":", 1) for line in lines)
+    return int(fields["MemAvailable"].split()[0]) * 1024
+
+
+def logits_memory(config: ModelConfig) -> int:
+    """Bytes that comparing logits takes: both sides in float32, and a third where transformers joins."""
+    copies = 3 if has_transformers() else 2
+    return copies * 4 * count_parameters(config) + 8 * PROMPT_TOKENS * config.vocab_size
+
+
+def has_transformers() -> bool:
+    """Whether there is a second implementation to ask."""
+    return all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
+
+
+def compare_logits(before: Side, after: Side, *, seed: int = 0) -> list[str]:
+    """Compares logits on a random prompt, all in float32.
+
+    Returns:
+      Lines about what was found.
+
+    Raises:
+      ValueError: if logits differ that must not, naming the first layer whose output does.
+    """
+    config = dataclasses.replace(after.source.config, dtype="float32", remat="none")
+    tokens_BT = (
+        np.random.default_rng(seed).integers(1, config.vocab_size, (1, PROMPT_TOKENS)).astype(np.int32)
+    )
+    ours = load_variables(after.source)
+    logits_BTV = _logits(config, ours, tokens_BT)
+    expected_BTV = _logits(config, load_variables(before.source), tokens_BT)
+    error = _relative_error(logits_BTV, expected_BTV)
+    narrowed = any(
+        before.source.dtype(path) != after.source.dtype(path) for path in ("embedding/table", ROUTER_BIAS)
+    )
+    if error and not narrowed:
+        layer = first_different_layer(config, load_variables(before.source), ours, tokens_BT)
+        raise ValueError(
+            f"logits differ by {error:.3g} of the largest; the first layer to differ is number {layer}"
+        )
+    lines = [f"logits of {PROMPT_TOKENS} random tokens: {_in_words(error)}"]
+    for side in (before, after):
+        if side.layout == "native" and side.opened is not None and has_transformers():
+            theirs = after.source if side is after else before.source
+            lines.append(_ask_transformers(side.opened.folder, config, load_variables(theirs), tokens_BT))
+    return lines
+
+
+def _in_words(error: float) -> str:
+    return "equal bit for bit" if error == 0 else f"differ by {error:.3g} of the largest, by narrower weights"
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _logits(config: ModelConfig, variables: Mapping[str, Any], tokens_BT: jax.Array) -> Float[Array, "B T V"]:
+    output = zaya.forward(config, variables["params"], variables["router_bias"]["layers"], tokens_BT)
+    return output.logits_BTV
+
+
+def _relative_error(ours: Any, theirs: Any) -> float:
+    ours, theirs = np.asarray(ours), np.asarray(theirs)
+    if np.array_equal(ours, theirs, equal_nan=True):  # weights that overflow do so on both sides
+        return 0.0
+    return float(np.abs(ours - theirs).max() / max(np.abs(theirs).max(), np.finfo(np.float32).tiny))
+
+
+def first_different_layer(
+    config: ModelConfig, one: Mapping[str, Any], other: Mapping[str, Any], tokens_BT: np.ndarray
+) -> int | None:
+    """The first layer, from 0, behind which the streams of two sets of weights differ; None for the head."""
+    for number in range(config.num_hidden_layers):
+        streams = [_stream_after(config, variables, tokens_BT, number + 1) for variables in (one, other)]
+        if not np.array_equal(*streams, equal_nan=True):
+            return number
+    return None
+
+
+def _stream_after(
+    config: ModelConfig, variables: Mapping[str, Any], tokens_BT: np.ndarray, num_layers: int
+) -> Float[Array, "B T D"]:
+    """The stream behind the first layers: those of a network that has no more."""
+    params = variables["params"]
+    stacked = jax.tree.map(lambda weight: weight[:num_layers], params["layers"])
+    if num_layers == 1:
+        stacked["router"].pop("eda_scale", None)
+    elif "eda_scale" in stacked["router"]:
+        stacked["router"]["eda_scale"] = params["layers"]["router"]["eda_scale"][: num_layers - 1]
+    cut = dataclasses.replace(config, num_hidden_layers=num_layers)
+    x_BTD = zaya.embed(params["embedding"], jnp.asarray(tokens_BT))
+    positions_BT = jnp.arange(tokens_BT.shape[1])[None]
+    bias_LX = variables["router_bias"]["layers"][:num_layers]
+    x_BTD, _, _ = zaya.layers(cut, params | {"layers": stacked}, bias_LX, x_BTD, positions_BT, None, None)
+    return x_BTD
+
+
+def _ask_transformers(
+    folder: pathlib.Path, config: ModelConfig, variables: Mapping[str, Any], tokens_BT: np.ndarray
+) -> str:
+    """Logits of `ZayaForCausalLM`, which reads the files by itself.
+
+    Raises:
+      ValueError: if they are not ours, naming the layer whose output is the first to be off.
+    """
+    import torch
+    from transformers import ZayaForCausalLM
+
+    model: Any = ZayaForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+    bias_LX = torch.from_numpy(np.array(variables["router_bias"]["layers"]))
+    with torch.no_grad():
+        for layer, bias_X in zip(model.model.layers, bias_LX, strict=True):
+            # transformers 5.23 makes the skip class's bias -1 again after it has read another.
+            layer.mlp.gate.balancing_biases.copy_(bias_X)
+        answer = model(torch.from_numpy(tokens_BT).long(), output_hidden_states=True, use_cache=False)
+    error = _relative_error(_logits(config, variables, tokens_BT), answer.logits.numpy())
+    if not error < TOLERANCE:
+        errors = [
+            _relative_error(_stream_after(config, variables, tokens_BT, number + 1), hidden.numpy())
+            # The last one that transformers gives is behind its final norm.
+            for number, hidden in enumerate(answer.hidden_states[1:-1])
+        ]
+        layer = next((number for number, found in enumerate(errors) if found >= TOLERANCE), "the last")
+        raise ValueError(
+            f"transformers' logits of {folder} differ by {error:.3g} of the largest, more than {TOLERANCE}; "
+            f"the first layer to differ is {layer}"
+        )
+    return (
+        f"logits of transformers on {folder.name}: differ by {error:.3g} of the largest (limit {TOLERANCE})"
+    )
+
+
+def check_files(side: Side, folder: pathlib.Path) -> str | None:
+    """Holds what was written against its checksums: None, or what is wrong."""
+    if not (folder / CHECKSUMS).is_file():
+        return f"{folder} has no {CHECKSUMS}: {side.layout} weights that were not written here"
+    name = check_checksums(folder)
+    return None if name is None else f"{folder / name} is not as it was written: its checksum differs"
+
+
+def num_bytes(side: Side) -> int:
+    """Bytes of a side's weights."""
+    pieces = all_pieces(side.source.config)
+    return sum(piece.size * side.source.dtype(piece.path).itemsize for piece in pieces)
+
+
+def num_values(side: Side) -> int:
+    """Numbers in a side's weights, balancing biases included."""
+    return sum(math.prod(piece.shape) for piece in all_pieces(side.source.config))
