@@ -9,6 +9,7 @@ VERBS = {
     "train": ("zaya_jax.train_command", "train a model, or go on with a run"),
     "generate": ("zaya_jax.inference.command", "continue a prompt with a trained model"),
     "corpus": ("zaya_jax.data.corpus", "build token shards from text files"),
+    "plan": ("zaya_jax.plan.command", "size a run: memory, time and communication on a cluster"),
     "bench": ("zaya_jax.bench.command", "measure this machine against others' code and physics"),
 }
 

@@ -1,0 +1,1 @@
+"""XLA's compiler for AMD GPUs, on machines with and without them."""
