@@ -39,9 +39,12 @@ def get_config() -> ConfigDict:
     config.optimizer.name = "muon"
     config.optimizer.learning_rate = 3e-4
     config.optimizer.final_learning_rate = 3e-5
+    config.optimizer.newton_schulz_dtype = "bfloat16"
 
     config.train = ConfigDict()
     config.train.num_steps = 476_837
+    config.train.gradient_dtype = "bfloat16"
+    config.train.loss_chunk = 2048
     config.train.eval_every = 5000
     config.train.eval_sequences = 4096
     config.train.checkpoint_every = 250

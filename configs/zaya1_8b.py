@@ -41,12 +41,15 @@ def get_config() -> ConfigDict:
     config.optimizer.weight_decay = 0.1  # ours
     config.optimizer.momentum = 0.95  # ours
     config.optimizer.newton_schulz_steps = 5
+    config.optimizer.newton_schulz_dtype = "bfloat16"  # Jordan's Muon
 
     config.balancing = ConfigDict()
     config.balancing.learning_rate = 1e-3  # ours
 
     config.train = ConfigDict()
     config.train.num_steps = 476_837  # 8T tokens
+    config.train.gradient_dtype = "bfloat16"  # ours
+    config.train.loss_chunk = 2048  # ours: 2 GiB of logits
     config.train.eval_every = 5000  # ours
     config.train.eval_sequences = 4096  # ours
     config.train.checkpoint_every = 250  # ours: about every 10 minutes

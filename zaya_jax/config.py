@@ -71,8 +71,13 @@ class ModelConfig:
       lm_head_bias: adds a bias to the tied head.
       max_position_embeddings: the longest sequence that the model is meant for.
       dtype: type of activations and matrix products; parameters and the stream are float32.
-      remat: what the backward pass recomputes: "none"; all but matrix products and attention, which
-        "products" keeps; or each whole "layer".
+      remat: what the backward pass recomputes. "none": nothing. "products": all but plain matrix
+        products, attention and experts, whose results are kept. "attention_and_experts": keeps of
+        each layer the results of attention and of the experts' products alone. "block": keeps the
+        stream before each attention and each block of experts. "layer": keeps the stream before each
+        layer. Each keeps less than the one before and computes more.
+      attention_implementation: in training, "full" makes all scores of a layer at once, "blockwise" those
+        of a pair of blocks at a time; None takes "blockwise" for sequences of 1,024 tokens or more.
       experts_implementation: "blocked", "ragged_dot", or None for the best on the platform.
     """
 
@@ -99,7 +104,8 @@ class ModelConfig:
     lm_head_bias: bool = False
     max_position_embeddings: int = 131_072
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    remat: Literal["none", "products", "layer"] = "none"
+    remat: Literal["none", "products", "attention_and_experts", "block", "layer"] = "none"
+    attention_implementation: Literal["full", "blockwise"] | None = None
     experts_implementation: Literal["blocked", "ragged_dot"] | None = None
 
     def __post_init__(self):
@@ -206,7 +212,11 @@ class OptimizerConfig:
       warmup_steps: of linear growth from 0.
       weight_decay: decoupled, times the learning rate; not on scales, biases and temperatures.
       momentum: of Muon, with Nesterov's look-ahead.
-      newton_schulz_steps: of Muon's orthogonalisation.
+      momentum_dtype: in which Muon's momentum is kept.
+      newton_schulz: polynomials of Muon's orthogonalisation: "jordan" is the first, "polar_express"
+        (arXiv 2505.16932) comes nearer to orthogonal in as many steps.
+      newton_schulz_steps: of the orthogonalisation.
+      newton_schulz_dtype: of its products.
       beta1: AdamW's decay of the mean.
       beta2: AdamW's decay of the mean square.
       eps: AdamW's, added to the root of the mean square.
@@ -219,7 +229,10 @@ class OptimizerConfig:
     warmup_steps: int = 2000
     weight_decay: float = 0.1
     momentum: float = 0.95
+    momentum_dtype: Literal["float32", "bfloat16"] = "float32"
+    newton_schulz: Literal["jordan", "polar_express"] = "jordan"
     newton_schulz_steps: int = 5
+    newton_schulz_dtype: Literal["float32", "bfloat16"] = "float32"
     beta1: float = 0.9
     beta2: float = 0.95
     eps: float = 1e-8
@@ -278,6 +291,11 @@ class TrainConfig:
     Attributes:
       num_steps: optimiser steps.
       num_microbatches: parts that a step's batch is cut into, to save memory.
+      gradient_dtype: in which gradients are added up over microbatches and devices. "bfloat16"
+        halves what is sent and kept; scales and biases stay float32.
+      loss_chunk: tokens of a device whose logits exist at the same time.
+      z_loss: weight of the squared log of the softmax's denominator, which keeps logits from
+        drifting (PaLM, arXiv 2204.02311 section 5); 0 is off.
       seed: of the initial weights and of everything random later.
       log_every: steps between two lines of metrics.
       eval_every: steps between two held-out losses; there is always one at the end.
@@ -289,6 +307,9 @@ class TrainConfig:
 
     num_steps: int = 1000
     num_microbatches: int = 1
+    gradient_dtype: Literal["float32", "bfloat16"] = "float32"
+    loss_chunk: int = 4096
+    z_loss: float = 0.0
     seed: int = 0
     log_every: int = 10
     eval_every: int = 500
@@ -298,9 +319,11 @@ class TrainConfig:
     sample_tokens: int = 256
 
     def __post_init__(self):
+        _check_choices("train", self)
+        _require(self.z_loss >= 0, f"train.z_loss is {self.z_loss}; it must be 0 (off) or above")
         _require_positive(
-            "train", self, "num_steps", "num_microbatches", "log_every", "eval_every", "checkpoint_every",
-            "keep_checkpoints",
+            "train", self, "num_steps", "num_microbatches", "loss_chunk", "log_every", "eval_every",
+            "checkpoint_every", "keep_checkpoints",
         )  # fmt: skip
         _require_seed("train", self.seed)
         _require(

@@ -12,7 +12,6 @@ from zaya_jax.data.corpus import Corpus
 from zaya_jax.data.tokenizer import load_tokenizer
 from zaya_jax.inference.generate import generate
 from zaya_jax.options import Parser, add_config_options, load_config
-from zaya_jax.plan.describe import describe
 from zaya_jax.train.loop import TrainResult, train
 
 SAMPLE_TEMPERATURE = 0.7
@@ -40,6 +39,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.devices is not None and not options.dry_run:
         raise ValueError("--devices goes with --dry-run; a run uses all devices that it finds")
     if options.dry_run:
+        from zaya_jax.plan.describe import describe  # what only a dry run needs
+
         describe(config, devices=options.devices)
         return
     report(train(config, overwrite=options.overwrite))

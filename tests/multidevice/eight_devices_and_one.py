@@ -1,95 +1,189 @@
-"""Trains the same steps on eight devices and on one, and prints how far apart they end, as JSON.
+"""Trains the same steps on eight devices, on one, and on two from the eight's checkpoint.
 
-A program, not a test: the number of devices is fixed when jax starts. `test_multidevice.py` runs it.
+Prints how far apart they end, and what the program of eight is made of, as JSON. A program, not a
+test: the number of devices is fixed when jax starts. `test_multidevice.py` runs it.
 """
 
+import collections
+import dataclasses
 import functools
 import json
+import math
+import re
+import sys
+import tempfile
 
+import hlo
 import jax
 import numpy as np
 
+from zaya_jax.checkpoint import Checkpoints
 from zaya_jax.config import Config, DataConfig, ModelConfig, OptimizerConfig, TrainConfig
 from zaya_jax.data.batch import make_example
-from zaya_jax.parallel.mesh import by_rows, data_mesh, replicated
-from zaya_jax.train.state import init_state, make_rules
-from zaya_jax.train.step import train_step
+from zaya_jax.optim.optimizer import optimizer_flops
+from zaya_jax.parallel.mesh import by_rows, data_mesh
+from zaya_jax.train.state import (
+    abstract_state,
+    checkpoint_shardings,
+    from_checkpoint,
+    init_state,
+    make_rules,
+    shardings,
+    to_checkpoint,
+)
+from zaya_jax.train.step import compiled_step
 
-STEPS, ROWS, TIME, VOCABULARY = 5, 16, 16, 43
+STEPS, HALF, ROWS, TIME, VOCABULARY = 50, 25, 16, 16, 43
 CONFIG = Config(
     model=ModelConfig(
         vocab_size=VOCABULARY,
         hidden_size=32,
-        num_hidden_layers=2,
+        num_hidden_layers=3,  # 9 experts and 3 of all other matrices: neither divides by 8
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=8,
         moe_intermediate_size=24,
-        num_experts=4,
+        num_experts=3,
         router_hidden_size=16,
         initializer_range=0.3,
         max_position_embeddings=64,
         dtype="float32",
     ),
     data=DataConfig(sequence_length=TIME, batch_size=ROWS),
-    optimizer=OptimizerConfig(learning_rate=1e-2, warmup_steps=0),
+    optimizer=OptimizerConfig(learning_rate=1e-3, final_learning_rate=1e-4, warmup_steps=5),
     train=TrainConfig(num_steps=STEPS),
 )
+IN_BFLOAT16 = dataclasses.replace(CONFIG, train=dataclasses.replace(CONFIG.train, gradient_dtype="bfloat16"))
 
 
+@functools.cache
 def batches():
     """Documents of uneven lengths; the last rows are padding, so that devices have unequal shares."""
-    random = np.random.default_rng(0)
+    random, examples = np.random.default_rng(0), []
     for _ in range(STEPS):
         tokens_BT = random.integers(1, VOCABULARY, (ROWS, TIME))
         tokens_BT[np.arange(ROWS)[:, None] * TIME + np.arange(TIME) >= 200] = 0
-        yield make_example(tokens_BT, bos_id=1, pad_id=0)
+        examples.append(make_example(tokens_BT, bos_id=1, pad_id=0))
+    return examples
 
 
-def run(devices, num_microbatches):
-    """Losses and router counts of every step, and the weights at the end."""
-    mesh, rules = data_mesh(devices), make_rules(CONFIG)
-    whole, rows = replicated(mesh), by_rows(mesh)
-    step = jax.jit(
-        functools.partial(train_step, rules=rules, mesh=mesh, num_microbatches=num_microbatches),
-        in_shardings=(whole, rows),
-        out_shardings=(whole, whole),
-        compiler_options={"xla_backend_optimization_level": 0},
-    )
-    state, history = jax.device_put(init_state(CONFIG, rules), whole), []
-    for batch in batches():
-        state, metrics = step(state, jax.device_put(batch, rows))
-        history.append(jax.device_get(metrics))
-    stacked = jax.tree.map(lambda *values: np.stack(values), *history)
-    return stacked, jax.device_get(state)
+class Run:
+    """The steps of a config on some devices."""
+
+    def __init__(self, devices, num_microbatches=1, config=CONFIG):
+        self.mesh = data_mesh(devices)
+        self.rules = make_rules(config, self.mesh.size)
+        self.abstract = abstract_state(config, self.rules, self.mesh)
+        self.step = compiled_step(
+            self.abstract, rules=self.rules, mesh=self.mesh, num_microbatches=num_microbatches
+        )
+
+    def start(self):
+        init = functools.partial(init_state, CONFIG, self.rules)
+        return jax.jit(init, out_shardings=shardings(self.abstract, self.mesh))()
+
+    def go(self, state, examples):
+        history = []
+        for batch in examples:
+            state, metrics = self.step(state, jax.device_put(batch, by_rows(self.mesh)))
+            history.append(jax.device_get(metrics))
+        return state, jax.tree.map(lambda *values: np.stack(values), *history)
+
+    def program(self):
+        """The lowered step."""
+        rows = by_rows(self.mesh)
+        batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows), batches()[0])
+        return self.step.lower(self.abstract, batch)
+
+    def saved_shape(self):
+        """Shapes of a checkpoint, where these devices want them."""
+        saved = jax.eval_shape(to_checkpoint, self.abstract)
+        return jax.tree.map(
+            lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+            saved,
+            checkpoint_shardings(saved, self.mesh),
+        )
 
 
-def relative(ours, theirs):
+def save_and_restore(state, to):
+    """Through a checkpoint on disk, to other devices."""
+    with tempfile.TemporaryDirectory() as folder:
+        with Checkpoints(folder, keep=1) as checkpoints:
+            checkpoints.save(HALF, **jax.jit(to_checkpoint)(state))
+        with Checkpoints(folder, keep=1) as checkpoints:
+            weights, training = checkpoints.restore(HALF, **to.saved_shape())
+    restore = functools.partial(from_checkpoint, like=to.abstract)
+    restored = {"weights": weights, "training": training}
+    return jax.jit(restore, out_shardings=shardings(to.abstract, to.mesh))(restored)
+
+
+def difference(ours, theirs):
     """The largest relative difference in norm of any leaf."""
     pairs = zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True)
     return max(float(np.linalg.norm(a - b) / max(np.linalg.norm(b), 1e-30)) for a, b in pairs)
 
 
-def main():
-    """Runs both, compares, prints."""
+def compare():
+    """Eight devices and one over all steps; two over the second half."""
     devices = jax.devices()
-    one, one_state = run(devices[:1], 1)
-    eight, eight_state = run(devices, 2)
-    print(
-        json.dumps(
-            {
-                "devices": len(devices),
-                "losses": relative(eight.loss, one.loss),
-                "gradient_norms": relative(eight.gradient_norm, one.gradient_norm),
-                "weights": relative(eight_state.params, one_state.params),
-                "router_counts": relative(eight.router_counts_LX, one.router_counts_LX),
-                "router_biases": relative(eight_state.router_bias_LX, one_state.router_bias_LX),
-                "moved": relative(one_state.params, init_state(CONFIG, make_rules(CONFIG)).params),
-                "tokens": one.router_counts_LX.sum(axis=(1, 2)).tolist(),
-            }
-        )
+    one, eight, two = Run(devices[:1]), Run(devices, num_microbatches=2), Run(devices[:2])
+    first = jax.device_get(one.start().params)
+    one_state, one_metrics = one.go(one.start(), batches())
+    middle, early = eight.go(eight.start(), batches()[:HALF])
+    resumed = save_and_restore(middle, two)
+    eight_state, late = eight.go(middle, batches()[HALF:])
+    two_state, resumed_metrics = two.go(resumed, batches()[HALF:])
+    eight_metrics = jax.tree.map(lambda *halves: np.concatenate(halves), early, late)
+    names = ("loss", "gradient_norm", "gradient_norms", "update_norms", "router_counts_LX")
+    one_params, eight_params, two_params = (
+        jax.device_get(state.params) for state in (one_state, eight_state, two_state)
     )
+    return {
+        "devices": len(devices),
+        "eight and one": {
+            **{n: difference(getattr(eight_metrics, n), getattr(one_metrics, n)) for n in names},
+            "weights": difference(eight_params, one_params),
+            "router_bias": difference(eight_state.router_bias_LX, one_state.router_bias_LX),
+        },
+        "resumed on two": {
+            "loss": difference(resumed_metrics.loss, late.loss),
+            "weights": difference(two_params, eight_params),
+        },
+        "moved": difference(one_params, first),
+        "tokens": one_metrics.router_counts_LX.sum(axis=(1, 2)).tolist(),
+    }
+
+
+def inspect():
+    """What the compiled step of eight devices sends and multiplies, and what of it the plan foresaw."""
+    run = Run(jax.devices())
+    dealt, alone = run.rules.deal, make_rules(CONFIG, 1).deal
+    weights = dict(dealt.weights)
+    small = [part for part in dealt.elements if not weights[part.path].in_products]
+    text = run.program().compile().as_text()
+    return {
+        "collectives": hlo.collectives(text),
+        "part_sizes": sorted(math.prod(part.shape) for part in dealt.parts),
+        "newton_schulz_flops": hlo.matrix_product_flops(text, scope="newton_schulz"),
+        "planned_flops": optimizer_flops(dealt, num_steps=5),
+        "replicated_flops": optimizer_flops(alone, num_steps=5),
+        "matrices": sum(part.num_matrices for part in alone.stacks),
+        "gradients": scattered_types(run),
+        "gradients, bfloat16": scattered_types(Run(jax.devices(), config=IN_BFLOAT16)),
+        "large": len(dealt.parts) - len(small),
+        "small": len(small),
+    }
+
+
+def scattered_types(run):
+    """Types of the elements that reduce-scatters add up, as the program asks for it.
+
+    Asked of StableHLO: XLA's CPU backend has no sum of bfloat16 and makes one of float32.
+    """
+    text = run.program().as_text()
+    results = re.findall(r"stablehlo.reduce_scatter.*?-> tensor<([^>]*)>", text, flags=re.DOTALL)
+    return collections.Counter(shape.split("x")[-1] for shape in results)
 
 
 if __name__ == "__main__":
-    main()
+    print(json.dumps({"compare": compare, "inspect": inspect}[sys.argv[1]]()))

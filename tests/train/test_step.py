@@ -1,6 +1,9 @@
 """A step on many microbatches is the step on the whole batch, and both follow the mean loss's gradient."""
 
+import dataclasses
 import functools
+import itertools
+import typing
 
 import jax
 import jax.numpy as jnp
@@ -8,13 +11,16 @@ import numpy as np
 import optax
 import pytest
 
-from zaya_jax.config import BalancingConfig, ModelConfig
+from zaya_jax.config import BalancingConfig, ModelConfig, OptimizerConfig
 from zaya_jax.data.batch import Batch
-from zaya_jax.model.weights import declare, initialise
+from zaya_jax.model.weights import declare, flatten, initialise
 from zaya_jax.model.zaya import Zaya, forward, initial_router_bias
 from zaya_jax.optim.balancing import make_balancer
+from zaya_jax.optim.optimizer import make_optimizer
+from zaya_jax.parallel.deal import deal
 from zaya_jax.parallel.mesh import data_mesh
-from zaya_jax.train.state import Rules, TrainState
+from zaya_jax.train.state import Rules, from_checkpoint, to_checkpoint
+from zaya_jax.train.state import first_state as state_of
 from zaya_jax.train.step import train_step
 
 MODEL = ModelConfig(
@@ -32,8 +38,12 @@ MODEL = ModelConfig(
     dtype="float32",
 )
 # The update of plain gradient descent is the gradient: Muon and AdamW would hide its scale.
-RULES = Rules(Zaya(MODEL), optax.sgd(1.0), make_balancer(BalancingConfig(learning_rate=1e-2)))
+RULES = Rules(
+    Zaya(MODEL), deal(declare(MODEL), 1), optax.sgd(1.0), make_balancer(BalancingConfig(learning_rate=1e-2))
+)
+MUON = dataclasses.replace(RULES, optimizer=make_optimizer(OptimizerConfig(warmup_steps=0), RULES.deal, 100))
 ROWS, TIME = 8, 16
+KEY = jax.random.key(1)
 
 jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 
@@ -53,15 +63,7 @@ def uneven_batch():
 
 
 def first_state():
-    params, bias_LX = initialise(declare(MODEL), jax.random.key(0)), initial_router_bias(MODEL)
-    return TrainState(
-        step=jnp.zeros((), jnp.int32),
-        params=params,
-        router_bias_LX=bias_LX,
-        optimizer=RULES.optimizer.init(params),
-        balancer=RULES.balancer.init(bias_LX),
-        key=jax.random.key(1),
-    )
+    return state_of(RULES, initialise(declare(MODEL), jax.random.key(0)), jax.random.key(1))
 
 
 @functools.cache
@@ -145,3 +147,97 @@ def test_a_batch_without_targets_moves_nothing():
     after, metrics = jit(run)(first_state(), empty)
     assert metrics.loss == 0
     assert not any(np.any(leaf) for leaf in jax.tree.leaves(moved(after)))
+
+
+def unlike(ours, theirs):
+    pairs = zip(jax.tree.leaves_with_path(ours), jax.tree.leaves(theirs), strict=True)
+    return [jax.tree_util.keystr(path) for (path, x), y in pairs if not np.array_equal(x, y)]
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_step_that_is_not_finite_changes_nothing_and_is_counted(value):
+    """Weights, moments and router biases; the step before it has filled the moments."""
+    batch = uneven_batch()
+    poisoned = dataclasses.replace(batch, weights_BT=batch.weights_BT.at[4, 1].set(value))
+    run = jit(functools.partial(train_step, rules=MUON, mesh=data_mesh(jax.devices()[:1])))
+    before, _ = run(state_of(MUON, initialise(declare(MODEL), jax.random.key(0)), KEY), batch)
+    after, metrics = run(before, poisoned)
+    expected = dataclasses.replace(before, step=before.step + 1, skipped_steps=before.skipped_steps + 1)
+    assert not unlike(after, expected)
+    assert (after.step, after.skipped_steps, metrics.skipped_steps) == (2, 1, 1)
+    assert all(norm == 0 for norm in metrics.update_norms.values())
+    going_on, metrics = run(after, batch)
+    assert metrics.skipped_steps == 1
+    assert ".parts['embedding/table']" in unlike(going_on, after)
+
+
+def test_clipping_scales_all_gradients_by_one_factor():
+    clipped = dataclasses.replace(RULES, clip_norm=0.1)
+    run = jit(functools.partial(train_step, rules=clipped, mesh=data_mesh(jax.devices()[:1])))
+    after, metrics = run(first_state(), uneven_batch())
+    whole, whole_metrics = step(1)
+    assert metrics.gradient_norm == pytest.approx(whole_metrics.gradient_norm, rel=1e-6) > 0.1
+    factor = 0.1 / metrics.gradient_norm
+    assert_near(moved(after), jax.tree.map(lambda x: factor * x, moved(whole)))
+
+
+def test_norms_by_group_are_of_all_weights_once():
+    _, metrics = step(1)
+    squares = sum(norm**2 for norm in metrics.gradient_norms.values())
+    assert squares == pytest.approx(metrics.gradient_norm**2, rel=1e-5)
+    after, _ = step(1)
+    experts = optax.tree.norm(moved(after)["layers"]["experts"])  # the update of sgd(1.0)
+    assert metrics.update_norms["experts"] == pytest.approx(experts, rel=1e-5)
+    assert metrics.gradient_norms["experts"] == pytest.approx(experts, rel=1e-5)
+
+
+def test_router_metrics_and_the_logit_bound():
+    state = first_state()
+    params = state.params
+    params["layers"]["attention"]["temperature"] = jnp.array([[1.0, -3.0], [0.5, 2.0]])
+    run = jit(functools.partial(train_step, rules=RULES, mesh=data_mesh(jax.devices()[:1])))
+    _, metrics = run(state_of(RULES, params, KEY), uneven_batch())
+    assert metrics.logit_bound == pytest.approx(3 * 8**0.5)
+    # The chosen class is the likeliest expert: its probability is at least an even share.
+    assert np.all(metrics.router_probability_L > 1 / 5)
+    assert np.all(metrics.router_probability_L < 1)
+
+
+def test_a_state_dealt_out_to_others_is_refused():
+    others = dataclasses.replace(RULES, deal=deal(declare(MODEL), 4))
+    with pytest.raises(ValueError, match="dealt out to 1 devices, the rules are for 4 and the mesh has 1"):
+        train_step(first_state(), uneven_batch(), rules=others, mesh=data_mesh(jax.devices()[:1]))
+
+
+def test_checkpoints_hold_weights_and_moments_as_declared():
+    state, _ = step(1)
+    run = jit(functools.partial(train_step, rules=MUON, mesh=data_mesh(jax.devices()[:1])))
+    state, _ = run(state_of(MUON, initialise(declare(MODEL), jax.random.key(0)), KEY), uneven_batch())
+    saved = to_checkpoint(state)
+    shapes = {x.shape for x in jax.tree.leaves(saved["training"]["optimizer"])}
+    assert shapes == {weight.shape for weight in flatten(declare(MODEL)).values()} | {()}
+    for num_devices in (1, 8):
+        rules = dataclasses.replace(MUON, deal=deal(declare(MODEL), num_devices))
+        rules = dataclasses.replace(rules, optimizer=make_optimizer(OptimizerConfig(), rules.deal, 100))
+        again = from_checkpoint(saved, state_of(rules, initialise(declare(MODEL), KEY), KEY))
+        assert not unlike(to_checkpoint(again), saved)
+
+
+MEMORY_MODEL = dataclasses.replace(MODEL, hidden_size=64, num_hidden_layers=6, moe_intermediate_size=96)
+
+
+@functools.cache
+def temporary_bytes(remat):
+    model = dataclasses.replace(MEMORY_MODEL, remat=remat)
+    rules = dataclasses.replace(RULES, model=Zaya(model), deal=deal(declare(model), 1))
+    state = jax.eval_shape(lambda: state_of(rules, initialise(declare(model), KEY), KEY))
+    rows = jax.tree.map(lambda x: jax.ShapeDtypeStruct((64, TIME), x.dtype), uneven_batch())
+    run = jit(functools.partial(train_step, rules=rules, mesh=data_mesh(jax.devices()[:1])))
+    return run.lower(state, rows).compile().memory_analysis().temp_size_in_bytes
+
+
+def test_each_remat_policy_keeps_less_than_the_one_before():
+    policies = typing.get_args(typing.get_type_hints(ModelConfig)["remat"])
+    assert policies == ("none", "products", "attention_and_experts", "block", "layer")
+    sizes = [temporary_bytes(remat) for remat in policies]
+    assert all(more > 1.02 * less for more, less in itertools.pairwise(sizes)), sizes

@@ -2,10 +2,15 @@
 
 from collections.abc import Sequence
 
-from zaya_jax.bench import experts, torch_comparison
+from zaya_jax.bench import experts, optimizer_share, optimizers, torch_comparison
 from zaya_jax.options import Parser
 
-BENCHMARKS = {"torch": torch_comparison.run, "experts": experts.run}
+BENCHMARKS = {
+    "torch": torch_comparison.run,
+    "experts": experts.run,
+    "optimizers": optimizers.run,
+    "optimizer-share": optimizer_share.run,
+}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -13,7 +18,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = Parser(
         "bench",
         "Measures. torch: train step, forward and decode against transformers' ZayaForCausalLM. "
-        "experts: memory and operations of the expert dispatch.",
+        "experts: memory and operations of the expert dispatch. optimizers: loss curves of Muon and of "
+        "AdamW alone. optimizer-share: what the optimiser takes of a step on 8 devices.",
         ("zaya bench torch", "zaya bench torch --rounds 10", "zaya bench experts"),
     )
     parser.add_argument("what", choices=BENCHMARKS, help="what to measure")

@@ -23,7 +23,7 @@ from zaya_jax.model.weights import count_parameters
 from zaya_jax.model.zaya import Output, Zaya
 from zaya_jax.parallel.compiler import compiler_options
 from zaya_jax.parallel.mesh import data_mesh
-from zaya_jax.train.state import init_state, make_rules
+from zaya_jax.train.state import first_state, make_rules
 from zaya_jax.train.step import train_step
 
 MODEL = ModelConfig(
@@ -162,7 +162,7 @@ def _train(theirs: Any, variables: Any) -> _Row:
     )
     rules, mesh = make_rules(config), data_mesh(jax.devices()[:1])
     params = jax.tree.map(jnp.copy, variables["params"])
-    states = [dataclasses.replace(init_state(config, rules), params=params)]
+    states = [first_state(rules, params, jax.random.key(0))]
     batch = jax.device_put(make_example(tokens, bos_id=-1, pad_id=-1))
     step = jax.jit(
         functools.partial(train_step, rules=rules, mesh=mesh),

@@ -40,6 +40,22 @@ def attention_mask(
     return mask_TS & (query_segments_BT[:, :, None] == key_segments_BS[:, None, :])
 
 
+def attend_within(
+    q_BTNH: Float[Array, "B T N H"],
+    k_BTKH: Float[Array, "B T K H"],
+    v_BTKH: Float[Array, "B T K H"],
+    *,
+    window: Int[Array, ""] | int | None,
+    segments_BT: Int[Array, "B T"] | None = None,
+) -> Float[Array, "B T N H"]:
+    """`attend` of sequences to themselves: within the window and the document."""
+    index_T = jnp.arange(q_BTNH.shape[1])
+    mask_BTS = attention_mask(
+        index_T, index_T, window=window, query_segments_BT=segments_BT, key_segments_BS=segments_BT
+    )
+    return attend(q_BTNH, k_BTKH, v_BTKH, mask_BTS)
+
+
 @jax.custom_vjp
 def attend(
     q_BTNH: Float[Array, "B T N H"],

@@ -3,13 +3,19 @@
 import jax
 
 KEPT = "kept"
-"""Name (`jax.ad_checkpoint.checkpoint_name`) of what remat "products" keeps besides plain products."""
+"""Name (`jax.ad_checkpoint.checkpoint_name`) of results of attention's and the experts' products."""
+
+STREAM = "stream"
+"""Name of the stream between a layer's two blocks."""
+
+_keep_names = jax.checkpoint_policies.save_only_these_names
 
 REMAT_POLICIES = {
-    "layer": jax.checkpoint_policies.nothing_saveable,
     "products": jax.checkpoint_policies.save_from_both_policies(
-        jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-        jax.checkpoint_policies.save_only_these_names(KEPT),
+        jax.checkpoint_policies.dots_with_no_batch_dims_saveable, _keep_names(KEPT)
     ),
+    "attention_and_experts": _keep_names(KEPT),
+    "block": _keep_names(STREAM),
+    "layer": jax.checkpoint_policies.nothing_saveable,
 }
-"""By the names that `ModelConfig.remat` has besides "none"."""
+"""By the names that `ModelConfig.remat` has besides "none"; described there."""

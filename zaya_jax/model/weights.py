@@ -46,6 +46,11 @@ class Weight:
         """Number of parameters."""
         return math.prod(self.shape)
 
+    @property
+    def in_products(self) -> bool:
+        """Whether products take it, in their type; the network adds the others or scales with them."""
+        return self.std is not None
+
     def initial(self, key: jax.Array) -> jax.Array:
         """The initial value, float32."""
         if self.std is None:

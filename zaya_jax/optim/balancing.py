@@ -40,3 +40,9 @@ def load_entropy(counts_LX: Int[Array | np.ndarray, "L X"]) -> Float[Array, " L"
     shares_LE = experts_LE / jnp.maximum(experts_LE.sum(axis=1, keepdims=True), 1)
     terms_LE = jnp.where(shares_LE > 0, shares_LE * jnp.log(jnp.where(shares_LE > 0, shares_LE, 1)), 0)
     return -terms_LE.sum(axis=1) / jnp.log(num_experts)
+
+
+def expert_loads(counts_LX: np.ndarray) -> np.ndarray:
+    """Each expert's tokens over an even share of those that do not skip, [L, E]: 1 is even."""
+    experts_LE = counts_LX[:, :-1]
+    return experts_LE / np.maximum(experts_LE.mean(axis=1, keepdims=True), 1 / experts_LE.shape[1])

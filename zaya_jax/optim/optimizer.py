@@ -5,14 +5,17 @@ so that Muon takes AdamW's learning rate and weight decay).
 """
 
 import math
-from collections.abc import Mapping
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 import optax
 
 from zaya_jax.config import OptimizerConfig
-from zaya_jax.model.weights import Weight, map_weights
+from zaya_jax.model.matrices import matrix_sides
+from zaya_jax.optim.muon import scale_by_muon
+from zaya_jax.optim.newton_schulz import POLYNOMIALS, newton_schulz_flops
+from zaya_jax.parallel.deal import Deal, Elements, Round, Stack
+from zaya_jax.parallel.mesh import own
 
 ADAMW_RMS = 0.2
 """Root mean square of a Muon update before the learning rate: what AdamW's usually is (Moonlight)."""
@@ -29,52 +32,71 @@ def learning_rate_schedule(config: OptimizerConfig, num_steps: int) -> optax.Sch
     )
 
 
-def make_optimizer(
-    config: OptimizerConfig, declared: Mapping, num_steps: int
-) -> optax.GradientTransformation:
-    """The transformation from gradients to updates: clipping, then Muon and AdamW.
+def make_optimizer(config: OptimizerConfig, dealt: Deal, num_steps: int) -> optax.GradientTransformation:
+    """The transformation from clipped gradients to updates, of the parts that a device owns.
 
     Args:
       config: names the optimiser and its values.
-      declared: the tree of `Weight`s that the parameters follow.
+      dealt: how the weights are dealt out; by elements alone for "adamw".
       num_steps: length of the schedule.
     """
     adam = optax.scale_by_adam(config.beta1, config.beta2, config.eps)
-    if config.name == "adamw":
-        direction = adam
-    else:
-        groups = map_weights(lambda weight: "muon" if weight.matrix else "adam", declared)
-        direction = optax.partition({"muon": _muon(config, declared), "adam": adam}, groups)
+    groups = {part.name: "adam" if isinstance(part, Elements) else "muon" for part in dealt.parts}
+    weights = dict(dealt.weights)
+    decay = {
+        part.name: weights[part.path].decay if isinstance(part, Elements) else True for part in dealt.parts
+    }
     return optax.chain(
-        optax.clip_by_global_norm(config.clip_norm),
-        direction,
-        optax.add_decayed_weights(config.weight_decay, map_weights(lambda weight: weight.decay, declared)),
+        optax.partition({"muon": _muon(config, dealt), "adam": adam}, groups),
+        optax.add_decayed_weights(config.weight_decay, decay),
         optax.scale_by_learning_rate(learning_rate_schedule(config, num_steps)),
     )
 
 
-def _muon(config: OptimizerConfig, declared: Mapping) -> optax.GradientTransformation:
+def _muon(config: OptimizerConfig, dealt: Deal) -> optax.GradientTransformation:
     """Orthogonalised momentum, scaled to AdamW's root mean square."""
-    axes = map_weights(lambda weight: matrix_axes(weight) or optax.MaskedNode(), declared)
-    rms = map_weights(lambda weight: _rms_factor(weight) if weight.matrix else optax.MaskedNode(), declared)
+    masked = {part.name: optax.MaskedNode() for part in dealt.elements}
+    scales = {part.name: _rms_factor(part) for part in dealt.matrix_parts}
     return optax.chain(
-        optax.contrib.scale_by_muon(
-            ns_steps=config.newton_schulz_steps, beta=config.momentum, weight_dimension_numbers=axes
+        scale_by_muon(
+            {part.name: part.axes for part in dealt.matrix_parts} | masked,
+            momentum=config.momentum,
+            polynomials=POLYNOMIALS[config.newton_schulz],
+            num_steps=config.newton_schulz_steps,
+            iteration_dtype=config.newton_schulz_dtype,
+            momentum_dtype=config.momentum_dtype,
         ),
-        optax.stateless(lambda updates, _: jax.tree.map(jnp.multiply, updates, rms)),
+        optax.stateless(
+            lambda updates, _: jax.tree.map(lambda x, scale: x * _own(scale), updates, scales | masked)
+        ),
     )
 
 
-def _rms_factor(weight: Weight) -> float:
-    """`0.2 * sqrt(max(fan_in, fan_out))`: an orthogonal matrix has RMS 1/sqrt of the larger side."""
-    assert weight.matrix is not None, "only matrices are scaled by their sides"
-    sizes = dict(zip(weight.axes, weight.shape, strict=True))
-    return ADAMW_RMS * max(math.prod(sizes[axis] for axis in side) for side in weight.matrix) ** 0.5
+def _rms_factor(part: Stack | Round) -> float | np.ndarray:
+    """`0.2 * sqrt(max(fan_in, fan_out))`: an orthogonal matrix has RMS 1/sqrt of the larger side.
+
+    A round has one for each device, by its matrix's own sides, not the padded ones.
+    """
+    if isinstance(part, Stack):
+        return ADAMW_RMS * max(matrix_sides(part.shape, part.axes)) ** 0.5
+    factors = np.zeros((part.num_devices, 1, 1), np.float32)
+    sides = [max(run.rows, run.columns) for run in part.runs for _ in range(run.count)]
+    factors[: len(sides), 0, 0] = ADAMW_RMS * np.sqrt(sides)
+    return factors
 
 
-def matrix_axes(weight: Weight) -> optax.contrib.MuonDimensionNumbers | None:
-    """Which axes of a weight are its matrices' input and output; None where AdamW moves it."""
-    if weight.matrix is None:
-        return None
-    reduced, output = (tuple(weight.axes.index(a) for a in axes) for axes in weight.matrix)
-    return optax.contrib.MuonDimensionNumbers(reduced, output)
+def _own(scale: float | np.ndarray) -> float | jax.Array:
+    return own(scale) if isinstance(scale, np.ndarray) else scale
+
+
+def optimizer_flops(dealt: Deal, *, num_steps: int) -> int:
+    """Of Newton-Schulz's products on each device, padding included."""
+    return sum(
+        part.shape[0] // dealt.num_devices * _flops_of_unit(part, num_steps) for part in dealt.matrix_parts
+    )
+
+
+def _flops_of_unit(part: Stack | Round, num_steps: int) -> int:
+    rows, columns = matrix_sides(part.shape, part.axes)
+    matrices = math.prod(part.shape[1:]) // (rows * columns)
+    return matrices * newton_schulz_flops(rows, columns, num_steps=num_steps)

@@ -1,14 +1,19 @@
-"""Data parallelism: every device has all weights and its own rows of the batch."""
+"""Data parallelism: each device has its own rows of the batch and owns a share of the optimiser."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 DATA = "data"
+WHOLE = PartitionSpec()
+"""Each device has all of it."""
+CUT = PartitionSpec(DATA)
+"""Each device has its part of the first axis."""
 
 
 def data_mesh(devices: Sequence[Any] | None = None) -> Mesh:
@@ -18,12 +23,12 @@ def data_mesh(devices: Sequence[Any] | None = None) -> Mesh:
 
 def replicated(mesh: Mesh) -> NamedSharding:
     """For what every device holds whole."""
-    return NamedSharding(mesh, PartitionSpec())
+    return NamedSharding(mesh, WHOLE)
 
 
 def by_rows(mesh: Mesh) -> NamedSharding:
-    """For a batch: its first axis is dealt out to the devices."""
-    return NamedSharding(mesh, PartitionSpec(DATA))
+    """For a batch, and for the optimiser's parts: each device has its part of the first axis."""
+    return NamedSharding(mesh, CUT)
 
 
 def check_batch_size(batch_size: int, num_microbatches: int, num_devices: int) -> None:
@@ -40,20 +45,50 @@ def check_batch_size(batch_size: int, num_microbatches: int, num_devices: int) -
         )
 
 
-def sum_over_rows(function: Callable[..., Any], mesh: Mesh) -> Callable[..., Any]:
-    """Runs `function(replicated, rows)` on each device's rows and adds up the results.
+def spread(mesh: Mesh, shape: tuple[int, ...]) -> NamedSharding:
+    """For an array shaped as a weight: cut along its first axis that divides, whole if none does."""
+    cut = next((i for i, size in enumerate(shape) if size and size % mesh.size == 0), None)
+    return replicated(mesh) if cut is None else NamedSharding(mesh, PartitionSpec(*[None] * cut, DATA))
 
-    Within `function` there is one device: what it sorts or gathers stays on it. Its result, a tree
-    of arrays, must be sums over rows.
+
+def on_each_device(
+    function: Callable[..., Any], mesh: Mesh, *, in_specs: Any, out_specs: Any
+) -> Callable[..., Any]:
+    """Runs a function on every device, on what is there, `WHOLE` or `CUT` by its first axis.
+
+    Within it there is one device: what it sorts or gathers stays on it. The functions below are how
+    it hears of the others.
     """
+    # Without check_vma: sums over devices are written out, once, not put where each weight is used.
+    return jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
 
-    def local(values: Any, rows: Any) -> Any:
-        return lax.psum(function(values, rows), DATA)
 
-    return jax.shard_map(
-        local,
-        mesh=mesh,
-        in_specs=(PartitionSpec(), PartitionSpec(DATA)),
-        out_specs=PartitionSpec(),
-        check_vma=False,  # gradients are summed by hand above, once, not where each weight is used
-    )
+def total(tree: Any) -> Any:
+    """Sums over all devices. For scalars and counts: of weight-sized arrays each device wants a part."""
+    return tree if _alone() else lax.psum(tree, DATA)
+
+
+def total_of_own(tree: Any) -> Any:
+    """Sums over all devices, of which each keeps its part of the first axis (a reduce-scatter)."""
+    if _alone():
+        return tree
+    return jax.tree.map(lambda x: lax.psum_scatter(x, DATA, tiled=True), tree)
+
+
+def gather(tree: Any) -> Any:
+    """Arrays of which each device has a part of the first axis, whole on all (an all-gather)."""
+    if _alone():
+        return tree
+    return jax.tree.map(lambda x: lax.all_gather(x, DATA, tiled=True), tree)
+
+
+def own(values: np.ndarray) -> jax.Array:
+    """This device's part of a constant's first axis."""
+    if _alone():
+        return jnp.asarray(values)
+    count = values.shape[0] // lax.axis_size(DATA)
+    return lax.dynamic_slice_in_dim(jnp.asarray(values), lax.axis_index(DATA) * count, count)
+
+
+def _alone() -> bool:
+    return lax.axis_size(DATA) == 1

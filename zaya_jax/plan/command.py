@@ -1,18 +1,157 @@
-"""`zaya plan`."""
+"""`zaya plan`: what a run needs, by arithmetic or by compiling its step for a cluster."""
 
-from collections.abc import Sequence
+import argparse
+import dataclasses
+import functools
+import json
+import pathlib
+from collections.abc import Callable, Sequence
 
-from zaya_jax.options import Parser
-from zaya_jax.plan.rocm.wheels import install
+from rich.console import Console
+
+from zaya_jax.config import Config
+from zaya_jax.options import Parser, add_config_options, load_config
+from zaya_jax.plan.devices import DEVICES, Cluster, find_device
+from zaya_jax.plan.picture import draw
+from zaya_jax.plan.report import make_plan, read_compilation, to_json, train_step_job
+from zaya_jax.plan.rocm.compiler import TIME_LIMIT, Compilation, compile_program
+from zaya_jax.plan.rocm.wheels import find_plugin, install
+from zaya_jax.plan.search import search
+from zaya_jax.plan.tables import compiled_tables, found_table, plan_tables
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs `zaya plan`."""
+    parser = _parser()
+    options, overrides = parser.parse_known_args(argv)
+    VERBS[options.what](options, overrides)
+
+
+def plan_run(options: argparse.Namespace, overrides: Sequence[str]) -> None:
+    """The arithmetic of a run, and with --compile and --search what the compiler says."""
+    cluster = Cluster(
+        device=find_device(options.device), nodes=options.nodes, gpus_per_node=options.gpus_per_node
+    )
+    config = _with_micro_batch(load_config(options.config, overrides), options.micro_batch, cluster)
+    plan = make_plan(config, cluster)
+    if options.compile or options.search:
+        find_plugin()  # a sentence now, rather than after pages of tables
+    console = Console(soft_wrap=True, highlight=False)
+    for table in plan_tables(plan):
+        console.print(table)
+    step, more = None, {}
+    if options.compile:
+        step = read_compilation(_compile(config, cluster, console, options.time_limit), cluster)
+        for table in compiled_tables(step, plan):
+            console.print(table)
+    if options.search:
+        measure = functools.partial(_measure, cluster=cluster, console=console, limit=options.time_limit)
+        found = search(config, cluster.num_gpus, limit=cluster.device.memory_bytes, measure=measure)
+        console.print(found_table(found, plan))
+        more = {"search": dataclasses.asdict(found)}
+    if options.json:
+        text = json.dumps(to_json(plan, step, **more), indent=2)
+        _write(options.json, "--json", lambda file: file.write_text(text + "\n"))
+    if options.picture:
+        _write(options.picture, "--picture", lambda file: draw(file, plan, step))
+
+
+def install_wheels(options: argparse.Namespace, overrides: Sequence[str]) -> None:
+    """Gets the compiler for AMD GPUs."""
+    del options
+    if overrides:
+        raise ValueError(f'"{overrides[0]}" is not an option of rocm-wheels; it has none')
+    print(f"the compiler for AMD GPUs is in {install()}")
+
+
+VERBS: dict[str, Callable[[argparse.Namespace, Sequence[str]], None]] = {
+    "run": plan_run,
+    "rocm-wheels": install_wheels,
+}
+
+
+def _parser() -> Parser:
     parser = Parser(
         "plan",
-        "rocm-wheels: installs the compiler for AMD GPUs, in a folder of its own.",
-        ("zaya plan rocm-wheels",),
+        "Says what a run needs on a cluster. By arithmetic, in seconds: operations, memory, links, time, "
+        "sizes of products, data. With --compile the real step is compiled for the cluster, without a GPU; "
+        "rocm-wheels gets the compiler for that.",
+        (
+            "zaya plan --config=configs/zaya1_8b.py --nodes=128 --gpus-per-node=8 --device=mi300x",
+            "zaya plan --config=configs/zaya1_8b.py --nodes=128 --micro-batch=4 --compile --picture=plan.png",
+            "zaya plan --config=configs/zaya1_8b.py --nodes=128 --search --json=plan.json",
+            "zaya plan rocm-wheels",
+        ),
     )
-    parser.add_argument("what", choices=("rocm-wheels",), help="what to do")
-    parser.parse_args(argv)
-    print(f"the compiler for AMD GPUs is in {install()}")
+    parser.add_argument(
+        "what", nargs="?", default="run", choices=list(VERBS), help="what to plan (default: %(default)s)"
+    )
+    add_config_options(parser)
+    parser.add_argument("--nodes", type=int, default=1, help="of the cluster (default: %(default)s)")
+    parser.add_argument("--gpus-per-node", type=int, default=8, help="in each (default: %(default)s)")
+    parser.add_argument(
+        "--device", default="mi300x", help=f"the GPU: {', '.join(DEVICES)} (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--micro-batch",
+        type=int,
+        metavar="ROWS",
+        help="sequences that a GPU has under way; sets train.num_microbatches",
+    )
+    parser.add_argument("--compile", action="store_true", help="compile the step for the cluster")
+    parser.add_argument(
+        "--search",
+        action="store_true",
+        help="compile several steps, for the largest micro-batch and the cheapest remat policy that fit",
+    )
+    parser.add_argument("--json", metavar="FILE", help="write everything as JSON")
+    parser.add_argument("--picture", metavar="FILE", help="draw memory and time, as PNG, SVG or PDF")
+    parser.add_argument(
+        "--time-limit",
+        type=float,
+        default=TIME_LIMIT,
+        metavar="SECONDS",
+        help="of one compilation (default: %(default)s)",
+    )
+    return parser
+
+
+def _with_micro_batch(config: Config, rows: int | None, cluster: Cluster) -> Config:
+    if rows is None:
+        return config
+    if rows < 1:
+        raise ValueError(f"--micro-batch is {rows}; it must be at least 1")
+    parts = rows * cluster.num_gpus
+    if config.data.batch_size % parts:
+        raise ValueError(
+            f"data.batch_size is {config.data.batch_size}; it must be a multiple of {parts}: "
+            f"--micro-batch={rows} on {cluster.num_gpus} GPUs"
+        )
+    train = dataclasses.replace(config.train, num_microbatches=config.data.batch_size // parts)
+    return dataclasses.replace(config, train=train)
+
+
+def _compile(config: Config, cluster: Cluster, console: Console, time_limit: float) -> Compilation:
+    what = f"compiling the step for {cluster.nodes:,} x {cluster.gpus_per_node} {cluster.device.name}"
+    with console.status(what) as status:
+        return compile_program(
+            train_step_job(config, cluster),
+            time_limit=time_limit,
+            progress=lambda seconds: status.update(f"{what}: {seconds:.0f} s"),
+        )
+
+
+def _measure(config: Config, *, cluster: Cluster, console: Console, limit: float) -> int:
+    compilation = _compile(config, cluster, console, limit)
+    rows = config.data.batch_size // cluster.num_gpus
+    size = compilation.memory.total
+    console.print(f'remat "{config.model.remat}", {rows:,} sequences a GPU: {size / 2**30:.2f} GiB')
+    return size
+
+
+def _write(name: str, option: str, write: Callable[[pathlib.Path], object]) -> None:
+    file = pathlib.Path(name)
+    try:
+        write(file)
+    except OSError as error:
+        raise ValueError(f"{option} is {name}, which cannot be written: {error.strerror}") from None

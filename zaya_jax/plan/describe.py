@@ -1,7 +1,5 @@
 """`zaya train --dry-run`: what a run would be, by arithmetic and abstract shapes."""
 
-import math
-
 import jax
 import numpy as np
 from rich.console import Console
@@ -12,7 +10,7 @@ from zaya_jax.model.flops import active_parameters, train_flops_per_token
 from zaya_jax.model.weights import Weight, count_parameters, declare, flatten
 from zaya_jax.optim.optimizer import learning_rate_schedule
 from zaya_jax.parallel.mesh import check_batch_size
-from zaya_jax.train.state import init_state, make_rules
+from zaya_jax.plan.memory import memory_by_kind
 
 GIB = 2**30
 
@@ -35,48 +33,7 @@ def describe(config: Config, *, devices: int | None = None, console: Console | N
     console = console or Console(soft_wrap=True, highlight=False)
     console.print(_weights_table(flatten(declare(config.model)), config))
     console.print(_facts_table(config))
-    console.print(_memory_table(memory_estimate(config, devices), devices))
-
-
-def memory_estimate(config: Config, devices: int) -> dict[str, int]:
-    """Bytes that each device holds, all weights and its share of the batch, by kind.
-
-    State is exact: the sizes of the arrays that training makes. Activations are an estimate: with
-    remat "layer" the stream at each layer and one layer's intermediates, else those of all layers,
-    and the logits of the loss.
-    """
-    state = jax.eval_shape(lambda: init_state(config, make_rules(config)))
-    parameters = _bytes(state.params)
-    rows = config.data.batch_size // devices // config.train.num_microbatches
-    tokens = rows * config.data.sequence_length
-    stream, layer = _activation_bytes(config)
-    layers = config.model.num_hidden_layers
-    kept = stream * layers + layer if config.model.remat == "layer" else (stream + layer) * layers
-    working = {} if config.model.dtype == "float32" else {"weights in bfloat16": parameters // 2}
-    return {
-        "weights, float32": parameters,
-        "gradients, float32": parameters,
-        "optimiser state": _bytes(state.optimizer) + _bytes(state.balancer),
-        **working,
-        f"activations of {tokens:,} tokens": tokens * kept,
-        "logits and their gradient, float32": 2 * tokens * config.model.vocab_size * 4,
-    }
-
-
-def _activation_bytes(config: Config) -> tuple[int, int]:
-    """Bytes a token of the stream at a layer, and of a layer's intermediates."""
-    model = config.model
-    width = 4 if model.dtype == "float32" else 2
-    latent = (model.num_attention_heads + 2 * model.num_key_value_heads) * model.head_dim
-    scores = model.num_attention_heads * config.data.sequence_length
-    intermediate = (
-        4 * model.hidden_size + 4 * latent + 3 * model.moe_intermediate_size + 4 * model.router_hidden_size
-    )
-    return 4 * (model.hidden_size + model.router_hidden_size), width * intermediate + 4 * scores
-
-
-def _bytes(tree: object) -> int:
-    return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+    console.print(_memory_table(memory_by_kind(config, devices), devices))
 
 
 def _weights_table(weights: dict[str, Weight], config: Config) -> Table:
@@ -110,7 +67,7 @@ def _facts_table(config: Config) -> Table:
 
 
 def _memory_table(estimate: dict[str, int], devices: int) -> Table:
-    table = Table("memory a device", "GiB", title=f"{devices:,} devices, all weights and state on each")
+    table = Table("memory a device", "GiB", title=f"{devices:,} devices, by arithmetic")
     for name, size in estimate.items():
         table.add_row(name, f"{size / GIB:,.2f}")
     table.add_row("sum", f"{sum(estimate.values()) / GIB:,.2f}")

@@ -19,13 +19,23 @@ from zaya_jax.data.corpus import Corpus, ensure_corpus
 from zaya_jax.data.loader import evaluation_batches, num_sequences, training_batches
 from zaya_jax.data.tokenizer import load_tokenizer
 from zaya_jax.model.flops import train_flops_per_token
-from zaya_jax.optim.balancing import load_entropy
+from zaya_jax.optim.balancing import expert_loads, load_entropy
 from zaya_jax.parallel.compiler import compiler_options
 from zaya_jax.parallel.mesh import by_rows, check_batch_size, data_mesh, replicated
 from zaya_jax.train.metrics import MetricsWriter, bits_per_byte, peak_flops, read_metrics, text_bytes
 from zaya_jax.train.progress import ProgressLine
-from zaya_jax.train.state import Rules, TrainState, init_state, make_rules
-from zaya_jax.train.step import Metrics, evaluate_step, train_step
+from zaya_jax.train.state import (
+    Rules,
+    TrainState,
+    abstract_state,
+    checkpoint_shardings,
+    from_checkpoint,
+    init_state,
+    make_rules,
+    shardings,
+    to_checkpoint,
+)
+from zaya_jax.train.step import Metrics, compiled_step, evaluate_step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +59,8 @@ class _Run:
     mesh: Mesh
     rules: Rules
     step: Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
-    evaluate: Callable[[Any, Batch], Any]
+    evaluate: Callable[[TrainState, Batch], Any]
+    checkpoint: Callable[[TrainState], dict[str, Any]]
 
 
 def train(config: Config, *, overwrite: bool = False) -> TrainResult:
@@ -133,13 +144,9 @@ def prepare_folder(config: Config, *, overwrite: bool) -> None:
 
 
 def _make_run(config: Config, corpus: Corpus, mesh: Mesh) -> _Run:
-    rules = make_rules(config)
-    whole, rows = replicated(mesh), by_rows(mesh)
-    options = compiler_options()
-    step = functools.partial(
-        train_step, rules=rules, mesh=mesh, num_microbatches=config.train.num_microbatches
-    )
-    evaluate = functools.partial(evaluate_step, model=rules.model, mesh=mesh)
+    rules = make_rules(config, mesh.size)
+    state = abstract_state(config, rules, mesh)
+    evaluate = functools.partial(evaluate_step, rules=rules, mesh=mesh)
     token_bytes_V = np.zeros(config.model.vocab_size, np.int32)
     token_bytes_V[: corpus.vocab_size] = load_tokenizer(config.data.tokenizer).token_bytes()
     return _Run(
@@ -148,39 +155,36 @@ def _make_run(config: Config, corpus: Corpus, mesh: Mesh) -> _Run:
         token_bytes_V=token_bytes_V,
         mesh=mesh,
         rules=rules,
-        step=jax.jit(
-            step,
-            in_shardings=(whole, rows),
-            out_shardings=(whole, whole),
-            donate_argnames=("state",),
-            compiler_options=options,
+        step=compiled_step(state, rules=rules, mesh=mesh, num_microbatches=config.train.num_microbatches),
+        evaluate=jax.jit(
+            evaluate,
+            in_shardings=(shardings(state, mesh), by_rows(mesh)),
+            out_shardings=replicated(mesh),
+            compiler_options=compiler_options(),
         ),
-        evaluate=jax.jit(evaluate, in_shardings=(whole, rows), out_shardings=whole, compiler_options=options),
+        checkpoint=jax.jit(
+            to_checkpoint,
+            out_shardings=checkpoint_shardings(jax.eval_shape(to_checkpoint, state), mesh),
+        ),
     )
 
 
 def _start(run: _Run, checkpoints: Checkpoints) -> TrainState:
-    """The newest checkpoint's state, or a fresh one; on all devices."""
-    whole = replicated(run.mesh)
-    init = functools.partial(init_state, run.config, run.rules)
+    """The newest checkpoint's state, or a fresh one, dealt out to the devices."""
+    state = abstract_state(run.config, run.rules, run.mesh)
+    placed = shardings(state, run.mesh)
     step = checkpoints.latest_step()
     if step is None:
-        return jax.jit(init, out_shardings=whole)()
-    abstract = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole), jax.eval_shape(init)
+        return jax.jit(functools.partial(init_state, run.config, run.rules), out_shardings=placed)()
+    saved = jax.eval_shape(to_checkpoint, state)
+    saved = jax.tree.map(
+        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+        saved,
+        checkpoint_shardings(saved, run.mesh),
     )
-    weights, training = checkpoints.restore(step, weights=abstract.variables, training=_training(abstract))
-    return TrainState(params=weights["params"], router_bias_LX=weights["router_bias"]["layers"], **training)
-
-
-def _training(state: TrainState) -> dict[str, Any]:
-    """What a checkpoint holds besides the weights."""
-    return {
-        "step": state.step,
-        "optimizer": state.optimizer,
-        "balancer": state.balancer,
-        "key": state.key,
-    }
+    weights, training = checkpoints.restore(step, weights=saved["weights"], training=saved["training"])
+    restored = {"weights": weights, "training": training}
+    return jax.jit(functools.partial(from_checkpoint, like=state), out_shardings=placed)(restored)
 
 
 def _introduce(run: _Run, first_step: int, progress: ProgressLine) -> None:
@@ -215,7 +219,7 @@ def _loop(
             _evaluate(run, state, step, writer, progress)
             clock.restart(step)
         if step == num_steps or step % config.train.checkpoint_every == 0:
-            checkpoints.save(step, weights=state.variables, training=_training(state))
+            checkpoints.save(step, **run.checkpoint(state))
             clock.restart(step)
     return _result(run, state)
 
@@ -263,7 +267,15 @@ def _train_values(run: _Run, metrics: Metrics, batch: Batch, seconds: float) -> 
         "gradient_norm": float(metrics.gradient_norm),
         "load_entropy": float(np.mean(load_entropy(counts_LX))),
         "router_entropy": float(np.mean(metrics.router_entropy_L)),
+        "router_probability": float(np.mean(metrics.router_probability_L)),
         "skipped": float(counts_LX[:, -1].sum() / counts_LX.sum()),
+        "largest_load": float(np.max(expert_loads(counts_LX))),
+        "smallest_load": float(np.min(expert_loads(counts_LX))),
+        "dead_experts": float(np.sum(counts_LX[:, :-1] == 0)),
+        "logit_bound": float(metrics.logit_bound),
+        "skipped_steps": float(metrics.skipped_steps),
+        **{f"gradient_norm/{group}": float(norm) for group, norm in metrics.gradient_norms.items()},
+        **{f"update_norm/{group}": float(norm) for group, norm in metrics.update_norms.items()},
         "tokens_per_second": tokens_per_second,
     }
     peak = peak_flops(run.mesh.devices.flat[0].device_kind)
@@ -284,7 +296,7 @@ def _evaluate(run: _Run, state: TrainState, step: int, writer: MetricsWriter, pr
         batch_size=config.data.batch_size,
         limit=config.train.eval_sequences,
     ):
-        sums = run.evaluate(state.variables, jax.device_put(batch, by_rows(run.mesh)))
+        sums = run.evaluate(state, jax.device_put(batch, by_rows(run.mesh)))
         nats += float(sums.loss)
         num_targets += float(sums.num_targets)
         num_bytes += text_bytes(np.asarray(batch.targets_BT), np.asarray(batch.weights_BT), run.token_bytes_V)

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Array, Float, Int
 
 from zaya_jax.config import Config
@@ -13,7 +14,9 @@ from zaya_jax.model.weights import declare, initialise
 from zaya_jax.model.zaya import Zaya, initial_router_bias
 from zaya_jax.optim.balancing import make_balancer
 from zaya_jax.optim.optimizer import make_optimizer
-from zaya_jax.pytree import pytree
+from zaya_jax.parallel.deal import Deal, deal, from_parts, to_parts
+from zaya_jax.parallel.mesh import CUT, WHOLE, spread
+from zaya_jax.pytree import pytree, static
 
 
 @pytree
@@ -21,16 +24,25 @@ class TrainState:
     """The state of a run. Its step is also the position in the data."""
 
     step: Int[Array, ""]
-    """Optimiser steps done."""
-    params: dict
-    """Float32, as declared in `zaya_jax.model.weights`."""
+    """Optimiser steps done, skipped ones included."""
+    parts: dict[str, Array]
+    """The weights in float32, as they are dealt out: each device has its part of the first axis."""
     router_bias_LX: Float[Array, "L X"]
     optimizer: Any
-    """Of the weights."""
+    """Of the parts, and dealt out with them."""
     balancer: Any
     """Of the router biases."""
     key: Array
     """The run's randomness after initialisation: samples are drawn from it and the step."""
+    skipped_steps: Int[Array, ""]
+    """Steps whose loss or gradients were not finite, and which therefore changed nothing."""
+    deal: Deal = static()
+    """How weights make parts."""
+
+    @property
+    def params(self) -> dict:
+        """The weights as declared in `zaya_jax.model.weights`, float32."""
+        return from_parts(self.deal, self.parts)
 
     @property
     def variables(self) -> dict:
@@ -40,32 +52,140 @@ class TrainState:
 
 @dataclasses.dataclass(frozen=True)
 class Rules:
-    """What moves a state: the network, and the transformations of its gradients. Hashable."""
+    """What moves a state. Hashable.
+
+    Attributes:
+      model: the network.
+      deal: of its weights to devices.
+      optimizer: from clipped gradients of a device's parts to their updates.
+      balancer: from the surplus of tokens to updates of the router's biases.
+      clip_norm: the global gradient norm is scaled down to this.
+      gradient_dtype: in which gradients are summed over microbatches and devices.
+      loss_chunk: tokens whose logits exist at the same time.
+      z_loss: weight of the squared logsumexp.
+    """
 
     model: Zaya
+    deal: Deal
     optimizer: optax.GradientTransformation
     balancer: optax.GradientTransformation
+    clip_norm: float = float("inf")
+    gradient_dtype: str = "float32"
+    loss_chunk: int = 4096
+    z_loss: float = 0.0
 
 
-def make_rules(config: Config) -> Rules:
-    """The rules that a config describes."""
+def make_rules(config: Config, num_devices: int = 1) -> Rules:
+    """The rules that a config describes, for so many devices."""
+    by_matrix = config.optimizer.name == "muon"
+    dealt = deal(declare(config.model), num_devices, by_matrix=by_matrix)
     return Rules(
         model=Zaya(config.model),
-        optimizer=make_optimizer(config.optimizer, declare(config.model), config.train.num_steps),
+        deal=dealt,
+        optimizer=make_optimizer(config.optimizer, dealt, config.train.num_steps),
         balancer=make_balancer(config.balancing),
+        clip_norm=config.optimizer.clip_norm,
+        gradient_dtype=config.train.gradient_dtype,
+        loss_chunk=config.train.loss_chunk,
+        z_loss=config.train.z_loss,
     )
 
 
 def init_state(config: Config, rules: Rules) -> TrainState:
-    """The state before the first step. Depends on the config alone."""
+    """The state before the first step. Its weights depend on the config alone."""
     init_key, run_key = jax.random.split(jax.random.key(config.train.seed))
-    params = initialise(declare(config.model), init_key)
-    bias_LX = initial_router_bias(config.model)
+    return first_state(rules, initialise(declare(config.model), init_key), run_key)
+
+
+def first_state(rules: Rules, params: dict, key: Array) -> TrainState:
+    """The state before the first step, of given weights."""
+    parts = to_parts(rules.deal, params)
+    bias_LX = initial_router_bias(rules.model.config)
     return TrainState(
         step=jnp.zeros((), jnp.int32),
-        params=params,
+        parts=parts,
         router_bias_LX=bias_LX,
-        optimizer=rules.optimizer.init(params),
+        optimizer=rules.optimizer.init(parts),
         balancer=rules.balancer.init(bias_LX),
-        key=run_key,
+        key=key,
+        skipped_steps=jnp.zeros((), jnp.int32),
+        deal=rules.deal,
     )
+
+
+def layout(state: TrainState) -> TrainState:
+    """What of a state is cut and what is whole, as `PartitionSpec`s."""
+    whole = jax.tree.map(lambda _: WHOLE, state)
+    return dataclasses.replace(
+        whole,
+        parts=jax.tree.map(lambda _: CUT, state.parts),
+        optimizer=jax.tree.map(lambda x: CUT if x.ndim else WHOLE, state.optimizer),
+    )
+
+
+def shardings(state: TrainState, mesh: Mesh) -> TrainState:
+    """`layout` on the devices of a mesh."""
+    return jax.tree.map(lambda spec: NamedSharding(mesh, spec), layout(state))
+
+
+def abstract_state(config: Config, rules: Rules, mesh: Mesh) -> TrainState:
+    """Shapes, types and shardings of a state, without allocating."""
+    state = jax.eval_shape(lambda: init_state(config, rules))
+    return _abstract(state, shardings(state, mesh))
+
+
+def to_checkpoint(state: TrainState) -> dict[str, Any]:
+    """A state in arrays that do not depend on the number of devices: weights and moments as declared."""
+    return {
+        "weights": state.variables,
+        "training": {
+            "step": state.step,
+            "optimizer": _map_parts(
+                lambda parts: from_parts(state.deal, _present(parts)), state.optimizer, state
+            ),
+            "balancer": state.balancer,
+            "key": state.key,
+            "skipped_steps": state.skipped_steps,
+        },
+    }
+
+
+def from_checkpoint(saved: dict[str, Any], like: TrainState) -> TrainState:
+    """`to_checkpoint` undone, for the devices of another state, which may be abstract."""
+
+    def deal_again(parts: dict, tree: dict) -> dict:
+        return parts | to_parts(like.deal, tree)
+
+    training = dict(saved["training"])
+    optimizer = _map_parts(deal_again, like.optimizer, like, training.pop("optimizer"))
+    return dataclasses.replace(
+        like,
+        parts=to_parts(like.deal, saved["weights"]["params"]),
+        router_bias_LX=saved["weights"]["router_bias"]["layers"],
+        optimizer=optimizer,
+        **training,
+    )
+
+
+def checkpoint_shardings(checkpoint: Any, mesh: Mesh) -> Any:
+    """For `to_checkpoint`: no device holds all of a large array."""
+    return jax.tree.map(lambda x: spread(mesh, x.shape), checkpoint)
+
+
+def _map_parts(function: Any, tree: Any, state: TrainState, *rest: Any) -> Any:
+    """Maps over the dicts of parts within an optimiser's state, and leaves other leaves alone."""
+    names = {part.name for part in state.deal.parts}
+
+    def is_parts(node: Any) -> bool:
+        return isinstance(node, dict) and set(node) == names
+
+    def visit(node: Any, *others: Any) -> Any:
+        if is_parts(node):
+            return function(node, *others)
+        return others[0] if others else node
+
+    return jax.tree.map(visit, tree, *rest, is_leaf=is_parts)
+
+
+def _abstract(tree: Any, placed: Any) -> Any:
+    return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), tree, placed)

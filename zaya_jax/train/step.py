@@ -1,10 +1,15 @@
 """One optimiser step, as a pure function of state and batch.
 
-Letters: B batch, T time, L layers, X router classes, M microbatches.
+Each device computes gradients of its rows with all weights in the type of products, gets the sum of
+all devices' gradients for the parts that it owns, moves these, in float32, and sends them to all
+others at the start of the next step (ZeRO-1). What is owned is dealt out in `zaya_jax.parallel.deal`.
+
+Letters: B batch, T time, L layers, X router classes, P tokens.
 """
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -15,12 +20,25 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
 from zaya_jax.data.batch import Batch
-from zaya_jax.model.zaya import Zaya
+from zaya_jax.model.weights import Weight, declare, map_weights
+from zaya_jax.model.zaya import hidden_states
 from zaya_jax.optim.balancing import balancing_gradient
-from zaya_jax.parallel.mesh import sum_over_rows
+from zaya_jax.parallel.compiler import compiler_options
+from zaya_jax.parallel.deal import Deal, from_parts, to_parts
+from zaya_jax.parallel.mesh import (
+    CUT,
+    WHOLE,
+    by_rows,
+    gather,
+    on_each_device,
+    replicated,
+    total,
+    total_of_own,
+)
 from zaya_jax.pytree import pytree
 from zaya_jax.train.loss import cross_entropy
-from zaya_jax.train.state import Rules, TrainState
+from zaya_jax.train.norms import global_norm, norms_by_group
+from zaya_jax.train.state import Rules, TrainState, layout, shardings
 
 
 @pytree
@@ -28,11 +46,13 @@ class Sums:
     """What a forward pass adds up over the rows of a batch."""
 
     loss: Float[Array, ""]
-    """Nats over all targets."""
+    """Cross-entropy over all targets, in nats."""
     num_targets: Float[Array, ""]
     router_counts_LX: Int[Array, "L X"]
     router_entropy_L: Float[Array, " L"]
     """Mean entropy of the routers' probabilities, in nats, summed over the tokens."""
+    router_probability_L: Float[Array, " L"]
+    """Probability of the chosen class, summed over the tokens."""
     num_tokens: Float[Array, ""]
     """Without padding."""
 
@@ -45,10 +65,20 @@ class Metrics:
     """Mean over the targets, in nats."""
     num_targets: Float[Array, ""]
     gradient_norm: Float[Array, ""]
-    """Before clipping."""
+    """Of all weights, before clipping."""
+    gradient_norms: dict[str, Float[Array, ""]]
+    """Before clipping, by group of weights."""
+    update_norms: dict[str, Float[Array, ""]]
+    """Of what was added to the weights, by group."""
     router_counts_LX: Int[Array, "L X"]
     router_entropy_L: Float[Array, " L"]
     """Mean entropy of a token's probabilities, in nats."""
+    router_probability_L: Float[Array, " L"]
+    """Mean probability of a token's class."""
+    logit_bound: Float[Array, ""]
+    """No attention logit is larger: |temperature| * sqrt(head width), the largest (facts 2.2)."""
+    skipped_steps: Int[Array, ""]
+    """Since the start of the run, because of a NaN or an infinity."""
 
 
 def train_step(
@@ -57,100 +87,203 @@ def train_step(
     """Moves weights and router biases by one batch.
 
     The result does not depend on the number of devices or microbatches, up to rounding: losses are
-    divided by the number of all targets, router loads are those of the whole batch.
+    divided by the number of all targets, router loads are those of the whole batch. If the loss or a
+    gradient is NaN or infinite, only the counters move.
 
     Args:
       state: before the step; the caller may donate it.
       batch: the global batch.
-      rules: network, optimiser and balancer.
+      rules: network, optimiser and balancer, for as many devices as the mesh has.
       mesh: the devices, among which the rows are dealt out.
       num_microbatches: parts in which each device does its rows, one after the other.
 
     Returns:
       The state after the step, and its metrics.
+
+    Raises:
+      ValueError: if state, rules and mesh are not for the same number of devices.
     """
-    num_targets = jnp.maximum(jnp.sum(batch.weights_BT), 1)
+    _check_devices(state.deal, rules.deal, mesh)
+    specs = layout(state)
+    local = functools.partial(_local_step, rules=rules, num_microbatches=num_microbatches)
+    return on_each_device(local, mesh, in_specs=(specs, CUT), out_specs=(specs, WHOLE))(state, batch)
 
-    def local(values: Any, rows: Batch) -> tuple[Any, Sums]:
-        params, bias_LX, num_targets = values
-        return _accumulate(rules.model, params, bias_LX, num_targets, rows, num_microbatches)
 
-    shared = (state.params, state.router_bias_LX, num_targets)
-    gradients, sums = sum_over_rows(local, mesh)(shared, batch)
+def evaluate_step(state: TrainState, batch: Batch, *, rules: Rules, mesh: Mesh) -> Sums:
+    """Sums of a batch that nothing learns from."""
+
+    def local(state: TrainState, rows: Batch) -> Sums:
+        _, sums = _forward(rules, _weights(state, rules), state.router_bias_LX, jnp.ones(()), rows)
+        return total(sums)
+
+    return on_each_device(local, mesh, in_specs=(layout(state), CUT), out_specs=WHOLE)(state, batch)
+
+
+def compiled_step(
+    state: TrainState, *, rules: Rules, mesh: Mesh, num_microbatches: int = 1
+) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
+    """`train_step` under `jax.jit`: the state is donated, and lies where it belongs.
+
+    Args:
+      state: one like those that will come, or its shapes.
+      rules: as for `train_step`.
+      mesh: as for `train_step`.
+      num_microbatches: as for `train_step`.
+    """
+    placed = shardings(state, mesh)
+    return jax.jit(
+        functools.partial(train_step, rules=rules, mesh=mesh, num_microbatches=num_microbatches),
+        in_shardings=(placed, by_rows(mesh)),
+        out_shardings=(placed, replicated(mesh)),
+        donate_argnames=("state",),
+        compiler_options=compiler_options(mesh),
+    )
+
+
+def _local_step(
+    state: TrainState, batch: Batch, *, rules: Rules, num_microbatches: int
+) -> tuple[TrainState, Metrics]:
+    """The step of one device."""
+    num_targets = jnp.maximum(total(jnp.sum(batch.weights_BT)), 1)
+    params = _weights(state, rules)
+    gradients, sums = _accumulate(rules, params, state.router_bias_LX, num_targets, batch, num_microbatches)
+    sums = total(sums)
+    with jax.named_scope("sum_gradients"):
+        gradients = jax.tree.map(
+            lambda x: x.astype(jnp.float32), total_of_own(to_parts(rules.deal, gradients))
+        )
+    gradient_norms = norms_by_group(rules.deal, gradients)
+    norm = global_norm(gradient_norms)
+    moved, update_norms = _move(state, gradients, norm, sums, rules)
+    is_finite = jnp.isfinite(norm) & jnp.isfinite(sums.loss)
+    kept = jax.tree.map(lambda new, old: jnp.where(is_finite, new, old), moved, _movable(state))
+    new_state = dataclasses.replace(
+        state, step=state.step + 1, skipped_steps=state.skipped_steps + ~is_finite, **kept
+    )
+    num_tokens = jnp.maximum(sums.num_tokens, 1)
+    return new_state, Metrics(
+        loss=sums.loss / num_targets,
+        num_targets=sums.num_targets,
+        gradient_norm=norm,
+        gradient_norms=gradient_norms,
+        update_norms=jax.tree.map(lambda x: jnp.where(is_finite, x, 0), update_norms),
+        router_counts_LX=sums.router_counts_LX,
+        router_entropy_L=sums.router_entropy_L / num_tokens,
+        router_probability_L=sums.router_probability_L / num_tokens,
+        logit_bound=_logit_bound(rules, params),
+        skipped_steps=new_state.skipped_steps,
+    )
+
+
+def _move(
+    state: TrainState, gradients: dict, norm: jax.Array, sums: Sums, rules: Rules
+) -> tuple[dict[str, Any], dict[str, jax.Array]]:
+    """What a step moves, by its names in `TrainState`, and the norms of the weights' updates."""
     with jax.named_scope("optimizer"):
-        updates, optimizer = rules.optimizer.update(gradients, state.optimizer, state.params)
+        clip = jnp.minimum(1.0, rules.clip_norm / jnp.maximum(norm, jnp.finfo(jnp.float32).tiny))
+        clipped = jax.tree.map(lambda x: x * clip, gradients)
+        updates, optimizer = rules.optimizer.update(clipped, state.optimizer, state.parts)
+        update_norms = norms_by_group(rules.deal, updates)
     with jax.named_scope("balancing"):
         bias_updates, balancer = rules.balancer.update(
             balancing_gradient(sums.router_counts_LX), state.balancer, state.router_bias_LX
         )
-    new_state = dataclasses.replace(
-        state,
-        step=state.step + 1,
-        params=optax.apply_updates(state.params, updates),
-        router_bias_LX=optax.apply_updates(state.router_bias_LX, bias_updates),
-        optimizer=optimizer,
-        balancer=balancer,
-    )
-    return new_state, Metrics(
-        loss=sums.loss / num_targets,
-        num_targets=sums.num_targets,
-        gradient_norm=optax.tree.norm(gradients),
-        router_counts_LX=sums.router_counts_LX,
-        router_entropy_L=sums.router_entropy_L / jnp.maximum(sums.num_tokens, 1),
-    )
+    moved = {
+        "parts": optax.apply_updates(state.parts, updates),
+        "router_bias_LX": optax.apply_updates(state.router_bias_LX, bias_updates),
+        "optimizer": optimizer,
+        "balancer": balancer,
+    }
+    return moved, update_norms
 
 
-def evaluate_step(variables: Any, batch: Batch, *, model: Zaya, mesh: Mesh) -> Sums:
-    """Sums of a batch that nothing learns from."""
-
-    def local(variables: Any, rows: Batch) -> Sums:
-        return _forward(model, variables["params"], variables["router_bias"]["layers"], rows)
-
-    return sum_over_rows(local, mesh)(variables, batch)
+def _movable(state: TrainState) -> dict[str, Any]:
+    names = ("parts", "router_bias_LX", "optimizer", "balancer")
+    return {name: getattr(state, name) for name in names}
 
 
-def _mean_loss(
-    model: Zaya, params: Any, bias_LX: jax.Array, num_targets: jax.Array, batch: Batch
+def _weights(state: TrainState, rules: Rules) -> dict:
+    """All weights, from all devices: those in products in their type, scales and biases in float32."""
+    dtype, weights = rules.model.config.dtype, dict(rules.deal.weights)
+    small = {part.name for part in rules.deal.elements if not weights[part.path].in_products}
+    with jax.named_scope("gather_weights"):
+        parts = {name: x if name in small else x.astype(dtype) for name, x in state.parts.items()}
+        return from_parts(rules.deal, gather(parts))
+
+
+def _forward(
+    rules: Rules, params: Any, bias_LX: jax.Array, num_targets: jax.Array, batch: Batch
 ) -> tuple[jax.Array, Sums]:
-    """The rows' share of the mean over all targets: its gradients add up, and need no division."""
-    sums = _forward(model, params, bias_LX, batch)
-    return sums.loss / num_targets, sums
-
-
-def _forward(model: Zaya, params: Any, bias_LX: jax.Array, batch: Batch) -> Sums:
-    variables = {"params": params, "router_bias": {"layers": bias_LX}}
-    out: Any = model.apply(variables, batch.tokens_BT, batch.positions_BT, batch.segments_BT)
+    """The objective over `num_targets`, and sums over the rows."""
+    config = rules.model.config
+    batch = jax.tree.map(jnp.asarray, batch)
+    x_BTD, router = hidden_states(
+        config, params, bias_LX, batch.tokens_BT, batch.positions_BT, batch.segments_BT
+    )
     with jax.named_scope("loss"):
-        loss = cross_entropy(out.logits_BTV, jnp.asarray(batch.targets_BT), jnp.asarray(batch.weights_BT))
+        loss = cross_entropy(
+            x_BTD.reshape(-1, x_BTD.shape[-1]),
+            params["embedding"]["table"],
+            params["head"]["bias"] if config.lm_head_bias else None,
+            batch.targets_BT.reshape(-1),
+            # Dividing weights rather than gradients saves a pass over these.
+            batch.weights_BT.reshape(-1) / num_targets,
+            rules.loss_chunk,
+            rules.z_loss,
+        )
     num_tokens = jnp.sum(batch.segments_BT != 0, dtype=jnp.float32)
-    return Sums(
-        loss=loss,
+    return loss.objective, Sums(
+        loss=loss.cross_entropy * num_targets,
         num_targets=batch.weights_BT.sum(),
-        router_counts_LX=out.router.counts_LX,
-        router_entropy_L=out.router.entropy_L * num_tokens,
+        router_counts_LX=router.counts_LX,
+        router_entropy_L=router.entropy_L * num_tokens,
+        router_probability_L=router.probability_L * num_tokens,
         num_tokens=num_tokens,
     )
 
 
 def _accumulate(
-    model: Zaya,
+    rules: Rules,
     params: Any,
     bias_LX: jax.Array,
     num_targets: jax.Array,
     batch: Batch,
     num_microbatches: int,
 ) -> tuple[Any, Sums]:
-    """Gradients of the mean loss and `Sums`, over microbatches one after the other."""
-    gradient = jax.grad(functools.partial(_mean_loss, model), has_aux=True)
+    """Gradients of the mean objective and `Sums`, over microbatches one after the other.
+
+    One buffer of gradients takes those of all microbatches.
+    """
+    gradient = jax.grad(functools.partial(_forward, rules), has_aux=True)
+
+    def cast(weight: Weight, x: jax.Array) -> jax.Array:
+        return x.astype(rules.gradient_dtype if weight.in_products else jnp.float32)
+
+    def of_rows(rows: Batch) -> tuple[Any, Sums]:
+        gradients, sums = gradient(params, bias_LX, num_targets, rows)
+        return map_weights(cast, declare(rules.model.config), gradients), sums
+
     if num_microbatches == 1:
-        return gradient(params, bias_LX, num_targets, batch)
+        return of_rows(batch)
     microbatches = jax.tree.map(lambda x: x.reshape(num_microbatches, -1, *x.shape[1:]), batch)
 
     def add(total: Any, microbatch: Batch) -> tuple[Any, None]:
-        part = gradient(params, bias_LX, num_targets, microbatch)
-        return jax.tree.map(jnp.add, total, part), None
+        return jax.tree.map(jnp.add, total, of_rows(microbatch)), None
 
     first = jax.tree.map(lambda x: x[0], microbatches)
-    shapes = jax.eval_shape(gradient, params, bias_LX, num_targets, first)
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(of_rows, first))
     return lax.scan(add, zeros, microbatches)[0]
+
+
+def _logit_bound(rules: Rules, params: Any) -> jax.Array:
+    """Queries and keys have norm sqrt(H), and logits are scaled by 1 / sqrt(H)."""
+    return jnp.max(jnp.abs(params["layers"]["attention"]["temperature"])) * rules.model.config.head_dim**0.5
+
+
+def _check_devices(of_state: Deal, of_rules: Deal, mesh: Mesh) -> None:
+    counts = of_state.num_devices, of_rules.num_devices, mesh.size
+    if len(set(counts)) != 1:
+        raise ValueError(
+            f"the state is dealt out to {counts[0]} devices, the rules are for {counts[1]} and the mesh has "
+            f"{counts[2]}; all must be one number: make_rules(config, mesh.size) and a state of these rules"
+        )

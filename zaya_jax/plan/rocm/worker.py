@@ -34,7 +34,7 @@ def register(plugin: Plugin, folder: pathlib.Path) -> None:
         sys.path.append(str(plugin.folder))  # Pallas lowers Triton kernels with a part of it
     for library in build_stand_ins(plugin.library, folder):
         ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)  # the plugin finds it by its name
-    options = xla_client.generate_pjrt_gpu_plugin_options()
+    options: Any = xla_client.generate_pjrt_gpu_plugin_options()
     options["platform_name"] = "ROCM"
     xla_bridge.register_plugin(PLATFORM, priority=-1, library_path=str(plugin.library), options=options)
 

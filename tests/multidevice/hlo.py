@@ -1,0 +1,45 @@
+"""Reads compiled programs: which collectives there are, of what size, and what is multiplied."""
+
+import math
+import re
+
+INSTRUCTION = re.compile(r"%?([\w.-]+) = (.*?) ([\w-]+)\((.*)")
+ARRAY = re.compile(r"([a-z]+\d*)\[([\d,]*)\]")
+KINDS = ("all-reduce", "reduce-scatter", "all-gather", "all-to-all", "collective-permute")
+
+
+def instructions(text):
+    """Name, shapes of the result, operation, and the rest of the line."""
+    for line in text.splitlines():
+        found = INSTRUCTION.match(line.strip().removeprefix("ROOT "))
+        if found:
+            name, result, operation, rest = found.groups()
+            yield name, shapes_of(result), operation, rest
+
+
+def shapes_of(text):
+    return [tuple(int(n) for n in sizes.split(",") if n) for _, sizes in ARRAY.findall(text)]
+
+
+def collectives(text):
+    """Elements of each array that each kind of collective yields on a device."""
+    found = {kind: [] for kind in KINDS}
+    for _, shapes, operation, _ in instructions(text):
+        kind = operation.removesuffix("-start")
+        if kind in found:
+            found[kind] += [math.prod(shape) for shape in shapes]
+    return found
+
+
+def matrix_product_flops(text, *, scope):
+    """Multiplications and additions of the products whose source is in a named scope."""
+    shapes = {name: result[0] for name, result, _, _ in instructions(text) if result}
+    total = 0
+    for _, result, operation, rest in instructions(text):
+        if operation != "dot" or f"/{scope}/" not in rest:
+            continue
+        left = shapes[re.findall(r"%?([\w.-]+)", re.sub(r"[a-z]+\d*\[[^%]*?%", "%", rest))[0]]
+        contracted = re.search(r"lhs_contracting_dims=\{([\d,]+)\}", rest)
+        assert contracted, rest
+        total += 2 * math.prod(result[0]) * math.prod(left[int(d)] for d in contracted[1].split(","))
+    return total

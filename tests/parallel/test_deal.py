@@ -1,0 +1,149 @@
+"""Every matrix has one owner, the work is even, and little of it is padding."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from zaya_jax.config import ModelConfig
+from zaya_jax.model.weights import declare, flatten, map_weights
+from zaya_jax.optim.optimizer import optimizer_flops
+from zaya_jax.options import load_config
+from zaya_jax.parallel.deal import Round, deal, from_parts, to_parts
+
+ODD = ModelConfig(
+    vocab_size=43,
+    hidden_size=24,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=4,
+    moe_intermediate_size=20,
+    num_experts=3,
+    router_hidden_size=10,
+    lm_head_bias=True,
+)
+"""Nine experts, of two matrices and one; three of all other matrices."""
+
+
+def numbered(declared):
+    """Weights whose elements are all different."""
+    start = 1
+
+    def count(weight):
+        nonlocal start
+        values = np.arange(start, start + weight.size).reshape(weight.shape)
+        start += weight.size
+        return values
+
+    return map_weights(count, declared)
+
+
+@pytest.mark.parametrize("by_matrix", [True, False])
+@pytest.mark.parametrize("num_devices", [1, 2, 4, 8, 40])
+def test_parts_hold_every_element_once(num_devices, by_matrix):
+    weights = numbered(declare(ODD))
+    dealt = deal(declare(ODD), num_devices, by_matrix=by_matrix)
+    parts = jax.tree.map(np.asarray, to_parts(dealt, jax.tree.map(jnp.asarray, weights)))
+    assert {name: part.shape for name, part in parts.items()} == {p.name: p.shape for p in dealt.parts}
+    values = np.concatenate([part.ravel() for part in parts.values()])
+    everything = np.concatenate([leaf.ravel() for leaf in jax.tree.leaves(weights)])
+    np.testing.assert_array_equal(np.sort(values[values != 0]), np.sort(everything))
+    back = from_parts(dealt, parts)
+    jax.tree.map(np.testing.assert_array_equal, back, weights)
+
+
+@pytest.mark.parametrize("num_devices", [1, 2, 8, 40])
+def test_no_matrix_is_cut(num_devices):
+    """The elements of each matrix lie in one device's share of a part."""
+    declared = declare(ODD)
+    dealt = deal(declared, num_devices)
+    for path, weight in flatten(declared).items():
+        if weight.matrix is None:
+            continue
+        counting = [i for i, axis in enumerate(weight.axes) if axis not in "".join(weight.matrix)]
+        numbers = np.arange(1, 1 + math.prod(weight.shape[i] for i in counting))
+        shape = [size if i in counting else 1 for i, size in enumerate(weight.shape)]
+        of_matrix = np.broadcast_to(numbers.reshape(shape), weight.shape)
+        tree = map_weights(lambda other: jnp.zeros(other.shape, jnp.int32), declared)
+        node = tree
+        for name in path.split("/")[:-1]:
+            node = node[name]
+        node[path.split("/")[-1]] = jnp.asarray(of_matrix)
+        owners = {number: set() for number in numbers}
+        for name, part in to_parts(dealt, tree).items():
+            for device, share in enumerate(np.split(np.asarray(part), num_devices)):
+                for number in set(share.ravel()) - {0}:
+                    owners[number].add((device, name))
+        assert all(len(places) == 1 for places in owners.values()), path
+
+
+def test_one_device_pads_and_pools_nothing():
+    dealt = deal(declare(ODD), 1)
+    assert not dealt.rounds
+    assert sum(math.prod(part.shape) for part in dealt.parts) == sum(w.size for _, w in dealt.weights)
+
+
+def test_a_partial_tree_has_partial_parts():
+    """As an optimiser's moments: those of Muon are of matrices alone."""
+    dealt = deal(declare(ODD), 8)
+    matrices = {"layers": {"experts": {}, "attention": {}, "router": {}}}
+    parts = {part.name: jnp.ones(part.shape) for part in dealt.matrix_parts}
+    tree = from_parts(dealt, parts)
+    assert set(tree) == set(matrices)
+    assert "embedding/table" not in to_parts(dealt, tree)
+
+
+def zaya1_8b():
+    return declare(load_config("configs/zaya1_8b.py", []).model)
+
+
+def largest_matrix(dealt):
+    return max(math.prod(sorted(w.shape)[-2:]) for _, w in dealt.weights if w.matrix)
+
+
+@pytest.mark.parametrize("num_devices", [8, 24, 64, 128, 1000, 1024])
+def test_zaya1_8b_wastes_less_than_one_matrix_a_device(num_devices):
+    dealt = deal(zaya1_8b(), num_devices)
+    real = sum(weight.size for _, weight in dealt.weights if weight.matrix)
+    padded = sum(math.prod(part.shape) for part in dealt.matrix_parts)
+    assert 0 <= padded - real < 1.25 * num_devices * 2048 * 2048
+    for part in dealt.elements:
+        assert 0 <= math.prod(part.shape) - part.size < num_devices
+
+
+def test_eight_devices_take_zaya1_8b_without_padding():
+    dealt = deal(zaya1_8b(), 8)
+    assert not dealt.rounds
+    assert sum(part.num_matrices for part in dealt.stacks) == 1_920 + 40 * 8
+
+
+def test_a_thousand_devices_take_the_attention_along_with_the_experts():
+    """1,920 experts' matrices are two rounds of 1,024, whose places left take most of the others."""
+    dealt = deal(zaya1_8b(), 1024)
+    assert not dealt.stacks
+    assert [round_.num_matrices for round_ in dealt.rounds] == [1024, 1024, 1_920 + 320 - 2048]
+    assert [round_.shape[1:] for round_ in dealt.rounds[:2]] == [(2048, 2048)] * 2
+
+
+def test_optimizer_flops_a_device():
+    """An eighth of all on 8 devices; on 1,024 two large matrices and a small one of 2,240."""
+    alone = optimizer_flops(deal(zaya1_8b(), 1), num_steps=5)
+    assert alone == 5 * (1_920 * 6 * 2048**3 + 80 * (4 * 1024**2 * 2048 + 2 * 1024**3) + _small_flops())
+    assert optimizer_flops(deal(zaya1_8b(), 8), num_steps=5) == alone / 8
+    assert 900 < alone / optimizer_flops(deal(zaya1_8b(), 1024), num_steps=5) < 1000
+
+
+def _small_flops():
+    """k and the router's first, both values, the router's hidden layers, its last."""
+    sides = [(256, 2048)] * 80 + [(128, 2048)] * 80 + [(256, 256)] * 80 + [(17, 256)] * 40
+    return sum(4 * short**2 * long + 2 * short**3 for short, long in sides)
+
+
+def test_rounds_are_named_apart():
+    names = [part.name for part in deal(declare(dataclasses.replace(ODD, num_experts=5)), 7).parts]
+    assert len(set(names)) == len(names)
+    assert any(isinstance(part, Round) for part in deal(declare(ODD), 8).parts)

@@ -1,0 +1,144 @@
+"""The arithmetic of a plan against published figures and sums done by hand."""
+
+import dataclasses
+
+import pytest
+
+from zaya_jax.options import load_config
+from zaya_jax.plan.arithmetic import (
+    communication,
+    data_rate,
+    gemms,
+    memory_traffic,
+    operations,
+    recomputed_flops,
+    step_seconds,
+)
+from zaya_jax.plan.devices import MI300X, Cluster, find_device
+from zaya_jax.plan.memory import POLICIES, activation_bytes, memory_by_kind, state_bytes
+from zaya_jax.plan.report import make_plan
+
+PARAMETERS = 8_840_488_784
+"""[8B], facts 1.2."""
+
+
+@pytest.fixture(scope="module")
+def zaya1_8b():
+    return load_config("configs/zaya1_8b.py", [])
+
+
+def cluster(nodes):
+    return Cluster(device=MI300X, nodes=nodes, gpus_per_node=8)
+
+
+def newton_schulz(rows, columns):
+    """Of five steps: x x^T, its square, and their product with x."""
+    short, long = sorted((rows, columns))
+    return 5 * (2 * short * short * long + 2 * short**3 + 2 * short * short * long)
+
+
+def test_data_is_that_of_the_report(zaya1_8b):
+    """[8B] appendix B: 64 MiB, 16,384 pages, 6,554 IOPS at 2.5 s, break-even at 0.234 s."""
+    data = data_rate(zaya1_8b)
+    assert data.pages == 16_384
+    assert data.iops(2.5) == pytest.approx(6_554, abs=1)
+    assert data.shortest_step == pytest.approx(0.234, abs=1e-3)
+    assert data.shortest_step_scattered == pytest.approx(8 * 0.234, abs=1e-2)
+
+
+def test_the_optimiser_is_shared(zaya1_8b):
+    """Shapes as in the released checkpoint (facts 4.2)."""
+    a_layer = [(1024, 2048), (256, 2048), (128, 2048), (128, 2048), (2048, 1024)]
+    a_layer += [(256, 2048), (256, 256), (256, 256), (17, 256)]
+    a_layer += 16 * [(2048, 2048), (2048, 2048), (2048, 2048)]
+    replicated = 40 * sum(newton_schulz(*sides) for sides in a_layer)
+    on_8, on_1024 = operations(zaya1_8b, 8), operations(zaya1_8b, 1024)
+    assert on_8.optimizer_replicated == on_1024.optimizer_replicated == replicated
+    assert on_8.optimizer == replicated / 8
+    # 1,920 experts' matrices on 1,024 GPUs: two each, and no GPU can have less than the most.
+    two_experts = 2 * newton_schulz(2048, 2048)
+    assert two_experts <= on_1024.optimizer < two_experts + replicated / 20_000
+    assert on_1024.optimizer < replicated / 500
+
+
+def test_adamw_has_no_products(zaya1_8b):
+    adamw = dataclasses.replace(zaya1_8b, optimizer=dataclasses.replace(zaya1_8b.optimizer, name="adamw"))
+    assert operations(adamw, 8).optimizer == 0
+    assert not [gemm for gemm in gemms(adamw, 8) if "Newton" in gemm.name]
+
+
+@pytest.mark.parametrize("num_devices", [1, 8, 1024])
+def test_state_is_shared(zaya1_8b, num_devices):
+    state = state_bytes(zaya1_8b, num_devices)
+    assert state.master == pytest.approx(4 * PARAMETERS / num_devices, rel=0.2)  # padding, at 1,024
+    # Muon keeps one moment, AdamW two; the embedding is AdamW's.
+    assert state.moments == pytest.approx(4 * (PARAMETERS + 262_272 * 2048) / num_devices, rel=0.2)
+    assert state.weights == pytest.approx(2 * PARAMETERS, rel=1e-3)
+    assert state.gradients in (
+        pytest.approx(4 * PARAMETERS, rel=1e-3),
+        pytest.approx(2 * PARAMETERS, rel=1e-3),
+    )
+
+
+def test_remat_keeps_less_and_computes_more(zaya1_8b):
+    models = [dataclasses.replace(zaya1_8b.model, remat=remat) for remat in POLICIES]
+    kept = [activation_bytes(model, 4096) for model in models]
+    again = [recomputed_flops(model, 4096) for model in models]
+    assert kept == sorted(kept, reverse=True)
+    assert len(set(kept)) == len(kept)
+    assert again == sorted(again)
+    # With "layer" the stream and the router's state stay, float32, and little else.
+    stream = 40 * 4096 * 4 * (2048 + 256)
+    assert stream <= kept[-1] < 1.1 * stream
+
+
+def test_activations_grow_evenly(zaya1_8b):
+    """No term of T x T: twice as long a sequence takes twice as much."""
+    short, long = (activation_bytes(zaya1_8b.model, time) for time in (4096, 8192))
+    assert long == pytest.approx(2 * short, rel=1e-2)
+
+
+def test_communication_by_hand(zaya1_8b):
+    alone = communication(zaya1_8b, Cluster(device=MI300X, nodes=1, gpus_per_node=1))
+    assert alone.reduced_bytes == alone.gathered_bytes == 0
+    node, many = communication(zaya1_8b, cluster(1)), communication(zaya1_8b, cluster(128))
+    sent = many.reduced_bytes + many.gathered_bytes
+    assert node.network_seconds == 0
+    # 7/8 of all leaves a GPU over 7 links of 64 GB/s; 127/128 of an eighth over 400 Gb/s.
+    assert node.link_seconds == pytest.approx(sent * 7 / 8 / (7 * 64e9))
+    assert many.network_seconds == pytest.approx(sent / 8 * 127 / 128 / 50e9)
+
+
+def test_products_are_those_of_the_network(zaya1_8b):
+    """Per token they add up to the forward pass without attention's scores and the smallest ones."""
+    found = {gemm.name: gemm for gemm in gemms(zaya1_8b, 1024)}
+    tokens = 4 * 4096
+    assert found["gate and up of all experts"].flops == 2 * tokens * 2048 * 4096
+    assert found["queries"].flops == 2 * tokens * 2048 * 1024
+    assert found["logits of a chunk"].columns == 262_272
+    gram = found["Newton-Schulz, Gram"]
+    assert (gram.rows, gram.depth, gram.columns, gram.count) == (2048, 2048, 2048, 1)
+
+
+def test_a_plan_holds_together(zaya1_8b):
+    plan = make_plan(zaya1_8b, cluster(128))
+    assert plan.parameters == PARAMETERS
+    assert plan.micro_batch == 4
+    assert plan.tokens == 16_777_216
+    assert plan.seconds[plan.bound] == max(plan.seconds.values())
+    assert plan.memory == memory_by_kind(zaya1_8b, 1024)
+    assert sum(plan.operations.forward.values()) * 3 == pytest.approx(plan.operations.training)
+    flops = (plan.operations.training + plan.operations.recomputed) * 4 * 4096 + plan.operations.optimizer
+    assert plan.seconds["matrix units"] == pytest.approx(flops / 1307.4e12)
+
+
+def test_more_gpus_need_less_time_each(zaya1_8b):
+    one, many = (step_seconds(zaya1_8b, cluster(nodes)) for nodes in (1, 128))
+    assert many["matrix units"] < one["matrix units"]
+    assert memory_traffic(zaya1_8b, 1024) < memory_traffic(zaya1_8b, 8)
+
+
+def test_a_device_has_a_name():
+    assert find_device("mi300x") is MI300X
+    with pytest.raises(ValueError, match=r'there is no device "h100"; known are mi300x'):
+        find_device("h100")

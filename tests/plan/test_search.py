@@ -1,0 +1,53 @@
+"""The search, with a made-up compiler."""
+
+import pytest
+
+from zaya_jax.options import load_config
+from zaya_jax.plan.memory import POLICIES
+from zaya_jax.plan.search import largest_that_fits, search
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize("guess", [1, 7, 1000])
+@pytest.mark.parametrize(
+    ("limit", "expected"), [(100, 9), (110, 10), (109, 9), (19, 0), (20, 1), (5020, 501)]
+)
+def test_the_largest_is_found(limit, expected, guess):
+    trials = []
+
+    def size(rows):
+        trials.append(rows)
+        return 10 + 10 * rows
+
+    assert largest_that_fits(size, limit=limit, guess=guess) == expected
+    assert len(set(trials)) <= 14
+
+
+def test_a_step_in_the_sizes_is_found_too():
+    def size(rows):
+        return 10 * rows + (30 if rows > 4 else 0)
+
+    assert largest_that_fits(size, limit=75, guess=6) == 4
+
+
+def test_policies_and_micro_batches_are_searched():
+    config = load_config("configs/zaya1_8b.py", [])
+    a_row = dict(zip(POLICIES, (40, 20, 9, 5, 3), strict=True))
+
+    def measure(config):
+        assert config.train.num_microbatches == 1
+        return (50 + a_row[config.model.remat] * config.data.batch_size // 1024) * GIB
+
+    found = search(config, 1024, limit=100 * GIB, measure=measure)  # 4 sequences a GPU
+    assert found.cheapest_remat == POLICIES[2]
+    assert (found.largest_remat, found.largest_micro_batch) == (POLICIES[-1], 16)
+    compiled = [(trial.remat, trial.micro_batch) for trial in found.trials]
+    assert len(set(compiled)) == len(compiled)
+
+
+def test_what_does_not_fit_is_said():
+    config = load_config("configs/zaya1_8b.py", [])
+    found = search(config, 1024, limit=GIB, measure=lambda _: 2 * GIB)
+    assert found.cheapest_remat is None
+    assert found.largest_micro_batch == 0

@@ -1,0 +1,90 @@
+"""The chunked loss and its gradients are those of plain logits, which it never has."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from zaya_jax.train.loss import cross_entropy
+
+TOKENS, WIDTH, VOCABULARY = 23, 8, 41
+
+
+def inputs():
+    random = np.random.default_rng(0)
+    x_PD = random.standard_normal((TOKENS, WIDTH))
+    table_VD, bias_V = random.standard_normal((VOCABULARY, WIDTH)), random.standard_normal(VOCABULARY)
+    targets_P = random.integers(0, VOCABULARY, TOKENS)
+    weights_P = random.uniform(0, 2, TOKENS) * (np.arange(TOKENS) % 4 > 0)
+    floats = (jnp.asarray(x, jnp.float32) for x in (x_PD, table_VD, bias_V, weights_P))
+    x_PD, table_VD, bias_V, weights_P = floats
+    return x_PD, table_VD, bias_V, jnp.asarray(targets_P), weights_P
+
+
+def plain(x_PD, table_VD, bias_V, targets_P, weights_P, z_loss):
+    logits_PV = x_PD @ table_VD.T + (0 if bias_V is None else bias_V)
+    entropy_P = -jax.nn.log_softmax(logits_PV)[jnp.arange(TOKENS), targets_P]
+    z_P = jax.nn.logsumexp(logits_PV, axis=1) ** 2
+    return jnp.sum((entropy_P + z_loss * z_P) * weights_P), jnp.sum(entropy_P * weights_P)
+
+
+@pytest.mark.parametrize(
+    ("chunk", "z_loss", "has_bias"), [(100, 0.0, True), (5, 0.01, True), (5, 0.0, False)]
+)
+def test_value_and_gradients(chunk, z_loss, has_bias):
+    x_PD, table_VD, bias_V, targets_P, weights_P = inputs()
+    bias_V = bias_V if has_bias else None
+
+    def chunked(x_PD, table_VD, bias_V):
+        loss = cross_entropy(x_PD, table_VD, bias_V, targets_P, weights_P, chunk, z_loss)
+        return 3 * loss.objective, loss.cross_entropy
+
+    def expected(x_PD, table_VD, bias_V):
+        objective, entropy = plain(x_PD, table_VD, bias_V, targets_P, weights_P, z_loss)
+        return 3 * objective, entropy
+
+    arguments = (x_PD, table_VD, bias_V)
+    ours, theirs = (
+        jax.jit(jax.value_and_grad(f, argnums=(0, 1, 2), has_aux=True))(*arguments)
+        for f in (chunked, expected)
+    )
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), ours, theirs)
+    value = cross_entropy(*arguments, targets_P, weights_P, chunk, z_loss)  # without gradients
+    np.testing.assert_allclose(value.objective, theirs[0][0] / 3, rtol=1e-5)
+
+
+def test_gradients_of_bfloat16_are_added_up_in_float32():
+    """4,096 tokens of one target: each adds 2^-12 to its row, which in bfloat16 would stop at 2^-4."""
+    tokens = 4096
+    x_PD, table_VD = jnp.ones((tokens, 1), jnp.bfloat16), jnp.zeros((256, 1), jnp.bfloat16)
+    targets_P, weights_P = jnp.zeros(tokens, jnp.int32), jnp.full(tokens, 1 / tokens)
+
+    def objective(table_VD):
+        return cross_entropy(x_PD, table_VD, None, targets_P, weights_P, 64, 0.0).objective
+
+    grad_VD = jax.grad(objective)(table_VD)
+    assert grad_VD.dtype == jnp.bfloat16
+    np.testing.assert_allclose(np.float32(grad_VD[0, 0]), 1 / 256 - 1, rtol=2**-7)
+
+
+def temporary_bytes(chunk):
+    """Of the loss and its gradients at 16k tokens and ZAYA1's vocabulary, by the compiler's account."""
+    tokens, vocabulary, width = 16_384, 262_272, 16
+
+    def objective(x_PD, table_VD, targets_P, weights_P):
+        return cross_entropy(x_PD, table_VD, None, targets_P, weights_P, chunk, 0.0).objective
+
+    shapes = (
+        jax.ShapeDtypeStruct((tokens, width), jnp.float32),
+        jax.ShapeDtypeStruct((vocabulary, width), jnp.float32),
+        jax.ShapeDtypeStruct((tokens,), jnp.int32),
+        jax.ShapeDtypeStruct((tokens,), jnp.float32),
+    )
+    compiled = jax.jit(jax.grad(objective, argnums=(0, 1))).lower(*shapes).compile()
+    return compiled.memory_analysis().temp_size_in_bytes
+
+
+def test_logits_of_one_chunk_exist_at_a_time():
+    """All logits are 16 GiB; those of 512 tokens half a GiB, twice for their gradient."""
+    assert temporary_bytes(16_384) > 16 * 2**30
+    assert temporary_bytes(512) < 1.25 * 2**30

@@ -1,0 +1,73 @@
+"""`zaya bench optimizers`: the loss curve of Muon and AdamW together beside that of AdamW alone."""
+
+import dataclasses
+import pathlib
+import tempfile
+
+from rich.console import Console
+from rich.table import Table
+
+from zaya_jax.config import Config
+from zaya_jax.options import load_config
+from zaya_jax.train.loop import train
+from zaya_jax.train.metrics import read_metrics
+
+ADAMW_RATES = (1.5e-3, 3e-3, 6e-3)
+"""Tried for AdamW alone, of which the best counts; Muon has the rate of its config."""
+NUM_POINTS = 12
+
+
+def run(*, rounds: int = 1, num_steps: int = 120, batch_size: int = 8) -> None:
+    """Trains configs/tiny.py, made shorter, by each, and prints held-out bits per byte.
+
+    Args:
+      rounds: unused: nothing is timed.
+      num_steps: of each run, a multiple of 12.
+      batch_size: sequences a step.
+    """
+    del rounds
+    with tempfile.TemporaryDirectory() as folder:
+        tiny = _shortened(load_config("configs/tiny.py", []), num_steps, batch_size)
+        muon = _curve(tiny, pathlib.Path(folder, "muon"))
+        adamw = {
+            rate: _curve(_by_adamw(tiny, rate), pathlib.Path(folder, f"adamw_{rate}")) for rate in ADAMW_RATES
+        }
+    best = min(adamw, key=lambda rate: adamw[rate][num_steps])
+    table = Table("step", "Muon and AdamW", *(f"AdamW, rate {rate:g}" for rate in adamw))
+    for step, value in muon.items():
+        table.add_row(f"{step}", f"{value:.4f}", *(f"{curve[step]:.4f}" for curve in adamw.values()))
+    console = Console(soft_wrap=True, highlight=False)
+    console.print(table)
+    goal = adamw[best][num_steps]
+    reached = next((step for step, value in muon.items() if value <= goal), None)
+    console.print(
+        f"AdamW's best, rate {best:g}, has {goal:.4f} bits/byte after {num_steps} steps; Muon and AdamW "
+        + (f"have no more after {reached}" if reached else "do not come there")
+    )
+
+
+def _shortened(config: Config, num_steps: int, batch_size: int) -> Config:
+    every = num_steps // NUM_POINTS
+    train_config = dataclasses.replace(
+        config.train,
+        num_steps=num_steps,
+        eval_every=every,
+        eval_sequences=64,
+        sample_tokens=0,
+        log_every=every,
+    )
+    data = dataclasses.replace(config.data, batch_size=batch_size)
+    return dataclasses.replace(config, train=train_config, data=data)
+
+
+def _by_adamw(config: Config, rate: float) -> Config:
+    optimizer = dataclasses.replace(
+        config.optimizer, name="adamw", learning_rate=rate, final_learning_rate=rate / 20
+    )
+    return dataclasses.replace(config, optimizer=optimizer)
+
+
+def _curve(config: Config, folder: pathlib.Path) -> dict[int, float]:
+    """Held-out bits per byte by step."""
+    train(dataclasses.replace(config, run_folder=str(folder)))
+    return {int(row["step"]): row["bits_per_byte"] for row in read_metrics(folder, "validation")}

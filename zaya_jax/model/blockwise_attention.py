@@ -1,0 +1,225 @@
+"""Attention of long sequences, a block of queries and a block of keys at a time.
+
+What `zaya_jax.model.attention.attend` computes, with memory that grows with T, not with T x T
+(FlashAttention, arXiv 2205.14135, algorithms 1 and 4). Only pairs of blocks on or below the diagonal
+are visited, by a scan whose length is known: XLA runs a loop of unknown length from the host.
+
+Letters: B batch, T time, N query heads, K key/value heads, G = N/K, H head width, J blocks of the
+sequence, Q queries of a block, S keys of a block.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+from jaxtyping import Array, Float, Int
+
+from zaya_jax.model.attention import attention_mask
+from zaya_jax.model.remat import KEPT
+from zaya_jax.pytree import pytree
+
+SMALLEST_BLOCK, LARGEST_BLOCK = 256, 2048
+"""Tokens of a block: a sixteenth of the sequence, but not less than fills a core's products, and not
+more than 16 MiB of scores a head."""
+
+
+@pytree
+class _Blocks:
+    """A sequence cut into blocks, which lead."""
+
+    q_JBKGQH: jax.Array
+    k_JBKSH: jax.Array
+    v_JBKSH: jax.Array
+    segments_JBQ: jax.Array | None
+
+
+@pytree
+class _Softmax:
+    """Sums over the keys seen so far, of each query of all blocks; float32."""
+
+    out_JBKGQH: jax.Array
+    """Values, weighted by exp(score - top)."""
+    sum_JBKGQ: jax.Array
+    top_JBKGQ: jax.Array
+
+
+def attend_blockwise(
+    q_BTNH: Float[Array, "B T N H"],
+    k_BTKH: Float[Array, "B T K H"],
+    v_BTKH: Float[Array, "B T K H"],
+    *,
+    window: Int[Array, ""] | int | None,
+    segments_BT: Int[Array, "B T"] | None = None,
+    block: int | None = None,
+) -> Float[Array, "B T N H"]:
+    """Causal softmax attention with scale 1/sqrt(H); scores and softmax in float32.
+
+    Args:
+      q_BTNH: queries; head n belongs to key head n // G.
+      k_BTKH: keys.
+      v_BTKH: values.
+      window: tokens a query sees, itself included; None for all. Blocks out of its reach cost nothing.
+      segments_BT: documents; None is one.
+      block: tokens of a block; None for what suits the length.
+    """
+    time = q_BTNH.shape[1]
+    block = min(block or block_of(time), time)
+    padding = ((0, 0), (0, -time % block), (0, 0), (0, 0))  # behind all queries, so that nobody sees it
+    q_BTNH, k_BTKH, v_BTKH = (jnp.pad(x, padding) for x in (q_BTNH, k_BTKH, v_BTKH))
+    if segments_BT is not None:
+        segments_BT = jnp.pad(segments_BT, padding[:2], mode="edge")
+    return _attend(q_BTNH, k_BTKH, v_BTKH, window, segments_BT, block)[:, :time]
+
+
+def block_of(time: int) -> int:
+    """Tokens of a block for a sequence of `time` tokens."""
+    sixteenth = 1 << max(time // 16, 1).bit_length() - 1
+    return min(max(sixteenth, SMALLEST_BLOCK), LARGEST_BLOCK)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
+def _attend(q_BTNH, k_BTKH, v_BTKH, window, segments_BT, block):
+    return _forward(q_BTNH, k_BTKH, v_BTKH, window, segments_BT, block)[0]
+
+
+def _forward(q_BTNH, k_BTKH, v_BTKH, window, segments_BT, block):
+    blocks = _cut(q_BTNH, k_BTKH, v_BTKH, segments_BT, block)
+    shape = blocks.q_JBKGQH.shape
+    start = _Softmax(
+        jnp.zeros(shape, jnp.float32),
+        jnp.zeros(shape[:-1], jnp.float32),
+        jnp.full(shape[:-1], jnp.finfo(jnp.float32).min),
+    )
+    done = _over_pairs(functools.partial(_add_keys, blocks, window), start, shape[0], block, window)
+    out_JBKGQH = (done.out_JBKGQH / done.sum_JBKGQ[..., None]).astype(v_BTKH.dtype)
+    logsumexp_JBKGQ = done.top_JBKGQ + jnp.log(done.sum_JBKGQ)
+    q_BTNH, k_BTKH, v_BTKH, out_BTNH, logsumexp_JBKGQ = (
+        checkpoint_name(x, KEPT) for x in (q_BTNH, k_BTKH, v_BTKH, _join(out_JBKGQH), logsumexp_JBKGQ)
+    )
+    return out_BTNH, (q_BTNH, k_BTKH, v_BTKH, window, segments_BT, out_BTNH, logsumexp_JBKGQ)
+
+
+def _backward(block, saved, grad_BTNH):
+    q_BTNH, k_BTKH, v_BTKH, window, segments_BT, out_BTNH, logsumexp_JBKGQ = saved
+    blocks = _cut(q_BTNH, k_BTKH, v_BTKH, segments_BT, block)
+    grad_JBKGQH = _cut_heads(grad_BTNH, k_BTKH.shape[2], block)
+    # What the softmax's normalisation takes off: sum over s of probs * grad_probs.
+    shared_BTN = jnp.sum(grad_BTNH.astype(jnp.float32) * out_BTNH.astype(jnp.float32), axis=-1, keepdims=True)
+    shared_JBKGQ = _cut_heads(shared_BTN, k_BTKH.shape[2], block)[..., 0]
+    step = functools.partial(_add_gradients, blocks, window, grad_JBKGQH, shared_JBKGQ, logsumexp_JBKGQ)
+    start = tuple(jnp.zeros(x.shape, jnp.float32) for x in (blocks.q_JBKGQH, blocks.k_JBKSH, blocks.v_JBKSH))
+    grad_q_JBKGQH, grad_k_JBKSH, grad_v_JBKSH = _over_pairs(step, start, len(blocks.q_JBKGQH), block, window)
+    return (
+        _join(grad_q_JBKGQH.astype(q_BTNH.dtype)),
+        _join(grad_k_JBKSH[:, :, :, None].astype(k_BTKH.dtype)),
+        _join(grad_v_JBKSH[:, :, :, None].astype(v_BTKH.dtype)),
+        None,
+        None,
+    )
+
+
+_attend.defvjp(_forward, _backward)
+
+
+def _over_pairs(step, carry, num_blocks, block, window):
+    """Scans `step(carry, i, j)` over blocks of queries i and of keys j <= i, the last of which is i."""
+    pairs = np.array([(i, j) for i in range(num_blocks) for j in range(i + 1)], np.int32)
+
+    def visit(carry, pair):
+        i, j = pair
+        if window is None:
+            return step(carry, i, j), None
+        nearest = (i - j - 1) * block + 1  # of the first query to the last key
+        return lax.cond(nearest < window, lambda: step(carry, i, j), lambda: carry), None
+
+    return lax.scan(visit, carry, (pairs[:, 0], pairs[:, 1]))[0]
+
+
+def _add_keys(blocks: _Blocks, window, sums: _Softmax, i: jax.Array, j: jax.Array) -> _Softmax:
+    """Lets the queries of block i see the keys of block j."""
+    scores_BKGQS = _scores(blocks, window, i, j)
+    old_BKGQ, v_BKSH = _at(sums.top_JBKGQ, i), _at(blocks.v_JBKSH, j)
+    top_BKGQ = jnp.maximum(old_BKGQ, scores_BKGQS.max(axis=-1))
+    exp_BKGQS = jnp.exp(scores_BKGQS - top_BKGQ[..., None])
+    shrink_BKGQ = jnp.exp(old_BKGQ - top_BKGQ)
+    seen_BKGQH = _product("bkgqs,bksh->bkgqh", exp_BKGQS.astype(v_BKSH.dtype), v_BKSH)
+    out_BKGQH = _at(sums.out_JBKGQH, i) * shrink_BKGQ[..., None] + seen_BKGQH
+    sum_BKGQ = _at(sums.sum_JBKGQ, i) * shrink_BKGQ + exp_BKGQS.sum(axis=-1)
+    return _Softmax(
+        _put(sums.out_JBKGQH, i, out_BKGQH),
+        _put(sums.sum_JBKGQ, i, sum_BKGQ),
+        _put(sums.top_JBKGQ, i, top_BKGQ),
+    )
+
+
+def _add_gradients(blocks: _Blocks, window, grad_JBKGQH, shared_JBKGQ, logsumexp_JBKGQ, grads, i, j):
+    """Adds what block i of queries gives to its own gradient and to those of block j of keys."""
+    grad_q_JBKGQH, grad_k_JBKSH, grad_v_JBKSH = grads
+    q_BKGQH, grad_BKGQH = _at(blocks.q_JBKGQH, i), _at(grad_JBKGQH, i)
+    k_BKSH, v_BKSH = _at(blocks.k_JBKSH, j), _at(blocks.v_JBKSH, j)
+    probs_BKGQS = jnp.exp(_scores(blocks, window, i, j) - _at(logsumexp_JBKGQ, i)[..., None])
+    grad_v_BKSH = _product("bkgqs,bkgqh->bksh", probs_BKGQS.astype(v_BKSH.dtype), grad_BKGQH)
+    grad_scores_BKGQS = _product("bkgqh,bksh->bkgqs", grad_BKGQH, v_BKSH) - _at(shared_JBKGQ, i)[..., None]
+    grad_scores_BKGQS = probs_BKGQS * grad_scores_BKGQS * q_BKGQH.shape[-1] ** -0.5
+    grad_scores_BKGQS = grad_scores_BKGQS.astype(q_BKGQH.dtype)
+    grad_q_BKGQH = _product("bkgqs,bksh->bkgqh", grad_scores_BKGQS, k_BKSH)
+    grad_k_BKSH = _product("bkgqs,bkgqh->bksh", grad_scores_BKGQS, q_BKGQH)
+    return (
+        _put(grad_q_JBKGQH, i, _at(grad_q_JBKGQH, i) + grad_q_BKGQH),
+        _put(grad_k_JBKSH, j, _at(grad_k_JBKSH, j) + grad_k_BKSH),
+        _put(grad_v_JBKSH, j, _at(grad_v_JBKSH, j) + grad_v_BKSH),
+    )
+
+
+def _scores(blocks: _Blocks, window, i: jax.Array, j: jax.Array) -> jax.Array:
+    q_BKGQH, k_BKSH = _at(blocks.q_JBKGQH, i), _at(blocks.k_JBKSH, j)
+    index_S = jnp.arange(k_BKSH.shape[-2])
+    segments_JBQ = blocks.segments_JBQ
+    mask_BQS = attention_mask(
+        i * len(index_S) + index_S,
+        j * len(index_S) + index_S,
+        window=window,
+        query_segments_BT=None if segments_JBQ is None else _at(segments_JBQ, i),
+        key_segments_BS=None if segments_JBQ is None else _at(segments_JBQ, j),
+    )
+    scores_BKGQS = _product("bkgqh,bksh->bkgqs", q_BKGQH, k_BKSH) * q_BKGQH.shape[-1] ** -0.5
+    return jnp.where(mask_BQS[:, None, None], scores_BKGQS, jnp.finfo(jnp.float32).min)
+
+
+_product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
+
+
+def _at(x: jax.Array, index: jax.Array) -> jax.Array:
+    return lax.dynamic_index_in_dim(x, index, keepdims=False)
+
+
+def _put(x: jax.Array, index: jax.Array, value: jax.Array) -> jax.Array:
+    return lax.dynamic_update_index_in_dim(x, value, index, axis=0)
+
+
+def _cut(q_BTNH, k_BTKH, v_BTKH, segments_BT, block: int) -> _Blocks:
+    num_key_heads = k_BTKH.shape[2]
+    segments_JBQ = None
+    if segments_BT is not None:
+        segments_JBQ = segments_BT.reshape(len(segments_BT), -1, block).swapaxes(0, 1)
+    return _Blocks(
+        _cut_heads(q_BTNH, num_key_heads, block),
+        _cut_heads(k_BTKH, num_key_heads, block)[:, :, :, 0],
+        _cut_heads(v_BTKH, num_key_heads, block)[:, :, :, 0],
+        segments_JBQ,
+    )
+
+
+def _cut_heads(x_BTNH: jax.Array, num_key_heads: int, block: int) -> jax.Array:
+    batch, _, _, width = x_BTNH.shape
+    x_BJQKGH = x_BTNH.reshape(batch, -1, block, num_key_heads, x_BTNH.shape[2] // num_key_heads, width)
+    return x_BJQKGH.transpose(1, 0, 3, 4, 2, 5)
+
+
+def _join(x_JBKGQH: jax.Array) -> jax.Array:
+    num_blocks, batch, key_heads, group, block, width = x_JBKGQH.shape
+    x_BJQKGH = x_JBKGQH.transpose(1, 0, 4, 2, 3, 5)
+    return x_BJQKGH.reshape(batch, num_blocks * block, key_heads * group, width)

@@ -1,0 +1,65 @@
+"""Muon: momentum whose singular values are all made one (Jordan; Moonlight, arXiv 2502.16982)."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.typing import DTypeLike
+
+from zaya_jax.model.matrices import MatrixAxes, from_matrices, to_matrices
+from zaya_jax.optim.newton_schulz import POLYNOMIALS, Polynomials, newton_schulz
+
+
+class MuonState(NamedTuple):
+    """What Muon remembers."""
+
+    count: jax.Array
+    momentum: optax.Updates
+
+
+def scale_by_muon(
+    axes: Any,
+    *,
+    momentum: float = 0.95,
+    polynomials: Polynomials = POLYNOMIALS["jordan"],
+    num_steps: int = 5,
+    iteration_dtype: str = "float32",
+    momentum_dtype: DTypeLike = "float32",
+) -> optax.GradientTransformation:
+    """Orthogonalised momentum with Nesterov's look-ahead.
+
+    Equal to `optax.contrib.scale_by_muon`, which has neither an iteration in another type nor
+    the shape of its products chosen by the shorter side without copies.
+
+    Args:
+      axes: a tree with the matrix axes of each leaf.
+      momentum: decay of the mean of gradients; bias-corrected, as in Adam.
+      polynomials: of the Newton-Schulz iteration.
+      num_steps: of the iteration.
+      iteration_dtype: of the iteration's products.
+      momentum_dtype: in which the mean is kept.
+    """
+
+    def init(params: optax.Params) -> MuonState:
+        return MuonState(jnp.zeros((), jnp.int32), optax.tree.zeros_like(params, dtype=momentum_dtype))
+
+    def orthogonal(x: jax.Array, axes: MatrixAxes) -> jax.Array:
+        matrices = newton_schulz(
+            to_matrices(x, axes), polynomials, num_steps=num_steps, dtype=iteration_dtype
+        )
+        return from_matrices(matrices, axes, x.shape)
+
+    def update(updates: optax.Updates, state: MuonState, params: optax.Params | None = None) -> Any:
+        del params
+        count = optax.safe_increment(state.count)
+        mean = optax.tree.update_moment(updates, state.momentum, momentum, 1)
+        ahead = jax.tree.map(
+            lambda m, g: momentum * m + (1 - momentum) * g,
+            optax.tree.bias_correction(mean, momentum, optax.safe_increment(count)),
+            optax.tree.bias_correction(updates, momentum, count),
+        )
+        updates = jax.tree.map(orthogonal, ahead, axes)
+        return updates, MuonState(count, optax.tree.cast(mean, momentum_dtype))
+
+    return optax.GradientTransformation(init, update)  # pyright: ignore[reportArgumentType]

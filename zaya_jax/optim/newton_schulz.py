@@ -1,0 +1,93 @@
+"""The nearest orthogonal matrix, by products alone.
+
+Each step is an odd polynomial of the singular values, x (a + b x^2 + c x^4). Letters: M matrices,
+R rows, C columns.
+"""
+
+import dataclasses
+import itertools
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+Coefficients = tuple[float, float, float]
+
+
+@dataclasses.dataclass(frozen=True)
+class Polynomials:
+    """One iteration.
+
+    Attributes:
+      steps: a, b, c of each step; the last goes on.
+      margin: the matrix is first scaled to this fraction of Frobenius norm 1, so that rounding
+        leaves no singular value above what the polynomials take.
+    """
+
+    steps: tuple[Coefficients, ...]
+    margin: float = 1.0
+
+
+_POLAR_EXPRESS: tuple[Coefficients, ...] = (
+    (8.28721201814563, -23.595886519098837, 17.300387312530933),
+    (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
+    (3.9486908534822946, -2.908902115962949, 0.5518191394370137),
+    (3.3184196573706015, -2.488488024314874, 0.51004894012372),
+    (2.300652019954817, -1.6689039845747493, 0.4188073119525673),
+    (1.891301407787398, -1.2679958271945868, 0.37680408948524835),
+    (1.8750014808534479, -1.2500016453999487, 0.3750001645474248),
+)
+_SAFETY = 1.01
+_LIMIT: Coefficients = (1.875, -1.25, 0.375)
+
+POLYNOMIALS = {
+    # Jordan's Muon: steepest at zero; singular values end between 0.7 and 1.2.
+    "jordan": Polynomials(((3.4445, -4.7750, 2.0315),)),
+    # Amsel et al., arXiv 2505.16932, algorithm 1: the best polynomial for what the step before it
+    # leaves, from singular values of 0.001 on; all but the last are kept from overshooting in bfloat16.
+    "polar_express": Polynomials(
+        (*((a / _SAFETY, b / _SAFETY**3, c / _SAFETY**5) for a, b, c in _POLAR_EXPRESS), _LIMIT),
+        margin=1 / _SAFETY,
+    ),
+}
+"""By the names that `OptimizerConfig.newton_schulz` has."""
+
+
+def newton_schulz(
+    x_MRC: Float[Array, "M R C"],
+    polynomials: Polynomials,
+    *,
+    num_steps: int,
+    dtype: str = "float32",
+    eps: float = 1e-8,
+) -> Float[Array, "M R C"]:
+    """`U V^T` of each matrix's singular value decomposition, approximately; zeros stay zeros.
+
+    Args:
+      x_MRC: the matrices.
+      polynomials: of the steps.
+      num_steps: how many are done.
+      dtype: of the iteration.
+      eps: added to the norm.
+
+    Returns:
+      In float32.
+    """
+    is_wide = x_MRC.shape[1] <= x_MRC.shape[2]
+    norm_M11 = jnp.sqrt(jnp.sum(jnp.square(x_MRC.astype(jnp.float32)), axis=(1, 2), keepdims=True))
+    x_MRC = (x_MRC * (polynomials.margin / (norm_M11 + eps))).astype(dtype)
+    endless = itertools.chain(polynomials.steps, itertools.repeat(polynomials.steps[-1]))
+    with jax.named_scope("newton_schulz"):
+        for a, b, c in itertools.islice(endless, num_steps):
+            # The Gram matrix of the short side: both sides lead to the same, this one is smaller.
+            transposed_MCR = x_MRC.swapaxes(1, 2)
+            gram = x_MRC @ transposed_MCR if is_wide else transposed_MCR @ x_MRC
+            polynomial = b * gram + c * (gram @ gram)
+            x_MRC = a * x_MRC + (polynomial @ x_MRC if is_wide else x_MRC @ polynomial)
+    return x_MRC.astype(jnp.float32)
+
+
+def newton_schulz_flops(rows: int, columns: int, *, num_steps: int) -> int:
+    """Multiplications and additions of the products for one matrix."""
+    short, long = sorted((rows, columns))
+    return num_steps * (4 * short**2 * long + 2 * short**3)

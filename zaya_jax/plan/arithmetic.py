@@ -1,0 +1,260 @@
+"""What a step costs, by arithmetic alone: operations, bytes over links, time, sizes of products.
+
+Sources: ZAYA1-8B's report arXiv 2605.05365, appendix B (data); Zyphra's report arXiv 2511.17127 (the
+work that a product needs to reach a MI300X's peak, links that collectives use).
+"""
+
+import dataclasses
+import math
+
+from zaya_jax.config import Config, ModelConfig
+from zaya_jax.model.flops import forward_flops_per_token
+from zaya_jax.model.matrices import matrix_sides
+from zaya_jax.model.weights import declare, flatten
+from zaya_jax.optim.newton_schulz import newton_schulz_flops
+from zaya_jax.parallel.deal import Deal, deal
+from zaya_jax.plan.devices import Cluster
+from zaya_jax.plan.memory import activation_bytes, state_bytes
+
+PAGE_BYTES = 4096
+TOKEN_BYTES = 4
+DATA_IOPS = 70_000.0
+"""Reads a second of the storage that ZAYA1 was trained from."""
+SCATTER = 8.0
+"""Reads a page of tokens can cost when documents lie about: 1 to 2 when packed, 8 at worst."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Operations:
+    """Floating-point operations; a multiply and an add are two.
+
+    Attributes:
+      forward: of a token, by part of the network.
+      training: of a token, forward and backward.
+      recomputed: of a token, by remat and by attention's backward pass.
+      optimizer: of a GPU's Newton-Schulz products, a step.
+      optimizer_replicated: the same if every GPU did all matrices.
+    """
+
+    forward: dict[str, float]
+    training: float
+    recomputed: float
+    optimizer: float
+    optimizer_replicated: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Communication:
+    """Bytes of a step's collectives, and the least time that links need for them.
+
+    Attributes:
+      reduced_bytes: gradients, reduce-scattered.
+      gathered_bytes: weights, all-gathered.
+      link_seconds: that the links within a node need, all of which take part.
+      network_seconds: that the NICs need, one a GPU; 0 on one node.
+    """
+
+    reduced_bytes: int
+    gathered_bytes: int
+    link_seconds: float
+    network_seconds: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Gemm:
+    """A product of matrices in the step, as a GPU runs it.
+
+    Attributes:
+      name: of it.
+      rows: of the left matrix.
+      depth: contracted.
+      columns: of the right matrix.
+      count: how many such products are one call.
+    """
+
+    name: str
+    rows: int
+    depth: int
+    columns: int
+    count: int = 1
+
+    @property
+    def flops(self) -> float:
+        """Of one call."""
+        return 2.0 * self.rows * self.depth * self.columns * self.count
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DataRate:
+    """What a step reads ([8B] appendix B).
+
+    Attributes:
+      pages: of 4 KiB, a step, when tokens lie together.
+      shortest_step: seconds below which the storage would be the limit, when they lie together.
+      shortest_step_scattered: the same when each page costs several reads.
+    """
+
+    pages: float
+    shortest_step: float
+    shortest_step_scattered: float
+
+    def iops(self, seconds: float) -> float:
+        """Reads a second at a step of so many seconds."""
+        return self.pages / seconds
+
+
+def operations(config: Config, num_devices: int) -> Operations:
+    """All products of a step."""
+    time = config.data.sequence_length
+    forward = forward_flops_per_token(config.model, time)
+    steps = config.optimizer.newton_schulz_steps if config.optimizer.name == "muon" else 0
+    return Operations(
+        forward=forward,
+        training=3.0 * math.fsum(forward.values()),
+        recomputed=recomputed_flops(config.model, time),
+        optimizer=_optimizer_flops(_dealt(config, num_devices), steps),
+        optimizer_replicated=_optimizer_flops(_dealt(config, 1), steps),
+    )
+
+
+def recomputed_flops(config: ModelConfig, time: int) -> float:
+    """Of a token: what the backward pass computes a second time.
+
+    Attention's backward pass forms the scores anew under every policy.
+    """
+    forward = forward_flops_per_token(config, time)
+    scores = _score_flops(config, forward)
+    layers = forward["attention"] + forward["experts"] + forward["router"]
+    again = {
+        "none": 0.0,
+        "products": 0.0,
+        "attention_and_experts": forward["attention"] - scores + forward["router"],
+        "block": layers,
+        "layer": layers,
+    }
+    return again[config.remat] + scores / 2
+
+
+def communication(config: Config, cluster: Cluster) -> Communication:
+    """Collectives of a step: within a node over all links, between nodes over each GPU's own NIC."""
+    state = state_bytes(config, cluster.num_gpus)
+    reduced, gathered = (state.gradients, state.weights) if cluster.num_gpus > 1 else (0, 0)
+    gpus, nodes, device = cluster.gpus_per_node, cluster.nodes, cluster.device
+    sent = reduced + gathered
+    # Each GPU sends (gpus - 1) / gpus of all bytes, over gpus - 1 links at once.
+    link = sent / gpus / device.link_bandwidth if gpus > 1 else 0.0
+    network = sent / gpus * (nodes - 1) / nodes / device.network_bandwidth
+    return Communication(
+        reduced_bytes=reduced, gathered_bytes=gathered, link_seconds=link, network_seconds=network
+    )
+
+
+def step_seconds(config: Config, cluster: Cluster) -> dict[str, float]:
+    """The least time that each resource of a GPU needs for a step, by resource."""
+    device = cluster.device
+    work = operations(config, cluster.num_gpus)
+    tokens = config.data.batch_size * config.data.sequence_length / cluster.num_gpus
+    links = communication(config, cluster)
+    flops = (work.training + work.recomputed) * tokens + work.optimizer
+    return {
+        "matrix units": flops / device.matrix_flops,
+        "memory": memory_traffic(config, cluster.num_gpus) / device.memory_bandwidth,
+        "links in the node": links.link_seconds,
+        "network": links.network_seconds,
+    }
+
+
+def memory_traffic(config: Config, num_devices: int) -> float:
+    """Bytes that a GPU must at least move to and from its memory in a step.
+
+    Each microbatch reads the weights forward, backward for both gradients, and once more where the
+    layers are recomputed; it writes its gradients, and writes and reads the kept activations. Once a
+    step the state is read and written.
+    """
+    state = state_bytes(config, num_devices)
+    microbatches = config.train.num_microbatches
+    rows = config.data.batch_size // num_devices
+    reads = 3 if config.model.remat in ("layer", "block") else 2
+    kept = activation_bytes(config.model, config.data.sequence_length)
+    return (
+        microbatches * (reads * state.weights + state.gradients * (1 if microbatches == 1 else 2))
+        + 2 * rows * kept
+        + state.gradients  # read by the reduce-scatter
+        + 2 * state.own_gradients
+        + 2 * (state.master + state.moments)
+        + state.weights  # written by the all-gather
+    )
+
+
+def gemms(config: Config, num_devices: int) -> list[Gemm]:
+    """The products of a step's forward pass and of the optimiser, as a GPU runs them."""
+    model = config.model
+    rows = config.data.batch_size // num_devices // config.train.num_microbatches
+    tokens = rows * config.data.sequence_length
+    heads = model.num_attention_heads + model.num_key_value_heads
+    width, expert, latent = model.hidden_size, model.moe_intermediate_size, model.head_dim
+    queries, keys = model.num_attention_heads * latent, model.num_key_value_heads * latent
+    a_head = {"rows": tokens, "depth": model.cca_time1 * latent, "columns": latent, "count": heads}
+    an_expert = tokens // model.num_experts
+    products = [
+        Gemm(name="queries", rows=tokens, depth=width, columns=queries),
+        Gemm(name="keys", rows=tokens, depth=width, columns=keys),
+        Gemm(name="values, each half", rows=tokens, depth=width, columns=keys // 2),
+        Gemm(name="convolution of all heads", **a_head),
+        Gemm(name="attention's output", rows=tokens, depth=queries, columns=width),
+        Gemm(name="router's first", rows=tokens, depth=width, columns=model.router_hidden_size),
+        Gemm(name="gate and up of all experts", rows=an_expert, depth=width, columns=2 * expert,
+             count=model.num_experts),
+        Gemm(name="down of all experts", rows=an_expert, depth=expert, columns=width,
+             count=model.num_experts),
+        Gemm(name="logits of a chunk", rows=min(config.train.loss_chunk, tokens), depth=width,
+             columns=model.vocab_size),
+    ]  # fmt: skip
+    dealt = _dealt(config, num_devices)
+    if config.optimizer.name == "muon" and dealt.matrix_parts:
+        sides = [sorted(matrix_sides(part.shape, part.axes)) for part in dealt.matrix_parts]
+        counts = [_matrices_a_device(part.shape, side, num_devices) for part, side in _zip(dealt, sides)]
+        short, long = max(sides, key=math.prod)
+        count = max(count for count, side in zip(counts, sides, strict=True) if side == [short, long])
+        products.append(Gemm(name="Newton-Schulz, Gram", rows=short, depth=long, columns=short, count=count))
+    return products
+
+
+def data_rate(config: Config) -> DataRate:
+    """Pages a step, and where the storage of [8B] would become the limit."""
+    pages = config.data.batch_size * config.data.sequence_length * TOKEN_BYTES / PAGE_BYTES
+    return DataRate(
+        pages=pages, shortest_step=pages / DATA_IOPS, shortest_step_scattered=SCATTER * pages / DATA_IOPS
+    )
+
+
+def _score_flops(config: ModelConfig, forward: dict[str, float]) -> float:
+    """Of a token's scores and weighted values: what is not a product with a weight."""
+    weights = sum(
+        2.0 * weight.size
+        for path, weight in flatten(declare(config)).items()
+        if path.startswith("layers/attention/") and (weight.matrix or path.endswith("kernel"))
+    )
+    return forward["attention"] - weights
+
+
+def _dealt(config: Config, num_devices: int) -> Deal:
+    return deal(declare(config.model), num_devices, by_matrix=config.optimizer.name == "muon")
+
+
+def _zip(dealt: Deal, sides: list[list[int]]):
+    return zip(dealt.matrix_parts, sides, strict=True)
+
+
+def _matrices_a_device(shape: tuple[int, ...], sides: list[int], num_devices: int) -> int:
+    return math.prod(shape) // math.prod(sides) // num_devices
+
+
+def _optimizer_flops(dealt: Deal, num_steps: int) -> float:
+    """Of Newton-Schulz on each device: all have equally many matrices, padded ones included."""
+    total = 0
+    for part in dealt.matrix_parts:
+        sides = matrix_sides(part.shape, part.axes)
+        count = _matrices_a_device(part.shape, list(sides), dealt.num_devices)
+        total += count * newton_schulz_flops(*sides, num_steps=num_steps)
+    return float(total)

@@ -1,0 +1,119 @@
+"""Bytes that a run needs on each device, from abstract shapes: nothing is compiled or allocated."""
+
+import dataclasses
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from zaya_jax.config import Config, ModelConfig
+from zaya_jax.model.remat import REMAT_POLICIES
+from zaya_jax.model.weights import Weight, abstract_variables, declare, flatten, map_weights
+from zaya_jax.model.zaya import hidden_states
+from zaya_jax.train.state import init_state, make_rules
+
+POLICIES = ("none", *REMAT_POLICIES)
+"""What `ModelConfig.remat` can be, from the most memory to the most recomputation."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StateBytes:
+    """Of what lives from step to step, and of weights and gradients within one; on each device.
+
+    Attributes:
+      master: the device's part of the weights, float32.
+      moments: its part of the optimiser's state.
+      weights: all weights as products take them.
+      gradients: all gradients before they are summed over devices.
+      own_gradients: the device's part of the sums, float32.
+    """
+
+    master: int
+    moments: int
+    weights: int
+    gradients: int
+    own_gradients: int
+
+
+def state_bytes(config: Config, num_devices: int) -> StateBytes:
+    """Bytes of state on each device; exact, from the shapes that training makes."""
+    state = jax.eval_shape(lambda: init_state(config, make_rules(config, num_devices)))
+    declared = flatten(declare(config.model)).values()
+    return StateBytes(
+        master=_bytes(state.parts) // num_devices,
+        moments=_bytes(state.optimizer) // num_devices + _bytes(state.balancer),
+        weights=sum(weight.size * _item(weight, config.model.dtype) for weight in declared),
+        gradients=sum(weight.size * _item(weight, config.train.gradient_dtype) for weight in declared),
+        own_gradients=_bytes(state.parts) // num_devices,
+    )
+
+
+def activation_bytes(config: ModelConfig, time: int) -> int:
+    """Bytes that the backward pass of all layers keeps for one sequence, under the config's remat.
+
+    Exact for the program as JAX writes it down: what the backward pass takes from the forward pass, of
+    two sequences less that of one. XLA may keep less.
+    """
+    return _kept_bytes(config, 2, time) - _kept_bytes(config, 1, time)
+
+
+def working_bytes(config: ModelConfig, time: int) -> int:
+    """Bytes of one sequence in one layer, while its backward pass runs with nothing recomputed."""
+    nothing_saved = dataclasses.replace(config, remat="none")
+    return activation_bytes(nothing_saved, time) // config.num_hidden_layers
+
+
+def logits_bytes(config: Config, tokens: int) -> int:
+    """Bytes of the logits that exist at a time, and of their gradient; float32."""
+    return 2 * 4 * min(config.train.loss_chunk, tokens) * config.model.vocab_size
+
+
+def memory_by_kind(config: Config, num_devices: int) -> dict[str, int]:
+    """Bytes on each device, by kind. Arithmetic: the compiler reuses some and adds some."""
+    state = state_bytes(config, num_devices)
+    time = config.data.sequence_length
+    rows = config.data.batch_size // num_devices // config.train.num_microbatches
+    accumulated = state.gradients if config.train.num_microbatches > 1 else 0
+    return {
+        "weights, float32, own part": state.master,
+        "optimiser state, own part": state.moments,
+        f"weights, {config.model.dtype}, all": state.weights,
+        f"gradients, {config.train.gradient_dtype}, all": state.gradients,
+        "gradients, own part": state.own_gradients,
+        "gradients, accumulated": accumulated,
+        f'activations of {rows * time:,} tokens, remat "{config.model.remat}"': rows
+        * activation_bytes(config.model, time),
+        "one layer at work": rows * working_bytes(config.model, time),
+        "logits of a chunk and their gradient": logits_bytes(config, rows * time),
+    }
+
+
+@functools.cache
+def _kept_bytes(config: ModelConfig, batch: int, time: int) -> int:
+    # The grouped product of a CPU keeps other things than that of a GPU.
+    config = dataclasses.replace(config, experts_implementation="ragged_dot")
+    variables = abstract_variables(config)
+    dtypes = map_weights(
+        lambda w, x: jax.ShapeDtypeStruct(x.shape, config.dtype if w.in_products else x.dtype),
+        declare(config),
+        variables["params"],
+    )
+    tokens_BT = jax.ShapeDtypeStruct((batch, time), jnp.int32)
+
+    def pull_back(params: Any, bias: jax.Array, tokens: jax.Array) -> Any:
+        def stream(params: Any) -> Any:
+            return hidden_states(config, params, bias, tokens, tokens, tokens)[0]
+
+        return jax.vjp(stream, params)[1]
+
+    return _bytes(jax.eval_shape(pull_back, dtypes, variables["router_bias"]["layers"], tokens_BT))
+
+
+def _item(weight: Weight, dtype: str) -> int:
+    return jnp.dtype(dtype).itemsize if weight.in_products else 4
+
+
+def _bytes(tree: object) -> int:
+    return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))

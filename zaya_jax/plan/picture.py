@@ -1,0 +1,66 @@
+"""A plan as a picture: where the memory goes, and where the time."""
+
+import pathlib
+from typing import Any
+
+from zaya_jax.plan.report import CompiledStep, Plan
+
+GIB = 2**30
+
+
+def draw(file: pathlib.Path, plan: Plan, step: CompiledStep | None) -> None:
+    """Writes a picture of a plan; the file's name says in which format.
+
+    Raises:
+      ValueError: if matplotlib is missing, or does not know the format.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ValueError("--picture needs matplotlib; get it by pip install 'zaya_jax[plan]'") from None
+    figure = Figure(figsize=(11, 7), layout="constrained")
+    formats = figure.canvas.get_supported_filetypes()
+    if file.suffix.lstrip(".") not in formats:
+        raise ValueError(f"--picture is {file}; its name must end in one of .{', .'.join(sorted(formats))}")
+    title = f"{plan.run}: {plan.nodes} x {plan.gpus_per_node} {plan.device}, "
+    title += f"{plan.micro_batch} x {plan.sequence_length:,} tokens a GPU at a time"
+    figure.suptitle(title)
+    (memory, policies), (times, work) = figure.subplots(2, 2)
+    _draw_memory(memory, plan, step)
+    _draw_policies(policies, plan)
+    _draw_bars(times, {name: 1e3 * seconds for name, seconds in plan.seconds.items()})
+    times.set(title="time that each resource needs for a step", xlabel="ms at least")
+    flops = plan.operations.forward | {"recomputed": plan.operations.recomputed / 3}
+    _draw_bars(work, {name: value / 1e9 for name, value in flops.items()})
+    work.set(title="work of a token's forward pass", xlabel="GFLOP (recomputed: a third of it)")
+    figure.savefig(file, dpi=120)
+
+
+def _draw_memory(axes: Any, plan: Plan, step: CompiledStep | None) -> None:
+    bars = {"by arithmetic": plan.memory}
+    if step is not None:
+        memory = step.memory
+        bars["compiled"] = {
+            "arguments": memory.arguments,
+            "temporaries": memory.temporaries + memory.outputs - memory.aliased,
+        }
+    for label, kinds in bars.items():
+        left = 0.0
+        for kind, size in kinds.items():
+            axes.barh(label, size / GIB, left=left, label=kind, edgecolor="white")
+            left += size / GIB
+    axes.axvline(plan.device_memory / GIB, color="black", linestyle="--")
+    axes.set(title="memory of a GPU, and what it has", xlabel="GiB")
+    axes.legend(fontsize=6)
+
+
+def _draw_policies(axes: Any, plan: Plan) -> None:
+    _draw_bars(axes, {name: policy.activations / GIB for name, policy in plan.policies.items()})
+    axes.set(title="activations kept, by remat policy", xlabel="GiB")
+
+
+def _draw_bars(axes: Any, values: dict[str, float]) -> None:
+    bars = axes.barh(list(values), list(values.values()))
+    axes.bar_label(bars, fmt="%.3g", padding=2)
+    axes.margins(x=0.15)
+    axes.invert_yaxis()

@@ -1,0 +1,170 @@
+"""A plan as tables."""
+
+from collections.abc import Iterator
+
+from rich.table import Table
+
+from zaya_jax.plan.report import CompiledStep, Plan
+from zaya_jax.plan.search import Found
+
+GIB = 2**30
+
+
+def plan_tables(plan: Plan) -> Iterator[Table]:
+    """What arithmetic says of a run."""
+    yield _run(plan)
+    yield _operations(plan)
+    yield _memory(plan)
+    yield _policies(plan)
+    yield _seconds(plan)
+    yield _gemms(plan)
+
+
+def compiled_tables(step: CompiledStep, plan: Plan) -> Iterator[Table]:
+    """What the compiled step says."""
+    yield _compiled_memory(step, plan)
+    yield _collectives(step)
+    yield _buffers(step)
+    yield _kernels(step)
+
+
+def found_table(found: Found, plan: Plan) -> Table:
+    """What a search found."""
+    table = Table("remat", "sequences a GPU", "GiB", "fits", title="compiled by the search")
+    limit = plan.device_memory
+    for trial in found.trials:
+        fits = "yes" if trial.num_bytes <= limit else "no"
+        table.add_row(trial.remat, f"{trial.micro_batch:,}", _gib(trial.num_bytes), fits)
+    cheapest = found.cheapest_remat or "none of them fits"
+    table.add_row("cheapest", f"{plan.micro_batch:,}", "", cheapest, style="bold")
+    largest = f"{found.largest_micro_batch:,}" if found.largest_micro_batch else "not even one fits"
+    table.add_row("largest", largest, "", found.largest_remat, style="bold")
+    return table
+
+
+def _run(plan: Plan) -> Table:
+    table = Table(
+        "what", "how much", title=f"{plan.run} on {plan.nodes:,} x {plan.gpus_per_node} {plan.device}"
+    )
+    data, bound = plan.data, plan.seconds[plan.bound]
+    table.add_row("parameters", f"{plan.parameters:,}")
+    table.add_row("active a token, without embedding", f"{plan.active_parameters:,}")
+    table.add_row("tokens a step", f"{plan.batch_size:,} x {plan.sequence_length:,} = {plan.tokens:,}")
+    table.add_row("sequences a GPU at a time", f"{plan.micro_batch:,}")
+    table.add_row("data a step, at 4 bytes a token", f"{data.pages:,.0f} pages of 4 KiB")
+    table.add_row("storage of 70,000 IOPS keeps up with", f"steps of {data.shortest_step:.3g} s or more")
+    table.add_row("  where a page costs 8 reads", f"{data.shortest_step_scattered:.3g} s")
+    table.add_row("  IOPS at the step's lower bound", f"{data.iops(bound):,.0f}")
+    return table
+
+
+def _operations(plan: Plan) -> Table:
+    work = plan.operations
+    table = Table("FLOPs", "forward, a token", "share", title="operations")
+    total = sum(work.forward.values())
+    for part, flops in work.forward.items():
+        table.add_row(part, f"{flops:.4g}", f"{flops / total:.1%}")
+    table.add_row("forward and backward", f"{work.training:.4g}", "")
+    table.add_row(f'recomputed, remat "{plan.remat}"', f"{work.recomputed:.4g}", "")
+    table.add_row("", "a GPU and step", "")
+    step = (work.training + work.recomputed) * plan.tokens / plan.num_gpus
+    table.add_row("network", f"{step:.4g}", f"{step / (step + work.optimizer):.1%}")
+    table.add_row("optimiser", f"{work.optimizer:.4g}", f"{work.optimizer / (step + work.optimizer):.1%}")
+    if work.optimizer:
+        ratio = work.optimizer_replicated / work.optimizer
+        table.add_row("  if each GPU did all matrices", f"{work.optimizer_replicated:.4g}", f"{ratio:,.0f} x")
+    return table
+
+
+def _memory(plan: Plan) -> Table:
+    table = Table("memory a GPU, by arithmetic", "GiB", title="memory")
+    for kind, size in plan.memory.items():
+        table.add_row(kind, _gib(size))
+    table.add_row("sum", f"{_gib(sum(plan.memory.values()))} of {_gib(plan.device_memory)}", style="bold")
+    return table
+
+
+def _policies(plan: Plan) -> Table:
+    title = f"what remat keeps of {plan.micro_batch:,} x {plan.sequence_length:,} tokens"
+    table = Table("remat", "GiB", "recomputed", title=title)
+    for name, policy in plan.policies.items():
+        table.add_row(name, _gib(policy.activations), f"{policy.recomputed / plan.operations.training:.1%}")
+    return table
+
+
+def _seconds(plan: Plan) -> Table:
+    links = plan.communication
+    title = (
+        f"time of a step: {links.reduced_bytes / 1e9:.1f} GB of gradients reduce-scattered, "
+        f"{links.gathered_bytes / 1e9:.1f} GB of weights all-gathered"
+    )
+    table = Table("resource of a GPU", "ms at least", title=title)
+    for resource, seconds in plan.seconds.items():
+        table.add_row(resource, f"{1e3 * seconds:,.1f}")
+    lower, upper = plan.seconds[plan.bound], sum(plan.seconds.values())
+    table.add_row("all at once: lower bound", f"{1e3 * lower:,.1f} ({plan.bound})", style="bold")
+    table.add_row("one after the other", f"{1e3 * upper:,.1f}")
+    table.add_row("tokens a second at most", f"{plan.tokens / lower:,.0f}")
+    return table
+
+
+def _gemms(plan: Plan) -> Table:
+    saturating = plan.saturating_flops
+    table = Table("product", "size", "GFLOP", f"of the {saturating / 1e9:.0f} for peak", title="products")
+    for gemm in plan.gemms:
+        size = f"{gemm.rows:,} x {gemm.depth:,} x {gemm.columns:,}"
+        size = f"{gemm.count:,} of {size}" if gemm.count > 1 else size
+        table.add_row(gemm.name, size, f"{gemm.flops / 1e9:,.1f}", f"{gemm.flops / saturating:.0%}")
+    return table
+
+
+def _compiled_memory(step: CompiledStep, plan: Plan) -> Table:
+    memory = step.memory
+    table = Table(
+        "memory a GPU, compiled",
+        "GiB",
+        title=f"compiled in {step.compile_seconds:.0f} s by XLA for {plan.device}",
+    )
+    table.add_row("arguments: state and batch", _gib(memory.arguments))
+    table.add_row("outputs that do not take their place", _gib(memory.outputs - memory.aliased))
+    table.add_row("temporaries", _gib(memory.temporaries))
+    verdict = "fits" if memory.total <= plan.device_memory else "does not fit"
+    table.add_row("sum", f"{_gib(memory.total)} of {_gib(plan.device_memory)}: {verdict}", style="bold")
+    table.add_row("FLOPs of all products a GPU", f"{step.flops:.4g}")
+    for scope, flops in step.flops_by_scope.items():
+        table.add_row(f"  {scope}", f"{flops:.4g}")
+    return table
+
+
+def _collectives(step: CompiledStep) -> Table:
+    table = Table("collective", "count", "GB", "largest array, MB", "GFLOP meanwhile", "kernels meanwhile")
+    for kind, found in step.collectives.items():
+        table.add_row(
+            kind,
+            f"{found.count:,}",
+            f"{found.num_bytes / 1e9:.3f}",
+            f"{found.largest_bytes / 1e6:,.3f}",
+            f"{found.overlapped_flops / 1e9:,.0f}",
+            f"{found.overlapped_kernels:,}",
+        )
+    return table
+
+
+def _buffers(step: CompiledStep) -> Table:
+    table = Table("largest buffers, GiB", "values that share it")
+    for size, values in step.buffers:
+        table.add_row(_gib(size), values)
+    return table
+
+
+def _kernels(step: CompiledStep) -> Table:
+    table = Table("kernel", "what is wrong", title=f"{step.num_kernels:,} kernels made by XLA")
+    for name, problems in step.problems.items():
+        table.add_row(name, "; ".join(problems))
+    if not step.problems:
+        table.add_row("all", "no spills, no scratch, no more LDS than there is")
+    return table
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / GIB:,.2f}"

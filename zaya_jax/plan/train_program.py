@@ -1,0 +1,47 @@
+"""The train step as a program for a described cluster: what `zaya plan --compile` compiles."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.stages import Lowered
+
+from zaya_jax.config import Config
+from zaya_jax.data.batch import Batch
+from zaya_jax.parallel.mesh import by_rows, check_batch_size, data_mesh
+from zaya_jax.train.state import abstract_state, make_rules
+from zaya_jax.train.step import compiled_step
+
+
+def lower_train_step(devices: Sequence[Any], *, config: Mapping) -> Lowered:
+    """The step that `zaya train` runs, written down for the given devices.
+
+    Args:
+      devices: of the cluster; abstract ones will do.
+      config: of the run, as plain values.
+
+    Raises:
+      ValueError: if the batch cannot be dealt out to the devices.
+    """
+    run = Config.from_dict(dict(config))
+    num_microbatches = run.train.num_microbatches
+    check_batch_size(run.data.batch_size, num_microbatches, len(devices))
+    rules, mesh = make_rules(run, len(devices)), data_mesh(devices)
+    state = abstract_state(run, rules, mesh)
+    step: Any = compiled_step(state, rules=rules, mesh=mesh, num_microbatches=num_microbatches)
+    batch = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=by_rows(mesh)), abstract_batch(run)
+    )
+    return step.lower(state, batch)
+
+
+def abstract_batch(config: Config) -> Batch:
+    """Shapes and types of the global batch of a step."""
+    shape = (config.data.batch_size, config.data.sequence_length)
+
+    def zeros() -> Batch:
+        whole, real = jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32)
+        return Batch(whole, whole, real, whole, whole)
+
+    return jax.eval_shape(zeros)
