@@ -18,13 +18,18 @@ Implementation = Literal["pallas", "xla"]
 class Choice:
     """An implementation and the reason for it."""
 
-    implementation: Implementation
+    implementation: Literal["pallas", "xla", "ragged_dot"]
     basis: str
 
 
 INTERPRETED = Choice("xla", "Pallas kernels are only interpreted on CPUs, for tests")
 UNMEASURED = Choice("xla", "unmeasured: no time on this platform yet, so that XLA's own form is taken")
+RAGGED_DOT = Choice(
+    "ragged_dot", "unmeasured: the vendor's grouped product is taken until a time of the kernel beats it"
+)
 TABLE = {
+    ("grouped_matmul", "rocm"): RAGGED_DOT,
+    ("grouped_swiglu", "rocm"): RAGGED_DOT,
     ("flash_attention", "rocm"): Choice(
         "pallas",
         "unmeasured: XLA has no fused form there and keeps all scores, 3 GiB for 4 x 8 heads x 4096 squared",
@@ -46,7 +51,8 @@ def choose(operation: str, implementation: str | None) -> Implementation:
       ValueError: if there is no such implementation.
     """
     if implementation is None:
-        return _of_platform(operation, jax.default_backend()).implementation
+        choice = _of_platform(operation, jax.default_backend()).implementation
+        return "pallas" if choice == "pallas" else "xla"
     if implementation != "pallas" and implementation != "xla":
         raise ValueError(
             f'{operation}: implementation is "{implementation}"; it must be "pallas", "xla" or None'

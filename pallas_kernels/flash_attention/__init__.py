@@ -8,6 +8,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.ad_checkpoint import checkpoint_name
 
 from pallas_kernels.choice import Implementation, choose
 from pallas_kernels.flash_attention import triton
@@ -33,6 +34,9 @@ BLOCKS = {
 }
 """By head width, up to it. Chosen from what the compiler says for MI300X: the largest blocks of
 bfloat16 that spill nothing and leave room for a second wavefront a SIMD. No time was measured."""
+KEPT = "flash_attention"
+"""Name (`jax.ad_checkpoint.checkpoint_name`) of both results, for policies that keep them: the backward
+pass then does not run the kernel of the forward pass again."""
 EVERYTHING = np.iinfo(np.int32).max
 """The window of a query that sees all earlier keys."""
 
@@ -108,7 +112,7 @@ def _pallas(q_BTNH, k_BSKH, v_BSKH, limits, query_segments_BT, key_segments_BS, 
 
 def _forward(q_BTNH, k_BSKH, v_BSKH, limits, query_segments_BT, key_segments_BS, blocks):
     arguments = q_BTNH, k_BSKH, v_BSKH, limits, query_segments_BT, key_segments_BS
-    results = _pallas(*arguments, blocks)
+    results = tuple(checkpoint_name(x, KEPT) for x in _pallas(*arguments, blocks))
     return results, (arguments, results)
 
 

@@ -13,6 +13,7 @@ from pallas_kernels.grouped_matmul import kernels, triton
 from pallas_kernels.grouped_matmul.blocked import grouped_matmul_blocked
 from pallas_kernels.grouped_matmul.triton import Blocks
 
+KEPT = kernels.KEPT
 Implementation = Literal["blocked", "ragged_dot", "pallas"]
 
 

@@ -5,10 +5,13 @@ import functools
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 
 from pallas_kernels.grouped_matmul import triton
 from pallas_kernels.grouped_matmul.triton import Blocks, Tile
 
+KEPT = "grouped_swiglu"
+"""Name (`jax.ad_checkpoint.checkpoint_name`) of gate, up and the result of `grouped_swiglu`."""
 BLOCKS = Blocks(
     product=Tile(rows=128, columns=128, contracted=64, num_warps=8, num_stages=2),
     swiglu=Tile(rows=128, columns=64, contracted=64, num_warps=8, num_stages=2),
@@ -58,7 +61,7 @@ def _swiglu_forward(rows_PD, weights_EDQ, group_sizes_E, first_matrix, blocks):
     if rows_PD.size == 0:
         gate_up_PQ = jnp.zeros((rows_PD.shape[0], weights_EDQ.shape[2]), rows_PD.dtype)
         return jnp.split(gate_up_PQ, 2, axis=1)[0], (arguments, gate_up_PQ)
-    out_PF, gate_up_PQ = triton.swiglu(*arguments, blocks.swiglu)
+    out_PF, gate_up_PQ = (checkpoint_name(x, KEPT) for x in triton.swiglu(*arguments, blocks.swiglu))
     return out_PF, (arguments, gate_up_PQ)
 
 

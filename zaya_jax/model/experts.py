@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.grouped_matmul import Implementation, grouped_matmul
+from pallas_kernels.grouped_matmul import Implementation, grouped_matmul, grouped_swiglu
 from zaya_jax.model.remat import KEPT
 
 
@@ -42,9 +42,14 @@ def apply_experts(
     sizes_E = expert_counts(experts_P, num_experts)
     sorted_PD = permute(x_PD, order_P, rank_P)
     multiply = functools.partial(grouped_matmul, first_matrix=first_matrix, implementation=implementation)
-    hidden_PG = multiply(sorted_PD, gate_up.reshape(-1, width, 2 * expert_width), sizes_E)
-    hidden_PG = checkpoint_name(hidden_PG, KEPT)
-    out_PD = multiply(swiglu(hidden_PG), down.reshape(-1, expert_width, width), sizes_E)
+    gate_up = gate_up.reshape(-1, width, 2 * expert_width)
+    if implementation == "pallas":
+        hidden_PF = grouped_swiglu(
+            sorted_PD, gate_up, sizes_E, first_matrix=first_matrix, implementation=implementation
+        )
+    else:
+        hidden_PF = swiglu(checkpoint_name(multiply(sorted_PD, gate_up, sizes_E), KEPT))
+    out_PD = multiply(hidden_PF, down.reshape(-1, expert_width, width), sizes_E)
     out_PD = checkpoint_name(out_PD, KEPT)
     return permute(out_PD, rank_P, order_P)
 
