@@ -4,6 +4,7 @@ Letters as in the packages of the operations.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -12,8 +13,10 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.cross_entropy import cross_entropy
+from pallas_kernels.decode_attention import decode_attention
 from pallas_kernels.flash_attention import flash_attention
 from pallas_kernels.grouped_matmul import grouped_matmul, grouped_swiglu
+from pallas_kernels.newton_schulz import newton_schulz
 from pallas_kernels.rms_norm import ResidualScaling, residual_rms_norm
 
 
@@ -31,6 +34,8 @@ class Sizes:
       experts: E.
       expert_width: F.
       vocabulary: V.
+      slots: S, of the cache of a sequence, when decoding.
+      sequences: that are decoded at a time.
     """
 
     batch: int
@@ -42,6 +47,8 @@ class Sizes:
     experts: int
     expert_width: int
     vocabulary: int
+    slots: int
+    sequences: int
 
     @property
     def rows(self) -> int:
@@ -60,6 +67,8 @@ SIZES = {
         experts=16,
         expert_width=2048,
         vocabulary=262_272,
+        slots=32_768,
+        sequences=16,
     ),
     "toy": Sizes(
         batch=2,
@@ -71,6 +80,8 @@ SIZES = {
         experts=4,
         expert_width=32,
         vocabulary=200,
+        slots=150,
+        sequences=3,
     ),
 }
 """By name: those of ZAYA1-8B's first phase, and some for a machine without a GPU."""
@@ -91,7 +102,8 @@ class Case:
     Attributes:
       name: of the public function.
       function: of the arguments, and `implementation=`.
-      make: random arguments from a key; the first `num_differentiated` take gradients.
+      make: random arguments from a key; the first `num_differentiated` take gradients; 0 where an
+        operation has none.
       num_differentiated: see `make`.
       forward: work of the results.
       backward: work of the gradients, without what forward did.
@@ -110,6 +122,8 @@ class Case:
 
     def with_gradients(self, implementation: str) -> Callable[..., Any]:
         """A function of the arguments that gives the results and the gradients of their sum."""
+        if not self.num_differentiated:
+            return functools.partial(self.function, implementation=implementation)
 
         def call(*arguments):
             first, rest = arguments[: self.num_differentiated], arguments[self.num_differentiated :]
@@ -128,7 +142,15 @@ def cases(sizes: Sizes, dtype: Any = jnp.bfloat16) -> list[Case]:
       sizes: of network and batch.
       dtype: of what goes into products.
     """
-    makers = (_residual_rms_norm, _flash_attention, _grouped_swiglu, _grouped_matmul, _cross_entropy)
+    makers = (
+        _residual_rms_norm,
+        _flash_attention,
+        _grouped_swiglu,
+        _grouped_matmul,
+        _cross_entropy,
+        _newton_schulz,
+        _decode_attention,
+    )
     return [make(sizes, jnp.dtype(dtype)) for make in makers]
 
 
@@ -228,8 +250,8 @@ def _grouped_swiglu(sizes: Sizes, dtype: jnp.dtype) -> Case:
         backward=_twice(work),
         kernels={
             "grouped_swiglu": True,
-            "grouped_matmul_grad_rows": True,
-            "grouped_matmul_grad_weights": True,
+            "grouped_swiglu_grad_rows": True,
+            "grouped_swiglu_grad_weights": True,
         },
         implementations=("pallas", "ragged_dot"),
     )
@@ -271,5 +293,56 @@ def _cross_entropy(sizes: Sizes, dtype: jnp.dtype) -> Case:
         num_differentiated=2,
         forward=Work(product, moved),
         backward=Work(2 * product, 2 * moved),
-        kernels={"cross_entropy": True, "cross_entropy_grad_logits": True},
+        kernels={
+            "cross_entropy": True,
+            "cross_entropy_grad_logits": True,
+            # The last chunk, where the vocabulary is not a multiple of chunks.
+            "cross_entropy_grad_logits_rest": True,
+        },
+    )
+
+
+def _newton_schulz(sizes: Sizes, dtype: jnp.dtype) -> Case:
+    """Five steps on the first matrices of a layer's experts."""
+    num_matrices, rows, columns, num_steps = sizes.experts, sizes.width, 2 * sizes.expert_width, 5
+    step = (3.4445, -4.7750, 2.0315)
+
+    def make(key):
+        x_MRC = _normal(key, (num_matrices, rows, columns), jnp.float32)
+        return ((x_MRC / jnp.linalg.norm(x_MRC, axis=(1, 2), keepdims=True)).astype(dtype),)
+
+    short, long = sorted((rows, columns))
+    # Of a Gram matrix and its square half is enough.
+    flops = num_steps * num_matrices * (3 * short**2 * long + short**3)
+    moved = num_steps * num_matrices * (3 * short * long + 4 * short**2) * dtype.itemsize
+    return Case(
+        name="newton_schulz",
+        function=lambda x_MRC, **options: newton_schulz(x_MRC, (step,) * num_steps, **options),
+        make=make,
+        num_differentiated=0,
+        forward=Work(flops, moved),
+        backward=Work(0, 0),
+        kernels={"newton_schulz_gram": True, "newton_schulz_polynomial": True, "newton_schulz_product": True},
+    )
+
+
+def _decode_attention(sizes: Sizes, dtype: jnp.dtype) -> Case:
+    """One token of each sequence, with full caches."""
+    batch, width = sizes.sequences, sizes.head_width
+    queries, cache = (batch, sizes.heads, width), (batch, sizes.slots, sizes.key_heads, width)
+
+    def make(key):
+        parts = jax.random.split(key, 3)
+        arrays = [_normal(k, shape, dtype) for k, shape in zip(parts, (queries, cache, cache), strict=True)]
+        return *arrays, jnp.full((batch,), sizes.slots, jnp.int32)
+
+    flops = 4 * batch * sizes.slots * sizes.heads * width
+    return Case(
+        name="decode_attention",
+        function=decode_attention,
+        make=make,
+        num_differentiated=0,
+        forward=Work(flops, 2 * dtype.itemsize * (math.prod(queries) + math.prod(cache))),
+        backward=Work(0, 0),
+        kernels={"decode_attention": True},
     )

@@ -156,7 +156,7 @@ def grad_logits(
         grid=(shape.num_row_blocks, pl.cdiv(size, blocks.entries)),
         num_warps=blocks.num_warps,
         num_stages=blocks.num_stages,
-        name="cross_entropy_grad_logits",
+        name="cross_entropy_grad_logits" + ("" if size == blocks.chunk else "_rest"),
     )
     operands = (
         hidden_PD, table_VD, targets_P, logsumexp_P, towards_all_P, towards_target_P, start.reshape(1),

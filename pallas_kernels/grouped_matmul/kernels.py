@@ -33,14 +33,14 @@ def _forward(rows_PD, weights_EDF, group_sizes_E, first_matrix, blocks):
     return product(*arguments, blocks), arguments
 
 
-def _backward(blocks, saved, grad_PF):
+def _backward(blocks, saved, grad_PF, name="grouped_matmul"):
     rows_PD, weights_EDF, group_sizes_E, first_matrix = saved
     if rows_PD.size == 0:
         return jnp.zeros_like(rows_PD), jnp.zeros_like(weights_EDF), None, None
     grad_rows_PD = triton.product(
-        grad_PF, weights_EDF, group_sizes_E, first_matrix, blocks.product, transposed=True
+        grad_PF, weights_EDF, group_sizes_E, first_matrix, blocks.product, name=name, transposed=True
     )
-    grad_weights_EDF = triton.grad_weights(rows_PD, grad_PF, group_sizes_E, blocks.grad_weights)
+    grad_weights_EDF = triton.grad_weights(rows_PD, grad_PF, group_sizes_E, blocks.grad_weights, name=name)
     if grad_weights_EDF.shape != weights_EDF.shape:
         everyone = jnp.zeros_like(weights_EDF)
         grad_weights_EDF = lax.dynamic_update_slice_in_dim(everyone, grad_weights_EDF, first_matrix, axis=0)
@@ -71,7 +71,7 @@ def _swiglu_backward(blocks, saved, grad_PF):
     sigmoid_PF = jax.nn.sigmoid(gate_PF)
     grad_gate_PF = grad_PF * up_PF * sigmoid_PF * (1 + gate_PF * (1 - sigmoid_PF))
     grad_gate_up_PQ = jnp.concatenate([grad_gate_PF, grad_PF * gate_PF * sigmoid_PF], axis=1)
-    return _backward(blocks, arguments, grad_gate_up_PQ.astype(gate_up_PQ.dtype))
+    return _backward(blocks, arguments, grad_gate_up_PQ.astype(gate_up_PQ.dtype), "grouped_swiglu")
 
 
 swiglu.defvjp(_swiglu_forward, _swiglu_backward)

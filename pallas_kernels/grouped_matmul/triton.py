@@ -78,6 +78,7 @@ def product(
     first_matrix: jax.Array,
     tile: Tile,
     *,
+    name: str = "grouped_matmul",
     transposed: bool = False,
 ) -> jax.Array:
     """Each group's rows times its matrix, or times its transpose; zeros behind the last group."""
@@ -102,7 +103,7 @@ def product(
         grid=(where.shape[0], pl.cdiv(width, tile.columns)),
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
-        name="grouped_matmul_grad_rows" if transposed else "grouped_matmul",
+        name=f"{name}_grad_rows" if transposed else name,
     )
     result = jax.ShapeDtypeStruct((num_rows, width), rows_PX.dtype)
     (out_PY,) = launch(kernel, (rows_PX, weights_EDF, where), [result], how)
@@ -153,7 +154,14 @@ def swiglu(
     return out_PF, gate_up_PQ
 
 
-def grad_weights(rows_PD: jax.Array, grad_PF: jax.Array, group_sizes_E: jax.Array, tile: Tile) -> jax.Array:
+def grad_weights(
+    rows_PD: jax.Array,
+    grad_PF: jax.Array,
+    group_sizes_E: jax.Array,
+    tile: Tile,
+    *,
+    name: str = "grouped_matmul",
+) -> jax.Array:
     """Sum over each group's rows of row times gradient, [E, D, F], in the order of the rows."""
     width, columns = rows_PD.shape[1], grad_PF.shape[1]
     ends_E = jnp.cumsum(group_sizes_E)
@@ -176,7 +184,7 @@ def grad_weights(rows_PD: jax.Array, grad_PF: jax.Array, group_sizes_E: jax.Arra
         grid=(pl.cdiv(width, tile.rows), pl.cdiv(columns, tile.columns), group_sizes_E.shape[0]),
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
-        name="grouped_matmul_grad_weights",
+        name=f"{name}_grad_weights",
     )
     result = jax.ShapeDtypeStruct((group_sizes_E.shape[0], width, columns), rows_PD.dtype)
     (grad_EDF,) = launch(kernel, (rows_PD, grad_PF, spans_E2), [result], how)

@@ -96,7 +96,8 @@ def _symmetric(
         _store(out, matrix, first, second, sum_IJ)
         _store(out, matrix, second, first, sum_IJ.T, only_if=first != second)
 
-    how = _launch("newton_schulz_symmetric", (len(pairs), num_matrices), blocks)
+    name = "newton_schulz_gram" if added_MSS is None else "newton_schulz_polynomial"
+    how = _launch(name, (len(pairs), num_matrices), blocks)
     result = jax.ShapeDtypeStruct((num_matrices, short, short), x_MRC.dtype)
     operands = (x_MRC, jnp.asarray(pairs), *(() if added_MSS is None else (added_MSS,)))
     return launch(kernel, operands, [result], how)[0]

@@ -74,6 +74,8 @@ def passes(case: Case, arguments: tuple[Any, ...]) -> list[tuple[str, dict[str, 
         both[name] = functools.partial(jax.jit(case.with_gradients(name)), *arguments)
     if case.name == "flash_attention":
         forward |= _other_attention(*arguments[:3])
+    if not case.num_differentiated:
+        return [("forward", forward, case.forward)]
     work = Work(case.forward.flops + case.backward.flops, case.forward.num_bytes + case.backward.num_bytes)
     return [("forward", forward, case.forward), ("forward and backward", both, work)]
 

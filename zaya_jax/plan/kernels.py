@@ -8,14 +8,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.stages import Lowered
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from pallas_kernels.catalogue import SIZES, Case, Work, cases
 from pallas_kernels.choice import choice_for
+from zaya_jax.parallel.mesh import data_mesh, replicated
 from zaya_jax.plan.devices import Cluster, Device, find_device
 from zaya_jax.plan.rocm.code_objects import Kernel
 from zaya_jax.plan.rocm.compiler import Job, compile_program
@@ -109,7 +109,7 @@ def lower_kernels(devices: Sequence[Any], *, size: str) -> Lowered:
       size: name of the sizes.
     """
     found = cases(SIZES[size])
-    everywhere = NamedSharding(Mesh(np.array(devices[:1]), ("data",)), PartitionSpec())
+    everywhere = replicated(data_mesh(devices[:1]))
 
     def run(arguments):
         return [case.with_gradients("pallas")(*a) for case, a in zip(found, arguments, strict=True)]
@@ -127,10 +127,11 @@ def _cases() -> list[Case]:
 
 def resources_table(reports: list[Report], device: Device) -> Table:
     """A row a kernel."""
-    table = Table(
-        "kernel", "VGPRs", "spills", "scratch, B", "LDS, B", "waves a SIMD", "MFMA", "threads", "grid", "",
-        title=f"kernels for {device.name} at {SIZE}'s shapes",
-    )  # fmt: skip
+    table = Table(title=f"kernels for {device.name} at {SIZE}'s shapes", box=box.SIMPLE_HEAD, padding=0)
+    table.add_column("kernel", no_wrap=True)
+    for column in ("VGPRs", "spills", "scratch", "LDS, B", "waves/SIMD", "MFMA"):
+        table.add_column(column, justify="right")
+    table.add_column("")
     for report in reports:
         kernel = report.kernel
         table.add_row(
@@ -141,8 +142,6 @@ def resources_table(reports: list[Report], device: Device) -> Table:
             f"{kernel.lds_bytes:,}",
             f"{kernel.waves_per_simd(device)}",
             f"{kernel.matrix_instructions}",
-            f"{kernel.threads}",
-            f"{kernel.grid:,}",
             ", ".join(report.problems(device)) or "sound",
         )
     return table
@@ -153,6 +152,8 @@ def work_table(device: Device) -> Table:
     table = Table("operation", "pass", "GFLOP", "MB", "bound, µs", "by", title="least work")
     for case in _cases():
         for name, work in (("forward", case.forward), ("backward", case.backward)):
+            if not work.flops:
+                continue
             seconds, resource = bound(work, device)
             table.add_row(
                 case.name,
