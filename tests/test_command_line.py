@@ -45,7 +45,7 @@ class Mistake:
 
 
 MISTAKES = (
-    Mistake("unknown verb", "trian", 'there is no verb "trian"; known are train, generate, corpus, bench'),
+    Mistake("unknown verb", "trian", 'there is no verb "trian"; known are train, generate, corpus, plan, bench'),
     # train: what is not a config
     Mistake("unknown option", "train --batch-size=8", '"--batch-size=8" is not an option; a config field'),
     Mistake("stray word", "train runs/tiny", '"runs/tiny" is not an option'),
@@ -103,6 +103,19 @@ MISTAKES = (
     Mistake("overwriting a folder of others", SMALL + "--config.run_folder=texts --overwrite", "texts is not empty and not a run folder"),
     Mistake("overwriting others' config.json", SMALL + "--config.run_folder=foreign --overwrite", "foreign/config.json is not the config of a run: there is no config field"),
     Mistake("broken config.json", SMALL + "--config.run_folder=broken", "broken/config.json is not the config of a run"),
+    # plan
+    Mistake("unknown device", "plan --config=small.py --device=h100", 'there is no device "h100"; known are mi300x'),
+    Mistake("no nodes", "plan --config=small.py --nodes=0", "--nodes is 0; it must be at least 1"),
+    Mistake("no GPUs", "plan --config=small.py --gpus-per-node=0", "--gpus-per-node is 0; it must be at least 1"),
+    Mistake("batch and GPUs", "plan --config=small.py --gpus-per-node=3", "data.batch_size is 4; it must be a multiple of 3: 3 devices"),
+    Mistake("no sequence at a time", "plan --config=small.py --micro-batch=0", "--micro-batch is 0; it must be at least 1"),
+    Mistake("batch and micro-batch", "plan --config=small.py --gpus-per-node=2 --micro-batch=3", "data.batch_size is 4; it must be a multiple of 6: --micro-batch=3 on 2 GPUs"),
+    Mistake("nothing to plan", "plan runs/done", "argument what: invalid choice: 'runs/done'"),
+    Mistake("field of rocm-wheels", "plan rocm-wheels --config.data.seed=1", '"--config.data.seed=1" is not an option of rocm-wheels'),
+    Mistake("no time to compile", "plan --config=small.py --gpus-per-node=1 --compile --time-limit=0", "--time-limit is 0.0; it must be above 0"),
+    Mistake("compiling without the plugin", "plan --config=small.py --gpus-per-node=1 --compile", "compiling needs JAX's ROCm plugin"),
+    Mistake("a picture nobody can draw", "plan --config=small.py --gpus-per-node=1 --picture=plan.txt", "--picture is plan.txt; its name must end in one of .eps"),
+    Mistake("JSON below a file", "plan --config=small.py --gpus-per-node=1 --json=small.py/plan.json", "--json is small.py/plan.json, and there is no folder small.py"),
     # generate
     Mistake("generate without run", "generate", "the following arguments are required: RUN"),
     Mistake("generate from no run", "generate texts", "texts is not a run folder: it has no config.json"),
@@ -212,6 +225,7 @@ def workspace(tmp_path_factory):
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.name.replace(" ", "_"))
 def test_a_mistake_ends_with_one_sentence(mistake, workspace, monkeypatch):
     monkeypatch.chdir(workspace)
+    monkeypatch.setenv("ZAYA_ROCM_WHEELS", "no_wheels")
     before = snapshot(workspace)
     _compilations.clear()
     code, out, err = run(mistake.command)

@@ -2,6 +2,7 @@
 """What is read from a compiled program, on one small enough to count by hand."""
 
 from zaya_jax.plan.hlo import Program, largest_buffers
+from zaya_jax.plan.traffic import launched, moved_bytes
 
 TEXT = """\
 HloModule jit_step, is_scheduled=true, entry_computation_layout={(bf16[64,32]{1,0})->f32[8]{0}}
@@ -87,3 +88,51 @@ Total bytes: 158828920073 (147.92GiB)
         (20 * 2**30, "f32[40,16], 7×f32[1280,2048]"),
         (2 * 2**20, "bf16[1,2], f32[16,26]"),
     ]
+
+
+SLICED = """\
+HloModule jit_scan, is_scheduled=true
+
+%take (p0: f32[40,8], p1: s32[], p2: f32[8]) -> f32[8] {
+  %p0 = f32[40,8]{1,0} parameter(0)
+  %p1 = s32[] parameter(1)
+  %p2 = f32[8]{0} parameter(2)
+  %slice = f32[1,8]{1,0} dynamic-slice(%p0, %p1, %p1), dynamic_slice_sizes={1,8}
+  %row = f32[8]{0} bitcast(%slice)
+  ROOT %sum = f32[8]{0} add(%row, %p2)
+}
+
+%put (p0: f32[40,8], p1: f32[1,8], p2: s32[]) -> f32[40,8] {
+  %p0.1 = f32[40,8]{1,0} parameter(0)
+  %p1.1 = f32[1,8]{1,0} parameter(1)
+  %p2.1 = s32[] parameter(2)
+  ROOT %new = f32[40,8]{1,0} dynamic-update-slice(%p0.1, %p1.1, %p2.1, %p2.1)
+}
+
+%body (t: (s32[], f32[40,8], f32[8])) -> (s32[], f32[40,8], f32[8]) {
+  %t = (s32[], f32[40,8]{1,0}, f32[8]{0}) parameter(0)
+  %i = s32[] get-tuple-element(%t), index=0
+  %all = f32[40,8]{1,0} get-tuple-element(%t), index=1
+  %x = f32[8]{0} get-tuple-element(%t), index=2
+  %taken = f32[8]{0} fusion(%all, %i, %x), kind=kLoop, calls=%take
+  %put.1 = f32[40,8]{1,0} fusion(%all, %taken, %i), kind=kLoop, calls=%put
+  ROOT %next = (s32[], f32[40,8]{1,0}, f32[8]{0}) tuple(%i, %put.1, %taken)
+}
+
+ENTRY %main (all: f32[40,8]) -> f32[40,8] {
+  %all.1 = f32[40,8]{1,0} parameter(0)
+  %start = (s32[], f32[40,8]{1,0}, f32[8]{0}) tuple(%zero, %all.1, %x.1)
+  %while.1 = (s32[], f32[40,8]{1,0}, f32[8]{0}) while(%start), body=%body, backend_config={"known_trip_count":{"n":"40"}}
+  %got = f32[40,8]{1,0} get-tuple-element(%while.1), index=1
+  ROOT %copy = f32[40,8]{1,0} copy(%got)
+}
+"""
+
+
+def test_a_slice_counts_as_a_slice():
+    program = Program(SLICED)
+    assert launched(program) == {"main": 1, "body": 40}
+    row, index, whole = 8 * 4, 4, 40 * 8 * 4
+    taking = row + index + row + row  # a slice, its index, the sum's other side, the sum
+    putting = row + index + row  # in place: the new row is read and written
+    assert moved_bytes(program) == 40 * (taking + putting) + 2 * whole

@@ -13,7 +13,7 @@ from zaya_jax.config import Config
 from zaya_jax.options import Parser, add_config_options, load_config
 from zaya_jax.plan.devices import DEVICES, Cluster, find_device
 from zaya_jax.plan.kernels import plan_kernels
-from zaya_jax.plan.picture import draw
+from zaya_jax.plan.picture import check_format, draw
 from zaya_jax.plan.report import make_plan, read_compilation, to_json, train_step_job
 from zaya_jax.plan.rocm.compiler import TIME_LIMIT, Compilation, compile_program
 from zaya_jax.plan.rocm.wheels import find_plugin, install
@@ -34,9 +34,8 @@ def plan_run(options: argparse.Namespace, overrides: Sequence[str]) -> None:
         device=find_device(options.device), nodes=options.nodes, gpus_per_node=options.gpus_per_node
     )
     config = _with_micro_batch(load_config(options.config, overrides), options.micro_batch, cluster)
+    _check(options)
     plan = make_plan(config, cluster)
-    if options.compile or options.search:
-        find_plugin()  # a sentence now, rather than after pages of tables
     console = Console(soft_wrap=True, highlight=False)
     for table in plan_tables(plan):
         console.print(table)
@@ -52,9 +51,9 @@ def plan_run(options: argparse.Namespace, overrides: Sequence[str]) -> None:
         more = {"search": dataclasses.asdict(found)}
     if options.json:
         text = json.dumps(to_json(plan, step, **more), indent=2)
-        _write(options.json, "--json", lambda file: file.write_text(text + "\n"))
+        pathlib.Path(options.json).write_text(text + "\n")
     if options.picture:
-        _write(options.picture, "--picture", lambda file: draw(file, plan, step))
+        draw(pathlib.Path(options.picture), plan, step)
 
 
 def install_wheels(options: argparse.Namespace, overrides: Sequence[str]) -> None:
@@ -152,9 +151,15 @@ def _measure(config: Config, *, cluster: Cluster, console: Console, limit: float
     return size
 
 
-def _write(name: str, option: str, write: Callable[[pathlib.Path], object]) -> None:
-    file = pathlib.Path(name)
-    try:
-        write(file)
-    except OSError as error:
-        raise ValueError(f"{option} is {name}, which cannot be written: {error.strerror}") from None
+def _check(options: argparse.Namespace) -> None:
+    """Finds now what would otherwise be found after pages of tables and minutes of compiling."""
+    if options.time_limit <= 0:
+        raise ValueError(f"--time-limit is {options.time_limit}; it must be above 0")
+    for name in ("json", "picture"):
+        file = getattr(options, name) and pathlib.Path(getattr(options, name))
+        if file and not file.parent.is_dir():
+            raise ValueError(f"--{name} is {file}, and there is no folder {file.parent}")
+    if options.picture:
+        check_format(pathlib.Path(options.picture))
+    if options.compile or options.search:
+        find_plugin()

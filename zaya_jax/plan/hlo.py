@@ -57,6 +57,7 @@ class Instruction:
       opcode: what it does.
       shapes: of its results; of a start instruction, operands come first.
       operands: names of what it takes.
+      arguments: what stands in its brackets, as text: a parameter's number.
       attributes: the rest of the line.
     """
 
@@ -64,6 +65,7 @@ class Instruction:
     opcode: str
     shapes: tuple[Shape, ...]
     operands: tuple[str, ...]
+    arguments: str
     attributes: str
 
     @property
@@ -143,7 +145,7 @@ class Program:
             Work(instruction.op_name, flops, runs, matrices)
             for computation, runs in self._runs().items()
             for instruction in self.computations[computation]
-            for flops, matrices in [_product(instruction, self._shapes(computation))]
+            for flops, matrices in [_product(instruction, self.shapes(computation))]
             if flops
         ]
 
@@ -162,7 +164,7 @@ class Program:
 
     def _collectives_of(self, computation: str, runs: int) -> Iterator[Collective]:
         instructions = self.computations[computation]
-        shapes = self._shapes(computation)
+        shapes = self.shapes(computation)
         for at, start in enumerate(instructions):
             kind = start.opcode.removesuffix("-start")
             if kind not in COLLECTIVES:
@@ -182,7 +184,7 @@ class Program:
             )
 
     def _flops_of(self, computation: str):
-        shapes = self._shapes(computation)
+        shapes = self.shapes(computation)
 
         def flops(instruction: Instruction) -> float:
             own, _ = _product(instruction, shapes)
@@ -208,20 +210,21 @@ class Program:
         return sum(map(self._kernels_of, self.computations.get(name, ())))
 
     @functools.cache  # noqa: B019
-    def _shapes(self, computation: str) -> Mapping[str, tuple[Shape, ...]]:
+    def shapes(self, computation: str) -> Mapping[str, tuple[Shape, ...]]:
+        """Of the results of a computation's instructions, by name."""
         return {instruction.name: instruction.shapes for instruction in self.computations[computation]}
 
     @functools.cache  # noqa: B019
     def _runs(self) -> dict[str, int]:
         """How often each computation is run in a step."""
         runs: Counter[str] = Counter({self.entry: 1})
-        for name in self._in_order():
+        for name in self.in_order():
             for instruction in self.computations[name]:
                 for called in instruction.called:
                     runs[called] += runs[name] * instruction.trips
         return {name: runs[name] for name in self.computations if runs[name]}
 
-    def _in_order(self) -> list[str]:
+    def in_order(self) -> list[str]:
         """Computations, each behind all that call it."""
         done: dict[str, None] = {}
 
@@ -258,6 +261,7 @@ def _instruction(name: str, text: str) -> Instruction:
         opcode=opcode,
         shapes=_arrays(text[:end]),
         operands=tuple(re.findall(r"%([^\s,)]+)", rest[:close])),
+        arguments=rest[:close],
         attributes=rest[close + 1 :],
     )
 

@@ -8,20 +8,25 @@ from zaya_jax.plan.report import CompiledStep, Plan
 GIB = 2**30
 
 
+def check_format(file: pathlib.Path) -> None:
+    """Refuses what cannot be drawn.
+
+    Raises:
+      ValueError: if matplotlib is missing, or does not know the format that the file's name asks for.
+    """
+    formats = _figure().canvas.get_supported_filetypes()
+    if file.suffix.lstrip(".") not in formats:
+        raise ValueError(f"--picture is {file}; its name must end in one of .{', .'.join(sorted(formats))}")
+
+
 def draw(file: pathlib.Path, plan: Plan, step: CompiledStep | None) -> None:
     """Writes a picture of a plan; the file's name says in which format.
 
     Raises:
-      ValueError: if matplotlib is missing, or does not know the format.
+      ValueError: as `check_format` does.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ValueError("--picture needs matplotlib; get it by pip install 'zaya_jax[plan]'") from None
-    figure = Figure(figsize=(11, 7), layout="constrained")
-    formats = figure.canvas.get_supported_filetypes()
-    if file.suffix.lstrip(".") not in formats:
-        raise ValueError(f"--picture is {file}; its name must end in one of .{', .'.join(sorted(formats))}")
+    check_format(file)
+    figure = _figure()
     title = f"{plan.run}: {plan.nodes} x {plan.gpus_per_node} {plan.device}, "
     title += f"{plan.micro_batch} x {plan.sequence_length:,} tokens a GPU at a time"
     figure.suptitle(title)
@@ -34,6 +39,14 @@ def draw(file: pathlib.Path, plan: Plan, step: CompiledStep | None) -> None:
     _draw_bars(work, {name: value / 1e9 for name, value in flops.items()})
     work.set(title="work of a token's forward pass", xlabel="GFLOP (recomputed: a third of it)")
     figure.savefig(file, dpi=120)
+
+
+def _figure() -> Any:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ValueError("--picture needs matplotlib; get it by pip install 'zaya_jax[plan]'") from None
+    return Figure(figsize=(11, 7), layout="constrained")
 
 
 def _draw_memory(axes: Any, plan: Plan, step: CompiledStep | None) -> None:

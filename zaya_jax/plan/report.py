@@ -26,6 +26,7 @@ from zaya_jax.plan.hlo import Collective, Program, largest_buffers
 from zaya_jax.plan.memory import POLICIES, activation_bytes, memory_by_kind
 from zaya_jax.plan.rocm.code_objects import Kernel
 from zaya_jax.plan.rocm.compiler import Compilation, Job, Memory
+from zaya_jax.plan.traffic import moved_bytes
 
 PROGRAM = "zaya_jax.plan.train_program:lower_train_step"
 NUM_BUFFERS = 10
@@ -136,6 +137,7 @@ class CompiledStep:
       collectives: by kind.
       flops: of all products a GPU runs in a step.
       flops_by_scope: of those in each named scope.
+      moved_bytes: that its kernels take from memory and put there.
       buffers: the largest: bytes, and the values that share them.
       num_kernels: that XLA made.
       problems: what is wrong with kernels, by name.
@@ -147,6 +149,7 @@ class CompiledStep:
     collectives: dict[str, CollectiveKind]
     flops: float
     flops_by_scope: dict[str, float]
+    moved_bytes: float
     buffers: list[tuple[int, str]]
     num_kernels: int
     problems: dict[str, list[str]]
@@ -205,6 +208,7 @@ def read_compilation(compilation: Compilation, cluster: Cluster) -> CompiledStep
         collectives=_by_kind(program.collectives),
         flops=program.flops(),
         flops_by_scope={scope: program.flops(f"/{scope}/") for scope in SCOPES},
+        moved_bytes=moved_bytes(program),
         buffers=largest_buffers(compilation.buffers, NUM_BUFFERS),
         num_kernels=len(compilation.kernels),
         problems=_problems(compilation.kernels, cluster),

@@ -133,6 +133,7 @@ def _compiled_memory(step: CompiledStep, plan: Plan) -> Table:
     table.add_row("FLOPs of all products a GPU", f"{step.flops:.4g}")
     for scope, flops in step.flops_by_scope.items():
         table.add_row(f"  {scope}", f"{flops:.4g}")
+    table.add_row("GB its kernels read and write", f"{step.moved_bytes / 1e9:,.1f}")
     return table
 
 

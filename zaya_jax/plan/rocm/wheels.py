@@ -1,6 +1,6 @@
 """Where JAX's ROCm plugin lies, and how it gets there.
 
-The plugin contains the whole compiler. It must be of jax's own version. Beside the ordinary packages
+The plugin contains the whole compiler. It must be of jaxlib's own version. Beside the ordinary packages
 of a machine without an AMD GPU it would print a traceback on every start of jax, so it has a folder
 of its own, which only the compiling process looks into.
 """
@@ -13,7 +13,8 @@ import pathlib
 import subprocess
 import sys
 
-VERSION = importlib.metadata.version("jaxlib")
+VERSION = ".".join(importlib.metadata.version("jaxlib").split(".")[:3])
+"""Of the plugin: jaxlib's. A fourth number is a repair of jaxlib, for which there need be no plugin."""
 PACKAGES = ("jax-rocm7-plugin", "jax-rocm7-pjrt")
 FOLDER_VARIABLE = "ZAYA_ROCM_WHEELS"
 """Environment variable: another folder for the plugin."""
@@ -35,11 +36,12 @@ class Plugin:
 
 
 def default_folder() -> pathlib.Path:
-    """The plugin's own folder, for the version of jaxlib that runs."""
+    """The plugin's own folder, for the jaxlib and the Python that run."""
     if named := os.environ.get(FOLDER_VARIABLE):
         return pathlib.Path(named)
     cache = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
-    return pathlib.Path(cache) / "zaya_jax" / f"rocm-{VERSION}"
+    python = f"cp{sys.version_info.major}{sys.version_info.minor}"  # a part of the plugin is for one Python
+    return pathlib.Path(cache) / "zaya_jax" / f"rocm-{VERSION}-{python}"
 
 
 def find_plugin() -> Plugin:
@@ -60,7 +62,7 @@ def find_plugin() -> Plugin:
     versions = {
         path.name.removesuffix(".dist-info").split("-")[1] for path in folder.glob("jax_rocm7_*.dist-info")
     }
-    if versions != {VERSION}:
+    if {".".join(version.split(".")[:3]) for version in versions} != {VERSION}:
         raise ValueError(
             f"{folder} has the ROCm plugin of {' and '.join(sorted(versions))}; jaxlib here is "
             f"{VERSION}, and they must be the same: remove the folder, then `zaya plan rocm-wheels`"
@@ -88,7 +90,7 @@ def install() -> pathlib.Path:
     folder = default_folder()
     if (folder / "jax_plugins" / "xla_rocm7" / LIBRARY).is_file():
         return folder
-    wanted = [f"{package}=={VERSION}" for package in PACKAGES]
+    wanted = [f"{package}=={VERSION}.*" for package in PACKAGES]  # a repair of the plugin too
     command = [sys.executable, "-m", "pip", "install", "--no-deps", "--upgrade", "--target", str(folder)]
     done = subprocess.run(
         [*command, "--quiet", "--disable-pip-version-check", *wanted],

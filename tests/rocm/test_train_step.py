@@ -1,0 +1,118 @@
+"""The train step of a small ZAYA1, compiled for 8 and for 1,024 MI300X: who sends and computes what."""
+
+import dataclasses
+import functools
+import math
+
+import pytest
+
+from zaya_jax.config import Config
+from zaya_jax.model.weights import count_parameters, declare, flatten
+from zaya_jax.parallel.deal import deal
+from zaya_jax.plan.arithmetic import operations
+from zaya_jax.plan.devices import MI300X, Cluster
+from zaya_jax.plan.hlo import Program
+from zaya_jax.plan.memory import state_bytes
+from zaya_jax.plan.report import read_compilation, train_step_job
+from zaya_jax.plan.rocm.compiler import compile_program
+
+NODES = (1, 128)
+
+
+def small_zaya1(num_gpus):
+    """All parts of the network; 60 matrices, which neither 8 nor 1,024 divides."""
+    return Config.from_dict(
+        {
+            "model": {
+                "vocab_size": 1024,
+                "hidden_size": 256,
+                "num_hidden_layers": 3,
+                "num_attention_heads": 4,
+                "num_key_value_heads": 2,
+                "head_dim": 64,
+                "moe_intermediate_size": 256,
+                "num_experts": 3,
+                "router_hidden_size": 64,
+                "max_position_embeddings": 64,
+                "remat": "layer",
+            },
+            "data": {"sequence_length": 64, "batch_size": 2 * num_gpus},
+            "optimizer": {"warmup_steps": 4, "newton_schulz_dtype": "bfloat16"},
+            "train": {"num_steps": 30, "gradient_dtype": "bfloat16", "loss_chunk": 64},
+        }
+    )
+
+
+@functools.cache
+def compiled(nodes):
+    cluster = Cluster(device=MI300X, nodes=nodes, gpus_per_node=8)
+    return compile_program(train_step_job(small_zaya1(cluster.num_gpus), cluster))
+
+
+@pytest.fixture(params=NODES, ids=lambda nodes: f"{nodes}x8")
+def nodes(request):
+    return request.param
+
+
+def dealt_bytes(config, num_gpus):
+    """Of all parts that the weights are dealt out in, as they are sent."""
+    dealt = deal(declare(config.model), num_gpus)
+    weights = dict(dealt.weights)
+    in_products = {part.name for part in dealt.elements if weights[part.path].in_products}
+    in_products |= {part.name for part in dealt.matrix_parts}
+    return sum(math.prod(part.shape) * (2 if part.name in in_products else 4) for part in dealt.parts)
+
+
+def test_gradients_are_reduce_scattered_and_weights_all_gathered(nodes):
+    config = small_zaya1(8 * nodes)
+    collectives = Program(compiled(nodes).hlo).collectives
+    assert {c.kind for c in collectives} == {"reduce-scatter", "all-gather", "all-reduce"}
+    sent = {
+        kind: sum(c.runs * c.num_bytes for c in collectives if c.kind == kind)
+        for kind in ("reduce-scatter", "all-gather")
+    }
+    everything = dealt_bytes(config, 8 * nodes)
+    assert everything >= 2 * count_parameters(config.model)
+    assert sent == {"reduce-scatter": everything, "all-gather": everything}
+
+
+def test_nothing_of_the_size_of_a_weight_is_all_reduced(nodes):
+    config = small_zaya1(8 * nodes)
+    smallest = min(
+        weight.size // config.model.num_hidden_layers
+        for weight in flatten(declare(config.model)).values()
+        if weight.matrix
+    )
+    reduced = [c for c in Program(compiled(nodes).hlo).collectives if c.kind == "all-reduce"]
+    assert reduced  # the loss, counts of tokens, norms
+    assert max(c.num_bytes for c in reduced) < 2 * smallest
+
+
+def test_a_gpu_orthogonalises_what_it_owns_and_nothing_else(nodes):
+    """FLOPs of the compiled optimiser are those of the matrices dealt to a GPU, to the last one."""
+    config = small_zaya1(8 * nodes)
+    expected = operations(config, 8 * nodes)
+    assert Program(compiled(nodes).hlo).flops("/optimizer/") == expected.optimizer
+    assert expected.optimizer < expected.optimizer_replicated / (6 if nodes == 1 else 20)
+
+
+def test_experts_and_head_do_the_work_that_arithmetic_says(nodes):
+    """Experts: forward, recomputed, and twice backward. Head: forward and twice backward, per chunk."""
+    config = small_zaya1(8 * nodes)
+    program, tokens = Program(compiled(nodes).hlo), 2 * 64
+    forward = operations(config, 8 * nodes).forward
+    assert program.flops("ragged_dot") == 4 * forward["experts"] * tokens
+    assert program.flops("/loss/") in (3 * forward["head"] * tokens, 4 * forward["head"] * tokens)
+
+
+def test_the_report_of_a_compiled_step(nodes):
+    cluster = Cluster(device=MI300X, nodes=nodes, gpus_per_node=8)
+    step = read_compilation(compiled(nodes), cluster)
+    state = state_bytes(small_zaya1(cluster.num_gpus), cluster.num_gpus)
+    batch = 2 * 64 * 4 * 5
+    assert step.memory.arguments == pytest.approx(state.master + state.moments + batch, rel=0.02, abs=4096)
+    assert step.memory.total >= state.weights + state.master
+    assert step.num_kernels > 50
+    assert step.buffers[0][0] >= step.buffers[-1][0] > 0
+    assert all("LDS" not in problem for problems in step.problems.values() for problem in problems)
+    assert dataclasses.asdict(step)
