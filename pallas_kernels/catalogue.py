@@ -91,8 +91,8 @@ SIZES = {
 class Work:
     """The least that an operation must do: floating-point operations, and bytes to and from memory."""
 
-    flops: float
-    num_bytes: float
+    flops: int
+    num_bytes: int
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -102,7 +102,9 @@ def _blocks_for(width: int) -> Blocks:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(6,))
-def _pallas(q_BTNH, k_BSKH, v_BSKH, limits, query_segments_BT, key_segments_BS, blocks):
+def _pallas(
+    q_BTNH, k_BSKH, v_BSKH, limits, query_segments_BT, key_segments_BS, blocks
+) -> tuple[jax.Array, jax.Array]:
     if q_BTNH.size == 0 or k_BSKH.size == 0:
         batch, time, heads, _ = q_BTNH.shape
         return jnp.zeros_like(q_BTNH), jnp.full((batch, heads, time), -jnp.inf, jnp.float32)
@@ -112,7 +114,8 @@ def _pallas(q_BTNH, k_BSKH, v_BSKH, limits, query_segments_BT, key_segments_BS, 
 
 def _forward(q_BTNH, k_BSKH, v_BSKH, limits, query_segments_BT, key_segments_BS, blocks):
     arguments = q_BTNH, k_BSKH, v_BSKH, limits, query_segments_BT, key_segments_BS
-    results = tuple(checkpoint_name(x, KEPT) for x in _pallas(*arguments, blocks))
+    out_BTNH, logsumexp_BNT = _pallas(*arguments, blocks)
+    results = checkpoint_name(out_BTNH, KEPT), checkpoint_name(logsumexp_BNT, KEPT)
     return results, (arguments, results)
 
 

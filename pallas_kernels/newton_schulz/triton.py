@@ -93,8 +93,9 @@ def _symmetric(
         for reference in added:
             there = _load(reference, matrix, (first, blocks.side), (second, blocks.side))
             sum_IJ = sum_IJ + factors[0] * there.astype(jnp.float32)
-        _store(out, matrix, first, second, sum_IJ)
-        _store(out, matrix, second, first, sum_IJ.T, only_if=first != second)
+        block_IJ = sum_IJ.astype(out.dtype)  # before it is mirrored: that takes half of the local memory
+        _store(out, matrix, first, second, block_IJ)
+        _store(out, matrix, second, first, block_IJ.T, only_if=first != second)
 
     name = "newton_schulz_gram" if added_MSS is None else "newton_schulz_polynomial"
     how = _launch(name, (len(pairs), num_matrices), blocks)

@@ -34,8 +34,8 @@ def test_a_difference_is_relative_and_the_largest():
 
 
 def test_the_share_of_a_ceiling_is_of_what_bounds_the_work():
-    assert CEILINGS.share(Work(flops=1e12, num_bytes=1e6), seconds=2) == 0.5
-    assert CEILINGS.share(Work(flops=1e6, num_bytes=1e9), seconds=4) == 0.25
+    assert CEILINGS.share(Work(flops=10**12, num_bytes=10**6), seconds=2) == 0.5
+    assert CEILINGS.share(Work(flops=10**6, num_bytes=10**9), seconds=4) == 0.25
 
 
 def test_every_operation_is_in_the_catalogue_at_every_size():

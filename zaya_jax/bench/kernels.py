@@ -147,7 +147,10 @@ def _other_attention(q_BTNH: jax.Array, k_BSKH: jax.Array, v_BSKH: jax.Array) ->
 
     @torch.no_grad()
     def torch_attention():
-        out = torch.nn.functional.scaled_dot_product_attention(*tensors, is_causal=True, enable_gqa=True)
+        query, key, value = tensors
+        out = torch.nn.functional.scaled_dot_product_attention(
+            query, key, value, is_causal=True, enable_gqa=True
+        )
         if on_gpu:
             torch.cuda.synchronize()
         return _TorchResult(out)
