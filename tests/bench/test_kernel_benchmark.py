@@ -18,7 +18,7 @@ def test_a_kernel_is_timed_with_and_without_its_gradients():
         rows = compare(calls, work, CEILINGS, rounds=1)
         assert [row[0] for row in rows] == ["pallas", "xla"]
         assert float(rows[0][-1]) == 0
-        assert 0 < float(rows[1][-1]) < 0.02  # rounded to bfloat16 after sums in another order
+        assert 0 <= float(rows[1][-1]) < 0.02  # rounded to bfloat16 after sums in another order
 
 
 def test_another_result_is_an_error():
@@ -34,8 +34,8 @@ def test_a_difference_is_relative_and_the_largest():
 
 
 def test_the_share_of_a_ceiling_is_of_what_bounds_the_work():
-    assert CEILINGS.share(Work(flops=10**12, num_bytes=10**6), seconds=2) == 0.5
-    assert CEILINGS.share(Work(flops=10**6, num_bytes=10**9), seconds=4) == 0.25
+    assert CEILINGS.share(Work(flops=10**12, num_bytes=10**6), seconds=2.0) == 0.5
+    assert CEILINGS.share(Work(flops=10**6, num_bytes=10**9), seconds=4.0) == 0.25
 
 
 def test_every_operation_is_in_the_catalogue_at_every_size():

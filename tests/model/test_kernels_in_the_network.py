@@ -4,6 +4,7 @@ import dataclasses
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -41,6 +42,7 @@ def losses(config, num_steps):
     tokens = random.integers(1, config.vocab_size, (2, 19))
     segments = np.sort(random.integers(1, 4, tokens.shape), axis=1)
     segments[1, -4:] = 0
+    tokens, segments = jnp.asarray(tokens), jnp.asarray(segments, jnp.int32)
     model = Zaya(config)
     variables = model.init(jax.random.key(0), tokens)
     bias = variables["router_bias"]

@@ -127,9 +127,10 @@ def _cases() -> list[Case]:
 
 def resources_table(reports: list[Report], device: Device) -> Table:
     """A row a kernel."""
-    table = Table(title=f"kernels for {device.name} at {SIZE}'s shapes", box=box.SIMPLE_HEAD, padding=0)
+    title = f"kernels for {device.name} at {SIZE}'s shapes; waves are those that a SIMD can hold"
+    table = Table(title=title, box=box.SIMPLE_HEAD, padding=0)
     table.add_column("kernel", no_wrap=True)
-    for column in ("VGPRs", "spills", "scratch", "LDS, B", "waves/SIMD", "MFMA"):
+    for column in ("VGPRs", "spills", "scratch", "LDS, B", "waves", "MFMA"):
         table.add_column(column, justify="right")
     table.add_column("")
     for report in reports:
