@@ -30,11 +30,24 @@ UNUSUAL = Config.from_dict(
             "lm_head_bias": True,
             "rms_norm_eps": 1e-7,
             "experts_implementation": "ragged_dot",
+            "remat": "attention_and_experts",
         },
         "data": {"source": None, "seed": 2**32 - 1},
-        "optimizer": {"name": "adamw", "learning_rate": 0.1 + 0.2},
+        "optimizer": {
+            "name": "adamw",
+            "learning_rate": 0.1 + 0.2,
+            "momentum_dtype": "bfloat16",
+            "newton_schulz": "polar_express",
+            "newton_schulz_dtype": "bfloat16",
+        },
         "balancing": {"learning_rate": 0},
-        "train": {"num_steps": 2001, "eval_sequences": 3},
+        "train": {
+            "num_steps": 2001,
+            "eval_sequences": 3,
+            "gradient_dtype": "bfloat16",
+            "loss_chunk": 7,
+            "z_loss": 1e-4,
+        },
     }
 )
 

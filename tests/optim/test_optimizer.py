@@ -144,7 +144,7 @@ def test_muon_orthogonalises_each_matrix_by_itself():
     gradients["layers/experts/gate_up_proj"] *= sizes
     for path in ("layers/router/fc1/kernel", "layers/router/fc2/kernel"):
         gradients[path] += 16 * jnp.eye(16)  # a random square matrix has singular values near zero
-    updates = first_update(config, declared, gradients, params)
+    updates = dict(by_path(first_update(config, declared, gradients, params)))
     for path, (reduced, output) in MUON.items():
         rest = [axis for axis in range(updates[path].ndim) if axis not in reduced + output]
         order = (*rest, *reduced, *output)

@@ -102,10 +102,13 @@ def test_communication_by_hand(zaya1_8b):
     alone = communication(zaya1_8b, Cluster(device=MI300X, nodes=1, gpus_per_node=1))
     assert alone.reduced_bytes == alone.gathered_bytes == 0
     node, many = communication(zaya1_8b, cluster(1)), communication(zaya1_8b, cluster(128))
-    sent = many.reduced_bytes + many.gathered_bytes
+    assert node.gathered_bytes == pytest.approx(2 * PARAMETERS, rel=1e-3)
+    assert 1 < many.gathered_bytes / (2 * PARAMETERS) < 1.1  # 1,920 matrices, padded to 2,048
     assert node.network_seconds == 0
     # 7/8 of all leaves a GPU over 7 links of 64 GB/s; 127/128 of an eighth over 400 Gb/s.
+    sent = node.reduced_bytes + node.gathered_bytes
     assert node.link_seconds == pytest.approx(sent * 7 / 8 / (7 * 64e9))
+    sent = many.reduced_bytes + many.gathered_bytes
     assert many.network_seconds == pytest.approx(sent / 8 * 127 / 128 / 50e9)
 
 

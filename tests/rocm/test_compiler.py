@@ -6,7 +6,7 @@ import re
 import pytest
 
 from zaya_jax.plan.devices import MI300X, Cluster
-from zaya_jax.plan.rocm.compiler import Job, compile_program
+from zaya_jax.plan.rocm.compiler import Job, compile_program, lay_out_program
 
 
 def job(function, *, nodes=1, **arguments):
@@ -22,6 +22,8 @@ def test_a_program_is_compiled_for_a_cluster(nodes):
     assert compilation.memory.arguments == 2 * 256 * 512 + 2 * 256 * rows // gpus
     assert compilation.memory.outputs >= 2 * 256 * 512
     assert compilation.memory.total >= compilation.memory.arguments + compilation.memory.outputs
+    laid_out = lay_out_program(job("product_of_rows", nodes=nodes, rows=rows))
+    assert laid_out == pytest.approx(compilation.memory.total, abs=1024)  # with scalars of reductions
     assert f"num_partitions={gpus}" in compilation.hlo
     assert re.search(r"all-reduce-start\(", compilation.hlo)
     assert compilation.kernels

@@ -2,17 +2,15 @@
 
 import dataclasses
 import functools
-import math
 
 import pytest
 
 from zaya_jax.config import Config
 from zaya_jax.model.weights import count_parameters, declare, flatten
-from zaya_jax.parallel.deal import deal
 from zaya_jax.plan.arithmetic import operations
 from zaya_jax.plan.devices import MI300X, Cluster
 from zaya_jax.plan.hlo import Program
-from zaya_jax.plan.memory import state_bytes
+from zaya_jax.plan.memory import dealt_bytes, state_bytes
 from zaya_jax.plan.report import read_compilation, train_step_job
 from zaya_jax.plan.rocm.compiler import compile_program
 
@@ -54,15 +52,6 @@ def nodes(request):
     return request.param
 
 
-def dealt_bytes(config, num_gpus):
-    """Of all parts that the weights are dealt out in, as they are sent."""
-    dealt = deal(declare(config.model), num_gpus)
-    weights = dict(dealt.weights)
-    in_products = {part.name for part in dealt.elements if weights[part.path].in_products}
-    in_products |= {part.name for part in dealt.matrix_parts}
-    return sum(math.prod(part.shape) * (2 if part.name in in_products else 4) for part in dealt.parts)
-
-
 def test_gradients_are_reduce_scattered_and_weights_all_gathered(nodes):
     config = small_zaya1(8 * nodes)
     collectives = Program(compiled(nodes).hlo).collectives
@@ -71,7 +60,7 @@ def test_gradients_are_reduce_scattered_and_weights_all_gathered(nodes):
         kind: sum(c.runs * c.num_bytes for c in collectives if c.kind == kind)
         for kind in ("reduce-scatter", "all-gather")
     }
-    everything = dealt_bytes(config, 8 * nodes)
+    everything = dealt_bytes(config, 8 * nodes, "bfloat16")
     assert everything >= 2 * count_parameters(config.model)
     assert sent == {"reduce-scatter": everything, "all-gather": everything}
 
@@ -92,17 +81,17 @@ def test_a_gpu_orthogonalises_what_it_owns_and_nothing_else(nodes):
     """FLOPs of the compiled optimiser are those of the matrices dealt to a GPU, to the last one."""
     config = small_zaya1(8 * nodes)
     expected = operations(config, 8 * nodes)
-    assert Program(compiled(nodes).hlo).flops("/optimizer/") == expected.optimizer
+    assert Program(compiled(nodes).hlo).flops("optimizer") == expected.optimizer
     assert expected.optimizer < expected.optimizer_replicated / (6 if nodes == 1 else 20)
 
 
 def test_experts_and_head_do_the_work_that_arithmetic_says(nodes):
-    """Experts: forward, recomputed, and twice backward. Head: forward and twice backward, per chunk."""
+    """Experts: forward, recomputed, and twice backward. Head: forward and twice backward."""
     config = small_zaya1(8 * nodes)
     program, tokens = Program(compiled(nodes).hlo), 2 * 64
     forward = operations(config, 8 * nodes).forward
-    assert program.flops("ragged_dot") == 4 * forward["experts"] * tokens
-    assert program.flops("/loss/") in (3 * forward["head"] * tokens, 4 * forward["head"] * tokens)
+    assert program.flops("ragged_dot_general") == 4 * forward["experts"] * tokens
+    assert program.flops("loss") == 3 * forward["head"] * tokens
 
 
 def test_the_report_of_a_compiled_step(nodes):

@@ -150,8 +150,9 @@ def test_a_batch_without_targets_moves_nothing():
 
 
 def unlike(ours, theirs):
+    """Paths of leaves that differ in a bit."""
     pairs = zip(jax.tree.leaves_with_path(ours), jax.tree.leaves(theirs), strict=True)
-    return [jax.tree_util.keystr(path) for (path, x), y in pairs if not np.array_equal(x, y)]
+    return [jax.tree_util.keystr(path) for (path, x), y in pairs if not jnp.array_equal(x, y)]
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
@@ -176,7 +177,8 @@ def test_clipping_scales_all_gradients_by_one_factor():
     run = jit(functools.partial(train_step, rules=clipped, mesh=data_mesh(jax.devices()[:1])))
     after, metrics = run(first_state(), uneven_batch())
     whole, whole_metrics = step(1)
-    assert metrics.gradient_norm == pytest.approx(whole_metrics.gradient_norm, rel=1e-6) > 0.1
+    assert float(metrics.gradient_norm) == pytest.approx(float(whole_metrics.gradient_norm), rel=1e-6)
+    assert metrics.gradient_norm > 0.1
     factor = 0.1 / metrics.gradient_norm
     assert_near(moved(after), jax.tree.map(lambda x: factor * x, moved(whole)))
 
@@ -184,11 +186,10 @@ def test_clipping_scales_all_gradients_by_one_factor():
 def test_norms_by_group_are_of_all_weights_once():
     _, metrics = step(1)
     squares = sum(norm**2 for norm in metrics.gradient_norms.values())
-    assert squares == pytest.approx(metrics.gradient_norm**2, rel=1e-5)
-    after, _ = step(1)
-    experts = optax.tree.norm(moved(after)["layers"]["experts"])  # the update of sgd(1.0)
-    assert metrics.update_norms["experts"] == pytest.approx(experts, rel=1e-5)
-    assert metrics.gradient_norms["experts"] == pytest.approx(experts, rel=1e-5)
+    np.testing.assert_allclose(squares, metrics.gradient_norm**2, rtol=1e-5)
+    experts = optax.tree.norm(moved(step(1)[0])["layers"]["experts"])  # the update of sgd(1.0)
+    np.testing.assert_allclose(metrics.update_norms["experts"], experts, rtol=1e-5)
+    np.testing.assert_allclose(metrics.gradient_norms["experts"], experts, rtol=1e-5)
 
 
 def test_router_metrics_and_the_logit_bound():
@@ -197,7 +198,7 @@ def test_router_metrics_and_the_logit_bound():
     params["layers"]["attention"]["temperature"] = jnp.array([[1.0, -3.0], [0.5, 2.0]])
     run = jit(functools.partial(train_step, rules=RULES, mesh=data_mesh(jax.devices()[:1])))
     _, metrics = run(state_of(RULES, params, KEY), uneven_batch())
-    assert metrics.logit_bound == pytest.approx(3 * 8**0.5)
+    np.testing.assert_allclose(metrics.logit_bound, 3 * 8**0.5, rtol=1e-6)
     # The chosen class is the likeliest expert: its probability is at least an even share.
     assert np.all(metrics.router_probability_L > 1 / 5)
     assert np.all(metrics.router_probability_L < 1)
@@ -218,7 +219,9 @@ def test_checkpoints_hold_weights_and_moments_as_declared():
     assert shapes == {weight.shape for weight in flatten(declare(MODEL)).values()} | {()}
     for num_devices in (1, 8):
         rules = dataclasses.replace(MUON, deal=deal(declare(MODEL), num_devices))
-        rules = dataclasses.replace(rules, optimizer=make_optimizer(OptimizerConfig(), rules.deal, 100))
+        rules = dataclasses.replace(
+            rules, optimizer=make_optimizer(OptimizerConfig(warmup_steps=0), rules.deal, 100)
+        )
         again = from_checkpoint(saved, state_of(rules, initialise(declare(MODEL), KEY), KEY))
         assert not unlike(to_checkpoint(again), saved)
 

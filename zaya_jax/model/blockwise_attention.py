@@ -129,7 +129,9 @@ def _over_pairs(step, carry, num_blocks, block, window):
     pairs = np.array([(i, j) for i in range(num_blocks) for j in range(i + 1)], np.int32)
 
     def visit(carry, pair):
-        i, j = pair
+        # Tied to the carry, or remat would see that masks depend on no gradient, make those of all pairs
+        # before the scan and keep them: T x T of them.
+        carry, (i, j) = lax.optimization_barrier((carry, pair))
         if window is None:
             return step(carry, i, j), None
         nearest = (i - j - 1) * block + 1  # of the first query to the last key

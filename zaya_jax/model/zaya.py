@@ -191,12 +191,13 @@ def _look_up(table_VD: Float[Array, "V D"], tokens_BT: Int[Array, "B T"]) -> Flo
 
 
 def _look_up_forward(table_VD, tokens_BT):
-    return _look_up(table_VD, tokens_BT), (jnp.zeros((), table_VD.dtype), table_VD.shape, tokens_BT)
+    return _look_up(table_VD, tokens_BT), (jnp.zeros((table_VD.shape[0], 0), table_VD.dtype), tokens_BT)
 
 
 def _look_up_backward(saved, grad_BTD):
-    like, shape, tokens_BT = saved
-    return jnp.zeros(shape, jnp.float32).at[tokens_BT].add(grad_BTD).astype(like.dtype), None
+    empty_V0, tokens_BT = saved
+    zeros_VD = jnp.zeros((empty_V0.shape[0], grad_BTD.shape[-1]), jnp.float32)
+    return zeros_VD.at[tokens_BT].add(grad_BTD).astype(empty_V0.dtype), None
 
 
 _look_up.defvjp(_look_up_forward, _look_up_backward)

@@ -45,6 +45,11 @@ def check_batch_size(batch_size: int, num_microbatches: int, num_devices: int) -
         )
 
 
+def on_mesh(specs: Any, mesh: Mesh) -> Any:
+    """A tree of `WHOLE` and `CUT` as shardings."""
+    return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
+
+
 def spread(mesh: Mesh, shape: tuple[int, ...]) -> NamedSharding:
     """For an array shaped as a weight: cut along its first axis that divides, whole if none does."""
     cut = next((i for i, size in enumerate(shape) if size and size % mesh.size == 0), None)

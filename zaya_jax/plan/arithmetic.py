@@ -14,7 +14,7 @@ from zaya_jax.model.weights import declare, flatten
 from zaya_jax.optim.newton_schulz import newton_schulz_flops
 from zaya_jax.parallel.deal import Deal, deal
 from zaya_jax.plan.devices import Cluster
-from zaya_jax.plan.memory import activation_bytes, state_bytes
+from zaya_jax.plan.memory import activation_bytes, dealt_bytes, state_bytes
 
 PAGE_BYTES = 4096
 TOKEN_BYTES = 4
@@ -48,8 +48,8 @@ class Communication:
     """Bytes of a step's collectives, and the least time that links need for them.
 
     Attributes:
-      reduced_bytes: gradients, reduce-scattered.
-      gathered_bytes: weights, all-gathered.
+      reduced_bytes: gradients, reduce-scattered; padded to parts of equal size.
+      gathered_bytes: weights, all-gathered; padded likewise.
       link_seconds: that the links within a node need, all of which take part.
       network_seconds: that the NICs need, one a GPU; 0 on one node.
     """
@@ -137,8 +137,10 @@ def recomputed_flops(config: ModelConfig, time: int) -> float:
 
 def communication(config: Config, cluster: Cluster) -> Communication:
     """Collectives of a step: within a node over all links, between nodes over each GPU's own NIC."""
-    state = state_bytes(config, cluster.num_gpus)
-    reduced, gathered = (state.gradients, state.weights) if cluster.num_gpus > 1 else (0, 0)
+    reduced = gathered = 0
+    if cluster.num_gpus > 1:
+        reduced = dealt_bytes(config, cluster.num_gpus, config.train.gradient_dtype)
+        gathered = dealt_bytes(config, cluster.num_gpus, config.model.dtype)
     gpus, nodes, device = cluster.gpus_per_node, cluster.nodes, cluster.device
     sent = reduced + gathered
     # Each GPU sends (gpus - 1) / gpus of all bytes, over gpus - 1 links at once.
@@ -164,7 +166,7 @@ def step_seconds(config: Config, cluster: Cluster) -> dict[str, float]:
     }
 
 
-def memory_traffic(config: Config, num_devices: int) -> float:
+def memory_traffic(config: Config, num_devices: int) -> int:
     """Bytes that a GPU must at least move to and from its memory in a step.
 
     Each microbatch reads the weights forward, backward for both gradients, and once more where the

@@ -15,7 +15,7 @@ from zaya_jax.plan.devices import DEVICES, Cluster, find_device
 from zaya_jax.plan.kernels import plan_kernels
 from zaya_jax.plan.picture import check_format, draw
 from zaya_jax.plan.report import make_plan, read_compilation, to_json, train_step_job
-from zaya_jax.plan.rocm.compiler import TIME_LIMIT, Compilation, compile_program
+from zaya_jax.plan.rocm.compiler import TIME_LIMIT, Compilation, compile_program, lay_out_program
 from zaya_jax.plan.rocm.wheels import find_plugin, install
 from zaya_jax.plan.search import search
 from zaya_jax.plan.tables import compiled_tables, found_table, plan_tables
@@ -45,7 +45,7 @@ def plan_run(options: argparse.Namespace, overrides: Sequence[str]) -> None:
         for table in compiled_tables(step, plan):
             console.print(table)
     if options.search:
-        measure = functools.partial(_measure, cluster=cluster, console=console, limit=options.time_limit)
+        measure = functools.partial(_measure, cluster=cluster, console=console, time_limit=options.time_limit)
         found = search(config, cluster.num_gpus, limit=cluster.device.memory_bytes, measure=measure)
         console.print(found_table(found, plan))
         more = {"search": dataclasses.asdict(found)}
@@ -143,12 +143,17 @@ def _compile(config: Config, cluster: Cluster, console: Console, time_limit: flo
         )
 
 
-def _measure(config: Config, *, cluster: Cluster, console: Console, limit: float) -> int:
-    compilation = _compile(config, cluster, console, limit)
+def _measure(config: Config, *, cluster: Cluster, console: Console, time_limit: float) -> int:
     rows = config.data.batch_size // cluster.num_gpus
-    size = compilation.memory.total
-    console.print(f'remat "{config.model.remat}", {rows:,} sequences a GPU: {size / 2**30:.2f} GiB')
-    return size
+    what = f'remat "{config.model.remat}", {rows:,} x {config.data.sequence_length:,} tokens a GPU'
+    with console.status(what) as status:
+        num_bytes = lay_out_program(
+            train_step_job(config, cluster),
+            time_limit=time_limit,
+            progress=lambda seconds: status.update(f"{what}: {seconds:.0f} s"),
+        )
+    console.print(f"{what}: {num_bytes / 2**30:.2f} GiB")
+    return num_bytes
 
 
 def _check(options: argparse.Namespace) -> None:

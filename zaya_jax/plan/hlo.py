@@ -158,9 +158,13 @@ class Program:
             for collective in self._collectives_of(computation, runs)
         ]
 
-    def flops(self, scope: str = "") -> float:
-        """Of the products a step runs on one device, of those with `scope` in their JAX names."""
-        return math.fsum(work.flops * work.runs for work in self.products if scope in work.op_name)
+    def flops(self, scope: str | None = None) -> float:
+        """Of the products that a step runs on one device: all, or those in one of JAX's named scopes."""
+        return math.fsum(
+            work.flops * work.runs
+            for work in self.products
+            if scope is None or scope in re.split(r"[/()]", work.op_name)  # jvp(loss)/while/body
+        )
 
     def _collectives_of(self, computation: str, runs: int) -> Iterator[Collective]:
         instructions = self.computations[computation]

@@ -12,6 +12,7 @@ from zaya_jax.config import Config, ModelConfig
 from zaya_jax.model.remat import REMAT_POLICIES
 from zaya_jax.model.weights import Weight, abstract_variables, declare, flatten, map_weights
 from zaya_jax.model.zaya import hidden_states
+from zaya_jax.parallel.deal import deal
 from zaya_jax.train.state import init_state, make_rules
 
 POLICIES = ("none", *REMAT_POLICIES)
@@ -48,6 +49,20 @@ def state_bytes(config: Config, num_devices: int) -> StateBytes:
         gradients=sum(weight.size * _item(weight, config.train.gradient_dtype) for weight in declared),
         own_gradients=_bytes(state.parts) // num_devices,
     )
+
+
+def dealt_bytes(config: Config, num_devices: int, dtype: str) -> int:
+    """Bytes of all weights as they are dealt out and sent: what does not divide is padded.
+
+    Args:
+      config: of the run.
+      num_devices: that share.
+      dtype: of what products take; the rest is float32.
+    """
+    dealt = deal(declare(config.model), num_devices, by_matrix=config.optimizer.name == "muon")
+    weights = dict(dealt.weights)
+    matrices = sum(math.prod(part.shape) for part in dealt.matrix_parts) * jnp.dtype(dtype).itemsize
+    return matrices + sum(math.prod(part.shape) * _item(weights[part.path], dtype) for part in dealt.elements)
 
 
 def activation_bytes(config: ModelConfig, time: int) -> int:

@@ -207,7 +207,7 @@ def read_compilation(compilation: Compilation, cluster: Cluster) -> CompiledStep
         memory=compilation.memory,
         collectives=_by_kind(program.collectives),
         flops=program.flops(),
-        flops_by_scope={scope: program.flops(f"/{scope}/") for scope in SCOPES},
+        flops_by_scope={scope: program.flops(scope) for scope in SCOPES},
         moved_bytes=moved_bytes(program),
         buffers=largest_buffers(compilation.buffers, NUM_BUFFERS),
         num_kernels=len(compilation.kernels),

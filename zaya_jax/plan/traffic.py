@@ -5,6 +5,7 @@ array of which a kernel reads a slice, as of the weights of one layer among all,
 a kernel writes a slice into an array that stays where it is, the slice counts too.
 """
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 
@@ -21,8 +22,8 @@ SLICES = ("dynamic-slice", "slice", "gather")
 
 def moved_bytes(program: Program) -> float:
     """Bytes that a step moves on one device, to and from memory."""
-    return sum(
-        float(runs) * _moved(program, instruction, program.shapes(name))
+    return math.fsum(
+        runs * _moved(program, instruction, program.shapes(name))
         for name, runs in launched(program).items()
         for instruction in program.computations[name]
     )
@@ -39,26 +40,26 @@ def launched(program: Program) -> dict[str, int]:
     return {name: count for name, count in runs.items() if name in program.computations}
 
 
-def _moved(program: Program, instruction: Instruction, shapes: Mapping[str, tuple[Shape, ...]]) -> int:
+def _moved(program: Program, instruction: Instruction, shapes: Mapping[str, tuple[Shape, ...]]) -> float:
     if instruction.opcode in FREE or instruction.opcode.endswith("-done"):
-        return 0
+        return 0.0
     operands = [_size(shapes.get(name, ())) for name in instruction.operands]
     if instruction.opcode == "fusion":
         return _of_fusion(program.computations[instruction.called[0]], operands)
-    written = _size(instruction.shapes)
+    written = float(_size(instruction.shapes))
     if instruction.opcode.endswith("-start"):  # its result repeats its operands
         return written
     if instruction.opcode in SLICES:
         return 2 * written
     if instruction.opcode == "dynamic-update-slice":
-        return 2 * operands[1]
+        return 2.0 * operands[1]
     return sum(operands) + written
 
 
-def _of_fusion(fused: list[Instruction], operands: list[int]) -> int:
+def _of_fusion(fused: list[Instruction], operands: list[int]) -> float:
     named = {instruction.name: instruction for instruction in fused}
     roots = _through_bitcasts(fused[-1], named)
-    moved = sum(_written(root, named) for root in roots)
+    moved = float(sum(_written(root, named) for root in roots))
     parameters = [instruction for instruction in fused if instruction.opcode == "parameter"]
     for parameter in parameters:
         number = int(parameter.arguments)

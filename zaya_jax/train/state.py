@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
 from zaya_jax.config import Config
@@ -15,7 +15,7 @@ from zaya_jax.model.zaya import Zaya, initial_router_bias
 from zaya_jax.optim.balancing import make_balancer
 from zaya_jax.optim.optimizer import make_optimizer
 from zaya_jax.parallel.deal import Deal, deal, from_parts, to_parts
-from zaya_jax.parallel.mesh import CUT, WHOLE, spread
+from zaya_jax.parallel.mesh import CUT, WHOLE, on_mesh, spread
 from zaya_jax.pytree import pytree, static
 
 
@@ -115,17 +115,16 @@ def first_state(rules: Rules, params: dict, key: Array) -> TrainState:
 
 def layout(state: TrainState) -> TrainState:
     """What of a state is cut and what is whole, as `PartitionSpec`s."""
-    whole = jax.tree.map(lambda _: WHOLE, state)
-    return dataclasses.replace(
-        whole,
-        parts=jax.tree.map(lambda _: CUT, state.parts),
-        optimizer=jax.tree.map(lambda x: CUT if x.ndim else WHOLE, state.optimizer),
-    )
+
+    def of_leaf(path: Any, leaf: Any) -> Any:
+        return CUT if path[0].name in ("parts", "optimizer") and leaf.ndim else WHOLE
+
+    return jax.tree_util.tree_map_with_path(of_leaf, state)
 
 
 def shardings(state: TrainState, mesh: Mesh) -> TrainState:
     """`layout` on the devices of a mesh."""
-    return jax.tree.map(lambda spec: NamedSharding(mesh, spec), layout(state))
+    return on_mesh(layout(state), mesh)
 
 
 def abstract_state(config: Config, rules: Rules, mesh: Mesh) -> TrainState:
@@ -136,13 +135,16 @@ def abstract_state(config: Config, rules: Rules, mesh: Mesh) -> TrainState:
 
 def to_checkpoint(state: TrainState) -> dict[str, Any]:
     """A state in arrays that do not depend on the number of devices: weights and moments as declared."""
+
+    def whole(parts: dict) -> dict:
+        present = {name: x for name, x in parts.items() if not isinstance(x, optax.MaskedNode)}
+        return from_parts(state.deal, present)
+
     return {
         "weights": state.variables,
         "training": {
             "step": state.step,
-            "optimizer": _map_parts(
-                lambda parts: from_parts(state.deal, _present(parts)), state.optimizer, state
-            ),
+            "optimizer": _map_parts(whole, state.optimizer, state),
             "balancer": state.balancer,
             "key": state.key,
             "skipped_steps": state.skipped_steps,

@@ -4,6 +4,7 @@ A program is a function by its name, "package.module:function". It is called in 
 the cluster's abstract devices and the job's arguments, and gives what `jax.jit(...).lower(...)` does.
 """
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -15,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from zaya_jax.plan.devices import Cluster
@@ -23,6 +24,8 @@ from zaya_jax.plan.rocm.code_objects import Kernel
 from zaya_jax.plan.rocm.wheels import find_plugin
 
 WORKER = "zaya_jax.plan.rocm.worker"
+LOG = "log.txt"
+REPORT = "memory-usage-report.txt"
 POLL_SECONDS = 0.5
 TIME_LIMIT = 600.0
 """Seconds that a compilation may take."""
@@ -106,19 +109,58 @@ def compile_program(
     Raises:
       ValueError: if there is no compiler, it fails, or it takes too long; the sentence names its log.
     """
+    with _folder() as folder:
+        began = time.monotonic()
+        _run(folder, job, time_limit, progress, until=lambda: False)
+        if not (folder / "result.json").is_file():
+            raise ValueError(f"{job.program} was not compiled; its log is {folder / LOG}")
+        return _read(folder, wall_seconds=time.monotonic() - began)
+
+
+def lay_out_program(
+    job: Job, *, time_limit: float = TIME_LIMIT, progress: Callable[[float], None] | None = None
+) -> int:
+    """Bytes that a program takes on each GPU. XLA knows them long before it has made all kernels.
+
+    Args:
+      job: which, and for what.
+      time_limit: in seconds.
+      progress: told the seconds so far, about twice a second.
+
+    Raises:
+      ValueError: as `compile_program` does.
+    """
+    with _folder() as folder:
+        _run(folder, job, time_limit, progress, until=lambda: _laid_out_bytes(folder) is not None)
+        num_bytes = _laid_out_bytes(folder)
+        if num_bytes is None:
+            raise ValueError(
+                f"{job.program} was compiled without a report of memory; its log is {folder / LOG}"
+            )
+        return num_bytes
+
+
+@contextlib.contextmanager
+def _folder() -> Iterator[pathlib.Path]:
+    """For a compilation's files. After a failure it stays, for who must find the reason."""
     find_plugin()
     folder = pathlib.Path(tempfile.mkdtemp(prefix="zaya_plan_"))
-    began = time.monotonic()
-    _run(folder, job, time_limit, progress)
-    compilation = _read(folder, wall_seconds=time.monotonic() - began)
-    shutil.rmtree(folder)  # after a failure it stays, for who must find the reason
-    return compilation
+    yield folder
+    shutil.rmtree(folder)
 
 
-def _run(folder: pathlib.Path, job: Job, time_limit: float, progress: Callable[[float], None] | None) -> None:
+def _run(
+    folder: pathlib.Path,
+    job: Job,
+    time_limit: float,
+    progress: Callable[[float], None] | None,
+    *,
+    until: Callable[[], bool],
+) -> None:
+    """Runs the other process to its end, or until there is what is wanted."""
     (folder / "code").mkdir()
     _write_job(folder, job)
-    log = folder / "log.txt"
+    log = folder / LOG
     began = time.monotonic()
     with log.open("w") as sink:
         process = subprocess.Popen(
@@ -131,6 +173,8 @@ def _run(folder: pathlib.Path, job: Job, time_limit: float, progress: Callable[[
         try:
             while _is_running(process):
                 seconds = time.monotonic() - began
+                if until():
+                    return
                 if seconds > time_limit:
                     raise ValueError(
                         f"{job.program} was not compiled in {time_limit:.0f} s; its log is {log}"
@@ -140,10 +184,18 @@ def _run(folder: pathlib.Path, job: Job, time_limit: float, progress: Callable[[
         finally:
             process.kill()
             process.wait()
-    if process.returncode or not (folder / "result.json").is_file():
+    if process.returncode:
         raise ValueError(
             f"{job.program} was not compiled: {_reason(process.returncode, log)}; its log is {log}"
         )
+
+
+def _laid_out_bytes(folder: pathlib.Path) -> int | None:
+    """The total of XLA's report, if it has been written."""
+    for report in (folder / "dump").glob(f"*{REPORT}"):
+        if found := re.findall(r"^Total bytes: (\d+)", report.read_text(), re.MULTILINE):
+            return sum(map(int, found))  # of each kind of memory
+    return None
 
 
 def _is_running(process: subprocess.Popen) -> bool:
@@ -191,7 +243,7 @@ def _reason(code: int, log: pathlib.Path) -> str:
 
 def _read(folder: pathlib.Path, *, wall_seconds: float) -> Compilation:
     values = json.loads((folder / "result.json").read_text())
-    reports = sorted((folder / "dump").glob("*memory-usage-report.txt"), key=lambda path: path.stat().st_size)
+    reports = sorted((folder / "dump").glob(f"*{REPORT}"), key=lambda path: path.stat().st_size)
     return Compilation(
         memory=Memory(**values["memory"]),
         kernels=tuple(Kernel(**kernel) for kernel in values["kernels"]),
