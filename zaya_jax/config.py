@@ -77,8 +77,11 @@ class ModelConfig:
         stream before each attention and each block of experts. "layer": keeps the stream before each
         layer. Each keeps less than the one before and computes more.
       attention_implementation: in training, "full" makes all scores of a layer at once, "blockwise" those
-        of a pair of blocks at a time; None takes "blockwise" for sequences of 1,024 tokens or more.
-      experts_implementation: "blocked", "ragged_dot", or None for the best on the platform.
+        of a pair of blocks at a time, "pallas" is a kernel that has none in memory; None takes
+        "blockwise" for sequences of 1,024 tokens or more.
+      experts_implementation: "blocked", "ragged_dot", "pallas", or None for the best on the platform.
+      residual_implementation: of the step from attention to experts, where the stream is merged and
+        normed: "pallas" is one kernel for both; None is "xla".
     """
 
     vocab_size: int = 262_272
@@ -105,8 +108,9 @@ class ModelConfig:
     max_position_embeddings: int = 131_072
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     remat: Literal["none", "products", "attention_and_experts", "block", "layer"] = "none"
-    attention_implementation: Literal["full", "blockwise"] | None = None
-    experts_implementation: Literal["blocked", "ragged_dot"] | None = None
+    attention_implementation: Literal["full", "blockwise", "pallas"] | None = None
+    experts_implementation: Literal["blocked", "ragged_dot", "pallas"] | None = None
+    residual_implementation: Literal["xla", "pallas"] | None = None
 
     def __post_init__(self):
         _check_choices("model", self)

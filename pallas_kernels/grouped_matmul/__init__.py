@@ -9,9 +9,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from pallas_kernels.grouped_matmul import kernels, triton
 from pallas_kernels.grouped_matmul.blocked import grouped_matmul_blocked
+from pallas_kernels.grouped_matmul.triton import Blocks
 
-Implementation = Literal["blocked", "ragged_dot"]
+KEPT = kernels.KEPT
+Implementation = Literal["blocked", "ragged_dot", "pallas"]
 
 
 def grouped_matmul(
@@ -21,6 +24,7 @@ def grouped_matmul(
     *,
     first_matrix: jax.Array | int | None = None,
     implementation: Implementation | None = None,
+    blocks: Blocks = kernels.BLOCKS,
 ) -> jax.Array:
     """Multiplies each group of consecutive rows by its group's matrix.
 
@@ -37,13 +41,15 @@ def grouped_matmul(
         takes a slice.
       implementation: "ragged_dot" is `jax.lax.ragged_dot`, a grouped GEMM of the vendor's library
         on GPUs and a masked dense product of E times the work on CPUs. "blocked" loops over blocks
-        of rows of one group, for CPUs. None takes "blocked" on CPUs and "ragged_dot" elsewhere.
+        of rows of one group, for CPUs. "pallas" is a kernel for GPUs. None takes "blocked" on CPUs
+        and "ragged_dot" elsewhere: no time of the kernel was measured yet.
+      blocks: settings of the kernel.
 
     Returns:
       [P, F], in the dtype of the rows.
 
     Raises:
-      ValueError: if shapes or dtypes do not go together, or the implementation is unknown.
+      ValueError: if shapes, dtypes or settings do not go together, or the implementation is unknown.
     """
     _check(rows_PD, weights_EDF, group_sizes_E, first_matrix)
     first = jnp.asarray(0 if first_matrix is None else first_matrix, jnp.int32)
@@ -54,7 +60,54 @@ def grouped_matmul(
         return grouped_matmul_blocked(*operands)
     if implementation is None:
         return lax.platform_dependent(*operands, cpu=grouped_matmul_blocked, default=_ragged_dot)
-    raise ValueError(f'implementation is "{implementation}"; it must be "blocked", "ragged_dot" or None')
+    if implementation == "pallas":
+        triton.check(rows_PD.dtype.itemsize, blocks)
+        return kernels.product(*operands, blocks)
+    raise ValueError(
+        f'implementation is "{implementation}"; it must be "blocked", "ragged_dot", "pallas" or None'
+    )
+
+
+def grouped_swiglu(
+    rows_PD: jax.Array,
+    weights_EDQ: jax.Array,
+    group_sizes_E: jax.Array,
+    *,
+    first_matrix: jax.Array | int | None = None,
+    implementation: Implementation | None = None,
+    blocks: Blocks = kernels.BLOCKS,
+) -> jax.Array:
+    """`silu(gate) * up` of each group's rows, where gate and up are the halves of `grouped_matmul`.
+
+    The kernel makes the same columns of both halves in one program and activates them before they
+    leave it; it writes both halves once, for the backward pass, and does not read them again.
+
+    Args:
+      rows_PD: rows sorted by group.
+      weights_EDQ: a matrix a group, Q = 2*F columns: gate's first, then up's.
+      group_sizes_E: as for `grouped_matmul`, and so are the other arguments.
+      first_matrix: where the groups' matrices begin.
+      implementation: of the product; of all but "pallas" the activation is a step of its own.
+      blocks: settings of the kernel.
+
+    Returns:
+      [P, F], in the dtype of the rows; zeros behind the last group.
+
+    Raises:
+      ValueError: as `grouped_matmul`, and if Q is odd.
+    """
+    _check(rows_PD, weights_EDQ, group_sizes_E, first_matrix)
+    if weights_EDQ.shape[2] % 2:
+        raise ValueError(f"weights {weights_EDQ.shape}: gate and up must have the same width, so Q be even")
+    if implementation == "pallas":
+        triton.check(rows_PD.dtype.itemsize, blocks)
+        first = jnp.asarray(0 if first_matrix is None else first_matrix, jnp.int32)
+        return kernels.swiglu(rows_PD, weights_EDQ, group_sizes_E, first, blocks)
+    gate_up_PQ = grouped_matmul(
+        rows_PD, weights_EDQ, group_sizes_E, first_matrix=first_matrix, implementation=implementation
+    )
+    gate_PF, up_PF = jnp.split(gate_up_PQ, 2, axis=1)
+    return jax.nn.silu(gate_PF) * up_PF
 
 
 def _ragged_dot(

@@ -1,4 +1,4 @@
-"""The specification of `grouped_matmul`, in plain jnp: every row meets a copy of its matrix."""
+"""The specifications of `grouped_matmul` and `grouped_swiglu`: every row meets a copy of its matrix."""
 
 import jax
 import jax.numpy as jnp
@@ -14,3 +14,11 @@ def grouped_matmul_reference(
     weights_PDF = weights_EDF[jnp.minimum(group_P, weights_EDF.shape[0] - 1)]
     out_PF = jnp.einsum("pd,pdf->pf", rows_PD, weights_PDF)
     return jnp.where((group_P < weights_EDF.shape[0])[:, None], out_PF, 0)
+
+
+def grouped_swiglu_reference(
+    rows_PD: jax.Array, weights_EDQ: jax.Array, group_sizes_E: jax.Array
+) -> jax.Array:
+    """`silu(gate) * up` of the two halves of `grouped_matmul_reference`."""
+    gate_PF, up_PF = jnp.split(grouped_matmul_reference(rows_PD, weights_EDQ, group_sizes_E), 2, axis=1)
+    return jax.nn.silu(gate_PF) * up_PF

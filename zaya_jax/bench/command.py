@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 
-from zaya_jax.bench import experts, optimizer_share, optimizers, torch_comparison
+from zaya_jax.bench import experts, kernels, optimizer_share, optimizers, torch_comparison
 from zaya_jax.options import Parser
 
 BENCHMARKS = {
     "torch": torch_comparison.run,
     "experts": experts.run,
+    "kernels": kernels.run,
     "optimizers": optimizers.run,
     "optimizer-share": optimizer_share.run,
 }
@@ -18,7 +19,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = Parser(
         "bench",
         "Measures. torch: train step, forward and decode against transformers' ZayaForCausalLM. "
-        "experts: memory and operations of the expert dispatch. optimizers: loss curves of Muon and of "
+        "experts: memory and operations of the expert dispatch. kernels: each Pallas "
+        "kernel against XLA and others, on fresh data. optimizers: loss curves of Muon and of "
         "AdamW alone. optimizer-share: what the optimiser takes of a step on 8 devices.",
         ("zaya bench torch", "zaya bench torch --rounds 10", "zaya bench experts"),
     )

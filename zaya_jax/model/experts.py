@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.grouped_matmul import Implementation, grouped_matmul
+from pallas_kernels.grouped_matmul import Implementation, grouped_matmul, grouped_swiglu
 from zaya_jax.model.remat import KEPT
 
 
@@ -44,9 +44,16 @@ def apply_experts(
     sizes_E = expert_counts(experts_P, num_experts)
     multiply = functools.partial(grouped_matmul, first_matrix=first_matrix, implementation=implementation)
     sorted_PD = permute(x_PD, order_P, rank_P)
-    hidden_PG = multiply(sorted_PD, gate_up.reshape(-1, width, 2 * expert_width), sizes_E)
-    hidden_PG = checkpoint_name(hidden_PG, KEPT)
-    hidden_PF = weighted_swiglu(hidden_PG, permute(probs_P, order_P, rank_P))
+    weights_P = permute(probs_P, order_P, rank_P)
+    gate_up = gate_up.reshape(-1, width, 2 * expert_width)
+    if implementation == "pallas":
+        hidden_PF = grouped_swiglu(
+            sorted_PD, gate_up, sizes_E, first_matrix=first_matrix, implementation=implementation
+        )
+        hidden_PF = (weights_P[:, None] * hidden_PF).astype(hidden_PF.dtype)
+    else:
+        hidden_PG = checkpoint_name(multiply(sorted_PD, gate_up, sizes_E), KEPT)
+        hidden_PF = weighted_swiglu(hidden_PG, weights_P)
     out_PD = multiply(hidden_PF, down.reshape(-1, expert_width, width), sizes_E)
     return checkpoint_name(permute(out_PD, rank_P, order_P), KEPT)
 

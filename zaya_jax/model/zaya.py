@@ -33,6 +33,7 @@ from zaya_jax.model.cache import (
 )
 from zaya_jax.model.cca import CcaState, cca_projection, join_projections
 from zaya_jax.model.experts import apply_experts, expert_counts
+from zaya_jax.model.kernels import attend_flash, merge_and_norm
 from zaya_jax.model.norms import rms_norm
 from zaya_jax.model.remat import REMAT_POLICIES, STREAM
 from zaya_jax.model.residual import merge_residual
@@ -318,12 +319,23 @@ def decoder_layer(
     with jax.named_scope("attention"):
         normed_BTD = rms_norm(x_BTD, weights["attention_norm"]["scale"], eps=config.rms_norm_eps)
         out_BTD, cca, pool = _attention(context, layer, normed_BTD.astype(config.dtype), pool)
-        x_BTD = checkpoint_name(merge_residual(out_BTD, x_BTD, weights["attention_residual"]), STREAM)
+        x_BTD, normed_BTD = _merge_and_norm(config, out_BTD, x_BTD, weights)
     with jax.named_scope("experts"):
-        normed_BTD = rms_norm(x_BTD, weights["moe_norm"]["scale"], eps=config.rms_norm_eps)
-        out_BTD, routing = _experts(context, layer, normed_BTD.astype(config.dtype), state_BTR)
+        out_BTD, routing = _experts(context, layer, normed_BTD, state_BTR)
         x_BTD = merge_residual(out_BTD, x_BTD, weights["moe_residual"])
     return x_BTD, routing, cca, pool
+
+
+def _merge_and_norm(
+    config: ModelConfig, out_BTD: jax.Array, x_BTD: jax.Array, weights: Mapping
+) -> tuple[jax.Array, jax.Array]:
+    """The stream behind attention, and what the experts read of it."""
+    scaling, scale_D = weights["attention_residual"], weights["moe_norm"]["scale"]
+    if config.residual_implementation == "pallas":
+        x_BTD, normed_BTD = merge_and_norm(out_BTD, x_BTD, scaling, scale_D, eps=config.rms_norm_eps)
+        return checkpoint_name(x_BTD, STREAM), normed_BTD
+    x_BTD = checkpoint_name(merge_residual(out_BTD, x_BTD, scaling), STREAM)
+    return x_BTD, rms_norm(x_BTD, scale_D, eps=config.rms_norm_eps).astype(config.dtype)
 
 
 def _attention(
@@ -336,7 +348,7 @@ def _attention(
     k_BTKH = apply_rope(k_BTKH, rotation).astype(config.dtype)
     if pool is None or context.cache is None or layer.slots is None:
         window = layer.window if HYBRID_SLIDING in config.layer_types else None
-        attend_chunk = attend_blockwise if _is_blockwise(config, x_BTD.shape[1]) else attend_within
+        attend_chunk = ATTENTION[_attention_implementation(config, x_BTD.shape[1])]
         out_BTNH = attend_chunk(q_BTNH, k_BTKH, v_BTKH, window=window, segments_BT=context.segments_BT)
     else:
         sizes = tuple(sorted(set(sizes_of_layers(config, context.cache.max_length))))
@@ -355,10 +367,14 @@ def _attention(
     return out_BTD, cca, pool
 
 
-def _is_blockwise(config: ModelConfig, time: int) -> bool:
+ATTENTION = {"full": attend_within, "blockwise": attend_blockwise, "pallas": attend_flash}
+"""By the names that `ModelConfig.attention_implementation` has."""
+
+
+def _attention_implementation(config: ModelConfig, time: int) -> str:
     if config.attention_implementation is None:
-        return time >= BLOCKWISE_FROM
-    return config.attention_implementation == "blockwise"
+        return "blockwise" if time >= BLOCKWISE_FROM else "full"
+    return config.attention_implementation
 
 
 def _experts(

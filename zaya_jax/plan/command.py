@@ -12,6 +12,7 @@ from rich.console import Console
 from zaya_jax.config import Config
 from zaya_jax.options import Parser, add_config_options, load_config
 from zaya_jax.plan.devices import DEVICES, Cluster, find_device
+from zaya_jax.plan.kernels import plan_kernels
 from zaya_jax.plan.picture import check_format, draw
 from zaya_jax.plan.report import make_plan, read_compilation, to_json, train_step_job
 from zaya_jax.plan.rocm.compiler import TIME_LIMIT, Compilation, compile_program, lay_out_program
@@ -65,6 +66,7 @@ def install_wheels(options: argparse.Namespace, overrides: Sequence[str]) -> Non
 
 VERBS: dict[str, Callable[[argparse.Namespace, Sequence[str]], None]] = {
     "run": plan_run,
+    "kernels": plan_kernels,
     "rocm-wheels": install_wheels,
 }
 
@@ -74,11 +76,12 @@ def _parser() -> Parser:
         "plan",
         "Says what a run needs on a cluster. By arithmetic, in seconds: operations, memory, links, time, "
         "sizes of products, data. With --compile the real step is compiled for the cluster, without a GPU; "
-        "rocm-wheels gets the compiler for that.",
+        "kernels does so for each Pallas kernel, and rocm-wheels gets the compiler for that.",
         (
             "zaya plan --config=configs/zaya1_8b.py --nodes=128 --gpus-per-node=8 --device=mi300x",
             "zaya plan --config=configs/zaya1_8b.py --nodes=128 --micro-batch=4 --compile --picture=plan.png",
             "zaya plan --config=configs/zaya1_8b.py --nodes=128 --search --json=plan.json",
+            "zaya plan kernels --device=mi300x",
             "zaya plan rocm-wheels",
         ),
     )

@@ -1,0 +1,348 @@
+"""Each kernel at named sizes: what is compiled for a report, and what is timed.
+
+Letters as in the packages of the operations.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.cross_entropy import cross_entropy
+from pallas_kernels.decode_attention import decode_attention
+from pallas_kernels.flash_attention import flash_attention
+from pallas_kernels.grouped_matmul import grouped_matmul, grouped_swiglu
+from pallas_kernels.newton_schulz import newton_schulz
+from pallas_kernels.rms_norm import ResidualScaling, residual_rms_norm
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """Of a network and a batch on one device.
+
+    Attributes:
+      batch: B.
+      time: T.
+      width: D.
+      heads: N.
+      key_heads: K.
+      head_width: H.
+      experts: E.
+      expert_width: F.
+      vocabulary: V.
+      slots: S, of the cache of a sequence, when decoding.
+      sequences: that are decoded at a time.
+    """
+
+    batch: int
+    time: int
+    width: int
+    heads: int
+    key_heads: int
+    head_width: int
+    experts: int
+    expert_width: int
+    vocabulary: int
+    slots: int
+    sequences: int
+
+    @property
+    def rows(self) -> int:
+        """P, tokens of the batch."""
+        return self.batch * self.time
+
+
+SIZES = {
+    "zaya1_8b": Sizes(
+        batch=4,
+        time=4096,
+        width=2048,
+        heads=8,
+        key_heads=2,
+        head_width=128,
+        experts=16,
+        expert_width=2048,
+        vocabulary=262_272,
+        slots=32_768,
+        sequences=16,
+    ),
+    "toy": Sizes(
+        batch=2,
+        time=40,
+        width=48,
+        heads=4,
+        key_heads=2,
+        head_width=16,
+        experts=4,
+        expert_width=32,
+        vocabulary=200,
+        slots=150,
+        sequences=3,
+    ),
+}
+"""By name: those of ZAYA1-8B's first phase, and some for a machine without a GPU."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """The least that an operation must do: floating-point operations, and bytes to and from memory."""
+
+    flops: int
+    num_bytes: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Case:
+    """An operation at a size.
+
+    Attributes:
+      name: of the public function.
+      function: of the arguments, and `implementation=`.
+      make: random arguments from a key; the first `num_differentiated` take gradients; 0 where an
+        operation has none.
+      num_differentiated: see `make`.
+      forward: work of the results.
+      backward: work of the gradients, without what forward did.
+      kernels: names of its kernels, by `launch.Launch.name`; those that multiply matrices are True.
+      implementations: that can be timed against each other, ours first.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    make: Callable[[jax.Array], tuple[Any, ...]]
+    num_differentiated: int
+    forward: Work
+    backward: Work
+    kernels: dict[str, bool]
+    implementations: tuple[str, ...] = ("pallas", "xla")
+
+    def with_gradients(self, implementation: str) -> Callable[..., Any]:
+        """A function of the arguments that gives the results and the gradients of their sum."""
+        if not self.num_differentiated:
+            return functools.partial(self.function, implementation=implementation)
+
+        def call(*arguments):
+            first, rest = arguments[: self.num_differentiated], arguments[self.num_differentiated :]
+            results, pull_back = jax.vjp(
+                lambda *first: self.function(*first, *rest, implementation=implementation), *first
+            )
+            return results, pull_back(jax.tree.map(jnp.ones_like, results))
+
+        return call
+
+
+def cases(sizes: Sizes, dtype: Any = jnp.bfloat16) -> list[Case]:
+    """All operations at the given sizes.
+
+    Args:
+      sizes: of network and batch.
+      dtype: of what goes into products.
+    """
+    makers = (
+        _residual_rms_norm,
+        _flash_attention,
+        _grouped_swiglu,
+        _grouped_matmul,
+        _cross_entropy,
+        _newton_schulz,
+        _decode_attention,
+    )
+    return [make(sizes, jnp.dtype(dtype)) for make in makers]
+
+
+def _normal(key: jax.Array, shape: tuple[int, ...], dtype: Any, scale: float = 1.0) -> jax.Array:
+    return (jax.random.normal(key, shape) * scale).astype(dtype)
+
+
+def _residual_rms_norm(sizes: Sizes, dtype: jnp.dtype) -> Case:
+    rows, width = sizes.rows, sizes.width
+
+    def make(key):
+        keys = jax.random.split(key, 7)
+        vectors = [1 + 0.1 * _normal(k, (width,), jnp.float32) for k in keys[2:]]
+        scaling, scale = ResidualScaling(*vectors[:4]), vectors[4]
+        output, residual = (
+            _normal(keys[0], (rows, width), dtype),
+            _normal(keys[1], (rows, width), jnp.float32),
+        )
+        return output, residual, scaling, scale
+
+    size = rows * width
+    return Case(
+        name="residual_rms_norm",
+        function=lambda *arguments, **options: residual_rms_norm(*arguments, eps=1e-5, **options),
+        make=make,
+        num_differentiated=4,
+        forward=Work(10 * size, size * (8 + 2 * dtype.itemsize)),
+        backward=Work(30 * size, size * (12 + 3 * dtype.itemsize)),
+        kernels={
+            "residual_rms_norm": False,
+            "residual_rms_norm_backward": False,
+            "residual_rms_norm_sums": False,
+        },
+    )
+
+
+def _flash_attention(sizes: Sizes, dtype: jnp.dtype) -> Case:
+    batch, time, width = sizes.batch, sizes.time, sizes.head_width
+    queries, keys = (batch, time, sizes.heads, width), (batch, time, sizes.key_heads, width)
+
+    def make(key):
+        parts = jax.random.split(key, 3)
+        arrays = [_normal(k, shape, dtype) for k, shape in zip(parts, (queries, keys, keys), strict=True)]
+        # One document, so that others' kernels can do the same; that it is one is data, and is checked.
+        return *arrays, jnp.ones((batch, time), jnp.int32)
+
+    def attend(q, k, v, segments, **options):
+        return flash_attention(q, k, v, query_segments_BT=segments, key_segments_BS=segments, **options)
+
+    product = batch * sizes.heads * time * (time + 1) * width  # causal: half of 2 * T * T * H
+    moved = dtype.itemsize * (math.prod(queries) + math.prod(keys))
+    return Case(
+        name="flash_attention",
+        function=attend,
+        make=make,
+        num_differentiated=3,
+        forward=Work(2 * product, 2 * moved),
+        backward=Work(5 * product, 4 * moved),
+        kernels={
+            "flash_attention": True,
+            "flash_attention_grad_queries": True,
+            "flash_attention_grad_keys": True,
+        },
+    )
+
+
+def _group_sizes(key: jax.Array, sizes: Sizes) -> jax.Array:
+    experts_P = jax.random.randint(key, (sizes.rows,), 0, sizes.experts)
+    return jnp.sum(experts_P[:, None] == jnp.arange(sizes.experts), axis=0, dtype=jnp.int32)
+
+
+def _grouped(sizes: Sizes, dtype: jnp.dtype, shape: tuple[int, int]) -> tuple[Callable, Work]:
+    """Arguments, and the work of one product."""
+    rows, experts = sizes.rows, sizes.experts
+
+    def make(key):
+        parts = jax.random.split(key, 3)
+        weights = _normal(parts[1], (experts, *shape), dtype, shape[0] ** -0.5)
+        return _normal(parts[0], (rows, shape[0]), dtype), weights, _group_sizes(parts[2], sizes)
+
+    moved = rows * sum(shape) + experts * math.prod(shape)
+    return make, Work(2 * rows * math.prod(shape), moved * dtype.itemsize)
+
+
+def _twice(work: Work) -> Work:
+    return Work(2 * work.flops, 2 * work.num_bytes)
+
+
+def _grouped_swiglu(sizes: Sizes, dtype: jnp.dtype) -> Case:
+    make, work = _grouped(sizes, dtype, (sizes.width, 2 * sizes.expert_width))
+    return Case(
+        name="grouped_swiglu",
+        function=grouped_swiglu,
+        make=make,
+        num_differentiated=2,
+        forward=Work(work.flops, work.num_bytes + sizes.rows * sizes.expert_width * dtype.itemsize),
+        backward=_twice(work),
+        kernels={
+            "grouped_swiglu": True,
+            "grouped_swiglu_grad_rows": True,
+            "grouped_swiglu_grad_weights": True,
+        },
+        implementations=("pallas", "ragged_dot"),
+    )
+
+
+def _grouped_matmul(sizes: Sizes, dtype: jnp.dtype) -> Case:
+    make, work = _grouped(sizes, dtype, (sizes.expert_width, sizes.width))
+    return Case(
+        name="grouped_matmul",
+        function=grouped_matmul,
+        make=make,
+        num_differentiated=2,
+        forward=work,
+        backward=_twice(work),
+        kernels={
+            "grouped_matmul": True,
+            "grouped_matmul_grad_rows": True,
+            "grouped_matmul_grad_weights": True,
+        },
+        implementations=("pallas", "ragged_dot"),
+    )
+
+
+def _cross_entropy(sizes: Sizes, dtype: jnp.dtype) -> Case:
+    rows, width, entries = sizes.rows, sizes.width, sizes.vocabulary
+
+    def make(key):
+        parts = jax.random.split(key, 3)
+        hidden = _normal(parts[0], (rows, width), dtype)
+        table = _normal(parts[1], (entries, width), dtype, width**-0.5)
+        targets = jax.random.randint(parts[2], (rows,), 0, entries, jnp.int32)
+        return hidden, table, targets, jnp.ones((rows,), jnp.float32)
+
+    product, moved = 2 * rows * width * entries, dtype.itemsize * width * (rows + entries)
+    return Case(
+        name="cross_entropy",
+        function=cross_entropy,
+        make=make,
+        num_differentiated=2,
+        forward=Work(product, moved),
+        backward=Work(2 * product, 2 * moved),
+        kernels={
+            "cross_entropy": True,
+            "cross_entropy_grad_logits": True,
+            # The last chunk, where the vocabulary is not a multiple of chunks.
+            "cross_entropy_grad_logits_rest": True,
+        },
+    )
+
+
+def _newton_schulz(sizes: Sizes, dtype: jnp.dtype) -> Case:
+    """Five steps on the first matrices of a layer's experts."""
+    num_matrices, rows, columns, num_steps = sizes.experts, sizes.width, 2 * sizes.expert_width, 5
+    step = (3.4445, -4.7750, 2.0315)
+
+    def make(key):
+        x_MRC = _normal(key, (num_matrices, rows, columns), jnp.float32)
+        return ((x_MRC / jnp.linalg.norm(x_MRC, axis=(1, 2), keepdims=True)).astype(dtype),)
+
+    short, long = sorted((rows, columns))
+    # Of a Gram matrix and its square half is enough.
+    flops = num_steps * num_matrices * (3 * short**2 * long + short**3)
+    moved = num_steps * num_matrices * (3 * short * long + 4 * short**2) * dtype.itemsize
+    return Case(
+        name="newton_schulz",
+        function=lambda x_MRC, **options: newton_schulz(x_MRC, (step,) * num_steps, **options),
+        make=make,
+        num_differentiated=0,
+        forward=Work(flops, moved),
+        backward=Work(0, 0),
+        kernels={"newton_schulz_gram": True, "newton_schulz_polynomial": True, "newton_schulz_product": True},
+    )
+
+
+def _decode_attention(sizes: Sizes, dtype: jnp.dtype) -> Case:
+    """One token of each sequence, with full caches."""
+    batch, width = sizes.sequences, sizes.head_width
+    queries, cache = (batch, sizes.heads, width), (batch, sizes.slots, sizes.key_heads, width)
+
+    def make(key):
+        parts = jax.random.split(key, 3)
+        arrays = [_normal(k, shape, dtype) for k, shape in zip(parts, (queries, cache, cache), strict=True)]
+        return *arrays, jnp.full((batch,), sizes.slots, jnp.int32)
+
+    flops = 4 * batch * sizes.slots * sizes.heads * width
+    return Case(
+        name="decode_attention",
+        function=decode_attention,
+        make=make,
+        num_differentiated=0,
+        forward=Work(flops, 2 * dtype.itemsize * (math.prod(queries) + math.prod(cache))),
+        backward=Work(0, 0),
+        kernels={"decode_attention": True},
+    )

@@ -1,0 +1,126 @@
+"""The loss of a tied head, and its gradients, without the logits in memory.
+
+Letters: P rows (tokens), D width, V vocabulary.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from pallas_kernels.choice import Implementation, choose
+from pallas_kernels.cross_entropy import triton
+from pallas_kernels.cross_entropy.reference import cross_entropy_reference
+from pallas_kernels.cross_entropy.triton import Blocks
+
+BLOCKS = Blocks()
+"""Chosen from what the compiler says for MI300X (registers, local memory); no time was measured."""
+
+
+def cross_entropy(
+    hidden_PD: jax.Array,
+    table_VD: jax.Array,
+    targets_P: jax.Array,
+    weights_P: jax.Array,
+    *,
+    bias_V: jax.Array | None = None,
+    z_loss: float = 0.0,
+    implementation: Implementation | None = None,
+    blocks: Blocks = BLOCKS,
+) -> jax.Array:
+    """Sum over rows of `weight * (logsumexp(logits) - logit[target] + z_loss * logsumexp²)`, in nats.
+
+    `logits = hidden @ table.T + bias`, in float32. The kernels hold blocks of logits in registers;
+    the backward pass makes them again and has the gradients of one chunk of the vocabulary in memory.
+
+    Args:
+      hidden_PD: what the head multiplies.
+      table_VD: the tied embedding, in the dtype of the hidden states.
+      targets_P: int32; one outside of 0..V-1 has logit 0 and no gradient.
+      weights_P: float32; 0 leaves a row out. They take no gradient.
+      bias_V: float32, of the logits.
+      z_loss: factor of the squared logsumexp, which keeps logits from drifting.
+      implementation: "pallas", "xla", or None for what `choice.TABLE` says of the platform.
+      blocks: settings of the kernels.
+
+    Returns:
+      A float32 number.
+
+    Raises:
+      ValueError: if shapes, dtypes or settings do not go together.
+    """
+    _check(hidden_PD, table_VD, targets_P, weights_P, bias_V)
+    weights_P = lax.stop_gradient(weights_P)
+    if choose("cross_entropy", implementation) == "pallas":
+        triton.check(hidden_PD.dtype.itemsize, blocks)
+        return _pallas(hidden_PD, table_VD, bias_V, targets_P, weights_P, z_loss, blocks)
+    return cross_entropy_reference(hidden_PD, table_VD, bias_V, targets_P, weights_P, z_loss=z_loss)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6))
+def _pallas(hidden_PD, table_VD, bias_V, targets_P, weights_P, z_loss, blocks):
+    return _forward(hidden_PD, table_VD, bias_V, targets_P, weights_P, z_loss, blocks)[0]
+
+
+def _forward(hidden_PD, table_VD, bias_V, targets_P, weights_P, z_loss, blocks):
+    arguments = hidden_PD, table_VD, bias_V, targets_P, weights_P
+    if hidden_PD.shape[0] == 0:
+        return jnp.float32(0), (arguments, weights_P)
+    logsumexp_P, target_logit_P = triton.forward(hidden_PD, table_VD, bias_V, targets_P, blocks)
+    losses_P = logsumexp_P - target_logit_P + z_loss * logsumexp_P**2
+    return jnp.sum(weights_P * losses_P), (arguments, logsumexp_P)
+
+
+def _backward(z_loss, blocks, saved, grad):
+    (hidden_PD, table_VD, bias_V, targets_P, weights_P), logsumexp_P = saved
+    if hidden_PD.shape[0] == 0:
+        grad_bias_V = None if bias_V is None else jnp.zeros_like(bias_V)
+        return jnp.zeros_like(hidden_PD), jnp.zeros_like(table_VD), grad_bias_V, None, None
+    target_P = grad * weights_P
+    all_P = target_P * (1 + 2 * z_loss * logsumexp_P)
+
+    def visit(grad_hidden_PD, start, size):
+        grad_PJ = triton.grad_logits(
+            hidden_PD, table_VD, bias_V, targets_P, logsumexp_P, all_P, target_P, start, size, blocks
+        )
+        table_JD = lax.dynamic_slice_in_dim(table_VD, start, size)
+        grad_hidden_PD += jnp.dot(grad_PJ, table_JD, preferred_element_type=jnp.float32)
+        grad_table_JD = jnp.dot(grad_PJ.T, hidden_PD, preferred_element_type=jnp.float32)
+        grad_bias_J = () if bias_V is None else (grad_PJ.sum(axis=0, dtype=jnp.float32),)
+        return grad_hidden_PD, (grad_table_JD.astype(table_VD.dtype), *grad_bias_J)
+
+    zeros_PD = jnp.zeros(hidden_PD.shape, jnp.float32)
+    grad_hidden_PD, grads = triton.in_chunks(table_VD.shape[0], blocks.chunk, visit, zeros_PD)
+    grad_bias_V = grads[1] if bias_V is not None else None
+    return grad_hidden_PD.astype(hidden_PD.dtype), grads[0], grad_bias_V, None, None
+
+
+_pallas.defvjp(_forward, _backward)
+
+
+def _check(
+    hidden_PD: jax.Array,
+    table_VD: jax.Array,
+    targets_P: jax.Array,
+    weights_P: jax.Array,
+    bias_V: jax.Array | None,
+) -> None:
+    arrays = {"hidden": hidden_PD, "table": table_VD, "targets": targets_P, "weights": weights_P}
+    shapes = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
+    if hidden_PD.ndim != 2 or table_VD.ndim != 2 or hidden_PD.shape[1] != table_VD.shape[1]:
+        raise ValueError(f"{shapes}: hidden and table must be [P, D] and [V, D]")
+    if targets_P.shape != hidden_PD.shape[:1] or weights_P.shape != hidden_PD.shape[:1]:
+        raise ValueError(f"{shapes}: targets and weights must be [P], {hidden_PD.shape[:1]}")
+    if bias_V is not None and (bias_V.shape != table_VD.shape[:1] or bias_V.dtype != jnp.float32):
+        raise ValueError(
+            f"bias is {bias_V.dtype} {bias_V.shape}; it must be float32 [V], {table_VD.shape[:1]}"
+        )
+    if hidden_PD.dtype != table_VD.dtype or hidden_PD.dtype not in (jnp.float32, jnp.bfloat16):
+        raise ValueError(
+            f"hidden is {hidden_PD.dtype}, table {table_VD.dtype}; both must be float32, or both bfloat16"
+        )
+    if weights_P.dtype != jnp.float32 or targets_P.dtype != jnp.int32:
+        raise ValueError(
+            f"targets are {targets_P.dtype}, weights {weights_P.dtype}; they must be int32 and float32"
+        )

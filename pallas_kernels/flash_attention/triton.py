@@ -1,0 +1,353 @@
+"""`flash_attention` in Pallas for Triton: one kernel forward, two backward, no atomics.
+
+FlashAttention-2 (arXiv 2307.08691, algorithms 1 and 2). A program owns one block of queries of one
+head (forward, gradient of queries) or one block of keys of one key head (gradients of keys and
+values, summed over the query heads in registers) and walks over the blocks that `spans.py` leaves.
+Blocks without a masked entry come first and are not masked.
+
+Letters as in the package; in kernels I is a block of queries, J one of keys.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton
+
+from pallas_kernels.flash_attention.spans import block_spans
+from pallas_kernels.launch import MATRIX_TILE, Launch, check_blocks, check_lds, launch
+
+LOG2_E = math.log2(math.e)
+HIDDEN = -1e30
+"""The score of a key that is masked. Minus infinity would make NaN of differences."""
+BLIND = -1e29
+"""The top score of a query that has seen nothing: so far above `HIDDEN` that its exponentials are 0."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tile:
+    """Settings of one kernel: queries and keys of a block, wavefronts, stages of the pipeline."""
+
+    queries: int
+    keys: int
+    num_warps: int = 4
+    num_stages: int = 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Blocks:
+    """Settings of the three kernels."""
+
+    forward: Tile
+    grad_queries: Tile
+    grad_keys: Tile
+
+
+@dataclasses.dataclass(frozen=True)
+class Masking:
+    """What a query may see; None instead of segments is one document."""
+
+    limits: jax.Array
+    """int32 [2]: the first query's place among the keys, and the window."""
+    query_segments_BT: jax.Array | None
+    key_segments_BS: jax.Array | None
+
+    def operands(self) -> list[jax.Array]:
+        """Those that are there, in order."""
+        segments = (self.query_segments_BT, self.key_segments_BS)
+        return [self.limits, *(x for x in segments if x is not None)]
+
+
+def check(width: int, itemsize: int, blocks: Blocks) -> None:
+    """Refuses settings that cannot be compiled or do not fit local memory.
+
+    Raises:
+      ValueError: with what is wrong and what would be right.
+    """
+    padded = _padded(width)
+    for name, tile in (
+        ("forward", blocks.forward),
+        ("queries", blocks.grad_queries),
+        ("keys", blocks.grad_keys),
+    ):
+        sides = {f"{name}.queries": tile.queries, f"{name}.keys": tile.keys}
+        check_blocks("flash_attention", sides, smallest=MATRIX_TILE)
+        check_blocks("flash_attention", {f"{name}.num_warps": tile.num_warps})
+        # A block changes its layout in local memory, one at a time. A pipeline keeps what the loop reads
+        # ahead of it there.
+        moving = tile.queries if name == "keys" else tile.keys
+        rows = max(tile.queries, tile.keys, 2 * moving * (tile.num_stages - 1))
+        check_lds("flash_attention", rows * padded * itemsize, tile)
+
+
+def _padded(width: int) -> int:
+    return max(pl.next_power_of_2(width), MATRIX_TILE)
+
+
+def forward(
+    q_BTNH: jax.Array, k_BSKH: jax.Array, v_BSKH: jax.Array, masking: Masking, tile: Tile
+) -> tuple[jax.Array, jax.Array]:
+    """Output [B, T, N, H] and logsumexp [B, N, T], of natural logarithms."""
+    shape = _Shape(q_BTNH, k_BSKH, tile)
+    spans, _ = _block_spans(shape, masking)
+
+    def kernel(q, k, v, spans, *references):
+        *masks, out, logsumexp = references
+        head, block, row = pl.program_id(0), shape.num_query_blocks - 1 - pl.program_id(1), pl.program_id(2)
+        q_IH = shape.load_queries(q, row, block, head)
+        hide = shape.hide(masks, row)
+
+        def step(number, carry, *, masked):
+            sum_IH, top_I, total_I = carry
+            k_JH, v_JH = (shape.load_keys(x, row, number, head // shape.group) for x in (k, v))
+            scores_IJ = _dot(q_IH, k_JH.T) * (shape.scale * LOG2_E)
+            if masked:
+                scores_IJ = hide(scores_IJ, block, number)
+            new_top_I = jnp.maximum(top_I, jnp.max(scores_IJ, axis=1))
+            exp_IJ = jnp.exp2(scores_IJ - new_top_I[:, None])
+            shrink_I = jnp.exp2(top_I - new_top_I)
+            sum_IH = sum_IH * shrink_I[:, None] + _dot(exp_IJ.astype(v_JH.dtype), v_JH)
+            return sum_IH, new_top_I, total_I * shrink_I + jnp.sum(exp_IJ, axis=1)
+
+        zeros_IH = jnp.zeros((tile.queries, shape.padded), jnp.float32)
+        zeros_I = jnp.zeros((tile.queries,), jnp.float32)
+        sum_IH, top_I, total_I = _walk(
+            shape.span(spans, row, block), step, (zeros_IH, zeros_I + BLIND, zeros_I)
+        )
+        out_IH = sum_IH / jnp.where(total_I > 0, total_I, 1)[:, None]
+        shape.store_queries(out, row, block, head, out_IH)
+        logsumexp_I = jnp.where(total_I > 0, (top_I + jnp.log2(total_I)) / LOG2_E, -jnp.inf)
+        shape.store_per_query(logsumexp, row, head, block, logsumexp_I)
+
+    how = Launch(
+        grid=(shape.num_heads, shape.num_query_blocks, shape.batch),
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+        name="flash_attention",
+    )
+    logsumexp = jax.ShapeDtypeStruct((shape.batch, shape.num_heads, shape.num_queries), jnp.float32)
+    results = [jax.ShapeDtypeStruct(q_BTNH.shape, q_BTNH.dtype), logsumexp]
+    out_BTNH, logsumexp_BNT = launch(
+        kernel, (q_BTNH, k_BSKH, v_BSKH, spans, *masking.operands()), results, how
+    )
+    return out_BTNH, logsumexp_BNT
+
+
+def grad_queries(
+    q_BTNH: jax.Array,
+    k_BSKH: jax.Array,
+    v_BSKH: jax.Array,
+    grad_BTNH: jax.Array,
+    logsumexp_BNT: jax.Array,
+    shared_BNT: jax.Array,
+    masking: Masking,
+    tile: Tile,
+) -> jax.Array:
+    """Gradient of the queries. `shared` is what the softmax's normalisation takes off, a number a query."""
+    shape = _Shape(q_BTNH, k_BSKH, tile)
+    spans, _ = _block_spans(shape, masking)
+
+    def kernel(q, k, v, grad, logsumexp, shared, spans, *references):
+        *masks, grad_q = references
+        head, block, row = pl.program_id(0), shape.num_query_blocks - 1 - pl.program_id(1), pl.program_id(2)
+        q_IH, grad_IH = (shape.load_queries(x, row, block, head) for x in (q, grad))
+        logsumexp_I, shared_I = (shape.load_per_query(x, row, head, block) for x in (logsumexp, shared))
+        hide = shape.hide(masks, row)
+
+        def step(number, sum_IH, *, masked):
+            k_JH, v_JH = (shape.load_keys(x, row, number, head // shape.group) for x in (k, v))
+            scores_IJ = _dot(q_IH, k_JH.T) * (shape.scale * LOG2_E)
+            if masked:
+                scores_IJ = hide(scores_IJ, block, number)
+            probs_IJ = jnp.exp2(scores_IJ - (logsumexp_I * LOG2_E)[:, None])
+            grad_scores_IJ = probs_IJ * (_dot(grad_IH, v_JH.T) - shared_I[:, None])
+            return sum_IH + _dot(grad_scores_IJ.astype(k_JH.dtype), k_JH)
+
+        zeros_IH = jnp.zeros((tile.queries, shape.padded), jnp.float32)
+        sum_IH = _walk(shape.span(spans, row, block), step, zeros_IH)
+        shape.store_queries(grad_q, row, block, head, sum_IH * shape.scale)
+
+    how = Launch(
+        grid=(shape.num_heads, shape.num_query_blocks, shape.batch),
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+        name="flash_attention_grad_queries",
+    )
+    operands = (q_BTNH, k_BSKH, v_BSKH, grad_BTNH, logsumexp_BNT, shared_BNT, spans, *masking.operands())
+    (grad_q_BTNH,) = launch(kernel, operands, [jax.ShapeDtypeStruct(q_BTNH.shape, q_BTNH.dtype)], how)
+    return grad_q_BTNH
+
+
+def grad_keys(
+    q_BTNH: jax.Array,
+    k_BSKH: jax.Array,
+    v_BSKH: jax.Array,
+    grad_BTNH: jax.Array,
+    logsumexp_BNT: jax.Array,
+    shared_BNT: jax.Array,
+    masking: Masking,
+    tile: Tile,
+) -> tuple[jax.Array, jax.Array]:
+    """Gradients of keys and values, each summed over the query heads of its key head."""
+    shape = _Shape(q_BTNH, k_BSKH, tile)
+    _, spans = _block_spans(shape, masking)
+
+    def kernel(q, k, v, grad, logsumexp, shared, spans, *references):
+        *masks, grad_k, grad_v = references
+        key_head, block, row = (pl.program_id(axis) for axis in range(3))
+        k_JH, v_JH = (shape.load_keys(x, row, block, key_head) for x in (k, v))
+        hide = shape.hide(masks, row)
+
+        def step(number, carry, *, masked, head):
+            grad_k_JH, grad_v_JH = carry
+            q_IH, grad_IH = (shape.load_queries(x, row, number, head) for x in (q, grad))
+            logsumexp_I, shared_I = (shape.load_per_query(x, row, head, number) for x in (logsumexp, shared))
+            scores_JI = _dot(k_JH, q_IH.T) * (shape.scale * LOG2_E)
+            if masked:
+                scores_JI = hide(scores_JI, number, block, transposed=True)
+            probs_JI = jnp.exp2(scores_JI - (logsumexp_I * LOG2_E)[None, :])
+            grad_v_JH = grad_v_JH + _dot(probs_JI.astype(grad_IH.dtype), grad_IH)
+            grad_scores_JI = probs_JI * (_dot(v_JH, grad_IH.T) - shared_I[None, :])
+            return grad_k_JH + _dot(grad_scores_JI.astype(q_IH.dtype), q_IH), grad_v_JH
+
+        def for_head(i, carry):
+            return _walk(span, functools.partial(step, head=key_head * shape.group + i), carry)
+
+        span = shape.span(spans, row, block)
+        zeros_JH = jnp.zeros((tile.keys, shape.padded), jnp.float32)
+        grad_k_JH, grad_v_JH = lax.fori_loop(0, shape.group, for_head, (zeros_JH, zeros_JH))
+        shape.store_keys(grad_k, row, block, key_head, grad_k_JH * shape.scale)
+        shape.store_keys(grad_v, row, block, key_head, grad_v_JH)
+
+    how = Launch(
+        grid=(shape.num_heads // shape.group, shape.num_key_blocks, shape.batch),
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+        name="flash_attention_grad_keys",
+    )
+    operands = (q_BTNH, k_BSKH, v_BSKH, grad_BTNH, logsumexp_BNT, shared_BNT, spans, *masking.operands())
+    results = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (k_BSKH, v_BSKH)]
+    grad_k_BSKH, grad_v_BSKH = launch(kernel, operands, results, how)
+    return grad_k_BSKH, grad_v_BSKH
+
+
+def _dot(a: jax.Array, b: jax.Array) -> jax.Array:
+    return jnp.dot(a, b, preferred_element_type=jnp.float32)
+
+
+def _load(at, mask) -> jax.Array:
+    return triton.load(at) if mask is None else triton.load(at, mask=mask, other=0)
+
+
+def _walk(span: tuple[jax.Array, ...], step: Callable, carry: Any) -> Any:
+    """Runs `step(number, carry, masked=)` over a span: the whole blocks, then those at its two edges."""
+    first, whole, edge, end = span
+    before = whole - first
+
+    def at_edge(i, carry):
+        return step(jnp.where(i < before, first + i, edge + i - before), carry, masked=True)
+
+    carry = lax.fori_loop(whole, edge, functools.partial(step, masked=False), carry)
+    return lax.fori_loop(0, before + end - edge, at_edge, carry)
+
+
+def _block_spans(shape: "_Shape", masking: Masking) -> tuple[jax.Array, jax.Array]:
+    return block_spans(
+        shape.num_queries,
+        shape.num_keys,
+        shape.tile.queries,
+        shape.tile.keys,
+        masking.limits,
+        masking.query_segments_BT,
+        masking.key_segments_BS,
+    )
+
+
+class _Shape:
+    """Sizes of a call, and where its blocks lie in memory. Entries beyond the arrays read as zeros."""
+
+    def __init__(self, q_BTNH: jax.Array, k_BSKH: jax.Array, tile: Tile):
+        self.batch, self.num_queries, self.num_heads, self.width = q_BTNH.shape
+        self.num_keys, self.group = k_BSKH.shape[1], self.num_heads // k_BSKH.shape[2]
+        self.tile, self.padded, self.scale = tile, _padded(self.width), self.width**-0.5
+        self.num_query_blocks = pl.cdiv(self.num_queries, tile.queries)
+        self.num_key_blocks = pl.cdiv(self.num_keys, tile.keys)
+
+    def _matrix(self, x, row, number, head, block: int, size: int):
+        """A block of rows, and which of its entries are there; None where all are by their sizes."""
+        index, channel = number * block + jnp.arange(block), jnp.arange(self.padded)
+        at = x.at[row, pl.ds(number * block, block), head, pl.ds(0, self.padded)]
+        masks = []
+        if size % block:
+            masks.append((index < size)[:, None])
+        if self.padded != self.width:
+            masks.append((channel < self.width)[None, :])
+        if not masks:
+            return at, None
+        return at, jnp.broadcast_to(functools.reduce(jnp.logical_and, masks), (block, self.padded))
+
+    def load_queries(self, x, row, number, head):
+        return _load(*self._matrix(x, row, number, head, self.tile.queries, self.num_queries))
+
+    def load_keys(self, x, row, number, head):
+        return _load(*self._matrix(x, row, number, head, self.tile.keys, self.num_keys))
+
+    def store_queries(self, x, row, number, head, block_IH):
+        at, mask = self._matrix(x, row, number, head, self.tile.queries, self.num_queries)
+        triton.store(at, block_IH.astype(x.dtype), mask=mask)
+
+    def store_keys(self, x, row, number, head, block_JH):
+        at, mask = self._matrix(x, row, number, head, self.tile.keys, self.num_keys)
+        triton.store(at, block_JH.astype(x.dtype), mask=mask)
+
+    def _per_query(self, x, row, head, number):
+        first = number * self.tile.queries
+        mask = None
+        if self.num_queries % self.tile.queries:
+            mask = first + jnp.arange(self.tile.queries) < self.num_queries
+        return x.at[row, head, pl.ds(first, self.tile.queries)], mask
+
+    def load_per_query(self, x, row, head, number):
+        return _load(*self._per_query(x, row, head, number))
+
+    def store_per_query(self, x, row, head, number, values_I):
+        at, mask = self._per_query(x, row, head, number)
+        triton.store(at, values_I, mask=mask)
+
+    def span(self, spans, row, number):
+        """The four numbers of a block; without segments all rows share them."""
+        row = row if spans.shape[0] > 1 else row * 0
+        return tuple(spans[row, number, row * 0 + i] for i in range(4))
+
+    def hide(self, masks, row) -> Callable:
+        """A function of scores and their two blocks: those of pairs that do not count become `HIDDEN`."""
+        limits, *segments = masks
+        start, window = limits[0], limits[1].astype(jnp.uint32)
+        num_queries, num_keys = self.tile.queries, self.tile.keys
+
+        def hide(scores, query_block, key_block, *, transposed=False):
+            first_query, first_key = query_block * num_queries, key_block * num_keys
+            query, key = first_query + jnp.arange(num_queries), first_key + jnp.arange(num_keys)
+            query, key = (query[None, :], key[:, None]) if transposed else (query[:, None], key[None, :])
+            # A key behind the query has a negative distance, which is large as an unsigned number.
+            scores = jnp.where((start + query - key).astype(jnp.uint32) < window, scores, HIDDEN)
+            if self.num_keys % num_keys:
+                scores = jnp.where(key < self.num_keys, scores, HIDDEN)
+            if not segments:
+                return scores
+            of_query = self._segments(segments[0], row, first_query, num_queries, self.num_queries)
+            of_key = self._segments(segments[1], row, first_key, num_keys, self.num_keys)
+            of_query, of_key = (x.reshape(y.shape) for x, y in ((of_query, query), (of_key, key)))
+            return jnp.where(of_query == of_key, scores, HIDDEN)
+
+        return hide
+
+    def _segments(self, segments, row, first, block, size):
+        mask = first + jnp.arange(block) < size if size % block else None
+        return _load(segments.at[row, pl.ds(first, block)], mask)

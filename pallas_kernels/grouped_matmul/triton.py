@@ -1,0 +1,266 @@
+"""`grouped_matmul` and `grouped_swiglu` in Pallas for Triton.
+
+Rows are cut into tiles of one group each: a group's last tile is filled by no other group's rows, so
+that a program multiplies by one matrix. Which tile holds which rows is data, computed before the
+launch; there are as many programs as the group sizes could need at most, and those that they do not
+need do nothing. Nothing is padded in memory.
+
+Letters as in the package; X is the contracted width and Y the output width of any of the products, I
+tiles of rows.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton
+
+from pallas_kernels.launch import MATRIX_TILE, Launch, check_blocks, check_lds, launch
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tile:
+    """Settings of one kernel.
+
+    Attributes:
+      rows: of a block of the result.
+      columns: of a block of the result.
+      contracted: entries that are multiplied in one step of the loop.
+      num_warps: wavefronts a program.
+      num_stages: of the pipeline.
+    """
+
+    rows: int
+    columns: int
+    contracted: int
+    num_warps: int = 4
+    num_stages: int = 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Blocks:
+    """Settings of the kernels.
+
+    Attributes:
+      product: rows times their group's matrix, and the gradient of the rows.
+      swiglu: the same, of two matrices at once.
+      grad_weights: sums over rows; `rows` are those of a matrix and `contracted` rows of the group.
+    """
+
+    product: Tile
+    swiglu: Tile
+    grad_weights: Tile
+
+
+def check(itemsize: int, blocks: Blocks) -> None:
+    """Refuses settings that cannot be compiled or do not fit local memory.
+
+    Raises:
+      ValueError: with what is wrong and what would be right.
+    """
+    for name in ("product", "swiglu", "grad_weights"):
+        tile = getattr(blocks, name)
+        sides = {f"{name}.{side}": getattr(tile, side) for side in ("rows", "columns", "contracted")}
+        check_blocks("grouped_matmul", sides, smallest=MATRIX_TILE)
+        check_blocks("grouped_matmul", {f"{name}.num_warps": tile.num_warps})
+        columns = tile.columns * (2 if name == "swiglu" else 1)
+        held = (tile.rows + columns) * tile.contracted * max(tile.num_stages - 1, 1)
+        check_lds("grouped_matmul", max(held, tile.rows * tile.columns) * itemsize, tile)
+
+
+def product(
+    rows_PX: jax.Array,
+    weights_EDF: jax.Array,
+    group_sizes_E: jax.Array,
+    first_matrix: jax.Array,
+    tile: Tile,
+    *,
+    name: str = "grouped_matmul",
+    transposed: bool = False,
+) -> jax.Array:
+    """Each group's rows times its matrix, or times its transpose; zeros behind the last group."""
+    num_rows, contracted = rows_PX.shape
+    width = weights_EDF.shape[1 if transposed else 2]
+    where = _tiles(group_sizes_E, first_matrix, num_rows, tile.rows)
+
+    def kernel(rows, weights, where, out):
+        matrix, first, end, steps = _where(where, pl.program_id(0), contracted, tile.contracted)
+        column = pl.program_id(1) * tile.columns
+        load = functools.partial(_load_weights, weights, matrix, tile=tile, transposed=transposed)
+
+        def step(i, sum_IY):
+            rows_IX = _load(rows, (first, tile.rows, end), (i * tile.contracted, tile.contracted, contracted))
+            return sum_IY + _dot(rows_IX, load(i * tile.contracted, column))
+
+        zeros_IY = jnp.zeros((tile.rows, tile.columns), jnp.float32)
+        sum_IY = lax.fori_loop(0, steps, step, zeros_IY)
+        _store(out, (first, tile.rows, end), (column, tile.columns, width), sum_IY)
+
+    how = Launch(
+        grid=(where.shape[0], pl.cdiv(width, tile.columns)),
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+        name=f"{name}_grad_rows" if transposed else name,
+    )
+    result = jax.ShapeDtypeStruct((num_rows, width), rows_PX.dtype)
+    (out_PY,) = launch(kernel, (rows_PX, weights_EDF, where), [result], how)
+    return out_PY
+
+
+def swiglu(
+    rows_PD: jax.Array,
+    weights_EDQ: jax.Array,
+    group_sizes_E: jax.Array,
+    first_matrix: jax.Array,
+    tile: Tile,
+) -> tuple[jax.Array, jax.Array]:
+    """`silu(gate) * up` [P, F] and, for the backward pass, gate and up side by side [P, 2*F].
+
+    Each matrix holds gate's columns and then up's. A program makes the same columns of both.
+    """
+    num_rows, contracted = rows_PD.shape
+    width = weights_EDQ.shape[2] // 2
+    where = _tiles(group_sizes_E, first_matrix, num_rows, tile.rows)
+
+    def kernel(rows, weights, where, out, gate_up):
+        matrix, first, end, steps = _where(where, pl.program_id(0), contracted, tile.contracted)
+        column = pl.program_id(1) * tile.columns
+        load = functools.partial(_load_weights, weights, matrix, tile=tile, width=width)
+
+        def step(i, sums):
+            rows_ID = _load(rows, (first, tile.rows, end), (i * tile.contracted, tile.contracted, contracted))
+            at = i * tile.contracted
+            gate_IF = sums[0] + _dot(rows_ID, load(at, column))
+            return gate_IF, sums[1] + _dot(rows_ID, load(at, column, offset=width))
+
+        zeros_IF = jnp.zeros((tile.rows, tile.columns), jnp.float32)
+        gate_IF, up_IF = lax.fori_loop(0, steps, step, (zeros_IF, zeros_IF))
+        _store(gate_up, (first, tile.rows, end), (column, tile.columns, width), gate_IF)
+        _store(gate_up, (first, tile.rows, end), (column, tile.columns, width), up_IF, offset=width)
+        activated_IF = gate_IF / (1 + jnp.exp(-gate_IF)) * up_IF
+        _store(out, (first, tile.rows, end), (column, tile.columns, width), activated_IF)
+
+    how = Launch(
+        grid=(where.shape[0], pl.cdiv(width, tile.columns)),
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+        name="grouped_swiglu",
+    )
+    results = [jax.ShapeDtypeStruct((num_rows, size), rows_PD.dtype) for size in (width, 2 * width)]
+    out_PF, gate_up_PQ = launch(kernel, (rows_PD, weights_EDQ, where), results, how)
+    return out_PF, gate_up_PQ
+
+
+def grad_weights(
+    rows_PD: jax.Array,
+    grad_PF: jax.Array,
+    group_sizes_E: jax.Array,
+    tile: Tile,
+    *,
+    name: str = "grouped_matmul",
+) -> jax.Array:
+    """Sum over each group's rows of row times gradient, [E, D, F], in the order of the rows."""
+    width, columns = rows_PD.shape[1], grad_PF.shape[1]
+    ends_E = jnp.cumsum(group_sizes_E)
+    spans_E2 = jnp.stack([ends_E - group_sizes_E, ends_E], axis=1).astype(jnp.int32)
+
+    def kernel(rows, grad, spans, out):
+        group, row, column = pl.program_id(2), pl.program_id(0) * tile.rows, pl.program_id(1) * tile.columns
+        first, end = spans[group, group * 0], spans[group, group * 0 + 1]
+
+        def step(i, sum_DF):
+            span = first + i * tile.contracted, tile.contracted, end
+            rows_ID = _load(rows, span, (row, tile.rows, width))
+            return sum_DF + _dot(rows_ID.T, _load(grad, span, (column, tile.columns, columns)))
+
+        steps = (end - first + tile.contracted - 1) // tile.contracted
+        sum_DF = lax.fori_loop(0, steps, step, jnp.zeros((tile.rows, tile.columns), jnp.float32))
+        _store(out, (row, tile.rows, width), (column, tile.columns, columns), sum_DF, matrix=(group,))
+
+    how = Launch(
+        grid=(pl.cdiv(width, tile.rows), pl.cdiv(columns, tile.columns), group_sizes_E.shape[0]),
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+        name=f"{name}_grad_weights",
+    )
+    result = jax.ShapeDtypeStruct((group_sizes_E.shape[0], width, columns), rows_PD.dtype)
+    (grad_EDF,) = launch(kernel, (rows_PD, grad_PF, spans_E2), [result], how)
+    return grad_EDF
+
+
+def _tiles(group_sizes_E: jax.Array, first_matrix: jax.Array, num_rows: int, size: int) -> jax.Array:
+    """Each tile's matrix, first row and end; [I, 3]. Rows behind the last group have matrix -1.
+
+    A tile that no group needs has its first row at its end.
+    """
+    num_groups = group_sizes_E.shape[0]
+    behind = num_rows - jnp.sum(group_sizes_E)
+    sizes = jnp.append(group_sizes_E, behind).astype(jnp.int32)
+    ends, tiles = jnp.cumsum(sizes), -(-sizes // size)
+    tiles_end = jnp.cumsum(tiles)
+    number_I = jnp.arange(pl.cdiv(num_rows, size) + num_groups, dtype=jnp.int32)
+    group_I = jnp.searchsorted(tiles_end, number_I, side="right", method="compare_all")
+    group_I = jnp.minimum(group_I, num_groups).astype(jnp.int32)
+    first_I = (ends - sizes)[group_I] + (number_I - (tiles_end - tiles)[group_I]) * size
+    matrix_I = jnp.where(group_I < num_groups, first_matrix + group_I, -1)
+    return jnp.stack([matrix_I, jnp.minimum(first_I, ends[group_I]), ends[group_I]], axis=1)
+
+
+def _where(where, number, contracted: int, block: int):
+    """A tile's matrix, first row, end, and how many steps its sum takes: none for rows of no group."""
+    matrix, first, end = (where[number, number * 0 + i] for i in range(3))
+    is_needed = (matrix >= 0) & (first < end)
+    steps = is_needed.astype(jnp.int32) * pl.cdiv(contracted, block)
+    return jnp.maximum(matrix, 0), first, end, steps
+
+
+def _dot(a: jax.Array, b: jax.Array) -> jax.Array:
+    return jnp.dot(a, b, preferred_element_type=jnp.float32)
+
+
+def _mask(rows, columns) -> jax.Array | None:
+    """Which entries of a block exist. None where its sizes alone say that all do."""
+    masks = []
+    for axis, (first, block, end) in enumerate((rows, columns)):
+        if isinstance(end, int) and end % block == 0:
+            continue
+        index = first + jnp.arange(block)
+        masks.append((index < end)[:, None] if axis == 0 else (index < end)[None, :])
+    if not masks:
+        return None
+    return jnp.broadcast_to(functools.reduce(jnp.logical_and, masks), (rows[1], columns[1]))
+
+
+def _load(array, rows, columns, *, matrix=(), offset: int = 0) -> jax.Array:
+    """A block; rows and columns are each the first, how many, and the end, beyond which it reads zeros."""
+    at = array.at[(*matrix, pl.ds(rows[0], rows[1]), pl.ds(offset + columns[0], columns[1]))]
+    mask = _mask(rows, columns)
+    return triton.load(at) if mask is None else triton.load(at, mask=mask, other=0)
+
+
+def _store(array, rows, columns, values, *, matrix=(), offset: int = 0) -> None:
+    at = array.at[(*matrix, pl.ds(rows[0], rows[1]), pl.ds(offset + columns[0], columns[1]))]
+    triton.store(at, values.astype(array.dtype), mask=_mask(rows, columns))
+
+
+def _load_weights(
+    weights,
+    matrix,
+    contracted,
+    column,
+    *,
+    tile: Tile,
+    transposed: bool = False,
+    width: int | None = None,
+    offset: int = 0,
+) -> jax.Array:
+    """A block of a matrix [contracted, columns]; of its transpose where the product is with that."""
+    _, height, all_columns = weights.shape
+    if transposed:
+        rows, columns = (column, tile.columns, height), (contracted, tile.contracted, all_columns)
+        return _load(weights, rows, columns, matrix=(matrix,)).T
+    rows, columns = (contracted, tile.contracted, height), (column, tile.columns, width or all_columns)
+    return _load(weights, rows, columns, matrix=(matrix,), offset=offset)

@@ -1,0 +1,26 @@
+"""The specification of `residual_rms_norm` and `rms_norm`, in plain jnp. Letters: see the package."""
+
+import jax
+import jax.numpy as jnp
+
+
+def rms_norm_reference(x_PD: jax.Array, scale_D: jax.Array, *, eps: float) -> jax.Array:
+    """`scale * x / sqrt(mean(x^2) + eps)`, in the wider of float32 and the dtype of x."""
+    x_PD = x_PD.astype(jnp.promote_types(x_PD.dtype, jnp.float32))
+    return scale_D * (x_PD * jax.lax.rsqrt(jnp.mean(x_PD * x_PD, axis=-1, keepdims=True) + eps))
+
+
+def residual_rms_norm_reference(
+    output_PD: jax.Array,
+    residual_PD: jax.Array,
+    scaling: tuple[jax.Array, ...],
+    scale_D: jax.Array,
+    *,
+    eps: float,
+) -> tuple[jax.Array, jax.Array]:
+    """The new stream, and its norm in the stream's dtype."""
+    output_bias_D, output_scale_D, residual_bias_D, residual_scale_D = scaling
+    output_PD = output_PD.astype(jnp.promote_types(output_PD.dtype, jnp.float32))
+    stream_PD = (output_PD + output_bias_D) * output_scale_D
+    stream_PD = stream_PD + (residual_PD + residual_bias_D) * residual_scale_D
+    return stream_PD, rms_norm_reference(stream_PD, scale_D, eps=eps)

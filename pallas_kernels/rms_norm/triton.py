@@ -1,0 +1,176 @@
+"""`residual_rms_norm` in Pallas for Triton: one pass over the rows in each direction.
+
+A program holds whole rows in registers. Backward, each program walks over a run of rows and keeps
+its share of the weights' gradients in registers too; a second kernel adds the shares in a fixed
+order, so that a gradient is the same in every run.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton
+
+from pallas_kernels.launch import Launch, check_blocks, launch
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Blocks:
+    """Settings of the kernels.
+
+    Attributes:
+      rows: that a program of the forward pass holds at once.
+      run: rows that a program of the backward pass walks over, one after the other.
+      num_warps: wavefronts a program.
+    """
+
+    rows: int = 1
+    run: int = 32
+    num_warps: int = 4
+
+
+WIDEST = 16_384
+"""Entries of a row that still fit into the registers of a program."""
+SUM_BLOCK = 64
+"""Channels that a program of the second backward kernel adds up."""
+
+
+def check(width: int, blocks: Blocks) -> None:
+    """Refuses rows and settings that cannot be compiled.
+
+    Raises:
+      ValueError: with what is wrong and what would be right.
+    """
+    check_blocks("residual_rms_norm", {"rows": blocks.rows, "num_warps": blocks.num_warps})
+    if blocks.run < 1:
+        raise ValueError(f"residual_rms_norm: run is {blocks.run}; it must be at least 1")
+    if width > WIDEST:
+        raise ValueError(
+            f"residual_rms_norm: rows are {width} wide; the kernel holds at most {WIDEST}, "
+            'implementation="xla" any'
+        )
+
+
+def forward(
+    output_PD: jax.Array,
+    residual_PD: jax.Array,
+    scaling: tuple[jax.Array, ...],
+    scale_D: jax.Array,
+    *,
+    eps: float,
+    dtype: jnp.dtype,
+    blocks: Blocks,
+) -> tuple[jax.Array, jax.Array]:
+    """The new stream in float32 and its norm in `dtype`."""
+    num_rows, width = output_PD.shape
+    padded = pl.next_power_of_2(width)
+
+    def kernel(output, residual, *references):
+        *vectors, scale, stream, norm = references
+        index, mask = _rows(pl.program_id(0) * blocks.rows, blocks.rows, num_rows, padded, width)
+        row = [_load_vector(vector, padded)[None] for vector in (*vectors, scale)]
+        merged = _merge(_load(output, index, mask), _load(residual, index, mask), row)
+        mean_square = jnp.sum(merged * merged, axis=1, keepdims=True) / width
+        triton.store(stream.at[index], merged, mask=mask)
+        normed = row[4] * (merged * lax.rsqrt(mean_square + eps))
+        triton.store(norm.at[index], normed.astype(dtype), mask=mask)
+
+    how = Launch(grid=(pl.cdiv(num_rows, blocks.rows),), num_warps=blocks.num_warps, name="residual_rms_norm")
+    out = [jax.ShapeDtypeStruct((num_rows, width), kind) for kind in (jnp.float32, dtype)]
+    stream_PD, norm_PD = launch(kernel, (output_PD, residual_PD, *scaling, scale_D), out, how)
+    return stream_PD, norm_PD
+
+
+def backward(
+    output_PD: jax.Array,
+    residual_PD: jax.Array,
+    scaling: tuple[jax.Array, ...],
+    scale_D: jax.Array,
+    grad_stream_PD: jax.Array,
+    grad_norm_PD: jax.Array,
+    *,
+    eps: float,
+    blocks: Blocks,
+) -> tuple[jax.Array, jax.Array, tuple[jax.Array, ...], jax.Array]:
+    """Gradients of all arguments. The stream is merged anew: that is cheaper than to read it back."""
+    num_rows, width = output_PD.shape
+    padded, num_runs = pl.next_power_of_2(width), pl.cdiv(num_rows, blocks.run)
+
+    def kernel(output, residual, *references):
+        *vectors, scale, grad_stream, grad_norm, grad_output, grad_residual, shares = references
+        row = [_load_vector(vector, padded)[None] for vector in (*vectors, scale)]
+        run = pl.program_id(0)
+
+        def step(i, sums):
+            index, mask = _rows(run * blocks.run + i, 1, num_rows, padded, width)
+            out, before = _load(output, index, mask), _load(residual, index, mask)
+            merged = _merge(out, before, row)
+            inverse = lax.rsqrt(jnp.sum(merged * merged, axis=1, keepdims=True) / width + eps)
+            unit, gradient = merged * inverse, _load(grad_norm, index, mask)
+            towards = gradient * row[4]
+            shared = jnp.sum(towards * unit, axis=1, keepdims=True) / width
+            total = _load(grad_stream, index, mask) + inverse * (towards - unit * shared)
+            triton.store(grad_output.at[index], (total * row[1]).astype(grad_output.dtype), mask=mask)
+            triton.store(grad_residual.at[index], total * row[3], mask=mask)
+            # Rows and channels that are not there were loaded as zeros, so that total is zero there.
+            terms = total, total * (out + row[0]), total * (before + row[2]), gradient * unit
+            return tuple(a + b for a, b in zip(sums, terms, strict=True))
+
+        zeros = jnp.zeros((1, padded), jnp.float32)
+        sums = lax.fori_loop(0, blocks.run, step, (zeros,) * 4)
+        mask = (jnp.arange(padded) < width)[None]
+        for number, share in enumerate(sums):
+            triton.store(shares.at[pl.ds(number * num_runs + run, 1), pl.ds(0, padded)], share, mask=mask)
+
+    how = Launch(grid=(num_runs,), num_warps=blocks.num_warps, name="residual_rms_norm_backward")
+    operands = (output_PD, residual_PD, *scaling, scale_D, grad_stream_PD, grad_norm_PD)
+    out = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (output_PD, residual_PD)]
+    shares = jax.ShapeDtypeStruct((4 * num_runs, width), jnp.float32)
+    grad_output_PD, grad_residual_PD, shares = launch(kernel, operands, [*out, shares], how)
+    total_D, output_scale_D, residual_scale_D, grad_scale_D = _sum_shares(shares.reshape(4, num_runs, width))
+    # A bias stands before its scale, hence the scale in its gradient.
+    scaling_gradients = (total_D * scaling[1], output_scale_D, total_D * scaling[3], residual_scale_D)
+    return grad_output_PD, grad_residual_PD, scaling_gradients, grad_scale_D
+
+
+def _sum_shares(shares_SRD: jax.Array) -> jax.Array:
+    """Sums over the runs, [S, D], in one fixed order."""
+    num_sums, num_runs, width = shares_SRD.shape
+    rows = 16
+
+    def kernel(shares, sums):
+        number, channel = pl.program_id(0), pl.program_id(1) * SUM_BLOCK
+        there = channel + jnp.arange(SUM_BLOCK) < width
+
+        def step(i, total):
+            mask = (i * rows + jnp.arange(rows) < num_runs)[:, None] & there[None, :]
+            at = shares.at[number, pl.ds(i * rows, rows), pl.ds(channel, SUM_BLOCK)]
+            return total + triton.load(at, mask=mask, other=0)
+
+        total = lax.fori_loop(0, pl.cdiv(num_runs, rows), step, jnp.zeros((rows, SUM_BLOCK), jnp.float32))
+        triton.store(sums.at[number, pl.ds(channel, SUM_BLOCK)], jnp.sum(total, axis=0), mask=there)
+
+    how = Launch(grid=(num_sums, pl.cdiv(width, SUM_BLOCK)), num_warps=4, name="residual_rms_norm_sums")
+    (sums_SD,) = launch(kernel, (shares_SRD,), [jax.ShapeDtypeStruct((num_sums, width), jnp.float32)], how)
+    return sums_SD
+
+
+def _rows(first: jax.Array, size: int, num_rows: int, padded: int, width: int):
+    """Where a block of whole rows lies, and which of its entries exist."""
+    row, channel = first + jnp.arange(size), jnp.arange(padded)
+    return (pl.ds(first, size), pl.ds(0, padded)), (row < num_rows)[:, None] & (channel < width)[None, :]
+
+
+def _load(reference, index, mask) -> jax.Array:
+    return triton.load(reference.at[index], mask=mask, other=0).astype(jnp.float32)
+
+
+def _load_vector(reference, padded: int) -> jax.Array:
+    mask = jnp.arange(padded) < reference.shape[0]
+    return triton.load(reference.at[pl.ds(0, padded)], mask=mask, other=0).astype(jnp.float32)
+
+
+def _merge(output: jax.Array, residual: jax.Array, row: list[jax.Array]) -> jax.Array:
+    return (output + row[0]) * row[1] + (residual + row[2]) * row[3]

@@ -1,0 +1,52 @@
+"""The benchmark of kernels: what it compares is checked, and its work is counted right."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from pallas_kernels.catalogue import SIZES, Work, cases
+from zaya_jax.bench.kernels import Ceilings, compare, difference, passes
+
+CEILINGS = Ceilings(flops=1e12, bandwidth=1e9)
+
+
+def test_a_kernel_is_timed_with_and_without_its_gradients():
+    case = next(case for case in cases(SIZES["toy"]) if case.name == "residual_rms_norm")
+    found = passes(case, case.make(jax.random.key(0)))
+    assert [name for name, _, _ in found] == ["forward", "forward and backward"]
+    for _, calls, work in found:
+        rows = compare(calls, work, CEILINGS, rounds=1)
+        assert [row[0] for row in rows] == ["pallas", "xla"]
+        assert float(rows[0][-1]) == 0
+        assert 0 <= float(rows[1][-1]) < 0.02  # rounded to bfloat16 after sums in another order
+
+
+def test_another_result_is_an_error():
+    calls = {"ours": lambda: jnp.ones(4), "theirs": lambda: jnp.ones(4) * 1.1}
+    with pytest.raises(ValueError, match="results differ from those of the kernel: theirs by 1"):
+        compare(calls, Work(1, 1), CEILINGS, rounds=1)
+
+
+def test_a_difference_is_relative_and_the_largest():
+    expected = {"a": jnp.array([3.0, 4.0]), "b": jnp.zeros(2)}
+    assert difference({"a": jnp.array([3.0, 4.5]), "b": jnp.zeros(2)}, expected) == pytest.approx(0.1)
+    assert difference({"a": expected["a"], "b": jnp.array([0.0, 0.2])}, expected) == pytest.approx(0.2)
+
+
+def test_the_share_of_a_ceiling_is_of_what_bounds_the_work():
+    assert CEILINGS.share(Work(flops=10**12, num_bytes=10**6), seconds=2.0) == 0.5
+    assert CEILINGS.share(Work(flops=10**6, num_bytes=10**9), seconds=4.0) == 0.25
+
+
+def test_every_operation_is_in_the_catalogue_at_every_size():
+    for sizes in SIZES.values():
+        found = cases(sizes)
+        assert len({case.name for case in found}) == len(found) == 7
+        for case in found:
+            arguments = jax.eval_shape(case.make, jax.random.key(0))
+            results = jax.eval_shape(case.with_gradients("pallas"), *arguments)
+            assert jax.tree.leaves(results)
+            if case.num_differentiated:
+                gradients = results[1]
+                differentiated = arguments[: case.num_differentiated]
+                assert jax.tree.map(jnp.shape, gradients) == jax.tree.map(jnp.shape, differentiated)

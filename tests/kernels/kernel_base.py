@@ -1,0 +1,111 @@
+"""What the tests of all kernels share: float64 references, errors with their bounds, finite differences.
+
+The reference of a kernel is its specification in plain jnp, run in float64; its gradients are
+JAX's. An error is the norm of the difference over the norm of what is right, for each result.
+"""
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+ROUNDOFF = {"float32": 2.0**-24, "bfloat16": 2.0**-8}
+"""Half a unit in the last place: the relative error of one rounding."""
+
+
+def in_turn(shapes):
+    """Cases of (shape, dtype): each shape in one of the two dtypes, so that both meet all kinds of shapes."""
+    return [(shape, list(ROUNDOFF)[i % 2]) for i, shape in enumerate(shapes)]
+
+
+QUICK = {"xla_backend_optimization_level": 0}
+if jax.__version_info__ < (0, 11):  # later ones have no such option
+    QUICK["xla_cpu_use_fusion_emitters"] = False
+"""Nearly all the time of a test goes into compiling; these make it a quarter."""
+fast_jit = functools.partial(jax.jit, compiler_options=QUICK)
+
+
+@contextlib.contextmanager
+def float64() -> Iterator[None]:
+    with jax.enable_x64(True):
+        yield
+
+
+def normals(seed: int, *shapes: tuple[int, ...]) -> list[np.ndarray]:
+    random = np.random.default_rng(seed)
+    return [random.standard_normal(shape) for shape in shapes]
+
+
+def rounded(tree, dtype):
+    """What the kernel gets, and the same values in float64 for the reference."""
+    low = jax.tree.map(lambda x: jnp.asarray(x, dtype), tree)
+    return low, jax.tree.map(lambda x: np.asarray(x, np.float64), low)
+
+
+def value_and_pullback(function: Callable, arguments, cotangents):
+    """Results and gradients of all arguments, compiled."""
+
+    @fast_jit
+    def both(arguments, cotangents):
+        results, pull_back = jax.vjp(function, *arguments)
+        return results, pull_back(cotangents)
+
+    return both(arguments, cotangents)
+
+
+def in_float64(function: Callable, arguments, cotangents):
+    """The reference's results and gradients; everything goes in as float64."""
+    with float64():
+        wide = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), (arguments, cotangents))
+        results, gradients = value_and_pullback(function, *wide)
+        return jax.tree.map(lambda x: np.asarray(x, np.float64), (results, gradients))
+
+
+def relative_error(result, expected) -> float:
+    """Norm of the difference over the norm of what is right; absolute where that is zero."""
+    result, expected = np.asarray(result, np.float64), np.asarray(expected)
+    assert result.shape == expected.shape
+    size = np.linalg.norm(expected)
+    return float(np.linalg.norm(result - expected) / (size if size > 0 else 1))
+
+
+def assert_close(results, expected, bounds) -> None:
+    """Holds each result to its bound. NaN is in no bound."""
+    named, _ = jax.tree.flatten_with_path(results)
+    wanted, limits = jax.tree.leaves(expected), jax.tree.leaves(bounds)
+    assert len(named) == len(wanted) == len(limits)
+    errors = {
+        jax.tree_util.keystr(path): (relative_error(result, right), limit)
+        for (path, result), right, limit in zip(named, wanted, limits, strict=True)
+    }
+    beyond = {name: (error, limit) for name, (error, limit) in errors.items() if not error <= limit}
+    assert not beyond, f"relative errors beyond their bounds: {beyond}; all: {errors}"
+
+
+def assert_gradients_are_differences(
+    function: Callable, reference: Callable, arguments, cotangents, *, bound: float, step: float = 1e-3
+) -> None:
+    """Holds a kernel's gradients, along one random direction, to differences of its float64 specification.
+
+    Nothing that JAX derives is in this comparison. The difference is central and of fourth order: of
+    what it leaves, step^4, nothing shows in float32.
+    """
+    _, gradients = value_and_pullback(function, arguments, cotangents)
+    leaves, tree = jax.tree.flatten(arguments)
+    directions = normals(99, *(x.shape for x in leaves))
+    ours = sum(np.vdot(g, d) for g, d in zip(jax.tree.leaves(gradients), directions, strict=True))
+
+    def at(distance):
+        moved = [np.asarray(x, np.float64) + distance * d for x, d in zip(leaves, directions, strict=True)]
+        results = compiled(*jax.tree.unflatten(tree, [jnp.asarray(x) for x in moved]))
+        pairs = zip(jax.tree.leaves(results), jax.tree.leaves(cotangents), strict=True)
+        return sum(np.vdot(np.asarray(a, np.float64), np.asarray(b, np.float64)) for a, b in pairs)
+
+    with float64():
+        compiled = fast_jit(reference)
+        expected = (8 * (at(step) - at(-step)) - (at(2 * step) - at(-2 * step))) / (12 * step)
+    size = np.sqrt(sum(np.vdot(g, g) for g in jax.tree.leaves(gradients)))
+    assert abs(ours - expected) <= bound * size * np.sqrt(sum(d.size for d in directions))

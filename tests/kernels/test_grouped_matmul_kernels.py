@@ -1,0 +1,201 @@
+"""The Triton kernels of `grouped_matmul` and `grouped_swiglu` against float64, with their gradients.
+
+Group sizes are data: a compiled shape runs with many of them. Blocks are of 16, so that small shapes
+have many.
+"""
+
+import functools
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kernel_base import (
+    ROUNDOFF,
+    assert_close,
+    assert_gradients_are_differences,
+    fast_jit,
+    in_turn,
+    normals,
+    rounded,
+)
+
+from pallas_kernels.grouped_matmul import Blocks, grouped_matmul, grouped_swiglu
+from pallas_kernels.grouped_matmul.reference import grouped_matmul_reference, grouped_swiglu_reference
+from pallas_kernels.grouped_matmul.triton import Tile
+
+TILE = Tile(rows=16, columns=16, contracted=16)
+BLOCKS = Blocks(product=TILE, swiglu=TILE, grad_weights=TILE)
+SHAPES = [
+    # P, D, F, E
+    (33, 16, 16, 4), (48, 40, 17, 3), (1, 5, 31, 2), (40, 32, 32, 5), (50, 3, 48, 1), (17, 33, 1, 6),
+]  # fmt: skip
+"""Rows, widths and groups: blocks that come out even, one more, one less; one row, one column, one group."""
+
+
+def group_sizes(rows, groups):
+    """Even, uneven, empty, all in one, one row a group, rows behind the last, none in any."""
+    random = np.random.default_rng(rows)
+    even = np.full(groups, rows // groups)
+    uneven = random.multinomial(rows, random.dirichlet(np.full(groups, 0.3)))
+    first, last = np.eye(groups, dtype=int)[[0, -1]] * rows
+    single = np.minimum(1, np.maximum(rows - np.arange(groups), 0))
+    behind = uneven // 2
+    return {
+        "even": even, "uneven": uneven, "first": first, "last": last, "single": single, "behind": behind,
+        "none": np.zeros(groups),
+    }  # fmt: skip
+
+
+@functools.cache
+def compiled(function):
+    def both(rows, weights, sizes, grad):
+        out, pull_back = jax.vjp(lambda r, w: function(r, w, sizes), rows, weights)
+        return out, pull_back(grad)
+
+    return fast_jit(both)
+
+
+def pallas(operation):
+    return functools.partial(operation, implementation="pallas", blocks=BLOCKS)
+
+
+OPERATIONS = {
+    "product": (pallas(grouped_matmul), grouped_matmul_reference, 1),
+    "swiglu": (pallas(grouped_swiglu), grouped_swiglu_reference, 2),
+}
+
+
+def bounds(name, shape, dtype):
+    """Sums of D, F or P terms in float32, and a rounding of each result.
+
+    SwiGLU multiplies two sums and, backward, rounds gate, up and their gradient to the dtype before the
+    next product: each counts twice, since two of them meet.
+    """
+    single = 4 * ROUNDOFF["float32"] * (8 + max(shape) ** 0.5)
+    if dtype == "float32":
+        return single, (single, single)
+    half = ROUNDOFF[dtype]
+    return (half + single, (half + single,) * 2) if name == "product" else (2 * half, (4 * half, 4 * half))
+
+
+def check(name, shape, dtype, sizes_by_name):
+    rows, width, output, groups = shape
+    ours, reference, halves = OPERATIONS[name]
+    arrays = normals(rows, (rows, width), (groups, width, halves * output), (rows, output))
+    low, exact = rounded(arrays, dtype)
+    for kind, sizes in sizes_by_name.items():
+        sizes = np.asarray(sizes, np.int32)
+        results = compiled(ours)(*low[:2], sizes, low[2])
+        with jax.enable_x64(True):
+            expected = jax.tree.map(np.asarray, compiled(reference)(*exact[:2], sizes, exact[2]))
+        assert results[0].dtype == results[1][0].dtype == results[1][1].dtype == dtype
+        assert_close(results, expected, bounds(name, shape, dtype))
+        assert not np.any(results[0][sizes.sum() :]), kind
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize(("shape", "dtype"), in_turn(SHAPES))
+def test_results_and_gradients(name, shape, dtype):
+    check(name, shape, dtype, group_sizes(shape[0], shape[3]))
+
+
+@settings(derandomize=True, database=None, deadline=None, max_examples=20)
+@given(sizes=st.lists(st.integers(0, 40), min_size=4, max_size=4).filter(lambda s: sum(s) <= 64))
+def test_any_group_sizes(sizes):
+    check("product", (64, 17, 18, 4), "float32", {"any": sizes})
+
+
+@settings(derandomize=True, database=None, deadline=None, max_examples=3)
+@given(
+    rows=st.integers(1, 60),
+    width=st.integers(1, 40),
+    output=st.integers(1, 40),
+    groups=st.integers(1, 5),
+    dtype=st.sampled_from(list(ROUNDOFF)),
+)
+def test_any_shape(rows, width, output, groups, dtype):
+    check("swiglu", (rows, width, output, groups), dtype, group_sizes(rows, groups))
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_gradients_are_differences(name):
+    ours, reference, halves = OPERATIONS[name]
+    arrays = normals(3, (9, 4), (3, 4, halves * 5), (9, 5))
+    arguments, sizes = tuple(map(jnp.float32, arrays[:2])), jnp.int32([4, 0, 3])
+    ours, reference = (functools.partial(f, group_sizes_E=sizes) for f in (ours, reference))
+    assert_gradients_are_differences(ours, reference, arguments, jnp.float32(arrays[2]), bound=1e-5)
+
+
+def test_rows_behind_the_last_group_may_hold_anything():
+    rows, weights, grad = map(jnp.float32, normals(0, (20, 16), (2, 16, 32), (20, 16)))
+    rows = rows.at[11:].set(jnp.inf)
+    for name in OPERATIONS:
+        halves = OPERATIONS[name][2]
+        out, gradients = compiled(OPERATIONS[name][0])(
+            rows, weights[:, :, : 16 * halves], jnp.int32([4, 7]), grad
+        )
+        assert all(np.isfinite(x).all() for x in (out, *gradients))
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_matrices_among_others(name):
+    """Those of layer 2 of 3; the others are not read, and get a zero gradient."""
+    ours, _, halves = OPERATIONS[name]
+    rows, weights, grad = map(jnp.float32, normals(1, (20, 16), (2, 16, 16 * halves), (20, 16)))
+    others, sizes = jnp.full_like(weights, jnp.nan), jnp.int32([9, 5])
+    everyone = jnp.concatenate([others, weights, others])
+    among = compiled(functools.partial(ours, first_matrix=jnp.int32(2)))(rows, everyone, sizes, grad)
+    alone = compiled(ours)(rows, weights, sizes, grad)
+    np.testing.assert_array_equal(among[0], alone[0])
+    np.testing.assert_array_equal(among[1][0], alone[1][0])
+    before, own, behind = jnp.split(among[1][1], 3)
+    np.testing.assert_array_equal(own, alone[1][1])
+    assert not np.any(before)
+    assert not np.any(behind)
+
+
+def test_xla_swiglu_is_the_same():
+    rows, weights = map(jnp.float32, normals(2, (24, 8), (3, 8, 12)))
+    sizes = jnp.int32([4, 0, 19])
+    np.testing.assert_allclose(
+        grouped_swiglu(rows, weights, sizes),
+        pallas(grouped_swiglu)(rows, weights, sizes),
+        rtol=1e-5,
+        atol=1e-5,
+    )
+
+
+@pytest.mark.parametrize("operation", [grouped_matmul, grouped_swiglu])
+def test_nothing(operation):
+    for rows, width in ((0, 8), (5, 0)):
+        arrays = jnp.zeros((rows, width)), jnp.ones((3, width, 4))
+        out, pull_back = jax.vjp(
+            functools.partial(pallas(operation), group_sizes_E=jnp.zeros(3, jnp.int32)), *arrays
+        )
+        assert not np.any(out)
+        assert [g.shape for g in pull_back(out)] == [a.shape for a in arrays]
+
+
+@pytest.mark.parametrize(
+    ("blocks", "columns", "sentence"),
+    [
+        (Blocks(product=Tile(rows=8, columns=16, contracted=16), swiglu=TILE, grad_weights=TILE), 4,
+         "product.rows is 8; a block's side must be a power of 2, at least 16"),
+        (Blocks(product=TILE, swiglu=TILE, grad_weights=Tile(rows=256, columns=256, contracted=64)), 4,
+         "takes 262,144 bytes of local memory; there are 65,536"),
+        (BLOCKS, 5, "gate and up must have the same width"),
+    ],
+)  # fmt: skip
+def test_errors(blocks, columns, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        inspect.unwrap(grouped_swiglu)(
+            jnp.zeros((4, 8)),
+            jnp.zeros((2, 8, columns)),
+            jnp.zeros(2, jnp.int32),
+            implementation="pallas",
+            blocks=blocks,
+        )

@@ -1,0 +1,178 @@
+"""`zaya bench kernels`: each Pallas kernel against XLA's form and the best of other libraries here.
+
+On a GPU at ZAYA1-8B's shapes in bfloat16; on a CPU, where kernels are interpreted, at toy size: that
+shows that the benchmark runs, and its times mean nothing.
+"""
+
+import dataclasses
+import functools
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from pallas_kernels.catalogue import SIZES, Case, Work, cases
+from zaya_jax.bench.measure import best_seconds
+
+BOUND = 0.03
+"""Largest relative norm of a difference between two implementations: a few roundings to bfloat16."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Ceilings:
+    """What this device was measured to reach, in this run."""
+
+    flops: float
+    bandwidth: float
+
+    def share(self, work: Work, seconds: float) -> float:
+        """Of the time that the work takes at these rates."""
+        return max(work.flops / self.flops, work.num_bytes / self.bandwidth) / seconds
+
+
+def run(*, rounds: int) -> None:
+    """Prints a row for each operation, pass and implementation.
+
+    Args:
+      rounds: timings of each, of which the best counts.
+
+    Raises:
+      ValueError: if an implementation's results are not those of the first.
+    """
+    on_cpu = jax.default_backend() == "cpu"
+    size = "toy" if on_cpu else "zaya1_8b"
+    console = Console(soft_wrap=True, highlight=False)
+    device = jax.devices()[0]
+    console.print(f"{device.device_kind}, jax {jax.__version__}, sizes {size}, bfloat16; best of {rounds}")
+    if on_cpu:
+        console.print("kernels are interpreted on a CPU: these times show only that the benchmark runs")
+    ceilings = measure_ceilings(on_cpu, rounds)
+    console.print(
+        f"ceilings of this run: {ceilings.flops / 1e12:.3g} TFLOP/s, {ceilings.bandwidth / 1e12:.3g} TB/s"
+    )
+    table = Table("operation", "pass", "implementation", "ms", "TFLOP/s", "TB/s", "of ceiling", "differs by")
+    for case in cases(SIZES[size]):
+        arguments = jax.jit(case.make)(jax.random.key(np.random.SeedSequence().generate_state(1)[0]))
+        for name, calls, work in passes(case, arguments):
+            for row in compare(calls, work, ceilings, rounds):
+                table.add_row(case.name, name, *row)
+    console.print(table)
+
+
+def passes(case: Case, arguments: tuple[Any, ...]) -> list[tuple[str, dict[str, Callable[[], Any]], Work]]:
+    """The forward pass, and forward and backward together: calls by implementation, ours first; the work."""
+    forward, both = {}, {}
+    for name in case.implementations:
+        forward[name] = functools.partial(
+            jax.jit(functools.partial(case.function, implementation=name)), *arguments
+        )
+        both[name] = functools.partial(jax.jit(case.with_gradients(name)), *arguments)
+    if case.name == "flash_attention":
+        forward |= _other_attention(*arguments[:3])
+    if not case.num_differentiated:
+        return [("forward", forward, case.forward)]
+    work = Work(case.forward.flops + case.backward.flops, case.forward.num_bytes + case.backward.num_bytes)
+    return [("forward", forward, case.forward), ("forward and backward", both, work)]
+
+
+def compare(
+    calls: dict[str, Callable[[], Any]], work: Work, ceilings: Ceilings, rounds: int
+) -> list[list[str]]:
+    """Times implementations of one thing in turn, after their results were held against the first's.
+
+    Raises:
+      ValueError: if results differ.
+    """
+    results = {name: call() for name, call in calls.items()}
+    ours, *_ = results.values()
+    differences = {name: difference(result, ours) for name, result in results.items()}
+    wrong = [f"{name} by {found:.1e}" for name, found in differences.items() if not found < BOUND]
+    if wrong:
+        raise ValueError(f"results differ from those of the kernel: {', '.join(wrong)}, of {BOUND} allowed")
+    times = best_seconds(calls, rounds=rounds)
+    return [
+        [
+            name,
+            f"{seconds * 1e3:,.3f}",
+            f"{work.flops / seconds / 1e12:.3g}",
+            f"{work.num_bytes / seconds / 1e12:.3g}",
+            f"{ceilings.share(work, seconds):.1%}",
+            f"{differences[name]:.1e}",
+        ]
+        for name, seconds in times.items()
+    ]
+
+
+def difference(results: Any, expected: Any) -> float:
+    """The largest relative norm of a difference, over the arrays that both have: others give fewer."""
+    pairs = zip(jax.tree.leaves(results), jax.tree.leaves(expected), strict=False)
+    return max(_relative(jnp.asarray(a), jnp.asarray(b)) for a, b in pairs)
+
+
+@jax.jit
+def _distance(result: jax.Array, expected: jax.Array) -> tuple[jax.Array, jax.Array]:
+    result, expected = (x.astype(jnp.float32).ravel() for x in (result, expected))
+    return jnp.linalg.norm(result - expected), jnp.linalg.norm(expected)
+
+
+def _relative(result: jax.Array, expected: jax.Array) -> float:
+    distance, size = map(float, _distance(result, expected))
+    return distance / size if size else distance
+
+
+def _other_attention(q_BTNH: jax.Array, k_BSKH: jax.Array, v_BSKH: jax.Array) -> dict[str, Callable[[], Any]]:
+    """Forward passes of other libraries that are here, with one document a row."""
+    on_gpu = jax.default_backend() == "gpu"
+    is_cuda = on_gpu and "cuda" in jax.devices()[0].client.platform_version.lower()
+    library = "cudnn" if is_cuda else "xla"
+    attend = jax.jit(functools.partial(jax.nn.dot_product_attention, is_causal=True, implementation=library))
+    found = {f"jax.nn, {library}": functools.partial(attend, q_BTNH, k_BSKH, v_BSKH)}
+    if importlib.util.find_spec("torch") is None:
+        return found
+    import torch
+
+    if on_gpu and not torch.cuda.is_available():
+        return found
+    tensors = [
+        torch.from_numpy(np.array(x, np.float32))
+        .to("cuda" if on_gpu else "cpu", torch.bfloat16)
+        .transpose(1, 2)
+        for x in (q_BTNH, k_BSKH, v_BSKH)
+    ]
+
+    @torch.no_grad()
+    def torch_attention():
+        query, key, value = tensors
+        out = torch.nn.functional.scaled_dot_product_attention(
+            query, key, value, is_causal=True, enable_gqa=True
+        )
+        if on_gpu:
+            torch.cuda.synchronize()
+        return _TorchResult(out)
+
+    return found | {"torch SDPA": torch_attention}
+
+
+class _TorchResult:
+    """A result that becomes an array only when it is looked at, not while it is timed."""
+
+    def __init__(self, tensor: Any):
+        self.tensor = tensor
+
+    def __jax_array__(self) -> jax.Array:
+        return jnp.asarray(self.tensor.transpose(1, 2).float().cpu().numpy())
+
+
+def measure_ceilings(on_cpu: bool, rounds: int) -> Ceilings:
+    """The rates of a product of two square bfloat16 matrices, and of reading and writing a large array."""
+    size, length = (256, 2**20) if on_cpu else (8192, 2**29)
+    matrix = jnp.ones((size, size), jnp.bfloat16)
+    array = jnp.ones((length,), jnp.float32)
+    product, copy = jax.jit(lambda x: x @ x), jax.jit(lambda x: x + 1)
+    times = best_seconds({"product": lambda: product(matrix), "copy": lambda: copy(array)}, rounds=rounds)
+    return Ceilings(2 * size**3 / times["product"], 8 * length / times["copy"])

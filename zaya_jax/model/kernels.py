@@ -1,0 +1,62 @@
+"""The places where the network can take a Pallas kernel, in its own letters.
+
+Letters: B batch, T time, D model width, N query heads, K key/value heads, H head width.
+"""
+
+from collections.abc import Mapping
+
+from jax.ad_checkpoint import checkpoint_name
+from jaxtyping import Array, Float, Int
+
+from pallas_kernels.flash_attention import flash_attention
+from pallas_kernels.rms_norm import ResidualScaling, residual_rms_norm
+from zaya_jax.model.remat import KEPT
+
+
+def attend_flash(
+    q_BTNH: Float[Array, "B T N H"],
+    k_BTKH: Float[Array, "B T K H"],
+    v_BTKH: Float[Array, "B T K H"],
+    *,
+    window: Int[Array, ""] | None,
+    segments_BT: Int[Array, "B T"] | None,
+) -> Float[Array, "B T N H"]:
+    """Attention of a chunk to itself; no scores are in memory."""
+    q_BTNH, k_BTKH, v_BTKH = (checkpoint_name(x, KEPT) for x in (q_BTNH, k_BTKH, v_BTKH))
+    return flash_attention(
+        q_BTNH,
+        k_BTKH,
+        v_BTKH,
+        window=window,
+        query_segments_BT=segments_BT,
+        key_segments_BS=segments_BT,
+        implementation="pallas",
+    )[0]
+
+
+def merge_and_norm(
+    output_BTD: Float[Array, "B T D"],
+    residual_BTD: Float[Array, "B T D"],
+    residual_weights: Mapping,
+    scale_D: Float[Array, " D"],
+    *,
+    eps: float,
+) -> tuple[Float[Array, "B T D"], Float[Array, "B T D"]]:
+    """`merge_residual`, and the merged stream's `rms_norm` in the dtype of the output, in one pass."""
+    width = output_BTD.shape[-1]
+    scaling = ResidualScaling(
+        *(
+            residual_weights[name]
+            for name in ("output_bias", "output_scale", "residual_bias", "residual_scale")
+        )
+    )
+    rows = residual_rms_norm(
+        output_BTD.reshape(-1, width),
+        residual_BTD.reshape(-1, width),
+        scaling,
+        scale_D,
+        eps=eps,
+        implementation="pallas",
+    )
+    stream_BTD, normed_BTD = (x.reshape(output_BTD.shape) for x in rows)
+    return stream_BTD, normed_BTD
