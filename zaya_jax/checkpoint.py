@@ -76,6 +76,7 @@ class SavedRun:
     """What inference needs of a run."""
 
     config: Config
+    """Of the phase that the run has reached."""
     step: int
     variables: dict
     """What `Zaya.apply` takes."""
@@ -100,7 +101,8 @@ def load_run(run_folder: str | pathlib.Path) -> SavedRun:
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
             abstract_variables(config.model),
         )
-        return SavedRun(config, step, checkpoints.restore_weights(step, weights))
+        weights = checkpoints.restore_weights(step, weights)
+        return SavedRun(config.phase_at(step).config, step, weights)
 
 
 def read_config(run_folder: str | pathlib.Path) -> Config:

@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         (
             "zaya train",
             "zaya train --config.run_folder=runs/wide --config.model.hidden_size=256",
-            "zaya train --config=configs/zaya1_8b.py --dry-run --devices=1024",
+            "zaya train --config=configs/zaya1_8b.py --dry-run --devices=128",
         ),
     )
     add_config_options(parser)

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from zaya_jax.bench import experts, torch_comparison
+from zaya_jax.bench import balancing, experts, torch_comparison
 from zaya_jax.options import Parser
 
-BENCHMARKS = {"torch": torch_comparison.run, "experts": experts.run}
+BENCHMARKS = {"torch": torch_comparison.run, "experts": experts.run, "balancing": balancing.run}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -13,11 +13,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = Parser(
         "bench",
         "Measures. torch: train step, forward and decode against transformers' ZayaForCausalLM. "
-        "experts: memory and operations of the expert dispatch.",
-        ("zaya bench torch", "zaya bench torch --rounds 10", "zaya bench experts"),
+        "experts: memory and operations of the expert dispatch. balancing: how soon each rule evens out the "
+        "experts' load; a picture.",
+        ("zaya bench torch", "zaya bench torch --rounds 10", "zaya bench experts", "zaya bench balancing"),
     )
     parser.add_argument("what", choices=BENCHMARKS, help="what to measure")
-    parser.add_argument("--rounds", type=int, default=5, help="timings of each, of which the best counts")
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        default=5,
+        help="timings, the best counts; of balancing: routers, the slowest counts",
+    )
     options = parser.parse_args(argv)
     if options.rounds < 1:
         raise ValueError(f"--rounds is {options.rounds}; it must be at least 1")

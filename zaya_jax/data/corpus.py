@@ -549,10 +549,19 @@ def ensure_corpus(config: DataConfig) -> Corpus:
             )
         with contextlib.suppress(FileExistsError):
             build_corpus(config.corpus, source=config.source, tokenizer=tokenizer)
-    corpus = open_corpus(config.corpus)
-    if corpus.tokenizer_fingerprint != tokenizer.fingerprint:
+    return open_corpus_for(config.corpus, config.tokenizer)
+
+
+def open_corpus_for(folder: str, tokenizer: str) -> Corpus:
+    """Opens a corpus that is to be of the tokenizer of a run.
+
+    Raises:
+      ValueError: as `open_corpus`, or when it is of another.
+    """
+    corpus = open_corpus(folder)
+    if corpus.tokenizer_fingerprint != load_tokenizer(tokenizer).fingerprint:
         raise ValueError(
-            f'data.tokenizer is "{config.tokenizer}", and the corpus {config.corpus} was made with '
+            f'data.tokenizer is "{tokenizer}", and the corpus {folder} was made with '
             f'"{corpus.tokenizer}"; they must be the same'
         )
     return corpus

@@ -18,26 +18,15 @@ ADAMW_RMS = 0.2
 """Root mean square of a Muon update before the learning rate: what AdamW's usually is (Moonlight)."""
 
 
-def learning_rate_schedule(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
-    """Linear warm-up from 0, then a cosine to `final_learning_rate` at the last step."""
-    return optax.warmup_cosine_decay_schedule(
-        init_value=0.0 if config.warmup_steps else config.learning_rate,
-        peak_value=config.learning_rate,
-        warmup_steps=config.warmup_steps,
-        decay_steps=num_steps,
-        end_value=config.final_learning_rate,
-    )
-
-
 def make_optimizer(
-    config: OptimizerConfig, declared: Mapping, num_steps: int
+    config: OptimizerConfig, declared: Mapping, schedule: optax.Schedule
 ) -> optax.GradientTransformation:
     """The transformation from gradients to updates: clipping, then Muon and AdamW.
 
     Args:
       config: names the optimiser and its values.
       declared: the tree of `Weight`s that the parameters follow.
-      num_steps: length of the schedule.
+      schedule: the learning rate over the run's steps.
     """
     adam = optax.scale_by_adam(config.beta1, config.beta2, config.eps)
     if config.name == "adamw":
@@ -49,7 +38,7 @@ def make_optimizer(
         optax.clip_by_global_norm(config.clip_norm),
         direction,
         optax.add_decayed_weights(config.weight_decay, map_weights(lambda weight: weight.decay, declared)),
-        optax.scale_by_learning_rate(learning_rate_schedule(config, num_steps)),
+        optax.scale_by_learning_rate(schedule),
     )
 
 

@@ -13,6 +13,7 @@ from zaya_jax.model.weights import declare, initialise
 from zaya_jax.model.zaya import Zaya, initial_router_bias
 from zaya_jax.optim.balancing import make_balancer
 from zaya_jax.optim.optimizer import make_optimizer
+from zaya_jax.optim.schedules import learning_rate_schedule
 from zaya_jax.pytree import pytree
 
 
@@ -47,11 +48,17 @@ class Rules:
     balancer: optax.GradientTransformation
 
 
-def make_rules(config: Config) -> Rules:
-    """The rules that a config describes."""
+def make_rules(config: Config, schedule: optax.Schedule | None = None) -> Rules:
+    """The rules that a config describes.
+
+    Args:
+      config: of a run without phases, or of one phase.
+      schedule: the learning rate over the steps of the whole run; None for the config's own.
+    """
+    schedule = learning_rate_schedule(config) if schedule is None else schedule
     return Rules(
         model=Zaya(config.model),
-        optimizer=make_optimizer(config.optimizer, declare(config.model), config.train.num_steps),
+        optimizer=make_optimizer(config.optimizer, declare(config.model), schedule),
         balancer=make_balancer(config.balancing),
     )
 

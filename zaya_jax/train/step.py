@@ -16,7 +16,6 @@ from jaxtyping import Array, Float, Int
 
 from zaya_jax.data.batch import Batch
 from zaya_jax.model.zaya import Zaya
-from zaya_jax.optim.balancing import balancing_gradient
 from zaya_jax.parallel.mesh import sum_over_rows
 from zaya_jax.pytree import pytree
 from zaya_jax.train.loss import cross_entropy
@@ -81,7 +80,7 @@ def train_step(
         updates, optimizer = rules.optimizer.update(gradients, state.optimizer, state.params)
     with jax.named_scope("balancing"):
         bias_updates, balancer = rules.balancer.update(
-            balancing_gradient(sums.router_counts_LX), state.balancer, state.router_bias_LX
+            sums.router_counts_LX, state.balancer, state.router_bias_LX
         )
     new_state = dataclasses.replace(
         state,
