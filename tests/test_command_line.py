@@ -22,7 +22,8 @@ import zaya_jax
 from zaya_jax import cli
 from zaya_jax.checkpoint import Checkpoints
 from zaya_jax.config import Config
-from zaya_jax.data.corpus import Corpus, build_corpus
+from zaya_jax.data.corpus import build_corpus
+from zaya_jax.data.shards import Corpus
 from zaya_jax.data.tokenizer import ByteTokenizer
 from zaya_jax.model.weights import abstract_variables
 

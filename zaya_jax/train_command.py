@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import jax
 
 from zaya_jax.config import Config
-from zaya_jax.data.corpus import Corpus
+from zaya_jax.data.shards import Corpus
 from zaya_jax.data.tokenizer import load_tokenizer
 from zaya_jax.inference.generate import generate
 from zaya_jax.options import Parser, add_config_options, load_config

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from zaya_jax.config import DataConfig, MixtureConfig
-from zaya_jax.data.corpus import build_corpus, open_corpus
+from zaya_jax.data.corpus import build_corpus
 from zaya_jax.data.loader import evaluation_batches, training_batches
 from zaya_jax.data.mixture import open_mixture, pick, whole_weights
+from zaya_jax.data.shards import open_corpus
 from zaya_jax.data.tokenizer import ByteTokenizer
 
 LETTERS = "abc"

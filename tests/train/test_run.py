@@ -25,8 +25,8 @@ from zaya_jax import cli
 from zaya_jax.checkpoint import load_run
 from zaya_jax.config import Config
 from zaya_jax.data.batch import Batch
-from zaya_jax.data.corpus import Corpus
 from zaya_jax.data.loader import evaluation_batches
+from zaya_jax.data.shards import Corpus
 from zaya_jax.data.tokenizer import ByteTokenizer
 from zaya_jax.model.zaya import Zaya
 from zaya_jax.train.loop import TrainResult, train

@@ -17,8 +17,8 @@ import grain
 import numpy as np
 
 from zaya_jax.data.batch import Batch, make_example
-from zaya_jax.data.corpus import Corpus
 from zaya_jax.data.mixture import Mixture, pick
+from zaya_jax.data.shards import Corpus
 
 # An element is a whole batch: grain's defaults, 500 elements from 16 threads, would fill the memory.
 _READ_OPTIONS = grain.ReadOptions(num_threads=2, prefetch_buffer_size=4)

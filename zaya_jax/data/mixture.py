@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 
 from zaya_jax.config import DataConfig
-from zaya_jax.data.corpus import Corpus, open_corpus_for
+from zaya_jax.data.corpus import open_corpus_for
+from zaya_jax.data.shards import Corpus
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,9 +16,10 @@ from jax.sharding import Mesh
 from zaya_jax.checkpoint import FOLDER, Checkpoints, read_config
 from zaya_jax.config import CONFIG_FILE, Config, differences, in_phase
 from zaya_jax.data.batch import Batch
-from zaya_jax.data.corpus import Corpus, ensure_corpus
+from zaya_jax.data.corpus import ensure_corpus
 from zaya_jax.data.loader import evaluation_batches, num_sequences, training_batches
 from zaya_jax.data.mixture import open_mixture
+from zaya_jax.data.shards import Corpus
 from zaya_jax.data.tokenizer import load_tokenizer
 from zaya_jax.model.flops import train_flops_per_token
 from zaya_jax.optim.balancing import load_entropy
