@@ -2,7 +2,7 @@ import itertools
 import threading
 import time
 
-import jax
+import chex
 import numpy as np
 import pytest
 
@@ -49,11 +49,6 @@ def _take(batches, count):
     return taken
 
 
-def _assert_same(ours, theirs):
-    for our, their in zip(ours, theirs, strict=True):
-        jax.tree.map(np.testing.assert_array_equal, our, their)
-
-
 def _rows(batches):
     return [row.tobytes() for batch in batches for row in batch.tokens_BT]
 
@@ -96,7 +91,9 @@ def test_evaluation_limit(corpus, limit, rows):
     limited = list(evaluation_batches(corpus, **options, limit=limit))
     real = [row for batch in limited for row in batch.segments_BT if row.any()]
     assert len(real) == (rows or num_sequences(corpus, "train", 32))
-    _assert_same([b.tokens_BT[:1] for b in limited], [b.tokens_BT[:1] for b in everything[: len(limited)]])
+    chex.assert_trees_all_equal(
+        [b.tokens_BT[:1] for b in limited], [b.tokens_BT[:1] for b in everything[: len(limited)]]
+    )
 
 
 def test_batches_have_the_types_of_the_model(corpus):
@@ -113,7 +110,7 @@ def test_resumed_run_reads_what_the_undisturbed_one_does(corpus, first_step):
     expected = _take(_from(undisturbed, first_step), 5)
     undisturbed.close()
     resumed = list(training_batches(corpus, first_step=first_step, num_steps=5))
-    _assert_same(resumed, expected)
+    chex.assert_trees_all_equal(resumed, expected)
 
 
 def _from(iterator, start):
@@ -124,7 +121,7 @@ def _from(iterator, start):
 
 def test_two_loaders_agree_and_another_seed_does_not(corpus):
     first = list(training_batches(corpus, num_steps=8))
-    _assert_same(first, training_batches(corpus, num_steps=8))
+    chex.assert_trees_all_equal(first, list(training_batches(corpus, num_steps=8)))
     assert _rows(first) != _rows(training_batches(corpus, seed=8, first_step=0, num_steps=8))
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -94,7 +95,7 @@ def test_accumulation_and_remat_do_not_touch_the_balancing(num_microbatches, rem
     np.testing.assert_array_equal(counts, expected_counts)
     assert np.any(counts[0] != counts[2]), "the biases must have mattered"
     np.testing.assert_array_equal(state.router_bias_LX, expected.router_bias_LX)
-    jax.tree.map(np.testing.assert_array_equal, state.balancer, expected.balancer)
+    chex.assert_trees_all_equal(state.balancer, expected.balancer)
     assert np.all(expected.router_bias_LX != initial_router_bias(MODEL))
 
 
