@@ -90,6 +90,7 @@ MISTAKES = (
     Mistake("phase without a name", PHASED + "'--config.phases=({\"steps\": 3},)'", "phases has no name; it must have one"),
     Mistake("phase of other shapes", PHASED + "--config.phases.b.model.hidden_size=64", "phases.b sets model.hidden_size; of model a phase can set rope_theta"),
     Mistake("phases and another length", PHASED + "--config.train.num_steps=30", "train.num_steps is 30, and the phases have 20 steps in all"),
+    Mistake("phases and a section as value", PHASED + "--config.train=3", "train is 3; it must be a section"),
     Mistake("phase beyond the model", PHASED + "--config.phases.b.data.sequence_length=1024", "in phase b: data.sequence_length is 1024; model.max_position_embeddings allows 512"),
     Mistake("phase shorter than its warm-up", PHASED + "--config.phases.b.optimizer.warmup_steps=8", "in phase b: optimizer.warmup_steps is 8; it must be below train.num_steps, 8"),
     Mistake("phase and devices", PHASED + "--dry-run --devices=4", "in phase a: data.batch_ramp has steps of 2 sequences, 128 tokens; the sequences must be a multiple of 4"),

@@ -621,7 +621,7 @@ class Config:
           ValueError: for an unknown field, a value of the wrong type, or a value that cannot be.
         """
         plain = to_plain(values)
-        if plain.get("phases"):
+        if plain.get("phases") and all(isinstance(plain.get(name, {}), dict) for name in SECTIONS):
             phases = convert(tuple[PhaseConfig, ...], plain["phases"], "phases")
             total = sum(_num_steps(plain, phase) for phase in phases)
             plain = plain | {"train": {"num_steps": total} | plain.get("train", {})}

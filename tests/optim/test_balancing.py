@@ -106,7 +106,7 @@ def test_pid_without_a_history_has_no_jump():
 
 def test_adamw_begins_with_the_learning_rate_against_the_error():
     biases = steps_of(BalancingConfig(learning_rate=0.25), COUNTS[:1])
-    np.testing.assert_allclose(biases[0], [[-0.25, 0.25, 0]], rtol=1e-6)
+    np.testing.assert_allclose(biases[0], [[-0.25, 0.25, 0]], rtol=1e-4)  # 1 - 0.999 in float32
 
 
 @pytest.mark.parametrize("rule", STEPS)

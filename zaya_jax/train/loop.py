@@ -135,9 +135,9 @@ def open_data(config: Config) -> Corpus:
     for phase in config.resolved_phases:
         with in_phase(phase.name):
             data = phase.config.data
-            num_sequences(corpus, "validation", data.sequence_length)
             for each in open_mixture(data, corpus).corpora:
                 num_sequences(each, "train", data.sequence_length)
+            num_sequences(corpus, "validation", data.sequence_length)
     return corpus
 
 
