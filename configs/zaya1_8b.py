@@ -1,14 +1,14 @@
 """ZAYA1-8B: 8.84 billion parameters, 0.75 billion active ([8B] Tables I and II).
 
-Phase 1 of the published recipe: 8T tokens at 4,096, 16.78M tokens a step, cosine from 6e-4 to 2e-4.
-Values that are not published are marked as ours.
+The published recipe: tokens, context and RoPE base of each phase, 16.78M tokens a step, cosine from
+6e-4 to 2e-4 in phase 1, Muon with AdamW. Values that are not published are marked as ours.
 """
 
 from ml_collections import ConfigDict
 
 
 def get_config() -> ConfigDict:
-    """The model and the first phase of its training."""
+    """The model, and the four phases of its training."""
     config = ConfigDict()
     config.run_folder = "runs/zaya1_8b"
 
@@ -22,19 +22,22 @@ def get_config() -> ConfigDict:
     config.model.moe_intermediate_size = 2048
     config.model.num_experts = 16
     config.model.router_hidden_size = 256
-    config.model.rope_theta = 10_000.0  # 1M from 32k on, 5M at 131k
+    config.model.rope_theta = 10_000.0
     config.model.dtype = "bfloat16"
     config.model.remat = "layer"  # ours
 
     config.data = ConfigDict()
-    config.data.corpus = "corpora/pretrain"
+    config.data.corpus = "corpora/held_out"  # ours: one yardstick for all phases
     config.data.source = None
+    config.data.mixtures = MIXTURES
+    config.data.mixture = "pretrain_1"
     config.data.tokenizer = "tokenizer.json"  # Gemma 3's
     config.data.sequence_length = 4096
     config.data.batch_size = 4096
 
     config.optimizer = ConfigDict()
     config.optimizer.name = "muon"
+    config.optimizer.schedule = "cosine"
     config.optimizer.learning_rate = 6e-4
     config.optimizer.final_learning_rate = 2e-4
     config.optimizer.warmup_steps = 2000  # ours
@@ -47,10 +50,100 @@ def get_config() -> ConfigDict:
     config.balancing.learning_rate = 1e-3  # ours
 
     config.train = ConfigDict()
-    config.train.num_steps = 476_837  # 8T tokens
     config.train.gradient_dtype = "bfloat16"  # ours
     config.train.loss_chunk = 2048  # ours: 2 GiB of logits
     config.train.eval_every = 5000  # ours
     config.train.eval_sequences = 4096  # ours
     config.train.checkpoint_every = 250  # ours: about every 10 minutes
+
+    config.phases = PHASES
     return config
+
+
+# Sources of each phase are published ([8B] Tables II, III), their files are not: the folders are ours.
+# So are the shares of the first two phases; those of the later two are the published percentages.
+MIXTURES = (
+    {
+        "name": "pretrain_1",
+        "corpora": ("corpora/web", "corpora/code", "corpora/math", "corpora/multilingual"),
+        "weights": (0.6, 0.2, 0.1, 0.1),  # ours
+    },
+    {
+        "name": "pretrain_2",  # more code, math, reasoning and instruction
+        "corpora": (
+            "corpora/web",
+            "corpora/code",
+            "corpora/math",
+            "corpora/multilingual",
+            "corpora/reasoning",
+            "corpora/instruction",
+        ),
+        "weights": (0.35, 0.25, 0.2, 0.05, 0.1, 0.05),  # ours
+    },
+    {
+        "name": "midtrain",
+        "corpora": (
+            "corpora/long_reasoning",
+            "corpora/web_and_synthetic",
+            "corpora/long_documents",
+            "corpora/code",
+            "corpora/math",
+            "corpora/short_instruction",
+        ),
+        "weights": (86.1, 5.7, 0.8, 3.0, 3.0, 1.4),
+    },
+    {
+        "name": "finetune",
+        "corpora": (
+            "corpora/long_reasoning",
+            "corpora/web_and_synthetic",
+            "corpora/long_documents",
+            "corpora/code",
+            "corpora/math",
+            "corpora/short_instruction",
+        ),
+        "weights": (75.0, 9.8, 6.4, 5.0, 2.6, 1.2),
+    },
+)
+
+# What a phase does not name is as above. 16.78M tokens a step are published of phase 1 alone, and that
+# the batch grew; ours are the ramp, the same tokens a step later on, and all learning rates after
+# phase 1: on from where it ended, level through phase 2, then down. 512 sequences at 2 GPUs each and 128
+# at 8, the published context parallelism, are 1,024 GPUs.
+PHASES = (
+    {
+        "name": "pretrain_1",
+        "tokens": 8_000_000_000_000,
+        "data": {"batch_ramp": ((10_000, 4_194_304), (10_000, 8_388_608))},  # ours
+    },
+    {
+        "name": "pretrain_2",
+        "tokens": 4_000_000_000_000,
+        "data": {"mixture": "pretrain_2"},
+        "optimizer": {"schedule": "constant", "learning_rate": 2e-4, "warmup_steps": 0},  # ours
+    },
+    {
+        "name": "midtrain",
+        "tokens": 1_200_000_000_000,
+        "model": {"rope_theta": 1_000_000.0},
+        "data": {"mixture": "midtrain", "sequence_length": 32_768, "batch_size": 512},  # the batch is ours
+        "optimizer": {  # ours
+            "schedule": "linear",
+            "learning_rate": 2e-4,
+            "final_learning_rate": 5e-5,
+            "warmup_steps": 0,
+        },
+    },
+    {
+        "name": "finetune",
+        "tokens": 660_000_000_000,
+        "model": {"rope_theta": 5_000_000.0},
+        "data": {"mixture": "finetune", "sequence_length": 131_072, "batch_size": 128},  # the batch is ours
+        "optimizer": {  # ours
+            "schedule": "linear",
+            "learning_rate": 5e-5,
+            "final_learning_rate": 5e-6,
+            "warmup_steps": 0,
+        },
+    },
+)

@@ -9,11 +9,12 @@ from ml_collections import ConfigDict
 
 
 def get_config() -> ConfigDict:
-    """ZAYA1-8B with the identity as skip class and the RoPE base of the 32k stage it was released at."""
+    """ZAYA1-8B with the identity as skip class, after its pretraining and the stage of 32k."""
     config = zaya1_8b.get_config()
     config.update(
         {
             "run_folder": "runs/zaya1_base",
+            "phases": config.phases[:3],
             "model": {
                 "skip_class": "identity",
                 "rope_theta": 1_000_000.0,

@@ -45,7 +45,7 @@ from zaya_jax.model.residual import merge_residual
 from zaya_jax.model.rope import apply_rope, rope_table
 from zaya_jax.model.router import route
 from zaya_jax.model.weights import count_parameters, declare, flatten, initialise
-from zaya_jax.optim.balancing import balancing_gradient, load_entropy, make_balancer
+from zaya_jax.optim.balancing import load_entropy, make_balancer
 from zaya_jax.parallel.mesh import data_mesh
 from zaya_jax.train.state import init_state, make_rules
 
@@ -371,7 +371,7 @@ def balance(learning_rate):
     def step(carry, key):
         bias_LX, state = carry
         counts_LX = counts_of(key, bias_LX[0])[None]
-        updates, state = balancer.update(balancing_gradient(counts_LX), state, bias_LX)
+        updates, state = balancer.update(counts_LX, state, bias_LX)
         return (optax.apply_updates(bias_LX, updates), state), counts_LX[0]
 
     bias_LX = jnp.zeros((1, num_experts + 1)).at[:, -1].set(-1.0)

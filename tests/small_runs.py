@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import jax
 
 from zaya_jax.config import Config
-from zaya_jax.data.corpus import Corpus, build_corpus
+from zaya_jax.data.corpus import build_corpus
+from zaya_jax.data.shards import Corpus
 from zaya_jax.data.tokenizer import ByteTokenizer
 
 BLOCK_TOKENS = 256

@@ -15,6 +15,7 @@ from zaya_jax.model.norms import rms_norm
 PACKAGE = pathlib.Path(zaya_jax.__file__).parent
 KERNELS = pathlib.Path(pallas_kernels.__path__[0])
 ROOMS = [
+    "fields",
     "config",
     "options",
     "pytree",

@@ -22,11 +22,13 @@ import zaya_jax
 from zaya_jax import cli
 from zaya_jax.checkpoint import Checkpoints
 from zaya_jax.config import Config
-from zaya_jax.data.corpus import Corpus, build_corpus
+from zaya_jax.data.corpus import build_corpus
+from zaya_jax.data.shards import Corpus
 from zaya_jax.data.tokenizer import ByteTokenizer
 from zaya_jax.model.weights import abstract_variables
 
 SMALL = "train --config=small.py "
+PHASED = "train --config=phased.py "
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,6 +84,43 @@ MISTAKES = (
     Mistake("batch and microbatches", SMALL + "--config.train.num_microbatches=3", "data.batch_size is 4; it must be a multiple of train.num_microbatches, 3"),
     Mistake("sequence of one token", SMALL + "--config.data.sequence_length=1", "data.sequence_length is 1; it must be at least 2"),
     Mistake("sequence beyond the model", SMALL + "--config.data.sequence_length=1024", "data.sequence_length is 1024; model.max_position_embeddings allows 512"),
+    # train: phases
+    Mistake("phase without length", PHASED + "--config.phases.b.steps=None", "phases.b has tokens None and steps None; it must have one of them"),
+    Mistake("phase with two lengths", PHASED + "--config.phases.b.tokens=1000", "phases.b has tokens 1000 and steps 8; it must have one of them"),
+    Mistake("phase without steps", PHASED + "--config.phases.b.steps=0", "phases.b.steps is 0; it must be above 0"),
+    Mistake("phase of an unknown name", PHASED + "--config.phases.c.steps=1", 'phases has no "c"; it has a, b'),
+    Mistake("phases of one name", PHASED + "--config.phases.b.name=a", 'phases has "a" twice'),
+    Mistake("phase with a bad name", PHASED + "--config.phases.b.name=1.b", 'phases has the name "1.b"; a name must be letters'),
+    Mistake("phase without a name", PHASED + "'--config.phases=({\"steps\": 3},)'", "phases has no name; it must have one"),
+    Mistake("phase of other shapes", PHASED + "--config.phases.b.model.hidden_size=64", "phases.b sets model.hidden_size; of model a phase can set rope_theta"),
+    Mistake("phases and another length", PHASED + "--config.train.num_steps=30", "train.num_steps is 30, and the phases have 20 steps in all"),
+    Mistake("phases and a section as value", PHASED + "--config.train=3", "train is 3; it must be a section"),
+    Mistake("phase beyond the model", PHASED + "--config.phases.b.data.sequence_length=1024", "in phase b: data.sequence_length is 1024; model.max_position_embeddings allows 512"),
+    Mistake("phase shorter than its warm-up", PHASED + "--config.phases.b.optimizer.warmup_steps=8", "in phase b: optimizer.warmup_steps is 8; it must be below train.num_steps, 8"),
+    Mistake("phase and devices", PHASED + "--dry-run --devices=4", "in phase a: data.batch_ramp has steps of 2 sequences, 128 tokens; the sequences must be a multiple of 4"),
+    Mistake("phase with an unknown value", PHASED + "--config.phases.b.optimizer.schedule=step", "phases.b.optimizer.schedule is 'step'; it must be \"constant\" or \"linear\""),
+    Mistake("unknown schedule", SMALL + "--config.optimizer.schedule=step", "optimizer.schedule is 'step'; it must be \"constant\" or \"linear\" or \"cosine\""),
+    Mistake("decay without its schedule", SMALL + "--config.optimizer.decay_steps=5", 'optimizer.decay_steps is 5 and optimizer.schedule "cosine"'),
+    Mistake("schedule without its decay", SMALL + "--config.optimizer.schedule=warmup_stable_decay", 'optimizer.decay_steps is 0 and optimizer.schedule "warmup_stable_decay"'),
+    Mistake("decay too long", SMALL + "--config.optimizer.schedule=warmup_stable_decay --config.optimizer.decay_steps=27", "optimizer.warmup_steps + decay_steps is 4 + 27; together they must be at most train.num_steps, 30"),
+    Mistake("ramp that shrinks", SMALL + "'--config.data.batch_ramp=((2, 128), (2, 64))'", "data.batch_ramp has steps of 64 tokens after 128; it must grow"),
+    Mistake("ramp beyond the batch", SMALL + "'--config.data.batch_ramp=((2, 256),)'", "data.batch_ramp has steps of 256 tokens after 0; it must grow, and stay below data.batch_size x data.sequence_length, 256"),
+    Mistake("ramp of broken sequences", SMALL + "'--config.data.batch_ramp=((2, 100),)'", "data.batch_ramp has steps of 100 tokens; they must be whole sequences, a multiple of data.sequence_length, 64"),
+    Mistake("ramp without steps", SMALL + "'--config.data.batch_ramp=((0, 64),)'", "data.batch_ramp has 0 steps of 64 tokens"),
+    Mistake("ramp without end", SMALL + "'--config.data.batch_ramp=((30, 64),)'", "data.batch_ramp has 30 steps; it must end before train.num_steps, 30"),
+    Mistake("ramp longer than its phase", PHASED + "--config.phases.a.steps=None --config.phases.a.tokens=1000", "in phase a: data.batch_ramp reads 1152 tokens; it must read fewer than the phase, 1000"),
+    Mistake("ramp that is no list of pairs", SMALL + "--config.data.batch_ramp=64", "data.batch_ramp is 64; it must be a list with"),
+    # train: mixtures
+    Mistake("unknown mixture", PHASED + "--config.phases.b.data.mixture=web", 'in phase b: data.mixture is "web"; it must be a name in data.mixtures, which has m'),
+    Mistake("mixture without weights", PHASED + "--config.data.mixtures.m.weights=(1.0,)", "data.mixtures.m has 2 corpora and 1 weights"),
+    Mistake("mixture with a weight of zero", PHASED + "'--config.data.mixtures.m.weights=(1.0, 0)'", "data.mixtures.m gives short the weight 0.0; it must be above 0"),
+    Mistake("mixture with one corpus twice", PHASED + "'--config.data.mixtures.m.corpora=(\"corpus\", \"corpus\")'", "data.mixtures.m names a corpus twice"),
+    Mistake("mixture of a missing corpus", PHASED + "'--config.data.mixtures.m.corpora=(\"corpus\", \"nowhere\")'", "in phase b: there is no corpus at nowhere"),
+    Mistake("mixture of a short corpus", PHASED, "in phase b: data.sequence_length is 128, and the train split of short has"),
+    # train: balancing
+    Mistake("unknown balancing rule", SMALL + "--config.balancing.rule=pd", 'balancing.rule is \'pd\'; it must be "adamw" or "sign" or "pid"'),
+    Mistake("skip share of all tokens", SMALL + "--config.balancing.skip_share=1", "balancing.skip_share is 1.0; it must be from 0 up to, not including, 1, or None"),
+    Mistake("negative gain", SMALL + "--config.balancing.derivative=-1", "balancing.derivative is -1.0; it must be 0 or above"),
     # train: devices
     Mistake("batch and devices", SMALL + "--dry-run --devices=3", "data.batch_size is 4; it must be a multiple of 3: 3 devices times 1 microbatches"),
     Mistake("no devices", SMALL + "--dry-run --devices=0", "--devices is 0; it must be at least 1"),
@@ -164,6 +203,9 @@ def make_workspace(root: pathlib.Path) -> None:
     (root / "small.py").write_text(
         f"import ml_collections\n\n\ndef get_config():\n    return ml_collections.ConfigDict({values!r})\n"
     )
+    (root / "phased.py").write_text(
+        f"import ml_collections\n\n\ndef get_config():\n    return ml_collections.ConfigDict({phased_values()!r})\n"
+    )
     (root / "empty.py").write_text("")
     (root / "plain.py").write_text("def get_config():\n    return {}\n")
     for name in ("foreign", "broken", "hollow", "hf"):
@@ -180,6 +222,23 @@ def make_workspace(root: pathlib.Path) -> None:
     )
     with Checkpoints(root / "runs" / "done", keep=1) as checkpoints:
         checkpoints.save(1, weights=zeros, training={"step": np.int32(1)})
+
+
+def phased_values() -> dict:
+    """Two phases, of which the second reads a corpus that is too short."""
+    values = small_values(run_folder="runs/phased", corpus="corpus")
+    del values["train"]["num_steps"]
+    values["data"]["mixtures"] = ({"name": "m", "corpora": ("corpus", "short"), "weights": (3, 1)},)
+    values["phases"] = (
+        {"name": "a", "steps": 12, "data": {"batch_ramp": ((9, 128),)}},
+        {
+            "name": "b",
+            "steps": 8,
+            "data": {"mixture": "m", "sequence_length": 128},
+            "optimizer": {"warmup_steps": 0},
+        },
+    )
+    return values
 
 
 def _write_bad_corpora(root: pathlib.Path, corpus: Corpus) -> None:

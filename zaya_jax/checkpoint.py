@@ -96,6 +96,7 @@ class SavedRun:
     """What inference needs of a run."""
 
     config: Config
+    """Of the phase that the run has reached."""
     step: int
     variables: dict
     """What `Zaya.apply` takes."""
@@ -130,7 +131,8 @@ def load_weights(run_folder: str | pathlib.Path, place: Callable[[Any], Any]) ->
         weights = jax.tree.map(
             lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, place(shapes)
         )
-        return SavedRun(config, step, checkpoints.restore_weights(step, weights))
+        weights = checkpoints.restore_weights(step, weights)
+        return SavedRun(config.phase_at(step).config, step, weights)
 
 
 def check_init_from(run_folder: str, model: ModelConfig) -> None:

@@ -4,24 +4,25 @@ Every rule about a value is here, with a sentence for whoever breaks it. Field n
 Hugging Face's `ZayaConfig` where the concept is the same. Nothing here imports jax.
 """
 
+import contextlib
 import dataclasses
-import difflib
+import functools
 import json
-import math
 import pathlib
-import types
+import re
 import typing
-from typing import Any, Literal, TypeVar
+from collections.abc import Iterator
+from typing import Any, Literal
 
 from ml_collections import ConfigDict
+
+from zaya_jax.fields import build, convert, describe_types, flatten, to_plain
 
 CONFIG_FILE = "config.json"
 """What the resolved config of a run is called in its folder."""
 
 HYBRID = "hybrid"
 HYBRID_SLIDING = "hybrid_sliding"
-
-T = TypeVar("T")
 
 
 def _require(condition: bool, message: str) -> None:
@@ -38,6 +39,18 @@ def _require_positive(section: str, config: Any, *names: str) -> None:
 def _require_seed(section: str, seed: int) -> None:
     # What grain's shuffle takes; jax.random.key would take more and drop the upper bits.
     _require(0 <= seed < 2**32, f"{section}.seed is {seed}; it must be from 0 to 2**32 - 1")
+
+
+def _require_name(section: str, name: str) -> None:
+    _require(
+        re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", name) is not None,
+        f'{section} has the name "{name}"; a name must be letters, digits, - and _, and begin with a letter',
+    )
+
+
+def _require_different(section: str, names: list[str]) -> None:
+    for name in names:
+        _require(names.count(name) == 1, f'{section} has "{name}" twice; each name must be another')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -180,24 +193,64 @@ class ModelConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class MixtureConfig:
+    """Several corpora read as one.
+
+    Attributes:
+      name: what `DataConfig.mixture` calls it.
+      corpora: folders of token shards, which must be there, of one tokenizer.
+      weights: of each corpus, in shares of the tokens; their sum may be anything.
+    """
+
+    name: str
+    corpora: tuple[str, ...]
+    weights: tuple[float, ...]
+
+    def __post_init__(self):
+        _require_name("data.mixtures", self.name)
+        _require(
+            0 < len(self.corpora) == len(self.weights),
+            f"data.mixtures.{self.name} has {len(self.corpora)} corpora and {len(self.weights)} weights; it "
+            "must have one weight for each corpus, and at least one corpus",
+        )
+        _require(
+            len(set(self.corpora)) == len(self.corpora),
+            f"data.mixtures.{self.name} names a corpus twice; each must be there once, with its whole weight",
+        )
+        for corpus, weight in zip(self.corpora, self.weights, strict=True):
+            _require(
+                weight > 0,
+                f"data.mixtures.{self.name} gives {corpus} the weight {weight}; it must be above 0",
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class DataConfig:
     """Where tokens come from and how they are cut.
 
     Attributes:
-      corpus: folder of token shards. One that is missing is built from `source`.
+      corpus: folder of token shards: what is trained on, unless a mixture is named, and whose
+        held-out split is scored in any case. One that is missing is built from `source`.
       source: "stdlib" for Python's own standard library, a folder of text files, or None when the
         corpus must already be there.
+      mixtures: what `mixture` can name.
+      mixture: name of the mixture that is trained on; None trains on `corpus`.
       tokenizer: "byte", or the path of a Hugging Face tokenizer.json.
       sequence_length: T, tokens a sequence.
-      batch_size: B, sequences an optimiser step, over all devices.
+      batch_size: B, sequences an optimiser step, over all devices; behind the ramp if there is one.
+      batch_ramp: smaller batches to begin with: pairs of a number of steps and the tokens of each,
+        growing up to those of `batch_size`.
       seed: of the order of the training sequences.
     """
 
     corpus: str = "corpora/stdlib"
     source: str | None = "stdlib"
+    mixtures: tuple[MixtureConfig, ...] = ()
+    mixture: str | None = None
     tokenizer: str = "byte"
     sequence_length: int = 4096
     batch_size: int = 4096
+    batch_ramp: tuple[tuple[int, int], ...] = ()
     seed: int = 0
 
     def __post_init__(self):
@@ -208,6 +261,57 @@ class DataConfig:
             f"data.sequence_length is {self.sequence_length}; it must be at least 2: a token and its target",
         )
         _require(self.corpus != "", "data.corpus is empty; it must be the folder of the token shards")
+        names = [mixture.name for mixture in self.mixtures]
+        _require_different("data.mixtures", names)
+        _require(
+            self.mixture is None or self.mixture in names,
+            f'data.mixture is "{self.mixture}"; it must be a name in data.mixtures, which has '
+            f"{', '.join(names) or 'none'}, or None for data.corpus",
+        )
+        self._check_ramp()
+
+    def _check_ramp(self) -> None:
+        before = 0
+        for steps, tokens in self.batch_ramp:
+            _require(
+                steps > 0,
+                f"data.batch_ramp has {steps} steps of {tokens} tokens; its pairs are (steps, tokens of "
+                "each), with at least 1 step",
+            )
+            _require(
+                tokens > 0 and tokens % self.sequence_length == 0,
+                f"data.batch_ramp has steps of {tokens} tokens; they must be whole sequences, a multiple of "
+                f"data.sequence_length, {self.sequence_length}",
+            )
+            _require(
+                before < tokens < self.batch_tokens,
+                f"data.batch_ramp has steps of {tokens} tokens after {before}; it must grow, and stay below "
+                f"data.batch_size x data.sequence_length, {self.batch_tokens}",
+            )
+            before = tokens
+
+    @property
+    def batch_tokens(self) -> int:
+        """Tokens of a step behind the ramp."""
+        return self.batch_size * self.sequence_length
+
+    @property
+    def ramp_steps(self) -> int:
+        """Steps of the ramp."""
+        return sum(steps for steps, _ in self.batch_ramp)
+
+    def steps_for(self, tokens: int) -> int:
+        """The fewest steps that read so many tokens.
+
+        Raises:
+          ValueError: when the ramp alone reads as many.
+        """
+        left = tokens - sum(steps * size for steps, size in self.batch_ramp)
+        _require(
+            left > 0,
+            f"data.batch_ramp reads {tokens - left} tokens; it must read fewer than the phase, {tokens}",
+        )
+        return self.ramp_steps + -(-left // self.batch_tokens)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -216,9 +320,12 @@ class OptimizerConfig:
 
     Attributes:
       name: "muon" moves matrices by Muon and the rest by AdamW; "adamw" moves all by AdamW.
+      schedule: what follows the warm-up: "constant"; "linear" or "cosine" to `final_learning_rate`
+        at the last step; "warmup_stable_decay", constant and then linear over `decay_steps`.
       learning_rate: at the end of the warm-up.
-      final_learning_rate: at the last step; a cosine leads there.
+      final_learning_rate: at the last step; "constant" has none.
       warmup_steps: of linear growth from 0.
+      decay_steps: the last steps, in which "warmup_stable_decay" decays.
       weight_decay: decoupled, times the learning rate; not on scales, biases and temperatures.
       momentum: of Muon, with Nesterov's look-ahead.
       momentum_dtype: in which Muon's momentum is kept.
@@ -233,9 +340,11 @@ class OptimizerConfig:
     """
 
     name: Literal["muon", "adamw"] = "muon"
+    schedule: Literal["constant", "linear", "cosine", "warmup_stable_decay"] = "cosine"
     learning_rate: float = 6e-4
     final_learning_rate: float = 2e-4
     warmup_steps: int = 2000
+    decay_steps: int = 0
     weight_decay: float = 0.1
     momentum: float = 0.95
     momentum_dtype: Literal["float32", "bfloat16"] = "float32"
@@ -259,28 +368,44 @@ class OptimizerConfig:
             _require(
                 0 <= value < 1, f"optimizer.{name} is {value}; it must be from 0 up to, not including, 1"
             )
+        _require(
+            (self.decay_steps > 0) == (self.schedule == "warmup_stable_decay"),
+            f'optimizer.decay_steps is {self.decay_steps} and optimizer.schedule "{self.schedule}"; '
+            'decay_steps must be above 0 with "warmup_stable_decay", and 0 with the others',
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BalancingConfig:
     """The controller that keeps the experts evenly loaded ([8B] II-A-2).
 
-    AdamW on the router's biases, the gradient of an expert's bias being its share of the tokens
-    less 1/E. The paper does not publish the values; these are ours.
+    The error of an expert is its share of the tokens less 1/E. The paper's rule is AdamW with the
+    error as gradient; it does not publish the values, and these are ours.
 
     Attributes:
-      learning_rate: of the biases; 0 leaves them alone.
-      beta1: decay of the mean.
-      beta2: decay of the mean square.
-      eps: added to the root of the mean square.
+      rule: what moves a bias against its error: "adamw", "sign" (DeepSeek-V3: always by the learning
+        rate) or "pid" (proportional, integral, derivative).
+      learning_rate: of the biases; 0 leaves them alone. Of "pid" it scales the sum of the errors.
+      beta1: of "adamw": decay of the mean.
+      beta2: of "adamw": decay of the mean square.
+      eps: of "adamw": added to the root of the mean square.
+      proportional: of "pid": weight of the error itself beside the sum of all errors, in steps.
+      derivative: of "pid": weight of the error's change beside the sum of all errors, in steps.
+      skip_share: share of the tokens that the skip class is balanced to, the experts sharing the
+        rest. None leaves its bias where it began, as in the released weights.
     """
 
+    rule: Literal["adamw", "sign", "pid"] = "adamw"
     learning_rate: float = 1e-3
     beta1: float = 0.9
     beta2: float = 0.999
     eps: float = 1e-8
+    proportional: float = 0.5
+    derivative: float = 0.1
+    skip_share: float | None = None
 
     def __post_init__(self):
+        _check_choices("balancing", self)
         _require(
             self.learning_rate >= 0,
             f"balancing.learning_rate is {self.learning_rate}; it must be 0 (off) or above",
@@ -291,6 +416,14 @@ class BalancingConfig:
             _require(
                 0 <= value < 1, f"balancing.{name} is {value}; it must be from 0 up to, not including, 1"
             )
+        for name in ("proportional", "derivative"):
+            value = getattr(self, name)
+            _require(value >= 0, f"balancing.{name} is {value}; it must be 0 or above")
+        _require(
+            self.skip_share is None or 0 <= self.skip_share < 1,
+            f"balancing.skip_share is {self.skip_share}; it must be from 0 up to, not including, 1, or None "
+            "for a bias that stays put",
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -298,8 +431,9 @@ class TrainConfig:
     """The run around the step.
 
     Attributes:
-      num_steps: optimiser steps.
-      num_microbatches: parts that a step's batch is cut into, to save memory.
+      num_steps: optimiser steps; of a run with phases, those of all phases together.
+      num_microbatches: parts that a step's batch is cut into, to save memory; a smaller batch of a
+        ramp is cut into fewer.
       gradient_dtype: in which gradients are added up over microbatches and devices. "bfloat16"
         halves what is sent and kept; scales and biases stay float32.
       loss_chunk: tokens of a device whose logits exist at the same time.
@@ -346,6 +480,92 @@ class TrainConfig:
         )
 
 
+PHASE_FIELDS = {
+    "model": ("rope_theta", "sliding_rope_theta", "remat"),
+    "data": ("mixture", "sequence_length", "batch_size", "batch_ramp"),
+    "optimizer": (
+        "schedule", "learning_rate", "final_learning_rate", "warmup_steps", "decay_steps", "weight_decay",
+        "momentum", "newton_schulz_steps", "beta1", "beta2", "eps", "clip_norm",
+    ),
+    "balancing": (
+        "learning_rate", "beta1", "beta2", "eps", "proportional", "derivative", "skip_share",
+    ),
+    "train": ("num_microbatches",),
+}  # fmt: skip
+"""What a phase may have otherwise than the run: what leaves the shapes of the state as they are."""
+SECTIONS = {"model": ModelConfig, "data": DataConfig, "optimizer": OptimizerConfig,
+            "balancing": BalancingConfig, "train": TrainConfig}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PhaseConfig:
+    """A part of a run: how long it is, and what it has otherwise than the config around it.
+
+    Attributes:
+      name: of the phase, in the progress line and for `--config.phases.NAME.SECTION.FIELD=VALUE`.
+      tokens: that the phase reads; its last step may go past them. None where `steps` says it.
+      steps: of the phase. None where `tokens` says it.
+      model: fields of the section that the phase sets anew; which it can are in `PHASE_FIELDS`.
+      data: the same.
+      optimizer: the same.
+      balancing: the same.
+      train: the same.
+    """
+
+    name: str
+    tokens: int | None = None
+    steps: int | None = None
+    model: dict = dataclasses.field(default_factory=dict)
+    data: dict = dataclasses.field(default_factory=dict)
+    optimizer: dict = dataclasses.field(default_factory=dict)
+    balancing: dict = dataclasses.field(default_factory=dict)
+    train: dict = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self):
+        _require_name("phases", self.name)
+        path = f"phases.{self.name}"
+        _require(
+            (self.tokens is None) != (self.steps is None),
+            f"{path} has tokens {self.tokens} and steps {self.steps}; it must have one of them",
+        )
+        for name, value in (("tokens", self.tokens), ("steps", self.steps)):
+            _require(value is None or value > 0, f"{path}.{name} is {value}; it must be above 0")
+        for section in PHASE_FIELDS:
+            # Of the types that the section has, so that a phase read from JSON equals the one written.
+            object.__setattr__(self, section, _phase_values(path, section, getattr(self, section)))
+
+
+def _phase_values(path: str, section: str, values: dict) -> dict:
+    """What a phase sets in a section, checked and of its types."""
+    allowed, hints = PHASE_FIELDS[section], typing.get_type_hints(SECTIONS[section])
+    for field in values:
+        _require(
+            field in allowed,
+            f"{path} sets {section}.{field}; of {section} a phase can set {', '.join(allowed)}",
+        )
+    return {field: convert(hints[field], v, f"{path}.{section}.{field}") for field, v in values.items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class Phase:
+    """A part of a run, resolved.
+
+    Attributes:
+      name: of the phase.
+      first_step: steps of the run before it.
+      config: the run's, with what the phase sets; `train.num_steps` are the phase's own.
+    """
+
+    name: str
+    first_step: int
+    config: "Config"
+
+    @property
+    def end(self) -> int:
+        """Steps of the run when the phase is done."""
+        return self.first_step + self.config.train.num_steps
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
     """A whole run.
@@ -357,6 +577,8 @@ class Config:
       optimizer: how weights move.
       balancing: how router biases move.
       train: the run around the step.
+      phases: the parts of the run, one after the other; without any, the run is one phase of
+        `train.num_steps`.
     """
 
     run_folder: str = "runs/unnamed"
@@ -365,9 +587,25 @@ class Config:
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
     balancing: BalancingConfig = dataclasses.field(default_factory=BalancingConfig)
     train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
+    phases: tuple[PhaseConfig, ...] = ()
 
     def __post_init__(self):
         _require(self.run_folder != "", "run_folder is empty; it must name the folder of the run")
+        if self.phases:
+            self._check_phases()
+        else:
+            self._check_phase()
+
+    def _check_phases(self) -> None:
+        _require_different("phases", [phase.name for phase in self.phases])
+        total = self.resolved_phases[-1].end
+        _require(
+            self.train.num_steps == total,
+            f"train.num_steps is {self.train.num_steps}, and the phases have {total} steps in all; it "
+            "must be the same, or be left out",
+        )
+
+    def _check_phase(self) -> None:
         _require(
             self.data.sequence_length <= self.model.max_position_embeddings,
             f"data.sequence_length is {self.data.sequence_length}; model.max_position_embeddings allows "
@@ -378,11 +616,36 @@ class Config:
             f"data.batch_size is {self.data.batch_size}; it must be a multiple of train.num_microbatches, "
             f"{self.train.num_microbatches}",
         )
+        steps = self.train.num_steps
         _require(
-            self.optimizer.warmup_steps < self.train.num_steps,
+            self.optimizer.warmup_steps < steps,
             f"optimizer.warmup_steps is {self.optimizer.warmup_steps}; it must be below train.num_steps, "
-            f"{self.train.num_steps}",
+            f"{steps}",
         )
+        _require(
+            self.optimizer.warmup_steps + self.optimizer.decay_steps <= steps,
+            f"optimizer.warmup_steps + decay_steps is {self.optimizer.warmup_steps} + "
+            f"{self.optimizer.decay_steps}; together they must be at most train.num_steps, {steps}",
+        )
+        _require(
+            self.data.ramp_steps < steps,
+            f"data.batch_ramp has {self.data.ramp_steps} steps; it must end before train.num_steps, {steps}",
+        )
+
+    @functools.cached_property
+    def resolved_phases(self) -> tuple[Phase, ...]:
+        """The phases as whole configs; a run without phases is one phase without a name."""
+        if not self.phases:
+            return (Phase("", 0, self),)
+        values, resolved, step = dataclasses.asdict(self), [], 0
+        for phase in self.phases:
+            resolved.append(Phase(phase.name, step, _resolve(values, phase)))
+            step = resolved[-1].end
+        return tuple(resolved)
+
+    def phase_at(self, step: int) -> Phase:
+        """The phase that makes step `step`, counted from 1; the first and last go on outside."""
+        return next((phase for phase in self.resolved_phases if step <= phase.end), self.resolved_phases[-1])
 
     @classmethod
     def from_dict(cls, values: ConfigDict | dict) -> "Config":
@@ -391,8 +654,12 @@ class Config:
         Raises:
           ValueError: for an unknown field, a value of the wrong type, or a value that cannot be.
         """
-        plain = values.to_dict() if isinstance(values, ConfigDict) else values
-        return _build(cls, plain, "")
+        plain = to_plain(values)
+        if plain.get("phases") and all(isinstance(plain.get(name, {}), dict) for name in SECTIONS):
+            phases = convert(tuple[PhaseConfig, ...], plain["phases"], "phases")
+            total = sum(_num_steps(plain, phase) for phase in phases)
+            plain = plain | {"train": {"num_steps": total} | plain.get("train", {})}
+        return build(cls, plain, "")
 
     def to_text(self) -> str:
         """The resolved config as JSON, one field a line: what a run folder keeps."""
@@ -404,12 +671,49 @@ class Config:
         return cls.from_dict(json.loads(text))
 
 
+def _resolve(values: dict, phase: PhaseConfig) -> Config:
+    """The config of a phase, from the values around it."""
+    merged = _merge(values, phase)
+    merged["train"]["num_steps"] = _num_steps(values, phase)
+    with in_phase(phase.name):
+        return build(Config, merged, "")
+
+
+def _num_steps(values: dict, phase: PhaseConfig) -> int:
+    if phase.steps is not None:
+        return phase.steps
+    assert phase.tokens is not None, "a phase has steps or tokens"
+    with in_phase(phase.name):
+        return build(DataConfig, _merge(values, phase)["data"], "data").steps_for(phase.tokens)
+
+
+def _merge(values: dict, phase: PhaseConfig) -> dict:
+    sections = {name: values.get(name, {}) | getattr(phase, name) for name in PHASE_FIELDS}
+    return values | sections | {"phases": ()}
+
+
+@contextlib.contextmanager
+def in_phase(name: str) -> Iterator[None]:
+    """Says of a mistake in which phase it is, where phases have names.
+
+    Raises:
+      ValueError: in place of one that comes up within.
+    """
+    try:
+        yield
+    except ValueError as error:
+        if not name:
+            raise
+        raise ValueError(f"in phase {name}: {error}") from error
+
+
 def differences(ours: Config, theirs: Config) -> list[str]:
     """Fields in which two configs differ, as "section.field: theirs -> ours"."""
+    new, old = dict(flatten(ours)), dict(flatten(theirs))
     return [
-        f"{name}: {old} -> {new}"
-        for (name, new), (_, old) in zip(_flatten(ours), _flatten(theirs), strict=True)
-        if new != old
+        f"{name}: {old.get(name)} -> {new.get(name)}"
+        for name in dict.fromkeys((*new, *old))
+        if new.get(name) != old.get(name)
     ]
 
 
@@ -427,77 +731,6 @@ def find_config(name: str) -> pathlib.Path:
     raise ValueError(f"no config file at {name}; configs/ has {', '.join(found)}")
 
 
-def _flatten(config: Any, prefix: str = "") -> list[tuple[str, Any]]:
-    pairs = []
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        name = prefix + field.name
-        pairs += _flatten(value, name + ".") if dataclasses.is_dataclass(value) else [(name, value)]
-    return pairs
-
-
-def _build(cls: type[T], values: Any, path: str) -> T:
-    hints = typing.get_type_hints(cls)
-    if not isinstance(values, dict):
-        raise ValueError(
-            f"{path or 'the config'} is {values!r}; it must be a section with {', '.join(hints)}"
-        )
-    for name in values:
-        if name not in hints:
-            close = difflib.get_close_matches(name, hints, n=1)
-            hint = f'; did you mean "{close[0]}"?' if close else f"; known are {', '.join(hints)}"
-            raise ValueError(f'there is no config field "{join_path(path, name)}"{hint}')
-    built = {name: _convert(hints[name], value, join_path(path, name)) for name, value in values.items()}
-    return cls(**built)
-
-
-def join_path(path: str, name: str) -> str:
-    """The dotted name of a field in a section."""
-    return f"{path}.{name}" if path else name
-
-
-def _convert(hint: Any, value: Any, path: str) -> Any:
-    """`value` as the type that `hint` asks for, or a sentence."""
-    if dataclasses.is_dataclass(hint):
-        return _build(typing.cast(type, hint), value, path)
-    options = typing.get_args(hint) if isinstance(hint, types.UnionType) or _is_optional(hint) else (hint,)
-    for option in options:
-        if option is type(None):
-            if value is None:
-                return None
-        elif typing.get_origin(option) is Literal:
-            if value in typing.get_args(option):
-                return value
-        elif typing.get_origin(option) is tuple:
-            if isinstance(value, list | tuple) and all(isinstance(v, str) for v in value):
-                return tuple(value)
-        elif option is float:
-            if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
-                return float(value)
-        elif option is int:
-            if isinstance(value, int) and not isinstance(value, bool):
-                return value
-        elif isinstance(value, option):
-            return value
-    raise ValueError(f"{path} is {value!r}; it must be {_describe(options)}")
-
-
-def _is_optional(hint: Any) -> bool:
-    return typing.get_origin(hint) is typing.Union
-
-
-def _describe(options: tuple[Any, ...]) -> str:
-    names = {int: "a whole number", float: "a finite number", str: "text", bool: "True or False",
-             type(None): "None"}  # fmt: skip
-    words = []
-    for option in options:
-        if typing.get_origin(option) is Literal:
-            words += [f'"{choice}"' for choice in typing.get_args(option)]
-        else:
-            words.append(names.get(option, "a list of texts"))
-    return " or ".join(words)
-
-
 def _check_choices(section: str, config: Any) -> None:
     """Checks every field whose type names its choices."""
     for name, hint in typing.get_type_hints(type(config)).items():
@@ -505,4 +738,4 @@ def _check_choices(section: str, config: Any) -> None:
         choices = [c for o in options if typing.get_origin(o) is Literal for c in typing.get_args(o)]
         value = getattr(config, name)
         if choices and value is not None and value not in choices:
-            raise ValueError(f"{section}.{name} is {value!r}; it must be {_describe(options)}")
+            raise ValueError(f"{section}.{name} is {value!r}; it must be {describe_types(options)}")

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from ml_collections import ConfigDict
 
 from zaya_jax.config import CONFIG_FILE, Config, find_config
+from zaya_jax.fields import to_plain
 
 DEFAULT_CONFIG = "configs/tiny.py"
 
@@ -89,20 +90,48 @@ def _read_file(path: str) -> dict[str, Any]:
     config = namespace["get_config"]()
     if not isinstance(config, ConfigDict):
         raise ValueError(f"get_config() of {path} gives a {type(config).__name__}; it must give a ConfigDict")
-    return config.to_dict()
+    return to_plain(config)
 
 
 def _set(values: dict[str, Any], name: str, text: str) -> None:
-    *sections, field = name.split(".")
-    section, kind = values, Config
-    for part in sections:
-        hint = typing.get_type_hints(kind).get(part) if kind else None
-        kind = hint if dataclasses.is_dataclass(hint) else None
-        section = section.setdefault(part, {})
-        if not isinstance(section, dict) or (hint and not kind):
-            raise ValueError(f'"{name}" is no config field: "{part}" has no fields of its own')
-    hint = typing.get_type_hints(kind).get(field) if kind else None
-    section[field] = _parse(text, hint)
+    """Sets a field; in a list of sections, as phases are, a part of the name is an item's name."""
+    *parts, field = name.split(".")
+    section: Any = values
+    kind: Any = Config
+    for i, part in enumerate(parts):
+        if isinstance(section, list | tuple):
+            section = _named(section, part, ".".join(parts[:i]))
+        else:
+            hint = _hints(kind).get(part)
+            kind = _hints(Config)[part] if hint is dict else _section_type(hint)  # of a phase
+            if hint and not kind:
+                raise ValueError(f'"{name}" is no config field: "{part}" has no fields of its own')
+            section = section.setdefault(part, () if typing.get_origin(hint) is tuple else {})
+    if not isinstance(section, dict):
+        raise ValueError(f'"{name}" is no config field: "{parts[-1]}" has no fields of its own')
+    section[field] = _parse(text, _hints(kind).get(field))
+
+
+def _named(items: Sequence[Any], name: str, path: str) -> dict[str, Any]:
+    """The section of a name in a list of sections.
+
+    Raises:
+      ValueError: when there is none.
+    """
+    names = [item.get("name") for item in items if isinstance(item, dict)]
+    if name not in names:
+        raise ValueError(f'{path} has no "{name}"; it has {", ".join(map(str, names)) or "none"}')
+    return items[names.index(name)]
+
+
+def _section_type(hint: Any) -> Any:
+    """The dataclass of a section, or of the items of a list of sections; None of other fields."""
+    item = typing.get_args(hint)[0] if typing.get_origin(hint) is tuple else hint
+    return item if dataclasses.is_dataclass(item) else None
+
+
+def _hints(kind: Any) -> dict[str, Any]:
+    return typing.get_type_hints(kind) if dataclasses.is_dataclass(kind) else {}
 
 
 def _parse(text: str, hint: Any) -> Any:

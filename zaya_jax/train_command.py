@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import jax
 
 from zaya_jax.config import Config
-from zaya_jax.data.corpus import Corpus
+from zaya_jax.data.shards import Corpus
 from zaya_jax.data.tokenizer import load_tokenizer
 from zaya_jax.inference.generate import generate
 from zaya_jax.options import Parser, add_config_options, load_config
@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         (
             "zaya train",
             "zaya train --config.run_folder=runs/wide --config.model.hidden_size=256",
-            "zaya train --config=configs/zaya1_8b.py --dry-run --devices=1024",
+            "zaya train --config=configs/zaya1_8b.py --dry-run --devices=128",
         ),
     )
     add_config_options(parser)

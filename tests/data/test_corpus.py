@@ -10,7 +10,8 @@ from array_record.python import array_record_module
 
 from zaya_jax.config import DataConfig
 from zaya_jax.data import corpus as corpus_module
-from zaya_jax.data.corpus import build_corpus, ensure_corpus, main, open_corpus
+from zaya_jax.data.corpus import build_corpus, ensure_corpus, main
+from zaya_jax.data.shards import open_corpus
 from zaya_jax.data.tokenizer import ByteTokenizer
 
 TOKENIZER = ByteTokenizer()
@@ -158,7 +159,7 @@ def test_opening_gives_what_building_gave(tmp_path, source):
 
 def test_exception_on_the_way_leaves_nothing(tmp_path, source, monkeypatch):
     parent = tmp_path / "corpora"
-    monkeypatch.setattr(corpus_module, "_write_manifest", _fail)
+    monkeypatch.setattr(corpus_module, "write_manifest", _fail)
     with pytest.raises(RuntimeError, match="disk on fire"):
         _build(parent, source)
     assert list(parent.iterdir()) == []
@@ -170,7 +171,7 @@ def _fail(*_):
 
 def test_failed_overwrite_leaves_the_old_corpus(tmp_path, source, monkeypatch):
     old = _build(tmp_path, source)
-    monkeypatch.setattr(corpus_module, "_write_manifest", _fail)
+    monkeypatch.setattr(corpus_module, "write_manifest", _fail)
     with pytest.raises(RuntimeError, match="disk on fire"):
         _build(tmp_path, source, overwrite=True)
     assert open_corpus(old.folder) == old
@@ -364,14 +365,14 @@ def test_ensure_builds_once_and_opens_then(tmp_path):
 def test_ensure_opens_what_another_process_built_meanwhile(tmp_path, monkeypatch):
     root = _write_many(tmp_path / "many")
     config = DataConfig(corpus=str(tmp_path / "corpus"), source=str(root))
-    write_manifest = corpus_module._write_manifest
+    write_manifest = corpus_module.write_manifest
 
     def write_after_another(corpus):
-        monkeypatch.setattr(corpus_module, "_write_manifest", write_manifest)
+        monkeypatch.setattr(corpus_module, "write_manifest", write_manifest)
         build_corpus(config.corpus, source=str(root), tokenizer=TOKENIZER, block_tokens=32)
         write_manifest(corpus)
 
-    monkeypatch.setattr(corpus_module, "_write_manifest", write_after_another)
+    monkeypatch.setattr(corpus_module, "write_manifest", write_after_another)
     assert ensure_corpus(config).block_tokens == 32
     assert sorted(p.name for p in tmp_path.iterdir()) == ["corpus", "many"]
 

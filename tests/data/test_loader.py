@@ -2,13 +2,14 @@ import itertools
 import threading
 import time
 
-import jax
+import chex
 import numpy as np
 import pytest
 
-from zaya_jax.config import DataConfig
 from zaya_jax.data.corpus import build_corpus
-from zaya_jax.data.loader import evaluation_batches, num_sequences, training_batches
+from zaya_jax.data.loader import evaluation_batches, num_sequences
+from zaya_jax.data.loader import training_batches as mixture_batches
+from zaya_jax.data.mixture import Mixture
 from zaya_jax.data.tokenizer import ByteTokenizer
 
 BLOCK = 64
@@ -35,19 +36,17 @@ def corpus(tmp_path_factory, texts):
     )
 
 
-def _config(**values):
-    return DataConfig(**{"sequence_length": 32, "batch_size": 4, "seed": 7, **values})
+def training_batches(corpus, *, first_step=0, **values):
+    """Of one corpus, after so many batches of the same size."""
+    values = {"sequence_length": 32, "batch_size": 4, "seed": 7, **values}
+    first_sequence = first_step * values["batch_size"]
+    return mixture_batches(Mixture((corpus,), (1,)), first_sequence=first_sequence, **values)
 
 
 def _take(batches, count):
     taken = list(itertools.islice(batches, count))
     batches.close()
     return taken
-
-
-def _assert_same(ours, theirs):
-    for our, their in zip(ours, theirs, strict=True):
-        jax.tree.map(np.testing.assert_array_equal, our, their)
 
 
 def _rows(batches):
@@ -92,11 +91,13 @@ def test_evaluation_limit(corpus, limit, rows):
     limited = list(evaluation_batches(corpus, **options, limit=limit))
     real = [row for batch in limited for row in batch.segments_BT if row.any()]
     assert len(real) == (rows or num_sequences(corpus, "train", 32))
-    _assert_same([b.tokens_BT[:1] for b in limited], [b.tokens_BT[:1] for b in everything[: len(limited)]])
+    chex.assert_trees_all_equal(
+        [b.tokens_BT[:1] for b in limited], [b.tokens_BT[:1] for b in everything[: len(limited)]]
+    )
 
 
 def test_batches_have_the_types_of_the_model(corpus):
-    (batch,) = training_batches(corpus, _config(), first_step=0, num_steps=1)
+    (batch,) = training_batches(corpus, num_steps=1)
     for name, array in vars(batch).items():
         assert isinstance(array, np.ndarray)
         assert array.shape == (4, 32)
@@ -105,11 +106,11 @@ def test_batches_have_the_types_of_the_model(corpus):
 
 @pytest.mark.parametrize("first_step", [1, 3, 40, 1000])
 def test_resumed_run_reads_what_the_undisturbed_one_does(corpus, first_step):
-    undisturbed = training_batches(corpus, _config(), first_step=0)
+    undisturbed = training_batches(corpus)
     expected = _take(_from(undisturbed, first_step), 5)
     undisturbed.close()
-    resumed = list(training_batches(corpus, _config(), first_step=first_step, num_steps=5))
-    _assert_same(resumed, expected)
+    resumed = list(training_batches(corpus, first_step=first_step, num_steps=5))
+    chex.assert_trees_all_equal(resumed, expected)
 
 
 def _from(iterator, start):
@@ -119,20 +120,20 @@ def _from(iterator, start):
 
 
 def test_two_loaders_agree_and_another_seed_does_not(corpus):
-    first = list(training_batches(corpus, _config(), first_step=0, num_steps=8))
-    _assert_same(first, training_batches(corpus, _config(), first_step=0, num_steps=8))
-    assert _rows(first) != _rows(training_batches(corpus, _config(seed=8), first_step=0, num_steps=8))
+    first = list(training_batches(corpus, num_steps=8))
+    chex.assert_trees_all_equal(first, list(training_batches(corpus, num_steps=8)))
+    assert _rows(first) != _rows(training_batches(corpus, seed=8, first_step=0, num_steps=8))
 
 
 def test_position_does_not_depend_on_the_batch_size(corpus):
-    small = _rows(training_batches(corpus, _config(batch_size=2), first_step=6, num_steps=6))
-    large = _rows(training_batches(corpus, _config(batch_size=6), first_step=2, num_steps=2))
+    small = _rows(training_batches(corpus, batch_size=2, first_step=6, num_steps=6))
+    large = _rows(training_batches(corpus, batch_size=6, first_step=2, num_steps=2))
     assert small == large
 
 
 def test_every_epoch_has_every_window_once_in_another_order(corpus):
     sequences = num_sequences(corpus, "train", 32)
-    rows = _rows(training_batches(corpus, _config(batch_size=1), first_step=0, num_steps=3 * sequences))
+    rows = _rows(training_batches(corpus, batch_size=1, first_step=0, num_steps=3 * sequences))
     epochs = [rows[i * sequences : (i + 1) * sequences] for i in range(3)]
     in_order = _rows(evaluation_batches(corpus, split="train", sequence_length=32, batch_size=1))
     assert all(sorted(epoch) == sorted(in_order) for epoch in epochs)
@@ -142,15 +143,14 @@ def test_every_epoch_has_every_window_once_in_another_order(corpus):
 
 def test_batch_larger_than_the_corpus_repeats_it(corpus):
     sequences = num_sequences(corpus, "train", 32)
-    config = _config(batch_size=2 * sequences + 1)
-    (batch,) = training_batches(corpus, config, first_step=0, num_steps=1)
+    (batch,) = training_batches(corpus, batch_size=2 * sequences + 1, num_steps=1)
     rows, counts = np.unique(batch.tokens_BT, axis=0, return_counts=True)
     assert len(rows) == sequences
     assert sorted(counts)[:-1] == [2] * (sequences - 1)
 
 
 def test_threads_end_with_a_loop_that_stops_early(corpus):
-    batches = training_batches(corpus, _config(), first_step=0)
+    batches = training_batches(corpus)
     next(batches)
     assert _prefetch_threads()
     batches.close()
@@ -184,7 +184,7 @@ def test_damage_after_opening_is_not_read_as_text(corpus, tmp_path, texts):
 @pytest.mark.parametrize("sequence_length", [33, 48, 96])
 def test_sequence_length_that_fits_no_blocks(corpus, sequence_length):
     with pytest.raises(ValueError, match=f"{sequence_length}, and .* has blocks of 64 tokens; one must be a"):
-        training_batches(corpus, _config(sequence_length=sequence_length), first_step=0)
+        training_batches(corpus, sequence_length=sequence_length, first_step=0)
 
 
 def test_split_shorter_than_a_sequence(corpus):
@@ -194,9 +194,9 @@ def test_split_shorter_than_a_sequence(corpus):
     ):
         evaluation_batches(corpus, split="validation", sequence_length=length, batch_size=1)
     with pytest.raises(ValueError, match=f"{length}, and the train split"):
-        training_batches(corpus, _config(sequence_length=length), first_step=0)
+        training_batches(corpus, sequence_length=length, first_step=0)
 
 
 def test_negative_step(corpus):
-    with pytest.raises(ValueError, match="first_step is -1; it must be 0 or above"):
-        training_batches(corpus, _config(), first_step=-1)
+    with pytest.raises(ValueError, match="first_sequence is -4; it must be 0 or above"):
+        training_batches(corpus, first_step=-1)

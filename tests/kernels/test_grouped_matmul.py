@@ -4,6 +4,7 @@ import functools
 import inspect
 import math
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -160,7 +161,7 @@ def test_a_cpu_takes_the_blocks():
     rows_PD, weights_EDF, grad_PF = (jnp.float32(x) for x in arrays)
     default = with_gradients(rows_PD, weights_EDF, grad_PF, sizes_E, None)
     blocked = with_gradients(rows_PD, weights_EDF, grad_PF, sizes_E, "blocked")
-    jax.tree.map(np.testing.assert_array_equal, default, blocked)
+    chex.assert_trees_all_equal(default, blocked)
 
 
 LARGE = (2048, 64, 64, 96)

@@ -18,15 +18,15 @@ import jax
 import numpy as np
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
-from small_runs import build_small_corpus, fast_compilation, small_config
+from small_runs import build_small_corpus, fast_compilation, small_config, small_values
 
 import zaya_jax
 from zaya_jax import cli
 from zaya_jax.checkpoint import load_run
 from zaya_jax.config import Config
 from zaya_jax.data.batch import Batch
-from zaya_jax.data.corpus import Corpus
 from zaya_jax.data.loader import evaluation_batches
+from zaya_jax.data.shards import Corpus
 from zaya_jax.data.tokenizer import ByteTokenizer
 from zaya_jax.model.zaya import Zaya
 from zaya_jax.train.loop import TrainResult, train
@@ -197,6 +197,76 @@ def test_a_killed_run_goes_on_as_if_nothing_had_been(step, undisturbed, compile_
     assert "resuming at step" in resumed.stdout.decode()
     assert _rows(config.run_folder) == _rows(undisturbed.config.run_folder)
     _assert_same(load_run(config.run_folder).variables, undisturbed.state.variables)
+
+
+@pytest.fixture(scope="module")
+def other_corpus(tmp_path_factory) -> Corpus:
+    return build_small_corpus(tmp_path_factory.mktemp("data") / "other")
+
+
+def _phased_values(run_folder: pathlib.Path, corpus: Corpus, other: Corpus) -> dict:
+    """Nine steps of half a batch and three of a whole; then longer sequences of another mixture.
+
+    The network is the smallest there is: each batch size and phase compiles a step of its own.
+    """
+    values = small_values(run_folder=str(run_folder), corpus=str(corpus.folder))
+    del values["train"]["num_steps"]
+    values["model"] |= {"num_hidden_layers": 1, "layer_pattern": ("hybrid",), "router": "linear"}
+    values["optimizer"]["name"] = "adamw"
+    both = {"name": "both", "corpora": (str(corpus.folder), str(other.folder)), "weights": (2, 1)}
+    values["data"]["mixtures"] = (both,)
+    values["phases"] = (
+        {"name": "short", "steps": 12, "data": {"batch_ramp": ((9, 128),)}},
+        {
+            "name": "long",
+            "tokens": 14 * 256,
+            "model": {"rope_theta": 1e6},
+            "data": {"mixture": "both", "sequence_length": 128, "batch_size": 2},
+            "optimizer": {"schedule": "linear", "warmup_steps": 0, "weight_decay": 0.01, "beta1": 0.8},
+            "balancing": {"learning_rate": 1e-2},
+        },
+    )
+    return values
+
+
+@pytest.fixture(scope="module")
+def undisturbed_phases(corpus, other_corpus, compile_cache, tmp_path_factory) -> TrainResult:
+    run_folder = tmp_path_factory.mktemp("runs") / "phases"
+    return train(Config.from_dict(_phased_values(run_folder, corpus, other_corpus)))
+
+
+def test_phases_and_ramp_are_what_was_trained(undisturbed_phases):
+    rows = [row for row in _rows(undisturbed_phases.config.run_folder) if row["kind"] == "train"]
+    assert [row["phase"] for row in rows] == ["short"] * 12 + ["long"] * 14
+    sizes = np.diff([row["tokens"] for row in rows], prepend=0)
+    assert sizes.tolist() == [128] * 9 + [256] * 17
+    rates = [row["learning_rate"] for row in rows]
+    assert rates[:5] == pytest.approx([0, 0.75e-3, 1.5e-3, 2.25e-3, 3e-3])  # four steps of warm-up
+    assert rates[12] == pytest.approx(3e-3)
+    assert np.diff(rates[12:]).tolist() == pytest.approx([(2e-4 - 3e-3) / 14] * 13, rel=1e-3)
+    assert undisturbed_phases.rules.model.config.rope_theta == 1e6
+    assert load_run(undisturbed_phases.config.run_folder).config.model.rope_theta == 1e6
+
+
+# Killed at step 9, it goes on in the ramp, from 4 or 8; at 17 from 12, the border, or 16 behind it. A
+# checkpoint is whole when the next one is begun.
+def test_a_run_killed_in_its_ramp_and_behind_a_border_goes_on(
+    undisturbed_phases, other_corpus, compile_cache, tmp_path
+):
+    config = Config.from_dict(_phased_values(tmp_path / "killed", undisturbed_phases.corpus, other_corpus))
+    command = _command(_write_config_file(tmp_path / "killed.py", config), compile_cache)
+    _kill_at(9, config.run_folder, command)
+    assert 9 <= _last_step(config.run_folder) < config.train.num_steps
+    _kill_at(17, config.run_folder, command)
+    assert 17 <= _last_step(config.run_folder) < config.train.num_steps
+
+    resumed = subprocess.run(**command, timeout=LIMIT_SECONDS)
+    assert resumed.returncode == 0, resumed.stdout.decode()
+    said = resumed.stdout.decode()
+    assert "resuming at step 1" in said
+    assert "phase long: steps 13 to 26, sequences of 128, RoPE base 1,000,000, from mixture both" in said
+    assert _rows(config.run_folder) == _rows(undisturbed_phases.config.run_folder)
+    _assert_same(load_run(config.run_folder).variables, undisturbed_phases.state.variables)
 
 
 def _last_step(run_folder: str) -> int:

@@ -5,6 +5,7 @@ import functools
 import itertools
 import typing
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -64,6 +65,39 @@ def uneven_batch():
 
 def first_state():
     return state_of(RULES, initialise(declare(MODEL), jax.random.key(0)), jax.random.key(1))
+
+
+@functools.cache
+def balanced(num_microbatches, remat):
+    """Three steps that move nothing but the router biases, which decide the next step's counts."""
+    balancer = make_balancer(BalancingConfig(rule="pid", learning_rate=0.1, skip_share=0.2))
+    rules = Rules(Zaya(dataclasses.replace(MODEL, remat=remat)), optax.sgd(0.0), balancer)
+    state = dataclasses.replace(
+        first_state(),
+        optimizer=rules.optimizer.init(first_state().params),
+        balancer=balancer.init(first_state().router_bias_LX),
+    )
+    run = jit(
+        functools.partial(
+            train_step, rules=rules, mesh=data_mesh(jax.devices()[:1]), num_microbatches=num_microbatches
+        )
+    )
+    counts = []
+    for _ in range(3):
+        state, metrics = run(state, uneven_batch())
+        counts.append(np.asarray(metrics.router_counts_LX))
+    return counts, state
+
+
+@pytest.mark.parametrize(("num_microbatches", "remat"), [(4, "none"), (1, "layer"), (4, "products")])
+def test_accumulation_and_remat_do_not_touch_the_balancing(num_microbatches, remat):
+    """Counts are whole numbers of the global batch, taken once: the biases are the same to the bit."""
+    (counts, state), (expected_counts, expected) = balanced(num_microbatches, remat), balanced(1, "none")
+    np.testing.assert_array_equal(counts, expected_counts)
+    assert np.any(counts[0] != counts[2]), "the biases must have mattered"
+    np.testing.assert_array_equal(state.router_bias_LX, expected.router_bias_LX)
+    chex.assert_trees_all_equal(state.balancer, expected.balancer)
+    assert np.all(expected.router_bias_LX != initial_router_bias(MODEL))
 
 
 @functools.cache

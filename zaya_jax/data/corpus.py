@@ -1,9 +1,7 @@
-"""A corpus: text files made into checked shards of token blocks.
+"""A corpus: text files made into shards of token blocks, in a training and a held-out split.
 
-Each split is one stream of tokens, BOS document EOS, BOS document EOS, ..., cut into blocks of one
-length; a block is a record of an ArrayRecord file. A manifest beside the shards says what must be
-there, because ArrayRecord gives a truncated file as an empty one without an error. A corpus is
-written into a folder beside its place and renamed when whole: nothing half-written is taken for it.
+A corpus is written into a folder beside its place and renamed when whole: nothing half-written is
+taken for it. What lies in the folder is in `zaya_jax.data.shards`.
 """
 
 import argparse
@@ -12,9 +10,7 @@ import dataclasses
 import errno
 import fnmatch
 import hashlib
-import json
 import lzma
-import math
 import os
 import pathlib
 import platform
@@ -23,113 +19,30 @@ import sysconfig
 import uuid
 import zlib
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import numpy as np
 import rich.box
 import rich.console
 import rich.table
-from array_record.python import array_record_module  # pyright: ignore[reportAttributeAccessIssue]
 
 from zaya_jax.config import DataConfig
+from zaya_jax.data.shards import (
+    MANIFEST,
+    SPLITS,
+    BlockWriter,
+    Corpus,
+    Layout,
+    Split,
+    open_corpus,
+    sync,
+    write_manifest,
+)
 from zaya_jax.data.tokenizer import Tokenizer, load_tokenizer
 from zaya_jax.options import Parser
 
-_FORMAT = "zaya_jax corpus 1"
-_MANIFEST = "manifest.json"
-_SPLITS = ("train", "validation")
 # Beside what others installed, tests: they hold generated data, bad syntax and other encodings.
 _STDLIB_EXCLUDED = frozenset({"site-packages", "dist-packages", "test", "tests", "__pycache__"})
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Shard:
-    """An ArrayRecord file of a split.
-
-    Attributes:
-      file: its name in the corpus folder.
-      records: token blocks in it.
-      bytes: its size on disk.
-    """
-
-    file: str
-    records: int
-    bytes: int
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Split:
-    """Training or held-out documents as one stream of tokens.
-
-    Attributes:
-      shards: the files, in the order of the stream.
-      documents: files of text in it.
-      skipped: files that were left out, being empty or not UTF-8.
-      text_bytes: UTF-8 bytes of the documents.
-      tokens: with each document's BOS and EOS, without padding.
-      gzip_9_bytes: size of the concatenated documents under gzip -9; None for training.
-      xz_9_bytes: the same under xz -9.
-    """
-
-    shards: tuple[Shard, ...]
-    documents: int
-    skipped: int
-    text_bytes: int
-    tokens: int
-    gzip_9_bytes: int | None = None
-    xz_9_bytes: int | None = None
-
-    @property
-    def num_blocks(self) -> int:
-        """Token blocks in all shards."""
-        return sum(shard.records for shard in self.shards)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Corpus:
-    """A corpus whose files were found whole.
-
-    Attributes:
-      folder: where it lies.
-      tokenizer: what `load_tokenizer` was asked for when it was built.
-      tokenizer_fingerprint: of that tokenizer's content.
-      vocab_size: V of the tokenizer.
-      bos_id: begins each document.
-      eos_id: ends each document.
-      pad_id: fills up the last block of a split.
-      block_tokens: tokens a record.
-      dtype: little-endian type of a token in a record.
-      source: where the text came from.
-      train: the training split.
-      validation: the held-out split.
-    """
-
-    folder: pathlib.Path
-    tokenizer: str
-    tokenizer_fingerprint: str
-    vocab_size: int
-    bos_id: int
-    eos_id: int
-    pad_id: int
-    block_tokens: int
-    dtype: str
-    source: str
-    train: Split
-    validation: Split
-
-    def split(self, name: str) -> Split:
-        """The split of a name.
-
-        Raises:
-          ValueError: for another name than "train" and "validation".
-        """
-        if name not in _SPLITS:
-            raise ValueError(f'there is no split "{name}"; it must be "train" or "validation"')
-        return self.train if name == "train" else self.validation
-
-    def shard_paths(self, name: str) -> tuple[pathlib.Path, ...]:
-        """The files of a split, in the order of its stream."""
-        return tuple(self.folder / shard.file for shard in self.split(name).shards)
 
 
 # Building
@@ -173,15 +86,15 @@ def build_corpus(
         raise ValueError(f"the corpus {folder} lies in its own source {origin.root}; it must lie elsewhere")
     files = _list_splits(origin, validation_percent)
 
-    layout = _Layout(
+    layout = Layout(
         tokenizer=tokenizer, block_tokens=block_tokens, shard_blocks=max(1, shard_tokens // block_tokens)
     )
     temporary = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:12]}.partial")
     temporary.mkdir(parents=True)
     try:
-        splits = {name: _write_split(temporary, name, files[name], layout) for name in _SPLITS}
+        splits = {name: _write_split(temporary, name, files[name], layout) for name in SPLITS}
         _check_splits(splits, origin, validation_percent)
-        _write_manifest(_describe(temporary, splits, layout, origin))
+        write_manifest(_describe(temporary, splits, layout, origin))
         open_corpus(temporary)
         _publish(temporary, folder, overwrite=overwrite)
     finally:
@@ -197,19 +110,6 @@ class _Origin:
     pattern: str
     excluded: frozenset[str]
     description: str
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Layout:
-    """How tokens are laid out in shards."""
-
-    tokenizer: Tokenizer
-    block_tokens: int
-    shard_blocks: int
-
-    @property
-    def dtype(self) -> str:
-        return "<u2" if self.tokenizer.vocab_size <= 2**16 else "<u4"
 
 
 def _check_sizes(*, block_tokens: int, validation_percent: int, shard_tokens: int) -> None:
@@ -228,9 +128,9 @@ def _check_vacant(folder: pathlib.Path, *, overwrite: bool) -> None:
         raise ValueError(f"{folder} is a file; a corpus is a folder")
     if not any(folder.iterdir()):
         return
-    if not (folder / _MANIFEST).is_file():
+    if not (folder / MANIFEST).is_file():
         raise ValueError(
-            f"{folder} has files and no {_MANIFEST}; it must be empty, or a corpus for --overwrite to replace"
+            f"{folder} has files and no {MANIFEST}; it must be empty, or a corpus for --overwrite to replace"
         )
     if not overwrite:
         raise ValueError(f"{folder} is a corpus already; --overwrite replaces it")
@@ -257,7 +157,7 @@ def _list_splits(origin: _Origin, validation_percent: int) -> dict[str, list[pat
         raise ValueError(
             f'no file in {origin.root} has a name like "{origin.pattern}"; a corpus needs some text'
         )
-    files: dict[str, list[pathlib.Path]] = {name: [] for name in _SPLITS}
+    files: dict[str, list[pathlib.Path]] = {name: [] for name in SPLITS}
     for key, path in sorted((_hash_path(path), path) for path in paths):
         held_out = key % 100 < validation_percent
         files["validation" if held_out else "train"].append(origin.root / path)
@@ -283,10 +183,10 @@ def _hash_path(path: str) -> int:
     return int.from_bytes(hashlib.blake2b(os.fsencode(path), digest_size=8).digest())
 
 
-def _write_split(folder: pathlib.Path, name: str, files: Sequence[pathlib.Path], layout: _Layout) -> Split:
+def _write_split(folder: pathlib.Path, name: str, files: Sequence[pathlib.Path], layout: Layout) -> Split:
     """Streams the documents of a split into shards; at most one document is in memory."""
     tokenizer = layout.tokenizer
-    writer = _BlockWriter(folder, name, layout)
+    writer = BlockWriter(folder, name, layout)
     compressed = _CompressedSize() if name == "validation" else None
     documents = text_bytes = tokens = 0
     for path in files:
@@ -318,54 +218,6 @@ def _read_document(path: pathlib.Path) -> bytes | None:
     except UnicodeDecodeError:
         return None
     return raw or None
-
-
-class _BlockWriter:
-    """Cuts a stream of tokens into blocks, one a record, and begins a new shard when one is full."""
-
-    def __init__(self, folder: pathlib.Path, split: str, layout: _Layout):
-        self._folder = folder
-        self._split = split
-        self._layout = layout
-        self._rest = np.zeros(0, layout.dtype)
-        self._writer: Any = None
-        self._records = 0
-        self._shards: list[Shard] = []
-
-    def append(self, tokens: np.ndarray) -> None:
-        tokens = np.concatenate([self._rest, tokens])
-        whole = len(tokens) // self._layout.block_tokens * self._layout.block_tokens
-        for block in tokens[:whole].reshape(-1, self._layout.block_tokens):
-            self._write(block)
-        self._rest = tokens[whole:]
-
-    def finish(self) -> tuple[Shard, ...]:
-        """Pads and writes the last block."""
-        if len(self._rest):
-            missing = self._layout.block_tokens - len(self._rest)
-            self._write(np.pad(self._rest, (0, missing), constant_values=self._layout.tokenizer.pad_id))
-        if self._writer is not None:
-            self._close_shard()
-        return tuple(self._shards)
-
-    def _path(self) -> pathlib.Path:
-        return self._folder / f"{self._split}-{len(self._shards):05d}.array_record"
-
-    def _write(self, block: np.ndarray) -> None:
-        if self._writer is None:
-            # group_size:1, a record a chunk: random access decodes no neighbours.
-            self._writer = array_record_module.ArrayRecordWriter(str(self._path()), "group_size:1")
-        self._writer.write(block.tobytes())
-        self._records += 1
-        if self._records == self._layout.shard_blocks:
-            self._close_shard()
-
-    def _close_shard(self) -> None:
-        path = self._path()
-        self._writer.close()
-        _sync(path)
-        self._shards.append(Shard(file=path.name, records=self._records, bytes=path.stat().st_size))
-        self._writer, self._records = None, 0
 
 
 class _CompressedSize:
@@ -400,7 +252,7 @@ def _check_splits(splits: dict[str, Split], origin: _Origin, validation_percent:
             )
 
 
-def _describe(folder: pathlib.Path, splits: dict[str, Split], layout: _Layout, origin: _Origin) -> Corpus:
+def _describe(folder: pathlib.Path, splits: dict[str, Split], layout: Layout, origin: _Origin) -> Corpus:
     return Corpus(
         folder=folder,
         tokenizer=layout.tokenizer.name,
@@ -415,15 +267,6 @@ def _describe(folder: pathlib.Path, splits: dict[str, Split], layout: _Layout, o
         train=splits["train"],
         validation=splits["validation"],
     )
-
-
-def _write_manifest(corpus: Corpus) -> None:
-    values = {"format": _FORMAT, **dataclasses.asdict(corpus)}
-    del values["folder"]
-    path = corpus.folder / _MANIFEST
-    path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
-    _sync(path)
-    _sync(corpus.folder)
 
 
 def _publish(temporary: pathlib.Path, folder: pathlib.Path, *, overwrite: bool) -> None:
@@ -446,90 +289,7 @@ def _publish(temporary: pathlib.Path, folder: pathlib.Path, *, overwrite: bool) 
             raise FileExistsError(
                 errno.EEXIST, "another process has built this corpus", str(folder)
             ) from error
-    _sync(folder.parent)
-
-
-def _sync(path: pathlib.Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-# Opening
-
-
-def open_corpus(folder: str | os.PathLike[str]) -> Corpus:
-    """Reads a corpus's manifest and checks that every shard is there and whole.
-
-    Raises:
-      ValueError: when there is no corpus, or with a sentence for each shard that is missing or differs.
-    """
-    folder = pathlib.Path(folder).resolve()
-    path = folder / _MANIFEST
-    if not path.is_file():
-        raise ValueError(f"there is no corpus at {folder}: it has no {_MANIFEST}; zaya corpus builds one")
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        found = values.pop("format")
-        if found != _FORMAT:
-            raise ValueError(f'it has the format "{found}"')
-        splits = {name: _parse_split(values.pop(name)) for name in _SPLITS}
-        corpus = Corpus(folder=folder, **splits, **values)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f'{path} is no manifest of "{_FORMAT}": {error}') from error
-    sentences = [s for name in _SPLITS for s in _check_shards(corpus, corpus.split(name))]
-    if sentences:
-        raise ValueError("\n".join(sentences))
-    return corpus
-
-
-def _parse_split(values: dict[str, Any]) -> Split:
-    shards = tuple(Shard(**shard) for shard in values.pop("shards"))
-    return Split(shards=shards, **values)
-
-
-def _check_shards(corpus: Corpus, split: Split) -> list[str]:
-    """A sentence for each shard that is not as the manifest says, and for a stream of another length."""
-    sentences = [s for shard in split.shards if (s := _check_shard(corpus.folder / shard.file, shard))]
-    if split.num_blocks != math.ceil(split.tokens / corpus.block_tokens):
-        sentences.append(
-            f"{corpus.folder / _MANIFEST} counts {split.num_blocks} blocks of {corpus.block_tokens} for "
-            f"{split.tokens} tokens; rebuild the corpus"
-        )
-    return sentences
-
-
-def _check_shard(path: pathlib.Path, shard: Shard) -> str | None:
-    if not path.is_file():
-        return f"{path} is missing; restore it, or rebuild the corpus"
-    if (size := path.stat().st_size) != shard.bytes:
-        return (
-            f"{path} has {size} bytes, and the manifest says {shard.bytes}; restore it, or rebuild the corpus"
-        )
-    try:
-        records = _count_records(path)
-    except RuntimeError as error:
-        return f"{path} cannot be read; restore it, or rebuild the corpus: {error}"
-    if records != shard.records:
-        return (
-            f"{path} has {records} records, and the manifest says {shard.records}; restore it, or rebuild "
-            "the corpus"
-        )
-    return None
-
-
-def _count_records(path: pathlib.Path) -> int:
-    """Records of a shard.
-
-    Raises:
-      RuntimeError: when ArrayRecord cannot read the file.
-    """
-    reader = array_record_module.ArrayRecordReader(str(path), "readahead_buffer_size:0,max_parallelism:0")
-    records = reader.num_records()
-    reader.close()  # which alone raises for a truncated file: to num_records that is an empty one
-    return records
+    sync(folder.parent)
 
 
 def ensure_corpus(config: DataConfig) -> Corpus:
@@ -549,10 +309,19 @@ def ensure_corpus(config: DataConfig) -> Corpus:
             )
         with contextlib.suppress(FileExistsError):
             build_corpus(config.corpus, source=config.source, tokenizer=tokenizer)
-    corpus = open_corpus(config.corpus)
-    if corpus.tokenizer_fingerprint != tokenizer.fingerprint:
+    return open_corpus_for(config.corpus, config.tokenizer)
+
+
+def open_corpus_for(folder: str, tokenizer: str) -> Corpus:
+    """Opens a corpus that is to be of the tokenizer of a run.
+
+    Raises:
+      ValueError: as `open_corpus`, or when it is of another.
+    """
+    corpus = open_corpus(folder)
+    if corpus.tokenizer_fingerprint != load_tokenizer(tokenizer).fingerprint:
         raise ValueError(
-            f'data.tokenizer is "{config.tokenizer}", and the corpus {config.corpus} was made with '
+            f'data.tokenizer is "{tokenizer}", and the corpus {folder} was made with '
             f'"{corpus.tokenizer}"; they must be the same'
         )
     return corpus
@@ -610,7 +379,7 @@ def _make_table(corpus: Corpus) -> rich.table.Table:
     table.add_column("split", no_wrap=True)
     for name in ("documents", "skipped", "bytes", "tokens", "gzip -9", "xz -9"):
         table.add_column(name, justify="right", no_wrap=True)
-    for name in _SPLITS:
+    for name in SPLITS:
         split = corpus.split(name)
         counts = [f"{n:,}" for n in (split.documents, split.skipped, split.text_bytes, split.tokens)]
         rates = [_format_rate(n, split.text_bytes) for n in (split.gzip_9_bytes, split.xz_9_bytes)]

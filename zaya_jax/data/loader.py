@@ -1,22 +1,24 @@
-"""Batches of a corpus, each a function of its index alone.
+"""Batches of corpora, each a function of the position in the stream alone.
 
 Nothing depends on how many processes or threads read: window i is tokens i*T to (i+1)*T of a
-split's stream, and batch n takes the shuffled windows n*B to (n+1)*B. So the optimiser step is the
-whole data position, and a resumed or resized run reads what an undisturbed one would.
+split's stream, and a batch takes the next B shuffled windows. How many came before follows from the
+optimiser step (`zaya_jax.train.phases`), so a resumed or resized run reads what an undisturbed one
+would.
 
 Letters: B batch, T time.
 """
 
 import functools
 import math
+import sys
 from collections.abc import Iterator, Sequence
 
 import grain
 import numpy as np
 
-from zaya_jax.config import DataConfig
 from zaya_jax.data.batch import Batch, make_example
-from zaya_jax.data.corpus import Corpus
+from zaya_jax.data.mixture import Mixture, pick
+from zaya_jax.data.shards import Corpus
 
 # An element is a whole batch: grain's defaults, 500 elements from 16 threads, would fill the memory.
 _READ_OPTIONS = grain.ReadOptions(num_threads=2, prefetch_buffer_size=4)
@@ -66,35 +68,61 @@ class _Windows:
         return tokens_T
 
 
-def training_batches(
-    corpus: Corpus, config: DataConfig, *, first_step: int, num_steps: int | None = None
-) -> Iterator[Batch]:
-    """Batches of the training split for the optimiser steps from `first_step` on.
+class _Interleaved:
+    """Random access to the sequences of a mixture, without end."""
 
-    Every epoch is shuffled anew from `config.seed`; a batch may hold the end of one epoch and the
-    beginning of the next.
+    def __init__(self, streams: Sequence[grain.MapDataset], weights: Sequence[int]):
+        self._streams = streams
+        self._weights = weights
+
+    def __len__(self) -> int:
+        return sys.maxsize
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        corpus, sequence = pick(index, self._weights)
+        return self._streams[corpus][sequence]
+
+
+def training_batches(
+    mixture: Mixture,
+    *,
+    sequence_length: int,
+    batch_size: int,
+    seed: int,
+    first_sequence: int = 0,
+    num_steps: int | None = None,
+) -> Iterator[Batch]:
+    """Batches of the training splits of a mixture.
+
+    Every epoch of a corpus is shuffled anew from the seed; a batch may hold the end of one epoch and
+    the beginning of the next.
 
     Args:
-      corpus: an open corpus.
-      config: gives the sequence length T, the batch size B and the seed.
-      first_step: the step of the first batch; 0 in a fresh run.
+      mixture: open corpora and their weights.
+      sequence_length: T.
+      batch_size: B.
+      seed: of the order.
+      first_sequence: sequences of this stream that earlier batches took.
       num_steps: batches to give; without end when None.
 
     Yields:
       Batches of numpy arrays [B, T].
 
     Raises:
-      ValueError: as `num_sequences`, or for a negative `first_step`.
+      ValueError: as `num_sequences`, or for a negative `first_sequence`.
     """
-    if first_step < 0:
-        raise ValueError(f"first_step is {first_step}; it must be 0 or above")
-    windows = grain.MapDataset.source(_Windows(corpus, "train", config.sequence_length))
+    if first_sequence < 0:
+        raise ValueError(f"first_sequence is {first_sequence}; it must be 0 or above")
+    windows = [_Windows(corpus, "train", sequence_length) for corpus in mixture.corpora]
+    streams = [grain.MapDataset.source(each).shuffle(seed).repeat() for each in windows]
+    stream = streams[0]
+    if len(streams) > 1:
+        stream = grain.MapDataset.source(_Interleaved(streams, mixture.weights))
+    stop = None if num_steps is None else first_sequence + num_steps * batch_size
     # Dropping the remainder of an endless stream drops nothing; else grain rounds its length, 2**63 - 1,
     # up to one that no index holds.
-    stream = windows.shuffle(config.seed).repeat()
-    batches = _batch(stream, corpus, config.batch_size, drop_remainder=True)
-    stop = None if num_steps is None else first_step + num_steps
-    return _iterate(batches.slice(slice(first_step, stop)))
+    stream = stream.slice(slice(first_sequence, stop))
+    return _iterate(_batch(stream, mixture.corpora[0], batch_size, drop_remainder=True))
 
 
 def evaluation_batches(

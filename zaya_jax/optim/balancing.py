@@ -1,8 +1,14 @@
 """The controller that keeps experts evenly loaded, outside of autodiff ([8B] II-A-2).
 
+Once an optimiser step it takes the counts of the global batch and moves the routers' biases, all in
+float32. The rules differ in what they make of the error, the shares of the tokens less their targets.
+
 Letters: L layers, X = E + 1 router classes, the last one the skip class.
 """
 
+from typing import NamedTuple
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -12,20 +18,62 @@ from zaya_jax.config import BalancingConfig
 
 
 def make_balancer(config: BalancingConfig) -> optax.GradientTransformation:
-    """AdamW without decay, for the biases."""
-    return optax.adamw(config.learning_rate, config.beta1, config.beta2, config.eps, weight_decay=0.0)
+    """The transformation from a batch's counts [L, X] to updates of the biases.
+
+    "adamw" is ZAYA1's: AdamW without decay, the error as gradient. "sign" is DeepSeek-V3's (arXiv
+    2412.19437, 2.1.2): a step of one size against the error. "pid" is the textbook's controller.
+    """
+    rules = {
+        "adamw": lambda: optax.scale_by_adam(config.beta1, config.beta2, config.eps),
+        "sign": optax.scale_by_sign,
+        "pid": lambda: scale_by_pid(config.proportional, config.derivative),
+    }
+    return optax.chain(
+        optax.stateless(lambda counts_LX, _: load_error(counts_LX, skip_share=config.skip_share)),
+        rules[config.rule](),
+        optax.scale_by_learning_rate(config.learning_rate),
+    )
 
 
-def balancing_gradient(counts_LX: Int[Array, "L X"]) -> Float[Array, "L X"]:
-    """An expert's share of all tokens less 1/E; zero for the skip class, whose bias stays put.
+def load_error(counts_LX: Int[Array, "L X"], *, skip_share: float | None = None) -> Float[Array, "L X"]:
+    """Each class's share of all tokens less its target.
 
     Args:
-      counts_LX: tokens of the global batch by class.
+      counts_LX: tokens of the global batch by class, padding left out.
+      skip_share: target of the skip class, the rest being the experts', evenly. None gives the
+        experts 1/E, and the skip class no error: its bias stays put.
     """
     num_experts = counts_LX.shape[1] - 1
     tokens_L1 = jnp.maximum(counts_LX.sum(axis=1, keepdims=True), 1)
-    gradient_LX = counts_LX / tokens_L1 - 1.0 / num_experts
-    return gradient_LX.at[:, -1].set(0.0)
+    error_LX = counts_LX / tokens_L1 - (1.0 - (skip_share or 0.0)) / num_experts
+    skip_L = jnp.zeros(()) if skip_share is None else counts_LX[:, -1] / tokens_L1[:, 0] - skip_share
+    return error_LX.at[:, -1].set(skip_L)
+
+
+class PidState(NamedTuple):
+    """Errors of the two steps before, for their first and second differences."""
+
+    last_LX: Float[Array, "L X"]
+    before_last_LX: Float[Array, "L X"]
+
+
+def scale_by_pid(proportional: float, derivative: float) -> optax.GradientTransformation:
+    """Sums up to `sum of errors + proportional * error + derivative * change of the error`.
+
+    Written as increments, so that the biases themselves hold the sum of errors: a run that changes
+    its gains, or the rule, goes on without a jump.
+    """
+
+    def init(bias_LX: jax.Array) -> PidState:
+        return PidState(jnp.zeros_like(bias_LX), jnp.zeros_like(bias_LX))
+
+    def update(error_LX: jax.Array, state: PidState, _: object = None) -> tuple[jax.Array, PidState]:
+        change_LX = error_LX - state.last_LX
+        last_change_LX = state.last_LX - state.before_last_LX
+        step_LX = error_LX + proportional * change_LX + derivative * (change_LX - last_change_LX)
+        return step_LX, PidState(error_LX, state.last_LX)
+
+    return optax.GradientTransformation(init, update)
 
 
 def load_entropy(counts_LX: Int[Array | np.ndarray, "L X"]) -> Float[Array, " L"]:

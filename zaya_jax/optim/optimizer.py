@@ -21,24 +21,15 @@ ADAMW_RMS = 0.2
 """Root mean square of a Muon update before the learning rate: what AdamW's usually is (Moonlight)."""
 
 
-def learning_rate_schedule(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
-    """Linear warm-up from 0, then a cosine to `final_learning_rate` at the last step."""
-    return optax.warmup_cosine_decay_schedule(
-        init_value=0.0 if config.warmup_steps else config.learning_rate,
-        peak_value=config.learning_rate,
-        warmup_steps=config.warmup_steps,
-        decay_steps=num_steps,
-        end_value=config.final_learning_rate,
-    )
-
-
-def make_optimizer(config: OptimizerConfig, dealt: Deal, num_steps: int) -> optax.GradientTransformation:
+def make_optimizer(
+    config: OptimizerConfig, dealt: Deal, schedule: optax.Schedule
+) -> optax.GradientTransformation:
     """The transformation from clipped gradients to updates, of the parts that a device owns.
 
     Args:
       config: names the optimiser and its values.
       dealt: how the weights are dealt out; by elements alone for "adamw".
-      num_steps: length of the schedule.
+      schedule: the learning rate over the run's steps.
     """
     adam = optax.scale_by_adam(config.beta1, config.beta2, config.eps)
     groups = {part.name: "adam" if isinstance(part, Elements) else "muon" for part in dealt.parts}
@@ -49,7 +40,7 @@ def make_optimizer(config: OptimizerConfig, dealt: Deal, num_steps: int) -> opta
     return optax.chain(
         optax.partition({"muon": _muon(config, dealt), "adam": adam}, groups),
         optax.add_decayed_weights(config.weight_decay, decay),
-        optax.scale_by_learning_rate(learning_rate_schedule(config, num_steps)),
+        optax.scale_by_learning_rate(schedule),
     )
 
 

@@ -5,18 +5,18 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from zaya_jax.config import Config
+from zaya_jax.config import Config, Phase
 from zaya_jax.model.flops import active_parameters, train_flops_per_token
 from zaya_jax.model.weights import Weight, count_parameters, declare, flatten
-from zaya_jax.optim.optimizer import learning_rate_schedule
-from zaya_jax.parallel.mesh import check_batch_size
+from zaya_jax.optim.schedules import learning_rate_schedule
 from zaya_jax.plan.memory import memory_by_kind
+from zaya_jax.train.phases import check_devices, stretches
 
 GIB = 2**30
 
 
 def describe(config: Config, *, devices: int | None = None, console: Console | None = None) -> None:
-    """Prints shapes, counts, tokens a step, schedule and memory of a run. Allocates no weights.
+    """Prints shapes, counts, phases, schedule and memory of a run. Allocates no weights.
 
     Args:
       config: of the run.
@@ -29,11 +29,13 @@ def describe(config: Config, *, devices: int | None = None, console: Console | N
     devices = jax.device_count() if devices is None else devices
     if devices < 1:
         raise ValueError(f"--devices is {devices}; it must be at least 1")
-    check_batch_size(config.data.batch_size, config.train.num_microbatches, devices)
+    check_devices(config, devices)
     console = console or Console(soft_wrap=True, highlight=False)
     console.print(_weights_table(flatten(declare(config.model)), config))
     console.print(_facts_table(config))
-    console.print(_memory_table(memory_by_kind(config, devices), devices))
+    console.print(_phases_table(config))
+    for phase in config.resolved_phases:
+        console.print(_memory_table(memory_by_kind(phase.config, devices), devices, phase))
 
 
 def _weights_table(weights: dict[str, Weight], config: Config) -> Table:
@@ -48,26 +50,59 @@ def _weights_table(weights: dict[str, Weight], config: Config) -> Table:
 
 
 def _facts_table(config: Config) -> Table:
-    model, data, optimizer = config.model, config.data, config.optimizer
-    tokens = data.batch_size * data.sequence_length
-    flops = train_flops_per_token(model, data.sequence_length)
-    schedule = learning_rate_schedule(optimizer, config.train.num_steps)
-    moments = sorted({0, optimizer.warmup_steps, config.train.num_steps // 2, config.train.num_steps})
-    rates = ", ".join(f"{float(np.asarray(schedule(step))):.2e} at {step:,}" for step in moments)
+    model = config.model
+    tokens = sum(stretch.num_steps * stretch.batch_tokens for stretch in stretches(config))
     table = Table("what", "how much", title="run")
     table.add_row("parameters", f"{count_parameters(model):,}")
     table.add_row("active a token, without embedding", f"{active_parameters(model):,}")
     table.add_row("router biases", f"{model.num_hidden_layers * model.num_router_classes:,}")
-    table.add_row("tokens a step", f"{data.batch_size:,} x {data.sequence_length:,} = {tokens:,}")
-    table.add_row("steps", f"{config.train.num_steps:,} ({tokens * config.train.num_steps:,} tokens)")
-    table.add_row("training FLOPs a token", f"{flops:.4g}")
-    table.add_row("training FLOPs a step", f"{flops * tokens:.4g}")
-    table.add_row("learning rate", f"{rates} (linear warm-up, cosine)")
+    table.add_row("steps", f"{config.train.num_steps:,}")
+    table.add_row("tokens", f"{tokens:,}")
     return table
 
 
-def _memory_table(estimate: dict[str, int], devices: int) -> Table:
-    table = Table("memory a device", "GiB", title=f"{devices:,} devices, by arithmetic")
+def _phases_table(config: Config) -> Table:
+    """A column a phase; a run without phases is one."""
+    phases = config.resolved_phases
+    table = Table("phase", *(phase.name or "all" for phase in phases), title="phases")
+    columns = [_phase_facts(config, phase) for phase in phases]
+    for what in columns[0]:
+        table.add_row(what, *(column[what] for column in columns))
+    return table
+
+
+def _phase_facts(config: Config, phase: Phase) -> dict[str, str]:
+    model, data = phase.config.model, phase.config.data
+    parts = [stretch for stretch in stretches(config) if stretch.phase == phase]
+    flops = train_flops_per_token(model, data.sequence_length)
+    ramp = [f"{part.batch_tokens:,} for {part.num_steps:,} steps" for part in parts[:-1]]
+    return {
+        "steps": f"{phase.first_step + 1:,} to {phase.end:,}",
+        "tokens": f"{sum(part.num_steps * part.batch_tokens for part in parts):,}",
+        "tokens a step": f"{data.batch_size:,} x {data.sequence_length:,} = {data.batch_tokens:,}",
+        "batch ramp": ", ".join(ramp) or "none",
+        "RoPE base": f"{model.rope_theta:,.0f}",
+        "data": data.mixture or data.corpus,
+        "learning rate": _rates(phase),
+        "weight decay": f"{phase.config.optimizer.weight_decay:g}",
+        "remat, microbatches": f"{model.remat}, {phase.config.train.num_microbatches}",
+        "training FLOPs a token": f"{flops:.4g}",
+        "training FLOPs a step": f"{flops * data.batch_tokens:.4g}",
+    }
+
+
+def _rates(phase: Phase) -> str:
+    """The schedule's name, and the learning rate at the moments that tell it."""
+    optimizer, schedule = phase.config.optimizer, learning_rate_schedule(phase.config)
+    last = phase.config.train.num_steps
+    moments = sorted({0, optimizer.warmup_steps, last // 2, last - optimizer.decay_steps, last})
+    rates = [f"{float(np.asarray(schedule(step))):.2e} at {phase.first_step + step:,}" for step in moments]
+    return f"{optimizer.schedule}: {', '.join(rates)}"
+
+
+def _memory_table(estimate: dict[str, int], devices: int, phase: Phase) -> Table:
+    title = f"{devices:,} devices, by arithmetic"
+    table = Table("memory a device", "GiB", title=f"phase {phase.name}: {title}" if phase.name else title)
     for name, size in estimate.items():
         table.add_row(name, f"{size / GIB:,.2f}")
     table.add_row("sum", f"{sum(estimate.values()) / GIB:,.2f}")

@@ -10,19 +10,24 @@ from typing import Any
 
 import jax
 import numpy as np
+import optax
 from jax.sharding import Mesh
 
 from zaya_jax.checkpoint import FOLDER, Checkpoints, check_init_from, load_weights, read_config
-from zaya_jax.config import CONFIG_FILE, Config, differences
+from zaya_jax.config import CONFIG_FILE, Config, differences, in_phase
 from zaya_jax.data.batch import Batch
-from zaya_jax.data.corpus import Corpus, ensure_corpus
+from zaya_jax.data.corpus import ensure_corpus
 from zaya_jax.data.loader import evaluation_batches, num_sequences, training_batches
+from zaya_jax.data.mixture import open_mixture
+from zaya_jax.data.shards import Corpus
 from zaya_jax.data.tokenizer import load_tokenizer
 from zaya_jax.model.flops import train_flops_per_token
 from zaya_jax.optim.balancing import expert_loads, load_entropy
+from zaya_jax.optim.schedules import learning_rate_schedule
 from zaya_jax.parallel.compiler import compiler_options
-from zaya_jax.parallel.mesh import by_rows, check_batch_size, data_mesh, replicated
+from zaya_jax.parallel.mesh import by_rows, data_mesh, replicated
 from zaya_jax.train.metrics import MetricsWriter, bits_per_byte, peak_flops, read_metrics, text_bytes
+from zaya_jax.train.phases import Stretch, check_devices, describe_batch, describe_phase, stretches
 from zaya_jax.train.progress import ProgressLine
 from zaya_jax.train.state import (
     Rules,
@@ -58,10 +63,43 @@ class _Run:
     corpus: Corpus
     token_bytes_V: np.ndarray
     mesh: Mesh
+    schedule: optax.Schedule
+
+
+@dataclasses.dataclass(frozen=True)
+class _Programs:
+    """What is compiled for a stretch of a run."""
+
     rules: Rules
     step: Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
     evaluate: Callable[[TrainState, Batch], Any]
     checkpoint: Callable[[TrainState], dict[str, Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Outputs:
+    """Where a run writes."""
+
+    checkpoints: Checkpoints
+    writer: MetricsWriter
+    progress: ProgressLine
+
+
+class _Clock:
+    """Seconds a step since the last look, without what evaluation and checkpoints took."""
+
+    def __init__(self):
+        self._step: int | None = None
+        self._time = time.monotonic()
+
+    def restart(self, step: int) -> None:
+        self._step, self._time = step, time.monotonic()
+
+    def lap(self, step: int) -> float:
+        seconds = time.monotonic() - self._time
+        steps = 1 if self._step is None else max(step - self._step, 1)
+        self.restart(step)
+        return seconds / steps
 
 
 def train(config: Config, *, overwrite: bool = False) -> TrainResult:
@@ -75,7 +113,7 @@ def train(config: Config, *, overwrite: bool = False) -> TrainResult:
       ValueError: for whatever cannot work, before anything is compiled.
     """
     mesh = data_mesh()
-    check_batch_size(config.data.batch_size, config.train.num_microbatches, mesh.size)
+    check_devices(config, mesh.size)
     corpus = open_data(config)
     if config.train.init_from is not None and not (pathlib.Path(config.run_folder) / FOLDER).is_dir():
         check_init_from(config.train.init_from, config.model)
@@ -86,13 +124,15 @@ def train(config: Config, *, overwrite: bool = False) -> TrainResult:
         first_step = int(state.step)
         if first_step == config.train.num_steps:
             print(f"run {config.run_folder} is finished: it has all {first_step:,} steps")
-            return _result(run, state)
+            return _result(
+                run, make_rules(config.phase_at(first_step).config, mesh.size, run.schedule), state
+            )
         with (
             MetricsWriter(config.run_folder, first_step=first_step) as writer,
             ProgressLine(config.train.num_steps, first_step) as progress,
         ):
             _introduce(run, first_step, progress)
-            return _loop(run, state, checkpoints, writer, progress)
+            return _loop(run, state, _Outputs(checkpoints, writer, progress))
 
 
 def open_data(config: Config) -> Corpus:
@@ -108,8 +148,12 @@ def open_data(config: Config) -> Corpus:
             f"{vocab_size} tokens, and each must have its row"
         )
     corpus = ensure_corpus(config.data)
-    for split in ("train", "validation"):
-        num_sequences(corpus, split, config.data.sequence_length)
+    for phase in config.resolved_phases:
+        with in_phase(phase.name):
+            data = phase.config.data
+            for each in open_mixture(data, corpus).corpora:
+                num_sequences(each, "train", data.sequence_length)
+            num_sequences(corpus, "validation", data.sequence_length)
     return corpus
 
 
@@ -147,9 +191,6 @@ def prepare_folder(config: Config, *, overwrite: bool) -> None:
 
 
 def _make_run(config: Config, corpus: Corpus, mesh: Mesh) -> _Run:
-    rules = make_rules(config, mesh.size)
-    state = abstract_state(config, rules, mesh)
-    evaluate = functools.partial(evaluate_step, rules=rules, mesh=mesh)
     token_bytes_V = np.zeros(config.model.vocab_size, np.int32)
     token_bytes_V[: corpus.vocab_size] = load_tokenizer(config.data.tokenizer).token_bytes()
     return _Run(
@@ -157,13 +198,22 @@ def _make_run(config: Config, corpus: Corpus, mesh: Mesh) -> _Run:
         corpus=corpus,
         token_bytes_V=token_bytes_V,
         mesh=mesh,
+        schedule=learning_rate_schedule(config),
+    )
+
+
+def _make_programs(run: _Run, stretch: Stretch) -> _Programs:
+    mesh = run.mesh
+    rules = make_rules(stretch.phase.config, mesh.size, run.schedule)
+    state = abstract_state(run.config, rules, mesh)
+    return _Programs(
         rules=rules,
-        step=compiled_step(state, rules=rules, mesh=mesh, num_microbatches=config.train.num_microbatches),
+        step=compiled_step(state, rules=rules, mesh=mesh, num_microbatches=stretch.num_microbatches),
         evaluate=jax.jit(
-            evaluate,
+            functools.partial(evaluate_step, rules=rules, mesh=mesh),
             in_shardings=(shardings(state, mesh), by_rows(mesh)),
             out_shardings=replicated(mesh),
-            compiler_options=compiler_options(),
+            compiler_options=compiler_options(mesh),
         ),
         checkpoint=jax.jit(
             to_checkpoint,
@@ -174,13 +224,13 @@ def _make_run(config: Config, corpus: Corpus, mesh: Mesh) -> _Run:
 
 def _start(run: _Run, checkpoints: Checkpoints) -> TrainState:
     """The newest checkpoint's state, or a fresh one, dealt out to the devices."""
-    state = abstract_state(run.config, run.rules, run.mesh)
+    rules = make_rules(run.config.phase_at(1).config, run.mesh.size, run.schedule)
+    state = abstract_state(run.config, rules, run.mesh)
     placed = shardings(state, run.mesh)
     step = checkpoints.latest_step()
     if step is None:
-        return _with_weights(
-            run, jax.jit(functools.partial(init_state, run.config, run.rules), out_shardings=placed)()
-        )
+        init = functools.partial(init_state, run.config, rules)
+        return _with_weights(run, jax.jit(init, out_shardings=placed)())
     if not checkpoints.has_training(step):
         raise ValueError(
             f"{run.config.run_folder} holds weights only; train from them in a folder of its own: "
@@ -210,73 +260,79 @@ def _with_weights(run: _Run, state: TrainState) -> TrainState:
 def _introduce(run: _Run, first_step: int, progress: ProgressLine) -> None:
     config = run.config
     device = run.mesh.devices.flat[0]
-    tokens = config.data.batch_size * config.data.sequence_length
+    what = f"of {config.data.batch_tokens:,} tokens from {run.corpus.folder}"
+    if config.phases:
+        what = f"in {len(config.phases)} phases"
     progress.say(
         f"run {config.run_folder} on {run.mesh.size} x {device.device_kind}: "
-        f"{config.train.num_steps:,} steps of {tokens:,} tokens from {run.corpus.folder}"
+        f"{config.train.num_steps:,} steps {what}"
     )
     if first_step:
         progress.say(f"resuming at step {first_step} from {config.run_folder}/{FOLDER}")
 
 
-def _loop(
-    run: _Run, state: TrainState, checkpoints: Checkpoints, writer: MetricsWriter, progress: ProgressLine
-) -> TrainResult:
-    config, first_step = run.config, int(state.step)
-    num_steps = config.train.num_steps
-    clock = _Clock()
-    for step, batch in _numbered_batches(run, first_step):
+def _loop(run: _Run, state: TrainState, outputs: _Outputs) -> TrainResult:
+    """Makes the stretches of the run that are left, each with programs of its own."""
+    clock, phase, rules = _Clock(), None, None
+    for stretch in stretches(run.config, first_step=int(state.step)):
+        if stretch.phase.name and stretch.phase != phase:
+            outputs.progress.say(describe_phase(stretch.phase))
+        if stretch.phase.config.data.batch_ramp:
+            outputs.progress.say(describe_batch(stretch))
+        programs = _make_programs(run, stretch)
+        clock.restart(stretch.first_step)
+        state = _make_stretch(run, stretch, programs, state, outputs, clock)
+        phase, rules = stretch.phase, programs.rules
+    assert rules is not None, "a run that is not finished has a step left"
+    return _result(run, rules, state)
+
+
+def _make_stretch(
+    run: _Run, stretch: Stretch, programs: _Programs, state: TrainState, outputs: _Outputs, clock: _Clock
+) -> TrainState:
+    train_config, first_step = run.config.train, int(state.step)
+    for step, batch in _numbered_batches(run, stretch):
         rows = jax.device_put(batch, by_rows(run.mesh))
         with jax.transfer_guard("disallow"):
-            state, metrics = run.step(state, rows)
-        due = step == 1 or step == num_steps or step % config.train.log_every == 0
+            state, metrics = programs.step(state, rows)
+        ends_phase = step == stretch.phase.end
+        due = step == 1 or ends_phase or step % train_config.log_every == 0
         if due or step == first_step + 1:  # a resumed run shows at once that it lives
-            values = _train_values(run, jax.device_get(metrics), batch, clock.lap(step))
-            progress.update(step, values)
+            values = _train_values(run, stretch, step, jax.device_get(metrics), batch, clock.lap(step))
+            outputs.progress.update(step, values, stretch.phase.name)
             if due:
-                writer.write(step, "train", values)
-        if step == num_steps or step % config.train.eval_every == 0:
-            _evaluate(run, state, step, writer, progress)
+                outputs.writer.write(step, "train", values, phase=stretch.phase.name)
+        if ends_phase or step % train_config.eval_every == 0:
+            _evaluate(run, stretch, programs, state, step, outputs)
             clock.restart(step)
-        if step == num_steps or step % config.train.checkpoint_every == 0:
-            checkpoints.save(step, **run.checkpoint(state))
+        if ends_phase or step % train_config.checkpoint_every == 0:
+            outputs.checkpoints.save(step, **programs.checkpoint(state))
             clock.restart(step)
-    return _result(run, state)
+    return state
 
 
-def _result(run: _Run, state: TrainState) -> TrainResult:
+def _result(run: _Run, rules: Rules, state: TrainState) -> TrainResult:
     held_out = read_metrics(run.config.run_folder, "validation")[-1]["bits_per_byte"]
-    return TrainResult(run.config, run.corpus, run.rules, state, held_out)
+    return TrainResult(run.config, run.corpus, rules, state, held_out)
 
 
-def _numbered_batches(run: _Run, first_step: int) -> Iterator[tuple[int, Batch]]:
-    """Batches with the number of the step that each makes, from 1."""
-    remaining = run.config.train.num_steps - first_step
-    batches = training_batches(run.corpus, run.config.data, first_step=first_step, num_steps=remaining)
-    yield from enumerate(batches, start=first_step + 1)
+def _numbered_batches(run: _Run, stretch: Stretch) -> Iterator[tuple[int, Batch]]:
+    """Batches with the number of the step that each makes, from 1 in the run's first."""
+    batches = training_batches(
+        open_mixture(stretch.phase.config.data, run.corpus),
+        sequence_length=stretch.sequence_length,
+        batch_size=stretch.batch_size,
+        seed=run.config.data.seed,
+        first_sequence=stretch.first_sequence,
+        num_steps=stretch.num_steps,
+    )
+    yield from enumerate(batches, start=stretch.first_step + 1)
 
 
-class _Clock:
-    """Seconds a step since the last look, without what evaluation and checkpoints took."""
-
-    def __init__(self):
-        self._step: int | None = None
-        self._time = time.monotonic()
-
-    def restart(self, step: int) -> None:
-        self._step, self._time = step, time.monotonic()
-
-    def lap(self, step: int) -> float:
-        seconds = time.monotonic() - self._time
-        steps = 1 if self._step is None else max(step - self._step, 1)
-        self.restart(step)
-        return seconds / steps
-
-
-def _train_values(run: _Run, metrics: Metrics, batch: Batch, seconds: float) -> dict[str, float]:
+def _train_values(
+    run: _Run, stretch: Stretch, step: int, metrics: Metrics, batch: Batch, seconds: float
+) -> dict[str, float]:
     """The scalars of a step, for people and files."""
-    config = run.config
-    length = config.data.sequence_length
     tokens_per_second = batch.tokens_BT.size / seconds
     nats = float(metrics.loss) * float(metrics.num_targets)
     num_bytes = text_bytes(np.asarray(batch.targets_BT), np.asarray(batch.weights_BT), run.token_bytes_V)
@@ -289,6 +345,8 @@ def _train_values(run: _Run, metrics: Metrics, batch: Batch, seconds: float) -> 
         "router_entropy": float(np.mean(metrics.router_entropy_L)),
         "router_probability": float(np.mean(metrics.router_probability_L)),
         "skipped": float(counts_LX[:, -1].sum() / counts_LX.sum()),
+        "learning_rate": float(np.asarray(run.schedule(step - 1))),
+        "tokens": stretch.tokens_until(step),
         "largest_load": float(np.max(expert_loads(counts_LX))),
         "smallest_load": float(np.min(expert_loads(counts_LX))),
         "dead_experts": float(np.sum(counts_LX[:, :-1] == 0)),
@@ -300,26 +358,29 @@ def _train_values(run: _Run, metrics: Metrics, batch: Batch, seconds: float) -> 
     }
     peak = peak_flops(run.mesh.devices.flat[0].device_kind)
     if peak is not None:
-        flops = train_flops_per_token(config.model, length) * tokens_per_second
+        flops = train_flops_per_token(run.config.model, stretch.sequence_length) * tokens_per_second
         values["model_flops_utilisation"] = flops / (peak * run.mesh.size)
     return values
 
 
-def _evaluate(run: _Run, state: TrainState, step: int, writer: MetricsWriter, progress: ProgressLine) -> None:
+def _evaluate(
+    run: _Run, stretch: Stretch, programs: _Programs, state: TrainState, step: int, outputs: _Outputs
+) -> None:
     """Says and writes down the held-out loss."""
-    config = run.config
+    data = stretch.phase.config.data
     nats = num_bytes = num_targets = 0.0
     for batch in evaluation_batches(
         run.corpus,
         split="validation",
-        sequence_length=config.data.sequence_length,
-        batch_size=config.data.batch_size,
-        limit=config.train.eval_sequences,
+        sequence_length=data.sequence_length,
+        batch_size=data.batch_size,
+        limit=run.config.train.eval_sequences,
     ):
-        sums = run.evaluate(state, jax.device_put(batch, by_rows(run.mesh)))
+        sums = programs.evaluate(state, jax.device_put(batch, by_rows(run.mesh)))
         nats += float(sums.loss)
         num_targets += float(sums.num_targets)
         num_bytes += text_bytes(np.asarray(batch.targets_BT), np.asarray(batch.weights_BT), run.token_bytes_V)
     values = {"loss": nats / max(num_targets, 1), "bits_per_byte": bits_per_byte(nats, num_bytes)}
-    writer.write(step, "validation", values)
-    progress.say(f"step {step}: held-out loss {values['loss']:.4f}, {values['bits_per_byte']:.4f} bits/byte")
+    outputs.writer.write(step, "validation", values, phase=stretch.phase.name)
+    found = f"loss {values['loss']:.4f}, {values['bits_per_byte']:.4f} bits/byte"
+    outputs.progress.say(f"step {step}: held-out {found}")

@@ -61,9 +61,10 @@ class MetricsWriter:
         self._file.close()
         self._events.close()
 
-    def write(self, step: int, kind: str, values: dict[str, float]) -> None:
-        """Writes scalars of a step; `kind` is "train" or "validation"."""
-        self._file.write(json.dumps({"step": step, "kind": kind} | values) + "\n")
+    def write(self, step: int, kind: str, values: dict[str, float], *, phase: str = "") -> None:
+        """Writes scalars of a step; `kind` is "train" or "validation", `phase` its phase's name, if any."""
+        where = {"step": step, "kind": kind} | ({"phase": phase} if phase else {})
+        self._file.write(json.dumps(where | values) + "\n")
         self._file.flush()
         for name, value in values.items():
             self._events.add_scalar(f"{kind}/{name}", value, step)

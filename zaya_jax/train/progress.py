@@ -41,9 +41,9 @@ class ProgressLine:
         """A line that stays."""
         self._console.print(text, markup=False)
 
-    def update(self, step: int, values: dict[str, float]) -> None:
-        """Shows the metrics of a step."""
-        text = describe(step, self._num_steps, values)
+    def update(self, step: int, values: dict[str, float], phase: str = "") -> None:
+        """Shows the metrics of a step, and the name of its phase if it has one."""
+        text = describe(step, self._num_steps, values, phase)
         if self._bar:
             self._bar.update(self._task, completed=step, description=text)
             return
@@ -52,10 +52,11 @@ class ProgressLine:
         self.say(f"{text} | {format_duration(left)} left")
 
 
-def describe(step: int, num_steps: int, values: dict[str, float]) -> str:
+def describe(step: int, num_steps: int, values: dict[str, float], phase: str = "") -> str:
     """The metrics of a step on one line."""
     parts = [
         f"step {step}/{num_steps}",
+        *([phase] if phase else []),
         f"loss {values['loss']:.4f}",
         f"{values['bits_per_byte']:.3f} bits/byte",
         f"{values['tokens_per_second']:,.0f} tokens/s",

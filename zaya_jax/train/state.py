@@ -14,6 +14,7 @@ from zaya_jax.model.weights import declare, initialise
 from zaya_jax.model.zaya import Zaya, initial_router_bias
 from zaya_jax.optim.balancing import make_balancer
 from zaya_jax.optim.optimizer import make_optimizer
+from zaya_jax.optim.schedules import learning_rate_schedule
 from zaya_jax.parallel.deal import Deal, deal, from_parts, to_parts
 from zaya_jax.parallel.mesh import CUT, WHOLE, on_mesh, spread
 from zaya_jax.pytree import pytree, static
@@ -75,14 +76,20 @@ class Rules:
     z_loss: float = 0.0
 
 
-def make_rules(config: Config, num_devices: int = 1) -> Rules:
-    """The rules that a config describes, for so many devices."""
-    by_matrix = config.optimizer.name == "muon"
-    dealt = deal(declare(config.model), num_devices, by_matrix=by_matrix)
+def make_rules(config: Config, num_devices: int = 1, schedule: optax.Schedule | None = None) -> Rules:
+    """The rules that a config describes.
+
+    Args:
+      config: of a run without phases, or of one phase.
+      num_devices: that the weights are dealt out to.
+      schedule: the learning rate over the steps of the whole run; None for the config's own.
+    """
+    dealt = deal(declare(config.model), num_devices, by_matrix=config.optimizer.name == "muon")
+    schedule = learning_rate_schedule(config) if schedule is None else schedule
     return Rules(
         model=Zaya(config.model),
         deal=dealt,
-        optimizer=make_optimizer(config.optimizer, dealt, config.train.num_steps),
+        optimizer=make_optimizer(config.optimizer, dealt, schedule),
         balancer=make_balancer(config.balancing),
         clip_norm=config.optimizer.clip_norm,
         gradient_dtype=config.train.gradient_dtype,

@@ -22,7 +22,6 @@ from jaxtyping import Array, Float, Int
 from zaya_jax.data.batch import Batch
 from zaya_jax.model.weights import Weight, declare, map_weights
 from zaya_jax.model.zaya import hidden_states
-from zaya_jax.optim.balancing import balancing_gradient
 from zaya_jax.parallel.compiler import compiler_options
 from zaya_jax.parallel.deal import Deal, from_parts, to_parts
 from zaya_jax.parallel.mesh import (
@@ -191,7 +190,7 @@ def _move(
         update_norms = norms_by_group(rules.deal, updates)
     with jax.named_scope("balancing"):
         bias_updates, balancer = rules.balancer.update(
-            balancing_gradient(sums.router_counts_LX), state.balancer, state.router_bias_LX
+            sums.router_counts_LX, state.balancer, state.router_bias_LX
         )
     moved = {
         "parts": optax.apply_updates(state.parts, updates),

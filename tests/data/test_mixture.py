@@ -1,0 +1,109 @@
+"""Several corpora as one stream: shares, order, and that nothing but the index decides."""
+
+import collections
+
+import numpy as np
+import pytest
+
+from zaya_jax.config import DataConfig, MixtureConfig
+from zaya_jax.data.corpus import build_corpus
+from zaya_jax.data.loader import evaluation_batches, training_batches
+from zaya_jax.data.mixture import open_mixture, pick, whole_weights
+from zaya_jax.data.shards import open_corpus
+from zaya_jax.data.tokenizer import ByteTokenizer
+
+LETTERS = "abc"
+LENGTH = 16
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """A corpus of each letter."""
+    made = []
+    for letter in LETTERS:
+        source = tmp_path_factory.mktemp(f"texts_{letter}")
+        for i in range(40):
+            (source / f"{i}.txt").write_text(letter * 60)
+        made.append(tmp_path_factory.mktemp("corpora") / letter)
+        build_corpus(
+            made[-1], source=str(source), tokenizer=ByteTokenizer(), block_tokens=32, validation_percent=20
+        )
+    return tuple(map(str, made))
+
+
+@pytest.fixture(scope="module")
+def mixture(folders):
+    named = MixtureConfig(name="abc", corpora=folders, weights=(0.5, 0.3, 0.2))
+    config = DataConfig(corpus=folders[0], source=None, mixtures=(named,), mixture="abc")
+    return open_mixture(config, open_corpus(folders[0]))
+
+
+def rows(mixture, **values):
+    values = {"sequence_length": LENGTH, "batch_size": 4, "seed": 0, **values}
+    return [row for batch in training_batches(mixture, **values) for row in batch.tokens_BT]
+
+
+def letter(row):
+    """The letter that a window is made of."""
+    text = ByteTokenizer().decode(row.tolist())
+    (found,) = set(text) & set(LETTERS)
+    return found
+
+
+@pytest.mark.parametrize("weights", [(1, 1), (7, 3), (861, 57, 8, 30, 30, 14), (1, 10**6), (5,)])
+def test_shares_hold_at_any_moment(weights):
+    """Within one sequence for every corpus there is; each corpus's sequences come in order, none left out."""
+    counts, total = collections.Counter(), sum(weights)
+    for index in range(5000):
+        corpus, sequence = pick(index, weights)
+        assert sequence == counts[corpus]
+        counts[corpus] += 1
+        for i, weight in enumerate(weights):
+            assert abs(counts[i] * total - (index + 1) * weight) <= len(weights) * total
+
+
+def test_a_position_behind_all_tokens_of_the_world_is_exact():
+    """No floating point anywhere: at 10**18 sequences the period is still kept."""
+    weights, start = (7, 3), 10**18
+    picked = [pick(index, weights) for index in range(start, start + 10)]
+    assert sorted(corpus for corpus, _ in picked) == [0] * 7 + [1] * 3
+    assert picked[0] == (0, 7 * 10**17)
+
+
+@pytest.mark.parametrize(
+    ("weights", "expected"),
+    [
+        ((0.7, 0.3), (7, 3)),
+        ((2.0, 4.0), (1, 2)),
+        ((86.1, 5.7, 0.8), (861, 57, 8)),
+        ((3.0,), (1,)),
+        ((1e-3, 1.0), (1, 1000)),
+    ],
+)
+def test_weights_are_what_was_written(weights, expected):
+    assert whole_weights(weights) == expected
+
+
+def test_batches_have_the_shares_of_the_mixture(mixture):
+    found = collections.Counter(letter(row) for row in rows(mixture, num_steps=50))
+    assert found == {"a": 100, "b": 60, "c": 40}
+
+
+@pytest.mark.parametrize("step", [1, 7, 33])
+def test_a_resumed_mixture_reads_what_the_undisturbed_one_does(mixture, step):
+    undisturbed = rows(mixture, num_steps=40)
+    resumed = rows(mixture, first_sequence=4 * step, num_steps=40 - step)
+    np.testing.assert_array_equal(resumed, undisturbed[4 * step :])
+
+
+def test_a_mixture_reads_every_window_of_its_corpora(mixture, folders):
+    """And each corpus in its own shuffled order, whatever the others do."""
+    corpus = open_corpus(folders[2])
+    batches = evaluation_batches(corpus, split="train", sequence_length=LENGTH, batch_size=1)
+    held = [batch.tokens_BT[0].tobytes() for batch in batches]
+    enough = rows(mixture, num_steps=2 * len(held))  # of 4 sequences, of which a fifth is of this corpus
+    read = [row.tobytes() for row in enough if letter(row) == "c"]
+    assert sorted(read[: len(held)]) == sorted(held)
+    assert len(read) >= len(held)
+    alone = open_mixture(DataConfig(corpus=folders[2], source=None), corpus)
+    assert read[: len(held)] == [row.tobytes() for row in rows(alone, batch_size=1, num_steps=len(held))]
