@@ -1,6 +1,7 @@
 """Folders that were made: Orbax reads them, runs start from them, damage in them is found."""
 
 import dataclasses
+import io
 import json
 import pathlib
 
@@ -8,6 +9,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from rich.console import Console
 from small_runs import build_small_corpus, fast_compilation, small_values
 from small_runs import small_config as small_run
 from small_weights import contents, plausible_variables, random_variables, small_config, tensors_in, zaya
@@ -16,6 +18,7 @@ import zaya_jax
 from zaya_jax.checkpoint import Checkpoints, load_run
 from zaya_jax.config import Config
 from zaya_jax.convert import stream
+from zaya_jax.convert.inspection import inspect
 from zaya_jax.convert.layouts import all_pieces, tensors_of
 from zaya_jax.convert.run_folder import RunWeights
 from zaya_jax.data.tokenizer import ByteTokenizer, HuggingFaceTokenizer
@@ -91,7 +94,7 @@ def fixture_imported(tmp_path):
     build_small_corpus(tmp_path / "corpus")
     config = Config.from_dict(small_values(run_folder="none", corpus="none"))
     zaya_jax.save_pytorch(
-        tmp_path / "native", zaya_jax.Zaya(config.model), random_variables(config.model, 5, "bfloat16")
+        tmp_path / "native", zaya_jax.Zaya(config.model), plausible_variables(config.model, 5)
     )
     zaya(f"convert {tmp_path}/native {tmp_path}/run")
     fields = {
@@ -173,6 +176,7 @@ def test_an_attempt_goes_on_where_it_stopped(native, monkeypatch, capsys):
     def fail(*arguments):
         calls.append(arguments)
         if len(calls) == 30:
+            arguments[0].close()
             raise OSError(28, "No space left on device")
         commit(*arguments)
 
@@ -204,6 +208,7 @@ def test_another_plan_does_not_go_on(native, monkeypatch, capsys):
     def fail(*arguments):
         calls.append(arguments)
         if len(calls) == 60:
+            arguments[0].close()
             raise KeyboardInterrupt
         commit(*arguments)
 
@@ -271,17 +276,20 @@ def test_verify_finds_one_bit(native, capsys):
     assert says in capsys.readouterr().err
 
 
-def test_inspecting_either_side(native, capsys):
+def test_inspecting_either_side(native):
     folder, _ = native
     zaya(f"convert {folder} {folder.parent}/run --dtype bfloat16")
-    capsys.readouterr()
-    zaya(f"convert inspect {folder}")
-    shown = capsys.readouterr().out
-    assert "native layout" in shown
-    assert "model.layers.*.mlp.experts.gate_up_proj" in shown.replace("\n", "")
-    assert "3 x 24 x 20" in shown
-    zaya(f"convert inspect {folder.parent}/run")
-    shown = capsys.readouterr().out
-    assert "zaya layout" in shown
-    assert "bfloat16" in shown
-    assert "no token can choose it" in shown
+
+    def shown(path: pathlib.Path) -> str:
+        console = Console(file=io.StringIO(), width=160)
+        inspect(str(path), console)
+        return console.file.getvalue()
+
+    table = shown(folder)
+    assert "native layout" in table
+    row = next(line for line in table.splitlines() if "model.layers.*.mlp.experts.gate_up_proj" in line)
+    assert [cell.strip() for cell in row.split("│")[2:-1]] == ["3", "3 x 24 x 20", "F32", "4,320"]
+    table = shown(folder.parent / "run")
+    assert "zaya layout" in table
+    assert "bfloat16" in table
+    assert "no token can choose it" in table
