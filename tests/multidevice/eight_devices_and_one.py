@@ -119,7 +119,7 @@ def save_and_restore(state, to):
 
 def difference(ours, theirs):
     """The largest relative difference in norm of any leaf."""
-    pairs = zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True)
+    pairs = zip(*(jax.tree.leaves(jax.device_get(tree)) for tree in (ours, theirs)), strict=True)
     return max(float(np.linalg.norm(a - b) / max(np.linalg.norm(b), 1e-30)) for a, b in pairs)
 
 
