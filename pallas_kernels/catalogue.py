@@ -109,6 +109,8 @@ class Case:
       backward: work of the gradients, without what forward did.
       kernels: names of its kernels, by `launch.Launch.name`; those that multiply matrices are True.
       implementations: that can be timed against each other, ours first.
+      tolerance: the largest relative norm of a difference between two of them in bfloat16: a few
+        roundings, times what the operation makes of them.
     """
 
     name: str
@@ -119,6 +121,7 @@ class Case:
     backward: Work
     kernels: dict[str, bool]
     implementations: tuple[str, ...] = ("pallas", "xla")
+    tolerance: float = 0.03
 
     def with_gradients(self, implementation: str) -> Callable[..., Any]:
         """A function of the arguments that gives the results and the gradients of their sum."""
@@ -303,8 +306,8 @@ def _cross_entropy(sizes: Sizes, dtype: jnp.dtype) -> Case:
 
 
 def _newton_schulz(sizes: Sizes, dtype: jnp.dtype) -> Case:
-    """Five steps on the first matrices of a layer's experts."""
-    num_matrices, rows, columns, num_steps = sizes.experts, sizes.width, 2 * sizes.expert_width, 5
+    """One step on the first matrices of a layer's experts."""
+    num_matrices, rows, columns = sizes.experts, sizes.width, 2 * sizes.expert_width
     step = (3.4445, -4.7750, 2.0315)
 
     def make(key):
@@ -313,15 +316,17 @@ def _newton_schulz(sizes: Sizes, dtype: jnp.dtype) -> Case:
 
     short, long = sorted((rows, columns))
     # Of a Gram matrix and its square half is enough.
-    flops = num_steps * num_matrices * (3 * short**2 * long + short**3)
-    moved = num_steps * num_matrices * (3 * short * long + 4 * short**2) * dtype.itemsize
+    flops = num_matrices * (3 * short**2 * long + short**3)
+    moved = num_matrices * (3 * short * long + 4 * short**2) * dtype.itemsize
     return Case(
         name="newton_schulz",
-        function=lambda x_MRC, **options: newton_schulz(x_MRC, (step,) * num_steps, **options),
+        function=lambda x_MRC, **options: newton_schulz(x_MRC, (step,), **options),
         make=make,
         num_differentiated=0,
         forward=Work(flops, moved),
         backward=Work(0, 0),
+        # Each rounding counts times the coefficient of its term.
+        tolerance=2.0**-8 * sum(map(abs, step)) * 2,
         kernels={"newton_schulz_gram": True, "newton_schulz_polynomial": True, "newton_schulz_product": True},
     )
 

@@ -37,6 +37,7 @@ def _backward(blocks, saved, grad_PF, name="grouped_matmul"):
     rows_PD, weights_EDF, group_sizes_E, first_matrix = saved
     if rows_PD.size == 0:
         return jnp.zeros_like(rows_PD), jnp.zeros_like(weights_EDF), None, None
+    first_matrix = jnp.asarray(first_matrix)  # a constant comes back from a checkpoint as numpy's
     grad_rows_PD = triton.product(
         grad_PF, weights_EDF, group_sizes_E, first_matrix, blocks.product, name=name, transposed=True
     )

@@ -7,15 +7,15 @@ import pytest
 from pallas_kernels.catalogue import SIZES, Work, cases
 from zaya_jax.bench.kernels import Ceilings, compare, difference, passes
 
+CASE = next(case for case in cases(SIZES["toy"]) if case.name == "residual_rms_norm")
 CEILINGS = Ceilings(flops=1e12, bandwidth=1e9)
 
 
 def test_a_kernel_is_timed_with_and_without_its_gradients():
-    case = next(case for case in cases(SIZES["toy"]) if case.name == "residual_rms_norm")
-    found = passes(case, case.make(jax.random.key(0)))
+    found = passes(CASE, CASE.make(jax.random.key(0)))
     assert [name for name, _, _ in found] == ["forward", "forward and backward"]
     for _, calls, work in found:
-        rows = compare(calls, work, CEILINGS, rounds=1)
+        rows = compare(CASE, calls, work, CEILINGS, rounds=1)
         assert [row[0] for row in rows] == ["pallas", "xla"]
         assert float(rows[0][-1]) == 0
         assert 0 <= float(rows[1][-1]) < 0.02  # rounded to bfloat16 after sums in another order
@@ -23,8 +23,8 @@ def test_a_kernel_is_timed_with_and_without_its_gradients():
 
 def test_another_result_is_an_error():
     calls = {"ours": lambda: jnp.ones(4), "theirs": lambda: jnp.ones(4) * 1.1}
-    with pytest.raises(ValueError, match="results differ from those of the kernel: theirs by 1"):
-        compare(calls, Work(1, 1), CEILINGS, rounds=1)
+    with pytest.raises(ValueError, match="residual_rms_norm: results differ from the kernel's: theirs by 1"):
+        compare(CASE, calls, Work(1, 1), CEILINGS, rounds=1)
 
 
 def test_a_difference_is_relative_and_the_largest():
