@@ -14,7 +14,7 @@ def get_config() -> ConfigDict:
     config.update(
         {
             "run_folder": "runs/zaya1_base",
-            "phases": config.phases[:3],
+            "phases": zaya1_8b.PHASES[:3],
             "model": {
                 "skip_class": "identity",
                 "rope_theta": 1_000_000.0,

@@ -168,7 +168,7 @@ class ModelConfig:
     @classmethod
     def from_dict(cls, values: dict) -> "ModelConfig":
         """Builds and checks a network's config from plain values, as `Config.from_dict` does."""
-        return _build(cls, values, "model")
+        return build(cls, values, "model")
 
     @property
     def layer_types(self) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ import difflib
 import math
 import types
 import typing
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 from ml_collections import ConfigDict
 
@@ -71,7 +71,9 @@ def convert(hint: Any, value: Any, path: str) -> Any:
         elif typing.get_origin(option) is tuple:
             hints = _item_hints(option, value)
             if hints is not None:
-                return tuple(convert(h, v, _item_path(path, v)) for h, v in zip(hints, value, strict=True))
+                return tuple(
+                    convert(h, v, _item_path(path, v)) for h, v in zip(hints, cast(tuple, value), strict=True)
+                )
         elif option is float:
             if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
                 return float(value)

@@ -4,6 +4,7 @@ Letters: B batch, T queries, S keys, N query heads, K key and value heads, H hea
 """
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -114,7 +115,8 @@ def _pallas(
 
 def _forward(q_BTNH, k_BSKH, v_BSKH, limits, query_segments_BT, key_segments_BS, blocks):
     arguments = q_BTNH, k_BSKH, v_BSKH, limits, query_segments_BT, key_segments_BS
-    out_BTNH, logsumexp_BNT = _pallas(*arguments, blocks)
+    out: Any = _pallas(*arguments, blocks)
+    out_BTNH, logsumexp_BNT = out
     results = checkpoint_name(out_BTNH, KEPT), checkpoint_name(logsumexp_BNT, KEPT)
     return results, (arguments, results)
 

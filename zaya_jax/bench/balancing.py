@@ -15,7 +15,7 @@ import itertools
 import pathlib
 import sysconfig
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -68,7 +68,7 @@ def run(*, rounds: int) -> None:
     """
     pyplot = _pyplot()
     pairs = [(rule, rate) for rule, rates in RATES.items() for rate in rates]
-    configs = [BalancingConfig(rule=rule, learning_rate=rate) for rule, rate in pairs]
+    configs = [BalancingConfig(rule=cast(Any, rule), learning_rate=rate) for rule, rate in pairs]
     tokens_PJ = read_tokens(NUM_STEPS * NUM_TOKENS)
     counts = [simulate(configs, tokens_PJ, num_steps=NUM_STEPS, seed=seed) for seed in range(rounds)]
     found = [[judge(counts_RSLX[i]) for counts_RSLX in counts] for i in range(len(configs))]
@@ -96,7 +96,8 @@ def make_routers(tokens_PJ: np.ndarray, *, seed: int) -> Routers:
     The output layer has no bias; a hidden channel that is made constant stands in for one.
     """
     key, vector_key = jax.random.split(jax.random.key(seed))
-    weights = initialise(declare(MODEL)["layers"]["router"], key)
+    declared: Any = declare(MODEL)
+    weights = initialise(declared["layers"]["router"], key)
     fc2 = weights["fc2"]
     fc2 = {"kernel": fc2["kernel"].at[:, :, 0].set(0.0), "bias": fc2["bias"].at[:, 0].set(1.0)}
     out_LRX = (SHARPNESS * weights["out_proj"]).at[:, 0].set(0.0)
@@ -180,7 +181,7 @@ def _route(routers: Routers, tokens_PJ: jax.Array, bias_LX: jax.Array) -> Any:
 
     def layer(state_BTR: jax.Array, inputs: Any) -> tuple[jax.Array, Any]:
         weights, vectors, bias_X = inputs
-        x_PD = sum(vectors[j, tokens_PJ[:, j]] for j in range(3))
+        x_PD = vectors[0, tokens_PJ[:, 0]] + vectors[1, tokens_PJ[:, 1]] + vectors[2, tokens_PJ[:, 2]]
         x_BTD = rms_norm(x_PD[None], ones_D, eps=MODEL.rms_norm_eps)
         eda_R = weights["eda_scale"]
         routing = route(x_BTD, state_BTR, weights, eda_R, bias_X, eps=MODEL.rms_norm_eps)

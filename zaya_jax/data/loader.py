@@ -12,6 +12,7 @@ import functools
 import math
 import sys
 from collections.abc import Iterator, Sequence
+from typing import cast
 
 import grain
 import numpy as np
@@ -80,7 +81,7 @@ class _Interleaved:
 
     def __getitem__(self, index: int) -> np.ndarray:
         corpus, sequence = pick(index, self._weights)
-        return self._streams[corpus][sequence]
+        return cast(np.ndarray, self._streams[corpus][sequence])
 
 
 def training_batches(

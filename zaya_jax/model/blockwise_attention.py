@@ -9,6 +9,7 @@ sequence, Q queries of a block, S keys of a block.
 """
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -71,7 +72,8 @@ def attend_blockwise(
     q_BTNH, k_BTKH, v_BTKH = (jnp.pad(x, padding) for x in (q_BTNH, k_BTKH, v_BTKH))
     if segments_BT is not None:
         segments_BT = jnp.pad(segments_BT, padding[:2], mode="edge")
-    return _attend(q_BTNH, k_BTKH, v_BTKH, window, segments_BT, block)[:, :time]
+    out: Any = _attend(q_BTNH, k_BTKH, v_BTKH, window, segments_BT, block)
+    return out[:, :time]
 
 
 def block_of(time: int) -> int:

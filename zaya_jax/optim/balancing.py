@@ -6,7 +6,7 @@ float32. The rules differ in what they make of the error, the shares of the toke
 Letters: L layers, X = E + 1 router classes, the last one the skip class.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +29,7 @@ def make_balancer(config: BalancingConfig) -> optax.GradientTransformation:
         "pid": lambda: scale_by_pid(config.proportional, config.derivative),
     }
     return optax.chain(
-        optax.stateless(lambda counts_LX, _: load_error(counts_LX, skip_share=config.skip_share)),
+        optax.stateless(lambda counts_LX, _: load_error(cast(Any, counts_LX), skip_share=config.skip_share)),
         rules[config.rule](),
         optax.scale_by_learning_rate(config.learning_rate),
     )
@@ -73,7 +73,7 @@ def scale_by_pid(proportional: float, derivative: float) -> optax.GradientTransf
         step_LX = error_LX + proportional * change_LX + derivative * (change_LX - last_change_LX)
         return step_LX, PidState(error_LX, state.last_LX)
 
-    return optax.GradientTransformation(init, update)
+    return optax.GradientTransformation(init, update)  # pyright: ignore[reportArgumentType]
 
 
 def load_entropy(counts_LX: Int[Array | np.ndarray, "L X"]) -> Float[Array, " L"]:

@@ -60,6 +60,6 @@ def scale_by_muon(
             optax.tree.bias_correction(updates, momentum, count),
         )
         updates = jax.tree.map(orthogonal, ahead, axes)
-        return updates, MuonState(count, optax.tree.cast(mean, momentum_dtype))
+        return updates, MuonState(jnp.asarray(count), optax.tree.cast(mean, momentum_dtype))
 
     return optax.GradientTransformation(init, update)  # pyright: ignore[reportArgumentType]

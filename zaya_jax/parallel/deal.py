@@ -18,7 +18,7 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -222,7 +222,7 @@ def to_parts(dealt: Deal, tree: Mapping) -> dict[str, jax.Array]:
 
     Weights that the tree leaves out are left out of the parts.
     """
-    flat = flatten_dict(tree, sep="/")
+    flat: dict[str, Any] = cast(Any, flatten_dict(tree, sep="/"))
     weights = dict(dealt.weights)
     parts = {}
     for stack in dealt.stacks:

@@ -336,7 +336,8 @@ def _train_values(
     tokens_per_second = batch.tokens_BT.size / seconds
     nats = float(metrics.loss) * float(metrics.num_targets)
     num_bytes = text_bytes(np.asarray(batch.targets_BT), np.asarray(batch.weights_BT), run.token_bytes_V)
-    counts_LX = metrics.router_counts_LX
+    counts_LX = np.asarray(metrics.router_counts_LX)
+    loads_LE = expert_loads(counts_LX)
     values = {
         "loss": float(metrics.loss),
         "bits_per_byte": bits_per_byte(nats, num_bytes),
@@ -347,8 +348,8 @@ def _train_values(
         "skipped": float(counts_LX[:, -1].sum() / counts_LX.sum()),
         "learning_rate": float(np.asarray(run.schedule(step - 1))),
         "tokens": stretch.tokens_until(step),
-        "largest_load": float(np.max(expert_loads(counts_LX))),
-        "smallest_load": float(np.min(expert_loads(counts_LX))),
+        "largest_load": float(np.max(loads_LE)),
+        "smallest_load": float(np.min(loads_LE)),
         "dead_experts": float(np.sum(counts_LX[:, :-1] == 0)),
         "logit_bound": float(metrics.logit_bound),
         "skipped_steps": float(metrics.skipped_steps),

@@ -50,7 +50,8 @@ def cross_entropy(
     """
 
     def add(total: Loss, tokens: Any) -> tuple[Loss, None]:
-        loss, _ = _chunk_loss(_logits(tokens[0], table_VD, bias_V), *tokens[1:], z_loss)
+        x_ZD, targets_Z, weights_Z = tokens
+        loss, _ = _chunk_loss(_logits(x_ZD, table_VD, bias_V), targets_Z, weights_Z, z_loss)
         return jax.tree.map(jnp.add, total, loss), None
 
     return _over_chunks(add, _no_loss(), (x_PD, targets_P, weights_P), chunk)[0]

@@ -10,7 +10,7 @@ Letters: B batch, T time, L layers, X router classes, P tokens.
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -187,7 +187,7 @@ def _move(
         clip = jnp.minimum(1.0, rules.clip_norm / jnp.maximum(norm, jnp.finfo(jnp.float32).tiny))
         clipped = jax.tree.map(lambda x: x * clip, gradients)
         updates, optimizer = rules.optimizer.update(clipped, state.optimizer, state.parts)
-        update_norms = norms_by_group(rules.deal, updates)
+        update_norms = norms_by_group(rules.deal, cast(dict, updates))
     with jax.named_scope("balancing"):
         bias_updates, balancer = rules.balancer.update(
             sums.router_counts_LX, state.balancer, state.router_bias_LX
@@ -220,25 +220,25 @@ def _forward(
 ) -> tuple[jax.Array, Sums]:
     """The objective over `num_targets`, and sums over the rows."""
     config = rules.model.config
-    batch = jax.tree.map(jnp.asarray, batch)
+    rows: Any = jax.tree.map(jnp.asarray, batch)
     x_BTD, router = hidden_states(
-        config, params, bias_LX, batch.tokens_BT, batch.positions_BT, batch.segments_BT
+        config, params, bias_LX, rows.tokens_BT, rows.positions_BT, rows.segments_BT
     )
     with jax.named_scope("loss"):
-        loss = cross_entropy(
+        loss: Any = cross_entropy(
             x_BTD.reshape(-1, x_BTD.shape[-1]),
             params["embedding"]["table"],
             params["head"]["bias"] if config.lm_head_bias else None,
-            batch.targets_BT.reshape(-1),
+            rows.targets_BT.reshape(-1),
             # Dividing weights rather than gradients saves a pass over these.
-            batch.weights_BT.reshape(-1) / num_targets,
+            rows.weights_BT.reshape(-1) / num_targets,
             rules.loss_chunk,
             rules.z_loss,
         )
-    num_tokens = jnp.sum(batch.segments_BT != 0, dtype=jnp.float32)
+    num_tokens = jnp.sum(rows.segments_BT != 0, dtype=jnp.float32)
     return loss.objective, Sums(
         loss=loss.cross_entropy * num_targets,
-        num_targets=batch.weights_BT.sum(),
+        num_targets=rows.weights_BT.sum(),
         router_counts_LX=router.counts_LX,
         router_entropy_L=router.entropy_L * num_tokens,
         router_probability_L=router.probability_L * num_tokens,
