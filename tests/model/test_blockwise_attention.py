@@ -101,9 +101,9 @@ def test_the_network_does_not_depend_on_it():
     )  # fmt: skip
     tokens_BT = jax.random.randint(jax.random.key(0), (2, 20), 0, 32)
     segments_BT = jnp.asarray([[1] * 20, [1] * 7 + [2] * 9 + [0] * 4])
-    variables = zaya_jax.Zaya(config).init(jax.random.key(1), tokens_BT)
+    variables = jax.jit(zaya_jax.Zaya(config).init)(jax.random.key(1), tokens_BT)
     logits = []
     for name in ("full", "blockwise"):
         model = zaya_jax.Zaya(dataclasses.replace(config, attention_implementation=name))
-        logits.append(model.apply(variables, tokens_BT, segments_BT=segments_BT).logits_BTV)
+        logits.append(jax.jit(model.apply)(variables, tokens_BT, segments_BT=segments_BT).logits_BTV)
     np.testing.assert_allclose(*logits, rtol=1e-5, atol=1e-5)
