@@ -42,7 +42,10 @@ MODEL = ModelConfig(
 RULES = Rules(
     Zaya(MODEL), deal(declare(MODEL), 1), optax.sgd(1.0), make_balancer(BalancingConfig(learning_rate=1e-2))
 )
-MUON = dataclasses.replace(RULES, optimizer=make_optimizer(OptimizerConfig(warmup_steps=0), RULES.deal, 100))
+SCHEDULE = optax.constant_schedule(OptimizerConfig().learning_rate)
+MUON = dataclasses.replace(
+    RULES, optimizer=make_optimizer(OptimizerConfig(warmup_steps=0), RULES.deal, SCHEDULE)
+)
 ROWS, TIME = 8, 16
 KEY = jax.random.key(1)
 
@@ -255,7 +258,7 @@ def test_checkpoints_hold_weights_and_moments_as_declared():
     for num_devices in (1, 8):
         rules = dataclasses.replace(MUON, deal=deal(declare(MODEL), num_devices))
         rules = dataclasses.replace(
-            rules, optimizer=make_optimizer(OptimizerConfig(warmup_steps=0), rules.deal, 100)
+            rules, optimizer=make_optimizer(OptimizerConfig(warmup_steps=0), rules.deal, SCHEDULE)
         )
         again = from_checkpoint(saved, state_of(rules, initialise(declare(MODEL), KEY), KEY))
         assert not unlike(to_checkpoint(again), saved)
