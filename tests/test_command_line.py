@@ -157,7 +157,7 @@ MISTAKES = (
     Mistake("field of rocm-wheels", "plan rocm-wheels --config.data.seed=1", '"--config.data.seed=1" is not an option of rocm-wheels'),
     Mistake("no time to compile", "plan --config=small.py --gpus-per-node=1 --compile --time-limit=0", "--time-limit is 0.0; it must be above 0"),
     Mistake("compiling without the plugin", "plan --config=small.py --gpus-per-node=1 --compile", "compiling needs JAX's ROCm plugin"),
-    Mistake("a picture nobody can draw", "plan --config=small.py --gpus-per-node=1 --picture=plan.txt", "--picture is plan.txt; its name must end in one of .eps"),
+    Mistake("a picture nobody can draw", "plan --config=small.py --gpus-per-node=1 --picture=plan.txt", "--picture is plan.txt; its name must end in one of ."),
     Mistake("JSON below a file", "plan --config=small.py --gpus-per-node=1 --json=small.py/plan.json", "--json is small.py/plan.json, and there is no folder small.py"),
     # generate
     Mistake("generate without run", "generate", "the following arguments are required: RUN"),
