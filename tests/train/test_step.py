@@ -74,10 +74,10 @@ def first_state():
 def balanced(num_microbatches, remat):
     """Three steps that move nothing but the router biases, which decide the next step's counts."""
     balancer = make_balancer(BalancingConfig(rule="pid", learning_rate=0.1, skip_share=0.2))
-    rules = Rules(Zaya(dataclasses.replace(MODEL, remat=remat)), optax.sgd(0.0), balancer)
+    rules = Rules(Zaya(dataclasses.replace(MODEL, remat=remat)), RULES.deal, optax.sgd(0.0), balancer)
     state = dataclasses.replace(
         first_state(),
-        optimizer=rules.optimizer.init(first_state().params),
+        optimizer=rules.optimizer.init(first_state().parts),
         balancer=balancer.init(first_state().router_bias_LX),
     )
     run = jit(
