@@ -222,7 +222,7 @@ def _are_equal(one: StoredTensor, other: StoredTensor) -> bool:
         for start in range(0, one.size, COMPARED_BYTES):
             size = min(COMPARED_BYTES, one.size - start)
             parts = [read_bytes(files[tensor.file], tensor.offset + start, size) for tensor in (one, other)]
-            if not np.array_equal(*parts):
+            if not np.array_equal(parts[0], parts[1]):
                 return False
     return True
 

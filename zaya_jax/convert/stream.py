@@ -340,7 +340,7 @@ def prepare(source: Source, block: Block) -> memoryview:
     raw = array.reshape(-1).view(np.uint8)
     if block.padding:
         raw = np.concatenate([raw, np.zeros(block.padding, np.uint8)])
-    return memoryview(raw)
+    return raw.data
 
 
 def contiguous(view: np.ndarray) -> np.ndarray:
