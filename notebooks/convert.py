@@ -24,9 +24,11 @@ import functools
 import os
 import pathlib
 import tempfile
+import warnings
 
 # What follows is small: most of its time is compilation, and the compiler need not try hard.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+warnings.filterwarnings("ignore", message="IProgress not found")  # tqdm's, which transformers loads
 
 import jax
 import jax.numpy as jnp

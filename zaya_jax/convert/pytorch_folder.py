@@ -221,8 +221,8 @@ def _are_equal(one: StoredTensor, other: StoredTensor) -> bool:
     with _opened({one.file, other.file}) as files:
         for start in range(0, one.size, COMPARED_BYTES):
             size = min(COMPARED_BYTES, one.size - start)
-            ours, theirs = (read_bytes(files[x.file], x.offset + start, size) for x in (one, other))
-            if not np.array_equal(ours, theirs):
+            parts = [read_bytes(files[tensor.file], tensor.offset + start, size) for tensor in (one, other)]
+            if not np.array_equal(parts[0], parts[1]):
                 return False
     return True
 

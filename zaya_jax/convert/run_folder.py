@@ -144,7 +144,7 @@ def _open(folder: pathlib.Path, name: str, spec: dict[str, Any], context: ts.Con
 
 
 def _check_chunks(folder: pathlib.Path, name: str, array: ts.TensorStore, spec: dict[str, Any]) -> None:
-    chunk: Any = array.chunk_layout.read_chunk.shape or array.shape
+    chunk = _read_chunk(array)
     expected = math.prod(-(-size // part) for size, part in zip(array.shape, chunk, strict=True))
     keys = ts.KvStore.open(spec["kvstore"]).result().list().result()
     found = sum(not key.decode().startswith((".z", "zarr.json")) for key in keys)
@@ -153,8 +153,13 @@ def _check_chunks(folder: pathlib.Path, name: str, array: ts.TensorStore, spec: 
 
 
 def _chunk_bytes(array: ts.TensorStore) -> int:
-    shape: Any = array.chunk_layout.read_chunk.shape or array.shape
-    return math.prod(shape) * array.dtype.numpy_dtype.itemsize
+    return math.prod(_read_chunk(array)) * array.dtype.numpy_dtype.itemsize
+
+
+def _read_chunk(array: ts.TensorStore) -> tuple[int, ...]:
+    """The shape of a part that is read at once."""
+    shape = array.chunk_layout.read_chunk.shape or array.shape
+    return tuple(int(size or 1) for size in shape)
 
 
 def orbax_name(path: str) -> str:

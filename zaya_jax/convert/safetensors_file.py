@@ -14,7 +14,7 @@ import math
 import os
 import pathlib
 from collections.abc import Iterable
-from typing import Any, cast
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -187,7 +187,7 @@ def read_bytes(descriptor: int, offset: int, size: int) -> np.ndarray:
       ValueError: if the file ends before.
     """
     buffer = np.empty(size, np.uint8)
-    view, done = memoryview(cast(Any, buffer)), 0
+    view, done = buffer.data, 0
     while done < size:
         count = os.preadv(descriptor, [view[done:]], offset + done)
         if count == 0:

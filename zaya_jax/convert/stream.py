@@ -17,7 +17,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, BinaryIO, Protocol, cast, runtime_checkable
+from typing import Any, BinaryIO, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -340,7 +340,7 @@ def prepare(source: Source, block: Block) -> memoryview:
     raw = array.reshape(-1).view(np.uint8)
     if block.padding:
         raw = np.concatenate([raw, np.zeros(block.padding, np.uint8)])
-    return memoryview(cast(Any, raw))
+    return raw.data
 
 
 def contiguous(view: np.ndarray) -> np.ndarray:

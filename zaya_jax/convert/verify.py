@@ -175,7 +175,7 @@ def first_different_layer(
     """The first layer, from 0, behind which the streams of two sets of weights differ; None for the head."""
     for number in range(config.num_hidden_layers):
         streams = [_stream_after(config, variables, tokens_BT, number + 1) for variables in (one, other)]
-        if not np.array_equal(*streams, equal_nan=True):
+        if not np.array_equal(streams[0], streams[1], equal_nan=True):
             return number
     return None
 
