@@ -4,7 +4,6 @@ Letters: B batch, T queries, S keys, N query heads, K key and value heads, H hea
 """
 
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -103,7 +102,11 @@ def _blocks_for(width: int) -> Blocks:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(6,))
-def _pallas(
+def _pallas(q_BTNH, k_BSKH, v_BSKH, limits, query_segments_BT, key_segments_BS, blocks):
+    return _run(q_BTNH, k_BSKH, v_BSKH, limits, query_segments_BT, key_segments_BS, blocks)
+
+
+def _run(
     q_BTNH, k_BSKH, v_BSKH, limits, query_segments_BT, key_segments_BS, blocks
 ) -> tuple[jax.Array, jax.Array]:
     if q_BTNH.size == 0 or k_BSKH.size == 0:
@@ -115,8 +118,7 @@ def _pallas(
 
 def _forward(q_BTNH, k_BSKH, v_BSKH, limits, query_segments_BT, key_segments_BS, blocks):
     arguments = q_BTNH, k_BSKH, v_BSKH, limits, query_segments_BT, key_segments_BS
-    out: Any = _pallas(*arguments, blocks)
-    out_BTNH, logsumexp_BNT = out
+    out_BTNH, logsumexp_BNT = _run(*arguments, blocks)
     results = checkpoint_name(out_BTNH, KEPT), checkpoint_name(logsumexp_BNT, KEPT)
     return results, (arguments, results)
 

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -52,7 +53,11 @@ def run(*, rounds: int) -> None:
     console.print(
         f"ceilings of this run: {ceilings.flops / 1e12:.3g} TFLOP/s, {ceilings.bandwidth / 1e12:.3g} TB/s"
     )
-    table = Table("operation", "pass", "implementation", "ms", "TFLOP/s", "TB/s", "of ceiling", "differs by")
+    table = Table(box=box.SIMPLE_HEAD, padding=0)
+    for column in ("operation", "pass", "by"):
+        table.add_column(column, no_wrap=True)
+    for column in ("ms", "TFLOP/s", "TB/s", "ceiling", "differs"):
+        table.add_column(column, justify="right")
     for case in cases(SIZES[size]):
         arguments = jax.jit(case.make)(jax.random.key(np.random.SeedSequence().generate_state(1)[0]))
         for name, calls, work in passes(case, arguments):
@@ -62,7 +67,7 @@ def run(*, rounds: int) -> None:
 
 
 def passes(case: Case, arguments: tuple[Any, ...]) -> list[tuple[str, dict[str, Callable[[], Any]], Work]]:
-    """The forward pass, and forward and backward together: calls by implementation, ours first; the work."""
+    """Forward, and gradients with their forward pass: calls by implementation, ours first; the work."""
     forward, both = {}, {}
     for name in case.implementations:
         forward[name] = functools.partial(
@@ -74,7 +79,7 @@ def passes(case: Case, arguments: tuple[Any, ...]) -> list[tuple[str, dict[str, 
     if not case.num_differentiated:
         return [("forward", forward, case.forward)]
     work = Work(case.forward.flops + case.backward.flops, case.forward.num_bytes + case.backward.num_bytes)
-    return [("forward", forward, case.forward), ("forward and backward", both, work)]
+    return [("forward", forward, case.forward), ("gradients", both, work)]
 
 
 def compare(
