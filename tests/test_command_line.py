@@ -153,6 +153,7 @@ MISTAKES = (
     Mistake("batch and GPUs", "plan --config=small.py --gpus-per-node=3", "data.batch_size is 4; it must be a multiple of 3: 3 devices"),
     Mistake("no sequence at a time", "plan --config=small.py --micro-batch=0", "--micro-batch is 0; it must be at least 1"),
     Mistake("batch and micro-batch", "plan --config=small.py --gpus-per-node=2 --micro-batch=3", "data.batch_size is 4; it must be a multiple of 6: --micro-batch=3 on 2 GPUs"),
+    Mistake("a phase that is not", "plan --config=small.py --phase=first", '--phase is "first"; the phases of the run are: none'),
     Mistake("nothing to plan", "plan runs/done", "argument what: invalid choice: 'runs/done'"),
     Mistake("field of rocm-wheels", "plan rocm-wheels --config.data.seed=1", '"--config.data.seed=1" is not an option of rocm-wheels'),
     Mistake("no time to compile", "plan --config=small.py --gpus-per-node=1 --compile --time-limit=0", "--time-limit is 0.0; it must be above 0"),

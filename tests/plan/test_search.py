@@ -3,6 +3,7 @@
 import pytest
 
 from zaya_jax.options import load_config
+from zaya_jax.plan.command import config_of_phase
 from zaya_jax.plan.memory import POLICIES
 from zaya_jax.plan.search import largest_that_fits, search
 
@@ -32,7 +33,7 @@ def test_a_step_in_the_sizes_is_found_too():
 
 
 def test_policies_and_micro_batches_are_searched():
-    config = load_config("configs/zaya1_8b.py", [])
+    config = config_of_phase(load_config("configs/zaya1_8b.py", []))
     a_row = dict(zip(POLICIES, (40, 20, 9, 5, 3), strict=True))
 
     def measure(config):
@@ -47,7 +48,7 @@ def test_policies_and_micro_batches_are_searched():
 
 
 def test_what_does_not_fit_is_said():
-    config = load_config("configs/zaya1_8b.py", [])
+    config = config_of_phase(load_config("configs/zaya1_8b.py", []))
     found = search(config, 1024, limit=GIB, measure=lambda _: 2 * GIB)
     assert found.cheapest_remat is None
     assert found.largest_micro_batch == 0

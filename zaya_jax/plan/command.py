@@ -33,7 +33,8 @@ def plan_run(options: argparse.Namespace, overrides: Sequence[str]) -> None:
     cluster = Cluster(
         device=find_device(options.device), nodes=options.nodes, gpus_per_node=options.gpus_per_node
     )
-    config = _with_micro_batch(load_config(options.config, overrides), options.micro_batch, cluster)
+    config = config_of_phase(load_config(options.config, overrides), options.phase)
+    config = _with_micro_batch(config, options.micro_batch, cluster)
     _check(options)
     plan = make_plan(config, cluster)
     console = Console(soft_wrap=True, highlight=False)
@@ -94,6 +95,7 @@ def _parser() -> Parser:
     parser.add_argument(
         "--device", default="mi300x", help=f"the GPU: {', '.join(DEVICES)} (default: %(default)s)"
     )
+    parser.add_argument("--phase", metavar="NAME", help="of the run, at its full batch (default: the first)")
     parser.add_argument(
         "--micro-batch",
         type=int,
@@ -116,6 +118,20 @@ def _parser() -> Parser:
         help="of one compilation (default: %(default)s)",
     )
     return parser
+
+
+def config_of_phase(config: Config, name: str | None = None) -> Config:
+    """The config of a phase without its ramp: nearly all of its steps are of the full batch.
+
+    Raises:
+      ValueError: if the run has no such phase.
+    """
+    phases = {phase.name: phase.config for phase in config.resolved_phases}
+    if name is not None and name not in phases:
+        known = ", ".join(filter(None, phases)) or "none"
+        raise ValueError(f'--phase is "{name}"; the phases of the run are: {known}')
+    chosen = next(iter(phases.values())) if name is None else phases[name]
+    return dataclasses.replace(chosen, data=dataclasses.replace(chosen.data, batch_ramp=()))
 
 
 def _with_micro_batch(config: Config, rows: int | None, cluster: Cluster) -> Config:
