@@ -122,11 +122,14 @@ def first_state(rules: Rules, params: dict, key: Array) -> TrainState:
 
 def with_variables(state: TrainState, variables: dict) -> TrainState:
     """The state with other weights and router biases."""
-    return dataclasses.replace(
-        state,
-        parts=to_parts(state.deal, variables["params"]),
-        router_bias_LX=variables["router_bias"]["layers"],
-    )
+    return dataclasses.replace(state, **_deal_variables(state.deal, variables))
+
+
+def _deal_variables(dealt: Deal, variables: dict) -> dict[str, Any]:
+    return {
+        "parts": to_parts(dealt, variables["params"]),
+        "router_bias_LX": variables["router_bias"]["layers"],
+    }
 
 
 def layout(state: TrainState) -> TrainState:
@@ -176,7 +179,9 @@ def from_checkpoint(saved: dict[str, Any], like: TrainState) -> TrainState:
 
     training = dict(saved["training"])
     optimizer = _map_parts(deal_again, like.optimizer, like, training.pop("optimizer"))
-    return dataclasses.replace(with_variables(like, saved["weights"]), optimizer=optimizer, **training)
+    return dataclasses.replace(
+        like, **_deal_variables(like.deal, saved["weights"]), optimizer=optimizer, **training
+    )
 
 
 def checkpoint_shardings(checkpoint: Any, mesh: Mesh) -> Any:
