@@ -7,6 +7,7 @@ import itertools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from zaya_jax.config import HYBRID, HYBRID_SLIDING, ModelConfig
@@ -14,7 +15,6 @@ from zaya_jax.model import zaya
 from zaya_jax.model.router import route
 from zaya_jax.model.weights import abstract_variables, count_parameters
 from zaya_jax.options import load_config
-from zaya_jax.train.loss import cross_entropy
 
 VOCABULARY, TIME = 43, 16
 CONFIG = ModelConfig(
@@ -64,7 +64,8 @@ def loss_and_gradient(config, variables, tokens_BT, positions_BT, segments_BT, t
     def loss(params):
         bias_LX = variables["router_bias"]["layers"]
         out = zaya.forward(config, params, bias_LX, tokens_BT, positions_BT, segments_BT)
-        return cross_entropy(out.logits_BTV, targets_BT, weights_BT), out
+        losses_BT = optax.softmax_cross_entropy_with_integer_labels(out.logits_BTV, targets_BT)
+        return jnp.sum(losses_BT * weights_BT), out
 
     (total, out), gradient = jax.value_and_grad(loss, has_aux=True)(variables["params"])
     return total, gradient, out
