@@ -18,6 +18,15 @@ MATRIX_TILE = 16
 """Both sides of a block must have this many entries for the matrix instructions (MFMA) to take it."""
 
 
+def from_start(size: int, number: jax.Array) -> pl.Slice:
+    """The first `size` entries of an axis that may be shorter; a mask keeps to those that exist.
+
+    jax 0.12 refuses such a slice where it knows its start. So the start is a zero that it does not
+    know, made of any number that the kernel has at hand.
+    """
+    return pl.ds(number * 0, size)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Launch:
     """How a kernel is started.

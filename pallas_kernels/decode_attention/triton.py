@@ -15,7 +15,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
-from pallas_kernels.launch import MATRIX_TILE, Launch, check_blocks, check_lds, launch
+from pallas_kernels.launch import MATRIX_TILE, Launch, check_blocks, check_lds, from_start, launch
 
 HIDDEN = -1e30
 """The score of a slot that is masked. Minus infinity would make NaN of differences."""
@@ -83,7 +83,7 @@ def forward(
         start = jnp.minimum(share * each, num_blocks)
         stop = jnp.minimum(start + each, num_blocks)
         is_row, is_channel = jnp.arange(rows) < group, jnp.arange(channels) < width
-        here = pl.ds(key_head * group, rows), pl.ds(0, channels)
+        here = pl.ds(key_head * group, rows), from_start(channels, key_head)
         is_query = is_row[:, None] & is_channel[None, :]
         q_GH = triton.load(q.at[(sequence, *here)], mask=is_query, other=0)
 
@@ -92,7 +92,7 @@ def forward(
             slot = (first_block + i) * blocks.slots
             slot_J = slot + jnp.arange(blocks.slots)
             is_there = (slot_J < num_slots)[:, None] & is_channel[None, :]
-            at = sequence, pl.ds(slot, blocks.slots), key_head, pl.ds(0, channels)
+            at = sequence, pl.ds(slot, blocks.slots), key_head, from_start(channels, slot)
             k_JH, v_JH = (triton.load(x.at[at], mask=is_there, other=0) for x in (k, v))
             scores_GJ = jnp.dot(q_GH, k_JH.T, preferred_element_type=jnp.float32) * width**-0.5
             token_J = _token(slot_J, length, num_slots)

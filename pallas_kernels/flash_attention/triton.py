@@ -21,7 +21,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
 from pallas_kernels.flash_attention.spans import block_spans
-from pallas_kernels.launch import MATRIX_TILE, Launch, check_blocks, check_lds, launch
+from pallas_kernels.launch import MATRIX_TILE, Launch, check_blocks, check_lds, from_start, launch
 
 LOG2_E = math.log2(math.e)
 HIDDEN = -1e30
@@ -282,7 +282,7 @@ class _Shape:
     def _matrix(self, x, row, number, head, block: int, size: int):
         """A block of rows, and which of its entries are there; None where all are by their sizes."""
         index, channel = number * block + jnp.arange(block), jnp.arange(self.padded)
-        at = x.at[row, pl.ds(number * block, block), head, pl.ds(0, self.padded)]
+        at = x.at[row, pl.ds(number * block, block), head, from_start(self.padded, number)]
         masks = []
         if size % block:
             masks.append((index < size)[:, None])

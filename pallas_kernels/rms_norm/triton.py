@@ -13,7 +13,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
-from pallas_kernels.launch import Launch, check_blocks, launch
+from pallas_kernels.launch import Launch, check_blocks, from_start, launch
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -70,7 +70,7 @@ def forward(
     def kernel(output, residual, *references):
         *vectors, scale, stream, norm = references
         index, mask = _rows(pl.program_id(0) * blocks.rows, blocks.rows, num_rows, padded, width)
-        row = [_load_vector(vector, padded)[None] for vector in (*vectors, scale)]
+        row = [_load_vector(vector, padded, pl.program_id(0))[None] for vector in (*vectors, scale)]
         merged = _merge(_load(output, index, mask), _load(residual, index, mask), row)
         mean_square = jnp.sum(merged * merged, axis=1, keepdims=True) / width
         triton.store(stream.at[index], merged, mask=mask)
@@ -100,8 +100,8 @@ def backward(
 
     def kernel(output, residual, *references):
         *vectors, scale, grad_stream, grad_norm, grad_output, grad_residual, shares = references
-        row = [_load_vector(vector, padded)[None] for vector in (*vectors, scale)]
         run = pl.program_id(0)
+        row = [_load_vector(vector, padded, run)[None] for vector in (*vectors, scale)]
 
         def step(i, sums):
             index, mask = _rows(run * blocks.run + i, 1, num_rows, padded, width)
@@ -122,7 +122,9 @@ def backward(
         sums = lax.fori_loop(0, blocks.run, step, (zeros,) * 4)
         mask = (jnp.arange(padded) < width)[None]
         for number, share in enumerate(sums):
-            triton.store(shares.at[pl.ds(number * num_runs + run, 1), pl.ds(0, padded)], share, mask=mask)
+            triton.store(
+                shares.at[pl.ds(number * num_runs + run, 1), from_start(padded, run)], share, mask=mask
+            )
 
     how = Launch(grid=(num_runs,), num_warps=blocks.num_warps, name="residual_rms_norm_backward")
     operands = (output_PD, residual_PD, *scaling, scale_D, grad_stream_PD, grad_norm_PD)
@@ -160,16 +162,19 @@ def _sum_shares(shares_SRD: jax.Array) -> jax.Array:
 def _rows(first: jax.Array, size: int, num_rows: int, padded: int, width: int):
     """Where a block of whole rows lies, and which of its entries exist."""
     row, channel = first + jnp.arange(size), jnp.arange(padded)
-    return (pl.ds(first, size), pl.ds(0, padded)), (row < num_rows)[:, None] & (channel < width)[None, :]
+    return (
+        (pl.ds(first, size), from_start(padded, first)),
+        (row < num_rows)[:, None] & (channel < width)[None, :],
+    )
 
 
 def _load(reference, index, mask) -> jax.Array:
     return triton.load(reference.at[index], mask=mask, other=0).astype(jnp.float32)
 
 
-def _load_vector(reference, padded: int) -> jax.Array:
+def _load_vector(reference, padded: int, number: jax.Array) -> jax.Array:
     mask = jnp.arange(padded) < reference.shape[0]
-    return triton.load(reference.at[pl.ds(0, padded)], mask=mask, other=0).astype(jnp.float32)
+    return triton.load(reference.at[from_start(padded, number)], mask=mask, other=0).astype(jnp.float32)
 
 
 def _merge(output: jax.Array, residual: jax.Array, row: list[jax.Array]) -> jax.Array:
