@@ -107,6 +107,7 @@ def fixture_imported(tmp_path):
     return tmp_path / "run", f"train --config={tmp_path}/run/config.json {options}"
 
 
+@pytest.mark.slow
 def test_a_run_starts_from_converted_weights(imported, tmp_path):
     run, command = imported
     with fast_compilation():

@@ -10,6 +10,7 @@ SCRIPT = pathlib.Path(__file__).with_name("killed_conversions.py")
 ROOT = SCRIPT.parents[2]
 
 
+@pytest.mark.slow
 def test_twenty_kills_each_way(tmp_path):
     paths = os.pathsep.join([str(ROOT), str(SCRIPT.parent), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(

@@ -63,6 +63,7 @@ def losses(config, num_steps):
     return np.array(found)
 
 
+@pytest.mark.slow
 def test_twenty_steps_have_the_same_losses():
     """With what attention's and the experts' kernels keep under a name, and the rest computed again."""
     plain, ours = (

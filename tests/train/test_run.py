@@ -235,6 +235,7 @@ def undisturbed_phases(corpus, other_corpus, compile_cache, tmp_path_factory) ->
     return train(Config.from_dict(_phased_values(run_folder, corpus, other_corpus)))
 
 
+@pytest.mark.slow
 def test_phases_and_ramp_are_what_was_trained(undisturbed_phases):
     rows = [row for row in _rows(undisturbed_phases.config.run_folder) if row["kind"] == "train"]
     assert [row["phase"] for row in rows] == ["short"] * 12 + ["long"] * 14
@@ -250,6 +251,7 @@ def test_phases_and_ramp_are_what_was_trained(undisturbed_phases):
 
 # Killed at step 9, it goes on in the ramp, from 4 or 8; at 17 from 12, the border, or 16 behind it. A
 # checkpoint is whole when the next one is begun.
+@pytest.mark.slow
 def test_a_run_killed_in_its_ramp_and_behind_a_border_goes_on(
     undisturbed_phases, other_corpus, compile_cache, tmp_path
 ):

@@ -92,6 +92,7 @@ def balanced(num_microbatches, remat):
     return counts, state
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("num_microbatches", "remat"), [(4, "none"), (1, "layer"), (4, "products")])
 def test_accumulation_and_remat_do_not_touch_the_balancing(num_microbatches, remat):
     """Counts are whole numbers of the global batch, taken once: the biases are the same to the bit."""
@@ -277,6 +278,7 @@ def temporary_bytes(remat):
     return run.lower(state, rows).compile().memory_analysis().temp_size_in_bytes
 
 
+@pytest.mark.slow
 def test_each_remat_policy_keeps_less_than_the_one_before():
     policies = typing.get_args(typing.get_type_hints(ModelConfig)["remat"])
     assert policies == ("none", "products", "attention_and_experts", "block", "layer")
