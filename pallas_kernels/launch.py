@@ -18,7 +18,7 @@ MATRIX_TILE = 16
 """Both sides of a block must have this many entries for the matrix instructions (MFMA) to take it."""
 
 
-def from_start(size: int, number: jax.Array) -> pl.Slice:
+def from_start(size: int, number: jax.Array) -> Any:
     """The first `size` entries of an axis that may be shorter; a mask keeps to those that exist.
 
     jax 0.12 refuses such a slice where it knows its start. So the start is a zero that it does not
