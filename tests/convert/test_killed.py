@@ -6,6 +6,8 @@ import pathlib
 import subprocess
 import sys
 
+import pytest
+
 SCRIPT = pathlib.Path(__file__).with_name("killed_conversions.py")
 ROOT = SCRIPT.parents[2]
 

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 from zaya_jax.config import ModelConfig
 from zaya_jax.model.zaya import Zaya
