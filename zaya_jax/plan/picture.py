@@ -8,15 +8,18 @@ from zaya_jax.plan.report import CompiledStep, Plan
 GIB = 2**30
 
 
+FORMATS = (".pdf", ".png", ".svg")
+
+
 def check_format(file: pathlib.Path) -> None:
     """Refuses what cannot be drawn.
 
     Raises:
-      ValueError: if matplotlib is missing, or does not know the format that the file's name asks for.
+      ValueError: if the file's name asks for another format than `FORMATS`, or matplotlib is missing.
     """
-    formats = _figure().canvas.get_supported_filetypes()
-    if file.suffix.lstrip(".") not in formats:
-        raise ValueError(f"--picture is {file}; its name must end in one of .{', .'.join(sorted(formats))}")
+    if file.suffix not in FORMATS:
+        raise ValueError(f"--picture is {file}; its name must end in one of {', '.join(FORMATS)}")
+    _figure()
 
 
 def draw(file: pathlib.Path, plan: Plan, step: CompiledStep | None) -> None:
