@@ -62,6 +62,14 @@ def get_config() -> ConfigDict:
 
 # Sources of each phase are published ([8B] Tables II, III), their files are not: the folders are ours.
 # So are the shares of the first two phases; those of the later two are the published percentages.
+LATER_CORPORA = (
+    "corpora/long_reasoning",
+    "corpora/web_and_synthetic",
+    "corpora/long_documents",
+    "corpora/code",
+    "corpora/math",
+    "corpora/short_instruction",
+)
 MIXTURES = (
     {
         "name": "pretrain_1",
@@ -82,26 +90,12 @@ MIXTURES = (
     },
     {
         "name": "midtrain",
-        "corpora": (
-            "corpora/long_reasoning",
-            "corpora/web_and_synthetic",
-            "corpora/long_documents",
-            "corpora/code",
-            "corpora/math",
-            "corpora/short_instruction",
-        ),
+        "corpora": LATER_CORPORA,
         "weights": (86.1, 5.7, 0.8, 3.0, 3.0, 1.4),
     },
     {
         "name": "finetune",
-        "corpora": (
-            "corpora/long_reasoning",
-            "corpora/web_and_synthetic",
-            "corpora/long_documents",
-            "corpora/code",
-            "corpora/math",
-            "corpora/short_instruction",
-        ),
+        "corpora": LATER_CORPORA,
         "weights": (75.0, 9.8, 6.4, 5.0, 2.6, 1.2),
     },
 )

@@ -191,7 +191,8 @@ MISTAKES = (
     Mistake("run from another network", SMALL + "--config.train.init_from=runs/done --config.run_folder=new --config.model.hidden_size=64", "train.init_from: params/embedding/bias of runs/done is (32,), and of this run (64,)"),
     # bench
     Mistake("unknown benchmark", "bench speed", "argument what: invalid choice: 'speed'"),
-    Mistake("no rounds", "bench experts --rounds 0", "--rounds is 0; it must be at least 1"),
+    Mistake("no rounds", "bench balancing --rounds 0", "--rounds is 0; it must be at least 1"),
+    Mistake("rounds of what has none", "bench experts --rounds 3", "--rounds is 3; experts is done once, leave it out"),
 )  # fmt: skip
 
 

@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from zaya_jax.bench import balancing, experts, kernels, optimizer_share, optimizers, torch_comparison
 from zaya_jax.options import Parser
 
-BENCHMARKS = {
+REPEATED = {
     "torch": torch_comparison.run,
     "balancing": balancing.run,
-    "experts": experts.run,
     "kernels": kernels.run,
-    "optimizers": optimizers.run,
     "optimizer-share": optimizer_share.run,
 }
+ONCE = {"experts": experts.run, "optimizers": optimizers.run}
+ROUNDS = 5
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -26,14 +26,20 @@ def main(argv: Sequence[str] | None = None) -> None:
         "each rule evens out the experts' load; a picture.",
         ("zaya bench torch", "zaya bench torch --rounds 10", "zaya bench experts", "zaya bench balancing"),
     )
-    parser.add_argument("what", choices=BENCHMARKS, help="what to measure")
+    parser.add_argument("what", choices=[*REPEATED, *ONCE], help="what to measure")
     parser.add_argument(
         "--rounds",
         type=int,
-        default=5,
-        help="timings, the best counts; of balancing: routers, the slowest counts",
+        help=f"timings, the best counts; of balancing: routers, the slowest counts (default: {ROUNDS}). "
+        f"{' and '.join(ONCE)} have none",
     )
     options = parser.parse_args(argv)
-    if options.rounds < 1:
-        raise ValueError(f"--rounds is {options.rounds}; it must be at least 1")
-    BENCHMARKS[options.what](rounds=options.rounds)
+    if options.what in ONCE:
+        if options.rounds is not None:
+            raise ValueError(f"--rounds is {options.rounds}; {options.what} is done once, leave it out")
+        ONCE[options.what]()
+        return
+    rounds = ROUNDS if options.rounds is None else options.rounds
+    if rounds < 1:
+        raise ValueError(f"--rounds is {rounds}; it must be at least 1")
+    REPEATED[options.what](rounds=rounds)

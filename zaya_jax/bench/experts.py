@@ -14,16 +14,14 @@ from zaya_jax.model.experts import apply_experts
 MIB = 2**20
 
 
-def run(*, rounds: int = 1, num_rows: int = 16_384, num_experts: int = 16, width: int = 2048) -> None:
+def run(*, num_rows: int = 16_384, num_experts: int = 16, width: int = 2048) -> None:
     """Compiles the experts forward, and forward with backward, and prints XLA's own figures.
 
     Args:
-      rounds: unused: nothing is timed.
       num_rows: P, tokens.
       num_experts: E.
       width: D and F, as in ZAYA1-8B.
     """
-    del rounds
     rows_bytes = 4 * num_rows * width
     what = f"{num_rows:,} tokens, {num_experts} experts of {width}, float32, {jax.default_backend()}"
     columns = ("pass", "temporaries, MiB", "routed rows, MiB", "ratio", "rows x experts x width, MiB")

@@ -17,15 +17,13 @@ ADAMW_RATES = (1.5e-3, 3e-3, 6e-3)
 NUM_POINTS = 12
 
 
-def run(*, rounds: int = 1, num_steps: int = 120, batch_size: int = 8) -> None:
+def run(*, num_steps: int = 120, batch_size: int = 8) -> None:
     """Trains configs/tiny.py, made shorter, by each, and prints held-out bits per byte.
 
     Args:
-      rounds: unused: nothing is timed.
       num_steps: of each run, a multiple of 12.
       batch_size: sequences a step.
     """
-    del rounds
     with tempfile.TemporaryDirectory() as folder:
         tiny = _shortened(load_config("configs/tiny.py", []), num_steps, batch_size)
         muon = _curve(tiny, pathlib.Path(folder, "muon"))

@@ -59,7 +59,7 @@ class Rules:
       model: the network.
       deal: of its weights to devices.
       optimizer: from clipped gradients of a device's parts to their updates.
-      balancer: from the surplus of tokens to updates of the router's biases.
+      balancer: from a batch's counts of tokens to updates of the router's biases.
       clip_norm: the global gradient norm is scaled down to this.
       gradient_dtype: in which gradients are summed over microbatches and devices.
       loss_chunk: tokens whose logits exist at the same time.

@@ -55,7 +55,7 @@ def make_devices(cluster: Cluster, folder: pathlib.Path) -> list[Any]:
     """As `describe_devices`; the plugin is registered unless a real ROCm did that already."""
     try:
         return describe_devices(cluster)
-    except NotImplementedError:
+    except NotImplementedError:  # what jax says of a platform that nobody registered
         register(find_plugin(), folder)
         return describe_devices(cluster)
 
