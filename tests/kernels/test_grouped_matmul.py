@@ -84,7 +84,9 @@ def test_product_and_gradients(name, implementation):
         ("out", "rows", "weights"), ours, in_float64(*arrays, sizes_E), strict=True
     ):
         assert result.dtype == jnp.float32
-        np.testing.assert_allclose(result, expected, rtol=1e-5, atol=rounding(name), err_msg=what)
+        # Only the gradient of the weights sums over rows; the others sum over a few channels.
+        atol = rounding(name) if what == "weights" else 1e-5
+        np.testing.assert_allclose(result, expected, rtol=1e-5, atol=atol, err_msg=what)
     behind = int(sizes_E.sum())
     assert not np.any(ours[0][behind:])
     assert not np.any(ours[1][behind:])
