@@ -157,7 +157,7 @@ def test_matrices_among_others(implementation):
     np.testing.assert_allclose(out_PF, expected[0], rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(rows_gradient, expected[1], rtol=1e-5, atol=1e-5)
     before, own, behind = jnp.split(weights_gradient, 3)
-    np.testing.assert_allclose(own, expected[2], rtol=1e-5, atol=rounding(name))
+    np.testing.assert_allclose(own, expected[2], rtol=1e-5, atol=1e-5)
     assert not np.any(before)
     assert not np.any(behind)
 
