@@ -12,6 +12,7 @@ from zaya_jax.data.shards import Corpus
 from zaya_jax.data.tokenizer import load_tokenizer
 from zaya_jax.inference.generate import generate
 from zaya_jax.options import Parser, add_config_options, load_config
+from zaya_jax.parallel.host_memory import reuse_host_memory
 from zaya_jax.train.loop import TrainResult, train
 
 SAMPLE_TEMPERATURE = 0.7
@@ -43,6 +44,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
         describe(config, devices=options.devices)
         return
+    reuse_host_memory()
     report(train(config, overwrite=options.overwrite))
 
 

@@ -22,6 +22,7 @@ from zaya_jax.model.flops import forward_flops_per_token
 from zaya_jax.model.weights import count_parameters
 from zaya_jax.model.zaya import Output, Zaya
 from zaya_jax.parallel.compiler import compiler_options
+from zaya_jax.parallel.host_memory import reuse_host_memory
 from zaya_jax.parallel.mesh import data_mesh
 from zaya_jax.train.state import first_state, make_rules
 from zaya_jax.train.step import train_step
@@ -67,6 +68,7 @@ def run(*, rounds: int) -> None:
             raise ValueError(
                 f"{package} is not installed; the comparison needs it: pip install 'zaya_jax[test]'"
             )
+    reuse_host_memory()  # of both sides: they share the process
     theirs = _huggingface_model()
     tensors = {name: tensor.numpy() for name, tensor in theirs.state_dict().items()}
     variables = jax.device_put(variables_from_huggingface(MODEL, tensors))
