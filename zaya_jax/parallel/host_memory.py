@@ -28,4 +28,4 @@ def reuse_host_memory() -> bool:
         return False
     mallopt = ctypes.CDLL(None).mallopt
     settings = ((M_ARENA_MAX, 1), (M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, -1))
-    return all([mallopt(parameter, value) == 1 for parameter, value in settings])
+    return all(mallopt(parameter, value) == 1 for parameter, value in settings)
