@@ -53,6 +53,7 @@ class _Blocks:
     """Blocks of one size. One that would pass the last row is moved up, hence `first` and `end`."""
 
     size: int
+    whole: bool  # of a group that has more blocks; else these are the groups' last ones
     num: jax.Array  # [], blocks that hold rows
     group: jax.Array  # [blocks]
     start: jax.Array  # [blocks], row at which the block is read
@@ -72,21 +73,23 @@ def block_sizes(num_rows: int) -> tuple[int, ...]:
 
 
 def _cut(group_sizes_E: jax.Array, num_rows: int) -> Iterator[_Blocks]:
-    """The blocks of all groups, by size."""
+    """The blocks of all groups, by size: first each group's last one, then the whole ones."""
     largest, *last_sizes = block_sizes(num_rows)
     end_E = jnp.cumsum(group_sizes_E)
     whole_E = jnp.maximum(group_sizes_E - 1, 0) // largest  # before the last block
-    if num_rows > largest:
-        group, nth = _repeat(whole_E, num_rows // largest)
-        first = (end_E - group_sizes_E)[group] + nth * largest
-        yield _blocks(largest, whole_E.sum(), group, first, first + largest, num_rows)
     rest_E = group_sizes_E - whole_E * largest
     smaller = 0
     for size in last_sizes:
         fits_E = ((rest_E > smaller) & (rest_E <= size)).astype(jnp.int32)
         group, _ = _repeat(fits_E, group_sizes_E.shape[0])
-        yield _blocks(size, fits_E.sum(), group, (end_E - rest_E)[group], end_E[group], num_rows)
+        first, end = (end_E - rest_E)[group], end_E[group]
+        yield _Blocks(size, False, fits_E.sum(), group, _start(first, size, num_rows), first, end)
         smaller = size
+    if num_rows > largest:
+        group, nth = _repeat(whole_E, num_rows // largest)
+        first = (end_E - group_sizes_E)[group] + nth * largest
+        start = _start(first, largest, num_rows)
+        yield _Blocks(largest, True, whole_E.sum(), group, start, first, first + largest)
 
 
 def _repeat(times_E: jax.Array, length: int) -> tuple[jax.Array, jax.Array]:
@@ -99,10 +102,8 @@ def _repeat(times_E: jax.Array, length: int) -> tuple[jax.Array, jax.Array]:
     return number, index - (end_E - times_E)[number]
 
 
-def _blocks(
-    size: int, num: jax.Array, group: jax.Array, first: jax.Array, end: jax.Array, num_rows: int
-) -> _Blocks:
-    return _Blocks(size, num, group, jnp.minimum(first, num_rows - size), first, end)
+def _start(first: jax.Array, size: int, num_rows: int) -> jax.Array:
+    return jnp.minimum(first, num_rows - size)
 
 
 def _product(
@@ -147,7 +148,10 @@ def _weights_gradient(rows_PD: jax.Array, grad_PF: jax.Array, group_sizes_E: jax
                 for x in (rows_PD, grad_PF)
             )
             group = blocks.group[i]
-            sum_DF = lax.dynamic_index_in_dim(sums_EDF, group, keepdims=False) + rows.T @ grads
+            # Left to itself, XLA gives a product with a transposed left side to a slower routine.
+            sum_DF = lax.optimization_barrier(rows.T) @ grads
+            if blocks.whole:  # not the group's first one here
+                sum_DF = sum_DF + lax.dynamic_index_in_dim(sums_EDF, group, keepdims=False)
             return lax.dynamic_update_index_in_dim(sums_EDF, sum_DF, group, axis=0)
 
         sums_EDF = lax.fori_loop(0, blocks.num, step, sums_EDF)

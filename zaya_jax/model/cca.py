@@ -14,6 +14,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
 from zaya_jax.model.norms import l2_norm
+from zaya_jax.model.products import product
 from zaya_jax.model.remat import KEPT
 from zaya_jax.pytree import pytree
 
@@ -85,7 +86,7 @@ def join_projections(weights: Mapping) -> dict:
 
 def _project(x_BTD: jax.Array, weights: Mapping, half: int) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The latent queries and keys [B, T, C], and both halves of the values [B, T, U]."""
-    out_BTX = x_BTD @ weights["projections"].astype(x_BTD.dtype)
+    out_BTX = product(x_BTD, weights["projections"].astype(x_BTD.dtype))
     latent = out_BTX.shape[2] - 2 * half
     return out_BTX[..., :latent], out_BTX[..., latent:-half], out_BTX[..., -half:]
 

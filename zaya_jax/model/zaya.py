@@ -35,6 +35,7 @@ from zaya_jax.model.cca import CcaState, cca_projection, join_projections
 from zaya_jax.model.experts import apply_experts, expert_counts
 from zaya_jax.model.kernels import attend_flash, merge_and_norm
 from zaya_jax.model.norms import rms_norm
+from zaya_jax.model.products import product
 from zaya_jax.model.remat import REMAT_POLICIES, STREAM
 from zaya_jax.model.residual import merge_residual
 from zaya_jax.model.rope import Rotation, apply_rope, rope_table
@@ -363,7 +364,7 @@ def _attention(
             segments_BT=context.segments_BT,
         )
     out_BTC = out_BTNH.reshape(*x_BTD.shape[:2], -1)
-    out_BTD = out_BTC @ weights["o_proj"].reshape(-1, x_BTD.shape[2]).astype(config.dtype)
+    out_BTD = product(out_BTC, weights["o_proj"].reshape(-1, x_BTD.shape[2]).astype(config.dtype))
     return out_BTD, cca, pool
 
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from zaya_jax.model.products import kernel_gradient
 from zaya_jax.pytree import pytree
 
 
@@ -65,7 +66,7 @@ def _forward(x_PD, table_VD, bias_V, targets_P, weights_P, chunk, z_loss):
         loss, grad_ZV = _chunk_loss(_logits(x_ZD, table_VD, bias_V), targets_Z, weights_Z, z_loss)
         grad_bias_V = None if bias_V is None else grad_ZV.sum(axis=0)
         grad_ZV = grad_ZV.astype(x_ZD.dtype)
-        grad_table_VD = jnp.einsum("zv,zd->vd", grad_ZV, x_ZD, preferred_element_type=jnp.float32)
+        grad_table_VD = kernel_gradient(x_ZD, grad_ZV, dtype=jnp.float32).T
         return jax.tree.map(jnp.add, totals, (loss, grad_table_VD, grad_bias_V)), grad_ZV @ table_VD.astype(
             x_ZD.dtype
         )
