@@ -86,7 +86,9 @@ def join_projections(weights: Mapping) -> dict:
 
 def _project(x_BTD: jax.Array, weights: Mapping, half: int) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The latent queries and keys [B, T, C], and both halves of the values [B, T, U]."""
-    out_BTX = product(x_BTD, weights["projections"].astype(x_BTD.dtype))
+    x_PD = x_BTD.reshape(-1, x_BTD.shape[2])
+    out_PX = product(x_PD, weights["projections"].astype(x_BTD.dtype))
+    out_BTX = out_PX.reshape(*x_BTD.shape[:2], -1)
     latent = out_BTX.shape[2] - 2 * half
     return out_BTX[..., :latent], out_BTX[..., latent:-half], out_BTX[..., -half:]
 
@@ -133,13 +135,13 @@ def _convolve(
         depthwise_BSC = depthwise_BSC + kernel_C * tap_BSC
     taps = taps_over_time(depthwise_BSC, num_taps, segments_BS, fill=bias_C)
     # Heads lead and taps lie side by side: the convolution is one batch of matrix products.
-    taps_ABTX = jnp.concatenate(
-        [tap_BTC.reshape(batch, time, heads, width).transpose(2, 0, 1, 3) for tap_BTC in taps], axis=-1
+    taps_APX = jnp.concatenate(
+        [tap_BTC.reshape(-1, heads, width).transpose(1, 0, 2) for tap_BTC in taps], axis=-1
     )
     kernel_AXH = grouped["kernel"].reshape(heads, num_taps * width, width).astype(dtype)
-    mixed_ABTH = jnp.einsum("abtx,axh->abth", taps_ABTX, kernel_AXH, preferred_element_type=jnp.float32)
-    mixed_ABTH = checkpoint_name(mixed_ABTH, KEPT)
-    mixed_BTAH = mixed_ABTH.transpose(1, 2, 0, 3) + grouped["bias"].reshape(heads, width)
+    mixed_APH = checkpoint_name(product(taps_APX, kernel_AXH, dtype=jnp.float32), KEPT)
+    mixed_BTAH = mixed_APH.transpose(1, 0, 2).reshape(batch, time, heads, width)
+    mixed_BTAH = mixed_BTAH + grouped["bias"].reshape(heads, width)
     return mixed_BTAH, latent_BSC[:, time:].astype(tail_BWC.dtype)
 
 

@@ -1,6 +1,6 @@
-"""Products whose weights' gradient is written for the platform.
+"""Products with weights, whose gradients are written for the platform.
 
-Letters: P rows, D inputs, F outputs.
+Letters: A products side by side, P rows, D inputs, F outputs.
 """
 
 import functools
@@ -12,42 +12,57 @@ from jax import lax
 from jaxtyping import Array, Float
 
 
-@jax.custom_vjp
-def product(x: Float[Array, "*P D"], kernel_DF: Float[Array, "D F"]) -> Float[Array, "*P F"]:
-    """`x @ kernel`."""
-    return x @ kernel_DF
+def product(
+    x: Float[Array, "*A P D"], kernel: Float[Array, "*A D F"], *, dtype: Any = None
+) -> Float[Array, "*A P F"]:
+    """`x @ kernel`.
+
+    Args:
+      x: rows.
+      kernel: weights; with as many leading axes as x, one matrix for each product.
+      dtype: of the result; None for that of the factors.
+    """
+    out: Any = _product(x, kernel, dtype)
+    return out
 
 
-def _forward(x, kernel_DF):
-    return x @ kernel_DF, (x, kernel_DF)
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _product(x, kernel, dtype):
+    return jnp.matmul(x, kernel, preferred_element_type=dtype)
 
 
-def _backward(saved, grad):
-    x, kernel_DF = saved
-    x_PD, grad_PF = (a.reshape(-1, a.shape[-1]) for a in (x, grad))
-    return grad @ kernel_DF.T, kernel_gradient(x_PD, grad_PF, dtype=kernel_DF.dtype)
+def _forward(x, kernel, dtype):
+    # Not `_product` itself: a remat policy that keeps products looks for the plain one.
+    return jnp.matmul(x, kernel, preferred_element_type=dtype), (x, kernel)
 
 
-product.defvjp(_forward, _backward)
+def _backward(dtype, saved, grad):
+    del dtype
+    x, kernel = saved
+    grad_x = jnp.matmul(grad, kernel.mT).astype(x.dtype)
+    return grad_x, kernel_gradient(x, grad).astype(kernel.dtype)
+
+
+_product.defvjp(_forward, _backward)
 
 
 def kernel_gradient(
-    x_PD: Float[Array, "P D"], grad_PF: Float[Array, "P F"], *, dtype: Any = None
-) -> Float[Array, "D F"]:
+    x: Float[Array, "*A P D"], grad: Float[Array, "*A P F"], *, dtype: Any = None
+) -> Float[Array, "*A D F"]:
     """`x^T @ grad`, the sum over rows that a kernel's gradient is.
 
     On CPUs the transpose is written out: left to itself, XLA transposes too, but for a slower routine.
 
     Args:
-      x_PD: the product's input.
-      grad_PF: the gradient of its output.
-      dtype: of the sum; None for what the factors promote to.
+      x: the product's input.
+      grad: the gradient of its output.
+      dtype: of the sum; None for that of the factors.
     """
     multiply = functools.partial(jnp.matmul, preferred_element_type=dtype)
     # The barriers keep XLA from folding this transpose, or the result's, back into the product.
     return lax.platform_dependent(
-        x_PD,
-        grad_PF,
-        cpu=lambda x, grad: lax.optimization_barrier(multiply(lax.optimization_barrier(x.T), grad)),
-        default=lambda x, grad: multiply(x.T, grad),
+        x,
+        grad,
+        cpu=lambda x, grad: lax.optimization_barrier(multiply(lax.optimization_barrier(x.mT), grad)),
+        default=lambda x, grad: multiply(x.mT, grad),
     )

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from zaya_jax.model.norms import rms_norm
+from zaya_jax.model.products import product
 from zaya_jax.pytree import pytree
 
 
@@ -67,7 +68,8 @@ def route(
 
 
 def _project(x: jax.Array, kernel: jax.Array) -> jax.Array:
-    return jnp.matmul(x, kernel.astype(x.dtype), preferred_element_type=jnp.float32)
+    out_PX = product(x.reshape(-1, x.shape[-1]), kernel.astype(x.dtype), dtype=jnp.float32)
+    return out_PX.reshape(*x.shape[:-1], -1)
 
 
 def _linear(x: jax.Array, weights: Mapping) -> jax.Array:

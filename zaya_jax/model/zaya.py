@@ -363,9 +363,9 @@ def _attention(
             sizes=sizes,
             segments_BT=context.segments_BT,
         )
-    out_BTC = out_BTNH.reshape(*x_BTD.shape[:2], -1)
-    out_BTD = product(out_BTC, weights["o_proj"].reshape(-1, x_BTD.shape[2]).astype(config.dtype))
-    return out_BTD, cca, pool
+    kernel_CD = weights["o_proj"].reshape(-1, x_BTD.shape[2]).astype(config.dtype)
+    out_PD = product(out_BTNH.reshape(-1, kernel_CD.shape[0]), kernel_CD)
+    return out_PD.reshape(x_BTD.shape), cca, pool
 
 
 ATTENTION = {"full": attend_within, "blockwise": attend_blockwise, "pallas": attend_flash}
