@@ -265,7 +265,7 @@ def test_checkpoints_hold_weights_and_moments_as_declared():
         assert not unlike(to_checkpoint(again), saved)
 
 
-MEMORY_MODEL = dataclasses.replace(MODEL, hidden_size=64, num_hidden_layers=6, moe_intermediate_size=96)
+MEMORY_MODEL = dataclasses.replace(MODEL, hidden_size=64, num_hidden_layers=12, moe_intermediate_size=96)
 
 
 @functools.cache
@@ -273,7 +273,7 @@ def temporary_bytes(remat):
     model = dataclasses.replace(MEMORY_MODEL, remat=remat)
     rules = dataclasses.replace(RULES, model=Zaya(model), deal=deal(declare(model), 1))
     state = jax.eval_shape(lambda: state_of(rules, initialise(declare(model), KEY), KEY))
-    rows = jax.tree.map(lambda x: jax.ShapeDtypeStruct((64, TIME), x.dtype), uneven_batch())
+    rows = jax.tree.map(lambda x: jax.ShapeDtypeStruct((256, TIME), x.dtype), uneven_batch())
     run = jit(functools.partial(train_step, rules=rules, mesh=data_mesh(jax.devices()[:1])))
     return run.lower(state, rows).compile().memory_analysis().temp_size_in_bytes
 
