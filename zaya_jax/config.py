@@ -88,7 +88,9 @@ class ModelConfig:
         products, attention and experts, whose results are kept. "attention_and_experts": keeps of
         each layer the results of attention and of the experts' products alone. "block": keeps the
         stream before each attention and each block of experts. "layer": keeps the stream before each
-        layer. Each keeps less than the one before and computes more.
+        layer. "group": keeps the stream before each group of about sqrt(num_hidden_layers) layers, and
+        computes each layer twice more: for the streams within the group, and for its own backward pass.
+        Each keeps less than the one before and computes more.
       attention_implementation: in training, "full" makes all scores of a layer at once, "blockwise" those
         of a pair of blocks at a time, "pallas" is a kernel that has none in memory; None takes
         "blockwise" for sequences of 1,024 tokens or more.
@@ -120,7 +122,7 @@ class ModelConfig:
     lm_head_bias: bool = False
     max_position_embeddings: int = 131_072
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    remat: Literal["none", "products", "attention_and_experts", "block", "layer"] = "none"
+    remat: Literal["none", "products", "attention_and_experts", "block", "layer", "group"] = "none"
     attention_implementation: Literal["full", "blockwise", "pallas"] | None = None
     experts_implementation: Literal["blocked", "ragged_dot", "pallas"] | None = None
     residual_implementation: Literal["xla", "pallas"] | None = None

@@ -12,6 +12,7 @@ import pytest
 
 from zaya_jax.config import HYBRID, HYBRID_SLIDING, ModelConfig
 from zaya_jax.model import zaya
+from zaya_jax.model.remat import group_size
 from zaya_jax.model.router import route
 from zaya_jax.model.weights import abstract_variables, count_parameters
 from zaya_jax.options import load_config
@@ -212,14 +213,22 @@ def test_the_scan_is_a_loop_over_layers():
     assert len(np.unique(experts_LBT)) > 2
 
 
-@pytest.mark.parametrize("remat", ["layer", "products"])
+@pytest.mark.parametrize("remat", ["layer", "products", "group"])
 def test_remat_changes_no_number(remat):
-    variables = variables_of(SLIDING)
-    config = dataclasses.replace(SLIDING, remat=remat)
-    loss, gradient, _ = loss_and_gradient(SLIDING, variables, *packed())
-    loss_again, gradient_again, _ = loss_and_gradient(config, variables, *packed())
+    even = dataclasses.replace(SLIDING, num_hidden_layers=4)  # two groups of two
+    variables = variables_of(even)
+    config = dataclasses.replace(even, remat=remat)
+    loss, gradient, out = loss_and_gradient(even, variables, *packed())
+    loss_again, gradient_again, out_again = loss_and_gradient(config, variables, *packed())
     np.testing.assert_allclose(loss_again, loss, rtol=1e-6)
+    np.testing.assert_array_equal(out_again.router.experts_LBT, out.router.experts_LBT)
     assert_trees_are_close(gradient_again, gradient, 1e-5)
+
+
+@pytest.mark.parametrize(("num_layers", "size"), [(40, 5), (60, 6), (16, 4), (4, 2), (7, 1), (1, 1)])
+def test_groups_of_layers_are_about_the_square_root(num_layers, size):
+    """40 layers: 8 streams before groups and 5 within one, and no other divisor gives fewer than 13."""
+    assert group_size(num_layers) == size
 
 
 def moe_block(config, *, skip_bias):

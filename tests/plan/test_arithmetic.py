@@ -87,9 +87,27 @@ def test_remat_keeps_less_and_computes_more(zaya1_8b):
     assert kept == sorted(kept, reverse=True)
     assert len(set(kept)) == len(kept)
     assert again == sorted(again)
-    # With "layer" the stream and the router's state stay, float32, and little else.
+    # With "layer" the stream and the router's state stay, float32, and little else; with "group" those of
+    # each fifth layer.
     stream = 40 * 4096 * 4 * (2048 + 256)
-    assert stream <= kept[-1] < 1.1 * stream
+    by_policy = dict(zip(POLICIES, kept, strict=True))
+    assert stream <= by_policy["layer"] < 1.1 * stream
+    assert by_policy["layer"] - by_policy["group"] == pytest.approx(stream * 4 / 5, rel=1e-2)
+
+
+def test_a_group_at_work_has_its_own_streams_weights_and_gradients(zaya1_8b):
+    layer, group = (
+        memory_by_kind(
+            dataclasses.replace(zaya1_8b, model=dataclasses.replace(zaya1_8b.model, remat=remat)), 1024
+        )
+        for remat in ("layer", "group")
+    )
+    at_work = group["at work on a layer"] - layer["at work on a layer"]
+    assert at_work == pytest.approx(5 * 4 * 4096 * 4 * (2048 + 256), rel=0.1)
+    copies = "weights and gradients of a group of layers"
+    assert layer[copies] == 0
+    embedding = 262_272 * 2048
+    assert group[copies] == pytest.approx(5 / 40 * 2 * 2 * (PARAMETERS - embedding), rel=1e-2)
 
 
 def test_activations_grow_evenly(zaya1_8b):

@@ -5,7 +5,7 @@ import pytest
 from zaya_jax.options import load_config
 from zaya_jax.plan.command import config_of_phase
 from zaya_jax.plan.memory import POLICIES
-from zaya_jax.plan.search import largest_that_fits, search
+from zaya_jax.plan.search import cheapest_that_fits, largest_that_fits, search
 
 GIB = 2**30
 
@@ -32,9 +32,25 @@ def test_a_step_in_the_sizes_is_found_too():
     assert largest_that_fits(size, limit=75, guess=6) == 4
 
 
+@pytest.mark.parametrize("guess", POLICIES)
+@pytest.mark.parametrize("cheapest", [*POLICIES, None])
+def test_the_cheapest_policy_is_found_from_any_guess(cheapest, guess):
+    sizes = {remat: len(POLICIES) - i for i, remat in enumerate(POLICIES)}
+    tried = []
+
+    def size(remat):
+        tried.append(remat)
+        return sizes[remat]
+
+    limit = 0 if cheapest is None else sizes[cheapest]
+    assert cheapest_that_fits(size, limit=limit, guess=guess) == cheapest
+    if guess == cheapest:  # it, and the one that is too large
+        assert len(set(tried)) <= 2
+
+
 def test_policies_and_micro_batches_are_searched():
     config = config_of_phase(load_config("configs/zaya1_8b.py", []))
-    a_row = dict(zip(POLICIES, (40, 20, 9, 5, 3), strict=True))
+    a_row = dict(zip(POLICIES, (40, 20, 9, 5, 4, 3), strict=True))
 
     def measure(config):
         assert config.train.num_microbatches == 1

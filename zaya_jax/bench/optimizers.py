@@ -40,7 +40,7 @@ def run(*, num_steps: int = 120, batch_size: int = 8) -> None:
     reached = next((step for step, value in muon.items() if value <= goal), None)
     console.print(
         f"AdamW's best, rate {best:g}, has {goal:.4f} bits/byte after {num_steps} steps; Muon and AdamW "
-        + (f"have no more after {reached}" if reached else "do not come there")
+        + (f"have no more after {reached}, {num_steps - reached} fewer" if reached else "do not come there")
     )
 
 

@@ -14,7 +14,6 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
@@ -36,7 +35,7 @@ from zaya_jax.model.experts import apply_experts, expert_counts
 from zaya_jax.model.kernels import attend_flash, merge_and_norm
 from zaya_jax.model.norms import rms_norm
 from zaya_jax.model.products import product
-from zaya_jax.model.remat import REMAT_POLICIES, STREAM
+from zaya_jax.model.remat import STREAM, scan_layers
 from zaya_jax.model.residual import merge_residual
 from zaya_jax.model.rope import Rotation, apply_rope, rope_table
 from zaya_jax.model.router import Routing, route
@@ -243,10 +242,9 @@ def layers(
         x_BTD, routing, cca, pool = decoder_layer(context, layer, x_BTD, state_BTR, pool)
         return (x_BTD, routing.state_BTR, pool), (_router_stats(routing, segments_BT), cca)
 
-    if config.remat != "none" and cache is None:
-        step = jax.checkpoint(step, policy=REMAT_POLICIES[config.remat])
     inputs = layer_inputs(config, params, router_bias_LX, batch, cache)
-    (x_BTD, _, pool), (router, cca) = lax.scan(step, (x_BTD, state_BTR, pool), inputs)
+    remat = config.remat if cache is None else "none"
+    (x_BTD, _, pool), (router, cca) = scan_layers(step, (x_BTD, state_BTR, pool), inputs, remat=remat)
     if cache is not None and pool is not None:
         cache = dataclasses.replace(cache, pool=pool, cca=cca, length=cache.length + time, empty=False)
     return x_BTD, router, cache

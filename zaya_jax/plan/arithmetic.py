@@ -10,6 +10,7 @@ import math
 from zaya_jax.config import Config, ModelConfig
 from zaya_jax.model.flops import forward_flops_per_token
 from zaya_jax.model.matrices import matrix_sides
+from zaya_jax.model.remat import group_size
 from zaya_jax.model.weights import declare, flatten
 from zaya_jax.optim.newton_schulz import newton_schulz_flops
 from zaya_jax.parallel.deal import Deal, deal
@@ -131,6 +132,7 @@ def recomputed_flops(config: ModelConfig, time: int) -> float:
         "attention_and_experts": forward["attention"] - scores + forward["router"],
         "block": layers,
         "layer": layers,
+        "group": layers if group_size(config.num_hidden_layers) == 1 else 2 * layers,
     }
     return again[config.remat] + scores / 2
 
@@ -169,14 +171,14 @@ def step_seconds(config: Config, cluster: Cluster) -> dict[str, float]:
 def memory_traffic(config: Config, num_devices: int) -> int:
     """Bytes that a GPU must at least move to and from its memory in a step.
 
-    Each microbatch reads the weights forward, backward for both gradients, and once more where the
-    layers are recomputed; it writes its gradients, and writes and reads the kept activations. Once a
+    Each microbatch reads the weights forward, backward for both gradients, and once more each time that
+    the layers are recomputed; it writes its gradients, and writes and reads the kept activations. Once a
     step the state is read and written.
     """
     state = state_bytes(config, num_devices)
     microbatches = config.train.num_microbatches
     rows = config.data.batch_size // num_devices
-    reads = 3 if config.model.remat in ("layer", "block") else 2
+    reads = 2 + {"block": 1, "layer": 1, "group": 2}.get(config.model.remat, 0)
     kept = activation_bytes(config.model, config.data.sequence_length)
     return (
         microbatches * (reads * state.weights + state.gradients * (1 if microbatches == 1 else 2))

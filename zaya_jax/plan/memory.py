@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from zaya_jax.config import Config, ModelConfig
-from zaya_jax.model.remat import REMAT_POLICIES
+from zaya_jax.model.remat import REMAT_POLICIES, group_size
 from zaya_jax.model.weights import Weight, abstract_variables, declare, flatten, map_weights
 from zaya_jax.model.zaya import hidden_states
 from zaya_jax.parallel.deal import deal
@@ -75,9 +75,29 @@ def activation_bytes(config: ModelConfig, time: int) -> int:
 
 
 def working_bytes(config: ModelConfig, time: int) -> int:
-    """Bytes of one sequence in one layer, while its backward pass runs with nothing recomputed."""
-    nothing_saved = dataclasses.replace(config, remat="none")
-    return activation_bytes(nothing_saved, time) // config.num_hidden_layers
+    """Bytes of one sequence at work: in one layer, while its backward pass runs with nothing recomputed.
+
+    With remat "group" also the streams before all layers of the group that the layer is in.
+    """
+    at_work = _layer_bytes(config, "none", time)
+    return at_work + (
+        group_size(config.num_hidden_layers) * _layer_bytes(config, "layer", time)
+        if config.remat == "group"
+        else 0
+    )
+
+
+def group_bytes(config: Config) -> int:
+    """Bytes of the weights and gradients of the group at work, which are copies; 0 without groups."""
+    model = config.model
+    if model.remat != "group":
+        return 0
+    layers = flatten({"layers": declare(model)["layers"]}).values()
+    both = sum(
+        weight.size * (_item(weight, model.dtype) + _item(weight, config.train.gradient_dtype))
+        for weight in layers
+    )
+    return both * group_size(model.num_hidden_layers) // model.num_hidden_layers
 
 
 def logits_bytes(config: Config, tokens: int) -> int:
@@ -100,9 +120,15 @@ def memory_by_kind(config: Config, num_devices: int) -> dict[str, int]:
         "gradients, accumulated": accumulated,
         f'activations of {rows * time:,} tokens, remat "{config.model.remat}"': rows
         * activation_bytes(config.model, time),
-        "one layer at work": rows * working_bytes(config.model, time),
+        "at work on a layer": rows * working_bytes(config.model, time),
+        "weights and gradients of a group of layers": group_bytes(config),
         "logits of a chunk and their gradient": logits_bytes(config, rows * time),
     }
+
+
+def _layer_bytes(config: ModelConfig, remat: str, time: int) -> int:
+    """Bytes that a policy keeps of one layer and one sequence."""
+    return activation_bytes(dataclasses.replace(config, remat=remat), time) // config.num_hidden_layers
 
 
 @functools.cache

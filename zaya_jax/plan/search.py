@@ -1,6 +1,7 @@
 """The largest micro-batch and the cheapest remat policy that fit a GPU, by compiling."""
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 
 from zaya_jax.config import Config
@@ -65,11 +66,29 @@ def search(config: Config, num_devices: int, *, limit: int, measure: Measure) ->
         return known[0]
 
     rows = micro_batch(config, num_devices)
-    cheapest = next((remat for remat in POLICIES if size(remat, rows) <= limit), None)
+    guess = next(
+        (i for i, remat in enumerate(POLICIES) if _expected(config, remat, num_devices) <= limit), -1
+    )
+    cheapest = cheapest_that_fits(lambda remat: size(remat, rows), limit=limit, guess=POLICIES[guess])
     last = POLICIES[-1]
     guess = _guess(with_remat(config, last), num_devices, limit)
     largest = largest_that_fits(lambda rows: size(last, rows), limit=limit, guess=guess)
     return Found(trials=trials, cheapest_remat=cheapest, largest_micro_batch=largest, largest_remat=last)
+
+
+def cheapest_that_fits(size: Callable[[str], int], *, limit: int, guess: str) -> str | None:
+    """The policy that recomputes least among those whose size is within the limit; None if none is.
+
+    Args:
+      size: of a policy; each later one in `POLICIES` takes less.
+      limit: of the size.
+      guess: where to begin.
+    """
+    start = POLICIES.index(guess)
+    if size(guess) > limit:
+        return next((remat for remat in POLICIES[start + 1 :] if size(remat) <= limit), None)
+    cheaper = itertools.takewhile(lambda remat: size(remat) <= limit, reversed(POLICIES[:start]))
+    return [guess, *cheaper][-1]
 
 
 def largest_that_fits(size: Callable[[int], int], *, limit: int, guess: int) -> int:
@@ -109,6 +128,14 @@ def with_micro_batch(config: Config, rows: int, num_devices: int) -> Config:
         config,
         data=dataclasses.replace(config.data, batch_size=rows * num_devices),
         train=dataclasses.replace(config.train, num_microbatches=1),
+    )
+
+
+def _expected(config: Config, remat: str, num_devices: int) -> int:
+    """Bytes of the run's micro-batch with a policy, by arithmetic."""
+    rows = micro_batch(config, num_devices)
+    return sum(
+        memory_by_kind(with_micro_batch(with_remat(config, remat), rows, num_devices), num_devices).values()
     )
 
 
