@@ -52,7 +52,7 @@ def cca(
     Args:
       latent_BTC: queries and keys of the joined projection, float32 or bfloat16.
       tail_BWC: the latents of the W tokens before, of the same dtype; they belong to the first document.
-      weights: of the convolutions, and the temperature, float32; the grouped kernel may be of any type.
+      weights: of the convolutions, and the temperature.
       rotation: cosines and sines [b, T, O], float32.
       segments_BT: int32, documents; nothing crosses from one to another. Segment 0 is padding, whose
         latents count as zeros. None is one document.

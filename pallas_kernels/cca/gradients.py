@@ -192,13 +192,15 @@ def _grad_means(rows: Rows, head: jax.Array) -> jax.Array:
     is_key = head >= layout.query_heads
     key = jnp.where(is_key, head - layout.query_heads, head // layout.group)
     first = jnp.where(is_key, key * layout.group, layout.query_heads + key)
-    share = jnp.where(is_key, 0.5, 0.5 / layout.group)
+    # Triton takes a choice between two literals for one between truth values, hence the product.
+    num_others = 1 + is_key.astype(jnp.int32) * (layout.group - 1)
 
     def add(i, sum_IX):
-        return sum_IX + share * rows.load("grad_mixed", whole.behind((first + i) * layout.width))
+        return sum_IX + rows.load("grad_mixed", whole.behind((first + i) * layout.width))
 
-    own_IX = 0.5 * rows.load("grad_mixed", whole.behind(head * layout.width))
-    return lax.fori_loop(0, jnp.where(is_key, layout.group, 1), add, own_IX)
+    own_IX = rows.load("grad_mixed", whole.behind(head * layout.width))
+    others_IX = lax.fori_loop(0, num_others, add, jnp.zeros_like(own_IX))
+    return 0.5 * (own_IX + jnp.where(is_key, others_IX, others_IX * (1 / layout.group)))
 
 
 def grad_kernel(given: Operands, tile: Tile, run: int) -> jax.Array:
