@@ -76,21 +76,26 @@ def cca(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
 def _pallas(latent_BTC, tail_BWC, weights, rotation, segments_BT, blocks):
+    return _run(latent_BTC, tail_BWC, weights, rotation, segments_BT, blocks)
+
+
+def _run(latent_BTC, tail_BWC, weights, rotation, segments_BT, blocks) -> tuple[jax.Array, jax.Array]:
     batch, time, _ = latent_BTC.shape
     heads, _, width, _ = weights.grouped_kernel_AJHH.shape
     num_keys = weights.temperature_K.shape[0]
+    shapes = [(batch, time, n, width) for n in (heads - num_keys, num_keys)]
     if latent_BTC.size == 0:
-        return tuple(
-            jnp.zeros((batch, time, n, width), latent_BTC.dtype) for n in (heads - num_keys, num_keys)
-        )
+        q_BTNH, k_BTKH = (jnp.zeros(shape, latent_BTC.dtype) for shape in shapes)
+        return q_BTNH, k_BTKH
     given = triton.operands(latent_BTC, tail_BWC, weights, rotation, segments_BT)
     results = triton.forward(given, blocks.forward)
-    return tuple(x.reshape(batch, time, -1, width) for x in results)
+    q_BTNH, k_BTKH = (x.reshape(shape) for x, shape in zip(results, shapes, strict=True))
+    return q_BTNH, k_BTKH
 
 
 def _forward(latent_BTC, tail_BWC, weights, rotation, segments_BT, blocks):
     arguments = latent_BTC, tail_BWC, weights, rotation, segments_BT
-    return _pallas(*arguments, blocks), arguments
+    return _run(*arguments, blocks), arguments
 
 
 def _backward(blocks, arguments, grads):
@@ -98,8 +103,10 @@ def _backward(blocks, arguments, grads):
     if latent_BTC.size == 0:
         return *jax.tree.map(jnp.zeros_like, (latent_BTC, tail_BWC, weights)), None, None
     given = triton.operands(*arguments)
-    flat = [x.reshape(*latent_BTC.shape[:2], -1) for x in grads]
-    grad_latent_BTC, grad_tail_BWC, grad_weights = gradients.backward(given, weights, *flat, blocks)
+    grad_q_BTX, grad_k_BTY = (x.reshape(*latent_BTC.shape[:2], -1) for x in grads)
+    grad_latent_BTC, grad_tail_BWC, grad_weights = gradients.backward(
+        given, weights, grad_q_BTX, grad_k_BTY, blocks
+    )
     grad_tail_BWC = jnp.zeros_like(tail_BWC) if grad_tail_BWC is None else grad_tail_BWC
     return grad_latent_BTC, grad_tail_BWC, grad_weights, None, None
 

@@ -1,7 +1,7 @@
 """The places where the network can take a Pallas kernel, in its own letters.
 
 Letters: B batch, T time, D model width, N query heads, K key/value heads, H head width, O half of the
-rotated channels.
+rotated channels, b is B or 1.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,6 @@ from pallas_kernels.flash_attention import flash_attention
 from pallas_kernels.rms_norm import ResidualScaling, residual_rms_norm
 from zaya_jax.model.cca import CcaState, latents_and_values
 from zaya_jax.model.remat import KEPT
-from zaya_jax.model.rope import Rotation
 
 
 def attend_flash(
@@ -70,7 +69,7 @@ def project_and_rotate(
     x_BTD: Float[Array, "B T D"],
     weights: Mapping,
     state: CcaState,
-    rotation: Rotation,
+    rotation: tuple[Float[Array, "b T O"], Float[Array, "b T O"]],
     segments_BT: Int[Array, "B T"] | None,
 ) -> tuple[Float[Array, "B T N H"], Float[Array, "B T K H"], Float[Array, "B T K H"], CcaState]:
     """`cca_projection` and `apply_rope`, all behind the projection in one kernel; q, k in the dtype of x."""
