@@ -184,7 +184,7 @@ def test_a_document_is_what_it_is_alone():
     shape = (2, 19, 3, 1, 5, 3, 2, 1)
     (arguments, _, rotation), _ = arrays(shape, "bfloat16")
     latent, tail, weights = arguments
-    segments = jnp.tile(jnp.repeat(jnp.int32([1, 2, 0]), np.int32([6, 8, 5])), (2, 1))
+    segments = jnp.int32(np.tile(np.repeat([1, 2, 0], [6, 8, 5]), (2, 1)))
     ours, _ = compiled()
     cotangents = tuple(jnp.zeros((2, 19, n, 5), jnp.bfloat16) for n in (3, 1))
     other_latent = jnp.where((segments == 2)[:, :, None], latent, 7)
