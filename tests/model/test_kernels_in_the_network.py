@@ -14,7 +14,7 @@ from zaya_jax.model.cache import empty_cca_state
 from zaya_jax.model.cca import cca_projection, join_projections
 from zaya_jax.model.kernels import project_and_rotate
 from zaya_jax.model.rope import apply_rope, rope_table
-from zaya_jax.model.weights import declare, initialise
+from zaya_jax.model.weights import declare
 from zaya_jax.model.zaya import Zaya
 
 SMALL = ModelConfig(
@@ -44,14 +44,13 @@ PALLAS = dataclasses.replace(
 
 def test_queries_and_keys_are_those_of_plain_jax():
     """And all gradients, in a chunk behind others, with padding and packed documents."""
-    layer = declare(SMALL)["layers"]["attention"]
-    weights = initialise(layer, jax.random.key(0), "attention")
-    # Biases and temperatures begin as constants, which would hide a bias in the wrong place.
-    leaves, tree = jax.tree.flatten(weights)
-    keys = jax.random.split(jax.random.key(1), len(leaves))
-    leaves = [x[0] + 0.3 * jax.random.normal(k, x.shape[1:]) for x, k in zip(leaves, keys, strict=True)]
-    weights = join_projections(jax.tree.unflatten(tree, leaves))
     random = np.random.default_rng(2)
+    # Random biases and temperatures too: constants would hide one in the wrong place.
+    weights = jax.tree.map(
+        lambda weight: jnp.float32(0.5 * random.standard_normal(weight.shape[1:])),
+        declare(SMALL)["layers"]["attention"],
+    )
+    weights = join_projections(weights)
     x = jnp.float32(random.standard_normal((2, 11, SMALL.hidden_size)))
     state = jax.tree.map(
         lambda x: jnp.float32(random.standard_normal(x.shape[1:])), empty_cca_state(SMALL, batch_size=2)
