@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.cca import CcaWeights, cca
 from pallas_kernels.cross_entropy import cross_entropy
 from pallas_kernels.decode_attention import decode_attention
 from pallas_kernels.flash_attention import flash_attention
@@ -153,6 +154,7 @@ def cases(sizes: Sizes, dtype: Any = jnp.bfloat16) -> list[Case]:
         _cross_entropy,
         _newton_schulz,
         _decode_attention,
+        _cca,
     )
     return [make(sizes, jnp.dtype(dtype)) for make in makers]
 
@@ -350,4 +352,49 @@ def _decode_attention(sizes: Sizes, dtype: jnp.dtype) -> Case:
         forward=Work(flops, 2 * dtype.itemsize * (math.prod(queries) + math.prod(cache))),
         backward=Work(0, 0),
         kernels={"decode_attention": True},
+    )
+
+
+def _cca(sizes: Sizes, dtype: jnp.dtype) -> Case:
+    """With two taps in each convolution and half of each head rotated, as in all of ZAYA1."""
+    num_taps, width = 2, sizes.head_width
+    heads = sizes.heads + sizes.key_heads
+    channels = heads * width
+
+    def make(key):
+        keys = jax.random.split(key, 8)
+        kernel = _normal(keys[0], (heads, num_taps, width, width), jnp.float32, (num_taps * width) ** -0.5)
+        weights = CcaWeights(
+            _normal(keys[1], (num_taps, channels), jnp.float32),
+            _normal(keys[2], (channels,), jnp.float32),
+            kernel,
+            _normal(keys[3], (channels,), jnp.float32),
+            1 + 0.1 * _normal(keys[4], (sizes.key_heads,), jnp.float32),
+        )
+        latent = _normal(keys[5], (sizes.batch, sizes.time, channels), dtype)
+        tail = _normal(keys[6], (sizes.batch, 2 * num_taps - 2, channels), dtype)
+        angles = jax.random.uniform(keys[7], (1, sizes.time, width // 4), maxval=6)
+        segments = jnp.ones((sizes.batch, sizes.time), jnp.int32)
+        return latent, tail, weights, (jnp.cos(angles), jnp.sin(angles)), segments
+
+    def call(latent, tail, weights, rotation, segments, **options):
+        return cca(latent, tail, weights, rotation, segments_BT=segments, **options)
+
+    product, moved = 2 * sizes.rows * channels * num_taps * width, sizes.rows * channels * dtype.itemsize
+    return Case(
+        name="cca",
+        function=call,
+        make=make,
+        num_differentiated=3,
+        forward=Work(product, 2 * moved),
+        backward=Work(2 * product, 3 * moved),
+        # The gradient of a temperature is a sum of terms of either sign, of which little may be left.
+        tolerance=0.1,
+        kernels={
+            "cca": True,
+            "cca_grad_mixed": True,
+            "cca_grad_latent": True,
+            "cca_grad_kernel": True,
+            "cca_sums": False,
+        },
     )

@@ -97,6 +97,8 @@ class ModelConfig:
       experts_implementation: "blocked", "ragged_dot", "pallas", or None for the best on the platform.
       residual_implementation: of the step from attention to experts, where the stream is merged and
         normed: "pallas" is one kernel for both; None is "xla".
+      cca_implementation: of the step from latents to queries and keys, with both convolutions: "pallas" is
+        one kernel; None is "xla".
     """
 
     vocab_size: int = 262_272
@@ -126,6 +128,7 @@ class ModelConfig:
     attention_implementation: Literal["full", "blockwise", "pallas"] | None = None
     experts_implementation: Literal["blocked", "ragged_dot", "pallas"] | None = None
     residual_implementation: Literal["xla", "pallas"] | None = None
+    cca_implementation: Literal["xla", "pallas"] | None = None
 
     def __post_init__(self):
         _check_choices("model", self)

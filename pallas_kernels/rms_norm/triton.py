@@ -14,6 +14,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
 from pallas_kernels.launch import Launch, check_blocks, from_start, launch
+from pallas_kernels.shares import sum_shares
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,8 +34,6 @@ class Blocks:
 
 WIDEST = 16_384
 """Entries of a row that still fit into the registers of a program."""
-SUM_BLOCK = 64
-"""Channels that a program of the second backward kernel adds up."""
 
 
 def check(width: int, blocks: Blocks) -> None:
@@ -131,32 +130,11 @@ def backward(
     out = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (output_PD, residual_PD)]
     shares = jax.ShapeDtypeStruct((4 * num_runs, width), jnp.float32)
     grad_output_PD, grad_residual_PD, shares = launch(kernel, operands, [*out, shares], how)
-    total_D, output_scale_D, residual_scale_D, grad_scale_D = _sum_shares(shares.reshape(4, num_runs, width))
+    sums_SD = sum_shares(shares.reshape(4, num_runs, width), name="residual_rms_norm_sums")
+    total_D, output_scale_D, residual_scale_D, grad_scale_D = sums_SD
     # A bias stands before its scale, hence the scale in its gradient.
     scaling_gradients = (total_D * scaling[1], output_scale_D, total_D * scaling[3], residual_scale_D)
     return grad_output_PD, grad_residual_PD, scaling_gradients, grad_scale_D
-
-
-def _sum_shares(shares_SRD: jax.Array) -> jax.Array:
-    """Sums over the runs, [S, D], in one fixed order."""
-    num_sums, num_runs, width = shares_SRD.shape
-    rows = 16
-
-    def kernel(shares, sums):
-        number, channel = pl.program_id(0), pl.program_id(1) * SUM_BLOCK
-        there = channel + jnp.arange(SUM_BLOCK) < width
-
-        def step(i, total):
-            mask = (i * rows + jnp.arange(rows) < num_runs)[:, None] & there[None, :]
-            at = shares.at[number, pl.ds(i * rows, rows), pl.ds(channel, SUM_BLOCK)]
-            return total + triton.load(at, mask=mask, other=0)
-
-        total = lax.fori_loop(0, pl.cdiv(num_runs, rows), step, jnp.zeros((rows, SUM_BLOCK), jnp.float32))
-        triton.store(sums.at[number, pl.ds(channel, SUM_BLOCK)], jnp.sum(total, axis=0), mask=there)
-
-    how = Launch(grid=(num_sums, pl.cdiv(width, SUM_BLOCK)), num_warps=4, name="residual_rms_norm_sums")
-    (sums_SD,) = launch(kernel, (shares_SRD,), [jax.ShapeDtypeStruct((num_sums, width), jnp.float32)], how)
-    return sums_SD
 
 
 def _rows(first: jax.Array, size: int, num_rows: int, padded: int, width: int):

@@ -47,21 +47,41 @@ def cca_projection(
     Returns:
       q, k (float32: both are normalised), v (dtype of x), and the state behind the chunk.
     """
-    if segments_BT is not None:
-        x_BTD = jnp.where((segments_BT == 0)[:, :, None], 0, x_BTD)
-        # What came before the chunk belongs to its first document.
-        lookback = max(state.tail_BWC.shape[1], 1)
-        segments_BT = jnp.pad(segments_BT, ((0, 0), (lookback, 0)), mode="edge")
-    latent_BTC, current_BTU, delayed_BTU = _project(x_BTD, weights, state.delayed_BU.shape[-1])
-    v_BTU2, delayed_BU = _value_shift(current_BTU, delayed_BTU, state.delayed_BU, segments_BT)
-    mixed_BTAH, tail_BWC = _convolve(latent_BTC, weights, state.tail_BWC, segments_BT)
+    latent_BTC, v_BTKH, behind = latents_and_values(x_BTD, weights, state, segments_BT)
+    mixed_BTAH = _convolve(latent_BTC, weights, state.tail_BWC, _looking_back(segments_BT, state))
     latent_BTAH = latent_BTC.reshape(mixed_BTAH.shape)
     num_queries = latent_BTAH.shape[2] - weights["temperature"].shape[0]
     k_BTKH = latent_BTAH[:, :, num_queries:]
     mean_q_BTNH, mean_k_BTKH = qk_mean(latent_BTAH[:, :, :num_queries], k_BTKH)
     mixed_q_BTNH = l2_norm(mixed_BTAH[:, :, :num_queries] + mean_q_BTNH)
     mixed_k_BTKH = l2_norm(mixed_BTAH[:, :, num_queries:] + mean_k_BTKH) * weights["temperature"][:, None]
-    return mixed_q_BTNH, mixed_k_BTKH, v_BTU2.reshape(k_BTKH.shape), CcaState(tail_BWC, delayed_BU)
+    return mixed_q_BTNH, mixed_k_BTKH, v_BTKH, behind
+
+
+def latents_and_values(
+    x_BTD: Float[Array, "B T D"],
+    weights: Mapping,
+    state: CcaState,
+    segments_BT: Int[Array, "B T"] | None,
+) -> tuple[Float[Array, "B T C"], Float[Array, "B T K H"], CcaState]:
+    """The first half of `cca_projection`: latent queries and keys, values, and the state behind the chunk."""
+    if segments_BT is not None:
+        x_BTD = jnp.where((segments_BT == 0)[:, :, None], 0, x_BTD)
+    latent_BTC, current_BTU, delayed_BTU = _project(x_BTD, weights, state.delayed_BU.shape[-1])
+    segments_BS = _looking_back(segments_BT, state)
+    v_BTU2, delayed_BU = _value_shift(current_BTU, delayed_BTU, state.delayed_BU, segments_BS)
+    v_BTKH = v_BTU2.reshape(*v_BTU2.shape[:2], weights["temperature"].shape[0], -1)
+    history_BSC = jnp.concatenate([state.tail_BWC.astype(latent_BTC.dtype), latent_BTC], axis=1)
+    tail_BWC = history_BSC[:, latent_BTC.shape[1] :].astype(state.tail_BWC.dtype)
+    return latent_BTC, v_BTKH, CcaState(tail_BWC, delayed_BU)
+
+
+def _looking_back(segments_BT: jax.Array | None, state: CcaState) -> jax.Array | None:
+    """Documents of the chunk and of what came before it, which belongs to its first document."""
+    if segments_BT is None:
+        return None
+    lookback = max(state.tail_BWC.shape[1], 1)
+    return jnp.pad(segments_BT, ((0, 0), (lookback, 0)), mode="edge")
 
 
 def join_projections(weights: Mapping) -> dict:
@@ -117,8 +137,8 @@ def _value_shift(
 
 def _convolve(
     latent_BTC: jax.Array, weights: Mapping, tail_BWC: jax.Array, segments_BS: jax.Array | None
-) -> tuple[jax.Array, jax.Array]:
-    """Both convolutions over time, [B, T, A, H] in float32, and the new tail.
+) -> jax.Array:
+    """Both convolutions over time, [B, T, A, H] in float32.
 
     Where the second one looks to before a document's start it must find the first one's bias, not
     zero: the sequence is padded once, before the first (facts 2.1, step 2).
@@ -141,8 +161,7 @@ def _convolve(
     kernel_AXH = grouped["kernel"].reshape(heads, num_taps * width, width).astype(dtype)
     mixed_APH = checkpoint_name(product(taps_APX, kernel_AXH, dtype=jnp.float32), KEPT)
     mixed_BTAH = mixed_APH.transpose(1, 0, 2).reshape(batch, time, heads, width)
-    mixed_BTAH = mixed_BTAH + grouped["bias"].reshape(heads, width)
-    return mixed_BTAH, latent_BSC[:, time:].astype(tail_BWC.dtype)
+    return mixed_BTAH + grouped["bias"].reshape(heads, width)
 
 
 def taps_over_time(

@@ -1,6 +1,7 @@
 """The places where the network can take a Pallas kernel, in its own letters.
 
-Letters: B batch, T time, D model width, N query heads, K key/value heads, H head width.
+Letters: B batch, T time, D model width, N query heads, K key/value heads, H head width, O half of the
+rotated channels, b is B or 1.
 """
 
 from collections.abc import Mapping
@@ -8,8 +9,10 @@ from collections.abc import Mapping
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.cca import CcaWeights, cca
 from pallas_kernels.flash_attention import flash_attention
 from pallas_kernels.rms_norm import ResidualScaling, residual_rms_norm
+from zaya_jax.model.cca import CcaState, latents_and_values
 from zaya_jax.model.remat import KEPT
 
 
@@ -60,3 +63,30 @@ def merge_and_norm(
     )
     stream_BTD, normed_BTD = (x.reshape(output_BTD.shape) for x in rows)
     return stream_BTD, normed_BTD
+
+
+def project_and_rotate(
+    x_BTD: Float[Array, "B T D"],
+    weights: Mapping,
+    state: CcaState,
+    rotation: tuple[Float[Array, "b T O"], Float[Array, "b T O"]],
+    segments_BT: Int[Array, "B T"] | None,
+) -> tuple[Float[Array, "B T N H"], Float[Array, "B T K H"], Float[Array, "B T K H"], CcaState]:
+    """`cca_projection` and `apply_rope`, all behind the projection in one kernel; q, k in the dtype of x."""
+    latent_BTC, v_BTKH, behind = latents_and_values(x_BTD, weights, state, segments_BT)
+    depthwise, grouped = weights["conv_depthwise"], weights["conv_grouped"]
+    q_BTNH, k_BTKH = cca(
+        latent_BTC,
+        state.tail_BWC.astype(latent_BTC.dtype),
+        CcaWeights(
+            depthwise["kernel"],
+            depthwise["bias"],
+            grouped["kernel"],
+            grouped["bias"],
+            weights["temperature"],
+        ),
+        rotation,
+        segments_BT=segments_BT,
+        implementation="pallas",
+    )
+    return q_BTNH, k_BTKH, v_BTKH, behind

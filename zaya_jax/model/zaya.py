@@ -32,7 +32,7 @@ from zaya_jax.model.cache import (
 )
 from zaya_jax.model.cca import CcaState, cca_projection, join_projections
 from zaya_jax.model.experts import apply_experts, expert_counts
-from zaya_jax.model.kernels import attend_flash, merge_and_norm
+from zaya_jax.model.kernels import attend_flash, merge_and_norm, project_and_rotate
 from zaya_jax.model.norms import rms_norm
 from zaya_jax.model.products import product
 from zaya_jax.model.remat import STREAM, scan_layers
@@ -341,10 +341,7 @@ def _attention(
     context: _Context, layer: LayerInput, x_BTD: jax.Array, pool: Pool | None
 ) -> tuple[jax.Array, CcaState, Pool | None]:
     config, weights = context.config, layer.weights["attention"]
-    q_BTNH, k_BTKH, v_BTKH, cca = cca_projection(x_BTD, weights, layer.cca, context.segments_BT)
-    rotation = _rotation_of(context.rotations, layer)
-    q_BTNH = apply_rope(q_BTNH, rotation).astype(config.dtype)
-    k_BTKH = apply_rope(k_BTKH, rotation).astype(config.dtype)
+    q_BTNH, k_BTKH, v_BTKH, cca = _queries_keys_values(context, layer, x_BTD)
     if pool is None or context.cache is None or layer.slots is None:
         window = layer.window if HYBRID_SLIDING in config.layer_types else None
         attend_chunk = ATTENTION[_attention_implementation(config, x_BTD.shape[1])]
@@ -364,6 +361,21 @@ def _attention(
     kernel_CD = weights["o_proj"].reshape(-1, x_BTD.shape[2]).astype(config.dtype)
     out_PD = product(out_BTNH.reshape(-1, kernel_CD.shape[0]), kernel_CD)
     return out_PD.reshape(x_BTD.shape), cca, pool
+
+
+def _queries_keys_values(
+    context: _Context, layer: LayerInput, x_BTD: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array, CcaState]:
+    config, weights, rotation = (
+        context.config,
+        layer.weights["attention"],
+        _rotation_of(context.rotations, layer),
+    )
+    if config.cca_implementation == "pallas":
+        return project_and_rotate(x_BTD, weights, layer.cca, rotation, context.segments_BT)
+    q_BTNH, k_BTKH, v_BTKH, cca = cca_projection(x_BTD, weights, layer.cca, context.segments_BT)
+    q_BTNH, k_BTKH = (apply_rope(x, rotation).astype(config.dtype) for x in (q_BTNH, k_BTKH))
+    return q_BTNH, k_BTKH, v_BTKH, cca
 
 
 ATTENTION = {"full": attend_within, "blockwise": attend_blockwise, "pallas": attend_flash}

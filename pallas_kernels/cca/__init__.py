@@ -1,0 +1,168 @@
+"""The end of CCA's projection in one pass: from latents to queries and keys that attention takes.
+
+Compressed convolutional attention, arXiv 2510.04476 section II-B and Listing 1, with a linear
+temperature (arXiv 2605.05365, appendix C).
+
+Letters: B batch, T time, N query heads, K key heads, G = N/K query heads a key head, A = N + K heads,
+H head width, C = A*H latent channels (queries first), I and J taps of the two convolutions, W = I + J - 2
+earlier tokens that they need, O half of the rotated channels of a head, b is B or 1.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.cca import gradients, triton
+from pallas_kernels.cca.reference import CcaWeights, cca_reference
+from pallas_kernels.cca.triton import Blocks, Tile
+from pallas_kernels.choice import Implementation, choose
+
+BLOCKS = Blocks(
+    forward=Tile(rows=64, contracted=32),
+    grad_mixed=Tile(rows=64, contracted=32),
+    grad_latent=Tile(rows=64, contracted=32),
+    grad_kernel=Tile(rows=32, contracted=32, num_warps=8),
+    run=1024,
+)
+"""Chosen from what the compiler says for MI300X (registers, local memory); no time was measured."""
+
+
+def cca(
+    latent_BTC: jax.Array,
+    tail_BWC: jax.Array,
+    weights: CcaWeights,
+    rotation: tuple[jax.Array, jax.Array],
+    *,
+    segments_BT: jax.Array | None = None,
+    implementation: Implementation | None = None,
+    blocks: Blocks = BLOCKS,
+) -> tuple[jax.Array, jax.Array]:
+    """Queries and keys from their latents.
+
+    A depthwise convolution over time, one for each head over its channels, plus the mean of each query
+    head and its key head; then both are scaled to length sqrt(H), keys times their temperature, and the
+    first 2*O channels of each head are rotated, channel i against channel i + O. Products take the
+    latent's dtype; all else is float32. Where the second convolution looks to before a document's start
+    it finds the first one's bias.
+
+    The kernels keep nothing but the arguments for the backward pass. Latent, tail and weights have
+    gradients, added up in a fixed order; the rotation has none.
+
+    Args:
+      latent_BTC: queries and keys of the joined projection, float32 or bfloat16.
+      tail_BWC: the latents of the W tokens before, of the same dtype; they belong to the first document.
+      weights: of the convolutions, and the temperature.
+      rotation: cosines and sines [b, T, O], float32.
+      segments_BT: int32, documents; nothing crosses from one to another. Segment 0 is padding, whose
+        latents count as zeros. None is one document.
+      implementation: "pallas", "xla", or None for what `choice.TABLE` says of the platform.
+      blocks: settings of the kernels.
+
+    Returns:
+      q [B, T, N, H] and k [B, T, K, H], in the latent's dtype.
+
+    Raises:
+      ValueError: if shapes, dtypes or settings do not go together.
+    """
+    _check(latent_BTC, tail_BWC, weights, rotation, segments_BT)
+    arguments = latent_BTC, tail_BWC, weights, rotation, segments_BT
+    if choose("cca", implementation) == "pallas":
+        triton.check(weights.grouped_kernel_AJHH.shape[3], latent_BTC.dtype.itemsize, blocks)
+        return _pallas(*arguments, blocks)
+    q_BTNH, k_BTKH = cca_reference(*arguments)
+    return q_BTNH.astype(latent_BTC.dtype), k_BTKH.astype(latent_BTC.dtype)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
+def _pallas(latent_BTC, tail_BWC, weights, rotation, segments_BT, blocks):
+    return _run(latent_BTC, tail_BWC, weights, rotation, segments_BT, blocks)
+
+
+def _run(latent_BTC, tail_BWC, weights, rotation, segments_BT, blocks) -> tuple[jax.Array, jax.Array]:
+    batch, time, _ = latent_BTC.shape
+    heads, _, width, _ = weights.grouped_kernel_AJHH.shape
+    num_keys = weights.temperature_K.shape[0]
+    shapes = [(batch, time, n, width) for n in (heads - num_keys, num_keys)]
+    if latent_BTC.size == 0:
+        q_BTNH, k_BTKH = (jnp.zeros(shape, latent_BTC.dtype) for shape in shapes)
+        return q_BTNH, k_BTKH
+    given = triton.operands(latent_BTC, tail_BWC, weights, rotation, segments_BT)
+    results = triton.forward(given, blocks.forward)
+    q_BTNH, k_BTKH = (x.reshape(shape) for x, shape in zip(results, shapes, strict=True))
+    return q_BTNH, k_BTKH
+
+
+def _forward(latent_BTC, tail_BWC, weights, rotation, segments_BT, blocks):
+    arguments = latent_BTC, tail_BWC, weights, rotation, segments_BT
+    return _run(*arguments, blocks), arguments
+
+
+def _backward(blocks, arguments, grads):
+    latent_BTC, tail_BWC, weights, *_ = arguments
+    if latent_BTC.size == 0:
+        return *jax.tree.map(jnp.zeros_like, (latent_BTC, tail_BWC, weights)), None, None
+    given = triton.operands(*arguments)
+    grad_q_BTX, grad_k_BTY = (x.reshape(*latent_BTC.shape[:2], -1) for x in grads)
+    grad_latent_BTC, grad_tail_BWC, grad_weights = gradients.backward(
+        given, weights, grad_q_BTX, grad_k_BTY, blocks
+    )
+    grad_tail_BWC = jnp.zeros_like(tail_BWC) if grad_tail_BWC is None else grad_tail_BWC
+    return grad_latent_BTC, grad_tail_BWC, grad_weights, None, None
+
+
+_pallas.defvjp(_forward, _backward)
+
+
+def _check(
+    latent_BTC: jax.Array,
+    tail_BWC: jax.Array,
+    weights: CcaWeights,
+    rotation: tuple[jax.Array, jax.Array],
+    segments_BT: jax.Array | None,
+) -> None:
+    if latent_BTC.ndim != 3 or latent_BTC.dtype not in (jnp.float32, jnp.bfloat16):
+        raise ValueError(
+            f"the latent is {latent_BTC.dtype} {latent_BTC.shape}; it must be [B, T, C], float32 or bfloat16"
+        )
+    batch, time, channels = latent_BTC.shape
+    _check_weights(channels, weights)
+    width = weights.grouped_kernel_AJHH.shape[3]
+    before = weights.depthwise_kernel_IC.shape[0] + weights.grouped_kernel_AJHH.shape[1] - 2
+    if tail_BWC.shape != (batch, before, channels) or tail_BWC.dtype != latent_BTC.dtype:
+        raise ValueError(
+            f"the tail is {tail_BWC.dtype} {tail_BWC.shape}; with this latent and these taps it must be "
+            f"{latent_BTC.dtype} {(batch, before, channels)}"
+        )
+    cos, sin = rotation
+    if cos.shape != sin.shape or cos.ndim != 3 or cos.shape[:2] not in ((batch, time), (1, time)):
+        raise ValueError(
+            f"cosines are {cos.shape}, sines {sin.shape}; both must be [B, T, O] or [1, T, O], with "
+            f"B, T = {batch}, {time}"
+        )
+    if 2 * cos.shape[2] > width:
+        raise ValueError(f"{cos.shape[2]} pairs of channels are rotated; a head has {width} channels")
+    if segments_BT is not None and segments_BT.shape != (batch, time):
+        raise ValueError(f"segments are {segments_BT.shape}; with this latent they must be {(batch, time)}")
+
+
+def _check_weights(channels: int, weights: CcaWeights) -> None:
+    grouped = weights.grouped_kernel_AJHH.shape
+    if len(grouped) != 4 or grouped[2] != grouped[3] or grouped[0] * grouped[3] != channels:
+        raise ValueError(
+            f"the grouped kernel is {grouped}; it must be [A, J, H, H] with A*H = C, which is {channels}"
+        )
+    shapes = {
+        "depthwise_kernel_IC": (weights.depthwise_kernel_IC.shape[0], channels),
+        "depthwise_bias_C": (channels,),
+        "grouped_bias_C": (channels,),
+    }
+    for name, shape in shapes.items():
+        if getattr(weights, name).shape != shape:
+            raise ValueError(f"{name} is {getattr(weights, name).shape}; with this latent it must be {shape}")
+    (num_keys,) = weights.temperature_K.shape
+    if not num_keys or grouped[0] <= num_keys or grouped[0] % num_keys:
+        raise ValueError(
+            f"there are {grouped[0]} heads and {num_keys} temperatures; each key head has one, and the same "
+            "number of query heads"
+        )
