@@ -7,15 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_kernels.choice import Implementation, choose
+from pallas_kernels.choice import WIDEST, Implementation, choose
 from pallas_kernels.decode_attention import triton
 from pallas_kernels.decode_attention.reference import decode_attention_reference
 from pallas_kernels.decode_attention.triton import Blocks
 
 BLOCKS = Blocks()
 """Chosen from what the compiler says for MI300X (registers, local memory); no time was measured."""
-WIDEST = 256
-"""Channels of a head that the kernel takes."""
 
 
 def decode_attention(
@@ -57,10 +55,11 @@ def decode_attention(
     _check(q_BNH, k_BSKH, v_BSKH, lengths_B, first_B)
     window = jnp.asarray(np.iinfo(np.int32).max if window is None else window, jnp.int32)
     operands = q_BNH, k_BSKH, v_BSKH, lengths_B, first_B, window
-    if choose("decode_attention", implementation) == "pallas":
-        if q_BNH.shape[2] > WIDEST:
+    if choose("decode_attention", implementation, width=q_BNH.shape[2]) == "pallas":
+        widest = WIDEST["decode_attention"]
+        if q_BNH.shape[2] > widest:
             raise ValueError(
-                f'heads are {q_BNH.shape[2]} wide; the kernel takes up to {WIDEST}, implementation="xla" any'
+                f'heads are {q_BNH.shape[2]} wide; the kernel takes up to {widest}, implementation="xla" any'
             )
         triton.check(q_BNH.shape[2], q_BNH.dtype.itemsize, blocks)
         if q_BNH.size == 0 or k_BSKH.size == 0:

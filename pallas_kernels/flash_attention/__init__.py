@@ -82,7 +82,7 @@ def flash_attention(
     _check(q_BTNH, k_BSKH, v_BSKH, query_segments_BT, key_segments_BS)
     window = EVERYTHING if window is None else window
     limits = jnp.stack([jnp.asarray(x, jnp.int32) for x in (query_start, window)])
-    if choose("flash_attention", implementation) == "pallas":
+    if choose("flash_attention", implementation, width=q_BTNH.shape[3]) == "pallas":
         blocks = _blocks_for(q_BTNH.shape[3]) if blocks is None else blocks
         triton.check(q_BTNH.shape[3], q_BTNH.dtype.itemsize, blocks)
         return _pallas(q_BTNH, k_BSKH, v_BSKH, limits, query_segments_BT, key_segments_BS, blocks)

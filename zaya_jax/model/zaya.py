@@ -33,7 +33,7 @@ from zaya_jax.model.cache import (
 )
 from zaya_jax.model.cca import CcaState, cca_projection, join_projections
 from zaya_jax.model.experts import apply_experts, expert_counts
-from zaya_jax.model.kernels import attend_flash, merge_and_norm
+from zaya_jax.model.kernels import attend_flash, merge_and_norm, with_implementations
 from zaya_jax.model.norms import rms_norm
 from zaya_jax.model.remat import REMAT_POLICIES, STREAM
 from zaya_jax.model.residual import merge_residual
@@ -226,6 +226,7 @@ def layers(
     cache: Cache | None,
 ) -> tuple[Float[Array, "B T D"], RouterStats, Cache | None]:
     """All layers as one scan over their stacked weights."""
+    config = with_implementations(config)
     batch, time, _ = x_BTD.shape
     state_BTR = jnp.zeros((batch, time, config.router_hidden_size), jnp.float32)
     context = _Context(
@@ -348,7 +349,7 @@ def _attention(
     k_BTKH = apply_rope(k_BTKH, rotation).astype(config.dtype)
     if pool is None or context.cache is None or layer.slots is None:
         window = layer.window if HYBRID_SLIDING in config.layer_types else None
-        attend_chunk = ATTENTION[_attention_implementation(config, x_BTD.shape[1])]
+        attend_chunk = ATTENTION[_form_of_attention(config, x_BTD.shape[1])]
         out_BTNH = attend_chunk(q_BTNH, k_BTKH, v_BTKH, window=window, segments_BT=context.segments_BT)
     else:
         sizes = tuple(sorted(set(sizes_of_layers(config, context.cache.max_length))))
@@ -361,6 +362,7 @@ def _attention(
             context.cache,
             sizes=sizes,
             segments_BT=context.segments_BT,
+            implementation=_named(config.decode_implementation),
         )
     out_BTC = out_BTNH.reshape(*x_BTD.shape[:2], -1)
     out_BTD = out_BTC @ weights["o_proj"].reshape(-1, x_BTD.shape[2]).astype(config.dtype)
@@ -368,13 +370,19 @@ def _attention(
 
 
 ATTENTION = {"full": attend_within, "blockwise": attend_blockwise, "pallas": attend_flash}
-"""By the names that `ModelConfig.attention_implementation` has."""
+"""By the names that `ModelConfig.attention_implementation` has, but for "xla"."""
 
 
-def _attention_implementation(config: ModelConfig, time: int) -> str:
-    if config.attention_implementation is None:
+def _form_of_attention(config: ModelConfig, time: int) -> str:
+    name = _named(config.attention_implementation)
+    if name == "xla":
         return "blockwise" if time >= BLOCKWISE_FROM else "full"
-    return config.attention_implementation
+    return name
+
+
+def _named(implementation: str | None) -> str:
+    assert implementation is not None, "with_implementations names all"
+    return implementation
 
 
 def _experts(
