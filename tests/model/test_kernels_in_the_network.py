@@ -13,7 +13,7 @@ from pallas_kernels import choice
 from zaya_jax.config import Config, ModelConfig, TrainConfig
 from zaya_jax.model.kernels import with_implementations
 from zaya_jax.model.zaya import Zaya
-from zaya_jax.train.state import make_rules
+from zaya_jax.train.state import describe_implementations, make_rules
 
 SMALL = ModelConfig(
     vocab_size=32,
@@ -94,6 +94,17 @@ def test_without_a_name_it_is_what_the_table_says(platform, monkeypatch):
     assert {getattr(named, field) for field in FIELDS} <= {"pallas", "xla"}
     assert rules.model.config == named
     assert rules.loss_implementation == "xla"
+
+
+def test_a_run_says_which_kernels_it_takes():
+    config = Config(model=SMALL, train=TrainConfig(num_steps=3000))
+    assert describe_implementations(config) == "Pallas kernels: none"
+    one = dataclasses.replace(config, train=dataclasses.replace(config.train, loss_implementation="pallas"))
+    assert describe_implementations(one) == "Pallas kernels: loss; the rest by XLA"
+    every = dataclasses.replace(config, model=dataclasses.replace(SMALL, implementation="pallas"))
+    assert describe_implementations(every) == (
+        "Pallas kernels: attention, decode, experts, residual, loss, newton_schulz; the rest by XLA"
+    )
 
 
 def test_a_wide_head_takes_no_kernel_unasked():

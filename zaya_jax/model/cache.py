@@ -170,7 +170,7 @@ def _attend_to_slots_by_kernel(q_B1NH, pool: Pool, layer: LayerSlots, cache: Cac
     return attend_to_cache(q_B1NH, *_slots_of(pool, layer, size), **tokens)
 
 
-def _slots_of(pool: Pool, layer: LayerSlots, size: int) -> Pool:
+def _slots_of(pool: Pool, layer: LayerSlots, size: int) -> tuple[jax.Array, jax.Array]:
     keys, values = (lax.dynamic_slice_in_dim(part, layer.first, size, axis=1) for part in pool)
     return keys, values
 

@@ -132,6 +132,18 @@ def with_implementations(config: Config, platform: str | None = None) -> Config:
     )
 
 
+def describe_implementations(config: Config) -> str:
+    """Which operations of a run are Pallas kernels on the platform that runs here, on one line."""
+    named, suffix = with_implementations(config), "_implementation"
+    kernels = [
+        field.name.removesuffix(suffix)
+        for section in (named.model, named.train, named.optimizer)
+        for field in dataclasses.fields(section)
+        if field.name.endswith(suffix) and getattr(section, field.name) == "pallas"
+    ]
+    return f"Pallas kernels: {', '.join(kernels)}; the rest by XLA" if kernels else "Pallas kernels: none"
+
+
 def init_state(config: Config, rules: Rules) -> TrainState:
     """The state before the first step. Its weights depend on the config alone."""
     init_key, run_key = jax.random.split(jax.random.key(config.train.seed))
