@@ -4,6 +4,7 @@ Letters: P rows (tokens), D width, V vocabulary.
 """
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -55,10 +56,11 @@ def cross_entropy(
     weights_P = lax.stop_gradient(weights_P)
     if choose("cross_entropy", implementation) == "pallas":
         triton.check(hidden_PD.dtype.itemsize, blocks)
-        loss, logsumexp_P = _pallas(hidden_PD, table_VD, bias_V, targets_P, weights_P, z_loss, blocks)
+        results: Any = _pallas(hidden_PD, table_VD, bias_V, targets_P, weights_P, z_loss, blocks)
     else:
         arguments = hidden_PD, table_VD, bias_V, targets_P, weights_P
-        loss, logsumexp_P = cross_entropy_reference(*arguments, z_loss=z_loss)
+        results = cross_entropy_reference(*arguments, z_loss=z_loss)
+    loss, logsumexp_P = results
     return loss, lax.stop_gradient(logsumexp_P)
 
 

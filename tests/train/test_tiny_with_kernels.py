@@ -1,6 +1,8 @@
-"""configs/tiny.py with every Pallas kernel, interpreted, learns what it learns without them.
+"""configs/tiny.py with Pallas kernels, interpreted, learns what it learns without them.
 
-Model, optimiser and balancing are the preset's; a step has fewer tokens, so that it takes seconds.
+Model, optimiser and balancing are the preset's; a step has 96 tokens, not 4,096. Newton-Schulz stays
+XLA's: interpreted, each program of a kernel copies its whole operands, here 64 matrices 64 times over,
+15 times a step for each weight. tests/optim/test_muon.py holds that kernel against XLA's form.
 """
 
 import dataclasses
@@ -39,7 +41,8 @@ def batches():
 
 def curve(implementation):
     """Losses of all steps, and tokens of each expert in each."""
-    config = load_config("configs/tiny.py", [f"--config.model.implementation={implementation}"])
+    options = f"model.implementation={implementation}", "optimizer.newton_schulz_implementation=xla"
+    config = load_config("configs/tiny.py", [f"--config.{option}" for option in options])
     data = dataclasses.replace(config.data, batch_size=ROWS, sequence_length=TIME)
     config = dataclasses.replace(config, data=data)
     rules, mesh = make_rules(config), data_mesh(jax.devices()[:1])
@@ -54,8 +57,15 @@ def curve(implementation):
 
 @pytest.mark.slow
 def test_twenty_steps_have_the_same_losses():
+    """Gradients differ by the rounding of sums, some 1e-7 of their norm.
+
+    Newton-Schulz multiplies that by up to 3.4445^5 = 485 where singular values are small, so that an
+    update is wrong by 1e-4 at most. The loss falls by less than its own size through such updates, and
+    is wrong by no larger a part.
+    """
     with fast_compilation():
         (plain, counts), (ours, our_counts) = map(curve, ("xla", "pallas"))
-    print(abs(ours / plain - 1), [int(abs(a - b).sum()) for a, b in zip(counts, our_counts, strict=True)])
     assert plain[-1] < 0.8 * plain[0]
     np.testing.assert_allclose(ours, plain, rtol=1e-4)
+    np.testing.assert_allclose(ours[0], plain[0], rtol=1e-6)
+    np.testing.assert_array_equal(our_counts, counts, "a token goes to another expert")

@@ -138,7 +138,8 @@ def _loss_in_chunks(hidden_PD, table_VD, targets_P, weights_P) -> tuple[Call, Ca
     """What the network takes without the kernel: logits and gradients a chunk of tokens at a time."""
 
     def loss(hidden_PD, table_VD, targets_P, weights_P):
-        return cross_entropy(hidden_PD, table_VD, None, targets_P, weights_P, 2048, 0.0).objective
+        summed: Any = cross_entropy(hidden_PD, table_VD, None, targets_P, weights_P, 2048, 0.0)
+        return summed.objective
 
     forward, both = _jitted(loss, (hidden_PD, table_VD, targets_P, weights_P), 2)
     return forward, _without_logsumexp(both)

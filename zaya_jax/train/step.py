@@ -234,7 +234,7 @@ def _forward(
             rows.weights_BT.reshape(-1) / num_targets,
         )
         if rules.loss_implementation == "pallas":
-            loss: Any = cross_entropy_kernel(*arguments, rules.z_loss)
+            loss: Any = cross_entropy_kernel(*arguments, z_loss=rules.z_loss)
         else:
             loss = cross_entropy(*arguments, rules.loss_chunk, rules.z_loss)
     num_tokens = jnp.sum(rows.segments_BT != 0, dtype=jnp.float32)
