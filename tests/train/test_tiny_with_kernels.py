@@ -60,12 +60,12 @@ def test_twenty_steps_have_the_same_losses():
     """Gradients differ by the rounding of sums, some 1e-7 of their norm.
 
     Newton-Schulz multiplies that by up to 3.4445^5 = 485 where singular values are small, so that an
-    update is wrong by 1e-4 at most. The loss falls by less than its own size through such updates, and
-    is wrong by no larger a part.
+    update is wrong by 5e-5 of its norm at most. The loss falls to about half through such updates, and
+    is wrong by no larger a part of that. Seen was 1.2e-7.
     """
     with fast_compilation():
         (plain, counts), (ours, our_counts) = map(curve, ("xla", "pallas"))
     assert plain[-1] < 0.8 * plain[0]
-    np.testing.assert_allclose(ours, plain, rtol=1e-4)
+    np.testing.assert_allclose(ours, plain, rtol=3e-5)
     np.testing.assert_allclose(ours[0], plain[0], rtol=1e-6)
     np.testing.assert_array_equal(our_counts, counts, "a token goes to another expert")
