@@ -3,7 +3,7 @@
 Letters: P rows, E groups (experts), D contracted width, F output width.
 """
 
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -109,7 +109,7 @@ def grouped_swiglu(
     return jax.nn.silu(gate_PF) * up_PF
 
 
-def _chosen(operation: str, implementation: Implementation | None) -> Implementation:
+def _chosen(operation: str, implementation: str | None) -> Any:
     if implementation is None:
         return choose(operation, None)
     if implementation not in get_args(Implementation):

@@ -10,7 +10,7 @@ import optax
 import pytest
 
 from pallas_kernels import choice
-from zaya_jax.config import Config, ModelConfig, TrainConfig
+from zaya_jax.config import Config, DataConfig, ModelConfig, TrainConfig
 from zaya_jax.model.kernels import with_implementations
 from zaya_jax.model.zaya import Zaya
 from zaya_jax.train.state import describe_implementations, make_rules
@@ -31,6 +31,7 @@ SMALL = ModelConfig(
     initializer_range=0.2,
     dtype="float32",
 )
+RUN = Config(model=SMALL, data=DataConfig(sequence_length=32), train=TrainConfig(num_steps=3000))
 IN_TRAINING = ("attention_implementation", "experts_implementation", "residual_implementation")
 FIELDS = (*IN_TRAINING, "decode_implementation")
 
@@ -87,7 +88,7 @@ def test_without_a_name_it_is_what_the_table_says(platform, monkeypatch):
         monkeypatch.setitem(choice.TABLE, (operation, "cuda"), measured)
     choice._of_platform.cache_clear()
     named = with_implementations(SMALL, platform)
-    rules = make_rules(Config(model=SMALL, train=TrainConfig(num_steps=3000)), platform=platform)
+    rules = make_rules(RUN, platform=platform)
     choice._of_platform.cache_clear()
     taken = [field.removesuffix("_implementation") for field in FIELDS if getattr(named, field) == "pallas"]
     assert taken == {"cpu": [], "cuda": ["decode"], "rocm": ["attention"]}[platform]
@@ -97,11 +98,10 @@ def test_without_a_name_it_is_what_the_table_says(platform, monkeypatch):
 
 
 def test_a_run_says_which_kernels_it_takes():
-    config = Config(model=SMALL, train=TrainConfig(num_steps=3000))
-    assert describe_implementations(config) == "Pallas kernels: none"
-    one = dataclasses.replace(config, train=dataclasses.replace(config.train, loss_implementation="pallas"))
+    assert describe_implementations(RUN) == "Pallas kernels: none"
+    one = dataclasses.replace(RUN, train=dataclasses.replace(RUN.train, loss_implementation="pallas"))
     assert describe_implementations(one) == "Pallas kernels: loss; the rest by XLA"
-    every = dataclasses.replace(config, model=dataclasses.replace(SMALL, implementation="pallas"))
+    every = dataclasses.replace(RUN, model=dataclasses.replace(SMALL, implementation="pallas"))
     assert describe_implementations(every) == (
         "Pallas kernels: attention, decode, experts, residual, loss, newton_schulz; the rest by XLA"
     )
