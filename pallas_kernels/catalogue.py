@@ -203,7 +203,8 @@ def _flash_attention(sizes: Sizes, dtype: jnp.dtype) -> Case:
         return *arrays, jnp.ones((batch, time), jnp.int32)
 
     def attend(q, k, v, segments, **options):
-        return flash_attention(q, k, v, query_segments_BT=segments, key_segments_BS=segments, **options)
+        # Without the logsumexp: no other library gives it, or takes a gradient through it.
+        return flash_attention(q, k, v, query_segments_BT=segments, key_segments_BS=segments, **options)[0]
 
     product = batch * sizes.heads * time * (time + 1) * width  # causal: half of 2 * T * T * H
     moved = dtype.itemsize * (math.prod(queries) + math.prod(keys))

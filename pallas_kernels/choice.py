@@ -7,7 +7,7 @@ entry prefers a kernel because it is ours.
 import dataclasses
 import functools
 import logging
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 
@@ -36,22 +36,29 @@ TABLE = {
     ),
 }
 """By operation and platform. Where there is no entry, it is unmeasured, and XLA's form is taken."""
+WIDEST = {"flash_attention": 256, "decode_attention": 256, "residual_rms_norm": 16_384}
+"""Channels of a head or of a row that a kernel takes, where it holds all of them at once."""
 
 
-def choose(operation: str, implementation: str | None) -> Implementation:
-    """The implementation to trace; None becomes the table's entry for the platform that runs.
-
-    A program that is compiled here for another platform must name its implementation.
+def choose(
+    operation: str, implementation: str | None, *, platform: str | None = None, width: int = 0
+) -> Implementation:
+    """The implementation to trace; None becomes the table's entry.
 
     Args:
       operation: name of the public function.
       implementation: what its caller asked for.
+      platform: that the program is for: "cpu", "cuda" or "rocm". None is the one that runs here; who
+        compiles for another one must name it.
+      width: channels of a head or of a row. None takes no kernel for more than `WIDEST`.
 
     Raises:
       ValueError: if there is no such implementation.
     """
     if implementation is None:
-        choice = _of_platform(operation, jax.default_backend()).implementation
+        if width > WIDEST.get(operation, width):
+            return "xla"
+        choice = _of_platform(operation, platform or platform_of(jax.devices()[0])).implementation
         return "pallas" if choice == "pallas" else "xla"
     if implementation != "pallas" and implementation != "xla":
         raise ValueError(
@@ -66,16 +73,18 @@ def choice_for(operation: str, platform: str) -> Choice:
 
 
 @functools.cache
-def _of_platform(operation: str, backend: str) -> Choice:
+def _of_platform(operation: str, platform: str) -> Choice:
     """The choice, told once a process."""
-    choice = choice_for(operation, _platform(backend))
+    choice = choice_for(operation, platform)
     logging.getLogger("pallas_kernels").info(
-        "%s on %s: %s (%s)", operation, _platform(backend), choice.implementation, choice.basis
+        "%s on %s: %s (%s)", operation, platform, choice.implementation, choice.basis
     )
     return choice
 
 
-def _platform(backend: str) -> str:
-    if backend != "gpu":
-        return backend
-    return "rocm" if "rocm" in jax.devices()[0].client.platform_version.lower() else "cuda"
+def platform_of(device: Any) -> str:
+    """Of a device that is here, or of one that is only described: JAX calls both makers' GPUs "gpu"."""
+    if device.platform != "gpu":
+        return device.platform
+    said = f"{device.client.platform_version} {device.device_kind}".lower()
+    return "rocm" if "rocm" in said or "amd" in said else "cuda"

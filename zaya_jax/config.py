@@ -91,14 +91,19 @@ class ModelConfig:
         layer. "group": keeps the stream before each group of about sqrt(num_hidden_layers) layers, and
         computes each layer twice more: for the streams within the group, and for its own backward pass.
         Each keeps less than the one before and computes more.
-      attention_implementation: in training, "full" makes all scores of a layer at once, "blockwise" those
-        of a pair of blocks at a time, "pallas" is a kernel that has none in memory; None takes
-        "blockwise" for sequences of 1,024 tokens or more.
-      experts_implementation: "blocked", "ragged_dot", "pallas", or None for the best on the platform.
+      implementation: of every operation of the run that has a kernel and is not named in a field of
+        its own, loss and optimiser among them: "pallas" is the kernel, "xla" what XLA makes of plain
+        operations. None takes what `pallas_kernels/choice.py` says is best on the platform.
+      attention_implementation: in training. Two forms of "xla" can be named: "full" makes all scores of
+        a layer at once, "blockwise" those of a pair of blocks at a time; it takes the latter for
+        sequences of 1,024 tokens or more. This and the fields below: None is as `implementation` says.
+      decode_implementation: of a new token's attention to the cache.
+      experts_implementation: two forms of "xla" can be named: "blocked", which it takes on CPUs, and
+        "ragged_dot".
       residual_implementation: of the step from attention to experts, where the stream is merged and
-        normed: "pallas" is one kernel for both; None is "xla".
-      cca_implementation: of the step from latents to queries and keys, with both convolutions: "pallas" is
-        one kernel; None is "xla".
+        normed; the kernel does both in one pass.
+      cca_implementation: of the step from latents to queries and keys, with both convolutions; the kernel
+        does all of it in one pass.
     """
 
     vocab_size: int = 262_272
@@ -125,8 +130,10 @@ class ModelConfig:
     max_position_embeddings: int = 131_072
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     remat: Literal["none", "products", "attention_and_experts", "block", "layer", "group"] = "none"
-    attention_implementation: Literal["full", "blockwise", "pallas"] | None = None
-    experts_implementation: Literal["blocked", "ragged_dot", "pallas"] | None = None
+    implementation: Literal["xla", "pallas"] | None = None
+    attention_implementation: Literal["full", "blockwise", "xla", "pallas"] | None = None
+    decode_implementation: Literal["xla", "pallas"] | None = None
+    experts_implementation: Literal["blocked", "ragged_dot", "xla", "pallas"] | None = None
     residual_implementation: Literal["xla", "pallas"] | None = None
     cca_implementation: Literal["xla", "pallas"] | None = None
 
@@ -338,6 +345,7 @@ class OptimizerConfig:
         (arXiv 2505.16932) comes nearer to orthogonal in as many steps.
       newton_schulz_steps: of the orthogonalisation.
       newton_schulz_dtype: of its products.
+      newton_schulz_implementation: None is as `ModelConfig.implementation` says.
       beta1: AdamW's decay of the mean.
       beta2: AdamW's decay of the mean square.
       eps: AdamW's, added to the root of the mean square.
@@ -356,6 +364,7 @@ class OptimizerConfig:
     newton_schulz: Literal["jordan", "polar_express"] = "jordan"
     newton_schulz_steps: int = 5
     newton_schulz_dtype: Literal["float32", "bfloat16"] = "float32"
+    newton_schulz_implementation: Literal["xla", "pallas"] | None = None
     beta1: float = 0.9
     beta2: float = 0.95
     eps: float = 1e-8
@@ -441,7 +450,8 @@ class TrainConfig:
         ramp is cut into fewer.
       gradient_dtype: in which gradients are added up over microbatches and devices. "bfloat16"
         halves what is sent and kept; scales and biases stay float32.
-      loss_chunk: tokens of a device whose logits exist at the same time.
+      loss_chunk: tokens of a device whose logits exist at the same time; the kernel has none in memory.
+      loss_implementation: of the head and its cross-entropy; None is as `ModelConfig.implementation` says.
       z_loss: weight of the squared log of the softmax's denominator, which keeps logits from
         drifting (PaLM, arXiv 2204.02311 section 5); 0 is off.
       seed: of the initial weights and of everything random later.
@@ -458,6 +468,7 @@ class TrainConfig:
     num_microbatches: int = 1
     gradient_dtype: Literal["float32", "bfloat16"] = "float32"
     loss_chunk: int = 4096
+    loss_implementation: Literal["xla", "pallas"] | None = None
     z_loss: float = 0.0
     seed: int = 0
     log_every: int = 10

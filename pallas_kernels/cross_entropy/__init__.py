@@ -4,6 +4,7 @@ Letters: P rows (tokens), D width, V vocabulary.
 """
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +29,7 @@ def cross_entropy(
     z_loss: float = 0.0,
     implementation: Implementation | None = None,
     blocks: Blocks = BLOCKS,
-) -> jax.Array:
+) -> tuple[jax.Array, jax.Array]:
     """Sum over rows of `weight * (logsumexp(logits) - logit[target] + z_loss * logsumexp²)`, in nats.
 
     `logits = hidden @ table.T + bias`, in float32. The kernels hold blocks of logits in registers;
@@ -45,7 +46,8 @@ def cross_entropy(
       blocks: settings of the kernels.
 
     Returns:
-      A float32 number.
+      The sum, and each row's logsumexp [P], both float32. No gradient comes through the latter: it
+      is there to tell apart what the z-loss adds.
 
     Raises:
       ValueError: if shapes, dtypes or settings do not go together.
@@ -54,8 +56,12 @@ def cross_entropy(
     weights_P = lax.stop_gradient(weights_P)
     if choose("cross_entropy", implementation) == "pallas":
         triton.check(hidden_PD.dtype.itemsize, blocks)
-        return _pallas(hidden_PD, table_VD, bias_V, targets_P, weights_P, z_loss, blocks)
-    return cross_entropy_reference(hidden_PD, table_VD, bias_V, targets_P, weights_P, z_loss=z_loss)
+        results: Any = _pallas(hidden_PD, table_VD, bias_V, targets_P, weights_P, z_loss, blocks)
+    else:
+        arguments = hidden_PD, table_VD, bias_V, targets_P, weights_P
+        results = cross_entropy_reference(*arguments, z_loss=z_loss)
+    loss, logsumexp_P = results
+    return loss, lax.stop_gradient(logsumexp_P)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6))
@@ -66,13 +72,14 @@ def _pallas(hidden_PD, table_VD, bias_V, targets_P, weights_P, z_loss, blocks):
 def _forward(hidden_PD, table_VD, bias_V, targets_P, weights_P, z_loss, blocks):
     arguments = hidden_PD, table_VD, bias_V, targets_P, weights_P
     if hidden_PD.shape[0] == 0:
-        return jnp.float32(0), (arguments, weights_P)
+        return (jnp.float32(0), weights_P), (arguments, weights_P)
     logsumexp_P, target_logit_P = triton.forward(hidden_PD, table_VD, bias_V, targets_P, blocks)
     losses_P = logsumexp_P - target_logit_P + z_loss * logsumexp_P**2
-    return jnp.sum(weights_P * losses_P), (arguments, logsumexp_P)
+    return (jnp.sum(weights_P * losses_P), logsumexp_P), (arguments, logsumexp_P)
 
 
-def _backward(z_loss, blocks, saved, grad):
+def _backward(z_loss, blocks, saved, gradients):
+    grad, _ = gradients
     (hidden_PD, table_VD, bias_V, targets_P, weights_P), logsumexp_P = saved
     if hidden_PD.shape[0] == 0:
         grad_bias_V = None if bias_V is None else jnp.zeros_like(bias_V)

@@ -12,8 +12,8 @@ def cross_entropy_reference(
     weights_P: jax.Array,
     *,
     z_loss: float,
-) -> jax.Array:
-    """The weighted sum of the rows' losses, by way of all logits [P, V]."""
+) -> tuple[jax.Array, jax.Array]:
+    """The weighted sum of the rows' losses, and their logsumexp, by way of all logits [P, V]."""
     wide = jnp.promote_types(hidden_PD.dtype, jnp.float32)
     logits_PV = jnp.einsum("pd,vd->pv", hidden_PD.astype(wide), table_VD.astype(wide))
     if bias_V is not None:
@@ -21,4 +21,4 @@ def cross_entropy_reference(
     logsumexp_P = jax.nn.logsumexp(logits_PV, axis=1)
     is_target_PV = targets_P[:, None] == jnp.arange(table_VD.shape[0])
     losses_P = logsumexp_P - jnp.sum(jnp.where(is_target_PV, logits_PV, 0), axis=1)
-    return jnp.sum(weights_P * (losses_P + z_loss * logsumexp_P**2))
+    return jnp.sum(weights_P * (losses_P + z_loss * logsumexp_P**2)), logsumexp_P

@@ -7,15 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_kernels.choice import Implementation, choose
+from pallas_kernels.attention_arguments import check_heads
+from pallas_kernels.choice import WIDEST, Implementation, choose
 from pallas_kernels.decode_attention import triton
 from pallas_kernels.decode_attention.reference import decode_attention_reference
 from pallas_kernels.decode_attention.triton import Blocks
 
 BLOCKS = Blocks()
 """Chosen from what the compiler says for MI300X (registers, local memory); no time was measured."""
-WIDEST = 256
-"""Channels of a head that the kernel takes."""
 
 
 def decode_attention(
@@ -57,10 +56,11 @@ def decode_attention(
     _check(q_BNH, k_BSKH, v_BSKH, lengths_B, first_B)
     window = jnp.asarray(np.iinfo(np.int32).max if window is None else window, jnp.int32)
     operands = q_BNH, k_BSKH, v_BSKH, lengths_B, first_B, window
-    if choose("decode_attention", implementation) == "pallas":
-        if q_BNH.shape[2] > WIDEST:
+    if choose("decode_attention", implementation, width=q_BNH.shape[2]) == "pallas":
+        widest = WIDEST["decode_attention"]
+        if q_BNH.shape[2] > widest:
             raise ValueError(
-                f'heads are {q_BNH.shape[2]} wide; the kernel takes up to {WIDEST}, implementation="xla" any'
+                f'heads are {q_BNH.shape[2]} wide; the kernel takes up to {widest}, implementation="xla" any'
             )
         triton.check(q_BNH.shape[2], q_BNH.dtype.itemsize, blocks)
         if q_BNH.size == 0 or k_BSKH.size == 0:
@@ -97,18 +97,7 @@ def combine(out_BYNH: jax.Array, logsumexp_BYN: jax.Array, *, axis: int) -> tupl
 def _check(
     q_BNH: jax.Array, k_BSKH: jax.Array, v_BSKH: jax.Array, lengths_B: jax.Array, first_B: jax.Array
 ) -> None:
-    shapes = f"queries {q_BNH.shape}, keys {k_BSKH.shape}, values {v_BSKH.shape}"
-    if q_BNH.ndim != 3 or k_BSKH.ndim != 4 or k_BSKH.shape != v_BSKH.shape:
-        raise ValueError(f"{shapes}: they must be [B, N, H], [B, S, K, H] and [B, S, K, H]")
-    if q_BNH.shape[0] != k_BSKH.shape[0] or q_BNH.shape[2] != k_BSKH.shape[3]:
-        raise ValueError(f"{shapes}: they must share the batch B and the head width H")
-    if q_BNH.shape[1] % k_BSKH.shape[2]:
-        raise ValueError(f"{shapes}: the number of query heads must be a multiple of that of key heads")
-    dtypes = [str(x.dtype) for x in (q_BNH, k_BSKH, v_BSKH)]
-    if len(set(dtypes)) > 1 or dtypes[0] not in ("float32", "bfloat16"):
-        raise ValueError(
-            f"queries, keys and values are {', '.join(dtypes)}; all must be float32, or all bfloat16"
-        )
+    check_heads(q_BNH, k_BSKH, v_BSKH, queries="[B, N, H]")
     for name, array in (("lengths", lengths_B), ("first tokens", first_B)):
         if array.shape != q_BNH.shape[:1] or array.dtype != jnp.int32:
             raise ValueError(

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
+from pallas_kernels.attention_arguments import check_heads
 from pallas_kernels.choice import Implementation, choose
 from pallas_kernels.flash_attention import triton
 from pallas_kernels.flash_attention.reference import flash_attention_reference
@@ -82,7 +83,7 @@ def flash_attention(
     _check(q_BTNH, k_BSKH, v_BSKH, query_segments_BT, key_segments_BS)
     window = EVERYTHING if window is None else window
     limits = jnp.stack([jnp.asarray(x, jnp.int32) for x in (query_start, window)])
-    if choose("flash_attention", implementation) == "pallas":
+    if choose("flash_attention", implementation, width=q_BTNH.shape[3]) == "pallas":
         blocks = _blocks_for(q_BTNH.shape[3]) if blocks is None else blocks
         triton.check(q_BTNH.shape[3], q_BTNH.dtype.itemsize, blocks)
         return _pallas(q_BTNH, k_BSKH, v_BSKH, limits, query_segments_BT, key_segments_BS, blocks)
@@ -147,18 +148,7 @@ def _check(
     query_segments_BT: jax.Array | None,
     key_segments_BS: jax.Array | None,
 ) -> None:
-    shapes = f"queries {q_BTNH.shape}, keys {k_BSKH.shape}, values {v_BSKH.shape}"
-    if q_BTNH.ndim != 4 or k_BSKH.ndim != 4 or k_BSKH.shape != v_BSKH.shape:
-        raise ValueError(f"{shapes}: they must be [B, T, N, H], [B, S, K, H] and [B, S, K, H]")
-    if q_BTNH.shape[0] != k_BSKH.shape[0] or q_BTNH.shape[3] != k_BSKH.shape[3]:
-        raise ValueError(f"{shapes}: they must share the batch B and the head width H")
-    if q_BTNH.shape[2] % k_BSKH.shape[2]:
-        raise ValueError(f"{shapes}: the number of query heads must be a multiple of that of key heads")
-    dtypes = [str(x.dtype) for x in (q_BTNH, k_BSKH, v_BSKH)]
-    if len(set(dtypes)) > 1 or dtypes[0] not in ("float32", "bfloat16"):
-        raise ValueError(
-            f"queries, keys and values are {', '.join(dtypes)}; all must be float32, or all bfloat16"
-        )
+    check_heads(q_BTNH, k_BSKH, v_BSKH, queries="[B, T, N, H]")
     _check_segments(q_BTNH.shape[:2], k_BSKH.shape[:2], query_segments_BT, key_segments_BS)
 
 

@@ -3,18 +3,19 @@
 Letters: P rows, E groups (experts), D contracted width, F output width.
 """
 
-from typing import Literal
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from pallas_kernels.choice import choose
 from pallas_kernels.grouped_matmul import kernels, triton
 from pallas_kernels.grouped_matmul.blocked import grouped_matmul_blocked
 from pallas_kernels.grouped_matmul.triton import Blocks
 
 KEPT = kernels.KEPT
-Implementation = Literal["blocked", "ragged_dot", "pallas"]
+Implementation = Literal["blocked", "ragged_dot", "xla", "pallas"]
 
 
 def grouped_matmul(
@@ -41,8 +42,8 @@ def grouped_matmul(
         takes a slice.
       implementation: "ragged_dot" is `jax.lax.ragged_dot`, a grouped GEMM of the vendor's library
         on GPUs and a masked dense product of E times the work on CPUs. "blocked" loops over blocks
-        of rows of one group, for CPUs. "pallas" is a kernel for GPUs. None takes "blocked" on CPUs
-        and "ragged_dot" elsewhere: no time of the kernel was measured yet.
+        of rows of one group, for CPUs. "xla" is "blocked" on CPUs and "ragged_dot" elsewhere. "pallas"
+        is a kernel for GPUs. None takes what `choice.TABLE` says of the platform.
       blocks: settings of the kernel.
 
     Returns:
@@ -54,18 +55,15 @@ def grouped_matmul(
     _check(rows_PD, weights_EDF, group_sizes_E, first_matrix)
     first = jnp.asarray(0 if first_matrix is None else first_matrix, jnp.int32)
     operands = (rows_PD, weights_EDF, group_sizes_E, first)
-    if implementation == "ragged_dot":
+    chosen = _chosen("grouped_matmul", implementation)
+    if chosen == "ragged_dot":
         return _ragged_dot(*operands)
-    if implementation == "blocked":
+    if chosen == "blocked":
         return grouped_matmul_blocked(*operands)
-    if implementation is None:
+    if chosen == "xla":
         return lax.platform_dependent(*operands, cpu=grouped_matmul_blocked, default=_ragged_dot)
-    if implementation == "pallas":
-        triton.check(rows_PD.dtype.itemsize, blocks)
-        return kernels.product(*operands, blocks)
-    raise ValueError(
-        f'implementation is "{implementation}"; it must be "blocked", "ragged_dot", "pallas" or None'
-    )
+    triton.check(rows_PD.dtype.itemsize, blocks)
+    return kernels.product(*operands, blocks)
 
 
 def grouped_swiglu(
@@ -99,15 +97,27 @@ def grouped_swiglu(
     _check(rows_PD, weights_EDQ, group_sizes_E, first_matrix)
     if weights_EDQ.shape[2] % 2:
         raise ValueError(f"weights {weights_EDQ.shape}: gate and up must have the same width, so Q be even")
-    if implementation == "pallas":
+    chosen = _chosen("grouped_swiglu", implementation)
+    if chosen == "pallas":
         triton.check(rows_PD.dtype.itemsize, blocks)
         first = jnp.asarray(0 if first_matrix is None else first_matrix, jnp.int32)
         return kernels.swiglu(rows_PD, weights_EDQ, group_sizes_E, first, blocks)
     gate_up_PQ = grouped_matmul(
-        rows_PD, weights_EDQ, group_sizes_E, first_matrix=first_matrix, implementation=implementation
+        rows_PD, weights_EDQ, group_sizes_E, first_matrix=first_matrix, implementation=chosen
     )
     gate_PF, up_PF = jnp.split(gate_up_PQ, 2, axis=1)
     return jax.nn.silu(gate_PF) * up_PF
+
+
+def _chosen(operation: str, implementation: str | None) -> Any:
+    if implementation is None:
+        return choose(operation, None)
+    if implementation not in get_args(Implementation):
+        raise ValueError(
+            f'implementation is "{implementation}"; it must be "blocked", "ragged_dot", "xla", "pallas" or '
+            "None"
+        )
+    return implementation
 
 
 def _ragged_dot(

@@ -51,6 +51,4 @@ def newton_schulz(
         for step in coefficients:
             x_MRC = triton.step(x_MRC, step, blocks)
         return x_MRC
-    if x_MRC.shape[1] > x_MRC.shape[2]:
-        return newton_schulz_reference(x_MRC.mT, coefficients).mT
     return newton_schulz_reference(x_MRC, coefficients)

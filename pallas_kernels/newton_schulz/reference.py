@@ -6,8 +6,13 @@ import jax
 def newton_schulz_reference(
     x_MRC: jax.Array, coefficients: tuple[tuple[float, float, float], ...]
 ) -> jax.Array:
-    """Steps of `a X + (b G + c G G) X` with the Gram matrix `G = X X^T`, in the dtype of the matrices."""
+    """Steps of `a X + (b G + c G G) X` with the Gram matrix `G = X X^T`, in the dtype of the matrices.
+
+    Of tall matrices it is `X (b G + c G G)` with `G = X^T X`: the same, and of the shorter side.
+    """
+    is_wide = x_MRC.shape[1] <= x_MRC.shape[2]
     for a, b, c in coefficients:
-        gram_MRR = x_MRC @ x_MRC.mT
-        x_MRC = a * x_MRC + (b * gram_MRR + c * (gram_MRR @ gram_MRR)) @ x_MRC
+        gram = x_MRC @ x_MRC.mT if is_wide else x_MRC.mT @ x_MRC
+        polynomial = b * gram + c * (gram @ gram)
+        x_MRC = a * x_MRC + (polynomial @ x_MRC if is_wide else x_MRC @ polynomial)
     return x_MRC

@@ -59,7 +59,7 @@ def residual_rms_norm(
       ValueError: if shapes, dtypes or settings do not go together.
     """
     _check(output_PD, residual_PD, scaling, scale_D)
-    if choose("residual_rms_norm", implementation) == "pallas":
+    if choose("residual_rms_norm", implementation, width=output_PD.shape[1]) == "pallas":
         triton.check(output_PD.shape[1], blocks)
         return _pallas(output_PD, residual_PD, scaling, scale_D, eps, blocks)
     stream_PD, norm_PD = residual_rms_norm_reference(output_PD, residual_PD, scaling, scale_D, eps=eps)

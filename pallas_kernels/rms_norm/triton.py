@@ -13,6 +13,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
+from pallas_kernels.choice import WIDEST
 from pallas_kernels.launch import Launch, check_blocks, from_start, launch
 from pallas_kernels.shares import sum_shares
 
@@ -32,10 +33,6 @@ class Blocks:
     num_warps: int = 4
 
 
-WIDEST = 16_384
-"""Entries of a row that still fit into the registers of a program."""
-
-
 def check(width: int, blocks: Blocks) -> None:
     """Refuses rows and settings that cannot be compiled.
 
@@ -45,9 +42,10 @@ def check(width: int, blocks: Blocks) -> None:
     check_blocks("residual_rms_norm", {"rows": blocks.rows, "num_warps": blocks.num_warps})
     if blocks.run < 1:
         raise ValueError(f"residual_rms_norm: run is {blocks.run}; it must be at least 1")
-    if width > WIDEST:
+    if width > WIDEST["residual_rms_norm"]:
         raise ValueError(
-            f"residual_rms_norm: rows are {width} wide; the kernel holds at most {WIDEST}, "
+            f"residual_rms_norm: rows are {width} wide; the kernel holds at most "
+            f"{WIDEST['residual_rms_norm']}, "
             'implementation="xla" any'
         )
 

@@ -1,11 +1,14 @@
 """The benchmark of kernels: what it compares is checked, and its work is counted right."""
 
+import importlib.util
+
 import jax
 import jax.numpy as jnp
 import pytest
 
 from pallas_kernels.catalogue import SIZES, Work, cases
 from zaya_jax.bench.kernels import Ceilings, compare, difference, passes
+from zaya_jax.bench.other_libraries import OTHERS, others
 
 CASE = next(case for case in cases(SIZES["toy"]) if case.name == "residual_rms_norm")
 CEILINGS = Ceilings(flops=1e12, bandwidth=1e9)
@@ -31,6 +34,37 @@ def test_a_difference_is_relative_and_the_largest():
     expected = {"a": jnp.array([3.0, 4.0]), "b": jnp.zeros(2)}
     assert difference({"a": jnp.array([3.0, 4.5]), "b": jnp.zeros(2)}, expected) == pytest.approx(0.1)
     assert difference({"a": expected["a"], "b": jnp.array([0.0, 0.2])}, expected) == pytest.approx(0.2)
+
+
+def test_what_another_library_does_not_give_is_not_compared():
+    expected = (jnp.ones(2), jnp.ones(3), jnp.array([3.0, 4.0]))
+    assert difference((jnp.ones(2), None, jnp.array([3.0, 4.5])), expected) == pytest.approx(0.1)
+    assert difference((jnp.ones(2),), expected) == 0
+
+
+@pytest.mark.parametrize("operation", OTHERS)
+def test_other_libraries_that_are_here_give_the_same(operation):
+    case = next(case for case in cases(SIZES["toy"]) if case.name == operation)
+    arguments, xla = case.make(jax.random.key(0)), case.implementations[1]
+    here = [other for other in others(operation) if not other.absent]
+    for other in here:
+        forward, gradients = other.make(*arguments)
+        assert difference(forward(), case.function(*arguments, implementation=xla)) < case.tolerance
+        if gradients is not None:
+            assert difference(gradients(), case.with_gradients(xla)(*arguments)) < case.tolerance
+    if importlib.util.find_spec("torch"):
+        assert any(other.name.startswith("torch") for other in here)
+
+
+def test_a_library_that_is_not_here_is_named_with_the_reason(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    absent = {other.name: other.absent for other in others("flash_attention")}
+    assert absent == {
+        "cuDNN (jax.nn)": "it has none for cpu",
+        "jax.nn": "",
+        "torch SDPA": "torch is not installed",
+        "tokamax": "tokamax is not installed",
+    }
 
 
 def test_the_share_of_a_ceiling_is_of_what_bounds_the_work():

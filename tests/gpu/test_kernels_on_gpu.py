@@ -7,6 +7,7 @@ import pytest
 
 from pallas_kernels.catalogue import SIZES, cases
 from zaya_jax.bench.kernels import difference
+from zaya_jax.bench.other_libraries import OTHERS, others
 
 ODD = dataclasses.replace(
     SIZES["zaya1_8b"],
@@ -27,6 +28,20 @@ def test_results_and_gradients(case):
     assert others
     for other in others:
         assert difference(other, ours) < case.tolerance
+
+
+@pytest.mark.parametrize("case", [case for case in cases(ODD) if case.name in OTHERS], ids=lambda c: c.name)
+def test_other_libraries(case):
+    arguments = jax.jit(case.make)(jax.random.key(2))
+    ours = jax.jit(case.with_gradients("pallas"))(*arguments)
+    absent = {other.name: other.absent for other in others(case.name)}
+    here = [other for other in others(case.name) if not other.absent]
+    for other in here:
+        _, gradients = other.make(*arguments)
+        if gradients is not None:
+            assert difference(gradients(), ours) < case.tolerance, other.name
+    if all(name.startswith(("jax", "zaya")) for name in absent if not absent[name]):
+        pytest.skip(f"no other library is here: {absent}")
 
 
 @pytest.mark.parametrize("case", cases(ODD), ids=lambda case: case.name)

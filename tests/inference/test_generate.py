@@ -11,6 +11,7 @@ import pytest
 from zaya_jax.config import HYBRID, HYBRID_SLIDING, ModelConfig
 from zaya_jax.inference.generate import Rule, decode, generate, prefill, stream
 from zaya_jax.inference.sampling import Sampling
+from zaya_jax.model.cache import init_cache
 from zaya_jax.model.zaya import Zaya
 
 VOCABULARY = 61
@@ -77,6 +78,24 @@ def test_greedy_is_the_whole_forwards_argmax(config):
         assert len(text) == NUM_NEW
         np.testing.assert_array_equal(text, best[len(prompt) - 1 :])
         assert len(set(text)) > 3  # a text that says something: a constant one would prove little
+
+
+@pytest.mark.parametrize("config", [FULL, SLIDING], ids=["full", "sliding"])
+def test_the_kernel_reads_the_cache_as_xla_does(config):
+    """Padded prompts, and rings that have wrapped; logits are some dozen float32 roundings apart."""
+    kernel = dataclasses.replace(config, decode_implementation="pallas")
+    model, variables = load(config)
+    tokens = np.array([[0, 0, 0, 5, 17, 3, 60, 8], [7, 1, 2, 3, 4, 5, 6, 50]])
+    segments = np.array([[0] * 3 + [1] * 5, [1] * 8], np.int32)
+    cache = init_cache(config, 2, 12)
+    cache = jax.jit(model.apply)(variables, tokens, segments_BT=segments, cache=cache).cache
+    step = jax.jit(
+        lambda config, *rest: Zaya(config).apply(variables, rest[0], cache=rest[1]), static_argnums=0
+    )
+    for token in (9, 44, 2):
+        found, expected = (step(each, np.full((2, 1), token), cache) for each in (kernel, config))
+        np.testing.assert_allclose(found.logits_BTV, expected.logits_BTV, rtol=1e-5, atol=1e-5)
+        cache = expected.cache
 
 
 def test_a_batch_is_each_prompt_alone():

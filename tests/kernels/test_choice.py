@@ -1,13 +1,14 @@
 """What `implementation=None` means, and that it says what it rests on."""
 
 import logging
+import types
 
 import jax
 import pytest
 
-from pallas_kernels import choice
+from pallas_kernels import choice, flash_attention
 from pallas_kernels.catalogue import SIZES, cases
-from pallas_kernels.choice import TABLE, choice_for, choose
+from pallas_kernels.choice import TABLE, WIDEST, choice_for, choose, platform_of
 
 OPERATIONS = [case.name for case in cases(SIZES["toy"])]
 
@@ -33,11 +34,36 @@ def test_a_name_is_taken_as_it_is():
         choose("flash_attention", "cuda")
 
 
-def test_a_choice_is_told_once(monkeypatch, caplog):
-    monkeypatch.setattr(jax, "default_backend", lambda: "rocm")
+@pytest.mark.parametrize(("operation", "widest"), WIDEST.items())
+def test_none_takes_no_kernel_for_what_it_cannot_hold(operation, widest, monkeypatch):
+    monkeypatch.setitem(TABLE, (operation, "rocm"), choice.Choice("pallas", "for this test"))
+    choice._of_platform.cache_clear()
+    found = [choose(operation, None, platform="rocm", width=width) for width in (widest, widest + 1)]
+    choice._of_platform.cache_clear()
+    assert found == ["pallas", "xla"]
+
+
+def test_heads_as_wide_as_the_blocks_that_there_are():
+    assert max(flash_attention.BLOCKS) == WIDEST["flash_attention"]
+
+
+def test_a_device_tells_its_platform():
+    def device(platform, version, kind):
+        client = types.SimpleNamespace(platform_version=version)
+        return types.SimpleNamespace(platform=platform, client=client, device_kind=kind)
+
+    assert platform_of(jax.devices("cpu")[0]) == "cpu"
+    assert platform_of(device("gpu", "PJRT C API\nrocm 70000", "gfx942")) == "rocm"
+    described = "AMD Instinct MI300X"  # what a device says that is only described
+    assert platform_of(device("gpu", f"PJRT C API\n{described}", described)) == "rocm"
+    assert platform_of(device("gpu", "PJRT C API\ncuda 12090", "NVIDIA H200")) == "cuda"
+
+
+def test_a_choice_is_told_once(caplog):
     choice._of_platform.cache_clear()
     with caplog.at_level(logging.INFO, "pallas_kernels"):
-        assert [choose("flash_attention", None) for _ in range(3)] == ["pallas"] * 3
+        found = [choose("flash_attention", None, platform="rocm") for _ in range(3)]
+    assert found == ["pallas"] * 3
     choice._of_platform.cache_clear()
     (record,) = caplog.records
     assert record.getMessage().startswith("flash_attention on rocm: pallas (unmeasured: ")

@@ -37,6 +37,18 @@ def test_three_steps_are_those_of_optax():
             np.testing.assert_allclose(our_state.momentum[name], their_state.mu[name], rtol=1e-6)
 
 
+def test_the_kernel_gives_the_same_update():
+    """A wide matrix and tall ones, one step each: the same products, with sums in another order."""
+    axes = {name: AXES[name] for name in ("wide", "halves")}
+    given = {name: gradients(0)[name] for name in axes}
+    plain, ours = (
+        jax.jit(muon.update, compiler_options={"xla_backend_optimization_level": 0})(given, muon.init(given))
+        for muon in (scale_by_muon(axes, num_steps=1, implementation=name) for name in ("xla", "pallas"))
+    )
+    for name in axes:
+        np.testing.assert_allclose(ours[0][name], plain[0][name], atol=1e-5, err_msg=name)
+
+
 def test_momentum_in_bfloat16_is_kept_so_and_nearly_the_same():
     exact, short = scale_by_muon(AXES), scale_by_muon(AXES, momentum_dtype="bfloat16")
     states = exact.init(gradients(0)), short.init(gradients(0))

@@ -114,7 +114,7 @@ HloModule jit_scan, is_scheduled=true
   %i = s32[] get-tuple-element(%t), index=0
   %all = f32[40,8]{1,0} get-tuple-element(%t), index=1
   %x = f32[8]{0} get-tuple-element(%t), index=2
-  %taken = f32[8]{0} fusion(%all, %i, %x), kind=kLoop, calls=%take
+  %taken = f32[8]{0} fusion(%all, %i, %x), kind=kLoop, calls=%take, metadata={op_name="jit(f)/while/loss/add"}
   %put.1 = f32[40,8]{1,0} fusion(%all, %taken, %i), kind=kLoop, calls=%put
   ROOT %next = (s32[], f32[40,8]{1,0}, f32[8]{0}) tuple(%i, %put.1, %taken)
 }
@@ -136,3 +136,5 @@ def test_a_slice_counts_as_a_slice():
     taking = row + index + row + row  # a slice, its index, the sum's other side, the sum
     putting = row + index + row  # in place: the new row is read and written
     assert moved_bytes(program) == 40 * (taking + putting) + 2 * whole
+    assert moved_bytes(program, "loss") == 40 * taking
+    assert moved_bytes(program, "los") == 0

@@ -90,6 +90,13 @@ def test_experts_and_head_do_the_work_that_arithmetic_says(nodes):
     assert program.flops("loss") == 3 * forward["head"] * tokens
 
 
+def test_the_step_takes_the_kernels_that_the_table_names_for_rocm(nodes):
+    """It is compiled on a CPU, which would take none."""
+    names = {kernel.name for kernel in compiled(nodes).kernels}
+    assert any(name.startswith("flash_attention_grad_keys") for name in names)
+    assert not any(name.startswith("grouped_swiglu") for name in names)
+
+
 def test_the_report_of_a_compiled_step(nodes):
     cluster = Cluster(device=MI300X, nodes=nodes, gpus_per_node=8)
     step = read_compilation(compiled(nodes), cluster)

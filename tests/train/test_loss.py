@@ -1,11 +1,11 @@
-"""The chunked loss and its gradients are those of plain logits, which it never has."""
+"""The loss, in chunks and by the kernel, and its gradients are those of plain logits, which neither has."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from zaya_jax.train.loss import cross_entropy
+from zaya_jax.train.loss import cross_entropy, cross_entropy_kernel
 
 TOKENS, WIDTH, VOCABULARY = 23, 8, 41
 
@@ -29,14 +29,20 @@ def plain(x_PD, table_VD, bias_V, targets_P, weights_P, z_loss):
 
 
 @pytest.mark.parametrize(
-    ("chunk", "z_loss", "has_bias"), [(100, 0.0, True), (5, 0.01, True), (5, 0.0, False)]
+    ("chunk", "z_loss", "has_bias"),
+    [(100, 0.0, True), (5, 0.01, True), (5, 0.0, False), ("kernel", 0.01, True), ("kernel", 0.0, False)],
 )
 def test_value_and_gradients(chunk, z_loss, has_bias):
     x_PD, table_VD, bias_V, targets_P, weights_P = inputs()
     bias_V = bias_V if has_bias else None
 
-    def chunked(x_PD, table_VD, bias_V):
-        loss = cross_entropy(x_PD, table_VD, bias_V, targets_P, weights_P, chunk, z_loss)
+    def loss_of(*arguments):
+        if chunk == "kernel":
+            return cross_entropy_kernel(*arguments, z_loss)
+        return cross_entropy(*arguments, chunk, z_loss)
+
+    def ours(x_PD, table_VD, bias_V):
+        loss = loss_of(x_PD, table_VD, bias_V, targets_P, weights_P)
         return 3 * loss.objective, loss.cross_entropy
 
     def expected(x_PD, table_VD, bias_V):
@@ -44,12 +50,11 @@ def test_value_and_gradients(chunk, z_loss, has_bias):
         return 3 * objective, entropy
 
     arguments = (x_PD, table_VD, bias_V)
-    ours, theirs = (
-        jax.jit(jax.value_and_grad(f, argnums=(0, 1, 2), has_aux=True))(*arguments)
-        for f in (chunked, expected)
+    found, theirs = (
+        jax.jit(jax.value_and_grad(f, argnums=(0, 1, 2), has_aux=True))(*arguments) for f in (ours, expected)
     )
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), ours, theirs)
-    value = cross_entropy(*arguments, targets_P, weights_P, chunk, z_loss)  # without gradients
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), found, theirs)
+    value = loss_of(*arguments, targets_P, weights_P)  # without gradients
     np.testing.assert_allclose(value.objective, theirs[0][0] / 3, rtol=1e-5)
 
 

@@ -6,7 +6,6 @@ shows that the benchmark runs, and its times mean nothing.
 
 import dataclasses
 import functools
-import importlib.util
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +18,7 @@ from rich.table import Table
 
 from pallas_kernels.catalogue import SIZES, Case, Work, cases
 from zaya_jax.bench.measure import best_seconds
+from zaya_jax.bench.other_libraries import TorchResult, others
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,12 +58,17 @@ def run(*, rounds: int) -> None:
         table.add_column(column, no_wrap=True)
     for column in ("ms", "TFLOP/s", "TB/s", "ceiling", "differs"):
         table.add_column(column, justify="right")
-    for case in cases(SIZES[size]):
+    found = cases(SIZES[size])
+    for case in found:
         arguments = jax.jit(case.make)(jax.random.key(np.random.SeedSequence().generate_state(1)[0]))
         for name, calls, work in passes(case, arguments):
             for row in compare(case, calls, work, ceilings, rounds):
                 table.add_row(case.name, name, *row)
     console.print(table)
+    for case in found:
+        for other in others(case.name):
+            if other.absent:
+                console.print(f"{case.name}: {other.name} is absent: {other.absent}")
 
 
 def passes(case: Case, arguments: tuple[Any, ...]) -> list[tuple[str, dict[str, Callable[[], Any]], Work]]:
@@ -74,8 +79,10 @@ def passes(case: Case, arguments: tuple[Any, ...]) -> list[tuple[str, dict[str, 
             jax.jit(functools.partial(case.function, implementation=name)), *arguments
         )
         both[name] = functools.partial(jax.jit(case.with_gradients(name)), *arguments)
-    if case.name == "flash_attention":
-        forward |= _other_attention(*arguments[:3])
+    for other in others(case.name):
+        if not other.absent:
+            forward[other.name], gradients = other.make(*arguments)
+            both |= {} if gradients is None else {other.name: gradients}
     if not case.num_differentiated:
         return [("forward", forward, case.forward)]
     work = Work(case.forward.flops + case.backward.flops, case.forward.num_bytes + case.backward.num_bytes)
@@ -114,9 +121,18 @@ def compare(
 
 
 def difference(results: Any, expected: Any) -> float:
-    """The largest relative norm of a difference, over the arrays that both have: others give fewer."""
-    pairs = zip(jax.tree.leaves(results), jax.tree.leaves(expected), strict=False)
-    return max(_relative(jnp.asarray(a), jnp.asarray(b)) for a, b in pairs)
+    """The largest relative norm of a difference, over the arrays that both have.
+
+    Others give fewer: None stands in the place of one, and what is missing at the end is not looked at.
+    """
+    pairs = zip(_leaves(results), _leaves(expected), strict=False)
+    return max(_relative(jnp.asarray(a), jnp.asarray(b)) for a, b in pairs if a is not None)
+
+
+def _leaves(results: Any) -> list[Any]:
+    if isinstance(results, TorchResult):
+        return results.arrays()
+    return jax.tree.leaves(results, is_leaf=lambda x: x is None)
 
 
 @jax.jit
@@ -128,49 +144,6 @@ def _distance(result: jax.Array, expected: jax.Array) -> tuple[jax.Array, jax.Ar
 def _relative(result: jax.Array, expected: jax.Array) -> float:
     distance, size = map(float, _distance(result, expected))
     return distance / size if size else distance
-
-
-def _other_attention(q_BTNH: jax.Array, k_BSKH: jax.Array, v_BSKH: jax.Array) -> dict[str, Callable[[], Any]]:
-    """Forward passes of other libraries that are here, with one document a row."""
-    on_gpu = jax.default_backend() == "gpu"
-    is_cuda = on_gpu and "cuda" in jax.devices()[0].client.platform_version.lower()
-    library = "cudnn" if is_cuda else "xla"
-    attend = jax.jit(functools.partial(jax.nn.dot_product_attention, is_causal=True, implementation=library))
-    found = {f"jax.nn, {library}": functools.partial(attend, q_BTNH, k_BSKH, v_BSKH)}
-    if importlib.util.find_spec("torch") is None:
-        return found
-    import torch
-
-    if on_gpu and not torch.cuda.is_available():
-        return found
-    tensors = [
-        torch.from_numpy(np.array(x, np.float32))
-        .to("cuda" if on_gpu else "cpu", torch.bfloat16)
-        .transpose(1, 2)
-        for x in (q_BTNH, k_BSKH, v_BSKH)
-    ]
-
-    @torch.no_grad()
-    def torch_attention():
-        query, key, value = tensors
-        out = torch.nn.functional.scaled_dot_product_attention(
-            query, key, value, is_causal=True, enable_gqa=True
-        )
-        if on_gpu:
-            torch.cuda.synchronize()
-        return _TorchResult(out)
-
-    return found | {"torch SDPA": torch_attention}
-
-
-class _TorchResult:
-    """A result that becomes an array only when it is looked at, not while it is timed."""
-
-    def __init__(self, tensor: Any):
-        self.tensor = tensor
-
-    def __jax_array__(self) -> jax.Array:
-        return jnp.asarray(self.tensor.transpose(1, 2).float().cpu().numpy())
 
 
 def measure_ceilings(on_cpu: bool, rounds: int) -> Ceilings:

@@ -22,6 +22,7 @@ from jaxtyping import Array, Float, Int
 from zaya_jax.config import HYBRID_SLIDING, ModelConfig
 from zaya_jax.model.attention import attend, attention_mask
 from zaya_jax.model.cca import CcaState
+from zaya_jax.model.kernels import attend_to_cache
 from zaya_jax.pytree import pytree, static
 
 Pool = tuple[Float[Array, "B Z K H"], Float[Array, "B Z K H"]]
@@ -118,6 +119,7 @@ def attend_through_cache(
     *,
     sizes: tuple[int, ...],
     segments_BT: Int[Array, "B T"] | None,
+    implementation: str = "xla",
 ) -> tuple[Float[Array, "B T N H"], Pool]:
     """Attends to all that a chunk may see, and writes its keys and values into the layer's slots.
 
@@ -130,6 +132,7 @@ def attend_through_cache(
       cache: before the chunk; what it says of tokens holds for all layers.
       sizes: the different sizes that layers have.
       segments_BT: 0 marks padding; only on an empty cache.
+      implementation: of a single token's attention: "xla", or "pallas" for a kernel.
     """
     time = q_BTNH.shape[1]
     chunk_T = cache.length + jnp.arange(time)
@@ -140,7 +143,8 @@ def attend_through_cache(
         return attend(q_BTNH, k_BTKH, v_BTKH, mask), _write(pool, k_BTKH, v_BTKH, layer, cache)
     if time == 1:
         pool = _write(pool, k_BTKH, v_BTKH, layer, cache)
-        read = functools.partial(_attend_to_slots, q_BTNH, pool, layer, cache)
+        attend_to_slots = _attend_to_slots_by_kernel if implementation == "pallas" else _attend_to_slots
+        read = functools.partial(attend_to_slots, q_BTNH, pool, layer, cache)
         return _for_size(read, layer, sizes), pool
     # The chunk's own writes may overtake keys that its first queries still need: read first.
     read = functools.partial(_attend_to_slots_and_chunk, q_BTNH, k_BTKH, v_BTKH, pool, layer, cache)
@@ -158,8 +162,17 @@ def _for_size(read: Callable[[int], jax.Array], layer: LayerSlots, sizes: tuple[
 def _attend_to_slots(q_B1NH, pool: Pool, layer: LayerSlots, cache: Cache, size: int) -> jax.Array:
     index_S = _slot_contents(cache.length + 1, size)
     mask = _cache_mask(cache, cache.length[None], index_S, layer)
+    return attend(q_B1NH, *_slots_of(pool, layer, size), mask)
+
+
+def _attend_to_slots_by_kernel(q_B1NH, pool: Pool, layer: LayerSlots, cache: Cache, size: int) -> jax.Array:
+    tokens = {"length": cache.length + 1, "first_B": cache.first_B, "window": layer.window}
+    return attend_to_cache(q_B1NH, *_slots_of(pool, layer, size), **tokens)
+
+
+def _slots_of(pool: Pool, layer: LayerSlots, size: int) -> tuple[jax.Array, jax.Array]:
     keys, values = (lax.dynamic_slice_in_dim(part, layer.first, size, axis=1) for part in pool)
-    return attend(q_B1NH, keys, values, mask)
+    return keys, values
 
 
 def _attend_to_slots_and_chunk(
@@ -168,10 +181,8 @@ def _attend_to_slots_and_chunk(
     chunk_T = cache.length + jnp.arange(q_BTNH.shape[1])
     mask = _cache_mask(cache, chunk_T, jnp.concatenate([_slot_contents(cache.length, size), chunk_T]), layer)
     keys, values = (
-        jnp.concatenate(
-            [lax.dynamic_slice_in_dim(part, layer.first, size, axis=1), new.astype(part.dtype)], 1
-        )
-        for part, new in zip(pool, (k_BTKH, v_BTKH), strict=True)
+        jnp.concatenate([part, new.astype(part.dtype)], 1)
+        for part, new in zip(_slots_of(pool, layer, size), (k_BTKH, v_BTKH), strict=True)
     )
     return attend(q_BTNH, keys, values, mask)
 

@@ -34,7 +34,7 @@ def apply_experts(
         `layer` says which is meant, those of all layers with their leading axis L. A few tokens
         then read the experts that they chose and no other.
       layer: number of the layer.
-      implementation: of the grouped products.
+      implementation: of the grouped products, by the names that `grouped_matmul` has.
     """
     gate_up, down = (weights[name].astype(x_PD.dtype) for name in ("gate_up_proj", "down_proj"))
     num_experts, expert_width, width = down.shape[-3:]

@@ -32,7 +32,12 @@ from zaya_jax.model.cache import (
 )
 from zaya_jax.model.cca import CcaState, cca_projection, join_projections
 from zaya_jax.model.experts import apply_experts, expert_counts
-from zaya_jax.model.kernels import attend_flash, merge_and_norm, project_and_rotate
+from zaya_jax.model.kernels import (
+    attend_flash,
+    merge_and_norm,
+    project_and_rotate,
+    with_implementations,
+)
 from zaya_jax.model.norms import rms_norm
 from zaya_jax.model.products import product
 from zaya_jax.model.remat import STREAM, scan_layers
@@ -226,6 +231,7 @@ def layers(
     cache: Cache | None,
 ) -> tuple[Float[Array, "B T D"], RouterStats, Cache | None]:
     """All layers as one scan over their stacked weights."""
+    config = with_implementations(config)
     batch, time, _ = x_BTD.shape
     state_BTR = jnp.zeros((batch, time, config.router_hidden_size), jnp.float32)
     context = _Context(
@@ -344,7 +350,7 @@ def _attention(
     q_BTNH, k_BTKH, v_BTKH, cca = _queries_keys_values(context, layer, x_BTD)
     if pool is None or context.cache is None or layer.slots is None:
         window = layer.window if HYBRID_SLIDING in config.layer_types else None
-        attend_chunk = ATTENTION[_attention_implementation(config, x_BTD.shape[1])]
+        attend_chunk = ATTENTION[_form_of_attention(config, x_BTD.shape[1])]
         out_BTNH = attend_chunk(q_BTNH, k_BTKH, v_BTKH, window=window, segments_BT=context.segments_BT)
     else:
         sizes = tuple(sorted(set(sizes_of_layers(config, context.cache.max_length))))
@@ -357,6 +363,7 @@ def _attention(
             context.cache,
             sizes=sizes,
             segments_BT=context.segments_BT,
+            implementation=_named(config.decode_implementation),
         )
     kernel_CD = weights["o_proj"].reshape(-1, x_BTD.shape[2]).astype(config.dtype)
     out_PD = product(out_BTNH.reshape(-1, kernel_CD.shape[0]), kernel_CD)
@@ -366,11 +373,8 @@ def _attention(
 def _queries_keys_values(
     context: _Context, layer: LayerInput, x_BTD: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array, CcaState]:
-    config, weights, rotation = (
-        context.config,
-        layer.weights["attention"],
-        _rotation_of(context.rotations, layer),
-    )
+    config, weights = context.config, layer.weights["attention"]
+    rotation = _rotation_of(context.rotations, layer)
     if config.cca_implementation == "pallas":
         return project_and_rotate(x_BTD, weights, layer.cca, rotation, context.segments_BT)
     q_BTNH, k_BTKH, v_BTKH, cca = cca_projection(x_BTD, weights, layer.cca, context.segments_BT)
@@ -379,13 +383,19 @@ def _queries_keys_values(
 
 
 ATTENTION = {"full": attend_within, "blockwise": attend_blockwise, "pallas": attend_flash}
-"""By the names that `ModelConfig.attention_implementation` has."""
+"""By the names that `ModelConfig.attention_implementation` has, but for "xla"."""
 
 
-def _attention_implementation(config: ModelConfig, time: int) -> str:
-    if config.attention_implementation is None:
+def _form_of_attention(config: ModelConfig, time: int) -> str:
+    name = _named(config.attention_implementation)
+    if name == "xla":
         return "blockwise" if time >= BLOCKWISE_FROM else "full"
-    return config.attention_implementation
+    return name
+
+
+def _named(implementation: str | None) -> str:
+    assert implementation is not None, "with_implementations names all"
+    return implementation
 
 
 def _experts(

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import optax
 from jax.typing import DTypeLike
 
+from pallas_kernels.choice import Implementation
 from zaya_jax.model.matrices import MatrixAxes, from_matrices, to_matrices
 from zaya_jax.optim.newton_schulz import POLYNOMIALS, Polynomials, newton_schulz
 
@@ -26,6 +27,7 @@ def scale_by_muon(
     num_steps: int = 5,
     iteration_dtype: str = "float32",
     momentum_dtype: DTypeLike = "float32",
+    implementation: Implementation | None = None,
 ) -> optax.GradientTransformation:
     """Orthogonalised momentum with Nesterov's look-ahead.
 
@@ -39,6 +41,7 @@ def scale_by_muon(
       num_steps: of the iteration.
       iteration_dtype: of the iteration's products.
       momentum_dtype: in which the mean is kept.
+      implementation: of the iteration, as `newton_schulz` takes it.
     """
 
     def init(params: optax.Params) -> MuonState:
@@ -46,7 +49,11 @@ def scale_by_muon(
 
     def orthogonal(x: jax.Array, axes: MatrixAxes) -> jax.Array:
         matrices = newton_schulz(
-            to_matrices(x, axes), polynomials, num_steps=num_steps, dtype=iteration_dtype
+            to_matrices(x, axes),
+            polynomials,
+            num_steps=num_steps,
+            dtype=iteration_dtype,
+            implementation=implementation,
         )
         return from_matrices(matrices, axes, x.shape)
 

@@ -11,6 +11,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from pallas_kernels.choice import Implementation
+from pallas_kernels.newton_schulz import newton_schulz as iterate
+
 Coefficients = tuple[float, float, float]
 
 
@@ -60,6 +63,7 @@ def newton_schulz(
     num_steps: int,
     dtype: str = "float32",
     eps: float = 1e-8,
+    implementation: Implementation | None = None,
 ) -> Float[Array, "M R C"]:
     """`U V^T` of each matrix's singular value decomposition, approximately; zeros stay zeros.
 
@@ -69,21 +73,16 @@ def newton_schulz(
       num_steps: how many are done.
       dtype: of the iteration.
       eps: added to the norm.
+      implementation: of the iteration: "pallas", "xla", or None for what was measured best.
 
     Returns:
       In float32.
     """
-    is_wide = x_MRC.shape[1] <= x_MRC.shape[2]
     norm_M11 = jnp.sqrt(jnp.sum(jnp.square(x_MRC.astype(jnp.float32)), axis=(1, 2), keepdims=True))
     x_MRC = (x_MRC * (polynomials.margin / (norm_M11 + eps))).astype(dtype)
     endless = itertools.chain(polynomials.steps, itertools.repeat(polynomials.steps[-1]))
     with jax.named_scope("newton_schulz"):
-        for a, b, c in itertools.islice(endless, num_steps):
-            # The Gram matrix of the short side: both sides lead to the same, this one is smaller.
-            transposed_MCR = x_MRC.swapaxes(1, 2)
-            gram = x_MRC @ transposed_MCR if is_wide else transposed_MCR @ x_MRC
-            polynomial = b * gram + c * (gram @ gram)
-            x_MRC = a * x_MRC + (polynomial @ x_MRC if is_wide else x_MRC @ polynomial)
+        x_MRC = iterate(x_MRC, tuple(itertools.islice(endless, num_steps)), implementation=implementation)
     return x_MRC.astype(jnp.float32)
 
 

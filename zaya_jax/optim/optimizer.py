@@ -56,6 +56,7 @@ def _muon(config: OptimizerConfig, dealt: Deal) -> optax.GradientTransformation:
             num_steps=config.newton_schulz_steps,
             iteration_dtype=config.newton_schulz_dtype,
             momentum_dtype=config.momentum_dtype,
+            implementation=config.newton_schulz_implementation,
         ),
         optax.stateless(
             lambda updates, _: jax.tree.map(lambda x, scale: x * _own(scale), updates, scales | masked)

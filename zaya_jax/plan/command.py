@@ -14,11 +14,11 @@ from zaya_jax.options import Parser, add_config_options, load_config
 from zaya_jax.plan.devices import DEVICES, Cluster, find_device
 from zaya_jax.plan.kernels import plan_kernels
 from zaya_jax.plan.picture import check_format, draw
-from zaya_jax.plan.report import make_plan, read_compilation, to_json, train_step_job
+from zaya_jax.plan.report import CompiledStep, make_plan, read_compilation, to_json, train_step_job
 from zaya_jax.plan.rocm.compiler import TIME_LIMIT, Compilation, compile_program, lay_out_program
 from zaya_jax.plan.rocm.wheels import find_plugin, install
 from zaya_jax.plan.search import search
-from zaya_jax.plan.tables import compiled_tables, found_table, plan_tables
+from zaya_jax.plan.tables import compiled_tables, found_table, kernels_table, plan_tables
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -45,11 +45,15 @@ def plan_run(options: argparse.Namespace, overrides: Sequence[str]) -> None:
         step = read_compilation(_compile(config, cluster, console, options.time_limit), cluster)
         for table in compiled_tables(step, plan):
             console.print(table)
+    if options.kernels:
+        steps = _compile_both(config, cluster, console, options.time_limit)
+        console.print(kernels_table(steps, plan))
+        more["kernels"] = {name: dataclasses.asdict(found) for name, found in steps.items()}
     if options.search:
         measure = functools.partial(_measure, cluster=cluster, console=console, time_limit=options.time_limit)
         found = search(config, cluster.num_gpus, limit=cluster.device.memory_bytes, measure=measure)
         console.print(found_table(found, plan))
-        more = {"search": dataclasses.asdict(found)}
+        more["search"] = dataclasses.asdict(found)
     if options.json:
         text = json.dumps(to_json(plan, step, **more), indent=2)
         pathlib.Path(options.json).write_text(text + "\n")
@@ -82,6 +86,7 @@ def _parser() -> Parser:
             "zaya plan --config=configs/zaya1_8b.py --nodes=128 --gpus-per-node=8 --device=mi300x",
             "zaya plan --config=configs/zaya1_8b.py --nodes=128 --micro-batch=4 --compile --picture=plan.png",
             "zaya plan --config=configs/zaya1_8b.py --nodes=128 --search --json=plan.json",
+            "zaya plan --config=configs/zaya1_8b.py --micro-batch=4 --kernels --time-limit=1800",
             "zaya plan kernels --device=mi300x",
             "zaya plan rocm-wheels",
         ),
@@ -103,6 +108,11 @@ def _parser() -> Parser:
         help="sequences that a GPU has under way; sets train.num_microbatches",
     )
     parser.add_argument("--compile", action="store_true", help="compile the step for the cluster")
+    parser.add_argument(
+        "--kernels",
+        action="store_true",
+        help="compile the step without and with all Pallas kernels, and compare memory and traffic",
+    )
     parser.add_argument(
         "--search",
         action="store_true",
@@ -159,6 +169,18 @@ def _compile(config: Config, cluster: Cluster, console: Console, time_limit: flo
         )
 
 
+def _compile_both(
+    config: Config, cluster: Cluster, console: Console, time_limit: float
+) -> dict[str, CompiledStep]:
+    """The step by each value of `ModelConfig.implementation`; operations named in the config stay so."""
+    steps = {}
+    for name in ("xla", "pallas"):
+        model = dataclasses.replace(config.model, implementation=name)
+        compilation = _compile(dataclasses.replace(config, model=model), cluster, console, time_limit)
+        steps[name] = read_compilation(compilation, cluster)
+    return steps
+
+
 def _measure(config: Config, *, cluster: Cluster, console: Console, time_limit: float) -> int:
     rows = config.data.batch_size // cluster.num_gpus
     what = f'remat "{config.model.remat}", {rows:,} x {config.data.sequence_length:,} tokens a GPU'
@@ -182,5 +204,5 @@ def _check(options: argparse.Namespace) -> None:
             raise ValueError(f"--{name} is {file}, and there is no folder {file.parent}")
     if options.picture:
         check_format(pathlib.Path(options.picture))
-    if options.compile or options.search:
+    if options.compile or options.kernels or options.search:
         find_plugin()

@@ -160,11 +160,7 @@ class Program:
 
     def flops(self, scope: str | None = None) -> float:
         """Of the products that a step runs on one device: all, or those in one of JAX's named scopes."""
-        return math.fsum(
-            work.flops * work.runs
-            for work in self.products
-            if scope is None or scope in re.split(r"[/()]", work.op_name)  # jvp(loss)/while/body
-        )
+        return math.fsum(work.flops * work.runs for work in self.products if in_scope(work.op_name, scope))
 
     def _collectives_of(self, computation: str, runs: int) -> Iterator[Collective]:
         instructions = self.computations[computation]
@@ -242,6 +238,11 @@ class Program:
 
         visit(self.entry)
         return list(reversed(done))
+
+
+def in_scope(op_name: str, scope: str | None) -> bool:
+    """Whether an instruction comes from one of JAX's named scopes; None is all of the program."""
+    return scope is None or scope in re.split(r"[/()]", op_name)  # jvp(loss)/while/body
 
 
 def _parse(text: str) -> tuple[str, dict[str, list[Instruction]]]:

@@ -138,6 +138,7 @@ class CompiledStep:
       flops: of all products a GPU runs in a step.
       flops_by_scope: of those in each named scope.
       moved_bytes: that its kernels take from memory and put there.
+      moved_bytes_by_scope: of those in each named scope.
       buffers: the largest: bytes, and the values that share them.
       num_kernels: that XLA made.
       problems: what is wrong with kernels, by name.
@@ -150,6 +151,7 @@ class CompiledStep:
     flops: float
     flops_by_scope: dict[str, float]
     moved_bytes: float
+    moved_bytes_by_scope: dict[str, float]
     buffers: list[tuple[int, str]]
     num_kernels: int
     problems: dict[str, list[str]]
@@ -209,6 +211,7 @@ def read_compilation(compilation: Compilation, cluster: Cluster) -> CompiledStep
         flops=program.flops(),
         flops_by_scope={scope: program.flops(scope) for scope in SCOPES},
         moved_bytes=moved_bytes(program),
+        moved_bytes_by_scope={scope: moved_bytes(program, scope) for scope in SCOPES},
         buffers=largest_buffers(compilation.buffers, NUM_BUFFERS),
         num_kernels=len(compilation.kernels),
         problems=_problems(compilation.kernels, cluster),

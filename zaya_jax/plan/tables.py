@@ -1,6 +1,6 @@
 """A plan as tables."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from rich.table import Table
 
@@ -26,6 +26,27 @@ def compiled_tables(step: CompiledStep, plan: Plan) -> Iterator[Table]:
     yield _collectives(step)
     yield _buffers(step)
     yield _kernels(step)
+
+
+def kernels_table(steps: Mapping[str, CompiledStep], plan: Plan) -> Table:
+    """A step compiled in several ways, side by side."""
+    rows = f"{plan.micro_batch:,} x {plan.sequence_length:,}"
+    title = f"the step, {rows} tokens at a time, without and with Pallas kernels"
+    table = Table("a GPU", *steps, title=title)
+
+    def add(what: str, tell: Callable[[CompiledStep], str]) -> None:
+        table.add_row(what, *map(tell, steps.values()))
+
+    add("GiB of arguments", lambda step: _gib(step.memory.arguments))
+    add("GiB of temporaries", lambda step: _gib(step.memory.temporaries))
+    add("GiB in all", lambda step: _gib(step.memory.total))
+    add("GB moved a step: operands and results of all kernels", lambda step: f"{step.moved_bytes / 1e9:,.1f}")
+    for scope in next(iter(steps.values())).moved_bytes_by_scope:
+        add(f"  {scope}", lambda step, scope=scope: f"{step.moved_bytes_by_scope[scope] / 1e9:,.1f}")
+    add("kernels made by XLA", lambda step: f"{step.num_kernels:,}")
+    add("  that spill, or take scratch or too much LDS", lambda step: f"{len(step.problems):,}")
+    add("s to compile", lambda step: f"{step.compile_seconds:.0f}")
+    return table
 
 
 def found_table(found: Found, plan: Plan) -> Table:
@@ -130,7 +151,7 @@ def _compiled_memory(step: CompiledStep, plan: Plan) -> Table:
     table.add_row("temporaries", _gib(memory.temporaries))
     verdict = "fits" if memory.total <= plan.device_memory else "does not fit"
     table.add_row("sum", f"{_gib(memory.total)} of {_gib(plan.device_memory)}: {verdict}", style="bold")
-    table.add_row("FLOPs of all products a GPU", f"{step.flops:.4g}")
+    table.add_row("FLOPs of products a GPU, without Pallas kernels", f"{step.flops:.4g}")
     for scope, flops in step.flops_by_scope.items():
         table.add_row(f"  {scope}", f"{flops:.4g}")
     table.add_row("GB its kernels read and write", f"{step.moved_bytes / 1e9:,.1f}")

@@ -9,7 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 
-from zaya_jax.plan.hlo import Instruction, Program, Shape
+from zaya_jax.plan.hlo import Instruction, Program, Shape, in_scope
 
 FREE = {
     "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id",
@@ -20,12 +20,13 @@ FREE = {
 SLICES = ("dynamic-slice", "slice", "gather")
 
 
-def moved_bytes(program: Program) -> float:
-    """Bytes that a step moves on one device, to and from memory."""
+def moved_bytes(program: Program, scope: str | None = None) -> float:
+    """Bytes that a step moves on one device, to and from memory: all, or those of a named scope."""
     return math.fsum(
         runs * _moved(program, instruction, program.shapes(name))
         for name, runs in launched(program).items()
         for instruction in program.computations[name]
+        if in_scope(instruction.op_name, scope)
     )
 
 

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.stages import Lowered
 
+from pallas_kernels.choice import platform_of
 from zaya_jax.config import Config
 from zaya_jax.data.batch import Batch
 from zaya_jax.parallel.mesh import by_rows, check_batch_size, data_mesh
@@ -27,7 +28,8 @@ def lower_train_step(devices: Sequence[Any], *, config: Mapping) -> Lowered:
     run = Config.from_dict(dict(config))
     num_microbatches = run.train.num_microbatches
     check_batch_size(run.data.batch_size, num_microbatches, len(devices))
-    rules, mesh = make_rules(run, len(devices)), data_mesh(devices)
+    rules = make_rules(run, len(devices), platform=platform_of(devices[0]))
+    mesh = data_mesh(devices)
     state = abstract_state(run, rules, mesh)
     step: Any = compiled_step(state, rules=rules, mesh=mesh, num_microbatches=num_microbatches)
     batch = jax.tree.map(

@@ -34,6 +34,7 @@ from zaya_jax.train.state import (
     TrainState,
     abstract_state,
     checkpoint_shardings,
+    describe_implementations,
     from_checkpoint,
     init_state,
     make_rules,
@@ -267,6 +268,7 @@ def _introduce(run: _Run, first_step: int, progress: ProgressLine) -> None:
         f"run {config.run_folder} on {run.mesh.size} x {device.device_kind}: "
         f"{config.train.num_steps:,} steps {what}"
     )
+    progress.say(describe_implementations(config))
     if first_step:
         progress.say(f"resuming at step {first_step} from {config.run_folder}/{FOLDER}")
 

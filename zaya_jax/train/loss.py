@@ -1,5 +1,7 @@
 """Cross-entropy of the next token, without ever having all logits.
 
+`cross_entropy` makes them a chunk of tokens at a time, `cross_entropy_kernel` has none in memory.
+
 Letters: P tokens, D model width, V vocabulary, Z tokens of a chunk.
 """
 
@@ -11,6 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels import cross_entropy as kernels
 from zaya_jax.model.products import kernel_gradient
 from zaya_jax.pytree import pytree
 
@@ -85,6 +88,28 @@ def _backward(chunk, z_loss, gradients, grad: Loss):
 
 
 cross_entropy.defvjp(_forward, _backward)
+
+
+def cross_entropy_kernel(
+    x_PD: Float[Array, "P D"],
+    table_VD: Float[Array, "V D"],
+    bias_V: Float[Array, " V"] | None,
+    targets_P: Int[Array, " P"],
+    weights_P: Float[Array, " P"],
+    z_loss: float = 0.0,
+) -> Loss:
+    """`cross_entropy` by a Pallas kernel; its arguments are the same."""
+    objective, logsumexp_P = kernels.cross_entropy(
+        x_PD,
+        table_VD.astype(x_PD.dtype),
+        targets_P,
+        weights_P,
+        bias_V=bias_V,
+        z_loss=z_loss,
+        implementation="pallas",
+    )
+    added = z_loss * jnp.sum(jnp.square(logsumexp_P) * weights_P)
+    return Loss(objective, lax.stop_gradient(objective - added))
 
 
 def _logits(x_ZD: jax.Array, table_VD: jax.Array, bias_V: jax.Array | None) -> jax.Array:

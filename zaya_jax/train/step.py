@@ -35,7 +35,7 @@ from zaya_jax.parallel.mesh import (
     total_of_own,
 )
 from zaya_jax.pytree import pytree
-from zaya_jax.train.loss import cross_entropy
+from zaya_jax.train.loss import cross_entropy, cross_entropy_kernel
 from zaya_jax.train.norms import global_norm, norms_by_group
 from zaya_jax.train.state import Rules, TrainState, layout, shardings
 
@@ -225,16 +225,18 @@ def _forward(
         config, params, bias_LX, rows.tokens_BT, rows.positions_BT, rows.segments_BT
     )
     with jax.named_scope("loss"):
-        loss: Any = cross_entropy(
+        arguments: Any = (
             x_BTD.reshape(-1, x_BTD.shape[-1]),
             params["embedding"]["table"],
             params["head"]["bias"] if config.lm_head_bias else None,
             rows.targets_BT.reshape(-1),
             # Dividing weights rather than gradients saves a pass over these.
             rows.weights_BT.reshape(-1) / num_targets,
-            rules.loss_chunk,
-            rules.z_loss,
         )
+        if rules.loss_implementation == "pallas":
+            loss: Any = cross_entropy_kernel(*arguments, z_loss=rules.z_loss)
+        else:
+            loss = cross_entropy(*arguments, rules.loss_chunk, rules.z_loss)
     num_tokens = jnp.sum(rows.segments_BT != 0, dtype=jnp.float32)
     return loss.objective, Sums(
         loss=loss.cross_entropy * num_targets,
