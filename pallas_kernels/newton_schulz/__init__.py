@@ -3,8 +3,11 @@
 Letters: M matrices, R rows, C columns.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from pallas_kernels.choice import Implementation, choose
 from pallas_kernels.newton_schulz import triton
@@ -48,7 +51,17 @@ def newton_schulz(
         triton.check(x_MRC.dtype.itemsize, blocks)
         if x_MRC.size == 0:
             return x_MRC
-        for step in coefficients:
-            x_MRC = triton.step(x_MRC, step, blocks)
-        return x_MRC
+        steps = functools.partial(_steps, coefficients=coefficients, blocks=blocks)
+        # Interpreted, each program copies its whole operands: there it is a matrix at a time.
+        return lax.platform_dependent(
+            x_MRC, cpu=lambda x_MRC: lax.map(lambda x_RC: steps(x_RC[None])[0], x_MRC), default=steps
+        )
     return newton_schulz_reference(x_MRC, coefficients)
+
+
+def _steps(
+    x_MRC: jax.Array, coefficients: tuple[tuple[float, float, float], ...], blocks: Blocks
+) -> jax.Array:
+    for step in coefficients:
+        x_MRC = triton.step(x_MRC, step, blocks)
+    return x_MRC
