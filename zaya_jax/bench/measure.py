@@ -15,18 +15,22 @@ def seconds(function: Callable[[], Any]) -> float:
     return time.perf_counter() - start
 
 
-def best_seconds(functions: dict[str, Callable[[], Any]], *, rounds: int) -> dict[str, float]:
+def best_seconds(
+    functions: dict[str, Callable[[], Any]], *, rounds: int, settling: float = 0
+) -> dict[str, float]:
     """The best time of each of several functions, called in turn so that they share the machine's moods.
 
     Args:
       functions: by name. Each is called once before, to compile and warm up.
       rounds: how often each is timed.
+      settling: seconds before each call, for the threads of the one before to go to sleep.
     """
     for function in functions.values():
         jax.block_until_ready(function())
     times: dict[str, list[float]] = {name: [] for name in functions}
     for _ in range(rounds):
         for name, function in functions.items():
+            time.sleep(settling)
             times[name].append(seconds(function))
     return {name: min(values) for name, values in times.items()}
 
