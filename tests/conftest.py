@@ -5,7 +5,9 @@ The hook rewrites modules as they are imported, so nothing of ours may be import
 
 import sys
 
+import jax
 import jaxtyping
+import pytest
 
 PACKAGES = ["zaya_jax", "pallas_kernels"]
 
@@ -13,3 +15,14 @@ _early = sorted(name for name in sys.modules if name.partition(".")[0] in PACKAG
 if _early:
     raise ImportError(f"{_early} were imported before the hook that checks their annotations")
 jaxtyping.install_import_hook(PACKAGES, "beartype.beartype")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forget_compiled_functions():
+    """Those of a test file, behind it.
+
+    Each takes some mappings of memory. Linux gives a process 65,530 of them, and the compiler crashes
+    at the next one.
+    """
+    yield
+    jax.clear_caches()

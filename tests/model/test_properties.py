@@ -12,6 +12,7 @@ import pytest
 
 from zaya_jax.config import HYBRID, HYBRID_SLIDING, ModelConfig
 from zaya_jax.model import zaya
+from zaya_jax.model.kernels import with_implementations
 from zaya_jax.model.remat import group_size
 from zaya_jax.model.router import route
 from zaya_jax.model.weights import abstract_variables, count_parameters
@@ -194,7 +195,9 @@ def test_the_scan_is_a_loop_over_layers():
 
     @jit
     def unrolled(params):
-        context = zaya._Context(SLIDING, zaya._rotations(SLIDING, jnp.arange(TIME)[None]), None, None)
+        context = zaya._Context(
+            with_implementations(SLIDING), zaya._rotations(SLIDING, jnp.arange(TIME)[None]), None, None
+        )
         inputs = zaya.layer_inputs(SLIDING, params, bias_LX, 2, None)
         x_BTD = zaya.embed(params["embedding"], tokens_BT)
         state_BTR = jnp.zeros((2, TIME, SLIDING.router_hidden_size))
