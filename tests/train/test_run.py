@@ -166,12 +166,11 @@ def _command(file: pathlib.Path, environment: dict[str, str]) -> dict:
 
 
 def _kill_at(step: int, run_folder: str, command: dict) -> None:
-    """Runs a command until its metrics have a step, and gives it no time to say goodbye."""
-    path = pathlib.Path(run_folder) / METRICS_FILE
+    """Runs a command until its metrics have the whole line of a step, and gives it no time to say goodbye."""
     process = subprocess.Popen(**command)
     deadline = time.monotonic() + LIMIT_SECONDS
     try:
-        while not (path.exists() and f'"step": {step},' in path.read_text()):
+        while _last_step(run_folder) < step:
             assert process.poll() is None, process.stdout.read().decode()
             assert time.monotonic() < deadline, f"step {step} is not reached after {LIMIT_SECONDS} s"
             time.sleep(0.001)
@@ -272,8 +271,9 @@ def test_a_run_killed_in_its_ramp_and_behind_a_border_goes_on(
 
 
 def _last_step(run_folder: str) -> int:
-    lines = (pathlib.Path(run_folder) / METRICS_FILE).read_text().splitlines(keepends=True)
-    return max(json.loads(line)["step"] for line in lines if line.endswith("\n"))
+    path = pathlib.Path(run_folder) / METRICS_FILE
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    return max((json.loads(line)["step"] for line in lines if line.endswith("\n")), default=0)
 
 
 def test_a_run_goes_on_from_its_newest_whole_checkpoint(undisturbed, finished):
