@@ -36,7 +36,7 @@ class OptimizerConfig:
     schedule: Literal["constant", "linear", "cosine", "warmup_stable_decay"] = "cosine"
     learning_rate: float = 6e-4
     final_learning_rate: float = 2e-4
-    warmup_steps: int = 2000
+    warmup_steps: int = 100
     decay_steps: int = 0
     weight_decay: float = 0.1
     momentum: float = 0.95
