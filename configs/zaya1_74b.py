@@ -39,6 +39,7 @@ def get_config() -> ConfigDict:
     config.optimizer.name = "muon"
     config.optimizer.learning_rate = 3e-4
     config.optimizer.final_learning_rate = 3e-5
+    config.optimizer.warmup_steps = 2000
     config.optimizer.newton_schulz_dtype = "bfloat16"
 
     config.train = ConfigDict()

@@ -10,7 +10,7 @@ import optax
 import pytest
 
 from pallas_kernels import choice
-from zaya_jax.config import Config, DataConfig, ModelConfig, TrainConfig
+from zaya_jax.config import Config, DataConfig, ModelConfig
 from zaya_jax.model.cache import empty_cca_state
 from zaya_jax.model.cca import cca_projection, join_projections
 from zaya_jax.model.kernels import project_and_rotate, with_implementations
@@ -35,7 +35,7 @@ SMALL = ModelConfig(
     initializer_range=0.2,
     dtype="float32",
 )
-RUN = Config(model=SMALL, data=DataConfig(sequence_length=32), train=TrainConfig(num_steps=3000))
+RUN = Config(model=SMALL, data=DataConfig(sequence_length=32))
 IN_TRAINING = (
     "attention_implementation",
     "experts_implementation",

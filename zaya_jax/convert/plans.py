@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from zaya_jax.config import Config, DataConfig, ModelConfig, OptimizerConfig, TrainConfig
+from zaya_jax.config import Config, DataConfig, ModelConfig
 from zaya_jax.convert import companions as beside
 from zaya_jax.convert.companions import Companions, as_json
 from zaya_jax.convert.huggingface import config_to_huggingface
@@ -88,8 +88,7 @@ def run_folder_files(
         tokenizer = str((folder / beside.FOLDER / beside.TOKENIZER).absolute())
         length = min(DataConfig.sequence_length, source.config.max_position_embeddings)
         data = DataConfig(tokenizer=tokenizer, source=None, sequence_length=length)
-        warmup = OptimizerConfig(warmup_steps=TrainConfig.num_steps // 10)
-        run = Config(model=source.config, data=data, optimizer=warmup)
+        run = Config(model=source.config, data=data)
     run = dataclasses.replace(run, run_folder=str(folder))
     extra = {f"{beside.FOLDER}/{name}": content for name, content in companions.files.items()}
     return run_files(run, target_dtypes(source, dtype), step=step, extra=extra)

@@ -1,0 +1,35 @@
+"""What a run is: frozen, checked dataclasses built from an `ml_collections.ConfigDict`.
+
+Every rule about a value is here, with a sentence for whoever breaks it. Field names are those of
+Hugging Face's `ZayaConfig` where the concept is the same. Nothing here imports jax.
+
+Each section has a file of its name. `rules` holds what they check with, `run` the whole with the rules
+between sections, and `files` where a config is found.
+"""
+
+from zaya_jax.config.balancing import BalancingConfig
+from zaya_jax.config.data import DataConfig, MixtureConfig
+from zaya_jax.config.files import CONFIG_FILE, find_config
+from zaya_jax.config.model import HYBRID, HYBRID_SLIDING, ModelConfig
+from zaya_jax.config.optimizer import OptimizerConfig
+from zaya_jax.config.phases import PhaseConfig, in_phase
+from zaya_jax.config.run import Config, Phase, differences
+from zaya_jax.config.train import TrainConfig
+
+__all__ = [
+    "CONFIG_FILE",
+    "HYBRID",
+    "HYBRID_SLIDING",
+    "BalancingConfig",
+    "Config",
+    "DataConfig",
+    "MixtureConfig",
+    "ModelConfig",
+    "OptimizerConfig",
+    "Phase",
+    "PhaseConfig",
+    "TrainConfig",
+    "differences",
+    "find_config",
+    "in_phase",
+]

@@ -1,0 +1,161 @@
+"""The section `model`: the network."""
+
+import dataclasses
+from typing import Literal
+
+from zaya_jax.config.rules import require, require_choices, require_positive
+from zaya_jax.fields import build
+
+HYBRID = "hybrid"
+HYBRID_SLIDING = "hybrid_sliding"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """The network. Defaults are ZAYA1-8B's ([8B] Table I).
+
+    Attributes:
+      vocab_size: V, rows of the tied embedding.
+      hidden_size: D, width of the residual stream.
+      num_hidden_layers: L, layers of one attention and one mixture-of-experts block each.
+      num_attention_heads: N, query heads.
+      num_key_value_heads: K, key and value heads; even, or the head width is: half of the value
+        channels come from the previous token.
+      head_dim: H, width of a head.
+      cca_time0: taps of the depthwise convolution over time.
+      cca_time1: taps of the per-head convolution over time.
+      layer_pattern: kinds of layers, repeated over the depth: "hybrid" attends to all earlier
+        tokens, "hybrid_sliding" to the last `sliding_window`.
+      sliding_window: tokens a sliding layer attends to, the current one included.
+      rope_theta: base of the rotary embedding of "hybrid" layers.
+      sliding_rope_theta: the same for "hybrid_sliding" layers.
+      partial_rotary_factor: share of each head that is rotated.
+      moe_intermediate_size: F, width of an expert.
+      num_experts: E, experts a layer, without the skip class.
+      router: "mlp" is ZAYA1's; "linear" is the plain router it is compared with.
+      router_hidden_size: R, width of the router's state.
+      skip_class: what a token gets that chooses the skip class: "zero" (Hugging Face) or
+        "identity", the router's probability times the block's normalised input (ZAYA1-base).
+      rms_norm_eps: added to the mean square in every RMSNorm.
+      initializer_range: standard deviation of the initial weights.
+      lm_head_bias: adds a bias to the tied head.
+      max_position_embeddings: the longest sequence that the model is meant for.
+      dtype: type of activations and matrix products; parameters and the stream are float32.
+      remat: what the backward pass recomputes. "none": nothing. "products": all but plain matrix
+        products, attention and experts, whose results are kept. "attention_and_experts": keeps of
+        each layer the results of attention and of the experts' products alone. "block": keeps the
+        stream before each attention and each block of experts. "layer": keeps the stream before each
+        layer. "group": keeps the stream before each group of about sqrt(num_hidden_layers) layers, and
+        computes each layer twice more: for the streams within the group, and for its own backward pass.
+        Each keeps less than the one before and computes more.
+      implementation: of every operation of the run that has a kernel and is not named in a field of
+        its own, loss and optimiser among them: "pallas" is the kernel, "xla" what XLA makes of plain
+        operations. None takes what `pallas_kernels/choice.py` says is best on the platform.
+      attention_implementation: in training. Two forms of "xla" can be named: "full" makes all scores of
+        a layer at once, "blockwise" those of a pair of blocks at a time; it takes the latter for
+        sequences of 1,024 tokens or more. This and the fields below: None is as `implementation` says.
+      decode_implementation: of a new token's attention to the cache.
+      experts_implementation: two forms of "xla" can be named: "blocked", which it takes on CPUs, and
+        "ragged_dot".
+      residual_implementation: of the step from attention to experts, where the stream is merged and
+        normed; the kernel does both in one pass.
+      cca_implementation: of the step from latents to queries and keys, with both convolutions; the kernel
+        does all of it in one pass.
+    """
+
+    vocab_size: int = 262_272
+    hidden_size: int = 2048
+    num_hidden_layers: int = 40
+    num_attention_heads: int = 8
+    num_key_value_heads: int = 2
+    head_dim: int = 128
+    cca_time0: int = 2
+    cca_time1: int = 2
+    layer_pattern: tuple[str, ...] = (HYBRID,)
+    sliding_window: int | None = None
+    rope_theta: float = 5_000_000.0
+    sliding_rope_theta: float = 10_000.0
+    partial_rotary_factor: float = 0.5
+    moe_intermediate_size: int = 2048
+    num_experts: int = 16
+    router: Literal["mlp", "linear"] = "mlp"
+    router_hidden_size: int = 256
+    skip_class: Literal["zero", "identity"] = "zero"
+    rms_norm_eps: float = 1e-5
+    initializer_range: float = 0.02
+    lm_head_bias: bool = False
+    max_position_embeddings: int = 131_072
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    remat: Literal["none", "products", "attention_and_experts", "block", "layer", "group"] = "none"
+    implementation: Literal["xla", "pallas"] | None = None
+    attention_implementation: Literal["full", "blockwise", "xla", "pallas"] | None = None
+    decode_implementation: Literal["xla", "pallas"] | None = None
+    experts_implementation: Literal["blocked", "ragged_dot", "xla", "pallas"] | None = None
+    residual_implementation: Literal["xla", "pallas"] | None = None
+    cca_implementation: Literal["xla", "pallas"] | None = None
+
+    def __post_init__(self):
+        require_choices("model", self)
+        require_positive(
+            "model", self, "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads",
+            "num_key_value_heads", "head_dim", "cca_time0", "cca_time1", "rope_theta", "sliding_rope_theta",
+            "moe_intermediate_size", "num_experts", "router_hidden_size", "initializer_range",
+            "max_position_embeddings",
+        )  # fmt: skip
+        require(
+            self.num_attention_heads % self.num_key_value_heads == 0,
+            f"model.num_attention_heads is {self.num_attention_heads}; it must be a multiple of "
+            f"model.num_key_value_heads, {self.num_key_value_heads}",
+        )
+        require(
+            self.num_key_value_heads * self.head_dim % 2 == 0,
+            f"model.num_key_value_heads x model.head_dim is {self.num_key_value_heads} x {self.head_dim}; it "
+            "must be even, because half of the value channels come from the previous token",
+        )
+        rotary = self.head_dim * self.partial_rotary_factor
+        require(
+            0 < self.partial_rotary_factor <= 1 and rotary == int(rotary) and rotary % 2 == 0,
+            f"model.partial_rotary_factor is {self.partial_rotary_factor}; with model.head_dim "
+            f"{self.head_dim} it must rotate an even number of channels, from 2 to {self.head_dim}",
+        )
+        self._check_pattern()
+
+    def _check_pattern(self) -> None:
+        require(len(self.layer_pattern) > 0, f'model.layer_pattern is empty; ("{HYBRID}",) is the plain one')
+        for kind in self.layer_pattern:
+            require(
+                kind in (HYBRID, HYBRID_SLIDING),
+                f'model.layer_pattern has "{kind}"; its entries must be "{HYBRID}" or "{HYBRID_SLIDING}"',
+            )
+        if HYBRID_SLIDING in self.layer_pattern:
+            require(
+                self.sliding_window is not None and self.sliding_window > 0,
+                f'model.sliding_window is {self.sliding_window}; with "{HYBRID_SLIDING}" layers it must be '
+                "the number of tokens they attend to, the current one included",
+            )
+
+    @classmethod
+    def from_dict(cls, values: dict) -> "ModelConfig":
+        """Builds and checks a network's config from plain values, as `Config.from_dict` does."""
+        return build(cls, values, "model")
+
+    @property
+    def layer_types(self) -> tuple[str, ...]:
+        """The kind of each layer, [L]."""
+        period = len(self.layer_pattern)
+        return tuple(self.layer_pattern[i % period] for i in range(self.num_hidden_layers))
+
+    @property
+    def rotary_dim(self) -> int:
+        """Channels of a head that are rotated."""
+        return int(self.head_dim * self.partial_rotary_factor)
+
+    @property
+    def num_router_classes(self) -> int:
+        """Experts and the skip class."""
+        return self.num_experts + 1
+
+    @property
+    def conv_tail(self) -> int:
+        """Earlier tokens that both convolutions together look back on."""
+        return self.cca_time0 + self.cca_time1 - 2

@@ -1,0 +1,159 @@
+"""A whole run: its sections, the rules between them, and its phases resolved."""
+
+import dataclasses
+import functools
+import json
+
+from ml_collections import ConfigDict
+
+from zaya_jax.config.balancing import BalancingConfig
+from zaya_jax.config.data import DataConfig
+from zaya_jax.config.model import ModelConfig
+from zaya_jax.config.optimizer import OptimizerConfig
+from zaya_jax.config.phases import SECTIONS, PhaseConfig, in_phase, merge, num_steps
+from zaya_jax.config.rules import require, require_different
+from zaya_jax.config.train import TrainConfig
+from zaya_jax.fields import build, convert, flatten, to_plain
+
+
+@dataclasses.dataclass(frozen=True)
+class Phase:
+    """A part of a run, resolved.
+
+    Attributes:
+      name: of the phase.
+      first_step: steps of the run before it.
+      config: the run's, with what the phase sets; `train.num_steps` are the phase's own.
+    """
+
+    name: str
+    first_step: int
+    config: "Config"
+
+    @property
+    def end(self) -> int:
+        """Steps of the run when the phase is done."""
+        return self.first_step + self.config.train.num_steps
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """A whole run.
+
+    Attributes:
+      run_folder: where the run keeps its config, metrics and checkpoints.
+      model: the network.
+      data: its tokens.
+      optimizer: how weights move.
+      balancing: how router biases move.
+      train: the run around the step.
+      phases: the parts of the run, one after the other; without any, the run is one phase of
+        `train.num_steps`.
+    """
+
+    run_folder: str = "runs/unnamed"
+    model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
+    data: DataConfig = dataclasses.field(default_factory=DataConfig)
+    optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
+    balancing: BalancingConfig = dataclasses.field(default_factory=BalancingConfig)
+    train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
+    phases: tuple[PhaseConfig, ...] = ()
+
+    def __post_init__(self):
+        require(self.run_folder != "", "run_folder is empty; it must name the folder of the run")
+        if self.phases:
+            self._check_phases()
+        else:
+            self._check_phase()
+
+    def _check_phases(self) -> None:
+        require_different("phases", [phase.name for phase in self.phases])
+        total = self.resolved_phases[-1].end
+        require(
+            self.train.num_steps == total,
+            f"train.num_steps is {self.train.num_steps}, and the phases have {total} steps in all; it "
+            "must be the same, or be left out",
+        )
+
+    def _check_phase(self) -> None:
+        require(
+            self.data.sequence_length <= self.model.max_position_embeddings,
+            f"data.sequence_length is {self.data.sequence_length}; model.max_position_embeddings allows "
+            f"{self.model.max_position_embeddings}",
+        )
+        require(
+            self.data.batch_size % self.train.num_microbatches == 0,
+            f"data.batch_size is {self.data.batch_size}; it must be a multiple of train.num_microbatches, "
+            f"{self.train.num_microbatches}",
+        )
+        steps = self.train.num_steps
+        require(
+            self.optimizer.warmup_steps < steps,
+            f"optimizer.warmup_steps is {self.optimizer.warmup_steps}; it must be below train.num_steps, "
+            f"{steps}",
+        )
+        require(
+            self.optimizer.warmup_steps + self.optimizer.decay_steps <= steps,
+            f"optimizer.warmup_steps + decay_steps is {self.optimizer.warmup_steps} + "
+            f"{self.optimizer.decay_steps}; together they must be at most train.num_steps, {steps}",
+        )
+        require(
+            self.data.ramp_steps < steps,
+            f"data.batch_ramp has {self.data.ramp_steps} steps; it must end before train.num_steps, {steps}",
+        )
+
+    @functools.cached_property
+    def resolved_phases(self) -> tuple[Phase, ...]:
+        """The phases as whole configs; a run without phases is one phase without a name."""
+        if not self.phases:
+            return (Phase("", 0, self),)
+        values, resolved, step = dataclasses.asdict(self), [], 0
+        for phase in self.phases:
+            resolved.append(Phase(phase.name, step, _resolve(values, phase)))
+            step = resolved[-1].end
+        return tuple(resolved)
+
+    def phase_at(self, step: int) -> Phase:
+        """The phase that makes step `step`, counted from 1; the first and last go on outside."""
+        return next((phase for phase in self.resolved_phases if step <= phase.end), self.resolved_phases[-1])
+
+    @classmethod
+    def from_dict(cls, values: ConfigDict | dict) -> "Config":
+        """Builds and checks a config from the `ConfigDict` of a config file.
+
+        Raises:
+          ValueError: for an unknown field, a value of the wrong type, or a value that cannot be.
+        """
+        plain = to_plain(values)
+        if plain.get("phases") and all(isinstance(plain.get(name, {}), dict) for name in SECTIONS):
+            phases = convert(tuple[PhaseConfig, ...], plain["phases"], "phases")
+            total = sum(num_steps(plain, phase) for phase in phases)
+            plain = plain | {"train": {"num_steps": total} | plain.get("train", {})}
+        return build(cls, plain, "")
+
+    def to_text(self) -> str:
+        """The resolved config as JSON, one field a line: what a run folder keeps."""
+        return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
+
+    @classmethod
+    def from_text(cls, text: str) -> "Config":
+        """Reads what `to_text` wrote."""
+        return cls.from_dict(json.loads(text))
+
+
+def _resolve(values: dict, phase: PhaseConfig) -> Config:
+    """The config of a phase, from the values around it."""
+    merged = merge(values, phase)
+    merged["train"]["num_steps"] = num_steps(values, phase)
+    with in_phase(phase.name):
+        return build(Config, merged, "")
+
+
+def differences(ours: Config, theirs: Config) -> list[str]:
+    """Fields in which two configs differ, as "section.field: theirs -> ours"."""
+    new, old = dict(flatten(ours)), dict(flatten(theirs))
+    return [
+        f"{name}: {old.get(name)} -> {new.get(name)}"
+        for name in dict.fromkeys((*new, *old))
+        if new.get(name) != old.get(name)
+    ]

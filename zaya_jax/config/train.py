@@ -1,0 +1,62 @@
+"""The section `train`: the run around the step."""
+
+import dataclasses
+from typing import Literal
+
+from zaya_jax.config.rules import require, require_choices, require_positive, require_seed
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """The run around the step.
+
+    Attributes:
+      num_steps: optimiser steps; of a run with phases, those of all phases together.
+      num_microbatches: parts that a step's batch is cut into, to save memory; a smaller batch of a
+        ramp is cut into fewer.
+      gradient_dtype: in which gradients are added up over microbatches and devices. "bfloat16"
+        halves what is sent and kept; scales and biases stay float32.
+      loss_chunk: tokens of a device whose logits exist at the same time; the kernel has none in memory.
+      loss_implementation: of the head and its cross-entropy; None is as `ModelConfig.implementation` says.
+      z_loss: weight of the squared log of the softmax's denominator, which keeps logits from
+        drifting (PaLM, arXiv 2204.02311 section 5); 0 is off.
+      seed: of the initial weights and of everything random later.
+      log_every: steps between two lines of metrics.
+      eval_every: steps between two held-out losses; there is always one at the end.
+      eval_sequences: held-out sequences that are scored; None scores all.
+      checkpoint_every: steps between two checkpoints; there is always one at the end.
+      keep_checkpoints: how many of the newest checkpoints stay.
+      sample_tokens: length of the sample at the end of the run; 0 for none.
+      init_from: a run folder whose newest weights this run starts from; None starts from random ones.
+    """
+
+    num_steps: int = 1000
+    num_microbatches: int = 1
+    gradient_dtype: Literal["float32", "bfloat16"] = "float32"
+    loss_chunk: int = 4096
+    loss_implementation: Literal["xla", "pallas"] | None = None
+    z_loss: float = 0.0
+    seed: int = 0
+    log_every: int = 10
+    eval_every: int = 500
+    eval_sequences: int | None = None
+    checkpoint_every: int = 500
+    keep_checkpoints: int = 2
+    sample_tokens: int = 256
+    init_from: str | None = None
+
+    def __post_init__(self):
+        require_choices("train", self)
+        require(self.z_loss >= 0, f"train.z_loss is {self.z_loss}; it must be 0 (off) or above")
+        require_positive(
+            "train", self, "num_steps", "num_microbatches", "loss_chunk", "log_every", "eval_every",
+            "checkpoint_every", "keep_checkpoints",
+        )  # fmt: skip
+        require_seed("train", self.seed)
+        require(
+            self.sample_tokens >= 0, f"train.sample_tokens is {self.sample_tokens}; it must be 0 or above"
+        )
+        require(
+            self.eval_sequences is None or self.eval_sequences > 0,
+            f"train.eval_sequences is {self.eval_sequences}; it must be above 0, or None for all",
+        )
