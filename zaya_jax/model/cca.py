@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.cpu import apart
 from zaya_jax.model.norms import l2_norm
 from zaya_jax.model.products import product
 from zaya_jax.model.remat import KEPT
@@ -150,9 +151,7 @@ def _convolve(
     latent_BSC = jnp.concatenate([tail_BWC.astype(dtype), latent_BTC], axis=1)
     kernel_IC, bias_C = depthwise["kernel"].astype(dtype), depthwise["bias"].astype(dtype)
     taps = taps_over_time(latent_BSC, kernel_IC.shape[0], segments_BS, fill=jnp.zeros((), dtype))
-    depthwise_BSC = bias_C
-    for kernel_C, tap_BSC in zip(kernel_IC, taps, strict=True):
-        depthwise_BSC = depthwise_BSC + kernel_C * tap_BSC
+    depthwise_BSC = apart(_weighted_sum, kernel_IC, bias_C, taps)  # each entry is read by several taps
     taps = taps_over_time(depthwise_BSC, num_taps, segments_BS, fill=bias_C)
     # Heads lead and taps lie side by side: the convolution is one batch of matrix products.
     taps_APX = jnp.concatenate(
@@ -162,6 +161,12 @@ def _convolve(
     mixed_APH = checkpoint_name(product(taps_APX, kernel_AXH, dtype=jnp.float32), KEPT)
     mixed_BTAH = mixed_APH.transpose(1, 0, 2).reshape(batch, time, heads, width)
     return mixed_BTAH + grouped["bias"].reshape(heads, width)
+
+
+def _weighted_sum(kernel_IC: jax.Array, bias_C: jax.Array, taps: list[jax.Array]) -> jax.Array:
+    for kernel_C, tap_BSC in zip(kernel_IC, taps, strict=True):
+        bias_C = bias_C + kernel_C * tap_BSC
+    return bias_C
 
 
 def taps_over_time(

@@ -8,8 +8,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, Float
+
+from pallas_kernels.cpu import transposed_product
 
 
 def product(
@@ -40,29 +41,7 @@ def _backward(dtype, saved, grad):
     del dtype
     x, kernel = saved
     grad_x = jnp.matmul(grad, kernel.mT).astype(x.dtype)
-    return grad_x, kernel_gradient(x, grad).astype(kernel.dtype)
+    return grad_x, transposed_product(x, grad).astype(kernel.dtype)
 
 
 _product.defvjp(_forward, _backward)
-
-
-def kernel_gradient(
-    x: Float[Array, "*A P D"], grad: Float[Array, "*A P F"], *, dtype: Any = None
-) -> Float[Array, "*A D F"]:
-    """`x^T @ grad`, the sum over rows that a kernel's gradient is.
-
-    On CPUs the transpose is written out: left to itself, XLA transposes too, but for a slower routine.
-
-    Args:
-      x: the product's input.
-      grad: the gradient of its output.
-      dtype: of the sum; None for that of the factors.
-    """
-    multiply = functools.partial(jnp.matmul, preferred_element_type=dtype)
-    # The barriers keep XLA from folding this transpose, or the result's, back into the product.
-    return lax.platform_dependent(
-        x,
-        grad,
-        cpu=lambda x, grad: lax.optimization_barrier(multiply(lax.optimization_barrier(x.mT), grad)),
-        default=lambda x, grad: multiply(x.mT, grad),
-    )

@@ -14,7 +14,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels import cross_entropy as kernels
-from zaya_jax.model.products import kernel_gradient
+from pallas_kernels.cpu import transposed_product
 from zaya_jax.pytree import pytree
 
 
@@ -69,7 +69,7 @@ def _forward(x_PD, table_VD, bias_V, targets_P, weights_P, chunk, z_loss):
         loss, grad_ZV = _chunk_loss(_logits(x_ZD, table_VD, bias_V), targets_Z, weights_Z, z_loss)
         grad_bias_V = None if bias_V is None else grad_ZV.sum(axis=0)
         grad_ZV = grad_ZV.astype(x_ZD.dtype)
-        grad_table_VD = kernel_gradient(x_ZD, grad_ZV, dtype=jnp.float32).T
+        grad_table_VD = transposed_product(x_ZD, grad_ZV, dtype=jnp.float32).T
         return jax.tree.map(jnp.add, totals, (loss, grad_table_VD, grad_bias_V)), grad_ZV @ table_VD.astype(
             x_ZD.dtype
         )

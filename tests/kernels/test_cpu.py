@@ -1,0 +1,58 @@
+"""What is compiled apart computes the same, and is a function of its own on CPUs alone."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels.cpu import apart, transposed_product
+
+
+def _normalised(x):
+    return x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True))
+
+
+def _through(call):
+    return lambda x, y: jnp.sum(jnp.sin(call(lambda x, y: _normalised(x) * y["scale"], x, y)))
+
+
+def _compiled(function, *arguments):
+    return jax.jit(function).lower(*arguments).compile().as_text()
+
+
+def test_values_and_gradients_are_the_function_s():
+    arguments = jnp.linspace(-1, 1, 12).reshape(3, 4), {"scale": jnp.arange(4.0)}
+    ours, plain = (_through(call) for call in (apart, lambda function, *rest: function(*rest)))
+    for argument in (0, 1):
+        chex.assert_trees_all_close(
+            jax.jit(jax.value_and_grad(ours, argument))(*arguments),
+            jax.jit(jax.value_and_grad(plain, argument))(*arguments),
+            rtol=1e-6,
+        )
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="looks at a program for CPUs")
+def test_on_a_cpu_it_is_not_fused_with_its_reader():
+    x = jnp.ones((64, 32))
+    assert " call(" in _compiled(lambda x: apart(_normalised, x).T + 1, x)
+    assert " call(" not in _compiled(lambda x: _normalised(x).T + 1, x)
+
+
+@pytest.mark.parametrize("platform", ["cuda", "rocm"])
+def test_on_other_platforms_it_is_the_plain_function(platform):
+    def lowered(function):
+        return jax.jit(function).trace(jnp.ones((8, 4))).lower(lowering_platforms=(platform,)).as_text()
+
+    for function in (lambda x: apart(_normalised, x), lambda x: transposed_product(x, x)):
+        assert "inlineable" not in lowered(function)
+        assert "optimization_barrier" not in lowered(function)
+
+
+@pytest.mark.parametrize("shape", [(5, 3), (1, 1), (3, 7, 6)])
+def test_the_transposed_product_sums_over_rows(shape):
+    x = np.random.default_rng(0).standard_normal(shape)
+    y = np.random.default_rng(1).standard_normal((*shape[:-1], 4))
+    out = jax.jit(transposed_product)(jnp.float32(x), jnp.float32(y))
+    np.testing.assert_allclose(out, np.einsum("...pd,...pf->...df", x, y), rtol=1e-5, atol=1e-6)
+    assert transposed_product(jnp.bfloat16(x), jnp.bfloat16(y), dtype=jnp.float32).dtype == jnp.float32
