@@ -1,6 +1,6 @@
 """Product of contiguous groups of rows with one matrix a group: the experts of a mixture.
 
-Letters: P rows, E groups (experts), D contracted width, F output width.
+Letters: P rows, E groups (experts), M matrices of a stack, D contracted width, F output width.
 """
 
 from typing import Any, Literal, get_args
@@ -23,7 +23,8 @@ def grouped_matmul(
     weights_EDF: jax.Array,
     group_sizes_E: jax.Array,
     *,
-    first_matrix: jax.Array | int | None = None,
+    stack_MDF: jax.Array | None = None,
+    first_matrix: jax.Array | int = 0,
     implementation: Implementation | None = None,
     blocks: Blocks = kernels.BLOCKS,
 ) -> jax.Array:
@@ -37,9 +38,10 @@ def grouped_matmul(
       rows_PD: rows sorted by group.
       weights_EDF: a matrix a group, in the dtype of the rows.
       group_sizes_E: int32, their sum at most P; a group may be empty.
-      first_matrix: where the groups' matrices begin in `weights_EDF`, which may then hold more of them:
-        the experts of one layer among those of all. "blocked" reads them in place; "ragged_dot"
-        takes a slice.
+      stack_MDF: the weights once more, among others: the experts of one layer among those of all.
+        "blocked" and "pallas" read them there, in place, so that a compiled program need not make
+        `weights_EDF`, which alone take the gradient.
+      first_matrix: where the groups' matrices begin in the stack.
       implementation: "ragged_dot" is `jax.lax.ragged_dot`, a grouped GEMM of the vendor's library
         on GPUs and a masked dense product of E times the work on CPUs. "blocked" loops over blocks
         of rows of one group, for CPUs. "xla" is "blocked" on CPUs and "ragged_dot" elsewhere. "pallas"
@@ -52,9 +54,7 @@ def grouped_matmul(
     Raises:
       ValueError: if shapes, dtypes or settings do not go together, or the implementation is unknown.
     """
-    _check(rows_PD, weights_EDF, group_sizes_E, first_matrix)
-    first = jnp.asarray(0 if first_matrix is None else first_matrix, jnp.int32)
-    operands = (rows_PD, weights_EDF, group_sizes_E, first)
+    operands = _operands(rows_PD, weights_EDF, group_sizes_E, stack_MDF, first_matrix)
     chosen = _chosen("grouped_matmul", implementation)
     if chosen == "ragged_dot":
         return _ragged_dot(*operands)
@@ -71,7 +71,8 @@ def grouped_swiglu(
     weights_EDQ: jax.Array,
     group_sizes_E: jax.Array,
     *,
-    first_matrix: jax.Array | int | None = None,
+    stack_MDQ: jax.Array | None = None,
+    first_matrix: jax.Array | int = 0,
     implementation: Implementation | None = None,
     blocks: Blocks = kernels.BLOCKS,
 ) -> jax.Array:
@@ -84,7 +85,8 @@ def grouped_swiglu(
       rows_PD: rows sorted by group.
       weights_EDQ: a matrix a group, Q = 2*F columns: gate's first, then up's.
       group_sizes_E: as for `grouped_matmul`, and so are the other arguments.
-      first_matrix: where the groups' matrices begin.
+      stack_MDQ: the weights once more, among others.
+      first_matrix: where the groups' matrices begin in the stack.
       implementation: of the product; of all but "pallas" the activation is a step of its own.
       blocks: settings of the kernel.
 
@@ -94,16 +96,15 @@ def grouped_swiglu(
     Raises:
       ValueError: as `grouped_matmul`, and if Q is odd.
     """
-    _check(rows_PD, weights_EDQ, group_sizes_E, first_matrix)
+    operands = _operands(rows_PD, weights_EDQ, group_sizes_E, stack_MDQ, first_matrix)
     if weights_EDQ.shape[2] % 2:
         raise ValueError(f"weights {weights_EDQ.shape}: gate and up must have the same width, so Q be even")
     chosen = _chosen("grouped_swiglu", implementation)
     if chosen == "pallas":
         triton.check(rows_PD.dtype.itemsize, blocks)
-        first = jnp.asarray(0 if first_matrix is None else first_matrix, jnp.int32)
-        return kernels.swiglu(rows_PD, weights_EDQ, group_sizes_E, first, blocks)
+        return kernels.swiglu(*operands, blocks)
     gate_up_PQ = grouped_matmul(
-        rows_PD, weights_EDQ, group_sizes_E, first_matrix=first_matrix, implementation=chosen
+        *operands[:3], stack_MDF=operands[3], first_matrix=first_matrix, implementation=chosen
     )
     gate_PF, up_PF = jnp.split(gate_up_PQ, 2, axis=1)
     return jax.nn.silu(gate_PF) * up_PF
@@ -121,27 +122,49 @@ def _chosen(operation: str, implementation: str | None) -> Any:
 
 
 def _ragged_dot(
-    rows_PD: jax.Array, weights_EDF: jax.Array, group_sizes_E: jax.Array, first: jax.Array
+    rows_PD: jax.Array, weights_EDF: jax.Array, group_sizes_E: jax.Array, *of_the_stack: jax.Array
 ) -> jax.Array:
-    if group_sizes_E.shape[0] != weights_EDF.shape[0]:
-        weights_EDF = lax.dynamic_slice_in_dim(weights_EDF, first, group_sizes_E.shape[0])
+    del of_the_stack
     return lax.ragged_dot(rows_PD, weights_EDF, group_sizes_E)
 
 
-def _check(
+def _operands(
     rows_PD: jax.Array,
     weights_EDF: jax.Array,
     group_sizes_E: jax.Array,
-    first_matrix: jax.Array | int | None,
-) -> None:
+    stack_MDF: jax.Array | None,
+    first_matrix: jax.Array | int,
+) -> tuple[jax.Array, ...]:
+    """What all implementations take; without a stack, the weights are one."""
+    _check(rows_PD, weights_EDF, group_sizes_E)
+    if stack_MDF is None:
+        if not isinstance(first_matrix, int) or first_matrix != 0:
+            raise ValueError(f"first_matrix is {first_matrix}, but there is no stack in which it counts")
+        stack_MDF = weights_EDF
+    elif stack_MDF.ndim != 3 or not _fits(stack_MDF, weights_EDF):
+        raise ValueError(
+            f"stack {stack_MDF.shape} {stack_MDF.dtype}, weights {weights_EDF.shape} {weights_EDF.dtype}: "
+            "the stack must hold all the weights, and matrices of their shape and dtype alone"
+        )
+    first = jnp.asarray(first_matrix, jnp.int32)
+    return rows_PD, weights_EDF, group_sizes_E, lax.stop_gradient(stack_MDF), first
+
+
+def _fits(stack_MDF: jax.Array, weights_EDF: jax.Array) -> bool:
+    groups, *matrix = weights_EDF.shape
+    return (
+        stack_MDF.shape[0] >= groups
+        and list(stack_MDF.shape[1:]) == matrix
+        and stack_MDF.dtype == weights_EDF.dtype
+    )
+
+
+def _check(rows_PD: jax.Array, weights_EDF: jax.Array, group_sizes_E: jax.Array) -> None:
     shapes = f"rows {rows_PD.shape}, weights {weights_EDF.shape}, group sizes {group_sizes_E.shape}"
     if rows_PD.ndim != 2 or weights_EDF.ndim != 3 or group_sizes_E.ndim != 1:
         raise ValueError(f"{shapes}: they must be [P, D], [E, D, F] and [E]")
-    groups, matrices = group_sizes_E.shape[0], weights_EDF.shape[0]
-    if groups > matrices or (first_matrix is None and groups != matrices):
-        raise ValueError(
-            f"{shapes}: there must be a matrix for each group, and no other without first_matrix"
-        )
+    if group_sizes_E.shape[0] != weights_EDF.shape[0]:
+        raise ValueError(f"{shapes}: there must be a matrix for each group, and no other")
     if rows_PD.shape[1] != weights_EDF.shape[1]:
         raise ValueError(f"{shapes}: rows and weights must share their width D")
     if rows_PD.dtype != weights_EDF.dtype:

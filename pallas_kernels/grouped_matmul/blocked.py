@@ -14,6 +14,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from pallas_kernels.cpu import transposed_product
+
 BLOCK_ROWS = 512
 """Enough rows for a product to reach nine tenths of a CPU's peak; its weights are read once a block."""
 ROUNDING = 64
@@ -22,27 +24,28 @@ ROUNDING = 64
 
 @jax.custom_vjp
 def grouped_matmul_blocked(
-    rows_PD: jax.Array, weights_EDF: jax.Array, group_sizes_E: jax.Array, first_matrix: jax.Array
+    rows_PD: jax.Array,
+    weights_EDF: jax.Array,
+    group_sizes_E: jax.Array,
+    stack_MDF: jax.Array,
+    first_matrix: jax.Array,
 ) -> jax.Array:
-    """See `grouped_matmul`."""
-    return _product(rows_PD, weights_EDF, group_sizes_E, first_matrix, lambda block, weights: block @ weights)
+    """See `grouped_matmul`. Reads the stack; the weights take the gradient."""
+    del weights_EDF
+    return _product(rows_PD, group_sizes_E, stack_MDF, first_matrix, lambda block, weights: block @ weights)
 
 
-def _forward(rows_PD, weights_EDF, group_sizes_E, first_matrix):
-    out_PF = grouped_matmul_blocked(rows_PD, weights_EDF, group_sizes_E, first_matrix)
-    return out_PF, (rows_PD, weights_EDF, group_sizes_E, first_matrix)
+def _forward(rows_PD, weights_EDF, group_sizes_E, stack_MDF, first_matrix):
+    arguments = rows_PD, weights_EDF, group_sizes_E, stack_MDF, first_matrix
+    return grouped_matmul_blocked(*arguments), (rows_PD, *arguments[2:])
 
 
 def _backward(saved, grad_PF):
-    rows_PD, weights_EDF, group_sizes_E, first_matrix = saved
+    rows_PD, group_sizes_E, stack_MDF, first_matrix = saved
     grad_rows_PD = _product(
-        grad_PF, weights_EDF, group_sizes_E, first_matrix, lambda block, weights: block @ weights.T
+        grad_PF, group_sizes_E, stack_MDF, first_matrix, lambda block, weights: block @ weights.T
     )
-    grad_weights_EDF = _weights_gradient(rows_PD, grad_PF, group_sizes_E)
-    if grad_weights_EDF.shape != weights_EDF.shape:
-        everyone = jnp.zeros_like(weights_EDF)
-        grad_weights_EDF = lax.dynamic_update_slice_in_dim(everyone, grad_weights_EDF, first_matrix, axis=0)
-    return grad_rows_PD, grad_weights_EDF, None, None
+    return grad_rows_PD, _weights_gradient(rows_PD, grad_PF, group_sizes_E), None, None, None
 
 
 grouped_matmul_blocked.defvjp(_forward, _backward)
@@ -108,25 +111,23 @@ def _start(first: jax.Array, size: int, num_rows: int) -> jax.Array:
 
 def _product(
     rows_PX: jax.Array,
-    weights_EDF: jax.Array,
     group_sizes_E: jax.Array,
+    stack_MDF: jax.Array,
     first_matrix: jax.Array,
     multiply: Callable,
 ) -> jax.Array:
     """Runs `multiply(block, weights_DF)` over all blocks, into zeros."""
     if rows_PX.shape[0] == 1:  # a decoding step: no loop
-        matrix = lax.dynamic_index_in_dim(
-            weights_EDF, first_matrix + jnp.argmax(group_sizes_E), keepdims=False
-        )
+        matrix = lax.dynamic_index_in_dim(stack_MDF, first_matrix + jnp.argmax(group_sizes_E), keepdims=False)
         return jnp.where(group_sizes_E.sum() > 0, multiply(rows_PX, matrix), 0)
-    out = jax.eval_shape(multiply, rows_PX, weights_EDF[0])
+    out = jax.eval_shape(multiply, rows_PX, stack_MDF[0])
     out_PY = jnp.zeros(out.shape, out.dtype)
     for blocks in _cut(group_sizes_E, rows_PX.shape[0]) if rows_PX.shape[0] else ():
 
         def step(i, out_PY, blocks=blocks):
             rows = lax.dynamic_slice_in_dim(rows_PX, blocks.start[i], blocks.size)
             matrix = first_matrix + blocks.group[i]
-            product = multiply(rows, lax.dynamic_index_in_dim(weights_EDF, matrix, keepdims=False))
+            product = multiply(rows, lax.dynamic_index_in_dim(stack_MDF, matrix, keepdims=False))
             before = lax.dynamic_slice_in_dim(out_PY, blocks.start[i], blocks.size)
             product = jnp.where(blocks.mask(i), product, before)
             return lax.dynamic_update_slice_in_dim(out_PY, product, blocks.start[i], axis=0)
@@ -148,8 +149,7 @@ def _weights_gradient(rows_PD: jax.Array, grad_PF: jax.Array, group_sizes_E: jax
                 for x in (rows_PD, grad_PF)
             )
             group = blocks.group[i]
-            # Left to itself, XLA gives a product with a transposed left side to a slower routine.
-            sum_DF = lax.optimization_barrier(rows.T) @ grads
+            sum_DF = transposed_product(rows, grads)
             if blocks.whole:  # not the group's first one here
                 sum_DF = sum_DF + lax.dynamic_index_in_dim(sums_EDF, group, keepdims=False)
             return lax.dynamic_update_index_in_dim(sums_EDF, sum_DF, group, axis=0)

@@ -196,7 +196,11 @@ def test_the_scan_is_a_loop_over_layers():
     @jit
     def unrolled(params):
         context = zaya._Context(
-            with_implementations(SLIDING), zaya._rotations(SLIDING, jnp.arange(TIME)[None]), None, None
+            with_implementations(SLIDING),
+            zaya._rotations(SLIDING, jnp.arange(TIME)[None]),
+            None,
+            None,
+            zaya.stacked_experts(SLIDING, params),
         )
         inputs = zaya.layer_inputs(SLIDING, params, bias_LX, 2, None)
         x_BTD = zaya.embed(params["embedding"], tokens_BT)
@@ -244,7 +248,7 @@ def moe_block(config, *, skip_bias):
     def run(params):
         inputs = zaya.layer_inputs(config, params, bias_LX, 2, None)
         layer = jax.tree.map(lambda leaf: leaf[0], inputs)
-        context = zaya._Context(config, (), None, None)
+        context = zaya._Context(config, (), None, None, zaya.stacked_experts(config, params))
         return zaya._experts(context, layer, x_BTD, jnp.zeros((2, TIME, config.router_hidden_size)))
 
     return x_BTD, *run(variables["params"])

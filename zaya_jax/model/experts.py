@@ -5,6 +5,7 @@ Letters: B batch, T time, P = B*T rows, D model width, E experts, F expert width
 
 import functools
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +22,7 @@ def apply_experts(
     probs_P: Float[Array, " P"],
     weights: Mapping,
     *,
+    stacked: Mapping | None = None,
     layer: Int[Array, ""] | None = None,
     implementation: Implementation | None = None,
 ) -> Float[Array, "P D"]:
@@ -30,32 +32,51 @@ def apply_experts(
       x_PD: the block's normalised input.
       experts_P: the chosen class of each row, 0..E.
       probs_P: the router's probability of that class, float32.
-      weights: of the block's "experts": gate_up_proj [E, D, Q, F] and down_proj [E, F, D], or, where
-        `layer` says which is meant, those of all layers with their leading axis L. A few tokens
-        then read the experts that they chose and no other.
-      layer: number of the layer.
+      weights: of the block's "experts": gate_up_proj [E, D, Q, F] and down_proj [E, F, D].
+      stacked: those of all layers, with their leading axis L, and no gradient: read in place where the
+        implementation can, so that no slice of them is copied, and a few tokens read the experts
+        that they chose and no other.
+      layer: number of the layer among them.
       implementation: of the grouped products, by the names that `grouped_matmul` has.
     """
-    gate_up, down = (weights[name].astype(x_PD.dtype) for name in ("gate_up_proj", "down_proj"))
-    num_experts, expert_width, width = down.shape[-3:]
-    first_matrix = None if layer is None else layer * num_experts
-    order_P = jnp.argsort(experts_P, stable=True)
-    rank_P = jnp.argsort(order_P)
-    sizes_E = expert_counts(experts_P, num_experts)
+    gate_up_EDG, down_EFD = _matrices(weights, x_PD.dtype)
+    gate_up_MDG, down_MFD = (None, None) if stacked is None else _matrices(stacked, x_PD.dtype)
+    first_matrix = 0 if layer is None else layer * down_EFD.shape[0]
+    order_P, rank_P = _sort(experts_P)
+    sizes_E = expert_counts(experts_P, down_EFD.shape[0])
     multiply = functools.partial(grouped_matmul, first_matrix=first_matrix, implementation=implementation)
     sorted_PD = permute(x_PD, order_P, rank_P)
     weights_P = permute(probs_P, order_P, rank_P)
-    gate_up = gate_up.reshape(-1, width, 2 * expert_width)
     if implementation == "pallas":
         hidden_PF = grouped_swiglu(
-            sorted_PD, gate_up, sizes_E, first_matrix=first_matrix, implementation=implementation
+            sorted_PD,
+            gate_up_EDG,
+            sizes_E,
+            stack_MDQ=gate_up_MDG,
+            first_matrix=first_matrix,
+            implementation=implementation,
         )
         hidden_PF = (weights_P[:, None] * hidden_PF).astype(hidden_PF.dtype)
     else:
-        hidden_PG = checkpoint_name(multiply(sorted_PD, gate_up, sizes_E), KEPT)
-        hidden_PF = weighted_swiglu(hidden_PG, weights_P)
-    out_PD = multiply(hidden_PF, down.reshape(-1, expert_width, width), sizes_E)
+        hidden_PG = multiply(sorted_PD, gate_up_EDG, sizes_E, stack_MDF=gate_up_MDG)
+        hidden_PF = weighted_swiglu(checkpoint_name(hidden_PG, KEPT), weights_P)
+    out_PD = multiply(hidden_PF, down_EFD, sizes_E, stack_MDF=down_MFD)
     return checkpoint_name(permute(out_PD, rank_P, order_P), KEPT)
+
+
+def _matrices(weights: Mapping, dtype: Any) -> tuple[jax.Array, jax.Array]:
+    """Gate and up side by side, and down, with all leading axes as one."""
+    gate_up, down = (weights[name].astype(dtype) for name in ("gate_up_proj", "down_proj"))
+    expert_width, width = down.shape[-2:]
+    return gate_up.reshape(-1, width, 2 * expert_width), down.reshape(-1, expert_width, width)
+
+
+def _sort(experts_P: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Which row comes at each place, by expert, and which place each row gets."""
+    order_P = jnp.argsort(experts_P, stable=True)
+    places_P = jnp.arange(order_P.shape[0], dtype=order_P.dtype)
+    rank_P = jnp.zeros_like(order_P).at[order_P].set(places_P, unique_indices=True)
+    return checkpoint_name(order_P, KEPT), checkpoint_name(rank_P, KEPT)
 
 
 @jax.custom_vjp
@@ -80,8 +101,12 @@ def _weighted_swiglu_backward(saved, grad_PF):
     sigmoid_PF = jax.nn.sigmoid(gate_PF)
     grad_weights_P = jnp.sum(grad_PF * (gate_PF * sigmoid_PF * up_PF), axis=-1, dtype=weights_P.dtype)
     grad_PF = (grad_PF * weights_P[:, None]).astype(grad_PF.dtype)
-    grad_gate_PF = grad_PF * up_PF * sigmoid_PF * (1 + gate_PF * (1 - sigmoid_PF))
-    return jnp.concatenate([grad_gate_PF, grad_PF * gate_PF * sigmoid_PF], axis=-1), grad_weights_P
+    # One expression for both halves: one loop writes them, where a concatenation would copy them.
+    is_gate_21 = (jnp.arange(2) == 0)[:, None]
+    gate_P1F, up_P1F, sigmoid_P1F = (x[:, None] for x in (gate_PF, up_PF, sigmoid_PF))
+    slope_P2F = jnp.where(is_gate_21, up_P1F * (1 + gate_P1F * (1 - sigmoid_P1F)), gate_P1F)
+    grad_P2F = slope_P2F * (grad_PF * sigmoid_PF)[:, None]
+    return grad_P2F.reshape(gate_up_PG.shape).astype(gate_up_PG.dtype), grad_weights_P
 
 
 weighted_swiglu.defvjp(_weighted_swiglu_forward, _weighted_swiglu_backward)

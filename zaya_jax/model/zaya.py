@@ -239,7 +239,7 @@ def layers(
         _rotations(config, positions_BT),
         segments_BT,
         cache,
-        experts=None if cache is None else params["layers"]["experts"],
+        stacked_experts(config, params),
     )
     pool = None if cache is None else cache.pool
 
@@ -256,13 +256,22 @@ def layers(
     return x_BTD, router, cache
 
 
+def stacked_experts(config: ModelConfig, params: Mapping) -> dict:
+    """The experts of all layers in the type of products, for layers that read their own in place.
+
+    Without gradient: each layer's goes to its slice, and no sum of whole stacks is made.
+    """
+    experts = dict(params["layers"]["experts"])
+    return {name: jax.lax.stop_gradient(x).astype(config.dtype) for name, x in experts.items()}
+
+
 @pytree
 class LayerInput:
     """What differs from layer to layer; stacked along L it is what the scan runs over."""
 
     number: Int[Array, "*L"]
     weights: dict
-    """Of the layer; without "experts" when decoding."""
+    """Of the layer."""
     eda_scale_R: Float[Array, "*L R"]
     """Zeros in the first layer, which has no state to average in."""
     router_bias_X: Float[Array, "*L X"]
@@ -281,8 +290,8 @@ class _Context:
     rotations: tuple[Rotation, ...]
     segments_BT: jax.Array | None
     cache: Cache | None
-    experts: Mapping | None = None
-    """Of all layers, when decoding: a scan would copy all experts of a layer to reach one of them."""
+    experts: Mapping
+    """Of all layers: a scan would copy all experts of a layer to reach them."""
 
 
 def layer_inputs(
@@ -298,8 +307,6 @@ def layer_inputs(
     cca = cache.cca if cache is not None else empty_cca_state(config, batch_size)
     attention = join_projections(params["layers"]["attention"])
     weights = dict(params["layers"]) | {"router": router, "attention": attention}
-    if cache is not None:
-        weights.pop("experts")
     return LayerInput(
         number=jnp.arange(num_layers),
         weights=weights,
@@ -417,8 +424,9 @@ def _experts(
         x_BTD.reshape(-1, x_BTD.shape[-1]),
         routing.experts_BT.reshape(-1),
         routing.weights_BT.reshape(-1),
-        layer.weights["experts"] if context.experts is None else context.experts,
-        layer=None if context.experts is None else layer.number,
+        layer.weights["experts"],
+        stacked=context.experts,
+        layer=layer.number,
         implementation=config.experts_implementation,
     )
     out_BTD = out_PD.reshape(x_BTD.shape)
