@@ -77,13 +77,13 @@ def run() -> None:
 def report(steps: list[StepMemory]) -> None:
     """Prints a table of the steps, and why some of them did not run."""
     table = Table(
-        "tokens a chunk",
-        "temporaries, GiB",
-        "all logits, GiB",
-        "state and batch, GiB",
-        "process before the step, GiB",
-        "added by the step at most, GiB",
-        title="the train step on this CPU: as compiled, and as it ran",
+        "chunk",
+        "temporaries",
+        "all logits",
+        "state and batch",
+        "process before",
+        "step adds",
+        title="GiB of a train step on this CPU, by tokens a chunk: as compiled, and the most as it ran",
     )
     for step in steps:
         sizes = (step.temporaries, step.logits, step.arguments, step.resident, step.added)
