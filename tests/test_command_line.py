@@ -193,6 +193,7 @@ MISTAKES = (
     Mistake("unknown benchmark", "bench speed", "argument what: invalid choice: 'speed'"),
     Mistake("no rounds", "bench balancing --rounds 0", "--rounds is 0; it must be at least 1"),
     Mistake("rounds of what has none", "bench experts --rounds 3", "--rounds is 3; experts is done once, leave it out"),
+    Mistake("rounds of a step's memory", "bench loss-memory --rounds 3", "--rounds is 3; loss-memory is done once, leave it out"),
 )  # fmt: skip
 
 

@@ -2,7 +2,15 @@
 
 from collections.abc import Sequence
 
-from zaya_jax.bench import balancing, experts, kernels, optimizer_share, optimizers, torch_comparison
+from zaya_jax.bench import (
+    balancing,
+    experts,
+    kernels,
+    loss_memory,
+    optimizer_share,
+    optimizers,
+    torch_comparison,
+)
 from zaya_jax.options import Parser
 
 REPEATED = {
@@ -11,7 +19,7 @@ REPEATED = {
     "kernels": kernels.run,
     "optimizer-share": optimizer_share.run,
 }
-ONCE = {"experts": experts.run, "optimizers": optimizers.run}
+ONCE = {"experts": experts.run, "loss-memory": loss_memory.run, "optimizers": optimizers.run}
 ROUNDS = 5
 
 
@@ -21,9 +29,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         "bench",
         "Measures. torch: train step, forward and decode against transformers' ZayaForCausalLM. "
         "experts: memory and operations of the expert dispatch. kernels: each Pallas "
-        "kernel against XLA and others, on fresh data. optimizers: loss curves of Muon and of "
-        "AdamW alone. optimizer-share: what the optimiser takes of a step on 8 devices. balancing: how soon "
-        "each rule evens out the experts' load; a picture.",
+        "kernel against XLA and others, on fresh data. loss-memory: what a step takes with all logits at "
+        "once and in chunks. optimizers: loss curves of Muon and of AdamW alone. optimizer-share: what "
+        "the optimiser takes of a step on 8 devices. balancing: how soon each rule evens out the "
+        "experts' load; a picture.",
         ("zaya bench torch", "zaya bench torch --rounds 10", "zaya bench experts", "zaya bench balancing"),
     )
     parser.add_argument("what", choices=[*REPEATED, *ONCE], help="what to measure")
@@ -31,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--rounds",
         type=int,
         help=f"timings, the best counts; of balancing: routers, the slowest counts (default: {ROUNDS}). "
-        f"{' and '.join(ONCE)} have none",
+        f"{', '.join(ONCE)} have none",
     )
     options = parser.parse_args(argv)
     if options.what in ONCE:
