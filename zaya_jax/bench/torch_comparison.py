@@ -1,8 +1,15 @@
-"""`zaya bench torch`: this model against Hugging Face's, same weights, same machine, same minute."""
+"""`zaya bench torch`: this model against Hugging Face's, same weights, same machine, same minute.
+
+Inference and training run one after the other in processes of their own, each as `zaya generate` and
+`zaya train` set theirs up; in each, both sides take turns.
+"""
 
 import dataclasses
 import importlib.util
+import json
 import math
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -58,6 +65,18 @@ class _Row:
     theirs: Callable[[], Any]
 
 
+@dataclasses.dataclass(frozen=True)
+class _Measured:
+    """A row's tokens a second, and their useful operations as shares of the ceiling."""
+
+    name: str
+    aim: str
+    ours: float
+    theirs: float
+    our_share: float
+    their_share: float
+
+
 def run(*, rounds: int) -> None:
     """Prints tokens a second of both, their ratio, and the share of this machine's matmul ceiling.
 
@@ -69,29 +88,63 @@ def run(*, rounds: int) -> None:
             raise ValueError(
                 f"{package} is not installed; the comparison needs it: pip install 'zaya_jax[test]'"
             )
-    reuse_host_memory()  # of both sides: they share the process
-    theirs = _huggingface_model()
-    tensors = {name: tensor.numpy() for name, tensor in theirs.state_dict().items()}
-    variables = jax.device_put(variables_from_huggingface(MODEL, tensors))
     console = Console(soft_wrap=True, highlight=False)
     console.print(
         f"{count_parameters(MODEL):,} parameters, float32, batch {BATCH} x {LENGTH}, AdamW on both sides; "
         f"best of {rounds}, in turn"
     )
-    rows = (_forward(theirs, variables), _decode(theirs, variables), _train(theirs, variables))
-    ceiling = matmul_ceiling(rounds=rounds)
     table = Table(
         "what", "ours, tokens/s", "transformers", "ratio", "aim", "ours of ceiling", "theirs of ceiling"
     )
-    for row in rows:
-        calls = {"ours": row.ours, "theirs": row.theirs}
-        times = best_seconds(calls, rounds=rounds, settling=SETTLING_SECONDS)
-        ours, other = row.tokens / times["ours"], row.tokens / times["theirs"]
-        shares = [f"{rate * row.flops_per_token / ceiling:.1%}" for rate in (ours, other)]
-        table.add_row(row.name, f"{ours:,.1f}", f"{other:,.1f}", f"{ours / other:.2f}x", row.aim, *shares)
+    ceilings, differences = [], []
+    for part in PARTS:
+        rows, ceiling, difference = _in_its_process(part, rounds)
+        ceilings.append(ceiling)
+        differences.append(difference)
+        for row in rows:
+            table.add_row(
+                row.name,
+                f"{row.ours:,.1f}",
+                f"{row.theirs:,.1f}",
+                f"{row.ours / row.theirs:.2f}x",
+                row.aim,
+                f"{row.our_share:.1%}",
+                f"{row.their_share:.1%}",
+            )
     console.print(table)
-    console.print(f"ceiling: {ceiling / 1e9:,.0f} GFLOP/s, a float32 product of 2048 x 2048 in this run")
-    console.print(f"logits differ by {_difference(theirs, variables):.1e} of the largest")
+    of_parts = " and ".join(f"{ceiling / 1e9:,.0f}" for ceiling in ceilings)
+    console.print(
+        f"ceiling: {of_parts} GFLOP/s, a float32 product of 2048 x 2048 beside {' and '.join(PARTS)}"
+    )
+    console.print(f"logits differ by {max(differences):.1e} of the largest")
+
+
+def _in_its_process(part: str, rounds: int) -> tuple[list[_Measured], float, float]:
+    command = [sys.executable, "-m", __name__, part, str(rounds)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    rows, ceiling, difference = json.loads(done.stdout.splitlines()[-1])
+    return [_Measured(**row) for row in rows], ceiling, difference
+
+
+def measure(part: str, rounds: int) -> tuple[list[_Measured], float, float]:
+    """A part's rows, the ceiling in FLOP/s, and the largest difference of logits relative to the largest."""
+    if part == "training":
+        reuse_host_memory()  # of both sides: they share the process
+    theirs = _huggingface_model()
+    tensors = {name: tensor.numpy() for name, tensor in theirs.state_dict().items()}
+    variables = jax.device_put(variables_from_huggingface(MODEL, tensors))
+    rows = [make_row(theirs, variables) for make_row in PARTS[part]]
+    ceiling = matmul_ceiling(rounds=rounds)
+    measured = [_measure_row(row, ceiling, rounds) for row in rows]
+    return measured, ceiling, _difference(theirs, variables)
+
+
+def _measure_row(row: _Row, ceiling: float, rounds: int) -> _Measured:
+    calls = {"ours": row.ours, "theirs": row.theirs}
+    times = best_seconds(calls, rounds=rounds, settling=SETTLING_SECONDS)
+    ours, theirs = (row.tokens / times[side] for side in ("ours", "theirs"))
+    our_share, their_share = (rate * row.flops_per_token / ceiling for rate in (ours, theirs))
+    return _Measured(row.name, row.aim, ours, theirs, our_share, their_share)
 
 
 def _huggingface_model() -> Any:
@@ -186,7 +239,7 @@ def _train(theirs: Any, variables: Any) -> _Row:
 
 
 def _difference(theirs: Any, variables: Any) -> float:
-    """Largest difference of logits, relative to the largest; both after the training above, undone."""
+    """Largest difference of logits, relative to the largest, with the weights that theirs has by now."""
     import torch
 
     tokens = _tokens((2, 32))
@@ -195,3 +248,10 @@ def _difference(theirs: Any, variables: Any) -> float:
     with torch.no_grad():
         expected = theirs.eval()(torch.from_numpy(tokens)).logits.numpy()
     return float(np.abs(np.asarray(out.logits_BTV) - expected).max() / np.abs(expected).max())
+
+
+PARTS = {"inference": (_forward, _decode), "training": (_train,)}
+
+if __name__ == "__main__":
+    rows, *figures = measure(sys.argv[1], int(sys.argv[2]))
+    print(json.dumps([[dataclasses.asdict(row) for row in rows], *figures]))
