@@ -29,7 +29,7 @@ The logits of 512 tokens are 8 times as large as the embedding, its gradient or 
 products with it are 1.6 TFLOP a step, and 32 times as much at ZAYA1-8B's width.
 """
 CHUNKS = (TOKENS, 2048, 512)
-SHARE = 0.5
+SHARE = 0.85
 """Of the available memory, which a step may take. Others use some while it runs, and where there is none
 left, Linux ends a process."""
 GIB = 2**30
