@@ -239,7 +239,7 @@ def layers(
         _rotations(config, positions_BT),
         segments_BT,
         cache,
-        stacked_experts(config, params),
+        stacked_experts(config, params, decodes=cache is not None),
     )
     pool = None if cache is None else cache.pool
 
@@ -256,11 +256,15 @@ def layers(
     return x_BTD, router, cache
 
 
-def stacked_experts(config: ModelConfig, params: Mapping) -> dict:
+def stacked_experts(config: ModelConfig, params: Mapping, *, decodes: bool = False) -> dict | None:
     """The experts of all layers in the type of products, for layers that read their own in place.
 
-    Without gradient: each layer's goes to its slice, and no sum of whole stacks is made.
+    Without gradient: each layer's goes to its slice, and no sum of whole stacks is made. A kernel takes
+    the slice, but where it decodes: the compiled program, from which `zaya plan` counts the bytes that
+    a step moves, does not tell that a kernel reads only a part of what it is given.
     """
+    if config.experts_implementation == "pallas" and not decodes:
+        return None
     experts = dict(params["layers"]["experts"])
     return {name: jax.lax.stop_gradient(x).astype(config.dtype) for name, x in experts.items()}
 
@@ -290,7 +294,7 @@ class _Context:
     rotations: tuple[Rotation, ...]
     segments_BT: jax.Array | None
     cache: Cache | None
-    experts: Mapping
+    experts: Mapping | None
     """Of all layers: a scan would copy all experts of a layer to reach them."""
 
 
@@ -426,7 +430,7 @@ def _experts(
         routing.weights_BT.reshape(-1),
         layer.weights["experts"],
         stacked=context.experts,
-        layer=layer.number,
+        layer=None if context.experts is None else layer.number,
         implementation=config.experts_implementation,
     )
     out_BTD = out_PD.reshape(x_BTD.shape)
