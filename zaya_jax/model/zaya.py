@@ -265,7 +265,7 @@ def stacked_experts(config: ModelConfig, params: Mapping, *, decodes: bool = Fal
     """
     if config.experts_implementation == "pallas" and not decodes:
         return None
-    experts = dict(params["layers"]["experts"])
+    experts = params["layers"]["experts"]
     return {name: jax.lax.stop_gradient(x).astype(config.dtype) for name, x in experts.items()}
 
 
@@ -295,7 +295,7 @@ class _Context:
     segments_BT: jax.Array | None
     cache: Cache | None
     experts: Mapping | None
-    """Of all layers: a scan would copy all experts of a layer to reach them."""
+    """Of all layers: a scan would copy all experts of a layer to reach them. None: from the slices."""
 
 
 def layer_inputs(
