@@ -14,10 +14,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels.cpu import transposed_product
+from pallas_kernels.cpu import row_product, transposed_product
 
 BLOCK_ROWS = 512
 """Enough rows for a product to reach nine tenths of a CPU's peak; its weights are read once a block."""
+ROWS_ALONE = 64
+"""So few rows are multiplied one after the other, each with its own reading of the weights."""
 ROUNDING = 64
 """Rows that the last block of a group is rounded up to a multiple of."""
 
@@ -32,6 +34,8 @@ def grouped_matmul_blocked(
 ) -> jax.Array:
     """See `grouped_matmul`. Reads the stack; the weights take the gradient."""
     del weights_EDF
+    if 0 < rows_PD.shape[0] <= ROWS_ALONE:
+        return _row_by_row(rows_PD, group_sizes_E, stack_MDF, first_matrix)
     return _product(rows_PD, group_sizes_E, stack_MDF, first_matrix, lambda block, weights: block @ weights)
 
 
@@ -117,9 +121,6 @@ def _product(
     multiply: Callable,
 ) -> jax.Array:
     """Runs `multiply(block, weights_DF)` over all blocks, into zeros."""
-    if rows_PX.shape[0] == 1:  # a decoding step: no loop
-        matrix = lax.dynamic_index_in_dim(stack_MDF, first_matrix + jnp.argmax(group_sizes_E), keepdims=False)
-        return jnp.where(group_sizes_E.sum() > 0, multiply(rows_PX, matrix), 0)
     out = jax.eval_shape(multiply, rows_PX, stack_MDF[0])
     out_PY = jnp.zeros(out.shape, out.dtype)
     for blocks in _cut(group_sizes_E, rows_PX.shape[0]) if rows_PX.shape[0] else ():
@@ -134,6 +135,21 @@ def _product(
 
         out_PY = lax.fori_loop(0, blocks.num, step, out_PY)
     return out_PY
+
+
+def _row_by_row(
+    rows_PD: jax.Array, group_sizes_E: jax.Array, stack_MDF: jax.Array, first_matrix: jax.Array
+) -> jax.Array:
+    """The product of so few rows that no block of them would keep a core from waiting for weights."""
+    num_rows = rows_PD.shape[0]
+    group_P, _ = _repeat(group_sizes_E, num_rows)
+
+    def of_row(i: jax.Array) -> jax.Array:
+        row = lax.dynamic_slice_in_dim(rows_PD, i, 1)
+        return row_product(row, stack_MDF, first_matrix + group_P[i])[0]
+
+    index_P = jnp.arange(num_rows)
+    return jnp.where(index_P[:, None] < group_sizes_E.sum(), lax.map(of_row, index_P), 0)
 
 
 def _weights_gradient(rows_PD: jax.Array, grad_PF: jax.Array, group_sizes_E: jax.Array) -> jax.Array:

@@ -1,12 +1,14 @@
 """What is compiled apart computes the same, and is a function of its own on CPUs alone."""
 
+import re
+
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.cpu import apart, transposed_product
+from pallas_kernels.cpu import apart, row_product, transposed_product
 
 
 def _normalised(x):
@@ -43,7 +45,12 @@ def test_on_other_platforms_it_is_the_plain_function(platform):
     def lowered(function):
         return jax.jit(function).trace(jnp.ones((8, 4))).lower(lowering_platforms=(platform,)).as_text()
 
-    for function in (lambda x: apart(_normalised, x), lambda x: transposed_product(x, x)):
+    stack = jnp.ones((3, 4, 4096))
+    for function in (
+        lambda x: apart(_normalised, x),
+        lambda x: transposed_product(x, x),
+        lambda x: row_product(x[:1], stack, 2),
+    ):
         assert "inlineable" not in lowered(function)
         assert "optimization_barrier" not in lowered(function)
 
@@ -55,3 +62,32 @@ def test_the_transposed_product_sums_over_rows(shape):
     out = jax.jit(transposed_product)(jnp.float32(x), jnp.float32(y))
     np.testing.assert_allclose(out, np.einsum("...pd,...pf->...df", x, y), rtol=1e-5, atol=1e-6)
     assert transposed_product(jnp.bfloat16(x), jnp.bfloat16(y), dtype=jnp.float32).dtype == jnp.float32
+
+
+# Read in place, and by a product: a width that is no multiple of 16, and a small matrix.
+@pytest.mark.parametrize("shape", [(3, 128, 160), (3, 2, 64, 128), (3, 1008, 17), (3, 120, 160), (3, 16, 4)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_row_s_product_is_that_of_its_matrix(shape, dtype):
+    stack = jnp.asarray(np.random.default_rng(0).standard_normal(shape), dtype)
+    x = jnp.asarray(np.random.default_rng(1).standard_normal((*shape[1:-2], 1, shape[-2])), dtype)
+    for number in (0, 2):
+        expected = np.float64(x) @ np.float64(stack[number])
+        # Sums of up to 1,008 products of standard normals, in float32; then one rounding to 8 bits.
+        tolerance = 1e-5 if dtype == "float32" else 2**-8
+        out = jax.jit(row_product)(x, stack, jnp.int32(number))
+        assert out.dtype == dtype
+        np.testing.assert_allclose(np.float64(out), expected, rtol=tolerance, atol=32 * tolerance)
+        exact = jax.jit(row_product, static_argnames="dtype")(x, stack, number, dtype="float32")
+        np.testing.assert_allclose(exact, expected, rtol=1e-5, atol=32e-5)
+
+
+def test_on_a_cpu_a_row_s_product_copies_no_matrix():
+    def through_all(x, stack):
+        return jax.lax.scan(lambda x, i: (jnp.tanh(row_product(x, stack, i)), None), x, jnp.arange(5))[0]
+
+    x, stack = jax.device_put((jnp.ones((1, 192)), jnp.ones((5, 192, 192))), jax.devices("cpu")[0])
+    text = _compiled(through_all, x, stack)
+    assert re.findall(r"f32\[5,192,192\]", text)
+    # Inside a fusion the rows have no memory: an instruction outside of one that gives the matrix does.
+    outside = [part for part in text.split("\n\n") if not part.lstrip("%").startswith("fused_computation")]
+    assert not re.findall(r" = f32\[(?:1,)?192,192\]", "\n".join(outside))

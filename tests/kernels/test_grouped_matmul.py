@@ -12,7 +12,7 @@ import pytest
 from jax.extend.core import jaxprs_in_params
 
 from pallas_kernels.grouped_matmul import grouped_matmul
-from pallas_kernels.grouped_matmul.blocked import BLOCK_ROWS
+from pallas_kernels.grouped_matmul.blocked import BLOCK_ROWS, ROWS_ALONE
 from pallas_kernels.grouped_matmul.reference import grouped_matmul_reference
 
 BLOCK = BLOCK_ROWS
@@ -28,6 +28,8 @@ CASES = {
     "no row in any group": (FEW, [0, 0, 0, 0]),
     "one row": (1, [0, 0, 1, 0]),
     "no rows": (0, [0, 0, 0, 0]),
+    "as many rows as go one by one": (ROWS_ALONE, [ROWS_ALONE - 9, 0, 0, 7]),
+    "one row more": (ROWS_ALONE + 1, [3, 0, ROWS_ALONE - 3, 0]),
     "one row more than a block": (BLOCK + 1, [1, 0, BLOCK, 0]),
     "groups of whole blocks": (MANY, [BLOCK, 2 * BLOCK, 0, 40]),
     "many blocks, no boundary on a multiple": (MANY, [BLOCK - 1, 0, 2 * BLOCK + 5, 36]),

@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from zaya_jax.model.products import product
+from zaya_jax.model.products import InStack, product
 from zaya_jax.model.remat import REMAT_POLICIES
 
 SHAPES = [((5, 3), (3, 4)), ((1, 8), (8, 1)), ((256, 64), (64, 32)), ((3, 7, 6), (3, 6, 2))]
@@ -45,3 +45,12 @@ def test_a_policy_that_keeps_products_computes_none_twice():
 def _num_products(loss, *arguments) -> int:
     lowered = jax.jit(jax.value_and_grad(loss, argnums=(0, 1))).lower(*arguments)
     return lowered.as_text().count("stablehlo.dot_general")
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+def test_a_matrix_left_in_its_stack_is_the_layer_s(rows):
+    stack = jax.random.normal(jax.random.key(0), (3, 4, 32, 64))
+    x = jax.random.normal(jax.random.key(1), (rows, 128))
+    kernel = InStack(stack, jnp.int32(2)).reshape(-1, 64).astype("float32")
+    assert kernel.shape == (128, 64)
+    chex.assert_trees_all_close(product(x, kernel), x @ stack[2].reshape(-1, 64), rtol=1e-5, atol=1e-5)

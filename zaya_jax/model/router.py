@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from zaya_jax.model.norms import rms_norm
-from zaya_jax.model.products import product
+from zaya_jax.model.products import InStack, product
 from zaya_jax.pytree import pytree
 
 
@@ -67,7 +67,7 @@ def route(
     return Routing(experts_BT, weights_BT, probs_BTX, state_BTR)
 
 
-def _project(x: jax.Array, kernel: jax.Array) -> jax.Array:
+def _project(x: jax.Array, kernel: jax.Array | InStack) -> jax.Array:
     out_PX = product(x.reshape(-1, x.shape[-1]), kernel.astype(x.dtype), dtype=jnp.float32)
     return out_PX.reshape(*x.shape[:-1], -1)
 

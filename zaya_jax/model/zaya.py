@@ -39,7 +39,7 @@ from zaya_jax.model.kernels import (
     with_implementations,
 )
 from zaya_jax.model.norms import rms_norm
-from zaya_jax.model.products import product
+from zaya_jax.model.products import InStack, product
 from zaya_jax.model.remat import STREAM, scan_layers
 from zaya_jax.model.residual import merge_residual
 from zaya_jax.model.rope import Rotation, apply_rope, rope_table
@@ -245,15 +245,30 @@ def layers(
 
     def step(carry, layer):
         x_BTD, state_BTR, pool = carry
+        if decodes_in_jax:
+            layer = dataclasses.replace(layer, weights=_left_in_stacks(inputs.weights, layer))
         x_BTD, routing, cca, pool = decoder_layer(context, layer, x_BTD, state_BTR, pool)
         return (x_BTD, routing.state_BTR, pool), (_router_stats(routing, segments_BT), cca)
 
     inputs = layer_inputs(config, params, router_bias_LX, batch, cache)
+    decodes_in_jax = cache is not None and config.cca_implementation != "pallas"  # a kernel takes arrays
     remat = config.remat if cache is None else "none"
     (x_BTD, _, pool), (router, cca) = scan_layers(step, (x_BTD, state_BTR, pool), inputs, remat=remat)
     if cache is not None and pool is not None:
         cache = dataclasses.replace(cache, pool=pool, cca=cca, length=cache.length + time, empty=False)
     return x_BTD, router, cache
+
+
+def _left_in_stacks(stacks: Mapping, layer: "LayerInput") -> dict:
+    """A layer's weights, with the matrices of attention and router `InStack`."""
+
+    def leave(path: tuple, stack: jax.Array, own: jax.Array) -> jax.Array | InStack:
+        is_in_product = own.ndim >= 2 and path[0].key != "conv_depthwise"
+        return InStack(stack, layer.number) if is_in_product else own
+
+    names = ("attention", "router")
+    left = {name: jax.tree.map_with_path(leave, stacks[name], layer.weights[name]) for name in names}
+    return layer.weights | left
 
 
 def stacked_experts(config: ModelConfig, params: Mapping, *, decodes: bool = False) -> dict | None:
