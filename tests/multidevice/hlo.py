@@ -36,7 +36,7 @@ def matrix_product_flops(text, *, scope):
     shapes = {name: result[0] for name, result, _, _ in instructions(text) if result}
     total = 0
     for _, result, operation, rest in instructions(text):
-        if operation != "dot" or f"/{scope}/" not in rest:
+        if operation != "dot" or not re.search(rf'["/]{scope}/', rest):
             continue
         left = shapes[re.findall(r"%?([\w.-]+)", re.sub(r"[a-z]+\d*\[[^%]*?%", "%", rest))[0]]
         contracted = re.search(r"lhs_contracting_dims=\{([\d,]+)\}", rest)

@@ -3,11 +3,14 @@
 Letters: B batch, T query time, S key time, N query heads, K key/value heads, G = N/K, H head width.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int
 
+from pallas_kernels.cpu import apart
 from zaya_jax.model.remat import KEPT
 
 
@@ -92,18 +95,26 @@ def _attend_backward(saved, grad_BTNH):
     q_BTNH, k_BSKH, v_BSKH, mask_BTS, out_BTNH, logsumexp_BKGT = saved
     q_BKGTH, grad_BKGTH, out_BKGTH = (_group(x, k_BSKH.shape[2]) for x in (q_BTNH, grad_BTNH, out_BTNH))
     probs_BKGTS = jnp.exp(_scores(q_BKGTH, k_BSKH, mask_BTS) - logsumexp_BKGT[..., None])
-    grad_v_BSKH = jnp.einsum("bkgts,bkgth->bskh", probs_BKGTS.astype(v_BSKH.dtype), grad_BKGTH)
-    grad_probs_BKGTS = jnp.einsum("bkgth,bskh->bkgts", grad_BKGTH, v_BSKH, preferred_element_type=jnp.float32)
+    grad_v_BSKH = _sum_over_queries(probs_BKGTS.astype(v_BSKH.dtype), grad_BKGTH)
+    product = functools.partial(jnp.einsum, "bkgth,bskh->bkgts", preferred_element_type=jnp.float32)
+    grad_probs_BKGTS = apart(product, grad_BKGTH, v_BSKH)
     # What the softmax's normalisation takes off: sum over s of probs * grad_probs.
     shared_BKGT = jnp.sum(grad_BKGTH.astype(jnp.float32) * out_BKGTH.astype(jnp.float32), axis=-1)
     grad_scores_BKGTS = probs_BKGTS * (grad_probs_BKGTS - shared_BKGT[..., None]) * q_BTNH.shape[-1] ** -0.5
     grad_scores_BKGTS = jnp.where(mask_BTS[:, None, None], grad_scores_BKGTS, 0).astype(q_BTNH.dtype)
     grad_q_BKGTH = jnp.einsum("bkgts,bskh->bkgth", grad_scores_BKGTS, k_BSKH)
-    grad_k_BSKH = jnp.einsum("bkgts,bkgth->bskh", grad_scores_BKGTS, q_BKGTH)
+    grad_k_BSKH = _sum_over_queries(grad_scores_BKGTS, q_BKGTH)
     return _ungroup(grad_q_BKGTH), grad_k_BSKH, grad_v_BSKH, None
 
 
 attend.defvjp(_attend_forward, _attend_backward)
+
+
+def _sum_over_queries(x_BKGTS: jax.Array, y_BKGTH: jax.Array) -> jax.Array:
+    """Sums of products over the queries of each key, [B, S, K, H]."""
+    # As a product it ends with S; what follows in one loop would have it transposed first.
+    out_BKHS = apart(functools.partial(jnp.einsum, "bkgts,bkgth->bkhs"), x_BKGTS, y_BKGTH)
+    return out_BKHS.transpose(0, 3, 1, 2)
 
 
 def _scores(q_BKGTH: jax.Array, k_BSKH: jax.Array, mask_BTS: jax.Array) -> jax.Array:

@@ -19,6 +19,7 @@ from jax import lax
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.cpu import apart
 from zaya_jax.data.batch import Batch
 from zaya_jax.model.weights import Weight, declare, map_weights
 from zaya_jax.model.zaya import hidden_states
@@ -185,8 +186,9 @@ def _move(
     """What a step moves, by its names in `TrainState`, and the norms of the weights' updates."""
     with jax.named_scope("optimizer"):
         clip = jnp.minimum(1.0, rules.clip_norm / jnp.maximum(norm, jnp.finfo(jnp.float32).tiny))
-        clipped = jax.tree.map(lambda x: x * clip, gradients)
-        updates, optimizer = rules.optimizer.update(clipped, state.optimizer, state.parts)
+        # Apart, an update is computed once: its norm reads it, and so does the sum with the weights.
+        update = functools.partial(_clipped_update, rules.optimizer)
+        updates, optimizer = apart(update, gradients, clip, state.optimizer, state.parts)
         update_norms = norms_by_group(rules.deal, cast(dict, updates))
     with jax.named_scope("balancing"):
         bias_updates, balancer = rules.balancer.update(
@@ -199,6 +201,16 @@ def _move(
         "balancer": balancer,
     }
     return moved, update_norms
+
+
+def _clipped_update(
+    optimizer: optax.GradientTransformation,
+    gradients: dict,
+    clip: jax.Array,
+    state: optax.OptState,
+    parts: dict,
+) -> tuple[optax.Updates, optax.OptState]:
+    return optimizer.update(jax.tree.map(lambda x: x * clip, gradients), state, parts)
 
 
 def _movable(state: TrainState) -> dict[str, Any]:
