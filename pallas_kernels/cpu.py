@@ -59,9 +59,9 @@ def transposed_product(x: jax.Array, y: jax.Array, *, dtype: Any = None) -> jax.
     return lax.platform_dependent(x, y, cpu=_not_inlined(written_out), default=lambda x, y: multiply(x.mT, y))
 
 
-ROW_TERMS = 16
-"""Blocks of rows that `row_product` adds up in its first loop. XLA emits what a loop reads once for each
-place where it is read, up to 15 times; with more, it leaves the sums behind that loop to the next one."""
+FUSED_READERS = 15
+"""XLA emits what a loop reads anew for each place where it is read, up to so many; from one more on it
+leaves that to a loop of its own."""
 SMALLEST_IN_PLACE = 2**14
 """Entries of a matrix, or of those of products side by side, from which on reading in place is faster."""
 
@@ -89,14 +89,33 @@ def row_product(x: jax.Array, stack: jax.Array, number: jax.Array | int, *, dtyp
 
     def in_place(x: jax.Array, stack: jax.Array, number: jax.Array) -> jax.Array:
         column = x.mT.astype(jnp.float32)
-        size = stack.shape[-2] // ROW_TERMS
+        first, *others = stages
+        size = stack.shape[-2] // first
         starts = range(0, stack.shape[-2], size)
-        sums = sum(column[..., i : i + size, :] * _rows(stack, number, i, size) for i in starts)
-        return _sum_of_rows(sums).astype(dtype)
+        rows = sum(column[..., i : i + size, :] * _rows(stack, number, i, size) for i in starts)
+        for count in others:
+            rows = sum(jnp.split(jnp.asarray(rows), count, axis=-2))
+        return jnp.asarray(rows).astype(dtype)
 
-    is_small = math.prod(stack.shape[1:]) < SMALLEST_IN_PLACE or stack.shape[-2] % ROW_TERMS
-    cpu = product if is_small else _not_inlined(in_place)
+    stages = _stages(stack.shape[-2])
+    is_large = math.prod(stack.shape[1:]) >= SMALLEST_IN_PLACE
+    cpu = _not_inlined(in_place) if stages and is_large else product
     return lax.platform_dependent(x, stack, jnp.asarray(number), cpu=cpu, default=product)
+
+
+def _stages(num_rows: int) -> list[int]:
+    """How many blocks of rows each loop adds up, by slices; few rows are too few for XLA's reductions.
+
+    The first loop, which reads the matrix, leaves so many rows that XLA does not pull it into the next.
+    Empty if the rows cannot be cut so.
+    """
+    stages = [min(FUSED_READERS + 1, num_rows // (FUSED_READERS + 1))]
+    while stages[-1] and num_rows % stages[-1] == 0:
+        num_rows //= stages[-1]
+        if num_rows <= 64:
+            return [*stages, num_rows]
+        stages.append(FUSED_READERS + 1)
+    return []
 
 
 def _rows(stack: jax.Array, number: jax.Array, first: int, count: int) -> jax.Array:
@@ -104,11 +123,3 @@ def _rows(stack: jax.Array, number: jax.Array, first: int, count: int) -> jax.Ar
     start = (number, *(0,) * (stack.ndim - 3), first, 0)
     shape = (1, *stack.shape[1:-2], count, stack.shape[-1])
     return lax.dynamic_slice(stack, start, shape)[0].astype(jnp.float32)
-
-
-def _sum_of_rows(x: Any) -> Any:
-    """[*A, P, F] to [*A, 1, F], by sums of slices: for few rows XLA's reduction costs more than they do."""
-    while x.shape[-2] > 1:
-        parts = next(count for count in (8, 4, 2, x.shape[-2]) if x.shape[-2] % count == 0)
-        x = sum(jnp.split(x, parts, axis=-2))
-    return x
