@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.table import Table
 
 from zaya_jax.config import Config, DataConfig, ModelConfig, OptimizerConfig, TrainConfig
-from zaya_jax.convert.verify import available_memory
 from zaya_jax.data.batch import Batch, make_example
+from zaya_jax.parallel.host_memory import available_memory
 from zaya_jax.plan.train_program import lower_train_step
 from zaya_jax.train.state import TrainState, init_state, make_rules
 

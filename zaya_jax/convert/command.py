@@ -19,7 +19,6 @@ from zaya_jax.convert.progress import ByteProgress
 from zaya_jax.convert.sides import Side, open_side
 from zaya_jax.convert.stream import CHECKSUMS, PARTIAL, PlannedFile, write_folder
 from zaya_jax.convert.verify import (
-    available_memory,
     check_files,
     compare_logits,
     compare_tensors,
@@ -28,6 +27,7 @@ from zaya_jax.convert.verify import (
     num_values,
 )
 from zaya_jax.options import Parser
+from zaya_jax.parallel.host_memory import available_memory
 
 LAYOUTS = ("native", "legacy", "zaya")
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}

@@ -13,8 +13,9 @@ from zaya_jax.convert.layouts import EMBEDDING, ROUTER_BIAS, TIED_HEAD, our_weig
 from zaya_jax.convert.plans import first_reachable_skip
 from zaya_jax.convert.run_folder import RunWeights
 from zaya_jax.convert.sides import Side, open_side
-from zaya_jax.convert.verify import available_memory, num_bytes
+from zaya_jax.convert.verify import num_bytes
 from zaya_jax.model.weights import count_parameters
+from zaya_jax.parallel.host_memory import available_memory
 
 _NUMBERS = re.compile(r"\.(\d+)(?=\.)")
 GIB = 2**30

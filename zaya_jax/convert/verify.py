@@ -102,13 +102,6 @@ def _depth(piece: Piece) -> tuple[int, str, tuple[int, ...]]:
     return (0 if piece.path.startswith("embedding") else 2**31, piece.path, piece.start)
 
 
-def available_memory() -> int:
-    """Bytes of host memory that programs may still take."""
-    lines = pathlib.Path("/proc/meminfo").read_text().splitlines()
-    fields = dict(line.split(":", 1) for line in lines)
-    return int(fields["MemAvailable"].split()[0]) * 1024
-
-
 def logits_memory(config: ModelConfig) -> int:
     """Bytes that comparing logits takes: both sides in float32, and a third where transformers joins."""
     copies = 3 if has_transformers() else 2

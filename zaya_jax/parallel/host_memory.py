@@ -1,4 +1,4 @@
-"""How the process keeps the host's memory."""
+"""The host's memory: how much there is, and how the process keeps it."""
 
 import ctypes
 import pathlib
@@ -29,3 +29,10 @@ def reuse_host_memory() -> bool:
     mallopt = ctypes.CDLL(None).mallopt
     settings = ((M_ARENA_MAX, 1), (M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, -1))
     return all(mallopt(parameter, value) == 1 for parameter, value in settings)
+
+
+def available_memory() -> int:
+    """Bytes of host memory that programs may still take."""
+    lines = pathlib.Path("/proc/meminfo").read_text().splitlines()
+    fields = dict(line.split(":", 1) for line in lines)
+    return int(fields["MemAvailable"].split()[0]) * 1024
