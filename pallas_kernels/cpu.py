@@ -63,14 +63,15 @@ FUSED_READERS = 15
 """XLA emits what a loop reads anew for each place where it is read, up to so many; from one more on it
 leaves that to a loop of its own."""
 SMALLEST_IN_PLACE = 2**14
-"""Entries of a matrix, or of those of products side by side, from which on reading in place is faster."""
+"""Entries of a matrix, or of those of products side by side, from which on they are read in place: that was
+faster for 512 x 64 and slower for 64 x 64."""
 
 
 def row_product(x: jax.Array, stack: jax.Array, number: jax.Array | int, *, dtype: Any = None) -> jax.Array:
     """`x @ stack[number]` for a single row, which is bound by the reading of the matrix.
 
-    On CPUs both cores read it where it lies. A product would have the slice copied first, on one core, and
-    read the copy: 190 us for 512 x 1,024 against 45 (2 cores of an Intel Xeon of 2.6 GHz).
+    On CPUs the cores read it together, where it lies. A product would have the slice copied first, on one
+    core, and read the copy: 190 us for 512 x 1,024 against 45 (2 cores of an Intel Xeon of 2.6 GHz).
 
     Args:
       x: the row, [*A, 1, D].

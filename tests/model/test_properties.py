@@ -13,6 +13,7 @@ import pytest
 from zaya_jax.config import HYBRID, HYBRID_SLIDING, ModelConfig
 from zaya_jax.model import zaya
 from zaya_jax.model.kernels import with_implementations
+from zaya_jax.model.layer_input import layer_inputs, stacked_experts
 from zaya_jax.model.remat import group_size
 from zaya_jax.model.router import route
 from zaya_jax.model.weights import abstract_variables, count_parameters
@@ -200,9 +201,9 @@ def test_the_scan_is_a_loop_over_layers():
             zaya._rotations(SLIDING, jnp.arange(TIME)[None]),
             None,
             None,
-            zaya.stacked_experts(SLIDING, params),
+            stacked_experts(SLIDING, params),
         )
-        inputs = zaya.layer_inputs(SLIDING, params, bias_LX, 2, None)
+        inputs = layer_inputs(SLIDING, params, bias_LX, 2, None)
         x_BTD = zaya.embed(params["embedding"], tokens_BT)
         state_BTR = jnp.zeros((2, TIME, SLIDING.router_hidden_size))
         experts_LBT = []
@@ -246,9 +247,9 @@ def moe_block(config, *, skip_bias):
 
     @jit
     def run(params):
-        inputs = zaya.layer_inputs(config, params, bias_LX, 2, None)
+        inputs = layer_inputs(config, params, bias_LX, 2, None)
         layer = jax.tree.map(lambda leaf: leaf[0], inputs)
-        context = zaya._Context(config, (), None, None, zaya.stacked_experts(config, params))
+        context = zaya._Context(config, (), None, None, stacked_experts(config, params))
         return zaya._experts(context, layer, x_BTD, jnp.zeros((2, TIME, config.router_hidden_size)))
 
     return x_BTD, *run(variables["params"])
