@@ -1,0 +1,102 @@
+"""Timing of several programs, each in a process of its own, that take turns."""
+
+import contextlib
+import dataclasses
+import multiprocessing
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from typing import Any
+
+from zaya_jax.bench.measure import seconds
+
+LIMIT_SECONDS = 600.0
+"""For a call, and for getting ready."""
+SETTLING_SECONDS = 0.2
+"""Threads of a program wait for more work for a while after a call, and keep a core from the next."""
+
+Program = Callable[[], Callable[[], Any]]
+"""Gets ready, and returns the call that is timed."""
+
+
+def best_in_turn(
+    programs: dict[str, Program], *, rounds: int, limit: float = LIMIT_SECONDS
+) -> dict[str, float]:
+    """The best time of a call of each program, in seconds.
+
+    They share the machine's moods, but no threads and no memory: each has its process as its users have
+    it.
+
+    Args:
+      programs: by name; functions of a module, or `functools.partial` of such: a process that starts
+        anew must find them.
+      rounds: how often each is timed, after one call that is not.
+      limit: seconds in which a process must be ready, and answer a call.
+
+    Raises:
+      RuntimeError: when a process fails, ends before its time, or takes longer.
+    """
+    with contextlib.ExitStack() as stack:
+        running = [stack.enter_context(_running(name, make, limit)) for name, make in programs.items()]
+        times = [[process.turn() for process in running] for _ in range(rounds)]
+    return dict(zip(programs, map(min, zip(*times, strict=True)), strict=True))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Process:
+    """A program that waits for its turn."""
+
+    name: str
+    connection: Connection
+    limit: float
+
+    def turn(self) -> float:
+        """Seconds of one call."""
+        time.sleep(SETTLING_SECONDS)
+        self.connection.send(None)
+        return self.answer()
+
+    def answer(self) -> Any:
+        """What the process sends next."""
+        if not self.connection.poll(self.limit):
+            raise RuntimeError(f'"{self.name}" has not answered within {self.limit:,.0f} seconds')
+        try:
+            answer = self.connection.recv()
+        except EOFError:
+            raise RuntimeError(f'the process of "{self.name}" ended before its time') from None
+        if isinstance(answer, Exception):
+            raise RuntimeError(f'"{self.name}" failed: {answer!r}') from answer
+        return answer
+
+
+@contextlib.contextmanager
+def _running(name: str, make: Program, limit: float) -> Iterator[_Process]:
+    """A process that is ready; it ends with the block."""
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    process = context.Process(target=_serve, args=(make, there), daemon=True)
+    process.start()
+    there.close()
+    try:
+        running = _Process(name, here, limit)
+        running.answer()
+        yield running
+    finally:
+        here.close()
+        process.kill()
+        process.join()
+
+
+def _serve(make: Program, connection: Connection) -> None:
+    """Times a call whenever it is asked to."""
+    try:
+        call = make()
+        answer = seconds(call)  # compiles, and is not counted
+        while True:
+            connection.send(answer)
+            connection.recv()
+            answer = seconds(call)
+    except EOFError:  # nobody asks any more
+        return
+    except Exception as error:
+        connection.send(error)
