@@ -62,25 +62,30 @@ def transposed_product(x: jax.Array, y: jax.Array, *, dtype: Any = None) -> jax.
 FUSED_READERS = 15
 """XLA emits what a loop reads anew for each place where it is read, up to so many; from one more on it
 leaves that to a loop of its own."""
+ROWS_IN_PLACE = 8
+"""Up to so many rows share one reading in place: 512 x 1,024 took 82 us for one row, 102 for 4 and 144 for 8,
+where a copy and a product took 207 to 246 (2 cores of an Intel Xeon of 2.6 GHz, 64 matrices in turn)."""
 SMALLEST_IN_PLACE = 2**14
 """Entries of a matrix, or of those of products side by side, from which on they are read in place: that was
 faster for 512 x 64 and slower for 64 x 64."""
 
 
-def row_product(x: jax.Array, stack: jax.Array, number: jax.Array | int, *, dtype: Any = None) -> jax.Array:
-    """`x @ stack[number]` for a single row, which is bound by the reading of the matrix.
+def product_in_place(
+    x: jax.Array, stack: jax.Array, number: jax.Array | int, *, dtype: Any = None
+) -> jax.Array:
+    """`x @ stack[number]` for so few rows that it is bound by the reading of the matrix.
 
-    On CPUs the cores read it together, where it lies. A product would have the slice copied first, on one
-    core, and read the copy: 190 us for 512 x 1,024 against 45 (2 cores of an Intel Xeon of 2.6 GHz).
+    On CPUs the cores read it together, once and where it lies. A product would have the slice copied first,
+    on one core, and read the copy.
 
     Args:
-      x: the row, [*A, 1, D].
+      x: the rows, [*A, P, D]; above `ROWS_IN_PLACE` a product is faster.
       stack: matrices, [M, *A, D, F].
       number: of the matrix among them.
       dtype: of the product; None for that of the factors. On CPUs the sums are float32's.
 
     Returns:
-      [*A, 1, F].
+      [*A, P, F].
     """
     dtype = dtype or jnp.result_type(x, stack)
 
@@ -89,14 +94,14 @@ def row_product(x: jax.Array, stack: jax.Array, number: jax.Array | int, *, dtyp
         return jnp.matmul(x, matrix, preferred_element_type=dtype)
 
     def in_place(x: jax.Array, stack: jax.Array, number: jax.Array) -> jax.Array:
-        column = x.mT.astype(jnp.float32)
+        columns = x.mT.astype(jnp.float32)[..., None]  # [*A, D, P, 1]
         first, *others = stages
         size = stack.shape[-2] // first
         starts = range(0, stack.shape[-2], size)
-        rows = sum(column[..., i : i + size, :] * _rows(stack, number, i, size) for i in starts)
+        sums: Any = sum(columns[..., i : i + size, :, :] * _rows(stack, number, i, size) for i in starts)
         for count in others:
-            rows = sum(jnp.split(jnp.asarray(rows), count, axis=-2))
-        return jnp.asarray(rows).astype(dtype)
+            sums = sum(jnp.split(sums, count, axis=-3))
+        return sums[..., 0, :, :].astype(dtype)
 
     stages = _stages(stack.shape[-2])
     is_large = math.prod(stack.shape[1:]) >= SMALLEST_IN_PLACE
@@ -120,7 +125,10 @@ def _stages(num_rows: int) -> list[int]:
 
 
 def _rows(stack: jax.Array, number: jax.Array, first: int, count: int) -> jax.Array:
-    """Rows of one matrix, in float32. A slice of its own for each reader: a shared one is copied."""
+    """Rows of one matrix, [*A, count, 1, F], in float32.
+
+    A slice of its own for each reader: a shared one is copied.
+    """
     start = (number, *(0,) * (stack.ndim - 3), first, 0)
     shape = (1, *stack.shape[1:-2], count, stack.shape[-1])
-    return lax.dynamic_slice(stack, start, shape)[0].astype(jnp.float32)
+    return lax.dynamic_slice(stack, start, shape)[0][..., None, :].astype(jnp.float32)

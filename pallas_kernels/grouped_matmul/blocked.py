@@ -14,14 +14,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels.cpu import row_product, transposed_product
+from pallas_kernels.cpu import ROWS_IN_PLACE, product_in_place, transposed_product
 
 BLOCK_ROWS = 512
 """Enough rows for a product to reach nine tenths of a CPU's peak; its weights are read once a block."""
-ROWS_ALONE = 64
-"""So few rows are multiplied one after the other, each with its own reading of the weights."""
 ROUNDING = 64
 """Rows that the last block of a group is rounded up to a multiple of."""
+FEW_ROWS = 128
+"""So few rows have blocks of at most `ROWS_IN_PLACE`, which read the weights in place."""
 
 
 @jax.custom_vjp
@@ -34,9 +34,10 @@ def grouped_matmul_blocked(
 ) -> jax.Array:
     """See `grouped_matmul`. Reads the stack; the weights take the gradient."""
     del weights_EDF
-    if 0 < rows_PD.shape[0] <= ROWS_ALONE:
-        return _row_by_row(rows_PD, group_sizes_E, stack_MDF, first_matrix)
-    return _product(rows_PD, group_sizes_E, stack_MDF, first_matrix, lambda block, weights: block @ weights)
+    if rows_PD.shape[0] == 1:
+        return _product_of_one(rows_PD, group_sizes_E, stack_MDF, first_matrix)
+    multiply = product_in_place if rows_PD.shape[0] <= FEW_ROWS else _multiply
+    return _product(rows_PD, group_sizes_E, stack_MDF, first_matrix, multiply)
 
 
 def _forward(rows_PD, weights_EDF, group_sizes_E, stack_MDF, first_matrix):
@@ -46,9 +47,7 @@ def _forward(rows_PD, weights_EDF, group_sizes_E, stack_MDF, first_matrix):
 
 def _backward(saved, grad_PF):
     rows_PD, group_sizes_E, stack_MDF, first_matrix = saved
-    grad_rows_PD = _product(
-        grad_PF, group_sizes_E, stack_MDF, first_matrix, lambda block, weights: block @ weights.T
-    )
+    grad_rows_PD = _product(grad_PF, group_sizes_E, stack_MDF, first_matrix, _multiply_transposed)
     return grad_rows_PD, _weights_gradient(rows_PD, grad_PF, group_sizes_E), None, None, None
 
 
@@ -75,8 +74,10 @@ class _Blocks:
 
 def block_sizes(num_rows: int) -> tuple[int, ...]:
     """Rows of a block, for each of the loops: one over whole blocks, and one for each size of a last one."""
-    largest = min(BLOCK_ROWS, num_rows)
-    return (largest, *range(ROUNDING, largest, ROUNDING), largest)
+    are_few = num_rows <= FEW_ROWS
+    largest = min(ROWS_IN_PLACE if are_few else BLOCK_ROWS, num_rows)
+    rounding = ROWS_IN_PLACE // 2 if are_few else ROUNDING
+    return (largest, *range(rounding, largest, rounding), largest)
 
 
 def _cut(group_sizes_E: jax.Array, num_rows: int) -> Iterator[_Blocks]:
@@ -120,15 +121,14 @@ def _product(
     first_matrix: jax.Array,
     multiply: Callable,
 ) -> jax.Array:
-    """Runs `multiply(block, weights_DF)` over all blocks, into zeros."""
-    out = jax.eval_shape(multiply, rows_PX, stack_MDF[0])
+    """Runs `multiply(block, stack_MDF, matrix)` over all blocks, into zeros."""
+    out = jax.eval_shape(multiply, rows_PX, stack_MDF, first_matrix)
     out_PY = jnp.zeros(out.shape, out.dtype)
     for blocks in _cut(group_sizes_E, rows_PX.shape[0]) if rows_PX.shape[0] else ():
 
         def step(i, out_PY, blocks=blocks):
             rows = lax.dynamic_slice_in_dim(rows_PX, blocks.start[i], blocks.size)
-            matrix = first_matrix + blocks.group[i]
-            product = multiply(rows, lax.dynamic_index_in_dim(stack_MDF, matrix, keepdims=False))
+            product = multiply(rows, stack_MDF, first_matrix + blocks.group[i])
             before = lax.dynamic_slice_in_dim(out_PY, blocks.start[i], blocks.size)
             product = jnp.where(blocks.mask(i), product, before)
             return lax.dynamic_update_slice_in_dim(out_PY, product, blocks.start[i], axis=0)
@@ -137,19 +137,21 @@ def _product(
     return out_PY
 
 
-def _row_by_row(
-    rows_PD: jax.Array, group_sizes_E: jax.Array, stack_MDF: jax.Array, first_matrix: jax.Array
+def _multiply(rows: jax.Array, stack_MDF: jax.Array, matrix: jax.Array) -> jax.Array:
+    return rows @ lax.dynamic_index_in_dim(stack_MDF, matrix, keepdims=False)
+
+
+def _multiply_transposed(rows: jax.Array, stack_MDF: jax.Array, matrix: jax.Array) -> jax.Array:
+    return rows @ lax.dynamic_index_in_dim(stack_MDF, matrix, keepdims=False).T
+
+
+def _product_of_one(
+    row_1D: jax.Array, group_sizes_E: jax.Array, stack_MDF: jax.Array, first_matrix: jax.Array
 ) -> jax.Array:
-    """The product of so few rows that no block of them would keep a core from waiting for weights."""
-    num_rows = rows_PD.shape[0]
-    group_P, _ = _repeat(group_sizes_E, num_rows)
-
-    def of_row(i: jax.Array) -> jax.Array:
-        row = lax.dynamic_slice_in_dim(rows_PD, i, 1)
-        return row_product(row, stack_MDF, first_matrix + group_P[i])[0]
-
-    index_P = jnp.arange(num_rows)
-    return jnp.where(index_P[:, None] < group_sizes_E.sum(), lax.map(of_row, index_P), 0)
+    """Of a single row, without a loop: the token that is decoded."""
+    group, _ = _repeat(group_sizes_E, 1)
+    out_1F = product_in_place(row_1D, stack_MDF, first_matrix + group[0])
+    return jnp.where(group_sizes_E.sum() > 0, out_1F, 0)
 
 
 def _weights_gradient(rows_PD: jax.Array, grad_PF: jax.Array, group_sizes_E: jax.Array) -> jax.Array:

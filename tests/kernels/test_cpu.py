@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.cpu import apart, row_product, transposed_product
+from pallas_kernels.cpu import ROWS_IN_PLACE, apart, product_in_place, transposed_product
 
 
 def _normalised(x):
@@ -49,7 +49,7 @@ def test_on_other_platforms_it_is_the_plain_function(platform):
     for function in (
         lambda x: apart(_normalised, x),
         lambda x: transposed_product(x, x),
-        lambda x: row_product(x[:1], stack, 2),
+        lambda x: product_in_place(x[:1], stack, 2),
     ):
         assert "inlineable" not in lowered(function)
         assert "optimization_barrier" not in lowered(function)
@@ -67,25 +67,27 @@ def test_the_transposed_product_sums_over_rows(shape):
 # Read in place, and by a product: a width that is no multiple of 16, and a small matrix.
 @pytest.mark.parametrize("shape", [(3, 128, 160), (3, 2, 64, 128), (3, 1008, 17), (3, 120, 160), (3, 16, 4)])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_row_s_product_is_that_of_its_matrix(shape, dtype):
+@pytest.mark.parametrize("num_rows", [1, 3, ROWS_IN_PLACE])
+def test_the_product_in_place_is_that_of_the_matrix(shape, dtype, num_rows):
     stack = jnp.asarray(np.random.default_rng(0).standard_normal(shape), dtype)
-    x = jnp.asarray(np.random.default_rng(1).standard_normal((*shape[1:-2], 1, shape[-2])), dtype)
+    x = jnp.asarray(np.random.default_rng(1).standard_normal((*shape[1:-2], num_rows, shape[-2])), dtype)
     for number in (0, 2):
         expected = np.float64(x) @ np.float64(stack[number])
         # Sums of up to 1,008 products of standard normals, in float32; then one rounding to 8 bits.
         tolerance = 1e-5 if dtype == "float32" else 2**-8
-        out = jax.jit(row_product)(x, stack, jnp.int32(number))
+        out = jax.jit(product_in_place)(x, stack, jnp.int32(number))
         assert out.dtype == dtype
         np.testing.assert_allclose(np.float64(out), expected, rtol=tolerance, atol=32e-5)
-        exact = jax.jit(row_product, static_argnames="dtype")(x, stack, number, dtype="float32")
+        exact = jax.jit(product_in_place, static_argnames="dtype")(x, stack, number, dtype="float32")
         np.testing.assert_allclose(exact, expected, rtol=1e-5, atol=32e-5)
 
 
-def test_on_a_cpu_a_row_s_product_copies_no_matrix():
+@pytest.mark.parametrize("num_rows", [1, ROWS_IN_PLACE])
+def test_on_a_cpu_the_product_in_place_copies_no_matrix(num_rows):
     def through_all(x, stack):
-        return jax.lax.scan(lambda x, i: (jnp.tanh(row_product(x, stack, i)), None), x, jnp.arange(5))[0]
+        return jax.lax.scan(lambda x, i: (jnp.tanh(product_in_place(x, stack, i)), None), x, jnp.arange(5))[0]
 
-    x, stack = jax.device_put((jnp.ones((1, 192)), jnp.ones((5, 192, 192))), jax.devices("cpu")[0])
+    x, stack = jax.device_put((jnp.ones((num_rows, 192)), jnp.ones((5, 192, 192))), jax.devices("cpu")[0])
     text = _compiled(through_all, x, stack)
     assert re.findall(r"f32\[5,192,192\]", text)
     # Inside a fusion the rows have no memory: an instruction outside of one that gives the matrix does.

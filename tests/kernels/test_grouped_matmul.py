@@ -12,7 +12,7 @@ import pytest
 from jax.extend.core import jaxprs_in_params
 
 from pallas_kernels.grouped_matmul import grouped_matmul
-from pallas_kernels.grouped_matmul.blocked import BLOCK_ROWS, ROWS_ALONE
+from pallas_kernels.grouped_matmul.blocked import BLOCK_ROWS, FEW_ROWS
 from pallas_kernels.grouped_matmul.reference import grouped_matmul_reference
 
 BLOCK = BLOCK_ROWS
@@ -28,8 +28,9 @@ CASES = {
     "no row in any group": (FEW, [0, 0, 0, 0]),
     "one row": (1, [0, 0, 1, 0]),
     "no rows": (0, [0, 0, 0, 0]),
-    "as many rows as go one by one": (ROWS_ALONE, [ROWS_ALONE - 9, 0, 0, 7]),
-    "one row more": (ROWS_ALONE + 1, [3, 0, ROWS_ALONE - 3, 0]),
+    "one row, of no group": (1, [0, 0, 0, 0]),
+    "as many rows as have small blocks": (FEW_ROWS, [FEW_ROWS - 21, 0, 5, 7]),
+    "one row more": (FEW_ROWS + 1, [3, 0, FEW_ROWS - 3, 0]),
     "one row more than a block": (BLOCK + 1, [1, 0, BLOCK, 0]),
     "groups of whole blocks": (MANY, [BLOCK, 2 * BLOCK, 0, 40]),
     "many blocks, no boundary on a multiple": (MANY, [BLOCK - 1, 0, 2 * BLOCK + 5, 36]),
@@ -90,6 +91,25 @@ def test_product_and_gradients(name, implementation):
     behind = int(sizes_E.sum())
     assert not np.any(ours[0][behind:])
     assert not np.any(ours[1][behind:])
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if CASES[name][0] <= FEW_ROWS])
+def test_few_rows_and_matrices_large_enough_to_be_read_in_place(name):
+    num_rows, sizes = CASES[name]
+    random = np.random.default_rng(num_rows)
+    rows_PD, stack_MDF = random.standard_normal((num_rows, 128)), random.standard_normal((7, 128, 160))
+    product = jit(functools.partial(grouped_matmul, implementation="blocked"))
+    weights_EDF = jnp.float32(stack_MDF[2:6])
+    sizes_E = np.array(sizes, np.int32)
+    out_PF = product(
+        jnp.float32(rows_PD),
+        weights_EDF,
+        sizes_E,
+        stack_MDF=jnp.float32(stack_MDF),
+        first_matrix=jnp.int32(2),
+    )
+    expected, *_ = in_float64(rows_PD, stack_MDF[2:6], np.zeros((num_rows, 160)), sizes_E)
+    np.testing.assert_allclose(out_PF, expected, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", CASES)

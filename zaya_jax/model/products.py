@@ -12,7 +12,7 @@ from jax import lax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.cpu import row_product, transposed_product
+from pallas_kernels.cpu import ROWS_IN_PLACE, product_in_place, transposed_product
 from zaya_jax.pytree import pytree
 
 
@@ -52,8 +52,8 @@ def product(
       dtype: of the result; None for that of the factors.
     """
     if isinstance(kernel, InStack):
-        if x.shape[-2] == 1:
-            return row_product(x, kernel.stack, kernel.layer, dtype=dtype)
+        if x.shape[-2] <= ROWS_IN_PLACE:
+            return product_in_place(x, kernel.stack, kernel.layer, dtype=dtype)
         kernel = lax.dynamic_index_in_dim(kernel.stack, kernel.layer, keepdims=False)
     out: Any = _product(x, kernel, dtype)
     return out
