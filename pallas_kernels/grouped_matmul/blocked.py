@@ -1,7 +1,7 @@
 """`grouped_matmul` as loops over blocks of rows, for CPUs.
 
 A block holds rows of one group only, so that its product is a plain matrix product. Each group is
-cut into blocks of `BLOCK_ROWS` and one for what remains, rounded up to a few sizes; each size has a
+cut into blocks of one size and one for what remains, rounded up to a few sizes; each size has a
 loop of its own, over as many blocks as the group sizes need: its length is data. JAX cannot
 differentiate such a loop, and the loop that it can differentiate is slower; hence the backward pass
 of its own.
@@ -21,7 +21,8 @@ BLOCK_ROWS = 512
 ROUNDING = 64
 """Rows that the last block of a group is rounded up to a multiple of."""
 FEW_ROWS = 128
-"""So few rows have blocks of at most `ROWS_IN_PLACE`, which read the weights in place."""
+"""Up to so many rows have blocks of at most `ROWS_IN_PLACE`, which read the weights in place; more rows have
+blocks of up to `BLOCK_ROWS`."""
 
 
 @jax.custom_vjp

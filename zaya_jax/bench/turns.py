@@ -53,7 +53,8 @@ class _Process:
     def turn(self) -> float:
         """Seconds of one call."""
         time.sleep(SETTLING_SECONDS)
-        self.connection.send(None)
+        with contextlib.suppress(ConnectionError):  # from a process that has ended; its answer says so
+            self.connection.send(None)
         return self.answer()
 
     def answer(self) -> Any:
@@ -62,7 +63,7 @@ class _Process:
             raise RuntimeError(f'"{self.name}" has not answered within {self.limit:,.0f} seconds')
         try:
             answer = self.connection.recv()
-        except EOFError:
+        except (EOFError, ConnectionError):
             raise RuntimeError(f'the process of "{self.name}" ended before its time') from None
         if isinstance(answer, Exception):
             raise RuntimeError(f'"{self.name}" failed: {answer!r}') from answer
