@@ -30,7 +30,7 @@ from zaya_jax.model.zaya import Output, Zaya
 from zaya_jax.parallel.compiler import compiler_options
 from zaya_jax.parallel.host_memory import reuse_host_memory
 from zaya_jax.parallel.mesh import data_mesh
-from zaya_jax.train.state import first_state, make_rules
+from zaya_jax.train.state import first_state, make_rules, shardings
 from zaya_jax.train.step import compiled_step
 
 MODEL = ModelConfig(
@@ -163,7 +163,8 @@ def our_training() -> Callable[[], Any]:
         train=TrainConfig(num_steps=1000),
     )
     rules, mesh = make_rules(config), data_mesh(jax.devices()[:1])
-    states = [first_state(rules, _our_variables()["params"], jax.random.key(0))]
+    state = first_state(rules, _our_variables()["params"], jax.random.key(0))
+    states = [jax.device_put(state, shardings(state, mesh))]  # or the second step is compiled anew
     batch = jax.device_put(make_example(_tokens((BATCH, LENGTH)), bos_id=-1, pad_id=-1))
     step = compiled_step(states[0], rules=rules, mesh=mesh)
 
