@@ -52,10 +52,10 @@ def cca_projection(
     mixed_BTAH = _convolve(latent_BTC, weights, state.tail_BWC, _looking_back(segments_BT, state))
     latent_BTAH = latent_BTC.reshape(mixed_BTAH.shape)
     num_queries = latent_BTAH.shape[2] - weights["temperature"].shape[0]
-    k_BTKH = latent_BTAH[:, :, num_queries:]
-    mean_q_BTNH, mean_k_BTKH = qk_mean(latent_BTAH[:, :, :num_queries], k_BTKH)
-    mixed_q_BTNH = l2_norm(mixed_BTAH[:, :, :num_queries] + mean_q_BTNH)
-    mixed_k_BTKH = l2_norm(mixed_BTAH[:, :, num_queries:] + mean_k_BTKH) * weights["temperature"][:, None]
+    mean_q_BTNH, mean_k_BTKH = qk_mean(*jnp.split(latent_BTAH, [num_queries], axis=2))
+    mixed_q_BTNH, mixed_k_BTKH = jnp.split(mixed_BTAH, [num_queries], axis=2)
+    mixed_q_BTNH = l2_norm(mixed_q_BTNH + mean_q_BTNH)
+    mixed_k_BTKH = l2_norm(mixed_k_BTKH + mean_k_BTKH) * weights["temperature"][:, None]
     return mixed_q_BTNH, mixed_k_BTKH, v_BTKH, behind
 
 
@@ -110,8 +110,9 @@ def _project(x_BTD: jax.Array, weights: Mapping, half: int) -> tuple[jax.Array, 
     x_PD = x_BTD.reshape(-1, x_BTD.shape[2])
     out_PX = product(x_PD, weights["projections"].astype(x_BTD.dtype))
     out_BTX = out_PX.reshape(*x_BTD.shape[:2], -1)
-    latent = out_BTX.shape[2] - 2 * half
-    return out_BTX[..., :latent], out_BTX[..., latent:-half], out_BTX[..., -half:]
+    columns = out_BTX.shape[2]
+    latent_BTC, current_BTU, delayed_BTU = jnp.split(out_BTX, [columns - 2 * half, columns - half], axis=-1)
+    return latent_BTC, current_BTU, delayed_BTU
 
 
 def qk_mean(

@@ -20,7 +20,7 @@ def apply_rope(x_BTNH: Float[Array, "b T N H"], rotation: Rotation) -> Float[Arr
     """Rotates channel i against channel i + O, for the first 2*O channels of each head."""
     cos_BT1O, sin_BT1O = (table[:, :, None, :].astype(x_BTNH.dtype) for table in rotation)
     half = cos_BT1O.shape[-1]
-    first, second, rest = x_BTNH[..., :half], x_BTNH[..., half : 2 * half], x_BTNH[..., 2 * half :]
+    first, second, rest = jnp.split(x_BTNH, [half, 2 * half], axis=-1)
     return jnp.concatenate(
         [first * cos_BT1O - second * sin_BT1O, second * cos_BT1O + first * sin_BT1O, rest], axis=-1
     )
