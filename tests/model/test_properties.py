@@ -221,16 +221,28 @@ def test_the_scan_is_a_loop_over_layers():
     assert len(np.unique(experts_LBT)) > 2
 
 
-@pytest.mark.parametrize("remat", ["layer", "products", "group"])
-def test_remat_changes_no_number(remat):
+@pytest.mark.parametrize(
+    ("remat", "scan_layers"),
+    [("layer", True), ("products", True), ("group", True), ("none", False), ("group", False)],
+)
+def test_neither_remat_nor_unrolling_changes_a_number(remat, scan_layers):
     even = dataclasses.replace(SLIDING, num_hidden_layers=4)  # two groups of two
     variables = variables_of(even)
-    config = dataclasses.replace(even, remat=remat)
+    config = dataclasses.replace(even, remat=remat, scan_layers=scan_layers)
     loss, gradient, out = loss_and_gradient(even, variables, *packed())
     loss_again, gradient_again, out_again = loss_and_gradient(config, variables, *packed())
     np.testing.assert_allclose(loss_again, loss, rtol=1e-6)
     np.testing.assert_array_equal(out_again.router.experts_LBT, out.router.experts_LBT)
     assert_trees_are_close(gradient_again, gradient, 1e-5)
+
+
+@pytest.mark.parametrize("scan_layers", [True, False])
+def test_layers_are_a_loop_where_they_are_to_be_one(scan_layers):
+    config = dataclasses.replace(SLIDING, experts_implementation="ragged_dot", scan_layers=scan_layers)
+    variables = abstract_variables(config)
+    arguments = variables["params"], variables["router_bias"]["layers"], tokens_of(2, TIME)
+    program = jax.jit(functools.partial(zaya.forward, config)).lower(*arguments).as_text()
+    assert program.count("stablehlo.while") == int(scan_layers)
 
 
 @pytest.mark.parametrize(("num_layers", "size"), [(40, 5), (60, 6), (16, 4), (4, 2), (7, 1), (1, 1)])

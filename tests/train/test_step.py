@@ -232,6 +232,20 @@ def test_norms_by_group_are_of_all_weights_once():
     np.testing.assert_allclose(metrics.gradient_norms["experts"], experts, rtol=1e-5)
 
 
+def test_a_step_that_tells_no_update_norms_moves_the_same():
+    silent = dataclasses.replace(MUON, update_norms=False)
+    states = {}
+    for rules in (MUON, silent):
+        run = jit(functools.partial(train_step, rules=rules, mesh=data_mesh(jax.devices()[:1])))
+        state = state_of(rules, initialise(declare(MODEL), jax.random.key(0)), KEY)
+        states[rules], metrics = run(state, uneven_batch())
+        assert bool(metrics.update_norms) == rules.update_norms
+    for ours, theirs in zip(
+        jax.tree.leaves(moved(states[silent])), jax.tree.leaves(moved(states[MUON])), strict=True
+    ):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-7)
+
+
 def test_router_metrics_and_the_logit_bound():
     state = first_state()
     params = state.params

@@ -45,7 +45,8 @@ MODEL = ModelConfig(
     router_hidden_size=64,
     max_position_embeddings=4096,
     dtype="float32",
-    remat="products",
+    remat="none",
+    scan_layers=False,
 )
 BATCH, LENGTH = 8, 256
 PROMPT, NEW_TOKENS = 16, 64
@@ -160,7 +161,7 @@ def our_training() -> Callable[[], Any]:
         model=MODEL,
         data=DataConfig(sequence_length=LENGTH, batch_size=BATCH),
         optimizer=OptimizerConfig(name="adamw", learning_rate=1e-5, warmup_steps=0),
-        train=TrainConfig(num_steps=1000),
+        train=TrainConfig(num_steps=1000, update_norms=False),  # theirs tells none
     )
     rules, mesh = make_rules(config), data_mesh(jax.devices()[:1])
     state = first_state(rules, _our_variables()["params"], jax.random.key(0))

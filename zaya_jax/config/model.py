@@ -48,6 +48,9 @@ class ModelConfig:
         layer. "group": keeps the stream before each group of about sqrt(num_hidden_layers) layers, and
         computes each layer twice more: for the streams within the group, and for its own backward pass.
         Each keeps less than the one before and computes more.
+      scan_layers: compiles one layer and loops over it. False compiles each on its own, in as many times
+        the time: a step then neither stacks what the layers keep for the backward pass nor copies out of
+        the stacks.
       implementation: of every operation of the run that has a kernel and is not named in a field of
         its own, loss and optimiser among them: "pallas" is the kernel, "xla" what XLA makes of plain
         operations. None takes what `pallas_kernels/choice.py` says is best on the platform.
@@ -87,6 +90,7 @@ class ModelConfig:
     max_position_embeddings: int = 131_072
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     remat: Literal["none", "products", "attention_and_experts", "block", "layer", "group"] = "none"
+    scan_layers: bool = True
     implementation: Literal["xla", "pallas"] | None = None
     attention_implementation: Literal["full", "blockwise", "xla", "pallas"] | None = None
     decode_implementation: Literal["xla", "pallas"] | None = None

@@ -14,7 +14,7 @@ from zaya_jax.config.train import TrainConfig
 from zaya_jax.fields import build, convert
 
 PHASE_FIELDS = {
-    "model": ("rope_theta", "sliding_rope_theta", "remat"),
+    "model": ("rope_theta", "sliding_rope_theta", "remat", "scan_layers"),
     "data": ("mixture", "sequence_length", "batch_size", "batch_ramp"),
     "optimizer": (
         "schedule", "learning_rate", "final_learning_rate", "warmup_steps", "decay_steps", "weight_decay",

@@ -20,6 +20,8 @@ class TrainConfig:
       loss_implementation: of the head and its cross-entropy; None is as `ModelConfig.implementation` says.
       z_loss: weight of the squared log of the softmax's denominator, which keeps logits from
         drifting (PaLM, arXiv 2204.02311 section 5); 0 is off.
+      update_norms: whether metrics have the norms of the weights' updates, by group; they cost a step two
+        passes over all updates.
       seed: of the initial weights and of everything random later.
       log_every: steps between two lines of metrics.
       eval_every: steps between two held-out losses; there is always one at the end.
@@ -36,6 +38,7 @@ class TrainConfig:
     loss_chunk: int = 4096
     loss_implementation: Literal["xla", "pallas"] | None = None
     z_loss: float = 0.0
+    update_norms: bool = True
     seed: int = 0
     log_every: int = 10
     eval_every: int = 500

@@ -86,7 +86,7 @@ def same_network(one: ModelConfig, other: ModelConfig) -> bool:
 
     How it is computed is not written in them, nor what an unreachable skip class would do.
     """
-    free = ("dtype", "remat", "skip_class", "layer_pattern")
+    free = ("dtype", "remat", "scan_layers", "skip_class", "layer_pattern")
     names = [f.name for f in dataclasses.fields(ModelConfig)]
     fields = [name for name in names if name not in free and not name.endswith("implementation")]
     if not any("sliding" in kind for kind in one.layer_types):

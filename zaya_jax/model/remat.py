@@ -3,6 +3,7 @@
 Letters: L layers.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -43,7 +44,9 @@ def group_size(num_layers: int) -> int:
     return min(divisors, key=lambda size: num_layers // size + size)
 
 
-def scan_layers(step: Callable[[Any, Any], tuple[Any, Any]], carry: Any, layers_L: Any, *, remat: str) -> Any:
+def scan_layers(
+    step: Callable[[Any, Any], tuple[Any, Any]], carry: Any, layers_L: Any, *, remat: str, unroll: bool
+) -> Any:
     """`lax.scan(step, carry, layers_L)`, of which the backward pass keeps what the policy says.
 
     Args:
@@ -51,18 +54,20 @@ def scan_layers(step: Callable[[Any, Any], tuple[Any, Any]], carry: Any, layers_
       carry: before the first.
       layers_L: inputs of the layers, stacked.
       remat: as `ModelConfig.remat`.
+      unroll: compiles every layer on its own.
     """
+    scan = functools.partial(lax.scan, unroll=unroll)
     if remat == "none":
-        return lax.scan(step, carry, layers_L)
+        return scan(step, carry, layers_L)
     step = jax.checkpoint(step, policy=REMAT_POLICIES[remat])
     size = group_size(len(jax.tree.leaves(layers_L)[0]))
     if remat != "group" or size == 1:
-        return lax.scan(step, carry, layers_L)
+        return scan(step, carry, layers_L)
 
     @jax.checkpoint
     def step_of_group(carry: Any, layers: Any) -> tuple[Any, Any]:
-        return lax.scan(step, carry, layers)
+        return scan(step, carry, layers)
 
     groups = jax.tree.map(lambda x: x.reshape(-1, size, *x.shape[1:]), layers_L)
-    carry, outputs = lax.scan(step_of_group, carry, groups)
+    carry, outputs = scan(step_of_group, carry, groups)
     return carry, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), outputs)

@@ -249,8 +249,10 @@ def layers(
 
     inputs = layer_inputs(config, params, router_bias_LX, batch, cache)
     decodes_in_jax = cache is not None and config.cca_implementation != "pallas"  # a kernel takes arrays
-    remat = config.remat if cache is None else "none"
-    (x_BTD, _, pool), (router, cca) = scan_layers(step, (x_BTD, state_BTR, pool), inputs, remat=remat)
+    # A backward pass is all that either helps, and through a cache there is none.
+    remat, unroll = (config.remat, not config.scan_layers) if cache is None else ("none", False)
+    carry = x_BTD, state_BTR, pool
+    (x_BTD, _, pool), (router, cca) = scan_layers(step, carry, inputs, remat=remat, unroll=unroll)
     if cache is not None and pool is not None:
         cache = dataclasses.replace(cache, pool=pool, cca=cca, length=cache.length + time, empty=False)
     return x_BTD, router, cache

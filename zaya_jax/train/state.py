@@ -67,6 +67,7 @@ class Rules:
       loss_chunk: tokens whose logits exist at the same time.
       loss_implementation: "pallas" for a kernel that has none of them in memory.
       z_loss: weight of the squared logsumexp.
+      update_norms: whether a step tells the norms of updates.
     """
 
     model: Zaya
@@ -78,6 +79,7 @@ class Rules:
     loss_chunk: int = 4096
     loss_implementation: str = "xla"
     z_loss: float = 0.0
+    update_norms: bool = True
 
 
 def make_rules(
@@ -108,6 +110,7 @@ def make_rules(
         loss_chunk=config.train.loss_chunk,
         loss_implementation=cast(str, config.train.loss_implementation),
         z_loss=config.train.z_loss,
+        update_norms=config.train.update_norms,
     )
 
 

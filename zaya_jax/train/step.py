@@ -37,7 +37,7 @@ from zaya_jax.parallel.mesh import (
 )
 from zaya_jax.pytree import pytree
 from zaya_jax.train.loss import cross_entropy, cross_entropy_kernel
-from zaya_jax.train.norms import global_norm, norms_by_group
+from zaya_jax.train.norms import GROUPS, global_norm, norms_by_group
 from zaya_jax.train.state import Rules, TrainState, layout, shardings
 
 
@@ -69,7 +69,7 @@ class Metrics:
     gradient_norms: dict[str, Float[Array, ""]]
     """Before clipping, by group of weights."""
     update_norms: dict[str, Float[Array, ""]]
-    """Of what was added to the weights, by group."""
+    """Of what was added to the weights, by group; empty where the rules leave them out."""
     router_counts_LX: Int[Array, "L X"]
     router_entropy_L: Float[Array, " L"]
     """Mean entropy of a token's probabilities, in nats."""
@@ -159,7 +159,7 @@ def _local_step(
     kept, update_norms = lax.cond(
         is_finite,
         functools.partial(_move, rules=rules),
-        lambda state, *_: (_movable(state), jax.tree.map(jnp.zeros_like, gradient_norms)),
+        lambda state, *_: (_movable(state), _no_update_norms(rules)),
         state, gradients, norm, sums,
     )  # fmt: skip
     new_state = dataclasses.replace(
@@ -186,10 +186,14 @@ def _move(
     """What a step moves, by its names in `TrainState`, and the norms of the weights' updates."""
     with jax.named_scope("optimizer"):
         clip = jnp.minimum(1.0, rules.clip_norm / jnp.maximum(norm, jnp.finfo(jnp.float32).tiny))
-        # Apart, an update is computed once: its norm reads it, and so does the sum with the weights.
         update = functools.partial(_clipped_update, rules.optimizer)
-        updates, optimizer = apart(update, gradients, clip, state.optimizer, state.parts)
-        update_norms = norms_by_group(rules.deal, cast(dict, updates))
+        if rules.update_norms:
+            # Apart, an update is computed once: its norm reads it, and so does the sum with the weights.
+            updates, optimizer = apart(update, gradients, clip, state.optimizer, state.parts)
+            update_norms = norms_by_group(rules.deal, cast(dict, updates))
+        else:
+            updates, optimizer = update(gradients, clip, state.optimizer, state.parts)
+            update_norms = _no_update_norms(rules)
     with jax.named_scope("balancing"):
         bias_updates, balancer = rules.balancer.update(
             sums.router_counts_LX, state.balancer, state.router_bias_LX
@@ -201,6 +205,10 @@ def _move(
         "balancer": balancer,
     }
     return moved, update_norms
+
+
+def _no_update_norms(rules: Rules) -> dict[str, jax.Array]:
+    return {name: jnp.zeros(()) for name in GROUPS} if rules.update_norms else {}
 
 
 def _clipped_update(
