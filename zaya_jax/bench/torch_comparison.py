@@ -45,8 +45,6 @@ MODEL = ModelConfig(
     router_hidden_size=64,
     max_position_embeddings=4096,
     dtype="float32",
-    remat="none",
-    scan_layers=False,
 )
 BATCH, LENGTH = 8, 256
 PROMPT, NEW_TOKENS = 16, 64
@@ -158,7 +156,7 @@ def our_training() -> Callable[[], Any]:
     """A step of AdamW, clipped; the process keeps its memory as that of `zaya train` does."""
     reuse_host_memory()
     config = Config(
-        model=MODEL,
+        model=dataclasses.replace(MODEL, scan_layers=False),
         data=DataConfig(sequence_length=LENGTH, batch_size=BATCH),
         optimizer=OptimizerConfig(name="adamw", learning_rate=1e-5, warmup_steps=0),
         train=TrainConfig(num_steps=1000, update_norms=False),  # theirs tells none

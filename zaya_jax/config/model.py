@@ -49,8 +49,8 @@ class ModelConfig:
         computes each layer twice more: for the streams within the group, and for its own backward pass.
         Each keeps less than the one before and computes more.
       scan_layers: compiles one layer and loops over it. False compiles each on its own, in as many times
-        the time: a step then neither stacks what the layers keep for the backward pass nor copies out of
-        the stacks.
+        the time: a training step then neither stacks what the layers keep for the backward pass nor copies
+        out of the stacks. A forward pass alone is faster as a loop.
       implementation: of every operation of the run that has a kernel and is not named in a field of
         its own, loss and optimiser among them: "pallas" is the kernel, "xla" what XLA makes of plain
         operations. None takes what `pallas_kernels/choice.py` says is best on the platform.
