@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from zaya_jax.model.attention import attend, attention_mask
+from zaya_jax.model.attention import attend, attend_single, attention_mask
 from zaya_jax.model.experts import permute, weighted_swiglu
 from zaya_jax.model.norms import l2_norm, rms_norm
 from zaya_jax.model.rope import apply_rope, rope_table
@@ -44,6 +44,23 @@ def test_attention(window, num_segments, num_key_heads):
     for result, expected in zip(ours, theirs, strict=True):
         assert expected.dtype == np.float64
         np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("num_key_heads", [1, 2, 4])
+def test_attention_of_a_single_query(num_key_heads):
+    """The second text's query sees nothing, and gets a mean."""
+    random = np.random.default_rng(1)
+    q = 3 * random.standard_normal((2, 1, 4, 6))
+    k, v = random.standard_normal((2, 2, 9, num_key_heads, 6))
+    mask = jnp.stack([jnp.asarray(random.random((1, 9)) < 0.6), jnp.zeros((1, 9), bool)])
+    assert 0 < mask[0].sum() < 9
+    ours = attend_single(*(jnp.asarray(x, jnp.float32) for x in (q, k, v)), mask)
+    with jax.enable_x64(True):
+        expected = plain_attention(jnp.asarray(q), jnp.asarray(k), jnp.asarray(v), mask)
+    assert expected.dtype == np.float64
+    np.testing.assert_allclose(ours[0], expected[0], rtol=1e-5, atol=1e-5)
+    mean = np.repeat(v[1].mean(axis=0), 4 // num_key_heads, axis=0)
+    np.testing.assert_allclose(ours[1, 0], mean, rtol=1e-5, atol=1e-5)
 
 
 def test_a_query_that_sees_nothing_is_finite_and_takes_no_gradient():

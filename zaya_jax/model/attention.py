@@ -1,6 +1,7 @@
 """Causal attention with grouped queries, a sliding window and documents.
 
-Letters: B batch, T query time, S key time, N query heads, K key/value heads, G = N/K, H head width.
+Letters: B batch, T query time, S key time, N query heads, K key/value heads, G = N/K, H head width,
+C = K*H channels of all key heads.
 """
 
 import functools
@@ -74,6 +75,32 @@ def attend(
     (FlashAttention, arXiv 2205.14135, section 3.1).
     """
     return _attend_forward(q_BTNH, k_BSKH, v_BSKH, mask_BTS)[0]
+
+
+def attend_single(
+    q_B1NH: Float[Array, "B 1 N H"],
+    k_BSKH: Float[Array, "B S K H"],
+    v_BSKH: Float[Array, "B S K H"],
+    mask_B1S: Bool[Array, "b 1 S"],
+) -> Float[Array, "B 1 N H"]:
+    """`attend` of a single query, without gradient: keys and values are read as they lie.
+
+    A product for each key head would have both transposed first. Instead a query is as wide as all key heads
+    together, with zeros for those that are not its own: K times the work, which is little for one token.
+    """
+    batch, size, num_keys, width = k_BSKH.shape
+    num_queries = q_B1NH.shape[2]
+    group = num_queries // num_keys
+    own_NK1 = (jnp.arange(num_queries)[:, None] // group == jnp.arange(num_keys))[:, :, None]
+    q_BNC = jnp.where(own_NK1, q_B1NH[:, 0, :, None], 0).reshape(batch, num_queries, -1)
+    k_BSC, v_BSC = (x.reshape(batch, size, -1) for x in (k_BSKH, v_BSKH))
+    scores_BNS = jnp.einsum("bnc,bsc->bns", q_BNC, k_BSC, preferred_element_type=jnp.float32) * width**-0.5
+    scores_BNS = jnp.where(mask_B1S, scores_BNS, jnp.finfo(jnp.float32).min)
+    exp_BNS = jnp.exp(scores_BNS - scores_BNS.max(axis=-1, keepdims=True))
+    out_BNC = jnp.einsum("bns,bsc->bnc", exp_BNS.astype(v_BSC.dtype), v_BSC)
+    out_BNKH = out_BNC.reshape(batch, num_queries, num_keys, width)
+    out_BNH = jnp.sum(jnp.where(own_NK1, out_BNKH, 0), axis=2) / exp_BNS.sum(axis=-1)[..., None]
+    return out_BNH[:, None].astype(v_BSKH.dtype)
 
 
 def _attend_forward(q_BTNH, k_BSKH, v_BSKH, mask_BTS):

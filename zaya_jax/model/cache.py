@@ -20,7 +20,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from zaya_jax.config import HYBRID_SLIDING, ModelConfig
-from zaya_jax.model.attention import attend, attention_mask
+from zaya_jax.model.attention import attend, attend_single, attention_mask
 from zaya_jax.model.cca import CcaState
 from zaya_jax.model.kernels import attend_to_cache
 from zaya_jax.pytree import pytree, static
@@ -161,8 +161,8 @@ def _for_size(read: Callable[[int], jax.Array], layer: LayerSlots, sizes: tuple[
 
 def _attend_to_slots(q_B1NH, pool: Pool, layer: LayerSlots, cache: Cache, size: int) -> jax.Array:
     index_S = _slot_contents(cache.length + 1, size)
-    mask = _cache_mask(cache, cache.length[None], index_S, layer)
-    return attend(q_B1NH, *_slots_of(pool, layer, size), mask)
+    mask_B1S = _cache_mask(cache, cache.length[None], index_S, layer)
+    return attend_single(q_B1NH, *_slots_of(pool, layer, size), mask_B1S)
 
 
 def _attend_to_slots_by_kernel(q_B1NH, pool: Pool, layer: LayerSlots, cache: Cache, size: int) -> jax.Array:
