@@ -40,7 +40,8 @@ def _not_inlined(function: Callable[..., Any]) -> Callable[..., Any]:
 def transposed_product(x: jax.Array, y: jax.Array, *, dtype: Any = None) -> jax.Array:
     """`x^T @ y`, the sum over rows that the gradient of a product's weights is.
 
-    On CPUs the transpose is written out: left to itself, XLA transposes too, but for a slower routine.
+    On CPUs the transpose is written out, that of the narrower factor: left to itself, XLA transposes too,
+    but for a slower routine.
 
     Args:
       x: the product's input, [*A, P, D].
@@ -54,6 +55,8 @@ def transposed_product(x: jax.Array, y: jax.Array, *, dtype: Any = None) -> jax.
 
     def written_out(x: jax.Array, y: jax.Array) -> jax.Array:
         # The barrier keeps XLA from folding the transpose into the product.
+        if y.shape[-1] < x.shape[-1]:
+            return multiply(lax.optimization_barrier(y.mT), x).mT
         return multiply(lax.optimization_barrier(x.mT), y)
 
     return lax.platform_dependent(x, y, cpu=_not_inlined(written_out), default=lambda x, y: multiply(x.mT, y))

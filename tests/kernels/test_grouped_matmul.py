@@ -3,6 +3,7 @@
 import functools
 import inspect
 import math
+import re
 
 import chex
 import jax
@@ -232,3 +233,18 @@ def test_blocked_makes_nothing_of_rows_times_groups():
     assert max(sizes) < rows * groups * width
     temporary = trace.lower().compile().memory_analysis().temp_size_in_bytes
     assert temporary < 2 * 4 * (groups * width * output + rows * (width + output))
+
+
+def test_no_loop_starts_from_a_copied_constant():
+    """Zeros of one shape, for several loops, would be one constant, copied for each from the start."""
+
+    def two_products(rows_PD, first_EDF, second_EDF, sizes_E):
+        hidden_PD = grouped_matmul(rows_PD, first_EDF, sizes_E, implementation="blocked")
+        return jnp.sum(grouped_matmul(hidden_PD, second_EDF, sizes_E, implementation="blocked") ** 2)
+
+    shapes = ((MANY, 64), (4, 64, 64), (4, 64, 64))
+    operands = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    gradients = jax.jit(jax.grad(two_products, argnums=(0, 1, 2)))
+    program = gradients.lower(*operands, jax.ShapeDtypeStruct((4,), jnp.int32)).compile().as_text()
+    copied = re.findall(rf"= f32\[(?:{MANY}|4),64[\d,]*\]\S* copy\(", program)
+    assert not copied

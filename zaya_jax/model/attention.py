@@ -69,10 +69,10 @@ def attend(
 ) -> Float[Array, "B T N H"]:
     """Softmax attention with scale 1/sqrt(H); scores and softmax in float32.
 
-    Query head n belongs to key head n // G. A query that may look at nothing gets a mean of all
-    values, a finite number that nobody reads: only padding is in that place. For the backward pass
-    nothing of size T x S is kept: it forms the probabilities anew from their logsumexp
-    (FlashAttention, arXiv 2205.14135, section 3.1).
+    Query head n belongs to key head n // G. A query that may look at nothing gets a mean of all values, a
+    finite number that nobody reads, and gives no gradient: only padding is in that place. For the backward
+    pass nothing of size T x S is kept: it forms the probabilities anew from their logsumexp (FlashAttention,
+    arXiv 2205.14135, section 3.1).
     """
     return _attend_forward(q_BTNH, k_BSKH, v_BSKH, mask_BTS)[0]
 
@@ -111,7 +111,9 @@ def _attend_forward(q_BTNH, k_BSKH, v_BSKH, mask_BTS):
     sum_BKGT = exp_BKGTS.sum(axis=-1)
     out_BKGTH = jnp.einsum("bkgts,bskh->bkgth", exp_BKGTS.astype(v_BSKH.dtype), v_BSKH)
     out_BKGTH = (out_BKGTH / sum_BKGT[..., None]).astype(v_BSKH.dtype)
-    logsumexp_BKGT = top_BKGT + jnp.log(sum_BKGT)
+    # Infinite for a query that may look at nothing: its probabilities are zeros for the backward pass.
+    sees_BKGT = top_BKGT > jnp.finfo(jnp.float32).min
+    logsumexp_BKGT = jnp.where(sees_BKGT, top_BKGT + jnp.log(sum_BKGT), jnp.inf)
     q_BTNH, k_BSKH, v_BSKH, out_BTNH, logsumexp_BKGT = (
         checkpoint_name(x, KEPT) for x in (q_BTNH, k_BSKH, v_BSKH, _ungroup(out_BKGTH), logsumexp_BKGT)
     )
@@ -120,21 +122,26 @@ def _attend_forward(q_BTNH, k_BSKH, v_BSKH, mask_BTS):
 
 def _attend_backward(saved, grad_BTNH):
     q_BTNH, k_BSKH, v_BSKH, mask_BTS, out_BTNH, logsumexp_BKGT = saved
-    q_BKGTH, grad_BKGTH, out_BKGTH = (_group(x, k_BSKH.shape[2]) for x in (q_BTNH, grad_BTNH, out_BTNH))
+    num_keys = k_BSKH.shape[2]
+    q_BKGTH, grad_BKGTH = (_group(x, num_keys) for x in (q_BTNH, grad_BTNH))
     probs_BKGTS = jnp.exp(_scores(q_BKGTH, k_BSKH, mask_BTS) - logsumexp_BKGT[..., None])
     grad_v_BSKH = _sum_over_queries(probs_BKGTS.astype(v_BSKH.dtype), grad_BKGTH)
     product = functools.partial(jnp.einsum, "bkgth,bskh->bkgts", preferred_element_type=jnp.float32)
     grad_probs_BKGTS = apart(product, grad_BKGTH, v_BSKH)
     # What the softmax's normalisation takes off: sum over s of probs * grad_probs.
-    shared_BKGT = jnp.sum(grad_BKGTH.astype(jnp.float32) * out_BKGTH.astype(jnp.float32), axis=-1)
-    grad_scores_BKGTS = probs_BKGTS * (grad_probs_BKGTS - shared_BKGT[..., None]) * q_BTNH.shape[-1] ** -0.5
-    grad_scores_BKGTS = jnp.where(mask_BTS[:, None, None], grad_scores_BKGTS, 0).astype(q_BTNH.dtype)
+    shared_BKGT1 = _group(apart(_sum_of_products, grad_BTNH, out_BTNH), num_keys)
+    grad_scores_BKGTS = probs_BKGTS * (grad_probs_BKGTS - shared_BKGT1) * q_BTNH.shape[-1] ** -0.5
+    grad_scores_BKGTS = grad_scores_BKGTS.astype(q_BTNH.dtype)
     grad_q_BKGTH = jnp.einsum("bkgts,bskh->bkgth", grad_scores_BKGTS, k_BSKH)
     grad_k_BSKH = _sum_over_queries(grad_scores_BKGTS, q_BKGTH)
     return _ungroup(grad_q_BKGTH), grad_k_BSKH, grad_v_BSKH, None
 
 
 attend.defvjp(_attend_forward, _attend_backward)
+
+
+def _sum_of_products(x_BTNH: jax.Array, y_BTNH: jax.Array) -> jax.Array:
+    return jnp.sum(x_BTNH.astype(jnp.float32) * y_BTNH.astype(jnp.float32), axis=-1, keepdims=True)
 
 
 def _sum_over_queries(x_BKGTS: jax.Array, y_BKGTH: jax.Array) -> jax.Array:
