@@ -36,7 +36,7 @@ def get_config() -> ConfigDict:
 
     config.optimizer = ConfigDict()
     config.optimizer.name = "muon"
-    config.optimizer.learning_rate = 6e-3
+    config.optimizer.learning_rate = 1e-2
     config.optimizer.final_learning_rate = 3e-4
     config.optimizer.warmup_steps = 20
     config.optimizer.weight_decay = 0.1
@@ -45,9 +45,9 @@ def get_config() -> ConfigDict:
     config.balancing.learning_rate = 1e-2
 
     config.train = ConfigDict()
-    config.train.num_steps = 240
+    config.train.num_steps = 200
     config.train.log_every = 10
-    config.train.eval_every = 240
-    config.train.checkpoint_every = 80
+    config.train.eval_every = 200
+    config.train.checkpoint_every = 100
     config.train.seed = 0
     return config

@@ -12,7 +12,7 @@ from zaya_jax.options import load_config
 from zaya_jax.train.loop import train
 from zaya_jax.train.metrics import read_metrics
 
-ADAMW_RATES = (1.5e-3, 3e-3, 6e-3)
+ADAMW_RATES = (3e-3, 6e-3, 1.2e-2)
 """Tried for AdamW alone, of which the best counts; Muon has the rate of its config."""
 NUM_POINTS = 12
 
