@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import pytest
 
 from zaya_jax.options import load_config
@@ -15,7 +16,13 @@ from zaya_jax.plan.arithmetic import (
     step_seconds,
 )
 from zaya_jax.plan.devices import MI300X, Cluster, find_device
-from zaya_jax.plan.memory import POLICIES, activation_bytes, memory_by_kind, state_bytes
+from zaya_jax.plan.memory import (
+    POLICIES,
+    activation_bytes,
+    kept_shapes,
+    memory_by_kind,
+    state_bytes,
+)
 from zaya_jax.plan.report import make_plan
 
 PARAMETERS = 8_840_488_784
@@ -108,6 +115,19 @@ def test_a_group_at_work_has_its_own_streams_weights_and_gradients(zaya1_8b):
     assert layer[copies] == 0
     embedding = 262_272 * 2048
     assert group[copies] == pytest.approx(5 / 40 * 2 * 2 * (PARAMETERS - embedding), rel=1e-2)
+
+
+@pytest.mark.parametrize("width", [128, 127, 127 * 131])
+@pytest.mark.parametrize("remat", ["none", "layer", "group"])
+def test_activations_are_what_a_second_sequence_adds(remat, width):
+    """Also where the sizes of weights are multiples of the primes that tell the batch."""
+    tiny = load_config("configs/tiny.py", []).model
+    model = dataclasses.replace(tiny, remat=remat, moe_intermediate_size=width)
+    one, two = (
+        sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(kept_shapes(model, batch, 64)))
+        for batch in (1, 2)
+    )
+    assert activation_bytes(model, 64) == two - one
 
 
 def test_activations_grow_evenly(zaya1_8b):

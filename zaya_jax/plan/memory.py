@@ -18,6 +18,9 @@ from zaya_jax.train.state import init_state, make_rules
 POLICIES = ("none", *REMAT_POLICIES)
 """What `ModelConfig.remat` can be, from the most memory to the most recomputation."""
 
+_PRIMES = (127, 131, 137, 139, 149, 151)
+"""Batches to trace with: an array that a prime divides has the batch as an axis."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StateBytes:
@@ -65,13 +68,44 @@ def dealt_bytes(config: Config, num_devices: int, dtype: str) -> int:
     return matrices + sum(math.prod(part.shape) * _item(weights[part.path], dtype) for part in dealt.elements)
 
 
+@functools.cache
 def activation_bytes(config: ModelConfig, time: int) -> int:
     """Bytes that the backward pass of all layers keeps for one sequence, under the config's remat.
 
-    Exact for the program as JAX writes it down: what the backward pass takes from the forward pass, of
-    two sequences less that of one. XLA may keep less.
+    Exact for the program as JAX writes it down: what the backward pass takes from the forward pass and
+    what grows with the batch. XLA may keep less.
     """
-    return _kept_bytes(config, 2, time) - _kept_bytes(config, 1, time)
+    sizes = [time, *(weight.size for weight in flatten(declare(config)).values())]
+    batch = next(prime for prime in _PRIMES if all(size % prime for size in sizes))
+    kept = jax.tree.leaves(kept_shapes(config, batch, time))
+    return _bytes([x for x in kept if x.size % batch == 0]) // batch
+
+
+def kept_shapes(config: ModelConfig, batch: int, time: int) -> Any:
+    """Shapes of all that the backward pass of the layers takes from the forward pass, weights too.
+
+    Args:
+      config: of the model.
+      batch: sequences.
+      time: tokens a sequence.
+    """
+    # The grouped product of a CPU keeps other things than that of a GPU.
+    config = dataclasses.replace(config, experts_implementation="ragged_dot")
+    variables = abstract_variables(config)
+    dtypes = map_weights(
+        lambda w, x: jax.ShapeDtypeStruct(x.shape, config.dtype if w.in_products else x.dtype),
+        declare(config),
+        variables["params"],
+    )
+    tokens_BT = jax.ShapeDtypeStruct((batch, time), jnp.int32)
+
+    def pull_back(params: Any, bias: jax.Array, tokens: jax.Array) -> Any:
+        def stream(params: Any) -> Any:
+            return hidden_states(config, params, bias, tokens, tokens, tokens)[0]
+
+        return jax.vjp(stream, params)[1]
+
+    return jax.eval_shape(pull_back, dtypes, variables["router_bias"]["layers"], tokens_BT)
 
 
 def working_bytes(config: ModelConfig, time: int) -> int:
@@ -129,27 +163,6 @@ def memory_by_kind(config: Config, num_devices: int) -> dict[str, int]:
 def _layer_bytes(config: ModelConfig, remat: str, time: int) -> int:
     """Bytes that a policy keeps of one layer and one sequence."""
     return activation_bytes(dataclasses.replace(config, remat=remat), time) // config.num_hidden_layers
-
-
-@functools.cache
-def _kept_bytes(config: ModelConfig, batch: int, time: int) -> int:
-    # The grouped product of a CPU keeps other things than that of a GPU.
-    config = dataclasses.replace(config, experts_implementation="ragged_dot")
-    variables = abstract_variables(config)
-    dtypes = map_weights(
-        lambda w, x: jax.ShapeDtypeStruct(x.shape, config.dtype if w.in_products else x.dtype),
-        declare(config),
-        variables["params"],
-    )
-    tokens_BT = jax.ShapeDtypeStruct((batch, time), jnp.int32)
-
-    def pull_back(params: Any, bias: jax.Array, tokens: jax.Array) -> Any:
-        def stream(params: Any) -> Any:
-            return hidden_states(config, params, bias, tokens, tokens, tokens)[0]
-
-        return jax.vjp(stream, params)[1]
-
-    return _bytes(jax.eval_shape(pull_back, dtypes, variables["router_bias"]["layers"], tokens_BT))
 
 
 def _item(weight: Weight, dtype: str) -> int:

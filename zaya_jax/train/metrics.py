@@ -7,7 +7,6 @@ import pathlib
 from typing import Any
 
 import numpy as np
-from tensorboardX import SummaryWriter
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -49,6 +48,9 @@ class MetricsWriter:
     """
 
     def __init__(self, run_folder: str | pathlib.Path, *, first_step: int):
+        # Here, because it imports torch where it finds it: two seconds that a dry run need not wait.
+        from tensorboardX import SummaryWriter
+
         folder = pathlib.Path(run_folder)
         _forget_after(folder / METRICS_FILE, first_step)
         self._file = (folder / METRICS_FILE).open("a")
