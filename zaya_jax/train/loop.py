@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 import pathlib
 import shutil
 import time
@@ -230,8 +231,12 @@ def _start(run: _Run, checkpoints: Checkpoints) -> TrainState:
     placed = shardings(state, run.mesh)
     step = checkpoints.latest_step()
     if step is None:
-        init = functools.partial(init_state, run.config, rules)
-        return _with_weights(run, jax.jit(init, out_shardings=placed)())
+        init = jax.jit(
+            functools.partial(init_state, run.config, rules),
+            out_shardings=placed,
+            compiler_options=compiler_options(run.mesh, once=True),
+        )
+        return _with_weights(run, init())
     if not checkpoints.has_training(step):
         raise ValueError(
             f"{run.config.run_folder} holds weights only; train from them in a folder of its own: "
@@ -370,15 +375,18 @@ def _evaluate(
     run: _Run, stretch: Stretch, programs: _Programs, state: TrainState, step: int, outputs: _Outputs
 ) -> None:
     """Says and writes down the held-out loss."""
-    data = stretch.phase.config.data
-    nats = num_bytes = num_targets = 0.0
-    for batch in evaluation_batches(
+    data, limit = stretch.phase.config.data, run.config.train.eval_sequences
+    sequences = num_sequences(run.corpus, "validation", data.sequence_length)
+    num_batches = math.ceil(min(sequences, limit or sequences) / data.batch_size)
+    batches = evaluation_batches(
         run.corpus,
         split="validation",
         sequence_length=data.sequence_length,
         batch_size=data.batch_size,
-        limit=run.config.train.eval_sequences,
-    ):
+        limit=limit,
+    )
+    nats = num_bytes = num_targets = 0.0
+    for batch in outputs.progress.evaluating(step, batches, num_batches):
         sums = programs.evaluate(state, jax.device_put(batch, by_rows(run.mesh)))
         nats += float(sums.loss)
         num_targets += float(sums.num_targets)

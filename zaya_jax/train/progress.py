@@ -2,10 +2,16 @@
 
 import sys
 import time
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+Batch = TypeVar("Batch")
+
+QUIET_SECONDS = 15
+"""After so long without a line that stays, an evaluation says where it is."""
 
 
 class ProgressLine:
@@ -14,14 +20,14 @@ class ProgressLine:
     Args:
       num_steps: of the whole run.
       first_step: steps already done.
-      console: where to write; standard error by default.
+      console: where to write; standard output by default.
     """
 
     def __init__(self, num_steps: int, first_step: int, console: Console | None = None):
-        self._console = console or Console(stderr=False, file=sys.stdout, soft_wrap=True, highlight=False)
+        self._console = console or Console(file=sys.stdout, soft_wrap=True, highlight=False)
         self._num_steps = num_steps
         self._first_step = first_step
-        self._started = time.monotonic()
+        self._started = self._spoke = time.monotonic()
         self._bar = None
         if self._console.is_terminal:
             columns = (BarColumn(16), TextColumn("{task.description}"), TimeRemainingColumn())
@@ -40,6 +46,7 @@ class ProgressLine:
     def say(self, text: str) -> None:
         """A line that stays."""
         self._console.print(text, markup=False)
+        self._spoke = time.monotonic()
 
     def update(self, step: int, values: dict[str, float], phase: str = "") -> None:
         """Shows the metrics of a step, and the name of its phase if it has one."""
@@ -50,6 +57,19 @@ class ProgressLine:
         done = step - self._first_step
         left = (time.monotonic() - self._started) / max(done, 1) * (self._num_steps - step)
         self.say(f"{text} | {format_duration(left)} left")
+
+    def evaluating(self, step: int, batches: Iterable[Batch], num_batches: int) -> Iterator[Batch]:
+        """The batches of an evaluation, and how many are done for those who wait."""
+        before = self._bar.tasks[0].description if self._bar else ""
+        for done, batch in enumerate(batches):
+            text = f"step {step}: held-out batch {done}/{num_batches}"
+            if self._bar:
+                self._bar.update(self._task, description=text)
+            elif time.monotonic() - self._spoke >= QUIET_SECONDS:
+                self.say(text)
+            yield batch
+        if self._bar:
+            self._bar.update(self._task, description=before)
 
 
 def describe(step: int, num_steps: int, values: dict[str, float], phase: str = "") -> str:
