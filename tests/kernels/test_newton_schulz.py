@@ -13,6 +13,7 @@ from kernel_base import ROUNDOFF, fast_jit, in_turn, normals, relative_error, ro
 
 from pallas_kernels.newton_schulz import Blocks, newton_schulz
 from pallas_kernels.newton_schulz.reference import newton_schulz_reference
+from pallas_kernels.newton_schulz.triton import gram
 
 BLOCKS = Blocks(side=16, contracted=16)
 STEP = (3.4445, -4.7750, 2.0315)
@@ -89,14 +90,14 @@ def test_five_steps_make_singular_values_one(shape):
     assert np.all((values > 0.6) & (values < 1.3))
 
 
-def test_gram_matrices_are_mirrored_exactly():
-    """What `_symmetric` gives is its own transpose to the last bit, in blocks on and off the diagonal."""
-    from pallas_kernels.newton_schulz.triton import _symmetric
-
+@pytest.mark.parametrize("mean", [0.0, 7.0])
+def test_gram_matrices_are_mirrored_exactly(mean):
+    """What `gram` gives is its own transpose to the last bit, in blocks on and off the diagonal."""
     (x,) = map(jnp.bfloat16, normals(0, (2, 40, 24)))
-    gram = _symmetric(x, None, (0.0, 1.0), transposed=False, blocks=BLOCKS)
-    np.testing.assert_array_equal(gram, gram.mT)
-    assert relative_error(gram, np.float64(x) @ np.float64(x.mT)) < 2 * ROUNDOFF["bfloat16"]
+    rest = gram(x, jnp.full(2, mean), transposed=False, blocks=BLOCKS)
+    np.testing.assert_array_equal(rest, rest.mT)
+    right = np.float64(x) @ np.float64(x.mT) - mean * np.eye(40)
+    assert relative_error(rest, right) < 2 * ROUNDOFF["bfloat16"]
 
 
 @pytest.mark.parametrize("shape", [(2, 9, 21), (2, 21, 9)])
