@@ -7,8 +7,10 @@ from collections.abc import Iterator
 
 import jax
 
-from zaya_jax.config import Config
+from zaya_jax.config import Config, DataConfig, MixtureConfig
 from zaya_jax.data.corpus import build_corpus
+from zaya_jax.data.mixture import Mixture, Reading, make_orders
+from zaya_jax.data.order import Position
 from zaya_jax.data.shards import Corpus
 from zaya_jax.data.tokenizer import ByteTokenizer
 
@@ -76,6 +78,22 @@ def small_values(*, run_folder: str, corpus: str) -> dict:
 
 def small_config(*, run_folder: pathlib.Path, corpus: pathlib.Path) -> Config:
     return Config.from_dict(small_values(run_folder=str(run_folder), corpus=str(corpus)))
+
+
+def reading_from_the_start(
+    corpora: dict[str, Corpus], *, length: int, seed: int = 0, weights: tuple[int, ...] = (1,)
+) -> Reading:
+    """Of a run of one phase, before its first step."""
+    names = tuple(corpora)
+    named = MixtureConfig(name="m", corpora=names, weights=tuple(map(float, weights)))
+    data = DataConfig(mixtures=(named,), mixture="m", sequence_length=length)
+    return Reading(
+        orders=make_orders([data], {name: c.train.tokens for name, c in corpora.items()}, seed=seed),
+        positions=dict.fromkeys(names, Position()),
+        mixture=Mixture(names, weights),
+        first_sequence=0,
+        length=length,
+    )
 
 
 @contextlib.contextmanager

@@ -5,11 +5,11 @@ import time
 import chex
 import numpy as np
 import pytest
+from small_runs import reading_from_the_start
 
 from zaya_jax.data.corpus import build_corpus
 from zaya_jax.data.loader import evaluation_batches, num_sequences
-from zaya_jax.data.loader import training_batches as mixture_batches
-from zaya_jax.data.mixture import Mixture
+from zaya_jax.data.loader import training_batches as batches_of
 from zaya_jax.data.tokenizer import ByteTokenizer
 
 BLOCK = 64
@@ -36,11 +36,10 @@ def corpus(tmp_path_factory, texts):
     )
 
 
-def training_batches(corpus, *, first_step=0, **values):
-    """Of one corpus, after so many batches of the same size."""
-    values = {"sequence_length": 32, "batch_size": 4, "seed": 7, **values}
-    first_sequence = first_step * values["batch_size"]
-    return mixture_batches(Mixture((corpus,), (1,)), first_sequence=first_sequence, **values)
+def training_batches(corpus, *, first_sequence=0, sequence_length=32, batch_size=4, seed=7, num_steps=None):
+    """Of one corpus, after so many sequences of the same length."""
+    reading = reading_from_the_start({"c": corpus}, length=sequence_length, seed=seed).after(first_sequence)
+    return batches_of(reading, {"c": corpus}, batch_size=batch_size, num_steps=num_steps)
 
 
 def _take(batches, count):
@@ -71,10 +70,11 @@ def test_both_splits_are_all_documents(corpus):
     assert corpus.train.documents + corpus.validation.documents == 60
 
 
-def test_evaluation_predicts_every_token_but_the_first_of_a_piece(corpus):
+def test_evaluation_predicts_every_token_but_the_first_of_a_document(corpus):
+    """A window's first token too: it is the target of the last position of the window before."""
     batches = list(evaluation_batches(corpus, split="validation", sequence_length=32, batch_size=5))
-    pieces = sum(batch.segments_BT.max(axis=-1).sum() for batch in batches)
-    assert sum(batch.weights_BT.sum() for batch in batches) == corpus.validation.tokens - pieces
+    predicted = sum(batch.weights_BT.sum() for batch in batches)
+    assert predicted == corpus.validation.tokens - corpus.validation.documents
     sequences = num_sequences(corpus, "validation", 32)
     assert sequences % 5, "the last batch must be short for this test"
     assert len(batches) == -(-sequences // 5)
@@ -82,6 +82,28 @@ def test_evaluation_predicts_every_token_but_the_first_of_a_piece(corpus):
     assert all(batch.tokens_BT.shape == (5, 32) for batch in batches)
     assert not batches[-1].segments_BT[-missing:].any()
     assert not batches[-1].weights_BT[-missing:].any()
+
+
+@pytest.mark.parametrize("sequence_length", [16, 64, 128])
+def test_targets_are_what_follows_in_the_stream(corpus, sequence_length):
+    """Within a block, at its end, and over several blocks; also of windows that are read shuffled."""
+    (everything,) = evaluation_batches(corpus, split="train", sequence_length=64, batch_size=10**3)
+    stream = everything.tokens_BT.ravel()[: corpus.train.tokens]
+    follows = {stream[i : i + 8].tobytes(): stream[i + 8] for i in range(len(stream) - 8)}
+    num_steps = 2 * num_sequences(corpus, "train", sequence_length)
+    checked = 0
+    for batch in training_batches(corpus, sequence_length=sequence_length, batch_size=1, num_steps=num_steps):
+        np.testing.assert_array_equal(batch.targets_BT[0, :-1], batch.tokens_BT[0, 1:])
+        last = batch.tokens_BT[0, -8:]
+        if list(stream).count(last[0]) and last.tobytes() in follows and is_once(stream, last):
+            assert batch.targets_BT[0, -1] == follows[last.tobytes()]
+            checked += 1
+    assert checked > 10
+
+
+def is_once(stream, tokens):
+    windows = np.lib.stride_tricks.sliding_window_view(stream, len(tokens))
+    return (windows == tokens).all(axis=1).sum() == 1
 
 
 @pytest.mark.parametrize(("limit", "rows"), [(1, 1), (5, 5), (10**6, None)])
@@ -104,13 +126,13 @@ def test_batches_have_the_types_of_the_model(corpus):
         assert array.dtype == (np.float32 if name == "weights_BT" else np.int32)
 
 
-@pytest.mark.parametrize("first_step", [1, 3, 40, 1000])
-def test_resumed_run_reads_what_the_undisturbed_one_does(corpus, first_step):
-    undisturbed = training_batches(corpus)
-    expected = _take(_from(undisturbed, first_step), 5)
+@pytest.mark.parametrize("first_sequence", [1, 3, 4, 12, 41, 163, 1000])
+def test_a_run_that_goes_on_anywhere_reads_what_the_undisturbed_one_does(corpus, first_sequence):
+    """In the middle of what was a batch too: a ramp's batches are smaller."""
+    undisturbed = training_batches(corpus, batch_size=1)
+    expected = _rows(_take(_from(undisturbed, first_sequence), 20))
     undisturbed.close()
-    resumed = list(training_batches(corpus, first_step=first_step, num_steps=5))
-    chex.assert_trees_all_equal(resumed, expected)
+    assert _rows(training_batches(corpus, first_sequence=first_sequence, num_steps=5)) == expected
 
 
 def _from(iterator, start):
@@ -122,23 +144,32 @@ def _from(iterator, start):
 def test_two_loaders_agree_and_another_seed_does_not(corpus):
     first = list(training_batches(corpus, num_steps=8))
     chex.assert_trees_all_equal(first, list(training_batches(corpus, num_steps=8)))
-    assert _rows(first) != _rows(training_batches(corpus, seed=8, first_step=0, num_steps=8))
+    assert _rows(first) != _rows(training_batches(corpus, seed=8, num_steps=8))
 
 
 def test_position_does_not_depend_on_the_batch_size(corpus):
-    small = _rows(training_batches(corpus, batch_size=2, first_step=6, num_steps=6))
-    large = _rows(training_batches(corpus, batch_size=6, first_step=2, num_steps=2))
+    small = _rows(training_batches(corpus, batch_size=2, first_sequence=12, num_steps=6))
+    large = _rows(training_batches(corpus, batch_size=6, first_sequence=12, num_steps=2))
     assert small == large
 
 
 def test_every_epoch_has_every_window_once_in_another_order(corpus):
     sequences = num_sequences(corpus, "train", 32)
-    rows = _rows(training_batches(corpus, batch_size=1, first_step=0, num_steps=3 * sequences))
+    rows = _rows(training_batches(corpus, batch_size=1, num_steps=3 * sequences))
     epochs = [rows[i * sequences : (i + 1) * sequences] for i in range(3)]
     in_order = _rows(evaluation_batches(corpus, split="train", sequence_length=32, batch_size=1))
     assert all(sorted(epoch) == sorted(in_order) for epoch in epochs)
     orders = [*epochs, in_order]
     assert all(a != b for a, b in itertools.combinations(orders, 2))
+
+
+def test_an_epoch_of_one_seed_is_no_epoch_of_the_next(corpus):
+    sequences = num_sequences(corpus, "train", 32)
+    seeds = [
+        _rows(training_batches(corpus, batch_size=1, seed=s, num_steps=4 * sequences)) for s in (7, 8, 9)
+    ]
+    epochs = [tuple(rows[i * sequences : (i + 1) * sequences]) for rows in seeds for i in range(4)]
+    assert len(set(epochs)) == 12
 
 
 def test_batch_larger_than_the_corpus_repeats_it(corpus):
@@ -184,7 +215,7 @@ def test_damage_after_opening_is_not_read_as_text(corpus, tmp_path, texts):
 @pytest.mark.parametrize("sequence_length", [33, 48, 96])
 def test_sequence_length_that_fits_no_blocks(corpus, sequence_length):
     with pytest.raises(ValueError, match=f"{sequence_length}, and .* has blocks of 64 tokens; one must be a"):
-        training_batches(corpus, sequence_length=sequence_length, first_step=0)
+        next(training_batches(corpus, sequence_length=sequence_length))
 
 
 def test_split_shorter_than_a_sequence(corpus):
@@ -194,9 +225,4 @@ def test_split_shorter_than_a_sequence(corpus):
     ):
         evaluation_batches(corpus, split="validation", sequence_length=length, batch_size=1)
     with pytest.raises(ValueError, match=f"{length}, and the train split"):
-        training_batches(corpus, sequence_length=length, first_step=0)
-
-
-def test_negative_step(corpus):
-    with pytest.raises(ValueError, match="first_sequence is -4; it must be 0 or above"):
-        training_batches(corpus, first_step=-1)
+        next(training_batches(corpus, sequence_length=length))

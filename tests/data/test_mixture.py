@@ -4,11 +4,12 @@ import collections
 
 import numpy as np
 import pytest
+from small_runs import reading_from_the_start
 
 from zaya_jax.config import DataConfig, MixtureConfig
 from zaya_jax.data.corpus import build_corpus
 from zaya_jax.data.loader import evaluation_batches, training_batches
-from zaya_jax.data.mixture import open_mixture, pick, whole_weights
+from zaya_jax.data.mixture import Mixture, mixture_of, pick, whole_weights
 from zaya_jax.data.shards import open_corpus
 from zaya_jax.data.tokenizer import ByteTokenizer
 
@@ -31,16 +32,14 @@ def folders(tmp_path_factory):
     return tuple(map(str, made))
 
 
-@pytest.fixture(scope="module")
-def mixture(folders):
-    named = MixtureConfig(name="abc", corpora=folders, weights=(0.5, 0.3, 0.2))
-    config = DataConfig(corpus=folders[0], source=None, mixtures=(named,), mixture="abc")
-    return open_mixture(config, open_corpus(folders[0]))
+WEIGHTS = (5, 3, 2)
 
 
-def rows(mixture, **values):
-    values = {"sequence_length": LENGTH, "batch_size": 4, "seed": 0, **values}
-    return [row for batch in training_batches(mixture, **values) for row in batch.tokens_BT]
+def rows(folders, *, weights=WEIGHTS, first_sequence=0, batch_size=4, num_steps):
+    corpora = {folder: open_corpus(folder) for folder in folders}
+    reading = reading_from_the_start(corpora, length=LENGTH, weights=weights).after(first_sequence)
+    batches = training_batches(reading, corpora, batch_size=batch_size, num_steps=num_steps)
+    return [row for batch in batches for row in batch.tokens_BT]
 
 
 def letter(row):
@@ -84,26 +83,33 @@ def test_weights_are_what_was_written(weights, expected):
     assert whole_weights(weights) == expected
 
 
-def test_batches_have_the_shares_of_the_mixture(mixture):
-    found = collections.Counter(letter(row) for row in rows(mixture, num_steps=50))
+def test_the_mixture_of_a_config(folders):
+    named = MixtureConfig(name="abc", corpora=folders, weights=(0.5, 0.3, 0.2))
+    config = DataConfig(corpus="held_out", source=None, mixtures=(named,), mixture="abc")
+    assert mixture_of(config) == Mixture(folders, WEIGHTS)
+    assert mixture_of(DataConfig(corpus="alone", source=None)) == Mixture(("alone",), (1,))
+
+
+def test_batches_have_the_shares_of_the_mixture(folders):
+    found = collections.Counter(letter(row) for row in rows(folders, num_steps=50))
     assert found == {"a": 100, "b": 60, "c": 40}
 
 
-@pytest.mark.parametrize("step", [1, 7, 33])
-def test_a_resumed_mixture_reads_what_the_undisturbed_one_does(mixture, step):
-    undisturbed = rows(mixture, num_steps=40)
-    resumed = rows(mixture, first_sequence=4 * step, num_steps=40 - step)
-    np.testing.assert_array_equal(resumed, undisturbed[4 * step :])
+@pytest.mark.parametrize("first_sequence", [1, 4, 28, 30, 132])
+def test_a_resumed_mixture_reads_what_the_undisturbed_one_does(folders, first_sequence):
+    undisturbed = rows(folders, num_steps=40)
+    resumed = rows(folders, first_sequence=first_sequence, batch_size=1, num_steps=160 - first_sequence)
+    np.testing.assert_array_equal(resumed, undisturbed[first_sequence:])
 
 
-def test_a_mixture_reads_every_window_of_its_corpora(mixture, folders):
+def test_a_mixture_reads_every_window_of_its_corpora(folders):
     """And each corpus in its own shuffled order, whatever the others do."""
     corpus = open_corpus(folders[2])
     batches = evaluation_batches(corpus, split="train", sequence_length=LENGTH, batch_size=1)
     held = [batch.tokens_BT[0].tobytes() for batch in batches]
-    enough = rows(mixture, num_steps=2 * len(held))  # of 4 sequences, of which a fifth is of this corpus
+    enough = rows(folders, num_steps=2 * len(held))  # of 4 sequences, of which a fifth is of this corpus
     read = [row.tobytes() for row in enough if letter(row) == "c"]
     assert sorted(read[: len(held)]) == sorted(held)
     assert len(read) >= len(held)
-    alone = open_mixture(DataConfig(corpus=folders[2], source=None), corpus)
-    assert read[: len(held)] == [row.tobytes() for row in rows(alone, batch_size=1, num_steps=len(held))]
+    alone = rows(folders[2:], weights=(1,), batch_size=1, num_steps=len(held))
+    assert read[: len(held)] == [row.tobytes() for row in alone]

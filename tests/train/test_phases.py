@@ -27,19 +27,17 @@ CONFIG = Config.from_dict(VALUES)
 
 
 def test_stretches_by_hand():
-    """`first_sequence` goes on where the mixture and the length are the same, also after other phases."""
     found = [
-        (s.phase.name, s.first_step, s.num_steps, s.batch_size, s.first_sequence, s.first_token)
-        for s in stretches(CONFIG)
+        (s.phase.name, s.first_step, s.num_steps, s.batch_size, s.first_token) for s in stretches(CONFIG)
     ]
     assert found == [
-        ("begin", 0, 3, 2, 0, 0),
-        ("begin", 3, 4, 4, 6, 3 * 64),
-        ("begin", 7, 3, 8, 22, 3 * 64 + 4 * 128),
-        ("same", 10, 3, 8, 46, 1472),
-        ("long", 13, 5, 2, 0, 2240),
-        ("other", 18, 2, 8, 0, 3520),
-        ("again", 20, 1, 4, 70, 4032),
+        ("begin", 0, 3, 2, 0),
+        ("begin", 3, 4, 4, 3 * 64),
+        ("begin", 7, 3, 8, 3 * 64 + 4 * 128),
+        ("same", 10, 3, 8, 1472),
+        ("long", 13, 5, 2, 2240),
+        ("other", 18, 2, 8, 3520),
+        ("again", 20, 1, 4, 4032),
     ]
     assert CONFIG.train.num_steps == 21
 
@@ -52,7 +50,6 @@ def trace(first_step):
             stretch.phase.name,
             stretch.batch_size,
             stretch.phase.config.model.rope_theta,
-            stretch.first_sequence + (step - stretch.first_step) * stretch.batch_size,
             stretch.tokens_until(step),
         )
         for stretch in stretches(CONFIG, first_step=first_step)
@@ -80,7 +77,7 @@ def test_tokens_do_not_overflow():
 def test_a_run_without_phases_is_one():
     config = Config.from_dict({"train": {"num_steps": 50}, "optimizer": {"warmup_steps": 0}})
     (stretch,) = stretches(config, first_step=20)
-    assert (stretch.first_step, stretch.num_steps, stretch.first_sequence) == (20, 30, 20 * 4096)
+    assert (stretch.first_step, stretch.num_steps, stretch.first_token) == (20, 30, 20 * 4096 * 4096)
     assert stretch.phase.config == config
 
 

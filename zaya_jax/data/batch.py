@@ -31,7 +31,13 @@ class Batch:
     segments_BT: Int[np.ndarray | jax.Array, "*B T"]
 
 
-def make_example(tokens_BT: Integer[np.ndarray, "*B T"], *, bos_id: int, pad_id: int) -> Batch:
+def make_example(
+    tokens_BT: Integer[np.ndarray, "*B T"],
+    *,
+    bos_id: int,
+    pad_id: int,
+    targets_BT: Integer[np.ndarray, "*B T"] | None = None,
+) -> Batch:
     """Marks targets, weights, positions and segments in windows of a token stream.
 
     The stream is BOS document EOS, BOS document EOS, ..., PAD. A window may begin and end anywhere
@@ -41,12 +47,17 @@ def make_example(tokens_BT: Integer[np.ndarray, "*B T"], *, bos_id: int, pad_id:
       tokens_BT: windows, [T] or with axes before.
       bos_id: the token that begins a document, and is in none.
       pad_id: the token that fills up the end of the stream, and is in no document.
+      targets_BT: what follows each token in the stream. Without them what follows a window is not known,
+        and its last position has no target.
 
     Returns:
-      A `Batch` of numpy arrays of the shape of `tokens_BT`. The last position has weight 0, its
-      target being outside of the window.
+      A `Batch` of numpy arrays of the shape of `tokens_BT`. A target has weight 1 where it goes on with the
+      document of its token.
     """
     tokens_BT = tokens_BT.astype(np.int32)
+    if targets_BT is None:
+        targets_BT = np.full_like(tokens_BT, pad_id)
+        targets_BT[..., :-1] = tokens_BT[..., 1:]
     real_BT = tokens_BT != pad_id
     starts_BT = tokens_BT == bos_id
     starts_BT[..., 0] = True
@@ -56,8 +67,7 @@ def make_example(tokens_BT: Integer[np.ndarray, "*B T"], *, bos_id: int, pad_id:
     start_times_BT = np.maximum.accumulate(np.where(starts_BT, time_T, 0), axis=-1)
     positions_BT = np.where(real_BT, time_T - start_times_BT, 0).astype(np.int32)
 
-    targets_BT = np.full_like(tokens_BT, pad_id)
-    targets_BT[..., :-1] = tokens_BT[..., 1:]
-    weights_BT = np.zeros(tokens_BT.shape, np.float32)
-    weights_BT[..., :-1] = real_BT[..., :-1] & (segments_BT[..., 1:] == segments_BT[..., :-1])
-    return Batch(tokens_BT, targets_BT, weights_BT, positions_BT, segments_BT)
+    goes_on_BT = real_BT & (targets_BT != pad_id) & (targets_BT != bos_id)
+    return Batch(
+        tokens_BT, targets_BT.astype(np.int32), goes_on_BT.astype(np.float32), positions_BT, segments_BT
+    )

@@ -1,9 +1,8 @@
 """Batches of corpora, each a function of the position in the stream alone.
 
-Nothing depends on how many processes or threads read: window i is tokens i*T to (i+1)*T of a
-split's stream, and a batch takes the next B shuffled windows. How many came before follows from the
-optimiser step (`zaya_jax.train.phases`), so a resumed or resized run reads what an undisturbed one
-would.
+Nothing depends on how many processes or threads read: a sequence is a stretch of a split's stream of
+tokens, and which one follows from how many were read before. That follows from the optimiser step
+(`zaya_jax.train.reading`), so a resumed or resized run reads what an undisturbed one would.
 
 Letters: B batch, T time.
 """
@@ -11,14 +10,13 @@ Letters: B batch, T time.
 import functools
 import math
 import sys
-from collections.abc import Iterator, Sequence
-from typing import cast
+from collections.abc import Iterator, Mapping, Sequence
 
 import grain
 import numpy as np
 
 from zaya_jax.data.batch import Batch, make_example
-from zaya_jax.data.mixture import Mixture, pick
+from zaya_jax.data.mixture import Reading
 from zaya_jax.data.shards import Corpus
 
 # An element is a whole batch: grain's defaults, 500 elements from 16 threads, would fill the memory.
@@ -45,85 +43,96 @@ def num_sequences(corpus: Corpus, split: str, sequence_length: int) -> int:
     return math.ceil(tokens / sequence_length)
 
 
-class _Windows:
-    """Random access to the windows of a split, int32 [T] each."""
+class _Split:
+    """Random access to the tokens of a split."""
 
-    def __init__(self, corpus: Corpus, split: str, sequence_length: int):
+    def __init__(self, corpus: Corpus, split: str):
+        self.num_tokens = corpus.split(split).tokens
         self._corpus = corpus
-        self._sequence_length = sequence_length
-        self._length = num_sequences(corpus, split, sequence_length)
-        self._num_blocks = corpus.split(split).num_blocks
         self._blocks = grain.sources.ArrayRecordDataSource([str(p) for p in corpus.shard_paths(split)])
 
-    def __len__(self) -> int:
-        return self._length
+    def example(self, first: int, last: int, length: int) -> np.ndarray:
+        """Tokens from `first` up to `last` and the token behind each, int32 [2, length], padded behind.
 
-    def __getitem__(self, index: int) -> np.ndarray:
-        block_tokens, length = self._corpus.block_tokens, self._sequence_length
-        first, offset = divmod(index * length, block_tokens)
-        last = min(first + math.ceil(length / block_tokens), self._num_blocks)
-        raw = b"".join(self._blocks[i] for i in range(first, last))
-        tokens = np.frombuffer(raw, self._corpus.dtype)[offset : offset + length]
-        tokens_T = np.full(length, self._corpus.pad_id, np.int32)
-        tokens_T[: len(tokens)] = tokens
-        return tokens_T
+        A target that lies in the next block costs reading that block too. Without it the first token of
+        each sequence would never be predicted.
+        """
+        behind = min(last + 1, self.num_tokens)
+        tokens = self._read(first, behind)
+        example = np.full((2, length), self._corpus.pad_id, np.int32)
+        example[0, : last - first] = tokens[: last - first]
+        example[1, : behind - first - 1] = tokens[1:]
+        return example
+
+    def _read(self, first: int, last: int) -> np.ndarray:
+        block_tokens = self._corpus.block_tokens
+        start = first // block_tokens
+        raw = b"".join(self._blocks[i] for i in range(start, math.ceil(last / block_tokens)))
+        return np.frombuffer(raw, self._corpus.dtype)[
+            first - start * block_tokens : last - start * block_tokens
+        ]
 
 
-class _Interleaved:
-    """Random access to the sequences of a mixture, without end."""
+class _Read:
+    """Random access to the sequences of a run from where it is, without end."""
 
-    def __init__(self, streams: Sequence[grain.MapDataset], weights: Sequence[int]):
-        self._streams = streams
-        self._weights = weights
+    def __init__(self, reading: Reading, corpora: Mapping[str, Corpus]):
+        self._reading = reading
+        self._splits = {folder: _Split(corpora[folder], "train") for folder in reading.mixture.folders}
 
     def __len__(self) -> int:
         return sys.maxsize
 
     def __getitem__(self, index: int) -> np.ndarray:
-        corpus, sequence = pick(index, self._weights)
-        return cast(np.ndarray, self._streams[corpus][sequence])
+        folder, first, last = self._reading.sequence(index)
+        return self._splits[folder].example(first, last, self._reading.length)
+
+
+class _InOrder:
+    """Random access to the windows of a split in the order of its stream."""
+
+    def __init__(self, corpus: Corpus, split: str, sequence_length: int):
+        self._split = _Split(corpus, split)
+        self._sequence_length = sequence_length
+        self._length = num_sequences(corpus, split, sequence_length)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        first = index * self._sequence_length
+        last = min(first + self._sequence_length, self._split.num_tokens)
+        return self._split.example(first, last, self._sequence_length)
 
 
 def training_batches(
-    mixture: Mixture,
-    *,
-    sequence_length: int,
-    batch_size: int,
-    seed: int,
-    first_sequence: int = 0,
-    num_steps: int | None = None,
+    reading: Reading, corpora: Mapping[str, Corpus], *, batch_size: int, num_steps: int | None = None
 ) -> Iterator[Batch]:
-    """Batches of the training splits of a mixture.
+    """Batches of the training splits of a mixture, from where a run is.
 
-    Every epoch of a corpus is shuffled anew from the seed; a batch may hold the end of one epoch and
-    the beginning of the next.
+    Every epoch of a corpus is shuffled anew; a batch may hold the end of one epoch and the beginning of
+    the next.
 
     Args:
-      mixture: open corpora and their weights.
-      sequence_length: T.
+      reading: where the run is.
+      corpora: open ones by folder, at least those of its mixture.
       batch_size: B.
-      seed: of the order.
-      first_sequence: sequences of this stream that earlier batches took.
       num_steps: batches to give; without end when None.
 
     Yields:
       Batches of numpy arrays [B, T].
 
     Raises:
-      ValueError: as `num_sequences`, or for a negative `first_sequence`.
+      ValueError: as `num_sequences`.
     """
-    if first_sequence < 0:
-        raise ValueError(f"first_sequence is {first_sequence}; it must be 0 or above")
-    windows = [_Windows(corpus, "train", sequence_length) for corpus in mixture.corpora]
-    streams = [grain.MapDataset.source(each).shuffle(seed).repeat() for each in windows]
-    stream = streams[0]
-    if len(streams) > 1:
-        stream = grain.MapDataset.source(_Interleaved(streams, mixture.weights))
-    stop = None if num_steps is None else first_sequence + num_steps * batch_size
+    folders = reading.mixture.folders
+    for folder in folders:
+        num_sequences(corpora[folder], "train", reading.length)
+    stream = grain.MapDataset.source(_Read(reading, corpora))
     # Dropping the remainder of an endless stream drops nothing; else grain rounds its length, 2**63 - 1,
     # up to one that no index holds.
-    stream = stream.slice(slice(first_sequence, stop))
-    return _iterate(_batch(stream, mixture.corpora[0], batch_size, drop_remainder=True))
+    stream = stream.slice(slice(None if num_steps is None else num_steps * batch_size))
+    return _iterate(_batch(stream, corpora[folders[0]], batch_size, drop_remainder=True))
 
 
 def evaluation_batches(
@@ -144,21 +153,21 @@ def evaluation_batches(
     Raises:
       ValueError: as `num_sequences`.
     """
-    windows = grain.MapDataset.source(_Windows(corpus, split, sequence_length))
+    windows = grain.MapDataset.source(_InOrder(corpus, split, sequence_length))
     return _iterate(_batch(windows.slice(slice(limit)), corpus, batch_size, drop_remainder=False))
 
 
 def _batch(
-    windows: grain.MapDataset, corpus: Corpus, batch_size: int, *, drop_remainder: bool
+    examples: grain.MapDataset, corpus: Corpus, batch_size: int, *, drop_remainder: bool
 ) -> grain.MapDataset:
     to_batch = functools.partial(_to_batch, batch_size=batch_size, bos_id=corpus.bos_id, pad_id=corpus.pad_id)
-    return windows.batch(batch_size, drop_remainder=drop_remainder, batch_fn=to_batch)
+    return examples.batch(batch_size, drop_remainder=drop_remainder, batch_fn=to_batch)
 
 
-def _to_batch(windows: Sequence[np.ndarray], *, batch_size: int, bos_id: int, pad_id: int) -> Batch:
-    tokens_BT = np.full((batch_size, len(windows[0])), pad_id, np.int32)
-    tokens_BT[: len(windows)] = windows
-    return make_example(tokens_BT, bos_id=bos_id, pad_id=pad_id)
+def _to_batch(examples: Sequence[np.ndarray], *, batch_size: int, bos_id: int, pad_id: int) -> Batch:
+    both_B2T = np.full((batch_size, *examples[0].shape), pad_id, np.int32)
+    both_B2T[: len(examples)] = examples
+    return make_example(both_B2T[:, 0], targets_BT=both_B2T[:, 1], bos_id=bos_id, pad_id=pad_id)
 
 
 def _iterate(batches: grain.MapDataset) -> Iterator[Batch]:

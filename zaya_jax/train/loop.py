@@ -6,7 +6,7 @@ import math
 import pathlib
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -17,9 +17,9 @@ from jax.sharding import Mesh
 from zaya_jax.checkpoint import FOLDER, Checkpoints, check_init_from, load_weights, read_config
 from zaya_jax.config import CONFIG_FILE, Config, differences, in_phase
 from zaya_jax.data.batch import Batch
-from zaya_jax.data.corpus import ensure_corpus
+from zaya_jax.data.corpus import ensure_corpus, open_corpus_for
 from zaya_jax.data.loader import evaluation_batches, num_sequences, training_batches
-from zaya_jax.data.mixture import open_mixture
+from zaya_jax.data.mixture import Reading, mixture_of
 from zaya_jax.data.shards import Corpus
 from zaya_jax.data.tokenizer import load_tokenizer
 from zaya_jax.model.flops import train_flops_per_token
@@ -28,8 +28,9 @@ from zaya_jax.optim.schedules import learning_rate_schedule
 from zaya_jax.parallel.compiler import compiler_options
 from zaya_jax.parallel.mesh import by_rows, data_mesh, replicated
 from zaya_jax.train.metrics import MetricsWriter, bits_per_byte, peak_flops, read_metrics, text_bytes
-from zaya_jax.train.phases import Stretch, check_devices, describe_batch, describe_phase, stretches
+from zaya_jax.train.phases import Stretch, check_devices, describe_batch, describe_phase
 from zaya_jax.train.progress import ProgressLine
+from zaya_jax.train.reading import describe_epochs, readings
 from zaya_jax.train.state import (
     Rules,
     TrainState,
@@ -62,10 +63,16 @@ class _Run:
     """All that stays the same while a run goes on."""
 
     config: Config
-    corpus: Corpus
+    corpora: dict[str, Corpus]
+    """By folder; those of all phases, and the one that is held out."""
     token_bytes_V: np.ndarray
     mesh: Mesh
     schedule: optax.Schedule
+
+    @property
+    def corpus(self) -> Corpus:
+        """Whose held-out split is scored."""
+        return self.corpora[self.config.data.corpus]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,11 +123,11 @@ def train(config: Config, *, overwrite: bool = False) -> TrainResult:
     """
     mesh = data_mesh()
     check_devices(config, mesh.size)
-    corpus = open_data(config)
+    corpora = open_data(config)
     if config.train.init_from is not None and not (pathlib.Path(config.run_folder) / FOLDER).is_dir():
         check_init_from(config.train.init_from, config.model)
     prepare_folder(config, overwrite=overwrite)
-    run = _make_run(config, corpus, mesh)
+    run = _make_run(config, corpora, mesh)
     with Checkpoints(config.run_folder, keep=config.train.keep_checkpoints) as checkpoints:
         state = _start(run, checkpoints)
         first_step = int(state.step)
@@ -137,11 +144,14 @@ def train(config: Config, *, overwrite: bool = False) -> TrainResult:
             return _loop(run, state, _Outputs(checkpoints, writer, progress))
 
 
-def open_data(config: Config) -> Corpus:
-    """Opens the corpus, building it first where that is asked for, and checks that the run fits it.
+def open_data(config: Config) -> dict[str, Corpus]:
+    """Opens the corpora of a run, building the first where that is asked for, and checks that the run fits.
+
+    Returns:
+      By folder, as the config names them.
 
     Raises:
-      ValueError: if it cannot be had or does not fit.
+      ValueError: if one cannot be had or does not fit.
     """
     vocab_size = load_tokenizer(config.data.tokenizer).vocab_size
     if vocab_size > config.model.vocab_size:
@@ -149,14 +159,16 @@ def open_data(config: Config) -> Corpus:
             f'model.vocab_size is {config.model.vocab_size}; data.tokenizer "{config.data.tokenizer}" has '
             f"{vocab_size} tokens, and each must have its row"
         )
-    corpus = ensure_corpus(config.data)
+    corpora = {config.data.corpus: ensure_corpus(config.data)}
     for phase in config.resolved_phases:
         with in_phase(phase.name):
             data = phase.config.data
-            for each in open_mixture(data, corpus).corpora:
-                num_sequences(each, "train", data.sequence_length)
-            num_sequences(corpus, "validation", data.sequence_length)
-    return corpus
+            for folder in mixture_of(data).folders:
+                if folder not in corpora:
+                    corpora[folder] = open_corpus_for(folder, data.tokenizer)
+                num_sequences(corpora[folder], "train", data.sequence_length)
+            num_sequences(corpora[config.data.corpus], "validation", data.sequence_length)
+    return corpora
 
 
 def prepare_folder(config: Config, *, overwrite: bool) -> None:
@@ -192,12 +204,13 @@ def prepare_folder(config: Config, *, overwrite: bool) -> None:
     aside.rename(folder / CONFIG_FILE)
 
 
-def _make_run(config: Config, corpus: Corpus, mesh: Mesh) -> _Run:
+def _make_run(config: Config, corpora: dict[str, Corpus], mesh: Mesh) -> _Run:
+    tokenizer = load_tokenizer(config.data.tokenizer)
     token_bytes_V = np.zeros(config.model.vocab_size, np.int32)
-    token_bytes_V[: corpus.vocab_size] = load_tokenizer(config.data.tokenizer).token_bytes()
+    token_bytes_V[: tokenizer.vocab_size] = tokenizer.token_bytes()
     return _Run(
         config=config,
-        corpus=corpus,
+        corpora=corpora,
         token_bytes_V=token_bytes_V,
         mesh=mesh,
         schedule=learning_rate_schedule(config),
@@ -281,24 +294,37 @@ def _introduce(run: _Run, first_step: int, progress: ProgressLine) -> None:
 def _loop(run: _Run, state: TrainState, outputs: _Outputs) -> TrainResult:
     """Makes the stretches of the run that are left, each with programs of its own."""
     clock, phase, rules = _Clock(), None, None
-    for stretch in stretches(run.config, first_step=int(state.step)):
+    num_tokens = {folder: corpus.train.tokens for folder, corpus in run.corpora.items()}
+    for stretch, reading in readings(run.config, num_tokens, first_step=int(state.step)):
         if stretch.phase.name and stretch.phase != phase:
             outputs.progress.say(describe_phase(stretch.phase))
         if stretch.phase.config.data.batch_ramp:
             outputs.progress.say(describe_batch(stretch))
         programs = _make_programs(run, stretch)
         clock.restart(stretch.first_step)
-        state = _make_stretch(run, stretch, programs, state, outputs, clock)
+        state = _make_stretch(run, stretch, reading, programs, state, outputs, clock)
+        if stretch.end == stretch.phase.end:
+            read = reading.after(stretch.num_steps * stretch.batch_size)
+            outputs.progress.say(describe_epochs(read))
         phase, rules = stretch.phase, programs.rules
     assert rules is not None, "a run that is not finished has a step left"
     return _result(run, rules, state)
 
 
 def _make_stretch(
-    run: _Run, stretch: Stretch, programs: _Programs, state: TrainState, outputs: _Outputs, clock: _Clock
+    run: _Run,
+    stretch: Stretch,
+    reading: Reading,
+    programs: _Programs,
+    state: TrainState,
+    outputs: _Outputs,
+    clock: _Clock,
 ) -> TrainState:
     train_config, first_step = run.config.train, int(state.step)
-    for step, batch in _numbered_batches(run, stretch):
+    batches = training_batches(
+        reading, run.corpora, batch_size=stretch.batch_size, num_steps=stretch.num_steps
+    )
+    for step, batch in enumerate(batches, start=stretch.first_step + 1):
         rows = jax.device_put(batch, by_rows(run.mesh))
         with jax.transfer_guard("disallow"):
             state, metrics = programs.step(state, rows)
@@ -306,6 +332,8 @@ def _make_stretch(
         due = step == 1 or ends_phase or step % train_config.log_every == 0
         if due or step == first_step + 1:  # a resumed run shows at once that it lives
             values = _train_values(run, stretch, step, jax.device_get(metrics), batch, clock.lap(step))
+            read = reading.after((step - stretch.first_step) * stretch.batch_size)
+            values |= {f"epochs/{folder}": count for folder, count in read.epochs().items()}
             outputs.progress.update(step, values, stretch.phase.name)
             if due:
                 outputs.writer.write(step, "train", values, phase=stretch.phase.name)
@@ -321,19 +349,6 @@ def _make_stretch(
 def _result(run: _Run, rules: Rules, state: TrainState) -> TrainResult:
     held_out = read_metrics(run.config.run_folder, "validation")[-1]["bits_per_byte"]
     return TrainResult(run.config, run.corpus, rules, state, held_out)
-
-
-def _numbered_batches(run: _Run, stretch: Stretch) -> Iterator[tuple[int, Batch]]:
-    """Batches with the number of the step that each makes, from 1 in the run's first."""
-    batches = training_batches(
-        open_mixture(stretch.phase.config.data, run.corpus),
-        sequence_length=stretch.sequence_length,
-        batch_size=stretch.batch_size,
-        seed=run.config.data.seed,
-        first_sequence=stretch.first_sequence,
-        num_steps=stretch.num_steps,
-    )
-    yield from enumerate(batches, start=stretch.first_step + 1)
 
 
 def _train_values(

@@ -1,4 +1,4 @@
-"""Where a run is at a step: phase, batch size, and what the steps before have read.
+"""Where a run is at a step: phase, batch size, and how many tokens the steps before have read.
 
 All of it follows from the config alone, in Python's whole numbers, which 8T tokens do not overflow.
 So a run that resumes at any step, in a ramp or at the border of two phases, does what an undisturbed
@@ -21,15 +21,13 @@ class Stretch:
       first_step: steps of the run before them.
       num_steps: how many they are.
       batch_size: B, sequences of each.
-      first_sequence: sequences that the run has read before, of the same stream.
-      first_token: tokens that the run has read before, of all streams.
+      first_token: tokens that the run has read before.
     """
 
     phase: Phase
     first_step: int
     num_steps: int
     batch_size: int
-    first_sequence: int
     first_token: int
 
     @property
@@ -64,28 +62,20 @@ class Stretch:
             self,
             first_step=self.first_step + skipped,
             num_steps=self.num_steps - skipped,
-            first_sequence=self.first_sequence + skipped * self.batch_size,
             first_token=self.tokens_until(self.first_step + skipped),
         )
 
 
 def stretches(config: Config, *, first_step: int = 0) -> Iterator[Stretch]:
-    """The stretches of a run that are left after `first_step` steps.
-
-    A stream is a mixture cut to one sequence length. Phases that share one go on in it, so that none
-    reads again what another has read; at another length the windows are others, and begin anew.
-    """
-    read: dict[tuple[str | None, int], int] = {}
+    """The stretches of a run that are left after `first_step` steps."""
     tokens = 0
     for phase in config.resolved_phases:
         data, step = phase.config.data, phase.first_step
         ramp = [(steps, size // data.sequence_length) for steps, size in data.batch_ramp]
         rest = (phase.config.train.num_steps - data.ramp_steps, data.batch_size)
-        stream = (data.mixture, data.sequence_length)
         for num_steps, batch_size in (*ramp, rest):
-            stretch = Stretch(phase, step, num_steps, batch_size, read.get(stream, 0), tokens)
+            stretch = Stretch(phase, step, num_steps, batch_size, tokens)
             step, tokens = stretch.end, stretch.tokens_until(stretch.end)
-            read[stream] = stretch.first_sequence + num_steps * batch_size
             if first_step < stretch.end:
                 yield stretch.after(first_step)
 

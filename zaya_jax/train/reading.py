@@ -1,0 +1,50 @@
+"""What a run has read of its corpora before each of its stretches.
+
+It follows from the config and the sizes of the corpora, in whole numbers, counted from the run's
+beginning: a corpus goes on where it was left, through any change of mixture, length and batch.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+from zaya_jax.config import Config
+from zaya_jax.data.mixture import Reading, make_orders, mixture_of
+from zaya_jax.data.order import Position
+from zaya_jax.train.phases import Stretch, stretches
+
+
+def readings(
+    config: Config, num_tokens: Mapping[str, int], *, first_step: int = 0
+) -> Iterator[tuple[Stretch, Reading]]:
+    """The stretches of a run that are left after `first_step` steps, and where each begins to read.
+
+    Args:
+      config: of the run.
+      num_tokens: of the training split of each corpus that the phases read, by folder.
+      first_step: steps that are done.
+    """
+    orders = make_orders(
+        (phase.config.data for phase in config.resolved_phases), num_tokens, seed=config.data.seed
+    )
+    positions: Mapping[str, Position] = dict.fromkeys(orders, Position())
+    read: Counter[str | None] = Counter()
+    for stretch in stretches(config):
+        data = stretch.phase.config.data
+        reading = Reading(
+            orders=orders,
+            positions=positions,
+            mixture=mixture_of(data),
+            first_sequence=read[data.mixture],
+            length=data.sequence_length,
+        )
+        if first_step < stretch.end:
+            left = stretch.after(first_step)
+            yield left, reading.after((left.first_step - stretch.first_step) * stretch.batch_size)
+        count = stretch.num_steps * stretch.batch_size
+        positions = reading.after(count).positions
+        read[data.mixture] += count
+
+
+def describe_epochs(reading: Reading) -> str:
+    """How often each corpus has been read, on one line."""
+    return "epochs read so far: " + ", ".join(f"{folder} {n:.3g}" for folder, n in reading.epochs().items())
