@@ -100,7 +100,7 @@ def first_update(config, declared, gradients, params):
     @functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
     def run(gradients, params):
         parts = to_parts(dealt, params)
-        updates, _ = optimizer.update(to_parts(dealt, gradients), optimizer.init(parts), parts)
+        updates, _ = optimizer.update(to_parts(dealt, gradients), optimizer.init(parts), parts, step=0)
         return from_parts(dealt, updates)
 
     return run(gradients, params)

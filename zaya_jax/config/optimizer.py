@@ -14,9 +14,9 @@ class OptimizerConfig:
       name: "muon" moves matrices by Muon and the rest by AdamW; "adamw" moves all by AdamW.
       schedule: what follows the warm-up: "constant"; "linear" or "cosine" to `final_learning_rate`
         at the last step; "warmup_stable_decay", constant and then linear over `decay_steps`.
-      learning_rate: at the end of the warm-up.
-      final_learning_rate: at the last step; "constant" has none.
-      warmup_steps: of linear growth from 0.
+      learning_rate: of the warm-up's last step; without a warm-up of the first step.
+      final_learning_rate: of the last step; "constant" has none.
+      warmup_steps: of linear growth; the first of them has one part of so many of the rate.
       decay_steps: the last steps, in which "warmup_stable_decay" decays.
       weight_decay: decoupled, times the learning rate; not on scales, biases and temperatures.
       momentum: of Muon, with Nesterov's look-ahead.

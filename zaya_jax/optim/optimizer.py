@@ -5,10 +5,12 @@ so that Muon takes AdamW's learning rate and weight decay).
 """
 
 import math
+from typing import Any
 
 import jax
 import numpy as np
 import optax
+from jax.typing import ArrayLike
 
 from zaya_jax.config import OptimizerConfig
 from zaya_jax.model.matrices import matrix_sides
@@ -23,8 +25,11 @@ ADAMW_RMS = 0.2
 
 def make_optimizer(
     config: OptimizerConfig, dealt: Deal, schedule: optax.Schedule
-) -> optax.GradientTransformation:
+) -> optax.GradientTransformationExtraArgs:
     """The transformation from clipped gradients to updates, of the parts that a device owns.
+
+    Its `update` takes `step`, the steps that the run has done, skipped ones included: the learning rate
+    follows them. The corrections of means that began at zero follow the updates that were made.
 
     Args:
       config: names the optimiser and its values.
@@ -40,8 +45,20 @@ def make_optimizer(
     return optax.chain(
         optax.partition({"muon": _muon(config, dealt), "adam": adam}, groups),
         optax.add_decayed_weights(config.weight_decay, decay),
-        optax.scale_by_learning_rate(schedule),
+        _scale_by_learning_rate(schedule),
     )
+
+
+def _scale_by_learning_rate(schedule: optax.Schedule) -> optax.GradientTransformationExtraArgs:
+    """Optax's own would count updates, and after a skipped step lag behind the schedule for good."""
+
+    def update(
+        updates: optax.Updates, state: optax.OptState, params: Any = None, *, step: ArrayLike, **others: Any
+    ) -> tuple[optax.Updates, optax.OptState]:
+        del params, others
+        return optax.tree.scale(-schedule(step), updates), state
+
+    return optax.GradientTransformationExtraArgs(lambda _: optax.EmptyState(), update)
 
 
 def _muon(config: OptimizerConfig, dealt: Deal) -> optax.GradientTransformation:

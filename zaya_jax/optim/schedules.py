@@ -1,4 +1,4 @@
-"""The learning rate as a function of the optimiser steps done, over all phases of a run."""
+"""The learning rate as a function of the steps that a run has done, over all its phases."""
 
 import optax
 
@@ -8,7 +8,7 @@ from zaya_jax.config import Config, OptimizerConfig
 def learning_rate_schedule(config: Config) -> optax.Schedule:
     """The learning rate over the steps of a whole run: its phases' schedules, one after the other.
 
-    One schedule for all phases: the optimiser's count of steps goes on from phase to phase.
+    One schedule for all phases: the run's count of steps goes on from phase to phase.
     """
     phases = config.resolved_phases
     schedules = [phase_schedule(phase.config.optimizer, phase.config.train.num_steps) for phase in phases]
@@ -16,22 +16,28 @@ def learning_rate_schedule(config: Config) -> optax.Schedule:
 
 
 def phase_schedule(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
-    """Linear warm-up from 0, then what `config.schedule` names, to the last step of a phase.
+    """Linear warm-up, then what `config.schedule` names, to the last step of a phase.
+
+    A function of the steps done before. The first step of a warm-up of W has a W-th of the rate, for with
+    none it would read a whole batch and learn nothing; step W has all of it, and so has the first without a
+    warm-up. The last step has the final rate.
 
     Args:
       config: names the schedule and its values.
       num_steps: of the phase, the warm-up included.
     """
     peak, final, warmup = config.learning_rate, config.final_learning_rate, config.warmup_steps
-    rest = num_steps - warmup
+    at_peak = max(warmup, 1) - 1  # steps done before the first at the full rate
+    rest = max(num_steps - 1 - at_peak, 1)
+    decay = min(config.decay_steps, rest)
     after = {
         "constant": lambda: optax.constant_schedule(peak),
         "linear": lambda: optax.linear_schedule(peak, final, rest),
         "cosine": lambda: optax.cosine_decay_schedule(peak, rest, alpha=final / peak),
         "warmup_stable_decay": lambda: optax.linear_schedule(
-            peak, final, config.decay_steps, transition_begin=rest - config.decay_steps
+            peak, final, decay, transition_begin=rest - decay
         ),
     }[config.schedule]()
-    return (
-        optax.join_schedules([optax.linear_schedule(0.0, peak, warmup), after], [warmup]) if warmup else after
-    )
+    if not at_peak:
+        return after
+    return optax.join_schedules([optax.linear_schedule(peak / warmup, peak, at_peak), after], [at_peak])

@@ -92,11 +92,13 @@ def _phase_facts(config: Config, phase: Phase) -> dict[str, str]:
 
 
 def _rates(phase: Phase) -> str:
-    """The schedule's name, and the learning rate at the moments that tell it."""
+    """The schedule's name, and the learning rate of the steps that tell it."""
     optimizer, schedule = phase.config.optimizer, learning_rate_schedule(phase.config)
     last = phase.config.train.num_steps
-    moments = sorted({0, optimizer.warmup_steps, last // 2, last - optimizer.decay_steps, last})
-    rates = [f"{float(np.asarray(schedule(step))):.2e} at {phase.first_step + step:,}" for step in moments]
+    moments = sorted(
+        {1, max(optimizer.warmup_steps, 1), (last + 1) // 2, last - optimizer.decay_steps, last} - {0}
+    )
+    rates = [f"{float(np.asarray(schedule(n - 1))):.2e} at {phase.first_step + n:,}" for n in moments]
     return f"{optimizer.schedule}: {', '.join(rates)}"
 
 

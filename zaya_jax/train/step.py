@@ -187,12 +187,13 @@ def _move(
     with jax.named_scope("optimizer"):
         clip = jnp.minimum(1.0, rules.clip_norm / jnp.maximum(norm, jnp.finfo(jnp.float32).tiny))
         update = functools.partial(_clipped_update, rules.optimizer)
+        arguments = gradients, clip, state.optimizer, state.parts, state.step
         if rules.update_norms:
             # Apart, an update is computed once: its norm reads it, and so does the sum with the weights.
-            updates, optimizer = apart(update, gradients, clip, state.optimizer, state.parts)
+            updates, optimizer = apart(update, *arguments)
             update_norms = norms_by_group(rules.deal, cast(dict, updates))
         else:
-            updates, optimizer = update(gradients, clip, state.optimizer, state.parts)
+            updates, optimizer = update(*arguments)
             update_norms = _no_update_norms(rules)
     with jax.named_scope("balancing"):
         bias_updates, balancer = rules.balancer.update(
@@ -217,8 +218,10 @@ def _clipped_update(
     clip: jax.Array,
     state: optax.OptState,
     parts: dict,
+    step: jax.Array,
 ) -> tuple[optax.Updates, optax.OptState]:
-    return optimizer.update(jax.tree.map(lambda x: x * clip, gradients), state, parts)
+    clipped = jax.tree.map(lambda x: x * clip, gradients)
+    return optax.with_extra_args_support(optimizer).update(clipped, state, parts, step=step)
 
 
 def _movable(state: TrainState) -> dict[str, Any]:

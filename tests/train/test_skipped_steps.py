@@ -1,0 +1,114 @@
+"""Steps that are skipped shift nothing: the rate that is applied is the one that is logged, to the end.
+
+Batches without a target leave decay alone to move a weight, by rate x decay x weight: so the norms that a
+run logs of its updates tell which rate was applied.
+"""
+
+import dataclasses
+import math
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from small_runs import build_small_corpus, fast_compilation, small_values
+
+from zaya_jax.config import Config, OptimizerConfig
+from zaya_jax.model.weights import declare
+from zaya_jax.optim.optimizer import make_optimizer
+from zaya_jax.parallel.deal import deal
+from zaya_jax.train import loop
+from zaya_jax.train.metrics import read_metrics
+from zaya_jax.train.state import init_state, make_rules
+
+PEAK, FINAL, DECAY = 0.1, 0.02, 0.5
+SKIPPED = (3, 4, 12, 13, 20, 21)
+"""Two steps of the warm-up, two around the border of the phases, two of the decay."""
+RATES = [
+    *(PEAK * n / 5 for n in range(1, 6)),  # warm-up
+    *([PEAK] * 7),
+    *([PEAK] * 6),  # the second phase
+    *(PEAK + (FINAL - PEAK) * n / 6 for n in range(1, 7)),
+]
+"""Of all 24 steps, by hand."""
+
+
+def config_of(folder):
+    values = small_values(run_folder=str(folder / "run"), corpus=str(folder / "corpus"))
+    del values["train"]["num_steps"]
+    values["model"] |= {"num_hidden_layers": 1, "layer_pattern": ("hybrid",), "router": "linear"}
+    values["optimizer"] = {
+        "name": "adamw", "learning_rate": PEAK, "final_learning_rate": FINAL, "weight_decay": DECAY,
+        "schedule": "constant", "warmup_steps": 5,
+    }  # fmt: skip
+    values["phases"] = (
+        {"name": "first", "steps": 12},
+        {
+            "name": "second",
+            "steps": 12,
+            "optimizer": {"schedule": "warmup_stable_decay", "decay_steps": 6, "warmup_steps": 0},
+        },
+    )
+    return Config.from_dict(values)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Its config and its lines of metrics."""
+    folder = tmp_path_factory.mktemp("skipped")
+    build_small_corpus(folder / "corpus")
+    config = config_of(folder)
+    given, steps = loop.training_batches, iter(range(1, 25))
+
+    def batches(*arguments, **values):
+        for batch in given(*arguments, **values):
+            weights_BT = np.zeros_like(batch.weights_BT)
+            if next(steps) in SKIPPED:
+                weights_BT[1, 2] = math.nan
+            yield dataclasses.replace(batch, weights_BT=weights_BT)
+
+    with fast_compilation(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "training_batches", batches)
+        loop.train(config)
+    return config, read_metrics(config.run_folder, "train")
+
+
+def test_the_steps_were_skipped(run):
+    _, rows = run
+    assert np.diff([row["skipped_steps"] for row in rows], prepend=0).nonzero()[0].tolist() == [
+        step - 1 for step in SKIPPED
+    ]
+
+
+def test_the_applied_rate_is_the_logged_one_in_every_step(run):
+    config, rows = run
+    table = init_state(config, make_rules(config.phase_at(1).config)).params["embedding"]["table"]
+    norm = float(jnp.linalg.norm(table))
+    for step, (row, rate) in enumerate(zip(rows, RATES, strict=True), start=1):
+        assert row["learning_rate"] == pytest.approx(rate, rel=1e-6)
+        applied = row["update_norm/embedding"] / (DECAY * norm)
+        assert applied == pytest.approx(0 if step in SKIPPED else rate, rel=1e-4)
+        norm *= 1 - DECAY * applied
+    assert rows[-1]["learning_rate"] == pytest.approx(FINAL, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["muon", "adamw"])
+def test_bias_corrections_follow_the_updates_that_were_made(name):
+    """Two updates at steps 1 and 9 of a run are those at steps 1 and 2, at one learning rate."""
+    config = config_of_model()
+    dealt = deal(declare(config), 1, by_matrix=name == "muon")
+    optimizer = make_optimizer(
+        OptimizerConfig(name=name, newton_schulz_steps=1), dealt, lambda step: 1e-3 + 0 * step
+    )
+    parts = {part.name: jnp.ones(part.shape) for part in dealt.parts}
+    gradients = {part.name: jnp.full(part.shape, 1e-3) for part in dealt.parts}
+    seconds = []
+    for step in (1, 8):
+        _, state = optimizer.update(gradients, optimizer.init(parts), parts, step=0)
+        updates, _ = optimizer.update(gradients, state, parts, step=step)
+        seconds.append(updates)
+    for part in dealt.parts:
+        np.testing.assert_array_equal(seconds[0][part.name], seconds[1][part.name])
+
+
+def config_of_model():
+    return Config.from_dict(small_values(run_folder="unused", corpus="unused")).model
