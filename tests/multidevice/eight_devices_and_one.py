@@ -158,8 +158,6 @@ def inspect():
     """What the compiled step of eight devices sends and multiplies, and what of it the plan foresaw."""
     run = Run(jax.devices())
     dealt, alone = run.rules.deal, make_rules(CONFIG, 1).deal
-    weights = dict(dealt.weights)
-    small = [part for part in dealt.elements if not weights[part.path].in_products]
     text = run.program().compile().as_text()
     return {
         "collectives": hlo.collectives(text),
@@ -170,8 +168,7 @@ def inspect():
         "matrices": sum(part.num_matrices for part in alone.stacks),
         "gradients": scattered_types(run),
         "gradients, bfloat16": scattered_types(Run(jax.devices(), config=IN_BFLOAT16)),
-        "large": len(dealt.parts) - len(small),
-        "small": len(small),
+        "parts": len(dealt.parts),
     }
 
 

@@ -60,9 +60,18 @@ def test_gradients_are_reduce_scattered_and_weights_all_gathered(nodes):
         kind: sum(c.runs * c.num_bytes for c in collectives if c.kind == kind)
         for kind in ("reduce-scatter", "all-gather")
     }
-    everything = dealt_bytes(config, 8 * nodes, "bfloat16")
-    assert everything >= 2 * count_parameters(config.model)
-    assert sent == {"reduce-scatter": everything, "all-gather": everything}
+    kept, summed = (dealt_bytes(config, 8 * nodes, dtype) for dtype in ("bfloat16", "float32"))
+    assert kept >= 2 * count_parameters(config.model)
+    assert sent == {"reduce-scatter": summed, "all-gather": kept}
+
+
+def test_gradients_travel_in_float32_though_they_are_kept_in_bfloat16(nodes):
+    """The library that sums them rounds at each hop to the type of the collective."""
+    config = small_zaya1(8 * nodes)
+    assert config.train.gradient_dtype == "bfloat16"
+    step = read_compilation(compiled(nodes), Cluster(device=MI300X, nodes=nodes, gpus_per_node=8))
+    assert step.collectives["reduce-scatter"].dtypes == ("f32",)
+    assert "bf16" in step.collectives["all-gather"].dtypes
 
 
 def test_nothing_of_the_size_of_a_weight_is_all_reduced(nodes):

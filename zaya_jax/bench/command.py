@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from zaya_jax.bench import (
     balancing,
     experts,
+    gradient_sum,
     kernels,
     loss_memory,
     optimizer_share,
@@ -19,7 +20,12 @@ REPEATED = {
     "kernels": kernels.run,
     "optimizer-share": optimizer_share.run,
 }
-ONCE = {"experts": experts.run, "loss-memory": loss_memory.run, "optimizers": optimizers.run}
+ONCE = {
+    "experts": experts.run,
+    "gradient-sum": gradient_sum.run,
+    "loss-memory": loss_memory.run,
+    "optimizers": optimizers.run,
+}
 ROUNDS = 5
 
 
@@ -28,7 +34,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = Parser(
         "bench",
         "Measures. torch: train step, forward and decode against transformers' ZayaForCausalLM. "
-        "experts: memory and operations of the expert dispatch. kernels: each Pallas "
+        "experts: memory and operations of the expert dispatch. gradient-sum: what is lost when 1,024 "
+        "devices sum in bfloat16 and in float32. kernels: each Pallas "
         "kernel against XLA and others, on fresh data. loss-memory: what a step takes with all logits at "
         "once and in chunks. optimizers: loss curves of Muon and of AdamW alone. optimizer-share: what "
         "the optimiser takes of a step on 8 devices. balancing: how soon each rule evens out the "

@@ -14,8 +14,8 @@ class TrainConfig:
       num_steps: optimiser steps; of a run with phases, those of all phases together.
       num_microbatches: parts that a step's batch is cut into, to save memory; a smaller batch of a
         ramp is cut into fewer.
-      gradient_dtype: in which gradients are added up over microbatches and devices. "bfloat16"
-        halves what is sent and kept; scales and biases stay float32.
+      gradient_dtype: in which a device keeps its gradients and adds them up over microbatches. "bfloat16"
+        halves that memory; scales and biases stay float32. Over devices they are always added in float32.
       loss_chunk: tokens of a device whose logits exist at the same time; the kernel has none in memory.
       loss_implementation: of the head and its cross-entropy; None is as `ModelConfig.implementation` says.
       z_loss: weight of the squared log of the softmax's denominator, which keeps logits from

@@ -14,6 +14,9 @@ WHOLE = PartitionSpec()
 """Each device has all of it."""
 CUT = PartitionSpec(DATA)
 """Each device has its part of the first axis."""
+SUM_DTYPE = "float32"
+"""Of gradients on their way. The library that sums them rounds at each hop to the type that it is given: in
+bfloat16 a ring of 1,024 devices loses 64% of what they agree on (`zaya bench gradient-sum`)."""
 
 
 def data_mesh(devices: Sequence[Any] | None = None) -> Mesh:
@@ -74,7 +77,8 @@ def total(tree: Any) -> Any:
 
 
 def total_of_own(tree: Any) -> Any:
-    """Sums over all devices, of which each keeps its part of the first axis (a reduce-scatter)."""
+    """Sums over all devices, of which each keeps its part of the first axis: a reduce-scatter, in float32."""
+    tree = jax.tree.map(lambda x: x.astype(SUM_DTYPE), tree)
     if _alone():
         return tree
     return jax.tree.map(lambda x: lax.psum_scatter(x, DATA, tiled=True), tree)

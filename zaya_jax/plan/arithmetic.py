@@ -14,8 +14,9 @@ from zaya_jax.model.remat import group_size
 from zaya_jax.model.weights import declare, flatten
 from zaya_jax.optim.newton_schulz import newton_schulz_flops
 from zaya_jax.parallel.deal import Deal, deal
+from zaya_jax.parallel.mesh import SUM_DTYPE
 from zaya_jax.plan.devices import Cluster
-from zaya_jax.plan.memory import activation_bytes, dealt_bytes, state_bytes
+from zaya_jax.plan.memory import activation_bytes, dealt_bytes, state_bytes, summed_bytes
 
 PAGE_BYTES = 4096
 TOKEN_BYTES = 4
@@ -49,7 +50,7 @@ class Communication:
     """Bytes of a step's collectives, and the least time that links need for them.
 
     Attributes:
-      reduced_bytes: gradients, reduce-scattered; padded to parts of equal size.
+      reduced_bytes: gradients, reduce-scattered in float32; padded to parts of equal size.
       gathered_bytes: weights, all-gathered; padded likewise.
       link_seconds: that the links within a node need, all of which take part.
       network_seconds: that the NICs need, one a GPU; 0 on one node.
@@ -137,11 +138,17 @@ def recomputed_flops(config: ModelConfig, time: int) -> float:
     return again[config.remat] + scores / 2
 
 
-def communication(config: Config, cluster: Cluster) -> Communication:
-    """Collectives of a step: within a node over all links, between nodes over each GPU's own NIC."""
+def communication(config: Config, cluster: Cluster, *, sum_dtype: str = SUM_DTYPE) -> Communication:
+    """Collectives of a step: within a node over all links, between nodes over each GPU's own NIC.
+
+    Args:
+      config: of the run.
+      cluster: that it runs on.
+      sum_dtype: in which gradients travel; another than the step's own, to compare.
+    """
     reduced = gathered = 0
     if cluster.num_gpus > 1:
-        reduced = dealt_bytes(config, cluster.num_gpus, config.train.gradient_dtype)
+        reduced = dealt_bytes(config, cluster.num_gpus, sum_dtype)
         gathered = dealt_bytes(config, cluster.num_gpus, config.model.dtype)
     gpus, nodes, device = cluster.gpus_per_node, cluster.nodes, cluster.device
     sent = reduced + gathered
@@ -178,12 +185,14 @@ def memory_traffic(config: Config, num_devices: int) -> int:
     state = state_bytes(config, num_devices)
     microbatches = config.train.num_microbatches
     rows = config.data.batch_size // num_devices
+    on_their_way = summed_bytes(config, num_devices)
     reads = 2 + {"block": 1, "layer": 1, "group": 2}.get(config.model.remat, 0)
     kept = activation_bytes(config.model, config.data.sequence_length)
     return (
         microbatches * (reads * state.weights + state.gradients * (1 if microbatches == 1 else 2))
         + 2 * rows * kept
-        + state.gradients  # read by the reduce-scatter
+        + state.gradients
+        + 2 * on_their_way  # read by the reduce-scatter, or made wider for it
         + 2 * state.own_gradients
         + 2 * (state.master + state.moments)
         + state.weights  # written by the all-gather

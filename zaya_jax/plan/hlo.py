@@ -96,6 +96,7 @@ class Collective:
       kind: one of `COLLECTIVES`.
       num_bytes: of the whole array on one device: what is reduced, or what was gathered.
       largest_bytes: of the largest array in it; XLA puts several into one.
+      dtypes: of the arrays, by HLO's names.
       runs: how often a step runs it.
       overlapped_flops: of products between its start and its done.
       overlapped_kernels: fusions and library calls between them.
@@ -105,6 +106,7 @@ class Collective:
     kind: str
     num_bytes: int
     largest_bytes: int
+    dtypes: tuple[str, ...]
     runs: int
     overlapped_flops: float
     overlapped_kernels: int
@@ -177,6 +179,7 @@ class Program:
                 kind=kind,
                 num_bytes=sum(shape.num_bytes for shape in arrays),
                 largest_bytes=max((shape.num_bytes for shape in arrays), default=0),
+                dtypes=tuple(sorted({shape.dtype for shape in arrays})),
                 runs=runs,
                 overlapped_flops=math.fsum(map(self._flops_of(computation), between)),
                 overlapped_kernels=sum(map(self._kernels_of, between)),

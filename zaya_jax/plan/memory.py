@@ -13,6 +13,7 @@ from zaya_jax.model.remat import REMAT_POLICIES, group_size
 from zaya_jax.model.weights import Weight, abstract_variables, declare, flatten, map_weights
 from zaya_jax.model.zaya import hidden_states
 from zaya_jax.parallel.deal import deal
+from zaya_jax.parallel.mesh import SUM_DTYPE
 from zaya_jax.train.state import init_state, make_rules
 
 POLICIES = ("none", *REMAT_POLICIES)
@@ -66,6 +67,13 @@ def dealt_bytes(config: Config, num_devices: int, dtype: str) -> int:
     weights = dict(dealt.weights)
     matrices = sum(math.prod(part.shape) for part in dealt.matrix_parts) * jnp.dtype(dtype).itemsize
     return matrices + sum(math.prod(part.shape) * _item(weights[part.path], dtype) for part in dealt.elements)
+
+
+def summed_bytes(config: Config, num_devices: int) -> int:
+    """Bytes of the wider copy of all gradients that travels; 0 where they are kept in that type anyway."""
+    if num_devices == 1 or config.train.gradient_dtype == SUM_DTYPE:
+        return 0
+    return dealt_bytes(config, num_devices, SUM_DTYPE)
 
 
 @functools.cache
@@ -145,6 +153,11 @@ def memory_by_kind(config: Config, num_devices: int) -> dict[str, int]:
     time = config.data.sequence_length
     rows = config.data.batch_size // num_devices // config.train.num_microbatches
     accumulated = state.gradients if config.train.num_microbatches > 1 else 0
+    activations = rows * activation_bytes(config.model, time)
+    working = rows * working_bytes(config.model, time)
+    logits = logits_bytes(config, rows * time)
+    # The weights and all that the backward pass keeps have served when the gradients travel.
+    free = state.weights + activations + working + logits
     return {
         "weights, float32, own part": state.master,
         "optimiser state, own part": state.moments,
@@ -152,11 +165,13 @@ def memory_by_kind(config: Config, num_devices: int) -> dict[str, int]:
         f"gradients, {config.train.gradient_dtype}, all": state.gradients,
         "gradients, own part": state.own_gradients,
         "gradients, accumulated": accumulated,
-        f'activations of {rows * time:,} tokens, remat "{config.model.remat}"': rows
-        * activation_bytes(config.model, time),
-        "at work on a layer": rows * working_bytes(config.model, time),
+        f'activations of {rows * time:,} tokens, remat "{config.model.remat}"': activations,
+        "at work on a layer": working,
         "weights and gradients of a group of layers": group_bytes(config),
-        "logits of a chunk and their gradient": logits_bytes(config, rows * time),
+        "logits of a chunk and their gradient": logits,
+        f"gradients, {SUM_DTYPE}, on their way, beyond what is free": max(
+            summed_bytes(config, num_devices) - free, 0
+        ),
     }
 
 

@@ -67,6 +67,7 @@ class Plan:
       remat: the run's policy.
       policies: all of them, by name.
       communication: of a step.
+      narrow_communication: the same if gradients were summed in bfloat16, which loses most of them.
       seconds: the least that each resource needs for a step, by resource.
       gemms: products as a GPU runs them.
       saturating_flops: that a product needs to reach the device's peak.
@@ -88,6 +89,7 @@ class Plan:
     remat: str
     policies: dict[str, Policy]
     communication: Communication
+    narrow_communication: Communication
     seconds: dict[str, float]
     gemms: list[Gemm]
     saturating_flops: float
@@ -117,6 +119,7 @@ class CollectiveKind:
       count: that a step runs.
       num_bytes: of all of them on one GPU.
       largest_bytes: of the largest array in one.
+      dtypes: of all arrays, by HLO's names.
       overlapped_flops: of products scheduled between their starts and dones.
       overlapped_kernels: kernels scheduled there.
     """
@@ -124,6 +127,7 @@ class CollectiveKind:
     count: int
     num_bytes: int
     largest_bytes: int
+    dtypes: tuple[str, ...]
     overlapped_flops: float
     overlapped_kernels: int
 
@@ -190,6 +194,7 @@ def make_plan(config: Config, cluster: Cluster) -> Plan:
             for name, model in models.items()
         },
         communication=communication(config, cluster),
+        narrow_communication=communication(config, cluster, sum_dtype="bfloat16"),
         seconds=step_seconds(config, cluster),
         gemms=gemms(config, num_gpus),
         saturating_flops=cluster.device.saturating_flops,
@@ -236,6 +241,7 @@ def _sum(collectives: list[Collective]) -> CollectiveKind:
         count=sum(c.runs for c in collectives),
         num_bytes=sum(c.runs * c.num_bytes for c in collectives),
         largest_bytes=max(c.largest_bytes for c in collectives),
+        dtypes=tuple(sorted({dtype for c in collectives for dtype in c.dtypes})),
         overlapped_flops=math.fsum(c.runs * c.overlapped_flops for c in collectives),
         overlapped_kernels=sum(c.runs * c.overlapped_kernels for c in collectives),
     )

@@ -63,7 +63,7 @@ class Rules:
       optimizer: from clipped gradients of a device's parts to their updates.
       balancer: from a batch's counts of tokens to updates of the router's biases.
       clip_norm: the global gradient norm is scaled down to this.
-      gradient_dtype: in which gradients are summed over microbatches and devices.
+      gradient_dtype: in which a device keeps its gradients and adds them up over microbatches.
       loss_chunk: tokens whose logits exist at the same time.
       loss_implementation: "pallas" for a kernel that has none of them in memory.
       z_loss: weight of the squared logsumexp.

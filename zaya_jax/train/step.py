@@ -149,9 +149,7 @@ def _local_step(
     gradients, sums = _accumulate(rules, params, state.router_bias_LX, num_targets, batch, num_microbatches)
     sums = total(sums)
     with jax.named_scope("sum_gradients"):
-        gradients = jax.tree.map(
-            lambda x: x.astype(jnp.float32), total_of_own(to_parts(rules.deal, gradients))
-        )
+        gradients = total_of_own(to_parts(rules.deal, gradients))
     gradient_norms = norms_by_group(rules.deal, gradients)
     norm = global_norm(gradient_norms)
     is_finite = jnp.isfinite(norm) & jnp.isfinite(sums.loss)
