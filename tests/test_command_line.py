@@ -177,6 +177,8 @@ MISTAKES = (
     Mistake("corpus exists", "corpus corpus --source texts", "corpus is a corpus already; --overwrite replaces it"),
     Mistake("corpus in a folder of others", "corpus hf --source texts --overwrite", "hf has files and no manifest.json"),
     Mistake("corpus from nothing", "corpus new --source nothing", "there is no source folder nothing"),
+    Mistake("corpus of one text", "corpus new --source single", "the validation split got no text from single, and another validation_percent would leave the other split without any"),
+    Mistake("corpus of few texts", "corpus new --source crumbs --validation-percent 95", "the train split got no text from crumbs at validation_percent 95; it must be from 1 to 92 (zaya corpus --validation-percent)"),
     Mistake("corpus without matching names", "corpus new --source texts --pattern *.md", 'no file in texts has a name like "*.md"'),
     Mistake("no held-out share", "corpus new --source texts --validation-percent 0", "validation_percent is 0; it must be from 1 to 99"),
     Mistake("unknown option of corpus", "corpus new --sauce texts", "unrecognized arguments: --sauce texts"),
@@ -252,9 +254,11 @@ def _write_bad_corpora(root: pathlib.Path, corpus: Corpus) -> None:
     (root / "blank").mkdir()
     (root / "blank" / "empty.txt").write_text("")
     (root / "blank" / "latin.txt").write_bytes(b"\xe9")
+    (root / "single").mkdir()
+    (root / "single" / "text.txt").write_text("some text")
     (root / "crumbs").mkdir()
     for i in range(8):
-        (root / "crumbs" / f"{i}.txt").write_text("x")
+        (root / "crumbs" / f"{i}.txt").write_text(str(i))
     build_corpus(
         root / "short",
         source=str(root / "crumbs"),

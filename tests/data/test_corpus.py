@@ -1,7 +1,9 @@
 import gzip
+import hashlib
 import json
 import lzma
 import pathlib
+import random
 import re
 
 import numpy as np
@@ -19,7 +21,7 @@ TOKENIZER = ByteTokenizer()
 
 @pytest.fixture
 def source(tmp_path):
-    """Fifty texts of 0 to 300 bytes in nested folders, with names that decide their split."""
+    """Fifty texts of 1 to 360 bytes in three folders."""
     root = tmp_path / "source"
     rng = np.random.default_rng(0)
     for i in range(50):
@@ -56,6 +58,13 @@ def _read_texts(root):
     return sorted(p.read_bytes().decode() for p in root.rglob("*.txt"))
 
 
+def _write_texts(root, texts):
+    root.mkdir(parents=True)
+    for i, text in enumerate(texts):
+        (root / f"{i}.txt").write_text(text, encoding="utf-8")
+    return root
+
+
 def _edit_manifest(corpus, change):
     path = corpus.folder / "manifest.json"
     values = json.loads(path.read_text())
@@ -72,6 +81,60 @@ def test_both_splits_together_hold_every_document_once(tmp_path, source):
     assert 5 <= len(validation) <= 25
 
 
+def test_a_text_is_on_one_side_in_corpora_of_overlapping_folders(tmp_path, source):
+    outer, inner = _build(tmp_path, source), _build(tmp_path, source / "folder1", name="inner")
+    sides = {
+        name: (set(_read_documents(outer, name)), set(_read_documents(inner, name)))
+        for name in ("train", "validation")
+    }
+    assert all(inner_texts < outer_texts for outer_texts, inner_texts in sides.values())
+    assert all(len(inner_texts) > 2 for _, inner_texts in sides.values())
+
+
+def test_copies_of_a_text_are_on_one_side(tmp_path, source):
+    (source / "copies").mkdir()
+    for i, path in enumerate(sorted(source.rglob("*.txt"))):
+        (source / "copies" / f"renamed{i}.txt").write_bytes(path.read_bytes())
+    corpus = _build(tmp_path, source)
+    train, validation = _read_documents(corpus, "train"), _read_documents(corpus, "validation")
+    assert len(train) + len(validation) == 100
+    assert not set(train) & set(validation)
+
+
+# Of each text the first 64 bits of BLAKE2b, modulo 100.
+BUCKETS = {"some text": 31, "b": 33, "a": 43}
+
+
+def _hash_by_hand(text):
+    return int(hashlib.blake2b(text.encode(), digest_size=8).hexdigest(), 16)
+
+
+@pytest.mark.parametrize(
+    ("percent", "held_out"),
+    [(32, {"some text"}), (33, {"some text"}), (34, {"some text", "b"}), (43, {"some text", "b"})],
+)
+def test_a_text_is_held_out_when_its_hash_is_below_the_percentage(tmp_path, percent, held_out):
+    """At 33 and at 43 there is a text whose hash is the percentage itself."""
+    assert {text: _hash_by_hand(text) % 100 for text in BUCKETS} == BUCKETS
+    corpus = _build(tmp_path, _write_texts(tmp_path / "source", BUCKETS), validation_percent=percent)
+    assert set(_read_documents(corpus, "validation")) == held_out
+    assert set(_read_documents(corpus, "train")) == set(BUCKETS) - held_out
+
+
+def test_texts_lie_in_the_order_of_the_hashes_of_their_paths(tmp_path):
+    """So that the beginning of a split, which is all that a short evaluation reads, is of all folders."""
+    texts = {f"folder{i // 10}/{i}.txt": f"text {i}" for i in range(30)}
+    for path, text in texts.items():
+        (tmp_path / "source" / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "source" / path).write_text(text)
+    corpus = _build(tmp_path, tmp_path / "source")
+    in_order = [texts[path] for path in sorted(texts, key=_hash_by_hand)]
+    for name in ("train", "validation"):
+        documents = _read_documents(corpus, name)
+        assert len(documents) > 3
+        assert documents == [text for text in in_order if text in documents]
+
+
 def test_counts_and_compressed_sizes(tmp_path, source):
     corpus = _build(tmp_path, source)
     for name in ("train", "validation"):
@@ -83,6 +146,19 @@ def test_counts_and_compressed_sizes(tmp_path, source):
     assert corpus.validation.gzip_9_bytes == len(gzip.compress(held_out, 9))
     assert corpus.validation.xz_9_bytes == len(lzma.compress(held_out, preset=9))
     assert corpus.train.gzip_9_bytes is None
+
+
+def test_compressors_are_at_their_highest_level(tmp_path):
+    """On a text where that shows: the words come again behind more than the 8 MiB that xz -6 looks back."""
+    words = " ".join(random.Random(0).choices(["shard", "split", "corpus", "held", "out", "é"], k=20_000))
+    held_out, trained = words + "\n" * 2**23 + words, "16"
+    percent = _hash_by_hand(held_out) % 100 + 1
+    assert percent <= _hash_by_hand(trained) % 100
+    source = _write_texts(tmp_path / "source", [held_out, trained])
+    split = _build(tmp_path, source, validation_percent=percent, block_tokens=2**16).validation
+    raw = held_out.encode()
+    assert split.gzip_9_bytes == len(gzip.compress(raw, 9)) != len(gzip.compress(raw, 6))
+    assert split.xz_9_bytes == len(lzma.compress(raw, preset=9)) != len(lzma.compress(raw, preset=6))
 
 
 def test_stream_is_cut_into_padded_blocks_over_shards(tmp_path, source):
@@ -233,16 +309,28 @@ def test_source_without_readable_text(tmp_path):
     assert not (tmp_path / "corpus").exists()
 
 
-@pytest.mark.parametrize(
-    ("percent", "sentence"),
-    [(1, "validation got no files; .* now 1, higher"), (99, "train got no files; .* now 99, lower")],
-)
-def test_split_without_files(tmp_path, percent, sentence):
-    root = tmp_path / "source"
-    root.mkdir()
-    (root / "a").write_text("some text")
-    with pytest.raises(ValueError, match=sentence):
-        _build(tmp_path, root, validation_percent=percent)
+@pytest.mark.parametrize(("percent", "name"), [(1, "validation"), (31, "validation"), (44, "train")])
+def test_split_without_texts(tmp_path, percent, name):
+    """The sentence tells the percentages that do; the test above builds with 32 and 43."""
+    source = _write_texts(tmp_path / "source", BUCKETS)
+    with pytest.raises(
+        ValueError,
+        match=rf"the {name} split got no text from .* at validation_percent {percent}; it must be "
+        r"from 32 to 43 \(zaya corpus --validation-percent\), or there must be more different texts$",
+    ):
+        _build(tmp_path, source, validation_percent=percent)
+
+
+@pytest.mark.parametrize(("percent", "name"), [(31, "validation"), (32, "train")])
+@pytest.mark.parametrize("copies", [1, 4])
+def test_copies_of_one_text_have_no_percentage(tmp_path, copies, percent, name):
+    source = _write_texts(tmp_path / "source", ["some text"] * copies)
+    with pytest.raises(
+        ValueError,
+        match=f"the {name} split got no text from .*, and another validation_percent would "
+        "leave the other split without any; there must be more different texts$",
+    ):
+        _build(tmp_path, source, validation_percent=percent)
 
 
 def test_folder_without_manifest(tmp_path):
@@ -292,19 +380,21 @@ def test_truncated_shard_with_the_size_of_the_manifest(tmp_path, source):
         open_corpus(corpus.folder)
 
 
-def test_shard_of_another_corpus(tmp_path, source):
-    """Whole in itself, and of the size that the manifest says."""
-    corpus = _build(tmp_path, source, shard_tokens=5 * 64)
-    first, *_, last = corpus.shard_paths("train")
-    first.write_bytes(last.read_bytes())
-    records = corpus.train.shards[-1].records
-    assert records < 5
+@pytest.mark.parametrize(("here", "there"), [(0, -1), (-1, 0)])
+def test_shard_of_another_corpus(tmp_path, source, here, there):
+    """Whole in itself, of the size that the manifest says, with fewer records or with more."""
+    corpus = _build(tmp_path, source, shard_tokens=4 * 64)
+    path, other = (corpus.shard_paths("train")[i] for i in (here, there))
+    path.write_bytes(other.read_bytes())
+    expected, records = (corpus.train.shards[i].records for i in (here, there))
+    assert expected != records
 
     def change_size(values):
-        values["train"]["shards"][0]["bytes"] = last.stat().st_size
+        values["train"]["shards"][here]["bytes"] = other.stat().st_size
 
     _edit_manifest(corpus, change_size)
-    with pytest.raises(ValueError, match=re.escape(f"{first} has {records} records, and the manifest")):
+    sentence = f"{path} has {records} records, and the manifest says {expected}; restore it"
+    with pytest.raises(ValueError, match=re.escape(sentence)):
         open_corpus(corpus.folder)
 
 
