@@ -340,6 +340,34 @@ def test_folder_without_manifest(tmp_path):
         open_corpus(tmp_path)
 
 
+def test_missing_corpus_with_one_beside_it_that_is_meant(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("docs", "notes"):
+        (tmp_path / "corpora" / name).mkdir(parents=True)
+        (tmp_path / "corpora" / name / "manifest.json").touch()
+    (tmp_path / "corpora" / "dcoss").mkdir()  # nearer, and no corpus
+    with pytest.raises(ValueError, match="no corpus") as caught:
+        open_corpus("corpora/dcos")
+    assert str(caught.value) == (
+        "there is no corpus at corpora/dcos (did you mean corpora/docs?); zaya corpus corpora/dcos --source "
+        "TEXTS builds one"
+    )
+
+
+@pytest.mark.parametrize("missing", ["web", "corpora/web", "python_documentation"])
+def test_missing_corpus_with_none_like_it(tmp_path, monkeypatch, missing):
+    """`corpora` is not there either."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("docs", ".python_documentation.0123456789ab.partial"):  # the second is being built
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "manifest.json").touch()
+    with pytest.raises(
+        ValueError,
+        match=f"^there is no corpus at {missing}; zaya corpus {missing} --source TEXTS builds one$",
+    ):
+        open_corpus(missing)
+
+
 def test_array_record_counts_a_truncated_file_as_empty_and_complains_only_when_closed(tmp_path, source):
     """Why there is a manifest: should this fail some day, the reader has learnt to see it."""
     corpus = _build(tmp_path, source)
@@ -468,16 +496,25 @@ def test_ensure_opens_what_another_process_built_meanwhile(tmp_path, monkeypatch
 
 
 def test_ensure_without_a_source(tmp_path):
-    config = DataConfig(corpus=str(tmp_path / "corpus"), source=None)
-    with pytest.raises(ValueError, match=r"no corpus at .*; data\.source is None"):
+    config = DataConfig(corpus=str(tmp_path / "corpus"))
+    with pytest.raises(
+        ValueError, match=r"TEXTS builds one, or the run itself with --config\.data\.source=TEXTS$"
+    ):
         ensure_corpus(config)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_ensure_with_another_tokenizer(tmp_path, source):
+    """The content tells, not the name: a tokenizer.json may lie elsewhere, and another in its place."""
     corpus = _build(tmp_path, source)
-    _edit_manifest(corpus, lambda values: values.update(tokenizer="t.json", tokenizer_fingerprint="f"))
-    config = DataConfig(corpus=str(corpus.folder), source=None)
+    config = DataConfig(corpus=str(corpus.folder))
+    _edit_manifest(corpus, lambda values: values.update(tokenizer="t.json"))
+    assert ensure_corpus(config).tokenizer == "t.json"
+    _edit_manifest(corpus, lambda values: values.update(tokenizer_fingerprint="f"))
     with pytest.raises(ValueError, match=r'data\.tokenizer is "byte", and the corpus .* made with "t\.json"'):
+        ensure_corpus(config)
+    _edit_manifest(corpus, lambda values: values.update(tokenizer="byte"))
+    with pytest.raises(ValueError, match=r"data\.tokenizer is .* they must be the same"):
         ensure_corpus(config)
 
 

@@ -34,6 +34,7 @@ from zaya_jax.data.shards import (
     Corpus,
     Layout,
     Split,
+    describe_missing,
     open_corpus,
     sync,
     write_manifest,
@@ -354,7 +355,7 @@ def ensure_corpus(config: DataConfig) -> Corpus:
     if not pathlib.Path(config.corpus).exists():
         if config.source is None:
             raise ValueError(
-                f"there is no corpus at {config.corpus}; data.source is None, and must say what to build from"
+                f"{describe_missing(config.corpus)}, or the run itself with --config.data.source=TEXTS"
             )
         with contextlib.suppress(FileExistsError):
             build_corpus(config.corpus, source=config.source, tokenizer=tokenizer)
