@@ -32,8 +32,8 @@ def source(tmp_path):
 
 
 def _build(tmp_path, source, *, name="corpus", **options):
-    options = {"block_tokens": 64, "validation_percent": 30, **options}
-    return build_corpus(tmp_path / name, source=str(source), tokenizer=TOKENIZER, **options)
+    options = {"tokenizer": TOKENIZER, "block_tokens": 64, "validation_percent": 30, **options}
+    return build_corpus(tmp_path / name, source=str(source), **options)
 
 
 def _read_stream(corpus, split):
@@ -212,17 +212,27 @@ def test_text_is_kept_byte_for_byte(tmp_path, source):
 
 def test_large_vocabulary_takes_four_bytes_a_token(tmp_path, source):
     class Wide(ByteTokenizer):
-        vocab_size = 2**16 + 1
+        def __init__(self, vocab_size):
+            self.vocab_size = vocab_size
 
         def encode(self, text):
-            return [2**16] * len(text)
+            return [self.vocab_size - 1] * len(text)
 
-    narrow = _build(tmp_path, source)
-    wide = build_corpus(
-        tmp_path / "wide", source=str(source), tokenizer=Wide(), block_tokens=64, validation_percent=30
-    )
-    assert (narrow.dtype, wide.dtype) == ("<u2", "<u4")
-    assert _read_stream(wide, "train").max() == 2**16
+    for vocab_size, dtype in ((2**16, "<u2"), (2**16 + 1, "<u4")):
+        corpus = _build(tmp_path, source, tokenizer=Wide(vocab_size), overwrite=True)
+        assert corpus.dtype == dtype
+        assert _read_stream(corpus, "train").max() == vocab_size - 1
+
+
+def test_padding_is_the_tokenizers_own(tmp_path, source):
+    class Padded(ByteTokenizer):
+        vocab_size = 260
+        pad_id = 259
+
+    corpus = _build(tmp_path, source, tokenizer=Padded())
+    for name in ("train", "validation"):
+        padding = _read_stream(corpus, name)[corpus.split(name).tokens :]
+        assert set(padding) == {259}
 
 
 def test_opening_gives_what_building_gave(tmp_path, source):
@@ -245,6 +255,34 @@ def _fail(*_):
     raise RuntimeError("disk on fire")
 
 
+def test_shard_damaged_on_the_way_leaves_nothing(tmp_path, source, monkeypatch):
+    write_manifest = corpus_module.write_manifest
+
+    def damage(corpus):
+        write_manifest(corpus)
+        corpus.shard_paths("train")[0].write_bytes(b"")
+
+    parent = tmp_path / "corpora"
+    monkeypatch.setattr(corpus_module, "write_manifest", damage)
+    with pytest.raises(ValueError, match="has 0 bytes, and the manifest says"):
+        _build(parent, source)
+    assert list(parent.iterdir()) == []
+
+
+def test_exception_between_two_texts_leaves_nothing(tmp_path, source):
+    class Failing(ByteTokenizer):
+        texts = 0
+
+        def encode(self, text):
+            self.texts += 1
+            return super().encode(text) if self.texts < 40 else _fail()
+
+    parent = tmp_path / "corpora"
+    with pytest.raises(RuntimeError, match="disk on fire"):
+        _build(parent, source, tokenizer=Failing())
+    assert list(parent.iterdir()) == []
+
+
 def test_failed_overwrite_leaves_the_old_corpus(tmp_path, source, monkeypatch):
     old = _build(tmp_path, source)
     monkeypatch.setattr(corpus_module, "write_manifest", _fail)
@@ -259,6 +297,7 @@ def test_overwrite_replaces_a_corpus_and_only_a_corpus(tmp_path, source):
     with pytest.raises(ValueError, match="is a corpus already; --overwrite replaces it"):
         _build(tmp_path, source)
     assert _build(tmp_path, source, overwrite=True, block_tokens=32).block_tokens == 32
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["corpus", "source"]
     precious = tmp_path / "precious"
     precious.mkdir()
     (precious / "thesis.txt").write_text("do not lose")
@@ -381,18 +420,20 @@ def test_array_record_counts_a_truncated_file_as_empty_and_complains_only_when_c
 
 def test_every_damaged_shard_is_named(tmp_path, source):
     corpus = _build(tmp_path, source, shard_tokens=64)
-    truncated, missing, emptied, *_ = corpus.shard_paths("train")
+    truncated, missing, emptied, grown, *_ = corpus.shard_paths("train")
     raw = truncated.read_bytes()
     truncated.write_bytes(raw[:-100])
     missing.unlink()
     emptied.write_bytes(b"\x00" * emptied.stat().st_size)
+    grown.write_bytes(grown.read_bytes() + b"\x00")
     with pytest.raises(ValueError, match="manifest") as caught:
         open_corpus(corpus.folder)
     sentences = str(caught.value).splitlines()
-    assert len(sentences) == 3
+    assert len(sentences) == 4
     assert f"{truncated} has {len(raw) - 100} bytes, and the manifest says {len(raw)}" in sentences[0]
     assert f"{missing} is missing; restore it" in sentences[1]
     assert f"{emptied} cannot be read; restore it" in sentences[2]
+    assert f"{grown} has {grown.stat().st_size} bytes, and the manifest says" in sentences[3]
 
 
 def test_truncated_shard_with_the_size_of_the_manifest(tmp_path, source):
@@ -529,8 +570,21 @@ def test_main_prints_bits_per_byte(tmp_path, source, capsys):
     assert float(row[6]) == pytest.approx(8 * split.xz_9_bytes / split.text_bytes, abs=1e-3)
 
 
+def test_what_is_left_out_of_the_standard_library(tmp_path, source, monkeypatch):
+    for folder in ("test", "folder0/tests", "site-packages/numpy", "dist-packages", "folder1/__pycache__"):
+        (source / folder).mkdir(parents=True)
+        (source / folder / "left_out.txt").write_text("not of the library")
+    (source / "test.txt").write_text("of the library")
+    monkeypatch.setattr("sysconfig.get_paths", lambda: {"stdlib": str(source)})
+    corpus = _build(tmp_path, "stdlib", pattern="*.txt")
+    documents = _read_documents(corpus, "train") + _read_documents(corpus, "validation")
+    assert len(documents) == 51
+    assert "of the library" in documents
+    assert "not of the library" not in documents
+
+
 def test_standard_library(tmp_path):
-    """The corpus of the default config: real text, without tests and without what others installed."""
+    """The corpus of configs/tiny.py: real text, without tests and without what others installed."""
     corpus = build_corpus(tmp_path / "stdlib", tokenizer=TOKENIZER)
     assert corpus.train.text_bytes + corpus.validation.text_bytes > 5_000_000
     assert corpus.validation.text_bytes > 100_000
