@@ -115,7 +115,8 @@ MISTAKES = (
     Mistake("mixture without weights", PHASED + "--config.data.mixtures.m.weights=(1.0,)", "data.mixtures.m has 2 corpora and 1 weights"),
     Mistake("mixture with a weight of zero", PHASED + "'--config.data.mixtures.m.weights=(1.0, 0)'", "data.mixtures.m gives short the weight 0.0; it must be above 0"),
     Mistake("mixture with one corpus twice", PHASED + "'--config.data.mixtures.m.corpora=(\"corpus\", \"corpus\")'", "data.mixtures.m names a corpus twice"),
-    Mistake("mixture of a missing corpus", PHASED + "'--config.data.mixtures.m.corpora=(\"corpus\", \"nowhere\")'", "in phase b: there is no corpus at nowhere"),
+    Mistake("mixture of a missing corpus", PHASED + "'--config.data.mixtures.m.corpora=(\"corpus\", \"nowhere\")'", "in phase b: there is no corpus at nowhere; zaya corpus nowhere --source TEXTS builds one\n"),
+    Mistake("mixture of a misspelt corpus", PHASED + "'--config.data.mixtures.m.corpora=(\"corpus\", \"shrot\")'", "in phase b: there is no corpus at shrot (did you mean short?); zaya corpus shrot --source TEXTS builds one\n"),
     Mistake("mixture of a short corpus", PHASED, "in phase b: data.sequence_length is 128, and the train split of short has"),
     # train: balancing
     Mistake("unknown balancing rule", SMALL + "--config.balancing.rule=pd", 'balancing.rule is \'pd\'; it must be "adamw" or "sign" or "pid"'),
@@ -128,7 +129,9 @@ MISTAKES = (
     Mistake("devices in words", SMALL + "--dry-run --devices=two", "argument --devices: invalid int value: 'two'"),
     # train: data
     Mistake("sequence and blocks", SMALL + "--config.data.sequence_length=96", "data.sequence_length is 96, and corpus has blocks of 256 tokens; one must be a multiple"),
-    Mistake("missing corpus", SMALL + "--config.data.corpus=nowhere", "there is no corpus at nowhere; data.source is None"),
+    Mistake("missing corpus", SMALL + "--config.data.corpus=nowhere", "there is no corpus at nowhere; zaya corpus nowhere --source TEXTS builds one, or the run itself with --config.data.source=TEXTS"),
+    Mistake("misspelt corpus", "train --config.run_folder=new --config.data.corpus=corups", "there is no corpus at corups (did you mean corpus?); zaya corpus corups --source TEXTS builds one, or the run itself"),
+    Mistake("misspelt corpus of a run", "train --config=runs/fresh/config.json --config.data.corpus=corups", "there is no corpus at corups (did you mean corpus?)"),
     Mistake("missing source", SMALL + "--config.data.corpus=nowhere --config.data.source=nothing", "there is no source folder nothing"),
     Mistake("no corpus in the folder", SMALL + "--config.data.corpus=texts", "there is no corpus at texts: it has no manifest.json"),
     Mistake("empty source", SMALL + "--config.data.corpus=nowhere --config.data.source=hollow", 'no file in hollow has a name like "*"'),
@@ -177,6 +180,8 @@ MISTAKES = (
     Mistake("corpus exists", "corpus corpus --source texts", "corpus is a corpus already; --overwrite replaces it"),
     Mistake("corpus in a folder of others", "corpus hf --source texts --overwrite", "hf has files and no manifest.json"),
     Mistake("corpus from nothing", "corpus new --source nothing", "there is no source folder nothing"),
+    Mistake("corpus of one text", "corpus new --source single", "the validation split got no text from single, and another validation_percent would leave the other split without any"),
+    Mistake("corpus of few texts", "corpus new --source crumbs --validation-percent 95", "the train split got no text from crumbs at validation_percent 95; it must be from 1 to 92 (zaya corpus --validation-percent)"),
     Mistake("corpus without matching names", "corpus new --source texts --pattern *.md", 'no file in texts has a name like "*.md"'),
     Mistake("no held-out share", "corpus new --source texts --validation-percent 0", "validation_percent is 0; it must be from 1 to 99"),
     Mistake("unknown option of corpus", "corpus new --sauce texts", "unrecognized arguments: --sauce texts"),
@@ -252,9 +257,11 @@ def _write_bad_corpora(root: pathlib.Path, corpus: Corpus) -> None:
     (root / "blank").mkdir()
     (root / "blank" / "empty.txt").write_text("")
     (root / "blank" / "latin.txt").write_bytes(b"\xe9")
+    (root / "single").mkdir()
+    (root / "single" / "text.txt").write_text("some text")
     (root / "crumbs").mkdir()
     for i in range(8):
-        (root / "crumbs" / f"{i}.txt").write_text("x")
+        (root / "crumbs" / f"{i}.txt").write_text(str(i))
     build_corpus(
         root / "short",
         source=str(root / "crumbs"),

@@ -41,7 +41,7 @@ UNUSUAL = Config.from_dict(
             "experts_implementation": "ragged_dot",
             "remat": "attention_and_experts",
         },
-        "data": {"source": None, "seed": 2**32 - 1},
+        "data": {"source": "texts", "seed": 2**32 - 1},
         "optimizer": {
             "name": "adamw",
             "learning_rate": 0.1 + 0.2,
@@ -106,7 +106,7 @@ def test_text_has_every_field():
         if dataclasses.is_dataclass(section):
             assert list(values[field.name]) == [f.name for f in dataclasses.fields(section)]
     assert values["model"]["sliding_window"] == 7
-    assert values["data"]["source"] is None
+    assert values["data"]["mixture"] is None
 
 
 def test_differences_name_field_old_and_new():
@@ -137,6 +137,38 @@ def test_an_option_sets_its_field(option, section, field, value):
     config = load_config("configs/tiny.py", options)
     found = getattr(config if section is None else getattr(config, section), field)
     assert (found, type(found)) == (value, type(value))
+
+
+@pytest.mark.parametrize(
+    ("options", "source"),
+    [
+        ("", "stdlib"),
+        ("corpus=corpora/docs", None),
+        ("corpus=corpora/docs source=docs", "docs"),
+        ("source=docs corpus=corpora/docs", "docs"),
+        ("source=None corpus=corpora/docs", None),
+        ("source=docs", "docs"),
+        ("corpus=corpora/stdlib", "stdlib"),  # as the file says already
+        ("corpus=corpora/docs corpus=corpora/stdlib", "stdlib"),  # the last one holds
+        ("seed=1", "stdlib"),
+    ],
+)
+def test_the_source_of_a_file_is_of_its_own_corpus(options, source):
+    overrides = [f"--config.data.{option}" for option in options.split()]
+    assert load_config("configs/tiny.py", overrides).data.source == source
+
+
+def test_a_config_has_no_source_unless_it_says_one():
+    assert DataConfig(corpus="corpora/docs").source is None
+
+
+@pytest.mark.parametrize("options", [(), ("--config.data.corpus=corpora/docs",)])
+def test_the_config_of_a_run_is_the_same_with_the_same_options(options, tmp_path):
+    """So that the run goes on: the source of its corpus stays as it was, be it there or not."""
+    config = load_config("configs/tiny.py", options)
+    (tmp_path / "config.json").write_text(config.to_text())
+    assert load_config("configs/tiny.py", options) == config
+    assert load_config(str(tmp_path / "config.json"), options) == config
 
 
 def test_configs_are_read_without_jax():

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from ml_collections import ConfigDict
 
-from zaya_jax.config import CONFIG_FILE, Config, find_config
+from zaya_jax.config import CONFIG_FILE, Config, DataConfig, find_config
 from zaya_jax.fields import to_plain
 
 DEFAULT_CONFIG = "configs/tiny.py"
@@ -55,6 +55,9 @@ def add_config_options(parser: Parser) -> None:
 def load_config(path: str, overrides: Sequence[str]) -> Config:
     """Builds the config of a file, with fields set on the command line.
 
+    The source that a file gives is that of the file's own corpus: another one that is named on the
+    command line has no source, unless that is named there too.
+
     Args:
       path: of a Python file with `get_config()`.
       overrides: of the form "--config.section.field=value".
@@ -63,14 +66,34 @@ def load_config(path: str, overrides: Sequence[str]) -> Config:
       ValueError: if there is no such file, it is not a config file, or a value cannot be.
     """
     values = _read_file(path)
-    for option in overrides:
-        name, equals, text = option.partition("=")
-        if not name.startswith("--config.") or not equals:
-            raise ValueError(
-                f'"{option}" is not an option; a config field is set by --config.section.field=value'
-            )
-        _set(values, name.removeprefix("--config."), text)
+    options = [_split_option(option) for option in overrides]
+    fields = dict(options)
+    if "data.corpus" in fields and "data.source" not in fields:
+        _drop_source(values, fields["data.corpus"])
+    for name, text in options:
+        _set(values, name, text)
     return Config.from_dict(values)
+
+
+def _split_option(option: str) -> tuple[str, str]:
+    """The dotted name of a field and the text that it is set to.
+
+    Raises:
+      ValueError: when the option sets none.
+    """
+    name, equals, text = option.partition("=")
+    if not name.startswith("--config.") or not equals:
+        raise ValueError(
+            f'"{option}" is not an option; a config field is set by --config.section.field=value'
+        )
+    return name.removeprefix("--config."), text
+
+
+def _drop_source(values: dict[str, Any], corpus: str) -> None:
+    """Drops the source when it is of another corpus: a typo would be built from it, and trained on."""
+    data = values.get("data")
+    if isinstance(data, dict) and data.get("corpus", DataConfig.corpus) != corpus:
+        data["source"] = None
 
 
 def _read_file(path: str) -> dict[str, Any]:

@@ -1,7 +1,9 @@
 import gzip
+import hashlib
 import json
 import lzma
 import pathlib
+import random
 import re
 
 import numpy as np
@@ -19,7 +21,7 @@ TOKENIZER = ByteTokenizer()
 
 @pytest.fixture
 def source(tmp_path):
-    """Fifty texts of 0 to 300 bytes in nested folders, with names that decide their split."""
+    """Fifty texts of 1 to 360 bytes in three folders."""
     root = tmp_path / "source"
     rng = np.random.default_rng(0)
     for i in range(50):
@@ -30,8 +32,8 @@ def source(tmp_path):
 
 
 def _build(tmp_path, source, *, name="corpus", **options):
-    options = {"block_tokens": 64, "validation_percent": 30, **options}
-    return build_corpus(tmp_path / name, source=str(source), tokenizer=TOKENIZER, **options)
+    options = {"tokenizer": TOKENIZER, "block_tokens": 64, "validation_percent": 30, **options}
+    return build_corpus(tmp_path / name, source=str(source), **options)
 
 
 def _read_stream(corpus, split):
@@ -56,6 +58,13 @@ def _read_texts(root):
     return sorted(p.read_bytes().decode() for p in root.rglob("*.txt"))
 
 
+def _write_texts(root, texts):
+    root.mkdir(parents=True)
+    for i, text in enumerate(texts):
+        (root / f"{i}.txt").write_text(text, encoding="utf-8")
+    return root
+
+
 def _edit_manifest(corpus, change):
     path = corpus.folder / "manifest.json"
     values = json.loads(path.read_text())
@@ -72,6 +81,60 @@ def test_both_splits_together_hold_every_document_once(tmp_path, source):
     assert 5 <= len(validation) <= 25
 
 
+def test_a_text_is_on_one_side_in_corpora_of_overlapping_folders(tmp_path, source):
+    outer, inner = _build(tmp_path, source), _build(tmp_path, source / "folder1", name="inner")
+    sides = {
+        name: (set(_read_documents(outer, name)), set(_read_documents(inner, name)))
+        for name in ("train", "validation")
+    }
+    assert all(inner_texts < outer_texts for outer_texts, inner_texts in sides.values())
+    assert all(len(inner_texts) > 2 for _, inner_texts in sides.values())
+
+
+def test_copies_of_a_text_are_on_one_side(tmp_path, source):
+    (source / "copies").mkdir()
+    for i, path in enumerate(sorted(source.rglob("*.txt"))):
+        (source / "copies" / f"renamed{i}.txt").write_bytes(path.read_bytes())
+    corpus = _build(tmp_path, source)
+    train, validation = _read_documents(corpus, "train"), _read_documents(corpus, "validation")
+    assert len(train) + len(validation) == 100
+    assert not set(train) & set(validation)
+
+
+# Of each text the first 64 bits of BLAKE2b, modulo 100.
+BUCKETS = {"some text": 31, "b": 33, "a": 43}
+
+
+def _hash_by_hand(text):
+    return int(hashlib.blake2b(text.encode(), digest_size=8).hexdigest(), 16)
+
+
+@pytest.mark.parametrize(
+    ("percent", "held_out"),
+    [(32, {"some text"}), (33, {"some text"}), (34, {"some text", "b"}), (43, {"some text", "b"})],
+)
+def test_a_text_is_held_out_when_its_hash_is_below_the_percentage(tmp_path, percent, held_out):
+    """At 33 and at 43 there is a text whose hash is the percentage itself."""
+    assert {text: _hash_by_hand(text) % 100 for text in BUCKETS} == BUCKETS
+    corpus = _build(tmp_path, _write_texts(tmp_path / "source", BUCKETS), validation_percent=percent)
+    assert set(_read_documents(corpus, "validation")) == held_out
+    assert set(_read_documents(corpus, "train")) == set(BUCKETS) - held_out
+
+
+def test_texts_lie_in_the_order_of_the_hashes_of_their_paths(tmp_path):
+    """So that the beginning of a split, which is all that a short evaluation reads, is of all folders."""
+    texts = {f"folder{i // 10}/{i}.txt": f"text {i}" for i in range(30)}
+    for path, text in texts.items():
+        (tmp_path / "source" / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "source" / path).write_text(text)
+    corpus = _build(tmp_path, tmp_path / "source")
+    in_order = [texts[path] for path in sorted(texts, key=_hash_by_hand)]
+    for name in ("train", "validation"):
+        documents = _read_documents(corpus, name)
+        assert len(documents) > 3
+        assert documents == [text for text in in_order if text in documents]
+
+
 def test_counts_and_compressed_sizes(tmp_path, source):
     corpus = _build(tmp_path, source)
     for name in ("train", "validation"):
@@ -83,6 +146,19 @@ def test_counts_and_compressed_sizes(tmp_path, source):
     assert corpus.validation.gzip_9_bytes == len(gzip.compress(held_out, 9))
     assert corpus.validation.xz_9_bytes == len(lzma.compress(held_out, preset=9))
     assert corpus.train.gzip_9_bytes is None
+
+
+def test_compressors_are_at_their_highest_level(tmp_path):
+    """On a text where that shows: the words come again behind more than the 8 MiB that xz -6 looks back."""
+    words = " ".join(random.Random(0).choices(["shard", "split", "corpus", "held", "out", "é"], k=20_000))
+    held_out, trained = words + "\n" * 2**23 + words, "16"
+    percent = _hash_by_hand(held_out) % 100 + 1
+    assert percent <= _hash_by_hand(trained) % 100
+    source = _write_texts(tmp_path / "source", [held_out, trained])
+    split = _build(tmp_path, source, validation_percent=percent, block_tokens=2**16).validation
+    raw = held_out.encode()
+    assert split.gzip_9_bytes == len(gzip.compress(raw, 9)) != len(gzip.compress(raw, 6))
+    assert split.xz_9_bytes == len(lzma.compress(raw, preset=9)) != len(lzma.compress(raw, preset=6))
 
 
 def test_stream_is_cut_into_padded_blocks_over_shards(tmp_path, source):
@@ -136,17 +212,27 @@ def test_text_is_kept_byte_for_byte(tmp_path, source):
 
 def test_large_vocabulary_takes_four_bytes_a_token(tmp_path, source):
     class Wide(ByteTokenizer):
-        vocab_size = 2**16 + 1
+        def __init__(self, vocab_size):
+            self.vocab_size = vocab_size
 
         def encode(self, text):
-            return [2**16] * len(text)
+            return [self.vocab_size - 1] * len(text)
 
-    narrow = _build(tmp_path, source)
-    wide = build_corpus(
-        tmp_path / "wide", source=str(source), tokenizer=Wide(), block_tokens=64, validation_percent=30
-    )
-    assert (narrow.dtype, wide.dtype) == ("<u2", "<u4")
-    assert _read_stream(wide, "train").max() == 2**16
+    for vocab_size, dtype in ((2**16, "<u2"), (2**16 + 1, "<u4")):
+        corpus = _build(tmp_path, source, tokenizer=Wide(vocab_size), overwrite=True)
+        assert corpus.dtype == dtype
+        assert _read_stream(corpus, "train").max() == vocab_size - 1
+
+
+def test_padding_is_the_tokenizers_own(tmp_path, source):
+    class Padded(ByteTokenizer):
+        vocab_size = 260
+        pad_id = 259
+
+    corpus = _build(tmp_path, source, tokenizer=Padded())
+    for name in ("train", "validation"):
+        padding = _read_stream(corpus, name)[corpus.split(name).tokens :]
+        assert set(padding) == {259}
 
 
 def test_opening_gives_what_building_gave(tmp_path, source):
@@ -169,6 +255,34 @@ def _fail(*_):
     raise RuntimeError("disk on fire")
 
 
+def test_shard_damaged_on_the_way_leaves_nothing(tmp_path, source, monkeypatch):
+    write_manifest = corpus_module.write_manifest
+
+    def damage(corpus):
+        write_manifest(corpus)
+        corpus.shard_paths("train")[0].write_bytes(b"")
+
+    parent = tmp_path / "corpora"
+    monkeypatch.setattr(corpus_module, "write_manifest", damage)
+    with pytest.raises(ValueError, match="has 0 bytes, and the manifest says"):
+        _build(parent, source)
+    assert list(parent.iterdir()) == []
+
+
+def test_exception_between_two_texts_leaves_nothing(tmp_path, source):
+    class Failing(ByteTokenizer):
+        texts = 0
+
+        def encode(self, text):
+            self.texts += 1
+            return super().encode(text) if self.texts < 40 else _fail()
+
+    parent = tmp_path / "corpora"
+    with pytest.raises(RuntimeError, match="disk on fire"):
+        _build(parent, source, tokenizer=Failing())
+    assert list(parent.iterdir()) == []
+
+
 def test_failed_overwrite_leaves_the_old_corpus(tmp_path, source, monkeypatch):
     old = _build(tmp_path, source)
     monkeypatch.setattr(corpus_module, "write_manifest", _fail)
@@ -183,6 +297,7 @@ def test_overwrite_replaces_a_corpus_and_only_a_corpus(tmp_path, source):
     with pytest.raises(ValueError, match="is a corpus already; --overwrite replaces it"):
         _build(tmp_path, source)
     assert _build(tmp_path, source, overwrite=True, block_tokens=32).block_tokens == 32
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["corpus", "source"]
     precious = tmp_path / "precious"
     precious.mkdir()
     (precious / "thesis.txt").write_text("do not lose")
@@ -233,16 +348,28 @@ def test_source_without_readable_text(tmp_path):
     assert not (tmp_path / "corpus").exists()
 
 
-@pytest.mark.parametrize(
-    ("percent", "sentence"),
-    [(1, "validation got no files; .* now 1, higher"), (99, "train got no files; .* now 99, lower")],
-)
-def test_split_without_files(tmp_path, percent, sentence):
-    root = tmp_path / "source"
-    root.mkdir()
-    (root / "a").write_text("some text")
-    with pytest.raises(ValueError, match=sentence):
-        _build(tmp_path, root, validation_percent=percent)
+@pytest.mark.parametrize(("percent", "name"), [(1, "validation"), (31, "validation"), (44, "train")])
+def test_split_without_texts(tmp_path, percent, name):
+    """The sentence tells the percentages that do; the test above builds with 32 and 43."""
+    source = _write_texts(tmp_path / "source", BUCKETS)
+    with pytest.raises(
+        ValueError,
+        match=rf"the {name} split got no text from .* at validation_percent {percent}; it must be "
+        r"from 32 to 43 \(zaya corpus --validation-percent\), or there must be more different texts$",
+    ):
+        _build(tmp_path, source, validation_percent=percent)
+
+
+@pytest.mark.parametrize(("percent", "name"), [(31, "validation"), (32, "train")])
+@pytest.mark.parametrize("copies", [1, 4])
+def test_copies_of_one_text_have_no_percentage(tmp_path, copies, percent, name):
+    source = _write_texts(tmp_path / "source", ["some text"] * copies)
+    with pytest.raises(
+        ValueError,
+        match=f"the {name} split got no text from .*, and another validation_percent would "
+        "leave the other split without any; there must be more different texts$",
+    ):
+        _build(tmp_path, source, validation_percent=percent)
 
 
 def test_folder_without_manifest(tmp_path):
@@ -250,6 +377,34 @@ def test_folder_without_manifest(tmp_path):
         ValueError, match=r"no corpus at .*: it has no manifest\.json; zaya corpus builds one"
     ):
         open_corpus(tmp_path)
+
+
+def test_missing_corpus_with_one_beside_it_that_is_meant(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("docs", "notes"):
+        (tmp_path / "corpora" / name).mkdir(parents=True)
+        (tmp_path / "corpora" / name / "manifest.json").touch()
+    (tmp_path / "corpora" / "dcoss").mkdir()  # nearer, and no corpus
+    with pytest.raises(ValueError, match="no corpus") as caught:
+        open_corpus("corpora/dcos")
+    assert str(caught.value) == (
+        "there is no corpus at corpora/dcos (did you mean corpora/docs?); zaya corpus corpora/dcos --source "
+        "TEXTS builds one"
+    )
+
+
+@pytest.mark.parametrize("missing", ["web", "corpora/web", "python_documentation"])
+def test_missing_corpus_with_none_like_it(tmp_path, monkeypatch, missing):
+    """`corpora` is not there either."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("docs", ".python_documentation.0123456789ab.partial"):  # the second is being built
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "manifest.json").touch()
+    with pytest.raises(
+        ValueError,
+        match=f"^there is no corpus at {missing}; zaya corpus {missing} --source TEXTS builds one$",
+    ):
+        open_corpus(missing)
 
 
 def test_array_record_counts_a_truncated_file_as_empty_and_complains_only_when_closed(tmp_path, source):
@@ -265,18 +420,20 @@ def test_array_record_counts_a_truncated_file_as_empty_and_complains_only_when_c
 
 def test_every_damaged_shard_is_named(tmp_path, source):
     corpus = _build(tmp_path, source, shard_tokens=64)
-    truncated, missing, emptied, *_ = corpus.shard_paths("train")
+    truncated, missing, emptied, grown, *_ = corpus.shard_paths("train")
     raw = truncated.read_bytes()
     truncated.write_bytes(raw[:-100])
     missing.unlink()
     emptied.write_bytes(b"\x00" * emptied.stat().st_size)
+    grown.write_bytes(grown.read_bytes() + b"\x00")
     with pytest.raises(ValueError, match="manifest") as caught:
         open_corpus(corpus.folder)
     sentences = str(caught.value).splitlines()
-    assert len(sentences) == 3
+    assert len(sentences) == 4
     assert f"{truncated} has {len(raw) - 100} bytes, and the manifest says {len(raw)}" in sentences[0]
     assert f"{missing} is missing; restore it" in sentences[1]
     assert f"{emptied} cannot be read; restore it" in sentences[2]
+    assert f"{grown} has {grown.stat().st_size} bytes, and the manifest says" in sentences[3]
 
 
 def test_truncated_shard_with_the_size_of_the_manifest(tmp_path, source):
@@ -292,19 +449,21 @@ def test_truncated_shard_with_the_size_of_the_manifest(tmp_path, source):
         open_corpus(corpus.folder)
 
 
-def test_shard_of_another_corpus(tmp_path, source):
-    """Whole in itself, and of the size that the manifest says."""
-    corpus = _build(tmp_path, source, shard_tokens=5 * 64)
-    first, *_, last = corpus.shard_paths("train")
-    first.write_bytes(last.read_bytes())
-    records = corpus.train.shards[-1].records
-    assert records < 5
+@pytest.mark.parametrize(("here", "there"), [(0, -1), (-1, 0)])
+def test_shard_of_another_corpus(tmp_path, source, here, there):
+    """Whole in itself, of the size that the manifest says, with fewer records or with more."""
+    corpus = _build(tmp_path, source, shard_tokens=4 * 64)
+    path, other = (corpus.shard_paths("train")[i] for i in (here, there))
+    path.write_bytes(other.read_bytes())
+    expected, records = (corpus.train.shards[i].records for i in (here, there))
+    assert expected != records
 
     def change_size(values):
-        values["train"]["shards"][0]["bytes"] = last.stat().st_size
+        values["train"]["shards"][here]["bytes"] = other.stat().st_size
 
     _edit_manifest(corpus, change_size)
-    with pytest.raises(ValueError, match=re.escape(f"{first} has {records} records, and the manifest")):
+    sentence = f"{path} has {records} records, and the manifest says {expected}; restore it"
+    with pytest.raises(ValueError, match=re.escape(sentence)):
         open_corpus(corpus.folder)
 
 
@@ -378,16 +537,25 @@ def test_ensure_opens_what_another_process_built_meanwhile(tmp_path, monkeypatch
 
 
 def test_ensure_without_a_source(tmp_path):
-    config = DataConfig(corpus=str(tmp_path / "corpus"), source=None)
-    with pytest.raises(ValueError, match=r"no corpus at .*; data\.source is None"):
+    config = DataConfig(corpus=str(tmp_path / "corpus"))
+    with pytest.raises(
+        ValueError, match=r"TEXTS builds one, or the run itself with --config\.data\.source=TEXTS$"
+    ):
         ensure_corpus(config)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_ensure_with_another_tokenizer(tmp_path, source):
+    """The content tells, not the name: a tokenizer.json may lie elsewhere, and another in its place."""
     corpus = _build(tmp_path, source)
-    _edit_manifest(corpus, lambda values: values.update(tokenizer="t.json", tokenizer_fingerprint="f"))
-    config = DataConfig(corpus=str(corpus.folder), source=None)
+    config = DataConfig(corpus=str(corpus.folder))
+    _edit_manifest(corpus, lambda values: values.update(tokenizer="t.json"))
+    assert ensure_corpus(config).tokenizer == "t.json"
+    _edit_manifest(corpus, lambda values: values.update(tokenizer_fingerprint="f"))
     with pytest.raises(ValueError, match=r'data\.tokenizer is "byte", and the corpus .* made with "t\.json"'):
+        ensure_corpus(config)
+    _edit_manifest(corpus, lambda values: values.update(tokenizer="byte"))
+    with pytest.raises(ValueError, match=r"data\.tokenizer is .* they must be the same"):
         ensure_corpus(config)
 
 
@@ -402,8 +570,21 @@ def test_main_prints_bits_per_byte(tmp_path, source, capsys):
     assert float(row[6]) == pytest.approx(8 * split.xz_9_bytes / split.text_bytes, abs=1e-3)
 
 
+def test_what_is_left_out_of_the_standard_library(tmp_path, source, monkeypatch):
+    for folder in ("test", "folder0/tests", "site-packages/numpy", "dist-packages", "folder1/__pycache__"):
+        (source / folder).mkdir(parents=True)
+        (source / folder / "left_out.txt").write_text("not of the library")
+    (source / "test.txt").write_text("of the library")
+    monkeypatch.setattr("sysconfig.get_paths", lambda: {"stdlib": str(source)})
+    corpus = _build(tmp_path, "stdlib", pattern="*.txt")
+    documents = _read_documents(corpus, "train") + _read_documents(corpus, "validation")
+    assert len(documents) == 51
+    assert "of the library" in documents
+    assert "not of the library" not in documents
+
+
 def test_standard_library(tmp_path):
-    """The corpus of the default config: real text, without tests and without what others installed."""
+    """The corpus of configs/tiny.py: real text, without tests and without what others installed."""
     corpus = build_corpus(tmp_path / "stdlib", tokenizer=TOKENIZER)
     assert corpus.train.text_bytes + corpus.validation.text_bytes > 5_000_000
     assert corpus.validation.text_bytes > 100_000

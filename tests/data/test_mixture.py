@@ -24,7 +24,7 @@ def folders(tmp_path_factory):
     for letter in LETTERS:
         source = tmp_path_factory.mktemp(f"texts_{letter}")
         for i in range(40):
-            (source / f"{i}.txt").write_text(letter * 60)
+            (source / f"{i}.txt").write_text(letter * (41 + i))
         made.append(tmp_path_factory.mktemp("corpora") / letter)
         build_corpus(
             made[-1], source=str(source), tokenizer=ByteTokenizer(), block_tokens=32, validation_percent=20

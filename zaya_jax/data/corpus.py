@@ -34,6 +34,7 @@ from zaya_jax.data.shards import (
     Corpus,
     Layout,
     Split,
+    describe_missing,
     open_corpus,
     sync,
     write_manifest,
@@ -61,9 +62,11 @@ def build_corpus(
 ) -> Corpus:
     """Writes the text files of a folder as a corpus, all of it or nothing.
 
-    A file's split and place follow from a hash of its path in the source, so that the same tree
-    gives the same corpus, and a file that is added moves no other to another split. Files and
-    folders with a leading dot are left out.
+    A hash of a file's bytes decides its split, so that of several corpora with one
+    `validation_percent` none trains on what another holds out: the same text is on the same side
+    wherever it lies, whatever it is called and however often it is there. A hash of its path in the
+    source decides its place. So the same tree gives the same corpus, and a file that is added moves
+    no other to another split. Files and folders with a leading dot are left out.
 
     Args:
       folder: the corpus to be.
@@ -71,7 +74,8 @@ def build_corpus(
       pattern: names of the files to take; "*.py" for "stdlib" and "*" for a folder when None.
       tokenizer: makes the tokens.
       block_tokens: tokens a record.
-      validation_percent: share of the files that is held out.
+      validation_percent: share of the files that is held out, about; what a smaller one holds out, a
+        larger one does too.
       shard_tokens: tokens a shard file, about.
       overwrite: replaces a corpus that is there.
 
@@ -84,7 +88,7 @@ def build_corpus(
     origin = _find_origin(source, pattern)
     if folder.is_relative_to(origin.root):
         raise ValueError(f"the corpus {folder} lies in its own source {origin.root}; it must lie elsewhere")
-    files = _list_splits(origin, validation_percent)
+    paths = _list_files(origin)
 
     layout = Layout(
         tokenizer=tokenizer, block_tokens=block_tokens, shard_blocks=max(1, shard_tokens // block_tokens)
@@ -92,8 +96,9 @@ def build_corpus(
     temporary = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:12]}.partial")
     temporary.mkdir(parents=True)
     try:
-        splits = {name: _write_split(temporary, name, files[name], layout) for name in SPLITS}
-        _check_splits(splits, origin, validation_percent)
+        splits = _write_splits(
+            temporary, paths, layout=layout, origin=origin, validation_percent=validation_percent
+        )
         write_manifest(_describe(temporary, splits, layout, origin))
         open_corpus(temporary)
         _publish(temporary, folder, overwrite=overwrite)
@@ -150,74 +155,99 @@ def _find_origin(source: str, pattern: str | None) -> _Origin:
     return _Origin(root=root, pattern=pattern or "*", excluded=frozenset(), description=str(root))
 
 
-def _list_splits(origin: _Origin, validation_percent: int) -> dict[str, list[pathlib.Path]]:
-    """The files of each split, in the order of the hashes of their paths."""
-    paths = _list_files(origin)
-    if not paths:
-        raise ValueError(
-            f'no file in {origin.root} has a name like "{origin.pattern}"; a corpus needs some text'
-        )
-    files: dict[str, list[pathlib.Path]] = {name: [] for name in SPLITS}
-    for key, path in sorted((_hash_path(path), path) for path in paths):
-        held_out = key % 100 < validation_percent
-        files["validation" if held_out else "train"].append(origin.root / path)
-    return files
-
-
 def _list_files(origin: _Origin) -> list[str]:
-    """Paths, relative to the root, of the files that the pattern takes."""
+    """Paths, relative to the root, of the files that the pattern takes, in the order of their hashes.
+
+    Raises:
+      ValueError: when it takes none.
+    """
     paths = []
     for parent, folders, names in os.walk(origin.root, onerror=_raise):
         folders[:] = [name for name in folders if name not in origin.excluded and not name.startswith(".")]
         taken = [name for name in fnmatch.filter(names, origin.pattern) if not name.startswith(".")]
         files = [path for name in taken if (path := pathlib.Path(parent, name)).is_file()]
         paths += [path.relative_to(origin.root).as_posix() for path in files]
-    return paths
+    if not paths:
+        raise ValueError(
+            f'no file in {origin.root} has a name like "{origin.pattern}"; a corpus needs some text'
+        )
+    return sorted(paths, key=lambda path: (_hash(os.fsencode(path)), path))
 
 
 def _raise(error: OSError) -> NoReturn:
     raise error
 
 
-def _hash_path(path: str) -> int:
-    return int.from_bytes(hashlib.blake2b(os.fsencode(path), digest_size=8).digest())
+def _hash(raw: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(raw, digest_size=8).digest())
 
 
-def _write_split(folder: pathlib.Path, name: str, files: Sequence[pathlib.Path], layout: Layout) -> Split:
-    """Streams the documents of a split into shards; at most one document is in memory."""
-    tokenizer = layout.tokenizer
-    writer = BlockWriter(folder, name, layout)
-    compressed = _CompressedSize() if name == "validation" else None
-    documents = text_bytes = tokens = 0
-    for path in files:
-        raw = _read_document(path)
-        if raw is None:
-            continue
-        ids = [tokenizer.bos_id, *tokenizer.encode(raw.decode("utf-8")), tokenizer.eos_id]
-        writer.append(np.array(ids, layout.dtype))
-        if compressed is not None:
-            compressed.append(raw)
-        documents, text_bytes, tokens = documents + 1, text_bytes + len(raw), tokens + len(ids)
-    gzip_9_bytes, xz_9_bytes = compressed.finish() if compressed is not None else (None, None)
-    return Split(
-        shards=writer.finish(),
-        documents=documents,
-        skipped=len(files) - documents,
-        text_bytes=text_bytes,
-        tokens=tokens,
-        gzip_9_bytes=gzip_9_bytes,
-        xz_9_bytes=xz_9_bytes,
-    )
+def _write_splits(
+    folder: pathlib.Path, paths: Sequence[str], *, layout: Layout, origin: _Origin, validation_percent: int
+) -> dict[str, Split]:
+    """Reads each file once and streams it to its split; at most one document is in memory.
+
+    Raises:
+      ValueError: when a split gets no text.
+    """
+    writers = {name: _SplitWriter(folder, name, layout) for name in SPLITS}
+    buckets: set[int] = set()
+    for path in paths:
+        raw = (origin.root / path).read_bytes()
+        # Not of the path: a file that two overlapping sources share has two of them.
+        bucket = _hash(raw) % 100
+        if writers["validation" if bucket < validation_percent else "train"].append(raw):
+            buckets.add(bucket)
+    splits = {name: writer.finish() for name, writer in writers.items()}
+    _check_splits(splits, buckets, origin=origin, validation_percent=validation_percent)
+    return splits
 
 
-def _read_document(path: pathlib.Path) -> bytes | None:
-    """The bytes of a text file; None when it is empty or not UTF-8."""
-    raw = path.read_bytes()
+class _SplitWriter:
+    """Writes the documents of a split into shards, and counts them."""
+
+    def __init__(self, folder: pathlib.Path, name: str, layout: Layout):
+        self._layout = layout
+        self._blocks = BlockWriter(folder, name, layout)
+        self._compressed = _CompressedSize() if name == "validation" else None
+        self._documents = self._skipped = self._text_bytes = self._tokens = 0
+
+    def append(self, raw: bytes) -> bool:
+        """Takes the bytes of a file; one that is empty or not UTF-8 is only counted, and gives False."""
+        text = _decode(raw)
+        if not text:
+            self._skipped += 1
+            return False
+        tokenizer = self._layout.tokenizer
+        ids = [tokenizer.bos_id, *tokenizer.encode(text), tokenizer.eos_id]
+        self._blocks.append(np.array(ids, self._layout.dtype))
+        if self._compressed is not None:
+            self._compressed.append(raw)
+        self._documents += 1
+        self._text_bytes += len(raw)
+        self._tokens += len(ids)
+        return True
+
+    def finish(self) -> Split:
+        """Writes what is left, and says what the split holds."""
+        gzip_9_bytes, xz_9_bytes = (None, None) if self._compressed is None else self._compressed.finish()
+        return Split(
+            shards=self._blocks.finish(),
+            documents=self._documents,
+            skipped=self._skipped,
+            text_bytes=self._text_bytes,
+            tokens=self._tokens,
+            gzip_9_bytes=gzip_9_bytes,
+            xz_9_bytes=xz_9_bytes,
+        )
+
+
+def _decode(raw: bytes) -> str | None:
+    """The text of a file; None when it is not UTF-8."""
     try:
-        raw.decode("utf-8")
+        return raw.decode("utf-8")
     except UnicodeDecodeError:
         return None
-    return raw or None
 
 
 class _CompressedSize:
@@ -236,20 +266,40 @@ class _CompressedSize:
         return self._gzip_bytes + len(self._gzip.flush()), self._xz_bytes + len(self._xz.flush())
 
 
-def _check_splits(splits: dict[str, Split], origin: _Origin, validation_percent: int) -> None:
-    if not any(split.documents for split in splits.values()):
+def _check_splits(
+    splits: dict[str, Split], buckets: set[int], *, origin: _Origin, validation_percent: int
+) -> None:
+    """Refuses a split without text.
+
+    Args:
+      splits: as they were written.
+      buckets: of the texts, from 0 to 99; those below `validation_percent` are held out.
+      origin: of the texts.
+      validation_percent: that was asked for.
+
+    Raises:
+      ValueError: with the percentages that would do, when there are any.
+    """
+    if not buckets:
         skipped = sum(split.skipped for split in splits.values())
         raise ValueError(
             f'all {skipped} files like "{origin.pattern}" in {origin.root} are empty or not UTF-8; '
             "a corpus needs some text"
         )
     for name, split in splits.items():
-        if not split.documents:
-            direction = "lower" if name == "train" else "higher"
+        if split.documents:
+            continue
+        none = f"the {name} split got no text from {origin.root}"
+        first, last = min(buckets), max(buckets)
+        if first == last:  # as one text, or many copies of it, always is
             raise ValueError(
-                f"{name} got no files; there must be more in {origin.root}, or validation_percent, now "
-                f"{validation_percent}, {direction}"
+                f"{none}, and another validation_percent would leave the other split without any; there must "
+                "be more different texts"
             )
+        raise ValueError(
+            f"{none} at validation_percent {validation_percent}; it must be from {first + 1} to {last} (zaya "
+            "corpus --validation-percent), or there must be more different texts"
+        )
 
 
 def _describe(folder: pathlib.Path, splits: dict[str, Split], layout: Layout, origin: _Origin) -> Corpus:
@@ -305,7 +355,7 @@ def ensure_corpus(config: DataConfig) -> Corpus:
     if not pathlib.Path(config.corpus).exists():
         if config.source is None:
             raise ValueError(
-                f"there is no corpus at {config.corpus}; data.source is None, and must say what to build from"
+                f"{describe_missing(config.corpus)}, or the run itself with --config.data.source=TEXTS"
             )
         with contextlib.suppress(FileExistsError):
             build_corpus(config.corpus, source=config.source, tokenizer=tokenizer)

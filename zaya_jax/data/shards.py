@@ -6,6 +6,7 @@ ArrayRecord gives a truncated file as an empty one without an error.
 """
 
 import dataclasses
+import difflib
 import json
 import math
 import os
@@ -212,6 +213,8 @@ def open_corpus(folder: str | os.PathLike[str]) -> Corpus:
     Raises:
       ValueError: when there is no corpus, or with a sentence for each shard that is missing or differs.
     """
+    if not pathlib.Path(folder).exists():
+        raise ValueError(describe_missing(folder))
     folder = pathlib.Path(folder).resolve()
     path = folder / MANIFEST
     if not path.is_file():
@@ -229,6 +232,16 @@ def open_corpus(folder: str | os.PathLike[str]) -> Corpus:
     if sentences:
         raise ValueError("\n".join(sentences))
     return corpus
+
+
+def describe_missing(folder: str | os.PathLike[str]) -> str:
+    """A sentence for a corpus whose folder is not there: which one beside it may be meant, what builds it."""
+    path = pathlib.Path(folder)
+    # Names with a leading dot are of corpora that are being built.
+    corpora = [manifest.parent.name for manifest in path.parent.glob(f"[!.]*/{MANIFEST}")]
+    close = difflib.get_close_matches(path.name, corpora, n=1)
+    hint = f" (did you mean {path.with_name(close[0])}?)" if close else ""
+    return f"there is no corpus at {path}{hint}; zaya corpus {path} --source TEXTS builds one"
 
 
 def _parse_split(values: dict[str, Any]) -> Split:
