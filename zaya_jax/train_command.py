@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--dry-run", action="store_true", help="say what the run would be, and stop")
     parser.add_argument("--devices", type=int, help="with --dry-run: how many share the batch")
-    options, overrides = parser.parse_known_args(argv)
+    options, overrides = parser.parse_with_fields(argv)
     config = load_config(options.config, overrides)
     if options.devices is not None and not options.dry_run:
         raise ValueError("--devices goes with --dry-run; a run uses all devices that it finds")

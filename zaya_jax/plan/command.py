@@ -25,7 +25,7 @@ from zaya_jax.tables import format_bytes
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs `zaya plan`."""
     parser = _parser()
-    options, overrides = parser.parse_known_args(argv)
+    options, overrides = parser.parse_with_fields(argv)
     VERBS[options.what](options, overrides)
 
 
