@@ -11,6 +11,7 @@ import io
 import pathlib
 import shlex
 import shutil
+import subprocess
 import tempfile
 import tomllib
 
@@ -28,6 +29,7 @@ from zaya_jax.data.corpus import build_corpus
 from zaya_jax.data.shards import Corpus, open_corpus
 from zaya_jax.data.tokenizer import ByteTokenizer
 from zaya_jax.model.weights import abstract_variables
+from zaya_jax.train_command import generate_command
 
 SMALL = "train --config=small.py "
 PHASED = "train --config=phased.py "
@@ -409,6 +411,36 @@ def test_what_a_corpus_holds_fits_80_columns(tmp_path, workspace, monkeypatch):
     assert "…" not in out
     (row,) = [line.split() for line in out.splitlines() if "train" in line]
     assert row == ["train", "300,000,000", "30,000", "900,000,000,000", "810,000,000,000"]
+
+
+@pytest.mark.parametrize(
+    ("text", "prompt"),
+    [
+        ("def main(argv):\n    pass\n", "def main(argv):"),
+        ("\n \t\n  The  quick\tbrown fox\n", "The quick brown fox"),
+        ('It\'s "$HOME" `ls` \\n !! *\n', 'It\'s "$HOME" `ls` \\n !! *'),
+        ("--- title: x", "--- title: x"),
+        ("-x", "-x"),
+        ("\x00\x1b[31m\u202e\ufffdred\r\nnext", "[31m red"),
+        ("été 東京 🙂", "été 東京 🙂"),
+        ("one two three four five six seven eight nine", "one two three four five six seven eight"),
+        ("x" * 50, "x" * 40),
+    ],
+)
+def test_the_proposed_command_is_one_for_a_shell(text, prompt, workspace, monkeypatch):
+    """A shell takes it apart into what was meant, and `zaya generate` takes that."""
+    command = generate_command("runs/it's mine", text)
+    assert "\n" not in command
+    show = "zaya() { printf '%s\\n' \"$@\"; }\n"
+    done = subprocess.run(["sh", "-c", show + command], stdout=subprocess.PIPE, check=True)
+    assert done.stdout.decode().splitlines() == ["generate", "runs/it's mine", f"--prompt={prompt}"]
+    monkeypatch.chdir(workspace)
+    assert run(command.removeprefix("zaya "))[2].startswith("zaya: generate: runs/it's mine is not")
+
+
+@pytest.mark.parametrize("text", ["", " \n\n", "\x00\x07\ufffd\n\u200b"])
+def test_without_words_no_prompt_is_proposed(text):
+    assert generate_command("runs/tiny", text) == "zaya generate runs/tiny"
 
 
 def test_a_bug_is_no_sentence(monkeypatch):

@@ -9,6 +9,7 @@ import math
 import os
 import pathlib
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -39,6 +40,7 @@ from zaya_jax.train.metrics import (
     read_metrics,
     text_bytes,
 )
+from zaya_jax.train_command import report
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Neither says anything about what was learned.
@@ -385,6 +387,21 @@ def test_a_writer_goes_on_after_the_steps_that_are_done(tmp_path):
                 writer.write(step, "train", {"loss": float(first_step + step)})
     losses = [(row["step"], row["loss"]) for row in read_metrics(tmp_path, "train")]
     assert losses == [(1, 1.0), (2, 2.0), (3, 5.0), (4, 6.0)]
+
+
+def test_the_end_proposes_words_that_the_run_has_not_seen(undisturbed, corpus, capsys):
+    report(undisturbed)
+    *_, last = capsys.readouterr().out.splitlines()
+    assert last.startswith("go on with: zaya generate ")
+    folder, prompt = shlex.split(last)[-2:]
+    assert folder == undisturbed.config.run_folder
+    assert len(prompt) > len("--prompt=def f(")
+    files = [file.read_text() for file in corpus.folder.with_name("corpus_texts").iterdir()]
+    begun = [text for text in files if text.startswith(prompt.removeprefix("--prompt="))]
+    assert 1 <= len(begun) < len(files) / 2
+    held_out = evaluation_batches(corpus, split="validation", sequence_length=64, batch_size=4)
+    tokens = np.concatenate([np.asarray(batch.tokens_BT).ravel() for batch in held_out])
+    assert any(text[:200] in ByteTokenizer().decode(tokens.tolist()) for text in begun)
 
 
 def test_generate_reads_the_run(undisturbed, capsys):
