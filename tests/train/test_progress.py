@@ -127,8 +127,15 @@ def test_the_bar_and_the_time_left_are_always_seen(
     assert width < 120 or not utilisation or "MFU 41.2%" in text
 
 
+def test_a_run_of_hundreds_of_steps_shows_its_speed_at_80_columns(terminal):
+    """Also before there is a time, which has the most characters then."""
+    with ProgressLine(200, 119, terminal(80)) as line:
+        line.update(120, VALUES | {"tokens_per_second": 12_345.0})
+        assert shown(line).endswith("20/200 | loss 1.5000 | 2.250 bits/byte | 12,345 tokens/s --:-- left")
+
+
 def test_what_matters_less_goes_first(terminal):
-    """From a wide terminal to a narrow one; bar, time left and spaces take 20 characters."""
+    """From a wide terminal to a narrow one; bar, time left and spaces take 18 characters."""
     values = VALUES | {"model_flops_utilisation": 0.412}
     entropy, phase, speed = " | load entropy 0.5000", " | warm", " | 1,000 tokens/s | MFU 41.2%"
     full = f"step 7/40{phase} | loss 1.5000 | 2.250 bits/byte{speed}{entropy}"
@@ -192,6 +199,23 @@ def test_a_terminal_shows_the_evaluation_and_then_the_step_again(clock, terminal
             assert picture.endswith(" --:-- left")
         assert " step 11/40 | loss 1.5000 | 2.250 bits/byte " in shown(line)
         assert shown(line).endswith(" 0:29 left")
+
+
+def test_evaluations_and_checkpoints_are_no_steps(clock):
+    """The first of each compiles for a minute, between steps of a second."""
+    log, console = new_log()
+    line = ProgressLine(40, 0, console)
+    line.compiling()
+    clock.now = 20.0
+    line.update(1, VALUES)
+    for _ in line.evaluating(1, range(1), 1):
+        clock.now += 60.0
+    clock.now += 5.0
+    with line.pausing():
+        clock.now += 60.0
+    clock.now += 5.0
+    line.update(11, VALUES)
+    assert log.getvalue().splitlines()[-1].endswith(" | 0:29 left")
 
 
 # The mean

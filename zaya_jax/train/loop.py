@@ -316,7 +316,8 @@ def _make_stretch(
             _evaluate(run, stretch, programs, state, step, outputs)
             clock.restart(step)
         if ends_phase or step % train_config.checkpoint_every == 0:
-            outputs.checkpoints.save(step, **programs.checkpoint(state))
+            with outputs.progress.pausing():
+                outputs.checkpoints.save(step, **programs.checkpoint(state))
             clock.restart(step)
     return state
 

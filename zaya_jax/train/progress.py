@@ -20,7 +20,7 @@ Batch = TypeVar("Batch")
 
 QUIET_SECONDS = 15
 """After so long without a line that stays, an evaluation says where it is."""
-BAR_WIDTH = 8
+BAR_WIDTH = 6
 """Characters. At 80 columns they leave room for the loss and the speed of a run of hundreds of steps."""
 
 
@@ -95,10 +95,14 @@ class ProgressLine:
         left = self._pace.left()
         self.say(f"{self._texts[0]} | {left} left" if left else self._texts[0])
 
+    def pausing(self) -> contextlib.AbstractContextManager[None]:
+        """Around what is no step, whose time says nothing of the steps that are left."""
+        return self._pace.paused()
+
     def evaluating(self, step: int, batches: Iterable[Batch], num_batches: int) -> Iterator[Batch]:
         """The batches of an evaluation, and how many are done for those who wait."""
         before = self._texts
-        with self._pace.paused():
+        with self.pausing():
             for done, batch in enumerate(batches):
                 self._texts = (f"step {step}: held-out batch {done}/{num_batches}",)
                 if not self._bar and time.monotonic() - self._spoke >= QUIET_SECONDS:
@@ -110,7 +114,7 @@ class ProgressLine:
 class _Pace:
     """When a run will be over, by its steps since the last one that compiled.
 
-    Evaluations and checkpoints between them count: as many are to come.
+    Evaluations and checkpoints are left out: the first of each compiles a program too.
     """
 
     def __init__(self, num_steps: int):
@@ -133,11 +137,13 @@ class _Pace:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Nothing is said of the end while the run does something else than steps."""
-        end, start = self._end, time.monotonic()
+        """While the run does something else than steps nothing is said of its end, and no time counts."""
+        begin, end, start = self._begin, self._end, time.monotonic()
         self._end = None
         yield
-        self._end = None if end is None else end + time.monotonic() - start
+        took = time.monotonic() - start
+        self._begin = begin and (begin[0], begin[1] + took)
+        self._end = None if end is None else end + took
 
     def left(self) -> str | None:
         """The time to the end; None as long as nobody knows."""
