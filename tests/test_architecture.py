@@ -18,6 +18,7 @@ ROOMS = [
     "fields",
     "config",
     "options",
+    "tables",
     "pytree",
     "model",
     "parallel",

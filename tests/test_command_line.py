@@ -6,11 +6,14 @@
 
 import contextlib
 import dataclasses
+import importlib.metadata
 import io
 import pathlib
 import shlex
 import shutil
+import subprocess
 import tempfile
+import tomllib
 
 import jax
 import jax.numpy as jnp
@@ -23,9 +26,10 @@ from zaya_jax import cli
 from zaya_jax.checkpoint import Checkpoints
 from zaya_jax.config import Config
 from zaya_jax.data.corpus import build_corpus
-from zaya_jax.data.shards import Corpus
+from zaya_jax.data.shards import Corpus, open_corpus
 from zaya_jax.data.tokenizer import ByteTokenizer
 from zaya_jax.model.weights import abstract_variables
+from zaya_jax.train_command import generate_command
 
 SMALL = "train --config=small.py "
 PHASED = "train --config=phased.py "
@@ -49,11 +53,18 @@ class Mistake:
 MISTAKES = (
     Mistake(
         "unknown verb",
-        "trian",
-        'there is no verb "trian"; known are train, generate, corpus, convert, plan, bench',
+        "xyz",
+        'there is no verb "xyz"; known are train, generate, corpus, convert, plan, bench',
     ),
+    Mistake("mistyped verb", "trian", 'there is no verb "trian"; did you mean "train"?'),
+    Mistake("mistyped option of zaya", "--versoin", 'there is no verb "--versoin"; did you mean "--version"?'),
     # train: what is not a config
-    Mistake("unknown option", "train --batch-size=8", '"--batch-size=8" is not an option; a config field'),
+    Mistake("unknown option", "train --batch=8", '"--batch=8" is not an option; a config field is set by --config.section.field=value\n'),
+    Mistake("mistyped option", "train --dryrun", '"--dryrun" is not an option; a config field is set by --config.section.field=value; did you mean "--dry-run"?'),
+    Mistake("field as an option", "train --batch-size=8", 'a config field is set by --config.section.field=value; did you mean "--config.data.batch_size=8"?'),
+    Mistake("field as an option and a word", "train --batch-size 8", 'did you mean "--config.data.batch_size=VALUE"?'),
+    Mistake("field of two sections as an option", "train --learning_rate=1", 'did you mean "--config.optimizer.learning_rate=1" or "--config.balancing.learning_rate=1"?'),
+    Mistake("field without its prefix", "train --data.seed=1", 'did you mean "--config.data.seed=1"?'),
     Mistake("stray word", "train runs/tiny", '"runs/tiny" is not an option'),
     Mistake("field without value", SMALL + "--config.data.seed", '"--config.data.seed" is not an option'),
     Mistake("misspelt field", SMALL + "--config.model.hiden_size=64", '"model.hiden_size"; did you mean "hidden_size"?'),
@@ -157,6 +168,9 @@ MISTAKES = (
     Mistake("no sequence at a time", "plan --config=small.py --micro-batch=0", "--micro-batch is 0; it must be at least 1"),
     Mistake("batch and micro-batch", "plan --config=small.py --gpus-per-node=2 --micro-batch=3", "data.batch_size is 4; it must be a multiple of 6: --micro-batch=3 on 2 GPUs"),
     Mistake("a phase that is not", "plan --config=small.py --phase=first", '--phase is "first"; the phases of the run are: none'),
+    Mistake("mistyped option of plan", "plan --nodse=3", '"--nodse=3" is not an option; a config field is set by --config.section.field=value; did you mean "--nodes"?'),
+    Mistake("mistyped option of kernels", "plan kernels --devce=mi300x", 'did you mean "--device"?'),
+    Mistake("mistyped part of plan", "plan kernel", 'did you mean "kernels"?'),
     Mistake("nothing to plan", "plan runs/done", "argument what: invalid choice: 'runs/done'"),
     Mistake("field of rocm-wheels", "plan rocm-wheels --config.data.seed=1", '"--config.data.seed=1" is not an option of rocm-wheels'),
     Mistake("no time to compile", "plan --config=small.py --gpus-per-node=1 --compile --time-limit=0", "--time-limit is 0.0; it must be above 0"),
@@ -174,7 +188,9 @@ MISTAKES = (
     Mistake("no new tokens", "generate runs/done --max-new-tokens 0", "max_new_tokens is 0; it must be at least 1"),
     Mistake("prompt too long", f"generate runs/done --max-new-tokens 412 --prompt {'a' * 100}", "prompt 0 has 101 tokens and max_new_tokens is 412; together"),
     Mistake("sampling seed out of range", "generate runs/done --seed -1", "--seed is -1; it must be from 0 to 2**32 - 1"),
-    Mistake("unknown option of generate", "generate runs/done --topp 1", "unrecognized arguments: --topp 1"),
+    Mistake("unknown option of generate", "generate runs/done --zzz 1", "unrecognized arguments: --zzz 1; zaya generate --help has the options"),
+    Mistake("mistyped option of generate", "generate runs/done --topp 1", 'unrecognized arguments: --topp 1; did you mean "--top-p"?'),
+    Mistake("mistyped option with its value", "generate runs/done --temprature=1", 'unrecognized arguments: --temprature=1; did you mean "--temperature"?'),
     # corpus
     Mistake("corpus without folder", "corpus", "the following arguments are required: OUT"),
     Mistake("corpus exists", "corpus corpus --source texts", "corpus is a corpus already; --overwrite replaces it"),
@@ -184,7 +200,7 @@ MISTAKES = (
     Mistake("corpus of few texts", "corpus new --source crumbs --validation-percent 95", "the train split got no text from crumbs at validation_percent 95; it must be from 1 to 92 (zaya corpus --validation-percent)"),
     Mistake("corpus without matching names", "corpus new --source texts --pattern *.md", 'no file in texts has a name like "*.md"'),
     Mistake("no held-out share", "corpus new --source texts --validation-percent 0", "validation_percent is 0; it must be from 1 to 99"),
-    Mistake("unknown option of corpus", "corpus new --sauce texts", "unrecognized arguments: --sauce texts"),
+    Mistake("unknown option of corpus", "corpus new --sauce texts", 'unrecognized arguments: --sauce texts; did you mean "--source"?'),
     # convert (tests/convert/test_hostile.py has the files)
     Mistake("convert without target", "convert runs/done", "the following arguments are required: DST"),
     Mistake("convert from nothing", "convert nowhere out", "nowhere is not there; it must be the folder of a run"),
@@ -196,6 +212,7 @@ MISTAKES = (
     Mistake("run from another network", SMALL + "--config.train.init_from=runs/done --config.run_folder=new --config.model.hidden_size=64", "train.init_from: params/embedding/bias of runs/done is (32,), and of this run (64,)"),
     # bench
     Mistake("unknown benchmark", "bench speed", "argument what: invalid choice: 'speed'"),
+    Mistake("mistyped benchmark", "bench blancing", 'did you mean "balancing"?'),
     Mistake("no rounds", "bench balancing --rounds 0", "--rounds is 0; it must be at least 1"),
     Mistake("rounds of what has none", "bench experts --rounds 3", "--rounds is 3; experts is done once, leave it out"),
     Mistake("rounds of a step's memory", "bench loss-memory --rounds 3", "--rounds is 3; loss-memory is done once, leave it out"),
@@ -354,6 +371,83 @@ def test_usage_lists_the_verbs(command):
     code, out, err = run(command)
     assert (code, err) == (0, "")
     assert all(f"\n  {verb} " in out for verb in cli.VERBS)
+
+
+def test_versions_are_said():
+    project = tomllib.loads((pathlib.Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    versions = f"zaya_jax {project['version']}, jax {jax.__version__}"
+    assert run("--version") == (0, f"{versions}\n", "")
+    assert versions in run("--help")[1]
+
+
+def test_a_checkout_that_is_not_installed_has_its_usage(monkeypatch):
+    monkeypatch.setattr(importlib.metadata.Distribution, "from_name", _no_package)
+    assert run("--version") == (0, "zaya_jax (not installed), jax (not installed)\n", "")
+    assert run("--help")[0] == 0
+
+
+def _no_package(name):
+    raise importlib.metadata.PackageNotFoundError(name)
+
+
+def test_what_a_folder_of_weights_holds_fits_80_columns(workspace, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    code, out, _ = run(f"convert inspect {workspace}/runs/done")
+    assert code == 0
+    assert "…" not in out
+    table = [line for line in out.splitlines() if line[:1] in "┏┃┡│└"]
+    assert max(map(len, table)) <= 80
+    cells = [line.split("│")[1].strip() for line in table if line.startswith("│")]
+    assert "layers/attention_residual/residual_scale" in "".join(cells)
+    assert "127,872 (124.88 KiB)" in out  # 31,968 values of 4 bytes
+    assert "0.00 GiB" not in out
+
+
+def test_what_a_corpus_holds_fits_80_columns(tmp_path, workspace, monkeypatch):
+    """Also of a terabyte."""
+    monkeypatch.setenv("COLUMNS", "80")
+    corpus = open_corpus(workspace / "corpus")
+    train = dataclasses.replace(
+        corpus.train, documents=300_000_000, skipped=30_000, text_bytes=900 * 10**9, tokens=810 * 10**9
+    )
+    monkeypatch.setattr(
+        "zaya_jax.data.corpus.build_corpus", lambda *_, **__: dataclasses.replace(corpus, train=train)
+    )
+    code, out, _ = run(f"corpus {tmp_path}/new")
+    assert code == 0
+    assert "…" not in out
+    (row,) = [line.split() for line in out.splitlines() if "train" in line]
+    assert row == ["train", "300,000,000", "30,000", "900,000,000,000", "810,000,000,000"]
+
+
+@pytest.mark.parametrize(
+    ("text", "prompt"),
+    [
+        ("def main(argv):\n    pass\n", "def main(argv):"),
+        ("\n \t\n  The  quick\tbrown fox\n", "The quick brown fox"),
+        ('It\'s "$HOME" `ls` \\n !! *\n', 'It\'s "$HOME" `ls` \\n !! *'),
+        ("--- title: x", "--- title: x"),
+        ("-x", "-x"),
+        ("\x00\x1b[31m\u202e\ufffdred\r\nnext", "[31m red"),
+        ("été 東京 🙂", "été 東京 🙂"),
+        ("one two three four five six seven eight nine", "one two three four five six seven eight"),
+        ("x" * 50, "x" * 40),
+    ],
+)
+def test_the_proposed_command_is_one_for_a_shell(text, prompt, workspace, monkeypatch):
+    """A shell takes it apart into what was meant, and `zaya generate` takes that."""
+    command = generate_command("runs/it's mine", text)
+    assert "\n" not in command
+    show = "zaya() { printf '%s\\n' \"$@\"; }\n"
+    done = subprocess.run(["sh", "-c", show + command], stdout=subprocess.PIPE, check=True)
+    assert done.stdout.decode().splitlines() == ["generate", "runs/it's mine", f"--prompt={prompt}"]
+    monkeypatch.chdir(workspace)
+    assert run(command.removeprefix("zaya "))[2].startswith("zaya: generate: runs/it's mine is not")
+
+
+@pytest.mark.parametrize("text", ["", " \n\n", "\x00\x07\ufffd\n\u200b"])
+def test_without_words_no_prompt_is_proposed(text):
+    assert generate_command("runs/tiny", text) == "zaya generate runs/tiny"
 
 
 def test_a_bug_is_no_sentence(monkeypatch):

@@ -1,9 +1,12 @@
 """`zaya VERB`: each verb is a `main` in its room."""
 
 import importlib
+import importlib.metadata
 import pathlib
 import sys
 import traceback
+
+from zaya_jax.fields import did_you_mean
 
 VERBS = {
     "train": ("zaya_jax.train_command", "train a model, or go on with a run"),
@@ -21,9 +24,13 @@ def main(argv: list[str] | None = None) -> None:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_usage())
         return
+    if arguments[0] == "--version":
+        print(_versions())
+        return
     verb = arguments[0]
     if verb not in VERBS:
-        sys.exit(_complain(f'there is no verb "{verb}"; known are {", ".join(VERBS)}'))
+        hint = did_you_mean(verb, (*VERBS, "--help", "--version")) or f"known are {', '.join(VERBS)}"
+        sys.exit(_complain(f'there is no verb "{verb}"; {hint}'))
     module, _ = VERBS[verb]
     try:
         importlib.import_module(module).main(arguments[1:])
@@ -42,8 +49,20 @@ def _usage() -> str:
         f"{verbs}\n\n"
         "zaya VERB --help has the options of each, with examples. To begin with:\n"
         "  zaya train\n"
-        '  zaya generate runs/tiny --prompt "def main"'
+        '  zaya generate runs/tiny --prompt "def main"\n\n'
+        f"zaya --version: {_versions()}"
     )
+
+
+def _versions() -> str:
+    return ", ".join(f"{package} {_version(package)}" for package in ("zaya_jax", "jax"))
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:  # a checkout runs without being installed
+        return "(not installed)"
 
 
 def _complain(sentence: str) -> int:

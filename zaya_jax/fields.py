@@ -8,6 +8,7 @@ import difflib
 import math
 import types
 import typing
+from collections.abc import Iterable
 from typing import Any, Literal, TypeVar, cast
 
 from ml_collections import ConfigDict
@@ -33,14 +34,19 @@ def build(cls: type[T], values: Any, path: str) -> T:
         )
     for name in values:
         if name not in hints:
-            close = difflib.get_close_matches(name, hints, n=1)
-            hint = f'; did you mean "{close[0]}"?' if close else f"; known are {', '.join(hints)}"
-            raise ValueError(f'there is no config field "{join_path(path, name)}"{hint}')
+            hint = did_you_mean(name, hints) or f"known are {', '.join(hints)}"
+            raise ValueError(f'there is no config field "{join_path(path, name)}"; {hint}')
     for field in dataclasses.fields(typing.cast(Any, cls)):
         has_default = field.default is not field.default_factory
         if field.name not in values and not has_default:
             raise ValueError(f"{path} has no {field.name}; it must have one")
     return cls(**{name: convert(hints[name], value, join_path(path, name)) for name, value in values.items()})
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """The end of a sentence about a word that nobody knows: the closest that is known; "" without one."""
+    close = difflib.get_close_matches(word, known, n=1)
+    return f'did you mean "{close[0]}"?' if close else ""
 
 
 def to_plain(values: Any) -> Any:

@@ -3,18 +3,24 @@
 import argparse
 import ast
 import dataclasses
+import difflib
+import re
 import runpy
 import sys
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 from ml_collections import ConfigDict
 
 from zaya_jax.config import CONFIG_FILE, Config, DataConfig, find_config
-from zaya_jax.fields import to_plain
+from zaya_jax.fields import did_you_mean, to_plain
 
 DEFAULT_CONFIG = "configs/tiny.py"
+_REFUSED = re.compile(r"(?:invalid choice: '|unrecognized arguments: )([^\s'=]+)")
+"""The word in argparse's sentences that it does not know."""
+SIMILAR = 0.8
+"""Of two words that one may be typed for the other; among all config fields, something is like any word."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -35,11 +41,30 @@ class Parser(argparse.ArgumentParser):
         Raises:
           ValueError: always.
         """
-        raise ValueError(f"{message}; {self.prog} --help has the options")
+        words = _REFUSED.findall(message)
+        known = [*self.option_names, *(name for action in self._actions for name in action.choices or ())]
+        hint = did_you_mean(words[0], known) if words else ""
+        raise ValueError(f"{message}; {hint or f'{self.prog} --help has the options'}")
+
+    @property
+    def option_names(self) -> list[str]:
+        """With their dashes, --help included."""
+        return list(self._option_string_actions)
+
+    def parse_with_fields(self, argv: Sequence[str] | None) -> tuple[argparse.Namespace, Sequence[str]]:
+        """The options, and the config fields among them for `load_config`.
+
+        Raises:
+          ValueError: for what is neither.
+        """
+        options, overrides = self.parse_known_args(argv)
+        for option in overrides:
+            split_override(option, known=self.option_names)
+        return options, overrides
 
 
 def add_config_options(parser: Parser) -> None:
-    """Adds `--config`; its fields are left over by `parse_known_args` for `load_config`."""
+    """Adds `--config`; `Parser.parse_with_fields` gives what is set of its fields."""
     parser.add_argument(
         "--config",
         default=DEFAULT_CONFIG,
@@ -66,7 +91,7 @@ def load_config(path: str, overrides: Sequence[str]) -> Config:
       ValueError: if there is no such file, it is not a config file, or a value cannot be.
     """
     values = _read_file(path)
-    options = [_split_option(option) for option in overrides]
+    options = [split_override(option) for option in overrides]
     fields = dict(options)
     if "data.corpus" in fields and "data.source" not in fields:
         _drop_source(values, fields["data.corpus"])
@@ -75,25 +100,50 @@ def load_config(path: str, overrides: Sequence[str]) -> Config:
     return Config.from_dict(values)
 
 
-def _split_option(option: str) -> tuple[str, str]:
-    """The dotted name of a field and the text that it is set to.
-
-    Raises:
-      ValueError: when the option sets none.
-    """
-    name, equals, text = option.partition("=")
-    if not name.startswith("--config.") or not equals:
-        raise ValueError(
-            f'"{option}" is not an option; a config field is set by --config.section.field=value'
-        )
-    return name.removeprefix("--config."), text
-
-
 def _drop_source(values: dict[str, Any], corpus: str) -> None:
     """Drops the source when it is of another corpus: a typo would be built from it, and trained on."""
     data = values.get("data")
     if isinstance(data, dict) and data.get("corpus", DataConfig.corpus) != corpus:
         data["source"] = None
+
+
+def split_override(option: str, *, known: Sequence[str] = ()) -> tuple[str, str]:
+    """The dotted name and the value of a config field in "--config.section.field=value".
+
+    Args:
+      option: as it stands on the command line.
+      known: names of options, one of which may be what was meant.
+
+    Raises:
+      ValueError: when it sets no config field.
+    """
+    name, equals, text = option.partition("=")
+    if name.startswith("--config.") and equals:
+        return name.removeprefix("--config."), text
+    meant = {each.lstrip("-"): [each] for each in known}
+    for path in _field_paths(Config):
+        for spelling in {path, path.rpartition(".")[2]}:
+            meant.setdefault(_with_dashes(spelling), []).append(f"--config.{path}={text or 'VALUE'}")
+    word = _with_dashes(name).lstrip("-").removeprefix("config.")
+    close = difflib.get_close_matches(word, meant, n=1, cutoff=SIMILAR)
+    hint = " or ".join(f'"{each}"' for each in meant[close[0]]) if close else ""
+    raise ValueError(
+        f'"{option}" is not an option; a config field is set by --config.section.field=value'
+        + (f"; did you mean {hint}?" if hint else "")
+    )
+
+
+def _with_dashes(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def _field_paths(kind: Any, prefix: str = "") -> Iterator[str]:
+    """Dotted names of all fields that have one place: those in lists of sections have none."""
+    for name, hint in _hints(kind).items():
+        if dataclasses.is_dataclass(hint):
+            yield from _field_paths(hint, f"{prefix}{name}.")
+        else:
+            yield prefix + name
 
 
 def _read_file(path: str) -> dict[str, Any]:

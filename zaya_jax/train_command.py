@@ -3,11 +3,15 @@
 It stands beside `cli.py` because it needs rooms that are below the training room.
 """
 
+import itertools
+import shlex
 from collections.abc import Sequence
 
 import jax
+import numpy as np
 
 from zaya_jax.config import Config
+from zaya_jax.data.loader import evaluation_batches
 from zaya_jax.data.shards import Corpus
 from zaya_jax.data.tokenizer import load_tokenizer
 from zaya_jax.inference.generate import generate
@@ -16,6 +20,8 @@ from zaya_jax.parallel.host_memory import reuse_host_memory
 from zaya_jax.train.loop import TrainResult, train
 
 SAMPLE_TEMPERATURE = 0.7
+PROMPT_LENGTH = 40
+"""Characters of the prompt that is proposed at the end, at most."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -35,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--dry-run", action="store_true", help="say what the run would be, and stop")
     parser.add_argument("--devices", type=int, help="with --dry-run: how many share the batch")
-    options, overrides = parser.parse_known_args(argv)
+    options, overrides = parser.parse_with_fields(argv)
     config = load_config(options.config, overrides)
     if options.devices is not None and not options.dry_run:
         raise ValueError("--devices goes with --dry-run; a run uses all devices that it finds")
@@ -53,7 +59,40 @@ def report(result: TrainResult) -> None:
     print(f"\nheld-out: {result.validation_bits_per_byte:.4f} bits/byte ({_compressors(result.corpus)})")
     if result.config.train.sample_tokens:
         print(f"\nsample at temperature {SAMPLE_TEMPERATURE}:\n{_sample(result)}")
-    print(f'\ngo on with: zaya generate {result.config.run_folder} --prompt "def main("')
+    print(f"\ngo on with: {generate_command(result.config.run_folder, _held_out_text(result))}")
+
+
+def generate_command(run_folder: str, text: str) -> str:
+    """A command for a shell that has a run continue the first words of a text, or begin where it has none."""
+    words = f"zaya generate {shlex.quote(run_folder)}"
+    prompt = first_words(text)
+    # With "=", for a prompt may begin with dashes.
+    return f"{words} --prompt={shlex.quote(prompt)}" if prompt else words
+
+
+def first_words(text: str) -> str:
+    """Whole words from the first line of a text that has any that can be printed; else nothing."""
+    lines = (" ".join(_printable(line).split()) for line in text.splitlines())
+    line = next(filter(None, lines), "")
+    if len(line) <= PROMPT_LENGTH:
+        return line
+    return line[: PROMPT_LENGTH + 1].rpartition(" ")[0] or line[:PROMPT_LENGTH]
+
+
+def _printable(text: str) -> str:
+    """With spaces for what cannot be printed, and for what a cut character decodes to."""
+    return "".join(each if each.isprintable() and each != "\ufffd" else " " for each in text)
+
+
+def _held_out_text(result: TrainResult) -> str:
+    """The beginning of the first document that the run did not learn from."""
+    data = result.config.resolved_phases[-1].config.data
+    (batch,) = evaluation_batches(
+        result.corpus, split="validation", sequence_length=data.sequence_length, batch_size=1, limit=1
+    )
+    tokenizer = load_tokenizer(data.tokenizer)
+    tokens = np.asarray(batch.tokens_BT)[0].tolist()
+    return tokenizer.decode(itertools.takewhile(lambda token: token != tokenizer.eos_id, tokens))
 
 
 def _compressors(corpus: Corpus) -> str:

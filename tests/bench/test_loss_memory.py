@@ -52,7 +52,7 @@ def test_a_step_that_would_not_fit_is_said_to_be_compiled_only(steps, capsys):
     said = [line for line in capsys.readouterr().out.splitlines() if "compiled only" in line]
     assert len(said) == 1
     assert said[0].startswith("1,024 tokens a chunk: compiled only, it would not fit: the step needs ")
-    assert said[0].endswith("GiB, and may take 85% of the 0.25 GiB that are available")
+    assert said[0].endswith("MiB, and may take 85% of the 256.00 MiB that are available")
 
 
 PEAK_OF_A_CALL = f"""

@@ -46,4 +46,4 @@ def test_the_step_is_compiled_without_kernels_and_with(monkeypatch, tmp_path, ca
     said = capsys.readouterr().out
     rows = {line.split("│")[1].strip(): line.split("│")[2:4] for line in said.splitlines() if "│" in line}
     assert [float(cell) for cell in rows["loss"]] == [16.0, 4.0]
-    assert [cell.strip() for cell in rows["GiB of temporaries"]] == ["7.45", "1.86"]
+    assert [cell.strip() for cell in rows["temporaries"]] == ["7.45 GiB", "1.86 GiB"]

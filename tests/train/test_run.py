@@ -8,6 +8,8 @@ import json
 import math
 import os
 import pathlib
+import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -37,6 +39,7 @@ from zaya_jax.train.metrics import (
     read_metrics,
     text_bytes,
 )
+from zaya_jax.train_command import report
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Neither says anything about what was learned.
@@ -137,6 +140,27 @@ def test_the_same_run_gives_the_same_bits(undisturbed, tmp_path):
     again = train(_config(undisturbed, tmp_path / "again"))
     assert _rows(again.config.run_folder) == _rows(undisturbed.config.run_folder)
     _assert_same(again.state.variables, undisturbed.state.variables)
+
+
+def test_a_line_has_the_mean_of_its_steps_and_the_files_the_step_itself(undisturbed, tmp_path, capsys):
+    """A line every eight steps, beside the losses of all steps in a run that logs each."""
+    values = json.loads(_config(undisturbed, tmp_path / "seldom").to_text())
+    values["train"]["log_every"] = 8
+    seldom = train(Config.from_dict(values))
+    every = {row["step"]: row for row in _rows(undisturbed.config.run_folder) if row["kind"] == "train"}
+    rows = [row for row in _rows(seldom.config.run_folder) if row["kind"] == "train"]
+    assert rows == [every[step] for step in (1, 8, 16, 24, 30)]
+
+    pattern = r"step (\d+)/30 \| loss ([\d.]+) \| ([\d.]+) bits/byte \|"
+    lines = re.findall(pattern, capsys.readouterr().out)
+    firsts = {1: 1, 8: 2, 16: 9, 24: 17, 30: 25}
+    assert [int(step) for step, *_ in lines] == list(firsts)
+    for step, *shown in lines:
+        steps = range(firsts[int(step)], int(step) + 1)
+        means = [np.mean([every[i][name] for i in steps]) for name in ("loss", "bits_per_byte")]
+        # Batches differ by a few targets and bytes in 250: documents end in them.
+        assert [float(x) for x in shown] == pytest.approx(means, rel=5e-3)
+    assert abs(every[8]["loss"] - np.mean([every[i]["loss"] for i in range(2, 9)])) > 0.1
 
 
 def test_another_seed_gives_another_run(undisturbed, tmp_path):
@@ -354,6 +378,21 @@ def test_a_writer_goes_on_after_the_steps_that_are_done(tmp_path):
                 writer.write(step, "train", {"loss": float(first_step + step)})
     losses = [(row["step"], row["loss"]) for row in read_metrics(tmp_path, "train")]
     assert losses == [(1, 1.0), (2, 2.0), (3, 5.0), (4, 6.0)]
+
+
+def test_the_end_proposes_words_that_the_run_has_not_seen(undisturbed, corpus, capsys):
+    report(undisturbed)
+    *_, last = capsys.readouterr().out.splitlines()
+    assert last.startswith("go on with: zaya generate ")
+    folder, prompt = shlex.split(last)[-2:]
+    assert folder == undisturbed.config.run_folder
+    assert len(prompt) > len("--prompt=def f(")
+    files = [file.read_text() for file in corpus.folder.with_name("corpus_texts").iterdir()]
+    begun = [text for text in files if text.startswith(prompt.removeprefix("--prompt="))]
+    assert 1 <= len(begun) < len(files) / 2
+    held_out = evaluation_batches(corpus, split="validation", sequence_length=64, batch_size=4)
+    tokens = np.concatenate([np.asarray(batch.tokens_BT).ravel() for batch in held_out])
+    assert any(text[:200] in ByteTokenizer().decode(tokens.tolist()) for text in begun)
 
 
 def test_generate_reads_the_run(undisturbed, capsys):

@@ -32,6 +32,7 @@ from zaya_jax.model.router import route
 from zaya_jax.model.weights import declare, initialise
 from zaya_jax.model.zaya import initial_router_bias
 from zaya_jax.optim.balancing import load_entropy, make_balancer
+from zaya_jax.tables import name_column, number_column
 
 FAVOURED = 0.9
 """Share of the tokens that the first expert gets to begin with."""
@@ -201,8 +202,14 @@ def _table(configs: Sequence[BalancingConfig], found: Sequence[Sequence[Found]])
         f"load entropy of the least even of {MODEL.num_hidden_layers} layers; at first {FAVOURED:.0%} of "
         f"tokens are at one of {MODEL.num_experts} experts, {NUM_TOKENS:,} tokens a step"
     )
-    columns = ("rule", "learning rate", f"steps until above {EVEN}", "each router", "lowest in the last 100")
-    table = Table(*columns, title=title)
+    table = Table(
+        name_column("rule"),
+        number_column("learning rate"),
+        number_column(f"steps until\nabove {EVEN}"),
+        name_column("each router"),
+        number_column("lowest in\nthe last 100"),
+        title=title,
+    )
     for config, each in zip(configs, found, strict=True):
         steps = ", ".join(_say(one.steps) for one in each)
         lowest = min(one.lowest for one in each)

@@ -29,6 +29,7 @@ from zaya_jax.convert.pytorch_folder import stored_tensors
 from zaya_jax.convert.stream import CHECKSUMS, check_checksums, write_folder
 from zaya_jax.model.weights import count_parameters
 from zaya_jax.options import Parser
+from zaya_jax.tables import name_column, number_column
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,17 +144,17 @@ def _evict(folder: pathlib.Path) -> None:
 
 def report(config: ModelConfig, folder: pathlib.Path, rows: list[Measured]) -> None:
     """Prints what was measured, and that what came back is what went out."""
-    columns = ("step", "GB", "s", "GB/s", "processor, s", "peak memory, GB")
-    table = Table(*columns, title=f"{config.num_hidden_layers} layers")
+    columns = map(number_column, ("GB", "s", "GB/s", "processor, s", "peak memory, GB"))
+    table = Table(name_column("step"), *columns, title=f"{config.num_hidden_layers} layers")
     for row in rows:
-        numbers = (
+        figures = (
             f"{row.size / 1e9:.2f}",
             f"{row.seconds:.1f}",
             f"{row.size / 1e9 / row.seconds:.2f}",
             f"{row.busy:.1f}",
             f"{row.peak / 1e9:.2f}",
         )
-        table.add_row(row.name, *numbers)
+        table.add_row(row.name, *figures)
     console = Console(soft_wrap=True, highlight=False)
     console.print(table)
     back = stored_tensors(folder / "back")

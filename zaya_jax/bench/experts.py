@@ -10,8 +10,7 @@ from rich.table import Table
 
 from pallas_kernels.grouped_matmul.blocked import ROUNDING, block_sizes
 from zaya_jax.model.experts import apply_experts
-
-MIB = 2**20
+from zaya_jax.tables import format_bytes, name_column, number_column
 
 
 def run(*, num_rows: int = 16_384, num_experts: int = 16, width: int = 2048) -> None:
@@ -24,12 +23,11 @@ def run(*, num_rows: int = 16_384, num_experts: int = 16, width: int = 2048) -> 
     """
     rows_bytes = 4 * num_rows * width
     what = f"{num_rows:,} tokens, {num_experts} experts of {width}, float32, {jax.default_backend()}"
-    columns = ("pass", "temporaries, MiB", "routed rows, MiB", "ratio", "rows x experts x width, MiB")
-    table = Table(*columns, title=f"memory: {what}")
-    columns = ("pass", "a row, MFLOP", "rows at most", "at most, TFLOP", "useful, TFLOP", "ratio")
-    operations = Table(
-        *columns, title=f"operations: each expert's rows are rounded up by less than {ROUNDING}"
-    )
+    columns = map(number_column, ("temporaries", "routed rows", "ratio", "rows x experts\nx width"))
+    table = Table(name_column("pass"), *columns, title=f"memory: {what}")
+    columns = ("a row,\nMFLOP", "rows\nat most", "at most,\nTFLOP", "useful,\nTFLOP", "ratio")
+    title = f"operations: each expert's rows are rounded up by less than {ROUNDING}"
+    operations = Table(name_column("pass"), *map(number_column, columns), title=title)
     for name, passes in (("forward", 1), ("forward and backward", 3)):
         compiled = compile_experts(num_rows, num_experts, width, backward=name != "forward")
         memory, cost = compiled.memory_analysis(), compiled.cost_analysis()
@@ -38,10 +36,10 @@ def run(*, num_rows: int = 16_384, num_experts: int = 16, width: int = 2048) -> 
         temporary = memory.temp_size_in_bytes
         table.add_row(
             name,
-            f"{temporary / MIB:,.0f}",
-            f"{rows_bytes / MIB:,.0f}",
+            format_bytes(temporary),
+            format_bytes(rows_bytes),
             f"{temporary / rows_bytes:.2f}",
-            f"{rows_bytes * num_experts / MIB:,.0f}",
+            format_bytes(rows_bytes * num_experts),
         )
         # XLA counts the body of each loop once, whatever its length.
         row = cost["flops"] / sum(block_sizes(num_rows))

@@ -19,6 +19,7 @@ from rich.table import Table
 from pallas_kernels.catalogue import SIZES, Case, Work, cases
 from zaya_jax.bench.measure import best_seconds
 from zaya_jax.bench.other_libraries import TorchResult, others
+from zaya_jax.tables import name_column, number_column
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,17 +54,15 @@ def run(*, rounds: int) -> None:
     console.print(
         f"ceilings of this run: {ceilings.flops / 1e12:.3g} TFLOP/s, {ceilings.bandwidth / 1e12:.3g} TB/s"
     )
-    table = Table(box=box.SIMPLE_HEAD, padding=0)
-    for column in ("operation", "pass", "by"):
-        table.add_column(column, no_wrap=True)
-    for column in ("ms", "TFLOP/s", "TB/s", "ceiling", "differs"):
-        table.add_column(column, justify="right")
+    columns = map(number_column, ("ms", "TFLOP/s", "TB/s", "ceiling", "differs"))
+    table = Table(name_column("operation, and by"), *columns, box=box.SIMPLE_HEAD, padding=0)
     found = cases(SIZES[size])
     for case in found:
         arguments = jax.jit(case.make)(jax.random.key(np.random.SeedSequence().generate_state(1)[0]))
         for name, calls, work in passes(case, arguments):
-            for row in compare(case, calls, work, ceilings, rounds):
-                table.add_row(case.name, name, *row)
+            table.add_row(f"{case.name}, {name}")
+            for by, *figures in compare(case, calls, work, ceilings, rounds):
+                table.add_row(f"  {by}", *figures)
     console.print(table)
     for case in found:
         for other in others(case.name):

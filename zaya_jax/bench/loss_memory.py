@@ -18,6 +18,7 @@ from zaya_jax.config import Config, DataConfig, ModelConfig, OptimizerConfig, Tr
 from zaya_jax.data.batch import Batch, make_example
 from zaya_jax.parallel.host_memory import available_memory
 from zaya_jax.plan.train_program import lower_train_step
+from zaya_jax.tables import format_bytes, number_column
 from zaya_jax.train.state import TrainState, init_state, make_rules
 
 TOKENS, LENGTH, VOCABULARY = 16_384, 4096, 262_272
@@ -32,7 +33,6 @@ CHUNKS = (TOKENS, 2048, 512)
 SHARE = 0.85
 """Of the available memory, which a step may take. Others use some while it runs, and where there is none
 left, Linux ends a process."""
-GIB = 2**30
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -76,26 +76,20 @@ def run() -> None:
 
 def report(steps: list[StepMemory]) -> None:
     """Prints a table of the steps, and why some of them did not run."""
-    table = Table(
-        "chunk",
-        "temporaries",
-        "all logits",
-        "state and batch",
-        "process before",
-        "step adds",
-        title="GiB of a train step on this CPU, by tokens a chunk: as compiled, and the most as it ran",
-    )
+    columns = ("chunk", "temporaries", "all logits", "state and\nbatch", "process\nbefore", "step adds")
+    title = "a train step on this CPU, by tokens a chunk: as compiled, and the most as it ran"
+    table = Table(*map(number_column, columns), title=title)
     for step in steps:
         sizes = (step.temporaries, step.logits, step.arguments, step.resident, step.added)
-        table.add_row(f"{step.chunk:,}", *("-" if size is None else f"{size / GIB:.2f}" for size in sizes))
+        table.add_row(f"{step.chunk:,}", *("-" if size is None else format_bytes(size) for size in sizes))
     console = Console(soft_wrap=True, highlight=False)
     console.print(table)
     for step in steps:
         if step.added is None:
             console.print(
                 f"{step.chunk:,} tokens a chunk: compiled only, it would not fit: the step needs "
-                f"{step.needed / GIB:.2f} GiB, and may take {SHARE:.0%} of the "
-                f"{step.available / GIB:.2f} GiB that are available"
+                f"{format_bytes(step.needed)}, and may take {SHARE:.0%} of the "
+                f"{format_bytes(step.available)} that are available"
             )
 
 

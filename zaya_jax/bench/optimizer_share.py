@@ -25,6 +25,7 @@ from zaya_jax.model.matrices import matrix_axes
 from zaya_jax.model.weights import count_parameters, declare, map_weights
 from zaya_jax.parallel.compiler import compiler_options
 from zaya_jax.parallel.mesh import by_rows, data_mesh, replicated
+from zaya_jax.tables import name_column, number_column
 from zaya_jax.train.state import init_state, make_rules, shardings
 from zaya_jax.train.step import compiled_step
 
@@ -66,7 +67,8 @@ def measure(rounds: int) -> None:
     }
     times = best_seconds(functions, rounds=rounds)
     alone = times["no optimiser"]
-    table = Table("optimiser", "step, s", "optimiser, s", "share of the step")
+    columns = map(number_column, ("step, s", "optimiser, s", "share of the step"))
+    table = Table(name_column("optimiser"), *columns)
     table.add_row("none", f"{alone:.3f}", "", "")
     for label, seconds in (
         ("ours, each device its own matrices", times["dealt out"] - alone),

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from zaya_jax.config import Config
 from zaya_jax.options import load_config
+from zaya_jax.tables import number_column
 from zaya_jax.train.loop import train
 from zaya_jax.train.metrics import read_metrics
 
@@ -31,7 +32,8 @@ def run(*, num_steps: int = 120, batch_size: int = 8) -> None:
             rate: _curve(_by_adamw(tiny, rate), pathlib.Path(folder, f"adamw_{rate}")) for rate in ADAMW_RATES
         }
     best = min(adamw, key=lambda rate: adamw[rate][num_steps])
-    table = Table("step", "Muon and AdamW", *(f"AdamW, rate {rate:g}" for rate in adamw))
+    columns = ("step", "Muon and AdamW", *(f"AdamW,\nrate {rate:g}" for rate in adamw))
+    table = Table(*map(number_column, columns))
     for step, value in muon.items():
         table.add_row(f"{step}", f"{value:.4f}", *(f"{curve[step]:.4f}" for curve in adamw.values()))
     console = Console(soft_wrap=True, highlight=False)

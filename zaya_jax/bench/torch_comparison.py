@@ -30,6 +30,7 @@ from zaya_jax.model.zaya import Output, Zaya
 from zaya_jax.parallel.compiler import compiler_options
 from zaya_jax.parallel.host_memory import reuse_host_memory
 from zaya_jax.parallel.mesh import data_mesh
+from zaya_jax.tables import name_column, number_column
 from zaya_jax.train.state import first_state, make_rules, shardings
 from zaya_jax.train.step import compiled_step
 
@@ -77,9 +78,8 @@ def run(*, rounds: int) -> None:
         f"{count_parameters(MODEL):,} parameters, float32, batch {BATCH} x {LENGTH}, AdamW on both sides; "
         f"best of {rounds}, in turn, each side in a process of its own"
     )
-    table = Table(
-        "what", "ours, tokens/s", "transformers", "ratio", "aim", "ours of ceiling", "theirs of ceiling"
-    )
+    columns = ("ours,\ntokens/s", "trans-\nformers", "ratio", "aim", "ours of\nceiling", "theirs of\nceiling")
+    table = Table(name_column("what"), *map(number_column, columns))
     ceilings = []
     for name, row in _rows().items():
         programs = {

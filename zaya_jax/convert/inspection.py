@@ -7,7 +7,7 @@ import re
 import shutil
 
 from rich.console import Console
-from rich.table import Column, Table
+from rich.table import Table
 
 from zaya_jax.convert.layouts import EMBEDDING, ROUTER_BIAS, TIED_HEAD, our_weights, tensors_of
 from zaya_jax.convert.plans import first_reachable_skip
@@ -16,9 +16,9 @@ from zaya_jax.convert.sides import Side, open_side
 from zaya_jax.convert.verify import num_bytes
 from zaya_jax.model.weights import count_parameters
 from zaya_jax.parallel.host_memory import available_memory
+from zaya_jax.tables import format_bytes, name_column, number_column
 
 _NUMBERS = re.compile(r"\.(\d+)(?=\.)")
-GIB = 2**30
 
 
 def inspect(path: str, console: Console | None = None) -> None:
@@ -35,11 +35,11 @@ def inspect(path: str, console: Console | None = None) -> None:
 
 def _tensors_table(side: Side, path: str) -> Table:
     table = Table(
-        Column("tensor", overflow="fold"),
-        "number",
-        "shape",
+        name_column("tensor"),
+        number_column("number"),
+        number_column("shape"),
         "type",
-        "values",
+        number_column("values"),
         title=f"{path}: {side.layout} layout",
     )
     rows = [(pattern, shape, dtype) for pattern, shape, dtype in _rows(side)]
@@ -64,18 +64,18 @@ def _totals_table(side: Side, folder: pathlib.Path) -> Table:
     biases = math.prod(our_weights(config)[ROUTER_BIAS].shape)
     num_tensors = len(_rows(side))
     layer = first_reachable_skip(side.source)
-    table = Table("what", "how much", title="totals")
+    table = Table(name_column("what"), name_column("how much"), title="totals")
     table.add_row("tensors", f"{num_tensors:,} ({len(tensors_of('native', config)):,} in the native layout)")
     table.add_row("parameters", f"{count_parameters(config):,}, and {biases:,} balancing biases")
-    table.add_row("bytes", f"{size:,} ({size / GIB:,.2f} GiB)")
+    table.add_row("bytes", f"{size:,} ({format_bytes(size)})")
     if side.opened is not None and TIED_HEAD in side.opened.stored:
         table.add_row("tied head", f"stored a second time, equal to {EMBEDDING}")
     table.add_row(
         "skip class", "no token can choose it" if layer is None else f"can be chosen in layer {layer}"
     )
     for what, needed, available in _needs(side, folder):
-        fits = "fits" if needed <= available else f"does not fit: {available / GIB:,.2f} GiB are free"
-        table.add_row(what, f"{needed / GIB:,.2f} GiB, {fits}")
+        fits = "fits" if needed <= available else f"does not fit: {format_bytes(available)} are free"
+        table.add_row(what, f"{format_bytes(needed)}, {fits}")
     return table
 
 

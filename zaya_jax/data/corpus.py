@@ -41,6 +41,7 @@ from zaya_jax.data.shards import (
 )
 from zaya_jax.data.tokenizer import Tokenizer, load_tokenizer
 from zaya_jax.options import Parser
+from zaya_jax.tables import name_column, number_column
 
 # Beside what others installed, tests: they hold generated data, bad syntax and other encodings.
 _STDLIB_EXCLUDED = frozenset({"site-packages", "dist-packages", "test", "tests", "__pycache__"})
@@ -422,13 +423,13 @@ def _parse_options(argv: Sequence[str] | None) -> argparse.Namespace:
 def _make_table(corpus: Corpus) -> rich.table.Table:
     """A row a split; the bits per byte are what a model of the held-out files has to beat."""
     table = rich.table.Table(
+        name_column("split"),
+        *map(number_column, ("documents", "skipped", "bytes", "tokens", "gzip -9", "xz -9")),
         title=f"{corpus.folder}\n{corpus.source}",
         caption="gzip and xz: bits per byte of the held-out files",
         box=rich.box.SIMPLE,
+        padding=0,
     )
-    table.add_column("split", no_wrap=True)
-    for name in ("documents", "skipped", "bytes", "tokens", "gzip -9", "xz -9"):
-        table.add_column(name, justify="right", no_wrap=True)
     for name in SPLITS:
         split = corpus.split(name)
         counts = [f"{n:,}" for n in (split.documents, split.skipped, split.text_bytes, split.tokens)]

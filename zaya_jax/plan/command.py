@@ -19,12 +19,13 @@ from zaya_jax.plan.rocm.compiler import TIME_LIMIT, Compilation, compile_program
 from zaya_jax.plan.rocm.wheels import find_plugin, install
 from zaya_jax.plan.search import search
 from zaya_jax.plan.tables import compiled_tables, found_table, kernels_table, plan_tables
+from zaya_jax.tables import format_bytes
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs `zaya plan`."""
     parser = _parser()
-    options, overrides = parser.parse_known_args(argv)
+    options, overrides = parser.parse_with_fields(argv)
     VERBS[options.what](options, overrides)
 
 
@@ -190,7 +191,7 @@ def _measure(config: Config, *, cluster: Cluster, console: Console, time_limit: 
             time_limit=time_limit,
             progress=lambda seconds: status.update(f"{what}: {seconds:.0f} s"),
         )
-    console.print(f"{what}: {num_bytes / 2**30:.2f} GiB")
+    console.print(f"{what}: {format_bytes(num_bytes)}")
     return num_bytes
 
 

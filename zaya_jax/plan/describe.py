@@ -10,9 +10,8 @@ from zaya_jax.model.flops import active_parameters, train_flops_per_token
 from zaya_jax.model.weights import Weight, count_parameters, declare, flatten
 from zaya_jax.optim.schedules import learning_rate_schedule
 from zaya_jax.plan.memory import memory_by_kind
+from zaya_jax.tables import format_bytes, name_column, number_column
 from zaya_jax.train.phases import check_devices, stretches
-
-GIB = 2**30
 
 
 def describe(config: Config, *, devices: int | None = None, console: Console | None = None) -> None:
@@ -39,20 +38,28 @@ def describe(config: Config, *, devices: int | None = None, console: Console | N
 
 
 def _weights_table(weights: dict[str, Weight], config: Config) -> Table:
+    """A row a weight; shapes are given once, as the sizes of axes, and leave room for the names."""
+    sizes = {
+        axis: size for each in weights.values() for axis, size in zip(each.axes, each.shape, strict=True)
+    }
     table = Table(
-        "weight", "axes", "shape", "parameters", "moved by", title=f"weights of {config.run_folder}"
+        name_column("weight"),
+        "axes",
+        number_column("parameters"),
+        "moved by",
+        title=f"weights of {config.run_folder}",
+        caption="axes: " + ", ".join(f"{axis} {size:,}" for axis, size in sizes.items()),
     )
     for path, weight in weights.items():
         mover = "Muon" if weight.matrix and config.optimizer.name == "muon" else "AdamW"
-        shape = " x ".join(map(str, weight.shape))
-        table.add_row(path, weight.axes, shape, f"{weight.size:,}", mover)
+        table.add_row(path, weight.axes, f"{weight.size:,}", mover)
     return table
 
 
 def _facts_table(config: Config) -> Table:
     model = config.model
     tokens = sum(stretch.num_steps * stretch.batch_tokens for stretch in stretches(config))
-    table = Table("what", "how much", title="run")
+    table = Table(name_column("what"), number_column("how much"), title="run")
     table.add_row("parameters", f"{count_parameters(model):,}")
     table.add_row("active a token, without embedding", f"{active_parameters(model):,}")
     table.add_row("router biases", f"{model.num_hidden_layers * model.num_router_classes:,}")
@@ -64,7 +71,8 @@ def _facts_table(config: Config) -> Table:
 def _phases_table(config: Config) -> Table:
     """A column a phase; a run without phases is one."""
     phases = config.resolved_phases
-    table = Table("phase", *(phase.name or "all" for phase in phases), title="phases")
+    headers = ("phase", *(phase.name or "all" for phase in phases))
+    table = Table(*map(name_column, headers), title="phases")
     columns = [_phase_facts(config, phase) for phase in phases]
     for what in columns[0]:
         table.add_row(what, *(column[what] for column in columns))
@@ -75,10 +83,12 @@ def _phase_facts(config: Config, phase: Phase) -> dict[str, str]:
     model, data = phase.config.model, phase.config.data
     parts = [stretch for stretch in stretches(config) if stretch.phase == phase]
     flops = train_flops_per_token(model, data.sequence_length)
+    tokens = sum(part.num_steps * part.batch_tokens for part in parts)
     ramp = [f"{part.batch_tokens:,} for {part.num_steps:,} steps" for part in parts[:-1]]
     return {
         "steps": f"{phase.first_step + 1:,} to {phase.end:,}",
-        "tokens": f"{sum(part.num_steps * part.batch_tokens for part in parts):,}",
+        # Columns of four phases at 80 characters have no room for all digits of 8T tokens.
+        "tokens": f"{tokens:,}" if tokens < 10**10 else f"{tokens:.4e}",
         "tokens a step": f"{data.batch_size:,} x {data.sequence_length:,} = {data.batch_tokens:,}",
         "batch ramp": ", ".join(ramp) or "none",
         "RoPE base": f"{model.rope_theta:,.0f}",
@@ -104,8 +114,9 @@ def _rates(phase: Phase) -> str:
 
 def _memory_table(estimate: dict[str, int], devices: int, phase: Phase) -> Table:
     title = f"{devices:,} devices, by arithmetic"
-    table = Table("memory a device", "GiB", title=f"phase {phase.name}: {title}" if phase.name else title)
+    title = f"phase {phase.name}: {title}" if phase.name else title
+    table = Table(name_column("memory a device"), number_column("size"), title=title)
     for name, size in estimate.items():
-        table.add_row(name, f"{size / GIB:,.2f}")
-    table.add_row("sum", f"{sum(estimate.values()) / GIB:,.2f}")
+        table.add_row(name, format_bytes(size))
+    table.add_row("sum", format_bytes(sum(estimate.values())))
     return table

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.stages import Lowered
 from rich import box
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from pallas_kernels.catalogue import SIZES, Case, Work, cases
 from pallas_kernels.choice import choice_for
@@ -19,6 +19,7 @@ from zaya_jax.parallel.mesh import data_mesh, replicated
 from zaya_jax.plan.devices import Cluster, Device, find_device
 from zaya_jax.plan.rocm.code_objects import Kernel
 from zaya_jax.plan.rocm.compiler import Job, compile_program
+from zaya_jax.tables import name_column, number_column
 
 SIZE = "zaya1_8b"
 """Whose shapes are compiled."""
@@ -128,11 +129,9 @@ def _cases() -> list[Case]:
 def resources_table(reports: list[Report], device: Device) -> Table:
     """A row a kernel."""
     title = f"kernels for {device.name} at {SIZE}'s shapes; waves are those that a SIMD can hold"
-    table = Table(title=title, box=box.SIMPLE_HEAD, padding=0)
-    table.add_column("kernel", no_wrap=True)
-    for column in ("VGPRs", "spills", "scratch", "LDS, B", "waves", "MFMA"):
-        table.add_column(column, justify="right")
-    table.add_column("")
+    columns = map(number_column, ("VGPRs", "spills", "scratch", "LDS, B", "waves", "MFMA"))
+    columns = (Column("kernel", no_wrap=True), *columns, name_column(""))
+    table = Table(*columns, title=title, box=box.SIMPLE_HEAD, padding=0)
     for report in reports:
         kernel = report.kernel
         table.add_row(
@@ -150,7 +149,8 @@ def resources_table(reports: list[Report], device: Device) -> Table:
 
 def work_table(device: Device) -> Table:
     """What each operation must do at least, and how long that takes by the device's peaks."""
-    table = Table("operation", "pass", "GFLOP", "MB", "bound, µs", "by", title="least work")
+    columns = map(number_column, ("GFLOP", "MB", "bound, µs"))
+    table = Table(name_column("operation"), "pass", *columns, "by", title="least work")
     for case in _cases():
         for name, work in (("forward", case.forward), ("backward", case.backward)):
             if not work.flops:
@@ -175,7 +175,8 @@ def bound(work: Work, device: Device) -> tuple[float, str]:
 
 def choices_table() -> Table:
     """What `implementation=None` takes on AMD's GPUs."""
-    table = Table("operation", "implementation", "rests on", title="taken where none is named, on ROCm")
+    title = "taken where none is named, on ROCm"
+    table = Table(name_column("operation"), "implementation", name_column("rests on"), title=title)
     for case in _cases():
         choice = choice_for(case.name, "rocm")
         table.add_row(case.name, choice.implementation, choice.basis)

@@ -6,8 +6,7 @@ from rich.table import Table
 
 from zaya_jax.plan.report import CompiledStep, Plan
 from zaya_jax.plan.search import Found
-
-GIB = 2**30
+from zaya_jax.tables import format_bytes, name_column, number_column
 
 
 def plan_tables(plan: Plan) -> Iterator[Table]:
@@ -32,17 +31,17 @@ def kernels_table(steps: Mapping[str, CompiledStep], plan: Plan) -> Table:
     """A step compiled in several ways, side by side."""
     rows = f"{plan.micro_batch:,} x {plan.sequence_length:,}"
     title = f"the step, {rows} tokens at a time, without and with Pallas kernels"
-    table = Table("a GPU", *steps, title=title)
+    table = Table(name_column("a GPU"), *map(number_column, steps), title=title)
 
     def add(what: str, tell: Callable[[CompiledStep], str]) -> None:
         table.add_row(what, *map(tell, steps.values()))
 
-    add("GiB of arguments", lambda step: _gib(step.memory.arguments))
-    add("GiB of temporaries", lambda step: _gib(step.memory.temporaries))
-    add("GiB in all", lambda step: _gib(step.memory.total))
-    add("GB moved a step: operands and results of all kernels", lambda step: f"{step.moved_bytes / 1e9:,.1f}")
+    add("arguments", lambda step: format_bytes(step.memory.arguments))
+    add("temporaries", lambda step: format_bytes(step.memory.temporaries))
+    add("memory in all", lambda step: format_bytes(step.memory.total))
+    add("GB moved a step: operands and results of all kernels", lambda step: _figure(step.moved_bytes / 1e9))
     for scope in next(iter(steps.values())).moved_bytes_by_scope:
-        add(f"  {scope}", lambda step, scope=scope: f"{step.moved_bytes_by_scope[scope] / 1e9:,.1f}")
+        add(f"  {scope}", lambda step, scope=scope: _figure(step.moved_bytes_by_scope[scope] / 1e9))
     add("kernels made by XLA", lambda step: f"{step.num_kernels:,}")
     add("  that spill, or take scratch or too much LDS", lambda step: f"{len(step.problems):,}")
     add("s to compile", lambda step: f"{step.compile_seconds:.0f}")
@@ -51,11 +50,12 @@ def kernels_table(steps: Mapping[str, CompiledStep], plan: Plan) -> Table:
 
 def found_table(found: Found, plan: Plan) -> Table:
     """What a search found."""
-    table = Table("remat", "sequences a GPU", "GiB", "fits", title="compiled by the search")
+    columns = map(number_column, ("sequences a GPU", "memory"))
+    table = Table(name_column("remat"), *columns, "fits", title="compiled by the search")
     limit = plan.device_memory
     for trial in found.trials:
         fits = "yes" if trial.num_bytes <= limit else "no"
-        table.add_row(trial.remat, f"{trial.micro_batch:,}", _gib(trial.num_bytes), fits)
+        table.add_row(trial.remat, f"{trial.micro_batch:,}", format_bytes(trial.num_bytes), fits)
     cheapest = found.cheapest_remat or "none of them fits"
     table.add_row("cheapest", f"{plan.micro_batch:,}", "", cheapest, style="bold")
     largest = f"{found.largest_micro_batch:,}" if found.largest_micro_batch else "not even one fits"
@@ -64,9 +64,8 @@ def found_table(found: Found, plan: Plan) -> Table:
 
 
 def _run(plan: Plan) -> Table:
-    table = Table(
-        "what", "how much", title=f"{plan.run} on {plan.nodes:,} x {plan.gpus_per_node} {plan.device}"
-    )
+    title = f"{plan.run} on {plan.nodes:,} x {plan.gpus_per_node} {plan.device}"
+    table = Table(name_column("what"), name_column("how much"), title=title)
     data, bound = plan.data, plan.seconds[plan.bound]
     table.add_row("parameters", f"{plan.parameters:,}")
     table.add_row("active a token, without embedding", f"{plan.active_parameters:,}")
@@ -81,7 +80,8 @@ def _run(plan: Plan) -> Table:
 
 def _operations(plan: Plan) -> Table:
     work = plan.operations
-    table = Table("FLOPs", "forward, a token", "share", title="operations")
+    columns = map(number_column, ("forward, a token", "share"))
+    table = Table(name_column("FLOPs"), *columns, title="operations")
     total = sum(work.forward.values())
     for part, flops in work.forward.items():
         table.add_row(part, f"{flops:.4g}", f"{flops / total:.1%}")
@@ -98,74 +98,80 @@ def _operations(plan: Plan) -> Table:
 
 
 def _memory(plan: Plan) -> Table:
-    table = Table("memory a GPU, by arithmetic", "GiB", title="memory")
+    table = Table(name_column("memory a GPU, by arithmetic"), number_column("size"), title="memory")
     for kind, size in plan.memory.items():
-        table.add_row(kind, _gib(size))
-    table.add_row("sum", f"{_gib(sum(plan.memory.values()))} of {_gib(plan.device_memory)}", style="bold")
+        table.add_row(kind, format_bytes(size))
+    total = f"{format_bytes(sum(plan.memory.values()))} of {format_bytes(plan.device_memory)}"
+    table.add_row("sum", total, style="bold")
     return table
 
 
 def _policies(plan: Plan) -> Table:
     title = f"what remat keeps of {plan.micro_batch:,} x {plan.sequence_length:,} tokens"
-    table = Table("remat", "GiB", "recomputed", title=title)
+    table = Table(name_column("remat"), *map(number_column, ("activations", "recomputed")), title=title)
     for name, policy in plan.policies.items():
-        table.add_row(name, _gib(policy.activations), f"{policy.recomputed / plan.operations.training:.1%}")
+        table.add_row(
+            name, format_bytes(policy.activations), f"{policy.recomputed / plan.operations.training:.1%}"
+        )
     return table
 
 
 def _seconds(plan: Plan) -> Table:
     links = plan.communication
     title = (
-        f"time of a step: {links.reduced_bytes / 1e9:.1f} GB of gradients reduce-scattered, "
-        f"{links.gathered_bytes / 1e9:.1f} GB of weights all-gathered"
+        f"time of a step: {_figure(links.reduced_bytes / 1e9)} GB of gradients reduce-scattered, "
+        f"{_figure(links.gathered_bytes / 1e9)} GB of weights all-gathered"
     )
-    table = Table("resource of a GPU", "ms at least", title=title)
+    table = Table(name_column("resource of a GPU"), number_column("ms at least"), title=title)
     for resource, seconds in plan.seconds.items():
-        table.add_row(resource, f"{1e3 * seconds:,.1f}")
+        table.add_row(resource, _figure(1e3 * seconds))
     lower, upper = plan.seconds[plan.bound], sum(plan.seconds.values())
-    table.add_row("all at once: lower bound", f"{1e3 * lower:,.1f} ({plan.bound})", style="bold")
-    table.add_row("one after the other", f"{1e3 * upper:,.1f}")
+    table.add_row("all at once: lower bound", f"{plan.bound}: {_figure(1e3 * lower)}", style="bold")
+    table.add_row("one after the other", _figure(1e3 * upper))
     table.add_row("tokens a second at most", f"{plan.tokens / lower:,.0f}")
     return table
 
 
 def _gemms(plan: Plan) -> Table:
     saturating = plan.saturating_flops
-    table = Table("product", "size", "GFLOP", f"of the {saturating / 1e9:.0f} for peak", title="products")
+    title = f"products, and their share of the {saturating / 1e9:.0f} GFLOP that the peak needs"
+    table = Table(name_column("product"), *map(number_column, ("size", "GFLOP", "share")), title=title)
     for gemm in plan.gemms:
         size = f"{gemm.rows:,} x {gemm.depth:,} x {gemm.columns:,}"
         size = f"{gemm.count:,} of {size}" if gemm.count > 1 else size
-        table.add_row(gemm.name, size, f"{gemm.flops / 1e9:,.1f}", f"{gemm.flops / saturating:.0%}")
+        table.add_row(gemm.name, size, _figure(gemm.flops / 1e9), f"{gemm.flops / saturating:.0%}")
     return table
 
 
 def _compiled_memory(step: CompiledStep, plan: Plan) -> Table:
     memory = step.memory
     table = Table(
-        "memory a GPU, compiled",
-        "GiB",
+        name_column("memory a GPU, compiled"),
+        number_column("how much"),
         title=f"compiled in {step.compile_seconds:.0f} s by XLA for {plan.device}",
     )
-    table.add_row("arguments: state and batch", _gib(memory.arguments))
-    table.add_row("outputs that do not take their place", _gib(memory.outputs - memory.aliased))
-    table.add_row("temporaries", _gib(memory.temporaries))
+    table.add_row("arguments: state and batch", format_bytes(memory.arguments))
+    table.add_row("outputs that do not take their place", format_bytes(memory.outputs - memory.aliased))
+    table.add_row("temporaries", format_bytes(memory.temporaries))
     verdict = "fits" if memory.total <= plan.device_memory else "does not fit"
-    table.add_row("sum", f"{_gib(memory.total)} of {_gib(plan.device_memory)}: {verdict}", style="bold")
+    total = f"{format_bytes(memory.total)} of {format_bytes(plan.device_memory)}: {verdict}"
+    table.add_row("sum", total, style="bold")
     table.add_row("FLOPs of products a GPU, without Pallas kernels", f"{step.flops:.4g}")
     for scope, flops in step.flops_by_scope.items():
         table.add_row(f"  {scope}", f"{flops:.4g}")
-    table.add_row("GB its kernels read and write", f"{step.moved_bytes / 1e9:,.1f}")
+    table.add_row("GB its kernels read and write", _figure(step.moved_bytes / 1e9))
     return table
 
 
 def _collectives(step: CompiledStep) -> Table:
-    table = Table("collective", "count", "GB", "largest array, MB", "GFLOP meanwhile", "kernels meanwhile")
+    columns = ("count", "GB", "largest\narray, MB", "GFLOP\nmeanwhile", "kernels\nmeanwhile")
+    table = Table(name_column("collective"), *map(number_column, columns))
     for kind, found in step.collectives.items():
         table.add_row(
             kind,
             f"{found.count:,}",
-            f"{found.num_bytes / 1e9:.3f}",
-            f"{found.largest_bytes / 1e6:,.3f}",
+            _figure(found.num_bytes / 1e9),
+            _figure(found.largest_bytes / 1e6),
             f"{found.overlapped_flops / 1e9:,.0f}",
             f"{found.overlapped_kernels:,}",
         )
@@ -173,14 +179,15 @@ def _collectives(step: CompiledStep) -> Table:
 
 
 def _buffers(step: CompiledStep) -> Table:
-    table = Table("largest buffers, GiB", "values that share it")
+    table = Table(number_column("largest buffers"), name_column("values that share it"))
     for size, values in step.buffers:
-        table.add_row(_gib(size), values)
+        table.add_row(format_bytes(size), values)
     return table
 
 
 def _kernels(step: CompiledStep) -> Table:
-    table = Table("kernel", "what is wrong", title=f"{step.num_kernels:,} kernels made by XLA")
+    title = f"{step.num_kernels:,} kernels made by XLA"
+    table = Table(name_column("kernel"), name_column("what is wrong"), title=title)
     for name, problems in step.problems.items():
         table.add_row(name, "; ".join(problems))
     if not step.problems:
@@ -188,5 +195,6 @@ def _kernels(step: CompiledStep) -> Table:
     return table
 
 
-def _gib(num_bytes: int) -> str:
-    return f"{num_bytes / GIB:,.2f}"
+def _figure(value: float) -> str:
+    """In tenths from 100 on, and in three digits below: a small run's figures are no zeros."""
+    return f"{value:,.1f}" if value >= 100 else f"{value:.3g}"

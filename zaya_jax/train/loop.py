@@ -302,6 +302,7 @@ def _loop(run: _Run, state: TrainState, outputs: _Outputs) -> TrainResult:
             outputs.progress.say(describe_batch(stretch))
         programs = _make_programs(run, stretch)
         clock.restart(stretch.first_step)
+        outputs.progress.compiling()
         state = _make_stretch(run, stretch, reading, programs, state, outputs, clock)
         if stretch.end == stretch.phase.end:
             read = reading.after(stretch.num_steps * stretch.batch_size)
@@ -328,10 +329,12 @@ def _make_stretch(
         rows = jax.device_put(batch, by_rows(run.mesh))
         with jax.transfer_guard("disallow"):
             state, metrics = programs.step(state, rows)
+        num_bytes = text_bytes(np.asarray(batch.targets_BT), np.asarray(batch.weights_BT), run.token_bytes_V)
+        outputs.progress.add(metrics.loss, metrics.num_targets, num_bytes)
         ends_phase = step == stretch.phase.end
         due = step == 1 or ends_phase or step % train_config.log_every == 0
         if due or step == first_step + 1:  # a resumed run shows at once that it lives
-            values = _train_values(run, stretch, step, jax.device_get(metrics), batch, clock.lap(step))
+            values = _train_values(run, stretch, step, jax.device_get(metrics), num_bytes, clock.lap(step))
             read = reading.after((step - stretch.first_step) * stretch.batch_size)
             values |= {f"epochs/{folder}": count for folder, count in read.epochs().items()}
             outputs.progress.update(step, values, stretch.phase.name)
@@ -341,7 +344,8 @@ def _make_stretch(
             _evaluate(run, stretch, programs, state, step, outputs)
             clock.restart(step)
         if ends_phase or step % train_config.checkpoint_every == 0:
-            outputs.checkpoints.save(step, **programs.checkpoint(state))
+            with outputs.progress.pausing():
+                outputs.checkpoints.save(step, **programs.checkpoint(state))
             clock.restart(step)
     return state
 
@@ -352,12 +356,11 @@ def _result(run: _Run, rules: Rules, state: TrainState) -> TrainResult:
 
 
 def _train_values(
-    run: _Run, stretch: Stretch, step: int, metrics: Metrics, batch: Batch, seconds: float
+    run: _Run, stretch: Stretch, step: int, metrics: Metrics, num_bytes: float, seconds: float
 ) -> dict[str, float]:
     """The scalars of a step, for people and files."""
-    tokens_per_second = batch.tokens_BT.size / seconds
+    tokens_per_second = stretch.batch_tokens / seconds
     nats = float(metrics.loss) * float(metrics.num_targets)
-    num_bytes = text_bytes(np.asarray(batch.targets_BT), np.asarray(batch.weights_BT), run.token_bytes_V)
     counts_LX = np.asarray(metrics.router_counts_LX)
     loads_LE = expert_loads(counts_LX)
     values = {

@@ -1,17 +1,27 @@
 """The line that a person watches: live on a terminal, plain elsewhere."""
 
+import contextlib
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+import jax
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.measure import Measurement
+from rich.progress import BarColumn, Progress, ProgressColumn, Task
+from rich.table import Column
+from rich.text import Text
+
+from zaya_jax.train.metrics import bits_per_byte
 
 Batch = TypeVar("Batch")
 
 QUIET_SECONDS = 15
 """After so long without a line that stays, an evaluation says where it is."""
+BAR_WIDTH = 6
+"""Characters. At 80 columns they leave room for the loss and the speed of a run of hundreds of steps."""
 
 
 class ProgressLine:
@@ -26,13 +36,19 @@ class ProgressLine:
     def __init__(self, num_steps: int, first_step: int, console: Console | None = None):
         self._console = console or Console(file=sys.stdout, soft_wrap=True, highlight=False)
         self._num_steps = num_steps
-        self._first_step = first_step
-        self._started = self._spoke = time.monotonic()
+        self._spoke = time.monotonic()
+        self._pace = _Pace(num_steps)
+        self._losses = _Losses()
+        self._texts: Sequence[str] = ("",)
         self._bar = None
         if self._console.is_terminal:
-            columns = (BarColumn(16), TextColumn("{task.description}"), TimeRemainingColumn())
-            self._bar = Progress(*columns, console=self._console)
-            self._task = self._bar.add_task("compiling the step", total=num_steps, completed=first_step)
+            self._bar = Progress(
+                BarColumn(BAR_WIDTH, table_column=Column(no_wrap=True)),
+                _Told(lambda: _Fitted(self._texts), Column()),  # the one that gives way
+                _Told(self._time_left, Column(no_wrap=True)),
+                console=self._console,
+            )
+            self._task = self._bar.add_task("", total=num_steps, completed=first_step)
 
     def __enter__(self) -> "ProgressLine":
         if self._bar:
@@ -43,48 +59,163 @@ class ProgressLine:
         if self._bar:
             self._bar.stop()
 
+    def _time_left(self) -> Text:
+        return Text(f"{self._pace.left() or '--:--'} left", style="progress.remaining")
+
     def say(self, text: str) -> None:
         """A line that stays."""
         self._console.print(text, markup=False)
         self._spoke = time.monotonic()
 
+    def compiling(self) -> None:
+        """The next step compiles a program, and those before it say nothing of how long others take."""
+        self._texts = ("compiling the step",)
+        self._pace.forget()
+
+    def add(self, loss: Any, num_targets: Any, num_bytes: float) -> None:
+        """Takes a step's loss into the next line's mean, and does not wait for it.
+
+        Args:
+          loss: mean over the targets, in nats, which may still be on its device.
+          num_targets: that it is a mean of, likewise.
+          num_bytes: of text that they stand for.
+        """
+        self._losses.add(loss, num_targets, num_bytes)
+
     def update(self, step: int, values: dict[str, float], phase: str = "") -> None:
-        """Shows the metrics of a step, and the name of its phase if it has one."""
-        text = describe(step, self._num_steps, values, phase)
+        """Shows the metrics of a step, and the name of its phase if it has one.
+
+        The loss is the mean of all steps since the last line: that of one step jumps with its batch.
+        """
+        self._pace.look(step)
+        self._texts = describe(step, self._num_steps, values | self._losses.take(), phase)
         if self._bar:
-            self._bar.update(self._task, completed=step, description=text)
+            self._bar.update(self._task, completed=step)
             return
-        done = step - self._first_step
-        left = (time.monotonic() - self._started) / max(done, 1) * (self._num_steps - step)
-        self.say(f"{text} | {format_duration(left)} left")
+        left = self._pace.left()
+        self.say(f"{self._texts[0]} | {left} left" if left else self._texts[0])
+
+    def pausing(self) -> contextlib.AbstractContextManager[None]:
+        """Around what is no step, whose time says nothing of the steps that are left."""
+        return self._pace.paused()
 
     def evaluating(self, step: int, batches: Iterable[Batch], num_batches: int) -> Iterator[Batch]:
         """The batches of an evaluation, and how many are done for those who wait."""
-        before = self._bar.tasks[0].description if self._bar else ""
-        for done, batch in enumerate(batches):
-            text = f"step {step}: held-out batch {done}/{num_batches}"
-            if self._bar:
-                self._bar.update(self._task, description=text)
-            elif time.monotonic() - self._spoke >= QUIET_SECONDS:
-                self.say(text)
-            yield batch
-        if self._bar:
-            self._bar.update(self._task, description=before)
+        before = self._texts
+        with self.pausing():
+            for done, batch in enumerate(batches):
+                self._texts = (f"step {step}: held-out batch {done}/{num_batches}",)
+                if not self._bar and time.monotonic() - self._spoke >= QUIET_SECONDS:
+                    self.say(self._texts[0])
+                yield batch
+        self._texts = before
 
 
-def describe(step: int, num_steps: int, values: dict[str, float], phase: str = "") -> str:
-    """The metrics of a step on one line."""
-    parts = [
-        f"step {step}/{num_steps}",
-        *([phase] if phase else []),
-        f"loss {values['loss']:.4f}",
-        f"{values['bits_per_byte']:.3f} bits/byte",
-        f"{values['tokens_per_second']:,.0f} tokens/s",
+class _Pace:
+    """When a run will be over, by its steps since the last one that compiled.
+
+    Evaluations and checkpoints are left out: the first of each compiles a program too.
+    """
+
+    def __init__(self, num_steps: int):
+        self._num_steps = num_steps
+        self._begin: tuple[int, float] | None = None
+        self._end: float | None = None
+
+    def forget(self) -> None:
+        """The next look is at a step that compiled."""
+        self._begin = self._end = None
+
+    def look(self, step: int) -> None:
+        """A step is done."""
+        now = time.monotonic()
+        if self._begin is None:
+            self._begin = step, now
+            return
+        first, since = self._begin
+        self._end = now + (now - since) / (step - first) * (self._num_steps - step)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """While the run does something else than steps nothing is said of its end, and no time counts."""
+        begin, end, start = self._begin, self._end, time.monotonic()
+        self._end = None
+        yield
+        took = time.monotonic() - start
+        self._begin = begin and (begin[0], begin[1] + took)
+        self._end = None if end is None else end + took
+
+    def left(self) -> str | None:
+        """The time to the end; None as long as nobody knows."""
+        return None if self._end is None else format_duration(max(self._end - time.monotonic(), 0.0))
+
+
+class _Losses:
+    """Losses of the steps since the last line, left on their device until somebody asks."""
+
+    def __init__(self):
+        self._steps: list[tuple[Any, Any]] = []
+        self._num_bytes = 0.0
+
+    def add(self, loss: Any, num_targets: Any, num_bytes: float) -> None:
+        self._steps.append((loss, num_targets))
+        self._num_bytes += num_bytes
+
+    def take(self) -> dict[str, float]:
+        """Their mean over all targets, and the same in bits per byte; nothing of no steps."""
+        if not self._steps:
+            return {}
+        steps, num_bytes = jax.device_get(self._steps), self._num_bytes
+        self._steps, self._num_bytes = [], 0.0
+        nats = sum(float(loss) * float(num_targets) for loss, num_targets in steps)
+        num_targets = sum(float(num_targets) for _, num_targets in steps)
+        return {"loss": nats / max(num_targets, 1), "bits_per_byte": bits_per_byte(nats, num_bytes)}
+
+
+class _Told(ProgressColumn):
+    """A column that asks what to show."""
+
+    def __init__(self, tell: Callable[[], RenderableType], table_column: Column):
+        super().__init__(table_column)
+        self._tell = tell
+
+    def render(self, task: Task) -> RenderableType:
+        """What it is told."""
+        return self._tell()
+
+
+class _Fitted:
+    """The first of some texts, the longest first, that the width has room for."""
+
+    def __init__(self, texts: Sequence[str]):
+        self._texts = texts
+
+    def _fit(self, width: int) -> str:
+        return next((text for text in self._texts if cell_len(text) <= width), self._texts[-1])
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement(1, cell_len(self._fit(options.max_width)))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        yield Text(self._fit(options.max_width), no_wrap=True, overflow="ellipsis")
+
+
+def describe(step: int, num_steps: int, values: dict[str, float], phase: str = "") -> list[str]:
+    """The metrics of a step on one line, then on shorter ones without what matters less."""
+    utilisation = values.get("model_flops_utilisation")
+    parts = (
+        (0, f"step {step}/{num_steps}"),
+        (5, phase),  # a line that stays has said it
+        (1, f"loss {values['loss']:.4f}"),
+        (2, f"{values['bits_per_byte']:.3f} bits/byte"),
+        (3, f"{values['tokens_per_second']:,.0f} tokens/s"),
+        (4, "" if utilisation is None else f"MFU {utilisation:.1%}"),
+        (6, f"load entropy {values['load_entropy']:.4f}"),
+    )
+    return [
+        " | ".join(text for rank, text in parts if text and rank <= lowest)
+        for lowest in range(len(parts) - 1, -1, -1)
     ]
-    if "model_flops_utilisation" in values:
-        parts.append(f"MFU {values['model_flops_utilisation']:.1%}")
-    parts.append(f"load entropy {values['load_entropy']:.4f}")
-    return " | ".join(parts)
 
 
 def format_duration(seconds: float) -> str:

@@ -1,0 +1,153 @@
+"""What the tables of a plan show on a terminal of 80 columns: no name and no figure is cut."""
+
+import dataclasses
+import io
+
+import pytest
+from rich.console import Console
+
+from zaya_jax.model.weights import declare, flatten
+from zaya_jax.options import load_config
+from zaya_jax.plan import describe
+from zaya_jax.plan.command import config_of_phase
+from zaya_jax.plan.devices import Cluster, find_device
+from zaya_jax.plan.kernels import Report, _cases, choices_table, resources_table, work_table
+from zaya_jax.plan.report import SCOPES, CollectiveKind, CompiledStep, make_plan
+from zaya_jax.plan.rocm.code_objects import Kernel
+from zaya_jax.plan.rocm.compiler import Memory
+from zaya_jax.plan.search import Found, Trial
+from zaya_jax.plan.tables import compiled_tables, found_table, kernels_table, plan_tables
+from zaya_jax.tables import format_bytes
+
+PRESETS = ("tiny", "zaya1_8b", "zaya1_base", "zaya1_74b")
+DEVICE = find_device("mi300x")
+STEP = CompiledStep(
+    memory=Memory(arguments=2**35, outputs=2**35, aliased=2**34, temporaries=2**39, code=0),
+    collectives={
+        kind: CollectiveKind(
+            count=12_345,
+            num_bytes=19 * 10**9,
+            largest_bytes=1_074_000_000,
+            overlapped_flops=1.2e14,
+            overlapped_kernels=12_345,
+        )
+        for kind in ("all-gather", "reduce-scatter", "collective-permute")
+    },
+    flops=1.2e14,
+    flops_by_scope=dict.fromkeys(SCOPES, 1e13),
+    moved_bytes=98e12,
+    moved_bytes_by_scope=dict.fromkeys(SCOPES, 1e12),
+    buffers=[(2**34, "bf16[40,16,2048,2,2048], " * 6)],
+    num_kernels=12_345,
+    problems={"loop_multiply_fusion_" * 6: ["spills 12 vector and 3 scalar registers"]},
+    compile_seconds=123.0,
+    wall_seconds=234.0,
+)
+
+
+def at_80_columns(*tables):
+    out = io.StringIO()
+    console = Console(file=out, width=80, highlight=False)
+    for table in tables:
+        console.print(table)
+    said = out.getvalue()
+    assert "…" not in said
+    assert max(map(len, said.splitlines())) <= 80
+    return said
+
+
+def plan_of(preset):
+    config = config_of_phase(load_config(f"configs/{preset}.py", []))
+    nodes = 1 if preset == "tiny" else 128
+    return make_plan(config, Cluster(device=DEVICE, nodes=nodes, gpus_per_node=8))
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_each_weight_has_its_whole_name_on_a_line(preset):
+    config = load_config(f"configs/{preset}.py", [])
+    weights = flatten(declare(config.model))
+    said = at_80_columns(describe._weights_table(weights, config))
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in said.splitlines() if "│" in line]
+    assert [row[0] for row in rows] == list(weights)
+    assert [int(row[2].replace(",", "")) for row in rows] == [weight.size for weight in weights.values()]
+
+
+def test_the_sizes_of_axes_are_said_once():
+    """`[4, 8, 128, 2, 128]` of the experts' gates in configs/tiny.py."""
+    config = load_config("configs/tiny.py", [])
+    said = at_80_columns(describe._weights_table(flatten(declare(config.model)), config))
+    assert " LEDQF " in said
+    sizes = " ".join(said.partition("axes: ")[2].split()).split(", ")
+    assert {"L 4", "E 8", "D 128", "Q 2", "F 128"} <= set(sizes)
+    assert len(sizes) == len(set(sizes)) == 18
+
+
+def test_four_phases_cut_no_number_in_two():
+    """8T, 4T, 1.2T and 0.66T tokens, as published, in columns of 13."""
+    said = at_80_columns(describe._phases_table(load_config("configs/zaya1_8b.py", [])))
+    rows = {line.split("│")[1].strip(): line.split("│")[2:-1] for line in said.splitlines() if "│" in line}
+    assert [float(cell) for cell in rows["tokens"]] == pytest.approx([8e12, 4e12, 1.2e12, 0.66e12], rel=1e-4)
+
+
+@pytest.mark.parametrize("preset", ["tiny", "zaya1_8b"])
+def test_a_plan_fits(preset):
+    said = at_80_columns(*plan_tables(plan_of(preset)))
+    assert "weights and gradients of a group of layers" in said
+    assert "gate and up of all experts" in said
+
+
+def test_what_was_compiled_fits():
+    plan = plan_of("zaya1_8b")
+    said = at_80_columns(*compiled_tables(STEP, plan), kernels_table({"xla": STEP, "pallas": STEP}, plan))
+    assert "collective-permute" in said
+    assert "560.00 GiB of 178.81 GiB: does not fit" in said
+    assert said.count("98,000.0") == 3
+    (name,) = STEP.problems
+    cells = [line.split("│")[1].strip() for line in said.splitlines() if line.startswith("│")]
+    assert name in "".join(cells), "a name that is too long goes on in the next line"
+
+
+def test_what_a_search_found_fits():
+    trials = [Trial(remat="attention_and_experts", micro_batch=4, num_bytes=2**37)]
+    found = Found(trials=trials, cheapest_remat=None, largest_micro_batch=16, largest_remat="group")
+    said = at_80_columns(found_table(found, plan_of("zaya1_8b")))
+    assert "attention_and_experts" in said
+    assert "128.00 GiB" in said
+
+
+def test_kernels_fit():
+    names = [name for case in _cases() for name in case.kernels]
+    sick = Kernel(
+        name="", vgprs=256, sgprs=100, vgpr_spills=12, sgpr_spills=3, scratch_bytes=128, lds_bytes=65_536,
+        threads=256, grid=100, matrix_instructions=1280,
+    )  # fmt: skip
+    reports = [Report(name, dataclasses.replace(sick, name=name), True) for name in names]
+    said = at_80_columns(resources_table(reports, DEVICE))
+    assert [line.split()[0] for line in said.splitlines() if "65,536" in line] == names
+    said = at_80_columns(work_table(DEVICE), choices_table())
+    assert "residual_rms_norm" in said
+
+
+def test_a_small_run_has_no_row_of_zeros():
+    """configs/tiny.py on eight GPUs: megabytes, microseconds and millions of operations."""
+    said = at_80_columns(*plan_tables(plan_of("tiny")))
+    cells = {cell.strip() for line in said.splitlines() for cell in line.split("│")}
+    assert not cells & {"0.0", "0.00", "0.00 GiB"}
+    assert "0.0 GB" not in said
+    assert "7.20 MiB" in cells  # 1,887,336 weights of 4 bytes
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1536, "1.50 KiB"),
+        (2**20 - 1024, "1,023.00 KiB"),
+        (7_549_344, "7.20 MiB"),
+        (192 * 10**9, "178.81 GiB"),
+        (2**41, "2,048.00 GiB"),
+    ],
+)
+def test_bytes_in_the_unit_that_fits_them(num_bytes, text):
+    assert format_bytes(num_bytes) == text
