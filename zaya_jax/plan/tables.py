@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from rich.table import Table
 
+from zaya_jax.parallel.mesh import SUM_DTYPE
 from zaya_jax.plan.report import CompiledStep, Plan
 from zaya_jax.plan.search import Found
 from zaya_jax.tables import format_bytes, name_column, number_column
@@ -119,10 +120,11 @@ def _policies(plan: Plan) -> Table:
 def _seconds(plan: Plan) -> Table:
     links = plan.communication
     title = (
-        f"time of a step: {_figure(links.reduced_bytes / 1e9)} GB of gradients reduce-scattered, "
-        f"{_figure(links.gathered_bytes / 1e9)} GB of weights all-gathered"
+        f"time of a step: {_figure(links.reduced_bytes / 1e9)} GB of gradients reduce-scattered in "
+        f"{SUM_DTYPE}, {_figure(links.gathered_bytes / 1e9)} GB of weights all-gathered"
     )
-    table = Table(name_column("resource of a GPU"), number_column("ms at least"), title=title)
+    columns = name_column("resource of a GPU"), number_column("ms at least")
+    table = Table(*columns, title=title, caption=_price_of_sums(plan))
     for resource, seconds in plan.seconds.items():
         table.add_row(resource, _figure(1e3 * seconds))
     lower, upper = plan.seconds[plan.bound], sum(plan.seconds.values())
@@ -130,6 +132,20 @@ def _seconds(plan: Plan) -> Table:
     table.add_row("one after the other", _figure(1e3 * upper))
     table.add_row("tokens a second at most", f"{plan.tokens / lower:,.0f}")
     return table
+
+
+def _price_of_sums(plan: Plan) -> str | None:
+    """What gradients in float32 cost on their way, and why; None on a device of its own."""
+    links, narrow = plan.communication, plan.narrow_communication
+    if not links.reduced_bytes:
+        return None
+    network, node = (
+        1e3 * (getattr(links, name) - getattr(narrow, name)) for name in ("network_seconds", "link_seconds")
+    )
+    return (
+        f"gradients in bfloat16 would be {_figure(narrow.reduced_bytes / 1e9)} GB, and {_figure(network)} ms "
+        f"less of the network, {_figure(node)} of the links; what would be lost: zaya bench gradient-sum"
+    )
 
 
 def _gemms(plan: Plan) -> Table:
@@ -168,7 +184,7 @@ def _collectives(step: CompiledStep) -> Table:
     table = Table(name_column("collective"), *map(number_column, columns))
     for kind, found in step.collectives.items():
         table.add_row(
-            kind,
+            f"{kind}\n  of {', '.join(found.dtypes)}",
             f"{found.count:,}",
             _figure(found.num_bytes / 1e9),
             _figure(found.largest_bytes / 1e6),
