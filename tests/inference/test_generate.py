@@ -98,6 +98,19 @@ def test_the_kernel_reads_the_cache_as_xla_does(config):
         cache = expected.cache
 
 
+def test_a_text_in_chunks_is_the_whole_text():
+    """Several tokens behind others: what CCA looks back on, positions and rings go on where they ended."""
+    model, variables = load(SLIDING)
+    tokens_BT = np.random.default_rng(0).integers(0, VOCABULARY, (2, 16)).astype(np.int32)
+    cache, logits = init_cache(SLIDING, 2, 16), []
+    step = jax.jit(model.apply)
+    for chunk_BT in np.split(tokens_BT, [4, 10], axis=1):
+        out = step(variables, chunk_BT, cache=cache)
+        cache, logits = out.cache, [*logits, out.logits_BTV]
+    expected = whole_forward(model, variables, tokens_BT)
+    np.testing.assert_allclose(np.concatenate(logits, axis=1), expected, rtol=1e-4, atol=1e-4)
+
+
 def test_a_batch_is_each_prompt_alone():
     for prompt, text in zip(PROMPTS, greedy_texts(SLIDING), strict=True):
         assert generate(*load(SLIDING), prompt, max_new_tokens=NUM_NEW) == list(text)

@@ -109,6 +109,22 @@ def test_adamw_begins_with_the_learning_rate_against_the_error():
     np.testing.assert_allclose(biases[0], [[-0.25, 0.25, 0]], rtol=1e-4)  # 1 - 0.999 in float32
 
 
+def test_adamw_is_the_published_formula():
+    """Bias-corrected means are weighted ones (arXiv 1412.6980, section 3): the newest weighs 1, those before
+    beta, beta^2 and on. A large eps takes part; the skip class has no error and stays put."""
+    beta1, beta2, eps, rate = 0.8, 0.3, 0.05, 0.25
+    config = BalancingConfig(learning_rate=rate, beta1=beta1, beta2=beta2, eps=eps)
+    errors = np.array([[[0.1, -0.3, 0]], [[-0.1, -0.1, 0]], [[0.4, -0.4, 0]]])  # of COUNTS
+    expected, bias_LX = [], np.zeros((1, 3))
+    for num in range(1, 4):
+        age = np.arange(num)[::-1]
+        mean = np.average(errors[:num], axis=0, weights=beta1**age)
+        square = np.average(errors[:num] ** 2, axis=0, weights=beta2**age)
+        bias_LX = bias_LX - rate * mean / (np.sqrt(square) + eps)
+        expected.append(bias_LX)
+    np.testing.assert_allclose(steps_of(config, COUNTS), expected, rtol=1e-5, atol=1e-7)
+
+
 @pytest.mark.parametrize("rule", STEPS)
 def test_biases_and_states_are_float32(rule):
     balancer = make_balancer(BalancingConfig(rule=rule))

@@ -14,6 +14,7 @@ from zaya_jax.model.matrices import matrix_axes
 from zaya_jax.model.weights import declare, flatten
 from zaya_jax.optim.optimizer import make_optimizer
 from zaya_jax.parallel.deal import deal, from_parts, to_parts
+from zaya_jax.parallel.mesh import DATA
 
 MODEL = ModelConfig(
     vocab_size=43,
@@ -173,3 +174,91 @@ def test_adamw_moves_the_rest_by_the_sign_of_the_first_gradient():
             assert np.std(np.abs(updates[path])) > 1e-4, path
         else:
             np.testing.assert_allclose(updates[path], -RATE * np.sign(gradient), rtol=1e-3, err_msg=path)
+
+
+def weights_after(config, declared, gradients, params, *, num_devices=1):
+    """The weights after steps of these gradients; the learning rate grows by `config.learning_rate` a step.
+
+    The devices are a mapped axis: the optimiser knows the mesh by the name of its axis alone.
+    """
+    dealt = deal(declared, num_devices, by_matrix=config.name == "muon")
+    optimizer = make_optimizer(config, dealt, lambda step: config.learning_rate * (1.0 + step))
+
+    def to_devices(tree):
+        return {name: x.reshape(num_devices, -1, *x.shape[1:]) for name, x in to_parts(dealt, tree).items()}
+
+    @functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+    @functools.partial(jax.vmap, axis_name=DATA)
+    def run(gradients, parts):
+        state = optimizer.init(parts)
+        for step in range(len(gradients)):
+            updates, state = optimizer.update(gradients[step], state, parts)
+            parts = optax.apply_updates(parts, updates)
+        return parts
+
+    parts = run([to_devices(tree) for tree in gradients], to_devices(params))
+    return dict(by_path(from_parts(dealt, {name: x.reshape(-1, *x.shape[2:]) for name, x in parts.items()})))
+
+
+def weighted(steps, decay):
+    """The mean of arrays over steps, the newest with weight 1, those before with decay, decay^2 and on."""
+    return np.average(steps, axis=0, weights=decay ** np.arange(len(steps))[::-1])
+
+
+def in_float64(gradients, path):
+    return np.array([np.float64(tree[path]) for tree in gradients])
+
+
+@pytest.mark.parametrize("name", ["muon", "adamw"])
+def test_steps_of_adamw_are_the_published_formula(name):
+    """Bias-corrected means are weighted ones; decay is decoupled, and both are times the step's rate.
+
+    Sources: Adam (arXiv 1412.6980, section 3) and AdamW (arXiv 1711.05101, algorithm 2).
+    """
+    decays = {"embedding/table": 0.5, "layers/router/norm/scale": 0, "layers/attention/temperature": 0}
+    if name == "adamw":
+        decays["layers/router/fc1/kernel"] = 0.5
+    declared = {path: weight for path, weight in flatten(declare(MODEL)).items() if path in decays}
+    config = dataclasses.replace(OPTIMIZER, name=name, beta1=0.8, beta2=0.3, eps=0.1)
+    params, gradients = random_like(declared, 0), [random_like(declared, seed) for seed in (1, 2, 3)]
+    found = weights_after(config, declared, gradients, params)
+    for path, decay in decays.items():
+        expected, steps = np.float64(params[path]), in_float64(gradients, path)
+        for num in range(1, 4):
+            square = weighted(steps[:num] ** 2, 0.3)
+            update = weighted(steps[:num], 0.8) / (np.sqrt(square) + 0.1) + decay * expected
+            expected = expected - num * RATE * update
+        np.testing.assert_allclose(found[path], expected, rtol=1e-5, atol=1e-6, err_msg=path)
+
+
+@pytest.mark.parametrize("num_devices", [1, 3])
+def test_steps_of_muon_are_orthogonal_matrices_of_the_svd(num_devices):
+    """Scaled by 0.2 sqrt(max(inputs, outputs)) of the matrix itself, also where a round pads it.
+
+    On 3 devices matrices of 16 x 16 share a round with one of 16 x 32. Before the iteration, momentum
+    looks ahead: Nesterov's, bias-corrected (Dozat 2016, algorithm 2).
+    """
+    paths = [
+        "layers/attention/q_proj", "layers/attention/o_proj",
+        "layers/router/fc1/kernel", "layers/experts/down_proj",
+    ]  # fmt: skip
+    declared = {path: flatten(declare(MODEL))[path] for path in paths}
+    config = dataclasses.replace(
+        OPTIMIZER, momentum=0.6, newton_schulz="polar_express", newton_schulz_steps=10
+    )
+    params, gradients = random_like(declared, 0), [random_like(declared, seed) for seed in (1, 2, 3)]
+    found = weights_after(config, declared, gradients, params, num_devices=num_devices)
+    for path in paths:
+        rows = int(np.prod([declared[path].shape[axis] for axis in MUON[path][0]]))
+        leading = declared[path].shape[: MUON[path][0][0]]  # of these weights, all axes before the inputs
+        matrices = (*leading, rows, -1)
+        expected = np.float64(params[path]).reshape(matrices)
+        steps = in_float64(gradients, path).reshape(-1, *expected.shape)
+        for num in range(1, 4):
+            mean = 0.4 * sum(0.6 ** (num - i) * steps[i - 1] for i in range(1, num + 1))
+            ahead = 0.6 * mean / (1 - 0.6 ** (num + 1)) + 0.4 * steps[num - 1] / (1 - 0.6**num)
+            left, _, right = np.linalg.svd(ahead, full_matrices=False)
+            update = 0.2 * max(expected.shape[-2:]) ** 0.5 * left @ right
+            expected = expected - num * RATE * (update + 0.5 * expected)
+        # Updates are about 1e-2, and ten steps are within 1e-4 of the orthogonal matrix.
+        np.testing.assert_allclose(found[path].reshape(matrices), expected, atol=1e-5, err_msg=path)

@@ -143,6 +143,27 @@ def _small_flops():
     return sum(4 * short**2 * long + 2 * short**3 for short, long in sides)
 
 
+def test_matrices_of_a_round_keep_their_own_sides():
+    """Rows are inputs; the round lies on the long sides and is padded, of which its matrices know nothing."""
+    sides = {
+        "layers/attention/q_proj": (24, 16),
+        "layers/attention/k_proj": (24, 8),
+        "layers/attention/v_proj_current": (24, 4),
+        "layers/attention/v_proj_delayed": (24, 4),
+        "layers/attention/o_proj": (16, 24),
+        "layers/router/down_proj/kernel": (24, 10),
+        "layers/router/fc1/kernel": (10, 10),
+        "layers/router/fc2/kernel": (10, 10),
+        "layers/router/out_proj": (10, 4),
+        "layers/experts/gate_up_proj": (24, 20),
+        "layers/experts/down_proj": (20, 24),
+    }
+    rounds = deal(declare(ODD), 8).rounds
+    assert {run.path: (run.rows, run.columns) for round_ in rounds for run in round_.runs} == sides
+    padded = [run for round_ in rounds for run in round_.runs if max(sides[run.path]) < round_.shape[2]]
+    assert padded, "some matrix must lie in a round that is longer than it"
+
+
 def test_rounds_are_named_apart():
     names = [part.name for part in deal(declare(dataclasses.replace(ODD, num_experts=5)), 7).parts]
     assert len(set(names)) == len(names)

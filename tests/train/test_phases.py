@@ -95,6 +95,16 @@ def test_a_smaller_batch_is_cut_into_fewer_parts():
     assert [stretch.num_microbatches for stretch in stretches(config)] == [1, 2, 4]
 
 
+def test_parts_that_are_not_full_are_one_more():
+    """12 sequences in 2 parts are 6 each: 1 and 6 are one part; 8 and 10 are two, as one would be larger."""
+    data = VALUES["data"] | {"batch_size": 12}
+    ramp = [{"name": "ramp", "steps": 5, "data": {"batch_ramp": [[1, size * 32] for size in (1, 6, 8, 10)]}}]
+    config = Config.from_dict(VALUES | {"data": data, "train": {"num_microbatches": 2}, "phases": ramp})
+    found = [(stretch.batch_size, stretch.num_microbatches) for stretch in stretches(config)]
+    assert found == [(1, 1), (6, 1), (8, 2), (10, 2), (12, 2)]
+    check_devices(config, 1)
+
+
 def test_a_batch_of_the_ramp_must_be_dealt_out_too():
     check_devices(CONFIG, 2)
     with pytest.raises(ValueError, match=r"in phase begin: data\.batch_ramp has steps of 2 sequences, 64"):

@@ -22,7 +22,7 @@ from zaya_jax.parallel.deal import deal
 from zaya_jax.parallel.mesh import data_mesh
 from zaya_jax.train.state import Rules, from_checkpoint, to_checkpoint
 from zaya_jax.train.state import first_state as state_of
-from zaya_jax.train.step import train_step
+from zaya_jax.train.step import evaluate_step, train_step
 
 MODEL = ModelConfig(
     vocab_size=43,
@@ -105,11 +105,14 @@ def test_accumulation_and_remat_do_not_touch_the_balancing(num_microbatches, rem
 
 
 @functools.cache
+def program(rules, num_microbatches=1):
+    mesh = data_mesh(jax.devices()[:1])
+    return jit(functools.partial(train_step, rules=rules, mesh=mesh, num_microbatches=num_microbatches))
+
+
+@functools.cache
 def step(num_microbatches):
-    run = functools.partial(
-        train_step, rules=RULES, mesh=data_mesh(jax.devices()[:1]), num_microbatches=num_microbatches
-    )
-    return jit(run)(first_state(), uneven_batch())
+    return program(RULES, num_microbatches)(first_state(), uneven_batch())
 
 
 def assert_near(ours, theirs):
@@ -135,33 +138,40 @@ def test_microbatches_change_nothing():
 
 
 @pytest.mark.parametrize("num_microbatches", [1, 4])
-def test_router_entropy_is_a_mean_over_tokens(num_microbatches):
+def test_router_entropy_and_probability_are_means_over_tokens(num_microbatches):
     """Padding is none of them, however it is dealt out to microbatches."""
     state, batch = first_state(), uneven_batch()
     arguments = batch.tokens_BT, batch.positions_BT, batch.segments_BT
     expected_L = jit(functools.partial(forward, MODEL))(state.params, state.router_bias_LX, *arguments)
-    entropy_L = step(num_microbatches)[1].router_entropy_L
-    np.testing.assert_allclose(entropy_L, expected_L.router.entropy_L, rtol=1e-5)
+    metrics = step(num_microbatches)[1]
+    np.testing.assert_allclose(metrics.router_entropy_L, expected_L.router.entropy_L, rtol=1e-5)
+    np.testing.assert_allclose(metrics.router_probability_L, expected_L.router.probability_L, rtol=1e-5)
 
 
 def test_a_step_follows_the_gradient_of_the_mean_loss():
+    """And of the mean square of the logsumexp, which the loss that is told leaves out."""
     batch, before = uneven_batch(), first_state()
 
-    def mean_loss(params):
+    def mean_loss(params, z_loss):
         arguments = batch.tokens_BT, batch.positions_BT, batch.segments_BT
-        log_probs_BTV = jax.nn.log_softmax(
-            forward(MODEL, params, before.router_bias_LX, *arguments).logits_BTV
+        logits_BTV = forward(MODEL, params, before.router_bias_LX, *arguments).logits_BTV
+        target_BT = jnp.take_along_axis(logits_BTV, batch.targets_BT[..., None], axis=-1)[..., 0]
+        logsumexp_BT = jax.nn.logsumexp(logits_BTV, axis=-1)
+        loss, square = (
+            jnp.sum(x_BT * batch.weights_BT) / batch.weights_BT.sum()
+            for x_BT in (logsumexp_BT - target_BT, logsumexp_BT**2)
         )
-        target_BT = jnp.take_along_axis(log_probs_BTV, batch.targets_BT[..., None], axis=-1)[..., 0]
-        return -jnp.sum(target_BT * batch.weights_BT) / batch.weights_BT.sum()
+        return loss + z_loss * square, loss
 
-    loss, gradient = jit(jax.value_and_grad(mean_loss))(before.params)
-    after, metrics = step(1)
-    assert_near(moved(after), jax.tree.map(jnp.negative, gradient))
-    np.testing.assert_allclose(metrics.loss, loss, rtol=1e-5)
-    np.testing.assert_allclose(metrics.gradient_norm, optax.tree.norm(gradient), rtol=1e-5)
-    np.testing.assert_allclose(metrics.num_targets, batch.weights_BT.sum(), rtol=1e-6)
-    assert after.step == 1
+    gradient_of = jit(jax.grad(mean_loss, has_aux=True))
+    for z_loss in (0.0, 0.1):
+        gradient, loss = gradient_of(before.params, z_loss)
+        after, metrics = program(dataclasses.replace(RULES, z_loss=z_loss))(before, batch)
+        assert_near(moved(after), jax.tree.map(jnp.negative, gradient))
+        np.testing.assert_allclose(metrics.loss, loss, rtol=1e-5)
+        np.testing.assert_allclose(metrics.gradient_norm, optax.tree.norm(gradient), rtol=1e-5)
+        np.testing.assert_allclose(metrics.num_targets, batch.weights_BT.sum(), rtol=1e-6)
+        assert after.step == 1
 
 
 def test_the_balancer_sees_the_whole_batch():
@@ -181,8 +191,7 @@ def test_a_batch_without_targets_moves_nothing():
     empty = Batch(
         batch.tokens_BT, batch.targets_BT, 0 * batch.weights_BT, batch.positions_BT, batch.segments_BT
     )
-    run = functools.partial(train_step, rules=RULES, mesh=data_mesh(jax.devices()[:1]), num_microbatches=4)
-    after, metrics = jit(run)(first_state(), empty)
+    after, metrics = program(RULES, 4)(first_state(), empty)
     assert metrics.loss == 0
     assert not any(np.any(leaf) for leaf in jax.tree.leaves(moved(after)))
 
@@ -221,6 +230,8 @@ def test_clipping_scales_all_gradients_by_one_factor():
     for ours, theirs in zip(jax.tree.leaves(moved(after)), jax.tree.leaves(moved(whole)), strict=True):
         # Weights near 1 are rounded to 6e-8, before and after; updates are about 1e-3.
         np.testing.assert_allclose(ours, factor * theirs, rtol=1e-4, atol=3e-7)
+    # The update of sgd(1.0) is the clipped gradient.
+    np.testing.assert_allclose(np.linalg.norm(list(metrics.update_norms.values())), 0.1, rtol=1e-5)
 
 
 def test_norms_by_group_are_of_all_weights_once():
@@ -250,8 +261,7 @@ def test_router_metrics_and_the_logit_bound():
     state = first_state()
     params = state.params
     params["layers"]["attention"]["temperature"] = jnp.array([[1.0, -3.0], [0.5, 2.0]])
-    run = jit(functools.partial(train_step, rules=RULES, mesh=data_mesh(jax.devices()[:1])))
-    _, metrics = run(state_of(RULES, params, KEY), uneven_batch())
+    _, metrics = program(RULES)(state_of(RULES, params, KEY), uneven_batch())
     np.testing.assert_allclose(metrics.logit_bound, 3 * 8**0.5, rtol=1e-6)
     # The chosen class is the likeliest expert: its probability is at least an even share.
     assert np.all(metrics.router_probability_L > 1 / 5)
@@ -277,6 +287,35 @@ def test_checkpoints_hold_weights_and_moments_as_declared():
         )
         again = from_checkpoint(saved, state_of(rules, initialise(declare(MODEL), KEY), KEY))
         assert not unlike(to_checkpoint(again), saved)
+
+
+@pytest.mark.parametrize("what", ["loss", "gradient_norm"])
+def test_a_loss_or_a_gradient_that_alone_is_not_finite_is_enough(what):
+    """Weights whose sum float32 just holds: the loss of all overflows, the gradient is of the mean. Logits
+    of 1e20: the loss is as large, and the squares of gradients as large overflow."""
+    params, batch = first_state().params, uneven_batch()
+    if what == "loss":
+        batch = dataclasses.replace(batch, weights_BT=batch.weights_BT * (3e38 / batch.weights_BT.sum()))
+    else:
+        params["final_norm"]["scale"] = jnp.full(MODEL.hidden_size, 1e20, jnp.float32)
+    before = state_of(RULES, params, KEY)
+    after, metrics = program(RULES)(before, batch)
+    wrong = [name for name in ("loss", "gradient_norm") if not jnp.isfinite(getattr(metrics, name))]
+    assert wrong == [what]
+    assert not unlike(after, dataclasses.replace(before, step=before.step + 1, skipped_steps=jnp.asarray(1)))
+
+
+def test_scales_are_not_rounded_to_the_type_of_products():
+    """2^-12 is less than half of bfloat16's step at 1: rounded, the loss would be the same to the bit."""
+    model = dataclasses.replace(MODEL, dtype="bfloat16")
+    rules, mesh = dataclasses.replace(RULES, model=Zaya(model)), data_mesh(jax.devices()[:1])
+    run = jit(functools.partial(evaluate_step, rules=rules, mesh=mesh))
+    losses = set()
+    for scale in (1, 1 + 2**-12):
+        params = first_state().params
+        params["final_norm"]["scale"] = jnp.full(MODEL.hidden_size, scale, jnp.float32)
+        losses.add(float(run(state_of(rules, params, KEY), uneven_batch()).loss))
+    assert len(losses) == 2
 
 
 MEMORY_MODEL = dataclasses.replace(MODEL, hidden_size=64, num_hidden_layers=12, moe_intermediate_size=96)

@@ -1,0 +1,104 @@
+"""The decode cache: attention through it against plain attention to all tokens, in float64."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from zaya_jax.config import HYBRID, HYBRID_SLIDING, ModelConfig
+from zaya_jax.model.cache import attend_through_cache, init_cache, layer_slots, sizes_of_layers
+
+WINDOW, TIME = 5, 20
+CONFIG = ModelConfig(
+    hidden_size=32,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=8,
+    layer_pattern=(HYBRID_SLIDING, HYBRID),
+    sliding_window=WINDOW,
+)
+PADDING = np.array([0, 3])
+"""Of each row, on the left."""
+
+
+def plain_attention(q_TNH, k_TKH, v_TKH, *, window, padding):
+    """Of one row; queries of its padding have no answer."""
+    group = q_TNH.shape[1] // k_TKH.shape[1]
+    out_TNH = np.full(q_TNH.shape, np.nan)
+    for time, head in np.ndindex(q_TNH.shape[:2]):
+        seen = slice(max(padding, time - window + 1), time + 1)
+        if time >= padding:
+            scores_S = k_TKH[seen, head // group] @ q_TNH[time, head] / np.sqrt(q_TNH.shape[2])
+            probs_S = np.exp(scores_S - scores_S.max())
+            out_TNH[time, head] = probs_S / probs_S.sum() @ v_TKH[seen, head // group]
+    return out_TNH
+
+
+@functools.partial(jax.jit, static_argnames="chunks", compiler_options={"xla_backend_optimization_level": 0})
+def attend_in_chunks(q_LBTNH, k_LBTKH, v_LBTKH, *, chunks):
+    """All layers take a chunk before any takes the next: they write into one pool."""
+    cache = dataclasses.replace(init_cache(CONFIG, 2, TIME, "float32"), first_B=jnp.asarray(PADDING))
+    slots, sizes = layer_slots(CONFIG, TIME), tuple(sorted(set(sizes_of_layers(CONFIG, TIME))))
+    outputs, start = [], 0
+    for length in chunks:
+        now, out_LBTNH = slice(start, start + length), []
+        segments_BT = jnp.asarray(np.arange(length) >= PADDING[:, None], jnp.int32) if start == 0 else None
+        pool = cache.pool
+        for layer in range(3):
+            chunk = (x[layer, :, now] for x in (q_LBTNH, k_LBTKH, v_LBTKH))
+            own_slots = jax.tree.map(lambda x, layer=layer: x[layer], slots)
+            out_BTNH, pool = attend_through_cache(
+                *chunk, pool, own_slots, cache, sizes=sizes, segments_BT=segments_BT
+            )
+            out_LBTNH.append(out_BTNH)
+        start += length
+        cache = dataclasses.replace(cache, pool=pool, length=jnp.asarray(start), empty=False)
+        outputs.append(jnp.stack(out_LBTNH))
+    return jnp.concatenate(outputs, axis=2)
+
+
+@pytest.mark.parametrize("chunks", [(20,), (4, 3, 8, 1, 1, 3), (7, 5, 1, 2, 5)], ids=str)
+def test_chunks_attend_to_all_before_them(chunks):
+    """Shorter than the window, as long as it and longer, on a ring that has wrapped; rows are padded."""
+    random = np.random.default_rng(0)
+    q_LBTNH = 2 * random.standard_normal((3, 2, TIME, 4, 8))
+    k_LBTKH, v_LBTKH = random.standard_normal((2, 3, 2, TIME, 2, 8))
+    found = attend_in_chunks(
+        *(jnp.asarray(x, jnp.float32) for x in (q_LBTNH, k_LBTKH, v_LBTKH)), chunks=chunks
+    )
+    for layer, row in np.ndindex(3, 2):
+        expected_TNH = plain_attention(
+            *(x[layer, row] for x in (q_LBTNH, k_LBTKH, v_LBTKH)),
+            window=TIME if layer == 1 else WINDOW,
+            padding=PADDING[row],
+        )
+        real = slice(PADDING[row], None)
+        np.testing.assert_allclose(found[layer, row, real], expected_TNH[real], rtol=1e-5, atol=1e-5)
+
+
+def test_slots_by_hand():
+    """A ring is no longer than the text: a wide window does not reserve what nobody can write."""
+    assert sizes_of_layers(CONFIG, 20) == (5, 20, 5)
+    assert sizes_of_layers(CONFIG, 3) == (3, 3, 3)
+    assert init_cache(CONFIG, 2, 20).pool[0].shape == (2, 30, 2, 8)
+    slots = layer_slots(CONFIG, 20)
+    np.testing.assert_array_equal(slots.first, [0, 5, 25])
+    np.testing.assert_array_equal(slots.window, [5, 20, 5])
+
+
+def test_types_of_an_empty_cache():
+    """Keys and values as asked; what CCA looks back on is float32 whatever the network's type."""
+    assert CONFIG.dtype == "bfloat16"
+    for asked, dtype in ((None, jnp.bfloat16), ("float32", jnp.float32)):
+        cache = init_cache(CONFIG, 1, 4, asked)
+        assert {leaf.dtype for leaf in cache.pool} == {jnp.dtype(dtype)}
+        assert {leaf.dtype for leaf in jax.tree.leaves(cache.cca)} == {jnp.dtype("float32")}
+
+
+def test_a_cache_without_room_is_refused():
+    with pytest.raises(ValueError, match="max_length is 0; the cache must hold at least 1 token"):
+        init_cache(CONFIG, 1, 0)
