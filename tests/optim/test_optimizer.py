@@ -192,7 +192,7 @@ def weights_after(config, declared, gradients, params, *, num_devices=1):
     def run(gradients, parts):
         state = optimizer.init(parts)
         for step in range(len(gradients)):
-            updates, state = optimizer.update(gradients[step], state, parts)
+            updates, state = optimizer.update(gradients[step], state, parts, step=step)
             parts = optax.apply_updates(parts, updates)
         return parts
 

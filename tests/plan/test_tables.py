@@ -155,7 +155,7 @@ def test_bytes_in_the_unit_that_fits_them(num_bytes, text):
 
 
 def test_what_sums_in_float32_cost_is_said():
-    """An eighth of 38.7 GB, and 127 of 128 parts of that, goes over a NIC of 50 GB/s: 96 ms, or half of it."""
+    """An eighth of 38.7 GB, and 127 of 128 parts of that, goes over a NIC of 50 GB/s: 96 ms, or half."""
     said = " ".join(at_80_columns(*plan_tables(plan_of("zaya1_8b"))).split())
     assert "38.7 GB of gradients reduce-scattered in float32" in said
     assert "gradients in bfloat16 would be 19.4 GB, and 48 ms less of the network, 37.8 of the links" in said
