@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import hashlib
 import math
+from typing import cast
 
 import grain
 
@@ -81,7 +82,7 @@ class Order:
     def _shuffled(self, unit: int, epoch: int) -> int:
         """The unit that is read as number `unit`; one that is not whole is always the last."""
         whole = self.num_tokens // self.unit
-        return int(_permutation(whole, self.seed, epoch)[unit]) if unit < whole else unit
+        return cast(int, _permutation(whole, self.seed, epoch)[unit]) if unit < whole else unit
 
 
 @functools.lru_cache(maxsize=64)

@@ -8,6 +8,7 @@ import math
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.typing import ArrayLike
@@ -56,9 +57,9 @@ def _scale_by_learning_rate(schedule: optax.Schedule) -> optax.GradientTransform
         updates: optax.Updates, state: optax.OptState, params: Any = None, *, step: ArrayLike, **others: Any
     ) -> tuple[optax.Updates, optax.OptState]:
         del params, others
-        return optax.tree.scale(-schedule(step), updates), state
+        return optax.tree.scale(-jnp.asarray(schedule(step)), updates), state
 
-    return optax.GradientTransformationExtraArgs(lambda _: optax.EmptyState(), update)
+    return optax.GradientTransformationExtraArgs(optax.init_empty_state, update)  # pyright: ignore[reportArgumentType]
 
 
 def _muon(config: OptimizerConfig, dealt: Deal) -> optax.GradientTransformation:
