@@ -6,12 +6,15 @@
 
 import contextlib
 import dataclasses
+import errno
 import importlib.metadata
 import io
+import os
 import pathlib
 import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
 import tomllib
 
@@ -25,6 +28,7 @@ import zaya_jax
 from zaya_jax import cli
 from zaya_jax.checkpoint import Checkpoints
 from zaya_jax.config import Config
+from zaya_jax.convert.companions import of_tokenizer
 from zaya_jax.data.corpus import build_corpus
 from zaya_jax.data.shards import Corpus, open_corpus
 from zaya_jax.data.tokenizer import ByteTokenizer
@@ -33,6 +37,7 @@ from zaya_jax.train_command import generate_command
 
 SMALL = "train --config=small.py "
 PHASED = "train --config=phased.py "
+LONG = "n" * 300  # no file system here takes such a name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,13 +158,47 @@ MISTAKES = (
     Mistake("no tokenizer", SMALL + "--config.data.tokenizer=small.py", "small.py is not a Hugging Face tokenizer.json"),
     Mistake("vocabulary too small", SMALL + "--config.model.vocab_size=128", 'model.vocab_size is 128; data.tokenizer "byte" has 259 tokens'),
     # train: the run folder
-    Mistake("run of another config", SMALL + "--config.model.hidden_size=64", "runs/done holds a run of another config (model.hidden_size: 32 -> 64)"),
+    Mistake("run of another config", SMALL + "--config.run_folder=runs/done --config.model.hidden_size=64", "runs/done holds a run of another config (model.hidden_size: 32 -> 64)"),
     Mistake("run folder is a file", SMALL + "--config.run_folder=small.py", "run_folder is small.py, and small.py is a file"),
     Mistake("run folder below a file", SMALL + "--config.run_folder=small.py/run", "run_folder is small.py/run, and small.py is a file"),
     Mistake("folder of others", SMALL + "--config.run_folder=texts", "texts is not empty and not a run folder"),
     Mistake("overwriting a folder of others", SMALL + "--config.run_folder=texts --overwrite", "texts is not empty and not a run folder"),
     Mistake("overwriting others' config.json", SMALL + "--config.run_folder=foreign --overwrite", "foreign/config.json is not the config of a run: there is no config field"),
     Mistake("broken config.json", SMALL + "--config.run_folder=broken", "broken/config.json is not the config of a run"),
+    Mistake("folder of others before a corpus", SMALL + "--config.run_folder=texts --config.data.corpus=nowhere --config.data.source=texts", "texts is not empty and not a run folder"),
+    Mistake("checkpoints in a file", SMALL + "--config.run_folder=runs/odd", "run_folder is runs/odd, and runs/odd/checkpoints is a file"),
+    Mistake("damaged checkpoint", SMALL + "--config.run_folder=runs/torn", "runs/torn/checkpoints/2 is damaged: it has no weights/_METADATA; restore it from a copy, or remove it to take step 1"),
+    # train: what a run starts from
+    Mistake("run from another network", SMALL + "--config.train.init_from=runs/done --config.model.hidden_size=64", "train.init_from: params/embedding/bias of runs/done is (32,), and of this run (64,)"),
+    Mistake("start from a run without checkpoint", SMALL + "--config.train.init_from=runs/fresh", "train.init_from: runs/fresh has no checkpoint yet"),
+    Mistake("start from a damaged checkpoint", SMALL + "--config.train.init_from=runs/torn", "train.init_from: runs/torn/checkpoints/2 is damaged"),
+    Mistake("overwriting for a start from nothing", "train --config=runs/done/config.json --config.train.init_from=runs/fresh --overwrite", "train.init_from: runs/fresh has no checkpoint yet"),
+    Mistake("start from its own folder", "train --config=runs/done/config.json --config.train.init_from=runs/done", "train.init_from is runs/done and run_folder runs/done; they must be two folders, neither in the other: give the new run its own, --config.run_folder=ANOTHER"),
+    Mistake("overwriting what it starts from", "train --config=runs/done/config.json --config.train.init_from=runs/done --overwrite", "they must be two folders"),
+    Mistake("overwriting the same by another spelling", "train --config=runs/done/config.json --config.train.init_from=runs/../runs/done/ --overwrite", "they must be two folders"),
+    Mistake("overwriting the same through a link", "train --config=runs/done/config.json --config.train.init_from=links/done --overwrite", "they must be two folders"),
+    Mistake("run folder in what it starts from", SMALL + "--config.train.init_from=runs/done --config.run_folder=runs/done/tuned", "they must be two folders"),
+    Mistake("start from a folder within", SMALL + "--config.train.init_from=runs/home/corpus --config.run_folder=runs/home --overwrite", "they must be two folders"),
+    # train: what --overwrite would take along
+    Mistake("overwriting its corpus", SMALL + "--config.run_folder=runs/home --config.data.corpus=runs/home/corpus --overwrite", "data.corpus has runs/home/corpus, which lies in the run folder runs/home; --overwrite would remove it, so choose another"),
+    Mistake("overwriting its corpus through a link", SMALL + "--config.run_folder=runs/home --config.data.corpus=links/corpus --overwrite", "data.corpus has links/corpus, which lies in"),
+    Mistake("overwriting a link to its corpus", SMALL + "--config.run_folder=runs/home --config.data.corpus=runs/home/outside --overwrite", "data.corpus has runs/home/outside, which lies in"),
+    Mistake("overwriting by a link what lies there", SMALL + "--config.run_folder=links/home --config.data.corpus=runs/home/corpus --overwrite", "which lies in the run folder links/home"),
+    Mistake("overwriting its tokenizer", SMALL + "--config.run_folder=runs/home --config.data.tokenizer=runs/home/tokenizer.json --overwrite", "data.tokenizer has runs/home/tokenizer.json"),
+    Mistake("overwriting its source", SMALL + "--config.run_folder=runs/home --config.data.source=runs/home --overwrite", "data.source has runs/home, which lies in"),
+    Mistake("overwriting a corpus of a mixture", PHASED + "'--config.data.mixtures.m.corpora=(\"corpus\", \"runs/home/corpus\")' --config.run_folder=runs/home --overwrite", "data.mixtures.m.corpora has runs/home/corpus"),
+    # what the system refuses
+    Mistake("config file of a long name", f"train --config={LONG}", "File name too long"),
+    Mistake("config file that is a folder", "train --config=texts", "no config file at texts"),
+    Mistake("run folder of a long name", SMALL + f"--config.run_folder={LONG}", "File name too long"),
+    Mistake("run folder nobody can make", SMALL + "--config.run_folder=/proc/none/run", "train: /proc/none: No such file or directory"),
+    Mistake("generate from a long name", f"generate {LONG}", f"generate: {LONG}/config.json: File name too long"),
+    Mistake("corpus below a file", "corpus small.py/new --source texts", "Not a directory"),
+    Mistake("corpus of a long name", f"corpus {LONG} --source texts", "File name too long"),
+    Mistake("corpus nobody can make", "corpus /proc/none/new --source texts", "corpus: /proc/none: No such file or directory"),
+    Mistake("convert from a long name", f"convert {LONG} out", f"convert: {LONG}: File name too long\n"),
+    Mistake("convert to where nobody can write", "convert runs/done /proc/none/out", "/proc/none: No such file or directory; the same command goes on from what is done"),
+    Mistake("inspect a long name", f"convert inspect {LONG}", "File name too long"),
     # plan
     Mistake("unknown device", "plan --config=small.py --device=h100", 'there is no device "h100"; known are mi300x'),
     Mistake("no nodes", "plan --config=small.py --nodes=0", "--nodes is 0; it must be at least 1"),
@@ -177,10 +216,12 @@ MISTAKES = (
     Mistake("compiling without the plugin", "plan --config=small.py --gpus-per-node=1 --compile", "compiling needs JAX's ROCm plugin"),
     Mistake("a picture nobody can draw", "plan --config=small.py --gpus-per-node=1 --picture=plan.txt", "--picture is plan.txt; its name must end in one of ."),
     Mistake("JSON below a file", "plan --config=small.py --gpus-per-node=1 --json=small.py/plan.json", "--json is small.py/plan.json, and there is no folder small.py"),
+    Mistake("JSON onto a folder", "plan --config=small.py --gpus-per-node=1 --json=texts", "--json is texts, which is a folder; it must be a file"),
     # generate
     Mistake("generate without run", "generate", "the following arguments are required: RUN"),
     Mistake("generate from no run", "generate texts", "texts is not a run folder: it has no config.json"),
     Mistake("generate without checkpoint", "generate runs/fresh", "runs/fresh has no checkpoint yet"),
+    Mistake("generate from a damaged checkpoint", "generate runs/torn", "runs/torn/checkpoints/2 is damaged: it has no weights/_METADATA"),
     Mistake("negative temperature", "generate runs/done --temperature -1", "temperature is -1.0; it must be 0"),
     Mistake("temperature not a number", "generate runs/done --temperature nan", "temperature is nan; it must be 0"),
     Mistake("empty nucleus", "generate runs/done --top-p 0", "top_p is 0.0; it must be above 0 and at most 1"),
@@ -199,6 +240,9 @@ MISTAKES = (
     Mistake("corpus of one text", "corpus new --source single", "the validation split got no text from single, and another validation_percent would leave the other split without any"),
     Mistake("corpus of few texts", "corpus new --source crumbs --validation-percent 95", "the train split got no text from crumbs at validation_percent 95; it must be from 1 to 92 (zaya corpus --validation-percent)"),
     Mistake("corpus without matching names", "corpus new --source texts --pattern *.md", 'no file in texts has a name like "*.md"'),
+    Mistake("overwriting the source of a corpus", "corpus short --source short/texts --overwrite", "lies in the corpus short; --overwrite would remove it"),
+    Mistake("overwriting the source through a link", "corpus short --source links/texts --overwrite", "the source links/texts lies in the corpus short"),
+    Mistake("overwriting the tokenizer of a corpus", "corpus short --source texts --tokenizer short/tokenizer.json --overwrite", "the tokenizer short/tokenizer.json lies in the corpus short"),
     Mistake("no held-out share", "corpus new --source texts --validation-percent 0", "validation_percent is 0; it must be from 1 to 99"),
     Mistake("unknown option of corpus", "corpus new --sauce texts", 'unrecognized arguments: --sauce texts; did you mean "--source"?'),
     # convert (tests/convert/test_hostile.py has the files)
@@ -206,10 +250,11 @@ MISTAKES = (
     Mistake("convert from nothing", "convert nowhere out", "nowhere is not there; it must be the folder of a run"),
     Mistake("convert from texts", "convert texts out", "texts has no safetensors file"),
     Mistake("convert without checkpoint", "convert runs/fresh out", "runs/fresh has no checkpoint yet"),
+    Mistake("convert from a damaged checkpoint", "convert runs/torn out", "runs/torn/checkpoints/2 is damaged: it has no weights/_METADATA; restore it from a copy, or remove it to take step 1"),
+    Mistake("inspect a damaged checkpoint", "convert inspect runs/torn", "runs/torn/checkpoints/2 is damaged"),
     Mistake("convert onto a folder", "convert runs/done texts", "texts is there already"),
     Mistake("unknown option of convert", "convert runs/done out --to legacy", "unrecognized arguments: --to legacy"),
     Mistake("inspect nothing", "convert inspect", "the following arguments are required: PATH"),
-    Mistake("run from another network", SMALL + "--config.train.init_from=runs/done --config.run_folder=new --config.model.hidden_size=64", "train.init_from: params/embedding/bias of runs/done is (32,), and of this run (64,)"),
     # bench
     Mistake("unknown benchmark", "bench speed", "argument what: invalid choice: 'speed'"),
     Mistake("mistyped benchmark", "bench blancing", 'did you mean "balancing"?'),
@@ -220,11 +265,11 @@ MISTAKES = (
 
 
 def make_workspace(root: pathlib.Path) -> None:
-    """What the command lines above refer to; `runs/done` has a checkpoint of zeros."""
+    """What the command lines above refer to; `runs/done` has a checkpoint of zeros, runs/small nothing."""
     corpus = build_small_corpus(root / "corpus")
     (root / "corpus_texts").rename(root / "texts")
     _write_bad_corpora(root, corpus)
-    values = small_values(run_folder="runs/done", corpus="corpus")
+    values = small_values(run_folder="runs/small", corpus="corpus")
     (root / "small.py").write_text(
         f"import ml_collections\n\n\ndef get_config():\n    return ml_collections.ConfigDict({values!r})\n"
     )
@@ -238,7 +283,7 @@ def make_workspace(root: pathlib.Path) -> None:
     (root / "hf" / "config.json").write_text("{}")
     (root / "foreign" / "config.json").write_text('{"architectures": ["ZayaForCausalLM"]}')
     (root / "broken" / "config.json").write_text('{"model"')
-    config = Config.from_dict(values)
+    config = Config.from_dict(values | {"run_folder": "runs/done"})
     for name in ("done", "fresh"):
         (root / "runs" / name).mkdir(parents=True)
         (root / "runs" / name / "config.json").write_text(config.to_text())
@@ -247,6 +292,29 @@ def make_workspace(root: pathlib.Path) -> None:
     )
     with Checkpoints(root / "runs" / "done", keep=1) as checkpoints:
         checkpoints.save(1, weights=zeros, training={"step": np.int32(1)})
+    _write_bad_runs(root, values)
+
+
+def _write_bad_runs(root: pathlib.Path, values: dict) -> None:
+    """One whose newest checkpoint lost a file, one that holds what it reads, and links to such places."""
+    config = Config.from_dict(values)
+    for name in ("torn", "odd", "home"):
+        (root / "runs" / name).mkdir()
+        config = dataclasses.replace(config, run_folder=f"runs/{name}")
+        (root / "runs" / name / "config.json").write_text(config.to_text())
+    for step in ("1", "2"):
+        shutil.copytree(root / "runs/done/checkpoints/1", root / "runs/torn/checkpoints" / step)
+    (root / "runs/torn/checkpoints/2/weights/_METADATA").unlink()
+    (root / "runs/odd/checkpoints").write_text("")
+    (root / "runs/home/corpus").mkdir()
+    (root / "runs/home/outside").symlink_to(root / "corpus")
+    (root / "short/texts").mkdir()
+    files = of_tokenizer("byte", config.model, story=()).files
+    (root / "short/tokenizer.json").write_bytes(files["tokenizer.json"])
+    (root / "links").mkdir()
+    places = {"done": "runs/done", "home": "runs/home", "corpus": "runs/home/corpus", "texts": "short/texts"}
+    for name, place in places.items():
+        (root / "links" / name).symlink_to(root / place)
 
 
 def phased_values() -> dict:
@@ -455,6 +523,50 @@ def test_a_bug_is_no_sentence(monkeypatch):
     monkeypatch.setattr("zaya_jax.train_command.load_config", lambda *_: np.zeros(2).reshape(3))
     with pytest.raises(ValueError, match="reshape"):
         cli.main(["train"])
+
+
+@pytest.mark.parametrize("verb", list(cli.VERBS))
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device", "runs/x"), "runs/x: No space left on device"),
+        (PermissionError(errno.EACCES, "Permission denied", "a", None, "b"), "a -> b: Permission denied"),
+        (OSError(errno.EIO, "Input/output error"), "Input/output error"),
+        (OSError("Cannot call rmtree on a symbolic link"), "Cannot call rmtree on a symbolic link"),
+        (TimeoutError(), "TimeoutError"),
+    ],
+    ids=lambda value: value.replace(" ", "_") if isinstance(value, str) else type(value).__name__,
+)
+def test_what_the_system_refuses_is_one_sentence(verb, error, sentence, monkeypatch):
+    def fail(_):
+        raise error
+
+    monkeypatch.setattr(f"{cli.VERBS[verb][0]}.main", fail)
+    assert run(verb) == (2, "", f"zaya: {verb}: {sentence}\n")
+
+
+def in_a_shell(script: str) -> tuple[int, str, str]:
+    """Exit code and both outputs of a script in which `zaya` is the command."""
+    python = f'zaya() {{ {shlex.quote(sys.executable)} -m zaya_jax.cli "$@"; }}\n'
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    environment["PYTHONPATH"] = str(pathlib.Path(cli.__file__).parents[1])
+    done = subprocess.run(
+        ["bash", "-c", python + script], env=environment, capture_output=True, text=True, timeout=120
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("command", ["", "corpus --help", "plan --config=configs/tiny.py --gpus-per-node=1"])
+def test_a_reader_that_leaves_ends_it_silently(command):
+    script = f"zaya {command} | true; exit ${{PIPESTATUS[0]}}"
+    assert in_a_shell(script) == (141, "", "")
+
+
+@pytest.mark.parametrize("command", ["", "corpus --help"])
+def test_output_that_cannot_be_written_is_said(command):
+    about = f"{command.split()[0]}: " if command else ""
+    says = f"zaya: {about}standard output: No space left on device\n"
+    assert in_a_shell(f"zaya {command} > /dev/full") == (2, "", says)
 
 
 def test_a_corpus_is_built_and_replaced(tmp_path, workspace):

@@ -5,9 +5,16 @@ state. Orbax writes a step beside the others and renames it when it is whole; on
 half-written is never taken for a checkpoint.
 """
 
+import contextlib
 import dataclasses
+import gc
+import json
+import logging
 import pathlib
-from collections.abc import Callable
+import re
+import sys
+import traceback
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -19,6 +26,8 @@ from zaya_jax.model.weights import abstract_variables
 FOLDER = "checkpoints"
 WEIGHTS = "weights"
 TRAINING = "training"
+METADATA = "_METADATA"
+"""In each item that is whole."""
 CHUNK_BYTES = 64 * 2**20
 """Of the embedding on the disk; other weights are cut by layer and expert."""
 
@@ -32,7 +41,9 @@ class Checkpoints:
     """
 
     def __init__(self, run_folder: str | pathlib.Path, *, keep: int):
+        _silence_threads()
         folder = pathlib.Path(run_folder).absolute() / FOLDER
+        self._run_folder = run_folder
         options = ocp.CheckpointManagerOptions(max_to_keep=keep, enable_async_checkpointing=True)
         self._manager = ocp.CheckpointManager(folder, options=options, item_names=(WEIGHTS, TRAINING))
 
@@ -40,42 +51,163 @@ class Checkpoints:
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        self._manager.wait_until_finished()
+        with _explained(self._not_written):
+            self._manager.wait_until_finished()
         self._manager.close()
 
-    def latest_step(self) -> int | None:
-        """The step of the newest checkpoint; None when there is none."""
-        return self._manager.latest_step()
-
     def save(self, step: int, *, weights: Any, training: Any) -> None:
-        """Copies a state and writes it in the background, unless that step is there already."""
+        """Copies a state and writes it in the background, unless that step is there already.
+
+        Raises:
+          ValueError: if this one, or the one before, cannot be written.
+        """
         if step in self._manager.all_steps():
             return
-        self._manager.save(
-            step,
-            args=ocp.args.Composite(
-                **{WEIGHTS: _save_in_chunks(weights), TRAINING: ocp.args.StandardSave(training)}
-            ),
-        )
+        with _explained(self._not_written):
+            self._manager.save(
+                step,
+                args=ocp.args.Composite(
+                    **{WEIGHTS: _save_in_chunks(weights), TRAINING: ocp.args.StandardSave(training)}
+                ),
+            )
 
     def has_training(self, step: int) -> bool:
-        """Whether a run can go on from a checkpoint; one that was converted has weights only."""
-        return (self._manager.directory / str(step) / TRAINING).exists()
+        """Whether a run can go on from a checkpoint; one that was converted has weights only.
+
+        Raises:
+          ValueError: if it can, but for what is missing.
+        """
+        if not (self._manager.directory / str(step) / TRAINING).exists():
+            return False
+        _require_item(self._run_folder, step, TRAINING)
+        return True
 
     def restore(self, step: int, *, weights: Any, training: Any) -> tuple[Any, Any]:
-        """Reads a checkpoint into arrays like those given, `jax.ShapeDtypeStruct`s with shardings."""
-        restored = self._manager.restore(
-            step,
-            args=ocp.args.Composite(
-                **{WEIGHTS: ocp.args.StandardRestore(weights), TRAINING: ocp.args.StandardRestore(training)}
-            ),
-        )
+        """Reads a checkpoint into arrays like those given, `jax.ShapeDtypeStruct`s with shardings.
+
+        Raises:
+          ValueError: if it is damaged.
+        """
+        items = {WEIGHTS: ocp.args.StandardRestore(weights), TRAINING: ocp.args.StandardRestore(training)}
+        restored = self._restore(step, items)
         return restored[WEIGHTS], restored[TRAINING]
 
     def restore_weights(self, step: int, weights: Any) -> Any:
-        """Reads the weights alone."""
-        args = ocp.args.Composite(**{WEIGHTS: ocp.args.StandardRestore(weights)})
-        return self._manager.restore(step, args=args)[WEIGHTS]
+        """Reads the weights alone.
+
+        Raises:
+          ValueError: if they are damaged.
+        """
+        return self._restore(step, {WEIGHTS: ocp.args.StandardRestore(weights)})[WEIGHTS]
+
+    def _restore(self, step: int, items: dict[str, Any]) -> Any:
+        with _explained(lambda cause: _damaged(self._run_folder, step, cause)):
+            return self._manager.restore(step, args=ocp.args.Composite(**items))
+
+    def _not_written(self, cause: str) -> str:
+        return (
+            f"a checkpoint of {self._run_folder} could not be written: {cause}; mend that, and the same "
+            "command goes on from the one before"
+        )
+
+
+_STATUS = re.compile(r"[A-Z_]+: ")
+"""How TensorStore's errors begin, which are ValueErrors: "RESOURCE_EXHAUSTED: "."""
+_NOTES = re.compile(r" \[\w+(\[\d+\])?='")
+"""How begins what it appends to them: " [os_error_code='28']"."""
+
+
+@contextlib.contextmanager
+def _explained(sentence: Callable[[str], str]) -> Iterator[None]:
+    """Makes a sentence of what Orbax and TensorStore raise when the disk fails; a bug stays what it is.
+
+    Raises:
+      ValueError: with the sentence about the cause.
+    """
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        if not _is_of_the_disk(error):
+            raise
+        cause = str(error) if isinstance(error, OSError) else _NOTES.split(str(error))[0].rpartition(": ")[2]
+        # What was under way with the rest hangs on the frames; at Python's exit each would complain.
+        traceback.clear_frames(error.__traceback__)
+        gc.collect()
+        raise ValueError(sentence(cause)) from error
+
+
+def _is_of_the_disk(error: BaseException | None) -> bool:
+    if isinstance(error, ValueError) and _STATUS.match(str(error)):
+        return True
+    return isinstance(error, OSError | json.JSONDecodeError)
+
+
+def _silence_threads() -> None:
+    """Lets nobody but the main thread tell of a failing disk: Orbax's threads would, with ten tracebacks."""
+    for name in ("absl", "asyncio"):
+        logging.getLogger(name).addFilter(_is_news)
+    sys.unraisablehook = _say_unraisable
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    return not (record.exc_info and _is_of_the_disk(record.exc_info[1]))
+
+
+def _say_unraisable(unraisable: Any) -> None:
+    # TensorStore's, when Orbax no longer waits for the rest of what has failed.
+    if str(unraisable.exc_value) != "Event loop is closed":
+        sys.__unraisablehook__(unraisable)
+
+
+def _step_folder(run_folder: str | pathlib.Path, step: int) -> pathlib.Path:
+    return pathlib.Path(run_folder) / FOLDER / str(step)
+
+
+def _all_steps(run_folder: str | pathlib.Path) -> list[int]:
+    """The steps of a run's checkpoints; what Orbax has not finished bears another name."""
+    folder = pathlib.Path(run_folder) / FOLDER
+    found = folder.iterdir() if folder.is_dir() else ()
+    return sorted(int(path.name) for path in found if path.name.isdecimal() and path.is_dir())
+
+
+def newest_step(run_folder: str | pathlib.Path) -> int | None:
+    """The step of the newest checkpoint; None when there is none.
+
+    An older one is never taken in place of one that lost a part: whoever asks for the newest weights
+    would not know that they are not.
+
+    Raises:
+      ValueError: if its weights are not whole.
+    """
+    steps = _all_steps(run_folder)
+    if not steps:
+        return None
+    _require_item(run_folder, steps[-1], WEIGHTS)
+    return steps[-1]
+
+
+def require_step(run_folder: str | pathlib.Path) -> int:
+    """The step of the newest checkpoint.
+
+    Raises:
+      ValueError: if there is none, or its weights are not whole.
+    """
+    step = newest_step(run_folder)
+    if step is None:
+        raise ValueError(f"{run_folder} has no checkpoint yet; it must have trained to its first one")
+    return step
+
+
+def _require_item(run_folder: str | pathlib.Path, step: int, item: str) -> None:
+    if not (_step_folder(run_folder, step) / item / METADATA).is_file():
+        raise ValueError(_damaged(run_folder, step, f"it has no {item}/{METADATA}"))
+
+
+def _damaged(run_folder: str | pathlib.Path, step: int, cause: str) -> str:
+    """What is wrong with a checkpoint, and what can be done about it."""
+    older = [known for known in _all_steps(run_folder) if known < step]
+    way_out = f"or remove it to take step {older[-1]}" if older else "there is no older one"
+    return f"{_step_folder(run_folder, step)} is damaged: {cause}; restore it from a copy, {way_out}"
 
 
 def _save_in_chunks(weights: Any) -> Any:
@@ -119,14 +251,8 @@ def load_weights(run_folder: str | pathlib.Path, place: Callable[[Any], Any]) ->
       run_folder: of the run.
       place: gives shardings for a tree of shapes.
     """
-    config = read_config(run_folder)
-    no_checkpoint = f"{run_folder} has no checkpoint yet; it must have trained to its first one"
-    if not (pathlib.Path(run_folder) / FOLDER).is_dir():  # Orbax would make it
-        raise ValueError(no_checkpoint)
+    config, step = read_config(run_folder), require_step(run_folder)
     with Checkpoints(run_folder, keep=config.train.keep_checkpoints) as checkpoints:
-        step = checkpoints.latest_step()
-        if step is None:
-            raise ValueError(no_checkpoint)
         shapes = abstract_variables(config.model)
         weights = jax.tree.map(
             lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, place(shapes)
@@ -142,8 +268,10 @@ def check_init_from(run_folder: str, model: ModelConfig) -> None:
       ValueError: if there is no such run or checkpoint, or its network has other weights.
     """
     saved = abstract_variables(read_config(run_folder).model)
-    if not (pathlib.Path(run_folder) / FOLDER).is_dir():
-        raise ValueError(f"train.init_from: {run_folder} has no checkpoint yet")
+    try:
+        require_step(run_folder)
+    except ValueError as error:
+        raise ValueError(f"train.init_from: {error}") from error
     ours, theirs = (dict(jax.tree.leaves_with_path(tree)) for tree in (abstract_variables(model), saved))
     for path in [*ours, *theirs]:
         here, there = (tree[path].shape if path in tree else None for tree in (ours, theirs))

@@ -1,10 +1,13 @@
 """`zaya VERB`: each verb is a `main` in its room."""
 
+import contextlib
 import importlib
 import importlib.metadata
+import os
 import pathlib
 import sys
 import traceback
+from collections.abc import Iterator
 
 from zaya_jax.fields import did_you_mean
 
@@ -19,27 +22,72 @@ VERBS = {
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Runs a verb. Exit codes: 0 done, 2 the user can mend it (one sentence), 1 a bug (a traceback)."""
+    """Runs a verb.
+
+    Exit codes: 0 done; 2 the user can mend it (one sentence); 1 a bug (a traceback); 130 interrupted;
+    141 nobody reads on, as of `zaya --help | head -1`.
+    """
     arguments = sys.argv[1:] if argv is None else argv
-    if not arguments or arguments[0] in ("-h", "--help"):
-        print(_usage())
-        return
-    if arguments[0] == "--version":
-        print(_versions())
-        return
-    verb = arguments[0]
-    if verb not in VERBS:
-        hint = did_you_mean(verb, (*VERBS, "--help", "--version")) or f"known are {', '.join(VERBS)}"
-        sys.exit(_complain(f'there is no verb "{verb}"; {hint}'))
-    module, _ = VERBS[verb]
+    verb = arguments[0] if arguments and arguments[0] not in ("-h", "--help") else None
     try:
-        importlib.import_module(module).main(arguments[1:])
+        with _printing():
+            if verb is None:
+                print(_usage())
+            elif verb == "--version":
+                print(_versions())
+            elif verb not in VERBS:
+                hint = did_you_mean(verb, (*VERBS, "--help", "--version")) or f"known are {', '.join(VERBS)}"
+                sys.exit(_complain(f'there is no verb "{verb}"; {hint}'))
+            else:
+                importlib.import_module(VERBS[verb][0]).main(arguments[1:])
+    except BrokenPipeError:  # of standard output: nothing here writes to other pipes
+        _forget_output()
+        sys.exit(141)
+    except OSError as error:
+        sys.exit(_complain(_about(verb, _describe(error))))
     except ValueError as error:
         if not _is_ours(error):
             raise
-        sys.exit(_complain(f"{verb}: {error}"))
+        sys.exit(_complain(_about(verb, str(error))))
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+@contextlib.contextmanager
+def _printing() -> Iterator[None]:
+    """Waits until all that was printed is out: at its own exit Python has no sentence for a failure."""
+    try:
+        yield
+    except SystemExit as leaving:
+        if isinstance(leaving.__context__, BrokenPipeError):  # rich makes it an exit code of its own
+            raise leaving.__context__ from None
+        sys.stdout.flush()
+        raise
+    sys.stdout.flush()
+
+
+def _describe(error: OSError) -> str:
+    """A failure of the system as a sentence: where, why, and what our code has to add."""
+    where = " -> ".join(str(name) for name in (error.filename, error.filename2) if name is not None)
+    if not where and _output_fails():
+        where = "standard output"
+    cause = error.strerror or str(error) or type(error).__name__
+    return "; ".join([f"{where}: {cause}" if where else cause, *getattr(error, "__notes__", ())])
+
+
+def _output_fails() -> bool:
+    """Whether standard output takes no more; what is left for it is given up then."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _forget_output()
+        return True
+    return False
+
+
+def _forget_output() -> None:
+    """Gives what is left for standard output to nobody, or Python would complain of it at its exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _usage() -> str:
@@ -68,6 +116,10 @@ def _version(package: str) -> str:
 def _complain(sentence: str) -> int:
     print(f"zaya: {sentence}", file=sys.stderr)
     return 2
+
+
+def _about(verb: str | None, sentence: str) -> str:
+    return f"{verb}: {sentence}" if verb else sentence
 
 
 def _is_ours(error: ValueError) -> bool:

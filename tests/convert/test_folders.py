@@ -1,6 +1,7 @@
 """Folders that were made: Orbax reads them, runs start from them, damage in them is found."""
 
 import dataclasses
+import hashlib
 import io
 import json
 import pathlib
@@ -270,11 +271,106 @@ def test_verify_finds_one_bit(native, capsys):
     sums = target / "SHA256SUMS"
     name = str(part.relative_to(target))
     lines = [line for line in sums.read_text().splitlines() if not line.endswith(name)]
+    lines.append(f"{hashlib.sha256(part.read_bytes()).hexdigest()}  {name}")
     sums.write_text("\n".join(lines) + "\n")  # as if it had been converted wrongly
     with pytest.raises(SystemExit, match="2"):
         zaya(f"convert {folder} {target} --verify")
     says = "layers/experts/down_proj of layer or row 1, expert 2: 1 of 240 values differ"
     assert says in capsys.readouterr().err
+
+
+GIVEN = "0" * 64
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda lines: [], "SHA256SUMS has '' in line 1; it must be a SHA-256 sum and another file's name"),
+        (lambda lines: ["", *lines], "SHA256SUMS has '' in line 1"),
+        (lambda lines: [*lines, "rubbish"], "SHA256SUMS has 'rubbish' in line"),
+        (lambda lines: [*lines, lines[0]], "another file's name"),
+        (lambda lines: [*lines, f"{GIVEN}  ../native/config.json"], "config.json' in line"),
+        (
+            lambda lines: [*lines, f"{GIVEN}  more.safetensors"],
+            "more.safetensors is missing; SHA256SUMS lists it",
+        ),
+        (lambda lines: lines[:1], " is not in SHA256SUMS; it was not written with the other files"),
+        (
+            lambda lines: [f"{GIVEN}{lines[0][64:]}", *lines[1:]],
+            "not as it was written: its checksum differs",
+        ),
+        (lambda lines: [*lines, f"{GIVEN}  \udcff"], " is missing; SHA256SUMS lists it"),
+    ],
+)
+@pytest.mark.parametrize("layout", ["zaya", "legacy"])
+def test_checksums_are_held_against_all_files(native, change, sentence, layout, capsys):
+    folder, _ = native
+    target = folder.parent / "target"
+    zaya(f"convert {folder} {target} --layout {layout}")
+    sums = target / "SHA256SUMS"
+    lines = change(sums.read_text().splitlines())
+    sums.write_bytes("".join(line + "\n" for line in lines).encode(errors="surrogateescape"))
+    (target / "notes.txt").write_text("what is laid beside them is no weight")
+    with pytest.raises(SystemExit, match="2"):
+        zaya(f"convert {folder} {target} --verify")
+    said = capsys.readouterr().err
+    assert sentence in said
+    assert said.count("\n") == 1
+
+
+def test_files_beside_the_weights_do_not_matter(native, capsys):
+    folder, _ = native
+    zaya(f"convert {folder} {folder.parent}/run")
+    (folder.parent / "run/notes.txt").write_text("mine")
+    zaya(f"convert {folder} {folder.parent}/run --verify")
+    assert "files as their checksums say" in capsys.readouterr().out
+    (folder.parent / "run/checkpoints/0/weights/params.embedding.table/9.9").write_text("")
+    with pytest.raises(SystemExit, match="2"):
+        zaya(f"convert {folder} {folder.parent}/run --verify")
+    assert "params.embedding.table" in capsys.readouterr().err
+
+
+def test_several_end_tokens_go_along(native):
+    """As transformers has them: a list for the end, null for what there is not."""
+    folder, _ = native
+    values = json.loads((folder / "config.json").read_text())
+    values |= {"eos_token_id": [1, 69], "bos_token_id": None, "pad_token_id": 0}
+    (folder / "config.json").write_text(json.dumps(values))
+    zaya(f"convert {folder} {folder.parent}/legacy --layout legacy")
+    again = json.loads((folder.parent / "legacy/config.json").read_text())
+    assert [again[f"{name}_token_id"] for name in ("eos", "bos", "pad")] == [[1, 69], None, 0]
+
+
+def test_special_tokens_beside_a_run_are_checked(tmp_path, capsys):
+    model = zaya_jax.Zaya(small_config(vocab_size=259))
+    zaya_jax.save_pytorch(tmp_path / "a", model, random_variables(model.config, 0), tokenizer="byte")
+    zaya(f"convert {tmp_path}/a {tmp_path}/run")
+    (tmp_path / "run/tokenizer/generation_config.json").write_text('{"eos_token_id": 259}')
+    with pytest.raises(SystemExit, match="2"):
+        zaya(f"convert {tmp_path}/run {tmp_path}/out")
+    assert "tokenizer/generation_config.json: eos_token_id has 259; it must be" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_is_not_replaced_with_what_is_converted_from_it(tmp_path, capsys):
+    """The run's tokenizer lies in the folder that its first weights came in."""
+    model = zaya_jax.Zaya(small_config(vocab_size=259))
+    zaya_jax.save_pytorch(tmp_path / "a", model, random_variables(model.config, 0), tokenizer="byte")
+    zaya(f"convert {tmp_path}/a {tmp_path}/first")
+    zaya(f"convert {tmp_path}/first {tmp_path}/second --layout zaya")  # as a run that began there
+    before = contents(tmp_path / "first")
+    (tmp_path / "first/inner").symlink_to(tmp_path / "a")
+    for source in ("second", "first/inner", "first/checkpoints"):
+        with pytest.raises(SystemExit, match="2"):
+            zaya(f"convert {tmp_path}/{source} {tmp_path}/first --overwrite")
+    said = capsys.readouterr().err.splitlines()
+    assert said[0].endswith(
+        f"{tmp_path}/first/tokenizer/tokenizer.json lies in {tmp_path}/first, which would be replaced; "
+        "choose another folder"
+    )
+    assert f"{tmp_path}/first/inner lies in {tmp_path}/first" in said[1]
+    (tmp_path / "first/inner").unlink()
+    assert contents(tmp_path / "first") == before
 
 
 def test_inspecting_either_side(native):

@@ -103,7 +103,9 @@ def measure(config: ModelConfig, folder: pathlib.Path) -> list[Measured]:
     """Writes weights, copies them, and converts them to a run and back."""
     native, copy, run, back = (folder / name for name in ("native", "copy", "run", "back"))
     source = MadeUpWeights(config)
-    files = pytorch_files(source, "native", of_tokenizer(None, story=("Made up.",)), dtype=None)
+    files = pytorch_files(
+        source, "native", of_tokenizer(None, source.config, story=("Made up.",)), dtype=None
+    )
     write_folder(source, files, native, _Unwatched())
     convert = [sys.executable, "-m", "zaya_jax.cli", "convert"]
     rows = [_timed("cp", native, copy, ["cp", "-r"])]
@@ -165,7 +167,7 @@ def report(config: ModelConfig, folder: pathlib.Path, rows: list[Measured]) -> N
     _evict(folder / "back")
     damaged = check_checksums(folder / "back")
     same = _weight_checksums(folder / "native") == _weight_checksums(folder / "back")
-    console.print(f"read again from the disk: {'as written' if damaged is None else f'{damaged} is damaged'}")
+    console.print(f"read again from the disk: {damaged or 'as written'}")
     console.print(f"SHA-256 of all shards, before and after: {'equal' if same else 'DIFFERENT'}")
 
 

@@ -9,7 +9,7 @@ between sections, and `files` where a config is found.
 
 from zaya_jax.config.balancing import BalancingConfig
 from zaya_jax.config.data import DataConfig, MixtureConfig
-from zaya_jax.config.files import CONFIG_FILE, find_config
+from zaya_jax.config.files import CONFIG_FILE, find_config, lies_in
 from zaya_jax.config.model import HYBRID, HYBRID_SLIDING, ModelConfig
 from zaya_jax.config.optimizer import OptimizerConfig
 from zaya_jax.config.phases import PhaseConfig, in_phase
@@ -32,4 +32,5 @@ __all__ = [
     "differences",
     "find_config",
     "in_phase",
+    "lies_in",
 ]

@@ -1,6 +1,8 @@
-"""Where the config of a run is found, and where it is kept."""
+"""Where the config of a run is found and kept, and what lies where."""
 
+import itertools
 import pathlib
+from collections.abc import Iterator
 
 CONFIG_FILE = "config.json"
 """What the resolved config of a run is called in its folder."""
@@ -18,3 +20,29 @@ def find_config(name: str) -> pathlib.Path:
             return path
     found = sorted(p.name for f in (package.parent, package) for p in (f / "configs").glob("*.py"))
     raise ValueError(f"no config file at {name}; configs/ has {', '.join(found)}")
+
+
+MAX_PARTS = 1000
+"""Of a way; links that lead in a circle end there."""
+
+
+def lies_in(path: str | pathlib.Path, folder: str | pathlib.Path) -> bool:
+    """Whether a path is a folder or lies in it, or comes to its place by a link that does.
+
+    What removes the folder would then leave nothing at the path.
+    """
+    real = pathlib.Path(folder).resolve()
+    return any(place.is_relative_to(real) for place in itertools.islice(_places(path), MAX_PARTS))
+
+
+def _places(path: str | pathlib.Path) -> Iterator[pathlib.Path]:
+    """What is opened on the way to a path, one after the other: folders, links, and what they stand for."""
+    place, *left = map(pathlib.Path, pathlib.Path(path).absolute().parts)
+    while left:
+        part = left.pop(0)
+        place = place.parent if str(part) == ".." else place / part
+        yield place
+        if place.is_symlink():
+            target = place.readlink()
+            left = [*map(pathlib.Path, target.parts), *left]
+            place = place.parent

@@ -36,7 +36,7 @@ class ModelConfig:
       router_hidden_size: R, width of the router's state.
       skip_class: what a token gets that chooses the skip class: "zero" (Hugging Face) or
         "identity", the router's probability times the block's normalised input (ZAYA1-base).
-      rms_norm_eps: added to the mean square in every RMSNorm.
+      rms_norm_eps: added to the mean square in every RMSNorm, so that a row of zeros is not divided by 0.
       initializer_range: standard deviation of the initial weights.
       lm_head_bias: adds a bias to the tied head.
       max_position_embeddings: the longest sequence that the model is meant for.
@@ -103,7 +103,7 @@ class ModelConfig:
         require_positive(
             "model", self, "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads",
             "num_key_value_heads", "head_dim", "cca_time0", "cca_time1", "rope_theta", "sliding_rope_theta",
-            "moe_intermediate_size", "num_experts", "router_hidden_size", "initializer_range",
+            "moe_intermediate_size", "num_experts", "router_hidden_size", "rms_norm_eps", "initializer_range",
             "max_position_embeddings",
         )  # fmt: skip
         require(

@@ -6,6 +6,7 @@ import shutil
 import time
 from collections.abc import Sequence
 
+from zaya_jax.config import lies_in
 from zaya_jax.convert.inspection import inspect
 from zaya_jax.convert.plans import (
     MAX_SHARD_BYTES,
@@ -42,18 +43,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = _parser().parse_args(arguments)
     source, target = pathlib.Path(options.source), pathlib.Path(options.target)
     dtype, shard_bytes = parse_dtype(options.dtype), parse_size(options.max_shard_size)
-    try:
-        with open_side(source) as side:
-            layout: TargetLayout = options.layout or ("native" if side.layout == "zaya" else "zaya")
-            if _must_convert(source, target, overwrite=options.overwrite, verify=options.verify):
-                files = plan(side, target, layout, dtype=dtype, max_shard_bytes=shard_bytes)
-                convert(side, files, target, layout, overwrite=options.overwrite)
-            if options.verify:
-                verify(side, target)
-    except OSError as error:
-        raise ValueError(
-            f"{error.filename or target}: {error.strerror}; the same command goes on from what is done"
-        ) from error
+    with open_side(source) as side:
+        layout: TargetLayout = options.layout or ("native" if side.layout == "zaya" else "zaya")
+        if _must_convert(source, target, overwrite=options.overwrite, verify=options.verify):
+            if options.overwrite:
+                _check_nothing_is_lost(side, source, target)
+            files = plan(side, target, layout, dtype=dtype, max_shard_bytes=shard_bytes)
+            convert(side, files, target, layout, overwrite=options.overwrite)
+        if options.verify:
+            verify(side, target)
 
 
 def _inspect_parser() -> Parser:
@@ -118,7 +116,7 @@ def parse_size(text: str) -> int:
 
 def _must_convert(source: pathlib.Path, target: pathlib.Path, *, overwrite: bool, verify: bool) -> bool:
     """Whether there is something to make; what is there stays unless we made it and may replace it."""
-    if source.resolve() in (target.resolve(), *target.resolve().parents):
+    if lies_in(target, source):
         raise ValueError(f"{target} is {source} or inside it; choose another folder")
     if not target.exists():
         return True
@@ -133,6 +131,14 @@ def _must_convert(source: pathlib.Path, target: pathlib.Path, *, overwrite: bool
         print(f"{target} is there already; verifying it")
         return False
     raise ValueError(f"{target} is there already; --overwrite replaces what zaya convert made")
+
+
+def _check_nothing_is_lost(side: Side, source: pathlib.Path, target: pathlib.Path) -> None:
+    """Refuses to replace a folder that holds what is converted, or what a run needs beside its weights."""
+    tokenizer = side.run.data.tokenizer if side.run is not None else "byte"
+    for path in (source, *(() if tokenizer == "byte" else (tokenizer,))):
+        if lies_in(path, target):
+            raise ValueError(f"{path} lies in {target}, which would be replaced; choose another folder")
 
 
 def plan(
@@ -153,12 +159,18 @@ def convert(
     size = sum(file.size for file in files)
     _clear_remains(target)
     start = time.monotonic()
-    with ByteProgress(f"{side.layout} to {layout}", size) as progress:
-        report = write_folder(side.source, files, target, progress, replace=overwrite)
+    try:
+        with ByteProgress(f"{side.layout} to {layout}", size) as progress:
+            report = write_folder(side.source, files, target, progress, replace=overwrite)
+    except OSError as error:
+        error.filename = error.filename or str(target)
+        error.add_note("the same command goes on from what is done")
+        raise
     seconds = time.monotonic() - start
     resumed = f", {report.resumed / 1e9:.2f} GB of them by an earlier attempt" if report.resumed else ""
+    step = f" of step {side.step:,}" if side.run is not None else ""
     print(
-        f"{target}: {num_values(side):,} values in {len(files):,} files, {size / 1e9:.2f} GB{resumed}, "
+        f"{target}: {num_values(side):,} values{step} in {len(files):,} files, {size / 1e9:.2f} GB{resumed}, "
         f"{seconds:.1f} s ({(size - report.resumed) / 1e9 / seconds:.2f} GB/s)"
     )
     for note in notes(side.source, layout):

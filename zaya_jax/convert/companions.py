@@ -12,7 +12,7 @@ from typing import Any
 import tokenizers
 
 from zaya_jax.config import Config, ModelConfig
-from zaya_jax.convert.pytorch_folder import MAX_JSON_BYTES, PytorchFolder, read_json
+from zaya_jax.convert.pytorch_folder import CONFIG, MAX_JSON_BYTES, PytorchFolder, read_json
 from zaya_jax.data.tokenizer import ByteTokenizer, load_tokenizer
 from zaya_jax.model.flops import active_parameters
 from zaya_jax.model.weights import count_parameters
@@ -46,7 +46,9 @@ class Companions:
 def of_folder(folder: PytorchFolder) -> Companions:
     """Those of a PyTorch folder."""
     files = _read_files(folder.folder)
-    ids = {name: folder.values.get(name) for name in TOKEN_IDS}
+    ids = read_token_ids(folder.folder / CONFIG, folder.config)
+    if GENERATION in files:
+        read_token_ids(folder.folder / GENERATION, folder.config)  # goes along as it is
     story = (f"Converted from weights in the {folder.layout} layout.",)
     return Companions(_with_generation(files, ids), ids, story)
 
@@ -60,11 +62,15 @@ def of_run(run: Config, *, step: int) -> Companions:
             f"Trained on {tokens:,} tokens, in sequences of {run.data.sequence_length:,} and batches of "
             f"{run.data.batch_size:,}; optimiser: {run.optimizer.name}."
         )
-    return of_tokenizer(run.data.tokenizer, story=tuple(story))
+    return of_tokenizer(run.data.tokenizer, run.model, story=tuple(story))
 
 
-def of_tokenizer(name: str | None, *, story: tuple[str, ...]) -> Companions:
-    """Those of a tokenizer as `DataConfig.tokenizer` names it; of none where its file is gone."""
+def of_tokenizer(name: str | None, config: ModelConfig, *, story: tuple[str, ...]) -> Companions:
+    """Those of a tokenizer as `DataConfig.tokenizer` names it; of none where its file is gone.
+
+    Raises:
+      ValueError: if a special token that is named beside it is none of the network's.
+    """
     if name == "byte":
         ids: dict[str, Any] = {field: getattr(ByteTokenizer, _attribute(field)) for field in TOKEN_IDS}
         return Companions(_with_generation(_byte_files(), ids), ids, story)
@@ -76,7 +82,7 @@ def of_tokenizer(name: str | None, *, story: tuple[str, ...]) -> Companions:
         files[TOKENIZER] = pathlib.Path(name).read_bytes()
     ids = dict.fromkeys(TOKEN_IDS)
     if GENERATION in files:
-        ids |= {field: value for field, value in read_json(folder / GENERATION).items() if field in TOKEN_IDS}
+        ids = read_token_ids(folder / GENERATION, config)
     elif TOKENIZER in files:
         tokenizer = load_tokenizer(name)
         ids = {field: getattr(tokenizer, _attribute(field)) for field in TOKEN_IDS}
@@ -84,6 +90,26 @@ def of_tokenizer(name: str | None, *, story: tuple[str, ...]) -> Companions:
     if TOKENIZER in files and TOKENIZER_CONFIG not in files:
         files[TOKENIZER_CONFIG] = _tokenizer_config(files[TOKENIZER], ids)
     return Companions(files, ids, story)
+
+
+def read_token_ids(file: pathlib.Path, config: ModelConfig) -> dict[str, Any]:
+    """The numbers of special tokens in a config.json or generation_config.json; None for those that it lacks.
+
+    Raises:
+      ValueError: for what transformers would not take for one: only the end may be one of several.
+    """
+    values = read_json(file)
+    ids = {field: values.get(field) for field in TOKEN_IDS}
+    for field, value in ids.items():
+        may_be_several = field == "eos_token_id"
+        tokens = value if may_be_several and isinstance(value, list) else [value]
+        for token in tokens if value is not None else ():
+            if type(token) is not int or not 0 <= token < config.vocab_size:
+                raise ValueError(
+                    f"{file}: {field} has {token!r:.80}; it must be a whole number from 0 to "
+                    f"{config.vocab_size - 1:,}{', a list of such' * may_be_several} or null"
+                )
+    return ids
 
 
 def _attribute(field: str) -> str:

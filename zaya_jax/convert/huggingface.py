@@ -130,15 +130,26 @@ def config_from_huggingface(
     Raises:
       ValueError: for what this network does not model.
     """
-    for name, only in _FIXED_FIELDS.items():
-        if values.get(name, only) != only:
-            raise ValueError(f"{name} is {values[name]!r}; only {only!r} is modelled")
+    check_fixed(values, _FIXED_FIELDS)
     check_count("num_experts", values.get("num_experts", ModelConfig.num_experts))
     layer_types = _layer_types(values)
     fields: dict[str, Any] = {name: values[name] for name in _SAME_FIELDS if name in values}
     fields |= _rope_from_huggingface(values, set(layer_types))
     pattern = shortest_pattern(layer_types)
     return ModelConfig.from_dict(fields | {"layer_pattern": pattern, "dtype": dtype})
+
+
+def check_fixed(values: Mapping[str, Any], fixed: Mapping[str, Any]) -> None:
+    """Refuses fields that are there with another value than the one that is modelled.
+
+    Raises:
+      ValueError: with the field's name.
+    """
+    for name, only in fixed.items():
+        value = values.get(name, only)
+        # To Python True is 1, and 0 is False.
+        if value != only or isinstance(value, bool) != isinstance(only, bool):
+            raise ValueError(f"{name} is {value!r}; only {only!r} is modelled")
 
 
 def config_to_huggingface(config: ModelConfig) -> dict[str, Any]:

@@ -65,6 +65,8 @@ def _totals_table(side: Side, folder: pathlib.Path) -> Table:
     num_tensors = len(_rows(side))
     layer = first_reachable_skip(side.source)
     table = Table(name_column("what"), name_column("how much"), title="totals")
+    if side.run is not None:
+        table.add_row("step", f"{side.step:,}")
     table.add_row("tensors", f"{num_tensors:,} ({len(tensors_of('native', config)):,} in the native layout)")
     table.add_row("parameters", f"{count_parameters(config):,}, and {biases:,} balancing biases")
     table.add_row("bytes", f"{size:,} ({format_bytes(size)})")

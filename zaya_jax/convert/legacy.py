@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from zaya_jax.config import HYBRID, HYBRID_SLIDING, ModelConfig
-from zaya_jax.convert.huggingface import MAX_COUNT, check_count, shortest_pattern
+from zaya_jax.convert.huggingface import MAX_COUNT, check_count, check_fixed, shortest_pattern
 
 ATTENTION_STAGE = "a"
 SKIP_CLASS_FIELD = "zaya_skip_class"
@@ -65,9 +65,7 @@ def config_from_legacy(
     values = dict(values)
     for name, other in _SPELLINGS.items():
         values.setdefault(name, values.get(other))
-    for name, only in _FIXED_FIELDS.items():
-        if values.get(name, only) != only:
-            raise ValueError(f"{name} is {values[name]!r}; only {only!r} is modelled")
+    check_fixed(values, _FIXED_FIELDS)
     num_stages = _num_stages(values)
     layer_types, window = _layer_types(values, num_stages)
     fields = {name: values[name] for name in _SAME_FIELDS if name in values}

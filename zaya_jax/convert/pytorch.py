@@ -79,7 +79,7 @@ def save_pytorch(
     if folder.exists():
         raise ValueError(f"{folder} is there already; choose another folder")
     source = VariableWeights(model.config, by_path(model.config, variables))
-    companions = of_tokenizer(tokenizer, story=("Saved from zaya_jax.",))
+    companions = of_tokenizer(tokenizer, model.config, story=("Saved from zaya_jax.",))
     files = pytorch_files(
         source, layout, companions, dtype=parse_dtype(dtype), max_shard_bytes=max_shard_bytes
     )

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import tensorstore as ts
 
-from zaya_jax.checkpoint import FOLDER, WEIGHTS, read_config
+from zaya_jax.checkpoint import FOLDER, METADATA, WEIGHTS, read_config, require_step
 from zaya_jax.config import CONFIG_FILE, Config, ModelConfig
 from zaya_jax.convert.layouts import (
     ROUTER_BIAS,
@@ -28,7 +28,6 @@ from zaya_jax.convert.layouts import (
 from zaya_jax.convert.pytorch_folder import read_json
 from zaya_jax.convert.stream import Block, PlannedFile
 
-METADATA = "_METADATA"
 STEP_METADATA = "_CHECKPOINT_METADATA"
 _ZARR_DTYPES = {"float32": "<f4", "float16": "<f2", "bfloat16": "bfloat16"}
 _HANDLER = "orbax.checkpoint._src.handlers.standard_checkpoint_handler.StandardCheckpointHandler"
@@ -51,7 +50,7 @@ class RunWeights:
           ValueError: if the folder is no run, has no checkpoint, or one that is damaged.
         """
         self.run = read_config(run_folder)
-        self.step = newest_step(run_folder)
+        self.step = require_step(run_folder)
         self._folder = pathlib.Path(run_folder).absolute() / FOLDER / str(self.step) / WEIGHTS
         arrays = _open_arrays(self._folder)
         weights = our_weights(self.run.model)
@@ -91,20 +90,6 @@ class RunWeights:
     def chunk_bytes(self) -> int:
         """Host memory that one chunk of each weight takes: what reading may hold at once."""
         return sum(_chunk_bytes(array) for array in self._arrays.values())
-
-
-def newest_step(run_folder: str | pathlib.Path) -> int:
-    """The newest step whose weights are whole.
-
-    Raises:
-      ValueError: if there is none.
-    """
-    steps = pathlib.Path(run_folder) / FOLDER
-    found = [path for path in steps.iterdir() if path.name.isdecimal()] if steps.is_dir() else []
-    whole = [int(path.name) for path in found if (path / WEIGHTS / METADATA).is_file()]
-    if not whole:
-        raise ValueError(f"{run_folder} has no checkpoint yet; it must have trained to its first one")
-    return max(whole)
 
 
 def _open_arrays(folder: pathlib.Path) -> dict[str, ts.TensorStore]:

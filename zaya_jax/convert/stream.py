@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import pathlib
+import re
 import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -21,8 +22,10 @@ from typing import Any, BinaryIO, Protocol, runtime_checkable
 
 import numpy as np
 
-from zaya_jax.config import ModelConfig
+from zaya_jax.checkpoint import FOLDER as CHECKPOINTS
+from zaya_jax.config import CONFIG_FILE, ModelConfig
 from zaya_jax.convert.layouts import ROUTER_BIAS, Piece
+from zaya_jax.convert.pytorch_folder import INDEX
 
 CHECKSUMS = "SHA256SUMS"
 """In every folder that is made here; `sha256sum --check SHA256SUMS` reads it."""
@@ -376,11 +379,34 @@ def _publish(
     sync_folder(folder.parent)
 
 
+_CHECKSUM_LINE = re.compile(r"([0-9a-f]{64})  (.+)")
+
+
 def check_checksums(folder: pathlib.Path) -> str | None:
-    """Holds a finished folder against its checksums: None, or the first file that is not as it was."""
-    for line in (folder / CHECKSUMS).read_text().splitlines():
-        expected, name = line.split("  ", 1)
-        file = folder / name
-        if not file.is_file() or checksum_of(file) != expected:
-            return name
+    """Holds a finished folder against its checksums: None, or a sentence on the first that is wrong."""
+    sums = folder / CHECKSUMS
+    listed: dict[str, str] = {}
+    for number, line in enumerate(sums.read_text(errors="replace").removesuffix("\n").split("\n"), 1):
+        match = _CHECKSUM_LINE.fullmatch(line)
+        if not match or not _is_inside(match[2]) or match[2] in listed:
+            return f"{sums} has {line!r} in line {number}; it must be a SHA-256 sum and another file's name"
+        listed[match[2]] = match[1]
+    for name in sorted(str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()):
+        if _holds_weights(name) and name not in listed:
+            return f"{folder / name} is not in {CHECKSUMS}; it was not written with the other files"
+    for name, expected in listed.items():
+        if not (folder / name).is_file():
+            return f"{folder / name} is missing; {CHECKSUMS} lists it"
+        if checksum_of(folder / name) != expected:
+            return f"{folder / name} is not as it was written: its checksum differs"
     return None
+
+
+def _is_inside(name: str) -> bool:
+    path = pathlib.PurePath(name)
+    return not path.is_absolute() and ".." not in path.parts
+
+
+def _holds_weights(name: str) -> bool:
+    """Whether a file says what the weights are; others may have been laid beside them since."""
+    return name.startswith(CHECKPOINTS + "/") or name.endswith(".safetensors") or name in (CONFIG_FILE, INDEX)

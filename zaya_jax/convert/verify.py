@@ -228,11 +228,10 @@ def _ask_transformers(
 
 
 def check_files(side: Side, folder: pathlib.Path) -> str | None:
-    """Holds what was written against its checksums: None, or what is wrong."""
+    """Holds what was written against its checksums: None, or what is wrong, as a sentence."""
     if not (folder / CHECKSUMS).is_file():
         return f"{folder} has no {CHECKSUMS}: {side.layout} weights that were not written here"
-    name = check_checksums(folder)
-    return None if name is None else f"{folder / name} is not as it was written: its checksum differs"
+    return check_checksums(folder)
 
 
 def num_bytes(side: Side) -> int:

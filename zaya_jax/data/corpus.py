@@ -26,7 +26,7 @@ import rich.box
 import rich.console
 import rich.table
 
-from zaya_jax.config import DataConfig
+from zaya_jax.config import DataConfig, lies_in
 from zaya_jax.data.shards import (
     MANIFEST,
     SPLITS,
@@ -89,6 +89,9 @@ def build_corpus(
     origin = _find_origin(source, pattern)
     if folder.is_relative_to(origin.root):
         raise ValueError(f"the corpus {folder} lies in its own source {origin.root}; it must lie elsewhere")
+    for what, path, given in (("source", source, "stdlib"), ("tokenizer", tokenizer.name, "byte")):
+        if path != given and lies_in(path, folder):
+            raise ValueError(f"the {what} {path} lies in the corpus {folder}; --overwrite would remove it")
     paths = _list_files(origin)
 
     layout = Layout(

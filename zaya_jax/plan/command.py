@@ -203,6 +203,8 @@ def _check(options: argparse.Namespace) -> None:
         file = getattr(options, name) and pathlib.Path(getattr(options, name))
         if file and not file.parent.is_dir():
             raise ValueError(f"--{name} is {file}, and there is no folder {file.parent}")
+        if file and file.is_dir():
+            raise ValueError(f"--{name} is {file}, which is a folder; it must be a file")
     if options.picture:
         check_format(pathlib.Path(options.picture))
     if options.compile or options.kernels or options.search:

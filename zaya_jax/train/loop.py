@@ -14,8 +14,15 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from zaya_jax.checkpoint import FOLDER, Checkpoints, check_init_from, load_weights, read_config
-from zaya_jax.config import CONFIG_FILE, Config, differences, in_phase
+from zaya_jax.checkpoint import (
+    FOLDER,
+    Checkpoints,
+    check_init_from,
+    load_weights,
+    newest_step,
+    read_config,
+)
+from zaya_jax.config import CONFIG_FILE, Config, differences, in_phase, lies_in
 from zaya_jax.data.batch import Batch
 from zaya_jax.data.corpus import ensure_corpus, open_corpus_for
 from zaya_jax.data.loader import evaluation_batches, num_sequences, training_batches
@@ -123,9 +130,8 @@ def train(config: Config, *, overwrite: bool = False) -> TrainResult:
     """
     mesh = data_mesh()
     check_devices(config, mesh.size)
+    check_folder(config, overwrite=overwrite)  # before minutes go into a corpus
     corpora = open_data(config)
-    if config.train.init_from is not None and not (pathlib.Path(config.run_folder) / FOLDER).is_dir():
-        check_init_from(config.train.init_from, config.model)
     prepare_folder(config, overwrite=overwrite)
     run = _make_run(config, corpora, mesh)
     with Checkpoints(config.run_folder, keep=config.train.keep_checkpoints) as checkpoints:
@@ -171,31 +177,73 @@ def open_data(config: Config) -> dict[str, Corpus]:
     return corpora
 
 
-def prepare_folder(config: Config, *, overwrite: bool) -> None:
-    """Makes the run folder, or accepts one of the same config.
+def check_folder(config: Config, *, overwrite: bool) -> None:
+    """Checks that a run can have its folder, and can start from the weights that it is to start from.
 
     Raises:
-      ValueError: if the folder holds a run of another config, or something that is no run.
+      ValueError: if the folder holds a run of another config, or something that is no run; or if the
+        run reads what lies in it.
     """
     folder = pathlib.Path(config.run_folder)
-    for path in (folder, *folder.parents):
+    for path in (folder / FOLDER, folder, *folder.parents):
         if path.exists() and not path.is_dir():
             raise ValueError(
                 f"run_folder is {folder}, and {path} is a file; it must be a folder or not exist yet"
             )
-    if folder.exists() and any(folder.iterdir()):
-        if not (folder / CONFIG_FILE).is_file():
+    held = _read_held(folder)
+    changed = differences(config, held) if held is not None else []
+    if held is None or changed or overwrite:
+        _check_apart(config)
+    if overwrite:
+        _check_nothing_is_lost(config)
+    elif changed:
+        raise ValueError(
+            f"{folder} holds a run of another config ({'; '.join(changed[:3])}); choose another "
+            "--config.run_folder, or give --overwrite to throw the old run away"
+        )
+    starts_anew = overwrite or newest_step(folder) is None
+    if starts_anew and config.train.init_from is not None:  # later it may be gone
+        check_init_from(config.train.init_from, config.model)
+
+
+def _read_held(folder: pathlib.Path) -> Config | None:
+    """The config of the run that a folder holds; None where there is nothing."""
+    if not folder.exists() or not any(folder.iterdir()):
+        return None
+    if not (folder / CONFIG_FILE).is_file():
+        raise ValueError(f"{folder} is not empty and not a run folder; choose another --config.run_folder")
+    # Read also when it is to go: others' folders, Hugging Face's too, have a config.json.
+    return read_config(folder)
+
+
+def _check_apart(config: Config) -> None:
+    """A run that starts from weights must neither write beside them nor, one day, be removed with them."""
+    weights, folder = config.train.init_from, config.run_folder
+    if weights is not None and (lies_in(weights, folder) or lies_in(folder, weights)):
+        raise ValueError(
+            f"train.init_from is {weights} and run_folder {folder}; they must be two folders, neither in the "
+            "other: give the new run its own, --config.run_folder=ANOTHER"
+        )
+
+
+def _check_nothing_is_lost(config: Config) -> None:
+    """Refuses to throw away a run folder together with what the run reads."""
+    data = config.data
+    read = [("data.corpus", data.corpus), ("data.tokenizer", data.tokenizer), ("data.source", data.source)]
+    read += [(f"data.mixtures.{m.name}.corpora", corpus) for m in data.mixtures for corpus in m.corpora]
+    for name, path in read:
+        if path not in (None, "byte", "stdlib") and lies_in(path, config.run_folder):
             raise ValueError(
-                f"{folder} is not empty and not a run folder; choose another --config.run_folder"
+                f"{name} has {path}, which lies in the run folder {config.run_folder}; --overwrite would "
+                "remove it, so choose another --config.run_folder"
             )
-        # Read also when it is to go: others' folders, Hugging Face's too, have a config.json.
-        changed = differences(config, read_config(folder))
+
+
+def prepare_folder(config: Config, *, overwrite: bool) -> None:
+    """Makes the run folder that `check_folder` found fit; one of the same run is left as it is."""
+    folder = pathlib.Path(config.run_folder).resolve()  # a link to it stays
+    if (folder / CONFIG_FILE).is_file():
         if not overwrite:
-            if changed:
-                raise ValueError(
-                    f"{folder} holds a run of another config ({'; '.join(changed[:3])}); choose another "
-                    "--config.run_folder, or give --overwrite to throw the old run away"
-                )
             return
         shutil.rmtree(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -242,7 +290,7 @@ def _start(run: _Run, checkpoints: Checkpoints) -> TrainState:
     rules = make_rules(run.config.phase_at(1).config, run.mesh.size, run.schedule)
     state = abstract_state(run.config, rules, run.mesh)
     placed = shardings(state, run.mesh)
-    step = checkpoints.latest_step()
+    step = newest_step(run.config.run_folder)
     if step is None:
         init = jax.jit(
             functools.partial(init_state, run.config, rules),

@@ -1,14 +1,18 @@
 """What a run writes down: a line of JSON and TensorBoard scalars a logged step."""
 
+import contextlib
 import json
 import math
 import os
 import pathlib
+import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 METRICS_FILE = "metrics.jsonl"
+EVENTS_FOLDER = "tensorboard"
 
 # Dense bfloat16 peaks from the vendors' datasheets, in FLOP/s.
 PEAK_FLOPS = {
@@ -49,27 +53,52 @@ class MetricsWriter:
 
     def __init__(self, run_folder: str | pathlib.Path, *, first_step: int):
         # Here, because it imports torch where it finds it: two seconds that a dry run need not wait.
-        from tensorboardX import SummaryWriter
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto.event_pb2 import Event, SessionLog  # type: ignore
+        from tensorboardX.summary import scalar
 
-        folder = pathlib.Path(run_folder)
-        _forget_after(folder / METRICS_FILE, first_step)
-        self._file = (folder / METRICS_FILE).open("a")
-        self._events = SummaryWriter(str(folder / "tensorboard"), purge_step=first_step + 1)
+        self._folder = pathlib.Path(run_folder)
+        self._event, self._scalar = Event, scalar
+        with self._naming():
+            _forget_after(self._folder / METRICS_FILE, first_step)
+            self._file = (self._folder / METRICS_FILE).open("a")
+            (self._folder / EVENTS_FOLDER).mkdir(exist_ok=True)
+            # In this thread: SummaryWriter's own dies of a full disk, and then its queue is full for good.
+            self._events = EventsWriter(str(self._folder / EVENTS_FOLDER / "events"))
+            restart = SessionLog(status=SessionLog.START)  # hides what TensorBoard has of later steps
+            self._events.write_event(Event(wall_time=time.time(), step=first_step + 1, session_log=restart))
 
     def __enter__(self) -> "MetricsWriter":
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        self._file.close()
-        self._events.close()
+        with self._naming():
+            self._file.close()
+            self._events.close()
 
     def write(self, step: int, kind: str, values: dict[str, float], *, phase: str = "") -> None:
-        """Writes scalars of a step; `kind` is "train" or "validation", `phase` its phase's name, if any."""
+        """Writes scalars of a step; `kind` is "train" or "validation", `phase` its phase's name, if any.
+
+        Raises:
+          OSError: with the run folder's name, when the disk is full.
+        """
         where = {"step": step, "kind": kind} | ({"phase": phase} if phase else {})
-        self._file.write(json.dumps(where | values) + "\n")
-        self._file.flush()
-        for name, value in values.items():
-            self._events.add_scalar(f"{kind}/{name}", value, step)
+        with self._naming():
+            self._file.write(json.dumps(where | values) + "\n")
+            self._file.flush()
+            for name, value in values.items():
+                summary = self._scalar(f"{kind}/{name}", value)
+                self._events.write_event(self._event(wall_time=time.time(), step=step, summary=summary))
+            self._events.flush()
+
+    @contextlib.contextmanager
+    def _naming(self) -> Iterator[None]:
+        """Says where, in an error of a file that is open: the system does not."""
+        try:
+            yield
+        except OSError as error:
+            error.filename = error.filename or str(self._folder)
+            raise
 
 
 def read_metrics(run_folder: str | pathlib.Path, kind: str) -> list[dict[str, Any]]:

@@ -1,0 +1,151 @@
+"""A run's folder: what it may be, what --overwrite takes away and what it never does. Nothing is trained."""
+
+import dataclasses
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+from small_runs import small_config
+
+import zaya_jax
+from zaya_jax.config import Config, lies_in
+from zaya_jax.train.loop import check_folder, prepare_folder
+
+# Files of 20 KB are too long, as they would be on a full disk; TensorBoard's grows fastest.
+WRITING = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+from zaya_jax import cli, train_command
+from zaya_jax.train.metrics import MetricsWriter
+
+def main(_):
+    with MetricsWriter(sys.argv[1], first_step=0) as writer:
+        for step in range(1000):
+            writer.write(step, "train", {"a": 0.1, "b": 0.2})
+
+train_command.main = main
+cli.main(["train"])
+"""
+
+
+@pytest.fixture
+def config(tmp_path) -> Config:
+    return small_config(run_folder=tmp_path / "run", corpus=tmp_path / "corpus")
+
+
+def starting_from(config: Config, folder: pathlib.Path) -> Config:
+    return dataclasses.replace(config, train=dataclasses.replace(config.train, init_from=str(folder)))
+
+
+def make_run(config: Config, *, step: int | None = None) -> pathlib.Path:
+    """The folder of a run, with as much of a checkpoint as tells that there is one."""
+    folder = pathlib.Path(config.run_folder)
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(config.to_text())
+    if step is not None:
+        (folder / f"checkpoints/{step}/weights").mkdir(parents=True)
+        (folder / f"checkpoints/{step}/weights/_METADATA").write_text("{}")
+    return folder
+
+
+def test_a_run_goes_on_without_what_it_started_from(config, tmp_path):
+    config = starting_from(config, tmp_path / "gone")
+    folder = make_run(config, step=4)
+    check_folder(config, overwrite=False)
+    with pytest.raises(ValueError, match="gone is not a run folder"):
+        check_folder(config, overwrite=True)
+    (folder / "checkpoints/4").rename(folder / "checkpoints/4.orbax-checkpoint-tmp")
+    with pytest.raises(ValueError, match="gone is not a run folder"):
+        check_folder(config, overwrite=False)
+
+
+def test_an_old_run_within_its_base_goes_on(config, tmp_path):
+    """It began when that was allowed, and going on removes nothing."""
+    config = starting_from(config, tmp_path)
+    make_run(config, step=4)
+    check_folder(config, overwrite=False)
+    with pytest.raises(ValueError, match="they must be two folders"):
+        check_folder(config, overwrite=True)
+
+
+def test_a_run_starts_from_a_run_beside_it(config, tmp_path):
+    base = make_run(dataclasses.replace(config, run_folder=str(tmp_path / "base")), step=0)
+    config = starting_from(config, base)
+    for overwrite in (False, True):
+        check_folder(config, overwrite=overwrite)
+        prepare_folder(config, overwrite=overwrite)
+    assert Config.from_text((tmp_path / "run/config.json").read_text()) == config
+    assert (base / "checkpoints/0/weights/_METADATA").is_file()
+
+
+def test_overwrite_empties_what_a_link_stands_for(config, tmp_path):
+    place = make_run(dataclasses.replace(config, run_folder=str(tmp_path / "disk/run")), step=4)
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept/file").write_text("")
+    (place / "link").symlink_to(tmp_path / "kept")
+    (tmp_path / "run").symlink_to(place)
+    check_folder(config, overwrite=True)
+    prepare_folder(config, overwrite=True)
+    assert [path.name for path in place.iterdir()] == ["config.json"]
+    assert (tmp_path / "run").is_symlink()
+    assert (tmp_path / "kept/file").is_file()
+
+
+def test_a_corpus_may_be_built_in_the_run_folder(config, tmp_path):
+    """It is there before the config is; --overwrite then has another run folder to ask for."""
+    data = dataclasses.replace(config.data, corpus=str(tmp_path / "run/corpus"))
+    config = dataclasses.replace(config, data=data)
+    check_folder(config, overwrite=False)
+    (tmp_path / "run/corpus").mkdir(parents=True)
+    prepare_folder(config, overwrite=False)
+    check_folder(config, overwrite=False)
+    with pytest.raises(ValueError, match=r"data\.corpus has .*run/corpus, which lies in the run folder"):
+        check_folder(config, overwrite=True)
+
+
+def test_what_lies_in_a_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for folder in ("run/inner", "away/deep", "runs"):
+        pathlib.Path(folder).mkdir(parents=True)
+    links = {
+        "to_run": "run",
+        "to_inner": str(tmp_path / "run/inner"),
+        "run/out": "../away",
+        "to_out": "run/out",
+        "away/to_deep": "../run/out/deep",
+        "circle": "circle",
+    }
+    for name, place in links.items():
+        pathlib.Path(name).symlink_to(place)
+    inside = (
+        "run",
+        "./run/",
+        "runs/../run",
+        "run/not/there",
+        "to_run",
+        "to_run/x",
+        "to_inner/..",
+        "to_inner",
+    )
+    passing = ("run/out", "run/out/deep", "to_out", "to_out/deep/x", "away/to_deep")
+    for path in (*inside, *passing, tmp_path / "run"):
+        assert lies_in(path, "run")
+        assert lies_in(path, "to_run")
+    for path in (".", "runs", "away", "away/deep", "runs/run", "circle", "/"):
+        assert not lies_in(path, "run")
+
+
+def test_metrics_on_a_full_disk_are_one_sentence(tmp_path):
+    """TensorBoard's writer died in a thread of its own, and the run waited for it without an end."""
+    root = pathlib.Path(zaya_jax.__file__).parents[1]
+    done = subprocess.run(
+        [sys.executable, "-c", WRITING, str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": str(root)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"zaya: train: {tmp_path}: File too large\n"
