@@ -146,17 +146,24 @@ def _silence_threads() -> None:
     """Lets nobody but the main thread tell of a failing disk: Orbax's threads would, with ten tracebacks."""
     for name in ("absl", "asyncio"):
         logging.getLogger(name).addFilter(_is_news)
-    sys.unraisablehook = _say_unraisable
+    if not isinstance(sys.unraisablehook, _Unraisable):
+        sys.unraisablehook = _Unraisable(sys.unraisablehook)
 
 
 def _is_news(record: logging.LogRecord) -> bool:
     return not (record.exc_info and _is_of_the_disk(record.exc_info[1]))
 
 
-def _say_unraisable(unraisable: Any) -> None:
-    # TensorStore's, when Orbax no longer waits for the rest of what has failed.
-    if str(unraisable.exc_value) != "Event loop is closed":
-        sys.__unraisablehook__(unraisable)
+@dataclasses.dataclass(frozen=True)
+class _Unraisable:
+    """Leaves out what TensorStore says when Orbax no longer waits for the rest of what has failed."""
+
+    told: Callable[[Any], Any]
+    """The hook that was there before: Python's own, or pytest's, which makes a failure of it."""
+
+    def __call__(self, unraisable: Any) -> None:
+        if str(unraisable.exc_value) != "Event loop is closed":
+            self.told(unraisable)
 
 
 def _step_folder(run_folder: str | pathlib.Path, step: int) -> pathlib.Path:

@@ -11,7 +11,7 @@ from small_runs import small_config
 
 import zaya_jax
 from zaya_jax.config import Config, lies_in
-from zaya_jax.train.loop import check_folder, prepare_folder
+from zaya_jax.train.opening import check_folder, prepare_folder
 
 # Files of 20 KB are too long, as they would be on a full disk; TensorBoard's grows fastest.
 WRITING = """
