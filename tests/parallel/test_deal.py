@@ -8,11 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from zaya_jax.config import ModelConfig
+from zaya_jax.config import ModelConfig, OptimizerConfig
 from zaya_jax.model.weights import declare, flatten, map_weights
-from zaya_jax.optim.optimizer import optimizer_flops
+from zaya_jax.optim.optimizer import make_optimizer, optimizer_flops
 from zaya_jax.options import load_config
 from zaya_jax.parallel.deal import Round, deal, from_parts, to_parts
+from zaya_jax.parallel.mesh import DATA
 
 ODD = ModelConfig(
     vocab_size=43,
@@ -162,6 +163,29 @@ def test_matrices_of_a_round_keep_their_own_sides():
     assert {run.path: (run.rows, run.columns) for round_ in rounds for run in round_.runs} == sides
     padded = [run for round_ in rounds for run in round_.runs if max(sides[run.path]) < round_.shape[2]]
     assert padded, "some matrix must lie in a round that is longer than it"
+
+
+def test_a_padded_matrix_moves_as_far_as_its_own_sides_say():
+    """Muon's update has the norm 0.2 sqrt(long x short) of the matrix (arXiv 2502.16982, section 2.2)."""
+    dealt = deal(declare(ODD), 8)
+    config = OptimizerConfig(
+        newton_schulz="polar_express", newton_schulz_steps=10, momentum=0.0, weight_decay=0.0
+    )
+    optimizer = make_optimizer(config, dealt, lambda step: 1.0 + 0 * step)
+    random = np.random.default_rng(0)
+    params = map_weights(lambda weight: jnp.asarray(random.standard_normal(weight.shape)), declare(ODD))
+    parts = {name: x.reshape(8, -1, *x.shape[1:]) for name, x in to_parts(dealt, params).items()}
+    updates, _ = jax.jit(
+        jax.vmap(lambda x: optimizer.update(x, optimizer.init(x), x, step=0), axis_name=DATA)
+    )(parts)
+    is_padded = set()
+    for round_ in dealt.rounds:
+        sides = [sorted((run.rows, run.columns)) for run in round_.runs for _ in range(run.count)]
+        for device, (short, long) in enumerate(sides):
+            norm = np.linalg.norm(updates[round_.name][device])
+            assert norm == pytest.approx(0.2 * (long * short) ** 0.5, rel=1e-3)
+            is_padded.add(long < round_.shape[2])
+    assert is_padded == {False, True}
 
 
 def test_rounds_are_named_apart():
