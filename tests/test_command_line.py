@@ -147,7 +147,7 @@ MISTAKES = (
     Mistake("sequence and blocks", SMALL + "--config.data.sequence_length=96", "data.sequence_length is 96, and corpus has blocks of 256 tokens; one must be a multiple"),
     Mistake("missing corpus", SMALL + "--config.data.corpus=nowhere", "there is no corpus at nowhere; zaya corpus nowhere --source TEXTS builds one, or the run itself with --config.data.source=TEXTS"),
     Mistake("misspelt corpus", "train --config.run_folder=new --config.data.corpus=corups", "there is no corpus at corups (did you mean corpus?); zaya corpus corups --source TEXTS builds one, or the run itself"),
-    Mistake("misspelt corpus of a run", "train --config=runs/fresh/config.json --config.data.corpus=corups", "there is no corpus at corups (did you mean corpus?)"),
+    Mistake("misspelt corpus of a run", "train --config=runs/fresh/config.json --config.run_folder=new --config.data.corpus=corups", "there is no corpus at corups (did you mean corpus?)"),
     Mistake("missing source", SMALL + "--config.data.corpus=nowhere --config.data.source=nothing", "there is no source folder nothing"),
     Mistake("no corpus in the folder", SMALL + "--config.data.corpus=texts", "there is no corpus at texts: it has no manifest.json"),
     Mistake("empty source", SMALL + "--config.data.corpus=nowhere --config.data.source=hollow", 'no file in hollow has a name like "*"'),
