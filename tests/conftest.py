@@ -26,3 +26,16 @@ def _forget_compiled_functions():
     """
     yield
     jax.clear_caches()
+
+
+LONGEST_FIRST = (
+    "train/test_tiny_with_kernels.py", "train/test_step.py", "train/test_run.py", "model/test_properties.py",
+    "notebooks/test_notebooks.py", "multidevice/test_multidevice.py",
+)  # fmt: skip
+"""Files that take minutes. Begun last, one of them would end alone, with the other cores idle."""
+
+
+def pytest_collection_modifyitems(items):
+    """Begins with the longest files; `--no-loadscope-reorder` has xdist keep that order."""
+    ranks = {name: rank for rank, name in enumerate(LONGEST_FIRST)}
+    items.sort(key=lambda item: ranks.get("/".join(item.path.parts[-2:]), len(ranks)))

@@ -207,7 +207,7 @@ def test_a_step_that_is_not_finite_changes_nothing_and_is_counted(value):
     """Weights, moments and router biases; the step before it has filled the moments."""
     batch = uneven_batch()
     poisoned = dataclasses.replace(batch, weights_BT=batch.weights_BT.at[4, 1].set(value))
-    run = jit(functools.partial(train_step, rules=MUON, mesh=data_mesh(jax.devices()[:1])))
+    run = program(MUON)
     before, _ = run(state_of(MUON, initialise(declare(MODEL), jax.random.key(0)), KEY), batch)
     after, metrics = run(before, poisoned)
     expected = dataclasses.replace(before, step=before.step + 1, skipped_steps=before.skipped_steps + 1)
@@ -247,7 +247,7 @@ def test_a_step_that_tells_no_update_norms_moves_the_same():
     silent = dataclasses.replace(MUON, update_norms=False)
     states = {}
     for rules in (MUON, silent):
-        run = jit(functools.partial(train_step, rules=rules, mesh=data_mesh(jax.devices()[:1])))
+        run = program(rules)
         state = state_of(rules, initialise(declare(MODEL), jax.random.key(0)), KEY)
         states[rules], metrics = run(state, uneven_batch())
         assert bool(metrics.update_norms) == rules.update_norms
@@ -275,7 +275,7 @@ def test_a_state_dealt_out_to_others_is_refused():
 
 
 def test_checkpoints_hold_weights_and_moments_as_declared():
-    run = jit(functools.partial(train_step, rules=MUON, mesh=data_mesh(jax.devices()[:1])))
+    run = program(MUON)
     state, _ = run(state_of(MUON, initialise(declare(MODEL), jax.random.key(0)), KEY), uneven_batch())
     saved = to_checkpoint(state)
     shapes = {x.shape for x in jax.tree.leaves(saved["training"]["optimizer"])}
