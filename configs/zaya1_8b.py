@@ -50,7 +50,7 @@ def get_config() -> ConfigDict:
     config.balancing.learning_rate = 1e-3  # ours
 
     config.train = ConfigDict()
-    config.train.gradient_dtype = "bfloat16"  # ours
+    config.train.gradient_dtype = "bfloat16"  # ours: as they are kept; they travel in float32
     config.train.loss_chunk = 2048  # ours: 2 GiB of logits
     config.train.eval_every = 5000  # ours
     config.train.eval_sequences = 4096  # ours
