@@ -5,6 +5,7 @@ import json
 import math
 import os
 import pathlib
+import socket
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -53,8 +54,8 @@ class MetricsWriter:
 
     def __init__(self, run_folder: str | pathlib.Path, *, first_step: int):
         # Here, because it imports torch where it finds it: two seconds that a dry run need not wait.
-        from tensorboardX.event_file_writer import EventsWriter
         from tensorboardX.proto.event_pb2 import Event, SessionLog  # type: ignore
+        from tensorboardX.record_writer import RecordWriter
         from tensorboardX.summary import scalar
 
         self._folder = pathlib.Path(run_folder)
@@ -62,19 +63,24 @@ class MetricsWriter:
         with self._naming():
             _forget_after(self._folder / METRICS_FILE, first_step)
             self._file = (self._folder / METRICS_FILE).open("a")
-            (self._folder / EVENTS_FOLDER).mkdir(exist_ok=True)
-            # In this thread: SummaryWriter's own dies of a full disk, and then its queue is full for good.
-            self._events = EventsWriter(str(self._folder / EVENTS_FOLDER / "events"))
+            events = self._folder / EVENTS_FOLDER
+            events.mkdir(exist_ok=True)
+            # Records alone: SummaryWriter's thread dies of a full disk, and then its queue is full for good.
+            self._events = RecordWriter(
+                str(events / f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}")
+            )
+            self._write_event(file_version="brain.Event:2")
             restart = SessionLog(status=SessionLog.START)  # hides what TensorBoard has of later steps
-            self._events.write_event(Event(wall_time=time.time(), step=first_step + 1, session_log=restart))
+            self._write_event(step=first_step + 1, session_log=restart)
 
     def __enter__(self) -> "MetricsWriter":
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        with self._naming():
-            self._file.close()
-            self._events.close()
+        # Both, whatever becomes of one: Python would complain at its exit of what is left to be written.
+        with self._naming(), contextlib.ExitStack() as files:
+            files.callback(self._file.close)
+            files.callback(self._events.close)
 
     def write(self, step: int, kind: str, values: dict[str, float], *, phase: str = "") -> None:
         """Writes scalars of a step; `kind` is "train" or "validation", `phase` its phase's name, if any.
@@ -87,9 +93,11 @@ class MetricsWriter:
             self._file.write(json.dumps(where | values) + "\n")
             self._file.flush()
             for name, value in values.items():
-                summary = self._scalar(f"{kind}/{name}", value)
-                self._events.write_event(self._event(wall_time=time.time(), step=step, summary=summary))
+                self._write_event(step=step, summary=self._scalar(f"{kind}/{name}", value))
             self._events.flush()
+
+    def _write_event(self, **fields: Any) -> None:
+        self._events.write(self._event(wall_time=time.time(), **fields).SerializeToString())
 
     @contextlib.contextmanager
     def _naming(self) -> Iterator[None]:
