@@ -259,7 +259,7 @@ def _grouped_swiglu(sizes: Sizes, dtype: jnp.dtype) -> Case:
             "grouped_swiglu_grad_rows": True,
             "grouped_swiglu_grad_weights": True,
         },
-        implementations=("pallas", "ragged_dot"),
+        implementations=("pallas", "xla"),
     )
 
 
@@ -277,7 +277,7 @@ def _grouped_matmul(sizes: Sizes, dtype: jnp.dtype) -> Case:
             "grouped_matmul_grad_rows": True,
             "grouped_matmul_grad_weights": True,
         },
-        implementations=("pallas", "ragged_dot"),
+        implementations=("pallas", "xla"),
     )
 
 

@@ -14,9 +14,13 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.cca import gradients, triton
-from pallas_kernels.cca.reference import CcaWeights, cca_reference
+from pallas_kernels.cca.reference import CcaWeights, rotate
 from pallas_kernels.cca.triton import Blocks, Tile
+from pallas_kernels.cca.xla import cca_xla, looking_back, taps_over_time
 from pallas_kernels.choice import Implementation, choose
+from pallas_kernels.product import own_matrix
+
+__all__ = ["BLOCKS", "Blocks", "CcaWeights", "Tile", "cca", "looking_back", "rotate", "taps_over_time"]
 
 BLOCKS = Blocks(
     forward=Tile(rows=64, contracted=32),
@@ -66,11 +70,11 @@ def cca(
       ValueError: if shapes, dtypes or settings do not go together.
     """
     _check(latent_BTC, tail_BWC, weights, rotation, segments_BT)
-    arguments = latent_BTC, tail_BWC, weights, rotation, segments_BT
     if choose("cca", implementation) == "pallas":
         triton.check(weights.grouped_kernel_AJHH.shape[3], latent_BTC.dtype.itemsize, blocks)
-        return _pallas(*arguments, blocks)
-    q_BTNH, k_BTKH = cca_reference(*arguments)
+        weights = weights._replace(grouped_kernel_AJHH=own_matrix(weights.grouped_kernel_AJHH))
+        return _pallas(latent_BTC, tail_BWC, weights, rotation, segments_BT, blocks)
+    q_BTNH, k_BTKH = cca_xla(latent_BTC, tail_BWC, weights, rotation, segments_BT)
     return q_BTNH.astype(latent_BTC.dtype), k_BTKH.astype(latent_BTC.dtype)
 
 

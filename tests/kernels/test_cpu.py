@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
 from pallas_kernels.cpu import ROWS_IN_PLACE, apart, product_in_place, transposed_product
 
 

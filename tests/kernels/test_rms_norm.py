@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_base import (
+    FORMS,
     ROUNDOFF,
     assert_close,
     assert_gradients_are_differences,
@@ -47,8 +48,10 @@ def run(rows, width, dtype, blocks, seed=0):
     arguments = jnp.asarray(output, dtype), *jax.tree.map(jnp.float32, (residual, scaling, scale))
     cotangents = normals(seed + 1, (rows, width), (rows, width))
     cotangents = jnp.float32(cotangents[0]), jnp.asarray(cotangents[1], dtype)
-    pallas = functools.partial(residual_rms_norm, eps=EPS, implementation="pallas", blocks=blocks)
-    ours = value_and_pullback(pallas, arguments, cotangents)
+    forms = (
+        functools.partial(residual_rms_norm, eps=EPS, implementation=name, blocks=blocks) for name in FORMS
+    )
+    ours = [value_and_pullback(form, arguments, cotangents) for form in forms]
     reference = functools.partial(residual_rms_norm_reference, eps=EPS)
     return ours, in_float64(reference, arguments, cotangents)
 
@@ -70,9 +73,10 @@ def bounds(rows, width, dtype):
 
 def check(rows, width, dtype, blocks, seed=0):
     ours, expected = run(rows, width, dtype, blocks, seed)
-    assert ours[0][0].dtype == jnp.float32
-    assert ours[0][1].dtype == ours[1][0].dtype == dtype
-    assert_close(ours, expected, bounds(rows, width, dtype))
+    for results, gradients in ours:
+        assert results[0].dtype == jnp.float32
+        assert results[1].dtype == gradients[0].dtype == dtype
+        assert_close((results, gradients), expected, bounds(rows, width, dtype))
 
 
 @pytest.mark.parametrize(("shape", "dtype"), in_turn(SHAPES))
