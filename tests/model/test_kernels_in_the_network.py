@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from zaya_jax.model.kernels import project_and_rotate, with_implementations
 
 from pallas_kernels import choice
 from zaya_jax.config import Config, DataConfig, ModelConfig
 from zaya_jax.model.cache import empty_cca_state
 from zaya_jax.model.cca import cca_projection, join_projections
-from zaya_jax.model.kernels import project_and_rotate, with_implementations
 from zaya_jax.model.rope import apply_rope, rope_table
 from zaya_jax.model.weights import declare
 from zaya_jax.model.zaya import Zaya

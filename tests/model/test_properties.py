@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from zaya_jax.model.kernels import with_implementations
 
 from zaya_jax.config import HYBRID, HYBRID_SLIDING, ModelConfig
 from zaya_jax.model import zaya
-from zaya_jax.model.kernels import with_implementations
 from zaya_jax.model.layer_input import layer_inputs, stacked_experts
 from zaya_jax.model.remat import group_size
 from zaya_jax.model.router import route
