@@ -21,7 +21,8 @@ from zaya_jax.config import ExecutionConfig, ModelConfig
 from zaya_jax.convert.layouts import ROUTER_BIAS, Piece, all_pieces
 from zaya_jax.convert.pytorch import load_variables
 from zaya_jax.convert.sides import Side
-from zaya_jax.convert.stream import CHECKSUMS, WORKERS, Watcher, ahead, check_checksums
+from zaya_jax.convert.stream import WORKERS, Watcher, ahead, check_checksums
+from zaya_jax.durable import CHECKSUMS
 from zaya_jax.model import zaya
 from zaya_jax.model.weights import count_parameters
 
