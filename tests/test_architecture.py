@@ -10,7 +10,7 @@ import pytest
 
 import pallas_kernels
 import zaya_jax
-from zaya_jax.model.norms import rms_norm
+from pallas_kernels.rms_norm import rms_norm
 
 PACKAGE = pathlib.Path(zaya_jax.__file__).parent
 KERNELS = pathlib.Path(pallas_kernels.__path__[0])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from zaya_jax.config import ModelConfig, OptimizerConfig
-from zaya_jax.model.weights import declare, flatten, map_weights
+from zaya_jax.model.weights import declare, flatten_weights, map_weights
 from zaya_jax.optim.optimizer import make_optimizer, optimizer_flops
 from zaya_jax.options import load_config
 from zaya_jax.parallel.deal import Round, deal, from_parts, to_parts
@@ -62,7 +62,7 @@ def test_no_matrix_is_cut(num_devices):
     """The elements of each matrix lie in one device's share of a part."""
     declared = declare(ODD)
     dealt = deal(declared, num_devices)
-    for path, weight in flatten(declared).items():
+    for path, weight in flatten_weights(declared).items():
         if weight.matrix is None:
             continue
         counting = [i for i, axis in enumerate(weight.axes) if axis not in "".join(weight.matrix)]

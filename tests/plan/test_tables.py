@@ -6,7 +6,7 @@ import io
 import pytest
 from rich.console import Console
 
-from zaya_jax.model.weights import declare, flatten
+from zaya_jax.model.weights import declare, flatten_weights
 from zaya_jax.options import load_config
 from zaya_jax.plan import describe
 from zaya_jax.plan.command import config_of_phase
@@ -66,7 +66,7 @@ def plan_of(preset):
 @pytest.mark.parametrize("preset", PRESETS)
 def test_each_weight_has_its_whole_name_on_a_line(preset):
     config = load_config(f"configs/{preset}.py", [])
-    weights = flatten(declare(config.model))
+    weights = flatten_weights(declare(config.model))
     said = at_80_columns(describe._weights_table(weights, config))
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in said.splitlines() if "│" in line]
     assert [row[0] for row in rows] == list(weights)
@@ -76,7 +76,7 @@ def test_each_weight_has_its_whole_name_on_a_line(preset):
 def test_the_sizes_of_axes_are_said_once():
     """`[4, 8, 128, 2, 128]` of the experts' gates in configs/tiny.py."""
     config = load_config("configs/tiny.py", [])
-    said = at_80_columns(describe._weights_table(flatten(declare(config.model)), config))
+    said = at_80_columns(describe._weights_table(flatten_weights(declare(config.model)), config))
     assert " LEDQF " in said
     sizes = " ".join(said.partition("axes: ")[2].split()).split(", ")
     assert {"L 4", "E 8", "D 128", "Q 2", "F 128"} <= set(sizes)

@@ -25,9 +25,9 @@ from jax import lax
 from rich.console import Console
 from rich.table import Table
 
+from pallas_kernels.grouped_matmul import count_rows
+from pallas_kernels.rms_norm import rms_norm
 from zaya_jax.config import BalancingConfig, ModelConfig
-from zaya_jax.model.experts import expert_counts
-from zaya_jax.model.norms import rms_norm
 from zaya_jax.model.router import route
 from zaya_jax.model.weights import declare, initialise
 from zaya_jax.model.zaya import initial_router_bias
@@ -138,7 +138,7 @@ def simulate(
 
     def count(bias_LX: jax.Array, tokens_PJ: jax.Array) -> jax.Array:
         experts_LBT = _route(routers, tokens_PJ, bias_LX).experts_BT
-        return jax.vmap(lambda x_BT: expert_counts(x_BT.ravel(), MODEL.num_router_classes))(experts_LBT)
+        return jax.vmap(lambda x_BT: count_rows(x_BT.ravel(), MODEL.num_router_classes))(experts_LBT)
 
     def step(carry: Any, tokens_PJ: jax.Array) -> tuple[Any, jax.Array]:
         biases_RLX = jnp.stack([bias_LX for bias_LX, _ in carry])

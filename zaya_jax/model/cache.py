@@ -54,9 +54,7 @@ def sizes_of_layers(config: ModelConfig, max_length: int) -> tuple[int, ...]:
     return tuple(ring if kind == HYBRID_SLIDING else max_length for kind in config.layer_types)
 
 
-def init_cache(
-    config: ModelConfig, batch_size: int, max_length: int, dtype: DTypeLike = "bfloat16"
-) -> Cache:
+def init_cache(config: ModelConfig, batch_size: int, max_length: int, dtype: DTypeLike = "bfloat16") -> Cache:
     """An empty cache.
 
     Args:

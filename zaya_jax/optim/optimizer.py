@@ -13,6 +13,7 @@ import numpy as np
 import optax
 from jax.typing import ArrayLike
 
+from pallas_kernels.choice import Implementation
 from zaya_jax.config import OptimizerConfig
 from zaya_jax.model.matrices import matrix_sides
 from zaya_jax.optim.muon import scale_by_muon
@@ -25,7 +26,11 @@ ADAMW_RMS = 0.2
 
 
 def make_optimizer(
-    config: OptimizerConfig, dealt: Deal, schedule: optax.Schedule
+    config: OptimizerConfig,
+    dealt: Deal,
+    schedule: optax.Schedule,
+    *,
+    implementation: Implementation | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """The transformation from clipped gradients to updates, of the parts that a device owns.
 
@@ -36,6 +41,7 @@ def make_optimizer(
       config: names the optimiser and its values.
       dealt: how the weights are dealt out; by elements alone for "adamw".
       schedule: the learning rate over the run's steps.
+      implementation: of Muon's Newton-Schulz, as `scale_by_muon` takes it.
     """
     adam = optax.scale_by_adam(config.beta1, config.beta2, config.eps)
     groups = {part.name: "adam" if isinstance(part, Elements) else "muon" for part in dealt.parts}
@@ -44,7 +50,7 @@ def make_optimizer(
         part.name: weights[part.path].decay if isinstance(part, Elements) else True for part in dealt.parts
     }
     return optax.chain(
-        optax.partition({"muon": _muon(config, dealt), "adam": adam}, groups),
+        optax.partition({"muon": _muon(config, dealt, implementation), "adam": adam}, groups),
         optax.add_decayed_weights(config.weight_decay, decay),
         _scale_by_learning_rate(schedule),
     )
@@ -62,7 +68,9 @@ def _scale_by_learning_rate(schedule: optax.Schedule) -> optax.GradientTransform
     return optax.GradientTransformationExtraArgs(optax.init_empty_state, update)  # pyright: ignore[reportArgumentType]
 
 
-def _muon(config: OptimizerConfig, dealt: Deal) -> optax.GradientTransformation:
+def _muon(
+    config: OptimizerConfig, dealt: Deal, implementation: Implementation | None
+) -> optax.GradientTransformation:
     """Orthogonalised momentum, scaled to AdamW's root mean square."""
     masked = {part.name: optax.MaskedNode() for part in dealt.elements}
     scales = {part.name: _rms_factor(part) for part in dealt.matrix_parts}
@@ -74,7 +82,7 @@ def _muon(config: OptimizerConfig, dealt: Deal) -> optax.GradientTransformation:
             num_steps=config.newton_schulz_steps,
             iteration_dtype=config.newton_schulz_dtype,
             momentum_dtype=config.momentum_dtype,
-            implementation=config.newton_schulz_implementation,
+            implementation=implementation,
         ),
         optax.stateless(
             lambda updates, _: jax.tree.map(lambda x, scale: x * _own(scale), updates, scales | masked)

@@ -25,7 +25,7 @@ import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from zaya_jax.model.matrices import MatrixAxes, from_matrices, matrix_axes, matrix_sides, to_matrices
-from zaya_jax.model.weights import Weight, flatten
+from zaya_jax.model.weights import Weight, flatten_weights
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,7 +167,7 @@ def deal(declared: Mapping, num_devices: int, *, by_matrix: bool = True) -> Deal
       num_devices: how many share.
       by_matrix: keeps matrices whole; otherwise all weights are cut by elements, for plain AdamW.
     """
-    weights = flatten(declared)
+    weights = flatten_weights(declared)
     matrices = {path: weight for path, weight in weights.items() if weight.matrix and by_matrix}
     # A round mixes weights, so that one rule of decay must be right for all of them.
     assert all(weight.decay for weight in matrices.values()), "every matrix decays"

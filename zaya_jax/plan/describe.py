@@ -7,7 +7,7 @@ from rich.table import Table
 
 from zaya_jax.config import Config, Phase
 from zaya_jax.model.flops import active_parameters, train_flops_per_token
-from zaya_jax.model.weights import Weight, count_parameters, declare, flatten
+from zaya_jax.model.weights import Weight, count_parameters, declare, flatten_weights
 from zaya_jax.optim.schedules import learning_rate_schedule
 from zaya_jax.plan.memory import memory_by_kind
 from zaya_jax.tables import format_bytes, name_column, number_column
@@ -30,7 +30,7 @@ def describe(config: Config, *, devices: int | None = None, console: Console | N
         raise ValueError(f"--devices is {devices}; it must be at least 1")
     check_devices(config, devices)
     console = console or Console(soft_wrap=True, highlight=False)
-    console.print(_weights_table(flatten(declare(config.model)), config))
+    console.print(_weights_table(flatten_weights(declare(config.model)), config))
     console.print(_facts_table(config))
     console.print(_phases_table(config))
     for phase in config.resolved_phases:
@@ -80,7 +80,7 @@ def _phases_table(config: Config) -> Table:
 
 
 def _phase_facts(config: Config, phase: Phase) -> dict[str, str]:
-    model, data = phase.config.model, phase.config.data
+    model, data, execution = phase.config.model, phase.config.data, phase.config.execution
     parts = [stretch for stretch in stretches(config) if stretch.phase == phase]
     flops = train_flops_per_token(model, data.sequence_length)
     tokens = sum(part.num_steps * part.batch_tokens for part in parts)
@@ -95,7 +95,7 @@ def _phase_facts(config: Config, phase: Phase) -> dict[str, str]:
         "data": data.mixture or data.corpus,
         "learning rate": _rates(phase),
         "weight decay": f"{phase.config.optimizer.weight_decay:g}",
-        "remat, microbatches": f"{model.remat}, {phase.config.train.num_microbatches}",
+        "remat, microbatches": f"{execution.remat}, {execution.num_microbatches}",
         "training FLOPs a token": f"{flops:.4g}",
         "training FLOPs a step": f"{flops * data.batch_tokens:.4g}",
     }

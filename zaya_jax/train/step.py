@@ -19,7 +19,7 @@ from jax import lax
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.cpu import apart
+from pallas_kernels.fusion import unfused
 from zaya_jax.data.batch import Batch
 from zaya_jax.model.weights import Weight, declare, map_weights
 from zaya_jax.model.zaya import hidden_states
@@ -36,7 +36,7 @@ from zaya_jax.parallel.mesh import (
     total_of_own,
 )
 from zaya_jax.pytree import pytree
-from zaya_jax.train.loss import cross_entropy, cross_entropy_kernel
+from zaya_jax.train.loss import next_token_loss
 from zaya_jax.train.norms import GROUPS, global_norm, norms_by_group
 from zaya_jax.train.state import Rules, TrainState, layout, shardings
 
@@ -188,7 +188,7 @@ def _move(
         arguments = gradients, clip, state.optimizer, state.parts, state.step
         if rules.update_norms:
             # Apart, an update is computed once: its norm reads it, and so does the sum with the weights.
-            updates, optimizer = apart(update, *arguments)
+            updates, optimizer = unfused(update, *arguments)
             update_norms = norms_by_group(rules.deal, cast(dict, updates))
         else:
             updates, optimizer = update(*arguments)
@@ -229,7 +229,7 @@ def _movable(state: TrainState) -> dict[str, Any]:
 
 def _weights(state: TrainState, rules: Rules) -> dict:
     """All weights, from all devices: those in products in their type, scales and biases in float32."""
-    dtype, weights = rules.model.config.dtype, dict(rules.deal.weights)
+    dtype, weights = rules.model.execution.dtype, dict(rules.deal.weights)
     small = {part.name for part in rules.deal.elements if not weights[part.path].in_products}
     with jax.named_scope("gather_weights"):
         parts = {name: x if name in small else x.astype(dtype) for name, x in state.parts.items()}
@@ -240,24 +240,23 @@ def _forward(
     rules: Rules, params: Any, bias_LX: jax.Array, num_targets: jax.Array, batch: Batch
 ) -> tuple[jax.Array, Sums]:
     """The objective over `num_targets`, and sums over the rows."""
-    config = rules.model.config
+    config, execution = rules.model.config, rules.model.execution
     rows: Any = jax.tree.map(jnp.asarray, batch)
-    x_BTD, router = hidden_states(
-        config, params, bias_LX, rows.tokens_BT, rows.positions_BT, rows.segments_BT
+    hidden = hidden_states(
+        config, execution, params, bias_LX, rows.tokens_BT, rows.positions_BT, rows.segments_BT
     )
     with jax.named_scope("loss"):
-        arguments: Any = (
-            x_BTD.reshape(-1, x_BTD.shape[-1]),
+        loss = next_token_loss(
+            hidden.x_BTD.reshape(-1, hidden.x_BTD.shape[-1]),
             params["embedding"]["table"],
             params["head"]["bias"] if config.lm_head_bias else None,
             rows.targets_BT.reshape(-1),
             # Dividing weights rather than gradients saves a pass over these.
             rows.weights_BT.reshape(-1) / num_targets,
+            execution=execution,
+            z_loss=rules.z_loss,
         )
-        if rules.loss_implementation == "pallas":
-            loss: Any = cross_entropy_kernel(*arguments, z_loss=rules.z_loss)
-        else:
-            loss = cross_entropy(*arguments, rules.loss_chunk, rules.z_loss)
+    router = hidden.router
     num_tokens = jnp.sum(rows.segments_BT != 0, dtype=jnp.float32)
     return loss.objective, Sums(
         loss=loss.cross_entropy * num_targets,
@@ -284,7 +283,7 @@ def _accumulate(
     gradient = jax.grad(functools.partial(_forward, rules), has_aux=True)
 
     def cast(weight: Weight, x: jax.Array) -> jax.Array:
-        return x.astype(rules.gradient_dtype if weight.in_products else jnp.float32)
+        return x.astype(rules.model.execution.gradient_dtype if weight.in_products else jnp.float32)
 
     def of_rows(rows: Batch) -> tuple[Any, Sums]:
         gradients, sums = gradient(params, bias_LX, num_targets, rows)
