@@ -8,12 +8,9 @@ import dataclasses
 import functools
 import importlib.util
 import logging
-from typing import Any, Literal
+from typing import Any
 
 import jax
-
-Implementation = Literal["pallas", "xla"]
-"""What most operations have; `IMPLEMENTATIONS` names the others'."""
 
 _GROUPED = ("pallas", "xla", "blocked", "ragged_dot", "ragged_dot+pallas", "primus_turbo")
 IMPLEMENTATIONS: dict[str, tuple[str, ...]] = {

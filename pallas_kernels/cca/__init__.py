@@ -17,7 +17,7 @@ from pallas_kernels.cca import gradients, triton
 from pallas_kernels.cca.reference import CcaWeights, rotate
 from pallas_kernels.cca.triton import Blocks, Tile
 from pallas_kernels.cca.xla import cca_xla, looking_back, taps_over_time
-from pallas_kernels.choice import Implementation, choose
+from pallas_kernels.choice import choose
 from pallas_kernels.product import own_matrix
 
 __all__ = ["BLOCKS", "Blocks", "CcaWeights", "Tile", "cca", "looking_back", "rotate", "taps_over_time"]
@@ -39,7 +39,7 @@ def cca(
     rotation: tuple[jax.Array, jax.Array],
     *,
     segments_BT: jax.Array | None = None,
-    implementation: Implementation | None = None,
+    implementation: str | None = None,
     blocks: Blocks = BLOCKS,
 ) -> tuple[jax.Array, jax.Array]:
     """Queries and keys from their latents.

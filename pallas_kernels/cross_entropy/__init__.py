@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels.choice import Implementation, choose
+from pallas_kernels.choice import choose
 from pallas_kernels.cross_entropy import triton
 from pallas_kernels.cross_entropy.triton import Blocks
 from pallas_kernels.cross_entropy.xla import cross_entropy_xla
@@ -28,7 +28,7 @@ def cross_entropy(
     bias_V: jax.Array | None = None,
     z_loss: float = 0.0,
     chunk: int = 4096,
-    implementation: Implementation | None = None,
+    implementation: str | None = None,
     blocks: Blocks = BLOCKS,
 ) -> tuple[jax.Array, jax.Array]:
     """Sum over rows of `weight * (logsumexp(logits) - logit[target] + z_loss * logsumexp²)`, in nats.

@@ -114,10 +114,10 @@ class _Directions:
         form = _FORMS[name]
         if name != "pallas":
             return form
-        multiply, gradients = (
-            functools.partial(f, blocks=self.blocks) for f in (form.multiply, form.gradients)
+        return _Form(
+            functools.partial(form.multiply, blocks=self.blocks),
+            functools.partial(form.gradients, blocks=self.blocks),
         )
-        return _Form(multiply, gradients)
 
 
 def _directions(

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from pallas_kernels.checkpoint_names import STREAM
-from pallas_kernels.choice import Implementation, choose
+from pallas_kernels.choice import choose
 from pallas_kernels.rms_norm import triton
 from pallas_kernels.rms_norm.reference import ResidualScaling, rms_norm_reference
 from pallas_kernels.rms_norm.triton import Blocks
@@ -52,7 +52,7 @@ def residual_rms_norm(
     scale_D: jax.Array,
     *,
     eps: float,
-    implementation: Implementation | None = None,
+    implementation: str | None = None,
     blocks: Blocks = BLOCKS,
 ) -> tuple[jax.Array, jax.Array]:
     """`add_to_stream`, and the new stream's `rms_norm`.
@@ -81,7 +81,7 @@ def residual_rms_norm(
         return residual_rms_norm_xla(output, residual, scaling, scale_D, eps=eps)
     triton.check(output.shape[-1], blocks)
     rows = math.prod(output.shape[:-1]), output.shape[-1]
-    results = _pallas(output.reshape(rows), residual.reshape(rows), scaling, scale_D, eps, blocks)
+    results: Any = _pallas(output.reshape(rows), residual.reshape(rows), scaling, scale_D, eps, blocks)
     stream, norm = (x.reshape(output.shape) for x in results)
     return checkpoint_name(stream, STREAM), norm
 

@@ -58,7 +58,7 @@ def compiled(function, has_bias):
 
 
 @functools.cache
-def ours(z_loss, implementation="pallas", chunk=7):
+def ours(z_loss, implementation="pallas", blocks=BLOCKS):
     def loss(hidden, table, bias, targets, weights):
         return cross_entropy(
             hidden,
@@ -67,9 +67,9 @@ def ours(z_loss, implementation="pallas", chunk=7):
             weights,
             bias_V=bias,
             z_loss=z_loss,
-            chunk=chunk,
+            chunk=7,
             implementation=implementation,
-            blocks=BLOCKS,
+            blocks=blocks,
         )[0]
 
     return loss
@@ -196,7 +196,7 @@ def test_no_array_of_rows_times_vocabulary():
     blocks = Blocks(rows=16, entries=16, width=16, run=8, chunk=128)
     shapes = [(rows, width), (entries, width), (entries,)]
     arrays = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
-    traced = compiled(ours(0.0, blocks), False).trace(
+    traced = compiled(ours(0.0, blocks=blocks), False).trace(
         *arrays,
         jax.ShapeDtypeStruct((rows,), jnp.int32),
         jax.ShapeDtypeStruct((rows,), jnp.float32),

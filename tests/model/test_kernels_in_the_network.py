@@ -11,8 +11,7 @@ import pytest
 
 from pallas_kernels import choice
 from zaya_jax.config import Config, DataConfig, ExecutionConfig, ModelConfig
-from zaya_jax.model.cache import empty_cca_state
-from zaya_jax.model.cca import cca_projection, join_projections
+from zaya_jax.model.cca import cca_projection, empty_cca_state, join_projections
 from zaya_jax.model.implementations import (
     OPERATIONS,
     describe_implementations,

@@ -65,7 +65,7 @@ class ExecutionConfig:
     newton_schulz_implementation: Literal["xla", "pallas"] | None = None
 
     def implementation_of(self, operation: str) -> str | None:
-        """What is asked of an operation, "attention", "loss" and so on: its own field, else `implementation`."""
+        """What is asked of an operation, "attention" or "loss": its own field, else `implementation`."""
         return getattr(self, f"{operation}_implementation") or self.implementation
 
     def __post_init__(self):

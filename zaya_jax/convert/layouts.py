@@ -293,7 +293,7 @@ def our_weights(config: ModelConfig) -> dict[str, OurWeight]:
     """
     if config.router != "mlp":
         raise ValueError(f'model.router is "{config.router}"; Hugging Face\'s layout knows "mlp" only')
-    declared = weight_declarations.flatten(weight_declarations.declare(config))
+    declared = weight_declarations.flatten_weights(weight_declarations.declare(config))
     weights = {path: OurWeight(weight.axes, weight.shape) for path, weight in declared.items()}
     return weights | {ROUTER_BIAS: OurWeight("LX", (config.num_hidden_layers, config.num_router_classes))}
 

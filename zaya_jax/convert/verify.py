@@ -187,11 +187,9 @@ def _stream_after(
     elif "eda_scale" in stacked["router"]:
         stacked["router"]["eda_scale"] = params["layers"]["router"]["eda_scale"][: num_layers - 1]
     cut = dataclasses.replace(config, num_hidden_layers=num_layers)
-    x_BTD = zaya.embed(params["embedding"], jnp.asarray(tokens_BT))
-    positions_BT = jnp.arange(tokens_BT.shape[1])[None]
     bias_LX = variables["router_bias"]["layers"][:num_layers]
     params = params | {"layers": stacked}
-    return zaya.layers(cut, EXECUTION, params, bias_LX, x_BTD, positions_BT, None, None)[0]
+    return zaya.residual_stream(cut, EXECUTION, params, bias_LX, jnp.asarray(tokens_BT)).x_BTD
 
 
 def _ask_transformers(

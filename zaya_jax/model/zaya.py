@@ -44,10 +44,9 @@ class Output:
 
 @pytree
 class HiddenStates:
-    """What the tied head turns into logits."""
+    """What the layers make of a batch."""
 
     x_BTD: Float[Array, "B T D"]
-    """Behind the final norm, in the type of products."""
     router: RouterStats
     cache: Cache | None
 
@@ -138,7 +137,28 @@ def hidden_states(
     segments_BT: Int[Array, "B T"] | None = None,
     cache: Cache | None = None,
 ) -> HiddenStates:
-    """All of the network but its head, for a loss that never has all logits."""
+    """All of the network but its head, for a loss that never has all logits.
+
+    The arguments are those of `Zaya.__call__`. x_BTD is what the tied head turns into logits, in the type of
+    products.
+    """
+    inputs = tokens_BT, positions_BT, segments_BT, cache
+    hidden = residual_stream(config, execution, params, router_bias_LX, *inputs)
+    x_BTD = rms_norm(hidden.x_BTD, params["final_norm"]["scale"], eps=config.rms_norm_eps)
+    return dataclasses.replace(hidden, x_BTD=x_BTD.astype(execution.dtype))
+
+
+def residual_stream(
+    config: ModelConfig,
+    execution: ExecutionConfig,
+    params: Mapping,
+    router_bias_LX: Float[Array, "L X"],
+    tokens_BT: Int[Array, "B T"],
+    positions_BT: Int[Array, "B T"] | None = None,
+    segments_BT: Int[Array, "B T"] | None = None,
+    cache: Cache | None = None,
+) -> HiddenStates:
+    """The stream behind the last layer, before the final norm, float32."""
     if cache is not None:
         if segments_BT is not None and not cache.empty:
             raise ValueError("segments came with a cache that is not empty; only a first chunk may be padded")
@@ -146,9 +166,7 @@ def hidden_states(
     tables = rotations(config, _positions(tokens_BT, positions_BT, cache))
     context = _Context(config, execution, tables, segments_BT, cache)
     x_BTD = embed(params["embedding"], tokens_BT)
-    x_BTD, router, cache = _layers(context, params, router_bias_LX, x_BTD)
-    x_BTD = rms_norm(x_BTD, params["final_norm"]["scale"], eps=config.rms_norm_eps)
-    return HiddenStates(x_BTD.astype(execution.dtype), router, cache)
+    return HiddenStates(*_layers(context, params, router_bias_LX, x_BTD))
 
 
 def embed(weights: Mapping, tokens_BT: Int[Array, "B T"]) -> Float[Array, "B T D"]:
@@ -204,7 +222,7 @@ def decoder_layer(
     """One layer: attention, then experts, each added to the stream through its residual scaling.
 
     Returns:
-      The stream, the router's answer, the attention's state behind the chunk, and the pool of keys and values.
+      The stream, the router's answer, the attention's state behind the chunk, and the pool.
     """
     config, execution, weights = context.config, context.execution, layer.weights
     with jax.named_scope("attention"):
@@ -229,12 +247,14 @@ def _attention(
 ) -> tuple[jax.Array, Any, Pool | None]:
     shared, weights = (context.config, context.execution), layer.weights["attention"]
     rotation = rotation_of_layer(context.rotations, layer.is_sliding)
-    *qkv, state = queries_keys_values(*shared, x_BTD, weights, layer.state, rotation, context.segments_BT)
+    q_BTNH, k_BTKH, v_BTKH, state = queries_keys_values(
+        *shared, x_BTD, weights, layer.state, rotation, context.segments_BT
+    )
     if pool is None or context.cache is None or layer.slots is None:
-        out_BTNH = attend_within(*shared, *qkv, layer.window, context.segments_BT)
+        out_BTNH = attend_within(*shared, q_BTNH, k_BTKH, v_BTKH, layer.window, context.segments_BT)
     else:
         where = pool, layer.slots, context.cache
-        out_BTNH, pool = attend_through_cache(*shared, *qkv, *where, context.segments_BT)
+        out_BTNH, pool = attend_through_cache(*shared, q_BTNH, k_BTKH, v_BTKH, *where, context.segments_BT)
     return project_out(out_BTNH, weights), state, pool
 
 

@@ -13,7 +13,6 @@ import numpy as np
 import optax
 from jax.typing import ArrayLike
 
-from pallas_kernels.choice import Implementation
 from zaya_jax.config import OptimizerConfig
 from zaya_jax.model.matrices import matrix_sides
 from zaya_jax.optim.muon import scale_by_muon
@@ -30,7 +29,7 @@ def make_optimizer(
     dealt: Deal,
     schedule: optax.Schedule,
     *,
-    implementation: Implementation | None = None,
+    implementation: str | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """The transformation from clipped gradients to updates, of the parts that a device owns.
 
@@ -68,9 +67,7 @@ def _scale_by_learning_rate(schedule: optax.Schedule) -> optax.GradientTransform
     return optax.GradientTransformationExtraArgs(optax.init_empty_state, update)  # pyright: ignore[reportArgumentType]
 
 
-def _muon(
-    config: OptimizerConfig, dealt: Deal, implementation: Implementation | None
-) -> optax.GradientTransformation:
+def _muon(config: OptimizerConfig, dealt: Deal, implementation: str | None) -> optax.GradientTransformation:
     """Orthogonalised momentum, scaled to AdamW's root mean square."""
     masked = {part.name: optax.MaskedNode() for part in dealt.elements}
     scales = {part.name: _rms_factor(part) for part in dealt.matrix_parts}
