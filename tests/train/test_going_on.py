@@ -67,7 +67,7 @@ def test_more_steps_computed_otherwise_are_those_of_an_undisturbed_run(tmp_path,
     whole = scheduled(small_config(run_folder=tmp_path / "whole", corpus=tmp_path / "corpus"), "constant")
     whole = with_values(whole, {
         "model": {"num_hidden_layers": 1, "layer_pattern": ("hybrid",)},
-        "optimizer": {"name": "adamw"},
+        "optimizer": {"name": "adamw", "warmup_steps": 2},
         "train": {"num_steps": 6, "checkpoint_every": 3, "eval_sequences": 1},
     })  # fmt: skip
     begun = of_length(dataclasses.replace(whole, run_folder=str(tmp_path / "run")), 4)
@@ -179,21 +179,21 @@ CONSTANT = {"schedule": "constant"}
 @pytest.mark.parametrize(
     ("values", "newest_step", "refused"),
     [
-        ({"steps": 10, "execution": {"remat": "layer", "num_microbatches": 2}}, 15, []),
-        ({"steps": 20}, 15, []),
-        ({"tokens": 20 * 4 * 64}, 15, []),
-        ({"steps": 20}, 5, []),
-        ({"steps": 5}, 15, ["phases.b.steps is 5 and was 10: in phase b, the newest checkpoint is of step 15"]),
-        ({"steps": 10, "data": {"batch_size": 2}}, 5, ["phases.b.data.batch_size is 2 and was unset: it changes"]),
-        ({"steps": 10, "optimizer": CONSTANT | {"beta1": 0.5}}, 5, ["phases.b.optimizer.beta1 is 0.5 and was unset"]),
-        ({"steps": 10, "name": "c"}, 5, ["phases is ('a', 'c') and was ('a', 'b'): it changes what is learned"]),
+        ({"steps": 10, "execution": {"remat": "layer", "num_microbatches": 2}}, 15, None),
+        ({"steps": 20}, 15, None),
+        ({"tokens": 20 * 4 * 64}, 15, None),
+        ({"steps": 20}, 5, None),
+        ({"steps": 5}, 15, "phases.b.steps is 5 and was 10: in phase b, the newest checkpoint is of step 15"),
+        ({"steps": 10, "data": {"batch_size": 2}}, 5, "phases.b.data.batch_size is 2 and was unset: it"),
+        ({"steps": 10, "optimizer": CONSTANT | {"beta1": 0.5}}, 5, "phases.b.optimizer.beta1 is 0.5 and was"),
+        ({"steps": 10, "name": "c"}, 5, "phases is ('a', 'c') and was ('a', 'b'): it changes what"),
     ],
 )  # fmt: skip
 def test_phases_go_by_the_same_rules(values, newest_step, refused):
     theirs = phased(steps=10, optimizer=CONSTANT)
     found = refusals(phased(**{"optimizer": CONSTANT} | values), theirs, newest_step=newest_step)
-    assert len(found) == len(refused)
-    assert all(sentence.startswith(begin) for sentence, begin in zip(found, refused, strict=True))
+    assert len(found) == (refused is not None)
+    assert refused is None or found[0].startswith(refused)
 
 
 def test_a_phase_that_ended_has_the_steps_that_it_had():
@@ -217,7 +217,7 @@ def test_every_field_is_of_one_kind():
     paths = set(field_paths(Config))
     for path in paths:
         assert kind_of(path) in Kind
-        assert (path in KINDS) + (path.partition(".")[0] in KINDS) == 1
+        assert len({path, path.partition(".")[0]} & set(KINDS)) == 1
     sections = {path.partition(".")[0] for path in paths}
     assert set(KINDS) <= paths | sections | {"phases.tokens", "phases.steps"}
     assert kind_of("phases.a.execution.remat") is Kind.EXECUTION

@@ -71,7 +71,8 @@ def check_folder(config: Config, *, overwrite: bool) -> None:
 def _read_held(folder: pathlib.Path) -> Config | None:
     """The config of the run that a folder holds; None where there is nothing."""
     # A kill can leave nothing but a config in the making: the same command goes on.
-    if not folder.exists() or all(path.name.endswith(durable.PARTIAL) for path in folder.iterdir()):
+    in_the_making = {CONFIG_FILE + durable.PARTIAL}
+    if not folder.exists() or {path.name for path in folder.iterdir()} <= in_the_making:
         return None
     if not (folder / CONFIG_FILE).is_file():
         raise ValueError(f"{folder} is not empty and not a run folder; choose another --config.run_folder")
@@ -115,7 +116,7 @@ def prepare_folder(config: Config, *, overwrite: bool) -> list[Difference]:
             if changed:
                 durable.write(folder / CONFIG_FILE, config.to_text())
             return changed
-        durable.remove_folder(folder)
+        durable.remove_folder(folder)  # at once: one without its config, killed here, would be no run folder
     durable.make_folder(folder)
     durable.write(folder / CONFIG_FILE, config.to_text())
     return []
