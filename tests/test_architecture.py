@@ -16,6 +16,8 @@ PACKAGE = pathlib.Path(zaya_jax.__file__).parent
 KERNELS = pathlib.Path(pallas_kernels.__path__[0])
 ROOMS = [
     "fields",
+    "durable",
+    "json_files",
     "config",
     "options",
     "tables",

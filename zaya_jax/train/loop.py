@@ -118,7 +118,7 @@ def train(config: Config, *, overwrite: bool = False) -> TrainResult:
     """Trains, from the newest checkpoint of the run folder if there is one, to the last step.
 
     Args:
-      config: of the run; a run folder of another config is refused.
+      config: of the run; where its folder holds it begun, only what `config.resume` allows may be other.
       overwrite: throws away what the run folder holds.
 
     Raises:
@@ -128,7 +128,9 @@ def train(config: Config, *, overwrite: bool = False) -> TrainResult:
     check_devices(config, mesh.size)
     check_folder(config, overwrite=overwrite)  # before minutes go into a corpus
     corpora = open_data(config)
-    prepare_folder(config, overwrite=overwrite)
+    changed = prepare_folder(config, overwrite=overwrite)
+    if changed:
+        print(f"run {config.run_folder} goes on otherwise than before: {'; '.join(map(str, changed))}")
     run = _make_run(config, corpora, mesh)
     with Checkpoints(config.run_folder, keep=config.train.keep_checkpoints) as checkpoints:
         state = _start(run, checkpoints)

@@ -4,7 +4,7 @@ import pathlib
 
 from zaya_jax import durable
 from zaya_jax.checkpoint import FOLDER, check_init_from, newest_step, read_config
-from zaya_jax.config import CONFIG_FILE, Config, differences, in_phase, lies_in
+from zaya_jax.config import CONFIG_FILE, Config, Difference, differences, in_phase, lies_in, refusals
 from zaya_jax.data.corpus import ensure_corpus, open_corpus_for
 from zaya_jax.data.loader import num_sequences
 from zaya_jax.data.mixture import mixture_of
@@ -43,8 +43,8 @@ def check_folder(config: Config, *, overwrite: bool) -> None:
     """Checks that a run can have its folder, and can start from the weights that it is to start from.
 
     Raises:
-      ValueError: if the folder holds a run of another config, or something that is no run; or if the
-        run reads what lies in it.
+      ValueError: if the folder holds a run that cannot go on with this config, or something that is no
+        run; or if the run reads what lies in it.
     """
     folder = pathlib.Path(config.run_folder)
     for path in (folder / FOLDER, folder, *folder.parents):
@@ -53,14 +53,14 @@ def check_folder(config: Config, *, overwrite: bool) -> None:
                 f"run_folder is {folder}, and {path} is a file; it must be a folder or not exist yet"
             )
     held = _read_held(folder)
-    changed = differences(config, held) if held is not None else []
-    if held is None or changed or overwrite:
+    refused = [] if overwrite or held is None else refusals(config, held, newest_step=newest_step(folder))
+    if overwrite or held is None or refused:
         _check_apart(config)
     if overwrite:
         _check_nothing_is_lost(config)
-    elif changed:
+    elif refused:
         raise ValueError(
-            f"{folder} holds a run of another config ({'; '.join(changed[:3])}); choose another "
+            f"{folder} holds a run of another config; {'; '.join(refused[:3])}; choose another "
             "--config.run_folder, or give --overwrite to throw the old run away"
         )
     starts_anew = overwrite or newest_step(folder) is None
@@ -71,7 +71,8 @@ def check_folder(config: Config, *, overwrite: bool) -> None:
 def _read_held(folder: pathlib.Path) -> Config | None:
     """The config of the run that a folder holds; None where there is nothing."""
     # A kill can leave nothing but a config in the making: the same command goes on.
-    if not folder.exists() or all(path.name.endswith(durable.PARTIAL) for path in folder.iterdir()):
+    in_the_making = {CONFIG_FILE + durable.PARTIAL}
+    if not folder.exists() or {path.name for path in folder.iterdir()} <= in_the_making:
         return None
     if not (folder / CONFIG_FILE).is_file():
         raise ValueError(f"{folder} is not empty and not a run folder; choose another --config.run_folder")
@@ -102,12 +103,20 @@ def _check_nothing_is_lost(config: Config) -> None:
             )
 
 
-def prepare_folder(config: Config, *, overwrite: bool) -> None:
-    """Makes the run folder that `check_folder` found fit; one of the same run is left as it is."""
+def prepare_folder(config: Config, *, overwrite: bool) -> list[Difference]:
+    """Makes the run folder that `check_folder` found fit, or has one of the same run say how it goes on.
+
+    Returns:
+      What the run has otherwise from now on.
+    """
     folder = pathlib.Path(config.run_folder).resolve()  # a link to it stays
     if (folder / CONFIG_FILE).is_file():
         if not overwrite:
-            return
-        durable.remove_folder(folder)
+            changed = differences(config, read_config(folder))
+            if changed:
+                durable.write(folder / CONFIG_FILE, config.to_text())
+            return changed
+        durable.remove_folder(folder)  # at once: one without its config, killed here, would be no run folder
     durable.make_folder(folder)
     durable.write(folder / CONFIG_FILE, config.to_text())
+    return []
