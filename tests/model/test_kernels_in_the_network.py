@@ -17,7 +17,7 @@ from zaya_jax.model.kernels import project_and_rotate, with_implementations
 from zaya_jax.model.rope import apply_rope, rope_table
 from zaya_jax.model.weights import declare
 from zaya_jax.model.zaya import Zaya
-from zaya_jax.train.state import describe_implementations, make_rules
+from zaya_jax.train.state import describe_implementations, make_setup
 
 SMALL = ModelConfig(
     vocab_size=32,
@@ -133,13 +133,13 @@ def test_without_a_name_it_is_what_the_table_says(platform, monkeypatch):
         monkeypatch.setitem(choice.TABLE, (operation, "cuda"), measured)
     choice._of_platform.cache_clear()
     named = with_implementations(SMALL, platform)
-    rules = make_rules(RUN, platform=platform)
+    setup = make_setup(RUN, platform=platform)
     choice._of_platform.cache_clear()
     taken = [field.removesuffix("_implementation") for field in FIELDS if getattr(named, field) == "pallas"]
     assert taken == {"cpu": [], "cuda": ["decode"], "rocm": ["attention"]}[platform]
     assert {getattr(named, field) for field in FIELDS} <= {"pallas", "xla"}
-    assert rules.model.config == named
-    assert rules.loss_implementation == "xla"
+    assert setup.model.config == named
+    assert setup.loss_implementation == "xla"
 
 
 def test_a_run_says_which_kernels_it_takes():
