@@ -68,13 +68,13 @@ config = zaya_jax.ModelConfig(
     sliding_window=16,
     max_position_embeddings=256,
     initializer_range=0.1,
-    dtype="float32",
 )
 run = zaya_jax.Config(
     model=config,
     data=zaya_jax.DataConfig(sequence_length=48, batch_size=1),
     optimizer=zaya_jax.OptimizerConfig(learning_rate=2e-2, warmup_steps=1),
     train=zaya_jax.TrainConfig(num_steps=30),
+    execution=zaya_jax.ExecutionConfig(dtype="float32"),
 )
 tokenizer = load_tokenizer("byte")
 text = "what was learned here is known there as well. "

@@ -105,7 +105,6 @@ config = zaya_jax.ModelConfig(
     rope_theta=10_000.0,
     max_position_embeddings=256,
     initializer_range=0.1,
-    dtype="float32",
 )
 params = jax.jit(functools.partial(initialise, declare(config)))(jax.random.key(0))
 attention = jax.tree.map(lambda weight_L: weight_L[0], params["layers"]["attention"])
@@ -449,6 +448,7 @@ run = zaya_jax.Config(
     ),
     balancing=BalancingConfig(learning_rate=1e-2),
     train=zaya_jax.TrainConfig(num_steps=30),
+    execution=zaya_jax.ExecutionConfig(dtype="float32"),
 )
 tokenizer = load_tokenizer("byte")
 text = "a token goes to one expert. an expert takes its tokens in one block. "

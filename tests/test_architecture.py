@@ -18,6 +18,7 @@ ROOMS = [
     "fields",
     "pytree",
     "platform",
+    "durable",
     "config",
     "options",
     "tables",

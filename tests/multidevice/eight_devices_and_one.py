@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from zaya_jax.checkpoint import Checkpoints
-from zaya_jax.config import Config, DataConfig, ModelConfig, OptimizerConfig, TrainConfig
+from zaya_jax.config import Config, DataConfig, ExecutionConfig, ModelConfig, OptimizerConfig, TrainConfig
 from zaya_jax.data.batch import make_example
 from zaya_jax.parallel.mesh import data_mesh, sharded
 from zaya_jax.plan.arithmetic import optimizer_flops
@@ -47,13 +47,15 @@ CONFIG = Config(
         router_hidden_size=16,
         initializer_range=0.3,
         max_position_embeddings=64,
-        dtype="float32",
     ),
     data=DataConfig(sequence_length=TIME, batch_size=ROWS),
     optimizer=OptimizerConfig(learning_rate=1e-3, final_learning_rate=1e-4, warmup_steps=5),
     train=TrainConfig(num_steps=STEPS),
+    execution=ExecutionConfig(dtype="float32"),
 )
-IN_BFLOAT16 = dataclasses.replace(CONFIG, train=dataclasses.replace(CONFIG.train, gradient_dtype="bfloat16"))
+IN_BFLOAT16 = dataclasses.replace(
+    CONFIG, execution=dataclasses.replace(CONFIG.execution, gradient_dtype="bfloat16")
+)
 
 
 @functools.cache

@@ -91,7 +91,7 @@ def test_the_phase_that_makes_a_step(step, name):
 
 def test_a_smaller_batch_is_cut_into_fewer_parts():
     """None larger than those of the full batch: 8 sequences in 4 parts, 2 and 4 in 1 and 2."""
-    config = Config.from_dict(VALUES | {"train": {"num_microbatches": 4}, "phases": VALUES["phases"][:1]})
+    config = Config.from_dict(VALUES | {"execution": {"num_microbatches": 4}, "phases": VALUES["phases"][:1]})
     assert [each.num_microbatches for each in step_ranges(config)] == [1, 2, 4]
 
 
@@ -99,7 +99,7 @@ def test_parts_that_are_not_full_are_one_more():
     """12 sequences in 2 parts are 6 each: 1 and 6 are one part; 8 and 10 are two, as one would be larger."""
     data = VALUES["data"] | {"batch_size": 12}
     ramp = [{"name": "ramp", "steps": 5, "data": {"batch_ramp": [[1, size * 32] for size in (1, 6, 8, 10)]}}]
-    config = Config.from_dict(VALUES | {"data": data, "train": {"num_microbatches": 2}, "phases": ramp})
+    config = Config.from_dict(VALUES | {"data": data, "execution": {"num_microbatches": 2}, "phases": ramp})
     found = [(each.batch_size, each.num_microbatches) for each in step_ranges(config)]
     assert found == [(1, 1), (6, 1), (8, 2), (10, 2), (12, 2)]
     check_devices(config, 1)
@@ -125,13 +125,13 @@ def test_phases_are_set_by_name():
         "--config.phases.midtrain.optimizer.learning_rate=1e-4",
         "--config.phases.pretrain_1.tokens=2**24",
         "--config.phases.pretrain_1.tokens=1000000000000",
-        "--config.phases.finetune.model.remat=none",
+        "--config.phases.finetune.execution.remat=none",
         "--config.data.mixtures.midtrain.weights=(1, 1, 1, 1, 1, 1)",
     ]
     config = load_config("configs/zaya1_8b.py", options)
     first, _, midtrain, finetune = config.resolved_phases
     assert first.config.train.num_steps == 20_000 + -(-(10**12 - 10**4 * 3 * 2**22) // 2**24)
     assert midtrain.config.optimizer.learning_rate == 1e-4
-    assert finetune.config.model.remat == "none"
+    assert finetune.config.execution.remat == "none"
     assert config.data.mixtures[2].weights == (1.0,) * 6
     assert load_config("configs/zaya1_8b.py", []).resolved_phases[2].config.optimizer.learning_rate == 2e-4

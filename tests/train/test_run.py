@@ -402,7 +402,7 @@ def test_generate_reads_the_run(undisturbed, capsys):
     options = ["--prompt", prompt, "--temperature", "0", "--max-new-tokens", "40"]
     cli.main(["generate", undisturbed.config.run_folder, *options])
     tokens = zaya_jax.generate(
-        Zaya(undisturbed.config.model),
+        Zaya(undisturbed.config.model, undisturbed.config.execution),
         undisturbed.state.variables,
         [tokenizer.bos_id, *tokenizer.encode(prompt)],
         max_new_tokens=40,

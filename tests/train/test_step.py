@@ -12,7 +12,7 @@ import numpy as np
 import optax
 import pytest
 
-from zaya_jax.config import BalancingConfig, ModelConfig, OptimizerConfig
+from zaya_jax.config import BalancingConfig, ExecutionConfig, ModelConfig, OptimizerConfig
 from zaya_jax.data.batch import Batch
 from zaya_jax.model.weights import declare, flatten, initialise
 from zaya_jax.model.zaya import Zaya, forward, initial_router_bias
@@ -36,11 +36,11 @@ MODEL = ModelConfig(
     router_hidden_size=16,
     initializer_range=0.3,
     max_position_embeddings=64,
-    dtype="float32",
 )
+EXECUTION = ExecutionConfig(dtype="float32", loss_implementation="xla")
 # The update of plain gradient descent is the gradient: Muon and AdamW would hide its scale.
 SETUP = TrainSetup(
-    Zaya(MODEL),
+    Zaya(MODEL, EXECUTION),
     make_partition(declare(MODEL), 1),
     optax.sgd(1.0),
     make_balancer(BalancingConfig(learning_rate=1e-2)),
@@ -77,9 +77,8 @@ def first_state():
 def balanced(num_microbatches, remat):
     """Three steps that move nothing but the router biases, which decide the next step's counts."""
     balancer = make_balancer(BalancingConfig(rule="pid", learning_rate=0.1, skip_share=0.2))
-    setup = TrainSetup(
-        Zaya(dataclasses.replace(MODEL, remat=remat)), SETUP.partition, optax.sgd(0.0), balancer
-    )
+    model = Zaya(MODEL, dataclasses.replace(EXECUTION, remat=remat))
+    setup = TrainSetup(model, SETUP.partition, optax.sgd(0.0), balancer)
     state = dataclasses.replace(
         first_state(),
         optimizer=setup.optimizer.init(first_state().buckets),
@@ -159,7 +158,7 @@ def test_a_step_follows_the_gradient_of_the_mean_loss():
 
     def mean_loss(params, z_loss):
         arguments = batch.tokens_BT, batch.positions_BT, batch.segments_BT
-        logits_BTV = forward(MODEL, params, before.router_bias_LX, *arguments).logits_BTV
+        logits_BTV = forward(MODEL, EXECUTION, params, before.router_bias_LX, *arguments).logits_BTV
         target_BT = jnp.take_along_axis(logits_BTV, batch.targets_BT[..., None], axis=-1)[..., 0]
         logsumexp_BT = jax.nn.logsumexp(logits_BTV, axis=-1)
         loss, square = (
@@ -312,8 +311,8 @@ def test_a_loss_or_a_gradient_that_alone_is_not_finite_is_enough(what):
 
 def test_scales_are_not_rounded_to_the_type_of_products():
     """2^-12 is less than half of bfloat16's step at 1: rounded, the loss would be the same to the bit."""
-    model = dataclasses.replace(MODEL, dtype="bfloat16")
-    setup, mesh = dataclasses.replace(SETUP, model=Zaya(model)), data_mesh(jax.devices()[:1])
+    model = Zaya(MODEL, dataclasses.replace(EXECUTION, dtype="bfloat16"))
+    setup, mesh = dataclasses.replace(SETUP, model=model), data_mesh(jax.devices()[:1])
     run = jit(functools.partial(evaluate_step, setup=setup, mesh=mesh))
     losses = set()
     for scale in (1, 1 + 2**-12):
@@ -328,9 +327,9 @@ MEMORY_MODEL = dataclasses.replace(MODEL, hidden_size=64, num_hidden_layers=12, 
 
 @functools.cache
 def temporary_bytes(remat):
-    model = dataclasses.replace(MEMORY_MODEL, remat=remat)
-    setup = dataclasses.replace(SETUP, model=Zaya(model), partition=make_partition(declare(model), 1))
-    state = jax.eval_shape(lambda: state_of(setup, initialise(declare(model), KEY), KEY))
+    model = Zaya(MEMORY_MODEL, dataclasses.replace(EXECUTION, remat=remat))
+    setup = dataclasses.replace(SETUP, model=model, partition=make_partition(declare(MEMORY_MODEL), 1))
+    state = jax.eval_shape(lambda: state_of(setup, initialise(declare(MEMORY_MODEL), KEY), KEY))
     rows = jax.tree.map(lambda x: jax.ShapeDtypeStruct((256, TIME), x.dtype), uneven_batch())
     run = jit(functools.partial(train_step, setup=setup, mesh=data_mesh(jax.devices()[:1])))
     return run.lower(state, rows).compile().memory_analysis().temp_size_in_bytes
@@ -338,7 +337,7 @@ def temporary_bytes(remat):
 
 @pytest.mark.slow
 def test_each_remat_policy_keeps_less_than_the_one_before():
-    policies = typing.get_args(typing.get_type_hints(ModelConfig)["remat"])
+    policies = typing.get_args(typing.get_type_hints(ExecutionConfig)["remat"])
     assert policies == ("none", "products", "attention_and_experts", "block", "layer", "group")
     sizes = [temporary_bytes(remat) for remat in policies]
     assert all(more > 1.02 * less for more, less in itertools.pairwise(sizes)), sizes

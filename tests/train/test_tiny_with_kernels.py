@@ -39,7 +39,7 @@ def batches():
 
 def curve(implementation):
     """Losses of all steps, and tokens of each expert in each."""
-    config = load_config("configs/tiny.py", [f"--config.model.implementation={implementation}"])
+    config = load_config("configs/tiny.py", [f"--config.execution.implementation={implementation}"])
     data = dataclasses.replace(config.data, batch_size=ROWS, sequence_length=TIME)
     config = dataclasses.replace(config, data=data)
     setup, mesh = make_setup(config), data_mesh(jax.devices()[:1])

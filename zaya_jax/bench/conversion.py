@@ -26,7 +26,8 @@ from zaya_jax.convert.companions import of_tokenizer
 from zaya_jax.convert.layouts import ROUTER_BIAS, Piece
 from zaya_jax.convert.plans import pytorch_files
 from zaya_jax.convert.pytorch_folder import stored_tensors
-from zaya_jax.convert.stream import CHECKSUMS, check_checksums, write_folder
+from zaya_jax.convert.stream import check_checksums, write_folder
+from zaya_jax.durable import CHECKSUMS, sync, sync_tree
 from zaya_jax.model.weights import count_parameters
 from zaya_jax.options import Parser
 from zaya_jax.tables import name_column, number_column
@@ -127,10 +128,7 @@ def _timed(name: str, source: pathlib.Path, target: pathlib.Path, command: Seque
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
         raise ValueError(f"{' '.join(command)} ended with {process.returncode}")
-    for file in target.rglob("*"):
-        if file.is_file():
-            with file.open("rb") as stream:
-                os.fsync(stream.fileno())
+    sync_tree(target)
     seconds = time.monotonic() - start
     return Measured(name, size, seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024)
 
@@ -139,8 +137,8 @@ def _evict(folder: pathlib.Path) -> None:
     """Takes a folder's files out of the page cache, so that reading them reads the disk."""
     for file in folder.rglob("*"):
         if file.is_file():
+            sync(file)  # what waits to be written cannot leave
             with file.open("rb") as stream:
-                os.fsync(stream.fileno())
                 os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from zaya_jax.config import Config, DataConfig, ModelConfig, OptimizerConfig, TrainConfig
+from zaya_jax.config import Config, DataConfig, ExecutionConfig, ModelConfig, OptimizerConfig
 from zaya_jax.data.batch import Batch, make_example
 from zaya_jax.plan.train_program import lower_train_step
 from zaya_jax.platform.host_memory import available_memory
@@ -108,12 +108,10 @@ def narrow_config(
             moe_intermediate_size=WIDTH,
             num_experts=4,
             router_hidden_size=WIDTH // 4,
-            dtype="float32",
-            remat="layer",
         ),
         data=DataConfig(sequence_length=length, batch_size=tokens // length),
         optimizer=OptimizerConfig(warmup_steps=0),
-        train=TrainConfig(loss_chunk=chunk),
+        execution=ExecutionConfig(dtype="float32", remat="layer", loss_chunk=chunk),
     )
 
 
@@ -128,7 +126,7 @@ def measure(config: Config, *, available: int) -> StepMemory:
     memory: Any = compiled.memory_analysis()
     arguments, temporaries = memory.argument_size_in_bytes, memory.temp_size_in_bytes
     step = StepMemory(
-        chunk=config.train.loss_chunk,
+        chunk=config.execution.loss_chunk,
         logits=4 * config.data.batch_tokens * config.model.vocab_size,
         temporaries=temporaries,
         arguments=arguments,

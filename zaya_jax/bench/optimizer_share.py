@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from zaya_jax.bench.measure import best_seconds
-from zaya_jax.config import Config, DataConfig, ModelConfig, OptimizerConfig, TrainConfig
+from zaya_jax.config import Config, DataConfig, ExecutionConfig, ModelConfig, OptimizerConfig, TrainConfig
 from zaya_jax.data.batch import Batch, make_example
 from zaya_jax.model.weights import Weight, count_parameters, declare, map_weights
 from zaya_jax.optim.matrices import matrix_axes
@@ -41,13 +41,13 @@ MODEL = ModelConfig(
     num_experts=8,
     router_hidden_size=64,
     max_position_embeddings=256,
-    dtype="float32",
 )
 CONFIG = Config(
     model=MODEL,
     data=DataConfig(sequence_length=128, batch_size=16),
     optimizer=OptimizerConfig(warmup_steps=0),
     train=TrainConfig(num_steps=1000),
+    execution=ExecutionConfig(dtype="float32"),
 )
 
 

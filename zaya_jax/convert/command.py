@@ -18,7 +18,7 @@ from zaya_jax.convert.plans import (
 )
 from zaya_jax.convert.progress import ByteProgress
 from zaya_jax.convert.sides import Side, open_side
-from zaya_jax.convert.stream import CHECKSUMS, PARTIAL, PlannedFile, write_folder
+from zaya_jax.convert.stream import PlannedFile, write_folder
 from zaya_jax.convert.verify import (
     check_files,
     compare_logits,
@@ -27,6 +27,7 @@ from zaya_jax.convert.verify import (
     num_bytes,
     num_values,
 )
+from zaya_jax.durable import CHECKSUMS, PARTIAL
 from zaya_jax.options import Parser
 from zaya_jax.platform.host_memory import available_memory
 

@@ -12,6 +12,7 @@ import numpy as np
 import optax
 from jax.typing import ArrayLike
 
+from pallas_kernels.choice import Implementation
 from zaya_jax.config import OptimizerConfig
 from zaya_jax.optim.matrices import matrix_sides
 from zaya_jax.optim.muon import scale_by_muon
@@ -24,7 +25,11 @@ ADAMW_RMS = 0.2
 
 
 def make_optimizer(
-    config: OptimizerConfig, partition: Partition, schedule: optax.Schedule
+    config: OptimizerConfig,
+    partition: Partition,
+    schedule: optax.Schedule,
+    *,
+    implementation: Implementation | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """The transformation from clipped gradients to updates, of the buckets that a device owns.
 
@@ -35,6 +40,7 @@ def make_optimizer(
       config: names the optimiser and its values.
       partition: of the weights; by elements alone for "adamw".
       schedule: the learning rate over the run's steps.
+      implementation: of Muon's Newton-Schulz, as `scale_by_muon` takes it.
     """
     adam = optax.scale_by_adam(config.beta1, config.beta2, config.eps)
     groups, decay, weights = {}, {}, dict(partition.weights)
@@ -43,7 +49,7 @@ def make_optimizer(
     for parameter in partition.flat_parameters:
         groups[parameter.name], decay[parameter.name] = "adam", weights[parameter.path].decay
     return optax.chain(
-        optax.partition({"muon": _muon(config, partition), "adam": adam}, groups),
+        optax.partition({"muon": _muon(config, partition, implementation), "adam": adam}, groups),
         # Behind both, so that decay is decoupled for both: x <- x - rate * (update + decay * x).
         optax.add_decayed_weights(config.weight_decay, decay),
         _scale_by_learning_rate(schedule),
@@ -62,7 +68,9 @@ def _scale_by_learning_rate(schedule: optax.Schedule) -> optax.GradientTransform
     return optax.GradientTransformationExtraArgs(optax.init_empty_state, update)  # pyright: ignore[reportArgumentType]
 
 
-def _muon(config: OptimizerConfig, partition: Partition) -> optax.GradientTransformation:
+def _muon(
+    config: OptimizerConfig, partition: Partition, implementation: Implementation | None
+) -> optax.GradientTransformation:
     """Orthogonalised momentum, scaled to AdamW's root mean square."""
     # `optax.partition` masks the other group's leaves, and a tree mapped beside them must have the masks too.
     masked = {parameter.name: optax.MaskedNode() for parameter in partition.flat_parameters}
@@ -75,7 +83,7 @@ def _muon(config: OptimizerConfig, partition: Partition) -> optax.GradientTransf
             num_steps=config.newton_schulz_steps,
             iteration_dtype=config.newton_schulz_dtype,
             momentum_dtype=config.momentum_dtype,
-            implementation=config.newton_schulz_implementation,
+            implementation=implementation,
         ),
         optax.stateless(
             lambda updates, _: jax.tree.map(lambda x, scale: x * _on_device(scale), updates, scales | masked)

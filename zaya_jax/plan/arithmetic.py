@@ -7,7 +7,7 @@ work that a product needs to reach a MI300X's peak, links that collectives use).
 import dataclasses
 import math
 
-from zaya_jax.config import Config, ModelConfig
+from zaya_jax.config import Config, ExecutionConfig, ModelConfig
 from zaya_jax.model.flops import forward_flops_per_token
 from zaya_jax.model.remat import group_size
 from zaya_jax.model.weights import declare, flatten
@@ -113,13 +113,13 @@ def operations(config: Config, num_devices: int) -> Operations:
     return Operations(
         forward=forward,
         training=3.0 * math.fsum(forward.values()),
-        recomputed=recomputed_flops(config.model, time),
+        recomputed=recomputed_flops(config.model, config.execution, time),
         optimizer=optimizer_flops(_partition(config, num_devices), num_steps=steps),
         optimizer_replicated=optimizer_flops(_partition(config, 1), num_steps=steps),
     )
 
 
-def recomputed_flops(config: ModelConfig, time: int) -> float:
+def recomputed_flops(config: ModelConfig, execution: ExecutionConfig, time: int) -> float:
     """Of a token: what the backward pass computes a second time.
 
     Attention's backward pass forms the scores anew under every policy.
@@ -135,7 +135,7 @@ def recomputed_flops(config: ModelConfig, time: int) -> float:
         "layer": layers,
         "group": layers if group_size(config.num_hidden_layers) == 1 else 2 * layers,
     }
-    return again[config.remat] + scores / 2
+    return again[execution.remat] + scores / 2
 
 
 def communication(config: Config, cluster: Cluster, *, sum_dtype: str = SUM_DTYPE) -> Communication:
@@ -149,7 +149,7 @@ def communication(config: Config, cluster: Cluster, *, sum_dtype: str = SUM_DTYP
     reduced = gathered = 0
     if cluster.num_gpus > 1:
         reduced = partitioned_bytes(config, cluster.num_gpus, sum_dtype)
-        gathered = partitioned_bytes(config, cluster.num_gpus, config.model.dtype)
+        gathered = partitioned_bytes(config, cluster.num_gpus, config.execution.dtype)
     gpus, nodes, device = cluster.gpus_per_node, cluster.nodes, cluster.device
     sent = reduced + gathered
     # Each GPU sends (gpus - 1) / gpus of all bytes, over gpus - 1 links at once.
@@ -183,11 +183,11 @@ def memory_traffic(config: Config, num_devices: int) -> int:
     step the state is read and written.
     """
     state = state_bytes(config, num_devices)
-    microbatches = config.train.num_microbatches
+    microbatches = config.execution.num_microbatches
     rows = config.data.batch_size // num_devices
     on_their_way = summed_bytes(config, num_devices)
-    reads = 2 + {"block": 1, "layer": 1, "group": 2}.get(config.model.remat, 0)
-    kept = activation_bytes(config.model, config.data.sequence_length)
+    reads = 2 + {"block": 1, "layer": 1, "group": 2}.get(config.execution.remat, 0)
+    kept = activation_bytes(config.model, config.execution, config.data.sequence_length)
     return (
         microbatches * (reads * state.weights + state.gradients * (1 if microbatches == 1 else 2))
         + 2 * rows * kept
@@ -202,7 +202,7 @@ def memory_traffic(config: Config, num_devices: int) -> int:
 def gemms(config: Config, num_devices: int) -> list[Gemm]:
     """The products of a step's forward pass and of the optimiser, as a GPU runs them."""
     model = config.model
-    rows = config.data.batch_size // num_devices // config.train.num_microbatches
+    rows = config.data.batch_size // num_devices // config.execution.num_microbatches
     tokens = rows * config.data.sequence_length
     heads = model.num_attention_heads + model.num_key_value_heads
     width, expert, latent = model.hidden_size, model.moe_intermediate_size, model.head_dim
@@ -220,7 +220,7 @@ def gemms(config: Config, num_devices: int) -> list[Gemm]:
              count=model.num_experts),
         Gemm(name="down of all experts", rows=an_expert, depth=expert, columns=width,
              count=model.num_experts),
-        Gemm(name="logits of a chunk", rows=min(config.train.loss_chunk, tokens), depth=width,
+        Gemm(name="logits of a chunk", rows=min(config.execution.loss_chunk, tokens), depth=width,
              columns=model.vocab_size),
     ]  # fmt: skip
     partition = _partition(config, num_devices)

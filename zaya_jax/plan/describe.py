@@ -80,7 +80,7 @@ def _phases_table(config: Config) -> Table:
 
 
 def _phase_facts(config: Config, phase: Phase) -> dict[str, str]:
-    model, data = phase.config.model, phase.config.data
+    model, data, execution = phase.config.model, phase.config.data, phase.config.execution
     parts = [each for each in step_ranges(config) if each.phase == phase]
     flops = train_flops_per_token(model, data.sequence_length)
     tokens = sum(part.num_steps * part.batch_tokens for part in parts)
@@ -95,7 +95,7 @@ def _phase_facts(config: Config, phase: Phase) -> dict[str, str]:
         "data": data.mixture or data.corpus,
         "learning rate": _rates(phase),
         "weight decay": f"{phase.config.optimizer.weight_decay:g}",
-        "remat, microbatches": f"{model.remat}, {phase.config.train.num_microbatches}",
+        "remat, microbatches": f"{execution.remat}, {execution.num_microbatches}",
         "training FLOPs a token": f"{flops:.4g}",
         "training FLOPs a step": f"{flops * data.batch_tokens:.4g}",
     }

@@ -26,7 +26,7 @@ def lower_train_step(devices: Sequence[Any], *, config: Mapping) -> Lowered:
       ValueError: if the batch cannot be shared evenly by the devices.
     """
     run = Config.from_dict(dict(config))
-    num_microbatches = run.train.num_microbatches
+    num_microbatches = run.execution.num_microbatches
     check_batch_size(run.data.batch_size, num_microbatches, len(devices))
     setup = make_setup(run, len(devices), platform=platform_of(devices[0]))
     mesh = data_mesh(devices)

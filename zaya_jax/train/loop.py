@@ -25,6 +25,7 @@ from zaya_jax.data.mixture import Reading
 from zaya_jax.data.shards import Corpus
 from zaya_jax.data.tokenizer import load_tokenizer
 from zaya_jax.model.flops import train_flops_per_token
+from zaya_jax.model.implementations import describe_implementations
 from zaya_jax.optim.balancing import expert_loads, load_entropy
 from zaya_jax.optim.schedules import learning_rate_schedule
 from zaya_jax.parallel.mesh import data_mesh, replicated, sharded
@@ -39,7 +40,6 @@ from zaya_jax.train.state import (
     TrainState,
     abstract_state,
     checkpoint_shardings,
-    describe_implementations,
     from_checkpoint,
     init_state,
     make_setup,
@@ -228,7 +228,7 @@ def _introduce(run: _Run, first_step: int, progress: ProgressLine) -> None:
         f"run {config.run_folder} on {run.mesh.size} x {device.device_kind}: "
         f"{config.train.num_steps:,} steps {what}"
     )
-    progress.say(describe_implementations(config))
+    progress.say(describe_implementations(config.execution, config.model))
     if first_step:
         progress.say(f"resuming at step {first_step} from {config.run_folder}/{FOLDER}")
 

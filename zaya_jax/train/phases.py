@@ -49,7 +49,7 @@ class StepRange:
     def num_microbatches(self) -> int:
         """Parts of a batch, none larger than those of the phase's full batch."""
         full = self.phase.config
-        return -(-self.batch_size * full.train.num_microbatches // full.data.batch_size)
+        return -(-self.batch_size * full.execution.num_microbatches // full.data.batch_size)
 
     def tokens_until(self, step: int) -> int:
         """Tokens that the run has read after a step of the range."""

@@ -1,7 +1,7 @@
 """Everything that a training step changes, and all that a checkpoint must hold."""
 
 import dataclasses
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,9 +9,8 @@ import optax
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.choice import choose
 from zaya_jax.config import Config
-from zaya_jax.model import kernels
+from zaya_jax.model.implementations import resolve_implementations
 from zaya_jax.model.weights import declare, initialise
 from zaya_jax.model.zaya import Zaya, initial_router_bias
 from zaya_jax.optim.balancing import make_balancer
@@ -29,7 +28,7 @@ class TrainState:
     step: Int[Array, ""]
     """Optimiser steps done, skipped ones included."""
     buckets: dict[str, Array]
-    """The weights in float32, as they are dealt out: each device has its bucket of the first axis."""
+    """The weights in float32, partitioned: each device has its shard of the first axis."""
     router_bias_LX: Float[Array, "L X"]
     optimizer: Any
     """Of the buckets, and sharded with them."""
@@ -58,14 +57,11 @@ class TrainSetup:
     """What moves a state. Hashable.
 
     Attributes:
-      model: the network.
+      model: the network, and how it and its loss are computed, with every implementation named.
       partition: of its weights to devices.
       optimizer: from clipped gradients of a device's buckets to their updates.
       balancer: from a batch's counts of tokens to updates of the router's biases.
       clip_norm: the global gradient norm is scaled down to this.
-      gradient_dtype: in which a device keeps its gradients and adds them up over microbatches.
-      loss_chunk: tokens whose logits exist at the same time.
-      loss_implementation: "pallas" for a kernel that has none of them in memory.
       z_loss: weight of the squared logsumexp.
       update_norms: whether a step tells the norms of updates.
     """
@@ -75,9 +71,6 @@ class TrainSetup:
     optimizer: optax.GradientTransformation
     balancer: optax.GradientTransformation
     clip_norm: float = float("inf")
-    gradient_dtype: str = "float32"
-    loss_chunk: int = 4096
-    loss_implementation: str = "xla"
     z_loss: float = 0.0
     update_norms: bool = True
 
@@ -97,54 +90,20 @@ def make_setup(
       schedule: the learning rate over the steps of the whole run; None for the config's own.
       platform: that the step is compiled for, as `pallas_kernels.choice.choose` takes it.
     """
-    config = with_implementations(config, platform)
+    execution = resolve_implementations(config.execution, config.model, platform=platform)
     partition = make_partition(declare(config.model), num_devices, by_matrix=config.optimizer.name == "muon")
     schedule = learning_rate_schedule(config) if schedule is None else schedule
     return TrainSetup(
-        model=Zaya(config.model),
+        model=Zaya(config.model, execution),
         partition=partition,
-        optimizer=make_optimizer(config.optimizer, partition, schedule),
+        optimizer=make_optimizer(
+            config.optimizer, partition, schedule, implementation=execution.newton_schulz_implementation
+        ),
         balancer=make_balancer(config.balancing),
         clip_norm=config.optimizer.clip_norm,
-        gradient_dtype=config.train.gradient_dtype,
-        loss_chunk=config.train.loss_chunk,
-        loss_implementation=cast(str, config.train.loss_implementation),
         z_loss=config.train.z_loss,
         update_norms=config.train.update_norms,
     )
-
-
-def with_implementations(config: Config, platform: str | None = None) -> Config:
-    """The config with an implementation named for each operation of network, loss and optimiser.
-
-    Args:
-      config: in whose fields None stands for `ModelConfig.implementation`.
-      platform: as for `make_setup`.
-    """
-
-    def chosen(operation: str, asked: str | None) -> Any:
-        return choose(operation, asked or config.model.implementation, platform=platform)
-
-    loss = chosen("cross_entropy", config.train.loss_implementation)
-    iteration = chosen("newton_schulz", config.optimizer.newton_schulz_implementation)
-    return dataclasses.replace(
-        config,
-        model=kernels.with_implementations(config.model, platform),
-        optimizer=dataclasses.replace(config.optimizer, newton_schulz_implementation=iteration),
-        train=dataclasses.replace(config.train, loss_implementation=loss),
-    )
-
-
-def describe_implementations(config: Config) -> str:
-    """Which operations of a run are Pallas kernels on the platform that runs here, on one line."""
-    named, suffix = with_implementations(config), "_implementation"
-    kernels = [
-        field.name.removesuffix(suffix)
-        for section in (named.model, named.train, named.optimizer)
-        for field in dataclasses.fields(section)
-        if field.name.endswith(suffix) and getattr(section, field.name) == "pallas"
-    ]
-    return f"Pallas kernels: {', '.join(kernels)}; the rest by XLA" if kernels else "Pallas kernels: none"
 
 
 def init_state(config: Config, setup: TrainSetup) -> TrainState:

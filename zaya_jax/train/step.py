@@ -229,10 +229,8 @@ def _movable(state: TrainState) -> dict[str, Any]:
 
 def _weights(state: TrainState, setup: TrainSetup) -> dict:
     """All weights, from all devices: those in products in their type, scales and biases in float32."""
-    dtype, weights = setup.model.config.dtype, dict(setup.partition.weights)
-    small = {
-        bucket.name for bucket in setup.partition.flat_parameters if not weights[bucket.path].in_products
-    }
+    dtype, weights = setup.model.execution.dtype, dict(setup.partition.weights)
+    small = {part.name for part in setup.partition.flat_parameters if not weights[part.path].in_products}
     with jax.named_scope("gather_weights"):
         buckets = {name: x if name in small else x.astype(dtype) for name, x in state.buckets.items()}
         return from_buckets(setup.partition, all_gather(buckets))
@@ -242,10 +240,10 @@ def _forward(
     setup: TrainSetup, params: Any, bias_LX: jax.Array, num_targets: jax.Array, batch: Batch
 ) -> tuple[jax.Array, Sums]:
     """The objective over `num_targets`, and sums over the rows."""
-    config = setup.model.config
+    config, execution = setup.model.config, setup.model.execution
     rows: Any = jax.tree.map(jnp.asarray, batch)
     x_BTD, router = hidden_states(
-        config, params, bias_LX, rows.tokens_BT, rows.positions_BT, rows.segments_BT
+        config, execution, params, bias_LX, rows.tokens_BT, rows.positions_BT, rows.segments_BT
     )
     with jax.named_scope("loss"):
         arguments: Any = (
@@ -256,10 +254,10 @@ def _forward(
             # Dividing weights rather than gradients saves a pass over these.
             rows.weights_BT.reshape(-1) / num_targets,
         )
-        if setup.loss_implementation == "pallas":
+        if execution.loss_implementation == "pallas":
             loss: Any = cross_entropy_kernel(*arguments, z_loss=setup.z_loss)
         else:
-            loss = cross_entropy(*arguments, setup.loss_chunk, setup.z_loss)
+            loss = cross_entropy(*arguments, execution.loss_chunk, setup.z_loss)
     num_tokens = jnp.sum(rows.segments_BT != 0, dtype=jnp.float32)
     return loss.objective, Sums(
         loss=loss.cross_entropy * num_targets,
@@ -286,7 +284,7 @@ def _accumulate(
     gradient = jax.grad(functools.partial(_forward, setup), has_aux=True)
 
     def cast(weight: Weight, x: jax.Array) -> jax.Array:
-        return x.astype(setup.gradient_dtype if weight.in_products else jnp.float32)
+        return x.astype(setup.model.execution.gradient_dtype if weight.in_products else jnp.float32)
 
     def of_rows(rows: Batch) -> tuple[Any, Sums]:
         gradients, sums = gradient(params, bias_LX, num_targets, rows)
