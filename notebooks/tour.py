@@ -51,7 +51,7 @@ from zaya_jax.model.router import route
 from zaya_jax.model.weights import count_parameters, declare, flatten_weights, initialise
 from zaya_jax.optim.balancing import load_entropy, make_balancer
 from zaya_jax.parallel.mesh import data_mesh
-from zaya_jax.train.state import init_state, make_rules
+from zaya_jax.train.state import init_state, make_setup
 
 plt.rcParams["figure.constrained_layout.use"] = True
 
@@ -454,9 +454,9 @@ starts = np.random.default_rng(0).integers(
     0, len(stream) - run.data.sequence_length, (30, run.data.batch_size)
 )
 
-rules, mesh = make_rules(run), data_mesh(jax.devices()[:1])
-step = jax.jit(functools.partial(zaya_jax.train_step, rules=rules, mesh=mesh), donate_argnames="state")
-state = jax.jit(functools.partial(init_state, run, rules))()
+setup, mesh = make_setup(run), data_mesh(jax.devices()[:1])
+step = jax.jit(functools.partial(zaya_jax.train_step, setup=setup, mesh=mesh), donate_argnames="state")
+state = jax.jit(functools.partial(init_state, run, setup))()
 history = []
 for start_B in starts:
     window_BT = stream[start_B[:, None] + np.arange(run.data.sequence_length)]
@@ -483,7 +483,7 @@ plt.show()
 # %%
 prompt = "an expert"
 new_tokens = zaya_jax.generate(
-    rules.model,
+    setup.model,
     state.variables,
     [tokenizer.bos_id, *tokenizer.encode(prompt)],
     max_new_tokens=80,

@@ -20,7 +20,7 @@ from zaya_jax.model.implementations import (
 from zaya_jax.model.rope import rope_table
 from zaya_jax.model.weights import declare
 from zaya_jax.model.zaya import Zaya
-from zaya_jax.train.state import make_rules
+from zaya_jax.train.state import make_setup
 
 SMALL = ModelConfig(
     vocab_size=32,
@@ -148,13 +148,13 @@ def test_without_a_name_it_is_what_the_table_says(platform, monkeypatch):
         monkeypatch.setitem(choice.TABLE, (operation, "cuda"), measured)
     choice._of_platform.cache_clear()
     named = resolve_implementations(PLAIN, SMALL, platform=platform)
-    rules = make_rules(RUN, platform=platform)
+    setup = make_setup(RUN, platform=platform)
     choice._of_platform.cache_clear()
     taken = [field.removesuffix("_implementation") for field in FIELDS if getattr(named, field) == "pallas"]
     assert taken == {"cpu": [], "cuda": ["decode", "newton_schulz"], "rocm": ["attention"]}[platform]
     assert {getattr(named, field) for field in FIELDS} <= {"pallas", "xla", "ragged_dot+pallas"}
     assert (named.experts_implementation == "ragged_dot+pallas") == (platform == "rocm")
-    assert rules.model.execution == named
+    assert setup.model.execution == named
 
 
 def test_a_run_says_which_kernels_it_takes():

@@ -10,7 +10,7 @@ from zaya_jax.model.weights import count_parameters
 from zaya_jax.plan.arithmetic import operations
 from zaya_jax.plan.devices import MI300X, Cluster
 from zaya_jax.plan.hlo import Program
-from zaya_jax.plan.memory import dealt_bytes, state_bytes
+from zaya_jax.plan.memory import partitioned_bytes, state_bytes
 from zaya_jax.plan.report import read_compilation, train_step_job
 from zaya_jax.plan.rocm.compiler import compile_program
 
@@ -60,7 +60,7 @@ def test_gradients_are_reduce_scattered_and_weights_all_gathered(nodes):
         kind: sum(c.runs * c.num_bytes for c in collectives if c.kind == kind)
         for kind in ("reduce-scatter", "all-gather")
     }
-    kept, summed = (dealt_bytes(config, 8 * nodes, dtype) for dtype in ("bfloat16", "float32"))
+    kept, summed = (partitioned_bytes(config, 8 * nodes, dtype) for dtype in ("bfloat16", "float32"))
     assert kept >= 2 * count_parameters(config.model)
     assert sent == {"reduce-scatter": summed, "all-gather": kept}
 

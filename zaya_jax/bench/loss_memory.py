@@ -16,10 +16,10 @@ from rich.table import Table
 
 from zaya_jax.config import Config, DataConfig, ExecutionConfig, ModelConfig, OptimizerConfig
 from zaya_jax.data.batch import Batch, make_example
-from zaya_jax.parallel.host_memory import available_memory
 from zaya_jax.plan.train_program import lower_train_step
+from zaya_jax.platform.host_memory import available_memory
 from zaya_jax.tables import format_bytes, number_column
-from zaya_jax.train.state import TrainState, init_state, make_rules
+from zaya_jax.train.state import TrainState, init_state, make_setup
 
 TOKENS, LENGTH, VOCABULARY = 16_384, 4096, 262_272
 """Of a step, in sequences of LENGTH, and of ZAYA1."""
@@ -144,7 +144,7 @@ def _state_and_batch(config: Config) -> tuple[TrainState, Batch]:
     """Before the first step; the tokens are random."""
     shape = config.data.batch_size, config.data.sequence_length
     tokens = np.random.default_rng(0).integers(1, config.model.vocab_size, shape)
-    state = jax.jit(lambda: init_state(config, make_rules(config)))()
+    state = jax.jit(lambda: init_state(config, make_setup(config)))()
     return state, make_example(tokens, bos_id=-1, pad_id=-1)
 
 

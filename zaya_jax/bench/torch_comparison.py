@@ -27,11 +27,11 @@ from zaya_jax.inference.generate import generate
 from zaya_jax.model.flops import forward_flops_per_token
 from zaya_jax.model.weights import count_parameters
 from zaya_jax.model.zaya import Output, Zaya
-from zaya_jax.parallel.compiler import compiler_options
-from zaya_jax.parallel.host_memory import reuse_host_memory
 from zaya_jax.parallel.mesh import data_mesh
+from zaya_jax.platform.compiler import compiler_options
+from zaya_jax.platform.host_memory import reuse_host_memory
 from zaya_jax.tables import name_column, number_column
-from zaya_jax.train.state import first_state, make_rules, shardings
+from zaya_jax.train.state import first_state, make_setup, shardings
 from zaya_jax.train.step import compiled_step
 
 MODEL = ModelConfig(
@@ -162,11 +162,11 @@ def our_training() -> Callable[[], Any]:
         train=TrainConfig(num_steps=1000, update_norms=False),  # theirs tells none
         execution=dataclasses.replace(EXECUTION, scan_layers=False),
     )
-    rules, mesh = make_rules(config), data_mesh(jax.devices()[:1])
-    state = first_state(rules, _our_variables()["params"], jax.random.key(0))
+    setup, mesh = make_setup(config), data_mesh(jax.devices()[:1])
+    state = first_state(setup, _our_variables()["params"], jax.random.key(0))
     states = [jax.device_put(state, shardings(state, mesh))]  # or the second step is compiled anew
     batch = jax.device_put(make_example(_tokens((BATCH, LENGTH)), bos_id=-1, pad_id=-1))
-    step = compiled_step(states[0], rules=rules, mesh=mesh)
+    step = compiled_step(states[0], setup=setup, mesh=mesh)
 
     def train():
         states[0], metrics = step(states[0], batch)

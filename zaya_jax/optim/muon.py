@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 from jax.typing import DTypeLike
 
-from zaya_jax.model.matrices import MatrixAxes, from_matrices, to_matrices
+from zaya_jax.optim.matrices import MatrixAxes, from_matrices, to_matrices
 from zaya_jax.optim.newton_schulz import POLYNOMIALS, Polynomials, newton_schulz
 
 

@@ -9,14 +9,14 @@ import math
 
 from zaya_jax.config import Config, ExecutionConfig, ModelConfig
 from zaya_jax.model.flops import forward_flops_per_token
-from zaya_jax.model.matrices import matrix_sides
 from zaya_jax.model.remat import group_size
 from zaya_jax.model.weights import declare, flatten_weights
+from zaya_jax.optim.matrices import matrix_sides
 from zaya_jax.optim.newton_schulz import newton_schulz_flops
-from zaya_jax.parallel.deal import Deal, deal
+from zaya_jax.optim.partition import Partition, make_partition
 from zaya_jax.parallel.mesh import SUM_DTYPE
 from zaya_jax.plan.devices import Cluster
-from zaya_jax.plan.memory import activation_bytes, dealt_bytes, state_bytes, summed_bytes
+from zaya_jax.plan.memory import activation_bytes, partitioned_bytes, state_bytes, summed_bytes
 
 PAGE_BYTES = 4096
 TOKEN_BYTES = 4
@@ -114,8 +114,8 @@ def operations(config: Config, num_devices: int) -> Operations:
         forward=forward,
         training=3.0 * math.fsum(forward.values()),
         recomputed=recomputed_flops(config.model, config.execution, time),
-        optimizer=_optimizer_flops(_dealt(config, num_devices), steps),
-        optimizer_replicated=_optimizer_flops(_dealt(config, 1), steps),
+        optimizer=optimizer_flops(_partition(config, num_devices), num_steps=steps),
+        optimizer_replicated=optimizer_flops(_partition(config, 1), num_steps=steps),
     )
 
 
@@ -148,8 +148,8 @@ def communication(config: Config, cluster: Cluster, *, sum_dtype: str = SUM_DTYP
     """
     reduced = gathered = 0
     if cluster.num_gpus > 1:
-        reduced = dealt_bytes(config, cluster.num_gpus, sum_dtype)
-        gathered = dealt_bytes(config, cluster.num_gpus, config.execution.dtype)
+        reduced = partitioned_bytes(config, cluster.num_gpus, sum_dtype)
+        gathered = partitioned_bytes(config, cluster.num_gpus, config.execution.dtype)
     gpus, nodes, device = cluster.gpus_per_node, cluster.nodes, cluster.device
     sent = reduced + gathered
     # Each GPU sends (gpus - 1) / gpus of all bytes, over gpus - 1 links at once.
@@ -223,10 +223,12 @@ def gemms(config: Config, num_devices: int) -> list[Gemm]:
         Gemm(name="logits of a chunk", rows=min(config.execution.loss_chunk, tokens), depth=width,
              columns=model.vocab_size),
     ]  # fmt: skip
-    dealt = _dealt(config, num_devices)
-    if config.optimizer.name == "muon" and dealt.matrix_parts:
-        sides = [sorted(matrix_sides(part.shape, part.axes)) for part in dealt.matrix_parts]
-        counts = [_matrices_a_device(part.shape, side, num_devices) for part, side in _zip(dealt, sides)]
+    partition = _partition(config, num_devices)
+    if config.optimizer.name == "muon" and partition.matrix_buckets:
+        sides = [sorted(matrix_sides(bucket.shape, bucket.axes)) for bucket in partition.matrix_buckets]
+        counts = [
+            _matrices_a_device(bucket.shape, side, num_devices) for bucket, side in _zip(partition, sides)
+        ]
         short, long = max(sides, key=math.prod)
         count = max(count for count, side in zip(counts, sides, strict=True) if side == [short, long])
         products.append(Gemm(name="Newton-Schulz, Gram", rows=short, depth=long, columns=short, count=count))
@@ -251,23 +253,23 @@ def _score_flops(config: ModelConfig, forward: dict[str, float]) -> float:
     return forward["attention"] - weights
 
 
-def _dealt(config: Config, num_devices: int) -> Deal:
-    return deal(declare(config.model), num_devices, by_matrix=config.optimizer.name == "muon")
+def _partition(config: Config, num_devices: int) -> Partition:
+    return make_partition(declare(config.model), num_devices, by_matrix=config.optimizer.name == "muon")
 
 
-def _zip(dealt: Deal, sides: list[list[int]]):
-    return zip(dealt.matrix_parts, sides, strict=True)
+def _zip(partition: Partition, sides: list[list[int]]):
+    return zip(partition.matrix_buckets, sides, strict=True)
 
 
 def _matrices_a_device(shape: tuple[int, ...], sides: list[int], num_devices: int) -> int:
     return math.prod(shape) // math.prod(sides) // num_devices
 
 
-def _optimizer_flops(dealt: Deal, num_steps: int) -> float:
+def optimizer_flops(partition: Partition, *, num_steps: int) -> float:
     """Of Newton-Schulz on each device: all have equally many matrices, padded ones included."""
     total = 0
-    for part in dealt.matrix_parts:
-        sides = matrix_sides(part.shape, part.axes)
-        count = _matrices_a_device(part.shape, list(sides), dealt.num_devices)
+    for bucket in partition.matrix_buckets:
+        sides = matrix_sides(bucket.shape, bucket.axes)
+        count = _matrices_a_device(bucket.shape, list(sides), partition.num_devices)
         total += count * newton_schulz_flops(*sides, num_steps=num_steps)
     return float(total)

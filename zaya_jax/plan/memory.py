@@ -12,9 +12,9 @@ from zaya_jax.config import Config, ExecutionConfig, ModelConfig
 from zaya_jax.model.remat import REMAT_POLICIES, group_size
 from zaya_jax.model.weights import Weight, abstract_variables, declare, flatten_weights, map_weights
 from zaya_jax.model.zaya import hidden_states
-from zaya_jax.parallel.deal import deal
+from zaya_jax.optim.partition import make_partition
 from zaya_jax.parallel.mesh import SUM_DTYPE
-from zaya_jax.train.state import init_state, make_rules
+from zaya_jax.train.state import init_state, make_setup
 
 POLICIES = ("none", *REMAT_POLICIES)
 """What `ExecutionConfig.remat` can be, from the most memory to the most recomputation."""
@@ -44,36 +44,37 @@ class StateBytes:
 
 def state_bytes(config: Config, num_devices: int) -> StateBytes:
     """Bytes of state on each device; exact, from the shapes that training makes."""
-    state = jax.eval_shape(lambda: init_state(config, make_rules(config, num_devices)))
+    state = jax.eval_shape(lambda: init_state(config, make_setup(config, num_devices)))
     declared = flatten_weights(declare(config.model)).values()
     return StateBytes(
-        master=_bytes(state.parts) // num_devices,
+        master=_bytes(state.buckets) // num_devices,
         moments=_bytes(state.optimizer) // num_devices + _bytes(state.balancer),
         weights=sum(weight.size * _item(weight, config.execution.dtype) for weight in declared),
         gradients=sum(weight.size * _item(weight, config.execution.gradient_dtype) for weight in declared),
-        own_gradients=_bytes(state.parts) // num_devices,
+        own_gradients=_bytes(state.buckets) // num_devices,
     )
 
 
-def dealt_bytes(config: Config, num_devices: int, dtype: str) -> int:
-    """Bytes of all weights as they are dealt out and sent: what does not divide is padded.
+def partitioned_bytes(config: Config, num_devices: int, dtype: str) -> int:
+    """Bytes of all weights as they are partitioned and sent: what does not divide is padded.
 
     Args:
       config: of the run.
       num_devices: that share.
       dtype: of what products take; the rest is float32.
     """
-    dealt = deal(declare(config.model), num_devices, by_matrix=config.optimizer.name == "muon")
-    weights = dict(dealt.weights)
-    matrices = sum(math.prod(part.shape) for part in dealt.matrix_parts) * jnp.dtype(dtype).itemsize
-    return matrices + sum(math.prod(part.shape) * _item(weights[part.path], dtype) for part in dealt.elements)
+    partition = make_partition(declare(config.model), num_devices, by_matrix=config.optimizer.name == "muon")
+    weights = dict(partition.weights)
+    matrices = sum(math.prod(bucket.shape) for bucket in partition.matrix_buckets) * jnp.dtype(dtype).itemsize
+    flat = partition.flat_parameters
+    return matrices + sum(math.prod(each.shape) * _item(weights[each.path], dtype) for each in flat)
 
 
 def summed_bytes(config: Config, num_devices: int) -> int:
     """Bytes of the wider copy of all gradients that travels; 0 where they are kept in that type anyway."""
     if num_devices == 1 or config.execution.gradient_dtype == SUM_DTYPE:
         return 0
-    return dealt_bytes(config, num_devices, SUM_DTYPE)
+    return partitioned_bytes(config, num_devices, SUM_DTYPE)
 
 
 @functools.cache

@@ -167,7 +167,7 @@ def make_plan(config: Config, cluster: Cluster) -> Plan:
     """The arithmetic of a run.
 
     Raises:
-      ValueError: if the batch cannot be dealt out to the GPUs.
+      ValueError: if the batch cannot be shared evenly by the GPUs.
     """
     num_gpus, time = cluster.num_gpus, config.data.sequence_length
     check_batch_size(config.data.batch_size, config.execution.num_microbatches, num_gpus)
