@@ -97,12 +97,14 @@ def flash_attention(
         return blockwise_attention(q_BTNH, k_BSKH, v_BSKH, window, *segments)
     window = EVERYTHING if window is None else window
     limits = jnp.stack([jnp.asarray(x, jnp.int32) for x in (query_start, window)])
+    results: Any
     if chosen == "full":
-        results: Any = full_attention(q_BTNH, k_BSKH, v_BSKH, limits, *segments)
+        results = full_attention(q_BTNH, k_BSKH, v_BSKH, limits, *segments)
         return results
     blocks = _blocks_for(q_BTNH.shape[3]) if blocks is None else blocks
     triton.check(q_BTNH.shape[3], q_BTNH.dtype.itemsize, blocks)
-    return _pallas(q_BTNH, k_BSKH, v_BSKH, limits, *segments, blocks)
+    results = _pallas(q_BTNH, k_BSKH, v_BSKH, limits, *segments, blocks)
+    return results
 
 
 def _check_to_itself(to_itself: bool, q_BTNH: jax.Array, k_BSKH: jax.Array, query_start: Any) -> None:
@@ -130,7 +132,8 @@ def _pallas(q_BTNH, k_BSKH, v_BSKH, limits, query_segments_BT, key_segments_BS, 
 
 def _forward(q_BTNH, k_BSKH, v_BSKH, limits, query_segments_BT, key_segments_BS, blocks):
     arguments = q_BTNH, k_BSKH, v_BSKH, limits, query_segments_BT, key_segments_BS
-    out_BTNH, logsumexp_BNT = _pallas(*arguments, blocks)
+    results: Any = _pallas(*arguments, blocks)
+    out_BTNH, logsumexp_BNT = results
     results = checkpoint_name(out_BTNH, KEPT), checkpoint_name(logsumexp_BNT, KEPT)
     return results, (arguments, results)
 

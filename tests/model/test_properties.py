@@ -170,9 +170,9 @@ def logits_and_pull_back(config, variables, tokens_BT, grad_BTV):
     params, bias_LX = variables["params"], variables["router_bias"]["layers"]
 
     def behind_embedding(x_BTD):
-        positions_BT = jnp.arange(TIME)[None]
-        x_BTD = zaya.layers(config, EXECUTION, params, bias_LX, x_BTD, positions_BT, None, None)[0]
-        return zaya.head(config, EXECUTION, params, x_BTD)
+        context = zaya.Context(config, EXECUTION, rotations(config, jnp.arange(TIME)[None]), None, None)
+        x_BTD = zaya.layers(context, params, bias_LX, x_BTD)[0]
+        return zaya.head(config, params, x_BTD)
 
     logits_BTV, pull_back = jax.vjp(behind_embedding, zaya.embed(params["embedding"], tokens_BT))
     return logits_BTV, pull_back(grad_BTV)[0]
@@ -199,7 +199,7 @@ def test_the_scan_is_a_loop_over_layers():
 
     @jit
     def unrolled(params):
-        context = zaya._Context(SLIDING, EXECUTION, rotations(SLIDING, jnp.arange(TIME)[None]), None, None)
+        context = zaya.Context(SLIDING, EXECUTION, rotations(SLIDING, jnp.arange(TIME)[None]), None, None)
         inputs = layer_inputs(SLIDING, params, bias_LX, 2, None)
         x_BTD = zaya.embed(params["embedding"], tokens_BT)
         state_BTR = jnp.zeros((2, TIME, SLIDING.router_hidden_size))
@@ -259,7 +259,7 @@ def moe_block(config, *, skip_bias):
     def run(params):
         inputs = layer_inputs(config, params, bias_LX, 2, None)
         layer = jax.tree.map(lambda leaf: leaf[0], inputs)
-        context = zaya._Context(config, EXECUTION, (), None, None)
+        context = zaya.Context(config, EXECUTION, (), None, None)
         return zaya._experts(context, layer, x_BTD, jnp.zeros((2, TIME, config.router_hidden_size)))
 
     return x_BTD, *run(variables["params"])

@@ -164,9 +164,9 @@ def residual_stream(
             raise ValueError("segments came with a cache that is not empty; only a first chunk may be padded")
         cache = _with_padding(cache, segments_BT)
     tables = rotations(config, _positions(tokens_BT, positions_BT, cache))
-    context = _Context(config, execution, tables, segments_BT, cache)
+    context = Context(config, execution, tables, segments_BT, cache)
     x_BTD = embed(params["embedding"], tokens_BT)
-    return HiddenStates(*_layers(context, params, router_bias_LX, x_BTD))
+    return HiddenStates(*layers(context, params, router_bias_LX, x_BTD))
 
 
 def embed(weights: Mapping, tokens_BT: Int[Array, "B T"]) -> Float[Array, "B T D"]:
@@ -182,8 +182,8 @@ def head(config: ModelConfig, params: Mapping, x_BTD: Float[Array, "B T D"]) -> 
 
 
 @dataclasses.dataclass(frozen=True)
-class _Context:
-    """What all layers share."""
+class Context:
+    """What all layers share: how they are made, and where their tokens stand."""
 
     config: ModelConfig
     execution: ExecutionConfig
@@ -192,8 +192,8 @@ class _Context:
     cache: Cache | None
 
 
-def _layers(
-    context: _Context, params: Mapping, router_bias_LX: jax.Array, x_BTD: jax.Array
+def layers(
+    context: Context, params: Mapping, router_bias_LX: jax.Array, x_BTD: jax.Array
 ) -> tuple[jax.Array, RouterStats, Cache | None]:
     """All layers as one scan over their stacked weights."""
     config, execution, cache = context.config, context.execution, context.cache
@@ -217,7 +217,7 @@ def _layers(
 
 
 def decoder_layer(
-    context: _Context, layer: LayerInput, x_BTD: jax.Array, state_BTR: jax.Array, pool: Pool | None
+    context: Context, layer: LayerInput, x_BTD: jax.Array, state_BTR: jax.Array, pool: Pool | None
 ) -> tuple[jax.Array, Routing, Any, Pool | None]:
     """One layer: attention, then experts, each added to the stream through its residual scaling.
 
@@ -243,7 +243,7 @@ def decoder_layer(
 
 
 def _attention(
-    context: _Context, layer: LayerInput, x_BTD: jax.Array, pool: Pool | None
+    context: Context, layer: LayerInput, x_BTD: jax.Array, pool: Pool | None
 ) -> tuple[jax.Array, Any, Pool | None]:
     shared, weights = (context.config, context.execution), layer.weights["attention"]
     rotation = rotation_of_layer(context.rotations, layer.is_sliding)
@@ -259,7 +259,7 @@ def _attention(
 
 
 def _experts(
-    context: _Context, layer: LayerInput, x_BTD: jax.Array, state_BTR: jax.Array
+    context: Context, layer: LayerInput, x_BTD: jax.Array, state_BTR: jax.Array
 ) -> tuple[jax.Array, Routing]:
     config, weights = context.config, layer.weights
     routing = route(
