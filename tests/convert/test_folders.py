@@ -46,7 +46,7 @@ def run_of(folder, *, step=3):
 
 
 def test_eight_billion_parameters_are_all_in_the_table():
-    """The published count of tensors and of parameters (facts 1.2)."""
+    """Tensors and parameters as in the released files ([Weights], ZAYA1-8B's index)."""
     tensors = tensors_of("native", zaya_jax.ModelConfig())
     biases = sum(np.prod(tensor.shape) for tensor in tensors if tensor.name.endswith("balancing_biases"))
     assert len(tensors) == 1283
@@ -256,7 +256,7 @@ def flip(file: pathlib.Path, where: int = -1) -> None:
 
 
 def test_verify_finds_one_bit(native, capsys):
-    """Orbax restores a flipped bit without a word (facts, reliability)."""
+    """Orbax restores a flipped bit without a word: it keeps no sum of what it wrote."""
     folder, _ = native
     target = folder.parent / "run"
     zaya(f"convert {folder} {target} --verify")

@@ -86,7 +86,7 @@ def test_a_wide_type_is_narrowed_once(tmp_path):
 
 @pytest.mark.parametrize("pattern", [(SLIDING,), (FULL, FULL, SLIDING)])
 def test_windows_count_as_each_layout_does(tmp_path, pattern):
-    """facts 7.3, 7: the legacy window is one less, it leaves the current token out."""
+    """The legacy window is one less, it leaves the current token out ([legacy], the converter to [HF])."""
     config = small_config(layer_pattern=pattern, sliding_window=5)
     zaya_jax.save_pytorch(
         tmp_path / "legacy", zaya_jax.Zaya(config), random_variables(config, 0), layout="legacy"

@@ -200,7 +200,7 @@ def _huggingface_model() -> Any:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("temp"):
-                parameter.fill_(1.0)  # zeros are a placeholder, which would zero all keys (facts 2.2)
+                parameter.fill_(1.0)  # [HF] leaves zeros there for a checkpoint to fill: all keys would be 0
     model.generation_config.eos_token_id = None
     return model
 

@@ -213,7 +213,7 @@ LEGACY: dict[str, TensorLayout] = {
     "final_norm/scale": TensorLayout("model.final_norm.weight", "D", "D"),
     "head/bias": TensorLayout("lm_head.bias", "V", "V"),
 }
-"""Our path to Zyphra's first layout (facts 7.1)."""
+"""Our path to Zyphra's first layout ([legacy])."""
 
 LAYOUTS: dict[LayoutName, dict[str, TensorLayout]] = {"native": NATIVE, "legacy": LEGACY}
 

@@ -142,7 +142,7 @@ def first_reachable_skip(source: Source) -> int | None:
     """The first layer where a token could choose the skip class; None where none can.
 
     A class wins by probability plus bias, and probabilities differ by less than 1. In the released
-    weights the skip class's bias is 1 below another everywhere (facts 3.3).
+    weights the skip class's bias is 1 below another everywhere ([Weights]).
     """
     for layer in range(source.config.num_hidden_layers):
         bias_X = read_router_bias(source, layer)

@@ -124,7 +124,7 @@ class Watcher(Protocol):
 
 
 def target_dtype(path: str, source: np.dtype, asked: np.dtype | None) -> np.dtype:
-    """The dtype rule: as asked, or as it was; balancing biases are always float32 (facts 7.1)."""
+    """The dtype rule: as asked, or as it was; balancing biases are always float32, as in [Weights]."""
     if path == ROUTER_BIAS:
         return np.dtype(np.float32)
     return source if asked is None else asked
