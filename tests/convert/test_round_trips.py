@@ -100,7 +100,7 @@ def test_windows_count_as_each_layout_does(tmp_path, pattern):
 
 def test_the_embedding_moves_in_parts(tmp_path, monkeypatch):
     """Of a big vocabulary no more than some rows are in memory; the last part is shorter."""
-    monkeypatch.setattr("zaya_jax.convert.layouts.PIECE_BYTES", 20 * 4 * 16)
+    monkeypatch.setattr("zaya_jax.convert.layouts.SLICE_BYTES", 20 * 4 * 16)
     config = small_config(vocab_size=71, lm_head_bias=True)  # 4 parts of 15 rows, one of 11
     variables = random_variables(config, 0)
     zaya_jax.save_pytorch(tmp_path / "a", zaya_jax.Zaya(config), variables, dtype="float32")

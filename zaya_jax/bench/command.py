@@ -6,7 +6,7 @@ from zaya_jax.bench import (
     balancing,
     experts,
     gradient_sum,
-    kernels,
+    kernel_times,
     loss_memory,
     optimizer_share,
     optimizers,
@@ -17,7 +17,7 @@ from zaya_jax.options import Parser
 REPEATED = {
     "torch": torch_comparison.run,
     "balancing": balancing.run,
-    "kernels": kernels.run,
+    "kernels": kernel_times.run,
     "optimizer-share": optimizer_share.run,
 }
 ONCE = {

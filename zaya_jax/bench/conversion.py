@@ -23,7 +23,7 @@ from rich.table import Table
 
 from zaya_jax.config import ModelConfig
 from zaya_jax.convert.companions import of_tokenizer
-from zaya_jax.convert.layouts import ROUTER_BIAS, Piece
+from zaya_jax.convert.layouts import ROUTER_BIAS, WeightSlice
 from zaya_jax.convert.plans import pytorch_files
 from zaya_jax.convert.pytorch_folder import stored_tensors
 from zaya_jax.convert.stream import CHECKSUMS, check_checksums, write_folder
@@ -34,7 +34,7 @@ from zaya_jax.tables import name_column, number_column
 
 @dataclasses.dataclass(frozen=True)
 class MadeUpWeights:
-    """Random finite bfloat16 values, the same for everybody who asks for a piece."""
+    """Random finite bfloat16 values, the same for everybody who asks for a slice."""
 
     config: ModelConfig
 
@@ -42,13 +42,15 @@ class MadeUpWeights:
         """Float32 for the balancing biases, bfloat16 for all else: as released."""
         return np.dtype(np.float32 if path == ROUTER_BIAS else ml_dtypes.bfloat16)
 
-    def read(self, piece: Piece) -> np.ndarray:
-        """A piece."""
-        rng = np.random.default_rng([zlib.crc32(piece.path.encode()), *piece.start])
-        if piece.path == ROUTER_BIAS:
-            return rng.uniform(-0.1, 0.1, piece.shape).astype(np.float32)
-        bits = np.frombuffer(rng.bytes(2 * piece.size), np.uint16) & 0xBFFF  # exponents of values below 2
-        return bits.view(ml_dtypes.bfloat16).reshape(piece.shape)
+    def read(self, weight_slice: WeightSlice) -> np.ndarray:
+        """A slice."""
+        rng = np.random.default_rng([zlib.crc32(weight_slice.path.encode()), *weight_slice.start])
+        if weight_slice.path == ROUTER_BIAS:
+            return rng.uniform(-0.1, 0.1, weight_slice.shape).astype(np.float32)
+        bits = (
+            np.frombuffer(rng.bytes(2 * weight_slice.size), np.uint16) & 0xBFFF
+        )  # exponents of values below 2
+        return bits.view(ml_dtypes.bfloat16).reshape(weight_slice.shape)
 
     def identity(self) -> list[Any]:
         """The network: the values follow from it."""

@@ -18,7 +18,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from zaya_jax.bench.measure import CEILING_FLOPS, ceiling_product
+from zaya_jax.bench.measure import CEILING_FLOPS, ceiling_matmul
 from zaya_jax.bench.turns import Program, best_in_turn
 from zaya_jax.config import Config, DataConfig, ModelConfig, OptimizerConfig, TrainConfig
 from zaya_jax.convert.huggingface import config_to_huggingface, variables_from_huggingface
@@ -85,7 +85,7 @@ def run(*, rounds: int) -> None:
         programs = {
             f"{name}, ours": row.ours,
             f"{name}, transformers": row.theirs,
-            "ceiling": ceiling_product,
+            "ceiling": ceiling_matmul,
         }
         ours, theirs, ceiling = best_in_turn(programs, rounds=rounds).values()
         ceilings.append(CEILING_FLOPS / ceiling)

@@ -13,7 +13,7 @@ from zaya_jax.config.optimizer import OptimizerConfig
 from zaya_jax.config.phases import SECTIONS, PhaseConfig, in_phase, merge, num_steps
 from zaya_jax.config.rules import require, require_different
 from zaya_jax.config.train import TrainConfig
-from zaya_jax.fields import build, convert, flatten, to_plain
+from zaya_jax.fields import build, convert, dotted_items, to_plain
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,7 +151,7 @@ def _resolve(values: dict, phase: PhaseConfig) -> Config:
 
 def differences(ours: Config, theirs: Config) -> list[str]:
     """Fields in which two configs differ, as "section.field: theirs -> ours"."""
-    new, old = dict(flatten(ours)), dict(flatten(theirs))
+    new, old = dict(dotted_items(ours)), dict(dotted_items(theirs))
     return [
         f"{name}: {old.get(name)} -> {new.get(name)}"
         for name in dict.fromkeys((*new, *old))

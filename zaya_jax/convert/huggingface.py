@@ -46,10 +46,10 @@ def variables_from_huggingface(config: ModelConfig, tensors: Mapping[str, np.nda
         raise ValueError(f"{TIED_HEAD} differs from {EMBEDDING}; only a tied head is modelled")
     flat = {path: np.empty(weight.shape, np.float32) for path, weight in our_weights(config).items()}
     for tensor in layout:
-        ends = list(itertools.accumulate(piece.size for piece in tensor.pieces))
+        ends = list(itertools.accumulate(weight_slice.size for weight_slice in tensor.slices))
         parts = np.split(tensors[tensor.name].reshape(-1), ends[:-1])
-        for piece, part in zip(tensor.pieces, parts, strict=True):
-            flat[piece.path][piece.index] = tensor.layout.to_ours(part, piece.shape)
+        for weight_slice, part in zip(tensor.slices, parts, strict=True):
+            flat[weight_slice.path][weight_slice.index] = tensor.layout.to_ours(part, weight_slice.shape)
     return as_variables(flat)
 
 
@@ -95,7 +95,10 @@ def variables_to_huggingface(config: ModelConfig, variables: Mapping[str, Any]) 
 
 
 def _join(tensor: Tensor, flat: Mapping[str, np.ndarray]) -> np.ndarray:
-    parts = [tensor.layout.to_theirs(flat[piece.path][piece.index]).reshape(-1) for piece in tensor.pieces]
+    parts = [
+        tensor.layout.to_theirs(flat[weight_slice.path][weight_slice.index]).reshape(-1)
+        for weight_slice in tensor.slices
+    ]
     return np.concatenate(parts).reshape(tensor.shape)
 
 

@@ -12,7 +12,7 @@ from zaya_jax.config import Config, DataConfig, ModelConfig
 from zaya_jax.convert import companions as beside
 from zaya_jax.convert.companions import Companions, as_json
 from zaya_jax.convert.huggingface import config_to_huggingface
-from zaya_jax.convert.layouts import ROUTER_BIAS, LayoutName, Piece, Tensor, our_weights, tensors_of
+from zaya_jax.convert.layouts import ROUTER_BIAS, LayoutName, Tensor, WeightSlice, our_weights, tensors_of
 from zaya_jax.convert.legacy import config_to_legacy
 from zaya_jax.convert.pytorch_folder import CONFIG, INDEX, WEIGHTS
 from zaya_jax.convert.run_folder import run_files
@@ -116,8 +116,8 @@ def exported_config(source: Source, layout: LayoutName) -> ModelConfig:
 
 def read_router_bias(source: Source, layer: int) -> np.ndarray:
     """The balancing biases of a layer, float32 [X]."""
-    piece = Piece(ROUTER_BIAS, (layer,), (source.config.num_router_classes,), True)
-    return np.asarray(source.read(piece), np.float32)
+    weight_slice = WeightSlice(ROUTER_BIAS, (layer,), (source.config.num_router_classes,), True)
+    return np.asarray(source.read(weight_slice), np.float32)
 
 
 def notes(source: Source, layout: TargetLayout) -> list[str]:
@@ -185,9 +185,9 @@ def _index(shards: Mapping[str, list[Tensor]], dtypes: Mapping[str, np.dtype]) -
 def _shard(name: str, tensors: list[Tensor], dtypes: Mapping[str, np.dtype]) -> PlannedFile:
     begin = header([(tensor.name, name_of(dtypes[tensor.path]), tensor.shape) for tensor in tensors])
     blocks = tuple(
-        Block(piece, dtypes[tensor.path], tensor.layout.to_theirs)
+        Block(weight_slice, dtypes[tensor.path], tensor.layout.to_theirs)
         for tensor in tensors
-        for piece in tensor.pieces
+        for weight_slice in tensor.slices
     )
     return PlannedFile(name, begin, blocks)
 

@@ -13,7 +13,7 @@ import numpy as np
 from zaya_jax.config import ModelConfig
 from zaya_jax.convert.companions import of_tokenizer
 from zaya_jax.convert.huggingface import as_variables, by_path
-from zaya_jax.convert.layouts import LAYOUTS, LayoutName, Piece, all_pieces, our_weights
+from zaya_jax.convert.layouts import LAYOUTS, LayoutName, WeightSlice, our_weights, weight_slices
 from zaya_jax.convert.plans import MAX_SHARD_BYTES, parse_dtype, pytorch_files
 from zaya_jax.convert.pytorch_folder import PytorchWeights, open_folder
 from zaya_jax.convert.stream import WORKERS, Source, ahead, contiguous, write_folder
@@ -42,10 +42,10 @@ def load_variables(source: Source) -> dict[str, Any]:
     """All weights of a source in memory, float32."""
     flat = {path: np.empty(weight.shape, np.float32) for path, weight in our_weights(source.config).items()}
     with ThreadPoolExecutor(WORKERS) as workers:
-        pieces = all_pieces(source.config)
-        arrays = ahead(workers, lambda piece: contiguous(source.read(piece)), pieces)
-        for piece, array in zip(pieces, arrays, strict=True):
-            flat[piece.path][piece.index] = array
+        slices = weight_slices(source.config)
+        arrays = ahead(workers, lambda weight_slice: contiguous(source.read(weight_slice)), slices)
+        for weight_slice, array in zip(slices, arrays, strict=True):
+            flat[weight_slice.path][weight_slice.index] = array
     return jax.tree.map(jax.device_put, as_variables(flat))
 
 
@@ -102,11 +102,11 @@ class VariableWeights:
         """The type of a weight."""
         return np.dtype(self.flat[path].dtype)
 
-    def read(self, piece: Piece) -> np.ndarray:
-        """A piece; a view where the weight is in the host's memory, a copy where it is on a device."""
-        weight = self.flat[piece.path]
+    def read(self, weight_slice: WeightSlice) -> np.ndarray:
+        """A slice; a view where the weight is in the host's memory, a copy where it is on a device."""
+        weight = self.flat[weight_slice.path]
         is_away = isinstance(weight, jax.Array) and any(d.platform != "cpu" for d in weight.devices())
-        return np.asarray(weight[piece.index]) if is_away else np.asarray(weight)[piece.index]
+        return np.asarray(weight[weight_slice.index]) if is_away else np.asarray(weight)[weight_slice.index]
 
     def identity(self) -> list[Any]:
         """Nothing that another process could know again: an attempt that was killed starts anew."""

@@ -1,7 +1,7 @@
-"""The weights of a run: read out of an Orbax checkpoint piece by piece, and written as one.
+"""The weights of a run: read out of an Orbax checkpoint slice by slice, and written as one.
 
 What is written is Orbax's plain form: a folder of Zarr chunks for each weight, without compression.
-A chunk is then the bytes of a piece of ours, which is all that a conversion ever holds. Orbax, and
+A chunk is then the bytes of a slice of ours, which is all that a conversion ever holds. Orbax, and
 `zaya_jax.checkpoint` with it, restores such a checkpoint like any of its own.
 """
 
@@ -19,11 +19,11 @@ from zaya_jax.config import CONFIG_FILE, Config, ModelConfig
 from zaya_jax.convert.layouts import (
     ROUTER_BIAS,
     OurWeight,
-    Piece,
+    WeightSlice,
     check_shapes,
-    layer_pieces,
+    layer_slices,
     our_weights,
-    rows_of_a_piece,
+    rows_per_slice,
 )
 from zaya_jax.convert.pytorch_folder import read_json
 from zaya_jax.convert.stream import Block, PlannedFile
@@ -75,12 +75,12 @@ class RunWeights:
         """The type of a weight in the checkpoint."""
         return self._arrays[path].dtype.numpy_dtype
 
-    def read(self, piece: Piece) -> np.ndarray:
-        """A piece. Where the checkpoint's chunks are larger, they are kept for the pieces that follow."""
+    def read(self, weight_slice: WeightSlice) -> np.ndarray:
+        """A slice. Where the checkpoint's chunks are larger, they are kept for the slices that follow."""
         try:
-            return self._arrays[piece.path][piece.index].read().result()
+            return self._arrays[weight_slice.path][weight_slice.index].read().result()
         except ValueError as error:
-            raise ValueError(f"{self._folder}: {piece.path} is damaged: {str(error)[:200]}") from error
+            raise ValueError(f"{self._folder}: {weight_slice.path} is damaged: {str(error)[:200]}") from error
 
     def identity(self) -> list[Any]:
         """What changes when the checkpoint does."""
@@ -177,25 +177,27 @@ def run_files(
     for layer in (None, *range(config.model.num_hidden_layers)):
         for path, weight in weights.items():
             if weight.is_stacked == (layer is not None):
-                for piece in layer_pieces(path, weight, config.model.num_hidden_layers, layer):
-                    files.append(_chunk_file(f"{item}/{orbax_name(path)}", weight, piece, dtypes[path]))
+                for weight_slice in layer_slices(path, weight, config.model.num_hidden_layers, layer):
+                    files.append(
+                        _chunk_file(f"{item}/{orbax_name(path)}", weight, weight_slice, dtypes[path])
+                    )
     return files
 
 
 def _chunk_shape(weight: OurWeight) -> tuple[int, ...]:
     if not weight.is_stacked:
-        return (rows_of_a_piece(weight.shape), *weight.shape[1:])
+        return (rows_per_slice(weight.shape), *weight.shape[1:])
     counted = 2 if weight.has_experts else 1
     return (1,) * counted + weight.shape[counted:]
 
 
-def _chunk_file(array: str, weight: OurWeight, piece: Piece, dtype: np.dtype) -> PlannedFile:
+def _chunk_file(array: str, weight: OurWeight, weight_slice: WeightSlice, dtype: np.dtype) -> PlannedFile:
     chunk = _chunk_shape(weight)
-    numbers = list(piece.start) if weight.is_stacked else [piece.start[0] // chunk[0]]
+    numbers = list(weight_slice.start) if weight.is_stacked else [weight_slice.start[0] // chunk[0]]
     numbers += [0] * (len(chunk) - len(numbers))
-    padding = (math.prod(chunk) - piece.size) * dtype.itemsize  # Zarr's last chunk is as large as all
+    padding = (math.prod(chunk) - weight_slice.size) * dtype.itemsize  # Zarr's last chunk is as large as all
     name = ".".join(map(str, numbers))
-    return PlannedFile(f"{array}/{name}", b"", (Block(piece, dtype, _as_it_is, padding),))
+    return PlannedFile(f"{array}/{name}", b"", (Block(weight_slice, dtype, _as_it_is, padding),))
 
 
 def _as_it_is(array: np.ndarray) -> np.ndarray:

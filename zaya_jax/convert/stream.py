@@ -1,4 +1,4 @@
-"""From a source to a folder, piece by piece: bounded memory, resumable, whole or not there.
+"""From a source to a folder, slice by slice: bounded memory, resumable, whole or not there.
 
 Beside the folder to be stands another, NAME.partial, with the files in the making and a journal of
 those that are done: on the disk for good, with their checksums. When all are, one rename makes them
@@ -24,14 +24,14 @@ import numpy as np
 
 from zaya_jax.checkpoint import FOLDER as CHECKPOINTS
 from zaya_jax.config import CONFIG_FILE, ModelConfig
-from zaya_jax.convert.layouts import ROUTER_BIAS, Piece
+from zaya_jax.convert.layouts import ROUTER_BIAS, WeightSlice
 from zaya_jax.convert.pytorch_folder import INDEX
 
 CHECKSUMS = "SHA256SUMS"
 """In every folder that is made here; `sha256sum --check SHA256SUMS` reads it."""
 PARTIAL = ".partial"
 AHEAD = 4
-"""Pieces that are prepared while one is written."""
+"""Slices that are prepared while one is written."""
 WORKERS = 2
 STRIP = 16
 HASHED_BYTES = 2**24
@@ -39,7 +39,7 @@ HASHED_BYTES = 2**24
 
 @runtime_checkable
 class Source(Protocol):
-    """Weights that can be read piece by piece, from several threads."""
+    """Weights that can be read slice by slice, from several threads."""
 
     @property
     def config(self) -> ModelConfig:
@@ -50,8 +50,8 @@ class Source(Protocol):
         """The type of a weight."""
         ...
 
-    def read(self, piece: Piece) -> np.ndarray:
-        """A piece in our order of axes, of any strides."""
+    def read(self, weight_slice: WeightSlice) -> np.ndarray:
+        """A slice in our order of axes, of any strides."""
         ...
 
     def identity(self) -> list[Any]:
@@ -61,16 +61,16 @@ class Source(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """A piece as it is written.
+    """A slice as it is written.
 
     Attributes:
-      piece: which.
+      weight_slice: which part of which weight.
       dtype: its type in the file.
       arrange: from our order of axes to the file's; a view.
       padding: bytes of zeros behind it.
     """
 
-    piece: Piece
+    weight_slice: WeightSlice
     dtype: np.dtype
     arrange: Callable[[np.ndarray], np.ndarray]
     padding: int = 0
@@ -78,7 +78,7 @@ class Block:
     @property
     def size(self) -> int:
         """Its bytes in the file."""
-        return self.piece.size * self.dtype.itemsize + self.padding
+        return self.weight_slice.size * self.dtype.itemsize + self.padding
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +102,7 @@ class PlannedFile:
 
 
 @dataclasses.dataclass(frozen=True)
-class Report:
+class WriteReport:
     """What a conversion did.
 
     Attributes:
@@ -132,7 +132,7 @@ def target_dtype(path: str, source: np.dtype, asked: np.dtype | None) -> np.dtyp
 
 def write_folder(
     source: Source, files: list[PlannedFile], folder: pathlib.Path, watcher: Watcher, *, replace: bool = False
-) -> Report:
+) -> WriteReport:
     """Makes a folder of planned files.
 
     Args:
@@ -160,7 +160,7 @@ def write_folder(
             checksums = {file.name: journal.entries[file.name] for file in files}
         _publish(content, checksums, folder, replaced=aside / "replaced" if replace else None)
     shutil.rmtree(aside)
-    return Report(sum(file.size for file in files), resumed)
+    return WriteReport(sum(file.size for file in files), resumed)
 
 
 @contextlib.contextmanager
@@ -334,8 +334,8 @@ def ahead(workers: ThreadPoolExecutor, function: Callable[[Any], Any], items: It
 
 def prepare(source: Source, block: Block) -> memoryview:
     """The bytes of a block."""
-    array = source.read(block.piece)
-    assert array.shape == block.piece.shape
+    array = source.read(block.weight_slice)
+    assert array.shape == block.weight_slice.shape
     # A wide type is narrowed before its axes move, and a narrow one widened after: less to move.
     if block.dtype.itemsize < array.dtype.itemsize:
         array = array.astype(block.dtype)

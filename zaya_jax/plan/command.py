@@ -12,7 +12,7 @@ from rich.console import Console
 from zaya_jax.config import Config
 from zaya_jax.options import Parser, add_config_options, load_config
 from zaya_jax.plan.devices import DEVICES, Cluster, find_device
-from zaya_jax.plan.kernels import plan_kernels
+from zaya_jax.plan.kernel_report import plan_kernels
 from zaya_jax.plan.picture import check_format, draw
 from zaya_jax.plan.report import CompiledStep, make_plan, read_compilation, to_json, train_step_job
 from zaya_jax.plan.rocm.compiler import TIME_LIMIT, Compilation, compile_program, lay_out_program

@@ -114,7 +114,7 @@ class Collective:
 
 
 @dataclasses.dataclass(frozen=True)
-class Work:
+class MatrixProduct:
     """A product of matrices in a program, with how often a step runs it.
 
     Attributes:
@@ -141,13 +141,13 @@ class Program:
         self.entry, self.computations = _parse(text)
 
     @functools.cached_property
-    def products(self) -> list[Work]:
+    def products(self) -> list[MatrixProduct]:
         """All products of matrices that a step runs on one device."""
         return [
-            Work(instruction.op_name, flops, runs, matrices)
+            MatrixProduct(instruction.op_name, flops, runs, matrices)
             for computation, runs in self._runs().items()
             for instruction in self.computations[computation]
-            for flops, matrices in [_product(instruction, self.shapes(computation))]
+            for flops, matrices in [_matrix_product(instruction, self.shapes(computation))]
             if flops
         ]
 
@@ -190,7 +190,7 @@ class Program:
         shapes = self.shapes(computation)
 
         def flops(instruction: Instruction) -> float:
-            own, _ = _product(instruction, shapes)
+            own, _ = _matrix_product(instruction, shapes)
             return own + instruction.trips * math.fsum(
                 self._computation_flops(name) for name in instruction.called
             )
@@ -300,7 +300,7 @@ def _between(instructions: list[Instruction], start: int) -> list[Instruction]:
     return []
 
 
-def _product(instruction: Instruction, shapes: Mapping[str, tuple[Shape, ...]]) -> tuple[float, int]:
+def _matrix_product(instruction: Instruction, shapes: Mapping[str, tuple[Shape, ...]]) -> tuple[float, int]:
     """FLOPs of a product of matrices, and how many matrices it makes; zeros for anything else."""
     attributes = instruction.attributes
     operands = [shapes[name][0].sizes for name in instruction.operands if shapes.get(name)]
