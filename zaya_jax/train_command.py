@@ -25,7 +25,11 @@ PROMPT_LENGTH = 40
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Runs `zaya train`."""
+    """Runs `zaya train` with the words behind it: a run, the rest of one, or a dry run.
+
+    Raises:
+      ValueError: for a config that cannot be, or a run folder that is not this run's.
+    """
     parser = Parser(
         "train",
         "Trains a model, or goes on with a run from its newest checkpoint.",

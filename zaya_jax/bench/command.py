@@ -1,4 +1,4 @@
-"""`zaya bench WHAT`."""
+"""`zaya bench WHAT`: finds the measurement of a name and runs it."""
 
 from collections.abc import Sequence
 
@@ -30,7 +30,11 @@ ROUNDS = 5
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Runs `zaya bench`."""
+    """Runs `zaya bench` with the words behind it.
+
+    Raises:
+      ValueError: for options that do not go together.
+    """
     parser = Parser(
         "bench",
         "Measures. torch: train step, forward and decode against transformers' ZayaForCausalLM. "

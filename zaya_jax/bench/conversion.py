@@ -26,7 +26,7 @@ from zaya_jax.convert.companions import of_tokenizer
 from zaya_jax.convert.layouts import ROUTER_BIAS, WeightSlice
 from zaya_jax.convert.plans import pytorch_files
 from zaya_jax.convert.pytorch_folder import stored_tensors
-from zaya_jax.convert.stream import CHECKSUMS, check_checksums, write_folder
+from zaya_jax.convert.stream import CHECKSUMS, Unwatched, check_checksums, write_folder
 from zaya_jax.model.weights import count_parameters
 from zaya_jax.options import Parser
 from zaya_jax.tables import name_column, number_column
@@ -43,7 +43,7 @@ class MadeUpWeights:
         return np.dtype(np.float32 if path == ROUTER_BIAS else ml_dtypes.bfloat16)
 
     def read(self, weight_slice: WeightSlice) -> np.ndarray:
-        """A slice."""
+        """The values of a slice, drawn from a generator that its path and place seed."""
         rng = np.random.default_rng([zlib.crc32(weight_slice.path.encode()), *weight_slice.start])
         if weight_slice.path == ROUTER_BIAS:
             return rng.uniform(-0.1, 0.1, weight_slice.shape).astype(np.float32)
@@ -76,13 +76,8 @@ class Measured:
     peak: int
 
 
-class _Unwatched:
-    def advance(self, size: int) -> None:
-        """Says nothing."""
-
-
 def main(argv: Sequence[str] | None = None) -> None:
-    """Runs the benchmark."""
+    """Converts made-up weights there and back in the folder that is named, and prints what it took."""
     parser = Parser(
         "bench convert",
         "Converts made-up weights of ZAYA1-8B's size to a run and back.",
@@ -108,7 +103,7 @@ def measure(config: ModelConfig, folder: pathlib.Path) -> list[Measured]:
     files = pytorch_files(
         source, "native", of_tokenizer(None, source.config, story=("Made up.",)), dtype=None
     )
-    write_folder(source, files, native, _Unwatched())
+    write_folder(source, files, native, Unwatched())
     convert = [sys.executable, "-m", "zaya_jax.cli", "convert"]
     rows = [_timed("cp", native, copy, ["cp", "-r"])]
     shutil.rmtree(copy)

@@ -115,7 +115,7 @@ def _rows() -> dict[str, _Row]:
 
 
 def our_forward() -> Callable[[], Any]:
-    """Logits of the batch."""
+    """A call of our compiled forward pass: the logits of the batch."""
     variables, tokens = _our_variables(), jnp.asarray(_tokens((BATCH, LENGTH)))
     apply = jax.jit(
         lambda variables, tokens: _ours(variables, tokens).logits_BTV, compiler_options=compiler_options()
@@ -124,7 +124,7 @@ def our_forward() -> Callable[[], Any]:
 
 
 def their_forward() -> Callable[[], Any]:
-    """Logits of the batch."""
+    """A call of transformers' forward pass on the same batch, without gradients."""
     import torch
 
     model, tokens = _huggingface_model().eval(), torch.from_numpy(_tokens((BATCH, LENGTH)))

@@ -241,7 +241,7 @@ class WeightSlice:
 
     @property
     def size(self) -> int:
-        """Its number of values."""
+        """How many values the slice has."""
         return math.prod(self.shape)
 
 
@@ -263,7 +263,7 @@ class Tensor:
 
     @property
     def path(self) -> str:
-        """Of our weight."""
+        """The path of our weight that the tensor holds."""
         return self.slices[0].path
 
 

@@ -16,7 +16,7 @@ from zaya_jax.convert.huggingface import as_variables, by_path
 from zaya_jax.convert.layouts import LAYOUTS, LayoutName, WeightSlice, our_weights, weight_slices
 from zaya_jax.convert.plans import MAX_SHARD_BYTES, parse_dtype, pytorch_files
 from zaya_jax.convert.pytorch_folder import PytorchWeights, open_folder
-from zaya_jax.convert.stream import WORKERS, Source, ahead, contiguous, write_folder
+from zaya_jax.convert.stream import WORKERS, Source, Unwatched, ahead, contiguous, write_folder
 from zaya_jax.model.zaya import Zaya
 
 
@@ -83,7 +83,7 @@ def save_pytorch(
     files = pytorch_files(
         source, layout, companions, dtype=parse_dtype(dtype), max_shard_bytes=max_shard_bytes
     )
-    write_folder(source, files, folder, _Unwatched())
+    write_folder(source, files, folder, Unwatched())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,8 +111,3 @@ class VariableWeights:
     def identity(self) -> list[Any]:
         """Nothing that another process could know again: an attempt that was killed starts anew."""
         return [secrets.token_hex()]
-
-
-class _Unwatched:
-    def advance(self, size: int) -> None:
-        """Says nothing."""

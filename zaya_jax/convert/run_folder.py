@@ -68,7 +68,7 @@ class RunWeights:
 
     @property
     def config(self) -> ModelConfig:
-        """The network's."""
+        """The config of the network whose weights these are."""
         return self.run.model
 
     def dtype(self, path: str) -> np.dtype:

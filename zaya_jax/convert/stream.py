@@ -43,7 +43,7 @@ class Source(Protocol):
 
     @property
     def config(self) -> ModelConfig:
-        """The network's."""
+        """The config of the network whose weights these are."""
         ...
 
     def dtype(self, path: str) -> np.dtype:
@@ -97,7 +97,7 @@ class PlannedFile:
 
     @property
     def size(self) -> int:
-        """Its bytes."""
+        """Bytes of the whole file, header and padding included."""
         return len(self.header) + sum(block.size for block in self.blocks)
 
 
@@ -121,6 +121,13 @@ class Watcher(Protocol):
     def advance(self, size: int) -> None:
         """So many more bytes are done."""
         ...
+
+
+class Unwatched:
+    """A watcher for conversions that nobody waits for: it says nothing."""
+
+    def advance(self, size: int) -> None:
+        """Takes so many more bytes without a word."""
 
 
 def target_dtype(path: str, source: np.dtype, asked: np.dtype | None) -> np.dtype:

@@ -82,7 +82,7 @@ class Gemm:
 
     @property
     def flops(self) -> float:
-        """Of one call."""
+        """Operations of one call, a multiply and an add counted as two."""
         return 2.0 * self.rows * self.depth * self.columns * self.count
 
 

@@ -23,7 +23,11 @@ from zaya_jax.tables import format_bytes
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Runs `zaya plan`."""
+    """Runs `zaya plan` with the words behind it.
+
+    Raises:
+      ValueError: for a run that cannot be planned, or a kernel that is not sound.
+    """
     parser = _parser()
     options, overrides = parser.parse_with_fields(argv)
     VERBS[options.what](options, overrides)

@@ -109,7 +109,7 @@ class Cluster:
 
     @property
     def num_gpus(self) -> int:
-        """Of all nodes."""
+        """How many GPUs all nodes have together."""
         return self.nodes * self.gpus_per_node
 
 

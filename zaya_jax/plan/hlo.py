@@ -44,7 +44,7 @@ class Shape:
 
     @property
     def num_bytes(self) -> int:
-        """That the array takes."""
+        """Bytes that the array takes without padding; 0 for tokens and other types without a size."""
         return math.prod(self.sizes) * ITEM_BITS.get(self.dtype, 0) // 8
 
 
@@ -76,7 +76,7 @@ class Instruction:
 
     @property
     def called(self) -> list[str]:
-        """Computations that it runs."""
+        """Names of the computations that it runs: bodies, conditions, branches, fusions."""
         branches = BRANCHES.search(self.attributes)
         others = re.findall(r"%([^\s,]+)", branches[1]) if branches else []
         return CALLED.findall(self.attributes) + others

@@ -127,7 +127,7 @@ def _cases() -> list[Case]:
 
 
 def resources_table(reports: list[KernelReport], device: Device) -> Table:
-    """A row a kernel."""
+    """What each kernel takes of a compute unit, and whether that is sound; a row a kernel."""
     title = f"kernels for {device.name} at {SIZE}'s shapes; waves are those that a SIMD can hold"
     columns = map(number_column, ("VGPRs", "spills", "scratch", "LDS, B", "waves", "MFMA"))
     columns = (Column("kernel", no_wrap=True), *columns, name_column(""))

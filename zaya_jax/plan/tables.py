@@ -1,4 +1,4 @@
-"""A plan as tables."""
+"""A plan as tables that fit a terminal of 80 columns."""
 
 from collections.abc import Callable, Iterator, Mapping
 
@@ -50,7 +50,7 @@ def kernels_table(steps: Mapping[str, CompiledStep], plan: Plan) -> Table:
 
 
 def found_table(found: SearchResult, plan: Plan) -> Table:
-    """What a search found."""
+    """What a search compiled, which of it fits, and the best of it."""
     columns = map(number_column, ("sequences a GPU", "memory"))
     table = Table(name_column("remat"), *columns, "fits", title="compiled by the search")
     limit = plan.device_memory
