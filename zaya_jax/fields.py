@@ -80,6 +80,7 @@ def convert(hint: Any, value: Any, path: str) -> Any:
                 return tuple(
                     convert(h, v, _item_path(path, v)) for h, v in zip(hints, cast(tuple, value), strict=True)
                 )
+        # True and False are whole numbers to Python; in a config they are a mistake for one.
         elif option is float:
             if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
                 return float(value)

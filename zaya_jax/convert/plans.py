@@ -55,7 +55,7 @@ def pytorch_files(
         **companions.files,
     }
     tensors = tensors_of(layout, config)
-    shards = _deal(tensors, dtypes, max_shard_bytes)
+    shards = _split_into_shards(tensors, dtypes, max_shard_bytes)
     names = [WEIGHTS] if len(shards) == 1 else [
         f"model-{number:05}-of-{len(shards):05}.safetensors" for number in range(1, len(shards) + 1)
     ]  # fmt: skip
@@ -151,7 +151,9 @@ def first_reachable_skip(source: Source) -> int | None:
     return None
 
 
-def _deal(tensors: list[Tensor], dtypes: Mapping[str, np.dtype], max_shard_bytes: int) -> list[list[Tensor]]:
+def _split_into_shards(
+    tensors: list[Tensor], dtypes: Mapping[str, np.dtype], max_shard_bytes: int
+) -> list[list[Tensor]]:
     """Tensors in order, into shards of at most that size; one that is larger has its own."""
     if max_shard_bytes < 1:
         raise ValueError(f"max_shard_bytes is {max_shard_bytes}; it must be at least 1")

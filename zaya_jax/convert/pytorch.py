@@ -105,6 +105,7 @@ class VariableWeights:
     def read(self, weight_slice: WeightSlice) -> np.ndarray:
         """A slice; a view where the weight is in the host's memory, a copy where it is on a device."""
         weight = self.flat[weight_slice.path]
+        # On a device an index cuts the slice out there, so that no whole weight comes to the host.
         is_away = isinstance(weight, jax.Array) and any(d.platform != "cpu" for d in weight.devices())
         return np.asarray(weight[weight_slice.index]) if is_away else np.asarray(weight)[weight_slice.index]
 

@@ -308,6 +308,7 @@ def _write_file(file: PlannedFile, stream: BinaryIO, prepared: Iterator[memoryvi
         chunks.append(next(prepared))
         while chunks:
             _write(stream, chunks[0], digest, watcher)
+            # Let go before the next block is waited for: each may be as large as an expert.
             del chunks[0]
     for chunk in chunks:
         _write(stream, chunk, digest, watcher)

@@ -69,6 +69,7 @@ def compare_tensors(before: WeightFolder, after: WeightFolder, watcher: Watcher)
             before.source.read(weight_slice).astype(dtype),
             after.source.read(weight_slice).astype(dtype),
         )
+        # As bits: a NaN equals itself there, and 0.0 is not -0.0.
         unsigned = np.dtype(f"u{dtype.itemsize}")
         unequal = np.ascontiguousarray(expected).view(unsigned) != np.ascontiguousarray(found).view(unsigned)
         if not unequal.any():
