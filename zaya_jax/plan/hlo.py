@@ -173,8 +173,8 @@ class Program:
                 continue
             between = _between(instructions, at) if start.opcode.endswith("-start") else []
             arrays = [shape for name in start.operands for shape in shapes.get(name, ())]
-            # The bytes of a collective are those of its larger end. Of an all-gather that is its results, and a
-            # start lists them last.
+            # A collective's bytes are those of its larger end: of an all-gather its results, which a start
+            # lists last.
             if kind == "all-gather":
                 arrays = list(start.shapes[-len(arrays) :])
             yield Collective(
