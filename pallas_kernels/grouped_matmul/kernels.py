@@ -50,7 +50,7 @@ product.defvjp(_forward, _backward)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
 def swiglu(rows_PD, weights_EDQ, group_sizes_E, stack_MDQ, first_matrix, blocks):
-    """The kernel behind `grouped_swiglu`, with its gradient; arguments as there."""
+    """See `grouped_swiglu`."""
     return _swiglu_forward(rows_PD, weights_EDQ, group_sizes_E, stack_MDQ, first_matrix, blocks)[0]
 
 
