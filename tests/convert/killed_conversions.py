@@ -15,7 +15,8 @@ import time
 from small_weights import contents, random_variables, small_config
 
 import zaya_jax
-from zaya_jax.convert.stream import CHECKSUMS, check_checksums
+from zaya_jax.convert.stream import check_checksums
+from zaya_jax.durable import CHECKSUMS
 
 KILLS = 20
 

@@ -26,7 +26,8 @@ from zaya_jax.convert.companions import of_tokenizer
 from zaya_jax.convert.layouts import ROUTER_BIAS, WeightSlice
 from zaya_jax.convert.plans import pytorch_files
 from zaya_jax.convert.pytorch_folder import stored_tensors
-from zaya_jax.convert.stream import CHECKSUMS, Unwatched, check_checksums, write_folder
+from zaya_jax.convert.stream import Unwatched, check_checksums, write_folder
+from zaya_jax.durable import CHECKSUMS, sync, sync_tree
 from zaya_jax.model.weights import count_parameters
 from zaya_jax.options import Parser
 from zaya_jax.tables import name_column, number_column
@@ -43,13 +44,12 @@ class MadeUpWeights:
         return np.dtype(np.float32 if path == ROUTER_BIAS else ml_dtypes.bfloat16)
 
     def read(self, weight_slice: WeightSlice) -> np.ndarray:
-        """The values of a slice, drawn from a generator that its path and place seed."""
+        """A slice whose values follow from its place alone."""
         rng = np.random.default_rng([zlib.crc32(weight_slice.path.encode()), *weight_slice.start])
         if weight_slice.path == ROUTER_BIAS:
             return rng.uniform(-0.1, 0.1, weight_slice.shape).astype(np.float32)
-        bits = (
-            np.frombuffer(rng.bytes(2 * weight_slice.size), np.uint16) & 0xBFFF
-        )  # exponents of values below 2
+        # Without the highest bit of the exponent all values are finite, and below 2.
+        bits = np.frombuffer(rng.bytes(2 * weight_slice.size), np.uint16) & 0xBFFF
         return bits.view(ml_dtypes.bfloat16).reshape(weight_slice.shape)
 
     def identity(self) -> list[Any]:
@@ -77,7 +77,7 @@ class Measured:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Converts made-up weights there and back in the folder that is named, and prints what it took."""
+    """`python -m zaya_jax.bench.conversion`: measures, reports, and leaves nothing."""
     parser = Parser(
         "bench convert",
         "Converts made-up weights of ZAYA1-8B's size to a run and back.",
@@ -124,10 +124,7 @@ def _timed(name: str, source: pathlib.Path, target: pathlib.Path, command: Seque
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
         raise ValueError(f"{' '.join(command)} ended with {process.returncode}")
-    for file in target.rglob("*"):
-        if file.is_file():
-            with file.open("rb") as stream:
-                os.fsync(stream.fileno())
+    sync_tree(target)
     seconds = time.monotonic() - start
     return Measured(name, size, seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024)
 
@@ -136,8 +133,8 @@ def _evict(folder: pathlib.Path) -> None:
     """Takes a folder's files out of the page cache, so that reading them reads the disk."""
     for file in folder.rglob("*"):
         if file.is_file():
+            sync(file)  # what waits to be written cannot leave
             with file.open("rb") as stream:
-                os.fsync(stream.fileno())
                 os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 

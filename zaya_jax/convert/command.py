@@ -17,7 +17,7 @@ from zaya_jax.convert.plans import (
     run_folder_files,
 )
 from zaya_jax.convert.progress import ByteProgress
-from zaya_jax.convert.stream import CHECKSUMS, PARTIAL, PlannedFile, write_folder
+from zaya_jax.convert.stream import PlannedFile, write_folder
 from zaya_jax.convert.verify import (
     check_files,
     compare_logits,
@@ -27,6 +27,7 @@ from zaya_jax.convert.verify import (
     num_values,
 )
 from zaya_jax.convert.weight_folder import WeightFolder, open_weight_folder
+from zaya_jax.durable import CHECKSUMS, PARTIAL
 from zaya_jax.options import Parser
 from zaya_jax.parallel.host_memory import available_memory
 
@@ -35,11 +36,7 @@ _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Runs `zaya convert`, or `zaya convert inspect`, with the words behind it.
-
-    Raises:
-      ValueError: for whatever cannot be converted, in one sentence.
-    """
+    """Runs `zaya convert`."""
     arguments = list(argv or ())
     if arguments[:1] == ["inspect"]:
         inspect(_inspect_parser().parse_args(arguments[1:]).path)

@@ -9,32 +9,27 @@ import collections
 import contextlib
 import dataclasses
 import fcntl
-import hashlib
+import itertools
 import json
-import os
 import pathlib
-import re
 import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, BinaryIO, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from zaya_jax import durable
 from zaya_jax.checkpoint import FOLDER as CHECKPOINTS
 from zaya_jax.config import CONFIG_FILE, ModelConfig
 from zaya_jax.convert.layouts import ROUTER_BIAS, WeightSlice
 from zaya_jax.convert.pytorch_folder import INDEX
 
-CHECKSUMS = "SHA256SUMS"
-"""In every folder that is made here; `sha256sum --check SHA256SUMS` reads it."""
-PARTIAL = ".partial"
 AHEAD = 4
 """Slices that are prepared while one is written."""
 WORKERS = 2
 STRIP = 16
-HASHED_BYTES = 2**24
 
 
 @runtime_checkable
@@ -43,7 +38,7 @@ class Source(Protocol):
 
     @property
     def config(self) -> ModelConfig:
-        """The config of the network whose weights these are."""
+        """The config of the network that they are of."""
         ...
 
     def dtype(self, path: str) -> np.dtype:
@@ -97,13 +92,13 @@ class PlannedFile:
 
     @property
     def size(self) -> int:
-        """Bytes of the whole file, header and padding included."""
+        """Its bytes, header included."""
         return len(self.header) + sum(block.size for block in self.blocks)
 
 
 @dataclasses.dataclass(frozen=True)
 class WriteReport:
-    """What a conversion did.
+    """What a conversion did, and what an earlier one had done.
 
     Attributes:
       size: bytes of the folder.
@@ -152,8 +147,8 @@ def write_folder(
     Raises:
       ValueError: if another process is at it, or the disk is too small.
     """
-    aside = folder.with_name(folder.name + PARTIAL)
-    aside.mkdir(parents=True, exist_ok=True)
+    aside = folder.with_name(folder.name + durable.PARTIAL)
+    durable.make_folder(aside)
     with _lock(aside):
         journal = _Journal(aside / "journal", plan=_fingerprint(source, files))
         content = aside / "content"
@@ -164,8 +159,10 @@ def write_folder(
         watcher.advance(resumed)
         with journal:
             _write_files(source, left, content, journal, watcher)
-            checksums = {file.name: journal.entries[file.name] for file in files}
-        _publish(content, checksums, folder, replaced=aside / "replaced" if replace else None)
+        durable.write_checksums(content, {file.name: journal.entries[file.name] for file in files})
+        if replace:
+            journal.forget()
+        durable.publish(content, folder, replace=replace)
     shutil.rmtree(aside)
     return WriteReport(sum(file.size for file in files), resumed)
 
@@ -186,12 +183,12 @@ def _fingerprint(source: Source, files: list[PlannedFile]) -> str:
         [
             file.name,
             file.size,
-            hashlib.sha256(file.header).hexdigest(),
+            durable.sha256(file.header),
             *{str(block.dtype) for block in file.blocks},
         ]
         for file in files
     ]
-    return hashlib.sha256(json.dumps([source.identity(), plan]).encode()).hexdigest()
+    return durable.sha256(json.dumps([source.identity(), plan]).encode())
 
 
 class _Journal:
@@ -209,18 +206,17 @@ class _Journal:
 
     def __enter__(self) -> "_Journal":
         # Written anew, or else a torn line would spoil the next one.
-        fresh = self._file.with_name("journal.new")
         lines = [self._plan, *(f"{checksum}  {name}" for name, checksum in self.entries.items())]
-        with fresh.open("w") as stream:
-            stream.writelines(line + "\n" for line in lines)
-            _flush(stream)
-        fresh.rename(self._file)
-        sync_folder(self._file.parent)
+        durable.write(self._file, "".join(line + "\n" for line in lines))
         self._stream = self._file.open("a")
         return self
 
     def __exit__(self, *exception: Any) -> None:
         self._stream.close()
+
+    def forget(self) -> None:
+        """Has whoever comes next begin anew: `content` may hold, from here on, what was replaced."""
+        self._file.unlink()
 
     def add(self, name: str, checksum: str) -> None:
         """Notes a file that is on the disk.
@@ -233,29 +229,17 @@ class _Journal:
             self.entries[name] = checksum
 
 
-def _flush(stream: Any) -> None:
-    stream.flush()
-    os.fsync(stream.fileno())
-
-
-def sync_folder(folder: pathlib.Path) -> None:
-    """Makes the names in a folder outlast a crash of the machine."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _still_good(content: pathlib.Path, entries: dict[str, str], files: list[PlannedFile]) -> set[str]:
     """The files that an earlier attempt finished and that are as it left them; the others go."""
+    if not entries:  # of another plan, whose folders have no place in this one either
+        shutil.rmtree(content, ignore_errors=True)
     sizes = {file.name: file.size for file in files}
     good = {
         name
         for name, expected in entries.items()
         if (content / name).is_file()
         and (content / name).stat().st_size == sizes.get(name)
-        and checksum_of(content / name) == expected
+        and durable.sha256_of_file(content / name) == expected
     }
     for file in sorted(content.rglob("*")) if content.is_dir() else ():
         if file.is_file() and str(file.relative_to(content)) not in good:
@@ -263,12 +247,6 @@ def _still_good(content: pathlib.Path, entries: dict[str, str], files: list[Plan
     for name in entries.keys() - good:
         del entries[name]
     return good
-
-
-def checksum_of(file: pathlib.Path) -> str:
-    """SHA-256 of a file, in hexadecimal."""
-    with file.open("rb", buffering=0) as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _check_space(folder: pathlib.Path, needed: int) -> None:
@@ -288,45 +266,32 @@ def _write_files(
         prepared = ahead(workers, lambda block: prepare(source, block), blocks)
         commits: collections.deque[Future] = collections.deque()
         for file in files:
-            stream = (content / file.name).open("wb", buffering=0)
+            hashed = durable.HashedFile(content / file.name)
             try:
-                checksum = _write_file(file, stream, prepared, watcher)
+                _write_file(file, hashed, prepared, watcher)
             except BaseException:
-                stream.close()
+                hashed.close()
                 raise
-            commits.append(committers.submit(_commit, stream, file.name, checksum, journal))
+            commits.append(committers.submit(_commit, hashed, file.name, journal))
             while len(commits) > AHEAD:
                 commits.popleft().result()
         for commit in commits:
             commit.result()
 
 
-def _write_file(file: PlannedFile, stream: BinaryIO, prepared: Iterator[memoryview], watcher: Watcher) -> str:
-    digest = hashlib.sha256()
-    chunks = [memoryview(file.header)] if file.header else []
-    for _ in file.blocks:
-        chunks.append(next(prepared))
-        while chunks:
-            _write(stream, chunks[0], digest, watcher)
-            # Let go before the next block is waited for: each may be as large as an expert.
-            del chunks[0]
-    for chunk in chunks:
-        _write(stream, chunk, digest, watcher)
-    return digest.hexdigest()
+def _write_file(
+    file: PlannedFile, hashed: durable.HashedFile, prepared: Iterator[memoryview], watcher: Watcher
+) -> None:
+    # Not a `for` over the blocks: its variable would hold one in memory while the next is prepared.
+    chunks = itertools.chain((memoryview(file.header),), itertools.islice(prepared, len(file.blocks)))
+    while (chunk := next(chunks, None)) is not None:
+        hashed.write(chunk)
+        watcher.advance(len(chunk))
+        del chunk
 
 
-def _write(stream: BinaryIO, chunk: memoryview, digest: Any, watcher: Watcher) -> None:
-    digest.update(chunk)
-    done = 0
-    while done < len(chunk):  # one call writes at most 2 GiB
-        done += stream.write(chunk[done:])
-    watcher.advance(len(chunk))
-
-
-def _commit(stream: BinaryIO, name: str, checksum: str, journal: _Journal) -> None:
-    with stream:
-        os.fsync(stream.fileno())
-    journal.add(name, checksum)
+def _commit(hashed: durable.HashedFile, name: str, journal: _Journal) -> None:
+    journal.add(name, hashed.commit())
 
 
 def ahead(workers: ThreadPoolExecutor, function: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
@@ -370,49 +335,16 @@ def contiguous(view: np.ndarray) -> np.ndarray:
     return out.view(view.dtype)
 
 
-def _publish(
-    content: pathlib.Path, checksums: dict[str, str], folder: pathlib.Path, *, replaced: pathlib.Path | None
-) -> None:
-    """Gives the finished files their place."""
-    with (content / CHECKSUMS).open("w") as stream:
-        stream.writelines(f"{checksum}  {name}\n" for name, checksum in sorted(checksums.items()))
-        _flush(stream)
-    for inner in sorted(path for path in content.rglob("*") if path.is_dir()):
-        sync_folder(inner)
-    sync_folder(content)
-    if replaced is not None and folder.exists():
-        shutil.rmtree(replaced, ignore_errors=True)  # of an attempt that was killed just here
-        folder.rename(replaced)
-    content.rename(folder)
-    sync_folder(folder.parent)
-
-
-_CHECKSUM_LINE = re.compile(r"([0-9a-f]{64})  (.+)")
-
-
 def check_checksums(folder: pathlib.Path) -> str | None:
     """Holds a finished folder against its checksums: None, or a sentence on the first that is wrong."""
-    sums = folder / CHECKSUMS
-    listed: dict[str, str] = {}
-    for number, line in enumerate(sums.read_text(errors="replace").removesuffix("\n").split("\n"), 1):
-        match = _CHECKSUM_LINE.fullmatch(line)
-        if not match or not _is_inside(match[2]) or match[2] in listed:
-            return f"{sums} has {line!r} in line {number}; it must be a SHA-256 sum and another file's name"
-        listed[match[2]] = match[1]
+    try:
+        listed = durable.read_checksums(folder)
+    except ValueError as error:
+        return str(error)
     for name in sorted(str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()):
         if _holds_weights(name) and name not in listed:
-            return f"{folder / name} is not in {CHECKSUMS}; it was not written with the other files"
-    for name, expected in listed.items():
-        if not (folder / name).is_file():
-            return f"{folder / name} is missing; {CHECKSUMS} lists it"
-        if checksum_of(folder / name) != expected:
-            return f"{folder / name} is not as it was written: its checksum differs"
-    return None
-
-
-def _is_inside(name: str) -> bool:
-    path = pathlib.PurePath(name)
-    return not path.is_absolute() and ".." not in path.parts
+            return f"{folder / name} is not in {durable.CHECKSUMS}; it was not written with the other files"
+    return durable.find_damage(folder, listed)
 
 
 def _holds_weights(name: str) -> bool:

@@ -20,8 +20,9 @@ from jaxtyping import Array, Float
 from zaya_jax.config import ModelConfig
 from zaya_jax.convert.layouts import ROUTER_BIAS, WeightSlice, weight_slices
 from zaya_jax.convert.pytorch import load_variables
-from zaya_jax.convert.stream import CHECKSUMS, WORKERS, Watcher, ahead, check_checksums
+from zaya_jax.convert.stream import WORKERS, Watcher, ahead, check_checksums
 from zaya_jax.convert.weight_folder import WeightFolder
+from zaya_jax.durable import CHECKSUMS
 from zaya_jax.model import zaya
 from zaya_jax.model.weights import count_parameters
 

@@ -1,7 +1,7 @@
 """A corpus: text files made into shards of token blocks, in a training and a held-out split.
 
-A corpus is written into a folder beside its place and renamed when whole: nothing half-written is
-taken for it. What lies in the folder is in `zaya_jax.data.shards`.
+A corpus is written into a folder beside its place, and takes it when it is whole: nothing half-written
+is taken for it. What lies in the folder is in `zaya_jax.data.shards`.
 """
 
 import argparse
@@ -14,9 +14,7 @@ import lzma
 import os
 import pathlib
 import platform
-import shutil
 import sysconfig
-import uuid
 import zlib
 from collections.abc import Sequence
 from typing import NoReturn
@@ -36,10 +34,10 @@ from zaya_jax.data.shards import (
     Split,
     describe_missing,
     open_corpus,
-    sync,
     write_manifest,
 )
 from zaya_jax.data.tokenizer import Tokenizer, load_tokenizer
+from zaya_jax.durable import folder_aside
 from zaya_jax.options import Parser
 from zaya_jax.tables import name_column, number_column
 
@@ -97,17 +95,15 @@ def build_corpus(
     shard_format = ShardFormat(
         tokenizer=tokenizer, block_tokens=block_tokens, shard_blocks=max(1, shard_tokens // block_tokens)
     )
-    temporary = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:12]}.partial")
-    temporary.mkdir(parents=True)
     try:
-        splits = _write_splits(
-            temporary, paths, shard_format=shard_format, origin=origin, validation_percent=validation_percent
-        )
-        write_manifest(_describe(temporary, splits, shard_format, origin))
-        open_corpus(temporary)
-        _publish(temporary, folder, overwrite=overwrite)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        with folder_aside(folder, replace=overwrite) as aside:
+            splits = _write_splits(
+                aside, paths, shard_format=shard_format, origin=origin, validation_percent=validation_percent
+            )
+            write_manifest(_describe(aside, splits, shard_format, origin))
+            open_corpus(aside)  # a shard that ArrayRecord cut short would pass for an empty one
+    except FileExistsError as error:
+        raise FileExistsError(errno.EEXIST, "another process has built this corpus", str(folder)) from error
     return open_corpus(folder)
 
 
@@ -328,29 +324,6 @@ def _describe(
         train=splits["train"],
         validation=splits["validation"],
     )
-
-
-def _publish(temporary: pathlib.Path, folder: pathlib.Path, *, overwrite: bool) -> None:
-    """Puts a whole corpus in its place.
-
-    Raises:
-      FileExistsError: when another process has put one there meanwhile.
-    """
-    if overwrite and folder.exists():
-        old = temporary.with_suffix(".old")
-        folder.rename(old)
-        temporary.rename(folder)
-        shutil.rmtree(old)
-    else:
-        try:
-            temporary.rename(folder)
-        except OSError as error:
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                raise
-            raise FileExistsError(
-                errno.EEXIST, "another process has built this corpus", str(folder)
-            ) from error
-    sync(folder.parent)
 
 
 def ensure_corpus(config: DataConfig) -> Corpus:

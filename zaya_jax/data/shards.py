@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from array_record.python import array_record_module  # pyright: ignore[reportAttributeAccessIssue]
 
+from zaya_jax import durable
 from zaya_jax.data.tokenizer import Tokenizer
 
 _FORMAT = "zaya_jax corpus 1"
@@ -180,28 +181,15 @@ class BlockWriter:
     def _close_shard(self) -> None:
         path = self._path()
         self._writer.close()
-        sync(path)
         self._shards.append(Shard(file=path.name, records=self._records, bytes=path.stat().st_size))
         self._writer, self._records = None, 0
 
 
 def write_manifest(corpus: Corpus) -> None:
-    """Says beside the shards what must be there."""
+    """Says beside the shards what must be there; who publishes the folder has the shards on the disk."""
     values = {"format": _FORMAT, **dataclasses.asdict(corpus)}
     del values["folder"]
-    path = corpus.folder / MANIFEST
-    path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
-    sync(path)
-    sync(corpus.folder)
-
-
-def sync(path: pathlib.Path) -> None:
-    """Waits until a file, or what a folder lists, is on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    durable.write(corpus.folder / MANIFEST, json.dumps(values, indent=2) + "\n")
 
 
 # Opening

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import math
-import os
 import pathlib
 import socket
 import time
@@ -11,6 +10,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+
+from zaya_jax import durable
 
 METRICS_FILE = "metrics.jsonl"
 EVENTS_FOLDER = "tensorboard"
@@ -127,6 +128,4 @@ def _forget_after(path: pathlib.Path, step: int) -> None:
             continue
         if row["step"] <= step:
             kept.append(line + "\n")
-    aside = path.with_suffix(".partial")
-    aside.write_text("".join(kept))
-    os.replace(aside, path)
+    durable.write(path, "".join(kept))

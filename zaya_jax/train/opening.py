@@ -1,8 +1,8 @@
 """What a run needs before it begins: its corpora, and a folder that is its own."""
 
 import pathlib
-import shutil
 
+from zaya_jax import durable
 from zaya_jax.checkpoint import FOLDER, check_init_from, newest_step, read_config
 from zaya_jax.config import CONFIG_FILE, Config, differences, in_phase, lies_in
 from zaya_jax.data.corpus import ensure_corpus, open_corpus_for
@@ -70,7 +70,9 @@ def check_folder(config: Config, *, overwrite: bool) -> None:
 
 def _read_held(folder: pathlib.Path) -> Config | None:
     """The config of the run that a folder holds; None where there is nothing."""
-    if not folder.exists() or not any(folder.iterdir()):
+    # A kill can leave nothing but a config in the making: the same command goes on.
+    in_the_making = {CONFIG_FILE + durable.PARTIAL}
+    if not folder.exists() or {path.name for path in folder.iterdir()} <= in_the_making:
         return None
     if not (folder / CONFIG_FILE).is_file():
         raise ValueError(f"{folder} is not empty and not a run folder; choose another --config.run_folder")
@@ -107,8 +109,6 @@ def prepare_folder(config: Config, *, overwrite: bool) -> None:
     if (folder / CONFIG_FILE).is_file():
         if not overwrite:
             return
-        shutil.rmtree(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    aside = folder / (CONFIG_FILE + ".partial")
-    aside.write_text(config.to_text())
-    aside.rename(folder / CONFIG_FILE)
+        durable.remove_folder(folder)  # at once: one without its config, killed here, would be no run folder
+    durable.make_folder(folder)
+    durable.write(folder / CONFIG_FILE, config.to_text())
