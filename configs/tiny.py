@@ -23,8 +23,6 @@ def get_config() -> ConfigDict:
     config.model.rope_theta = 10_000.0
     config.model.max_position_embeddings = 1024
     config.model.initializer_range = 0.05
-    config.model.dtype = "float32"
-    config.model.remat = "products"  # on a CPU faster than keeping all
 
     config.data = ConfigDict()
     config.data.corpus = "corpora/stdlib"
@@ -50,4 +48,8 @@ def get_config() -> ConfigDict:
     config.train.eval_every = 200
     config.train.checkpoint_every = 100
     config.train.seed = 0
+
+    config.execution = ConfigDict()
+    config.execution.dtype = "float32"
+    config.execution.remat = "products"  # on a CPU faster than keeping all
     return config

@@ -25,8 +25,6 @@ def get_config() -> ConfigDict:
     config.model.sliding_window = 4097
     config.model.rope_theta = 5_000_000.0
     config.model.sliding_rope_theta = 10_000.0
-    config.model.dtype = "bfloat16"
-    config.model.remat = "layer"
 
     config.data = ConfigDict()
     config.data.corpus = "corpora/pretrain"
@@ -44,9 +42,13 @@ def get_config() -> ConfigDict:
 
     config.train = ConfigDict()
     config.train.num_steps = 476_837
-    config.train.gradient_dtype = "bfloat16"
-    config.train.loss_chunk = 2048
     config.train.eval_every = 5000
     config.train.eval_sequences = 4096
     config.train.checkpoint_every = 250
+
+    config.execution = ConfigDict()
+    config.execution.dtype = "bfloat16"
+    config.execution.remat = "layer"
+    config.execution.gradient_dtype = "bfloat16"
+    config.execution.loss_chunk = 2048
     return config

@@ -23,8 +23,6 @@ def get_config() -> ConfigDict:
     config.model.num_experts = 16
     config.model.router_hidden_size = 256
     config.model.rope_theta = 10_000.0
-    config.model.dtype = "bfloat16"
-    config.model.remat = "layer"  # ours
 
     config.data = ConfigDict()
     config.data.corpus = "corpora/held_out"  # ours: one yardstick for all phases
@@ -50,11 +48,15 @@ def get_config() -> ConfigDict:
     config.balancing.learning_rate = 1e-3  # ours
 
     config.train = ConfigDict()
-    config.train.gradient_dtype = "bfloat16"  # ours: as they are kept; they travel in float32
-    config.train.loss_chunk = 2048  # ours: 2 GiB of logits
     config.train.eval_every = 5000  # ours
     config.train.eval_sequences = 4096  # ours
     config.train.checkpoint_every = 250  # ours: about every 10 minutes
+
+    config.execution = ConfigDict()
+    config.execution.dtype = "bfloat16"
+    config.execution.remat = "layer"  # ours
+    config.execution.gradient_dtype = "bfloat16"  # ours: as they are kept; they travel in float32
+    config.execution.loss_chunk = 2048  # ours: 2 GiB of logits
 
     config.phases = PHASES
     return config

@@ -41,7 +41,7 @@ import zaya_jax
 from zaya_jax.data.batch import make_example
 from zaya_jax.data.tokenizer import load_tokenizer
 from zaya_jax.parallel.mesh import data_mesh
-from zaya_jax.train.state import init_state, make_rules
+from zaya_jax.train.state import init_state, make_setup
 
 transformers.utils.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
@@ -68,25 +68,25 @@ config = zaya_jax.ModelConfig(
     sliding_window=16,
     max_position_embeddings=256,
     initializer_range=0.1,
-    dtype="float32",
 )
 run = zaya_jax.Config(
     model=config,
     data=zaya_jax.DataConfig(sequence_length=48, batch_size=1),
     optimizer=zaya_jax.OptimizerConfig(learning_rate=2e-2, warmup_steps=1),
     train=zaya_jax.TrainConfig(num_steps=30),
+    execution=zaya_jax.ExecutionConfig(dtype="float32"),
 )
 tokenizer = load_tokenizer("byte")
 text = "what was learned here is known there as well. "
 tokens_BT = np.array([[tokenizer.bos_id, *tokenizer.encode(text)]])
 batch = make_example(tokens_BT, bos_id=tokenizer.bos_id, pad_id=tokenizer.pad_id)
-rules, mesh = make_rules(run), data_mesh(jax.devices()[:1])
-step = jax.jit(functools.partial(zaya_jax.train_step, rules=rules, mesh=mesh), donate_argnames="state")
-state, losses = init_state(run, rules), []
+setup, mesh = make_setup(run), data_mesh(jax.devices()[:1])
+step = jax.jit(functools.partial(zaya_jax.train_step, setup=setup, mesh=mesh), donate_argnames="state")
+state, losses = init_state(run, setup), []
 for _ in range(run.train.num_steps):
     state, metrics = step(state, batch)
     losses.append(float(metrics.loss))
-model, variables = rules.model, state.variables
+model, variables = setup.model, state.variables
 
 figure, axis = plt.subplots(figsize=(6, 2.5))
 axis.plot(losses)

@@ -47,7 +47,7 @@ from zaya_jax.model.router import route
 from zaya_jax.model.weights import count_parameters, declare, flatten, initialise
 from zaya_jax.optim.balancing import load_entropy, make_balancer
 from zaya_jax.parallel.mesh import data_mesh
-from zaya_jax.train.state import init_state, make_rules
+from zaya_jax.train.state import init_state, make_setup
 
 plt.rcParams["figure.constrained_layout.use"] = True
 
@@ -105,7 +105,6 @@ config = zaya_jax.ModelConfig(
     rope_theta=10_000.0,
     max_position_embeddings=256,
     initializer_range=0.1,
-    dtype="float32",
 )
 params = jax.jit(functools.partial(initialise, declare(config)))(jax.random.key(0))
 attention = jax.tree.map(lambda weight_L: weight_L[0], params["layers"]["attention"])
@@ -449,6 +448,7 @@ run = zaya_jax.Config(
     ),
     balancing=BalancingConfig(learning_rate=1e-2),
     train=zaya_jax.TrainConfig(num_steps=30),
+    execution=zaya_jax.ExecutionConfig(dtype="float32"),
 )
 tokenizer = load_tokenizer("byte")
 text = "a token goes to one expert. an expert takes its tokens in one block. "
@@ -457,9 +457,9 @@ starts = np.random.default_rng(0).integers(
     0, len(stream) - run.data.sequence_length, (30, run.data.batch_size)
 )
 
-rules, mesh = make_rules(run), data_mesh(jax.devices()[:1])
-step = jax.jit(functools.partial(zaya_jax.train_step, rules=rules, mesh=mesh), donate_argnames="state")
-state = jax.jit(functools.partial(init_state, run, rules))()
+setup, mesh = make_setup(run), data_mesh(jax.devices()[:1])
+step = jax.jit(functools.partial(zaya_jax.train_step, setup=setup, mesh=mesh), donate_argnames="state")
+state = jax.jit(functools.partial(init_state, run, setup))()
 history = []
 for start_B in starts:
     window_BT = stream[start_B[:, None] + np.arange(run.data.sequence_length)]
@@ -486,7 +486,7 @@ plt.show()
 # %%
 prompt = "an expert"
 new_tokens = zaya_jax.generate(
-    rules.model,
+    setup.model,
     state.variables,
     [tokenizer.bos_id, *tokenizer.encode(prompt)],
     max_new_tokens=80,

@@ -62,7 +62,6 @@ def small_values(*, run_folder: str, corpus: str) -> dict:
             "layer_pattern": ("hybrid_sliding", "hybrid"),
             "sliding_window": 16,
             "max_position_embeddings": 512,
-            "dtype": "float32",
         },
         "data": {"corpus": corpus, "source": None, "sequence_length": 64, "batch_size": 4},
         "optimizer": {"warmup_steps": 4, "learning_rate": 3e-3},
@@ -73,6 +72,7 @@ def small_values(*, run_folder: str, corpus: str) -> dict:
             "checkpoint_every": 4,
             "sample_tokens": 0,
         },
+        "execution": {"dtype": "float32"},
     }
 
 

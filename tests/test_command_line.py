@@ -97,7 +97,7 @@ MISTAKES = (
     Mistake("negative data seed", SMALL + "--config.data.seed=-1", "data.seed is -1; it must be from 0 to 2**32 - 1"),
     Mistake("data seed too large", SMALL + "--config.data.seed=4294967296", "data.seed is 4294967296; it must be from 0"),
     Mistake("negative training seed", SMALL + "--config.train.seed=-1", "train.seed is -1; it must be from 0 to 2**32 - 1"),
-    Mistake("batch and microbatches", SMALL + "--config.train.num_microbatches=3", "data.batch_size is 4; it must be a multiple of train.num_microbatches, 3"),
+    Mistake("batch and microbatches", SMALL + "--config.execution.num_microbatches=3", "data.batch_size is 4; it must be a multiple of execution.num_microbatches, 3"),
     Mistake("sequence of one token", SMALL + "--config.data.sequence_length=1", "data.sequence_length is 1; it must be at least 2"),
     Mistake("sequence beyond the model", SMALL + "--config.data.sequence_length=1024", "data.sequence_length is 1024; model.max_position_embeddings allows 512"),
     # train: phases

@@ -15,6 +15,7 @@ from zaya_jax.config import (
     BalancingConfig,
     Config,
     DataConfig,
+    ExecutionConfig,
     ModelConfig,
     OptimizerConfig,
     TrainConfig,
@@ -38,8 +39,6 @@ UNUSUAL = Config.from_dict(
             "skip_class": "identity",
             "lm_head_bias": True,
             "rms_norm_eps": 1e-7,
-            "experts_implementation": "ragged_dot",
-            "remat": "attention_and_experts",
         },
         "data": {"source": "texts", "seed": 2**32 - 1},
         "optimizer": {
@@ -53,9 +52,13 @@ UNUSUAL = Config.from_dict(
         "train": {
             "num_steps": 2001,
             "eval_sequences": 3,
+            "z_loss": 1e-4,
+        },
+        "execution": {
+            "experts_implementation": "ragged_dot",
+            "remat": "attention_and_experts",
             "gradient_dtype": "bfloat16",
             "loss_chunk": 7,
-            "z_loss": 1e-4,
         },
     }
 )
@@ -92,7 +95,8 @@ def test_text_and_back(config):
 
 
 @pytest.mark.parametrize(
-    "section", [Config, ModelConfig, DataConfig, OptimizerConfig, BalancingConfig, TrainConfig]
+    "section",
+    [Config, ModelConfig, DataConfig, OptimizerConfig, BalancingConfig, TrainConfig, ExecutionConfig],
 )
 def test_defaults_keep_the_rules(section):
     """They are of the types of their fields too: those are checked when they come as given values."""
@@ -129,7 +133,12 @@ def test_differences_name_field_old_and_new():
         ("--config.model.lm_head_bias=True", "model", "lm_head_bias", True),
         ("--config.optimizer.learning_rate=1", "optimizer", "learning_rate", 1.0),
         ("--config.optimizer.name=adamw", "optimizer", "name", "adamw"),
-        ("--config.model.experts_implementation=blocked", "model", "experts_implementation", "blocked"),
+        (
+            "--config.execution.experts_implementation=blocked",
+            "execution",
+            "experts_implementation",
+            "blocked",
+        ),
     ],
 )
 def test_an_option_sets_its_field(option, section, field, value):

@@ -3,7 +3,7 @@
 The names below are stable; tests and notebooks use only these and the modules they come from.
 """
 
-from zaya_jax.config import Config, DataConfig, ModelConfig, OptimizerConfig, TrainConfig
+from zaya_jax.config import Config, DataConfig, ExecutionConfig, ModelConfig, OptimizerConfig, TrainConfig
 from zaya_jax.convert.pytorch import load_pytorch, save_pytorch
 from zaya_jax.inference.generate import generate
 from zaya_jax.model.cache import init_cache
@@ -13,6 +13,7 @@ from zaya_jax.train.step import train_step
 __all__ = [
     "Config",
     "DataConfig",
+    "ExecutionConfig",
     "ModelConfig",
     "OptimizerConfig",
     "TrainConfig",

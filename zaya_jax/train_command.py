@@ -16,7 +16,7 @@ from zaya_jax.data.shards import Corpus
 from zaya_jax.data.tokenizer import load_tokenizer
 from zaya_jax.inference.generate import generate
 from zaya_jax.options import Parser, add_config_options, load_config
-from zaya_jax.parallel.host_memory import reuse_host_memory
+from zaya_jax.platform.host_memory import reuse_host_memory
 from zaya_jax.train.loop import TrainResult, train
 
 SAMPLE_TEMPERATURE = 0.7
@@ -112,7 +112,7 @@ def _sample(result: TrainResult) -> str:
     tokenizer = load_tokenizer(config.data.tokenizer)
     key = jax.random.fold_in(result.state.key, config.train.num_steps)
     tokens = generate(
-        result.rules.model,
+        result.setup.model,
         result.state.variables,
         [tokenizer.bos_id],
         max_new_tokens=min(config.train.sample_tokens, config.model.max_position_embeddings - 1),

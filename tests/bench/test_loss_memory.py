@@ -15,11 +15,12 @@ TOKENS, MIB = 1024, 2**20
 def small_step(chunk):
     """What is not the loss compiles in half the time so."""
     config = narrow_config(chunk, tokens=TOKENS, length=256, vocab_size=32_768)
-    model = dataclasses.replace(
-        config.model, experts_implementation="ragged_dot", router="linear", remat="none"
+    return dataclasses.replace(
+        config,
+        model=dataclasses.replace(config.model, router="linear"),
+        optimizer=dataclasses.replace(config.optimizer, name="adamw"),
+        execution=dataclasses.replace(config.execution, experts_implementation="ragged_dot", remat="none"),
     )
-    optimizer = dataclasses.replace(config.optimizer, name="adamw")
-    return dataclasses.replace(config, model=model, optimizer=optimizer)
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ def small_config(**fields) -> ModelConfig:
     values = {
         "vocab_size": 70, "hidden_size": 20, "num_hidden_layers": 3, "num_attention_heads": 4,
         "num_key_value_heads": 2, "head_dim": 8, "moe_intermediate_size": 12, "num_experts": 3,
-        "router_hidden_size": 6, "max_position_embeddings": 128, "dtype": "float32",
+        "router_hidden_size": 6, "max_position_embeddings": 128,
     }  # fmt: skip
     return ModelConfig(**(values | fields))
 

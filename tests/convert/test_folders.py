@@ -70,6 +70,9 @@ def test_we_read_what_orbax_writes(tmp_path):
     model, returned = zaya_jax.load_pytorch(tmp_path / "native")
     jax.tree.map(np.testing.assert_array_equal, returned, variables)
     assert model.config.layer_types == config.model.layer_types
+    assert model.execution == zaya_jax.ExecutionConfig(dtype="float32")
+    asked = zaya_jax.ExecutionConfig(remat="layer")
+    assert zaya_jax.load_pytorch(tmp_path / "native", execution=asked)[0].execution == asked
     card = (tmp_path / "native/README.md").read_text()
     assert "Step 3 of a run" in card
     assert "Trained on 768 tokens" in card

@@ -52,7 +52,7 @@ def test_through_memory(saved, layout):
     assert_same(returned, variables)
     assert loaded.config.layer_types == model.config.layer_types
     if layout == "native":
-        same = {"dtype": model.config.dtype, "layer_pattern": model.config.layer_pattern}
+        same = {"layer_pattern": model.config.layer_pattern}
         assert dataclasses.replace(loaded.config, **same) == model.config
 
 

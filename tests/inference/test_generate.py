@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from zaya_jax.config import HYBRID, HYBRID_SLIDING, ModelConfig
+from zaya_jax.config import HYBRID, HYBRID_SLIDING, ExecutionConfig, ModelConfig
 from zaya_jax.inference.generate import Rule, decode, generate, prefill, stream
 from zaya_jax.inference.sampling import Sampling
 from zaya_jax.model.cache import init_cache
@@ -30,8 +30,8 @@ FULL = ModelConfig(
     router_hidden_size=16,
     initializer_range=0.3,
     max_position_embeddings=160,
-    dtype="float32",
 )
+EXECUTION = ExecutionConfig(dtype="float32")
 SLIDING = dataclasses.replace(
     FULL, num_hidden_layers=3, layer_pattern=(HYBRID_SLIDING, HYBRID), sliding_window=5
 )
@@ -48,7 +48,7 @@ def _compile_quickly():
 
 @functools.cache
 def load(config):
-    model = Zaya(config)
+    model = Zaya(config, EXECUTION)
     return model, jax.jit(model.init)(jax.random.key(11), jnp.zeros((1, 4), jnp.int32))
 
 
@@ -83,17 +83,15 @@ def test_greedy_is_the_whole_forwards_argmax(config):
 @pytest.mark.parametrize("config", [FULL, SLIDING], ids=["full", "sliding"])
 def test_the_kernel_reads_the_cache_as_xla_does(config):
     """Padded prompts, and rings that have wrapped; logits are some dozen float32 roundings apart."""
-    kernel = dataclasses.replace(config, decode_implementation="pallas")
+    kernel = Zaya(config, dataclasses.replace(EXECUTION, decode_implementation="pallas"))
     model, variables = load(config)
     tokens = np.array([[0, 0, 0, 5, 17, 3, 60, 8], [7, 1, 2, 3, 4, 5, 6, 50]])
     segments = np.array([[0] * 3 + [1] * 5, [1] * 8], np.int32)
-    cache = init_cache(config, 2, 12)
+    cache = init_cache(config, 2, 12, EXECUTION.dtype)
     cache = jax.jit(model.apply)(variables, tokens, segments_BT=segments, cache=cache).cache
-    step = jax.jit(
-        lambda config, *rest: Zaya(config).apply(variables, rest[0], cache=rest[1]), static_argnums=0
-    )
+    step = jax.jit(lambda model, *rest: model.apply(variables, rest[0], cache=rest[1]), static_argnums=0)
     for token in (9, 44, 2):
-        found, expected = (step(each, np.full((2, 1), token), cache) for each in (kernel, config))
+        found, expected = (step(each, np.full((2, 1), token), cache) for each in (kernel, model))
         np.testing.assert_allclose(found.logits_BTV, expected.logits_BTV, rtol=1e-5, atol=1e-5)
         cache = expected.cache
 
@@ -102,7 +100,7 @@ def test_a_text_in_chunks_is_the_whole_text():
     """Several tokens behind others: what CCA looks back on, positions and rings go on where they ended."""
     model, variables = load(SLIDING)
     tokens_BT = np.random.default_rng(0).integers(0, VOCABULARY, (2, 16)).astype(np.int32)
-    cache, logits = init_cache(SLIDING, 2, 16), []
+    cache, logits = init_cache(SLIDING, 2, 16, EXECUTION.dtype), []
     step = jax.jit(model.apply)
     for chunk_BT in np.split(tokens_BT, [4, 10], axis=1):
         out = step(variables, chunk_BT, cache=cache)

@@ -1,7 +1,5 @@
 """Blockwise attention against the plain formula in float64, and the network with either."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -96,7 +94,7 @@ def test_blocks_suit_the_length(time, block):
 def test_the_network_does_not_depend_on_it():
     config = zaya_jax.ModelConfig(
         vocab_size=32, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        head_dim=4, moe_intermediate_size=16, num_experts=2, router_hidden_size=8, dtype="float32",
+        head_dim=4, moe_intermediate_size=16, num_experts=2, router_hidden_size=8,
         layer_pattern=("hybrid_sliding", "hybrid"), sliding_window=5,
     )  # fmt: skip
     tokens_BT = jax.random.randint(jax.random.key(0), (2, 20), 0, 32)
@@ -104,6 +102,7 @@ def test_the_network_does_not_depend_on_it():
     variables = jax.jit(zaya_jax.Zaya(config).init)(jax.random.key(1), tokens_BT)
     logits = []
     for name in ("full", "blockwise"):
-        model = zaya_jax.Zaya(dataclasses.replace(config, attention_implementation=name))
+        execution = zaya_jax.ExecutionConfig(dtype="float32", attention_implementation=name)
+        model = zaya_jax.Zaya(config, execution)
         logits.append(jax.jit(model.apply)(variables, tokens_BT, segments_BT=segments_BT).logits_BTV)
     np.testing.assert_allclose(*logits, rtol=1e-5, atol=1e-5)

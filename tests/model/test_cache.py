@@ -10,6 +10,7 @@ import pytest
 
 from zaya_jax.config import HYBRID, HYBRID_SLIDING, ModelConfig
 from zaya_jax.model.cache import attend_through_cache, init_cache, layer_slots, sizes_of_layers
+from zaya_jax.model.zaya import Zaya
 
 WINDOW, TIME = 5, 20
 CONFIG = ModelConfig(
@@ -91,10 +92,10 @@ def test_slots_by_hand():
 
 
 def test_types_of_an_empty_cache():
-    """Keys and values as asked; what CCA looks back on is float32 whatever the network's type."""
-    assert CONFIG.dtype == "bfloat16"
-    for asked, dtype in ((None, jnp.bfloat16), ("float32", jnp.float32)):
-        cache = init_cache(CONFIG, 1, 4, asked)
+    """Keys and values as asked, else as a network has them by default; what CCA looks back on is float32."""
+    assert Zaya(CONFIG).execution.dtype == "bfloat16"
+    for asked, dtype in (((), jnp.bfloat16), (("float32",), jnp.float32)):
+        cache = init_cache(CONFIG, 1, 4, *asked)
         assert {leaf.dtype for leaf in cache.pool} == {jnp.dtype(dtype)}
         assert {leaf.dtype for leaf in jax.tree.leaves(cache.cca)} == {jnp.dtype("float32")}
 

@@ -10,14 +10,19 @@ import optax
 import pytest
 
 from pallas_kernels import choice
-from zaya_jax.config import Config, DataConfig, ModelConfig
+from zaya_jax.config import Config, DataConfig, ExecutionConfig, ModelConfig
 from zaya_jax.model.cache import empty_cca_state
 from zaya_jax.model.cca import cca_projection, join_projections
-from zaya_jax.model.kernels import project_and_rotate, with_implementations
+from zaya_jax.model.implementations import (
+    OPERATIONS,
+    describe_implementations,
+    resolve_implementations,
+)
+from zaya_jax.model.kernels import project_and_rotate
 from zaya_jax.model.rope import apply_rope, rope_table
 from zaya_jax.model.weights import declare
 from zaya_jax.model.zaya import Zaya
-from zaya_jax.train.state import describe_implementations, make_rules
+from zaya_jax.train.state import make_setup
 
 SMALL = ModelConfig(
     vocab_size=32,
@@ -33,16 +38,21 @@ SMALL = ModelConfig(
     router_hidden_size=8,
     max_position_embeddings=64,
     initializer_range=0.2,
-    dtype="float32",
 )
-RUN = Config(model=SMALL, data=DataConfig(sequence_length=32))
+PLAIN = ExecutionConfig(dtype="float32")
+RUN = Config(model=SMALL, data=DataConfig(sequence_length=32), execution=PLAIN)
 IN_TRAINING = (
     "attention_implementation",
     "experts_implementation",
     "residual_implementation",
     "cca_implementation",
 )
-FIELDS = (*IN_TRAINING, "decode_implementation")
+FIELDS = (
+    *IN_TRAINING,
+    "decode_implementation",
+    "loss_implementation",
+    "newton_schulz_implementation",
+)
 
 
 def test_queries_and_keys_are_those_of_plain_jax():
@@ -82,14 +92,14 @@ def test_queries_and_keys_are_those_of_plain_jax():
 
 
 @functools.cache
-def loss_and_gradients(config):
+def loss_and_gradients(execution):
     """Of packed documents with padding at their end, kept as remat keeps what has a name."""
     random = np.random.default_rng(0)
-    tokens = random.integers(1, config.vocab_size, (2, 19))
+    tokens = random.integers(1, SMALL.vocab_size, (2, 19))
     segments = np.sort(random.integers(1, 4, tokens.shape), axis=1)
     segments[1, -4:] = 0
     tokens, segments = jnp.asarray(tokens), jnp.asarray(segments, jnp.int32)
-    model = Zaya(dataclasses.replace(config, remat="attention_and_experts"))
+    model = Zaya(SMALL, dataclasses.replace(execution, remat="attention_and_experts"))
     variables = model.init(jax.random.key(0), tokens)
     bias = variables["router_bias"]
 
@@ -105,9 +115,9 @@ def loss_and_gradients(config):
 @pytest.mark.parametrize("field", IN_TRAINING)
 def test_values_and_gradients_with_one_kernel(field):
     """Sums of at most some hundred float32 terms in another order, passed on through two layers."""
-    loss, gradients = loss_and_gradients(dataclasses.replace(SMALL, implementation="xla"))
+    loss, gradients = loss_and_gradients(dataclasses.replace(PLAIN, implementation="xla"))
     ours, our_gradients = loss_and_gradients(
-        dataclasses.replace(SMALL, implementation="xla", **{field: "pallas"})
+        dataclasses.replace(PLAIN, implementation="xla", **{field: "pallas"})
     )
     np.testing.assert_allclose(ours, loss, rtol=1e-6)
 
@@ -118,12 +128,18 @@ def test_values_and_gradients_with_one_kernel(field):
 
 
 def test_one_field_forces_all_and_each_can_be_forced_alone():
-    forced = with_implementations(dataclasses.replace(SMALL, implementation="pallas"))
-    assert [getattr(forced, field) for field in FIELDS] == ["pallas"] * 5
-    but_one = dataclasses.replace(SMALL, implementation="pallas", attention_implementation="blockwise")
-    named = with_implementations(but_one)
-    assert [getattr(named, field) for field in FIELDS] == ["blockwise"] + ["pallas"] * 4
-    assert with_implementations(named) == named
+    forced = resolve_implementations(dataclasses.replace(PLAIN, implementation="pallas"), SMALL)
+    assert [getattr(forced, field) for field in FIELDS] == ["pallas"] * 7
+    but_one = dataclasses.replace(PLAIN, implementation="pallas", attention_implementation="blockwise")
+    named = resolve_implementations(but_one, SMALL)
+    assert [getattr(named, field) for field in FIELDS] == ["blockwise"] + ["pallas"] * 6
+    assert resolve_implementations(named, SMALL) == named
+
+
+def test_every_implementation_that_a_run_can_name_is_filled_in():
+    fields = {field.name for field in dataclasses.fields(ExecutionConfig)}
+    assert set(OPERATIONS) == {name for name in fields if name.endswith("_implementation")}
+    assert set(FIELDS) == set(OPERATIONS)
 
 
 @pytest.mark.parametrize("platform", ["cpu", "cuda", "rocm"])
@@ -132,27 +148,26 @@ def test_without_a_name_it_is_what_the_table_says(platform, monkeypatch):
         measured = choice.Choice("pallas", "for this test")
         monkeypatch.setitem(choice.TABLE, (operation, "cuda"), measured)
     choice._of_platform.cache_clear()
-    named = with_implementations(SMALL, platform)
-    rules = make_rules(RUN, platform=platform)
+    named = resolve_implementations(PLAIN, SMALL, platform=platform)
+    setup = make_setup(RUN, platform=platform)
     choice._of_platform.cache_clear()
     taken = [field.removesuffix("_implementation") for field in FIELDS if getattr(named, field) == "pallas"]
-    assert taken == {"cpu": [], "cuda": ["decode"], "rocm": ["attention"]}[platform]
+    assert taken == {"cpu": [], "cuda": ["decode", "newton_schulz"], "rocm": ["attention"]}[platform]
     assert {getattr(named, field) for field in FIELDS} <= {"pallas", "xla"}
-    assert rules.model.config == named
-    assert rules.loss_implementation == "xla"
+    assert setup.model.execution == named
 
 
 def test_a_run_says_which_kernels_it_takes():
-    assert describe_implementations(RUN) == "Pallas kernels: none"
-    one = dataclasses.replace(RUN, train=dataclasses.replace(RUN.train, loss_implementation="pallas"))
-    assert describe_implementations(one) == "Pallas kernels: loss; the rest by XLA"
-    every = dataclasses.replace(RUN, model=dataclasses.replace(SMALL, implementation="pallas"))
-    assert describe_implementations(every) == (
+    assert describe_implementations(PLAIN, SMALL) == "Pallas kernels: none"
+    one = dataclasses.replace(PLAIN, loss_implementation="pallas")
+    assert describe_implementations(one, SMALL) == "Pallas kernels: loss; the rest by XLA"
+    every = dataclasses.replace(PLAIN, implementation="pallas")
+    assert describe_implementations(every, SMALL) == (
         "Pallas kernels: attention, decode, experts, residual, cca, loss, newton_schulz; the rest by XLA"
     )
 
 
 def test_a_wide_head_takes_no_kernel_unasked():
     wide = dataclasses.replace(SMALL, head_dim=512)
-    assert with_implementations(wide, "rocm").attention_implementation == "xla"
-    assert with_implementations(SMALL, "rocm").attention_implementation == "pallas"
+    assert resolve_implementations(PLAIN, wide, platform="rocm").attention_implementation == "xla"
+    assert resolve_implementations(PLAIN, SMALL, platform="rocm").attention_implementation == "pallas"

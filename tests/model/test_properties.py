@@ -10,9 +10,9 @@ import numpy as np
 import optax
 import pytest
 
-from zaya_jax.config import HYBRID, HYBRID_SLIDING, ModelConfig
+from zaya_jax.config import HYBRID, HYBRID_SLIDING, ExecutionConfig, ModelConfig
 from zaya_jax.model import zaya
-from zaya_jax.model.kernels import with_implementations
+from zaya_jax.model.implementations import resolve_implementations
 from zaya_jax.model.layer_input import layer_inputs, stacked_experts
 from zaya_jax.model.remat import group_size
 from zaya_jax.model.router import route
@@ -32,8 +32,8 @@ CONFIG = ModelConfig(
     router_hidden_size=16,
     initializer_range=0.3,
     max_position_embeddings=64,
-    dtype="float32",
 )
+EXECUTION = ExecutionConfig(dtype="float32")
 SLIDING = dataclasses.replace(
     CONFIG, num_hidden_layers=3, cca_time0=3, layer_pattern=(HYBRID_SLIDING, HYBRID), sliding_window=3
 )
@@ -60,13 +60,15 @@ def tokens_of(*shape, seed=0):
     return np.random.default_rng(seed).integers(0, VOCABULARY, shape).astype(np.int32)
 
 
-@functools.partial(jit, static_argnums=0)
-def loss_and_gradient(config, variables, tokens_BT, positions_BT, segments_BT, targets_BT, weights_BT):
+@functools.partial(jit, static_argnums=0, static_argnames="execution")
+def loss_and_gradient(
+    config, variables, tokens_BT, positions_BT, segments_BT, targets_BT, weights_BT, *, execution=EXECUTION
+):
     """Summed loss, its gradient by the weights, and the logits."""
 
     def loss(params):
         bias_LX = variables["router_bias"]["layers"]
-        out = zaya.forward(config, params, bias_LX, tokens_BT, positions_BT, segments_BT)
+        out = zaya.forward(config, execution, params, bias_LX, tokens_BT, positions_BT, segments_BT)
         losses_BT = optax.softmax_cross_entropy_with_integer_labels(out.logits_BTV, targets_BT)
         return jnp.sum(losses_BT * weights_BT), out
 
@@ -168,8 +170,8 @@ def logits_and_pull_back(config, variables, tokens_BT, grad_BTV):
 
     def behind_embedding(x_BTD):
         positions_BT = jnp.arange(TIME)[None]
-        x_BTD = zaya.layers(config, params, bias_LX, x_BTD, positions_BT, None, None)[0]
-        return zaya.head(config, params, x_BTD)
+        x_BTD = zaya.layers(config, EXECUTION, params, bias_LX, x_BTD, positions_BT, None, None)[0]
+        return zaya.head(config, EXECUTION, params, x_BTD)
 
     logits_BTV, pull_back = jax.vjp(behind_embedding, zaya.embed(params["embedding"], tokens_BT))
     return logits_BTV, pull_back(grad_BTV)[0]
@@ -197,11 +199,12 @@ def test_the_scan_is_a_loop_over_layers():
     @jit
     def unrolled(params):
         context = zaya._Context(
-            with_implementations(SLIDING),
+            SLIDING,
+            resolve_implementations(EXECUTION, SLIDING),
             zaya._rotations(SLIDING, jnp.arange(TIME)[None]),
             None,
             None,
-            stacked_experts(SLIDING, params),
+            stacked_experts(EXECUTION, params),
         )
         inputs = layer_inputs(SLIDING, params, bias_LX, 2, None)
         x_BTD = zaya.embed(params["embedding"], tokens_BT)
@@ -212,10 +215,10 @@ def test_the_scan_is_a_loop_over_layers():
             x_BTD, routing, _, _ = zaya.decoder_layer(context, layer, x_BTD, state_BTR, None)
             state_BTR = routing.state_BTR
             experts_LBT.append(routing.experts_BT)
-        return zaya.head(SLIDING, params, x_BTD), jnp.stack(experts_LBT)
+        return zaya.head(SLIDING, EXECUTION, params, x_BTD), jnp.stack(experts_LBT)
 
     logits_BTV, experts_LBT = unrolled(params)
-    out = jit(functools.partial(zaya.forward, SLIDING))(params, bias_LX, tokens_BT)
+    out = jit(functools.partial(zaya.forward, SLIDING, EXECUTION))(params, bias_LX, tokens_BT)
     np.testing.assert_allclose(out.logits_BTV, logits_BTV, rtol=1e-5, atol=1e-5)
     np.testing.assert_array_equal(out.router.experts_LBT, experts_LBT)
     assert len(np.unique(experts_LBT)) > 2
@@ -228,9 +231,9 @@ def test_the_scan_is_a_loop_over_layers():
 def test_neither_remat_nor_unrolling_changes_a_number(remat, scan_layers):
     even = dataclasses.replace(SLIDING, num_hidden_layers=4)  # two groups of two
     variables = variables_of(even)
-    config = dataclasses.replace(even, remat=remat, scan_layers=scan_layers)
+    execution = dataclasses.replace(EXECUTION, remat=remat, scan_layers=scan_layers)
     loss, gradient, out = loss_and_gradient(even, variables, *packed())
-    loss_again, gradient_again, out_again = loss_and_gradient(config, variables, *packed())
+    loss_again, gradient_again, out_again = loss_and_gradient(even, variables, *packed(), execution=execution)
     np.testing.assert_allclose(loss_again, loss, rtol=1e-6)
     np.testing.assert_array_equal(out_again.router.experts_LBT, out.router.experts_LBT)
     assert_trees_are_close(gradient_again, gradient, 1e-5)
@@ -238,10 +241,10 @@ def test_neither_remat_nor_unrolling_changes_a_number(remat, scan_layers):
 
 @pytest.mark.parametrize("scan_layers", [True, False])
 def test_layers_are_a_loop_where_they_are_to_be_one(scan_layers):
-    config = dataclasses.replace(SLIDING, experts_implementation="ragged_dot", scan_layers=scan_layers)
-    variables = abstract_variables(config)
+    execution = dataclasses.replace(EXECUTION, experts_implementation="ragged_dot", scan_layers=scan_layers)
+    variables = abstract_variables(SLIDING)
     arguments = variables["params"], variables["router_bias"]["layers"], tokens_of(2, TIME)
-    program = jax.jit(functools.partial(zaya.forward, config)).lower(*arguments).as_text()
+    program = jax.jit(functools.partial(zaya.forward, SLIDING, execution)).lower(*arguments).as_text()
     assert program.count("stablehlo.while") == int(scan_layers)
 
 
@@ -261,7 +264,7 @@ def moe_block(config, *, skip_bias):
     def run(params):
         inputs = layer_inputs(config, params, bias_LX, 2, None)
         layer = jax.tree.map(lambda leaf: leaf[0], inputs)
-        context = zaya._Context(config, (), None, None, stacked_experts(config, params))
+        context = zaya._Context(config, EXECUTION, (), None, None, stacked_experts(EXECUTION, params))
         return zaya._experts(context, layer, x_BTD, jnp.zeros((2, TIME, config.router_hidden_size)))
 
     return x_BTD, *run(variables["params"])
@@ -332,8 +335,8 @@ def test_bfloat16_is_near_float32():
     bias_LX = 10 * jnp.eye(CONFIG.num_hidden_layers, CONFIG.num_router_classes)
     variables = variables_of(CONFIG) | {"router_bias": {"layers": bias_LX}}
     loss, gradient, out = loss_and_gradient(CONFIG, variables, *packed())
-    half = dataclasses.replace(CONFIG, dtype="bfloat16")
-    half_loss, half_gradient, half_out = loss_and_gradient(half, variables, *packed())
+    half = ExecutionConfig(dtype="bfloat16")
+    half_loss, half_gradient, half_out = loss_and_gradient(CONFIG, variables, *packed(), execution=half)
     assert half_out.logits_BTV.dtype == jnp.float32
     assert all(
         leaf.dtype == jnp.float32 and np.isfinite(leaf).all() for leaf in jax.tree.leaves(half_gradient)

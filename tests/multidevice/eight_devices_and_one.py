@@ -18,16 +18,16 @@ import jax
 import numpy as np
 
 from zaya_jax.checkpoint import Checkpoints
-from zaya_jax.config import Config, DataConfig, ModelConfig, OptimizerConfig, TrainConfig
+from zaya_jax.config import Config, DataConfig, ExecutionConfig, ModelConfig, OptimizerConfig, TrainConfig
 from zaya_jax.data.batch import make_example
-from zaya_jax.optim.optimizer import optimizer_flops
-from zaya_jax.parallel.mesh import by_rows, data_mesh
+from zaya_jax.parallel.mesh import data_mesh, sharded
+from zaya_jax.plan.arithmetic import optimizer_flops
 from zaya_jax.train.state import (
     abstract_state,
     checkpoint_shardings,
     from_checkpoint,
     init_state,
-    make_rules,
+    make_setup,
     shardings,
     to_checkpoint,
 )
@@ -47,13 +47,15 @@ CONFIG = Config(
         router_hidden_size=16,
         initializer_range=0.3,
         max_position_embeddings=64,
-        dtype="float32",
     ),
     data=DataConfig(sequence_length=TIME, batch_size=ROWS),
     optimizer=OptimizerConfig(learning_rate=1e-3, final_learning_rate=1e-4, warmup_steps=5),
     train=TrainConfig(num_steps=STEPS),
+    execution=ExecutionConfig(dtype="float32"),
 )
-IN_BFLOAT16 = dataclasses.replace(CONFIG, train=dataclasses.replace(CONFIG.train, gradient_dtype="bfloat16"))
+IN_BFLOAT16 = dataclasses.replace(
+    CONFIG, execution=dataclasses.replace(CONFIG.execution, gradient_dtype="bfloat16")
+)
 
 
 @functools.cache
@@ -72,26 +74,26 @@ class Run:
 
     def __init__(self, devices, num_microbatches=1, config=CONFIG):
         self.mesh = data_mesh(devices)
-        self.rules = make_rules(config, self.mesh.size)
-        self.abstract = abstract_state(config, self.rules, self.mesh)
+        self.setup = make_setup(config, self.mesh.size)
+        self.abstract = abstract_state(config, self.setup, self.mesh)
         self.step = compiled_step(
-            self.abstract, rules=self.rules, mesh=self.mesh, num_microbatches=num_microbatches
+            self.abstract, setup=self.setup, mesh=self.mesh, num_microbatches=num_microbatches
         )
 
     def start(self):
-        init = functools.partial(init_state, CONFIG, self.rules)
+        init = functools.partial(init_state, CONFIG, self.setup)
         return jax.jit(init, out_shardings=shardings(self.abstract, self.mesh))()
 
     def go(self, state, examples):
         history = []
         for batch in examples:
-            state, metrics = self.step(state, jax.device_put(batch, by_rows(self.mesh)))
+            state, metrics = self.step(state, jax.device_put(batch, sharded(self.mesh)))
             history.append(jax.device_get(metrics))
         return state, jax.tree.map(lambda *values: np.stack(values), *history)
 
     def program(self):
         """The lowered step."""
-        rows = by_rows(self.mesh)
+        rows = sharded(self.mesh)
         batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows), batches()[0])
         return self.step.lower(self.abstract, batch)
 
@@ -157,18 +159,18 @@ def compare():
 def inspect():
     """What the compiled step of eight devices sends and multiplies, and what of it the plan foresaw."""
     run = Run(jax.devices())
-    dealt, alone = run.rules.deal, make_rules(CONFIG, 1).deal
+    partition, alone = run.setup.partition, make_setup(CONFIG, 1).partition
     text = run.program().compile().as_text()
     return {
         "collectives": hlo.collectives(text),
-        "part_sizes": sorted(math.prod(part.shape) for part in dealt.parts),
+        "bucket_sizes": sorted(math.prod(bucket.shape) for bucket in partition.buckets),
         "newton_schulz_flops": hlo.matrix_product_flops(text, scope="newton_schulz"),
-        "planned_flops": optimizer_flops(dealt, num_steps=5),
+        "planned_flops": optimizer_flops(partition, num_steps=5),
         "replicated_flops": optimizer_flops(alone, num_steps=5),
         "matrices": sum(part.num_matrices for part in alone.stacks),
         "gradients": scattered_types(run),
         "gradients, bfloat16": scattered_types(Run(jax.devices(), config=IN_BFLOAT16)),
-        "parts": len(dealt.parts),
+        "buckets": len(partition.buckets),
     }
 
 

@@ -18,9 +18,9 @@ def main(config: str, record: str, last: str) -> None:
     begun = []
 
     def readings(*arguments, **values):
-        for stretch, reading in given_readings(*arguments, **values):
-            begun.append(stretch.first_step)
-            yield stretch, reading
+        for step_range, reading in given_readings(*arguments, **values):
+            begun.append(step_range.first_step)
+            yield step_range, reading
 
     def training_batches(*arguments, **values):
         for step, batch in enumerate(given_batches(*arguments, **values), start=begun[-1] + 1):

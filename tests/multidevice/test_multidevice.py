@@ -46,15 +46,15 @@ def test_a_checkpoint_of_eight_devices_goes_on_on_two():
 def test_gradients_are_reduce_scattered_and_weights_all_gathered():
     """Each part once; what all devices sum is a few numbers: norms, counts, the loss."""
     found = program("inspect")
-    collectives, parts = found["collectives"], found["part_sizes"]
-    assert sorted(collectives["all-gather"]) == parts
-    assert sorted(8 * size for size in collectives["reduce-scatter"]) == parts
-    assert max(collectives["all-reduce"]) <= 12 < max(parts)  # 3 layers of 4 classes
+    collectives, buckets = found["collectives"], found["bucket_sizes"]
+    assert sorted(collectives["all-gather"]) == buckets
+    assert sorted(8 * size for size in collectives["reduce-scatter"]) == buckets
+    assert max(collectives["all-reduce"]) <= 12 < max(buckets)  # 3 layers of 4 classes
     assert collectives["all-to-all"] == collectives["collective-permute"] == []
 
 
 def test_newton_schulz_multiplies_what_a_device_owns_and_no_more():
-    """69 matrices, padded: an eighth would be 8.6 a device, 3 layers of 8 experts 4 rounds of them."""
+    """69 matrices, padded: an eighth would be 8.6 a device, 3 layers of 8 experts 4 pools of them."""
     found = program("inspect")
     assert found["newton_schulz_flops"] == found["planned_flops"]
     assert found["planned_flops"] < found["replicated_flops"] / 4
@@ -62,5 +62,5 @@ def test_newton_schulz_multiplies_what_a_device_owns_and_no_more():
 
 def test_gradients_travel_in_float32_whatever_they_are_kept_in():
     found = program("inspect")
-    assert found["gradients"] == {"f32": found["parts"]}
-    assert found["gradients, bfloat16"] == {"f32": found["parts"]}
+    assert found["gradients"] == {"f32": found["buckets"]}
+    assert found["gradients, bfloat16"] == {"f32": found["buckets"]}

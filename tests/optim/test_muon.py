@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from zaya_jax.model.matrices import MatrixAxes
+from zaya_jax.optim.matrices import MatrixAxes
 from zaya_jax.optim.muon import scale_by_muon
 from zaya_jax.optim.newton_schulz import POLYNOMIALS, newton_schulz
 
@@ -25,7 +25,9 @@ def gradients(seed):
 
 
 def test_three_steps_are_those_of_optax():
-    ours, theirs = scale_by_muon(AXES), optax.contrib.scale_by_muon(weight_dimension_numbers=AXES)
+    their_axes = {name: optax.contrib.MuonDimensionNumbers(*axes) for name, axes in AXES.items()}
+    ours = scale_by_muon(AXES)
+    theirs = optax.contrib.scale_by_muon(weight_dimension_numbers=their_axes)
     states = ours.init(gradients(0)), theirs.init(gradients(0))
     for seed in range(3):
         our_update, our_state = jax.jit(ours.update)(gradients(seed), states[0])

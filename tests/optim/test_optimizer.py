@@ -10,10 +10,10 @@ import optax
 import pytest
 
 from zaya_jax.config import ModelConfig, OptimizerConfig
-from zaya_jax.model.matrices import matrix_axes
 from zaya_jax.model.weights import declare, flatten
+from zaya_jax.optim.matrices import matrix_axes
 from zaya_jax.optim.optimizer import make_optimizer
-from zaya_jax.parallel.deal import deal, from_parts, to_parts
+from zaya_jax.optim.partition import from_buckets, make_partition, to_buckets
 from zaya_jax.parallel.mesh import DATA
 
 MODEL = ModelConfig(
@@ -94,15 +94,17 @@ def random_like(declared, seed):
 
 
 def first_update(config, declared, gradients, params):
-    dealt = deal(declared, 1, by_matrix=config.name == "muon")
-    optimizer = make_optimizer(config, dealt, optax.constant_schedule(config.learning_rate))
+    partition = make_partition(declared, 1, by_matrix=config.name == "muon")
+    optimizer = make_optimizer(config, partition, optax.constant_schedule(config.learning_rate))
 
     # Level 0 of the compiler: compiling is nearly all the time that this takes.
     @functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
     def run(gradients, params):
-        parts = to_parts(dealt, params)
-        updates, _ = optimizer.update(to_parts(dealt, gradients), optimizer.init(parts), parts, step=0)
-        return from_parts(dealt, updates)
+        buckets = to_buckets(partition, params)
+        updates, _ = optimizer.update(
+            to_buckets(partition, gradients), optimizer.init(buckets), buckets, step=0
+        )
+        return from_buckets(partition, updates)
 
     return run(gradients, params)
 
@@ -181,23 +183,26 @@ def weights_after(config, declared, gradients, params, *, num_devices=1):
 
     The devices are a mapped axis: the optimiser knows the mesh by the name of its axis alone.
     """
-    dealt = deal(declared, num_devices, by_matrix=config.name == "muon")
-    optimizer = make_optimizer(config, dealt, lambda step: config.learning_rate * (1.0 + step))
+    partition = make_partition(declared, num_devices, by_matrix=config.name == "muon")
+    optimizer = make_optimizer(config, partition, lambda step: config.learning_rate * (1.0 + step))
 
     def to_devices(tree):
-        return {name: x.reshape(num_devices, -1, *x.shape[1:]) for name, x in to_parts(dealt, tree).items()}
+        return {
+            name: x.reshape(num_devices, -1, *x.shape[1:]) for name, x in to_buckets(partition, tree).items()
+        }
 
     @functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
     @functools.partial(jax.vmap, axis_name=DATA)
-    def run(gradients, parts):
-        state = optimizer.init(parts)
+    def run(gradients, buckets):
+        state = optimizer.init(buckets)
         for step in range(len(gradients)):
-            updates, state = optimizer.update(gradients[step], state, parts, step=step)
-            parts = optax.apply_updates(parts, updates)
-        return parts
+            updates, state = optimizer.update(gradients[step], state, buckets, step=step)
+            buckets = optax.apply_updates(buckets, updates)
+        return buckets
 
-    parts = run([to_devices(tree) for tree in gradients], to_devices(params))
-    return dict(by_path(from_parts(dealt, {name: x.reshape(-1, *x.shape[2:]) for name, x in parts.items()})))
+    buckets = run([to_devices(tree) for tree in gradients], to_devices(params))
+    whole = {name: x.reshape(-1, *x.shape[2:]) for name, x in buckets.items()}
+    return dict(by_path(from_buckets(partition, whole)))
 
 
 def weighted(steps, decay):

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from transformers import ZayaConfig, ZayaForCausalLM
 
-from zaya_jax.config import ModelConfig
+from zaya_jax.config import ExecutionConfig, ModelConfig
 from zaya_jax.convert.huggingface import by_path, config_from_huggingface, variables_from_huggingface
 from zaya_jax.convert.layouts import tensors_of as tensors_of_layout
 from zaya_jax.model.zaya import Output, Zaya
@@ -31,6 +31,7 @@ DEFAULTS = {
     "eos_token_id": None,
 }
 TOLERANCE = 1e-4
+EXECUTION = ExecutionConfig(dtype="float32")
 
 jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 """Compiling is nearly all the time that these tests take; level 0 halves it."""
@@ -39,7 +40,7 @@ jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_lev
 @functools.partial(jit, static_argnums=0)
 def apply(config: ModelConfig, variables: dict, *arguments, **named) -> Output:
     """`Zaya.apply`, compiled once for all cases of one config and one shape."""
-    return typing.cast(Output, Zaya(config).apply(variables, *arguments, **named))
+    return typing.cast(Output, Zaya(config, EXECUTION).apply(variables, *arguments, **named))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -100,8 +100,7 @@ def test_a_head_of_its_own_is_refused():
 
 def test_absent_fields_have_their_defaults():
     assert config_from_huggingface({}) == config_from_huggingface(ZayaConfig().to_dict())
-    assert config_from_huggingface({}) == ModelConfig(dtype="float32")
-    assert config_from_huggingface({}, dtype="bfloat16") == ModelConfig()
+    assert config_from_huggingface({}) == ModelConfig()
 
 
 @pytest.mark.parametrize(
@@ -133,7 +132,7 @@ def test_layer_types_become_their_shortest_pattern(layer_types, pattern):
     ],
 )
 def test_configs_return_unchanged(fields):
-    config = ModelConfig(**fields, dtype="float32")
+    config = ModelConfig(**fields)
     theirs = ZayaConfig(**config_to_huggingface(config), eos_token_id=None)
     assert config_from_huggingface(theirs.to_dict()) == config
     assert config_from_huggingface(config_to_huggingface(config)) == config

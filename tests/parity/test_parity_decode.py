@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from huggingface_reference import (
+    EXECUTION,
     TOLERANCE,
     Pair,
     apply,
@@ -50,7 +51,7 @@ def decode_with_reference(pair: Pair, prompt_BT: np.ndarray, mask_BT: np.ndarray
 
 def decode_with_cache(pair: Pair, prompt_BT: np.ndarray, mask_BT: np.ndarray | None) -> Decoded:
     batch, time = prompt_BT.shape
-    cache = init_cache(pair.config, batch, time + NEW)
+    cache = init_cache(pair.config, batch, time + NEW, EXECUTION.dtype)
     out = apply(pair.config, pair.variables, prompt_BT, None, mask_BT, cache)
     tokens, logits = [], []
     for i in range(NEW):

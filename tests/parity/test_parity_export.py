@@ -83,7 +83,7 @@ def test_what_transformers_saves_comes_in(tmp_path):
     pair = build_released(2, **FIELDS[2])
     pair.reference.save_pretrained(tmp_path / "theirs", max_shard_size="40KB")
     model, variables = zaya_jax.load_pytorch(tmp_path / "theirs")
-    assert model.config == pair.config
+    assert model == zaya_jax.Zaya(pair.config, zaya_jax.ExecutionConfig(dtype="float32"))
     jax.tree.map(np.testing.assert_array_equal, variables, pair.variables)
 
 
@@ -195,6 +195,7 @@ def test_a_legacy_checkpoint_by_hand(form, tmp_path):
     model, _ = zaya_jax.load_pytorch(tmp_path / "legacy")
     assert model.config.skip_class == "identity"  # as the legacy code computes
     assert dataclasses.replace(model.config, skip_class="zero") == pair.config
+    assert model.execution == zaya_jax.ExecutionConfig(dtype="float32")
     cli.main(["convert", str(tmp_path / "legacy"), str(tmp_path / "native"), "--layout", "native"])
     returned = safetensors.torch.load_file(tmp_path / "native/model.safetensors")
     assert returned.keys() == native.keys()

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from huggingface_reference import (
+    EXECUTION,
     Pair,
     build,
     jit,
@@ -50,7 +51,7 @@ def torch_gradients(pair: Pair, tokens_BT, targets_BT, real_BT, mask_BT) -> dict
 def our_gradients(pair: Pair, tokens_BT, targets_BT, real_BT, mask_BT) -> dict[str, np.ndarray]:
     def loss(params, tokens_BT, mask_BT):
         bias_LX = pair.variables["router_bias"]["layers"]
-        out = forward(pair.config, params, bias_LX, tokens_BT, None, mask_BT)
+        out = forward(pair.config, EXECUTION, params, bias_LX, tokens_BT, None, mask_BT)
         log_probs_BTV = jax.nn.log_softmax(out.logits_BTV)
         losses_BT = -jnp.take_along_axis(log_probs_BTV, targets_BT[:, :, None], axis=-1)[:, :, 0]
         return jnp.sum(losses_BT * real_BT) / real_BT.sum()

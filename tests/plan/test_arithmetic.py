@@ -88,9 +88,9 @@ def test_state_is_shared(zaya1_8b, num_devices):
 
 
 def test_remat_keeps_less_and_computes_more(zaya1_8b):
-    models = [dataclasses.replace(zaya1_8b.model, remat=remat) for remat in POLICIES]
-    kept = [activation_bytes(model, 4096) for model in models]
-    again = [recomputed_flops(model, 4096) for model in models]
+    executions = [dataclasses.replace(zaya1_8b.execution, remat=remat) for remat in POLICIES]
+    kept = [activation_bytes(zaya1_8b.model, execution, 4096) for execution in executions]
+    again = [recomputed_flops(zaya1_8b.model, execution, 4096) for execution in executions]
     assert kept == sorted(kept, reverse=True)
     assert len(set(kept)) == len(kept)
     assert again == sorted(again)
@@ -105,7 +105,8 @@ def test_remat_keeps_less_and_computes_more(zaya1_8b):
 def test_a_group_at_work_has_its_own_streams_weights_and_gradients(zaya1_8b):
     layer, group = (
         memory_by_kind(
-            dataclasses.replace(zaya1_8b, model=dataclasses.replace(zaya1_8b.model, remat=remat)), 1024
+            dataclasses.replace(zaya1_8b, execution=dataclasses.replace(zaya1_8b.execution, remat=remat)),
+            1024,
         )
         for remat in ("layer", "group")
     )
@@ -121,18 +122,19 @@ def test_a_group_at_work_has_its_own_streams_weights_and_gradients(zaya1_8b):
 @pytest.mark.parametrize("remat", ["none", "layer", "group"])
 def test_activations_are_what_a_second_sequence_adds(remat, width):
     """Also where the sizes of weights are multiples of the primes that tell the batch."""
-    tiny = load_config("configs/tiny.py", []).model
-    model = dataclasses.replace(tiny, remat=remat, moe_intermediate_size=width)
+    tiny = load_config("configs/tiny.py", [])
+    model = dataclasses.replace(tiny.model, moe_intermediate_size=width)
+    network = model, dataclasses.replace(tiny.execution, remat=remat)
     one, two = (
-        sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(kept_shapes(model, batch, 64)))
+        sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(kept_shapes(*network, batch, 64)))
         for batch in (1, 2)
     )
-    assert activation_bytes(model, 64) == two - one
+    assert activation_bytes(*network, 64) == two - one
 
 
 def test_activations_grow_evenly(zaya1_8b):
     """No term of T x T: twice as long a sequence takes twice as much."""
-    short, long = (activation_bytes(zaya1_8b.model, time) for time in (4096, 8192))
+    short, long = (activation_bytes(zaya1_8b.model, zaya1_8b.execution, time) for time in (4096, 8192))
     assert long == pytest.approx(2 * short, rel=1e-2)
 
 

@@ -53,8 +53,8 @@ def test_policies_and_micro_batches_are_searched():
     a_row = dict(zip(POLICIES, (40, 20, 9, 5, 4, 3), strict=True))
 
     def measure(config):
-        assert config.train.num_microbatches == 1
-        return (50 + a_row[config.model.remat] * config.data.batch_size // 1024) * GIB
+        assert config.execution.num_microbatches == 1
+        return (50 + a_row[config.execution.remat] * config.data.batch_size // 1024) * GIB
 
     found = search(config, 1024, limit=100 * GIB, measure=measure)  # 4 sequences a GPU
     assert found.cheapest_remat == POLICIES[2]

@@ -19,8 +19,8 @@ def test_the_step_is_compiled_without_kernels_and_with(monkeypatch, tmp_path, ca
     asked = []
 
     def compile_(config, *_):
-        asked.append(config.model)
-        size = {"xla": 2_000_000_000, "pallas": 500_000_000}[config.model.implementation]
+        asked.append(config.execution)
+        size = {"xla": 2_000_000_000, "pallas": 500_000_000}[config.execution.implementation]
         return Compilation(
             memory=Memory(arguments=2**30, outputs=2**30, aliased=2**30, temporaries=4 * size, code=0),
             kernels=(),
@@ -39,8 +39,8 @@ def test_the_step_is_compiled_without_kernels_and_with(monkeypatch, tmp_path, ca
         "--kernels",
         f"--json={tmp_path / 'plan.json'}",
     ]
-    command.main([*options, "--config.model.attention_implementation=full"])
-    assert [model.attention_implementation for model in asked] == ["full", "full"]
+    command.main([*options, "--config.execution.attention_implementation=full"])
+    assert [execution.attention_implementation for execution in asked] == ["full", "full"]
     found = json.loads((tmp_path / "plan.json").read_text())["kernels"]
     assert [found[name]["moved_bytes"] for name in ("xla", "pallas")] == [16e9, 4e9]
     said = capsys.readouterr().out

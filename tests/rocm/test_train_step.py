@@ -10,7 +10,7 @@ from zaya_jax.model.weights import count_parameters
 from zaya_jax.plan.arithmetic import operations
 from zaya_jax.plan.devices import MI300X, Cluster
 from zaya_jax.plan.hlo import Program
-from zaya_jax.plan.memory import dealt_bytes, state_bytes
+from zaya_jax.plan.memory import partitioned_bytes, state_bytes
 from zaya_jax.plan.report import read_compilation, train_step_job
 from zaya_jax.plan.rocm.compiler import compile_program
 
@@ -32,11 +32,11 @@ def small_zaya1(num_gpus):
                 "num_experts": 3,
                 "router_hidden_size": 64,
                 "max_position_embeddings": 64,
-                "remat": "layer",
             },
             "data": {"sequence_length": 64, "batch_size": 2 * num_gpus},
             "optimizer": {"warmup_steps": 4, "newton_schulz_dtype": "bfloat16"},
-            "train": {"num_steps": 30, "gradient_dtype": "bfloat16", "loss_chunk": 64},
+            "train": {"num_steps": 30},
+            "execution": {"remat": "layer", "gradient_dtype": "bfloat16", "loss_chunk": 64},
         }
     )
 
@@ -60,7 +60,7 @@ def test_gradients_are_reduce_scattered_and_weights_all_gathered(nodes):
         kind: sum(c.runs * c.num_bytes for c in collectives if c.kind == kind)
         for kind in ("reduce-scatter", "all-gather")
     }
-    kept, summed = (dealt_bytes(config, 8 * nodes, dtype) for dtype in ("bfloat16", "float32"))
+    kept, summed = (partitioned_bytes(config, 8 * nodes, dtype) for dtype in ("bfloat16", "float32"))
     assert kept >= 2 * count_parameters(config.model)
     assert sent == {"reduce-scatter": summed, "all-gather": kept}
 
@@ -68,7 +68,7 @@ def test_gradients_are_reduce_scattered_and_weights_all_gathered(nodes):
 def test_gradients_travel_in_float32_though_they_are_kept_in_bfloat16(nodes):
     """The library that sums them rounds at each hop to the type of the collective."""
     config = small_zaya1(8 * nodes)
-    assert config.train.gradient_dtype == "bfloat16"
+    assert config.execution.gradient_dtype == "bfloat16"
     step = read_compilation(compiled(nodes), Cluster(device=MI300X, nodes=nodes, gpus_per_node=8))
     assert step.collectives["reduce-scatter"].dtypes == ("f32",)
     assert "bf16" in step.collectives["all-gather"].dtypes

@@ -6,7 +6,7 @@ import pytest
 
 from zaya_jax.config import Config
 from zaya_jax.options import load_config
-from zaya_jax.train.phases import check_devices, stretches
+from zaya_jax.train.phases import check_devices, step_ranges
 
 VALUES = {
     "data": {
@@ -28,7 +28,7 @@ CONFIG = Config.from_dict(VALUES)
 
 def test_stretches_by_hand():
     found = [
-        (s.phase.name, s.first_step, s.num_steps, s.batch_size, s.first_token) for s in stretches(CONFIG)
+        (s.phase.name, s.first_step, s.num_steps, s.batch_size, s.first_token) for s in step_ranges(CONFIG)
     ]
     assert found == [
         ("begin", 0, 3, 2, 0),
@@ -47,13 +47,13 @@ def trace(first_step):
     return [
         (
             step,
-            stretch.phase.name,
-            stretch.batch_size,
-            stretch.phase.config.model.rope_theta,
-            stretch.tokens_until(step),
+            step_range.phase.name,
+            step_range.batch_size,
+            step_range.phase.config.model.rope_theta,
+            step_range.tokens_until(step),
         )
-        for stretch in stretches(CONFIG, first_step=first_step)
-        for step in range(stretch.first_step, stretch.end)
+        for step_range in step_ranges(CONFIG, first_step=first_step)
+        for step in range(step_range.first_step, step_range.end)
     ]
 
 
@@ -65,7 +65,7 @@ def test_a_resume_at_any_step_goes_on_as_if_nothing_had_been(first_step):
 def test_tokens_do_not_overflow():
     """8T + 4T + 1.2T + 0.66T tokens, as published; a phase ends with the first step that reaches its own."""
     config = load_config("configs/zaya1_8b.py", [])
-    parts = list(stretches(config))
+    parts = list(step_ranges(config))
     last = parts[-1]
     assert 13.86e12 <= last.tokens_until(last.end) < 13.86e12 + 4 * 2**24
     assert last.end == config.train.num_steps
@@ -76,9 +76,9 @@ def test_tokens_do_not_overflow():
 
 def test_a_run_without_phases_is_one():
     config = Config.from_dict({"train": {"num_steps": 50}, "optimizer": {"warmup_steps": 0}})
-    (stretch,) = stretches(config, first_step=20)
-    assert (stretch.first_step, stretch.num_steps, stretch.first_token) == (20, 30, 20 * 4096 * 4096)
-    assert stretch.phase.config == config
+    (step_range,) = step_ranges(config, first_step=20)
+    assert (step_range.first_step, step_range.num_steps, step_range.first_token) == (20, 30, 20 * 4096 * 4096)
+    assert step_range.phase.config == config
 
 
 @pytest.mark.parametrize(
@@ -91,21 +91,21 @@ def test_the_phase_that_makes_a_step(step, name):
 
 def test_a_smaller_batch_is_cut_into_fewer_parts():
     """None larger than those of the full batch: 8 sequences in 4 parts, 2 and 4 in 1 and 2."""
-    config = Config.from_dict(VALUES | {"train": {"num_microbatches": 4}, "phases": VALUES["phases"][:1]})
-    assert [stretch.num_microbatches for stretch in stretches(config)] == [1, 2, 4]
+    config = Config.from_dict(VALUES | {"execution": {"num_microbatches": 4}, "phases": VALUES["phases"][:1]})
+    assert [each.num_microbatches for each in step_ranges(config)] == [1, 2, 4]
 
 
 def test_parts_that_are_not_full_are_one_more():
     """12 sequences in 2 parts are 6 each: 1 and 6 are one part; 8 and 10 are two, as one would be larger."""
     data = VALUES["data"] | {"batch_size": 12}
     ramp = [{"name": "ramp", "steps": 5, "data": {"batch_ramp": [[1, size * 32] for size in (1, 6, 8, 10)]}}]
-    config = Config.from_dict(VALUES | {"data": data, "train": {"num_microbatches": 2}, "phases": ramp})
-    found = [(stretch.batch_size, stretch.num_microbatches) for stretch in stretches(config)]
+    config = Config.from_dict(VALUES | {"data": data, "execution": {"num_microbatches": 2}, "phases": ramp})
+    found = [(each.batch_size, each.num_microbatches) for each in step_ranges(config)]
     assert found == [(1, 1), (6, 1), (8, 2), (10, 2), (12, 2)]
     check_devices(config, 1)
 
 
-def test_a_batch_of_the_ramp_must_be_dealt_out_too():
+def test_a_batch_of_the_ramp_must_divide_too():
     check_devices(CONFIG, 2)
     with pytest.raises(ValueError, match=r"in phase begin: data\.batch_ramp has steps of 2 sequences, 64"):
         check_devices(CONFIG, 4)
@@ -125,13 +125,13 @@ def test_phases_are_set_by_name():
         "--config.phases.midtrain.optimizer.learning_rate=1e-4",
         "--config.phases.pretrain_1.tokens=2**24",
         "--config.phases.pretrain_1.tokens=1000000000000",
-        "--config.phases.finetune.model.remat=none",
+        "--config.phases.finetune.execution.remat=none",
         "--config.data.mixtures.midtrain.weights=(1, 1, 1, 1, 1, 1)",
     ]
     config = load_config("configs/zaya1_8b.py", options)
     first, _, midtrain, finetune = config.resolved_phases
     assert first.config.train.num_steps == 20_000 + -(-(10**12 - 10**4 * 3 * 2**22) // 2**24)
     assert midtrain.config.optimizer.learning_rate == 1e-4
-    assert finetune.config.model.remat == "none"
+    assert finetune.config.execution.remat == "none"
     assert config.data.mixtures[2].weights == (1.0,) * 6
     assert load_config("configs/zaya1_8b.py", []).resolved_phases[2].config.optimizer.learning_rate == 2e-4

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from zaya_jax.config import Config
 from zaya_jax.data.mixture import Reading
-from zaya_jax.train.phases import stretches
+from zaya_jax.train.phases import step_ranges
 from zaya_jax.train.reading import describe_epochs, readings
 
 SIZES = {"a": 1000, "b": 577, "c": 320}
@@ -45,10 +45,10 @@ TWO_PHASES = config_of(
 
 def spans(config, *, first_step=0, sizes=SIZES):
     """What each step reads: corpus, first token, first behind the last, of each of its sequences."""
-    for stretch, reading in readings(config, sizes, first_step=first_step):
-        for step in range(stretch.first_step, stretch.end):
-            start = (step - stretch.first_step) * stretch.batch_size
-            yield [reading.sequence(start + i) for i in range(stretch.batch_size)]
+    for step_range, reading in readings(config, sizes, first_step=first_step):
+        for step in range(step_range.first_step, step_range.end):
+            start = (step - step_range.first_step) * step_range.batch_size
+            yield [reading.sequence(start + i) for i in range(step_range.batch_size)]
 
 
 def assert_none_is_read_twice_before_all_were_read_once(read, sizes):
@@ -104,7 +104,7 @@ def test_any_phases(phases, sizes):
     sizes = dict(zip(SIZES, sizes, strict=True))
     read = [span for step in spans(config, sizes=sizes) for span in step]
     assert_none_is_read_twice_before_all_were_read_once(read, sizes)
-    assert len(read) == sum(s.num_steps * s.batch_size for s in stretches(config))
+    assert len(read) == sum(s.num_steps * s.batch_size for s in step_ranges(config))
 
 
 def test_a_change_of_length_costs_at_most_one_short_sequence_a_corpus():

@@ -15,10 +15,10 @@ from small_runs import build_small_corpus, fast_compilation, small_values
 from zaya_jax.config import Config, OptimizerConfig
 from zaya_jax.model.weights import declare
 from zaya_jax.optim.optimizer import make_optimizer
-from zaya_jax.parallel.deal import deal
+from zaya_jax.optim.partition import make_partition
 from zaya_jax.train import loop
 from zaya_jax.train.metrics import read_metrics
-from zaya_jax.train.state import init_state, make_rules
+from zaya_jax.train.state import init_state, make_setup
 
 PEAK, FINAL, DECAY = 0.1, 0.02, 0.5
 SKIPPED = (3, 4, 12, 13, 20, 21)
@@ -81,7 +81,7 @@ def test_the_steps_were_skipped(run):
 
 def test_the_applied_rate_is_the_logged_one_in_every_step(run):
     config, rows = run
-    table = init_state(config, make_rules(config.phase_at(1).config)).params["embedding"]["table"]
+    table = init_state(config, make_setup(config.phase_at(1).config)).params["embedding"]["table"]
     norm = float(jnp.linalg.norm(table))
     for step, (row, rate) in enumerate(zip(rows, RATES, strict=True), start=1):
         assert row["learning_rate"] == pytest.approx(rate, rel=1e-6)
@@ -95,19 +95,19 @@ def test_the_applied_rate_is_the_logged_one_in_every_step(run):
 def test_bias_corrections_follow_the_updates_that_were_made(name):
     """Two updates at steps 1 and 9 of a run are those at steps 1 and 2, at one learning rate."""
     config = config_of_model()
-    dealt = deal(declare(config), 1, by_matrix=name == "muon")
+    partition = make_partition(declare(config), 1, by_matrix=name == "muon")
     optimizer = make_optimizer(
-        OptimizerConfig(name=name, newton_schulz_steps=1), dealt, lambda step: 1e-3 + 0 * step
+        OptimizerConfig(name=name, newton_schulz_steps=1), partition, lambda step: 1e-3 + 0 * step
     )
-    parts = {part.name: jnp.ones(part.shape) for part in dealt.parts}
-    gradients = {part.name: jnp.full(part.shape, 1e-3) for part in dealt.parts}
+    buckets = {bucket.name: jnp.ones(bucket.shape) for bucket in partition.buckets}
+    gradients = {bucket.name: jnp.full(bucket.shape, 1e-3) for bucket in partition.buckets}
     seconds = []
     for step in (1, 8):
-        _, state = optimizer.update(gradients, optimizer.init(parts), parts, step=0)
-        updates, _ = optimizer.update(gradients, state, parts, step=step)
+        _, state = optimizer.update(gradients, optimizer.init(buckets), buckets, step=0)
+        updates, _ = optimizer.update(gradients, state, buckets, step=step)
         seconds.append(updates)
-    for part in dealt.parts:
-        np.testing.assert_array_equal(seconds[0][part.name], seconds[1][part.name])
+    for bucket in partition.buckets:
+        np.testing.assert_array_equal(seconds[0][bucket.name], seconds[1][bucket.name])
 
 
 def config_of_model():

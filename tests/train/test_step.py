@@ -12,15 +12,15 @@ import numpy as np
 import optax
 import pytest
 
-from zaya_jax.config import BalancingConfig, ModelConfig, OptimizerConfig
+from zaya_jax.config import BalancingConfig, ExecutionConfig, ModelConfig, OptimizerConfig
 from zaya_jax.data.batch import Batch
 from zaya_jax.model.weights import declare, flatten, initialise
 from zaya_jax.model.zaya import Zaya, forward, initial_router_bias
 from zaya_jax.optim.balancing import make_balancer
 from zaya_jax.optim.optimizer import make_optimizer
-from zaya_jax.parallel.deal import deal
+from zaya_jax.optim.partition import make_partition
 from zaya_jax.parallel.mesh import data_mesh
-from zaya_jax.train.state import Rules, from_checkpoint, to_checkpoint
+from zaya_jax.train.state import TrainSetup, from_checkpoint, to_checkpoint
 from zaya_jax.train.state import first_state as state_of
 from zaya_jax.train.step import evaluate_step, train_step
 
@@ -36,15 +36,18 @@ MODEL = ModelConfig(
     router_hidden_size=16,
     initializer_range=0.3,
     max_position_embeddings=64,
-    dtype="float32",
 )
+EXECUTION = ExecutionConfig(dtype="float32", loss_implementation="xla")
 # The update of plain gradient descent is the gradient: Muon and AdamW would hide its scale.
-RULES = Rules(
-    Zaya(MODEL), deal(declare(MODEL), 1), optax.sgd(1.0), make_balancer(BalancingConfig(learning_rate=1e-2))
+SETUP = TrainSetup(
+    Zaya(MODEL, EXECUTION),
+    make_partition(declare(MODEL), 1),
+    optax.sgd(1.0),
+    make_balancer(BalancingConfig(learning_rate=1e-2)),
 )
 SCHEDULE = optax.constant_schedule(OptimizerConfig().learning_rate)
 MUON = dataclasses.replace(
-    RULES, optimizer=make_optimizer(OptimizerConfig(warmup_steps=0), RULES.deal, SCHEDULE)
+    SETUP, optimizer=make_optimizer(OptimizerConfig(warmup_steps=0), SETUP.partition, SCHEDULE)
 )
 ROWS, TIME = 8, 16
 KEY = jax.random.key(1)
@@ -67,22 +70,23 @@ def uneven_batch():
 
 
 def first_state():
-    return state_of(RULES, initialise(declare(MODEL), jax.random.key(0)), jax.random.key(1))
+    return state_of(SETUP, initialise(declare(MODEL), jax.random.key(0)), jax.random.key(1))
 
 
 @functools.cache
 def balanced(num_microbatches, remat):
     """Three steps that move nothing but the router biases, which decide the next step's counts."""
     balancer = make_balancer(BalancingConfig(rule="pid", learning_rate=0.1, skip_share=0.2))
-    rules = Rules(Zaya(dataclasses.replace(MODEL, remat=remat)), RULES.deal, optax.sgd(0.0), balancer)
+    model = Zaya(MODEL, dataclasses.replace(EXECUTION, remat=remat))
+    setup = TrainSetup(model, SETUP.partition, optax.sgd(0.0), balancer)
     state = dataclasses.replace(
         first_state(),
-        optimizer=rules.optimizer.init(first_state().parts),
+        optimizer=setup.optimizer.init(first_state().buckets),
         balancer=balancer.init(first_state().router_bias_LX),
     )
     run = jit(
         functools.partial(
-            train_step, rules=rules, mesh=data_mesh(jax.devices()[:1]), num_microbatches=num_microbatches
+            train_step, setup=setup, mesh=data_mesh(jax.devices()[:1]), num_microbatches=num_microbatches
         )
     )
     counts = []
@@ -105,14 +109,14 @@ def test_accumulation_and_remat_do_not_touch_the_balancing(num_microbatches, rem
 
 
 @functools.cache
-def program(rules, num_microbatches=1):
+def program(setup, num_microbatches=1):
     mesh = data_mesh(jax.devices()[:1])
-    return jit(functools.partial(train_step, rules=rules, mesh=mesh, num_microbatches=num_microbatches))
+    return jit(functools.partial(train_step, setup=setup, mesh=mesh, num_microbatches=num_microbatches))
 
 
 @functools.cache
 def step(num_microbatches):
-    return program(RULES, num_microbatches)(first_state(), uneven_batch())
+    return program(SETUP, num_microbatches)(first_state(), uneven_batch())
 
 
 def assert_near(ours, theirs):
@@ -139,7 +143,7 @@ def test_microbatches_change_nothing():
 
 @pytest.mark.parametrize("num_microbatches", [1, 4])
 def test_router_entropy_and_probability_are_means_over_tokens(num_microbatches):
-    """Padding is none of them, however it is dealt out to microbatches."""
+    """Padding is none of them, however it falls to microbatches."""
     state, batch = first_state(), uneven_batch()
     arguments = batch.tokens_BT, batch.positions_BT, batch.segments_BT
     expected_L = jit(functools.partial(forward, MODEL))(state.params, state.router_bias_LX, *arguments)
@@ -154,7 +158,7 @@ def test_a_step_follows_the_gradient_of_the_mean_loss():
 
     def mean_loss(params, z_loss):
         arguments = batch.tokens_BT, batch.positions_BT, batch.segments_BT
-        logits_BTV = forward(MODEL, params, before.router_bias_LX, *arguments).logits_BTV
+        logits_BTV = forward(MODEL, EXECUTION, params, before.router_bias_LX, *arguments).logits_BTV
         target_BT = jnp.take_along_axis(logits_BTV, batch.targets_BT[..., None], axis=-1)[..., 0]
         logsumexp_BT = jax.nn.logsumexp(logits_BTV, axis=-1)
         loss, square = (
@@ -166,7 +170,7 @@ def test_a_step_follows_the_gradient_of_the_mean_loss():
     gradient_of = jit(jax.grad(mean_loss, has_aux=True))
     for z_loss in (0.0, 0.1):
         gradient, loss = gradient_of(before.params, z_loss)
-        after, metrics = program(dataclasses.replace(RULES, z_loss=z_loss))(before, batch)
+        after, metrics = program(dataclasses.replace(SETUP, z_loss=z_loss))(before, batch)
         assert_near(moved(after), jax.tree.map(jnp.negative, gradient))
         np.testing.assert_allclose(metrics.loss, loss, rtol=1e-5)
         np.testing.assert_allclose(metrics.gradient_norm, optax.tree.norm(gradient), rtol=1e-5)
@@ -191,7 +195,7 @@ def test_a_batch_without_targets_moves_nothing():
     empty = Batch(
         batch.tokens_BT, batch.targets_BT, 0 * batch.weights_BT, batch.positions_BT, batch.segments_BT
     )
-    after, metrics = program(RULES, 4)(first_state(), empty)
+    after, metrics = program(SETUP, 4)(first_state(), empty)
     assert metrics.loss == 0
     assert not any(np.any(leaf) for leaf in jax.tree.leaves(moved(after)))
 
@@ -216,12 +220,12 @@ def test_a_step_that_is_not_finite_changes_nothing_and_is_counted(value):
     assert all(norm == 0 for norm in metrics.update_norms.values())
     going_on, metrics = run(after, batch)
     assert metrics.skipped_steps == 1
-    assert ".parts['embedding/table']" in unlike(going_on, after)
+    assert ".buckets['embedding/table']" in unlike(going_on, after)
 
 
 def test_clipping_scales_all_gradients_by_one_factor():
-    clipped = dataclasses.replace(RULES, clip_norm=0.1)
-    run = jit(functools.partial(train_step, rules=clipped, mesh=data_mesh(jax.devices()[:1])))
+    clipped = dataclasses.replace(SETUP, clip_norm=0.1)
+    run = jit(functools.partial(train_step, setup=clipped, mesh=data_mesh(jax.devices()[:1])))
     after, metrics = run(first_state(), uneven_batch())
     whole, whole_metrics = step(1)
     assert float(metrics.gradient_norm) == pytest.approx(float(whole_metrics.gradient_norm), rel=1e-6)
@@ -246,11 +250,11 @@ def test_norms_by_group_are_of_all_weights_once():
 def test_a_step_that_tells_no_update_norms_moves_the_same():
     silent = dataclasses.replace(MUON, update_norms=False)
     states = {}
-    for rules in (MUON, silent):
-        run = program(rules)
-        state = state_of(rules, initialise(declare(MODEL), jax.random.key(0)), KEY)
-        states[rules], metrics = run(state, uneven_batch())
-        assert bool(metrics.update_norms) == rules.update_norms
+    for setup in (MUON, silent):
+        run = program(setup)
+        state = state_of(setup, initialise(declare(MODEL), jax.random.key(0)), KEY)
+        states[setup], metrics = run(state, uneven_batch())
+        assert bool(metrics.update_norms) == setup.update_norms
     for ours, theirs in zip(
         jax.tree.leaves(moved(states[silent])), jax.tree.leaves(moved(states[MUON])), strict=True
     ):
@@ -261,17 +265,17 @@ def test_router_metrics_and_the_logit_bound():
     state = first_state()
     params = state.params
     params["layers"]["attention"]["temperature"] = jnp.array([[1.0, -3.0], [0.5, 2.0]])
-    _, metrics = program(RULES)(state_of(RULES, params, KEY), uneven_batch())
+    _, metrics = program(SETUP)(state_of(SETUP, params, KEY), uneven_batch())
     np.testing.assert_allclose(metrics.logit_bound, 3 * 8**0.5, rtol=1e-6)
     # The chosen class is the likeliest expert: its probability is at least an even share.
     assert np.all(metrics.router_probability_L > 1 / 5)
     assert np.all(metrics.router_probability_L < 1)
 
 
-def test_a_state_dealt_out_to_others_is_refused():
-    others = dataclasses.replace(RULES, deal=deal(declare(MODEL), 4))
-    with pytest.raises(ValueError, match="dealt out to 1 devices, the rules are for 4 and the mesh has 1"):
-        train_step(first_state(), uneven_batch(), rules=others, mesh=data_mesh(jax.devices()[:1]))
+def test_a_state_of_other_devices_is_refused():
+    others = dataclasses.replace(SETUP, partition=make_partition(declare(MODEL), 4))
+    with pytest.raises(ValueError, match="state is of 1 devices, the setup for 4 and the mesh has 1"):
+        train_step(first_state(), uneven_batch(), setup=others, mesh=data_mesh(jax.devices()[:1]))
 
 
 def test_checkpoints_hold_weights_and_moments_as_declared():
@@ -281,11 +285,11 @@ def test_checkpoints_hold_weights_and_moments_as_declared():
     shapes = {x.shape for x in jax.tree.leaves(saved["training"]["optimizer"])}
     assert shapes == {weight.shape for weight in flatten(declare(MODEL)).values()} | {()}
     for num_devices in (1, 8):
-        rules = dataclasses.replace(MUON, deal=deal(declare(MODEL), num_devices))
-        rules = dataclasses.replace(
-            rules, optimizer=make_optimizer(OptimizerConfig(warmup_steps=0), rules.deal, SCHEDULE)
+        setup = dataclasses.replace(MUON, partition=make_partition(declare(MODEL), num_devices))
+        setup = dataclasses.replace(
+            setup, optimizer=make_optimizer(OptimizerConfig(warmup_steps=0), setup.partition, SCHEDULE)
         )
-        again = from_checkpoint(saved, state_of(rules, initialise(declare(MODEL), KEY), KEY))
+        again = from_checkpoint(saved, state_of(setup, initialise(declare(MODEL), KEY), KEY))
         assert not unlike(to_checkpoint(again), saved)
 
 
@@ -298,8 +302,8 @@ def test_a_loss_or_a_gradient_that_alone_is_not_finite_is_enough(what):
         batch = dataclasses.replace(batch, weights_BT=batch.weights_BT * (3e38 / batch.weights_BT.sum()))
     else:
         params["final_norm"]["scale"] = jnp.full(MODEL.hidden_size, 1e20, jnp.float32)
-    before = state_of(RULES, params, KEY)
-    after, metrics = program(RULES)(before, batch)
+    before = state_of(SETUP, params, KEY)
+    after, metrics = program(SETUP)(before, batch)
     wrong = [name for name in ("loss", "gradient_norm") if not jnp.isfinite(getattr(metrics, name))]
     assert wrong == [what]
     assert not unlike(after, dataclasses.replace(before, step=before.step + 1, skipped_steps=jnp.asarray(1)))
@@ -307,14 +311,14 @@ def test_a_loss_or_a_gradient_that_alone_is_not_finite_is_enough(what):
 
 def test_scales_are_not_rounded_to_the_type_of_products():
     """2^-12 is less than half of bfloat16's step at 1: rounded, the loss would be the same to the bit."""
-    model = dataclasses.replace(MODEL, dtype="bfloat16")
-    rules, mesh = dataclasses.replace(RULES, model=Zaya(model)), data_mesh(jax.devices()[:1])
-    run = jit(functools.partial(evaluate_step, rules=rules, mesh=mesh))
+    model = Zaya(MODEL, dataclasses.replace(EXECUTION, dtype="bfloat16"))
+    setup, mesh = dataclasses.replace(SETUP, model=model), data_mesh(jax.devices()[:1])
+    run = jit(functools.partial(evaluate_step, setup=setup, mesh=mesh))
     losses = set()
     for scale in (1, 1 + 2**-12):
         params = first_state().params
         params["final_norm"]["scale"] = jnp.full(MODEL.hidden_size, scale, jnp.float32)
-        losses.add(float(run(state_of(rules, params, KEY), uneven_batch()).loss))
+        losses.add(float(run(state_of(setup, params, KEY), uneven_batch()).loss))
     assert len(losses) == 2
 
 
@@ -323,17 +327,17 @@ MEMORY_MODEL = dataclasses.replace(MODEL, hidden_size=64, num_hidden_layers=12, 
 
 @functools.cache
 def temporary_bytes(remat):
-    model = dataclasses.replace(MEMORY_MODEL, remat=remat)
-    rules = dataclasses.replace(RULES, model=Zaya(model), deal=deal(declare(model), 1))
-    state = jax.eval_shape(lambda: state_of(rules, initialise(declare(model), KEY), KEY))
+    model = Zaya(MEMORY_MODEL, dataclasses.replace(EXECUTION, remat=remat))
+    setup = dataclasses.replace(SETUP, model=model, partition=make_partition(declare(MEMORY_MODEL), 1))
+    state = jax.eval_shape(lambda: state_of(setup, initialise(declare(MEMORY_MODEL), KEY), KEY))
     rows = jax.tree.map(lambda x: jax.ShapeDtypeStruct((256, TIME), x.dtype), uneven_batch())
-    run = jit(functools.partial(train_step, rules=rules, mesh=data_mesh(jax.devices()[:1])))
+    run = jit(functools.partial(train_step, setup=setup, mesh=data_mesh(jax.devices()[:1])))
     return run.lower(state, rows).compile().memory_analysis().temp_size_in_bytes
 
 
 @pytest.mark.slow
 def test_each_remat_policy_keeps_less_than_the_one_before():
-    policies = typing.get_args(typing.get_type_hints(ModelConfig)["remat"])
+    policies = typing.get_args(typing.get_type_hints(ExecutionConfig)["remat"])
     assert policies == ("none", "products", "attention_and_experts", "block", "layer", "group")
     sizes = [temporary_bytes(remat) for remat in policies]
     assert all(more > 1.02 * less for more, less in itertools.pairwise(sizes)), sizes

@@ -15,7 +15,7 @@ from small_runs import fast_compilation
 from zaya_jax.data.batch import Batch
 from zaya_jax.options import load_config
 from zaya_jax.parallel.mesh import data_mesh
-from zaya_jax.train.state import init_state, make_rules
+from zaya_jax.train.state import init_state, make_setup
 from zaya_jax.train.step import compiled_step
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -39,12 +39,12 @@ def batches():
 
 def curve(implementation):
     """Losses of all steps, and tokens of each expert in each."""
-    config = load_config("configs/tiny.py", [f"--config.model.implementation={implementation}"])
+    config = load_config("configs/tiny.py", [f"--config.execution.implementation={implementation}"])
     data = dataclasses.replace(config.data, batch_size=ROWS, sequence_length=TIME)
     config = dataclasses.replace(config, data=data)
-    rules, mesh = make_rules(config), data_mesh(jax.devices()[:1])
-    state = jax.jit(lambda: init_state(config, rules))()
-    step, losses, counts = compiled_step(state, rules=rules, mesh=mesh), [], []
+    setup, mesh = make_setup(config), data_mesh(jax.devices()[:1])
+    state = jax.jit(lambda: init_state(config, setup))()
+    step, losses, counts = compiled_step(state, setup=setup, mesh=mesh), [], []
     for batch in batches():
         state, metrics = step(state, batch)
         losses.append(float(metrics.loss))

@@ -14,12 +14,12 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from zaya_jax.config import Config, DataConfig, ModelConfig, OptimizerConfig, TrainConfig
+from zaya_jax.config import Config, DataConfig, ExecutionConfig, ModelConfig, OptimizerConfig
 from zaya_jax.data.batch import Batch, make_example
-from zaya_jax.parallel.host_memory import available_memory
 from zaya_jax.plan.train_program import lower_train_step
+from zaya_jax.platform.host_memory import available_memory
 from zaya_jax.tables import format_bytes, number_column
-from zaya_jax.train.state import TrainState, init_state, make_rules
+from zaya_jax.train.state import TrainState, init_state, make_setup
 
 TOKENS, LENGTH, VOCABULARY = 16_384, 4096, 262_272
 """Of a step, in sequences of LENGTH, and of ZAYA1."""
@@ -108,12 +108,10 @@ def narrow_config(
             moe_intermediate_size=WIDTH,
             num_experts=4,
             router_hidden_size=WIDTH // 4,
-            dtype="float32",
-            remat="layer",
         ),
         data=DataConfig(sequence_length=length, batch_size=tokens // length),
         optimizer=OptimizerConfig(warmup_steps=0),
-        train=TrainConfig(loss_chunk=chunk),
+        execution=ExecutionConfig(dtype="float32", remat="layer", loss_chunk=chunk),
     )
 
 
@@ -128,7 +126,7 @@ def measure(config: Config, *, available: int) -> StepMemory:
     memory: Any = compiled.memory_analysis()
     arguments, temporaries = memory.argument_size_in_bytes, memory.temp_size_in_bytes
     step = StepMemory(
-        chunk=config.train.loss_chunk,
+        chunk=config.execution.loss_chunk,
         logits=4 * config.data.batch_tokens * config.model.vocab_size,
         temporaries=temporaries,
         arguments=arguments,
@@ -146,7 +144,7 @@ def _state_and_batch(config: Config) -> tuple[TrainState, Batch]:
     """Before the first step; the tokens are random."""
     shape = config.data.batch_size, config.data.sequence_length
     tokens = np.random.default_rng(0).integers(1, config.model.vocab_size, shape)
-    state = jax.jit(lambda: init_state(config, make_rules(config)))()
+    state = jax.jit(lambda: init_state(config, make_setup(config)))()
     return state, make_example(tokens, bos_id=-1, pad_id=-1)
 
 

@@ -1,4 +1,4 @@
-"""`zaya bench optimizer-share`: how much of a step is the optimiser, dealt out and replicated.
+"""`zaya bench optimizer-share`: how much of a step is the optimiser, partitioned and replicated.
 
 Eight devices on one CPU share its cores, so that work that is done eight times takes eight times as
 long: the saving is that of a cluster, in FLOPs, though not what is sent.
@@ -19,14 +19,14 @@ from rich.console import Console
 from rich.table import Table
 
 from zaya_jax.bench.measure import best_seconds
-from zaya_jax.config import Config, DataConfig, ModelConfig, OptimizerConfig, TrainConfig
+from zaya_jax.config import Config, DataConfig, ExecutionConfig, ModelConfig, OptimizerConfig, TrainConfig
 from zaya_jax.data.batch import Batch, make_example
-from zaya_jax.model.matrices import matrix_axes
-from zaya_jax.model.weights import count_parameters, declare, map_weights
-from zaya_jax.parallel.compiler import compiler_options
-from zaya_jax.parallel.mesh import by_rows, data_mesh, replicated
+from zaya_jax.model.weights import Weight, count_parameters, declare, map_weights
+from zaya_jax.optim.matrices import matrix_axes
+from zaya_jax.parallel.mesh import data_mesh, replicated, sharded
+from zaya_jax.platform.compiler import compiler_options
 from zaya_jax.tables import name_column, number_column
-from zaya_jax.train.state import init_state, make_rules, shardings
+from zaya_jax.train.state import init_state, make_setup, shardings
 from zaya_jax.train.step import compiled_step
 
 DEVICES = 8
@@ -41,13 +41,13 @@ MODEL = ModelConfig(
     num_experts=8,
     router_hidden_size=64,
     max_position_embeddings=256,
-    dtype="float32",
 )
 CONFIG = Config(
     model=MODEL,
     data=DataConfig(sequence_length=128, batch_size=16),
     optimizer=OptimizerConfig(warmup_steps=0),
     train=TrainConfig(num_steps=1000),
+    execution=ExecutionConfig(dtype="float32"),
 )
 
 
@@ -62,7 +62,7 @@ def measure(rounds: int) -> None:
     """Prints seconds of the step without an optimiser, and what each optimiser adds."""
     functions = {
         "no optimiser": _step(optimizer=optax.set_to_zero()),
-        "dealt out": _step(),
+        "partitioned": _step(),
         "replicated": _replicated_optimizer(),
     }
     times = best_seconds(functions, rounds=rounds)
@@ -71,7 +71,7 @@ def measure(rounds: int) -> None:
     table = Table(name_column("optimiser"), *columns)
     table.add_row("none", f"{alone:.3f}", "", "")
     for label, seconds in (
-        ("ours, each device its own matrices", times["dealt out"] - alone),
+        ("ours, each device its own matrices", times["partitioned"] - alone),
         ("optax.contrib.muon, each device all", times["replicated"]),
     ):
         table.add_row(label, f"{alone + seconds:.3f}", f"{seconds:.3f}", f"{seconds / (alone + seconds):.1%}")
@@ -86,12 +86,12 @@ def measure(rounds: int) -> None:
 def _step(optimizer: optax.GradientTransformation | None = None) -> Any:
     """A call of the step, with the config's optimiser or another one."""
     mesh = data_mesh()
-    rules = make_rules(CONFIG, mesh.size)
-    rules = dataclasses.replace(rules, optimizer=optimizer or rules.optimizer)
-    start = init_state(CONFIG, rules)
+    setup = make_setup(CONFIG, mesh.size)
+    setup = dataclasses.replace(setup, optimizer=optimizer or setup.optimizer)
+    start = init_state(CONFIG, setup)
     states = [jax.device_put(start, shardings(start, mesh))]
-    step = compiled_step(start, rules=rules, mesh=mesh)
-    batch = jax.device_put(_batch(), by_rows(mesh))
+    step = compiled_step(start, setup=setup, mesh=mesh)
+    batch = jax.device_put(_batch(), sharded(mesh))
 
     def call() -> jax.Array:
         states[0], metrics = step(states[0], batch)
@@ -106,10 +106,14 @@ def _batch() -> Batch:
     return make_example(tokens, bos_id=-1, pad_id=-1)
 
 
+def _optax_axes(weight: Weight) -> optax.contrib.MuonDimensionNumbers | None:
+    return optax.contrib.MuonDimensionNumbers(*matrix_axes(weight)) if weight.matrix else None
+
+
 def _replicated_optimizer() -> Any:
     """A call of optax's Muon on all devices, each with all weights: the same split of the weights."""
     mesh = data_mesh()
-    axes = map_weights(matrix_axes, declare(MODEL))
+    axes = map_weights(_optax_axes, declare(MODEL))
     optimizer = optax.contrib.muon(
         CONFIG.optimizer.learning_rate,
         beta=CONFIG.optimizer.momentum,
@@ -123,7 +127,7 @@ def _replicated_optimizer() -> Any:
         updates, state = optimizer.update(gradients, state, params)
         return optax.apply_updates(params, updates), state
 
-    params, whole = init_state(CONFIG, make_rules(CONFIG)).params, replicated(mesh)
+    params, whole = init_state(CONFIG, make_setup(CONFIG)).params, replicated(mesh)
     gradients = jax.device_put(jax.tree.map(jnp.ones_like, params), whole)
     state = [jax.device_put((params, optimizer.init(params)), whole)]
 

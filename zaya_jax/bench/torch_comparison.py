@@ -20,18 +20,18 @@ from rich.table import Table
 
 from zaya_jax.bench.measure import CEILING_FLOPS, ceiling_matmul
 from zaya_jax.bench.turns import Program, best_in_turn
-from zaya_jax.config import Config, DataConfig, ModelConfig, OptimizerConfig, TrainConfig
+from zaya_jax.config import Config, DataConfig, ExecutionConfig, ModelConfig, OptimizerConfig, TrainConfig
 from zaya_jax.convert.huggingface import config_to_huggingface, variables_from_huggingface
 from zaya_jax.data.batch import make_example
 from zaya_jax.inference.generate import generate
 from zaya_jax.model.flops import forward_flops_per_token
 from zaya_jax.model.weights import count_parameters
 from zaya_jax.model.zaya import Output, Zaya
-from zaya_jax.parallel.compiler import compiler_options
-from zaya_jax.parallel.host_memory import reuse_host_memory
 from zaya_jax.parallel.mesh import data_mesh
+from zaya_jax.platform.compiler import compiler_options
+from zaya_jax.platform.host_memory import reuse_host_memory
 from zaya_jax.tables import name_column, number_column
-from zaya_jax.train.state import first_state, make_rules, shardings
+from zaya_jax.train.state import first_state, make_setup, shardings
 from zaya_jax.train.step import compiled_step
 
 MODEL = ModelConfig(
@@ -45,8 +45,8 @@ MODEL = ModelConfig(
     num_experts=8,
     router_hidden_size=64,
     max_position_embeddings=4096,
-    dtype="float32",
 )
+EXECUTION = ExecutionConfig(dtype="float32")
 BATCH, LENGTH = 8, 256
 PROMPT, NEW_TOKENS = 16, 64
 
@@ -139,7 +139,7 @@ def their_forward() -> Callable[[], Any]:
 def our_decode() -> Callable[[], Any]:
     """Greedy continuation of a prompt, through the cache."""
     variables, prompt = _our_variables(), _tokens((1, PROMPT))[0].tolist()
-    return lambda: generate(Zaya(MODEL), variables, prompt, max_new_tokens=NEW_TOKENS)
+    return lambda: generate(Zaya(MODEL, EXECUTION), variables, prompt, max_new_tokens=NEW_TOKENS)
 
 
 def their_decode() -> Callable[[], Any]:
@@ -156,16 +156,17 @@ def our_training() -> Callable[[], Any]:
     """A step of AdamW, clipped; the process keeps its memory as that of `zaya train` does."""
     reuse_host_memory()
     config = Config(
-        model=dataclasses.replace(MODEL, scan_layers=False),
+        model=MODEL,
         data=DataConfig(sequence_length=LENGTH, batch_size=BATCH),
         optimizer=OptimizerConfig(name="adamw", learning_rate=1e-5, warmup_steps=0),
         train=TrainConfig(num_steps=1000, update_norms=False),  # theirs tells none
+        execution=dataclasses.replace(EXECUTION, scan_layers=False),
     )
-    rules, mesh = make_rules(config), data_mesh(jax.devices()[:1])
-    state = first_state(rules, _our_variables()["params"], jax.random.key(0))
+    setup, mesh = make_setup(config), data_mesh(jax.devices()[:1])
+    state = first_state(setup, _our_variables()["params"], jax.random.key(0))
     states = [jax.device_put(state, shardings(state, mesh))]  # or the second step is compiled anew
     batch = jax.device_put(make_example(_tokens((BATCH, LENGTH)), bos_id=-1, pad_id=-1))
-    step = compiled_step(states[0], rules=rules, mesh=mesh)
+    step = compiled_step(states[0], setup=setup, mesh=mesh)
 
     def train():
         states[0], metrics = step(states[0], batch)
@@ -212,7 +213,7 @@ def _our_variables() -> Any:
 
 
 def _ours(variables: Any, tokens: jax.Array) -> Output:
-    return cast(Output, Zaya(MODEL).apply(variables, tokens))
+    return cast(Output, Zaya(MODEL, EXECUTION).apply(variables, tokens))
 
 
 def _tokens(shape: tuple[int, int]) -> np.ndarray:

@@ -9,6 +9,7 @@ between sections, and `files` where a config is found.
 
 from zaya_jax.config.balancing import BalancingConfig
 from zaya_jax.config.data import DataConfig, MixtureConfig
+from zaya_jax.config.execution import ExecutionConfig
 from zaya_jax.config.files import CONFIG_FILE, find_config, lies_in
 from zaya_jax.config.model import HYBRID, HYBRID_SLIDING, ModelConfig
 from zaya_jax.config.optimizer import OptimizerConfig
@@ -23,6 +24,7 @@ __all__ = [
     "BalancingConfig",
     "Config",
     "DataConfig",
+    "ExecutionConfig",
     "MixtureConfig",
     "ModelConfig",
     "OptimizerConfig",

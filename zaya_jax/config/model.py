@@ -12,7 +12,7 @@ HYBRID_SLIDING = "hybrid_sliding"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """The network. Defaults are ZAYA1-8B's ([ZAYA1-8B] Table I).
+    """The network, as Hugging Face's config tells it. Defaults are ZAYA1-8B's ([ZAYA1-8B] Table I).
 
     Attributes:
       vocab_size: V, rows of the tied embedding.
@@ -40,30 +40,6 @@ class ModelConfig:
       initializer_range: standard deviation of the initial weights.
       lm_head_bias: adds a bias to the tied head.
       max_position_embeddings: the longest sequence that the model is meant for.
-      dtype: type of activations and matrix products; parameters and the stream are float32.
-      remat: what the backward pass recomputes. "none": nothing. "products": all but plain matrix
-        products, attention and experts, whose results are kept. "attention_and_experts": keeps of
-        each layer the results of attention and of the experts' products alone. "block": keeps the
-        stream before each attention and each block of experts. "layer": keeps the stream before each
-        layer. "group": keeps the stream before each group of about sqrt(num_hidden_layers) layers, and
-        computes each layer twice more: for the streams within the group, and for its own backward pass.
-        Each keeps less than the one before and computes more.
-      scan_layers: compiles one layer and loops over it. False compiles each on its own, in as many times
-        the time: a training step then neither stacks what the layers keep for the backward pass nor copies
-        out of the stacks. A forward pass alone is faster as a loop.
-      implementation: of every operation of the run that has a kernel and is not named in a field of
-        its own, loss and optimiser among them: "pallas" is the kernel, "xla" what XLA makes of plain
-        operations. None takes what `pallas_kernels/choice.py` says is best on the platform.
-      attention_implementation: in training. Two forms of "xla" can be named: "full" makes all scores of
-        a layer at once, "blockwise" those of a pair of blocks at a time; it takes the latter for
-        sequences of 1,024 tokens or more. This and the fields below: None is as `implementation` says.
-      decode_implementation: of a new token's attention to the cache.
-      experts_implementation: two forms of "xla" can be named: "blocked", which it takes on CPUs, and
-        "ragged_dot".
-      residual_implementation: of the step from attention to experts, where the stream is merged and
-        normed; the kernel does both in one pass.
-      cca_implementation: of the step from latents to queries and keys, with both convolutions; the kernel
-        does all of it in one pass.
     """
 
     vocab_size: int = 262_272
@@ -88,15 +64,6 @@ class ModelConfig:
     initializer_range: float = 0.02
     lm_head_bias: bool = False
     max_position_embeddings: int = 131_072
-    dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    remat: Literal["none", "products", "attention_and_experts", "block", "layer", "group"] = "none"
-    scan_layers: bool = True
-    implementation: Literal["xla", "pallas"] | None = None
-    attention_implementation: Literal["full", "blockwise", "xla", "pallas"] | None = None
-    decode_implementation: Literal["xla", "pallas"] | None = None
-    experts_implementation: Literal["blocked", "ragged_dot", "xla", "pallas"] | None = None
-    residual_implementation: Literal["xla", "pallas"] | None = None
-    cca_implementation: Literal["xla", "pallas"] | None = None
 
     def __post_init__(self):
         require_choices("model", self)

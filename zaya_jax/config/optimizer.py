@@ -25,7 +25,6 @@ class OptimizerConfig:
         ([Polar-Express]) comes nearer to orthogonal in as many steps.
       newton_schulz_steps: of the orthogonalisation.
       newton_schulz_dtype: of its products.
-      newton_schulz_implementation: None is as `ModelConfig.implementation` says.
       beta1: AdamW's decay of the mean.
       beta2: AdamW's decay of the mean square.
       eps: AdamW's, added to the root of the mean square.
@@ -44,7 +43,6 @@ class OptimizerConfig:
     newton_schulz: Literal["jordan", "polar_express"] = "jordan"
     newton_schulz_steps: int = 5
     newton_schulz_dtype: Literal["float32", "bfloat16"] = "float32"
-    newton_schulz_implementation: Literal["xla", "pallas"] | None = None
     beta1: float = 0.9
     beta2: float = 0.95
     eps: float = 1e-8

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 
 from zaya_jax.config.balancing import BalancingConfig
 from zaya_jax.config.data import DataConfig
+from zaya_jax.config.execution import ExecutionConfig
 from zaya_jax.config.model import ModelConfig
 from zaya_jax.config.optimizer import OptimizerConfig
 from zaya_jax.config.rules import require, require_name
-from zaya_jax.config.train import TrainConfig
 from zaya_jax.fields import build, convert
 
 PHASE_FIELDS = {
-    "model": ("rope_theta", "sliding_rope_theta", "remat", "scan_layers"),
+    "model": ("rope_theta", "sliding_rope_theta"),
     "data": ("mixture", "sequence_length", "batch_size", "batch_ramp"),
     "optimizer": (
         "schedule", "learning_rate", "final_learning_rate", "warmup_steps", "decay_steps", "weight_decay",
@@ -23,11 +23,11 @@ PHASE_FIELDS = {
     "balancing": (
         "learning_rate", "beta1", "beta2", "eps", "proportional", "derivative", "skip_share",
     ),
-    "train": ("num_microbatches",),
+    "execution": tuple(field.name for field in dataclasses.fields(ExecutionConfig)),
 }  # fmt: skip
 """What a phase may have otherwise than the run: what leaves the shapes of the state as they are."""
 SECTIONS = {"model": ModelConfig, "data": DataConfig, "optimizer": OptimizerConfig,
-            "balancing": BalancingConfig, "train": TrainConfig}  # fmt: skip
+            "balancing": BalancingConfig, "execution": ExecutionConfig}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class PhaseConfig:
       data: the same.
       optimizer: the same.
       balancing: the same.
-      train: the same.
+      execution: the same.
     """
 
     name: str
@@ -52,7 +52,7 @@ class PhaseConfig:
     data: dict = dataclasses.field(default_factory=dict)
     optimizer: dict = dataclasses.field(default_factory=dict)
     balancing: dict = dataclasses.field(default_factory=dict)
-    train: dict = dataclasses.field(default_factory=dict)
+    execution: dict = dataclasses.field(default_factory=dict)
 
     def __post_init__(self):
         require_name("phases", self.name)

@@ -8,6 +8,7 @@ from ml_collections import ConfigDict
 
 from zaya_jax.config.balancing import BalancingConfig
 from zaya_jax.config.data import DataConfig
+from zaya_jax.config.execution import ExecutionConfig
 from zaya_jax.config.model import ModelConfig
 from zaya_jax.config.optimizer import OptimizerConfig
 from zaya_jax.config.phases import SECTIONS, PhaseConfig, in_phase, merge, num_steps
@@ -47,6 +48,7 @@ class Config:
       optimizer: how weights move.
       balancing: how router biases move.
       train: the run around the step.
+      execution: how all of it is computed.
       phases: the parts of the run, one after the other; without any, the run is one phase of
         `train.num_steps`.
     """
@@ -57,6 +59,7 @@ class Config:
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
     balancing: BalancingConfig = dataclasses.field(default_factory=BalancingConfig)
     train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
+    execution: ExecutionConfig = dataclasses.field(default_factory=ExecutionConfig)
     phases: tuple[PhaseConfig, ...] = ()
 
     def __post_init__(self):
@@ -82,9 +85,9 @@ class Config:
             f"{self.model.max_position_embeddings}",
         )
         require(
-            self.data.batch_size % self.train.num_microbatches == 0,
-            f"data.batch_size is {self.data.batch_size}; it must be a multiple of train.num_microbatches, "
-            f"{self.train.num_microbatches}",
+            self.data.batch_size % self.execution.num_microbatches == 0,
+            f"data.batch_size is {self.data.batch_size}; it must be a multiple of "
+            f"execution.num_microbatches, {self.execution.num_microbatches}",
         )
         steps = self.train.num_steps
         require(
@@ -125,7 +128,8 @@ class Config:
           ValueError: for an unknown field, a value of the wrong type, or a value that cannot be.
         """
         plain = to_plain(values)
-        if plain.get("phases") and all(isinstance(plain.get(name, {}), dict) for name in SECTIONS):
+        sections = (plain.get(name, {}) for name in ("train", *SECTIONS))
+        if plain.get("phases") and all(isinstance(section, dict) for section in sections):
             phases = convert(tuple[PhaseConfig, ...], plain["phases"], "phases")
             total = sum(num_steps(plain, phase) for phase in phases)
             plain = plain | {"train": {"num_steps": total} | plain.get("train", {})}
@@ -148,7 +152,7 @@ class Config:
 def _resolve(values: dict, phase: PhaseConfig) -> Config:
     """The config of a phase, from the values around it."""
     merged = merge(values, phase)
-    merged["train"]["num_steps"] = num_steps(values, phase)
+    merged["train"] = values["train"] | {"num_steps": num_steps(values, phase)}
     with in_phase(phase.name):
         return build(Config, merged, "")
 

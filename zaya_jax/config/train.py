@@ -1,9 +1,8 @@
 """The section `train`: the run around the step."""
 
 import dataclasses
-from typing import Literal
 
-from zaya_jax.config.rules import require, require_choices, require_positive, require_seed
+from zaya_jax.config.rules import require, require_positive, require_seed
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -12,12 +11,6 @@ class TrainConfig:
 
     Attributes:
       num_steps: optimiser steps; of a run with phases, those of all phases together.
-      num_microbatches: parts that a step's batch is cut into, to save memory; a smaller batch of a
-        ramp is cut into fewer.
-      gradient_dtype: in which a device keeps its gradients and adds them up over microbatches. "bfloat16"
-        halves that memory; scales and biases stay float32. Over devices they are always added in float32.
-      loss_chunk: tokens of a device whose logits exist at the same time; the kernel has none in memory.
-      loss_implementation: of the head and its cross-entropy; None is as `ModelConfig.implementation` says.
       z_loss: weight of the squared log of the softmax's denominator, which keeps logits from
         drifting ([PaLM] section 5); 0 is off.
       update_norms: whether metrics have the norms of the weights' updates, by group; they cost a step two
@@ -33,10 +26,6 @@ class TrainConfig:
     """
 
     num_steps: int = 1000
-    num_microbatches: int = 1
-    gradient_dtype: Literal["float32", "bfloat16"] = "float32"
-    loss_chunk: int = 4096
-    loss_implementation: Literal["xla", "pallas"] | None = None
     z_loss: float = 0.0
     update_norms: bool = True
     seed: int = 0
@@ -49,12 +38,10 @@ class TrainConfig:
     init_from: str | None = None
 
     def __post_init__(self):
-        require_choices("train", self)
         require(self.z_loss >= 0, f"train.z_loss is {self.z_loss}; it must be 0 (off) or above")
         require_positive(
-            "train", self, "num_steps", "num_microbatches", "loss_chunk", "log_every", "eval_every",
-            "checkpoint_every", "keep_checkpoints",
-        )  # fmt: skip
+            "train", self, "num_steps", "log_every", "eval_every", "checkpoint_every", "keep_checkpoints"
+        )
         require_seed("train", self.seed)
         require(
             self.sample_tokens >= 0, f"train.sample_tokens is {self.sample_tokens}; it must be 0 or above"

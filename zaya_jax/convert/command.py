@@ -29,7 +29,7 @@ from zaya_jax.convert.verify import (
 from zaya_jax.convert.weight_folder import WeightFolder, open_weight_folder
 from zaya_jax.durable import CHECKSUMS, PARTIAL
 from zaya_jax.options import Parser
-from zaya_jax.parallel.host_memory import available_memory
+from zaya_jax.platform.host_memory import available_memory
 
 LAYOUTS = ("native", "legacy", "zaya")
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}

@@ -6,7 +6,7 @@ how its axes lie, is in `zaya_jax.convert.layouts`.
 
 import itertools
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from flax import traverse_util
@@ -93,14 +93,11 @@ _FIXED_FIELDS = {
 _THETA_FIELDS = {HYBRID: "rope_theta", HYBRID_SLIDING: "sliding_rope_theta"}
 
 
-def config_from_huggingface(
-    values: Mapping[str, Any], *, dtype: Literal["float32", "bfloat16"] = "float32"
-) -> ModelConfig:
+def config_from_huggingface(values: Mapping[str, Any]) -> ModelConfig:
     """The network that a native config.json, or `ZayaConfig.to_dict()`, describes.
 
     Args:
       values: fields that are absent have Hugging Face's defaults.
-      dtype: of the activations; the weights' own type in the file does not matter.
 
     Raises:
       ValueError: for what this network does not model.
@@ -111,7 +108,7 @@ def config_from_huggingface(
     fields: dict[str, Any] = {name: values[name] for name in _SAME_FIELDS if name in values}
     fields |= _rope_from_huggingface(values, set(layer_types))
     pattern = shortest_pattern(layer_types)
-    return ModelConfig.from_dict(fields | {"layer_pattern": pattern, "dtype": dtype})
+    return ModelConfig.from_dict(fields | {"layer_pattern": pattern})
 
 
 def check_fixed(values: Mapping[str, Any], fixed: Mapping[str, Any]) -> None:

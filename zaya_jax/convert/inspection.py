@@ -15,7 +15,7 @@ from zaya_jax.convert.run_folder import RunWeights
 from zaya_jax.convert.verify import num_bytes
 from zaya_jax.convert.weight_folder import WeightFolder, open_weight_folder
 from zaya_jax.model.weights import count_parameters
-from zaya_jax.parallel.host_memory import available_memory
+from zaya_jax.platform.host_memory import available_memory
 from zaya_jax.tables import format_bytes, name_column, number_column
 
 _NUMBERS = re.compile(r"\.(\d+)(?=\.)")

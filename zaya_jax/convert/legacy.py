@@ -6,7 +6,7 @@ attention, experts, attention, ...; a layer of ours is two of them.
 """
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 from zaya_jax.config import HYBRID, HYBRID_SLIDING, ModelConfig
 from zaya_jax.convert.huggingface import MAX_COUNT, check_count, check_fixed, shortest_pattern
@@ -50,14 +50,11 @@ def is_legacy_config(values: Mapping[str, Any]) -> bool:
     return any(name in values for name in own)
 
 
-def config_from_legacy(
-    values: Mapping[str, Any], *, dtype: Literal["float32", "bfloat16"] = "float32"
-) -> ModelConfig:
+def config_from_legacy(values: Mapping[str, Any]) -> ModelConfig:
     """The network that a legacy config.json describes.
 
     Args:
       values: its fields.
-      dtype: of the activations.
 
     Raises:
       ValueError: for what this network does not model, and for fields that contradict each other.
@@ -82,7 +79,6 @@ def config_from_legacy(
         "sliding_window": window,
         "skip_class": values.get(SKIP_CLASS_FIELD, "identity"),
         "layer_pattern": shortest_pattern(layer_types),
-        "dtype": dtype,
     }
     if values.get("swa_rotary_base") is not None:
         fields["sliding_rope_theta"] = values["swa_rotary_base"]

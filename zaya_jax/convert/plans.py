@@ -17,7 +17,7 @@ from zaya_jax.convert.legacy import config_to_legacy
 from zaya_jax.convert.pytorch_folder import CONFIG, INDEX, WEIGHTS
 from zaya_jax.convert.run_folder import run_files
 from zaya_jax.convert.safetensors_file import DTYPES, header, name_of
-from zaya_jax.convert.stream import Block, PlannedFile, Source, target_dtype
+from zaya_jax.convert.stream import Block, PlannedFile, Source, execution_of, target_dtype
 from zaya_jax.model.zaya import SKIP_BIAS
 
 MAX_SHARD_BYTES = 5 * 10**9
@@ -88,7 +88,7 @@ def run_folder_files(
         tokenizer = str((folder / beside.FOLDER / beside.TOKENIZER).absolute())
         length = min(DataConfig.sequence_length, source.config.max_position_embeddings)
         data = DataConfig(tokenizer=tokenizer, source=None, sequence_length=length)
-        run = Config(model=source.config, data=data)
+        run = Config(model=source.config, data=data, execution=execution_of(source))
     run = dataclasses.replace(run, run_folder=str(folder))
     extra = {f"{beside.FOLDER}/{name}": content for name, content in companions.files.items()}
     return run_files(run, target_dtypes(source, dtype), step=step, extra=extra)

@@ -10,32 +10,44 @@ from typing import Any
 import jax
 import numpy as np
 
-from zaya_jax.config import ModelConfig
+from zaya_jax.config import ExecutionConfig, ModelConfig
 from zaya_jax.convert.companions import of_tokenizer
 from zaya_jax.convert.huggingface import as_variables, by_path
 from zaya_jax.convert.layouts import LAYOUTS, LayoutName, WeightSlice, our_weights, weight_slices
 from zaya_jax.convert.plans import MAX_SHARD_BYTES, parse_dtype, pytorch_files
 from zaya_jax.convert.pytorch_folder import PytorchWeights, open_folder
-from zaya_jax.convert.stream import WORKERS, Source, Unwatched, ahead, contiguous, write_folder
+from zaya_jax.convert.stream import (
+    WORKERS,
+    Source,
+    Unwatched,
+    ahead,
+    contiguous,
+    execution_of,
+    write_folder,
+)
 from zaya_jax.model.zaya import Zaya
 
 
-def load_pytorch(folder: str | pathlib.Path) -> tuple[Zaya, dict[str, Any]]:
+def load_pytorch(
+    folder: str | pathlib.Path, *, execution: ExecutionConfig | None = None
+) -> tuple[Zaya, dict[str, Any]]:
     """Loads a network from a folder of PyTorch weights, in the native or the legacy layout.
 
     Args:
       folder: with config.json and safetensors files; which layout it is, they tell.
+      execution: how the model is computed. None: activations are float32 where the file's weights are, else
+        bfloat16.
 
     Returns:
       The model, and float32 variables that it runs and trains on: `{"params": ..., "router_bias":
-      {"layers": [L, X]}}`. Activations are float32 where the file's weights are, else bfloat16.
+      {"layers": [L, X]}}`.
 
     Raises:
       ValueError: for anything that is missing, contradictory, damaged, quantised or not modelled.
     """
     opened = open_folder(folder)
     with PytorchWeights(opened) as weights:
-        return Zaya(opened.config), load_variables(weights)
+        return Zaya(opened.config, execution or execution_of(weights)), load_variables(weights)
 
 
 def load_variables(source: Source) -> dict[str, Any]:

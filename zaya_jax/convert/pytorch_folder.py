@@ -72,10 +72,9 @@ def open_folder(folder: str | pathlib.Path) -> PytorchFolder:
     layout = find_layout(folder, stored, values)
     if layout == "legacy":  # the 74B model's first files say smoe for zaya
         stored = {name.replace(".smoe_block.", ".zaya_block."): tensor for name, tensor in stored.items()}
-    dtype = "float32" if EMBEDDING in stored and stored[EMBEDDING].dtype == "F32" else "bfloat16"
     read_config = config_from_huggingface if layout == "native" else config_from_legacy
     try:
-        config = read_config(values, dtype=dtype)
+        config = read_config(values)
     except ValueError as error:
         raise ValueError(f"{folder / CONFIG}: {error}") from error
     _check_tensors(folder, layout, config, stored)

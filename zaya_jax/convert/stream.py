@@ -22,7 +22,7 @@ import numpy as np
 
 from zaya_jax import durable
 from zaya_jax.checkpoint import FOLDER as CHECKPOINTS
-from zaya_jax.config import CONFIG_FILE, ModelConfig
+from zaya_jax.config import CONFIG_FILE, ExecutionConfig, ModelConfig
 from zaya_jax.convert.layouts import ROUTER_BIAS, WeightSlice
 from zaya_jax.convert.pytorch_folder import INDEX
 
@@ -123,6 +123,12 @@ class Unwatched:
 
     def advance(self, size: int) -> None:
         """Takes so many more bytes without a word."""
+
+
+def execution_of(source: Source) -> ExecutionConfig:
+    """How to compute a network whose files do not say it: in float32 where its weights are, else bfloat16."""
+    stored = source.dtype("embedding/table")
+    return ExecutionConfig(dtype="float32" if stored == np.dtype(np.float32) else "bfloat16")
 
 
 def target_dtype(path: str, source: np.dtype, asked: np.dtype | None) -> np.dtype:

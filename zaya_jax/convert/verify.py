@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from zaya_jax.config import ModelConfig
+from zaya_jax.config import ExecutionConfig, ModelConfig
 from zaya_jax.convert.layouts import ROUTER_BIAS, WeightSlice, weight_slices
 from zaya_jax.convert.pytorch import load_variables
 from zaya_jax.convert.stream import WORKERS, Watcher, ahead, check_checksums
@@ -27,6 +27,8 @@ from zaya_jax.model import zaya
 from zaya_jax.model.weights import count_parameters
 
 PROMPT_TOKENS = 16
+EXECUTION = ExecutionConfig(dtype="float32")
+"""Of both sides, however their runs compute."""
 TOLERANCE = 1e-4
 """Of float32 logits of two implementations, relative to the largest (as in tests/parity)."""
 
@@ -90,11 +92,10 @@ def compare_tensors(before: WeightFolder, after: WeightFolder, watcher: Watcher)
 def same_network(one: ModelConfig, other: ModelConfig) -> bool:
     """Whether two configs are of one function, as far as files can tell.
 
-    How it is computed is not written in them, nor what an unreachable skip class would do.
+    What an unreachable skip class would do is not written in them.
     """
-    free = ("dtype", "remat", "scan_layers", "skip_class", "layer_pattern")
-    names = [f.name for f in dataclasses.fields(ModelConfig)]
-    fields = [name for name in names if name not in free and not name.endswith("implementation")]
+    free = ("skip_class", "layer_pattern")
+    fields = [f.name for f in dataclasses.fields(ModelConfig) if f.name not in free]
     if not any("sliding" in kind for kind in one.layer_types):
         fields.remove("sliding_window")  # the legacy layout does not keep one that nothing uses
     same = all(getattr(one, name) == getattr(other, name) for name in fields)
@@ -128,7 +129,7 @@ def compare_logits(before: WeightFolder, after: WeightFolder, *, seed: int = 0) 
     Raises:
       ValueError: if logits differ that must not, naming the first layer whose output does.
     """
-    config = dataclasses.replace(after.source.config, dtype="float32", remat="none")
+    config = after.source.config
     tokens_BT = (
         np.random.default_rng(seed).integers(1, config.vocab_size, (1, PROMPT_TOKENS)).astype(np.int32)
     )
@@ -158,8 +159,8 @@ def _in_words(error: float) -> str:
 
 @functools.partial(jax.jit, static_argnums=0)
 def _logits(config: ModelConfig, variables: Mapping[str, Any], tokens_BT: jax.Array) -> Float[Array, "B T V"]:
-    output = zaya.forward(config, variables["params"], variables["router_bias"]["layers"], tokens_BT)
-    return output.logits_BTV
+    bias_LX = variables["router_bias"]["layers"]
+    return zaya.forward(config, EXECUTION, variables["params"], bias_LX, tokens_BT).logits_BTV
 
 
 def _relative_error(ours: Any, theirs: Any) -> float:
@@ -194,8 +195,8 @@ def _stream_after(
     x_BTD = zaya.embed(params["embedding"], jnp.asarray(tokens_BT))
     positions_BT = jnp.arange(tokens_BT.shape[1])[None]
     bias_LX = variables["router_bias"]["layers"][:num_layers]
-    x_BTD, _, _ = zaya.layers(cut, params | {"layers": stacked}, bias_LX, x_BTD, positions_BT, None, None)
-    return x_BTD
+    params = params | {"layers": stacked}
+    return zaya.layers(cut, EXECUTION, params, bias_LX, x_BTD, positions_BT, None, None)[0]
 
 
 def _ask_transformers(

@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     tokenizer = load_tokenizer(run.config.data.tokenizer)
     prompt = [tokenizer.bos_id, *tokenizer.encode(options.prompt)]
     pieces = stream(
-        Zaya(run.config.model),
+        Zaya(run.config.model, run.config.execution),
         run.variables,
         prompt,
         max_new_tokens=options.max_new_tokens,

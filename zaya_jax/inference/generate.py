@@ -80,7 +80,7 @@ def prefill(
             variables,
             tokens_BT,
             segments_BT=segments_BT,
-            cache=init_cache(model.config, batch, max_length),
+            cache=init_cache(model.config, batch, max_length, model.execution.dtype),
             logits_to_keep=1,
         ),
     )
@@ -148,14 +148,14 @@ def _cache_of(output: Output) -> Cache:
     return output.cache
 
 
-def cast_matrices(config: ModelConfig, variables: Mapping) -> dict:
+def cast_matrices(model: Zaya, variables: Mapping) -> dict:
     """Matrices in the type that products are done in, once and not at every token.
 
     Not compiled: a compiled function would copy what has that type already.
     """
     params = map_weights(
-        lambda weight, value: value if weight.std is None else value.astype(config.dtype),
-        declare(config),
+        lambda weight, value: value if weight.std is None else value.astype(model.execution.dtype),
+        declare(model.config),
         variables["params"],
     )
     return {**variables, "params": params}
@@ -200,7 +200,7 @@ def generate(
     prompts = cast(Sequence[Sequence[int]], [prompt_tokens] if is_single else prompt_tokens)
     _check_prompts(model.config, prompts, max_new_tokens)
     rule = _rule(model.config, temperature, top_p, top_k, seed, eos_id)
-    variables = cast_matrices(model.config, variables)
+    variables = cast_matrices(model, variables)
     decoding = _start(model, variables, prompts, max_new_tokens, rule)
     decoding = decode(model, variables, decoding, rule, max_new_tokens)
     num_new, tokens_BM = jax.device_get((decoding.num_new, decoding.tokens_BM))
@@ -239,7 +239,7 @@ def stream(
 def _stream(
     model: Zaya, variables: Mapping, prompt: Sequence[int], max_new_tokens: int, rule: Rule, chunk: int
 ) -> Iterator[int]:
-    variables = cast_matrices(model.config, variables)
+    variables = cast_matrices(model, variables)
     decoding = _start(model, variables, [prompt], max_new_tokens, rule)
     num_given = 0
     while True:

@@ -19,7 +19,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from zaya_jax.config import HYBRID_SLIDING, ModelConfig
+from zaya_jax.config import HYBRID_SLIDING, ExecutionConfig, ModelConfig
 from zaya_jax.model.attention import attend, attend_single, attention_mask
 from zaya_jax.model.cca import CcaState
 from zaya_jax.model.kernels import attend_to_cache
@@ -53,15 +53,17 @@ def sizes_of_layers(config: ModelConfig, max_length: int) -> tuple[int, ...]:
     return tuple(ring if kind == HYBRID_SLIDING else max_length for kind in config.layer_types)
 
 
-def init_cache(config: ModelConfig, batch_size: int, max_length: int, dtype: Any = None) -> Cache:
+def init_cache(
+    config: ModelConfig, batch_size: int, max_length: int, dtype: Any = ExecutionConfig.dtype
+) -> Cache:
     """An empty cache.
 
     Args:
       config: the network's.
       batch_size: B.
       max_length: tokens that must fit, prompt, padding and answer together.
-      dtype: of keys and values; None takes the network's. The convolution's tail and the delayed
-        value are float32 always (facts 1.3).
+      dtype: of keys and values; `ExecutionConfig.dtype` of the network loses nothing, and its default is
+        the default here. The convolution's tail and the delayed value are float32 always (facts 1.3).
 
     Raises:
       ValueError: if no token fits.
@@ -70,7 +72,6 @@ def init_cache(config: ModelConfig, batch_size: int, max_length: int, dtype: Any
         raise ValueError(f"max_length is {max_length}; the cache must hold at least 1 token")
     num_slots = sum(sizes_of_layers(config, max_length))
     pool = (batch_size, num_slots, config.num_key_value_heads, config.head_dim)
-    dtype = dtype or config.dtype
     return Cache(
         pool=(jnp.zeros(pool, dtype), jnp.zeros(pool, dtype)),
         cca=empty_cca_state(config, batch_size),

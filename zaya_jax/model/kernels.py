@@ -4,46 +4,18 @@ Letters: B batch, T time, S slots of a layer's cache, D model width, N query hea
 H head width, O half of the rotated channels, b is B or 1.
 """
 
-import dataclasses
 from collections.abc import Mapping
-from typing import Any
 
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.cca import CcaWeights, cca
-from pallas_kernels.choice import choose
 from pallas_kernels.decode_attention import decode_attention
 from pallas_kernels.flash_attention import flash_attention
 from pallas_kernels.rms_norm import ResidualScaling, residual_rms_norm
-from zaya_jax.config import ModelConfig
 from zaya_jax.model.cca import CcaState, latents_and_values
 from zaya_jax.model.remat import KEPT
-
-
-def with_implementations(config: ModelConfig, platform: str | None = None) -> ModelConfig:
-    """The config with an implementation named for each of the network's operations.
-
-    Args:
-      config: in whose fields None stands for `implementation`, and there for what was measured best.
-      platform: that the network is compiled for: "cpu", "cuda" or "rocm"; None is the one that runs here.
-    """
-
-    def chosen(operation: str, asked: str | None, width: int = 0) -> Any:
-        asked = asked or config.implementation
-        return choose(operation, None, platform=platform, width=width) if asked is None else asked
-
-    return dataclasses.replace(
-        config,
-        attention_implementation=chosen("flash_attention", config.attention_implementation, config.head_dim),
-        decode_implementation=chosen("decode_attention", config.decode_implementation, config.head_dim),
-        experts_implementation=chosen("grouped_swiglu", config.experts_implementation),
-        residual_implementation=chosen(
-            "residual_rms_norm", config.residual_implementation, config.hidden_size
-        ),
-        cca_implementation=chosen("cca", config.cca_implementation, config.head_dim),
-    )
 
 
 def attend_flash(

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from zaya_jax.config import HYBRID_SLIDING, ModelConfig
+from zaya_jax.config import HYBRID_SLIDING, ExecutionConfig, ModelConfig
 from zaya_jax.model.cache import Cache, LayerSlots, empty_cca_state, layer_slots
 from zaya_jax.model.cca import CcaState, join_projections
 from zaya_jax.model.products import InStack
@@ -76,14 +76,14 @@ def left_in_stacks(stacks: Mapping, layer: LayerInput) -> dict:
     return layer.weights | left
 
 
-def stacked_experts(config: ModelConfig, params: Mapping, *, decodes: bool = False) -> dict | None:
+def stacked_experts(execution: ExecutionConfig, params: Mapping, *, decodes: bool = False) -> dict | None:
     """The experts of all layers in the type of products, for layers that read their own in place.
 
     Without gradient: each layer's goes to its slice, and no sum of whole stacks is made. A kernel takes
     the slice, but where it decodes: the compiled program, from which `zaya plan` counts the bytes that
     a step moves, does not tell that a kernel reads only a part of what it is given.
     """
-    if config.experts_implementation == "pallas" and not decodes:
+    if execution.experts_implementation == "pallas" and not decodes:
         return None
     experts = params["layers"]["experts"]
-    return {name: jax.lax.stop_gradient(x).astype(config.dtype) for name, x in experts.items()}
+    return {name: jax.lax.stop_gradient(x).astype(execution.dtype) for name, x in experts.items()}

@@ -30,7 +30,7 @@ REMAT_POLICIES = {
     "layer": jax.checkpoint_policies.nothing_saveable,
     "group": jax.checkpoint_policies.nothing_saveable,
 }
-"""What is kept of a layer, by the names that `ModelConfig.remat` has besides "none"; described there."""
+"""What is kept of a layer, by the names that `ExecutionConfig.remat` has besides "none"; described there."""
 
 
 def group_size(num_layers: int) -> int:
@@ -53,7 +53,7 @@ def scan_layers(
       step: of one layer.
       carry: before the first.
       layers_L: inputs of the layers, stacked.
-      remat: as `ModelConfig.remat`.
+      remat: as `ExecutionConfig.remat`.
       unroll: compiles every layer on its own.
     """
     scan = functools.partial(lax.scan, unroll=unroll)

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
-from zaya_jax.config import HYBRID, HYBRID_SLIDING, ModelConfig
+from zaya_jax.config import HYBRID, HYBRID_SLIDING, ExecutionConfig, ModelConfig
 from zaya_jax.model import weights as weight_declarations
 from zaya_jax.model.attention import attend_within
 from zaya_jax.model.blockwise_attention import attend_blockwise
@@ -28,12 +28,8 @@ from zaya_jax.model.cache import (
 )
 from zaya_jax.model.cca import CcaState, cca_projection
 from zaya_jax.model.experts import apply_experts, expert_counts
-from zaya_jax.model.kernels import (
-    attend_flash,
-    merge_and_norm,
-    project_and_rotate,
-    with_implementations,
-)
+from zaya_jax.model.implementations import resolve_implementations
+from zaya_jax.model.kernels import attend_flash, merge_and_norm, project_and_rotate
 from zaya_jax.model.layer_input import LayerInput, layer_inputs, left_in_stacks, stacked_experts
 from zaya_jax.model.norms import rms_norm
 from zaya_jax.model.products import product
@@ -81,9 +77,11 @@ class Zaya(nn.Module):
 
     Attributes:
       config: the network's.
+      execution: how it is computed.
     """
 
     config: ModelConfig
+    execution: ExecutionConfig = ExecutionConfig()
 
     @nn.compact
     def __call__(
@@ -120,6 +118,7 @@ class Zaya(nn.Module):
         bias = self.variable("router_bias", "layers", initial_router_bias, self.config)
         return forward(
             self.config,
+            self.execution,
             params,
             bias.value,
             tokens_BT,
@@ -142,6 +141,7 @@ def initial_router_bias(config: ModelConfig) -> Float[Array, "L X"]:
 
 def forward(
     config: ModelConfig,
+    execution: ExecutionConfig,
     params: Mapping,
     router_bias_LX: Float[Array, "L X"],
     tokens_BT: Int[Array, "B T"],
@@ -158,14 +158,17 @@ def forward(
         cache = _with_padding(cache, segments_BT)
     positions_BT = _positions(tokens_BT, positions_BT, cache)
     x_BTD = embed(params["embedding"], tokens_BT)
-    x_BTD, router, cache = layers(config, params, router_bias_LX, x_BTD, positions_BT, segments_BT, cache)
+    x_BTD, router, cache = layers(
+        config, execution, params, router_bias_LX, x_BTD, positions_BT, segments_BT, cache
+    )
     if logits_to_keep is not None:
         x_BTD = x_BTD[:, -logits_to_keep:]
-    return Output(head(config, params, x_BTD), router, cache)
+    return Output(head(config, execution, params, x_BTD), router, cache)
 
 
 def hidden_states(
     config: ModelConfig,
+    execution: ExecutionConfig,
     params: Mapping,
     router_bias_LX: Float[Array, "L X"],
     tokens_BT: Int[Array, "B T"],
@@ -174,8 +177,10 @@ def hidden_states(
 ) -> tuple[Float[Array, "B T D"], RouterStats]:
     """What the tied head turns into logits, for a loss that never has all of them."""
     x_BTD = embed(params["embedding"], tokens_BT)
-    x_BTD, router, _ = layers(config, params, router_bias_LX, x_BTD, positions_BT, segments_BT, None)
-    return final_norm(config, params, x_BTD), router
+    x_BTD, router, _ = layers(
+        config, execution, params, router_bias_LX, x_BTD, positions_BT, segments_BT, None
+    )
+    return final_norm(config, execution, params, x_BTD), router
 
 
 def embed(weights: Mapping, tokens_BT: Int[Array, "B T"]) -> Float[Array, "B T D"]:
@@ -205,21 +210,26 @@ def _look_up_backward(saved, grad_BTD):
 _look_up.defvjp(_look_up_forward, _look_up_backward)
 
 
-def final_norm(config: ModelConfig, params: Mapping, x_BTD: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+def final_norm(
+    config: ModelConfig, execution: ExecutionConfig, params: Mapping, x_BTD: Float[Array, "B T D"]
+) -> Float[Array, "B T D"]:
     """The stream as the head takes it, in the type of products."""
-    return rms_norm(x_BTD, params["final_norm"]["scale"], eps=config.rms_norm_eps).astype(config.dtype)
+    return rms_norm(x_BTD, params["final_norm"]["scale"], eps=config.rms_norm_eps).astype(execution.dtype)
 
 
-def head(config: ModelConfig, params: Mapping, x_BTD: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
+def head(
+    config: ModelConfig, execution: ExecutionConfig, params: Mapping, x_BTD: Float[Array, "B T D"]
+) -> Float[Array, "B T V"]:
     """Final norm and tied head; logits in float32."""
-    x_BTD = final_norm(config, params, x_BTD)
-    table_VD = params["embedding"]["table"].astype(config.dtype)
+    x_BTD = final_norm(config, execution, params, x_BTD)
+    table_VD = params["embedding"]["table"].astype(execution.dtype)
     logits_BTV = jnp.einsum("btd,vd->btv", x_BTD, table_VD, preferred_element_type=jnp.float32)
     return logits_BTV + params["head"]["bias"] if config.lm_head_bias else logits_BTV
 
 
 def layers(
     config: ModelConfig,
+    execution: ExecutionConfig,
     params: Mapping,
     router_bias_LX: Float[Array, "L X"],
     x_BTD: Float[Array, "B T D"],
@@ -228,15 +238,16 @@ def layers(
     cache: Cache | None,
 ) -> tuple[Float[Array, "B T D"], RouterStats, Cache | None]:
     """All layers as one scan over their stacked weights."""
-    config = with_implementations(config)
+    execution = resolve_implementations(execution, config)
     batch, time, _ = x_BTD.shape
     state_BTR = jnp.zeros((batch, time, config.router_hidden_size), jnp.float32)
     context = _Context(
         config,
+        execution,
         _rotations(config, positions_BT),
         segments_BT,
         cache,
-        stacked_experts(config, params, decodes=cache is not None),
+        stacked_experts(execution, params, decodes=cache is not None),
     )
     pool = None if cache is None else cache.pool
 
@@ -248,9 +259,9 @@ def layers(
         return (x_BTD, routing.state_BTR, pool), (_router_stats(routing, segments_BT), cca)
 
     inputs = layer_inputs(config, params, router_bias_LX, batch, cache)
-    decodes_in_jax = cache is not None and config.cca_implementation != "pallas"  # a kernel takes arrays
+    decodes_in_jax = cache is not None and execution.cca_implementation != "pallas"  # a kernel takes arrays
     # A backward pass is all that either helps, and through a cache there is none.
-    remat, unroll = (config.remat, not config.scan_layers) if cache is None else ("none", False)
+    remat, unroll = (execution.remat, not execution.scan_layers) if cache is None else ("none", False)
     carry = x_BTD, state_BTR, pool
     (x_BTD, _, pool), (router, cca) = scan_layers(step, carry, inputs, remat=remat, unroll=unroll)
     if cache is not None and pool is not None:
@@ -263,6 +274,8 @@ class _Context:
     """What all layers share."""
 
     config: ModelConfig
+    execution: ExecutionConfig
+    """With every implementation named."""
     rotations: tuple[Rotation, ...]
     segments_BT: jax.Array | None
     cache: Cache | None
@@ -278,11 +291,11 @@ def decoder_layer(
     Returns:
       The stream, the router's answer, CCA's state behind the chunk, and the pool of keys and values.
     """
-    config, weights = context.config, layer.weights
+    config, execution, weights = context.config, context.execution, layer.weights
     with jax.named_scope("attention"):
         normed_BTD = rms_norm(x_BTD, weights["attention_norm"]["scale"], eps=config.rms_norm_eps)
-        out_BTD, cca, pool = _attention(context, layer, normed_BTD.astype(config.dtype), pool)
-        x_BTD, normed_BTD = _merge_and_norm(config, out_BTD, x_BTD, weights)
+        out_BTD, cca, pool = _attention(context, layer, normed_BTD.astype(execution.dtype), pool)
+        x_BTD, normed_BTD = _merge_and_norm(config, execution, out_BTD, x_BTD, weights)
     with jax.named_scope("experts"):
         out_BTD, routing = _experts(context, layer, normed_BTD, state_BTR)
         x_BTD = merge_residual(out_BTD, x_BTD, weights["moe_residual"])
@@ -290,25 +303,25 @@ def decoder_layer(
 
 
 def _merge_and_norm(
-    config: ModelConfig, out_BTD: jax.Array, x_BTD: jax.Array, weights: Mapping
+    config: ModelConfig, execution: ExecutionConfig, out_BTD: jax.Array, x_BTD: jax.Array, weights: Mapping
 ) -> tuple[jax.Array, jax.Array]:
     """The stream behind attention, and what the experts read of it."""
     scaling, scale_D = weights["attention_residual"], weights["moe_norm"]["scale"]
-    if config.residual_implementation == "pallas":
+    if execution.residual_implementation == "pallas":
         x_BTD, normed_BTD = merge_and_norm(out_BTD, x_BTD, scaling, scale_D, eps=config.rms_norm_eps)
         return checkpoint_name(x_BTD, STREAM), normed_BTD
     x_BTD = checkpoint_name(merge_residual(out_BTD, x_BTD, scaling), STREAM)
-    return x_BTD, rms_norm(x_BTD, scale_D, eps=config.rms_norm_eps).astype(config.dtype)
+    return x_BTD, rms_norm(x_BTD, scale_D, eps=config.rms_norm_eps).astype(execution.dtype)
 
 
 def _attention(
     context: _Context, layer: LayerInput, x_BTD: jax.Array, pool: Pool | None
 ) -> tuple[jax.Array, CcaState, Pool | None]:
-    config, weights = context.config, layer.weights["attention"]
+    config, execution, weights = context.config, context.execution, layer.weights["attention"]
     q_BTNH, k_BTKH, v_BTKH, cca = _queries_keys_values(context, layer, x_BTD)
     if pool is None or context.cache is None or layer.slots is None:
         window = layer.window if HYBRID_SLIDING in config.layer_types else None
-        attend_chunk = ATTENTION[_form_of_attention(config, x_BTD.shape[1])]
+        attend_chunk = ATTENTION[_form_of_attention(execution, x_BTD.shape[1])]
         out_BTNH = attend_chunk(q_BTNH, k_BTKH, v_BTKH, window=window, segments_BT=context.segments_BT)
     else:
         sizes = tuple(sorted(set(sizes_of_layers(config, context.cache.max_length))))
@@ -321,9 +334,9 @@ def _attention(
             context.cache,
             sizes=sizes,
             segments_BT=context.segments_BT,
-            implementation=_named(config.decode_implementation),
+            implementation=_named(execution.decode_implementation),
         )
-    kernel_CD = weights["o_proj"].reshape(-1, x_BTD.shape[2]).astype(config.dtype)
+    kernel_CD = weights["o_proj"].reshape(-1, x_BTD.shape[2]).astype(execution.dtype)
     out_PD = product(out_BTNH.reshape(-1, kernel_CD.shape[0]), kernel_CD)
     return out_PD.reshape(x_BTD.shape), cca, pool
 
@@ -331,28 +344,28 @@ def _attention(
 def _queries_keys_values(
     context: _Context, layer: LayerInput, x_BTD: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array, CcaState]:
-    config, weights = context.config, layer.weights["attention"]
+    execution, weights = context.execution, layer.weights["attention"]
     rotation = _rotation_of(context.rotations, layer)
-    if config.cca_implementation == "pallas":
+    if execution.cca_implementation == "pallas":
         return project_and_rotate(x_BTD, weights, layer.cca, rotation, context.segments_BT)
     q_BTNH, k_BTKH, v_BTKH, cca = cca_projection(x_BTD, weights, layer.cca, context.segments_BT)
-    q_BTNH, k_BTKH = (apply_rope(x, rotation).astype(config.dtype) for x in (q_BTNH, k_BTKH))
+    q_BTNH, k_BTKH = (apply_rope(x, rotation).astype(execution.dtype) for x in (q_BTNH, k_BTKH))
     return q_BTNH, k_BTKH, v_BTKH, cca
 
 
 ATTENTION = {"full": attend_within, "blockwise": attend_blockwise, "pallas": attend_flash}
-"""By the names that `ModelConfig.attention_implementation` has, but for "xla"."""
+"""By the names that `ExecutionConfig.attention_implementation` has, but for "xla"."""
 
 
-def _form_of_attention(config: ModelConfig, time: int) -> str:
-    name = _named(config.attention_implementation)
+def _form_of_attention(execution: ExecutionConfig, time: int) -> str:
+    name = _named(execution.attention_implementation)
     if name == "xla":
         return "blockwise" if time >= BLOCKWISE_FROM else "full"
     return name
 
 
 def _named(implementation: str | None) -> str:
-    assert implementation is not None, "with_implementations names all"
+    assert implementation is not None, "resolve_implementations names all"
     return implementation
 
 
@@ -378,7 +391,7 @@ def _experts(
         layer.weights["experts"],
         stacked=context.experts,
         layer=None if context.experts is None else layer.number,
-        implementation=config.experts_implementation,
+        implementation=context.execution.experts_implementation,
     )
     out_BTD = out_PD.reshape(x_BTD.shape)
     if config.skip_class == "identity":

@@ -8,7 +8,7 @@ import optax
 from jax.typing import DTypeLike
 
 from pallas_kernels.choice import Implementation
-from zaya_jax.model.matrices import MatrixAxes, from_matrices, to_matrices
+from zaya_jax.optim.matrices import MatrixAxes, from_matrices, to_matrices
 from zaya_jax.optim.newton_schulz import POLYNOMIALS, Polynomials, newton_schulz
 
 

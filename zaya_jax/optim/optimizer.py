@@ -1,10 +1,9 @@
 """Muon on matrices, AdamW on the rest; the split is read off the declarations of the weights.
 
-Sources: facts 4.2 (the split), Jordan's Muon, Moonlight arXiv 2502.16982 (the scale of the update,
-so that Muon takes AdamW's learning rate and weight decay).
+Sources: [ZAYA1-base] (the split), [Muon], and [Moonlight] 2.2 for the scale of the update, so that
+Muon takes AdamW's learning rate and weight decay.
 """
 
-import math
 from typing import Any
 
 import jax
@@ -13,38 +12,45 @@ import numpy as np
 import optax
 from jax.typing import ArrayLike
 
+from pallas_kernels.choice import Implementation
 from zaya_jax.config import OptimizerConfig
-from zaya_jax.model.matrices import matrix_sides
+from zaya_jax.optim.matrices import matrix_sides
 from zaya_jax.optim.muon import scale_by_muon
-from zaya_jax.optim.newton_schulz import POLYNOMIALS, newton_schulz_flops
-from zaya_jax.parallel.deal import Deal, Elements, Round, Stack
-from zaya_jax.parallel.mesh import own
+from zaya_jax.optim.newton_schulz import POLYNOMIALS
+from zaya_jax.optim.partition import MatrixPool, MatrixStack, Partition
+from zaya_jax.parallel.mesh import local_shard
 
 ADAMW_RMS = 0.2
-"""Root mean square of a Muon update before the learning rate: what AdamW's usually is (Moonlight)."""
+"""Root mean square of a Muon update before the learning rate: what AdamW's usually is ([Moonlight] 2.2)."""
 
 
 def make_optimizer(
-    config: OptimizerConfig, dealt: Deal, schedule: optax.Schedule
+    config: OptimizerConfig,
+    partition: Partition,
+    schedule: optax.Schedule,
+    *,
+    implementation: Implementation | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """The transformation from clipped gradients to updates, of the parts that a device owns.
+    """The transformation from clipped gradients to updates, of the buckets that a device owns.
 
     Its `update` takes `step`, the steps that the run has done, skipped ones included: the learning rate
     follows them. The corrections of means that began at zero follow the updates that were made.
 
     Args:
       config: names the optimiser and its values.
-      dealt: how the weights are dealt out; by elements alone for "adamw".
+      partition: of the weights; by elements alone for "adamw".
       schedule: the learning rate over the run's steps.
+      implementation: of Muon's Newton-Schulz, as `scale_by_muon` takes it.
     """
     adam = optax.scale_by_adam(config.beta1, config.beta2, config.eps)
-    groups = {part.name: "adam" if isinstance(part, Elements) else "muon" for part in dealt.parts}
-    weights = dict(dealt.weights)
-    decay = {
-        part.name: weights[part.path].decay if isinstance(part, Elements) else True for part in dealt.parts
-    }
+    groups, decay, weights = {}, {}, dict(partition.weights)
+    for bucket in partition.matrix_buckets:
+        groups[bucket.name], decay[bucket.name] = "muon", True
+    for parameter in partition.flat_parameters:
+        groups[parameter.name], decay[parameter.name] = "adam", weights[parameter.path].decay
     return optax.chain(
-        optax.partition({"muon": _muon(config, dealt), "adam": adam}, groups),
+        optax.partition({"muon": _muon(config, partition, implementation), "adam": adam}, groups),
+        # Behind both, so that decay is decoupled for both: x <- x - rate * (update + decay * x).
         optax.add_decayed_weights(config.weight_decay, decay),
         _scale_by_learning_rate(schedule),
     )
@@ -62,51 +68,41 @@ def _scale_by_learning_rate(schedule: optax.Schedule) -> optax.GradientTransform
     return optax.GradientTransformationExtraArgs(optax.init_empty_state, update)  # pyright: ignore[reportArgumentType]
 
 
-def _muon(config: OptimizerConfig, dealt: Deal) -> optax.GradientTransformation:
+def _muon(
+    config: OptimizerConfig, partition: Partition, implementation: Implementation | None
+) -> optax.GradientTransformation:
     """Orthogonalised momentum, scaled to AdamW's root mean square."""
-    masked = {part.name: optax.MaskedNode() for part in dealt.elements}
-    scales = {part.name: _rms_factor(part) for part in dealt.matrix_parts}
+    # `optax.partition` masks the other group's leaves, and a tree mapped beside them must have the masks too.
+    masked = {parameter.name: optax.MaskedNode() for parameter in partition.flat_parameters}
+    scales = {bucket.name: _rms_factor(bucket) for bucket in partition.matrix_buckets}
     return optax.chain(
         scale_by_muon(
-            {part.name: part.axes for part in dealt.matrix_parts} | masked,
+            {bucket.name: bucket.axes for bucket in partition.matrix_buckets} | masked,
             momentum=config.momentum,
             polynomials=POLYNOMIALS[config.newton_schulz],
             num_steps=config.newton_schulz_steps,
             iteration_dtype=config.newton_schulz_dtype,
             momentum_dtype=config.momentum_dtype,
-            implementation=config.newton_schulz_implementation,
+            implementation=implementation,
         ),
         optax.stateless(
-            lambda updates, _: jax.tree.map(lambda x, scale: x * _own(scale), updates, scales | masked)
+            lambda updates, _: jax.tree.map(lambda x, scale: x * _on_device(scale), updates, scales | masked)
         ),
     )
 
 
-def _rms_factor(part: Stack | Round) -> float | np.ndarray:
+def _rms_factor(bucket: MatrixStack | MatrixPool) -> float | np.ndarray:
     """`0.2 * sqrt(max(fan_in, fan_out))`: an orthogonal matrix has RMS 1/sqrt of the larger side.
 
-    A round has one for each device, by its matrix's own sides, not the padded ones.
+    A pool has one for each device, by its matrix's own sides, not the padded ones.
     """
-    if isinstance(part, Stack):
-        return ADAMW_RMS * max(matrix_sides(part.shape, part.axes)) ** 0.5
-    factors = np.zeros((part.num_devices, 1, 1), np.float32)
-    sides = [max(run.rows, run.columns) for run in part.runs for _ in range(run.count)]
-    factors[: len(sides), 0, 0] = ADAMW_RMS * np.sqrt(sides)
+    if isinstance(bucket, MatrixStack):
+        return ADAMW_RMS * max(matrix_sides(bucket.shape, bucket.axes)) ** 0.5
+    factors = np.zeros((bucket.num_devices, 1, 1), np.float32)
+    long_sides = [each.sides[1] for each in bucket.range_by_device]
+    factors[: len(long_sides), 0, 0] = ADAMW_RMS * np.sqrt(long_sides)
     return factors
 
 
-def _own(scale: float | np.ndarray) -> float | jax.Array:
-    return own(scale) if isinstance(scale, np.ndarray) else scale
-
-
-def optimizer_flops(dealt: Deal, *, num_steps: int) -> int:
-    """Of Newton-Schulz's products on each device, padding included."""
-    return sum(
-        part.shape[0] // dealt.num_devices * _flops_of_unit(part, num_steps) for part in dealt.matrix_parts
-    )
-
-
-def _flops_of_unit(part: Stack | Round, num_steps: int) -> int:
-    rows, columns = matrix_sides(part.shape, part.axes)
-    matrices = math.prod(part.shape[1:]) // (rows * columns)
-    return matrices * newton_schulz_flops(rows, columns, num_steps=num_steps)
+def _on_device(scale: float | np.ndarray) -> float | jax.Array:
+    return local_shard(scale) if isinstance(scale, np.ndarray) else scale

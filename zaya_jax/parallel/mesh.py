@@ -1,4 +1,7 @@
-"""Data parallelism: each device has its own rows of the batch and owns a share of the optimiser."""
+"""A mesh of devices, and the collectives on it: each device has its own rows of the batch.
+
+Imports jax and numpy alone, so that any room may call it.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,10 +13,10 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 DATA = "data"
-WHOLE = PartitionSpec()
+REPLICATED = PartitionSpec()
 """Each device has all of it."""
-CUT = PartitionSpec(DATA)
-"""Each device has its part of the first axis."""
+SHARDED = PartitionSpec(DATA)
+"""Each device has its shard of the first axis."""
 SUM_DTYPE = "float32"
 """Of gradients on their way. The library that sums them rounds at each hop to the type that it is given: in
 bfloat16 a ring of 1,024 devices loses 64% of what they agree on (`zaya bench gradient-sum`)."""
@@ -25,17 +28,28 @@ def data_mesh(devices: Sequence[Any] | None = None) -> Mesh:
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """For what every device holds whole."""
-    return NamedSharding(mesh, WHOLE)
+    """The sharding of what every device holds whole."""
+    return NamedSharding(mesh, REPLICATED)
 
 
-def by_rows(mesh: Mesh) -> NamedSharding:
-    """For a batch, and for the optimiser's parts: each device has its part of the first axis."""
-    return NamedSharding(mesh, CUT)
+def sharded(mesh: Mesh) -> NamedSharding:
+    """The sharding of a batch, and of the optimiser's buckets: along the first axis."""
+    return NamedSharding(mesh, SHARDED)
+
+
+def evenly_sharded(mesh: Mesh, shape: tuple[int, ...]) -> NamedSharding:
+    """For an array shaped as a weight: along its first axis that divides, replicated if none does."""
+    axis = next((i for i, size in enumerate(shape) if size and size % mesh.size == 0), None)
+    return replicated(mesh) if axis is None else NamedSharding(mesh, PartitionSpec(*[None] * axis, DATA))
+
+
+def named_shardings(specs: Any, mesh: Mesh) -> Any:
+    """A tree of `REPLICATED` and `SHARDED` as shardings."""
+    return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
 
 
 def check_batch_size(batch_size: int, num_microbatches: int, num_devices: int) -> None:
-    """Refuses a batch that cannot be dealt out.
+    """Refuses a batch whose rows cannot be shared evenly.
 
     Raises:
       ValueError: unless the batch size is a multiple of devices times microbatches.
@@ -48,56 +62,46 @@ def check_batch_size(batch_size: int, num_microbatches: int, num_devices: int) -
         )
 
 
-def on_mesh(specs: Any, mesh: Mesh) -> Any:
-    """A tree of `WHOLE` and `CUT` as shardings."""
-    return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
-
-
-def spread(mesh: Mesh, shape: tuple[int, ...]) -> NamedSharding:
-    """For an array shaped as a weight: cut along its first axis that divides, whole if none does."""
-    cut = next((i for i, size in enumerate(shape) if size and size % mesh.size == 0), None)
-    return replicated(mesh) if cut is None else NamedSharding(mesh, PartitionSpec(*[None] * cut, DATA))
-
-
 def on_each_device(
     function: Callable[..., Any], mesh: Mesh, *, in_specs: Any, out_specs: Any
 ) -> Callable[..., Any]:
-    """Runs a function on every device, on what is there, `WHOLE` or `CUT` by its first axis.
+    """Runs a function on every device, on what is there, `REPLICATED` or `SHARDED` along its first axis.
 
-    Within it there is one device: what it sorts or gathers stays on it. The functions below are how
+    Within it there is one device: what it sorts or slices stays on it. The collectives below are how
     it hears of the others.
     """
     # Without check_vma: sums over devices are written out, once, not put where each weight is used.
     return jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
 
 
-def total(tree: Any) -> Any:
-    """Sums over all devices. For scalars and counts: of weight-sized arrays each device wants a part."""
-    return tree if _alone() else lax.psum(tree, DATA)
+def all_reduce(tree: Any) -> Any:
+    """Sums over all devices. For scalars and counts: of weight-sized arrays each device wants a shard."""
+    return tree if _is_single() else lax.psum(tree, DATA)
 
 
-def total_of_own(tree: Any) -> Any:
-    """Sums over all devices, of which each keeps its part of the first axis: a reduce-scatter, in float32."""
+def reduce_scatter(tree: Any) -> Any:
+    """Sums over all devices, in float32, of which each keeps its shard of the first axis."""
     tree = jax.tree.map(lambda x: x.astype(SUM_DTYPE), tree)
-    if _alone():
+    if _is_single():
         return tree
     return jax.tree.map(lambda x: lax.psum_scatter(x, DATA, tiled=True), tree)
 
 
-def gather(tree: Any) -> Any:
-    """Arrays of which each device has a part of the first axis, whole on all (an all-gather)."""
-    if _alone():
+def all_gather(tree: Any) -> Any:
+    """Arrays of which each device has a shard of the first axis, whole on all."""
+    if _is_single():
         return tree
     return jax.tree.map(lambda x: lax.all_gather(x, DATA, tiled=True), tree)
 
 
-def own(values: np.ndarray) -> jax.Array:
-    """This device's part of a constant's first axis."""
-    if _alone():
+def local_shard(values: np.ndarray) -> jax.Array:
+    """This device's shard of a constant's first axis."""
+    if _is_single():
         return jnp.asarray(values)
     count = values.shape[0] // lax.axis_size(DATA)
     return lax.dynamic_slice_in_dim(jnp.asarray(values), lax.axis_index(DATA) * count, count)
 
 
-def _alone() -> bool:
+def _is_single() -> bool:
+    # A collective among one still copies on some backends, and hides a step's fusions behind it.
     return lax.axis_size(DATA) == 1

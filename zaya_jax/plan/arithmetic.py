@@ -7,16 +7,16 @@ MI300X's peak, links that collectives use).
 import dataclasses
 import math
 
-from zaya_jax.config import Config, ModelConfig
+from zaya_jax.config import Config, ExecutionConfig, ModelConfig
 from zaya_jax.model.flops import forward_flops_per_token
-from zaya_jax.model.matrices import matrix_sides
 from zaya_jax.model.remat import group_size
 from zaya_jax.model.weights import declare, flatten
+from zaya_jax.optim.matrices import matrix_sides
 from zaya_jax.optim.newton_schulz import newton_schulz_flops
-from zaya_jax.parallel.deal import Deal, deal
+from zaya_jax.optim.partition import Partition, make_partition
 from zaya_jax.parallel.mesh import SUM_DTYPE
 from zaya_jax.plan.devices import Cluster
-from zaya_jax.plan.memory import activation_bytes, dealt_bytes, state_bytes, summed_bytes
+from zaya_jax.plan.memory import activation_bytes, partitioned_bytes, state_bytes, summed_bytes
 
 PAGE_BYTES = 4096
 TOKEN_BYTES = 4
@@ -113,13 +113,13 @@ def operations(config: Config, num_devices: int) -> Operations:
     return Operations(
         forward=forward,
         training=3.0 * math.fsum(forward.values()),
-        recomputed=recomputed_flops(config.model, time),
-        optimizer=_optimizer_flops(_dealt(config, num_devices), steps),
-        optimizer_replicated=_optimizer_flops(_dealt(config, 1), steps),
+        recomputed=recomputed_flops(config.model, config.execution, time),
+        optimizer=optimizer_flops(_partition(config, num_devices), num_steps=steps),
+        optimizer_replicated=optimizer_flops(_partition(config, 1), num_steps=steps),
     )
 
 
-def recomputed_flops(config: ModelConfig, time: int) -> float:
+def recomputed_flops(config: ModelConfig, execution: ExecutionConfig, time: int) -> float:
     """Of a token: what the backward pass computes a second time.
 
     Attention's backward pass forms the scores anew under every policy ([FlashAttention] section 3.1).
@@ -135,7 +135,7 @@ def recomputed_flops(config: ModelConfig, time: int) -> float:
         "layer": layers,
         "group": layers if group_size(config.num_hidden_layers) == 1 else 2 * layers,
     }
-    return again[config.remat] + scores / 2
+    return again[execution.remat] + scores / 2
 
 
 def communication(config: Config, cluster: Cluster, *, sum_dtype: str = SUM_DTYPE) -> Communication:
@@ -148,8 +148,8 @@ def communication(config: Config, cluster: Cluster, *, sum_dtype: str = SUM_DTYP
     """
     reduced = gathered = 0
     if cluster.num_gpus > 1:
-        reduced = dealt_bytes(config, cluster.num_gpus, sum_dtype)
-        gathered = dealt_bytes(config, cluster.num_gpus, config.model.dtype)
+        reduced = partitioned_bytes(config, cluster.num_gpus, sum_dtype)
+        gathered = partitioned_bytes(config, cluster.num_gpus, config.execution.dtype)
     gpus, nodes, device = cluster.gpus_per_node, cluster.nodes, cluster.device
     sent = reduced + gathered
     # Each GPU sends (gpus - 1) / gpus of all bytes, over gpus - 1 links at once.
@@ -183,11 +183,11 @@ def memory_traffic(config: Config, num_devices: int) -> int:
     step the state is read and written.
     """
     state = state_bytes(config, num_devices)
-    microbatches = config.train.num_microbatches
+    microbatches = config.execution.num_microbatches
     rows = config.data.batch_size // num_devices
     on_their_way = summed_bytes(config, num_devices)
-    reads = 2 + {"block": 1, "layer": 1, "group": 2}.get(config.model.remat, 0)
-    kept = activation_bytes(config.model, config.data.sequence_length)
+    reads = 2 + {"block": 1, "layer": 1, "group": 2}.get(config.execution.remat, 0)
+    kept = activation_bytes(config.model, config.execution, config.data.sequence_length)
     return (
         microbatches * (reads * state.weights + state.gradients * (1 if microbatches == 1 else 2))
         + 2 * rows * kept
@@ -202,7 +202,7 @@ def memory_traffic(config: Config, num_devices: int) -> int:
 def gemms(config: Config, num_devices: int) -> list[Gemm]:
     """The products of a step's forward pass and of the optimiser, as a GPU runs them."""
     model = config.model
-    rows = config.data.batch_size // num_devices // config.train.num_microbatches
+    rows = config.data.batch_size // num_devices // config.execution.num_microbatches
     tokens = rows * config.data.sequence_length
     heads = model.num_attention_heads + model.num_key_value_heads
     width, expert, latent = model.hidden_size, model.moe_intermediate_size, model.head_dim
@@ -220,13 +220,15 @@ def gemms(config: Config, num_devices: int) -> list[Gemm]:
              count=model.num_experts),
         Gemm(name="down of all experts", rows=an_expert, depth=expert, columns=width,
              count=model.num_experts),
-        Gemm(name="logits of a chunk", rows=min(config.train.loss_chunk, tokens), depth=width,
+        Gemm(name="logits of a chunk", rows=min(config.execution.loss_chunk, tokens), depth=width,
              columns=model.vocab_size),
     ]  # fmt: skip
-    dealt = _dealt(config, num_devices)
-    if config.optimizer.name == "muon" and dealt.matrix_parts:
-        sides = [sorted(matrix_sides(part.shape, part.axes)) for part in dealt.matrix_parts]
-        counts = [_matrices_a_device(part.shape, side, num_devices) for part, side in _zip(dealt, sides)]
+    partition = _partition(config, num_devices)
+    if config.optimizer.name == "muon" and partition.matrix_buckets:
+        sides = [sorted(matrix_sides(bucket.shape, bucket.axes)) for bucket in partition.matrix_buckets]
+        counts = [
+            _matrices_a_device(bucket.shape, side, num_devices) for bucket, side in _zip(partition, sides)
+        ]
         short, long = max(sides, key=math.prod)
         count = max(count for count, side in zip(counts, sides, strict=True) if side == [short, long])
         products.append(Gemm(name="Newton-Schulz, Gram", rows=short, depth=long, columns=short, count=count))
@@ -251,23 +253,23 @@ def _score_flops(config: ModelConfig, forward: dict[str, float]) -> float:
     return forward["attention"] - weights
 
 
-def _dealt(config: Config, num_devices: int) -> Deal:
-    return deal(declare(config.model), num_devices, by_matrix=config.optimizer.name == "muon")
+def _partition(config: Config, num_devices: int) -> Partition:
+    return make_partition(declare(config.model), num_devices, by_matrix=config.optimizer.name == "muon")
 
 
-def _zip(dealt: Deal, sides: list[list[int]]):
-    return zip(dealt.matrix_parts, sides, strict=True)
+def _zip(partition: Partition, sides: list[list[int]]):
+    return zip(partition.matrix_buckets, sides, strict=True)
 
 
 def _matrices_a_device(shape: tuple[int, ...], sides: list[int], num_devices: int) -> int:
     return math.prod(shape) // math.prod(sides) // num_devices
 
 
-def _optimizer_flops(dealt: Deal, num_steps: int) -> float:
+def optimizer_flops(partition: Partition, *, num_steps: int) -> float:
     """Of Newton-Schulz on each device: all have equally many matrices, padded ones included."""
     total = 0
-    for part in dealt.matrix_parts:
-        sides = matrix_sides(part.shape, part.axes)
-        count = _matrices_a_device(part.shape, list(sides), dealt.num_devices)
+    for bucket in partition.matrix_buckets:
+        sides = matrix_sides(bucket.shape, bucket.axes)
+        count = _matrices_a_device(bucket.shape, list(sides), partition.num_devices)
         total += count * newton_schulz_flops(*sides, num_steps=num_steps)
     return float(total)

@@ -110,7 +110,7 @@ def _parser() -> Parser:
         "--micro-batch",
         type=int,
         metavar="ROWS",
-        help="sequences that a GPU has under way; sets train.num_microbatches",
+        help="sequences that a GPU has under way; sets execution.num_microbatches",
     )
     parser.add_argument("--compile", action="store_true", help="compile the step for the cluster")
     parser.add_argument(
@@ -160,8 +160,8 @@ def _with_micro_batch(config: Config, rows: int | None, cluster: Cluster) -> Con
             f"data.batch_size is {config.data.batch_size}; it must be a multiple of {parts}: "
             f"--micro-batch={rows} on {cluster.num_gpus} GPUs"
         )
-    train = dataclasses.replace(config.train, num_microbatches=config.data.batch_size // parts)
-    return dataclasses.replace(config, train=train)
+    execution = dataclasses.replace(config.execution, num_microbatches=config.data.batch_size // parts)
+    return dataclasses.replace(config, execution=execution)
 
 
 def _compile(config: Config, cluster: Cluster, console: Console, time_limit: float) -> Compilation:
@@ -177,18 +177,18 @@ def _compile(config: Config, cluster: Cluster, console: Console, time_limit: flo
 def _compile_both(
     config: Config, cluster: Cluster, console: Console, time_limit: float
 ) -> dict[str, CompiledStep]:
-    """The step by each value of `ModelConfig.implementation`; operations named in the config stay so."""
+    """The step by each value of `ExecutionConfig.implementation`; operations named in the config stay so."""
     steps = {}
     for name in ("xla", "pallas"):
-        model = dataclasses.replace(config.model, implementation=name)
-        compilation = _compile(dataclasses.replace(config, model=model), cluster, console, time_limit)
+        execution = dataclasses.replace(config.execution, implementation=name)
+        compilation = _compile(dataclasses.replace(config, execution=execution), cluster, console, time_limit)
         steps[name] = read_compilation(compilation, cluster)
     return steps
 
 
 def _measure(config: Config, *, cluster: Cluster, console: Console, time_limit: float) -> int:
     rows = config.data.batch_size // cluster.num_gpus
-    what = f'remat "{config.model.remat}", {rows:,} x {config.data.sequence_length:,} tokens a GPU'
+    what = f'remat "{config.execution.remat}", {rows:,} x {config.data.sequence_length:,} tokens a GPU'
     with console.status(what) as status:
         num_bytes = lay_out_program(
             train_step_job(config, cluster),

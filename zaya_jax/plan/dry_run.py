@@ -11,7 +11,7 @@ from zaya_jax.model.weights import Weight, count_parameters, declare, flatten
 from zaya_jax.optim.schedules import learning_rate_schedule
 from zaya_jax.plan.memory import memory_by_kind
 from zaya_jax.tables import format_bytes, name_column, number_column
-from zaya_jax.train.phases import check_devices, stretches
+from zaya_jax.train.phases import check_devices, step_ranges
 
 
 def print_dry_run(config: Config, *, devices: int | None = None, console: Console | None = None) -> None:
@@ -23,7 +23,7 @@ def print_dry_run(config: Config, *, devices: int | None = None, console: Consol
       console: where to print.
 
     Raises:
-      ValueError: if the batch cannot be dealt out to the devices.
+      ValueError: if the batch cannot be shared evenly by the devices.
     """
     devices = jax.device_count() if devices is None else devices
     if devices < 1:
@@ -58,7 +58,7 @@ def _weights_table(weights: dict[str, Weight], config: Config) -> Table:
 
 def _facts_table(config: Config) -> Table:
     model = config.model
-    tokens = sum(stretch.num_steps * stretch.batch_tokens for stretch in stretches(config))
+    tokens = sum(each.num_steps * each.batch_tokens for each in step_ranges(config))
     table = Table(name_column("what"), number_column("how much"), title="run")
     table.add_row("parameters", f"{count_parameters(model):,}")
     table.add_row("active a token, without embedding", f"{active_parameters(model):,}")
@@ -80,8 +80,8 @@ def _phases_table(config: Config) -> Table:
 
 
 def _phase_facts(config: Config, phase: Phase) -> dict[str, str]:
-    model, data = phase.config.model, phase.config.data
-    parts = [stretch for stretch in stretches(config) if stretch.phase == phase]
+    model, data, execution = phase.config.model, phase.config.data, phase.config.execution
+    parts = [each for each in step_ranges(config) if each.phase == phase]
     flops = train_flops_per_token(model, data.sequence_length)
     tokens = sum(part.num_steps * part.batch_tokens for part in parts)
     ramp = [f"{part.batch_tokens:,} for {part.num_steps:,} steps" for part in parts[:-1]]
@@ -95,7 +95,7 @@ def _phase_facts(config: Config, phase: Phase) -> dict[str, str]:
         "data": data.mixture or data.corpus,
         "learning rate": _rates(phase),
         "weight decay": f"{phase.config.optimizer.weight_decay:g}",
-        "remat, microbatches": f"{model.remat}, {phase.config.train.num_microbatches}",
+        "remat, microbatches": f"{execution.remat}, {execution.num_microbatches}",
         "training FLOPs a token": f"{flops:.4g}",
         "training FLOPs a step": f"{flops * data.batch_tokens:.4g}",
     }

@@ -8,16 +8,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from zaya_jax.config import Config, ModelConfig
+from zaya_jax.config import Config, ExecutionConfig, ModelConfig
 from zaya_jax.model.remat import REMAT_POLICIES, group_size
 from zaya_jax.model.weights import Weight, abstract_variables, declare, flatten, map_weights
 from zaya_jax.model.zaya import hidden_states
-from zaya_jax.parallel.deal import deal
+from zaya_jax.optim.partition import make_partition
 from zaya_jax.parallel.mesh import SUM_DTYPE
-from zaya_jax.train.state import init_state, make_rules
+from zaya_jax.train.state import init_state, make_setup
 
 POLICIES = ("none", *REMAT_POLICIES)
-"""What `ModelConfig.remat` can be, from the most memory to the most recomputation."""
+"""What `ExecutionConfig.remat` can be, from the most memory to the most recomputation."""
 
 _PRIMES = (127, 131, 137, 139, 149, 151)
 """Batches to trace with: an array that a prime divides has the batch as an axis."""
@@ -46,64 +46,66 @@ class StateBytes:
 
 def state_bytes(config: Config, num_devices: int) -> StateBytes:
     """Bytes of state on each device; exact, from the shapes that training makes."""
-    state = jax.eval_shape(lambda: init_state(config, make_rules(config, num_devices)))
+    state = jax.eval_shape(lambda: init_state(config, make_setup(config, num_devices)))
     declared = flatten(declare(config.model)).values()
     return StateBytes(
-        master=_bytes(state.parts) // num_devices,
+        master=_bytes(state.buckets) // num_devices,
         moments=_bytes(state.optimizer) // num_devices + _bytes(state.balancer),
-        weights=sum(weight.size * _item(weight, config.model.dtype) for weight in declared),
-        gradients=sum(weight.size * _item(weight, config.train.gradient_dtype) for weight in declared),
-        own_gradients=_bytes(state.parts) // num_devices,
+        weights=sum(weight.size * _item(weight, config.execution.dtype) for weight in declared),
+        gradients=sum(weight.size * _item(weight, config.execution.gradient_dtype) for weight in declared),
+        own_gradients=_bytes(state.buckets) // num_devices,
     )
 
 
-def dealt_bytes(config: Config, num_devices: int, dtype: str) -> int:
-    """Bytes of all weights as they are dealt out and sent: what does not divide is padded.
+def partitioned_bytes(config: Config, num_devices: int, dtype: str) -> int:
+    """Bytes of all weights as they are partitioned and sent: what does not divide is padded.
 
     Args:
       config: of the run.
       num_devices: that share.
       dtype: of what products take; the rest is float32.
     """
-    dealt = deal(declare(config.model), num_devices, by_matrix=config.optimizer.name == "muon")
-    weights = dict(dealt.weights)
-    matrices = sum(math.prod(part.shape) for part in dealt.matrix_parts) * jnp.dtype(dtype).itemsize
-    return matrices + sum(math.prod(part.shape) * _item(weights[part.path], dtype) for part in dealt.elements)
+    partition = make_partition(declare(config.model), num_devices, by_matrix=config.optimizer.name == "muon")
+    weights = dict(partition.weights)
+    matrices = sum(math.prod(bucket.shape) for bucket in partition.matrix_buckets) * jnp.dtype(dtype).itemsize
+    flat = partition.flat_parameters
+    return matrices + sum(math.prod(each.shape) * _item(weights[each.path], dtype) for each in flat)
 
 
 def summed_bytes(config: Config, num_devices: int) -> int:
     """Bytes of the wider copy of all gradients that travels; 0 where they are kept in that type anyway."""
-    if num_devices == 1 or config.train.gradient_dtype == SUM_DTYPE:
+    if num_devices == 1 or config.execution.gradient_dtype == SUM_DTYPE:
         return 0
-    return dealt_bytes(config, num_devices, SUM_DTYPE)
+    return partitioned_bytes(config, num_devices, SUM_DTYPE)
 
 
 @functools.cache
-def activation_bytes(config: ModelConfig, time: int) -> int:
-    """Bytes that the backward pass of all layers keeps for one sequence, under the config's remat.
+def activation_bytes(config: ModelConfig, execution: ExecutionConfig, time: int) -> int:
+    """Bytes that the backward pass of all layers keeps for one sequence, under the execution's remat.
 
     Exact for the program as JAX writes it down: what the backward pass takes from the forward pass and
     what grows with the batch. XLA may keep less.
     """
     sizes = [time, *(weight.size for weight in flatten(declare(config)).values())]
     batch = next(prime for prime in _PRIMES if all(size % prime for size in sizes))
-    kept = jax.tree.leaves(kept_shapes(config, batch, time))
+    kept = jax.tree.leaves(kept_shapes(config, execution, batch, time))
     return _bytes([x for x in kept if x.size % batch == 0]) // batch
 
 
-def kept_shapes(config: ModelConfig, batch: int, time: int) -> Any:
+def kept_shapes(config: ModelConfig, execution: ExecutionConfig, batch: int, time: int) -> Any:
     """Shapes of all that the backward pass of the layers takes from the forward pass, weights too.
 
     Args:
       config: of the model.
+      execution: of the run.
       batch: sequences.
       time: tokens a sequence.
     """
     # The grouped product of a CPU keeps other things than that of a GPU.
-    config = dataclasses.replace(config, experts_implementation="ragged_dot")
+    execution = dataclasses.replace(execution, experts_implementation="ragged_dot")
     variables = abstract_variables(config)
     dtypes = map_weights(
-        lambda w, x: jax.ShapeDtypeStruct(x.shape, config.dtype if w.in_products else x.dtype),
+        lambda w, x: jax.ShapeDtypeStruct(x.shape, execution.dtype if w.in_products else x.dtype),
         declare(config),
         variables["params"],
     )
@@ -111,34 +113,34 @@ def kept_shapes(config: ModelConfig, batch: int, time: int) -> Any:
 
     def pull_back(params: Any, bias: jax.Array, tokens: jax.Array) -> Any:
         def stream(params: Any) -> Any:
-            return hidden_states(config, params, bias, tokens, tokens, tokens)[0]
+            return hidden_states(config, execution, params, bias, tokens, tokens, tokens)[0]
 
         return jax.vjp(stream, params)[1]
 
     return jax.eval_shape(pull_back, dtypes, variables["router_bias"]["layers"], tokens_BT)
 
 
-def working_bytes(config: ModelConfig, time: int) -> int:
+def working_bytes(config: ModelConfig, execution: ExecutionConfig, time: int) -> int:
     """Bytes of one sequence at work: in one layer, while its backward pass runs with nothing recomputed.
 
     With remat "group" also the streams before all layers of the group that the layer is in.
     """
-    at_work = _layer_bytes(config, "none", time)
+    at_work = _layer_bytes(config, execution, "none", time)
     return at_work + (
-        group_size(config.num_hidden_layers) * _layer_bytes(config, "layer", time)
-        if config.remat == "group"
+        group_size(config.num_hidden_layers) * _layer_bytes(config, execution, "layer", time)
+        if execution.remat == "group"
         else 0
     )
 
 
 def group_bytes(config: Config) -> int:
     """Bytes of the weights and gradients of the group at work, which are copies; 0 without groups."""
-    model = config.model
-    if model.remat != "group":
+    model, execution = config.model, config.execution
+    if execution.remat != "group":
         return 0
     layers = flatten({"layers": declare(model)["layers"]}).values()
     both = sum(
-        weight.size * (_item(weight, model.dtype) + _item(weight, config.train.gradient_dtype))
+        weight.size * (_item(weight, execution.dtype) + _item(weight, execution.gradient_dtype))
         for weight in layers
     )
     return both * group_size(model.num_hidden_layers) // model.num_hidden_layers
@@ -146,28 +148,28 @@ def group_bytes(config: Config) -> int:
 
 def logits_bytes(config: Config, tokens: int) -> int:
     """Bytes of the logits that exist at a time, and of their gradient; float32."""
-    return 2 * 4 * min(config.train.loss_chunk, tokens) * config.model.vocab_size
+    return 2 * 4 * min(config.execution.loss_chunk, tokens) * config.model.vocab_size
 
 
 def memory_by_kind(config: Config, num_devices: int) -> dict[str, int]:
     """Bytes on each device, by kind. Arithmetic: the compiler reuses some and adds some."""
     state = state_bytes(config, num_devices)
     time = config.data.sequence_length
-    rows = config.data.batch_size // num_devices // config.train.num_microbatches
-    accumulated = state.gradients if config.train.num_microbatches > 1 else 0
-    activations = rows * activation_bytes(config.model, time)
-    working = rows * working_bytes(config.model, time)
+    rows = config.data.batch_size // num_devices // config.execution.num_microbatches
+    accumulated = state.gradients if config.execution.num_microbatches > 1 else 0
+    activations = rows * activation_bytes(config.model, config.execution, time)
+    working = rows * working_bytes(config.model, config.execution, time)
     logits = logits_bytes(config, rows * time)
     # The weights and all that the backward pass keeps have served when the gradients travel.
     free = state.weights + activations + working + logits
     return {
         "weights, float32, own part": state.master,
         "optimiser state, own part": state.moments,
-        f"weights, {config.model.dtype}, all": state.weights,
-        f"gradients, {config.train.gradient_dtype}, all": state.gradients,
+        f"weights, {config.execution.dtype}, all": state.weights,
+        f"gradients, {config.execution.gradient_dtype}, all": state.gradients,
         "gradients, own part": state.own_gradients,
         "gradients, accumulated": accumulated,
-        f'activations of {rows * time:,} tokens, remat "{config.model.remat}"': activations,
+        f'activations of {rows * time:,} tokens, remat "{config.execution.remat}"': activations,
         "at work on a layer": working,
         "weights and gradients of a group of layers": group_bytes(config),
         "logits of a chunk and their gradient": logits,
@@ -177,9 +179,10 @@ def memory_by_kind(config: Config, num_devices: int) -> dict[str, int]:
     }
 
 
-def _layer_bytes(config: ModelConfig, remat: str, time: int) -> int:
+def _layer_bytes(config: ModelConfig, execution: ExecutionConfig, remat: str, time: int) -> int:
     """Bytes that a policy keeps of one layer and one sequence."""
-    return activation_bytes(dataclasses.replace(config, remat=remat), time) // config.num_hidden_layers
+    policy = dataclasses.replace(execution, remat=remat)
+    return activation_bytes(config, policy, time) // config.num_hidden_layers
 
 
 def _item(weight: Weight, dtype: str) -> int:

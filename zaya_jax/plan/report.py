@@ -167,12 +167,12 @@ def make_plan(config: Config, cluster: Cluster) -> Plan:
     """The arithmetic of a run.
 
     Raises:
-      ValueError: if the batch cannot be dealt out to the GPUs.
+      ValueError: if the batch cannot be shared evenly by the GPUs.
     """
     num_gpus, time = cluster.num_gpus, config.data.sequence_length
-    check_batch_size(config.data.batch_size, config.train.num_microbatches, num_gpus)
-    rows = config.data.batch_size // num_gpus // config.train.num_microbatches
-    models = {name: dataclasses.replace(config.model, remat=name) for name in POLICIES}
+    check_batch_size(config.data.batch_size, config.execution.num_microbatches, num_gpus)
+    rows = config.data.batch_size // num_gpus // config.execution.num_microbatches
+    policies = {name: dataclasses.replace(config.execution, remat=name) for name in POLICIES}
     return Plan(
         run=config.run_folder,
         device=cluster.device.name,
@@ -186,12 +186,13 @@ def make_plan(config: Config, cluster: Cluster) -> Plan:
         micro_batch=rows,
         operations=operations(config, num_gpus),
         memory=memory_by_kind(config, num_gpus),
-        remat=config.model.remat,
+        remat=config.execution.remat,
         policies={
             name: Policy(
-                activations=rows * activation_bytes(model, time), recomputed=recomputed_flops(model, time)
+                activations=rows * activation_bytes(config.model, policy, time),
+                recomputed=recomputed_flops(config.model, policy, time),
             )
-            for name, model in models.items()
+            for name, policy in policies.items()
         },
         communication=communication(config, cluster),
         narrow_communication=communication(config, cluster, sum_dtype="bfloat16"),

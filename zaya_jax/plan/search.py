@@ -116,12 +116,12 @@ def largest_that_fits(size: Callable[[int], int], *, limit: int, guess: int) -> 
 
 def with_remat(config: Config, remat: str) -> Config:
     """The same run with another policy."""
-    return dataclasses.replace(config, model=dataclasses.replace(config.model, remat=remat))
+    return dataclasses.replace(config, execution=dataclasses.replace(config.execution, remat=remat))
 
 
 def micro_batch(config: Config, num_devices: int) -> int:
     """Sequences that each device has under way."""
-    return config.data.batch_size // num_devices // config.train.num_microbatches
+    return config.data.batch_size // num_devices // config.execution.num_microbatches
 
 
 def with_micro_batch(config: Config, rows: int, num_devices: int) -> Config:
@@ -129,7 +129,7 @@ def with_micro_batch(config: Config, rows: int, num_devices: int) -> Config:
     return dataclasses.replace(
         config,
         data=dataclasses.replace(config.data, batch_size=rows * num_devices),
-        train=dataclasses.replace(config.train, num_microbatches=1),
+        execution=dataclasses.replace(config.execution, num_microbatches=1),
     )
 
 
@@ -145,7 +145,8 @@ def _guess(config: Config, num_devices: int, limit: int) -> int:
     """By arithmetic."""
     one = with_micro_batch(config, 1, num_devices)
     time = config.data.sequence_length
-    a_row = activation_bytes(config.model, time) + working_bytes(config.model, time)
+    network = config.model, config.execution
+    a_row = activation_bytes(*network, time) + working_bytes(*network, time)
     return max(int((limit - sum(memory_by_kind(one, num_devices).values())) / a_row) + 1, 1)
 
 

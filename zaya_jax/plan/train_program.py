@@ -10,8 +10,8 @@ from jax.stages import Lowered
 from pallas_kernels.choice import platform_of
 from zaya_jax.config import Config
 from zaya_jax.data.batch import Batch
-from zaya_jax.parallel.mesh import by_rows, check_batch_size, data_mesh
-from zaya_jax.train.state import abstract_state, make_rules
+from zaya_jax.parallel.mesh import check_batch_size, data_mesh, sharded
+from zaya_jax.train.state import abstract_state, make_setup
 from zaya_jax.train.step import compiled_step
 
 
@@ -23,17 +23,17 @@ def lower_train_step(devices: Sequence[Any], *, config: Mapping) -> Lowered:
       config: of the run, as plain values.
 
     Raises:
-      ValueError: if the batch cannot be dealt out to the devices.
+      ValueError: if the batch cannot be shared evenly by the devices.
     """
     run = Config.from_dict(dict(config))
-    num_microbatches = run.train.num_microbatches
+    num_microbatches = run.execution.num_microbatches
     check_batch_size(run.data.batch_size, num_microbatches, len(devices))
-    rules = make_rules(run, len(devices), platform=platform_of(devices[0]))
+    setup = make_setup(run, len(devices), platform=platform_of(devices[0]))
     mesh = data_mesh(devices)
-    state = abstract_state(run, rules, mesh)
-    step: Any = compiled_step(state, rules=rules, mesh=mesh, num_microbatches=num_microbatches)
+    state = abstract_state(run, setup, mesh)
+    step: Any = compiled_step(state, setup=setup, mesh=mesh, num_microbatches=num_microbatches)
     batch = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=by_rows(mesh)), abstract_batch(run)
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharded(mesh)), abstract_batch(run)
     )
     return step.lower(state, batch)
 

@@ -25,24 +25,24 @@ from zaya_jax.data.mixture import Reading
 from zaya_jax.data.shards import Corpus
 from zaya_jax.data.tokenizer import load_tokenizer
 from zaya_jax.model.flops import train_flops_per_token
+from zaya_jax.model.implementations import describe_implementations
 from zaya_jax.optim.balancing import expert_loads, load_entropy
 from zaya_jax.optim.schedules import learning_rate_schedule
-from zaya_jax.parallel.compiler import compiler_options
-from zaya_jax.parallel.mesh import by_rows, data_mesh, replicated
+from zaya_jax.parallel.mesh import data_mesh, replicated, sharded
+from zaya_jax.platform.compiler import compiler_options
 from zaya_jax.train.metrics import MetricsWriter, bits_per_byte, peak_flops, read_metrics, text_bytes
 from zaya_jax.train.opening import check_folder, open_data, prepare_folder
-from zaya_jax.train.phases import Stretch, check_devices, describe_batch, describe_phase
+from zaya_jax.train.phases import StepRange, check_devices, describe_batch, describe_phase
 from zaya_jax.train.progress import ProgressLine
 from zaya_jax.train.reading import describe_epochs, readings
 from zaya_jax.train.state import (
-    Rules,
+    TrainSetup,
     TrainState,
     abstract_state,
     checkpoint_shardings,
-    describe_implementations,
     from_checkpoint,
     init_state,
-    make_rules,
+    make_setup,
     shardings,
     to_checkpoint,
     with_variables,
@@ -56,7 +56,7 @@ class TrainResult:
 
     config: Config
     corpus: Corpus
-    rules: Rules
+    setup: TrainSetup
     state: TrainState
     validation_bits_per_byte: float
 
@@ -80,9 +80,9 @@ class _Run:
 
 @dataclasses.dataclass(frozen=True)
 class _Programs:
-    """What is compiled for a stretch of a run."""
+    """What is compiled for the steps of a `StepRange`."""
 
-    rules: Rules
+    setup: TrainSetup
     step: Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
     evaluate: Callable[[TrainState, Batch], Any]
     checkpoint: Callable[[TrainState], dict[str, Any]]
@@ -136,7 +136,7 @@ def train(config: Config, *, overwrite: bool = False) -> TrainResult:
         if first_step == config.train.num_steps:
             print(f"run {config.run_folder} is finished: it has all {first_step:,} steps")
             return _result(
-                run, make_rules(config.phase_at(first_step).config, mesh.size, run.schedule), state
+                run, make_setup(config.phase_at(first_step).config, mesh.size, run.schedule), state
             )
         with (
             MetricsWriter(config.run_folder, first_step=first_step) as writer,
@@ -159,16 +159,16 @@ def _make_run(config: Config, corpora: dict[str, Corpus], mesh: Mesh) -> _Run:
     )
 
 
-def _make_programs(run: _Run, stretch: Stretch) -> _Programs:
+def _make_programs(run: _Run, step_range: StepRange) -> _Programs:
     mesh = run.mesh
-    rules = make_rules(stretch.phase.config, mesh.size, run.schedule)
-    state = abstract_state(run.config, rules, mesh)
+    setup = make_setup(step_range.phase.config, mesh.size, run.schedule)
+    state = abstract_state(run.config, setup, mesh)
     return _Programs(
-        rules=rules,
-        step=compiled_step(state, rules=rules, mesh=mesh, num_microbatches=stretch.num_microbatches),
+        setup=setup,
+        step=compiled_step(state, setup=setup, mesh=mesh, num_microbatches=step_range.num_microbatches),
         evaluate=jax.jit(
-            functools.partial(evaluate_step, rules=rules, mesh=mesh),
-            in_shardings=(shardings(state, mesh), by_rows(mesh)),
+            functools.partial(evaluate_step, setup=setup, mesh=mesh),
+            in_shardings=(shardings(state, mesh), sharded(mesh)),
             out_shardings=replicated(mesh),
             compiler_options=compiler_options(mesh),
         ),
@@ -180,14 +180,14 @@ def _make_programs(run: _Run, stretch: Stretch) -> _Programs:
 
 
 def _start(run: _Run, checkpoints: Checkpoints) -> TrainState:
-    """The newest checkpoint's state, or a fresh one, dealt out to the devices."""
-    rules = make_rules(run.config.phase_at(1).config, run.mesh.size, run.schedule)
-    state = abstract_state(run.config, rules, run.mesh)
+    """The newest checkpoint's state, or a fresh one, on the devices."""
+    setup = make_setup(run.config.phase_at(1).config, run.mesh.size, run.schedule)
+    state = abstract_state(run.config, setup, run.mesh)
     placed = shardings(state, run.mesh)
     step = newest_step(run.config.run_folder)
     if step is None:
         init = jax.jit(
-            functools.partial(init_state, run.config, rules),
+            functools.partial(init_state, run.config, setup),
             out_shardings=placed,
             compiler_options=compiler_options(run.mesh, once=True),
         )
@@ -228,35 +228,35 @@ def _introduce(run: _Run, first_step: int, progress: ProgressLine) -> None:
         f"run {config.run_folder} on {run.mesh.size} x {device.device_kind}: "
         f"{config.train.num_steps:,} steps {what}"
     )
-    progress.say(describe_implementations(config))
+    progress.say(describe_implementations(config.execution, config.model))
     if first_step:
         progress.say(f"resuming at step {first_step} from {config.run_folder}/{FOLDER}")
 
 
 def _loop(run: _Run, state: TrainState, outputs: _Outputs) -> TrainResult:
-    """Makes the stretches of the run that are left, each with programs of its own."""
-    clock, phase, rules = _Clock(), None, None
+    """Makes the steps of the run that are left, a range after the other, each with programs of its own."""
+    clock, phase, setup = _Clock(), None, None
     num_tokens = {folder: corpus.train.tokens for folder, corpus in run.corpora.items()}
-    for stretch, reading in readings(run.config, num_tokens, first_step=int(state.step)):
-        if stretch.phase.name and stretch.phase != phase:
-            outputs.progress.say(describe_phase(stretch.phase))
-        if stretch.phase.config.data.batch_ramp:
-            outputs.progress.say(describe_batch(stretch))
-        programs = _make_programs(run, stretch)
-        clock.restart(stretch.first_step)
+    for step_range, reading in readings(run.config, num_tokens, first_step=int(state.step)):
+        if step_range.phase.name and step_range.phase != phase:
+            outputs.progress.say(describe_phase(step_range.phase))
+        if step_range.phase.config.data.batch_ramp:
+            outputs.progress.say(describe_batch(step_range))
+        programs = _make_programs(run, step_range)
+        clock.restart(step_range.first_step)
         outputs.progress.compiling()
-        state = _make_stretch(run, stretch, reading, programs, state, outputs, clock)
-        if stretch.end == stretch.phase.end:
-            read = reading.after(stretch.num_steps * stretch.batch_size)
+        state = _make_step_range(run, step_range, reading, programs, state, outputs, clock)
+        if step_range.end == step_range.phase.end:
+            read = reading.after(step_range.num_steps * step_range.batch_size)
             outputs.progress.say(describe_epochs(read))
-        phase, rules = stretch.phase, programs.rules
-    assert rules is not None, "a run that is not finished has a step left"
-    return _result(run, rules, state)
+        phase, setup = step_range.phase, programs.setup
+    assert setup is not None, "a run that is not finished has a step left"
+    return _result(run, setup, state)
 
 
-def _make_stretch(
+def _make_step_range(
     run: _Run,
-    stretch: Stretch,
+    step_range: StepRange,
     reading: Reading,
     programs: _Programs,
     state: TrainState,
@@ -265,25 +265,25 @@ def _make_stretch(
 ) -> TrainState:
     train_config, first_step = run.config.train, int(state.step)
     batches = training_batches(
-        reading, run.corpora, batch_size=stretch.batch_size, num_steps=stretch.num_steps
+        reading, run.corpora, batch_size=step_range.batch_size, num_steps=step_range.num_steps
     )
-    for step, batch in enumerate(batches, start=stretch.first_step + 1):
-        rows = jax.device_put(batch, by_rows(run.mesh))
+    for step, batch in enumerate(batches, start=step_range.first_step + 1):
+        rows = jax.device_put(batch, sharded(run.mesh))
         with jax.transfer_guard("disallow"):
             state, metrics = programs.step(state, rows)
         num_bytes = text_bytes(np.asarray(batch.targets_BT), np.asarray(batch.weights_BT), run.token_bytes_V)
         outputs.progress.add(metrics.loss, metrics.num_targets, num_bytes)
-        ends_phase = step == stretch.phase.end
+        ends_phase = step == step_range.phase.end
         due = step == 1 or ends_phase or step % train_config.log_every == 0
         if due or step == first_step + 1:  # a resumed run shows at once that it lives
-            values = _train_values(run, stretch, step, jax.device_get(metrics), num_bytes, clock.lap(step))
-            read = reading.after((step - stretch.first_step) * stretch.batch_size)
+            values = _train_values(run, step_range, step, jax.device_get(metrics), num_bytes, clock.lap(step))
+            read = reading.after((step - step_range.first_step) * step_range.batch_size)
             values |= {f"epochs/{folder}": count for folder, count in read.epochs().items()}
-            outputs.progress.update(step, values, stretch.phase.name)
+            outputs.progress.update(step, values, step_range.phase.name)
             if due:
-                outputs.writer.write(step, "train", values, phase=stretch.phase.name)
+                outputs.writer.write(step, "train", values, phase=step_range.phase.name)
         if ends_phase or step % train_config.eval_every == 0:
-            _evaluate(run, stretch, programs, state, step, outputs)
+            _evaluate(run, step_range, programs, state, step, outputs)
             clock.restart(step)
         if ends_phase or step % train_config.checkpoint_every == 0:
             with outputs.progress.pausing():
@@ -292,16 +292,16 @@ def _make_stretch(
     return state
 
 
-def _result(run: _Run, rules: Rules, state: TrainState) -> TrainResult:
+def _result(run: _Run, setup: TrainSetup, state: TrainState) -> TrainResult:
     held_out = read_metrics(run.config.run_folder, "validation")[-1]["bits_per_byte"]
-    return TrainResult(run.config, run.corpus, rules, state, held_out)
+    return TrainResult(run.config, run.corpus, setup, state, held_out)
 
 
 def _train_values(
-    run: _Run, stretch: Stretch, step: int, metrics: Metrics, num_bytes: float, seconds: float
+    run: _Run, step_range: StepRange, step: int, metrics: Metrics, num_bytes: float, seconds: float
 ) -> dict[str, float]:
     """The scalars of a step, for people and files."""
-    tokens_per_second = stretch.batch_tokens / seconds
+    tokens_per_second = step_range.batch_tokens / seconds
     nats = float(metrics.loss) * float(metrics.num_targets)
     counts_LX = np.asarray(metrics.router_counts_LX)
     loads_LE = expert_loads(counts_LX)
@@ -314,7 +314,7 @@ def _train_values(
         "router_probability": float(np.mean(metrics.router_probability_L)),
         "skipped": float(counts_LX[:, -1].sum() / counts_LX.sum()),
         "learning_rate": float(np.asarray(run.schedule(step - 1))),
-        "tokens": stretch.tokens_until(step),
+        "tokens": step_range.tokens_until(step),
         "largest_load": float(np.max(loads_LE)),
         "smallest_load": float(np.min(loads_LE)),
         "dead_experts": float(np.sum(counts_LX[:, :-1] == 0)),
@@ -326,16 +326,16 @@ def _train_values(
     }
     peak = peak_flops(run.mesh.devices.flat[0].device_kind)
     if peak is not None:
-        flops = train_flops_per_token(run.config.model, stretch.sequence_length) * tokens_per_second
+        flops = train_flops_per_token(run.config.model, step_range.sequence_length) * tokens_per_second
         values["model_flops_utilisation"] = flops / (peak * run.mesh.size)
     return values
 
 
 def _evaluate(
-    run: _Run, stretch: Stretch, programs: _Programs, state: TrainState, step: int, outputs: _Outputs
+    run: _Run, step_range: StepRange, programs: _Programs, state: TrainState, step: int, outputs: _Outputs
 ) -> None:
     """Says and writes down the held-out loss."""
-    data, limit = stretch.phase.config.data, run.config.train.eval_sequences
+    data, limit = step_range.phase.config.data, run.config.train.eval_sequences
     sequences = num_sequences(run.corpus, "validation", data.sequence_length)
     num_batches = math.ceil(min(sequences, limit or sequences) / data.batch_size)
     batches = evaluation_batches(
@@ -347,11 +347,11 @@ def _evaluate(
     )
     nats = num_bytes = num_targets = 0.0
     for batch in outputs.progress.evaluating(step, batches, num_batches):
-        sums = programs.evaluate(state, jax.device_put(batch, by_rows(run.mesh)))
+        sums = programs.evaluate(state, jax.device_put(batch, sharded(run.mesh)))
         nats += float(sums.loss)
         num_targets += float(sums.num_targets)
         num_bytes += text_bytes(np.asarray(batch.targets_BT), np.asarray(batch.weights_BT), run.token_bytes_V)
     values = {"loss": nats / max(num_targets, 1), "bits_per_byte": bits_per_byte(nats, num_bytes)}
-    outputs.writer.write(step, "validation", values, phase=stretch.phase.name)
+    outputs.writer.write(step, "validation", values, phase=step_range.phase.name)
     found = f"loss {values['loss']:.4f}, {values['bits_per_byte']:.4f} bits/byte"
     outputs.progress.say(f"step {step}: held-out {found}")

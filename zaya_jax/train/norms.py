@@ -1,12 +1,12 @@
-"""Norms of what is dealt out to devices, of each group of weights."""
+"""Norms of what is partitioned among devices, of each group of weights."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from zaya_jax.parallel.deal import Deal, Round
-from zaya_jax.parallel.mesh import own, total
+from zaya_jax.optim.partition import MatrixPool, Partition
+from zaya_jax.parallel.mesh import all_reduce, local_shard
 
 GROUPS = ("embedding", "attention", "router", "experts", "scales")
 
@@ -16,16 +16,16 @@ def group_of(path: str) -> str:
     return next((name for name in path.split("/")[:2] if name in GROUPS), "scales")
 
 
-def norms_by_group(dealt: Deal, parts: dict[str, jax.Array]) -> dict[str, Float[Array, ""]]:
+def norms_by_group(partition: Partition, buckets: dict[str, jax.Array]) -> dict[str, Float[Array, ""]]:
     """Norms over all devices of a tree like the weights, by group. Sums of squares alone are sent."""
     squares_G = jnp.zeros(len(GROUPS))
-    for part in dealt.parts:
-        square_U = jnp.square(parts[part.name])
-        if isinstance(part, Round):
-            squares_G += square_U.sum(axis=(1, 2)) @ own(_groups_of_round(part))
+    for bucket in partition.buckets:
+        square_U = jnp.square(buckets[bucket.name])
+        if isinstance(bucket, MatrixPool):
+            squares_G += square_U.sum(axis=(1, 2)) @ local_shard(_groups_of_pool(bucket))
         else:
-            squares_G = squares_G.at[GROUPS.index(group_of(part.path))].add(square_U.sum())
-    norms_G = jnp.sqrt(total(squares_G))
+            squares_G = squares_G.at[GROUPS.index(group_of(bucket.path))].add(square_U.sum())
+    norms_G = jnp.sqrt(all_reduce(squares_G))
     return {name: norms_G[i] for i, name in enumerate(GROUPS)}
 
 
@@ -34,9 +34,9 @@ def global_norm(norms: dict[str, Float[Array, ""]]) -> Float[Array, ""]:
     return jnp.sqrt(sum(jnp.square(norm) for norm in norms.values()))
 
 
-def _groups_of_round(round_: Round) -> np.ndarray:
-    """Which matrix of a round belongs to which group, [devices, groups], 0 or 1."""
-    member = np.zeros((round_.num_devices, len(GROUPS)), np.float32)
-    groups = [GROUPS.index(group_of(run.path)) for run in round_.runs for _ in range(run.count)]
+def _groups_of_pool(pool: MatrixPool) -> np.ndarray:
+    """Which matrix of a pool belongs to which group, [devices, groups], 0 or 1."""
+    member = np.zeros((pool.num_devices, len(GROUPS)), np.float32)
+    groups = [GROUPS.index(group_of(each.path)) for each in pool.range_by_device]
     member[np.arange(len(groups)), groups] = 1
     return member

@@ -13,7 +13,7 @@ from zaya_jax.parallel.mesh import check_batch_size
 
 
 @dataclasses.dataclass(frozen=True)
-class Stretch:
+class StepRange:
     """Steps of one phase and one batch size: those that one compiled step makes.
 
     Attributes:
@@ -49,13 +49,13 @@ class Stretch:
     def num_microbatches(self) -> int:
         """Parts of a batch, none larger than those of the phase's full batch."""
         full = self.phase.config
-        return -(-self.batch_size * full.train.num_microbatches // full.data.batch_size)
+        return -(-self.batch_size * full.execution.num_microbatches // full.data.batch_size)
 
     def tokens_until(self, step: int) -> int:
-        """Tokens that the run has read after a step of the stretch."""
+        """Tokens that the run has read after a step of the range."""
         return self.first_token + (step - self.first_step) * self.batch_tokens
 
-    def after(self, step: int) -> "Stretch":
+    def after(self, step: int) -> "StepRange":
         """What is left of it when the run has made `step` steps."""
         skipped = max(step - self.first_step, 0)
         return dataclasses.replace(
@@ -66,36 +66,36 @@ class Stretch:
         )
 
 
-def stretches(config: Config, *, first_step: int = 0) -> Iterator[Stretch]:
-    """The stretches of a run that are left after `first_step` steps."""
+def step_ranges(config: Config, *, first_step: int = 0) -> Iterator[StepRange]:
+    """The ranges of steps of a run that are left after `first_step` steps."""
     tokens = 0
     for phase in config.resolved_phases:
         data, step = phase.config.data, phase.first_step
         ramp = [(steps, size // data.sequence_length) for steps, size in data.batch_ramp]
         rest = (phase.config.train.num_steps - data.ramp_steps, data.batch_size)
         for num_steps, batch_size in (*ramp, rest):
-            stretch = Stretch(phase, step, num_steps, batch_size, tokens)
-            step, tokens = stretch.end, stretch.tokens_until(stretch.end)
-            if first_step < stretch.end:
-                yield stretch.after(first_step)
+            step_range = StepRange(phase, step, num_steps, batch_size, tokens)
+            step, tokens = step_range.end, step_range.tokens_until(step_range.end)
+            if first_step < step_range.end:
+                yield step_range.after(first_step)
 
 
 def check_devices(config: Config, num_devices: int) -> None:
-    """Refuses a run with a batch that cannot be dealt out to the devices.
+    """Refuses a run with a batch that cannot be shared evenly by the devices.
 
     Raises:
       ValueError: unless every batch is a multiple of devices times microbatches.
     """
-    for stretch in stretches(config):
-        with in_phase(stretch.phase.name):
-            if stretch.batch_size == stretch.phase.config.data.batch_size:
-                check_batch_size(stretch.batch_size, stretch.num_microbatches, num_devices)
-            parts = num_devices * stretch.num_microbatches
-            if stretch.batch_size % parts:
+    for each in step_ranges(config):
+        with in_phase(each.phase.name):
+            if each.batch_size == each.phase.config.data.batch_size:
+                check_batch_size(each.batch_size, each.num_microbatches, num_devices)
+            parts = num_devices * each.num_microbatches
+            if each.batch_size % parts:
                 raise ValueError(
-                    f"data.batch_ramp has steps of {stretch.batch_size} sequences, {stretch.batch_tokens} "
+                    f"data.batch_ramp has steps of {each.batch_size} sequences, {each.batch_tokens} "
                     f"tokens; the sequences must be a multiple of {parts}: {num_devices} devices times "
-                    f"{stretch.num_microbatches} microbatches"
+                    f"{each.num_microbatches} microbatches"
                 )
 
 
@@ -109,9 +109,9 @@ def describe_phase(phase: Phase) -> str:
     )
 
 
-def describe_batch(stretch: Stretch) -> str:
+def describe_batch(step_range: StepRange) -> str:
     """What a step reads, on one line."""
     return (
-        f"from step {stretch.first_step + 1:,}: {stretch.batch_size:,} x {stretch.sequence_length:,} = "
-        f"{stretch.batch_tokens:,} tokens a step"
+        f"from step {step_range.first_step + 1:,}: {step_range.batch_size:,} x "
+        f"{step_range.sequence_length:,} = {step_range.batch_tokens:,} tokens a step"
     )

@@ -1,4 +1,4 @@
-"""What a run has read of its corpora before each of its stretches.
+"""What a run has read of its corpora before each range of its steps.
 
 It follows from the config and the sizes of the corpora, in whole numbers, counted from the run's
 beginning: a corpus goes on where it was left, through any change of mixture, length and batch.
@@ -10,13 +10,13 @@ from collections.abc import Iterator, Mapping
 from zaya_jax.config import Config
 from zaya_jax.data.mixture import Reading, make_orders, mixture_of
 from zaya_jax.data.order import Position
-from zaya_jax.train.phases import Stretch, stretches
+from zaya_jax.train.phases import StepRange, step_ranges
 
 
 def readings(
     config: Config, num_tokens: Mapping[str, int], *, first_step: int = 0
-) -> Iterator[tuple[Stretch, Reading]]:
-    """The stretches of a run that are left after `first_step` steps, and where each begins to read.
+) -> Iterator[tuple[StepRange, Reading]]:
+    """The ranges of steps of a run that are left after `first_step` steps, and where each begins to read.
 
     Args:
       config: of the run.
@@ -28,8 +28,8 @@ def readings(
     )
     positions: Mapping[str, Position] = dict.fromkeys(orders, Position())
     read: Counter[str | None] = Counter()
-    for stretch in stretches(config):
-        data = stretch.phase.config.data
+    for step_range in step_ranges(config):
+        data = step_range.phase.config.data
         reading = Reading(
             orders=orders,
             positions=positions,
@@ -37,10 +37,10 @@ def readings(
             first_sequence=read[data.mixture],
             length=data.sequence_length,
         )
-        if first_step < stretch.end:
-            left = stretch.after(first_step)
-            yield left, reading.after((left.first_step - stretch.first_step) * stretch.batch_size)
-        count = stretch.num_steps * stretch.batch_size
+        if first_step < step_range.end:
+            left = step_range.after(first_step)
+            yield left, reading.after((left.first_step - step_range.first_step) * step_range.batch_size)
+        count = step_range.num_steps * step_range.batch_size
         positions = reading.after(count).positions
         read[data.mixture] += count
 

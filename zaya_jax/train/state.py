@@ -1,7 +1,7 @@
 """Everything that a training step changes, and all that a checkpoint must hold."""
 
 import dataclasses
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,16 +9,15 @@ import optax
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.choice import choose
 from zaya_jax.config import Config
-from zaya_jax.model import kernels
+from zaya_jax.model.implementations import resolve_implementations
 from zaya_jax.model.weights import declare, initialise
 from zaya_jax.model.zaya import Zaya, initial_router_bias
 from zaya_jax.optim.balancing import make_balancer
 from zaya_jax.optim.optimizer import make_optimizer
+from zaya_jax.optim.partition import Partition, from_buckets, make_partition, to_buckets
 from zaya_jax.optim.schedules import learning_rate_schedule
-from zaya_jax.parallel.deal import Deal, deal, from_parts, to_parts
-from zaya_jax.parallel.mesh import CUT, WHOLE, on_mesh, spread
+from zaya_jax.parallel.mesh import REPLICATED, SHARDED, evenly_sharded, named_shardings
 from zaya_jax.pytree import pytree, static
 
 
@@ -28,24 +27,24 @@ class TrainState:
 
     step: Int[Array, ""]
     """Optimiser steps done, skipped ones included."""
-    parts: dict[str, Array]
-    """The weights in float32, as they are dealt out: each device has its part of the first axis."""
+    buckets: dict[str, Array]
+    """The weights in float32, partitioned: each device has its shard of the first axis."""
     router_bias_LX: Float[Array, "L X"]
     optimizer: Any
-    """Of the parts, and dealt out with them."""
+    """Of the buckets, and sharded with them."""
     balancer: Any
     """Of the router biases."""
     key: Array
     """The run's randomness after initialisation: samples are drawn from it and the step."""
     skipped_steps: Int[Array, ""]
     """Steps whose loss or gradients were not finite, and which therefore changed nothing."""
-    deal: Deal = static()
-    """How weights make parts."""
+    partition: Partition = static()
+    """How weights make buckets."""
 
     @property
     def params(self) -> dict:
         """The weights as declared in `zaya_jax.model.weights`, float32."""
-        return from_parts(self.deal, self.parts)
+        return from_buckets(self.partition, self.buckets)
 
     @property
     def variables(self) -> dict:
@@ -54,129 +53,89 @@ class TrainState:
 
 
 @dataclasses.dataclass(frozen=True)
-class Rules:
+class TrainSetup:
     """What moves a state. Hashable.
 
     Attributes:
-      model: the network.
-      deal: of its weights to devices.
-      optimizer: from clipped gradients of a device's parts to their updates.
+      model: the network, and how it and its loss are computed, with every implementation named.
+      partition: of its weights to devices.
+      optimizer: from clipped gradients of a device's buckets to their updates.
       balancer: from a batch's counts of tokens to updates of the router's biases.
       clip_norm: the global gradient norm is scaled down to this.
-      gradient_dtype: in which a device keeps its gradients and adds them up over microbatches.
-      loss_chunk: tokens whose logits exist at the same time.
-      loss_implementation: "pallas" for a kernel that has none of them in memory.
       z_loss: weight of the squared logsumexp.
       update_norms: whether a step tells the norms of updates.
     """
 
     model: Zaya
-    deal: Deal
+    partition: Partition
     optimizer: optax.GradientTransformation
     balancer: optax.GradientTransformation
     clip_norm: float = float("inf")
-    gradient_dtype: str = "float32"
-    loss_chunk: int = 4096
-    loss_implementation: str = "xla"
     z_loss: float = 0.0
     update_norms: bool = True
 
 
-def make_rules(
+def make_setup(
     config: Config,
     num_devices: int = 1,
     schedule: optax.Schedule | None = None,
     *,
     platform: str | None = None,
-) -> Rules:
-    """The rules that a config describes.
+) -> TrainSetup:
+    """The setup that a config describes.
 
     Args:
       config: of a run without phases, or of one phase.
-      num_devices: that the weights are dealt out to.
+      num_devices: that the weights are partitioned among.
       schedule: the learning rate over the steps of the whole run; None for the config's own.
       platform: that the step is compiled for, as `pallas_kernels.choice.choose` takes it.
     """
-    config = with_implementations(config, platform)
-    dealt = deal(declare(config.model), num_devices, by_matrix=config.optimizer.name == "muon")
+    execution = resolve_implementations(config.execution, config.model, platform=platform)
+    partition = make_partition(declare(config.model), num_devices, by_matrix=config.optimizer.name == "muon")
     schedule = learning_rate_schedule(config) if schedule is None else schedule
-    return Rules(
-        model=Zaya(config.model),
-        deal=dealt,
-        optimizer=make_optimizer(config.optimizer, dealt, schedule),
+    return TrainSetup(
+        model=Zaya(config.model, execution),
+        partition=partition,
+        optimizer=make_optimizer(
+            config.optimizer, partition, schedule, implementation=execution.newton_schulz_implementation
+        ),
         balancer=make_balancer(config.balancing),
         clip_norm=config.optimizer.clip_norm,
-        gradient_dtype=config.train.gradient_dtype,
-        loss_chunk=config.train.loss_chunk,
-        loss_implementation=cast(str, config.train.loss_implementation),
         z_loss=config.train.z_loss,
         update_norms=config.train.update_norms,
     )
 
 
-def with_implementations(config: Config, platform: str | None = None) -> Config:
-    """The config with an implementation named for each operation of network, loss and optimiser.
-
-    Args:
-      config: in whose fields None stands for `ModelConfig.implementation`.
-      platform: as for `make_rules`.
-    """
-
-    def chosen(operation: str, asked: str | None) -> Any:
-        return choose(operation, asked or config.model.implementation, platform=platform)
-
-    loss = chosen("cross_entropy", config.train.loss_implementation)
-    iteration = chosen("newton_schulz", config.optimizer.newton_schulz_implementation)
-    return dataclasses.replace(
-        config,
-        model=kernels.with_implementations(config.model, platform),
-        optimizer=dataclasses.replace(config.optimizer, newton_schulz_implementation=iteration),
-        train=dataclasses.replace(config.train, loss_implementation=loss),
-    )
-
-
-def describe_implementations(config: Config) -> str:
-    """Which operations of a run are Pallas kernels on the platform that runs here, on one line."""
-    named, suffix = with_implementations(config), "_implementation"
-    kernels = [
-        field.name.removesuffix(suffix)
-        for section in (named.model, named.train, named.optimizer)
-        for field in dataclasses.fields(section)
-        if field.name.endswith(suffix) and getattr(section, field.name) == "pallas"
-    ]
-    return f"Pallas kernels: {', '.join(kernels)}; the rest by XLA" if kernels else "Pallas kernels: none"
-
-
-def init_state(config: Config, rules: Rules) -> TrainState:
+def init_state(config: Config, setup: TrainSetup) -> TrainState:
     """The state before the first step. Its weights depend on the config alone."""
     init_key, run_key = jax.random.split(jax.random.key(config.train.seed))
-    return first_state(rules, initialise(declare(config.model), init_key), run_key)
+    return first_state(setup, initialise(declare(config.model), init_key), run_key)
 
 
-def first_state(rules: Rules, params: dict, key: Array) -> TrainState:
+def first_state(setup: TrainSetup, params: dict, key: Array) -> TrainState:
     """The state before the first step, of given weights."""
-    parts = to_parts(rules.deal, params)
-    bias_LX = initial_router_bias(rules.model.config)
+    buckets = to_buckets(setup.partition, params)
+    bias_LX = initial_router_bias(setup.model.config)
     return TrainState(
         step=jnp.zeros((), jnp.int32),
-        parts=parts,
+        buckets=buckets,
         router_bias_LX=bias_LX,
-        optimizer=rules.optimizer.init(parts),
-        balancer=rules.balancer.init(bias_LX),
+        optimizer=setup.optimizer.init(buckets),
+        balancer=setup.balancer.init(bias_LX),
         key=key,
         skipped_steps=jnp.zeros((), jnp.int32),
-        deal=rules.deal,
+        partition=setup.partition,
     )
 
 
 def with_variables(state: TrainState, variables: dict) -> TrainState:
     """The state with other weights and router biases."""
-    return dataclasses.replace(state, **_deal_variables(state.deal, variables))
+    return dataclasses.replace(state, **_variable_fields(state.partition, variables))
 
 
-def _deal_variables(dealt: Deal, variables: dict) -> dict[str, Any]:
+def _variable_fields(partition: Partition, variables: dict) -> dict[str, Any]:
     return {
-        "parts": to_parts(dealt, variables["params"]),
+        "buckets": to_buckets(partition, variables["params"]),
         "router_bias_LX": variables["router_bias"]["layers"],
     }
 
@@ -185,34 +144,34 @@ def layout(state: TrainState) -> TrainState:
     """What of a state is cut and what is whole, as `PartitionSpec`s."""
 
     def of_leaf(path: Any, leaf: Any) -> Any:
-        return CUT if path[0].name in ("parts", "optimizer") and leaf.ndim else WHOLE
+        return SHARDED if path[0].name in ("buckets", "optimizer") and leaf.ndim else REPLICATED
 
     return jax.tree_util.tree_map_with_path(of_leaf, state)
 
 
 def shardings(state: TrainState, mesh: Mesh) -> TrainState:
     """`layout` on the devices of a mesh."""
-    return on_mesh(layout(state), mesh)
+    return named_shardings(layout(state), mesh)
 
 
-def abstract_state(config: Config, rules: Rules, mesh: Mesh) -> TrainState:
+def abstract_state(config: Config, setup: TrainSetup, mesh: Mesh) -> TrainState:
     """Shapes, types and shardings of a state, without allocating."""
-    state = jax.eval_shape(lambda: init_state(config, rules))
+    state = jax.eval_shape(lambda: init_state(config, setup))
     return _abstract(state, shardings(state, mesh))
 
 
 def to_checkpoint(state: TrainState) -> dict[str, Any]:
     """A state in arrays that do not depend on the number of devices: weights and moments as declared."""
 
-    def whole(parts: dict) -> dict:
-        present = {name: x for name, x in parts.items() if not isinstance(x, optax.MaskedNode)}
-        return from_parts(state.deal, present)
+    def whole(buckets: dict) -> dict:
+        present = {name: x for name, x in buckets.items() if not isinstance(x, optax.MaskedNode)}
+        return from_buckets(state.partition, present)
 
     return {
         "weights": state.variables,
         "training": {
             "step": state.step,
-            "optimizer": _map_parts(whole, state.optimizer, state),
+            "optimizer": _map_buckets(whole, state.optimizer, state),
             "balancer": state.balancer,
             "key": state.key,
             "skipped_steps": state.skipped_steps,
@@ -223,34 +182,34 @@ def to_checkpoint(state: TrainState) -> dict[str, Any]:
 def from_checkpoint(saved: dict[str, Any], like: TrainState) -> TrainState:
     """`to_checkpoint` undone, for the devices of another state, which may be abstract."""
 
-    def deal_again(parts: dict, tree: dict) -> dict:
-        return parts | to_parts(like.deal, tree)
+    def refill(buckets: dict, tree: dict) -> dict:
+        return buckets | to_buckets(like.partition, tree)
 
     training = dict(saved["training"])
-    optimizer = _map_parts(deal_again, like.optimizer, like, training.pop("optimizer"))
+    optimizer = _map_buckets(refill, like.optimizer, like, training.pop("optimizer"))
     return dataclasses.replace(
-        like, **_deal_variables(like.deal, saved["weights"]), optimizer=optimizer, **training
+        like, **_variable_fields(like.partition, saved["weights"]), optimizer=optimizer, **training
     )
 
 
 def checkpoint_shardings(checkpoint: Any, mesh: Mesh) -> Any:
     """For `to_checkpoint`: no device holds all of a large array."""
-    return jax.tree.map(lambda x: spread(mesh, x.shape), checkpoint)
+    return jax.tree.map(lambda x: evenly_sharded(mesh, x.shape), checkpoint)
 
 
-def _map_parts(function: Any, tree: Any, state: TrainState, *rest: Any) -> Any:
-    """Maps over the dicts of parts within an optimiser's state, and leaves other leaves alone."""
-    names = {part.name for part in state.deal.parts}
+def _map_buckets(function: Any, tree: Any, state: TrainState, *rest: Any) -> Any:
+    """Maps over the dicts of buckets within an optimiser's state, and leaves other leaves alone."""
+    names = {bucket.name for bucket in state.partition.buckets}
 
-    def is_parts(node: Any) -> bool:
+    def is_buckets(node: Any) -> bool:
         return isinstance(node, dict) and set(node) == names
 
     def visit(node: Any, *others: Any) -> Any:
-        if is_parts(node):
+        if is_buckets(node):
             return function(node, *others)
         return others[0] if others else node
 
-    return jax.tree.map(visit, tree, *rest, is_leaf=is_parts)
+    return jax.tree.map(visit, tree, *rest, is_leaf=is_buckets)
 
 
 def _abstract(tree: Any, placed: Any) -> Any:

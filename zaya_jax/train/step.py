@@ -1,8 +1,8 @@
 """One optimiser step, as a pure function of state and batch.
 
 Each device computes gradients of its rows with all weights in the type of products, gets the sum of
-all devices' gradients for the parts that it owns, moves these, in float32, and sends them to all
-others at the start of the next step (ZeRO-1). What is owned is dealt out in `zaya_jax.parallel.deal`.
+all devices' gradients for the buckets that it owns, moves these, in float32, and sends them to all
+others at the start of the next step (ZeRO-1). Who owns what is in `zaya_jax.optim.partition`.
 
 Letters: B batch, T time, L layers, X router classes, P tokens.
 """
@@ -23,22 +23,22 @@ from pallas_kernels.cpu import apart
 from zaya_jax.data.batch import Batch
 from zaya_jax.model.weights import Weight, declare, map_weights
 from zaya_jax.model.zaya import hidden_states
-from zaya_jax.parallel.compiler import compiler_options
-from zaya_jax.parallel.deal import Deal, from_parts, to_parts
+from zaya_jax.optim.partition import Partition, from_buckets, to_buckets
 from zaya_jax.parallel.mesh import (
-    CUT,
-    WHOLE,
-    by_rows,
-    gather,
+    REPLICATED,
+    SHARDED,
+    all_gather,
+    all_reduce,
     on_each_device,
+    reduce_scatter,
     replicated,
-    total,
-    total_of_own,
+    sharded,
 )
+from zaya_jax.platform.compiler import compiler_options
 from zaya_jax.pytree import pytree
 from zaya_jax.train.loss import cross_entropy, cross_entropy_kernel
 from zaya_jax.train.norms import GROUPS, global_norm, norms_by_group
-from zaya_jax.train.state import Rules, TrainState, layout, shardings
+from zaya_jax.train.state import TrainSetup, TrainState, layout, shardings
 
 
 @pytree
@@ -69,7 +69,7 @@ class Metrics:
     gradient_norms: dict[str, Float[Array, ""]]
     """Before clipping, by group of weights."""
     update_norms: dict[str, Float[Array, ""]]
-    """Of what was added to the weights, by group; empty where the rules leave them out."""
+    """Of what was added to the weights, by group; empty where the setup leaves them out."""
     router_counts_LX: Int[Array, "L X"]
     router_entropy_L: Float[Array, " L"]
     """Mean entropy of a token's probabilities, in nats."""
@@ -82,7 +82,7 @@ class Metrics:
 
 
 def train_step(
-    state: TrainState, batch: Batch, *, rules: Rules, mesh: Mesh, num_microbatches: int = 1
+    state: TrainState, batch: Batch, *, setup: TrainSetup, mesh: Mesh, num_microbatches: int = 1
 ) -> tuple[TrainState, Metrics]:
     """Moves weights and router biases by one batch.
 
@@ -93,47 +93,47 @@ def train_step(
     Args:
       state: before the step; the caller may donate it.
       batch: the global batch.
-      rules: network, optimiser and balancer, for as many devices as the mesh has.
-      mesh: the devices, among which the rows are dealt out.
+      setup: network, optimiser and balancer, for as many devices as the mesh has.
+      mesh: the devices, among which the rows are shared.
       num_microbatches: parts in which each device does its rows, one after the other.
 
     Returns:
       The state after the step, and its metrics.
 
     Raises:
-      ValueError: if state, rules and mesh are not for the same number of devices.
+      ValueError: if state, setup and mesh are not for the same number of devices.
     """
-    _check_devices(state.deal, rules.deal, mesh)
+    _check_devices(state.partition, setup.partition, mesh)
     specs = layout(state)
-    local = functools.partial(_local_step, rules=rules, num_microbatches=num_microbatches)
-    return on_each_device(local, mesh, in_specs=(specs, CUT), out_specs=(specs, WHOLE))(state, batch)
+    local = functools.partial(_local_step, setup=setup, num_microbatches=num_microbatches)
+    return on_each_device(local, mesh, in_specs=(specs, SHARDED), out_specs=(specs, REPLICATED))(state, batch)
 
 
-def evaluate_step(state: TrainState, batch: Batch, *, rules: Rules, mesh: Mesh) -> Sums:
+def evaluate_step(state: TrainState, batch: Batch, *, setup: TrainSetup, mesh: Mesh) -> Sums:
     """Sums of a batch that nothing learns from."""
 
     def local(state: TrainState, rows: Batch) -> Sums:
-        _, sums = _forward(rules, _weights(state, rules), state.router_bias_LX, jnp.ones(()), rows)
-        return total(sums)
+        _, sums = _forward(setup, _weights(state, setup), state.router_bias_LX, jnp.ones(()), rows)
+        return all_reduce(sums)
 
-    return on_each_device(local, mesh, in_specs=(layout(state), CUT), out_specs=WHOLE)(state, batch)
+    return on_each_device(local, mesh, in_specs=(layout(state), SHARDED), out_specs=REPLICATED)(state, batch)
 
 
 def compiled_step(
-    state: TrainState, *, rules: Rules, mesh: Mesh, num_microbatches: int = 1
+    state: TrainState, *, setup: TrainSetup, mesh: Mesh, num_microbatches: int = 1
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
     """`train_step` under `jax.jit`: the state is donated, and lies where it belongs.
 
     Args:
       state: one like those that will come, or its shapes.
-      rules: as for `train_step`.
+      setup: as for `train_step`.
       mesh: as for `train_step`.
       num_microbatches: as for `train_step`.
     """
     placed = shardings(state, mesh)
     return jax.jit(
-        functools.partial(train_step, rules=rules, mesh=mesh, num_microbatches=num_microbatches),
-        in_shardings=(placed, by_rows(mesh)),
+        functools.partial(train_step, setup=setup, mesh=mesh, num_microbatches=num_microbatches),
+        in_shardings=(placed, sharded(mesh)),
         out_shardings=(placed, replicated(mesh)),
         donate_argnames=("state",),
         compiler_options=compiler_options(mesh),
@@ -141,23 +141,23 @@ def compiled_step(
 
 
 def _local_step(
-    state: TrainState, batch: Batch, *, rules: Rules, num_microbatches: int
+    state: TrainState, batch: Batch, *, setup: TrainSetup, num_microbatches: int
 ) -> tuple[TrainState, Metrics]:
     """The step of one device."""
-    num_targets = jnp.maximum(total(jnp.sum(batch.weights_BT)), 1)
-    params = _weights(state, rules)
-    gradients, sums = _accumulate(rules, params, state.router_bias_LX, num_targets, batch, num_microbatches)
-    sums = total(sums)
+    num_targets = jnp.maximum(all_reduce(jnp.sum(batch.weights_BT)), 1)
+    params = _weights(state, setup)
+    gradients, sums = _accumulate(setup, params, state.router_bias_LX, num_targets, batch, num_microbatches)
+    sums = all_reduce(sums)
     with jax.named_scope("sum_gradients"):
-        gradients = total_of_own(to_parts(rules.deal, gradients))
-    gradient_norms = norms_by_group(rules.deal, gradients)
+        gradients = reduce_scatter(to_buckets(setup.partition, gradients))
+    gradient_norms = norms_by_group(setup.partition, gradients)
     norm = global_norm(gradient_norms)
     is_finite = jnp.isfinite(norm) & jnp.isfinite(sums.loss)
     # A branch, not a choice between two results: that would hold the state twice, and copy it.
     kept, update_norms = lax.cond(
         is_finite,
-        functools.partial(_move, rules=rules),
-        lambda state, *_: (_movable(state), _no_update_norms(rules)),
+        functools.partial(_move, setup=setup),
+        lambda state, *_: (_movable(state), _no_update_norms(setup)),
         state, gradients, norm, sums,
     )  # fmt: skip
     new_state = dataclasses.replace(
@@ -173,32 +173,32 @@ def _local_step(
         router_counts_LX=sums.router_counts_LX,
         router_entropy_L=sums.router_entropy_L / num_tokens,
         router_probability_L=sums.router_probability_L / num_tokens,
-        logit_bound=_logit_bound(rules, params),
+        logit_bound=_logit_bound(setup, params),
         skipped_steps=new_state.skipped_steps,
     )
 
 
 def _move(
-    state: TrainState, gradients: dict, norm: jax.Array, sums: Sums, *, rules: Rules
+    state: TrainState, gradients: dict, norm: jax.Array, sums: Sums, *, setup: TrainSetup
 ) -> tuple[dict[str, Any], dict[str, jax.Array]]:
     """What a step moves, by its names in `TrainState`, and the norms of the weights' updates."""
     with jax.named_scope("optimizer"):
-        clip = jnp.minimum(1.0, rules.clip_norm / jnp.maximum(norm, jnp.finfo(jnp.float32).tiny))
-        update = functools.partial(_clipped_update, rules.optimizer)
-        arguments = gradients, clip, state.optimizer, state.parts, state.step
-        if rules.update_norms:
+        clip = jnp.minimum(1.0, setup.clip_norm / jnp.maximum(norm, jnp.finfo(jnp.float32).tiny))
+        update = functools.partial(_clipped_update, setup.optimizer)
+        arguments = gradients, clip, state.optimizer, state.buckets, state.step
+        if setup.update_norms:
             # Apart, an update is computed once: its norm reads it, and so does the sum with the weights.
             updates, optimizer = apart(update, *arguments)
-            update_norms = norms_by_group(rules.deal, cast(dict, updates))
+            update_norms = norms_by_group(setup.partition, cast(dict, updates))
         else:
             updates, optimizer = update(*arguments)
-            update_norms = _no_update_norms(rules)
+            update_norms = _no_update_norms(setup)
     with jax.named_scope("balancing"):
-        bias_updates, balancer = rules.balancer.update(
+        bias_updates, balancer = setup.balancer.update(
             sums.router_counts_LX, state.balancer, state.router_bias_LX
         )
     moved = {
-        "parts": optax.apply_updates(state.parts, updates),
+        "buckets": optax.apply_updates(state.buckets, updates),
         "router_bias_LX": optax.apply_updates(state.router_bias_LX, bias_updates),
         "optimizer": optimizer,
         "balancer": balancer,
@@ -206,8 +206,8 @@ def _move(
     return moved, update_norms
 
 
-def _no_update_norms(rules: Rules) -> dict[str, jax.Array]:
-    return {name: jnp.zeros(()) for name in GROUPS} if rules.update_norms else {}
+def _no_update_norms(setup: TrainSetup) -> dict[str, jax.Array]:
+    return {name: jnp.zeros(()) for name in GROUPS} if setup.update_norms else {}
 
 
 def _clipped_update(
@@ -215,35 +215,35 @@ def _clipped_update(
     gradients: dict,
     clip: jax.Array,
     state: optax.OptState,
-    parts: dict,
+    buckets: dict,
     step: jax.Array,
 ) -> tuple[optax.Updates, optax.OptState]:
     clipped = jax.tree.map(lambda x: x * clip, gradients)
-    return optax.with_extra_args_support(optimizer).update(clipped, state, parts, step=step)
+    return optax.with_extra_args_support(optimizer).update(clipped, state, buckets, step=step)
 
 
 def _movable(state: TrainState) -> dict[str, Any]:
-    names = ("parts", "router_bias_LX", "optimizer", "balancer")
+    names = ("buckets", "router_bias_LX", "optimizer", "balancer")
     return {name: getattr(state, name) for name in names}
 
 
-def _weights(state: TrainState, rules: Rules) -> dict:
+def _weights(state: TrainState, setup: TrainSetup) -> dict:
     """All weights, from all devices: those in products in their type, scales and biases in float32."""
-    dtype, weights = rules.model.config.dtype, dict(rules.deal.weights)
-    small = {part.name for part in rules.deal.elements if not weights[part.path].in_products}
+    dtype, weights = setup.model.execution.dtype, dict(setup.partition.weights)
+    small = {part.name for part in setup.partition.flat_parameters if not weights[part.path].in_products}
     with jax.named_scope("gather_weights"):
-        parts = {name: x if name in small else x.astype(dtype) for name, x in state.parts.items()}
-        return from_parts(rules.deal, gather(parts))
+        buckets = {name: x if name in small else x.astype(dtype) for name, x in state.buckets.items()}
+        return from_buckets(setup.partition, all_gather(buckets))
 
 
 def _forward(
-    rules: Rules, params: Any, bias_LX: jax.Array, num_targets: jax.Array, batch: Batch
+    setup: TrainSetup, params: Any, bias_LX: jax.Array, num_targets: jax.Array, batch: Batch
 ) -> tuple[jax.Array, Sums]:
     """The objective over `num_targets`, and sums over the rows."""
-    config = rules.model.config
+    config, execution = setup.model.config, setup.model.execution
     rows: Any = jax.tree.map(jnp.asarray, batch)
     x_BTD, router = hidden_states(
-        config, params, bias_LX, rows.tokens_BT, rows.positions_BT, rows.segments_BT
+        config, execution, params, bias_LX, rows.tokens_BT, rows.positions_BT, rows.segments_BT
     )
     with jax.named_scope("loss"):
         arguments: Any = (
@@ -254,10 +254,10 @@ def _forward(
             # Dividing weights rather than gradients saves a pass over these.
             rows.weights_BT.reshape(-1) / num_targets,
         )
-        if rules.loss_implementation == "pallas":
-            loss: Any = cross_entropy_kernel(*arguments, z_loss=rules.z_loss)
+        if execution.loss_implementation == "pallas":
+            loss: Any = cross_entropy_kernel(*arguments, z_loss=setup.z_loss)
         else:
-            loss = cross_entropy(*arguments, rules.loss_chunk, rules.z_loss)
+            loss = cross_entropy(*arguments, execution.loss_chunk, setup.z_loss)
     num_tokens = jnp.sum(rows.segments_BT != 0, dtype=jnp.float32)
     return loss.objective, Sums(
         loss=loss.cross_entropy * num_targets,
@@ -270,7 +270,7 @@ def _forward(
 
 
 def _accumulate(
-    rules: Rules,
+    setup: TrainSetup,
     params: Any,
     bias_LX: jax.Array,
     num_targets: jax.Array,
@@ -281,14 +281,14 @@ def _accumulate(
 
     One buffer of gradients takes those of all microbatches.
     """
-    gradient = jax.grad(functools.partial(_forward, rules), has_aux=True)
+    gradient = jax.grad(functools.partial(_forward, setup), has_aux=True)
 
     def cast(weight: Weight, x: jax.Array) -> jax.Array:
-        return x.astype(rules.gradient_dtype if weight.in_products else jnp.float32)
+        return x.astype(setup.model.execution.gradient_dtype if weight.in_products else jnp.float32)
 
     def of_rows(rows: Batch) -> tuple[Any, Sums]:
         gradients, sums = gradient(params, bias_LX, num_targets, rows)
-        return map_weights(cast, declare(rules.model.config), gradients), sums
+        return map_weights(cast, declare(setup.model.config), gradients), sums
 
     if num_microbatches == 1:
         return of_rows(batch)
@@ -302,15 +302,15 @@ def _accumulate(
     return lax.scan(add, zeros, microbatches)[0]
 
 
-def _logit_bound(rules: Rules, params: Any) -> jax.Array:
+def _logit_bound(setup: TrainSetup, params: Any) -> jax.Array:
     """Queries and keys have norm sqrt(H), and logits are scaled by 1 / sqrt(H)."""
-    return jnp.max(jnp.abs(params["layers"]["attention"]["temperature"])) * rules.model.config.head_dim**0.5
+    return jnp.max(jnp.abs(params["layers"]["attention"]["temperature"])) * setup.model.config.head_dim**0.5
 
 
-def _check_devices(of_state: Deal, of_rules: Deal, mesh: Mesh) -> None:
-    counts = of_state.num_devices, of_rules.num_devices, mesh.size
+def _check_devices(of_state: Partition, of_setup: Partition, mesh: Mesh) -> None:
+    counts = of_state.num_devices, of_setup.num_devices, mesh.size
     if len(set(counts)) != 1:
         raise ValueError(
-            f"the state is dealt out to {counts[0]} devices, the rules are for {counts[1]} and the mesh has "
-            f"{counts[2]}; all must be one number: make_rules(config, mesh.size) and a state of these rules"
+            f"the state is of {counts[0]} devices, the setup for {counts[1]} and the mesh has "
+            f"{counts[2]}; all must be one number: make_setup(config, mesh.size) and a state of this setup"
         )

@@ -10,10 +10,11 @@ import pytest
 
 from zaya_jax.config import ModelConfig, OptimizerConfig
 from zaya_jax.model.weights import declare, flatten, map_weights
-from zaya_jax.optim.optimizer import make_optimizer, optimizer_flops
+from zaya_jax.optim.optimizer import make_optimizer
+from zaya_jax.optim.partition import MatrixPool, from_buckets, make_partition, to_buckets
 from zaya_jax.options import load_config
-from zaya_jax.parallel.deal import Round, deal, from_parts, to_parts
 from zaya_jax.parallel.mesh import DATA
+from zaya_jax.plan.arithmetic import optimizer_flops
 
 ODD = ModelConfig(
     vocab_size=43,
@@ -45,23 +46,23 @@ def numbered(declared):
 
 @pytest.mark.parametrize("by_matrix", [True, False])
 @pytest.mark.parametrize("num_devices", [1, 2, 4, 8, 40])
-def test_parts_hold_every_element_once(num_devices, by_matrix):
+def test_buckets_hold_every_element_once(num_devices, by_matrix):
     weights = numbered(declare(ODD))
-    dealt = deal(declare(ODD), num_devices, by_matrix=by_matrix)
-    parts = to_parts(dealt, jax.tree.map(jnp.asarray, weights))
-    assert {name: part.shape for name, part in parts.items()} == {p.name: p.shape for p in dealt.parts}
-    values = np.concatenate([np.ravel(part) for part in parts.values()])
+    partition = make_partition(declare(ODD), num_devices, by_matrix=by_matrix)
+    buckets = to_buckets(partition, jax.tree.map(jnp.asarray, weights))
+    assert {name: x.shape for name, x in buckets.items()} == {b.name: b.shape for b in partition.buckets}
+    values = np.concatenate([np.ravel(bucket) for bucket in buckets.values()])
     everything = np.concatenate([leaf.ravel() for leaf in jax.tree.leaves(weights)])
     np.testing.assert_array_equal(np.sort(values[values != 0]), np.sort(everything))
-    back = from_parts(dealt, parts)
+    back = from_buckets(partition, buckets)
     jax.tree.map(np.testing.assert_array_equal, back, weights)
 
 
 @pytest.mark.parametrize("num_devices", [1, 2, 8, 40])
 def test_no_matrix_is_cut(num_devices):
-    """The elements of each matrix lie in one device's share of a part."""
+    """The elements of each matrix lie in one device's share of a bucket."""
     declared = declare(ODD)
-    dealt = deal(declared, num_devices)
+    partition = make_partition(declared, num_devices)
     for path, weight in flatten(declared).items():
         if weight.matrix is None:
             continue
@@ -75,67 +76,67 @@ def test_no_matrix_is_cut(num_devices):
             node = node[name]
         node[path.split("/")[-1]] = jnp.asarray(of_matrix)
         owners = {number: set() for number in numbers}
-        for name, part in to_parts(dealt, tree).items():
-            for device, share in enumerate(np.split(np.asarray(part), num_devices)):
+        for name, bucket in to_buckets(partition, tree).items():
+            for device, share in enumerate(np.split(np.asarray(bucket), num_devices)):
                 for number in set(share.ravel()) - {0}:
                     owners[number].add((device, name))
         assert all(len(places) == 1 for places in owners.values()), path
 
 
 def test_one_device_pads_and_pools_nothing():
-    dealt = deal(declare(ODD), 1)
-    assert not dealt.rounds
-    assert sum(math.prod(part.shape) for part in dealt.parts) == sum(w.size for _, w in dealt.weights)
+    partition = make_partition(declare(ODD), 1)
+    assert not partition.pools
+    assert sum(math.prod(b.shape) for b in partition.buckets) == sum(w.size for _, w in partition.weights)
 
 
-def test_a_partial_tree_has_partial_parts():
+def test_a_partial_tree_has_partial_buckets():
     """As an optimiser's moments: those of Muon are of matrices alone."""
-    dealt = deal(declare(ODD), 8)
+    partition = make_partition(declare(ODD), 8)
     matrices = {"layers": {"experts": {}, "attention": {}, "router": {}}}
-    parts = {part.name: jnp.ones(part.shape) for part in dealt.matrix_parts}
-    tree = from_parts(dealt, parts)
+    buckets = {bucket.name: jnp.ones(bucket.shape) for bucket in partition.matrix_buckets}
+    tree = from_buckets(partition, buckets)
     assert set(tree) == set(matrices)
-    assert "embedding/table" not in to_parts(dealt, tree)
+    assert "embedding/table" not in to_buckets(partition, tree)
 
 
 def zaya1_8b():
     return declare(load_config("configs/zaya1_8b.py", []).model)
 
 
-def largest_matrix(dealt):
-    return max(math.prod(sorted(w.shape)[-2:]) for _, w in dealt.weights if w.matrix)
+def largest_matrix(partition):
+    return max(math.prod(sorted(w.shape)[-2:]) for _, w in partition.weights if w.matrix)
 
 
 @pytest.mark.parametrize("num_devices", [8, 24, 64, 128, 1000, 1024])
 def test_zaya1_8b_wastes_less_than_one_matrix_a_device(num_devices):
-    dealt = deal(zaya1_8b(), num_devices)
-    real = sum(weight.size for _, weight in dealt.weights if weight.matrix)
-    padded = sum(math.prod(part.shape) for part in dealt.matrix_parts)
+    partition = make_partition(zaya1_8b(), num_devices)
+    real = sum(weight.size for _, weight in partition.weights if weight.matrix)
+    padded = sum(math.prod(bucket.shape) for bucket in partition.matrix_buckets)
     assert 0 <= padded - real < 1.25 * num_devices * 2048 * 2048
-    for part in dealt.elements:
-        assert 0 <= math.prod(part.shape) - part.size < num_devices
+    for bucket in partition.flat_parameters:
+        assert 0 <= math.prod(bucket.shape) - bucket.size < num_devices
 
 
 def test_eight_devices_take_zaya1_8b_without_padding():
-    dealt = deal(zaya1_8b(), 8)
-    assert not dealt.rounds
-    assert sum(part.num_matrices for part in dealt.stacks) == 1_920 + 40 * 9
+    partition = make_partition(zaya1_8b(), 8)
+    assert not partition.pools
+    assert sum(bucket.num_matrices for bucket in partition.stacks) == 1_920 + 40 * 9
 
 
 def test_a_thousand_devices_take_the_attention_along_with_the_experts():
-    """1,920 experts' matrices are two rounds of 1,024, whose places left take most of the others."""
-    dealt = deal(zaya1_8b(), 1024)
-    assert not dealt.stacks
-    assert [round_.num_matrices for round_ in dealt.rounds] == [1024, 1024, 1_920 + 360 - 2048]
-    assert [round_.shape[1:] for round_ in dealt.rounds[:2]] == [(2048, 2048)] * 2
+    """1,920 experts' matrices are two pools of 1,024, whose places left take most of the others."""
+    partition = make_partition(zaya1_8b(), 1024)
+    assert not partition.stacks
+    assert [pool.num_matrices for pool in partition.pools] == [1024, 1024, 1_920 + 360 - 2048]
+    assert [pool.shape[1:] for pool in partition.pools[:2]] == [(2048, 2048)] * 2
 
 
 def test_optimizer_flops_a_device():
     """An eighth of all on 8 devices; on 1,024 two large matrices and a small one of 2,240."""
-    alone = optimizer_flops(deal(zaya1_8b(), 1), num_steps=5)
+    alone = optimizer_flops(make_partition(zaya1_8b(), 1), num_steps=5)
     assert alone == 5 * (1_920 * 6 * 2048**3 + 80 * (4 * 1024**2 * 2048 + 2 * 1024**3) + _small_flops())
-    assert optimizer_flops(deal(zaya1_8b(), 8), num_steps=5) == alone / 8
-    assert 900 < alone / optimizer_flops(deal(zaya1_8b(), 1024), num_steps=5) < 1000
+    assert optimizer_flops(make_partition(zaya1_8b(), 8), num_steps=5) == alone / 8
+    assert 900 < alone / optimizer_flops(make_partition(zaya1_8b(), 1024), num_steps=5) < 1000
 
 
 def _small_flops():
@@ -144,8 +145,8 @@ def _small_flops():
     return sum(4 * short**2 * long + 2 * short**3 for short, long in sides)
 
 
-def test_matrices_of_a_round_keep_their_own_sides():
-    """Rows are inputs; the round lies on the long sides and is padded, of which its matrices know nothing."""
+def test_matrices_of_a_pool_keep_their_own_sides():
+    """Rows are inputs; the pool lies on the long sides and is padded, of which its matrices know nothing."""
     sides = {
         "layers/attention/q_proj": (24, 16),
         "layers/attention/k_proj": (24, 8),
@@ -159,36 +160,37 @@ def test_matrices_of_a_round_keep_their_own_sides():
         "layers/experts/gate_up_proj": (24, 20),
         "layers/experts/down_proj": (20, 24),
     }
-    rounds = deal(declare(ODD), 8).rounds
-    assert {run.path: (run.rows, run.columns) for round_ in rounds for run in round_.runs} == sides
-    padded = [run for round_ in rounds for run in round_.runs if max(sides[run.path]) < round_.shape[2]]
+    pools = make_partition(declare(ODD), 8).pools
+    assert {each.path: (each.rows, each.columns) for pool in pools for each in pool.ranges} == sides
+    padded = [each for pool in pools for each in pool.ranges if max(sides[each.path]) < pool.shape[2]]
     assert padded, "some matrix must lie in a round that is longer than it"
 
 
 def test_a_padded_matrix_moves_as_far_as_its_own_sides_say():
     """Muon's update has the norm 0.2 sqrt(long x short) of the matrix ([Moonlight] section 2.2)."""
-    dealt = deal(declare(ODD), 8)
+    partition = make_partition(declare(ODD), 8)
     config = OptimizerConfig(
         newton_schulz="polar_express", newton_schulz_steps=10, momentum=0.0, weight_decay=0.0
     )
-    optimizer = make_optimizer(config, dealt, lambda step: 1.0 + 0 * step)
+    optimizer = make_optimizer(config, partition, lambda step: 1.0 + 0 * step)
     random = np.random.default_rng(0)
     params = map_weights(lambda weight: jnp.asarray(random.standard_normal(weight.shape)), declare(ODD))
-    parts = {name: x.reshape(8, -1, *x.shape[1:]) for name, x in to_parts(dealt, params).items()}
+    buckets = {name: x.reshape(8, -1, *x.shape[1:]) for name, x in to_buckets(partition, params).items()}
     updates, _ = jax.jit(
         jax.vmap(lambda x: optimizer.update(x, optimizer.init(x), x, step=0), axis_name=DATA)
-    )(parts)
+    )(buckets)
     is_padded = set()
-    for round_ in dealt.rounds:
-        sides = [sorted((run.rows, run.columns)) for run in round_.runs for _ in range(run.count)]
+    for pool in partition.pools:
+        sides = [each.sides for each in pool.range_by_device]
         for device, (short, long) in enumerate(sides):
-            norm = np.linalg.norm(updates[round_.name][device])
+            norm = np.linalg.norm(updates[pool.name][device])
             assert norm == pytest.approx(0.2 * (long * short) ** 0.5, rel=1e-3)
-            is_padded.add(long < round_.shape[2])
+            is_padded.add(long < pool.shape[2])
     assert is_padded == {False, True}
 
 
-def test_rounds_are_named_apart():
-    names = [part.name for part in deal(declare(dataclasses.replace(ODD, num_experts=5)), 7).parts]
+def test_pools_are_named_apart():
+    partition = make_partition(declare(dataclasses.replace(ODD, num_experts=5)), 7)
+    names = [bucket.name for bucket in partition.buckets]
     assert len(set(names)) == len(names)
-    assert any(isinstance(part, Round) for part in deal(declare(ODD), 8).parts)
+    assert any(isinstance(bucket, MatrixPool) for bucket in make_partition(declare(ODD), 8).buckets)

@@ -7,12 +7,12 @@ import sys
 
 import pytest
 
-from zaya_jax.parallel.host_memory import ACCELERATORS
+from zaya_jax.platform.host_memory import ACCELERATORS
 
 FAULTS = """
 import resource, sys
 import numpy as np
-from zaya_jax.parallel.host_memory import reuse_host_memory
+from zaya_jax.platform.host_memory import reuse_host_memory
 
 if sys.argv[1] == "reused":
     assert reuse_host_memory()

@@ -1,0 +1,66 @@
+"""The section `execution`: how a run is computed, which may change while it goes on."""
+
+import dataclasses
+from typing import Literal
+
+from zaya_jax.config.rules import require_choices, require_positive
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExecutionConfig:
+    """How network, loss and optimiser are computed: what it takes, not what is learned.
+
+    No weight's shape depends on it, and up to rounding no result.
+
+    Attributes:
+      dtype: type of activations and matrix products; parameters and the stream are float32.
+      remat: what the backward pass recomputes. "none": nothing. "products": all but plain matrix
+        products, attention and experts, whose results are kept. "attention_and_experts": keeps of
+        each layer the results of attention and of the experts' products alone. "block": keeps the
+        stream before each attention and each block of experts. "layer": keeps the stream before each
+        layer. "group": keeps the stream before each group of about sqrt(num_hidden_layers) layers, and
+        computes each layer twice more: for the streams within the group, and for its own backward pass.
+        Each keeps less than the one before and computes more.
+      scan_layers: compiles one layer and loops over it. False compiles each on its own, in as many times
+        the time: a training step then neither stacks what the layers keep for the backward pass nor copies
+        out of the stacks. A forward pass alone is faster as a loop.
+      num_microbatches: parts that a step's batch is cut into, to save memory; a smaller batch of a
+        ramp is cut into fewer.
+      gradient_dtype: in which a device keeps its gradients and adds them up over microbatches. "bfloat16"
+        halves that memory; scales and biases stay float32. Over devices they are always added in float32.
+      loss_chunk: tokens of a device whose logits exist at the same time; the kernel has none in memory.
+      implementation: of every operation that has a kernel and is not named in a field of its own:
+        "pallas" is the kernel, "xla" what XLA makes of plain operations. None takes what
+        `pallas_kernels/choice.py` says is best on the platform.
+      attention_implementation: in training. Two forms of "xla" can be named: "full" makes all scores of
+        a layer at once, "blockwise" those of a pair of blocks at a time; it takes the latter for
+        sequences of 1,024 tokens or more. This and the fields below: None is as `implementation` says.
+      decode_implementation: of a new token's attention to the cache.
+      experts_implementation: two forms of "xla" can be named: "blocked", which it takes on CPUs, and
+        "ragged_dot".
+      residual_implementation: of the step from attention to experts, where the stream is merged and
+        normed; the kernel does both in one pass.
+      cca_implementation: of the step from latents to queries and keys, with both convolutions; the kernel
+        does all of it in one pass.
+      loss_implementation: of the head and its cross-entropy.
+      newton_schulz_implementation: of Muon's orthogonalisation.
+    """
+
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    remat: Literal["none", "products", "attention_and_experts", "block", "layer", "group"] = "none"
+    scan_layers: bool = True
+    num_microbatches: int = 1
+    gradient_dtype: Literal["float32", "bfloat16"] = "float32"
+    loss_chunk: int = 4096
+    implementation: Literal["xla", "pallas"] | None = None
+    attention_implementation: Literal["full", "blockwise", "xla", "pallas"] | None = None
+    decode_implementation: Literal["xla", "pallas"] | None = None
+    experts_implementation: Literal["blocked", "ragged_dot", "xla", "pallas"] | None = None
+    residual_implementation: Literal["xla", "pallas"] | None = None
+    cca_implementation: Literal["xla", "pallas"] | None = None
+    loss_implementation: Literal["xla", "pallas"] | None = None
+    newton_schulz_implementation: Literal["xla", "pallas"] | None = None
+
+    def __post_init__(self):
+        require_choices("execution", self)
+        require_positive("execution", self, "num_microbatches", "loss_chunk")
