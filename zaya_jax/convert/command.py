@@ -36,7 +36,11 @@ _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Runs `zaya convert`."""
+    """Runs `zaya convert`, or `zaya convert inspect`, with the words behind it.
+
+    Raises:
+      ValueError: for whatever cannot be converted, in one sentence.
+    """
     arguments = list(argv or ())
     if arguments[:1] == ["inspect"]:
         inspect(_inspect_parser().parse_args(arguments[1:]).path)

@@ -92,7 +92,7 @@ class PlannedFile:
 
     @property
     def size(self) -> int:
-        """Its bytes, header included."""
+        """Bytes of the whole file, header and padding included."""
         return len(self.header) + sum(block.size for block in self.blocks)
 
 
