@@ -1,7 +1,7 @@
 """The end of CCA's projection in one pass: from latents to queries and keys that attention takes.
 
-Compressed convolutional attention, arXiv 2510.04476 section II-B and Listing 1, with a linear
-temperature (arXiv 2605.05365, appendix C).
+Compressed convolutional attention, [CCA] section II-B and Listing 1, with a linear temperature
+([ZAYA1-8B] appendix C).
 
 Letters: B batch, T time, N query heads, K key heads, G = N/K query heads a key head, A = N + K heads,
 H head width, C = A*H latent channels (queries first), I and J taps of the two convolutions, W = I + J - 2

@@ -55,7 +55,7 @@ class Layout:
 
     @property
     def query_heads(self) -> int:
-        """N."""
+        """N, the query heads among all heads of the latent."""
         return self.heads - self.key_heads
 
     @property

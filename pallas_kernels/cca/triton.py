@@ -63,7 +63,7 @@ class Operands:
     layout: Layout
 
     def with_array(self, name: str, array: jax.Array) -> "Operands":
-        """These and one more."""
+        """These operands and one more array, which kernels find by its name."""
         return Operands(self.arrays | {name: array}, self.layout)
 
 

@@ -74,8 +74,8 @@ def decode_attention(
 def combine(out_BYNH: jax.Array, logsumexp_BYN: jax.Array, *, axis: int) -> tuple[jax.Array, jax.Array]:
     """Attention to all keys, from attention to parts of them.
 
-    The same serves keys that are dealt out among programs, and among devices (tree attention, arXiv
-    2408.04093): there the maximum and both sums go over the devices.
+    The same serves keys that are dealt out among programs, and among devices ([Tree-Attention]):
+    there the maximum and both sums go over the devices.
 
     Args:
       out_BYNH: output of each part.

@@ -1,6 +1,6 @@
 """`flash_attention` in Pallas for Triton: one kernel forward, two backward, no atomics.
 
-FlashAttention-2 (arXiv 2307.08691, algorithms 1 and 2). A program owns one block of queries of one
+[FlashAttention-2] algorithms 1 and 2. A program owns one block of queries of one
 head (forward, gradient of queries) or one block of keys of one key head (gradients of keys and
 values, summed over the query heads in registers) and walks over the blocks that `spans.py` leaves.
 Blocks without a masked entry come first and are not masked.

@@ -9,7 +9,7 @@ from pallas_kernels.catalogue import SIZES, cases
 from zaya_jax.bench import (
     balancing,
     experts,
-    kernels,
+    kernel_times,
     loss_memory,
     optimizer_share,
     optimizers,
@@ -40,7 +40,7 @@ def said(monkeypatch, capsys):
 
 def test_balancing(said):
     configs = [BalancingConfig(rule="adamw", learning_rate=1e-3)]
-    found = [[balancing.Found(steps, 0.99) for steps in (None, 123, None, 234, None)]]
+    found = [[balancing.Evenness(steps, 0.99) for steps in (None, 123, None, 234, None)]]
     Console(soft_wrap=True).print(balancing._table(configs, found))
     assert " adamw " in said()
 
@@ -104,18 +104,18 @@ def test_kernels(said, monkeypatch):
     names = {
         case.name: [*case.implementations, *(other.name for other in others(case.name))] for case in every
     }
-    monkeypatch.setattr(kernels.jax, "jit", lambda _: lambda *_: ())
-    monkeypatch.setattr(kernels, "measure_ceilings", lambda *_: kernels.Ceilings(1e15, 1e12))
+    monkeypatch.setattr(kernel_times.jax, "jit", lambda _: lambda *_: ())
+    monkeypatch.setattr(kernel_times, "measure_ceilings", lambda *_: kernel_times.Ceilings(1e15, 1e12))
     monkeypatch.setattr(
-        kernels,
+        kernel_times,
         "passes",
         lambda case, _: [
             (each, dict.fromkeys(names[case.name]), case.forward) for each in ("forward", "gradients")
         ],
     )
     row = ["1,234.123", "1.23e-05", "1.23e-05", "99.1%", "1.2e-03"]
-    monkeypatch.setattr(kernels, "compare", lambda _, calls, *__: [[name, *row] for name in calls])
-    kernels.run(rounds=1)
+    monkeypatch.setattr(kernel_times, "compare", lambda _, calls, *__: [[name, *row] for name in calls])
+    kernel_times.run(rounds=1)
     lines = [line.split() for line in said().splitlines()]
     for case in every:
         assert [f"{case.name},", "gradients"] in lines

@@ -156,7 +156,7 @@ def test_muon_orthogonalises_each_matrix_by_itself():
         )
         scale = 0.2 * RATE * max(matrices.shape[1:]) ** 0.5
         for matrix, gradient in zip(matrices, of_gradients, strict=True):
-            # Five steps of the quintic bring singular values to about 0.7 .. 1.2, not to 1 (Jordan).
+            # Five steps of the quintic bring singular values to about 0.7 .. 1.2, not to 1 ([Muon]).
             singular = np.linalg.svd(matrix, compute_uv=False) / scale
             assert 0.5 < singular.min() <= singular.max() < 1.3, path
             assert np.sqrt(np.mean(matrix**2)) == pytest.approx(0.2 * RATE, rel=0.2), path
@@ -218,7 +218,7 @@ def in_float64(gradients, path):
 def test_steps_of_adamw_are_the_published_formula(name):
     """Bias-corrected means are weighted ones; decay is decoupled, and both are times the step's rate.
 
-    Sources: Adam (arXiv 1412.6980, section 3) and AdamW (arXiv 1711.05101, algorithm 2).
+    Sources: [Adam] section 3 and [AdamW] algorithm 2.
     """
     decays = {"embedding/table": 0.5, "layers/router/norm/scale": 0, "layers/attention/temperature": 0}
     if name == "adamw":

@@ -167,7 +167,7 @@ def test_matrices_of_a_pool_keep_their_own_sides():
 
 
 def test_a_padded_matrix_moves_as_far_as_its_own_sides_say():
-    """Muon's update has the norm 0.2 sqrt(long x short) of the matrix (arXiv 2502.16982, section 2.2)."""
+    """Muon's update has the norm 0.2 sqrt(long x short) of the matrix ([Moonlight] section 2.2)."""
     partition = make_partition(declare(ODD), 8)
     config = OptimizerConfig(
         newton_schulz="polar_express", newton_schulz_steps=10, momentum=0.0, weight_decay=0.0

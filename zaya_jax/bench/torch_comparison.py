@@ -18,7 +18,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from zaya_jax.bench.measure import CEILING_FLOPS, ceiling_product
+from zaya_jax.bench.measure import CEILING_FLOPS, ceiling_matmul
 from zaya_jax.bench.turns import Program, best_in_turn
 from zaya_jax.config import Config, DataConfig, ExecutionConfig, ModelConfig, OptimizerConfig, TrainConfig
 from zaya_jax.convert.huggingface import config_to_huggingface, variables_from_huggingface
@@ -85,7 +85,7 @@ def run(*, rounds: int) -> None:
         programs = {
             f"{name}, ours": row.ours,
             f"{name}, transformers": row.theirs,
-            "ceiling": ceiling_product,
+            "ceiling": ceiling_matmul,
         }
         ours, theirs, ceiling = best_in_turn(programs, rounds=rounds).values()
         ceilings.append(CEILING_FLOPS / ceiling)
@@ -115,7 +115,7 @@ def _rows() -> dict[str, _Row]:
 
 
 def our_forward() -> Callable[[], Any]:
-    """Logits of the batch."""
+    """A call of our compiled forward pass: the logits of the batch."""
     variables, tokens = _our_variables(), jnp.asarray(_tokens((BATCH, LENGTH)))
     apply = jax.jit(
         lambda variables, tokens: _ours(variables, tokens).logits_BTV, compiler_options=compiler_options()
@@ -124,7 +124,7 @@ def our_forward() -> Callable[[], Any]:
 
 
 def their_forward() -> Callable[[], Any]:
-    """Logits of the batch."""
+    """A call of transformers' forward pass on the same batch, without gradients."""
     import torch
 
     model, tokens = _huggingface_model().eval(), torch.from_numpy(_tokens((BATCH, LENGTH)))
@@ -201,7 +201,7 @@ def _huggingface_model() -> Any:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("temp"):
-                parameter.fill_(1.0)  # zeros are a placeholder, which would zero all keys (facts 2.2)
+                parameter.fill_(1.0)  # [HF] leaves zeros there for a checkpoint to fill: all keys would be 0
     model.generation_config.eos_token_id = None
     return model
 

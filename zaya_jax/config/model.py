@@ -12,7 +12,7 @@ HYBRID_SLIDING = "hybrid_sliding"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """The network, as Hugging Face's config tells it. Defaults are ZAYA1-8B's ([8B] Table I).
+    """The network, as Hugging Face's config tells it. Defaults are ZAYA1-8B's ([ZAYA1-8B] Table I).
 
     Attributes:
       vocab_size: V, rows of the tied embedding.

@@ -25,7 +25,9 @@ _PRIMES = (127, 131, 137, 139, 149, 151)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StateBytes:
-    """Of what lives from step to step, and of weights and gradients within one; on each device.
+    """Bytes of what lives from step to step, and of weights and gradients within one; on each device.
+
+    What only an optimiser needs is cut into parts, one a device ([ZeRO] section 5.1, stage 1).
 
     Attributes:
       master: the device's part of the weights, float32.

@@ -14,7 +14,7 @@ from zaya_jax.tables import format_bytes, name_column, number_column
 from zaya_jax.train.phases import check_devices, step_ranges
 
 
-def describe(config: Config, *, devices: int | None = None, console: Console | None = None) -> None:
+def print_dry_run(config: Config, *, devices: int | None = None, console: Console | None = None) -> None:
     """Prints shapes, counts, phases, schedule and memory of a run. Allocates no weights.
 
     Args:
