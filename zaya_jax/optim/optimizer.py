@@ -47,7 +47,7 @@ def make_optimizer(
     for bucket in partition.matrix_buckets:
         groups[bucket.name], decay[bucket.name] = "muon", True
     for parameter in partition.flat_parameters:
-        groups[parameter.name], decay[parameter.name] = "adam", weights[parameter.path].decay
+        groups[parameter.name], decay[parameter.name] = "adam", weights[parameter.name].decay
     return optax.chain(
         optax.partition({"muon": _muon(config, partition, implementation), "adam": adam}, groups),
         # Behind both, so that decay is decoupled for both: x <- x - rate * (update + decay * x).

@@ -24,7 +24,7 @@ def norms_by_group(partition: Partition, buckets: dict[str, jax.Array]) -> dict[
         if isinstance(bucket, MatrixPool):
             squares_G += square_U.sum(axis=(1, 2)) @ local_shard(_groups_of_pool(bucket))
         else:
-            squares_G = squares_G.at[GROUPS.index(group_of(bucket.path))].add(square_U.sum())
+            squares_G = squares_G.at[GROUPS.index(group_of(bucket.name))].add(square_U.sum())
     norms_G = jnp.sqrt(all_reduce(squares_G))
     return {name: norms_G[i] for i, name in enumerate(GROUPS)}
 
