@@ -148,6 +148,7 @@ class Partition:
     """
 
     num_devices: int
+    # Pairs, for a dict has no hash.
     weights: tuple[tuple[str, Weight], ...]
     stacks: tuple[MatrixStack, ...]
     pools: tuple[MatrixPool, ...]
@@ -197,8 +198,9 @@ def _stack(path: str, weight: Weight, num_devices: int) -> MatrixStack | None:
     # Leading axes alone: units that lie one after the other in memory are cut without a copy.
     leading = min(axes.inputs + axes.outputs)
     num_units = math.prod(weight.shape[:leading]) // num_devices * num_devices
-    if not num_units:
+    if not num_units:  # fewer than devices: all of them are pooled
         return None
+    # In the bucket one axis, that of units, stands before those of a unit.
     in_bucket = MatrixAxes(*(tuple(i - leading + 1 for i in side) for side in axes))
     return MatrixStack(path, num_units, weight.shape[leading:], in_bucket)
 
@@ -217,7 +219,7 @@ def _pools(left: Iterable[MatrixRange], num_devices: int) -> tuple[MatrixPool, .
     room = 0
     for each in by_size:
         while each.count:
-            if not room:
+            if not room:  # a weight's matrices may go on in the next pool
                 pools.append([])
                 room = num_devices
             taken = min(each.count, room)
@@ -255,6 +257,7 @@ def from_buckets(partition: Partition, buckets: Mapping[str, jax.Array]) -> dict
     weights = dict(partition.weights)
     flat: dict[str, jax.Array] = {}
     pieces: dict[str, list[jax.Array]] = defaultdict(list)
+    # Stacks before pools, so that a weight's pieces come in the order in which its matrices are counted.
     for bucket in partition.buckets:
         if bucket.name not in buckets:
             continue
@@ -265,6 +268,7 @@ def from_buckets(partition: Partition, buckets: Mapping[str, jax.Array]) -> dict
         elif isinstance(bucket, FlatParameter):
             flat[bucket.name] = x.reshape(-1)[: bucket.size].reshape(weights[bucket.name].shape)
         elif math.prod(bucket.shape) == weights[bucket.name].size:
+            # Nothing is left in pools: a reshape, where the pieces' way would be two transposes.
             flat[bucket.name] = x.reshape(weights[bucket.name].shape)
         else:
             pieces[bucket.name].append(to_matrices(x, bucket.axes))
@@ -282,6 +286,7 @@ def _fill_pool(pool: MatrixPool, weights: Mapping[str, Weight], flat: Mapping[st
         matrices = matrices.swapaxes(1, 2) if each.rows > each.columns else matrices
         padding = (rows - matrices.shape[1], columns - matrices.shape[2])
         filled.append(jnp.pad(matrices, ((0, 0), (0, padding[0]), (0, padding[1]))))
+    # Zeros stay zeros in Newton-Schulz: a device without a matrix computes, and moves nothing.
     empty = pool.num_devices - pool.num_matrices
     if empty:
         filled.append(jnp.zeros((empty, rows, columns), filled[0].dtype))
@@ -289,6 +294,7 @@ def _fill_pool(pool: MatrixPool, weights: Mapping[str, Weight], flat: Mapping[st
 
 
 def _read_pool(pool: MatrixPool, bucket: jax.Array) -> Iterator[tuple[MatrixRange, jax.Array]]:
+    # One start more than there are ranges: where the padding begins.
     starts = itertools.accumulate((each.count for each in pool.ranges), initial=0)
     for each, start in zip(pool.ranges, starts, strict=False):
         short, long = each.sides

@@ -29,11 +29,13 @@ def evaluate(run: OpenRun, sums_of: Callable[[Batch], Sums], batches: Iterable[B
         nats += float(sums.loss)
         num_targets += float(sums.num_targets)
         num_bytes += run.text_bytes(batch)
+    # Bits a byte, so that runs with different tokenizers can be compared.
     return {"loss": nats / max(num_targets, 1), "bits_per_byte": bits_per_byte(nats, num_bytes)}
 
 
 def held_out_batches(run: OpenRun, step_range: StepRange) -> tuple[Iterator[Batch], int]:
-    """The batches, and how many they are; each is as large as the phase's full batch, in a ramp too."""
+    """The batches, and how many they are; each is as large as the phase's full batch."""
+    # Full batches in a ramp too, so that held-out losses of all its steps are sums over the same batches.
     data, limit = step_range.phase.config.data, run.config.train.eval_sequences
     sequences = num_sequences(run.corpus, "validation", data.sequence_length)
     batches = evaluation_batches(

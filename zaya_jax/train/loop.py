@@ -119,15 +119,16 @@ def _introduce(run: OpenRun, first_step: int, progress: ProgressLine) -> None:
 def _loop(run: OpenRun, state: TrainState, outputs: _Outputs) -> TrainState:
     """Makes the steps of the run that are left; a new phase or batch size is a new program."""
     phase = None
+    # Where a run reads follows from the sizes of its corpora, and from nothing that a checkpoint holds.
     num_tokens = {folder: corpus.train.tokens for folder, corpus in run.corpora.items()}
     for step_range, reading in readings(run.config, num_tokens, first_step=int(state.step)):
+        # A ramp has several ranges in one phase, which is announced once.
         if step_range.phase.name and step_range.phase != phase:
             outputs.progress.say(describe_phase(step_range.phase))
         if step_range.phase.config.data.batch_ramp:
             outputs.progress.say(describe_batch(step_range))
         phase = step_range.phase
         steps = _Steps(run, outputs, step_range, reading, _programs(run, step_range))
-        # What a step tells of its time says nothing of the program before it.
         outputs.clock.restart(step_range.first_step)
         outputs.progress.compiling()
         state = _make_steps(steps, state)
@@ -164,6 +165,7 @@ def _make_steps(steps: _Steps, state: TrainState) -> TrainState:
             outputs.progress.update(step, values, steps.range.phase.name)
             if is_logged:  # what a file holds must not depend on where a run was resumed
                 outputs.writer.write(step, "train", values, phase=steps.range.phase.name)
+        # A phase's end is always scored and kept: by it the phase is judged, and others may start from it.
         if ends_phase or step % config.eval_every == 0:
             _evaluate(steps, state, step)
             outputs.clock.restart(step)

@@ -95,6 +95,7 @@ def open_data(config: Config) -> dict[str, Corpus]:
     Raises:
       ValueError: if one cannot be had or does not fit.
     """
+    # Checked before a corpus is built: a token without a row would be read as another, without a word.
     vocab_size = load_tokenizer(config.data.tokenizer).vocab_size
     if vocab_size > config.model.vocab_size:
         raise ValueError(
@@ -108,6 +109,7 @@ def open_data(config: Config) -> dict[str, Corpus]:
             for folder in mixture_of(data).folders:
                 if folder not in corpora:
                     corpora[folder] = open_corpus_for(folder, data.tokenizer)
+                # For its ValueError: a split must have one whole sequence of this phase's length.
                 num_sequences(corpora[folder], "train", data.sequence_length)
             num_sequences(corpora[config.data.corpus], "validation", data.sequence_length)
     return corpora
@@ -137,6 +139,7 @@ def check_folder(config: Config, *, overwrite: bool) -> None:
             f"{folder} holds a run of another config ({'; '.join(changed[:3])}); choose another "
             "--config.run_folder, or give --overwrite to throw the old run away"
         )
+    # A run that goes on has its weights from its checkpoint.
     starts_anew = overwrite or newest_step(folder) is None
     if starts_anew and config.train.init_from is not None:  # later it may be gone
         check_init_from(config.train.init_from, config.model)

@@ -36,6 +36,7 @@ def make_programs(state: TrainState, *, setup: TrainSetup, mesh: Mesh, num_micro
             out_shardings=replicated(mesh),
             compiler_options=compiler_options(mesh),
         ),
+        # Not donated: training goes on with the state that is saved.
         checkpoint=jax.jit(
             to_checkpoint,
             out_shardings=checkpoint_shardings(jax.eval_shape(to_checkpoint, state), mesh),
@@ -53,6 +54,7 @@ def compiled_step(state: TrainState, *, setup: TrainSetup, mesh: Mesh, num_micro
       num_microbatches: as for `train_step`.
     """
     placed = shardings(state, mesh)
+    # In and out alike, so that a step's result is the next one's argument and nothing is moved between.
     return jax.jit(
         functools.partial(train_step, setup=setup, mesh=mesh, num_microbatches=num_microbatches),
         in_shardings=(placed, sharded(mesh)),

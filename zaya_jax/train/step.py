@@ -96,6 +96,7 @@ def train_step(
     _check_devices(state.partition, setup.partition, mesh)
     specs = partition_specs(state)
     local = functools.partial(_local_step, setup=setup, num_microbatches=num_microbatches)
+    # Metrics are replicated: each number in them has been summed over the devices.
     return on_each_device(local, mesh, in_specs=(specs, SHARDED), out_specs=(specs, REPLICATED))(state, batch)
 
 
@@ -121,6 +122,7 @@ def _local_step(
     params = _gather_weights(state, setup)
     gradients, sums = _accumulate(setup, params, state.router_bias_LX, num_targets, batch, num_microbatches)
     sums = all_reduce(sums)
+    # Before the norm: that of a device's own rows says nothing of the sum's.
     with jax.named_scope("sum_gradients"):
         gradients = reduce_scatter(to_buckets(setup.partition, gradients))
     gradient_norms = norms_by_group(setup.partition, gradients)
@@ -230,8 +232,9 @@ def _forward(
             loss: Any = cross_entropy_kernel(*arguments, z_loss=setup.z_loss)
         else:
             loss = cross_entropy(*arguments, execution.loss_chunk, setup.z_loss)
-    num_tokens = jnp.sum(rows.segments_BT != 0, dtype=jnp.float32)
+    num_tokens = jnp.sum(rows.segments_BT != 0, dtype=jnp.float32)  # segment 0 is padding
     return loss.objective, Sums(
+        # Without the z-loss, which is no property of the text, and the division by all targets undone.
         loss=loss.cross_entropy * num_targets,
         num_targets=rows.weights_BT.sum(),
         router_counts_LX=router.counts_LX,
@@ -261,6 +264,7 @@ def _accumulate(
 
     if num_microbatches == 1:
         return of_rows(batch)
+    # Consecutive rows of this device alone: the reshape moves nothing.
     microbatches = jax.tree.map(lambda x: x.reshape(num_microbatches, -1, *x.shape[1:]), batch)
 
     # A carry, not a stack of results: one buffer takes the gradients of all microbatches.

@@ -23,6 +23,7 @@ def train_values(
       num_bytes: of text that its targets stand for.
       seconds: that it took.
     """
+    # Those read, padding included: what the hardware did, not what the run learned from.
     tokens_per_second = step_range.batch_tokens / seconds
     counts_LX = np.asarray(metrics.router_counts_LX)
     loads_LE = expert_loads(counts_LX)
@@ -33,6 +34,7 @@ def train_values(
         "load_entropy": float(np.mean(load_entropy(counts_LX))),
         "router_entropy": float(np.mean(metrics.router_entropy_L)),
         "router_probability": float(np.mean(metrics.router_probability_L)),
+        # The share of tokens that took the skip class, the last one; skipped_steps is another matter.
         "skipped": float(counts_LX[:, -1].sum() / counts_LX.sum()),
         # The schedule counts the steps before this one.
         "learning_rate": float(np.asarray(run.schedule(step - 1))),
