@@ -1,4 +1,4 @@
-"""Frozen dataclasses that JAX can look into."""
+"""Frozen dataclasses that JAX can look into, and trees of shapes in place of arrays."""
 
 import dataclasses
 import typing
@@ -8,6 +8,20 @@ from typing import Any, TypeVar
 import jax
 
 Class = TypeVar("Class", bound=type)
+
+
+def abstract(tree: Any, shardings: Any) -> Any:
+    """Shapes, types and shardings of a tree's arrays, without allocating.
+
+    Args:
+      tree: of arrays, or of their shapes.
+      shardings: a tree of them, or a prefix of one: a single sharding is that of all arrays.
+    """
+
+    def place(sharding: Any, arrays: Any) -> Any:
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), arrays)
+
+    return jax.tree.map(place, shardings, tree)
 
 
 def static(**options: Any) -> Any:

@@ -112,7 +112,7 @@ def _sample(result: TrainResult) -> str:
     tokenizer = load_tokenizer(config.data.tokenizer)
     key = jax.random.fold_in(result.state.key, config.train.num_steps)
     tokens = generate(
-        result.setup.model,
+        result.model,
         result.state.variables,
         [tokenizer.bos_id],
         max_new_tokens=min(config.train.sample_tokens, config.model.max_position_embeddings - 1),

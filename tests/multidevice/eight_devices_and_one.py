@@ -22,6 +22,7 @@ from zaya_jax.config import Config, DataConfig, ExecutionConfig, ModelConfig, Op
 from zaya_jax.data.batch import make_example
 from zaya_jax.parallel.mesh import data_mesh, sharded
 from zaya_jax.plan.arithmetic import optimizer_flops
+from zaya_jax.train.programs import compiled_step
 from zaya_jax.train.state import (
     abstract_state,
     checkpoint_shardings,
@@ -31,7 +32,6 @@ from zaya_jax.train.state import (
     shardings,
     to_checkpoint,
 )
-from zaya_jax.train.step import compiled_step
 
 STEPS, HALF, ROWS, TIME, VOCABULARY = 50, 25, 16, 16, 43
 CONFIG = Config(

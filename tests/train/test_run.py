@@ -267,7 +267,7 @@ def test_phases_and_ramp_are_what_was_trained(undisturbed_phases):
     assert rates[:4] == pytest.approx([0.75e-3, 1.5e-3, 2.25e-3, 3e-3])  # four steps of warm-up
     assert (rates[11], rates[12], rates[-1]) == pytest.approx((2e-4, 3e-3, 2e-4))
     assert np.diff(rates[12:]).tolist() == pytest.approx([(2e-4 - 3e-3) / 13] * 13, rel=1e-3)
-    assert undisturbed_phases.setup.model.config.rope_theta == 1e6
+    assert undisturbed_phases.model.config.rope_theta == 1e6
     assert load_run(undisturbed_phases.config.run_folder).config.model.rope_theta == 1e6
 
 

@@ -15,8 +15,8 @@ from small_runs import fast_compilation
 from zaya_jax.data.batch import Batch
 from zaya_jax.options import load_config
 from zaya_jax.parallel.mesh import data_mesh
+from zaya_jax.train.programs import compiled_step
 from zaya_jax.train.state import init_state, make_setup
-from zaya_jax.train.step import compiled_step
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 NUM_STEPS, ROWS, TIME = 20, 2, 48

@@ -26,8 +26,8 @@ from zaya_jax.optim.matrices import matrix_axes
 from zaya_jax.parallel.mesh import data_mesh, replicated, sharded
 from zaya_jax.platform.compiler import compiler_options
 from zaya_jax.tables import name_column, number_column
+from zaya_jax.train.programs import compiled_step
 from zaya_jax.train.state import init_state, make_setup, shardings
-from zaya_jax.train.step import compiled_step
 
 DEVICES = 8
 MODEL = ModelConfig(

@@ -31,8 +31,8 @@ from zaya_jax.parallel.mesh import data_mesh
 from zaya_jax.platform.compiler import compiler_options
 from zaya_jax.platform.host_memory import reuse_host_memory
 from zaya_jax.tables import name_column, number_column
+from zaya_jax.train.programs import compiled_step
 from zaya_jax.train.state import first_state, make_setup, shardings
-from zaya_jax.train.step import compiled_step
 
 MODEL = ModelConfig(
     vocab_size=8192,

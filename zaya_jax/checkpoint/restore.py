@@ -11,6 +11,7 @@ from zaya_jax.checkpoint.layout import require_step
 from zaya_jax.checkpoint.steps import Checkpoints
 from zaya_jax.config import CONFIG_FILE, Config, ModelConfig
 from zaya_jax.model.weights import abstract_variables
+from zaya_jax.pytree import abstract
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,10 +45,7 @@ def load_weights(run_folder: str | pathlib.Path, place: Callable[[Any], Any]) ->
     config, step = read_config(run_folder), require_step(run_folder)
     with Checkpoints(run_folder, keep=config.train.keep_checkpoints) as checkpoints:
         shapes = abstract_variables(config.model)
-        weights = jax.tree.map(
-            lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, place(shapes)
-        )
-        weights = checkpoints.restore_weights(step, weights)
+        weights = checkpoints.restore_weights(step, abstract(shapes, place(shapes)))
         return SavedRun(config.phase_at(step).config, step, weights)
 
 

@@ -39,6 +39,7 @@ def from_matrices(matrices: jax.Array, axes: MatrixAxes, shape: tuple[int, ...])
     """The array of that shape whose matrices these are: `to_matrices` undone."""
     order = _counting_first(len(shape), axes)
     moved = matrices.reshape([shape[i] for i in order])
+    # The order's argsort is its inverse.
     return moved.transpose(sorted(range(len(shape)), key=order.__getitem__))
 
 

@@ -1,4 +1,4 @@
-"""Muon: momentum whose singular values are all made one (Jordan; Moonlight, arXiv 2502.16982)."""
+"""Muon: momentum whose singular values are all made one ([Muon]; [Moonlight] 2.1)."""
 
 from typing import Any, NamedTuple
 
@@ -57,14 +57,18 @@ def scale_by_muon(
         return from_matrices(matrices, axes, x.shape)
 
     def update(updates: optax.Updates, state: MuonState, params: optax.Params | None = None) -> Any:
-        del params
+        del params  # decay comes behind, for what AdamW moves too
         count = optax.safe_increment(state.count)
+        # In float32 whatever it is kept in: a mean in bfloat16 is rounded once a step, not at each operation.
         mean = optax.tree.update_moment(updates, state.momentum, momentum, 1)
+        # Nesterov: where the mean will be after the next gradient, were that the same as this one. So the
+        # mean is corrected for one step more than has been made.
         ahead = jax.tree.map(
             lambda m, g: momentum * m + (1 - momentum) * g,
             optax.tree.bias_correction(mean, momentum, optax.safe_increment(count)),
             optax.tree.bias_correction(updates, momentum, count),
         )
+        # Behind the momentum: orthogonalised first, a mean of orthogonal matrices would be none ([Muon]).
         updates = jax.tree.map(orthogonal, ahead, axes)
         return updates, MuonState(jnp.asarray(count), optax.tree.cast(mean, momentum_dtype))
 

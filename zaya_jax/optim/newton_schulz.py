@@ -77,7 +77,9 @@ def newton_schulz(
     Returns:
       In float32.
     """
+    # Frobenius' norm is at least the largest singular value, and one pass: no power iteration is needed.
     norm_M11 = jnp.sqrt(jnp.sum(jnp.square(x_MRC.astype(jnp.float32)), axis=(1, 2), keepdims=True))
+    # Only now in the iteration's type: that is stable in bfloat16 ([Muon]), a sum of squares is not exact.
     x_MRC = (x_MRC * (polynomials.margin / (norm_M11 + eps))).astype(dtype)
     endless = itertools.chain(polynomials.steps, itertools.repeat(polynomials.steps[-1]))
     with jax.named_scope("newton_schulz"):

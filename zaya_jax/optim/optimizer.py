@@ -41,12 +41,13 @@ def make_optimizer(
       schedule: the learning rate over the run's steps.
       implementation: of Muon's Newton-Schulz, as `scale_by_muon` takes it.
     """
+    # Neither needs a collective: AdamW is elementwise, and Muon's matrices are whole where they are.
     adam = optax.scale_by_adam(config.beta1, config.beta2, config.eps)
     groups, decay, weights = {}, {}, dict(partition.weights)
     for bucket in partition.matrix_buckets:
         groups[bucket.name], decay[bucket.name] = "muon", True
     for parameter in partition.flat_parameters:
-        groups[parameter.name], decay[parameter.name] = "adam", weights[parameter.path].decay
+        groups[parameter.name], decay[parameter.name] = "adam", weights[parameter.name].decay
     return optax.chain(
         optax.partition({"muon": _muon(config, partition, implementation), "adam": adam}, groups),
         # Behind both, so that decay is decoupled for both: x <- x - rate * (update + decay * x).
@@ -62,6 +63,7 @@ def _scale_by_learning_rate(schedule: optax.Schedule) -> optax.GradientTransform
         updates: optax.Updates, state: optax.OptState, params: Any = None, *, step: ArrayLike, **others: Any
     ) -> tuple[optax.Updates, optax.OptState]:
         del params, others
+        # Minus: optax adds updates to weights.
         return optax.tree.scale(-jnp.asarray(schedule(step)), updates), state
 
     return optax.GradientTransformationExtraArgs(optax.init_empty_state, update)  # pyright: ignore[reportArgumentType]
@@ -98,6 +100,7 @@ def _rms_factor(bucket: MatrixStack | MatrixPool) -> float | np.ndarray:
     if isinstance(bucket, MatrixStack):
         return ADAMW_RMS * max(matrix_sides(bucket.shape, bucket.axes)) ** 0.5
     factors = np.zeros((bucket.num_devices, 1, 1), np.float32)
+    # Devices behind the last matrix keep 0: what they own is padding, and must stay zeros.
     long_sides = [each.sides[1] for each in bucket.range_by_device]
     factors[: len(long_sides), 0, 0] = ADAMW_RMS * np.sqrt(long_sides)
     return factors

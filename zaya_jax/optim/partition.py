@@ -32,21 +32,16 @@ class MatrixStack:
     """Matrices of one weight that divide evenly.
 
     Attributes:
-      path: of the weight; also the bucket's name.
+      name: of the bucket: the weight's path.
       num_units: how many; a unit is all behind the weight's leading axes that count matrices.
       unit: shape of one, for example [D, Q, F]: both halves of an expert's gate_up_proj.
       axes: of the matrices in the bucket [num_units, *unit].
     """
 
-    path: str
+    name: str
     num_units: int
     unit: tuple[int, ...]
     axes: MatrixAxes
-
-    @property
-    def name(self) -> str:
-        """The weight's path names its bucket."""
-        return self.path
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -118,16 +113,17 @@ class MatrixPool:
 
 @dataclasses.dataclass(frozen=True)
 class FlatParameter:
-    """A weight that AdamW moves, flat: each device has an equal number of its elements."""
+    """A weight that AdamW moves, flat: each device has an equal number of its elements.
 
-    path: str
+    Attributes:
+      name: of the bucket: the weight's path.
+      num_devices: that share.
+      size: elements of the weight, without padding.
+    """
+
+    name: str
     num_devices: int
     size: int
-
-    @property
-    def name(self) -> str:
-        """The weight's path names its bucket."""
-        return self.path
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -152,6 +148,7 @@ class Partition:
     """
 
     num_devices: int
+    # Pairs, for a dict has no hash.
     weights: tuple[tuple[str, Weight], ...]
     stacks: tuple[MatrixStack, ...]
     pools: tuple[MatrixPool, ...]
@@ -181,7 +178,7 @@ def make_partition(declared: Mapping, num_devices: int, *, by_matrix: bool = Tru
     # A pool mixes weights, so that one rule of decay must be right for all of them.
     assert all(weight.decay for weight in matrices.values()), "every matrix decays"
     stacks = [stack for path, weight in matrices.items() if (stack := _stack(path, weight, num_devices))]
-    stacked = {stack.path: stack.num_matrices for stack in stacks}
+    stacked = {stack.name: stack.num_matrices for stack in stacks}
     left = [_range_from(stacked.get(path, 0), path, weight) for path, weight in matrices.items()]
     return Partition(
         num_devices=num_devices,
@@ -201,8 +198,9 @@ def _stack(path: str, weight: Weight, num_devices: int) -> MatrixStack | None:
     # Leading axes alone: units that lie one after the other in memory are cut without a copy.
     leading = min(axes.inputs + axes.outputs)
     num_units = math.prod(weight.shape[:leading]) // num_devices * num_devices
-    if not num_units:
+    if not num_units:  # fewer than devices: all of them are pooled
         return None
+    # In the bucket one axis, that of units, stands before those of a unit.
     in_bucket = MatrixAxes(*(tuple(i - leading + 1 for i in side) for side in axes))
     return MatrixStack(path, num_units, weight.shape[leading:], in_bucket)
 
@@ -221,7 +219,7 @@ def _pools(left: Iterable[MatrixRange], num_devices: int) -> tuple[MatrixPool, .
     room = 0
     for each in by_size:
         while each.count:
-            if not room:
+            if not room:  # a weight's matrices may go on in the next pool
                 pools.append([])
                 room = num_devices
             taken = min(each.count, room)
@@ -238,19 +236,20 @@ def to_buckets(partition: Partition, tree: Mapping) -> dict[str, jax.Array]:
     """
     flat: dict[str, Any] = cast(Any, flatten_dict(tree, sep="/"))
     weights = dict(partition.weights)
-    stacks = {
-        stack.name: flat[stack.path].reshape(-1, *stack.unit)[: stack.num_units]
-        for stack in partition.stacks
-        if stack.path in flat
-    }
-    # An optimiser's moments have all matrices or none, so that a pool's first stands for the others.
-    pools = {
-        pool.name: _fill_pool(pool, weights, flat) for pool in partition.pools if pool.ranges[0].path in flat
-    }
-    parameters = {
-        each.name: _pad_flat(each, flat[each.path]) for each in partition.flat_parameters if each.path in flat
-    }
-    return stacks | pools | parameters
+    buckets = {}
+    for stack in partition.stacks:
+        if stack.name in flat:
+            buckets[stack.name] = flat[stack.name].reshape(-1, *stack.unit)[: stack.num_units]
+    for pool in partition.pools:
+        # An optimiser's moments have all matrices or none: a pool's first stands for the others.
+        if pool.ranges[0].path in flat:
+            buckets[pool.name] = _fill_pool(pool, weights, flat)
+    for parameter in partition.flat_parameters:
+        if parameter.name in flat:
+            padding = math.prod(parameter.shape) - parameter.size
+            vector = jnp.pad(flat[parameter.name].reshape(-1), (0, padding))
+            buckets[parameter.name] = vector.reshape(parameter.shape)
+    return buckets
 
 
 def from_buckets(partition: Partition, buckets: Mapping[str, jax.Array]) -> dict:
@@ -258,6 +257,7 @@ def from_buckets(partition: Partition, buckets: Mapping[str, jax.Array]) -> dict
     weights = dict(partition.weights)
     flat: dict[str, jax.Array] = {}
     pieces: dict[str, list[jax.Array]] = defaultdict(list)
+    # Stacks before pools, so that a weight's pieces come in the order in which its matrices are counted.
     for bucket in partition.buckets:
         if bucket.name not in buckets:
             continue
@@ -266,19 +266,15 @@ def from_buckets(partition: Partition, buckets: Mapping[str, jax.Array]) -> dict
             for each, matrices in _read_pool(bucket, x):
                 pieces[each.path].append(matrices)
         elif isinstance(bucket, FlatParameter):
-            flat[bucket.path] = x.reshape(-1)[: bucket.size].reshape(weights[bucket.path].shape)
-        elif math.prod(bucket.shape) == weights[bucket.path].size:
-            flat[bucket.path] = x.reshape(weights[bucket.path].shape)
+            flat[bucket.name] = x.reshape(-1)[: bucket.size].reshape(weights[bucket.name].shape)
+        elif math.prod(bucket.shape) == weights[bucket.name].size:
+            # Nothing is left in pools: a reshape, where the pieces' way would be two transposes.
+            flat[bucket.name] = x.reshape(weights[bucket.name].shape)
         else:
-            pieces[bucket.path].append(to_matrices(x, bucket.axes))
+            pieces[bucket.name].append(to_matrices(x, bucket.axes))
     for path, matrices in pieces.items():
         flat[path] = from_matrices(jnp.concatenate(matrices), matrix_axes(weights[path]), weights[path].shape)
     return unflatten_dict(flat, sep="/")
-
-
-def _pad_flat(parameter: FlatParameter, x: jax.Array) -> jax.Array:
-    padding = math.prod(parameter.shape) - parameter.size
-    return jnp.pad(x.reshape(-1), (0, padding)).reshape(parameter.shape)
 
 
 def _fill_pool(pool: MatrixPool, weights: Mapping[str, Weight], flat: Mapping[str, Any]) -> jax.Array:
@@ -290,6 +286,7 @@ def _fill_pool(pool: MatrixPool, weights: Mapping[str, Weight], flat: Mapping[st
         matrices = matrices.swapaxes(1, 2) if each.rows > each.columns else matrices
         padding = (rows - matrices.shape[1], columns - matrices.shape[2])
         filled.append(jnp.pad(matrices, ((0, 0), (0, padding[0]), (0, padding[1]))))
+    # Zeros stay zeros in Newton-Schulz: a device without a matrix computes, and moves nothing.
     empty = pool.num_devices - pool.num_matrices
     if empty:
         filled.append(jnp.zeros((empty, rows, columns), filled[0].dtype))
@@ -297,6 +294,7 @@ def _fill_pool(pool: MatrixPool, weights: Mapping[str, Weight], flat: Mapping[st
 
 
 def _read_pool(pool: MatrixPool, bucket: jax.Array) -> Iterator[tuple[MatrixRange, jax.Array]]:
+    # One start more than there are ranges: where the padding begins.
     starts = itertools.accumulate((each.count for each in pool.ranges), initial=0)
     for each, start in zip(pool.ranges, starts, strict=False):
         short, long = each.sides

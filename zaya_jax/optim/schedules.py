@@ -11,6 +11,7 @@ def learning_rate_schedule(config: Config) -> optax.Schedule:
     One schedule for all phases: the run's count of steps goes on from phase to phase.
     """
     phases = config.resolved_phases
+    # Each phase's schedule counts from 0; joined, it is given the run's count less the phase's first step.
     schedules = [phase_schedule(phase.config.optimizer, phase.config.train.num_steps) for phase in phases]
     return optax.join_schedules(schedules, [phase.first_step for phase in phases[1:]])
 
@@ -28,7 +29,9 @@ def phase_schedule(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
     """
     peak, final, warmup = config.learning_rate, config.final_learning_rate, config.warmup_steps
     at_peak = max(warmup, 1) - 1  # steps done before the first at the full rate
+    # The last step has `num_steps - 1` before it, and the final rate must be its own, not the next one's.
     rest = max(num_steps - 1 - at_peak, 1)
+    # A phase too short for its decay decays from its peak on.
     decay = min(config.decay_steps, rest)
     after = {
         "constant": lambda: optax.constant_schedule(peak),

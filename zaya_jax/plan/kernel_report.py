@@ -19,6 +19,7 @@ from zaya_jax.parallel.mesh import data_mesh, replicated
 from zaya_jax.plan.devices import Cluster, Device, find_device
 from zaya_jax.plan.rocm.code_objects import Kernel
 from zaya_jax.plan.rocm.compiler import Job, compile_program
+from zaya_jax.pytree import abstract
 from zaya_jax.tables import name_column, number_column
 
 SIZE = "zaya1_8b"
@@ -115,10 +116,7 @@ def lower_kernels(devices: Sequence[Any], *, size: str) -> Lowered:
     def run(arguments):
         return [case.with_gradients("pallas")(*a) for case, a in zip(found, arguments, strict=True)]
 
-    arguments = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere),
-        [jax.eval_shape(case.make, jax.random.key(0)) for case in found],
-    )
+    arguments = abstract([jax.eval_shape(case.make, jax.random.key(0)) for case in found], everywhere)
     return jax.jit(run, out_shardings=everywhere).lower(arguments)
 
 

@@ -69,7 +69,7 @@ def partitioned_bytes(config: Config, num_devices: int, dtype: str) -> int:
     weights = dict(partition.weights)
     matrices = sum(math.prod(bucket.shape) for bucket in partition.matrix_buckets) * jnp.dtype(dtype).itemsize
     flat = partition.flat_parameters
-    return matrices + sum(math.prod(each.shape) * _item(weights[each.path], dtype) for each in flat)
+    return matrices + sum(math.prod(each.shape) * _item(weights[each.name], dtype) for each in flat)
 
 
 def summed_bytes(config: Config, num_devices: int) -> int:

@@ -11,8 +11,9 @@ from pallas_kernels.choice import platform_of
 from zaya_jax.config import Config
 from zaya_jax.data.batch import Batch
 from zaya_jax.parallel.mesh import check_batch_size, data_mesh, sharded
+from zaya_jax.pytree import abstract
+from zaya_jax.train.programs import compiled_step
 from zaya_jax.train.state import abstract_state, make_setup
-from zaya_jax.train.step import compiled_step
 
 
 def lower_train_step(devices: Sequence[Any], *, config: Mapping) -> Lowered:
@@ -32,10 +33,7 @@ def lower_train_step(devices: Sequence[Any], *, config: Mapping) -> Lowered:
     mesh = data_mesh(devices)
     state = abstract_state(run, setup, mesh)
     step: Any = compiled_step(state, setup=setup, mesh=mesh, num_microbatches=num_microbatches)
-    batch = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharded(mesh)), abstract_batch(run)
-    )
-    return step.lower(state, batch)
+    return step.lower(state, abstract(abstract_batch(run), sharded(mesh)))
 
 
 def abstract_batch(config: Config) -> Batch:

@@ -2,52 +2,28 @@
 
 import dataclasses
 import functools
-import math
 import time
-from collections.abc import Callable
-from typing import Any
 
 import jax
-import numpy as np
-import optax
-from jax.sharding import Mesh
 
-from zaya_jax.checkpoint import (
-    FOLDER,
-    Checkpoints,
-    load_weights,
-    newest_step,
-)
+from zaya_jax.checkpoint import FOLDER, Checkpoints
 from zaya_jax.config import Config
-from zaya_jax.data.batch import Batch
-from zaya_jax.data.loader import evaluation_batches, num_sequences, training_batches
+from zaya_jax.data.loader import training_batches
 from zaya_jax.data.mixture import Reading
 from zaya_jax.data.shards import Corpus
-from zaya_jax.data.tokenizer import load_tokenizer
-from zaya_jax.model.flops import train_flops_per_token
 from zaya_jax.model.implementations import describe_implementations
-from zaya_jax.optim.balancing import expert_loads, load_entropy
-from zaya_jax.optim.schedules import learning_rate_schedule
-from zaya_jax.parallel.mesh import data_mesh, replicated, sharded
-from zaya_jax.platform.compiler import compiler_options
-from zaya_jax.train.metrics import MetricsWriter, bits_per_byte, peak_flops, read_metrics, text_bytes
-from zaya_jax.train.opening import check_folder, open_data, prepare_folder
-from zaya_jax.train.phases import StepRange, check_devices, describe_batch, describe_phase
+from zaya_jax.model.zaya import Zaya
+from zaya_jax.parallel.mesh import data_mesh, sharded
+from zaya_jax.train.evaluation import evaluate, held_out_batches
+from zaya_jax.train.metrics import MetricsWriter, read_metrics
+from zaya_jax.train.opening import OpenRun, open_run, open_state
+from zaya_jax.train.phases import StepRange, describe_batch, describe_phase
+from zaya_jax.train.programs import Programs, make_programs
 from zaya_jax.train.progress import ProgressLine
 from zaya_jax.train.reading import describe_epochs, readings
-from zaya_jax.train.state import (
-    TrainSetup,
-    TrainState,
-    abstract_state,
-    checkpoint_shardings,
-    from_checkpoint,
-    init_state,
-    make_setup,
-    shardings,
-    to_checkpoint,
-    with_variables,
-)
-from zaya_jax.train.step import Metrics, compiled_step, evaluate_step
+from zaya_jax.train.state import TrainState, abstract_state
+from zaya_jax.train.step import Metrics
+from zaya_jax.train.step_values import train_values
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,62 +32,47 @@ class TrainResult:
 
     config: Config
     corpus: Corpus
-    setup: TrainSetup
+    model: Zaya
+    """Of the last phase."""
     state: TrainState
     validation_bits_per_byte: float
-
-
-@dataclasses.dataclass(frozen=True)
-class _Run:
-    """All that stays the same while a run goes on."""
-
-    config: Config
-    corpora: dict[str, Corpus]
-    """By folder; those of all phases, and the one that is held out."""
-    token_bytes_V: np.ndarray
-    mesh: Mesh
-    schedule: optax.Schedule
-
-    @property
-    def corpus(self) -> Corpus:
-        """Whose held-out split is scored."""
-        return self.corpora[self.config.data.corpus]
-
-
-@dataclasses.dataclass(frozen=True)
-class _Programs:
-    """What is compiled for the steps of a `StepRange`."""
-
-    setup: TrainSetup
-    step: Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
-    evaluate: Callable[[TrainState, Batch], Any]
-    checkpoint: Callable[[TrainState], dict[str, Any]]
-
-
-@dataclasses.dataclass(frozen=True)
-class _Outputs:
-    """Where a run writes."""
-
-    checkpoints: Checkpoints
-    writer: MetricsWriter
-    progress: ProgressLine
 
 
 class _Clock:
     """Seconds a step since the last look, without what evaluation and checkpoints took."""
 
-    def __init__(self):
-        self._step: int | None = None
-        self._time = time.monotonic()
+    def __init__(self, step: int):
+        self.restart(step)
 
     def restart(self, step: int) -> None:
         self._step, self._time = step, time.monotonic()
 
     def lap(self, step: int) -> float:
-        seconds = time.monotonic() - self._time
-        steps = 1 if self._step is None else max(step - self._step, 1)
+        seconds = (time.monotonic() - self._time) / (step - self._step)
         self.restart(step)
-        return seconds / steps
+        return seconds
+
+
+@dataclasses.dataclass(frozen=True)
+class _Outputs:
+    """Where a run writes, and the clock of what it writes."""
+
+    checkpoints: Checkpoints
+    writer: MetricsWriter
+    progress: ProgressLine
+    clock: _Clock
+
+
+@dataclasses.dataclass(frozen=True)
+class _Steps:
+    """All that the steps of one range have in common."""
+
+    run: OpenRun
+    outputs: _Outputs
+    range: StepRange
+    reading: Reading
+    """Where the range begins to read."""
+    programs: Programs
 
 
 def train(config: Config, *, overwrite: bool = False) -> TrainResult:
@@ -124,103 +85,23 @@ def train(config: Config, *, overwrite: bool = False) -> TrainResult:
     Raises:
       ValueError: for whatever cannot work, before anything is compiled.
     """
-    mesh = data_mesh()
-    check_devices(config, mesh.size)
-    check_folder(config, overwrite=overwrite)  # before minutes go into a corpus
-    corpora = open_data(config)
-    changed = prepare_folder(config, overwrite=overwrite)
-    if changed:
-        print(f"run {config.run_folder} goes on otherwise than before: {'; '.join(map(str, changed))}")
-    run = _make_run(config, corpora, mesh)
+    run = open_run(config, data_mesh(), overwrite=overwrite)
     with Checkpoints(config.run_folder, keep=config.train.keep_checkpoints) as checkpoints:
-        state = _start(run, checkpoints)
+        state = open_state(run, checkpoints)
         first_step = int(state.step)
         if first_step == config.train.num_steps:
             print(f"run {config.run_folder} is finished: it has all {first_step:,} steps")
-            return _result(
-                run, make_setup(config.phase_at(first_step).config, mesh.size, run.schedule), state
-            )
+            return _result(run, state)
         with (
             MetricsWriter(config.run_folder, first_step=first_step) as writer,
             ProgressLine(config.train.num_steps, first_step) as progress,
         ):
             _introduce(run, first_step, progress)
-            return _loop(run, state, _Outputs(checkpoints, writer, progress))
+            state = _loop(run, state, _Outputs(checkpoints, writer, progress, _Clock(first_step)))
+            return _result(run, state)
 
 
-def _make_run(config: Config, corpora: dict[str, Corpus], mesh: Mesh) -> _Run:
-    tokenizer = load_tokenizer(config.data.tokenizer)
-    token_bytes_V = np.zeros(config.model.vocab_size, np.int32)
-    token_bytes_V[: tokenizer.vocab_size] = tokenizer.token_bytes()
-    return _Run(
-        config=config,
-        corpora=corpora,
-        token_bytes_V=token_bytes_V,
-        mesh=mesh,
-        schedule=learning_rate_schedule(config),
-    )
-
-
-def _make_programs(run: _Run, step_range: StepRange) -> _Programs:
-    mesh = run.mesh
-    setup = make_setup(step_range.phase.config, mesh.size, run.schedule)
-    state = abstract_state(run.config, setup, mesh)
-    return _Programs(
-        setup=setup,
-        step=compiled_step(state, setup=setup, mesh=mesh, num_microbatches=step_range.num_microbatches),
-        evaluate=jax.jit(
-            functools.partial(evaluate_step, setup=setup, mesh=mesh),
-            in_shardings=(shardings(state, mesh), sharded(mesh)),
-            out_shardings=replicated(mesh),
-            compiler_options=compiler_options(mesh),
-        ),
-        checkpoint=jax.jit(
-            to_checkpoint,
-            out_shardings=checkpoint_shardings(jax.eval_shape(to_checkpoint, state), mesh),
-        ),
-    )
-
-
-def _start(run: _Run, checkpoints: Checkpoints) -> TrainState:
-    """The newest checkpoint's state, or a fresh one, on the devices."""
-    setup = make_setup(run.config.phase_at(1).config, run.mesh.size, run.schedule)
-    state = abstract_state(run.config, setup, run.mesh)
-    placed = shardings(state, run.mesh)
-    step = newest_step(run.config.run_folder)
-    if step is None:
-        init = jax.jit(
-            functools.partial(init_state, run.config, setup),
-            out_shardings=placed,
-            compiler_options=compiler_options(run.mesh, once=True),
-        )
-        return _with_weights(run, init())
-    if not checkpoints.has_training(step):
-        raise ValueError(
-            f"{run.config.run_folder} holds weights only; train from them in a folder of its own: "
-            f"--config.train.init_from={run.config.run_folder} --config.run_folder=ANOTHER"
-        )
-    saved = jax.eval_shape(to_checkpoint, state)
-    saved = jax.tree.map(
-        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
-        saved,
-        checkpoint_shardings(saved, run.mesh),
-    )
-    weights, training = checkpoints.restore(step, weights=saved["weights"], training=saved["training"])
-    restored = {"weights": weights, "training": training}
-    return jax.jit(functools.partial(from_checkpoint, like=state), out_shardings=placed)(restored)
-
-
-def _with_weights(run: _Run, state: TrainState) -> TrainState:
-    """A fresh state with the weights of another run, if one is given."""
-    folder = run.config.train.init_from
-    if folder is None:
-        return state
-    saved = load_weights(folder, functools.partial(checkpoint_shardings, mesh=run.mesh))
-    placed = shardings(state, run.mesh)
-    return jax.jit(with_variables, out_shardings=placed, donate_argnums=0)(state, saved.variables)
-
-
-def _introduce(run: _Run, first_step: int, progress: ProgressLine) -> None:
+def _introduce(run: OpenRun, first_step: int, progress: ProgressLine) -> None:
     config = run.config
     device = run.mesh.devices.flat[0]
     what = f"of {config.data.batch_tokens:,} tokens from {run.corpus.folder}"
@@ -235,125 +116,89 @@ def _introduce(run: _Run, first_step: int, progress: ProgressLine) -> None:
         progress.say(f"resuming at step {first_step} from {config.run_folder}/{FOLDER}")
 
 
-def _loop(run: _Run, state: TrainState, outputs: _Outputs) -> TrainResult:
-    """Makes the steps of the run that are left, a range after the other, each with programs of its own."""
-    clock, phase, setup = _Clock(), None, None
+def _loop(run: OpenRun, state: TrainState, outputs: _Outputs) -> TrainState:
+    """Makes the steps of the run that are left; a new phase or batch size is a new program."""
+    phase = None
+    # Where a run reads follows from the sizes of its corpora, and from nothing that a checkpoint holds.
     num_tokens = {folder: corpus.train.tokens for folder, corpus in run.corpora.items()}
     for step_range, reading in readings(run.config, num_tokens, first_step=int(state.step)):
+        # A ramp has several ranges in one phase, which is announced once.
         if step_range.phase.name and step_range.phase != phase:
             outputs.progress.say(describe_phase(step_range.phase))
         if step_range.phase.config.data.batch_ramp:
             outputs.progress.say(describe_batch(step_range))
-        programs = _make_programs(run, step_range)
-        clock.restart(step_range.first_step)
+        phase = step_range.phase
+        steps = _Steps(run, outputs, step_range, reading, _programs(run, step_range))
+        outputs.clock.restart(step_range.first_step)
         outputs.progress.compiling()
-        state = _make_step_range(run, step_range, reading, programs, state, outputs, clock)
-        if step_range.end == step_range.phase.end:
-            read = reading.after(step_range.num_steps * step_range.batch_size)
-            outputs.progress.say(describe_epochs(read))
-        phase, setup = step_range.phase, programs.setup
-    assert setup is not None, "a run that is not finished has a step left"
-    return _result(run, setup, state)
-
-
-def _make_step_range(
-    run: _Run,
-    step_range: StepRange,
-    reading: Reading,
-    programs: _Programs,
-    state: TrainState,
-    outputs: _Outputs,
-    clock: _Clock,
-) -> TrainState:
-    train_config, first_step = run.config.train, int(state.step)
-    batches = training_batches(
-        reading, run.corpora, batch_size=step_range.batch_size, num_steps=step_range.num_steps
-    )
-    for step, batch in enumerate(batches, start=step_range.first_step + 1):
-        rows = jax.device_put(batch, sharded(run.mesh))
-        with jax.transfer_guard("disallow"):
-            state, metrics = programs.step(state, rows)
-        num_bytes = text_bytes(np.asarray(batch.targets_BT), np.asarray(batch.weights_BT), run.token_bytes_V)
-        outputs.progress.add(metrics.loss, metrics.num_targets, num_bytes)
-        ends_phase = step == step_range.phase.end
-        due = step == 1 or ends_phase or step % train_config.log_every == 0
-        if due or step == first_step + 1:  # a resumed run shows at once that it lives
-            values = _train_values(run, step_range, step, jax.device_get(metrics), num_bytes, clock.lap(step))
-            read = reading.after((step - step_range.first_step) * step_range.batch_size)
-            values |= {f"epochs/{folder}": count for folder, count in read.epochs().items()}
-            outputs.progress.update(step, values, step_range.phase.name)
-            if due:
-                outputs.writer.write(step, "train", values, phase=step_range.phase.name)
-        if ends_phase or step % train_config.eval_every == 0:
-            _evaluate(run, step_range, programs, state, step, outputs)
-            clock.restart(step)
-        if ends_phase or step % train_config.checkpoint_every == 0:
-            with outputs.progress.pausing():
-                outputs.checkpoints.save(step, **programs.checkpoint(state))
-            clock.restart(step)
+        state = _make_steps(steps, state)
+        if step_range.end == phase.end:
+            outputs.progress.say(describe_epochs(_reading_after(steps, step_range.end)))
     return state
 
 
-def _result(run: _Run, setup: TrainSetup, state: TrainState) -> TrainResult:
-    held_out = read_metrics(run.config.run_folder, "validation")[-1]["bits_per_byte"]
-    return TrainResult(run.config, run.corpus, setup, state, held_out)
+def _programs(run: OpenRun, step_range: StepRange) -> Programs:
+    setup = run.setup(step_range.phase.config)
+    state = abstract_state(run.config, setup, run.mesh)
+    return make_programs(state, setup=setup, mesh=run.mesh, num_microbatches=step_range.num_microbatches)
 
 
-def _train_values(
-    run: _Run, step_range: StepRange, step: int, metrics: Metrics, num_bytes: float, seconds: float
-) -> dict[str, float]:
-    """The scalars of a step, for people and files."""
-    tokens_per_second = step_range.batch_tokens / seconds
-    nats = float(metrics.loss) * float(metrics.num_targets)
-    counts_LX = np.asarray(metrics.router_counts_LX)
-    loads_LE = expert_loads(counts_LX)
-    values = {
-        "loss": float(metrics.loss),
-        "bits_per_byte": bits_per_byte(nats, num_bytes),
-        "gradient_norm": float(metrics.gradient_norm),
-        "load_entropy": float(np.mean(load_entropy(counts_LX))),
-        "router_entropy": float(np.mean(metrics.router_entropy_L)),
-        "router_probability": float(np.mean(metrics.router_probability_L)),
-        "skipped": float(counts_LX[:, -1].sum() / counts_LX.sum()),
-        "learning_rate": float(np.asarray(run.schedule(step - 1))),
-        "tokens": step_range.tokens_until(step),
-        "largest_load": float(np.max(loads_LE)),
-        "smallest_load": float(np.min(loads_LE)),
-        "dead_experts": float(np.sum(counts_LX[:, :-1] == 0)),
-        "logit_bound": float(metrics.logit_bound),
-        "skipped_steps": float(metrics.skipped_steps),
-        **{f"gradient_norm/{group}": float(norm) for group, norm in metrics.gradient_norms.items()},
-        **{f"update_norm/{group}": float(norm) for group, norm in metrics.update_norms.items()},
-        "tokens_per_second": tokens_per_second,
-    }
-    peak = peak_flops(run.mesh.devices.flat[0].device_kind)
-    if peak is not None:
-        flops = train_flops_per_token(run.config.model, step_range.sequence_length) * tokens_per_second
-        values["model_flops_utilisation"] = flops / (peak * run.mesh.size)
-    return values
-
-
-def _evaluate(
-    run: _Run, step_range: StepRange, programs: _Programs, state: TrainState, step: int, outputs: _Outputs
-) -> None:
-    """Says and writes down the held-out loss."""
-    data, limit = step_range.phase.config.data, run.config.train.eval_sequences
-    sequences = num_sequences(run.corpus, "validation", data.sequence_length)
-    num_batches = math.ceil(min(sequences, limit or sequences) / data.batch_size)
-    batches = evaluation_batches(
-        run.corpus,
-        split="validation",
-        sequence_length=data.sequence_length,
-        batch_size=data.batch_size,
-        limit=limit,
+def _make_steps(steps: _Steps, state: TrainState) -> TrainState:
+    run, outputs, programs = steps.run, steps.outputs, steps.programs
+    config, first_step = run.config.train, steps.range.first_step + 1
+    batches = training_batches(
+        steps.reading, run.corpora, batch_size=steps.range.batch_size, num_steps=steps.range.num_steps
     )
-    nats = num_bytes = num_targets = 0.0
-    for batch in outputs.progress.evaluating(step, batches, num_batches):
-        sums = programs.evaluate(state, jax.device_put(batch, sharded(run.mesh)))
-        nats += float(sums.loss)
-        num_targets += float(sums.num_targets)
-        num_bytes += text_bytes(np.asarray(batch.targets_BT), np.asarray(batch.weights_BT), run.token_bytes_V)
-    values = {"loss": nats / max(num_targets, 1), "bits_per_byte": bits_per_byte(nats, num_bytes)}
-    outputs.writer.write(step, "validation", values, phase=step_range.phase.name)
+    for step, batch in enumerate(batches, start=first_step):
+        rows = jax.device_put(batch, sharded(run.mesh))
+        # A value that crosses unasked would make each step wait for the one before it.
+        with jax.transfer_guard("disallow"):
+            state, metrics = programs.step(state, rows)
+        num_bytes = run.text_bytes(batch)
+        outputs.progress.add(metrics.loss, metrics.num_targets, num_bytes)
+        ends_phase = step == steps.range.phase.end
+        is_logged = step == 1 or ends_phase or step % config.log_every == 0
+        if is_logged or step == first_step:  # a resumed run shows at once that it lives
+            # The transfer waits for the step, and the clock is read behind it: until then the step runs.
+            metrics = jax.device_get(metrics)
+            values = _values(steps, step, metrics, num_bytes, outputs.clock.lap(step))
+            outputs.progress.update(step, values, steps.range.phase.name)
+            if is_logged:  # what a file holds must not depend on where a run was resumed
+                outputs.writer.write(step, "train", values, phase=steps.range.phase.name)
+        # A phase's end is always scored and kept: by it the phase is judged, and others may start from it.
+        if ends_phase or step % config.eval_every == 0:
+            _evaluate(steps, state, step)
+            outputs.clock.restart(step)
+        if ends_phase or step % config.checkpoint_every == 0:
+            with outputs.progress.pausing():
+                outputs.checkpoints.save(step, **programs.checkpoint(state))
+            outputs.clock.restart(step)
+    return state
+
+
+def _values(steps: _Steps, step: int, metrics: Metrics, num_bytes: float, seconds: float) -> dict[str, float]:
+    values = train_values(steps.run, steps.range, step, metrics, num_bytes, seconds)
+    epochs = _reading_after(steps, step).epochs()
+    return values | {f"epochs/{folder}": count for folder, count in epochs.items()}
+
+
+def _reading_after(steps: _Steps, step: int) -> Reading:
+    return steps.reading.after((step - steps.range.first_step) * steps.range.batch_size)
+
+
+def _evaluate(steps: _Steps, state: TrainState, step: int) -> None:
+    """Says and writes down the held-out loss."""
+    progress, sums_of = steps.outputs.progress, functools.partial(steps.programs.evaluate, state)
+    batches, num_batches = held_out_batches(steps.run, steps.range)
+    values = evaluate(steps.run, sums_of, progress.evaluating(step, batches, num_batches))
+    steps.outputs.writer.write(step, "validation", values, phase=steps.range.phase.name)
     found = f"loss {values['loss']:.4f}, {values['bits_per_byte']:.4f} bits/byte"
-    outputs.progress.say(f"step {step}: held-out {found}")
+    progress.say(f"step {step}: held-out {found}")
+
+
+def _result(run: OpenRun, state: TrainState) -> TrainResult:
+    config = run.config
+    setup = run.setup(config.phase_at(config.train.num_steps).config)
+    # From the file: a run that was finished before has evaluated nothing in this process.
+    held_out = read_metrics(config.run_folder, "validation")[-1]["bits_per_byte"]
+    return TrainResult(config, run.corpus, setup.model, state, held_out)

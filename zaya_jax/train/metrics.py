@@ -39,6 +39,7 @@ def bits_per_byte(nats: float, num_bytes: float) -> float:
 
 def text_bytes(targets: np.ndarray, weights: np.ndarray, token_bytes_V: np.ndarray) -> float:
     """Bytes of text that the weighted targets stand for."""
+    # Weighted, as the loss is: a target that does not count stands for no text.
     return float((token_bytes_V[targets] * weights).sum())
 
 
@@ -89,10 +90,11 @@ class MetricsWriter:
         Raises:
           OSError: with the run folder's name, when the disk is full.
         """
+        # A run without phases has one that has no name.
         where = {"step": step, "kind": kind} | ({"phase": phase} if phase else {})
         with self._naming():
             self._file.write(json.dumps(where | values) + "\n")
-            self._file.flush()
+            self._file.flush()  # a killed run has lost nothing that it said
             for name, value in values.items():
                 self._write_event(step=step, summary=self._scalar(f"{kind}/{name}", value))
             self._events.flush()
@@ -125,7 +127,7 @@ def _forget_after(path: pathlib.Path, step: int) -> None:
         try:
             row = json.loads(line)
         except json.JSONDecodeError:
-            continue
+            continue  # the line that a kill cut short
         if row["step"] <= step:
             kept.append(line + "\n")
     durable.write(path, "".join(kept))

@@ -1,15 +1,92 @@
-"""What a run needs before it begins: its corpora, and a folder that is its own."""
+"""What a run needs before it begins: its corpora, a folder that is its own, and a state to go on from."""
 
+import dataclasses
+import functools
 import pathlib
 
+import jax
+import numpy as np
+import optax
+from jax.sharding import Mesh
+
 from zaya_jax import durable
-from zaya_jax.checkpoint import FOLDER, check_init_from, newest_step, read_config
+from zaya_jax.checkpoint import (
+    FOLDER,
+    Checkpoints,
+    check_init_from,
+    load_weights,
+    newest_step,
+    read_config,
+)
 from zaya_jax.config import CONFIG_FILE, Config, Difference, differences, in_phase, lies_in, refusals
+from zaya_jax.data.batch import Batch
 from zaya_jax.data.corpus import ensure_corpus, open_corpus_for
 from zaya_jax.data.loader import num_sequences
 from zaya_jax.data.mixture import mixture_of
 from zaya_jax.data.shards import Corpus
 from zaya_jax.data.tokenizer import load_tokenizer
+from zaya_jax.optim.schedules import learning_rate_schedule
+from zaya_jax.platform.compiler import compiler_options
+from zaya_jax.pytree import abstract
+from zaya_jax.train.metrics import text_bytes
+from zaya_jax.train.phases import check_devices
+from zaya_jax.train.state import (
+    TrainSetup,
+    TrainState,
+    abstract_state,
+    checkpoint_shardings,
+    from_checkpoint,
+    init_state,
+    make_setup,
+    shardings,
+    to_checkpoint,
+    with_variables,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class OpenRun:
+    """All that stays the same while a run goes on."""
+
+    config: Config
+    corpora: dict[str, Corpus]
+    """By folder; those of all phases, and the one that is held out."""
+    token_bytes_V: np.ndarray
+    mesh: Mesh
+    schedule: optax.Schedule
+
+    @property
+    def corpus(self) -> Corpus:
+        """Whose held-out split is scored."""
+        return self.corpora[self.config.data.corpus]
+
+    def setup(self, config: Config) -> TrainSetup:
+        """What moves the state in a phase, of which this is the config."""
+        return make_setup(config, self.mesh.size, self.schedule)
+
+    def text_bytes(self, batch: Batch) -> float:
+        """Bytes of text that a batch's targets stand for."""
+        return text_bytes(np.asarray(batch.targets_BT), np.asarray(batch.weights_BT), self.token_bytes_V)
+
+
+def open_run(config: Config, mesh: Mesh, *, overwrite: bool) -> OpenRun:
+    """Checks all that can be checked of a run, opens its corpora and makes its folder.
+
+    Raises:
+      ValueError: for whatever cannot work, before anything is compiled.
+    """
+    check_devices(config, mesh.size)
+    check_folder(config, overwrite=overwrite)  # before minutes go into a corpus
+    corpora = open_data(config)
+    # Last: what was refused has left the old run alone.
+    changed = prepare_folder(config, overwrite=overwrite)
+    if changed:
+        print(f"run {config.run_folder} goes on otherwise than before: {'; '.join(map(str, changed))}")
+    tokenizer = load_tokenizer(config.data.tokenizer)
+    # As long as the embedding, which may have rows that no token of the tokenizer has.
+    token_bytes_V = np.zeros(config.model.vocab_size, np.int32)
+    token_bytes_V[: tokenizer.vocab_size] = tokenizer.token_bytes()
+    return OpenRun(config, corpora, token_bytes_V, mesh, learning_rate_schedule(config))
 
 
 def open_data(config: Config) -> dict[str, Corpus]:
@@ -21,6 +98,7 @@ def open_data(config: Config) -> dict[str, Corpus]:
     Raises:
       ValueError: if one cannot be had or does not fit.
     """
+    # Checked before a corpus is built: a token without a row would be read as another, without a word.
     vocab_size = load_tokenizer(config.data.tokenizer).vocab_size
     if vocab_size > config.model.vocab_size:
         raise ValueError(
@@ -34,6 +112,7 @@ def open_data(config: Config) -> dict[str, Corpus]:
             for folder in mixture_of(data).folders:
                 if folder not in corpora:
                     corpora[folder] = open_corpus_for(folder, data.tokenizer)
+                # For its ValueError: a split must have one whole sequence of this phase's length.
                 num_sequences(corpora[folder], "train", data.sequence_length)
             num_sequences(corpora[config.data.corpus], "validation", data.sequence_length)
     return corpora
@@ -63,6 +142,7 @@ def check_folder(config: Config, *, overwrite: bool) -> None:
             f"{folder} holds a run of another config; {'; '.join(refused[:3])}; choose another "
             "--config.run_folder, or give --overwrite to throw the old run away"
         )
+    # A run that goes on has its weights from its checkpoint.
     starts_anew = overwrite or newest_step(folder) is None
     if starts_anew and config.train.init_from is not None:  # later it may be gone
         check_init_from(config.train.init_from, config.model)
@@ -120,3 +200,50 @@ def prepare_folder(config: Config, *, overwrite: bool) -> list[Difference]:
     durable.make_folder(folder)
     durable.write(folder / CONFIG_FILE, config.to_text())
     return []
+
+
+def open_state(run: OpenRun, checkpoints: Checkpoints) -> TrainState:
+    """The newest checkpoint's state, or a fresh one, on the devices.
+
+    Raises:
+      ValueError: if the newest checkpoint is damaged, or has weights only.
+    """
+    # Any phase's setup would do: what a state is made of is the same in all of them.
+    setup = run.setup(run.config.phase_at(1).config)
+    step = newest_step(run.config.run_folder)
+    if step is None:
+        return _fresh_state(run, setup)
+    if not checkpoints.has_training(step):
+        raise ValueError(
+            f"{run.config.run_folder} holds weights only; train from them in a folder of its own: "
+            f"--config.train.init_from={run.config.run_folder} --config.run_folder=ANOTHER"
+        )
+    return _restored_state(run, setup, checkpoints, step)
+
+
+def _fresh_state(run: OpenRun, setup: TrainSetup) -> TrainState:
+    """Initial weights, or those of another run if one is given."""
+    placed = shardings(abstract_state(run.config, setup, run.mesh), run.mesh)
+    # One program: calls one by one would put all weights on the first device before they are sharded.
+    init = jax.jit(
+        functools.partial(init_state, run.config, setup),
+        out_shardings=placed,
+        compiler_options=compiler_options(run.mesh, once=True),
+    )
+    state = init()
+    if run.config.train.init_from is None:
+        return state
+    saved = load_weights(run.config.train.init_from, functools.partial(checkpoint_shardings, mesh=run.mesh))
+    return jax.jit(with_variables, out_shardings=placed, donate_argnums=0)(state, saved.variables)
+
+
+def _restored_state(run: OpenRun, setup: TrainSetup, checkpoints: Checkpoints, step: int) -> TrainState:
+    state = abstract_state(run.config, setup, run.mesh)
+    # A checkpoint knows nothing of the devices that wrote it: it is read evenly sharded, then partitioned.
+    shapes = jax.eval_shape(to_checkpoint, state)
+    saved = abstract(shapes, checkpoint_shardings(shapes, run.mesh))
+    weights, training = checkpoints.restore(step, weights=saved["weights"], training=saved["training"])
+    partition = jax.jit(
+        functools.partial(from_checkpoint, like=state), out_shardings=shardings(state, run.mesh)
+    )
+    return partition({"weights": weights, "training": training})

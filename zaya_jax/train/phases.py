@@ -49,6 +49,7 @@ class StepRange:
     def num_microbatches(self) -> int:
         """Parts of a batch, none larger than those of the phase's full batch."""
         full = self.phase.config
+        # Rounded up: a part must not be larger than those that the run was sized for.
         return -(-self.batch_size * full.execution.num_microbatches // full.data.batch_size)
 
     def tokens_until(self, step: int) -> int:
@@ -71,11 +72,13 @@ def step_ranges(config: Config, *, first_step: int = 0) -> Iterator[StepRange]:
     tokens = 0
     for phase in config.resolved_phases:
         data, step = phase.config.data, phase.first_step
+        # Sizes of a ramp are tokens, so that they mean the same in phases of other lengths.
         ramp = [(steps, size // data.sequence_length) for steps, size in data.batch_ramp]
         rest = (phase.config.train.num_steps - data.ramp_steps, data.batch_size)
         for num_steps, batch_size in (*ramp, rest):
             step_range = StepRange(phase, step, num_steps, batch_size, tokens)
             step, tokens = step_range.end, step_range.tokens_until(step_range.end)
+            # Counted from the first step also when resumed: the tokens read before are part of each range.
             if first_step < step_range.end:
                 yield step_range.after(first_step)
 
@@ -88,6 +91,7 @@ def check_devices(config: Config, num_devices: int) -> None:
     """
     for each in step_ranges(config):
         with in_phase(each.phase.name):
+            # The full batch has a field of its own, and the sentence must name the field that is wrong.
             if each.batch_size == each.phase.config.data.batch_size:
                 check_batch_size(each.batch_size, each.num_microbatches, num_devices)
             parts = num_devices * each.num_microbatches

@@ -34,12 +34,13 @@ class ProgressLine:
     """
 
     def __init__(self, num_steps: int, first_step: int, console: Console | None = None):
+        # Soft-wrapped: in a file or a pipe a line stays one line, which programs can search for.
         self._console = console or Console(file=sys.stdout, soft_wrap=True, highlight=False)
         self._num_steps = num_steps
         self._spoke = time.monotonic()
         self._pace = _Pace(num_steps)
         self._losses = _Losses()
-        self._texts: Sequence[str] = ("",)
+        self._texts: Sequence[str] = ("",)  # the same line, ever shorter: the first that fits is shown
         self._bar = None
         if self._console.is_terminal:
             self._bar = Progress(
@@ -64,7 +65,7 @@ class ProgressLine:
 
     def say(self, text: str) -> None:
         """A line that stays."""
-        self._console.print(text, markup=False)
+        self._console.print(text, markup=False)  # a folder's name may have brackets
         self._spoke = time.monotonic()
 
     def compiling(self) -> None:
@@ -80,6 +81,7 @@ class ProgressLine:
           num_targets: that it is a mean of, likewise.
           num_bytes: of text that they stand for.
         """
+        # Kept as it is: a float of it here would wait for the step, and the device then for the host.
         self._losses.add(loss, num_targets, num_bytes)
 
     def update(self, step: int, values: dict[str, float], phase: str = "") -> None:
@@ -87,6 +89,7 @@ class ProgressLine:
 
         The loss is the mean of all steps since the last line: that of one step jumps with its batch.
         """
+        # The pace first: a line shows what is left behind this step.
         self._pace.look(step)
         self._texts = describe(step, self._num_steps, values | self._losses.take(), phase)
         if self._bar:
@@ -108,7 +111,7 @@ class ProgressLine:
                 if not self._bar and time.monotonic() - self._spoke >= QUIET_SECONDS:
                     self.say(self._texts[0])
                 yield batch
-        self._texts = before
+        self._texts = before  # the line of the step that was shown, until the next one
 
 
 class _Pace:
@@ -129,7 +132,7 @@ class _Pace:
     def look(self, step: int) -> None:
         """A step is done."""
         now = time.monotonic()
-        if self._begin is None:
+        if self._begin is None:  # the step that compiled: time is counted from its end
             self._begin = step, now
             return
         first, since = self._begin
@@ -142,6 +145,7 @@ class _Pace:
         self._end = None
         yield
         took = time.monotonic() - start
+        # Both ends move by what the pause took, as if it had not been.
         self._begin = begin and (begin[0], begin[1] + took)
         self._end = None if end is None else end + took
 
@@ -165,8 +169,10 @@ class _Losses:
         """Their mean over all targets, and the same in bits per byte; nothing of no steps."""
         if not self._steps:
             return {}
+        # One transfer for all of them, when a line is due.
         steps, num_bytes = jax.device_get(self._steps), self._num_bytes
         self._steps, self._num_bytes = [], 0.0
+        # Weighted by targets: packed batches have unequal numbers of them.
         nats = sum(float(loss) * float(num_targets) for loss, num_targets in steps)
         num_targets = sum(float(num_targets) for _, num_targets in steps)
         return {"loss": nats / max(num_targets, 1), "bits_per_byte": bits_per_byte(nats, num_bytes)}
@@ -194,6 +200,7 @@ class _Fitted:
         return next((text for text in self._texts if cell_len(text) <= width), self._texts[-1])
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        # One cell is enough: this column gives way to the others.
         return Measurement(1, cell_len(self._fit(options.max_width)))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:

@@ -28,6 +28,7 @@ def readings(
     )
     positions: Mapping[str, Position] = dict.fromkeys(orders, Position())
     read: Counter[str | None] = Counter()
+    # From the beginning, also when resumed: where a range reads depends on what all before it have read.
     for step_range in step_ranges(config):
         data = step_range.phase.config.data
         reading = Reading(
@@ -41,6 +42,7 @@ def readings(
             left = step_range.after(first_step)
             yield left, reading.after((left.first_step - step_range.first_step) * step_range.batch_size)
         count = step_range.num_steps * step_range.batch_size
+        # Corpora go on where they are; a mixture goes on with its own pattern when it comes back.
         positions = reading.after(count).positions
         read[data.mixture] += count
 

@@ -18,7 +18,7 @@ from zaya_jax.optim.optimizer import make_optimizer
 from zaya_jax.optim.partition import Partition, from_buckets, make_partition, to_buckets
 from zaya_jax.optim.schedules import learning_rate_schedule
 from zaya_jax.parallel.mesh import REPLICATED, SHARDED, evenly_sharded, named_shardings
-from zaya_jax.pytree import pytree, static
+from zaya_jax.pytree import abstract, pytree, static
 
 
 @pytree
@@ -27,8 +27,10 @@ class TrainState:
 
     step: Int[Array, ""]
     """Optimiser steps done, skipped ones included."""
+    # The only float32 copy: a step casts its shard before it gathers, so that half the bytes travel.
     buckets: dict[str, Array]
     """The weights in float32, partitioned: each device has its shard of the first axis."""
+    # Outside the weights: no gradient moves it, and its float32 is never rounded ([ZAYA1-8B] II-A-2).
     router_bias_LX: Float[Array, "L X"]
     optimizer: Any
     """Of the buckets, and sharded with them."""
@@ -43,12 +45,12 @@ class TrainState:
 
     @property
     def params(self) -> dict:
-        """The weights as declared in `zaya_jax.model.weights`, float32."""
+        """The weights as `zaya_jax.model.weights` declares them, in float32."""
         return from_buckets(self.partition, self.buckets)
 
     @property
     def variables(self) -> dict:
-        """What `Zaya.apply` takes."""
+        """What `Zaya.apply` takes, of all devices together."""
         return {"params": self.params, "router_bias": {"layers": self.router_bias_LX}}
 
 
@@ -90,7 +92,9 @@ def make_setup(
       schedule: the learning rate over the steps of the whole run; None for the config's own.
       platform: that the step is compiled for, as `pallas_kernels.choice.choose` takes it.
     """
+    # Named here, once: two setups that compile to different programs must not be equal.
     execution = resolve_implementations(config.execution, config.model, platform=platform)
+    # Elementwise, AdamW can move any cut of a weight; only Muon needs its matrices whole.
     partition = make_partition(declare(config.model), num_devices, by_matrix=config.optimizer.name == "muon")
     schedule = learning_rate_schedule(config) if schedule is None else schedule
     return TrainSetup(
@@ -108,6 +112,7 @@ def make_setup(
 
 def init_state(config: Config, setup: TrainSetup) -> TrainState:
     """The state before the first step. Its weights depend on the config alone."""
+    # A run samples from a key of its own, so that no draw repeats the bits of an initial weight.
     init_key, run_key = jax.random.split(jax.random.key(config.train.seed))
     return first_state(setup, initialise(declare(config.model), init_key), run_key)
 
@@ -120,6 +125,7 @@ def first_state(setup: TrainSetup, params: dict, key: Array) -> TrainState:
         step=jnp.zeros((), jnp.int32),
         buckets=buckets,
         router_bias_LX=bias_LX,
+        # Born of the buckets, moments lie as they do: no device ever has them whole ([ZeRO] 5.1).
         optimizer=setup.optimizer.init(buckets),
         balancer=setup.balancer.init(bias_LX),
         key=key,
@@ -140,30 +146,32 @@ def _variable_fields(partition: Partition, variables: dict) -> dict[str, Any]:
     }
 
 
-def layout(state: TrainState) -> TrainState:
-    """What of a state is cut and what is whole, as `PartitionSpec`s."""
+def partition_specs(state: TrainState) -> TrainState:
+    """What of a state is sharded and what is replicated, as `PartitionSpec`s."""
 
     def of_leaf(path: Any, leaf: Any) -> Any:
+        # An optimiser's counters are scalars among its buckets, and every device counts for itself.
         return SHARDED if path[0].name in ("buckets", "optimizer") and leaf.ndim else REPLICATED
 
     return jax.tree_util.tree_map_with_path(of_leaf, state)
 
 
 def shardings(state: TrainState, mesh: Mesh) -> TrainState:
-    """`layout` on the devices of a mesh."""
-    return named_shardings(layout(state), mesh)
+    """`partition_specs` on the devices of a mesh."""
+    return named_shardings(partition_specs(state), mesh)
 
 
 def abstract_state(config: Config, setup: TrainSetup, mesh: Mesh) -> TrainState:
     """Shapes, types and shardings of a state, without allocating."""
     state = jax.eval_shape(lambda: init_state(config, setup))
-    return _abstract(state, shardings(state, mesh))
+    return abstract(state, shardings(state, mesh))
 
 
 def to_checkpoint(state: TrainState) -> dict[str, Any]:
     """A state in arrays that do not depend on the number of devices: weights and moments as declared."""
 
     def whole(buckets: dict) -> dict:
+        # Muon's state has masks in place of AdamW's buckets, and the other way round.
         present = {name: x for name, x in buckets.items() if not isinstance(x, optax.MaskedNode)}
         return from_buckets(state.partition, present)
 
@@ -171,7 +179,7 @@ def to_checkpoint(state: TrainState) -> dict[str, Any]:
         "weights": state.variables,
         "training": {
             "step": state.step,
-            "optimizer": _map_buckets(whole, state.optimizer, state),
+            "optimizer": _map_buckets(whole, state, state.optimizer),
             "balancer": state.balancer,
             "key": state.key,
             "skipped_steps": state.skipped_steps,
@@ -183,13 +191,13 @@ def from_checkpoint(saved: dict[str, Any], like: TrainState) -> TrainState:
     """`to_checkpoint` undone, for the devices of another state, which may be abstract."""
 
     def refill(buckets: dict, tree: dict) -> dict:
-        return buckets | to_buckets(like.partition, tree)
+        return buckets | to_buckets(like.partition, tree)  # the masks stay
 
     training = dict(saved["training"])
-    optimizer = _map_buckets(refill, like.optimizer, like, training.pop("optimizer"))
-    return dataclasses.replace(
-        like, **_variable_fields(like.partition, saved["weights"]), optimizer=optimizer, **training
-    )
+    optimizer = _map_buckets(refill, like, like.optimizer, training.pop("optimizer"))
+    variables = _variable_fields(like.partition, saved["weights"])
+    # All fields at once: between two replacements the state would be half abstract, half of arrays.
+    return dataclasses.replace(like, **variables, optimizer=optimizer, **training)
 
 
 def checkpoint_shardings(checkpoint: Any, mesh: Mesh) -> Any:
@@ -197,20 +205,15 @@ def checkpoint_shardings(checkpoint: Any, mesh: Mesh) -> Any:
     return jax.tree.map(lambda x: evenly_sharded(mesh, x.shape), checkpoint)
 
 
-def _map_buckets(function: Any, tree: Any, state: TrainState, *rest: Any) -> Any:
-    """Maps over the dicts of buckets within an optimiser's state, and leaves other leaves alone."""
+def _map_buckets(function: Any, state: TrainState, *optimizers: Any) -> Any:
+    """Maps over the dicts of buckets within optimisers' states; of other leaves the last is taken."""
     names = {bucket.name for bucket in state.partition.buckets}
 
     def is_buckets(node: Any) -> bool:
+        # Optax nests its states as it likes; a dict with exactly these names is found at any depth.
         return isinstance(node, dict) and set(node) == names
 
-    def visit(node: Any, *others: Any) -> Any:
-        if is_buckets(node):
-            return function(node, *others)
-        return others[0] if others else node
+    def visit(*nodes: Any) -> Any:
+        return function(*nodes) if is_buckets(nodes[0]) else nodes[-1]
 
-    return jax.tree.map(visit, tree, *rest, is_leaf=is_buckets)
-
-
-def _abstract(tree: Any, placed: Any) -> Any:
-    return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), tree, placed)
+    return jax.tree.map(visit, *optimizers, is_leaf=is_buckets)

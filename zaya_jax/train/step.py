@@ -1,15 +1,14 @@
 """One optimiser step, as a pure function of state and batch.
 
 Each device computes gradients of its rows with all weights in the type of products, gets the sum of
-all devices' gradients for the buckets that it owns, moves these, in float32, and sends them to all
-others at the start of the next step (ZeRO-1). Who owns what is in `zaya_jax.optim.partition`.
+all devices' gradients for its shards of the buckets, moves these, in float32, and sends them to all
+others at the start of the next step ([ZeRO] 5.1). Who owns what is in `zaya_jax.optim.partition`.
 
 Letters: B batch, T time, L layers, X router classes, P tokens.
 """
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any, cast
 
 import jax
@@ -24,27 +23,18 @@ from zaya_jax.data.batch import Batch
 from zaya_jax.model.weights import Weight, declare, map_weights
 from zaya_jax.model.zaya import hidden_states
 from zaya_jax.optim.partition import Partition, from_buckets, to_buckets
-from zaya_jax.parallel.mesh import (
-    REPLICATED,
-    SHARDED,
-    all_gather,
-    all_reduce,
-    on_each_device,
-    reduce_scatter,
-    replicated,
-    sharded,
-)
-from zaya_jax.platform.compiler import compiler_options
+from zaya_jax.parallel.mesh import REPLICATED, SHARDED, all_gather, all_reduce, on_each_device, reduce_scatter
 from zaya_jax.pytree import pytree
 from zaya_jax.train.loss import next_token_loss
 from zaya_jax.train.norms import GROUPS, global_norm, norms_by_group
-from zaya_jax.train.state import TrainSetup, TrainState, layout, shardings
+from zaya_jax.train.state import TrainSetup, TrainState, partition_specs
 
 
 @pytree
 class Sums:
     """What a forward pass adds up over the rows of a batch."""
 
+    # Sums, not means: devices and microbatches have unequal numbers of targets, and only sums add up.
     loss: Float[Array, ""]
     """Cross-entropy over all targets, in nats."""
     num_targets: Float[Array, ""]
@@ -76,7 +66,7 @@ class Metrics:
     router_probability_L: Float[Array, " L"]
     """Mean probability of a token's class."""
     logit_bound: Float[Array, ""]
-    """No attention logit is larger: |temperature| * sqrt(head width), the largest (facts 2.2)."""
+    """No attention logit is larger: |temperature| * sqrt(head width), the largest ([ZAYA1-8B] appendix C)."""
     skipped_steps: Int[Array, ""]
     """Since the start of the run, because of a NaN or an infinity."""
 
@@ -104,8 +94,9 @@ def train_step(
       ValueError: if state, setup and mesh are not for the same number of devices.
     """
     _check_devices(state.partition, setup.partition, mesh)
-    specs = layout(state)
+    specs = partition_specs(state)
     local = functools.partial(_local_step, setup=setup, num_microbatches=num_microbatches)
+    # Metrics are replicated: each number in them has been summed over the devices.
     return on_each_device(local, mesh, in_specs=(specs, SHARDED), out_specs=(specs, REPLICATED))(state, batch)
 
 
@@ -113,55 +104,41 @@ def evaluate_step(state: TrainState, batch: Batch, *, setup: TrainSetup, mesh: M
     """Sums of a batch that nothing learns from."""
 
     def local(state: TrainState, rows: Batch) -> Sums:
-        _, sums = _forward(setup, _weights(state, setup), state.router_bias_LX, jnp.ones(()), rows)
+        params = _gather_weights(state, setup)
+        _, sums = _forward(setup, params, state.router_bias_LX, jnp.ones(()), rows)
         return all_reduce(sums)
 
-    return on_each_device(local, mesh, in_specs=(layout(state), SHARDED), out_specs=REPLICATED)(state, batch)
-
-
-def compiled_step(
-    state: TrainState, *, setup: TrainSetup, mesh: Mesh, num_microbatches: int = 1
-) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
-    """`train_step` under `jax.jit`: the state is donated, and lies where it belongs.
-
-    Args:
-      state: one like those that will come, or its shapes.
-      setup: as for `train_step`.
-      mesh: as for `train_step`.
-      num_microbatches: as for `train_step`.
-    """
-    placed = shardings(state, mesh)
-    return jax.jit(
-        functools.partial(train_step, setup=setup, mesh=mesh, num_microbatches=num_microbatches),
-        in_shardings=(placed, sharded(mesh)),
-        out_shardings=(placed, replicated(mesh)),
-        donate_argnames=("state",),
-        compiler_options=compiler_options(mesh),
-    )
+    specs = partition_specs(state)
+    return on_each_device(local, mesh, in_specs=(specs, SHARDED), out_specs=REPLICATED)(state, batch)
 
 
 def _local_step(
     state: TrainState, batch: Batch, *, setup: TrainSetup, num_microbatches: int
 ) -> tuple[TrainState, Metrics]:
     """The step of one device."""
+    # Known before the forward pass: each device's objective is then its share of the global mean, and
+    # plain sums of gradients are right. A mean of devices' means would count a target more among few.
     num_targets = jnp.maximum(all_reduce(jnp.sum(batch.weights_BT)), 1)
-    params = _weights(state, setup)
+    params = _gather_weights(state, setup)
     gradients, sums = _accumulate(setup, params, state.router_bias_LX, num_targets, batch, num_microbatches)
     sums = all_reduce(sums)
+    # Before the norm: that of a device's own rows says nothing of the sum's.
     with jax.named_scope("sum_gradients"):
         gradients = reduce_scatter(to_buckets(setup.partition, gradients))
     gradient_norms = norms_by_group(setup.partition, gradients)
     norm = global_norm(gradient_norms)
+    # Both are of all devices, so that all take the same branch: one that alone took the other would part
+    # from them for good. The norm alone does not tell: a loss can overflow where its gradients do not.
     is_finite = jnp.isfinite(norm) & jnp.isfinite(sums.loss)
     # A branch, not a choice between two results: that would hold the state twice, and copy it.
-    kept, update_norms = lax.cond(
-        is_finite,
-        functools.partial(_move, setup=setup),
-        lambda state, *_: (_movable(state), _no_update_norms(setup)),
-        state, gradients, norm, sums,
-    )  # fmt: skip
+    move, stay = (functools.partial(function, setup=setup) for function in (_move, _stay))
+    moved, update_norms = lax.cond(is_finite, move, stay, state, gradients, norm, sums)
     new_state = dataclasses.replace(
-        state, step=state.step + 1, skipped_steps=state.skipped_steps + ~is_finite, **kept
+        # A skipped step counts: its batch has been read, and the schedule goes on.
+        state,
+        step=state.step + 1,
+        skipped_steps=state.skipped_steps + ~is_finite,
+        **moved,
     )
     num_tokens = jnp.maximum(sums.num_tokens, 1)
     return new_state, Metrics(
@@ -182,9 +159,14 @@ def _move(
     state: TrainState, gradients: dict, norm: jax.Array, sums: Sums, *, setup: TrainSetup
 ) -> tuple[dict[str, Any], dict[str, jax.Array]]:
     """What a step moves, by its names in `TrainState`, and the norms of the weights' updates."""
+
+    def update(gradients: Any, clip: Any, optimizer: Any, buckets: Any, step: Any) -> Any:
+        clipped = jax.tree.map(lambda x: x * clip, gradients)
+        return optax.with_extra_args_support(setup.optimizer).update(clipped, optimizer, buckets, step=step)
+
     with jax.named_scope("optimizer"):
+        # By the norm of all weights: one factor for all keeps the gradient's direction.
         clip = jnp.minimum(1.0, setup.clip_norm / jnp.maximum(norm, jnp.finfo(jnp.float32).tiny))
-        update = functools.partial(_clipped_update, setup.optimizer)
         arguments = gradients, clip, state.optimizer, state.buckets, state.step
         if setup.update_norms:
             # Apart, an update is computed once: its norm reads it, and so does the sum with the weights.
@@ -193,6 +175,7 @@ def _move(
         else:
             updates, optimizer = update(*arguments)
             update_norms = _no_update_norms(setup)
+    # After the weights, on counts of the whole batch, which no gradient sees ([ZAYA1-8B] II-A-2).
     with jax.named_scope("balancing"):
         bias_updates, balancer = setup.balancer.update(
             sums.router_counts_LX, state.balancer, state.router_bias_LX
@@ -206,32 +189,23 @@ def _move(
     return moved, update_norms
 
 
+def _stay(state: TrainState, *_: Any, setup: TrainSetup) -> tuple[dict[str, Any], dict[str, jax.Array]]:
+    """What `_move` returns, unmoved."""
+    names = ("buckets", "router_bias_LX", "optimizer", "balancer")
+    return {name: getattr(state, name) for name in names}, _no_update_norms(setup)
+
+
 def _no_update_norms(setup: TrainSetup) -> dict[str, jax.Array]:
     return {name: jnp.zeros(()) for name in GROUPS} if setup.update_norms else {}
 
 
-def _clipped_update(
-    optimizer: optax.GradientTransformation,
-    gradients: dict,
-    clip: jax.Array,
-    state: optax.OptState,
-    buckets: dict,
-    step: jax.Array,
-) -> tuple[optax.Updates, optax.OptState]:
-    clipped = jax.tree.map(lambda x: x * clip, gradients)
-    return optax.with_extra_args_support(optimizer).update(clipped, state, buckets, step=step)
-
-
-def _movable(state: TrainState) -> dict[str, Any]:
-    names = ("buckets", "router_bias_LX", "optimizer", "balancer")
-    return {name: getattr(state, name) for name in names}
-
-
-def _weights(state: TrainState, setup: TrainSetup) -> dict:
+def _gather_weights(state: TrainState, setup: TrainSetup) -> dict:
     """All weights, from all devices: those in products in their type, scales and biases in float32."""
     dtype, weights = setup.model.execution.dtype, dict(setup.partition.weights)
-    small = {part.name for part in setup.partition.flat_parameters if not weights[part.path].in_products}
+    # A scale near 1 in bfloat16 has steps of 1/128: updates smaller than that would show in no loss.
+    small = {each.name for each in setup.partition.flat_parameters if not weights[each.name].in_products}
     with jax.named_scope("gather_weights"):
+        # Cast before it is sent: half the bytes on the way.
         buckets = {name: x if name in small else x.astype(dtype) for name, x in state.buckets.items()}
         return from_buckets(setup.partition, all_gather(buckets))
 
@@ -257,8 +231,9 @@ def _forward(
             z_loss=setup.z_loss,
         )
     router = hidden.router
-    num_tokens = jnp.sum(rows.segments_BT != 0, dtype=jnp.float32)
+    num_tokens = jnp.sum(rows.segments_BT != 0, dtype=jnp.float32)  # segment 0 is padding
     return loss.objective, Sums(
+        # Without the z-loss, which is no property of the text, and the division by all targets undone.
         loss=loss.cross_entropy * num_targets,
         num_targets=rows.weights_BT.sum(),
         router_counts_LX=router.counts_LX,
@@ -276,25 +251,24 @@ def _accumulate(
     batch: Batch,
     num_microbatches: int,
 ) -> tuple[Any, Sums]:
-    """Gradients of the mean objective and `Sums`, over microbatches one after the other.
-
-    One buffer of gradients takes those of all microbatches.
-    """
+    """Gradients of the mean objective and `Sums`, over microbatches one after the other."""
     gradient = jax.grad(functools.partial(_forward, setup), has_aux=True)
 
-    def cast(weight: Weight, x: jax.Array) -> jax.Array:
+    def as_kept(weight: Weight, x: jax.Array) -> jax.Array:
         return x.astype(setup.model.execution.gradient_dtype if weight.in_products else jnp.float32)
 
     def of_rows(rows: Batch) -> tuple[Any, Sums]:
         gradients, sums = gradient(params, bias_LX, num_targets, rows)
-        return map_weights(cast, declare(setup.model.config), gradients), sums
+        return map_weights(as_kept, declare(setup.model.config), gradients), sums
 
     if num_microbatches == 1:
         return of_rows(batch)
+    # Consecutive rows of this device alone: the reshape moves nothing.
     microbatches = jax.tree.map(lambda x: x.reshape(num_microbatches, -1, *x.shape[1:]), batch)
 
-    def add(total: Any, microbatch: Batch) -> tuple[Any, None]:
-        return jax.tree.map(jnp.add, total, of_rows(microbatch)), None
+    # A carry, not a stack of results: one buffer takes the gradients of all microbatches.
+    def add(before: Any, microbatch: Batch) -> tuple[Any, None]:
+        return jax.tree.map(jnp.add, before, of_rows(microbatch)), None
 
     first = jax.tree.map(lambda x: x[0], microbatches)
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(of_rows, first))
@@ -302,7 +276,8 @@ def _accumulate(
 
 
 def _logit_bound(setup: TrainSetup, params: Any) -> jax.Array:
-    """Queries and keys have norm sqrt(H), and logits are scaled by 1 / sqrt(H)."""
+    """The largest bound of a head ([ZAYA1-8B] appendix C)."""
+    # Queries and keys have norm sqrt(H), a key times its temperature, and logits are scaled by 1 / sqrt(H).
     return jnp.max(jnp.abs(params["layers"]["attention"]["temperature"])) * setup.model.config.head_dim**0.5
 
 

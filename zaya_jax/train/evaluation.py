@@ -1,0 +1,48 @@
+"""The loss of a run on text that it does not learn from."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+
+import jax
+
+from zaya_jax.data.batch import Batch
+from zaya_jax.data.loader import evaluation_batches, num_sequences
+from zaya_jax.parallel.mesh import sharded
+from zaya_jax.train.metrics import bits_per_byte
+from zaya_jax.train.opening import OpenRun
+from zaya_jax.train.phases import StepRange
+from zaya_jax.train.step import Sums
+
+
+def evaluate(run: OpenRun, sums_of: Callable[[Batch], Sums], batches: Iterable[Batch]) -> dict[str, float]:
+    """The loss of batches in nats a token and in bits a byte.
+
+    Args:
+      run: that is evaluated.
+      sums_of: the forward pass of a batch on the run's devices.
+      batches: on the host.
+    """
+    # Python's floats: in float32 the sum over a large split would lose its last batches.
+    nats = num_bytes = num_targets = 0.0
+    for batch in batches:
+        sums = sums_of(jax.device_put(batch, sharded(run.mesh)))
+        nats += float(sums.loss)
+        num_targets += float(sums.num_targets)
+        num_bytes += run.text_bytes(batch)
+    # Bits a byte, so that runs with different tokenizers can be compared.
+    return {"loss": nats / max(num_targets, 1), "bits_per_byte": bits_per_byte(nats, num_bytes)}
+
+
+def held_out_batches(run: OpenRun, step_range: StepRange) -> tuple[Iterator[Batch], int]:
+    """The batches, and how many they are; each is as large as the phase's full batch."""
+    # Full batches in a ramp too, so that held-out losses of all its steps are sums over the same batches.
+    data, limit = step_range.phase.config.data, run.config.train.eval_sequences
+    sequences = num_sequences(run.corpus, "validation", data.sequence_length)
+    batches = evaluation_batches(
+        run.corpus,
+        split="validation",
+        sequence_length=data.sequence_length,
+        batch_size=data.batch_size,
+        limit=limit,
+    )
+    return batches, math.ceil(min(sequences, limit or sequences) / data.batch_size)

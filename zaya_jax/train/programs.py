@@ -1,0 +1,65 @@
+"""What a run compiles: the step, the evaluation and the checkpoint's arrays, on the run's devices."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from zaya_jax.data.batch import Batch
+from zaya_jax.parallel.mesh import replicated, sharded
+from zaya_jax.platform.compiler import compiler_options
+from zaya_jax.train.state import TrainSetup, TrainState, checkpoint_shardings, shardings, to_checkpoint
+from zaya_jax.train.step import Metrics, Sums, evaluate_step, train_step
+
+Step = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Programs:
+    """What makes the steps of a range; each is compiled when it is first called."""
+
+    step: Step
+    evaluate: Callable[[TrainState, Batch], Sums]
+    checkpoint: Callable[[TrainState], dict[str, Any]]
+
+
+def make_programs(state: TrainState, *, setup: TrainSetup, mesh: Mesh, num_microbatches: int = 1) -> Programs:
+    """The programs of a setup; the arguments are those of `compiled_step`."""
+    return Programs(
+        step=compiled_step(state, setup=setup, mesh=mesh, num_microbatches=num_microbatches),
+        evaluate=jax.jit(
+            functools.partial(evaluate_step, setup=setup, mesh=mesh),
+            in_shardings=(shardings(state, mesh), sharded(mesh)),
+            out_shardings=replicated(mesh),
+            compiler_options=compiler_options(mesh),
+        ),
+        # Not donated: training goes on with the state that is saved.
+        checkpoint=jax.jit(
+            to_checkpoint,
+            out_shardings=checkpoint_shardings(jax.eval_shape(to_checkpoint, state), mesh),
+        ),
+    )
+
+
+def compiled_step(state: TrainState, *, setup: TrainSetup, mesh: Mesh, num_microbatches: int = 1) -> Step:
+    """`train_step` under `jax.jit`: the state is donated, and lies where it belongs.
+
+    Args:
+      state: one like those that will come, or its shapes.
+      setup: as for `train_step`.
+      mesh: as for `train_step`.
+      num_microbatches: as for `train_step`.
+    """
+    placed = shardings(state, mesh)
+    # In and out alike, so that a step's result is the next one's argument and nothing is moved between.
+    return jax.jit(
+        functools.partial(train_step, setup=setup, mesh=mesh, num_microbatches=num_microbatches),
+        in_shardings=(placed, sharded(mesh)),
+        out_shardings=(placed, replicated(mesh)),
+        # The new state takes the old one's memory: two would not fit beside each other.
+        donate_argnames=("state",),
+        compiler_options=compiler_options(mesh),
+    )
