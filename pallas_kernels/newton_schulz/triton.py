@@ -160,7 +160,8 @@ def _loop(contracted: int, blocks: Blocks, add) -> jax.Array:
 
 def _at(array, matrix, rows, columns):
     """Where a block of a matrix lies, and which of its entries exist; each span is its first and how many."""
-    there = [which_exist(*span, size) for span, size in zip((rows, columns), array.shape[1:], strict=True)]
+    _, height, width = array.shape
+    there = which_exist(rows[0], rows[1], height), which_exist(columns[0], columns[1], width)
     return array.at[matrix, pl.ds(*rows), pl.ds(*columns)], block_mask(*there, (rows[1], columns[1]))
 
 
@@ -170,7 +171,7 @@ def _load(array, matrix, rows, columns) -> jax.Array:
 
 
 def _store(array, matrix, row, column, values, *, only_if=None) -> None:
-    at, mask = _at(array, matrix, *zip((row, column), values.shape, strict=True))
+    at, mask = _at(array, matrix, (row, values.shape[0]), (column, values.shape[1]))
     if only_if is not None:
         only_if = jnp.broadcast_to(only_if, values.shape)
         mask = only_if if mask is None else mask & only_if
