@@ -8,6 +8,7 @@ import sys
 import jax
 import jaxtyping
 import pytest
+from quick_compilation import compile_quickly
 
 PACKAGES = ["zaya_jax", "pallas_kernels"]
 
@@ -15,6 +16,7 @@ _early = sorted(name for name in sys.modules if name.partition(".")[0] in PACKAG
 if _early:
     raise ImportError(f"{_early} were imported before the hook that checks their annotations")
 jaxtyping.install_import_hook(PACKAGES, "beartype.beartype")
+compile_quickly()  # before anything asks jax for its devices
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -15,8 +15,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 def program(what):
     environment = os.environ | {
         "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
-        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",  # compiling is nearly all the time that this takes
+        "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8",
         "PYTHONPATH": str(ROOT),
     }
     result = subprocess.run(

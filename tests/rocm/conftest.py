@@ -19,4 +19,5 @@ def _plugin():
 @pytest.fixture(autouse=True)
 def _compilers_find_programs_and_leave_nothing(monkeypatch, tmp_path):
     monkeypatch.setenv("PYTHONPATH", str(pathlib.Path(__file__).parent))
+    monkeypatch.delenv("XLA_FLAGS", raising=False)  # what these tests read is the code that a cluster gets
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
