@@ -3,12 +3,17 @@
 The hook rewrites modules as they are imported, so nothing of ours may be imported before it.
 """
 
+import pathlib
 import sys
 
-import jax
-import jaxtyping
-import pytest
-from quick_compilation import compile_quickly
+import quick_compilation
+
+quick_compilation.compile_quickly()
+quick_compilation.keep_programs()
+
+import jax  # noqa: E402  (it reads the environment as it is imported)
+import jaxtyping  # noqa: E402
+import pytest  # noqa: E402
 
 PACKAGES = ["zaya_jax", "pallas_kernels"]
 
@@ -16,18 +21,21 @@ _early = sorted(name for name in sys.modules if name.partition(".")[0] in PACKAG
 if _early:
     raise ImportError(f"{_early} were imported before the hook that checks their annotations")
 jaxtyping.install_import_hook(PACKAGES, "beartype.beartype")
-compile_quickly()  # before anything asks jax for its devices
+
+MAPPINGS = pathlib.Path("/proc/self/maps")
+MOST_MAPPINGS = 20_000
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _forget_compiled_functions():
-    """Those of a test file, behind it.
+    """All of them, behind a test file, once there are many.
 
     Each takes some mappings of memory. Linux gives a process 65,530 of them, and the compiler crashes
-    at the next one.
+    at the next one; a file of tests takes less than half of them.
     """
     yield
-    jax.clear_caches()
+    if not MAPPINGS.exists() or MAPPINGS.read_bytes().count(b"\n") > MOST_MAPPINGS:
+        jax.clear_caches()
 
 
 LONGEST_FIRST = (
