@@ -45,7 +45,17 @@ LONGEST_FIRST = (
 """Files that take minutes. Begun last, one of them would end alone, with the other cores idle."""
 
 
-def pytest_collection_modifyitems(items):
+def pytest_addoption(parser):
+    parser.addoption("--first-cases", action="store_true", help="of each parametrised test only the first")
+
+
+def pytest_collection_modifyitems(config, items):
     """Begins with the longest files; `--no-loadscope-reorder` has xdist keep that order."""
+    if config.getoption("--first-cases"):
+        firsts = {}
+        for item in items:
+            firsts.setdefault((item.path, getattr(item, "originalname", item.name)), item)
+        config.hook.pytest_deselected(items=[item for item in items if item not in firsts.values()])
+        items[:] = firsts.values()
     ranks = {name: rank for rank, name in enumerate(LONGEST_FIRST)}
     items.sort(key=lambda item: ranks.get("/".join(item.path.parts[-2:]), len(ranks)))

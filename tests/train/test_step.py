@@ -93,7 +93,7 @@ def balanced(num_microbatches, remat):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("num_microbatches", "remat"), [(4, "none"), (1, "layer"), (4, "products")])
+@pytest.mark.parametrize(("num_microbatches", "remat"), [(1, "layer"), (4, "products")])
 def test_accumulation_and_remat_do_not_touch_the_balancing(num_microbatches, remat):
     """Counts are whole numbers of the global batch, taken once: the biases are the same to the bit."""
     (counts, state), (expected_counts, expected) = balanced(num_microbatches, remat), balanced(1, "none")
@@ -164,9 +164,11 @@ def test_a_step_follows_the_gradient_of_the_mean_loss():
         return loss + z_loss * square, loss
 
     gradient_of = jit(jax.grad(mean_loss, has_aux=True))
-    for z_loss in (0.0, 0.1):
+    for z_loss, update_norms in ((0.0, True), (0.1, False)):  # what a step tells changes no move
         gradient, loss = gradient_of(before.params, z_loss)
-        after, metrics = program(dataclasses.replace(RULES, z_loss=z_loss))(before, batch)
+        rules = dataclasses.replace(RULES, z_loss=z_loss, update_norms=update_norms)
+        after, metrics = program(rules)(before, batch)
+        assert bool(metrics.update_norms) == update_norms
         assert_near(moved(after), jax.tree.map(jnp.negative, gradient))
         np.testing.assert_allclose(metrics.loss, loss, rtol=1e-5)
         np.testing.assert_allclose(metrics.gradient_norm, optax.tree.norm(gradient), rtol=1e-5)
@@ -241,20 +243,6 @@ def test_norms_by_group_are_of_all_weights_once():
     experts = optax.tree.norm(moved(step(1)[0])["layers"]["experts"])  # the update of sgd(1.0)
     np.testing.assert_allclose(metrics.update_norms["experts"], experts, rtol=1e-5)
     np.testing.assert_allclose(metrics.gradient_norms["experts"], experts, rtol=1e-5)
-
-
-def test_a_step_that_tells_no_update_norms_moves_the_same():
-    silent = dataclasses.replace(MUON, update_norms=False)
-    states = {}
-    for rules in (MUON, silent):
-        run = program(rules)
-        state = state_of(rules, initialise(declare(MODEL), jax.random.key(0)), KEY)
-        states[rules], metrics = run(state, uneven_batch())
-        assert bool(metrics.update_norms) == rules.update_norms
-    for ours, theirs in zip(
-        jax.tree.leaves(moved(states[silent])), jax.tree.leaves(moved(states[MUON])), strict=True
-    ):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-7)
 
 
 def test_router_metrics_and_the_logit_bound():
