@@ -39,10 +39,12 @@ def _forget_compiled_functions():
 
 
 LONGEST_FIRST = (
-    "train/test_tiny_with_kernels.py", "train/test_step.py", "train/test_run.py", "model/test_properties.py",
-    "notebooks/test_notebooks.py", "multidevice/test_multidevice.py",
+    "train/test_step.py", "train/test_run.py", "train/test_tiny_with_kernels.py", "model/test_properties.py",
+    "multidevice/test_multidevice.py", "notebooks/test_notebooks.py", "rocm/test_train_step.py",
+    "model/test_kernels_in_the_network.py", "multidevice/test_reading_of_runs.py",
+    "tests/test_golden_loss.py", "rocm/test_kernel_resources.py", "inference/test_generate.py",
 )  # fmt: skip
-"""Files that take minutes. Begun last, one of them would end alone, with the other cores idle."""
+"""Files that take a minute or two. Begun last, one of them would end alone, with the other cores idle."""
 
 
 def pytest_addoption(parser):

@@ -52,6 +52,7 @@ KEY = jax.random.key(1)
 jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 
 
+@functools.cache
 def uneven_batch():
     """Rows of two documents and padding of all lengths; two rows are padding alone, one has no weight."""
     random = np.random.default_rng(0)
@@ -66,8 +67,9 @@ def uneven_batch():
     return jax.tree.map(jnp.asarray, batch)
 
 
-def first_state():
-    return state_of(RULES, initialise(declare(MODEL), jax.random.key(0)), jax.random.key(1))
+@functools.cache
+def first_state(rules=RULES):
+    return jit(lambda: state_of(rules, initialise(declare(MODEL), jax.random.key(0)), KEY))()
 
 
 @functools.cache
@@ -210,7 +212,7 @@ def test_a_step_that_is_not_finite_changes_nothing_and_is_counted(value):
     batch = uneven_batch()
     poisoned = dataclasses.replace(batch, weights_BT=batch.weights_BT.at[4, 1].set(value))
     run = program(MUON)
-    before, _ = run(state_of(MUON, initialise(declare(MODEL), jax.random.key(0)), KEY), batch)
+    before, _ = run(first_state(MUON), batch)
     after, metrics = run(before, poisoned)
     expected = dataclasses.replace(before, step=before.step + 1, skipped_steps=before.skipped_steps + 1)
     assert not unlike(after, expected)
@@ -264,7 +266,7 @@ def test_a_state_dealt_out_to_others_is_refused():
 
 def test_checkpoints_hold_weights_and_moments_as_declared():
     run = program(MUON)
-    state, _ = run(state_of(MUON, initialise(declare(MODEL), jax.random.key(0)), KEY), uneven_batch())
+    state, _ = run(first_state(MUON), uneven_batch())
     saved = to_checkpoint(state)
     shapes = {x.shape for x in jax.tree.leaves(saved["training"]["optimizer"])}
     assert shapes == {weight.shape for weight in flatten(declare(MODEL)).values()} | {()}
