@@ -11,7 +11,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 from rich.console import Console
-from small_runs import build_small_corpus, fast_compilation, small_values
+from small_runs import build_small_corpus, small_values
 from small_runs import small_config as small_run
 from small_weights import contents, plausible_variables, random_variables, small_config, tensors_in, zaya
 
@@ -114,8 +114,7 @@ def fixture_imported(tmp_path):
 @pytest.mark.slow
 def test_a_run_starts_from_converted_weights(imported, tmp_path):
     run, command = imported
-    with fast_compilation():
-        zaya(f"{command} --config.run_folder={tmp_path}/tuned --config.train.init_from={run}")
+    zaya(f"{command} --config.run_folder={tmp_path}/tuned --config.train.init_from={run}")
     before, after = load_run(run), load_run(tmp_path / "tuned")
     assert (before.step, after.step) == (0, 2)
     for given, now in zip(*(jax.tree.leaves(saved.variables) for saved in (before, after)), strict=True):
