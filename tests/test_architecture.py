@@ -19,6 +19,7 @@ ROOMS = [
     "pytree",
     "platform",
     "durable",
+    "json_files",
     "config",
     "options",
     "tables",

@@ -115,7 +115,7 @@ def test_text_has_every_field():
 
 def test_differences_name_field_old_and_new():
     ours = dataclasses.replace(UNUSUAL, run_folder="there", data=dataclasses.replace(UNUSUAL.data, seed=3))
-    assert differences(ours, UNUSUAL) == [
+    assert list(map(str, differences(ours, UNUSUAL))) == [
         "run_folder: runs/Ünusual -> there",
         "data.seed: 4294967295 -> 3",
     ]

@@ -8,12 +8,28 @@ import difflib
 import math
 import types
 import typing
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal, TypeVar, cast
 
 from ml_collections import ConfigDict
 
 T = TypeVar("T")
+
+
+class UnknownField(ValueError):
+    """A name that no field of a section has.
+
+    Attributes:
+      section: its dotted name.
+      name: that it does not have.
+      subject: how a sentence about it begins.
+    """
+
+    def __init__(self, section: str, name: str, known: Iterable[str]):
+        self.section, self.name = section, name
+        self.subject = f'there is no config field "{join_path(section, name)}"'
+        hint = did_you_mean(name, known) or f"known are {', '.join(known)}"
+        super().__init__(f"{self.subject}; {hint}")
 
 
 def build(cls: type[T], values: Any, path: str) -> T:
@@ -34,8 +50,7 @@ def build(cls: type[T], values: Any, path: str) -> T:
         )
     for name in values:
         if name not in hints:
-            hint = did_you_mean(name, hints) or f"known are {', '.join(hints)}"
-            raise ValueError(f'there is no config field "{join_path(path, name)}"; {hint}')
+            raise UnknownField(path, name, hints)
     for field in dataclasses.fields(typing.cast(Any, cls)):
         has_default = field.default is not field.default_factory
         if field.name not in values and not has_default:
@@ -103,6 +118,15 @@ def flatten(config: Any, prefix: str = "") -> list[tuple[str, Any]]:
         else:
             pairs.append((name, value))
     return pairs
+
+
+def field_paths(kind: Any, prefix: str = "") -> Iterator[str]:
+    """Dotted names of all fields that have one place: those in lists of sections have none."""
+    for name, hint in typing.get_type_hints(kind).items():
+        if dataclasses.is_dataclass(hint):
+            yield from field_paths(hint, f"{prefix}{name}.")
+        else:
+            yield prefix + name
 
 
 def describe_types(options: tuple[Any, ...]) -> str:

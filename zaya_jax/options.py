@@ -8,13 +8,13 @@ import re
 import runpy
 import sys
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from ml_collections import ConfigDict
 
 from zaya_jax.config import CONFIG_FILE, Config, DataConfig, find_config
-from zaya_jax.fields import did_you_mean, to_plain
+from zaya_jax.fields import did_you_mean, field_paths, to_plain
 
 DEFAULT_CONFIG = "configs/tiny.py"
 _REFUSED = re.compile(r"(?:invalid choice: '|unrecognized arguments: )([^\s'=]+)")
@@ -121,7 +121,7 @@ def split_override(option: str, *, known: Sequence[str] = ()) -> tuple[str, str]
     if name.startswith("--config.") and equals:
         return name.removeprefix("--config."), text
     meant = {each.lstrip("-"): [each] for each in known}
-    for path in _field_paths(Config):
+    for path in field_paths(Config):
         for spelling in {path, path.rpartition(".")[2]}:
             meant.setdefault(_with_dashes(spelling), []).append(f"--config.{path}={text or 'VALUE'}")
     word = _with_dashes(name).lstrip("-").removeprefix("config.")
@@ -135,15 +135,6 @@ def split_override(option: str, *, known: Sequence[str] = ()) -> tuple[str, str]
 
 def _with_dashes(name: str) -> str:
     return name.replace("_", "-")
-
-
-def _field_paths(kind: Any, prefix: str = "") -> Iterator[str]:
-    """Dotted names of all fields that have one place: those in lists of sections have none."""
-    for name, hint in _hints(kind).items():
-        if dataclasses.is_dataclass(hint):
-            yield from _field_paths(hint, f"{prefix}{name}.")
-        else:
-            yield prefix + name
 
 
 def _read_file(path: str) -> dict[str, Any]:

@@ -221,7 +221,8 @@ def test_another_plan_does_not_go_on(native, monkeypatch, capsys):
     with pytest.raises(SystemExit, match="130"):
         zaya(f"convert {folder} {target}")
     monkeypatch.setattr(stream, "_commit", commit)
-    zaya(f"convert {folder} {target} --dtype bfloat16 --verify")
+    zaya(f"convert {folder} {target} --dtype bfloat16 --layout legacy --verify")
+    assert not [path for path in target.iterdir() if path.is_dir()], "folders of the other plan"
     shown = capsys.readouterr().out
     assert "by an earlier attempt" not in shown
     assert "of the largest, by narrower weights" in shown
@@ -250,6 +251,32 @@ def test_overwriting_replaces(native):
     zaya(f"convert {folder} {folder.parent}/run")
     zaya(f"convert {folder} {folder.parent}/run --overwrite --layout legacy")
     assert tensors_in(folder.parent / "run").keys() == {t.name for t in tensors_of("legacy", small_config())}
+    assert not [path for path in (folder.parent / "run").iterdir() if path.is_dir()]
+    assert sorted(path.name for path in folder.parent.iterdir()) == ["native", "run"]
+
+
+def test_nothing_of_what_was_replaced_comes_back(native, monkeypatch):
+    """Killed between giving the new folder its place and removing the old one, and given again."""
+    folder, _ = native
+    target = folder.parent / "run"
+    zaya(f"convert {folder} {target}")
+    command = f"convert {folder} {target} --overwrite --layout legacy"
+    publish = stream.durable.publish
+
+    def killed(*arguments, **options):
+        publish(*arguments, **options)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(stream.durable, "publish", killed)
+    with pytest.raises(SystemExit, match="130"):
+        zaya(command)
+    monkeypatch.setattr(stream.durable, "publish", publish)
+    made = contents(target)
+    assert (folder.parent / "run.partial/content/checkpoints").is_dir()
+    zaya(command)
+    assert contents(target) == made
+    assert not [path for path in target.iterdir() if path.is_dir()]
+    assert sorted(path.name for path in folder.parent.iterdir()) == ["native", "run"]
 
 
 def flip(file: pathlib.Path, where: int = -1) -> None:

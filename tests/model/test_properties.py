@@ -149,7 +149,7 @@ def test_without_segments_a_row_is_one_document(config):
     length = max(LENGTHS[0])
     row = LENGTHS[0].index(length)
     arguments = variables["params"], variables["router_bias"]["layers"], tokens_BT[row : row + 1, :length]
-    plain = jit(functools.partial(zaya.forward, config))(*arguments)
+    plain = jit(functools.partial(zaya.forward, config, EXECUTION))(*arguments)
     np.testing.assert_allclose(plain.logits_BTV[0], out.logits_BTV[row, :length], rtol=1e-4, atol=1e-4)
 
 

@@ -93,6 +93,17 @@ def test_overwrite_empties_what_a_link_stands_for(config, tmp_path):
     assert (tmp_path / "kept/file").is_file()
 
 
+def test_a_config_that_a_kill_left_half_written_is_no_hindrance(config, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/config.json.partial").write_text(config.to_text()[:50])
+    check_folder(config, overwrite=False)
+    prepare_folder(config, overwrite=False)
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["config.json"]
+    (tmp_path / "run/config.json").rename(tmp_path / "run/more.partial")
+    with pytest.raises(ValueError, match="is not empty and not a run folder"):
+        check_folder(config, overwrite=False)
+
+
 def test_a_corpus_may_be_built_in_the_run_folder(config, tmp_path):
     """It is there before the config is; --overwrite then has another run folder to ask for."""
     data = dataclasses.replace(config.data, corpus=str(tmp_path / "run/corpus"))

@@ -44,7 +44,7 @@ class MadeUpWeights:
         return np.dtype(np.float32 if path == ROUTER_BIAS else ml_dtypes.bfloat16)
 
     def read(self, piece: Piece) -> np.ndarray:
-        """A piece."""
+        """A piece whose values follow from its place alone."""
         rng = np.random.default_rng([zlib.crc32(piece.path.encode()), *piece.start])
         if piece.path == ROUTER_BIAS:
             return rng.uniform(-0.1, 0.1, piece.shape).astype(np.float32)
@@ -77,11 +77,11 @@ class Measured:
 
 class _Unwatched:
     def advance(self, size: int) -> None:
-        """Says nothing."""
+        """Says nothing: what is measured prints itself."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Runs the benchmark."""
+    """`python -m zaya_jax.bench.conversion`: measures, reports, and leaves nothing."""
     parser = Parser(
         "bench convert",
         "Converts made-up weights of ZAYA1-8B's size to a run and back.",

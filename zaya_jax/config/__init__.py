@@ -4,7 +4,7 @@ Every rule about a value is here, with a sentence for whoever breaks it. Field n
 Hugging Face's `ZayaConfig` where the concept is the same. Nothing here imports jax.
 
 Each section has a file of its name. `rules` holds what they check with, `run` the whole with the rules
-between sections, and `files` where a config is found.
+between sections, `resume` what may change while a run goes on, and `files` where a config is found.
 """
 
 from zaya_jax.config.balancing import BalancingConfig
@@ -14,17 +14,21 @@ from zaya_jax.config.files import CONFIG_FILE, find_config, lies_in
 from zaya_jax.config.model import HYBRID, HYBRID_SLIDING, ModelConfig
 from zaya_jax.config.optimizer import OptimizerConfig
 from zaya_jax.config.phases import PhaseConfig, in_phase
-from zaya_jax.config.run import Config, Phase, differences
+from zaya_jax.config.resume import KINDS, Difference, Kind, differences, kind_of, refusals
+from zaya_jax.config.run import Config, Phase
 from zaya_jax.config.train import TrainConfig
 
 __all__ = [
     "CONFIG_FILE",
     "HYBRID",
     "HYBRID_SLIDING",
+    "KINDS",
     "BalancingConfig",
     "Config",
     "DataConfig",
+    "Difference",
     "ExecutionConfig",
+    "Kind",
     "MixtureConfig",
     "ModelConfig",
     "OptimizerConfig",
@@ -34,5 +38,7 @@ __all__ = [
     "differences",
     "find_config",
     "in_phase",
+    "kind_of",
     "lies_in",
+    "refusals",
 ]

@@ -72,9 +72,11 @@ def _phase_values(path: str, section: str, values: dict) -> dict:
     """What a phase sets in a section, checked and of its types."""
     allowed, hints = PHASE_FIELDS[section], typing.get_type_hints(SECTIONS[section])
     for field in values:
+        elsewhere = [f'"{path}.{other}.{field}"' for other, has in PHASE_FIELDS.items() if field in has]
+        hint = f"; did you mean {' or '.join(elsewhere)}?" if elsewhere else ""
         require(
             field in allowed,
-            f"{path} sets {section}.{field}; of {section} a phase can set {', '.join(allowed)}",
+            f"{path} sets {section}.{field}; of {section} a phase can set {', '.join(allowed)}{hint}",
         )
     return {field: convert(hints[field], v, f"{path}.{section}.{field}") for field, v in values.items()}
 

@@ -14,7 +14,7 @@ from zaya_jax.config.optimizer import OptimizerConfig
 from zaya_jax.config.phases import SECTIONS, PhaseConfig, in_phase, merge, num_steps
 from zaya_jax.config.rules import require, require_different
 from zaya_jax.config.train import TrainConfig
-from zaya_jax.fields import build, convert, flatten, to_plain
+from zaya_jax.fields import UnknownField, build, convert, field_paths, to_plain
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,9 +32,14 @@ class Phase:
     config: "Config"
 
     @property
+    def num_steps(self) -> int:
+        """Of the phase."""
+        return self.config.train.num_steps
+
+    @property
     def end(self) -> int:
         """Steps of the run when the phase is done."""
-        return self.first_step + self.config.train.num_steps
+        return self.first_step + self.num_steps
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -133,7 +138,12 @@ class Config:
             phases = convert(tuple[PhaseConfig, ...], plain["phases"], "phases")
             total = sum(num_steps(plain, phase) for phase in phases)
             plain = plain | {"train": {"num_steps": total} | plain.get("train", {})}
-        return build(cls, plain, "")
+        try:
+            return build(cls, plain, "")
+        except UnknownField as error:
+            if sentence := _known_elsewhere(error):
+                raise ValueError(sentence) from error
+            raise
 
     def to_text(self) -> str:
         """The resolved config as JSON, one field a line: what a run folder keeps."""
@@ -145,19 +155,17 @@ class Config:
         return cls.from_dict(json.loads(text))
 
 
+def _known_elsewhere(error: UnknownField) -> str | None:
+    """A sentence about a field that another section has; None where none has it."""
+    meant = [f'"{path}"' for path in field_paths(Config) if path.rpartition(".")[2] == error.name]
+    if not meant or error.section.startswith("phases"):
+        return None
+    return f"{error.subject}; did you mean {' or '.join(meant)}?"
+
+
 def _resolve(values: dict, phase: PhaseConfig) -> Config:
     """The config of a phase, from the values around it."""
     merged = merge(values, phase)
     merged["train"] = values["train"] | {"num_steps": num_steps(values, phase)}
     with in_phase(phase.name):
         return build(Config, merged, "")
-
-
-def differences(ours: Config, theirs: Config) -> list[str]:
-    """Fields in which two configs differ, as "section.field: theirs -> ours"."""
-    new, old = dict(flatten(ours)), dict(flatten(theirs))
-    return [
-        f"{name}: {old.get(name)} -> {new.get(name)}"
-        for name in dict.fromkeys((*new, *old))
-        if new.get(name) != old.get(name)
-    ]

@@ -12,8 +12,9 @@ from typing import Any
 import tokenizers
 
 from zaya_jax.config import Config, ModelConfig
-from zaya_jax.convert.pytorch_folder import CONFIG, MAX_JSON_BYTES, PytorchFolder, read_json
+from zaya_jax.convert.pytorch_folder import CONFIG, PytorchFolder
 from zaya_jax.data.tokenizer import ByteTokenizer, load_tokenizer
+from zaya_jax.json_files import MAX_JSON_BYTES, read_json
 from zaya_jax.model.flops import active_parameters
 from zaya_jax.model.weights import count_parameters
 

@@ -26,13 +26,13 @@ from zaya_jax.convert.layouts import (
     tensors_of,
 )
 from zaya_jax.convert.legacy import config_from_legacy, is_legacy_config
-from zaya_jax.convert.safetensors_file import DTYPES, StoredTensor, parse_object, read_bytes, read_header
+from zaya_jax.convert.safetensors_file import DTYPES, StoredTensor, read_bytes, read_header
+from zaya_jax.json_files import read_json
 from zaya_jax.model.weights import count_parameters
 
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
 WEIGHTS = "model.safetensors"
-MAX_JSON_BYTES = 100_000_000
 COMPARED_BYTES = 2**26
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
 _NATIVE_NAME = re.compile(r"\.(self_attn\.(qkv_proj|qk_norm)|mlp|\w+_layernorm|post_\w+_residual_scale)\.")
@@ -125,19 +125,6 @@ def _indexed_tensors(folder: pathlib.Path) -> dict[str, StoredTensor]:
                 raise ValueError(f"{folder / name} {what} {first_of(sorted(which))}, against {INDEX}")
         tensors |= found
     return tensors
-
-
-def read_json(file: pathlib.Path) -> dict[str, Any]:
-    """The JSON object that a file holds.
-
-    Raises:
-      ValueError: if there is no such file, or it holds something else.
-    """
-    if not file.is_file():
-        raise ValueError(f"{file.parent} has no {file.name}")
-    if file.stat().st_size > MAX_JSON_BYTES:
-        raise ValueError(f"{file} has {file.stat().st_size:,} bytes; it may have {MAX_JSON_BYTES:,}")
-    return parse_object(file.read_bytes(), str(file))
 
 
 def find_layout(

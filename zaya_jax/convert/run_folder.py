@@ -1,20 +1,16 @@
-"""The weights of a run: read out of an Orbax checkpoint piece by piece, and written as one.
+"""The weights of a run as pieces: read out of its newest checkpoint, and written as one.
 
-What is written is Orbax's plain form: a folder of Zarr chunks for each weight, without compression.
-A chunk is then the bytes of a piece of ours, which is all that a conversion ever holds. Orbax, and
-`zaya_jax.checkpoint` with it, restores such a checkpoint like any of its own.
+What is written is a checkpoint whose chunks are the pieces that a conversion moves, which is all that
+it ever holds. How a checkpoint lies on the disk, `zaya_jax.checkpoint` knows.
 """
 
-import json
-import math
 import pathlib
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import tensorstore as ts
 
-from zaya_jax.checkpoint import FOLDER, METADATA, WEIGHTS, read_config, require_step
+from zaya_jax.checkpoint import PlainArray, StoredWeights, chunk_name, metadata_files, read_config
 from zaya_jax.config import CONFIG_FILE, Config, ModelConfig
 from zaya_jax.convert.layouts import (
     ROUTER_BIAS,
@@ -25,14 +21,7 @@ from zaya_jax.convert.layouts import (
     our_weights,
     rows_of_a_piece,
 )
-from zaya_jax.convert.pytorch_folder import read_json
 from zaya_jax.convert.stream import Block, PlannedFile
-
-STEP_METADATA = "_CHECKPOINT_METADATA"
-_ZARR_DTYPES = {"float32": "<f4", "float16": "<f2", "bfloat16": "bfloat16"}
-_HANDLER = "orbax.checkpoint._src.handlers.standard_checkpoint_handler.StandardCheckpointHandler"
-_DICT_KEY = 2
-"""Orbax's number for a key of a dictionary."""
 
 
 class RunWeights:
@@ -44,111 +33,49 @@ class RunWeights:
     """
 
     def __init__(self, run_folder: str | pathlib.Path):
-        """Opens a run.
+        """Opens the newest checkpoint of a run.
 
         Raises:
           ValueError: if the folder is no run, has no checkpoint, or one that is damaged.
         """
         self.run = read_config(run_folder)
-        self.step = require_step(run_folder)
-        self._folder = pathlib.Path(run_folder).absolute() / FOLDER / str(self.step) / WEIGHTS
-        arrays = _open_arrays(self._folder)
-        weights = our_weights(self.run.model)
+        self._stored = StoredWeights(run_folder)
+        self.step = self._stored.step
+        expected = {_stored_name(path): weight.shape for path, weight in our_weights(self.run.model).items()}
         try:
-            check_shapes(
-                {name: tuple(array.shape) for name, array in arrays.items()},
-                {orbax_name(path): weight.shape for path, weight in weights.items()},
-                "weight",
-            )
+            check_shapes(self._stored.shapes, expected, "weight")
         except ValueError as error:
             raise ValueError(
-                f"{self._folder} does not hold what the run's {CONFIG_FILE} describes: {error}"
+                f"{self._stored.folder} does not hold what the run's {CONFIG_FILE} describes: {error}"
             ) from error
-        self._arrays = {path: arrays[orbax_name(path)] for path in weights}
 
     @property
     def config(self) -> ModelConfig:
-        """The network's."""
+        """The config of the network alone."""
         return self.run.model
 
     def dtype(self, path: str) -> np.dtype:
         """The type of a weight in the checkpoint."""
-        return self._arrays[path].dtype.numpy_dtype
+        return self._stored.dtype(_stored_name(path))
 
     def read(self, piece: Piece) -> np.ndarray:
         """A piece. Where the checkpoint's chunks are larger, they are kept for the pieces that follow."""
         try:
-            return self._arrays[piece.path][piece.index].read().result()
+            return self._stored.read(_stored_name(piece.path), piece.index)
         except ValueError as error:
-            raise ValueError(f"{self._folder}: {piece.path} is damaged: {str(error)[:200]}") from error
+            raise ValueError(f"{self._stored.folder}: {piece.path} is damaged: {str(error)[:200]}") from error
 
     def identity(self) -> list[Any]:
-        """What changes when the checkpoint does."""
-        file = self._folder / METADATA
-        return [str(self._folder), file.stat().st_size, file.stat().st_mtime_ns]
+        """What changes when the checkpoint does, as JSON has it."""
+        return self._stored.identity()
 
     def chunk_bytes(self) -> int:
         """Host memory that one chunk of each weight takes: what reading may hold at once."""
-        return sum(_chunk_bytes(array) for array in self._arrays.values())
+        return self._stored.chunk_bytes()
 
 
-def _open_arrays(folder: pathlib.Path) -> dict[str, ts.TensorStore]:
-    """The arrays of a checkpoint item, by Orbax's names for them.
-
-    Raises:
-      ValueError: if one cannot be opened, or lacks a part: TensorStore would read zeros there.
-    """
-    metadata = read_json(folder / METADATA)
-    tree = metadata.get("tree_metadata")
-    if not isinstance(tree, Mapping):
-        raise ValueError(f"{folder / METADATA} has no tree_metadata; Orbax did not write it")
-    names = [".".join(str(key["key"]) for key in leaf["key_metadata"]) for leaf in tree.values()]
-    specs = {name: _spec(folder, name, metadata) for name in names}
-    opened = {name: _open(folder, name, spec, ts.Context()) for name, spec in specs.items()}
-    for name, array in opened.items():
-        _check_chunks(folder, name, array, specs[name])
-    cache = sum(_chunk_bytes(array) for array in opened.values())
-    context = ts.Context({"cache_pool": {"total_bytes_limit": cache}})
-    return {name: _open(folder, name, spec, context) for name, spec in specs.items()}
-
-
-def _spec(folder: pathlib.Path, name: str, metadata: Mapping[str, Any]) -> dict[str, Any]:
-    if metadata.get("use_ocdbt"):
-        store = {"driver": "ocdbt", "base": f"file://{folder}/", "path": f"{name}/"}
-    else:
-        store = {"driver": "file", "path": f"{folder}/{name}/"}
-    return {"driver": "zarr3" if metadata.get("use_zarr3") else "zarr", "kvstore": store}
-
-
-def _open(folder: pathlib.Path, name: str, spec: dict[str, Any], context: ts.Context) -> ts.TensorStore:
-    try:
-        # What is known of an array does not change while it is read.
-        return ts.open(spec | {"recheck_cached_data": "open"}, read=True, context=context).result()
-    except ValueError as error:
-        raise ValueError(f"{folder}: the weight {name} cannot be opened: {str(error)[:200]}") from error
-
-
-def _check_chunks(folder: pathlib.Path, name: str, array: ts.TensorStore, spec: dict[str, Any]) -> None:
-    chunk = _read_chunk(array)
-    expected = math.prod(-(-size // part) for size, part in zip(array.shape, chunk, strict=True))
-    keys = ts.KvStore.open(spec["kvstore"]).result().list().result()
-    found = sum(not key.decode().startswith((".z", "zarr.json")) for key in keys)
-    if found != expected:
-        raise ValueError(f"{folder}: the weight {name} has {found} of its {expected} parts; it is damaged")
-
-
-def _chunk_bytes(array: ts.TensorStore) -> int:
-    return math.prod(_read_chunk(array)) * array.dtype.numpy_dtype.itemsize
-
-
-def _read_chunk(array: ts.TensorStore) -> tuple[int, ...]:
-    """The shape of a part that is read at once."""
-    shape = array.chunk_layout.read_chunk.shape or array.shape
-    return tuple(int(size or 1) for size in shape)
-
-
-def orbax_name(path: str) -> str:
-    """What Orbax calls a weight of ours."""
+def _stored_name(path: str) -> str:
+    """What a checkpoint calls a weight: the biases lie beside the parameters, not among them."""
     return path.replace("/", ".") if path == ROUTER_BIAS else "params." + path.replace("/", ".")
 
 
@@ -163,79 +90,35 @@ def run_files(
       step: of the checkpoint.
       extra: further files by name.
     """
-    weights = our_weights(config.model)
-    item = f"{FOLDER}/{step}/{WEIGHTS}"
-    files = [PlannedFile(name, content) for name, content in extra.items()]
-    files += [
-        PlannedFile(CONFIG_FILE, config.to_text().encode()),
-        PlannedFile(f"{FOLDER}/{step}/{STEP_METADATA}", _json({"item_handlers": {WEIGHTS: _HANDLER}})),
-        PlannedFile(f"{item}/{METADATA}", _json(_tree_metadata(weights))),
-    ]
-    for path, weight in weights.items():
-        array, chunk = f"{item}/{orbax_name(path)}", _chunk_shape(weight)
-        files.append(PlannedFile(f"{array}/.zarray", _json(_zarray(weight.shape, chunk, dtypes[path]))))
-    for layer in (None, *range(config.model.num_hidden_layers)):
+    weights, num_layers = our_weights(config.model), config.model.num_hidden_layers
+    arrays = {
+        path: PlainArray(_stored_name(path), weight.shape, _chunk_shape(weight), dtypes[path])
+        for path, weight in weights.items()
+    }
+    small = {**extra, CONFIG_FILE: config.to_text().encode(), **metadata_files(step, arrays.values())}
+    files = [PlannedFile(name, content) for name, content in small.items()]
+    # Layer by layer, as the other layouts have them: both sides are then read and written in order.
+    for layer in (None, *range(num_layers)):
         for path, weight in weights.items():
             if weight.is_stacked == (layer is not None):
-                for piece in layer_pieces(path, weight, config.model.num_hidden_layers, layer):
-                    files.append(_chunk_file(f"{item}/{orbax_name(path)}", weight, piece, dtypes[path]))
+                pieces = layer_pieces(path, weight, num_layers, layer)
+                files += [_chunk_file(step, arrays[path], piece) for piece in pieces]
     return files
 
 
 def _chunk_shape(weight: OurWeight) -> tuple[int, ...]:
+    """That of a weight's pieces, which then are whole files."""
     if not weight.is_stacked:
         return (rows_of_a_piece(weight.shape), *weight.shape[1:])
     counted = 2 if weight.has_experts else 1
     return (1,) * counted + weight.shape[counted:]
 
 
-def _chunk_file(array: str, weight: OurWeight, piece: Piece, dtype: np.dtype) -> PlannedFile:
-    chunk = _chunk_shape(weight)
-    numbers = list(piece.start) if weight.is_stacked else [piece.start[0] // chunk[0]]
-    numbers += [0] * (len(chunk) - len(numbers))
-    padding = (math.prod(chunk) - piece.size) * dtype.itemsize  # Zarr's last chunk is as large as all
-    name = ".".join(map(str, numbers))
-    return PlannedFile(f"{array}/{name}", b"", (Block(piece, dtype, _as_it_is, padding),))
+def _chunk_file(step: int, array: PlainArray, piece: Piece) -> PlannedFile:
+    padding = array.chunk_bytes - piece.size * array.dtype.itemsize
+    block = Block(piece, array.dtype, _as_it_is, padding)
+    return PlannedFile(chunk_name(step, array, piece.start), b"", (block,))
 
 
 def _as_it_is(array: np.ndarray) -> np.ndarray:
     return array
-
-
-def _zarray(shape: tuple[int, ...], chunk: tuple[int, ...], dtype: np.dtype) -> dict[str, Any]:
-    return {
-        "zarr_format": 2,
-        "shape": list(shape),
-        "chunks": list(chunk),
-        "dtype": _ZARR_DTYPES[dtype.name],
-        "order": "C",
-        "compressor": None,
-        "fill_value": None,
-        "filters": None,
-        "dimension_separator": ".",
-    }
-
-
-def _tree_metadata(weights: Mapping[str, OurWeight]) -> dict[str, Any]:
-    tree = {}
-    for path, weight in weights.items():
-        keys = tuple(orbax_name(path).split("."))
-        tree[str(keys)] = {
-            "key_metadata": [{"key": key, "key_type": _DICT_KEY} for key in keys],
-            "value_metadata": {
-                "value_type": "jax.Array",
-                "skip_deserialize": False,
-                "write_shape": list(weight.shape),
-            },
-        }
-    return {
-        "tree_metadata": tree,
-        "use_ocdbt": False,
-        "use_zarr3": False,
-        "store_array_data_equal_to_fill_value": True,
-        "custom_metadata": None,
-    }
-
-
-def _json(value: Any) -> bytes:
-    return (json.dumps(value, indent=1) + "\n").encode()

@@ -19,6 +19,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from zaya_jax.json_files import parse_object
+
 MAX_HEADER_BYTES = 100_000_000
 """What the format itself allows."""
 METADATA = "__metadata__"
@@ -86,38 +88,6 @@ def read_header(file: pathlib.Path) -> dict[str, StoredTensor]:
     tensors = {name: _stored(file, data, name, entry) for name, entry in entries.items()}
     _check_places(file, data, file_size, tensors)
     return tensors
-
-
-def parse_object(text: bytes, what: str) -> dict[str, Any]:
-    """A JSON object in which no key comes twice.
-
-    Raises:
-      ValueError: if it is anything else.
-    """
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
-            names = [name for name, _ in pairs]
-            twice = next(name for name in names if names.count(name) > 1)
-            raise _Repeated(twice)
-        return found
-
-    try:
-        parsed = json.loads(text.decode("utf-8"), object_pairs_hook=unique)
-    except _Repeated as error:
-        raise ValueError(f'{what} has "{error}" twice; which of them counts cannot be known') from None
-    except RecursionError:
-        raise ValueError(f"{what} is not JSON that can be read: it is nested too deeply") from None
-    except ValueError as error:  # of json, of UTF-8, or of a number with thousands of digits
-        raise ValueError(f"{what} is not JSON: {error}") from error
-    if not isinstance(parsed, dict):
-        raise ValueError(f"{what} holds a {type(parsed).__name__}; it must be a JSON object")
-    return parsed
-
-
-class _Repeated(Exception):
-    """A key that came twice."""
 
 
 def _stored(file: pathlib.Path, data: int, name: str, entry: Any) -> StoredTensor:

@@ -10,9 +10,10 @@ from zaya_jax.config import CONFIG_FILE, Config
 from zaya_jax.convert import companions as beside
 from zaya_jax.convert.companions import Companions
 from zaya_jax.convert.plans import TargetLayout
-from zaya_jax.convert.pytorch_folder import CONFIG, PytorchFolder, PytorchWeights, open_folder, read_json
+from zaya_jax.convert.pytorch_folder import CONFIG, PytorchFolder, PytorchWeights, open_folder
 from zaya_jax.convert.run_folder import RunWeights
 from zaya_jax.convert.stream import Source
+from zaya_jax.json_files import read_json
 
 
 @dataclasses.dataclass(frozen=True)

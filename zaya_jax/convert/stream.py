@@ -38,7 +38,7 @@ class Source(Protocol):
 
     @property
     def config(self) -> ModelConfig:
-        """The network's."""
+        """The config of the network that they are of."""
         ...
 
     def dtype(self, path: str) -> np.dtype:
@@ -92,13 +92,13 @@ class PlannedFile:
 
     @property
     def size(self) -> int:
-        """Its bytes."""
+        """Its bytes, header included."""
         return len(self.header) + sum(block.size for block in self.blocks)
 
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What a conversion did.
+    """What a conversion did, and what an earlier one had done.
 
     Attributes:
       size: bytes of the folder.

@@ -1,0 +1,209 @@
+"""Old or new, never half: killed at every line, and what the disk has been asked for before a rename."""
+
+import ast
+import contextlib
+import hashlib
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+import zaya_jax
+from zaya_jax import durable
+
+SCRIPT = pathlib.Path(__file__).with_name("killed_writes.py")
+PACKAGE = pathlib.Path(zaya_jax.__file__).parent
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory):
+    """By action, for each line that it was killed at: what was in the place, and beside it."""
+    folder = tmp_path_factory.mktemp("killed") / "work"
+    command = [sys.executable, str(SCRIPT), durable.__file__, str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize(
+    ("action", "before", "after"),
+    [
+        ("a new file", "nothing", "new"),
+        ("a file in another's place", "old", "new"),
+        ("a new folder", "nothing", "new"),
+        ("a folder in another's place", "old", "new"),
+        ("a folder removed", "old", "nothing"),
+    ],
+)
+def test_a_kill_leaves_the_old_or_the_new(killed, action, before, after):
+    states = [place for place, _ in killed[action]]
+    assert len(states) > 5
+    turn = states.index(after)
+    assert states == [before] * turn + [after] * (len(states) - turn)
+    assert turn > 0
+    assert killed[action][-1] == [after, []], "one that is not killed leaves nothing beside"
+
+
+def test_a_file_system_that_cannot_exchange_loses_nothing(killed):
+    """Between its renames neither has the place, but both are whole under other names."""
+    found = killed["the same on NFS"]
+    places = [place for place, _ in found]
+    assert set(places) == {"old", "new", "nothing"}
+    assert places == sorted(places, key=["old", "nothing", "new"].index)
+    assert all(beside == ["new", "old"] for place, beside in found if place == "nothing")
+    assert found[-1] == ["new", []]
+
+
+@pytest.fixture
+def synced(monkeypatch):
+    """Makes a list of what the disk is asked to have: the path, and a note taken at that time."""
+
+    def watch(note):
+        log, fsync = [], os.fsync
+
+        def record(descriptor):
+            log.append((os.readlink(f"/proc/self/fd/{descriptor}"), note()))
+            fsync(descriptor)
+
+        monkeypatch.setattr(os, "fsync", record)
+        return log
+
+    return watch
+
+
+def test_a_file_is_on_the_disk_before_its_name(tmp_path, synced):
+    file = tmp_path / "config.json"
+    file.write_text("old")
+    aside = file.with_name("config.json.partial")
+    log = synced(lambda: (file.read_text(), aside.exists() and aside.read_text()))
+    durable.write(file, "é")
+    assert log == [(str(aside), ("old", "é")), (str(tmp_path), ("é", False))]
+
+
+@pytest.mark.parametrize("replace", [False, True])
+def test_all_of_a_folder_is_on_the_disk_before_its_name(tmp_path, synced, replace):
+    place = tmp_path / "place"
+    if replace:
+        place.mkdir()
+        (place / "old").touch()
+    log = synced(lambda: (place / "inner/file").exists())
+    with durable.folder_aside(place, replace=replace) as aside:
+        (aside / "inner").mkdir()
+        (aside / "inner/file").write_text("new")
+    before = {path for path, there in log if not there}
+    assert before >= {str(aside), str(aside / "inner"), str(aside / "inner/file")}
+    assert (str(tmp_path), True) in log
+    assert [str(path.relative_to(tmp_path)) for path in sorted(tmp_path.rglob("*"))] == [
+        "place", "place/inner", "place/inner/file"
+    ]  # fmt: skip
+
+
+def test_a_place_that_was_taken_meanwhile(tmp_path):
+    place = tmp_path / "place"
+    aside = tmp_path / "aside"
+    for folder, name in ((aside, "mine"), (place, "theirs")):
+        folder.mkdir()
+        (folder / name).touch()
+    with pytest.raises(FileExistsError, match="another process") as error:
+        durable.publish(aside, place)
+    assert error.value.filename == str(place)
+    assert [path.name for path in place.iterdir()] == ["theirs"]
+
+
+def test_what_cannot_take_the_place_leaves_the_old(tmp_path, monkeypatch):
+    """The second of the renames that stand for an exchange fails."""
+    place, aside = tmp_path / "place", tmp_path / "aside"
+    place.mkdir()
+    monkeypatch.setattr(durable.ctypes, "CDLL", lambda _: None)
+    with pytest.raises(FileNotFoundError):
+        durable._exchange(aside, place)
+    assert list(tmp_path.iterdir()) == [place]
+
+
+def test_folders_that_were_missing_have_lasting_names(tmp_path, synced):
+    log = synced(lambda: None)
+    durable.make_folder(tmp_path / "a/b/c")
+    assert {path for path, _ in log} == {str(tmp_path), str(tmp_path / "a"), str(tmp_path / "a/b")}
+    log.clear()
+    durable.make_folder(tmp_path / "a/b/c")
+    assert log == []
+
+
+def test_a_file_in_parts_is_hashed_and_on_the_disk(tmp_path, synced):
+    file = durable.HashedFile(tmp_path / "file")
+    whole = file._stream
+
+    class ThreeBytesAtOnce:
+        """As the system writes two gigabytes of more."""
+
+        def write(self, part):
+            return whole.write(part[:3])
+
+    log = synced(lambda: whole.closed)
+    file._stream = ThreeBytesAtOnce()
+    file.write(memoryview(b"0123456"))
+    file._stream = whole
+    file.write(memoryview(b"789"))
+    assert file.commit() == hashlib.sha256(b"0123456789").hexdigest()
+    assert (tmp_path / "file").read_bytes() == b"0123456789"
+    assert log == [(str(tmp_path / "file"), False)]
+    assert whole.closed
+
+
+def test_bytes_are_written_as_they_are(tmp_path):
+    durable.write(tmp_path / "file", b"\x00\xff\r\n")
+    assert (tmp_path / "file").read_bytes() == b"\x00\xff\r\n"
+
+
+def test_checksums_are_those_of_coreutils(tmp_path):
+    (tmp_path / "inner").mkdir()
+    content = {"b": b"", "inner/a c": b"\x00\n"}
+    for name, raw in content.items():
+        (tmp_path / name).write_bytes(raw)
+    sums = {name: durable.sha256_of_file(tmp_path / name) for name in content}
+    assert sums == {name: durable.sha256(raw) for name, raw in content.items()}
+    durable.write_checksums(tmp_path, sums)
+    check = ["sha256sum", "--check", "--strict", durable.CHECKSUMS]
+    assert subprocess.run(check, cwd=tmp_path, capture_output=True, check=False).returncode == 0
+    assert durable.read_checksums(tmp_path) == sums
+    assert durable.find_damage(tmp_path, sums) is None
+    (tmp_path / "b").write_bytes(b"\x00")
+    assert (
+        durable.find_damage(tmp_path, sums) == f"{tmp_path}/b is not as it was written: its checksum differs"
+    )
+    (tmp_path / "b").unlink()
+    assert durable.find_damage(tmp_path, sums) == f"{tmp_path}/b is missing; SHA256SUMS lists it"
+
+
+OWN = {
+    ("os", "fsync"),
+    ("os", "replace"),
+    ("os", "rename"),
+    ("hashlib", "sha256"),
+    ("hashlib", "file_digest"),
+}
+
+
+def spelled(file: pathlib.Path) -> set[tuple[str, str]]:
+    """What a file calls of `OWN`, and whatever it renames."""
+    calls = [node.func for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)]
+    found = {(ast.unparse(call.value), call.attr) for call in calls if isinstance(call, ast.Attribute)}
+    return {call for call in found if call in OWN or call[1] == "rename"}
+
+
+def test_nobody_else_spells_it():
+    """Another spelling is one without fsync before long."""
+    others = [file for file in PACKAGE.rglob("*.py") if file.name != "durable.py"]
+    assert len(others) > 100
+    assert {str(file): calls for file in others if (calls := spelled(file))} == {}
+    assert len(spelled(PACKAGE / "durable.py")) > 4
+
+
+def test_an_error_on_the_way_leaves_no_trace(tmp_path):
+    with contextlib.suppress(ZeroDivisionError), durable.folder_aside(tmp_path / "place") as aside:
+        (aside / "file").touch()
+        raise ZeroDivisionError
+    assert list(tmp_path.iterdir()) == []

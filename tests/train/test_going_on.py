@@ -1,0 +1,225 @@
+"""What a run may have otherwise when it goes on: how it is computed, what it logs and keeps, more steps."""
+
+import dataclasses
+import pathlib
+import shutil
+
+import numpy as np
+import pytest
+from small_runs import build_small_corpus, fast_compilation, small_config, small_values
+
+from zaya_jax.config import KINDS, Config, Kind, kind_of, refusals
+from zaya_jax.fields import field_paths
+from zaya_jax.train.loop import train
+from zaya_jax.train.metrics import read_metrics
+from zaya_jax.train.opening import check_folder, prepare_folder
+
+OTHERWISE = {
+    "execution": {
+        "num_microbatches": 2,
+        "remat": "layer",
+        "scan_layers": False,
+        "loss_chunk": 50,
+    },
+    "train": {"log_every": 3, "eval_every": 5, "eval_sequences": 2, "checkpoint_every": 7,
+              "keep_checkpoints": 1, "sample_tokens": 9, "update_norms": False},
+}  # fmt: skip
+
+
+def with_values(config: Config, values: dict) -> Config:
+    """The config with some fields of its sections otherwise."""
+    sections = {name: dataclasses.replace(getattr(config, name), **fields) for name, fields in values.items()}
+    return dataclasses.replace(config, **sections)
+
+
+def of_length(config: Config, num_steps: int) -> Config:
+    return with_values(config, {"train": {"num_steps": num_steps}})
+
+
+def scheduled(config: Config, schedule: str, decay_steps: int = 0) -> Config:
+    return with_values(config, {"optimizer": {"schedule": schedule, "decay_steps": decay_steps}})
+
+
+@pytest.fixture
+def config(tmp_path) -> Config:
+    """Of a run of 30 steps at a constant rate."""
+    return scheduled(small_config(run_folder=tmp_path / "run", corpus=tmp_path / "corpus"), "constant")
+
+
+def make_run(config: Config, *, step: int) -> pathlib.Path:
+    """The folder of a run, with as much of a checkpoint as tells that there is one."""
+    folder = pathlib.Path(config.run_folder)
+    (folder / f"checkpoints/{step}/weights").mkdir(parents=True)
+    (folder / "config.json").write_text(config.to_text())
+    (folder / f"checkpoints/{step}/weights/_METADATA").write_text("{}")
+    return folder
+
+
+def losses(run_folder: str | pathlib.Path) -> dict[int, float]:
+    return {row["step"]: row["loss"] for row in read_metrics(run_folder, "train")}
+
+
+def test_more_steps_computed_otherwise_are_those_of_an_undisturbed_run(tmp_path, capsys):
+    """Gradients differ by float32's rounding of sums, some 1e-7 of their norm, and a step moves no weight by
+    more than the learning rate, 3e-3; what three steps add to a loss of 5 is far below 1e-5 of it."""
+    build_small_corpus(tmp_path / "corpus")
+    whole = scheduled(small_config(run_folder=tmp_path / "whole", corpus=tmp_path / "corpus"), "constant")
+    whole = with_values(whole, {
+        "model": {"num_hidden_layers": 1, "layer_pattern": ("hybrid",)},
+        "optimizer": {"name": "adamw", "warmup_steps": 2},
+        "train": {"num_steps": 6, "checkpoint_every": 3, "eval_sequences": 1},
+    })  # fmt: skip
+    begun = of_length(dataclasses.replace(whole, run_folder=str(tmp_path / "run")), 4)
+    resumed = of_length(with_values(begun, OTHERWISE), 6)
+    resumed = with_values(resumed, {"train": {"log_every": 1}})
+    with fast_compilation():
+        train(whole)
+        shutil.copytree(tmp_path / "whole", tmp_path / "run")
+        shutil.rmtree(tmp_path / "run/checkpoints/6")
+        (tmp_path / "run/config.json").write_text(begun.to_text())
+        capsys.readouterr()
+        train(resumed)
+
+    said = capsys.readouterr().out
+    assert "goes on otherwise than before: train.num_steps: 4 -> 6; " in said.splitlines()[0]
+    assert "execution.remat: none -> layer" in said.splitlines()[0]
+    assert "resuming at step 3" in said
+    ours, theirs = losses(tmp_path / "run"), losses(tmp_path / "whole")
+    assert list(ours) == list(theirs) == [1, 2, 3, 4, 5, 6]
+    assert [ours[step] for step in (1, 2, 3)] == [theirs[step] for step in (1, 2, 3)]
+    np.testing.assert_allclose(list(ours.values()), list(theirs.values()), rtol=1e-5)
+    assert len(set(theirs.values())) == 6
+    assert Config.from_text((tmp_path / "run/config.json").read_text()) == resumed
+
+
+def test_what_is_computed_logged_and_kept_otherwise_is_said_and_written(config):
+    folder = make_run(config, step=4)
+    ours = with_values(config, OTHERWISE)
+    check_folder(ours, overwrite=False)
+    changed = [str(each) for each in prepare_folder(ours, overwrite=False)]
+    assert len(changed) == sum(map(len, OTHERWISE.values()))
+    assert "execution.num_microbatches: 1 -> 2" in changed
+    assert "train.eval_sequences: None -> 2" in changed
+    assert Config.from_text((folder / "config.json").read_text()) == ours
+    assert sorted(path.name for path in folder.iterdir()) == ["checkpoints", "config.json"]
+    assert prepare_folder(ours, overwrite=False) == []
+
+
+def test_a_run_that_was_moved_goes_on(config, tmp_path):
+    folder = make_run(config, step=4)
+    folder.rename(tmp_path / "moved")
+    ours = dataclasses.replace(config, run_folder=str(tmp_path / "moved"))
+    check_folder(ours, overwrite=False)
+    prepare_folder(ours, overwrite=False)
+    assert Config.from_text((tmp_path / "moved/config.json").read_text()) == ours
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"data": {"seed": 1}}, "data.seed is 1 and was 0: it changes what is learned"),
+        ({"train": {"seed": 1}}, "train.seed is 1 and was 0: it changes what is learned"),
+        ({"train": {"z_loss": 0.5}}, "train.z_loss is 0.5 and was 0.0: it changes what is learned"),
+        ({"optimizer": {"beta2": 0.9}}, "optimizer.beta2 is 0.9 and was 0.95: it changes what is learned"),
+        (
+            {"execution": {"remat": "layer"}, "model": {"rope_theta": 9.0}},
+            "model.rope_theta is 9.0 and was 5000000.0: it changes what is learned",
+        ),
+    ],
+)
+def test_what_changes_what_is_learned_is_refused(config, values, sentence):
+    before = make_run(config, step=4).joinpath("config.json").read_text()
+    with pytest.raises(ValueError, match="holds a run of another config") as error:
+        check_folder(with_values(config, values), overwrite=False)
+    way_out = "; choose another --config.run_folder, or give --overwrite to throw the old run away"
+    assert str(error.value).endswith(f"config; {sentence}{way_out}")
+    assert pathlib.Path(config.run_folder, "config.json").read_text() == before
+
+
+@pytest.mark.parametrize(
+    ("schedule", "decay_steps", "num_steps", "newest_step", "reason"),
+    [
+        ("constant", 0, 60, 20, None),
+        ("constant", 0, 60, 30, None),
+        ("constant", 0, 21, 20, None),
+        ("constant", 0, 20, 20, "the newest checkpoint is of step 20, and there must be steps left"),
+        ("constant", 0, 10, 20, "the newest checkpoint is of step 20, and there must be steps left"),
+        ("cosine", 0, 60, 20, 'optimizer.schedule "cosine" goes on to the last step'),
+        ("linear", 0, 60, 20, 'optimizer.schedule "linear" goes on to the last step'),
+        ("cosine", 0, 60, None, 'optimizer.schedule "cosine" goes on to the last step'),
+        ("warmup_stable_decay", 10, 60, 20, None),
+        ("warmup_stable_decay", 10, 25, 15, None),
+        ("warmup_stable_decay", 10, 60, 21, "the newest checkpoint is of step 21, and the decay"),
+        ("warmup_stable_decay", 10, 25, 16, "begins behind step 15"),
+    ],
+)
+def test_the_length_may_change_where_no_rate_that_was_taken_does(
+    config, schedule, decay_steps, num_steps, newest_step, reason
+):
+    """Of 30 steps before."""
+    theirs = scheduled(config, schedule, decay_steps)
+    found = refusals(of_length(theirs, num_steps), theirs, newest_step=newest_step)
+    assert len(found) == (reason is not None)
+    if reason is not None:
+        assert found[0].startswith(f"train.num_steps is {num_steps} and was 30: ")
+        assert reason in found[0]
+
+
+def phased(**second) -> Config:
+    """Ten steps that come down, and ten more."""
+    values = small_values(run_folder="unused", corpus="unused")
+    del values["train"]["num_steps"]
+    return Config.from_dict(values | {"phases": [{"name": "a", "steps": 10}, {"name": "b"} | second]})
+
+
+CONSTANT = {"schedule": "constant"}
+
+
+@pytest.mark.parametrize(
+    ("values", "newest_step", "refused"),
+    [
+        ({"steps": 10, "execution": {"remat": "layer", "num_microbatches": 2}}, 15, None),
+        ({"steps": 20}, 15, None),
+        ({"tokens": 20 * 4 * 64}, 15, None),
+        ({"steps": 20}, 5, None),
+        ({"steps": 5}, 15, "phases.b.steps is 5 and was 10: in phase b, the newest checkpoint is of step 15"),
+        ({"steps": 10, "data": {"batch_size": 2}}, 5, "phases.b.data.batch_size is 2 and was unset: it"),
+        ({"steps": 10, "optimizer": CONSTANT | {"beta1": 0.5}}, 5, "phases.b.optimizer.beta1 is 0.5 and was"),
+        ({"steps": 10, "name": "c"}, 5, "phases is ('a', 'c') and was ('a', 'b'): it changes what"),
+    ],
+)  # fmt: skip
+def test_phases_go_by_the_same_rules(values, newest_step, refused):
+    theirs = phased(steps=10, optimizer=CONSTANT)
+    found = refusals(phased(**{"optimizer": CONSTANT} | values), theirs, newest_step=newest_step)
+    assert len(found) == (refused is not None)
+    assert refused is None or found[0].startswith(refused)
+
+
+def test_a_phase_that_ended_has_the_steps_that_it_had():
+    theirs = phased(steps=10)
+    first, second = theirs.phases
+    longer = dataclasses.replace(
+        theirs,
+        phases=(dataclasses.replace(first, steps=12), second),
+        train=dataclasses.replace(theirs.train, num_steps=22),
+    )
+    (sentence,) = refusals(longer, theirs, newest_step=15)
+    assert sentence.startswith('phases.a.steps is 12 and was 10: in phase a, optimizer.schedule "cosine"')
+    both = [scheduled(each, "constant") for each in (longer, theirs)]
+    (sentence,) = refusals(*both, newest_step=15)
+    assert sentence.endswith("the newest checkpoint is of step 15, and the phase ended at 10")
+    assert refusals(*both, newest_step=10) == []
+
+
+def test_every_field_is_of_one_kind():
+    """A new one in a section of several kinds has none until it is said."""
+    paths = set(field_paths(Config))
+    for path in paths:
+        assert kind_of(path) in Kind
+        assert len({path, path.partition(".")[0]} & set(KINDS)) == 1
+    sections = {path.partition(".")[0] for path in paths}
+    assert set(KINDS) <= paths | sections | {"phases.tokens", "phases.steps"}
+    assert kind_of("phases.a.execution.remat") is Kind.EXECUTION
+    assert kind_of("phases.a.data.batch_size") is Kind.LEARNED
+    assert kind_of("phases.a.steps") is Kind.LENGTH
+    assert kind_of("data.mixtures.web.weights") is Kind.LEARNED

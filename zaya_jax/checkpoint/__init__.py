@@ -1,0 +1,32 @@
+"""What lies on the disk of a run: its config, and its checkpoints as Orbax writes them.
+
+A checkpoint has two items: "weights", all that inference needs, and "training", the rest of the
+state. A step is written beside the others and renamed when it is whole; one that a crash left
+half-written is never taken for a checkpoint. Nobody outside this room knows of Orbax's files.
+
+`layout` has the names, `steps` writes and restores states, `restore` reads what inference and a new run
+need, `stored_weights` reads weights part by part, and `plain_weights` says which files would hold some.
+`failures` makes sentences of what a disk does.
+"""
+
+from zaya_jax.checkpoint.layout import FOLDER, newest_step, require_step
+from zaya_jax.checkpoint.plain_weights import PlainArray, chunk_name, metadata_files
+from zaya_jax.checkpoint.restore import SavedRun, check_init_from, load_run, load_weights, read_config
+from zaya_jax.checkpoint.steps import Checkpoints
+from zaya_jax.checkpoint.stored_weights import StoredWeights
+
+__all__ = [
+    "FOLDER",
+    "Checkpoints",
+    "PlainArray",
+    "SavedRun",
+    "StoredWeights",
+    "check_init_from",
+    "chunk_name",
+    "load_run",
+    "load_weights",
+    "metadata_files",
+    "newest_step",
+    "read_config",
+    "require_step",
+]

@@ -1,0 +1,160 @@
+"""What a run may have otherwise when it goes on: each field of a config is of one kind."""
+
+import dataclasses
+import enum
+from typing import Any
+
+from zaya_jax.config.run import Config, Phase
+from zaya_jax.fields import flatten
+
+UNSET = "unset"
+"""Stands for what a phase leaves as the run has it."""
+
+
+class Kind(enum.Enum):
+    """What a field decides, and so whether a run that has begun may have it otherwise."""
+
+    LEARNED = enum.auto()
+    """What is learned: never."""
+    LENGTH = enum.auto()
+    """How many steps there are: where the learning rates of the steps that are done do not depend on it."""
+    EXECUTION = enum.auto()
+    """How it is computed, which changes results by rounding alone: always."""
+    KEEPING = enum.auto()
+    """What is logged and kept, and where: always."""
+
+
+KINDS = {
+    "run_folder": Kind.KEEPING,
+    "model": Kind.LEARNED,
+    "data": Kind.LEARNED,
+    "optimizer": Kind.LEARNED,
+    "balancing": Kind.LEARNED,
+    "train.num_steps": Kind.LENGTH,
+    "train.z_loss": Kind.LEARNED,
+    "train.update_norms": Kind.KEEPING,
+    "train.seed": Kind.LEARNED,
+    "train.log_every": Kind.KEEPING,
+    "train.eval_every": Kind.KEEPING,
+    "train.eval_sequences": Kind.KEEPING,
+    "train.checkpoint_every": Kind.KEEPING,
+    "train.keep_checkpoints": Kind.KEEPING,
+    "train.sample_tokens": Kind.KEEPING,
+    "train.init_from": Kind.LEARNED,
+    "execution": Kind.EXECUTION,
+    # Their names, in their order. One more with longer sequences would shuffle its corpora anew, from the
+    # first step on: a corpus is shuffled in pieces that the lengths of all phases divide.
+    "phases": Kind.LEARNED,
+    "phases.tokens": Kind.LENGTH,
+    "phases.steps": Kind.LENGTH,
+}
+"""By section, or by field where a section has several kinds."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """A field that two configs have otherwise.
+
+    Attributes:
+      name: of the field, with its section.
+      old: its value before.
+      new: its value now.
+    """
+
+    name: str
+    old: Any
+    new: Any
+
+    @property
+    def kind(self) -> Kind:
+        """What the field decides."""
+        return kind_of(self.name)
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.old} -> {self.new}"
+
+
+def kind_of(name: str) -> Kind:
+    """The kind of a field, by its dotted name; a phase's fields are of the kinds that the run's are."""
+    parts = name.split(".")
+    if len(parts) > 2 and parts[0] == "phases":
+        parts = parts[2:] if len(parts) > 3 else ["phases", parts[2]]
+    field = ".".join(parts[:2])
+    return KINDS[field] if field in KINDS else KINDS[parts[0]]
+
+
+def differences(ours: Config, theirs: Config) -> list[Difference]:
+    """The fields that two configs have otherwise; of phases that only one has, the names alone."""
+    new, old = _values(ours), _values(theirs)
+    in_one = {phase.name for phase in ours.phases} ^ {phase.name for phase in theirs.phases}
+    found = [
+        Difference(name, old.get(name, UNSET), new.get(name, UNSET)) for name in dict.fromkeys((*new, *old))
+    ]
+    return [each for each in found if each.old != each.new and not _is_of_phase(each.name, in_one)]
+
+
+def _values(config: Config) -> dict[str, Any]:
+    values: dict[str, Any] = {"phases": tuple(phase.name for phase in config.phases)}
+    for name, value in flatten(config):
+        if isinstance(value, dict):  # what a phase sets in a section
+            values |= {f"{name}.{field}": each for field, each in value.items()}
+        else:
+            values[name] = value
+    if config.phases:
+        del values["train.num_steps"]  # follows from theirs
+    return values
+
+
+def _is_of_phase(name: str, phases: set[str]) -> bool:
+    parts = name.split(".")
+    return len(parts) > 2 and parts[0] == "phases" and parts[1] in phases
+
+
+def refusals(ours: Config, theirs: Config, *, newest_step: int | None) -> list[str]:
+    """Why a run cannot go on with a config: a sentence for each field that stands against it.
+
+    Args:
+      ours: with which it is to go on.
+      theirs: with which it has begun.
+      newest_step: of its newest checkpoint; None without one.
+    """
+    reasons = {
+        Kind.LEARNED: "it changes what is learned",
+        Kind.LENGTH: _against_length(ours, theirs, newest_step or 0),
+    }
+    return [
+        f"{each.name} is {each.new} and was {each.old}: {reason}"
+        for each in differences(ours, theirs)
+        if (reason := reasons.get(each.kind)) is not None
+    ]
+
+
+def _against_length(ours: Config, theirs: Config, newest_step: int) -> str | None:
+    """Why phases cannot have other numbers of steps than they had; None where they can."""
+    for new, old in zip(ours.resolved_phases, theirs.resolved_phases, strict=False):
+        if new.num_steps != old.num_steps:
+            reason = _against_length_of_phase(new, old, newest_step)
+            if reason is not None:
+                return f"in phase {new.name}, {reason}" if new.name else reason
+    return None
+
+
+def _against_length_of_phase(new: Phase, old: Phase, newest_step: int) -> str | None:
+    optimizer = new.config.optimizer
+    if optimizer.schedule in ("linear", "cosine"):
+        return (
+            f'optimizer.schedule "{optimizer.schedule}" goes on to the last step, so that another number of '
+            "steps changes what is learned"
+        )
+    done, shorter = newest_step - old.first_step, min(old.num_steps, new.num_steps)
+    if optimizer.decay_steps and done > shorter - optimizer.decay_steps:
+        return (
+            f"the newest checkpoint is of step {newest_step}, and the decay that the number of steps moves "
+            f"begins behind step {old.first_step + shorter - optimizer.decay_steps}"
+        )
+    if done > old.num_steps:
+        return f"the newest checkpoint is of step {newest_step}, and the phase ended at {old.end}"
+    # A phase tells its held-out loss at its last step: one that is cut off where it stands would not.
+    if done >= new.num_steps:
+        return f"the newest checkpoint is of step {newest_step}, and there must be steps left"
+    return None
