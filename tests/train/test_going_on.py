@@ -20,7 +20,6 @@ OTHERWISE = {
         "remat": "layer",
         "scan_layers": False,
         "loss_chunk": 50,
-        "attention_implementation": "blockwise",
     },
     "train": {"log_every": 3, "eval_every": 5, "eval_sequences": 2, "checkpoint_every": 7,
               "keep_checkpoints": 1, "sample_tokens": 9, "update_norms": False},

@@ -148,7 +148,9 @@ def test_router_entropy_and_probability_are_means_over_tokens(num_microbatches):
     """Padding is none of them, however it falls to microbatches."""
     state, batch = first_state(), uneven_batch()
     arguments = batch.tokens_BT, batch.positions_BT, batch.segments_BT
-    expected_L = jit(functools.partial(forward, MODEL))(state.params, state.router_bias_LX, *arguments)
+    expected_L = jit(functools.partial(forward, MODEL, EXECUTION))(
+        state.params, state.router_bias_LX, *arguments
+    )
     metrics = step(num_microbatches)[1]
     np.testing.assert_allclose(metrics.router_entropy_L, expected_L.router.entropy_L, rtol=1e-5)
     np.testing.assert_allclose(metrics.router_probability_L, expected_L.router.probability_L, rtol=1e-5)

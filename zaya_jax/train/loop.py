@@ -16,11 +16,12 @@ from zaya_jax.model.zaya import Zaya
 from zaya_jax.parallel.mesh import data_mesh, sharded
 from zaya_jax.train.evaluation import evaluate, held_out_batches
 from zaya_jax.train.metrics import MetricsWriter, read_metrics
-from zaya_jax.train.opening import OpenRun, open_run, open_state
+from zaya_jax.train.opening import OpenRun, open_run
 from zaya_jax.train.phases import StepRange, describe_batch, describe_phase
 from zaya_jax.train.programs import Programs, make_programs
 from zaya_jax.train.progress import ProgressLine
 from zaya_jax.train.reading import describe_epochs, readings
+from zaya_jax.train.starting import starting_state
 from zaya_jax.train.state import TrainState, abstract_state
 from zaya_jax.train.step import Metrics
 from zaya_jax.train.step_values import train_values
@@ -87,7 +88,7 @@ def train(config: Config, *, overwrite: bool = False) -> TrainResult:
     """
     run = open_run(config, data_mesh(), overwrite=overwrite)
     with Checkpoints(config.run_folder, keep=config.train.keep_checkpoints) as checkpoints:
-        state = open_state(run, checkpoints)
+        state = starting_state(run, checkpoints)
         first_step = int(state.step)
         if first_step == config.train.num_steps:
             print(f"run {config.run_folder} is finished: it has all {first_step:,} steps")

@@ -1,23 +1,14 @@
-"""What a run needs before it begins: its corpora, a folder that is its own, and a state to go on from."""
+"""What a run needs before it begins: its corpora and a folder that is its own."""
 
 import dataclasses
-import functools
 import pathlib
 
-import jax
 import numpy as np
 import optax
 from jax.sharding import Mesh
 
 from zaya_jax import durable
-from zaya_jax.checkpoint import (
-    FOLDER,
-    Checkpoints,
-    check_init_from,
-    load_weights,
-    newest_step,
-    read_config,
-)
+from zaya_jax.checkpoint import FOLDER, check_init_from, newest_step, read_config
 from zaya_jax.config import CONFIG_FILE, Config, Difference, differences, in_phase, lies_in, refusals
 from zaya_jax.data.batch import Batch
 from zaya_jax.data.corpus import ensure_corpus, open_corpus_for
@@ -26,22 +17,9 @@ from zaya_jax.data.mixture import mixture_of
 from zaya_jax.data.shards import Corpus
 from zaya_jax.data.tokenizer import load_tokenizer
 from zaya_jax.optim.schedules import learning_rate_schedule
-from zaya_jax.platform.compiler import compiler_options
-from zaya_jax.pytree import abstract
 from zaya_jax.train.metrics import text_bytes
 from zaya_jax.train.phases import check_devices
-from zaya_jax.train.state import (
-    TrainSetup,
-    TrainState,
-    abstract_state,
-    checkpoint_shardings,
-    from_checkpoint,
-    init_state,
-    make_setup,
-    shardings,
-    to_checkpoint,
-    with_variables,
-)
+from zaya_jax.train.state import TrainSetup, make_setup
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,8 +56,7 @@ def open_run(config: Config, mesh: Mesh, *, overwrite: bool) -> OpenRun:
     check_devices(config, mesh.size)
     check_folder(config, overwrite=overwrite)  # before minutes go into a corpus
     corpora = open_data(config)
-    # Last: what was refused has left the old run alone.
-    changed = prepare_folder(config, overwrite=overwrite)
+    changed = prepare_folder(config, overwrite=overwrite)  # last: what is refused leaves the old run alone
     if changed:
         print(f"run {config.run_folder} goes on otherwise than before: {'; '.join(map(str, changed))}")
     tokenizer = load_tokenizer(config.data.tokenizer)
@@ -200,50 +177,3 @@ def prepare_folder(config: Config, *, overwrite: bool) -> list[Difference]:
     durable.make_folder(folder)
     durable.write(folder / CONFIG_FILE, config.to_text())
     return []
-
-
-def open_state(run: OpenRun, checkpoints: Checkpoints) -> TrainState:
-    """The newest checkpoint's state, or a fresh one, on the devices.
-
-    Raises:
-      ValueError: if the newest checkpoint is damaged, or has weights only.
-    """
-    # Any phase's setup would do: what a state is made of is the same in all of them.
-    setup = run.setup(run.config.phase_at(1).config)
-    step = newest_step(run.config.run_folder)
-    if step is None:
-        return _fresh_state(run, setup)
-    if not checkpoints.has_training(step):
-        raise ValueError(
-            f"{run.config.run_folder} holds weights only; train from them in a folder of its own: "
-            f"--config.train.init_from={run.config.run_folder} --config.run_folder=ANOTHER"
-        )
-    return _restored_state(run, setup, checkpoints, step)
-
-
-def _fresh_state(run: OpenRun, setup: TrainSetup) -> TrainState:
-    """Initial weights, or those of another run if one is given."""
-    placed = shardings(abstract_state(run.config, setup, run.mesh), run.mesh)
-    # One program: calls one by one would put all weights on the first device before they are sharded.
-    init = jax.jit(
-        functools.partial(init_state, run.config, setup),
-        out_shardings=placed,
-        compiler_options=compiler_options(run.mesh, once=True),
-    )
-    state = init()
-    if run.config.train.init_from is None:
-        return state
-    saved = load_weights(run.config.train.init_from, functools.partial(checkpoint_shardings, mesh=run.mesh))
-    return jax.jit(with_variables, out_shardings=placed, donate_argnums=0)(state, saved.variables)
-
-
-def _restored_state(run: OpenRun, setup: TrainSetup, checkpoints: Checkpoints, step: int) -> TrainState:
-    state = abstract_state(run.config, setup, run.mesh)
-    # A checkpoint knows nothing of the devices that wrote it: it is read evenly sharded, then partitioned.
-    shapes = jax.eval_shape(to_checkpoint, state)
-    saved = abstract(shapes, checkpoint_shardings(shapes, run.mesh))
-    weights, training = checkpoints.restore(step, weights=saved["weights"], training=saved["training"])
-    partition = jax.jit(
-        functools.partial(from_checkpoint, like=state), out_shardings=shardings(state, run.mesh)
-    )
-    return partition({"weights": weights, "training": training})

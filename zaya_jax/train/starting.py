@@ -1,0 +1,68 @@
+"""The state that a run goes on from: its newest checkpoint's, another run's weights, or a fresh one."""
+
+import functools
+
+import jax
+
+from zaya_jax.checkpoint import Checkpoints, load_weights, newest_step
+from zaya_jax.platform.compiler import compiler_options
+from zaya_jax.pytree import abstract
+from zaya_jax.train.opening import OpenRun
+from zaya_jax.train.state import (
+    TrainSetup,
+    TrainState,
+    abstract_state,
+    checkpoint_shardings,
+    from_checkpoint,
+    init_state,
+    shardings,
+    to_checkpoint,
+    with_variables,
+)
+
+
+def starting_state(run: OpenRun, checkpoints: Checkpoints) -> TrainState:
+    """The newest checkpoint's state, or a fresh one, on the devices.
+
+    Raises:
+      ValueError: if the newest checkpoint is damaged, or has weights only.
+    """
+    # Any phase's setup would do: what a state is made of is the same in all of them.
+    setup = run.setup(run.config.phase_at(1).config)
+    step = newest_step(run.config.run_folder)
+    if step is None:
+        return _fresh_state(run, setup)
+    if not checkpoints.has_training(step):
+        raise ValueError(
+            f"{run.config.run_folder} holds weights only; train from them in a folder of its own: "
+            f"--config.train.init_from={run.config.run_folder} --config.run_folder=ANOTHER"
+        )
+    return _restored_state(run, setup, checkpoints, step)
+
+
+def _fresh_state(run: OpenRun, setup: TrainSetup) -> TrainState:
+    """Initial weights, or those of another run if one is given."""
+    placed = shardings(abstract_state(run.config, setup, run.mesh), run.mesh)
+    # One program: calls one by one would put all weights on the first device before they are sharded.
+    init = jax.jit(
+        functools.partial(init_state, run.config, setup),
+        out_shardings=placed,
+        compiler_options=compiler_options(run.mesh, once=True),
+    )
+    state = init()
+    if run.config.train.init_from is None:
+        return state
+    saved = load_weights(run.config.train.init_from, functools.partial(checkpoint_shardings, mesh=run.mesh))
+    return jax.jit(with_variables, out_shardings=placed, donate_argnums=0)(state, saved.variables)
+
+
+def _restored_state(run: OpenRun, setup: TrainSetup, checkpoints: Checkpoints, step: int) -> TrainState:
+    state = abstract_state(run.config, setup, run.mesh)
+    # A checkpoint knows nothing of the devices that wrote it: it is read evenly sharded, then partitioned.
+    shapes = jax.eval_shape(to_checkpoint, state)
+    saved = abstract(shapes, checkpoint_shardings(shapes, run.mesh))
+    weights, training = checkpoints.restore(step, weights=saved["weights"], training=saved["training"])
+    partition = jax.jit(
+        functools.partial(from_checkpoint, like=state), out_shardings=shardings(state, run.mesh)
+    )
+    return partition({"weights": weights, "training": training})
