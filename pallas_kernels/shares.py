@@ -35,6 +35,7 @@ def sum_shares(shares_SRX: jax.Array, *, name: str) -> jax.Array:
             at = shares.at[number, pl.ds(i * ROWS, ROWS), pl.ds(entry, ENTRIES)]
             return total + load(at, mask)
 
+        # A sum a row of a block, and these at the end: no share waits for the sum of the one before it.
         zeros = jnp.zeros((ROWS, ENTRIES), jnp.float32)
         total = lax.fori_loop(0, pl.cdiv(num_shares, ROWS), step, zeros)
         store(sums.at[number, pl.ds(entry, ENTRIES)], jnp.sum(total, axis=0), there)

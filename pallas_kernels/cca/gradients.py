@@ -82,6 +82,7 @@ def grad_mixed(
             towards = rotate([rows.load(name, piece) for piece in pieces], rotation)
             scale_I1, squared_I1 = scale_of(layout, mixed)
             along = [jnp.sum(a * b, axis=1) for a, b in zip(towards, mixed, strict=True)]
+            # A vector of fixed length does not move along itself: that part of its gradient comes off.
             along_I1 = functools.reduce(jnp.add, along)[:, None] * scale_I1
             if is_key:
                 temperature_shares[share, key] = jnp.sum(along_I1)
@@ -127,6 +128,7 @@ def grad_latent(given: Operands, tile: Tile) -> tuple[jax.Array, jax.Array | Non
             sum_IX = sum_IX + rows.vector("depthwise_kernel", whole, i) * grad_IX
             share = i * num_shares + row * num_blocks + block
             _store_share(shares, share, whole, jnp.sum(latent_IX * grad_IX, axis=0))
+        # `Rows.latent` adds the tail behind the zeros of padding; its gradient is taken before them.
         for reference in grad_tail:
             rows.store(reference, whole, sum_IX, shift=layout.before)
         segments_I1 = rows.segments(0)
@@ -187,6 +189,7 @@ def _grad_means(rows: Rows, head: jax.Array) -> jax.Array:
     whole = layout.whole
     is_key = head >= layout.query_heads
     key = jnp.where(is_key, head - layout.query_heads, head // layout.group)
+    # A key head was in the means of all its query heads, a query head in that of its key head.
     first = jnp.where(is_key, key * layout.group, layout.query_heads + key)
     # Triton takes a choice between two literals for one between truth values, hence the product.
     num_others = 1 + is_key.astype(jnp.int32) * (layout.group - 1)

@@ -101,6 +101,7 @@ class Rows:
         """Channels of an array [B, T, C] in float32, zeros where there are none."""
         reference, place_I = self.references[name], self.place_I if place_I is None else place_I
         is_place_I = (place_I >= 0) & (place_I < reference.shape[1])
+        # A masked place still has an address; interpreted, a negative one would count from the end.
         row = self.row if reference.shape[0] > 1 else self.row * 0
         at = reference.at[row, jnp.where(is_place_I, place_I, 0)[:, None], columns.channel_X[None, :]]
         mask = is_place_I[:, None] & columns.there_X[None, :]
@@ -144,12 +145,14 @@ class Rows:
             latent_IX = jnp.where(segments_I1 == 0, 0, latent_IX)
         if "tail" not in self.references:
             return latent_IX
+        # A place lies in one of the two, and reads as zero in the other.
         return latent_IX + self.load("tail", columns, place_I + self.layout.before)
 
     def depthwise(self, distance: Any, columns: Columns, latent: Callable[[Any], jax.Array]) -> jax.Array:
         """What the second convolution sees at a distance before these tokens: the first one's result.
 
-        Where that token is of another document it is the first one's bias.
+        Compressed convolutional attention, arXiv 2510.04476, section II-B and Listing 1. Where that token
+        is of another document it is the first one's bias.
 
         Args:
           distance: in tokens.
@@ -162,6 +165,7 @@ class Rows:
         for i in range(self.layout.depthwise_taps):
             further = distance + self.layout.depthwise_taps - 1 - i
             seen_IX = latent(further)
+            # A token of another document is one that is not there: zeros, as before a sequence's start.
             if of_tap_I1 is not None:
                 seen_IX = jnp.where(self.segments(further) == of_tap_I1, seen_IX, 0)
             sum_IX = sum_IX + self.vector("depthwise_kernel", columns, i) * seen_IX
@@ -182,6 +186,7 @@ class Rows:
         def step(number, sums):
             chunk = layout.chunk(number, contracted)
             columns = chunk.behind(first)
+            # Neighbouring taps of the two convolutions see the same tokens: each is read once.
             latent = functools.cache(lambda distance: self.latent(distance, columns))
             for j in range(layout.grouped_taps):
                 tap_IX = self.depthwise(layout.grouped_taps - 1 - j, columns, latent).astype(dtype)

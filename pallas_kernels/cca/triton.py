@@ -126,6 +126,7 @@ def forward(given: Operands, tile: Tile) -> tuple[jax.Array, jax.Array]:
 
         def finish(head, mixed, *, is_key):
             out, first = (k, key * layout.width) if is_key else (q, head * layout.width)
+            # Before the rotation, which leaves lengths as they are.
             scale = scale_of(layout, mixed)[0] * (temperature if is_key else 1)
             for piece, turned in zip(
                 layout.pieces, rotate([x * scale for x in mixed], rotation), strict=True
@@ -184,6 +185,7 @@ def for_heads(rows: Rows, key: jax.Array, contracted: int, finish: Callable[...,
         return [a + b for a, b in zip(sums, own, strict=True)]
 
     sums = lax.fori_loop(0, layout.group, for_query, [jnp.zeros_like(x) for x in of_key])
+    # The key's mean is with the mean of its query heads: arXiv 2510.04476, section II-B.
     mixed = rows.mixed(key_head, contracted)
     means = [(a * (1 / layout.group) + b) * 0.5 for a, b in zip(sums, of_key, strict=True)]
     finish(key_head, [x + mean for x, mean in zip(mixed, means, strict=True)], is_key=True)

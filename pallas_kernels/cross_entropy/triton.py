@@ -1,7 +1,8 @@
 """`cross_entropy` in Pallas for Triton: logits live and die in registers.
 
 Forward, a program owns a block of rows and a run of the vocabulary, and keeps the maximum, the sum of
-exponentials and the target's logit of its rows. Backward, a program makes a block of logits again and
+exponentials and the target's logit of its rows: the softmax in pieces of FlashAttention (arXiv 2205.14135,
+section 3.1), over the vocabulary instead of the keys. Backward, a program makes a block of logits again and
 writes its gradient, for one chunk of the vocabulary at a time: a row of the gradients of the hidden
 states, D float32 numbers, has no place in registers, so that the two products that end in D are
 plain ones.
@@ -57,8 +58,10 @@ def forward(
     hidden_PD: jax.Array, table_VD: jax.Array, bias_V: jax.Array | None, targets_P: jax.Array, blocks: Blocks
 ) -> tuple[jax.Array, jax.Array]:
     """Each row's logsumexp and its target's logit, [P], float32; 0 for a target that does not exist."""
-    shape = _Shape(hidden_PD, table_VD, blocks)
-    num_runs = pl.cdiv(shape.num_entries, blocks.entries * blocks.run)
+    num_runs = pl.cdiv(table_VD.shape[0], blocks.entries * blocks.run)
+    # The last run may go on behind the vocabulary, by whole blocks too.
+    is_whole = table_VD.shape[0] % (blocks.entries * blocks.run) == 0
+    shape = _Shape(hidden_PD, table_VD, blocks, is_whole=is_whole)
 
     def kernel(hidden, table, targets, *references):
         *biases, tops, totals, hits = references
@@ -75,6 +78,7 @@ def forward(
             new_top_I = jnp.maximum(top_I, jnp.max(logits_IJ, axis=1))
             total_I = total_I * jnp.exp(top_I - new_top_I)
             total_I = total_I + jnp.sum(jnp.exp(logits_IJ - new_top_I[:, None]), axis=1)
+            # The target's logit is looked for in every block: registers are not read by an index.
             is_target_IJ = entry_J[None, :] == target_I[:, None]
             return new_top_I, total_I, hit_I + jnp.sum(jnp.where(is_target_IJ, logits_IJ, 0), axis=1)
 
@@ -87,6 +91,7 @@ def forward(
     results = [jax.ShapeDtypeStruct((num_runs, shape.num_rows), jnp.float32)] * 3
     operands = (hidden_PD, table_VD, targets_P, *_given(bias_V))
     top_RP, total_RP, hit_RP = launch(kernel, operands, results, blocks, grid=grid, name="cross_entropy")
+    # No program saw a row's whole vocabulary: what they found is put together here, a few numbers a row.
     top_P = top_RP.max(axis=0)
     return top_P + jnp.log(jnp.sum(total_RP * jnp.exp(top_RP - top_P), axis=0)), hit_RP.sum(axis=0)
 
@@ -117,7 +122,7 @@ def grad_logits(
       size: entries of the chunk; all must exist.
       blocks: settings.
     """
-    shape = _Shape(hidden_PD, table_VD, blocks)
+    shape = _Shape(hidden_PD, table_VD, blocks, is_whole=size % blocks.entries == 0)
 
     def kernel(hidden, table, targets, logsumexp, towards_all, towards_target, start, *references):
         *biases, out = references
@@ -130,6 +135,7 @@ def grad_logits(
             for x in (targets, logsumexp, towards_all, towards_target)
         )
         logits_IJ = shape.logits(hidden, table, biases, row, entry)
+        # The logsumexp makes a softmax without a second pass for its maximum and its sum.
         grad_IJ = jnp.exp(logits_IJ - logsumexp_I[:, None]) * all_I[:, None]
         is_target_IJ = (entry + jnp.arange(blocks.entries))[None, :] == target_I[:, None]
         grad_IJ = grad_IJ - jnp.where(is_target_IJ, one_I[:, None], 0)
@@ -152,11 +158,14 @@ def _given(bias_V: jax.Array | None) -> tuple[jax.Array, ...]:
 
 
 class _Shape:
-    """Sizes of a call, and the product that both kernels begin with."""
+    """Sizes of a call, and the product that both kernels begin with.
 
-    def __init__(self, hidden_PD: jax.Array, table_VD: jax.Array, blocks: Blocks):
+    `is_whole` says that no program reads a block that passes the end of the vocabulary.
+    """
+
+    def __init__(self, hidden_PD: jax.Array, table_VD: jax.Array, blocks: Blocks, *, is_whole: bool):
         self.num_rows, self.width = hidden_PD.shape
-        self.num_entries, self.blocks = table_VD.shape[0], blocks
+        self.num_entries, self.blocks, self.is_whole = table_VD.shape[0], blocks, is_whole
         self.num_row_blocks = pl.cdiv(self.num_rows, blocks.rows)
 
     def is_row(self, row) -> jax.Array:
@@ -169,25 +178,23 @@ class _Shape:
 
         def step(i, sum_IJ):
             channel = i * blocks.width
-            rows_IX = self._load(hidden, row, blocks.rows, self.num_rows, channel)
-            entries_JX = self._load(table, entry, blocks.entries, self.num_entries, channel)
+            rows_IX = self._load(hidden, row, blocks.rows, is_row_I, channel)
+            entries_JX = self._load(table, entry, blocks.entries, is_entry_J, channel)
             return sum_IJ + dot(rows_IX, entries_JX.T)
 
+        is_row_I = which_exist(row, blocks.rows, self.num_rows)
+        is_entry_J = None if self.is_whole else entry + jnp.arange(blocks.entries) < self.num_entries
         zeros_IJ = jnp.zeros((blocks.rows, blocks.entries), jnp.float32)
         logits_IJ = lax.fori_loop(0, pl.cdiv(self.width, blocks.width), step, zeros_IJ)
         for bias in biases:
-            mask_J = entry + jnp.arange(blocks.entries) < self.num_entries
-            bias_J = load(bias.at[pl.ds(entry, blocks.entries)], mask_J)
+            bias_J = load(bias.at[pl.ds(entry, blocks.entries)], is_entry_J)
             logits_IJ = logits_IJ + bias_J[None, :]
         return logits_IJ
 
-    def _load(self, array, first, block: int, size: int, channel) -> jax.Array:
+    def _load(self, array, first, block: int, is_there, channel) -> jax.Array:
         at = array.at[pl.ds(first, block), pl.ds(channel, self.blocks.width)]
-        rows = None
-        if size % block or self.num_entries % self.blocks.chunk:
-            rows = first + jnp.arange(block) < size
         columns = which_exist(channel, self.blocks.width, self.width)
-        return load(at, block_mask(rows, columns, (block, self.blocks.width)))
+        return load(at, block_mask(is_there, columns, (block, self.blocks.width)))
 
 
 def in_chunks(num_entries: int, chunk: int, visit: Callable, carry):

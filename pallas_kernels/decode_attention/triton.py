@@ -2,7 +2,8 @@
 
 There is one query a sequence, so that the work is to read the cache once. A program owns the query
 heads of one key head and an even share of the blocks of slots that hold something to see. The shares'
-results are put together by their logsumexp.
+results are put together by their logsumexp. The softmax in pieces is FlashAttention's (arXiv 2205.14135,
+section 3.1).
 
 Letters as in the package; Y shares, G query heads of a key head, J slots of a block.
 """
@@ -57,14 +58,17 @@ def forward(
     batch, heads, width = q_BNH.shape
     num_slots, group = k_BSKH.shape[1], heads // k_BSKH.shape[2]
     spans_B2 = _visible_slots(lengths_B, first_B, window, num_slots)
+    # Four heads fill a quarter of a tile of matrix instructions. The rest costs no time: reading does.
     rows, channels = padded(group), padded(width)
     limits_B4 = jnp.stack([lengths_B, jnp.maximum(first_B, lengths_B - window), *spans_B2.T], axis=1)
 
     def kernel(q, k, v, limits, out, logsumexp):
         share, key_head, sequence = (pl.program_id(axis) for axis in range(3))
+        # An index 0 that the compiler does not know, for the reason in `from_start`.
         length, oldest, begin, end = (limits[sequence, sequence * 0 + i] for i in range(4))
         first_block = begin // blocks.slots
         num_blocks = (end + blocks.slots - 1) // blocks.slots - first_block
+        # Shares of the blocks in use, not of the cache: a short sequence in a long cache keeps all at work.
         each = (num_blocks + blocks.shares - 1) // blocks.shares
         start = jnp.minimum(share * each, num_blocks)
         stop = jnp.minimum(start + each, num_blocks)

@@ -1,5 +1,7 @@
 """Which blocks of keys a block of queries must visit: the rest of the work is never begun.
 
+"Causal masking" in section 3.1.1 of FlashAttention-2 (arXiv 2307.08691), with windows and documents too.
+
 Letters: B batch, T queries, S keys, I blocks of queries, J blocks of keys.
 """
 
@@ -36,6 +38,7 @@ def block_spans(
     query_low_I, query_high_I = _extent(num_queries, block_queries)
     key_low_J, key_high_J = _extent(num_keys, block_keys)
     low_I1, high_I1 = (limits[0] + x[:, None] for x in (query_low_I, query_high_I))
+    # The best placed pair of two blocks tells whether any pair counts, the worst placed whether all do.
     some_IJ = (key_low_J <= high_I1) & (low_I1 - key_high_J < limits[1])
     every_IJ = (key_high_J <= low_I1) & (high_I1 - key_low_J < limits[1])
     # A block that passes the last key holds rows that are not there.
@@ -47,6 +50,8 @@ def block_spans(
         low_BI1, high_BI1, low_B1J, high_B1J = (
             low_BI[:, :, None], high_BI[:, :, None], low_BJ[:, None], high_BJ[:, None],
         )  # fmt: skip
+        # Least and greatest alone: of documents that do not ascend, a block too many may be visited. Its
+        # mask is exact, so that none can be missed or counted wrongly.
         some_BIJ = some_BIJ & (low_BI1 <= high_B1J) & (low_B1J <= high_BI1)
         every_BIJ = every_BIJ & (low_BI1 == high_B1J) & (low_B1J == high_BI1)
     return _spans(some_BIJ, every_BIJ), _spans(some_BIJ.mT, every_BIJ.mT)
@@ -61,6 +66,7 @@ def _extent(size: int, block: int) -> tuple[jax.Array, jax.Array]:
 def _segments_of_blocks(segments_BT: jax.Array, block: int) -> tuple[jax.Array, jax.Array]:
     """The least and the greatest segment of each block."""
     padding = ((0, 0), (0, -segments_BT.shape[1] % block))
+    # The last document goes on: another number would keep the last block of queries from being whole.
     padded_BT = jnp.pad(segments_BT, padding, mode="edge")
     blocks_BIT = padded_BT.reshape(padded_BT.shape[0], -1, block)
     return blocks_BIT.min(axis=2), blocks_BIT.max(axis=2)
@@ -75,6 +81,8 @@ def _spans(some_BIJ: jax.Array, every_BIJ: jax.Array) -> jax.Array:
 
     end_BI = jnp.max(jnp.where(some_BIJ, index_J + 1, 0), axis=2)
     first_BI = jnp.minimum(first_where(some_BIJ), end_BI)
+    # The first unbroken run of whole blocks. Documents that do not ascend may leave a second one: that
+    # is masked for nothing, but right.
     whole_BI = jnp.minimum(first_where(every_BIJ), end_BI)
     edge_BI = jnp.minimum(first_where(~every_BIJ & (index_J >= whole_BI[:, :, None])), end_BI)
     return jnp.stack([first_BI, whole_BI, edge_BI, end_BI], axis=2)

@@ -5,6 +5,9 @@ head (forward, gradient of queries) or one block of keys of one key head (gradie
 values, summed over the query heads in registers) and walks over the blocks that `spans.py` leaves.
 Blocks without a masked entry come first and are not masked.
 
+The paper has one kernel backward, whose programs add to the gradient of the queries with atomics, in an
+order that no run repeats (section 3.2). Two kernels make the scores twice and each sum in one order.
+
 Letters as in the package; in kernels I is a block of queries, J one of keys.
 """
 
@@ -86,6 +89,7 @@ def forward(
 
     def kernel(q, k, v, spans, *references):
         *masks, out, logsumexp = references
+        # The last queries see most keys. Begun last, they would be what all others wait for.
         head, block, row = pl.program_id(0), shape.num_query_blocks - 1 - pl.program_id(1), pl.program_id(2)
         q_IH = shape.load_queries(q, row, block, head)
         hide = shape.hide(masks, row)
@@ -93,9 +97,12 @@ def forward(
         def step(number, carry, *, masked):
             sum_IH, top_I, total_I = carry
             k_JH, v_JH = (shape.load_keys(x, row, number, head // shape.group) for x in (k, v))
+            # Of base 2, for which GPUs have an instruction; log2(e) goes into a factor that is there anyway.
             scores_IJ = dot(q_IH, k_JH.T) * (shape.scale * LOG2_E)
             if masked:
                 scores_IJ = hide(scores_IJ, block, number)
+            # The softmax in pieces: arXiv 2205.14135, section 3.1. `shrink` corrects what an earlier
+            # maximum scaled; the division by the total waits for the end (arXiv 2307.08691, section 3.1.1).
             new_top_I = jnp.maximum(top_I, jnp.max(scores_IJ, axis=1))
             exp_IJ = jnp.exp2(scores_IJ - new_top_I[:, None])
             shrink_I = jnp.exp2(top_I - new_top_I)
@@ -107,6 +114,7 @@ def forward(
         sum_IH, top_I, total_I = _walk(
             shape.span(spans, row, block), step, (zeros_IH, zeros_I + BLIND, zeros_I)
         )
+        # A query that sees nothing has no total: its sum is zero, and stays it.
         out_IH = sum_IH / jnp.where(total_I > 0, total_I, 1)[:, None]
         shape.store_queries(out, row, block, head, out_IH)
         logsumexp_I = jnp.where(total_I > 0, (top_I + jnp.log2(total_I)) / LOG2_E, -jnp.inf)
@@ -130,7 +138,11 @@ def grad_queries(
     masking: Masking,
     tile: Tile,
 ) -> jax.Array:
-    """Gradient of the queries. `shared` is what the softmax's normalisation takes off, a number a query."""
+    """Gradient of the queries. `shared` is what the softmax's normalisation takes off, a number a query.
+
+    It is the sum of output times its gradient, D in arXiv 2307.08691, algorithm 2, less the gradient of
+    the logsumexp, which the paper's output does not have.
+    """
     shape = _Shape(q_BTNH, k_BSKH, tile)
     spans, _ = _block_spans(shape, masking)
 
@@ -146,6 +158,7 @@ def grad_queries(
             scores_IJ = dot(q_IH, k_JH.T) * (shape.scale * LOG2_E)
             if masked:
                 scores_IJ = hide(scores_IJ, block, number)
+            # The kept logsumexp gives the softmax at once: maximum and total are not kept.
             probs_IJ = jnp.exp2(scores_IJ - (logsumexp_I * LOG2_E)[:, None])
             grad_scores_IJ = probs_IJ * (dot(grad_IH, v_JH.T) - shared_I[:, None])
             return sum_IH + dot(grad_scores_IJ.astype(k_JH.dtype), k_JH)
@@ -185,10 +198,13 @@ def grad_keys(
             grad_k_JH, grad_v_JH = carry
             q_IH, grad_IH = (shape.load_queries(x, row, number, head) for x in (q, grad))
             logsumexp_I, shared_I = (shape.load_per_query(x, row, head, number) for x in (logsumexp, shared))
+            # Keys by queries, the left factor that both gradients need: made the other way round, two
+            # blocks would have to be transposed in local memory.
             scores_JI = dot(k_JH, q_IH.T) * (shape.scale * LOG2_E)
             if masked:
                 scores_JI = hide(scores_JI, number, block, transposed=True)
             probs_JI = jnp.exp2(scores_JI - (logsumexp_I * LOG2_E)[None, :])
+            # Queries behind the last one have probabilities too, but read as zeros, as do their gradients.
             grad_v_JH = grad_v_JH + dot(probs_JI.astype(grad_IH.dtype), grad_IH)
             grad_scores_JI = probs_JI * (dot(v_JH, grad_IH.T) - shared_I[None, :])
             return grad_k_JH + dot(grad_scores_JI.astype(q_IH.dtype), q_IH), grad_v_JH
@@ -196,6 +212,7 @@ def grad_keys(
         def for_head(i, carry):
             return _walk(span, functools.partial(step, head=key_head * shape.group + i), carry)
 
+        # All query heads of a key head, one after the other: a sum over heads needs no atomics then.
         span = shape.span(spans, row, block)
         zeros_JH = jnp.zeros((tile.keys, shape.padded), jnp.float32)
         grad_k_JH, grad_v_JH = lax.fori_loop(0, shape.group, for_head, (zeros_JH, zeros_JH))

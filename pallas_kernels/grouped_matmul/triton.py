@@ -127,6 +127,7 @@ def swiglu(
 
         zeros_IF = jnp.zeros((tile.rows, tile.columns), jnp.float32)
         gate_IF, up_IF = lax.fori_loop(0, steps, step, (zeros_IF, zeros_IF))
+        # Kept for the backward pass before they are activated: made again, they would cost both products.
         _store(gate_up, (first, tile.rows, end), (column, tile.columns, width), gate_IF)
         _store(gate_up, (first, tile.rows, end), (column, tile.columns, width), up_IF, offset=width)
         activated_IF = gate_IF / (1 + jnp.exp(-gate_IF)) * up_IF
@@ -156,6 +157,7 @@ def grad_weights(
         first, end = spans[group, group * 0], spans[group, group * 0 + 1]
 
         def step(i, sum_DF):
+            # The last step reads zeros for rows of the next group, which add nothing.
             span = first + i * tile.contracted, tile.contracted, end
             rows_ID = _load(rows, span, (row, tile.rows, width))
             return sum_DF + dot(rows_ID.T, _load(grad, span, (column, tile.columns, columns)))
@@ -181,6 +183,7 @@ def _tiles(group_sizes_E: jax.Array, first_matrix: jax.Array, num_rows: int, siz
     sizes = jnp.append(group_sizes_E, behind).astype(jnp.int32)
     ends, tiles = jnp.cumsum(sizes), -(-sizes // size)
     tiles_end = jnp.cumsum(tiles)
+    # Each group, the rows behind the last among them, can leave one tile partly filled.
     number_I = jnp.arange(pl.cdiv(num_rows, size) + num_groups, dtype=jnp.int32)
     group_I = jnp.searchsorted(tiles_end, number_I, side="right", method="compare_all")
     group_I = jnp.minimum(group_I, num_groups).astype(jnp.int32)
@@ -193,6 +196,7 @@ def _where(where, number, contracted: int, block: int):
     """A tile's matrix, first row, end, and how many steps its sum takes: none for rows of no group."""
     matrix, first, end = (where[number, number * 0 + i] for i in range(3))
     is_needed = (matrix >= 0) & (first < end)
+    # No steps instead of no program: the sum stays zero, and rows of no group are written as zeros.
     steps = is_needed.astype(jnp.int32) * pl.cdiv(contracted, block)
     return jnp.maximum(matrix, 0), first, end, steps
 

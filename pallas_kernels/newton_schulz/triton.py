@@ -61,6 +61,7 @@ def gram(x_MRC: jax.Array, mean_M: jax.Array, *, transposed: bool, blocks: Block
     """`X X^T`, or `X^T X`, less the mean times the identity: exactly its own transpose."""
 
     def subtract(sum_IJ, means, matrix, first, second):
+        # Before the sum is rounded: the diagonal is what bfloat16 would lose most of (`centre`).
         entries = jnp.arange(blocks.side)
         on_diagonal_IJ = first + entries[:, None] == second + entries[None, :]
         return sum_IJ - jnp.where(on_diagonal_IJ, means[matrix], 0.0)
@@ -121,6 +122,7 @@ def _symmetric(
         sum_IJ = what.finish(_loop(contracted, blocks, add), *others, matrix, first, second)
         block_IJ = sum_IJ.astype(out.dtype)  # before it is mirrored: that takes half of the local memory
         _store(out, matrix, first, second, block_IJ)
+        # A block on the diagonal is its own mirror image, and two writes to it would race.
         _store(out, matrix, second, first, block_IJ.T, only_if=first != second)
 
     grid, operands = (len(pairs), num_matrices), (x_MRC, jnp.asarray(pairs), *beside)

@@ -98,12 +98,14 @@ def backward(
         row = [_load_vector(vector, padded, run)[None] for vector in (*vectors, scale)]
 
         def step(i, sums):
+            # A row at a time: four sums of the weights' gradients are in registers already.
             index, mask = _rows(run * blocks.run + i, 1, num_rows, padded, width)
             out, before = _load(output, index, mask), _load(residual, index, mask)
             merged = _merge(out, before, row)
             inverse = lax.rsqrt(jnp.sum(merged * merged, axis=1, keepdims=True) / width + eps)
             unit, gradient = merged * inverse, _load(grad_norm, index, mask)
             towards = gradient * row[4]
+            # What a gradient has along the row itself does not move the norm's direction, and comes off.
             shared = jnp.sum(towards * unit, axis=1, keepdims=True) / width
             total = _load(grad_stream, index, mask) + inverse * (towards - unit * shared)
             store(grad_output.at[index], total * row[1], mask)
