@@ -101,6 +101,16 @@ def test_all_of_a_folder_is_on_the_disk_before_its_name(tmp_path, synced, replac
     ]  # fmt: skip
 
 
+def test_names_in_a_folder_are_on_the_disk_before_its_own(tmp_path, synced):
+    """Not the files once more: a conversion makes thousands, and each was waited for."""
+    aside, place = tmp_path / "aside", tmp_path / "place"
+    (aside / "inner").mkdir(parents=True)
+    (aside / "inner/file").touch()
+    log = synced(place.exists)
+    durable.publish(aside, place)
+    assert log == [(str(aside), False), (str(aside / "inner"), False), (str(tmp_path), True)]
+
+
 def test_a_place_that_was_taken_meanwhile(tmp_path):
     place = tmp_path / "place"
     aside = tmp_path / "aside"

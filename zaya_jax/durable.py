@@ -100,23 +100,27 @@ def folder_aside(folder: pathlib.Path, *, replace: bool = False) -> Iterator[pat
     make_folder(aside)
     try:
         yield aside
+        sync_tree(aside)
         publish(aside, folder, replace=replace)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 
 
 def publish(aside: pathlib.Path, folder: pathlib.Path, *, replace: bool = False) -> None:
-    """Gives a folder that is whole its place, when all of it is on the disk.
+    """Gives a folder that is whole its place, when the names in it are on the disk too.
 
     Args:
-      aside: the folder, on the file system of its place.
+      aside: the folder, on the file system of its place. Its files must be on the disk, as `write` and
+        `HashedFile` leave them: to ask for each again costs some milliseconds.
       folder: its place; must be free, or an empty folder, unless `replace`.
       replace: has what lies at `folder` change places with `aside`; removing it there is the caller's.
 
     Raises:
       FileExistsError: if another process was first at a place that must be free.
     """
-    sync_tree(aside)
+    for path in (aside, *aside.rglob("*")):
+        if path.is_dir():
+            sync(path)
     if replace and folder.exists():
         _exchange(aside, folder)
     else:

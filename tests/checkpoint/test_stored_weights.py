@@ -46,6 +46,8 @@ def test_parts_of_what_orbax_wrote(saved):
 def test_another_checkpoint_has_another_identity(saved):
     before = StoredWeights(saved).identity()
     assert StoredWeights(saved).identity() == before
+    os.utime(saved / "checkpoints/5/weights/_METADATA", ns=(0, 0))
+    assert StoredWeights(saved).identity() != before
     with Checkpoints(saved, keep=1) as checkpoints:
         checkpoints.save(7, weights=jax.tree.map(jax.device_put, TREE), training={"step": np.int32(7)})
     assert StoredWeights(saved).identity() != before

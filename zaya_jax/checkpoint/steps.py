@@ -8,14 +8,7 @@ import orbax.checkpoint as ocp
 
 from zaya_jax import durable
 from zaya_jax.checkpoint.failures import explained, silence_threads
-from zaya_jax.checkpoint.layout import (
-    FOLDER,
-    TRAINING,
-    UNFINISHED,
-    WEIGHTS,
-    damaged,
-    require_item,
-)
+from zaya_jax.checkpoint.layout import FOLDER, TRAINING, UNFINISHED, WEIGHTS, damaged, require_item
 
 CHUNK_BYTES = 64 * 2**20
 """Of the embedding on the disk; other weights are cut by layer and expert."""
