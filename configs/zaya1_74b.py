@@ -1,4 +1,4 @@
-"""ZAYA1-74B-preview: 74.8 billion parameters, 4.3 billion active (facts 1.1; no paper, no recipe).
+"""ZAYA1-74B-preview: 74.8 billion parameters, 4.3 billion active ([Weights]; no paper, no recipe).
 
 The network is known from the released weights. Everything about training is ours.
 """

@@ -1,4 +1,4 @@
-"""ZAYA1-8B: 8.84 billion parameters, 0.75 billion active ([8B] Tables I and II).
+"""ZAYA1-8B: 8.84 billion parameters, 0.75 billion active ([ZAYA1-8B] Tables I and II).
 
 The published recipe: tokens, context and RoPE base of each phase, 16.78M tokens a step, cosine from
 6e-4 to 2e-4 in phase 1, Muon with AdamW. Values that are not published are marked as ours.
@@ -31,18 +31,18 @@ def get_config() -> ConfigDict:
     config.data.mixture = "pretrain_1"
     config.data.tokenizer = "tokenizer.json"  # Gemma 3's
     config.data.sequence_length = 4096
-    config.data.batch_size = 4096
+    config.data.batch_size = 4096  # 16.78M tokens: [ZAYA1-8B] appendix B
 
     config.optimizer = ConfigDict()
     config.optimizer.name = "muon"
     config.optimizer.schedule = "cosine"
-    config.optimizer.learning_rate = 6e-4
+    config.optimizer.learning_rate = 6e-4  # to 2e-4 by a cosine: [ZAYA1-base] section V, by [Primus]
     config.optimizer.final_learning_rate = 2e-4
     config.optimizer.warmup_steps = 2000  # ours
     config.optimizer.weight_decay = 0.1  # ours
     config.optimizer.momentum = 0.95  # ours
     config.optimizer.newton_schulz_steps = 5
-    config.optimizer.newton_schulz_dtype = "bfloat16"  # Jordan's Muon
+    config.optimizer.newton_schulz_dtype = "bfloat16"  # [Muon]
 
     config.balancing = ConfigDict()
     config.balancing.learning_rate = 1e-3  # ours
@@ -62,7 +62,7 @@ def get_config() -> ConfigDict:
     return config
 
 
-# Sources of each phase are published ([8B] Tables II, III), their files are not: the folders are ours.
+# What each phase reads is published ([ZAYA1-8B] Tables II, III), its files are not: the folders are ours.
 # So are the shares of the first two phases; those of the later two are the published percentages.
 LATER_CORPORA = (
     "corpora/long_reasoning",

@@ -1,7 +1,7 @@
 """ZAYA1-base: the network of ZAYA1-8B, as first released in November 2025.
 
-Its code gives a token that chooses the skip class the router's probability times the block's input
-(Mixture-of-Depths), where Hugging Face and the later releases give it nothing.
+Its code ([legacy], branch `zaya`) gives a token that chooses the skip class the router's probability
+times the block's input (Mixture-of-Depths), where [HF] and the later releases give it nothing.
 """
 
 import zaya1_8b

@@ -82,7 +82,7 @@ tokens_BT = np.array([[tokenizer.bos_id, *tokenizer.encode(text)]])
 batch = make_example(tokens_BT, bos_id=tokenizer.bos_id, pad_id=tokenizer.pad_id)
 setup, mesh = make_setup(run), data_mesh(jax.devices()[:1])
 step = jax.jit(functools.partial(zaya_jax.train_step, setup=setup, mesh=mesh), donate_argnames="state")
-state, losses = init_state(run, setup), []
+state, losses = jax.jit(functools.partial(init_state, run, setup))(), []
 for _ in range(run.train.num_steps):
     state, metrics = step(state, batch)
     losses.append(float(metrics.loss))
@@ -117,7 +117,8 @@ assert not any(report.values())
 # The same logits, up to the order in which float32 sums are taken, and the same text.
 
 # %%
-ours_BTV = np.asarray(model.apply(variables, jnp.asarray(tokens_BT)).logits_BTV)
+forward = jax.jit(model.apply)
+ours_BTV = np.asarray(forward(variables, jnp.asarray(tokens_BT)).logits_BTV)
 with torch.no_grad():
     theirs_BTV = reference(torch.from_numpy(tokens_BT), use_cache=False).logits.numpy()
 error = np.abs(ours_BTV - theirs_BTV).max() / np.abs(theirs_BTV).max()
@@ -152,7 +153,7 @@ reference.save_pretrained(folder / "tuned")
 
 # %%
 tuned_model, tuned = zaya_jax.load_pytorch(folder / "tuned")
-back_BTV = np.asarray(tuned_model.apply(tuned, jnp.asarray(other.numpy())).logits_BTV)
+back_BTV = np.asarray(jax.jit(tuned_model.apply)(tuned, jnp.asarray(other.numpy())).logits_BTV)
 theirs_BTV = answer.logits.numpy()
 error = np.abs(back_BTV - theirs_BTV).max() / np.abs(theirs_BTV).max()
 moved = [float(jnp.abs(a - b).max()) for a, b in zip(*map(jax.tree.leaves, (variables, tuned)), strict=True)]

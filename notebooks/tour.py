@@ -35,16 +35,20 @@ import numpy as np
 import optax
 
 import zaya_jax
+from pallas_kernels.cca import rotate, taps_over_time
+from pallas_kernels.cca.xla import qk_mean
+from pallas_kernels.flash_attention import EVERYTHING
+from pallas_kernels.flash_attention.reference import visible_keys
+from pallas_kernels.grouped_matmul import count_rows, group_rows
+from pallas_kernels.rms_norm import ResidualScaling, add_to_stream
 from zaya_jax.config import BalancingConfig
 from zaya_jax.data.batch import make_example
 from zaya_jax.data.tokenizer import load_tokenizer
-from zaya_jax.model.attention import attention_mask
-from zaya_jax.model.cca import CcaState, cca_projection, join_projections, qk_mean, taps_over_time
-from zaya_jax.model.experts import apply_experts, expert_counts, permute
-from zaya_jax.model.residual import merge_residual
-from zaya_jax.model.rope import apply_rope, rope_table
+from zaya_jax.model.cca import CcaState, cca_projection, join_projections
+from zaya_jax.model.experts import apply_experts, expert_weights
+from zaya_jax.model.rope import rope_table
 from zaya_jax.model.router import route
-from zaya_jax.model.weights import count_parameters, declare, flatten, initialise
+from zaya_jax.model.weights import count_parameters, declare, flatten_weights, initialise
 from zaya_jax.optim.balancing import load_entropy, make_balancer
 from zaya_jax.parallel.mesh import data_mesh
 from zaya_jax.train.state import init_state, make_setup
@@ -59,7 +63,7 @@ plt.rcParams["figure.constrained_layout.use"] = True
 
 # %%
 config_8b = zaya_jax.ModelConfig()
-declared = flatten(declare(config_8b))
+declared = flatten_weights(declare(config_8b))
 print(f"{'weight':<46}{'axes':<7}{'parameters':>14}")
 for path, weight in declared.items():
     print(f"{path:<46}{weight.axes:<7}{weight.size:>14,}")
@@ -164,7 +168,8 @@ np.testing.assert_allclose(mean_k_BTKH.ravel(), [5.5, 12.5])
 # %%
 joined = join_projections(attention)  # the four matrices side by side: one product
 warm = joined | {"temperature": jnp.array([0.5, 2.0])}
-q_BTNH, k_BTKH, v_BTKH, _ = cca_projection(x_BTD, warm, empty, segments_BT)
+rotation = rope_table(jnp.arange(time)[None], theta=config.rope_theta, rotary_dim=config.rotary_dim)
+q_BTNH, k_BTKH, v_BTKH, _ = cca_projection(x_BTD, warm, empty, rotation, segments_BT)
 length_TN = jnp.linalg.norm(q_BTNH[0], axis=-1)
 length_TK = jnp.linalg.norm(k_BTKH[0], axis=-1)
 
@@ -189,7 +194,7 @@ np.testing.assert_allclose(
 
 # %%
 def projections(x_BTD):
-    return cca_projection(x_BTD, joined, empty, segments_BT)[:3]
+    return cca_projection(x_BTD, joined, empty, rotation, segments_BT)[:3]
 
 
 jacobians = jax.jit(jax.jacrev(projections))(x_BTD)
@@ -215,14 +220,12 @@ for reach_TS, back in zip(influence, (2, 2, 1), strict=True):
 # and a full layer differ in one number, so both are the same function in the scan over layers.
 
 # %%
-index_T = jnp.arange(24)
 packed_BT = jnp.array([[1] * 9 + [2] * 11 + [0] * 4])  # 0 is padding
-segments = {"query_segments_BT": packed_BT, "key_segments_BS": packed_BT}
 masks = {
-    "full": attention_mask(index_T, index_T, window=None),
-    "window of 6": attention_mask(index_T, index_T, window=6),
-    "two documents": attention_mask(index_T, index_T, window=None, **segments),
-    "both": attention_mask(index_T, index_T, window=6, **segments),
+    "full": visible_keys(24, 24, (0, EVERYTHING), None, None),
+    "window of 6": visible_keys(24, 24, (0, 6), None, None),
+    "two documents": visible_keys(24, 24, (0, EVERYTHING), packed_BT, packed_BT),
+    "both": visible_keys(24, 24, (0, 6), packed_BT, packed_BT),
 }
 figure, axes = plt.subplots(1, 4, figsize=(11, 3), sharey=True)
 for axis, (name, mask_BTS) in zip(axes, masks.items(), strict=True):
@@ -245,8 +248,8 @@ positions_BT = jnp.arange(513)[None]
 
 figure, axis = plt.subplots(figsize=(7, 3))
 for theta in (10_000.0, 1_000_000.0, 5_000_000.0):
-    keys = apply_rope(ones_BTNH, rope_table(positions_BT, theta=theta, rotary_dim=rotary_dim))
-    moved = apply_rope(ones_BTNH, rope_table(positions_BT + offset, theta=theta, rotary_dim=rotary_dim))
+    keys = rotate(ones_BTNH, rope_table(positions_BT, theta=theta, rotary_dim=rotary_dim))
+    moved = rotate(ones_BTNH, rope_table(positions_BT + offset, theta=theta, rotary_dim=rotary_dim))
     score_T = (keys[0, :, 0] @ keys[0, 0, 0]) / head_dim
     score_moved_T = (moved[0, :, 0] @ moved[0, 0, 0]) / head_dim
     np.testing.assert_allclose(score_T, score_moved_T, atol=2e-3)
@@ -268,15 +271,10 @@ zeros_D, ones_D = jnp.zeros(width), jnp.ones(width)
 
 figure, axis = plt.subplots(figsize=(7, 3))
 for scale in (1.0, 0.97, 0.8):
-    affine = {
-        "output_scale": ones_D,
-        "output_bias": zeros_D,
-        "residual_scale": scale * ones_D,
-        "residual_bias": zeros_D,
-    }
+    scaling = ResidualScaling(zeros_D, ones_D, zeros_D, scale * ones_D)
     stream_BTD, rms = outputs_LBTD[0], []
     for output_BTD in outputs_LBTD:
-        stream_BTD = merge_residual(output_BTD, stream_BTD, affine)
+        stream_BTD = add_to_stream(output_BTD, stream_BTD, scaling)
         rms.append(float(jnp.sqrt(jnp.mean(stream_BTD**2))))
     axis.plot(rms, label=f"residual scale {scale}")
 axis.set(xlabel="sublayer", ylabel="root mean square", title="the stream, if every layer puts out noise")
@@ -360,7 +358,7 @@ def counts_of(key, bias_X):
     x_BTD = jax.random.normal(key, (1, num_tokens, num_experts)).at[:, :, 0].add(lead)
     no_state = jnp.zeros((1, num_tokens, 1))
     routing = route(x_BTD, no_state, {"kernel": identity_DX}, jnp.zeros(1), bias_X, eps=1e-5)
-    return expert_counts(routing.experts_BT[0], num_experts + 1)
+    return count_rows(routing.experts_BT[0], num_experts + 1)
 
 
 @functools.partial(jax.jit, static_argnames="learning_rate")
@@ -405,15 +403,14 @@ assert load_entropy(counts_SX)[-50:].min() > 0.98
 # %%
 num_rows, num_experts = 24, 4
 experts_P = jax.random.randint(jax.random.key(7), (num_rows,), 0, num_experts + 1)
-order_P = jnp.argsort(experts_P, stable=True)
-rank_P = jnp.argsort(order_P)
-sorted_experts_P = permute(experts_P[:, None].astype(jnp.float32), order_P, rank_P)[:, 0]
+groups = group_rows(experts_P, num_experts)
+sorted_experts_P = groups.sort(experts_P.astype(jnp.float32))
 
 figure, (left, middle, right) = plt.subplots(1, 3, figsize=(11, 3.6), width_ratios=(1, 4, 1))
 left.imshow(experts_P[:, None], cmap="tab10", vmax=9, aspect="auto")
 left.set(title="rows", xticks=[], ylabel="row")
 middle.imshow(
-    jax.nn.one_hot(order_P, num_rows) * (1 + sorted_experts_P[:, None]), cmap="Greys", aspect="auto"
+    jax.nn.one_hot(groups.order_P, num_rows) * (1 + sorted_experts_P[:, None]), cmap="Greys", aspect="auto"
 )
 middle.set(title="permutation", xlabel="row before", ylabel="row after")
 right.imshow(sorted_experts_P[:, None], cmap="tab10", vmax=9, aspect="auto")
@@ -424,14 +421,14 @@ plt.show()
 weights = jax.tree.map(lambda weight_L: weight_L[0], params["layers"]["experts"])
 x_PD = jax.random.normal(jax.random.key(8), (num_rows, config.hidden_size))
 probs_P = jax.random.uniform(jax.random.key(9), (num_rows,))
-out_PD = apply_experts(x_PD, experts_P, probs_P, weights)
+out_PD = apply_experts(x_PD, experts_P, probs_P, expert_weights(weights, "float32"))
 for row, expert in enumerate(np.asarray(experts_P)):
     expected_D = np.zeros(config.hidden_size)
     if expert < num_experts:
         gate_QF = jnp.einsum("d,dqf->qf", x_PD[row], weights["gate_up_proj"][expert])
         expected_D = (jax.nn.silu(gate_QF[0]) * gate_QF[1]) @ weights["down_proj"][expert]
     np.testing.assert_allclose(out_PD[row], probs_P[row] * expected_D, atol=1e-5)
-print("rows of each class:", expert_counts(experts_P, num_experts + 1), "- all as computed one by one")
+print("rows of each class:", count_rows(experts_P, num_experts + 1), "- all as computed one by one")
 
 # %% [markdown]
 # ## Thirty steps of training

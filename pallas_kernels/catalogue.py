@@ -108,7 +108,7 @@ class Case:
       num_differentiated: see `make`.
       forward: work of the results.
       backward: work of the gradients, without what forward did.
-      kernels: names of its kernels, by `launch.Launch.name`; those that multiply matrices are True.
+      kernels: names of its kernels, as `backend.launch` has them; those that multiply matrices are True.
       implementations: that can be timed against each other, ours first.
       tolerance: the largest relative norm of a difference between two of them in bfloat16: a few
         roundings, times what the operation makes of them.
@@ -259,7 +259,7 @@ def _grouped_swiglu(sizes: Sizes, dtype: jnp.dtype) -> Case:
             "grouped_swiglu_grad_rows": True,
             "grouped_swiglu_grad_weights": True,
         },
-        implementations=("pallas", "ragged_dot"),
+        implementations=("pallas", "xla"),
     )
 
 
@@ -277,7 +277,7 @@ def _grouped_matmul(sizes: Sizes, dtype: jnp.dtype) -> Case:
             "grouped_matmul_grad_rows": True,
             "grouped_matmul_grad_weights": True,
         },
-        implementations=("pallas", "ragged_dot"),
+        implementations=("pallas", "xla"),
     )
 
 

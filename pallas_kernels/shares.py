@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton
 
-from pallas_kernels.launch import Launch, launch
+from pallas_kernels.backend import launch, load, store
+from pallas_kernels.blocks import KernelSettings
 
 ROWS = 16
 """Shares that a program reads at once."""
@@ -33,13 +33,13 @@ def sum_shares(shares_SRX: jax.Array, *, name: str) -> jax.Array:
         def step(i, total):
             mask = (i * ROWS + jnp.arange(ROWS) < num_shares)[:, None] & there[None, :]
             at = shares.at[number, pl.ds(i * ROWS, ROWS), pl.ds(entry, ENTRIES)]
-            return total + triton.load(at, mask=mask, other=0)
+            return total + load(at, mask)
 
         zeros = jnp.zeros((ROWS, ENTRIES), jnp.float32)
         total = lax.fori_loop(0, pl.cdiv(num_shares, ROWS), step, zeros)
-        triton.store(sums.at[number, pl.ds(entry, ENTRIES)], jnp.sum(total, axis=0), mask=there)
+        store(sums.at[number, pl.ds(entry, ENTRIES)], jnp.sum(total, axis=0), there)
 
-    how = Launch(grid=(num_sums, pl.cdiv(num_entries, ENTRIES)), num_warps=4, name=name)
+    grid = num_sums, pl.cdiv(num_entries, ENTRIES)
     result = jax.ShapeDtypeStruct((num_sums, num_entries), jnp.float32)
-    (sums_SX,) = launch(kernel, (shares_SRX,), [result], how)
+    (sums_SX,) = launch(kernel, (shares_SRX,), [result], KernelSettings(), grid=grid, name=name)
     return sums_SX

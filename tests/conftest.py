@@ -3,11 +3,17 @@
 The hook rewrites modules as they are imported, so nothing of ours may be imported before it.
 """
 
+import pathlib
 import sys
 
-import jax
-import jaxtyping
-import pytest
+import quick_compilation
+
+quick_compilation.compile_quickly()
+quick_compilation.keep_programs()
+
+import jax  # noqa: E402  (it reads the environment as it is imported)
+import jaxtyping  # noqa: E402
+import pytest  # noqa: E402
 
 PACKAGES = ["zaya_jax", "pallas_kernels"]
 
@@ -16,26 +22,42 @@ if _early:
     raise ImportError(f"{_early} were imported before the hook that checks their annotations")
 jaxtyping.install_import_hook(PACKAGES, "beartype.beartype")
 
+MAPPINGS = pathlib.Path("/proc/self/maps")
+MOST_MAPPINGS = 20_000
+
 
 @pytest.fixture(scope="module", autouse=True)
 def _forget_compiled_functions():
-    """Those of a test file, behind it.
+    """All of them, behind a test file, once there are many.
 
     Each takes some mappings of memory. Linux gives a process 65,530 of them, and the compiler crashes
-    at the next one.
+    at the next one; a file of tests takes less than half of them.
     """
     yield
-    jax.clear_caches()
+    if not MAPPINGS.exists() or MAPPINGS.read_bytes().count(b"\n") > MOST_MAPPINGS:
+        jax.clear_caches()
 
 
 LONGEST_FIRST = (
-    "train/test_tiny_with_kernels.py", "train/test_step.py", "train/test_run.py", "model/test_properties.py",
-    "notebooks/test_notebooks.py", "multidevice/test_multidevice.py",
+    "train/test_step.py", "train/test_run.py", "train/test_tiny_with_kernels.py", "model/test_properties.py",
+    "multidevice/test_multidevice.py", "notebooks/test_notebooks.py", "rocm/test_train_step.py",
+    "model/test_kernels_in_the_network.py", "multidevice/test_reading_of_runs.py",
+    "tests/test_golden_loss.py", "rocm/test_kernel_resources.py", "inference/test_generate.py",
 )  # fmt: skip
-"""Files that take minutes. Begun last, one of them would end alone, with the other cores idle."""
+"""Files that take a minute or two. Begun last, one of them would end alone, with the other cores idle."""
 
 
-def pytest_collection_modifyitems(items):
+def pytest_addoption(parser):
+    parser.addoption("--first-cases", action="store_true", help="of each parametrised test only the first")
+
+
+def pytest_collection_modifyitems(config, items):
     """Begins with the longest files; `--no-loadscope-reorder` has xdist keep that order."""
+    if config.getoption("--first-cases"):
+        firsts = {}
+        for item in items:
+            firsts.setdefault((item.path, getattr(item, "originalname", item.name)), item)
+        config.hook.pytest_deselected(items=[item for item in items if item not in firsts.values()])
+        items[:] = firsts.values()
     ranks = {name: rank for rank, name in enumerate(LONGEST_FIRST)}
     items.sort(key=lambda item: ranks.get("/".join(item.path.parts[-2:]), len(ranks)))

@@ -1,11 +1,7 @@
 """Runs that are over in seconds: a made-up corpus of Python-like text, and a config for it."""
 
-import contextlib
 import pathlib
 import random
-from collections.abc import Iterator
-
-import jax
 
 from zaya_jax.config import Config, DataConfig, MixtureConfig
 from zaya_jax.data.corpus import build_corpus
@@ -94,13 +90,3 @@ def reading_from_the_start(
         first_sequence=0,
         length=length,
     )
-
-
-@contextlib.contextmanager
-def fast_compilation() -> Iterator[None]:
-    """Halves the time that XLA takes; the programs are slower, which small runs do not notice."""
-    name = "jax_disable_most_optimizations"
-    before = jax.config.values[name]
-    jax.config.update(name, True)
-    yield
-    jax.config.update(name, before)

@@ -16,7 +16,7 @@ import sys
 import tempfile
 
 import pytest
-from small_runs import build_small_corpus, fast_compilation
+from small_runs import build_small_corpus
 
 from zaya_jax.config import Config
 from zaya_jax.options import load_config
@@ -51,8 +51,7 @@ def loss_curve(folder: pathlib.Path) -> list[float]:
     """Training losses of all steps, and the held-out loss at the end."""
     build_small_corpus(folder / "corpus")
     config = _short_config(folder)
-    with fast_compilation():
-        train(config)
+    train(config)
     rows = read_metrics(config.run_folder, "train") + read_metrics(config.run_folder, "validation")
     return [row["loss"] for row in rows]
 

@@ -95,6 +95,7 @@ def convert(hint: Any, value: Any, path: str) -> Any:
                 return tuple(
                     convert(h, v, _item_path(path, v)) for h, v in zip(hints, cast(tuple, value), strict=True)
                 )
+        # True and False are whole numbers to Python; in a config they are a mistake for one.
         elif option is float:
             if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
                 return float(value)
@@ -106,15 +107,15 @@ def convert(hint: Any, value: Any, path: str) -> Any:
     raise ValueError(f"{path} is {value!r}; it must be {describe_types(options)}")
 
 
-def flatten(config: Any, prefix: str = "") -> list[tuple[str, Any]]:
+def dotted_items(config: Any, prefix: str = "") -> list[tuple[str, Any]]:
     """All values by their dotted names; items of a list of sections go by their names."""
     pairs = []
     for field in dataclasses.fields(config):
         value, name = getattr(config, field.name), prefix + field.name
         if dataclasses.is_dataclass(value):
-            pairs += flatten(value, f"{name}.")
+            pairs += dotted_items(value, f"{name}.")
         elif isinstance(value, tuple) and any(map(dataclasses.is_dataclass, value)):
-            pairs += [pair for item in value for pair in flatten(item, f"{name}.{item.name}.")]
+            pairs += [pair for item in value for pair in dotted_items(item, f"{name}.{item.name}.")]
         else:
             pairs.append((name, value))
     return pairs

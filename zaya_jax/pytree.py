@@ -41,7 +41,7 @@ def pytree(cls: Class) -> Class:
     leaves = tuple(field.name for field in fields if not field.metadata.get("static"))
     statics = tuple(field.name for field in fields if field.metadata.get("static"))
 
-    def flatten(tree: Any) -> tuple[list[tuple[Any, Any]], tuple[Any, ...]]:
+    def flatten_with_keys(tree: Any) -> tuple[list[tuple[Any, Any]], tuple[Any, ...]]:
         children = [(jax.tree_util.GetAttrKey(name), getattr(tree, name)) for name in leaves]
         return children, tuple(getattr(tree, name) for name in statics)
 
@@ -52,5 +52,5 @@ def pytree(cls: Class) -> Class:
             object.__setattr__(tree, name, value)
         return tree
 
-    jax.tree_util.register_pytree_with_keys(cls, flatten, unflatten)
+    jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten)
     return cls

@@ -25,7 +25,11 @@ PROMPT_LENGTH = 40
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Runs `zaya train`."""
+    """Runs `zaya train` with the words behind it: a run, the rest of one, or a dry run.
+
+    Raises:
+      ValueError: for a config that cannot be, or a run folder that is not this run's.
+    """
     parser = Parser(
         "train",
         "Trains a model, or goes on with a run from its newest checkpoint.",
@@ -46,9 +50,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.devices is not None and not options.dry_run:
         raise ValueError("--devices goes with --dry-run; a run uses all devices that it finds")
     if options.dry_run:
-        from zaya_jax.plan.describe import describe  # what only a dry run needs
+        from zaya_jax.plan.dry_run import print_dry_run  # what only a dry run needs
 
-        describe(config, devices=options.devices)
+        print_dry_run(config, devices=options.devices)
         return
     reuse_host_memory()
     report(train(config, overwrite=options.overwrite))

@@ -1,7 +1,7 @@
 """The end of CCA's projection in one pass: from latents to queries and keys that attention takes.
 
-Compressed convolutional attention, arXiv 2510.04476 section II-B and Listing 1, with a linear
-temperature (arXiv 2605.05365, appendix C).
+Compressed convolutional attention, [CCA] section II-B and Listing 1, with a linear temperature
+([ZAYA1-8B] appendix C).
 
 Letters: B batch, T time, N query heads, K key heads, G = N/K query heads a key head, A = N + K heads,
 H head width, C = A*H latent channels (queries first), I and J taps of the two convolutions, W = I + J - 2
@@ -14,9 +14,13 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.cca import gradients, triton
-from pallas_kernels.cca.reference import CcaWeights, cca_reference
+from pallas_kernels.cca.reference import CcaWeights, rotate
 from pallas_kernels.cca.triton import Blocks, Tile
-from pallas_kernels.choice import Implementation, choose
+from pallas_kernels.cca.xla import cca_xla, looking_back, taps_over_time
+from pallas_kernels.choice import choose
+from pallas_kernels.product import own_matrix
+
+__all__ = ["BLOCKS", "Blocks", "CcaWeights", "Tile", "cca", "looking_back", "rotate", "taps_over_time"]
 
 BLOCKS = Blocks(
     forward=Tile(rows=64, contracted=32),
@@ -35,7 +39,7 @@ def cca(
     rotation: tuple[jax.Array, jax.Array],
     *,
     segments_BT: jax.Array | None = None,
-    implementation: Implementation | None = None,
+    implementation: str | None = None,
     blocks: Blocks = BLOCKS,
 ) -> tuple[jax.Array, jax.Array]:
     """Queries and keys from their latents.
@@ -66,11 +70,11 @@ def cca(
       ValueError: if shapes, dtypes or settings do not go together.
     """
     _check(latent_BTC, tail_BWC, weights, rotation, segments_BT)
-    arguments = latent_BTC, tail_BWC, weights, rotation, segments_BT
     if choose("cca", implementation) == "pallas":
         triton.check(weights.grouped_kernel_AJHH.shape[3], latent_BTC.dtype.itemsize, blocks)
-        return _pallas(*arguments, blocks)
-    q_BTNH, k_BTKH = cca_reference(*arguments)
+        weights = weights._replace(grouped_kernel_AJHH=own_matrix(weights.grouped_kernel_AJHH))
+        return _pallas(latent_BTC, tail_BWC, weights, rotation, segments_BT, blocks)
+    q_BTNH, k_BTKH = cca_xla(latent_BTC, tail_BWC, weights, rotation, segments_BT)
     return q_BTNH.astype(latent_BTC.dtype), k_BTKH.astype(latent_BTC.dtype)
 
 

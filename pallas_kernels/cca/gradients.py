@@ -16,10 +16,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton as pallas_triton
 
+from pallas_kernels.backend import dot, launch, store
 from pallas_kernels.cca.reference import SHORTEST, CcaWeights
-from pallas_kernels.cca.rows import Rows, dot
+from pallas_kernels.cca.rows import Rows
 from pallas_kernels.cca.triton import (
     Blocks,
     Operands,
@@ -30,7 +30,6 @@ from pallas_kernels.cca.triton import (
     rotation_of,
     scale_of,
 )
-from pallas_kernels.launch import Launch, launch
 from pallas_kernels.shares import sum_shares
 
 
@@ -122,7 +121,7 @@ def grad_latent(given: Operands, tile: Tile) -> tuple[jax.Array, jax.Array | Non
         grad, shares, *grad_tail = references[len(named) :]
         head, block, row = (pl.program_id(axis) for axis in range(3))
         rows = Rows(named, layout, row, block * tile.rows - layout.before + jnp.arange(tile.rows))
-        whole = layout.chunk(0, layout.padded).behind(head * layout.width)
+        whole = layout.whole.behind(head * layout.width)
         latent_IX, sum_IX = rows.latent(0, whole), _grad_means(rows, head)
         for i, grad_IX in enumerate(_grad_taps(rows, head, tile.contracted)):
             sum_IX = sum_IX + rows.vector("depthwise_kernel", whole, i) * grad_IX
@@ -135,18 +134,15 @@ def grad_latent(given: Operands, tile: Tile) -> tuple[jax.Array, jax.Array | Non
             sum_IX = jnp.where(segments_I1 == 0, 0, sum_IX)
         rows.store(grad, whole, sum_IX)
 
-    how = Launch(
-        grid=(layout.heads, num_blocks, layout.batch),
-        num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
-        name="cca_grad_latent",
-    )
     latent_BTC, tail_BWC = given.arrays["latent"], given.arrays.get("tail")
     shares = jax.ShapeDtypeStruct((num_taps * num_shares, latent_BTC.shape[2]), jnp.float32)
     results = [jax.ShapeDtypeStruct(latent_BTC.shape, latent_BTC.dtype), shares]
     if tail_BWC is not None:
         results.append(jax.ShapeDtypeStruct(tail_BWC.shape, tail_BWC.dtype))
-    grad_BTC, shares_XC, *grad_tail = launch(kernel, tuple(given.arrays.values()), results, how)
+    grid, operands = (layout.heads, num_blocks, layout.batch), tuple(given.arrays.values())
+    grad_BTC, shares_XC, *grad_tail = launch(
+        kernel, operands, results, tile, grid=grid, name="cca_grad_latent"
+    )
     shares_IRC = shares_XC.reshape(num_taps, num_shares, -1)
     return grad_BTC, (grad_tail[0] if grad_tail else None), shares_IRC
 
@@ -154,7 +150,7 @@ def grad_latent(given: Operands, tile: Tile) -> tuple[jax.Array, jax.Array | Non
 def _grad_taps(rows: Rows, head: jax.Array, contracted: int) -> list[jax.Array]:
     """What reaches these tokens' latents through each tap of the first convolution, before its kernel."""
     layout, dtype = rows.layout, rows.references["grouped_kernel"].dtype
-    whole = layout.chunk(0, layout.padded)
+    whole = layout.whole
 
     def step(number, sums):
         chunk = layout.chunk(number, contracted)
@@ -172,7 +168,7 @@ def _grad_taps(rows: Rows, head: jax.Array, contracted: int) -> list[jax.Array]:
             found.append(sum_IX)
         return found
 
-    zeros = [jnp.zeros((rows.place_I.shape[0], layout.padded), jnp.float32)] * layout.depthwise_taps
+    zeros = [jnp.zeros((rows.place_I.shape[0], whole.there_X.shape[0]), jnp.float32)] * layout.depthwise_taps
     return lax.fori_loop(0, pl.cdiv(layout.width, contracted), step, zeros)
 
 
@@ -188,7 +184,7 @@ def _of_one_document(rows: Rows, ahead: tuple[int, ...], block_IX: jax.Array) ->
 def _grad_means(rows: Rows, head: jax.Array) -> jax.Array:
     """What reaches a head's latents through the means of queries and keys."""
     layout = rows.layout
-    whole = layout.chunk(0, layout.padded)
+    whole = layout.whole
     is_key = head >= layout.query_heads
     key = jnp.where(is_key, head - layout.query_heads, head // layout.group)
     first = jnp.where(is_key, key * layout.group, layout.query_heads + key)
@@ -213,7 +209,7 @@ def grad_kernel(given: Operands, tile: Tile, run: int) -> jax.Array:
         named = dict(zip(given.arrays, inputs, strict=True))
         tap, head, number = (pl.program_id(axis) for axis in range(3))
         row, first = number // num_runs, number % num_runs * run
-        whole = layout.chunk(0, layout.padded)
+        whole = layout.whole
         columns = whole.behind(head * width)
 
         def step(i, sum_XY):
@@ -224,23 +220,18 @@ def grad_kernel(given: Operands, tile: Tile, run: int) -> jax.Array:
             dtype = named["grouped_kernel"].dtype
             return sum_XY + dot(seen_IX.astype(dtype).T, grad_IY.astype(dtype))
 
-        zeros_XY = jnp.zeros((layout.padded, layout.padded), jnp.float32)
+        zeros_XY = jnp.zeros(whole.there_X.shape * 2, jnp.float32)
         sum_XY = lax.fori_loop(0, pl.cdiv(run, tile.rows), step, zeros_XY)
         at = shares.at[number, head, tap, whole.channel_X[:, None], whole.channel_X[None, :]]
         mask = whole.there_X[:, None] & whole.there_X[None, :]
-        pallas_triton.store(at, sum_XY, mask=mask)
+        store(at, sum_XY, mask)
 
-    how = Launch(
-        grid=(num_taps, layout.heads, layout.batch * num_runs),
-        num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
-        name="cca_grad_kernel",
-    )
+    grid, operands = (num_taps, layout.heads, layout.batch * num_runs), tuple(given.arrays.values())
     shape = (layout.batch * num_runs, layout.heads, num_taps, width, width)
     result = jax.ShapeDtypeStruct(shape, jnp.float32)
-    (shares,) = launch(kernel, tuple(given.arrays.values()), [result], how)
+    (shares,) = launch(kernel, operands, [result], tile, grid=grid, name="cca_grad_kernel")
     return shares.reshape(shape[0], -1)
 
 
 def _store_share(shares: Any, number: jax.Array, columns: Any, values_X: jax.Array) -> None:
-    pallas_triton.store(shares.at[number, columns.channel_X], values_X, mask=columns.there_X)
+    store(shares.at[number, columns.channel_X], values_X, columns.there_X)

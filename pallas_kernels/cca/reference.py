@@ -5,6 +5,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.product import Matrix
+
 SHORTEST = float(jnp.finfo(jnp.float32).eps)
 """A shorter vector is scaled as one of this length, so that a vector of zeros has a finite gradient."""
 
@@ -14,7 +16,7 @@ class CcaWeights(NamedTuple):
 
     depthwise_kernel_IC: jax.Array
     depthwise_bias_C: jax.Array
-    grouped_kernel_AJHH: jax.Array
+    grouped_kernel_AJHH: Matrix
     """By head and tap, [input channels, output channels]."""
     grouped_bias_C: jax.Array
     temperature_K: jax.Array
@@ -41,9 +43,9 @@ def cca_reference(
     q_BTKGH = latent_BTAH[:, :, :-num_keys].reshape(batch, time, num_keys, -1, width)
     mean_BTKGH = (q_BTKGH + latent_BTAH[:, :, -num_keys:, None]) / 2
     mean_q_BTNH = mean_BTKGH.reshape(batch, time, -1, width)
-    q_BTNH = _normalise(mixed_BTAH[:, :, :-num_keys] + mean_q_BTNH)
-    k_BTKH = _normalise(mixed_BTAH[:, :, -num_keys:] + mean_BTKGH.mean(axis=3))
-    return _rotate(q_BTNH, rotation), _rotate(k_BTKH * weights.temperature_K[:, None], rotation)
+    q_BTNH = normalise(mixed_BTAH[:, :, :-num_keys] + mean_q_BTNH)
+    k_BTKH = normalise(mixed_BTAH[:, :, -num_keys:] + mean_BTKGH.mean(axis=3))
+    return rotate(q_BTNH, rotation), rotate(k_BTKH * weights.temperature_K[:, None], rotation)
 
 
 def _convolve(
@@ -81,13 +83,21 @@ def _taps(history_BSC: jax.Array, segments_BS: jax.Array, num_taps: int, fill_C:
     )
 
 
-def _normalise(x_BTAH: jax.Array) -> jax.Array:
+def normalise(x_BTAH: jax.Array) -> jax.Array:
+    """Heads scaled to length sqrt(H), so that a score is a cosine times sqrt(H) ([CCA] QK normalisation)."""
+    # The bound is on the squared length: of a vector of zeros, as padding makes them, a bound on the length
+    # would leave a gradient that is not finite.
     squared = jnp.maximum(jnp.sum(x_BTAH * x_BTAH, axis=-1, keepdims=True), SHORTEST**2)
     return x_BTAH * (x_BTAH.shape[-1] ** 0.5 * jax.lax.rsqrt(squared))
 
 
-def _rotate(x_BTAH: jax.Array, rotation: tuple[jax.Array, jax.Array]) -> jax.Array:
-    """Channel i against channel i + O, for the first 2*O channels of each head."""
+def rotate(x_BTAH: jax.Array, rotation: tuple[jax.Array, jax.Array]) -> jax.Array:
+    """Channel i of each head turned against channel i + O, for its first 2*O channels (RoPE, NeoX halves).
+
+    Args:
+      x_BTAH: heads.
+      rotation: cosines and sines [b, T, O], where b is B or 1.
+    """
     cos_BT1O, sin_BT1O = (table[:, :, None] for table in rotation)
     half = cos_BT1O.shape[-1]
     first, second, rest = x_BTAH[..., :half], x_BTAH[..., half : 2 * half], x_BTAH[..., 2 * half :]

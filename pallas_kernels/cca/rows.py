@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton
 
-from pallas_kernels.launch import MATRIX_TILE
+from pallas_kernels.backend import dot, load, store
+from pallas_kernels.blocks import padded
 
 
 class Columns(NamedTuple):
@@ -55,7 +55,7 @@ class Layout:
 
     @property
     def query_heads(self) -> int:
-        """N."""
+        """N, the query heads among all heads of the latent."""
         return self.heads - self.key_heads
 
     @property
@@ -69,30 +69,26 @@ class Layout:
         return self.depthwise_taps + self.grouped_taps - 2
 
     @property
-    def padded(self) -> int:
-        """Channels of a head as a block has them."""
-        return _padded(self.width)
+    def whole(self) -> Columns:
+        """All channels of a head."""
+        return some_columns(0, self.width, padded(self.width))
 
     @property
     def pieces(self) -> list[Columns]:
         """A head's channels: both halves that are rotated against each other, and the rest."""
         starts = (0, self.rotated, 2 * self.rotated, self.width)
         sizes = [(start, end - start) for start, end in itertools.pairwise(starts)]
-        return [some_columns(start, size, _padded(size)) for start, size in sizes if size]
+        return [some_columns(start, size, padded(size)) for start, size in sizes if size]
 
     def chunk(self, number: Any, size: int) -> Columns:
         """The `number`-th so many channels of a head."""
         return some_columns(number * size, self.width - number * size, size)
 
 
-def some_columns(first: Any, size: Any, padded: int) -> Columns:
-    """`size` channels from the first on, in a block of `padded`."""
-    number_X = jnp.arange(padded)
+def some_columns(first: Any, size: Any, block: int) -> Columns:
+    """`size` channels from the first on, in a block of so many."""
+    number_X = jnp.arange(block)
     return Columns(first + number_X, number_X < size)
-
-
-def _padded(size: int) -> int:
-    return max(pl.next_power_of_2(size), MATRIX_TILE)
 
 
 class Rows:
@@ -108,7 +104,7 @@ class Rows:
         row = self.row if reference.shape[0] > 1 else self.row * 0
         at = reference.at[row, jnp.where(is_place_I, place_I, 0)[:, None], columns.channel_X[None, :]]
         mask = is_place_I[:, None] & columns.there_X[None, :]
-        return triton.load(at, mask=mask, other=0).astype(jnp.float32)
+        return load(at, mask).astype(jnp.float32)
 
     def store(self, reference: Any, columns: Columns, block_IX: jax.Array, *, shift: int = 0) -> None:
         """Writes channels of an array [B, T, C]; its places are these plus `shift`."""
@@ -117,17 +113,17 @@ class Rows:
         place_I = jnp.where(is_place_I, place_I, size)  # not one that another token has
         at = reference.at[self.row, place_I[:, None], columns.channel_X[None, :]]
         mask = is_place_I[:, None] & columns.there_X[None, :]
-        triton.store(at, block_IX.astype(reference.dtype), mask=mask)
+        store(at, block_IX, mask)
 
     def vector(self, name: str, columns: Columns, *first: Any) -> jax.Array:
         """Channels of an array [C], or of a row of a matrix, as [1, X] in float32."""
         at = self.references[name].at[(*first, columns.channel_X)]
-        return triton.load(at, mask=columns.there_X, other=0).astype(jnp.float32)[None, :]
+        return load(at, columns.there_X).astype(jnp.float32)[None, :]
 
     def matrix(self, name: str, first: tuple[Any, ...], rows: Columns, columns: Columns) -> jax.Array:
         """A block [X, Y] of one of many matrices."""
         at = self.references[name].at[(*first, rows.channel_X[:, None], columns.channel_X[None, :])]
-        return triton.load(at, mask=rows.there_X[:, None] & columns.there_X[None, :], other=0)
+        return load(at, rows.there_X[:, None] & columns.there_X[None, :])
 
     def segments(self, distance: Any) -> jax.Array | None:
         """[I, 1], of the tokens at a distance before these; None where there is one document.
@@ -137,7 +133,7 @@ class Rows:
         if "segments" not in self.references:
             return None
         place_I = jnp.minimum(jnp.maximum(self.place_I - distance, 0), self.layout.time - 1)
-        return triton.load(self.references["segments"].at[self.row, place_I])[:, None]
+        return load(self.references["segments"].at[self.row, place_I])[:, None]
 
     def latent(self, distance: Any, columns: Columns) -> jax.Array:
         """[I, X], of the tokens at a distance before these. Padding counts as zeros."""
@@ -201,8 +197,3 @@ class Rows:
             for piece in layout.pieces
         ]
         return jax.lax.fori_loop(0, pl.cdiv(layout.width, contracted), step, sums)
-
-
-def dot(a: jax.Array, b: jax.Array) -> jax.Array:
-    """The product of two blocks, added up in float32."""
-    return jnp.dot(a, b, preferred_element_type=jnp.float32)

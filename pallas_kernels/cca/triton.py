@@ -14,26 +14,23 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
+from pallas_kernels.backend import launch
+from pallas_kernels.blocks import KernelSettings, padded
 from pallas_kernels.cca.reference import SHORTEST, CcaWeights
 from pallas_kernels.cca.rows import Layout, Rows
-from pallas_kernels.launch import MATRIX_TILE, Launch, check_blocks, check_lds, launch
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Tile:
+class Tile(KernelSettings):
     """Settings of one kernel.
 
     Attributes:
       rows: tokens of a block.
       contracted: channels that are multiplied in one step of a loop.
-      num_warps: wavefronts a program.
-      num_stages: of the pipeline.
     """
 
     rows: int
     contracted: int
-    num_warps: int = 4
-    num_stages: int = 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,7 +60,7 @@ class Operands:
     layout: Layout
 
     def with_array(self, name: str, array: jax.Array) -> "Operands":
-        """These and one more."""
+        """These operands and one more array, which kernels find by its name."""
         return Operands(self.arrays | {name: array}, self.layout)
 
 
@@ -108,15 +105,13 @@ def check(width: int, itemsize: int, blocks: Blocks) -> None:
     Raises:
       ValueError: with what is wrong and what would be right.
     """
-    padded = max(pl.next_power_of_2(width), MATRIX_TILE)
+    channels = padded(width)
     for name in ("forward", "grad_mixed", "grad_latent", "grad_kernel"):
         tile = getattr(blocks, name)
-        sides = {f"{name}.{side}": getattr(tile, side) for side in ("rows", "contracted")}
-        check_blocks("cca", sides, smallest=MATRIX_TILE)
-        check_blocks("cca", {f"{name}.num_warps": tile.num_warps})
         # Both sides of a product lie in local memory.
-        entries = 2 * tile.rows * padded if name == "grad_kernel" else (tile.rows + padded) * tile.contracted
-        check_lds("cca", entries * itemsize, tile)
+        entries = (tile.rows + channels) * tile.contracted
+        entries = 2 * tile.rows * channels if name == "grad_kernel" else entries
+        tile.check("cca", "rows", "contracted", part=name, lds_bytes=entries * itemsize)
     if blocks.run < 1 or blocks.run % blocks.grad_kernel.rows:
         raise ValueError(f"cca: run is {blocks.run}; it must be a multiple of {blocks.grad_kernel.rows} rows")
 
@@ -164,13 +159,8 @@ def launch_by_key_head(
         rows = Rows(named, layout, row, block * tile.rows + jnp.arange(tile.rows))
         kernel(rows, key, row * num_blocks + block, *references[len(named) :])
 
-    how = Launch(
-        grid=(layout.key_heads, num_blocks, layout.batch),
-        num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
-        name=name,
-    )
-    return launch(start, tuple(given.arrays.values()), results, how)
+    grid = layout.key_heads, num_blocks, layout.batch
+    return launch(start, tuple(given.arrays.values()), results, tile, grid=grid, name=name)
 
 
 def for_heads(rows: Rows, key: jax.Array, contracted: int, finish: Callable[..., None]) -> None:

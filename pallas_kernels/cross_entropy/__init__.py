@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels.choice import Implementation, choose
+from pallas_kernels.choice import choose
 from pallas_kernels.cross_entropy import triton
-from pallas_kernels.cross_entropy.reference import cross_entropy_reference
 from pallas_kernels.cross_entropy.triton import Blocks
+from pallas_kernels.cross_entropy.xla import cross_entropy_xla
 
 BLOCKS = Blocks()
 """Chosen from what the compiler says for MI300X (registers, local memory); no time was measured."""
@@ -27,13 +27,15 @@ def cross_entropy(
     *,
     bias_V: jax.Array | None = None,
     z_loss: float = 0.0,
-    implementation: Implementation | None = None,
+    chunk: int = 4096,
+    implementation: str | None = None,
     blocks: Blocks = BLOCKS,
 ) -> tuple[jax.Array, jax.Array]:
     """Sum over rows of `weight * (logsumexp(logits) - logit[target] + z_loss * logsumexp²)`, in nats.
 
-    `logits = hidden @ table.T + bias`, in float32. The kernels hold blocks of logits in registers;
-    the backward pass makes them again and has the gradients of one chunk of the vocabulary in memory.
+    `logits = hidden @ table.T + bias`, in float32. "xla" has those of one chunk of rows in memory. The
+    kernels hold blocks of logits in registers; their backward pass makes them again and has the gradients
+    of one chunk of the vocabulary in memory. The squared logsumexp is [PaLM] section 5's z-loss.
 
     Args:
       hidden_PD: what the head multiplies.
@@ -42,6 +44,7 @@ def cross_entropy(
       weights_P: float32; 0 leaves a row out. They take no gradient.
       bias_V: float32, of the logits.
       z_loss: factor of the squared logsumexp, which keeps logits from drifting.
+      chunk: rows whose logits exist at the same time without a kernel.
       implementation: "pallas", "xla", or None for what `choice.TABLE` says of the platform.
       blocks: settings of the kernels.
 
@@ -58,8 +61,7 @@ def cross_entropy(
         triton.check(hidden_PD.dtype.itemsize, blocks)
         results: Any = _pallas(hidden_PD, table_VD, bias_V, targets_P, weights_P, z_loss, blocks)
     else:
-        arguments = hidden_PD, table_VD, bias_V, targets_P, weights_P
-        results = cross_entropy_reference(*arguments, z_loss=z_loss)
+        results = cross_entropy_xla(hidden_PD, table_VD, bias_V, targets_P, weights_P, z_loss, chunk)
     loss, logsumexp_P = results
     return loss, lax.stop_gradient(logsumexp_P)
 

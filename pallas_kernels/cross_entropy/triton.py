@@ -10,23 +10,19 @@ Letters as in the package; I rows of a block, J entries of the vocabulary of a b
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton
 
-from pallas_kernels.launch import MATRIX_TILE, Launch, check_blocks, check_lds, launch
-
-LOWEST = -1e30
-"""The logit of an entry beyond the vocabulary; minus infinity would make NaN of differences."""
+from pallas_kernels.backend import dot, launch, load, store
+from pallas_kernels.blocks import HIDDEN, KernelSettings, block_mask, check_counts, which_exist
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Blocks:
+class Blocks(KernelSettings):
     """Settings of the kernels.
 
     Attributes:
@@ -35,8 +31,6 @@ class Blocks:
       width: channels that are multiplied in one step of the loop.
       run: blocks of entries that a program of the forward pass goes through.
       chunk: entries of the vocabulary whose gradient is in memory at a time.
-      num_warps: wavefronts a program.
-      num_stages: of the pipeline.
     """
 
     rows: int = 128
@@ -54,14 +48,9 @@ def check(itemsize: int, blocks: Blocks) -> None:
     Raises:
       ValueError: with what is wrong and what would be right.
     """
-    sides = {name: getattr(blocks, name) for name in ("rows", "entries", "width")}
-    check_blocks("cross_entropy", sides, smallest=MATRIX_TILE)
-    check_blocks("cross_entropy", {"num_warps": blocks.num_warps})
-    for name in ("run", "chunk"):
-        if getattr(blocks, name) < 1:
-            raise ValueError(f"cross_entropy: {name} is {getattr(blocks, name)}; it must be at least 1")
     held = (blocks.rows + blocks.entries) * blocks.width * max(blocks.num_stages - 1, 1)
-    check_lds("cross_entropy", held * itemsize, blocks)
+    blocks.check("cross_entropy", "rows", "entries", "width", lds_bytes=held * itemsize)
+    check_counts("cross_entropy", {"run": blocks.run, "chunk": blocks.chunk})
 
 
 def forward(
@@ -75,14 +64,14 @@ def forward(
         *biases, tops, totals, hits = references
         row, run = pl.program_id(0) * blocks.rows, pl.program_id(1)
         is_row = shape.is_row(row)
-        target_I = triton.load(targets.at[pl.ds(row, blocks.rows)], mask=is_row, other=-1)
+        target_I = load(targets.at[pl.ds(row, blocks.rows)], is_row, other=-1)
 
         def step(i, carry):
             top_I, total_I, hit_I = carry
             entry = (run * blocks.run + i) * blocks.entries
             entry_J = entry + jnp.arange(blocks.entries)
             logits_IJ = shape.logits(hidden, table, biases, row, entry)
-            logits_IJ = jnp.where((entry_J < shape.num_entries)[None, :], logits_IJ, LOWEST)
+            logits_IJ = jnp.where((entry_J < shape.num_entries)[None, :], logits_IJ, HIDDEN)
             new_top_I = jnp.maximum(top_I, jnp.max(logits_IJ, axis=1))
             total_I = total_I * jnp.exp(top_I - new_top_I)
             total_I = total_I + jnp.sum(jnp.exp(logits_IJ - new_top_I[:, None]), axis=1)
@@ -90,19 +79,14 @@ def forward(
             return new_top_I, total_I, hit_I + jnp.sum(jnp.where(is_target_IJ, logits_IJ, 0), axis=1)
 
         zeros_I = jnp.zeros((blocks.rows,), jnp.float32)
-        found = lax.fori_loop(0, blocks.run, step, (zeros_I + LOWEST, zeros_I, zeros_I))
+        found = lax.fori_loop(0, blocks.run, step, (zeros_I + HIDDEN, zeros_I, zeros_I))
         for reference, values_I in zip((tops, totals, hits), found, strict=True):
-            triton.store(reference.at[run, pl.ds(row, blocks.rows)], values_I, mask=is_row)
+            store(reference.at[run, pl.ds(row, blocks.rows)], values_I, is_row)
 
-    how = Launch(
-        grid=(shape.num_row_blocks, num_runs),
-        num_warps=blocks.num_warps,
-        num_stages=blocks.num_stages,
-        name="cross_entropy",
-    )
+    grid = shape.num_row_blocks, num_runs
     results = [jax.ShapeDtypeStruct((num_runs, shape.num_rows), jnp.float32)] * 3
     operands = (hidden_PD, table_VD, targets_P, *_given(bias_V))
-    top_RP, total_RP, hit_RP = launch(kernel, operands, results, how)
+    top_RP, total_RP, hit_RP = launch(kernel, operands, results, blocks, grid=grid, name="cross_entropy")
     top_P = top_RP.max(axis=0)
     return top_P + jnp.log(jnp.sum(total_RP * jnp.exp(top_RP - top_P), axis=0)), hit_RP.sum(axis=0)
 
@@ -142,7 +126,7 @@ def grad_logits(
         column_J = column + jnp.arange(blocks.entries)
         is_row = shape.is_row(row)
         target_I, logsumexp_I, all_I, one_I = (
-            triton.load(x.at[pl.ds(row, blocks.rows)], mask=is_row, other=0)
+            load(x.at[pl.ds(row, blocks.rows)], is_row)
             for x in (targets, logsumexp, towards_all, towards_target)
         )
         logits_IJ = shape.logits(hidden, table, biases, row, entry)
@@ -150,21 +134,16 @@ def grad_logits(
         is_target_IJ = (entry + jnp.arange(blocks.entries))[None, :] == target_I[:, None]
         grad_IJ = grad_IJ - jnp.where(is_target_IJ, one_I[:, None], 0)
         at = out.at[pl.ds(row, blocks.rows), pl.ds(column, blocks.entries)]
-        triton.store(at, grad_IJ.astype(out.dtype), mask=is_row[:, None] & (column_J < size)[None, :])
+        store(at, grad_IJ, is_row[:, None] & (column_J < size)[None, :])
 
-    how = Launch(
-        grid=(shape.num_row_blocks, pl.cdiv(size, blocks.entries)),
-        num_warps=blocks.num_warps,
-        num_stages=blocks.num_stages,
-        name="cross_entropy_grad_logits" + ("" if size == blocks.chunk else "_rest"),
-    )
+    grid = shape.num_row_blocks, pl.cdiv(size, blocks.entries)
+    name = "cross_entropy_grad_logits" + ("" if size == blocks.chunk else "_rest")
     operands = (
         hidden_PD, table_VD, targets_P, logsumexp_P, towards_all_P, towards_target_P, start.reshape(1),
         *_given(bias_V),
     )  # fmt: skip
-    (grad_PJ,) = launch(
-        kernel, operands, [jax.ShapeDtypeStruct((shape.num_rows, size), hidden_PD.dtype)], how
-    )
+    result = jax.ShapeDtypeStruct((shape.num_rows, size), hidden_PD.dtype)
+    (grad_PJ,) = launch(kernel, operands, [result], blocks, grid=grid, name=name)
     return grad_PJ
 
 
@@ -192,27 +171,23 @@ class _Shape:
             channel = i * blocks.width
             rows_IX = self._load(hidden, row, blocks.rows, self.num_rows, channel)
             entries_JX = self._load(table, entry, blocks.entries, self.num_entries, channel)
-            return sum_IJ + jnp.dot(rows_IX, entries_JX.T, preferred_element_type=jnp.float32)
+            return sum_IJ + dot(rows_IX, entries_JX.T)
 
         zeros_IJ = jnp.zeros((blocks.rows, blocks.entries), jnp.float32)
         logits_IJ = lax.fori_loop(0, pl.cdiv(self.width, blocks.width), step, zeros_IJ)
         for bias in biases:
             mask_J = entry + jnp.arange(blocks.entries) < self.num_entries
-            bias_J = triton.load(bias.at[pl.ds(entry, blocks.entries)], mask=mask_J, other=0)
+            bias_J = load(bias.at[pl.ds(entry, blocks.entries)], mask_J)
             logits_IJ = logits_IJ + bias_J[None, :]
         return logits_IJ
 
     def _load(self, array, first, block: int, size: int, channel) -> jax.Array:
         at = array.at[pl.ds(first, block), pl.ds(channel, self.blocks.width)]
-        masks = []
-        if array.shape[0] % block or size % block or self.num_entries % self.blocks.chunk:
-            masks.append((first + jnp.arange(block) < size)[:, None])
-        if self.width % self.blocks.width:
-            masks.append((channel + jnp.arange(self.blocks.width) < self.width)[None, :])
-        if not masks:
-            return triton.load(at)
-        mask = jnp.broadcast_to(functools.reduce(jnp.logical_and, masks), (block, self.blocks.width))
-        return triton.load(at, mask=mask, other=0)
+        rows = None
+        if size % block or self.num_entries % self.blocks.chunk:
+            rows = first + jnp.arange(block) < size
+        columns = which_exist(channel, self.blocks.width, self.width)
+        return load(at, block_mask(rows, columns, (block, self.blocks.width)))
 
 
 def in_chunks(num_entries: int, chunk: int, visit: Callable, carry):

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_kernels.attention_arguments import check_heads
-from pallas_kernels.choice import WIDEST, Implementation, choose
+from pallas_kernels.choice import WIDEST, choose
 from pallas_kernels.decode_attention import triton
-from pallas_kernels.decode_attention.reference import decode_attention_reference
 from pallas_kernels.decode_attention.triton import Blocks
+from pallas_kernels.decode_attention.xla import decode_attention_xla
 
 BLOCKS = Blocks()
 """Chosen from what the compiler says for MI300X (registers, local memory); no time was measured."""
@@ -25,7 +25,7 @@ def decode_attention(
     *,
     first_B: jax.Array | None = None,
     window: jax.Array | int | None = None,
-    implementation: Implementation | None = None,
+    implementation: str | None = None,
     blocks: Blocks = BLOCKS,
 ) -> tuple[jax.Array, jax.Array]:
     """Softmax attention with scale 1/sqrt(H) of each sequence's newest token to those in the cache.
@@ -56,26 +56,26 @@ def decode_attention(
     _check(q_BNH, k_BSKH, v_BSKH, lengths_B, first_B)
     window = jnp.asarray(np.iinfo(np.int32).max if window is None else window, jnp.int32)
     operands = q_BNH, k_BSKH, v_BSKH, lengths_B, first_B, window
-    if choose("decode_attention", implementation, width=q_BNH.shape[2]) == "pallas":
-        widest = WIDEST["decode_attention"]
-        if q_BNH.shape[2] > widest:
-            raise ValueError(
-                f'heads are {q_BNH.shape[2]} wide; the kernel takes up to {widest}, implementation="xla" any'
-            )
-        triton.check(q_BNH.shape[2], q_BNH.dtype.itemsize, blocks)
-        if q_BNH.size == 0 or k_BSKH.size == 0:
-            return jnp.zeros_like(q_BNH), jnp.full(q_BNH.shape[:2], -jnp.inf, jnp.float32)
-        out_BNH, logsumexp_BN = combine(*triton.forward(*operands, blocks), axis=1)
-    else:
-        out_BNH, logsumexp_BN = decode_attention_reference(*operands)
+    chosen = choose("decode_attention", implementation, width=q_BNH.shape[2])
+    if q_BNH.size == 0 or k_BSKH.size == 0:
+        return jnp.zeros_like(q_BNH), jnp.full(q_BNH.shape[:2], -jnp.inf, jnp.float32)
+    if chosen == "xla":
+        return decode_attention_xla(*operands)
+    widest = WIDEST["decode_attention"]
+    if q_BNH.shape[2] > widest:
+        raise ValueError(
+            f'heads are {q_BNH.shape[2]} wide; the kernel takes up to {widest}, implementation="xla" any'
+        )
+    triton.check(q_BNH.shape[2], q_BNH.dtype.itemsize, blocks)
+    out_BNH, logsumexp_BN = combine(*triton.forward(*operands, blocks), axis=1)
     return out_BNH.astype(q_BNH.dtype), logsumexp_BN
 
 
 def combine(out_BYNH: jax.Array, logsumexp_BYN: jax.Array, *, axis: int) -> tuple[jax.Array, jax.Array]:
     """Attention to all keys, from attention to parts of them.
 
-    The same serves keys that are dealt out among programs, and among devices (tree attention, arXiv
-    2408.04093): there the maximum and both sums go over the devices.
+    The same serves keys that are dealt out among programs, and among devices ([Tree-Attention]):
+    there the maximum and both sums go over the devices.
 
     Args:
       out_BYNH: output of each part.
@@ -88,10 +88,10 @@ def combine(out_BYNH: jax.Array, logsumexp_BYN: jax.Array, *, axis: int) -> tupl
     top = jnp.max(logsumexp_BYN, axis=axis, keepdims=True)
     top = jnp.where(jnp.isneginf(top), 0, top)
     weights = jnp.exp(logsumexp_BYN - top)
-    total = jnp.sum(weights, axis=axis, keepdims=True)
-    weights = weights / jnp.where(total > 0, total, 1)
+    sum_ = jnp.sum(weights, axis=axis, keepdims=True)
+    weights = weights / jnp.where(sum_ > 0, sum_, 1)
     out = jnp.sum(out_BYNH.astype(jnp.float32) * weights[..., None], axis=axis)
-    return out, jnp.squeeze(top + jnp.log(total), axis=axis)
+    return out, jnp.squeeze(top + jnp.log(sum_), axis=axis)
 
 
 def _check(

@@ -14,6 +14,13 @@ def token_in_slot(lengths_B: jax.Array, num_slots: int) -> jax.Array:
     return last_B1 - (last_B1 - jnp.arange(num_slots)) % num_slots
 
 
+def visible_slots(lengths_B: jax.Array, first_B: jax.Array, window: jax.Array, num_slots: int) -> jax.Array:
+    """Which slots the newest token may look at, [B, S]."""
+    token_BS = token_in_slot(lengths_B, num_slots)
+    distance_BS = lengths_B[:, None] - 1 - token_BS
+    return (token_BS >= 0) & (token_BS >= first_B[:, None]) & (distance_BS < window)
+
+
 def decode_attention_reference(
     q_BNH: jax.Array,
     k_BSKH: jax.Array,
@@ -26,9 +33,7 @@ def decode_attention_reference(
     group, width = q_BNH.shape[1] // k_BSKH.shape[2], q_BNH.shape[2]
     wide = jnp.promote_types(q_BNH.dtype, jnp.float32)
     k_BSNH, v_BSNH = (jnp.repeat(x.astype(wide), group, axis=2) for x in (k_BSKH, v_BSKH))
-    token_BS = token_in_slot(lengths_B, k_BSKH.shape[1])
-    distance_BS = lengths_B[:, None] - 1 - token_BS
-    mask_B1S = ((token_BS >= 0) & (token_BS >= first_B[:, None]) & (distance_BS < window))[:, None]
+    mask_B1S = visible_slots(lengths_B, first_B, window, k_BSKH.shape[1])[:, None]
     scores_BNS = jnp.einsum("bnh,bsnh->bns", q_BNH.astype(wide), k_BSNH) * width**-0.5
     scores_BNS = jnp.where(mask_B1S, scores_BNS, -jnp.inf)
     is_blind_B11 = ~mask_B1S.any(axis=2, keepdims=True)

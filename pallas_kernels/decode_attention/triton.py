@@ -13,35 +13,22 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton
 
-from pallas_kernels.launch import MATRIX_TILE, Launch, check_blocks, check_lds, from_start, launch
-
-HIDDEN = -1e30
-"""The score of a slot that is masked. Minus infinity would make NaN of differences."""
-BLIND = -1e29
-"""The top score of a query that has seen nothing: so far above `HIDDEN` that its exponentials are 0."""
+from pallas_kernels.backend import dot, from_start, launch, load, store
+from pallas_kernels.blocks import BLIND, HIDDEN, KernelSettings, check_counts, padded
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Blocks:
+class Blocks(KernelSettings):
     """Settings of the kernel.
 
     Attributes:
       slots: of a block.
       shares: programs among which the cache of a key head of a sequence is dealt out.
-      num_warps: wavefronts a program.
-      num_stages: of the pipeline.
     """
 
     slots: int = 64
     shares: int = 32
-    num_warps: int = 4
-    num_stages: int = 1
-
-
-def _padded(size: int) -> int:
-    return max(pl.next_power_of_2(size), MATRIX_TILE)
 
 
 def check(width: int, itemsize: int, blocks: Blocks) -> None:
@@ -50,12 +37,11 @@ def check(width: int, itemsize: int, blocks: Blocks) -> None:
     Raises:
       ValueError: with what is wrong and what would be right.
     """
-    check_blocks("decode_attention", {"slots": blocks.slots}, smallest=MATRIX_TILE)
-    check_blocks("decode_attention", {"num_warps": blocks.num_warps})
-    if blocks.shares < 1:
-        raise ValueError(f"decode_attention: shares is {blocks.shares}; it must be at least 1")
+    # The pipeline keeps blocks of keys and of values ahead of the loop; without one, a block is there
+    # while it changes its layout.
     held = blocks.slots * max(1, 2 * (blocks.num_stages - 1))
-    check_lds("decode_attention", held * _padded(width) * itemsize, blocks)
+    blocks.check("decode_attention", "slots", lds_bytes=held * padded(width) * itemsize)
+    check_counts("decode_attention", {"shares": blocks.shares})
 
 
 def forward(
@@ -71,7 +57,7 @@ def forward(
     batch, heads, width = q_BNH.shape
     num_slots, group = k_BSKH.shape[1], heads // k_BSKH.shape[2]
     spans_B2 = _visible_slots(lengths_B, first_B, window, num_slots)
-    rows, channels = _padded(group), _padded(width)
+    rows, channels = padded(group), padded(width)
     limits_B4 = jnp.stack([lengths_B, jnp.maximum(first_B, lengths_B - window), *spans_B2.T], axis=1)
 
     def kernel(q, k, v, limits, out, logsumexp):
@@ -85,7 +71,7 @@ def forward(
         is_row, is_channel = jnp.arange(rows) < group, jnp.arange(channels) < width
         here = pl.ds(key_head * group, rows), from_start(channels, key_head)
         is_query = is_row[:, None] & is_channel[None, :]
-        q_GH = triton.load(q.at[(sequence, *here)], mask=is_query, other=0)
+        q_GH = load(q.at[(sequence, *here)], is_query)
 
         def step(i, carry):
             sum_GH, top_G, total_G = carry
@@ -93,36 +79,30 @@ def forward(
             slot_J = slot + jnp.arange(blocks.slots)
             is_there = (slot_J < num_slots)[:, None] & is_channel[None, :]
             at = sequence, pl.ds(slot, blocks.slots), key_head, from_start(channels, slot)
-            k_JH, v_JH = (triton.load(x.at[at], mask=is_there, other=0) for x in (k, v))
-            scores_GJ = jnp.dot(q_GH, k_JH.T, preferred_element_type=jnp.float32) * width**-0.5
+            k_JH, v_JH = (load(x.at[at], is_there) for x in (k, v))
+            scores_GJ = dot(q_GH, k_JH.T) * width**-0.5
             token_J = _token(slot_J, length, num_slots)
             is_seen_J = (token_J >= oldest) & (token_J >= 0) & (slot_J < num_slots)
             scores_GJ = jnp.where(is_seen_J[None, :], scores_GJ, HIDDEN)
             new_top_G = jnp.maximum(top_G, jnp.max(scores_GJ, axis=1))
             exp_GJ = jnp.exp(scores_GJ - new_top_G[:, None])
             shrink_G = jnp.exp(top_G - new_top_G)
-            sum_GH = sum_GH * shrink_G[:, None] + jnp.dot(
-                exp_GJ.astype(v_JH.dtype), v_JH, preferred_element_type=jnp.float32
-            )
+            sum_GH = sum_GH * shrink_G[:, None] + dot(exp_GJ.astype(v_JH.dtype), v_JH)
             return sum_GH, new_top_G, total_G * shrink_G + jnp.sum(exp_GJ, axis=1)
 
         zeros_G = jnp.zeros((rows,), jnp.float32)
         carry = jnp.zeros((rows, channels), jnp.float32), zeros_G + BLIND, zeros_G
         sum_GH, top_G, total_G = lax.fori_loop(start, stop, step, carry)
         out_GH = sum_GH / jnp.where(total_G > 0, total_G, 1)[:, None]
-        triton.store(out.at[(sequence, share, *here)], out_GH, mask=is_query)
+        store(out.at[(sequence, share, *here)], out_GH, is_query)
         logsumexp_G = jnp.where(total_G > 0, top_G + jnp.log(total_G), -jnp.inf)
-        triton.store(logsumexp.at[sequence, share, here[0]], logsumexp_G, mask=is_row)
+        store(logsumexp.at[sequence, share, here[0]], logsumexp_G, is_row)
 
-    how = Launch(
-        grid=(blocks.shares, heads // group, batch),
-        num_warps=blocks.num_warps,
-        num_stages=blocks.num_stages,
-        name="decode_attention",
-    )
+    grid = blocks.shares, heads // group, batch
+    operands = q_BNH, k_BSKH, v_BSKH, limits_B4
     shapes = (batch, blocks.shares, heads, width), (batch, blocks.shares, heads)
     results = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
-    out_BYNH, logsumexp_BYN = launch(kernel, (q_BNH, k_BSKH, v_BSKH, limits_B4), results, how)
+    out_BYNH, logsumexp_BYN = launch(kernel, operands, results, blocks, grid=grid, name="decode_attention")
     return out_BYNH, logsumexp_BYN
 
 

@@ -4,6 +4,7 @@ Letters: B batch, T queries, S keys, N query heads, K key and value heads, H hea
 """
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,10 +12,12 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
 from pallas_kernels.attention_arguments import check_heads
-from pallas_kernels.choice import Implementation, choose
+from pallas_kernels.checkpoint_names import KEPT
+from pallas_kernels.choice import choose
 from pallas_kernels.flash_attention import triton
-from pallas_kernels.flash_attention.reference import flash_attention_reference
+from pallas_kernels.flash_attention.blockwise import blockwise_attention
 from pallas_kernels.flash_attention.triton import Blocks, Masking, Tile
+from pallas_kernels.flash_attention.xla import BLOCKWISE_FROM, full_attention
 
 BLOCKS = {
     64: Blocks(
@@ -35,9 +38,6 @@ BLOCKS = {
 }
 """By head width, up to it. Chosen from what the compiler says for MI300X: the largest blocks of
 bfloat16 that spill nothing and leave room for a second wavefront a SIMD. No time was measured."""
-KEPT = "flash_attention"
-"""Name (`jax.ad_checkpoint.checkpoint_name`) of both results, for policies that keep them: the backward
-pass then does not run the kernel of the forward pass again."""
 EVERYTHING = np.iinfo(np.int32).max
 """The window of a query that sees all earlier keys."""
 
@@ -51,7 +51,7 @@ def flash_attention(
     query_start: jax.Array | int = 0,
     query_segments_BT: jax.Array | None = None,
     key_segments_BS: jax.Array | None = None,
-    implementation: Implementation | None = None,
+    implementation: str | None = None,
     blocks: Blocks | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Softmax attention with scale 1/sqrt(H), each query to itself and earlier keys.
@@ -69,7 +69,9 @@ def flash_attention(
         It may be traced.
       query_segments_BT: int32, documents of the queries; both or neither.
       key_segments_BS: int32, documents of the keys: a query sees keys of its own document.
-      implementation: "pallas", "xla", or None for what `choice.TABLE` says of the platform.
+      implementation: "pallas"; "full", which makes all scores at once; "blockwise", which makes those of
+        a pair of blocks at a time, of a sequence to itself; "xla", which is "blockwise" for sequences of
+        1,024 tokens or more and else "full"; None for what `choice.TABLE` says of the platform.
       blocks: settings of the kernels; None for those of `BLOCKS`.
 
     Returns:
@@ -81,16 +83,36 @@ def flash_attention(
       ValueError: if shapes, dtypes or settings do not go together.
     """
     _check(q_BTNH, k_BSKH, v_BSKH, query_segments_BT, key_segments_BS)
+    if q_BTNH.size == 0 or k_BSKH.size == 0:
+        batch, time, heads, _ = q_BTNH.shape
+        return jnp.zeros_like(q_BTNH), jnp.full((batch, heads, time), -jnp.inf, jnp.float32)
+    q_BTNH, k_BSKH, v_BSKH = (checkpoint_name(x, KEPT) for x in (q_BTNH, k_BSKH, v_BSKH))
+    chosen = choose("flash_attention", implementation, width=q_BTNH.shape[3])
+    to_itself = isinstance(query_start, int) and query_start == 0 and q_BTNH.shape[1] == k_BSKH.shape[1]
+    if chosen == "xla":
+        chosen = "blockwise" if to_itself and q_BTNH.shape[1] >= BLOCKWISE_FROM else "full"
+    segments = query_segments_BT, key_segments_BS
+    if chosen == "blockwise":
+        _check_to_itself(to_itself, q_BTNH, k_BSKH, query_start)
+        return blockwise_attention(q_BTNH, k_BSKH, v_BSKH, window, *segments)
     window = EVERYTHING if window is None else window
     limits = jnp.stack([jnp.asarray(x, jnp.int32) for x in (query_start, window)])
-    if choose("flash_attention", implementation, width=q_BTNH.shape[3]) == "pallas":
-        blocks = _blocks_for(q_BTNH.shape[3]) if blocks is None else blocks
-        triton.check(q_BTNH.shape[3], q_BTNH.dtype.itemsize, blocks)
-        return _pallas(q_BTNH, k_BSKH, v_BSKH, limits, query_segments_BT, key_segments_BS, blocks)
-    out_BTNH, logsumexp_BNT = flash_attention_reference(
-        q_BTNH, k_BSKH, v_BSKH, limits, query_segments_BT, key_segments_BS
-    )
-    return out_BTNH.astype(q_BTNH.dtype), logsumexp_BNT
+    results: Any
+    if chosen == "full":
+        results = full_attention(q_BTNH, k_BSKH, v_BSKH, limits, *segments)
+        return results
+    blocks = _blocks_for(q_BTNH.shape[3]) if blocks is None else blocks
+    triton.check(q_BTNH.shape[3], q_BTNH.dtype.itemsize, blocks)
+    results = _pallas(q_BTNH, k_BSKH, v_BSKH, limits, *segments, blocks)
+    return results
+
+
+def _check_to_itself(to_itself: bool, q_BTNH: jax.Array, k_BSKH: jax.Array, query_start: Any) -> None:
+    if not to_itself:
+        raise ValueError(
+            f'implementation="blockwise" is of a sequence to itself; there are {q_BTNH.shape[1]} queries '
+            f'from key {query_start} on and {k_BSKH.shape[1]} keys: take "full" or "xla"'
+        )
 
 
 def _blocks_for(width: int) -> Blocks:
@@ -104,30 +126,20 @@ def _blocks_for(width: int) -> Blocks:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(6,))
 def _pallas(q_BTNH, k_BSKH, v_BSKH, limits, query_segments_BT, key_segments_BS, blocks):
-    return _run(q_BTNH, k_BSKH, v_BSKH, limits, query_segments_BT, key_segments_BS, blocks)
-
-
-def _run(
-    q_BTNH, k_BSKH, v_BSKH, limits, query_segments_BT, key_segments_BS, blocks
-) -> tuple[jax.Array, jax.Array]:
-    if q_BTNH.size == 0 or k_BSKH.size == 0:
-        batch, time, heads, _ = q_BTNH.shape
-        return jnp.zeros_like(q_BTNH), jnp.full((batch, heads, time), -jnp.inf, jnp.float32)
     masking = Masking(limits, query_segments_BT, key_segments_BS)
     return triton.forward(q_BTNH, k_BSKH, v_BSKH, masking, blocks.forward)
 
 
 def _forward(q_BTNH, k_BSKH, v_BSKH, limits, query_segments_BT, key_segments_BS, blocks):
     arguments = q_BTNH, k_BSKH, v_BSKH, limits, query_segments_BT, key_segments_BS
-    out_BTNH, logsumexp_BNT = _run(*arguments, blocks)
+    results: Any = _pallas(*arguments, blocks)
+    out_BTNH, logsumexp_BNT = results
     results = checkpoint_name(out_BTNH, KEPT), checkpoint_name(logsumexp_BNT, KEPT)
     return results, (arguments, results)
 
 
 def _backward(blocks, saved, gradients):
     (q_BTNH, k_BSKH, v_BSKH, *mask), (out_BTNH, logsumexp_BNT) = saved
-    if q_BTNH.size == 0 or k_BSKH.size == 0:
-        return *(jnp.zeros_like(x) for x in (q_BTNH, k_BSKH, v_BSKH)), None, None, None
     grad_BTNH, grad_logsumexp_BNT = gradients
     products_BTNH = grad_BTNH.astype(jnp.float32) * out_BTNH.astype(jnp.float32)
     shared_BNT = products_BTNH.sum(axis=3).transpose(0, 2, 1) - grad_logsumexp_BNT

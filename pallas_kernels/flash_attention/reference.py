@@ -1,5 +1,7 @@
 """The specification of `flash_attention`, in plain jnp. Letters: see the package."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -7,7 +9,7 @@ import jax.numpy as jnp
 def visible_keys(
     num_queries: int,
     num_keys: int,
-    limits: jax.Array,
+    limits: jax.Array | tuple[Any, Any],
     query_segments_BT: jax.Array | None,
     key_segments_BS: jax.Array | None,
 ) -> jax.Array:

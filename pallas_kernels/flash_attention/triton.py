@@ -1,6 +1,6 @@
 """`flash_attention` in Pallas for Triton: one kernel forward, two backward, no atomics.
 
-FlashAttention-2 (arXiv 2307.08691, algorithms 1 and 2). A program owns one block of queries of one
+[FlashAttention-2] algorithms 1 and 2. A program owns one block of queries of one
 head (forward, gradient of queries) or one block of keys of one key head (gradients of keys and
 values, summed over the query heads in registers) and walks over the blocks that `spans.py` leaves.
 Blocks without a masked entry come first and are not masked.
@@ -18,26 +18,20 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton
 
+from pallas_kernels.backend import dot, from_start, launch, load, store
+from pallas_kernels.blocks import BLIND, HIDDEN, KernelSettings, block_mask, padded, which_exist
 from pallas_kernels.flash_attention.spans import block_spans
-from pallas_kernels.launch import MATRIX_TILE, Launch, check_blocks, check_lds, from_start, launch
 
 LOG2_E = math.log2(math.e)
-HIDDEN = -1e30
-"""The score of a key that is masked. Minus infinity would make NaN of differences."""
-BLIND = -1e29
-"""The top score of a query that has seen nothing: so far above `HIDDEN` that its exponentials are 0."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Tile:
-    """Settings of one kernel: queries and keys of a block, wavefronts, stages of the pipeline."""
+class Tile(KernelSettings):
+    """Settings of one kernel: queries and keys of a block."""
 
     queries: int
     keys: int
-    num_warps: int = 4
-    num_stages: int = 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -70,24 +64,17 @@ def check(width: int, itemsize: int, blocks: Blocks) -> None:
     Raises:
       ValueError: with what is wrong and what would be right.
     """
-    padded = _padded(width)
     for name, tile in (
         ("forward", blocks.forward),
         ("queries", blocks.grad_queries),
         ("keys", blocks.grad_keys),
     ):
-        sides = {f"{name}.queries": tile.queries, f"{name}.keys": tile.keys}
-        check_blocks("flash_attention", sides, smallest=MATRIX_TILE)
-        check_blocks("flash_attention", {f"{name}.num_warps": tile.num_warps})
         # A block changes its layout in local memory, one at a time. A pipeline keeps what the loop reads
         # ahead of it there.
         moving = tile.queries if name == "keys" else tile.keys
         rows = max(tile.queries, tile.keys, 2 * moving * (tile.num_stages - 1))
-        check_lds("flash_attention", rows * padded * itemsize, tile)
-
-
-def _padded(width: int) -> int:
-    return max(pl.next_power_of_2(width), MATRIX_TILE)
+        lds_bytes = rows * padded(width) * itemsize
+        tile.check("flash_attention", "queries", "keys", part=name, lds_bytes=lds_bytes)
 
 
 def forward(
@@ -106,13 +93,13 @@ def forward(
         def step(number, carry, *, masked):
             sum_IH, top_I, total_I = carry
             k_JH, v_JH = (shape.load_keys(x, row, number, head // shape.group) for x in (k, v))
-            scores_IJ = _dot(q_IH, k_JH.T) * (shape.scale * LOG2_E)
+            scores_IJ = dot(q_IH, k_JH.T) * (shape.scale * LOG2_E)
             if masked:
                 scores_IJ = hide(scores_IJ, block, number)
             new_top_I = jnp.maximum(top_I, jnp.max(scores_IJ, axis=1))
             exp_IJ = jnp.exp2(scores_IJ - new_top_I[:, None])
             shrink_I = jnp.exp2(top_I - new_top_I)
-            sum_IH = sum_IH * shrink_I[:, None] + _dot(exp_IJ.astype(v_JH.dtype), v_JH)
+            sum_IH = sum_IH * shrink_I[:, None] + dot(exp_IJ.astype(v_JH.dtype), v_JH)
             return sum_IH, new_top_I, total_I * shrink_I + jnp.sum(exp_IJ, axis=1)
 
         zeros_IH = jnp.zeros((tile.queries, shape.padded), jnp.float32)
@@ -125,17 +112,11 @@ def forward(
         logsumexp_I = jnp.where(total_I > 0, (top_I + jnp.log2(total_I)) / LOG2_E, -jnp.inf)
         shape.store_per_query(logsumexp, row, head, block, logsumexp_I)
 
-    how = Launch(
-        grid=(shape.num_heads, shape.num_query_blocks, shape.batch),
-        num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
-        name="flash_attention",
-    )
+    grid = shape.num_heads, shape.num_query_blocks, shape.batch
     logsumexp = jax.ShapeDtypeStruct((shape.batch, shape.num_heads, shape.num_queries), jnp.float32)
     results = [jax.ShapeDtypeStruct(q_BTNH.shape, q_BTNH.dtype), logsumexp]
-    out_BTNH, logsumexp_BNT = launch(
-        kernel, (q_BTNH, k_BSKH, v_BSKH, spans, *masking.operands()), results, how
-    )
+    operands = q_BTNH, k_BSKH, v_BSKH, spans, *masking.operands()
+    out_BTNH, logsumexp_BNT = launch(kernel, operands, results, tile, grid=grid, name="flash_attention")
     return out_BTNH, logsumexp_BNT
 
 
@@ -162,25 +143,21 @@ def grad_queries(
 
         def step(number, sum_IH, *, masked):
             k_JH, v_JH = (shape.load_keys(x, row, number, head // shape.group) for x in (k, v))
-            scores_IJ = _dot(q_IH, k_JH.T) * (shape.scale * LOG2_E)
+            scores_IJ = dot(q_IH, k_JH.T) * (shape.scale * LOG2_E)
             if masked:
                 scores_IJ = hide(scores_IJ, block, number)
             probs_IJ = jnp.exp2(scores_IJ - (logsumexp_I * LOG2_E)[:, None])
-            grad_scores_IJ = probs_IJ * (_dot(grad_IH, v_JH.T) - shared_I[:, None])
-            return sum_IH + _dot(grad_scores_IJ.astype(k_JH.dtype), k_JH)
+            grad_scores_IJ = probs_IJ * (dot(grad_IH, v_JH.T) - shared_I[:, None])
+            return sum_IH + dot(grad_scores_IJ.astype(k_JH.dtype), k_JH)
 
         zeros_IH = jnp.zeros((tile.queries, shape.padded), jnp.float32)
         sum_IH = _walk(shape.span(spans, row, block), step, zeros_IH)
         shape.store_queries(grad_q, row, block, head, sum_IH * shape.scale)
 
-    how = Launch(
-        grid=(shape.num_heads, shape.num_query_blocks, shape.batch),
-        num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
-        name="flash_attention_grad_queries",
-    )
+    grid = shape.num_heads, shape.num_query_blocks, shape.batch
     operands = (q_BTNH, k_BSKH, v_BSKH, grad_BTNH, logsumexp_BNT, shared_BNT, spans, *masking.operands())
-    (grad_q_BTNH,) = launch(kernel, operands, [jax.ShapeDtypeStruct(q_BTNH.shape, q_BTNH.dtype)], how)
+    result = jax.ShapeDtypeStruct(q_BTNH.shape, q_BTNH.dtype)
+    (grad_q_BTNH,) = launch(kernel, operands, [result], tile, grid=grid, name="flash_attention_grad_queries")
     return grad_q_BTNH
 
 
@@ -208,13 +185,13 @@ def grad_keys(
             grad_k_JH, grad_v_JH = carry
             q_IH, grad_IH = (shape.load_queries(x, row, number, head) for x in (q, grad))
             logsumexp_I, shared_I = (shape.load_per_query(x, row, head, number) for x in (logsumexp, shared))
-            scores_JI = _dot(k_JH, q_IH.T) * (shape.scale * LOG2_E)
+            scores_JI = dot(k_JH, q_IH.T) * (shape.scale * LOG2_E)
             if masked:
                 scores_JI = hide(scores_JI, number, block, transposed=True)
             probs_JI = jnp.exp2(scores_JI - (logsumexp_I * LOG2_E)[None, :])
-            grad_v_JH = grad_v_JH + _dot(probs_JI.astype(grad_IH.dtype), grad_IH)
-            grad_scores_JI = probs_JI * (_dot(v_JH, grad_IH.T) - shared_I[None, :])
-            return grad_k_JH + _dot(grad_scores_JI.astype(q_IH.dtype), q_IH), grad_v_JH
+            grad_v_JH = grad_v_JH + dot(probs_JI.astype(grad_IH.dtype), grad_IH)
+            grad_scores_JI = probs_JI * (dot(v_JH, grad_IH.T) - shared_I[None, :])
+            return grad_k_JH + dot(grad_scores_JI.astype(q_IH.dtype), q_IH), grad_v_JH
 
         def for_head(i, carry):
             return _walk(span, functools.partial(step, head=key_head * shape.group + i), carry)
@@ -225,24 +202,13 @@ def grad_keys(
         shape.store_keys(grad_k, row, block, key_head, grad_k_JH * shape.scale)
         shape.store_keys(grad_v, row, block, key_head, grad_v_JH)
 
-    how = Launch(
-        grid=(shape.num_heads // shape.group, shape.num_key_blocks, shape.batch),
-        num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
-        name="flash_attention_grad_keys",
-    )
+    grid = shape.num_heads // shape.group, shape.num_key_blocks, shape.batch
     operands = (q_BTNH, k_BSKH, v_BSKH, grad_BTNH, logsumexp_BNT, shared_BNT, spans, *masking.operands())
     results = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (k_BSKH, v_BSKH)]
-    grad_k_BSKH, grad_v_BSKH = launch(kernel, operands, results, how)
+    grad_k_BSKH, grad_v_BSKH = launch(
+        kernel, operands, results, tile, grid=grid, name="flash_attention_grad_keys"
+    )
     return grad_k_BSKH, grad_v_BSKH
-
-
-def _dot(a: jax.Array, b: jax.Array) -> jax.Array:
-    return jnp.dot(a, b, preferred_element_type=jnp.float32)
-
-
-def _load(at, mask) -> jax.Array:
-    return triton.load(at) if mask is None else triton.load(at, mask=mask, other=0)
 
 
 def _walk(span: tuple[jax.Array, ...], step: Callable, carry: Any) -> Any:
@@ -275,50 +241,40 @@ class _Shape:
     def __init__(self, q_BTNH: jax.Array, k_BSKH: jax.Array, tile: Tile):
         self.batch, self.num_queries, self.num_heads, self.width = q_BTNH.shape
         self.num_keys, self.group = k_BSKH.shape[1], self.num_heads // k_BSKH.shape[2]
-        self.tile, self.padded, self.scale = tile, _padded(self.width), self.width**-0.5
+        self.tile, self.padded, self.scale = tile, padded(self.width), self.width**-0.5
         self.num_query_blocks = pl.cdiv(self.num_queries, tile.queries)
         self.num_key_blocks = pl.cdiv(self.num_keys, tile.keys)
 
     def _matrix(self, x, row, number, head, block: int, size: int):
         """A block of rows, and which of its entries are there; None where all are by their sizes."""
-        index, channel = number * block + jnp.arange(block), jnp.arange(self.padded)
         at = x.at[row, pl.ds(number * block, block), head, from_start(self.padded, number)]
-        masks = []
-        if size % block:
-            masks.append((index < size)[:, None])
-        if self.padded != self.width:
-            masks.append((channel < self.width)[None, :])
-        if not masks:
-            return at, None
-        return at, jnp.broadcast_to(functools.reduce(jnp.logical_and, masks), (block, self.padded))
+        there = which_exist(number * block, block, size), which_exist(0, self.padded, self.width)
+        return at, block_mask(*there, (block, self.padded))
 
     def load_queries(self, x, row, number, head):
-        return _load(*self._matrix(x, row, number, head, self.tile.queries, self.num_queries))
+        return load(*self._matrix(x, row, number, head, self.tile.queries, self.num_queries))
 
     def load_keys(self, x, row, number, head):
-        return _load(*self._matrix(x, row, number, head, self.tile.keys, self.num_keys))
+        return load(*self._matrix(x, row, number, head, self.tile.keys, self.num_keys))
 
     def store_queries(self, x, row, number, head, block_IH):
         at, mask = self._matrix(x, row, number, head, self.tile.queries, self.num_queries)
-        triton.store(at, block_IH.astype(x.dtype), mask=mask)
+        store(at, block_IH, mask)
 
     def store_keys(self, x, row, number, head, block_JH):
         at, mask = self._matrix(x, row, number, head, self.tile.keys, self.num_keys)
-        triton.store(at, block_JH.astype(x.dtype), mask=mask)
+        store(at, block_JH, mask)
 
     def _per_query(self, x, row, head, number):
-        first = number * self.tile.queries
-        mask = None
-        if self.num_queries % self.tile.queries:
-            mask = first + jnp.arange(self.tile.queries) < self.num_queries
-        return x.at[row, head, pl.ds(first, self.tile.queries)], mask
+        first, size = number * self.tile.queries, self.tile.queries
+        return x.at[row, head, pl.ds(first, size)], which_exist(first, size, self.num_queries)
 
     def load_per_query(self, x, row, head, number):
-        return _load(*self._per_query(x, row, head, number))
+        return load(*self._per_query(x, row, head, number))
 
     def store_per_query(self, x, row, head, number, values_I):
         at, mask = self._per_query(x, row, head, number)
-        triton.store(at, values_I, mask=mask)
+        store(at, values_I, mask)
 
     def span(self, spans, row, number):
         """The four numbers of a block; without segments all rows share them."""
@@ -349,5 +305,4 @@ class _Shape:
         return hide
 
     def _segments(self, segments, row, first, block, size):
-        mask = first + jnp.arange(block) < size if size % block else None
-        return _load(segments.at[row, pl.ds(first, block)], mask)
+        return load(segments.at[row, pl.ds(first, block)], which_exist(first, block, size))

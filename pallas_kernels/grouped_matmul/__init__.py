@@ -3,30 +3,34 @@
 Letters: P rows, E groups (experts), M matrices of a stack, D contracted width, F output width.
 """
 
-from typing import Any, Literal, get_args
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 
+from pallas_kernels.checkpoint_names import KEPT
 from pallas_kernels.choice import choose
-from pallas_kernels.grouped_matmul import kernels, triton
-from pallas_kernels.grouped_matmul.blocked import grouped_matmul_blocked
+from pallas_kernels.grouped_matmul import blocked, pallas, primus_turbo, triton, xla
+from pallas_kernels.grouped_matmul.operands import Operands, operands_of
+from pallas_kernels.grouped_matmul.pallas import BLOCKS
+from pallas_kernels.grouped_matmul.rows import Grouping, count_rows, group_rows, weighted_swiglu
 from pallas_kernels.grouped_matmul.triton import Blocks
+from pallas_kernels.product import Matrix
 
-KEPT = kernels.KEPT
-Implementation = Literal["blocked", "ragged_dot", "xla", "pallas"]
+__all__ = ["BLOCKS", "Blocks", "Grouping", "count_rows", "group_rows", "grouped_matmul", "grouped_swiglu"]
 
 
 def grouped_matmul(
     rows_PD: jax.Array,
-    weights_EDF: jax.Array,
+    weights_EDF: Matrix,
     group_sizes_E: jax.Array,
     *,
-    stack_MDF: jax.Array | None = None,
-    first_matrix: jax.Array | int = 0,
-    implementation: Implementation | None = None,
-    blocks: Blocks = kernels.BLOCKS,
+    implementation: str | None = None,
+    blocks: Blocks = BLOCKS,
 ) -> jax.Array:
     """Multiplies each group of consecutive rows by its group's matrix.
 
@@ -36,16 +40,14 @@ def grouped_matmul(
 
     Args:
       rows_PD: rows sorted by group.
-      weights_EDF: a matrix a group, in the dtype of the rows.
+      weights_EDF: a matrix a group, in the dtype of the rows; those of a stack are read in place where
+        that saves a copy of them.
       group_sizes_E: int32, their sum at most P; a group may be empty.
-      stack_MDF: the weights once more, among others: the experts of one layer among those of all.
-        "blocked" and "pallas" read them there, in place, so that a compiled program need not make
-        `weights_EDF`, which alone take the gradient.
-      first_matrix: where the groups' matrices begin in the stack.
-      implementation: "ragged_dot" is `jax.lax.ragged_dot`, a grouped GEMM of the vendor's library
+      implementation: "ragged_dot" is `jax.lax.ragged_dot`, a grouped product of the vendor's library
         on GPUs and a masked dense product of E times the work on CPUs. "blocked" loops over blocks
         of rows of one group, for CPUs. "xla" is "blocked" on CPUs and "ragged_dot" elsewhere. "pallas"
-        is a kernel for GPUs. None takes what `choice.TABLE` says of the platform.
+        is a kernel for GPUs, "ragged_dot+pallas" the first forward and the second for gradients,
+        "primus_turbo" AMD's package of that name. None takes what `choice.TABLE` says of the platform.
       blocks: settings of the kernel.
 
     Returns:
@@ -54,29 +56,20 @@ def grouped_matmul(
     Raises:
       ValueError: if shapes, dtypes or settings do not go together, or the implementation is unknown.
     """
-    operands = _operands(rows_PD, weights_EDF, group_sizes_E, stack_MDF, first_matrix)
-    chosen = _chosen("grouped_matmul", implementation)
-    if chosen == "ragged_dot":
-        return _ragged_dot(*operands)
-    if chosen == "blocked":
-        return grouped_matmul_blocked(*operands)
-    if chosen == "xla":
-        return lax.platform_dependent(*operands, cpu=grouped_matmul_blocked, default=_ragged_dot)
-    triton.check(rows_PD.dtype.itemsize, blocks)
-    return kernels.product(*operands, blocks)
+    operands = operands_of(rows_PD, weights_EDF, group_sizes_E)
+    return _multiply(operands, _directions("grouped_matmul", implementation, operands, blocks))
 
 
 def grouped_swiglu(
     rows_PD: jax.Array,
-    weights_EDQ: jax.Array,
+    weights_EDQ: Matrix,
     group_sizes_E: jax.Array,
     *,
-    stack_MDQ: jax.Array | None = None,
-    first_matrix: jax.Array | int = 0,
-    implementation: Implementation | None = None,
-    blocks: Blocks = kernels.BLOCKS,
+    scale_P: jax.Array | None = None,
+    implementation: str | None = None,
+    blocks: Blocks = BLOCKS,
 ) -> jax.Array:
-    """`silu(gate) * up` of each group's rows, where gate and up are the halves of `grouped_matmul`.
+    """`scale * silu(gate) * up` of each group's rows, where gate and up are the halves of `grouped_matmul`.
 
     The kernel makes the same columns of both halves in one program and activates them before they
     leave it; it writes both halves once, for the backward pass, and does not read them again.
@@ -85,8 +78,7 @@ def grouped_swiglu(
       rows_PD: rows sorted by group.
       weights_EDQ: a matrix a group, Q = 2*F columns: gate's first, then up's.
       group_sizes_E: as for `grouped_matmul`, and so are the other arguments.
-      stack_MDQ: the weights once more, among others.
-      first_matrix: where the groups' matrices begin in the stack.
+      scale_P: float32, of each row; None for 1.
       implementation: of the product; of all but "pallas" the activation is a step of its own.
       blocks: settings of the kernel.
 
@@ -96,76 +88,89 @@ def grouped_swiglu(
     Raises:
       ValueError: as `grouped_matmul`, and if Q is odd.
     """
-    operands = _operands(rows_PD, weights_EDQ, group_sizes_E, stack_MDQ, first_matrix)
+    operands = operands_of(rows_PD, weights_EDQ, group_sizes_E)
     if weights_EDQ.shape[2] % 2:
         raise ValueError(f"weights {weights_EDQ.shape}: gate and up must have the same width, so Q be even")
-    chosen = _chosen("grouped_swiglu", implementation)
-    if chosen == "pallas":
-        triton.check(rows_PD.dtype.itemsize, blocks)
-        return kernels.swiglu(*operands, blocks)
-    gate_up_PQ = grouped_matmul(
-        *operands[:3], stack_MDF=operands[3], first_matrix=first_matrix, implementation=chosen
-    )
-    gate_PF, up_PF = jnp.split(gate_up_PQ, 2, axis=1)
-    return jax.nn.silu(gate_PF) * up_PF
+    directions = _directions("grouped_swiglu", implementation, operands, blocks)
+    if directions.forward == "pallas":
+        hidden_PF: Any = pallas.swiglu(operands, blocks)
+        return hidden_PF if scale_P is None else (scale_P[:, None] * hidden_PF).astype(hidden_PF.dtype)
+    gate_up_PQ = checkpoint_name(_multiply(operands, directions), KEPT)
+    scale_P = jnp.ones(rows_PD.shape[0]) if scale_P is None else scale_P
+    scaled_PF: Any = weighted_swiglu(gate_up_PQ, scale_P)
+    return scaled_PF
 
 
-def _chosen(operation: str, implementation: str | None) -> Any:
-    if implementation is None:
-        return choose(operation, None)
-    if implementation not in get_args(Implementation):
-        raise ValueError(
-            f'implementation is "{implementation}"; it must be "blocked", "ragged_dot", "xla", "pallas" or '
-            "None"
+@dataclasses.dataclass(frozen=True)
+class _Directions:
+    """By which forms the product and its gradients are made."""
+
+    forward: str
+    backward: str
+    blocks: Blocks
+
+    def form(self, name: str) -> "_Form":
+        """A form, with the settings of the kernel where it is one."""
+        form = _FORMS[name]
+        if name != "pallas":
+            return form
+        return _Form(
+            functools.partial(form.multiply, blocks=self.blocks),
+            functools.partial(form.gradients, blocks=self.blocks),
         )
-    return implementation
 
 
-def _ragged_dot(
-    rows_PD: jax.Array, weights_EDF: jax.Array, group_sizes_E: jax.Array, *of_the_stack: jax.Array
-) -> jax.Array:
-    del of_the_stack
-    return lax.ragged_dot(rows_PD, weights_EDF, group_sizes_E)
+def _directions(
+    operation: str, implementation: str | None, operands: Operands, blocks: Blocks
+) -> _Directions:
+    has_few_rows = operands.rows_PD.shape[0] <= blocked.FEW_ROWS
+    chosen = choose(operation, implementation, has_few_rows=has_few_rows)
+    forward, _, backward = chosen.partition("+")
+    directions = _Directions(forward, backward or forward, blocks)
+    if "pallas" in (directions.forward, directions.backward):
+        triton.check(operands.rows_PD.dtype.itemsize, blocks)
+    return directions
 
 
-def _operands(
-    rows_PD: jax.Array,
-    weights_EDF: jax.Array,
-    group_sizes_E: jax.Array,
-    stack_MDF: jax.Array | None,
-    first_matrix: jax.Array | int,
-) -> tuple[jax.Array, ...]:
-    """What all implementations take; without a stack, the weights are one."""
-    _check(rows_PD, weights_EDF, group_sizes_E)
-    if stack_MDF is None:
-        if not isinstance(first_matrix, int) or first_matrix != 0:
-            raise ValueError(f"first_matrix is {first_matrix}, but there is no stack in which it counts")
-        stack_MDF = weights_EDF
-    elif stack_MDF.ndim != 3 or not _fits(stack_MDF, weights_EDF):
-        raise ValueError(
-            f"stack {stack_MDF.shape} {stack_MDF.dtype}, weights {weights_EDF.shape} {weights_EDF.dtype}: "
-            "the stack must hold all the weights, and matrices of their shape and dtype alone"
-        )
-    first = jnp.asarray(first_matrix, jnp.int32)
-    return rows_PD, weights_EDF, group_sizes_E, lax.stop_gradient(stack_MDF), first
+@dataclasses.dataclass(frozen=True)
+class _Form:
+    """A product, and the gradients of its rows and weights."""
+
+    multiply: Callable[..., jax.Array]
+    gradients: Callable[..., tuple[jax.Array, jax.Array]]
 
 
-def _fits(stack_MDF: jax.Array, weights_EDF: jax.Array) -> bool:
-    groups, *matrix = weights_EDF.shape
-    return (
-        stack_MDF.shape[0] >= groups
-        and list(stack_MDF.shape[1:]) == matrix
-        and stack_MDF.dtype == weights_EDF.dtype
-    )
+_FORMS = {
+    "pallas": _Form(pallas.multiply, pallas.gradients),
+    "blocked": _Form(blocked.multiply, blocked.gradients),
+    "ragged_dot": _Form(xla.multiply_ragged, xla.gradients_ragged),
+    "primus_turbo": _Form(primus_turbo.multiply, primus_turbo.gradients),
+    "xla": _Form(xla.multiply, xla.gradients),
+}
 
 
-def _check(rows_PD: jax.Array, weights_EDF: jax.Array, group_sizes_E: jax.Array) -> None:
-    shapes = f"rows {rows_PD.shape}, weights {weights_EDF.shape}, group sizes {group_sizes_E.shape}"
-    if rows_PD.ndim != 2 or weights_EDF.ndim != 3 or group_sizes_E.ndim != 1:
-        raise ValueError(f"{shapes}: they must be [P, D], [E, D, F] and [E]")
-    if group_sizes_E.shape[0] != weights_EDF.shape[0]:
-        raise ValueError(f"{shapes}: there must be a matrix for each group, and no other")
-    if rows_PD.shape[1] != weights_EDF.shape[1]:
-        raise ValueError(f"{shapes}: rows and weights must share their width D")
-    if rows_PD.dtype != weights_EDF.dtype:
-        raise ValueError(f"rows are {rows_PD.dtype}, weights {weights_EDF.dtype}; they must be of one dtype")
+def _multiply(operands: Operands, directions: _Directions) -> jax.Array:
+    out_PF: Any = _product(operands, directions)
+    return out_PF
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _product(operands, directions):
+    return directions.form(directions.forward).multiply(operands)
+
+
+def _product_forward(operands, directions):
+    if "pallas" in (directions.forward, directions.backward):
+        # A kernel reads all of a layer's matrices here, and in the stack nothing would be saved: there the
+        # compiled program, from which `zaya plan` counts bytes, would show a reading of all layers.
+        operands = operands.of_own()
+    return _product(operands, directions), operands
+
+
+def _product_backward(directions, operands, grad_PF):
+    grads = directions.form(directions.backward).gradients(operands, grad_PF)
+    grad_rows_PD, grad_weights_EDF = grads
+    return (Operands(grad_rows_PD, grad_weights_EDF, None, None, None),)  # pyright: ignore[reportArgumentType]
+
+
+_product.defvjp(_product_forward, _product_backward)

@@ -1,10 +1,9 @@
-"""`grouped_matmul` as loops over blocks of rows, for CPUs.
+"""The grouped product as loops over blocks of rows, for CPUs.
 
 A block holds rows of one group only, so that its product is a plain matrix product. Each group is
 cut into blocks of one size and one for what remains, rounded up to a few sizes; each size has a
 loop of its own, over as many blocks as the group sizes need: its length is data. JAX cannot
-differentiate such a loop, and the loop that it can differentiate is slower; hence the backward pass
-of its own.
+differentiate such a loop, and the loop that it can differentiate is slower; hence gradients of its own.
 """
 
 import dataclasses
@@ -15,7 +14,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels.cpu import ROWS_IN_PLACE, product_in_place, transposed_product
+from pallas_kernels.grouped_matmul.operands import Operands
+from pallas_kernels.product.xla import ROWS_IN_PLACE, product_in_place, transposed_product
 
 BLOCK_ROWS = 512
 """Enough rows for a product to reach nine tenths of a CPU's peak; its weights are read once a block."""
@@ -26,34 +26,13 @@ FEW_ROWS = 128
 blocks of up to `BLOCK_ROWS`."""
 
 
-@jax.custom_vjp
-def grouped_matmul_blocked(
-    rows_PD: jax.Array,
-    weights_EDF: jax.Array,
-    group_sizes_E: jax.Array,
-    stack_MDF: jax.Array,
-    first_matrix: jax.Array,
-) -> jax.Array:
-    """See `grouped_matmul`. Reads the stack; the weights take the gradient."""
-    del weights_EDF
+def multiply(operands: Operands) -> jax.Array:
+    """Each group's rows times its matrix, which is read in the stack; zeros behind the last group."""
+    rows_PD, _, group_sizes_E, stack_MDF, first_matrix = operands
     if rows_PD.shape[0] == 1:
         return _product_of_one(rows_PD, group_sizes_E, stack_MDF, first_matrix)
-    multiply = product_in_place if rows_PD.shape[0] <= FEW_ROWS else _multiply
-    return _product(rows_PD, group_sizes_E, stack_MDF, first_matrix, multiply)
-
-
-def _forward(rows_PD, weights_EDF, group_sizes_E, stack_MDF, first_matrix):
-    arguments = rows_PD, weights_EDF, group_sizes_E, stack_MDF, first_matrix
-    return grouped_matmul_blocked(*arguments), (rows_PD, *arguments[2:])
-
-
-def _backward(saved, grad_PF):
-    rows_PD, group_sizes_E, stack_MDF, first_matrix = saved
-    grads = _gradients(rows_PD, grad_PF, group_sizes_E, stack_MDF, first_matrix)
-    return *grads, None, None, None
-
-
-grouped_matmul_blocked.defvjp(_forward, _backward)
+    product = product_in_place if rows_PD.shape[0] <= FEW_ROWS else _multiply
+    return _product(rows_PD, group_sizes_E, stack_MDF, first_matrix, product)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,17 +148,12 @@ def _product_of_one(
     return jnp.where(group_sizes_E.sum() > 0, out_1F, 0)
 
 
-def _gradients(
-    rows_PD: jax.Array,
-    grad_PF: jax.Array,
-    group_sizes_E: jax.Array,
-    stack_MDF: jax.Array,
-    first_matrix: jax.Array,
-) -> tuple[jax.Array, jax.Array]:
+def gradients(operands: Operands, grad_PF: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Of the rows, [P, D], and of the weights: sums over each group's rows of row times gradient, [E, D, F].
 
     One loop forms both products of a block, whose rows are cut out once.
     """
+    rows_PD, _, group_sizes_E, stack_MDF, first_matrix = operands
     num_rows, width = rows_PD.shape
     shape = group_sizes_E.shape[0], width, grad_PF.shape[1]
     sums = _zeros(rows_PD.shape, grad_PF.dtype, grad_PF), _zeros(shape, rows_PD.dtype, grad_PF)

@@ -16,28 +16,24 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton
 
-from pallas_kernels.launch import MATRIX_TILE, Launch, check_blocks, check_lds, launch
+from pallas_kernels.backend import dot, launch, load, store
+from pallas_kernels.blocks import KernelSettings, block_mask, which_exist
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Tile:
+class Tile(KernelSettings):
     """Settings of one kernel.
 
     Attributes:
       rows: of a block of the result.
       columns: of a block of the result.
       contracted: entries that are multiplied in one step of the loop.
-      num_warps: wavefronts a program.
-      num_stages: of the pipeline.
     """
 
     rows: int
     columns: int
     contracted: int
-    num_warps: int = 4
-    num_stages: int = 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,12 +59,10 @@ def check(itemsize: int, blocks: Blocks) -> None:
     """
     for name in ("product", "swiglu", "grad_weights"):
         tile = getattr(blocks, name)
-        sides = {f"{name}.{side}": getattr(tile, side) for side in ("rows", "columns", "contracted")}
-        check_blocks("grouped_matmul", sides, smallest=MATRIX_TILE)
-        check_blocks("grouped_matmul", {f"{name}.num_warps": tile.num_warps})
         columns = tile.columns * (2 if name == "swiglu" else 1)
         held = (tile.rows + columns) * tile.contracted * max(tile.num_stages - 1, 1)
-        check_lds("grouped_matmul", max(held, tile.rows * tile.columns) * itemsize, tile)
+        lds_bytes = max(held, tile.rows * tile.columns) * itemsize
+        tile.check("grouped_matmul", "rows", "columns", "contracted", part=name, lds_bytes=lds_bytes)
 
 
 def product(
@@ -93,20 +87,15 @@ def product(
 
         def step(i, sum_IY):
             rows_IX = _load(rows, (first, tile.rows, end), (i * tile.contracted, tile.contracted, contracted))
-            return sum_IY + _dot(rows_IX, load(i * tile.contracted, column))
+            return sum_IY + dot(rows_IX, load(i * tile.contracted, column))
 
         zeros_IY = jnp.zeros((tile.rows, tile.columns), jnp.float32)
         sum_IY = lax.fori_loop(0, steps, step, zeros_IY)
         _store(out, (first, tile.rows, end), (column, tile.columns, width), sum_IY)
 
-    how = Launch(
-        grid=(where.shape[0], pl.cdiv(width, tile.columns)),
-        num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
-        name=f"{name}_grad_rows" if transposed else name,
-    )
+    grid, name = (where.shape[0], pl.cdiv(width, tile.columns)), f"{name}_grad_rows" if transposed else name
     result = jax.ShapeDtypeStruct((num_rows, width), rows_PX.dtype)
-    (out_PY,) = launch(kernel, (rows_PX, weights_EDF, where), [result], how)
+    (out_PY,) = launch(kernel, (rows_PX, weights_EDF, where), [result], tile, grid=grid, name=name)
     return out_PY
 
 
@@ -133,8 +122,8 @@ def swiglu(
         def step(i, sums):
             rows_ID = _load(rows, (first, tile.rows, end), (i * tile.contracted, tile.contracted, contracted))
             at = i * tile.contracted
-            gate_IF = sums[0] + _dot(rows_ID, load(at, column))
-            return gate_IF, sums[1] + _dot(rows_ID, load(at, column, offset=width))
+            gate_IF = sums[0] + dot(rows_ID, load(at, column))
+            return gate_IF, sums[1] + dot(rows_ID, load(at, column, offset=width))
 
         zeros_IF = jnp.zeros((tile.rows, tile.columns), jnp.float32)
         gate_IF, up_IF = lax.fori_loop(0, steps, step, (zeros_IF, zeros_IF))
@@ -143,14 +132,9 @@ def swiglu(
         activated_IF = gate_IF / (1 + jnp.exp(-gate_IF)) * up_IF
         _store(out, (first, tile.rows, end), (column, tile.columns, width), activated_IF)
 
-    how = Launch(
-        grid=(where.shape[0], pl.cdiv(width, tile.columns)),
-        num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
-        name="grouped_swiglu",
-    )
+    grid, operands = (where.shape[0], pl.cdiv(width, tile.columns)), (rows_PD, weights_EDQ, where)
     results = [jax.ShapeDtypeStruct((num_rows, size), rows_PD.dtype) for size in (width, 2 * width)]
-    out_PF, gate_up_PQ = launch(kernel, (rows_PD, weights_EDQ, where), results, how)
+    out_PF, gate_up_PQ = launch(kernel, operands, results, tile, grid=grid, name="grouped_swiglu")
     return out_PF, gate_up_PQ
 
 
@@ -174,20 +158,16 @@ def grad_weights(
         def step(i, sum_DF):
             span = first + i * tile.contracted, tile.contracted, end
             rows_ID = _load(rows, span, (row, tile.rows, width))
-            return sum_DF + _dot(rows_ID.T, _load(grad, span, (column, tile.columns, columns)))
+            return sum_DF + dot(rows_ID.T, _load(grad, span, (column, tile.columns, columns)))
 
         steps = (end - first + tile.contracted - 1) // tile.contracted
         sum_DF = lax.fori_loop(0, steps, step, jnp.zeros((tile.rows, tile.columns), jnp.float32))
         _store(out, (row, tile.rows, width), (column, tile.columns, columns), sum_DF, matrix=(group,))
 
-    how = Launch(
-        grid=(pl.cdiv(width, tile.rows), pl.cdiv(columns, tile.columns), group_sizes_E.shape[0]),
-        num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
-        name=f"{name}_grad_weights",
-    )
+    grid = pl.cdiv(width, tile.rows), pl.cdiv(columns, tile.columns), group_sizes_E.shape[0]
+    operands, name = (rows_PD, grad_PF, spans_E2), f"{name}_grad_weights"
     result = jax.ShapeDtypeStruct((group_sizes_E.shape[0], width, columns), rows_PD.dtype)
-    (grad_EDF,) = launch(kernel, (rows_PD, grad_PF, spans_E2), [result], how)
+    (grad_EDF,) = launch(kernel, operands, [result], tile, grid=grid, name=name)
     return grad_EDF
 
 
@@ -217,33 +197,23 @@ def _where(where, number, contracted: int, block: int):
     return jnp.maximum(matrix, 0), first, end, steps
 
 
-def _dot(a: jax.Array, b: jax.Array) -> jax.Array:
-    return jnp.dot(a, b, preferred_element_type=jnp.float32)
+def _at(array, rows, columns, matrix, offset: int):
+    """Where a block lies, and which of its entries exist.
 
-
-def _mask(rows, columns) -> jax.Array | None:
-    """Which entries of a block exist. None where its sizes alone say that all do."""
-    masks = []
-    for axis, (first, block, end) in enumerate((rows, columns)):
-        if isinstance(end, int) and end % block == 0:
-            continue
-        index = first + jnp.arange(block)
-        masks.append((index < end)[:, None] if axis == 0 else (index < end)[None, :])
-    if not masks:
-        return None
-    return jnp.broadcast_to(functools.reduce(jnp.logical_and, masks), (rows[1], columns[1]))
+    Rows and columns are each the first, how many, and the end.
+    """
+    at = array.at[(*matrix, pl.ds(rows[0], rows[1]), pl.ds(offset + columns[0], columns[1]))]
+    return at, block_mask(which_exist(*rows), which_exist(*columns), (rows[1], columns[1]))
 
 
 def _load(array, rows, columns, *, matrix=(), offset: int = 0) -> jax.Array:
-    """A block; rows and columns are each the first, how many, and the end, beyond which it reads zeros."""
-    at = array.at[(*matrix, pl.ds(rows[0], rows[1]), pl.ds(offset + columns[0], columns[1]))]
-    mask = _mask(rows, columns)
-    return triton.load(at) if mask is None else triton.load(at, mask=mask, other=0)
+    """A block; beyond the ends it reads zeros."""
+    return load(*_at(array, rows, columns, matrix, offset))
 
 
 def _store(array, rows, columns, values, *, matrix=(), offset: int = 0) -> None:
-    at = array.at[(*matrix, pl.ds(rows[0], rows[1]), pl.ds(offset + columns[0], columns[1]))]
-    triton.store(at, values.astype(array.dtype), mask=_mask(rows, columns))
+    at, mask = _at(array, rows, columns, matrix, offset)
+    store(at, values, mask)
 
 
 def _load_weights(

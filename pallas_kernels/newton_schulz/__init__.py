@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels.choice import Implementation, choose
+from pallas_kernels.choice import choose
 from pallas_kernels.newton_schulz import triton
 from pallas_kernels.newton_schulz.triton import Blocks
 from pallas_kernels.newton_schulz.xla import newton_schulz_xla
@@ -22,7 +22,7 @@ def newton_schulz(
     x_MRC: jax.Array,
     coefficients: tuple[tuple[float, float, float], ...],
     *,
-    implementation: Implementation | None = None,
+    implementation: str | None = None,
     blocks: Blocks = BLOCKS,
 ) -> jax.Array:
     """Steps of `X <- a X + (b G + c G²) X`, where `G = X X^T`, or the same from the right for tall matrices.

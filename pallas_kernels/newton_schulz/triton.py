@@ -8,7 +8,6 @@ Letters as in the package; S the short side, X the contracted one, I and J block
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable
 
 import jax
@@ -16,21 +15,19 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton
 
-from pallas_kernels.launch import MATRIX_TILE, Launch, check_blocks, check_lds, launch
+from pallas_kernels.backend import dot, launch, load, store
+from pallas_kernels.blocks import KernelSettings, block_mask, which_exist
 from pallas_kernels.newton_schulz.centre import centre
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Blocks:
+class Blocks(KernelSettings):
     """Settings of the kernels.
 
     Attributes:
       side: of a square block of a result.
       contracted: entries that are multiplied in one step of the loop.
-      num_warps: wavefronts a program.
-      num_stages: of the pipeline.
     """
 
     side: int = 128
@@ -45,12 +42,9 @@ def check(itemsize: int, blocks: Blocks) -> None:
     Raises:
       ValueError: with what is wrong and what would be right.
     """
-    sides = {"side": blocks.side, "contracted": blocks.contracted}
-    check_blocks("newton_schulz", sides, smallest=MATRIX_TILE)
-    check_blocks("newton_schulz", {"num_warps": blocks.num_warps})
     held = 2 * blocks.side * blocks.contracted * max(blocks.num_stages - 1, 1) * itemsize
     # A block that is added to the sum changes its layout there, in float32.
-    check_lds("newton_schulz", max(held, blocks.side**2 * 4), blocks)
+    blocks.check("newton_schulz", "side", "contracted", lds_bytes=max(held, blocks.side**2 * 4))
 
 
 def step(x_MRC: jax.Array, coefficients: tuple[float, float, float], blocks: Blocks) -> jax.Array:
@@ -122,16 +116,16 @@ def _symmetric(
 
         def add(i, sum_IJ):
             at = i * blocks.contracted
-            return sum_IJ + _dot(load(first, at), load(second, at).T)
+            return sum_IJ + dot(load(first, at), load(second, at).T)
 
         sum_IJ = what.finish(_loop(contracted, blocks, add), *others, matrix, first, second)
         block_IJ = sum_IJ.astype(out.dtype)  # before it is mirrored: that takes half of the local memory
         _store(out, matrix, first, second, block_IJ)
         _store(out, matrix, second, first, block_IJ.T, only_if=first != second)
 
-    how = _launch(what.name, (len(pairs), num_matrices), blocks)
+    grid, operands = (len(pairs), num_matrices), (x_MRC, jnp.asarray(pairs), *beside)
     result = jax.ShapeDtypeStruct((num_matrices, short, short), x_MRC.dtype)
-    return launch(kernel, (x_MRC, jnp.asarray(pairs), *beside), [result], how)[0]
+    return launch(kernel, operands, [result], blocks, grid=grid, name=what.name)[0]
 
 
 def _product(
@@ -147,20 +141,16 @@ def _product(
         def add(i, sum_IJ):
             span = i * blocks.contracted, blocks.contracted
             left_IX = _load(left, matrix, (first, blocks.side), span)
-            return sum_IJ + _dot(left_IX, _load(right, matrix, span, (second, blocks.side)))
+            return sum_IJ + dot(left_IX, _load(right, matrix, span, (second, blocks.side)))
 
         sum_IJ = _loop(left_MRX.shape[2], blocks, add)
         there = _load(added, matrix, (first, blocks.side), (second, blocks.side))
         _store(out, matrix, first, second, factors[matrix] * there.astype(jnp.float32) + sum_IJ)
 
     grid = (pl.cdiv(rows, blocks.side), pl.cdiv(columns, blocks.side), num_matrices)
-    how = _launch("newton_schulz_product", grid, blocks)
     result = jax.ShapeDtypeStruct(added_MRC.shape, added_MRC.dtype)
-    return launch(kernel, (left_MRX, right_MXC, added_MRC, factor_M), [result], how)[0]
-
-
-def _launch(name: str, grid: tuple[int, ...], blocks: Blocks) -> Launch:
-    return Launch(grid=grid, num_warps=blocks.num_warps, num_stages=blocks.num_stages, name=name)
+    operands = left_MRX, right_MXC, added_MRC, factor_M
+    return launch(kernel, operands, [result], blocks, grid=grid, name="newton_schulz_product")[0]
 
 
 def _loop(contracted: int, blocks: Blocks, add) -> jax.Array:
@@ -168,35 +158,21 @@ def _loop(contracted: int, blocks: Blocks, add) -> jax.Array:
     return lax.fori_loop(0, pl.cdiv(contracted, blocks.contracted), add, zeros_IJ)
 
 
-def _dot(a: jax.Array, b: jax.Array) -> jax.Array:
-    return jnp.dot(a, b, preferred_element_type=jnp.float32)
-
-
-def _masks(array, *spans) -> list[jax.Array]:
-    """Which rows and columns of a block exist, where their number alone does not say that all do."""
-    masks = []
-    for axis, (first, size) in enumerate(spans):
-        if array.shape[axis + 1] % size:
-            there = first + jnp.arange(size) < array.shape[axis + 1]
-            masks.append(there[:, None] if axis == 0 else there[None, :])
-    return masks
+def _at(array, matrix, rows, columns):
+    """Where a block of a matrix lies, and which of its entries exist; each span is its first and how many."""
+    _, height, width = array.shape
+    there = which_exist(rows[0], rows[1], height), which_exist(columns[0], columns[1], width)
+    return array.at[matrix, pl.ds(*rows), pl.ds(*columns)], block_mask(*there, (rows[1], columns[1]))
 
 
 def _load(array, matrix, rows, columns) -> jax.Array:
-    """A block; each span is its first entry and how many; beyond the matrix it reads zeros."""
-    at = array.at[matrix, pl.ds(*rows), pl.ds(*columns)]
-    masks = _masks(array, rows, columns)
-    if not masks:
-        return triton.load(at)
-    mask = jnp.broadcast_to(functools.reduce(jnp.logical_and, masks), (rows[1], columns[1]))
-    return triton.load(at, mask=mask, other=0)
+    """A block; beyond the matrix it reads zeros."""
+    return load(*_at(array, matrix, rows, columns))
 
 
 def _store(array, matrix, row, column, values, *, only_if=None) -> None:
-    spans = tuple(zip((row, column), values.shape, strict=True))
-    masks = _masks(array, *spans)
+    at, mask = _at(array, matrix, (row, values.shape[0]), (column, values.shape[1]))
     if only_if is not None:
-        masks.append(jnp.broadcast_to(only_if, (1, 1)))
-    mask = jnp.broadcast_to(functools.reduce(jnp.logical_and, masks), values.shape) if masks else None
-    at = array.at[matrix, pl.ds(*spans[0]), pl.ds(*spans[1])]
-    triton.store(at, values.astype(array.dtype), mask=mask)
+        only_if = jnp.broadcast_to(only_if, values.shape)
+        mask = only_if if mask is None else mask & only_if
+    store(at, values, mask)

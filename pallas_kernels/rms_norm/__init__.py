@@ -1,51 +1,69 @@
-"""A residual block's end in one pass: the layer's output joins the stream, and the stream is normed.
+"""The residual stream: a layer's output joins it, and it is normed for the next block.
 
-Letters: P rows (tokens), D width.
+Letters: D width; other axes are of tokens, P all of them together.
 """
 
 import functools
-from typing import NamedTuple
+import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
-from pallas_kernels.choice import Implementation, choose
+from pallas_kernels.checkpoint_names import STREAM
+from pallas_kernels.choice import choose
 from pallas_kernels.rms_norm import triton
-from pallas_kernels.rms_norm.reference import residual_rms_norm_reference
+from pallas_kernels.rms_norm.reference import ResidualScaling, rms_norm_reference
 from pallas_kernels.rms_norm.triton import Blocks
+from pallas_kernels.rms_norm.xla import add_to_stream_xla, residual_rms_norm_xla
 
 BLOCKS = Blocks(rows=4, run=32, num_warps=8)
 """Chosen from what the compiler says for MI300X (registers, local memory); no time was measured."""
 
 
-class ResidualScaling(NamedTuple):
-    """An affine on a layer's output and one on the stream, the bias before the scale; each [D]."""
+def rms_norm(x: jax.Array, scale_D: jax.Array, *, eps: float) -> jax.Array:
+    """`scale * x / sqrt(mean(x^2) + eps)` in float32, whatever comes in. XLA fuses it; there is no kernel.
 
-    output_bias_D: jax.Array
-    output_scale_D: jax.Array
-    residual_bias_D: jax.Array
-    residual_scale_D: jax.Array
+    Args:
+      x: [..., D].
+      scale_D: of the norm.
+      eps: added to the mean square.
+    """
+    return rms_norm_reference(x, scale_D, eps=eps)
+
+
+def add_to_stream(output: jax.Array, residual: jax.Array, scaling: ResidualScaling) -> jax.Array:
+    """`(output + b)·s + (residual + b')·s'` in float32, [..., D]: residual scaling alone.
+
+    Args:
+      output: of the layer.
+      residual: the stream before the layer, float32.
+      scaling: both affines, float32.
+    """
+    stream: Any = add_to_stream_xla(output, residual, scaling)
+    return stream
 
 
 def residual_rms_norm(
-    output_PD: jax.Array,
-    residual_PD: jax.Array,
+    output: jax.Array,
+    residual: jax.Array,
     scaling: ResidualScaling,
     scale_D: jax.Array,
     *,
     eps: float,
-    implementation: Implementation | None = None,
+    implementation: str | None = None,
     blocks: Blocks = BLOCKS,
 ) -> tuple[jax.Array, jax.Array]:
-    """`stream = (output + b)·s + (residual + b')·s'`, and the stream's RMSNorm.
+    """`add_to_stream`, and the new stream's `rms_norm`.
 
     All sums are in float32. The kernels read and write each row once in each direction and keep
     nothing but the arguments for the backward pass. Gradients of weights are added up in a fixed
     order.
 
     Args:
-      output_PD: of the layer.
-      residual_PD: the stream before the layer, float32.
+      output: of the layer, [..., D].
+      residual: the stream before the layer, float32.
       scaling: both affines, float32.
       scale_D: of the norm, float32.
       eps: added to the mean square.
@@ -58,12 +76,14 @@ def residual_rms_norm(
     Raises:
       ValueError: if shapes, dtypes or settings do not go together.
     """
-    _check(output_PD, residual_PD, scaling, scale_D)
-    if choose("residual_rms_norm", implementation, width=output_PD.shape[1]) == "pallas":
-        triton.check(output_PD.shape[1], blocks)
-        return _pallas(output_PD, residual_PD, scaling, scale_D, eps, blocks)
-    stream_PD, norm_PD = residual_rms_norm_reference(output_PD, residual_PD, scaling, scale_D, eps=eps)
-    return stream_PD, norm_PD.astype(output_PD.dtype)
+    _check(output, residual, scaling, scale_D)
+    if choose("residual_rms_norm", implementation, width=output.shape[-1]) == "xla":
+        return residual_rms_norm_xla(output, residual, scaling, scale_D, eps=eps)
+    triton.check(output.shape[-1], blocks)
+    rows = math.prod(output.shape[:-1]), output.shape[-1]
+    results: Any = _pallas(output.reshape(rows), residual.reshape(rows), scaling, scale_D, eps, blocks)
+    stream, norm = (x.reshape(output.shape) for x in results)
+    return checkpoint_name(stream, STREAM), norm
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
@@ -90,18 +110,16 @@ def _backward(eps, blocks, arguments, gradients):
 _pallas.defvjp(_forward, _backward)
 
 
-def _check(
-    output_PD: jax.Array, residual_PD: jax.Array, scaling: ResidualScaling, scale_D: jax.Array
-) -> None:
-    if output_PD.ndim != 2 or output_PD.shape != residual_PD.shape:
-        raise ValueError(f"output {output_PD.shape}, residual {residual_PD.shape}: they must both be [P, D]")
+def _check(output: jax.Array, residual: jax.Array, scaling: ResidualScaling, scale_D: jax.Array) -> None:
+    if output.ndim < 2 or output.shape != residual.shape:
+        raise ValueError(f"output {output.shape}, residual {residual.shape}: they must both be [..., P, D]")
     for name, vector in (*scaling._asdict().items(), ("scale_D", scale_D)):
-        if vector.shape != output_PD.shape[1:]:
-            raise ValueError(f"{name} is {vector.shape}; it must be [D], {output_PD.shape[1:]}")
+        if vector.shape != output.shape[-1:]:
+            raise ValueError(f"{name} is {vector.shape}; it must be [D], {output.shape[-1:]}")
         if vector.dtype != jnp.float32:
             raise ValueError(f"{name} is {vector.dtype}; it must be float32")
-    if residual_PD.dtype != jnp.float32 or output_PD.dtype not in (jnp.float32, jnp.bfloat16):
+    if residual.dtype != jnp.float32 or output.dtype not in (jnp.float32, jnp.bfloat16):
         raise ValueError(
-            f"output is {output_PD.dtype}, residual {residual_PD.dtype}; the output must be float32 or "
+            f"output is {output.dtype}, residual {residual.dtype}; the output must be float32 or "
             "bfloat16, the residual float32"
         )

@@ -1,7 +1,21 @@
 """The specification of `residual_rms_norm` and `rms_norm`, in plain jnp. Letters: see the package."""
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
+
+
+class ResidualScaling(NamedTuple):
+    """An affine on a layer's output and one on the stream, the bias before the scale; each [D].
+
+    [ZAYA1-8B] equation 6 writes the bias behind the scale; all released code has it before.
+    """
+
+    output_bias_D: jax.Array
+    output_scale_D: jax.Array
+    residual_bias_D: jax.Array
+    residual_scale_D: jax.Array
 
 
 def rms_norm_reference(x_PD: jax.Array, scale_D: jax.Array, *, eps: float) -> jax.Array:
@@ -13,7 +27,7 @@ def rms_norm_reference(x_PD: jax.Array, scale_D: jax.Array, *, eps: float) -> ja
 def residual_rms_norm_reference(
     output_PD: jax.Array,
     residual_PD: jax.Array,
-    scaling: tuple[jax.Array, ...],
+    scaling: ResidualScaling,
     scale_D: jax.Array,
     *,
     eps: float,

@@ -11,26 +11,24 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton
 
+from pallas_kernels.backend import from_start, launch, load, store
+from pallas_kernels.blocks import KernelSettings, check_counts
 from pallas_kernels.choice import WIDEST
-from pallas_kernels.launch import Launch, check_blocks, from_start, launch
 from pallas_kernels.shares import sum_shares
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Blocks:
+class Blocks(KernelSettings):
     """Settings of the kernels.
 
     Attributes:
       rows: that a program of the forward pass holds at once.
       run: rows that a program of the backward pass walks over, one after the other.
-      num_warps: wavefronts a program.
     """
 
     rows: int = 1
     run: int = 32
-    num_warps: int = 4
 
 
 def check(width: int, blocks: Blocks) -> None:
@@ -39,14 +37,12 @@ def check(width: int, blocks: Blocks) -> None:
     Raises:
       ValueError: with what is wrong and what would be right.
     """
-    check_blocks("residual_rms_norm", {"rows": blocks.rows, "num_warps": blocks.num_warps})
-    if blocks.run < 1:
-        raise ValueError(f"residual_rms_norm: run is {blocks.run}; it must be at least 1")
+    blocks.check("residual_rms_norm", "rows", smallest=1)
+    check_counts("residual_rms_norm", {"run": blocks.run})
     if width > WIDEST["residual_rms_norm"]:
         raise ValueError(
             f"residual_rms_norm: rows are {width} wide; the kernel holds at most "
-            f"{WIDEST['residual_rms_norm']}, "
-            'implementation="xla" any'
+            f'{WIDEST["residual_rms_norm"]}, implementation="xla" any'
         )
 
 
@@ -70,13 +66,14 @@ def forward(
         row = [_load_vector(vector, padded, pl.program_id(0))[None] for vector in (*vectors, scale)]
         merged = _merge(_load(output, index, mask), _load(residual, index, mask), row)
         mean_square = jnp.sum(merged * merged, axis=1, keepdims=True) / width
-        triton.store(stream.at[index], merged, mask=mask)
+        store(stream.at[index], merged, mask)
         normed = row[4] * (merged * lax.rsqrt(mean_square + eps))
-        triton.store(norm.at[index], normed.astype(dtype), mask=mask)
+        store(norm.at[index], normed, mask)
 
-    how = Launch(grid=(pl.cdiv(num_rows, blocks.rows),), num_warps=blocks.num_warps, name="residual_rms_norm")
-    out = [jax.ShapeDtypeStruct((num_rows, width), kind) for kind in (jnp.float32, dtype)]
-    stream_PD, norm_PD = launch(kernel, (output_PD, residual_PD, *scaling, scale_D), out, how)
+    grid = (pl.cdiv(num_rows, blocks.rows),)
+    operands = output_PD, residual_PD, *scaling, scale_D
+    results = [jax.ShapeDtypeStruct((num_rows, width), kind) for kind in (jnp.float32, dtype)]
+    stream_PD, norm_PD = launch(kernel, operands, results, blocks, grid=grid, name="residual_rms_norm")
     return stream_PD, norm_PD
 
 
@@ -109,8 +106,8 @@ def backward(
             towards = gradient * row[4]
             shared = jnp.sum(towards * unit, axis=1, keepdims=True) / width
             total = _load(grad_stream, index, mask) + inverse * (towards - unit * shared)
-            triton.store(grad_output.at[index], (total * row[1]).astype(grad_output.dtype), mask=mask)
-            triton.store(grad_residual.at[index], total * row[3], mask=mask)
+            store(grad_output.at[index], total * row[1], mask)
+            store(grad_residual.at[index], total * row[3], mask)
             # Rows and channels that are not there were loaded as zeros, so that total is zero there.
             terms = total, total * (out + row[0]), total * (before + row[2]), gradient * unit
             return tuple(a + b for a, b in zip(sums, terms, strict=True))
@@ -119,15 +116,15 @@ def backward(
         sums = lax.fori_loop(0, blocks.run, step, (zeros,) * 4)
         mask = (jnp.arange(padded) < width)[None]
         for number, share in enumerate(sums):
-            triton.store(
-                shares.at[pl.ds(number * num_runs + run, 1), from_start(padded, run)], share, mask=mask
-            )
+            at = shares.at[pl.ds(number * num_runs + run, 1), from_start(padded, run)]
+            store(at, share, mask)
 
-    how = Launch(grid=(num_runs,), num_warps=blocks.num_warps, name="residual_rms_norm_backward")
     operands = (output_PD, residual_PD, *scaling, scale_D, grad_stream_PD, grad_norm_PD)
     out = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (output_PD, residual_PD)]
     shares = jax.ShapeDtypeStruct((4 * num_runs, width), jnp.float32)
-    grad_output_PD, grad_residual_PD, shares = launch(kernel, operands, [*out, shares], how)
+    grad_output_PD, grad_residual_PD, shares = launch(
+        kernel, operands, [*out, shares], blocks, grid=(num_runs,), name="residual_rms_norm_backward"
+    )
     sums_SD = sum_shares(shares.reshape(4, num_runs, width), name="residual_rms_norm_sums")
     total_D, output_scale_D, residual_scale_D, grad_scale_D = sums_SD
     # A bias stands before its scale, hence the scale in its gradient.
@@ -145,12 +142,12 @@ def _rows(first: jax.Array, size: int, num_rows: int, padded: int, width: int):
 
 
 def _load(reference, index, mask) -> jax.Array:
-    return triton.load(reference.at[index], mask=mask, other=0).astype(jnp.float32)
+    return load(reference.at[index], mask).astype(jnp.float32)
 
 
 def _load_vector(reference, padded: int, number: jax.Array) -> jax.Array:
     mask = jnp.arange(padded) < reference.shape[0]
-    return triton.load(reference.at[from_start(padded, number)], mask=mask, other=0).astype(jnp.float32)
+    return load(reference.at[from_start(padded, number)], mask).astype(jnp.float32)
 
 
 def _merge(output: jax.Array, residual: jax.Array, row: list[jax.Array]) -> jax.Array:

@@ -9,7 +9,7 @@ from pallas_kernels.catalogue import SIZES, cases
 from zaya_jax.bench import (
     balancing,
     experts,
-    kernels,
+    kernel_times,
     loss_memory,
     optimizer_share,
     optimizers,
@@ -40,7 +40,7 @@ def said(monkeypatch, capsys):
 
 def test_balancing(said):
     configs = [BalancingConfig(rule="adamw", learning_rate=1e-3)]
-    found = [[balancing.Found(steps, 0.99) for steps in (None, 123, None, 234, None)]]
+    found = [[balancing.Evenness(steps, 0.99) for steps in (None, 123, None, 234, None)]]
     Console(soft_wrap=True).print(balancing._table(configs, found))
     assert " adamw " in said()
 
@@ -78,16 +78,49 @@ def test_optimizer_share(said, monkeypatch):
     assert "57.1%" in said()  # 0.8 of 0.6 + 0.8
 
 
-def test_torch(said, monkeypatch):
+SECONDS = {"ours": 0.01, "transformers": 0.1, "compiled": 0.08, "ceiling": 0.02}
+
+
+@pytest.fixture
+def timed(monkeypatch):
+    """Made-up times of all sides; what of torch is compiled."""
+    compiled = []
+
+    def best_in_turn(programs, **_):
+        compiled.extend(name for name in programs if name.endswith("compiled"))
+        return {name: SECONDS[name.split(", ")[-1]] for name in programs if name != "torch.compile"}
+
     monkeypatch.setattr(torch_comparison.importlib.util, "find_spec", lambda _: True)
     monkeypatch.setattr(torch_comparison, "_difference", lambda: 1e-6)
-    monkeypatch.setattr(
-        torch_comparison,
-        "best_in_turn",
-        lambda programs, rounds: dict(zip(programs, (0.01, 0.1, 0.02), strict=True)),
-    )
+    monkeypatch.setattr(torch_comparison, "best_in_turn", best_in_turn)
+    return compiled
+
+
+def test_torch(said, timed):
     torch_comparison.run(rounds=5)
-    assert "204,800.0" in said()  # 8 x 256 tokens in 10 ms
+    lines = [" ".join(line.split()) for line in said().splitlines()]
+    # 8 x 256 tokens in 10, 100 and 80 ms.
+    assert any("forward 204,800.0 20,480.0 10.00x 1.3x 25,600.0 8.00x" in line for line in lines)
+    assert any("train step 204,800.0 20,480.0 10.00x 1.5x 25,600.0 8.00x" in line for line in lines)
+    assert timed == ["forward, compiled", "train step, compiled"]
+
+
+def test_torch_without_a_cxx_compiler(said, timed, monkeypatch):
+    in_turn = torch_comparison.best_in_turn
+
+    def best_in_turn(programs, **options):
+        if "torch.compile" in programs:
+            raise RuntimeError('"torch.compile" failed: no g++\n\nand much more')
+        return in_turn(programs, **options)
+
+    monkeypatch.setattr(torch_comparison, "best_in_turn", best_in_turn)
+    torch_comparison.run(rounds=5)
+    out = said()
+    assert "10.00x" in out
+    assert "25,600.0" not in out
+    assert 'because torch cannot do it here: "torch.compile" failed: no g++' in " ".join(out.split())
+    assert "much more" not in out
+    assert not timed
 
 
 def test_optimizers(said, monkeypatch):
@@ -104,18 +137,18 @@ def test_kernels(said, monkeypatch):
     names = {
         case.name: [*case.implementations, *(other.name for other in others(case.name))] for case in every
     }
-    monkeypatch.setattr(kernels.jax, "jit", lambda _: lambda *_: ())
-    monkeypatch.setattr(kernels, "measure_ceilings", lambda *_: kernels.Ceilings(1e15, 1e12))
+    monkeypatch.setattr(kernel_times.jax, "jit", lambda _: lambda *_: ())
+    monkeypatch.setattr(kernel_times, "measure_ceilings", lambda *_: kernel_times.Ceilings(1e15, 1e12))
     monkeypatch.setattr(
-        kernels,
+        kernel_times,
         "passes",
         lambda case, _: [
             (each, dict.fromkeys(names[case.name]), case.forward) for each in ("forward", "gradients")
         ],
     )
     row = ["1,234.123", "1.23e-05", "1.23e-05", "99.1%", "1.2e-03"]
-    monkeypatch.setattr(kernels, "compare", lambda _, calls, *__: [[name, *row] for name in calls])
-    kernels.run(rounds=1)
+    monkeypatch.setattr(kernel_times, "compare", lambda _, calls, *__: [[name, *row] for name in calls])
+    kernel_times.run(rounds=1)
     lines = [line.split() for line in said().splitlines()]
     for case in every:
         assert [f"{case.name},", "gradients"] in lines

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from pallas_kernels.catalogue import SIZES, Work, cases
-from zaya_jax.bench.kernels import Ceilings, compare, difference, passes
+from zaya_jax.bench.kernel_times import Ceilings, compare, difference, passes
 from zaya_jax.bench.other_libraries import OTHERS, others
 
 CASE = next(case for case in cases(SIZES["toy"]) if case.name == "residual_rms_norm")

@@ -5,7 +5,6 @@ import subprocess
 import sys
 
 import pytest
-from small_runs import fast_compilation
 
 from zaya_jax.bench.loss_memory import measure, narrow_config, report
 
@@ -26,11 +25,10 @@ def small_step(chunk):
 @pytest.fixture(scope="module")
 def steps():
     """With all logits at once where little memory is available, and in chunks where there is enough."""
-    with fast_compilation():
-        return [
-            measure(small_step(chunk), available=available)
-            for chunk, available in ((TOKENS, 256 * MIB), (128, 4096 * MIB))
-        ]
+    return [
+        measure(small_step(chunk), available=available)
+        for chunk, available in ((TOKENS, 256 * MIB), (128, 4096 * MIB))
+    ]
 
 
 def test_chunks_never_have_all_logits(steps):

@@ -11,7 +11,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 from rich.console import Console
-from small_runs import build_small_corpus, fast_compilation, small_values
+from small_runs import build_small_corpus, small_values
 from small_runs import small_config as small_run
 from small_weights import contents, plausible_variables, random_variables, small_config, tensors_in, zaya
 
@@ -20,7 +20,7 @@ from zaya_jax.checkpoint import Checkpoints, load_run
 from zaya_jax.config import Config
 from zaya_jax.convert import stream
 from zaya_jax.convert.inspection import inspect
-from zaya_jax.convert.layouts import all_pieces, tensors_of
+from zaya_jax.convert.layouts import tensors_of, weight_slices
 from zaya_jax.convert.run_folder import RunWeights
 from zaya_jax.data.tokenizer import ByteTokenizer, HuggingFaceTokenizer
 
@@ -46,14 +46,14 @@ def run_of(folder, *, step=3):
 
 
 def test_eight_billion_parameters_are_all_in_the_table():
-    """The published count of tensors and of parameters (facts 1.2)."""
+    """Tensors and parameters as in the released files ([Weights], ZAYA1-8B's index)."""
     tensors = tensors_of("native", zaya_jax.ModelConfig())
     biases = sum(np.prod(tensor.shape) for tensor in tensors if tensor.name.endswith("balancing_biases"))
     assert len(tensors) == 1283
     assert sum(int(np.prod(tensor.shape)) for tensor in tensors) - biases == 8_840_488_784
     assert len(tensors_of("legacy", zaya_jax.ModelConfig())) == 1283 - 80 + 40 * 16 * 2
     # The largest part that moves at once: an expert, or some rows of the embedding.
-    assert max(piece.size for tensor in tensors for piece in tensor.pieces) * 4 <= 67_108_864
+    assert max(weight_slice.size for tensor in tensors for weight_slice in tensor.slices) * 4 <= 67_108_864
 
 
 def test_plain_orbax_reads_what_we_write(native):
@@ -86,8 +86,8 @@ def test_a_checkpoint_is_written_in_pieces(tmp_path):
     """A stack of layers in one chunk would have to fit in memory to be read at all."""
     config, variables = run_of(tmp_path / "run")
     largest = {}
-    for piece in all_pieces(config.model):
-        largest[piece.path] = max(4 * piece.size, largest.get(piece.path, 0))
+    for weight_slice in weight_slices(config.model):
+        largest[weight_slice.path] = max(4 * weight_slice.size, largest.get(weight_slice.path, 0))
     assert RunWeights(tmp_path / "run").chunk_bytes() == sum(largest.values())
     jax.tree.map(np.testing.assert_array_equal, load_run(tmp_path / "run").variables, variables)
 
@@ -114,8 +114,7 @@ def fixture_imported(tmp_path):
 @pytest.mark.slow
 def test_a_run_starts_from_converted_weights(imported, tmp_path):
     run, command = imported
-    with fast_compilation():
-        zaya(f"{command} --config.run_folder={tmp_path}/tuned --config.train.init_from={run}")
+    zaya(f"{command} --config.run_folder={tmp_path}/tuned --config.train.init_from={run}")
     before, after = load_run(run), load_run(tmp_path / "tuned")
     assert (before.step, after.step) == (0, 2)
     for given, now in zip(*(jax.tree.leaves(saved.variables) for saved in (before, after)), strict=True):
@@ -286,7 +285,7 @@ def flip(file: pathlib.Path, where: int = -1) -> None:
 
 
 def test_verify_finds_one_bit(native, capsys):
-    """Orbax restores a flipped bit without a word (facts, reliability)."""
+    """Orbax restores a flipped bit without a word: it keeps no sum of what it wrote."""
     folder, _ = native
     target = folder.parent / "run"
     zaya(f"convert {folder} {target} --verify")

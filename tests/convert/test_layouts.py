@@ -1,15 +1,15 @@
-"""The arithmetic of pieces and the sentences about tensors, by hand."""
+"""The arithmetic of slices and the sentences about tensors, by hand."""
 
 import pytest
 
-from zaya_jax.convert.layouts import check_shapes, rows_of_a_piece
+from zaya_jax.convert.layouts import check_shapes, rows_per_slice
 
 
-def test_rows_of_a_piece():
+def test_rows_per_slice():
     """At most 64 MiB of float32, which is 2^24 values, in parts of about equal size; a row is never cut."""
-    assert [rows_of_a_piece((rows, 2**23)) for rows in (1, 2, 3, 5, 8)] == [1, 2, 2, 2, 2]
-    assert rows_of_a_piece((9, 2**22)) == 3
-    assert rows_of_a_piece((3, 2**26)) == 1
+    assert [rows_per_slice((rows, 2**23)) for rows in (1, 2, 3, 5, 8)] == [1, 2, 2, 2, 2]
+    assert rows_per_slice((9, 2**22)) == 3
+    assert rows_per_slice((3, 2**26)) == 1
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ def test_a_wide_type_is_narrowed_once(tmp_path):
 
 @pytest.mark.parametrize("pattern", [(SLIDING,), (FULL, FULL, SLIDING)])
 def test_windows_count_as_each_layout_does(tmp_path, pattern):
-    """facts 7.3, 7: the legacy window is one less, it leaves the current token out."""
+    """The legacy window is one less, it leaves the current token out ([legacy], the converter to [HF])."""
     config = small_config(layer_pattern=pattern, sliding_window=5)
     zaya_jax.save_pytorch(
         tmp_path / "legacy", zaya_jax.Zaya(config), random_variables(config, 0), layout="legacy"
@@ -100,7 +100,7 @@ def test_windows_count_as_each_layout_does(tmp_path, pattern):
 
 def test_the_embedding_moves_in_parts(tmp_path, monkeypatch):
     """Of a big vocabulary no more than some rows are in memory; the last part is shorter."""
-    monkeypatch.setattr("zaya_jax.convert.layouts.PIECE_BYTES", 20 * 4 * 16)
+    monkeypatch.setattr("zaya_jax.convert.layouts.SLICE_BYTES", 20 * 4 * 16)
     config = small_config(vocab_size=71, lm_head_bias=True)  # 4 parts of 15 rows, one of 11
     variables = random_variables(config, 0)
     zaya_jax.save_pytorch(tmp_path / "a", zaya_jax.Zaya(config), variables, dtype="float32")

@@ -6,7 +6,7 @@ import jax
 import pytest
 
 from pallas_kernels.catalogue import SIZES, cases
-from zaya_jax.bench.kernels import difference
+from zaya_jax.bench.kernel_times import difference
 from zaya_jax.bench.other_libraries import OTHERS, others
 
 ODD = dataclasses.replace(

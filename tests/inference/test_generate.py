@@ -37,15 +37,6 @@ SLIDING = dataclasses.replace(
 )
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _compile_quickly():
-    """Leaves LLVM's optimisations out: most programs here run once, and compiling them is the test's time."""
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
-
-
 @functools.cache
 def load(config):
     model = Zaya(config, EXECUTION)

@@ -21,6 +21,9 @@ def in_turn(shapes):
     return [(shape, list(ROUNDOFF)[i % 2]) for i, shape in enumerate(shapes)]
 
 
+FORMS = ("pallas", "xla")
+"""Each form of an operation that has a kernel is held to the one specification."""
+
 QUICK = {"xla_backend_optimization_level": 0}
 if jax.__version_info__ < (0, 11):  # later ones have no such option
     QUICK["xla_cpu_use_fusion_emitters"] = False

@@ -88,11 +88,12 @@ def compiled():
         results, pull_back = jax.vjp(lambda *first: function(*first, rotation, segments), *arguments)
         return results, pull_back(cotangents)
 
-    def ours(*arguments):
+    def ours(*arguments, implementation):
         *arguments, segments = arguments
-        return cca(*arguments, segments_BT=segments, implementation="pallas", blocks=BLOCKS)
+        return cca(*arguments, segments_BT=segments, implementation=implementation, blocks=BLOCKS)
 
-    return tuple(fast_jit(functools.partial(both, f)) for f in (ours, cca_reference))
+    forms = [functools.partial(ours, implementation=name) for name in FORMS]
+    return tuple(fast_jit(functools.partial(both, f)) for f in (*forms, cca_reference))
 
 
 def arrays(shape, dtype, seed=0):
@@ -129,14 +130,15 @@ def bounds(shape, dtype, expected):
 
 def check(shape, dtype, names, *, seed=0):
     low, exact = arrays(shape, dtype, seed)
-    ours, reference = compiled()
+    *forms, reference = compiled()
     for name in names:
         segments = documents(*shape[:2])[name]
-        results = ours(*low, segments)
         with jax.enable_x64(True):
             expected = jax.tree.map(np.asarray, reference(*exact, segments))
-        assert {x.dtype for x in jax.tree.leaves((results[0], results[1][:2]))} == {jnp.dtype(dtype)}
-        assert_close(results, expected, bounds(shape, dtype, expected))
+        for ours in forms:
+            results = ours(*low, segments)
+            assert {x.dtype for x in jax.tree.leaves((results[0], results[1][:2]))} == {jnp.dtype(dtype)}
+            assert_close(results, expected, bounds(shape, dtype, expected))
 
 
 @pytest.mark.parametrize(("shape", "dtype"), in_turn(SHAPES))
@@ -174,7 +176,7 @@ def test_gradients_are_differences():
 
 def test_a_result_is_the_same_in_every_run():
     low, _ = arrays(SHAPES[3], "bfloat16")
-    ours, _ = compiled()
+    ours, *_ = compiled()
     segments = documents(*SHAPES[3][:2])["several"]
     jax.tree.map(np.testing.assert_array_equal, ours(*low, segments), ours(*low, segments))
 
@@ -185,7 +187,7 @@ def test_a_document_is_what_it_is_alone():
     (arguments, _, rotation), _ = arrays(shape, "bfloat16")
     latent, tail, weights = arguments
     segments = jnp.int32(np.tile(np.repeat([1, 2, 0], [6, 8, 5]), (2, 1)))
-    ours, _ = compiled()
+    ours, *_ = compiled()
     cotangents = tuple(jnp.zeros((2, 19, n, 5), jnp.bfloat16) for n in (3, 1))
     other_latent = jnp.where((segments == 2)[:, :, None], latent, 7)
     first, second = (

@@ -1,5 +1,6 @@
 """What `implementation=None` means, and that it says what it rests on."""
 
+import functools
 import logging
 import types
 
@@ -8,7 +9,7 @@ import pytest
 
 from pallas_kernels import choice, flash_attention
 from pallas_kernels.catalogue import SIZES, cases
-from pallas_kernels.choice import TABLE, WIDEST, choice_for, choose, platform_of
+from pallas_kernels.choice import IMPLEMENTATIONS, TABLE, WIDEST, choice_for, choose, platform_of
 
 OPERATIONS = [case.name for case in cases(SIZES["toy"])]
 
@@ -24,8 +25,25 @@ def test_what_was_not_measured_says_so(operation, platform):
     assert choice_for(operation, platform).basis.startswith("unmeasured: ")
 
 
-def test_the_table_names_operations():
-    assert {operation for operation, _ in TABLE} <= set(OPERATIONS)
+def test_the_table_names_operations_and_what_they_have():
+    for (case, _), entry in TABLE.items():
+        operation = case.removesuffix(" of few rows")
+        assert operation in OPERATIONS
+        assert entry.implementation in IMPLEMENTATIONS[operation]
+    assert set(IMPLEMENTATIONS) == set(OPERATIONS)
+
+
+def test_the_grouped_product_is_split_by_direction_and_never_the_vendor_s_for_decoding():
+    choose_on_rocm = functools.partial(choose, "grouped_matmul", None, platform="rocm")
+    assert choose_on_rocm() == "ragged_dot+pallas"
+    assert choose_on_rocm(has_few_rows=True) == "pallas"
+    assert choose("grouped_matmul", None, platform="cpu", has_few_rows=True) == "xla"
+
+
+def test_a_vendor_s_operation_that_is_absent_is_said_to_be():
+    sentence = 'grouped_matmul: implementation is "primus_turbo", which needs the package primus_turbo, and'
+    with pytest.raises(ValueError, match=sentence):
+        choose("grouped_matmul", "primus_turbo")
 
 
 def test_a_name_is_taken_as_it_is():

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.extend.core import jaxprs_in_params
 from kernel_base import (
+    FORMS,
     ROUNDOFF,
     assert_close,
     assert_gradients_are_differences,
@@ -57,7 +58,7 @@ def compiled(function, has_bias):
 
 
 @functools.cache
-def ours(z_loss, blocks=BLOCKS):
+def ours(z_loss, implementation="pallas", blocks=BLOCKS):
     def loss(hidden, table, bias, targets, weights):
         return cross_entropy(
             hidden,
@@ -66,7 +67,8 @@ def ours(z_loss, blocks=BLOCKS):
             weights,
             bias_V=bias,
             z_loss=z_loss,
-            implementation="pallas",
+            chunk=7,
+            implementation=implementation,
             blocks=blocks,
         )[0]
 
@@ -97,20 +99,20 @@ def check(shape, dtype, *, has_bias=False, z_loss=0.0):
     (hidden, table), exact = rounded((hidden * 2 / width**0.5, table), dtype)
     bias = np.float32(bias * has_bias)
     for name, (targets, weights) in maskings(rows, entries, np.random.default_rng(rows)).items():
-        results = compiled(ours(z_loss), has_bias)(
-            hidden, table, jnp.asarray(bias), targets, weights, jnp.float32(0.7)
-        )
         with jax.enable_x64(True):
             operands = (*exact, np.float64(bias), targets, np.float64(weights), np.float64(np.float32(0.7)))
             expected = jax.tree.map(np.asarray, compiled(reference(z_loss), has_bias)(*operands))
-        assert results[0].dtype == jnp.float32
-        assert results[1][0].dtype == results[1][1].dtype == dtype
-        if name == "no rows":
-            assert not any(np.any(x) for x in jax.tree.leaves(results))
-        elif entries > 1:
-            assert_close(results, expected, bounds(shape, dtype))
-        else:  # the loss of a single entry is 0, and so are its gradients
-            assert all(np.all(np.abs(x) < 1e-5) for x in jax.tree.leaves(results)) == (z_loss == 0)
+        for form in FORMS:
+            operands = hidden, table, jnp.asarray(bias), targets, weights, jnp.float32(0.7)
+            results = compiled(ours(z_loss, form), has_bias)(*operands)
+            assert results[0].dtype == jnp.float32
+            assert results[1][0].dtype == results[1][1].dtype == dtype
+            if name == "no rows":
+                assert not any(np.any(x) for x in jax.tree.leaves(results))
+            elif entries > 1:
+                assert_close(results, expected, bounds(shape, dtype))
+            else:  # the loss of a single entry is 0, and so are its gradients
+                assert all(np.all(np.abs(x) < 1e-5) for x in jax.tree.leaves(results)) == (z_loss == 0)
 
 
 @pytest.mark.parametrize(("shape", "dtype"), in_turn(SHAPES))
@@ -194,7 +196,7 @@ def test_no_array_of_rows_times_vocabulary():
     blocks = Blocks(rows=16, entries=16, width=16, run=8, chunk=128)
     shapes = [(rows, width), (entries, width), (entries,)]
     arrays = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
-    traced = compiled(ours(0.0, blocks), False).trace(
+    traced = compiled(ours(0.0, blocks=blocks), False).trace(
         *arrays,
         jax.ShapeDtypeStruct((rows,), jnp.int32),
         jax.ShapeDtypeStruct((rows,), jnp.float32),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_base import ROUNDOFF, assert_close, fast_jit, in_turn, normals, rounded
+from kernel_base import FORMS, ROUNDOFF, assert_close, fast_jit, in_turn, normals, rounded
 
 from pallas_kernels.decode_attention import Blocks, combine, decode_attention
 from pallas_kernels.decode_attention.reference import decode_attention_reference, token_in_slot
@@ -46,31 +46,33 @@ def caches(batch, slots):
 
 @functools.cache
 def compiled(blocks=BLOCKS):
-    def attend(q, k, v, lengths, first, window):
+    def attend(q, k, v, lengths, first, window, *, implementation):
         return decode_attention(
-            q, k, v, lengths, first_B=first, window=window, implementation="pallas", blocks=blocks
+            q, k, v, lengths, first_B=first, window=window, implementation=implementation, blocks=blocks
         )
 
-    return fast_jit(attend), fast_jit(decode_attention_reference)
+    forms = [fast_jit(functools.partial(attend, implementation=name)) for name in FORMS]
+    return *forms, fast_jit(decode_attention_reference)
 
 
 def check(shape, dtype, blocks=BLOCKS):
     batch, slots, heads, key_heads, width = shape
     cache = (batch, slots, key_heads, width)
     low, exact = rounded(normals(slots, (batch, heads, width), cache, cache), dtype)
-    ours, reference = compiled(blocks)
+    *forms, reference = compiled(blocks)
     single = 8 * ROUNDOFF["float32"] * (12 + slots**0.5)
     # The probabilities are rounded, and the output is.
     bounds = (single if dtype == "float32" else 2 * ROUNDOFF[dtype], single)
     for name, limits in caches(batch, slots).items():
-        out, logsumexp = ours(*low, *limits)
         with jax.enable_x64(True):
             expected = [np.asarray(x) for x in reference(*exact, *limits)]
-        assert out.dtype == dtype
         seen = np.isfinite(expected[1])
-        np.testing.assert_array_equal(np.isfinite(logsumexp), seen, err_msg=name)
-        results = out, np.where(seen, logsumexp, 0)
-        assert_close(results, (expected[0], np.where(seen, expected[1], 0)), bounds)
+        for ours in forms:
+            out, logsumexp = ours(*low, *limits)
+            assert out.dtype == dtype
+            np.testing.assert_array_equal(np.isfinite(logsumexp), seen, err_msg=name)
+            results = out, np.where(seen, logsumexp, 0)
+            assert_close(results, (expected[0], np.where(seen, expected[1], 0)), bounds)
 
 
 @pytest.mark.parametrize(("shape", "dtype"), in_turn(SHAPES))
@@ -106,7 +108,7 @@ def test_what_is_not_seen_may_hold_any_number():
     lengths, first, window = jnp.int32([20, 33]), jnp.int32([2, 0]), jnp.int32(16)
     hidden = jnp.arange(40)[None] >= lengths[:, None]
     other = [jnp.where(hidden[..., None, None], 1e30, x) for x in (k, v)]
-    ours, _ = compiled()
+    ours, *_ = compiled()
     for result, expected in zip(
         ours(q, k, v, lengths, first, window), ours(q, *other, lengths, first, window), strict=True
     ):

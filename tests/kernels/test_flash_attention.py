@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_base import (
+    FORMS,
     ROUNDOFF,
     assert_close,
     assert_gradients_are_differences,
@@ -79,13 +80,13 @@ def operands(shape):
 
 @functools.cache
 def compiled(segmented, blocks):
-    """Ours and the reference, with gradients of all of q, k and v for gradients of both results."""
+    """Our forms by name and the reference, with gradients of all of q, k and v for those of both results."""
 
     def both(function, arguments, cotangents, masking):
         results, pull_back = jax.vjp(lambda *qkv: function(*qkv, masking), *arguments)
         return results, pull_back(cotangents)
 
-    def ours(q, k, v, masking):
+    def ours(q, k, v, masking, *, implementation):
         limits, *segments = masking
         options = (
             dict(zip(("query_segments_BT", "key_segments_BS"), segments, strict=True)) if segmented else {}
@@ -96,7 +97,7 @@ def compiled(segmented, blocks):
             v,
             query_start=limits[0],
             window=limits[1],
-            implementation="pallas",
+            implementation=implementation,
             blocks=blocks,
             **options,
         )
@@ -104,7 +105,8 @@ def compiled(segmented, blocks):
     def reference(q, k, v, masking):
         return flash_attention_reference(q, k, v, *(masking if segmented else (masking[0], None, None)))
 
-    return tuple(fast_jit(functools.partial(both, f)) for f in (ours, reference))
+    forms = {name: functools.partial(ours, implementation=name) for name in FORMS}
+    return tuple(fast_jit(functools.partial(both, f)) for f in (*forms.values(), reference))
 
 
 def bounds(masking, shape, dtype):
@@ -126,18 +128,19 @@ def check(shape, dtype, names, *, segmented, blocks=BLOCKS):
     arguments, cotangents = operands(shape)
     low, exact = rounded(arguments, dtype)
     grad, grad_exact = rounded(cotangents[0], dtype)
-    ours, reference = compiled(segmented, blocks)
+    *forms, reference = compiled(segmented, blocks)
     for name in names:
         masking = maskings(*shape[:3])[name]
-        results = ours(low, (grad, jnp.float32(cotangents[1])), masking)
         with jax.enable_x64(True):
             wide = (grad_exact, np.float64(np.float32(cotangents[1])))
             expected = jax.tree.map(np.asarray, reference(tuple(exact), wide, masking))
-        assert results[0][0].dtype == results[1][0].dtype == dtype
         seen = np.isfinite(expected[0][1])
-        np.testing.assert_array_equal(np.isfinite(results[0][1]), seen, err_msg=name)
-        results, expected = ((((r[0][0], np.where(seen, r[0][1], 0)), r[1])) for r in (results, expected))
-        assert_close(results, expected, bounds(masking, shape, dtype))
+        for ours in forms:
+            results = ours(low, (grad, jnp.float32(cotangents[1])), masking)
+            assert results[0][0].dtype == results[1][0].dtype == dtype
+            np.testing.assert_array_equal(np.isfinite(results[0][1]), seen, err_msg=name)
+            pair = ((((r[0][0], np.where(seen, r[0][1], 0)), r[1])) for r in (results, expected))
+            assert_close(*pair, bounds(masking, shape, dtype))
 
 
 PLAIN = ("plain", "window", "window of one")

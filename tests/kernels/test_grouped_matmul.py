@@ -15,6 +15,7 @@ from jax.extend.core import jaxprs_in_params
 from pallas_kernels.grouped_matmul import grouped_matmul
 from pallas_kernels.grouped_matmul.blocked import BLOCK_ROWS, FEW_ROWS
 from pallas_kernels.grouped_matmul.reference import grouped_matmul_reference
+from pallas_kernels.product import in_stack
 
 BLOCK = BLOCK_ROWS
 FEW, MANY = 24, 3 * BLOCK + 40
@@ -71,8 +72,11 @@ jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_lev
 
 
 @functools.partial(jit, static_argnames="implementation")
-def with_gradients(rows_PD, weights_EDF, grad_PF, sizes_E, implementation, **stack):
-    product = functools.partial(grouped_matmul, group_sizes_E=sizes_E, implementation=implementation, **stack)
+def with_gradients(rows_PD, weights_EDF, grad_PF, sizes_E, implementation, stack_LEDF=None, layer=None):
+    def product(rows_PD, weights_EDF):
+        weights = weights_EDF if stack_LEDF is None else in_stack(weights_EDF, stack_LEDF, layer)
+        return grouped_matmul(rows_PD, weights, sizes_E, implementation=implementation)
+
     out_PF, pull_back = jax.vjp(product, rows_PD, weights_EDF)
     return out_PF, *pull_back(grad_PF)
 
@@ -98,18 +102,12 @@ def test_product_and_gradients(name, implementation):
 def test_few_rows_and_matrices_large_enough_to_be_read_in_place(name):
     num_rows, sizes = CASES[name]
     random = np.random.default_rng(num_rows)
-    rows_PD, stack_MDF = random.standard_normal((num_rows, 128)), random.standard_normal((7, 128, 160))
+    rows_PD, stack_LEDF = random.standard_normal((num_rows, 128)), random.standard_normal((3, 4, 128, 160))
     product = jit(functools.partial(grouped_matmul, implementation="blocked"))
-    weights_EDF = jnp.float32(stack_MDF[2:6])
+    weights = in_stack(jnp.float32(stack_LEDF[1]), jnp.float32(stack_LEDF), jnp.int32(1))
     sizes_E = np.array(sizes, np.int32)
-    out_PF = product(
-        jnp.float32(rows_PD),
-        weights_EDF,
-        sizes_E,
-        stack_MDF=jnp.float32(stack_MDF),
-        first_matrix=jnp.int32(2),
-    )
-    expected, *_ = in_float64(rows_PD, stack_MDF[2:6], np.zeros((num_rows, 160)), sizes_E)
+    out_PF = product(jnp.float32(rows_PD), weights, sizes_E)
+    expected, *_ = in_float64(rows_PD, stack_LEDF[1], np.zeros((num_rows, 160)), sizes_E)
     np.testing.assert_allclose(out_PF, expected, rtol=1e-5, atol=1e-4)
 
 
@@ -153,7 +151,12 @@ def test_rows_behind_the_last_group_may_hold_anything(implementation):
             None,
             "rows are float32, weights float16; they must be of one dtype",
         ),
-        (((4, 3), (2, 3, 5), (2,)), "ff", "fast", 'implementation is "fast"; it must be "blocked"'),
+        (
+            ((4, 3), (2, 3, 5), (2,)),
+            "ff",
+            "fast",
+            'implementation is "fast"; it must be "pallas", "xla", "blocked"',
+        ),
     ],
 )
 def test_errors(shapes, dtypes, implementation, sentence):
@@ -163,36 +166,16 @@ def test_errors(shapes, dtypes, implementation, sentence):
         unchecked(rows_PD, weights_EDF, jnp.zeros(shapes[2], jnp.int32), implementation=implementation)
 
 
-@pytest.mark.parametrize(
-    ("stack", "first_matrix", "sentence"),
-    [
-        (None, 2, "first_matrix is 2, but there is no stack in which it counts"),
-        (((1, 3, 5), "f"), 0, r"stack \(1, 3, 5\) float32, .* must hold all the weights"),
-        (((4, 3, 6), "f"), 0, r"stack \(4, 3, 6\) float32, weights \(2, 3, 5\)"),
-        (((4, 3, 5), "e"), 0, r"stack \(4, 3, 5\) float16, weights \(2, 3, 5\) float32"),
-        (((4, 15), "f"), 0, r"stack \(4, 15\)"),
-    ],
-)
-def test_errors_of_the_stack(stack, first_matrix, sentence):
-    arguments = jnp.zeros((4, 3)), jnp.zeros((2, 3, 5)), jnp.zeros(2, jnp.int32)
-    stack_MDF = None if stack is None else jnp.zeros(*stack)
-    with pytest.raises(ValueError, match=sentence):
-        grouped_matmul(*arguments, stack_MDF=stack_MDF, first_matrix=first_matrix)
-
-
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_matrices_in_a_stack(implementation):
     """Those of layer 2 of 3. What reads them in place does not look at the weights themselves."""
     *arrays, sizes_E = operands("empty groups around others")
     rows_PD, weights_EDF, grad_PF = (jnp.float32(x) for x in arrays)
     others_EDF = jnp.full_like(weights_EDF, jnp.nan)
-    stack_MDF = jnp.concatenate([others_EDF, weights_EDF, others_EDF])
+    stack_LEDF = jnp.stack([others_EDF, weights_EDF, others_EDF])
     if implementation == "blocked":
         weights_EDF = others_EDF
-    ours = with_gradients(
-        rows_PD, weights_EDF, grad_PF, sizes_E, implementation,
-        stack_MDF=stack_MDF, first_matrix=jnp.int32(len(sizes_E)),
-    )  # fmt: skip
+    ours = with_gradients(rows_PD, weights_EDF, grad_PF, sizes_E, implementation, stack_LEDF, jnp.int32(1))
     for result, expected in zip(ours, in_float64(*arrays, sizes_E), strict=True):
         np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
 

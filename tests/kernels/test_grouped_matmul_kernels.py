@@ -6,6 +6,8 @@ have many.
 
 import functools
 import inspect
+import sys
+import types
 
 import chex
 import jax
@@ -24,9 +26,11 @@ from kernel_base import (
     rounded,
 )
 
+from pallas_kernels import choice
 from pallas_kernels.grouped_matmul import Blocks, grouped_matmul, grouped_swiglu
 from pallas_kernels.grouped_matmul.reference import grouped_matmul_reference, grouped_swiglu_reference
 from pallas_kernels.grouped_matmul.triton import Tile
+from pallas_kernels.product import in_stack
 
 TILE = Tile(rows=16, columns=16, contracted=16)
 BLOCKS = Blocks(product=TILE, swiglu=TILE, grad_weights=TILE)
@@ -148,11 +152,67 @@ def test_matrices_in_a_stack(name):
     ours, _, halves = OPERATIONS[name]
     rows, weights, grad = map(jnp.float32, normals(1, (20, 16), (2, 16, 16 * halves), (20, 16)))
     others, sizes = jnp.full_like(weights, jnp.nan), jnp.int32([9, 5])
-    stack_name = {"product": "stack_MDF", "swiglu": "stack_MDQ"}[name]
-    stack = {stack_name: jnp.concatenate([others, weights, others]), "first_matrix": jnp.int32(2)}
-    among = compiled(functools.partial(ours, **stack))(rows, others, sizes, grad)
-    alone = compiled(ours)(rows, weights, sizes, grad)
-    chex.assert_trees_all_equal(among, alone)
+    del grad
+    stack = jnp.stack([others, weights, others])
+    among = fast_jit(ours)(rows, in_stack(others, stack, jnp.int32(1)), sizes)
+    chex.assert_trees_all_equal(among, fast_jit(ours)(rows, weights, sizes))
+
+
+def test_with_gradients_the_layer_s_own_are_read():
+    """All of them are needed then, and the stack would only be in the way of counting bytes."""
+    rows, weights, grad = map(jnp.float32, normals(1, (20, 16), (2, 16, 16), (20, 16)))
+    sizes, stack = jnp.int32([9, 5]), jnp.full((3, *weights.shape), jnp.nan)
+    product = pallas(grouped_matmul)
+    among = compiled(lambda r, w, s: product(r, in_stack(w, stack, jnp.int32(1)), s))(
+        rows, weights, sizes, grad
+    )
+    chex.assert_trees_all_equal(among, compiled(product)(rows, weights, sizes, grad))
+
+
+@pytest.mark.parametrize("operation", [grouped_matmul, grouped_swiglu])
+def test_a_form_for_each_direction(operation):
+    """By `ragged_dot` forward and by the kernels for the gradients."""
+    rows, weights, grad = map(jnp.float32, normals(4, (20, 16), (2, 16, 32), (20, 32)))
+    grad = grad[:, :16] if operation is grouped_swiglu else grad
+    sizes = jnp.int32([9, 5])
+    both = functools.partial(operation, implementation="ragged_dot+pallas", blocks=BLOCKS)
+    alone = functools.partial(operation, implementation="ragged_dot")
+    ours, theirs = (compiled(f)(rows, weights, sizes, grad) for f in (both, alone))
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), ours, theirs)
+    forward = str(jax.make_jaxpr(lambda *a: both(*a))(rows, weights, sizes))
+    gradients = str(jax.make_jaxpr(jax.grad(lambda r: both(r, weights, sizes).sum()))(rows))
+    assert "ragged_dot" in forward
+    assert "pallas_call" not in forward
+    assert "pallas_call" in gradients
+
+
+def test_the_vendor_s_package_is_asked_for_what_it_takes(monkeypatch):
+    """With a stand-in of its signature, which leaves rows of no group as they come."""
+    asked = []
+
+    def grouped_gemm(rows, weights, lengths):
+        asked.append(lengths.dtype)
+        out = jax.lax.ragged_dot(rows, weights, lengths.astype(jnp.int32))
+        return jnp.where((jnp.arange(len(rows)) < lengths.sum())[:, None], out, 7)
+
+    package = types.ModuleType("primus_turbo.jax.lax")
+    package.grouped_gemm = grouped_gemm
+    monkeypatch.setitem(sys.modules, "primus_turbo.jax.lax", package)
+    monkeypatch.setattr(choice.importlib.util, "find_spec", lambda name: name == "primus_turbo")
+    rows, weights, grad = map(jnp.float32, normals(5, (20, 16), (2, 16, 8), (20, 8)))
+    sizes = jnp.int32([9, 5])
+    vendor, ragged = (
+        jax.jit(lambda r, w, g, name=name: with_gradients(name, r, w, sizes, g))(rows, weights, grad)
+        for name in ("primus_turbo", "ragged_dot")
+    )
+    assert set(asked) == {jnp.dtype("int64")}
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), vendor, ragged)
+
+
+def with_gradients(implementation, rows, weights, sizes, grad):
+    product = functools.partial(grouped_matmul, group_sizes_E=sizes, implementation=implementation)
+    out, pull_back = jax.vjp(product, rows, weights)
+    return out, pull_back(grad)
 
 
 def test_xla_swiglu_is_the_same():

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_base import (
+    FORMS,
     ROUNDOFF,
     assert_close,
     assert_gradients_are_differences,
@@ -47,8 +48,10 @@ def run(rows, width, dtype, blocks, seed=0):
     arguments = jnp.asarray(output, dtype), *jax.tree.map(jnp.float32, (residual, scaling, scale))
     cotangents = normals(seed + 1, (rows, width), (rows, width))
     cotangents = jnp.float32(cotangents[0]), jnp.asarray(cotangents[1], dtype)
-    pallas = functools.partial(residual_rms_norm, eps=EPS, implementation="pallas", blocks=blocks)
-    ours = value_and_pullback(pallas, arguments, cotangents)
+    forms = (
+        functools.partial(residual_rms_norm, eps=EPS, implementation=name, blocks=blocks) for name in FORMS
+    )
+    ours = [value_and_pullback(form, arguments, cotangents) for form in forms]
     reference = functools.partial(residual_rms_norm_reference, eps=EPS)
     return ours, in_float64(reference, arguments, cotangents)
 
@@ -70,9 +73,10 @@ def bounds(rows, width, dtype):
 
 def check(rows, width, dtype, blocks, seed=0):
     ours, expected = run(rows, width, dtype, blocks, seed)
-    assert ours[0][0].dtype == jnp.float32
-    assert ours[0][1].dtype == ours[1][0].dtype == dtype
-    assert_close(ours, expected, bounds(rows, width, dtype))
+    for results, gradients in ours:
+        assert results[0].dtype == jnp.float32
+        assert results[1].dtype == gradients[0].dtype == dtype
+        assert_close((results, gradients), expected, bounds(rows, width, dtype))
 
 
 @pytest.mark.parametrize(("shape", "dtype"), in_turn(SHAPES))
@@ -124,6 +128,20 @@ def test_xla_takes_the_same_place():
     assert_close(default[0], np.float64(PALLAS(*arguments)[0]), 1e-6)
 
 
+def test_rows_may_be_of_any_number_of_axes():
+    """As [B, T] are in the network; each form sums over all of them for the weights' gradients."""
+    arguments, cotangents = small()
+    shaped = jax.tree.map(lambda x: x.reshape(5, 1, 6) if x.ndim == 2 else x, (arguments, cotangents))
+    for form in FORMS:
+        function = functools.partial(residual_rms_norm, eps=EPS, implementation=form)
+        found, expected = (
+            value_and_pullback(function, *shaped),
+            value_and_pullback(function, arguments, cotangents),
+        )
+        for ours, flat in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+            np.testing.assert_allclose(ours.reshape(flat.shape), flat, rtol=1e-5, atol=1e-6)
+
+
 def test_no_rows():
     output, residual, scaling, scale = operands(0, 6)
     arguments = jax.tree.map(jnp.float32, (output, residual, scaling, scale))
@@ -135,22 +153,22 @@ def test_no_rows():
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"output_PD": (4, 7)}, r"output \(4, 7\), residual \(4, 6\): they must both be \[P, D\]"),
-        ({"output_PD": (4, 6, 1), "residual_PD": (4, 6, 1)}, r"they must both be \[P, D\]"),
+        ({"output": (4, 7)}, r"output \(4, 7\), residual \(4, 6\): they must both be \[\.\.\., P, D\]"),
+        ({"output": (6,), "residual": (6,)}, r"they must both be \[\.\.\., P, D\]"),
         ({"scale_D": (5,)}, r"scale_D is \(5,\); it must be \[D\], \(6,\)"),
         ({"blocks": Blocks(rows=3)}, "rows is 3; a block's side must be a power of 2"),
         ({"blocks": Blocks(run=0)}, "run is 0; it must be at least 1"),
         ({"implementation": "fast"}, 'implementation is "fast"; it must be "pallas", "xla" or None'),
         (
-            {"output_PD": (4, 20_000), "residual_PD": (4, 20_000), "scale_D": (20_000,)},
+            {"output": (4, 20_000), "residual": (4, 20_000), "scale_D": (20_000,)},
             "rows are 20000 wide; the kernel holds at most 16384",
         ),
     ],
 )
 def test_errors(change, sentence):
     values = {
-        "output_PD": (4, 6),
-        "residual_PD": (4, 6),
+        "output": (4, 6),
+        "residual": (4, 6),
         "scale_D": (6,),
         "implementation": "pallas",
     } | change
@@ -164,9 +182,9 @@ def test_errors(change, sentence):
         inspect.unwrap(residual_rms_norm)(scaling=scaling, eps=EPS, **arrays)
 
 
-@pytest.mark.parametrize("name", ["residual_PD", "scale_D", "output_PD"])
+@pytest.mark.parametrize("name", ["residual", "scale_D", "output"])
 def test_wrong_dtypes(name):
-    arrays = {"output_PD": jnp.zeros((4, 6)), "residual_PD": jnp.zeros((4, 6)), "scale_D": jnp.zeros(6)}
+    arrays = {"output": jnp.zeros((4, 6)), "residual": jnp.zeros((4, 6)), "scale_D": jnp.zeros(6)}
     arrays[name] = arrays[name].astype(jnp.float16)
     with pytest.raises(ValueError, match="float16"):
         residual_rms_norm(scaling=ResidualScaling(*(jnp.zeros(6),) * 4), eps=EPS, **arrays)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from zaya_jax.config import HYBRID, HYBRID_SLIDING, ModelConfig
+from zaya_jax.config import HYBRID, HYBRID_SLIDING, ExecutionConfig, ModelConfig
 from zaya_jax.model.cache import attend_through_cache, init_cache, layer_slots, sizes_of_layers
 from zaya_jax.model.zaya import Zaya
 
@@ -43,7 +43,7 @@ def plain_attention(q_TNH, k_TKH, v_TKH, *, window, padding):
 def attend_in_chunks(q_LBTNH, k_LBTKH, v_LBTKH, *, chunks):
     """All layers take a chunk before any takes the next: they write into one pool."""
     cache = dataclasses.replace(init_cache(CONFIG, 2, TIME, "float32"), first_B=jnp.asarray(PADDING))
-    slots, sizes = layer_slots(CONFIG, TIME), tuple(sorted(set(sizes_of_layers(CONFIG, TIME))))
+    slots = layer_slots(CONFIG, TIME)
     outputs, start = [], 0
     for length in chunks:
         now, out_LBTNH = slice(start, start + length), []
@@ -52,9 +52,8 @@ def attend_in_chunks(q_LBTNH, k_LBTKH, v_LBTKH, *, chunks):
         for layer in range(3):
             chunk = (x[layer, :, now] for x in (q_LBTNH, k_LBTKH, v_LBTKH))
             own_slots = jax.tree.map(lambda x, layer=layer: x[layer], slots)
-            out_BTNH, pool = attend_through_cache(
-                *chunk, pool, own_slots, cache, sizes=sizes, segments_BT=segments_BT
-            )
+            where = pool, own_slots, cache
+            out_BTNH, pool = attend_through_cache(CONFIG, ExecutionConfig(), *chunk, *where, segments_BT)
             out_LBTNH.append(out_BTNH)
         start += length
         cache = dataclasses.replace(cache, pool=pool, length=jnp.asarray(start), empty=False)
@@ -97,7 +96,7 @@ def test_types_of_an_empty_cache():
     for asked, dtype in (((), jnp.bfloat16), (("float32",), jnp.float32)):
         cache = init_cache(CONFIG, 1, 4, *asked)
         assert {leaf.dtype for leaf in cache.pool} == {jnp.dtype(dtype)}
-        assert {leaf.dtype for leaf in jax.tree.leaves(cache.cca)} == {jnp.dtype("float32")}
+        assert {leaf.dtype for leaf in jax.tree.leaves(cache.state)} == {jnp.dtype("float32")}
 
 
 def test_a_cache_without_room_is_refused():

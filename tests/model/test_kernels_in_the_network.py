@@ -11,15 +11,13 @@ import pytest
 
 from pallas_kernels import choice
 from zaya_jax.config import Config, DataConfig, ExecutionConfig, ModelConfig
-from zaya_jax.model.cache import empty_cca_state
-from zaya_jax.model.cca import cca_projection, join_projections
+from zaya_jax.model.cca import cca_projection, empty_cca_state, join_projections
 from zaya_jax.model.implementations import (
     OPERATIONS,
     describe_implementations,
     resolve_implementations,
 )
-from zaya_jax.model.kernels import project_and_rotate
-from zaya_jax.model.rope import apply_rope, rope_table
+from zaya_jax.model.rope import rope_table
 from zaya_jax.model.weights import declare
 from zaya_jax.model.zaya import Zaya
 from zaya_jax.train.state import make_setup
@@ -71,12 +69,8 @@ def test_queries_and_keys_are_those_of_plain_jax():
     segments = jnp.int32([[0] * 2 + [1] * 4 + [2] + [3] * 4, [1] * 3 + [2] * 3 + [3, 4, 5] + [0] * 2])
     rotation = rope_table(jnp.arange(11)[None], theta=100.0, rotary_dim=SMALL.rotary_dim)
 
-    def plain(x, weights, state):
-        q, k, v, behind = cca_projection(x, weights, state, segments)
-        return apply_rope(q, rotation), apply_rope(k, rotation), v, behind
-
-    def kernel(x, weights, state):
-        return project_and_rotate(x, weights, state, rotation, segments)
+    def project(x, weights, state, *, implementation):
+        return cca_projection(x, weights, state, rotation, segments, implementation=implementation)
 
     def both(function):
         results, pull_back = jax.vjp(function, x, weights, state)
@@ -85,7 +79,12 @@ def test_queries_and_keys_are_those_of_plain_jax():
         )
 
     options = {"xla_backend_optimization_level": 0}
-    expected, ours = (jax.jit(both, static_argnums=0, compiler_options=options)(f) for f in (plain, kernel))
+    expected, ours = (
+        jax.jit(both, static_argnums=0, compiler_options=options)(
+            functools.partial(project, implementation=name)
+        )
+        for name in ("xla", "pallas")
+    )
     for right, found in zip(jax.tree.leaves(expected), jax.tree.leaves(ours), strict=True):
         # Some dozen roundings in float32, and sums over 22 tokens and 16 channels.
         assert np.linalg.norm(found - right) <= 1e-5 * np.linalg.norm(right)
@@ -100,7 +99,7 @@ def loss_and_gradients(execution):
     segments[1, -4:] = 0
     tokens, segments = jnp.asarray(tokens), jnp.asarray(segments, jnp.int32)
     model = Zaya(SMALL, dataclasses.replace(execution, remat="attention_and_experts"))
-    variables = model.init(jax.random.key(0), tokens)
+    variables = jax.jit(Zaya(SMALL).init)(jax.random.key(0), tokens)  # the same for all implementations
     bias = variables["router_bias"]
 
     def loss(params):
@@ -153,7 +152,8 @@ def test_without_a_name_it_is_what_the_table_says(platform, monkeypatch):
     choice._of_platform.cache_clear()
     taken = [field.removesuffix("_implementation") for field in FIELDS if getattr(named, field) == "pallas"]
     assert taken == {"cpu": [], "cuda": ["decode", "newton_schulz"], "rocm": ["attention"]}[platform]
-    assert {getattr(named, field) for field in FIELDS} <= {"pallas", "xla"}
+    assert {getattr(named, field) for field in FIELDS} <= {"pallas", "xla", "ragged_dot+pallas"}
+    assert (named.experts_implementation == "ragged_dot+pallas") == (platform == "rocm")
     assert setup.model.execution == named
 
 
@@ -161,6 +161,10 @@ def test_a_run_says_which_kernels_it_takes():
     assert describe_implementations(PLAIN, SMALL) == "Pallas kernels: none"
     one = dataclasses.replace(PLAIN, loss_implementation="pallas")
     assert describe_implementations(one, SMALL) == "Pallas kernels: loss; the rest by XLA"
+    mixed = dataclasses.replace(one, experts_implementation="ragged_dot+pallas")
+    assert describe_implementations(mixed, SMALL) == (
+        "Pallas kernels: gradients of experts, loss; the rest by XLA"
+    )
     every = dataclasses.replace(PLAIN, implementation="pallas")
     assert describe_implementations(every, SMALL) == (
         "Pallas kernels: attention, decode, experts, residual, cca, loss, newton_schulz; the rest by XLA"

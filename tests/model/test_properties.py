@@ -10,11 +10,12 @@ import numpy as np
 import optax
 import pytest
 
+from pallas_kernels.rms_norm import rms_norm
 from zaya_jax.config import HYBRID, HYBRID_SLIDING, ExecutionConfig, ModelConfig
 from zaya_jax.model import zaya
-from zaya_jax.model.implementations import resolve_implementations
-from zaya_jax.model.layer_input import layer_inputs, stacked_experts
+from zaya_jax.model.layer_input import layer_inputs
 from zaya_jax.model.remat import group_size
+from zaya_jax.model.rope import rotations
 from zaya_jax.model.router import route
 from zaya_jax.model.weights import abstract_variables, count_parameters
 from zaya_jax.options import load_config
@@ -169,9 +170,9 @@ def logits_and_pull_back(config, variables, tokens_BT, grad_BTV):
     params, bias_LX = variables["params"], variables["router_bias"]["layers"]
 
     def behind_embedding(x_BTD):
-        positions_BT = jnp.arange(TIME)[None]
-        x_BTD = zaya.layers(config, EXECUTION, params, bias_LX, x_BTD, positions_BT, None, None)[0]
-        return zaya.head(config, EXECUTION, params, x_BTD)
+        context = zaya.Context(config, EXECUTION, rotations(config, jnp.arange(TIME)[None]), None, None)
+        x_BTD = zaya.layers(context, params, bias_LX, x_BTD)[0]
+        return zaya.head(config, params, x_BTD)
 
     logits_BTV, pull_back = jax.vjp(behind_embedding, zaya.embed(params["embedding"], tokens_BT))
     return logits_BTV, pull_back(grad_BTV)[0]
@@ -198,14 +199,7 @@ def test_the_scan_is_a_loop_over_layers():
 
     @jit
     def unrolled(params):
-        context = zaya._Context(
-            SLIDING,
-            resolve_implementations(EXECUTION, SLIDING),
-            zaya._rotations(SLIDING, jnp.arange(TIME)[None]),
-            None,
-            None,
-            stacked_experts(EXECUTION, params),
-        )
+        context = zaya.Context(SLIDING, EXECUTION, rotations(SLIDING, jnp.arange(TIME)[None]), None, None)
         inputs = layer_inputs(SLIDING, params, bias_LX, 2, None)
         x_BTD = zaya.embed(params["embedding"], tokens_BT)
         state_BTR = jnp.zeros((2, TIME, SLIDING.router_hidden_size))
@@ -215,7 +209,8 @@ def test_the_scan_is_a_loop_over_layers():
             x_BTD, routing, _, _ = zaya.decoder_layer(context, layer, x_BTD, state_BTR, None)
             state_BTR = routing.state_BTR
             experts_LBT.append(routing.experts_BT)
-        return zaya.head(SLIDING, EXECUTION, params, x_BTD), jnp.stack(experts_LBT)
+        x_BTD = rms_norm(x_BTD, params["final_norm"]["scale"], eps=SLIDING.rms_norm_eps)
+        return zaya.head(SLIDING, params, x_BTD), jnp.stack(experts_LBT)
 
     logits_BTV, experts_LBT = unrolled(params)
     out = jit(functools.partial(zaya.forward, SLIDING, EXECUTION))(params, bias_LX, tokens_BT)
@@ -264,7 +259,7 @@ def moe_block(config, *, skip_bias):
     def run(params):
         inputs = layer_inputs(config, params, bias_LX, 2, None)
         layer = jax.tree.map(lambda leaf: leaf[0], inputs)
-        context = zaya._Context(config, EXECUTION, (), None, None, stacked_experts(EXECUTION, params))
+        context = zaya.Context(config, EXECUTION, (), None, None)
         return zaya._experts(context, layer, x_BTD, jnp.zeros((2, TIME, config.router_hidden_size)))
 
     return x_BTD, *run(variables["params"])

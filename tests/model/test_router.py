@@ -1,4 +1,4 @@
-"""The MLP router against its formula in float64 ([8B] eqs. 1-5)."""
+"""The MLP router against its formula in float64 ([ZAYA1-8B] eqs. 1-5)."""
 
 import math
 

@@ -71,12 +71,10 @@ def config_of(run_folder, corpora):
 def run(config, record, *, last, num_devices, folder):
     """Until the step at which it dies; to the end where that is 0."""
     (folder / "config.json").write_text(config.to_text())
+    devices = f"--xla_force_host_platform_device_count={num_devices}"
     environment = os.environ | {
         "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={num_devices}",
-        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
-        "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {devices}",
         "PYTHONPATH": str(ROOT),
     }
     command = [sys.executable, str(PROGRAM), str(folder / "config.json"), str(record), str(last)]

@@ -110,7 +110,7 @@ def test_adamw_begins_with_the_learning_rate_against_the_error():
 
 
 def test_adamw_is_the_published_formula():
-    """Bias-corrected means are weighted ones (arXiv 1412.6980, section 3): the newest weighs 1, those before
+    """Bias-corrected means are weighted ones ([Adam] section 3): the newest weighs 1, those before
     beta, beta^2 and on. A large eps takes part; the skip class has no error and stays put."""
     beta1, beta2, eps, rate = 0.8, 0.3, 0.05, 0.25
     config = BalancingConfig(learning_rate=rate, beta1=beta1, beta2=beta2, eps=eps)

@@ -10,7 +10,7 @@ import optax
 import pytest
 
 from zaya_jax.config import ModelConfig, OptimizerConfig
-from zaya_jax.model.weights import declare, flatten
+from zaya_jax.model.weights import declare, flatten_weights
 from zaya_jax.optim.matrices import matrix_axes
 from zaya_jax.optim.optimizer import make_optimizer
 from zaya_jax.optim.partition import from_buckets, make_partition, to_buckets
@@ -110,7 +110,7 @@ def first_update(config, declared, gradients, params):
 
 
 def test_which_weight_is_moved_by_what():
-    declared = flatten(declare(MODEL))
+    declared = flatten_weights(declare(MODEL))
     assert set(declared) == set(MUON) | ADAMW_WITH_DECAY | ADAMW_WITHOUT_DECAY
     muon = {path: matrix_axes(weight) for path, weight in declared.items() if weight.matrix}
     assert muon == {path: optax.contrib.MuonDimensionNumbers(*axes) for path, axes in MUON.items()}
@@ -119,7 +119,7 @@ def test_which_weight_is_moved_by_what():
 
 def test_the_linear_router_is_a_matrix():
     linear = dataclasses.replace(MODEL, router="linear")
-    weight = flatten(declare(linear))["layers/router/kernel"]
+    weight = flatten_weights(declare(linear))["layers/router/kernel"]
     assert matrix_axes(weight) == optax.contrib.MuonDimensionNumbers((1,), (2,))
 
 
@@ -138,7 +138,7 @@ def test_without_a_gradient_only_decay_moves(name):
 
 def test_muon_orthogonalises_each_matrix_by_itself():
     """Gradients of one matrix are a thousand times another's; their updates are of one size."""
-    declared = {path: weight for path, weight in flatten(declare(MODEL)).items() if path in MUON}
+    declared = {path: weight for path, weight in flatten_weights(declare(MODEL)).items() if path in MUON}
     config = dataclasses.replace(OPTIMIZER, weight_decay=0.0)
     params, gradients = random_like(declared, 0), random_like(declared, 1)
     sizes = jnp.geomspace(1, 1000, 2 * 3 * 2).reshape(2, 3, 1, 2, 1)
@@ -156,7 +156,7 @@ def test_muon_orthogonalises_each_matrix_by_itself():
         )
         scale = 0.2 * RATE * max(matrices.shape[1:]) ** 0.5
         for matrix, gradient in zip(matrices, of_gradients, strict=True):
-            # Five steps of the quintic bring singular values to about 0.7 .. 1.2, not to 1 (Jordan).
+            # Five steps of the quintic bring singular values to about 0.7 .. 1.2, not to 1 ([Muon]).
             singular = np.linalg.svd(matrix, compute_uv=False) / scale
             assert 0.5 < singular.min() <= singular.max() < 1.3, path
             assert np.sqrt(np.mean(matrix**2)) == pytest.approx(0.2 * RATE, rel=0.2), path
@@ -218,12 +218,12 @@ def in_float64(gradients, path):
 def test_steps_of_adamw_are_the_published_formula(name):
     """Bias-corrected means are weighted ones; decay is decoupled, and both are times the step's rate.
 
-    Sources: Adam (arXiv 1412.6980, section 3) and AdamW (arXiv 1711.05101, algorithm 2).
+    Sources: [Adam] section 3 and [AdamW] algorithm 2.
     """
     decays = {"embedding/table": 0.5, "layers/router/norm/scale": 0, "layers/attention/temperature": 0}
     if name == "adamw":
         decays["layers/router/fc1/kernel"] = 0.5
-    declared = {path: weight for path, weight in flatten(declare(MODEL)).items() if path in decays}
+    declared = {path: weight for path, weight in flatten_weights(declare(MODEL)).items() if path in decays}
     config = dataclasses.replace(OPTIMIZER, name=name, beta1=0.8, beta2=0.3, eps=0.1)
     params, gradients = random_like(declared, 0), [random_like(declared, seed) for seed in (1, 2, 3)]
     found = weights_after(config, declared, gradients, params)
@@ -247,7 +247,7 @@ def test_steps_of_muon_are_orthogonal_matrices_of_the_svd(num_devices):
         "layers/attention/q_proj", "layers/attention/o_proj",
         "layers/router/fc1/kernel", "layers/experts/down_proj",
     ]  # fmt: skip
-    declared = {path: flatten(declare(MODEL))[path] for path in paths}
+    declared = {path: flatten_weights(declare(MODEL))[path] for path in paths}
     config = dataclasses.replace(
         OPTIMIZER, momentum=0.6, newton_schulz="polar_express", newton_schulz_steps=10
     )

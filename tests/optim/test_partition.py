@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from zaya_jax.config import ModelConfig, OptimizerConfig
-from zaya_jax.model.weights import declare, flatten, map_weights
+from zaya_jax.model.weights import declare, flatten_weights, map_weights
 from zaya_jax.optim.optimizer import make_optimizer
 from zaya_jax.optim.partition import MatrixPool, from_buckets, make_partition, to_buckets
 from zaya_jax.options import load_config
@@ -63,7 +63,7 @@ def test_no_matrix_is_cut(num_devices):
     """The elements of each matrix lie in one device's share of a bucket."""
     declared = declare(ODD)
     partition = make_partition(declared, num_devices)
-    for path, weight in flatten(declared).items():
+    for path, weight in flatten_weights(declared).items():
         if weight.matrix is None:
             continue
         counting = [i for i, axis in enumerate(weight.axes) if axis not in "".join(weight.matrix)]
@@ -167,7 +167,7 @@ def test_matrices_of_a_pool_keep_their_own_sides():
 
 
 def test_a_padded_matrix_moves_as_far_as_its_own_sides_say():
-    """Muon's update has the norm 0.2 sqrt(long x short) of the matrix (arXiv 2502.16982, section 2.2)."""
+    """Muon's update has the norm 0.2 sqrt(long x short) of the matrix ([Moonlight] section 2.2)."""
     partition = make_partition(declare(ODD), 8)
     config = OptimizerConfig(
         newton_schulz="polar_express", newton_schulz_steps=10, momentum=0.0, weight_decay=0.0

@@ -14,7 +14,8 @@ import torch
 from transformers import ZayaConfig, ZayaForCausalLM
 
 from zaya_jax.config import ExecutionConfig, ModelConfig
-from zaya_jax.convert.huggingface import config_from_huggingface, variables_from_huggingface
+from zaya_jax.convert.huggingface import by_path, config_from_huggingface, variables_from_huggingface
+from zaya_jax.convert.layouts import tensors_of as tensors_of_layout
 from zaya_jax.model.zaya import Output, Zaya
 
 DEFAULTS = {
@@ -160,3 +161,13 @@ def ask_ours(pair: Pair, tokens_BT: np.ndarray, mask_BT: np.ndarray | None) -> A
 def relative_error(ours: np.ndarray, theirs: np.ndarray) -> float:
     """The largest absolute difference over the largest absolute value."""
     return float(np.abs(ours - theirs).max() / np.abs(theirs).max())
+
+
+def variables_to_huggingface(config: ModelConfig, variables: dict) -> dict[str, np.ndarray]:
+    """Our variables as Hugging Face's tensors in memory; what is exported is written slice by slice."""
+    flat = {path: np.asarray(weight) for path, weight in by_path(config, variables).items()}
+    tensors = {}
+    for tensor in tensors_of_layout("native", config):
+        parts = [tensor.layout.to_theirs(flat[part.path][part.index]).reshape(-1) for part in tensor.slices]
+        tensors[tensor.name] = np.concatenate(parts).reshape(tensor.shape)
+    return tensors

@@ -1,7 +1,7 @@
 """What is exported loads in transformers without a complaint, and does there what it does here.
 
-The legacy layout has no installable reference. Its truth is the table of names in facts 7.1, written
-out below a second time, on the reference's own tensors.
+The legacy layout has no installable reference. Its truth are the names in [legacy]'s code, written out
+below a second time, on the reference's own tensors.
 """
 
 import dataclasses
@@ -124,7 +124,7 @@ OTHERS = {
 
 
 def by_hand(native: dict[str, torch.Tensor], num_layers: int) -> dict[str, torch.Tensor]:
-    """The legacy tensors of a native state dict, by facts 7.1."""
+    """The legacy tensors of a native state dict, by the names of [legacy]."""
     legacy = {OTHERS[name]: tensor for name, tensor in native.items() if name in OTHERS}
     for name, tensor in native.items():
         if not (match := re.fullmatch(r"model\.layers\.(\d+)\.(.+)", name)):

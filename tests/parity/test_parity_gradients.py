@@ -5,9 +5,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from huggingface_reference import EXECUTION, Pair, build, jit, padding_mask, random_tokens, rope
+from huggingface_reference import (
+    EXECUTION,
+    Pair,
+    build,
+    jit,
+    padding_mask,
+    random_tokens,
+    rope,
+    variables_to_huggingface,
+)
 
-from zaya_jax.convert.huggingface import variables_to_huggingface
 from zaya_jax.model.zaya import forward
 
 FULL, SLIDING = "hybrid", "hybrid_sliding"

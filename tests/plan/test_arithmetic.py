@@ -26,7 +26,7 @@ from zaya_jax.plan.memory import (
 from zaya_jax.plan.report import make_plan
 
 PARAMETERS = 8_840_488_784
-"""[8B], facts 1.2."""
+"""Of all tensors in [Weights], ZAYA1-8B, without the balancing biases."""
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def newton_schulz(rows, columns):
 
 
 def test_data_is_that_of_the_report(zaya1_8b):
-    """[8B] appendix B: 64 MiB, 16,384 pages, 6,554 IOPS at 2.5 s, break-even at 0.234 s."""
+    """[ZAYA1-8B] appendix B: 64 MiB, 16,384 pages, 6,554 IOPS at 2.5 s, break-even at 0.234 s."""
     data = data_rate(zaya1_8b)
     assert data.pages == 16_384
     assert data.iops(2.5) == pytest.approx(6_554, abs=1)
@@ -54,7 +54,7 @@ def test_data_is_that_of_the_report(zaya1_8b):
 
 
 def test_the_optimiser_is_shared(zaya1_8b):
-    """Shapes as in the released checkpoint (facts 4.2)."""
+    """Shapes as in the released checkpoint ([Weights], ZAYA1-8B)."""
     a_layer = [(1024, 2048), (256, 2048), (128, 2048), (128, 2048), (2048, 1024)]
     a_layer += [(256, 2048), (256, 256), (256, 256), (17, 256)]
     a_layer += 16 * [(2048, 2048), (2048, 2048), (2048, 2048)]

@@ -6,16 +6,16 @@ import io
 import pytest
 from rich.console import Console
 
-from zaya_jax.model.weights import declare, flatten
+from zaya_jax.model.weights import declare, flatten_weights
 from zaya_jax.options import load_config
-from zaya_jax.plan import describe
+from zaya_jax.plan import dry_run
 from zaya_jax.plan.command import config_of_phase
 from zaya_jax.plan.devices import Cluster, find_device
-from zaya_jax.plan.kernels import Report, _cases, choices_table, resources_table, work_table
+from zaya_jax.plan.kernel_report import KernelReport, _cases, choices_table, resources_table, work_table
 from zaya_jax.plan.report import SCOPES, CollectiveKind, CompiledStep, make_plan
 from zaya_jax.plan.rocm.code_objects import Kernel
 from zaya_jax.plan.rocm.compiler import Memory
-from zaya_jax.plan.search import Found, Trial
+from zaya_jax.plan.search import SearchResult, Trial
 from zaya_jax.plan.tables import compiled_tables, found_table, kernels_table, plan_tables
 from zaya_jax.tables import format_bytes
 
@@ -66,8 +66,8 @@ def plan_of(preset):
 @pytest.mark.parametrize("preset", PRESETS)
 def test_each_weight_has_its_whole_name_on_a_line(preset):
     config = load_config(f"configs/{preset}.py", [])
-    weights = flatten(declare(config.model))
-    said = at_80_columns(describe._weights_table(weights, config))
+    weights = flatten_weights(declare(config.model))
+    said = at_80_columns(dry_run._weights_table(weights, config))
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in said.splitlines() if "│" in line]
     assert [row[0] for row in rows] == list(weights)
     assert [int(row[2].replace(",", "")) for row in rows] == [weight.size for weight in weights.values()]
@@ -76,7 +76,7 @@ def test_each_weight_has_its_whole_name_on_a_line(preset):
 def test_the_sizes_of_axes_are_said_once():
     """`[4, 8, 128, 2, 128]` of the experts' gates in configs/tiny.py."""
     config = load_config("configs/tiny.py", [])
-    said = at_80_columns(describe._weights_table(flatten(declare(config.model)), config))
+    said = at_80_columns(dry_run._weights_table(flatten_weights(declare(config.model)), config))
     assert " LEDQF " in said
     sizes = " ".join(said.partition("axes: ")[2].split()).split(", ")
     assert {"L 4", "E 8", "D 128", "Q 2", "F 128"} <= set(sizes)
@@ -85,7 +85,7 @@ def test_the_sizes_of_axes_are_said_once():
 
 def test_four_phases_cut_no_number_in_two():
     """8T, 4T, 1.2T and 0.66T tokens, as published, in columns of 13."""
-    said = at_80_columns(describe._phases_table(load_config("configs/zaya1_8b.py", [])))
+    said = at_80_columns(dry_run._phases_table(load_config("configs/zaya1_8b.py", [])))
     rows = {line.split("│")[1].strip(): line.split("│")[2:-1] for line in said.splitlines() if "│" in line}
     assert [float(cell) for cell in rows["tokens"]] == pytest.approx([8e12, 4e12, 1.2e12, 0.66e12], rel=1e-4)
 
@@ -110,7 +110,7 @@ def test_what_was_compiled_fits():
 
 def test_what_a_search_found_fits():
     trials = [Trial(remat="attention_and_experts", micro_batch=4, num_bytes=2**37)]
-    found = Found(trials=trials, cheapest_remat=None, largest_micro_batch=16, largest_remat="group")
+    found = SearchResult(trials=trials, cheapest_remat=None, largest_micro_batch=16, largest_remat="group")
     said = at_80_columns(found_table(found, plan_of("zaya1_8b")))
     assert "attention_and_experts" in said
     assert "128.00 GiB" in said
@@ -122,7 +122,7 @@ def test_kernels_fit():
         name="", vgprs=256, sgprs=100, vgpr_spills=12, sgpr_spills=3, scratch_bytes=128, lds_bytes=65_536,
         threads=256, grid=100, matrix_instructions=1280,
     )  # fmt: skip
-    reports = [Report(name, dataclasses.replace(sick, name=name), True) for name in names]
+    reports = [KernelReport(name, dataclasses.replace(sick, name=name), True) for name in names]
     said = at_80_columns(resources_table(reports, DEVICE))
     assert [line.split()[0] for line in said.splitlines() if "65,536" in line] == names
     said = at_80_columns(work_table(DEVICE), choices_table())

@@ -4,6 +4,7 @@ import pathlib
 import tempfile
 
 import pytest
+import quick_compilation
 
 from zaya_jax.plan.rocm.wheels import find_plugin
 
@@ -19,4 +20,6 @@ def _plugin():
 @pytest.fixture(autouse=True)
 def _compilers_find_programs_and_leave_nothing(monkeypatch, tmp_path):
     monkeypatch.setenv("PYTHONPATH", str(pathlib.Path(__file__).parent))
+    for name in ("XLA_FLAGS", quick_compilation.FOLDER):  # these read the code that a cluster gets
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))

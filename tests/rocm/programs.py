@@ -5,9 +5,11 @@ import os
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental import pallas
-from jax.experimental.pallas import triton
+from jax.experimental import pallas as pl
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from pallas_kernels.backend import dot, from_start, launch, load, store
+from pallas_kernels.blocks import KernelSettings
 
 
 def product_of_rows(devices, *, rows):
@@ -26,25 +28,18 @@ def product_of_rows(devices, *, rows):
 
 def triton_product(devices, *, block):
     """A Pallas kernel: one product of two square matrices, a block a program."""
+    size = 2 * block
+    matrix = jax.ShapeDtypeStruct((size, size), jnp.bfloat16)
 
     def kernel(x, y, out):
-        out[...] = triton.dot(x[...], y[...]).astype(out.dtype)
+        rows, columns = (pl.ds(pl.program_id(axis) * block, block) for axis in range(2))
+        all_there = from_start(size, pl.program_id(0))
+        store(out.at[rows, columns], dot(load(x.at[rows, all_there]), load(y.at[all_there, columns])))
 
-    size = 2 * block
-    multiply = pallas.pallas_call(
-        kernel,
-        name="triton_product",
-        out_shape=jax.ShapeDtypeStruct((size, size), jnp.bfloat16),
-        grid=(2, 2),
-        in_specs=[
-            pallas.BlockSpec((block, size), lambda i, j: (i, 0)),
-            pallas.BlockSpec((size, block), lambda i, j: (0, j)),
-        ],
-        out_specs=pallas.BlockSpec((block, block), lambda i, j: (i, j)),
-        compiler_params=triton.CompilerParams(num_warps=4, num_stages=1),
-    )
+    def multiply(x, y):
+        return launch(kernel, (x, y), [matrix], KernelSettings(), grid=(2, 2), name="triton_product")
+
     replicated = NamedSharding(Mesh(np.array(devices[:1]), ("data",)), PartitionSpec())
-    matrix = jax.ShapeDtypeStruct((size, size), jnp.bfloat16)
     return jax.jit(multiply, in_shardings=replicated, out_shardings=replicated).lower(matrix, matrix)
 
 

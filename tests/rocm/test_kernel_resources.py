@@ -2,7 +2,7 @@
 
 from pallas_kernels.catalogue import SIZES, cases
 from zaya_jax.plan.devices import MI300X
-from zaya_jax.plan.kernels import compile_kernels
+from zaya_jax.plan.kernel_report import compile_kernels
 
 
 def test_no_kernel_spills_and_those_with_products_use_matrix_instructions():

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from zaya_jax.train.loss import cross_entropy, cross_entropy_kernel
+from zaya_jax.config import ExecutionConfig
+from zaya_jax.train.loss import next_token_loss
 
 TOKENS, WIDTH, VOCABULARY = 23, 8, 41
 
@@ -37,9 +38,8 @@ def test_value_and_gradients(chunk, z_loss, has_bias):
     bias_V = bias_V if has_bias else None
 
     def loss_of(*arguments):
-        if chunk == "kernel":
-            return cross_entropy_kernel(*arguments, z_loss)
-        return cross_entropy(*arguments, chunk, z_loss)
+        how = {"loss_implementation": "pallas"} if chunk == "kernel" else {"loss_chunk": chunk}
+        return next_token_loss(*arguments, execution=ExecutionConfig(**how), z_loss=z_loss)
 
     def ours(x_PD, table_VD, bias_V):
         loss = loss_of(x_PD, table_VD, bias_V, targets_P, weights_P)
@@ -58,6 +58,11 @@ def test_value_and_gradients(chunk, z_loss, has_bias):
     np.testing.assert_allclose(value.objective, theirs[0][0] / 3, rtol=1e-5)
 
 
+def in_chunks(chunk, x_PD, table_VD, targets_P, weights_P):
+    execution = ExecutionConfig(loss_chunk=chunk)
+    return next_token_loss(x_PD, table_VD, None, targets_P, weights_P, execution=execution).objective
+
+
 def test_gradients_of_bfloat16_are_added_up_in_float32():
     """4,096 tokens of one target: each adds 2^-12 to its row, which in bfloat16 would stop at 2^-4."""
     tokens = 4096
@@ -65,7 +70,7 @@ def test_gradients_of_bfloat16_are_added_up_in_float32():
     targets_P, weights_P = jnp.zeros(tokens, jnp.int32), jnp.full(tokens, 1 / tokens)
 
     def objective(table_VD):
-        return cross_entropy(x_PD, table_VD, None, targets_P, weights_P, 64, 0.0).objective
+        return in_chunks(64, x_PD, table_VD, targets_P, weights_P)
 
     grad_VD = jax.grad(objective)(table_VD)
     assert grad_VD.dtype == jnp.bfloat16
@@ -77,7 +82,7 @@ def temporary_bytes(chunk):
     tokens, vocabulary, width = 16_384, 262_272, 16
 
     def objective(x_PD, table_VD, targets_P, weights_P):
-        return cross_entropy(x_PD, table_VD, None, targets_P, weights_P, chunk, 0.0).objective
+        return in_chunks(chunk, x_PD, table_VD, targets_P, weights_P)
 
     shapes = (
         jax.ShapeDtypeStruct((tokens, width), jnp.float32),

@@ -20,7 +20,8 @@ import jax
 import numpy as np
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
-from small_runs import build_small_corpus, fast_compilation, small_config, small_values
+from quick_compilation import FOLDER
+from small_runs import build_small_corpus, small_config, small_values
 
 import zaya_jax
 from zaya_jax import cli
@@ -49,9 +50,9 @@ LIMIT_SECONDS = 300
 
 @pytest.fixture(scope="module")
 def compile_cache(tmp_path_factory):
-    """Compiles every program once and fast, here and, through the environment, in runs of their own."""
+    """Compiles every program once, here and, through the environment, in runs of their own."""
     settings = {
-        "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("compiled")),
+        "jax_compilation_cache_dir": os.environ.get(FOLDER) or str(tmp_path_factory.mktemp("compiled")),
         "jax_persistent_cache_min_compile_time_secs": 0.0,
         "jax_persistent_cache_min_entry_size_bytes": -1,
     }
@@ -59,9 +60,7 @@ def compile_cache(tmp_path_factory):
     compilation_cache.reset_cache()
     for name, value in settings.items():
         jax.config.update(name, value)
-    with fast_compilation():
-        environment = {name.upper(): str(value) for name, value in settings.items()}
-        yield environment | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+    yield {name.upper(): str(value) for name, value in settings.items()}
     for name, value in before.items():
         jax.config.update(name, value)
     compilation_cache.reset_cache()

@@ -10,7 +10,7 @@ import math
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small_runs import build_small_corpus, fast_compilation, small_values
+from small_runs import build_small_corpus, small_values
 
 from zaya_jax.config import Config, OptimizerConfig
 from zaya_jax.model.weights import declare
@@ -66,7 +66,7 @@ def run(tmp_path_factory):
                 weights_BT[1, 2] = math.nan
             yield dataclasses.replace(batch, weights_BT=weights_BT)
 
-    with fast_compilation(), pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "training_batches", batches)
         loop.train(config)
     return config, read_metrics(config.run_folder, "train")

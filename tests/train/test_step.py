@@ -14,7 +14,7 @@ import pytest
 
 from zaya_jax.config import BalancingConfig, ExecutionConfig, ModelConfig, OptimizerConfig
 from zaya_jax.data.batch import Batch
-from zaya_jax.model.weights import declare, flatten, initialise
+from zaya_jax.model.weights import declare, flatten_weights, initialise
 from zaya_jax.model.zaya import Zaya, forward, initial_router_bias
 from zaya_jax.optim.balancing import make_balancer
 from zaya_jax.optim.optimizer import make_optimizer
@@ -55,6 +55,7 @@ KEY = jax.random.key(1)
 jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 
 
+@functools.cache
 def uneven_batch():
     """Rows of two documents and padding of all lengths; two rows are padding alone, one has no weight."""
     random = np.random.default_rng(0)
@@ -69,8 +70,9 @@ def uneven_batch():
     return jax.tree.map(jnp.asarray, batch)
 
 
-def first_state():
-    return state_of(SETUP, initialise(declare(MODEL), jax.random.key(0)), jax.random.key(1))
+@functools.cache
+def first_state(setup=SETUP):
+    return jit(lambda: state_of(setup, initialise(declare(MODEL), jax.random.key(0)), KEY))()
 
 
 @functools.cache
@@ -97,7 +99,7 @@ def balanced(num_microbatches, remat):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("num_microbatches", "remat"), [(4, "none"), (1, "layer"), (4, "products")])
+@pytest.mark.parametrize(("num_microbatches", "remat"), [(1, "layer"), (4, "products")])
 def test_accumulation_and_remat_do_not_touch_the_balancing(num_microbatches, remat):
     """Counts are whole numbers of the global batch, taken once: the biases are the same to the bit."""
     (counts, state), (expected_counts, expected) = balanced(num_microbatches, remat), balanced(1, "none")
@@ -170,9 +172,11 @@ def test_a_step_follows_the_gradient_of_the_mean_loss():
         return loss + z_loss * square, loss
 
     gradient_of = jit(jax.grad(mean_loss, has_aux=True))
-    for z_loss in (0.0, 0.1):
+    for z_loss, update_norms in ((0.0, True), (0.1, False)):  # what a step tells changes no move
         gradient, loss = gradient_of(before.params, z_loss)
-        after, metrics = program(dataclasses.replace(SETUP, z_loss=z_loss))(before, batch)
+        setup = dataclasses.replace(SETUP, z_loss=z_loss, update_norms=update_norms)
+        after, metrics = program(setup)(before, batch)
+        assert bool(metrics.update_norms) == update_norms
         assert_near(moved(after), jax.tree.map(jnp.negative, gradient))
         np.testing.assert_allclose(metrics.loss, loss, rtol=1e-5)
         np.testing.assert_allclose(metrics.gradient_norm, optax.tree.norm(gradient), rtol=1e-5)
@@ -214,7 +218,7 @@ def test_a_step_that_is_not_finite_changes_nothing_and_is_counted(value):
     batch = uneven_batch()
     poisoned = dataclasses.replace(batch, weights_BT=batch.weights_BT.at[4, 1].set(value))
     run = program(MUON)
-    before, _ = run(state_of(MUON, initialise(declare(MODEL), jax.random.key(0)), KEY), batch)
+    before, _ = run(first_state(MUON), batch)
     after, metrics = run(before, poisoned)
     expected = dataclasses.replace(before, step=before.step + 1, skipped_steps=before.skipped_steps + 1)
     assert not unlike(after, expected)
@@ -249,20 +253,6 @@ def test_norms_by_group_are_of_all_weights_once():
     np.testing.assert_allclose(metrics.gradient_norms["experts"], experts, rtol=1e-5)
 
 
-def test_a_step_that_tells_no_update_norms_moves_the_same():
-    silent = dataclasses.replace(MUON, update_norms=False)
-    states = {}
-    for setup in (MUON, silent):
-        run = program(setup)
-        state = state_of(setup, initialise(declare(MODEL), jax.random.key(0)), KEY)
-        states[setup], metrics = run(state, uneven_batch())
-        assert bool(metrics.update_norms) == setup.update_norms
-    for ours, theirs in zip(
-        jax.tree.leaves(moved(states[silent])), jax.tree.leaves(moved(states[MUON])), strict=True
-    ):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-7)
-
-
 def test_router_metrics_and_the_logit_bound():
     state = first_state()
     params = state.params
@@ -282,10 +272,10 @@ def test_a_state_of_other_devices_is_refused():
 
 def test_checkpoints_hold_weights_and_moments_as_declared():
     run = program(MUON)
-    state, _ = run(state_of(MUON, initialise(declare(MODEL), jax.random.key(0)), KEY), uneven_batch())
+    state, _ = run(first_state(MUON), uneven_batch())
     saved = to_checkpoint(state)
     shapes = {x.shape for x in jax.tree.leaves(saved["training"]["optimizer"])}
-    assert shapes == {weight.shape for weight in flatten(declare(MODEL)).values()} | {()}
+    assert shapes == {weight.shape for weight in flatten_weights(declare(MODEL)).values()} | {()}
     for num_devices in (1, 8):
         setup = dataclasses.replace(MUON, partition=make_partition(declare(MODEL), num_devices))
         setup = dataclasses.replace(

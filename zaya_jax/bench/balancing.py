@@ -25,9 +25,9 @@ from jax import lax
 from rich.console import Console
 from rich.table import Table
 
+from pallas_kernels.grouped_matmul import count_rows
+from pallas_kernels.rms_norm import rms_norm
 from zaya_jax.config import BalancingConfig, ModelConfig
-from zaya_jax.model.experts import expert_counts
-from zaya_jax.model.norms import rms_norm
 from zaya_jax.model.router import route
 from zaya_jax.model.weights import declare, initialise
 from zaya_jax.model.zaya import initial_router_bias
@@ -138,7 +138,7 @@ def simulate(
 
     def count(bias_LX: jax.Array, tokens_PJ: jax.Array) -> jax.Array:
         experts_LBT = _route(routers, tokens_PJ, bias_LX).experts_BT
-        return jax.vmap(lambda x_BT: expert_counts(x_BT.ravel(), MODEL.num_router_classes))(experts_LBT)
+        return jax.vmap(lambda x_BT: count_rows(x_BT.ravel(), MODEL.num_router_classes))(experts_LBT)
 
     def step(carry: Any, tokens_PJ: jax.Array) -> tuple[Any, jax.Array]:
         biases_RLX = jnp.stack([bias_LX for bias_LX, _ in carry])
@@ -157,7 +157,7 @@ def simulate(
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
+class Evenness:
     """What a controller reached, in the layer that is furthest from even.
 
     Attributes:
@@ -169,11 +169,11 @@ class Found:
     lowest: float
 
 
-def judge(counts_SLX: np.ndarray) -> Found:
+def judge(counts_SLX: np.ndarray) -> Evenness:
     """How soon the load was even, and how even it stays."""
     entropy_S = lowest_entropy(counts_SLX)
     even = np.flatnonzero(entropy_S > EVEN)
-    return Found(int(even[0]) if len(even) else None, float(entropy_S[-100:].min()))
+    return Evenness(int(even[0]) if len(even) else None, float(entropy_S[-100:].min()))
 
 
 def _route(routers: Routers, tokens_PJ: jax.Array, bias_LX: jax.Array) -> Any:
@@ -197,7 +197,7 @@ def lowest_entropy(counts_SLX: np.ndarray) -> np.ndarray:
     return np.asarray(jax.vmap(load_entropy)(jnp.asarray(counts_SLX))).min(axis=1)
 
 
-def _table(configs: Sequence[BalancingConfig], found: Sequence[Sequence[Found]]) -> Table:
+def _table(configs: Sequence[BalancingConfig], found: Sequence[Sequence[Evenness]]) -> Table:
     title = (
         f"load entropy of the least even of {MODEL.num_hidden_layers} layers; at first {FAVOURED:.0%} of "
         f"tokens are at one of {MODEL.num_experts} experts, {NUM_TOKENS:,} tokens a step"
@@ -217,7 +217,7 @@ def _table(configs: Sequence[BalancingConfig], found: Sequence[Sequence[Found]])
     return table
 
 
-def _slowest(found: Sequence[Found]) -> int | None:
+def _slowest(found: Sequence[Evenness]) -> int | None:
     steps = [each.steps for each in found if each.steps is not None]
     return max(steps) if len(steps) == len(found) else None
 
@@ -243,7 +243,7 @@ def _draw(
     pyplot: Any,
     configs: Sequence[BalancingConfig],
     counts_RSLX: np.ndarray,
-    found: Sequence[Sequence[Found]],
+    found: Sequence[Sequence[Evenness]],
 ) -> None:
     """Above, the entropy for each rate; below, the shares of all experts for the soonest rate."""
     figure, axes = pyplot.subplots(2, len(RATES), figsize=(13, 7), sharex=True, sharey="row")

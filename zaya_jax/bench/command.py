@@ -1,4 +1,4 @@
-"""`zaya bench WHAT`."""
+"""`zaya bench WHAT`: finds the measurement of a name and runs it."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ from zaya_jax.bench import (
     balancing,
     experts,
     gradient_sum,
-    kernels,
+    kernel_times,
     loss_memory,
     optimizer_share,
     optimizers,
@@ -17,7 +17,7 @@ from zaya_jax.options import Parser
 REPEATED = {
     "torch": torch_comparison.run,
     "balancing": balancing.run,
-    "kernels": kernels.run,
+    "kernels": kernel_times.run,
     "optimizer-share": optimizer_share.run,
 }
 ONCE = {
@@ -30,7 +30,11 @@ ROUNDS = 5
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Runs `zaya bench`."""
+    """Runs `zaya bench` with the words behind it.
+
+    Raises:
+      ValueError: for options that do not go together.
+    """
     parser = Parser(
         "bench",
         "Measures. torch: train step, forward and decode against transformers' ZayaForCausalLM. "

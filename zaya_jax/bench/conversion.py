@@ -23,10 +23,10 @@ from rich.table import Table
 
 from zaya_jax.config import ModelConfig
 from zaya_jax.convert.companions import of_tokenizer
-from zaya_jax.convert.layouts import ROUTER_BIAS, Piece
+from zaya_jax.convert.layouts import ROUTER_BIAS, WeightSlice
 from zaya_jax.convert.plans import pytorch_files
 from zaya_jax.convert.pytorch_folder import stored_tensors
-from zaya_jax.convert.stream import check_checksums, write_folder
+from zaya_jax.convert.stream import Unwatched, check_checksums, write_folder
 from zaya_jax.durable import CHECKSUMS, sync, sync_tree
 from zaya_jax.model.weights import count_parameters
 from zaya_jax.options import Parser
@@ -35,7 +35,7 @@ from zaya_jax.tables import name_column, number_column
 
 @dataclasses.dataclass(frozen=True)
 class MadeUpWeights:
-    """Random finite bfloat16 values, the same for everybody who asks for a piece."""
+    """Random finite bfloat16 values, the same for everybody who asks for a slice."""
 
     config: ModelConfig
 
@@ -43,13 +43,14 @@ class MadeUpWeights:
         """Float32 for the balancing biases, bfloat16 for all else: as released."""
         return np.dtype(np.float32 if path == ROUTER_BIAS else ml_dtypes.bfloat16)
 
-    def read(self, piece: Piece) -> np.ndarray:
-        """A piece whose values follow from its place alone."""
-        rng = np.random.default_rng([zlib.crc32(piece.path.encode()), *piece.start])
-        if piece.path == ROUTER_BIAS:
-            return rng.uniform(-0.1, 0.1, piece.shape).astype(np.float32)
-        bits = np.frombuffer(rng.bytes(2 * piece.size), np.uint16) & 0xBFFF  # exponents of values below 2
-        return bits.view(ml_dtypes.bfloat16).reshape(piece.shape)
+    def read(self, weight_slice: WeightSlice) -> np.ndarray:
+        """A slice whose values follow from its place alone."""
+        rng = np.random.default_rng([zlib.crc32(weight_slice.path.encode()), *weight_slice.start])
+        if weight_slice.path == ROUTER_BIAS:
+            return rng.uniform(-0.1, 0.1, weight_slice.shape).astype(np.float32)
+        # Without the highest bit of the exponent all values are finite, and below 2.
+        bits = np.frombuffer(rng.bytes(2 * weight_slice.size), np.uint16) & 0xBFFF
+        return bits.view(ml_dtypes.bfloat16).reshape(weight_slice.shape)
 
     def identity(self) -> list[Any]:
         """The network: the values follow from it."""
@@ -73,11 +74,6 @@ class Measured:
     seconds: float
     busy: float
     peak: int
-
-
-class _Unwatched:
-    def advance(self, size: int) -> None:
-        """Says nothing: what is measured prints itself."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -107,7 +103,7 @@ def measure(config: ModelConfig, folder: pathlib.Path) -> list[Measured]:
     files = pytorch_files(
         source, "native", of_tokenizer(None, source.config, story=("Made up.",)), dtype=None
     )
-    write_folder(source, files, native, _Unwatched())
+    write_folder(source, files, native, Unwatched())
     convert = [sys.executable, "-m", "zaya_jax.cli", "convert"]
     rows = [_timed("cp", native, copy, ["cp", "-r"])]
     shutil.rmtree(copy)

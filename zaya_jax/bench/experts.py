@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pallas_kernels.grouped_matmul.blocked import ROUNDING, block_sizes
-from zaya_jax.model.experts import apply_experts
+from zaya_jax.model.experts import apply_experts, expert_weights
 from zaya_jax.tables import format_bytes, name_column, number_column
 
 
@@ -62,7 +62,7 @@ def compile_experts(num_rows: int, num_experts: int, width: int, *, backward: bo
     """The experts of one layer, compiled for this machine from shapes alone."""
 
     def forward(x_PD, weights, experts_P, probs_P):
-        return apply_experts(x_PD, experts_P, probs_P, weights)
+        return apply_experts(x_PD, experts_P, probs_P, expert_weights(weights, x_PD.dtype))
 
     def gradient(x_PD, weights, experts_P, probs_P):
         out_PD, backward = jax.vjp(lambda x, w: forward(x, w, experts_P, probs_P), x_PD, weights)

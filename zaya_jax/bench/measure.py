@@ -30,10 +30,10 @@ def best_seconds(functions: dict[str, Callable[[], Any]], *, rounds: int) -> dic
 
 CEILING_SIZE = 2048
 CEILING_FLOPS = 2 * CEILING_SIZE**3
-"""Of a call of `ceiling_product`."""
+"""Of a call of `ceiling_matmul`."""
 
 
-def ceiling_product() -> Callable[[], Any]:
+def ceiling_matmul() -> Callable[[], Any]:
     """A float32 product of two square matrices: no model reaches more FLOP/s here."""
     matrix = jax.random.normal(jax.random.key(0), (CEILING_SIZE, CEILING_SIZE), jnp.float32)
     product = jax.jit(lambda x: x @ x)

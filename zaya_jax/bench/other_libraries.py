@@ -17,7 +17,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_kernels.choice import platform_of
-from zaya_jax.train.loss import cross_entropy
 
 Call = Callable[[], Any]
 
@@ -65,7 +64,6 @@ def _grouped_matmul() -> list[Other]:
 
 def _cross_entropy() -> list[Other]:
     return [
-        Other(name="zaya_jax, chunks", absent="", make=_loss_in_chunks),
         Other(
             name="torch fused linear", absent=_torch_absent("linear_cross_entropy"), make=_torch_cross_entropy
         ),
@@ -132,17 +130,6 @@ def _tokamax_grouped(rows_PD, weights_EDF, group_sizes_E) -> tuple[Call, Call | 
     import tokamax  # pyright: ignore[reportMissingImports]
 
     return _jitted(tokamax.ragged_dot, (rows_PD, weights_EDF, group_sizes_E), 2)
-
-
-def _loss_in_chunks(hidden_PD, table_VD, targets_P, weights_P) -> tuple[Call, Call | None]:
-    """What the network takes without the kernel: logits and gradients a chunk of tokens at a time."""
-
-    def loss(hidden_PD, table_VD, targets_P, weights_P):
-        summed: Any = cross_entropy(hidden_PD, table_VD, None, targets_P, weights_P, 2048, 0.0)
-        return summed.objective
-
-    forward, both = _jitted(loss, (hidden_PD, table_VD, targets_P, weights_P), 2)
-    return forward, _without_logsumexp(both)
 
 
 def _without_logsumexp(both: Call) -> Call:

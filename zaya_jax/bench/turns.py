@@ -14,6 +14,8 @@ LIMIT_SECONDS = 600.0
 """For a call, and for getting ready."""
 SETTLING_SECONDS = 0.2
 """Threads of a program wait for more work for a while after a call, and keep a core from the next."""
+PARTING_SECONDS = 5.0
+"""For a process to end by itself, once nobody asks it any more."""
 
 Program = Callable[[], Callable[[], Any]]
 """Gets ready, and returns the call that is timed."""
@@ -43,6 +45,13 @@ def best_in_turn(
 
 
 @dataclasses.dataclass(frozen=True)
+class _Failure:
+    """What an exception of another process says. Not all of torch's can be sent themselves."""
+
+    said: str
+
+
+@dataclasses.dataclass(frozen=True)
 class _Process:
     """A program that waits for its turn."""
 
@@ -65,8 +74,8 @@ class _Process:
             answer = self.connection.recv()
         except (EOFError, ConnectionError):
             raise RuntimeError(f'the process of "{self.name}" ended before its time') from None
-        if isinstance(answer, Exception):
-            raise RuntimeError(f'"{self.name}" failed: {answer!r}') from answer
+        if isinstance(answer, _Failure):
+            raise RuntimeError(f'"{self.name}" failed: {answer.said}')
         return answer
 
 
@@ -84,6 +93,7 @@ def _running(name: str, make: Program, limit: float) -> Iterator[_Process]:
         yield running
     finally:
         here.close()
+        process.join(PARTING_SECONDS)  # killed at once, torch would leave semaphores behind, and say so
         process.kill()
         process.join()
 
@@ -100,4 +110,4 @@ def _serve(make: Program, connection: Connection) -> None:
     except EOFError:  # nobody asks any more
         return
     except Exception as error:
-        connection.send(error)
+        connection.send(_Failure(repr(error)))

@@ -8,14 +8,14 @@ from zaya_jax.config.rules import require, require_choices, require_positive
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BalancingConfig:
-    """The controller that keeps the experts evenly loaded ([8B] II-A-2).
+    """The controller that keeps the experts evenly loaded ([ZAYA1-8B] section II-A-2).
 
     The error of an expert is its share of the tokens less 1/E. The paper's rule is AdamW with the
     error as gradient; it does not publish the values, and these are ours.
 
     Attributes:
-      rule: what moves a bias against its error: "adamw", "sign" (DeepSeek-V3: always by the learning
-        rate) or "pid" (proportional, integral, derivative).
+      rule: what moves a bias against its error: "adamw", "sign" ([DeepSeek-V3] section 2.1.2: always by the
+        learning rate) or "pid" (proportional, integral, derivative).
       learning_rate: of the biases; 0 leaves them alone. Of "pid" it scales the sum of the errors.
       beta1: of "adamw": decay of the mean.
       beta2: of "adamw": decay of the mean square.

@@ -111,7 +111,7 @@ class DataConfig:
 
     @property
     def ramp_steps(self) -> int:
-        """Steps of the ramp."""
+        """Steps before the batch has its full size."""
         return sum(steps for steps, _ in self.batch_ramp)
 
     def steps_for(self, tokens: int) -> int:

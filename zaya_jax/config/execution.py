@@ -37,7 +37,8 @@ class ExecutionConfig:
         sequences of 1,024 tokens or more. This and the fields below: None is as `implementation` says.
       decode_implementation: of a new token's attention to the cache.
       experts_implementation: two forms of "xla" can be named: "blocked", which it takes on CPUs, and
-        "ragged_dot".
+        "ragged_dot". "ragged_dot+pallas" is the vendor's product forward and the kernel for gradients,
+        "primus_turbo" AMD's package of that name.
       residual_implementation: of the step from attention to experts, where the stream is merged and
         normed; the kernel does both in one pass.
       cca_implementation: of the step from latents to queries and keys, with both convolutions; the kernel
@@ -55,11 +56,17 @@ class ExecutionConfig:
     implementation: Literal["xla", "pallas"] | None = None
     attention_implementation: Literal["full", "blockwise", "xla", "pallas"] | None = None
     decode_implementation: Literal["xla", "pallas"] | None = None
-    experts_implementation: Literal["blocked", "ragged_dot", "xla", "pallas"] | None = None
+    experts_implementation: (
+        Literal["blocked", "ragged_dot", "xla", "pallas", "ragged_dot+pallas", "primus_turbo"] | None
+    ) = None
     residual_implementation: Literal["xla", "pallas"] | None = None
     cca_implementation: Literal["xla", "pallas"] | None = None
     loss_implementation: Literal["xla", "pallas"] | None = None
     newton_schulz_implementation: Literal["xla", "pallas"] | None = None
+
+    def implementation_of(self, operation: str) -> str | None:
+        """What is asked of an operation, "attention" or "loss": its own field, else `implementation`."""
+        return getattr(self, f"{operation}_implementation") or self.implementation
 
     def __post_init__(self):
         require_choices("execution", self)

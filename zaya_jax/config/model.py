@@ -12,7 +12,7 @@ HYBRID_SLIDING = "hybrid_sliding"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """The network, as Hugging Face's config tells it. Defaults are ZAYA1-8B's ([8B] Table I).
+    """The network, as Hugging Face's config tells it. Defaults are ZAYA1-8B's ([ZAYA1-8B] Table I).
 
     Attributes:
       vocab_size: V, rows of the tied embedding.
@@ -22,6 +22,7 @@ class ModelConfig:
       num_key_value_heads: K, key and value heads; even, or the head width is: half of the value
         channels come from the previous token.
       head_dim: H, width of a head.
+      attention: "cca", or another that is registered in `zaya_jax.model.attention.VARIANTS`.
       cca_time0: taps of the depthwise convolution over time.
       cca_time1: taps of the per-head convolution over time.
       layer_pattern: kinds of layers, repeated over the depth: "hybrid" attends to all earlier
@@ -48,6 +49,7 @@ class ModelConfig:
     num_attention_heads: int = 8
     num_key_value_heads: int = 2
     head_dim: int = 128
+    attention: str = "cca"
     cca_time0: int = 2
     cca_time1: int = 2
     layer_pattern: tuple[str, ...] = (HYBRID,)

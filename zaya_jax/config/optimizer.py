@@ -22,7 +22,7 @@ class OptimizerConfig:
       momentum: of Muon, with Nesterov's look-ahead.
       momentum_dtype: in which Muon's momentum is kept.
       newton_schulz: polynomials of Muon's orthogonalisation: "jordan" is the first, "polar_express"
-        (arXiv 2505.16932) comes nearer to orthogonal in as many steps.
+        ([Polar-Express]) comes nearer to orthogonal in as many steps.
       newton_schulz_steps: of the orthogonalisation.
       newton_schulz_dtype: of its products.
       beta1: AdamW's decay of the mean.

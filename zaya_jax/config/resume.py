@@ -5,7 +5,7 @@ import enum
 from typing import Any
 
 from zaya_jax.config.run import Config, Phase
-from zaya_jax.fields import flatten
+from zaya_jax.fields import dotted_items
 
 UNSET = "unset"
 """Stands for what a phase leaves as the run has it."""
@@ -95,7 +95,7 @@ def differences(ours: Config, theirs: Config) -> list[Difference]:
 
 def _values(config: Config) -> dict[str, Any]:
     values: dict[str, Any] = {"phases": tuple(phase.name for phase in config.phases)}
-    for name, value in flatten(config):
+    for name, value in dotted_items(config):
         if isinstance(value, dict):  # what a phase sets in a section
             values |= {f"{name}.{field}": each for field, each in value.items()}
         else:

@@ -151,7 +151,11 @@ class Config:
 
     @classmethod
     def from_text(cls, text: str) -> "Config":
-        """Reads what `to_text` wrote."""
+        """The config that `to_text` wrote, checked like any other.
+
+        Raises:
+          ValueError: if the text is no JSON, or not of a config.
+        """
         return cls.from_dict(json.loads(text))
 
 

@@ -12,7 +12,7 @@ class TrainConfig:
     Attributes:
       num_steps: optimiser steps; of a run with phases, those of all phases together.
       z_loss: weight of the squared log of the softmax's denominator, which keeps logits from
-        drifting (PaLM, arXiv 2204.02311 section 5); 0 is off.
+        drifting ([PaLM] section 5); 0 is off.
       update_norms: whether metrics have the norms of the weights' updates, by group; they cost a step two
         passes over all updates.
       seed: of the initial weights and of everything random later.

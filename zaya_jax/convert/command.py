@@ -17,7 +17,6 @@ from zaya_jax.convert.plans import (
     run_folder_files,
 )
 from zaya_jax.convert.progress import ByteProgress
-from zaya_jax.convert.sides import Side, open_side
 from zaya_jax.convert.stream import PlannedFile, write_folder
 from zaya_jax.convert.verify import (
     check_files,
@@ -27,6 +26,7 @@ from zaya_jax.convert.verify import (
     num_bytes,
     num_values,
 )
+from zaya_jax.convert.weight_folder import WeightFolder, open_weight_folder
 from zaya_jax.durable import CHECKSUMS, PARTIAL
 from zaya_jax.options import Parser
 from zaya_jax.platform.host_memory import available_memory
@@ -36,7 +36,11 @@ _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Runs `zaya convert`."""
+    """Runs `zaya convert`, or `zaya convert inspect`, with the words behind it.
+
+    Raises:
+      ValueError: for whatever cannot be converted, in one sentence.
+    """
     arguments = list(argv or ())
     if arguments[:1] == ["inspect"]:
         inspect(_inspect_parser().parse_args(arguments[1:]).path)
@@ -44,15 +48,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = _parser().parse_args(arguments)
     source, target = pathlib.Path(options.source), pathlib.Path(options.target)
     dtype, shard_bytes = parse_dtype(options.dtype), parse_size(options.max_shard_size)
-    with open_side(source) as side:
-        layout: TargetLayout = options.layout or ("native" if side.layout == "zaya" else "zaya")
+    with open_weight_folder(source) as opened:
+        layout: TargetLayout = options.layout or ("native" if opened.layout == "zaya" else "zaya")
         if _must_convert(source, target, overwrite=options.overwrite, verify=options.verify):
             if options.overwrite:
-                _check_nothing_is_lost(side, source, target)
-            files = plan(side, target, layout, dtype=dtype, max_shard_bytes=shard_bytes)
-            convert(side, files, target, layout, overwrite=options.overwrite)
+                _check_nothing_is_lost(opened, source, target)
+            files = plan(opened, target, layout, dtype=dtype, max_shard_bytes=shard_bytes)
+            convert(opened, files, target, layout, overwrite=options.overwrite)
         if options.verify:
-            verify(side, target)
+            verify(opened, target)
 
 
 def _inspect_parser() -> Parser:
@@ -134,47 +138,59 @@ def _must_convert(source: pathlib.Path, target: pathlib.Path, *, overwrite: bool
     raise ValueError(f"{target} is there already; --overwrite replaces what zaya convert made")
 
 
-def _check_nothing_is_lost(side: Side, source: pathlib.Path, target: pathlib.Path) -> None:
+def _check_nothing_is_lost(opened: WeightFolder, source: pathlib.Path, target: pathlib.Path) -> None:
     """Refuses to replace a folder that holds what is converted, or what a run needs beside its weights."""
-    tokenizer = side.run.data.tokenizer if side.run is not None else "byte"
+    tokenizer = opened.run.data.tokenizer if opened.run is not None else "byte"
     for path in (source, *(() if tokenizer == "byte" else (tokenizer,))):
         if lies_in(path, target):
             raise ValueError(f"{path} lies in {target}, which would be replaced; choose another folder")
 
 
 def plan(
-    side: Side, target: pathlib.Path, layout: TargetLayout, *, dtype, max_shard_bytes: int = MAX_SHARD_BYTES
+    opened: WeightFolder,
+    target: pathlib.Path,
+    layout: TargetLayout,
+    *,
+    dtype,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> list[PlannedFile]:
     """The files of a conversion."""
     if layout == "zaya":
         return run_folder_files(
-            side.source, side.companions(), target, dtype=dtype, run=side.run, step=side.step
+            opened.source, opened.companions(), target, dtype=dtype, run=opened.run, step=opened.step
         )
-    return pytorch_files(side.source, layout, side.companions(), dtype=dtype, max_shard_bytes=max_shard_bytes)
+    return pytorch_files(
+        opened.source, layout, opened.companions(), dtype=dtype, max_shard_bytes=max_shard_bytes
+    )
 
 
 def convert(
-    side: Side, files: list[PlannedFile], target: pathlib.Path, layout: TargetLayout, *, overwrite: bool
+    opened: WeightFolder,
+    files: list[PlannedFile],
+    target: pathlib.Path,
+    layout: TargetLayout,
+    *,
+    overwrite: bool,
 ) -> None:
     """Makes the files, and says what was done."""
     size = sum(file.size for file in files)
     _clear_remains(target)
     start = time.monotonic()
     try:
-        with ByteProgress(f"{side.layout} to {layout}", size) as progress:
-            report = write_folder(side.source, files, target, progress, replace=overwrite)
+        with ByteProgress(f"{opened.layout} to {layout}", size) as progress:
+            report = write_folder(opened.source, files, target, progress, replace=overwrite)
     except OSError as error:
         error.filename = error.filename or str(target)
         error.add_note("the same command goes on from what is done")
         raise
     seconds = time.monotonic() - start
     resumed = f", {report.resumed / 1e9:.2f} GB of them by an earlier attempt" if report.resumed else ""
-    step = f" of step {side.step:,}" if side.run is not None else ""
+    step = f" of step {opened.step:,}" if opened.run is not None else ""
     print(
-        f"{target}: {num_values(side):,} values{step} in {len(files):,} files, {size / 1e9:.2f} GB{resumed}, "
-        f"{seconds:.1f} s ({(size - report.resumed) / 1e9 / seconds:.2f} GB/s)"
+        f"{target}: {num_values(opened):,} values{step} in {len(files):,} files, {size / 1e9:.2f} GB"
+        f"{resumed}, {seconds:.1f} s ({(size - report.resumed) / 1e9 / seconds:.2f} GB/s)"
     )
-    for note in notes(side.source, layout):
+    for note in notes(opened.source, layout):
         print(f"note: {note}")
 
 
@@ -185,17 +201,17 @@ def _clear_remains(target: pathlib.Path) -> None:
         shutil.rmtree(aside)
 
 
-def verify(side: Side, target: pathlib.Path) -> None:
+def verify(opened: WeightFolder, target: pathlib.Path) -> None:
     """Reads both sides back, and says that they are equal.
 
     Raises:
       ValueError: saying where they are not.
     """
-    with open_side(target) as after:
+    with open_weight_folder(target) as after:
         if (damage := check_files(after, target)) is not None:
             raise ValueError(damage)
         with ByteProgress("comparing", num_bytes(after)) as progress:
-            difference = compare_tensors(side, after, progress)
+            difference = compare_tensors(opened, after, progress)
         if difference is not None:
             raise ValueError(f"{target} differs: {difference}")
         print(
@@ -206,5 +222,5 @@ def verify(side: Side, target: pathlib.Path) -> None:
             sizes = f"{needed / 1e9:.1f} GB of memory, and {available / 1e9:.1f} GB are free"
             print(f"logits were not compared: that takes {sizes}")
             return
-        for line in compare_logits(side, after):
+        for line in compare_logits(opened, after):
             print(f"verified: {line}")

@@ -16,7 +16,6 @@ from zaya_jax.convert.layouts import (
     EMBEDDING,
     ROUTER_BIAS,
     TIED_HEAD,
-    Tensor,
     check_shapes,
     our_weights,
     tensors_of,
@@ -46,10 +45,10 @@ def variables_from_huggingface(config: ModelConfig, tensors: Mapping[str, np.nda
         raise ValueError(f"{TIED_HEAD} differs from {EMBEDDING}; only a tied head is modelled")
     flat = {path: np.empty(weight.shape, np.float32) for path, weight in our_weights(config).items()}
     for tensor in layout:
-        ends = list(itertools.accumulate(piece.size for piece in tensor.pieces))
+        ends = list(itertools.accumulate(weight_slice.size for weight_slice in tensor.slices))
         parts = np.split(tensors[tensor.name].reshape(-1), ends[:-1])
-        for piece, part in zip(tensor.pieces, parts, strict=True):
-            flat[piece.path][piece.index] = tensor.layout.to_ours(part, piece.shape)
+        for weight_slice, part in zip(tensor.slices, parts, strict=True):
+            flat[weight_slice.path][weight_slice.index] = tensor.layout.to_ours(part, weight_slice.shape)
     return as_variables(flat)
 
 
@@ -73,30 +72,6 @@ def by_path(config: ModelConfig, variables: Mapping[str, Any]) -> dict[str, Any]
     found = {path: tuple(weight.shape) for path, weight in flat.items()}
     check_shapes(found, {path: weight.shape for path, weight in our_weights(config).items()}, "weight")
     return flat
-
-
-def variables_to_huggingface(config: ModelConfig, variables: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Hugging Face's tensors from our variables, without the tied `lm_head.weight`.
-
-    Args:
-      config: the network's.
-      variables: as `Zaya.init` returns them, JAX or NumPy arrays.
-
-    Returns:
-      Contiguous arrays of the type that they have here, by their native names.
-
-    Raises:
-      ValueError: if Hugging Face does not model the config, or naming the weights that are missing,
-        unknown or of another shape than the config says.
-    """
-    require_exportable(config)
-    flat = {path: np.asarray(weight) for path, weight in by_path(config, variables).items()}
-    return {tensor.name: _join(tensor, flat) for tensor in tensors_of("native", config)}
-
-
-def _join(tensor: Tensor, flat: Mapping[str, np.ndarray]) -> np.ndarray:
-    parts = [tensor.layout.to_theirs(flat[piece.path][piece.index]).reshape(-1) for piece in tensor.pieces]
-    return np.concatenate(parts).reshape(tensor.shape)
 
 
 _SAME_FIELDS = (
@@ -155,7 +130,7 @@ def config_to_huggingface(config: ModelConfig) -> dict[str, Any]:
     Raises:
       ValueError: if Hugging Face does not model the config.
     """
-    require_exportable(config)
+    _require_exportable(config)
     rope = {
         kind: {
             "rope_type": "default",
@@ -168,7 +143,7 @@ def config_to_huggingface(config: ModelConfig) -> dict[str, Any]:
     return same | _FIXED_FIELDS | {"layer_types": list(config.layer_types), "rope_parameters": rope}
 
 
-def require_exportable(config: ModelConfig) -> None:
+def _require_exportable(config: ModelConfig) -> None:
     """Refuses what Hugging Face does not model.
 
     Raises:

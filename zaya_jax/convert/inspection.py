@@ -12,8 +12,8 @@ from rich.table import Table
 from zaya_jax.convert.layouts import EMBEDDING, ROUTER_BIAS, TIED_HEAD, our_weights, tensors_of
 from zaya_jax.convert.plans import first_reachable_skip
 from zaya_jax.convert.run_folder import RunWeights
-from zaya_jax.convert.sides import Side, open_side
 from zaya_jax.convert.verify import num_bytes
+from zaya_jax.convert.weight_folder import WeightFolder, open_weight_folder
 from zaya_jax.model.weights import count_parameters
 from zaya_jax.platform.host_memory import available_memory
 from zaya_jax.tables import format_bytes, name_column, number_column
@@ -28,21 +28,21 @@ def inspect(path: str, console: Console | None = None) -> None:
       ValueError: if it holds no weights that can be read.
     """
     console = console or Console(soft_wrap=True, highlight=False)
-    with open_side(path) as side:
-        console.print(_tensors_table(side, path))
-        console.print(_totals_table(side, pathlib.Path(path)))
+    with open_weight_folder(path) as opened:
+        console.print(_tensors_table(opened, path))
+        console.print(_totals_table(opened, pathlib.Path(path)))
 
 
-def _tensors_table(side: Side, path: str) -> Table:
+def _tensors_table(opened: WeightFolder, path: str) -> Table:
     table = Table(
         name_column("tensor"),
         number_column("number"),
         number_column("shape"),
         "type",
         number_column("values"),
-        title=f"{path}: {side.layout} layout",
+        title=f"{path}: {opened.layout} layout",
     )
-    rows = [(pattern, shape, dtype) for pattern, shape, dtype in _rows(side)]
+    rows = [(pattern, shape, dtype) for pattern, shape, dtype in _rows(opened)]
     for (pattern, shape, dtype), group in itertools.groupby(sorted(rows)):
         count = len(list(group))
         values = count * math.prod(shape)
@@ -50,46 +50,46 @@ def _tensors_table(side: Side, path: str) -> Table:
     return table
 
 
-def _rows(side: Side) -> list[tuple[str, tuple[int, ...], str]]:
+def _rows(opened: WeightFolder) -> list[tuple[str, tuple[int, ...], str]]:
     """Each tensor's name with its numbers left out, its shape and its type."""
-    if side.opened is not None:
-        stored = side.opened.stored.items()
+    if opened.pytorch is not None:
+        stored = opened.pytorch.stored.items()
         return [(_NUMBERS.sub(".*", name), tensor.shape, tensor.dtype) for name, tensor in stored]
-    weights = our_weights(side.source.config).items()
-    return [(path, weight.shape, side.source.dtype(path).name) for path, weight in weights]
+    weights = our_weights(opened.source.config).items()
+    return [(path, weight.shape, opened.source.dtype(path).name) for path, weight in weights]
 
 
-def _totals_table(side: Side, folder: pathlib.Path) -> Table:
-    config, size = side.source.config, num_bytes(side)
+def _totals_table(opened: WeightFolder, folder: pathlib.Path) -> Table:
+    config, size = opened.source.config, num_bytes(opened)
     biases = math.prod(our_weights(config)[ROUTER_BIAS].shape)
-    num_tensors = len(_rows(side))
-    layer = first_reachable_skip(side.source)
+    num_tensors = len(_rows(opened))
+    layer = first_reachable_skip(opened.source)
     table = Table(name_column("what"), name_column("how much"), title="totals")
-    if side.run is not None:
-        table.add_row("step", f"{side.step:,}")
+    if opened.run is not None:
+        table.add_row("step", f"{opened.step:,}")
     table.add_row("tensors", f"{num_tensors:,} ({len(tensors_of('native', config)):,} in the native layout)")
     table.add_row("parameters", f"{count_parameters(config):,}, and {biases:,} balancing biases")
     table.add_row("bytes", f"{size:,} ({format_bytes(size)})")
-    if side.opened is not None and TIED_HEAD in side.opened.stored:
+    if opened.pytorch is not None and TIED_HEAD in opened.pytorch.stored:
         table.add_row("tied head", f"stored a second time, equal to {EMBEDDING}")
     table.add_row(
         "skip class", "no token can choose it" if layer is None else f"can be chosen in layer {layer}"
     )
-    for what, needed, available in _needs(side, folder):
+    for what, needed, available in _needs(opened, folder):
         fits = "fits" if needed <= available else f"does not fit: {format_bytes(available)} are free"
         table.add_row(what, f"{format_bytes(needed)}, {fits}")
     return table
 
 
-def _needs(side: Side, folder: pathlib.Path) -> list[tuple[str, int, int]]:
+def _needs(opened: WeightFolder, folder: pathlib.Path) -> list[tuple[str, int, int]]:
     """What each use takes and what there is, in bytes."""
     memory, disk = available_memory(), shutil.disk_usage(folder).free
-    float32 = 4 * count_parameters(side.source.config)
+    float32 = 4 * count_parameters(opened.source.config)
     needs = [
-        ("disk for a conversion, types as they are", num_bytes(side), disk),
+        ("disk for a conversion, types as they are", num_bytes(opened), disk),
         ("disk for a conversion to float32", float32, disk),
         ("memory to load and generate, float32", float32, memory),
     ]
-    if isinstance(side.source, RunWeights):
-        needs.append(("memory for one chunk of each weight", side.source.chunk_bytes(), memory))
+    if isinstance(opened.source, RunWeights):
+        needs.append(("memory for one chunk of each weight", opened.source.chunk_bytes(), memory))
     return needs

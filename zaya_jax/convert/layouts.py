@@ -4,8 +4,8 @@
 "legacy" is that of Zyphra's first releases: attention and experts of a layer are two stages with
 numbers of their own, each expert is a tensor, and residual scaling belongs to the stage behind it.
 
-A weight moves in pieces: one layer's, one expert's, or some rows of the embedding. The pieces of a
-network are the same for all layouts, and in every layout a tensor is a row of whole pieces. A
+A weight moves in slices: one layer's, one expert's, or some rows of the embedding. The slices of a
+network are the same for all layouts, and in every layout a tensor is a row of whole slices. A
 conversion therefore never holds more than a few of them.
 
 Letters: those of `zaya_jax.model.weights`. "NH D" is a matrix [N*H, D]: letters that stand together
@@ -26,7 +26,7 @@ LayoutName = Literal["native", "legacy"]
 EMBEDDING = "model.embed_tokens.weight"
 TIED_HEAD = "lm_head.weight"
 ROUTER_BIAS = "router_bias/layers"
-PIECE_BYTES = 64 * 2**20
+SLICE_BYTES = 64 * 2**20
 """Of the embedding, in float32."""
 
 
@@ -213,13 +213,13 @@ LEGACY: dict[str, TensorLayout] = {
     "final_norm/scale": TensorLayout("model.final_norm.weight", "D", "D"),
     "head/bias": TensorLayout("lm_head.bias", "V", "V"),
 }
-"""Our path to Zyphra's first layout (facts 7.1)."""
+"""Our path to Zyphra's first layout ([legacy])."""
 
 LAYOUTS: dict[LayoutName, dict[str, TensorLayout]] = {"native": NATIVE, "legacy": LEGACY}
 
 
 @dataclasses.dataclass(frozen=True)
-class Piece:
+class WeightSlice:
     """A part of a weight of ours that moves in one go.
 
     Attributes:
@@ -241,7 +241,7 @@ class Piece:
 
     @property
     def size(self) -> int:
-        """Its number of values."""
+        """How many values the slice has."""
         return math.prod(self.shape)
 
 
@@ -253,18 +253,18 @@ class Tensor:
       name: its name there.
       shape: its shape there.
       layout: how its axes lie.
-      pieces: what it consists of, in the order of its bytes.
+      slices: what it consists of, in the order of its bytes.
     """
 
     name: str
     shape: tuple[int, ...]
     layout: TensorLayout
-    pieces: tuple[Piece, ...]
+    slices: tuple[WeightSlice, ...]
 
     @property
     def path(self) -> str:
-        """Of our weight."""
-        return self.pieces[0].path
+        """The path of our weight that the tensor holds."""
+        return self.slices[0].path
 
 
 @dataclasses.dataclass(frozen=True)
@@ -293,7 +293,7 @@ def our_weights(config: ModelConfig) -> dict[str, OurWeight]:
     """
     if config.router != "mlp":
         raise ValueError(f'model.router is "{config.router}"; Hugging Face\'s layout knows "mlp" only')
-    declared = weight_declarations.flatten(weight_declarations.declare(config))
+    declared = weight_declarations.flatten_weights(weight_declarations.declare(config))
     weights = {path: OurWeight(weight.axes, weight.shape) for path, weight in declared.items()}
     return weights | {ROUTER_BIAS: OurWeight("LX", (config.num_hidden_layers, config.num_router_classes))}
 
@@ -318,22 +318,25 @@ def _tensors(
     layout: TensorLayout, config: ModelConfig, path: str, weight: OurWeight, layer: int | None
 ) -> list[Tensor]:
     """Those of one weight, or of one layer of it; none for a layer that has it not."""
-    pieces = layer_pieces(path, weight, config.num_hidden_layers, layer)
-    if not pieces:
+    slices = layer_slices(path, weight, config.num_hidden_layers, layer)
+    if not slices:
         return []
     names = {"layer": layer} | _stages(layer, config.num_hidden_layers)
     if weight.has_experts and "{expert}" in layout.name:
         return [
             Tensor(
-                layout.name.format(expert=expert, **names), layout.their_shape(piece.shape), layout, (piece,)
+                layout.name.format(expert=expert, **names),
+                layout.their_shape(weight_slice.shape),
+                layout,
+                (weight_slice,),
             )
-            for expert, piece in enumerate(pieces)
+            for expert, weight_slice in enumerate(slices)
         ]
     if weight.has_experts:
-        shape = (len(pieces), *layout.their_shape(pieces[0].shape))
+        shape = (len(slices), *layout.their_shape(slices[0].shape))
     else:
         shape = layout.their_shape(weight.shape[1:] if weight.is_stacked else weight.shape)
-    return [Tensor(layout.name.format(**names), shape, layout, pieces)]
+    return [Tensor(layout.name.format(**names), shape, layout, slices)]
 
 
 def _stages(layer: int | None, num_layers: int) -> dict[str, int | str]:
@@ -343,42 +346,44 @@ def _stages(layer: int | None, num_layers: int) -> dict[str, int | str]:
     return {"attention": 2 * layer, "moe": 2 * layer + 1, "after": after}
 
 
-def layer_pieces(path: str, weight: OurWeight, num_layers: int, layer: int | None) -> tuple[Piece, ...]:
-    """The pieces of a weight, or of one layer of it, in order."""
+def layer_slices(path: str, weight: OurWeight, num_layers: int, layer: int | None) -> tuple[WeightSlice, ...]:
+    """The slices of a weight, or of one layer of it, in order."""
     if not weight.is_stacked:
-        return _row_pieces(path, weight.shape)
+        return _row_slices(path, weight.shape)
     assert layer is not None
     row = layer - (num_layers - weight.shape[0])  # M counts the layers behind the first
     if row < 0:
         return ()
     if weight.has_experts:
-        return tuple(Piece(path, (row, expert), weight.shape[2:], True) for expert in range(weight.shape[1]))
-    return (Piece(path, (row,), weight.shape[1:], True),)
+        return tuple(
+            WeightSlice(path, (row, expert), weight.shape[2:], True) for expert in range(weight.shape[1])
+        )
+    return (WeightSlice(path, (row,), weight.shape[1:], True),)
 
 
-def _row_pieces(path: str, shape: tuple[int, ...]) -> tuple[Piece, ...]:
-    rows = rows_of_a_piece(shape)
+def _row_slices(path: str, shape: tuple[int, ...]) -> tuple[WeightSlice, ...]:
+    rows = rows_per_slice(shape)
     return tuple(
-        Piece(path, (start,), (min(rows, shape[0] - start), *shape[1:]), False)
+        WeightSlice(path, (start,), (min(rows, shape[0] - start), *shape[1:]), False)
         for start in range(0, shape[0], rows)
     )
 
 
-def rows_of_a_piece(shape: tuple[int, ...]) -> int:
-    """How many rows of a weight that has no layers make a piece: parts of about equal size."""
-    parts = -(-math.prod(shape) * 4 // PIECE_BYTES)
+def rows_per_slice(shape: tuple[int, ...]) -> int:
+    """How many rows of a weight that has no layers make a slice: parts of about equal size."""
+    parts = -(-math.prod(shape) * 4 // SLICE_BYTES)
     return -(-shape[0] // max(parts, 1))
 
 
-def all_pieces(config: ModelConfig) -> list[Piece]:
-    """Every piece of a network."""
+def weight_slices(config: ModelConfig) -> list[WeightSlice]:
+    """Every slice of a network."""
     weights = our_weights(config)
     layers = range(config.num_hidden_layers)
     return [
-        piece
+        weight_slice
         for path, weight in weights.items()
         for layer in (layers if weight.is_stacked else (None,))
-        for piece in layer_pieces(path, weight, config.num_hidden_layers, layer)
+        for weight_slice in layer_slices(path, weight, config.num_hidden_layers, layer)
     ]
 
 

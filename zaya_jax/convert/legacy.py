@@ -1,4 +1,4 @@
-"""The config.json of Zyphra's first layout, in both its forms (facts 7.1).
+"""The config.json of Zyphra's first layout, in both its forms ([legacy]).
 
 The form of November 2025 has a list of one entry a stage for whatever differs between attention and
 experts, and a layer count that nothing reads. The form of May 2026 has plain numbers. Stages alternate:

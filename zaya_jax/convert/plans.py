@@ -12,7 +12,7 @@ from zaya_jax.config import Config, DataConfig, ModelConfig
 from zaya_jax.convert import companions as beside
 from zaya_jax.convert.companions import Companions, as_json
 from zaya_jax.convert.huggingface import config_to_huggingface
-from zaya_jax.convert.layouts import ROUTER_BIAS, LayoutName, Piece, Tensor, our_weights, tensors_of
+from zaya_jax.convert.layouts import ROUTER_BIAS, LayoutName, Tensor, WeightSlice, our_weights, tensors_of
 from zaya_jax.convert.legacy import config_to_legacy
 from zaya_jax.convert.pytorch_folder import CONFIG, INDEX, WEIGHTS
 from zaya_jax.convert.run_folder import run_files
@@ -55,7 +55,7 @@ def pytorch_files(
         **companions.files,
     }
     tensors = tensors_of(layout, config)
-    shards = _deal(tensors, dtypes, max_shard_bytes)
+    shards = _split_into_shards(tensors, dtypes, max_shard_bytes)
     names = [WEIGHTS] if len(shards) == 1 else [
         f"model-{number:05}-of-{len(shards):05}.safetensors" for number in range(1, len(shards) + 1)
     ]  # fmt: skip
@@ -116,8 +116,8 @@ def exported_config(source: Source, layout: LayoutName) -> ModelConfig:
 
 def read_router_bias(source: Source, layer: int) -> np.ndarray:
     """The balancing biases of a layer, float32 [X]."""
-    piece = Piece(ROUTER_BIAS, (layer,), (source.config.num_router_classes,), True)
-    return np.asarray(source.read(piece), np.float32)
+    weight_slice = WeightSlice(ROUTER_BIAS, (layer,), (source.config.num_router_classes,), True)
+    return np.asarray(source.read(weight_slice), np.float32)
 
 
 def notes(source: Source, layout: TargetLayout) -> list[str]:
@@ -142,7 +142,7 @@ def first_reachable_skip(source: Source) -> int | None:
     """The first layer where a token could choose the skip class; None where none can.
 
     A class wins by probability plus bias, and probabilities differ by less than 1. In the released
-    weights the skip class's bias is 1 below another everywhere (facts 3.3).
+    weights the skip class's bias is 1 below another everywhere ([Weights]).
     """
     for layer in range(source.config.num_hidden_layers):
         bias_X = read_router_bias(source, layer)
@@ -151,7 +151,9 @@ def first_reachable_skip(source: Source) -> int | None:
     return None
 
 
-def _deal(tensors: list[Tensor], dtypes: Mapping[str, np.dtype], max_shard_bytes: int) -> list[list[Tensor]]:
+def _split_into_shards(
+    tensors: list[Tensor], dtypes: Mapping[str, np.dtype], max_shard_bytes: int
+) -> list[list[Tensor]]:
     """Tensors in order, into shards of at most that size; one that is larger has its own."""
     if max_shard_bytes < 1:
         raise ValueError(f"max_shard_bytes is {max_shard_bytes}; it must be at least 1")
@@ -185,9 +187,9 @@ def _index(shards: Mapping[str, list[Tensor]], dtypes: Mapping[str, np.dtype]) -
 def _shard(name: str, tensors: list[Tensor], dtypes: Mapping[str, np.dtype]) -> PlannedFile:
     begin = header([(tensor.name, name_of(dtypes[tensor.path]), tensor.shape) for tensor in tensors])
     blocks = tuple(
-        Block(piece, dtypes[tensor.path], tensor.layout.to_theirs)
+        Block(weight_slice, dtypes[tensor.path], tensor.layout.to_theirs)
         for tensor in tensors
-        for piece in tensor.pieces
+        for weight_slice in tensor.slices
     )
     return PlannedFile(name, begin, blocks)
 

@@ -13,10 +13,18 @@ import numpy as np
 from zaya_jax.config import ExecutionConfig, ModelConfig
 from zaya_jax.convert.companions import of_tokenizer
 from zaya_jax.convert.huggingface import as_variables, by_path
-from zaya_jax.convert.layouts import LAYOUTS, LayoutName, Piece, all_pieces, our_weights
+from zaya_jax.convert.layouts import LAYOUTS, LayoutName, WeightSlice, our_weights, weight_slices
 from zaya_jax.convert.plans import MAX_SHARD_BYTES, parse_dtype, pytorch_files
 from zaya_jax.convert.pytorch_folder import PytorchWeights, open_folder
-from zaya_jax.convert.stream import WORKERS, Source, ahead, contiguous, execution_of, write_folder
+from zaya_jax.convert.stream import (
+    WORKERS,
+    Source,
+    Unwatched,
+    ahead,
+    contiguous,
+    execution_of,
+    write_folder,
+)
 from zaya_jax.model.zaya import Zaya
 
 
@@ -46,10 +54,10 @@ def load_variables(source: Source) -> dict[str, Any]:
     """All weights of a source in memory, float32."""
     flat = {path: np.empty(weight.shape, np.float32) for path, weight in our_weights(source.config).items()}
     with ThreadPoolExecutor(WORKERS) as workers:
-        pieces = all_pieces(source.config)
-        arrays = ahead(workers, lambda piece: contiguous(source.read(piece)), pieces)
-        for piece, array in zip(pieces, arrays, strict=True):
-            flat[piece.path][piece.index] = array
+        slices = weight_slices(source.config)
+        arrays = ahead(workers, lambda weight_slice: contiguous(source.read(weight_slice)), slices)
+        for weight_slice, array in zip(slices, arrays, strict=True):
+            flat[weight_slice.path][weight_slice.index] = array
     return jax.tree.map(jax.device_put, as_variables(flat))
 
 
@@ -87,7 +95,7 @@ def save_pytorch(
     files = pytorch_files(
         source, layout, companions, dtype=parse_dtype(dtype), max_shard_bytes=max_shard_bytes
     )
-    write_folder(source, files, folder, _Unwatched())
+    write_folder(source, files, folder, Unwatched())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,17 +114,13 @@ class VariableWeights:
         """The type of a weight."""
         return np.dtype(self.flat[path].dtype)
 
-    def read(self, piece: Piece) -> np.ndarray:
-        """A piece; a view where the weight is in the host's memory, a copy where it is on a device."""
-        weight = self.flat[piece.path]
+    def read(self, weight_slice: WeightSlice) -> np.ndarray:
+        """A slice; a view where the weight is in the host's memory, a copy where it is on a device."""
+        weight = self.flat[weight_slice.path]
+        # On a device an index cuts the slice out there, so that no whole weight comes to the host.
         is_away = isinstance(weight, jax.Array) and any(d.platform != "cpu" for d in weight.devices())
-        return np.asarray(weight[piece.index]) if is_away else np.asarray(weight)[piece.index]
+        return np.asarray(weight[weight_slice.index]) if is_away else np.asarray(weight)[weight_slice.index]
 
     def identity(self) -> list[Any]:
         """Nothing that another process could know again: an attempt that was killed starts anew."""
         return [secrets.token_hex()]
-
-
-class _Unwatched:
-    def advance(self, size: int) -> None:
-        """Says nothing."""

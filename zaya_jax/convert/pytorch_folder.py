@@ -1,4 +1,4 @@
-"""A folder of PyTorch weights, of either layout: opened with suspicion, read piece by piece.
+"""A folder of PyTorch weights, of either layout: opened with suspicion, read slice by slice.
 
 Which layout it is, its tensors and its config.json must agree on. Nothing here loads pickle.
 """
@@ -19,8 +19,8 @@ from zaya_jax.convert.layouts import (
     EMBEDDING,
     TIED_HEAD,
     LayoutName,
-    Piece,
     TensorLayout,
+    WeightSlice,
     check_shapes,
     first_of,
     tensors_of,
@@ -229,16 +229,16 @@ class PytorchWeights:
 
     def __init__(self, folder: PytorchFolder):
         self.config = folder.config
-        self._places: dict[Piece, tuple[StoredTensor, int, TensorLayout]] = {}
+        self._places: dict[WeightSlice, tuple[StoredTensor, int, TensorLayout]] = {}
         self._dtypes: dict[str, set[np.dtype]] = {}
         for tensor in tensors_of(folder.layout, folder.config):
             stored = folder.stored[tensor.name]
             dtype = DTYPES[stored.dtype]
             self._dtypes.setdefault(tensor.path, set()).add(dtype)
             offset = stored.offset
-            for piece in tensor.pieces:
-                self._places[piece] = (stored, offset, tensor.layout)
-                offset += piece.size * dtype.itemsize
+            for weight_slice in tensor.slices:
+                self._places[weight_slice] = (stored, offset, tensor.layout)
+                offset += weight_slice.size * dtype.itemsize
         self._files = _opened({tensor.file for tensor in folder.stored.values()})
 
     def __enter__(self) -> "PytorchWeights":
@@ -253,12 +253,12 @@ class PytorchWeights:
         dtypes = self._dtypes[path]
         return next(iter(dtypes)) if len(dtypes) == 1 else np.dtype(np.float32)
 
-    def read(self, piece: Piece) -> np.ndarray:
-        """A piece with its axes in our order; a view of what was read."""
-        stored, offset, layout = self._places[piece]
+    def read(self, weight_slice: WeightSlice) -> np.ndarray:
+        """A slice with its axes in our order; a view of what was read."""
+        stored, offset, layout = self._places[weight_slice]
         dtype = DTYPES[stored.dtype]
-        raw = read_bytes(self._descriptors[stored.file], offset, piece.size * dtype.itemsize)
-        return layout.to_ours(raw.view(dtype), piece.shape)
+        raw = read_bytes(self._descriptors[stored.file], offset, weight_slice.size * dtype.itemsize)
+        return layout.to_ours(raw.view(dtype), weight_slice.shape)
 
     def identity(self) -> list[Any]:
         """What changes when the files do."""

@@ -1,6 +1,6 @@
-"""The weights of a run as pieces: read out of its newest checkpoint, and written as one.
+"""The weights of a run as slices: read out of its newest checkpoint, and written as one.
 
-What is written is a checkpoint whose chunks are the pieces that a conversion moves, which is all that
+What is written is a checkpoint whose chunks are the slices that a conversion moves, which is all that
 it ever holds. How a checkpoint lies on the disk, `zaya_jax.checkpoint` knows.
 """
 
@@ -15,11 +15,11 @@ from zaya_jax.config import CONFIG_FILE, Config, ModelConfig
 from zaya_jax.convert.layouts import (
     ROUTER_BIAS,
     OurWeight,
-    Piece,
+    WeightSlice,
     check_shapes,
-    layer_pieces,
+    layer_slices,
     our_weights,
-    rows_of_a_piece,
+    rows_per_slice,
 )
 from zaya_jax.convert.stream import Block, PlannedFile
 
@@ -58,12 +58,14 @@ class RunWeights:
         """The type of a weight in the checkpoint."""
         return self._stored.dtype(_stored_name(path))
 
-    def read(self, piece: Piece) -> np.ndarray:
-        """A piece. Where the checkpoint's chunks are larger, they are kept for the pieces that follow."""
+    def read(self, weight_slice: WeightSlice) -> np.ndarray:
+        """A slice. Where the checkpoint's chunks are larger, they are kept for the slices that follow."""
         try:
-            return self._stored.read(_stored_name(piece.path), piece.index)
+            return self._stored.read(_stored_name(weight_slice.path), weight_slice.index)
         except ValueError as error:
-            raise ValueError(f"{self._stored.folder}: {piece.path} is damaged: {str(error)[:200]}") from error
+            raise ValueError(
+                f"{self._stored.folder}: {weight_slice.path} is damaged: {str(error)[:200]}"
+            ) from error
 
     def identity(self) -> list[Any]:
         """What changes when the checkpoint does, as JSON has it."""
@@ -101,23 +103,23 @@ def run_files(
     for layer in (None, *range(num_layers)):
         for path, weight in weights.items():
             if weight.is_stacked == (layer is not None):
-                pieces = layer_pieces(path, weight, num_layers, layer)
-                files += [_chunk_file(step, arrays[path], piece) for piece in pieces]
+                slices = layer_slices(path, weight, num_layers, layer)
+                files += [_chunk_file(step, arrays[path], weight_slice) for weight_slice in slices]
     return files
 
 
 def _chunk_shape(weight: OurWeight) -> tuple[int, ...]:
-    """That of a weight's pieces, which then are whole files."""
+    """That of a weight's slices, which then are whole files."""
     if not weight.is_stacked:
-        return (rows_of_a_piece(weight.shape), *weight.shape[1:])
+        return (rows_per_slice(weight.shape), *weight.shape[1:])
     counted = 2 if weight.has_experts else 1
     return (1,) * counted + weight.shape[counted:]
 
 
-def _chunk_file(step: int, array: PlainArray, piece: Piece) -> PlannedFile:
-    padding = array.chunk_bytes - piece.size * array.dtype.itemsize
-    block = Block(piece, array.dtype, _as_it_is, padding)
-    return PlannedFile(chunk_name(step, array, piece.start), b"", (block,))
+def _chunk_file(step: int, array: PlainArray, weight_slice: WeightSlice) -> PlannedFile:
+    padding = array.chunk_bytes - weight_slice.size * array.dtype.itemsize
+    block = Block(weight_slice, array.dtype, _as_it_is, padding)
+    return PlannedFile(chunk_name(step, array, weight_slice.start), b"", (block,))
 
 
 def _as_it_is(array: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""From a source to a folder, piece by piece: bounded memory, resumable, whole or not there.
+"""From a source to a folder, slice by slice: bounded memory, resumable, whole or not there.
 
 Beside the folder to be stands another, NAME.partial, with the files in the making and a journal of
 those that are done: on the disk for good, with their checksums. When all are, one rename makes them
@@ -23,18 +23,18 @@ import numpy as np
 from zaya_jax import durable
 from zaya_jax.checkpoint import FOLDER as CHECKPOINTS
 from zaya_jax.config import CONFIG_FILE, ExecutionConfig, ModelConfig
-from zaya_jax.convert.layouts import ROUTER_BIAS, Piece
+from zaya_jax.convert.layouts import ROUTER_BIAS, WeightSlice
 from zaya_jax.convert.pytorch_folder import INDEX
 
 AHEAD = 4
-"""Pieces that are prepared while one is written."""
+"""Slices that are prepared while one is written."""
 WORKERS = 2
 STRIP = 16
 
 
 @runtime_checkable
 class Source(Protocol):
-    """Weights that can be read piece by piece, from several threads."""
+    """Weights that can be read slice by slice, from several threads."""
 
     @property
     def config(self) -> ModelConfig:
@@ -45,8 +45,8 @@ class Source(Protocol):
         """The type of a weight."""
         ...
 
-    def read(self, piece: Piece) -> np.ndarray:
-        """A piece in our order of axes, of any strides."""
+    def read(self, weight_slice: WeightSlice) -> np.ndarray:
+        """A slice in our order of axes, of any strides."""
         ...
 
     def identity(self) -> list[Any]:
@@ -56,16 +56,16 @@ class Source(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """A piece as it is written.
+    """A slice as it is written.
 
     Attributes:
-      piece: which.
+      weight_slice: which part of which weight.
       dtype: its type in the file.
       arrange: from our order of axes to the file's; a view.
       padding: bytes of zeros behind it.
     """
 
-    piece: Piece
+    weight_slice: WeightSlice
     dtype: np.dtype
     arrange: Callable[[np.ndarray], np.ndarray]
     padding: int = 0
@@ -73,7 +73,7 @@ class Block:
     @property
     def size(self) -> int:
         """Its bytes in the file."""
-        return self.piece.size * self.dtype.itemsize + self.padding
+        return self.weight_slice.size * self.dtype.itemsize + self.padding
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,12 +92,12 @@ class PlannedFile:
 
     @property
     def size(self) -> int:
-        """Its bytes, header included."""
+        """Bytes of the whole file, header and padding included."""
         return len(self.header) + sum(block.size for block in self.blocks)
 
 
 @dataclasses.dataclass(frozen=True)
-class Report:
+class WriteReport:
     """What a conversion did, and what an earlier one had done.
 
     Attributes:
@@ -118,6 +118,13 @@ class Watcher(Protocol):
         ...
 
 
+class Unwatched:
+    """A watcher for conversions that nobody waits for: it says nothing."""
+
+    def advance(self, size: int) -> None:
+        """Takes so many more bytes without a word."""
+
+
 def execution_of(source: Source) -> ExecutionConfig:
     """How to compute a network whose files do not say it: in float32 where its weights are, else bfloat16."""
     stored = source.dtype("embedding/table")
@@ -125,7 +132,7 @@ def execution_of(source: Source) -> ExecutionConfig:
 
 
 def target_dtype(path: str, source: np.dtype, asked: np.dtype | None) -> np.dtype:
-    """The dtype rule: as asked, or as it was; balancing biases are always float32 (facts 7.1)."""
+    """The dtype rule: as asked, or as it was; balancing biases are always float32, as in [Weights]."""
     if path == ROUTER_BIAS:
         return np.dtype(np.float32)
     return source if asked is None else asked
@@ -133,7 +140,7 @@ def target_dtype(path: str, source: np.dtype, asked: np.dtype | None) -> np.dtyp
 
 def write_folder(
     source: Source, files: list[PlannedFile], folder: pathlib.Path, watcher: Watcher, *, replace: bool = False
-) -> Report:
+) -> WriteReport:
     """Makes a folder of planned files.
 
     Args:
@@ -163,7 +170,7 @@ def write_folder(
             journal.forget()
         durable.publish(content, folder, replace=replace)
     shutil.rmtree(aside)
-    return Report(sum(file.size for file in files), resumed)
+    return WriteReport(sum(file.size for file in files), resumed)
 
 
 @contextlib.contextmanager
@@ -306,8 +313,8 @@ def ahead(workers: ThreadPoolExecutor, function: Callable[[Any], Any], items: It
 
 def prepare(source: Source, block: Block) -> memoryview:
     """The bytes of a block."""
-    array = source.read(block.piece)
-    assert array.shape == block.piece.shape
+    array = source.read(block.weight_slice)
+    assert array.shape == block.weight_slice.shape
     # A wide type is narrowed before its axes move, and a narrow one widened after: less to move.
     if block.dtype.itemsize < array.dtype.itemsize:
         array = array.astype(block.dtype)

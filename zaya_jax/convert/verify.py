@@ -18,10 +18,10 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from zaya_jax.config import ExecutionConfig, ModelConfig
-from zaya_jax.convert.layouts import ROUTER_BIAS, Piece, all_pieces
+from zaya_jax.convert.layouts import ROUTER_BIAS, WeightSlice, weight_slices
 from zaya_jax.convert.pytorch import load_variables
-from zaya_jax.convert.sides import Side
 from zaya_jax.convert.stream import WORKERS, Watcher, ahead, check_checksums
+from zaya_jax.convert.weight_folder import WeightFolder
 from zaya_jax.durable import CHECKSUMS
 from zaya_jax.model import zaya
 from zaya_jax.model.weights import count_parameters
@@ -35,28 +35,29 @@ TOLERANCE = 1e-4
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """The first piece, from the embedding upwards, whose values are not what they must be.
+    """The first slice, from the embedding upwards, whose values are not what they must be.
 
     Attributes:
-      piece: which.
+      weight_slice: which part of which weight.
       count: values that differ.
       largest: difference.
     """
 
-    piece: Piece
+    weight_slice: WeightSlice
     count: int
     largest: float
 
     def __str__(self) -> str:
-        where = f" of layer or row {self.piece.start[0]}"
-        expert = f", expert {self.piece.start[1]}" if len(self.piece.start) > 1 else ""
+        part = self.weight_slice
+        where = f" of layer or row {part.start[0]}"
+        expert = f", expert {part.start[1]}" if len(part.start) > 1 else ""
         return (
-            f"{self.piece.path}{where}{expert}: {self.count:,} of {self.piece.size:,} values differ, by up "
-            f"to {self.largest:.3g}"
+            f"{part.path}{where}{expert}: {self.count:,} of {part.size:,} values differ, by up to "
+            f"{self.largest:.3g}"
         )
 
 
-def compare_tensors(before: Side, after: Side, watcher: Watcher) -> Difference | None:
+def compare_tensors(before: WeightFolder, after: WeightFolder, watcher: Watcher) -> Difference | None:
     """Compares every value bit for bit, `before` cast to the type that it has `after`.
 
     Raises:
@@ -65,20 +66,24 @@ def compare_tensors(before: Side, after: Side, watcher: Watcher) -> Difference |
     if not same_network(before.source.config, after.source.config):
         raise ValueError("the two sides describe different networks: their configs differ")
 
-    def compare(piece: Piece) -> Difference | None:
-        dtype = after.source.dtype(piece.path)
-        expected, found = before.source.read(piece).astype(dtype), after.source.read(piece).astype(dtype)
+    def compare(weight_slice: WeightSlice) -> Difference | None:
+        dtype = after.source.dtype(weight_slice.path)
+        expected, found = (
+            before.source.read(weight_slice).astype(dtype),
+            after.source.read(weight_slice).astype(dtype),
+        )
+        # As bits: a NaN equals itself there, and 0.0 is not -0.0.
         unsigned = np.dtype(f"u{dtype.itemsize}")
         unequal = np.ascontiguousarray(expected).view(unsigned) != np.ascontiguousarray(found).view(unsigned)
         if not unequal.any():
             return None
         largest = np.abs(expected.astype(np.float64) - found.astype(np.float64)).max()
-        return Difference(piece, int(unequal.sum()), float(largest))
+        return Difference(weight_slice, int(unequal.sum()), float(largest))
 
-    pieces = sorted(all_pieces(before.source.config), key=_depth)
+    slices = sorted(weight_slices(before.source.config), key=_depth)
     with ThreadPoolExecutor(WORKERS) as workers:
-        for piece, difference in zip(pieces, ahead(workers, compare, pieces), strict=True):
-            watcher.advance(piece.size * after.source.dtype(piece.path).itemsize)
+        for weight_slice, difference in zip(slices, ahead(workers, compare, slices), strict=True):
+            watcher.advance(weight_slice.size * after.source.dtype(weight_slice.path).itemsize)
             if difference is not None:
                 return difference
     return None
@@ -97,11 +102,11 @@ def same_network(one: ModelConfig, other: ModelConfig) -> bool:
     return same and one.layer_types == other.layer_types
 
 
-def _depth(piece: Piece) -> tuple[int, str, tuple[int, ...]]:
+def _depth(weight_slice: WeightSlice) -> tuple[int, str, tuple[int, ...]]:
     """Network order: what every token meets first comes first, so that the first difference is the cause."""
-    if piece.is_stacked:
-        return (1 + piece.start[0], piece.path, piece.start)
-    return (0 if piece.path.startswith("embedding") else 2**31, piece.path, piece.start)
+    if weight_slice.is_stacked:
+        return (1 + weight_slice.start[0], weight_slice.path, weight_slice.start)
+    return (0 if weight_slice.path.startswith("embedding") else 2**31, weight_slice.path, weight_slice.start)
 
 
 def logits_memory(config: ModelConfig) -> int:
@@ -115,7 +120,7 @@ def has_transformers() -> bool:
     return all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
 
 
-def compare_logits(before: Side, after: Side, *, seed: int = 0) -> list[str]:
+def compare_logits(before: WeightFolder, after: WeightFolder, *, seed: int = 0) -> list[str]:
     """Compares logits on a random prompt, all in float32.
 
     Returns:
@@ -141,10 +146,10 @@ def compare_logits(before: Side, after: Side, *, seed: int = 0) -> list[str]:
             f"logits differ by {error:.3g} of the largest; the first layer to differ is number {layer}"
         )
     lines = [f"logits of {PROMPT_TOKENS} random tokens: {_in_words(error)}"]
-    for side in (before, after):
-        if side.layout == "native" and side.opened is not None and has_transformers():
-            theirs = after.source if side is after else before.source
-            lines.append(_ask_transformers(side.opened.folder, config, load_variables(theirs), tokens_BT))
+    for opened in (before, after):
+        if opened.layout == "native" and opened.pytorch is not None and has_transformers():
+            theirs = after.source if opened is after else before.source
+            lines.append(_ask_transformers(opened.pytorch.folder, config, load_variables(theirs), tokens_BT))
     return lines
 
 
@@ -187,11 +192,9 @@ def _stream_after(
     elif "eda_scale" in stacked["router"]:
         stacked["router"]["eda_scale"] = params["layers"]["router"]["eda_scale"][: num_layers - 1]
     cut = dataclasses.replace(config, num_hidden_layers=num_layers)
-    x_BTD = zaya.embed(params["embedding"], jnp.asarray(tokens_BT))
-    positions_BT = jnp.arange(tokens_BT.shape[1])[None]
     bias_LX = variables["router_bias"]["layers"][:num_layers]
     params = params | {"layers": stacked}
-    return zaya.layers(cut, EXECUTION, params, bias_LX, x_BTD, positions_BT, None, None)[0]
+    return zaya.residual_stream(cut, EXECUTION, params, bias_LX, jnp.asarray(tokens_BT)).x_BTD
 
 
 def _ask_transformers(
@@ -229,19 +232,19 @@ def _ask_transformers(
     )
 
 
-def check_files(side: Side, folder: pathlib.Path) -> str | None:
+def check_files(opened: WeightFolder, folder: pathlib.Path) -> str | None:
     """Holds what was written against its checksums: None, or what is wrong, as a sentence."""
     if not (folder / CHECKSUMS).is_file():
-        return f"{folder} has no {CHECKSUMS}: {side.layout} weights that were not written here"
+        return f"{folder} has no {CHECKSUMS}: {opened.layout} weights that were not written here"
     return check_checksums(folder)
 
 
-def num_bytes(side: Side) -> int:
-    """Bytes of a side's weights."""
-    pieces = all_pieces(side.source.config)
-    return sum(piece.size * side.source.dtype(piece.path).itemsize for piece in pieces)
+def num_bytes(opened: WeightFolder) -> int:
+    """Bytes of a folder's weights."""
+    slices = weight_slices(opened.source.config)
+    return sum(weight_slice.size * opened.source.dtype(weight_slice.path).itemsize for weight_slice in slices)
 
 
-def num_values(side: Side) -> int:
-    """Numbers in a side's weights, balancing biases included."""
-    return sum(math.prod(piece.shape) for piece in all_pieces(side.source.config))
+def num_values(opened: WeightFolder) -> int:
+    """Numbers in a folder's weights, balancing biases included."""
+    return sum(math.prod(weight_slice.shape) for weight_slice in weight_slices(opened.source.config))

@@ -60,6 +60,7 @@ def make_example(
         targets_BT[..., :-1] = tokens_BT[..., 1:]
     real_BT = tokens_BT != pad_id
     starts_BT = tokens_BT == bos_id
+    # A window that begins inside a document has no BOS there and is a segment all the same.
     starts_BT[..., 0] = True
     segments_BT = np.where(real_BT, np.cumsum(starts_BT, axis=-1), 0).astype(np.int32)
 
@@ -67,6 +68,7 @@ def make_example(
     start_times_BT = np.maximum.accumulate(np.where(starts_BT, time_T, 0), axis=-1)
     positions_BT = np.where(real_BT, time_T - start_times_BT, 0).astype(np.int32)
 
+    # No BOS is ever a target: a document's end tells nothing of how the next one begins.
     goes_on_BT = real_BT & (targets_BT != pad_id) & (targets_BT != bos_id)
     return Batch(
         tokens_BT, targets_BT.astype(np.int32), goes_on_BT.astype(np.float32), positions_BT, segments_BT

@@ -30,7 +30,7 @@ from zaya_jax.data.shards import (
     SPLITS,
     BlockWriter,
     Corpus,
-    Layout,
+    ShardFormat,
     Split,
     describe_missing,
     open_corpus,
@@ -92,15 +92,15 @@ def build_corpus(
             raise ValueError(f"the {what} {path} lies in the corpus {folder}; --overwrite would remove it")
     paths = _list_files(origin)
 
-    layout = Layout(
+    shard_format = ShardFormat(
         tokenizer=tokenizer, block_tokens=block_tokens, shard_blocks=max(1, shard_tokens // block_tokens)
     )
     try:
         with folder_aside(folder, replace=overwrite) as aside:
             splits = _write_splits(
-                aside, paths, layout=layout, origin=origin, validation_percent=validation_percent
+                aside, paths, shard_format=shard_format, origin=origin, validation_percent=validation_percent
             )
-            write_manifest(_describe(aside, splits, layout, origin))
+            write_manifest(_describe(aside, splits, shard_format, origin))
             open_corpus(aside)  # a shard that ArrayRecord cut short would pass for an empty one
     except FileExistsError as error:
         raise FileExistsError(errno.EEXIST, "another process has built this corpus", str(folder)) from error
@@ -183,14 +183,19 @@ def _hash(raw: bytes) -> int:
 
 
 def _write_splits(
-    folder: pathlib.Path, paths: Sequence[str], *, layout: Layout, origin: _Origin, validation_percent: int
+    folder: pathlib.Path,
+    paths: Sequence[str],
+    *,
+    shard_format: ShardFormat,
+    origin: _Origin,
+    validation_percent: int,
 ) -> dict[str, Split]:
     """Reads each file once and streams it to its split; at most one document is in memory.
 
     Raises:
       ValueError: when a split gets no text.
     """
-    writers = {name: _SplitWriter(folder, name, layout) for name in SPLITS}
+    writers = {name: _SplitWriter(folder, name, shard_format) for name in SPLITS}
     buckets: set[int] = set()
     for path in paths:
         raw = (origin.root / path).read_bytes()
@@ -206,9 +211,9 @@ def _write_splits(
 class _SplitWriter:
     """Writes the documents of a split into shards, and counts them."""
 
-    def __init__(self, folder: pathlib.Path, name: str, layout: Layout):
-        self._layout = layout
-        self._blocks = BlockWriter(folder, name, layout)
+    def __init__(self, folder: pathlib.Path, name: str, shard_format: ShardFormat):
+        self._shard_format = shard_format
+        self._blocks = BlockWriter(folder, name, shard_format)
         self._compressed = _CompressedSize() if name == "validation" else None
         self._documents = self._skipped = self._text_bytes = self._tokens = 0
 
@@ -218,9 +223,9 @@ class _SplitWriter:
         if not text:
             self._skipped += 1
             return False
-        tokenizer = self._layout.tokenizer
+        tokenizer = self._shard_format.tokenizer
         ids = [tokenizer.bos_id, *tokenizer.encode(text), tokenizer.eos_id]
-        self._blocks.append(np.array(ids, self._layout.dtype))
+        self._blocks.append(np.array(ids, self._shard_format.dtype))
         if self._compressed is not None:
             self._compressed.append(raw)
         self._documents += 1
@@ -302,17 +307,19 @@ def _check_splits(
         )
 
 
-def _describe(folder: pathlib.Path, splits: dict[str, Split], layout: Layout, origin: _Origin) -> Corpus:
+def _describe(
+    folder: pathlib.Path, splits: dict[str, Split], shard_format: ShardFormat, origin: _Origin
+) -> Corpus:
     return Corpus(
         folder=folder,
-        tokenizer=layout.tokenizer.name,
-        tokenizer_fingerprint=layout.tokenizer.fingerprint,
-        vocab_size=layout.tokenizer.vocab_size,
-        bos_id=layout.tokenizer.bos_id,
-        eos_id=layout.tokenizer.eos_id,
-        pad_id=layout.tokenizer.pad_id,
-        block_tokens=layout.block_tokens,
-        dtype=layout.dtype,
+        tokenizer=shard_format.tokenizer.name,
+        tokenizer_fingerprint=shard_format.tokenizer.fingerprint,
+        vocab_size=shard_format.tokenizer.vocab_size,
+        bos_id=shard_format.tokenizer.bos_id,
+        eos_id=shard_format.tokenizer.eos_id,
+        pad_id=shard_format.tokenizer.pad_id,
+        block_tokens=shard_format.block_tokens,
+        dtype=shard_format.dtype,
         source=f"{origin.description}, {origin.pattern}",
         train=splits["train"],
         validation=splits["validation"],

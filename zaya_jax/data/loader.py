@@ -57,6 +57,7 @@ class _Split:
         A target that lies in the next block costs reading that block too. Without it the first token of
         each sequence would never be predicted.
         """
+        # The last token of a split has nothing behind it, and its target stays padding.
         behind = min(last + 1, self.num_tokens)
         tokens = self._read(first, behind)
         example = np.full((2, length), self._corpus.pad_id, np.int32)
@@ -81,6 +82,7 @@ class _Read:
         self._splits = {folder: _Split(corpora[folder], "train") for folder in reading.mixture.folders}
 
     def __len__(self) -> int:
+        # grain asks every source for its length, and this one has no end.
         return sys.maxsize
 
     def __getitem__(self, index: int) -> np.ndarray:

@@ -32,6 +32,7 @@ def mixture_of(config: DataConfig) -> Mixture:
 
 def whole_weights(weights: Sequence[float]) -> tuple[int, ...]:
     """Weights as whole numbers in the very proportions that were written down: 0.7 and 0.3 are 7 and 3."""
+    # repr gives back the digits that were written; as a fraction the float 0.7 has the denominator 2**52.
     exact = [fractions.Fraction(repr(weight)) for weight in weights]
     whole = [int(weight * math.lcm(*(w.denominator for w in exact))) for weight in exact]
     return tuple(weight // math.gcd(*whole) for weight in whole)

@@ -118,7 +118,7 @@ class Corpus:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Layout:
+class ShardFormat:
     """How tokens are laid out in shards.
 
     Attributes:
@@ -140,11 +140,11 @@ class Layout:
 class BlockWriter:
     """Cuts a stream of tokens into blocks, one a record, and begins a new shard when one is full."""
 
-    def __init__(self, folder: pathlib.Path, split: str, layout: Layout):
+    def __init__(self, folder: pathlib.Path, split: str, shard_format: ShardFormat):
         self._folder = folder
         self._split = split
-        self._layout = layout
-        self._rest = np.zeros(0, layout.dtype)
+        self._shard_format = shard_format
+        self._rest = np.zeros(0, shard_format.dtype)
         self._writer: Any = None
         self._records = 0
         self._shards: list[Shard] = []
@@ -152,16 +152,16 @@ class BlockWriter:
     def append(self, tokens: np.ndarray) -> None:
         """Takes the tokens of a document."""
         tokens = np.concatenate([self._rest, tokens])
-        whole = len(tokens) // self._layout.block_tokens * self._layout.block_tokens
-        for block in tokens[:whole].reshape(-1, self._layout.block_tokens):
+        whole = len(tokens) // self._shard_format.block_tokens * self._shard_format.block_tokens
+        for block in tokens[:whole].reshape(-1, self._shard_format.block_tokens):
             self._write(block)
         self._rest = tokens[whole:]
 
     def finish(self) -> tuple[Shard, ...]:
         """Pads and writes the last block."""
         if len(self._rest):
-            missing = self._layout.block_tokens - len(self._rest)
-            self._write(np.pad(self._rest, (0, missing), constant_values=self._layout.tokenizer.pad_id))
+            missing = self._shard_format.block_tokens - len(self._rest)
+            self._write(np.pad(self._rest, (0, missing), constant_values=self._shard_format.tokenizer.pad_id))
         if self._writer is not None:
             self._close_shard()
         return tuple(self._shards)
@@ -175,7 +175,7 @@ class BlockWriter:
             self._writer = array_record_module.ArrayRecordWriter(str(self._path()), "group_size:1")
         self._writer.write(block.tobytes())
         self._records += 1
-        if self._records == self._layout.shard_blocks:
+        if self._records == self._shard_format.shard_blocks:
             self._close_shard()
 
     def _close_shard(self) -> None:

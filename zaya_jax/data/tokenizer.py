@@ -18,29 +18,37 @@ _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 @runtime_checkable
 class Tokenizer(Protocol):
-    """Text to token ids and back.
-
-    Attributes:
-      name: what `load_tokenizer` was asked for.
-      fingerprint: the same for tokenizers of the same content, wherever their file lies.
-      vocab_size: V, one more than the highest id.
-      pad_id: fills up a last block.
-      eos_id: ends a document.
-      bos_id: begins a document.
-    """
+    """Text to token ids and back: what corpora, runs and generation ask of a tokenizer."""
 
     @property
-    def name(self) -> str: ...  # noqa: D102 (described above)
+    def name(self) -> str:
+        """What `load_tokenizer` was asked for."""
+        ...
+
     @property
-    def fingerprint(self) -> str: ...  # noqa: D102
+    def fingerprint(self) -> str:
+        """The same text for tokenizers of the same content, wherever their file lies."""
+        ...
+
     @property
-    def vocab_size(self) -> int: ...  # noqa: D102
+    def vocab_size(self) -> int:
+        """V, one more than the highest id."""
+        ...
+
     @property
-    def pad_id(self) -> int: ...  # noqa: D102
+    def pad_id(self) -> int:
+        """The token that fills up a last block."""
+        ...
+
     @property
-    def eos_id(self) -> int: ...  # noqa: D102
+    def eos_id(self) -> int:
+        """The token that ends a document."""
+        ...
+
     @property
-    def bos_id(self) -> int: ...  # noqa: D102
+    def bos_id(self) -> int:
+        """The token that begins a document."""
+        ...
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text; no specials are added, and no text stands for a special."""
@@ -84,7 +92,7 @@ class ByteTokenizer:
             return self.encode_bytes(text.encode("utf-8", "surrogatepass"))
 
     def encode_bytes(self, raw: bytes) -> list[int]:
-        """Ids of any bytes."""
+        """Ids of any bytes, UTF-8 or not: of each byte its number plus 3."""
         return [byte + 3 for byte in raw]
 
     def decode(self, ids: Iterable[int]) -> str:

@@ -11,7 +11,11 @@ from zaya_jax.options import Parser
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Runs `zaya generate`."""
+    """Runs `zaya generate` with the words behind it, and prints the text as it comes.
+
+    Raises:
+      ValueError: if the run has no weights, or cannot continue such a prompt.
+    """
     parser = Parser(
         "generate",
         "Continues a prompt with the newest weights of a run.",

@@ -111,6 +111,7 @@ def decode(
         return (decoding.num_new < num_new) & ~jnp.all(decoding.finished_B)
 
     def step(decoding: Decoding) -> Decoding:
+        # The newest token is in no cache yet: a step reads it and chooses the one behind it.
         newest_B1 = lax.dynamic_slice_in_dim(decoding.tokens_BM, decoding.num_new - 1, 1, axis=1)
         output = cast(Output, model.apply(variables, newest_B1, cache=decoding.cache))
         return _append(decoding, output, rule)
@@ -123,12 +124,14 @@ def _append(decoding: Decoding, output: Output, rule: Rule) -> Decoding:
     logits_BV: Float[Array, "B V"] = output.logits_BTV[:, -1]
     sampling = rule.sampling
     chosen_B = sample(
+        # The token's number makes its key, not a key that is split on the way: chunks of any size draw alike.
         jax.random.fold_in(rule.key, decoding.num_new),
         logits_BV,
         temperature=sampling.temperature,
         top_k=sampling.top_k,
         top_p=sampling.top_p,
     )
+    # A row that ended goes on with the others; its end tokens behind the first are cut off on the host.
     token_B = jnp.where(decoding.finished_B, rule.eos_id, chosen_B)
     return Decoding(
         cache=_cache_of(output),
@@ -192,6 +195,7 @@ def generate(
     Raises:
       ValueError: for a prompt or a setting that cannot be; before anything is compiled.
     """
+    # An empty list is one empty prompt, which is refused by name, and not a list of no prompts.
     is_single = len(prompt_tokens) == 0 or np.ndim(prompt_tokens[0]) == 0
     prompts = cast(Sequence[Sequence[int]], [prompt_tokens] if is_single else prompt_tokens)
     _check_prompts(model.config, prompts, max_new_tokens)

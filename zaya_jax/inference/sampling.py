@@ -104,11 +104,11 @@ def sample(
 
 
 def nucleus(probs_BK: Float[Array, "B K"], top_p: Number) -> Bool[Array, "B K"]:
-    """The smallest set of likeliest tokens whose probability reaches `top_p`; the best one always.
+    """The smallest set of likeliest tokens whose probability reaches `top_p`: [Nucleus] section 3.1.
 
-    Tokens exactly as likely as the set's last one belong to it too. Bisects the bits of the smallest
-    probability that stays, which is exact after 30 halvings: on a CPU that is 25 times faster than
-    sorting a vocabulary of 262,272.
+    The best token is always in it, and so are tokens exactly as likely as its last one. Bisects the bits
+    of the smallest probability that stays, which is exact after 30 halvings: on a CPU that is 25 times
+    faster than sorting a vocabulary of 262,272.
     """
     bits_BK = lax.bitcast_convert_type(probs_BK.astype(jnp.float32), jnp.int32)
 

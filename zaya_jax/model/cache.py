@@ -1,4 +1,4 @@
-"""What decoding keeps of the tokens so far: keys and values, and CCA's few tokens of lookback.
+"""What decoding keeps of the tokens so far: keys and values, and the attention variant's own state.
 
 Keys and values of all layers lie in one pool of slots. A layer that attends to everything owns
 `max_length` slots, a sliding layer a ring of as many as its window; which slots are whose is
@@ -17,12 +17,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.decode_attention import decode_attention
+from pallas_kernels.flash_attention import flash_attention
 from zaya_jax.config import HYBRID_SLIDING, ExecutionConfig, ModelConfig
-from zaya_jax.model.attention import attend, attend_single, attention_mask
-from zaya_jax.model.cca import CcaState
-from zaya_jax.model.kernels import attend_to_cache
+from zaya_jax.model.attention import attend_within, variant_of
 from zaya_jax.pytree import pytree, static
 
 Pool = tuple[Float[Array, "B Z K H"], Float[Array, "B Z K H"]]
@@ -35,8 +36,8 @@ class Cache:
 
     pool: Pool
     """Of all layers."""
-    cca: CcaState
-    """Of every layer, with a leading axis L."""
+    state: Any
+    """Of the attention variant, of every layer: with a leading axis L."""
     length: Int[Array, ""]
     """Tokens so far, padding included."""
     first_B: Int[Array, " B"]
@@ -53,17 +54,14 @@ def sizes_of_layers(config: ModelConfig, max_length: int) -> tuple[int, ...]:
     return tuple(ring if kind == HYBRID_SLIDING else max_length for kind in config.layer_types)
 
 
-def init_cache(
-    config: ModelConfig, batch_size: int, max_length: int, dtype: Any = ExecutionConfig.dtype
-) -> Cache:
+def init_cache(config: ModelConfig, batch_size: int, max_length: int, dtype: DTypeLike = "bfloat16") -> Cache:
     """An empty cache.
 
     Args:
       config: the network's.
       batch_size: B.
       max_length: tokens that must fit, prompt, padding and answer together.
-      dtype: of keys and values; `ExecutionConfig.dtype` of the network loses nothing, and its default is
-        the default here. The convolution's tail and the delayed value are float32 always (facts 1.3).
+      dtype: of keys and values. The attention variant's own state is float32 always.
 
     Raises:
       ValueError: if no token fits.
@@ -74,21 +72,11 @@ def init_cache(
     pool = (batch_size, num_slots, config.num_key_value_heads, config.head_dim)
     return Cache(
         pool=(jnp.zeros(pool, dtype), jnp.zeros(pool, dtype)),
-        cca=empty_cca_state(config, batch_size),
+        state=variant_of(config).empty_state(config, batch_size),
         length=jnp.zeros((), jnp.int32),
         first_B=jnp.zeros((batch_size,), jnp.int32),
         max_length=max_length,
         empty=True,
-    )
-
-
-def empty_cca_state(config: ModelConfig, batch_size: int) -> CcaState:
-    """The state before the first token, of every layer: zeros with a leading axis L."""
-    heads, width, layers = config.num_key_value_heads, config.head_dim, config.num_hidden_layers
-    latent = (config.num_attention_heads + heads) * width
-    return CcaState(
-        tail_BWC=jnp.zeros((layers, batch_size, config.conv_tail, latent), jnp.float32),
-        delayed_BU=jnp.zeros((layers, batch_size, heads * width // 2), jnp.float32),
     )
 
 
@@ -111,44 +99,41 @@ def layer_slots(config: ModelConfig, max_length: int) -> LayerSlots:
 
 
 def attend_through_cache(
+    config: ModelConfig,
+    execution: ExecutionConfig,
     q_BTNH: Float[Array, "B T N H"],
     k_BTKH: Float[Array, "B T K H"],
     v_BTKH: Float[Array, "B T K H"],
     pool: Pool,
     layer: LayerSlots,
     cache: Cache,
-    *,
-    sizes: tuple[int, ...],
     segments_BT: Int[Array, "B T"] | None,
-    implementation: str = "xla",
 ) -> tuple[Float[Array, "B T N H"], Pool]:
     """Attends to all that a chunk may see, and writes its keys and values into the layer's slots.
 
     Args:
+      config: of the network, whose layers have few different numbers of slots.
+      execution: which implementations to take.
       q_BTNH: rotated queries of the chunk.
       k_BTKH: rotated keys of the chunk.
       v_BTKH: values of the chunk.
       pool: keys and values of all layers.
       layer: the layer's part of it.
       cache: before the chunk; what it says of tokens holds for all layers.
-      sizes: the different sizes that layers have.
       segments_BT: 0 marks padding; only on an empty cache.
-      implementation: of a single token's attention: "xla", or "pallas" for a kernel.
     """
-    time = q_BTNH.shape[1]
-    chunk_T = cache.length + jnp.arange(time)
-    if cache.empty and time > 1:
-        mask = attention_mask(
-            chunk_T, chunk_T, window=layer.window, query_segments_BT=segments_BT, key_segments_BS=segments_BT
-        )
-        return attend(q_BTNH, k_BTKH, v_BTKH, mask), _write(pool, k_BTKH, v_BTKH, layer, cache)
-    if time == 1:
+    sizes = tuple(sorted(set(sizes_of_layers(config, cache.max_length))))
+    implementation = execution.implementation_of("decode")
+    if q_BTNH.shape[1] == 1:
         pool = _write(pool, k_BTKH, v_BTKH, layer, cache)
-        attend_to_slots = _attend_to_slots_by_kernel if implementation == "pallas" else _attend_to_slots
-        read = functools.partial(attend_to_slots, q_BTNH, pool, layer, cache)
+        read = functools.partial(_attend_to_slots, implementation, q_BTNH, pool, layer, cache)
         return _for_size(read, layer, sizes), pool
+    if cache.empty:
+        out = attend_within(config, execution, q_BTNH, k_BTKH, v_BTKH, layer.window, segments_BT)
+        return out, _write(pool, k_BTKH, v_BTKH, layer, cache)
     # The chunk's own writes may overtake keys that its first queries still need: read first.
-    read = functools.partial(_attend_to_slots_and_chunk, q_BTNH, k_BTKH, v_BTKH, pool, layer, cache)
+    chunk = q_BTNH, k_BTKH, v_BTKH
+    read = functools.partial(_attend_to_slots_and_chunk, implementation, chunk, pool, layer, cache)
     return _for_size(read, layer, sizes), _write(pool, k_BTKH, v_BTKH, layer, cache)
 
 
@@ -160,45 +145,59 @@ def _for_size(read: Callable[[int], jax.Array], layer: LayerSlots, sizes: tuple[
     return lax.switch(which, [functools.partial(read, size) for size in sizes])
 
 
-def _attend_to_slots(q_B1NH, pool: Pool, layer: LayerSlots, cache: Cache, size: int) -> jax.Array:
-    index_S = _slot_contents(cache.length + 1, size)
-    mask_B1S = _cache_mask(cache, cache.length[None], index_S, layer)
-    return attend_single(q_B1NH, *_slots_of(pool, layer, size), mask_B1S)
+def _attend_to_slots(
+    implementation: str | None, q_B1NH: jax.Array, pool: Pool, layer: LayerSlots, cache: Cache, size: int
+) -> jax.Array:
+    """Attention of the newest token, itself among the slots."""
+    keys, values = _slots_of(pool, layer, size)
+    dtype = jnp.promote_types(q_B1NH.dtype, keys.dtype)  # a cache may be kept in another type
+    out_BNH, _ = decode_attention(
+        q_B1NH[:, 0].astype(dtype),
+        keys.astype(dtype),
+        values.astype(dtype),
+        jnp.broadcast_to(cache.length + 1, cache.first_B.shape),
+        first_B=cache.first_B,
+        window=layer.window,
+        implementation=implementation,
+    )
+    return out_BNH[:, None].astype(q_B1NH.dtype)
 
 
-def _attend_to_slots_by_kernel(q_B1NH, pool: Pool, layer: LayerSlots, cache: Cache, size: int) -> jax.Array:
-    tokens = {"length": cache.length + 1, "first_B": cache.first_B, "window": layer.window}
-    return attend_to_cache(q_B1NH, *_slots_of(pool, layer, size), **tokens)
+def _attend_to_slots_and_chunk(
+    implementation: str | None,
+    chunk: tuple[jax.Array, jax.Array, jax.Array],
+    pool: Pool,
+    layer: LayerSlots,
+    cache: Cache,
+    size: int,
+) -> jax.Array:
+    """Attention of a chunk to the tokens before it, oldest first, and to itself."""
+    q_BTNH, *new = chunk
+    time = q_BTNH.shape[1]
+    # A ring begins anywhere. In the order of its tokens, causality and windows are those of any sequence.
+    in_order_S = (cache.length + jnp.arange(size)) % size
+    keys, values = (
+        jnp.concatenate([part[:, in_order_S].astype(x.dtype), x], 1)
+        for part, x in zip(_slots_of(pool, layer, size), new, strict=True)
+    )
+    token_S = cache.length - size + jnp.arange(size + time)
+    is_token_BS = (token_S >= cache.first_B[:, None]).astype(jnp.int32)  # neither padding nor an empty slot
+    out_BTNH, _ = flash_attention(
+        q_BTNH,
+        keys,
+        values,
+        window=layer.window,
+        query_start=size,
+        query_segments_BT=jnp.ones(q_BTNH.shape[:2], jnp.int32),
+        key_segments_BS=is_token_BS,
+        implementation=implementation,
+    )
+    return out_BTNH
 
 
 def _slots_of(pool: Pool, layer: LayerSlots, size: int) -> tuple[jax.Array, jax.Array]:
     keys, values = (lax.dynamic_slice_in_dim(part, layer.first, size, axis=1) for part in pool)
     return keys, values
-
-
-def _attend_to_slots_and_chunk(
-    q_BTNH, k_BTKH, v_BTKH, pool: Pool, layer: LayerSlots, cache: Cache, size: int
-) -> jax.Array:
-    chunk_T = cache.length + jnp.arange(q_BTNH.shape[1])
-    mask = _cache_mask(cache, chunk_T, jnp.concatenate([_slot_contents(cache.length, size), chunk_T]), layer)
-    keys, values = (
-        jnp.concatenate([part, new.astype(part.dtype)], 1)
-        for part, new in zip(_slots_of(pool, layer, size), (k_BTKH, v_BTKH), strict=True)
-    )
-    return attend(q_BTNH, keys, values, mask)
-
-
-def _slot_contents(length: jax.Array, size: int) -> jax.Array:
-    """Index of the token that lies in each slot of a ring after `length` tokens; negative for none."""
-    return length - 1 - (length - 1 - jnp.arange(size)) % size
-
-
-def _cache_mask(cache: Cache, query_T: jax.Array, key_S: jax.Array, layer: LayerSlots) -> jax.Array:
-    is_token_BS = (key_S[None, :] >= cache.first_B[:, None]).astype(jnp.int32)
-    queries_BT = jnp.ones((cache.first_B.shape[0], query_T.shape[0]), jnp.int32)
-    return attention_mask(
-        query_T, key_S, window=layer.window, query_segments_BT=queries_BT, key_segments_BS=is_token_BS
-    )
 
 
 def _write(pool: Pool, k_BTKH: jax.Array, v_BTKH: jax.Array, layer: LayerSlots, cache: Cache) -> Pool:

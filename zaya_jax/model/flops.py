@@ -3,7 +3,7 @@
 import math
 
 from zaya_jax.config import HYBRID_SLIDING, ModelConfig
-from zaya_jax.model.weights import declare, flatten
+from zaya_jax.model.weights import declare, flatten_weights
 
 
 def forward_flops_per_token(config: ModelConfig, sequence_length: int) -> dict[str, float]:
@@ -14,7 +14,7 @@ def forward_flops_per_token(config: ModelConfig, sequence_length: int) -> dict[s
     does not count.
     """
     parts = {"attention": 0.0, "experts": 0.0, "router": 0.0, "head": 0.0}
-    for path, weight in flatten(declare(config)).items():
+    for path, weight in flatten_weights(declare(config)).items():
         room = path.split("/")[1]
         if room in parts and (weight.matrix or path.endswith("kernel")):
             parts[room] += 2.0 * weight.size / (config.num_experts if room == "experts" else 1)
@@ -33,7 +33,7 @@ def train_flops_per_token(config: ModelConfig, sequence_length: int) -> float:
 
 def active_parameters(config: ModelConfig) -> int:
     """Parameters that one token meets, without the embedding (facts 1.2)."""
-    weights = flatten(declare(config))
+    weights = flatten_weights(declare(config))
     return sum(
         weight.size // (config.num_experts if _is_expert(path) else 1)
         for path, weight in weights.items()

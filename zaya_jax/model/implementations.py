@@ -45,7 +45,7 @@ def resolve_implementations(
 def describe_implementations(execution: ExecutionConfig, config: ModelConfig) -> str:
     """Which operations of a run are Pallas kernels on the platform that runs here, on one line."""
     named = resolve_implementations(execution, config)
-    kernels = [
-        field.removesuffix("_implementation") for field in OPERATIONS if getattr(named, field) == "pallas"
-    ]
+    taken = {field.removesuffix("_implementation"): getattr(named, field) for field in OPERATIONS}
+    said = {"pallas": "{}", "ragged_dot+pallas": "gradients of {}"}
+    kernels = [said[form].format(name) for name, form in taken.items() if form in said]
     return f"Pallas kernels: {', '.join(kernels)}; the rest by XLA" if kernels else "Pallas kernels: none"

@@ -3,17 +3,19 @@
 Letters: L layers, B batch, R router width, X router classes.
 """
 
+import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from zaya_jax.config import HYBRID_SLIDING, ExecutionConfig, ModelConfig
-from zaya_jax.model.cache import Cache, LayerSlots, empty_cca_state, layer_slots
-from zaya_jax.model.cca import CcaState, join_projections
-from zaya_jax.model.products import InStack
+from pallas_kernels.product import InStack, in_stack
+from zaya_jax.config import HYBRID_SLIDING, ModelConfig
+from zaya_jax.model.attention import variant_of
+from zaya_jax.model.cache import Cache, LayerSlots, layer_slots
 from zaya_jax.pytree import pytree
 
 
@@ -27,7 +29,8 @@ class LayerInput:
     eda_scale_R: Float[Array, "*L R"]
     """Zeros in the first layer, which has no state to average in."""
     router_bias_X: Float[Array, "*L X"]
-    cca: CcaState
+    state: Any
+    """Of the attention variant, before the chunk."""
     is_sliding: Int[Array, "*L"]
     window: Int[Array, "*L"]
     """Tokens a query sees; the largest integer where that is all."""
@@ -38,52 +41,31 @@ def layer_inputs(
     config: ModelConfig, params: Mapping, router_bias_LX: jax.Array, batch_size: int, cache: Cache | None
 ) -> LayerInput:
     """Stacks what differs from layer to layer."""
-    num_layers = config.num_hidden_layers
+    num_layers, variant = config.num_hidden_layers, variant_of(config)
     router = dict(params["layers"]["router"])
+    # [ZAYA1-8B] eq. 2 averages over depth from the second layer on. Zeros for the first, and one compiled
+    # layer serves all; they are no weight, or an optimiser would move them.
     zeros_1R = jnp.zeros((1, config.router_hidden_size), jnp.float32)
     later_MR = router.pop("eda_scale", jnp.zeros((num_layers - 1, config.router_hidden_size), jnp.float32))
     sliding_L = np.array([kind == HYBRID_SLIDING for kind in config.layer_types], np.int32)
     window_L = np.where(sliding_L, config.sliding_window or 0, np.iinfo(np.int32).max)
-    cca = cache.cca if cache is not None else empty_cca_state(config, batch_size)
-    attention = join_projections(params["layers"]["attention"])
-    weights = dict(params["layers"]) | {"router": router, "attention": attention}
+    attention = variant.prepare(params["layers"]["attention"])
     return LayerInput(
         number=jnp.arange(num_layers),
-        weights=weights,
+        weights=dict(params["layers"]) | {"router": router, "attention": attention},
         eda_scale_R=jnp.concatenate([zeros_1R, later_MR]),
         router_bias_X=router_bias_LX,
-        cca=cca,
+        state=cache.state if cache is not None else variant.empty_state(config, batch_size),
         is_sliding=jnp.asarray(sliding_L),
         window=jnp.asarray(window_L, jnp.int32),
         slots=None if cache is None else layer_slots(config, cache.max_length),
     )
 
 
-def left_in_stacks(stacks: Mapping, layer: LayerInput) -> dict:
-    """A layer's weights, with the matrices of attention and router `InStack`: for decoding, without gradient.
+def in_stacks(layer: LayerInput, layers: LayerInput) -> LayerInput:
+    """A layer's input, whose matrices also know their place among those of all layers."""
 
-    Args:
-      stacks: `LayerInput.weights` of all layers.
-      layer: the layer's own.
-    """
+    def place(own: jax.Array, stack: jax.Array) -> jax.Array | InStack:
+        return in_stack(own, stack, layer.number) if own.ndim >= 2 else own
 
-    def leave(path: tuple, stack: jax.Array, own: jax.Array) -> jax.Array | InStack:
-        is_in_product = own.ndim >= 2 and path[0].key != "conv_depthwise"
-        return InStack(stack, layer.number) if is_in_product else own
-
-    names = ("attention", "router")
-    left = {name: jax.tree.map_with_path(leave, stacks[name], layer.weights[name]) for name in names}
-    return layer.weights | left
-
-
-def stacked_experts(execution: ExecutionConfig, params: Mapping, *, decodes: bool = False) -> dict | None:
-    """The experts of all layers in the type of products, for layers that read their own in place.
-
-    Without gradient: each layer's goes to its slice, and no sum of whole stacks is made. A kernel takes
-    the slice, but where it decodes: the compiled program, from which `zaya plan` counts the bytes that
-    a step moves, does not tell that a kernel reads only a part of what it is given.
-    """
-    if execution.experts_implementation == "pallas" and not decodes:
-        return None
-    experts = params["layers"]["experts"]
-    return {name: jax.lax.stop_gradient(x).astype(execution.dtype) for name, x in experts.items()}
+    return dataclasses.replace(layer, weights=jax.tree.map(place, layer.weights, layers.weights))

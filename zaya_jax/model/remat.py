@@ -10,16 +10,10 @@ from typing import Any
 import jax
 from jax import lax
 
-from pallas_kernels import flash_attention, grouped_matmul
-
-KEPT = "kept"
-"""Name (`jax.ad_checkpoint.checkpoint_name`) of results of attention's and the experts' products."""
-
-STREAM = "stream"
-"""Name of the stream between a layer's two blocks."""
+from pallas_kernels.checkpoint_names import KEPT, STREAM
 
 _keep_names = jax.checkpoint_policies.save_only_these_names
-_keep_products = _keep_names(KEPT, flash_attention.KEPT, grouped_matmul.KEPT)
+_keep_products = _keep_names(KEPT)
 
 REMAT_POLICIES = {
     "products": jax.checkpoint_policies.save_from_both_policies(

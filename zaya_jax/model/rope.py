@@ -1,12 +1,16 @@
-"""Rotary position embedding of the first channels of each head, NeoX halves.
+"""Rotary position embedding of the first channels of each head, NeoX halves (arXiv 2104.09864).
 
-Letters: O half of the rotated channels.
+Letters: B batch, T time, O half of the rotated channels.
 """
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from zaya_jax.config import HYBRID, HYBRID_SLIDING, ModelConfig
+
 Rotation = tuple[Float[Array, "B T O"], Float[Array, "B T O"]]
+"""Cosines and sines. `pallas_kernels.cca.rotate` turns heads by them."""
 
 
 def rope_table(positions_BT: Int[Array, "B T"], *, theta: float, rotary_dim: int) -> Rotation:
@@ -16,11 +20,19 @@ def rope_table(positions_BT: Int[Array, "B T"], *, theta: float, rotary_dim: int
     return jnp.cos(angles_BTO), jnp.sin(angles_BTO)
 
 
-def apply_rope(x_BTNH: Float[Array, "b T N H"], rotation: Rotation) -> Float[Array, "b T N H"]:
-    """Rotates channel i against channel i + O, for the first 2*O channels of each head."""
-    cos_BT1O, sin_BT1O = (table[:, :, None, :].astype(x_BTNH.dtype) for table in rotation)
-    half = cos_BT1O.shape[-1]
-    first, second, rest = jnp.split(x_BTNH, [half, 2 * half], axis=-1)
-    return jnp.concatenate(
-        [first * cos_BT1O - second * sin_BT1O, second * cos_BT1O + first * sin_BT1O, rest], axis=-1
+def rotations(config: ModelConfig, positions_BT: Int[Array, "B T"]) -> tuple[Rotation, ...]:
+    """A table for each kind of layer that there is, "hybrid" first."""
+    thetas = {HYBRID: config.rope_theta, HYBRID_SLIDING: config.sliding_rope_theta}
+    return tuple(
+        rope_table(positions_BT, theta=theta, rotary_dim=config.rotary_dim)
+        for kind, theta in thetas.items()
+        if kind in config.layer_types
     )
+
+
+def rotation_of_layer(tables: tuple[Rotation, ...], is_sliding: Int[Array, ""]) -> Rotation:
+    """The table of a layer, of those that `rotations` gave."""
+    if len(tables) == 1:
+        return tables[0]
+    # Data, not a branch: the scan over layers compiles one layer for both kinds.
+    return jax.tree.map(lambda full, sliding: jnp.where(is_sliding, sliding, full), *tables)

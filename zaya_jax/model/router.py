@@ -1,7 +1,7 @@
 """Which expert a token goes to: ZAYA1's MLP router with depth averaging, or a linear one.
 
-Source: [8B] eqs. 1-5. Letters: B batch, T time, D model width, R router width, E experts,
-X = E + 1 classes, the last one being the skip class.
+Source: [ZAYA1-8B] section II-A-2, equations 1-5. Letters: B batch, T time, D model width, R router width,
+E experts, X = E + 1 classes, the last one being the skip class, L layers.
 """
 
 from collections.abc import Mapping
@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from zaya_jax.model.norms import rms_norm
-from zaya_jax.model.products import InStack, product
+from pallas_kernels.grouped_matmul import count_rows
+from pallas_kernels.product import Matrix, product
+from pallas_kernels.rms_norm import rms_norm
 from zaya_jax.pytree import pytree
 
 
@@ -27,6 +28,20 @@ class Routing:
     """All probabilities, float32."""
     state_BTR: Float[Array, "B T R"]
     """What the next layer's router averages in, float32."""
+
+
+@pytree
+class RouterStats:
+    """What the routers of all layers did with a batch. Padding does not count."""
+
+    counts_LX: Int[Array, "*L X"]
+    """Tokens of each class; the skip class is the last."""
+    entropy_L: Float[Array, "*L"]
+    """Mean entropy of a token's probabilities, in nats."""
+    probability_L: Float[Array, "*L"]
+    """Mean probability of a token's class: what its expert's output is weighted with."""
+    experts_LBT: Int[Array, "*L B T"]
+    """The chosen class of each token; padding is shown as skipped."""
 
 
 def route(
@@ -56,6 +71,7 @@ def route(
     if "kernel" in weights:
         logits_BTX = _project(x_BTD, weights["kernel"])
     else:
+        # Depth averaging: the first layer has nothing to average in, and its scale is zeros, not a weight.
         state_BTR = _linear(x_BTD, weights["down_proj"]) + eda_scale_R * state_BTR
         hidden_BTR = rms_norm(state_BTR, weights["norm"]["scale"], eps=eps)
         hidden_BTR = jax.nn.gelu(_linear(hidden_BTR, weights["fc1"]), approximate=False)
@@ -67,10 +83,28 @@ def route(
     return Routing(experts_BT, weights_BT, probs_BTX, state_BTR)
 
 
-def _project(x: jax.Array, kernel: jax.Array | InStack) -> jax.Array:
+def _project(x: jax.Array, kernel: Matrix) -> jax.Array:
+    # Float32 out of bfloat16 factors: a rounded logit would tie tokens between two experts.
     out_PX = product(x.reshape(-1, x.shape[-1]), kernel.astype(x.dtype), dtype=jnp.float32)
     return out_PX.reshape(*x.shape[:-1], -1)
 
 
 def _linear(x: jax.Array, weights: Mapping) -> jax.Array:
     return _project(x, weights["kernel"]) + weights["bias"]
+
+
+def router_stats(routing: Routing, segments_BT: Int[Array, "B T"] | None) -> RouterStats:
+    """Of one layer: without the letter L."""
+    num_classes = routing.probs_BTX.shape[-1]
+    # The smallest float32 in place of 0, whose logarithm times 0 would be NaN.
+    log_probs_BTX = jnp.log(jnp.maximum(routing.probs_BTX, jnp.finfo(jnp.float32).tiny))
+    entropy_BT = -jnp.sum(routing.probs_BTX * log_probs_BTX, axis=-1)
+    counts_X = count_rows(routing.experts_BT.reshape(-1), num_classes)
+    if segments_BT is None:
+        return RouterStats(counts_X, entropy_BT.mean(), routing.weights_BT.mean(), routing.experts_BT)
+    is_token_BT = segments_BT != 0
+    padding = jnp.sum(~is_token_BT, dtype=jnp.int32)  # was counted as skipped
+    num_tokens = jnp.maximum(jnp.sum(is_token_BT), 1)
+    entropy = jnp.sum(entropy_BT * is_token_BT) / num_tokens
+    probability = jnp.sum(routing.weights_BT * is_token_BT) / num_tokens
+    return RouterStats(counts_X.at[-1].add(-padding), entropy, probability, routing.experts_BT)

@@ -1,6 +1,7 @@
 """Every weight of the network, declared once: its axes, its initial value, how it is optimised.
 
-Initialisation, sharding, the optimiser's grouping and the converters all read these declarations.
+Initialisation, sharding, the optimiser's grouping and the converters all read these declarations. Those of
+an attention stand beside its mathematics.
 
 Letters: L layers, V vocabulary, D model width, N query heads, K key/value heads, A = N + K heads,
 H head width, C = A*H latent channels, U = K*H/2 half of the value channels, I and J taps of the
@@ -8,57 +9,17 @@ depthwise and the per-head convolution, R and S router width, X = E + 1 router c
 F expert width, Q gate and up, M = L - 1 layers that have one before them.
 """
 
-import dataclasses
-import math
 import zlib
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
 
 from zaya_jax.config import ModelConfig
+from zaya_jax.model.attention import variant_of
+from zaya_jax.model.weight import Declarer, Weight, WeightTree, flatten_weights, map_weights
 
-
-@dataclasses.dataclass(frozen=True)
-class Weight:
-    """A declared weight.
-
-    Attributes:
-      axes: a letter an axis.
-      shape: their sizes.
-      std: standard deviation of the normal initial value; None where it is `constant`.
-      constant: the initial value everywhere.
-      matrix: letters of a matrix's input and output axes, for what Muon orthogonalises; all other
-        axes count matrices. None for what AdamW moves.
-      decay: whether weight decay applies.
-    """
-
-    axes: str
-    shape: tuple[int, ...]
-    std: float | None = None
-    constant: float = 0.0
-    matrix: tuple[str, str] | None = None
-    decay: bool = False
-
-    @property
-    def size(self) -> int:
-        """Number of parameters."""
-        return math.prod(self.shape)
-
-    @property
-    def in_products(self) -> bool:
-        """Whether products take it, in their type; the network adds the others or scales with them."""
-        return self.std is not None
-
-    def initial(self, key: jax.Array) -> jax.Array:
-        """The initial value, float32."""
-        if self.std is None:
-            return jnp.full(self.shape, self.constant, jnp.float32)
-        return self.std * jax.random.normal(key, self.shape, jnp.float32)
-
-
-WeightTree = dict[str, "Weight | WeightTree"]
+__all__ = ["Weight", "WeightTree", "declare", "flatten_weights", "initialise", "map_weights"]
 
 
 def axis_sizes(config: ModelConfig) -> dict[str, int]:
@@ -87,83 +48,56 @@ def axis_sizes(config: ModelConfig) -> dict[str, int]:
 
 
 def declare(config: ModelConfig) -> WeightTree:
-    """All weights of the network, nested as `variables["params"]` is ([8B] Table I, facts 1.2)."""
-    sizes = axis_sizes(config)
-
-    def constant(axes: str, value: float) -> Weight:
-        return Weight(axes, tuple(sizes[a] for a in axes), constant=value)
-
-    def normal(axes: str, matrix: tuple[str, str] | None = None) -> Weight:
-        shape = tuple(sizes[a] for a in axes)
-        return Weight(axes, shape, std=config.initializer_range, matrix=matrix, decay=True)
-
-    def residual() -> WeightTree:
-        return {
-            "output_scale": constant("LD", 1.0),
-            "output_bias": constant("LD", 0.0),
-            "residual_scale": constant("LD", 1.0),
-            "residual_bias": constant("LD", 0.0),
-        }
-
-    attention: WeightTree = {
-        "q_proj": normal("LDNH", ("D", "NH")),
-        "k_proj": normal("LDKH", ("D", "KH")),
-        "v_proj_current": normal("LDU", ("D", "U")),
-        "v_proj_delayed": normal("LDU", ("D", "U")),
-        "conv_depthwise": {"kernel": normal("LIC"), "bias": constant("LC", 0.0)},
-        "conv_grouped": {"kernel": normal("LAJHH"), "bias": constant("LC", 0.0)},
-        "temperature": constant("LK", 1.0),
-        "o_proj": normal("LNHD", ("NH", "D")),
-    }
+    """All weights of the network, nested as `variables["params"]` is ([ZAYA1-8B] Table I)."""
+    declare = Declarer(axis_sizes(config), config.initializer_range)
     layers: WeightTree = {
-        "attention_norm": {"scale": constant("LD", 1.0)},
-        "attention": attention,
-        "attention_residual": residual(),
-        "moe_norm": {"scale": constant("LD", 1.0)},
-        "router": _declare_router(config, normal, constant),
+        "attention_norm": {"scale": declare.constant("LD", 1.0)},
+        "attention": variant_of(config).declare(declare) | {"o_proj": declare.normal("LNHD", ("NH", "D"))},
+        "attention_residual": _declare_residual(declare),
+        "moe_norm": {"scale": declare.constant("LD", 1.0)},
+        "router": _declare_router(config, declare),
         "experts": {
-            "gate_up_proj": normal("LEDQF", ("D", "F")),
-            "down_proj": normal("LEFD", ("F", "D")),
+            "gate_up_proj": declare.normal("LEDQF", ("D", "F")),
+            "down_proj": declare.normal("LEFD", ("F", "D")),
         },
-        "moe_residual": residual(),
+        "moe_residual": _declare_residual(declare),
     }
     tree: WeightTree = {
-        "embedding": {"table": normal("VD"), "scale": constant("D", 1.0), "bias": constant("D", 0.0)},
+        "embedding": {
+            "table": declare.normal("VD"),
+            "scale": declare.constant("D", 1.0),
+            "bias": declare.constant("D", 0.0),
+        },
         "layers": layers,
-        "final_norm": {"scale": constant("D", 1.0)},
+        "final_norm": {"scale": declare.constant("D", 1.0)},
     }
     if config.lm_head_bias:
-        tree["head"] = {"bias": constant("V", 0.0)}
+        tree["head"] = {"bias": declare.constant("V", 0.0)}
     return tree
 
 
-def _declare_router(config: ModelConfig, normal, constant) -> WeightTree:
+def _declare_residual(declare: Declarer) -> WeightTree:
+    return {
+        "output_scale": declare.constant("LD", 1.0),
+        "output_bias": declare.constant("LD", 0.0),
+        "residual_scale": declare.constant("LD", 1.0),
+        "residual_bias": declare.constant("LD", 0.0),
+    }
+
+
+def _declare_router(config: ModelConfig, declare: Declarer) -> WeightTree:
     if config.router == "linear":
-        return {"kernel": normal("LDX", ("D", "X"))}
+        return {"kernel": declare.normal("LDX", ("D", "X"))}
     tree: WeightTree = {
-        "down_proj": {"kernel": normal("LDR", ("D", "R")), "bias": constant("LR", 0.0)},
-        "norm": {"scale": constant("LR", 1.0)},
-        "fc1": {"kernel": normal("LRS", ("R", "S")), "bias": constant("LS", 0.0)},
-        "fc2": {"kernel": normal("LRS", ("R", "S")), "bias": constant("LS", 0.0)},
-        "out_proj": normal("LRX", ("R", "X")),
+        "down_proj": {"kernel": declare.normal("LDR", ("D", "R")), "bias": declare.constant("LR", 0.0)},
+        "norm": {"scale": declare.constant("LR", 1.0)},
+        "fc1": {"kernel": declare.normal("LRS", ("R", "S")), "bias": declare.constant("LS", 0.0)},
+        "fc2": {"kernel": declare.normal("LRS", ("R", "S")), "bias": declare.constant("LS", 0.0)},
+        "out_proj": declare.normal("LRX", ("R", "X")),
     }
     if config.num_hidden_layers > 1:  # the first layer has no state to average in
-        tree["eda_scale"] = constant("MR", 1.0)
+        tree["eda_scale"] = declare.constant("MR", 1.0)
     return tree
-
-
-def flatten(tree: Mapping, prefix: str = "") -> dict[str, Weight]:
-    """The declarations by their path, "layers/experts/down_proj"."""
-    flat: dict[str, Weight] = {}
-    for name, value in tree.items():
-        path = f"{prefix}/{name}" if prefix else name
-        flat |= {path: value} if isinstance(value, Weight) else flatten(value, path)
-    return flat
-
-
-def map_weights(function: Callable[..., Any], declared: Mapping, *trees: Any) -> Any:
-    """A tree with `function(weight, *values)` in place of each declared weight."""
-    return jax.tree.map(function, declared, *trees, is_leaf=lambda leaf: isinstance(leaf, Weight))
 
 
 def initialise(declared: Mapping, key: jax.Array, prefix: str = "") -> dict:
@@ -172,6 +106,7 @@ def initialise(declared: Mapping, key: jax.Array, prefix: str = "") -> dict:
     for name, value in declared.items():
         path = f"{prefix}/{name}" if prefix else name
         if isinstance(value, Weight):
+            # Not a counter: a weight that comes or goes leaves the others' initial values as they were.
             values[name] = value.initial(jax.random.fold_in(key, zlib.crc32(path.encode()) & 0x7FFFFFFF))
         else:
             values[name] = initialise(value, key, path)
@@ -180,7 +115,7 @@ def initialise(declared: Mapping, key: jax.Array, prefix: str = "") -> dict:
 
 def count_parameters(config: ModelConfig) -> int:
     """Parameters of the network, without the router's balancing biases."""
-    return sum(weight.size for weight in flatten(declare(config)).values())
+    return sum(weight.size for weight in flatten_weights(declare(config)).values())
 
 
 def abstract_variables(config: ModelConfig) -> dict:

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import optax
 from jax.typing import DTypeLike
 
-from pallas_kernels.choice import Implementation
 from zaya_jax.optim.matrices import MatrixAxes, from_matrices, to_matrices
 from zaya_jax.optim.newton_schulz import POLYNOMIALS, Polynomials, newton_schulz
 
@@ -27,7 +26,7 @@ def scale_by_muon(
     num_steps: int = 5,
     iteration_dtype: str = "float32",
     momentum_dtype: DTypeLike = "float32",
-    implementation: Implementation | None = None,
+    implementation: str | None = None,
 ) -> optax.GradientTransformation:
     """Orthogonalised momentum with Nesterov's look-ahead.
 

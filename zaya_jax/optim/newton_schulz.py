@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from pallas_kernels.choice import Implementation
 from pallas_kernels.newton_schulz import newton_schulz as iterate
 
 Coefficients = tuple[float, float, float]
@@ -63,7 +62,7 @@ def newton_schulz(
     num_steps: int,
     dtype: str = "float32",
     eps: float = 1e-8,
-    implementation: Implementation | None = None,
+    implementation: str | None = None,
 ) -> Float[Array, "M R C"]:
     """`U V^T` of each matrix's singular value decomposition, approximately; zeros stay zeros.
 

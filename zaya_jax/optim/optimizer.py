@@ -12,7 +12,6 @@ import numpy as np
 import optax
 from jax.typing import ArrayLike
 
-from pallas_kernels.choice import Implementation
 from zaya_jax.config import OptimizerConfig
 from zaya_jax.optim.matrices import matrix_sides
 from zaya_jax.optim.muon import scale_by_muon
@@ -29,7 +28,7 @@ def make_optimizer(
     partition: Partition,
     schedule: optax.Schedule,
     *,
-    implementation: Implementation | None = None,
+    implementation: str | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """The transformation from clipped gradients to updates, of the buckets that a device owns.
 
@@ -71,7 +70,7 @@ def _scale_by_learning_rate(schedule: optax.Schedule) -> optax.GradientTransform
 
 
 def _muon(
-    config: OptimizerConfig, partition: Partition, implementation: Implementation | None
+    config: OptimizerConfig, partition: Partition, implementation: str | None
 ) -> optax.GradientTransformation:
     """Orthogonalised momentum, scaled to AdamW's root mean square."""
     # `optax.partition` masks the other group's leaves, and a tree mapped beside them must have the masks too.

@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from zaya_jax.model.weights import Weight, flatten
+from zaya_jax.model.weights import Weight, flatten_weights
 from zaya_jax.optim.matrices import MatrixAxes, from_matrices, matrix_axes, matrix_sides, to_matrices
 
 
@@ -173,7 +173,7 @@ def make_partition(declared: Mapping, num_devices: int, *, by_matrix: bool = Tru
       num_devices: how many share.
       by_matrix: keeps matrices whole; otherwise all weights are sharded by elements, for plain AdamW.
     """
-    weights = flatten(declared)
+    weights = flatten_weights(declared)
     matrices = {path: weight for path, weight in weights.items() if weight.matrix and by_matrix}
     # A pool mixes weights, so that one rule of decay must be right for all of them.
     assert all(weight.decay for weight in matrices.values()), "every matrix decays"

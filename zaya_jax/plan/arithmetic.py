@@ -1,7 +1,7 @@
 """What a step costs, by arithmetic alone: operations, bytes over links, time, sizes of products.
 
-Sources: ZAYA1-8B's report arXiv 2605.05365, appendix B (data); Zyphra's report arXiv 2511.17127 (the
-work that a product needs to reach a MI300X's peak, links that collectives use).
+Sources: [ZAYA1-8B] appendix B (data); [ZAYA1-base] section III (the work that a product needs to reach a
+MI300X's peak, links that collectives use).
 """
 
 import dataclasses
@@ -10,7 +10,7 @@ import math
 from zaya_jax.config import Config, ExecutionConfig, ModelConfig
 from zaya_jax.model.flops import forward_flops_per_token
 from zaya_jax.model.remat import group_size
-from zaya_jax.model.weights import declare, flatten
+from zaya_jax.model.weights import declare, flatten_weights
 from zaya_jax.optim.matrices import matrix_sides
 from zaya_jax.optim.newton_schulz import newton_schulz_flops
 from zaya_jax.optim.partition import Partition, make_partition
@@ -82,13 +82,13 @@ class Gemm:
 
     @property
     def flops(self) -> float:
-        """Of one call."""
+        """Operations of one call, a multiply and an add counted as two."""
         return 2.0 * self.rows * self.depth * self.columns * self.count
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DataRate:
-    """What a step reads ([8B] appendix B).
+    """What a step reads ([ZAYA1-8B] appendix B).
 
     Attributes:
       pages: of 4 KiB, a step, when tokens lie together.
@@ -122,7 +122,7 @@ def operations(config: Config, num_devices: int) -> Operations:
 def recomputed_flops(config: ModelConfig, execution: ExecutionConfig, time: int) -> float:
     """Of a token: what the backward pass computes a second time.
 
-    Attention's backward pass forms the scores anew under every policy.
+    Attention's backward pass forms the scores anew under every policy ([FlashAttention] section 3.1).
     """
     forward = forward_flops_per_token(config, time)
     scores = _score_flops(config, forward)
@@ -236,7 +236,7 @@ def gemms(config: Config, num_devices: int) -> list[Gemm]:
 
 
 def data_rate(config: Config) -> DataRate:
-    """Pages a step, and where the storage of [8B] would become the limit."""
+    """Pages a step, and where the storage of [ZAYA1-8B] appendix B would become the limit."""
     pages = config.data.batch_size * config.data.sequence_length * TOKEN_BYTES / PAGE_BYTES
     return DataRate(
         pages=pages, shortest_step=pages / DATA_IOPS, shortest_step_scattered=SCATTER * pages / DATA_IOPS
@@ -247,7 +247,7 @@ def _score_flops(config: ModelConfig, forward: dict[str, float]) -> float:
     """Of a token's scores and weighted values: what is not a product with a weight."""
     weights = sum(
         2.0 * weight.size
-        for path, weight in flatten(declare(config)).items()
+        for path, weight in flatten_weights(declare(config)).items()
         if path.startswith("layers/attention/") and (weight.matrix or path.endswith("kernel"))
     )
     return forward["attention"] - weights

@@ -12,7 +12,7 @@ from rich.console import Console
 from zaya_jax.config import Config
 from zaya_jax.options import Parser, add_config_options, load_config
 from zaya_jax.plan.devices import DEVICES, Cluster, find_device
-from zaya_jax.plan.kernels import plan_kernels
+from zaya_jax.plan.kernel_report import plan_kernels
 from zaya_jax.plan.picture import check_format, draw
 from zaya_jax.plan.report import CompiledStep, make_plan, read_compilation, to_json, train_step_job
 from zaya_jax.plan.rocm.compiler import TIME_LIMIT, Compilation, compile_program, lay_out_program
@@ -23,7 +23,11 @@ from zaya_jax.tables import format_bytes
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Runs `zaya plan`."""
+    """Runs `zaya plan` with the words behind it.
+
+    Raises:
+      ValueError: for a run that cannot be planned, or a kernel that is not sound.
+    """
     parser = _parser()
     options, overrides = parser.parse_with_fields(argv)
     VERBS[options.what](options, overrides)

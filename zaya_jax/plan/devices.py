@@ -46,10 +46,10 @@ MI300X = Device(
     name="mi300x",
     memory_bytes=192 * 10**9,  # data sheet
     matrix_flops=1307.4e12,  # data sheet
-    memory_bandwidth=4.33e12,  # measured, Zyphra's report arXiv 2511.17127; 5.3e12 on paper
+    memory_bandwidth=4.33e12,  # measured, [ZAYA1-base] section III; 5.3e12 on paper
     link_bandwidth=64e9,  # data sheet: an Infinity Fabric link has 128 GB/s, both ways together
-    network_bandwidth=50e9,  # Pollara, 400 Gb/s, one a GPU: ZAYA1-8B's report, appendix A
-    saturating_flops=200e9,  # measured, Zyphra's report
+    network_bandwidth=50e9,  # Pollara, 400 Gb/s, one a GPU: [ZAYA1-8B] appendix A
+    saturating_flops=200e9,  # measured, [ZAYA1-base] section III
     lds_bytes=65_536,  # CDNA3's ISA guide, as all below
     simds=4,
     max_waves=8,
@@ -109,7 +109,7 @@ class Cluster:
 
     @property
     def num_gpus(self) -> int:
-        """Of all nodes."""
+        """How many GPUs all nodes have together."""
         return self.nodes * self.gpus_per_node
 
 

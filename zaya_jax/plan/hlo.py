@@ -44,7 +44,7 @@ class Shape:
 
     @property
     def num_bytes(self) -> int:
-        """That the array takes."""
+        """Bytes that the array takes without padding; 0 for tokens and other types without a size."""
         return math.prod(self.sizes) * ITEM_BITS.get(self.dtype, 0) // 8
 
 
@@ -76,7 +76,7 @@ class Instruction:
 
     @property
     def called(self) -> list[str]:
-        """Computations that it runs."""
+        """Names of the computations that it runs: bodies, conditions, branches, fusions."""
         branches = BRANCHES.search(self.attributes)
         others = re.findall(r"%([^\s,]+)", branches[1]) if branches else []
         return CALLED.findall(self.attributes) + others
@@ -114,7 +114,7 @@ class Collective:
 
 
 @dataclasses.dataclass(frozen=True)
-class Work:
+class MatrixProduct:
     """A product of matrices in a program, with how often a step runs it.
 
     Attributes:
@@ -141,13 +141,13 @@ class Program:
         self.entry, self.computations = _parse(text)
 
     @functools.cached_property
-    def products(self) -> list[Work]:
+    def products(self) -> list[MatrixProduct]:
         """All products of matrices that a step runs on one device."""
         return [
-            Work(instruction.op_name, flops, runs, matrices)
+            MatrixProduct(instruction.op_name, flops, runs, matrices)
             for computation, runs in self._runs().items()
             for instruction in self.computations[computation]
-            for flops, matrices in [_product(instruction, self.shapes(computation))]
+            for flops, matrices in [_matrix_product(instruction, self.shapes(computation))]
             if flops
         ]
 
@@ -173,6 +173,8 @@ class Program:
                 continue
             between = _between(instructions, at) if start.opcode.endswith("-start") else []
             arrays = [shape for name in start.operands for shape in shapes.get(name, ())]
+            # A collective's bytes are those of its larger end: of an all-gather its results, which a start
+            # lists last.
             if kind == "all-gather":
                 arrays = list(start.shapes[-len(arrays) :])
             yield Collective(
@@ -190,7 +192,7 @@ class Program:
         shapes = self.shapes(computation)
 
         def flops(instruction: Instruction) -> float:
-            own, _ = _product(instruction, shapes)
+            own, _ = _matrix_product(instruction, shapes)
             return own + instruction.trips * math.fsum(
                 self._computation_flops(name) for name in instruction.called
             )
@@ -300,7 +302,7 @@ def _between(instructions: list[Instruction], start: int) -> list[Instruction]:
     return []
 
 
-def _product(instruction: Instruction, shapes: Mapping[str, tuple[Shape, ...]]) -> tuple[float, int]:
+def _matrix_product(instruction: Instruction, shapes: Mapping[str, tuple[Shape, ...]]) -> tuple[float, int]:
     """FLOPs of a product of matrices, and how many matrices it makes; zeros for anything else."""
     attributes = instruction.attributes
     operands = [shapes[name][0].sizes for name in instruction.operands if shapes.get(name)]

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from zaya_jax.config import Config, ExecutionConfig, ModelConfig
 from zaya_jax.model.remat import REMAT_POLICIES, group_size
-from zaya_jax.model.weights import Weight, abstract_variables, declare, flatten, map_weights
+from zaya_jax.model.weights import Weight, abstract_variables, declare, flatten_weights, map_weights
 from zaya_jax.model.zaya import hidden_states
 from zaya_jax.optim.partition import make_partition
 from zaya_jax.parallel.mesh import SUM_DTYPE
@@ -25,7 +25,9 @@ _PRIMES = (127, 131, 137, 139, 149, 151)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StateBytes:
-    """Of what lives from step to step, and of weights and gradients within one; on each device.
+    """Bytes of what lives from step to step, and of weights and gradients within one; on each device.
+
+    What only an optimiser needs is cut into parts, one a device ([ZeRO] section 5.1, stage 1).
 
     Attributes:
       master: the device's part of the weights, float32.
@@ -45,7 +47,7 @@ class StateBytes:
 def state_bytes(config: Config, num_devices: int) -> StateBytes:
     """Bytes of state on each device; exact, from the shapes that training makes."""
     state = jax.eval_shape(lambda: init_state(config, make_setup(config, num_devices)))
-    declared = flatten(declare(config.model)).values()
+    declared = flatten_weights(declare(config.model)).values()
     return StateBytes(
         master=_bytes(state.buckets) // num_devices,
         moments=_bytes(state.optimizer) // num_devices + _bytes(state.balancer),
@@ -84,7 +86,7 @@ def activation_bytes(config: ModelConfig, execution: ExecutionConfig, time: int)
     Exact for the program as JAX writes it down: what the backward pass takes from the forward pass and
     what grows with the batch. XLA may keep less.
     """
-    sizes = [time, *(weight.size for weight in flatten(declare(config)).values())]
+    sizes = [time, *(weight.size for weight in flatten_weights(declare(config)).values())]
     batch = next(prime for prime in _PRIMES if all(size % prime for size in sizes))
     kept = jax.tree.leaves(kept_shapes(config, execution, batch, time))
     return _bytes([x for x in kept if x.size % batch == 0]) // batch
@@ -111,7 +113,7 @@ def kept_shapes(config: ModelConfig, execution: ExecutionConfig, batch: int, tim
 
     def pull_back(params: Any, bias: jax.Array, tokens: jax.Array) -> Any:
         def stream(params: Any) -> Any:
-            return hidden_states(config, execution, params, bias, tokens, tokens, tokens)[0]
+            return hidden_states(config, execution, params, bias, tokens, tokens, tokens).x_BTD
 
         return jax.vjp(stream, params)[1]
 
@@ -136,7 +138,7 @@ def group_bytes(config: Config) -> int:
     model, execution = config.model, config.execution
     if execution.remat != "group":
         return 0
-    layers = flatten({"layers": declare(model)["layers"]}).values()
+    layers = flatten_weights({"layers": declare(model)["layers"]}).values()
     both = sum(
         weight.size * (_item(weight, execution.dtype) + _item(weight, execution.gradient_dtype))
         for weight in layers

@@ -97,12 +97,12 @@ class Plan:
 
     @property
     def num_gpus(self) -> int:
-        """Of the cluster."""
+        """How many GPUs the cluster has."""
         return self.nodes * self.gpus_per_node
 
     @property
     def tokens(self) -> int:
-        """A step."""
+        """How many tokens a step reads."""
         return self.batch_size * self.sequence_length
 
     @property
@@ -227,7 +227,7 @@ def read_compilation(compilation: Compilation, cluster: Cluster) -> CompiledStep
 
 
 def to_json(plan: Plan, step: CompiledStep | None = None, **more: Any) -> dict[str, Any]:
-    """Everything as plain values."""
+    """A plan, its compiled step and more as plain values, for `json.dumps`."""
     values = {"plan": dataclasses.asdict(plan)} | more
     return values if step is None else values | {"compiled": dataclasses.asdict(step)}
 

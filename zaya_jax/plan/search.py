@@ -30,7 +30,7 @@ class Trial:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Found:
+class SearchResult:
     """What a search found.
 
     Attributes:
@@ -47,7 +47,7 @@ class Found:
     largest_remat: str
 
 
-def search(config: Config, num_devices: int, *, limit: int, measure: Measure) -> Found:
+def search(config: Config, num_devices: int, *, limit: int, measure: Measure) -> SearchResult:
     """Searches both.
 
     Args:
@@ -73,7 +73,9 @@ def search(config: Config, num_devices: int, *, limit: int, measure: Measure) ->
     last = POLICIES[-1]
     guess = _guess(with_remat(config, last), num_devices, limit)
     largest = largest_that_fits(lambda rows: size(last, rows), limit=limit, guess=guess)
-    return Found(trials=trials, cheapest_remat=cheapest, largest_micro_batch=largest, largest_remat=last)
+    return SearchResult(
+        trials=trials, cheapest_remat=cheapest, largest_micro_batch=largest, largest_remat=last
+    )
 
 
 def cheapest_that_fits(size: Callable[[str], int], *, limit: int, guess: str) -> str | None:

@@ -1,4 +1,4 @@
-"""A plan as tables."""
+"""A plan as tables that fit a terminal of 80 columns."""
 
 from collections.abc import Callable, Iterator, Mapping
 
@@ -6,7 +6,7 @@ from rich.table import Table
 
 from zaya_jax.parallel.mesh import SUM_DTYPE
 from zaya_jax.plan.report import CompiledStep, Plan
-from zaya_jax.plan.search import Found
+from zaya_jax.plan.search import SearchResult
 from zaya_jax.tables import format_bytes, name_column, number_column
 
 
@@ -49,8 +49,8 @@ def kernels_table(steps: Mapping[str, CompiledStep], plan: Plan) -> Table:
     return table
 
 
-def found_table(found: Found, plan: Plan) -> Table:
-    """What a search found."""
+def found_table(found: SearchResult, plan: Plan) -> Table:
+    """What a search compiled, which of it fits, and the best of it."""
     columns = map(number_column, ("sequences a GPU", "memory"))
     table = Table(name_column("remat"), *columns, "fits", title="compiled by the search")
     limit = plan.device_memory

@@ -51,8 +51,10 @@ def _moved(program: Program, instruction: Instruction, shapes: Mapping[str, tupl
     if instruction.opcode.endswith("-start"):  # its result repeats its operands
         return written
     if instruction.opcode in SLICES:
+        # The slice is read and written; the array that it is cut from is not read.
         return 2 * written
     if instruction.opcode == "dynamic-update-slice":
+        # In place: the update is read and written, and the array around it stays where it is.
         return 2.0 * operands[1]
     return sum(operands) + written
 
@@ -79,6 +81,7 @@ def _read(name: str, fused: list[Instruction], roots: list[Instruction]) -> floa
         elif user.opcode == "bitcast":
             total += _read(user.name, fused, roots)
         elif user.opcode != "dynamic-update-slice" or user not in roots or user.operands[0] != name:
+            # Something reads all of it; the caller then counts the whole operand.
             return float("inf")
     return total
 

@@ -18,14 +18,14 @@ from jax import lax
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.cpu import apart
+from pallas_kernels.fusion import unfused
 from zaya_jax.data.batch import Batch
 from zaya_jax.model.weights import Weight, declare, map_weights
 from zaya_jax.model.zaya import hidden_states
 from zaya_jax.optim.partition import Partition, from_buckets, to_buckets
 from zaya_jax.parallel.mesh import REPLICATED, SHARDED, all_gather, all_reduce, on_each_device, reduce_scatter
 from zaya_jax.pytree import pytree
-from zaya_jax.train.loss import cross_entropy, cross_entropy_kernel
+from zaya_jax.train.loss import next_token_loss
 from zaya_jax.train.norms import GROUPS, global_norm, norms_by_group
 from zaya_jax.train.state import TrainSetup, TrainState, partition_specs
 
@@ -170,7 +170,7 @@ def _move(
         arguments = gradients, clip, state.optimizer, state.buckets, state.step
         if setup.update_norms:
             # Apart, an update is computed once: its norm reads it, and so does the sum with the weights.
-            updates, optimizer = apart(update, *arguments)
+            updates, optimizer = unfused(update, *arguments)
             update_norms = norms_by_group(setup.partition, cast(dict, updates))
         else:
             updates, optimizer = update(*arguments)
@@ -216,22 +216,21 @@ def _forward(
     """The objective over `num_targets`, and sums over the rows."""
     config, execution = setup.model.config, setup.model.execution
     rows: Any = jax.tree.map(jnp.asarray, batch)
-    x_BTD, router = hidden_states(
+    hidden = hidden_states(
         config, execution, params, bias_LX, rows.tokens_BT, rows.positions_BT, rows.segments_BT
     )
     with jax.named_scope("loss"):
-        arguments: Any = (
-            x_BTD.reshape(-1, x_BTD.shape[-1]),
+        loss = next_token_loss(
+            hidden.x_BTD.reshape(-1, hidden.x_BTD.shape[-1]),
             params["embedding"]["table"],
             params["head"]["bias"] if config.lm_head_bias else None,
             rows.targets_BT.reshape(-1),
             # Dividing weights rather than gradients saves a pass over these.
             rows.weights_BT.reshape(-1) / num_targets,
+            execution=execution,
+            z_loss=setup.z_loss,
         )
-        if execution.loss_implementation == "pallas":
-            loss: Any = cross_entropy_kernel(*arguments, z_loss=setup.z_loss)
-        else:
-            loss = cross_entropy(*arguments, execution.loss_chunk, setup.z_loss)
+    router = hidden.router
     num_tokens = jnp.sum(rows.segments_BT != 0, dtype=jnp.float32)  # segment 0 is padding
     return loss.objective, Sums(
         # Without the z-loss, which is no property of the text, and the division by all targets undone.

@@ -78,7 +78,7 @@ class Kernel:
 
 
 @dataclasses.dataclass(frozen=True)
-class Launch:
+class LaunchSize:
     """How a kernel is started: workgroups, threads of each, and local memory asked for."""
 
     grid: int
@@ -96,14 +96,14 @@ def read_kernels(code_folder: pathlib.Path, dump_folder: pathlib.Path) -> list[K
     launches = _launches(dump_folder)
     matrix_calls = _matrix_calls(code_folder)
     kernels = {
-        notes[".name"]: _kernel(notes, launches.get(notes[".name"], Launch(0, 0, 0)), matrix_calls)
+        notes[".name"]: _kernel(notes, launches.get(notes[".name"], LaunchSize(0, 0, 0)), matrix_calls)
         for path in sorted(code_folder.glob("*.hsaco"))
         for notes in _kernel_notes(path.read_bytes())
     }
     return [kernels[name] for name in sorted(kernels)]
 
 
-def _kernel(notes: Mapping[str, Any], launch: Launch, matrix_calls: Mapping[str, int]) -> Kernel:
+def _kernel(notes: Mapping[str, Any], launch: LaunchSize, matrix_calls: Mapping[str, int]) -> Kernel:
     return Kernel(
         name=notes[".name"],
         vgprs=notes[".vgpr_count"],
@@ -129,18 +129,18 @@ def _kernel_notes(code: bytes) -> Iterator[Mapping[str, Any]]:
         at = code.find(NOTE_OWNER, start)
 
 
-def _launches(dump_folder: pathlib.Path) -> dict[str, Launch]:
+def _launches(dump_folder: pathlib.Path) -> dict[str, LaunchSize]:
     """By kernel; of several launches the one with the most local memory."""
-    launches: dict[str, Launch] = {}
+    launches: dict[str, LaunchSize] = {}
     for path in sorted(dump_folder.glob("*thunk_sequence.txt")):
         for name, grid, threads, lds in LAUNCH.findall(path.read_text()):
-            launch = Launch(_product(grid), _product(threads), int(lds))
+            launch = LaunchSize(_num_in_grid(grid), _num_in_grid(threads), int(lds))
             if name not in launches or launches[name].lds_bytes < launch.lds_bytes:
                 launches[name] = launch
     return launches
 
 
-def _product(numbers: str) -> int:
+def _num_in_grid(numbers: str) -> int:
     product = 1
     for number in numbers.split(","):
         product *= int(number)

@@ -182,6 +182,7 @@ def _run(
                 if progress:
                     progress(seconds)
         finally:
+            # Also when what was wanted came early: XLA would go on making kernels for minutes.
             process.kill()
             process.wait()
     if process.returncode:

@@ -61,7 +61,7 @@ def make_devices(cluster: Cluster, folder: pathlib.Path) -> list[Any]:
 
 
 def main(folder: pathlib.Path) -> None:
-    """Compiles what job.json says."""
+    """Compiles the program that the folder's job.json names, and leaves its text and figures there."""
     job = json.loads((folder / "job.json").read_text())
     cluster = Cluster(
         device=find_device(job["device"]), nodes=job["nodes"], gpus_per_node=job["gpus_per_node"]

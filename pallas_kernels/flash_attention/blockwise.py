@@ -1,44 +1,41 @@
-"""Attention of long sequences, a block of queries and a block of keys at a time.
+"""`flash_attention` of a long sequence to itself without a kernel: a block of queries and of keys at a time.
 
-What `zaya_jax.model.attention.attend` computes, with memory that grows with T, not with T x T
-(FlashAttention, arXiv 2205.14135, algorithms 1 and 4). Only pairs of blocks on or below the diagonal
-are visited, by a scan whose length is known: XLA runs a loop of unknown length from the host.
+Memory grows with T, not with T x T ([FlashAttention] algorithms 1 and 4). Only pairs of blocks on or below
+the diagonal are visited, by a scan whose length is known: XLA runs a loop of unknown length from the host.
 
 Letters: B batch, T time, N query heads, K key/value heads, G = N/K, H head width, J blocks of the
 sequence, Q queries of a block, S keys of a block.
 """
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
-from jaxtyping import Array, Float, Int
 
-from zaya_jax.model.attention import attention_mask
-from zaya_jax.model.remat import KEPT
-from zaya_jax.pytree import pytree
+from pallas_kernels.checkpoint_names import KEPT
+from pallas_kernels.flash_attention.reference import visible_keys
+from pallas_kernels.flash_attention.xla import LOWEST
 
 SMALLEST_BLOCK, LARGEST_BLOCK = 256, 2048
 """Tokens of a block: a sixteenth of the sequence, but not less than fills a core's products, and not
 more than 16 MiB of scores a head."""
 
 
-@pytree
-class _Blocks:
+class _Blocks(NamedTuple):
     """A sequence cut into blocks, which lead."""
 
     q_JBKGQH: jax.Array
     k_JBKSH: jax.Array
     v_JBKSH: jax.Array
-    segments_JBQ: jax.Array | None
+    segments: tuple[jax.Array, jax.Array] | None
+    """Documents of queries and keys, [J, B, Q] and [J, B, S]."""
 
 
-@pytree
-class _Softmax:
+class _Softmax(NamedTuple):
     """Sums over the keys seen so far, of each query of all blocks; float32."""
 
     out_JBKGQH: jax.Array
@@ -47,33 +44,38 @@ class _Softmax:
     top_JBKGQ: jax.Array
 
 
-def attend_blockwise(
-    q_BTNH: Float[Array, "B T N H"],
-    k_BTKH: Float[Array, "B T K H"],
-    v_BTKH: Float[Array, "B T K H"],
+def blockwise_attention(
+    q_BTNH: jax.Array,
+    k_BTKH: jax.Array,
+    v_BTKH: jax.Array,
+    window: jax.Array | int | None,
+    query_segments_BT: jax.Array | None,
+    key_segments_BT: jax.Array | None,
     *,
-    window: Int[Array, ""] | int | None,
-    segments_BT: Int[Array, "B T"] | None = None,
     block: int | None = None,
-) -> Float[Array, "B T N H"]:
-    """Causal softmax attention with scale 1/sqrt(H); scores and softmax in float32.
+) -> tuple[jax.Array, jax.Array]:
+    """Attention of sequences to themselves: output [B, T, N, H] and logsumexp [B, N, T].
 
     Args:
       q_BTNH: queries; head n belongs to key head n // G.
       k_BTKH: keys.
       v_BTKH: values.
       window: tokens a query sees, itself included; None for all. Blocks out of its reach cost nothing.
-      segments_BT: documents; None is one.
+      query_segments_BT: documents of the queries; None is one.
+      key_segments_BT: documents of the keys.
       block: tokens of a block; None for what suits the length.
     """
     time = q_BTNH.shape[1]
     block = min(block or block_of(time), time)
     padding = ((0, 0), (0, -time % block), (0, 0), (0, 0))  # behind all queries, so that nobody sees it
     q_BTNH, k_BTKH, v_BTKH = (jnp.pad(x, padding) for x in (q_BTNH, k_BTKH, v_BTKH))
-    if segments_BT is not None:
-        segments_BT = jnp.pad(segments_BT, padding[:2], mode="edge")
-    out: Any = _attend(q_BTNH, k_BTKH, v_BTKH, window, segments_BT, block)
-    return out[:, :time]
+    segments = None
+    if query_segments_BT is not None and key_segments_BT is not None:
+        both = query_segments_BT, key_segments_BT
+        segments = tuple(jnp.pad(x_BT, padding[:2], mode="edge") for x_BT in both)
+    results: Any = _attend(q_BTNH, k_BTKH, v_BTKH, window, segments, block)
+    out_BTNH, logsumexp_BNT = results
+    return out_BTNH[:, :time], logsumexp_BNT[:, :, :time]
 
 
 def block_of(time: int) -> int:
@@ -83,35 +85,42 @@ def block_of(time: int) -> int:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
-def _attend(q_BTNH, k_BTKH, v_BTKH, window, segments_BT, block):
-    return _forward(q_BTNH, k_BTKH, v_BTKH, window, segments_BT, block)[0]
+def _attend(q_BTNH, k_BTKH, v_BTKH, window, segments, block):
+    return _forward(q_BTNH, k_BTKH, v_BTKH, window, segments, block)[0]
 
 
-def _forward(q_BTNH, k_BTKH, v_BTKH, window, segments_BT, block):
-    blocks = _cut(q_BTNH, k_BTKH, v_BTKH, segments_BT, block)
+def _forward(q_BTNH, k_BTKH, v_BTKH, window, segments, block):
+    blocks = _cut(q_BTNH, k_BTKH, v_BTKH, segments, block)
     shape = blocks.q_JBKGQH.shape
     start = _Softmax(
         jnp.zeros(shape, jnp.float32),
         jnp.zeros(shape[:-1], jnp.float32),
-        jnp.full(shape[:-1], jnp.finfo(jnp.float32).min),
+        jnp.full(shape[:-1], LOWEST),
     )
     done = _over_pairs(functools.partial(_add_keys, blocks, window), start, shape[0], block, window)
-    out_JBKGQH = (done.out_JBKGQH / done.sum_JBKGQ[..., None]).astype(v_BTKH.dtype)
-    logsumexp_JBKGQ = done.top_JBKGQ + jnp.log(done.sum_JBKGQ)
-    q_BTNH, k_BTKH, v_BTKH, out_BTNH, logsumexp_JBKGQ = (
-        checkpoint_name(x, KEPT) for x in (q_BTNH, k_BTKH, v_BTKH, _join(out_JBKGQH), logsumexp_JBKGQ)
-    )
-    return out_BTNH, (q_BTNH, k_BTKH, v_BTKH, window, segments_BT, out_BTNH, logsumexp_JBKGQ)
+    sees_JBKGQ = done.top_JBKGQ > LOWEST
+    share_JBKGQ = jnp.where(sees_JBKGQ, 1 / done.sum_JBKGQ, 0)
+    out_JBKGQH = (done.out_JBKGQH * share_JBKGQ[..., None]).astype(v_BTKH.dtype)
+    logsumexp_JBKGQ = jnp.where(sees_JBKGQ, done.top_JBKGQ + jnp.log(done.sum_JBKGQ), -jnp.inf)
+    results = _join(out_JBKGQH), _join(logsumexp_JBKGQ[..., None])[..., 0].swapaxes(1, 2)
+    out_BTNH, logsumexp_BNT = (checkpoint_name(x, KEPT) for x in results)
+    saved = q_BTNH, k_BTKH, v_BTKH, window, segments, out_BTNH, logsumexp_BNT
+    return (out_BTNH, logsumexp_BNT), saved
 
 
-def _backward(block, saved, grad_BTNH):
-    q_BTNH, k_BTKH, v_BTKH, window, segments_BT, out_BTNH, logsumexp_JBKGQ = saved
-    blocks = _cut(q_BTNH, k_BTKH, v_BTKH, segments_BT, block)
-    grad_JBKGQH = _cut_heads(grad_BTNH, k_BTKH.shape[2], block)
-    # What the softmax's normalisation takes off: sum over s of probs * grad_probs.
-    shared_BTN = jnp.sum(grad_BTNH.astype(jnp.float32) * out_BTNH.astype(jnp.float32), axis=-1, keepdims=True)
-    shared_JBKGQ = _cut_heads(shared_BTN, k_BTKH.shape[2], block)[..., 0]
-    step = functools.partial(_add_gradients, blocks, window, grad_JBKGQH, shared_JBKGQ, logsumexp_JBKGQ)
+def _backward(block, saved, gradients):
+    q_BTNH, k_BTKH, v_BTKH, window, segments, out_BTNH, logsumexp_BNT = saved
+    grad_BTNH, grad_logsumexp_BNT = gradients
+    blocks = _cut(q_BTNH, k_BTKH, v_BTKH, segments, block)
+    # What the softmax's normalisation takes off, the sum over s of probs * grad_probs ([FlashAttention-2]
+    # section 3.1.2), less what comes in through the logsumexp.
+    shared_BTN = jnp.sum(grad_BTNH.astype(jnp.float32) * out_BTNH.astype(jnp.float32), axis=-1)
+    shared_BTN = shared_BTN - grad_logsumexp_BNT.swapaxes(1, 2)
+    # Infinite for a query that sees nothing: its probabilities are then zeros.
+    divisor_BTN = jnp.where(jnp.isneginf(logsumexp_BNT), jnp.inf, logsumexp_BNT).swapaxes(1, 2)
+    cut = functools.partial(_cut_heads, num_key_heads=k_BTKH.shape[2], block=block)
+    per_query = cut(grad_BTNH), cut(shared_BTN[..., None])[..., 0], cut(divisor_BTN[..., None])[..., 0]
+    step = functools.partial(_add_gradients, blocks, window, *per_query)
     start = tuple(jnp.zeros(x.shape, jnp.float32) for x in (blocks.q_JBKGQH, blocks.k_JBKSH, blocks.v_JBKSH))
     grad_q_JBKGQH, grad_k_JBKSH, grad_v_JBKSH = _over_pairs(step, start, len(blocks.q_JBKGQH), block, window)
     return (
@@ -159,12 +168,12 @@ def _add_keys(blocks: _Blocks, window, sums: _Softmax, i: jax.Array, j: jax.Arra
     )
 
 
-def _add_gradients(blocks: _Blocks, window, grad_JBKGQH, shared_JBKGQ, logsumexp_JBKGQ, grads, i, j):
+def _add_gradients(blocks: _Blocks, window, grad_JBKGQH, shared_JBKGQ, divisor_JBKGQ, grads, i, j):
     """Adds what block i of queries gives to its own gradient and to those of block j of keys."""
     grad_q_JBKGQH, grad_k_JBKSH, grad_v_JBKSH = grads
     q_BKGQH, grad_BKGQH = _at(blocks.q_JBKGQH, i), _at(grad_JBKGQH, i)
     k_BKSH, v_BKSH = _at(blocks.k_JBKSH, j), _at(blocks.v_JBKSH, j)
-    probs_BKGQS = jnp.exp(_scores(blocks, window, i, j) - _at(logsumexp_JBKGQ, i)[..., None])
+    probs_BKGQS = jnp.exp(_scores(blocks, window, i, j) - _at(divisor_JBKGQ, i)[..., None])
     grad_v_BKSH = _product("bkgqs,bkgqh->bksh", probs_BKGQS.astype(v_BKSH.dtype), grad_BKGQH)
     grad_scores_BKGQS = _product("bkgqh,bksh->bkgqs", grad_BKGQH, v_BKSH) - _at(shared_JBKGQ, i)[..., None]
     grad_scores_BKGQS = probs_BKGQS * grad_scores_BKGQS * q_BKGQH.shape[-1] ** -0.5
@@ -180,17 +189,12 @@ def _add_gradients(blocks: _Blocks, window, grad_JBKGQH, shared_JBKGQ, logsumexp
 
 def _scores(blocks: _Blocks, window, i: jax.Array, j: jax.Array) -> jax.Array:
     q_BKGQH, k_BKSH = _at(blocks.q_JBKGQH, i), _at(blocks.k_JBKSH, j)
-    index_S = jnp.arange(k_BKSH.shape[-2])
-    segments_JBQ = blocks.segments_JBQ
-    mask_BQS = attention_mask(
-        i * len(index_S) + index_S,
-        j * len(index_S) + index_S,
-        window=window,
-        query_segments_BT=None if segments_JBQ is None else _at(segments_JBQ, i),
-        key_segments_BS=None if segments_JBQ is None else _at(segments_JBQ, j),
-    )
+    block = k_BKSH.shape[-2]
+    limits = (i - j) * block, np.iinfo(np.int32).max if window is None else window
+    segments = (None, None) if blocks.segments is None else map(_at, blocks.segments, (i, j))
+    mask_BQS = visible_keys(block, block, limits, *segments)
     scores_BKGQS = _product("bkgqh,bksh->bkgqs", q_BKGQH, k_BKSH) * q_BKGQH.shape[-1] ** -0.5
-    return jnp.where(mask_BQS[:, None, None], scores_BKGQS, jnp.finfo(jnp.float32).min)
+    return jnp.where(mask_BQS[:, None, None], scores_BKGQS, LOWEST)
 
 
 _product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
@@ -204,17 +208,11 @@ def _put(x: jax.Array, index: jax.Array, value: jax.Array) -> jax.Array:
     return lax.dynamic_update_index_in_dim(x, value, index, axis=0)
 
 
-def _cut(q_BTNH, k_BTKH, v_BTKH, segments_BT, block: int) -> _Blocks:
-    num_key_heads = k_BTKH.shape[2]
-    segments_JBQ = None
-    if segments_BT is not None:
-        segments_JBQ = segments_BT.reshape(len(segments_BT), -1, block).swapaxes(0, 1)
-    return _Blocks(
-        _cut_heads(q_BTNH, num_key_heads, block),
-        _cut_heads(k_BTKH, num_key_heads, block)[:, :, :, 0],
-        _cut_heads(v_BTKH, num_key_heads, block)[:, :, :, 0],
-        segments_JBQ,
-    )
+def _cut(q_BTNH, k_BTKH, v_BTKH, segments, block: int) -> _Blocks:
+    cut = functools.partial(_cut_heads, num_key_heads=k_BTKH.shape[2], block=block)
+    if segments is not None:
+        segments = tuple(x_BT.reshape(len(x_BT), -1, block).swapaxes(0, 1) for x_BT in segments)
+    return _Blocks(cut(q_BTNH), cut(k_BTKH)[:, :, :, 0], cut(v_BTKH)[:, :, :, 0], segments)
 
 
 def _cut_heads(x_BTNH: jax.Array, num_key_heads: int, block: int) -> jax.Array:

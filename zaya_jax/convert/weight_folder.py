@@ -1,4 +1,4 @@
-"""Either side of a conversion, opened without being told what it is."""
+"""A folder of weights, a run's or PyTorch's, opened without being told which it is."""
 
 import contextlib
 import dataclasses
@@ -17,33 +17,33 @@ from zaya_jax.json_files import read_json
 
 
 @dataclasses.dataclass(frozen=True)
-class Side:
-    """A folder of weights.
+class WeightFolder:
+    """A folder of weights: what a conversion reads, or what one has made.
 
     Attributes:
       layout: of its weights.
       source: of its weights.
       run: the config of the run that it is; None for a PyTorch folder.
       step: of the checkpoint; 0 for a PyTorch folder.
-      opened: the PyTorch folder that it is; None for a run.
+      pytorch: the PyTorch folder that it is; None for a run.
     """
 
     layout: TargetLayout
     source: Source
     run: Config | None
     step: int
-    opened: PytorchFolder | None
+    pytorch: PytorchFolder | None
 
     def companions(self) -> Companions:
         """What goes along with its weights."""
-        if self.opened is not None:
-            return beside.of_folder(self.opened)
+        if self.pytorch is not None:
+            return beside.of_folder(self.pytorch)
         assert self.run is not None
         return beside.of_run(self.run, step=self.step)
 
 
 @contextlib.contextmanager
-def open_side(path: str | pathlib.Path) -> Iterator[Side]:
+def open_weight_folder(path: str | pathlib.Path) -> Iterator[WeightFolder]:
     """Opens a run folder, or a PyTorch folder of either layout.
 
     Raises:
@@ -55,11 +55,11 @@ def open_side(path: str | pathlib.Path) -> Iterator[Side]:
         raise ValueError(f"{folder} is {what}; it must be the folder of a run or of PyTorch weights")
     if is_run(folder):
         weights = RunWeights(folder)
-        yield Side("zaya", weights, weights.run, weights.step, None)
+        yield WeightFolder("zaya", weights, weights.run, weights.step, None)
         return
     opened = open_folder(folder)
     with PytorchWeights(opened) as weights:
-        yield Side(opened.layout, weights, None, 0, opened)
+        yield WeightFolder(opened.layout, weights, None, 0, opened)
 
 
 def is_run(folder: pathlib.Path) -> bool:

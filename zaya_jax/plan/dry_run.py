@@ -7,14 +7,14 @@ from rich.table import Table
 
 from zaya_jax.config import Config, Phase
 from zaya_jax.model.flops import active_parameters, train_flops_per_token
-from zaya_jax.model.weights import Weight, count_parameters, declare, flatten
+from zaya_jax.model.weights import Weight, count_parameters, declare, flatten_weights
 from zaya_jax.optim.schedules import learning_rate_schedule
 from zaya_jax.plan.memory import memory_by_kind
 from zaya_jax.tables import format_bytes, name_column, number_column
 from zaya_jax.train.phases import check_devices, step_ranges
 
 
-def describe(config: Config, *, devices: int | None = None, console: Console | None = None) -> None:
+def print_dry_run(config: Config, *, devices: int | None = None, console: Console | None = None) -> None:
     """Prints shapes, counts, phases, schedule and memory of a run. Allocates no weights.
 
     Args:
@@ -30,7 +30,7 @@ def describe(config: Config, *, devices: int | None = None, console: Console | N
         raise ValueError(f"--devices is {devices}; it must be at least 1")
     check_devices(config, devices)
     console = console or Console(soft_wrap=True, highlight=False)
-    console.print(_weights_table(flatten(declare(config.model)), config))
+    console.print(_weights_table(flatten_weights(declare(config.model)), config))
     console.print(_facts_table(config))
     console.print(_phases_table(config))
     for phase in config.resolved_phases:

@@ -27,7 +27,7 @@ SIZE = "zaya1_8b"
 
 
 @dataclasses.dataclass(frozen=True)
-class Report:
+class KernelReport:
     """A kernel of ours as the compiler made it.
 
     Attributes:
@@ -74,7 +74,7 @@ def plan_kernels(options: argparse.Namespace, overrides: Sequence[str]) -> None:
         raise ValueError("; ".join(wrong))
 
 
-def compile_kernels(device: Device, **options: Any) -> list[Report]:
+def compile_kernels(device: Device, **options: Any) -> list[KernelReport]:
     """All kernels of `pallas_kernels.catalogue`, forward and backward, at ZAYA1-8B's shapes.
 
     Args:
@@ -85,14 +85,14 @@ def compile_kernels(device: Device, **options: Any) -> list[Report]:
       ValueError: if the program cannot be compiled, or a kernel is not in it.
     """
     job = Job(
-        program="zaya_jax.plan.kernels:lower_kernels",
+        program="zaya_jax.plan.kernel_report:lower_kernels",
         arguments={"size": SIZE},
         cluster=Cluster(device=device, nodes=1, gpus_per_node=1),
     )
     found = compile_program(job, **options).kernels
     ours = {name: products for case in _cases() for name, products in case.kernels.items()}
     reports = [
-        Report(name, kernel, products)
+        KernelReport(name, kernel, products)
         for name, products in ours.items()
         for kernel in found
         if re.fullmatch(rf"{name}(_\d+)?", kernel.name)  # XLA numbers those of one name
@@ -124,8 +124,8 @@ def _cases() -> list[Case]:
     return cases(SIZES[SIZE], jnp.bfloat16)
 
 
-def resources_table(reports: list[Report], device: Device) -> Table:
-    """A row a kernel."""
+def resources_table(reports: list[KernelReport], device: Device) -> Table:
+    """What each kernel takes of a compute unit, and whether that is sound; a row a kernel."""
     title = f"kernels for {device.name} at {SIZE}'s shapes; waves are those that a SIMD can hold"
     columns = map(number_column, ("VGPRs", "spills", "scratch", "LDS, B", "waves", "MFMA"))
     columns = (Column("kernel", no_wrap=True), *columns, name_column(""))

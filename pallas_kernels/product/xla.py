@@ -1,40 +1,17 @@
-"""Where XLA's compiler for CPUs must be told how to cut a program into loops; elsewhere it is let be.
+"""`product` without a kernel: its gradient, and the reading of a matrix where it lies in its stack.
 
-Letters: A products side by side, M matrices of a stack, P rows, D and F columns.
+Letters: A products side by side, M matrices of a stack, P rows, D inputs, F outputs.
 """
 
 import functools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.experimental.xla_metadata import set_xla_metadata
 
-
-def apart(function: Callable[..., Any], *arguments: Any) -> Any:
-    """`function(*arguments)`, which on CPUs is not fused with what comes before and behind.
-
-    XLA computes cheap entries where they are read, and anew for each reader. Where the reader is a
-    transpose, or reads them twice, that is slower than to write them once: a transpose of the normalised
-    stream took 2.0 ms with the normalisation inside of it and 0.3 ms without (2,048 x 512, 2 cores of an
-    AMD EPYC, in a step of `zaya bench torch`).
-
-    Args:
-      function: of arrays.
-      arguments: all that it reads; what it closes over is compiled into it.
-    """
-    return lax.platform_dependent(*arguments, cpu=_not_inlined(function), default=function)
-
-
-def _not_inlined(function: Callable[..., Any]) -> Callable[..., Any]:
-    def call(*arguments: Any) -> Any:
-        with set_xla_metadata(inlineable="false"):
-            return jax.jit(function)(*arguments)
-
-    return call
+from pallas_kernels.fusion import not_inlined
 
 
 def transposed_product(x: jax.Array, y: jax.Array, *, dtype: Any = None) -> jax.Array:
@@ -59,7 +36,7 @@ def transposed_product(x: jax.Array, y: jax.Array, *, dtype: Any = None) -> jax.
             return multiply(lax.optimization_barrier(y.mT), x).mT
         return multiply(lax.optimization_barrier(x.mT), y)
 
-    return lax.platform_dependent(x, y, cpu=_not_inlined(written_out), default=lambda x, y: multiply(x.mT, y))
+    return lax.platform_dependent(x, y, cpu=not_inlined(written_out), default=lambda x, y: multiply(x.mT, y))
 
 
 FUSED_READERS = 15
@@ -108,7 +85,7 @@ def product_in_place(
 
     stages = _stages(stack.shape[-2])
     is_large = math.prod(stack.shape[1:]) >= SMALLEST_IN_PLACE
-    cpu = _not_inlined(in_place) if stages and is_large else product
+    cpu = not_inlined(in_place) if stages and is_large else product
     return lax.platform_dependent(x, stack, jnp.asarray(number), cpu=cpu, default=product)
 
 
@@ -135,3 +112,30 @@ def _rows(stack: jax.Array, number: jax.Array, first: int, count: int) -> jax.Ar
     start = (number, *(0,) * (stack.ndim - 3), first, 0)
     shape = (1, *stack.shape[1:-2], count, stack.shape[-1])
     return lax.dynamic_slice(stack, start, shape)[0][..., None, :].astype(jnp.float32)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
+def product_xla(
+    x: jax.Array, kernel: jax.Array, stack: jax.Array | None, number: jax.Array | None, dtype: Any
+) -> jax.Array:
+    """`x @ kernel`; few rows read the kernel as matrix `number` of the stack, if there is one."""
+    if stack is not None and number is not None and x.shape[-2] <= ROWS_IN_PLACE:
+        return product_in_place(x, stack, number, dtype=dtype)
+    return jnp.matmul(x, kernel, preferred_element_type=dtype)
+
+
+def _forward(x, kernel, stack, number, dtype):
+    del stack, number
+    # Not `product_xla` itself: a remat policy that keeps products looks for the plain one.
+    return jnp.matmul(x, kernel, preferred_element_type=dtype), (x, kernel)
+
+
+def _backward(dtype, saved, grad):
+    del dtype
+    x, kernel = saved
+    grad_x = jnp.matmul(grad, kernel.mT).astype(x.dtype)
+    # The stack takes no gradient: that of a layer's matrix goes to the layer's own slice.
+    return grad_x, transposed_product(x, grad).astype(kernel.dtype), None, None
+
+
+product_xla.defvjp(_forward, _backward)

@@ -1,0 +1,103 @@
+"""`cca` without a kernel. Letters: see the package."""
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+
+from pallas_kernels.cca.reference import CcaWeights, normalise, rotate
+from pallas_kernels.checkpoint_names import KEPT
+from pallas_kernels.fusion import unfused
+from pallas_kernels.product import product
+
+
+def cca_xla(
+    latent_BTC: jax.Array,
+    tail_BWC: jax.Array,
+    weights: CcaWeights,
+    rotation: tuple[jax.Array, jax.Array],
+    segments_BT: jax.Array | None,
+) -> tuple[jax.Array, jax.Array]:
+    """Rotated queries [B, T, N, H] and keys [B, T, K, H] in float32; products take the latent's dtype."""
+    if segments_BT is not None:
+        latent_BTC = jnp.where((segments_BT == 0)[:, :, None], 0, latent_BTC)
+    mixed_BTAH = _convolve(latent_BTC, tail_BWC, weights, segments_BT)
+    latent_BTAH = latent_BTC.reshape(mixed_BTAH.shape)
+    num_queries = latent_BTAH.shape[2] - weights.temperature_K.shape[0]
+    mean_q_BTNH, mean_k_BTKH = qk_mean(*jnp.split(latent_BTAH, [num_queries], axis=2))
+    mixed_q_BTNH, mixed_k_BTKH = jnp.split(mixed_BTAH, [num_queries], axis=2)
+    q_BTNH = normalise(mixed_q_BTNH + mean_q_BTNH)
+    k_BTKH = normalise(mixed_k_BTKH + mean_k_BTKH) * weights.temperature_K[:, None]
+    return rotate(q_BTNH, rotation), rotate(k_BTKH, rotation)
+
+
+def qk_mean(q_BTNH: jax.Array, k_BTKH: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The residual path around the convolutions, float32 ([CCA] section II-B, qk-mean).
+
+    A query head takes the mean of itself and its key head; a key head the mean of its query heads'.
+    """
+    batch, time, num_queries, width = q_BTNH.shape
+    q_BTKGH = q_BTNH.reshape(batch, time, k_BTKH.shape[2], -1, width).astype(jnp.float32)
+    mean_BTKGH = (q_BTKGH + k_BTKH[:, :, :, None, :]) * 0.5
+    return mean_BTKGH.reshape(batch, time, num_queries, width), mean_BTKGH.mean(axis=3)
+
+
+def _convolve(
+    latent_BTC: jax.Array, tail_BWC: jax.Array, weights: CcaWeights, segments_BT: jax.Array | None
+) -> jax.Array:
+    """Both convolutions over time, [B, T, A, H] in float32."""
+    batch, time, _ = latent_BTC.shape
+    dtype = latent_BTC.dtype
+    heads, num_taps, width, _ = weights.grouped_kernel_AJHH.shape
+    latent_BSC = jnp.concatenate([tail_BWC, latent_BTC], axis=1)
+    kernel_IC, bias_C = (x.astype(dtype) for x in (weights.depthwise_kernel_IC, weights.depthwise_bias_C))
+    segments_BS = looking_back(segments_BT, tail_BWC.shape[1])
+    taps = taps_over_time(latent_BSC, kernel_IC.shape[0], segments_BS, fill=jnp.zeros((), dtype))
+    depthwise_BSC = unfused(_weighted_sum, kernel_IC, bias_C, taps)  # each entry is read by several taps
+    # A tap that looks to before a document finds the first convolution's bias, not zero: the sequence is
+    # padded once, before the first ([CCA] Listing 1).
+    taps = taps_over_time(depthwise_BSC, num_taps, segments_BS, fill=bias_C)
+    # Heads lead and taps lie side by side: the convolution is one batch of matrix products.
+    taps_APX = jnp.concatenate(
+        [tap_BTC.reshape(-1, heads, width).transpose(1, 0, 2) for tap_BTC in taps], axis=-1
+    )
+    kernel_AXH = weights.grouped_kernel_AJHH.reshape(heads, num_taps * width, width).astype(dtype)
+    mixed_APH = checkpoint_name(product(taps_APX, kernel_AXH, dtype=jnp.float32), KEPT)
+    mixed_BTAH = mixed_APH.transpose(1, 0, 2).reshape(batch, time, heads, width)
+    return mixed_BTAH + weights.grouped_bias_C.reshape(heads, width)
+
+
+def _weighted_sum(kernel_IC: jax.Array, bias_C: jax.Array, taps: list[jax.Array]) -> jax.Array:
+    for kernel_C, tap_BSC in zip(kernel_IC, taps, strict=True):
+        bias_C = bias_C + kernel_C * tap_BSC
+    return bias_C
+
+
+def looking_back(segments_BT: jax.Array | None, num_tokens: int) -> jax.Array | None:
+    """Documents of a chunk and of the tokens before it, which belong to its first document."""
+    if segments_BT is None:
+        return None
+    return jnp.pad(segments_BT, ((0, 0), (num_tokens, 0)), mode="edge")
+
+
+def taps_over_time(
+    history_BSC: jax.Array, num_taps: int, segments_BS: jax.Array | None, *, fill: jax.Array
+) -> list[jax.Array]:
+    """What each tap of a causal convolution sees, the oldest first, [B, S - num_taps + 1, C] each.
+
+    Args:
+      history_BSC: the tokens, and before them those that the first ones look back on.
+      num_taps: of the convolution.
+      segments_BS: documents; their last S entries belong to `history_BSC`.
+      fill: what a tap sees in place of a token of another document.
+    """
+    size = history_BSC.shape[1]
+    time = size - num_taps + 1
+    taps = [history_BSC[:, tap : tap + time] for tap in range(num_taps)]
+    if segments_BS is None:
+        return taps
+    segments_BS = segments_BS[:, segments_BS.shape[1] - size :]
+    here_BT = segments_BS[:, num_taps - 1 :]
+    return [
+        jnp.where((segments_BS[:, tap : tap + time] == here_BT)[:, :, None], tap_BTC, fill)
+        for tap, tap_BTC in enumerate(taps)
+    ]

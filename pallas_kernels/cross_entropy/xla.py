@@ -1,0 +1,112 @@
+"""`cross_entropy` without a kernel: the logits of one chunk of tokens at a time.
+
+Letters: as in the package; Z tokens of a chunk.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from pallas_kernels.product.xla import transposed_product
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6))
+def cross_entropy_xla(
+    hidden_PD: jax.Array,
+    table_VD: jax.Array,
+    bias_V: jax.Array | None,
+    targets_P: jax.Array,
+    weights_P: jax.Array,
+    z_loss: float,
+    chunk: int,
+) -> tuple[jax.Array, jax.Array]:
+    """The weighted sum of the rows' losses, and each row's logsumexp, through which no gradient comes.
+
+    A pass for gradients makes them together with the value, chunk by chunk, so that no logits are kept
+    and none made twice.
+    """
+
+    def add(loss: jax.Array, rows: Any) -> tuple[jax.Array, jax.Array]:
+        hidden_ZD, targets_Z, weights_Z = rows
+        logits_ZV = _logits(hidden_ZD, table_VD, bias_V)
+        loss_of_chunk, logsumexp_Z = _loss(logits_ZV, targets_Z, weights_Z, z_loss)
+        return loss + loss_of_chunk, logsumexp_Z
+
+    return _over_chunks(add, jnp.zeros(()), (hidden_PD, targets_P, weights_P), chunk)
+
+
+def _forward(hidden_PD, table_VD, bias_V, targets_P, weights_P, z_loss, chunk):
+    """The results, and the gradients of the loss."""
+
+    def add(sums: Any, rows: Any) -> tuple[Any, tuple[jax.Array, jax.Array]]:
+        hidden_ZD, targets_Z, weights_Z = rows
+        logits_ZV = _logits(hidden_ZD, table_VD, bias_V)
+        loss, logsumexp_Z = _loss(logits_ZV, targets_Z, weights_Z, z_loss)
+        grad_ZV = _grad_logits(logits_ZV, logsumexp_Z, targets_Z, weights_Z, z_loss)
+        grad_bias_V = None if bias_V is None else grad_ZV.sum(axis=0)
+        grad_ZV = grad_ZV.astype(hidden_ZD.dtype)
+        grad_table_VD = transposed_product(hidden_ZD, grad_ZV, dtype=jnp.float32).T
+        grad_hidden_ZD = grad_ZV @ table_VD.astype(hidden_ZD.dtype)
+        return jax.tree.map(jnp.add, sums, (loss, grad_table_VD, grad_bias_V)), (logsumexp_Z, grad_hidden_ZD)
+
+    # Sums over chunks are float32 whatever the weights are: in bfloat16 they would stop growing.
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), (table_VD, bias_V))
+    (loss, grad_table_VD, grad_bias_V), (logsumexp_P, grad_hidden_PD) = _over_chunks(
+        add, (jnp.zeros(()), *zeros), (hidden_PD, targets_P, weights_P), chunk
+    )
+    return (loss, logsumexp_P), (grad_hidden_PD, grad_table_VD.astype(table_VD.dtype), grad_bias_V)
+
+
+def _backward(z_loss, chunk, gradients, grads):
+    del z_loss, chunk
+    grad, _ = grads
+    return *jax.tree.map(lambda x: (grad * x).astype(x.dtype), gradients), None, None
+
+
+cross_entropy_xla.defvjp(_forward, _backward)
+
+
+def _logits(hidden_ZD: jax.Array, table_VD: jax.Array, bias_V: jax.Array | None) -> jax.Array:
+    table_VD = table_VD.astype(hidden_ZD.dtype)
+    logits_ZV = jnp.einsum("zd,vd->zv", hidden_ZD, table_VD, preferred_element_type=jnp.float32)
+    return logits_ZV if bias_V is None else logits_ZV + bias_V
+
+
+def _loss(
+    logits_ZV: jax.Array, targets_Z: jax.Array, weights_Z: jax.Array, z_loss: float
+) -> tuple[jax.Array, jax.Array]:
+    """The loss of a chunk, and each row's logsumexp."""
+    logsumexp_Z = jax.nn.logsumexp(logits_ZV, axis=-1)
+    # A target that is no token, as padding may have, has logit 0: a gather would give NaN for it.
+    is_token_Z = (targets_Z >= 0) & (targets_Z < logits_ZV.shape[1])
+    target_Z1 = jnp.where(is_token_Z, targets_Z, 0)[:, None]
+    target_logit_Z = jnp.where(is_token_Z, jnp.take_along_axis(logits_ZV, target_Z1, axis=-1)[:, 0], 0)
+    losses_Z = logsumexp_Z - target_logit_Z + z_loss * jnp.square(logsumexp_Z)
+    return jnp.sum(losses_Z * weights_Z), logsumexp_Z
+
+
+def _grad_logits(
+    logits_ZV: jax.Array, logsumexp_Z: jax.Array, targets_Z: jax.Array, weights_Z: jax.Array, z_loss: float
+) -> jax.Array:
+    """Of the loss of a chunk, by its logits."""
+    probs_ZV = jnp.exp(logits_ZV - logsumexp_Z[:, None])
+    pull_Z = weights_Z * (1 + 2 * z_loss * logsumexp_Z)
+    is_target_ZV = targets_Z[:, None] == jnp.arange(logits_ZV.shape[1])
+    return probs_ZV * pull_Z[:, None] - jnp.where(is_target_ZV, weights_Z[:, None], 0)
+
+
+def _over_chunks(add: Callable[[Any, Any], Any], first: Any, rows: Any, chunk: int) -> Any:
+    """`lax.scan` over chunks of rows, the last one padded with rows of weight 0; what they give is joined."""
+    num_rows = rows[0].shape[0]
+    if num_rows <= chunk:
+        return add(first, rows)
+    padding = -num_rows % chunk
+    chunks = jax.tree.map(
+        lambda x: jnp.pad(x, ((0, padding), *((0, 0),) * (x.ndim - 1))).reshape(-1, chunk, *x.shape[1:]), rows
+    )
+    sums, outputs = lax.scan(add, first, chunks)
+    return sums, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:num_rows], outputs)

@@ -1,0 +1,76 @@
+"""The grouped product, alone and with SwiGLU behind it, by the kernels of `triton.py`."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+
+from pallas_kernels.checkpoint_names import KEPT
+from pallas_kernels.grouped_matmul import triton
+from pallas_kernels.grouped_matmul.operands import Operands
+from pallas_kernels.grouped_matmul.triton import Blocks, Tile
+
+BLOCKS = Blocks(
+    product=Tile(rows=128, columns=128, contracted=64, num_warps=8, num_stages=2),
+    swiglu=Tile(rows=128, columns=64, contracted=64, num_warps=8, num_stages=2),
+    grad_weights=Tile(rows=128, columns=128, contracted=64, num_warps=8, num_stages=2),
+)
+"""Chosen from what the compiler says for MI300X (registers, local memory); no time was measured."""
+
+
+def multiply(operands: Operands, blocks: Blocks) -> jax.Array:
+    """Each group's rows times its matrix, which is read in the stack; zeros behind the last group."""
+    rows_PD, weights_EDF, group_sizes_E, stack_MDF, first_matrix = operands
+    if rows_PD.size == 0:
+        return jnp.zeros((rows_PD.shape[0], weights_EDF.shape[2]), rows_PD.dtype)
+    return triton.product(rows_PD, stack_MDF, group_sizes_E, first_matrix, blocks.product)
+
+
+def gradients(
+    operands: Operands, grad_PF: jax.Array, blocks: Blocks, *, name: str = "grouped_matmul"
+) -> tuple[jax.Array, jax.Array]:
+    """Of the rows and of the weights; `name` is what the kernels' names begin with."""
+    rows_PD, weights_EDF, group_sizes_E, stack_MDF, first_matrix = operands
+    if rows_PD.size == 0:
+        return jnp.zeros_like(rows_PD), jnp.zeros_like(weights_EDF)
+    first_matrix = jnp.asarray(first_matrix)  # a constant comes back from a checkpoint as numpy's
+    grad_rows_PD = triton.product(
+        grad_PF, stack_MDF, group_sizes_E, first_matrix, blocks.product, name=name, transposed=True
+    )
+    grad_weights_EDF = triton.grad_weights(rows_PD, grad_PF, group_sizes_E, blocks.grad_weights, name=name)
+    return grad_rows_PD, grad_weights_EDF
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def swiglu(operands, blocks):
+    """`silu(gate) * up` of each group's rows, in one kernel."""
+    return _swiglu(operands, blocks)[0]
+
+
+def _swiglu(operands: Operands, blocks: Blocks) -> tuple[jax.Array, jax.Array]:
+    rows_PD, weights_EDQ, group_sizes_E, stack_MDQ, first_matrix = operands
+    if rows_PD.size == 0:
+        gate_up_PQ = jnp.zeros((rows_PD.shape[0], weights_EDQ.shape[2]), rows_PD.dtype)
+        return jnp.split(gate_up_PQ, 2, axis=1)[0], gate_up_PQ
+    return triton.swiglu(rows_PD, stack_MDQ, group_sizes_E, first_matrix, blocks.swiglu)
+
+
+def _swiglu_forward(operands, blocks):
+    operands = operands.of_own()  # see `grouped_matmul`
+    out_PF, gate_up_PQ = (checkpoint_name(x, KEPT) for x in _swiglu(operands, blocks))
+    return out_PF, (operands, gate_up_PQ)
+
+
+def _swiglu_backward(blocks, saved, grad_PF):
+    operands, gate_up_PQ = saved
+    gate_PF, up_PF = jnp.split(gate_up_PQ.astype(jnp.float32), 2, axis=1)
+    sigmoid_PF = jax.nn.sigmoid(gate_PF)
+    grad_gate_PF = grad_PF * up_PF * sigmoid_PF * (1 + gate_PF * (1 - sigmoid_PF))
+    grad_gate_up_PQ = jnp.concatenate([grad_gate_PF, grad_PF * gate_PF * sigmoid_PF], axis=1)
+    grad_gate_up_PQ = grad_gate_up_PQ.astype(gate_up_PQ.dtype)
+    grads = gradients(operands, grad_gate_up_PQ, blocks, name="grouped_swiglu")
+    return (Operands(*grads, None, None, None),)  # pyright: ignore[reportArgumentType]
+
+
+swiglu.defvjp(_swiglu_forward, _swiglu_backward)

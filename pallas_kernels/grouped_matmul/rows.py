@@ -1,0 +1,101 @@
+"""Rows brought into the order of their groups and back, and the experts' activation between two products.
+
+Letters: as in the package; Q = 2*F.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+
+from pallas_kernels.checkpoint_names import KEPT
+
+
+class Grouping(NamedTuple):
+    """How rows are sorted by group; rows of no group come last."""
+
+    order_P: jax.Array
+    """Which row comes at each place."""
+    rank_P: jax.Array
+    """Which place each row gets."""
+    sizes_E: jax.Array
+    """Rows of each group."""
+
+    def sort(self, x_P: jax.Array) -> jax.Array:
+        """Rows [P, ...] in the order of their groups."""
+        return _permute(x_P, self.order_P, self.rank_P)
+
+    def unsort(self, x_P: jax.Array) -> jax.Array:
+        """`sort` undone."""
+        return _permute(x_P, self.rank_P, self.order_P)
+
+
+def group_rows(groups_P: jax.Array, num_groups: int) -> Grouping:
+    """Sorts rows by group, stably; a group of `num_groups` or more is none.
+
+    Args:
+      groups_P: int32, each row's group.
+      num_groups: E.
+    """
+    order_P = jnp.argsort(groups_P, stable=True)
+    places_P = jnp.arange(order_P.shape[0], dtype=order_P.dtype)
+    # Each place is written once: said, or the scatter would have to add up.
+    rank_P = jnp.zeros_like(order_P).at[order_P].set(places_P, unique_indices=True)
+    order_P, rank_P = (checkpoint_name(x_P, KEPT) for x_P in (order_P, rank_P))
+    return Grouping(order_P, rank_P, count_rows(groups_P, num_groups))
+
+
+def count_rows(groups_P: jax.Array, num_groups: int) -> jax.Array:
+    """How many rows are of each of the first `num_groups` groups, int32 [E]."""
+    return jnp.sum(groups_P[:, None] == jnp.arange(num_groups), axis=0, dtype=jnp.int32)
+
+
+@jax.custom_vjp
+def _permute(x_P: jax.Array, order_P: jax.Array, inverse_P: jax.Array) -> jax.Array:
+    """`x[order]`, whose gradient is again a gather: JAX would make a scatter of it, which is slow."""
+    del inverse_P
+    return x_P[order_P]
+
+
+def _permute_forward(x_P, order_P, inverse_P):
+    return x_P[order_P], inverse_P
+
+
+def _permute_backward(inverse_P, grad_P):
+    return grad_P[inverse_P], None, None
+
+
+_permute.defvjp(_permute_forward, _permute_backward)
+
+
+@jax.custom_vjp
+def weighted_swiglu(gate_up_PQ: jax.Array, scale_P: jax.Array) -> jax.Array:
+    """`scale * silu(gate) * up` of the two halves of each row, [P, F].
+
+    A backward pass of its own writes both halves of the gradient in one go; JAX would pad each to the whole
+    width and add them up.
+    """
+    gate_PF, up_PF = jnp.split(gate_up_PQ, 2, axis=-1)
+    return (scale_P[:, None] * (jax.nn.silu(gate_PF) * up_PF)).astype(gate_up_PQ.dtype)
+
+
+def _swiglu_forward(gate_up_PQ, scale_P):
+    return weighted_swiglu(gate_up_PQ, scale_P), (gate_up_PQ, scale_P)
+
+
+def _swiglu_backward(saved, grad_PF):
+    gate_up_PQ, scale_P = saved
+    gate_PF, up_PF = jnp.split(gate_up_PQ, 2, axis=-1)
+    sigmoid_PF = jax.nn.sigmoid(gate_PF)
+    grad_scale_P = jnp.sum(grad_PF * (gate_PF * sigmoid_PF * up_PF), axis=-1, dtype=scale_P.dtype)
+    grad_PF = (grad_PF * scale_P[:, None]).astype(grad_PF.dtype)
+    # One expression for both halves: one loop writes them, where a concatenation would copy them.
+    is_gate_21 = (jnp.arange(2) == 0)[:, None]
+    gate_P1F, up_P1F, sigmoid_P1F = (x[:, None] for x in (gate_PF, up_PF, sigmoid_PF))
+    slope_P2F = jnp.where(is_gate_21, up_P1F * (1 + gate_P1F * (1 - sigmoid_P1F)), gate_P1F)
+    grad_P2F = slope_P2F * (grad_PF * sigmoid_PF)[:, None]
+    return grad_P2F.reshape(gate_up_PQ.shape).astype(gate_up_PQ.dtype), grad_scale_P
+
+
+weighted_swiglu.defvjp(_swiglu_forward, _swiglu_backward)

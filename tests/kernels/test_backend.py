@@ -1,0 +1,123 @@
+"""The day Pallas' Triton backend is gone, a test says what to do, and until then nobody hears of it."""
+
+import ast
+import pathlib
+import sys
+import warnings
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.experimental import pallas
+from jax.sharding import AbstractDevice, AbstractMesh
+
+import pallas_kernels
+import zaya_jax
+from pallas_kernels import backend
+from pallas_kernels.blocks import KernelSettings, block_mask, which_exist
+from pallas_kernels.newton_schulz import newton_schulz
+
+NAME = "jax.experimental.pallas.triton"
+FOLDERS = [pathlib.Path(package.__path__[0]) for package in (pallas_kernels, zaya_jax)]
+FOLDERS.append(pathlib.Path(__file__).parents[1])
+MATRICES = jnp.ones((1, 32, 32)) / 32
+STEPS = ((1.5, -0.5, 0.0),)
+
+
+def lower_a_kernel():
+    """A kernel's way to Triton's compiler, for an AMD GPU that is not here."""
+    mi300x = AbstractDevice(device_kind="gfx942", num_cores=None, platform="gpu")
+    with jax.sharding.use_abstract_mesh(AbstractMesh((1,), ("data",), abstract_device=mi300x)):
+        steps = jax.jit(lambda x: newton_schulz(x, STEPS, implementation="pallas"))
+        return steps.trace(MATRICES).lower(lowering_platforms=("rocm",)).as_text()
+
+
+def canary(lower=lower_a_kernel):
+    """Fails with advice, not with whatever a later jax says of a backend that it no longer has."""
+    try:
+        program = lower()
+    except Exception as error:
+        pytest.fail(f"{backend.advice()}\n\nSeen: {error!r}")
+    assert "triton" in program
+    assert "newton_schulz_gram" in program
+
+
+@pytest.fixture
+def no_triton(monkeypatch):
+    """A jax without the backend."""
+    monkeypatch.delattr(pallas, "triton", raising=False)
+    monkeypatch.setitem(sys.modules, NAME, None)  # what makes Python's import of a module fail
+
+
+def test_this_jax_compiles_kernels_by_triton():
+    canary()
+
+
+def test_the_canary_falls_with_advice_when_the_backend_is_gone(no_triton):
+    with pytest.raises(pytest.fail.Exception, match=r"for a move to jax-triton see .* in CONTRIBUTING.md"):
+        canary()
+
+
+def test_the_canary_falls_with_advice_when_the_deprecation_is_final():
+    def refuse():
+        raise ValueError(f"{backend.DEPRECATION} and will be removed")
+
+    with pytest.raises(pytest.fail.Exception, match=r"CONTRIBUTING.md\n\nSeen: ValueError\('The Pallas"):
+        canary(refuse)
+
+
+def test_the_advice_points_at_a_section_that_is_there():
+    assert f"\n## {backend.SECTION}\n" in (FOLDERS[-1].parent / "CONTRIBUTING.md").read_text()
+
+
+def test_without_the_backend_kernels_refuse_in_a_sentence_and_the_rest_runs(no_triton):
+    with pytest.raises(ValueError, match=r'by Triton any more.*take implementation="xla"'):
+        newton_schulz(MATRICES, STEPS, implementation="pallas")
+    assert newton_schulz(MATRICES, STEPS, implementation="xla").shape == MATRICES.shape
+
+
+def test_a_launch_hides_the_deprecation_and_no_other():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        lower_a_kernel()
+        warnings.warn(f"{backend.DEPRECATION} and will be removed", DeprecationWarning, stacklevel=1)
+        with pytest.raises(DeprecationWarning, match="another"):
+            warnings.warn("another is deprecated", DeprecationWarning, stacklevel=1)
+
+
+def imports(file):
+    """Full names of what a file imports."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def test_one_file_names_the_backend():
+    files = [file for folder in FOLDERS for file in folder.rglob("*.py")]
+    naming = [file for file in files if any(name.startswith(NAME) for name in imports(file))]
+    assert naming == [FOLDERS[0] / "backend.py"]
+
+
+def test_settings_are_refused_by_name():
+    with pytest.raises(ValueError, match=r"it: part\.num_warps is 3; .* must be a power of 2, at least 1"):
+        KernelSettings(num_warps=3).check("it", part="part")
+    with pytest.raises(ValueError, match="it: num_stages is 0; it must be at least 1"):
+        KernelSettings(num_stages=0).check("it")
+
+
+@pytest.mark.parametrize(
+    ("first", "size", "end", "there"),
+    [(4, 4, 8, None), (4, 4, 7, [True, True, True, False]), (8, 4, 7, [False] * 4)],
+)
+def test_which_exist(first, size, end, there):
+    found = which_exist(first, size, end)
+    assert (found if found is None else found.tolist()) == there
+
+
+def test_a_mask_of_rows_alone_covers_the_block():
+    rows, columns = jnp.array([True, False]), jnp.array([True, True, False])
+    assert block_mask(rows, None, (2, 3)).tolist() == [[True] * 3, [False] * 3]
+    assert block_mask(rows, columns, (2, 3)).tolist() == [[True, True, False], [False] * 3]
+    assert block_mask(None, None, (2, 3)) is None

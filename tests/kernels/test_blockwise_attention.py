@@ -1,0 +1,134 @@
+"""Blockwise attention against the specification in float64, and the network with either form."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from kernel_base import in_float64
+
+import zaya_jax
+from pallas_kernels.flash_attention import EVERYTHING, flash_attention
+from pallas_kernels.flash_attention.blockwise import block_of, blockwise_attention
+from pallas_kernels.flash_attention.reference import flash_attention_reference
+from zaya_jax.config import ExecutionConfig
+
+jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+
+
+def operands(time, num_key_heads, seed=0):
+    random = np.random.default_rng(seed)
+    q, grad = random.standard_normal((2, 2, time, 4, 6))
+    k, v = random.standard_normal((2, 2, time, num_key_heads, 6))
+    return (3 * q, k, v), (grad, random.standard_normal((2, 4, time)))
+
+
+@pytest.mark.parametrize(
+    ("time", "block", "window", "num_segments"),
+    [
+        (12, 4, None, 1),
+        (13, 4, None, 3),  # an odd length: the last block is padded
+        (13, 4, 3, 1),  # blocks that are out of the window's reach
+        (13, 4, 6, 3),
+        (9, 4, 1, 1),  # a token sees itself alone
+        (5, 8, None, 2),  # a block longer than the sequence
+        (1, 4, None, 1),
+    ],
+)
+@pytest.mark.parametrize("num_key_heads", [1, 4])
+def test_it_is_attention(time, block, window, num_segments, num_key_heads):
+    """Both results, and gradients of both."""
+    arguments, grads = operands(time, num_key_heads)
+    segments = np.sort(np.random.default_rng(1).integers(0, num_segments, (2, time)), axis=1)
+    segments = jnp.asarray(segments, jnp.int32)
+
+    @jit
+    def ours(arguments, grads):
+        attend = functools.partial(blockwise_attention, block=block)
+        results, pull_back = jax.vjp(lambda *qkv: attend(*qkv, window, segments, segments), *arguments)
+        return results, pull_back(grads)
+
+    found = ours(*jax.tree.map(jnp.float32, (arguments, grads)))
+    limits = jnp.int32([0, EVERYTHING if window is None else window])
+    reference = functools.partial(
+        flash_attention_reference, limits=limits, query_segments_BT=segments, key_segments_BS=segments
+    )
+    expected = in_float64(reference, arguments, grads)
+    for result, right in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(result, right, rtol=1e-5, atol=1e-5)
+
+
+def test_a_query_that_sees_nothing_gives_zeros_and_takes_no_gradient():
+    arguments, (grad, _) = operands(9, 2)
+    of_queries, of_keys = jnp.ones((2, 9), jnp.int32).at[:, 5].set(7), jnp.ones((2, 9), jnp.int32)
+    q, k, v, grad = map(jnp.float32, (*arguments, grad))
+    (out, logsumexp), pull_back = jax.vjp(
+        lambda *qkv: blockwise_attention(*qkv, None, of_queries, of_keys, block=4), q, k, v
+    )
+    assert not np.any(out[:, 5])
+    assert np.all(np.isneginf(logsumexp[:, :, 5]))
+    assert np.all(np.isfinite(logsumexp[:, :, :5]))
+    of_blind = jnp.zeros_like(grad).at[:, 5].set(grad[:, 5])
+    assert not any(np.any(x) for x in pull_back((of_blind, jnp.zeros_like(logsumexp))))
+
+
+def test_a_window_may_be_data():
+    """As in the scan over layers, where it differs from layer to layer."""
+    q, k, v = jnp.asarray(np.random.default_rng(1).standard_normal((3, 1, 10, 2, 4)), jnp.float32)
+    attend = jax.jit(lambda w: blockwise_attention(q, k, v, w, None, None, block=4)[0])
+    for window in (2, 100):
+        expected = flash_attention(q, k, v, window=window, implementation="full")[0]
+        np.testing.assert_allclose(attend(jnp.int32(window)), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("remat", [False, True])
+def test_nothing_is_of_the_size_of_all_scores(remat):
+    """Neither forward nor backward, nor when it is recomputed in a scan over layers: not even a mask."""
+    time, heads, layers = 1024, 2, 3
+
+    def layer(x, _):
+        return x + blockwise_attention(x, x, x, None, None, None, block=64)[0], None
+
+    def loss(x):
+        return jax.lax.scan(jax.checkpoint(layer) if remat else layer, x, None, length=layers)[0].sum()
+
+    x = jax.ShapeDtypeStruct((1, time, heads, 4), jnp.float32)
+    memory = jax.jit(jax.grad(loss)).lower(x).compile().memory_analysis()
+    assert memory.temp_size_in_bytes < time * time
+
+
+@pytest.mark.parametrize(("time", "block"), [(100, 256), (4096, 256), (40_000, 2048), (131_072, 2048)])
+def test_blocks_suit_the_length(time, block):
+    assert block_of(time) == block
+
+
+def test_long_sequences_take_it_and_it_takes_nothing_else():
+    def num_scans(time, **options):
+        x = jax.ShapeDtypeStruct((1, time, 1, 4), jnp.float32)
+        attend = functools.partial(flash_attention, implementation="xla", **options)
+        return str(jax.make_jaxpr(attend)(x, x, x)).count("scan[")
+
+    assert (num_scans(1023), num_scans(1024), num_scans(1024, query_start=1)) == (0, 1, 0)
+    x = jnp.zeros((1, 4, 1, 4))
+    with pytest.raises(
+        ValueError, match='"blockwise" is of a sequence to itself; there are 2 queries from key 0'
+    ):
+        flash_attention(x[:, :2], x, x, implementation="blockwise")
+
+
+def test_the_network_does_not_depend_on_it():
+    config = zaya_jax.ModelConfig(
+        vocab_size=32, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        head_dim=4, moe_intermediate_size=16, num_experts=2, router_hidden_size=8,
+        layer_pattern=("hybrid_sliding", "hybrid"), sliding_window=5,
+    )  # fmt: skip
+    tokens_BT = jax.random.randint(jax.random.key(0), (2, 20), 0, 32)
+    segments_BT = jnp.asarray([[1] * 20, [1] * 7 + [2] * 9 + [0] * 4])
+    variables = jax.jit(zaya_jax.Zaya(config).init)(jax.random.key(1), tokens_BT)
+    logits = []
+    for name in ("full", "blockwise"):
+        execution = ExecutionConfig(dtype="float32", attention_implementation=name)
+        model = zaya_jax.Zaya(config, execution)
+        logits.append(jax.jit(model.apply)(variables, tokens_BT, segments_BT=segments_BT).logits_BTV)
+    np.testing.assert_allclose(*logits, rtol=1e-5, atol=1e-5)

@@ -1,0 +1,116 @@
+"""`product`, its gradient, and matrices read where they lie in a stack."""
+
+import re
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels.product import in_stack, product
+from pallas_kernels.product.reference import product_reference
+from pallas_kernels.product.xla import ROWS_IN_PLACE, product_in_place, transposed_product
+from zaya_jax.model.remat import REMAT_POLICIES
+
+SHAPES = [((5, 3), (3, 4)), ((1, 8), (8, 1)), ((256, 64), (64, 32)), ((3, 7, 6), (3, 6, 2))]
+
+
+@pytest.mark.parametrize(("x_shape", "kernel_shape"), SHAPES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_values_and_gradients_are_those_of_a_product(x_shape, kernel_shape, dtype):
+    keys = jax.random.split(jax.random.key(0), 3)
+    x, kernel = (jax.random.normal(k, s, dtype) for k, s in zip(keys, (x_shape, kernel_shape), strict=False))
+    out, pull = jax.vjp(lambda x, w: product(x, w, dtype=jnp.float32), x, kernel)
+    expected, expected_pull = jax.vjp(product_reference, x, kernel)
+    grad = jax.random.normal(keys[2], out.shape)
+    # One rounding of a gradient to its own type, and the order of a sum of up to 256 terms.
+    tolerance = 1e-5 if dtype == "float32" else 2**-8
+    chex.assert_trees_all_close(out, expected, rtol=1e-5, atol=1e-5)
+    chex.assert_trees_all_close(pull(grad), expected_pull(grad), rtol=tolerance, atol=tolerance)
+    chex.assert_trees_all_equal_dtypes(pull(grad), (x, kernel))
+
+
+def test_a_policy_that_keeps_products_computes_none_twice():
+    x, kernel = jnp.ones((4, 8)), jnp.ones((8, 8))
+
+    def loss(x, kernel):
+        return jnp.sum(jnp.sin(product(jnp.sin(x), kernel)))
+
+    kept = jax.checkpoint(loss, policy=REMAT_POLICIES["products"])
+    recomputed = jax.checkpoint(loss, policy=REMAT_POLICIES["layer"])
+    assert _num_products(kept, x, kernel) == 3  # one forward, two backward
+    assert _num_products(recomputed, x, kernel) == 4
+
+
+def _num_products(loss, *arguments) -> int:
+    lowered = jax.jit(jax.value_and_grad(loss, argnums=(0, 1))).lower(*arguments)
+    return lowered.as_text().count("stablehlo.dot_general")
+
+
+def _in_layer(number, rows):
+    stack = jax.random.normal(jax.random.key(0), (3, 4, 32, 64))
+    own = jnp.full_like(stack[0], jnp.nan) if rows <= ROWS_IN_PLACE else stack[number]
+    x = jax.random.normal(jax.random.key(1), (rows, 128))
+    return x, in_stack(own, stack, jnp.int32(number)).reshape(-1, 64).astype("float32"), stack[number]
+
+
+@pytest.mark.parametrize("rows", [1, 5, ROWS_IN_PLACE, ROWS_IN_PLACE + 1])
+def test_a_matrix_in_its_stack_is_the_layer_s(rows):
+    """Few rows do not look at the layer's own slice, which need then not be made."""
+    x, kernel, own = _in_layer(2, rows)
+    assert kernel.shape == (128, 64)
+    chex.assert_trees_all_close(product(x, kernel), x @ own.reshape(-1, 64), rtol=1e-5, atol=1e-5)
+
+
+def test_the_gradient_goes_to_the_layer_s_own_and_not_to_the_stack():
+    stack = jax.random.normal(jax.random.key(0), (3, 16, 8))
+    x = jax.random.normal(jax.random.key(1), (2, 16))
+
+    def loss(own, stack):
+        return jnp.sum(product(x, in_stack(own, stack, jnp.int32(1))) ** 2)
+
+    grad_own, grad_stack = jax.grad(loss, argnums=(0, 1))(stack[1], stack)
+    expected = jax.grad(lambda own: jnp.sum((x @ own) ** 2))(stack[1])
+    chex.assert_trees_all_close(grad_own, expected, rtol=1e-5)
+    assert not np.any(grad_stack)
+
+
+@pytest.mark.parametrize("shape", [(5, 3), (1, 1), (3, 7, 6)])
+def test_the_transposed_product_sums_over_rows(shape):
+    x = np.random.default_rng(0).standard_normal(shape)
+    y = np.random.default_rng(1).standard_normal((*shape[:-1], 4))
+    out = jax.jit(transposed_product)(jnp.float32(x), jnp.float32(y))
+    np.testing.assert_allclose(out, np.einsum("...pd,...pf->...df", x, y), rtol=1e-5, atol=1e-6)
+    assert transposed_product(jnp.bfloat16(x), jnp.bfloat16(y), dtype=jnp.float32).dtype == jnp.float32
+
+
+# Read in place, and by a product: a width that is no multiple of 16, and a small matrix.
+@pytest.mark.parametrize("shape", [(3, 128, 160), (3, 2, 64, 128), (3, 1008, 17), (3, 120, 160), (3, 16, 4)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("num_rows", [1, 3, ROWS_IN_PLACE])
+def test_the_product_in_place_is_that_of_the_matrix(shape, dtype, num_rows):
+    stack = jnp.asarray(np.random.default_rng(0).standard_normal(shape), dtype)
+    x = jnp.asarray(np.random.default_rng(1).standard_normal((*shape[1:-2], num_rows, shape[-2])), dtype)
+    for number in (0, 2):
+        expected = np.float64(x) @ np.float64(stack[number])
+        # Sums of up to 1,008 products of standard normals, in float32; then one rounding to 8 bits.
+        tolerance = 1e-5 if dtype == "float32" else 2**-8
+        out = jax.jit(product_in_place)(x, stack, jnp.int32(number))
+        assert out.dtype == dtype
+        np.testing.assert_allclose(np.float64(out), expected, rtol=tolerance, atol=32e-5)
+        exact = jax.jit(product_in_place, static_argnames="dtype")(x, stack, number, dtype="float32")
+        np.testing.assert_allclose(exact, expected, rtol=1e-5, atol=32e-5)
+
+
+@pytest.mark.parametrize("num_rows", [1, ROWS_IN_PLACE])
+def test_on_a_cpu_the_product_in_place_copies_no_matrix(num_rows):
+    def through_all(x, stack):
+        return jax.lax.scan(lambda x, i: (jnp.tanh(product_in_place(x, stack, i)), None), x, jnp.arange(5))[0]
+
+    x, stack = jax.device_put((jnp.ones((num_rows, 192)), jnp.ones((5, 192, 192))), jax.devices("cpu")[0])
+    text = jax.jit(through_all).lower(x, stack).compile().as_text()
+    assert re.findall(r"f32\[5,192,192\]", text)
+    # Inside a fusion the rows have no memory: an instruction outside of one that gives the matrix does.
+    outside = [part for part in text.split("\n\n") if not part.lstrip("%").startswith("fused_computation")]
+    assert not re.findall(r" = f32\[(?:1,)?192,192\]", "\n".join(outside))
