@@ -6,7 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
-from small_runs import build_small_corpus, fast_compilation, small_config, small_values
+from small_runs import build_small_corpus, small_config, small_values
 
 from zaya_jax.config import KINDS, Config, Kind, kind_of, refusals
 from zaya_jax.fields import field_paths
@@ -72,13 +72,12 @@ def test_more_steps_computed_otherwise_are_those_of_an_undisturbed_run(tmp_path,
     begun = of_length(dataclasses.replace(whole, run_folder=str(tmp_path / "run")), 4)
     resumed = of_length(with_values(begun, OTHERWISE), 6)
     resumed = with_values(resumed, {"train": {"log_every": 1}})
-    with fast_compilation():
-        train(whole)
-        shutil.copytree(tmp_path / "whole", tmp_path / "run")
-        shutil.rmtree(tmp_path / "run/checkpoints/6")
-        (tmp_path / "run/config.json").write_text(begun.to_text())
-        capsys.readouterr()
-        train(resumed)
+    train(whole)
+    shutil.copytree(tmp_path / "whole", tmp_path / "run")
+    shutil.rmtree(tmp_path / "run/checkpoints/6")
+    (tmp_path / "run/config.json").write_text(begun.to_text())
+    capsys.readouterr()
+    train(resumed)
 
     said = capsys.readouterr().out
     assert "goes on otherwise than before: train.num_steps: 4 -> 6; " in said.splitlines()[0]

@@ -56,7 +56,8 @@ def open_run(config: Config, mesh: Mesh, *, overwrite: bool) -> OpenRun:
     check_devices(config, mesh.size)
     check_folder(config, overwrite=overwrite)  # before minutes go into a corpus
     corpora = open_data(config)
-    changed = prepare_folder(config, overwrite=overwrite)  # last: what is refused leaves the old run alone
+    # Last: what was refused has left the old run alone.
+    changed = prepare_folder(config, overwrite=overwrite)
     if changed:
         print(f"run {config.run_folder} goes on otherwise than before: {'; '.join(map(str, changed))}")
     tokenizer = load_tokenizer(config.data.tokenizer)
