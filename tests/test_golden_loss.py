@@ -41,9 +41,8 @@ def _short_config(folder: pathlib.Path) -> Config:
         optimizer=dataclasses.replace(
             tiny.optimizer, warmup_steps=min(tiny.optimizer.warmup_steps, NUM_STEPS // 2)
         ),
-        train=dataclasses.replace(
-            tiny.train, num_steps=NUM_STEPS, log_every=1, num_microbatches=1, eval_sequences=BATCH_SIZE
-        ),
+        train=dataclasses.replace(tiny.train, num_steps=NUM_STEPS, log_every=1, eval_sequences=BATCH_SIZE),
+        execution=dataclasses.replace(tiny.execution, num_microbatches=1),
     )
 
 

@@ -1,5 +1,7 @@
 """Blockwise attention against the plain formula in float64, and the network with either."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -99,10 +101,11 @@ def test_the_network_does_not_depend_on_it():
     )  # fmt: skip
     tokens_BT = jax.random.randint(jax.random.key(0), (2, 20), 0, 32)
     segments_BT = jnp.asarray([[1] * 20, [1] * 7 + [2] * 9 + [0] * 4])
-    variables = jax.jit(zaya_jax.Zaya(config).init)(jax.random.key(1), tokens_BT)
+    plain = zaya_jax.ExecutionConfig(dtype="float32")
+    variables = jax.jit(zaya_jax.Zaya(config, plain).init)(jax.random.key(1), tokens_BT)
     logits = []
     for name in ("full", "blockwise"):
-        execution = zaya_jax.ExecutionConfig(dtype="float32", attention_implementation=name)
+        execution = dataclasses.replace(plain, attention_implementation=name)
         model = zaya_jax.Zaya(config, execution)
         logits.append(jax.jit(model.apply)(variables, tokens_BT, segments_BT=segments_BT).logits_BTV)
     np.testing.assert_allclose(*logits, rtol=1e-5, atol=1e-5)
