@@ -80,7 +80,7 @@ def train(config: Config, *, overwrite: bool = False) -> TrainResult:
     """Trains, from the newest checkpoint of the run folder if there is one, to the last step.
 
     Args:
-      config: of the run; where its folder holds it begun, only what `config.resume` allows may be other.
+      config: of the run; one that has begun goes on with no other than `zaya_jax.config.resume` allows.
       overwrite: throws away what the run folder holds.
 
     Raises:
