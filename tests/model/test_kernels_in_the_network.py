@@ -12,14 +12,14 @@ import pytest
 from pallas_kernels import choice
 from zaya_jax.config import Config, DataConfig, ExecutionConfig, ModelConfig
 from zaya_jax.model.cca import cca_projection, empty_cca_state, join_projections
-from zaya_jax.model.implementations import (
+from zaya_jax.model.rope import rope_table
+from zaya_jax.model.weights import declare
+from zaya_jax.model.zaya import Zaya
+from zaya_jax.train.implementations import (
     OPERATIONS,
     describe_implementations,
     resolve_implementations,
 )
-from zaya_jax.model.rope import rope_table
-from zaya_jax.model.weights import declare
-from zaya_jax.model.zaya import Zaya
 from zaya_jax.train.state import make_setup
 
 SMALL = ModelConfig(

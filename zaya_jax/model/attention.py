@@ -10,12 +10,19 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.flash_attention import flash_attention
 from pallas_kernels.product import product
 from zaya_jax.config import HYBRID_SLIDING, ExecutionConfig, ModelConfig
-from zaya_jax.model.cca import cca_projection, declare_cca, empty_cca_state, join_projections
+from zaya_jax.model.cca import (
+    cca_logit_bound,
+    cca_projection,
+    declare_cca,
+    empty_cca_state,
+    join_projections,
+)
 from zaya_jax.model.rope import Rotation
 from zaya_jax.model.weight import Declarer, WeightTree
 
@@ -33,15 +40,22 @@ class AttentionVariant:
         [B, T, N, H], k and v [B, T, K, H] in the dtype of x, and the state behind the chunk.
       empty_state: of (config, batch_size): what the tokens before the first left behind, with a leading
         axis L; a tree of arrays, () where there is nothing.
+      logit_bound: of (config, weights): what no logit of any layer exceeds; None where nothing bounds them.
     """
 
     declare: Callable[[Declarer], WeightTree]
     prepare: Callable[[Mapping], Mapping]
     queries_keys_values: QueriesKeysValues
     empty_state: Callable[[ModelConfig, int], Any]
+    logit_bound: Callable[[ModelConfig, Mapping], jax.Array] | None = None
 
 
-VARIANTS = {"cca": AttentionVariant(declare_cca, join_projections, cca_projection, empty_cca_state)}
+VARIANTS = {
+    "cca": AttentionVariant(
+        declare_cca, join_projections, cca_projection, empty_cca_state, logit_bound=cca_logit_bound
+    )
+}
+"""By the names that `ModelConfig.attention` takes."""
 
 
 def variant_of(config: ModelConfig) -> AttentionVariant:
@@ -56,6 +70,12 @@ def variant_of(config: ModelConfig) -> AttentionVariant:
     return VARIANTS[config.attention]
 
 
+def logit_bound(config: ModelConfig, params: Mapping) -> Float[Array, ""]:
+    """What no attention logit exceeds; infinite where the variant bounds none."""
+    bound = variant_of(config).logit_bound
+    return jnp.array(jnp.inf) if bound is None else bound(config, params["layers"]["attention"])
+
+
 def queries_keys_values(
     config: ModelConfig,
     execution: ExecutionConfig,
@@ -66,6 +86,7 @@ def queries_keys_values(
     segments_BT: Int[Array, "B T"] | None,
 ) -> tuple[Float[Array, "B T N H"], Float[Array, "B T K H"], Float[Array, "B T K H"], Any]:
     """Those of a chunk of tokens, rotated, and the variant's state behind the chunk."""
+    # A variant with a kernel of its own has it by this field; one without takes no notice.
     implementation = execution.implementation_of("cca")
     variant = variant_of(config)
     return variant.queries_keys_values(
@@ -99,5 +120,6 @@ def attend_within(
 def project_out(out_BTNH: Float[Array, "B T N H"], weights: Mapping) -> Float[Array, "B T D"]:
     """All heads' outputs through one matrix, back to the model's width."""
     batch, time, heads, width = out_BTNH.shape
+    # Heads and their channels are one axis to the product: two would make a batch of narrow ones of it.
     kernel_CD = weights["o_proj"].reshape(heads * width, -1).astype(out_BTNH.dtype)
     return product(out_BTNH.reshape(-1, heads * width), kernel_CD).reshape(batch, time, -1)

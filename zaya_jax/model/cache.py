@@ -50,6 +50,7 @@ class Cache:
 
 def sizes_of_layers(config: ModelConfig, max_length: int) -> tuple[int, ...]:
     """Slots of each layer: all tokens, or a ring of the window's."""
+    # A window wider than the text would reserve slots that nobody can write.
     ring = min(config.sliding_window or max_length, max_length)
     return tuple(ring if kind == HYBRID_SLIDING else max_length for kind in config.layer_types)
 
@@ -70,6 +71,7 @@ def init_cache(config: ModelConfig, batch_size: int, max_length: int, dtype: DTy
         raise ValueError(f"max_length is {max_length}; the cache must hold at least 1 token")
     num_slots = sum(sizes_of_layers(config, max_length))
     pool = (batch_size, num_slots, config.num_key_value_heads, config.head_dim)
+    # Zeros, not what memory holds: a masked score is never read, but NaN times 0 in a product is NaN.
     return Cache(
         pool=(jnp.zeros(pool, dtype), jnp.zeros(pool, dtype)),
         state=variant_of(config).empty_state(config, batch_size),
@@ -95,6 +97,7 @@ def layer_slots(config: ModelConfig, max_length: int) -> LayerSlots:
     sizes_L = np.array(sizes_of_layers(config, max_length), np.int32)
     sliding_L = np.array([kind == HYBRID_SLIDING for kind in config.layer_types])
     window_L = np.where(sliding_L, config.sliding_window or 0, max_length).astype(np.int32)
+    # Layers lie one after the other: each begins where those before it end.
     return LayerSlots(*(jnp.asarray(a) for a in (np.cumsum(sizes_L) - sizes_L, sizes_L, window_L)))
 
 
@@ -125,10 +128,11 @@ def attend_through_cache(
     sizes = tuple(sorted(set(sizes_of_layers(config, cache.max_length))))
     implementation = execution.implementation_of("decode")
     if q_BTNH.shape[1] == 1:
+        # Written first, so that the token finds itself: it only overtakes a key that has left its window.
         pool = _write(pool, k_BTKH, v_BTKH, layer, cache)
         read = functools.partial(_attend_to_slots, implementation, q_BTNH, pool, layer, cache)
         return _for_size(read, layer, sizes), pool
-    if cache.empty:
+    if cache.empty:  # static: a prompt is read as in training, and no slot of an empty ring is looked at
         out = attend_within(config, execution, q_BTNH, k_BTKH, v_BTKH, layer.window, segments_BT)
         return out, _write(pool, k_BTKH, v_BTKH, layer, cache)
     # The chunk's own writes may overtake keys that its first queries still need: read first.
@@ -141,6 +145,8 @@ def _for_size(read: Callable[[int], jax.Array], layer: LayerSlots, sizes: tuple[
     """Runs `read(size)` for the layer's size, of the few that layers have."""
     if len(sizes) == 1:
         return read(sizes[0])
+    # A slice's size is part of the program, and layers of a scan share one: a branch for each size. The
+    # default search would loop, at more cost than the comparison with two numbers.
     which = jnp.searchsorted(jnp.array(sizes), layer.size, method="compare_all")
     return lax.switch(which, [functools.partial(read, size) for size in sizes])
 
@@ -204,10 +210,12 @@ def _write(pool: Pool, k_BTKH: jax.Array, v_BTKH: jax.Array, layer: LayerSlots, 
     """Writes the chunk's last tokens, as many as the layer keeps."""
     keys, values = ((part, new.astype(part.dtype)) for part, new in zip(pool, (k_BTKH, v_BTKH), strict=True))
     time = k_BTKH.shape[1]
-    if time == 1:
+    if time == 1:  # one place for all sequences, which are padded on the left: a slice, and no scatter
         at = (0, layer.first + cache.length % layer.size, 0, 0)
         return lax.dynamic_update_slice(*keys, at), lax.dynamic_update_slice(*values, at)
     age_T = time - jnp.arange(time)
     slot_T = layer.first + (cache.length + jnp.arange(time)) % layer.size
-    slot_T = jnp.where(age_T > layer.size, pool[0].shape[1], slot_T)  # beyond the pool: dropped
+    # A chunk longer than the ring would write slots twice, and of such writes any may come last: those that
+    # are overtaken go beyond the pool, where they are dropped.
+    slot_T = jnp.where(age_T > layer.size, pool[0].shape[1], slot_T)
     return tuple(part.at[:, slot_T].set(new, mode="drop") for part, new in (keys, values))  # pyright: ignore

@@ -56,6 +56,12 @@ def declare_cca(declare: Declarer) -> WeightTree:
     }
 
 
+def cca_logit_bound(config: ModelConfig, weights: Mapping) -> Float[Array, ""]:
+    """No attention logit of any layer is larger ([ZAYA1-8B] appendix C)."""
+    # Queries and keys have norm sqrt(H), a key times its temperature, and logits are scaled by 1 / sqrt(H).
+    return jnp.max(jnp.abs(weights["temperature"])) * config.head_dim**0.5
+
+
 def join_projections(weights: Mapping) -> dict:
     """Puts the matrices for queries, keys and both halves of the values side by side.
 
@@ -100,6 +106,7 @@ def cca_projection(
       q, k and v in the dtype of x, and the state behind the chunk.
     """
     if segments_BT is not None:
+        # Left padding must leave behind what no token at all does: the state before the first is zeros.
         x_BTD = jnp.where((segments_BT == 0)[:, :, None], 0, x_BTD)
     latent_BTC, current_BTU, delayed_BTU = _project(x_BTD, weights["projections"], state)
     v_BTU2, delayed_BU = _value_shift(current_BTU, delayed_BTU, state.delayed_BU, segments_BT)
@@ -112,6 +119,7 @@ def cca_projection(
         segments_BT=segments_BT,
         implementation=implementation,
     )
+    # A chunk may be shorter than the tail: then part of it is older than the chunk.
     history_BSC = jnp.concatenate([tail_BWC, latent_BTC], axis=1)
     tail_BWC = history_BSC[:, latent_BTC.shape[1] :].astype(state.tail_BWC.dtype)
     return q_BTNH, k_BTKH, v_BTU2.reshape(k_BTKH.shape), CcaState(tail_BWC, delayed_BU)
@@ -119,7 +127,7 @@ def cca_projection(
 
 def _convolutions(weights: Mapping) -> CcaWeights:
     depthwise, grouped = weights["conv_depthwise"], weights["conv_grouped"]
-    kernel_IC = own_matrix(depthwise["kernel"])
+    kernel_IC = own_matrix(depthwise["kernel"])  # each channel by itself: no product reads it
     return CcaWeights(
         kernel_IC, depthwise["bias"], grouped["kernel"], grouped["bias"], weights["temperature"]
     )
@@ -130,6 +138,7 @@ def _project(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The four projections of [CCA]: latent queries and keys [B, T, C], and both halves of the values."""
     x_PD = x_BTD.reshape(-1, x_BTD.shape[2])
+    # No bias: padding, which is zeros here, is then zeros in the latent as well.
     out_PX = product(x_PD, projections.astype(x_BTD.dtype))
     out_BTX = out_PX.reshape(*x_BTD.shape[:2], -1)
     columns, half = out_BTX.shape[2], state.delayed_BU.shape[-1]
@@ -141,6 +150,7 @@ def _value_shift(
     current_BTU: jax.Array, delayed_BTU: jax.Array, before_BU: jax.Array, segments_BT: jax.Array | None
 ) -> tuple[jax.Array, jax.Array]:
     """Values [B, T, 2*U]: the first half of the channels of this token, the second of the one before."""
+    # [CCA] value shift: half of what a token hands on is of the token before it, which costs no product.
     history_BSU = jnp.concatenate([before_BU[:, None].astype(delayed_BTU.dtype), delayed_BTU], axis=1)
     segments_BS = looking_back(segments_BT, 1)
     shifted_BTU, _ = taps_over_time(history_BSU, 2, segments_BS, fill=jnp.zeros((), delayed_BTU.dtype))

@@ -28,6 +28,7 @@ def expert_weights(weights: Mapping, dtype: DTypeLike) -> ExpertWeights:
     """The declared weights of "experts", in the type of products."""
     gate_up_EDQF, down_EFD = (weights[name].astype(dtype) for name in ("gate_up_proj", "down_proj"))
     experts, width = gate_up_EDQF.shape[:2]
+    # Side by side they are one product of twice the width, whose rows are read once.
     return ExpertWeights(gate_up_EDQF.reshape(experts, width, -1), down_EFD)
 
 
@@ -62,4 +63,5 @@ def apply_experts(
     out_PD: jax.Array = grouped_matmul(
         hidden_PF, weights.down_EFD, groups.sizes_E, implementation=implementation
     )
+    # Behind the sorting back: what is kept then needs no order to be read again.
     return checkpoint_name(groups.unsort(out_PD), KEPT)

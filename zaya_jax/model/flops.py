@@ -16,12 +16,16 @@ def forward_flops_per_token(config: ModelConfig, sequence_length: int) -> dict[s
     parts = {"attention": 0.0, "experts": 0.0, "router": 0.0, "head": 0.0}
     for path, weight in flatten_weights(declare(config)).items():
         room = path.split("/")[1]
+        # Convolutions and the router's layers multiply too, though Muon does not move them as matrices.
         if room in parts and (weight.matrix or path.endswith("kernel")):
+            # All experts are stored; a token meets one.
             parts[room] += 2.0 * weight.size / (config.num_experts if room == "experts" else 1)
+    # Scores and their product with the values: a multiply and an add each.
     parts["attention"] += sum(
         4.0 * _mean_keys(kind, config, sequence_length) * config.num_attention_heads * config.head_dim
         for kind in config.layer_types
     )
+    # The table is no product where tokens are looked up, and one where they are told: it is tied.
     parts["head"] = 2.0 * config.vocab_size * config.hidden_size
     return parts
 
@@ -32,7 +36,7 @@ def train_flops_per_token(config: ModelConfig, sequence_length: int) -> float:
 
 
 def active_parameters(config: ModelConfig) -> int:
-    """Parameters that one token meets, without the embedding (facts 1.2)."""
+    """Parameters that one token meets, without the embedding ([ZAYA1-8B] Table I)."""
     weights = flatten_weights(declare(config))
     return sum(
         weight.size // (config.num_experts if _is_expert(path) else 1)
@@ -48,4 +52,5 @@ def _is_expert(path: str) -> bool:
 def _mean_keys(kind: str, config: ModelConfig, length: int) -> float:
     """Keys that a query sees on average over a sequence."""
     window = min(config.sliding_window or length, length) if kind == HYBRID_SLIDING else length
+    # The first queries see fewer than the window holds, one after the other one more.
     return (window * (window + 1) / 2 + (length - window) * window) / length

@@ -48,6 +48,7 @@ def layer_inputs(
     zeros_1R = jnp.zeros((1, config.router_hidden_size), jnp.float32)
     later_MR = router.pop("eda_scale", jnp.zeros((num_layers - 1, config.router_hidden_size), jnp.float32))
     sliding_L = np.array([kind == HYBRID_SLIDING for kind in config.layer_types], np.int32)
+    # A full layer is a sliding one whose window nothing reaches.
     window_L = np.where(sliding_L, config.sliding_window or 0, np.iinfo(np.int32).max)
     attention = variant.prepare(params["layers"]["attention"])
     return LayerInput(
@@ -65,6 +66,7 @@ def layer_inputs(
 def in_stacks(layer: LayerInput, layers: LayerInput) -> LayerInput:
     """A layer's input, whose matrices also know their place among those of all layers."""
 
+    # Vectors are read whole, and added or multiplied where they are used: a copy of one costs nothing.
     def place(own: jax.Array, stack: jax.Array) -> jax.Array | InStack:
         return in_stack(own, stack, layer.number) if own.ndim >= 2 else own
 

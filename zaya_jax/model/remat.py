@@ -16,6 +16,7 @@ _keep_names = jax.checkpoint_policies.save_only_these_names
 _keep_products = _keep_names(KEPT)
 
 REMAT_POLICIES = {
+    # Products with weights have no batch dimension; those of attention and experts do, and go by their names.
     "products": jax.checkpoint_policies.save_from_both_policies(
         jax.checkpoint_policies.dots_with_no_batch_dims_saveable, _keep_products
     ),
@@ -53,11 +54,14 @@ def scan_layers(
     scan = functools.partial(lax.scan, unroll=unroll)
     if remat == "none":
         return scan(step, carry, layers_L)
+    # Within a group too: else its backward pass would keep all of its layers' results at once.
     step = jax.checkpoint(step, policy=REMAT_POLICIES[remat])
     size = group_size(len(jax.tree.leaves(layers_L)[0]))
     if remat != "group" or size == 1:
         return scan(step, carry, layers_L)
 
+    # The outer checkpoint keeps the streams between groups alone, and runs a group again as a whole (Chen et
+    # al., arXiv 1604.06174, section 4.2: sqrt(n) of them cost one more forward pass).
     @jax.checkpoint
     def step_of_group(carry: Any, layers: Any) -> tuple[Any, Any]:
         return scan(step, carry, layers)

@@ -15,6 +15,7 @@ Rotation = tuple[Float[Array, "B T O"], Float[Array, "B T O"]]
 
 def rope_table(positions_BT: Int[Array, "B T"], *, theta: float, rotary_dim: int) -> Rotation:
     """Cosines and sines of `position * theta^(-2i/rotary_dim)`, float32."""
+    # In float32 from the start: a position of 131,071 times a frequency has no room in bfloat16.
     frequencies_O = theta ** (-jnp.arange(0, rotary_dim, 2, dtype=jnp.float32) / rotary_dim)
     angles_BTO = positions_BT[:, :, None].astype(jnp.float32) * frequencies_O
     return jnp.cos(angles_BTO), jnp.sin(angles_BTO)

@@ -68,16 +68,19 @@ def route(
       bias_X: balancing biases.
       eps: of the RMSNorm.
     """
-    if "kernel" in weights:
+    if "kernel" in weights:  # linear: told by its weights, so that both are the same function of them
         logits_BTX = _project(x_BTD, weights["kernel"])
     else:
         # Depth averaging: the first layer has nothing to average in, and its scale is zeros, not a weight.
         state_BTR = _linear(x_BTD, weights["down_proj"]) + eda_scale_R * state_BTR
+        # Normed behind the average: a sum over depth grows, and the small network must not see that.
         hidden_BTR = rms_norm(state_BTR, weights["norm"]["scale"], eps=eps)
         hidden_BTR = jax.nn.gelu(_linear(hidden_BTR, weights["fc1"]), approximate=False)
         hidden_BTR = jax.nn.gelu(_linear(hidden_BTR, weights["fc2"]), approximate=False)
         logits_BTX = _project(hidden_BTR, weights["out_proj"])
     probs_BTX = jax.nn.softmax(logits_BTX, axis=-1)
+    # The biases are moved by the loads alone ([ZAYA1-8B] II-A-2): a gradient through the choice would be an
+    # auxiliary loss.
     experts_BT = jnp.argmax(jax.lax.stop_gradient(probs_BTX) + bias_X, axis=-1).astype(jnp.int32)
     weights_BT = jnp.take_along_axis(probs_BTX, experts_BT[:, :, None], axis=-1)[:, :, 0]
     return Routing(experts_BT, weights_BT, probs_BTX, state_BTR)
@@ -107,4 +110,5 @@ def router_stats(routing: Routing, segments_BT: Int[Array, "B T"] | None) -> Rou
     num_tokens = jnp.maximum(jnp.sum(is_token_BT), 1)
     entropy = jnp.sum(entropy_BT * is_token_BT) / num_tokens
     probability = jnp.sum(routing.weights_BT * is_token_BT) / num_tokens
+    # Counts stay whole numbers, so that sums over devices are exact.
     return RouterStats(counts_X.at[-1].add(-padding), entropy, probability, routing.experts_BT)

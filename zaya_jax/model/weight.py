@@ -44,6 +44,7 @@ class Weight:
         """A fresh initial value, float32."""
         if self.std is None:
             return jnp.full(self.shape, self.constant, jnp.float32)
+        # Parameters are float32 whatever products take: in bfloat16 a small update would be rounded away.
         return self.std * jax.random.normal(key, self.shape, jnp.float32)
 
 
@@ -65,6 +66,7 @@ class Declarer:
 
     def constant(self, axes: str, value: float) -> Weight:
         """A scale, a bias or a temperature: one value everywhere, no decay, moved by AdamW."""
+        # Decay would pull a scale from 1 to 0.
         return Weight(axes, self._shape(axes), constant=value)
 
     def normal(self, axes: str, matrix: tuple[str, str] | None = None) -> Weight:
@@ -86,4 +88,5 @@ def flatten_weights(tree: Mapping, prefix: str = "") -> dict[str, Weight]:
 
 def map_weights(function: Callable[..., Any], declared: Mapping, *trees: Any) -> Any:
     """A tree with `function(weight, *values)` in place of each declared weight."""
-    return jax.tree.map(function, declared, *trees, is_leaf=lambda leaf: isinstance(leaf, Weight))
+    # A `Weight` is no pytree, so that it is a leaf: where the values are trees, they come whole.
+    return jax.tree.map(function, declared, *trees)

@@ -52,11 +52,13 @@ def declare(config: ModelConfig) -> WeightTree:
     declare = Declarer(axis_sizes(config), config.initializer_range)
     layers: WeightTree = {
         "attention_norm": {"scale": declare.constant("LD", 1.0)},
+        # What follows the scores is the same for every variant of attention.
         "attention": variant_of(config).declare(declare) | {"o_proj": declare.normal("LNHD", ("NH", "D"))},
         "attention_residual": _declare_residual(declare),
         "moe_norm": {"scale": declare.constant("LD", 1.0)},
         "router": _declare_router(config, declare),
         "experts": {
+            # Gate and up are two matrices to Muon, whose singular values have nothing to do with each other.
             "gate_up_proj": declare.normal("LEDQF", ("D", "F")),
             "down_proj": declare.normal("LEFD", ("F", "D")),
         },
@@ -71,12 +73,14 @@ def declare(config: ModelConfig) -> WeightTree:
         "layers": layers,
         "final_norm": {"scale": declare.constant("D", 1.0)},
     }
+    # The head has no matrix of its own: it is tied to the embedding.
     if config.lm_head_bias:
         tree["head"] = {"bias": declare.constant("V", 0.0)}
     return tree
 
 
 def _declare_residual(declare: Declarer) -> WeightTree:
+    # At first the plain sum of a residual network ([ZAYA1-8B] eq. 6).
     return {
         "output_scale": declare.constant("LD", 1.0),
         "output_bias": declare.constant("LD", 0.0),
@@ -86,8 +90,9 @@ def _declare_residual(declare: Declarer) -> WeightTree:
 
 
 def _declare_router(config: ModelConfig, declare: Declarer) -> WeightTree:
-    if config.router == "linear":
+    if config.router == "linear":  # what [ZAYA1-8B] compares its router with
         return {"kernel": declare.normal("LDX", ("D", "X"))}
+    # Narrow on purpose: R is an eighth of D, so that all of it costs less than one expert's matrix.
     tree: WeightTree = {
         "down_proj": {"kernel": declare.normal("LDR", ("D", "R")), "bias": declare.constant("LR", 0.0)},
         "norm": {"scale": declare.constant("LR", 1.0)},

@@ -164,6 +164,7 @@ def residual_stream(
             raise ValueError("segments came with a cache that is not empty; only a first chunk may be padded")
         cache = _with_padding(cache, segments_BT)
     tables = rotations(config, _positions(tokens_BT, positions_BT, cache))
+    # Once for all layers: sines and cosines of a long row cost more than the rotation.
     context = Context(config, execution, tables, segments_BT, cache)
     x_BTD = embed(params["embedding"], tokens_BT)
     return HiddenStates(*layers(context, params, router_bias_LX, x_BTD))
@@ -176,6 +177,7 @@ def embed(weights: Mapping, tokens_BT: Int[Array, "B T"]) -> Float[Array, "B T D
 
 def head(config: ModelConfig, params: Mapping, x_BTD: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
     """The tied head; logits in float32."""
+    # Logits stay in float32: a softmax over 262,272 of them, rounded to 8 bits, would tie many tokens.
     table_VD = params["embedding"]["table"].astype(x_BTD.dtype)
     logits_BTV = jnp.einsum("btd,vd->btv", x_BTD, table_VD, preferred_element_type=jnp.float32)
     return logits_BTV + params["head"]["bias"] if config.lm_head_bias else logits_BTV
@@ -199,10 +201,12 @@ def layers(
     config, execution, cache = context.config, context.execution, context.cache
     batch, time, _ = x_BTD.shape
     inputs = layer_inputs(config, params, router_bias_LX, batch, cache)
+    # Float32 through all layers: an average over 40 of them would lose its small terms in bfloat16.
     state_BTR = jnp.zeros((batch, time, config.router_hidden_size), jnp.float32)
 
     def step(carry, layer):
         x_BTD, state_BTR, pool = carry
+        # The stacks come in as they are, not sliced: an operation that reads them in place copies nothing.
         layer = in_stacks(layer, inputs)
         x_BTD, routing, state, pool = decoder_layer(context, layer, x_BTD, state_BTR, pool)
         return (x_BTD, routing.state_BTR, pool), (router_stats(routing, context.segments_BT), state)
@@ -281,7 +285,7 @@ def _experts(
         implementation=context.execution.implementation_of("experts"),
     )
     out_BTD = out_PD.reshape(x_BTD.shape)
-    if config.skip_class == "identity":
+    if config.skip_class == "identity":  # ZAYA1-base ([Primus]); the 8B's skipped token gets nothing
         skipped_BTD = x_BTD * routing.weights_BT[:, :, None].astype(x_BTD.dtype)
         out_BTD = jnp.where((routing.experts_BT == config.num_experts)[:, :, None], skipped_BTD, out_BTD)
     return out_BTD, routing
@@ -291,6 +295,7 @@ def _with_padding(cache: Cache, segments_BT: jax.Array | None) -> Cache:
     """Notes where each row's first token is."""
     if segments_BT is None:
         return cache
+    # The first position that is not padding: argmax gives the first of equals.
     return dataclasses.replace(cache, first_B=jnp.argmax(segments_BT != 0, axis=1).astype(jnp.int32))
 
 
@@ -300,4 +305,5 @@ def _positions(tokens_BT: jax.Array, positions_BT: jax.Array | None, cache: Cach
     index_1T = jnp.arange(tokens_BT.shape[1])[None]
     if cache is None:
         return index_1T
+    # Padding has no position of its own; a negative one would turn its keys by an angle that none has.
     return jnp.maximum(cache.length + index_1T - cache.first_B[:, None], 0)

@@ -11,10 +11,10 @@ from zaya_jax.config import Config
 from zaya_jax.data.loader import training_batches
 from zaya_jax.data.mixture import Reading
 from zaya_jax.data.shards import Corpus
-from zaya_jax.model.implementations import describe_implementations
 from zaya_jax.model.zaya import Zaya
 from zaya_jax.parallel.mesh import data_mesh, sharded
 from zaya_jax.train.evaluation import evaluate, held_out_batches
+from zaya_jax.train.implementations import describe_implementations
 from zaya_jax.train.metrics import MetricsWriter, read_metrics
 from zaya_jax.train.opening import OpenRun, open_run
 from zaya_jax.train.phases import StepRange, describe_batch, describe_phase

@@ -10,7 +10,6 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
 from zaya_jax.config import Config
-from zaya_jax.model.implementations import resolve_implementations
 from zaya_jax.model.weights import declare, initialise
 from zaya_jax.model.zaya import Zaya, initial_router_bias
 from zaya_jax.optim.balancing import make_balancer
@@ -19,6 +18,7 @@ from zaya_jax.optim.partition import Partition, from_buckets, make_partition, to
 from zaya_jax.optim.schedules import learning_rate_schedule
 from zaya_jax.parallel.mesh import REPLICATED, SHARDED, evenly_sharded, named_shardings
 from zaya_jax.pytree import abstract, pytree, static
+from zaya_jax.train.implementations import resolve_implementations
 
 
 @pytree

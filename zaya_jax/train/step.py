@@ -20,6 +20,7 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels.fusion import unfused
 from zaya_jax.data.batch import Batch
+from zaya_jax.model.attention import logit_bound
 from zaya_jax.model.weights import Weight, declare, map_weights
 from zaya_jax.model.zaya import hidden_states
 from zaya_jax.optim.partition import Partition, from_buckets, to_buckets
@@ -150,7 +151,7 @@ def _local_step(
         router_counts_LX=sums.router_counts_LX,
         router_entropy_L=sums.router_entropy_L / num_tokens,
         router_probability_L=sums.router_probability_L / num_tokens,
-        logit_bound=_logit_bound(setup, params),
+        logit_bound=logit_bound(setup.model.config, params),
         skipped_steps=new_state.skipped_steps,
     )
 
@@ -273,12 +274,6 @@ def _accumulate(
     first = jax.tree.map(lambda x: x[0], microbatches)
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(of_rows, first))
     return lax.scan(add, zeros, microbatches)[0]
-
-
-def _logit_bound(setup: TrainSetup, params: Any) -> jax.Array:
-    """The largest bound of a head ([ZAYA1-8B] appendix C)."""
-    # Queries and keys have norm sqrt(H), a key times its temperature, and logits are scaled by 1 / sqrt(H).
-    return jnp.max(jnp.abs(params["layers"]["attention"]["temperature"])) * setup.model.config.head_dim**0.5
 
 
 def _check_devices(of_state: Partition, of_setup: Partition, mesh: Mesh) -> None:
