@@ -10,7 +10,7 @@ import pytest
 
 import pallas_kernels
 import zaya_jax
-from pallas_kernels.rms_norm import rms_norm
+from zaya_jax.model.rope import rope_table
 
 PACKAGE = pathlib.Path(zaya_jax.__file__).parent
 KERNELS = pathlib.Path(pallas_kernels.__path__[0])
@@ -118,6 +118,6 @@ def test_parallel_is_where_they_are():
 
 
 def test_annotations_are_checked_in_tests():
-    with pytest.raises(jaxtyping.TypeCheckError, match="scale"):
-        rms_norm(jnp.ones((2, 3)), jnp.ones(4), eps=1e-5)
-    assert inspect.unwrap(rms_norm) is not rms_norm
+    with pytest.raises(jaxtyping.TypeCheckError, match="positions_BT"):
+        rope_table(jnp.ones((2, 3)), theta=1e4, rotary_dim=4)
+    assert inspect.unwrap(rope_table) is not rope_table

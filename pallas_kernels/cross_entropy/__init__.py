@@ -76,7 +76,9 @@ def _forward(hidden_PD, table_VD, bias_V, targets_P, weights_P, z_loss, blocks):
     if hidden_PD.shape[0] == 0:
         return (jnp.float32(0), weights_P), (arguments, weights_P)
     logsumexp_P, target_logit_P = triton.forward(hidden_PD, table_VD, bias_V, targets_P, blocks)
-    losses_P = logsumexp_P - target_logit_P + z_loss * logsumexp_P**2
+    losses_P = logsumexp_P - target_logit_P
+    if z_loss:  # 0 times the square of a logit of 1e20, which is infinite, would be NaN
+        losses_P = losses_P + z_loss * logsumexp_P**2
     return (jnp.sum(weights_P * losses_P), logsumexp_P), (arguments, logsumexp_P)
 
 

@@ -53,5 +53,5 @@ def next_token_loss(
         chunk=execution.loss_chunk,
         implementation=execution.implementation_of("loss"),
     )
-    added = z_loss * jnp.sum(jnp.square(logsumexp_P) * weights_P)
+    added = z_loss * jnp.sum(jnp.square(logsumexp_P) * weights_P) if z_loss else 0.0
     return Loss(objective, lax.stop_gradient(objective - added))
