@@ -105,6 +105,6 @@ def group_heads(x_BTNH: jax.Array, num_key_heads: int) -> jax.Array:
 
 
 def ungroup_heads(x_BKGTH: jax.Array) -> jax.Array:
-    """`group_heads` undone."""
+    """`group_heads` undone: heads side by side, [B, T, N, H]."""
     batch, _, _, time, width = x_BKGTH.shape
     return x_BKGTH.transpose(0, 3, 1, 2, 4).reshape(batch, time, -1, width)

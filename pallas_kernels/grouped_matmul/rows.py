@@ -27,7 +27,7 @@ class Grouping(NamedTuple):
         return _permute(x_P, self.order_P, self.rank_P)
 
     def unsort(self, x_P: jax.Array) -> jax.Array:
-        """`sort` undone."""
+        """`sort` undone: rows in the order in which they came."""
         return _permute(x_P, self.rank_P, self.order_P)
 
 

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_base import (
+    FORMS,
     ROUNDOFF,
     assert_close,
     assert_gradients_are_differences,

@@ -91,11 +91,11 @@ def test_a_gpu_orthogonalises_what_it_owns_and_nothing_else(nodes):
 
 
 def test_experts_and_head_do_the_work_that_arithmetic_says(nodes):
-    """Experts: forward, recomputed, and twice backward. Head: forward and twice backward."""
+    """Experts: forward and recomputed, by the vendor's product. Head: forward and twice backward."""
     config = small_zaya1(8 * nodes)
     program, tokens = Program(compiled(nodes).hlo), 2 * 64
     forward = operations(config, 8 * nodes).forward
-    assert program.flops("ragged_dot_general") == 4 * forward["experts"] * tokens
+    assert program.flops("ragged_dot_general") == 2 * forward["experts"] * tokens
     assert program.flops("loss") == 3 * forward["head"] * tokens
 
 
@@ -104,6 +104,11 @@ def test_the_step_takes_the_kernels_that_the_table_names_for_rocm(nodes):
     names = {kernel.name for kernel in compiled(nodes).kernels}
     assert any(name.startswith("flash_attention_grad_keys") for name in names)
     assert not any(name.startswith("grouped_swiglu") for name in names)
+    # The experts' gradients, and not their products forward.
+    assert {"grouped_matmul_grad_rows", "grouped_matmul_grad_weights"} <= {
+        name for name in names if name.startswith("grouped_matmul")
+    }
+    assert "grouped_matmul" not in names
 
 
 def test_the_report_of_a_compiled_step(nodes):

@@ -14,7 +14,7 @@ from zaya_jax.config.files import CONFIG_FILE, find_config, lies_in
 from zaya_jax.config.model import HYBRID, HYBRID_SLIDING, ModelConfig
 from zaya_jax.config.optimizer import OptimizerConfig
 from zaya_jax.config.phases import PhaseConfig, in_phase
-from zaya_jax.config.resume import KINDS, Difference, Kind, differences, kind_of, refusals
+from zaya_jax.config.resume import KINDS, FieldChange, Kind, differences, kind_of, refusals
 from zaya_jax.config.run import Config, Phase
 from zaya_jax.config.train import TrainConfig
 
@@ -26,8 +26,8 @@ __all__ = [
     "BalancingConfig",
     "Config",
     "DataConfig",
-    "Difference",
     "ExecutionConfig",
+    "FieldChange",
     "Kind",
     "MixtureConfig",
     "ModelConfig",

@@ -52,7 +52,7 @@ KINDS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Difference:
+class FieldChange:
     """A field that two configs have otherwise.
 
     Attributes:
@@ -67,7 +67,7 @@ class Difference:
 
     @property
     def kind(self) -> Kind:
-        """What the field decides."""
+        """What the field decides: what is learned, or only how."""
         return kind_of(self.name)
 
     def __str__(self) -> str:
@@ -83,12 +83,12 @@ def kind_of(name: str) -> Kind:
     return KINDS[field] if field in KINDS else KINDS[parts[0]]
 
 
-def differences(ours: Config, theirs: Config) -> list[Difference]:
+def differences(ours: Config, theirs: Config) -> list[FieldChange]:
     """The fields that two configs have otherwise; of phases that only one has, the names alone."""
     new, old = _values(ours), _values(theirs)
     in_one = {phase.name for phase in ours.phases} ^ {phase.name for phase in theirs.phases}
     found = [
-        Difference(name, old.get(name, UNSET), new.get(name, UNSET)) for name in dict.fromkeys((*new, *old))
+        FieldChange(name, old.get(name, UNSET), new.get(name, UNSET)) for name in dict.fromkeys((*new, *old))
     ]
     return [each for each in found if each.old != each.new and not _is_of_phase(each.name, in_one)]
 

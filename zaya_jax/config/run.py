@@ -33,7 +33,7 @@ class Phase:
 
     @property
     def num_steps(self) -> int:
-        """Of the phase."""
+        """Optimiser steps of the phase alone."""
         return self.config.train.num_steps
 
     @property

@@ -60,8 +60,8 @@ def scan_layers(
     if remat != "group" or size == 1:
         return scan(step, carry, layers_L)
 
-    # The outer checkpoint keeps the streams between groups alone, and runs a group again as a whole (Chen et
-    # al., arXiv 1604.06174, section 4.2: sqrt(n) of them cost one more forward pass).
+    # The outer checkpoint keeps the streams between groups alone, and runs a group again as a whole
+    # ([Sublinear] section 4.2: sqrt(n) of them cost one more forward pass).
     @jax.checkpoint
     def step_of_group(carry: Any, layers: Any) -> tuple[Any, Any]:
         return scan(step, carry, layers)

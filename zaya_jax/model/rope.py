@@ -1,4 +1,4 @@
-"""Rotary position embedding of the first channels of each head, NeoX halves (arXiv 2104.09864).
+"""Rotary position embedding of the first channels of each head, NeoX halves ([RoPE] section 3.4).
 
 Letters: B batch, T time, O half of the rotated channels.
 """
@@ -9,11 +9,11 @@ from jaxtyping import Array, Float, Int
 
 from zaya_jax.config import HYBRID, HYBRID_SLIDING, ModelConfig
 
-Rotation = tuple[Float[Array, "B T O"], Float[Array, "B T O"]]
-"""Cosines and sines. `pallas_kernels.cca.rotate` turns heads by them."""
+Rotation = tuple[Float[Array, "b T O"], Float[Array, "b T O"]]
+"""Cosines and sines; b is B, or 1 where all rows have the same positions. `cca.rotate` turns heads by them."""
 
 
-def rope_table(positions_BT: Int[Array, "B T"], *, theta: float, rotary_dim: int) -> Rotation:
+def rope_table(positions_BT: Int[Array, "b T"], *, theta: float, rotary_dim: int) -> Rotation:
     """Cosines and sines of `position * theta^(-2i/rotary_dim)`, float32."""
     # In float32 from the start: a position of 131,071 times a frequency has no room in bfloat16.
     frequencies_O = theta ** (-jnp.arange(0, rotary_dim, 2, dtype=jnp.float32) / rotary_dim)
@@ -21,7 +21,7 @@ def rope_table(positions_BT: Int[Array, "B T"], *, theta: float, rotary_dim: int
     return jnp.cos(angles_BTO), jnp.sin(angles_BTO)
 
 
-def rotations(config: ModelConfig, positions_BT: Int[Array, "B T"]) -> tuple[Rotation, ...]:
+def rotations(config: ModelConfig, positions_BT: Int[Array, "b T"]) -> tuple[Rotation, ...]:
     """A table for each kind of layer that there is, "hybrid" first."""
     thetas = {HYBRID: config.rope_theta, HYBRID_SLIDING: config.sliding_rope_theta}
     return tuple(

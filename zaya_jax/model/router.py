@@ -18,7 +18,7 @@ from zaya_jax.pytree import pytree
 
 @pytree
 class Routing:
-    """A router's answer."""
+    """What a router makes of a chunk of tokens."""
 
     experts_BT: Int[Array, "B T"]
     """The chosen class; E is the skip class."""

@@ -12,7 +12,7 @@ from zaya_jax.optim.newton_schulz import POLYNOMIALS, Polynomials, newton_schulz
 
 
 class MuonState(NamedTuple):
-    """What Muon remembers."""
+    """What Muon remembers from step to step."""
 
     count: jax.Array
     momentum: optax.Updates

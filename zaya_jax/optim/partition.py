@@ -107,7 +107,7 @@ class MatrixPool:
 
     @property
     def num_matrices(self) -> int:
-        """Real ones, without padding."""
+        """Matrices of weights in it, without its padding."""
         return len(self.range_by_device)
 
 
@@ -161,7 +161,7 @@ class Partition:
 
     @property
     def matrix_buckets(self) -> tuple[MatrixStack | MatrixPool, ...]:
-        """Those that Muon moves."""
+        """The buckets that Muon moves, those with matrices."""
         return (*self.stacks, *self.pools)
 
 

@@ -32,7 +32,7 @@ def norms_by_group(partition: Partition, buckets: dict[str, jax.Array]) -> dict[
 
 
 def global_norm(norms: dict[str, Float[Array, ""]]) -> Float[Array, ""]:
-    """Of all groups together."""
+    """The norm of all groups together, a scalar."""
     return jnp.sqrt(sum(jnp.square(norm) for norm in norms.values()))
 
 

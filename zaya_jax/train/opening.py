@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 
 from zaya_jax import durable
 from zaya_jax.checkpoint import FOLDER, check_init_from, newest_step, read_config
-from zaya_jax.config import CONFIG_FILE, Config, Difference, differences, in_phase, lies_in, refusals
+from zaya_jax.config import CONFIG_FILE, Config, FieldChange, differences, in_phase, lies_in, refusals
 from zaya_jax.data.batch import Batch
 from zaya_jax.data.corpus import ensure_corpus, open_corpus_for
 from zaya_jax.data.loader import num_sequences
@@ -161,7 +161,7 @@ def _check_nothing_is_lost(config: Config) -> None:
             )
 
 
-def prepare_folder(config: Config, *, overwrite: bool) -> list[Difference]:
+def prepare_folder(config: Config, *, overwrite: bool) -> list[FieldChange]:
     """Makes the run folder that `check_folder` found fit, or has one of the same run say how it goes on.
 
     Returns:

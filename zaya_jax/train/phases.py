@@ -37,12 +37,12 @@ class StepRange:
 
     @property
     def sequence_length(self) -> int:
-        """T."""
+        """T, tokens of a sequence of the phase."""
         return self.phase.config.data.sequence_length
 
     @property
     def batch_tokens(self) -> int:
-        """Tokens of each step."""
+        """Tokens of each of the steps."""
         return self.batch_size * self.sequence_length
 
     @property

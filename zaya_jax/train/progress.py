@@ -64,7 +64,7 @@ class ProgressLine:
         return Text(f"{self._pace.left() or '--:--'} left", style="progress.remaining")
 
     def say(self, text: str) -> None:
-        """A line that stays."""
+        """Prints a line that stays, above the one that moves."""
         self._console.print(text, markup=False)  # a folder's name may have brackets
         self._spoke = time.monotonic()
 
@@ -226,7 +226,7 @@ def describe(step: int, num_steps: int, values: dict[str, float], phase: str = "
 
 
 def format_duration(seconds: float) -> str:
-    """As 1:02:03 or 2:03."""
+    """A duration in words of a clock: 1:02:03 or 2:03."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
