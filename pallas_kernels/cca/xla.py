@@ -18,26 +18,31 @@ def cca_xla(
     segments_BT: jax.Array | None,
 ) -> tuple[jax.Array, jax.Array]:
     """Rotated queries [B, T, N, H] and keys [B, T, K, H] in float32; products take the latent's dtype."""
-    if segments_BT is not None:
-        latent_BTC = jnp.where((segments_BT == 0)[:, :, None], 0, latent_BTC)
     mixed_BTAH = _convolve(latent_BTC, tail_BWC, weights, segments_BT)
     latent_BTAH = latent_BTC.reshape(mixed_BTAH.shape)
     num_queries = latent_BTAH.shape[2] - weights.temperature_K.shape[0]
-    mean_q_BTNH, mean_k_BTKH = qk_mean(*jnp.split(latent_BTAH, [num_queries], axis=2))
+    # Padding counts as zeros. Said here and of the taps, where it is read, and as a factor: latents with zeros
+    # in them, or means, would be written once more.
+    is_token_BT = (
+        1.0 if segments_BT is None else (segments_BT != 0)[:, :, None, None, None].astype(jnp.float32)
+    )
+    mean_q_BTNH, mean_k_BTKH = qk_mean(*jnp.split(latent_BTAH, [num_queries], axis=2), factor)
     mixed_q_BTNH, mixed_k_BTKH = jnp.split(mixed_BTAH, [num_queries], axis=2)
     q_BTNH = normalise(mixed_q_BTNH + mean_q_BTNH)
     k_BTKH = normalise(mixed_k_BTKH + mean_k_BTKH) * weights.temperature_K[:, None]
     return rotate(q_BTNH, rotation), rotate(k_BTKH, rotation)
 
 
-def qk_mean(q_BTNH: jax.Array, k_BTKH: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The residual path around the convolutions, float32 ([CCA] section II-B, qk-mean).
+def qk_mean(
+    q_BTNH: jax.Array, k_BTKH: jax.Array, factor: jax.Array | float = 1.0
+) -> tuple[jax.Array, jax.Array]:
+    """The residual path around the convolutions, float32 ([CCA] section II-B, qk-mean), times a factor.
 
     A query head takes the mean of itself and its key head; a key head the mean of its query heads'.
     """
     batch, time, num_queries, width = q_BTNH.shape
     q_BTKGH = q_BTNH.reshape(batch, time, k_BTKH.shape[2], -1, width).astype(jnp.float32)
-    mean_BTKGH = (q_BTKGH + k_BTKH[:, :, :, None, :]) * 0.5
+    mean_BTKGH = (q_BTKGH + k_BTKH[:, :, :, None, :]) * (0.5 * factor)
     return mean_BTKGH.reshape(batch, time, num_queries, width), mean_BTKGH.mean(axis=3)
 
 
@@ -51,7 +56,11 @@ def _convolve(
     latent_BSC = jnp.concatenate([tail_BWC, latent_BTC], axis=1)
     kernel_IC, bias_C = (x.astype(dtype) for x in (weights.depthwise_kernel_IC, weights.depthwise_bias_C))
     segments_BS = looking_back(segments_BT, tail_BWC.shape[1])
-    taps = taps_over_time(latent_BSC, kernel_IC.shape[0], segments_BS, fill=jnp.zeros((), dtype))
+    is_token_BS = None
+    if segments_BT is not None:
+        is_token_BS = jnp.pad(segments_BT != 0, ((0, 0), (tail_BWC.shape[1], 0)), constant_values=True)
+    zero = jnp.zeros((), dtype)
+    taps = taps_over_time(latent_BSC, kernel_IC.shape[0], segments_BS, fill=zero, is_token_BS=is_token_BS)
     depthwise_BSC = unfused(_weighted_sum, kernel_IC, bias_C, taps)  # each entry is read by several taps
     # A tap that looks to before a document finds the first convolution's bias, not zero: the sequence is
     # padded once, before the first ([CCA] Listing 1).
@@ -80,7 +89,12 @@ def looking_back(segments_BT: jax.Array | None, num_tokens: int) -> jax.Array | 
 
 
 def taps_over_time(
-    history_BSC: jax.Array, num_taps: int, segments_BS: jax.Array | None, *, fill: jax.Array
+    history_BSC: jax.Array,
+    num_taps: int,
+    segments_BS: jax.Array | None,
+    *,
+    fill: jax.Array,
+    is_token_BS: jax.Array | None = None,
 ) -> list[jax.Array]:
     """What each tap of a causal convolution sees, the oldest first, [B, S - num_taps + 1, C] each.
 
@@ -89,6 +103,7 @@ def taps_over_time(
       num_taps: of the convolution.
       segments_BS: documents; their last S entries belong to `history_BSC`.
       fill: what a tap sees in place of a token of another document.
+      is_token_BS: False where there is padding, in whose place a tap sees `fill` too; None if nowhere.
     """
     size = history_BSC.shape[1]
     time = size - num_taps + 1
@@ -97,7 +112,9 @@ def taps_over_time(
         return taps
     segments_BS = segments_BS[:, segments_BS.shape[1] - size :]
     here_BT = segments_BS[:, num_taps - 1 :]
-    return [
-        jnp.where((segments_BS[:, tap : tap + time] == here_BT)[:, :, None], tap_BTC, fill)
-        for tap, tap_BTC in enumerate(taps)
-    ]
+
+    def seen(first: int) -> jax.Array:
+        same_BT = segments_BS[:, first : first + time] == here_BT
+        return same_BT if is_token_BS is None else same_BT & is_token_BS[:, first : first + time]
+
+    return [jnp.where(seen(i)[:, :, None], tap_BTC, fill) for i, tap_BTC in enumerate(taps)]

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Int
 from zaya_jax.config import HYBRID, HYBRID_SLIDING, ModelConfig
 
 Rotation = tuple[Float[Array, "b T O"], Float[Array, "b T O"]]
-"""Cosines and sines; b is B, or 1 where all rows have the same positions. `cca.rotate` turns heads by them."""
+"""Cosines and sines, for `pallas_kernels.cca.rotate`; b is B, or 1 where rows have the same positions."""
 
 
 def rope_table(positions_BT: Int[Array, "b T"], *, theta: float, rotary_dim: int) -> Rotation:
