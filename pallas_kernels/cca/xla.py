@@ -21,11 +21,11 @@ def cca_xla(
     mixed_BTAH = _convolve(latent_BTC, tail_BWC, weights, segments_BT)
     latent_BTAH = latent_BTC.reshape(mixed_BTAH.shape)
     num_queries = latent_BTAH.shape[2] - weights.temperature_K.shape[0]
-    # Padding counts as zeros. Said here and of the taps, where it is read, and as a factor: latents with zeros
-    # in them, or means, would be written once more.
-    is_token_BT = (
-        1.0 if segments_BT is None else (segments_BT != 0)[:, :, None, None, None].astype(jnp.float32)
-    )
+    # Padding counts as zeros. Said here and of the taps, where it is read, and as a factor: latents with
+    # zeros in them, or means, would be written once more.
+    factor = 1.0
+    if segments_BT is not None:
+        factor = (segments_BT != 0)[:, :, None, None, None].astype(jnp.float32)
     mean_q_BTNH, mean_k_BTKH = qk_mean(*jnp.split(latent_BTAH, [num_queries], axis=2), factor)
     mixed_q_BTNH, mixed_k_BTKH = jnp.split(mixed_BTAH, [num_queries], axis=2)
     q_BTNH = normalise(mixed_q_BTNH + mean_q_BTNH)
