@@ -26,7 +26,8 @@ def cca_xla(
     factor = 1.0
     if segments_BT is not None:
         factor = (segments_BT != 0)[:, :, None, None, None].astype(jnp.float32)
-    mean_q_BTNH, mean_k_BTKH = qk_mean(*jnp.split(latent_BTAH, [num_queries], axis=2), factor)
+    latent_q_BTNH, latent_k_BTKH = jnp.split(latent_BTAH, [num_queries], axis=2)
+    mean_q_BTNH, mean_k_BTKH = qk_mean(latent_q_BTNH, latent_k_BTKH, factor)
     mixed_q_BTNH, mixed_k_BTKH = jnp.split(mixed_BTAH, [num_queries], axis=2)
     q_BTNH = normalise(mixed_q_BTNH + mean_q_BTNH)
     k_BTKH = normalise(mixed_k_BTKH + mean_k_BTKH) * weights.temperature_K[:, None]
