@@ -62,9 +62,10 @@ def bounds(rows, width, dtype, stream):
     A mean over D or a sum over P adds at most as many roundings as it has terms; in a tree of D lanes
     and by chunks of rows it has far fewer. The merge of two terms cancels now and then, by a factor
     that is below 4 in the norm. A norm's gradient is the difference of two terms, each divided by the row's
-    root mean square, of which one channel leaves next to nothing: their rounding is what counts.
+    root mean square, of which one channel leaves next to nothing: their rounding is what counts, without a
+    kernel, where XLA is free to order them. The kernel stays within the bound of wider rows.
     """
-    divided = max(1, np.sqrt(np.mean(1 / (np.mean(stream**2, axis=1) + EPS))))
+    divided = 1 if stream is None else max(1, np.sqrt(np.mean(1 / (np.mean(stream**2, axis=1) + EPS))))
     single = ROUNDOFF["float32"]
     last = 0 if dtype == "float32" else ROUNDOFF[dtype]
     row = 4 * single * (12 + np.log2(width + 1))
@@ -76,10 +77,11 @@ def bounds(rows, width, dtype, stream):
 
 def check(rows, width, dtype, blocks, seed=0):
     ours, expected = run(rows, width, dtype, blocks, seed)
-    for results, gradients in ours:
+    for form, (results, gradients) in zip(FORMS, ours, strict=True):
         assert results[0].dtype == jnp.float32
         assert results[1].dtype == gradients[0].dtype == dtype
-        assert_close((results, gradients), expected, bounds(rows, width, dtype, expected[0][0]))
+        stream = expected[0][0] if form == "xla" and width == 1 else None
+        assert_close((results, gradients), expected, bounds(rows, width, dtype, stream))
 
 
 @pytest.mark.parametrize(("shape", "dtype"), in_turn(SHAPES))

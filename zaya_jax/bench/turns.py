@@ -60,7 +60,7 @@ class _Process:
     limit: float
 
     def turn(self) -> float:
-        """Seconds of one call."""
+        """Seconds that one call of the program took."""
         time.sleep(SETTLING_SECONDS)
         with contextlib.suppress(ConnectionError):  # from a process that has ended; its answer says so
             self.connection.send(None)

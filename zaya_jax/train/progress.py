@@ -130,7 +130,7 @@ class _Pace:
         self._begin = self._end = None
 
     def look(self, step: int) -> None:
-        """A step is done."""
+        """Notes the time at which a step is done."""
         now = time.monotonic()
         if self._begin is None:  # the step that compiled: time is counted from its end
             self._begin = step, now
@@ -186,7 +186,7 @@ class _Told(ProgressColumn):
         self._tell = tell
 
     def render(self, task: Task) -> RenderableType:
-        """What it is told."""
+        """What the progress line tells at this moment."""
         return self._tell()
 
 
