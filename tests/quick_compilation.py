@@ -48,7 +48,7 @@ def keep_programs() -> None:
         shutil.rmtree(folder, ignore_errors=True)
     os.environ |= {
         FOLDER: folder,
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2",  # a smaller one is read no faster than compiled
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
     }
 

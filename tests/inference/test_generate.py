@@ -7,34 +7,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from small_models import EXECUTION, SLIDING, SMALL
 
-from zaya_jax.config import HYBRID, HYBRID_SLIDING, ExecutionConfig, ModelConfig
 from zaya_jax.inference.generate import Rule, decode, generate, prefill, stream
 from zaya_jax.inference.sampling import Sampling
 from zaya_jax.model.cache import init_cache
 from zaya_jax.model.zaya import Zaya
 
-VOCABULARY = 61
+VOCABULARY = SMALL.vocab_size
 PROMPTS = [[5, 17, 3, 60, 0, 9, 9, 31], [44], [7, 1, 2, 3, 4, 5, 6, 50, 51, 52, 53]]
 NUM_NEW = 20
-
-FULL = ModelConfig(
-    vocab_size=VOCABULARY,
-    hidden_size=32,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=8,
-    moe_intermediate_size=24,
-    num_experts=4,
-    router_hidden_size=16,
-    initializer_range=0.3,
-    max_position_embeddings=160,
-)
-EXECUTION = ExecutionConfig(dtype="float32")
-SLIDING = dataclasses.replace(
-    FULL, num_hidden_layers=3, layer_pattern=(HYBRID_SLIDING, HYBRID), sliding_window=5
-)
 
 
 @functools.cache
@@ -62,7 +44,7 @@ def greedy_texts(config):
     return tuple(tuple(text) for text in texts)
 
 
-@pytest.mark.parametrize("config", [FULL, SLIDING], ids=["full", "sliding"])
+@pytest.mark.parametrize("config", [SMALL, SLIDING], ids=["full", "sliding"])
 def test_greedy_is_the_whole_forwards_argmax(config):
     for prompt, text in zip(PROMPTS, greedy_texts(config), strict=True):
         best = best_next_tokens(config, [*prompt, *text[:-1]])
@@ -71,7 +53,7 @@ def test_greedy_is_the_whole_forwards_argmax(config):
         assert len(set(text)) > 3  # a text that says something: a constant one would prove little
 
 
-@pytest.mark.parametrize("config", [FULL, SLIDING], ids=["full", "sliding"])
+@pytest.mark.parametrize("config", [SMALL, SLIDING], ids=["full", "sliding"])
 def test_the_kernel_reads_the_cache_as_xla_does(config):
     """Padded prompts, and rings that have wrapped; logits are some dozen float32 roundings apart."""
     kernel = Zaya(config, dataclasses.replace(EXECUTION, decode_implementation="pallas"))
@@ -114,12 +96,12 @@ def test_buckets_change_nothing():
 
 
 def test_one_new_token():
-    texts = generate(*load(FULL), PROMPTS, max_new_tokens=1)
-    assert texts == [[text[0]] for text in greedy_texts(FULL)]
+    texts = generate(*load(SMALL), PROMPTS, max_new_tokens=1)
+    assert texts == [[text[0]] for text in greedy_texts(SMALL)]
 
 
 def test_other_lengths_seeds_and_temperatures_do_not_recompile():
-    model, variables = load(FULL)
+    model, variables = load(SMALL)
     for settings in ({}, {"seed": 3}, {"temperature": 0.5}, {"max_new_tokens": 9}, {"eos_id": 2}):
         for prompt in (PROMPTS[0], PROMPTS[1]):
             generate(model, variables, prompt, **({"max_new_tokens": NUM_NEW, "temperature": 1.0} | settings))
@@ -129,18 +111,18 @@ def test_other_lengths_seeds_and_temperatures_do_not_recompile():
 
 
 def test_end_token_ends_a_row_and_not_the_others():
-    texts = greedy_texts(FULL)
+    texts = greedy_texts(SMALL)
     eos = texts[0][6]
     expected = [list(t[: t.index(eos) + 1]) if eos in t else list(t) for t in texts]
-    assert generate(*load(FULL), PROMPTS, max_new_tokens=NUM_NEW, eos_id=eos) == expected
+    assert generate(*load(SMALL), PROMPTS, max_new_tokens=NUM_NEW, eos_id=eos) == expected
     assert len(expected[0]) < NUM_NEW
     assert max(len(text) for text in expected) > len(expected[0])
 
 
 def test_decoding_stops_when_all_rows_have_ended():
     """Three rows of one prompt: the loop must not run to its limit."""
-    model, variables = load(FULL)
-    text = greedy_texts(FULL)[0]
+    model, variables = load(SMALL)
+    text = greedy_texts(SMALL)[0]
     end = next(i for i in range(2, NUM_NEW) if text[i] not in text[:i])
     rule = Rule(jax.random.key(0), Sampling(temperature=0), jnp.asarray(text[end], jnp.int32))
     tokens_BT = np.tile(np.array([0] * (16 - len(PROMPTS[0])) + PROMPTS[0], np.int32), (3, 1))
@@ -152,13 +134,13 @@ def test_decoding_stops_when_all_rows_have_ended():
 
 
 def test_top_k_1_is_greedy():
-    for prompt, text in zip(PROMPTS, greedy_texts(FULL), strict=True):
-        one = generate(*load(FULL), prompt, max_new_tokens=NUM_NEW, temperature=1.0, top_k=1)
+    for prompt, text in zip(PROMPTS, greedy_texts(SMALL), strict=True):
+        one = generate(*load(SMALL), prompt, max_new_tokens=NUM_NEW, temperature=1.0, top_k=1)
         assert one == list(text)
 
 
 def test_seeds():
-    sampled = functools.partial(generate, *load(FULL), max_new_tokens=NUM_NEW, temperature=1.0)
+    sampled = functools.partial(generate, *load(SMALL), max_new_tokens=NUM_NEW, temperature=1.0)
     first = sampled(PROMPTS, seed=1)
     assert sampled(PROMPTS, seed=1) == first
     assert all(a != b for a, b in zip(sampled(PROMPTS, seed=2), first, strict=True))
@@ -172,7 +154,7 @@ def test_seeds():
 
 @pytest.mark.parametrize(
     ("config", "settings"),
-    [(SLIDING, {}), (FULL, {"temperature": 1.0, "seed": 5})],
+    [(SLIDING, {}), (SMALL, {"temperature": 1.0, "seed": 5})],
     ids=["greedy, sliding", "sampled, full"],
 )
 def test_stream_is_generate(config, settings):
@@ -214,14 +196,14 @@ def test_stream_is_generate(config, settings):
 def test_errors(function, prompt, settings, sentence):
     compiled = prefill._cache_size()
     with pytest.raises(ValueError, match=sentence):
-        function(Zaya(FULL), {}, prompt, **({"max_new_tokens": 4} | settings))
+        function(Zaya(SMALL), {}, prompt, **({"max_new_tokens": 4} | settings))
     assert prefill._cache_size() == compiled
 
 
 def test_errors_name_the_prompt():
     with pytest.raises(ValueError, match="prompt 1 is empty"):
-        generate(Zaya(FULL), {}, [[1], []], max_new_tokens=4)
+        generate(Zaya(SMALL), {}, [[1], []], max_new_tokens=4)
     with pytest.raises(ValueError, match="token 99 at position 0 of prompt 2 is outside"):
-        generate(Zaya(FULL), {}, [[1], [2], [99]], max_new_tokens=4)
+        generate(Zaya(SMALL), {}, [[1], [2], [99]], max_new_tokens=4)
     with pytest.raises(ValueError, match="chunk is 0; it must be at least 1 token"):
-        stream(Zaya(FULL), {}, [1], max_new_tokens=4, chunk=0)
+        stream(Zaya(SMALL), {}, [1], max_new_tokens=4, chunk=0)

@@ -1,5 +1,6 @@
 """Blockwise attention against the specification in float64, and the network with either form."""
 
+import dataclasses
 import functools
 
 import jax
@@ -7,14 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from kernel_base import in_float64
+from small_models import EXECUTION, SLIDING
 
 import zaya_jax
 from pallas_kernels.flash_attention import EVERYTHING, flash_attention
 from pallas_kernels.flash_attention.blockwise import block_of, blockwise_attention
 from pallas_kernels.flash_attention.reference import flash_attention_reference
-from zaya_jax.config import ExecutionConfig
-
-jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 
 
 def operands(time, num_key_heads, seed=0):
@@ -43,7 +42,7 @@ def test_it_is_attention(time, block, window, num_segments, num_key_heads):
     segments = np.sort(np.random.default_rng(1).integers(0, num_segments, (2, time)), axis=1)
     segments = jnp.asarray(segments, jnp.int32)
 
-    @jit
+    @jax.jit
     def ours(arguments, grads):
         attend = functools.partial(blockwise_attention, block=block)
         results, pull_back = jax.vjp(lambda *qkv: attend(*qkv, window, segments, segments), *arguments)
@@ -118,17 +117,12 @@ def test_long_sequences_take_it_and_it_takes_nothing_else():
 
 
 def test_the_network_does_not_depend_on_it():
-    config = zaya_jax.ModelConfig(
-        vocab_size=32, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        head_dim=4, moe_intermediate_size=16, num_experts=2, router_hidden_size=8,
-        layer_pattern=("hybrid_sliding", "hybrid"), sliding_window=5,
-    )  # fmt: skip
-    tokens_BT = jax.random.randint(jax.random.key(0), (2, 20), 0, 32)
+    tokens_BT = jax.random.randint(jax.random.key(0), (2, 20), 0, SLIDING.vocab_size)
     segments_BT = jnp.asarray([[1] * 20, [1] * 7 + [2] * 9 + [0] * 4])
-    variables = jax.jit(zaya_jax.Zaya(config).init)(jax.random.key(1), tokens_BT)
+    variables = jax.jit(zaya_jax.Zaya(SLIDING).init)(jax.random.key(1), tokens_BT)
     logits = []
     for name in ("full", "blockwise"):
-        execution = ExecutionConfig(dtype="float32", attention_implementation=name)
-        model = zaya_jax.Zaya(config, execution)
+        execution = dataclasses.replace(EXECUTION, attention_implementation=name)
+        model = zaya_jax.Zaya(SLIDING, execution)
         logits.append(jax.jit(model.apply)(variables, tokens_BT, segments_BT=segments_BT).logits_BTV)
     np.testing.assert_allclose(*logits, rtol=1e-5, atol=1e-5)

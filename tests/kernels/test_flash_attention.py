@@ -233,6 +233,8 @@ def test_no_keys_and_no_queries():
         assert not np.any(out)
         assert np.all(np.isneginf(logsumexp))
         assert not any(np.any(g) for g in pull_back((out, jnp.zeros_like(logsumexp))))
+        with pytest.raises(ValueError, match='implementation is "fast"'):
+            flash_attention(*arguments, implementation="fast")
 
 
 @pytest.mark.parametrize(

@@ -67,11 +67,8 @@ def in_float64(rows_PD, weights_EDF, grad_PF, sizes_E):
     return out_PF, grad_rows_PD, grad_weights_EDF
 
 
-jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
-"""Compiling is nearly all the time that these tests take; sizes are data, so that few programs serve all."""
-
-
-@functools.partial(jit, static_argnames="implementation")
+# Sizes are data: few programs serve all cases.
+@functools.partial(jax.jit, static_argnames="implementation")
 def with_gradients(rows_PD, weights_EDF, grad_PF, sizes_E, implementation, stack_LEDF=None, layer=None):
     def product(rows_PD, weights_EDF):
         weights = weights_EDF if stack_LEDF is None else in_stack(weights_EDF, stack_LEDF, layer)
@@ -103,7 +100,7 @@ def test_few_rows_and_matrices_large_enough_to_be_read_in_place(name):
     num_rows, sizes = CASES[name]
     random = np.random.default_rng(num_rows)
     rows_PD, stack_LEDF = random.standard_normal((num_rows, 128)), random.standard_normal((3, 4, 128, 160))
-    product = jit(functools.partial(grouped_matmul, implementation="blocked"))
+    product = jax.jit(functools.partial(grouped_matmul, implementation="blocked"))
     weights = in_stack(jnp.float32(stack_LEDF[1]), jnp.float32(stack_LEDF), jnp.int32(1))
     sizes_E = np.array(sizes, np.int32)
     out_PF = product(jnp.float32(rows_PD), weights, sizes_E)
@@ -114,7 +111,7 @@ def test_few_rows_and_matrices_large_enough_to_be_read_in_place(name):
 @pytest.mark.parametrize("name", CASES)
 def test_the_specification(name):
     *arrays, sizes_E = operands(name)
-    out_PF = jit(grouped_matmul_reference)(*(jnp.float32(x) for x in arrays[:2]), sizes_E)
+    out_PF = jax.jit(grouped_matmul_reference)(*(jnp.float32(x) for x in arrays[:2]), sizes_E)
     np.testing.assert_allclose(out_PF, in_float64(*arrays, sizes_E)[0], rtol=1e-5, atol=1e-5)
 
 

@@ -7,21 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from small_models import SLIDING
 
-from zaya_jax.config import HYBRID, HYBRID_SLIDING, ExecutionConfig, ModelConfig
+from zaya_jax.config import ExecutionConfig
 from zaya_jax.model.cache import attend_through_cache, init_cache, layer_slots, sizes_of_layers
 from zaya_jax.model.zaya import Zaya
 
 WINDOW, TIME = 5, 20
-CONFIG = ModelConfig(
-    hidden_size=32,
-    num_hidden_layers=3,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=8,
-    layer_pattern=(HYBRID_SLIDING, HYBRID),
-    sliding_window=WINDOW,
-)
+CONFIG = dataclasses.replace(SLIDING, sliding_window=WINDOW)
 PADDING = np.array([0, 3])
 """Of each row, on the left."""
 
@@ -39,7 +32,7 @@ def plain_attention(q_TNH, k_TKH, v_TKH, *, window, padding):
     return out_TNH
 
 
-@functools.partial(jax.jit, static_argnames="chunks", compiler_options={"xla_backend_optimization_level": 0})
+@functools.partial(jax.jit, static_argnames="chunks")
 def attend_in_chunks(q_LBTNH, k_LBTKH, v_LBTKH, *, chunks):
     """All layers take a chunk before any takes the next: they write into one pool."""
     cache = dataclasses.replace(init_cache(CONFIG, 2, TIME, "float32"), first_B=jnp.asarray(PADDING))

@@ -9,9 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import small_models
+from small_models import EXECUTION, SMALL
 
 from pallas_kernels.rms_norm import rms_norm
-from zaya_jax.config import HYBRID, HYBRID_SLIDING, ExecutionConfig, ModelConfig
+from zaya_jax.config import ExecutionConfig
 from zaya_jax.model import zaya
 from zaya_jax.model.layer_input import layer_inputs
 from zaya_jax.model.remat import group_size
@@ -20,28 +22,9 @@ from zaya_jax.model.router import route
 from zaya_jax.model.weights import abstract_variables, count_parameters
 from zaya_jax.options import load_config
 
-VOCABULARY, TIME = 43, 16
-CONFIG = ModelConfig(
-    vocab_size=VOCABULARY,
-    hidden_size=32,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=8,
-    moe_intermediate_size=24,
-    num_experts=4,
-    router_hidden_size=16,
-    initializer_range=0.3,
-    max_position_embeddings=64,
-)
-EXECUTION = ExecutionConfig(dtype="float32")
-SLIDING = dataclasses.replace(
-    CONFIG, num_hidden_layers=3, cca_time0=3, layer_pattern=(HYBRID_SLIDING, HYBRID), sliding_window=3
-)
-CONFIGS = pytest.mark.parametrize("config", [CONFIG, SLIDING], ids=["taps 2 2", "taps 3 2, sliding"])
-
-jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
-"""Compiling is nearly all the time that these tests take; level 0 halves it."""
+VOCABULARY, TIME = SMALL.vocab_size, 16
+SLIDING = dataclasses.replace(small_models.SLIDING, cca_time0=3, sliding_window=3)
+CONFIGS = pytest.mark.parametrize("config", [SMALL, SLIDING], ids=["taps 2 2", "taps 3 2, sliding"])
 
 
 @functools.cache
@@ -61,7 +44,7 @@ def tokens_of(*shape, seed=0):
     return np.random.default_rng(seed).integers(0, VOCABULARY, shape).astype(np.int32)
 
 
-@functools.partial(jit, static_argnums=0, static_argnames="execution")
+@functools.partial(jax.jit, static_argnums=0, static_argnames="execution")
 def loss_and_gradient(
     config, variables, tokens_BT, positions_BT, segments_BT, targets_BT, weights_BT, *, execution=EXECUTION
 ):
@@ -150,7 +133,7 @@ def test_without_segments_a_row_is_one_document(config):
     length = max(LENGTHS[0])
     row = LENGTHS[0].index(length)
     arguments = variables["params"], variables["router_bias"]["layers"], tokens_BT[row : row + 1, :length]
-    plain = jit(functools.partial(zaya.forward, config, EXECUTION))(*arguments)
+    plain = jax.jit(functools.partial(zaya.forward, config, EXECUTION))(*arguments)
     np.testing.assert_allclose(plain.logits_BTV[0], out.logits_BTV[row, :length], rtol=1e-4, atol=1e-4)
 
 
@@ -164,7 +147,7 @@ def test_padding_is_not_counted(config):
     np.testing.assert_array_equal(out.router.counts_LX, expected_LX)
 
 
-@functools.partial(jit, static_argnums=0)
+@functools.partial(jax.jit, static_argnums=0)
 def logits_and_pull_back(config, variables, tokens_BT, grad_BTV):
     """Logits, and the gradient by the embedded tokens that `grad_BTV` pulls back."""
     params, bias_LX = variables["params"], variables["router_bias"]["layers"]
@@ -197,7 +180,7 @@ def test_the_scan_is_a_loop_over_layers():
     tokens_BT, variables = jnp.asarray(tokens_of(2, TIME)), variables_of(SLIDING)
     params, bias_LX = variables["params"], variables["router_bias"]["layers"]
 
-    @jit
+    @jax.jit
     def unrolled(params):
         context = zaya.Context(SLIDING, EXECUTION, rotations(SLIDING, jnp.arange(TIME)[None]), None, None)
         inputs = layer_inputs(SLIDING, params, bias_LX, 2, None)
@@ -213,7 +196,7 @@ def test_the_scan_is_a_loop_over_layers():
         return zaya.head(SLIDING, params, x_BTD), jnp.stack(experts_LBT)
 
     logits_BTV, experts_LBT = unrolled(params)
-    out = jit(functools.partial(zaya.forward, SLIDING, EXECUTION))(params, bias_LX, tokens_BT)
+    out = jax.jit(functools.partial(zaya.forward, SLIDING, EXECUTION))(params, bias_LX, tokens_BT)
     np.testing.assert_allclose(out.logits_BTV, logits_BTV, rtol=1e-5, atol=1e-5)
     np.testing.assert_array_equal(out.router.experts_LBT, experts_LBT)
     assert len(np.unique(experts_LBT)) > 2
@@ -255,7 +238,7 @@ def moe_block(config, *, skip_bias):
     bias_LX = jnp.zeros_like(variables["router_bias"]["layers"]).at[:, -1].set(skip_bias)
     x_BTD = jnp.asarray(np.random.default_rng(1).standard_normal((2, TIME, config.hidden_size)), jnp.float32)
 
-    @jit
+    @jax.jit
     def run(params):
         inputs = layer_inputs(config, params, bias_LX, 2, None)
         layer = jax.tree.map(lambda leaf: leaf[0], inputs)
@@ -266,17 +249,17 @@ def moe_block(config, *, skip_bias):
 
 
 def test_skipping_gives_zero_or_the_input_times_its_probability():
-    _, out_BTD, routing = moe_block(CONFIG, skip_bias=10.0)
-    assert np.all(routing.experts_BT == CONFIG.num_experts)
+    _, out_BTD, routing = moe_block(SMALL, skip_bias=10.0)
+    assert np.all(routing.experts_BT == SMALL.num_experts)
     assert not np.any(out_BTD)
-    x_BTD, out_BTD, routing = moe_block(dataclasses.replace(CONFIG, skip_class="identity"), skip_bias=10.0)
+    x_BTD, out_BTD, routing = moe_block(dataclasses.replace(SMALL, skip_class="identity"), skip_bias=10.0)
     np.testing.assert_allclose(out_BTD, routing.probs_BTX[..., -1:] * x_BTD, rtol=1e-6)
 
 
 def test_tokens_that_do_not_skip_do_not_care_what_skipping_gives():
-    _, zero_BTD, routing = moe_block(CONFIG, skip_bias=0.2)
-    _, identity_BTD, _ = moe_block(dataclasses.replace(CONFIG, skip_class="identity"), skip_bias=0.2)
-    skips_BT = np.asarray(routing.experts_BT == CONFIG.num_experts)
+    _, zero_BTD, routing = moe_block(SMALL, skip_bias=0.2)
+    _, identity_BTD, _ = moe_block(dataclasses.replace(SMALL, skip_class="identity"), skip_bias=0.2)
+    skips_BT = np.asarray(routing.experts_BT == SMALL.num_experts)
     assert 0 < skips_BT.sum() < skips_BT.size
     np.testing.assert_array_equal(zero_BTD[~skips_BT], identity_BTD[~skips_BT])
     assert np.abs(zero_BTD[~skips_BT]).max(axis=-1).all()
@@ -286,9 +269,9 @@ def test_tokens_that_do_not_skip_do_not_care_what_skipping_gives():
 
 def test_a_layers_experts_by_hand():
     """Every token through its expert alone, in float64."""
-    x_BTD, out_BTD, routing = moe_block(CONFIG, skip_bias=-10.0)
+    x_BTD, out_BTD, routing = moe_block(SMALL, skip_bias=-10.0)
     experts = {
-        name: np.float64(w[0]) for name, w in variables_of(CONFIG)["params"]["layers"]["experts"].items()
+        name: np.float64(w[0]) for name, w in variables_of(SMALL)["params"]["layers"]["experts"].items()
     }
     for at in np.ndindex(2, TIME):
         expert = int(routing.experts_BT[at])
@@ -316,8 +299,8 @@ def test_balancing_biases_choose_and_do_not_weigh():
 
 
 def test_the_linear_router():
-    config = dataclasses.replace(CONFIG, router="linear")
-    variables = variables_of(config)
+    config = dataclasses.replace(SMALL, router="linear")
+    variables = variables_of(config) | {"router_bias": {"layers": zaya.initial_router_bias(config)}}
     assert list(variables["params"]["layers"]["router"]) == ["kernel"]
     _, gradient, out = loss_and_gradient(config, variables, *packed())
     assert np.isfinite(out.logits_BTV).all()
@@ -327,11 +310,11 @@ def test_the_linear_router():
 
 def test_bfloat16_is_near_float32():
     """Every layer's choice is forced: a token that changes its expert is no rounding error."""
-    bias_LX = 10 * jnp.eye(CONFIG.num_hidden_layers, CONFIG.num_router_classes)
-    variables = variables_of(CONFIG) | {"router_bias": {"layers": bias_LX}}
-    loss, gradient, out = loss_and_gradient(CONFIG, variables, *packed())
+    bias_LX = 10 * jnp.eye(SMALL.num_hidden_layers, SMALL.num_router_classes)
+    variables = variables_of(SMALL) | {"router_bias": {"layers": bias_LX}}
+    loss, gradient, out = loss_and_gradient(SMALL, variables, *packed())
     half = ExecutionConfig(dtype="bfloat16")
-    half_loss, half_gradient, half_out = loss_and_gradient(CONFIG, variables, *packed(), execution=half)
+    half_loss, half_gradient, half_out = loss_and_gradient(SMALL, variables, *packed(), execution=half)
     assert half_out.logits_BTV.dtype == jnp.float32
     assert all(
         leaf.dtype == jnp.float32 and np.isfinite(leaf).all() for leaf in jax.tree.leaves(half_gradient)

@@ -16,9 +16,10 @@ import tempfile
 import hlo
 import jax
 import numpy as np
+from small_models import EXECUTION, SMALL
 
 from zaya_jax.checkpoint import Checkpoints
-from zaya_jax.config import Config, DataConfig, ExecutionConfig, ModelConfig, OptimizerConfig, TrainConfig
+from zaya_jax.config import Config, DataConfig, OptimizerConfig, TrainConfig
 from zaya_jax.data.batch import make_example
 from zaya_jax.parallel.mesh import data_mesh, sharded
 from zaya_jax.plan.arithmetic import optimizer_flops
@@ -33,25 +34,14 @@ from zaya_jax.train.state import (
     to_checkpoint,
 )
 
-STEPS, HALF, ROWS, TIME, VOCABULARY = 50, 25, 16, 16, 43
+STEPS, HALF, ROWS, TIME = 50, 25, 16, 16
 CONFIG = Config(
-    model=ModelConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        num_hidden_layers=3,  # 9 experts and 3 of all other matrices: neither divides by 8
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        moe_intermediate_size=24,
-        num_experts=3,
-        router_hidden_size=16,
-        initializer_range=0.3,
-        max_position_embeddings=64,
-    ),
+    # 9 experts and 3 of all other matrices: neither divides by 8
+    model=dataclasses.replace(SMALL, num_hidden_layers=3, num_experts=3),
     data=DataConfig(sequence_length=TIME, batch_size=ROWS),
     optimizer=OptimizerConfig(learning_rate=1e-3, final_learning_rate=1e-4, warmup_steps=5),
     train=TrainConfig(num_steps=STEPS),
-    execution=ExecutionConfig(dtype="float32"),
+    execution=EXECUTION,
 )
 IN_BFLOAT16 = dataclasses.replace(
     CONFIG, execution=dataclasses.replace(CONFIG.execution, gradient_dtype="bfloat16")
@@ -63,7 +53,7 @@ def batches():
     """Documents of uneven lengths; the last rows are padding, so that devices have unequal shares."""
     random, examples = np.random.default_rng(0), []
     for _ in range(STEPS):
-        tokens_BT = random.integers(1, VOCABULARY, (ROWS, TIME))
+        tokens_BT = random.integers(1, SMALL.vocab_size, (ROWS, TIME))
         tokens_BT[np.arange(ROWS)[:, None] * TIME + np.arange(TIME) >= 200] = 0
         examples.append(make_example(tokens_BT, bos_id=1, pad_id=0))
     return examples

@@ -19,7 +19,7 @@ def program(what):
     environment = os.environ | {
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8",
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "tests"))),
     }
     if what == "inspect":  # it reads names of scopes, which a kept program has from whoever compiled it
         environment.pop(quick_compilation.FOLDER, None)

@@ -33,11 +33,10 @@ DEFAULTS = {
 TOLERANCE = 1e-4
 EXECUTION = ExecutionConfig(dtype="float32")
 
-jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 """Compiling is nearly all the time that these tests take; level 0 halves it."""
 
 
-@functools.partial(jit, static_argnums=0)
+@functools.partial(jax.jit, static_argnums=0)
 def apply(config: ModelConfig, variables: dict, *arguments, **named) -> Output:
     """`Zaya.apply`, compiled once for all cases of one config and one shape."""
     return typing.cast(Output, Zaya(config, EXECUTION).apply(variables, *arguments, **named))

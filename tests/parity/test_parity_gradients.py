@@ -9,7 +9,6 @@ from huggingface_reference import (
     EXECUTION,
     Pair,
     build,
-    jit,
     padding_mask,
     random_tokens,
     rope,
@@ -56,7 +55,7 @@ def our_gradients(pair: Pair, tokens_BT, targets_BT, real_BT, mask_BT) -> dict[s
         losses_BT = -jnp.take_along_axis(log_probs_BTV, targets_BT[:, :, None], axis=-1)[:, :, 0]
         return jnp.sum(losses_BT * real_BT) / real_BT.sum()
 
-    gradients = jit(jax.grad(loss))(pair.variables["params"], tokens_BT, mask_BT)
+    gradients = jax.jit(jax.grad(loss))(pair.variables["params"], tokens_BT, mask_BT)
     # The layout of a gradient is its weight's.
     tensors = variables_to_huggingface(pair.config, pair.variables | {"params": gradients})
     return {name: tensor for name, tensor in tensors.items() if not name.endswith("balancing_biases")}
