@@ -83,11 +83,11 @@ def flash_attention(
       ValueError: if shapes, dtypes or settings do not go together.
     """
     _check(q_BTNH, k_BSKH, v_BSKH, query_segments_BT, key_segments_BS)
+    chosen = choose("flash_attention", implementation, width=q_BTNH.shape[3])
     if q_BTNH.size == 0 or k_BSKH.size == 0:
         batch, time, heads, _ = q_BTNH.shape
         return jnp.zeros_like(q_BTNH), jnp.full((batch, heads, time), -jnp.inf, jnp.float32)
     q_BTNH, k_BSKH, v_BSKH = (checkpoint_name(x, KEPT) for x in (q_BTNH, k_BSKH, v_BSKH))
-    chosen = choose("flash_attention", implementation, width=q_BTNH.shape[3])
     to_itself = isinstance(query_start, int) and query_start == 0 and q_BTNH.shape[1] == k_BSKH.shape[1]
     if chosen == "xla":
         chosen = "blockwise" if to_itself and q_BTNH.shape[1] >= BLOCKWISE_FROM else "full"
