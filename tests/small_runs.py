@@ -3,6 +3,7 @@
 import pathlib
 import random
 
+from zaya_jax.checkpoint.manifest import commit
 from zaya_jax.config import Config, DataConfig, MixtureConfig
 from zaya_jax.data.corpus import build_corpus
 from zaya_jax.data.mixture import Mixture, Reading, make_orders
@@ -74,6 +75,14 @@ def small_values(*, run_folder: str, corpus: str) -> dict:
 
 def small_config(*, run_folder: pathlib.Path, corpus: pathlib.Path) -> Config:
     return Config.from_dict(small_values(run_folder=str(run_folder), corpus=str(corpus)))
+
+
+def write_committed_step(run_folder: pathlib.Path, step: int) -> None:
+    """As much of a checkpoint as tells that there is one, and that it is whole."""
+    folder = run_folder / f"checkpoints/{step}"
+    (folder / "weights").mkdir(parents=True)
+    (folder / "weights/_METADATA").write_text("{}")
+    commit(folder, step)
 
 
 def reading_from_the_start(

@@ -27,6 +27,7 @@ from small_runs import BLOCK_TOKENS, build_small_corpus, small_config, small_val
 import zaya_jax
 from zaya_jax import cli
 from zaya_jax.checkpoint import Checkpoints
+from zaya_jax.checkpoint.manifest import commit
 from zaya_jax.config import Config
 from zaya_jax.convert.companions import of_tokenizer
 from zaya_jax.data.corpus import build_corpus
@@ -171,7 +172,7 @@ MISTAKES = (
     Mistake("broken config.json", SMALL + "--config.run_folder=broken", "broken/config.json is not the config of a run"),
     Mistake("folder of others before a corpus", SMALL + "--config.run_folder=texts --config.data.corpus=nowhere --config.data.source=texts", "texts is not empty and not a run folder"),
     Mistake("checkpoints in a file", SMALL + "--config.run_folder=runs/odd", "run_folder is runs/odd, and runs/odd/checkpoints is a file"),
-    Mistake("damaged checkpoint", SMALL + "--config.run_folder=runs/torn", "runs/torn/checkpoints/2 is damaged: it has no weights/_METADATA; restore it from a copy, or remove it to take step 1"),
+    Mistake("damaged checkpoint", SMALL + "--config.run_folder=runs/torn", "runs/torn/checkpoints/2 is damaged: weights/_METADATA is missing; runs/torn/checkpoints/1 is damaged: training/_METADATA is missing; no checkpoint is whole: restore one from a copy"),
     # train: what a run starts from
     Mistake("run from another network", SMALL + "--config.train.init_from=runs/done --config.model.hidden_size=64", "train.init_from: params/embedding/bias of runs/done is (32,), and of this run (64,)"),
     Mistake("start from a run without checkpoint", SMALL + "--config.train.init_from=runs/fresh", "train.init_from: runs/fresh has no checkpoint yet"),
@@ -225,7 +226,7 @@ MISTAKES = (
     Mistake("generate without run", "generate", "the following arguments are required: RUN"),
     Mistake("generate from no run", "generate texts", "texts is not a run folder: it has no config.json"),
     Mistake("generate without checkpoint", "generate runs/fresh", "runs/fresh has no checkpoint yet"),
-    Mistake("generate from a damaged checkpoint", "generate runs/torn", "runs/torn/checkpoints/2 is damaged: it has no weights/_METADATA"),
+    Mistake("generate from a damaged checkpoint", "generate runs/torn", "runs/torn/checkpoints/2 is damaged: weights/_METADATA is missing"),
     Mistake("negative temperature", "generate runs/done --temperature -1", "temperature is -1.0; it must be 0"),
     Mistake("temperature not a number", "generate runs/done --temperature nan", "temperature is nan; it must be 0"),
     Mistake("empty nucleus", "generate runs/done --top-p 0", "top_p is 0.0; it must be above 0 and at most 1"),
@@ -254,7 +255,7 @@ MISTAKES = (
     Mistake("convert from nothing", "convert nowhere out", "nowhere is not there; it must be the folder of a run"),
     Mistake("convert from texts", "convert texts out", "texts has no safetensors file"),
     Mistake("convert without checkpoint", "convert runs/fresh out", "runs/fresh has no checkpoint yet"),
-    Mistake("convert from a damaged checkpoint", "convert runs/torn out", "runs/torn/checkpoints/2 is damaged: it has no weights/_METADATA; restore it from a copy, or remove it to take step 1"),
+    Mistake("convert from a damaged checkpoint", "convert runs/torn out", "runs/torn/checkpoints/2 is damaged: weights/_METADATA is missing; runs/torn/checkpoints/1 is damaged"),
     Mistake("inspect a damaged checkpoint", "convert inspect runs/torn", "runs/torn/checkpoints/2 is damaged"),
     Mistake("convert onto a folder", "convert runs/done texts", "texts is there already"),
     Mistake("unknown option of convert", "convert runs/done out --to legacy", "unrecognized arguments: --to legacy"),
@@ -300,15 +301,17 @@ def make_workspace(root: pathlib.Path) -> None:
 
 
 def _write_bad_runs(root: pathlib.Path, values: dict) -> None:
-    """One whose newest checkpoint lost a file, one that holds what it reads, and links to such places."""
+    """One whose checkpoints all lost a file, one that holds what it reads, and links to such places."""
     config = Config.from_dict(values)
     for name in ("torn", "odd", "home"):
         (root / "runs" / name).mkdir()
         config = dataclasses.replace(config, run_folder=f"runs/{name}")
         (root / "runs" / name / "config.json").write_text(config.to_text())
-    for step in ("1", "2"):
-        shutil.copytree(root / "runs/done/checkpoints/1", root / "runs/torn/checkpoints" / step)
-    (root / "runs/torn/checkpoints/2/weights/_METADATA").unlink()
+    for step, item in (("1", "training"), ("2", "weights")):
+        folder = root / "runs/torn/checkpoints" / step
+        shutil.copytree(root / "runs/done/checkpoints/1", folder)
+        commit(folder, int(step))
+        (folder / item / "_METADATA").unlink()
     (root / "runs/odd/checkpoints").write_text("")
     (root / "runs/home/corpus").mkdir()
     (root / "runs/home/outside").symlink_to(root / "corpus")

@@ -9,12 +9,15 @@ import contextlib
 import ctypes
 import errno
 import hashlib
+import itertools
 import os
 import pathlib
 import re
 import shutil
 import uuid
 from collections.abc import Iterator, Mapping
+
+import xxhash
 
 PARTIAL = ".partial"
 """Ends the name of what is being written; what a crash leaves of it is nobody's."""
@@ -23,6 +26,7 @@ CHECKSUMS = "SHA256SUMS"
 _CHECKSUM_LINE = re.compile(r"([0-9a-f]{64})  (.+)")
 _AT_WORKING_FOLDER, _RENAME_EXCHANGE = -100, 2
 """Linux's AT_FDCWD and RENAME_EXCHANGE (man 2 rename), which Python does not name."""
+_HASHED_AT_ONCE = 4 * 2**20
 
 
 def sync(path: str | os.PathLike[str]) -> None:
@@ -87,16 +91,29 @@ def make_folder(folder: pathlib.Path) -> None:
 
 def remove_folder(folder: pathlib.Path) -> None:
     """Removes a folder; one that loses its files by and by has lost its name before."""
-    aside = _beside(folder)
+    aside = name_beside(folder)
     folder.rename(aside)
     sync(folder.parent)
     shutil.rmtree(aside)
 
 
+def set_aside(folder: pathlib.Path, ending: str) -> pathlib.Path:
+    """Gives a folder another name, with a number behind the ending where there is one of that name already.
+
+    Returns:
+      Where it lies now.
+    """
+    names = itertools.chain([ending], (f"{ending}.{number}" for number in itertools.count(2)))
+    place = next(path for name in names if not (path := folder.with_name(folder.name + name)).exists())
+    folder.rename(place)
+    sync(folder.parent)
+    return place
+
+
 @contextlib.contextmanager
 def folder_aside(folder: pathlib.Path, *, replace: bool = False) -> Iterator[pathlib.Path]:
     """Gives an empty folder to write in, and `publish`es it behind the block; an error leaves no trace."""
-    aside = _beside(folder)
+    aside = name_beside(folder)
     make_folder(aside)
     try:
         yield aside
@@ -142,7 +159,7 @@ def _exchange(aside: pathlib.Path, folder: pathlib.Path) -> None:
     if rename is not None and rename(here, paths[0], here, paths[1], _RENAME_EXCHANGE) == 0:
         return
     # NFS and older systems cannot. A crash here leaves both, whole, under other names than the place's.
-    old = _beside(folder)
+    old = name_beside(folder)
     folder.rename(old)
     try:
         aside.rename(folder)
@@ -152,7 +169,7 @@ def _exchange(aside: pathlib.Path, folder: pathlib.Path) -> None:
     old.rename(aside)
 
 
-def _beside(folder: pathlib.Path) -> pathlib.Path:
+def name_beside(folder: pathlib.Path) -> pathlib.Path:
     """A name of nothing yet, for what is made or removed; several processes may do so at once."""
     return folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:12]}{PARTIAL}")
 
@@ -166,6 +183,19 @@ def sha256_of_file(path: pathlib.Path) -> str:
     """SHA-256 of what a file holds, in hexadecimal."""
     with path.open("rb", buffering=0) as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def content_hash(path: pathlib.Path) -> str:
+    """XXH3's 128 bits of what a file holds, in hexadecimal.
+
+    It tells what a disk did, not what a forger did: ten times as fast as SHA-256, which a checkpoint of all
+    devices every few minutes would feel.
+    """
+    digest = xxhash.xxh3_128()
+    with path.open("rb", buffering=0) as stream:
+        while part := stream.read(_HASHED_AT_ONCE):
+            digest.update(part)
+    return digest.hexdigest()
 
 
 def write_checksums(folder: pathlib.Path, checksums: Mapping[str, str]) -> None:

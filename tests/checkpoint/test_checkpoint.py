@@ -1,19 +1,24 @@
 """What lies on the disk of a run: the newest checkpoint, whole or said to be damaged, and disks that fail."""
 
+import errno
 import os
 import pathlib
 import shutil
 import subprocess
 import sys
+import time
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
+from orbax.checkpoint import v1 as orbax_v1
 from small_runs import small_config
 
 import zaya_jax
-from zaya_jax import cli
-from zaya_jax.checkpoint import Checkpoints, load_run, newest_step
+from zaya_jax import cli, durable
+from zaya_jax.checkpoint import Checkpoints, load_run, newest_step, set_aside_later
 from zaya_jax.model.weights import abstract_variables
 
 # Files of 20 KB are too long: Orbax and TensorStore see an error as that of a full disk.
@@ -64,42 +69,76 @@ def in_its_own_process(*arguments: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
-def test_the_newest_step_is_what_orbax_finished(copy):
+def test_the_newest_step_is_one_that_was_committed(copy):
     assert newest_step(copy) == 8
-    (copy / "checkpoints/8").rename(copy / "checkpoints/8.orbax-checkpoint-tmp-0")
-    (copy / "checkpoints/12").write_text("a file")
+    (copy / "checkpoints/8").rename(copy / "checkpoints/.8.0123.partial")
+    for name in ("12", "1e3", "-3", "099", "9" * 20, "١٢"):
+        (copy / "checkpoints" / name).write_text("a file")
+        (copy / "checkpoints" / name).unlink() if name != "12" else None
+        (copy / "checkpoints" / name).mkdir() if name != "12" else None
     assert newest_step(copy) == 4
     assert load_run(copy).step == 4
     shutil.rmtree(copy / "checkpoints")
     assert newest_step(copy) is None
 
 
-@pytest.mark.parametrize("lost", ["8/weights/_METADATA", "8/weights", "8/training/_METADATA"])
-def test_a_damaged_checkpoint_is_not_passed_over(copy, lost, capsys):
-    """Neither by a conversion nor by `generate` nor by a run that would go on from it."""
-    path = copy / "checkpoints" / lost
+@pytest.mark.parametrize("lost", ["weights/_METADATA", "weights", "training/_METADATA", "manifest.json"])
+def test_a_damaged_checkpoint_is_passed_over_aloud(copy, lost, caplog):
+    path = copy / "checkpoints/8" / lost
     shutil.rmtree(path) if path.is_dir() else path.unlink()
-    sentence = f"{copy}/checkpoints/8 is damaged: it has no {'/'.join(lost.split('/')[1:])}"
-    sentence = (
-        sentence.removesuffix("/_METADATA")
-        + "/_METADATA; restore it from a copy, or remove it to take step 4"
-    )
-    if "weights" in lost:
-        for command in (f"convert {copy} {copy}-out", f"convert inspect {copy}", f"generate {copy}"):
-            with pytest.raises(SystemExit, match="2"):
-                cli.main(command.split())
-            assert capsys.readouterr().err == f"zaya: {command.split()[0]}: {sentence}\n"
-    else:
-        with Checkpoints(copy, keep=2) as checkpoints, pytest.raises(ValueError, match="is damaged") as error:
-            checkpoints.has_training(8)
-        assert str(error.value) == sentence
-    shutil.rmtree(copy / "checkpoints/8")
     assert load_run(copy).step == 4
-    shutil.copytree(copy / "checkpoints/4", copy / "checkpoints/8")
-    shutil.rmtree(copy / "checkpoints/4")
-    (copy / "checkpoints/8/weights/_METADATA").unlink()
-    with pytest.raises(ValueError, match="restore it from a copy, there is no older one"):
+    assert f"{copy}/checkpoints/8 is damaged (" in caplog.text
+    assert "is missing); going on from step 4" in caplog.text
+    (copy / "checkpoints/4/weights/_METADATA").unlink()
+    with pytest.raises(ValueError, match=r"8 is damaged: .*4 is damaged: .* is missing; no checkpoint is"):
         load_run(copy)
+
+
+def test_a_run_sets_damaged_steps_aside(copy):
+    """So that it can write them anew; twice, and with others of that name."""
+    for _ in range(2):
+        (copy / "checkpoints/8/weights/_METADATA").unlink()
+        set_aside_later(copy, newest_step(copy))
+        assert newest_step(copy) == 4
+        shutil.copytree(copy / "checkpoints/4", copy / "checkpoints/8")
+    names = {path.name for path in (copy / "checkpoints").iterdir()}
+    assert names == {"4", "8", "8.damaged", "8.damaged.2"}
+
+
+def check_for_ten_seconds(checkpoints):
+    for _ in range(1000):
+        checkpoints.check()
+        time.sleep(0.01)
+
+
+def test_a_failed_save_is_known_before_the_next(tmp_path, monkeypatch):
+    """And another that follows is written."""
+
+    def fail(*_):
+        raise OSError(errno.EIO, "Input/output error")
+
+    state = {"weights": {"a": jnp.ones(3)}, "training": {"step": np.int32(1)}}
+    with Checkpoints(tmp_path, keep=2) as checkpoints:
+        checkpoints.check()
+        with monkeypatch.context() as patch:
+            patch.setattr(durable, "publish", fail)
+            checkpoints.save(1, **state)
+            with pytest.raises(ValueError, match=r"could not be written: .*Input/output error"):
+                check_for_ten_seconds(checkpoints)
+        checkpoints.check()  # said once
+        checkpoints.save(2, **state)
+    assert newest_step(tmp_path) == 2
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["2"]
+
+
+def test_orbax_reads_a_step(copy):
+    """Its version 1 too, and with none of our code."""
+    with ocp.StandardCheckpointer() as checkpointer:
+        weights = checkpointer.restore((copy / "checkpoints/8/weights").absolute())
+    assert set(weights) == {"params", "router_bias"}
+    read = orbax_v1.load_checkpointables((copy / "checkpoints/8").absolute())
+    assert read["training"]["step"] == 8
+    jax.tree.map(np.testing.assert_array_equal, read["weights"], weights)
 
 
 def test_the_step_that_is_converted_is_said(saved, tmp_path, capsys):
@@ -108,12 +147,13 @@ def test_the_step_that_is_converted_is_said(saved, tmp_path, capsys):
 
 
 def test_lost_data_is_one_sentence(copy):
-    """TensorStore and Orbax's threads would say it with a hundred lines of tracebacks."""
-    shutil.rmtree(copy / "checkpoints/8/weights/d")
+    """Orbax and TensorStore see none of it: the manifest does, before they are asked."""
+    for step in (4, 8):
+        shutil.rmtree(copy / f"checkpoints/{step}/weights/d")
     code, out, err = in_its_own_process("-m", "zaya_jax.cli", "generate", str(copy))
     assert (code, out) == (2, "")
-    assert err.startswith(f"zaya: generate: {copy}/checkpoints/8 is damaged: ")
-    assert err.endswith("; restore it from a copy, or remove it to take step 4\n")
+    assert err.startswith(f"zaya: generate: {copy}/checkpoints/8 is damaged: weights/d/")
+    assert err.endswith("; no checkpoint is whole: restore one from a copy\n")
     assert err.count("\n") == 1
 
 

@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import io
 import json
+import os
 import pathlib
 import shlex
 import shutil
@@ -20,7 +21,7 @@ import pytest
 from small_weights import edit_header, join, random_variables, small_config, split
 
 import zaya_jax
-from zaya_jax import cli
+from zaya_jax import cli, durable
 
 SHARD = "model-00001-of-00004.safetensors"
 LAST = "model-00004-of-00004.safetensors"
@@ -138,6 +139,23 @@ def cut(file: str) -> Callable[[pathlib.Path], None]:
     )
 
 
+def without_a_part(root: pathlib.Path) -> None:
+    (root / "run" / WEIGHTS / "params.layers.experts.down_proj/1.2.0.0").unlink()
+
+
+def forged(change: Callable[[pathlib.Path], None]) -> Callable[[pathlib.Path], None]:
+    """With sums made anew, as one would who means harm: they must not be all that stands in the way."""
+
+    def edit(root: pathlib.Path) -> None:
+        change(root)
+        run = root / "run"
+        names = [str(path.relative_to(run)) for path in run.rglob("*") if path.is_file()]
+        names.remove(durable.CHECKSUMS)
+        durable.write_checksums(run, {name: durable.sha256_of_file(run / name) for name in names})
+
+    return edit
+
+
 NOTHING = lambda root: None  # noqa: E731
 
 HOSTILE = (
@@ -224,10 +242,15 @@ HOSTILE = (
     Hostile("MXFP4 experts", retyped("model.layers.0.mlp.experts.down_proj", "F4", 0.25), "(F4); its weights cannot be read back exactly, so take the bfloat16 release", "whole out"),
     Hostile("a config that says quantised", config(quantization_config={"quant_method": "mxfp4"}), "is quantised by mxfp4"),
     # runs
-    Hostile("checkpoint without a part", lambda root: (root / "run" / WEIGHTS / "params.layers.experts.down_proj/1.2.0.0").unlink(), "params.layers.experts.down_proj has 5 of its 6 parts; it is damaged", "run out"),
-    Hostile("part of a checkpoint cut off", cut("params.embedding.table/0.0"), "embedding/table is damaged", "run out"),
-    Hostile("array metadata cut off", cut("params.embedding.table/.zarray"), "the weight params.embedding.table cannot be opened", "run out"),
-    Hostile("checkpoint metadata cut off", cut("_METADATA"), "_METADATA is not JSON", "run out"),
+    Hostile("checkpoint without a part", without_a_part, "run/checkpoints/0 is damaged: weights/params.layers.experts.down_proj/1.2.0.0 is missing", "run out"),
+    Hostile("part of a checkpoint cut off", cut("params.embedding.table/0.0"), "params.embedding.table/0.0 is not as it was written: its checksum differs", "run out"),
+    Hostile("checkpoint with empty checksums", lambda root: (root / "run/SHA256SUMS").write_text(""), "run/SHA256SUMS has '' in line 1", "run out"),
+    Hostile("checkpoint that no sum is of", lambda root: (root / "run/SHA256SUMS").write_text(f"{'0' * 64}  config.json\n"), "run/checkpoints/0 is damaged: none of its files is listed", "run out"),
+    Hostile("checkpoint with a pipe", lambda root: os.mkfifo(root / "run" / WEIGHTS / "pipe"), "weights/pipe is no file and no folder", "run out"),
+    Hostile("forged: without a part", forged(without_a_part), "params.layers.experts.down_proj has 5 of its 6 parts; it is damaged", "run out"),
+    Hostile("forged: part cut off", forged(cut("params.embedding.table/0.0")), "embedding/table is damaged", "run out"),
+    Hostile("forged: array metadata cut off", forged(cut("params.embedding.table/.zarray")), "the weight params.embedding.table cannot be opened", "run out"),
+    Hostile("forged: checkpoint metadata cut off", forged(cut("_METADATA")), "_METADATA is not JSON", "run out"),
     Hostile("run without checkpoint", lambda root: shutil.rmtree(root / "run/checkpoints"), "run has no checkpoint yet", "run out"),
     Hostile("run of another network", fields("run", "config.json", lambda v: v["model"].update(hidden_size=22)), "does not hold what the run's config.json describes", "run out"),
     Hostile("skip class that Hugging Face lacks", fields("run", "config.json", lambda v: v["model"].update(skip_class="identity", num_experts=3, router="linear")), 'model.router is "linear"', "run out"),

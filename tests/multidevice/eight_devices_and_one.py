@@ -18,7 +18,7 @@ import jax
 import numpy as np
 from small_models import EXECUTION, SMALL
 
-from zaya_jax.checkpoint import Checkpoints
+from zaya_jax.checkpoint import Checkpoints, restore
 from zaya_jax.config import Config, DataConfig, OptimizerConfig, TrainConfig
 from zaya_jax.data.batch import make_example
 from zaya_jax.parallel.mesh import data_mesh, sharded
@@ -102,11 +102,10 @@ def save_and_restore(state, to):
     with tempfile.TemporaryDirectory() as folder:
         with Checkpoints(folder, keep=1) as checkpoints:
             checkpoints.save(HALF, **jax.jit(to_checkpoint)(state))
-        with Checkpoints(folder, keep=1) as checkpoints:
-            weights, training = checkpoints.restore(HALF, **to.saved_shape())
-    restore = functools.partial(from_checkpoint, like=to.abstract)
+        weights, training = restore(folder, HALF, **to.saved_shape())
+    partition = functools.partial(from_checkpoint, like=to.abstract)
     restored = {"weights": weights, "training": training}
-    return jax.jit(restore, out_shardings=shardings(to.abstract, to.mesh))(restored)
+    return jax.jit(partition, out_shardings=shardings(to.abstract, to.mesh))(restored)
 
 
 def difference(ours, theirs):

@@ -6,7 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
-from small_runs import build_small_corpus, small_config, small_values
+from small_runs import build_small_corpus, small_config, small_values, write_committed_step
 
 from zaya_jax.config import KINDS, Config, Kind, kind_of, refusals
 from zaya_jax.fields import field_paths
@@ -49,9 +49,8 @@ def config(tmp_path) -> Config:
 def make_run(config: Config, *, step: int) -> pathlib.Path:
     """The folder of a run, with as much of a checkpoint as tells that there is one."""
     folder = pathlib.Path(config.run_folder)
-    (folder / f"checkpoints/{step}/weights").mkdir(parents=True)
+    write_committed_step(folder, step)
     (folder / "config.json").write_text(config.to_text())
-    (folder / f"checkpoints/{step}/weights/_METADATA").write_text("{}")
     return folder
 
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from small_runs import small_config
+from small_runs import small_config, write_committed_step
 
 import zaya_jax
 from zaya_jax.config import Config, lies_in
@@ -45,8 +45,7 @@ def make_run(config: Config, *, step: int | None = None) -> pathlib.Path:
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(config.to_text())
     if step is not None:
-        (folder / f"checkpoints/{step}/weights").mkdir(parents=True)
-        (folder / f"checkpoints/{step}/weights/_METADATA").write_text("{}")
+        write_committed_step(folder, step)
     return folder
 
 
@@ -56,7 +55,7 @@ def test_a_run_goes_on_without_what_it_started_from(config, tmp_path):
     check_folder(config, overwrite=False)
     with pytest.raises(ValueError, match="gone is not a run folder"):
         check_folder(config, overwrite=True)
-    (folder / "checkpoints/4").rename(folder / "checkpoints/4.orbax-checkpoint-tmp")
+    (folder / "checkpoints/4").rename(folder / "checkpoints/.4.0.partial")
     with pytest.raises(ValueError, match="gone is not a run folder"):
         check_folder(config, overwrite=False)
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import jax
 
-from zaya_jax.checkpoint.layout import require_step
-from zaya_jax.checkpoint.steps import Checkpoints
+from zaya_jax.checkpoint.newest import SavedStep, require_step
+from zaya_jax.checkpoint.steps import restore_weights
 from zaya_jax.config import CONFIG_FILE, Config, ModelConfig
 from zaya_jax.model.weights import abstract_variables
 from zaya_jax.pytree import abstract
@@ -32,32 +32,33 @@ def load_run(run_folder: str | pathlib.Path) -> SavedRun:
       ValueError: when the folder is no run, or holds no checkpoint.
     """
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    return load_weights(run_folder, lambda tree: jax.tree.map(lambda _: device, tree))
+    read_config(run_folder)  # whether it is a run comes before whether its checkpoint is whole
+    saved = SavedStep(str(run_folder), require_step(run_folder))
+    return load_weights(saved, lambda tree: jax.tree.map(lambda _: device, tree))
 
 
-def load_weights(run_folder: str | pathlib.Path, place: Callable[[Any], Any]) -> SavedRun:
-    """`load_run` onto any devices; float32, whatever the checkpoint holds.
+def load_weights(saved: SavedStep, place: Callable[[Any], Any]) -> SavedRun:
+    """The weights of a checkpoint on any devices; float32, whatever it holds.
 
     Args:
-      run_folder: of the run.
+      saved: the checkpoint.
       place: gives shardings for a tree of shapes.
     """
-    config, step = read_config(run_folder), require_step(run_folder)
-    with Checkpoints(run_folder, keep=config.train.keep_checkpoints) as checkpoints:
-        shapes = abstract_variables(config.model)
-        weights = checkpoints.restore_weights(step, abstract(shapes, place(shapes)))
-        return SavedRun(config.phase_at(step).config, step, weights)
+    config = read_config(saved.run_folder)
+    shapes = abstract_variables(config.model)
+    weights = restore_weights(saved.run_folder, saved.step, abstract(shapes, place(shapes)))
+    return SavedRun(config.phase_at(saved.step).config, saved.step, weights)
 
 
-def check_init_from(run_folder: str, model: ModelConfig) -> None:
-    """Checks that a run can start from another's weights.
+def check_init_from(run_folder: str, model: ModelConfig) -> SavedStep:
+    """The checkpoint of another run from whose weights a run can start.
 
     Raises:
       ValueError: if there is no such run or checkpoint, or its network has other weights.
     """
     saved = abstract_variables(read_config(run_folder).model)
     try:
-        require_step(run_folder)
+        step = require_step(run_folder)
     except ValueError as error:
         raise ValueError(f"train.init_from: {error}") from error
     ours, theirs = (dict(jax.tree.leaves_with_path(tree)) for tree in (abstract_variables(model), saved))
@@ -69,6 +70,7 @@ def check_init_from(run_folder: str, model: ModelConfig) -> None:
                 f"train.init_from: {name} of {run_folder} is {there or 'absent'}, and of this run "
                 f"{here or 'absent'}; the networks must have the same weights"
             )
+    return SavedStep(run_folder, step)
 
 
 def read_config(run_folder: str | pathlib.Path) -> Config:

@@ -1,6 +1,8 @@
-"""A run's states on the disk: Orbax behind the few questions that a run asks."""
+"""A run's states on the disk: Orbax writes and reads the arrays; when a step counts is decided here."""
 
+import concurrent.futures
 import pathlib
+import shutil
 from typing import Any
 
 import jax
@@ -8,14 +10,18 @@ import orbax.checkpoint as ocp
 
 from zaya_jax import durable
 from zaya_jax.checkpoint.failures import explained, silence_threads
-from zaya_jax.checkpoint.layout import FOLDER, TRAINING, UNFINISHED, WEIGHTS, damaged, require_item
+from zaya_jax.checkpoint.layout import FOLDER, TRAINING, WEIGHTS, all_steps, step_folder
+from zaya_jax.checkpoint.manifest import commit
 
 CHUNK_BYTES = 64 * 2**20
 """Of the embedding on the disk; other weights are cut by layer and expert."""
 
 
 class Checkpoints:
-    """The checkpoints of one run folder. Use it as a context: leaving waits for what is being written.
+    """Writes the checkpoints of a run. Use it as a context: leaving waits for what is being written.
+
+    A step is written aside, in the background, and gets its name when all of it is on the disk, with the
+    manifest of its files: whatever has a number for its name was whole.
 
     Args:
       run_folder: of the run.
@@ -24,23 +30,21 @@ class Checkpoints:
 
     def __init__(self, run_folder: str | pathlib.Path, *, keep: int):
         silence_threads()
-        self._run_folder = run_folder
+        self._run_folder, self._keep = run_folder, keep
         self._folder = pathlib.Path(run_folder).absolute() / FOLDER
-        # Its name promises more than it does: it is called before the step gets its name.
-        background = ocp.AsyncOptions(post_finalization_callback=self._sync_unfinished)
-        options = ocp.CheckpointManagerOptions(
-            max_to_keep=keep, enable_async_checkpointing=True, async_options=background
-        )
-        self._manager = ocp.CheckpointManager(self._folder, options=options, item_names=(WEIGHTS, TRAINING))
+        self._writer = ocp.AsyncCheckpointer(_handler())
+        self._background = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
+        self._committing: concurrent.futures.Future[None] | None = None
 
     def __enter__(self) -> "Checkpoints":
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        with explained(self._not_written):
-            self._manager.wait_until_finished()
-            durable.sync(self._folder)
-        self._manager.close()
+        try:
+            self._wait()
+        finally:
+            self._background.shutdown()
+            self._writer.close()
 
     def save(self, step: int, *, weights: Any, training: Any) -> None:
         """Copies a state and writes it in the background, unless that step is there already.
@@ -48,59 +52,92 @@ class Checkpoints:
         Raises:
           ValueError: if this one, or the one before, cannot be written.
         """
-        if step in self._manager.all_steps():
+        self._wait()
+        if step in all_steps(self._run_folder):
             return
+        items = {WEIGHTS: _save_in_chunks(weights), TRAINING: ocp.args.StandardSave(training)}
         with explained(self._not_written):
-            self._manager.save(
-                step,
-                args=ocp.args.Composite(
-                    **{WEIGHTS: _save_in_chunks(weights), TRAINING: ocp.args.StandardSave(training)}
-                ),
-            )
+            durable.make_folder(self._folder)
+            self._remove_partial()
+            aside = durable.name_beside(self._folder / str(step))
+            self._writer.save(aside, args=ocp.args.Composite(**items))
+        self._committing = self._background.submit(self._commit, step, aside)
 
-    def _sync_unfinished(self) -> None:
-        """Orbax waits for the disk to have the arrays, but not for what says which they are."""
-        for folder in self._folder.glob(f"*{UNFINISHED}*"):
-            durable.sync_tree(folder)
-
-    def has_training(self, step: int) -> bool:
-        """Whether a run can go on from a checkpoint; one that was converted has weights only.
+    def check(self) -> None:
+        """Tells at once of a save that has failed in the background; costs nothing.
 
         Raises:
-          ValueError: if it can, but for what is missing.
+          ValueError: if it has.
         """
-        if not (self._manager.directory / str(step) / TRAINING).exists():
-            return False
-        require_item(self._run_folder, step, TRAINING)
-        return True
+        if self._committing is not None and self._committing.done():
+            self._wait()
 
-    def restore(self, step: int, *, weights: Any, training: Any) -> tuple[Any, Any]:
-        """Reads a checkpoint into arrays like those given, `jax.ShapeDtypeStruct`s with shardings.
+    def _wait(self) -> None:
+        committing, self._committing = self._committing, None
+        if committing is not None:
+            committing.result()
 
-        Raises:
-          ValueError: if it is damaged.
-        """
-        items = {WEIGHTS: ocp.args.StandardRestore(weights), TRAINING: ocp.args.StandardRestore(training)}
-        restored = self._restore(step, items)
-        return restored[WEIGHTS], restored[TRAINING]
+    def _commit(self, step: int, aside: pathlib.Path) -> None:
+        """Gives a step its name, when Orbax has written it."""
+        with explained(self._not_written):
+            self._writer.wait_until_finished()
+            # Orbax waits for the disk to have the arrays, but not for what says which they are.
+            durable.sync_tree(aside)
+            commit(aside, step)
+            durable.publish(aside, self._folder / str(step))
+            for old in all_steps(self._run_folder)[: -self._keep]:
+                durable.remove_folder(self._folder / str(old))
 
-    def restore_weights(self, step: int, weights: Any) -> Any:
-        """Reads the weights alone, as `restore` does.
-
-        Raises:
-          ValueError: if they are damaged.
-        """
-        return self._restore(step, {WEIGHTS: ocp.args.StandardRestore(weights)})[WEIGHTS]
-
-    def _restore(self, step: int, items: dict[str, Any]) -> Any:
-        with explained(lambda cause: damaged(self._run_folder, step, cause)):
-            return self._manager.restore(step, args=ocp.args.Composite(**items))
+    def _remove_partial(self) -> None:
+        """What a killed process left: one process writes into a run folder."""
+        for partial in self._folder.glob(f".*{durable.PARTIAL}*"):
+            shutil.rmtree(partial)
 
     def _not_written(self, cause: str) -> str:
         return (
             f"a checkpoint of {self._run_folder} could not be written: {cause}; mend that, and the same "
             "command goes on from the one before"
         )
+
+
+def has_training(run_folder: str | pathlib.Path, step: int) -> bool:
+    """Whether a run can go on from a checkpoint; one that was converted has weights only."""
+    return (step_folder(run_folder, step) / TRAINING).exists()
+
+
+def restore(run_folder: str | pathlib.Path, step: int, *, weights: Any, training: Any) -> tuple[Any, Any]:
+    """Reads a checkpoint into arrays like those given, `jax.ShapeDtypeStruct`s with shardings.
+
+    Raises:
+      ValueError: if it cannot be read.
+    """
+    items = {WEIGHTS: ocp.args.StandardRestore(weights), TRAINING: ocp.args.StandardRestore(training)}
+    restored = _restore(run_folder, step, items)
+    return restored[WEIGHTS], restored[TRAINING]
+
+
+def restore_weights(run_folder: str | pathlib.Path, step: int, weights: Any) -> Any:
+    """Reads the weights alone, as `restore` does.
+
+    Raises:
+      ValueError: if they cannot be read.
+    """
+    return _restore(run_folder, step, {WEIGHTS: ocp.args.StandardRestore(weights)})[WEIGHTS]
+
+
+def _restore(run_folder: str | pathlib.Path, step: int, items: dict[str, Any]) -> Any:
+    silence_threads()
+    folder = step_folder(pathlib.Path(run_folder).absolute(), step)
+    with (
+        explained(lambda cause: f"{step_folder(run_folder, step)} cannot be read: {cause}"),
+        ocp.Checkpointer(_handler()) as reader,
+    ):
+        return reader.restore(folder, args=ocp.args.Composite(**items))
+
+
+def _handler() -> ocp.CompositeCheckpointHandler:
+    items = {name: ocp.StandardCheckpointHandler() for name in (WEIGHTS, TRAINING)}
+    return ocp.CompositeCheckpointHandler(**items)
 
 
 def _save_in_chunks(weights: Any) -> Any:

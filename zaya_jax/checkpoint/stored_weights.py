@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import tensorstore as ts
 
-from zaya_jax.checkpoint.layout import METADATA, WEIGHTS, require_step, step_folder
+from zaya_jax.checkpoint.layout import METADATA, WEIGHTS, step_folder
+from zaya_jax.checkpoint.newest import require_step
 from zaya_jax.json_files import read_json
 
 

@@ -87,8 +87,8 @@ def train(config: Config, *, overwrite: bool = False) -> TrainResult:
       ValueError: for whatever cannot work, before anything is compiled.
     """
     run = open_run(config, data_mesh(), overwrite=overwrite)
+    state = starting_state(run)
     with Checkpoints(config.run_folder, keep=config.train.keep_checkpoints) as checkpoints:
-        state = starting_state(run, checkpoints)
         first_step = int(state.step)
         if first_step == config.train.num_steps:
             print(f"run {config.run_folder} is finished: it has all {first_step:,} steps")
@@ -157,6 +157,7 @@ def _make_steps(steps: _Steps, state: TrainState) -> TrainState:
             state, metrics = programs.step(state, rows)
         num_bytes = run.text_bytes(batch)
         outputs.progress.add(metrics.loss, metrics.num_targets, num_bytes)
+        outputs.checkpoints.check()  # a save that failed is known now, not at the next one
         ends_phase = step == steps.range.phase.end
         is_logged = step == 1 or ends_phase or step % config.log_every == 0
         if is_logged or step == first_step:  # a resumed run shows at once that it lives

@@ -8,7 +8,14 @@ import optax
 from jax.sharding import Mesh
 
 from zaya_jax import durable
-from zaya_jax.checkpoint import FOLDER, check_init_from, newest_step, read_config
+from zaya_jax.checkpoint import (
+    FOLDER,
+    SavedStep,
+    check_init_from,
+    newest_step,
+    read_config,
+    set_aside_later,
+)
 from zaya_jax.config import CONFIG_FILE, Config, FieldChange, differences, in_phase, lies_in, refusals
 from zaya_jax.data.batch import Batch
 from zaya_jax.data.corpus import ensure_corpus, open_corpus_for
@@ -32,6 +39,8 @@ class OpenRun:
     token_bytes_V: np.ndarray
     mesh: Mesh
     schedule: optax.Schedule
+    start: SavedStep | None
+    """The checkpoint that it begins from, its own or another run's; None for fresh weights."""
 
     @property
     def corpus(self) -> Corpus:
@@ -54,9 +63,11 @@ def open_run(config: Config, mesh: Mesh, *, overwrite: bool) -> OpenRun:
       ValueError: for whatever cannot work, before anything is compiled.
     """
     check_devices(config, mesh.size)
-    check_folder(config, overwrite=overwrite)  # before minutes go into a corpus
+    start = check_folder(config, overwrite=overwrite)  # before minutes go into a corpus
     corpora = open_data(config)
     # Last: what was refused has left the old run alone.
+    if start is not None and start.run_folder == config.run_folder:
+        set_aside_later(config.run_folder, start.step)
     changed = prepare_folder(config, overwrite=overwrite)
     if changed:
         print(f"run {config.run_folder} goes on otherwise than before: {'; '.join(map(str, changed))}")
@@ -64,7 +75,7 @@ def open_run(config: Config, mesh: Mesh, *, overwrite: bool) -> OpenRun:
     # As long as the embedding, which may have rows that no token of the tokenizer has.
     token_bytes_V = np.zeros(config.model.vocab_size, np.int32)
     token_bytes_V[: tokenizer.vocab_size] = tokenizer.token_bytes()
-    return OpenRun(config, corpora, token_bytes_V, mesh, learning_rate_schedule(config))
+    return OpenRun(config, corpora, token_bytes_V, mesh, learning_rate_schedule(config), start)
 
 
 def open_data(config: Config) -> dict[str, Corpus]:
@@ -96,8 +107,11 @@ def open_data(config: Config) -> dict[str, Corpus]:
     return corpora
 
 
-def check_folder(config: Config, *, overwrite: bool) -> None:
-    """Checks that a run can have its folder, and can start from the weights that it is to start from.
+def check_folder(config: Config, *, overwrite: bool) -> SavedStep | None:
+    """Checks that a run can have its folder, and finds the checkpoint that it is to start from.
+
+    Returns:
+      The newest of its own that is whole, or of `train.init_from`; None for fresh weights.
 
     Raises:
       ValueError: if the folder holds a run that cannot go on with this config, or something that is no
@@ -110,7 +124,9 @@ def check_folder(config: Config, *, overwrite: bool) -> None:
                 f"run_folder is {folder}, and {path} is a file; it must be a folder or not exist yet"
             )
     held = _read_held(folder)
-    refused = [] if overwrite or held is None else refusals(config, held, newest_step=newest_step(folder))
+    goes_on = held is not None and not overwrite
+    step = newest_step(folder) if goes_on else None
+    refused = refusals(config, held, newest_step=step) if goes_on else []
     if overwrite or held is None or refused:
         _check_apart(config)
     if overwrite:
@@ -120,10 +136,11 @@ def check_folder(config: Config, *, overwrite: bool) -> None:
             f"{folder} holds a run of another config; {'; '.join(refused[:3])}; choose another "
             "--config.run_folder, or give --overwrite to throw the old run away"
         )
-    # A run that goes on has its weights from its checkpoint.
-    starts_anew = overwrite or newest_step(folder) is None
-    if starts_anew and config.train.init_from is not None:  # later it may be gone
-        check_init_from(config.train.init_from, config.model)
+    if step is not None:  # a run that goes on has its weights from its checkpoint
+        return SavedStep(config.run_folder, step)
+    if config.train.init_from is not None:
+        return check_init_from(config.train.init_from, config.model)
+    return None
 
 
 def _read_held(folder: pathlib.Path) -> Config | None:

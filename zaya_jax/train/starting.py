@@ -4,7 +4,7 @@ import functools
 
 import jax
 
-from zaya_jax.checkpoint import Checkpoints, load_weights, newest_step
+from zaya_jax.checkpoint import SavedStep, has_training, load_weights, restore
 from zaya_jax.platform.compiler import compiler_options
 from zaya_jax.pytree import abstract
 from zaya_jax.train.opening import OpenRun
@@ -21,23 +21,23 @@ from zaya_jax.train.state import (
 )
 
 
-def starting_state(run: OpenRun, checkpoints: Checkpoints) -> TrainState:
+def starting_state(run: OpenRun) -> TrainState:
     """The newest checkpoint's state, or a fresh one, on the devices.
 
     Raises:
-      ValueError: if the newest checkpoint is damaged, or has weights only.
+      ValueError: if the newest checkpoint has weights only.
     """
     # Any phase's setup would do: what a state is made of is the same in all of them.
     setup = run.setup(run.config.phase_at(1).config)
-    step = newest_step(run.config.run_folder)
-    if step is None:
+    start = run.start
+    if start is None or start.run_folder != run.config.run_folder:
         return _fresh_state(run, setup)
-    if not checkpoints.has_training(step):
+    if not has_training(start.run_folder, start.step):
         raise ValueError(
             f"{run.config.run_folder} holds weights only; train from them in a folder of its own: "
             f"--config.train.init_from={run.config.run_folder} --config.run_folder=ANOTHER"
         )
-    return _restored_state(run, setup, checkpoints, step)
+    return _restored_state(run, setup, start)
 
 
 def _fresh_state(run: OpenRun, setup: TrainSetup) -> TrainState:
@@ -50,18 +50,18 @@ def _fresh_state(run: OpenRun, setup: TrainSetup) -> TrainState:
         compiler_options=compiler_options(run.mesh, once=True),
     )
     state = init()
-    if run.config.train.init_from is None:
+    if run.start is None:
         return state
-    saved = load_weights(run.config.train.init_from, functools.partial(checkpoint_shardings, mesh=run.mesh))
+    saved = load_weights(run.start, functools.partial(checkpoint_shardings, mesh=run.mesh))
     return jax.jit(with_variables, out_shardings=placed, donate_argnums=0)(state, saved.variables)
 
 
-def _restored_state(run: OpenRun, setup: TrainSetup, checkpoints: Checkpoints, step: int) -> TrainState:
+def _restored_state(run: OpenRun, setup: TrainSetup, start: SavedStep) -> TrainState:
     state = abstract_state(run.config, setup, run.mesh)
     # A checkpoint knows nothing of the devices that wrote it: it is read evenly sharded, then partitioned.
     shapes = jax.eval_shape(to_checkpoint, state)
     saved = abstract(shapes, checkpoint_shardings(shapes, run.mesh))
-    weights, training = checkpoints.restore(step, weights=saved["weights"], training=saved["training"])
+    weights, training = restore(start.run_folder, start.step, **saved)
     partition = jax.jit(
         functools.partial(from_checkpoint, like=state), out_shardings=shardings(state, run.mesh)
     )

@@ -1,0 +1,103 @@
+"""Every bit of a checkpoint counts: whatever a disk does to a file of it is seen, and an older step taken."""
+
+import os
+import pathlib
+import random
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+from zaya_jax.checkpoint import Checkpoints, damage_of, newest_step
+
+STATE = {
+    "weights": {"params": {"layers": {"up": np.arange(24.0).reshape(2, 3, 4)}, "table": np.ones((7, 5))}},
+    "training": {"step": np.int32(0), "moments": np.zeros((40, 30))},
+}
+
+
+def state_of(step: int) -> dict:
+    return jax.tree.map(lambda x: jax.device_put(np.asarray(x + step)), STATE)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory) -> pathlib.Path:
+    """A run with steps 4 and 8, of different arrays."""
+    folder = tmp_path_factory.mktemp("run")
+    with Checkpoints(folder, keep=2) as checkpoints:
+        for step in (4, 8):
+            checkpoints.save(step, **state_of(step))
+    return folder
+
+
+@pytest.fixture
+def copy(saved, tmp_path) -> pathlib.Path:
+    return shutil.copytree(saved, tmp_path / "run")
+
+
+def files_of(step: pathlib.Path) -> list[str]:
+    return sorted(str(path.relative_to(step)) for path in step.rglob("*") if path.is_file())
+
+
+def flips(content: bytes, count: int, seed: int):
+    """The content with one bit otherwise, `count` times or once a bit."""
+    bits = range(8 * len(content))
+    for bit in random.Random(seed).sample(bits, min(count, len(bits))):
+        flipped = bytearray(content)
+        flipped[bit // 8] ^= 1 << bit % 8
+        yield bytes(flipped)
+
+
+def test_what_is_whole_is_whole(saved):
+    assert damage_of(saved, 4) is damage_of(saved, 8) is None
+    assert {"manifest.json", "committed"} <= set(files_of(saved / "checkpoints/8"))
+
+
+def test_each_flipped_bit_of_each_file_is_seen(copy):
+    folder = copy / "checkpoints/8"
+    for seed, name in enumerate(files_of(folder)):
+        whole = (folder / name).read_bytes()
+        for content in flips(whole, 200, seed):
+            (folder / name).write_bytes(content)
+            assert damage_of(copy, 8), name
+        (folder / name).write_bytes(whole)
+    assert damage_of(copy, 8) is None
+
+
+def test_whatever_becomes_of_a_file_is_seen_and_the_older_step_taken(copy):
+    folder, older = copy / "checkpoints/8", copy / "checkpoints/4"
+    names = files_of(folder)
+    for name in names:
+        whole, path = (folder / name).read_bytes(), folder / name
+        others = [(folder / other).read_bytes() for other in names]
+        stale = (older / name).read_bytes() if (older / name).exists() else b""
+        zeroed = bytes(min(4096, len(whole))) + whole[4096:]
+        changes = {whole[: len(whole) // 2], whole + b"\0", zeroed, stale, b"", *others} - {whole}
+        for content in changes:
+            path.write_bytes(content)
+            assert newest_step(copy) == 4, name
+        path.unlink()
+        assert newest_step(copy) == 4, name
+        path.write_bytes(whole)
+    assert newest_step(copy) == 8
+
+
+@pytest.mark.parametrize("what", ["file", "pipe", "link", "link to a folder", "another step"])
+def test_what_was_not_written_is_seen(copy, what):
+    folder = copy / "checkpoints/8"
+    if what == "file":
+        (folder / "weights/more").write_text("")
+    elif what == "pipe":  # to read it would take for ever
+        (folder / "weights/_METADATA").unlink()
+        os.mkfifo(folder / "weights/_METADATA")
+    elif what == "link":
+        (folder / "weights/_METADATA").unlink()
+        (folder / "weights/_METADATA").symlink_to(copy / "checkpoints/4/weights/_METADATA")
+    elif what == "link to a folder":
+        (folder / "weights").rename(copy / "elsewhere")
+        (folder / "weights").symlink_to(copy / "elsewhere")
+    else:
+        shutil.rmtree(folder)
+        shutil.copytree(copy / "checkpoints/4", folder)
+    assert newest_step(copy) == 4

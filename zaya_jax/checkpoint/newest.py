@@ -1,0 +1,61 @@
+"""The newest checkpoint of a run that is whole: a damaged one is passed over aloud, never in silence."""
+
+import dataclasses
+import logging
+import pathlib
+
+from zaya_jax import durable
+from zaya_jax.checkpoint.layout import DAMAGED, all_steps, step_folder
+from zaya_jax.checkpoint.manifest import damage_of
+
+
+@dataclasses.dataclass(frozen=True)
+class SavedStep:
+    """A checkpoint that was found whole."""
+
+    run_folder: str
+    step: int
+
+
+def newest_step(run_folder: str | pathlib.Path) -> int | None:
+    """The newest step whose files are all as they were written; None when there is no checkpoint.
+
+    All of its bytes are read. Newer ones that are damaged are told of in the log, which without settings of
+    its own is the standard error.
+
+    Raises:
+      ValueError: if there are checkpoints, and all are damaged.
+    """
+    damaged: dict[int, str] = {}
+    for step in reversed(all_steps(run_folder)):
+        damage = damage_of(run_folder, step)
+        if damage is None:
+            for each, cause in damaged.items():
+                logging.getLogger(__name__).warning(
+                    "%s is damaged (%s); going on from step %s", step_folder(run_folder, each), cause, step
+                )
+            return step
+        damaged[step] = damage
+    if not damaged:
+        return None
+    found = (f"{step_folder(run_folder, step)} is damaged: {damage}" for step, damage in damaged.items())
+    raise ValueError(f"{'; '.join(found)}; no checkpoint is whole: restore one from a copy")
+
+
+def require_step(run_folder: str | pathlib.Path) -> int:
+    """`newest_step`, where there must be one.
+
+    Raises:
+      ValueError: if there is none, or all are damaged.
+    """
+    step = newest_step(run_folder)
+    if step is None:
+        raise ValueError(f"{run_folder} has no checkpoint yet; it must have trained to its first one")
+    return step
+
+
+def set_aside_later(run_folder: str | pathlib.Path, step: int) -> None:
+    """Gives what is damaged behind the newest whole step other names: a run writes those steps anew."""
+    for later in all_steps(run_folder):
+        if later > step:
+            durable.set_aside(step_folder(run_folder, later), DAMAGED)
