@@ -5,6 +5,7 @@ It stands beside `cli.py` because it needs rooms that are below the training roo
 
 import itertools
 import shlex
+import sys
 from collections.abc import Sequence
 
 import jax
@@ -18,6 +19,7 @@ from zaya_jax.inference.generate import generate
 from zaya_jax.options import Parser, add_config_options, load_config
 from zaya_jax.platform.host_memory import reuse_host_memory
 from zaya_jax.train.loop import TrainResult, train
+from zaya_jax.train.stopping import Stopped
 
 SAMPLE_TEMPERATURE = 0.7
 PROMPT_LENGTH = 40
@@ -55,7 +57,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         print_dry_run(config, devices=options.devices)
         return
     reuse_host_memory()
-    report(train(config, overwrite=options.overwrite))
+    try:
+        report(train(config, overwrite=options.overwrite))
+    except Stopped as stopped:
+        print(f"saved at step {stopped.step}; the same command goes on")
+        sys.exit(stopped.exit_code)
 
 
 def report(result: TrainResult) -> None:

@@ -25,7 +25,7 @@ from small_runs import build_small_corpus, small_config, small_values
 
 import zaya_jax
 from zaya_jax import cli
-from zaya_jax.checkpoint import load_run
+from zaya_jax.checkpoint import load_run, newest_step
 from zaya_jax.config import Config
 from zaya_jax.data.loader import evaluation_batches
 from zaya_jax.data.shards import Corpus
@@ -215,6 +215,30 @@ def test_a_run_killed_twice_goes_on_as_if_nothing_had_been(undisturbed, compile_
     resumed = subprocess.run(**command, timeout=LIMIT_SECONDS)
     assert resumed.returncode == 0, resumed.stdout.decode()
     assert "resuming at step" in resumed.stdout.decode()
+    assert _rows(config.run_folder) == _rows(undisturbed.config.run_folder)
+    _assert_same(load_run(config.run_folder).variables, undisturbed.state.variables)
+
+
+@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
+def test_a_run_that_is_asked_to_stop_saves_its_step_and_goes_on(
+    undisturbed, compile_cache, tmp_path, number, exit_code
+):
+    """Steps 4 and 8 would be saved anyway; the one it stops at need not be such a step."""
+    config = _config(undisturbed, tmp_path / "stopped")
+    command = _command(_write_config_file(tmp_path / "stopped.py", config), compile_cache)
+    process = subprocess.Popen(**command)
+    deadline = time.monotonic() + LIMIT_SECONDS
+    while _last_step(config.run_folder) < 9:
+        assert process.poll() is None, process.stdout.read().decode()
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    process.send_signal(number)
+    said = process.communicate(timeout=LIMIT_SECONDS)[0].decode()
+    assert process.returncode == exit_code, said
+    (step,) = map(int, re.findall(r"saved at step (\d+); the same command goes on\n$", said))
+    assert newest_step(config.run_folder) == step == _last_step(config.run_folder)
+    resumed = subprocess.run(**command, timeout=LIMIT_SECONDS)
+    assert resumed.returncode == 0, resumed.stdout.decode()
     assert _rows(config.run_folder) == _rows(undisturbed.config.run_folder)
     _assert_same(load_run(config.run_folder).variables, undisturbed.state.variables)
 

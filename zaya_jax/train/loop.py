@@ -25,6 +25,7 @@ from zaya_jax.train.starting import starting_state
 from zaya_jax.train.state import TrainState, abstract_state
 from zaya_jax.train.step import Metrics
 from zaya_jax.train.step_values import train_values
+from zaya_jax.train.stopping import Stopped, StopRequest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +63,7 @@ class _Outputs:
     writer: MetricsWriter
     progress: ProgressLine
     clock: _Clock
+    stop: StopRequest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,6 +87,7 @@ def train(config: Config, *, overwrite: bool = False) -> TrainResult:
 
     Raises:
       ValueError: for whatever cannot work, before anything is compiled.
+      Stopped: behind a SIGTERM or Ctrl-C, when the state is saved.
     """
     run = open_run(config, data_mesh(), overwrite=overwrite)
     state = starting_state(run)
@@ -96,9 +99,10 @@ def train(config: Config, *, overwrite: bool = False) -> TrainResult:
         with (
             MetricsWriter(config.run_folder, first_step=first_step) as writer,
             ProgressLine(config.train.num_steps, first_step) as progress,
+            StopRequest() as stop,
         ):
             _introduce(run, first_step, progress)
-            state = _loop(run, state, _Outputs(checkpoints, writer, progress, _Clock(first_step)))
+            state = _loop(run, state, _Outputs(checkpoints, writer, progress, _Clock(first_step), stop))
             return _result(run, state)
 
 
@@ -171,10 +175,13 @@ def _make_steps(steps: _Steps, state: TrainState) -> TrainState:
         if ends_phase or step % config.eval_every == 0:
             _evaluate(steps, state, step)
             outputs.clock.restart(step)
-        if ends_phase or step % config.checkpoint_every == 0:
+        asked = outputs.stop.signal_number  # read once: a signal behind this line is for the next step
+        if ends_phase or step % config.checkpoint_every == 0 or asked is not None:
             with outputs.progress.pausing():
                 outputs.checkpoints.save(step, **programs.checkpoint(state))
             outputs.clock.restart(step)
+        if asked is not None and step < config.num_steps:
+            raise Stopped(asked, step)
     return state
 
 
