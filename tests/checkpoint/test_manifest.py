@@ -58,7 +58,7 @@ def test_each_flipped_bit_of_each_file_is_seen(copy):
     folder = copy / "checkpoints/8"
     for seed, name in enumerate(files_of(folder)):
         whole = (folder / name).read_bytes()
-        for content in flips(whole, 200, seed):
+        for content in flips(whole, 50, seed):
             (folder / name).write_bytes(content)
             assert damage_of(copy, 8), name
         (folder / name).write_bytes(whole)

@@ -19,7 +19,8 @@ from zaya_jax.json_files import read_json
 
 def commit(folder: pathlib.Path, step: int) -> None:
     """Writes manifest and mark of a step whose files are all written; behind it nothing may be added."""
-    files = {name: _describe(folder / name) for name in sorted(_names(folder))}
+    names = sorted(set(_names(folder)) - {MANIFEST, COMMITTED})
+    files = {name: _describe(folder / name) for name in names}
     durable.write(folder / MANIFEST, json.dumps({"step": step, "files": files}, indent=1) + "\n")
     durable.write(folder / COMMITTED, _mark(folder))
 
