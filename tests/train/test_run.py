@@ -219,24 +219,28 @@ def test_a_run_killed_twice_goes_on_as_if_nothing_had_been(undisturbed, compile_
     _assert_same(load_run(config.run_folder).variables, undisturbed.state.variables)
 
 
-@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
-def test_a_run_that_is_asked_to_stop_saves_its_step_and_goes_on(
-    undisturbed, compile_cache, tmp_path, number, exit_code
-):
-    """Steps 4 and 8 would be saved anyway; the one it stops at need not be such a step."""
-    config = _config(undisturbed, tmp_path / "stopped")
-    command = _command(_write_config_file(tmp_path / "stopped.py", config), compile_cache)
+def _stop_behind(step: int, number: int, run_folder: str, command: dict) -> tuple[int, str]:
+    """Exit code and output of a command that gets a signal when its metrics have the line of a step."""
     process = subprocess.Popen(**command)
     deadline = time.monotonic() + LIMIT_SECONDS
-    while _last_step(config.run_folder) < 9:
+    while _last_step(run_folder) < step:
         assert process.poll() is None, process.stdout.read().decode()
-        assert time.monotonic() < deadline
+        assert time.monotonic() < deadline, f"step {step} is not reached after {LIMIT_SECONDS} s"
         time.sleep(0.001)
     process.send_signal(number)
     said = process.communicate(timeout=LIMIT_SECONDS)[0].decode()
-    assert process.returncode == exit_code, said
-    (step,) = map(int, re.findall(r"saved at step (\d+); the same command goes on\n$", said))
-    assert newest_step(config.run_folder) == step == _last_step(config.run_folder)
+    return process.returncode, said
+
+
+def test_a_run_that_is_asked_to_stop_saves_its_step_and_goes_on(undisturbed, compile_cache, tmp_path):
+    """Steps 4, 8, ... would be saved anyway; the one it stops at need not be such a step."""
+    config = _config(undisturbed, tmp_path / "stopped")
+    command = _command(_write_config_file(tmp_path / "stopped.py", config), compile_cache)
+    for number, exit_code, behind in ((signal.SIGTERM, 75, 9), (signal.SIGINT, 130, 18)):
+        code, said = _stop_behind(behind, number, config.run_folder, command)
+        assert code == exit_code, said
+        (step,) = map(int, re.findall(r"saved at step (\d+); the same command goes on\n$", said))
+        assert newest_step(config.run_folder) == step == _last_step(config.run_folder)
     resumed = subprocess.run(**command, timeout=LIMIT_SECONDS)
     assert resumed.returncode == 0, resumed.stdout.decode()
     assert _rows(config.run_folder) == _rows(undisturbed.config.run_folder)

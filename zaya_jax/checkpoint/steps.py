@@ -136,8 +136,7 @@ def _restore(run_folder: str | pathlib.Path, step: int, items: dict[str, Any]) -
 
 
 def _handler() -> ocp.CompositeCheckpointHandler:
-    items = {name: ocp.StandardCheckpointHandler() for name in (WEIGHTS, TRAINING)}
-    return ocp.CompositeCheckpointHandler(**items)
+    return ocp.CompositeCheckpointHandler(WEIGHTS, TRAINING)
 
 
 def _save_in_chunks(weights: Any) -> Any:

@@ -123,11 +123,11 @@ def check_folder(config: Config, *, overwrite: bool) -> SavedStep | None:
             raise ValueError(
                 f"run_folder is {folder}, and {path} is a file; it must be a folder or not exist yet"
             )
-    held = _read_held(folder)
-    goes_on = held is not None and not overwrite
-    step = newest_step(folder) if goes_on else None
-    refused = refusals(config, held, newest_step=step) if goes_on else []
-    if overwrite or held is None or refused:
+    found = _read_held(folder)
+    held = None if overwrite else found
+    step = None if held is None else newest_step(folder)
+    refused = [] if held is None else refusals(config, held, newest_step=step)
+    if held is None or refused:
         _check_apart(config)
     if overwrite:
         _check_nothing_is_lost(config)
