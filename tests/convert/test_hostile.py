@@ -245,7 +245,7 @@ HOSTILE = (
     Hostile("checkpoint without a part", without_a_part, "run/checkpoints/0 is damaged: weights/params.layers.experts.down_proj/1.2.0.0 is missing", "run out"),
     Hostile("part of a checkpoint cut off", cut("params.embedding.table/0.0"), "params.embedding.table/0.0 is not as it was written: its checksum differs", "run out"),
     Hostile("checkpoint with empty checksums", lambda root: (root / "run/SHA256SUMS").write_text(""), "run/SHA256SUMS has '' in line 1", "run out"),
-    Hostile("checkpoint that no sum is of", lambda root: (root / "run/SHA256SUMS").write_text(f"{'0' * 64}  config.json\n"), "run/checkpoints/0 is damaged: none of its files is listed", "run out"),
+    Hostile("checkpoint that no sum is of", lambda root: (root / "run/SHA256SUMS").write_text(f"{'0' * 64}  config.json\n"), "run/checkpoints/0 is damaged: SHA256SUMS has none of its files", "run out"),
     Hostile("checkpoint with a pipe", lambda root: os.mkfifo(root / "run" / WEIGHTS / "pipe"), "weights/pipe is no file and no folder", "run out"),
     Hostile("forged: without a part", forged(without_a_part), "params.layers.experts.down_proj has 5 of its 6 parts; it is damaged", "run out"),
     Hostile("forged: part cut off", forged(cut("params.embedding.table/0.0")), "embedding/table is damaged", "run out"),

@@ -51,7 +51,7 @@ def _check(folder: pathlib.Path, step: int) -> None:
     listed = manifest.get("files")
     if not isinstance(listed, dict):
         raise ValueError(f"{MANIFEST} lists no files")
-    _check_names(names - {MANIFEST, COMMITTED}, set(listed))
+    _check_names(names - {MANIFEST, COMMITTED}, set(listed), MANIFEST)
     for name, expected in listed.items():
         if _describe(folder / name) != expected:
             raise ValueError(f"{name} is not as it was written")
@@ -62,19 +62,19 @@ def _check_converted(folder: pathlib.Path) -> None:
     run_folder, start = folder.parents[1], f"{FOLDER}/{folder.name}/"
     listed = durable.read_checksums(run_folder)
     inside = {name: checksum for name, checksum in listed.items() if name.startswith(start)}
-    _check_names(set(_names(folder)), {name.removeprefix(start) for name in inside})
+    _check_names(set(_names(folder)), {name.removeprefix(start) for name in inside}, durable.CHECKSUMS)
     damage = durable.find_damage(run_folder, inside)
     if damage is not None:
         raise ValueError(damage)
 
 
-def _check_names(found: set[str], listed: set[str]) -> None:
+def _check_names(found: set[str], listed: set[str], where: str) -> None:
     if not listed:
-        raise ValueError("none of its files is listed")
+        raise ValueError(f"{where} has none of its files")
     if listed - found:
         raise ValueError(f"{min(listed - found)} is missing")
     if found - listed:
-        raise ValueError(f"{min(found - listed)} was not written with it")
+        raise ValueError(f"{min(found - listed)} is not in {where}; it was not written with the other files")
 
 
 def _describe(file: pathlib.Path) -> dict[str, Any]:
