@@ -72,10 +72,9 @@ def in_its_own_process(*arguments: str) -> tuple[int, str, str]:
 def test_the_newest_step_is_one_that_was_committed(copy):
     assert newest_step(copy) == 8
     (copy / "checkpoints/8").rename(copy / "checkpoints/.8.0123.partial")
-    for name in ("12", "1e3", "-3", "099", "9" * 20, "١٢"):
-        (copy / "checkpoints" / name).write_text("a file")
-        (copy / "checkpoints" / name).unlink() if name != "12" else None
-        (copy / "checkpoints" / name).mkdir() if name != "12" else None
+    (copy / "checkpoints/12").write_text("a file")
+    for name in ("1e3", "-3", "099", "9" * 20, "١٢"):
+        (copy / "checkpoints" / name).mkdir()
     assert newest_step(copy) == 4
     assert load_run(copy).step == 4
     shutil.rmtree(copy / "checkpoints")

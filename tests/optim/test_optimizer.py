@@ -88,7 +88,6 @@ def first_update(config, declared, gradients, params):
     partition = make_partition(declared, 1, by_matrix=config.name == "muon")
     optimizer = make_optimizer(config, partition, optax.constant_schedule(config.learning_rate))
 
-    # Level 0 of the compiler: compiling is nearly all the time that this takes.
     @jax.jit
     def run(gradients, params):
         buckets = to_buckets(partition, params)
