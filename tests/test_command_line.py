@@ -100,6 +100,7 @@ MISTAKES = (
     Mistake("warm-up too long", SMALL + "--config.optimizer.warmup_steps=30", "optimizer.warmup_steps is 30; it must be below train.num_steps, 30"),
     Mistake("negative data seed", SMALL + "--config.data.seed=-1", "data.seed is -1; it must be from 0 to 2**32 - 1"),
     Mistake("data seed too large", SMALL + "--config.data.seed=4294967296", "data.seed is 4294967296; it must be from 0"),
+    Mistake("no skips at all", SMALL + "--config.train.stop_after_skips=0", "train.stop_after_skips is 0; it must be above 0"),
     Mistake("negative training seed", SMALL + "--config.train.seed=-1", "train.seed is -1; it must be from 0 to 2**32 - 1"),
     Mistake("batch and microbatches", SMALL + "--config.execution.num_microbatches=3", "data.batch_size is 4; it must be a multiple of execution.num_microbatches, 3"),
     Mistake("sequence of one token", SMALL + "--config.data.sequence_length=1", "data.sequence_length is 1; it must be at least 2"),

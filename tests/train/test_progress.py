@@ -235,6 +235,20 @@ def test_a_line_has_the_mean_of_all_steps_since_the_last():
     assert f"loss 5.0000 | {10 / 5 / math.log(2):.3f} bits/byte" in second
 
 
+def test_a_skipped_step_is_counted_and_leaves_the_mean_alone():
+    """Also its bytes: they are no text of the others' losses."""
+    log, console = new_log()
+    line = ProgressLine(40, 0, console)
+    for step in ((1.0, 1.0, 2.0), (math.nan, 1.0, 4.0), (3.0, 1.0, 6.0)):
+        line.add(*step)
+    line.update(3, VALUES | {"loss": math.nan, "skipped_steps": 1.0})
+    line.add(math.inf, 1.0, 1.0)
+    line.update(4, VALUES | {"loss": math.inf, "skipped_steps": 1_002.0})
+    first, second = log.getvalue().splitlines()
+    assert f"| loss 2.0000 | skipped steps 1 | {4 / 8 / math.log(2):.3f} bits/byte |" in first
+    assert "| loss inf | skipped steps 1,002 |" in second
+
+
 class OnDevice:
     """A number that knows how often it was fetched."""
 

@@ -1,24 +1,33 @@
 """Steps that are skipped shift nothing: the rate that is applied is the one that is logged, to the end.
 
+Too many of them in a row end a run, whenever it looks.
+
 Batches without a target leave decay alone to move a weight, by rate x decay x weight: so the norms that a
 run logs of its updates tell which rate was applied.
 """
 
+import contextlib
 import dataclasses
+import itertools
 import math
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from small_runs import build_small_corpus, small_values
 
+from zaya_jax.checkpoint import newest_step as newest_checkpoint
 from zaya_jax.config import Config, OptimizerConfig
 from zaya_jax.model.weights import declare
 from zaya_jax.optim.optimizer import make_optimizer
 from zaya_jax.optim.partition import make_partition
 from zaya_jax.train import loop
 from zaya_jax.train.metrics import read_metrics
+from zaya_jax.train.norms import GROUPS
+from zaya_jax.train.skips import SkipWatch
 from zaya_jax.train.state import init_state, make_setup
+from zaya_jax.train.step import Metrics
 
 PEAK, FINAL, DECAY = 0.1, 0.02, 0.5
 SKIPPED = (3, 4, 12, 13, 20, 21)
@@ -32,8 +41,9 @@ RATES = [
 """Of all 24 steps, by hand."""
 
 
-def config_of(folder):
+def config_of(folder, **train):
     values = small_values(run_folder=str(folder / "run"), corpus=str(folder / "corpus"))
+    values["train"] |= train
     del values["train"]["num_steps"]
     values["model"] |= {"num_hidden_layers": 1, "layer_pattern": ("hybrid",), "router": "linear"}
     values["optimizer"] = {
@@ -51,23 +61,36 @@ def config_of(folder):
     return Config.from_dict(values)
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    """Its config and its lines of metrics."""
-    folder = tmp_path_factory.mktemp("skipped")
-    build_small_corpus(folder / "corpus")
-    config = config_of(folder)
-    given, steps = loop.training_batches, iter(range(1, 25))
+@contextlib.contextmanager
+def skipping(steps):
+    """Runs meet batches that are not finite at these of their steps."""
+    given, counted = loop.training_batches, itertools.count(1)
 
     def batches(*arguments, **values):
         for batch in given(*arguments, **values):
             weights_BT = np.zeros_like(batch.weights_BT)
-            if next(steps) in SKIPPED:
+            if next(counted) in steps:
                 weights_BT[1, 2] = math.nan
             yield dataclasses.replace(batch, weights_BT=weights_BT)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "training_batches", batches)
+        yield
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Of the corpus, and of the run of which most is asked."""
+    folder = tmp_path_factory.mktemp("skipped")
+    build_small_corpus(folder / "corpus")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(folder):
+    """Its config and its lines of metrics."""
+    config = config_of(folder)
+    with skipping(SKIPPED):
         loop.train(config)
     return config, read_metrics(config.run_folder, "train")
 
@@ -89,6 +112,66 @@ def test_the_applied_rate_is_the_logged_one_in_every_step(run):
         assert applied == pytest.approx(0 if step in SKIPPED else rate, rel=1e-4)
         norm *= 1 - DECAY * applied
     assert rows[-1]["learning_rate"] == pytest.approx(FINAL, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("skipped", "log_every", "steps", "newest_step"),
+    [
+        # Two in a row are allowed. Step 12 is not skipped, but looked at for its phase ends.
+        ((2, 6, 7, 9, 10, 11), 5, "9 to 11", 8),
+        ((5, 6, 7), 100, "5 to 7", 4),  # seen before step 8 is saved
+        ((1, 2, 3), 3, "1 to 3", None),
+    ],
+)
+def test_too_many_in_a_row_end_a_run(folder, tmp_path, skipped, log_every, steps, newest_step):
+    config = config_of(folder, log_every=log_every, stop_after_skips=3)
+    config = dataclasses.replace(config, run_folder=str(tmp_path / "run"))
+    with skipping(skipped), pytest.raises(ValueError, match="in a row") as error:
+        loop.train(config)
+    said, _, way_out = str(error.value).partition("; ")
+    assert said == (
+        f"steps {steps}, 3 in a row, were skipped, the last because the loss and the gradient of "
+        f"{', '.join(sorted(GROUPS))} were NaN or infinite"
+    )
+    if newest_step is None:
+        assert way_out.startswith("there is no checkpoint yet: begin again, --overwrite, with a smaller")
+    else:
+        assert way_out.startswith(f"the newest checkpoint is of step {newest_step}: start a run from its")
+        assert f"--config.train.init_from={config.run_folder} " in way_out
+    assert newest_checkpoint(config.run_folder) == newest_step
+
+
+def test_a_streak_is_found_across_looks_and_named():
+    """Two before the first look, one behind it; of the last, one group's gradient is not finite."""
+    watch = SkipWatch(3, 7)
+    for step, count in ((11, 8), (12, 9)):
+        watch.add(step, metrics_of(count))
+    assert watch.look() is None
+    watch.add(13, metrics_of(10, router=math.inf))
+    watch.add(14, metrics_of(10))
+    streak = watch.look()
+    assert (streak.first, streak.last, streak.not_finite) == (11, 13, "the gradient of router was")
+
+
+def test_a_step_that_moves_begins_the_count_anew():
+    watch = SkipWatch(2, 0)
+    for step, count in enumerate((1, 1, 2, 2, 3, 3), start=1):
+        watch.add(step, metrics_of(count))
+        assert watch.look() is None
+
+
+def metrics_of(skipped_steps, **norms):
+    """All of them ones, but for the count and some norms."""
+    one = jnp.ones(())
+    fields = {field.name: one for field in dataclasses.fields(Metrics)} | {
+        "gradient_norms": {"embedding": one, "router": one} | jax.tree.map(jnp.asarray, norms),
+        "update_norms": {},
+        "router_counts_LX": jnp.ones((1, 1), jnp.int32),
+        "router_entropy_L": jnp.ones(1),
+        "router_probability_L": jnp.ones(1),
+        "skipped_steps": jnp.asarray(skipped_steps),
+    }
+    return Metrics(**fields)
 
 
 @pytest.mark.parametrize("name", ["muon", "adamw"])

@@ -63,6 +63,15 @@ class Checkpoints:
             self._writer.save(aside, args=ocp.args.Composite(**items))
         self._committing = self._background.submit(self._commit, step, aside)
 
+    def newest(self) -> int | None:
+        """Waits for what is being written, and gives the newest step by its name; None without any.
+
+        Raises:
+          ValueError: if it cannot be written.
+        """
+        self._wait()
+        return max(all_steps(self._run_folder), default=None)
+
     def check(self) -> None:
         """Tells at once of a save that has failed in the background; costs nothing.
 

@@ -40,6 +40,8 @@ KINDS = {
     "train.checkpoint_every": Kind.KEEPING,
     "train.keep_checkpoints": Kind.KEEPING,
     "train.sample_tokens": Kind.KEEPING,
+    # It ends a run sooner or later, and moves nothing.
+    "train.stop_after_skips": Kind.KEEPING,
     "train.init_from": Kind.LEARNED,
     "execution": Kind.EXECUTION,
     # Their names, in their order. One more with longer sequences would shuffle its corpora anew, from the

@@ -22,6 +22,8 @@ class TrainConfig:
       checkpoint_every: steps between two checkpoints; there is always one at the end.
       keep_checkpoints: how many of the newest checkpoints stay.
       sample_tokens: length of the sample at the end of the run; 0 for none.
+      stop_after_skips: steps in a row that were skipped, for want of a finite loss and gradient, that end
+        the run; it is seen at the next line of metrics or checkpoint.
       init_from: a run folder whose newest weights this run starts from; None starts from random ones.
     """
 
@@ -35,13 +37,13 @@ class TrainConfig:
     checkpoint_every: int = 500
     keep_checkpoints: int = 2
     sample_tokens: int = 256
+    stop_after_skips: int = 10
     init_from: str | None = None
 
     def __post_init__(self):
         require(self.z_loss >= 0, f"train.z_loss is {self.z_loss}; it must be 0 (off) or above")
-        require_positive(
-            "train", self, "num_steps", "log_every", "eval_every", "checkpoint_every", "keep_checkpoints"
-        )
+        require_positive("train", self, "num_steps", "log_every", "eval_every", "checkpoint_every")
+        require_positive("train", self, "keep_checkpoints", "stop_after_skips")
         require_seed("train", self.seed)
         require(
             self.sample_tokens >= 0, f"train.sample_tokens is {self.sample_tokens}; it must be 0 or above"

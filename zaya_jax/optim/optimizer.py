@@ -33,7 +33,8 @@ def make_optimizer(
     """The transformation from clipped gradients to updates, of the buckets that a device owns.
 
     Its `update` takes `step`, the steps that the run has done, skipped ones included: the learning rate
-    follows them. The corrections of means that began at zero follow the updates that were made.
+    follows them. The corrections of means that began at zero follow the updates that were made, for no
+    other gradient is in these means.
 
     Args:
       config: names the optimiser and its values.

@@ -21,6 +21,7 @@ from zaya_jax.train.phases import StepRange, describe_batch, describe_phase
 from zaya_jax.train.programs import Programs, make_programs
 from zaya_jax.train.progress import ProgressLine
 from zaya_jax.train.reading import describe_epochs, readings
+from zaya_jax.train.skips import SkipWatch
 from zaya_jax.train.starting import starting_state
 from zaya_jax.train.state import TrainState, abstract_state
 from zaya_jax.train.step import Metrics
@@ -64,6 +65,7 @@ class _Outputs:
     progress: ProgressLine
     clock: _Clock
     stop: StopRequest
+    skips: SkipWatch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +88,8 @@ def train(config: Config, *, overwrite: bool = False) -> TrainResult:
       overwrite: throws away what the run folder holds.
 
     Raises:
-      ValueError: for whatever cannot work, before anything is compiled.
+      ValueError: for whatever cannot work, before anything is compiled; or for `train.stop_after_skips` steps
+        in a row that were not finite.
       Stopped: behind a SIGTERM or Ctrl-C, when the state is saved.
     """
     run = open_run(config, data_mesh(), overwrite=overwrite)
@@ -102,7 +105,9 @@ def train(config: Config, *, overwrite: bool = False) -> TrainResult:
             StopRequest() as stop,
         ):
             _introduce(run, first_step, progress)
-            state = _loop(run, state, _Outputs(checkpoints, writer, progress, _Clock(first_step), stop))
+            skips = SkipWatch(config.train.stop_after_skips, int(state.skipped_steps))
+            outputs = _Outputs(checkpoints, writer, progress, _Clock(first_step), stop, skips)
+            state = _loop(run, state, outputs)
             return _result(run, state)
 
 
@@ -161,6 +166,7 @@ def _make_steps(steps: _Steps, state: TrainState) -> TrainState:
             state, metrics = programs.step(state, rows)
         num_bytes = run.text_bytes(batch)
         outputs.progress.add(metrics.loss, metrics.num_targets, num_bytes)
+        outputs.skips.add(step, metrics)
         outputs.checkpoints.check()  # a save that failed is known now, not at the next one
         ends_phase = step == steps.range.phase.end
         is_logged = step == 1 or ends_phase or step % config.log_every == 0
@@ -171,18 +177,28 @@ def _make_steps(steps: _Steps, state: TrainState) -> TrainState:
             outputs.progress.update(step, values, steps.range.phase.name)
             if is_logged:  # what a file holds must not depend on where a run was resumed
                 outputs.writer.write(step, "train", values, phase=steps.range.phase.name)
+            _check_skips(steps)
         # A phase's end is always scored and kept: by it the phase is judged, and others may start from it.
         if ends_phase or step % config.eval_every == 0:
             _evaluate(steps, state, step)
             outputs.clock.restart(step)
         asked = outputs.stop.signal_number  # read once: a signal behind this line is for the next step
         if ends_phase or step % config.checkpoint_every == 0 or asked is not None:
+            _check_skips(steps)  # a checkpoint is no reason to go on
             with outputs.progress.pausing():
                 outputs.checkpoints.save(step, **programs.checkpoint(state))
             outputs.clock.restart(step)
         if asked is not None and step < config.num_steps:
             raise Stopped(asked, step)
     return state
+
+
+def _check_skips(steps: _Steps) -> None:
+    """Ends a run that learns nothing any more."""
+    streak = steps.outputs.skips.look()
+    if streak is not None:
+        newest_step = steps.outputs.checkpoints.newest()
+        raise ValueError(streak.describe(steps.run.config.run_folder, newest_step=newest_step))
 
 
 def _values(steps: _Steps, step: int, metrics: Metrics, num_bytes: float, seconds: float) -> dict[str, float]:

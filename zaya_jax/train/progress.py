@@ -1,6 +1,7 @@
 """The line that a person watches: live on a terminal, plain elsewhere."""
 
 import contextlib
+import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -87,7 +88,8 @@ class ProgressLine:
     def update(self, step: int, values: dict[str, float], phase: str = "") -> None:
         """Shows the metrics of a step, and the name of its phase if it has one.
 
-        The loss is the mean of all steps since the last line: that of one step jumps with its batch.
+        The loss is the mean of the steps since the last line whose loss was finite: that of one step jumps
+        with its batch.
         """
         # The pace first: a line shows what is left behind this step.
         self._pace.look(step)
@@ -158,23 +160,22 @@ class _Losses:
     """Losses of the steps since the last line, left on their device until somebody asks."""
 
     def __init__(self):
-        self._steps: list[tuple[Any, Any]] = []
-        self._num_bytes = 0.0
+        self._steps: list[tuple[Any, Any, float]] = []
 
     def add(self, loss: Any, num_targets: Any, num_bytes: float) -> None:
-        self._steps.append((loss, num_targets))
-        self._num_bytes += num_bytes
+        self._steps.append((loss, num_targets, num_bytes))
 
     def take(self) -> dict[str, float]:
         """Their mean over all targets, and the same in bits per byte; nothing of no steps."""
-        if not self._steps:
-            return {}
         # One transfer for all of them, when a line is due.
-        steps, num_bytes = jax.device_get(self._steps), self._num_bytes
-        self._steps, self._num_bytes = [], 0.0
+        steps, self._steps = jax.device_get(self._steps), []
+        # One skipped step would leave a line without a loss; it says how many there were.
+        steps = [tuple(map(float, step)) for step in steps if math.isfinite(step[0])]
+        if not steps:
+            return {}
         # Weighted by targets: packed batches have unequal numbers of them.
-        nats = sum(float(loss) * float(num_targets) for loss, num_targets in steps)
-        num_targets = sum(float(num_targets) for _, num_targets in steps)
+        nats = sum(loss * num_targets for loss, num_targets, _ in steps)
+        num_targets, num_bytes = sum(step[1] for step in steps), sum(step[2] for step in steps)
         return {"loss": nats / max(num_targets, 1), "bits_per_byte": bits_per_byte(nats, num_bytes)}
 
 
@@ -210,14 +211,16 @@ class _Fitted:
 def describe(step: int, num_steps: int, values: dict[str, float], phase: str = "") -> list[str]:
     """The metrics of a step on one line, then on shorter ones without what matters less."""
     utilisation = values.get("model_flops_utilisation")
+    skipped = round(values.get("skipped_steps", 0))
     parts = (
         (0, f"step {step}/{num_steps}"),
-        (5, phase),  # a line that stays has said it
+        (6, phase),  # a line that stays has said it
         (1, f"loss {values['loss']:.4f}"),
-        (2, f"{values['bits_per_byte']:.3f} bits/byte"),
-        (3, f"{values['tokens_per_second']:,.0f} tokens/s"),
-        (4, "" if utilisation is None else f"MFU {utilisation:.1%}"),
-        (6, f"load entropy {values['load_entropy']:.4f}"),
+        (2, f"skipped steps {skipped:,}" if skipped else ""),  # since the run began
+        (3, f"{values['bits_per_byte']:.3f} bits/byte"),
+        (4, f"{values['tokens_per_second']:,.0f} tokens/s"),
+        (5, "" if utilisation is None else f"MFU {utilisation:.1%}"),
+        (7, f"load entropy {values['load_entropy']:.4f}"),
     )
     return [
         " | ".join(text for rank, text in parts if text and rank <= lowest)
