@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import itertools
 import math
+import os
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 from small_runs import build_small_corpus, small_values
 
+from zaya_jax.checkpoint import Checkpoints
 from zaya_jax.checkpoint import newest_step as newest_checkpoint
 from zaya_jax.config import Config, OptimizerConfig
 from zaya_jax.model.weights import declare
@@ -78,6 +80,28 @@ def skipping(steps):
         yield
 
 
+@contextlib.contextmanager
+def watching_the_disk(run_folder):
+    """A list that gets, at each save, its step and the bytes of the metrics' files: all, and on disk."""
+    synced, found = {}, []
+    fsync, save = os.fsync, Checkpoints.save
+
+    def note_fsync(descriptor):
+        fsync(descriptor)
+        synced[os.readlink(f"/proc/self/fd/{descriptor}")] = os.fstat(descriptor).st_size
+
+    def note_save(self, step, **items):
+        files = [run_folder / "metrics.jsonl", *(run_folder / "tensorboard").iterdir()]
+        written = {str(file): file.stat().st_size for file in files}
+        found.append((step, written, {name: synced.get(name) for name in written}))
+        save(self, step, **items)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", note_fsync)
+        patch.setattr(Checkpoints, "save", note_save)
+        yield found
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """Of the corpus, and of the run of which most is asked."""
@@ -88,22 +112,22 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def run(folder):
-    """Its config and its lines of metrics."""
+    """Its config, its lines of metrics, and what was on the disk at its saves."""
     config = config_of(folder)
-    with skipping(SKIPPED):
+    with skipping(SKIPPED), watching_the_disk(folder.resolve() / "run") as saves:
         loop.train(config)
-    return config, read_metrics(config.run_folder, "train")
+    return config, read_metrics(config.run_folder, "train"), saves
 
 
 def test_the_steps_were_skipped(run):
-    _, rows = run
+    _, rows, _ = run
     assert np.diff([row["skipped_steps"] for row in rows], prepend=0).nonzero()[0].tolist() == [
         step - 1 for step in SKIPPED
     ]
 
 
 def test_the_applied_rate_is_the_logged_one_in_every_step(run):
-    config, rows = run
+    config, rows, _ = run
     table = init_state(config, make_setup(config.phase_at(1).config)).params["embedding"]["table"]
     norm = float(jnp.linalg.norm(table))
     for step, (row, rate) in enumerate(zip(rows, RATES, strict=True), start=1):
@@ -112,6 +136,14 @@ def test_the_applied_rate_is_the_logged_one_in_every_step(run):
         assert applied == pytest.approx(0 if step in SKIPPED else rate, rel=1e-4)
         norm *= 1 - DECAY * applied
     assert rows[-1]["learning_rate"] == pytest.approx(FINAL, rel=1e-6)
+
+
+def test_metrics_are_on_the_disk_before_a_step_is_saved(run):
+    _, _, saves = run
+    assert [step for step, *_ in saves] == [4, 8, 12, 16, 20, 24]
+    for _, written, synced in saves:
+        assert len(written) == 2
+        assert synced == written
 
 
 @pytest.mark.parametrize(

@@ -186,6 +186,8 @@ def _make_steps(steps: _Steps, state: TrainState) -> TrainState:
         if ends_phase or step % config.checkpoint_every == 0 or asked is not None:
             _check_skips(steps)  # a checkpoint is no reason to go on
             with outputs.progress.pausing():
+                # First: whoever finds the step finds all that was told of it, whatever becomes of this host.
+                outputs.writer.sync()
                 outputs.checkpoints.save(step, **programs.checkpoint(state))
             outputs.clock.restart(step)
         if asked is not None and step < config.num_steps:

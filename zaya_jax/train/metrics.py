@@ -4,7 +4,9 @@ import contextlib
 import json
 import math
 import pathlib
+import re
 import socket
+import struct
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -15,6 +17,7 @@ from zaya_jax import durable
 
 METRICS_FILE = "metrics.jsonl"
 EVENTS_FOLDER = "tensorboard"
+_EVENTS_FILE = re.compile(r"events\.out\.tfevents\.(\d{10})\.")
 
 # Dense bfloat16 peaks from the vendors' datasheets, in FLOP/s.
 PEAK_FLOPS = {
@@ -47,7 +50,7 @@ class MetricsWriter:
     """Writes `metrics.jsonl` and TensorBoard events of a run.
 
     A resumed run forgets what an earlier one wrote behind the step it resumes from, so that the
-    files read as those of an undisturbed run.
+    files read as those of an undisturbed run. One process writes.
 
     Args:
       run_folder: of the run.
@@ -57,20 +60,17 @@ class MetricsWriter:
     def __init__(self, run_folder: str | pathlib.Path, *, first_step: int):
         # Here, because it imports torch where it finds it: two seconds that a dry run need not wait.
         from tensorboardX.proto.event_pb2 import Event, SessionLog  # type: ignore
-        from tensorboardX.record_writer import RecordWriter
-        from tensorboardX.summary import scalar
+        from tensorboardX.proto.summary_pb2 import Summary  # type: ignore
+        from tensorboardX.record_writer import masked_crc32c
 
         self._folder = pathlib.Path(run_folder)
-        self._event, self._scalar = Event, scalar
+        # Records alone: SummaryWriter's thread dies of a full disk, and then its queue is full for good.
+        self._event, self._summary, self._checksum = Event, Summary, masked_crc32c
         with self._naming():
             _forget_after(self._folder / METRICS_FILE, first_step)
             self._file = (self._folder / METRICS_FILE).open("a")
-            events = self._folder / EVENTS_FOLDER
-            events.mkdir(exist_ok=True)
-            # Records alone: SummaryWriter's thread dies of a full disk, and then its queue is full for good.
-            self._events = RecordWriter(
-                str(events / f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}")
-            )
+            durable.make_folder(self._folder / EVENTS_FOLDER)
+            self._events = _new_events_file(self._folder / EVENTS_FOLDER).open("xb")
             self._write_event(file_version="brain.Event:2")
             restart = SessionLog(status=SessionLog.START)  # hides what TensorBoard has of later steps
             self._write_event(step=first_step + 1, session_log=restart)
@@ -96,11 +96,30 @@ class MetricsWriter:
             self._file.write(json.dumps(where | values) + "\n")
             self._file.flush()  # a killed run has lost nothing that it said
             for name, value in values.items():
-                self._write_event(step=step, summary=self._scalar(f"{kind}/{name}", value))
+                # Not tensorboardX's own `scalar`, which warns of every NaN: a skipped step has a dozen.
+                told = self._summary.Value(tag=f"{kind}/{name}", simple_value=value)
+                self._write_event(step=step, summary=self._summary(value=[told]))
             self._events.flush()
 
+    def sync(self) -> None:
+        """Waits until all that was written is on the disk, so that no step that is saved lacks its lines.
+
+        Raises:
+          OSError: with the run folder's name, when the disk cannot take it.
+        """
+        with self._naming():
+            for file in (self._file, self._events):
+                file.flush()
+                durable.sync(file.name)
+                durable.sync(pathlib.Path(file.name).parent)  # the file may be new
+
     def _write_event(self, **fields: Any) -> None:
-        self._events.write(self._event(wall_time=time.time(), **fields).SerializeToString())
+        data = self._event(wall_time=time.time(), **fields).SerializeToString()
+        # TFRecord's form. tensorboardX's own writer would wait for the disk at every flush.
+        size = struct.pack("<Q", len(data))
+        self._events.write(
+            size + struct.pack("<I", self._checksum(size)) + data + struct.pack("<I", self._checksum(data))
+        )
 
     @contextlib.contextmanager
     def _naming(self) -> Iterator[None]:
@@ -116,6 +135,17 @@ def read_metrics(run_folder: str | pathlib.Path, kind: str) -> list[dict[str, An
     """The lines of one kind that a run wrote."""
     lines = (pathlib.Path(run_folder) / METRICS_FILE).read_text().splitlines()
     return [row for row in map(json.loads, lines) if row["kind"] == kind]
+
+
+def _new_events_file(folder: pathlib.Path) -> pathlib.Path:
+    """A name behind those of all files that are there: TensorBoard reads them in the order of their names.
+
+    So what a kill cut short at a file's end is followed by all that the resumed run says, also when it starts
+    in the same second, or on a host whose clock is behind.
+    """
+    seconds = [int(match[1]) for path in folder.iterdir() if (match := _EVENTS_FILE.match(path.name))]
+    second = max([int(time.time()), *(number + 1 for number in seconds)])
+    return folder / f"events.out.tfevents.{second}.{socket.gethostname()}"
 
 
 def _forget_after(path: pathlib.Path, step: int) -> None:
