@@ -38,12 +38,19 @@ def main(argv: Sequence[str] | None = None) -> None:
         (
             "zaya train",
             "zaya train --config.run_folder=runs/wide --config.model.hidden_size=256",
+            "zaya train --config=runs/wide/config.json --replay-check=100",
             "zaya train --config=configs/zaya1_8b.py --dry-run --devices=128",
         ),
     )
     add_config_options(parser)
     parser.add_argument(
         "--overwrite", action="store_true", help="throw away the run that the run folder holds"
+    )
+    parser.add_argument(
+        "--replay-check",
+        type=int,
+        metavar="N",
+        help="repeat N recorded steps before the run goes on, and stop if their losses are others",
     )
     parser.add_argument("--dry-run", action="store_true", help="say what the run would be, and stop")
     parser.add_argument("--devices", type=int, help="with --dry-run: how many share the batch")
@@ -58,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     reuse_host_memory()
     try:
-        report(train(config, overwrite=options.overwrite))
+        report(train(config, overwrite=options.overwrite, replay_check=options.replay_check))
     except Stopped as stopped:
         print(f"saved at step {stopped.step}; the same command goes on")
         sys.exit(stopped.exit_code)

@@ -11,7 +11,7 @@ reads weights part by part, and `plain_weights` says which files would hold some
 of what a disk does.
 """
 
-from zaya_jax.checkpoint.layout import FOLDER
+from zaya_jax.checkpoint.layout import FOLDER, all_steps
 from zaya_jax.checkpoint.manifest import damage_of
 from zaya_jax.checkpoint.newest import SavedStep, newest_step, require_step, set_aside_later
 from zaya_jax.checkpoint.plain_weights import PlainArray, chunk_name, metadata_files
@@ -26,6 +26,7 @@ __all__ = [
     "SavedRun",
     "SavedStep",
     "StoredWeights",
+    "all_steps",
     "check_init_from",
     "chunk_name",
     "damage_of",

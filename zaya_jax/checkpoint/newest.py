@@ -17,17 +17,22 @@ class SavedStep:
     step: int
 
 
-def newest_step(run_folder: str | pathlib.Path) -> int | None:
+def newest_step(run_folder: str | pathlib.Path, *, until: int | None = None) -> int | None:
     """The newest step whose files are all as they were written; None when there is no checkpoint.
 
     All of its bytes are read. Newer ones that are damaged are told of in the log, which without settings of
     its own is the standard error.
 
+    Args:
+      run_folder: of the run.
+      until: later steps are left alone; None for none.
+
     Raises:
       ValueError: if there are checkpoints, and all are damaged.
     """
     damaged: dict[int, str] = {}
-    for step in reversed(all_steps(run_folder)):
+    steps = [step for step in all_steps(run_folder) if until is None or step <= until]
+    for step in reversed(steps):
         damage = damage_of(run_folder, step)
         if damage is None:
             for each, cause in damaged.items():
@@ -38,8 +43,9 @@ def newest_step(run_folder: str | pathlib.Path) -> int | None:
         damaged[step] = damage
     if not damaged:
         return None
+    which = "no checkpoint" if until is None else f"no checkpoint of step {until} or before"
     found = (f"{step_folder(run_folder, step)} is damaged: {damage}" for step, damage in damaged.items())
-    raise ValueError(f"{'; '.join(found)}; no checkpoint is whole: restore one from a copy")
+    raise ValueError(f"{'; '.join(found)}; {which} is whole: restore one from a copy")
 
 
 def require_step(run_folder: str | pathlib.Path) -> int:

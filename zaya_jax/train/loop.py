@@ -18,12 +18,14 @@ from zaya_jax.train.implementations import describe_implementations
 from zaya_jax.train.metrics import MetricsWriter, read_metrics
 from zaya_jax.train.opening import OpenRun, open_run
 from zaya_jax.train.phases import StepRange, describe_batch, describe_phase
-from zaya_jax.train.programs import Programs, make_programs
+from zaya_jax.train.programs import Programs
 from zaya_jax.train.progress import ProgressLine
 from zaya_jax.train.reading import describe_epochs, readings
+from zaya_jax.train.replay import find_replay, replay
+from zaya_jax.train.run_programs import RunPrograms
 from zaya_jax.train.skips import SkipWatch
 from zaya_jax.train.starting import starting_state
-from zaya_jax.train.state import TrainState, abstract_state
+from zaya_jax.train.state import TrainState
 from zaya_jax.train.step import Metrics
 from zaya_jax.train.step_values import train_values
 from zaya_jax.train.stopping import Stopped, StopRequest
@@ -80,19 +82,28 @@ class _Steps:
     programs: Programs
 
 
-def train(config: Config, *, overwrite: bool = False) -> TrainResult:
+def train(config: Config, *, overwrite: bool = False, replay_check: int | None = None) -> TrainResult:
     """Trains, from the newest checkpoint of the run folder if there is one, to the last step.
 
     Args:
       config: of the run; one that has begun goes on with no other than `zaya_jax.config.resume` allows.
       overwrite: throws away what the run folder holds.
+      replay_check: so many recorded steps are repeated first, and must have the losses that they had.
 
     Raises:
       ValueError: for whatever cannot work, before anything is compiled; or for `train.stop_after_skips` steps
-        in a row that were not finite.
+        in a row that were not finite; or for a step that is not what it was.
       Stopped: behind a SIGTERM or Ctrl-C, when the state is saved.
     """
+    if overwrite and replay_check is not None:
+        raise ValueError(
+            "--replay-check repeats steps of the run that --overwrite throws away; give one of them"
+        )
+    planned = None if replay_check is None else find_replay(config.run_folder, replay_check)
     run = open_run(config, data_mesh(), overwrite=overwrite)
+    programs = RunPrograms(run)
+    if planned is not None:
+        replay(run, planned, programs)  # before the state that goes on: two may not fit beside each other
     state = starting_state(run)
     with Checkpoints(config.run_folder, keep=config.train.keep_checkpoints) as checkpoints:
         first_step = int(state.step)
@@ -107,7 +118,7 @@ def train(config: Config, *, overwrite: bool = False) -> TrainResult:
             _introduce(run, first_step, progress)
             skips = SkipWatch(config.train.stop_after_skips, int(state.skipped_steps))
             outputs = _Outputs(checkpoints, writer, progress, _Clock(first_step), stop, skips)
-            state = _loop(run, state, outputs)
+            state = _loop(run, state, outputs, programs)
             return _result(run, state)
 
 
@@ -126,31 +137,24 @@ def _introduce(run: OpenRun, first_step: int, progress: ProgressLine) -> None:
         progress.say(f"resuming at step {first_step} from {config.run_folder}/{FOLDER}")
 
 
-def _loop(run: OpenRun, state: TrainState, outputs: _Outputs) -> TrainState:
+def _loop(run: OpenRun, state: TrainState, outputs: _Outputs, programs: RunPrograms) -> TrainState:
     """Makes the steps of the run that are left; a new phase or batch size is a new program."""
     phase = None
     # Where a run reads follows from the sizes of its corpora, and from nothing that a checkpoint holds.
-    num_tokens = {folder: corpus.train.tokens for folder, corpus in run.corpora.items()}
-    for step_range, reading in readings(run.config, num_tokens, first_step=int(state.step)):
+    for step_range, reading in readings(run.config, run.num_tokens, first_step=int(state.step)):
         # A ramp has several ranges in one phase, which is announced once.
         if step_range.phase.name and step_range.phase != phase:
             outputs.progress.say(describe_phase(step_range.phase))
         if step_range.phase.config.data.batch_ramp:
             outputs.progress.say(describe_batch(step_range))
         phase = step_range.phase
-        steps = _Steps(run, outputs, step_range, reading, _programs(run, step_range))
+        steps = _Steps(run, outputs, step_range, reading, programs.of(step_range))
         outputs.clock.restart(step_range.first_step)
         outputs.progress.compiling()
         state = _make_steps(steps, state)
         if step_range.end == phase.end:
             outputs.progress.say(describe_epochs(_reading_after(steps, step_range.end)))
     return state
-
-
-def _programs(run: OpenRun, step_range: StepRange) -> Programs:
-    setup = run.setup(step_range.phase.config)
-    state = abstract_state(run.config, setup, run.mesh)
-    return make_programs(state, setup=setup, mesh=run.mesh, num_microbatches=step_range.num_microbatches)
 
 
 def _make_steps(steps: _Steps, state: TrainState) -> TrainState:

@@ -133,8 +133,7 @@ class MetricsWriter:
 
 def read_metrics(run_folder: str | pathlib.Path, kind: str) -> list[dict[str, Any]]:
     """The lines of one kind that a run wrote."""
-    lines = (pathlib.Path(run_folder) / METRICS_FILE).read_text().splitlines()
-    return [row for row in map(json.loads, lines) if row["kind"] == kind]
+    return [row for _, row in _whole_lines(pathlib.Path(run_folder) / METRICS_FILE) if row["kind"] == kind]
 
 
 def _new_events_file(folder: pathlib.Path) -> pathlib.Path:
@@ -152,12 +151,11 @@ def _forget_after(path: pathlib.Path, step: int) -> None:
     """Drops lines of later steps, and a last line that a crash cut short."""
     if not path.exists():
         return
-    kept = []
+    durable.write(path, "".join(f"{line}\n" for line, row in _whole_lines(path) if row["step"] <= step))
+
+
+def _whole_lines(path: pathlib.Path) -> Iterator[tuple[str, dict[str, Any]]]:
     for line in path.read_text().splitlines():
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError:
-            continue  # the line that a kill cut short
-        if row["step"] <= step:
-            kept.append(line + "\n")
-    durable.write(path, "".join(kept))
+        # A kill may have cut one short.
+        with contextlib.suppress(json.JSONDecodeError):
+            yield line, json.loads(line)

@@ -47,6 +47,11 @@ class OpenRun:
         """Whose held-out split is scored."""
         return self.corpora[self.config.data.corpus]
 
+    @property
+    def num_tokens(self) -> dict[str, int]:
+        """Of the training split of each corpus, by folder."""
+        return {folder: corpus.train.tokens for folder, corpus in self.corpora.items()}
+
     def setup(self, config: Config) -> TrainSetup:
         """What moves the state in a phase, of which this is the config."""
         return make_setup(config, self.mesh.size, self.schedule)

@@ -27,21 +27,20 @@ def starting_state(run: OpenRun) -> TrainState:
     Raises:
       ValueError: if the newest checkpoint has weights only.
     """
-    # Any phase's setup would do: what a state is made of is the same in all of them.
-    setup = run.setup(run.config.phase_at(1).config)
     start = run.start
     if start is None or start.run_folder != run.config.run_folder:
-        return _fresh_state(run, setup)
+        return _fresh_state(run)
     if not has_training(start.run_folder, start.step):
         raise ValueError(
             f"{run.config.run_folder} holds weights only; train from them in a folder of its own: "
             f"--config.train.init_from={run.config.run_folder} --config.run_folder=ANOTHER"
         )
-    return _restored_state(run, setup, start)
+    return restored_state(run, start)
 
 
-def _fresh_state(run: OpenRun, setup: TrainSetup) -> TrainState:
+def _fresh_state(run: OpenRun) -> TrainState:
     """Initial weights, or those of another run if one is given."""
+    setup = _setup(run)
     placed = shardings(abstract_state(run.config, setup, run.mesh), run.mesh)
     # One program: calls one by one would put all weights on the first device before they are sharded.
     init = jax.jit(
@@ -56,8 +55,14 @@ def _fresh_state(run: OpenRun, setup: TrainSetup) -> TrainState:
     return jax.jit(with_variables, out_shardings=placed, donate_argnums=0)(state, saved.variables)
 
 
-def _restored_state(run: OpenRun, setup: TrainSetup, start: SavedStep) -> TrainState:
-    state = abstract_state(run.config, setup, run.mesh)
+def _setup(run: OpenRun) -> TrainSetup:
+    # Any phase's setup would do: what a state is made of is the same in all of them.
+    return run.setup(run.config.phase_at(1).config)
+
+
+def restored_state(run: OpenRun, start: SavedStep) -> TrainState:
+    """The state that a checkpoint holds, on the run's devices."""
+    state = abstract_state(run.config, _setup(run), run.mesh)
     # A checkpoint knows nothing of the devices that wrote it: it is read evenly sharded, then partitioned.
     shapes = jax.eval_shape(to_checkpoint, state)
     saved = abstract(shapes, checkpoint_shardings(shapes, run.mesh))
