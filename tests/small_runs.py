@@ -3,7 +3,8 @@
 import pathlib
 import random
 
-from zaya_jax.checkpoint.manifest import commit
+from zaya_jax.checkpoint.layout import COMMITTED, MANIFEST
+from zaya_jax.checkpoint.manifest import commit, file_names, sync_and_describe
 from zaya_jax.config import Config, DataConfig, MixtureConfig
 from zaya_jax.data.corpus import build_corpus
 from zaya_jax.data.mixture import Mixture, Reading, make_orders
@@ -82,7 +83,13 @@ def write_committed_step(run_folder: pathlib.Path, step: int) -> None:
     folder = run_folder / f"checkpoints/{step}"
     (folder / "weights").mkdir(parents=True)
     (folder / "weights/_METADATA").write_text("{}")
-    commit(folder, step)
+    commit_folder(folder, step)
+
+
+def commit_folder(folder: pathlib.Path, step: int) -> None:
+    """Marks what lies in a step's folder as what was written there."""
+    names = set(file_names(folder)) - {MANIFEST, COMMITTED}
+    commit(folder, step, sync_and_describe(folder, names))
 
 
 def reading_from_the_start(

@@ -27,7 +27,6 @@ from small_runs import BLOCK_TOKENS, build_small_corpus, small_config, small_val
 import zaya_jax
 from zaya_jax import cli
 from zaya_jax.checkpoint import Checkpoints
-from zaya_jax.checkpoint.manifest import commit
 from zaya_jax.config import Config
 from zaya_jax.convert.companions import of_tokenizer
 from zaya_jax.data.corpus import build_corpus
@@ -314,7 +313,7 @@ def _write_bad_runs(root: pathlib.Path, values: dict) -> None:
     for step, item in (("1", "training"), ("2", "weights")):
         folder = root / "runs/torn/checkpoints" / step
         shutil.copytree(root / "runs/done/checkpoints/1", folder)
-        commit(folder, int(step))
+        commit_folder(folder, int(step))
         (folder / item / "_METADATA").unlink()
     (root / "runs/odd/checkpoints").write_text("")
     (root / "runs/home/corpus").mkdir()

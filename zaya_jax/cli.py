@@ -10,12 +10,14 @@ import traceback
 from collections.abc import Iterator
 
 from zaya_jax.fields import did_you_mean
+from zaya_jax.parallel.failures import Late, Lost, Shared
 
 VERBS = {
     "train": ("zaya_jax.train_command", "train a model, or go on with a run"),
     "generate": ("zaya_jax.inference.command", "continue a prompt with a trained model"),
     "corpus": ("zaya_jax.data.corpus", "build token shards from text files"),
     "convert": ("zaya_jax.convert.command", "weights to and from PyTorch"),
+    "launch": ("zaya_jax.launch_command", "a verb in several processes of this machine"),
     "plan": ("zaya_jax.plan.command", "size a run: memory, time and communication on a cluster"),
     "bench": ("zaya_jax.bench.command", "measure this machine against others' code and physics"),
 }
@@ -24,8 +26,9 @@ VERBS = {
 def main(argv: list[str] | None = None) -> None:
     """Runs a verb.
 
-    Exit codes: 0 done; 2 the user can mend it (one sentence); 1 a bug (a traceback); 130 interrupted;
-    141 nobody reads on, as of `zaya --help | head -1`.
+    Exit codes: 0 done; 2 the user can mend it (one sentence); 1 a bug (a traceback); 75 the same command goes
+    on, for it was asked to stop or lost another process; 124 another process did not come in time; 130
+    interrupted; 141 nobody reads on, as of `zaya --help | head -1`.
     """
     arguments = sys.argv[1:] if argv is None else argv
     verb = arguments[0] if arguments and arguments[0] not in ("-h", "--help") else None
@@ -45,6 +48,11 @@ def main(argv: list[str] | None = None) -> None:
         sys.exit(141)
     except OSError as error:
         sys.exit(_complain(_about(verb, _describe(error))))
+    except Shared as error:
+        sys.exit(_complain(_about(verb, str(error))) if error.is_told_here else 2)
+    except (Late, Lost) as error:
+        _complain(_about(verb, str(error)))
+        sys.exit(124 if isinstance(error, Late) else 75)
     except ValueError as error:
         if not _is_ours(error):
             raise

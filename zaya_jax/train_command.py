@@ -4,6 +4,7 @@ It stands beside `cli.py` because it needs rooms that are below the training roo
 """
 
 import itertools
+import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -17,11 +18,14 @@ from zaya_jax.data.shards import Corpus
 from zaya_jax.data.tokenizer import load_tokenizer
 from zaya_jax.inference.generate import generate
 from zaya_jax.options import Parser, add_config_options, load_config
+from zaya_jax.parallel import hosts
+from zaya_jax.parallel.cluster import COORDINATOR, NUM_PROCESSES, PROCESS, find_cluster
 from zaya_jax.platform.host_memory import reuse_host_memory
 from zaya_jax.train.loop import TrainResult, train
 from zaya_jax.train.stopping import Stopped
 
 SAMPLE_TEMPERATURE = 0.7
+NAMES = f"{COORDINATOR}, {NUM_PROCESSES} and {PROCESS}"
 PROMPT_LENGTH = 40
 """Characters of the prompt that is proposed at the end, at most."""
 
@@ -54,6 +58,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--dry-run", action="store_true", help="say what the run would be, and stop")
     parser.add_argument("--devices", type=int, help="with --dry-run: how many share the batch")
+    _add_process_options(parser)
     options, overrides = parser.parse_with_fields(argv)
     config = load_config(options.config, overrides)
     if options.devices is not None and not options.dry_run:
@@ -64,11 +69,35 @@ def main(argv: Sequence[str] | None = None) -> None:
         print_dry_run(config, devices=options.devices)
         return
     reuse_host_memory()
-    try:
-        report(train(config, overwrite=options.overwrite, replay_check=options.replay_check))
-    except Stopped as stopped:
-        print(f"saved at step {stopped.step}; the same command goes on")
-        sys.exit(stopped.exit_code)
+    cluster = find_cluster(
+        os.environ,
+        coordinator=options.coordinator,
+        num_processes=options.num_processes,
+        process=options.process_id,
+    )
+    with hosts.joined(cluster, limit_seconds=options.wait):
+        try:
+            report(train(config, overwrite=options.overwrite, replay_check=options.replay_check))
+        except Stopped as stopped:
+            print(f"saved at step {stopped.step}; the same command goes on")
+            sys.exit(stopped.exit_code)
+
+
+def _add_process_options(parser: Parser) -> None:
+    """Who trains together is no part of the config: the same run goes on with other processes."""
+    processes = parser.add_argument_group(
+        "several processes", f"under SLURM and zaya launch they are found; else here, or in {NAMES}"
+    )
+    processes.add_argument("--coordinator", metavar="HOST:PORT", help="where process 0 listens")
+    processes.add_argument("--num-processes", type=int, help="how many train together")
+    processes.add_argument("--process-id", type=int, help="which one this is, from 0")
+    processes.add_argument(
+        "--wait",
+        type=float,
+        default=hosts.LIMIT_SECONDS,
+        metavar="SECONDS",
+        help=f"the longest wait for another process, {hosts.LIMIT_SECONDS:.0f} by default",
+    )
 
 
 def report(result: TrainResult) -> None:

@@ -225,11 +225,11 @@ def test_a_line_has_the_mean_of_all_steps_since_the_last():
     """Losses of 1, 2 and 3 nats over 1, 1 and 2 targets: 9 nats over 4 targets and 12 bytes."""
     log, console = new_log()
     line = ProgressLine(40, 0, console)
-    for step in ((1.0, 1.0, 2.0), (2.0, 1.0, 4.0), (3.0, 2.0, 6.0)):
+    for step in ((1.0, 1.0), (2.0, 1.0), (3.0, 2.0)):
         line.add(*step)
-    line.update(3, VALUES)
-    line.add(5.0, 2.0, 5.0)
-    line.update(4, VALUES)
+    line.update(3, VALUES, num_bytes=(2.0, 4.0, 6.0))
+    line.add(5.0, 2.0)
+    line.update(4, VALUES, num_bytes=(5.0,))
     first, second = log.getvalue().splitlines()
     assert f"loss 2.2500 | {9 / 12 / math.log(2):.3f} bits/byte" in first
     assert f"loss 5.0000 | {10 / 5 / math.log(2):.3f} bits/byte" in second
@@ -239,11 +239,11 @@ def test_a_skipped_step_is_counted_and_leaves_the_mean_alone():
     """Also its bytes: they are no text of the others' losses."""
     log, console = new_log()
     line = ProgressLine(40, 0, console)
-    for step in ((1.0, 1.0, 2.0), (math.nan, 1.0, 4.0), (3.0, 1.0, 6.0)):
+    for step in ((1.0, 1.0), (math.nan, 1.0), (3.0, 1.0)):
         line.add(*step)
-    line.update(3, VALUES | {"loss": math.nan, "skipped_steps": 1.0})
-    line.add(math.inf, 1.0, 1.0)
-    line.update(4, VALUES | {"loss": math.inf, "skipped_steps": 1_002.0})
+    line.update(3, VALUES | {"loss": math.nan, "skipped_steps": 1.0}, num_bytes=(2.0, 4.0, 6.0))
+    line.add(math.inf, 1.0)
+    line.update(4, VALUES | {"loss": math.inf, "skipped_steps": 1_002.0}, num_bytes=(1.0,))
     first, second = log.getvalue().splitlines()
     assert f"| loss 2.0000 | skipped steps 1 | {4 / 8 / math.log(2):.3f} bits/byte |" in first
     assert "| loss inf | skipped steps 1,002 |" in second
@@ -268,9 +268,9 @@ def test_nothing_is_fetched_before_the_line_is_due():
     log, console = new_log()
     line = ProgressLine(40, 0, console)
     numbers = [OnDevice(value) for value in (1.0, 4.0, 2.0, 4.0)]
-    line.add(numbers[0], numbers[1], 8.0)
-    line.add(numbers[2], numbers[3], 8.0)
+    line.add(numbers[0], numbers[1])
+    line.add(numbers[2], numbers[3])
     assert [number.fetched for number in numbers] == [0] * 4
-    line.update(2, VALUES)
+    line.update(2, VALUES, num_bytes=(8.0, 8.0))
     assert [number.fetched for number in numbers] == [1] * 4
     assert "loss 1.5000 | " in log.getvalue()

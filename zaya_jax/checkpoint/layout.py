@@ -1,6 +1,8 @@
 """Names of what a run's checkpoints are made of, and which steps are there."""
 
+import json
 import pathlib
+from collections.abc import Iterable
 
 FOLDER = "checkpoints"
 WEIGHTS = "weights"
@@ -16,6 +18,14 @@ DAMAGED = ".damaged"
 """Ends the name of a step that a run has set aside."""
 _LARGEST_STEP = 2**31 - 1
 """A run counts its steps in int32."""
+
+
+_HANDLER = "orbax.checkpoint._src.handlers.standard_checkpoint_handler.StandardCheckpointHandler"
+
+
+def step_metadata(items: Iterable[str]) -> bytes:
+    """What Orbax wants to be told of a step: how its items are to be read."""
+    return (json.dumps({"item_handlers": dict.fromkeys(items, _HANDLER)}, indent=1) + "\n").encode()
 
 
 def step_folder(run_folder: str | pathlib.Path, step: int) -> pathlib.Path:

@@ -10,19 +10,31 @@ import json
 import os
 import pathlib
 import stat
+from collections.abc import Iterable
 from typing import Any
 
 from zaya_jax import durable
 from zaya_jax.checkpoint.layout import COMMITTED, FOLDER, MANIFEST, step_folder
 from zaya_jax.json_files import read_json
 
+Files = dict[str, dict[str, Any]]
+"""Size and hash of files, by their names in the folder of a step."""
 
-def commit(folder: pathlib.Path, step: int) -> None:
-    """Writes manifest and mark of a step whose files are all written; behind it nothing may be added."""
-    names = sorted(set(_names(folder)) - {MANIFEST, COMMITTED})
-    files = {name: _describe(folder / name) for name in names}
+
+def commit(folder: pathlib.Path, step: int, files: Files) -> None:
+    """Writes manifest and mark of a step whose files are on the disk; behind it nothing may be added."""
+    files = dict(sorted(files.items()))
     durable.write(folder / MANIFEST, json.dumps({"step": step, "files": files}, indent=1) + "\n")
     durable.write(folder / COMMITTED, _mark(folder))
+
+
+def sync_and_describe(folder: pathlib.Path, names: Iterable[str]) -> Files:
+    """Waits until files are on the disk, for which Orbax does not wait, and hashes them."""
+    described = {}
+    for name in names:
+        described[name] = _describe(folder / name)
+        durable.sync(folder / name)
+    return described
 
 
 def damage_of(run_folder: str | pathlib.Path, step: int) -> str | None:
@@ -39,7 +51,7 @@ def damage_of(run_folder: str | pathlib.Path, step: int) -> str | None:
 
 
 def _check(folder: pathlib.Path, step: int) -> None:
-    names = set(_names(folder))
+    names = set(file_names(folder))
     for name in (MANIFEST, COMMITTED):
         if name not in names:
             raise ValueError(f"{name} is missing")
@@ -62,7 +74,7 @@ def _check_converted(folder: pathlib.Path) -> None:
     run_folder, start = folder.parents[1], f"{FOLDER}/{folder.name}/"
     listed = durable.read_checksums(run_folder)
     inside = {name: checksum for name, checksum in listed.items() if name.startswith(start)}
-    _check_names(set(_names(folder)), {name.removeprefix(start) for name in inside}, durable.CHECKSUMS)
+    _check_names(set(file_names(folder)), {name.removeprefix(start) for name in inside}, durable.CHECKSUMS)
     damage = durable.find_damage(run_folder, inside)
     if damage is not None:
         raise ValueError(damage)
@@ -85,8 +97,8 @@ def _mark(folder: pathlib.Path) -> bytes:
     return f"{durable.content_hash(folder / MANIFEST)}\n".encode()
 
 
-def _names(folder: pathlib.Path) -> list[str]:
-    """All files in a folder.
+def file_names(folder: pathlib.Path) -> list[str]:
+    """All files in a folder and in those within it, relative to it.
 
     Raises:
       ValueError: if there is something else, such as a pipe, which would be waited for without end.

@@ -12,10 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from zaya_jax.checkpoint.layout import FOLDER, METADATA, STEP_METADATA, WEIGHTS
+from zaya_jax.checkpoint.layout import FOLDER, METADATA, STEP_METADATA, WEIGHTS, step_metadata
 
 _ZARR_DTYPES = {"float32": "<f4", "float16": "<f2", "bfloat16": "bfloat16"}
-_HANDLER = "orbax.checkpoint._src.handlers.standard_checkpoint_handler.StandardCheckpointHandler"
 _DICT_KEY = 2
 """Orbax's number for a key of a dictionary."""
 
@@ -53,12 +52,10 @@ def chunk_name(step: int, array: PlainArray, start: tuple[int, ...]) -> str:
 def metadata_files(step: int, arrays: Iterable[PlainArray]) -> dict[str, bytes]:
     """All files but the chunks of a checkpoint of weights only, by their names in the run folder."""
     arrays = list(arrays)
-    files = {
-        f"{FOLDER}/{step}/{STEP_METADATA}": {"item_handlers": {WEIGHTS: _HANDLER}},
-        f"{_item(step)}/{METADATA}": _tree_metadata(arrays),
-    }
+    files = {f"{_item(step)}/{METADATA}": _tree_metadata(arrays)}
     files |= {f"{_item(step)}/{array.name}/.zarray": _zarray(array) for array in arrays}
-    return {name: (json.dumps(value, indent=1) + "\n").encode() for name, value in files.items()}
+    encoded = {name: (json.dumps(value, indent=1) + "\n").encode() for name, value in files.items()}
+    return {f"{FOLDER}/{step}/{STEP_METADATA}": step_metadata((WEIGHTS,))} | encoded
 
 
 def _item(step: int) -> str:

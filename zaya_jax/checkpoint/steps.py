@@ -1,27 +1,47 @@
 """A run's states on the disk: Orbax writes and reads the arrays; when a step counts is decided here."""
 
+import asyncio
 import concurrent.futures
+import contextlib
 import pathlib
 import shutil
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import jax
 import orbax.checkpoint as ocp
+from etils import epath
 
 from zaya_jax import durable
 from zaya_jax.checkpoint.failures import explained, silence_threads
-from zaya_jax.checkpoint.layout import FOLDER, TRAINING, WEIGHTS, all_steps, step_folder
-from zaya_jax.checkpoint.manifest import commit
+from zaya_jax.checkpoint.layout import (
+    FOLDER,
+    STEP_METADATA,
+    TRAINING,
+    WEIGHTS,
+    all_steps,
+    step_folder,
+    step_metadata,
+)
+from zaya_jax.checkpoint.manifest import Files, commit, file_names, sync_and_describe
+from zaya_jax.parallel import hosts
+
+T = TypeVar("T")
 
 CHUNK_BYTES = 64 * 2**20
 """Of the embedding on the disk; other weights are cut by layer and expert."""
+SAVE_SECONDS = 1800.0
+"""That one process may write longer than another: a file system of a cluster serves them in turn."""
+_PER_PROCESS = "ocdbt.process_"
+"""Begins the names of the folders that Orbax gives each process to write in."""
 
 
 class Checkpoints:
     """Writes the checkpoints of a run. Use it as a context: leaving waits for what is being written.
 
     A step is written aside, in the background, and gets its name when all of it is on the disk, with the
-    manifest of its files: whatever has a number for its name was whole.
+    manifest of its files: whatever has a number for its name was whole. Of several processes each writes
+    its shards and hashes what it wrote; the first one commits what all have written.
 
     Args:
       run_folder: of the run.
@@ -32,7 +52,6 @@ class Checkpoints:
         silence_threads()
         self._run_folder, self._keep = run_folder, keep
         self._folder = pathlib.Path(run_folder).absolute() / FOLDER
-        self._writer = ocp.AsyncCheckpointer(_handler())
         self._background = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
         self._committing: concurrent.futures.Future[None] | None = None
 
@@ -44,7 +63,6 @@ class Checkpoints:
             self._wait()
         finally:
             self._background.shutdown()
-            self._writer.close()
 
     def save(self, step: int, *, weights: Any, training: Any) -> None:
         """Copies a state and writes it in the background, unless that step is there already.
@@ -53,15 +71,14 @@ class Checkpoints:
           ValueError: if this one, or the one before, cannot be written.
         """
         self._wait()
-        if step in all_steps(self._run_folder):
+        hosts.first_does("save", self._prepare)
+        aside = hosts.from_first("place", None if self._has(step) else self._name(step))
+        if aside is None:
             return
         items = {WEIGHTS: _save_in_chunks(weights), TRAINING: ocp.args.StandardSave(training)}
-        with explained(self._not_written):
-            durable.make_folder(self._folder)
-            self._remove_partial()
-            aside = durable.name_beside(self._folder / str(step))
-            self._writer.save(aside, args=ocp.args.Composite(**items))
-        self._committing = self._background.submit(self._commit, step, aside)
+        writing = _Writing(self._folder / aside, step)
+        hosts.together("copy", lambda: self._explained(lambda: writing.begin(items)))
+        self._committing = self._background.submit(self._commit, writing)
 
     def newest(self) -> int | None:
         """Waits for what is being written, and gives the newest step by its name; None without any.
@@ -81,32 +98,88 @@ class Checkpoints:
         if self._committing is not None and self._committing.done():
             self._wait()
 
+    def _has(self, step: int) -> bool:
+        return step in all_steps(self._run_folder)
+
+    def _name(self, step: int) -> str:
+        return durable.name_beside(self._folder / str(step)).name
+
+    def _prepare(self) -> None:
+        def prepare() -> None:
+            durable.make_folder(self._folder)
+            # What a killed process left: one run writes into a run folder.
+            for partial in self._folder.glob(f".*{durable.PARTIAL}*"):
+                shutil.rmtree(partial)
+
+        self._explained(prepare)
+
     def _wait(self) -> None:
         committing, self._committing = self._committing, None
         if committing is not None:
             committing.result()
 
-    def _commit(self, step: int, aside: pathlib.Path) -> None:
-        """Gives a step its name, when Orbax has written it."""
-        with explained(self._not_written):
-            self._writer.wait_until_finished()
-            # Orbax waits for the disk to have the arrays, but not for what says which they are.
-            durable.sync_tree(aside)
-            commit(aside, step)
-            durable.publish(aside, self._folder / str(step))
-            for old in all_steps(self._run_folder)[: -self._keep]:
-                durable.remove_folder(self._folder / str(old))
+    def _commit(self, writing: "_Writing") -> None:
+        """Gives a step its name, when all processes have written it."""
+        files = hosts.together("written", lambda: self._explained(writing.finish), limit_seconds=SAVE_SECONDS)
+        described = hosts.gather("hashes", files)
+        hosts.first_does("commit", lambda: self._explained(lambda: self._publish(writing, described)))
 
-    def _remove_partial(self) -> None:
-        """What a killed process left: one process writes into a run folder."""
-        for partial in self._folder.glob(f".*{durable.PARTIAL}*"):
-            shutil.rmtree(partial)
+    def _publish(self, writing: "_Writing", described: list[Files]) -> None:
+        writing.commit(described)
+        durable.publish(writing.aside, self._folder / str(writing.step))
+        for old in all_steps(self._run_folder)[: -self._keep]:
+            durable.remove_folder(self._folder / str(old))
+
+    def _explained(self, work: Callable[[], T]) -> T:
+        with explained(self._not_written):
+            return work()
 
     def _not_written(self, cause: str) -> str:
         return (
             f"a checkpoint of {self._run_folder} could not be written: {cause}; mend that, and the same "
             "command goes on from the one before"
         )
+
+
+class _Writing:
+    """A step on its way to the disk: Orbax writes the arrays, without its barriers.
+
+    Those would have all processes wait for one whose disk is full, for as long as a save may take. So each
+    process asks its own writers, and hears of the others through `hosts`.
+
+    Attributes:
+      aside: the folder that it is written in.
+      step: whose state it is.
+    """
+
+    def __init__(self, aside: pathlib.Path, step: int):
+        self.aside, self.step = aside, step
+        self._handlers = {item: ocp.StandardCheckpointHandler() for item in (WEIGHTS, TRAINING)}
+        self._futures: list[Any] = []
+
+    def begin(self, items: dict[str, Any]) -> None:
+        """Copies the arrays to the host, and begins to write them."""
+        for item, arguments in items.items():
+            durable.make_folder(self.aside / item)
+            saving = self._handlers[item].async_save(epath.Path(self.aside / item), args=arguments)
+            self._futures += asyncio.run(saving) or ()
+
+    def finish(self) -> Files:
+        """Waits until this process' files are on the disk; their sizes and hashes."""
+        for future in self._futures:
+            future.result()
+        own = [name for name in file_names(self.aside) if f"/{_PER_PROCESS}{hosts.process()}/" in name]
+        return sync_and_describe(self.aside, own)
+
+    def commit(self, described: list[Files]) -> None:
+        """Puts together what all processes have written, and marks it as whole."""
+        for item, handler in self._handlers.items():
+            handler.finalize(epath.Path(self.aside / item))
+            handler.close()
+        durable.write(self.aside / STEP_METADATA, step_metadata((WEIGHTS, TRAINING)))
+        known = {name: about for files in described for name, about in files.items()}
+        rest = [name for name in file_names(self.aside) if name not in known]
+        commit(self.aside, self.step, known | sync_and_describe(self.aside, rest))
 
 
 def has_training(run_folder: str | pathlib.Path, step: int) -> bool:
@@ -134,18 +207,16 @@ def restore_weights(run_folder: str | pathlib.Path, step: int, weights: Any) -> 
     return _restore(run_folder, step, {WEIGHTS: ocp.args.StandardRestore(weights)})[WEIGHTS]
 
 
-def _restore(run_folder: str | pathlib.Path, step: int, items: dict[str, Any]) -> Any:
+def _restore(run_folder: str | pathlib.Path, step: int, items: dict[str, Any]) -> dict[str, Any]:
     silence_threads()
     folder = step_folder(pathlib.Path(run_folder).absolute(), step)
-    with (
-        explained(lambda cause: f"{step_folder(run_folder, step)} cannot be read: {cause}"),
-        ocp.Checkpointer(_handler()) as reader,
-    ):
-        return reader.restore(folder, args=ocp.args.Composite(**items))
 
+    def read(item: str) -> Any:
+        with contextlib.closing(ocp.StandardCheckpointHandler()) as handler:
+            return handler.restore(epath.Path(folder / item), args=items[item])
 
-def _handler() -> ocp.CompositeCheckpointHandler:
-    return ocp.CompositeCheckpointHandler(WEIGHTS, TRAINING)
+    with explained(lambda cause: f"{step_folder(run_folder, step)} cannot be read: {cause}"):
+        return {item: read(item) for item in items}
 
 
 def _save_in_chunks(weights: Any) -> Any:

@@ -2,7 +2,8 @@
 
 Nothing depends on how many processes or threads read: a sequence is a stretch of a split's stream of
 tokens, and which one follows from how many were read before. That follows from the optimiser step
-(`zaya_jax.train.reading`), so a resumed or resized run reads what an undisturbed one would.
+(`zaya_jax.train.reading`), so a resumed or resized run reads what an undisturbed one would. One of several
+processes reads its rows of each batch, and no other.
 
 Letters: B batch, T time.
 """
@@ -93,10 +94,11 @@ class _Read:
 class _InOrder:
     """Random access to the windows of a split in the order of its stream."""
 
-    def __init__(self, corpus: Corpus, split: str, sequence_length: int):
+    def __init__(self, corpus: Corpus, split: str, sequence_length: int, limit: int | None):
         self._split = _Split(corpus, split)
         self._sequence_length = sequence_length
-        self._length = num_sequences(corpus, split, sequence_length)
+        sequences = num_sequences(corpus, split, sequence_length)
+        self._length = sequences if limit is None else min(limit, sequences)
 
     def __len__(self) -> int:
         return self._length
@@ -107,8 +109,28 @@ class _InOrder:
         return self._split.example(first, last, self._sequence_length)
 
 
+class _Rows:
+    """Of each batch of a source, the rows that a process reads; rows behind the source's end are padding."""
+
+    def __init__(self, source: _Read | _InOrder, rows: range, batch_size: int, padding: np.ndarray):
+        self._source, self._rows, self._batch_size, self._padding = source, rows, batch_size, padding
+
+    def __len__(self) -> int:
+        return min(math.ceil(len(self._source) / self._batch_size) * len(self._rows), sys.maxsize)
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        batch, row = divmod(index, len(self._rows))
+        number = batch * self._batch_size + self._rows[row]
+        return self._source[number] if number < len(self._source) else self._padding
+
+
 def training_batches(
-    reading: Reading, corpora: Mapping[str, Corpus], *, batch_size: int, num_steps: int | None = None
+    reading: Reading,
+    corpora: Mapping[str, Corpus],
+    *,
+    batch_size: int,
+    num_steps: int | None = None,
+    rows: range | None = None,
 ) -> Iterator[Batch]:
     """Batches of the training splits of a mixture, from where a run is.
 
@@ -120,9 +142,10 @@ def training_batches(
       corpora: open ones by folder, at least those of its mixture.
       batch_size: B.
       num_steps: batches to give; without end when None.
+      rows: of each batch, those to read; None for all.
 
     Yields:
-      Batches of numpy arrays [B, T].
+      Batches of numpy arrays [B, T], or of as many rows as are read.
 
     Raises:
       ValueError: as `num_sequences`.
@@ -130,15 +153,18 @@ def training_batches(
     folders = reading.mixture.folders
     for folder in folders:
         num_sequences(corpora[folder], "train", reading.length)
-    stream = grain.MapDataset.source(_Read(reading, corpora))
-    # Dropping the remainder of an endless stream drops nothing; else grain rounds its length, 2**63 - 1,
-    # up to one that no index holds.
-    stream = stream.slice(slice(None if num_steps is None else num_steps * batch_size))
-    return _iterate(_batch(stream, corpora[folders[0]], batch_size, drop_remainder=True))
+    source = _Read(reading, corpora)
+    return _iterate(source, corpora[folders[0]], reading.length, batch_size, rows, limit=num_steps)
 
 
 def evaluation_batches(
-    corpus: Corpus, *, split: str, sequence_length: int, batch_size: int, limit: int | None = None
+    corpus: Corpus,
+    *,
+    split: str,
+    sequence_length: int,
+    batch_size: int,
+    limit: int | None = None,
+    rows: range | None = None,
 ) -> Iterator[Batch]:
     """Every window of a split once, in the order of the stream.
 
@@ -148,30 +174,40 @@ def evaluation_batches(
       sequence_length: T.
       batch_size: B; rows that the last batch lacks are all padding, with weight 0.
       limit: stops after so many windows.
+      rows: of each batch, those to read; None for all.
 
     Yields:
-      Batches of numpy arrays [B, T].
+      Batches of numpy arrays [B, T], or of as many rows as are read.
 
     Raises:
       ValueError: as `num_sequences`.
     """
-    windows = grain.MapDataset.source(_InOrder(corpus, split, sequence_length))
-    return _iterate(_batch(windows.slice(slice(limit)), corpus, batch_size, drop_remainder=False))
+    windows = _InOrder(corpus, split, sequence_length, limit)
+    return _iterate(windows, corpus, sequence_length, batch_size, rows)
 
 
-def _batch(
-    examples: grain.MapDataset, corpus: Corpus, batch_size: int, *, drop_remainder: bool
-) -> grain.MapDataset:
-    to_batch = functools.partial(_to_batch, batch_size=batch_size, bos_id=corpus.bos_id, pad_id=corpus.pad_id)
-    return examples.batch(batch_size, drop_remainder=drop_remainder, batch_fn=to_batch)
-
-
-def _to_batch(examples: Sequence[np.ndarray], *, batch_size: int, bos_id: int, pad_id: int) -> Batch:
-    both_B2T = np.full((batch_size, *examples[0].shape), pad_id, np.int32)
-    both_B2T[: len(examples)] = examples
-    return make_example(both_B2T[:, 0], targets_BT=both_B2T[:, 1], bos_id=bos_id, pad_id=pad_id)
-
-
-def _iterate(batches: grain.MapDataset) -> Iterator[Batch]:
+def _iterate(
+    source: _Read | _InOrder,
+    corpus: Corpus,
+    length: int,
+    batch_size: int,
+    rows: range | None,
+    *,
+    limit: int | None = None,
+) -> Iterator[Batch]:
+    """At most `limit` batches of a source, or rows of them."""
+    rows = range(batch_size) if rows is None else rows
+    padding = np.full((2, length), corpus.pad_id, np.int32)
+    examples = grain.MapDataset.source(_Rows(source, rows, batch_size, padding))
+    examples = examples.slice(slice(None if limit is None else limit * len(rows)))
+    to_batch = functools.partial(_to_batch, bos_id=corpus.bos_id, pad_id=corpus.pad_id)
+    # There is no remainder to drop; but grain rounds the length of an endless source, 2**63 - 1, up to one
+    # that no index holds.
+    batches = examples.batch(len(rows), drop_remainder=True, batch_fn=to_batch)
     # Closing this generator closes grain's iterator, and with it the threads that read ahead.
     yield from iter(batches.to_iter_dataset(_READ_OPTIONS))
+
+
+def _to_batch(examples: Sequence[np.ndarray], *, bos_id: int, pad_id: int) -> Batch:
+    both_B2T = np.stack(examples)
+    return make_example(both_B2T[:, 0], targets_BT=both_B2T[:, 1], bos_id=bos_id, pad_id=pad_id)

@@ -3,11 +3,10 @@
 import math
 from collections.abc import Callable, Iterable, Iterator
 
-import jax
-
 from zaya_jax.data.batch import Batch
 from zaya_jax.data.loader import evaluation_batches, num_sequences
-from zaya_jax.parallel.mesh import sharded
+from zaya_jax.parallel import hosts
+from zaya_jax.parallel.mesh import local_rows, place_rows
 from zaya_jax.train.metrics import bits_per_byte
 from zaya_jax.train.opening import OpenRun
 from zaya_jax.train.phases import StepRange
@@ -25,10 +24,11 @@ def evaluate(run: OpenRun, sums_of: Callable[[Batch], Sums], batches: Iterable[B
     # Python's floats: in float32 the sum over a large split would lose its last batches.
     nats = num_bytes = num_targets = 0.0
     for batch in batches:
-        sums = sums_of(jax.device_put(batch, sharded(run.mesh)))
+        sums = sums_of(place_rows(batch, run.mesh))
         nats += float(sums.loss)
         num_targets += float(sums.num_targets)
         num_bytes += run.text_bytes(batch)
+    num_bytes = sum(hosts.gather("held-out bytes", num_bytes))  # each process has read its rows
     # Bits a byte, so that runs with different tokenizers can be compared.
     return {"loss": nats / max(num_targets, 1), "bits_per_byte": bits_per_byte(nats, num_bytes)}
 
@@ -44,5 +44,6 @@ def held_out_batches(run: OpenRun, step_range: StepRange) -> tuple[Iterator[Batc
         sequence_length=data.sequence_length,
         batch_size=data.batch_size,
         limit=limit,
+        rows=local_rows(run.mesh, data.batch_size),
     )
     return batches, math.ceil(min(sequences, limit or sequences) / data.batch_size)

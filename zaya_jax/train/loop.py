@@ -12,10 +12,11 @@ from zaya_jax.data.loader import training_batches
 from zaya_jax.data.mixture import Reading
 from zaya_jax.data.shards import Corpus
 from zaya_jax.model.zaya import Zaya
-from zaya_jax.parallel.mesh import data_mesh, sharded
+from zaya_jax.parallel import hosts
+from zaya_jax.parallel.mesh import data_mesh, local_rows, place_rows
 from zaya_jax.train.evaluation import evaluate, held_out_batches
 from zaya_jax.train.implementations import describe_implementations
-from zaya_jax.train.metrics import MetricsWriter, read_metrics
+from zaya_jax.train.metrics import Writer, metrics_writer, read_metrics
 from zaya_jax.train.opening import OpenRun, open_run
 from zaya_jax.train.phases import StepRange, describe_batch, describe_phase
 from zaya_jax.train.programs import Programs
@@ -58,12 +59,28 @@ class _Clock:
         return seconds
 
 
+class _TextBytes:
+    """Bytes of text that steps' targets stand for; each process counts those of its rows."""
+
+    def __init__(self):
+        self._by_step: list[float] = []
+
+    def add(self, num_bytes: float) -> None:
+        """Counts those of a step."""
+        self._by_step.append(num_bytes)
+
+    def take(self) -> list[float]:
+        """Those of all processes, for each step since this was last asked."""
+        counted, self._by_step = hosts.gather("text bytes", self._by_step), []
+        return [sum(of_step) for of_step in zip(*counted, strict=True)]
+
+
 @dataclasses.dataclass(frozen=True)
 class _Outputs:
     """Where a run writes, and the clock of what it writes."""
 
     checkpoints: Checkpoints
-    writer: MetricsWriter
+    writer: Writer
     progress: ProgressLine
     clock: _Clock
     stop: StopRequest
@@ -99,7 +116,11 @@ def train(config: Config, *, overwrite: bool = False, replay_check: int | None =
         raise ValueError(
             "--replay-check repeats steps of the run that --overwrite throws away; give one of them"
         )
-    planned = None if replay_check is None else find_replay(config.run_folder, replay_check)
+    planned = (
+        None
+        if replay_check is None
+        else hosts.together("replay", lambda: find_replay(config.run_folder, replay_check))
+    )
     run = open_run(config, data_mesh(), overwrite=overwrite)
     programs = RunPrograms(run)
     if planned is not None:
@@ -111,7 +132,7 @@ def train(config: Config, *, overwrite: bool = False, replay_check: int | None =
             print(f"run {config.run_folder} is finished: it has all {first_step:,} steps")
             return _result(run, state)
         with (
-            MetricsWriter(config.run_folder, first_step=first_step) as writer,
+            metrics_writer(config.run_folder, first_step=first_step) as writer,
             ProgressLine(config.train.num_steps, first_step) as progress,
             StopRequest() as stop,
         ):
@@ -161,15 +182,20 @@ def _make_steps(steps: _Steps, state: TrainState) -> TrainState:
     run, outputs, programs = steps.run, steps.outputs, steps.programs
     config, first_step = run.config.train, steps.range.first_step + 1
     batches = training_batches(
-        steps.reading, run.corpora, batch_size=steps.range.batch_size, num_steps=steps.range.num_steps
+        steps.reading,
+        run.corpora,
+        batch_size=steps.range.batch_size,
+        num_steps=steps.range.num_steps,
+        rows=local_rows(run.mesh, steps.range.batch_size),
     )
+    text_bytes = _TextBytes()
     for step, batch in enumerate(batches, start=first_step):
-        rows = jax.device_put(batch, sharded(run.mesh))
+        rows = place_rows(batch, run.mesh)
         # A value that crosses unasked would make each step wait for the one before it.
         with jax.transfer_guard("disallow"):
             state, metrics = programs.step(state, rows)
-        num_bytes = run.text_bytes(batch)
-        outputs.progress.add(metrics.loss, metrics.num_targets, num_bytes)
+        text_bytes.add(run.text_bytes(batch))
+        outputs.progress.add(metrics.loss, metrics.num_targets)
         outputs.skips.add(step, metrics)
         outputs.checkpoints.check()  # a save that failed is known now, not at the next one
         ends_phase = step == steps.range.phase.end
@@ -177,8 +203,9 @@ def _make_steps(steps: _Steps, state: TrainState) -> TrainState:
         if is_logged or step == first_step:  # a resumed run shows at once that it lives
             # The transfer waits for the step, and the clock is read behind it: until then the step runs.
             metrics = jax.device_get(metrics)
-            values = _values(steps, step, metrics, num_bytes, outputs.clock.lap(step))
-            outputs.progress.update(step, values, steps.range.phase.name)
+            num_bytes = text_bytes.take()
+            values = _values(steps, step, metrics, num_bytes[-1], outputs.clock.lap(step))
+            outputs.progress.update(step, values, steps.range.phase.name, num_bytes=num_bytes)
             if is_logged:  # what a file holds must not depend on where a run was resumed
                 outputs.writer.write(step, "train", values, phase=steps.range.phase.name)
             _check_skips(steps)
@@ -186,7 +213,7 @@ def _make_steps(steps: _Steps, state: TrainState) -> TrainState:
         if ends_phase or step % config.eval_every == 0:
             _evaluate(steps, state, step)
             outputs.clock.restart(step)
-        asked = outputs.stop.signal_number  # read once: a signal behind this line is for the next step
+        asked = outputs.stop.reached(step)
         if ends_phase or step % config.checkpoint_every == 0 or asked is not None:
             _check_skips(steps)  # a checkpoint is no reason to go on
             with outputs.progress.pausing():
@@ -231,5 +258,8 @@ def _result(run: OpenRun, state: TrainState) -> TrainResult:
     config = run.config
     setup = run.setup(config.phase_at(config.train.num_steps).config)
     # From the file: a run that was finished before has evaluated nothing in this process.
-    held_out = read_metrics(config.run_folder, "validation")[-1]["bits_per_byte"]
+    held_out = hosts.first_does(
+        "result", lambda: read_metrics(config.run_folder, "validation")[-1]["bits_per_byte"]
+    )
+    held_out = hosts.from_first("held-out", held_out)
     return TrainResult(config, run.corpus, setup.model, state, held_out)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from zaya_jax import durable
+from zaya_jax.parallel import hosts
 
 METRICS_FILE = "metrics.jsonl"
 EVENTS_FOLDER = "tensorboard"
@@ -129,6 +130,30 @@ class MetricsWriter:
         except OSError as error:
             error.filename = error.filename or str(self._folder)
             raise
+
+
+class _NoWriter:
+    """Writes nothing: of several processes one writes for all."""
+
+    def __enter__(self) -> "_NoWriter":
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        pass
+
+    def write(self, step: int, kind: str, values: dict[str, float], *, phase: str = "") -> None:
+        """Takes what `MetricsWriter.write` takes."""
+
+    def sync(self) -> None:
+        """Has nothing that could be lost."""
+
+
+Writer = MetricsWriter | _NoWriter
+
+
+def metrics_writer(run_folder: str | pathlib.Path, *, first_step: int) -> Writer:
+    """A `MetricsWriter` in process 0; in others what takes the same and writes nothing."""
+    return MetricsWriter(run_folder, first_step=first_step) if hosts.is_first() else _NoWriter()
 
 
 def read_metrics(run_folder: str | pathlib.Path, kind: str) -> list[dict[str, Any]]:

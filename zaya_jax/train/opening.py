@@ -2,6 +2,8 @@
 
 import dataclasses
 import pathlib
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import optax
@@ -24,9 +26,13 @@ from zaya_jax.data.mixture import mixture_of
 from zaya_jax.data.shards import Corpus
 from zaya_jax.data.tokenizer import load_tokenizer
 from zaya_jax.optim.schedules import learning_rate_schedule
+from zaya_jax.parallel import hosts
 from zaya_jax.train.metrics import text_bytes
 from zaya_jax.train.phases import check_devices
 from zaya_jax.train.state import TrainSetup, make_setup
+
+BUILD_SECONDS = 24 * 3600.0
+"""That others wait for the process which builds a corpus."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,20 +73,47 @@ def open_run(config: Config, mesh: Mesh, *, overwrite: bool) -> OpenRun:
     Raises:
       ValueError: for whatever cannot work, before anything is compiled.
     """
-    check_devices(config, mesh.size)
-    start = check_folder(config, overwrite=overwrite)  # before minutes go into a corpus
-    corpora = open_data(config)
+    hosts.together("config", lambda: check_devices(config, mesh.size))
+    # Before minutes go into a corpus. One looks, so that all go on from the same step.
+    found = hosts.first_does("run folder", lambda: check_folder(config, overwrite=overwrite))
+    start = _saved_step(hosts.from_first("start", found and dataclasses.astuple(found)))
+    corpora = _open_data_in_turn(config)
     # Last: what was refused has left the old run alone.
-    if start is not None and start.run_folder == config.run_folder:
-        set_aside_later(config.run_folder, start.step)
-    changed = prepare_folder(config, overwrite=overwrite)
-    if changed:
-        print(f"run {config.run_folder} goes on otherwise than before: {'; '.join(map(str, changed))}")
+    hosts.first_does("folder", lambda: _take_folder(config, start, overwrite=overwrite))
+    hosts.together("shared folder", lambda: _check_shared(config))
     tokenizer = load_tokenizer(config.data.tokenizer)
     # As long as the embedding, which may have rows that no token of the tokenizer has.
     token_bytes_V = np.zeros(config.model.vocab_size, np.int32)
     token_bytes_V[: tokenizer.vocab_size] = tokenizer.token_bytes()
     return OpenRun(config, corpora, token_bytes_V, mesh, learning_rate_schedule(config), start)
+
+
+def _saved_step(found: Sequence[Any] | None) -> SavedStep | None:
+    return None if found is None else SavedStep(*found)
+
+
+def _open_data_in_turn(config: Config) -> dict[str, Corpus]:
+    """`open_data`, where one process builds a corpus that is not there for those which see the same disk."""
+    first = hosts.first_does("corpus", lambda: open_data(config), limit_seconds=BUILD_SECONDS)
+    return hosts.together("corpora", lambda: first or open_data(config))
+
+
+def _take_folder(config: Config, start: SavedStep | None, *, overwrite: bool) -> None:
+    if start is not None and start.run_folder == config.run_folder:
+        set_aside_later(config.run_folder, start.step)
+    changed = prepare_folder(config, overwrite=overwrite)
+    if changed:
+        print(f"run {config.run_folder} goes on otherwise than before: {'; '.join(map(str, changed))}")
+
+
+def _check_shared(config: Config) -> None:
+    """All write their part of a checkpoint into one folder."""
+    path = pathlib.Path(config.run_folder) / CONFIG_FILE
+    if not path.is_file() or path.read_text() != config.to_text():
+        raise ValueError(
+            f"{path} is not what process 0 has written; run_folder must be on a file system that all hosts "
+            "share"
+        )
 
 
 def open_data(config: Config) -> dict[str, Corpus]:

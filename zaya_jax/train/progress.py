@@ -74,26 +74,33 @@ class ProgressLine:
         self._texts = ("compiling the step",)
         self._pace.forget()
 
-    def add(self, loss: Any, num_targets: Any, num_bytes: float) -> None:
+    def add(self, loss: Any, num_targets: Any) -> None:
         """Takes a step's loss into the next line's mean, and does not wait for it.
 
         Args:
           loss: mean over the targets, in nats, which may still be on its device.
           num_targets: that it is a mean of, likewise.
-          num_bytes: of text that they stand for.
         """
         # Kept as it is: a float of it here would wait for the step, and the device then for the host.
-        self._losses.add(loss, num_targets, num_bytes)
+        self._losses.add(loss, num_targets)
 
-    def update(self, step: int, values: dict[str, float], phase: str = "") -> None:
-        """Shows the metrics of a step, and the name of its phase if it has one.
+    def update(
+        self, step: int, values: dict[str, float], phase: str = "", *, num_bytes: Sequence[float] = ()
+    ) -> None:
+        """Shows the metrics of a step.
 
         The loss is the mean of the steps since the last line whose loss was finite: that of one step jumps
         with its batch.
+
+        Args:
+          step: its number.
+          values: its metrics.
+          phase: its name, if it has one.
+          num_bytes: of text that the targets of each step since the last line stand for.
         """
         # The pace first: a line shows what is left behind this step.
         self._pace.look(step)
-        self._texts = describe(step, self._num_steps, values | self._losses.take(), phase)
+        self._texts = describe(step, self._num_steps, values | self._losses.take(num_bytes), phase)
         if self._bar:
             self._bar.update(self._task, completed=step)
             return
@@ -160,23 +167,27 @@ class _Losses:
     """Losses of the steps since the last line, left on their device until somebody asks."""
 
     def __init__(self):
-        self._steps: list[tuple[Any, Any, float]] = []
+        self._steps: list[tuple[Any, Any]] = []
 
-    def add(self, loss: Any, num_targets: Any, num_bytes: float) -> None:
-        self._steps.append((loss, num_targets, num_bytes))
+    def add(self, loss: Any, num_targets: Any) -> None:
+        self._steps.append((loss, num_targets))
 
-    def take(self) -> dict[str, float]:
+    def take(self, num_bytes: Sequence[float]) -> dict[str, float]:
         """Their mean over all targets, and the same in bits per byte; nothing of no steps."""
         # One transfer for all of them, when a line is due.
         steps, self._steps = jax.device_get(self._steps), []
         # One skipped step would leave a line without a loss; it says how many there were.
-        steps = [tuple(map(float, step)) for step in steps if math.isfinite(step[0])]
-        if not steps:
+        counted = [
+            (float(loss), float(num_targets), text)
+            for (loss, num_targets), text in zip(steps, num_bytes, strict=True)
+            if math.isfinite(loss)
+        ]
+        if not counted:
             return {}
         # Weighted by targets: packed batches have unequal numbers of them.
-        nats = sum(loss * num_targets for loss, num_targets, _ in steps)
-        num_targets, num_bytes = sum(step[1] for step in steps), sum(step[2] for step in steps)
-        return {"loss": nats / max(num_targets, 1), "bits_per_byte": bits_per_byte(nats, num_bytes)}
+        nats = sum(loss * num_targets for loss, num_targets, _ in counted)
+        num_targets, text_bytes = sum(step[1] for step in counted), sum(step[2] for step in counted)
+        return {"loss": nats / max(num_targets, 1), "bits_per_byte": bits_per_byte(nats, text_bytes)}
 
 
 class _Told(ProgressColumn):

@@ -9,11 +9,9 @@ import math
 import pathlib
 from collections.abc import Iterator, Mapping
 
-import jax
-
 from zaya_jax.checkpoint import SavedStep, all_steps, newest_step
 from zaya_jax.data.loader import training_batches
-from zaya_jax.parallel.mesh import sharded
+from zaya_jax.parallel.mesh import local_rows, place_rows
 from zaya_jax.train.metrics import METRICS_FILE, read_metrics
 from zaya_jax.train.opening import OpenRun
 from zaya_jax.train.reading import readings
@@ -124,10 +122,11 @@ def _repeat(run: OpenRun, planned: Replay, programs: RunPrograms) -> Iterator[tu
             run.corpora,
             batch_size=step_range.batch_size,
             num_steps=min(step_range.num_steps, planned.end - step_range.first_step),
+            rows=local_rows(run.mesh, step_range.batch_size),
         )
         for step, batch in enumerate(batches, start=step_range.first_step + 1):
             # Evaluations and checkpoints are left out: neither moves a state.
-            state, metrics = programs.of(step_range).step(state, jax.device_put(batch, sharded(run.mesh)))
+            state, metrics = programs.of(step_range).step(state, place_rows(batch, run.mesh))
             if step in planned.losses:
                 yield step, float(metrics.loss)
         if step_range.end >= planned.end:

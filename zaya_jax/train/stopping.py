@@ -7,6 +7,8 @@ import threading
 from types import FrameType
 from typing import Any
 
+from zaya_jax.parallel.agreement import Agreement
+
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 REQUEUE = 75
 """The exit code behind a SIGTERM, sysexits.h's EX_TEMPFAIL: a scheduler is to give the same command again."""
@@ -36,15 +38,27 @@ class StopRequest:
     """
 
     signal_number: int | None = None
-    """The signal that came; None before one does."""
+    """The signal that came to this process; None before one does."""
+
+    def __init__(self):
+        self._agreement = Agreement()
+
+    def reached(self, step: int) -> int | None:
+        """The signal for which the run stops behind a step, whichever process it came to; None to go on."""
+        if self.signal_number is not None:
+            self._agreement.propose(str(self.signal_number))
+        word = self._agreement.reached(step)
+        return None if word is None else int(word)
 
     def __enter__(self) -> "StopRequest":
+        self._agreement.__enter__()
         self._before: dict[int, Any] = {}
         if threading.current_thread() is threading.main_thread():  # Python gives signals to no other
             self._before = {number: signal.signal(number, self._note) for number in SIGNALS}
         return self
 
     def __exit__(self, *exception: Any) -> None:
+        self._agreement.__exit__(*exception)
         for number, handler in self._before.items():
             signal.signal(number, handler)
 

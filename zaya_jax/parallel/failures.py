@@ -1,0 +1,21 @@
+"""What can go wrong between the processes of a run. Imports nothing, for the command line to know it."""
+
+
+class Late(Exception):
+    """Other processes were not where all must be, within the limit."""
+
+
+class Lost(Exception):
+    """Another process of the run has gone, and what its devices held with it."""
+
+
+class Shared(ValueError):
+    """A failure of one process that all of them raise.
+
+    Attributes:
+      is_told_here: whether this process is to print it; one does for all.
+    """
+
+    def __init__(self, sentence: str, *, is_told_here: bool):
+        super().__init__(sentence)
+        self.is_told_here = is_told_here

@@ -1,0 +1,286 @@
+"""The processes of a run and what they say to each other, beside what their devices exchange.
+
+Words go through the coordination service of `jax.distributed`, which process 0 has: a few bytes at the
+start, at a checkpoint, at the end. Every wait has a limit and names who is late. A process that is alone
+hears itself.
+"""
+
+import collections
+import contextlib
+import dataclasses
+import json
+import os
+import re
+import socket
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import jax
+from jax._src import distributed  # the public module starts the service, and says nothing through it
+
+from zaya_jax.parallel.cluster import Cluster
+from zaya_jax.parallel.failures import Late, Lost, Shared
+
+LIMIT_SECONDS = 300.0
+"""Of a wait for other processes, if nothing else is said."""
+HEARTBEAT_SECONDS = 100
+"""Without a sign of life from a process, all others end; a shorter limit makes this shorter too."""
+_POLL_SECONDS = 0.02
+_LOST = re.compile(r"gloo|nccl|rccl|connection (reset|refused|closed)|peer|UNAVAILABLE", re.IGNORECASE)
+"""In what a device's library says when one that it speaks to has gone."""
+T = TypeVar("T")
+
+
+@dataclasses.dataclass
+class _Words:
+    """What this process has said and heard so far."""
+
+    limit_seconds: float = LIMIT_SECONDS
+    hosts: tuple[str, ...] = ()
+    """By process; empty for one that is alone."""
+    numbers: collections.Counter = dataclasses.field(default_factory=collections.Counter)
+    """How often each name was used: the service refuses a second word under one key."""
+
+
+_words = _Words()
+
+
+@contextlib.contextmanager
+def joined(cluster: Cluster | None, *, limit_seconds: float = LIMIT_SECONDS) -> Iterator[None]:
+    """Is one of the processes of a run, of which process 0 prints; None is a process that is alone.
+
+    Raises:
+      Late: if others do not come.
+      Lost: if one has gone later.
+    """
+    if cluster is None:
+        yield
+        return
+    start(cluster, limit_seconds=limit_seconds)
+    with contextlib.ExitStack() as output:
+        if not is_first():
+            output.enter_context(contextlib.redirect_stdout(output.enter_context(open(os.devnull, "w"))))
+        try:
+            yield
+        except (SystemExit, Shared):  # all processes leave so
+            raise
+        except jax.errors.JaxRuntimeError as error:
+            _abandon()
+            if _LOST.search(str(error)) is None:
+                raise
+            raise Lost(
+                "another process of this run is gone; the same command goes on from the last step saved"
+            ) from error
+        except BaseException:
+            _abandon()
+            raise
+
+
+def _abandon() -> None:
+    """Leaves without the others: at its exit jax would wait for them, who may wait in a collective."""
+    state = distributed.global_state
+    _abandoned.extend((state.client, state.service))
+    state.client = state.service = None
+
+
+_GONE = "another process of this run is gone; the same command goes on from the last step that was saved"
+_abandoned: list[Any] = []
+"""Kept from being closed in good order, which waits too."""
+
+
+def start(cluster: Cluster, *, limit_seconds: float = LIMIT_SECONDS) -> None:
+    """Joins the processes of a run; to be called before jax looks for devices.
+
+    Args:
+      cluster: who they are.
+      limit_seconds: how long a process waits for others, here and later.
+
+    Raises:
+      Late: if they do not come.
+    """
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    # All agree here on the step at which they stop; jax's own way takes SIGTERM away from Python.
+    jax.config.update("jax_enable_preemption_service", False)
+    _words.limit_seconds = limit_seconds
+    try:
+        jax.distributed.initialize(
+            cluster.coordinator,
+            cluster.num_processes,
+            cluster.process,
+            cluster.local_device,
+            cluster_detection_method="deactivate",  # it was found already
+            initialization_timeout=max(1, int(limit_seconds)),
+            heartbeat_timeout_seconds=max(1, min(HEARTBEAT_SECONDS, int(limit_seconds))),
+            shutdown_timeout_seconds=max(1, int(limit_seconds)),
+            coordinator_bind_address=_bind_address(cluster.coordinator),
+        )
+    except jax.errors.JaxRuntimeError as error:
+        raise Late(
+            f"process {cluster.process} of {cluster.num_processes} has waited {limit_seconds:.0f} s for the "
+            f"others at {cluster.coordinator}"
+        ) from error
+    _words.hosts = tuple(gather("hosts", socket.gethostname()))
+
+
+def _bind_address(coordinator: str) -> str:
+    """All of a host's addresses, as jax would; but what is meant for this host alone stays on it."""
+    host, _, port = coordinator.rpartition(":")
+    return coordinator if host in ("127.0.0.1", "localhost") else f"[::]:{port}"
+
+
+def process() -> int:
+    """The number of this process, from 0."""
+    return distributed.global_state.process_id
+
+
+def num_processes() -> int:
+    """How many processes the run has."""
+    return distributed.global_state.num_processes
+
+
+def is_first() -> bool:
+    """Whether this is the process that prints, and writes what is written once."""
+    return process() == 0
+
+
+def describe(number: int) -> str:
+    """A process and the host that it runs on."""
+    return f"process {number} on {_words.hosts[number]}" if _words.hosts else f"process {number}"
+
+
+def gather(name: str, value: Any, *, limit_seconds: float | None = None) -> list[Any]:
+    """What each process has said under a name, in the order of their numbers.
+
+    Args:
+      name: of what is said. All processes must say the same names in the same order.
+      value: JSON.
+      limit_seconds: of the wait; None for the run's.
+
+    Raises:
+      Late: if some have said nothing within the limit.
+    """
+    if num_processes() == 1:
+        return [value]
+    place, before = _place(name), f"zaya/{name}/{_words.numbers[name] - 2}"
+    _client().key_value_set(f"{place}/said/{process()}", json.dumps(value))
+    # One asks for all, and tells all: of a thousand processes that each ask for all, the service would die.
+    if is_first():
+        _client().key_value_set(f"{place}/all", json.dumps(_collect(place, name, limit_seconds)))
+        # All have come here, and so have heard what was told before: the service keeps a word for ever.
+        _client().key_value_delete(before)
+    answer = json.loads(_wait_for_first(f"{place}/all", name, limit_seconds))
+    if isinstance(answer, str):
+        raise Late(answer)
+    return answer
+
+
+def from_first(name: str, value: Any, *, limit_seconds: float | None = None) -> Any:
+    """What process 0 has said under a name; the others' values are not looked at.
+
+    Raises:
+      Late: if it has said nothing within the limit.
+    """
+    if num_processes() == 1:
+        return value
+    place = _place(name)
+    if is_first():
+        _client().key_value_set(place, json.dumps(value))
+        return value
+    return json.loads(_wait_for_first(place, name, limit_seconds))
+
+
+def together(name: str, work: Callable[[], T], *, limit_seconds: float | None = None) -> T:
+    """Has every process do something; if one cannot, all of them raise its sentence.
+
+    Raises:
+      Shared: with the sentence of the first that raised a ValueError or an OSError.
+      Late: if some are not done within the limit.
+    """
+    if num_processes() == 1:
+        return work()
+    done, error = _try(work)
+    said = gather(name, None if error is None else _sentence(error), limit_seconds=limit_seconds)
+    for number, sentence in enumerate(said):
+        if sentence is not None:
+            sentence = sentence if number == 0 else f"{describe(number)}: {sentence}"
+            raise Shared(sentence, is_told_here=is_first()) from error
+    assert not isinstance(done, Exception)
+    return done  # pyright: ignore[reportReturnType]
+
+
+def first_does(name: str, work: Callable[[], T], *, limit_seconds: float | None = None) -> T | None:
+    """Has process 0 do something while the others wait; they get None.
+
+    Raises:
+      Shared: with its sentence, if it raised a ValueError or an OSError.
+      Late: if it is not done within the limit.
+    """
+    return together(name, work if is_first() else lambda: None, limit_seconds=limit_seconds)
+
+
+def say_once(key: str, word: str) -> None:
+    """Says a word that any process may say; of several the first one counts."""
+    # The service refuses a second word, or answers no more: in both cases there is nothing to be done here.
+    with contextlib.suppress(jax.errors.JaxRuntimeError):
+        _client().key_value_set(key, word)
+
+
+def heard(key: str, *, limit_seconds: float) -> str | None:
+    """The word that some process said; None if nobody did within the limit."""
+    try:
+        return _client().blocking_key_value_get(key, int(1000 * limit_seconds))
+    except jax.errors.JaxRuntimeError:
+        time.sleep(_POLL_SECONDS)  # a service that is gone answers at once
+        return None
+
+
+def _try(work: Callable[[], T]) -> tuple[T | None, Exception | None]:
+    try:
+        return work(), None
+    except (ValueError, OSError) as error:
+        return None, error
+
+
+def _sentence(error: Exception) -> str:
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
+
+
+def _place(name: str) -> str:
+    number = _words.numbers[name]
+    _words.numbers[name] += 1
+    return f"zaya/{name}/{number}"
+
+
+def _client() -> Any:
+    client = distributed.global_state.client
+    assert client is not None, "a process that is alone has nobody to speak to"
+    return client
+
+
+def _collect(place: str, name: str, limit_seconds: float | None) -> list[Any] | str:
+    """All that was said, or a sentence on who has said nothing."""
+    limit = _words.limit_seconds if limit_seconds is None else limit_seconds
+    deadline, pause = time.monotonic() + limit, _POLL_SECONDS / 20
+    while True:
+        said = {
+            int(key.rsplit("/", 1)[1]): value for key, value in _client().key_value_dir_get(f"{place}/said/")
+        }
+        if len(said) == num_processes():
+            return [json.loads(said[number]) for number in range(num_processes())]
+        if time.monotonic() > deadline:
+            late = [describe(number) for number in range(num_processes()) if number not in said]
+            return f"waited {limit:.0f} s at {name} for {', '.join(late)}"
+        time.sleep(pause)
+        pause = min(2 * pause, _POLL_SECONDS)
+
+
+def _wait_for_first(place: str, name: str, limit_seconds: float | None) -> str:
+    limit = _words.limit_seconds if limit_seconds is None else limit_seconds
+    try:
+        # Its own wait for others ends first, so that its sentence is heard, which knows who is late.
+        return _client().blocking_key_value_get(place, int(1000 * (limit + 5)))
+    except jax.errors.JaxRuntimeError as error:
+        raise Late(f"waited {limit:.0f} s at {name} for {describe(0)}") from error

@@ -1,0 +1,142 @@
+"""Several processes of one program on this machine, watched: what srun and a JobSet do on a cluster."""
+
+import contextlib
+import dataclasses
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from types import FrameType
+from typing import Any, BinaryIO
+
+from zaya_jax.parallel.cluster import COORDINATOR, NUM_PROCESSES, PROCESS
+
+GRACE_SECONDS = 30.0
+"""That processes have to leave when one of them has failed, before they are killed."""
+_POLL_SECONDS = 0.05
+_LOOPBACK = "127.0.0.1"
+
+
+@dataclasses.dataclass(frozen=True)
+class Launch:
+    """What is to run.
+
+    Attributes:
+      command: the words of each process' command line.
+      num_processes: how many run together.
+      devices: of each process: CPU devices that are made for it, or its share of the GPUs; None for what
+        it finds.
+      grace_seconds: as `GRACE_SECONDS`.
+    """
+
+    command: Sequence[str]
+    num_processes: int
+    devices: int | None = None
+    grace_seconds: float = GRACE_SECONDS
+
+
+def launch(given: Launch, *, restarts: int = 0, final: Sequence[int] = (0,)) -> int:
+    """Runs all processes to their end; if one fails, the others are ended too.
+
+    Args:
+      given: what is to run.
+      restarts: how often all are begun anew when one has failed.
+      final: exit codes after which nothing is begun anew.
+
+    Returns:
+      0, or the exit code of the first that failed, as a shell has it: 128 and the signal that ended it.
+    """
+    for left in range(restarts, -1, -1):
+        code = _run(given)
+        if code in final or not left:
+            return code
+        print(f"launch: exit code {code}; beginning anew, {left - 1} times more at most", file=sys.stderr)
+    raise AssertionError("the last round returns")
+
+
+def _run(given: Launch) -> int:
+    coordinator = f"{_LOOPBACK}:{_free_port()}"
+    children = [_start(given, number, coordinator) for number in range(given.num_processes)]
+    threads = [
+        threading.Thread(target=_relay, args=(number, child.stderr), daemon=True)
+        for number, child in enumerate(children)
+        if child.stderr is not None
+    ]
+    for thread in threads:
+        thread.start()
+    with _forwarding(children):
+        code = _wait(children, given.grace_seconds)
+    for thread in threads:
+        thread.join(_POLL_SECONDS)
+    return code
+
+
+def _start(given: Launch, number: int, coordinator: str) -> subprocess.Popen[bytes]:
+    environment = os.environ | {
+        COORDINATOR: coordinator,
+        NUM_PROCESSES: str(given.num_processes),
+        PROCESS: str(number),
+    }
+    if given.devices is not None:
+        flags = f"{environment.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={given.devices}"
+        local = range(number * given.devices, (number + 1) * given.devices)
+        environment |= {"XLA_FLAGS": flags.strip(), "JAX_LOCAL_DEVICE_IDS": ",".join(map(str, local))}
+    return subprocess.Popen(
+        given.command,
+        env=environment,
+        # The first one speaks for all; of the others only what they complain of is heard.
+        stdout=None if number == 0 else subprocess.DEVNULL,
+        stderr=None if number == 0 else subprocess.PIPE,
+        # Ctrl-C in a terminal goes to all of its group: through us alone each process hears it once.
+        process_group=0,
+    )
+
+
+def _free_port() -> int:
+    with contextlib.closing(socket.socket()) as probe:
+        probe.bind((_LOOPBACK, 0))
+        return probe.getsockname()[1]
+
+
+def _relay(number: int, stream: BinaryIO | Any) -> None:
+    for line in stream:
+        sys.stderr.write(f"[{number}] {line.decode(errors='replace')}")
+
+
+@contextlib.contextmanager
+def _forwarding(children: Sequence[subprocess.Popen[bytes]]) -> Iterator[None]:
+    """Passes on to all processes what this one is asked: they know how to stop together."""
+
+    def forward(number: int, frame: FrameType | None) -> None:
+        del frame
+        for child in children:
+            child.send_signal(number)  # none that has ended and was waited for
+
+    before = {number: signal.signal(number, forward) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _wait(children: Sequence[subprocess.Popen[bytes]], grace_seconds: float) -> int:
+    """Waits for all; the code of the first that failed, behind which the others get their grace."""
+    failed: int | None = None
+    deadline = 0.0
+    while any(child.poll() is None for child in children):
+        if failed is None:
+            failed = next((child.returncode for child in children if child.returncode), None)
+            if failed is not None:
+                deadline = time.monotonic() + grace_seconds
+        elif time.monotonic() > deadline:
+            for child in children:
+                child.kill()
+        time.sleep(_POLL_SECONDS)
+    codes = [child.returncode for child in children if child.returncode]
+    code = failed or (codes[0] if codes else 0)
+    return 128 - code if code < 0 else code
