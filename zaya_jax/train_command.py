@@ -19,7 +19,7 @@ from zaya_jax.data.tokenizer import load_tokenizer
 from zaya_jax.inference.generate import generate
 from zaya_jax.options import Parser, add_config_options, load_config
 from zaya_jax.parallel import hosts
-from zaya_jax.parallel.cluster import COORDINATOR, NUM_PROCESSES, PROCESS, find_cluster
+from zaya_jax.parallel.process_group import COORDINATOR, NUM_PROCESSES, PROCESS, find_process_group
 from zaya_jax.platform.host_memory import reuse_host_memory
 from zaya_jax.train.loop import TrainResult, train
 from zaya_jax.train.stopping import Stopped
@@ -69,13 +69,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         print_dry_run(config, devices=options.devices)
         return
     reuse_host_memory()
-    cluster = find_cluster(
+    group = find_process_group(
         os.environ,
         coordinator=options.coordinator,
         num_processes=options.num_processes,
         process=options.process_id,
     )
-    with hosts.joined(cluster, limit_seconds=options.wait):
+    with hosts.joined(group, limit_seconds=options.wait):
         try:
             report(train(config, overwrite=options.overwrite, replay_check=options.replay_check))
         except Stopped as stopped:

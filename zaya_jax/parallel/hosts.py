@@ -19,8 +19,8 @@ from typing import Any, TypeVar
 import jax
 from jax._src import distributed  # the public module starts the service, and says nothing through it
 
-from zaya_jax.parallel.cluster import Cluster
 from zaya_jax.parallel.failures import Late, Lost, Shared
+from zaya_jax.parallel.process_group import ProcessGroup
 
 LIMIT_SECONDS = 300.0
 """Of a wait for other processes, if nothing else is said."""
@@ -47,17 +47,17 @@ _words = _Words()
 
 
 @contextlib.contextmanager
-def joined(cluster: Cluster | None, *, limit_seconds: float = LIMIT_SECONDS) -> Iterator[None]:
+def joined(group: ProcessGroup | None, *, limit_seconds: float = LIMIT_SECONDS) -> Iterator[None]:
     """Is one of the processes of a run, of which process 0 prints; None is a process that is alone.
 
     Raises:
       Late: if others do not come.
       Lost: if one has gone later.
     """
-    if cluster is None:
+    if group is None:
         yield
         return
-    start(cluster, limit_seconds=limit_seconds)
+    start(group, limit_seconds=limit_seconds)
     with contextlib.ExitStack() as output:
         if not is_first():
             output.enter_context(contextlib.redirect_stdout(output.enter_context(open(os.devnull, "w"))))
@@ -89,11 +89,11 @@ _abandoned: list[Any] = []
 """Kept from being closed in good order, which waits too."""
 
 
-def start(cluster: Cluster, *, limit_seconds: float = LIMIT_SECONDS) -> None:
+def start(group: ProcessGroup, *, limit_seconds: float = LIMIT_SECONDS) -> None:
     """Joins the processes of a run; to be called before jax looks for devices.
 
     Args:
-      cluster: who they are.
+      group: who they are.
       limit_seconds: how long a process waits for others, here and later.
 
     Raises:
@@ -105,20 +105,20 @@ def start(cluster: Cluster, *, limit_seconds: float = LIMIT_SECONDS) -> None:
     _words.limit_seconds = limit_seconds
     try:
         jax.distributed.initialize(
-            cluster.coordinator,
-            cluster.num_processes,
-            cluster.process,
-            cluster.local_device,
+            group.coordinator,
+            group.num_processes,
+            group.process,
+            group.local_device,
             cluster_detection_method="deactivate",  # it was found already
             initialization_timeout=max(1, int(limit_seconds)),
             heartbeat_timeout_seconds=max(1, min(HEARTBEAT_SECONDS, int(limit_seconds))),
             shutdown_timeout_seconds=max(1, int(limit_seconds)),
-            coordinator_bind_address=_bind_address(cluster.coordinator),
+            coordinator_bind_address=_bind_address(group.coordinator),
         )
     except jax.errors.JaxRuntimeError as error:
         raise Late(
-            f"process {cluster.process} of {cluster.num_processes} has waited {limit_seconds:.0f} s for the "
-            f"others at {cluster.coordinator}"
+            f"process {group.process} of {group.num_processes} has waited {limit_seconds:.0f} s for the "
+            f"others at {group.coordinator}"
         ) from error
     _words.hosts = tuple(gather("hosts", socket.gethostname()))
 

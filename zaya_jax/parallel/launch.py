@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import Any, BinaryIO
 
-from zaya_jax.parallel.cluster import COORDINATOR, NUM_PROCESSES, PROCESS
+from zaya_jax.parallel.process_group import COORDINATOR, NUM_PROCESSES, PROCESS
 
 GRACE_SECONDS = 30.0
 """That processes have to leave when one of them has failed, before they are killed."""

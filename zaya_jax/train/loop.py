@@ -190,6 +190,7 @@ def _make_steps(steps: _Steps, state: TrainState) -> TrainState:
     )
     text_bytes = _TextBytes()
     for step, batch in enumerate(batches, start=first_step):
+        # Each process has read its rows alone; together they are the batch that one would have read.
         rows = place_rows(batch, run.mesh)
         # A value that crosses unasked would make each step wait for the one before it.
         with jax.transfer_guard("disallow"):
@@ -203,7 +204,7 @@ def _make_steps(steps: _Steps, state: TrainState) -> TrainState:
         if is_logged or step == first_step:  # a resumed run shows at once that it lives
             # The transfer waits for the step, and the clock is read behind it: until then the step runs.
             metrics = jax.device_get(metrics)
-            num_bytes = text_bytes.take()
+            num_bytes = text_bytes.take()  # all processes come here at the same steps
             values = _values(steps, step, metrics, num_bytes[-1], outputs.clock.lap(step))
             outputs.progress.update(step, values, steps.range.phase.name, num_bytes=num_bytes)
             if is_logged:  # what a file holds must not depend on where a run was resumed
@@ -213,6 +214,7 @@ def _make_steps(steps: _Steps, state: TrainState) -> TrainState:
         if ends_phase or step % config.eval_every == 0:
             _evaluate(steps, state, step)
             outputs.clock.restart(step)
+        # The same answer in all processes: one that stopped alone would leave the others in a collective.
         asked = outputs.stop.reached(step)
         if ends_phase or step % config.checkpoint_every == 0 or asked is not None:
             _check_skips(steps)  # a checkpoint is no reason to go on

@@ -153,6 +153,7 @@ Writer = MetricsWriter | _NoWriter
 
 def metrics_writer(run_folder: str | pathlib.Path, *, first_step: int) -> Writer:
     """A `MetricsWriter` in process 0; in others what takes the same and writes nothing."""
+    # Two writers in one file would tear each other's lines.
     return MetricsWriter(run_folder, first_step=first_step) if hosts.is_first() else _NoWriter()
 
 

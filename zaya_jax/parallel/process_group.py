@@ -22,7 +22,7 @@ _FIRST_PORT, _NUM_PORTS = 61440, 4096
 
 
 @dataclasses.dataclass(frozen=True)
-class Cluster:
+class ProcessGroup:
     """The processes that are to train together, and this one among them.
 
     Attributes:
@@ -38,13 +38,13 @@ class Cluster:
     local_device: int | None = None
 
 
-def find_cluster(
+def find_process_group(
     environment: Mapping[str, str],
     *,
     coordinator: str | None = None,
     num_processes: int | None = None,
     process: int | None = None,
-) -> Cluster | None:
+) -> ProcessGroup | None:
     """The processes of this run; flags go before variables, and these before SLURM.
 
     Args:
@@ -71,10 +71,10 @@ def find_cluster(
         raise ValueError(
             f"a run of several processes needs {', '.join(known)}; {' and '.join(missing)} must be set too"
         )
-    return _checked(Cluster(coordinator, num_processes, process))
+    return _checked(ProcessGroup(coordinator, num_processes, process))
 
 
-def _of_slurm(environment: Mapping[str, str]) -> Cluster | None:
+def _of_slurm(environment: Mapping[str, str]) -> ProcessGroup | None:
     if not all(name in environment for name in _SLURM_STEP):
         return None
     count = _number(environment, "SLURM_NTASKS") or 1
@@ -84,7 +84,7 @@ def _of_slurm(environment: Mapping[str, str]) -> Cluster | None:
     port = _FIRST_PORT + (_number(environment, "SLURM_JOB_ID") or 0) % _NUM_PORTS
     coordinator = f"{first_host(environment['SLURM_STEP_NODELIST'])}:{port}"
     process = _number(environment, "SLURM_PROCID") or 0
-    return _checked(Cluster(coordinator, count, process, _slurm_device(environment)))
+    return _checked(ProcessGroup(coordinator, count, process, _slurm_device(environment)))
 
 
 def _slurm_device(environment: Mapping[str, str]) -> int | None:
@@ -112,12 +112,12 @@ def _number(environment: Mapping[str, str], name: str) -> int | None:
         raise ValueError(f'{name} is "{environment[name]}"; it must be a whole number') from None
 
 
-def _checked(cluster: Cluster) -> Cluster:
-    if not 0 <= cluster.process < cluster.num_processes:
+def _checked(group: ProcessGroup) -> ProcessGroup:
+    if not 0 <= group.process < group.num_processes:
         raise ValueError(
-            f"this is process {cluster.process} of {cluster.num_processes}; they count from 0 to one less"
+            f"this is process {group.process} of {group.num_processes}; they count from 0 to one less"
         )
-    host, _, port = cluster.coordinator.rpartition(":")
+    host, _, port = group.coordinator.rpartition(":")
     if not (host and port.isdecimal() and 0 < int(port) < 2**16):
-        raise ValueError(f'the coordinator is "{cluster.coordinator}"; it must be HOST:PORT')
-    return cluster
+        raise ValueError(f'the coordinator is "{group.coordinator}"; it must be HOST:PORT')
+    return group
