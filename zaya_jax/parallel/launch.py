@@ -71,7 +71,7 @@ def _run(given: Launch) -> int:
     with _forwarding(children):
         code = _wait(children, given.grace_seconds)
     for thread in threads:
-        thread.join(_POLL_SECONDS)
+        thread.join()  # all have ended, so that no more can come
     return code
 
 
@@ -103,8 +103,9 @@ def _free_port() -> int:
 
 
 def _relay(number: int, stream: BinaryIO | Any) -> None:
-    for line in stream:
-        sys.stderr.write(f"[{number}] {line.decode(errors='replace')}")
+    with stream:
+        for line in stream:
+            sys.stderr.write(f"[{number}] {line.decode(errors='replace')}")
 
 
 @contextlib.contextmanager
@@ -128,7 +129,7 @@ def _wait(children: Sequence[subprocess.Popen[bytes]], grace_seconds: float) -> 
     """Waits for all; the code of the first that failed, behind which the others get their grace."""
     failed: int | None = None
     deadline = 0.0
-    while any(child.poll() is None for child in children):
+    while None in [child.poll() for child in children]:  # a list: each must be asked, or none is known to end
         if failed is None:
             failed = next((child.returncode for child in children if child.returncode), None)
             if failed is not None:

@@ -1,0 +1,48 @@
+"""Restores a run on the devices that there are, as a run that goes on does, and hashes its state.
+
+usage: state_hashes.py CONFIG_TEXT_FILE OUT
+"""
+
+import hashlib
+import json
+import os
+import pathlib
+import sys
+
+import jax
+import numpy as np
+
+from zaya_jax.config import Config
+from zaya_jax.parallel import hosts
+from zaya_jax.parallel.mesh import data_mesh, replicated
+from zaya_jax.parallel.process_group import find_process_group
+from zaya_jax.train.opening import open_run
+from zaya_jax.train.starting import starting_state
+from zaya_jax.train.state import to_checkpoint
+
+
+def main(config_file: str, out: str) -> None:
+    with hosts.joined(find_process_group(os.environ)):
+        config = Config.from_text(pathlib.Path(config_file).read_text())
+        run = open_run(config, data_mesh(), overwrite=False)
+        state = starting_state(run)
+        whole = jax.jit(to_checkpoint, out_shardings=replicated(run.mesh))(state)
+        whole = jax.tree.map(_as_array, whole)
+        if hosts.is_first():
+            hashes = {
+                jax.tree_util.keystr(path): _hash(leaf) for path, leaf in jax.tree.leaves_with_path(whole)
+            }
+            pathlib.Path(out).write_text(json.dumps({"step": int(state.step), "hashes": hashes}))
+
+
+def _as_array(leaf: jax.Array) -> np.ndarray:
+    data = jax.random.key_data(leaf) if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
+    return np.asarray(data)
+
+
+def _hash(array: np.ndarray) -> str:
+    return hashlib.sha256(f"{array.shape} {array.dtype}".encode() + array.tobytes()).hexdigest()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

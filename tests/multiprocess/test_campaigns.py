@@ -1,0 +1,183 @@
+"""Campaigns of minutes: every number of processes and devices, and sixty kills. Run them by name:
+
+pytest -n 0 -m campaign tests/multiprocess
+"""
+
+import json
+import os
+import pathlib
+import random
+import shutil
+import signal
+import sys
+import time
+
+import jax
+import numpy as np
+import pytest
+from groups import LIMIT_SECONDS, finish, last_step, rows, start, start_words, write_config
+from small_runs import build_small_corpus
+
+from zaya_jax.checkpoint import all_steps, damage_of, load_run, newest_step
+from zaya_jax.config import Config
+
+pytestmark = [pytest.mark.campaign, pytest.mark.timeout(4 * 3600)]
+HASHES = pathlib.Path(__file__).with_name("state_hashes.py")
+GROUPS = [(1, 1), (1, 2), (1, 4), (1, 8), (2, 1), (2, 2), (2, 4), (4, 1), (4, 2)]
+"""Processes, and devices of each."""
+KILLS = int(os.environ.get("ZAYA_KILLS", "60"))
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory) -> pathlib.Path:
+    return pathlib.Path(build_small_corpus(tmp_path_factory.mktemp("data") / "corpus").folder)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(corpus, tmp_path_factory) -> pathlib.Path:
+    folder = tmp_path_factory.mktemp("runs") / "undisturbed"
+    code, said = finish(start(write_config(folder, corpus), processes=1, devices=8))
+    assert code == 0, said
+    return folder
+
+
+@pytest.fixture(scope="module")
+def killed(corpus, tmp_path_factory) -> pathlib.Path:
+    """Four processes with two devices each, killed behind a save; what the last one wrote is there."""
+    folder = tmp_path_factory.mktemp("runs") / "killed"
+    process = start(write_config(folder, corpus), processes=4, devices=2)
+    deadline = time.monotonic() + LIMIT_SECONDS
+    while 8 not in all_steps(folder):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    for pid in _children(process):
+        os.kill(pid, signal.SIGKILL)
+    code, _ = finish(process)
+    assert code == 128 + signal.SIGKILL
+    return folder
+
+
+def _children(process) -> list[int]:
+    pid = process.pid
+    return [int(word) for word in pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def _copy(run: pathlib.Path, corpus: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
+    """A copy of a run under a name of its own; its config file."""
+    shutil.copytree(run, folder)
+    shutil.rmtree(folder / "checkpoints/12", ignore_errors=True)
+    file = write_config(folder, corpus)
+    values = json.loads((folder / "config.json").read_text()) | {"run_folder": str(folder)}
+    (folder / "config.json").write_text(Config.from_dict(values).to_text())
+    return file
+
+
+def test_the_restored_state_is_the_saved_one_on_any_number(killed, corpus, tmp_path):
+    found = {}
+    for processes, devices in GROUPS:
+        folder = tmp_path / f"{processes}x{devices}"
+        _copy(killed, corpus, folder)
+        out = tmp_path / f"{folder.name}.json"
+        program = "import sys; from zaya_jax.parallel.launch import *; sys.exit(launch(Launch("
+        program += f"[sys.executable, *sys.argv[1:]], {processes}, {devices})))"
+        words = [sys.executable, "-c", program, str(HASHES), str(folder / "config.json"), str(out)]
+        code, said = finish(start_words(words))
+        assert code == 0, said
+        found[processes, devices] = json.loads(out.read_text())
+    first = found[1, 1]
+    assert first["step"] == 8
+    assert len(first["hashes"]) > 50
+    assert all(each == first for each in found.values())
+
+
+def test_the_finished_run_is_the_undisturbed_one(killed, undisturbed, corpus, tmp_path):
+    """Bit by bit on as many devices, and equal to rounding on others."""
+    expected, weights = rows(undisturbed), load_run(undisturbed).variables
+    for processes, devices in GROUPS:
+        folder = tmp_path / f"{processes}x{devices}"
+        code, said = finish(start(_copy(killed, corpus, folder), processes=processes, devices=devices))
+        assert code == 0, said
+        assert "resuming at step 8" in said
+        found = rows(folder)
+        assert [(row["step"], row["kind"]) for row in found] == [
+            (row["step"], row["kind"]) for row in expected
+        ]
+        if processes * devices == 8:
+            assert found == expected
+            jax.tree.map(np.testing.assert_array_equal, load_run(folder).variables, weights)
+        for row, right in zip(found, expected, strict=True):
+            assert row["loss"] == pytest.approx(right["loss"], rel=1e-5)
+
+
+def _events(folder: pathlib.Path) -> dict[str, set[int]]:
+    """Steps of each tag that TensorBoard would show; of a step that was repeated, it shows the last."""
+    from tensorboardX.proto.event_pb2 import Event
+
+    found: dict[str, set[int]] = {}
+    for file in sorted((folder / "tensorboard").iterdir()):
+        data, place = file.read_bytes(), 0
+        while place + 12 <= len(data):
+            size = int.from_bytes(data[place : place + 8], "little")
+            if place + size + 16 > len(data):
+                break  # what a kill cut short
+            event = Event.FromString(data[place + 12 : place + 12 + size])
+            place += size + 16
+            for value in event.summary.value:
+                found.setdefault(value.tag, set()).add(event.step)
+    return found
+
+
+def test_sixty_kills(corpus, tmp_path):
+    """At moments that a seed draws, from the first import on: of any process, or of all at once."""
+    moments, kills, number = random.Random(0), 0, 0
+    settings = {"num_steps": 120, "checkpoint_every": 3, "eval_every": 40}
+    undisturbed = tmp_path / "undisturbed"
+    code, said = finish(start(write_config(undisturbed, corpus, **settings), processes=2, devices=1))
+    assert code == 0, said
+    while kills < KILLS:
+        number += 1
+        folder = tmp_path / f"killed{number}"
+        config = write_config(folder, corpus, **settings)
+        while True:
+            before = newest_step(folder) or 0
+            process = start(config, processes=2, devices=1)
+            if kills < KILLS and not _kill(process, moments, folder):
+                kills += 1
+            code, said = finish(process)
+            assert "Traceback" not in said or code, said
+            newest = newest_step(folder) or 0  # raises, if none is whole
+            assert newest >= before
+            damaged = {step: damage for step in all_steps(folder) if (damage := damage_of(folder, step))}
+            assert not damaged
+            if code == 0:
+                break
+        assert rows(folder) == rows(undisturbed)
+        ours, theirs = (load_run(each).variables for each in (folder, undisturbed))
+        jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+        assert _events(folder) == _events(undisturbed)
+    print(f"{kills} kills of {number} runs: every one went on from a whole step to the undisturbed end")
+
+
+def _kill(process, moments: random.Random, folder: pathlib.Path) -> bool:
+    """Kills one process or all at a moment; whether the run was over before.
+
+    Half of the moments are counted from the start, half from a step on, which is where saves are.
+    """
+    victim, everyone = moments.randrange(2), moments.random() < 0.25
+    if moments.random() < 0.5:
+        until = time.monotonic() + moments.uniform(0, 15)
+        while time.monotonic() < until and process.poll() is None:
+            time.sleep(0.002)
+    else:
+        step = last_step(folder) + moments.randrange(1, 30)
+        extra = moments.uniform(0, 0.3)
+        while last_step(folder) < step and process.poll() is None:
+            time.sleep(0.002)
+        time.sleep(extra)
+    if process.poll() is not None:
+        return True
+    children = _children(process)
+    for pid in children if everyone else children[victim : victim + 1]:
+        os.kill(pid, signal.SIGKILL)
+    return False

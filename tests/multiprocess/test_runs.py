@@ -1,0 +1,73 @@
+"""Runs of several processes: what one process does on as many devices, bit by bit."""
+
+import os
+import pathlib
+import re
+import signal
+import time
+
+import pytest
+from groups import LIMIT_SECONDS, finish, last_step, rows, start, write_config
+from small_runs import build_small_corpus
+
+from zaya_jax.checkpoint import newest_step
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory) -> pathlib.Path:
+    return pathlib.Path(build_small_corpus(tmp_path_factory.mktemp("data") / "corpus").folder)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(corpus, tmp_path_factory) -> pathlib.Path:
+    """One process with four devices."""
+    folder = tmp_path_factory.mktemp("runs") / "undisturbed"
+    code, said = finish(start(write_config(folder, corpus), processes=1, devices=4))
+    assert code == 0, said
+    return folder
+
+
+def _wait_for_step(step: int, folder: pathlib.Path, process) -> None:
+    deadline = time.monotonic() + LIMIT_SECONDS
+    while last_step(folder) < step:
+        assert process.poll() is None, process.stdout.read()
+        assert time.monotonic() < deadline, f"step {step} is not reached after {LIMIT_SECONDS} s"
+        time.sleep(0.01)
+
+
+def _children(process) -> list[int]:
+    """The processes of a launch, by their numbers."""
+    return [
+        int(pid)
+        for pid in pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    ]
+
+
+def test_two_processes_stop_together_and_one_goes_on(corpus, undisturbed, tmp_path):
+    """The word comes to the second process alone; the step at which both stop need not be one that is saved."""
+    folder = tmp_path / "run"
+    config = write_config(folder, corpus)
+    process = start(config, processes=2, devices=2)
+    _wait_for_step(5, folder, process)
+    os.kill(_children(process)[1], signal.SIGTERM)
+    code, said = finish(process)
+    assert code == 75, said
+    (step,) = map(int, re.findall(r"saved at step (\d+); the same command goes on\n", said))
+    assert newest_step(folder) == step == last_step(folder) < 12
+    written = {
+        path.parent.name for path in (folder / f"checkpoints/{step}").rglob("ocdbt.process_*/manifest.ocdbt")
+    }
+    assert written == {"ocdbt.process_0", "ocdbt.process_1"}
+
+    code, said = finish(start(config, processes=1, devices=4))
+    assert code == 0, said
+    assert f"resuming at step {step}" in said
+    assert rows(folder) == rows(undisturbed)
+
+
+def test_what_all_refuse_is_told_once(corpus, tmp_path):
+    config = write_config(tmp_path / "run", corpus, batch_size=6)
+    code, said = finish(start(config, processes=2, devices=2))
+    assert code == 2, said
+    assert said.count("data.batch_size is 6; it must be a multiple of 4") == 1
+    assert "Traceback" not in said

@@ -1,0 +1,134 @@
+"""What the processes of a run say to each other, and who they are."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from groups import ROOT
+
+from zaya_jax.parallel import hosts
+from zaya_jax.parallel.agreement import Agreement
+from zaya_jax.parallel.launch import Launch, launch
+from zaya_jax.parallel.process_group import ProcessGroup, find_process_group, first_host
+
+SLURM = {
+    "SLURM_JOB_ID": "70001",
+    "SLURM_STEP_NODELIST": "amd[007-009]",
+    "SLURM_NTASKS": "24",
+    "SLURM_PROCID": "13",
+    "SLURM_LOCALID": "5",
+    "SLURM_STEP_TASKS_PER_NODE": "8(x3)",
+}
+FLAGS = {"JAX_COORDINATOR_ADDRESS": "a:1", "JAX_NUM_PROCESSES": "4", "JAX_PROCESS_ID": "2"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "group"),
+    [
+        ({}, None),
+        (FLAGS, ProcessGroup("a:1", 4, 2)),
+        (FLAGS | SLURM, ProcessGroup("a:1", 4, 2)),
+        (SLURM, ProcessGroup(f"amd007:{61440 + 70001 % 4096}", 24, 13, local_device=5)),
+        # Devices were dealt already, or all of a node's are for its one task.
+        (SLURM | {"ROCR_VISIBLE_DEVICES": "5"}, ProcessGroup("amd007:61809", 24, 13)),
+        (SLURM | {"SLURM_STEP_TASKS_PER_NODE": "1(x24)"}, ProcessGroup("amd007:61809", 24, 13)),
+        (SLURM | {"SLURM_NTASKS": "1", "SLURM_PROCID": "0"}, None),
+        # In a batch script, outside of srun, a process is alone.
+        ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "8", "SLURM_PROCID": "0"}, None),
+        # A pod of a JobSet knows its number by a name of Kubernetes.
+        (
+            {
+                "JAX_COORDINATOR_ADDRESS": "zaya-0-0.zaya:1",
+                "JAX_NUM_PROCESSES": "2",
+                "JOB_COMPLETION_INDEX": "1",
+            },
+            ProcessGroup("zaya-0-0.zaya:1", 2, 1),
+        ),
+    ],
+)
+def test_a_process_knows_who_it_is(environment, group):
+    assert find_process_group(environment) == group
+
+
+def test_flags_go_before_variables():
+    assert find_process_group(FLAGS, coordinator="b:2", num_processes=3, process=0) == ProcessGroup(
+        "b:2", 3, 0
+    )
+
+
+@pytest.mark.parametrize(
+    ("environment", "sentence"),
+    [
+        ({"JAX_NUM_PROCESSES": "4"}, "JAX_COORDINATOR_ADDRESS and JAX_PROCESS_ID must be set too"),
+        (FLAGS | {"JAX_PROCESS_ID": "4"}, "this is process 4 of 4; they count from 0 to one less"),
+        (FLAGS | {"JAX_NUM_PROCESSES": "many"}, 'JAX_NUM_PROCESSES is "many"; it must be a whole number'),
+        (FLAGS | {"JAX_COORDINATOR_ADDRESS": "host"}, 'the coordinator is "host"; it must be HOST:PORT'),
+    ],
+)
+def test_what_cannot_be_is_refused(environment, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        find_process_group(environment)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [("n1", "n1"), ("n1,n2", "n1"), ("n[01-16]", "n01"), ("n[003,7-9],m1", "n003"), ("a-b[2]", "a-b2")],
+)
+def test_the_first_of_slurms_nodes(nodes, first):
+    assert first_host(nodes) == first
+
+
+def test_a_process_that_is_alone_hears_itself():
+    assert hosts.gather("a", 1) == [1]
+    assert hosts.from_first("a", 2) == 2
+    assert hosts.first_does("a", lambda: 3) == 3
+    with Agreement() as agreement:
+        assert agreement.reached(1) is None
+        agreement.propose("stop")
+        assert agreement.reached(1) == "stop"
+
+
+def test_three_processes_speak():
+    """Each hears all, a failure of one is everyone's, and who is late is named."""
+    words = [sys.executable, "-c", "from zaya_jax.parallel import launch as l; import sys; "
+             "sys.exit(l.launch(l.Launch([sys.executable, *sys.argv[1:]], 3)))"]  # fmt: skip
+    ended = subprocess.run(
+        [*words, str(ROOT / "tests/multiprocess/words.py"), "1"],
+        env=os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    found = [json.loads(line[line.index("{") :]) for line in ended.stderr.splitlines() if "gathered" in line]
+    assert len(found) == 3
+    for each in found:
+        assert each["gathered"] == [[i, i + 1, i + 2] for i in range(4)]
+        assert each["first"] == {"of": 0}
+        sentence, _ = each["shared"]
+        assert sentence.startswith("process 1 on ")
+        assert sentence.endswith("invalid literal for int() with base 10: 'one'")
+    assert sorted(each["shared"][1] for each in found) == [False, False, True]
+    assert len({each["stopped"] for each in found}) == 1
+    late = [each["late"] for each in found if "late" in each]
+    assert len(late) == 2
+    assert all("waited 1 s at lunch for process 1 on " in sentence for sentence in late)
+
+
+def test_a_launch_ends_all_when_one_fails_and_begins_anew(tmp_path):
+    """The first round leaves a file behind, by which the second one knows."""
+    program = (
+        "import os, pathlib, sys, time\n"
+        "file = pathlib.Path(sys.argv[1])\n"
+        "number = os.environ['JAX_PROCESS_ID']\n"
+        "if file.exists(): sys.exit(0)\n"
+        "if number == '1': file.touch(); os.kill(os.getpid(), 9)\n"
+        "time.sleep(60)\n"
+    )
+    given = Launch([sys.executable, "-c", program, str(tmp_path / "failed")], 3, grace_seconds=0.1)
+    assert launch(given) == 128 + 9
+    (tmp_path / "failed").unlink()
+    assert launch(given, restarts=1) == 0

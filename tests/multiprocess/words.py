@@ -1,0 +1,56 @@
+"""What one of several processes says and hears; prints a line of JSON. usage: words.py LATE_PROCESS"""
+
+import json
+import os
+import sys
+import time
+
+from zaya_jax.parallel import hosts
+from zaya_jax.parallel.agreement import Agreement
+from zaya_jax.parallel.failures import Late, Shared
+from zaya_jax.parallel.process_group import find_process_group
+
+
+def main(late: int) -> None:
+    group = find_process_group(os.environ)
+    assert group is not None
+    hosts.start(group, limit_seconds=20)
+    number = hosts.process()
+    found = {"gathered": [hosts.gather("numbers", number + i) for i in range(4)]}
+    found["first"] = hosts.from_first("first", {"of": number})
+
+    def fail_in_one() -> int:
+        return number if number != 1 else int("one")
+
+    try:
+        hosts.together("work", fail_in_one)
+    except Shared as error:
+        found["shared"] = [str(error), error.is_told_here]
+    found["stopped"] = _stop_together(number)
+    if number == late:
+        time.sleep(3)
+    else:
+        try:
+            hosts.gather("lunch", number, limit_seconds=1)
+        except Late as error:
+            found["late"] = str(error)
+    print(json.dumps(found), file=sys.stderr, flush=True)
+    if number == 0:  # the one that all others hang on leaves last
+        time.sleep(5)
+    os._exit(0)  # without a farewell, at which who is late would be waited for
+
+
+def _stop_together(number: int) -> int:
+    """The step at which a process stops when one of them, at its 30th step, wants to; all run freely."""
+    with Agreement() as agreement:
+        for step in range(1, 100_000):
+            time.sleep(0.001 * (number + 1))
+            if number == 2 and step == 30:
+                agreement.propose("enough")
+            if agreement.reached(step):
+                return step
+    raise AssertionError("nobody stopped it")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
