@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small_runs import BLOCK_TOKENS, build_small_corpus, small_config, small_values
+from small_runs import BLOCK_TOKENS, build_small_corpus, commit_folder, small_config, small_values
 
 import zaya_jax
 from zaya_jax import cli

@@ -26,7 +26,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         "Runs a verb in several processes of this machine, as srun and Kubernetes do on many.",
         (
             "zaya launch --processes=4 -- train --config.run_folder=runs/four",
-            "zaya launch --processes=2 --devices=4 --restarts=3 -- train",
+            "zaya launch --processes=2 --devices=4 -- train --config=configs/tiny.py",
+            "zaya launch --processes=8 --devices=1 --restarts=3 -- train",
         ),
     )
     parser.add_argument("--processes", type=int, default=2, help="how many, 2 by default")
