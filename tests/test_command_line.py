@@ -59,7 +59,7 @@ MISTAKES = (
     Mistake(
         "unknown verb",
         "xyz",
-        'there is no verb "xyz"; known are train, generate, corpus, convert, plan, bench',
+        'there is no verb "xyz"; known are train, generate, corpus, convert, launch, plan, bench',
     ),
     Mistake("mistyped verb", "trian", 'there is no verb "trian"; did you mean "train"?'),
     Mistake("mistyped option of zaya", "--versoin", 'there is no verb "--versoin"; did you mean "--version"?'),

@@ -78,3 +78,9 @@ def last_step(run_folder: pathlib.Path) -> int:
     path = run_folder / "metrics.jsonl"
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
     return max((json.loads(line)["step"] for line in lines if line.endswith("\n")), default=0)
+
+
+def children(process: subprocess.Popen) -> list[int]:
+    """The processes that a launch has started, in the order of their numbers."""
+    path = pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    return [int(pid) for pid in path.read_text().split()]

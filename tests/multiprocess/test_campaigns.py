@@ -15,7 +15,7 @@ import time
 import jax
 import numpy as np
 import pytest
-from groups import LIMIT_SECONDS, finish, last_step, rows, start, start_words, write_config
+from groups import LIMIT_SECONDS, children, finish, last_step, rows, start, start_words, write_config
 from small_runs import build_small_corpus
 
 from zaya_jax.checkpoint import all_steps, damage_of, load_run, newest_step
@@ -51,16 +51,11 @@ def killed(corpus, tmp_path_factory) -> pathlib.Path:
         assert process.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    for pid in _children(process):
+    for pid in children(process):
         os.kill(pid, signal.SIGKILL)
     code, _ = finish(process)
     assert code == 128 + signal.SIGKILL
     return folder
-
-
-def _children(process) -> list[int]:
-    pid = process.pid
-    return [int(word) for word in pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def _copy(run: pathlib.Path, corpus: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
@@ -177,7 +172,7 @@ def _kill(process, moments: random.Random, folder: pathlib.Path) -> bool:
         time.sleep(extra)
     if process.poll() is not None:
         return True
-    children = _children(process)
+    children = children(process)
     for pid in children if everyone else children[victim : victim + 1]:
         os.kill(pid, signal.SIGKILL)
     return False

@@ -7,7 +7,7 @@ import signal
 import time
 
 import pytest
-from groups import LIMIT_SECONDS, finish, last_step, rows, start, write_config
+from groups import LIMIT_SECONDS, children, finish, last_step, rows, start, write_config
 from small_runs import build_small_corpus
 
 from zaya_jax.checkpoint import newest_step
@@ -35,21 +35,13 @@ def _wait_for_step(step: int, folder: pathlib.Path, process) -> None:
         time.sleep(0.01)
 
 
-def _children(process) -> list[int]:
-    """The processes of a launch, by their numbers."""
-    return [
-        int(pid)
-        for pid in pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    ]
-
-
 def test_two_processes_stop_together_and_one_goes_on(corpus, undisturbed, tmp_path):
-    """The word comes to the second process alone; the step at which both stop need not be one that is saved."""
+    """The word comes to the second process alone, at a step that would not be saved."""
     folder = tmp_path / "run"
     config = write_config(folder, corpus)
     process = start(config, processes=2, devices=2)
     _wait_for_step(5, folder, process)
-    os.kill(_children(process)[1], signal.SIGTERM)
+    os.kill(children(process)[1], signal.SIGTERM)
     code, said = finish(process)
     assert code == 75, said
     (step,) = map(int, re.findall(r"saved at step (\d+); the same command goes on\n", said))
