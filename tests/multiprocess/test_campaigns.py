@@ -172,7 +172,7 @@ def _kill(process, moments: random.Random, folder: pathlib.Path) -> bool:
         time.sleep(extra)
     if process.poll() is not None:
         return True
-    children = children(process)
-    for pid in children if everyone else children[victim : victim + 1]:
+    pids = children(process)
+    for pid in pids if everyone else pids[victim : victim + 1]:
         os.kill(pid, signal.SIGKILL)
     return False
