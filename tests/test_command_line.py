@@ -26,7 +26,7 @@ from small_runs import BLOCK_TOKENS, build_small_corpus, small_config, small_val
 
 import zaya_jax
 from zaya_jax import cli
-from zaya_jax.checkpoint import Checkpoints
+from zaya_jax.checkpoint import Checkpoints, Retention
 from zaya_jax.checkpoint.manifest import commit
 from zaya_jax.config import Config
 from zaya_jax.convert.companions import of_tokenizer
@@ -143,6 +143,11 @@ MISTAKES = (
     Mistake("unknown balancing rule", SMALL + "--config.balancing.rule=pd", 'balancing.rule is \'pd\'; it must be "adamw" or "sign" or "pid"'),
     Mistake("skip share of all tokens", SMALL + "--config.balancing.skip_share=1", "balancing.skip_share is 1.0; it must be from 0 up to, not including, 1, or None"),
     Mistake("negative gain", SMALL + "--config.balancing.derivative=-1", "balancing.derivative is -1.0; it must be 0 or above"),
+    # train: checkpoints
+    Mistake("no minutes between checkpoints", SMALL + "--config.train.checkpoint_minutes=0", "train.checkpoint_minutes is 0.0; it must be above 0, or None for off"),
+    Mistake("keeping every none", SMALL + "--config.train.keep_every=0", "train.keep_every is 0; it must be above 0, or None for off"),
+    Mistake("keeping what is not saved", SMALL + "--config.train.keep_every=6", "train.keep_every is 6 and train.checkpoint_every 4; it must be a multiple of that: only a step that is saved can stay"),
+    Mistake("no floor of the disk", SMALL + "--config.train.min_free_gib=-1", "train.min_free_gib is -1.0; it must be above 0, or None for off"),
     # train: devices
     Mistake("batch and devices", SMALL + "--dry-run --devices=3", "data.batch_size is 4; it must be a multiple of 3: 3 devices times 1 microbatches"),
     Mistake("no devices", SMALL + "--dry-run --devices=0", "--devices is 0; it must be at least 1"),
@@ -295,7 +300,7 @@ def make_workspace(root: pathlib.Path) -> None:
     zeros = jax.tree.map(
         lambda x: jax.device_put(np.zeros(x.shape, x.dtype)), abstract_variables(config.model)
     )
-    with Checkpoints(root / "runs" / "done", keep=1) as checkpoints:
+    with Checkpoints(root / "runs" / "done", retention=Retention(newest=1)) as checkpoints:
         checkpoints.save(1, weights=zeros, training={"step": np.int32(1)})
     _write_bad_runs(root, values)
 

@@ -6,9 +6,9 @@ left half-written is never taken for a checkpoint, and one that has lost a bit s
 outside this room knows of Orbax's files.
 
 `layout` has the names, `steps` writes and reads states, `manifest` tells whether a step is what was written,
-`newest` which one a run goes on from, `restore` reads what inference and a new run need, `stored_weights`
-reads weights part by part, and `plain_weights` says which files would hold some. `failures` makes sentences
-of what a disk does.
+`newest` which one a run goes on from, `retention` which ones stay, `restore` reads what inference and a new
+run need, `stored_weights` reads weights part by part, and `plain_weights` says which files would hold some.
+`failures` makes sentences of what a disk does.
 """
 
 from zaya_jax.checkpoint.layout import FOLDER
@@ -16,6 +16,7 @@ from zaya_jax.checkpoint.manifest import damage_of
 from zaya_jax.checkpoint.newest import SavedStep, newest_step, require_step, set_aside_later
 from zaya_jax.checkpoint.plain_weights import PlainArray, chunk_name, metadata_files
 from zaya_jax.checkpoint.restore import SavedRun, check_init_from, load_run, load_weights, read_config
+from zaya_jax.checkpoint.retention import Retention
 from zaya_jax.checkpoint.steps import Checkpoints, has_training, restore, restore_weights
 from zaya_jax.checkpoint.stored_weights import StoredWeights
 
@@ -23,6 +24,7 @@ __all__ = [
     "FOLDER",
     "Checkpoints",
     "PlainArray",
+    "Retention",
     "SavedRun",
     "SavedStep",
     "StoredWeights",

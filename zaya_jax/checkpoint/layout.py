@@ -30,6 +30,11 @@ def all_steps(run_folder: str | pathlib.Path) -> list[int]:
     return sorted(int(path.name) for path in found if _is_step(path.name) and path.is_dir())
 
 
+def folder_bytes(folder: pathlib.Path) -> int:
+    """Of all files in a folder, however deep."""
+    return sum(path.lstat().st_size for path in folder.rglob("*") if not path.is_dir())
+
+
 def _is_step(name: str) -> bool:
     if not (name.isascii() and name.isdecimal() and len(name) <= len(str(_LARGEST_STEP))):
         return False

@@ -3,6 +3,7 @@
 import concurrent.futures
 import pathlib
 import shutil
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -10,8 +11,9 @@ import orbax.checkpoint as ocp
 
 from zaya_jax import durable
 from zaya_jax.checkpoint.failures import explained, silence_threads
-from zaya_jax.checkpoint.layout import FOLDER, TRAINING, WEIGHTS, all_steps, step_folder
+from zaya_jax.checkpoint.layout import FOLDER, TRAINING, WEIGHTS, all_steps, folder_bytes, step_folder
 from zaya_jax.checkpoint.manifest import commit
+from zaya_jax.checkpoint.retention import Retention, steps_to_make_room, steps_to_remove
 
 CHUNK_BYTES = 64 * 2**20
 """Of the embedding on the disk; other weights are cut by layer and expert."""
@@ -24,13 +26,20 @@ class Checkpoints:
     manifest of its files: whatever has a number for its name was whole.
 
     Args:
-      run_folder: of the run.
-      keep: how many of the newest stay.
+      run_folder: of the run, in which no step is newer than the one that it goes on from.
+      retention: which steps stay.
+      losses: gives the held-out losses by step; called in the background, where a rule asks for them.
     """
 
-    def __init__(self, run_folder: str | pathlib.Path, *, keep: int):
+    def __init__(
+        self,
+        run_folder: str | pathlib.Path,
+        *,
+        retention: Retention,
+        losses: Callable[[], Mapping[int, float]] = dict,
+    ):
         silence_threads()
-        self._run_folder, self._keep = run_folder, keep
+        self._run_folder, self._retention, self._losses = run_folder, retention, losses
         self._folder = pathlib.Path(run_folder).absolute() / FOLDER
         self._writer = ocp.AsyncCheckpointer(_handler())
         self._background = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
@@ -50,7 +59,7 @@ class Checkpoints:
         """Copies a state and writes it in the background, unless that step is there already.
 
         Raises:
-          ValueError: if this one, or the one before, cannot be written.
+          ValueError: if this one, or the one before, cannot be written, or the disk has no room for it.
         """
         self._wait()
         if step in all_steps(self._run_folder):
@@ -59,6 +68,7 @@ class Checkpoints:
         with explained(self._not_written):
             durable.make_folder(self._folder)
             self._remove_partial()
+            self._make_room((weights, training))
             aside = durable.name_beside(self._folder / str(step))
             self._writer.save(aside, args=ocp.args.Composite(**items))
         self._committing = self._background.submit(self._commit, step, aside)
@@ -85,8 +95,32 @@ class Checkpoints:
             durable.sync_tree(aside)
             commit(aside, step)
             durable.publish(aside, self._folder / str(step))
-            for old in all_steps(self._run_folder)[: -self._keep]:
+            steps = all_steps(self._run_folder)
+            for old in steps_to_remove(steps, self._retention, losses=self._scores(), whole=step):
                 durable.remove_folder(self._folder / str(old))
+
+    def _make_room(self, state: Any) -> None:
+        """Removes older steps where the next one would leave too little of the disk free."""
+        if self._retention.min_free_bytes is None:
+            return
+        sizes = {step: folder_bytes(self._folder / str(step)) for step in all_steps(self._run_folder)}
+        try:
+            chosen = steps_to_make_room(
+                sizes,
+                self._retention,
+                losses=self._scores(),
+                whole=max(sizes, default=None),
+                # As the arrays are in memory; on the disk they are less, for Orbax compresses them.
+                step_bytes=sum(array.nbytes for array in jax.tree.leaves(state)),
+                free_bytes=shutil.disk_usage(self._folder).free,
+            )
+        except ValueError as error:
+            raise ValueError(self._not_written(str(error))) from error
+        for old in chosen:
+            durable.remove_folder(self._folder / str(old))
+
+    def _scores(self) -> Mapping[int, float]:
+        return self._losses() if self._retention.best else {}
 
     def _remove_partial(self) -> None:
         """What a killed process left: one process writes into a run folder."""

@@ -21,6 +21,7 @@ from zaya_jax.train.phases import StepRange, describe_batch, describe_phase
 from zaya_jax.train.programs import Programs, make_programs
 from zaya_jax.train.progress import ProgressLine
 from zaya_jax.train.reading import describe_epochs, readings
+from zaya_jax.train.saving import SaveClock, open_checkpoints
 from zaya_jax.train.starting import starting_state
 from zaya_jax.train.state import TrainState, abstract_state
 from zaya_jax.train.step import Metrics
@@ -63,6 +64,7 @@ class _Outputs:
     writer: MetricsWriter
     progress: ProgressLine
     clock: _Clock
+    saving: SaveClock
     stop: StopRequest
 
 
@@ -91,7 +93,7 @@ def train(config: Config, *, overwrite: bool = False) -> TrainResult:
     """
     run = open_run(config, data_mesh(), overwrite=overwrite)
     state = starting_state(run)
-    with Checkpoints(config.run_folder, keep=config.train.keep_checkpoints) as checkpoints:
+    with open_checkpoints(config) as checkpoints:
         first_step = int(state.step)
         if first_step == config.train.num_steps:
             print(f"run {config.run_folder} is finished: it has all {first_step:,} steps")
@@ -102,7 +104,8 @@ def train(config: Config, *, overwrite: bool = False) -> TrainResult:
             StopRequest() as stop,
         ):
             _introduce(run, first_step, progress)
-            state = _loop(run, state, _Outputs(checkpoints, writer, progress, _Clock(first_step), stop))
+            clocks = _Clock(first_step), SaveClock(config.train)
+            state = _loop(run, state, _Outputs(checkpoints, writer, progress, *clocks, stop))
             return _result(run, state)
 
 
@@ -176,7 +179,8 @@ def _make_steps(steps: _Steps, state: TrainState) -> TrainState:
             _evaluate(steps, state, step)
             outputs.clock.restart(step)
         asked = outputs.stop.signal_number  # read once: a signal behind this line is for the next step
-        if ends_phase or step % config.checkpoint_every == 0 or asked is not None:
+        if ends_phase or outputs.saving.is_due(step) or asked is not None:
+            outputs.saving.restart()
             with outputs.progress.pausing():
                 outputs.checkpoints.save(step, **programs.checkpoint(state))
             outputs.clock.restart(step)
