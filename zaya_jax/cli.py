@@ -2,7 +2,6 @@
 
 import contextlib
 import importlib
-import importlib.metadata
 import os
 import pathlib
 import sys
@@ -10,6 +9,7 @@ import traceback
 from collections.abc import Iterator
 
 from zaya_jax.fields import did_you_mean
+from zaya_jax.platform.versions import package_version
 
 VERBS = {
     "train": ("zaya_jax.train_command", "train a model, or go on with a run"),
@@ -103,14 +103,7 @@ def _usage() -> str:
 
 
 def _versions() -> str:
-    return ", ".join(f"{package} {_version(package)}" for package in ("zaya_jax", "jax"))
-
-
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:  # a checkout runs without being installed
-        return "(not installed)"
+    return ", ".join(f"{package} {package_version(package)}" for package in ("zaya_jax", "jax"))
 
 
 def _complain(sentence: str) -> int:

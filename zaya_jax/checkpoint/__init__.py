@@ -5,12 +5,13 @@ the rest of the state. A step is written beside the others and renamed when it i
 left half-written is never taken for a checkpoint, and one that has lost a bit since is never read. Nobody
 outside this room knows of Orbax's files.
 
-`layout` has the names, `steps` writes and reads states, `manifest` tells whether a step is what was written,
-`newest` which one a run goes on from, `retention` which ones stay, `restore` reads what inference and a new
-run need, `stored_weights` reads weights part by part, and `plain_weights` says which files would hold some.
-`failures` makes sentences of what a disk does.
+`layout` has the names, `steps` writes and reads states, `about` what each says of itself, `manifest` tells
+whether a step is what was written, `newest` which one a run goes on from, `retention` which ones stay,
+`restore` reads what inference and a new run need, `stored_weights` reads weights part by part, and
+`plain_weights` says which files would hold some. `failures` makes sentences of what a disk does.
 """
 
+from zaya_jax.checkpoint.about import About, read_about
 from zaya_jax.checkpoint.layout import FOLDER
 from zaya_jax.checkpoint.manifest import damage_of
 from zaya_jax.checkpoint.newest import SavedStep, newest_step, require_step, set_aside_later
@@ -22,6 +23,7 @@ from zaya_jax.checkpoint.stored_weights import StoredWeights
 
 __all__ = [
     "FOLDER",
+    "About",
     "Checkpoints",
     "PlainArray",
     "Retention",
@@ -36,6 +38,7 @@ __all__ = [
     "load_weights",
     "metadata_files",
     "newest_step",
+    "read_about",
     "read_config",
     "require_step",
     "restore",

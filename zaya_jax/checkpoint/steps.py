@@ -10,6 +10,7 @@ import jax
 import orbax.checkpoint as ocp
 
 from zaya_jax import durable
+from zaya_jax.checkpoint.about import About, write_about
 from zaya_jax.checkpoint.failures import explained, silence_threads
 from zaya_jax.checkpoint.layout import FOLDER, TRAINING, WEIGHTS, all_steps, folder_bytes, step_folder
 from zaya_jax.checkpoint.manifest import commit
@@ -55,8 +56,14 @@ class Checkpoints:
             self._background.shutdown()
             self._writer.close()
 
-    def save(self, step: int, *, weights: Any, training: Any) -> None:
+    def save(self, step: int, *, weights: Any, training: Any, about: About | None = None) -> None:
         """Copies a state and writes it in the background, unless that step is there already.
+
+        Args:
+          step: that the state is behind.
+          weights: all that inference needs.
+          training: the rest of the state.
+          about: what the checkpoint is to say of itself; None of a state without a run.
 
         Raises:
           ValueError: if this one, or the one before, cannot be written, or the disk has no room for it.
@@ -71,7 +78,7 @@ class Checkpoints:
             self._make_room((weights, training))
             aside = durable.name_beside(self._folder / str(step))
             self._writer.save(aside, args=ocp.args.Composite(**items))
-        self._committing = self._background.submit(self._commit, step, aside)
+        self._committing = self._background.submit(self._commit, step, aside, about)
 
     def check(self) -> None:
         """Tells at once of a save that has failed in the background; costs nothing.
@@ -87,12 +94,14 @@ class Checkpoints:
         if committing is not None:
             committing.result()
 
-    def _commit(self, step: int, aside: pathlib.Path) -> None:
+    def _commit(self, step: int, aside: pathlib.Path, about: About | None) -> None:
         """Gives a step its name, when Orbax has written it."""
         with explained(self._not_written):
             self._writer.wait_until_finished()
             # Orbax waits for the disk to have the arrays, but not for what says which they are.
             durable.sync_tree(aside)
+            if about is not None:
+                write_about(aside, about)
             commit(aside, step)
             durable.publish(aside, self._folder / str(step))
             steps = all_steps(self._run_folder)

@@ -180,9 +180,11 @@ def _make_steps(steps: _Steps, state: TrainState) -> TrainState:
             outputs.clock.restart(step)
         asked = outputs.stop.signal_number  # read once: a signal behind this line is for the next step
         if ends_phase or outputs.saving.is_due(step) or asked is not None:
-            outputs.saving.restart()
+            outputs.saving.restart()  # at its begin: a save that takes long moves none that follows
             with outputs.progress.pausing():
-                outputs.checkpoints.save(step, **programs.checkpoint(state))
+                outputs.checkpoints.save(
+                    step, **programs.checkpoint(state), about=run.provenance.of_step(step)
+                )
             outputs.clock.restart(step)
         if asked is not None and step < config.num_steps:
             raise Stopped(asked, step)

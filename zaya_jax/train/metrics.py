@@ -123,6 +123,7 @@ def held_out_losses(run_folder: str | pathlib.Path) -> dict[int, float]:
     path = pathlib.Path(run_folder) / METRICS_FILE
     found = {}
     for line in path.read_text().splitlines() if path.exists() else ():
+        # The last one may be half there: a run goes on writing while others read.
         with contextlib.suppress(json.JSONDecodeError):
             row = json.loads(line)
             if row["kind"] == "validation":

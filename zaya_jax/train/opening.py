@@ -26,6 +26,7 @@ from zaya_jax.data.tokenizer import load_tokenizer
 from zaya_jax.optim.schedules import learning_rate_schedule
 from zaya_jax.train.metrics import text_bytes
 from zaya_jax.train.phases import check_devices
+from zaya_jax.train.provenance import Provenance, check_same_corpora, fingerprints
 from zaya_jax.train.state import TrainSetup, make_setup
 
 
@@ -41,6 +42,8 @@ class OpenRun:
     schedule: optax.Schedule
     start: SavedStep | None
     """The checkpoint that it begins from, its own or another run's; None for fresh weights."""
+    provenance: Provenance
+    """What its checkpoints say of it."""
 
     @property
     def corpus(self) -> Corpus:
@@ -67,6 +70,7 @@ def open_run(config: Config, mesh: Mesh, *, overwrite: bool) -> OpenRun:
     corpora = open_data(config)
     # Last: what was refused has left the old run alone.
     if start is not None and start.run_folder == config.run_folder:
+        check_same_corpora(start, corpora)
         set_aside_later(config.run_folder, start.step)
     changed = prepare_folder(config, overwrite=overwrite)
     if changed:
@@ -75,7 +79,8 @@ def open_run(config: Config, mesh: Mesh, *, overwrite: bool) -> OpenRun:
     # As long as the embedding, which may have rows that no token of the tokenizer has.
     token_bytes_V = np.zeros(config.model.vocab_size, np.int32)
     token_bytes_V[: tokenizer.vocab_size] = tokenizer.token_bytes()
-    return OpenRun(config, corpora, token_bytes_V, mesh, learning_rate_schedule(config), start)
+    provenance = Provenance(config, fingerprints(corpora), mesh.size)
+    return OpenRun(config, corpora, token_bytes_V, mesh, learning_rate_schedule(config), start, provenance)
 
 
 def open_data(config: Config) -> dict[str, Corpus]:

@@ -39,6 +39,7 @@ def is_save_due(config: TrainConfig, step: int, *, seconds: float) -> bool:
 
 def open_checkpoints(config: Config) -> Checkpoints:
     """The checkpoints of a run, kept as its config says."""
+    # Read when a step has been written, by then with the loss of the step itself.
     losses = functools.partial(held_out_losses, config.run_folder)
     return Checkpoints(config.run_folder, retention=retention_of(config), losses=losses)
 
