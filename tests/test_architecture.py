@@ -35,6 +35,7 @@ ROOMS = [
     "plan",
     "bench",
     "train_command",
+    "checkpoint_command",
     "cli",
 ]
 """From the ground up, as CONTRIBUTING.md has them; below them all are the kernels."""

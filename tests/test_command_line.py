@@ -60,7 +60,7 @@ MISTAKES = (
     Mistake(
         "unknown verb",
         "xyz",
-        'there is no verb "xyz"; known are train, generate, corpus, convert, plan, bench',
+        'there is no verb "xyz"; known are train, generate, corpus, convert, ckpt, plan, bench',
     ),
     Mistake("mistyped verb", "trian", 'there is no verb "trian"; did you mean "train"?'),
     Mistake("mistyped option of zaya", "--versoin", 'there is no verb "--versoin"; did you mean "--version"?'),
@@ -265,6 +265,19 @@ MISTAKES = (
     Mistake("convert onto a folder", "convert runs/done texts", "texts is there already"),
     Mistake("unknown option of convert", "convert runs/done out --to legacy", "unrecognized arguments: --to legacy"),
     Mistake("inspect nothing", "convert inspect", "the following arguments are required: PATH"),
+    # ckpt
+    Mistake("nothing to do with checkpoints", "ckpt", "the following arguments are required: VERB"),
+    Mistake("unknown part of ckpt", "ckpt list", "argument VERB: invalid choice: 'list'"),
+    Mistake("mistyped part of ckpt", "ckpt verfy runs/done", 'did you mean "verify"?'),
+    Mistake("list no run", "ckpt ls texts", "texts is not a run folder: it has no config.json"),
+    Mistake("list without checkpoint", "ckpt ls runs/fresh", "runs/fresh has no checkpoint; it must be a run that trained to its first one"),
+    Mistake("verify without checkpoint", "ckpt verify nowhere", "nowhere has no checkpoint; it must be a run"),
+    Mistake("verify a step that is not there", "ckpt verify runs/torn 1 3", "runs/torn has no checkpoint of step 3; it has 1, 2"),
+    Mistake("verify a step in words", "ckpt verify runs/done last", "argument STEP: invalid int value: 'last'"),
+    Mistake("prune to nothing", "ckpt prune runs/done --keep=0", "--keep is 0; it must be at least 1"),
+    Mistake("prune to every none", "ckpt prune runs/done --keep-every=0", "--keep-every is 0; it must be at least 1"),
+    Mistake("prune what is all damaged", "ckpt prune runs/torn", "no checkpoint is whole: restore one from a copy"),
+    Mistake("mistyped option of prune", "ckpt prune runs/done --dryrun", 'unrecognized arguments: --dryrun; did you mean "--dry-run"?'),
     # bench
     Mistake("unknown benchmark", "bench speed", "argument what: invalid choice: 'speed'"),
     Mistake("mistyped benchmark", "bench blancing", 'did you mean "balancing"?'),

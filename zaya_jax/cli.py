@@ -16,6 +16,7 @@ VERBS = {
     "generate": ("zaya_jax.inference.command", "continue a prompt with a trained model"),
     "corpus": ("zaya_jax.data.corpus", "build token shards from text files"),
     "convert": ("zaya_jax.convert.command", "weights to and from PyTorch"),
+    "ckpt": ("zaya_jax.checkpoint_command", "list, verify, compare, prune and rewrite a run's checkpoints"),
     "plan": ("zaya_jax.plan.command", "size a run: memory, time and communication on a cluster"),
     "bench": ("zaya_jax.bench.command", "measure this machine against others' code and physics"),
 }
@@ -24,8 +25,9 @@ VERBS = {
 def main(argv: list[str] | None = None) -> None:
     """Runs a verb.
 
-    Exit codes: 0 done; 2 the user can mend it (one sentence); 1 a bug (a traceback); 130 interrupted;
-    141 nobody reads on, as of `zaya --help | head -1`.
+    Exit codes: 0 done; 2 the user can mend it (one sentence); 3 the answer is no (`zaya ckpt verify` found
+    damage, `zaya ckpt diff` a difference); 1 a bug (a traceback); 130 interrupted; 141 nobody reads on, as
+    of `zaya --help | head -1`.
     """
     arguments = sys.argv[1:] if argv is None else argv
     verb = arguments[0] if arguments and arguments[0] not in ("-h", "--help") else None

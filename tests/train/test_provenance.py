@@ -59,7 +59,7 @@ def test_what_it_says_is_in_the_manifest(run):
 
 
 def change(corpus: pathlib.Path) -> None:
-    """Another text of the same length, which its manifest tells by nothing but its source."""
+    """Another corpus of the same sizes, which its manifest tells by its source alone."""
     manifest = json.loads((corpus / "manifest.json").read_text())
     (corpus / "manifest.json").write_text(json.dumps(manifest | {"source": "another"}))
 

@@ -12,13 +12,21 @@ whether a step is what was written, `newest` which one a run goes on from, `rete
 """
 
 from zaya_jax.checkpoint.about import About, read_about
-from zaya_jax.checkpoint.layout import FOLDER
-from zaya_jax.checkpoint.manifest import damage_of
-from zaya_jax.checkpoint.newest import SavedStep, newest_step, require_step, set_aside_later
+from zaya_jax.checkpoint.layout import FOLDER, all_steps, folder_bytes, step_folder, step_written
+from zaya_jax.checkpoint.manifest import all_damage, damage_of
+from zaya_jax.checkpoint.newest import (
+    SavedStep,
+    newest_step,
+    require_present,
+    require_step,
+    require_whole,
+    set_aside_later,
+    steps_set_aside,
+)
 from zaya_jax.checkpoint.plain_weights import PlainArray, chunk_name, metadata_files
 from zaya_jax.checkpoint.restore import SavedRun, check_init_from, load_run, load_weights, read_config
-from zaya_jax.checkpoint.retention import Retention
-from zaya_jax.checkpoint.steps import Checkpoints, has_training, restore, restore_weights
+from zaya_jax.checkpoint.retention import Retention, rules_by_step, steps_to_remove
+from zaya_jax.checkpoint.steps import Checkpoints, has_training, remove_step, restore, restore_weights
 from zaya_jax.checkpoint.stored_weights import StoredWeights
 
 __all__ = [
@@ -30,9 +38,12 @@ __all__ = [
     "SavedRun",
     "SavedStep",
     "StoredWeights",
+    "all_damage",
+    "all_steps",
     "check_init_from",
     "chunk_name",
     "damage_of",
+    "folder_bytes",
     "has_training",
     "load_run",
     "load_weights",
@@ -40,8 +51,16 @@ __all__ = [
     "newest_step",
     "read_about",
     "read_config",
+    "remove_step",
+    "require_present",
     "require_step",
+    "require_whole",
     "restore",
     "restore_weights",
+    "rules_by_step",
     "set_aside_later",
+    "step_folder",
+    "step_written",
+    "steps_set_aside",
+    "steps_to_remove",
 ]

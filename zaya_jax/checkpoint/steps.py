@@ -106,7 +106,7 @@ class Checkpoints:
             durable.publish(aside, self._folder / str(step))
             steps = all_steps(self._run_folder)
             for old in steps_to_remove(steps, self._retention, losses=self._scores(), whole=step):
-                durable.remove_folder(self._folder / str(old))
+                remove_step(self._run_folder, old)
 
     def _make_room(self, state: Any) -> None:
         """Removes older steps where the next one would leave too little of the disk free."""
@@ -126,7 +126,7 @@ class Checkpoints:
         except ValueError as error:
             raise ValueError(self._not_written(str(error))) from error
         for old in chosen:
-            durable.remove_folder(self._folder / str(old))
+            remove_step(self._run_folder, old)
 
     def _scores(self) -> Mapping[int, float]:
         return self._losses() if self._retention.best else {}
@@ -141,6 +141,11 @@ class Checkpoints:
             f"a checkpoint of {self._run_folder} could not be written: {cause}; mend that, and the same "
             "command goes on from the one before"
         )
+
+
+def remove_step(run_folder: str | pathlib.Path, step: int) -> None:
+    """Removes a checkpoint: its name first, so that a crash on the way leaves none without its files."""
+    durable.remove_folder(step_folder(run_folder, step))
 
 
 def has_training(run_folder: str | pathlib.Path, step: int) -> bool:
