@@ -7,6 +7,7 @@ the losses by which the best is known, are a run's.
 import argparse
 import dataclasses
 import datetime
+import pathlib
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -15,9 +16,15 @@ from rich.console import Console
 from rich.table import Table
 
 from zaya_jax.checkpoint import (
+    TRAINING,
+    WEIGHTS,
+    Comparison,
     Retention,
+    SavedStep,
+    StoredArrays,
     all_damage,
     all_steps,
+    compare,
     folder_bytes,
     has_training,
     newest_step,
@@ -25,6 +32,7 @@ from zaya_jax.checkpoint import (
     read_config,
     remove_step,
     require_present,
+    require_whole,
     rules_by_step,
     step_folder,
     step_written,
@@ -61,6 +69,7 @@ def _parser() -> Parser:
         (
             "zaya ckpt ls runs/tiny                               # what is there, and why it stays",
             "zaya ckpt verify runs/tiny                           # all bytes, against their hashes",
+            "zaya ckpt diff runs/tiny:100 runs/tiny:200           # which weights moved, and how far",
             "zaya ckpt prune runs/tiny --keep=1 --dry-run         # what would go",
         ),
     )
@@ -156,6 +165,72 @@ def _verify_step(run: str, step: int) -> bool:
     return not damage
 
 
+# diff
+
+
+def diff(argv: Sequence[str]) -> None:
+    """Prints how two checkpoints differ; leaves with `ANSWER_IS_NO` where they do."""
+    parser = Parser(
+        "ckpt diff",
+        "Compares the arrays of two checkpoints, the newest whole ones where no step is named. Both are "
+        "verified first. Of each array that differs it says how many values do, and the largest absolute and "
+        "relative difference; the largest come first. In memory is a chunk of each side. Exit code 0 if all "
+        f"are equal bit for bit, {ANSWER_IS_NO} if not.",
+        ("zaya ckpt diff runs/tiny:100 runs/tiny:200", "zaya ckpt diff runs/tiny runs/again --training"),
+    )
+    parser.add_argument("ours", metavar="RUN[:STEP]", help="a run, and one of its steps")
+    parser.add_argument("theirs", metavar="RUN[:STEP]", help="another")
+    parser.add_argument("--training", action="store_true", help="compare the optimiser's state too")
+    options = parser.parse_args(argv)
+    sides = [require_whole(*split_step(side)) for side in (options.ours, options.theirs)]
+    items = (WEIGHTS, TRAINING) if options.training else (WEIGHTS,)
+    if options.training:
+        _require_training(sides)
+    names = [f"{side.run_folder}:{side.step}" for side in sides]
+    comparisons = []
+    for item in items:
+        comparisons.append(compare(*(StoredArrays(side, item) for side in sides)))
+        _print_comparison(comparisons[-1], item, names)
+    if not all(comparison.is_equal for comparison in comparisons):
+        sys.exit(ANSWER_IS_NO)
+
+
+def split_step(text: str) -> tuple[str, int | None]:
+    """A run folder and a step in "RUN:STEP"; a folder that has a colon in its name is none."""
+    run, colon, step = text.rpartition(":")
+    if pathlib.Path(text).exists() or not (colon and step.isascii() and step.isdecimal()):
+        return text, None
+    return run, int(step)
+
+
+def _require_training(sides: Sequence[SavedStep]) -> None:
+    for side in sides:
+        if not has_training(side.run_folder, side.step):
+            raise ValueError(f"step {side.step} of {side.run_folder} has weights only; leave out --training")
+
+
+def _print_comparison(found: Comparison, item: str, names: Sequence[str]) -> None:
+    for side, only in zip(names, (found.only_ours, found.only_theirs), strict=True):
+        for name in only:
+            print(f"{item}: only {side} has {name}")
+    for name, (ours, theirs) in found.shapes.items():
+        print(f"{item}: {name} has the shape {ours} and {theirs}")
+    others = [each for each in found.differences if not each.is_none]
+    if others:
+        table = Table(
+            name_column(item), name_column("type"), number_column("values"),
+            number_column("absolute"), number_column("relative"),
+            title=" and ".join(names),
+        )  # fmt: skip
+        for each in others:
+            types, values = " and ".join(dict.fromkeys(each.dtypes)), f"{each.num_values:,}"
+            table.add_row(each.name, types, values, f"{each.absolute:.3g}", f"{each.relative:.3g}")
+        Console(soft_wrap=True, highlight=False).print(table)
+    equal = len(found.differences) - len(others)
+    num_arrays = len(found.differences) + len(found.shapes) + len(found.only_ours) + len(found.only_theirs)
+    print(f"{item}: {equal} of {num_arrays} arrays are equal bit for bit")
+
+
 # prune
 
 
@@ -215,5 +290,6 @@ def _add_run(parser: Parser) -> None:
 VERBS: dict[str, Callable[[Sequence[str]], None]] = {
     "ls": list_steps,
     "verify": verify,
+    "diff": diff,
     "prune": prune,
 }

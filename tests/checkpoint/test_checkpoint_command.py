@@ -13,6 +13,7 @@ from small_runs import small_config
 from zaya_jax import cli, durable
 from zaya_jax.checkpoint import About, Checkpoints, Retention, newest_step
 from zaya_jax.checkpoint.layout import all_steps
+from zaya_jax.checkpoint_command import VERBS
 
 STEPS = (4, 8, 12, 16)
 LOSSES = {4: 2.5, 12: 2.25, 16: 3.125}
@@ -155,7 +156,7 @@ def test_pruning_leaves_the_newest_whole_step(run):
     assert newest_step(run) == 8
 
 
-@pytest.mark.parametrize("verb", ["ls", "verify", "prune"])
+@pytest.mark.parametrize("verb", list(VERBS))
 def test_each_verb_has_help_with_an_example(verb, capsys):
     assert zaya(verb, "--help") == 0
     out = capsys.readouterr().out

@@ -7,12 +7,22 @@ outside this room knows of Orbax's files.
 
 `layout` has the names, `steps` writes and reads states, `about` what each says of itself, `manifest` tells
 whether a step is what was written, `newest` which one a run goes on from, `retention` which ones stay,
-`restore` reads what inference and a new run need, `stored_weights` reads weights part by part, and
-`plain_weights` says which files would hold some. `failures` makes sentences of what a disk does.
+`restore` reads what inference and a new run need, `stored_arrays` and `stored_weights` read part by part,
+`compare` two of them, and `plain_weights` says which files would hold some. `failures` makes sentences of
+what a disk does.
 """
 
 from zaya_jax.checkpoint.about import About, read_about
-from zaya_jax.checkpoint.layout import FOLDER, all_steps, folder_bytes, step_folder, step_written
+from zaya_jax.checkpoint.compare import Comparison, compare
+from zaya_jax.checkpoint.layout import (
+    FOLDER,
+    TRAINING,
+    WEIGHTS,
+    all_steps,
+    folder_bytes,
+    step_folder,
+    step_written,
+)
 from zaya_jax.checkpoint.manifest import all_damage, damage_of
 from zaya_jax.checkpoint.newest import (
     SavedStep,
@@ -27,21 +37,27 @@ from zaya_jax.checkpoint.plain_weights import PlainArray, chunk_name, metadata_f
 from zaya_jax.checkpoint.restore import SavedRun, check_init_from, load_run, load_weights, read_config
 from zaya_jax.checkpoint.retention import Retention, rules_by_step, steps_to_remove
 from zaya_jax.checkpoint.steps import Checkpoints, has_training, remove_step, restore, restore_weights
+from zaya_jax.checkpoint.stored_arrays import StoredArrays
 from zaya_jax.checkpoint.stored_weights import StoredWeights
 
 __all__ = [
     "FOLDER",
+    "TRAINING",
+    "WEIGHTS",
     "About",
     "Checkpoints",
+    "Comparison",
     "PlainArray",
     "Retention",
     "SavedRun",
     "SavedStep",
+    "StoredArrays",
     "StoredWeights",
     "all_damage",
     "all_steps",
     "check_init_from",
     "chunk_name",
+    "compare",
     "damage_of",
     "folder_bytes",
     "has_training",

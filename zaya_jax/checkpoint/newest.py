@@ -78,7 +78,7 @@ def require_present(run_folder: str | pathlib.Path, steps: Iterable[int]) -> Non
     """
     found = all_steps(run_folder)
     if not found:
-        raise ValueError(f"{run_folder} has no checkpoint; it must be a run that trained to its first one")
+        raise ValueError(f"{run_folder} has no checkpoint yet; it must have trained to its first one")
     for step in steps:
         if step not in found:
             raise ValueError(

@@ -17,7 +17,7 @@ from zaya_jax.checkpoint.manifest import commit
 from zaya_jax.checkpoint.retention import Retention, steps_to_make_room, steps_to_remove
 
 CHUNK_BYTES = 64 * 2**20
-"""Of the embedding on the disk; other weights are cut by layer and expert."""
+"""Of the embedding on the disk, and of the optimiser's arrays; other weights are cut by layer and expert."""
 
 
 class Checkpoints:
@@ -71,7 +71,7 @@ class Checkpoints:
         self._wait()
         if step in all_steps(self._run_folder):
             return
-        items = {WEIGHTS: _save_in_chunks(weights), TRAINING: ocp.args.StandardSave(training)}
+        items = {WEIGHTS: _save_in_chunks(weights, _chunks), TRAINING: _save_in_chunks(training, _pieces)}
         with explained(self._not_written):
             durable.make_folder(self._folder)
             self._remove_partial()
@@ -187,9 +187,14 @@ def _handler() -> ocp.CompositeCheckpointHandler:
     return ocp.CompositeCheckpointHandler(WEIGHTS, TRAINING)
 
 
-def _save_in_chunks(weights: Any) -> Any:
+def _save_in_chunks(item: Any, chunks: Callable[[Any, Any], ocp.SaveArgs]) -> Any:
     """Orbax would write a stack of layers as one chunk, which only a host that holds it whole could read."""
-    return ocp.args.StandardSave(weights, save_args=jax.tree.map_with_path(_chunks, weights))
+    return ocp.args.StandardSave(item, save_args=jax.tree.map_with_path(chunks, item))
+
+
+def _pieces(path: tuple[Any, ...], array: Any) -> ocp.SaveArgs:
+    del path, array
+    return ocp.SaveArgs(chunk_byte_size=CHUNK_BYTES)
 
 
 def _chunks(path: tuple[Any, ...], weight: Any) -> ocp.SaveArgs:
