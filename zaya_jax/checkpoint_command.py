@@ -12,6 +12,8 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
+import ml_dtypes
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
@@ -33,6 +35,7 @@ from zaya_jax.checkpoint import (
     remove_step,
     require_present,
     require_whole,
+    reshape,
     rules_by_step,
     step_folder,
     step_written,
@@ -41,9 +44,11 @@ from zaya_jax.checkpoint import (
 )
 from zaya_jax.options import Parser
 from zaya_jax.tables import format_bytes, name_column, number_column
-from zaya_jax.train.metrics import held_out_losses
+from zaya_jax.train.metrics import METRICS_FILE, held_out_losses
 from zaya_jax.train.saving import retention_of
 
+DTYPES = {"bfloat16": np.dtype(ml_dtypes.bfloat16), "float32": np.dtype(np.float32)}
+"""Types of weights by their names on the command line."""
 ANSWER_IS_NO = 3
 """The exit code when `verify` found damage, or `diff` a difference: answered, and not as one hopes."""
 
@@ -283,6 +288,42 @@ def _with_rules(retention: Retention, options: argparse.Namespace) -> Retention:
     )
 
 
+# reshape
+
+
+def reshape_step(argv: Sequence[str]) -> None:
+    """Writes a checkpoint in another form into a run folder of its own."""
+    parser = Parser(
+        "ckpt reshape",
+        "Writes a checkpoint, the newest whole one where no step is named, as the only one of a new run "
+        "folder OUT, which appears when it is whole. What is read is verified first. With --weights-only OUT "
+        "is for `zaya generate`, `zaya convert` and train.init_from; without, a run goes on from it. A "
+        "checkpoint does not depend on the number of processes or devices that wrote it or will read it, so "
+        "that there is nothing to say of them. In memory is a chunk of one weight.",
+        (
+            "zaya ckpt reshape runs/tiny:200 runs/small --weights-only --dtype=bfloat16",
+            "zaya ckpt reshape runs/tiny:100 runs/branch           # a step to go on from, bit for bit",
+        ),
+    )
+    parser.add_argument("run", metavar="RUN[:STEP]", help="a run, and one of its steps")
+    parser.add_argument("out", metavar="OUT", help="the run folder to make")
+    parser.add_argument("--dtype", choices=list(DTYPES), help="of the weights (default: as they are)")
+    parser.add_argument("--weights-only", action="store_true", help="leave the optimiser's state out")
+    options = parser.parse_args(argv)
+    out, dtype = pathlib.Path(options.out), options.dtype and DTYPES[options.dtype]
+    saved = require_whole(*split_step(options.run))
+    metrics = pathlib.Path(saved.run_folder, METRICS_FILE)
+    # A run that goes on drops the lines of later steps, and one that is finished asks for its last one.
+    extra = {} if options.weights_only or not metrics.exists() else {METRICS_FILE: metrics.read_bytes()}
+    try:
+        reshape(saved, out, dtype=dtype, weights_only=options.weights_only, extra=extra)
+    except OSError as error:
+        error.filename = error.filename or options.out
+        raise
+    what = "weights" if options.weights_only else "all"
+    print(f"{out}: {what} of step {saved.step} of {saved.run_folder}, {format_bytes(folder_bytes(out))}")
+
+
 def _add_run(parser: Parser) -> None:
     parser.add_argument("run", metavar="RUN", help="the folder of a run")
 
@@ -292,4 +333,5 @@ VERBS: dict[str, Callable[[Sequence[str]], None]] = {
     "verify": verify,
     "diff": diff,
     "prune": prune,
+    "reshape": reshape_step,
 }

@@ -135,6 +135,28 @@ def test_every_damaged_file_is_said(run, capsys):
     assert "goes on" not in capsys.readouterr().out  # of others it has seen nothing
 
 
+def test_what_was_converted_is_verified_by_its_sums(run, capsys):
+    folder = run / "checkpoints/16"
+    (folder / "manifest.json").unlink()
+    (folder / "committed").unlink()
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    sums = {str(path.relative_to(run)): durable.sha256_of_file(path) for path in files}
+    durable.write_checksums(run, sums)
+    assert zaya("verify", run, 16) == 0
+    flip(files[0])
+    files[1].unlink()
+    flip(files[2])
+    capsys.readouterr()
+    assert zaya("ls", run) == 0
+    names = [str(path.relative_to(folder)) for path in files]
+    assert capsys.readouterr().out.endswith(f"step 16 is damaged: {names[1]} is missing\n")
+    assert zaya("verify", run, 16) == 3
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        f"  {names[1]} is missing",
+        *(f"  {files[i]} is not as it was written: its checksum differs" for i in (0, 2)),
+    ]
+
+
 def test_what_no_rule_keeps_is_pruned(run, capsys):
     assert zaya("prune", run, "--keep=1", "--keep-best", "--dry-run") == 0
     said = capsys.readouterr().out

@@ -8,8 +8,8 @@ outside this room knows of Orbax's files.
 `layout` has the names, `steps` writes and reads states, `about` what each says of itself, `manifest` tells
 whether a step is what was written, `newest` which one a run goes on from, `retention` which ones stay,
 `restore` reads what inference and a new run need, `stored_arrays` and `stored_weights` read part by part,
-`compare` two of them, and `plain_weights` says which files would hold some. `failures` makes sentences of
-what a disk does.
+`compare` two of them, `reshape` writes one in another form, and `plain_weights` says which files would hold
+some weights. `failures` makes sentences of what a disk does.
 """
 
 from zaya_jax.checkpoint.about import About, read_about
@@ -34,6 +34,7 @@ from zaya_jax.checkpoint.newest import (
     steps_set_aside,
 )
 from zaya_jax.checkpoint.plain_weights import PlainArray, chunk_name, metadata_files
+from zaya_jax.checkpoint.reshape import reshape
 from zaya_jax.checkpoint.restore import SavedRun, check_init_from, load_run, load_weights, read_config
 from zaya_jax.checkpoint.retention import Retention, rules_by_step, steps_to_remove
 from zaya_jax.checkpoint.steps import Checkpoints, has_training, remove_step, restore, restore_weights
@@ -71,6 +72,7 @@ __all__ = [
     "require_present",
     "require_step",
     "require_whole",
+    "reshape",
     "restore",
     "restore_weights",
     "rules_by_step",
