@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 import ml_dtypes
 import numpy as np
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from zaya_jax.checkpoint import (
     TRAINING,
@@ -101,7 +101,7 @@ def list_steps(argv: Sequence[str]) -> None:
         require_present(run, [])
     rules = rules_by_step(steps, retention, losses=losses)
     table = Table(
-        number_column("step"), name_column("written (UTC)"), number_column("size"), name_column("items"),
+        number_column("step"), Column("written (UTC)", min_width=10), number_column("size"),
         name_column("phase"), number_column("held-out"), name_column("state"), name_column("kept by"),
         title=f"{run}: checkpoints",
     )  # fmt: skip
@@ -111,7 +111,7 @@ def list_steps(argv: Sequence[str]) -> None:
         table.add_row(*_row(run, step, loss=loss, is_whole=damage[step] is None), kept)
     for folder in aside:
         size = format_bytes(folder_bytes(folder))
-        table.add_row(folder.name.partition(".")[0], "", size, "", "", "", "set aside", folder.name)
+        table.add_row(folder.name.partition(".")[0], "", size, "", "", "set aside", folder.name)
     Console(soft_wrap=True, highlight=False).print(table)
     for step, sentence in damage.items():
         if sentence is not None:
@@ -126,10 +126,9 @@ def _row(run: str, step: int, *, loss: float | None, is_whole: bool) -> tuple[st
         str(step),
         f"{written:%Y-%m-%d %H:%M}",
         format_bytes(folder_bytes(step_folder(run, step))),
-        "all" if has_training(run, step) else "weights",
         "" if about is None else about.phase,
         "" if loss is None else f"{loss:.4f}",
-        "whole" if is_whole else "damaged",
+        ("whole" if is_whole else "damaged") + ("" if has_training(run, step) else ", weights only"),
     )
 
 

@@ -77,12 +77,12 @@ def test_a_list_says_what_is_there_and_why_it_stays(run, capsys, monkeypatch):
     rows = cells(out)
     assert list(rows) == ["4", "8", "12", "16", "20"]
     assert re.fullmatch(r"20\d\d-\d\d-\d\d \d\d:\d\d", rows["4"][0])
-    assert rows["4"][2:] == ["all", "", "2.5000", "whole", "nothing"]
-    assert rows["8"][2:] == ["all", "", "", "damaged", "nothing"]
+    assert rows["4"][2:] == ["", "2.5000", "whole", "nothing"]
+    assert rows["8"][2:] == ["", "", "damaged", "nothing"]
     assert rows["12"][0] == "2026-11-23 01:02"
-    assert rows["12"][2:] == ["all", "warm", "2.2500", "whole", "newest"]
-    assert rows["16"][2:] == ["weights", "", "3.1250", "damaged", "newest"]
-    assert rows["20"][2:] == ["", "", "", "set aside", "20.damaged"]
+    assert rows["12"][2:] == ["warm", "2.2500", "whole", "newest"]
+    assert rows["16"][2:] == ["", "3.1250", "damaged, weights only", "newest"]
+    assert rows["20"][2:] == ["", "", "set aside", "20.damaged"]
     assert "step 8 is damaged: weights/_METADATA is missing\n" in out
 
 
@@ -99,7 +99,10 @@ def test_a_list_is_quick(run, capsys, monkeypatch):
 
 
 def test_a_list_fits_80_columns(run, capsys, monkeypatch):
+    """Also of a run in which something is wrong."""
     monkeypatch.setenv("COLUMNS", "80")
+    (run / "checkpoints/8/weights/_METADATA").unlink()
+    shutil.copytree(run / "checkpoints/16", run / "checkpoints/20000.damaged")
     assert zaya("ls", run) == 0
     out = capsys.readouterr().out
     assert "…" not in out
