@@ -37,6 +37,7 @@ ROOMS = [
     "bench",
     "train_command",
     "launch_command",
+    "checkpoint_command",
     "cli",
 ]
 """From the ground up, as CONTRIBUTING.md has them; below them all are the kernels."""

@@ -26,7 +26,7 @@ from small_runs import BLOCK_TOKENS, build_small_corpus, commit_folder, small_co
 
 import zaya_jax
 from zaya_jax import cli
-from zaya_jax.checkpoint import Checkpoints
+from zaya_jax.checkpoint import Checkpoints, Retention
 from zaya_jax.config import Config
 from zaya_jax.convert.companions import of_tokenizer
 from zaya_jax.data.corpus import build_corpus
@@ -59,7 +59,7 @@ MISTAKES = (
     Mistake(
         "unknown verb",
         "xyz",
-        'there is no verb "xyz"; known are train, generate, corpus, convert, launch, plan, bench',
+        'there is no verb "xyz"; known are train, generate, corpus, convert, ckpt, launch, plan, bench',
     ),
     Mistake("mistyped verb", "trian", 'there is no verb "trian"; did you mean "train"?'),
     Mistake("mistyped option of zaya", "--versoin", 'there is no verb "--versoin"; did you mean "--version"?'),
@@ -146,6 +146,11 @@ MISTAKES = (
     Mistake("unknown balancing rule", SMALL + "--config.balancing.rule=pd", 'balancing.rule is \'pd\'; it must be "adamw" or "sign" or "pid"'),
     Mistake("skip share of all tokens", SMALL + "--config.balancing.skip_share=1", "balancing.skip_share is 1.0; it must be from 0 up to, not including, 1, or None"),
     Mistake("negative gain", SMALL + "--config.balancing.derivative=-1", "balancing.derivative is -1.0; it must be 0 or above"),
+    # train: checkpoints
+    Mistake("no minutes between checkpoints", SMALL + "--config.train.checkpoint_minutes=0", "train.checkpoint_minutes is 0.0; it must be above 0, or None for off"),
+    Mistake("keeping every none", SMALL + "--config.train.keep_every=0", "train.keep_every is 0; it must be above 0, or None for off"),
+    Mistake("keeping what is not saved", SMALL + "--config.train.keep_every=6", "train.keep_every is 6 and train.checkpoint_every 4; it must be a multiple of that: only a step that is saved can stay"),
+    Mistake("no floor of the disk", SMALL + "--config.train.min_free_gib=-1", "train.min_free_gib is -1.0; it must be above 0, or None for off"),
     # train: devices
     Mistake("batch and devices", SMALL + "--dry-run --devices=3", "data.batch_size is 4; it must be a multiple of 3: 3 devices times 1 microbatches"),
     Mistake("no devices", SMALL + "--dry-run --devices=0", "--devices is 0; it must be at least 1"),
@@ -263,6 +268,34 @@ MISTAKES = (
     Mistake("convert onto a folder", "convert runs/done texts", "texts is there already"),
     Mistake("unknown option of convert", "convert runs/done out --to legacy", "unrecognized arguments: --to legacy"),
     Mistake("inspect nothing", "convert inspect", "the following arguments are required: PATH"),
+    # ckpt
+    Mistake("nothing to do with checkpoints", "ckpt", "the following arguments are required: VERB"),
+    Mistake("unknown part of ckpt", "ckpt list", "argument VERB: invalid choice: 'list'"),
+    Mistake("mistyped part of ckpt", "ckpt verfy runs/done", 'did you mean "verify"?'),
+    Mistake("list no run", "ckpt ls texts", "texts is not a run folder: it has no config.json"),
+    Mistake("list without checkpoint", "ckpt ls runs/fresh", "runs/fresh has no checkpoint yet; it must have trained to its first one"),
+    Mistake("verify without checkpoint", "ckpt verify nowhere", "nowhere has no checkpoint yet"),
+    Mistake("verify a step that is not there", "ckpt verify runs/torn 1 3", "runs/torn has no checkpoint of step 3; it has 1, 2"),
+    Mistake("verify a step in words", "ckpt verify runs/done last", "argument STEP: invalid int value: 'last'"),
+    Mistake("prune to nothing", "ckpt prune runs/done --keep=0", "--keep is 0; it must be at least 1"),
+    Mistake("prune to every none", "ckpt prune runs/done --keep-every=0", "--keep-every is 0; it must be at least 1"),
+    Mistake("prune what is all damaged", "ckpt prune runs/torn", "no checkpoint is whole: restore one from a copy"),
+    Mistake("mistyped option of prune", "ckpt prune runs/done --dryrun", 'unrecognized arguments: --dryrun; did you mean "--dry-run"?'),
+    Mistake("compare with nothing", "ckpt diff runs/done", "the following arguments are required: RUN[:STEP]"),
+    Mistake("compare a step that is not there", "ckpt diff runs/done:1 runs/done:2", "runs/done has no checkpoint of step 2; it has 1"),
+    Mistake("compare a run that is not there", "ckpt diff runs/done runs/nowhere:3", "runs/nowhere has no checkpoint"),
+    Mistake("compare a damaged step", "ckpt diff runs/done runs/torn:2", "runs/torn/checkpoints/2 is damaged: weights/_METADATA is missing"),
+    Mistake("compare what is no step", "ckpt diff runs/done runs/done:last", "runs/done:last has no checkpoint"),
+    Mistake("reshape to nowhere", "ckpt reshape runs/done", "the following arguments are required: OUT"),
+    Mistake("reshape a step that is not there", "ckpt reshape runs/done:7 new", "runs/done has no checkpoint of step 7; it has 1"),
+    Mistake("reshape what is damaged", "ckpt reshape runs/torn:1 new", "runs/torn/checkpoints/1 is damaged: training/_METADATA is missing"),
+    Mistake("reshape onto a folder", "ckpt reshape runs/done texts", "texts is there already; it must be an empty folder or not exist yet"),
+    Mistake("reshape onto a file", "ckpt reshape runs/done small.py", "small.py is there already"),
+    Mistake("reshape onto itself", "ckpt reshape runs/done runs/done", "runs/done is runs/done or inside it; choose another folder"),
+    Mistake("reshape into itself through a link", "ckpt reshape runs/done links/done/new", "links/done/new is runs/done or inside it"),
+    Mistake("reshape to another type", "ckpt reshape runs/done new --dtype=float16", "argument --dtype: invalid choice: 'float16'"),
+    Mistake("reshape and go on from rounded weights", "ckpt reshape runs/done new --dtype=bfloat16", "a run cannot go on from weights in bfloat16: what it learned since is in the bits that are cut off; give --weights-only"),
+    Mistake("reshape to where nobody can write", "ckpt reshape runs/done /proc/none/new --weights-only", "/proc/none: No such file or directory"),
     # bench
     Mistake("unknown benchmark", "bench speed", "argument what: invalid choice: 'speed'"),
     Mistake("mistyped benchmark", "bench blancing", 'did you mean "balancing"?'),
@@ -298,7 +331,7 @@ def make_workspace(root: pathlib.Path) -> None:
     zeros = jax.tree.map(
         lambda x: jax.device_put(np.zeros(x.shape, x.dtype)), abstract_variables(config.model)
     )
-    with Checkpoints(root / "runs" / "done", keep=1) as checkpoints:
+    with Checkpoints(root / "runs" / "done", retention=Retention(newest=1)) as checkpoints:
         checkpoints.save(1, weights=zeros, training={"step": np.int32(1)})
     _write_bad_runs(root, values)
 

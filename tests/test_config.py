@@ -53,6 +53,10 @@ UNUSUAL = Config.from_dict(
             "num_steps": 2001,
             "eval_sequences": 3,
             "z_loss": 1e-4,
+            "checkpoint_minutes": 7.5,
+            "keep_every": 1000,
+            "keep_best": True,
+            "min_free_gib": 0.25,
         },
         "execution": {
             "experts_implementation": "ragged_dot",

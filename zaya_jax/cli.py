@@ -2,7 +2,6 @@
 
 import contextlib
 import importlib
-import importlib.metadata
 import os
 import pathlib
 import sys
@@ -11,12 +10,14 @@ from collections.abc import Iterator
 
 from zaya_jax.fields import did_you_mean
 from zaya_jax.parallel.failures import Late, Lost, Shared
+from zaya_jax.platform.versions import package_version
 
 VERBS = {
     "train": ("zaya_jax.train_command", "train a model, or go on with a run"),
     "generate": ("zaya_jax.inference.command", "continue a prompt with a trained model"),
     "corpus": ("zaya_jax.data.corpus", "build token shards from text files"),
     "convert": ("zaya_jax.convert.command", "weights to and from PyTorch"),
+    "ckpt": ("zaya_jax.checkpoint_command", "list, verify, compare, prune and rewrite a run's checkpoints"),
     "launch": ("zaya_jax.launch_command", "a verb in several processes of this machine"),
     "plan": ("zaya_jax.plan.command", "size a run: memory, time and communication on a cluster"),
     "bench": ("zaya_jax.bench.command", "measure this machine against others' code and physics"),
@@ -26,9 +27,10 @@ VERBS = {
 def main(argv: list[str] | None = None) -> None:
     """Runs a verb.
 
-    Exit codes: 0 done; 2 the user can mend it (one sentence); 1 a bug (a traceback); 75 the same command goes
-    on, for it was asked to stop or lost another process; 124 another process did not come in time; 130
-    interrupted; 141 nobody reads on, as of `zaya --help | head -1`.
+    Exit codes: 0 done; 2 the user can mend it (one sentence); 3 the answer is no (`zaya ckpt verify` found
+    damage, `zaya ckpt diff` a difference); 1 a bug (a traceback); 75 the same command goes on, for it was asked
+    to stop or lost another process; 124 another process did not come in time; 130 interrupted; 141 nobody
+    reads on, as of `zaya --help | head -1`.
     """
     arguments = sys.argv[1:] if argv is None else argv
     verb = arguments[0] if arguments and arguments[0] not in ("-h", "--help") else None
@@ -111,14 +113,7 @@ def _usage() -> str:
 
 
 def _versions() -> str:
-    return ", ".join(f"{package} {_version(package)}" for package in ("zaya_jax", "jax"))
-
-
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:  # a checkout runs without being installed
-        return "(not installed)"
+    return ", ".join(f"{package} {package_version(package)}" for package in ("zaya_jax", "jax"))
 
 
 def _complain(sentence: str) -> int:

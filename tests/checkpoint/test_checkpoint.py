@@ -18,7 +18,7 @@ from small_runs import small_config
 
 import zaya_jax
 from zaya_jax import cli, durable
-from zaya_jax.checkpoint import Checkpoints, load_run, newest_step, set_aside_later
+from zaya_jax.checkpoint import Checkpoints, Retention, load_run, newest_step, set_aside_later
 from zaya_jax.model.weights import abstract_variables
 
 # Files of 20 KB are too long: Orbax and TensorStore see an error as that of a full disk.
@@ -27,10 +27,10 @@ import resource, sys
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 import jax.numpy as jnp, numpy as np
 from zaya_jax import cli, train_command
-from zaya_jax.checkpoint import Checkpoints
+from zaya_jax.checkpoint import Checkpoints, Retention
 
 def main(_):
-    with Checkpoints(sys.argv[1], keep=1) as checkpoints:
+    with Checkpoints(sys.argv[1], retention=Retention(newest=1)) as checkpoints:
         weights = {str(i): jnp.asarray(np.random.default_rng(i).normal(size=10_000)) for i in range(20)}
         checkpoints.save(3, weights=weights, training={"step": np.int32(3)})
 
@@ -47,7 +47,7 @@ def saved(tmp_path_factory) -> pathlib.Path:
     zeros = jax.tree.map(
         lambda x: jax.device_put(np.zeros(x.shape, x.dtype)), abstract_variables(config.model)
     )
-    with Checkpoints(folder, keep=2) as checkpoints:
+    with Checkpoints(folder, retention=Retention(newest=2)) as checkpoints:
         for step in (4, 8):
             checkpoints.save(step, weights=zeros, training={"step": np.int32(step)})
     (folder / "config.json").write_text(config.to_text())
@@ -117,7 +117,7 @@ def test_a_failed_save_is_known_before_the_next(tmp_path, monkeypatch):
         raise OSError(errno.EIO, "Input/output error")
 
     state = {"weights": {"a": jnp.ones(3)}, "training": {"step": np.int32(1)}}
-    with Checkpoints(tmp_path, keep=2) as checkpoints:
+    with Checkpoints(tmp_path, retention=Retention(newest=2)) as checkpoints:
         checkpoints.check()
         with monkeypatch.context() as patch:
             patch.setattr(durable, "publish", fail)
@@ -171,7 +171,7 @@ def test_a_full_disk_is_one_sentence(tmp_path):
 def test_a_bug_of_saving_is_no_sentence(tmp_path):
     """What is not of the disk shows where it comes from."""
     with (
-        Checkpoints(tmp_path / "run", keep=1) as checkpoints,
+        Checkpoints(tmp_path / "run", retention=Retention(newest=1)) as checkpoints,
         pytest.raises((ValueError, TypeError)) as error,
     ):
         checkpoints.save(1, weights={"a": object()}, training={"step": np.int32(1)})

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from zaya_jax.checkpoint import Checkpoints, damage_of, newest_step
+from zaya_jax.checkpoint import Checkpoints, Retention, damage_of, newest_step
 
 STATE = {
     "weights": {"params": {"layers": {"up": np.arange(24.0).reshape(2, 3, 4)}, "table": np.ones((7, 5))}},
@@ -25,7 +25,7 @@ def state_of(step: int) -> dict:
 def saved(tmp_path_factory) -> pathlib.Path:
     """A run with steps 4 and 8, of different arrays."""
     folder = tmp_path_factory.mktemp("run")
-    with Checkpoints(folder, keep=2) as checkpoints:
+    with Checkpoints(folder, retention=Retention(newest=2)) as checkpoints:
         for step in (4, 8):
             checkpoints.save(step, **state_of(step))
     return folder

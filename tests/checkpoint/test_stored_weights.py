@@ -11,6 +11,7 @@ import pytest
 from zaya_jax.checkpoint import (
     Checkpoints,
     PlainArray,
+    Retention,
     StoredWeights,
     chunk_name,
     has_training,
@@ -29,7 +30,7 @@ TREE = {
 
 @pytest.fixture
 def saved(tmp_path) -> pathlib.Path:
-    with Checkpoints(tmp_path, keep=1) as checkpoints:
+    with Checkpoints(tmp_path, retention=Retention(newest=1)) as checkpoints:
         for step in (3, 5):
             checkpoints.save(
                 step, weights=jax.tree.map(jax.device_put, TREE), training={"step": np.int32(step)}
@@ -56,7 +57,7 @@ def test_another_checkpoint_has_another_identity(saved):
     assert StoredWeights(saved).identity() == before
     os.utime(saved / "checkpoints/5/weights/_METADATA", ns=(0, 0))
     assert StoredWeights(saved).identity() != before
-    with Checkpoints(saved, keep=1) as checkpoints:
+    with Checkpoints(saved, retention=Retention(newest=1)) as checkpoints:
         checkpoints.save(7, weights=jax.tree.map(jax.device_put, TREE), training={"step": np.int32(7)})
     assert StoredWeights(saved).identity() != before
 
@@ -100,7 +101,7 @@ def test_a_step_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", record)
-    with Checkpoints(tmp_path, keep=1) as checkpoints:
+    with Checkpoints(tmp_path, retention=Retention(newest=1)) as checkpoints:
         checkpoints.save(3, weights=jax.tree.map(jax.device_put, TREE), training={"step": np.int32(3)})
     paths = [pathlib.Path(path) for path, there in log if not there]
     before = {path.relative_to(whole.parent) for path in paths if path.is_relative_to(whole.parent)}

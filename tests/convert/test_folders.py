@@ -16,7 +16,7 @@ from small_runs import small_config as small_run
 from small_weights import contents, plausible_variables, random_variables, small_config, tensors_in, zaya
 
 import zaya_jax
-from zaya_jax.checkpoint import Checkpoints, load_run
+from zaya_jax.checkpoint import Checkpoints, Retention, load_run
 from zaya_jax.config import Config
 from zaya_jax.convert import stream
 from zaya_jax.convert.inspection import inspect
@@ -39,7 +39,7 @@ def run_of(folder, *, step=3):
     folder.mkdir()
     (folder / "config.json").write_text(config.to_text())
     variables = plausible_variables(config.model, 1)
-    with Checkpoints(folder, keep=1) as checkpoints:
+    with Checkpoints(folder, retention=Retention(newest=1)) as checkpoints:
         on_device = jax.tree.map(jax.device_put, variables)
         checkpoints.save(step, weights=on_device, training={"step": np.int32(step)})
     return config, variables

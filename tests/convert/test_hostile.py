@@ -249,7 +249,7 @@ HOSTILE = (
     Hostile("checkpoint with a pipe", lambda root: os.mkfifo(root / "run" / WEIGHTS / "pipe"), "weights/pipe is no file and no folder", "run out"),
     Hostile("forged: without a part", forged(without_a_part), "params.layers.experts.down_proj has 5 of its 6 parts; it is damaged", "run out"),
     Hostile("forged: part cut off", forged(cut("params.embedding.table/0.0")), "embedding/table is damaged", "run out"),
-    Hostile("forged: array metadata cut off", forged(cut("params.embedding.table/.zarray")), "the weight params.embedding.table cannot be opened", "run out"),
+    Hostile("forged: array metadata cut off", forged(cut("params.embedding.table/.zarray")), "the array params.embedding.table cannot be opened", "run out"),
     Hostile("forged: checkpoint metadata cut off", forged(cut("_METADATA")), "_METADATA is not JSON", "run out"),
     Hostile("run without checkpoint", lambda root: shutil.rmtree(root / "run/checkpoints"), "run has no checkpoint yet", "run out"),
     Hostile("run of another network", fields("run", "config.json", lambda v: v["model"].update(hidden_size=22)), "does not hold what the run's config.json describes", "run out"),

@@ -18,7 +18,7 @@ import jax
 import numpy as np
 from small_models import EXECUTION, SMALL
 
-from zaya_jax.checkpoint import Checkpoints, restore
+from zaya_jax.checkpoint import Checkpoints, Retention, restore
 from zaya_jax.config import Config, DataConfig, OptimizerConfig, TrainConfig
 from zaya_jax.data.batch import make_example
 from zaya_jax.parallel.mesh import data_mesh, sharded
@@ -100,7 +100,7 @@ class Run:
 def save_and_restore(state, to):
     """Through a checkpoint on disk, to other devices."""
     with tempfile.TemporaryDirectory() as folder:
-        with Checkpoints(folder, keep=1) as checkpoints:
+        with Checkpoints(folder, retention=Retention(newest=1)) as checkpoints:
             checkpoints.save(HALF, **jax.jit(to_checkpoint)(state))
         weights, training = restore(folder, HALF, **to.saved_shape())
     partition = functools.partial(from_checkpoint, like=to.abstract)

@@ -22,8 +22,8 @@ OTHERWISE = {
         "loss_chunk": 50,
     },
     "train": {"log_every": 3, "eval_every": 5, "eval_sequences": 2, "checkpoint_every": 7,
-              "keep_checkpoints": 1, "sample_tokens": 9, "stop_after_skips": 5,
-              "update_norms": False},
+              "checkpoint_minutes": 1e-6, "keep_checkpoints": 3, "keep_every": 7, "keep_best": True,
+              "min_free_gib": 0.001, "sample_tokens": 9, "stop_after_skips": 5, "update_norms": False},
 }  # fmt: skip
 
 
@@ -88,6 +88,8 @@ def test_more_steps_computed_otherwise_are_those_of_an_undisturbed_run(tmp_path,
     assert [ours[step] for step in (1, 2, 3)] == [theirs[step] for step in (1, 2, 3)]
     np.testing.assert_allclose(list(ours.values()), list(theirs.values()), rtol=1e-5)
     assert len(set(theirs.values())) == 6
+    # With so few minutes each step is saved; of these the newest three stay.
+    assert sorted(path.name for path in (tmp_path / "run/checkpoints").iterdir()) == ["4", "5", "6"]
     assert Config.from_text((tmp_path / "run/config.json").read_text()) == resumed
 
 

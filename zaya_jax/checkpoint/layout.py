@@ -1,5 +1,6 @@
 """Names of what a run's checkpoints are made of, and which steps are there."""
 
+import datetime
 import json
 import pathlib
 from collections.abc import Iterable
@@ -10,6 +11,8 @@ TRAINING = "training"
 METADATA = "_METADATA"
 """Of each item: which arrays it has."""
 STEP_METADATA = "_CHECKPOINT_METADATA"
+ABOUT = "run.json"
+"""What a step says of itself."""
 MANIFEST = "manifest.json"
 """All files of a step with their sizes and hashes."""
 COMMITTED = "committed"
@@ -38,6 +41,17 @@ def all_steps(run_folder: str | pathlib.Path) -> list[int]:
     folder = pathlib.Path(run_folder) / FOLDER
     found = folder.iterdir() if folder.is_dir() else ()
     return sorted(int(path.name) for path in found if _is_step(path.name) and path.is_dir())
+
+
+def step_written(run_folder: str | pathlib.Path, step: int) -> datetime.datetime:
+    """When a step that does not say it itself was written, in UTC: as its folder has it."""
+    changed = step_folder(run_folder, step).stat().st_mtime
+    return datetime.datetime.fromtimestamp(changed, datetime.UTC)
+
+
+def folder_bytes(folder: pathlib.Path) -> int:
+    """Of all files in a folder, however deep."""
+    return sum(path.lstat().st_size for path in folder.rglob("*") if not path.is_dir())
 
 
 def _is_step(name: str) -> bool:

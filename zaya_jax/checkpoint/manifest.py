@@ -10,11 +10,11 @@ import json
 import os
 import pathlib
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from zaya_jax import durable
-from zaya_jax.checkpoint.layout import COMMITTED, FOLDER, MANIFEST, step_folder
+from zaya_jax.checkpoint.layout import ABOUT, COMMITTED, FOLDER, MANIFEST, step_folder
 from zaya_jax.json_files import read_json
 
 Files = dict[str, dict[str, Any]]
@@ -38,19 +38,30 @@ def sync_and_describe(folder: pathlib.Path, names: Iterable[str]) -> Files:
 
 
 def damage_of(run_folder: str | pathlib.Path, step: int) -> str | None:
-    """Holds a checkpoint against what was written: None, or what is wrong with it."""
+    """Holds a checkpoint against what was written: None, or the first that is wrong with it."""
+    return next(all_damage(run_folder, step), None)
+
+
+def all_damage(run_folder: str | pathlib.Path, step: int, *, hashes: bool = True) -> Iterator[str]:
+    """All that is wrong with a checkpoint, a file at a time; nothing of one that is as it was written.
+
+    Args:
+      run_folder: of the run.
+      step: of the checkpoint.
+      hashes: whether files are read. Without, names and sizes must do, which no flipped bit changes; what
+        the step says of itself is read all the same, as it is little and shown.
+    """
     folder = step_folder(run_folder, step)
     try:
         if not (folder / MANIFEST).exists() and (folder.parents[1] / durable.CHECKSUMS).is_file():
-            _check_converted(folder)
+            yield from _check_converted(folder, hashes=hashes)
         else:
-            _check(folder, step)
+            yield from _check(folder, step, hashes=hashes)
     except (OSError, ValueError) as error:
-        return str(error)
-    return None
+        yield str(error)
 
 
-def _check(folder: pathlib.Path, step: int) -> None:
+def _check(folder: pathlib.Path, step: int, *, hashes: bool) -> Iterator[str]:
     names = set(file_names(folder))
     for name in (MANIFEST, COMMITTED):
         if name not in names:
@@ -63,30 +74,42 @@ def _check(folder: pathlib.Path, step: int) -> None:
     listed = manifest.get("files")
     if not isinstance(listed, dict):
         raise ValueError(f"{MANIFEST} lists no files")
-    _check_names(names - {MANIFEST, COMMITTED}, set(listed), MANIFEST)
-    for name, expected in listed.items():
-        if _describe(folder / name) != expected:
-            raise ValueError(f"{name} is not as it was written")
+    yield from _check_names(names - {MANIFEST, COMMITTED}, set(listed), MANIFEST)
+    for name in sorted(names & set(listed)):
+        try:
+            if not _is_as_listed(folder / name, listed[name], hashes=hashes or name == ABOUT):
+                yield f"{name} is not as it was written"
+        except OSError as error:  # a disk that gives this file no more may give the others
+            yield f"{name} cannot be read: {error.strerror}"
 
 
-def _check_converted(folder: pathlib.Path) -> None:
-    """A folder of weights that `zaya convert` wrote has the sums of all its files."""
+def _check_converted(folder: pathlib.Path, *, hashes: bool) -> Iterator[str]:
+    """A folder of weights that `zaya convert` wrote has the sums of all its files, and not their sizes."""
     run_folder, start = folder.parents[1], f"{FOLDER}/{folder.name}/"
     listed = durable.read_checksums(run_folder)
     inside = {name: checksum for name, checksum in listed.items() if name.startswith(start)}
-    _check_names(set(file_names(folder)), {name.removeprefix(start) for name in inside}, durable.CHECKSUMS)
-    damage = durable.find_damage(run_folder, inside)
-    if damage is not None:
-        raise ValueError(damage)
+    found = set(file_names(folder))
+    yield from _check_names(found, {name.removeprefix(start) for name in inside}, durable.CHECKSUMS)
+    for name, checksum in inside.items() if hashes else ():
+        if name.removeprefix(start) in found:
+            damage = durable.find_damage(run_folder, {name: checksum})
+            if damage is not None:
+                yield damage
 
 
-def _check_names(found: set[str], listed: set[str], where: str) -> None:
+def _check_names(found: set[str], listed: set[str], where: str) -> Iterator[str]:
     if not listed:
         raise ValueError(f"{where} has none of its files")
-    if listed - found:
-        raise ValueError(f"{min(listed - found)} is missing")
-    if found - listed:
-        raise ValueError(f"{min(found - listed)} is not in {where}; it was not written with the other files")
+    for name in sorted(listed - found):
+        yield f"{name} is missing"
+    for name in sorted(found - listed):
+        yield f"{name} is not in {where}; it was not written with the other files"
+
+
+def _is_as_listed(file: pathlib.Path, expected: Any, *, hashes: bool) -> bool:
+    if not isinstance(expected, dict) or file.stat().st_size != expected.get("bytes"):
+        return False
+    return not hashes or _describe(file) == expected
 
 
 def _describe(file: pathlib.Path) -> dict[str, Any]:

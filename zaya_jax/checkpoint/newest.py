@@ -3,9 +3,10 @@
 import dataclasses
 import logging
 import pathlib
+from collections.abc import Iterable
 
 from zaya_jax import durable
-from zaya_jax.checkpoint.layout import DAMAGED, all_steps, step_folder
+from zaya_jax.checkpoint.layout import DAMAGED, FOLDER, all_steps, step_folder
 from zaya_jax.checkpoint.manifest import damage_of
 
 
@@ -58,6 +59,42 @@ def require_step(run_folder: str | pathlib.Path) -> int:
     if step is None:
         raise ValueError(f"{run_folder} has no checkpoint yet; it must have trained to its first one")
     return step
+
+
+def require_whole(run_folder: str | pathlib.Path, step: int | None = None) -> SavedStep:
+    """A checkpoint by its step, or the newest, when all of its files are as they were written.
+
+    Raises:
+      ValueError: if it is not there, or is damaged.
+    """
+    if step is None:
+        return SavedStep(str(run_folder), require_step(run_folder))
+    require_present(run_folder, [step])
+    damage = damage_of(run_folder, step)
+    if damage is not None:
+        raise ValueError(f"{step_folder(run_folder, step)} is damaged: {damage}")
+    return SavedStep(str(run_folder), step)
+
+
+def require_present(run_folder: str | pathlib.Path, steps: Iterable[int]) -> None:
+    """Checks that a run has checkpoints of some steps, whole or not.
+
+    Raises:
+      ValueError: naming those that it has.
+    """
+    found = all_steps(run_folder)
+    if not found:
+        raise ValueError(f"{run_folder} has no checkpoint yet; it must have trained to its first one")
+    for step in steps:
+        if step not in found:
+            raise ValueError(
+                f"{run_folder} has no checkpoint of step {step}; it has {', '.join(map(str, found))}"
+            )
+
+
+def steps_set_aside(run_folder: str | pathlib.Path) -> list[pathlib.Path]:
+    """The folders of steps that a run found damaged and gave other names."""
+    return sorted((pathlib.Path(run_folder) / FOLDER).glob(f"*{DAMAGED}*"))
 
 
 def set_aside_later(run_folder: str | pathlib.Path, step: int) -> None:

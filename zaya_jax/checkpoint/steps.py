@@ -5,7 +5,7 @@ import concurrent.futures
 import contextlib
 import pathlib
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import jax
@@ -13,6 +13,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from zaya_jax import durable
+from zaya_jax.checkpoint.about import About, write_about
 from zaya_jax.checkpoint.failures import explained, silence_threads
 from zaya_jax.checkpoint.layout import (
     FOLDER,
@@ -20,16 +21,18 @@ from zaya_jax.checkpoint.layout import (
     TRAINING,
     WEIGHTS,
     all_steps,
+    folder_bytes,
     step_folder,
     step_metadata,
 )
 from zaya_jax.checkpoint.manifest import Files, commit, file_names, sync_and_describe
+from zaya_jax.checkpoint.retention import Retention, steps_to_make_room, steps_to_remove
 from zaya_jax.parallel import hosts
 
 T = TypeVar("T")
 
 CHUNK_BYTES = 64 * 2**20
-"""Of the embedding on the disk; other weights are cut by layer and expert."""
+"""Of the embedding on the disk, and of the optimiser's arrays; other weights are cut by layer and expert."""
 SAVE_SECONDS = 1800.0
 """That one process may write longer than another: a file system of a cluster serves them in turn."""
 _PER_PROCESS = "ocdbt.process_"
@@ -44,13 +47,20 @@ class Checkpoints:
     its shards and hashes what it wrote; the first one commits what all have written.
 
     Args:
-      run_folder: of the run.
-      keep: how many of the newest stay.
+      run_folder: of the run, in which no step is newer than the one that it goes on from.
+      retention: which steps stay.
+      losses: gives the held-out losses by step; called in the background, where a rule asks for them.
     """
 
-    def __init__(self, run_folder: str | pathlib.Path, *, keep: int):
+    def __init__(
+        self,
+        run_folder: str | pathlib.Path,
+        *,
+        retention: Retention,
+        losses: Callable[[], Mapping[int, float]] = dict,
+    ):
         silence_threads()
-        self._run_folder, self._keep = run_folder, keep
+        self._run_folder, self._retention, self._losses = run_folder, retention, losses
         self._folder = pathlib.Path(run_folder).absolute() / FOLDER
         self._background = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
         self._committing: concurrent.futures.Future[None] | None = None
@@ -64,19 +74,25 @@ class Checkpoints:
         finally:
             self._background.shutdown()
 
-    def save(self, step: int, *, weights: Any, training: Any) -> None:
+    def save(self, step: int, *, weights: Any, training: Any, about: About | None = None) -> None:
         """Copies a state and writes it in the background, unless that step is there already.
 
+        Args:
+          step: that the state is behind.
+          weights: all that inference needs.
+          training: the rest of the state.
+          about: what the checkpoint is to say of itself; None of a state without a run.
+
         Raises:
-          ValueError: if this one, or the one before, cannot be written.
+          ValueError: if this one, or the one before, cannot be written, or the disk has no room for it.
         """
         self._wait()
-        hosts.first_does("save", self._prepare)
+        hosts.first_does("save", lambda: self._prepare((weights, training)))
         aside = hosts.from_first("place", None if self._has(step) else self._name(step))
         if aside is None:
             return
-        items = {WEIGHTS: _save_in_chunks(weights), TRAINING: ocp.args.StandardSave(training)}
-        writing = _Writing(self._folder / aside, step)
+        items = {WEIGHTS: _save_in_chunks(weights, _chunks), TRAINING: _save_in_chunks(training, _pieces)}
+        writing = _Writing(self._folder / aside, step, about)
         hosts.together("copy", lambda: self._explained(lambda: writing.begin(items)))
         self._committing = self._background.submit(self._commit, writing)
 
@@ -104,12 +120,13 @@ class Checkpoints:
     def _name(self, step: int) -> str:
         return durable.name_beside(self._folder / str(step)).name
 
-    def _prepare(self) -> None:
+    def _prepare(self, state: Any) -> None:
         def prepare() -> None:
             durable.make_folder(self._folder)
             # What a killed process left: one run writes into a run folder.
             for partial in self._folder.glob(f".*{durable.PARTIAL}*"):
                 shutil.rmtree(partial)
+            self._make_room(state)
 
         self._explained(prepare)
 
@@ -127,8 +144,32 @@ class Checkpoints:
     def _publish(self, writing: "_Writing", described: list[Files]) -> None:
         writing.commit(described)
         durable.publish(writing.aside, self._folder / str(writing.step))
-        for old in all_steps(self._run_folder)[: -self._keep]:
-            durable.remove_folder(self._folder / str(old))
+        steps = all_steps(self._run_folder)
+        for old in steps_to_remove(steps, self._retention, losses=self._scores(), whole=writing.step):
+            remove_step(self._run_folder, old)
+
+    def _make_room(self, state: Any) -> None:
+        """Removes older steps where the next one would leave too little of the disk free."""
+        if self._retention.min_free_bytes is None:
+            return
+        sizes = {step: folder_bytes(self._folder / str(step)) for step in all_steps(self._run_folder)}
+        try:
+            chosen = steps_to_make_room(
+                sizes,
+                self._retention,
+                losses=self._scores(),
+                whole=max(sizes, default=None),
+                # As the arrays are in memory; on the disk they are less, for Orbax compresses them.
+                step_bytes=sum(array.nbytes for array in jax.tree.leaves(state)),
+                free_bytes=shutil.disk_usage(self._folder).free,
+            )
+        except ValueError as error:
+            raise ValueError(self._not_written(str(error))) from error
+        for old in chosen:
+            remove_step(self._run_folder, old)
+
+    def _scores(self) -> Mapping[int, float]:
+        return self._losses() if self._retention.best else {}
 
     def _explained(self, work: Callable[[], T]) -> T:
         with explained(self._not_written):
@@ -152,8 +193,8 @@ class _Writing:
       step: whose state it is.
     """
 
-    def __init__(self, aside: pathlib.Path, step: int):
-        self.aside, self.step = aside, step
+    def __init__(self, aside: pathlib.Path, step: int, about: About | None):
+        self.aside, self.step, self._about = aside, step, about
         self._handlers = {item: ocp.StandardCheckpointHandler() for item in (WEIGHTS, TRAINING)}
         self._futures: list[Any] = []
 
@@ -177,9 +218,16 @@ class _Writing:
             handler.finalize(epath.Path(self.aside / item))
             handler.close()
         durable.write(self.aside / STEP_METADATA, step_metadata((WEIGHTS, TRAINING)))
+        if self._about is not None:
+            write_about(self.aside, self._about)
         known = {name: about for files in described for name, about in files.items()}
         rest = [name for name in file_names(self.aside) if name not in known]
         commit(self.aside, self.step, known | sync_and_describe(self.aside, rest))
+
+
+def remove_step(run_folder: str | pathlib.Path, step: int) -> None:
+    """Removes a checkpoint: its name first, so that a crash on the way leaves none without its files."""
+    durable.remove_folder(step_folder(run_folder, step))
 
 
 def has_training(run_folder: str | pathlib.Path, step: int) -> bool:
@@ -219,9 +267,14 @@ def _restore(run_folder: str | pathlib.Path, step: int, items: dict[str, Any]) -
         return {item: read(item) for item in items}
 
 
-def _save_in_chunks(weights: Any) -> Any:
+def _save_in_chunks(item: Any, chunks: Callable[[Any, Any], ocp.SaveArgs]) -> Any:
     """Orbax would write a stack of layers as one chunk, which only a host that holds it whole could read."""
-    return ocp.args.StandardSave(weights, save_args=jax.tree.map_with_path(_chunks, weights))
+    return ocp.args.StandardSave(item, save_args=jax.tree.map_with_path(chunks, item))
+
+
+def _pieces(path: tuple[Any, ...], array: Any) -> ocp.SaveArgs:
+    del path, array
+    return ocp.SaveArgs(chunk_byte_size=CHUNK_BYTES)
 
 
 def _chunks(path: tuple[Any, ...], weight: Any) -> ocp.SaveArgs:

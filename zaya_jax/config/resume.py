@@ -38,7 +38,11 @@ KINDS = {
     "train.eval_every": Kind.KEEPING,
     "train.eval_sequences": Kind.KEEPING,
     "train.checkpoint_every": Kind.KEEPING,
+    "train.checkpoint_minutes": Kind.KEEPING,
     "train.keep_checkpoints": Kind.KEEPING,
+    "train.keep_every": Kind.KEEPING,
+    "train.keep_best": Kind.KEEPING,
+    "train.min_free_gib": Kind.KEEPING,
     "train.sample_tokens": Kind.KEEPING,
     # It ends a run sooner or later, and moves nothing.
     "train.stop_after_skips": Kind.KEEPING,

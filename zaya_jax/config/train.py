@@ -20,7 +20,14 @@ class TrainConfig:
       eval_every: steps between two held-out losses; there is always one at the end.
       eval_sequences: held-out sequences that are scored; None scores all.
       checkpoint_every: steps between two checkpoints; there is always one at the end.
+      checkpoint_minutes: minutes from the begin of one save to the next one, where `checkpoint_every` does
+        not come first; None is off.
       keep_checkpoints: how many of the newest checkpoints stay.
+      keep_every: a checkpoint whose step is a multiple of this stays for ever; None is off. The ends of
+        phases stay too.
+      keep_best: whether the checkpoint with the lowest held-out loss stays.
+      min_free_gib: GiB of the disk that a save must leave free. It removes older checkpoints for that which
+        `keep_checkpoints` alone keeps; None is off.
       sample_tokens: length of the sample at the end of the run; 0 for none.
       stop_after_skips: steps in a row that were skipped, for want of a finite loss and gradient, that end
         the run; it is seen at the next line of metrics or checkpoint.
@@ -35,7 +42,11 @@ class TrainConfig:
     eval_every: int = 500
     eval_sequences: int | None = None
     checkpoint_every: int = 500
+    checkpoint_minutes: float | None = None
     keep_checkpoints: int = 2
+    keep_every: int | None = None
+    keep_best: bool = False
+    min_free_gib: float | None = None
     sample_tokens: int = 256
     stop_after_skips: int = 10
     init_from: str | None = None
@@ -51,4 +62,14 @@ class TrainConfig:
         require(
             self.eval_sequences is None or self.eval_sequences > 0,
             f"train.eval_sequences is {self.eval_sequences}; it must be above 0, or None for all",
+        )
+        for name in ("checkpoint_minutes", "keep_every", "min_free_gib"):
+            value = getattr(self, name)
+            require(
+                value is None or value > 0, f"train.{name} is {value}; it must be above 0, or None for off"
+            )
+        require(
+            (self.keep_every or 0) % self.checkpoint_every == 0,
+            f"train.keep_every is {self.keep_every} and train.checkpoint_every {self.checkpoint_every}; it "
+            "must be a multiple of that: only a step that is saved can stay",
         )

@@ -222,6 +222,11 @@ def open_corpus(folder: str | os.PathLike[str]) -> Corpus:
     return corpus
 
 
+def fingerprint(corpus: Corpus) -> str:
+    """What another corpus does not have: a run that goes on must read the tokens that it began with."""
+    return durable.sha256_of_file(corpus.folder / MANIFEST)
+
+
 def describe_missing(folder: str | os.PathLike[str]) -> str:
     """A sentence for a corpus whose folder is not there: which one beside it may be meant, what builds it."""
     path = pathlib.Path(folder)

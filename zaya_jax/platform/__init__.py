@@ -1,1 +1,1 @@
-"""What the compiler and the C library are told of the machine that a run is on."""
+"""What the compiler and the C library are told of a run's machine, and what is installed on it."""

@@ -24,6 +24,7 @@ from zaya_jax.train.progress import ProgressLine
 from zaya_jax.train.reading import describe_epochs, readings
 from zaya_jax.train.replay import find_replay, replay
 from zaya_jax.train.run_programs import RunPrograms
+from zaya_jax.train.saving import SaveClock, open_checkpoints
 from zaya_jax.train.skips import SkipWatch
 from zaya_jax.train.starting import starting_state
 from zaya_jax.train.state import TrainState
@@ -83,6 +84,7 @@ class _Outputs:
     writer: Writer
     progress: ProgressLine
     clock: _Clock
+    saving: SaveClock
     stop: StopRequest
     skips: SkipWatch
 
@@ -126,7 +128,7 @@ def train(config: Config, *, overwrite: bool = False, replay_check: int | None =
     if planned is not None:
         replay(run, planned, programs)  # before the state that goes on: two may not fit beside each other
     state = starting_state(run)
-    with Checkpoints(config.run_folder, keep=config.train.keep_checkpoints) as checkpoints:
+    with open_checkpoints(config) as checkpoints:
         first_step = int(state.step)
         if first_step == config.train.num_steps:
             print(f"run {config.run_folder} is finished: it has all {first_step:,} steps")
@@ -138,7 +140,8 @@ def train(config: Config, *, overwrite: bool = False, replay_check: int | None =
         ):
             _introduce(run, first_step, progress)
             skips = SkipWatch(config.train.stop_after_skips, int(state.skipped_steps))
-            outputs = _Outputs(checkpoints, writer, progress, _Clock(first_step), stop, skips)
+            clocks = _Clock(first_step), SaveClock(config.train)
+            outputs = _Outputs(checkpoints, writer, progress, *clocks, stop, skips)
             state = _loop(run, state, outputs, programs)
             return _result(run, state)
 
@@ -216,12 +219,15 @@ def _make_steps(steps: _Steps, state: TrainState) -> TrainState:
             outputs.clock.restart(step)
         # The same answer in all processes: one that stopped alone would leave the others in a collective.
         asked = outputs.stop.reached(step)
-        if ends_phase or step % config.checkpoint_every == 0 or asked is not None:
+        if ends_phase or outputs.saving.is_due(step) or asked is not None:
             _check_skips(steps)  # a checkpoint is no reason to go on
+            outputs.saving.restart()  # at its begin: a save that takes long moves none that follows
             with outputs.progress.pausing():
                 # First: whoever finds the step finds all that was told of it, whatever becomes of this host.
                 outputs.writer.sync()
-                outputs.checkpoints.save(step, **programs.checkpoint(state))
+                outputs.checkpoints.save(
+                    step, **programs.checkpoint(state), about=run.provenance.of_step(step)
+                )
             outputs.clock.restart(step)
         if asked is not None and step < config.num_steps:
             raise Stopped(asked, step)

@@ -173,6 +173,19 @@ def _new_events_file(folder: pathlib.Path) -> pathlib.Path:
     return folder / f"events.out.tfevents.{second}.{socket.gethostname()}"
 
 
+def held_out_losses(run_folder: str | pathlib.Path) -> dict[int, float]:
+    """The held-out losses that a run wrote, by step; a line that is still being written is left out."""
+    path = pathlib.Path(run_folder) / METRICS_FILE
+    found = {}
+    for line in path.read_text().splitlines() if path.exists() else ():
+        # The last one may be half there: a run goes on writing while others read.
+        with contextlib.suppress(json.JSONDecodeError):
+            row = json.loads(line)
+            if row["kind"] == "validation":
+                found[row["step"]] = row["loss"]
+    return found
+
+
 def _forget_after(path: pathlib.Path, step: int) -> None:
     """Drops lines of later steps, and a last line that a crash cut short."""
     if not path.exists():

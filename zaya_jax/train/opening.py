@@ -2,7 +2,7 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,7 @@ from zaya_jax.optim.schedules import learning_rate_schedule
 from zaya_jax.parallel import hosts
 from zaya_jax.train.metrics import text_bytes
 from zaya_jax.train.phases import check_devices
+from zaya_jax.train.provenance import Provenance, check_same_corpora, fingerprints
 from zaya_jax.train.state import TrainSetup, make_setup
 
 BUILD_SECONDS = 24 * 3600.0
@@ -47,6 +48,8 @@ class OpenRun:
     schedule: optax.Schedule
     start: SavedStep | None
     """The checkpoint that it begins from, its own or another run's; None for fresh weights."""
+    provenance: Provenance
+    """What its checkpoints say of it."""
 
     @property
     def corpus(self) -> Corpus:
@@ -79,13 +82,14 @@ def open_run(config: Config, mesh: Mesh, *, overwrite: bool) -> OpenRun:
     start = _saved_step(hosts.from_first("start", found and dataclasses.astuple(found)))
     corpora = _open_data_in_turn(config)
     # Last: what was refused has left the old run alone.
-    hosts.first_does("folder", lambda: _take_folder(config, start, overwrite=overwrite))
+    hosts.first_does("folder", lambda: _take_folder(config, start, corpora, overwrite=overwrite))
     hosts.together("shared folder", lambda: _check_shared(config))
     tokenizer = load_tokenizer(config.data.tokenizer)
     # As long as the embedding, which may have rows that no token of the tokenizer has.
     token_bytes_V = np.zeros(config.model.vocab_size, np.int32)
     token_bytes_V[: tokenizer.vocab_size] = tokenizer.token_bytes()
-    return OpenRun(config, corpora, token_bytes_V, mesh, learning_rate_schedule(config), start)
+    provenance = Provenance(config, fingerprints(corpora), mesh.size)
+    return OpenRun(config, corpora, token_bytes_V, mesh, learning_rate_schedule(config), start, provenance)
 
 
 def _saved_step(found: Sequence[Any] | None) -> SavedStep | None:
@@ -98,8 +102,11 @@ def _open_data_in_turn(config: Config) -> dict[str, Corpus]:
     return hosts.together("corpora", lambda: first or open_data(config))
 
 
-def _take_folder(config: Config, start: SavedStep | None, *, overwrite: bool) -> None:
+def _take_folder(
+    config: Config, start: SavedStep | None, corpora: Mapping[str, Corpus], *, overwrite: bool
+) -> None:
     if start is not None and start.run_folder == config.run_folder:
+        check_same_corpora(start, corpora)
         set_aside_later(config.run_folder, start.step)
     changed = prepare_folder(config, overwrite=overwrite)
     if changed:

@@ -1,0 +1,148 @@
+"""Which checkpoints stay: by the rules, on the disk, and on a disk that is nearly full."""
+
+import math
+import pathlib
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zaya_jax.checkpoint import Checkpoints, Retention, newest_step
+from zaya_jax.checkpoint.layout import all_steps, folder_bytes
+from zaya_jax.checkpoint.retention import rules_by_step, steps_to_make_room, steps_to_remove
+
+NAN = math.nan
+ALL_RULES = Retention(newest=2, every=100, best=True, phase_ends=frozenset({30}))
+
+
+@pytest.mark.parametrize(
+    ("steps", "retention", "losses", "removed"),
+    [
+        ([4, 8, 12], Retention(newest=1), {}, [4, 8]),
+        ([4, 8, 12], Retention(newest=5), {}, []),
+        ([99, 100, 101, 200, 201, 202], Retention(newest=1, every=100), {}, [99, 101, 201]),
+        # The best of the steps that are there, not of all that were scored; never one without a number.
+        ([4, 8, 12, 16], Retention(newest=1, best=True), {2: 0.5, 4: 3.0, 8: 2.0, 12: NAN}, [4, 12]),
+        ([4, 8, 12], Retention(newest=1, best=True), {4: 2.0, 8: 2.0}, [4]),
+        ([4, 8, 12], Retention(newest=1, best=True), {4: NAN, 8: math.inf}, [4, 8]),
+        ([10, 20, 30, 40], Retention(newest=1, phase_ends=frozenset({10, 30})), {}, [20]),
+        ([0, 30, 50, 60, 100, 110, 120], ALL_RULES, {50: 1.0, 60: 2.0}, [60]),
+    ],
+)
+def test_the_steps_that_no_rule_keeps_go(steps, retention, losses, removed):
+    assert steps_to_remove(steps, retention, losses=losses, whole=steps[-1]) == removed
+    assert steps_to_remove(steps[::-1], retention, losses=losses, whole=steps[-1]) == removed
+
+
+def test_rules_have_names():
+    assert rules_by_step([30, 60, 100, 110], ALL_RULES, losses={60: 1.0}) == {
+        30: ("phase end",), 60: ("best",), 100: ("newest", "every"), 110: ("newest",)
+    }  # fmt: skip
+
+
+STEPS = st.sets(st.integers(0, 60), min_size=1)
+RETENTIONS = st.builds(
+    Retention,
+    newest=st.integers(1, 5),
+    every=st.none() | st.integers(1, 20),
+    best=st.booleans(),
+    phase_ends=st.frozensets(st.integers(0, 60), max_size=4),
+    min_free_bytes=st.none() | st.integers(0, 500),
+)
+LOSSES = st.dictionaries(st.integers(0, 60), st.sampled_from([1.0, 2.0, NAN]))
+
+
+@given(steps=STEPS, retention=RETENTIONS, losses=LOSSES, data=st.data())
+def test_no_rule_is_broken_and_a_run_can_always_go_on(steps, retention, losses, data):
+    """Also where the newest steps are damaged, and an older one is all that is whole."""
+    whole = data.draw(st.sampled_from(sorted(steps)))
+    removed = set(steps_to_remove(steps, retention, losses=losses, whole=whole))
+    assert removed < steps
+    assert whole not in removed
+    for step in removed:
+        assert sum(step < other for other in steps) >= retention.newest
+        assert not (retention.every and step % retention.every == 0)
+        assert step not in retention.phase_ends
+        if retention.best and math.isfinite(losses.get(step, NAN)):
+            assert any(other > step or losses.get(other, NAN) < losses[step] for other in steps - removed)
+    assert len(steps - removed - retention.phase_ends) <= retention.newest + 2 or retention.every
+
+
+@given(steps=STEPS, retention=RETENTIONS, losses=LOSSES, free=st.integers(0, 500))
+def test_room_is_made_of_what_is_new_alone(steps, retention, losses, free):
+    sizes = dict.fromkeys(steps, 50)
+    floor = retention.min_free_bytes
+    try:
+        chosen = steps_to_make_room(
+            sizes, retention, losses=losses, whole=max(steps), step_bytes=60, free_bytes=free
+        )
+    except ValueError:
+        assert floor is not None
+        assert free - 60 < floor
+        return
+    assert max(steps) not in chosen
+    rules = rules_by_step(steps, retention, losses=losses)
+    assert all(rules[step] in ((), ("newest",)) for step in chosen)
+    assert floor is None or free + 50 * len(chosen) - 60 >= floor
+    # None goes in vain.
+    assert not chosen or free + 50 * (len(chosen) - 1) - 60 < floor
+
+
+def test_a_step_that_leaves_no_room_is_a_sentence():
+    rules = Retention(newest=3, every=4, min_free_bytes=2**30)
+    with pytest.raises(ValueError, match=r"takes 64 B, 1.00 GiB of the disk are free, and 1.00 GiB are to"):
+        steps_to_make_room(
+            {4: 64, 8: 64, 9: 64}, rules, losses={}, whole=9, step_bytes=64, free_bytes=2**30 + 63
+        )
+
+
+def save(folder: pathlib.Path, steps, retention: Retention, losses=dict) -> None:
+    with Checkpoints(folder, retention=retention, losses=losses) as checkpoints:
+        for step in steps:
+            weights = {"a": jax.device_put(np.random.default_rng(step).normal(size=10_000))}
+            checkpoints.save(step, weights=weights, training={"step": np.int32(step)})
+
+
+def test_steps_go_when_the_next_is_whole(tmp_path):
+    """The best one by what is known when a step is written; a rule that is not asked for reads no losses."""
+    rules = Retention(newest=1, every=6, best=True, phase_ends=frozenset({3}))
+    save(tmp_path, range(1, 9), rules, lambda: {1: 3.0, 2: 1.0, 4: 2.0})
+    assert all_steps(tmp_path) == [2, 3, 6, 8]
+    save(tmp_path, [9], Retention(newest=2), lambda: pytest.fail("nobody needs them"))
+    assert all_steps(tmp_path) == [8, 9]
+
+
+def test_the_step_that_was_just_written_stays(tmp_path):
+    """Behind it lies one of a larger number, which nobody has found whole."""
+    save(tmp_path, [4, 8], Retention(newest=2))
+    (tmp_path / "checkpoints/8/manifest.json").write_text("{}")
+    save(tmp_path, [6], Retention(newest=1))
+    assert newest_step(tmp_path) == 6
+
+
+class Disk:
+    """One of so many bytes, of which a run's checkpoints take theirs."""
+
+    def __init__(self, folder: pathlib.Path, size: int):
+        self._folder, self._size = folder, size
+
+    def usage(self, _):
+        used = folder_bytes(self._folder)
+        return shutil._ntuple_diskusage(self._size, used, self._size - used)
+
+
+def test_older_steps_make_room_and_the_newest_never_does(tmp_path, monkeypatch):
+    save(tmp_path, [1], Retention(newest=9))
+    one = folder_bytes(tmp_path)
+    disk = Disk(tmp_path, 4 * one + one // 2)
+    monkeypatch.setattr(shutil, "disk_usage", disk.usage)
+    rules = Retention(newest=9, every=4, min_free_bytes=one)
+    # Three fit, and their room beside: each step has the oldest go that is new and no more.
+    save(tmp_path, range(2, 10), rules)
+    assert all_steps(tmp_path) == [4, 8, 9]
+    with pytest.raises(ValueError, match=r"could not be written: it takes .* are to stay so; mend that"):
+        save(tmp_path, [10], rules)
+    assert all_steps(tmp_path) == [4, 8, 9]

@@ -1,0 +1,95 @@
+"""What a checkpoint says of itself, and the corpus that a run must find again."""
+
+import dataclasses
+import json
+import pathlib
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from small_runs import build_small_corpus, small_config, write_committed_step
+
+from zaya_jax.checkpoint import Checkpoints, Retention, SavedStep, damage_of, read_about
+from zaya_jax.config import Config
+from zaya_jax.data.shards import Corpus, fingerprint, open_corpus
+from zaya_jax.parallel.mesh import data_mesh
+from zaya_jax.train.opening import open_run
+from zaya_jax.train.provenance import Provenance, check_same_corpora, fingerprints
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory) -> Corpus:
+    return build_small_corpus(tmp_path_factory.mktemp("data") / "corpus")
+
+
+@pytest.fixture
+def run(corpus, tmp_path) -> Config:
+    """With a checkpoint of step 4, of next to nothing, that says of itself what one of a run does."""
+    config = small_config(
+        run_folder=tmp_path / "run", corpus=shutil.copytree(corpus.folder, tmp_path / "corpus")
+    )
+    corpora = {config.data.corpus: open_corpus(config.data.corpus)}
+    about = Provenance(config, fingerprints(corpora), 8).of_step(4)
+    with Checkpoints(config.run_folder, retention=Retention(newest=1)) as checkpoints:
+        zeros = {"a": jax.device_put(np.zeros(3))}
+        checkpoints.save(4, weights=zeros, training={"step": np.int32(4)}, about=about)
+    pathlib.Path(config.run_folder, "config.json").write_text(config.to_text())
+    return config
+
+
+def test_a_checkpoint_says_where_it_comes_from(run, corpus):
+    about = read_about(run.run_folder, 4)
+    assert about is not None
+    assert (about.step, about.phase, about.num_processes, about.num_devices) == (4, "", 1, 8)
+    assert Config.from_text(json.dumps(about.config)) == run
+    assert about.corpora == {run.data.corpus: fingerprint(corpus)}
+    assert about.versions["jax"] == jax.__version__
+    assert about.written.endswith("+00:00")
+
+
+def test_what_it_says_is_in_the_manifest(run):
+    assert damage_of(run.run_folder, 4) is None
+    path = pathlib.Path(run.run_folder, "checkpoints/4/run.json")
+    path.write_text(path.read_text().replace('"num_devices": 8', '"num_devices": 9'))
+    assert damage_of(run.run_folder, 4) == "run.json is not as it was written"
+    path.write_text("{}")
+    with pytest.raises(ValueError, match=r"run\.json cannot be read: .* has no step"):
+        read_about(run.run_folder, 4)
+
+
+def change(corpus: pathlib.Path) -> None:
+    """Another corpus of the same sizes, which its manifest tells by its source alone."""
+    manifest = json.loads((corpus / "manifest.json").read_text())
+    (corpus / "manifest.json").write_text(json.dumps(manifest | {"source": "another"}))
+
+
+def test_a_run_goes_on_with_the_corpus_that_it_read_and_no_other(run):
+    opened = open_run(run, data_mesh(), overwrite=False)
+    assert opened.provenance.corpora == {run.data.corpus: fingerprint(opened.corpus)}
+    change(pathlib.Path(run.data.corpus))
+    write_committed_step(pathlib.Path(run.run_folder), 8)
+    pathlib.Path(run.run_folder, "checkpoints/8/committed").unlink()
+    with pytest.raises(ValueError, match=r"corpus is not the one that .*run read up to step 4: its manifest"):
+        open_run(run, data_mesh(), overwrite=False)
+    # What is refused leaves the run as it is; the damaged step too.
+    assert pathlib.Path(run.run_folder, "checkpoints/8").is_dir()
+    open_run(run, data_mesh(), overwrite=True)
+
+
+def test_a_step_that_says_nothing_of_corpora_is_no_hindrance(run, tmp_path):
+    """It was converted, or written before steps did, or its run reads a corpus more by now."""
+    corpora = {run.data.corpus: open_corpus(run.data.corpus)}
+    write_committed_step(pathlib.Path(run.run_folder), 8)
+    assert read_about(run.run_folder, 8) is None
+    change(pathlib.Path(run.data.corpus))
+    check_same_corpora(SavedStep(run.run_folder, 8), corpora)
+    check_same_corpora(SavedStep(run.run_folder, 4), {"another": corpora[run.data.corpus]})
+
+
+def test_the_phase_is_that_of_the_step(run):
+    values = dataclasses.asdict(run)
+    del values["train"]["num_steps"]
+    phases = [{"name": "a", "steps": 10}, {"name": "b", "steps": 7}]
+    provenance = Provenance(Config.from_dict(values | {"phases": phases}), {}, 1)
+    assert [provenance.of_step(step).phase for step in (10, 11)] == ["a", "b"]

@@ -1,0 +1,73 @@
+"""Where a state comes from: what each checkpoint of a run says, and what a run that goes on asks of it."""
+
+import dataclasses
+import datetime
+import json
+from collections.abc import Mapping
+
+import jax
+
+from zaya_jax.checkpoint import About, SavedStep, read_about
+from zaya_jax.config import Config
+from zaya_jax.data.shards import Corpus, fingerprint
+from zaya_jax.platform.versions import package_version
+
+PACKAGES = ("zaya_jax", "jax", "jaxlib", "orbax-checkpoint")
+"""Those whose versions decide what was computed and written."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Provenance:
+    """What all checkpoints of a run say alike.
+
+    Attributes:
+      config: of the run.
+      corpora: fingerprints by folder.
+      num_devices: that it trains on.
+    """
+
+    config: Config
+    corpora: dict[str, str]
+    num_devices: int
+
+    def of_step(self, step: int) -> About:
+        """What the checkpoint of a step says, whose save begins now."""
+        return About(
+            step=step,
+            phase=self.config.phase_at(step).name,
+            # Lists for tuples, as the file will have them: what is read back equals what was written.
+            config=json.loads(self.config.to_text()),
+            corpora=self.corpora,
+            versions={package: package_version(package) for package in PACKAGES},
+            num_processes=jax.process_count(),
+            num_devices=self.num_devices,
+            # Not local time: clusters and those who look at their folders live in several zones.
+            written=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        )
+
+
+def fingerprints(corpora: Mapping[str, Corpus]) -> dict[str, str]:
+    """Of each corpus of a run, by its folder as the config names it."""
+    return {folder: fingerprint(corpus) for folder, corpus in corpora.items()}
+
+
+def check_same_corpora(start: SavedStep, corpora: Mapping[str, Corpus]) -> None:
+    """Checks that a run that goes on finds the corpora that it has read.
+
+    Its place in them is a number of sequences: in another corpus that would be other text.
+
+    Raises:
+      ValueError: if one is another.
+    """
+    about = read_about(start.run_folder, start.step)
+    # One that was converted, or written before checkpoints said so, has nothing to hold against.
+    read = {} if about is None else about.corpora
+    others = [
+        folder for folder, found in fingerprints(corpora).items() if folder in read and read[folder] != found
+    ]
+    if others:
+        raise ValueError(
+            f"the corpus {others[0]} is not the one that {start.run_folder} read up to step {start.step}: "
+            "its manifest has another hash; put that one back, or begin a new run in another "
+            "--config.run_folder (--config.train.init_from starts from the weights of this one)"
+        )
