@@ -18,7 +18,7 @@ from small_runs import small_config
 
 import zaya_jax
 from zaya_jax import cli, durable
-from zaya_jax.checkpoint import Checkpoints, load_run, newest_step, set_aside_later
+from zaya_jax.checkpoint import Checkpoints, load_run, newest_step, run_lock, set_aside_later
 from zaya_jax.model.weights import abstract_variables
 
 # Files of 20 KB are too long: Orbax and TensorStore see an error as that of a full disk.
@@ -145,6 +145,22 @@ def test_orbax_reads_a_step(copy):
 def test_the_step_that_is_converted_is_said(saved, tmp_path, capsys):
     cli.main(["convert", str(saved), str(tmp_path / "out")])
     assert "values of step 8 in" in capsys.readouterr().out
+
+
+def test_who_reads_needs_no_lock(copy, tmp_path, capsys):
+    """Nor does it stand in the way of what lists the folder."""
+    with run_lock(copy) as lock:
+        before = (copy / "lock").stat().st_ino, (copy / "lock").read_text()
+        assert load_run(copy).step == 8
+        cli.main(["convert", str(copy), str(tmp_path / "out")])
+        cli.main(["convert", "inspect", str(copy)])
+        assert ((copy / "lock").stat().st_ino, (copy / "lock").read_text()) == before
+        lock.check()
+    assert "step 8" in capsys.readouterr().out
+    cli.main(["convert", str(tmp_path / "out"), str(tmp_path / "converted")])
+    with run_lock(tmp_path / "converted"):
+        assert newest_step(tmp_path / "converted") == 0
+        cli.main(["convert", "inspect", str(tmp_path / "converted")])
 
 
 def test_lost_data_is_one_sentence(copy):

@@ -8,10 +8,11 @@ outside this room knows of Orbax's files.
 `layout` has the names, `steps` writes and reads states, `manifest` tells whether a step is what was written,
 `newest` which one a run goes on from, `restore` reads what inference and a new run need, `stored_weights`
 reads weights part by part, and `plain_weights` says which files would hold some. `failures` makes sentences
-of what a disk does.
+of what a disk does, and `lock` lets one process at a time write.
 """
 
 from zaya_jax.checkpoint.layout import FOLDER
+from zaya_jax.checkpoint.lock import LOCK_FILE, RunLock, run_lock
 from zaya_jax.checkpoint.manifest import damage_of
 from zaya_jax.checkpoint.newest import SavedStep, newest_step, require_step, set_aside_later
 from zaya_jax.checkpoint.plain_weights import PlainArray, chunk_name, metadata_files
@@ -21,8 +22,10 @@ from zaya_jax.checkpoint.stored_weights import StoredWeights
 
 __all__ = [
     "FOLDER",
+    "LOCK_FILE",
     "Checkpoints",
     "PlainArray",
+    "RunLock",
     "SavedRun",
     "SavedStep",
     "StoredWeights",
@@ -38,5 +41,6 @@ __all__ = [
     "require_step",
     "restore",
     "restore_weights",
+    "run_lock",
     "set_aside_later",
 ]

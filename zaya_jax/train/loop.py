@@ -2,11 +2,12 @@
 
 import dataclasses
 import functools
+import pathlib
 import time
 
 import jax
 
-from zaya_jax.checkpoint import FOLDER, Checkpoints
+from zaya_jax.checkpoint import FOLDER, Checkpoints, RunLock, run_lock
 from zaya_jax.config import Config
 from zaya_jax.data.loader import training_batches
 from zaya_jax.data.mixture import Reading
@@ -16,7 +17,7 @@ from zaya_jax.parallel.mesh import data_mesh, sharded
 from zaya_jax.train.evaluation import evaluate, held_out_batches
 from zaya_jax.train.implementations import describe_implementations
 from zaya_jax.train.metrics import MetricsWriter, read_metrics
-from zaya_jax.train.opening import OpenRun, open_run
+from zaya_jax.train.opening import OpenRun, open_run, read_held
 from zaya_jax.train.phases import StepRange, describe_batch, describe_phase
 from zaya_jax.train.programs import Programs, make_programs
 from zaya_jax.train.progress import ProgressLine
@@ -59,6 +60,7 @@ class _Clock:
 class _Outputs:
     """Where a run writes, and the clock of what it writes."""
 
+    lock: RunLock
     checkpoints: Checkpoints
     writer: MetricsWriter
     progress: ProgressLine
@@ -89,8 +91,13 @@ def train(config: Config, *, overwrite: bool = False) -> TrainResult:
       ValueError: for whatever cannot work, before anything is compiled.
       Stopped: behind a SIGTERM or Ctrl-C, when the state is saved.
     """
-    run = open_run(config, data_mesh(), overwrite=overwrite)
-    state = starting_state(run)
+    read_held(pathlib.Path(config.run_folder))  # in a folder that is no run nobody makes a lock
+    with run_lock(config.run_folder) as lock:
+        return _train(open_run(config, data_mesh(), lock, overwrite=overwrite), lock)
+
+
+def _train(run: OpenRun, lock: RunLock) -> TrainResult:
+    config, state = run.config, starting_state(run)
     with Checkpoints(config.run_folder, keep=config.train.keep_checkpoints) as checkpoints:
         first_step = int(state.step)
         if first_step == config.train.num_steps:
@@ -102,7 +109,8 @@ def train(config: Config, *, overwrite: bool = False) -> TrainResult:
             StopRequest() as stop,
         ):
             _introduce(run, first_step, progress)
-            state = _loop(run, state, _Outputs(checkpoints, writer, progress, _Clock(first_step), stop))
+            outputs = _Outputs(lock, checkpoints, writer, progress, _Clock(first_step), stop)
+            state = _loop(run, state, outputs)
             return _result(run, state)
 
 
@@ -161,6 +169,7 @@ def _make_steps(steps: _Steps, state: TrainState) -> TrainState:
             state, metrics = programs.step(state, rows)
         num_bytes = run.text_bytes(batch)
         outputs.progress.add(metrics.loss, metrics.num_targets, num_bytes)
+        outputs.lock.check()
         outputs.checkpoints.check()  # a save that failed is known now, not at the next one
         ends_phase = step == steps.range.phase.end
         is_logged = step == 1 or ends_phase or step % config.log_every == 0
