@@ -178,8 +178,8 @@ def test_a_full_disk_is_one_sentence(tmp_path):
     code, out, err = in_its_own_process("-c", SAVING, str(tmp_path / "run"))
     assert (code, out) == (2, "")
     assert err == (
-        f"zaya: train: a checkpoint of {tmp_path}/run could not be written: File too large; mend that, and "
-        "the same command goes on from the one before\n"
+        f"zaya: train: a checkpoint of {tmp_path}/run could not be written: File too large; there is none "
+        "before it; mend that, and the same command goes on\n"
     )
     assert newest_step(tmp_path / "run") is None
 

@@ -240,6 +240,26 @@ def test_what_is_no_lock_is_left_alone(tmp_path, kind, hurry):
     assert names(tmp_path) == ["outside", "run"]
 
 
+def test_a_lock_that_changed_hands_under_the_eyes_of_another_is_not_removed(tmp_path, hurry, monkeypatch):
+    """The dead one's was read; before it is removed, it is somebody else's."""
+
+    def read(path, file):
+        found = look(path, file)
+        if found.pid == 12:
+            path.unlink()
+            write_lock(tmp_path, pid=99)
+        else:
+            pids.append(found.pid)
+            path.unlink()
+        return found
+
+    look, pids = lock._read, []
+    write_lock(tmp_path, kernel=lock._this_kernel())
+    monkeypatch.setattr(lock, "_read", read)
+    with run_lock(tmp_path):
+        assert pids == [99]
+
+
 def test_an_empty_lock_is_that_of_one_killed_in_its_making(tmp_path, hurry):
     (tmp_path / LOCK_FILE).touch()
     with run_lock(tmp_path):

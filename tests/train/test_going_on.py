@@ -28,7 +28,7 @@ OTHERWISE = {
         "loss_chunk": 50,
     },
     "train": {"log_every": 3, "eval_every": 5, "eval_sequences": 2, "checkpoint_every": 7,
-              "keep_checkpoints": 1, "sample_tokens": 9, "update_norms": False},
+              "keep_checkpoints": 1, "on_failed_save": "go_on", "sample_tokens": 9, "update_norms": False},
 }  # fmt: skip
 
 

@@ -11,6 +11,7 @@ reads weights part by part, and `plain_weights` says which files would hold some
 of what a disk does, and `lock` lets one process at a time write.
 """
 
+from zaya_jax.checkpoint.failures import SaveFailed
 from zaya_jax.checkpoint.layout import FOLDER
 from zaya_jax.checkpoint.lock import LOCK_FILE, RunLock, run_lock
 from zaya_jax.checkpoint.manifest import damage_of
@@ -26,6 +27,7 @@ __all__ = [
     "Checkpoints",
     "PlainArray",
     "RunLock",
+    "SaveFailed",
     "SavedRun",
     "SavedStep",
     "StoredWeights",

@@ -17,23 +17,42 @@ _NOTES = re.compile(r" \[\w+(\[\d+\])?='")
 """How begins what it appends to them: " [os_error_code='28']"."""
 
 
+class SaveFailed(ValueError):
+    """A checkpoint that the disk did not take.
+
+    Attributes:
+      what: which, and why; the sentence of the error says also what to do.
+    """
+
+    def __init__(self, what: str):
+        super().__init__(f"{what}; mend that, and the same command goes on")
+        self.what = what
+
+
 @contextlib.contextmanager
-def explained(sentence: Callable[[str], str]) -> Iterator[None]:
+def explained(failure: Callable[[str], ValueError]) -> Iterator[None]:
     """Makes a sentence of what Orbax and TensorStore raise when the disk fails; a bug stays what it is.
 
     Raises:
-      ValueError: with the sentence about the cause.
+      ValueError: the failure with this cause.
     """
     try:
         yield
     except (OSError, ValueError) as error:
         if not _is_of_the_disk(error):
             raise
-        cause = str(error) if isinstance(error, OSError) else _NOTES.split(str(error))[0].rpartition(": ")[2]
+        cause = _cause(error)
         # What was under way with the rest hangs on the frames; at Python's exit each would complain.
         traceback.clear_frames(error.__traceback__)
         gc.collect()
-        raise ValueError(sentence(cause)) from error
+        raise failure(cause) from error
+
+
+def _cause(error: OSError | ValueError) -> str:
+    if not isinstance(error, OSError):
+        return _NOTES.split(str(error))[0].rpartition(": ")[2]
+    where = "" if error.filename is None else f"{error.filename}: "
+    return f"{where}{error.strerror}" if error.strerror else str(error)
 
 
 def _is_of_the_disk(error: BaseException | None) -> bool:

@@ -9,7 +9,7 @@ import jax
 import orbax.checkpoint as ocp
 
 from zaya_jax import durable
-from zaya_jax.checkpoint.failures import explained, silence_threads
+from zaya_jax.checkpoint.failures import SaveFailed, explained, silence_threads
 from zaya_jax.checkpoint.layout import FOLDER, TRAINING, WEIGHTS, all_steps, step_folder
 from zaya_jax.checkpoint.manifest import commit
 
@@ -41,7 +41,7 @@ class Checkpoints:
 
     def __exit__(self, *exception: Any) -> None:
         try:
-            self._wait()
+            self.wait()
         finally:
             self._background.shutdown()
             self._writer.close()
@@ -50,9 +50,9 @@ class Checkpoints:
         """Copies a state and writes it in the background, unless that step is there already.
 
         Raises:
-          ValueError: if this one, or the one before, cannot be written.
+          SaveFailed: if this one, or the one before, cannot be written.
         """
-        self._wait()
+        self.wait()
         if step in all_steps(self._run_folder):
             return
         items = {WEIGHTS: _save_in_chunks(weights), TRAINING: ocp.args.StandardSave(training)}
@@ -67,12 +67,17 @@ class Checkpoints:
         """Tells at once of a save that has failed in the background; costs nothing.
 
         Raises:
-          ValueError: if it has.
+          SaveFailed: if it has.
         """
         if self._committing is not None and self._committing.done():
-            self._wait()
+            self.wait()
 
-    def _wait(self) -> None:
+    def wait(self) -> None:
+        """Waits for the save that is under way, if any.
+
+        Raises:
+          SaveFailed: if it fails.
+        """
         committing, self._committing = self._committing, None
         if committing is not None:
             committing.result()
@@ -93,11 +98,10 @@ class Checkpoints:
         for partial in self._folder.glob(f".*{durable.PARTIAL}*"):
             shutil.rmtree(partial)
 
-    def _not_written(self, cause: str) -> str:
-        return (
-            f"a checkpoint of {self._run_folder} could not be written: {cause}; mend that, and the same "
-            "command goes on from the one before"
-        )
+    def _not_written(self, cause: str) -> SaveFailed:
+        steps = all_steps(self._run_folder)
+        stands = f"that of step {steps[-1]} stands" if steps else "there is none before it"
+        return SaveFailed(f"a checkpoint of {self._run_folder} could not be written: {cause}; {stands}")
 
 
 def has_training(run_folder: str | pathlib.Path, step: int) -> bool:
@@ -129,7 +133,7 @@ def _restore(run_folder: str | pathlib.Path, step: int, items: dict[str, Any]) -
     silence_threads()
     folder = step_folder(pathlib.Path(run_folder).absolute(), step)
     with (
-        explained(lambda cause: f"{step_folder(run_folder, step)} cannot be read: {cause}"),
+        explained(lambda cause: ValueError(f"{step_folder(run_folder, step)} cannot be read: {cause}")),
         ocp.Checkpointer(_handler()) as reader,
     ):
         return reader.restore(folder, args=ocp.args.Composite(**items))

@@ -39,6 +39,7 @@ KINDS = {
     "train.eval_sequences": Kind.KEEPING,
     "train.checkpoint_every": Kind.KEEPING,
     "train.keep_checkpoints": Kind.KEEPING,
+    "train.on_failed_save": Kind.KEEPING,
     "train.sample_tokens": Kind.KEEPING,
     "train.init_from": Kind.LEARNED,
     "execution": Kind.EXECUTION,

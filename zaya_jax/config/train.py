@@ -1,8 +1,9 @@
 """The section `train`: the run around the step."""
 
 import dataclasses
+from typing import Literal
 
-from zaya_jax.config.rules import require, require_positive, require_seed
+from zaya_jax.config.rules import require, require_choices, require_positive, require_seed
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -21,6 +22,8 @@ class TrainConfig:
       eval_sequences: held-out sequences that are scored; None scores all.
       checkpoint_every: steps between two checkpoints; there is always one at the end.
       keep_checkpoints: how many of the newest checkpoints stay.
+      on_failed_save: "stop" ends the run at a checkpoint that cannot be written; "go_on" says so and tries
+        again at the next one, but the run's last must be written.
       sample_tokens: length of the sample at the end of the run; 0 for none.
       init_from: a run folder whose newest weights this run starts from; None starts from random ones.
     """
@@ -34,6 +37,7 @@ class TrainConfig:
     eval_sequences: int | None = None
     checkpoint_every: int = 500
     keep_checkpoints: int = 2
+    on_failed_save: Literal["stop", "go_on"] = "stop"
     sample_tokens: int = 256
     init_from: str | None = None
 
@@ -42,6 +46,7 @@ class TrainConfig:
         require_positive(
             "train", self, "num_steps", "log_every", "eval_every", "checkpoint_every", "keep_checkpoints"
         )
+        require_choices("train", self)
         require_seed("train", self.seed)
         require(
             self.sample_tokens >= 0, f"train.sample_tokens is {self.sample_tokens}; it must be 0 or above"

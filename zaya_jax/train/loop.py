@@ -1,13 +1,15 @@
 """The loop around the step: batches in, metrics and checkpoints out, resumable at any moment."""
 
+import contextlib
 import dataclasses
 import functools
 import pathlib
 import time
+from collections.abc import Iterator
 
 import jax
 
-from zaya_jax.checkpoint import FOLDER, Checkpoints, RunLock, run_lock
+from zaya_jax.checkpoint import FOLDER, Checkpoints, RunLock, SaveFailed, run_lock
 from zaya_jax.config import Config
 from zaya_jax.data.loader import training_batches
 from zaya_jax.data.mixture import Reading
@@ -170,7 +172,8 @@ def _make_steps(steps: _Steps, state: TrainState) -> TrainState:
         num_bytes = run.text_bytes(batch)
         outputs.progress.add(metrics.loss, metrics.num_targets, num_bytes)
         outputs.lock.check()
-        outputs.checkpoints.check()  # a save that failed is known now, not at the next one
+        with _saving(steps):
+            outputs.checkpoints.check()  # a save that failed is known now, not at the next one
         ends_phase = step == steps.range.phase.end
         is_logged = step == 1 or ends_phase or step % config.log_every == 0
         if is_logged or step == first_step:  # a resumed run shows at once that it lives
@@ -186,12 +189,32 @@ def _make_steps(steps: _Steps, state: TrainState) -> TrainState:
             outputs.clock.restart(step)
         asked = outputs.stop.signal_number  # read once: a signal behind this line is for the next step
         if ends_phase or step % config.checkpoint_every == 0 or asked is not None:
-            with outputs.progress.pausing():
-                outputs.checkpoints.save(step, **programs.checkpoint(state))
-            outputs.clock.restart(step)
+            _save(steps, state, step, is_last=step == config.num_steps or asked is not None)
         if asked is not None and step < config.num_steps:
             raise Stopped(asked, step)
     return state
+
+
+def _save(steps: _Steps, state: TrainState, step: int, *, is_last: bool) -> None:
+    """Begins to write a checkpoint; the last one of a run, or of a process that is to end, must not fail."""
+    outputs = steps.outputs
+    with outputs.progress.pausing():
+        with _saving(steps):
+            outputs.checkpoints.wait()
+        with contextlib.nullcontext() if is_last else _saving(steps):
+            outputs.checkpoints.save(step, **steps.programs.checkpoint(state))
+    outputs.clock.restart(step)
+
+
+@contextlib.contextmanager
+def _saving(steps: _Steps) -> Iterator[None]:
+    """Says of a save that failed, and goes on where the config wants it."""
+    try:
+        yield
+    except SaveFailed as error:
+        if steps.run.config.train.on_failed_save == "stop":
+            raise
+        steps.outputs.progress.say(f"{error.what}; going on, and the next one is tried")
 
 
 def _values(steps: _Steps, step: int, metrics: Metrics, num_bytes: float, seconds: float) -> dict[str, float]:
