@@ -273,6 +273,7 @@ def test_a_lock_that_cannot_be_made_is_said(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(lock.os, "write", fail)
-    with pytest.raises(OSError, match="No space left"), run_lock(tmp_path / "run"):
+    with pytest.raises(OSError, match="No space left") as error, run_lock(tmp_path / "run"):
         pass
+    assert error.value.filename == str(tmp_path / "run/lock")
     assert names(tmp_path) == []

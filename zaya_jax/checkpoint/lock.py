@@ -201,12 +201,13 @@ def _make(folder: pathlib.Path) -> _Held | None:
         os.close(place)
         if isinstance(error, FileExistsError):
             return None
-        error.filename = str(folder / LOCK_FILE)
+        error.filename = str(folder / LOCK_FILE)  # the system names it from the folder on
         raise
     held = _Held(place, file)
     try:
-        _lock(file, wait=True)  # for those who look at a file that is still empty, and leave it
-        os.write(file, json.dumps(dataclasses.asdict(_this_writer())).encode() + b"\n")
+        with durable.naming(folder / LOCK_FILE):
+            _lock(file, wait=True)  # for those who look at a file that is still empty, and leave it
+            os.write(file, json.dumps(dataclasses.asdict(_this_writer())).encode() + b"\n")
         durable.sync(folder / LOCK_FILE)  # other hosts see nothing of it before
         if os.path.samestat(os.stat(folder / LOCK_FILE), os.fstat(file)):
             return held

@@ -6,7 +6,6 @@ import math
 import pathlib
 import socket
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -62,7 +61,7 @@ class MetricsWriter:
 
         self._folder = pathlib.Path(run_folder)
         self._event, self._scalar = Event, scalar
-        with self._naming():
+        with durable.naming(self._folder):
             _forget_after(self._folder / METRICS_FILE, first_step)
             self._file = (self._folder / METRICS_FILE).open("a")
             events = self._folder / EVENTS_FOLDER
@@ -80,7 +79,7 @@ class MetricsWriter:
 
     def __exit__(self, *exception: Any) -> None:
         # Both, whatever becomes of one: Python would complain at its exit of what is left to be written.
-        with self._naming(), contextlib.ExitStack() as files:
+        with durable.naming(self._folder), contextlib.ExitStack() as files:
             files.callback(self._file.close)
             files.callback(self._events.close)
 
@@ -92,7 +91,7 @@ class MetricsWriter:
         """
         # A run without phases has one that has no name.
         where = {"step": step, "kind": kind} | ({"phase": phase} if phase else {})
-        with self._naming():
+        with durable.naming(self._folder):
             self._file.write(json.dumps(where | values) + "\n")
             self._file.flush()  # a killed run has lost nothing that it said
             for name, value in values.items():
@@ -101,15 +100,6 @@ class MetricsWriter:
 
     def _write_event(self, **fields: Any) -> None:
         self._events.write(self._event(wall_time=time.time(), **fields).SerializeToString())
-
-    @contextlib.contextmanager
-    def _naming(self) -> Iterator[None]:
-        """Says where, in an error of a file that is open: the system does not."""
-        try:
-            yield
-        except OSError as error:
-            error.filename = error.filename or str(self._folder)
-            raise
 
 
 def read_metrics(run_folder: str | pathlib.Path, kind: str) -> list[dict[str, Any]]:
