@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,7 @@ from small_runs import small_config
 import zaya_jax
 from zaya_jax import cli, durable
 from zaya_jax.checkpoint import Checkpoints, load_run, newest_step, run_lock, set_aside_later
+from zaya_jax.checkpoint.failures import silence_threads
 from zaya_jax.model.weights import abstract_variables
 
 # Files of 20 KB are too long: Orbax and TensorStore see an error as that of a full disk.
@@ -182,6 +184,22 @@ def test_a_full_disk_is_one_sentence(tmp_path):
         "before it; mend that, and the same command goes on\n"
     )
     assert newest_step(tmp_path / "run") is None
+
+
+def test_what_orbax_no_longer_waits_for_is_silent():
+    """A coroutine that never began warns as it is collected; of any other one that is news."""
+
+    async def write_fragment():
+        pass
+
+    async def another():
+        pass
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        silence_threads()
+        write_fragment(), another()  # dropped at once
+    assert [str(each.message).rpartition(".")[2] for each in caught] == ["another' was never awaited"]
 
 
 def test_a_bug_of_saving_is_no_sentence(tmp_path):

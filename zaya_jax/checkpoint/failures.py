@@ -8,6 +8,7 @@ import logging
 import re
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -65,6 +66,8 @@ def silence_threads() -> None:
     """Lets nobody but the main thread tell of a failing disk: Orbax's threads would, with ten tracebacks."""
     for name in ("absl", "asyncio"):
         logging.getLogger(name).addFilter(_is_news)
+    # Of an array whose others failed, before its turn came.
+    warnings.filterwarnings("ignore", r"coroutine '.*\.write_fragment' was never awaited", RuntimeWarning)
     if not isinstance(sys.unraisablehook, _Unraisable):
         sys.unraisablehook = _Unraisable(sys.unraisablehook)
 
