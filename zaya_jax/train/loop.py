@@ -171,7 +171,7 @@ def _make_steps(steps: _Steps, state: TrainState) -> TrainState:
             state, metrics = programs.step(state, rows)
         num_bytes = run.text_bytes(batch)
         outputs.progress.add(metrics.loss, metrics.num_targets, num_bytes)
-        outputs.lock.check()
+        outputs.lock.check()  # before anything is written beside a run that has taken the folder
         with _saving(steps):
             outputs.checkpoints.check()  # a save that failed is known now, not at the next one
         ends_phase = step == steps.range.phase.end
@@ -199,7 +199,7 @@ def _save(steps: _Steps, state: TrainState, step: int, *, is_last: bool) -> None
     """Begins to write a checkpoint; the last one of a run, or of a process that is to end, must not fail."""
     outputs = steps.outputs
     with outputs.progress.pausing():
-        with _saving(steps):
+        with _saving(steps):  # the one before: its failure is not that of this one
             outputs.checkpoints.wait()
         with contextlib.nullcontext() if is_last else _saving(steps):
             outputs.checkpoints.save(step, **steps.programs.checkpoint(state))
