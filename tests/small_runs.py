@@ -3,14 +3,16 @@
 import pathlib
 import random
 
+from zaya_jax.checkpoint import run_lock
 from zaya_jax.checkpoint.layout import COMMITTED, MANIFEST
 from zaya_jax.checkpoint.manifest import commit, file_names, sync_and_describe
-from zaya_jax.config import Config, DataConfig, MixtureConfig
+from zaya_jax.config import Config, DataConfig, FieldChange, MixtureConfig
 from zaya_jax.data.corpus import build_corpus
 from zaya_jax.data.mixture import Mixture, Reading, make_orders
 from zaya_jax.data.order import Position
 from zaya_jax.data.shards import Corpus
 from zaya_jax.data.tokenizer import ByteTokenizer
+from zaya_jax.train.opening import prepare_folder
 
 BLOCK_TOKENS = 256
 NAMES = ("left", "right", "total", "index", "value", "é")
@@ -90,6 +92,12 @@ def commit_folder(folder: pathlib.Path, step: int) -> None:
     """Marks what lies in a step's folder as what was written there."""
     names = set(file_names(folder)) - {MANIFEST, COMMITTED}
     commit(folder, step, sync_and_describe(folder, names))
+
+
+def prepare_run_folder(config: Config, *, overwrite: bool) -> list[FieldChange]:
+    """`prepare_folder` of a run that then ends."""
+    with run_lock(config.run_folder) as lock:
+        return prepare_folder(config, lock, overwrite=overwrite)
 
 
 def reading_from_the_start(

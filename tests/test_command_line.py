@@ -411,9 +411,10 @@ def run(command: str) -> tuple[int, str, str]:
     return code, out.getvalue(), err.getvalue()
 
 
-def snapshot(folder: pathlib.Path) -> dict[str, tuple[int, int]]:
+def snapshot(folder: pathlib.Path) -> dict[str, tuple[int, int] | None]:
+    """Names, and of files what tells of a change; a folder may have had a run's lock in it for a while."""
     return {
-        str(path): (path.stat().st_mtime_ns, path.stat().st_size if path.is_file() else 0)
+        str(path): (path.stat().st_mtime_ns, path.stat().st_size) if path.is_file() else None
         for path in folder.rglob("*")
         if "__pycache__" not in path.parts
     }

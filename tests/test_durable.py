@@ -212,6 +212,27 @@ def test_nobody_else_spells_it():
     assert len(spelled(PACKAGE / "durable.py")) > 4
 
 
+@pytest.mark.parametrize("what", ["a file", "a folder's names", "a file in parts"])
+def test_a_disk_that_fails_is_named(tmp_path, monkeypatch, what):
+    """The system names what it opens, and nothing of what it waits for."""
+
+    def fail(_):
+        raise OSError(5, "Input/output error")
+
+    hashed = durable.HashedFile(tmp_path / "file")
+    actions = {
+        "a file": (lambda: durable.write(tmp_path / "file", "new"), "file.partial"),
+        "a folder's names": (lambda: durable.sync(tmp_path), ""),
+        "a file in parts": (hashed.commit, "file"),
+    }
+    action, name = actions[what]
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="Input/output") as error:
+        action()
+    hashed.close()
+    assert error.value.filename == str(tmp_path / name)
+
+
 def test_an_error_on_the_way_leaves_no_trace(tmp_path):
     with contextlib.suppress(ZeroDivisionError), durable.folder_aside(tmp_path / "place") as aside:
         (aside / "file").touch()

@@ -5,6 +5,7 @@ the losses by which the best is known, are a run's.
 """
 
 import argparse
+import contextlib
 import dataclasses
 import datetime
 import pathlib
@@ -37,6 +38,7 @@ from zaya_jax.checkpoint import (
     require_whole,
     reshape,
     rules_by_step,
+    run_lock,
     step_folder,
     step_written,
     steps_set_aside,
@@ -260,16 +262,21 @@ def prune(argv: Sequence[str]) -> None:
     options = parser.parse_args(argv)
     retention = _with_rules(retention_of(read_config(options.run)), options)
     require_present(options.run, [])
-    # The lock of a run that is alive belongs here: it removes steps of its own.
-    whole = newest_step(options.run)
+    # A run that is alive removes steps of its own.
+    with contextlib.nullcontext() if options.dry_run else run_lock(options.run):
+        _prune(options.run, retention, dry_run=options.dry_run)
+
+
+def _prune(run_folder: str, retention: Retention, *, dry_run: bool) -> None:
+    whole = newest_step(run_folder)
     assert whole is not None, "there are checkpoints, and if none was whole there was an error"
-    steps = [step for step in all_steps(options.run) if step <= whole]
-    chosen = steps_to_remove(steps, retention, losses=held_out_losses(options.run), whole=whole)
-    done, freed = "would go" if options.dry_run else "removed", 0
+    steps = [step for step in all_steps(run_folder) if step <= whole]
+    chosen = steps_to_remove(steps, retention, losses=held_out_losses(run_folder), whole=whole)
+    done, freed = "would go" if dry_run else "removed", 0
     for step in chosen:
-        size = folder_bytes(step_folder(options.run, step))
-        if not options.dry_run:
-            remove_step(options.run, step)
+        size = folder_bytes(step_folder(run_folder, step))
+        if not dry_run:
+            remove_step(run_folder, step)
         freed += size
         print(f"step {step}: {format_bytes(size)} {done}", flush=True)
     left = ", ".join(str(step) for step in steps if step not in chosen)

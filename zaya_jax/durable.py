@@ -29,11 +29,22 @@ _AT_WORKING_FOLDER, _RENAME_EXCHANGE = -100, 2
 _HASHED_AT_ONCE = 4 * 2**20
 
 
+@contextlib.contextmanager
+def naming(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Says where, in an error of what is open: the system does not."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or os.fspath(path)
+        raise
+
+
 def sync(path: str | os.PathLike[str]) -> None:
     """Waits until a file, or the names that a folder lists, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        with naming(path):
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
@@ -47,7 +58,7 @@ def sync_tree(folder: pathlib.Path) -> None:
 def write(path: pathlib.Path, content: str | bytes) -> None:
     """Writes a file, or what replaces it; text as UTF-8. One process at a time may write a path."""
     aside = path.with_name(path.name + PARTIAL)
-    with aside.open("wb") as stream:
+    with naming(aside), aside.open("wb") as stream:
         stream.write(content.encode() if isinstance(content, str) else content)
         stream.flush()
         # Without it a rename may reach the disk before the data: an empty file in the old one's place.
@@ -60,19 +71,20 @@ class HashedFile:
     """A new file that is written in parts, hashed on the way; its place is in a folder not yet published."""
 
     def __init__(self, path: pathlib.Path):
-        self._stream = path.open("wb", buffering=0)
+        self._path, self._stream = path, path.open("wb", buffering=0)
         self._digest = hashlib.sha256()
 
     def write(self, part: memoryview) -> None:
         """Writes bytes behind those that were written before."""
         self._digest.update(part)
         done = 0
-        while done < len(part):  # one call writes at most 2 GiB
-            done += self._stream.write(part[done:])
+        with naming(self._path):
+            while done < len(part):  # one call writes at most 2 GiB
+                done += self._stream.write(part[done:])
 
     def commit(self) -> str:
         """Closes the file when it is on the disk, and returns its checksum; any thread may wait for it."""
-        with self._stream:
+        with naming(self._path), self._stream:
             os.fsync(self._stream.fileno())
         return self._digest.hexdigest()
 

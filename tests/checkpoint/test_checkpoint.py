@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +19,8 @@ from small_runs import small_config
 
 import zaya_jax
 from zaya_jax import cli, durable
-from zaya_jax.checkpoint import Checkpoints, Retention, load_run, newest_step, set_aside_later
+from zaya_jax.checkpoint import Checkpoints, Retention, load_run, newest_step, run_lock, set_aside_later
+from zaya_jax.checkpoint.failures import silence_threads
 from zaya_jax.model.weights import abstract_variables
 
 # Files of 20 KB are too long: Orbax and TensorStore see an error as that of a full disk.
@@ -104,9 +106,10 @@ def test_a_run_sets_damaged_steps_aside(copy):
     assert names == {"4", "8", "8.damaged", "8.damaged.2"}
 
 
-def check_for_ten_seconds(checkpoints):
-    for _ in range(1000):
-        checkpoints.check()
+def wait_until_failed(checkpoints):
+    deadline = time.monotonic() + 10
+    while not checkpoints.has_failed():
+        assert time.monotonic() < deadline
         time.sleep(0.01)
 
 
@@ -118,13 +121,14 @@ def test_a_failed_save_is_known_before_the_next(tmp_path, monkeypatch):
 
     state = {"weights": {"a": jnp.ones(3)}, "training": {"step": np.int32(1)}}
     with Checkpoints(tmp_path, retention=Retention(newest=2)) as checkpoints:
-        checkpoints.check()
+        assert not checkpoints.has_failed()
         with monkeypatch.context() as patch:
             patch.setattr(durable, "publish", fail)
             checkpoints.save(1, **state)
+            wait_until_failed(checkpoints)
             with pytest.raises(ValueError, match=r"could not be written: .*Input/output error"):
-                check_for_ten_seconds(checkpoints)
-        checkpoints.check()  # said once
+                checkpoints.wait()
+        assert not checkpoints.has_failed()  # said once
         checkpoints.save(2, **state)
     assert newest_step(tmp_path) == 2
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["2"]
@@ -147,6 +151,22 @@ def test_the_step_that_is_converted_is_said(saved, tmp_path, capsys):
     assert "values of step 8 in" in capsys.readouterr().out
 
 
+def test_who_reads_needs_no_lock(copy, tmp_path, capsys):
+    """Nor does it stand in the way of what lists the folder."""
+    with run_lock(copy) as lock:
+        before = (copy / "lock").stat().st_ino, (copy / "lock").read_text()
+        assert load_run(copy).step == 8
+        cli.main(["convert", str(copy), str(tmp_path / "out")])
+        cli.main(["convert", "inspect", str(copy)])
+        assert ((copy / "lock").stat().st_ino, (copy / "lock").read_text()) == before
+        lock.check()
+    assert "step 8" in capsys.readouterr().out
+    cli.main(["convert", str(tmp_path / "out"), str(tmp_path / "converted")])
+    with run_lock(tmp_path / "converted"):
+        assert newest_step(tmp_path / "converted") == 0
+        cli.main(["convert", "inspect", str(tmp_path / "converted")])
+
+
 def test_lost_data_is_one_sentence(copy):
     """Orbax and TensorStore see none of it: the manifest does, before they are asked."""
     for step in (4, 8):
@@ -162,10 +182,26 @@ def test_a_full_disk_is_one_sentence(tmp_path):
     code, out, err = in_its_own_process("-c", SAVING, str(tmp_path / "run"))
     assert (code, out) == (2, "")
     assert err == (
-        f"zaya: train: a checkpoint of {tmp_path}/run could not be written: File too large; mend that, and "
-        "the same command goes on from the one before\n"
+        f"zaya: train: a checkpoint of {tmp_path}/run could not be written: File too large; there is none "
+        "before it; mend that, and the same command goes on\n"
     )
     assert newest_step(tmp_path / "run") is None
+
+
+def test_what_orbax_no_longer_waits_for_is_silent():
+    """A coroutine that never began warns as it is collected; of any other one that is news."""
+
+    async def write_fragment():
+        pass
+
+    async def another():
+        pass
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        silence_threads()
+        write_fragment(), another()  # dropped at once
+    assert [str(each.message).rpartition(".")[2] for each in caught] == ["another' was never awaited"]
 
 
 def test_a_bug_of_saving_is_no_sentence(tmp_path):

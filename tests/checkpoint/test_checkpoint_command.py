@@ -106,7 +106,8 @@ def test_a_list_fits_80_columns(run, capsys, monkeypatch):
     assert zaya("ls", run) == 0
     out = capsys.readouterr().out
     assert "…" not in out
-    assert max(map(len, out.splitlines())) <= 80
+    _, *lines = out.splitlines()  # the first has the run's folder, as long as it is
+    assert max(map(len, lines)) <= 80
 
 
 def test_what_is_whole_is_verified(run, capsys):

@@ -7,7 +7,7 @@ import jax
 import ml_dtypes
 import numpy as np
 import pytest
-from small_runs import small_config
+from small_runs import commit_folder, small_config
 
 from zaya_jax import cli, durable
 from zaya_jax.checkpoint import (
@@ -30,7 +30,6 @@ from zaya_jax.checkpoint import (
     restore,
 )
 from zaya_jax.checkpoint.about import About
-from zaya_jax.checkpoint.manifest import commit
 from zaya_jax.model.weights import abstract_variables
 
 BFLOAT16, FLOAT32 = np.dtype(ml_dtypes.bfloat16), np.dtype(np.float32)
@@ -161,7 +160,7 @@ def test_chunks_that_are_cut_off_are_padded(tmp_path):
     for name, content in files.items():
         (tmp_path / "run" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "run" / name).write_bytes(content)
-    commit(tmp_path / "run/checkpoints/2", 2)
+    commit_folder(tmp_path / "run/checkpoints/2", 2)
     (tmp_path / "run/config.json").write_text(small_config(run_folder=tmp_path, corpus=tmp_path).to_text())
     reshape(require_whole(tmp_path / "run"), tmp_path / "out", dtype=BFLOAT16, weights_only=True)
     stored = StoredWeights(tmp_path / "out")

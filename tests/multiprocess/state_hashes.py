@@ -3,6 +3,7 @@
 usage: state_hashes.py CONFIG_TEXT_FILE OUT
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -12,6 +13,7 @@ import sys
 import jax
 import numpy as np
 
+from zaya_jax.checkpoint import run_lock
 from zaya_jax.config import Config
 from zaya_jax.parallel import hosts
 from zaya_jax.parallel.mesh import data_mesh, replicated
@@ -24,7 +26,9 @@ from zaya_jax.train.state import to_checkpoint
 def main(config_file: str, out: str) -> None:
     with hosts.joined(find_process_group(os.environ)):
         config = Config.from_text(pathlib.Path(config_file).read_text())
-        run = open_run(config, data_mesh(), overwrite=False)
+        with contextlib.ExitStack() as held:
+            lock = held.enter_context(run_lock(config.run_folder)) if hosts.is_first() else None
+            run = open_run(config, data_mesh(), lock, overwrite=False)
         state = starting_state(run)
         whole = jax.jit(to_checkpoint, out_shardings=replicated(run.mesh))(state)
         whole = jax.tree.map(_as_array, whole)

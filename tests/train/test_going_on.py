@@ -6,13 +6,19 @@ import shutil
 
 import numpy as np
 import pytest
-from small_runs import build_small_corpus, small_config, small_values, write_committed_step
+from small_runs import (
+    build_small_corpus,
+    prepare_run_folder,
+    small_config,
+    small_values,
+    write_committed_step,
+)
 
 from zaya_jax.config import KINDS, Config, Kind, kind_of, refusals
 from zaya_jax.fields import field_paths
 from zaya_jax.train.loop import train
 from zaya_jax.train.metrics import read_metrics
-from zaya_jax.train.opening import check_folder, prepare_folder
+from zaya_jax.train.opening import check_folder
 
 OTHERWISE = {
     "execution": {
@@ -23,7 +29,8 @@ OTHERWISE = {
     },
     "train": {"log_every": 3, "eval_every": 5, "eval_sequences": 2, "checkpoint_every": 7,
               "checkpoint_minutes": 1e-6, "keep_checkpoints": 3, "keep_every": 7, "keep_best": True,
-              "min_free_gib": 0.001, "sample_tokens": 9, "stop_after_skips": 5, "update_norms": False},
+              "min_free_gib": 0.001, "on_failed_save": "go_on",
+              "sample_tokens": 9, "stop_after_skips": 5, "update_norms": False},
 }  # fmt: skip
 
 
@@ -97,13 +104,13 @@ def test_what_is_computed_logged_and_kept_otherwise_is_said_and_written(config):
     folder = make_run(config, step=4)
     ours = with_values(config, OTHERWISE)
     check_folder(ours, overwrite=False)
-    changed = [str(each) for each in prepare_folder(ours, overwrite=False)]
+    changed = [str(each) for each in prepare_run_folder(ours, overwrite=False)]
     assert len(changed) == sum(map(len, OTHERWISE.values()))
     assert "execution.num_microbatches: 1 -> 2" in changed
     assert "train.eval_sequences: None -> 2" in changed
     assert Config.from_text((folder / "config.json").read_text()) == ours
     assert sorted(path.name for path in folder.iterdir()) == ["checkpoints", "config.json"]
-    assert prepare_folder(ours, overwrite=False) == []
+    assert prepare_run_folder(ours, overwrite=False) == []
 
 
 def test_a_run_that_was_moved_goes_on(config, tmp_path):
@@ -111,7 +118,7 @@ def test_a_run_that_was_moved_goes_on(config, tmp_path):
     folder.rename(tmp_path / "moved")
     ours = dataclasses.replace(config, run_folder=str(tmp_path / "moved"))
     check_folder(ours, overwrite=False)
-    prepare_folder(ours, overwrite=False)
+    prepare_run_folder(ours, overwrite=False)
     assert Config.from_text((tmp_path / "moved/config.json").read_text()) == ours
 
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from small_runs import build_small_corpus, small_config, write_committed_step
 
-from zaya_jax.checkpoint import Checkpoints, Retention, SavedStep, damage_of, read_about
+from zaya_jax.checkpoint import Checkpoints, Retention, SavedStep, damage_of, read_about, run_lock
 from zaya_jax.config import Config
 from zaya_jax.data.shards import Corpus, fingerprint, open_corpus
 from zaya_jax.parallel.mesh import data_mesh
-from zaya_jax.train.opening import open_run
+from zaya_jax.train.opening import OpenRun, open_run
 from zaya_jax.train.provenance import Provenance, check_same_corpora, fingerprints
 
 
@@ -64,17 +64,22 @@ def change(corpus: pathlib.Path) -> None:
     (corpus / "manifest.json").write_text(json.dumps(manifest | {"source": "another"}))
 
 
+def _open(config: Config, *, overwrite: bool = False) -> OpenRun:
+    with run_lock(config.run_folder) as lock:
+        return open_run(config, data_mesh(), lock, overwrite=overwrite)
+
+
 def test_a_run_goes_on_with_the_corpus_that_it_read_and_no_other(run):
-    opened = open_run(run, data_mesh(), overwrite=False)
+    opened = _open(run)
     assert opened.provenance.corpora == {run.data.corpus: fingerprint(opened.corpus)}
     change(pathlib.Path(run.data.corpus))
     write_committed_step(pathlib.Path(run.run_folder), 8)
     pathlib.Path(run.run_folder, "checkpoints/8/committed").unlink()
     with pytest.raises(ValueError, match=r"corpus is not the one that .*run read up to step 4: its manifest"):
-        open_run(run, data_mesh(), overwrite=False)
+        _open(run)
     # What is refused leaves the run as it is; the damaged step too.
     assert pathlib.Path(run.run_folder, "checkpoints/8").is_dir()
-    open_run(run, data_mesh(), overwrite=True)
+    _open(run, overwrite=True)
 
 
 def test_a_step_that_says_nothing_of_corpora_is_no_hindrance(run, tmp_path):

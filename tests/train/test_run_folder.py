@@ -7,11 +7,14 @@ import subprocess
 import sys
 
 import pytest
-from small_runs import small_config, write_committed_step
+from small_runs import prepare_run_folder, small_config, write_committed_step
 
 import zaya_jax
+from zaya_jax.checkpoint import run_lock
 from zaya_jax.config import Config, lies_in
-from zaya_jax.train.opening import check_folder, prepare_folder
+from zaya_jax.plan.dry_run import print_dry_run
+from zaya_jax.train.loop import train
+from zaya_jax.train.opening import check_folder
 
 # Files of 20 KB are too long, as they would be on a full disk; TensorBoard's grows fastest.
 WRITING = """
@@ -74,7 +77,7 @@ def test_a_run_starts_from_a_run_beside_it(config, tmp_path):
     config = starting_from(config, base)
     for overwrite in (False, True):
         check_folder(config, overwrite=overwrite)
-        prepare_folder(config, overwrite=overwrite)
+        prepare_run_folder(config, overwrite=overwrite)
     assert Config.from_text((tmp_path / "run/config.json").read_text()) == config
     assert (base / "checkpoints/0/weights/_METADATA").is_file()
 
@@ -86,7 +89,7 @@ def test_overwrite_empties_what_a_link_stands_for(config, tmp_path):
     (place / "link").symlink_to(tmp_path / "kept")
     (tmp_path / "run").symlink_to(place)
     check_folder(config, overwrite=True)
-    prepare_folder(config, overwrite=True)
+    prepare_run_folder(config, overwrite=True)
     assert [path.name for path in place.iterdir()] == ["config.json"]
     assert (tmp_path / "run").is_symlink()
     assert (tmp_path / "kept/file").is_file()
@@ -96,11 +99,34 @@ def test_a_config_that_a_kill_left_half_written_is_no_hindrance(config, tmp_path
     (tmp_path / "run").mkdir()
     (tmp_path / "run/config.json.partial").write_text(config.to_text()[:50])
     check_folder(config, overwrite=False)
-    prepare_folder(config, overwrite=False)
+    prepare_run_folder(config, overwrite=False)
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["config.json"]
     (tmp_path / "run/config.json").rename(tmp_path / "run/more.partial")
     with pytest.raises(ValueError, match="is not empty and not a run folder"):
         check_folder(config, overwrite=False)
+
+
+def test_a_run_folder_that_another_process_writes_into_is_left_alone(config, capsys):
+    """Refused before a corpus is looked for, which is not there; a dry run needs no lock."""
+    folder = make_run(config, step=4)
+    with run_lock(folder):
+        before = {path: path.lstat().st_mtime_ns for path in (folder, *folder.rglob("*"))}
+        for overwrite in (False, True):
+            with pytest.raises(ValueError, match=r"another process writes into .*/run: process \d+ on "):
+                train(config, overwrite=overwrite)
+        print_dry_run(config, devices=1)
+        assert {path: path.lstat().st_mtime_ns for path in (folder, *folder.rglob("*"))} == before
+    assert "weights of" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="there is no corpus"):
+        train(config, overwrite=True)
+    assert sorted(path.name for path in folder.iterdir()) == ["checkpoints", "config.json"]
+
+
+def test_a_lock_that_a_kill_left_is_no_hindrance(config, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/lock").touch()
+    (tmp_path / "run/config.json.partial").touch()
+    check_folder(config, overwrite=False)
 
 
 def test_a_corpus_may_be_built_in_the_run_folder(config, tmp_path):
@@ -109,7 +135,7 @@ def test_a_corpus_may_be_built_in_the_run_folder(config, tmp_path):
     config = dataclasses.replace(config, data=data)
     check_folder(config, overwrite=False)
     (tmp_path / "run/corpus").mkdir(parents=True)
-    prepare_folder(config, overwrite=False)
+    prepare_run_folder(config, overwrite=False)
     check_folder(config, overwrite=False)
     with pytest.raises(ValueError, match=r"data\.corpus has .*run/corpus, which lies in the run folder"):
         check_folder(config, overwrite=True)

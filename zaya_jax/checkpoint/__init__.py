@@ -9,11 +9,12 @@ outside this room knows of Orbax's files.
 whether a step is what was written, `newest` which one a run goes on from, `retention` which ones stay,
 `restore` reads what inference and a new run need, `stored_arrays` and `stored_weights` read part by part,
 `compare` two of them, `reshape` writes one in another form, and `plain_weights` says which files would hold
-some weights. `failures` makes sentences of what a disk does.
+some weights. `failures` makes sentences of what a disk does, and `lock` lets one process at a time write.
 """
 
 from zaya_jax.checkpoint.about import About, read_about
 from zaya_jax.checkpoint.compare import Comparison, compare
+from zaya_jax.checkpoint.failures import SaveFailed
 from zaya_jax.checkpoint.layout import (
     FOLDER,
     TRAINING,
@@ -23,6 +24,7 @@ from zaya_jax.checkpoint.layout import (
     step_folder,
     step_written,
 )
+from zaya_jax.checkpoint.lock import LOCK_FILE, RunLock, run_lock
 from zaya_jax.checkpoint.manifest import all_damage, damage_of
 from zaya_jax.checkpoint.newest import (
     SavedStep,
@@ -43,6 +45,7 @@ from zaya_jax.checkpoint.stored_weights import StoredWeights
 
 __all__ = [
     "FOLDER",
+    "LOCK_FILE",
     "TRAINING",
     "WEIGHTS",
     "About",
@@ -50,6 +53,8 @@ __all__ = [
     "Comparison",
     "PlainArray",
     "Retention",
+    "RunLock",
+    "SaveFailed",
     "SavedRun",
     "SavedStep",
     "StoredArrays",
@@ -76,6 +81,7 @@ __all__ = [
     "restore",
     "restore_weights",
     "rules_by_step",
+    "run_lock",
     "set_aside_later",
     "step_folder",
     "step_written",

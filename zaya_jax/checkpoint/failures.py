@@ -8,8 +8,11 @@ import logging
 import re
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
+
+from zaya_jax.parallel.failures import Shared
 
 _STATUS = re.compile(r"[A-Z_]+: ")
 """How TensorStore's errors begin, which are ValueErrors: "RESOURCE_EXHAUSTED: "."""
@@ -17,23 +20,38 @@ _NOTES = re.compile(r" \[\w+(\[\d+\])?='")
 """How begins what it appends to them: " [os_error_code='28']"."""
 
 
+class SaveFailed(Shared):
+    """A checkpoint that the disk did not take."""
+
+    def __init__(self, what: str, *, is_told_here: bool = True):
+        advice = "; mend that, and the same command goes on"
+        super().__init__(what, is_told_here=is_told_here, advice=advice)
+
+
 @contextlib.contextmanager
-def explained(sentence: Callable[[str], str]) -> Iterator[None]:
+def explained(failure: Callable[[str], ValueError]) -> Iterator[None]:
     """Makes a sentence of what Orbax and TensorStore raise when the disk fails; a bug stays what it is.
 
     Raises:
-      ValueError: with the sentence about the cause.
+      ValueError: the failure with this cause.
     """
     try:
         yield
     except (OSError, ValueError) as error:
         if not _is_of_the_disk(error):
             raise
-        cause = str(error) if isinstance(error, OSError) else _NOTES.split(str(error))[0].rpartition(": ")[2]
+        cause = _cause(error)
         # What was under way with the rest hangs on the frames; at Python's exit each would complain.
         traceback.clear_frames(error.__traceback__)
         gc.collect()
-        raise ValueError(sentence(cause)) from error
+        raise failure(cause) from error
+
+
+def _cause(error: OSError | ValueError) -> str:
+    if not isinstance(error, OSError):
+        return _NOTES.split(str(error))[0].rpartition(": ")[2]
+    where = "" if error.filename is None else f"{error.filename}: "
+    return f"{where}{error.strerror}" if error.strerror else str(error)
 
 
 def _is_of_the_disk(error: BaseException | None) -> bool:
@@ -46,6 +64,8 @@ def silence_threads() -> None:
     """Lets nobody but the main thread tell of a failing disk: Orbax's threads would, with ten tracebacks."""
     for name in ("absl", "asyncio"):
         logging.getLogger(name).addFilter(_is_news)
+    # Of an array whose others failed, before its turn came.
+    warnings.filterwarnings("ignore", r"coroutine '.*\.write_fragment' was never awaited", RuntimeWarning)
     if not isinstance(sys.unraisablehook, _Unraisable):
         sys.unraisablehook = _Unraisable(sys.unraisablehook)
 

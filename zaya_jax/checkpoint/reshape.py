@@ -14,7 +14,7 @@ import numpy as np
 from zaya_jax import durable
 from zaya_jax.checkpoint.about import read_about, write_about
 from zaya_jax.checkpoint.layout import WEIGHTS, step_folder
-from zaya_jax.checkpoint.manifest import commit, damage_of
+from zaya_jax.checkpoint.manifest import commit, damage_of, file_names, sync_and_describe
 from zaya_jax.checkpoint.newest import SavedStep
 from zaya_jax.checkpoint.plain_weights import PlainArray, chunk_name, metadata_files
 from zaya_jax.checkpoint.restore import read_config

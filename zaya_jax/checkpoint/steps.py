@@ -5,6 +5,7 @@ import concurrent.futures
 import contextlib
 import pathlib
 import shutil
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -14,7 +15,7 @@ from etils import epath
 
 from zaya_jax import durable
 from zaya_jax.checkpoint.about import About, write_about
-from zaya_jax.checkpoint.failures import explained, silence_threads
+from zaya_jax.checkpoint.failures import SaveFailed, explained, silence_threads
 from zaya_jax.checkpoint.layout import (
     FOLDER,
     STEP_METADATA,
@@ -28,6 +29,7 @@ from zaya_jax.checkpoint.layout import (
 from zaya_jax.checkpoint.manifest import Files, commit, file_names, sync_and_describe
 from zaya_jax.checkpoint.retention import Retention, steps_to_make_room, steps_to_remove
 from zaya_jax.parallel import hosts
+from zaya_jax.parallel.failures import Shared
 
 T = TypeVar("T")
 
@@ -62,17 +64,15 @@ class Checkpoints:
         silence_threads()
         self._run_folder, self._retention, self._losses = run_folder, retention, losses
         self._folder = pathlib.Path(run_folder).absolute() / FOLDER
-        self._background = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
         self._committing: concurrent.futures.Future[None] | None = None
 
     def __enter__(self) -> "Checkpoints":
         return self
 
-    def __exit__(self, *exception: Any) -> None:
-        try:
-            self._wait()
-        finally:
-            self._background.shutdown()
+    def __exit__(self, kind: Any, *exception: Any) -> None:
+        # Behind an error the others may be gone, and what is written waits for them.
+        if kind is None or hosts.num_processes() == 1:
+            self.wait()
 
     def save(self, step: int, *, weights: Any, training: Any, about: About | None = None) -> None:
         """Copies a state and writes it in the background, unless that step is there already.
@@ -84,35 +84,31 @@ class Checkpoints:
           about: what the checkpoint is to say of itself; None of a state without a run.
 
         Raises:
-          ValueError: if this one, or the one before, cannot be written, or the disk has no room for it.
+          SaveFailed: if this one, or the one before, cannot be written, or the disk has no room for it.
         """
-        self._wait()
-        hosts.first_does("save", lambda: self._prepare((weights, training)))
+        self.wait()
+        self._together("save", lambda: self._prepare((weights, training)) if hosts.is_first() else None)
         aside = hosts.from_first("place", None if self._has(step) else self._name(step))
         if aside is None:
             return
         items = {WEIGHTS: _save_in_chunks(weights, _chunks), TRAINING: _save_in_chunks(training, _pieces)}
         writing = _Writing(self._folder / aside, step, about)
-        hosts.together("copy", lambda: self._explained(lambda: writing.begin(items)))
-        self._committing = self._background.submit(self._commit, writing)
+        self._together("copy", lambda: writing.begin(items))
+        self._committing = _in_background(lambda: self._commit(writing))
 
     def newest(self) -> int | None:
         """Waits for what is being written, and gives the newest step by its name; None without any.
 
         Raises:
-          ValueError: if it cannot be written.
+          SaveFailed: if it cannot be written.
         """
-        self._wait()
+        self.wait()
         return max(all_steps(self._run_folder), default=None)
 
-    def check(self) -> None:
-        """Tells at once of a save that has failed in the background; costs nothing.
-
-        Raises:
-          ValueError: if it has.
-        """
-        if self._committing is not None and self._committing.done():
-            self._wait()
+    def has_failed(self) -> bool:
+        """Whether a save has failed in the background, of which `wait` tells; costs nothing."""
+        committing = self._committing
+        return committing is not None and committing.done() and committing.exception() is not None
 
     def _has(self, step: int) -> bool:
         return step in all_steps(self._run_folder)
@@ -121,25 +117,27 @@ class Checkpoints:
         return durable.name_beside(self._folder / str(step)).name
 
     def _prepare(self, state: Any) -> None:
-        def prepare() -> None:
-            durable.make_folder(self._folder)
-            # What a killed process left: one run writes into a run folder.
-            for partial in self._folder.glob(f".*{durable.PARTIAL}*"):
-                shutil.rmtree(partial)
-            self._make_room(state)
+        durable.make_folder(self._folder)
+        # What a killed process left: one run writes into a run folder.
+        for partial in self._folder.glob(f".*{durable.PARTIAL}*"):
+            shutil.rmtree(partial)
+        self._make_room(state)
 
-        self._explained(prepare)
+    def wait(self) -> None:
+        """Waits for the save that is under way, if any.
 
-    def _wait(self) -> None:
+        Raises:
+          SaveFailed: if it fails.
+        """
         committing, self._committing = self._committing, None
         if committing is not None:
             committing.result()
 
     def _commit(self, writing: "_Writing") -> None:
         """Gives a step its name, when all processes have written it."""
-        files = hosts.together("written", lambda: self._explained(writing.finish), limit_seconds=SAVE_SECONDS)
+        files = self._together("written", writing.finish, limit_seconds=SAVE_SECONDS)
         described = hosts.gather("hashes", files)
-        hosts.first_does("commit", lambda: self._explained(lambda: self._publish(writing, described)))
+        self._together("commit", lambda: self._publish(writing, described) if hosts.is_first() else None)
 
     def _publish(self, writing: "_Writing", described: list[Files]) -> None:
         writing.commit(described)
@@ -164,22 +162,45 @@ class Checkpoints:
                 free_bytes=shutil.disk_usage(self._folder).free,
             )
         except ValueError as error:
-            raise ValueError(self._not_written(str(error))) from error
+            raise self._not_written(str(error)) from error
         for old in chosen:
             remove_step(self._run_folder, old)
 
     def _scores(self) -> Mapping[int, float]:
         return self._losses() if self._retention.best else {}
 
-    def _explained(self, work: Callable[[], T]) -> T:
-        with explained(self._not_written):
-            return work()
+    def _together(self, name: str, work: Callable[[], T], *, limit_seconds: float | None = None) -> T:
+        """Has all processes do a part of a save; what one of them cannot is a failure of the save in all."""
 
-    def _not_written(self, cause: str) -> str:
-        return (
-            f"a checkpoint of {self._run_folder} could not be written: {cause}; mend that, and the same "
-            "command goes on from the one before"
-        )
+        def explain() -> T:
+            with explained(self._not_written):
+                return work()
+
+        try:
+            return hosts.together(name, explain, limit_seconds=limit_seconds)
+        except SaveFailed:
+            raise
+        except Shared as error:
+            raise SaveFailed(str(error), is_told_here=error.is_told_here) from error
+
+    def _not_written(self, cause: str) -> SaveFailed:
+        steps = all_steps(self._run_folder)
+        stands = f"that of step {steps[-1]} stands" if steps else "there is none before it"
+        return SaveFailed(f"a checkpoint of {self._run_folder} could not be written: {cause}; {stands}")
+
+
+def _in_background(work: Callable[[], None]) -> concurrent.futures.Future[None]:
+    """Runs something in a thread that does not keep a process from leaving, as those of a pool do."""
+    future: concurrent.futures.Future[None] = concurrent.futures.Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:  # whoever waits is to have it, whatever it is
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="checkpoint", daemon=True).start()
+    return future
 
 
 class _Writing:
@@ -263,7 +284,7 @@ def _restore(run_folder: str | pathlib.Path, step: int, items: dict[str, Any]) -
         with contextlib.closing(ocp.StandardCheckpointHandler()) as handler:
             return handler.restore(epath.Path(folder / item), args=items[item])
 
-    with explained(lambda cause: f"{step_folder(run_folder, step)} cannot be read: {cause}"):
+    with explained(lambda cause: ValueError(f"{step_folder(run_folder, step)} cannot be read: {cause}")):
         return {item: read(item) for item in items}
 
 

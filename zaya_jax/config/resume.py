@@ -43,6 +43,7 @@ KINDS = {
     "train.keep_every": Kind.KEEPING,
     "train.keep_best": Kind.KEEPING,
     "train.min_free_gib": Kind.KEEPING,
+    "train.on_failed_save": Kind.KEEPING,
     "train.sample_tokens": Kind.KEEPING,
     # It ends a run sooner or later, and moves nothing.
     "train.stop_after_skips": Kind.KEEPING,

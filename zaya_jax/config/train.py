@@ -1,8 +1,9 @@
 """The section `train`: the run around the step."""
 
 import dataclasses
+from typing import Literal
 
-from zaya_jax.config.rules import require, require_positive, require_seed
+from zaya_jax.config.rules import require, require_choices, require_positive, require_seed
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,6 +29,8 @@ class TrainConfig:
       keep_best: whether the checkpoint with the lowest held-out loss stays.
       min_free_gib: GiB of the disk that a save must leave free. It removes older checkpoints for that which
         `keep_checkpoints` alone keeps; None is off.
+      on_failed_save: "stop" ends the run at a checkpoint that cannot be written; "go_on" says so and tries
+        again at the next one, but the run's last must be written.
       sample_tokens: length of the sample at the end of the run; 0 for none.
       stop_after_skips: steps in a row that were skipped, for want of a finite loss and gradient, that end
         the run; it is seen at the next line of metrics or checkpoint.
@@ -47,6 +50,7 @@ class TrainConfig:
     keep_every: int | None = None
     keep_best: bool = False
     min_free_gib: float | None = None
+    on_failed_save: Literal["stop", "go_on"] = "stop"
     sample_tokens: int = 256
     stop_after_skips: int = 10
     init_from: str | None = None
@@ -55,6 +59,7 @@ class TrainConfig:
         require(self.z_loss >= 0, f"train.z_loss is {self.z_loss}; it must be 0 (off) or above")
         require_positive("train", self, "num_steps", "log_every", "eval_every", "checkpoint_every")
         require_positive("train", self, "keep_checkpoints", "stop_after_skips")
+        require_choices("train", self)
         require_seed("train", self.seed)
         require(
             self.sample_tokens >= 0, f"train.sample_tokens is {self.sample_tokens}; it must be 0 or above"

@@ -13,9 +13,10 @@ class Shared(ValueError):
     """A failure of one process that all of them raise.
 
     Attributes:
+      what: it is; the sentence of the error may say also what to do.
       is_told_here: whether this process is to print it; one does for all.
     """
 
-    def __init__(self, sentence: str, *, is_told_here: bool):
-        super().__init__(sentence)
-        self.is_told_here = is_told_here
+    def __init__(self, what: str, *, is_told_here: bool, advice: str = ""):
+        super().__init__(what + advice)
+        self.what, self.is_told_here = what, is_told_here

@@ -243,6 +243,8 @@ def _try(work: Callable[[], T]) -> tuple[T | None, Exception | None]:
 
 
 def _sentence(error: Exception) -> str:
+    if isinstance(error, Shared):  # what to do about it is said once, by whoever raises it for all
+        return error.what
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
     return str(error)

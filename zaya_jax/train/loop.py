@@ -1,12 +1,15 @@
 """The loop around the step: batches in, metrics and checkpoints out, resumable at any moment."""
 
+import contextlib
 import dataclasses
 import functools
+import pathlib
 import time
+from collections.abc import Iterator
 
 import jax
 
-from zaya_jax.checkpoint import FOLDER, Checkpoints
+from zaya_jax.checkpoint import FOLDER, Checkpoints, RunLock, SaveFailed, run_lock
 from zaya_jax.config import Config
 from zaya_jax.data.loader import training_batches
 from zaya_jax.data.mixture import Reading
@@ -17,12 +20,12 @@ from zaya_jax.parallel.mesh import data_mesh, local_rows, place_rows
 from zaya_jax.train.evaluation import evaluate, held_out_batches
 from zaya_jax.train.implementations import describe_implementations
 from zaya_jax.train.metrics import Writer, metrics_writer, read_metrics
-from zaya_jax.train.opening import OpenRun, open_run
+from zaya_jax.train.opening import OpenRun, open_run, read_held
 from zaya_jax.train.phases import StepRange, describe_batch, describe_phase
 from zaya_jax.train.programs import Programs
 from zaya_jax.train.progress import ProgressLine
 from zaya_jax.train.reading import describe_epochs, readings
-from zaya_jax.train.replay import find_replay, replay
+from zaya_jax.train.replay import Replay, find_replay, replay
 from zaya_jax.train.run_programs import RunPrograms
 from zaya_jax.train.saving import SaveClock, open_checkpoints
 from zaya_jax.train.skips import SkipWatch
@@ -30,7 +33,7 @@ from zaya_jax.train.starting import starting_state
 from zaya_jax.train.state import TrainState
 from zaya_jax.train.step import Metrics
 from zaya_jax.train.step_values import train_values
-from zaya_jax.train.stopping import Stopped, StopRequest
+from zaya_jax.train.stopping import SAVE_FAILED, Stopped, StopRequest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,6 +83,8 @@ class _TextBytes:
 class _Outputs:
     """Where a run writes, and the clock of what it writes."""
 
+    lock: RunLock | None
+    """In the first process."""
     checkpoints: Checkpoints
     writer: Writer
     progress: ProgressLine
@@ -118,13 +123,21 @@ def train(config: Config, *, overwrite: bool = False, replay_check: int | None =
         raise ValueError(
             "--replay-check repeats steps of the run that --overwrite throws away; give one of them"
         )
-    planned = (
-        None
-        if replay_check is None
-        else hosts.together("replay", lambda: find_replay(config.run_folder, replay_check))
-    )
-    run = open_run(config, data_mesh(), overwrite=overwrite)
-    programs = RunPrograms(run)
+    with contextlib.ExitStack() as held:
+        lock = hosts.first_does("lock", lambda: held.enter_context(_lock(config)))
+        planned = None
+        if replay_check is not None:
+            planned = hosts.together("replay", lambda: find_replay(config.run_folder, replay_check))
+        return _train(open_run(config, data_mesh(), lock, overwrite=overwrite), lock, planned)
+
+
+def _lock(config: Config) -> contextlib.AbstractContextManager[RunLock]:
+    read_held(pathlib.Path(config.run_folder))  # in a folder that is no run nobody makes a lock
+    return run_lock(config.run_folder)
+
+
+def _train(run: OpenRun, lock: RunLock | None, planned: Replay | None) -> TrainResult:
+    config, programs = run.config, RunPrograms(run)
     if planned is not None:
         replay(run, planned, programs)  # before the state that goes on: two may not fit beside each other
     state = starting_state(run)
@@ -141,7 +154,7 @@ def train(config: Config, *, overwrite: bool = False, replay_check: int | None =
             _introduce(run, first_step, progress)
             skips = SkipWatch(config.train.stop_after_skips, int(state.skipped_steps))
             clocks = _Clock(first_step), SaveClock(config.train)
-            outputs = _Outputs(checkpoints, writer, progress, *clocks, stop, skips)
+            outputs = _Outputs(lock, checkpoints, writer, progress, *clocks, stop, skips)
             state = _loop(run, state, outputs, programs)
             return _result(run, state)
 
@@ -201,7 +214,9 @@ def _make_steps(steps: _Steps, state: TrainState) -> TrainState:
         text_bytes.add(run.text_bytes(batch))
         outputs.progress.add(metrics.loss, metrics.num_targets)
         outputs.skips.add(step, metrics)
-        outputs.checkpoints.check()  # a save that failed is known now, not at the next one
+        if outputs.lock is not None:
+            outputs.lock.check()  # before anything is written beside a run that has taken the folder
+        _look_for_failed_save(steps)  # known now, not at the next one
         ends_phase = step == steps.range.phase.end
         is_logged = step == 1 or ends_phase or step % config.log_every == 0
         if is_logged or step == first_step:  # a resumed run shows at once that it lives
@@ -219,16 +234,11 @@ def _make_steps(steps: _Steps, state: TrainState) -> TrainState:
             outputs.clock.restart(step)
         # The same answer in all processes: one that stopped alone would leave the others in a collective.
         asked = outputs.stop.reached(step)
+        if asked == SAVE_FAILED:
+            outputs.checkpoints.wait()  # raises the failure, of which this process may hear just now
         if ends_phase or outputs.saving.is_due(step) or asked is not None:
             _check_skips(steps)  # a checkpoint is no reason to go on
-            outputs.saving.restart()  # at its begin: a save that takes long moves none that follows
-            with outputs.progress.pausing():
-                # First: whoever finds the step finds all that was told of it, whatever becomes of this host.
-                outputs.writer.sync()
-                outputs.checkpoints.save(
-                    step, **programs.checkpoint(state), about=run.provenance.of_step(step)
-                )
-            outputs.clock.restart(step)
+            _save(steps, state, step, is_last=step == config.num_steps or asked is not None)
         if asked is not None and step < config.num_steps:
             raise Stopped(asked, step)
     return state
@@ -240,6 +250,46 @@ def _check_skips(steps: _Steps) -> None:
     if streak is not None:
         newest_step = steps.outputs.checkpoints.newest()
         raise ValueError(streak.describe(steps.run.config.run_folder, newest_step=newest_step))
+
+
+def _save(steps: _Steps, state: TrainState, step: int, *, is_last: bool) -> None:
+    """Begins to write a checkpoint; the last one of a run, or of a process that is to end, must not fail."""
+    outputs = steps.outputs
+    outputs.saving.restart()  # at its begin: a save that takes long moves none that follows
+    with outputs.progress.pausing():
+        with _going_on(steps):  # the one before: its failure is not that of this one
+            outputs.checkpoints.wait()
+        # First: whoever finds the step finds all that was told of it, whatever becomes of this host.
+        outputs.writer.sync()
+        with contextlib.nullcontext() if is_last else _going_on(steps):
+            about = steps.run.provenance.of_step(step)
+            outputs.checkpoints.save(step, **steps.programs.checkpoint(state), about=about)
+        if is_last:
+            outputs.checkpoints.wait()  # a process that is to end has nothing else to do
+    outputs.clock.restart(step)
+
+
+def _look_for_failed_save(steps: _Steps) -> None:
+    """Goes on behind a save that failed, or has all processes end behind the same step."""
+    if not steps.outputs.checkpoints.has_failed():
+        return
+    if steps.run.config.train.on_failed_save == "stop":
+        # Others may not know yet, and would wait in the next step for one that left.
+        steps.outputs.stop.propose(SAVE_FAILED)
+    else:
+        with _going_on(steps):
+            steps.outputs.checkpoints.wait()
+
+
+@contextlib.contextmanager
+def _going_on(steps: _Steps) -> Iterator[None]:
+    """Says of a save that failed, and goes on where the config wants it."""
+    try:
+        yield
+    except SaveFailed as error:
+        if steps.run.config.train.on_failed_save == "stop":
+            raise
+        steps.outputs.progress.say(f"{error.what}; going on, and the next one is tried")
 
 
 def _values(steps: _Steps, step: int, metrics: Metrics, num_bytes: float, seconds: float) -> dict[str, float]:

@@ -67,7 +67,7 @@ class MetricsWriter:
         self._folder = pathlib.Path(run_folder)
         # Records alone: SummaryWriter's thread dies of a full disk, and then its queue is full for good.
         self._event, self._summary, self._checksum = Event, Summary, masked_crc32c
-        with self._naming():
+        with durable.naming(self._folder):
             _forget_after(self._folder / METRICS_FILE, first_step)
             self._file = (self._folder / METRICS_FILE).open("a")
             durable.make_folder(self._folder / EVENTS_FOLDER)
@@ -81,7 +81,7 @@ class MetricsWriter:
 
     def __exit__(self, *exception: Any) -> None:
         # Both, whatever becomes of one: Python would complain at its exit of what is left to be written.
-        with self._naming(), contextlib.ExitStack() as files:
+        with durable.naming(self._folder), contextlib.ExitStack() as files:
             files.callback(self._file.close)
             files.callback(self._events.close)
 
@@ -93,7 +93,7 @@ class MetricsWriter:
         """
         # A run without phases has one that has no name.
         where = {"step": step, "kind": kind} | ({"phase": phase} if phase else {})
-        with self._naming():
+        with durable.naming(self._folder):
             self._file.write(json.dumps(where | values) + "\n")
             self._file.flush()  # a killed run has lost nothing that it said
             for name, value in values.items():
@@ -108,7 +108,7 @@ class MetricsWriter:
         Raises:
           OSError: with the run folder's name, when the disk cannot take it.
         """
-        with self._naming():
+        with durable.naming(self._folder):
             for file in (self._file, self._events):
                 file.flush()
                 durable.sync(file.name)
@@ -121,15 +121,6 @@ class MetricsWriter:
         self._events.write(
             size + struct.pack("<I", self._checksum(size)) + data + struct.pack("<I", self._checksum(data))
         )
-
-    @contextlib.contextmanager
-    def _naming(self) -> Iterator[None]:
-        """Says where, in an error of a file that is open: the system does not."""
-        try:
-            yield
-        except OSError as error:
-            error.filename = error.filename or str(self._folder)
-            raise
 
 
 class _NoWriter:

@@ -12,6 +12,8 @@ from jax.sharding import Mesh
 from zaya_jax import durable
 from zaya_jax.checkpoint import (
     FOLDER,
+    LOCK_FILE,
+    RunLock,
     SavedStep,
     check_init_from,
     newest_step,
@@ -70,8 +72,14 @@ class OpenRun:
         return text_bytes(np.asarray(batch.targets_BT), np.asarray(batch.weights_BT), self.token_bytes_V)
 
 
-def open_run(config: Config, mesh: Mesh, *, overwrite: bool) -> OpenRun:
+def open_run(config: Config, mesh: Mesh, lock: RunLock | None, *, overwrite: bool) -> OpenRun:
     """Checks all that can be checked of a run, opens its corpora and makes its folder.
+
+    Args:
+      config: of the run.
+      mesh: all devices.
+      lock: of the run folder; None in all processes but the first.
+      overwrite: throws away what the run folder holds.
 
     Raises:
       ValueError: for whatever cannot work, before anything is compiled.
@@ -82,7 +90,7 @@ def open_run(config: Config, mesh: Mesh, *, overwrite: bool) -> OpenRun:
     start = _saved_step(hosts.from_first("start", found and dataclasses.astuple(found)))
     corpora = _open_data_in_turn(config)
     # Last: what was refused has left the old run alone.
-    hosts.first_does("folder", lambda: _take_folder(config, start, corpora, overwrite=overwrite))
+    hosts.first_does("folder", lambda: _take_folder(config, start, corpora, lock, overwrite=overwrite))
     hosts.together("shared folder", lambda: _check_shared(config))
     tokenizer = load_tokenizer(config.data.tokenizer)
     # As long as the embedding, which may have rows that no token of the tokenizer has.
@@ -103,12 +111,18 @@ def _open_data_in_turn(config: Config) -> dict[str, Corpus]:
 
 
 def _take_folder(
-    config: Config, start: SavedStep | None, corpora: Mapping[str, Corpus], *, overwrite: bool
+    config: Config,
+    start: SavedStep | None,
+    corpora: Mapping[str, Corpus],
+    lock: RunLock | None,
+    *,
+    overwrite: bool,
 ) -> None:
     if start is not None and start.run_folder == config.run_folder:
         check_same_corpora(start, corpora)
         set_aside_later(config.run_folder, start.step)
-    changed = prepare_folder(config, overwrite=overwrite)
+    assert lock is not None, "whoever takes the folder holds its lock"
+    changed = prepare_folder(config, lock, overwrite=overwrite)
     if changed:
         print(f"run {config.run_folder} goes on otherwise than before: {'; '.join(map(str, changed))}")
 
@@ -163,12 +177,7 @@ def check_folder(config: Config, *, overwrite: bool) -> SavedStep | None:
         run; or if the run reads what lies in it.
     """
     folder = pathlib.Path(config.run_folder)
-    for path in (folder / FOLDER, folder, *folder.parents):
-        if path.exists() and not path.is_dir():
-            raise ValueError(
-                f"run_folder is {folder}, and {path} is a file; it must be a folder or not exist yet"
-            )
-    found = _read_held(folder)
+    found = read_held(folder)
     held = None if overwrite else found
     step = None if held is None else newest_step(folder)
     refused = [] if held is None else refusals(config, held, newest_step=step)
@@ -188,10 +197,19 @@ def check_folder(config: Config, *, overwrite: bool) -> SavedStep | None:
     return None
 
 
-def _read_held(folder: pathlib.Path) -> Config | None:
-    """The config of the run that a folder holds; None where there is nothing."""
-    # A kill can leave nothing but a config in the making: the same command goes on.
-    in_the_making = {CONFIG_FILE + durable.PARTIAL}
+def read_held(folder: pathlib.Path) -> Config | None:
+    """The config of the run that a folder holds; None where there is nothing.
+
+    Raises:
+      ValueError: if it holds something that is no run.
+    """
+    for path in (folder / FOLDER, folder, *folder.parents):
+        if path.exists() and not path.is_dir():
+            raise ValueError(
+                f"run_folder is {folder}, and {path} is a file; it must be a folder or not exist yet"
+            )
+    # A kill can leave nothing but a lock and a config in the making: the same command goes on.
+    in_the_making = {LOCK_FILE, CONFIG_FILE + durable.PARTIAL}
     if not folder.exists() or {path.name for path in folder.iterdir()} <= in_the_making:
         return None
     if not (folder / CONFIG_FILE).is_file():
@@ -223,20 +241,19 @@ def _check_nothing_is_lost(config: Config) -> None:
             )
 
 
-def prepare_folder(config: Config, *, overwrite: bool) -> list[FieldChange]:
-    """Makes the run folder that `check_folder` found fit, or has one of the same run say how it goes on.
+def prepare_folder(config: Config, lock: RunLock, *, overwrite: bool) -> list[FieldChange]:
+    """Fills the run folder that `check_folder` found fit, or has one of the same run say how it goes on.
 
     Returns:
       What the run has otherwise from now on.
     """
-    folder = pathlib.Path(config.run_folder).resolve()  # a link to it stays
+    folder = lock.folder
     if (folder / CONFIG_FILE).is_file():
         if not overwrite:
             changed = differences(config, read_config(folder))
             if changed:
                 durable.write(folder / CONFIG_FILE, config.to_text())
             return changed
-        durable.remove_folder(folder)  # at once: one without its config, killed here, would be no run folder
-    durable.make_folder(folder)
+        lock.empty_folder()  # at once: one without its config, killed here, would be no run folder
     durable.write(folder / CONFIG_FILE, config.to_text())
     return []

@@ -15,6 +15,9 @@ REQUEUE = 75
 INTERRUPTED = 130
 """The exit code behind Ctrl-C, as of any program in a shell."""
 
+SAVE_FAILED = 0
+"""Stands among the signals' numbers for a checkpoint that could not be written; no signal has it."""
+
 
 class Stopped(Exception):
     """A run that was asked to stop. All that it did is saved, and the same command goes on.
@@ -43,10 +46,14 @@ class StopRequest:
     def __init__(self):
         self._agreement = Agreement()
 
+    def propose(self, number: int) -> None:
+        """Asks all processes to stop, as a signal would."""
+        self._agreement.propose(str(number))
+
     def reached(self, step: int) -> int | None:
-        """The signal for which the run stops behind a step, whichever process it came to; None to go on."""
+        """The number for which all stop behind a step, whichever process it came to; None to go on."""
         if self.signal_number is not None:
-            self._agreement.propose(str(self.signal_number))
+            self.propose(self.signal_number)
         word = self._agreement.reached(step)
         return None if word is None else int(word)
 
