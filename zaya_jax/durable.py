@@ -198,6 +198,11 @@ def content_hash(path: pathlib.Path) -> str:
     return digest.hexdigest()
 
 
+def hash_of(content: bytes) -> bytes:
+    """XXH3's 128 bits of bytes in memory: of a file's content, what `content_hash` has in hexadecimal."""
+    return xxhash.xxh3_128_digest(content)
+
+
 def write_checksums(folder: pathlib.Path, checksums: Mapping[str, str]) -> None:
     """Writes SHA-256 sums, by the names of files relative to the folder, into its `SHA256SUMS`."""
     lines = [f"{checksum}  {name}\n" for name, checksum in sorted(checksums.items())]
