@@ -7,9 +7,7 @@ like a file too few: arrays are read by the names of what is there.
 """
 
 import json
-import os
 import pathlib
-import stat
 from typing import Any
 
 from zaya_jax import durable
@@ -19,7 +17,7 @@ from zaya_jax.json_files import read_json
 
 def commit(folder: pathlib.Path, step: int) -> None:
     """Writes manifest and mark of a step whose files are all written; behind it nothing may be added."""
-    names = sorted(set(_names(folder)) - {MANIFEST, COMMITTED})
+    names = sorted(set(durable.list_files(folder)) - {MANIFEST, COMMITTED})
     files = {name: _describe(folder / name) for name in names}
     durable.write(folder / MANIFEST, json.dumps({"step": step, "files": files}, indent=1) + "\n")
     durable.write(folder / COMMITTED, _mark(folder))
@@ -39,7 +37,7 @@ def damage_of(run_folder: str | pathlib.Path, step: int) -> str | None:
 
 
 def _check(folder: pathlib.Path, step: int) -> None:
-    names = set(_names(folder))
+    names = set(durable.list_files(folder))
     for name in (MANIFEST, COMMITTED):
         if name not in names:
             raise ValueError(f"{name} is missing")
@@ -62,7 +60,9 @@ def _check_converted(folder: pathlib.Path) -> None:
     run_folder, start = folder.parents[1], f"{FOLDER}/{folder.name}/"
     listed = durable.read_checksums(run_folder)
     inside = {name: checksum for name, checksum in listed.items() if name.startswith(start)}
-    _check_names(set(_names(folder)), {name.removeprefix(start) for name in inside}, durable.CHECKSUMS)
+    _check_names(
+        set(durable.list_files(folder)), {name.removeprefix(start) for name in inside}, durable.CHECKSUMS
+    )
     damage = durable.find_damage(run_folder, inside)
     if damage is not None:
         raise ValueError(damage)
@@ -83,20 +83,3 @@ def _describe(file: pathlib.Path) -> dict[str, Any]:
 
 def _mark(folder: pathlib.Path) -> bytes:
     return f"{durable.content_hash(folder / MANIFEST)}\n".encode()
-
-
-def _names(folder: pathlib.Path) -> list[str]:
-    """All files in a folder.
-
-    Raises:
-      ValueError: if there is something else, such as a pipe, which would be waited for without end.
-    """
-    names = []
-    for parent, folders, files in os.walk(folder):
-        for name in (*folders, *files):
-            path = pathlib.Path(parent, name)
-            mode = path.lstat().st_mode
-            if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-                raise ValueError(f"{path.relative_to(folder)} is no file and no folder")
-        names += [pathlib.Path(parent, name).relative_to(folder).as_posix() for name in files]
-    return names

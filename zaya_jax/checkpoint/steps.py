@@ -12,6 +12,7 @@ from zaya_jax import durable
 from zaya_jax.checkpoint.failures import explained, silence_threads
 from zaya_jax.checkpoint.layout import FOLDER, TRAINING, WEIGHTS, all_steps, step_folder
 from zaya_jax.checkpoint.manifest import commit
+from zaya_jax.checkpoint.stored_weights import check_shapes
 
 CHUNK_BYTES = 64 * 2**20
 """Of the embedding on the disk; other weights are cut by layer and expert."""
@@ -122,6 +123,7 @@ def restore_weights(run_folder: str | pathlib.Path, step: int, weights: Any) -> 
     Raises:
       ValueError: if they cannot be read.
     """
+    check_shapes(step_folder(pathlib.Path(run_folder).absolute(), step) / WEIGHTS, weights)
     return _restore(run_folder, step, {WEIGHTS: ocp.args.StandardRestore(weights)})[WEIGHTS]
 
 
@@ -129,7 +131,7 @@ def _restore(run_folder: str | pathlib.Path, step: int, items: dict[str, Any]) -
     silence_threads()
     folder = step_folder(pathlib.Path(run_folder).absolute(), step)
     with (
-        explained(lambda cause: f"{step_folder(run_folder, step)} cannot be read: {cause}"),
+        explained(lambda cause: f"{step_folder(run_folder, step)} cannot be read: {cause}", reading=True),
         ocp.Checkpointer(_handler()) as reader,
     ):
         return reader.restore(folder, args=ocp.args.Composite(**items))

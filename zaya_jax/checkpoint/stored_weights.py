@@ -8,11 +8,13 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import numpy as np
 import tensorstore as ts
 
 from zaya_jax.checkpoint.layout import METADATA, WEIGHTS, step_folder
 from zaya_jax.checkpoint.newest import require_step
+from zaya_jax.checkpoint.plain_weights import ZARR_DTYPES
 from zaya_jax.json_files import read_json
 
 
@@ -58,15 +60,33 @@ class StoredWeights:
         return sum(map(_chunk_bytes, self._arrays.values()))
 
 
+def check_shapes(folder: pathlib.Path, weights: Any) -> None:
+    """Holds the weights of an item against those that a config describes.
+
+    Raises:
+      ValueError: for one that is missing or of another shape; Orbax's own error may not say which.
+    """
+    found = {name: tuple(array.shape) for name, array in _open_arrays(folder).items()}
+    for path, weight in jax.tree.leaves_with_path(weights):
+        name = jax.tree_util.keystr(path, simple=True, separator=".")
+        if found.get(name) != weight.shape:
+            raise ValueError(
+                f"{folder} has the weight {name} {found.get(name) or 'nowhere'}, and the run's config.json "
+                f"describes {weight.shape}"
+            )
+
+
 def _open_arrays(folder: pathlib.Path) -> dict[str, ts.TensorStore]:
     metadata = read_json(folder / METADATA)
-    tree = metadata.get("tree_metadata")
-    if not isinstance(tree, Mapping):
-        raise ValueError(f"{folder / METADATA} has no tree_metadata; Orbax did not write it")
-    names = [".".join(str(key["key"]) for key in leaf["key_metadata"]) for leaf in tree.values()]
+    try:
+        leaves = metadata["tree_metadata"].values()
+        names = [".".join(str(key["key"]) for key in leaf["key_metadata"]) for leaf in leaves]
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(f"{folder / METADATA} has no tree_metadata; Orbax did not write it") from error
     specs = {name: _spec(folder, name, metadata) for name in names}
     opened = {name: _open(folder, name, spec, ts.Context()) for name, spec in specs.items()}
     for name, array in opened.items():
+        _check_type(folder, name, array)
         _check_chunks(folder, name, array, specs[name])
     cache = sum(map(_chunk_bytes, opened.values()))
     context = ts.Context({"cache_pool": {"total_bytes_limit": cache}})
@@ -89,9 +109,18 @@ def _open(folder: pathlib.Path, name: str, spec: dict[str, Any], context: ts.Con
         raise ValueError(f"{folder}: the weight {name} cannot be opened: {str(error)[:200]}") from error
 
 
+def _check_type(folder: pathlib.Path, name: str, array: ts.TensorStore) -> None:
+    if array.dtype.name not in ZARR_DTYPES:
+        raise ValueError(
+            f"{folder}: the weight {name} is of type {array.dtype.name}; it must be {', '.join(ZARR_DTYPES)}"
+        )
+
+
 def _check_chunks(folder: pathlib.Path, name: str, array: ts.TensorStore, spec: dict[str, Any]) -> None:
-    """TensorStore would read zeros where a chunk is missing."""
+    """TensorStore would read zeros where a chunk is missing, and ask for memory as large as a chunk says."""
     chunk = _read_chunk(array)
+    if any(part > size for size, part in zip(array.shape, chunk, strict=True)):
+        raise ValueError(f"{folder}: the weight {name} has parts of {chunk}, and is {array.shape} in all")
     expected = math.prod(-(-size // part) for size, part in zip(array.shape, chunk, strict=True))
     keys = ts.KvStore.open(spec["kvstore"]).result().list().result()
     found = sum(not key.decode().startswith((".z", "zarr.json")) for key in keys)

@@ -15,7 +15,7 @@ from zaya_jax.model.zaya import Zaya
 from zaya_jax.parallel.mesh import data_mesh, sharded
 from zaya_jax.train.evaluation import evaluate, held_out_batches
 from zaya_jax.train.implementations import describe_implementations
-from zaya_jax.train.metrics import MetricsWriter, read_metrics
+from zaya_jax.train.metrics import METRICS_FILE, MetricsWriter, read_metrics
 from zaya_jax.train.opening import OpenRun, open_run
 from zaya_jax.train.phases import StepRange, describe_batch, describe_phase
 from zaya_jax.train.programs import Programs, make_programs
@@ -209,5 +209,9 @@ def _result(run: OpenRun, state: TrainState) -> TrainResult:
     config = run.config
     setup = run.setup(config.phase_at(config.train.num_steps).config)
     # From the file: a run that was finished before has evaluated nothing in this process.
-    held_out = read_metrics(config.run_folder, "validation")[-1]["bits_per_byte"]
-    return TrainResult(config, run.corpus, setup.model, state, held_out)
+    held_out = [row.get("bits_per_byte") for row in read_metrics(config.run_folder, "validation")]
+    if not held_out or held_out[-1] is None:  # the file was damaged or taken away since
+        raise ValueError(
+            f"{config.run_folder} has all its steps, but {METRICS_FILE} has lost its held-out loss"
+        )
+    return TrainResult(config, run.corpus, setup.model, state, held_out[-1])

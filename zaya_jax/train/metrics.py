@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import logging
 import math
 import pathlib
 import socket
@@ -113,21 +114,41 @@ class MetricsWriter:
 
 
 def read_metrics(run_folder: str | pathlib.Path, kind: str) -> list[dict[str, Any]]:
-    """The lines of one kind that a run wrote."""
-    lines = (pathlib.Path(run_folder) / METRICS_FILE).read_text().splitlines()
-    return [row for row in map(json.loads, lines) if row["kind"] == kind]
+    """The lines of one kind that a run wrote; those that a disk has damaged are none."""
+    lines = (pathlib.Path(run_folder) / METRICS_FILE).read_bytes().splitlines()
+    return [row for row in map(_parse, lines) if row is not None and row["kind"] == kind]
+
+
+def check_places(run_folder: pathlib.Path) -> None:
+    """Looks at what lies where a run writes its metrics.
+
+    Raises:
+      ValueError: if it could not write there, would wait for ever, or would write somewhere else.
+    """
+    file, events = run_folder / METRICS_FILE, run_folder / EVENTS_FOLDER
+    for path, is_own, kind in ((file, file.is_file(), "file"), (events, events.is_dir(), "folder")):
+        # A link would be written through, and a pipe waited for: neither file would be this run's.
+        if path.is_symlink() or (path.exists() and not is_own):
+            raise ValueError(f"{path} is no {kind}, and a run writes its metrics there; move it away")
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    """A line of the file; None if it is none, as the last one that a kill cut short."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):  # the second of a line of a hundred thousand brackets
+        return None
+    is_row = isinstance(row, dict) and isinstance(row.get("step"), int) and isinstance(row.get("kind"), str)
+    return row if is_row else None
 
 
 def _forget_after(path: pathlib.Path, step: int) -> None:
-    """Drops lines of later steps, and a last line that a crash cut short."""
+    """Drops lines of later steps, and those that are none."""
     if not path.exists():
         return
-    kept = []
-    for line in path.read_text().splitlines():
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError:
-            continue  # the line that a kill cut short
-        if row["step"] <= step:
-            kept.append(line + "\n")
-    durable.write(path, "".join(kept))
+    lines = path.read_bytes().splitlines()
+    rows = [_parse(line) for line in lines]
+    if lost := rows[:-1].count(None):
+        logging.getLogger(__name__).warning("%s had %d damaged lines, which are dropped", path, lost)
+    kept = [line + b"\n" for line, row in zip(lines, rows, strict=True) if row and row["step"] <= step]
+    durable.write(path, b"".join(kept))
