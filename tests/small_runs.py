@@ -3,9 +3,10 @@
 import pathlib
 import random
 
+from zaya_jax import durable
 from zaya_jax.checkpoint import run_lock
 from zaya_jax.checkpoint.layout import COMMITTED, MANIFEST
-from zaya_jax.checkpoint.manifest import commit, file_names, sync_and_describe
+from zaya_jax.checkpoint.manifest import commit, sync_and_describe
 from zaya_jax.config import Config, DataConfig, FieldChange, MixtureConfig
 from zaya_jax.data.corpus import build_corpus
 from zaya_jax.data.mixture import Mixture, Reading, make_orders
@@ -90,7 +91,7 @@ def write_committed_step(run_folder: pathlib.Path, step: int) -> None:
 
 def commit_folder(folder: pathlib.Path, step: int) -> None:
     """Marks what lies in a step's folder as what was written there."""
-    names = set(file_names(folder)) - {MANIFEST, COMMITTED}
+    names = set(durable.list_files(folder)) - {MANIFEST, COMMITTED}
     commit(folder, step, sync_and_describe(folder, names))
 
 

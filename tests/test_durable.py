@@ -163,6 +163,26 @@ def test_a_file_in_parts_is_hashed_and_on_the_disk(tmp_path, synced):
     assert whole.closed
 
 
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("what", ["pipe", "link"])
+def test_what_is_beside_a_file_is_not_written_through(tmp_path, what):
+    """A pipe would be waited for, and a link leads to somebody else's file."""
+    (tmp_path / "theirs").write_text("precious")
+    aside = tmp_path / "file.partial"
+    os.mkfifo(aside) if what == "pipe" else aside.symlink_to(tmp_path / "theirs")
+    durable.write(tmp_path / "file", "new")
+    assert (tmp_path / "file").read_text() == "new"
+    assert (tmp_path / "theirs").read_text() == "precious"
+    assert not aside.exists()
+
+
+def test_a_list_of_checksums_without_end_is_not_read(tmp_path):
+    (tmp_path / durable.CHECKSUMS).touch()
+    os.truncate(tmp_path / durable.CHECKSUMS, 2**40)
+    with pytest.raises(ValueError, match=r"SHA256SUMS has 1,099,511,627,776 bytes; it may have 100,000,000"):
+        durable.read_checksums(tmp_path)
+
+
 def test_bytes_are_written_as_they_are(tmp_path):
     durable.write(tmp_path / "file", b"\x00\xff\r\n")
     assert (tmp_path / "file").read_bytes() == b"\x00\xff\r\n"

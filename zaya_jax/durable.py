@@ -14,6 +14,7 @@ import os
 import pathlib
 import re
 import shutil
+import stat
 import uuid
 from collections.abc import Iterator, Mapping
 
@@ -27,6 +28,8 @@ _CHECKSUM_LINE = re.compile(r"([0-9a-f]{64})  (.+)")
 _AT_WORKING_FOLDER, _RENAME_EXCHANGE = -100, 2
 """Linux's AT_FDCWD and RENAME_EXCHANGE (man 2 rename), which Python does not name."""
 _HASHED_AT_ONCE = 4 * 2**20
+_LONGEST_LIST = 100_000_000
+"""Bytes of checksums of a million files."""
 
 
 @contextlib.contextmanager
@@ -49,6 +52,24 @@ def sync(path: str | os.PathLike[str]) -> None:
         os.close(descriptor)
 
 
+def list_files(folder: pathlib.Path) -> list[str]:
+    """Names, relative to a folder, of all files in it and in its folders.
+
+    Raises:
+      ValueError: if there is something else: a pipe would be waited for without end, and a link leads to what
+        is not the folder's.
+    """
+    names = []
+    for parent, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            path = pathlib.Path(parent, name)
+            mode = path.lstat().st_mode
+            if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+                raise ValueError(f"{path.relative_to(folder)} is no file and no folder")
+        names += [pathlib.Path(parent, name).relative_to(folder).as_posix() for name in files]
+    return names
+
+
 def sync_tree(folder: pathlib.Path) -> None:
     """Waits until a folder is on the disk with all files and folders in it."""
     for path in (*folder.rglob("*"), folder):
@@ -58,7 +79,8 @@ def sync_tree(folder: pathlib.Path) -> None:
 def write(path: pathlib.Path, content: str | bytes) -> None:
     """Writes a file, or what replaces it; text as UTF-8. One process at a time may write a path."""
     aside = path.with_name(path.name + PARTIAL)
-    with naming(aside), aside.open("wb") as stream:
+    aside.unlink(missing_ok=True)  # it may be a pipe, or a link to what is somebody else's
+    with naming(aside), aside.open("xb") as stream:
         stream.write(content.encode() if isinstance(content, str) else content)
         stream.flush()
         # Without it a rename may reach the disk before the data: an empty file in the old one's place.
@@ -210,6 +232,11 @@ def content_hash(path: pathlib.Path) -> str:
     return digest.hexdigest()
 
 
+def hash_of(content: bytes) -> bytes:
+    """XXH3's 128 bits of bytes in memory: of a file's content, what `content_hash` has in hexadecimal."""
+    return xxhash.xxh3_128_digest(content)
+
+
 def write_checksums(folder: pathlib.Path, checksums: Mapping[str, str]) -> None:
     """Writes SHA-256 sums, by the names of files relative to the folder, into its `SHA256SUMS`."""
     lines = [f"{checksum}  {name}\n" for name, checksum in sorted(checksums.items())]
@@ -220,9 +247,12 @@ def read_checksums(folder: pathlib.Path) -> dict[str, str]:
     """SHA-256 sums that a folder's `SHA256SUMS` lists, by the names of files in it.
 
     Raises:
-      ValueError: for a line that is none, lists a file twice, or leads out of the folder.
+      ValueError: for a line that is none, lists a file twice, or leads out of the folder; or if there are
+        too many.
     """
     sums = folder / CHECKSUMS
+    if (size := sums.stat().st_size) > _LONGEST_LIST:
+        raise ValueError(f"{sums} has {size:,} bytes; it may have {_LONGEST_LIST:,}")
     listed: dict[str, str] = {}
     for number, line in enumerate(sums.read_text(errors="replace").removesuffix("\n").split("\n"), 1):
         match = _CHECKSUM_LINE.fullmatch(line)

@@ -13,11 +13,20 @@ def read_json(file: pathlib.Path) -> dict[str, Any]:
     Raises:
       ValueError: if there is no such file, or it holds something else.
     """
+    return parse_object(read_limited(file), str(file))
+
+
+def read_limited(file: pathlib.Path) -> bytes:
+    """What a file holds, if it is no longer than JSON of ours could be.
+
+    Raises:
+      ValueError: if there is no such file, or it is longer.
+    """
     if not file.is_file():
         raise ValueError(f"{file.parent} has no {file.name}")
     if file.stat().st_size > MAX_JSON_BYTES:
         raise ValueError(f"{file} has {file.stat().st_size:,} bytes; it may have {MAX_JSON_BYTES:,}")
-    return parse_object(file.read_bytes(), str(file))
+    return file.read_bytes()
 
 
 def parse_object(text: bytes, what: str) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from ml_collections import ConfigDict
 
 from zaya_jax.config import CONFIG_FILE, Config, DataConfig, find_config
 from zaya_jax.fields import did_you_mean, field_paths, to_plain
+from zaya_jax.json_files import read_limited
 
 DEFAULT_CONFIG = "configs/tiny.py"
 _REFUSED = re.compile(r"(?:invalid choice: '|unrecognized arguments: )([^\s'=]+)")
@@ -140,8 +141,9 @@ def _with_dashes(name: str) -> str:
 def _read_file(path: str) -> dict[str, Any]:
     file = find_config(path)
     if file.name == CONFIG_FILE:  # of a run
+        text = read_limited(file)
         try:
-            return dataclasses.asdict(Config.from_text(file.read_text()))
+            return dataclasses.asdict(Config.from_text(text.decode()))
         except ValueError as error:
             raise ValueError(f"{path} is not the config of a run: {error}") from error
     sys.path.insert(0, str(file.parent))  # a config may begin with one beside it

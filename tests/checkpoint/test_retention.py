@@ -143,8 +143,6 @@ def test_older_steps_make_room_and_the_newest_never_does(tmp_path, monkeypatch):
     # Three fit, and their room beside: each step has the oldest go that is new and no more.
     save(tmp_path, range(2, 10), rules)
     assert all_steps(tmp_path) == [4, 8, 9]
-    with pytest.raises(
-        ValueError, match=r"it takes .* are to stay so; that of step 9 stands; mend"
-    ):
+    with pytest.raises(ValueError, match=r"it takes .* are to stay so; that of step 9 stands; mend"):
         save(tmp_path, [10], rules)
     assert all_steps(tmp_path) == [4, 8, 9]

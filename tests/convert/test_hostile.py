@@ -29,6 +29,7 @@ INDEX = "model.safetensors.index.json"
 EMBEDDING = "model.embed_tokens.weight"
 NORM = "model.norm.weight"
 WEIGHTS = "checkpoints/0/weights"
+TABLE = f"{WEIGHTS}/params.embedding.table/.zarray"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,6 +144,25 @@ def without_a_part(root: pathlib.Path) -> None:
     (root / "run" / WEIGHTS / "params.layers.experts.down_proj/1.2.0.0").unlink()
 
 
+def zarray(**values: Any) -> Callable[[pathlib.Path], None]:
+    return forged(fields("run", TABLE, lambda old: old.update(values)))
+
+
+def remains(change: Callable[[pathlib.Path, pathlib.Path], Any]) -> Callable[[pathlib.Path], None]:
+    """What lies where a conversion writes; gets its folder, and one that is somebody else's."""
+
+    def edit(root: pathlib.Path) -> None:
+        (root / "theirs").mkdir()
+        (root / "theirs/lock").write_text("precious")
+        change(root / "out.partial", root / "theirs")
+
+    return edit
+
+
+def inside(change: Callable[[pathlib.Path, pathlib.Path], Any]) -> Callable[[pathlib.Path], None]:
+    return remains(lambda aside, theirs: (aside.mkdir(), change(aside, theirs)))
+
+
 def forged(change: Callable[[pathlib.Path], None]) -> Callable[[pathlib.Path], None]:
     """With sums made anew, as one would who means harm: they must not be all that stands in the way."""
 
@@ -251,6 +271,17 @@ HOSTILE = (
     Hostile("forged: part cut off", forged(cut("params.embedding.table/0.0")), "embedding/table is damaged", "run out"),
     Hostile("forged: array metadata cut off", forged(cut("params.embedding.table/.zarray")), "the array params.embedding.table cannot be opened", "run out"),
     Hostile("forged: checkpoint metadata cut off", forged(cut("_METADATA")), "_METADATA is not JSON", "run out"),
+    Hostile("forged: parts without end", zarray(chunks=[10**12, 10**12]), "the weight params.embedding.table cannot be opened", "run out"),
+    Hostile("forged: parts larger than memory", zarray(chunks=[10**10, 20]), "has parts of (10000000000, 20), and is (70, 20) in all", "inspect run"),
+    Hostile("forged: weights of whole numbers", zarray(dtype="<i8"), "params.embedding.table is of type int64; it must be float32, float16, bfloat16", "run out"),
+    Hostile("forged: no names of weights", forged(fields("run", f"{WEIGHTS}/_METADATA", lambda v: v.update(tree_metadata={"x": 3}))), "_METADATA has no tree_metadata; Orbax did not write it", "run out"),
+    Hostile("checksums a pipe", lambda root: ((root / "run/SHA256SUMS").unlink(), os.mkfifo(root / "run/SHA256SUMS")), "run/checkpoints/0 is damaged: manifest.json is missing", "run out"),
+    Hostile("shard a pipe", lambda root: ((root / "native" / SHARD).unlink(), os.mkfifo(root / "native" / SHARD)), f"{SHARD} is missing; {INDEX} says that it holds tensors"),
+    # what lies where it writes
+    Hostile("remains a link", remains(lambda aside, theirs: aside.symlink_to(theirs)), "out.partial was not left by a conversion (it is a link); remove it"),
+    Hostile("remains with a pipe", inside(lambda aside, _: os.mkfifo(aside / "lock")), "out.partial was not left by a conversion (lock is no file and no folder); remove it"),
+    Hostile("remains with a link", inside(lambda aside, theirs: (aside / "lock").symlink_to(theirs / "lock")), "(lock is no file and no folder)"),
+    Hostile("remains with linked content", inside(lambda aside, theirs: (aside / "content").symlink_to(theirs)), "(content is no file and no folder)"),
     Hostile("run without checkpoint", lambda root: shutil.rmtree(root / "run/checkpoints"), "run has no checkpoint yet", "run out"),
     Hostile("run of another network", fields("run", "config.json", lambda v: v["model"].update(hidden_size=22)), "does not hold what the run's config.json describes", "run out"),
     Hostile("skip class that Hugging Face lacks", fields("run", "config.json", lambda v: v["model"].update(skip_class="identity", num_experts=3, router="linear")), 'model.router is "linear"', "run out"),
@@ -301,12 +332,18 @@ def fixture_good(tmp_path_factory):
     return root
 
 
+def snapshot(root: pathlib.Path) -> list[tuple[str, int]]:
+    """All that lies there with sizes, but for what a conversion leaves to go on from."""
+    return [(str(p), p.lstat().st_size) for p in sorted(root.rglob("*")) if ".partial" not in str(p)]
+
+
+@pytest.mark.timeout(60)  # what waits for a pipe waits for ever
 @pytest.mark.parametrize("hostile", HOSTILE, ids=lambda hostile: hostile.name.replace(" ", "_"))
 def test_a_hostile_input_gets_one_sentence(hostile, good, tmp_path):
     root = tmp_path / "copy"
     shutil.copytree(good, root)
     hostile.change(root)
-    before = sorted(root.rglob("*"))
+    before = snapshot(root)
     tracemalloc.start()
     code, _, err = run(hostile.command, root)
     _, peak = tracemalloc.get_traced_memory()
@@ -316,8 +353,7 @@ def test_a_hostile_input_gets_one_sentence(hostile, good, tmp_path):
     assert err.startswith("zaya: convert: ")
     assert err.count("\n") == 1
     assert not (root / "out").exists()
-    left = [path for path in sorted(root.rglob("*")) if ".partial" not in str(path)]
-    assert left == before
+    assert snapshot(root) == before
     assert peak < 50e6, "what a header claims must not be allocated"
 
 
@@ -327,6 +363,15 @@ def test_good_folders_convert(good, tmp_path):
     shutil.copytree(good, root)
     for number, source in enumerate(("native", "whole", "legacy", "run")):
         assert run(f"{source} out{number}", root)[0] == 0
+
+
+def test_a_damaged_journal_is_begun_anew(good, tmp_path):
+    root = tmp_path / "copy"
+    shutil.copytree(good, root)
+    (root / "out.partial").mkdir()
+    (root / "out.partial/journal").write_bytes(b"\xff\xfe\0\nx\n")
+    code, _, err = run("native out", root)
+    assert (code, err) == (0, "")
 
 
 def test_inputs_have_names_of_their_own():

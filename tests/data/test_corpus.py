@@ -1,10 +1,13 @@
+import contextlib
 import gzip
 import hashlib
 import json
 import lzma
+import os
 import pathlib
 import random
 import re
+import socket
 
 import numpy as np
 import pytest
@@ -15,6 +18,7 @@ from zaya_jax.data import corpus as corpus_module
 from zaya_jax.data.corpus import build_corpus, ensure_corpus, main
 from zaya_jax.data.shards import open_corpus
 from zaya_jax.data.tokenizer import ByteTokenizer
+from zaya_jax.durable import content_hash
 
 TOKENIZER = ByteTokenizer()
 
@@ -66,10 +70,12 @@ def _write_texts(root, texts):
 
 
 def _edit_manifest(corpus, change):
+    """With the mark made anew, as one would who means harm: it must not be all that stands in the way."""
     path = corpus.folder / "manifest.json"
     values = json.loads(path.read_text())
     change(values)
     path.write_text(json.dumps(values))
+    (corpus.folder / "committed").write_text(content_hash(path) + "\n")
 
 
 def test_both_splits_together_hold_every_document_once(tmp_path, source):
@@ -424,7 +430,7 @@ def test_every_damaged_shard_is_named(tmp_path, source):
     raw = truncated.read_bytes()
     truncated.write_bytes(raw[:-100])
     missing.unlink()
-    emptied.write_bytes(b"\x00" * emptied.stat().st_size)
+    emptied.write_bytes(bytes(emptied.stat().st_size))
     grown.write_bytes(grown.read_bytes() + b"\x00")
     with pytest.raises(ValueError, match="manifest") as caught:
         open_corpus(corpus.folder)
@@ -432,39 +438,8 @@ def test_every_damaged_shard_is_named(tmp_path, source):
     assert len(sentences) == 4
     assert f"{truncated} has {len(raw) - 100} bytes, and the manifest says {len(raw)}" in sentences[0]
     assert f"{missing} is missing; restore it" in sentences[1]
-    assert f"{emptied} cannot be read; restore it" in sentences[2]
+    assert f"{emptied} is not as it was written: its hash differs; restore it" in sentences[2]
     assert f"{grown} has {grown.stat().st_size} bytes, and the manifest says" in sentences[3]
-
-
-def test_truncated_shard_with_the_size_of_the_manifest(tmp_path, source):
-    corpus = _build(tmp_path, source)
-    (path,) = corpus.shard_paths("validation")
-    path.write_bytes(path.read_bytes()[:-100])
-
-    def shrink(values):
-        values["validation"]["shards"][0]["bytes"] -= 100
-
-    _edit_manifest(corpus, shrink)
-    with pytest.raises(ValueError, match=re.escape(f"{path} cannot be read; restore it")):
-        open_corpus(corpus.folder)
-
-
-@pytest.mark.parametrize(("here", "there"), [(0, -1), (-1, 0)])
-def test_shard_of_another_corpus(tmp_path, source, here, there):
-    """Whole in itself, of the size that the manifest says, with fewer records or with more."""
-    corpus = _build(tmp_path, source, shard_tokens=4 * 64)
-    path, other = (corpus.shard_paths("train")[i] for i in (here, there))
-    path.write_bytes(other.read_bytes())
-    expected, records = (corpus.train.shards[i].records for i in (here, there))
-    assert expected != records
-
-    def change_size(values):
-        values["train"]["shards"][here]["bytes"] = other.stat().st_size
-
-    _edit_manifest(corpus, change_size)
-    sentence = f"{path} has {records} records, and the manifest says {expected}; restore it"
-    with pytest.raises(ValueError, match=re.escape(sentence)):
-        open_corpus(corpus.folder)
 
 
 @pytest.mark.parametrize(
@@ -481,7 +456,7 @@ def test_shard_of_another_corpus(tmp_path, source, here, there):
 def test_manifest_that_is_none(tmp_path, source, change, sentence):
     corpus = _build(tmp_path, source)
     _edit_manifest(corpus, change)
-    with pytest.raises(ValueError, match=f'is no manifest of "zaya_jax corpus 1": .*{sentence}'):
+    with pytest.raises(ValueError, match=f'is no manifest of "zaya_jax corpus 2": .*{sentence}'):
         open_corpus(corpus.folder)
 
 
@@ -591,3 +566,62 @@ def test_standard_library(tmp_path):
     documents = _read_documents(corpus, "train") + _read_documents(corpus, "validation")
     assert pathlib.Path(re.__file__).read_text(encoding="utf-8") in documents
     assert pathlib.Path(np.__file__).read_text(encoding="utf-8") not in documents
+
+
+def _left_out(corpus):
+    lines = (corpus.folder / "left_out.jsonl").read_text().splitlines()
+    return {line["path"]: (line["reason"], line["byte"]) for line in map(json.loads, lines)}
+
+
+@pytest.mark.timeout(20)
+def test_hostile_things_in_a_source_are_named_and_not_read(tmp_path, source, capsys):
+    """A pipe would be waited for, /dev/zero has no end, and the links lead in a circle."""
+    texts = _read_texts(source)
+    os.mkfifo(source / "pipe")
+    with socket.socket(socket.AF_UNIX) as unix, contextlib.chdir(source):
+        unix.bind("socket")
+    (source / "device").symlink_to("/dev/zero")
+    (source / "folder0" / "circle").symlink_to(source)
+    (source / "nothing").symlink_to("nowhere")
+    (source / "itself").symlink_to("itself")
+    (source / "latin").write_bytes(b"a caf\xe9")
+    odd = [b"a\nb", b"\x1b[31mred", b"[red]", b"\xff\xfe", b"-rf", b"%s", "\u202ex".encode()]
+    for name in odd:
+        (source / os.fsdecode(name)).touch()
+    (source / "one more").symlink_to(source / "folder0" / "0.txt")  # of a file: that of the file is read
+    main([str(tmp_path / "corpus"), "--source", str(source), "--validation-percent", "30"])
+    corpus = open_corpus(tmp_path / "corpus")
+    first = (source / "folder0" / "0.txt").read_bytes().decode()
+    documents = _read_documents(corpus, "train") + _read_documents(corpus, "validation")
+    assert sorted(documents) == sorted([*texts, first])
+    named = {
+        "pipe": ("a pipe", None),
+        "socket": ("a socket", None),
+        "device": ("a device", None),
+        "folder0/circle": ("a link to a folder", None),
+        "nothing": ("a link to nothing", None),
+        "itself": ("a link to nothing", None),
+        "latin": ("not UTF-8", 5),
+    }
+    assert _left_out(corpus) == named | {os.fsdecode(name): ("empty", None) for name in odd}
+    out = capsys.readouterr().out
+    assert out.endswith(f"all of them: {tmp_path}/corpus/left_out.jsonl\n")
+    assert "left out, not UTF-8: latin (byte 5)\n" in out
+    assert "left out, a link to a folder: folder0/circle\n" in out
+    assert "\x1b" not in out
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path, source):
+    """Not left out: that of a disk that fails would be a hole that nobody meant."""
+    (source / "memory").symlink_to("/proc/self/mem")
+    with pytest.raises(OSError, match="Input/output error") as error:
+        _build(tmp_path, source)
+    assert error.value.filename == str(source / "memory")
+    assert not (tmp_path / "corpus").exists()
+
+
+def test_a_run_that_builds_its_corpus_says_what_is_left_out(tmp_path, capsys):
+    root = _write_many(tmp_path / "many")
+    (root / "latin").write_bytes(b"\xe9")
+    ensure_corpus(DataConfig(corpus=str(tmp_path / "corpus"), source=str(root)))
+    assert capsys.readouterr().out == "left out, not UTF-8: latin (byte 0)\n"

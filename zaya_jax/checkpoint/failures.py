@@ -19,6 +19,11 @@ _STATUS = re.compile(r"[A-Z_]+: ")
 _NOTES = re.compile(r" \[\w+(\[\d+\])?='")
 """How begins what it appends to them: " [os_error_code='28']"."""
 
+_SENTENCE = re.compile(r"\.?\s*\n|\. ")
+"""What ends the first sentence of an error; others are advice to who writes the program."""
+_LONGEST = 200
+"""Characters of a cause: some have a whole tree in them."""
+
 
 class SaveFailed(Shared):
     """A checkpoint that the disk did not take."""
@@ -29,16 +34,21 @@ class SaveFailed(Shared):
 
 
 @contextlib.contextmanager
-def explained(failure: Callable[[str], ValueError]) -> Iterator[None]:
+def explained(failure: Callable[[str], ValueError], *, reading: bool = False) -> Iterator[None]:
     """Makes a sentence of what Orbax and TensorStore raise when the disk fails; a bug stays what it is.
+
+    Args:
+      failure: the error for a cause.
+      reading: takes whatever is raised for the fault of what is read. Orbax has no exception for a checkpoint
+        that is of another network, or that somebody wrote by hand: it raises what its parsing comes upon.
 
     Raises:
       ValueError: the failure with this cause.
     """
     try:
         yield
-    except (OSError, ValueError) as error:
-        if not _is_of_the_disk(error):
+    except Exception as error:
+        if not (reading or _is_of_the_disk(error)):
             raise
         cause = _cause(error)
         # What was under way with the rest hangs on the frames; at Python's exit each would complain.
@@ -47,11 +57,15 @@ def explained(failure: Callable[[str], ValueError]) -> Iterator[None]:
         raise failure(cause) from error
 
 
-def _cause(error: OSError | ValueError) -> str:
-    if not isinstance(error, OSError):
+def _cause(error: Exception) -> str:
+    if isinstance(error, ValueError) and _STATUS.match(str(error)):
         return _NOTES.split(str(error))[0].rpartition(": ")[2]
-    where = "" if error.filename is None else f"{error.filename}: "
-    return f"{where}{error.strerror}" if error.strerror else str(error)
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename is not None else error.strerror
+    first = _SENTENCE.split(str(error).strip())[0]
+    if not isinstance(error, OSError | ValueError):  # a KeyError says nothing but the key
+        first = f"{type(error).__name__}: {first}"
+    return first if len(first) <= _LONGEST else f"{first[:_LONGEST]}..."
 
 
 def _is_of_the_disk(error: BaseException | None) -> bool:
@@ -71,7 +85,9 @@ def silence_threads() -> None:
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    return not (record.exc_info and _is_of_the_disk(record.exc_info[1]))
+    # What a thread of Orbax raises, whoever waits for its future hears.
+    is_told_twice = "_SignalingThread" in record.getMessage()
+    return not (is_told_twice or (record.exc_info and _is_of_the_disk(record.exc_info[1])))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,9 +7,7 @@ like a file too few: arrays are read by the names of what is there.
 """
 
 import json
-import os
 import pathlib
-import stat
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -62,7 +60,7 @@ def all_damage(run_folder: str | pathlib.Path, step: int, *, hashes: bool = True
 
 
 def _check(folder: pathlib.Path, step: int, *, hashes: bool) -> Iterator[str]:
-    names = set(file_names(folder))
+    names = set(durable.list_files(folder))
     for name in (MANIFEST, COMMITTED):
         if name not in names:
             raise ValueError(f"{name} is missing")
@@ -88,7 +86,7 @@ def _check_converted(folder: pathlib.Path, *, hashes: bool) -> Iterator[str]:
     run_folder, start = folder.parents[1], f"{FOLDER}/{folder.name}/"
     listed = durable.read_checksums(run_folder)
     inside = {name: checksum for name, checksum in listed.items() if name.startswith(start)}
-    found = set(file_names(folder))
+    found = set(durable.list_files(folder))
     yield from _check_names(found, {name.removeprefix(start) for name in inside}, durable.CHECKSUMS)
     for name, checksum in inside.items() if hashes else ():
         if name.removeprefix(start) in found:
@@ -118,20 +116,3 @@ def _describe(file: pathlib.Path) -> dict[str, Any]:
 
 def _mark(folder: pathlib.Path) -> bytes:
     return f"{durable.content_hash(folder / MANIFEST)}\n".encode()
-
-
-def file_names(folder: pathlib.Path) -> list[str]:
-    """All files in a folder and in those within it, relative to it.
-
-    Raises:
-      ValueError: if there is something else, such as a pipe, which would be waited for without end.
-    """
-    names = []
-    for parent, folders, files in os.walk(folder):
-        for name in (*folders, *files):
-            path = pathlib.Path(parent, name)
-            mode = path.lstat().st_mode
-            if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-                raise ValueError(f"{path.relative_to(folder)} is no file and no folder")
-        names += [pathlib.Path(parent, name).relative_to(folder).as_posix() for name in files]
-    return names

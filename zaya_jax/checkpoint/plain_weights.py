@@ -14,7 +14,8 @@ import numpy as np
 
 from zaya_jax.checkpoint.layout import FOLDER, METADATA, STEP_METADATA, WEIGHTS, step_metadata
 
-_ZARR_DTYPES = {"float32": "<f4", "float16": "<f2", "bfloat16": "bfloat16"}
+ZARR_DTYPES = {"float32": "<f4", "float16": "<f2", "bfloat16": "bfloat16"}
+"""Types that weights have on the disk, as zarr spells them."""
 _DICT_KEY = 2
 """Orbax's number for a key of a dictionary."""
 
@@ -67,7 +68,7 @@ def _zarray(array: PlainArray) -> dict[str, Any]:
         "zarr_format": 2,
         "shape": list(array.shape),
         "chunks": list(array.chunk),
-        "dtype": _ZARR_DTYPES[array.dtype.name],
+        "dtype": ZARR_DTYPES[array.dtype.name],
         "order": "C",
         "compressor": None,
         "fill_value": None,

@@ -14,7 +14,7 @@ import numpy as np
 from zaya_jax import durable
 from zaya_jax.checkpoint.about import read_about, write_about
 from zaya_jax.checkpoint.layout import WEIGHTS, step_folder
-from zaya_jax.checkpoint.manifest import commit, damage_of, file_names, sync_and_describe
+from zaya_jax.checkpoint.manifest import commit, damage_of, sync_and_describe
 from zaya_jax.checkpoint.newest import SavedStep
 from zaya_jax.checkpoint.plain_weights import PlainArray, chunk_name, metadata_files
 from zaya_jax.checkpoint.restore import read_config
@@ -99,7 +99,7 @@ def _write_weights(saved: SavedStep, run_folder: pathlib.Path, dtype: np.dtype |
     about, folder = read_about(saved.run_folder, saved.step), step_folder(run_folder, saved.step)
     if about is not None:
         write_about(folder, about)
-    commit(folder, saved.step, sync_and_describe(folder, file_names(folder)))
+    commit(folder, saved.step, sync_and_describe(folder, durable.list_files(folder)))
 
 
 def _plain(stored: StoredArrays, name: str, dtype: np.dtype | None) -> PlainArray:

@@ -10,6 +10,7 @@ import jax
 from zaya_jax.checkpoint.newest import SavedStep, require_step
 from zaya_jax.checkpoint.steps import restore_weights
 from zaya_jax.config import CONFIG_FILE, Config, ModelConfig
+from zaya_jax.json_files import read_limited
 from zaya_jax.model.weights import abstract_variables
 from zaya_jax.pytree import abstract
 
@@ -82,7 +83,8 @@ def read_config(run_folder: str | pathlib.Path) -> Config:
     path = pathlib.Path(run_folder) / CONFIG_FILE
     if not path.is_file():
         raise ValueError(f"{run_folder} is not a run folder: it has no {CONFIG_FILE}; zaya train makes one")
+    text = read_limited(path)
     try:
-        return Config.from_text(path.read_text())
+        return Config.from_text(text.decode())
     except ValueError as error:
         raise ValueError(f"{path} is not the config of a run: {error}") from error

@@ -26,8 +26,9 @@ from zaya_jax.checkpoint.layout import (
     step_folder,
     step_metadata,
 )
-from zaya_jax.checkpoint.manifest import Files, commit, file_names, sync_and_describe
+from zaya_jax.checkpoint.manifest import Files, commit, sync_and_describe
 from zaya_jax.checkpoint.retention import Retention, steps_to_make_room, steps_to_remove
+from zaya_jax.checkpoint.stored_arrays import check_shapes
 from zaya_jax.parallel import hosts
 from zaya_jax.parallel.failures import Shared
 
@@ -230,7 +231,9 @@ class _Writing:
         """Waits until this process' files are on the disk; their sizes and hashes."""
         for future in self._futures:
             future.result()
-        own = [name for name in file_names(self.aside) if f"/{_PER_PROCESS}{hosts.process()}/" in name]
+        own = [
+            name for name in durable.list_files(self.aside) if f"/{_PER_PROCESS}{hosts.process()}/" in name
+        ]
         return sync_and_describe(self.aside, own)
 
     def commit(self, described: list[Files]) -> None:
@@ -242,7 +245,7 @@ class _Writing:
         if self._about is not None:
             write_about(self.aside, self._about)
         known = {name: about for files in described for name, about in files.items()}
-        rest = [name for name in file_names(self.aside) if name not in known]
+        rest = [name for name in durable.list_files(self.aside) if name not in known]
         commit(self.aside, self.step, known | sync_and_describe(self.aside, rest))
 
 
@@ -273,6 +276,7 @@ def restore_weights(run_folder: str | pathlib.Path, step: int, weights: Any) -> 
     Raises:
       ValueError: if they cannot be read.
     """
+    check_shapes(step_folder(pathlib.Path(run_folder).absolute(), step) / WEIGHTS, weights)
     return _restore(run_folder, step, {WEIGHTS: ocp.args.StandardRestore(weights)})[WEIGHTS]
 
 
@@ -284,7 +288,9 @@ def _restore(run_folder: str | pathlib.Path, step: int, items: dict[str, Any]) -
         with contextlib.closing(ocp.StandardCheckpointHandler()) as handler:
             return handler.restore(epath.Path(folder / item), args=items[item])
 
-    with explained(lambda cause: ValueError(f"{step_folder(run_folder, step)} cannot be read: {cause}")):
+    with explained(
+        lambda cause: ValueError(f"{step_folder(run_folder, step)} cannot be read: {cause}"), reading=True
+    ):
         return {item: read(item) for item in items}
 
 

@@ -9,11 +9,13 @@ import pathlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import jax
 import numpy as np
 import tensorstore as ts
 
 from zaya_jax.checkpoint.layout import METADATA, step_folder
 from zaya_jax.checkpoint.newest import SavedStep
+from zaya_jax.checkpoint.plain_weights import ZARR_DTYPES
 from zaya_jax.json_files import read_json
 
 
@@ -68,12 +70,30 @@ class StoredArrays:
         return sum(map(_chunk_bytes, self._arrays.values()))
 
 
+def check_shapes(folder: pathlib.Path, weights: Any) -> None:
+    """Holds the weights of an item against those that a config describes.
+
+    Raises:
+      ValueError: for one that is missing, of another shape or of no type of weights; Orbax's own error may
+        not say which.
+    """
+    found = _open_arrays(folder, in_turn=False)
+    for path, weight in jax.tree.leaves_with_path(weights):
+        name = jax.tree_util.keystr(path, simple=True, separator=".")
+        if name not in found or tuple(found[name].shape) != weight.shape:
+            shape = tuple(found[name].shape) if name in found else "nowhere"
+            raise ValueError(
+                f"{folder} has the weight {name} {shape}, and the run's config.json describes {weight.shape}"
+            )
+        _check_type(folder, name, found[name])
+
+
 def _open_arrays(folder: pathlib.Path, *, in_turn: bool) -> dict[str, ts.TensorStore]:
     metadata = read_json(folder / METADATA)
-    tree = metadata.get("tree_metadata")
-    if not isinstance(tree, Mapping):
-        raise ValueError(f"{folder / METADATA} has no tree_metadata; Orbax did not write it")
-    names = [_name(leaf) for leaf in tree.values() if not _is_empty(leaf)]
+    try:
+        names = [_name(leaf) for leaf in metadata["tree_metadata"].values() if not _is_empty(leaf)]
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(f"{folder / METADATA} has no tree_metadata; Orbax did not write it") from error
     specs = {name: _spec(folder, name, metadata) for name in names}
     opened = {name: _open(folder, name, spec, ts.Context()) for name, spec in specs.items()}
     for name, array in opened.items():
@@ -109,9 +129,18 @@ def _open(folder: pathlib.Path, name: str, spec: dict[str, Any], context: ts.Con
         raise ValueError(f"{folder}: the array {name} cannot be opened: {str(error)[:200]}") from error
 
 
+def _check_type(folder: pathlib.Path, name: str, array: ts.TensorStore) -> None:
+    if array.dtype.name not in ZARR_DTYPES:
+        raise ValueError(
+            f"{folder}: the weight {name} is of type {array.dtype.name}; it must be {', '.join(ZARR_DTYPES)}"
+        )
+
+
 def _check_chunks(folder: pathlib.Path, name: str, array: ts.TensorStore, spec: dict[str, Any]) -> None:
-    """TensorStore would read zeros where a chunk is missing."""
+    """TensorStore would read zeros where a chunk is missing, and ask for memory as large as a chunk says."""
     chunk = _read_chunk(array)
+    if any(part > max(size, 1) for size, part in zip(array.shape, chunk, strict=True)):
+        raise ValueError(f"{folder}: the array {name} has parts of {chunk}, and is {array.shape} in all")
     expected = math.prod(-(-size // part) for size, part in zip(array.shape, chunk, strict=True))
     keys = ts.KvStore.open(spec["kvstore"]).result().list().result()
     found = sum(not key.decode().startswith((".z", "zarr.json")) for key in keys)

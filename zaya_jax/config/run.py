@@ -15,6 +15,7 @@ from zaya_jax.config.phases import SECTIONS, PhaseConfig, in_phase, merge, num_s
 from zaya_jax.config.rules import require, require_different
 from zaya_jax.config.train import TrainConfig
 from zaya_jax.fields import UnknownField, build, convert, field_paths, to_plain
+from zaya_jax.json_files import parse_object
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,9 +155,9 @@ class Config:
         """The config that `to_text` wrote, checked like any other.
 
         Raises:
-          ValueError: if the text is no JSON, or not of a config.
+          ValueError: if the text is no JSON object, or not of a config.
         """
-        return cls.from_dict(json.loads(text))
+        return cls.from_dict(parse_object(text.encode(), "it"))
 
 
 def _known_elsewhere(error: UnknownField) -> str | None:

@@ -25,6 +25,7 @@ from zaya_jax.checkpoint import FOLDER as CHECKPOINTS
 from zaya_jax.config import CONFIG_FILE, ExecutionConfig, ModelConfig
 from zaya_jax.convert.layouts import ROUTER_BIAS, WeightSlice
 from zaya_jax.convert.pytorch_folder import INDEX
+from zaya_jax.json_files import read_limited
 
 AHEAD = 4
 """Slices that are prepared while one is written."""
@@ -154,6 +155,7 @@ def write_folder(
       ValueError: if another process is at it, or the disk is too small.
     """
     aside = folder.with_name(folder.name + durable.PARTIAL)
+    _check_own(aside)
     durable.make_folder(aside)
     with _lock(aside):
         journal = _Journal(aside / "journal", plan=_fingerprint(source, files))
@@ -171,6 +173,17 @@ def write_folder(
         durable.publish(content, folder, replace=replace)
     shutil.rmtree(aside)
     return WriteReport(sum(file.size for file in files), resumed)
+
+
+def _check_own(aside: pathlib.Path) -> None:
+    """Refuses remains that no conversion leaves: to write on would write, or wait, somewhere else."""
+    strange = "it is a link" if aside.is_symlink() else None
+    try:
+        durable.list_files(aside)
+    except ValueError as error:
+        strange = str(error)
+    if strange:
+        raise ValueError(f"{aside} was not left by a conversion ({strange}); remove it")
 
 
 @contextlib.contextmanager
@@ -197,17 +210,22 @@ def _fingerprint(source: Source, files: list[PlannedFile]) -> str:
     return durable.sha256(json.dumps([source.identity(), plan]).encode())
 
 
+def _read_journal(file: pathlib.Path) -> str:
+    return read_limited(file).decode(errors="replace") if file.is_file() else ""
+
+
 class _Journal:
     """The files that are done, by name, with their checksums; a line each behind that of the plan."""
 
     def __init__(self, file: pathlib.Path, *, plan: str):
         self._file, self._plan = file, plan
         self._adding = threading.Lock()
-        lines = file.read_text().split("\n")[:-1] if file.is_file() else []  # a torn last line is none
+        # A torn last line is none, and one that is damaged of no file: what it told of is written once more.
+        lines = _read_journal(file).split("\n")[:-1]
         self._is_new = not lines or lines[0] != plan
         self.entries: dict[str, str] = {}
         for line in lines[1:] if not self._is_new else ():
-            checksum, name = line.split("  ", 1)
+            checksum, _, name = line.partition("  ")
             self.entries[name] = checksum
 
     def __enter__(self) -> "_Journal":

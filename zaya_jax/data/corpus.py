@@ -14,6 +14,7 @@ import lzma
 import os
 import pathlib
 import platform
+import stat
 import sysconfig
 import zlib
 from collections.abc import Sequence
@@ -23,17 +24,20 @@ import numpy as np
 import rich.box
 import rich.console
 import rich.table
+import rich.text
 
 from zaya_jax.config import DataConfig, lies_in
+from zaya_jax.data.blocks import BlockWriter, ShardFormat
+from zaya_jax.data.left_out import LeftOut, count_reasons, describe_left_out, printable, write_left_out
 from zaya_jax.data.shards import (
     MANIFEST,
     SPLITS,
-    BlockWriter,
     Corpus,
-    ShardFormat,
     Split,
+    describe_files,
     describe_missing,
     open_corpus,
+    verify_corpus,
     write_manifest,
 )
 from zaya_jax.data.tokenizer import Tokenizer, load_tokenizer
@@ -65,7 +69,8 @@ def build_corpus(
     `validation_percent` none trains on what another holds out: the same text is on the same side
     wherever it lies, whatever it is called and however often it is there. A hash of its path in the
     source decides its place. So the same tree gives the same corpus, and a file that is added moves
-    no other to another split. Files and folders with a leading dot are left out.
+    no other to another split. Files and folders with a leading dot are no part of the source; what else
+    has no text, such as a link to a folder, which is not followed, is left out and named.
 
     Args:
       folder: the corpus to be.
@@ -80,6 +85,7 @@ def build_corpus(
 
     Raises:
       ValueError: when an argument cannot be, `folder` is taken, or the source gives no text for a split.
+      OSError: for a file or folder of the source that cannot be read.
     """
     folder = pathlib.Path(folder).resolve()
     _check_sizes(block_tokens=block_tokens, validation_percent=validation_percent, shard_tokens=shard_tokens)
@@ -90,18 +96,20 @@ def build_corpus(
     for what, path, given in (("source", source, "stdlib"), ("tokenizer", tokenizer.name, "byte")):
         if path != given and lies_in(path, folder):
             raise ValueError(f"the {what} {path} lies in the corpus {folder}; --overwrite would remove it")
-    paths = _list_files(origin)
+    paths, left_out = _list_files(origin)
 
     shard_format = ShardFormat(
         tokenizer=tokenizer, block_tokens=block_tokens, shard_blocks=max(1, shard_tokens // block_tokens)
     )
     try:
         with folder_aside(folder, replace=overwrite) as aside:
-            splits = _write_splits(
+            splits, without_text = _write_splits(
                 aside, paths, shard_format=shard_format, origin=origin, validation_percent=validation_percent
             )
-            write_manifest(_describe(aside, splits, shard_format, origin))
-            open_corpus(aside)  # a shard that ArrayRecord cut short would pass for an empty one
+            left_out += without_text
+            write_left_out(aside, left_out)
+            write_manifest(_describe(aside, splits, shard_format, origin, count_reasons(left_out)))
+            open_corpus(aside)  # what a run could not open must not take the place of what it can
     except FileExistsError as error:
         raise FileExistsError(errno.EEXIST, "another process has built this corpus", str(folder)) from error
     return open_corpus(folder)
@@ -155,23 +163,51 @@ def _find_origin(source: str, pattern: str | None) -> _Origin:
     return _Origin(root=root, pattern=pattern or "*", excluded=frozenset(), description=str(root))
 
 
-def _list_files(origin: _Origin) -> list[str]:
+def _list_files(origin: _Origin) -> tuple[list[str], list[LeftOut]]:
     """Paths, relative to the root, of the files that the pattern takes, in the order of their hashes.
+
+    Returns:
+      The paths, and what has such a name but is no file.
 
     Raises:
       ValueError: when it takes none.
     """
-    paths = []
+    paths: list[str] = []
+    left_out: list[LeftOut] = []
     for parent, folders, names in os.walk(origin.root, onerror=_raise):
         folders[:] = [name for name in folders if name not in origin.excluded and not name.startswith(".")]
+        # A link may lead back to where it lies; os.walk follows none.
+        links = [name for name in folders if pathlib.Path(parent, name).is_symlink()]
         taken = [name for name in fnmatch.filter(names, origin.pattern) if not name.startswith(".")]
-        files = [path for name in taken if (path := pathlib.Path(parent, name)).is_file()]
-        paths += [path.relative_to(origin.root).as_posix() for path in files]
+        for place in (pathlib.Path(parent, name) for name in (*links, *taken)):
+            path, reason = place.relative_to(origin.root).as_posix(), _why_no_file(place)
+            if reason is None:
+                paths.append(path)
+            else:
+                left_out.append(LeftOut(path, reason))
     if not paths:
         raise ValueError(
             f'no file in {origin.root} has a name like "{origin.pattern}"; a corpus needs some text'
         )
-    return sorted(paths, key=lambda path: (_hash(os.fsencode(path)), path))
+    return sorted(paths, key=lambda path: (_hash(os.fsencode(path)), path)), left_out
+
+
+def _why_no_file(path: pathlib.Path) -> str | None:
+    """What lies at a path, as a reason to leave it out; None for a file, or a link to one.
+
+    Opening a pipe or some devices would wait for ever.
+    """
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        if path.is_symlink():
+            return "a link to nothing"
+        raise
+    if stat.S_ISREG(mode):
+        return None
+    if stat.S_ISDIR(mode):
+        return "a link to a folder"
+    return "a pipe" if stat.S_ISFIFO(mode) else "a socket" if stat.S_ISSOCK(mode) else "a device"
 
 
 def _raise(error: OSError) -> NoReturn:
@@ -189,23 +225,38 @@ def _write_splits(
     shard_format: ShardFormat,
     origin: _Origin,
     validation_percent: int,
-) -> dict[str, Split]:
+) -> tuple[dict[str, Split], list[LeftOut]]:
     """Reads each file once and streams it to its split; at most one document is in memory.
+
+    Returns:
+      The splits, and the files without text.
 
     Raises:
       ValueError: when a split gets no text.
     """
     writers = {name: _SplitWriter(folder, name, shard_format) for name in SPLITS}
     buckets: set[int] = set()
+    left_out: list[LeftOut] = []
     for path in paths:
-        raw = (origin.root / path).read_bytes()
+        raw = _read(origin.root / path)
         # Not of the path: a file that two overlapping sources share has two of them.
         bucket = _hash(raw) % 100
-        if writers["validation" if bucket < validation_percent else "train"].append(raw):
+        without = writers["validation" if bucket < validation_percent else "train"].append(path, raw)
+        if without is None:
             buckets.add(bucket)
+        else:
+            left_out.append(without)
     splits = {name: writer.finish() for name, writer in writers.items()}
     _check_splits(splits, buckets, origin=origin, validation_percent=validation_percent)
-    return splits
+    return splits, left_out
+
+
+def _read(path: pathlib.Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        error.filename = error.filename or str(path)  # that of a file which opens and cannot be read has none
+        raise
 
 
 class _SplitWriter:
@@ -217,12 +268,16 @@ class _SplitWriter:
         self._compressed = _CompressedSize() if name == "validation" else None
         self._documents = self._skipped = self._text_bytes = self._tokens = 0
 
-    def append(self, raw: bytes) -> bool:
-        """Takes the bytes of a file; one that is empty or not UTF-8 is only counted, and gives False."""
-        text = _decode(raw)
+    def append(self, path: str, raw: bytes) -> LeftOut | None:
+        """Takes the bytes of a file; one that is empty or not UTF-8 is counted, and left out."""
+        try:
+            text = raw.decode("utf-8")
+        except UnicodeDecodeError as error:
+            self._skipped += 1
+            return LeftOut(path, "not UTF-8", byte=error.start)
         if not text:
             self._skipped += 1
-            return False
+            return LeftOut(path, "empty")
         tokenizer = self._shard_format.tokenizer
         ids = [tokenizer.bos_id, *tokenizer.encode(text), tokenizer.eos_id]
         self._blocks.append(np.array(ids, self._shard_format.dtype))
@@ -231,7 +286,7 @@ class _SplitWriter:
         self._documents += 1
         self._text_bytes += len(raw)
         self._tokens += len(ids)
-        return True
+        return None
 
     def finish(self) -> Split:
         """Writes what is left, and says what the split holds."""
@@ -245,14 +300,6 @@ class _SplitWriter:
             gzip_9_bytes=gzip_9_bytes,
             xz_9_bytes=xz_9_bytes,
         )
-
-
-def _decode(raw: bytes) -> str | None:
-    """The text of a file; None when it is not UTF-8."""
-    try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError:
-        return None
 
 
 class _CompressedSize:
@@ -308,7 +355,11 @@ def _check_splits(
 
 
 def _describe(
-    folder: pathlib.Path, splits: dict[str, Split], shard_format: ShardFormat, origin: _Origin
+    folder: pathlib.Path,
+    splits: dict[str, Split],
+    shard_format: ShardFormat,
+    origin: _Origin,
+    left_out: dict[str, int],
 ) -> Corpus:
     return Corpus(
         folder=folder,
@@ -323,6 +374,8 @@ def _describe(
         source=f"{origin.description}, {origin.pattern}",
         train=splits["train"],
         validation=splits["validation"],
+        left_out=left_out,
+        files=describe_files(folder),
     )
 
 
@@ -342,7 +395,8 @@ def ensure_corpus(config: DataConfig) -> Corpus:
                 f"{describe_missing(config.corpus)}, or the run itself with --config.data.source=TEXTS"
             )
         with contextlib.suppress(FileExistsError):
-            build_corpus(config.corpus, source=config.source, tokenizer=tokenizer)
+            corpus = build_corpus(config.corpus, source=config.source, tokenizer=tokenizer)
+            print(describe_left_out(corpus.folder, corpus.left_out), end="")
     return open_corpus_for(config.corpus, config.tokenizer)
 
 
@@ -367,12 +421,18 @@ _EXAMPLES = (
     "zaya corpus corpora/stdlib                                   # Python's own standard library, as bytes",
     "zaya corpus corpora/notes --source ~/notes --pattern '*.md'  # the Markdown files of a folder",
     "zaya corpus corpora/web --source web --tokenizer tokenizer.json --block-tokens 8192",
+    "zaya corpus corpora/web --verify                             # are its files what was written?",
 )
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """`zaya corpus`: builds a corpus and prints what is in it."""
     options = _parse_options(argv)
+    if options.verify:
+        corpus = verify_corpus(options.folder)
+        size = sum(file.bytes for file in corpus.files.values())
+        print(f"verified: all {size:,} bytes of {corpus.folder} are as they were written")
+        return
     corpus = build_corpus(
         options.folder,
         source=options.source,
@@ -383,6 +443,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         overwrite=options.overwrite,
     )
     rich.console.Console().print(_make_table(corpus))
+    print(describe_left_out(corpus.folder, corpus.left_out), end="")
 
 
 def _parse_options(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -400,7 +461,13 @@ def _parse_options(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--block-tokens", type=int, default=4096, help="tokens a record; default 4096")
     parser.add_argument("--overwrite", action="store_true", help="replace a corpus that is there")
-    return parser.parse_args(argv)
+    parser.add_argument(
+        "--verify", action="store_true", help="build nothing: read every byte of OUT and check its hashes"
+    )
+    options = parser.parse_args(argv)
+    if options.verify and options.overwrite:
+        raise ValueError("--verify reads a corpus and --overwrite replaces it; give one of them")
+    return options
 
 
 def _make_table(corpus: Corpus) -> rich.table.Table:
@@ -408,7 +475,7 @@ def _make_table(corpus: Corpus) -> rich.table.Table:
     table = rich.table.Table(
         name_column("split"),
         *map(number_column, ("documents", "skipped", "bytes", "tokens", "gzip -9", "xz -9")),
-        title=f"{corpus.folder}\n{corpus.source}",
+        title=rich.text.Text(f"{printable(str(corpus.folder))}\n{printable(corpus.source)}"),
         caption="gzip and xz: bits per byte of the held-out files",
         box=rich.box.SIMPLE,
         padding=0,

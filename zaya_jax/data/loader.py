@@ -17,6 +17,7 @@ import grain
 import numpy as np
 
 from zaya_jax.data.batch import Batch, make_example
+from zaya_jax.data.blocks import BlockReader
 from zaya_jax.data.mixture import Reading
 from zaya_jax.data.shards import Corpus
 
@@ -50,7 +51,7 @@ class _Split:
     def __init__(self, corpus: Corpus, split: str):
         self.num_tokens = corpus.split(split).tokens
         self._corpus = corpus
-        self._blocks = grain.sources.ArrayRecordDataSource([str(p) for p in corpus.shard_paths(split)])
+        self._blocks = BlockReader(corpus, split)
 
     def example(self, first: int, last: int, length: int) -> np.ndarray:
         """Tokens from `first` up to `last` and the token behind each, int32 [2, length], padded behind.

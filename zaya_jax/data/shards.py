@@ -1,8 +1,13 @@
-"""Shards: a corpus on disk, token blocks in ArrayRecord files beside a manifest.
+"""Shards: a corpus on disk, token blocks in ArrayRecord files beside a manifest of hashes.
 
 Each split is one stream of tokens, BOS document EOS, BOS document EOS, ..., cut into blocks of one
-length; a block is a record of an ArrayRecord file. The manifest says what must be there, because
-ArrayRecord gives a truncated file as an empty one without an error.
+length; a block is a record of an ArrayRecord file. The manifest has the hash of every file, and a mark
+beside it the hash of the manifest. ArrayRecord itself would give a truncated file as an empty one, and
+another corpus's as this one's, without an error.
+
+Opening a corpus looks for every file and its size, and up to `HASHED_AT_OPENING` reads every byte. A larger
+one would keep a run, and all its hosts at once, from beginning for minutes: `zaya corpus FOLDER --verify`
+reads it when that is wanted, and `blocks` holds each block against its own hash before it is trained on.
 """
 
 import dataclasses
@@ -11,17 +16,37 @@ import json
 import math
 import os
 import pathlib
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import numpy as np
-from array_record.python import array_record_module  # pyright: ignore[reportAttributeAccessIssue]
-
 from zaya_jax import durable
-from zaya_jax.data.tokenizer import Tokenizer
+from zaya_jax.json_files import read_json
 
-_FORMAT = "zaya_jax corpus 1"
+_FORMAT, _WITHOUT_HASHES = "zaya_jax corpus 2", "zaya_jax corpus 1"
 MANIFEST = "manifest.json"
+COMMITTED = "committed"
+"""Written last: holds the hash of the manifest."""
 SPLITS = ("train", "validation")
+ENDINGS = (".array_record", ".block_hashes")
+"""Of files that hold tokens, and of those that hold the hashes of their blocks."""
+HASHED_AT_OPENING = 4 * 2**30
+"""Bytes of a corpus up to which opening it reads them all: a second or two."""
+_READERS = 8
+"""Threads that read files at once; hashing one waits for the disk."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StoredFile:
+    """What a file held when the corpus was written.
+
+    Attributes:
+      bytes: its size.
+      xxh3_128: its hash.
+    """
+
+    bytes: int
+    xxh3_128: str
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,12 +56,12 @@ class Shard:
     Attributes:
       file: its name in the corpus folder.
       records: token blocks in it.
-      bytes: its size on disk.
+      block_hashes: hash of the hashes of its blocks, in their order.
     """
 
     file: str
     records: int
-    bytes: int
+    block_hashes: str
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -69,7 +94,7 @@ class Split:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Corpus:
-    """A corpus whose files were found whole.
+    """A corpus as its manifest has it.
 
     Attributes:
       folder: where it lies.
@@ -84,6 +109,8 @@ class Corpus:
       source: where the text came from.
       train: the training split.
       validation: the held-out split.
+      left_out: files of the source that are in no split, counted by reason.
+      files: all files of the folder but the manifest and its mark, by name.
     """
 
     folder: pathlib.Path
@@ -98,6 +125,8 @@ class Corpus:
     source: str
     train: Split
     validation: Split
+    left_out: Mapping[str, int]
+    files: Mapping[str, StoredFile]
 
     def split(self, name: str) -> Split:
         """The split of a name.
@@ -114,75 +143,24 @@ class Corpus:
         return tuple(self.folder / shard.file for shard in self.split(name).shards)
 
 
+def fingerprint(corpus: Corpus) -> str:
+    """The same text for corpora that give the same tokens, wherever they lie and however they are packed."""
+    splits = [
+        [split.tokens, [shard.block_hashes for shard in split.shards]] for split in map(corpus.split, SPLITS)
+    ]
+    ids = [corpus.vocab_size, corpus.bos_id, corpus.eos_id, corpus.pad_id]
+    content = [corpus.tokenizer_fingerprint, ids, corpus.block_tokens, corpus.dtype, splits]
+    return durable.hash_of(json.dumps(content).encode()).hex()
+
+
 # Writing
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ShardFormat:
-    """How tokens are laid out in shards.
-
-    Attributes:
-      tokenizer: that makes the tokens.
-      block_tokens: tokens a record.
-      shard_blocks: records a shard file.
-    """
-
-    tokenizer: Tokenizer
-    block_tokens: int
-    shard_blocks: int
-
-    @property
-    def dtype(self) -> str:
-        """Of a token in a record, little-endian."""
-        return "<u2" if self.tokenizer.vocab_size <= 2**16 else "<u4"
-
-
-class BlockWriter:
-    """Cuts a stream of tokens into blocks, one a record, and begins a new shard when one is full."""
-
-    def __init__(self, folder: pathlib.Path, split: str, shard_format: ShardFormat):
-        self._folder = folder
-        self._split = split
-        self._shard_format = shard_format
-        self._rest = np.zeros(0, shard_format.dtype)
-        self._writer: Any = None
-        self._records = 0
-        self._shards: list[Shard] = []
-
-    def append(self, tokens: np.ndarray) -> None:
-        """Takes the tokens of a document."""
-        tokens = np.concatenate([self._rest, tokens])
-        whole = len(tokens) // self._shard_format.block_tokens * self._shard_format.block_tokens
-        for block in tokens[:whole].reshape(-1, self._shard_format.block_tokens):
-            self._write(block)
-        self._rest = tokens[whole:]
-
-    def finish(self) -> tuple[Shard, ...]:
-        """Pads and writes the last block."""
-        if len(self._rest):
-            missing = self._shard_format.block_tokens - len(self._rest)
-            self._write(np.pad(self._rest, (0, missing), constant_values=self._shard_format.tokenizer.pad_id))
-        if self._writer is not None:
-            self._close_shard()
-        return tuple(self._shards)
-
-    def _path(self) -> pathlib.Path:
-        return self._folder / f"{self._split}-{len(self._shards):05d}.array_record"
-
-    def _write(self, block: np.ndarray) -> None:
-        if self._writer is None:
-            # group_size:1, a record a chunk: random access decodes no neighbours.
-            self._writer = array_record_module.ArrayRecordWriter(str(self._path()), "group_size:1")
-        self._writer.write(block.tobytes())
-        self._records += 1
-        if self._records == self._shard_format.shard_blocks:
-            self._close_shard()
-
-    def _close_shard(self) -> None:
-        path = self._path()
-        self._writer.close()
-        self._shards.append(Shard(file=path.name, records=self._records, bytes=path.stat().st_size))
-        self._writer, self._records = None, 0
+def describe_files(folder: pathlib.Path) -> dict[str, StoredFile]:
+    """Sizes and hashes of the files of a corpus that is being written."""
+    names = sorted(path.name for path in folder.iterdir())
+    stored = _map(lambda name: _describe(folder / name), names)
+    return dict(zip(names, stored, strict=True))
 
 
 def write_manifest(corpus: Corpus) -> None:
@@ -190,17 +168,48 @@ def write_manifest(corpus: Corpus) -> None:
     values = {"format": _FORMAT, **dataclasses.asdict(corpus)}
     del values["folder"]
     durable.write(corpus.folder / MANIFEST, json.dumps(values, indent=2) + "\n")
+    durable.write(corpus.folder / COMMITTED, _mark(corpus.folder))
+
+
+def _describe(path: pathlib.Path) -> StoredFile:
+    return StoredFile(bytes=path.stat().st_size, xxh3_128=durable.content_hash(path))
+
+
+def _mark(folder: pathlib.Path) -> bytes:
+    return f"{durable.content_hash(folder / MANIFEST)}\n".encode()
+
+
+def _map(function: Callable[[str], Any], names: Iterable[str]) -> list[Any]:
+    with ThreadPoolExecutor(_READERS) as readers:
+        return list(readers.map(function, names))
 
 
 # Opening
 
 
 def open_corpus(folder: str | os.PathLike[str]) -> Corpus:
-    """Reads a corpus's manifest and checks that every shard is there and whole.
+    """Reads a corpus's manifest and checks that its files are there, and those of a small one byte by byte.
 
     Raises:
-      ValueError: when there is no corpus, or with a sentence for each shard that is missing or differs.
+      ValueError: when there is no corpus, or with a sentence for each file that is missing or differs.
     """
+    corpus = _read_manifest(folder)
+    _check_files(corpus, hashed=sum(file.bytes for file in corpus.files.values()) <= HASHED_AT_OPENING)
+    return corpus
+
+
+def verify_corpus(folder: str | os.PathLike[str]) -> Corpus:
+    """Opens a corpus when every byte of it is as it was written, whatever its size.
+
+    Raises:
+      ValueError: as `open_corpus`.
+    """
+    corpus = _read_manifest(folder)
+    _check_files(corpus, hashed=True)
+    return corpus
+
+
+def _read_manifest(folder: str | os.PathLike[str]) -> Corpus:
     if not pathlib.Path(folder).exists():
         raise ValueError(describe_missing(folder))
     folder = pathlib.Path(folder).resolve()
@@ -208,23 +217,41 @@ def open_corpus(folder: str | os.PathLike[str]) -> Corpus:
     if not path.is_file():
         raise ValueError(f"there is no corpus at {folder}: it has no {MANIFEST}; zaya corpus builds one")
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = read_json(path)
         found = values.pop("format")
-        if found != _FORMAT:
+        if found not in (_FORMAT, _WITHOUT_HASHES):
             raise ValueError(f'it has the format "{found}"')
-        splits = {name: _parse_split(values.pop(name)) for name in SPLITS}
-        corpus = Corpus(folder=folder, **splits, **values)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError) as error:
         raise ValueError(f'{path} is no manifest of "{_FORMAT}": {error}') from error
-    sentences = [s for name in SPLITS for s in _check_shards(corpus, corpus.split(name))]
-    if sentences:
-        raise ValueError("\n".join(sentences))
-    return corpus
+    if found == _WITHOUT_HASHES:
+        raise ValueError(
+            f"the corpus {folder} has no hashes of its files, as older versions wrote it; rebuild it with "
+            "zaya corpus --overwrite"
+        )
+    _check_mark(folder)
+    return _parse(folder, values)
 
 
-def fingerprint(corpus: Corpus) -> str:
-    """What another corpus does not have: a run that goes on must read the tokens that it began with."""
-    return durable.sha256_of_file(corpus.folder / MANIFEST)
+def _check_mark(folder: pathlib.Path) -> None:
+    path = folder / COMMITTED
+    if not path.is_file():
+        raise ValueError(f"{path} is missing; restore it, or rebuild the corpus")
+    if path.read_bytes() != _mark(folder):
+        raise ValueError(f"{folder / MANIFEST} is not as it was written; restore it, or rebuild the corpus")
+
+
+def _parse(folder: pathlib.Path, values: dict[str, Any]) -> Corpus:
+    try:
+        splits = {name: _parse_split(values.pop(name)) for name in SPLITS}
+        files = {name: StoredFile(**file) for name, file in values.pop("files").items()}
+        return Corpus(folder=folder, files=files, **splits, **values)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f'{folder / MANIFEST} is no manifest of "{_FORMAT}": {error}') from error
+
+
+def _parse_split(values: dict[str, Any]) -> Split:
+    shards = tuple(Shard(**shard) for shard in values.pop("shards"))
+    return Split(shards=shards, **values)
 
 
 def describe_missing(folder: str | os.PathLike[str]) -> str:
@@ -237,48 +264,45 @@ def describe_missing(folder: str | os.PathLike[str]) -> str:
     return f"there is no corpus at {path}{hint}; zaya corpus {path} --source TEXTS builds one"
 
 
-def _parse_split(values: dict[str, Any]) -> Split:
-    shards = tuple(Shard(**shard) for shard in values.pop("shards"))
-    return Split(shards=shards, **values)
+def _check_files(corpus: Corpus, *, hashed: bool) -> None:
+    """Holds the files of a corpus against its manifest.
 
-
-def _check_shards(corpus: Corpus, split: Split) -> list[str]:
-    """A sentence for each shard that is not as the manifest says, and for a stream of another length."""
-    sentences = [s for shard in split.shards if (s := _check_shard(corpus.folder / shard.file, shard))]
-    if split.num_blocks != math.ceil(split.tokens / corpus.block_tokens):
-        sentences.append(
-            f"{corpus.folder / MANIFEST} counts {split.num_blocks} blocks of {corpus.block_tokens} for "
-            f"{split.tokens} tokens; rebuild the corpus"
-        )
-    return sentences
-
-
-def _check_shard(path: pathlib.Path, shard: Shard) -> str | None:
-    if not path.is_file():
-        return f"{path} is missing; restore it, or rebuild the corpus"
-    if (size := path.stat().st_size) != shard.bytes:
-        return (
-            f"{path} has {size} bytes, and the manifest says {shard.bytes}; restore it, or rebuild the corpus"
-        )
-    try:
-        records = _count_records(path)
-    except RuntimeError as error:
-        return f"{path} cannot be read; restore it, or rebuild the corpus: {error}"
-    if records != shard.records:
-        return (
-            f"{path} has {records} records, and the manifest says {shard.records}; restore it, or rebuild "
-            "the corpus"
-        )
-    return None
-
-
-def _count_records(path: pathlib.Path) -> int:
-    """Records of a shard.
+    Args:
+      corpus: as its manifest has it.
+      hashed: whether to read every byte; without, names and sizes tell.
 
     Raises:
-      RuntimeError: when ArrayRecord cannot read the file.
+      ValueError: with a sentence for each that is not as it was written.
     """
-    reader = array_record_module.ArrayRecordReader(str(path), "readahead_buffer_size:0,max_parallelism:0")
-    records = reader.num_records()
-    reader.close()  # which alone raises for a truncated file: to num_records that is an empty one
-    return records
+    found = {path.name for path in corpus.folder.iterdir()}
+    damages = _map(lambda name: _damage_of(corpus, name, found, hashed=hashed), corpus.files)
+    sentences = [damage for damage in damages if damage]
+    sentences += [
+        f"{corpus.folder / name} is not in {MANIFEST}; it was not written with the other files: remove it"
+        for name in sorted(found - corpus.files.keys())
+        if name.endswith(ENDINGS)  # others, such as its tokenizer, may have been laid beside the shards
+    ]
+    for split in map(corpus.split, SPLITS):
+        if split.num_blocks != math.ceil(split.tokens / corpus.block_tokens):
+            sentences.append(
+                f"{corpus.folder / MANIFEST} counts {split.num_blocks} blocks of {corpus.block_tokens} for "
+                f"{split.tokens} tokens; rebuild the corpus"
+            )
+    if sentences:
+        raise ValueError("\n".join(sentences))
+
+
+def _damage_of(corpus: Corpus, name: str, found: set[str], *, hashed: bool) -> str | None:
+    path, expected = corpus.folder / name, corpus.files[name]
+    if name not in found:
+        return f"{path} is missing; restore it, or rebuild the corpus"
+    if not path.is_file():
+        return f"{path} is no file; restore it, or rebuild the corpus"
+    if (size := path.stat().st_size) != expected.bytes:
+        return (
+            f"{path} has {size} bytes, and the manifest says {expected.bytes}; restore it, or rebuild the "
+            "corpus"
+        )
+    if hashed and durable.content_hash(path) != expected.xxh3_128:
+        return f"{path} is not as it was written: its hash differs; restore it, or rebuild the corpus"
+    return None

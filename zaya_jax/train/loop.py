@@ -19,7 +19,7 @@ from zaya_jax.parallel import hosts
 from zaya_jax.parallel.mesh import data_mesh, local_rows, place_rows
 from zaya_jax.train.evaluation import evaluate, held_out_batches
 from zaya_jax.train.implementations import describe_implementations
-from zaya_jax.train.metrics import Writer, metrics_writer, read_metrics
+from zaya_jax.train.metrics import METRICS_FILE, Writer, metrics_writer, read_metrics
 from zaya_jax.train.opening import OpenRun, open_run, read_held
 from zaya_jax.train.phases import StepRange, describe_batch, describe_phase
 from zaya_jax.train.programs import Programs
@@ -316,8 +316,14 @@ def _result(run: OpenRun, state: TrainState) -> TrainResult:
     config = run.config
     setup = run.setup(config.phase_at(config.train.num_steps).config)
     # From the file: a run that was finished before has evaluated nothing in this process.
-    held_out = hosts.first_does(
-        "result", lambda: read_metrics(config.run_folder, "validation")[-1]["bits_per_byte"]
-    )
-    held_out = hosts.from_first("held-out", held_out)
+    held_out = hosts.from_first("held-out", hosts.first_does("result", lambda: _held_out(config)))
     return TrainResult(config, run.corpus, setup.model, state, held_out)
+
+
+def _held_out(config: Config) -> float:
+    found = [row.get("bits_per_byte") for row in read_metrics(config.run_folder, "validation")]
+    if not found or found[-1] is None:  # the file was damaged or taken away since
+        raise ValueError(
+            f"{config.run_folder} has all its steps, but {METRICS_FILE} has lost its held-out loss"
+        )
+    return found[-1]

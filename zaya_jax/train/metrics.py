@@ -2,13 +2,13 @@
 
 import contextlib
 import json
+import logging
 import math
 import pathlib
 import re
 import socket
 import struct
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -149,8 +149,9 @@ def metrics_writer(run_folder: str | pathlib.Path, *, first_step: int) -> Writer
 
 
 def read_metrics(run_folder: str | pathlib.Path, kind: str) -> list[dict[str, Any]]:
-    """The lines of one kind that a run wrote."""
-    return [row for _, row in _whole_lines(pathlib.Path(run_folder) / METRICS_FILE) if row["kind"] == kind]
+    """The lines of one kind that a run wrote; those that a disk has damaged are none."""
+    lines = (pathlib.Path(run_folder) / METRICS_FILE).read_bytes().splitlines()
+    return [row for row in map(_parse, lines) if row is not None and row["kind"] == kind]
 
 
 def _new_events_file(folder: pathlib.Path) -> pathlib.Path:
@@ -166,26 +167,42 @@ def _new_events_file(folder: pathlib.Path) -> pathlib.Path:
 
 def held_out_losses(run_folder: str | pathlib.Path) -> dict[int, float]:
     """The held-out losses that a run wrote, by step; a line that is still being written is left out."""
-    path = pathlib.Path(run_folder) / METRICS_FILE
-    found = {}
-    for line in path.read_text().splitlines() if path.exists() else ():
-        # The last one may be half there: a run goes on writing while others read.
-        with contextlib.suppress(json.JSONDecodeError):
-            row = json.loads(line)
-            if row["kind"] == "validation":
-                found[row["step"]] = row["loss"]
-    return found
+    if not (pathlib.Path(run_folder) / METRICS_FILE).exists():
+        return {}
+    rows = read_metrics(run_folder, "validation")
+    return {row["step"]: row["loss"] for row in rows if isinstance(row.get("loss"), float | int)}
+
+
+def check_places(run_folder: pathlib.Path) -> None:
+    """Looks at what lies where a run writes its metrics.
+
+    Raises:
+      ValueError: if it could not write there, would wait for ever, or would write somewhere else.
+    """
+    file, events = run_folder / METRICS_FILE, run_folder / EVENTS_FOLDER
+    for path, is_own, kind in ((file, file.is_file(), "file"), (events, events.is_dir(), "folder")):
+        # A link would be written through, and a pipe waited for: neither file would be this run's.
+        if path.is_symlink() or (path.exists() and not is_own):
+            raise ValueError(f"{path} is no {kind}, and a run writes its metrics there; move it away")
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    """A line of the file; None if it is none, as the last one that a kill cut short."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):  # the second of a line of a hundred thousand brackets
+        return None
+    is_row = isinstance(row, dict) and isinstance(row.get("step"), int) and isinstance(row.get("kind"), str)
+    return row if is_row else None
 
 
 def _forget_after(path: pathlib.Path, step: int) -> None:
-    """Drops lines of later steps, and a last line that a crash cut short."""
+    """Drops lines of later steps, and those that are none."""
     if not path.exists():
         return
-    durable.write(path, "".join(f"{line}\n" for line, row in _whole_lines(path) if row["step"] <= step))
-
-
-def _whole_lines(path: pathlib.Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    for line in path.read_text().splitlines():
-        # A kill may have cut one short.
-        with contextlib.suppress(json.JSONDecodeError):
-            yield line, json.loads(line)
+    lines = path.read_bytes().splitlines()
+    rows = [_parse(line) for line in lines]
+    if lost := rows[:-1].count(None):
+        logging.getLogger(__name__).warning("%s had %d damaged lines, which are dropped", path, lost)
+    kept = [line + b"\n" for line, row in zip(lines, rows, strict=True) if row and row["step"] <= step]
+    durable.write(path, b"".join(kept))

@@ -29,7 +29,7 @@ from zaya_jax.data.shards import Corpus
 from zaya_jax.data.tokenizer import load_tokenizer
 from zaya_jax.optim.schedules import learning_rate_schedule
 from zaya_jax.parallel import hosts
-from zaya_jax.train.metrics import text_bytes
+from zaya_jax.train.metrics import check_places, text_bytes
 from zaya_jax.train.phases import check_devices
 from zaya_jax.train.provenance import Provenance, check_same_corpora, fingerprints
 from zaya_jax.train.state import TrainSetup, make_setup
@@ -179,6 +179,8 @@ def check_folder(config: Config, *, overwrite: bool) -> SavedStep | None:
     folder = pathlib.Path(config.run_folder)
     found = read_held(folder)
     held = None if overwrite else found
+    if held is not None:
+        check_places(folder)
     step = None if held is None else newest_step(folder)
     refused = [] if held is None else refusals(config, held, newest_step=step)
     if held is None or refused:

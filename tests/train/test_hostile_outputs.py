@@ -1,0 +1,65 @@
+"""What lies where a run writes its metrics, and is not what a run left there."""
+
+import json
+import os
+
+import pytest
+from small_runs import small_config
+
+from zaya_jax.train.metrics import MetricsWriter, read_metrics
+from zaya_jax.train.opening import check_folder
+
+pytestmark = pytest.mark.timeout(60)  # what waits for a pipe waits for ever
+
+
+@pytest.fixture
+def config(tmp_path):
+    config = small_config(run_folder=tmp_path / "run", corpus=tmp_path / "corpus")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/config.json").write_text(config.to_text())
+    return config
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "tensorboard"])
+@pytest.mark.parametrize("what", ["the other kind", "pipe", "link", "link to nothing"])
+def test_a_run_does_not_write_through_it(config, tmp_path, name, what):
+    path, is_file = tmp_path / "run" / name, name.endswith("l")
+    if what == "pipe":
+        os.mkfifo(path)
+    elif what == "the other kind":
+        path.mkdir() if is_file else path.touch()
+    else:
+        path.symlink_to(tmp_path / ("nothing" if "nothing" in what else "run/config.json" if is_file else ""))
+    kind = "file" if is_file else "folder"
+    with pytest.raises(
+        ValueError, match=rf"{name} is no {kind}, and a run writes its metrics there; move it a"
+    ):
+        check_folder(config, overwrite=False)
+    check_folder(config, overwrite=True)  # which removes it
+
+
+def test_damaged_lines_are_dropped_aloud(tmp_path, caplog):
+    """And only they; a last line that a kill cut short is no damage."""
+    rows = [json.dumps({"step": step, "kind": "validation", "loss": 0.5}).encode() for step in (1, 2, 3)]
+    damaged = [
+        b"\xff\xfe",
+        b"[1]",
+        b"{}",
+        b'{"step": "x", "kind": "train"}',
+        b'{"step": 1}',
+        b"[" * 10**5,
+        b"null",
+    ]
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b"\n".join([rows[0], *damaged, *rows[1:], b'{"step": 3, "ki']))
+    assert [row["step"] for row in read_metrics(tmp_path, "validation")] == [1, 2, 3]
+    with MetricsWriter(tmp_path, first_step=2):
+        pass
+    assert path.read_bytes() == rows[0] + b"\n" + rows[1] + b"\n"
+    assert f"{path} had 7 damaged lines, which are dropped" in caplog.text
+    caplog.clear()
+    path.write_bytes(rows[0] + b'\n{"step": 3, "ki')
+    with MetricsWriter(tmp_path, first_step=2):
+        pass
+    assert path.read_bytes() == rows[0] + b"\n"
+    assert not caplog.text
