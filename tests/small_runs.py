@@ -33,10 +33,10 @@ def write_texts(folder: pathlib.Path, *, num_files: int = 24) -> None:
         (folder / f"text{i}.py").write_text("".join(functions), encoding="utf-8")
 
 
-def build_small_corpus(folder: pathlib.Path) -> Corpus:
+def build_small_corpus(folder: pathlib.Path, *, num_files: int = 24) -> Corpus:
     """The corpus of `write_texts`, with the texts beside it."""
     texts = folder.with_name(folder.name + "_texts")
-    write_texts(texts)
+    write_texts(texts, num_files=num_files)
     return build_corpus(
         folder,
         source=str(texts),

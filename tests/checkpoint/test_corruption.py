@@ -17,7 +17,7 @@ import orbax.checkpoint as ocp
 import pytest
 from small_runs import small_config
 
-from zaya_jax.checkpoint import Checkpoints, damage_of, newest_step
+from zaya_jax.checkpoint import Checkpoints, Retention, damage_of, newest_step
 from zaya_jax.model.weights import abstract_variables
 
 PAGE = 4096
@@ -28,7 +28,7 @@ STEP = "checkpoints/8"
 def run_folder(tmp_path_factory) -> pathlib.Path:
     """Steps 4 and 8 of a small model, with weights and two moments of each; nothing that repeats itself."""
     folder = tmp_path_factory.mktemp("run")
-    with Checkpoints(folder, keep=2) as checkpoints:
+    with Checkpoints(folder, retention=Retention(newest=2)) as checkpoints:
         for step in (4, 8):
             checkpoints.save(step, **state_of(step, folder))
     return folder
@@ -140,7 +140,7 @@ def restored_by_orbax(folder: pathlib.Path, like: Any) -> Any:
     return jax.tree.map(np.asarray, dict(restored.items()))
 
 
-@pytest.mark.slow  # thousands of damages, and the step is read once more for each
+@pytest.mark.campaign  # thousands of damages, and the step is read once more for each
 def test_all_damage_is_seen(run_folder):
     folder, counts = run_folder / STEP, {}
     for what, cases in damages(folder, num_flips=200).items():
@@ -154,7 +154,7 @@ def test_all_damage_is_seen(run_folder):
     print(f"\nof damages to a step, all seen: {counts}")
 
 
-@pytest.mark.slow  # a restore by Orbax for each
+@pytest.mark.campaign  # a restore by Orbax for each
 @pytest.mark.filterwarnings("ignore")  # of what is damaged Orbax says this and that
 def test_orbax_alone_sees_a_part(run_folder):
     """Why there is a manifest: should this fail some day, Orbax has learnt to see it."""

@@ -12,11 +12,10 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from small_runs import small_config
+from small_runs import commit_folder, small_config
 
 from zaya_jax import cli
-from zaya_jax.checkpoint import Checkpoints, StoredWeights, check_init_from, load_run, newest_step
-from zaya_jax.checkpoint.manifest import commit
+from zaya_jax.checkpoint import Checkpoints, Retention, StoredWeights, check_init_from, load_run, newest_step
 from zaya_jax.config import Config
 from zaya_jax.model.weights import abstract_variables
 
@@ -32,7 +31,7 @@ def saved(tmp_path_factory) -> pathlib.Path:
     zeros = jax.tree.map(
         lambda x: jax.device_put(np.zeros(x.shape, x.dtype)), abstract_variables(config.model)
     )
-    with Checkpoints(folder, keep=1) as checkpoints:
+    with Checkpoints(folder, retention=Retention(newest=1)) as checkpoints:
         checkpoints.save(8, weights=zeros, training={"step": np.int32(8)})
     (folder / "config.json").write_text(config.to_text())
     return folder
@@ -79,7 +78,7 @@ def forged(change: Callable[[pathlib.Path], Any]) -> Callable[[pathlib.Path], No
 
     def edit(run: pathlib.Path) -> None:
         change(run)
-        commit(run / "checkpoints/8", 8)
+        commit_folder(run / "checkpoints/8", 8)
 
     return edit
 

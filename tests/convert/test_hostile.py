@@ -271,7 +271,7 @@ HOSTILE = (
     Hostile("forged: part cut off", forged(cut("params.embedding.table/0.0")), "embedding/table is damaged", "run out"),
     Hostile("forged: array metadata cut off", forged(cut("params.embedding.table/.zarray")), "the array params.embedding.table cannot be opened", "run out"),
     Hostile("forged: checkpoint metadata cut off", forged(cut("_METADATA")), "_METADATA is not JSON", "run out"),
-    Hostile("forged: parts without end", zarray(chunks=[10**12, 10**12]), "the weight params.embedding.table cannot be opened", "run out"),
+    Hostile("forged: parts without end", zarray(chunks=[10**12, 10**12]), "the array params.embedding.table cannot be opened", "run out"),
     Hostile("forged: parts larger than memory", zarray(chunks=[10**10, 20]), "has parts of (10000000000, 20), and is (70, 20) in all", "inspect run"),
     Hostile("forged: weights of whole numbers", zarray(dtype="<i8"), "params.embedding.table is of type int64; it must be float32, float16, bfloat16", "run out"),
     Hostile("forged: no names of weights", forged(fields("run", f"{WEIGHTS}/_METADATA", lambda v: v.update(tree_metadata={"x": 3}))), "_METADATA has no tree_metadata; Orbax did not write it", "run out"),

@@ -125,7 +125,7 @@ def test_a_flipped_bit_is_seen(copy):
     assert check_flips(copy, 20) == 8 * 20
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_two_hundred_flipped_bits_of_each_file_are_seen(copy):
     """What the fast one shows of twenty, for a figure to quote."""
     assert check_flips(copy, 200) == 8 * 200

@@ -144,7 +144,7 @@ DISKS = (("write", errno.ENOSPC), ("fsync", errno.EIO), ("rename", errno.EIO), (
 FAILING = [(calls, number, share) for calls, number in DISKS for share in (0.0, 0.2, 0.5, 0.8, 0.99)]
 
 
-@pytest.mark.slow  # each runs twice in processes of its own
+@pytest.mark.campaign  # each runs twice in processes of its own
 @pytest.mark.parametrize(("calls", "number", "share"), FAILING)
 def test_a_failing_disk_is_one_sentence_and_no_step_is_lost(
     disk, corpus, undisturbed, tmp_path, calls, number, share
@@ -167,7 +167,7 @@ def test_a_failing_disk_is_one_sentence_and_no_step_is_lost(
     assert not [path for path in tmp_path.rglob("*") if ".partial" in path.name]
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.parametrize(("calls", "milliseconds"), [("write", 20), ("fsync", 300)])
 def test_a_slow_disk_is_waited_for(disk, corpus, undisturbed, tmp_path, calls, milliseconds):
     config = small_run(tmp_path / "run", corpus)
@@ -178,7 +178,7 @@ def test_a_slow_disk_is_waited_for(disk, corpus, undisturbed, tmp_path, calls, m
     assert_whole(config, STEPS)
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_the_last_checkpoint_must_be_written(disk, corpus, undisturbed, tmp_path):
     """A run that goes on behind failed saves ends with the sentence when none can be written any more."""
     config = small_run(tmp_path / "run", corpus, on_failed_save="go_on")

@@ -59,9 +59,9 @@ def test_what_it_says_is_in_the_manifest(run):
 
 
 def change(corpus: pathlib.Path) -> None:
-    """Another corpus of the same sizes, which its manifest tells by its source alone."""
-    manifest = json.loads((corpus / "manifest.json").read_text())
-    (corpus / "manifest.json").write_text(json.dumps(manifest | {"source": "another"}))
+    """Another corpus in its place, of a file less."""
+    shutil.rmtree(corpus)
+    build_small_corpus(corpus, num_files=23)
 
 
 def _open(config: Config, *, overwrite: bool = False) -> OpenRun:
@@ -75,7 +75,7 @@ def test_a_run_goes_on_with_the_corpus_that_it_read_and_no_other(run):
     change(pathlib.Path(run.data.corpus))
     write_committed_step(pathlib.Path(run.run_folder), 8)
     pathlib.Path(run.run_folder, "checkpoints/8/committed").unlink()
-    with pytest.raises(ValueError, match=r"corpus is not the one that .*run read up to step 4: its manifest"):
+    with pytest.raises(ValueError, match=r"corpus is not the one that .*run read up to step 4: its text"):
         _open(run)
     # What is refused leaves the run as it is; the damaged step too.
     assert pathlib.Path(run.run_folder, "checkpoints/8").is_dir()

@@ -231,9 +231,8 @@ class _Writing:
         """Waits until this process' files are on the disk; their sizes and hashes."""
         for future in self._futures:
             future.result()
-        own = [
-            name for name in durable.list_files(self.aside) if f"/{_PER_PROCESS}{hosts.process()}/" in name
-        ]
+        mine = f"/{_PER_PROCESS}{hosts.process()}/"
+        own = [name for name in durable.list_files(self.aside) if mine in name]
         return sync_and_describe(self.aside, own)
 
     def commit(self, described: list[Files]) -> None:
@@ -288,9 +287,10 @@ def _restore(run_folder: str | pathlib.Path, step: int, items: dict[str, Any]) -
         with contextlib.closing(ocp.StandardCheckpointHandler()) as handler:
             return handler.restore(epath.Path(folder / item), args=items[item])
 
-    with explained(
-        lambda cause: ValueError(f"{step_folder(run_folder, step)} cannot be read: {cause}"), reading=True
-    ):
+    def unreadable(cause: str) -> ValueError:
+        return ValueError(f"{step_folder(run_folder, step)} cannot be read: {cause}")
+
+    with explained(unreadable, reading=True):
         return {item: read(item) for item in items}
 
 

@@ -85,7 +85,7 @@ def check_shapes(folder: pathlib.Path, weights: Any) -> None:
             raise ValueError(
                 f"{folder} has the weight {name} {shape}, and the run's config.json describes {weight.shape}"
             )
-        _check_type(folder, name, found[name])
+        check_type(folder, name, found[name])
 
 
 def _open_arrays(folder: pathlib.Path, *, in_turn: bool) -> dict[str, ts.TensorStore]:
@@ -129,7 +129,12 @@ def _open(folder: pathlib.Path, name: str, spec: dict[str, Any], context: ts.Con
         raise ValueError(f"{folder}: the array {name} cannot be opened: {str(error)[:200]}") from error
 
 
-def _check_type(folder: pathlib.Path, name: str, array: ts.TensorStore) -> None:
+def check_type(folder: pathlib.Path, name: str, array: ts.TensorStore) -> None:
+    """Refuses an array of a type that no weight has.
+
+    Raises:
+      ValueError: with the types that it may have.
+    """
     if array.dtype.name not in ZARR_DTYPES:
         raise ValueError(
             f"{folder}: the weight {name} is of type {array.dtype.name}; it must be {', '.join(ZARR_DTYPES)}"

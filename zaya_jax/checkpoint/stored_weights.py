@@ -8,7 +8,7 @@ from typing import Any
 
 from zaya_jax.checkpoint.layout import METADATA, WEIGHTS
 from zaya_jax.checkpoint.newest import SavedStep, require_step
-from zaya_jax.checkpoint.stored_arrays import StoredArrays
+from zaya_jax.checkpoint.stored_arrays import StoredArrays, check_type
 
 
 class StoredWeights(StoredArrays):
@@ -27,6 +27,8 @@ class StoredWeights(StoredArrays):
         self.step = require_step(run_folder)
         # Parts of several weights are read in turn, as other layouts have them.
         super().__init__(SavedStep(str(run_folder), self.step), WEIGHTS, in_turn=True)
+        for name, array in self._arrays.items():
+            check_type(self.folder, name, array)
 
     def identity(self) -> list[Any]:
         """What changes when the checkpoint does, as JSON has it."""

@@ -91,7 +91,7 @@ def open_run(config: Config, mesh: Mesh, lock: RunLock | None, *, overwrite: boo
     corpora = _open_data_in_turn(config)
     # Last: what was refused has left the old run alone.
     hosts.first_does("folder", lambda: _take_folder(config, start, corpora, lock, overwrite=overwrite))
-    hosts.together("shared folder", lambda: _check_shared(config))
+    _check_shared(config)
     tokenizer = load_tokenizer(config.data.tokenizer)
     # As long as the embedding, which may have rows that no token of the tokenizer has.
     token_bytes_V = np.zeros(config.model.vocab_size, np.int32)
@@ -128,12 +128,18 @@ def _take_folder(
 
 
 def _check_shared(config: Config) -> None:
-    """All write their part of a checkpoint into one folder."""
+    """All write their part of a checkpoint into one folder, which each must see as the first one left it.
+
+    Raises:
+      ValueError: if some do not.
+    """
     path = pathlib.Path(config.run_folder) / CONFIG_FILE
-    if not path.is_file() or path.read_text() != config.to_text():
+    seen = hosts.gather("shared folder", path.read_text() if path.is_file() else None)
+    others = [hosts.describe(number) for number, text in enumerate(seen) if text != seen[0]]
+    if others:
         raise ValueError(
-            f"{path} is not what process 0 has written; run_folder must be on a file system that all hosts "
-            "share"
+            f"{', '.join(others)} does not see the {path} of {hosts.describe(0)}; run_folder must be on a "
+            "file system that all hosts share"
         )
 
 

@@ -68,6 +68,6 @@ def check_same_corpora(start: SavedStep, corpora: Mapping[str, Corpus]) -> None:
     if others:
         raise ValueError(
             f"the corpus {others[0]} is not the one that {start.run_folder} read up to step {start.step}: "
-            "its manifest has another hash; put that one back, or begin a new run in another "
+            "its text is another; put that one back, or begin a new run in another "
             "--config.run_folder (--config.train.init_from starts from the weights of this one)"
         )
