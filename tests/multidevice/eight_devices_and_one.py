@@ -87,9 +87,9 @@ class Run:
         batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows), batches()[0])
         return self.step.lower(self.abstract, batch)
 
-    def saved_shape(self):
-        """Shapes of a checkpoint, where these devices want them."""
-        saved = jax.eval_shape(to_checkpoint, self.abstract)
+    def saved_shape(self, written):
+        """Shapes of a checkpoint of another run's devices, where these devices want them."""
+        saved = jax.eval_shape(to_checkpoint, written.abstract)
         return jax.tree.map(
             lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
             saved,
@@ -97,13 +97,13 @@ class Run:
         )
 
 
-def save_and_restore(state, to):
+def save_and_restore(state, written, to):
     """Through a checkpoint on disk, to other devices."""
     with tempfile.TemporaryDirectory() as folder:
         with Checkpoints(folder, retention=Retention(newest=1)) as checkpoints:
             checkpoints.save(HALF, **jax.jit(to_checkpoint)(state))
-        weights, training = restore(folder, HALF, **to.saved_shape())
-    partition = functools.partial(from_checkpoint, like=to.abstract)
+        weights, training = restore(folder, HALF, **to.saved_shape(written))
+    partition = functools.partial(from_checkpoint, like=to.abstract, written=written.abstract)
     restored = {"weights": weights, "training": training}
     return jax.jit(partition, out_shardings=shardings(to.abstract, to.mesh))(restored)
 
@@ -121,7 +121,7 @@ def compare():
     first = jax.device_get(one.start().params)
     one_state, one_metrics = one.go(one.start(), batches())
     middle, early = eight.go(eight.start(), batches()[:HALF])
-    resumed = save_and_restore(middle, two)
+    resumed = save_and_restore(middle, eight, two)
     eight_state, late = eight.go(middle, batches()[HALF:])
     two_state, resumed_metrics = two.go(resumed, batches()[HALF:])
     eight_metrics = jax.tree.map(lambda *halves: np.concatenate(halves), early, late)

@@ -9,18 +9,21 @@ import json
 import os
 import pathlib
 import sys
+from typing import Any
 
 import jax
 import numpy as np
+import optax
 
 from zaya_jax.checkpoint import run_lock
 from zaya_jax.config import Config
+from zaya_jax.optim.partition import from_buckets
 from zaya_jax.parallel import hosts
 from zaya_jax.parallel.mesh import data_mesh, replicated
 from zaya_jax.parallel.process_group import find_process_group
 from zaya_jax.train.opening import open_run
 from zaya_jax.train.starting import starting_state
-from zaya_jax.train.state import to_checkpoint
+from zaya_jax.train.state import TrainState, _map_buckets, to_checkpoint
 
 
 def main(config_file: str, out: str) -> None:
@@ -30,13 +33,26 @@ def main(config_file: str, out: str) -> None:
             lock = held.enter_context(run_lock(config.run_folder)) if hosts.is_first() else None
             run = open_run(config, data_mesh(), lock, overwrite=False)
         state = starting_state(run)
-        whole = jax.jit(to_checkpoint, out_shardings=replicated(run.mesh))(state)
+        whole = jax.jit(_declared, out_shardings=replicated(run.mesh))(state)
         whole = jax.tree.map(_as_array, whole)
         if hosts.is_first():
             hashes = {
                 jax.tree_util.keystr(path): _hash(leaf) for path, leaf in jax.tree.leaves_with_path(whole)
             }
             pathlib.Path(out).write_text(json.dumps({"step": int(state.step), "hashes": hashes}))
+
+
+def _declared(state: TrainState) -> dict[str, Any]:
+    """A checkpoint in arrays that do not depend on the number of devices."""
+
+    def whole(buckets: dict) -> dict:
+        present = {name: x for name, x in buckets.items() if not isinstance(x, optax.MaskedNode)}
+        return from_buckets(state.partition, present)
+
+    saved = to_checkpoint(state)
+    del saved["training"]["num_devices"]
+    saved["training"]["optimizer"] = _map_buckets(whole, state, state.optimizer)
+    return saved
 
 
 def _as_array(leaf: jax.Array) -> np.ndarray:

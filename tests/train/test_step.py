@@ -12,6 +12,7 @@ import numpy as np
 import optax
 import pytest
 import small_models
+from flax.traverse_util import flatten_dict
 from small_models import SMALL
 
 from zaya_jax.config import BalancingConfig, ExecutionConfig, OptimizerConfig
@@ -257,19 +258,26 @@ def test_a_state_of_other_devices_is_refused():
         train_step(first_state(), uneven_batch(), setup=others, mesh=data_mesh(jax.devices()[:1]))
 
 
-def test_checkpoints_hold_weights_and_moments_as_declared():
+def test_a_state_is_partitioned_anew_for_other_devices():
+    """Weights are as declared, moments as they lie: by way of eight devices, three and back to one."""
     run = program(MUON)
     state, _ = run(first_state(MUON), uneven_batch())
     saved = to_checkpoint(state)
-    shapes = {x.shape for x in jax.tree.leaves(saved["training"]["optimizer"])}
-    assert shapes == {weight.shape for weight in flatten_weights(declare(MODEL)).values()} | {()}
-    for num_devices in (1, 8):
+    shapes = jax.tree.map(lambda x: x.shape, saved["weights"]["params"])
+    assert flatten_dict(shapes, sep="/") == {
+        path: weight.shape for path, weight in flatten_weights(declare(MODEL)).items()
+    }
+    moved = state
+    for num_devices in (8, 3, 1):
         setup = dataclasses.replace(MUON, partition=make_partition(declare(MODEL), num_devices))
         setup = dataclasses.replace(
             setup, optimizer=make_optimizer(OptimizerConfig(warmup_steps=0), setup.partition, SCHEDULE)
         )
-        again = from_checkpoint(saved, state_of(setup, initialise(declare(MODEL), KEY), KEY))
-        assert not unlike(to_checkpoint(again), saved)
+        empty = state_of(setup, initialise(declare(MODEL), KEY), KEY)
+        moved = from_checkpoint(to_checkpoint(moved), empty, moved)
+        moments = [x.shape[0] for x in jax.tree.leaves(moved.optimizer) if x.ndim]
+        assert all(size % num_devices == 0 for size in moments)
+    assert not unlike(to_checkpoint(moved), saved)
 
 
 @pytest.mark.parametrize("what", ["loss", "gradient_norm"])

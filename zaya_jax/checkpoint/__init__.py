@@ -39,7 +39,14 @@ from zaya_jax.checkpoint.plain_weights import PlainArray, chunk_name, metadata_f
 from zaya_jax.checkpoint.reshape import reshape
 from zaya_jax.checkpoint.restore import SavedRun, check_init_from, load_run, load_weights, read_config
 from zaya_jax.checkpoint.retention import Retention, rules_by_step, steps_to_remove
-from zaya_jax.checkpoint.steps import Checkpoints, has_training, remove_step, restore, restore_weights
+from zaya_jax.checkpoint.steps import (
+    Checkpoints,
+    has_training,
+    num_devices_of,
+    remove_step,
+    restore,
+    restore_weights,
+)
 from zaya_jax.checkpoint.stored_arrays import StoredArrays
 from zaya_jax.checkpoint.stored_weights import StoredWeights
 
@@ -71,6 +78,7 @@ __all__ = [
     "load_weights",
     "metadata_files",
     "newest_step",
+    "num_devices_of",
     "read_about",
     "read_config",
     "remove_step",

@@ -27,8 +27,9 @@ from zaya_jax.checkpoint.layout import (
     step_metadata,
 )
 from zaya_jax.checkpoint.manifest import Files, commit, sync_and_describe
+from zaya_jax.checkpoint.newest import SavedStep
 from zaya_jax.checkpoint.retention import Retention, steps_to_make_room, steps_to_remove
-from zaya_jax.checkpoint.stored_arrays import check_shapes
+from zaya_jax.checkpoint.stored_arrays import StoredArrays, check_shapes
 from zaya_jax.parallel import hosts
 from zaya_jax.parallel.failures import Shared
 
@@ -256,6 +257,21 @@ def remove_step(run_folder: str | pathlib.Path, step: int) -> None:
 def has_training(run_folder: str | pathlib.Path, step: int) -> bool:
     """Whether a run can go on from a checkpoint; one that was converted has weights only."""
     return (step_folder(run_folder, step) / TRAINING).exists()
+
+
+def num_devices_of(saved: SavedStep) -> int:
+    """How many devices a state was partitioned among when it was written.
+
+    Raises:
+      ValueError: if its checkpoint does not say.
+    """
+    stored = StoredArrays(saved, TRAINING)
+    if "num_devices" not in stored.shapes:
+        raise ValueError(
+            f"{step_folder(saved.run_folder, saved.step)} does not say how many devices wrote it: an older "
+            "version did; a new run can start from its weights, with --config.train.init_from"
+        )
+    return int(stored.read("num_devices", ()))
 
 
 def restore(run_folder: str | pathlib.Path, step: int, *, weights: Any, training: Any) -> tuple[Any, Any]:

@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from zaya_jax.data.batch import Batch
 from zaya_jax.parallel.mesh import replicated, sharded
 from zaya_jax.platform.compiler import compiler_options
-from zaya_jax.train.state import TrainSetup, TrainState, checkpoint_shardings, shardings, to_checkpoint
+from zaya_jax.train.state import TrainSetup, TrainState, checkpoint_shardings, shardings, training_of
 from zaya_jax.train.step import Metrics, Sums, evaluate_step, train_step
 
 Step = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
@@ -36,12 +36,16 @@ def make_programs(state: TrainState, *, setup: TrainSetup, mesh: Mesh, num_micro
             out_shardings=replicated(mesh),
             compiler_options=compiler_options(mesh),
         ),
-        # Not donated: training goes on with the state that is saved.
-        checkpoint=jax.jit(
-            to_checkpoint,
-            out_shardings=checkpoint_shardings(jax.eval_shape(to_checkpoint, state), mesh),
-        ),
+        checkpoint=_checkpoint(state, mesh),
     )
+
+
+def _checkpoint(state: TrainState, mesh: Mesh) -> Callable[[TrainState], dict[str, Any]]:
+    """`to_checkpoint`, of which the weights alone are computed: the rest is the state's own arrays."""
+    shapes = jax.eval_shape(lambda state: state.variables, state)
+    # Not donated: training goes on with the state that is saved.
+    weights_of = jax.jit(lambda state: state.variables, out_shardings=checkpoint_shardings(shapes, mesh))
+    return lambda state: {"weights": weights_of(state), "training": training_of(state)}
 
 
 def compiled_step(state: TrainState, *, setup: TrainSetup, mesh: Mesh, num_microbatches: int = 1) -> Step:

@@ -4,7 +4,7 @@ import functools
 
 import jax
 
-from zaya_jax.checkpoint import SavedStep, has_training, load_weights, restore
+from zaya_jax.checkpoint import SavedStep, has_training, load_weights, num_devices_of, restore
 from zaya_jax.platform.compiler import compiler_options
 from zaya_jax.pytree import abstract
 from zaya_jax.train.opening import OpenRun
@@ -15,6 +15,7 @@ from zaya_jax.train.state import (
     checkpoint_shardings,
     from_checkpoint,
     init_state,
+    make_setup,
     shardings,
     to_checkpoint,
     with_variables,
@@ -62,12 +63,22 @@ def _setup(run: OpenRun) -> TrainSetup:
 
 def restored_state(run: OpenRun, start: SavedStep) -> TrainState:
     """The state that a checkpoint holds, on the run's devices."""
-    state = abstract_state(run.config, _setup(run), run.mesh)
-    # A checkpoint knows nothing of the devices that wrote it: it is read evenly sharded, then partitioned.
-    shapes = jax.eval_shape(to_checkpoint, state)
+    setup = _setup(run)
+    state = abstract_state(run.config, setup, run.mesh)
+    written = _state_of_devices(run, num_devices_of(start))
+    # Read evenly sharded, whoever wrote it, then partitioned for the devices that there are.
+    shapes = jax.eval_shape(to_checkpoint, written)
     saved = abstract(shapes, checkpoint_shardings(shapes, run.mesh))
     weights, training = restore(start.run_folder, start.step, **saved)
     partition = jax.jit(
-        functools.partial(from_checkpoint, like=state), out_shardings=shardings(state, run.mesh)
+        functools.partial(from_checkpoint, like=state, written=written),
+        out_shardings=shardings(state, run.mesh),
     )
     return partition({"weights": weights, "training": training})
+
+
+def _state_of_devices(run: OpenRun, num_devices: int) -> TrainState:
+    """Shapes and types of the run's state on another number of devices."""
+    config = run.config.phase_at(1).config
+    setup = make_setup(config, num_devices, run.schedule)
+    return jax.eval_shape(lambda: init_state(run.config, setup))

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
@@ -168,36 +169,55 @@ def abstract_state(config: Config, setup: TrainSetup, mesh: Mesh) -> TrainState:
 
 
 def to_checkpoint(state: TrainState) -> dict[str, Any]:
-    """A state in arrays that do not depend on the number of devices: weights and moments as declared."""
+    """What a checkpoint holds: weights as declared, for whoever reads them, and all the rest as it lies.
+
+    The optimiser's buckets are two thirds of a state. Each device writes its own as they are, and whoever
+    reads them on another number of devices partitions them anew.
+    """
+    return {"weights": state.variables, "training": training_of(state)}
+
+
+def training_of(state: TrainState) -> dict[str, Any]:
+    """What a checkpoint holds beside the weights: the arrays of the state themselves."""
+    return {
+        "step": state.step,
+        "optimizer": state.optimizer,
+        "balancer": state.balancer,
+        "key": state.key,
+        "skipped_steps": state.skipped_steps,
+        # By it the partition is known, which says what lies where in the buckets.
+        "num_devices": np.int32(state.partition.num_devices),
+    }
+
+
+def from_checkpoint(saved: dict[str, Any], like: TrainState, written: TrainState) -> TrainState:
+    """`to_checkpoint` undone, for the devices of another state.
+
+    Args:
+      saved: what a checkpoint held.
+      like: a state on those devices, which may be abstract.
+      written: one on as many devices as wrote it, likewise.
+    """
+    training = {name: value for name, value in saved["training"].items() if name != "num_devices"}
+    if written.partition != like.partition:
+        training["optimizer"] = _partitioned_anew(training["optimizer"], written, like)
+    variables = _variable_fields(like.partition, saved["weights"])
+    # All fields at once: between two replacements the state would be half abstract, half of arrays.
+    return dataclasses.replace(like, **variables, **training)
+
+
+def _partitioned_anew(optimizer: Any, written: TrainState, like: TrainState) -> Any:
+    """An optimiser's state in the buckets of another number of devices."""
 
     def whole(buckets: dict) -> dict:
         # Muon's state has masks in place of AdamW's buckets, and the other way round.
         present = {name: x for name, x in buckets.items() if not isinstance(x, optax.MaskedNode)}
-        return from_buckets(state.partition, present)
-
-    return {
-        "weights": state.variables,
-        "training": {
-            "step": state.step,
-            "optimizer": _map_buckets(whole, state, state.optimizer),
-            "balancer": state.balancer,
-            "key": state.key,
-            "skipped_steps": state.skipped_steps,
-        },
-    }
-
-
-def from_checkpoint(saved: dict[str, Any], like: TrainState) -> TrainState:
-    """`to_checkpoint` undone, for the devices of another state, which may be abstract."""
+        return from_buckets(written.partition, present)
 
     def refill(buckets: dict, tree: dict) -> dict:
         return buckets | to_buckets(like.partition, tree)  # the masks stay
 
-    training = dict(saved["training"])
-    optimizer = _map_buckets(refill, like, like.optimizer, training.pop("optimizer"))
-    variables = _variable_fields(like.partition, saved["weights"])
-    # All fields at once: between two replacements the state would be half abstract, half of arrays.
-    return dataclasses.replace(like, **variables, optimizer=optimizer, **training)
+    return _map_buckets(refill, like, like.optimizer, _map_buckets(whole, written, optimizer))
 
 
 def checkpoint_shardings(checkpoint: Any, mesh: Mesh) -> Any:
