@@ -6,6 +6,7 @@ It stands beside `cli.py` because it needs rooms that are below the training roo
 import itertools
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -22,7 +23,7 @@ from zaya_jax.parallel import hosts
 from zaya_jax.parallel.process_group import COORDINATOR, NUM_PROCESSES, PROCESS, find_process_group
 from zaya_jax.platform.host_memory import reuse_host_memory
 from zaya_jax.train.loop import TrainResult, train
-from zaya_jax.train.stopping import Stopped
+from zaya_jax.train.stopping import REQUEUE, Stopped
 
 SAMPLE_TEMPERATURE = 0.7
 NAMES = f"{COORDINATOR}, {NUM_PROCESSES} and {PROCESS}"
@@ -75,12 +76,17 @@ def main(argv: Sequence[str] | None = None) -> None:
         num_processes=options.num_processes,
         process=options.process_id,
     )
+    # Before there is a step to save, whoever asks to stop is not kept waiting; Ctrl-C does so by itself.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(REQUEUE))
+    stopped: Stopped | None = None
     with hosts.joined(group, limit_seconds=options.wait):
         try:
             report(train(config, overwrite=options.overwrite, replay_check=options.replay_check))
-        except Stopped as stopped:
+        except Stopped as found:
+            stopped = found
             print(f"saved at step {stopped.step}; the same command goes on")
-            sys.exit(stopped.exit_code)
+    if stopped is not None:
+        sys.exit(stopped.exit_code)
 
 
 def _add_process_options(parser: Parser) -> None:

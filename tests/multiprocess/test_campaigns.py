@@ -26,6 +26,9 @@ HASHES = pathlib.Path(__file__).with_name("state_hashes.py")
 GROUPS = [(1, 1), (1, 2), (1, 4), (1, 8), (2, 1), (2, 2), (2, 4), (4, 1), (4, 2)]
 """Processes, and devices of each."""
 KILLS = int(os.environ.get("ZAYA_KILLS", "60"))
+SIGNALS = int(os.environ.get("ZAYA_SIGNALS", "50"))
+GRACE_SECONDS = 60.0
+"""On two cores that four processes share."""
 
 
 @pytest.fixture(scope="module")
@@ -155,11 +158,19 @@ def test_sixty_kills(corpus, tmp_path):
 
 
 def _kill(process, moments: random.Random, folder: pathlib.Path) -> bool:
-    """Kills one process or all at a moment; whether the run was over before.
-
-    Half of the moments are counted from the start, half from a step on, which is where saves are.
-    """
+    """Kills one process or all at a moment; whether the run was over before."""
     victim, everyone = moments.randrange(2), moments.random() < 0.25
+    _wait_for_a_moment(process, moments, folder)
+    if process.poll() is not None:
+        return True
+    pids = children(process)
+    for pid in pids if everyone else pids[victim : victim + 1]:
+        os.kill(pid, signal.SIGKILL)
+    return False
+
+
+def _wait_for_a_moment(process, moments: random.Random, folder: pathlib.Path) -> None:
+    """Half of the moments are counted from the start, half from a step on, which is where saves are."""
     if moments.random() < 0.5:
         until = time.monotonic() + moments.uniform(0, 15)
         while time.monotonic() < until and process.poll() is None:
@@ -170,9 +181,47 @@ def _kill(process, moments: random.Random, folder: pathlib.Path) -> bool:
         while last_step(folder) < step and process.poll() is None:
             time.sleep(0.002)
         time.sleep(extra)
+
+
+def test_fifty_signals(corpus, tmp_path):
+    """SIGTERM and Ctrl-C, to one process or to all of them, from the first import to the last step."""
+    moments, signals, number, longest = random.Random(1), 0, 0, 0.0
+    settings = {"num_steps": 60, "checkpoint_every": 25, "eval_every": 30}
+    undisturbed = {}
+    for processes in (1, 4):
+        folder = tmp_path / f"undisturbed{processes}"
+        code, said = finish(start(write_config(folder, corpus, **settings), processes=processes, devices=1))
+        assert code == 0, said
+        undisturbed[processes] = rows(folder)
+    while signals < SIGNALS:
+        processes, number = (1, 4)[number % 2], number + 1
+        folder = tmp_path / f"stopped{number}"
+        config = write_config(folder, corpus, **settings)
+        code = -1
+        while code != 0:
+            process = start(config, processes=processes, devices=1)
+            asked = _signal(process, moments, folder) if signals < SIGNALS else None
+            code, said = finish(process)
+            if asked is None or code == 0:  # it was over before
+                continue
+            signals += 1
+            which, since = asked
+            longest = max(longest, time.monotonic() - since)
+            assert code == {signal.SIGTERM: 75, signal.SIGINT: 130}[which], said
+            # Nothing that was done is lost, and nothing of it is half there.
+            assert (newest_step(folder) or 0) == last_step(folder)
+        assert rows(folder) == undisturbed[processes]
+    print(f"{signals} signals of {number} runs: each left after {longest:.1f} s at most, with its last step")
+    assert longest < GRACE_SECONDS
+
+
+def _signal(process, moments: random.Random, folder: pathlib.Path) -> tuple[int, float] | None:
+    """Sends a signal at a moment: which, and when; None if the run was over before."""
+    which, everyone = moments.choice((signal.SIGTERM, signal.SIGINT)), moments.random() < 0.5
+    _wait_for_a_moment(process, moments, folder)
     if process.poll() is not None:
-        return True
-    pids = children(process)
-    for pid in pids if everyone else pids[victim : victim + 1]:
-        os.kill(pid, signal.SIGKILL)
-    return False
+        return None
+    pids = [process.pid] if everyone else [moments.choice(children(process) or [process.pid])]
+    since = time.monotonic()
+    os.kill(pids[0], which)
+    return which, since

@@ -63,7 +63,7 @@ def joined(group: ProcessGroup | None, *, limit_seconds: float = LIMIT_SECONDS) 
             output.enter_context(contextlib.redirect_stdout(output.enter_context(open(os.devnull, "w"))))
         try:
             yield
-        except (SystemExit, Shared):  # all processes leave so
+        except Shared:  # all processes leave so
             raise
         except jax.errors.JaxRuntimeError as error:
             _abandon()

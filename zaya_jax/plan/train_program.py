@@ -12,7 +12,7 @@ from zaya_jax.config import Config
 from zaya_jax.data.batch import Batch
 from zaya_jax.parallel.mesh import check_batch_size, data_mesh, sharded
 from zaya_jax.pytree import abstract
-from zaya_jax.train.programs import compiled_step
+from zaya_jax.train.programs import compiled_step, saved_weights
 from zaya_jax.train.state import abstract_state, make_setup
 
 
@@ -34,6 +34,15 @@ def lower_train_step(devices: Sequence[Any], *, config: Mapping) -> Lowered:
     state = abstract_state(run, setup, mesh)
     step: Any = compiled_step(state, setup=setup, mesh=mesh, num_microbatches=num_microbatches)
     return step.lower(state, abstract(abstract_batch(run), sharded(mesh)))
+
+
+def lower_save(devices: Sequence[Any], *, config: Mapping) -> Lowered:
+    """What devices compute when `zaya train` saves its state, written down for the given ones."""
+    run = Config.from_dict(dict(config))
+    mesh = data_mesh(devices)
+    state = abstract_state(run, make_setup(run, len(devices), platform=platform_of(devices[0])), mesh)
+    program: Any = saved_weights(state, mesh)
+    return program.lower(state)
 
 
 def abstract_batch(config: Config) -> Batch:

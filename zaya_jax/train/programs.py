@@ -42,10 +42,15 @@ def make_programs(state: TrainState, *, setup: TrainSetup, mesh: Mesh, num_micro
 
 def _checkpoint(state: TrainState, mesh: Mesh) -> Callable[[TrainState], dict[str, Any]]:
     """`to_checkpoint`, of which the weights alone are computed: the rest is the state's own arrays."""
+    weights_of = saved_weights(state, mesh)
+    return lambda state: {"weights": weights_of(state), "training": training_of(state)}
+
+
+def saved_weights(state: TrainState, mesh: Mesh) -> Callable[[TrainState], dict[str, Any]]:
+    """The program that gives a checkpoint its weights: the only arrays of a save that devices exchange."""
     shapes = jax.eval_shape(lambda state: state.variables, state)
     # Not donated: training goes on with the state that is saved.
-    weights_of = jax.jit(lambda state: state.variables, out_shardings=checkpoint_shardings(shapes, mesh))
-    return lambda state: {"weights": weights_of(state), "training": training_of(state)}
+    return jax.jit(lambda state: state.variables, out_shardings=checkpoint_shardings(shapes, mesh))
 
 
 def compiled_step(state: TrainState, *, setup: TrainSetup, mesh: Mesh, num_microbatches: int = 1) -> Step:
