@@ -4,13 +4,18 @@ import contextlib
 import importlib
 import os
 import pathlib
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Iterator
 
 from zaya_jax.fields import did_you_mean
 from zaya_jax.parallel.failures import Late, Lost, Shared
 from zaya_jax.platform.versions import package_version
+
+REQUEUE = 75
+"""Of sysexits.h, EX_TEMPFAIL: the same command goes on."""
 
 VERBS = {
     "train": ("zaya_jax.train_command", "train a model, or go on with a run"),
@@ -34,6 +39,10 @@ def main(argv: list[str] | None = None) -> None:
     """
     arguments = sys.argv[1:] if argv is None else argv
     verb = arguments[0] if arguments and arguments[0] not in ("-h", "--help") else None
+    # Ctrl-C raises by itself; a scheduler's word is to leave by a code that says so too. A run listens
+    # otherwise, once it has a step to save.
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(REQUEUE))
     try:
         with _printing():
             if verb is None:
@@ -54,7 +63,7 @@ def main(argv: list[str] | None = None) -> None:
         sys.exit(_complain(_about(verb, str(error))) if error.is_told_here else 2)
     except (Late, Lost) as error:
         _complain(_about(verb, str(error)))
-        sys.exit(124 if isinstance(error, Late) else 75)
+        sys.exit(124 if isinstance(error, Late) else REQUEUE)
     except ValueError as error:
         if not _is_ours(error):
             raise

@@ -6,7 +6,6 @@ It stands beside `cli.py` because it needs rooms that are below the training roo
 import itertools
 import os
 import shlex
-import signal
 import sys
 from collections.abc import Sequence
 
@@ -23,7 +22,7 @@ from zaya_jax.parallel import hosts
 from zaya_jax.parallel.process_group import COORDINATOR, NUM_PROCESSES, PROCESS, find_process_group
 from zaya_jax.platform.host_memory import reuse_host_memory
 from zaya_jax.train.loop import TrainResult, train
-from zaya_jax.train.stopping import REQUEUE, Stopped
+from zaya_jax.train.stopping import Stopped
 
 SAMPLE_TEMPERATURE = 0.7
 NAMES = f"{COORDINATOR}, {NUM_PROCESSES} and {PROCESS}"
@@ -76,8 +75,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         num_processes=options.num_processes,
         process=options.process_id,
     )
-    # Before there is a step to save, whoever asks to stop is not kept waiting; Ctrl-C does so by itself.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(REQUEUE))
     stopped: Stopped | None = None
     with hosts.joined(group, limit_seconds=options.wait):
         try:

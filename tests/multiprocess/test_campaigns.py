@@ -218,10 +218,10 @@ def test_fifty_signals(corpus, tmp_path):
 def _signal(process, moments: random.Random, folder: pathlib.Path) -> tuple[int, float] | None:
     """Sends a signal at a moment: which, and when; None if the run was over before."""
     which, everyone = moments.choice((signal.SIGTERM, signal.SIGINT)), moments.random() < 0.5
+    time.sleep(3)  # until all have come to the first line of ours
     _wait_for_a_moment(process, moments, folder)
     if process.poll() is not None:
         return None
-    pids = [process.pid] if everyone else [moments.choice(children(process) or [process.pid])]
     since = time.monotonic()
-    os.kill(pids[0], which)
+    os.kill(process.pid if everyone else moments.choice(children(process)), which)
     return which, since

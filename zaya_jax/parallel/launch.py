@@ -60,7 +60,16 @@ def launch(given: Launch, *, restarts: int = 0, final: Sequence[int] = (0,)) -> 
 
 def _run(given: Launch) -> int:
     coordinator = f"{_LOOPBACK}:{_free_port()}"
-    children = [_start(given, number, coordinator) for number in range(given.num_processes)]
+    children: list[subprocess.Popen[bytes]] = []
+    with _forwarding(children) as asked:
+        for number in range(given.num_processes):
+            children.append(_start(given, number, coordinator))
+        for number in asked[:1]:  # while they were being started: some have not heard it
+            _send(children, number)
+        return _watch(given, children)
+
+
+def _watch(given: Launch, children: Sequence[subprocess.Popen[bytes]]) -> int:
     threads = [
         threading.Thread(target=_relay, args=(number, child.stderr), daemon=True)
         for number, child in enumerate(children)
@@ -68,8 +77,7 @@ def _run(given: Launch) -> int:
     ]
     for thread in threads:
         thread.start()
-    with _forwarding(children):
-        code = _wait(children, given.grace_seconds)
+    code = _wait(children, given.grace_seconds)
     for thread in threads:
         thread.join()  # all have ended, so that no more can come
     return code
@@ -109,20 +117,26 @@ def _relay(number: int, stream: BinaryIO | Any) -> None:
 
 
 @contextlib.contextmanager
-def _forwarding(children: Sequence[subprocess.Popen[bytes]]) -> Iterator[None]:
-    """Passes on to all processes what this one is asked: they know how to stop together."""
+def _forwarding(children: Sequence[subprocess.Popen[bytes]]) -> Iterator[list[int]]:
+    """Passes on to all processes what this one is asked, and lists it: they know how to stop together."""
+    asked: list[int] = []
 
     def forward(number: int, frame: FrameType | None) -> None:
         del frame
-        for child in children:
-            child.send_signal(number)  # none that has ended and was waited for
+        asked.append(number)
+        _send(children, number)
 
     before = {number: signal.signal(number, forward) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        yield
+        yield asked
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _send(children: Sequence[subprocess.Popen[bytes]], number: int) -> None:
+    for child in children:
+        child.send_signal(number)  # Popen leaves out those that have ended
 
 
 def _wait(children: Sequence[subprocess.Popen[bytes]], grace_seconds: float) -> int:
