@@ -29,6 +29,7 @@ HEARTBEAT_SECONDS = 100
 _POLL_SECONDS = 0.02
 _LOST = re.compile(r"gloo|nccl|rccl|connection (reset|refused|closed)|peer|UNAVAILABLE", re.IGNORECASE)
 """In what a device's library says when one that it speaks to has gone."""
+_GONE = "another process of this run is gone; the same command goes on from the last step that was saved"
 T = TypeVar("T")
 
 
@@ -69,9 +70,7 @@ def joined(group: ProcessGroup | None, *, limit_seconds: float = LIMIT_SECONDS) 
             _abandon()
             if _LOST.search(str(error)) is None:
                 raise
-            raise Lost(
-                "another process of this run is gone; the same command goes on from the last step saved"
-            ) from error
+            raise Lost(_GONE) from error
         except BaseException:
             _abandon()
             raise
@@ -84,7 +83,6 @@ def _abandon() -> None:
     state.client = state.service = None
 
 
-_GONE = "another process of this run is gone; the same command goes on from the last step that was saved"
 _abandoned: list[Any] = []
 """Kept from being closed in good order, which waits too."""
 
