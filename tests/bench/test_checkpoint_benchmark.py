@@ -14,13 +14,13 @@ GIB = 2**-10
 
 @pytest.fixture
 def seen(tmp_path):
-    """What lay under a folder at some time, looked at all the while."""
-    found, done = set(), threading.Event()
+    """What lay beside each other on the disk at each moment, looked at all the while."""
+    found, done = [], threading.Event()
 
     def look():
         while not done.is_set():
-            found.update(path.name for path in tmp_path.glob("bench-checkpoint-*/*"))
-            time.sleep(0.01)
+            found.append({path.name for path in tmp_path.glob("bench-checkpoint-*/0-*")})
+            time.sleep(0.005)
 
     thread = threading.Thread(target=look)
     thread.start()
@@ -38,7 +38,8 @@ def test_all_ways_and_nothing_left(tmp_path, monkeypatch, capsys, seen):
     assert all(float(cell) >= 0 for row in rows for cell in row[2:] if cell)
     assert [row[0] for row in rows if len(row) == 3] == list(RATIOS)
     assert "…" not in out
-    assert {"0-one-writer", "0-Orbax", "0-ours", "0-plain-files"} <= seen
+    assert {"0-one-writer", "0-Orbax", "0-ours"} <= set().union(*seen)
+    assert max(map(len, seen)) == 1  # the disk needs room for one of them
     assert list(tmp_path.iterdir()) == []
 
 
