@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from zaya_jax.bench import (
     balancing,
+    checkpoint,
     experts,
     gradient_sum,
     kernel_times,
@@ -26,6 +27,7 @@ ONCE = {
     "loss-memory": loss_memory.run,
     "optimizers": optimizers.run,
 }
+CHECKPOINT = "checkpoint"
 ROUNDS = 5
 
 
@@ -43,23 +45,38 @@ def main(argv: Sequence[str] | None = None) -> None:
         "kernel against XLA and others, on fresh data. loss-memory: what a step takes with all logits at "
         "once and in chunks. optimizers: loss curves of Muon and of AdamW alone. optimizer-share: what "
         "the optimiser takes of a step on 8 devices. balancing: how soon each rule evens out the "
-        "experts' load; a picture.",
-        ("zaya bench torch", "zaya bench torch --rounds 10", "zaya bench experts", "zaya bench balancing"),
+        "experts' load; a picture. checkpoint: how long a save blocks training and when it is safe, by one "
+        "writer, by Orbax and by us, in 1, 2 and 4 processes.",
+        (
+            "zaya bench torch",
+            "zaya bench torch --rounds 10",
+            "zaya bench experts",
+            "zaya bench balancing",
+            "zaya bench checkpoint --gib 8 --folder /big/disk",
+        ),
     )
-    parser.add_argument("what", choices=[*REPEATED, *ONCE], help="what to measure")
+    parser.add_argument("what", choices=[*REPEATED, *ONCE, CHECKPOINT], help="what to measure")
     parser.add_argument(
         "--rounds",
         type=int,
-        help=f"timings, the best counts; of balancing: routers, the slowest counts (default: {ROUNDS}). "
-        f"{', '.join(ONCE)} have none",
+        help=f"timings, the best counts; of balancing: routers, the slowest counts (default: {ROUNDS}); of "
+        f"checkpoint: saves, the median counts (default: {checkpoint.ROUNDS}). {', '.join(ONCE)} have none",
     )
+    parser.add_argument("--gib", type=float, help=f"of checkpoint: its size (default: {checkpoint.GIB:g})")
+    parser.add_argument("--folder", help="of checkpoint: where it is written and removed (default: here)")
     options = parser.parse_args(argv)
+    for name in ("gib", "folder"):
+        if options.what != CHECKPOINT and (value := getattr(options, name)) is not None:
+            raise ValueError(f"--{name} is {value}; only {CHECKPOINT} has it, leave it out")
     if options.what in ONCE:
         if options.rounds is not None:
             raise ValueError(f"--rounds is {options.rounds}; {options.what} is done once, leave it out")
         ONCE[options.what]()
         return
-    rounds = ROUNDS if options.rounds is None else options.rounds
-    if rounds < 1:
-        raise ValueError(f"--rounds is {rounds}; it must be at least 1")
-    REPEATED[options.what](rounds=rounds)
+    given = {name: value for name, value in vars(options).items() if name != "what" and value is not None}
+    if given.get("rounds", 1) < 1:
+        raise ValueError(f"--rounds is {options.rounds}; it must be at least 1")
+    if options.what == CHECKPOINT:
+        checkpoint.run(**given)
+        return
+    REPEATED[options.what](**({"rounds": ROUNDS} | given))
