@@ -6,6 +6,7 @@ hashes, and a mark that is written last and holds the hash of the manifest. A fi
 like a file too few: arrays are read by the names of what is there.
 """
 
+import concurrent.futures
 import json
 import pathlib
 from collections.abc import Iterable, Iterator
@@ -15,6 +16,7 @@ from zaya_jax import durable
 from zaya_jax.checkpoint.layout import ABOUT, COMMITTED, FOLDER, MANIFEST, step_folder
 from zaya_jax.json_files import read_json
 
+_FILES_AT_ONCE = 4
 Files = dict[str, dict[str, Any]]
 """Size and hash of files, by their names in the folder of a step."""
 
@@ -28,11 +30,15 @@ def commit(folder: pathlib.Path, step: int, files: Files) -> None:
 
 def sync_and_describe(folder: pathlib.Path, names: Iterable[str]) -> Files:
     """Waits until files are on the disk, for which Orbax does not wait, and hashes them."""
-    described = {}
-    for name in names:
-        described[name] = _describe(folder / name)
+    names = list(names)
+
+    def sync_and_describe_one(name: str) -> dict[str, Any]:
         durable.sync(folder / name)
-    return described
+        return _describe(folder / name)
+
+    # Several at a time: while the disk takes one file, another is hashed.
+    with concurrent.futures.ThreadPoolExecutor(_FILES_AT_ONCE) as pool:
+        return dict(zip(names, pool.map(sync_and_describe_one, names), strict=True))
 
 
 def damage_of(run_folder: str | pathlib.Path, step: int) -> str | None:
