@@ -16,6 +16,7 @@ from zaya_jax.data.mixture import Reading
 from zaya_jax.data.shards import Corpus
 from zaya_jax.model.zaya import Zaya
 from zaya_jax.parallel import hosts
+from zaya_jax.parallel.failures import Shared
 from zaya_jax.parallel.mesh import data_mesh, local_rows, place_rows
 from zaya_jax.train.evaluation import evaluate, held_out_batches
 from zaya_jax.train.implementations import describe_implementations
@@ -249,7 +250,8 @@ def _check_skips(steps: _Steps) -> None:
     streak = steps.outputs.skips.look()
     if streak is not None:
         newest_step = steps.outputs.checkpoints.newest()
-        raise ValueError(streak.describe(steps.run.config.run_folder, newest_step=newest_step))
+        sentence = streak.describe(steps.run.config.run_folder, newest_step=newest_step)
+        raise Shared(sentence, is_told_here=hosts.is_first())
 
 
 def _save(steps: _Steps, state: TrainState, step: int, *, is_last: bool) -> None:
