@@ -205,6 +205,15 @@ def _in_background(work: Callable[[], None]) -> concurrent.futures.Future[None]:
     return future
 
 
+def _failure_of(future: Any) -> Exception | None:
+    """Waits for a writer, whatever became of the others: none may write on in a folder that is given up."""
+    try:
+        future.result()
+    except Exception as error:
+        return error
+    return None
+
+
 class _Writing:
     """A step on its way to the disk: Orbax writes the arrays, without its barriers.
 
@@ -230,8 +239,9 @@ class _Writing:
 
     def finish(self) -> Files:
         """Waits until this process' files are on the disk; their sizes and hashes."""
-        for future in self._futures:
-            future.result()
+        failures = [failure for future in self._futures if (failure := _failure_of(future)) is not None]
+        if failures:
+            raise failures[0]
         mine = f"/{_PER_PROCESS}{hosts.process()}/"
         own = [name for name in durable.list_files(self.aside) if mine in name]
         return sync_and_describe(self.aside, own)
