@@ -16,7 +16,6 @@ import jax
 import numpy as np
 import pytest
 from groups import LIMIT_SECONDS, children, finish, last_step, rows, start, start_words, write_config
-from small_runs import build_small_corpus
 
 from zaya_jax.checkpoint import all_steps, damage_of, load_run, newest_step
 from zaya_jax.config import Config
@@ -29,11 +28,6 @@ KILLS = int(os.environ.get("ZAYA_KILLS", "60"))
 SIGNALS = int(os.environ.get("ZAYA_SIGNALS", "50"))
 GRACE_SECONDS = 60.0
 """On two cores that four processes share."""
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory) -> pathlib.Path:
-    return pathlib.Path(build_small_corpus(tmp_path_factory.mktemp("data") / "corpus").folder)
 
 
 @pytest.fixture(scope="module")

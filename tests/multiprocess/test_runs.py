@@ -8,14 +8,8 @@ import time
 
 import pytest
 from groups import LIMIT_SECONDS, children, finish, last_step, rows, start, write_config
-from small_runs import build_small_corpus
 
 from zaya_jax.checkpoint import newest_step
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory) -> pathlib.Path:
-    return pathlib.Path(build_small_corpus(tmp_path_factory.mktemp("data") / "corpus").folder)
 
 
 @pytest.fixture(scope="module")
