@@ -132,7 +132,7 @@ class _WholeFile:
 
     @property
     def examples_in_shard(self) -> int:
-        """Records in the file."""
+        """Records of the file, by the name that array_record asks for."""
         return self.take
 
 

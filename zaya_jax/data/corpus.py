@@ -91,11 +91,7 @@ def build_corpus(
     _check_sizes(block_tokens=block_tokens, validation_percent=validation_percent, shard_tokens=shard_tokens)
     _check_vacant(folder, overwrite=overwrite)
     origin = _find_origin(source, pattern)
-    if folder.is_relative_to(origin.root):
-        raise ValueError(f"the corpus {folder} lies in its own source {origin.root}; it must lie elsewhere")
-    for what, path, given in (("source", source, "stdlib"), ("tokenizer", tokenizer.name, "byte")):
-        if path != given and lies_in(path, folder):
-            raise ValueError(f"the {what} {path} lies in the corpus {folder}; --overwrite would remove it")
+    _check_apart(folder, origin, source=source, tokenizer=tokenizer)
     paths, left_out = _list_files(origin)
 
     shard_format = ShardFormat(
@@ -113,6 +109,15 @@ def build_corpus(
     except FileExistsError as error:
         raise FileExistsError(errno.EEXIST, "another process has built this corpus", str(folder)) from error
     return open_corpus(folder)
+
+
+def _check_apart(folder: pathlib.Path, origin: "_Origin", *, source: str, tokenizer: Tokenizer) -> None:
+    """A corpus must neither be read as its own source nor be removed with what it is made of."""
+    if folder.is_relative_to(origin.root):
+        raise ValueError(f"the corpus {folder} lies in its own source {origin.root}; it must lie elsewhere")
+    for what, path, given in (("source", source, "stdlib"), ("tokenizer", tokenizer.name, "byte")):
+        if path != given and lies_in(path, folder):
+            raise ValueError(f"the {what} {path} lies in the corpus {folder}; --overwrite would remove it")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

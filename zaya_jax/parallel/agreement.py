@@ -4,6 +4,7 @@ import threading
 from typing import Any
 
 from zaya_jax.parallel import hosts
+from zaya_jax.parallel.failures import Late
 
 _PROPOSAL = "zaya/stop"
 _LISTEN_SECONDS = 1.0
@@ -21,6 +22,7 @@ class Agreement:
         self._word: str | None = None
         self._stop_at = 0
         self._step = 0
+        self._failure: Late | None = None
         # Whoever holds it, the loop cannot pass a step.
         self._passing = threading.Lock()
         self._closed = threading.Event()
@@ -47,9 +49,15 @@ class Agreement:
             hosts.say_once(_PROPOSAL, word)
 
     def reached(self, step: int) -> str | None:
-        """The word for which all stop behind a step; None where they go on. To be asked at each step."""
+        """The word for which all stop behind a step; None where they go on. To be asked at each step.
+
+        Raises:
+          Late: if the others were asked how far they are, and some gave no answer.
+        """
         with self._passing:
             self._step = step
+            if self._failure is not None:
+                raise self._failure
             return self._word if step >= self._stop_at else None
 
     def _listen(self) -> None:
@@ -57,6 +65,12 @@ class Agreement:
             word = hosts.heard(_PROPOSAL, limit_seconds=_LISTEN_SECONDS)
             if word is not None:
                 with self._passing:
-                    self._stop_at = max(hosts.gather("stop", self._step)) + 1
-                    self._word = word
+                    self._agree(word)
                 return
+
+    def _agree(self, word: str) -> None:
+        try:
+            self._stop_at = max(hosts.gather("stop", self._step)) + 1
+        except Late as error:  # in a thread nobody would hear it
+            self._failure = error
+        self._word = word

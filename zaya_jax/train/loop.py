@@ -21,7 +21,7 @@ from zaya_jax.parallel.mesh import data_mesh, local_rows, place_rows
 from zaya_jax.train.evaluation import evaluate, held_out_batches
 from zaya_jax.train.implementations import describe_implementations
 from zaya_jax.train.metrics import METRICS_FILE, Writer, metrics_writer, read_metrics
-from zaya_jax.train.opening import OpenRun, open_run, read_held
+from zaya_jax.train.opening import VERIFY_SECONDS, OpenRun, open_run, read_held
 from zaya_jax.train.phases import StepRange, describe_batch, describe_phase
 from zaya_jax.train.programs import Programs
 from zaya_jax.train.progress import ProgressLine
@@ -125,10 +125,17 @@ def train(config: Config, *, overwrite: bool = False, replay_check: int | None =
             "--replay-check repeats steps of the run that --overwrite throws away; give one of them"
         )
     with contextlib.ExitStack() as held:
-        lock = hosts.first_does("lock", lambda: held.enter_context(_lock(config)))
+        # Longer than a lock of another host is watched, also where --wait is short.
+        lock = hosts.first_does(
+            "lock", lambda: held.enter_context(_lock(config)), limit_seconds=hosts.LIMIT_SECONDS
+        )
         planned = None
         if replay_check is not None:
-            planned = hosts.together("replay", lambda: find_replay(config.run_folder, replay_check))
+            planned = hosts.together(
+                "replay",
+                lambda: find_replay(config.run_folder, replay_check),
+                limit_seconds=VERIFY_SECONDS,
+            )
         return _train(open_run(config, data_mesh(), lock, overwrite=overwrite), lock, planned)
 
 

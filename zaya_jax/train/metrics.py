@@ -133,7 +133,7 @@ class _NoWriter:
         pass
 
     def write(self, step: int, kind: str, values: dict[str, float], *, phase: str = "") -> None:
-        """Takes what `MetricsWriter.write` takes."""
+        """Takes what `MetricsWriter.write` takes, and leaves it to the first process."""
 
     def sync(self) -> None:
         """Has nothing that could be lost."""

@@ -34,6 +34,9 @@ from zaya_jax.train.phases import check_devices
 from zaya_jax.train.provenance import Provenance, check_same_corpora, fingerprints
 from zaya_jax.train.state import TrainSetup, make_setup
 
+VERIFY_SECONDS = 4 * 3600.0
+"""That others wait for the process which reads every byte of the newest checkpoint, and of older ones if that
+is damaged: of 1 TB, at 100 MB/s, for three hours."""
 BUILD_SECONDS = 24 * 3600.0
 """That others wait for the process which builds a corpus."""
 
@@ -86,7 +89,9 @@ def open_run(config: Config, mesh: Mesh, lock: RunLock | None, *, overwrite: boo
     """
     hosts.together("config", lambda: check_devices(config, mesh.size))
     # Before minutes go into a corpus. One looks, so that all go on from the same step.
-    found = hosts.first_does("run folder", lambda: check_folder(config, overwrite=overwrite))
+    found = hosts.first_does(
+        "run folder", lambda: check_folder(config, overwrite=overwrite), limit_seconds=VERIFY_SECONDS
+    )
     start = _saved_step(hosts.from_first("start", found and dataclasses.astuple(found)))
     corpora = _open_data_in_turn(config)
     # Last: what was refused has left the old run alone.

@@ -5,6 +5,7 @@ import functools
 import jax
 
 from zaya_jax.checkpoint import SavedStep, has_training, load_weights, num_devices_of, restore
+from zaya_jax.parallel import hosts
 from zaya_jax.platform.compiler import compiler_options
 from zaya_jax.pytree import abstract
 from zaya_jax.train.opening import OpenRun
@@ -65,7 +66,9 @@ def restored_state(run: OpenRun, start: SavedStep) -> TrainState:
     """The state that a checkpoint holds, on the run's devices."""
     setup = _setup(run)
     state = abstract_state(run.config, setup, run.mesh)
-    written = _state_of_devices(run, num_devices_of(start))
+    # One opens the arrays for it; of a thousand processes each would list all of their parts.
+    num_devices = hosts.from_first("devices", hosts.first_does("opening", lambda: num_devices_of(start)))
+    written = _state_of_devices(run, num_devices)
     # Read evenly sharded, whoever wrote it, then partitioned for the devices that there are.
     shapes = jax.eval_shape(to_checkpoint, written)
     saved = abstract(shapes, checkpoint_shardings(shapes, run.mesh))
