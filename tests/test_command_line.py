@@ -48,11 +48,13 @@ class Mistake:
       name: of the mistake.
       command: what follows `zaya`.
       says: what the sentence must contain.
+      exit_code: 65 where it is the disk's.
     """
 
     name: str
     command: str
     says: str
+    exit_code: int = 2
 
 
 MISTAKES = (
@@ -166,7 +168,7 @@ MISTAKES = (
     Mistake("empty source", SMALL + "--config.data.corpus=nowhere --config.data.source=hollow", 'no file in hollow has a name like "*"'),
     Mistake("empty texts", SMALL + "--config.data.corpus=nowhere --config.data.source=blank", 'all 2 files like "*" in blank are empty or not UTF-8'),
     Mistake("text too short", SMALL + "--config.data.corpus=short", "the train split of short has"),
-    Mistake("damaged corpus", SMALL + "--config.data.corpus=damaged", "train-00000.array_record has 10 bytes, and the manifest says"),
+    Mistake("damaged corpus", SMALL + "--config.data.corpus=damaged", "train-00000.array_record has 10 bytes, and the manifest says", exit_code=65),
     Mistake("missing tokenizer", SMALL + "--config.data.tokenizer=none.json", 'there is no tokenizer "none.json"'),
     Mistake("no tokenizer", SMALL + "--config.data.tokenizer=small.py", "small.py is not a Hugging Face tokenizer.json"),
     Mistake("vocabulary too small", SMALL + "--config.model.vocab_size=128", 'model.vocab_size is 128; data.tokenizer "byte" has 259 tokens'),
@@ -180,11 +182,11 @@ MISTAKES = (
     Mistake("broken config.json", SMALL + "--config.run_folder=broken", "broken/config.json is not the config of a run"),
     Mistake("folder of others before a corpus", SMALL + "--config.run_folder=texts --config.data.corpus=nowhere --config.data.source=texts", "texts is not empty and not a run folder"),
     Mistake("checkpoints in a file", SMALL + "--config.run_folder=runs/odd", "run_folder is runs/odd, and runs/odd/checkpoints is a file"),
-    Mistake("damaged checkpoint", SMALL + "--config.run_folder=runs/torn", "runs/torn/checkpoints/2 is damaged: weights/_METADATA is missing; runs/torn/checkpoints/1 is damaged: training/_METADATA is missing; no checkpoint is whole: restore one from a copy"),
+    Mistake("damaged checkpoint", SMALL + "--config.run_folder=runs/torn", "runs/torn/checkpoints/2 is damaged: weights/_METADATA is missing; runs/torn/checkpoints/1 is damaged: training/_METADATA is missing; no checkpoint is whole: restore one from a copy", exit_code=65),
     # train: what a run starts from
     Mistake("run from another network", SMALL + "--config.train.init_from=runs/done --config.model.hidden_size=64", "train.init_from: params/embedding/bias of runs/done is (32,), and of this run (64,)"),
     Mistake("start from a run without checkpoint", SMALL + "--config.train.init_from=runs/fresh", "train.init_from: runs/fresh has no checkpoint yet"),
-    Mistake("start from a damaged checkpoint", SMALL + "--config.train.init_from=runs/torn", "train.init_from: runs/torn/checkpoints/2 is damaged"),
+    Mistake("start from a damaged checkpoint", SMALL + "--config.train.init_from=runs/torn", "train.init_from: runs/torn/checkpoints/2 is damaged", exit_code=65),
     Mistake("overwriting for a start from nothing", "train --config=runs/done/config.json --config.train.init_from=runs/fresh --overwrite", "train.init_from: runs/fresh has no checkpoint yet"),
     Mistake("start from its own folder", "train --config=runs/done/config.json --config.train.init_from=runs/done", "train.init_from is runs/done and run_folder runs/done; they must be two folders, neither in the other: give the new run its own, --config.run_folder=ANOTHER"),
     Mistake("overwriting what it starts from", "train --config=runs/done/config.json --config.train.init_from=runs/done --overwrite", "they must be two folders"),
@@ -234,7 +236,7 @@ MISTAKES = (
     Mistake("generate without run", "generate", "the following arguments are required: RUN"),
     Mistake("generate from no run", "generate texts", "texts is not a run folder: it has no config.json"),
     Mistake("generate without checkpoint", "generate runs/fresh", "runs/fresh has no checkpoint yet"),
-    Mistake("generate from a damaged checkpoint", "generate runs/torn", "runs/torn/checkpoints/2 is damaged: weights/_METADATA is missing"),
+    Mistake("generate from a damaged checkpoint", "generate runs/torn", "runs/torn/checkpoints/2 is damaged: weights/_METADATA is missing", exit_code=65),
     Mistake("negative temperature", "generate runs/done --temperature -1", "temperature is -1.0; it must be 0"),
     Mistake("temperature not a number", "generate runs/done --temperature nan", "temperature is nan; it must be 0"),
     Mistake("empty nucleus", "generate runs/done --top-p 0", "top_p is 0.0; it must be above 0 and at most 1"),
@@ -263,8 +265,8 @@ MISTAKES = (
     Mistake("convert from nothing", "convert nowhere out", "nowhere is not there; it must be the folder of a run"),
     Mistake("convert from texts", "convert texts out", "texts has no safetensors file"),
     Mistake("convert without checkpoint", "convert runs/fresh out", "runs/fresh has no checkpoint yet"),
-    Mistake("convert from a damaged checkpoint", "convert runs/torn out", "runs/torn/checkpoints/2 is damaged: weights/_METADATA is missing; runs/torn/checkpoints/1 is damaged"),
-    Mistake("inspect a damaged checkpoint", "convert inspect runs/torn", "runs/torn/checkpoints/2 is damaged"),
+    Mistake("convert from a damaged checkpoint", "convert runs/torn out", "runs/torn/checkpoints/2 is damaged: weights/_METADATA is missing; runs/torn/checkpoints/1 is damaged", exit_code=65),
+    Mistake("inspect a damaged checkpoint", "convert inspect runs/torn", "runs/torn/checkpoints/2 is damaged", exit_code=65),
     Mistake("convert onto a folder", "convert runs/done texts", "texts is there already"),
     Mistake("unknown option of convert", "convert runs/done out --to legacy", "unrecognized arguments: --to legacy"),
     Mistake("inspect nothing", "convert inspect", "the following arguments are required: PATH"),
@@ -279,16 +281,16 @@ MISTAKES = (
     Mistake("verify a step in words", "ckpt verify runs/done last", "argument STEP: invalid int value: 'last'"),
     Mistake("prune to nothing", "ckpt prune runs/done --keep=0", "--keep is 0; it must be at least 1"),
     Mistake("prune to every none", "ckpt prune runs/done --keep-every=0", "--keep-every is 0; it must be at least 1"),
-    Mistake("prune what is all damaged", "ckpt prune runs/torn", "no checkpoint is whole: restore one from a copy"),
+    Mistake("prune what is all damaged", "ckpt prune runs/torn", "no checkpoint is whole: restore one from a copy", exit_code=65),
     Mistake("mistyped option of prune", "ckpt prune runs/done --dryrun", 'unrecognized arguments: --dryrun; did you mean "--dry-run"?'),
     Mistake("compare with nothing", "ckpt diff runs/done", "the following arguments are required: RUN[:STEP]"),
     Mistake("compare a step that is not there", "ckpt diff runs/done:1 runs/done:2", "runs/done has no checkpoint of step 2; it has 1"),
     Mistake("compare a run that is not there", "ckpt diff runs/done runs/nowhere:3", "runs/nowhere has no checkpoint"),
-    Mistake("compare a damaged step", "ckpt diff runs/done runs/torn:2", "runs/torn/checkpoints/2 is damaged: weights/_METADATA is missing"),
+    Mistake("compare a damaged step", "ckpt diff runs/done runs/torn:2", "runs/torn/checkpoints/2 is damaged: weights/_METADATA is missing", exit_code=65),
     Mistake("compare what is no step", "ckpt diff runs/done runs/done:last", "runs/done:last has no checkpoint"),
     Mistake("reshape to nowhere", "ckpt reshape runs/done", "the following arguments are required: OUT"),
     Mistake("reshape a step that is not there", "ckpt reshape runs/done:7 new", "runs/done has no checkpoint of step 7; it has 1"),
-    Mistake("reshape what is damaged", "ckpt reshape runs/torn:1 new", "runs/torn/checkpoints/1 is damaged: training/_METADATA is missing"),
+    Mistake("reshape what is damaged", "ckpt reshape runs/torn:1 new", "runs/torn/checkpoints/1 is damaged: training/_METADATA is missing", exit_code=65),
     Mistake("reshape onto a folder", "ckpt reshape runs/done texts", "texts is there already; it must be an empty folder or not exist yet"),
     Mistake("reshape onto a file", "ckpt reshape runs/done small.py", "small.py is there already"),
     Mistake("reshape onto itself", "ckpt reshape runs/done runs/done", "runs/done is runs/done or inside it; choose another folder"),
@@ -441,7 +443,7 @@ def test_a_mistake_ends_with_one_sentence(mistake, workspace, monkeypatch):
     _compilations.clear()
     code, out, err = run(mistake.command)
     sentence = err.replace(f"{workspace}/", "")
-    assert code == 2
+    assert code == mistake.exit_code
     assert out == ""
     assert mistake.says in sentence
     assert sentence.startswith("zaya: ")

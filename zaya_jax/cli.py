@@ -14,8 +14,8 @@ from zaya_jax.fields import did_you_mean
 from zaya_jax.parallel.failures import Late, Lost, Shared
 from zaya_jax.platform.versions import package_version
 
-REQUEUE = 75
-"""Of sysexits.h, EX_TEMPFAIL: the same command goes on."""
+MISTAKE, DAMAGE, REQUEUE, LATE = 2, 65, 75, 124
+"""What the user can mend; sysexits.h's EX_DATAERR and EX_TEMPFAIL; as coreutils' `timeout`."""
 
 VERBS = {
     "train": ("zaya_jax.train_command", "train a model, or go on with a run"),
@@ -33,9 +33,10 @@ def main(argv: list[str] | None = None) -> None:
     """Runs a verb.
 
     Exit codes: 0 done; 2 the user can mend it (one sentence); 3 the answer is no (`zaya ckpt verify` found
-    damage, `zaya ckpt diff` a difference); 1 a bug (a traceback); 75 the same command goes on, for it was
-    asked to stop or lost another process; 124 another process did not come in time; 130 interrupted; 141
-    nobody reads on, as of `zaya --help | head -1`.
+    damage, `zaya ckpt diff` a difference); 1 a bug (a traceback); 65 a corpus or a checkpoint is not what was
+    written, and there is none before it (one sentence); 75 the same command goes on, for it was asked to stop
+    or lost another process; 124 another process did not come in time; 130 interrupted; 141 nobody reads on,
+    as of `zaya --help | head -1`.
     """
     arguments = sys.argv[1:] if argv is None else argv
     verb = arguments[0] if arguments and arguments[0] not in ("-h", "--help") else None
@@ -60,14 +61,17 @@ def main(argv: list[str] | None = None) -> None:
     except OSError as error:
         sys.exit(_complain(_about(verb, _describe(error))))
     except Shared as error:
-        sys.exit(_complain(_about(verb, str(error))) if error.is_told_here else 2)
+        if error.is_told_here:
+            _complain(_about(verb, str(error)))
+        sys.exit(_code_of(error))
     except (Late, Lost) as error:
         _complain(_about(verb, str(error)))
-        sys.exit(124 if isinstance(error, Late) else REQUEUE)
+        sys.exit(LATE if isinstance(error, Late) else REQUEUE)
     except ValueError as error:
         if not _is_ours(error):
             raise
-        sys.exit(_complain(_about(verb, str(error))))
+        _complain(_about(verb, str(error)))
+        sys.exit(_code_of(error))
     except KeyboardInterrupt:
         sys.exit(130)
 
@@ -127,11 +131,15 @@ def _versions() -> str:
 
 def _complain(sentence: str) -> int:
     print(f"zaya: {sentence}", file=sys.stderr)
-    return 2
+    return MISTAKE
 
 
 def _about(verb: str | None, sentence: str) -> str:
     return f"{verb}: {sentence}" if verb else sentence
+
+
+def _code_of(error: ValueError) -> int:
+    return DAMAGE if getattr(error, "is_damage", False) else MISTAKE
 
 
 def _is_ours(error: ValueError) -> bool:

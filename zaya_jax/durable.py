@@ -32,6 +32,16 @@ _LONGEST_LIST = 100_000_000
 """Bytes of checksums of a million files."""
 
 
+class Damaged(ValueError):
+    """What is on the disk is not what was written there: a copy must be put back, no option helps.
+
+    Attributes:
+      is_damage: as of errors that other processes raise in its place.
+    """
+
+    is_damage = True
+
+
 @contextlib.contextmanager
 def naming(path: str | os.PathLike[str]) -> Iterator[None]:
     """Says where, in an error of what is open: the system does not."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from zaya_jax.options import Parser
 from zaya_jax.parallel.launch import GRACE_SECONDS, Launch, launch
 
-DONE, MISTAKE, REQUEUE, INTERRUPTED = 0, 2, 75, 130
+FINAL = (0, 2, 65, 75, 130)
 """Exit codes behind which beginning anew would change nothing, or is for others to do."""
 
 
@@ -53,6 +53,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise ValueError('there is no verb to launch; it stands behind "--": zaya launch -- train')
     words = [sys.executable, "-m", "zaya_jax.cli", *command]
     given = Launch(words, options.processes, options.devices, options.grace)
-    code = launch(given, restarts=options.restarts, final=(DONE, MISTAKE, REQUEUE, INTERRUPTED))
+    code = launch(given, restarts=options.restarts, final=FINAL)
     if code:
         sys.exit(code)

@@ -242,7 +242,7 @@ def test_the_command_reads_a_corpus_of_any_size(copy, large, capsys):
     open_corpus(copy.folder)
     with pytest.raises(SystemExit) as leaving:
         cli.main(["corpus", str(copy.folder), "--verify"])
-    assert leaving.value.code == 2
+    assert leaving.value.code == 65
     assert f"{path} is not as it was written: its hash differs" in capsys.readouterr().err
     with pytest.raises(ValueError, match="its hash differs"):
         verify_corpus(copy.folder)

@@ -29,7 +29,7 @@ def newest_step(run_folder: str | pathlib.Path, *, until: int | None = None) -> 
       until: later steps are left alone; None for none.
 
     Raises:
-      ValueError: if there are checkpoints, and all are damaged.
+      Damaged: if there are checkpoints, and none is whole.
     """
     damaged: dict[int, str] = {}
     steps = [step for step in all_steps(run_folder) if until is None or step <= until]
@@ -46,14 +46,15 @@ def newest_step(run_folder: str | pathlib.Path, *, until: int | None = None) -> 
         return None
     which = "no checkpoint" if until is None else f"no checkpoint of step {until} or before"
     found = (f"{step_folder(run_folder, step)} is damaged: {damage}" for step, damage in damaged.items())
-    raise ValueError(f"{'; '.join(found)}; {which} is whole: restore one from a copy")
+    raise durable.Damaged(f"{'; '.join(found)}; {which} is whole: restore one from a copy")
 
 
 def require_step(run_folder: str | pathlib.Path) -> int:
     """`newest_step`, where there must be one.
 
     Raises:
-      ValueError: if there is none, or all are damaged.
+      ValueError: if there is none.
+      Damaged: if there are, and none is whole.
     """
     step = newest_step(run_folder)
     if step is None:
@@ -65,14 +66,15 @@ def require_whole(run_folder: str | pathlib.Path, step: int | None = None) -> Sa
     """A checkpoint by its step, or the newest, when all of its files are as they were written.
 
     Raises:
-      ValueError: if it is not there, or is damaged.
+      ValueError: if it is not there.
+      Damaged: if it is not as it was written.
     """
     if step is None:
         return SavedStep(str(run_folder), require_step(run_folder))
     require_present(run_folder, [step])
     damage = damage_of(run_folder, step)
     if damage is not None:
-        raise ValueError(f"{step_folder(run_folder, step)} is damaged: {damage}")
+        raise durable.Damaged(f"{step_folder(run_folder, step)} is damaged: {damage}")
     return SavedStep(str(run_folder), step)
 
 

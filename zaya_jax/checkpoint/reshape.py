@@ -61,7 +61,7 @@ def reshape(
             shutil.copytree(step_folder(saved.run_folder, saved.step), step_folder(aside, saved.step))
         damage = damage_of(aside, saved.step)
         if damage is not None:
-            raise ValueError(f"{folder} was not written: {damage}")
+            raise durable.Damaged(f"{folder} was not written: {damage}")
 
 
 def _check_vacant(saved: SavedStep, folder: pathlib.Path) -> None:

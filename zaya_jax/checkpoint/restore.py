@@ -61,7 +61,7 @@ def check_init_from(run_folder: str, model: ModelConfig) -> SavedStep:
     try:
         step = require_step(run_folder)
     except ValueError as error:
-        raise ValueError(f"train.init_from: {error}") from error
+        raise type(error)(f"train.init_from: {error}") from error  # a damaged one is told by its class
     ours, theirs = (dict(jax.tree.leaves_with_path(tree)) for tree in (abstract_variables(model), saved))
     for path in [*ours, *theirs]:
         here, there = (tree[path].shape if path in tree else None for tree in (ours, theirs))

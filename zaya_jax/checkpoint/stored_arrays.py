@@ -16,6 +16,7 @@ import tensorstore as ts
 from zaya_jax.checkpoint.layout import METADATA, step_folder
 from zaya_jax.checkpoint.newest import SavedStep
 from zaya_jax.checkpoint.plain_weights import ZARR_DTYPES
+from zaya_jax.durable import Damaged
 from zaya_jax.json_files import read_json
 
 
@@ -37,7 +38,7 @@ class StoredArrays:
             is kept is as large as the largest chunk.
 
         Raises:
-          ValueError: if an array cannot be opened, or lacks a part.
+          Damaged: if an array cannot be opened, or lacks a part.
         """
         self.folder = step_folder(pathlib.Path(saved.run_folder).absolute(), saved.step) / item
         self._arrays = _open_arrays(self.folder, in_turn=in_turn)
@@ -93,7 +94,7 @@ def _open_arrays(folder: pathlib.Path, *, in_turn: bool) -> dict[str, ts.TensorS
     try:
         names = [_name(leaf) for leaf in metadata["tree_metadata"].values() if not _is_empty(leaf)]
     except (AttributeError, KeyError, TypeError) as error:
-        raise ValueError(f"{folder / METADATA} has no tree_metadata; Orbax did not write it") from error
+        raise Damaged(f"{folder / METADATA} has no tree_metadata; Orbax did not write it") from error
     specs = {name: _spec(folder, name, metadata) for name in names}
     opened = {name: _open(folder, name, spec, ts.Context()) for name, spec in specs.items()}
     for name, array in opened.items():
@@ -126,7 +127,7 @@ def _open(folder: pathlib.Path, name: str, spec: dict[str, Any], context: ts.Con
         # What is known of an array does not change while it is read.
         return ts.open(spec | {"recheck_cached_data": "open"}, read=True, context=context).result()
     except ValueError as error:
-        raise ValueError(f"{folder}: the array {name} cannot be opened: {str(error)[:200]}") from error
+        raise Damaged(f"{folder}: the array {name} cannot be opened: {str(error)[:200]}") from error
 
 
 def check_type(folder: pathlib.Path, name: str, array: ts.TensorStore) -> None:
@@ -145,12 +146,12 @@ def _check_chunks(folder: pathlib.Path, name: str, array: ts.TensorStore, spec: 
     """TensorStore would read zeros where a chunk is missing, and ask for memory as large as a chunk says."""
     chunk = _read_chunk(array)
     if any(part > max(size, 1) for size, part in zip(array.shape, chunk, strict=True)):
-        raise ValueError(f"{folder}: the array {name} has parts of {chunk}, and is {array.shape} in all")
+        raise Damaged(f"{folder}: the array {name} has parts of {chunk}, and is {array.shape} in all")
     expected = math.prod(-(-size // part) for size, part in zip(array.shape, chunk, strict=True))
     keys = ts.KvStore.open(spec["kvstore"]).result().list().result()
     found = sum(not key.decode().startswith((".z", "zarr.json")) for key in keys)
     if found != expected:
-        raise ValueError(f"{folder}: the array {name} has {found} of its {expected} parts; it is damaged")
+        raise Damaged(f"{folder}: the array {name} has {found} of its {expected} parts; it is damaged")
 
 
 def _chunk_bytes(array: ts.TensorStore) -> int:

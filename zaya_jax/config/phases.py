@@ -11,6 +11,7 @@ from zaya_jax.config.execution import ExecutionConfig
 from zaya_jax.config.model import ModelConfig
 from zaya_jax.config.optimizer import OptimizerConfig
 from zaya_jax.config.rules import require, require_name
+from zaya_jax.durable import Damaged
 from zaya_jax.fields import build, convert
 
 PHASE_FIELDS = {
@@ -110,6 +111,6 @@ def in_phase(name: str) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        if not name:
+        if not name or isinstance(error, Damaged):  # what a disk lost is no mistake of a phase
             raise
         raise ValueError(f"in phase {name}: {error}") from error

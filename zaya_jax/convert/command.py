@@ -27,7 +27,7 @@ from zaya_jax.convert.verify import (
     num_values,
 )
 from zaya_jax.convert.weight_folder import WeightFolder, open_weight_folder
-from zaya_jax.durable import CHECKSUMS, PARTIAL
+from zaya_jax.durable import CHECKSUMS, PARTIAL, Damaged
 from zaya_jax.options import Parser
 from zaya_jax.platform.host_memory import available_memory
 
@@ -209,7 +209,7 @@ def verify(opened: WeightFolder, target: pathlib.Path) -> None:
     """
     with open_weight_folder(target) as after:
         if (damage := check_files(after, target)) is not None:
-            raise ValueError(damage)
+            raise Damaged(damage)
         with ByteProgress("comparing", num_bytes(after)) as progress:
             difference = compare_tensors(opened, after, progress)
         if difference is not None:

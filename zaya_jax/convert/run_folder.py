@@ -22,6 +22,7 @@ from zaya_jax.convert.layouts import (
     rows_per_slice,
 )
 from zaya_jax.convert.stream import Block, PlannedFile
+from zaya_jax.durable import Damaged
 
 
 class RunWeights:
@@ -63,7 +64,7 @@ class RunWeights:
         try:
             return self._stored.read(_stored_name(weight_slice.path), weight_slice.index)
         except ValueError as error:
-            raise ValueError(
+            raise Damaged(
                 f"{self._stored.folder}: {weight_slice.path} is damaged: {str(error)[:200]}"
             ) from error
 

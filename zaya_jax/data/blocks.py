@@ -151,19 +151,19 @@ class BlockReader:
         """The tokens of a block of the stream.
 
         Raises:
-          ValueError: naming the file, if it is not what was written.
+          Damaged: naming the file, if it is not what was written.
         """
         shard = bisect.bisect_right(self._firsts, number) - 1
         place = number - self._firsts[shard]
         try:
             raw = self._records[number]
         except (RuntimeError, IndexError, ValueError) as error:  # ArrayRecord raises all three for damage
-            raise ValueError(
+            raise durable.Damaged(
                 f"{self._path(shard)} cannot be read: {error}; restore it, or rebuild the corpus"
             ) from error
         expected = self._hashes_of(shard)[place * _HASH_BYTES : (place + 1) * _HASH_BYTES]
         if durable.hash_of(raw) != expected:
-            raise ValueError(
+            raise durable.Damaged(
                 f"{self._path(shard)} is not as it was written: its block {place} is another; restore it, or "
                 "rebuild the corpus"
             )
@@ -184,5 +184,5 @@ class BlockReader:
             stream.seek(self._firsts[shard] * _HASH_BYTES)
             hashes = stream.read(self._shards[shard].records * _HASH_BYTES)
         if durable.hash_of(hashes).hex() != self._shards[shard].block_hashes:
-            raise ValueError(f"{path} is not as it was written; restore it, or rebuild the corpus")
+            raise durable.Damaged(f"{path} is not as it was written; restore it, or rebuild the corpus")
         return hashes

@@ -222,7 +222,7 @@ def _read_manifest(folder: str | os.PathLike[str]) -> Corpus:
         if found not in (_FORMAT, _WITHOUT_HASHES):
             raise ValueError(f'it has the format "{found}"')
     except (ValueError, KeyError) as error:
-        raise ValueError(f'{path} is no manifest of "{_FORMAT}": {error}') from error
+        raise durable.Damaged(f'{path} is no manifest of "{_FORMAT}": {error}') from error
     if found == _WITHOUT_HASHES:
         raise ValueError(
             f"the corpus {folder} has no hashes of its files, as older versions wrote it; rebuild it with "
@@ -235,9 +235,11 @@ def _read_manifest(folder: str | os.PathLike[str]) -> Corpus:
 def _check_mark(folder: pathlib.Path) -> None:
     path = folder / COMMITTED
     if not path.is_file():
-        raise ValueError(f"{path} is missing; restore it, or rebuild the corpus")
+        raise durable.Damaged(f"{path} is missing; restore it, or rebuild the corpus")
     if path.read_bytes() != _mark(folder):
-        raise ValueError(f"{folder / MANIFEST} is not as it was written; restore it, or rebuild the corpus")
+        raise durable.Damaged(
+            f"{folder / MANIFEST} is not as it was written; restore it, or rebuild the corpus"
+        )
 
 
 def _parse(folder: pathlib.Path, values: dict[str, Any]) -> Corpus:
@@ -246,7 +248,7 @@ def _parse(folder: pathlib.Path, values: dict[str, Any]) -> Corpus:
         files = {name: StoredFile(**file) for name, file in values.pop("files").items()}
         return Corpus(folder=folder, files=files, **splits, **values)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f'{folder / MANIFEST} is no manifest of "{_FORMAT}": {error}') from error
+        raise durable.Damaged(f'{folder / MANIFEST} is no manifest of "{_FORMAT}": {error}') from error
 
 
 def _parse_split(values: dict[str, Any]) -> Split:
@@ -272,7 +274,7 @@ def _check_files(corpus: Corpus, *, hashed: bool) -> None:
       hashed: whether to read every byte; without, names and sizes tell.
 
     Raises:
-      ValueError: with a sentence for each that is not as it was written.
+      Damaged: with a sentence for each that is not as it was written.
     """
     found = {path.name for path in corpus.folder.iterdir()}
     damages = _map(lambda name: _damage_of(corpus, name, found, hashed=hashed), corpus.files)
@@ -289,7 +291,7 @@ def _check_files(corpus: Corpus, *, hashed: bool) -> None:
                 f"{split.tokens} tokens; rebuild the corpus"
             )
     if sentences:
-        raise ValueError("\n".join(sentences))
+        raise durable.Damaged("\n".join(sentences))
 
 
 def _damage_of(corpus: Corpus, name: str, found: set[str], *, hashed: bool) -> str | None:

@@ -15,8 +15,9 @@ class Shared(ValueError):
     Attributes:
       what: it is; the sentence of the error may say also what to do.
       is_told_here: whether this process is to print it; one does for all.
+      is_damage: whether something on the disk is not what was written there.
     """
 
-    def __init__(self, what: str, *, is_told_here: bool, advice: str = ""):
+    def __init__(self, what: str, *, is_told_here: bool, advice: str = "", is_damage: bool = False):
         super().__init__(what + advice)
-        self.what, self.is_told_here = what, is_told_here
+        self.what, self.is_told_here, self.is_damage = what, is_told_here, is_damage

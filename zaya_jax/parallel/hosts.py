@@ -198,11 +198,12 @@ def together(name: str, work: Callable[[], T], *, limit_seconds: float | None = 
     if num_processes() == 1:
         return work()
     done, error = _try(work)
-    said = gather(name, None if error is None else _sentence(error), limit_seconds=limit_seconds)
-    for number, sentence in enumerate(said):
-        if sentence is not None:
+    said = gather(name, None if error is None else _describe(error), limit_seconds=limit_seconds)
+    for number, failure in enumerate(said):
+        if failure is not None:
+            sentence, is_damage = failure
             sentence = sentence if number == 0 else f"{describe(number)}: {sentence}"
-            raise Shared(sentence, is_told_here=is_first()) from error
+            raise Shared(sentence, is_told_here=is_first(), is_damage=is_damage) from error
     assert not isinstance(done, Exception)
     return done  # pyright: ignore[reportReturnType]
 
@@ -215,6 +216,11 @@ def first_does(name: str, work: Callable[[], T], *, limit_seconds: float | None 
       Late: if it is not done within the limit.
     """
     return together(name, work if is_first() else lambda: None, limit_seconds=limit_seconds)
+
+
+def shared(sentence: str) -> Shared:
+    """The error that all processes raise, each for itself, for what all of them find alike."""
+    return Shared(sentence, is_told_here=is_first())
 
 
 def say_once(key: str, word: str) -> None:
@@ -238,6 +244,11 @@ def _try(work: Callable[[], T]) -> tuple[T | None, Exception | None]:
         return work(), None
     except (ValueError, OSError) as error:
         return None, error
+
+
+def _describe(error: Exception) -> tuple[str, bool]:
+    """Its sentence, and whether it is one of damage."""
+    return _sentence(error), getattr(error, "is_damage", False)
 
 
 def _sentence(error: Exception) -> str:

@@ -16,7 +16,6 @@ from zaya_jax.data.mixture import Reading
 from zaya_jax.data.shards import Corpus
 from zaya_jax.model.zaya import Zaya
 from zaya_jax.parallel import hosts
-from zaya_jax.parallel.failures import Shared
 from zaya_jax.parallel.mesh import data_mesh, local_rows, place_rows
 from zaya_jax.train.evaluation import evaluate, held_out_batches
 from zaya_jax.train.implementations import describe_implementations
@@ -258,7 +257,7 @@ def _check_skips(steps: _Steps) -> None:
     if streak is not None:
         newest_step = steps.outputs.checkpoints.newest()
         sentence = streak.describe(steps.run.config.run_folder, newest_step=newest_step)
-        raise Shared(sentence, is_told_here=hosts.is_first())
+        raise hosts.shared(sentence)
 
 
 def _save(steps: _Steps, state: TrainState, step: int, *, is_last: bool) -> None:

@@ -142,7 +142,7 @@ def _check_shared(config: Config) -> None:
     seen = hosts.gather("shared folder", path.read_text() if path.is_file() else None)
     others = [hosts.describe(number) for number, text in enumerate(seen) if text != seen[0]]
     if others:
-        raise ValueError(
+        raise hosts.shared(
             f"{', '.join(others)} does not see the {path} of {hosts.describe(0)}; run_folder must be on a "
             "file system that all hosts share"
         )

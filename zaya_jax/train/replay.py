@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 
 from zaya_jax.checkpoint import SavedStep, all_steps, newest_step
 from zaya_jax.data.loader import training_batches
+from zaya_jax.parallel import hosts
 from zaya_jax.parallel.mesh import local_rows, place_rows
 from zaya_jax.train.metrics import METRICS_FILE, read_metrics
 from zaya_jax.train.opening import OpenRun
@@ -96,7 +97,7 @@ def replay(run: OpenRun, planned: Replay, programs: RunPrograms) -> None:
         recorded = planned.losses[step]
         difference = _difference(recorded, found)
         if difference > LARGEST_DIFFERENCE:
-            raise ValueError(
+            raise hosts.shared(
                 f"step {step} has a loss of {found:.9g} when it is repeated from checkpoint "
                 f"{planned.start.step} of {planned.start.run_folder}, and {recorded:.9g} is recorded: they "
                 f"differ by {difference:.2g}, and rounding by no more than {LARGEST_DIFFERENCE:g}; something "

@@ -33,7 +33,7 @@ def starting_state(run: OpenRun) -> TrainState:
     if start is None or start.run_folder != run.config.run_folder:
         return _fresh_state(run)
     if not has_training(start.run_folder, start.step):
-        raise ValueError(
+        raise hosts.shared(
             f"{run.config.run_folder} holds weights only; train from them in a folder of its own: "
             f"--config.train.init_from={run.config.run_folder} --config.run_folder=ANOTHER"
         )
