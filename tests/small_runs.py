@@ -95,10 +95,10 @@ def commit_folder(folder: pathlib.Path, step: int) -> None:
     commit(folder, step, sync_and_describe(folder, names))
 
 
-def prepare_run_folder(config: Config, *, overwrite: bool) -> list[FieldChange]:
+def prepare_run_folder(config: Config, *, step: int = 0, overwrite: bool) -> list[FieldChange]:
     """`prepare_folder` of a run that then ends."""
     with run_lock(config.run_folder) as lock:
-        return prepare_folder(config, lock, overwrite=overwrite)
+        return prepare_folder(config, lock, step=step, overwrite=overwrite)
 
 
 def reading_from_the_start(

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from zaya_jax.config import Config
+from zaya_jax.config import COURSE_OPTION, Config
 from zaya_jax.data.loader import evaluation_batches
 from zaya_jax.data.shards import Corpus
 from zaya_jax.data.tokenizer import load_tokenizer
@@ -43,12 +43,18 @@ def main(argv: Sequence[str] | None = None) -> None:
             "zaya train",
             "zaya train --config.run_folder=runs/wide --config.model.hidden_size=256",
             "zaya train --config=runs/wide/config.json --replay-check=100",
+            "zaya train --config=runs/wide/config.json --config.optimizer.learning_rate=1e-3 --change-course",
             "zaya train --config=configs/zaya1_8b.py --dry-run --devices=128",
         ),
     )
     add_config_options(parser)
     parser.add_argument(
         "--overwrite", action="store_true", help="throw away the run that the run folder holds"
+    )
+    parser.add_argument(
+        COURSE_OPTION,
+        action="store_true",
+        help="go on with other learning rates, decays or numbers of steps than the run began with; recorded",
     )
     parser.add_argument(
         "--replay-check",
@@ -78,7 +84,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     stopped: Stopped | None = None
     with hosts.joined(group, limit_seconds=options.wait):
         try:
-            report(train(config, overwrite=options.overwrite, replay_check=options.replay_check))
+            result = train(
+                config,
+                overwrite=options.overwrite,
+                change_course=options.change_course,
+                replay_check=options.replay_check,
+            )
+            report(result)
         except Stopped as found:
             stopped = found
             print(f"saved at step {stopped.step}; the same command goes on")

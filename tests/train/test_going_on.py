@@ -1,6 +1,7 @@
 """What a run may have otherwise when it goes on: how it is computed, what it logs and keeps, more steps."""
 
 import dataclasses
+import json
 import pathlib
 import shutil
 
@@ -14,11 +15,13 @@ from small_runs import (
     write_committed_step,
 )
 
-from zaya_jax.config import KINDS, Config, Kind, kind_of, refusals
+from zaya_jax.config import KINDS, Config, Kind, MixtureConfig, kind_of, refusals
 from zaya_jax.fields import field_paths
+from zaya_jax.train.changes import read_changes
 from zaya_jax.train.loop import train
 from zaya_jax.train.metrics import read_metrics
 from zaya_jax.train.opening import check_folder
+from zaya_jax.train.replay import find_replay
 
 OTHERWISE = {
     "execution": {
@@ -32,6 +35,9 @@ OTHERWISE = {
               "min_free_gib": 0.001, "on_failed_save": "go_on",
               "sample_tokens": 9, "stop_after_skips": 5, "update_norms": False},
 }  # fmt: skip
+
+
+UNLESS = ", unless --change-course asks for it"
 
 
 def with_values(config: Config, values: dict) -> Config:
@@ -109,8 +115,10 @@ def test_what_is_computed_logged_and_kept_otherwise_is_said_and_written(config):
     assert "execution.num_microbatches: 1 -> 2" in changed
     assert "train.eval_sequences: None -> 2" in changed
     assert Config.from_text((folder / "config.json").read_text()) == ours
-    assert sorted(path.name for path in folder.iterdir()) == ["checkpoints", "config.json"]
+    assert sorted(path.name for path in folder.iterdir()) == ["changes.jsonl", "checkpoints", "config.json"]
     assert prepare_run_folder(ours, overwrite=False) == []
+    (recorded,) = read_changes(folder)  # the second time there was nothing to tell
+    assert [f"{name}: {old} -> {new}" for name, (old, new) in recorded.fields.items()] == changed
 
 
 def test_a_run_that_was_moved_goes_on(config, tmp_path):
@@ -127,8 +135,15 @@ def test_a_run_that_was_moved_goes_on(config, tmp_path):
     [
         ({"data": {"seed": 1}}, "data.seed is 1 and was 0: it changes what is learned"),
         ({"train": {"seed": 1}}, "train.seed is 1 and was 0: it changes what is learned"),
-        ({"train": {"z_loss": 0.5}}, "train.z_loss is 0.5 and was 0.0: it changes what is learned"),
-        ({"optimizer": {"beta2": 0.9}}, "optimizer.beta2 is 0.9 and was 0.95: it changes what is learned"),
+        ({"train": {"z_loss": 0.5}}, "train.z_loss is 0.5 and was 0.0: it changes what is learned" + UNLESS),
+        (
+            {"optimizer": {"beta2": 0.9}},
+            "optimizer.beta2 is 0.9 and was 0.95: it changes what is learned" + UNLESS,
+        ),
+        (
+            {"optimizer": {"name": "adamw"}},
+            "optimizer.name is adamw and was muon: it changes what is learned",
+        ),
         (
             {"execution": {"remat": "layer"}, "model": {"rope_theta": 9.0}},
             "model.rope_theta is 9.0 and was 5000000.0: it changes what is learned",
@@ -171,6 +186,64 @@ def test_the_length_may_change_where_no_rate_that_was_taken_does(
     if reason is not None:
         assert found[0].startswith(f"train.num_steps is {num_steps} and was 30: ")
         assert reason in found[0]
+
+
+def changed_course(config: Config) -> Config:
+    return with_values(config, {
+        "optimizer": {"learning_rate": 1e-4, "schedule": "linear", "weight_decay": 0.3, "clip_norm": 0.5},
+        "balancing": {"learning_rate": 1e-2},
+        "train": {"num_steps": 40},
+    })  # fmt: skip
+
+
+def test_rates_decays_and_lengths_change_where_one_asks_for_it(config):
+    ours = changed_course(config)
+    assert len(refusals(ours, config, newest_step=20)) == 6
+    assert refusals(ours, config, newest_step=20, change_course=True) == []
+    # What would lose the place in the data, or the end of a phase, stays refused.
+    others = with_values(ours, {"data": {"batch_size": 2}})
+    (sentence,) = refusals(others, config, newest_step=20, change_course=True)
+    assert sentence.startswith("data.batch_size is 2 and was ")
+    (sentence,) = refusals(of_length(ours, 20), config, newest_step=20, change_course=True)
+    assert sentence.endswith("there must be steps left")
+
+
+def test_a_changed_course_is_recorded_and_no_step_before_it_repeated(config):
+    folder = make_run(config, step=20)
+    ours = changed_course(config)
+    check_folder(ours, overwrite=False, change_course=True)
+    prepare_run_folder(ours, step=20, overwrite=False)
+    (recorded,) = read_changes(folder)
+    assert (recorded.step, recorded.has_left_its_course) == (20, True)
+    assert recorded.fields["optimizer.schedule"] == ["constant", "linear"]
+    check_folder(ours, overwrite=False)  # from now on it is the run's own
+    write_committed_step(folder, 16)
+    rows = ({"step": step, "kind": "train", "loss": 2.0} for step in range(1, 31))
+    (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    assert find_replay(str(folder), 10).start.step == 20
+    with pytest.raises(ValueError, match=r"goes on otherwise since step 20, .* behind it 10 are rec"):
+        find_replay(str(folder), 11)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "refused"),
+    [
+        (("a", ("a", "b")), ("x", ("x", "y")), False),
+        (("a", ("a", "b")), ("b", ("b", "a")), False),
+        (("a", ("a", "b")), ("x", ("y", "z")), True),
+        (("a", ("b", "c")), ("a", ("a", "c")), True),
+    ],
+)
+def test_corpora_may_move_and_stay_as_many(config, before, after, refused):
+    """Which is the same corpus is checked once they are open, by what the checkpoint says of them."""
+
+    def reading(corpus, corpora):
+        mixture = MixtureConfig(name="m", corpora=corpora, weights=(1.0, 2.0))
+        return with_values(config, {"data": {"corpus": corpus, "mixtures": (mixture,), "mixture": "m"}})
+
+    found = refusals(reading(*after), reading(*before), newest_step=4)
+    assert bool(found) == refused
+    assert all(each.endswith("a corpus may lie elsewhere, and none may come, go or be two") for each in found)
 
 
 def phased(**second) -> Config:
@@ -224,10 +297,13 @@ def test_every_field_is_of_one_kind():
     paths = set(field_paths(Config))
     for path in paths:
         assert kind_of(path) in Kind
-        assert len({path, path.partition(".")[0]} & set(KINDS)) == 1
     sections = {path.partition(".")[0] for path in paths}
-    assert set(KINDS) <= paths | sections | {"phases.tokens", "phases.steps"}
+    in_lists = {"phases.tokens", "phases.steps", "data.mixtures.corpora"}
+    assert set(KINDS) <= paths | sections | in_lists
     assert kind_of("phases.a.execution.remat") is Kind.EXECUTION
     assert kind_of("phases.a.data.batch_size") is Kind.LEARNED
     assert kind_of("phases.a.steps") is Kind.LENGTH
     assert kind_of("data.mixtures.web.weights") is Kind.LEARNED
+    assert kind_of("data.mixtures.web.corpora") is Kind.PLACE
+    assert kind_of("phases.a.data.mixtures.web.corpora") is Kind.PLACE
+    assert kind_of("phases.a.optimizer.learning_rate") is Kind.COURSE

@@ -14,6 +14,7 @@ from zaya_jax.checkpoint import Checkpoints, Retention, SavedStep, damage_of, re
 from zaya_jax.config import Config
 from zaya_jax.data.shards import Corpus, fingerprint, open_corpus
 from zaya_jax.parallel.mesh import data_mesh
+from zaya_jax.train.changes import read_changes
 from zaya_jax.train.opening import OpenRun, open_run
 from zaya_jax.train.provenance import Provenance, check_same_corpora, fingerprints
 
@@ -88,8 +89,23 @@ def test_a_step_that_says_nothing_of_corpora_is_no_hindrance(run, tmp_path):
     write_committed_step(pathlib.Path(run.run_folder), 8)
     assert read_about(run.run_folder, 8) is None
     change(pathlib.Path(run.data.corpus))
-    check_same_corpora(SavedStep(run.run_folder, 8), corpora)
-    check_same_corpora(SavedStep(run.run_folder, 4), {"another": corpora[run.data.corpus]})
+    check_same_corpora(SavedStep(run.run_folder, 8), run, corpora)
+
+
+def test_a_corpus_may_lie_elsewhere_when_it_is_the_same(run, tmp_path):
+    _open(run)
+    folder = pathlib.Path(run.data.corpus)
+    folder.rename(tmp_path / "moved")
+    moved = dataclasses.replace(
+        run, data=dataclasses.replace(run.data, corpus=str(tmp_path / "moved"), source=None)
+    )
+    assert _open(moved).corpus.folder == (tmp_path / "moved").resolve()
+    (recorded,) = read_changes(run.run_folder)
+    assert recorded.fields == {"data.corpus": [str(folder), str(tmp_path / "moved")]}
+    assert (recorded.step, recorded.has_left_its_course) == (4, False)
+    change(tmp_path / "moved")
+    with pytest.raises(ValueError, match=r"moved is not the one that .*run read up to step 4: its text"):
+        _open(moved)
 
 
 def test_the_phase_is_that_of_the_step(run):

@@ -14,12 +14,22 @@ from zaya_jax.config.files import CONFIG_FILE, find_config, lies_in
 from zaya_jax.config.model import HYBRID, HYBRID_SLIDING, ModelConfig
 from zaya_jax.config.optimizer import OptimizerConfig
 from zaya_jax.config.phases import PhaseConfig, in_phase
-from zaya_jax.config.resume import KINDS, FieldChange, Kind, differences, kind_of, refusals
+from zaya_jax.config.resume import (
+    COURSE_OPTION,
+    KINDS,
+    FieldChange,
+    Kind,
+    corpora_by_use,
+    differences,
+    kind_of,
+    refusals,
+)
 from zaya_jax.config.run import Config, Phase
 from zaya_jax.config.train import TrainConfig
 
 __all__ = [
     "CONFIG_FILE",
+    "COURSE_OPTION",
     "HYBRID",
     "HYBRID_SLIDING",
     "KINDS",
@@ -35,6 +45,7 @@ __all__ = [
     "Phase",
     "PhaseConfig",
     "TrainConfig",
+    "corpora_by_use",
     "differences",
     "find_config",
     "in_phase",

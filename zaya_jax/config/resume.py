@@ -15,7 +15,11 @@ class Kind(enum.Enum):
     """What a field decides, and so whether a run that has begun may have it otherwise."""
 
     LEARNED = enum.auto()
-    """What is learned: never."""
+    """What is learned, or where the run is in its data: never."""
+    COURSE = enum.auto()
+    """How weights move from here on: where one asks for it."""
+    PLACE = enum.auto()
+    """Where data lies: as long as it is the same data."""
     LENGTH = enum.auto()
     """How many steps there are: where the learning rates of the steps that are done do not depend on it."""
     EXECUTION = enum.auto()
@@ -27,11 +31,26 @@ class Kind(enum.Enum):
 KINDS = {
     "run_folder": Kind.KEEPING,
     "model": Kind.LEARNED,
-    "data": Kind.LEARNED,
-    "optimizer": Kind.LEARNED,
-    "balancing": Kind.LEARNED,
+    "data.corpus": Kind.PLACE,
+    # From which a corpus that is missing is built; whether it is the one that was read is checked.
+    "data.source": Kind.PLACE,
+    "data.mixtures": Kind.LEARNED,
+    "data.mixtures.corpora": Kind.PLACE,
+    "data.mixture": Kind.LEARNED,
+    "data.tokenizer": Kind.PLACE,
+    # A run's place in its data is a number of sequences, made of these.
+    "data.sequence_length": Kind.LEARNED,
+    "data.batch_size": Kind.LEARNED,
+    "data.batch_ramp": Kind.LEARNED,
+    "data.seed": Kind.LEARNED,
+    # What an optimiser keeps depends on its name and on the type of the momentum.
+    "optimizer.name": Kind.LEARNED,
+    "optimizer.momentum_dtype": Kind.LEARNED,
+    "optimizer": Kind.COURSE,
+    "balancing.rule": Kind.LEARNED,
+    "balancing": Kind.COURSE,
     "train.num_steps": Kind.LENGTH,
-    "train.z_loss": Kind.LEARNED,
+    "train.z_loss": Kind.COURSE,
     "train.update_norms": Kind.KEEPING,
     "train.seed": Kind.LEARNED,
     "train.log_every": Kind.KEEPING,
@@ -55,7 +74,9 @@ KINDS = {
     "phases.tokens": Kind.LENGTH,
     "phases.steps": Kind.LENGTH,
 }
-"""By section, or by field where a section has several kinds."""
+"""By field, or by section for the fields that are not named."""
+COURSE_OPTION = "--change-course"
+"""What one gives `zaya train` to ask for it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,6 +107,8 @@ def kind_of(name: str) -> Kind:
     parts = name.split(".")
     if len(parts) > 2 and parts[0] == "phases":
         parts = parts[2:] if len(parts) > 3 else ["phases", parts[2]]
+    if parts[:2] == ["data", "mixtures"] and parts[-1] == "corpora":
+        return KINDS["data.mixtures.corpora"]
     field = ".".join(parts[:2])
     return KINDS[field] if field in KINDS else KINDS[parts[0]]
 
@@ -117,17 +140,24 @@ def _is_of_phase(name: str, phases: set[str]) -> bool:
     return len(parts) > 2 and parts[0] == "phases" and parts[1] in phases
 
 
-def refusals(ours: Config, theirs: Config, *, newest_step: int | None) -> list[str]:
+def refusals(
+    ours: Config, theirs: Config, *, newest_step: int | None, change_course: bool = False
+) -> list[str]:
     """Why a run cannot go on with a config: a sentence for each field that stands against it.
 
     Args:
       ours: with which it is to go on.
       theirs: with which it has begun.
       newest_step: of its newest checkpoint; None without one.
+      change_course: whether rates, decays and lengths may be others from that step on, which an undisturbed
+        run would not have had.
     """
+    learned = "it changes what is learned"
     reasons = {
-        Kind.LEARNED: "it changes what is learned",
-        Kind.LENGTH: _against_length(ours, theirs, newest_step or 0),
+        Kind.LEARNED: learned,
+        Kind.COURSE: None if change_course else f"{learned}, unless {COURSE_OPTION} asks for it",
+        Kind.LENGTH: _against_length(ours, theirs, newest_step or 0, change_course=change_course),
+        Kind.PLACE: _against_places(ours, theirs),
     }
     return [
         f"{each.name} is {each.new} and was {each.old}: {reason}"
@@ -136,22 +166,40 @@ def refusals(ours: Config, theirs: Config, *, newest_step: int | None) -> list[s
     ]
 
 
-def _against_length(ours: Config, theirs: Config, newest_step: int) -> str | None:
+def corpora_by_use(config: Config) -> tuple[str, ...]:
+    """The folders that a run reads, one for each place in its config that names one."""
+    datas = [phase.config.data for phase in config.resolved_phases]
+    mixed = (folder for data in datas for mixture in data.mixtures for folder in mixture.corpora)
+    return (*(data.corpus for data in datas), *mixed)
+
+
+def _against_places(ours: Config, theirs: Config) -> str | None:
+    """Why corpora cannot be called so; None where each is one of those before, which may have moved."""
+    new, old = corpora_by_use(ours), corpora_by_use(theirs)
+    # One that stood for two was read as one, in one order: apart they would be read twice.
+    if len(new) == len(old) and len(set(zip(new, old, strict=True))) == len(set(new)) == len(set(old)):
+        return None
+    return "a corpus may lie elsewhere, and none may come, go or be two"
+
+
+def _against_length(ours: Config, theirs: Config, newest_step: int, *, change_course: bool) -> str | None:
     """Why phases cannot have other numbers of steps than they had; None where they can."""
     for new, old in zip(ours.resolved_phases, theirs.resolved_phases, strict=False):
         if new.num_steps != old.num_steps:
-            reason = _against_length_of_phase(new, old, newest_step)
+            reason = None if change_course else _against_rates(new, old, newest_step)
+            reason = reason or _against_end(new, old, newest_step)
             if reason is not None:
                 return f"in phase {new.name}, {reason}" if new.name else reason
     return None
 
 
-def _against_length_of_phase(new: Phase, old: Phase, newest_step: int) -> str | None:
+def _against_rates(new: Phase, old: Phase, newest_step: int) -> str | None:
+    """Whether a learning rate that was taken already would have been another."""
     optimizer = new.config.optimizer
     if optimizer.schedule in ("linear", "cosine"):
         return (
             f'optimizer.schedule "{optimizer.schedule}" goes on to the last step, so that another number of '
-            "steps changes what is learned"
+            f"steps changes what is learned, unless {COURSE_OPTION} asks for it"
         )
     done, shorter = newest_step - old.first_step, min(old.num_steps, new.num_steps)
     if optimizer.decay_steps and done > shorter - optimizer.decay_steps:
@@ -159,6 +207,11 @@ def _against_length_of_phase(new: Phase, old: Phase, newest_step: int) -> str | 
             f"the newest checkpoint is of step {newest_step}, and the decay that the number of steps moves "
             f"begins behind step {old.first_step + shorter - optimizer.decay_steps}"
         )
+    return None
+
+
+def _against_end(new: Phase, old: Phase, newest_step: int) -> str | None:
+    done = newest_step - old.first_step
     if done > old.num_steps:
         return f"the newest checkpoint is of step {newest_step}, and the phase ended at {old.end}"
     # A phase tells its held-out loss at its last step: one that is cut off where it stands would not.

@@ -106,12 +106,19 @@ class _Steps:
     programs: Programs
 
 
-def train(config: Config, *, overwrite: bool = False, replay_check: int | None = None) -> TrainResult:
+def train(
+    config: Config,
+    *,
+    overwrite: bool = False,
+    change_course: bool = False,
+    replay_check: int | None = None,
+) -> TrainResult:
     """Trains, from the newest checkpoint of the run folder if there is one, to the last step.
 
     Args:
       config: of the run; one that has begun goes on with no other than `zaya_jax.config.resume` allows.
       overwrite: throws away what the run folder holds.
+      change_course: lets a run that has begun go on with other rates, decays or lengths, and records it.
       replay_check: so many recorded steps are repeated first, and must have the losses that they had.
 
     Raises:
@@ -135,7 +142,8 @@ def train(config: Config, *, overwrite: bool = False, replay_check: int | None =
                 lambda: find_replay(config.run_folder, replay_check),
                 limit_seconds=VERIFY_SECONDS,
             )
-        return _train(open_run(config, data_mesh(), lock, overwrite=overwrite), lock, planned)
+        run = open_run(config, data_mesh(), lock, overwrite=overwrite, change_course=change_course)
+        return _train(run, lock, planned)
 
 
 def _lock(config: Config) -> contextlib.AbstractContextManager[RunLock]:

@@ -29,6 +29,7 @@ from zaya_jax.data.shards import Corpus
 from zaya_jax.data.tokenizer import load_tokenizer
 from zaya_jax.optim.schedules import learning_rate_schedule
 from zaya_jax.parallel import hosts
+from zaya_jax.train.changes import record_change
 from zaya_jax.train.metrics import check_places, text_bytes
 from zaya_jax.train.phases import check_devices
 from zaya_jax.train.provenance import Provenance, check_same_corpora, fingerprints
@@ -75,7 +76,9 @@ class OpenRun:
         return text_bytes(np.asarray(batch.targets_BT), np.asarray(batch.weights_BT), self.token_bytes_V)
 
 
-def open_run(config: Config, mesh: Mesh, lock: RunLock | None, *, overwrite: bool) -> OpenRun:
+def open_run(
+    config: Config, mesh: Mesh, lock: RunLock | None, *, overwrite: bool, change_course: bool = False
+) -> OpenRun:
     """Checks all that can be checked of a run, opens its corpora and makes its folder.
 
     Args:
@@ -83,6 +86,7 @@ def open_run(config: Config, mesh: Mesh, lock: RunLock | None, *, overwrite: boo
       mesh: all devices.
       lock: of the run folder; None in all processes but the first.
       overwrite: throws away what the run folder holds.
+      change_course: as `train`.
 
     Raises:
       ValueError: for whatever cannot work, before anything is compiled.
@@ -90,7 +94,9 @@ def open_run(config: Config, mesh: Mesh, lock: RunLock | None, *, overwrite: boo
     hosts.together("config", lambda: check_devices(config, mesh.size))
     # Before minutes go into a corpus. One looks, so that all go on from the same step.
     found = hosts.first_does(
-        "run folder", lambda: check_folder(config, overwrite=overwrite), limit_seconds=VERIFY_SECONDS
+        "run folder",
+        lambda: check_folder(config, overwrite=overwrite, change_course=change_course),
+        limit_seconds=VERIFY_SECONDS,
     )
     start = _saved_step(hosts.from_first("start", found and dataclasses.astuple(found)))
     corpora = _open_data_in_turn(config)
@@ -123,11 +129,13 @@ def _take_folder(
     *,
     overwrite: bool,
 ) -> None:
+    step = 0
     if start is not None and start.run_folder == config.run_folder:
-        check_same_corpora(start, corpora)
-        set_aside_later(config.run_folder, start.step)
+        step = start.step
+        check_same_corpora(start, config, corpora)
+        set_aside_later(config.run_folder, step)
     assert lock is not None, "whoever takes the folder holds its lock"
-    changed = prepare_folder(config, lock, overwrite=overwrite)
+    changed = prepare_folder(config, lock, step=step, overwrite=overwrite)
     if changed:
         print(f"run {config.run_folder} goes on otherwise than before: {'; '.join(map(str, changed))}")
 
@@ -177,8 +185,13 @@ def open_data(config: Config) -> dict[str, Corpus]:
     return corpora
 
 
-def check_folder(config: Config, *, overwrite: bool) -> SavedStep | None:
+def check_folder(config: Config, *, overwrite: bool, change_course: bool = False) -> SavedStep | None:
     """Checks that a run can have its folder, and finds the checkpoint that it is to start from.
+
+    Args:
+      config: of the run.
+      overwrite: as `train`.
+      change_course: as `train`.
 
     Returns:
       The newest of its own that is whole, or of `train.init_from`; None for fresh weights.
@@ -193,7 +206,7 @@ def check_folder(config: Config, *, overwrite: bool) -> SavedStep | None:
     if held is not None:
         check_places(folder)
     step = None if held is None else newest_step(folder)
-    refused = [] if held is None else refusals(config, held, newest_step=step)
+    refused = [] if held is None else refusals(config, held, newest_step=step, change_course=change_course)
     if held is None or refused:
         _check_apart(config)
     if overwrite:
@@ -254,8 +267,14 @@ def _check_nothing_is_lost(config: Config) -> None:
             )
 
 
-def prepare_folder(config: Config, lock: RunLock, *, overwrite: bool) -> list[FieldChange]:
+def prepare_folder(config: Config, lock: RunLock, *, step: int, overwrite: bool) -> list[FieldChange]:
     """Fills the run folder that `check_folder` found fit, or has one of the same run say how it goes on.
+
+    Args:
+      config: of the run.
+      lock: of its folder.
+      step: that it goes on from.
+      overwrite: throws away what the folder holds.
 
     Returns:
       What the run has otherwise from now on.
@@ -263,8 +282,12 @@ def prepare_folder(config: Config, lock: RunLock, *, overwrite: bool) -> list[Fi
     folder = lock.folder
     if (folder / CONFIG_FILE).is_file():
         if not overwrite:
-            changed = differences(config, read_config(folder))
+            held = read_config(folder)
+            changed = differences(config, held)
             if changed:
+                # First: a config that is another, with no word of it, is what must not be found.
+                has_left = bool(refusals(config, held, newest_step=step))
+                record_change(folder, changed, step=step, has_left_its_course=has_left)
                 durable.write(folder / CONFIG_FILE, config.to_text())
             return changed
         lock.empty_folder()  # at once: one without its config, killed here, would be no run folder

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import jax
 
 from zaya_jax.checkpoint import About, SavedStep, read_about
-from zaya_jax.config import Config
+from zaya_jax.config import Config, corpora_by_use
 from zaya_jax.data.shards import Corpus, fingerprint
 from zaya_jax.platform.versions import package_version
 
@@ -51,8 +51,8 @@ def fingerprints(corpora: Mapping[str, Corpus]) -> dict[str, str]:
     return {folder: fingerprint(corpus) for folder, corpus in corpora.items()}
 
 
-def check_same_corpora(start: SavedStep, corpora: Mapping[str, Corpus]) -> None:
-    """Checks that a run that goes on finds the corpora that it has read.
+def check_same_corpora(start: SavedStep, config: Config, corpora: Mapping[str, Corpus]) -> None:
+    """Checks that a run that goes on finds the corpora that it has read, wherever they lie now.
 
     Its place in them is a number of sequences: in another corpus that would be other text.
 
@@ -60,14 +60,14 @@ def check_same_corpora(start: SavedStep, corpora: Mapping[str, Corpus]) -> None:
       ValueError: if one is another.
     """
     about = read_about(start.run_folder, start.step)
-    # One that was converted, or written before checkpoints said so, has nothing to hold against.
-    read = {} if about is None else about.corpora
-    others = [
-        folder for folder, found in fingerprints(corpora).items() if folder in read and read[folder] != found
-    ]
-    if others:
-        raise ValueError(
-            f"the corpus {others[0]} is not the one that {start.run_folder} read up to step {start.step}: "
-            "its text is another; put that one back, or begin a new run in another "
-            "--config.run_folder (--config.train.init_from starts from the weights of this one)"
-        )
+    if about is None:  # one that was converted has nothing to hold against
+        return
+    found, before = fingerprints(corpora), corpora_by_use(Config.from_dict(about.config))
+    for now, then in zip(corpora_by_use(config), before, strict=False):
+        # What phases that came later read is not known of a step before them.
+        if now in found and then in about.corpora and found[now] != about.corpora[then]:
+            raise ValueError(
+                f"the corpus {now} is not the one that {start.run_folder} read up to step {start.step}: "
+                "its text is another; put that one back, or begin a new run in another "
+                "--config.run_folder (--config.train.init_from starts from the weights of this one)"
+            )

@@ -13,6 +13,7 @@ from zaya_jax.checkpoint import SavedStep, all_steps, newest_step
 from zaya_jax.data.loader import training_batches
 from zaya_jax.parallel import hosts
 from zaya_jax.parallel.mesh import local_rows, place_rows
+from zaya_jax.train.changes import read_changes
 from zaya_jax.train.metrics import METRICS_FILE, read_metrics
 from zaya_jax.train.opening import OpenRun
 from zaya_jax.train.reading import readings
@@ -64,10 +65,16 @@ def find_replay(run_folder: str, num_steps: int) -> Replay:
             "goes without"
         )
     losses = _recorded_losses(run_folder)
+    changed = max((each.step for each in read_changes(run_folder) if each.has_left_its_course), default=0)
     last = max(losses, default=0)
     # Not the newest of all, behind which little is recorded, but no older than it must be: all its bytes are
     # read, and what the run does now is what is to be compared.
     start = newest_step(run_folder, until=last - num_steps)
+    if start is not None and start < changed:
+        raise ValueError(
+            f"--replay-check={num_steps}: {run_folder} goes on otherwise since step {changed}, and steps "
+            f"before that cannot be repeated; of those behind it {max(last - changed, 0)} are recorded"
+        )
     if start is None:
         raise ValueError(
             f"--replay-check={num_steps}: the oldest checkpoint of {run_folder} is of step {steps[0]} and "
