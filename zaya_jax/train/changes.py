@@ -42,6 +42,7 @@ def record_change(
         fields={each.name: [each.old, each.new] for each in changed},
     )
     path = run_folder / CHANGES_FILE
+    # Not appended: half a line, behind a kill, would make the whole file one that cannot be read.
     before = path.read_text() if path.exists() else ""
     durable.write(path, f"{before}{json.dumps(dataclasses.asdict(change))}\n")
 

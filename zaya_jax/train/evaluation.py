@@ -46,4 +46,4 @@ def held_out_batches(run: OpenRun, step_range: StepRange) -> tuple[Iterator[Batc
         limit=limit,
         rows=local_rows(run.mesh, data.batch_size),
     )
-    return batches, math.ceil(min(sequences, limit or sequences) / data.batch_size)
+    return run.extensions.of_batches(batches), math.ceil(min(sequences, limit or sequences) / data.batch_size)

@@ -18,6 +18,7 @@ from zaya_jax.model.zaya import Zaya
 from zaya_jax.parallel import hosts
 from zaya_jax.parallel.mesh import data_mesh, local_rows, place_rows
 from zaya_jax.train.evaluation import evaluate, held_out_batches
+from zaya_jax.train.extensions import NONE, Extensions
 from zaya_jax.train.implementations import describe_implementations
 from zaya_jax.train.metrics import METRICS_FILE, Writer, metrics_writer, read_metrics
 from zaya_jax.train.opening import VERIFY_SECONDS, OpenRun, open_run, read_held
@@ -112,6 +113,7 @@ def train(
     overwrite: bool = False,
     change_course: bool = False,
     replay_check: int | None = None,
+    extensions: Extensions = NONE,
 ) -> TrainResult:
     """Trains, from the newest checkpoint of the run folder if there is one, to the last step.
 
@@ -120,6 +122,7 @@ def train(
       overwrite: throws away what the run folder holds.
       change_course: lets a run that has begun go on with other rates, decays or lengths, and records it.
       replay_check: so many recorded steps are repeated first, and must have the losses that they had.
+      extensions: parts of one's own program.
 
     Raises:
       ValueError: for whatever cannot work, before anything is compiled; or for `train.stop_after_skips` steps
@@ -143,7 +146,7 @@ def train(
                 limit_seconds=VERIFY_SECONDS,
             )
         run = open_run(config, data_mesh(), lock, overwrite=overwrite, change_course=change_course)
-        return _train(run, lock, planned)
+        return _train(dataclasses.replace(run, extensions=extensions), lock, planned)
 
 
 def _lock(config: Config) -> contextlib.AbstractContextManager[RunLock]:
@@ -220,12 +223,15 @@ def _make_steps(steps: _Steps, state: TrainState) -> TrainState:
         rows=local_rows(run.mesh, steps.range.batch_size),
     )
     text_bytes = _TextBytes()
-    for step, batch in enumerate(batches, start=first_step):
+    for step, batch in enumerate(run.extensions.of_batches(batches), start=first_step):
         # Each process has read its rows alone; together they are the batch that one would have read.
         rows = place_rows(batch, run.mesh)
         # A value that crosses unasked would make each step wait for the one before it.
         with jax.transfer_guard("disallow"):
             state, metrics = programs.step(state, rows)
+        # Outside the guard: what others do with a state is theirs, a transfer included.
+        if run.extensions.after_step is not None:
+            run.extensions.after_step(step, state)
         text_bytes.add(run.text_bytes(batch))
         outputs.progress.add(metrics.loss, metrics.num_targets)
         outputs.skips.add(step, metrics)
@@ -241,7 +247,7 @@ def _make_steps(steps: _Steps, state: TrainState) -> TrainState:
             values = _values(steps, step, metrics, num_bytes[-1], outputs.clock.lap(step))
             outputs.progress.update(step, values, steps.range.phase.name, num_bytes=num_bytes)
             if is_logged:  # what a file holds must not depend on where a run was resumed
-                outputs.writer.write(step, "train", values, phase=steps.range.phase.name)
+                _tell(steps, step, "train", values)
             _check_skips(steps)
         # A phase's end is always scored and kept: by it the phase is judged, and others may start from it.
         if ends_phase or step % config.eval_every == 0:
@@ -323,9 +329,18 @@ def _evaluate(steps: _Steps, state: TrainState, step: int) -> None:
     progress, sums_of = steps.outputs.progress, functools.partial(steps.programs.evaluate, state)
     batches, num_batches = held_out_batches(steps.run, steps.range)
     values = evaluate(steps.run, sums_of, progress.evaluating(step, batches, num_batches))
-    steps.outputs.writer.write(step, "validation", values, phase=steps.range.phase.name)
+    _tell(steps, step, "validation", values)
     found = f"loss {values['loss']:.4f}, {values['bits_per_byte']:.4f} bits/byte"
     progress.say(f"step {step}: held-out {found}")
+
+
+def _tell(steps: _Steps, step: int, kind: str, values: dict[str, float]) -> None:
+    """Writes values of a step down, and gives them to whoever else wants them."""
+    steps.outputs.writer.write(step, kind, values, phase=steps.range.phase.name)
+    # Behind the file, so that a logger that fails has lost nothing of the run.
+    logger = steps.run.extensions.logger
+    if logger is not None and hosts.is_first():
+        logger(step, kind, values)
 
 
 def _result(run: OpenRun, state: TrainState) -> TrainResult:

@@ -30,6 +30,7 @@ from zaya_jax.data.tokenizer import load_tokenizer
 from zaya_jax.optim.schedules import learning_rate_schedule
 from zaya_jax.parallel import hosts
 from zaya_jax.train.changes import record_change
+from zaya_jax.train.extensions import NONE, Extensions
 from zaya_jax.train.metrics import check_places, text_bytes
 from zaya_jax.train.phases import check_devices
 from zaya_jax.train.provenance import Provenance, check_same_corpora, fingerprints
@@ -56,6 +57,7 @@ class OpenRun:
     """The checkpoint that it begins from, its own or another run's; None for fresh weights."""
     provenance: Provenance
     """What its checkpoints say of it."""
+    extensions: Extensions = NONE
 
     @property
     def corpus(self) -> Corpus:
@@ -69,7 +71,7 @@ class OpenRun:
 
     def setup(self, config: Config) -> TrainSetup:
         """What moves the state in a phase, of which this is the config."""
-        return make_setup(config, self.mesh.size, self.schedule)
+        return make_setup(config, self.mesh.size, self.schedule, optimizer=self.extensions.optimizer)
 
     def text_bytes(self, batch: Batch) -> float:
         """Bytes of text that a batch's targets stand for."""

@@ -132,7 +132,7 @@ def _repeat(run: OpenRun, planned: Replay, programs: RunPrograms) -> Iterator[tu
             num_steps=min(step_range.num_steps, planned.end - step_range.first_step),
             rows=local_rows(run.mesh, step_range.batch_size),
         )
-        for step, batch in enumerate(batches, start=step_range.first_step + 1):
+        for step, batch in enumerate(run.extensions.of_batches(batches), start=step_range.first_step + 1):
             # Evaluations and checkpoints are left out: neither moves a state.
             state, metrics = programs.of(step_range).step(state, place_rows(batch, run.mesh))
             if step in planned.losses:

@@ -83,5 +83,5 @@ def restored_state(run: OpenRun, start: SavedStep) -> TrainState:
 def _state_of_devices(run: OpenRun, num_devices: int) -> TrainState:
     """Shapes and types of the run's state on another number of devices."""
     config = run.config.phase_at(1).config
-    setup = make_setup(config, num_devices, run.schedule)
+    setup = make_setup(config, num_devices, run.schedule, optimizer=run.extensions.optimizer)
     return jax.eval_shape(lambda: init_state(run.config, setup))

@@ -1,6 +1,7 @@
 """Everything that a training step changes, and all that a checkpoint must hold."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -84,6 +85,7 @@ def make_setup(
     schedule: optax.Schedule | None = None,
     *,
     platform: str | None = None,
+    optimizer: Callable[[optax.Schedule], optax.GradientTransformation] | None = None,
 ) -> TrainSetup:
     """The setup that a config describes.
 
@@ -92,18 +94,23 @@ def make_setup(
       num_devices: that the weights are partitioned among.
       schedule: the learning rate over the steps of the whole run; None for the config's own.
       platform: that the step is compiled for, as `pallas_kernels.choice.choose` takes it.
+      optimizer: makes another one than the config's, as `Extensions` has it.
     """
     # Named here, once: two setups that compile to different programs must not be equal.
     execution = resolve_implementations(config.execution, config.model, platform=platform)
     # Elementwise, AdamW can move any cut of a weight; only Muon needs its matrices whole.
     partition = make_partition(declare(config.model), num_devices, by_matrix=config.optimizer.name == "muon")
     schedule = learning_rate_schedule(config) if schedule is None else schedule
+    # One's own is given no partition: it must not care which elements it is given.
+    if optimizer is None:
+        implementation = execution.newton_schulz_implementation
+        moves = make_optimizer(config.optimizer, partition, schedule, implementation=implementation)
+    else:
+        moves = optimizer(schedule)
     return TrainSetup(
         model=Zaya(config.model, execution),
         partition=partition,
-        optimizer=make_optimizer(
-            config.optimizer, partition, schedule, implementation=execution.newton_schulz_implementation
-        ),
+        optimizer=moves,
         balancer=make_balancer(config.balancing),
         clip_norm=config.optimizer.clip_norm,
         z_loss=config.train.z_loss,
