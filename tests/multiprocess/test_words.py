@@ -1,7 +1,10 @@
 """What the processes of a run say to each other, and who they are."""
 
+import contextlib
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
 
@@ -132,3 +135,40 @@ def test_a_launch_ends_all_when_one_fails_and_begins_anew(tmp_path):
     assert launch(given) == 128 + 9
     (tmp_path / "failed").unlink()
     assert launch(given, restarts=1) == 0
+
+
+def test_a_launch_tells_the_cause_and_not_what_followed():
+    """jax aborts whoever misses process 0, often before that one has ended."""
+    program = (
+        "import os, sys, time\n"
+        "if os.environ['JAX_PROCESS_ID'] == '1': os.abort()\n"
+        "time.sleep(0.5)\n"
+        "sys.exit(int(sys.argv[1]))\n"
+    )
+    for code, told in ((75, 75), (0, 128 + signal.SIGABRT)):
+        given = Launch([sys.executable, "-c", program, str(code)], 2, grace_seconds=5.0)
+        assert launch(given) == told
+
+
+LEAVING = """
+import sys, time
+from zaya_jax.parallel import hosts
+from zaya_jax.parallel.process_group import ProcessGroup
+number = int(sys.argv[2])
+with hosts.joined(ProcessGroup(sys.argv[1], 2, number), limit_seconds=60):
+    time.sleep(1.5 * number)
+    sys.exit(75)
+"""
+
+
+def test_at_a_signal_process_0_leaves_last():
+    """Without its service jax would abort the other one, in the middle of its way out."""
+    with contextlib.closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        place = f"127.0.0.1:{probe.getsockname()[1]}"
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+    both = [
+        subprocess.Popen([sys.executable, "-c", LEAVING, place, str(number)], env=environment)
+        for number in (0, 1)
+    ]
+    assert [each.wait(timeout=100) for each in both] == [75, 75]

@@ -7,6 +7,7 @@ hears itself.
 
 import collections
 import contextlib
+import ctypes
 import dataclasses
 import json
 import os
@@ -27,6 +28,9 @@ LIMIT_SECONDS = 300.0
 HEARTBEAT_SECONDS = 100
 """Without a sign of life from a process, all others end; a shorter limit makes this shorter too."""
 _POLL_SECONDS = 0.02
+_LEFT = "zaya/left/"
+_LEAVING_SECONDS = 5.0
+"""That process 0 waits at a signal; who is in compiled code hears of it only behind that."""
 _LOST = re.compile(r"gloo|nccl|rccl|connection (reset|refused|closed)|peer|UNAVAILABLE", re.IGNORECASE)
 """In what a device's library says when one that it speaks to has gone."""
 _GONE = "another process of this run is gone; the same command goes on from the last step that was saved"
@@ -71,20 +75,35 @@ def joined(group: ProcessGroup | None, *, limit_seconds: float = LIMIT_SECONDS) 
             if _LOST.search(str(error)) is None:
                 raise
             raise Lost(_GONE) from error
+        except (SystemExit, KeyboardInterrupt):  # a signal, which others were given too
+            _leave_in_turn()
+            _abandon()
+            raise
         except BaseException:
             _abandon()
             raise
 
 
+def _leave_in_turn() -> None:
+    """Process 0 leaves last: without its service jax aborts the others, and their exit codes say nothing."""
+    # A service that is gone already is no longer waited for.
+    with contextlib.suppress(jax.errors.JaxRuntimeError):
+        if not is_first():
+            _client().key_value_set(f"{_LEFT}{process()}", "left")
+            return
+        deadline = time.monotonic() + _LEAVING_SECONDS
+        while len(_client().key_value_dir_get(_LEFT)) < num_processes() - 1 and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
+
+
 def _abandon() -> None:
     """Leaves without the others: at its exit jax would wait for them, who may wait in a collective."""
     state = distributed.global_state
-    _abandoned.extend((state.client, state.service))
+    for each in (state.client, state.service):
+        # Kept for ever: closed in good order, also by Python's own end, a client waits for the others, and
+        # aborts the process if the service was closed before it.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(each))
     state.client = state.service = None
-
-
-_abandoned: list[Any] = []
-"""Kept from being closed in good order, which waits too."""
 
 
 def start(group: ProcessGroup, *, limit_seconds: float = LIMIT_SECONDS) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import math
 import os
 import signal
 import socket
@@ -141,17 +142,18 @@ def _send(children: Sequence[subprocess.Popen[bytes]], number: int) -> None:
 
 def _wait(children: Sequence[subprocess.Popen[bytes]], grace_seconds: float) -> int:
     """Waits for all; the code of the first that failed, behind which the others get their grace."""
-    failed: int | None = None
-    deadline = 0.0
-    while None in [child.poll() for child in children]:  # a list: each must be asked, or none is known to end
-        if failed is None:
-            failed = next((child.returncode for child in children if child.returncode), None)
-            if failed is not None:
-                deadline = time.monotonic() + grace_seconds
-        elif time.monotonic() > deadline:
+    failed: dict[int, int] = {}
+    deadline = math.inf
+    is_over = False
+    while not is_over:
+        is_over = None not in [child.poll() for child in children]  # a list: each must be asked
+        failed |= {n: child.returncode for n, child in enumerate(children) if child.returncode}
+        deadline = min(deadline, time.monotonic() + grace_seconds) if failed else deadline
+        if time.monotonic() > deadline:
             for child in children:
                 child.kill()
         time.sleep(_POLL_SECONDS)
-    codes = [child.returncode for child in children if child.returncode]
-    code = failed or (codes[0] if codes else 0)
+    # jax aborts whoever misses process 0, perhaps before that one has ended: no cause, but what followed.
+    causes = [code for code in failed.values() if code != -signal.SIGABRT]
+    code = next(iter([*causes, *failed.values()]), 0)
     return 128 - code if code < 0 else code
