@@ -19,7 +19,7 @@ import numpy as np
 from small_models import EXECUTION, SMALL
 
 from zaya_jax.checkpoint import Checkpoints, Retention, restore
-from zaya_jax.config import Config, DataConfig, OptimizerConfig, TrainConfig
+from zaya_jax.config import Config, DataConfig, LoraConfig, OptimizerConfig, TrainConfig
 from zaya_jax.data.batch import make_example
 from zaya_jax.parallel.mesh import data_mesh, sharded
 from zaya_jax.plan.arithmetic import optimizer_flops
@@ -46,6 +46,8 @@ CONFIG = Config(
 IN_BFLOAT16 = dataclasses.replace(
     CONFIG, execution=dataclasses.replace(CONFIG.execution, gradient_dtype="bfloat16")
 )
+# Neither 3 nor what it multiplies divides by 8.
+ADAPTERS = dataclasses.replace(CONFIG, lora=LoraConfig(rank=3))
 
 
 @functools.cache
@@ -63,6 +65,7 @@ class Run:
     """The steps of a config on some devices."""
 
     def __init__(self, devices, num_microbatches=1, config=CONFIG):
+        self.config = config
         self.mesh = data_mesh(devices)
         self.setup = make_setup(config, self.mesh.size)
         self.abstract = abstract_state(config, self.setup, self.mesh)
@@ -71,7 +74,7 @@ class Run:
         )
 
     def start(self):
-        init = functools.partial(init_state, CONFIG, self.setup)
+        init = functools.partial(init_state, self.config, self.setup)
         return jax.jit(init, out_shardings=shardings(self.abstract, self.mesh))()
 
     def go(self, state, examples):
@@ -119,7 +122,7 @@ def compare():
     devices = jax.devices()
     one, eight, two = Run(devices[:1]), Run(devices, num_microbatches=2), Run(devices[:2])
     first = jax.device_get(one.start().params)
-    one_state, one_metrics = one.go(one.start(), batches())
+    one_state, _ = one.go(one.start(), batches())
     middle, early = eight.go(eight.start(), batches()[:HALF])
     resumed = save_and_restore(middle, eight, two)
     eight_state, late = eight.go(middle, batches()[HALF:])
@@ -142,6 +145,31 @@ def compare():
         },
         "moved": difference(one_params, first),
         "tokens": one_metrics.router_counts_LX.sum(axis=(1, 2)).tolist(),
+    }
+
+
+def adapters():
+    """Eight devices and one that train adapters; one over the second half, from the eight's checkpoint."""
+    steps = batches()[:12]
+    one, eight = Run(jax.devices()[:1], config=ADAPTERS), Run(jax.devices(), config=ADAPTERS)
+    one_state, _ = one.go(one.start(), steps)
+    middle, _ = eight.go(eight.start(), steps[:6])
+    resumed, _ = one.go(save_and_restore(middle, eight, one), steps[6:])
+    eight_state, _ = eight.go(middle, steps[6:])
+    first = jax.device_get(one.start().params)
+    states = [jax.device_get(state.params) for state in (one_state, eight_state, resumed)]
+    trained = [params.pop("adapters") for params in (first, *states)]
+    text = eight.program().compile().as_text()
+    buckets = eight.setup.partition.buckets
+    return {
+        "moved": difference(trained[1]["attention"]["q_proj"]["a"], trained[0]["attention"]["q_proj"]["a"]),
+        "eight and one": difference(trained[2], trained[1]),
+        "resumed on one": difference(trained[3], trained[2]),
+        "frozen moved": max(difference(params, first) for params in states),
+        "reduced": sorted(8 * size for size in hlo.collectives(text)["reduce-scatter"]),
+        "trained": sorted(math.prod(bucket.shape) for bucket in buckets),
+        "frozen held": sum(x.addressable_shards[0].data.size for x in eight_state.frozen.values()),
+        "frozen": sum(each.size for each in eight.setup.partition.frozen),
     }
 
 
@@ -174,4 +202,4 @@ def scattered_types(run):
 
 
 if __name__ == "__main__":
-    print(json.dumps({"compare": compare, "inspect": inspect}[sys.argv[1]]()))
+    print(json.dumps({"compare": compare, "inspect": inspect, "adapters": adapters}[sys.argv[1]]()))

@@ -68,3 +68,14 @@ def test_gradients_travel_in_float32_whatever_they_are_kept_in():
     found = program("inspect")
     assert found["gradients"] == {"f32": found["buckets"]}
     assert found["gradients, bfloat16"] == {"f32": found["buckets"]}
+
+
+def test_eight_devices_train_adapters_as_one():
+    """Each holds an eighth of the frozen weights, whose values stay; only what trains is summed."""
+    found = program("adapters")
+    assert found["moved"] > 1e-2
+    assert found["eight and one"] < 1e-5
+    assert found["resumed on one"] < 1e-5
+    assert found["frozen moved"] == 0
+    assert found["reduced"] == found["trained"]
+    assert found["frozen"] / 8 <= found["frozen held"] < found["frozen"] / 8 + 40  # padding, one a weight

@@ -2,16 +2,18 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from zaya_jax.checkpoint.newest import SavedStep, require_step
 from zaya_jax.checkpoint.steps import restore_weights
 from zaya_jax.config import CONFIG_FILE, Config, ModelConfig
 from zaya_jax.json_files import read_limited
-from zaya_jax.model.weights import abstract_variables
+from zaya_jax.model.adapters import ADAPTERS, declare_run, merged
+from zaya_jax.model.weights import abstract_variables, flatten_weights, map_weights
 from zaya_jax.pytree import abstract
 
 
@@ -39,16 +41,29 @@ def load_run(run_folder: str | pathlib.Path) -> SavedRun:
 
 
 def load_weights(saved: SavedStep, place: Callable[[Any], Any]) -> SavedRun:
-    """The weights of a checkpoint on any devices; float32, whatever it holds.
+    """The weights of a checkpoint on any devices; float32, whatever it holds. Adapters are merged.
 
     Args:
       saved: the checkpoint.
       place: gives shardings for a tree of shapes.
     """
     config = read_config(saved.run_folder)
-    shapes = abstract_variables(config.model)
-    weights = restore_weights(saved.run_folder, saved.step, abstract(shapes, place(shapes)))
+    declared, shapes = declare_run(config), abstract_variables(config.model)
+    stored = shapes | {"params": map_weights(lambda w: jax.ShapeDtypeStruct(w.shape, jnp.float32), declared)}
+    weights = restore_weights(saved.run_folder, saved.step, abstract(stored, place(stored)))
+    if ADAPTERS in declared:
+        weights = weights | {"params": _merge(declared, weights["params"], place(shapes["params"]))}
     return SavedRun(config.phase_at(saved.step).config, saved.step, weights)
+
+
+def _merge(declared: Mapping, params: dict, shardings: Any) -> dict:
+    """Weights with their adapters' changes, in the weights' own memory, wherever their parts lie."""
+
+    def merge(weights: dict, adapters: dict) -> dict:
+        return merged(flatten_weights(declared), weights | {ADAPTERS: adapters})
+
+    adapters = params.pop(ADAPTERS)
+    return jax.jit(merge, donate_argnums=0, out_shardings=shardings)(params, adapters)
 
 
 def check_init_from(run_folder: str, model: ModelConfig) -> SavedStep:

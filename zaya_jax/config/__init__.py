@@ -11,6 +11,7 @@ from zaya_jax.config.balancing import BalancingConfig
 from zaya_jax.config.data import DataConfig, MixtureConfig
 from zaya_jax.config.execution import ExecutionConfig
 from zaya_jax.config.files import CONFIG_FILE, find_config, lies_in
+from zaya_jax.config.lora import LoraConfig
 from zaya_jax.config.model import HYBRID, HYBRID_SLIDING, ModelConfig
 from zaya_jax.config.optimizer import OptimizerConfig
 from zaya_jax.config.phases import PhaseConfig, in_phase
@@ -39,6 +40,7 @@ __all__ = [
     "ExecutionConfig",
     "FieldChange",
     "Kind",
+    "LoraConfig",
     "MixtureConfig",
     "ModelConfig",
     "OptimizerConfig",

@@ -28,7 +28,9 @@ class OptimizerConfig:
       beta1: AdamW's decay of the mean.
       beta2: AdamW's decay of the mean square.
       eps: AdamW's, added to the root of the mean square.
-      clip_norm: the global gradient norm is scaled down to this.
+      clip_norm: the global gradient norm, of all that trains, is scaled down to this.
+      frozen: patterns of weights that do not train, as a dry run lists them, where "*" is anything, "/" too:
+        "embedding/*", "layers/router/*".
     """
 
     name: Literal["muon", "adamw"] = "muon"
@@ -47,6 +49,7 @@ class OptimizerConfig:
     beta2: float = 0.95
     eps: float = 1e-8
     clip_norm: float = 1.0
+    frozen: tuple[str, ...] = ()
 
     def __post_init__(self):
         require_choices("optimizer", self)

@@ -46,7 +46,10 @@ KINDS = {
     # What an optimiser keeps depends on its name and on the type of the momentum.
     "optimizer.name": Kind.LEARNED,
     "optimizer.momentum_dtype": Kind.LEARNED,
+    # And on what trains.
+    "optimizer.frozen": Kind.LEARNED,
     "optimizer": Kind.COURSE,
+    "lora": Kind.LEARNED,
     "balancing.rule": Kind.LEARNED,
     "balancing": Kind.COURSE,
     "train.num_steps": Kind.LENGTH,

@@ -9,6 +9,7 @@ from ml_collections import ConfigDict
 from zaya_jax.config.balancing import BalancingConfig
 from zaya_jax.config.data import DataConfig
 from zaya_jax.config.execution import ExecutionConfig
+from zaya_jax.config.lora import LoraConfig
 from zaya_jax.config.model import ModelConfig
 from zaya_jax.config.optimizer import OptimizerConfig
 from zaya_jax.config.phases import SECTIONS, PhaseConfig, in_phase, merge, num_steps
@@ -52,6 +53,7 @@ class Config:
       model: the network.
       data: its tokens.
       optimizer: how weights move.
+      lora: adapters that train in place of them.
       balancing: how router biases move.
       train: the run around the step.
       execution: how all of it is computed.
@@ -63,6 +65,7 @@ class Config:
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
+    lora: LoraConfig = dataclasses.field(default_factory=LoraConfig)
     balancing: BalancingConfig = dataclasses.field(default_factory=BalancingConfig)
     train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
     execution: ExecutionConfig = dataclasses.field(default_factory=ExecutionConfig)
@@ -70,6 +73,11 @@ class Config:
 
     def __post_init__(self):
         require(self.run_folder != "", "run_folder is empty; it must name the folder of the run")
+        require(
+            not (self.lora.rank and self.optimizer.frozen),
+            f"lora.rank is {self.lora.rank} and optimizer.frozen {', '.join(self.optimizer.frozen)}; with "
+            "adapters all weights of the network are frozen, so leave optimizer.frozen empty",
+        )
         if self.phases:
             self._check_phases()
         else:

@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels.product import InStack, in_stack
 from zaya_jax.config import HYBRID_SLIDING, ModelConfig
+from zaya_jax.model.adapters import ADAPTERS, changed_matrices_of_layer, replaced
 from zaya_jax.model.attention import variant_of
 from zaya_jax.model.cache import Cache, LayerSlots, layer_slots
 from zaya_jax.pytree import pytree
@@ -26,6 +27,8 @@ class LayerInput:
     number: Int[Array, "*L"]
     weights: dict
     """Of the layer."""
+    adapters: dict
+    """Of the layer, scaled; empty where there are none."""
     eda_scale_R: Float[Array, "*L R"]
     """Zeros in the first layer, which has no state to average in."""
     router_bias_X: Float[Array, "*L X"]
@@ -50,10 +53,13 @@ def layer_inputs(
     sliding_L = np.array([kind == HYBRID_SLIDING for kind in config.layer_types], np.int32)
     # A full layer is a sliding one whose window nothing reaches.
     window_L = np.where(sliding_L, config.sliding_window or 0, np.iinfo(np.int32).max)
-    attention = variant.prepare(params["layers"]["attention"])
+    attention, adapters = params["layers"]["attention"], params.get(ADAPTERS, {})
+    if not adapters:  # else each layer does it, behind its changes
+        attention = variant.prepare(attention)
     return LayerInput(
         number=jnp.arange(num_layers),
         weights=dict(params["layers"]) | {"router": router, "attention": attention},
+        adapters=adapters,
         eda_scale_R=jnp.concatenate([zeros_1R, later_MR]),
         router_bias_X=router_bias_LX,
         state=cache.state if cache is not None else variant.empty_state(config, batch_size),
@@ -71,3 +77,12 @@ def in_stacks(layer: LayerInput, layers: LayerInput) -> LayerInput:
         return in_stack(own, stack, layer.number) if own.ndim >= 2 else own
 
     return dataclasses.replace(layer, weights=jax.tree.map(place, layer.weights, layers.weights))
+
+
+def adapted(config: ModelConfig, layer: LayerInput, layers: LayerInput) -> LayerInput:
+    """`in_stacks` of a layer with adapters: the matrices that they change are its own, in no stack."""
+    changed = changed_matrices_of_layer(config, layer.weights, layer.adapters)
+    attention = replaced(layer.weights, changed)["attention"]
+    weights = replaced(in_stacks(layer, layers).weights, changed)
+    weights["attention"] = variant_of(config).prepare(attention)
+    return dataclasses.replace(layer, weights=weights)

@@ -10,6 +10,19 @@ import jax.numpy as jnp
 
 
 @dataclasses.dataclass(frozen=True)
+class Change:
+    """What an adapter's factor is for ([LoRA] section 4.1).
+
+    Attributes:
+      path: of the weight that changes by the product of both factors.
+      scale: of that product.
+    """
+
+    path: str
+    scale: float
+
+
+@dataclasses.dataclass(frozen=True)
 class Weight:
     """A declared weight.
 
@@ -21,6 +34,8 @@ class Weight:
       matrix: letters of a matrix's input and output axes, for what Muon orthogonalises; all other
         axes count matrices. None for what AdamW moves.
       decay: whether weight decay applies.
+      trains: whether it has a gradient; otherwise it keeps its value, and no optimiser knows of it.
+      adapts: of an adapter's factor: the change that it is a part of.
     """
 
     axes: str
@@ -29,6 +44,8 @@ class Weight:
     constant: float = 0.0
     matrix: tuple[str, str] | None = None
     decay: bool = False
+    trains: bool = True
+    adapts: Change | None = None
 
     @property
     def size(self) -> int:
@@ -38,7 +55,8 @@ class Weight:
     @property
     def in_products(self) -> bool:
         """Whether products take it, in their type; the network adds the others or scales with them."""
-        return self.std is not None
+        # A weight is changed in float32 and rounded once: factors are small, and their product smaller.
+        return self.std is not None and self.adapts is None
 
     def initial(self, key: jax.Array) -> jax.Array:
         """A fresh initial value, float32."""

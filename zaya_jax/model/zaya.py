@@ -22,7 +22,7 @@ from zaya_jax.model import weights as weight_declarations
 from zaya_jax.model.attention import attend_within, project_out, queries_keys_values
 from zaya_jax.model.cache import Cache, Pool, attend_through_cache
 from zaya_jax.model.experts import apply_experts, expert_weights
-from zaya_jax.model.layer_input import LayerInput, in_stacks, layer_inputs
+from zaya_jax.model.layer_input import LayerInput, adapted, in_stacks, layer_inputs
 from zaya_jax.model.remat import scan_layers
 from zaya_jax.model.residual import residual_scaling
 from zaya_jax.model.rope import Rotation, rotation_of_layer, rotations
@@ -139,8 +139,8 @@ def hidden_states(
 ) -> HiddenStates:
     """All of the network but its head, for a loss that never has all logits.
 
-    The arguments are those of `Zaya.__call__`. x_BTD is what the tied head turns into logits, in the type of
-    products.
+    The arguments are those of `Zaya.__call__`; x_BTD is what the tied head turns into logits, in the type of
+    products. In training the weights may have scaled adapters beside them (`zaya_jax.model.adapters`).
     """
     inputs = tokens_BT, positions_BT, segments_BT, cache
     hidden = residual_stream(config, execution, params, router_bias_LX, *inputs)
@@ -207,7 +207,7 @@ def layers(
     def step(carry, layer):
         x_BTD, state_BTR, pool = carry
         # The stacks come in as they are, not sliced: an operation that reads them in place copies nothing.
-        layer = in_stacks(layer, inputs)
+        layer = adapted(config, layer, inputs) if layer.adapters else in_stacks(layer, inputs)
         x_BTD, routing, state, pool = decoder_layer(context, layer, x_BTD, state_BTR, pool)
         return (x_BTD, routing.state_BTR, pool), (router_stats(routing, context.segments_BT), state)
 

@@ -7,7 +7,8 @@ at any size. What does not divide is pooled or padded:
 - a stack is a weight of matrices, or as many of them as divide evenly;
 - the matrices that are left, of all weights, are sorted by size and pooled, one matrix a device, padded
   with zeros to the largest of the pool. Newton-Schulz of a padded matrix is the padded answer, exactly;
-- what AdamW moves is sharded by elements, anywhere, and padded by less than one a device.
+- what AdamW moves is sharded by elements, anywhere, and padded by less than one a device;
+- what does not train is sharded so too: a whole float32 copy on each device would be the largest thing there.
 
 No matrix is cut, each has one owner, and all devices have equally many matrices of about equal size.
 """
@@ -113,7 +114,7 @@ class MatrixPool:
 
 @dataclasses.dataclass(frozen=True)
 class FlatParameter:
-    """A weight that AdamW moves, flat: each device has an equal number of its elements.
+    """A weight that AdamW moves, or nothing, flat: each device has an equal number of its elements.
 
     Attributes:
       name: of the bucket: the weight's path.
@@ -145,6 +146,7 @@ class Partition:
       stacks: matrices that divide evenly.
       pools: those that do not.
       flat_parameters: what AdamW moves.
+      frozen: what does not train. It is stored, and has neither gradients nor moments.
     """
 
     num_devices: int
@@ -153,10 +155,16 @@ class Partition:
     stacks: tuple[MatrixStack, ...]
     pools: tuple[MatrixPool, ...]
     flat_parameters: tuple[FlatParameter, ...]
+    frozen: tuple[FlatParameter, ...]
+
+    @property
+    def trained(self) -> dict[str, Any]:
+        """Declarations of the weights that train, nested."""
+        return unflatten_dict({path: weight for path, weight in self.weights if weight.trains}, sep="/")
 
     @property
     def buckets(self) -> tuple[Bucket, ...]:
-        """All of them, those of matrices first."""
+        """All that train, those of matrices first."""
         return (*self.matrix_buckets, *self.flat_parameters)
 
     @property
@@ -174,7 +182,8 @@ def make_partition(declared: Mapping, num_devices: int, *, by_matrix: bool = Tru
       by_matrix: keeps matrices whole; otherwise all weights are sharded by elements, for plain AdamW.
     """
     weights = flatten_weights(declared)
-    matrices = {path: weight for path, weight in weights.items() if weight.matrix and by_matrix}
+    trained = {path: weight for path, weight in weights.items() if weight.trains}
+    matrices = {path: weight for path, weight in trained.items() if weight.matrix and by_matrix}
     # A pool mixes weights, so that one rule of decay must be right for all of them.
     assert all(weight.decay for weight in matrices.values()), "every matrix decays"
     stacks = [stack for path, weight in matrices.items() if (stack := _stack(path, weight, num_devices))]
@@ -187,8 +196,13 @@ def make_partition(declared: Mapping, num_devices: int, *, by_matrix: bool = Tru
         pools=_pools(left, num_devices),
         flat_parameters=tuple(
             FlatParameter(path, num_devices, weight.size)
-            for path, weight in weights.items()
+            for path, weight in trained.items()
             if path not in matrices
+        ),
+        frozen=tuple(
+            FlatParameter(path, num_devices, weight.size)
+            for path, weight in weights.items()
+            if path not in trained
         ),
     )
 
@@ -244,7 +258,7 @@ def to_buckets(partition: Partition, tree: Mapping) -> dict[str, jax.Array]:
         # An optimiser's moments have all matrices or none: a pool's first stands for the others.
         if pool.ranges[0].path in flat:
             buckets[pool.name] = _fill_pool(pool, weights, flat)
-    for parameter in partition.flat_parameters:
+    for parameter in (*partition.flat_parameters, *partition.frozen):
         if parameter.name in flat:
             padding = math.prod(parameter.shape) - parameter.size
             vector = jnp.pad(flat[parameter.name].reshape(-1), (0, padding))
@@ -258,7 +272,7 @@ def from_buckets(partition: Partition, buckets: Mapping[str, jax.Array]) -> dict
     flat: dict[str, jax.Array] = {}
     pieces: dict[str, list[jax.Array]] = defaultdict(list)
     # Stacks before pools, so that a weight's pieces come in the order in which its matrices are counted.
-    for bucket in partition.buckets:
+    for bucket in (*partition.buckets, *partition.frozen):
         if bucket.name not in buckets:
             continue
         x = buckets[bucket.name]
@@ -275,6 +289,24 @@ def from_buckets(partition: Partition, buckets: Mapping[str, jax.Array]) -> dict
     for path, matrices in pieces.items():
         flat[path] = from_matrices(jnp.concatenate(matrices), matrix_axes(weights[path]), weights[path].shape)
     return unflatten_dict(flat, sep="/")
+
+
+def split(partition: Partition, params: Mapping) -> tuple[Mapping, Mapping]:
+    """The weights that train, and those that do not, which may be none."""
+    if not partition.frozen:
+        return params, {}
+    frozen = {each.name for each in partition.frozen}
+    flat = flatten_dict(params, sep="/")
+    trained = {path: x for path, x in flat.items() if path not in frozen}
+    rest = {path: x for path, x in flat.items() if path in frozen}
+    return unflatten_dict(trained, sep="/"), unflatten_dict(rest, sep="/")
+
+
+def join(trained: Mapping, frozen: Mapping) -> Mapping:
+    """One tree of weights: `split` undone."""
+    if not frozen:
+        return trained
+    return unflatten_dict(flatten_dict(trained, sep="/") | flatten_dict(frozen, sep="/"), sep="/")
 
 
 def _fill_pool(pool: MatrixPool, weights: Mapping[str, Weight], flat: Mapping[str, Any]) -> jax.Array:

@@ -8,6 +8,7 @@ import dataclasses
 import math
 
 from zaya_jax.config import Config, ExecutionConfig, ModelConfig
+from zaya_jax.model.adapters import declare_run
 from zaya_jax.model.flops import forward_flops_per_token
 from zaya_jax.model.remat import group_size
 from zaya_jax.model.weights import declare, flatten_weights
@@ -149,7 +150,7 @@ def communication(config: Config, cluster: Cluster, *, sum_dtype: str = SUM_DTYP
     reduced = gathered = 0
     if cluster.num_gpus > 1:
         reduced = partitioned_bytes(config, cluster.num_gpus, sum_dtype)
-        gathered = partitioned_bytes(config, cluster.num_gpus, config.execution.dtype)
+        gathered = partitioned_bytes(config, cluster.num_gpus, config.execution.dtype, frozen=True)
     gpus, nodes, device = cluster.gpus_per_node, cluster.nodes, cluster.device
     sent = reduced + gathered
     # Each GPU sends (gpus - 1) / gpus of all bytes, over gpus - 1 links at once.
@@ -254,7 +255,7 @@ def _score_flops(config: ModelConfig, forward: dict[str, float]) -> float:
 
 
 def _partition(config: Config, num_devices: int) -> Partition:
-    return make_partition(declare(config.model), num_devices, by_matrix=config.optimizer.name == "muon")
+    return make_partition(declare_run(config), num_devices, by_matrix=config.optimizer.name == "muon")
 
 
 def _zip(partition: Partition, sides: list[list[int]]):

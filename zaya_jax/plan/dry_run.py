@@ -6,8 +6,9 @@ from rich.console import Console
 from rich.table import Table
 
 from zaya_jax.config import Config, Phase
+from zaya_jax.model.adapters import declare_run, describe_trained
 from zaya_jax.model.flops import active_parameters, train_flops_per_token
-from zaya_jax.model.weights import Weight, count_parameters, declare, flatten_weights
+from zaya_jax.model.weights import Weight, count_parameters, flatten_weights
 from zaya_jax.optim.schedules import learning_rate_schedule
 from zaya_jax.plan.memory import memory_by_kind
 from zaya_jax.tables import format_bytes, name_column, number_column
@@ -30,7 +31,7 @@ def print_dry_run(config: Config, *, devices: int | None = None, console: Consol
         raise ValueError(f"--devices is {devices}; it must be at least 1")
     check_devices(config, devices)
     console = console or Console(soft_wrap=True, highlight=False)
-    console.print(_weights_table(flatten_weights(declare(config.model)), config))
+    console.print(_weights_table(flatten_weights(declare_run(config)), config))
     console.print(_facts_table(config))
     console.print(_phases_table(config))
     for phase in config.resolved_phases:
@@ -51,9 +52,14 @@ def _weights_table(weights: dict[str, Weight], config: Config) -> Table:
         caption="axes: " + ", ".join(f"{axis} {size:,}" for axis, size in sizes.items()),
     )
     for path, weight in weights.items():
-        mover = "Muon" if weight.matrix and config.optimizer.name == "muon" else "AdamW"
-        table.add_row(path, weight.axes, f"{weight.size:,}", mover)
+        table.add_row(path, weight.axes, f"{weight.size:,}", _mover(weight, config))
     return table
+
+
+def _mover(weight: Weight, config: Config) -> str:
+    if not weight.trains:
+        return "nothing"
+    return "Muon" if weight.matrix and config.optimizer.name == "muon" else "AdamW"
 
 
 def _facts_table(config: Config) -> Table:
@@ -61,6 +67,8 @@ def _facts_table(config: Config) -> Table:
     tokens = sum(each.num_steps * each.batch_tokens for each in step_ranges(config))
     table = Table(name_column("what"), number_column("how much"), title="run")
     table.add_row("parameters", f"{count_parameters(model):,}")
+    if (trained := describe_trained(declare_run(config))) is not None:
+        table.add_row("that train", trained)
     table.add_row("active a token, without embedding", f"{active_parameters(model):,}")
     table.add_row("router biases", f"{model.num_hidden_layers * model.num_router_classes:,}")
     table.add_row("steps", f"{config.train.num_steps:,}")

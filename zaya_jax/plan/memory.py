@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from zaya_jax.config import Config, ExecutionConfig, ModelConfig
+from zaya_jax.model.adapters import declare_run
 from zaya_jax.model.remat import REMAT_POLICIES, group_size
 from zaya_jax.model.weights import Weight, abstract_variables, declare, flatten_weights, map_weights
 from zaya_jax.model.zaya import hidden_states
@@ -30,10 +31,10 @@ class StateBytes:
     What only an optimiser needs is cut into parts, one a device ([ZeRO] section 5.1, stage 1).
 
     Attributes:
-      master: the device's part of the weights, float32.
+      master: the device's part of the weights, float32; of those that do not train too.
       moments: its part of the optimiser's state.
       weights: all weights as products take them.
-      gradients: all gradients before they are summed over devices.
+      gradients: all gradients before they are summed over devices; only what trains has any.
       own_gradients: the device's part of the sums, float32.
     """
 
@@ -47,28 +48,33 @@ class StateBytes:
 def state_bytes(config: Config, num_devices: int) -> StateBytes:
     """Bytes of state on each device; exact, from the shapes that training makes."""
     state = jax.eval_shape(lambda: init_state(config, make_setup(config, num_devices)))
-    declared = flatten_weights(declare(config.model)).values()
+    declared = flatten_weights(declare_run(config)).values()
     return StateBytes(
-        master=_bytes(state.buckets) // num_devices,
+        master=_bytes((state.buckets, state.frozen)) // num_devices,
         moments=_bytes(state.optimizer) // num_devices + _bytes(state.balancer),
         weights=sum(weight.size * _item(weight, config.execution.dtype) for weight in declared),
-        gradients=sum(weight.size * _item(weight, config.execution.gradient_dtype) for weight in declared),
+        gradients=sum(
+            weight.size * _item(weight, config.execution.gradient_dtype)
+            for weight in declared
+            if weight.trains
+        ),
         own_gradients=_bytes(state.buckets) // num_devices,
     )
 
 
-def partitioned_bytes(config: Config, num_devices: int, dtype: str) -> int:
-    """Bytes of all weights as they are partitioned and sent: what does not divide is padded.
+def partitioned_bytes(config: Config, num_devices: int, dtype: str, *, frozen: bool = False) -> int:
+    """Bytes of weights as they are partitioned and sent: what does not divide is padded.
 
     Args:
       config: of the run.
       num_devices: that share.
       dtype: of what products take; the rest is float32.
+      frozen: also of the weights that do not train, which are gathered and have no gradient.
     """
-    partition = make_partition(declare(config.model), num_devices, by_matrix=config.optimizer.name == "muon")
+    partition = make_partition(declare_run(config), num_devices, by_matrix=config.optimizer.name == "muon")
     weights = dict(partition.weights)
     matrices = sum(math.prod(bucket.shape) for bucket in partition.matrix_buckets) * jnp.dtype(dtype).itemsize
-    flat = partition.flat_parameters
+    flat = (*partition.flat_parameters, *(partition.frozen if frozen else ()))
     return matrices + sum(math.prod(each.shape) * _item(weights[each.name], dtype) for each in flat)
 
 

@@ -14,6 +14,7 @@ from zaya_jax.config import Config
 from zaya_jax.data.loader import training_batches
 from zaya_jax.data.mixture import Reading
 from zaya_jax.data.shards import Corpus
+from zaya_jax.model.adapters import declare_run, describe_trained
 from zaya_jax.model.zaya import Zaya
 from zaya_jax.parallel import hosts
 from zaya_jax.parallel.mesh import data_mesh, local_rows, place_rows
@@ -188,6 +189,8 @@ def _introduce(run: OpenRun, first_step: int, progress: ProgressLine) -> None:
         f"{config.train.num_steps:,} steps {what}"
     )
     progress.say(describe_implementations(config.execution, config.model))
+    if (trained := describe_trained(declare_run(config))) is not None:
+        progress.say(f"parameters that train: {trained}")
     if first_step:
         progress.say(f"resuming at step {first_step} from {config.run_folder}/{FOLDER}")
 

@@ -12,7 +12,10 @@ GROUPS = ("embedding", "attention", "router", "experts", "scales")
 
 
 def group_of(path: str) -> str:
-    """The group that a weight is counted in; norms and residual scalings are "scales"."""
+    """The group that a weight is counted in; norms and residual scalings are "scales".
+
+    An adapter counts in the group of the weight that it changes: "adapters/attention/q_proj/a".
+    """
     return next((name for name in path.split("/")[:2] if name in GROUPS), "scales")
 
 

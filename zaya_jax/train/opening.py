@@ -27,6 +27,7 @@ from zaya_jax.data.loader import num_sequences
 from zaya_jax.data.mixture import mixture_of
 from zaya_jax.data.shards import Corpus
 from zaya_jax.data.tokenizer import load_tokenizer
+from zaya_jax.model.adapters import declare_run
 from zaya_jax.optim.schedules import learning_rate_schedule
 from zaya_jax.parallel import hosts
 from zaya_jax.train.changes import record_change
@@ -93,7 +94,7 @@ def open_run(
     Raises:
       ValueError: for whatever cannot work, before anything is compiled.
     """
-    hosts.together("config", lambda: check_devices(config, mesh.size))
+    hosts.together("config", lambda: _check_config(config, mesh.size))
     # Before minutes go into a corpus. One looks, so that all go on from the same step.
     found = hosts.first_does(
         "run folder",
@@ -111,6 +112,11 @@ def open_run(
     token_bytes_V[: tokenizer.vocab_size] = tokenizer.token_bytes()
     provenance = Provenance(config, fingerprints(corpora), mesh.size)
     return OpenRun(config, corpora, token_bytes_V, mesh, learning_rate_schedule(config), start, provenance)
+
+
+def _check_config(config: Config, num_devices: int) -> None:
+    check_devices(config, num_devices)
+    declare_run(config)  # for its ValueError: patterns of weights must match some
 
 
 def _saved_step(found: Sequence[Any] | None) -> SavedStep | None:

@@ -48,9 +48,9 @@ def _checkpoint(state: TrainState, mesh: Mesh) -> Callable[[TrainState], dict[st
 
 def saved_weights(state: TrainState, mesh: Mesh) -> Callable[[TrainState], dict[str, Any]]:
     """The program that gives a checkpoint its weights: the only arrays of a save that devices exchange."""
-    shapes = jax.eval_shape(lambda state: state.variables, state)
+    shapes = jax.eval_shape(lambda state: state.stored, state)
     # Not donated: training goes on with the state that is saved.
-    return jax.jit(lambda state: state.variables, out_shardings=checkpoint_shardings(shapes, mesh))
+    return jax.jit(lambda state: state.stored, out_shardings=checkpoint_shardings(shapes, mesh))
 
 
 def compiled_step(state: TrainState, *, setup: TrainSetup, mesh: Mesh, num_microbatches: int = 1) -> Step:

@@ -12,7 +12,8 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
 from zaya_jax.config import Config
-from zaya_jax.model.weights import declare, initialise
+from zaya_jax.model.adapters import declare_run, merged
+from zaya_jax.model.weights import initialise
 from zaya_jax.model.zaya import Zaya, initial_router_bias
 from zaya_jax.optim.balancing import make_balancer
 from zaya_jax.optim.optimizer import make_optimizer
@@ -31,7 +32,9 @@ class TrainState:
     """Optimiser steps done, skipped ones included."""
     # The only float32 copy: a step casts its shard before it gathers, so that half the bytes travel.
     buckets: dict[str, Array]
-    """The weights in float32, partitioned: each device has its shard of the first axis."""
+    """The weights that train, in float32, partitioned: each device has its shard of the first axis."""
+    frozen: dict[str, Array]
+    """The others, likewise: nothing moves them."""
     # Outside the weights: no gradient moves it, and its float32 is never rounded ([ZAYA1-8B] II-A-2).
     router_bias_LX: Float[Array, "L X"]
     optimizer: Any
@@ -47,12 +50,17 @@ class TrainState:
 
     @property
     def params(self) -> dict:
-        """The weights as `zaya_jax.model.weights` declares them, in float32."""
-        return from_buckets(self.partition, self.buckets)
+        """The weights as `zaya_jax.model.adapters.declare_run` declares them, in float32."""
+        return from_buckets(self.partition, self.buckets | self.frozen)
 
     @property
     def variables(self) -> dict:
-        """What `Zaya.apply` takes, of all devices together."""
+        """What `Zaya.apply` takes, of all devices together: adapters are merged into what they change."""
+        return self.stored | {"params": merged(dict(self.partition.weights), self.params)}
+
+    @property
+    def stored(self) -> dict:
+        """What a checkpoint holds of the weights: adapters beside what they change."""
         return {"params": self.params, "router_bias": {"layers": self.router_bias_LX}}
 
 
@@ -99,7 +107,7 @@ def make_setup(
     # Named here, once: two setups that compile to different programs must not be equal.
     execution = resolve_implementations(config.execution, config.model, platform=platform)
     # Elementwise, AdamW can move any cut of a weight; only Muon needs its matrices whole.
-    partition = make_partition(declare(config.model), num_devices, by_matrix=config.optimizer.name == "muon")
+    partition = make_partition(declare_run(config), num_devices, by_matrix=config.optimizer.name == "muon")
     schedule = learning_rate_schedule(config) if schedule is None else schedule
     # One's own is given no partition: it must not care which elements it is given.
     if optimizer is None:
@@ -122,16 +130,17 @@ def init_state(config: Config, setup: TrainSetup) -> TrainState:
     """The state before the first step. Its weights depend on the config alone."""
     # A run samples from a key of its own, so that no draw repeats the bits of an initial weight.
     init_key, run_key = jax.random.split(jax.random.key(config.train.seed))
-    return first_state(setup, initialise(declare(config.model), init_key), run_key)
+    return first_state(setup, initialise(declare_run(config), init_key), run_key)
 
 
 def first_state(setup: TrainSetup, params: dict, key: Array) -> TrainState:
     """The state before the first step, of given weights."""
-    buckets = to_buckets(setup.partition, params)
+    buckets, frozen = _weight_buckets(setup.partition, params)
     bias_LX = initial_router_bias(setup.model.config)
     return TrainState(
         step=jnp.zeros((), jnp.int32),
         buckets=buckets,
+        frozen=frozen,
         router_bias_LX=bias_LX,
         # Born of the buckets, moments lie as they do: no device ever has them whole ([ZeRO] 5.1).
         optimizer=setup.optimizer.init(buckets),
@@ -143,15 +152,21 @@ def first_state(setup: TrainSetup, params: dict, key: Array) -> TrainState:
 
 
 def with_variables(state: TrainState, variables: dict) -> TrainState:
-    """The state with other weights and router biases."""
-    return dataclasses.replace(state, **_variable_fields(state.partition, variables))
+    """The state with other weights and router biases; adapters stay, for the weights of others have none."""
+    fields = _variable_fields(state.partition, variables)
+    return dataclasses.replace(state, **fields | {"buckets": state.buckets | fields["buckets"]})
 
 
 def _variable_fields(partition: Partition, variables: dict) -> dict[str, Any]:
-    return {
-        "buckets": to_buckets(partition, variables["params"]),
-        "router_bias_LX": variables["router_bias"]["layers"],
-    }
+    buckets, frozen = _weight_buckets(partition, variables["params"])
+    return {"buckets": buckets, "frozen": frozen, "router_bias_LX": variables["router_bias"]["layers"]}
+
+
+def _weight_buckets(partition: Partition, params: dict) -> tuple[dict[str, Array], dict[str, Array]]:
+    """The buckets of what trains, and those of what does not."""
+    buckets = to_buckets(partition, params)
+    frozen = {each.name: buckets.pop(each.name) for each in partition.frozen}
+    return buckets, frozen
 
 
 def partition_specs(state: TrainState) -> TrainState:
@@ -159,7 +174,7 @@ def partition_specs(state: TrainState) -> TrainState:
 
     def of_leaf(path: Any, leaf: Any) -> Any:
         # An optimiser's counters are scalars among its buckets, and every device counts for itself.
-        return SHARDED if path[0].name in ("buckets", "optimizer") and leaf.ndim else REPLICATED
+        return SHARDED if path[0].name in ("buckets", "frozen", "optimizer") and leaf.ndim else REPLICATED
 
     return jax.tree_util.tree_map_with_path(of_leaf, state)
 
@@ -181,7 +196,7 @@ def to_checkpoint(state: TrainState) -> dict[str, Any]:
     The optimiser's buckets are two thirds of a state. Each device writes its own as they are, and whoever
     reads them on another number of devices partitions them anew.
     """
-    return {"weights": state.variables, "training": training_of(state)}
+    return {"weights": state.stored, "training": training_of(state)}
 
 
 def training_of(state: TrainState) -> dict[str, Any]:

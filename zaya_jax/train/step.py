@@ -2,7 +2,8 @@
 
 Each device computes gradients of its rows with all weights in the type of products, gets the sum of
 all devices' gradients for its shards of the buckets, moves these, in float32, and sends them to all
-others at the start of the next step ([ZeRO] 5.1). Who owns what is in `zaya_jax.optim.partition`.
+others at the start of the next step ([ZeRO] 5.1). Who owns what is in `zaya_jax.optim.partition`. What does
+not train is gathered with the rest, and that is all: it has no gradient, norm or update.
 
 Letters: B batch, T time, L layers, X router classes, P tokens.
 """
@@ -20,10 +21,11 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels.fusion import unfused
 from zaya_jax.data.batch import Batch
+from zaya_jax.model.adapters import scaled_adapters
 from zaya_jax.model.attention import logit_bound
-from zaya_jax.model.weights import Weight, declare, map_weights
+from zaya_jax.model.weights import Weight, map_weights
 from zaya_jax.model.zaya import hidden_states
-from zaya_jax.optim.partition import Partition, from_buckets, to_buckets
+from zaya_jax.optim.partition import Partition, from_buckets, join, split, to_buckets
 from zaya_jax.parallel.mesh import REPLICATED, SHARDED, all_gather, all_reduce, on_each_device, reduce_scatter
 from zaya_jax.pytree import pytree
 from zaya_jax.train.loss import next_token_loss
@@ -56,7 +58,7 @@ class Metrics:
     """Mean over the targets, in nats."""
     num_targets: Float[Array, ""]
     gradient_norm: Float[Array, ""]
-    """Of all weights, before clipping."""
+    """Of all that trains, before clipping."""
     gradient_norms: dict[str, Float[Array, ""]]
     """Before clipping, by group of weights."""
     update_norms: dict[str, Float[Array, ""]]
@@ -106,7 +108,7 @@ def evaluate_step(state: TrainState, batch: Batch, *, setup: TrainSetup, mesh: M
 
     def local(state: TrainState, rows: Batch) -> Sums:
         params = _gather_weights(state, setup)
-        _, sums = _forward(setup, params, state.router_bias_LX, jnp.ones(()), rows)
+        _, sums = _forward(setup, params, {}, state.router_bias_LX, jnp.ones(()), rows)
         return all_reduce(sums)
 
     specs = partition_specs(state)
@@ -133,7 +135,9 @@ def _local_step(
     is_finite = jnp.isfinite(norm) & jnp.isfinite(sums.loss)
     # A branch, not a choice between two results: that would hold the state twice, and copy it.
     move, stay = (functools.partial(function, setup=setup) for function in (_move, _stay))
-    moved, update_norms = lax.cond(is_finite, move, stay, state, gradients, norm, sums)
+    # Without what neither moves, or a branch would hold it.
+    movable = dataclasses.replace(state, frozen={})
+    moved, update_norms = lax.cond(is_finite, move, stay, movable, gradients, norm, sums)
     new_state = dataclasses.replace(
         # A skipped step counts: its batch has been read, and the schedule goes on.
         state,
@@ -166,7 +170,7 @@ def _move(
         return optax.with_extra_args_support(setup.optimizer).update(clipped, optimizer, buckets, step=step)
 
     with jax.named_scope("optimizer"):
-        # By the norm of all weights: one factor for all keeps the gradient's direction.
+        # By the norm of all that trains: one factor for all keeps the gradient's direction.
         clip = jnp.minimum(1.0, setup.clip_norm / jnp.maximum(norm, jnp.finfo(jnp.float32).tiny))
         arguments = gradients, clip, state.optimizer, state.buckets, state.step
         if setup.update_norms:
@@ -204,18 +208,21 @@ def _gather_weights(state: TrainState, setup: TrainSetup) -> dict:
     """All weights, from all devices: those in products in their type, scales and biases in float32."""
     dtype, weights = setup.model.execution.dtype, dict(setup.partition.weights)
     # A scale near 1 in bfloat16 has steps of 1/128: updates smaller than that would show in no loss.
-    small = {each.name for each in setup.partition.flat_parameters if not weights[each.name].in_products}
+    flat = (*setup.partition.flat_parameters, *setup.partition.frozen)
+    small = {each.name for each in flat if not weights[each.name].in_products}
     with jax.named_scope("gather_weights"):
         # Cast before it is sent: half the bytes on the way.
-        buckets = {name: x if name in small else x.astype(dtype) for name, x in state.buckets.items()}
+        stored = state.buckets | state.frozen
+        buckets = {name: x if name in small else x.astype(dtype) for name, x in stored.items()}
         return from_buckets(setup.partition, all_gather(buckets))
 
 
 def _forward(
-    setup: TrainSetup, params: Any, bias_LX: jax.Array, num_targets: jax.Array, batch: Batch
+    setup: TrainSetup, trained: Any, frozen: Any, bias_LX: jax.Array, num_targets: jax.Array, batch: Batch
 ) -> tuple[jax.Array, Sums]:
-    """The objective over `num_targets`, and sums over the rows."""
+    """The objective over `num_targets`, and sums over the rows, of weights that are one tree or two."""
     config, execution = setup.model.config, setup.model.execution
+    params = scaled_adapters(dict(setup.partition.weights), join(trained, frozen))
     rows: Any = jax.tree.map(jnp.asarray, batch)
     hidden = hidden_states(
         config, execution, params, bias_LX, rows.tokens_BT, rows.positions_BT, rows.segments_BT
@@ -252,15 +259,19 @@ def _accumulate(
     batch: Batch,
     num_microbatches: int,
 ) -> tuple[Any, Sums]:
-    """Gradients of the mean objective and `Sums`, over microbatches one after the other."""
+    """Gradients of the mean objective and `Sums`, over microbatches one after the other.
+
+    Of the weights that train: no gradient of another is asked for, so that none is computed.
+    """
+    trained, frozen = split(setup.partition, params)
     gradient = jax.grad(functools.partial(_forward, setup), has_aux=True)
 
     def as_kept(weight: Weight, x: jax.Array) -> jax.Array:
         return x.astype(setup.model.execution.gradient_dtype if weight.in_products else jnp.float32)
 
     def of_rows(rows: Batch) -> tuple[Any, Sums]:
-        gradients, sums = gradient(params, bias_LX, num_targets, rows)
-        return map_weights(as_kept, declare(setup.model.config), gradients), sums
+        gradients, sums = gradient(trained, frozen, bias_LX, num_targets, rows)
+        return map_weights(as_kept, setup.partition.trained, gradients), sums
 
     if num_microbatches == 1:
         return of_rows(batch)

@@ -1,0 +1,310 @@
+"""Frozen weights and low-rank adapters: what a step computes, moves and leaves alone."""
+
+import dataclasses
+import functools
+import math
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax.traverse_util import flatten_dict
+from small_models import EXECUTION, SMALL
+
+from zaya_jax.config import Config, DataConfig, LoraConfig, OptimizerConfig, TrainConfig
+from zaya_jax.data.batch import make_example
+from zaya_jax.model.adapters import declare_run, describe_trained, scaled_adapters
+from zaya_jax.model.weights import declare, flatten_weights
+from zaya_jax.model.zaya import Zaya, hidden_states
+from zaya_jax.options import load_config
+from zaya_jax.parallel.mesh import data_mesh
+from zaya_jax.plan.memory import state_bytes
+from zaya_jax.train.programs import compiled_step
+from zaya_jax.train.state import init_state, make_setup
+
+ROWS, TIME = 4, 16
+FULL = Config(
+    model=SMALL,
+    data=DataConfig(sequence_length=TIME, batch_size=ROWS),
+    # Nothing is clipped, and the rate is the same in each step.
+    optimizer=OptimizerConfig(learning_rate=1e-2, schedule="constant", warmup_steps=0, clip_norm=1e9),
+    train=TrainConfig(num_steps=100),
+    # Several chunks: a gradient of the table would be a sum over them.
+    execution=dataclasses.replace(EXECUTION, loss_chunk=16, remat="products"),
+)
+FROZEN_PATTERNS = ("embedding/*", "layers/router/*", "layers/experts/gate_up_proj", "*norm/scale")
+FROZEN = dataclasses.replace(FULL, optimizer=dataclasses.replace(FULL.optimizer, frozen=FROZEN_PATTERNS))
+LORA = dataclasses.replace(FULL, lora=LoraConfig(rank=4, alpha=8.0))
+EVERYWHERE = dataclasses.replace(FULL, lora=LoraConfig(rank=2, alpha=8.0, targets=("layers/*",)))
+EINSUMS = {
+    "attention/q_proj": "ldz,lznh->ldnh",
+    "attention/k_proj": "ldz,lzkh->ldkh",
+    "attention/v_proj_current": "ldz,lzu->ldu",
+    "attention/v_proj_delayed": "ldz,lzu->ldu",
+    "attention/o_proj": "lnhz,lzd->lnhd",
+    "router/down_proj/kernel": "ldz,lzr->ldr",
+    "router/fc1/kernel": "lrz,lzs->lrs",
+    "router/fc2/kernel": "lrz,lzs->lrs",
+    "router/out_proj": "lrz,lzx->lrx",
+    "experts/gate_up_proj": "leqdz,leqzf->ledqf",
+    "experts/down_proj": "lefz,lezd->lefd",
+}
+"""The change of each matrix, written down by hand."""
+
+
+@functools.cache
+def batch():
+    tokens_BT = np.random.default_rng(0).integers(3, SMALL.vocab_size, (ROWS, TIME))
+    return jax.tree.map(jnp.asarray, make_example(tokens_BT, bos_id=1, pad_id=0))
+
+
+@functools.cache
+def step(config):
+    """The compiled step."""
+    mesh, setup = data_mesh(jax.devices()[:1]), make_setup(config)
+    state = jax.eval_shape(functools.partial(init_state, config, setup))
+    return compiled_step(state, setup=setup, mesh=mesh).lower(state, batch()).compile()
+
+
+@functools.cache
+def initial(config):
+    return jax.jit(functools.partial(init_state, config, make_setup(config)))()
+
+
+def start(config):
+    """Another one each time, for a step takes the memory of its state."""
+    return jax.tree.map(jnp.copy, initial(config))
+
+
+@functools.cache
+def after_one_step(config):
+    state, metrics = step(config)(start(config), batch())
+    return state, jax.device_get(metrics)
+
+
+def by_path(tree):
+    return flatten_dict(tree, sep="/")
+
+
+def is_frozen(path):
+    gone = ("embedding/", "layers/router/", "layers/experts/gate_up_proj")
+    return path.startswith(gone) or path.endswith("norm/scale")
+
+
+def test_a_step_drops_the_updates_of_frozen_weights_and_no_other():
+    (full, full_metrics), (state, metrics) = after_one_step(FULL), after_one_step(FROZEN)
+    before, dropped = by_path(initial(FULL).params), 0
+    for path, now in by_path(state.params).items():
+        if is_frozen(path):
+            dropped += 1
+            np.testing.assert_array_equal(now, before[path])
+        else:
+            # One program sums in another order than the other; an update is about the learning rate.
+            np.testing.assert_allclose(now, by_path(full.params)[path], atol=1e-6, rtol=1e-6)
+            assert np.abs(now - before[path]).max() > 1e-3
+    assert dropped == sum(map(is_frozen, before)) > 12
+    assert metrics.loss == pytest.approx(full_metrics.loss)
+    np.testing.assert_array_equal(state.router_bias_LX, full.router_bias_LX)
+
+
+def test_the_norm_is_of_what_trains():
+    _, full = after_one_step(FULL)
+    _, metrics = after_one_step(FROZEN)
+    assert metrics.gradient_norms["embedding"] == metrics.gradient_norms["router"] == 0
+    assert metrics.gradient_norms["attention"] == pytest.approx(full.gradient_norms["attention"], rel=1e-5)
+    total = math.sqrt(sum(float(norm) ** 2 for norm in metrics.gradient_norms.values()))
+    assert metrics.gradient_norm == pytest.approx(total, rel=1e-5)
+
+
+@pytest.mark.parametrize("config", [FROZEN, LORA])
+def test_what_does_not_train_has_no_moments_and_no_gradient(config):
+    state, declared = initial(config), flatten_weights(declare_run(config))
+    trained = {path for path, weight in declared.items() if weight.trains}
+    assert set(state.frozen) == declared.keys() - trained
+    assert set(state.buckets) == trained
+    moments = [x for x in jax.tree.leaves(state.optimizer) if x.ndim]
+    matrices = sum(w.size for w in declared.values() if w.trains and w.matrix)
+    total = sum(w.size for w in declared.values() if w.trains)
+    # Muon has one moment, AdamW has two.
+    assert sum(x.size for x in moments) == matrices + 2 * (total - matrices)
+    sizes = state_bytes(config, 1)
+    assert sizes.gradients == 4 * total
+    assert sizes.master == 4 * sum(w.size for w in declared.values())
+
+
+def test_no_gradient_of_a_frozen_matrix_is_computed():
+    """Asked of the compiled program: each gradient of a matrix is a product, of the matrix's shape."""
+
+    def made(config, shape):
+        return re.findall(
+            rf"= f32\[{shape}\]\S* (?:dot|fusion|scatter|add|call|custom-call)\(", step(config).as_text()
+        )
+
+    sizes = {"table": "61,32", "down_proj": "4,24,32", "gate_up_proj": "4,32,48"}
+    for name, shape in sizes.items():
+        assert made(FULL, shape), name
+        assert not made(LORA, shape), name
+
+
+@functools.cache
+def random_adapters(config):
+    """Weights of the run with adapters that change something: B is zero only at first."""
+    params = initial(config).params
+    shapes, random = params["adapters"], np.random.default_rng(1)
+    drawn = jax.tree.map(lambda x: jnp.asarray(0.1 * random.standard_normal(x.shape), jnp.float32), shapes)
+    return params | {"adapters": drawn}
+
+
+def merged_by_hand(params, scale):
+    """Each matrix plus its change, by the einsum that stands above."""
+    flat, factors = by_path(params["layers"]), by_path(params["adapters"])
+    layers = {}
+    for path, x in flat.items():
+        change = 0.0
+        if f"{path}/a" in factors:
+            change = scale * jnp.einsum(
+                EINSUMS[path], factors[f"{path}/a"], factors[f"{path}/b"], precision="highest"
+            )
+        layers[path] = x + change
+    return {"embedding": params["embedding"], "final_norm": params["final_norm"]} | {
+        "layers": _nested(layers)
+    }
+
+
+def _nested(flat):
+    tree = {}
+    for path, x in flat.items():
+        *folders, name = path.split("/")
+        place = tree
+        for folder in folders:
+            place = place.setdefault(folder, {})
+        place[name] = x
+    return tree
+
+
+def test_gradients_of_adapters_are_those_of_the_merged_network():
+    config, params = EVERYWHERE, random_adapters(EVERYWHERE)
+    bias_LX, tokens_BT = initial(config).router_bias_LX, batch().tokens_BT
+    declared = flatten_weights(declare_run(config))
+    pull = jax.random.normal(jax.random.key(0), (ROWS, TIME, SMALL.hidden_size))
+
+    def ours(adapters):
+        scaled = scaled_adapters(declared, params | {"adapters": adapters})
+        return jnp.vdot(pull, hidden_states(SMALL, EXECUTION, scaled, bias_LX, tokens_BT).x_BTD)
+
+    def reference(adapters):
+        merged = merged_by_hand(params | {"adapters": adapters}, scale=8.0 / 2)
+        return jnp.vdot(pull, hidden_states(SMALL, EXECUTION, merged, bias_LX, tokens_BT).x_BTD)
+
+    (value, found), (expected_value, expected) = (
+        jax.jit(jax.value_and_grad(function))(params["adapters"]) for function in (ours, reference)
+    )
+    assert float(value) == pytest.approx(float(expected_value), rel=1e-4)
+    assert by_path(found).keys() == {f"{path}/{name}" for path in EINSUMS for name in "ab"}
+    for path, gradient in by_path(found).items():
+        error = np.linalg.norm(gradient - by_path(expected)[path])
+        assert 0 < error + 1e-9 < 1e-4 * np.linalg.norm(by_path(expected)[path]), path
+
+
+@pytest.mark.parametrize(("remat", "is_kept"), [("products", False), ("layer", False), ("none", True)])
+def test_matrices_with_their_changes_exist_one_layer_at_a_time(remat, is_kept):
+    """What the backward pass takes along has none of all layers, unless it recomputes nothing."""
+    config, params = LORA, random_adapters(LORA)
+    execution = dataclasses.replace(EXECUTION, remat=remat)
+    bias_LX, tokens_BT = initial(config).router_bias_LX, batch().tokens_BT
+
+    def pull_back(adapters):
+        scaled = params | {"adapters": adapters}
+
+        def stream(scaled):
+            return hidden_states(SMALL, execution, params | scaled, bias_LX, tokens_BT).x_BTD
+
+        return jax.vjp(stream, {"adapters": scaled["adapters"]})[1]
+
+    kept = jax.tree.leaves(jax.eval_shape(pull_back, params["adapters"]))
+    # Queries, keys and values side by side, [L, D, C + 2 U], are made only of matrices with their changes.
+    assert any(x.shape == (2, 32, 64) for x in kept) == is_kept
+
+
+@functools.cache
+def overfitted():
+    state, losses = start(LORA), []
+    for _ in range(120):
+        state, metrics = step(LORA)(state, batch())
+        losses.append(float(metrics.loss))
+    return state, losses
+
+
+def test_adapters_alone_learn_a_batch_by_heart():
+    state, losses = overfitted()
+    assert losses[0] > 4
+    assert losses[-1] < 0.3
+    assert state.skipped_steps == 0
+    jax.tree.map(np.testing.assert_array_equal, state.frozen, initial(LORA).frozen)
+
+
+def test_variables_have_the_changes_in_them():
+    """What samples are drawn with, and an evaluation of another library, is what was trained."""
+    state, losses = overfitted()
+    logits_BTV = Zaya(SMALL, EXECUTION).apply(
+        state.variables, batch().tokens_BT, batch().positions_BT, batch().segments_BT
+    ).logits_BTV  # fmt: skip
+    log_probs_BTV = jax.nn.log_softmax(logits_BTV)
+    picked_BT = jnp.take_along_axis(log_probs_BTV, batch().targets_BT[:, :, None], axis=-1)[:, :, 0]
+    loss = -jnp.sum(picked_BT * batch().weights_BT) / jnp.sum(batch().weights_BT)
+    assert float(loss) == pytest.approx(losses[-1], abs=0.05)
+    assert "adapters" not in state.variables["params"]
+
+
+def test_the_network_is_at_first_what_it_was():
+    """Its weights are those of a run without adapters, bit for bit, and no change is one yet."""
+    flat, full = by_path(initial(LORA).params), by_path(initial(FULL).params)
+    for path, x in full.items():
+        np.testing.assert_array_equal(flat[path], x)
+    assert all(not x.any() for path, x in flat.items() if path.endswith("/b"))
+    assert all(x.std() > 0.05 for path, x in flat.items() if path.endswith("/a"))
+    assert after_one_step(LORA)[1].loss == pytest.approx(after_one_step(FULL)[1].loss, rel=1e-5)
+
+
+def test_under_two_hundredths_of_zaya1_8b_train():
+    """Rank 8 beside attention's projections and the router's matrices: 8 * (inputs + outputs) of each."""
+    config = load_config("configs/zaya1_8b.py", ["--config.lora.rank=8", "--config.optimizer.name=adamw"])
+    model = config.model
+    width, router = model.hidden_size, model.router_hidden_size
+    queries = model.num_attention_heads * model.head_dim
+    keys = model.num_key_value_heads * model.head_dim
+    sides = [(width, queries), (width, keys), (width, keys // 2), (width, keys // 2), (queries, width)]
+    sides += [(width, router), (router, router), (router, router), (router, model.num_experts + 1)]
+    expected = 8 * model.num_hidden_layers * sum(map(sum, sides))
+    declared = declare_run(config)
+    weights = flatten_weights(declared).values()
+    trained, total = sum(w.size for w in weights if w.trains), sum(w.size for w in weights)
+    assert trained == expected
+    assert trained / total < 0.02
+    assert describe_trained(declared) == f"{trained:,} of {total:,} ({trained / total:.2%})"
+    assert describe_trained(declare(model)) is None
+    # One GPU of 192 GB holds it: 35 GB of float32, 18 GB in bfloat16 for products, hardly any moments.
+    sizes = state_bytes(config, 1)
+    assert sizes.moments + sizes.gradients < 0.01 * sizes.master
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"optimizer.frozen": ("embeding/*",)}, 'optimizer.frozen has "embeding/*", which no weight matches; '
+         "close are embedding/bias, embedding/table, embedding/scale"),
+        ({"optimizer.frozen": ("xyz",)}, "zaya train --dry-run lists all"),
+        ({"optimizer.frozen": ("*",)}, "which is every weight; one at least must be left to train"),
+        ({"lora.rank": 2, "lora.targets": ("layers/moe_norm/*",)}, "which no matrix of the layers matches"),
+        ({"lora.rank": 2, "lora.targets": ("embedding/*",)}, "which no matrix of the layers matches"),
+        ({"lora.rank": 2, "lora.targets": ()}, "lora.targets is empty"),
+        ({"lora.rank": -1}, "lora.rank is -1; it must be 0"),
+        ({"lora.rank": 2, "lora.alpha": 0.0}, "lora.alpha is 0.0; it must be above 0"),
+        ({"lora.rank": 2, "optimizer.frozen": ("embedding/*",)}, "leave optimizer.frozen empty"),
+    ],
+)  # fmt: skip
+def test_a_mistake_has_its_sentence(fields, sentence):
+    options = [f"--config.{name}={value}" for name, value in fields.items()]
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        declare_run(load_config("configs/tiny.py", options))
