@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from zaya_jax.config import lies_in
 from zaya_jax.convert.inspection import inspect
+from zaya_jax.convert.peft import adapter_files
 from zaya_jax.convert.plans import (
     MAX_SHARD_BYTES,
     TargetLayout,
@@ -48,8 +49,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = _parser().parse_args(arguments)
     source, target = pathlib.Path(options.source), pathlib.Path(options.target)
     dtype, shard_bytes = parse_dtype(options.dtype), parse_size(options.max_shard_size)
+    if options.adapters_only and (options.layout or options.verify):
+        raise ValueError("--adapters-only has a layout of its own, and nothing to verify; give it alone")
     with open_weight_folder(source) as opened:
         layout: TargetLayout = options.layout or ("native" if opened.layout == "zaya" else "zaya")
+        layout = "peft" if options.adapters_only else layout
         if _must_convert(source, target, overwrite=options.overwrite, verify=options.verify):
             if options.overwrite:
                 _check_nothing_is_lost(opened, source, target)
@@ -93,6 +97,11 @@ def _parser() -> Parser:
         "--layout",
         choices=LAYOUTS,
         help="of DST (default: native from a run, zaya, which is a run, from PyTorch)",
+    )
+    parser.add_argument(
+        "--adapters-only",
+        action="store_true",
+        help="of a run with adapters: these alone, as PEFT has them (default: weights with their changes)",
     )
     parser.add_argument("--dtype", help="float32, bfloat16 or float16 (default: as in SRC)")
     parser.add_argument(
@@ -155,6 +164,8 @@ def plan(
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> list[PlannedFile]:
     """The files of a conversion."""
+    if layout == "peft":
+        return adapter_files(opened.source, dtype=dtype)
     if layout == "zaya":
         return run_folder_files(
             opened.source, opened.companions(), target, dtype=dtype, run=opened.run, step=opened.step
@@ -186,8 +197,9 @@ def convert(
     seconds = time.monotonic() - start
     resumed = f", {report.resumed / 1e9:.2f} GB of them by an earlier attempt" if report.resumed else ""
     step = f" of step {opened.step:,}" if opened.run is not None else ""
+    values = sum(block.weight_slice.size for file in files for block in file.blocks)
     print(
-        f"{target}: {num_values(opened):,} values{step} in {len(files):,} files, {size / 1e9:.2f} GB"
+        f"{target}: {values:,} values{step} in {len(files):,} files, {size / 1e9:.2f} GB"
         f"{resumed}, {seconds:.1f} s ({(size - report.resumed) / 1e9 / seconds:.2f} GB/s)"
     )
     for note in notes(opened.source, layout):

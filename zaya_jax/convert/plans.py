@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from zaya_jax.config import Config, DataConfig, ModelConfig
+from zaya_jax.config import Config, DataConfig, LoraConfig, ModelConfig
 from zaya_jax.convert import companions as beside
 from zaya_jax.convert.companions import Companions, as_json
 from zaya_jax.convert.huggingface import config_to_huggingface
@@ -21,7 +21,8 @@ from zaya_jax.convert.stream import Block, PlannedFile, Source, execution_of, ta
 from zaya_jax.model.zaya import SKIP_BIAS
 
 MAX_SHARD_BYTES = 5 * 10**9
-TargetLayout = Literal["native", "legacy", "zaya"]
+TargetLayout = Literal["native", "legacy", "zaya", "peft"]
+"""What a conversion can make; "peft" is adapters alone."""
 
 
 def pytorch_files(
@@ -89,7 +90,8 @@ def run_folder_files(
         length = min(DataConfig.sequence_length, source.config.max_position_embeddings)
         data = DataConfig(tokenizer=tokenizer, source=None, sequence_length=length)
         run = Config(model=source.config, data=data, execution=execution_of(source))
-    run = dataclasses.replace(run, run_folder=str(folder))
+    # Its adapters are in the weights that the source gives.
+    run = dataclasses.replace(run, run_folder=str(folder), lora=LoraConfig())
     extra = {f"{beside.FOLDER}/{name}": content for name, content in companions.files.items()}
     return run_files(run, target_dtypes(source, dtype), step=step, extra=extra)
 
@@ -122,6 +124,11 @@ def read_router_bias(source: Source, layer: int) -> np.ndarray:
 
 def notes(source: Source, layout: TargetLayout) -> list[str]:
     """What whoever loads the layout with other code should know of these weights."""
+    if layout == "peft":
+        return [
+            "the routers' balancing biases are not among adapters: of a run that moves them take weights "
+            "with their changes, or train with --config.balancing.learning_rate=0"
+        ]
     layers = range(source.config.num_hidden_layers)
     skip_biases = {float(read_router_bias(source, layer)[-1]) for layer in layers}
     if layout == "native" and skip_biases != {SKIP_BIAS}:

@@ -1,5 +1,7 @@
 """The weights of a run as slices: read out of its newest checkpoint, and written as one.
 
+Of a run with adapters the slices are the sums that its network multiplies with.
+
 What is written is a checkpoint whose chunks are the slices that a conversion moves, which is all that
 it ever holds. How a checkpoint lies on the disk, `zaya_jax.checkpoint` knows.
 """
@@ -23,6 +25,8 @@ from zaya_jax.convert.layouts import (
 )
 from zaya_jax.convert.stream import Block, PlannedFile
 from zaya_jax.durable import Damaged
+from zaya_jax.model.adapters import declare_run, factor_axes, factor_paths
+from zaya_jax.model.weights import flatten_weights
 
 
 class RunWeights:
@@ -31,6 +35,7 @@ class RunWeights:
     Attributes:
       run: its config.
       step: of the checkpoint.
+      adapters: declarations of its adapters' factors, by path.
     """
 
     def __init__(self, run_folder: str | pathlib.Path):
@@ -42,7 +47,10 @@ class RunWeights:
         self.run = read_config(run_folder)
         self._stored = StoredWeights(run_folder)
         self.step = self._stored.step
-        expected = {_stored_name(path): weight.shape for path, weight in our_weights(self.run.model).items()}
+        self._declared = flatten_weights(declare_run(self.run))
+        self.adapters = {path: weight for path, weight in self._declared.items() if weight.adapts}
+        ours = our_weights(self.run.model) | self.adapters
+        expected = {_stored_name(path): weight.shape for path, weight in ours.items()}
         try:
             check_shapes(self._stored.shapes, expected, "weight")
         except ValueError as error:
@@ -60,13 +68,27 @@ class RunWeights:
         return self._stored.dtype(_stored_name(path))
 
     def read(self, weight_slice: WeightSlice) -> np.ndarray:
-        """A slice. Where the checkpoint's chunks are larger, they are kept for the slices that follow."""
+        """A slice. Where the checkpoint's chunks are larger, they are kept for the slices that follow.
+
+        One of a weight with an adapter has its change.
+        """
+        own = self._read(weight_slice.path, weight_slice.index)
+        factors = factor_paths(weight_slice.path)
+        if factors[0] not in self.adapters:
+            return own
+        weight, change = self._declared[weight_slice.path], self.adapters[factors[1]].adapts
+        assert change is not None, "adapters are declared as such"
+        a, b = (self._read(path, weight_slice.start).astype(np.float32) for path in factors)
+        # The slice and its factors are without their first axes, those that count layers and experts.
+        axes = [each[len(weight_slice.start) :] for each in (*factor_axes(weight), weight.axes)]
+        product = np.einsum(f"{axes[0]},{axes[1]}->{axes[2]}", a, b * np.float32(change.scale), optimize=True)
+        return (own.astype(np.float32) + product).astype(own.dtype)
+
+    def _read(self, path: str, index: tuple[int | slice, ...]) -> np.ndarray:
         try:
-            return self._stored.read(_stored_name(weight_slice.path), weight_slice.index)
+            return self._stored.read(_stored_name(path), index)
         except ValueError as error:
-            raise Damaged(
-                f"{self._stored.folder}: {weight_slice.path} is damaged: {str(error)[:200]}"
-            ) from error
+            raise Damaged(f"{self._stored.folder}: {path} is damaged: {str(error)[:200]}") from error
 
     def identity(self) -> list[Any]:
         """What changes when the checkpoint does, as JSON has it."""

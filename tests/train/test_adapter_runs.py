@@ -1,0 +1,177 @@
+"""Runs that train adapters: from another's weights, through checkpoints, to whoever uses the result."""
+
+import dataclasses
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax.traverse_util import flatten_dict
+from safetensors.numpy import load_file
+from small_runs import build_small_corpus, small_values
+
+from zaya_jax import cli
+from zaya_jax.checkpoint import Checkpoints, Retention, load_run
+from zaya_jax.config import Config
+from zaya_jax.model.weights import abstract_variables
+from zaya_jax.model.zaya import Zaya
+from zaya_jax.train.loop import train
+
+STEPS = 6
+
+
+def by_path(tree):
+    return flatten_dict(tree, sep="/")
+
+
+def zaya(command):
+    cli.main(str(command).split())
+
+
+def make_base(folder, values):
+    """A run folder whose weights no initialisation would give."""
+    config, random = Config.from_dict(values), np.random.default_rng(0)
+    weights = jax.tree.map(
+        lambda x: jax.device_put((0.3 * random.standard_normal(x.shape)).astype(np.float32)),
+        abstract_variables(config.model),
+    )
+    # The skip class as in the released weights: no other bias is known to transformers.
+    bias_LX = 0.1 * weights["router_bias"]["layers"]
+    weights = weights | {"router_bias": {"layers": bias_LX.at[:, -1].set(-1.0)}}
+    folder.mkdir()
+    (folder / "config.json").write_text(config.to_text())
+    with Checkpoints(folder, retention=Retention(newest=1)) as checkpoints:
+        checkpoints.save(1, weights=weights, training={"step": np.int32(1)})
+    return jax.device_get(weights)
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    folder: pathlib.Path
+    config: Config
+    base: dict
+    result: object
+
+    def again(self, name, num_steps):
+        train_values = dataclasses.replace(self.config.train, num_steps=num_steps)
+        return dataclasses.replace(self.config, run_folder=str(self.folder / name), train=train_values)
+
+
+@pytest.fixture(name="trained", scope="module")
+def fixture_trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("adapters")
+    build_small_corpus(folder / "corpus")
+    values = small_values(run_folder=str(folder / "base"), corpus=str(folder / "corpus"))
+    base = make_base(folder / "base", values)
+    values = values | {
+        "run_folder": str(folder / "run"),
+        "lora": {"rank": 3, "alpha": 6.0},
+        "optimizer": {"warmup_steps": 0, "schedule": "constant", "learning_rate": 1e-2},
+        "balancing": {"learning_rate": 0.0},
+        "train": values["train"]
+        | {"num_steps": STEPS, "checkpoint_every": 3, "eval_every": 6, "eval_sequences": 4}
+        | {"init_from": str(folder / "base")},
+    }
+    config = Config.from_dict(values)
+    return Trained(folder, config, base, train(config))
+
+
+def test_the_base_stays_and_adapters_move(trained):
+    state = trained.result.state
+    params, base = by_path(state.params), by_path(trained.base["params"])
+    for path, x in base.items():
+        np.testing.assert_array_equal(params[path], x)
+    np.testing.assert_array_equal(state.router_bias_LX, trained.base["router_bias"]["layers"])
+    factors = {path: x for path, x in params.items() if path not in base}
+    assert factors.keys() == set(state.buckets)
+    assert all(np.abs(x).max() > 1e-3 for path, x in factors.items())
+
+
+def test_a_run_goes_on_as_if_nothing_had_been_and_repeats_its_steps(trained, capsys):
+    train(trained.again("resumed", 3))
+    resumed = train(trained.again("resumed", STEPS))
+    said = capsys.readouterr().out
+    assert "parameters that train: 2,034 of" in said
+    assert "resuming at step 3" in said
+    ours, theirs = resumed.state, trained.result.state
+    jax.tree.map(
+        np.testing.assert_array_equal, (ours.stored, ours.optimizer), (theirs.stored, theirs.optimizer)
+    )
+    train(trained.again("resumed", STEPS), replay_check=3)
+    assert "replayed" in capsys.readouterr().out
+
+
+def test_whoever_loads_a_run_has_the_changes_in_its_weights(trained, capsys):
+    loaded = by_path(load_run(trained.config.run_folder).variables["params"])
+    params, scale = by_path(trained.result.state.params), 6.0 / 3
+    a, b = (np.asarray(params[f"adapters/attention/q_proj/{name}"]) for name in "ab")
+    q_proj = np.asarray(params["layers/attention/q_proj"]) + scale * np.einsum("ldz,lznh->ldnh", a, b)
+    np.testing.assert_allclose(loaded["layers/attention/q_proj"], q_proj, atol=1e-6)
+    assert loaded.keys() == by_path(trained.base["params"]).keys()
+    for path, x in by_path(trained.result.state.variables["params"]).items():
+        np.testing.assert_allclose(loaded[path], x, atol=1e-6)
+    zaya(f"generate {trained.config.run_folder} --max-new-tokens 4 --temperature 0")
+    zaya(f"ckpt verify {trained.config.run_folder}")
+    assert "damage" not in capsys.readouterr().out
+    zaya(
+        f"ckpt reshape {trained.config.run_folder}:3 {trained.folder}/narrow --weights-only --dtype=bfloat16"
+    )
+    assert load_run(trained.folder / "narrow").step == 3
+
+
+def test_transformers_computes_the_same_from_an_export(trained, capsys):
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    exported, run = trained.folder / "exported", load_run(trained.config.run_folder)
+    zaya(f"convert {trained.config.run_folder} {exported} --verify")
+    assert "verified: logits of transformers" in capsys.readouterr().out
+    reference = transformers.ZayaForCausalLM.from_pretrained(exported, dtype=torch.float32)
+    tokens_BT = np.random.default_rng(0).integers(3, 259, (2, 40))
+    with torch.no_grad():
+        theirs_BTV = reference(torch.from_numpy(tokens_BT), use_cache=False).logits.numpy()
+    for variables, is_same in ((run.variables, True), (trained.base, False)):
+        variables = jax.tree.map(jnp.asarray, variables)
+        ours_BTV = (
+            Zaya(run.config.model, run.config.execution).apply(variables, jnp.asarray(tokens_BT)).logits_BTV
+        )
+        error = np.abs(ours_BTV - theirs_BTV).max() / np.abs(theirs_BTV).max()
+        assert (error < 1e-4) == is_same, error
+
+
+def test_adapters_alone_are_the_difference_of_an_export(trained, capsys):
+    zaya(f"convert {trained.config.run_folder} {trained.folder}/peft --adapters-only")
+    assert "balancing biases are not among adapters" in capsys.readouterr().out
+    for name in ("base", "run"):
+        zaya(f"convert {trained.folder}/{name} {trained.folder}/of_{name}")
+    adapters = load_file(trained.folder / "peft/adapter_model.safetensors")
+    base, exported = (load_file(trained.folder / f"of_{name}/model.safetensors") for name in ("base", "run"))
+    changed = {name for name in base if not np.array_equal(base[name], exported[name])}
+    modules = {name.removeprefix("base_model.model.").rpartition(".lora_")[0] for name in adapters}
+    assert changed == {f"{module}.weight" for module in modules}
+    assert len(changed) == 2 * 9  # of two layers: five of attention, four of the router
+    for module in modules:
+        a, b = (adapters[f"base_model.model.{module}.lora_{which}.weight"] for which in "AB")
+        expected = base[f"{module}.weight"] + 6.0 / 3 * b @ a
+        np.testing.assert_allclose(exported[f"{module}.weight"], expected, atol=1e-6)
+
+
+def test_a_copy_of_a_run_has_no_adapters_left(trained):
+    zaya(f"convert {trained.config.run_folder} {trained.folder}/copy --layout zaya")
+    copy = load_run(trained.folder / "copy")
+    assert copy.config.lora.rank == 0
+    for path, x in by_path(load_run(trained.config.run_folder).variables).items():
+        np.testing.assert_allclose(by_path(copy.variables)[path], x, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("command", "sentence"),
+    [
+        ("convert {0}/base {0}/none --adapters-only", "has no adapters: its lora.rank is 0"),
+        ("convert {0}/run {0}/none --adapters-only --verify", "give it alone"),
+        ("train --config={0}/run/config.json --config.lora.rank=4", "lora.rank is 4 and was 3"),
+    ],
+)
+def test_a_mistake_has_its_sentence(trained, command, sentence, capsys):
+    with pytest.raises(SystemExit):
+        zaya(command.format(trained.folder))
+    assert sentence in capsys.readouterr().err
