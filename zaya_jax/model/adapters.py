@@ -144,6 +144,7 @@ def merged(declared: Mapping[str, Weight], params: Mapping) -> dict:
     adapters = params.pop(ADAPTERS, None)
     if adapters is None:
         return params
+    # Of all layers at once: for whoever uses the weights, not for a step, which would hold them twice.
     changed = changed_matrices(declared, params["layers"], adapters)
     return params | {"layers": replaced(params["layers"], changed)}
 
@@ -160,6 +161,7 @@ def changed_matrices(declared: Mapping[str, Weight], weights: Mapping, adapters:
     changed = {}
     for path in [path.removesuffix("/a") for path in factors if path.endswith("/a")]:
         change = _change(declared[LAYERS + path], factors[f"{path}/a"], factors[f"{path}/b"])
+        # One rounding, of the sum: in bfloat16 a small change would be lost before it is added.
         changed[path] = (flat[path].astype(jnp.float32) + change).astype(flat[path].dtype)
     return changed
 

@@ -81,6 +81,7 @@ def in_stacks(layer: LayerInput, layers: LayerInput) -> LayerInput:
 
 def adapted(config: ModelConfig, layer: LayerInput, layers: LayerInput) -> LayerInput:
     """`in_stacks` of a layer with adapters: the matrices that they change are its own, in no stack."""
+    # Before they are joined: what was joined for all layers would have to be all layers' sums.
     changed = changed_matrices_of_layer(config, layer.weights, layer.adapters)
     attention = replaced(layer.weights, changed)["attention"]
     weights = replaced(in_stacks(layer, layers).weights, changed)
