@@ -15,7 +15,7 @@ CHANGES_FILE = "changes.jsonl"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Change:
+class RecordedChange:
     """What a run has otherwise from a step on.
 
     Attributes:
@@ -35,7 +35,7 @@ def record_change(
     run_folder: pathlib.Path, changed: Iterable[FieldChange], *, step: int, has_left_its_course: bool
 ) -> None:
     """Adds a line; whoever is killed meanwhile has added it or not."""
-    change = Change(
+    change = RecordedChange(
         step=step,
         written=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         has_left_its_course=has_left_its_course,
@@ -47,7 +47,7 @@ def record_change(
     durable.write(path, f"{before}{json.dumps(dataclasses.asdict(change))}\n")
 
 
-def read_changes(run_folder: str | pathlib.Path) -> list[Change]:
+def read_changes(run_folder: str | pathlib.Path) -> list[RecordedChange]:
     """All changes of a run, the first one first.
 
     Raises:
@@ -57,4 +57,6 @@ def read_changes(run_folder: str | pathlib.Path) -> list[Change]:
     if not path.exists():
         return []
     lines = path.read_bytes().splitlines()
-    return [build(Change, parse_object(line, f"{path}:{n}"), "") for n, line in enumerate(lines, start=1)]
+    return [
+        build(RecordedChange, parse_object(line, f"{path}:{n}"), "") for n, line in enumerate(lines, start=1)
+    ]
