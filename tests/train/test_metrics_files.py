@@ -1,5 +1,6 @@
 """What a kill leaves of a run's metrics: every line and tag of the steps before, and nothing in the way."""
 
+import math
 import os
 import pathlib
 import signal
@@ -7,10 +8,12 @@ import struct
 import subprocess
 import sys
 
+import pytest
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.record_writer import masked_crc32c
 
 import zaya_jax
+from zaya_jax.train import events
 from zaya_jax.train.metrics import EVENTS_FOLDER, MetricsWriter, read_metrics
 
 TAGS = [f"group{number}/norm" for number in range(27)]
@@ -18,6 +21,7 @@ TAGS = [f"group{number}/norm" for number in range(27)]
 # Killed behind the save of step 2, with the next step's line written and its events half under way.
 WRITING = """
 import os, signal, sys
+from zaya_jax.train import events
 from zaya_jax.train.metrics import MetricsWriter
 
 writer = MetricsWriter(sys.argv[1], first_step=0)
@@ -25,15 +29,15 @@ tags = sys.argv[2:]
 for step in (1, 2):
     writer.write(step, "train", {tag: step + 0.5 for tag in tags})
 writer.sync()
-given, left = writer._write_event, [5]
+given, left = events.scalar, [5]
 
-def write_event(**fields):
-    given(**fields)
+def scalar(*values):
     left[0] -= 1
     if not left[0]:
         os.kill(os.getpid(), signal.SIGKILL)
+    return given(*values)
 
-writer._write_event = write_event
+events.scalar = scalar
 writer.write(3, "train", {tag: 3.5 for tag in tags})
 """
 
@@ -86,9 +90,24 @@ def test_every_start_has_a_file_of_its_own_behind_the_others(tmp_path):
     assert names[-1].startswith("events.out.tfevents.9000000001.")
 
 
+@pytest.mark.parametrize("value", [0.1, -3e-41, 1e300, math.nan, -math.inf])
+@pytest.mark.parametrize(("step", "tag"), [(0, ""), (127, "é"), (128, "t" * 127), (2**40, "t" * 20_000)])
+def test_records_are_those_of_protobuf(step, tag, value):
+    """Sizes around the seven bits of a byte, and what float32 cannot hold."""
+    told = {"tag": tag, "simple_value": value}
+    expected = Event(wall_time=1.5e9, step=step, summary={"value": [told]})
+    (found,) = events_in(events.scalar(1.5e9, step, tag, value))
+    assert (found.wall_time, found.step) == (1.5e9, step)
+    assert str(found) == str(expected)  # NaN is like itself there
+
+
 def records(file):
-    """Events of a file, as the format of TFRecord has them, up to one that is not whole."""
-    data = file.read_bytes()
+    """Events of a file, up to one that is not whole."""
+    return events_in(file.read_bytes())
+
+
+def events_in(data):
+    """As the format of TFRecord has them."""
     while data:
         (size,) = struct.unpack("<Q", data[:8])
         if len(data) < size + 16:

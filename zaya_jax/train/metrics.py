@@ -7,7 +7,6 @@ import math
 import pathlib
 import re
 import socket
-import struct
 import time
 from typing import Any
 
@@ -15,6 +14,7 @@ import numpy as np
 
 from zaya_jax import durable
 from zaya_jax.parallel import hosts
+from zaya_jax.train import events
 
 METRICS_FILE = "metrics.jsonl"
 EVENTS_FOLDER = "tensorboard"
@@ -59,22 +59,14 @@ class MetricsWriter:
     """
 
     def __init__(self, run_folder: str | pathlib.Path, *, first_step: int):
-        # Here, because it imports torch where it finds it: two seconds that a dry run need not wait.
-        from tensorboardX.proto.event_pb2 import Event, SessionLog  # type: ignore
-        from tensorboardX.proto.summary_pb2 import Summary  # type: ignore
-        from tensorboardX.record_writer import masked_crc32c
-
         self._folder = pathlib.Path(run_folder)
-        # Records alone: SummaryWriter's thread dies of a full disk, and then its queue is full for good.
-        self._event, self._summary, self._checksum = Event, Summary, masked_crc32c
         with durable.naming(self._folder):
             _forget_after(self._folder / METRICS_FILE, first_step)
             self._file = (self._folder / METRICS_FILE).open("a")
             durable.make_folder(self._folder / EVENTS_FOLDER)
             self._events = _new_events_file(self._folder / EVENTS_FOLDER).open("xb")
-            self._write_event(file_version="brain.Event:2")
-            restart = SessionLog(status=SessionLog.START)  # hides what TensorBoard has of later steps
-            self._write_event(step=first_step + 1, session_log=restart)
+            self._events.write(events.version(time.time()))
+            self._events.write(events.restart(time.time(), first_step + 1))
 
     def __enter__(self) -> "MetricsWriter":
         return self
@@ -97,9 +89,7 @@ class MetricsWriter:
             self._file.write(json.dumps(where | values) + "\n")
             self._file.flush()  # a killed run has lost nothing that it said
             for name, value in values.items():
-                # Not tensorboardX's own `scalar`, which warns of every NaN: a skipped step has a dozen.
-                told = self._summary.Value(tag=f"{kind}/{name}", simple_value=value)
-                self._write_event(step=step, summary=self._summary(value=[told]))
+                self._events.write(events.scalar(time.time(), step, f"{kind}/{name}", float(value)))
             self._events.flush()
 
     def sync(self) -> None:
@@ -113,14 +103,6 @@ class MetricsWriter:
                 file.flush()
                 durable.sync(file.name)
                 durable.sync(pathlib.Path(file.name).parent)  # the file may be new
-
-    def _write_event(self, **fields: Any) -> None:
-        data = self._event(wall_time=time.time(), **fields).SerializeToString()
-        # TFRecord's form. tensorboardX's own writer would wait for the disk at every flush.
-        size = struct.pack("<Q", len(data))
-        self._events.write(
-            size + struct.pack("<I", self._checksum(size)) + data + struct.pack("<I", self._checksum(data))
-        )
 
 
 class _NoWriter:
@@ -179,8 +161,8 @@ def check_places(run_folder: pathlib.Path) -> None:
     Raises:
       ValueError: if it could not write there, would wait for ever, or would write somewhere else.
     """
-    file, events = run_folder / METRICS_FILE, run_folder / EVENTS_FOLDER
-    for path, is_own, kind in ((file, file.is_file(), "file"), (events, events.is_dir(), "folder")):
+    file, folder = run_folder / METRICS_FILE, run_folder / EVENTS_FOLDER
+    for path, is_own, kind in ((file, file.is_file(), "file"), (folder, folder.is_dir(), "folder")):
         # A link would be written through, and a pipe waited for: neither file would be this run's.
         if path.is_symlink() or (path.exists() and not is_own):
             raise ValueError(f"{path} is no {kind}, and a run writes its metrics there; move it away")

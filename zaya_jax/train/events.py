@@ -1,0 +1,80 @@
+"""TensorBoard's event files, as far as scalars need them: records of TFRecord that hold Events of protobuf.
+
+Written here, because the packages that write them import torch where they find it, two seconds a start.
+Numbers of fields are those of `event.proto` and `summary.proto` in tensorflow/core.
+"""
+
+import struct
+
+import numpy as np
+
+_VARINT, _DOUBLE, _BYTES, _FLOAT = 0, 1, 2, 5  # protobuf's wire types
+_WALL_TIME, _STEP, _FILE_VERSION, _SUMMARY, _SESSION_LOG = 1, 2, 3, 5, 7  # of Event
+_SUMMARY_VALUE, _TAG, _SIMPLE_VALUE, _STATUS, _START = 1, 1, 2, 1, 1
+_CASTAGNOLI = 0x82F63B78  # CRC-32C's polynomial, its bits reversed
+_MASK_DELTA = 0xA282EAD8
+
+
+def version(time: float) -> bytes:
+    """The record that a file of events begins with."""
+    return _record(_when(time) + _field(_FILE_VERSION, b"brain.Event:2"))
+
+
+def restart(time: float, step: int) -> bytes:
+    """A record that hides what TensorBoard has of this step and later ones."""
+    log = _key(_STATUS, _VARINT) + _varint(_START)
+    return _record(_when(time, step) + _field(_SESSION_LOG, log))
+
+
+def scalar(time: float, step: int, tag: str, value: float) -> bytes:
+    """A record of one value of a step."""
+    with np.errstate(over="ignore"):  # a value beyond float32 is shown as infinite
+        rounded = np.float32(value)
+    told = _field(_TAG, tag.encode()) + _key(_SIMPLE_VALUE, _FLOAT) + struct.pack("<f", rounded)
+    return _record(_when(time, step) + _field(_SUMMARY, _field(_SUMMARY_VALUE, told)))
+
+
+def _when(time: float, step: int = 0) -> bytes:
+    seconds = _key(_WALL_TIME, _DOUBLE) + struct.pack("<d", time)
+    return seconds + _key(_STEP, _VARINT) + _varint(step)
+
+
+def _field(number: int, data: bytes) -> bytes:
+    return _key(number, _BYTES) + _varint(len(data)) + data
+
+
+def _key(number: int, wire_type: int) -> bytes:
+    return _varint(number << 3 | wire_type)
+
+
+def _varint(number: int) -> bytes:
+    """Seven bits a byte, the lowest first; the eighth says that more come."""
+    low = bytearray()
+    while number > 0x7F:
+        low.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*low, number])
+
+
+def _record(data: bytes) -> bytes:
+    size = struct.pack("<Q", len(data))
+    return size + _masked_checksum(size) + data + _masked_checksum(data)
+
+
+def _masked_checksum(data: bytes) -> bytes:
+    """CRC-32C, turned and moved: a checksum of data that hold checksums would be easy to fool."""
+    checksum = 0xFFFFFFFF
+    for byte in data:
+        checksum = _TABLE[(checksum ^ byte) & 0xFF] ^ checksum >> 8
+    checksum ^= 0xFFFFFFFF
+    turned = checksum >> 15 | checksum << 17
+    return struct.pack("<I", (turned + _MASK_DELTA) & 0xFFFFFFFF)
+
+
+def _table_entry(byte: int) -> int:
+    for _ in range(8):
+        byte = byte >> 1 ^ (_CASTAGNOLI if byte & 1 else 0)
+    return byte
+
+
+_TABLE = tuple(map(_table_entry, range(256)))
