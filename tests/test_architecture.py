@@ -3,6 +3,7 @@
 import ast
 import inspect
 import pathlib
+import subprocess
 import sys
 
 import jax.numpy as jnp
@@ -80,6 +81,16 @@ def test_rooms_import_only_rooms_above_them(file):
     assert all(len(name) > 1 for name in ours), "rooms import from rooms, not from the front door"
     below = [".".join(name) for name in ours if ROOMS.index(name[1]) > ROOMS.index(room_of(file))]
     assert not below
+
+
+def test_the_front_door_has_what_it_names_and_waits_for_no_jax():
+    assert set(zaya_jax._MODULES) == set(zaya_jax.__all__)
+    assert all(getattr(zaya_jax, name).__name__ == name for name in zaya_jax.__all__)
+    look = "import sys, zaya_jax.cli; print('jax' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", look], cwd=PACKAGE.parent, capture_output=True, text=True, timeout=100
+    )
+    assert done.stdout == "False\n", done.stderr
 
 
 @pytest.mark.parametrize("file", files(KERNELS), ids=lambda file: str(file.relative_to(KERNELS)))

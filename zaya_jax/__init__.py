@@ -3,12 +3,16 @@
 The names below are stable; tests and notebooks use only these and the modules they come from.
 """
 
-from zaya_jax.config import Config, DataConfig, ExecutionConfig, ModelConfig, OptimizerConfig, TrainConfig
-from zaya_jax.convert.pytorch import load_pytorch, save_pytorch
-from zaya_jax.inference.generate import generate
-from zaya_jax.model.cache import init_cache
-from zaya_jax.model.zaya import Zaya
-from zaya_jax.train.step import train_step
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from zaya_jax.config import Config, DataConfig, ExecutionConfig, ModelConfig, OptimizerConfig, TrainConfig
+    from zaya_jax.convert.pytorch import load_pytorch, save_pytorch
+    from zaya_jax.inference.generate import generate
+    from zaya_jax.model.cache import init_cache
+    from zaya_jax.model.zaya import Zaya
+    from zaya_jax.train.step import train_step
 
 __all__ = [
     "Config",
@@ -24,3 +28,30 @@ __all__ = [
     "save_pytorch",
     "train_step",
 ]
+
+_MODULES = {
+    "Config": "config",
+    "DataConfig": "config",
+    "ExecutionConfig": "config",
+    "ModelConfig": "config",
+    "OptimizerConfig": "config",
+    "TrainConfig": "config",
+    "Zaya": "model.zaya",
+    "generate": "inference.generate",
+    "init_cache": "model.cache",
+    "load_pytorch": "convert.pytorch",
+    "save_pytorch": "convert.pytorch",
+    "train_step": "train.step",
+}
+
+if not TYPE_CHECKING:  # who checks types would take any name for one of ours
+
+    def __getattr__(name: str) -> Any:
+        """Gives a name when it is first asked for: `zaya --help`, and each process, need not wait for all."""
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
