@@ -18,7 +18,7 @@ from zaya_jax.model.attention import VARIANTS, AttentionVariant
 from zaya_jax.model.weights import count_parameters
 from zaya_jax.parallel.mesh import data_mesh
 from zaya_jax.train.programs import compiled_step
-from zaya_jax.train.state import init_state, make_setup
+from zaya_jax.train.state import abstract_state, init_state, make_setup, shardings
 
 MODEL = dataclasses.replace(SMALL, initializer_range=0.1, attention="mha")
 
@@ -55,7 +55,9 @@ def test_multi_head_attention_learns_in_twenty_steps_and_decodes():
         optimizer=OptimizerConfig(learning_rate=2e-2, warmup_steps=0, weight_decay=0.0),
     )  # fmt: skip
     setup, mesh = make_setup(config), data_mesh(jax.devices()[:1])
-    state = jax.jit(functools.partial(init_state, config, setup))()
+    # Where a step's result lies: a state that lies elsewhere would need a second program.
+    placed = shardings(abstract_state(config, setup, mesh), mesh)
+    state = jax.jit(functools.partial(init_state, config, setup), out_shardings=placed)()
     step, losses = compiled_step(state, setup=setup, mesh=mesh), []
     tokens_BT = np.tile(1 + np.arange(17) % 8, (4, 1))
     batch = jax.tree.map(jnp.asarray, make_example(tokens_BT, bos_id=-1, pad_id=-1))

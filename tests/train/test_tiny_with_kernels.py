@@ -18,10 +18,10 @@ from zaya_jax.data.batch import Batch
 from zaya_jax.options import load_config
 from zaya_jax.parallel.mesh import data_mesh
 from zaya_jax.train.programs import compiled_step
-from zaya_jax.train.state import init_state, make_setup
+from zaya_jax.train.state import abstract_state, init_state, make_setup, shardings
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-NUM_STEPS, ROWS, TIME = 20, 2, 48
+NUM_STEPS, ROWS, TIME = 10, 2, 48
 SMALLER = ("model.num_hidden_layers=2", "model.num_experts=4", "optimizer.newton_schulz_steps=1")
 
 
@@ -47,7 +47,9 @@ def curve(implementation):
     data = dataclasses.replace(config.data, batch_size=ROWS, sequence_length=TIME)
     config = dataclasses.replace(config, data=data)
     setup, mesh = make_setup(config), data_mesh(jax.devices()[:1])
-    state = jax.jit(lambda: init_state(config, setup))()
+    # Where a step's result lies: a state that lies elsewhere would need a second program.
+    placed = shardings(abstract_state(config, setup, mesh), mesh)
+    state = jax.jit(lambda: init_state(config, setup), out_shardings=placed)()
     step, losses, counts = compiled_step(state, setup=setup, mesh=mesh), [], []
     for batch in batches():
         state, metrics = step(state, batch)
@@ -57,11 +59,11 @@ def curve(implementation):
 
 
 @pytest.mark.slow
-def test_twenty_steps_have_the_same_losses():
+def test_ten_steps_have_the_same_losses():
     """Gradients differ by the rounding of sums, some 1e-7 of their norm.
 
     An iteration of Newton-Schulz multiplies that by up to 3.4445 where singular values are small, and
-    twenty steps add it up where it has one sign: updates are wrong by 3e-6 of their norm at most, and a
+    ten steps add it up where it has one sign: updates are wrong by 3e-6 of their norm at most, and a
     loss that falls to two thirds through them by no larger a part.
     """
     (plain, counts), (ours, our_counts) = map(curve, ("xla", "pallas"))
