@@ -41,7 +41,8 @@ import zaya_jax
 from zaya_jax.data.batch import make_example
 from zaya_jax.data.tokenizer import load_tokenizer
 from zaya_jax.parallel.mesh import data_mesh
-from zaya_jax.train.state import init_state, make_setup
+from zaya_jax.train.programs import compiled_step
+from zaya_jax.train.state import abstract_state, init_state, make_setup, shardings
 
 transformers.utils.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
@@ -81,8 +82,10 @@ text = "what was learned here is known there as well. "
 tokens_BT = np.array([[tokenizer.bos_id, *tokenizer.encode(text)]])
 batch = make_example(tokens_BT, bos_id=tokenizer.bos_id, pad_id=tokenizer.pad_id)
 setup, mesh = make_setup(run), data_mesh(jax.devices()[:1])
-step = jax.jit(functools.partial(zaya_jax.train_step, setup=setup, mesh=mesh), donate_argnames="state")
-state, losses = jax.jit(functools.partial(init_state, run, setup))(), []
+# Where a step leaves its state: one that lay elsewhere would be compiled for on its own.
+placed = shardings(abstract_state(run, setup, mesh), mesh)
+state, losses = jax.jit(functools.partial(init_state, run, setup), out_shardings=placed)(), []
+step = compiled_step(state, setup=setup, mesh=mesh)  # of `zaya_jax.train_step`
 for _ in range(run.train.num_steps):
     state, metrics = step(state, batch)
     losses.append(float(metrics.loss))

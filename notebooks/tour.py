@@ -51,7 +51,8 @@ from zaya_jax.model.router import route
 from zaya_jax.model.weights import count_parameters, declare, flatten_weights, initialise
 from zaya_jax.optim.balancing import load_entropy, make_balancer
 from zaya_jax.parallel.mesh import data_mesh
-from zaya_jax.train.state import init_state, make_setup
+from zaya_jax.train.programs import compiled_step
+from zaya_jax.train.state import abstract_state, init_state, make_setup, shardings
 
 plt.rcParams["figure.constrained_layout.use"] = True
 
@@ -455,8 +456,10 @@ starts = np.random.default_rng(0).integers(
 )
 
 setup, mesh = make_setup(run), data_mesh(jax.devices()[:1])
-step = jax.jit(functools.partial(zaya_jax.train_step, setup=setup, mesh=mesh), donate_argnames="state")
-state = jax.jit(functools.partial(init_state, run, setup))()
+# Where a step leaves its state: one that lay elsewhere would be compiled for on its own.
+placed = shardings(abstract_state(run, setup, mesh), mesh)
+state = jax.jit(functools.partial(init_state, run, setup), out_shardings=placed)()
+step = compiled_step(state, setup=setup, mesh=mesh)  # of `zaya_jax.train_step`
 history = []
 for start_B in starts:
     window_BT = stream[start_B[:, None] + np.arange(run.data.sequence_length)]

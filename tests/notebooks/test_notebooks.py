@@ -5,7 +5,6 @@ import pathlib
 import sys
 
 import pytest
-import quick_compilation
 
 jupytext = pytest.importorskip("jupytext")
 nbclient = pytest.importorskip("nbclient")
@@ -17,6 +16,9 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.py"))
 FEWEST_FIGURES = {"convert.py": 1, "tour.py": 12}
 NEEDS = {"convert.py": ("torch", "transformers")}
 CELL_TIMEOUT_S = 300
+OF_KEPT_PROGRAMS = (" cpu_aot_loader.cc:", "before absl::InitializeLog()")
+"""What XLA says, on some CPUs, when it reads a program from the tests' folder, and what its first word begins
+with. A reader of a notebook has no such folder."""
 
 
 def test_there_are_notebooks():
@@ -34,8 +36,6 @@ def test_notebook_runs(path, tmp_path, monkeypatch):
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     monkeypatch.setenv("MPLCONFIGDIR", str(tmp_path / "matplotlib"))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *sys.path]))
-    # XLA may have something to say to a reader when it loads a program from disk.
-    monkeypatch.delenv(quick_compilation.FOLDER, raising=False)
 
     notebook = jupytext.read(path)
     nbclient.NotebookClient(
@@ -48,7 +48,7 @@ def test_notebook_runs(path, tmp_path, monkeypatch):
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
     outputs = [output for cell in code for output in cell.outputs]
-    complaints = [output.text for output in outputs if output.get("name") == "stderr"]
-    assert complaints == []
+    said = "".join(output.text for output in outputs if output.get("name") == "stderr").splitlines()
+    assert [line for line in said if not any(known in line for known in OF_KEPT_PROGRAMS)] == []
     figures = [output for output in outputs if "image/png" in output.get("data", {})]
     assert len(figures) >= FEWEST_FIGURES[path.name]
