@@ -34,7 +34,7 @@ from zaya_jax.train.state import (
     to_checkpoint,
 )
 
-STEPS, HALF, ROWS, TIME = 50, 25, 16, 16
+STEPS, HALF, ROWS, TIME = 20, 10, 16, 16
 CONFIG = Config(
     # 9 experts and 3 of all other matrices: neither divides by 8
     model=dataclasses.replace(SMALL, num_hidden_layers=3, num_experts=3),
