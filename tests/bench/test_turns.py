@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from zaya_jax.bench import turns
 from zaya_jax.bench.turns import best_in_turn
 
 LIMIT = 60.0
@@ -60,7 +61,8 @@ def test_programs_take_turns_and_their_best_counts(tmp_path):
         (_hangs, 10.0, '"other" has not answered within 10 seconds'),
     ],
 )
-def test_a_process_that_does_not_answer_is_named(tmp_path, program, limit, says):
+def test_a_process_that_does_not_answer_is_named(tmp_path, monkeypatch, program, limit, says):
+    monkeypatch.setattr(turns, "PARTING_SECONDS", 0.5)  # one that hangs does not end by itself
     programs = {"one": functools.partial(_writes, tmp_path / "calls", "a", (0, 0)), "other": program}
     with pytest.raises(RuntimeError, match=re.escape(says)):
         best_in_turn(programs, rounds=1, limit=limit)

@@ -22,8 +22,8 @@ from zaya_jax.model.zaya import Zaya, forward, initial_router_bias, residual_str
 from zaya_jax.optim.balancing import make_balancer
 from zaya_jax.optim.optimizer import make_optimizer
 from zaya_jax.optim.partition import make_partition
-from zaya_jax.parallel.mesh import data_mesh
-from zaya_jax.train.state import TrainSetup, from_checkpoint, to_checkpoint
+from zaya_jax.parallel.mesh import data_mesh, replicated
+from zaya_jax.train.state import TrainSetup, from_checkpoint, shardings, to_checkpoint
 from zaya_jax.train.state import first_state as state_of
 from zaya_jax.train.step import evaluate_step, train_step
 
@@ -40,6 +40,7 @@ SCHEDULE = optax.constant_schedule(OptimizerConfig().learning_rate)
 MUON = dataclasses.replace(
     SETUP, optimizer=make_optimizer(OptimizerConfig(warmup_steps=0), SETUP.partition, SCHEDULE)
 )
+MESH = data_mesh(jax.devices()[:1])
 ROWS, TIME = 8, 16
 KEY = jax.random.key(1)
 
@@ -59,9 +60,14 @@ def uneven_batch():
     return jax.tree.map(jnp.asarray, batch)
 
 
+def placed(state):
+    """A state where a step's result lies: one that lies elsewhere needs a program of its own."""
+    return jax.device_put(state, shardings(state, MESH))
+
+
 @functools.cache
 def first_state(setup=SETUP):
-    return jax.jit(lambda: state_of(setup, initialise(declare(MODEL), jax.random.key(0)), KEY))()
+    return placed(jax.jit(lambda: state_of(setup, initialise(declare(MODEL), jax.random.key(0)), KEY))())
 
 
 @functools.cache
@@ -70,16 +76,7 @@ def balanced(num_microbatches, remat):
     balancer = make_balancer(BalancingConfig(rule="pid", learning_rate=0.1, skip_share=0.2))
     model = Zaya(MODEL, dataclasses.replace(EXECUTION, remat=remat))
     setup = TrainSetup(model, SETUP.partition, optax.sgd(0.0), balancer)
-    state = dataclasses.replace(
-        first_state(),
-        optimizer=setup.optimizer.init(first_state().buckets),
-        balancer=balancer.init(first_state().router_bias_LX),
-    )
-    run = jax.jit(
-        functools.partial(
-            train_step, setup=setup, mesh=data_mesh(jax.devices()[:1]), num_microbatches=num_microbatches
-        )
-    )
+    state, run = first_state(setup), program(setup, num_microbatches)
     counts = []
     for _ in range(3):
         state, metrics = run(state, uneven_batch())
@@ -100,8 +97,11 @@ def test_accumulation_and_remat_do_not_touch_the_balancing():
 
 @functools.cache
 def program(setup, num_microbatches=1):
-    mesh = data_mesh(jax.devices()[:1])
-    return jax.jit(functools.partial(train_step, setup=setup, mesh=mesh, num_microbatches=num_microbatches))
+    # Not `compiled_step`, which donates the state: here many tests begin with one.
+    return jax.jit(
+        functools.partial(train_step, setup=setup, mesh=MESH, num_microbatches=num_microbatches),
+        out_shardings=(shardings(first_state(setup), MESH), replicated(MESH)),
+    )
 
 
 @functools.cache
@@ -219,8 +219,7 @@ def test_a_step_that_is_not_finite_changes_nothing_and_is_counted(value):
 
 def test_clipping_scales_all_gradients_by_one_factor():
     clipped = dataclasses.replace(SETUP, clip_norm=0.1)
-    run = jax.jit(functools.partial(train_step, setup=clipped, mesh=data_mesh(jax.devices()[:1])))
-    after, metrics = run(first_state(), uneven_batch())
+    after, metrics = program(clipped)(first_state(), uneven_batch())
     whole, whole_metrics = step(1)
     assert float(metrics.gradient_norm) == pytest.approx(float(whole_metrics.gradient_norm), rel=1e-6)
     assert metrics.gradient_norm > 0.1
@@ -245,7 +244,7 @@ def test_router_metrics_and_the_logit_bound():
     state = first_state()
     params = state.params
     params["layers"]["attention"]["temperature"] = jnp.array([[1.0, -3.0], [0.5, 2.0]])
-    _, metrics = program(SETUP)(state_of(SETUP, params, KEY), uneven_batch())
+    _, metrics = program(SETUP)(placed(state_of(SETUP, params, KEY)), uneven_batch())
     np.testing.assert_allclose(metrics.logit_bound, 3 * 8**0.5, rtol=1e-6)
     # The chosen class is the likeliest expert: its probability is at least an even share.
     assert np.all(metrics.router_probability_L > 1 / 5)
@@ -255,7 +254,7 @@ def test_router_metrics_and_the_logit_bound():
 def test_a_state_of_other_devices_is_refused():
     others = dataclasses.replace(SETUP, partition=make_partition(declare(MODEL), 4))
     with pytest.raises(ValueError, match="state is of 1 devices, the setup for 4 and the mesh has 1"):
-        train_step(first_state(), uneven_batch(), setup=others, mesh=data_mesh(jax.devices()[:1]))
+        train_step(first_state(), uneven_batch(), setup=others, mesh=MESH)
 
 
 def test_a_state_is_partitioned_anew_for_other_devices():
@@ -273,8 +272,9 @@ def test_a_state_is_partitioned_anew_for_other_devices():
         setup = dataclasses.replace(
             setup, optimizer=make_optimizer(OptimizerConfig(warmup_steps=0), setup.partition, SCHEDULE)
         )
-        empty = state_of(setup, initialise(declare(MODEL), KEY), KEY)
-        moved = from_checkpoint(to_checkpoint(moved), empty, moved)
+        empty = jax.eval_shape(lambda setup=setup: state_of(setup, initialise(declare(MODEL), KEY), KEY))
+        partition = functools.partial(from_checkpoint, like=empty, written=jax.eval_shape(lambda s: s, moved))
+        moved = jax.jit(partition)(to_checkpoint(moved))
         moments = [x.shape[0] for x in jax.tree.leaves(moved.optimizer) if x.ndim]
         assert all(size % num_devices == 0 for size in moments)
     assert not unlike(to_checkpoint(moved), saved)
@@ -289,7 +289,7 @@ def test_a_loss_or_a_gradient_that_alone_is_not_finite_is_enough(what):
         batch = dataclasses.replace(batch, weights_BT=batch.weights_BT * (3e38 / batch.weights_BT.sum()))
     else:
         params["final_norm"]["scale"] = jnp.full(MODEL.hidden_size, 1e20, jnp.float32)
-    before = state_of(SETUP, params, KEY)
+    before = placed(state_of(SETUP, params, KEY))
     after, metrics = program(SETUP)(before, batch)
     wrong = [name for name in ("loss", "gradient_norm") if not jnp.isfinite(getattr(metrics, name))]
     assert wrong == [what]
@@ -299,8 +299,8 @@ def test_a_loss_or_a_gradient_that_alone_is_not_finite_is_enough(what):
 def test_scales_are_not_rounded_to_the_type_of_products():
     """2^-12 is less than half of bfloat16's step at 1: rounded, the loss would be the same to the bit."""
     model = Zaya(MODEL, dataclasses.replace(EXECUTION, dtype="bfloat16"))
-    setup, mesh = dataclasses.replace(SETUP, model=model), data_mesh(jax.devices()[:1])
-    run = jax.jit(functools.partial(evaluate_step, setup=setup, mesh=mesh))
+    setup = dataclasses.replace(SETUP, model=model)
+    run = jax.jit(functools.partial(evaluate_step, setup=setup, mesh=MESH))
     losses = set()
     for scale in (1, 1 + 2**-12):
         params = first_state().params
