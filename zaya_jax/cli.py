@@ -9,6 +9,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterator
+from types import FrameType
 
 from zaya_jax.fields import did_you_mean
 from zaya_jax.parallel.failures import Late, Lost, Shared
@@ -27,6 +28,24 @@ VERBS = {
     "plan": ("zaya_jax.plan.command", "size a run: memory, time and communication on a cluster"),
     "bench": ("zaya_jax.bench.command", "measure this machine against others' code and physics"),
 }
+
+
+def run() -> None:
+    """`main`, and the end of a process of its own, which no signal cuts short."""
+    try:
+        main()
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, _ignore_once)
+
+
+def _ignore_once(number: int, frame: FrameType | None) -> None:
+    """For what comes behind the last line of ours: all is done, and jax parts from the other processes.
+
+    An exception there would leave that half done, and end this process and the others by abort.
+    """
+    del frame
+    signal.signal(number, lambda number, _: os._exit(128 + number))
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -150,4 +169,4 @@ def _is_ours(error: ValueError) -> bool:
 
 
 if __name__ == "__main__":
-    main()
+    run()
