@@ -7,7 +7,7 @@ import hashlib
 import json
 import pathlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -64,13 +64,13 @@ class Tokenizer(Protocol):
 
 
 def load_tokenizer(name: str) -> Tokenizer:
-    """Loads "byte", or the Hugging Face tokenizer.json at the path `name`.
+    """Loads "byte", "byte-chat", or the Hugging Face tokenizer.json at the path `name`.
 
     Raises:
       ValueError: when there is no such file, or it is not a tokenizer that corpora can use.
     """
-    if name == "byte":
-        return ByteTokenizer()
+    if name in BYTE_TOKENIZERS:
+        return BYTE_TOKENIZERS[name]()
     return HuggingFaceTokenizer(name)
 
 
@@ -83,6 +83,7 @@ class ByteTokenizer:
     pad_id = 0
     eos_id = 1
     bos_id = 2
+    specials: Mapping[str, int] = {"<pad>": 0, "<eos>": 1, "<bos>": 2}
 
     def encode(self, text: str) -> list[int]:
         """Ids of the text's UTF-8 bytes; a surrogate-escaped byte is that byte again."""
@@ -97,11 +98,35 @@ class ByteTokenizer:
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of ids; specials, and ids that only a padded vocabulary has, are dropped."""
-        return bytes(i - 3 for i in ids if 3 <= i < self.vocab_size).decode("utf-8", "replace")
+        return bytes(i - 3 for i in ids if 3 <= i < 259).decode("utf-8", "replace")
 
     def token_bytes(self) -> np.ndarray:
         """UTF-8 bytes that each token stands for, int32 [V]: 1, and 0 for specials."""
-        return np.array([0] * 3 + [1] * 256, np.int32)
+        return np.array([0] * 3 + [1] * 256 + [0] * (self.vocab_size - 259), np.int32)
+
+
+class ByteChatTokenizer(ByteTokenizer):
+    """Bytes as "byte" has them, and behind them the four borders of chats.
+
+    A run on "byte" can go on with it, where the embedding has rows left: no token is another.
+    """
+
+    name = "byte-chat"
+    fingerprint = "byte-chat"
+    vocab_size = 263
+    specials: Mapping[str, int] = {
+        **ByteTokenizer.specials,
+        "<|im_start|>": 259,
+        "<|im_end|>": 260,
+        "<think>": 261,
+        "</think>": 262,
+    }
+
+
+BYTE_TOKENIZERS: Mapping[str, type[ByteTokenizer]] = {
+    each.name: each for each in (ByteTokenizer, ByteChatTokenizer)
+}
+"""Those that need no file, by name."""
 
 
 class HuggingFaceTokenizer:

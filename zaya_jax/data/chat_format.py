@@ -1,0 +1,149 @@
+"""Chats as tokens: the template's special tokens as such, all that was said as text.
+
+Letters: T time.
+"""
+
+import dataclasses
+import functools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import tokenizers
+
+from zaya_jax.data.chat_records import Message
+from zaya_jax.data.chat_template import TURN_END, TURN_START, ZAYA, ChatTemplate, Rendered, load_template
+from zaya_jax.data.tokenizer import ByteTokenizer, Tokenizer
+
+
+@dataclasses.dataclass(frozen=True)
+class EncodedChat:
+    """A chat as tokens.
+
+    Attributes:
+      tokens_T: int32.
+      learned_T: bool, whether a token is one that the assistant wrote.
+    """
+
+    tokens_T: np.ndarray
+    learned_T: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.tokens_T)
+
+
+@dataclasses.dataclass(frozen=True)
+class ChatFormat:
+    """How chats become tokens: a template and a tokenizer."""
+
+    template: ChatTemplate
+    tokenizer: Tokenizer
+
+    def encode(self, messages: Sequence[Message], *, add_generation_prompt: bool = False) -> EncodedChat:
+        """Tokens of a chat.
+
+        A token is learned if any of its characters is of a `{% generation %}` block, as in transformers'
+        `return_assistant_tokens_mask`.
+
+        Raises:
+          ValueError: as `ChatTemplate.render`.
+        """
+        rendered = self.template.render(
+            messages,
+            specials=self.specials,
+            variables=self._variables,
+            add_generation_prompt=add_generation_prompt,
+        )
+        found = list(self._tokens(rendered))
+        tokens_T, firsts_T, lasts_T = np.array(found, np.int32).reshape(-1, 3).T
+        learned_T = np.zeros(len(found), np.bool_)
+        for first, last in rendered.generated:
+            learned_T |= (firsts_T < last) & (lasts_T > first)
+        return EncodedChat(tokens_T, learned_T)
+
+    def prompt(self, content: str) -> list[int]:
+        """Tokens of a user's turn, up to where the assistant's begins."""
+        return self.encode([Message("user", content)], add_generation_prompt=True).tokens_T.tolist()
+
+    @property
+    def specials(self) -> Mapping[str, int]:
+        """Ids of the special tokens, by name."""
+        return self._encoder.specials
+
+    @property
+    def end_id(self) -> int:
+        """The token that ends a turn."""
+        return self.specials.get(TURN_END, self.tokenizer.eos_id)
+
+    @functools.cached_property
+    def _encoder(self) -> "_ByteEncoder | _FileEncoder":
+        if isinstance(self.tokenizer, ByteTokenizer):
+            return _ByteEncoder(self.tokenizer)
+        return _FileEncoder(self.tokenizer.name)
+
+    @functools.cached_property
+    def _variables(self) -> dict[str, str]:
+        names = {number: name for name, number in self.specials.items()}
+        ids = {which: getattr(self.tokenizer, f"{which}_id") for which in ("bos", "eos", "pad")}
+        return {f"{which}_token": names[number] for which, number in ids.items() if number in names}
+
+    def _tokens(self, rendered: Rendered) -> Iterator[tuple[int, int, int]]:
+        """Each token with its first character and the one behind its last."""
+        begin = 0
+        # One piece, unless somebody said the name of a special token: the text around it is then cut there.
+        for first, last in (*rendered.said, (len(rendered.text), len(rendered.text))):
+            for token, start, end in self._encoder.encode(rendered.text[begin:first]):
+                yield token, begin + start, begin + end
+            for token in self.tokenizer.encode(rendered.text[first:last]):
+                yield token, first, last
+            begin = last
+
+
+def load_chat_format(template: str | None, tokenizer: Tokenizer) -> ChatFormat:
+    """Loads a template for a tokenizer, by name as `load_template`.
+
+    Raises:
+      ValueError: when there is none, or it writes borders that are no tokens of the tokenizer.
+    """
+    chat_format = ChatFormat(load_template(template, tokenizer), tokenizer)
+    missing = {TURN_START, TURN_END} - chat_format.specials.keys()
+    if chat_format.template.name == ZAYA and missing:
+        raise ValueError(
+            f'the tokenizer "{tokenizer.name}" has no special token {" and ".join(sorted(missing))}, which '
+            f'the chat template "{ZAYA}" writes; "byte-chat" has them'
+        )
+    return chat_format
+
+
+class _ByteEncoder:
+    """Bytes, and special tokens by their names."""
+
+    def __init__(self, tokenizer: ByteTokenizer):
+        self.specials = tokenizer.specials
+        self._tokenizer = tokenizer
+        self._names = re.compile(f"({'|'.join(map(re.escape, self.specials))})")
+
+    def encode(self, text: str) -> Iterator[tuple[int, int, int]]:
+        """Each token with its first character and the one behind its last."""
+        position = 0
+        for piece in self._names.split(text):
+            if piece in self.specials:
+                yield self.specials[piece], position, position + len(piece)
+            else:
+                for i, character in enumerate(piece, position):
+                    yield from ((token, i, i + 1) for token in self._tokenizer.encode(character))
+            position += len(piece)
+
+
+class _FileEncoder:
+    """A tokenizer.json that takes special tokens for what they are, wherever they stand."""
+
+    def __init__(self, path: str):
+        self._tokenizer = tokenizers.Tokenizer.from_file(path)
+        added = self._tokenizer.get_added_tokens_decoder()
+        self.specials: Mapping[str, int] = {each.content: i for i, each in added.items() if each.special}
+
+    def encode(self, text: str) -> Iterator[tuple[int, int, int]]:
+        """Each token with its first character and the one behind its last."""
+        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        return ((i, *span) for i, span in zip(encoding.ids, encoding.offsets, strict=True))
