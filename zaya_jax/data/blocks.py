@@ -68,7 +68,7 @@ class BlockWriter:
         tokens = np.concatenate([self._rest, tokens])
         whole = len(tokens) // self._shard_format.block_tokens * self._shard_format.block_tokens
         for block in tokens[:whole].reshape(-1, self._shard_format.block_tokens):
-            self._write(block)
+            self.write(block.tobytes())
         self._rest = tokens[whole:]
 
     def finish(self) -> tuple[Shard, ...]:
@@ -79,7 +79,8 @@ class BlockWriter:
         """
         if len(self._rest):
             missing = self._shard_format.block_tokens - len(self._rest)
-            self._write(np.pad(self._rest, (0, missing), constant_values=self._shard_format.tokenizer.pad_id))
+            pad_id = self._shard_format.tokenizer.pad_id
+            self.write(np.pad(self._rest, (0, missing), constant_values=pad_id).tobytes())
         if self._writer is not None:
             self._close_shard()
         return tuple(self._shards)
@@ -87,11 +88,11 @@ class BlockWriter:
     def _path(self) -> pathlib.Path:
         return self._folder / f"{self._split}-{len(self._shards):05d}.array_record"
 
-    def _write(self, block: np.ndarray) -> None:
+    def write(self, raw: bytes) -> None:
+        """Writes a block as it is."""
         if self._writer is None:
             # group_size:1, a record a chunk: random access decodes no neighbours.
             self._writer = array_record_module.ArrayRecordWriter(str(self._path()), "group_size:1")
-        raw = block.tobytes()
         self._writer.write(raw)
         self._hashes.append(durable.hash_of(raw))
         if len(self._hashes) == self._shard_format.shard_blocks:

@@ -8,18 +8,19 @@ processes reads its rows of each batch, and no other.
 Letters: B batch, T time.
 """
 
-import functools
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 
 import grain
+import jax
 import numpy as np
 
 from zaya_jax.data.batch import Batch, make_example
 from zaya_jax.data.blocks import BlockReader
 from zaya_jax.data.mixture import Reading
 from zaya_jax.data.shards import Corpus
+from zaya_jax.data.windows import window_of_bytes
 
 # An element is a whole batch: grain's defaults, 500 elements from 16 threads, would fill the memory.
 _READ_OPTIONS = grain.ReadOptions(num_threads=2, prefetch_buffer_size=4)
@@ -32,6 +33,12 @@ def num_sequences(corpus: Corpus, split: str, sequence_length: int) -> int:
       ValueError: when windows do not fit blocks, or the split is shorter than one window.
     """
     block_tokens, tokens = corpus.block_tokens, corpus.split(split).tokens
+    if corpus.chat_template is not None and sequence_length != block_tokens:
+        raise ValueError(
+            f"data.sequence_length is {sequence_length}, and the chats of {corpus.folder} are packed into "
+            f"windows of {block_tokens} tokens; it must be that, or they packed anew (zaya chats "
+            "--sequence-length)"
+        )
     if block_tokens % sequence_length and sequence_length % block_tokens:
         raise ValueError(
             f"data.sequence_length is {sequence_length}, and {corpus.folder} has blocks of {block_tokens} "
@@ -53,19 +60,31 @@ class _Split:
         self._corpus = corpus
         self._blocks = BlockReader(corpus, split)
 
-    def example(self, first: int, last: int, length: int) -> np.ndarray:
-        """Tokens from `first` up to `last` and the token behind each, int32 [2, length], padded behind.
+    def example(self, first: int, last: int, length: int) -> Batch:
+        """Tokens from `first` up to `last` as an example [length], padded behind.
 
         A target that lies in the next block costs reading that block too. Without it the first token of
         each sequence would never be predicted.
         """
+        if self._corpus.chat_template is not None:
+            return self._window(first)
         # The last token of a split has nothing behind it, and its target stays padding.
         behind = min(last + 1, self.num_tokens)
         tokens = self._read(first, behind)
-        example = np.full((2, length), self._corpus.pad_id, np.int32)
-        example[0, : last - first] = tokens[: last - first]
-        example[1, : behind - first - 1] = tokens[1:]
-        return example
+        example_2T = np.full((2, length), self._corpus.pad_id, np.int32)
+        example_2T[0, : last - first] = tokens[: last - first]
+        example_2T[1, : behind - first - 1] = tokens[1:]
+        return _example(self._corpus, example_2T)
+
+    def _window(self, first: int) -> Batch:
+        """The window of chats that begins at a token: it is a block, and read at no other length."""
+        corpus = self._corpus
+        return window_of_bytes(
+            self._blocks[first // corpus.block_tokens],
+            length=corpus.block_tokens,
+            pad_id=corpus.pad_id,
+            dtype=corpus.dtype,
+        )
 
     def _read(self, first: int, last: int) -> np.ndarray:
         block_tokens = self._corpus.block_tokens
@@ -74,6 +93,11 @@ class _Split:
         return np.frombuffer(raw, self._corpus.dtype)[
             first - start * block_tokens : last - start * block_tokens
         ]
+
+
+def _example(corpus: Corpus, example_2T: np.ndarray) -> Batch:
+    """Tokens and what follows each, as an example."""
+    return make_example(example_2T[0], targets_BT=example_2T[1], bos_id=corpus.bos_id, pad_id=corpus.pad_id)
 
 
 class _Read:
@@ -87,7 +111,7 @@ class _Read:
         # grain asks every source for its length, and this one has no end.
         return sys.maxsize
 
-    def __getitem__(self, index: int) -> np.ndarray:
+    def __getitem__(self, index: int) -> Batch:
         folder, first, last = self._reading.sequence(index)
         return self._splits[folder].example(first, last, self._reading.length)
 
@@ -104,7 +128,7 @@ class _InOrder:
     def __len__(self) -> int:
         return self._length
 
-    def __getitem__(self, index: int) -> np.ndarray:
+    def __getitem__(self, index: int) -> Batch:
         first = index * self._sequence_length
         last = min(first + self._sequence_length, self._split.num_tokens)
         return self._split.example(first, last, self._sequence_length)
@@ -113,13 +137,13 @@ class _InOrder:
 class _Rows:
     """Of each batch of a source, the rows that a process reads; rows behind the source's end are padding."""
 
-    def __init__(self, source: _Read | _InOrder, rows: range, batch_size: int, padding: np.ndarray):
+    def __init__(self, source: _Read | _InOrder, rows: range, batch_size: int, padding: Batch):
         self._source, self._rows, self._batch_size, self._padding = source, rows, batch_size, padding
 
     def __len__(self) -> int:
         return min(math.ceil(len(self._source) / self._batch_size) * len(self._rows), sys.maxsize)
 
-    def __getitem__(self, index: int) -> np.ndarray:
+    def __getitem__(self, index: int) -> Batch:
         batch, row = divmod(index, len(self._rows))
         number = batch * self._batch_size + self._rows[row]
         return self._source[number] if number < len(self._source) else self._padding
@@ -198,17 +222,15 @@ def _iterate(
 ) -> Iterator[Batch]:
     """At most `limit` batches of a source, or rows of them."""
     rows = range(batch_size) if rows is None else rows
-    padding = np.full((2, length), corpus.pad_id, np.int32)
+    padding = _example(corpus, np.full((2, length), corpus.pad_id, np.int32))
     examples = grain.MapDataset.source(_Rows(source, rows, batch_size, padding))
     examples = examples.slice(slice(None if limit is None else limit * len(rows)))
-    to_batch = functools.partial(_to_batch, bos_id=corpus.bos_id, pad_id=corpus.pad_id)
     # There is no remainder to drop; but grain rounds the length of an endless source, 2**63 - 1, up to one
     # that no index holds.
-    batches = examples.batch(len(rows), drop_remainder=True, batch_fn=to_batch)
+    batches = examples.batch(len(rows), drop_remainder=True, batch_fn=_to_batch)
     # Closing this generator closes grain's iterator, and with it the threads that read ahead.
     yield from iter(batches.to_iter_dataset(_READ_OPTIONS))
 
 
-def _to_batch(examples: Sequence[np.ndarray], *, bos_id: int, pad_id: int) -> Batch:
-    both_B2T = np.stack(examples)
-    return make_example(both_B2T[:, 0], targets_BT=both_B2T[:, 1], bos_id=bos_id, pad_id=pad_id)
+def _to_batch(examples: Sequence[Batch]) -> Batch:
+    return jax.tree.map(lambda *rows: np.stack(rows), *examples)

@@ -111,6 +111,8 @@ class Corpus:
       validation: the held-out split.
       left_out: files of the source that are in no split, counted by reason.
       files: all files of the folder but the manifest and its mark, by name.
+      chat_template: Jinja, of the chats that the corpus holds. Its blocks are then windows of whole chats
+        (`zaya_jax.data.windows`), read at that length alone. None for a stream of documents.
     """
 
     folder: pathlib.Path
@@ -127,6 +129,7 @@ class Corpus:
     validation: Split
     left_out: Mapping[str, int]
     files: Mapping[str, StoredFile]
+    chat_template: str | None = None
 
     def split(self, name: str) -> Split:
         """The split of a name.
