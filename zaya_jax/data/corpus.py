@@ -88,8 +88,8 @@ def build_corpus(
       OSError: for a file or folder of the source that cannot be read.
     """
     folder = pathlib.Path(folder).resolve()
-    _check_sizes(block_tokens=block_tokens, validation_percent=validation_percent, shard_tokens=shard_tokens)
-    _check_vacant(folder, overwrite=overwrite)
+    check_sizes(block_tokens=block_tokens, validation_percent=validation_percent, shard_tokens=shard_tokens)
+    check_vacant(folder, overwrite=overwrite)
     origin = _find_origin(source, pattern)
     _check_apart(folder, origin, source=source, tokenizer=tokenizer)
     paths, left_out = _list_files(origin)
@@ -130,7 +130,8 @@ class _Origin:
     description: str
 
 
-def _check_sizes(*, block_tokens: int, validation_percent: int, shard_tokens: int) -> None:
+def check_sizes(*, block_tokens: int, validation_percent: int, shard_tokens: int) -> None:
+    """Raises a ValueError for a size that no corpus can have."""
     if block_tokens < 2:
         raise ValueError(f"block_tokens is {block_tokens}; it must be at least 2: a token and its target")
     if not 1 <= validation_percent <= 99:
@@ -139,7 +140,8 @@ def _check_sizes(*, block_tokens: int, validation_percent: int, shard_tokens: in
         raise ValueError(f"shard_tokens is {shard_tokens}; it must be above 0")
 
 
-def _check_vacant(folder: pathlib.Path, *, overwrite: bool) -> None:
+def check_vacant(folder: pathlib.Path, *, overwrite: bool) -> None:
+    """Raises a ValueError for a folder that a corpus cannot take."""
     if not folder.exists():
         return
     if not folder.is_dir():
