@@ -232,6 +232,9 @@ MISTAKES = (
     Mistake("a picture nobody can draw", "plan --config=small.py --gpus-per-node=1 --picture=plan.txt", "--picture is plan.txt; its name must end in one of ."),
     Mistake("JSON below a file", "plan --config=small.py --gpus-per-node=1 --json=small.py/plan.json", "--json is small.py/plan.json, and there is no folder small.py"),
     Mistake("JSON onto a folder", "plan --config=small.py --gpus-per-node=1 --json=texts", "--json is texts, which is a folder; it must be a file"),
+    # chats
+    Mistake("chats without a length", "chats out --source texts", "the following arguments are required: --sequence-length"),
+    Mistake("no chats", "chats out --source texts --sequence-length 64", "there are no chats at texts; it must be a file of JSON lines, or a folder of *.jsonl"),
     # generate
     Mistake("generate without run", "generate", "the following arguments are required: RUN"),
     Mistake("generate from no run", "generate texts", "texts is not a run folder: it has no config.json"),
@@ -243,6 +246,9 @@ MISTAKES = (
     Mistake("negative top-k", "generate runs/done --top-k -1", "top_k is -1; it must be a number of tokens"),
     Mistake("no new tokens", "generate runs/done --max-new-tokens 0", "max_new_tokens is 0; it must be at least 1"),
     Mistake("prompt too long", f"generate runs/done --max-new-tokens 412 --prompt {'a' * 100}", "prompt 0 has 101 tokens and max_new_tokens is 412; together"),
+    Mistake("chat without a prompt", "generate runs/done --chat", "--chat answers what --prompt says; it must say something"),
+    Mistake("template without chat", "generate runs/done --template zaya", "--template goes with --chat; without it"),
+    Mistake("chat with a tokenizer without borders", "generate runs/done --chat --prompt a", 'the tokenizer "byte" has no special token <|im_end|> and <|im_start|>, which the chat template "zaya" writes; "byte-chat" has them'),
     Mistake("sampling seed out of range", "generate runs/done --seed -1", "--seed is -1; it must be from 0 to 2**32 - 1"),
     Mistake("unknown option of generate", "generate runs/done --zzz 1", "unrecognized arguments: --zzz 1; zaya generate --help has the options"),
     Mistake("mistyped option of generate", "generate runs/done --topp 1", 'unrecognized arguments: --topp 1; did you mean "--top-p"?'),

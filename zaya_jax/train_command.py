@@ -120,7 +120,10 @@ def report(result: TrainResult) -> None:
     print(f"\nheld-out: {result.validation_bits_per_byte:.4f} bits/byte ({_compressors(result.corpus)})")
     if result.config.train.sample_tokens:
         print(f"\nsample at temperature {SAMPLE_TEMPERATURE}:\n{_sample(result)}")
-    print(f"\ngo on with: {generate_command(result.config.run_folder, _held_out_text(result))}")
+    if result.corpus.chat_template is not None:
+        print(f"\ngo on with: zaya generate {shlex.quote(result.config.run_folder)} --chat --prompt=Hello")
+    else:
+        print(f"\ngo on with: {generate_command(result.config.run_folder, _held_out_text(result))}")
 
 
 def generate_command(run_folder: str, text: str) -> str:

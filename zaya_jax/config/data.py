@@ -49,8 +49,9 @@ class DataConfig:
         the config file does makes it None, unless another names its source.
       mixtures: what `mixture` can name.
       mixture: name of the mixture that is trained on; None trains on `corpus`.
-      tokenizer: "byte", or the path of a Hugging Face tokenizer.json.
-      sequence_length: T, tokens a sequence.
+      tokenizer: "byte", "byte-chat" (which has borders of chats), or the path of a Hugging Face
+        tokenizer.json.
+      sequence_length: T, tokens a sequence. A corpus of chats is read at the length of its windows alone.
       batch_size: B, sequences an optimiser step, over all devices; behind the ramp if there is one.
       batch_ramp: smaller batches to begin with: pairs of a number of steps and the tokens of each,
         growing up to those of `batch_size`.

@@ -293,6 +293,7 @@ def _write_split(
 
 _EXAMPLES = (
     "zaya chats corpora/chats --source chats.jsonl --sequence-length 256     # as bytes",
+    "zaya chats corpora/chats --source chats --template chat_template.jinja --sequence-length 1024",
     "zaya chats corpora/chats_32k --source chats --tokenizer tokenizer.json --sequence-length 32768",
 )
 

@@ -1,8 +1,8 @@
 """Whole examples into windows of one length, with little padding: best-fit-decreasing bin packing.
 
-[ZAYA1-8B] packs its instruction data so, for what was cut at the borders of windows taught the model to make
-things up; how much of that an examples' cut causes, and that packing costs next to nothing on real lengths,
-[Fewer-Truncations] measured.
+[ZAYA1-8B] packs its instruction data so, for examples that were cut at the borders of windows taught the
+model to make things up. [Fewer-Truncations] measured that, and that on real lengths windows of whole
+examples are next to full.
 """
 
 import bisect

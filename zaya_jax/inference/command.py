@@ -1,10 +1,11 @@
-"""`zaya generate`: continues a prompt with the weights of a run."""
+"""`zaya generate`: continues a prompt, or answers it, with the weights of a run."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from zaya_jax.checkpoint import load_run
-from zaya_jax.data.tokenizer import load_tokenizer
+from zaya_jax.data.chat_format import load_chat_format
+from zaya_jax.data.tokenizer import Tokenizer, load_tokenizer
 from zaya_jax.inference.generate import stream
 from zaya_jax.model.zaya import Zaya
 from zaya_jax.options import Parser
@@ -18,15 +19,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     """
     parser = Parser(
         "generate",
-        "Continues a prompt with the newest weights of a run.",
+        "Continues a prompt, or answers it, with the newest weights of a run.",
         (
             'zaya generate runs/tiny --prompt "def main("',
             'zaya generate runs/tiny --prompt "import os" --temperature 0 --max-new-tokens 500',
             "zaya generate runs/tiny --top-p 0.95 --top-k 40 --seed 7    # from nothing",
+            'zaya generate runs/sft --chat --prompt "What is a router?"',
         ),
     )
     parser.add_argument("run_folder", metavar="RUN", help="the folder of a run")
     parser.add_argument("--prompt", default="", help="the text to continue (default: none)")
+    parser.add_argument("--chat", action="store_true", help="answer the prompt, as the turn of a user")
+    parser.add_argument("--template", help='of --chat: "zaya" or a Jinja file; default the tokenizer\'s own')
     parser.add_argument("--max-new-tokens", type=int, default=256, help="(default: %(default)s)")
     parser.add_argument(
         "--temperature", type=float, default=0.7, help="0 takes the likeliest token (default: %(default)s)"
@@ -37,10 +41,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parser.parse_args(argv)
     if not 0 <= options.seed < 2**32:
         raise ValueError(f"--seed is {options.seed}; it must be from 0 to 2**32 - 1")
+    if options.chat and not options.prompt:
+        raise ValueError("--chat answers what --prompt says; it must say something")
+    if options.template is not None and not options.chat:
+        raise ValueError("--template goes with --chat; without it a prompt is continued as it is")
 
     run = load_run(options.run_folder)
     tokenizer = load_tokenizer(run.config.data.tokenizer)
-    prompt = [tokenizer.bos_id, *tokenizer.encode(options.prompt)]
+    if options.chat:
+        chat_format = load_chat_format(options.template, tokenizer)
+        prompt, end_id, shown = chat_format.prompt(options.prompt), chat_format.end_id, ""
+    else:
+        prompt = [tokenizer.bos_id, *tokenizer.encode(options.prompt)]
+        end_id, shown = tokenizer.eos_id, options.prompt
     pieces = stream(
         Zaya(run.config.model, run.config.execution),
         run.variables,
@@ -50,9 +63,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         top_k=options.top_k,
         top_p=options.top_p,
         seed=options.seed,
-        eos_id=tokenizer.eos_id,
+        eos_id=end_id,
     )
-    sys.stdout.write(options.prompt)
+    sys.stdout.write(shown)
+    _write(pieces, tokenizer)
+
+
+def _write(pieces: Iterable[int], tokenizer: Tokenizer) -> None:
+    """Prints tokens as they come, each character when it is whole."""
     tokens: list[int] = []
     shown = ""
     for token in pieces:
