@@ -28,6 +28,7 @@ from zaya_jax.convert.verify import (
     num_values,
 )
 from zaya_jax.convert.weight_folder import WeightFolder, open_weight_folder
+from zaya_jax.data.tokenizer import BYTE_TOKENIZERS
 from zaya_jax.durable import CHECKSUMS, PARTIAL, Damaged
 from zaya_jax.options import Parser
 from zaya_jax.platform.host_memory import available_memory
@@ -150,7 +151,7 @@ def _must_convert(source: pathlib.Path, target: pathlib.Path, *, overwrite: bool
 def _check_nothing_is_lost(opened: WeightFolder, source: pathlib.Path, target: pathlib.Path) -> None:
     """Refuses to replace a folder that holds what is converted, or what a run needs beside its weights."""
     tokenizer = opened.run.data.tokenizer if opened.run is not None else "byte"
-    for path in (source, *(() if tokenizer == "byte" else (tokenizer,))):
+    for path in (source, *(() if tokenizer in BYTE_TOKENIZERS else (tokenizer,))):
         if lies_in(path, target):
             raise ValueError(f"{path} lies in {target}, which would be replaced; choose another folder")
 

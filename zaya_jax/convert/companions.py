@@ -13,7 +13,7 @@ import tokenizers
 
 from zaya_jax.config import Config, ModelConfig
 from zaya_jax.convert.pytorch_folder import CONFIG, PytorchFolder
-from zaya_jax.data.tokenizer import ByteTokenizer, load_tokenizer
+from zaya_jax.data.tokenizer import BYTE_TOKENIZERS, ByteTokenizer, load_tokenizer
 from zaya_jax.json_files import MAX_JSON_BYTES, read_json
 from zaya_jax.model.flops import active_parameters
 from zaya_jax.model.weights import count_parameters
@@ -72,9 +72,9 @@ def of_tokenizer(name: str | None, config: ModelConfig, *, story: tuple[str, ...
     Raises:
       ValueError: if a special token that is named beside it is none of the network's.
     """
-    if name == "byte":
+    if name in BYTE_TOKENIZERS:
         ids: dict[str, Any] = {field: getattr(ByteTokenizer, _attribute(field)) for field in TOKEN_IDS}
-        return Companions(_with_generation(_byte_files(), ids), ids, story)
+        return Companions(_with_generation(_byte_files(BYTE_TOKENIZERS[name]), ids), ids, story)
     folder = pathlib.Path(name).parent if name is not None else None
     if name is None or folder is None or not folder.is_dir():
         return Companions({}, dict.fromkeys(TOKEN_IDS), story)
@@ -131,19 +131,18 @@ def _with_generation(files: dict[str, bytes], ids: Mapping[str, Any]) -> dict[st
     return {GENERATION: as_json(known)} | files
 
 
-def _byte_files() -> dict[str, bytes]:
+def _byte_files(kind: type[ByteTokenizer]) -> dict[str, bytes]:
     """Our byte tokenizer as a tokenizer.json: byte-level BPE that never merges."""
     alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]  # GPT-2's: printable bytes are themselves
     others = [byte for byte in range(256) if byte not in plain]
     spelled = {byte: chr(byte) for byte in plain} | {byte: chr(256 + i) for i, byte in enumerate(others)}
     assert set(spelled.values()) == set(alphabet)
-    special = {"<pad>": 0, "<eos>": 1, "<bos>": 2}
-    vocabulary = special | {spelled[byte]: byte + 3 for byte in range(256)}
+    vocabulary = {**kind.specials, **{spelled[byte]: byte + 3 for byte in range(256)}}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)  # type: ignore
     tokenizer.decoder = tokenizers.decoders.ByteLevel()  # type: ignore
-    tokenizer.add_special_tokens(list(special))
+    tokenizer.add_special_tokens(list(kind.specials))
     text = tokenizer.to_str().encode()
     ids = {"bos_token_id": 2, "eos_token_id": 1, "pad_token_id": 0}
     return {TOKENIZER: text, TOKENIZER_CONFIG: _tokenizer_config(text, ids)}
