@@ -1,0 +1,43 @@
+"""An instruction run: chats, from the weights of another run, at a small learning rate.
+
+    zaya train                                       # the base: runs/tiny
+    zaya chats corpora/chats --source chats.jsonl --sequence-length 512
+    zaya train --config=configs/sft.py
+    zaya generate runs/sft --chat --prompt "What is a router?"
+
+With ZAYA1-8B as the base, change: the import to `zaya1_8b`; `phases` to (), `data.mixture` to None and
+`model.rope_theta` to 5_000_000.0; `data.tokenizer` to its tokenizer.json, with which the chats are built
+(`zaya chats --tokenizer`); `data.sequence_length` to 131_072, in both commands, and `data.batch_size` to 128;
+the learning rates to 5e-5 and 5e-6; `train.init_from` to the run that `zaya convert` made of the weights.
+"""
+
+import tiny
+from ml_collections import ConfigDict
+
+
+def get_config() -> ConfigDict:
+    """The base's network and execution; data, learning rates and length of an instruction run."""
+    config = tiny.get_config()
+    config.update(
+        {
+            "run_folder": "runs/sft",
+            "data": {
+                "corpus": "corpora/chats",
+                "source": None,
+                "tokenizer": "byte-chat",  # "byte" with the borders of chats in rows that were left
+                "sequence_length": 512,  # of the windows that the corpus was packed into
+                "batch_size": 8,
+            },
+            "optimizer": {
+                "schedule": "linear",
+                "learning_rate": 1e-3,  # a tenth of the base's
+                "final_learning_rate": 1e-4,
+                "warmup_steps": 20,
+            },
+            "train": {
+                "init_from": "runs/tiny",
+                "sample_tokens": 0,  # a sample of nothing is no chat
+            },
+        }
+    )
+    return config
