@@ -1,0 +1,151 @@
+"""Learning from chats: packed ones teach what single ones do, and a run that has learned them answers."""
+
+import dataclasses
+import functools
+import json
+import random
+
+import jax
+import numpy as np
+import optax
+import pytest
+from small_models import EXECUTION, SMALL
+from small_runs import build_small_corpus
+
+from zaya_jax import cli
+from zaya_jax.checkpoint import load_run
+from zaya_jax.config import BalancingConfig
+from zaya_jax.data.chat_corpus import build_chat_corpus
+from zaya_jax.data.chat_format import EncodedChat, load_chat_format
+from zaya_jax.data.packing import best_fit_decreasing
+from zaya_jax.data.tokenizer import load_tokenizer
+from zaya_jax.data.windows import window_of_bytes, window_to_bytes
+from zaya_jax.inference.generate import generate
+from zaya_jax.model.weights import declare, initialise
+from zaya_jax.model.zaya import Zaya
+from zaya_jax.optim.balancing import make_balancer
+from zaya_jax.optim.partition import make_partition
+from zaya_jax.options import load_config
+from zaya_jax.parallel.mesh import data_mesh
+from zaya_jax.train.loop import train
+from zaya_jax.train.state import TrainSetup, first_state
+from zaya_jax.train.step import train_step
+
+ROWS, LENGTH = 8, 32
+# The update of plain gradient descent is the gradient.
+SETUP = TrainSetup(
+    Zaya(SMALL, EXECUTION),
+    make_partition(declare(SMALL), 1),
+    optax.sgd(1.0),
+    make_balancer(BalancingConfig(learning_rate=1e-2)),
+)
+
+
+@functools.cache
+def compiled_step():
+    return jax.jit(functools.partial(train_step, setup=SETUP, mesh=data_mesh(jax.devices()[:1])))
+
+
+def random_chats():
+    """Of all lengths, one of a single token and one as long as a window; some begin with what is learned."""
+    numbers = np.random.default_rng(0)
+    return [
+        EncodedChat(numbers.integers(1, SMALL.vocab_size, n).astype(np.int32), numbers.random(n) < 0.6)
+        for n in (32, 1, 5, 9, 17, 20, 2, 11)
+    ]
+
+
+def batch_of(windows):
+    """Each window a row; rows that are left are padding alone."""
+    rows = [
+        window_of_bytes(
+            window_to_bytes(chats, length=LENGTH, pad_id=0, dtype="<u2"), length=LENGTH, pad_id=0, dtype="<u2"
+        )
+        for chats in [*windows, *[[]] * (ROWS - len(windows))]
+    ]
+    return jax.tree.map(lambda *each: np.stack(each), *rows)
+
+
+def test_packed_chats_have_the_loss_and_gradients_of_single_ones():
+    """To the rounding of sums: no token sees, by attention, convolution or position, another chat's."""
+    chats = random_chats()
+    packed = [[chats[i] for i in window] for window in best_fit_decreasing([*map(len, chats)], LENGTH)]
+    assert len(packed) < len(chats) // 2 + 1
+    single, together = batch_of([[chat] for chat in chats]), batch_of(packed)
+    state = jax.jit(
+        lambda: first_state(SETUP, initialise(declare(SMALL), jax.random.key(0)), jax.random.key(1))
+    )()
+    (expected, expected_metrics), (found, metrics) = (
+        compiled_step()(state, each) for each in (single, together)
+    )
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)
+    assert metrics.num_targets == expected_metrics.num_targets > 30
+    close(metrics.loss, expected_metrics.loss)
+    close(metrics.gradient_norm, expected_metrics.gradient_norm)
+    jax.tree.map(close, found.buckets, expected.buckets)
+    np.testing.assert_array_equal(metrics.router_counts_LX, expected_metrics.router_counts_LX)
+    # What the comparison would say of windows without borders.
+    one_segment = dataclasses.replace(together, segments_BT=np.minimum(together.segments_BT, 1))
+    _, mixed = compiled_step()(state, one_segment)
+    assert abs(mixed.loss - expected_metrics.loss) > 1e-3
+
+
+def write_chats(path, num):
+    """Questions whose answers nobody can guess: each must be learned by heart."""
+    numbers = random.Random(0)
+    asked = {f"What is {i * 37 % 101}?": "".join(numbers.choices("abcdefgh", k=6)) for i in range(num)}
+    lines = [
+        json.dumps({"messages": [{"role": "user", "content": q}, {"role": "assistant", "content": a}]})
+        for q, a in asked.items()
+    ]
+    path.write_text("\n".join(lines))
+    return asked
+
+
+NETWORK = (
+    "model.hidden_size=64", "model.num_hidden_layers=2", "model.num_experts=4", "model.head_dim=16",
+    "model.moe_intermediate_size=64", "data.sequence_length=128", "data.batch_size=8",
+    "train.sample_tokens=0", "train.eval_every=1000", "train.checkpoint_every=1000",
+)  # fmt: skip
+
+
+@pytest.mark.slow  # half a minute: two runs, the second of some hundreds of steps
+def test_an_instruction_run_learns_chats_by_heart(tmp_path, capsys):
+    build_small_corpus(tmp_path / "texts")
+    base = ["data.source=None", f"data.corpus={tmp_path / 'texts'}", "train.num_steps=20"]
+    train(load("tiny", tmp_path / "base", [*NETWORK, *base, "optimizer.warmup_steps=5"]))
+
+    asked = write_chats(tmp_path / "chats.jsonl", 51)
+    tokenizer = load_tokenizer("byte-chat")
+    report = build_chat_corpus(
+        tmp_path / "chats",
+        source=tmp_path / "chats.jsonl",
+        tokenizer=tokenizer,
+        sequence_length=128,
+        validation_percent=1,
+    )
+    assert report.corpus.validation.documents == 1
+    sft = [f"data.corpus={tmp_path / 'chats'}", f"train.init_from={tmp_path / 'base'}"]
+    sft += ["train.num_steps=300", "optimizer.learning_rate=5e-3"]
+    train(load("sft", tmp_path / "sft", [*NETWORK, *sft]))
+
+    run = load_run(str(tmp_path / "sft"))
+    chat_format = load_chat_format(None, tokenizer)
+    texts = generate(
+        Zaya(run.config.model, run.config.execution),
+        run.variables,
+        [chat_format.prompt(question) for question in asked],
+        max_new_tokens=16,
+        eos_id=chat_format.end_id,
+    )
+    expected = [[*tokenizer.encode(answer), chat_format.end_id] for answer in asked.values()]
+    right = [question for question, text, e in zip(asked, texts, expected, strict=True) if text == e]
+    assert len(right) == 50  # all but the one that was held out
+    capsys.readouterr()
+    cli.main(["generate", str(tmp_path / "sft"), "--chat", "--prompt", right[0], "--temperature", "0"])
+    assert capsys.readouterr().out == f"{asked[right[0]]}\n"
+
+
+def load(name, run_folder, overrides):
+    options = [f"--config.{each}" for each in (f"run_folder={run_folder}", *overrides)]
+    return load_config(f"configs/{name}.py", options)
