@@ -109,7 +109,7 @@ NETWORK = (
 )  # fmt: skip
 
 
-@pytest.mark.slow  # half a minute: two runs, the second of some hundreds of steps
+@pytest.mark.slow  # minutes: two runs, the second of some hundreds of steps
 def test_an_instruction_run_learns_chats_by_heart(tmp_path, capsys):
     build_small_corpus(tmp_path / "texts")
     base = ["data.source=None", f"data.corpus={tmp_path / 'texts'}", "train.num_steps=20"]
