@@ -72,7 +72,7 @@ def of_tokenizer(name: str | None, config: ModelConfig, *, story: tuple[str, ...
     Raises:
       ValueError: if a special token that is named beside it is none of the network's.
     """
-    if name in BYTE_TOKENIZERS:
+    if name is not None and name in BYTE_TOKENIZERS:
         ids: dict[str, Any] = {field: getattr(ByteTokenizer, _attribute(field)) for field in TOKEN_IDS}
         return Companions(_with_generation(_byte_files(BYTE_TOKENIZERS[name]), ids), ids, story)
     folder = pathlib.Path(name).parent if name is not None else None
