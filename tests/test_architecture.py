@@ -20,6 +20,7 @@ ROOMS = [
     "fields",
     "pytree",
     "tables",
+    "progress",
     "platform",
     "durable",
     "json_files",

@@ -61,7 +61,7 @@ MISTAKES = (
     Mistake(
         "unknown verb",
         "xyz",
-        'there is no verb "xyz"; known are train, generate, corpus, chats, convert, ckpt, launch, plan, bench',
+        'there is no verb "xyz"; known are train, generate, data, chats, convert, ckpt, launch, plan, bench',
     ),
     Mistake("mistyped verb", "trian", 'there is no verb "trian"; did you mean "train"?'),
     Mistake("mistyped option of zaya", "--versoin", 'there is no verb "--versoin"; did you mean "--version"?'),
@@ -141,8 +141,8 @@ MISTAKES = (
     Mistake("mixture without weights", PHASED + "--config.data.mixtures.m.weights=(1.0,)", "data.mixtures.m has 2 corpora and 1 weights"),
     Mistake("mixture with a weight of zero", PHASED + "'--config.data.mixtures.m.weights=(1.0, 0)'", "data.mixtures.m gives short the weight 0.0; it must be above 0"),
     Mistake("mixture with one corpus twice", PHASED + "'--config.data.mixtures.m.corpora=(\"corpus\", \"corpus\")'", "data.mixtures.m names a corpus twice"),
-    Mistake("mixture of a missing corpus", PHASED + "'--config.data.mixtures.m.corpora=(\"corpus\", \"nowhere\")'", "in phase b: there is no corpus at nowhere; zaya corpus nowhere --source TEXTS builds one\n"),
-    Mistake("mixture of a misspelt corpus", PHASED + "'--config.data.mixtures.m.corpora=(\"corpus\", \"shrot\")'", "in phase b: there is no corpus at shrot (did you mean short?); zaya corpus shrot --source TEXTS builds one\n"),
+    Mistake("mixture of a missing corpus", PHASED + "'--config.data.mixtures.m.corpora=(\"corpus\", \"nowhere\")'", "in phase b: there is no corpus at nowhere; zaya data build nowhere --source TEXTS builds one\n"),
+    Mistake("mixture of a misspelt corpus", PHASED + "'--config.data.mixtures.m.corpora=(\"corpus\", \"shrot\")'", "in phase b: there is no corpus at shrot (did you mean short?); zaya data build shrot --source TEXTS builds one\n"),
     Mistake("mixture of a short corpus", PHASED, "in phase b: data.sequence_length is 128, and the train split of short has"),
     # train: balancing
     Mistake("unknown balancing rule", SMALL + "--config.balancing.rule=pd", 'balancing.rule is \'pd\'; it must be "adamw" or "sign" or "pid"'),
@@ -160,13 +160,13 @@ MISTAKES = (
     Mistake("devices in words", SMALL + "--dry-run --devices=two", "argument --devices: invalid int value: 'two'"),
     # train: data
     Mistake("sequence and blocks", SMALL + "--config.data.sequence_length=96", "data.sequence_length is 96, and corpus has blocks of 256 tokens; one must be a multiple"),
-    Mistake("missing corpus", SMALL + "--config.data.corpus=nowhere", "there is no corpus at nowhere; zaya corpus nowhere --source TEXTS builds one, or the run itself with --config.data.source=TEXTS"),
-    Mistake("misspelt corpus", "train --config.run_folder=new --config.data.corpus=corups", "there is no corpus at corups (did you mean corpus?); zaya corpus corups --source TEXTS builds one, or the run itself"),
+    Mistake("missing corpus", SMALL + "--config.data.corpus=nowhere", "there is no corpus at nowhere; zaya data build nowhere --source TEXTS builds one, or the run itself with --config.data.source=TEXTS"),
+    Mistake("misspelt corpus", "train --config.run_folder=new --config.data.corpus=corups", "there is no corpus at corups (did you mean corpus?); zaya data build corups --source TEXTS builds one, or the run itself"),
     Mistake("misspelt corpus of a run", "train --config=runs/fresh/config.json --config.run_folder=new --config.data.corpus=corups", "there is no corpus at corups (did you mean corpus?)"),
     Mistake("missing source", SMALL + "--config.data.corpus=nowhere --config.data.source=nothing", "there is no source folder nothing"),
     Mistake("no corpus in the folder", SMALL + "--config.data.corpus=texts", "there is no corpus at texts: it has no manifest.json"),
     Mistake("empty source", SMALL + "--config.data.corpus=nowhere --config.data.source=hollow", 'no file in hollow has a name like "*"'),
-    Mistake("empty texts", SMALL + "--config.data.corpus=nowhere --config.data.source=blank", 'all 2 files like "*" in blank are empty or not UTF-8'),
+    Mistake("empty texts", SMALL + "--config.data.corpus=nowhere --config.data.source=blank", 'all files like "*" in blank are without text (1 empty, 1 not UTF-8)'),
     Mistake("text too short", SMALL + "--config.data.corpus=short", "the train split of short has"),
     Mistake("damaged corpus", SMALL + "--config.data.corpus=damaged", "train-00000.array_record has 10 bytes, and the manifest says", exit_code=65),
     Mistake("missing tokenizer", SMALL + "--config.data.tokenizer=none.json", 'there is no tokenizer "none.json"'),
@@ -208,9 +208,9 @@ MISTAKES = (
     Mistake("run folder of a long name", SMALL + f"--config.run_folder={LONG}", "File name too long"),
     Mistake("run folder nobody can make", SMALL + "--config.run_folder=/proc/none/run", "train: /proc/none: No such file or directory"),
     Mistake("generate from a long name", f"generate {LONG}", f"generate: {LONG}/config.json: File name too long"),
-    Mistake("corpus below a file", "corpus small.py/new --source texts", "Not a directory"),
-    Mistake("corpus of a long name", f"corpus {LONG} --source texts", "File name too long"),
-    Mistake("corpus nobody can make", "corpus /proc/none/new --source texts", "corpus: /proc/none: No such file or directory"),
+    Mistake("corpus below a file", "data build small.py/new --source texts", "Not a directory"),
+    Mistake("corpus of a long name", f"data build {LONG} --source texts", "File name too long"),
+    Mistake("corpus nobody can make", "data build /proc/none/new --source texts", "data: /proc/none: No such file or directory"),
     Mistake("convert from a long name", f"convert {LONG} out", f"convert: {LONG}: File name too long\n"),
     Mistake("convert to where nobody can write", "convert runs/done /proc/none/out", "/proc/none: No such file or directory; the same command goes on from what is done"),
     Mistake("inspect a long name", f"convert inspect {LONG}", "File name too long"),
@@ -253,19 +253,32 @@ MISTAKES = (
     Mistake("unknown option of generate", "generate runs/done --zzz 1", "unrecognized arguments: --zzz 1; zaya generate --help has the options"),
     Mistake("mistyped option of generate", "generate runs/done --topp 1", 'unrecognized arguments: --topp 1; did you mean "--top-p"?'),
     Mistake("mistyped option with its value", "generate runs/done --temprature=1", 'unrecognized arguments: --temprature=1; did you mean "--temperature"?'),
-    # corpus
-    Mistake("corpus without folder", "corpus", "the following arguments are required: OUT"),
-    Mistake("corpus exists", "corpus corpus --source texts", "corpus is a corpus already; --overwrite replaces it"),
-    Mistake("corpus in a folder of others", "corpus hf --source texts --overwrite", "hf has files and no manifest.json"),
-    Mistake("corpus from nothing", "corpus new --source nothing", "there is no source folder nothing"),
-    Mistake("corpus of one text", "corpus new --source single", "the validation split got no text from single, and another validation_percent would leave the other split without any"),
-    Mistake("corpus of few texts", "corpus new --source crumbs --validation-percent 95", "the train split got no text from crumbs at validation_percent 95; it must be from 1 to 92 (zaya corpus --validation-percent)"),
-    Mistake("corpus without matching names", "corpus new --source texts --pattern *.md", 'no file in texts has a name like "*.md"'),
-    Mistake("overwriting the source of a corpus", "corpus short --source short/texts --overwrite", "lies in the corpus short; --overwrite would remove it"),
-    Mistake("overwriting the source through a link", "corpus short --source links/texts --overwrite", "the source links/texts lies in the corpus short"),
-    Mistake("overwriting the tokenizer of a corpus", "corpus short --source texts --tokenizer short/tokenizer.json --overwrite", "the tokenizer short/tokenizer.json lies in the corpus short"),
-    Mistake("no held-out share", "corpus new --source texts --validation-percent 0", "validation_percent is 0; it must be from 1 to 99"),
-    Mistake("unknown option of corpus", "corpus new --sauce texts", 'unrecognized arguments: --sauce texts; did you mean "--source"?'),
+    # data
+    Mistake("no verb of data", "data", "the following arguments are required: verb"),
+    Mistake("mistyped verb of data", "data bulid new", 'did you mean "build"?'),
+    Mistake("corpus without folder", "data build", "the following arguments are required: OUT"),
+    Mistake("corpus exists", "data build corpus --source texts", "corpus is a corpus already; --overwrite replaces it"),
+    Mistake("corpus in a folder of others", "data build hf --source texts --overwrite", "hf has files and no manifest.json"),
+    Mistake("corpus from nothing", "data build new --source nothing", "there is no source folder nothing"),
+    Mistake("corpus without matching names", "data build new --source texts --pattern *.md", 'no file in texts has a name like "*.md"'),
+    Mistake("overwriting the source of a corpus", "data build short --source short/texts --overwrite", "lies in the corpus short; --overwrite would remove it"),
+    Mistake("overwriting the source through a link", "data build short --source links/texts --overwrite", "the source links/texts lies in the corpus short"),
+    Mistake("overwriting the tokenizer of a corpus", "data build short --source texts --tokenizer short/tokenizer.json --overwrite", "the tokenizer short/tokenizer.json lies in the corpus short"),
+    Mistake("no held-out share", "data build new --source texts --validation-percent 0", "validation_percent is 0; it must be from 1 to 99"),
+    Mistake("unknown option of corpus", "data build new --sauce texts", 'unrecognized arguments: --sauce texts; did you mean "--source"?'),
+    Mistake("corpus of one character", "data build new --source letter", "all the text there is is one character; both splits must have some"),
+    Mistake("no workers", "data build new --source texts --workers 0", "the number of workers is 0; it must be at least 1"),
+    Mistake("neither stop nor skip", "data build new --source texts --on-bad=ask", "argument --on-bad: invalid choice: 'ask'"),
+    Mistake("pattern of one file", "data build new --source small.py --pattern *.py", 'small.py is one file; leave it out'),
+    Mistake("field of text", "data build new --source texts --field body", "are text, which has no fields; leave it out"),
+    Mistake("records without the field", "data build new --source records.jsonl --field body", 'records.jsonl, record 1: no field "body"; it has "text"; --field names the one with the text; --on-bad skip'),
+    Mistake("broken record", "data build new --source records.jsonl", "records.jsonl, record 2: not JSON; "),
+    Mistake("kinds of files", "data build new --source kinds", "kinds has files of several kinds (1 of JSON lines, 1 of text); --pattern must take one"),
+    Mistake("source that is a device", "data build new --source /dev/zero", "the source /dev/zero is a device"),
+    Mistake("verify what is no corpus", "data verify texts", "there is no corpus at texts: it has no manifest.json"),
+    Mistake("verify what is damaged", "data verify damaged", "train-00000.array_record has 10 bytes, and the manifest says", exit_code=65),
+    Mistake("inspect what is not there", "data inspect nowhere", "there is no corpus at nowhere"),
+    Mistake("fewer samples than none", "data inspect corpus --samples -1", "--samples is -1; it must be 0 or above"),
     # convert (tests/convert/test_hostile.py has the files)
     Mistake("convert without target", "convert runs/done", "the following arguments are required: DST"),
     Mistake("convert from nothing", "convert nowhere out", "nowhere is not there; it must be the folder of a run"),
@@ -393,8 +406,11 @@ def _write_bad_corpora(root: pathlib.Path, corpus: Corpus) -> None:
     (root / "blank").mkdir()
     (root / "blank" / "empty.txt").write_text("")
     (root / "blank" / "latin.txt").write_bytes(b"\xe9")
-    (root / "single").mkdir()
-    (root / "single" / "text.txt").write_text("some text")
+    (root / "letter").write_text("a")
+    (root / "records.jsonl").write_text('{"text": "one"}\n{"text": \n')
+    (root / "kinds").mkdir()
+    (root / "kinds" / "notes.txt").write_text("some text")
+    (root / "kinds" / "records.jsonl").write_text('{"text": "one"}\n')
     (root / "crumbs").mkdir()
     for i in range(8):
         (root / "crumbs" / f"{i}.txt").write_text(str(i))
@@ -531,9 +547,9 @@ def test_what_a_corpus_holds_fits_80_columns(tmp_path, workspace, monkeypatch):
         corpus.train, documents=300_000_000, skipped=30_000, text_bytes=900 * 10**9, tokens=810 * 10**9
     )
     monkeypatch.setattr(
-        "zaya_jax.data.corpus.build_corpus", lambda *_, **__: dataclasses.replace(corpus, train=train)
+        "zaya_jax.data.command.build_corpus", lambda *_, **__: dataclasses.replace(corpus, train=train)
     )
-    code, out, _ = run(f"corpus {tmp_path}/new")
+    code, out, _ = run(f"data build {tmp_path}/new")
     assert code == 0
     assert "…" not in out
     (row,) = [line.split() for line in out.splitlines() if "train" in line]
@@ -608,13 +624,15 @@ def in_a_shell(script: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("command", ["", "corpus --help", "plan --config=configs/tiny.py --gpus-per-node=1"])
+@pytest.mark.parametrize(
+    "command", ["", "data build --help", "plan --config=configs/tiny.py --gpus-per-node=1"]
+)
 def test_a_reader_that_leaves_ends_it_silently(command):
     script = f"zaya {command} | true; exit ${{PIPESTATUS[0]}}"
     assert in_a_shell(script) == (141, "", "")
 
 
-@pytest.mark.parametrize("command", ["", "corpus --help"])
+@pytest.mark.parametrize("command", ["", "data build --help"])
 def test_output_that_cannot_be_written_is_said(command):
     about = f"{command.split()[0]}: " if command else ""
     says = f"zaya: {about}standard output: No space left on device\n"
@@ -622,7 +640,7 @@ def test_output_that_cannot_be_written_is_said(command):
 
 
 def test_a_corpus_is_built_and_replaced(tmp_path, workspace):
-    command = f"corpus {tmp_path}/new --source {workspace}/texts --validation-percent 20"
+    command = f"data build {tmp_path}/new --source {workspace}/texts --validation-percent 20"
     assert run(command)[0] == 0
     assert run(command)[0] == 2
     assert run(command + " --overwrite")[0] == 0

@@ -21,7 +21,7 @@ MISTAKE, DAMAGE, REQUEUE, LATE = 2, 65, 75, 124
 VERBS = {
     "train": ("zaya_jax.train_command", "train a model, or go on with a run"),
     "generate": ("zaya_jax.inference.command", "continue a prompt with a trained model"),
-    "corpus": ("zaya_jax.data.corpus", "build token shards from text files"),
+    "data": ("zaya_jax.data.command", "make token corpora of text, and look at them"),
     "chats": ("zaya_jax.data.chat_corpus", "build windows of packed chats from JSON lines"),
     "convert": ("zaya_jax.convert.command", "weights to and from PyTorch"),
     "ckpt": ("zaya_jax.checkpoint_command", "list, verify, compare, prune and rewrite a run's checkpoints"),

@@ -205,7 +205,7 @@ def test_of_a_large_corpus_no_wrong_token_is_read(copy, older, large):
 
 
 def test_a_corpus_that_is_replaced_under_a_run_is_not_read(whole, tmp_path):
-    """As by `zaya corpus --overwrite`: what a run has open it reads on, the rest is of another corpus."""
+    """As by `zaya data build --overwrite`: what a run has open it reads on, the rest is of another corpus."""
     source, options = whole.folder.parent / "texts", {"shard_tokens": 4 * 256}
     corpus = build(tmp_path / "corpus", source, **options)
     reading = reading_from_the_start({"c": corpus}, length=64)
@@ -231,7 +231,7 @@ def test_held_out_batches_are_held_against_their_hashes_too(copy, older, large):
 
 
 def test_the_command_reads_a_corpus_of_any_size(copy, large, capsys):
-    cli.main(["corpus", str(copy.folder), "--verify"])
+    cli.main(["data", "verify", str(copy.folder)])
     size = sum(path.stat().st_size for path in copy.folder.iterdir() if path.name in copy.files)
     assert (
         capsys.readouterr().out == f"verified: all {size:,} bytes of {copy.folder} are as they were written\n"
@@ -241,17 +241,11 @@ def test_the_command_reads_a_corpus_of_any_size(copy, large, capsys):
     path.write_bytes(raw[:-1] + b"\1")  # in ArrayRecord's padding, which nobody reads
     open_corpus(copy.folder)
     with pytest.raises(SystemExit) as leaving:
-        cli.main(["corpus", str(copy.folder), "--verify"])
+        cli.main(["data", "verify", str(copy.folder)])
     assert leaving.value.code == 65
     assert f"{path} is not as it was written: its hash differs" in capsys.readouterr().err
     with pytest.raises(ValueError, match="its hash differs"):
         verify_corpus(copy.folder)
-
-
-def test_verifying_and_overwriting_exclude_each_other(copy, capsys):
-    with pytest.raises(SystemExit):
-        cli.main(["corpus", str(copy.folder), "--verify", "--overwrite"])
-    assert "--verify reads a corpus and --overwrite replaces it" in capsys.readouterr().err
 
 
 def test_a_corpus_without_hashes_is_to_be_rebuilt(copy):
@@ -259,7 +253,7 @@ def test_a_corpus_without_hashes_is_to_be_rebuilt(copy):
     path.write_text(json.dumps(json.loads(path.read_text()) | {"format": "zaya_jax corpus 1"}))
     (copy.folder / "committed").unlink()
     with pytest.raises(
-        ValueError, match=r"has no hashes of its files, .* rebuild it with zaya corpus --over"
+        ValueError, match=r"has no hashes of its files, .* rebuild it with zaya data build --over"
     ):
         open_corpus(copy.folder)
 

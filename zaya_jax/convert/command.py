@@ -17,7 +17,6 @@ from zaya_jax.convert.plans import (
     pytorch_files,
     run_folder_files,
 )
-from zaya_jax.convert.progress import ByteProgress
 from zaya_jax.convert.stream import PlannedFile, write_folder
 from zaya_jax.convert.verify import (
     check_files,
@@ -32,6 +31,7 @@ from zaya_jax.data.tokenizer import BYTE_TOKENIZERS
 from zaya_jax.durable import CHECKSUMS, PARTIAL, Damaged
 from zaya_jax.options import Parser
 from zaya_jax.platform.host_memory import available_memory
+from zaya_jax.progress import ByteProgress
 
 LAYOUTS = ("native", "legacy", "zaya")
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}

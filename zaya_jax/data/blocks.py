@@ -1,9 +1,9 @@
 """Token blocks in shards: written with a hash of each, and held against it whenever one is read.
 
 ArrayRecord has checksums of its own, which tell a flipped bit but not another file in a shard's place: one
-that an earlier corpus left, a copy of its neighbour, or what `zaya corpus --overwrite` put there under a run.
-So beside its shards a split has the hashes of all its blocks, and a block that is not what was written is
-never given to anyone. That costs a microsecond where reading and unpacking the block take thirty or more,
+that an earlier corpus left, a copy of its neighbour, or what `zaya data build --overwrite` put there under a
+run. So beside its shards a split has the hashes of all its blocks, and a block that is not what was written
+is never given to anyone. That costs a microsecond where reading and unpacking the block take thirty or more,
 and no more memory than ArrayRecord's own index of an open shard: a corpus of any size is as safe as a small
 one.
 """
@@ -51,9 +51,25 @@ class ShardFormat:
 
 
 class BlockWriter:
-    """Cuts a stream of tokens into blocks, one a record, and begins a new shard when one is full."""
+    """Cuts a stream of tokens into blocks, one a record, and begins a new shard when one is full.
 
-    def __init__(self, folder: pathlib.Path, split: str, shard_format: ShardFormat):
+    Args:
+      folder: of the shards.
+      split: whose name theirs begin with.
+      shard_format: of the blocks.
+      first_shard: number of the first shard; what is before it is another's.
+      hashes: the file to which the hashes of blocks are appended; that of the split when None.
+    """
+
+    def __init__(
+        self,
+        folder: pathlib.Path,
+        split: str,
+        shard_format: ShardFormat,
+        *,
+        first_shard: int = 0,
+        hashes: pathlib.Path | None = None,
+    ):
         self._folder = folder
         self._split = split
         self._shard_format = shard_format
@@ -61,7 +77,9 @@ class BlockWriter:
         self._writer: Any = None
         self._hashes: list[bytes] = []
         self._shards: list[Shard] = []
-        (folder / hashes_file(split)).touch()
+        self._first_shard = first_shard
+        self._hashes_file = hashes or folder / hashes_file(split)
+        self._hashes_file.touch()
 
     def append(self, tokens: np.ndarray) -> None:
         """Takes the tokens of a document."""
@@ -86,7 +104,8 @@ class BlockWriter:
         return tuple(self._shards)
 
     def _path(self) -> pathlib.Path:
-        return self._folder / f"{self._split}-{len(self._shards):05d}.array_record"
+        number = self._first_shard + len(self._shards)
+        return self._folder / f"{self._split}-{number:05d}.array_record"
 
     def write(self, raw: bytes) -> None:
         """Writes a block as it is."""
@@ -104,7 +123,7 @@ class BlockWriter:
         # A shard that ArrayRecord cut short would pass for an empty one.
         if (records := _count_records(path)) != len(self._hashes):
             raise ValueError(f"{path} has {records} records, and {len(self._hashes)} were written")
-        with (self._folder / hashes_file(self._split)).open("ab") as stream:
+        with self._hashes_file.open("ab") as stream:
             stream.write(hashes)
         block_hashes = durable.hash_of(hashes).hex()
         self._shards.append(Shard(file=path.name, records=len(self._hashes), block_hashes=block_hashes))

@@ -5,7 +5,7 @@ import dataclasses
 import itertools
 import json
 import pathlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from zaya_jax import durable
 
@@ -22,15 +22,34 @@ class LeftOut:
     Attributes:
       path: relative to the source.
       reason: in a few words, one of not many.
-      byte: where the trouble begins, if it is at a place.
+      byte: where the trouble begins, if it is at a place; in a record, of its line or value.
+      record: number of the line or the row in a file of records, from 1.
     """
 
     path: str
     reason: str
     byte: int | None = None
+    record: int | None = None
 
     def __str__(self) -> str:
-        return printable(self.path) + ("" if self.byte is None else f" (byte {self.byte:,})")
+        return printable(self.path) + "".join(f" ({name} {number:,})" for name, number in self._places())
+
+    def sentence(self) -> str:
+        """Where it is and why it is left out."""
+        places = "".join(f", {name} {number:,}" for name, number in self._places())
+        return f"{printable(self.path)}{places}: {self.reason}"
+
+    def _places(self) -> Iterator[tuple[str, int]]:
+        for name, number in (("record", self.record), ("byte", self.byte)):
+            if number is not None:
+                yield name, number
+
+    def to_line(self) -> str:
+        """As JSON; what is a file and no record of one has none."""
+        values = dataclasses.asdict(self)
+        if self.record is None:
+            del values["record"]
+        return json.dumps(values) + "\n"
 
 
 def count_reasons(left_out: Iterable[LeftOut]) -> dict[str, int]:
@@ -40,8 +59,7 @@ def count_reasons(left_out: Iterable[LeftOut]) -> dict[str, int]:
 
 def write_left_out(folder: pathlib.Path, left_out: Iterable[LeftOut]) -> None:
     """Writes the list into the folder of a corpus; JSON spells names that are no text too."""
-    lines = sorted(json.dumps(dataclasses.asdict(each)) for each in left_out)
-    durable.write(folder / LEFT_OUT, "".join(line + "\n" for line in lines))
+    durable.write(folder / LEFT_OUT, "".join(sorted(each.to_line() for each in left_out)))
 
 
 def describe_left_out(folder: pathlib.Path, counts: Mapping[str, int]) -> str:

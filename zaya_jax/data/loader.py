@@ -42,7 +42,7 @@ def num_sequences(corpus: Corpus, split: str, sequence_length: int) -> int:
     if block_tokens % sequence_length and sequence_length % block_tokens:
         raise ValueError(
             f"data.sequence_length is {sequence_length}, and {corpus.folder} has blocks of {block_tokens} "
-            "tokens; one must be a multiple of the other (zaya corpus --block-tokens)"
+            "tokens; one must be a multiple of the other (zaya data build --block-tokens)"
         )
     if tokens < sequence_length:
         raise ValueError(

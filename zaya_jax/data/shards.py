@@ -6,7 +6,7 @@ beside it the hash of the manifest. ArrayRecord itself would give a truncated fi
 another corpus's as this one's, without an error.
 
 Opening a corpus looks for every file and its size, and up to `HASHED_AT_OPENING` reads every byte. A larger
-one would keep a run, and all its hosts at once, from beginning for minutes: `zaya corpus FOLDER --verify`
+one would keep a run, and all its hosts at once, from beginning for minutes: `zaya data verify FOLDER`
 reads it when that is wanted, and `blocks` holds each block against its own hash before it is trained on.
 """
 
@@ -218,7 +218,7 @@ def _read_manifest(folder: str | os.PathLike[str]) -> Corpus:
     folder = pathlib.Path(folder).resolve()
     path = folder / MANIFEST
     if not path.is_file():
-        raise ValueError(f"there is no corpus at {folder}: it has no {MANIFEST}; zaya corpus builds one")
+        raise ValueError(f"there is no corpus at {folder}: it has no {MANIFEST}; zaya data build builds one")
     try:
         values = read_json(path)
         found = values.pop("format")
@@ -229,7 +229,7 @@ def _read_manifest(folder: str | os.PathLike[str]) -> Corpus:
     if found == _WITHOUT_HASHES:
         raise ValueError(
             f"the corpus {folder} has no hashes of its files, as older versions wrote it; rebuild it with "
-            "zaya corpus --overwrite"
+            "zaya data build --overwrite"
         )
     _check_mark(folder)
     return _parse(folder, values)
@@ -266,7 +266,7 @@ def describe_missing(folder: str | os.PathLike[str]) -> str:
     corpora = [manifest.parent.name for manifest in path.parent.glob(f"[!.]*/{MANIFEST}")]
     close = difflib.get_close_matches(path.name, corpora, n=1)
     hint = f" (did you mean {path.with_name(close[0])}?)" if close else ""
-    return f"there is no corpus at {path}{hint}; zaya corpus {path} --source TEXTS builds one"
+    return f"there is no corpus at {path}{hint}; zaya data build {path} --source TEXTS builds one"
 
 
 def _check_files(corpus: Corpus, *, hashed: bool) -> None:

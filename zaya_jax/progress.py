@@ -1,4 +1,4 @@
-"""What a person sees of a conversion: a bar on a terminal, a line now and then elsewhere."""
+"""What a person sees of bytes that are worked through: a bar on a terminal, a line now and then elsewhere."""
 
 import sys
 import time
