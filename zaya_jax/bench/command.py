@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from zaya_jax.bench import (
     balancing,
     checkpoint,
+    data,
     experts,
     gradient_sum,
     kernel_times,
@@ -22,6 +23,7 @@ REPEATED = {
     "optimizer-share": optimizer_share.run,
 }
 ONCE = {
+    "data": data.run,
     "experts": experts.run,
     "gradient-sum": gradient_sum.run,
     "loss-memory": loss_memory.run,
@@ -46,12 +48,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         "once and in chunks. optimizers: loss curves of Muon and of AdamW alone. optimizer-share: what "
         "the optimiser takes of a step on 8 devices. balancing: how soon each rule evens out the "
         "experts' load; a picture. checkpoint: how long a save blocks training and when it is safe, by one "
-        "writer, by Orbax and by us, in 1, 2 and 4 processes.",
+        "writer, by Orbax and by us, in 1, 2 and 4 processes. data: tokens a second into a corpus and out of "
+        "it, beside datasets.map and a memory-mapped file, and memory as the text grows.",
         (
             "zaya bench torch",
             "zaya bench torch --rounds 10",
             "zaya bench experts",
             "zaya bench balancing",
+            "zaya bench data",
             "zaya bench checkpoint --gib 8 --folder /big/disk",
         ),
     )
