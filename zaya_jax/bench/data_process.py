@@ -52,7 +52,8 @@ def build(folder: pathlib.Path, name: str = TEXT) -> dict[str, float]:
     workers = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
     tokens = corpus.train.tokens + corpus.validation.tokens
     return {
-        "seconds": seconds, "cpu": _cpu_seconds() - cpu, "tokens": tokens, "peak": peak, "worker_peak": workers,
+        "seconds": seconds, "cpu": _cpu_seconds() - cpu, "tokens": tokens,
+        "peak": peak, "worker_peak": workers,
     }  # fmt: skip
 
 
