@@ -45,8 +45,8 @@ class DataConfig:
       corpus: folder of token shards: what is trained on, unless a mixture is named, and whose
         held-out split is scored in any case. One that is missing is built from `source`.
       source: what `corpus` is built from: "stdlib" for Python's own standard library, a file or a folder
-        with text as `zaya data build` takes it, or None when the corpus must already be there. An option that names another corpus than
-        the config file does makes it None, unless another names its source.
+        with text, as `zaya data build` takes it, or None when the corpus must already be there. An option
+        that names another corpus than the config file does makes it None, unless another names its source.
       mixtures: what `mixture` can name.
       mixture: name of the mixture that is trained on; None trains on `corpus`.
       tokenizer: "byte", "byte-chat" (which has borders of chats), or the path of a Hugging Face

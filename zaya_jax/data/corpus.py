@@ -30,7 +30,7 @@ from zaya_jax.data.shards import (
     open_corpus,
     write_manifest,
 )
-from zaya_jax.data.sources import Source, open_source
+from zaya_jax.data.sources import TextSource, open_source
 from zaya_jax.data.tokenizer import Tokenizer, load_tokenizer
 
 VALIDATION_PERCENT, BLOCK_TOKENS, SHARD_TOKENS = 5, 4096, 2**26
@@ -40,7 +40,7 @@ VALIDATION_PERCENT, BLOCK_TOKENS, SHARD_TOKENS = 5, 4096, 2**26
 def build_corpus(
     folder: str | os.PathLike[str],
     *,
-    source: str | Source = "stdlib",
+    source: str | TextSource = "stdlib",
     pattern: str | None = None,
     field: str | None = None,
     tokenizer: Tokenizer,
@@ -90,8 +90,8 @@ def build_corpus(
     check_sizes(block_tokens=block_tokens, validation_percent=validation_percent, shard_tokens=shard_tokens)
     _check_work(num_workers=num_workers, on_bad=on_bad)
     check_vacant(folder, overwrite=overwrite)
-    given = "stdlib" if isinstance(source, Source) else source
-    if not isinstance(source, Source):
+    given = "stdlib" if isinstance(source, TextSource) else source
+    if not isinstance(source, TextSource):
         source = open_source(source, pattern=pattern, field=field)
     _check_apart(folder, source, given=given, tokenizer=tokenizer)
     shard_format = ShardFormat(
@@ -117,7 +117,7 @@ def build_corpus(
 class _Recipe:
     """What the bytes of a corpus depend on."""
 
-    source: Source
+    source: TextSource
     division: Division
     shard_format: ShardFormat
     on_bad: OnBad
@@ -162,7 +162,7 @@ def _write(work: pathlib.Path, recipe: _Recipe, *, num_workers: int, advance: Ca
         _complete(work / "corpus", splits, intake.left_out, recipe)
 
 
-def _check_apart(folder: pathlib.Path, source: Source, *, given: str, tokenizer: Tokenizer) -> None:
+def _check_apart(folder: pathlib.Path, source: TextSource, *, given: str, tokenizer: Tokenizer) -> None:
     """A corpus must neither be read as its own source nor be removed with what it is made of."""
     if folder.is_relative_to(source.root):
         raise ValueError(f"the corpus {folder} lies in its own source {source.root}; it must lie elsewhere")
@@ -204,7 +204,7 @@ def check_vacant(folder: pathlib.Path, *, overwrite: bool) -> None:
         raise ValueError(f"{folder} is a corpus already; --overwrite replaces it")
 
 
-def _choose_division(source: Source, percent: int, on_bad: OnBad) -> Division:
+def _choose_division(source: TextSource, percent: int, on_bad: OnBad) -> Division:
     """The division of a source's texts, of which it reads as many as that takes.
 
     Raises:

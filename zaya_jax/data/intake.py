@@ -8,7 +8,7 @@ from typing import Literal, get_args
 from zaya_jax.data.division import Division
 from zaya_jax.data.documents import Broken, Document
 from zaya_jax.data.left_out import LeftOut
-from zaya_jax.data.sources import Source
+from zaya_jax.data.sources import TextSource
 
 OnBad = Literal["stop", "skip"]
 ON_BAD: tuple[str, ...] = get_args(OnBad)
@@ -23,7 +23,7 @@ class Intake:
       skipped: files and records that are empty or not UTF-8, by the split that they would be in.
     """
 
-    def __init__(self, source: Source, division: Division, *, on_bad: OnBad, deduplicate: bool):
+    def __init__(self, source: TextSource, division: Division, *, on_bad: OnBad, deduplicate: bool):
         self.left_out: list[LeftOut] = [*source.left_out]
         self.skipped: collections.Counter[str] = collections.Counter()
         self._source, self._division, self._on_bad = source, division, on_bad

@@ -36,7 +36,7 @@ Reader = Callable[[pathlib.Path, str], Iterator[Document | Broken]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Source:
+class TextSource:
     """Files with text, in the order in which they are read.
 
     Attributes:
@@ -74,7 +74,7 @@ class Source:
         return self.root if self.root.is_dir() else self.root.parent
 
 
-def open_source(source: str, *, pattern: str | None = None, field: str | None = None) -> Source:
+def open_source(source: str, *, pattern: str | None = None, field: str | None = None) -> TextSource:
     """Looks at what lies there.
 
     Args:
@@ -101,20 +101,20 @@ def open_source(source: str, *, pattern: str | None = None, field: str | None = 
     return _open_file(root, pattern, field)
 
 
-def _open_stdlib(pattern: str) -> Source:
+def _open_stdlib(pattern: str) -> TextSource:
     root = pathlib.Path(sysconfig.get_paths()["stdlib"]).resolve()
     description = f"stdlib of Python {platform.python_version()}, {pattern}"
     return _text_folder(root, pattern, description, excluded=_STDLIB_EXCLUDED)
 
 
-def _open_file(root: pathlib.Path, pattern: str | None, field: str | None) -> Source:
+def _open_file(root: pathlib.Path, pattern: str | None, field: str | None) -> TextSource:
     if pattern is not None:
         raise ValueError(f'--pattern is "{pattern}", and the source {root} is one file; leave it out')
     if (reason := _why_no_file(root)) is not None:
         raise ValueError(f"the source {root} is {reason}; it must be a folder or a file with text")
     kind = _kind_of(root.name)
     _check_field([root.name], kind, field, str(root))
-    return Source(
+    return TextSource(
         root=root,
         description=_with_field(str(root), kind, field),
         named=f"files like {root}",
@@ -123,7 +123,7 @@ def _open_file(root: pathlib.Path, pattern: str | None, field: str | None) -> So
     )
 
 
-def _open_folder(root: pathlib.Path, pattern: str | None, field: str | None) -> Source:
+def _open_folder(root: pathlib.Path, pattern: str | None, field: str | None) -> TextSource:
     if (root / _SPLITS).is_file():
         names = ", ".join(str(name) for name in read_json(root / _SPLITS).get("splits", ()))
         raise ValueError(f"the source {root} has the splits {names}; name one, as --source {root}/SPLIT")
@@ -137,7 +137,7 @@ def _open_folder(root: pathlib.Path, pattern: str | None, field: str | None) -> 
     )
 
 
-def _open_data_set(root: pathlib.Path, field: str | None) -> Source:
+def _open_data_set(root: pathlib.Path, field: str | None) -> TextSource:
     """A data set as `save_to_disk` left it: the order of its files is in its state."""
     listed = read_json(root / _STATE).get("_data_files")
     try:
@@ -149,7 +149,7 @@ def _open_data_set(root: pathlib.Path, field: str | None) -> Source:
             raise ValueError(f'{root} has no "{name}", which its {_STATE} lists; it must be a whole data set')
     if not files:
         raise ValueError(f"{root / _STATE} lists no files; a corpus needs some text")
-    return Source(
+    return TextSource(
         root=root,
         description=_with_field(str(root), _ARROW, field),
         named=f"files in {root}",
@@ -165,7 +165,7 @@ def _kind_of(name: str) -> str:
     return kind if kind == _JSON or not is_packed else _TEXT
 
 
-def _kind_of_all(source: Source, pattern: str | None, field: str | None) -> str:
+def _kind_of_all(source: TextSource, pattern: str | None, field: str | None) -> str:
     """The one kind of a folder's files; text with a pattern that takes others too.
 
     Raises:
@@ -212,7 +212,7 @@ def _read_text(place: pathlib.Path, path: str) -> Iterator[Document | Broken]:
 
 def _text_folder(
     root: pathlib.Path, pattern: str, description: str, *, excluded: frozenset[str] = frozenset()
-) -> Source:
+) -> TextSource:
     """The files of a folder that the pattern takes, in the order of the hashes of their paths.
 
     Raises:
@@ -233,7 +233,7 @@ def _text_folder(
                 left_out.append(LeftOut(path, reason))
     if not paths:
         raise ValueError(f'no file in {root} has a name like "{pattern}"; a corpus needs some text')
-    return Source(
+    return TextSource(
         root=root,
         description=description,
         named=f'files like "{pattern}" in {root}',
