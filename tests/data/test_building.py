@@ -248,7 +248,7 @@ def test_many_texts_are_divided_by_their_hashes_alone():
 def test_lengths_and_samples(tmp_path):
     """Of documents in several blocks; what a terminal would obey is spelled out."""
     lengths = [4, 5, 8, 200, 9, 8]
-    texts = ["a" * (length - 2) for length in lengths[:-1]] + ["m\x1b\n\tbr"]
+    texts = ["a" * (length - 2) for length in lengths[:-1]] + ["m\x1b\tbr"]
     (tmp_path / "in").mkdir()
     for i, text in enumerate(texts):
         (tmp_path / f"in/{i}.txt").write_text(text)
@@ -260,7 +260,7 @@ def test_lengths_and_samples(tmp_path):
     assert (found.whole, found.longest) == (True, max(there))
     assert not measure_lengths(corpus, name, most_tokens=1).whole
     shown = [text.plain for text in samples(corpus, name, ByteTokenizer(), number=9)]
-    assert "▶ m\\x1b\n\tbr ◀" in shown
+    assert "▶ m\\x1b\tbr ◀" in shown
     assert len(shown) == len(there) == 5
 
 
