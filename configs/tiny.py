@@ -4,19 +4,19 @@ from ml_collections import ConfigDict
 
 
 def get_config() -> ConfigDict:
-    """A byte-level model of 1.9 million parameters."""
+    """A model of 1.2 million parameters, and a tokenizer of 2,048 tokens that the run trains first."""
     config = ConfigDict()
     config.run_folder = "runs/tiny"
 
     config.model = ConfigDict()
-    config.model.vocab_size = 264  # 256 bytes, padding, begin and end of a document, to a multiple of 8
+    config.model.vocab_size = 2048
     config.model.hidden_size = 128
-    config.model.num_hidden_layers = 4
+    config.model.num_hidden_layers = 2
     config.model.num_attention_heads = 4
     config.model.num_key_value_heads = 2
     config.model.head_dim = 32
-    config.model.moe_intermediate_size = 128
-    config.model.num_experts = 8
+    config.model.moe_intermediate_size = 256
+    config.model.num_experts = 4
     config.model.router_hidden_size = 32
     config.model.layer_pattern = ("hybrid_sliding", "hybrid")
     config.model.sliding_window = 64
@@ -25,11 +25,12 @@ def get_config() -> ConfigDict:
     config.model.initializer_range = 0.05
 
     config.data = ConfigDict()
-    config.data.corpus = "corpora/stdlib"
+    config.data.corpus = "corpora/stdlib_2048"
     config.data.source = "stdlib"
-    config.data.tokenizer = "byte"
+    config.data.tokenizer = "tokenizers/stdlib_2048/tokenizer.json"
+    config.data.tokenizer_vocab_size = 2048
     config.data.sequence_length = 256
-    config.data.batch_size = 16
+    config.data.batch_size = 8
     config.data.seed = 0
 
     config.optimizer = ConfigDict()
@@ -43,10 +44,10 @@ def get_config() -> ConfigDict:
     config.balancing.learning_rate = 1e-2
 
     config.train = ConfigDict()
-    config.train.num_steps = 200
-    config.train.log_every = 10
-    config.train.eval_every = 200
-    config.train.checkpoint_every = 100
+    config.train.num_steps = 800
+    config.train.log_every = 40
+    config.train.eval_every = 800
+    config.train.checkpoint_every = 400
     config.train.seed = 0
 
     config.execution = ConfigDict()

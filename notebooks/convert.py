@@ -79,8 +79,8 @@ run = zaya_jax.Config(
 )
 tokenizer = load_tokenizer("byte")
 text = "what was learned here is known there as well. "
-tokens_BT = np.array([[tokenizer.bos_id, *tokenizer.encode(text)]])
-batch = make_example(tokens_BT, bos_id=tokenizer.bos_id, pad_id=tokenizer.pad_id)
+tokens_BT = np.array([tokenizer.borders.begin(tokenizer.encode(text))])
+batch = make_example(tokens_BT, borders=tokenizer.borders)
 setup, mesh = make_setup(run), data_mesh(jax.devices()[:1])
 # Where a step leaves its state: one that lay elsewhere would be compiled for on its own.
 placed = shardings(abstract_state(run, setup, mesh), mesh)
@@ -129,7 +129,7 @@ print(f"largest difference of logits, relative to the largest logit: {error:.1e}
 assert error < 1e-4
 
 # %%
-prompt = [tokenizer.bos_id, *tokenizer.encode("what was")]
+prompt = tokenizer.borders.begin(tokenizer.encode("what was"))
 ours = zaya_jax.generate(model, variables, prompt, max_new_tokens=24, temperature=0.0)
 their_tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "exported")
 answer = reference.generate(torch.tensor([prompt]), max_new_tokens=24, do_sample=False, eos_token_id=None)
@@ -144,7 +144,7 @@ assert tokenizer.decode(ours) == theirs
 # Plain gradient descent on another sentence. What `transformers` saves, `load_pytorch` reads.
 
 # %%
-other = torch.tensor([[tokenizer.bos_id, *tokenizer.encode("what was learned there is known here. ")]])
+other = torch.tensor([tokenizer.borders.begin(tokenizer.encode("what was learned there is known here. "))])
 optimizer = torch.optim.SGD(reference.parameters(), lr=1e-2)
 loss_before = reference(other, labels=other, use_cache=False).loss
 loss_before.backward()

@@ -450,7 +450,7 @@ run = zaya_jax.Config(
 )
 tokenizer = load_tokenizer("byte")
 text = "a token goes to one expert. an expert takes its tokens in one block. "
-stream = np.array([tokenizer.bos_id, *tokenizer.encode(text * 12), tokenizer.eos_id])
+stream = np.array(tokenizer.borders.lay_out(tokenizer.encode(text * 12)))
 starts = np.random.default_rng(0).integers(
     0, len(stream) - run.data.sequence_length, (30, run.data.batch_size)
 )
@@ -463,7 +463,7 @@ step = compiled_step(state, setup=setup, mesh=mesh)  # of `zaya_jax.train_step`
 history = []
 for start_B in starts:
     window_BT = stream[start_B[:, None] + np.arange(run.data.sequence_length)]
-    batch = make_example(window_BT, bos_id=tokenizer.bos_id, pad_id=tokenizer.pad_id)
+    batch = make_example(window_BT, borders=tokenizer.borders)
     state, metrics = step(state, batch)
     history.append(jax.device_get(metrics))
 print(f"loss {history[0].loss:.3f} -> {history[-1].loss:.3f} nats a byte")
@@ -488,7 +488,7 @@ prompt = "an expert"
 new_tokens = zaya_jax.generate(
     setup.model,
     state.variables,
-    [tokenizer.bos_id, *tokenizer.encode(prompt)],
+    tokenizer.borders.begin(tokenizer.encode(prompt)),
     max_new_tokens=80,
     temperature=0.0,
 )

@@ -27,7 +27,7 @@ from small_runs import BLOCK_TOKENS, build_small_corpus, commit_folder, small_co
 import zaya_jax
 from zaya_jax import cli
 from zaya_jax.checkpoint import Checkpoints, Retention
-from zaya_jax.config import Config
+from zaya_jax.config import Config, DataConfig
 from zaya_jax.convert.companions import of_tokenizer
 from zaya_jax.data.corpus import build_corpus
 from zaya_jax.data.shards import Corpus, open_corpus
@@ -61,7 +61,7 @@ MISTAKES = (
     Mistake(
         "unknown verb",
         "xyz",
-        'there is no verb "xyz"; known are train, generate, data, chats, convert, ckpt, launch, plan, bench',
+        'there is no verb "xyz"; known are train, generate, data, tokenizer, convert, ckpt, launch, plan, bench',
     ),
     Mistake("mistyped verb", "trian", 'there is no verb "trian"; did you mean "train"?'),
     Mistake("mistyped option of zaya", "--versoin", 'there is no verb "--versoin"; did you mean "--version"?'),
@@ -373,7 +373,7 @@ def _write_bad_runs(root: pathlib.Path, values: dict) -> None:
     (root / "runs/home/corpus").mkdir()
     (root / "runs/home/outside").symlink_to(root / "corpus")
     (root / "short/texts").mkdir()
-    files = of_tokenizer("byte", config.model, story=()).files
+    files = of_tokenizer(DataConfig(), config.model, story=()).files
     (root / "short/tokenizer.json").write_bytes(files["tokenizer.json"])
     (root / "links").mkdir()
     places = {"done": "runs/done", "home": "runs/home", "corpus": "runs/home/corpus", "texts": "short/texts"}

@@ -161,14 +161,41 @@ def test_an_option_sets_its_field(option, section, field, value):
         ("source=docs corpus=corpora/docs", "docs"),
         ("source=None corpus=corpora/docs", None),
         ("source=docs", "docs"),
-        ("corpus=corpora/stdlib", "stdlib"),  # as the file says already
-        ("corpus=corpora/docs corpus=corpora/stdlib", "stdlib"),  # the last one holds
+        ("corpus=corpora/stdlib_2048", "stdlib"),  # as the file says already
+        ("corpus=corpora/docs corpus=corpora/stdlib_2048", "stdlib"),  # the last one holds
         ("seed=1", "stdlib"),
     ],
 )
 def test_the_source_of_a_file_is_of_its_own_corpus(options, source):
     overrides = [f"--config.data.{option}" for option in options.split()]
     assert load_config("configs/tiny.py", overrides).data.source == source
+
+
+@pytest.mark.parametrize(
+    ("options", "size"),
+    [
+        ("", 2048),
+        ("tokenizer=byte", None),
+        ("tokenizer=tokenizers/mine/tokenizer.json", None),
+        ("tokenizer=tokenizers/mine/tokenizer.json tokenizer_vocab_size=512", 512),
+        ("tokenizer=tokenizers/stdlib_2048/tokenizer.json", 2048),  # as the file says already
+        ("corpus=corpora/notes source=notes", None),  # it is called after other texts
+        ("source=stdlib", 2048),
+    ],
+)
+def test_only_the_tokenizer_of_the_file_is_trained(options, size):
+    """Another that is named and not there is a typo."""
+    overrides = [f"--config.data.{option}" for option in options.split()]
+    assert load_config("configs/tiny.py", overrides).data.tokenizer_vocab_size == size
+
+
+def test_a_tokenizer_that_is_to_be_trained_fits_the_network():
+    with pytest.raises(
+        ValueError, match=r"tokenizer_vocab_size is 4096; model\.vocab_size has rows for 2048"
+    ):
+        load_config("configs/tiny.py", ["--config.data.tokenizer_vocab_size=4096"])
+    with pytest.raises(ValueError, match=r"tokenizer_vocab_size is 0; it must be above 0"):
+        DataConfig(tokenizer_vocab_size=0)
 
 
 def test_a_config_has_no_source_unless_it_says_one():

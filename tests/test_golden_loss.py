@@ -30,13 +30,18 @@ RELATIVE_TOLERANCE = 1e-3
 
 
 def _short_config(folder: pathlib.Path) -> Config:
-    """The preset with a smaller batch, fewer steps and a schedule that ends with them."""
+    """The preset on bytes, with a smaller batch, fewer steps and a schedule that ends with them."""
     tiny = load_config("configs/tiny.py", [])
     return dataclasses.replace(
         tiny,
         run_folder=str(folder / "run"),
         data=dataclasses.replace(
-            tiny.data, corpus=str(folder / "corpus"), source=None, batch_size=BATCH_SIZE
+            tiny.data,
+            corpus=str(folder / "corpus"),
+            source=None,
+            tokenizer="byte",
+            tokenizer_vocab_size=None,
+            batch_size=BATCH_SIZE,
         ),
         optimizer=dataclasses.replace(
             tiny.optimizer, warmup_steps=min(tiny.optimizer.warmup_steps, NUM_STEPS // 2)

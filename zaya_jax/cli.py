@@ -22,7 +22,7 @@ VERBS = {
     "train": ("zaya_jax.train_command", "train a model, or go on with a run"),
     "generate": ("zaya_jax.inference.command", "continue a prompt with a trained model"),
     "data": ("zaya_jax.data.command", "make token corpora of text, and look at them"),
-    "chats": ("zaya_jax.data.chat_corpus", "build windows of packed chats from JSON lines"),
+    "tokenizer": ("zaya_jax.data.tokenizer_command", "train a tokenizer, or say what one is"),
     "convert": ("zaya_jax.convert.command", "weights to and from PyTorch"),
     "ckpt": ("zaya_jax.checkpoint_command", "list, verify, compare, prune and rewrite a run's checkpoints"),
     "launch": ("zaya_jax.launch_command", "a verb in several processes of this machine"),

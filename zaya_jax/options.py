@@ -82,7 +82,8 @@ def load_config(path: str, overrides: Sequence[str]) -> Config:
     """Builds the config of a file, with fields set on the command line.
 
     The source that a file gives is that of the file's own corpus: another one that is named on the
-    command line has no source, unless that is named there too.
+    command line has no source, unless that is named there too. So it is with the size of a tokenizer that
+    is to be trained.
 
     Args:
       path: of a Python file with `get_config()`.
@@ -96,6 +97,8 @@ def load_config(path: str, overrides: Sequence[str]) -> Config:
     fields = dict(options)
     if "data.corpus" in fields and "data.source" not in fields:
         _drop_source(values, fields["data.corpus"])
+    if "data.tokenizer_vocab_size" not in fields:
+        _drop_tokenizer_training(values, fields)
     for name, text in options:
         _set(values, name, text)
     return Config.from_dict(values)
@@ -106,6 +109,14 @@ def _drop_source(values: dict[str, Any], corpus: str) -> None:
     data = values.get("data")
     if isinstance(data, dict) and data.get("corpus", DataConfig.corpus) != corpus:
         data["source"] = None
+
+
+def _drop_tokenizer_training(values: dict[str, Any], fields: dict[str, str]) -> None:
+    """Drops the size of a tokenizer to be trained when it is of another one, or would be of other text."""
+    data = values.get("data")
+    named = [name for name in ("tokenizer", "source") if f"data.{name}" in fields]
+    if isinstance(data, dict) and any(data.get(name) != fields[f"data.{name}"] for name in named):
+        data["tokenizer_vocab_size"] = None
 
 
 def split_override(option: str, *, known: Sequence[str] = ()) -> tuple[str, str]:

@@ -3,7 +3,6 @@
 It stands beside `cli.py` because it needs rooms that are below the training room.
 """
 
-import itertools
 import os
 import shlex
 import sys
@@ -15,7 +14,7 @@ import numpy as np
 from zaya_jax.config import COURSE_OPTION, Config
 from zaya_jax.data.loader import evaluation_batches
 from zaya_jax.data.shards import Corpus
-from zaya_jax.data.tokenizer import load_tokenizer
+from zaya_jax.data.tokenizer import tokenizer_of
 from zaya_jax.inference.generate import generate
 from zaya_jax.options import Parser, add_config_options, load_config
 from zaya_jax.parallel import hosts
@@ -154,9 +153,8 @@ def _held_out_text(result: TrainResult) -> str:
     (batch,) = evaluation_batches(
         result.corpus, split="validation", sequence_length=data.sequence_length, batch_size=1, limit=1
     )
-    tokenizer = load_tokenizer(data.tokenizer)
-    tokens = np.asarray(batch.tokens_BT)[0].tolist()
-    return tokenizer.decode(itertools.takewhile(lambda token: token != tokenizer.eos_id, tokens))
+    tokens_T, segments_T = np.asarray(batch.tokens_BT)[0], np.asarray(batch.segments_BT)[0]
+    return tokenizer_of(data).decode(tokens_T[segments_T == 1].tolist())
 
 
 def _compressors(corpus: Corpus) -> str:
@@ -169,12 +167,12 @@ def _compressors(corpus: Corpus) -> str:
 
 def _sample(result: TrainResult) -> str:
     config: Config = result.config
-    tokenizer = load_tokenizer(config.data.tokenizer)
+    tokenizer = tokenizer_of(config.data)
     key = jax.random.fold_in(result.state.key, config.train.num_steps)
     tokens = generate(
         result.model,
         result.state.variables,
-        [tokenizer.bos_id],
+        tokenizer.borders.begin([]),
         max_new_tokens=min(config.train.sample_tokens, config.model.max_position_embeddings - 1),
         temperature=SAMPLE_TEMPERATURE,
         seed=int(jax.random.bits(key)) >> 1,

@@ -2,13 +2,16 @@ import jax
 import numpy as np
 import pytest
 
-from zaya_jax.data.batch import Batch, make_example
+from zaya_jax.data.batch import PADDING, Batch, make_example
+from zaya_jax.data.borders import Borders
 
-PAD, EOS, BOS = 0, 1, 2
+PAD, EOS, BOS, NONE = 0, 1, 2, PADDING
+WITH_BOS = Borders(bos_id=BOS, eos_id=EOS, pad_id=PAD)
+SEPARATOR = Borders(bos_id=None, eos_id=EOS, pad_id=EOS)
 
 
-def _example(tokens):
-    return make_example(np.array(tokens), bos_id=BOS, pad_id=PAD)
+def _example(tokens, borders=WITH_BOS):
+    return make_example(np.array(tokens), borders=borders)
 
 
 def _check(example, **expected):
@@ -17,7 +20,7 @@ def _check(example, **expected):
 
 
 def test_window_that_begins_in_a_document_and_ends_in_padding():
-    example = _example([8, 9, EOS, BOS, 7, EOS, BOS, EOS, PAD, PAD])
+    example = _example([8, 9, EOS, BOS, 7, EOS, BOS, EOS, NONE, NONE])
     _check(
         example,
         tokens_BT=[8, 9, EOS, BOS, 7, EOS, BOS, EOS, PAD, PAD],
@@ -28,13 +31,39 @@ def test_window_that_begins_in_a_document_and_ends_in_padding():
     )
 
 
+@pytest.mark.parametrize("bos_id", [None, EOS])
+def test_one_token_between_documents_ends_the_one_and_begins_the_other(bos_id):
+    """Also where padding has its number: of what is real, none is taken for padding, nor the reverse."""
+    borders = Borders(bos_id=bos_id, eos_id=EOS, pad_id=EOS)
+    _check(
+        _example([8, 9, EOS, 7, EOS, EOS, NONE, NONE], borders),
+        tokens_BT=[8, 9, EOS, 7, EOS, EOS, EOS, EOS],
+        targets_BT=[9, EOS, 7, EOS, EOS, EOS, EOS, EOS],
+        weights_BT=[1, 1, 1, 1, 1, 0, 0, 0],
+        positions_BT=[0, 1, 0, 1, 0, 0, 0, 0],
+        segments_BT=[1, 1, 2, 2, 3, 4, 0, 0],
+    )
+
+
+def test_a_document_may_hold_the_token_that_pads():
+    example = _example([BOS, PAD, 5, NONE])
+    _check(example, tokens_BT=[BOS, PAD, 5, PAD], weights_BT=[1, 1, 0, 0], segments_BT=[1, 1, 1, 0])
+
+
+@pytest.mark.parametrize("borders", [WITH_BOS, SEPARATOR])
+def test_documents_between_their_borders(borders):
+    stream = [*borders.opening, *borders.lay_out([7, 8]), *borders.lay_out([])]
+    assert stream == ([BOS, 7, 8, EOS, BOS, EOS] if borders.has_bos else [EOS, 7, 8, EOS, EOS])
+    assert borders.begin([7]) == stream[:2]
+
+
 def test_window_that_begins_with_a_document_and_cuts_it():
     example = _example([BOS, 5, 6, 7])
     _check(example, weights_BT=[1, 1, 1, 0], positions_BT=[0, 1, 2, 3], segments_BT=[1, 1, 1, 1])
 
 
 def test_window_of_padding_alone():
-    example = _example([PAD] * 3)
+    example = _example([NONE] * 3)
     _check(example, targets_BT=[PAD] * 3, weights_BT=[0] * 3, positions_BT=[0] * 3, segments_BT=[0] * 3)
 
 
@@ -46,8 +75,8 @@ def test_last_position_has_no_target(last):
 
 
 def test_types_and_that_the_window_is_left_alone():
-    tokens_T = np.array([BOS, 5, EOS, PAD], np.uint16)
-    example = make_example(tokens_T, bos_id=BOS, pad_id=PAD)
+    tokens_T = np.array([BOS, 5, EOS, 6], np.uint16)
+    example = make_example(tokens_T, borders=WITH_BOS)
     types = {name: getattr(example, name).dtype.name for name in vars(example)}
     assert types == {
         "tokens_BT": "int32",
@@ -56,12 +85,12 @@ def test_types_and_that_the_window_is_left_alone():
         "positions_BT": "int32",
         "segments_BT": "int32",
     }
-    assert tokens_T.tolist() == [BOS, 5, EOS, PAD]
+    assert tokens_T.tolist() == [BOS, 5, EOS, 6]
 
 
 def test_rows_of_a_batch_are_examples():
     tokens_BT = np.random.default_rng(0).integers(1, 6, (5, 40))  # many BOS and EOS
-    batch = make_example(tokens_BT, bos_id=BOS, pad_id=PAD)
+    batch = make_example(tokens_BT, borders=WITH_BOS)
     for b, tokens_T in enumerate(tokens_BT):
         jax.tree.map(
             np.testing.assert_array_equal, jax.tree.map(lambda x, b=b: x[b], batch), _example(tokens_T)

@@ -16,7 +16,8 @@ from array_record.python import array_record_module
 from zaya_jax.config import DataConfig
 from zaya_jax.data import corpus as corpus_module
 from zaya_jax.data.command import main
-from zaya_jax.data.corpus import build_corpus, ensure_corpus
+from zaya_jax.data.corpus import build_corpus
+from zaya_jax.data.ensure import ensure_corpus
 from zaya_jax.data.shards import open_corpus
 from zaya_jax.data.tokenizer import ByteTokenizer
 from zaya_jax.durable import content_hash

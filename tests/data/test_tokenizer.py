@@ -1,4 +1,3 @@
-import json
 import shutil
 
 import numpy as np
@@ -87,6 +86,12 @@ def test_specials_are_never_encoded_stand_for_nothing_and_are_dropped(tokenizer)
     assert tokenizer.decode([tokenizer.bos_id, *ids, tokenizer.eos_id, tokenizer.pad_id]) == "a"
 
 
+def test_a_prompt_may_spell_specials(tokenizer):
+    ids = tokenizer.encode("<bos>a<eos><pad>", specials=True)
+    assert ids == [tokenizer.bos_id, *tokenizer.encode("a"), tokenizer.eos_id, tokenizer.pad_id]
+    assert tokenizer.encode("<bos>a") != tokenizer.encode("<bos>a", specials=True)
+
+
 def test_half_a_character_decodes_to_the_replacement_character(tokenizer):
     ids = tokenizer.encode("🦓")
     assert len(ids) == 4
@@ -135,29 +140,3 @@ def test_file_that_is_no_tokenizer(tmp_path, content):
     path.write_bytes(content)
     with pytest.raises(ValueError, match=r"broken\.json is not a Hugging Face tokenizer\.json: "):
         load_tokenizer(str(path))
-
-
-@pytest.mark.parametrize(
-    ("missing", "sentence"),
-    [
-        ("<bos>", "no special token <bos> or <s>; the one that begins a document must be called so"),
-        ("<eos>", "no special token <eos> or </s>; the one that ends a document must be called so"),
-        ("<pad>", "no special token <pad>; the one that fills up a block must be called so"),
-    ],
-)
-def test_missing_special_token(sentencepiece_path, missing, sentence):
-    with open(sentencepiece_path) as file:
-        values = json.load(file)
-    values["added_tokens"] = [t for t in values["added_tokens"] if t["content"] != missing]
-    with open(sentencepiece_path, "w") as file:
-        json.dump(values, file)
-    with pytest.raises(ValueError, match=sentence):
-        load_tokenizer(sentencepiece_path)
-
-
-def test_model_whose_tokens_do_not_tell_their_bytes(tmp_path):
-    tokenizer = tokenizers.Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
-    tokenizer.add_special_tokens(_SPECIALS)
-    path = _save(tokenizer, tmp_path / "words.json")
-    with pytest.raises(ValueError, match="is a WordLevel tokenizer; it must be BPE or Unigram"):
-        load_tokenizer(path)

@@ -13,6 +13,7 @@ from pallas_kernels.cca import rotate
 from pallas_kernels.product import product
 from zaya_jax.config import Config, DataConfig, OptimizerConfig
 from zaya_jax.data.batch import make_example
+from zaya_jax.data.borders import NO_BORDERS
 from zaya_jax.inference.generate import generate
 from zaya_jax.model.attention import VARIANTS, AttentionVariant
 from zaya_jax.model.weights import count_parameters
@@ -60,7 +61,7 @@ def test_multi_head_attention_learns_in_twenty_steps_and_decodes():
     state = jax.jit(functools.partial(init_state, config, setup), out_shardings=placed)()
     step, losses = compiled_step(state, setup=setup, mesh=mesh), []
     tokens_BT = np.tile(1 + np.arange(17) % 8, (4, 1))
-    batch = jax.tree.map(jnp.asarray, make_example(tokens_BT, bos_id=-1, pad_id=-1))
+    batch = jax.tree.map(jnp.asarray, make_example(tokens_BT, borders=NO_BORDERS))
     for _ in range(20):
         state, metrics = step(state, batch)
         losses.append(float(metrics.loss))

@@ -335,7 +335,7 @@ def test_bfloat16_is_near_float32():
         ("zaya1_8b", 8_840_488_784),
         ("zaya1_base", 8_840_488_784),
         ("zaya1_74b", 74_793_953_144),
-        ("tiny", 1_887_336),
+        ("tiny", 1_188_836),
     ],
 )
 def test_parameters_of_presets(preset, count):

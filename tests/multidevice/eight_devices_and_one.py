@@ -20,7 +20,8 @@ from small_models import EXECUTION, SMALL
 
 from zaya_jax.checkpoint import Checkpoints, Retention, restore
 from zaya_jax.config import Config, DataConfig, LoraConfig, OptimizerConfig, TrainConfig
-from zaya_jax.data.batch import make_example
+from zaya_jax.data.batch import PADDING, make_example
+from zaya_jax.data.borders import Borders
 from zaya_jax.parallel.mesh import data_mesh, sharded
 from zaya_jax.plan.arithmetic import optimizer_flops
 from zaya_jax.train.programs import compiled_step
@@ -56,8 +57,8 @@ def batches():
     random, examples = np.random.default_rng(0), []
     for _ in range(STEPS):
         tokens_BT = random.integers(1, SMALL.vocab_size, (ROWS, TIME))
-        tokens_BT[np.arange(ROWS)[:, None] * TIME + np.arange(TIME) >= 200] = 0
-        examples.append(make_example(tokens_BT, bos_id=1, pad_id=0))
+        tokens_BT[np.arange(ROWS)[:, None] * TIME + np.arange(TIME) >= 200] = PADDING
+        examples.append(make_example(tokens_BT, borders=Borders(bos_id=1, eos_id=-1, pad_id=0)))
     return examples
 
 

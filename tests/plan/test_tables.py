@@ -74,12 +74,12 @@ def test_each_weight_has_its_whole_name_on_a_line(preset):
 
 
 def test_the_sizes_of_axes_are_said_once():
-    """`[4, 8, 128, 2, 128]` of the experts' gates in configs/tiny.py."""
+    """`[2, 4, 128, 2, 256]` of the experts' gates in configs/tiny.py."""
     config = load_config("configs/tiny.py", [])
     said = at_80_columns(dry_run._weights_table(flatten_weights(declare(config.model)), config))
     assert " LEDQF " in said
     sizes = " ".join(said.partition("axes: ")[2].split()).split(", ")
-    assert {"L 4", "E 8", "D 128", "Q 2", "F 128"} <= set(sizes)
+    assert {"L 2", "E 4", "D 128", "Q 2", "F 256"} <= set(sizes)
     assert len(sizes) == len(set(sizes)) == 18
 
 
@@ -135,7 +135,7 @@ def test_a_small_run_has_no_row_of_zeros():
     cells = {cell.strip() for line in said.splitlines() for cell in line.split("│")}
     assert not cells & {"0.0", "0.00", "0.00 GiB"}
     assert "0.0 GB" not in said
-    assert "7.20 MiB" in cells  # 1,887,336 weights of 4 bytes
+    assert "4.54 MiB" in cells  # 1,188,836 weights of 4 bytes
 
 
 @pytest.mark.parametrize(

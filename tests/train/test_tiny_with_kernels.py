@@ -1,8 +1,8 @@
 """configs/tiny.py with Pallas kernels, interpreted, learns what it learns without them.
 
-Model, optimiser and balancing are the preset's, with half of its layers and of its experts; a step has 96
-tokens, not 4,096. Muon iterates once, not five times: each kernel of each iteration of each shape of
-matrix is compiled on its own, which took most of the minutes of this test. All five are in
+Optimiser and balancing are the preset's; of the model, experts and vocabulary are smaller, as bytes need; a
+step has 96 tokens, not 2,048. Muon iterates once, not five times: each kernel of each iteration of each
+shape of matrix is compiled on its own, which took most of the minutes of this test. All five are in
 tests/kernels/test_newton_schulz.py.
 """
 
@@ -22,7 +22,10 @@ from zaya_jax.train.state import abstract_state, init_state, make_setup, shardin
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 NUM_STEPS, ROWS, TIME = 10, 2, 48
-SMALLER = ("model.num_hidden_layers=2", "model.num_experts=4", "optimizer.newton_schulz_steps=1")
+SMALLER = (
+    "data.tokenizer=byte", "model.vocab_size=264", "model.moe_intermediate_size=128",
+    "optimizer.newton_schulz_steps=1",
+)  # fmt: skip
 
 
 def batches():

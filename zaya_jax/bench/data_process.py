@@ -124,7 +124,7 @@ def _read_mapped(tokens: np.ndarray, corpus: Corpus, rng: np.random.Generator) -
     for _ in range(STEPS):
         starts = rng.integers(0, len(tokens) - LENGTH - 1, BATCH)
         windows = np.stack([tokens[start : start + LENGTH + 1] for start in starts])
-        make_example(windows[:, :-1], targets_BT=windows[:, 1:], bos_id=corpus.bos_id, pad_id=corpus.pad_id)
+        make_example(windows[:, :-1], targets_BT=windows[:, 1:], borders=corpus.borders)
 
 
 MEASUREMENTS: dict[str, Callable[[pathlib.Path], dict[str, float]]] = {

@@ -16,6 +16,7 @@ from rich.table import Table
 
 from zaya_jax.config import Config, DataConfig, ExecutionConfig, ModelConfig, OptimizerConfig
 from zaya_jax.data.batch import Batch, make_example
+from zaya_jax.data.borders import NO_BORDERS
 from zaya_jax.plan.train_program import lower_train_step
 from zaya_jax.platform.host_memory import available_memory
 from zaya_jax.tables import format_bytes, number_column
@@ -145,7 +146,7 @@ def _state_and_batch(config: Config) -> tuple[TrainState, Batch]:
     shape = config.data.batch_size, config.data.sequence_length
     tokens = np.random.default_rng(0).integers(1, config.model.vocab_size, shape)
     state = jax.jit(lambda: init_state(config, make_setup(config)))()
-    return state, make_example(tokens, bos_id=-1, pad_id=-1)
+    return state, make_example(tokens, borders=NO_BORDERS)
 
 
 def resident_memory(call: Callable[[], Any]) -> tuple[int, int]:

@@ -21,6 +21,7 @@ from rich.table import Table
 from zaya_jax.bench.measure import best_seconds
 from zaya_jax.config import Config, DataConfig, ExecutionConfig, ModelConfig, OptimizerConfig, TrainConfig
 from zaya_jax.data.batch import Batch, make_example
+from zaya_jax.data.borders import NO_BORDERS
 from zaya_jax.model.weights import Weight, count_parameters, declare, map_weights
 from zaya_jax.optim.matrices import matrix_axes
 from zaya_jax.parallel.mesh import data_mesh, replicated, sharded
@@ -103,7 +104,7 @@ def _step(optimizer: optax.GradientTransformation | None = None) -> Any:
 def _batch() -> Batch:
     shape = CONFIG.data.batch_size, CONFIG.data.sequence_length
     tokens = np.random.default_rng(0).integers(1, MODEL.vocab_size, shape)
-    return make_example(tokens, bos_id=-1, pad_id=-1)
+    return make_example(tokens, borders=NO_BORDERS)
 
 
 def _optax_axes(weight: Weight) -> optax.contrib.MuonDimensionNumbers | None:

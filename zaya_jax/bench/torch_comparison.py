@@ -25,6 +25,7 @@ from zaya_jax.bench.turns import Program, best_in_turn
 from zaya_jax.config import Config, DataConfig, ExecutionConfig, ModelConfig, OptimizerConfig, TrainConfig
 from zaya_jax.convert.huggingface import config_to_huggingface, variables_from_huggingface
 from zaya_jax.data.batch import make_example
+from zaya_jax.data.borders import NO_BORDERS
 from zaya_jax.inference.generate import generate
 from zaya_jax.model.flops import forward_flops_per_token
 from zaya_jax.model.weights import count_parameters
@@ -217,7 +218,7 @@ def our_training() -> Callable[[], Any]:
     setup, mesh = make_setup(config), data_mesh(jax.devices()[:1])
     state = first_state(setup, _our_variables()["params"], jax.random.key(0))
     states = [jax.device_put(state, shardings(state, mesh))]  # or the second step is compiled anew
-    batch = jax.device_put(make_example(_tokens((BATCH, LENGTH)), bos_id=-1, pad_id=-1))
+    batch = jax.device_put(make_example(_tokens((BATCH, LENGTH)), borders=NO_BORDERS))
     step = compiled_step(states[0], setup=setup, mesh=mesh)
 
     def train():

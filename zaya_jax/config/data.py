@@ -51,6 +51,12 @@ class DataConfig:
       mixture: name of the mixture that is trained on; None trains on `corpus`.
       tokenizer: "byte", "byte-chat" (which has borders of chats), or the path of a Hugging Face
         tokenizer.json.
+      tokenizer_vocab_size: tokens of a tokenizer.json that is to be trained on the training split of `source`
+        where it is missing; None when it must already be there.
+      bos_token: name of the token that begins documents; None takes what the tokenizer's own files say of
+        it, else a well-known name. Without one EOS begins them too.
+      eos_token: name of the token that ends documents; None finds it likewise, and there must be one.
+      pad_token: name of the token that fills up blocks; None finds it likewise. Without one EOS does.
       sequence_length: T, tokens a sequence. A corpus of chats is read at the length of its windows alone.
       batch_size: B, sequences an optimiser step, over all devices; behind the ramp if there is one.
       batch_ramp: smaller batches to begin with: pairs of a number of steps and the tokens of each,
@@ -63,6 +69,10 @@ class DataConfig:
     mixtures: tuple[MixtureConfig, ...] = ()
     mixture: str | None = None
     tokenizer: str = "byte"
+    tokenizer_vocab_size: int | None = None
+    bos_token: str | None = None
+    eos_token: str | None = None
+    pad_token: str | None = None
     sequence_length: int = 4096
     batch_size: int = 4096
     batch_ramp: tuple[tuple[int, int], ...] = ()
@@ -74,6 +84,11 @@ class DataConfig:
         require(
             self.sequence_length > 1,
             f"data.sequence_length is {self.sequence_length}; it must be at least 2: a token and its target",
+        )
+        size = self.tokenizer_vocab_size
+        require(
+            size is None or size > 0,
+            f"data.tokenizer_vocab_size is {size}; it must be above 0, or None to train no tokenizer",
         )
         require(self.corpus != "", "data.corpus is empty; it must be the folder of the token shards")
         names = [mixture.name for mixture in self.mixtures]

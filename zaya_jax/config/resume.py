@@ -38,6 +38,11 @@ KINDS = {
     "data.mixtures.corpora": Kind.PLACE,
     "data.mixture": Kind.LEARNED,
     "data.tokenizer": Kind.PLACE,
+    # By which one that is missing is trained; whether it is the same is checked, as of a corpus.
+    "data.tokenizer_vocab_size": Kind.PLACE,
+    "data.bos_token": Kind.LEARNED,
+    "data.eos_token": Kind.LEARNED,
+    "data.pad_token": Kind.LEARNED,
     # A run's place in its data is a number of sequences, made of these.
     "data.sequence_length": Kind.LEARNED,
     "data.batch_size": Kind.LEARNED,

@@ -103,6 +103,11 @@ class Config:
             f"data.batch_size is {self.data.batch_size}; it must be a multiple of "
             f"execution.num_microbatches, {self.execution.num_microbatches}",
         )
+        trained = self.data.tokenizer_vocab_size
+        require(
+            trained is None or trained <= self.model.vocab_size,
+            f"data.tokenizer_vocab_size is {trained}; model.vocab_size has rows for {self.model.vocab_size}",
+        )
         steps = self.train.num_steps
         require(
             self.optimizer.warmup_steps < steps,

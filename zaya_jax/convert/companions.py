@@ -4,28 +4,32 @@ In a PyTorch folder they lie beside the weights; in a run folder in `tokenizer/`
 """
 
 import dataclasses
-import json
 import pathlib
 from collections.abc import Mapping
 from typing import Any
 
 import tokenizers
 
-from zaya_jax.config import Config, ModelConfig
+from zaya_jax.config import Config, DataConfig, ModelConfig
 from zaya_jax.convert.pytorch_folder import CONFIG, PytorchFolder
-from zaya_jax.data.tokenizer import BYTE_TOKENIZERS, ByteTokenizer, load_tokenizer
-from zaya_jax.json_files import MAX_JSON_BYTES, read_json
+from zaya_jax.data.specials import BESIDE
+from zaya_jax.data.tokenizer import BYTE_TOKENIZERS, ByteTokenizer, HuggingFaceTokenizer, special_names
+from zaya_jax.data.tokenizer_files import (
+    GENERATION,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    as_json,
+    as_kept,
+    begin_as_documents,
+    begin_with,
+    files_of,
+    read_files,
+    transformers_config,
+)
+from zaya_jax.json_files import parse_object, read_json
 from zaya_jax.model.flops import active_parameters
 from zaya_jax.model.weights import count_parameters
 
-FOLDER = "tokenizer"
-TOKENIZER = "tokenizer.json"
-TOKENIZER_CONFIG = "tokenizer_config.json"
-GENERATION = "generation_config.json"
-FILES = (
-    TOKENIZER, TOKENIZER_CONFIG, GENERATION, "tokenizer.model", "special_tokens_map.json",
-    "added_tokens.json", "chat_template.jinja", "chat_template.json",
-)  # fmt: skip
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
@@ -46,7 +50,7 @@ class Companions:
 
 def of_folder(folder: PytorchFolder) -> Companions:
     """Those of a PyTorch folder."""
-    files = _read_files(folder.folder)
+    files = read_files(folder.folder)
     ids = read_token_ids(folder.folder / CONFIG, folder.config)
     if GENERATION in files:
         read_token_ids(folder.folder / GENERATION, folder.config)  # goes along as it is
@@ -54,8 +58,8 @@ def of_folder(folder: PytorchFolder) -> Companions:
     return Companions(_with_generation(files, ids), ids, story)
 
 
-def of_run(run: Config, *, step: int) -> Companions:
-    """Those of a run: the files beside its tokenizer, or files that say what its bytes are."""
+def of_run(folder: pathlib.Path, run: Config, *, step: int) -> Companions:
+    """Those of a run: the files of its tokenizer, or files that say what its bytes are."""
     story = [f"Step {step:,} of a run of zaya_jax."]
     if step:
         tokens = step * run.data.batch_size * run.data.sequence_length
@@ -63,34 +67,44 @@ def of_run(run: Config, *, step: int) -> Companions:
             f"Trained on {tokens:,} tokens, in sequences of {run.data.sequence_length:,} and batches of "
             f"{run.data.batch_size:,}; optimiser: {run.optimizer.name}."
         )
-    return of_tokenizer(run.data.tokenizer, run.model, story=tuple(story))
+    return of_tokenizer(as_kept(folder, run.data), run.model, story=tuple(story))
 
 
-def of_tokenizer(name: str | None, config: ModelConfig, *, story: tuple[str, ...]) -> Companions:
-    """Those of a tokenizer as `DataConfig.tokenizer` names it; of none where its file is gone.
+def of_tokenizer(data: DataConfig | None, config: ModelConfig, *, story: tuple[str, ...]) -> Companions:
+    """Those of the tokenizer of a run; of none where its file is gone.
 
     Raises:
       ValueError: if a special token that is named beside it is none of the network's.
     """
-    if name is not None and name in BYTE_TOKENIZERS:
-        ids: dict[str, Any] = {field: getattr(ByteTokenizer, _attribute(field)) for field in TOKEN_IDS}
-        return Companions(_with_generation(_byte_files(BYTE_TOKENIZERS[name]), ids), ids, story)
-    folder = pathlib.Path(name).parent if name is not None else None
-    if name is None or folder is None or not folder.is_dir():
+    if data is None:
         return Companions({}, dict.fromkeys(TOKEN_IDS), story)
-    files = _read_files(folder)
-    if pathlib.Path(name).is_file():
-        files[TOKENIZER] = pathlib.Path(name).read_bytes()
+    if data.tokenizer in BYTE_TOKENIZERS:
+        ids: dict[str, Any] = {field: getattr(ByteTokenizer, _attribute(field)) for field in TOKEN_IDS}
+        return Companions(_with_generation(_byte_files(BYTE_TOKENIZERS[data.tokenizer]), ids), ids, story)
+    files = files_of(data.tokenizer)
     ids = dict.fromkeys(TOKEN_IDS)
+    if TOKENIZER in files:
+        files, ids = _as_trained_with(files, data)
     if GENERATION in files:
-        ids = read_token_ids(folder / GENERATION, config)
-    elif TOKENIZER in files:
-        tokenizer = load_tokenizer(name)
-        ids = {field: getattr(tokenizer, _attribute(field)) for field in TOKEN_IDS}
-    files = _with_generation(files, ids)
-    if TOKENIZER in files and TOKENIZER_CONFIG not in files:
-        files[TOKENIZER_CONFIG] = _tokenizer_config(files[TOKENIZER], ids)
-    return Companions(files, ids, story)
+        ids = read_token_ids(pathlib.Path(data.tokenizer).parent / GENERATION, config)
+    return Companions(_with_generation(files, ids), ids, story)
+
+
+def _as_trained_with(files: dict[str, bytes], data: DataConfig) -> tuple[dict[str, bytes], dict[str, Any]]:
+    """Files of a tokenizer with which transformers begins a text as the run's documents did."""
+    tokenizer = HuggingFaceTokenizer(data.tokenizer, special_names(data))
+    ids = {field: getattr(tokenizer, _attribute(field)) for field in TOKEN_IDS}
+    found = parse_object(files[TOKENIZER_CONFIG], TOKENIZER_CONFIG) if TOKENIZER_CONFIG in files else None
+    config = _tokenizer_config(files[TOKENIZER], ids) if found is None else found
+    specials = dataclasses.asdict(tokenizer.specials)
+    unsaid = {
+        f"{name}_token": each["token"]
+        for name, each in specials.items()
+        if each is not None and each["rule"] not in BESIDE
+    }
+    raw, config = begin_as_documents(files[TOKENIZER], config | unsaid, tokenizer.borders.first_id)
+    as_they_are = {TOKENIZER_CONFIG: files[TOKENIZER_CONFIG]} if config == found else {}
+    return files | {TOKENIZER: raw, TOKENIZER_CONFIG: as_json(config)} | as_they_are, ids
 
 
 def read_token_ids(file: pathlib.Path, config: ModelConfig) -> dict[str, Any]:
@@ -117,14 +131,6 @@ def _attribute(field: str) -> str:
     return field.replace("_token", "")
 
 
-def _read_files(folder: pathlib.Path) -> dict[str, bytes]:
-    found = {name: folder / name for name in FILES if (folder / name).is_file()}
-    for file in found.values():
-        if file.stat().st_size > MAX_JSON_BYTES:
-            raise ValueError(f"{file} has {file.stat().st_size:,} bytes; it may have {MAX_JSON_BYTES:,}")
-    return {name: file.read_bytes() for name, file in found.items()}
-
-
 def _with_generation(files: dict[str, bytes], ids: Mapping[str, Any]) -> dict[str, bytes]:
     """Adds a generation config where there is none: without it generation would not know its end."""
     known = {name: value for name, value in ids.items() if value is not None}
@@ -143,21 +149,16 @@ def _byte_files(kind: type[ByteTokenizer]) -> dict[str, bytes]:
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)  # type: ignore
     tokenizer.decoder = tokenizers.decoders.ByteLevel()  # type: ignore
     tokenizer.add_special_tokens(list(kind.specials))
+    tokenizer.post_processor = begin_with("<bos>", kind.bos_id)  # type: ignore
     text = tokenizer.to_str().encode()
     ids = {"bos_token_id": 2, "eos_token_id": 1, "pad_token_id": 0}
-    return {TOKENIZER: text, TOKENIZER_CONFIG: _tokenizer_config(text, ids)}
+    return {TOKENIZER: text, TOKENIZER_CONFIG: as_json(_tokenizer_config(text, ids))}
 
 
-def _tokenizer_config(tokenizer_json: bytes, ids: Mapping[str, Any]) -> bytes:
+def _tokenizer_config(tokenizer_json: bytes, ids: Mapping[str, Any]) -> dict[str, Any]:
     tokenizer = tokenizers.Tokenizer.from_str(tokenizer_json.decode())
-    spelled = {
-        field.removesuffix("_id"): tokenizer.id_to_token(ids[field])
-        for field in TOKEN_IDS
-        if isinstance(ids[field], int)
-    }
-    return as_json(
-        {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False} | spelled
-    )
+    known = [field for field in TOKEN_IDS if isinstance(ids[field], int)]
+    return transformers_config(**{field[:-3]: tokenizer.id_to_token(ids[field]) for field in known})
 
 
 def card(config: ModelConfig, companions: Companions, *, dtype: str, layout: str) -> bytes:
@@ -188,8 +189,3 @@ def card(config: ModelConfig, companions: Companions, *, dtype: str, layout: str
         f"{load}or with `zaya_jax.load_pytorch(FOLDER)`. "
         "`sha256sum --check SHA256SUMS` tells whether the files are as they were written.\n"
     ).encode()
-
-
-def as_json(value: Any) -> bytes:
-    """JSON as files have it here."""
-    return (json.dumps(value, indent=2) + "\n").encode()

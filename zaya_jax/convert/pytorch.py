@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from zaya_jax.config import ExecutionConfig, ModelConfig
+from zaya_jax.config import DataConfig, ExecutionConfig, ModelConfig
 from zaya_jax.convert.companions import of_tokenizer
 from zaya_jax.convert.huggingface import as_variables, by_path
 from zaya_jax.convert.layouts import LAYOUTS, LayoutName, WeightSlice, our_weights, weight_slices
@@ -91,7 +91,8 @@ def save_pytorch(
     if folder.exists():
         raise ValueError(f"{folder} is there already; choose another folder")
     source = VariableWeights(model.config, by_path(model.config, variables))
-    companions = of_tokenizer(tokenizer, model.config, story=("Saved from zaya_jax.",))
+    data = None if tokenizer is None else DataConfig(tokenizer=tokenizer)
+    companions = of_tokenizer(data, model.config, story=("Saved from zaya_jax.",))
     files = pytorch_files(
         source, layout, companions, dtype=parse_dtype(dtype), max_shard_bytes=max_shard_bytes
     )

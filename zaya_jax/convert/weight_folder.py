@@ -26,6 +26,7 @@ class WeightFolder:
       run: the config of the run that it is; None for a PyTorch folder.
       step: of the checkpoint; 0 for a PyTorch folder.
       pytorch: the PyTorch folder that it is; None for a run.
+      folder: where it lies.
     """
 
     layout: TargetLayout
@@ -33,13 +34,14 @@ class WeightFolder:
     run: Config | None
     step: int
     pytorch: PytorchFolder | None
+    folder: pathlib.Path
 
     def companions(self) -> Companions:
         """What goes along with its weights."""
         if self.pytorch is not None:
             return beside.of_folder(self.pytorch)
         assert self.run is not None
-        return beside.of_run(self.run, step=self.step)
+        return beside.of_run(self.folder, self.run, step=self.step)
 
 
 @contextlib.contextmanager
@@ -55,11 +57,11 @@ def open_weight_folder(path: str | pathlib.Path) -> Iterator[WeightFolder]:
         raise ValueError(f"{folder} is {what}; it must be the folder of a run or of PyTorch weights")
     if is_run(folder):
         weights = RunWeights(folder)
-        yield WeightFolder("zaya", weights, weights.run, weights.step, None)
+        yield WeightFolder("zaya", weights, weights.run, weights.step, None, folder)
         return
     opened = open_folder(folder)
     with PytorchWeights(opened) as weights:
-        yield WeightFolder(opened.layout, weights, None, 0, opened)
+        yield WeightFolder(opened.layout, weights, None, 0, opened, folder)
 
 
 def is_run(folder: pathlib.Path) -> bool:

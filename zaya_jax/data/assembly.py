@@ -12,18 +12,18 @@ import contextlib
 import dataclasses
 import fcntl
 import json
-import lzma
 import pathlib
 import shutil
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import BrokenExecutor, Future, ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import xxhash
 
 from zaya_jax import durable
 from zaya_jax.data.blocks import ShardFormat, hashes_file
+from zaya_jax.data.compressed import CompressedSize
 from zaya_jax.data.division import Division
 from zaya_jax.data.documents import Document
 from zaya_jax.data.intake import Intake
@@ -161,17 +161,17 @@ def write_splits(
     count = num_workers if num_bytes >= _PARALLEL_BYTES else 1
     with workers(count, shard_format) as submit, ThreadPoolExecutor(1) as compressing:
         splits = {name: _SplitAssembly(work, name, shard_format, submit) for name in SPLITS}
-        compressed = _CompressedSize()
+        compressed = CompressedSize()
         waiting: collections.deque[_Waiting] = collections.deque()
         for number, texts in enumerate(_gather(intake.texts(), division)):
-            held_out = compressing.submit(compressed.append, texts.of("validation"))
+            held_out = compressing.submit(_compress, compressed, texts.of("validation"))
             waiting.append(_Waiting(texts, number, _begin_part(work, number, texts, submit), held_out))
             while len(waiting) > _AHEAD * count:
                 _settle(waiting.popleft(), splits, work, advance)
         while waiting:
             _settle(waiting.popleft(), splits, work, advance)
         shards = {name: split.finish() for name, split in splits.items()}
-    sizes = compressed.finish()
+    sizes = dict(zip(("gzip_9_bytes", "xz_9_bytes"), compressed.finish(), strict=True))
     return {
         name: dataclasses.replace(
             split.describe(shards[name], skipped=intake.skipped[name]),
@@ -179,6 +179,11 @@ def write_splits(
         )
         for name, split in splits.items()
     }
+
+
+def _compress(compressed: CompressedSize, texts: Iterable[bytes]) -> None:
+    for raw in texts:
+        compressed.append(raw)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -255,6 +260,16 @@ class _SplitAssembly:
         self._num_shards = 0
         self._shards: list[Shard] = []
         self._documents = self._text_bytes = self._tokens = 0
+        self._open(shard_format)
+
+    def _open(self, shard_format: ShardFormat) -> None:
+        """Takes what stands before the first document, where documents have only a token between them."""
+        opening = np.array(shard_format.tokenizer.borders.opening, shard_format.dtype)
+        if opening.size:
+            file = self._work / "parts" / f"opening.{self._name}"
+            opening.tofile(file)
+            self._tokens = self._left = opening.size
+            self._stretches.append(Stretch(file, 0, opening.size))
 
     def append(self, file: pathlib.Path, tokens: int, texts: list[bytes]) -> None:
         """Takes the tokens of a part, and begins the shards that they fill."""
@@ -344,23 +359,3 @@ class _SplitAssembly:
 
     def _place(self, number: int) -> pathlib.Path:
         return self._work / "shards" / f"{self._name}-{number:05d}"
-
-
-class _CompressedSize:
-    """What concatenated documents come to under gzip -9 and xz -9, without keeping them."""
-
-    def __init__(self):
-        self._gzip = zlib.compressobj(level=9, wbits=31)  # 31: gzip's header and trailer
-        self._xz = lzma.LZMACompressor(preset=9)
-        self._gzip_bytes = self._xz_bytes = 0
-
-    def append(self, texts: list[bytes]) -> None:
-        for raw in texts:
-            self._gzip_bytes += len(self._gzip.compress(raw))
-            self._xz_bytes += len(self._xz.compress(raw))
-
-    def finish(self) -> dict[str, int]:
-        return {
-            "gzip_9_bytes": self._gzip_bytes + len(self._gzip.flush()),
-            "xz_9_bytes": self._xz_bytes + len(self._xz.flush()),
-        }

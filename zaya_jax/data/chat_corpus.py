@@ -13,7 +13,7 @@ import errno
 import os
 import pathlib
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import rich.box
@@ -134,9 +134,9 @@ def _write(
     with _Examples(folder, shard_format.dtype) as examples:
         trimmed, left_out = _encode_all(source, chat_format, shard_format.block_tokens, examples)
         chosen = _choose_splits(examples.hashes, source, validation_percent)
-        text_bytes_V = shard_format.tokenizer.token_bytes()
+        count_bytes = _counter_of_bytes(shard_format.tokenizer)
         splits = {
-            name: _write_split(folder, name, examples, numbers, shard_format, text_bytes_V)
+            name: _write_split(folder, name, examples, numbers, shard_format, count_bytes)
             for name, numbers in chosen.items()
         }
         lengths = {name: [examples.lengths[i] for i in numbers] for name, numbers in chosen.items()}
@@ -259,13 +259,21 @@ def _choose_splits(
     }
 
 
+def _counter_of_bytes(tokenizer: Tokenizer) -> Callable[[np.ndarray], int]:
+    """Counts the bytes of text that tokens stand for."""
+    bytes_V = tokenizer.token_bytes()
+    if bytes_V is None:  # case and spaces are lost, in the text that a model could give back too
+        return lambda tokens_T: len(tokenizer.decode(tokens_T.tolist()).encode())
+    return lambda tokens_T: int(bytes_V[tokens_T].sum())
+
+
 def _write_split(
     folder: pathlib.Path,
     name: str,
     examples: _Examples,
     numbers: Sequence[int],
     shard_format: ShardFormat,
-    text_bytes_V: np.ndarray,
+    count_bytes: Callable[[np.ndarray], int],
 ) -> Split:
     length = shard_format.block_tokens
     writer = BlockWriter(folder, name, shard_format)
@@ -277,7 +285,7 @@ def _write_split(
     text_bytes = 0
     for window in windows:
         chats = [examples[i] for i in window]
-        text_bytes += sum(int(text_bytes_V[chat.tokens_T].sum()) for chat in chats)
+        text_bytes += sum(count_bytes(chat.tokens_T) for chat in chats)
         pad_id, dtype = shard_format.tokenizer.pad_id, shard_format.dtype
         writer.write(window_to_bytes(chats, length=length, pad_id=pad_id, dtype=dtype))
     return Split(
@@ -289,17 +297,17 @@ def _write_split(
     )
 
 
-# zaya chats
+# zaya data chats
 
 _EXAMPLES = (
-    "zaya chats corpora/chats --source chats.jsonl --sequence-length 256     # as bytes",
-    "zaya chats corpora/chats --source chats --template chat_template.jinja --sequence-length 1024",
-    "zaya chats corpora/chats_32k --source chats --tokenizer tokenizer.json --sequence-length 32768",
+    "zaya data chats corpora/chats --source chats.jsonl --sequence-length 256     # as bytes",
+    "zaya data chats corpora/chats --source chats --template chat_template.jinja --sequence-length 1024",
+    "zaya data chats corpora/chats_32k --source chats --tokenizer tokenizer.json --sequence-length 32768",
 )
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """`zaya chats`: builds a corpus of chats and prints how they went into it."""
+    """`zaya data chats`: builds a corpus of chats and prints how they went into it."""
     options = _parse_options(argv)
     report = build_chat_corpus(
         options.folder,
@@ -319,7 +327,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _parse_options(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = Parser("chats", "Writes chats as a corpus of packed windows, with a part held out.", _EXAMPLES)
+    parser = Parser(
+        "data chats", "Writes chats as a corpus of packed windows, with a part held out.", _EXAMPLES
+    )
     parser.add_argument("folder", metavar="OUT", help="folder of the corpus to be")
     parser.add_argument("--source", required=True, help="a file of JSON lines, or a folder of *.jsonl")
     parser.add_argument(

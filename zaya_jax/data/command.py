@@ -8,12 +8,14 @@ import rich.console
 import rich.table
 import rich.text
 
+from zaya_jax.data import chat_corpus
 from zaya_jax.data.corpus import BLOCK_TOKENS, SHARD_TOKENS, VALIDATION_PERCENT, build_corpus
 from zaya_jax.data.inspection import inspect
 from zaya_jax.data.intake import ON_BAD
 from zaya_jax.data.left_out import describe_left_out, printable
 from zaya_jax.data.shards import SPLITS, Corpus, open_corpus, verify_corpus
 from zaya_jax.data.sources import open_source
+from zaya_jax.data.specials import SpecialNames
 from zaya_jax.data.tokenizer import load_tokenizer
 from zaya_jax.options import Parser
 from zaya_jax.progress import ByteProgress
@@ -21,6 +23,7 @@ from zaya_jax.tables import name_column, number_column
 
 _EXAMPLES = (
     "zaya data build corpora/notes --source ~/notes        # any text becomes a corpus",
+    "zaya data chats --help                                # chats, packed whole into windows",
     "zaya data inspect corpora/notes                       # what is in it",
     "zaya data verify corpora/notes                        # are its files what was written?",
     "zaya data build --help                                # the options of a verb",
@@ -62,12 +65,13 @@ def build(argv: Sequence[str]) -> None:
     parser = _build_parser()
     options = parser.parse_args(argv)
     source = open_source(options.source, pattern=options.pattern, field=options.field)
+    names = SpecialNames(bos_token=options.bos_token, eos_token=options.eos_token)
     try:
         with ByteProgress("tokens", source.num_bytes) as progress:
             corpus = build_corpus(
                 options.folder,
                 source=source,
-                tokenizer=load_tokenizer(options.tokenizer),
+                tokenizer=load_tokenizer(options.tokenizer, names),
                 block_tokens=options.block_tokens,
                 validation_percent=options.validation_percent,
                 shard_tokens=options.shard_tokens,
@@ -104,6 +108,10 @@ def _build_parser() -> Parser:
     parser.add_argument(
         "--tokenizer", default="byte", help='"byte" (default) or the path of a Hugging Face tokenizer.json'
     )
+    for which, what in (("bos", "begins"), ("eos", "ends")):
+        parser.add_argument(
+            f"--{which}-token", metavar="TOKEN", help=f"the token that {what} documents; default: found"
+        )
     parser.add_argument(
         "--workers", type=int, default=_num_cores(), metavar="N",
         help="processes that make tokens of a large source; default: as many as cores, here %(default)s",
@@ -199,4 +207,9 @@ def _format_rate(compressed: int | None, raw: int) -> str:
     return "" if compressed is None else f"{8 * compressed / raw:.3f}"
 
 
-VERBS: dict[str, Callable[[Sequence[str]], None]] = {"build": build, "inspect": show, "verify": verify}
+VERBS: dict[str, Callable[[Sequence[str]], None]] = {
+    "build": build,
+    "chats": chat_corpus.main,
+    "inspect": show,
+    "verify": verify,
+}

@@ -5,7 +5,6 @@ is taken for it. What lies in the folder is in `zaya_jax.data.shards`, how it co
 `zaya_jax.data.assembly`, and what it is made of in `zaya_jax.data.sources`.
 """
 
-import contextlib
 import dataclasses
 import errno
 import os
@@ -14,24 +13,23 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from zaya_jax import durable
-from zaya_jax.config import DataConfig, lies_in
+from zaya_jax.config import lies_in
 from zaya_jax.data.assembly import StaleError, building_folder, forget, write_splits
 from zaya_jax.data.blocks import ShardFormat, hashes_file
 from zaya_jax.data.division import Division, by_hash, choose_division
 from zaya_jax.data.intake import ON_BAD, Intake, OnBad
-from zaya_jax.data.left_out import LeftOut, count_reasons, describe_left_out, write_left_out
+from zaya_jax.data.left_out import LeftOut, count_reasons, write_left_out
 from zaya_jax.data.shards import (
     MANIFEST,
     SPLITS,
     Corpus,
     Split,
     describe_files,
-    describe_missing,
     open_corpus,
     write_manifest,
 )
 from zaya_jax.data.sources import TextSource, open_source
-from zaya_jax.data.tokenizer import Tokenizer, load_tokenizer
+from zaya_jax.data.tokenizer import Tokenizer
 
 VALIDATION_PERCENT, BLOCK_TOKENS, SHARD_TOKENS = 5, 4096, 2**26
 """Of a corpus when nothing else is said."""
@@ -134,7 +132,7 @@ class _Recipe:
         tokenizer = self.shard_format.tokenizer
         return {
             "source": [self.description, str(self.source.root)],
-            "tokenizer": [tokenizer.name, tokenizer.fingerprint],
+            "tokenizer": [tokenizer.name, tokenizer.fingerprint, dataclasses.asdict(tokenizer.borders)],
             "blocks": [self.shard_format.block_tokens, self.shard_format.shard_blocks],
             "division": dataclasses.asdict(self.division),
             "on_bad": self.on_bad,
@@ -266,37 +264,22 @@ def _describe(
     )
 
 
-def ensure_corpus(config: DataConfig) -> Corpus:
-    """Opens the corpus that a run wants, building it from `config.source` when it is missing.
-
-    Several processes may do this at once: the first to finish puts its corpus in place, and the
-    others open that.
-
-    Raises:
-      ValueError: when it is missing with no source to build from, is damaged, or has another tokenizer.
-    """
-    tokenizer = load_tokenizer(config.tokenizer)
-    if not pathlib.Path(config.corpus).exists():
-        if config.source is None:
-            raise ValueError(
-                f"{describe_missing(config.corpus)}, or the run itself with --config.data.source=TEXTS"
-            )
-        with contextlib.suppress(FileExistsError):
-            corpus = build_corpus(config.corpus, source=config.source, tokenizer=tokenizer)
-            print(describe_left_out(corpus.folder, corpus.left_out), end="")
-    return open_corpus_for(config.corpus, config.tokenizer)
-
-
-def open_corpus_for(folder: str, tokenizer: str) -> Corpus:
-    """Opens a corpus that is to be of the tokenizer of a run.
+def training_texts(
+    source: str,
+    *,
+    pattern: str | None = None,
+    field: str | None = None,
+    validation_percent: int = VALIDATION_PERCENT,
+) -> Iterator[str]:
+    """The texts that `build_corpus` puts into the training split, in its order.
 
     Raises:
-      ValueError: as `open_corpus`, or when it is of another.
+      ValueError: as `open_source`, or when there are none.
     """
-    corpus = open_corpus(folder)
-    if corpus.tokenizer_fingerprint != load_tokenizer(tokenizer).fingerprint:
-        raise ValueError(
-            f'data.tokenizer is "{tokenizer}", and the corpus {folder} was made with '
-            f'"{corpus.tokenizer}"; they must be the same'
-        )
-    return corpus
+    opened = open_source(source, pattern=pattern, field=field)
+    # What is broken is told of by whoever builds the corpus.
+    division = _choose_division(opened, validation_percent, "skip")
+    for document in Intake(opened, division, on_bad="skip", deduplicate=False).texts():
+        for split, raw in division.divide(document.raw):
+            if split == "train":
+                yield raw.decode("utf-8")

@@ -49,14 +49,17 @@ def measure_lengths(corpus: Corpus, split: str, *, most_tokens: int = MOST_TOKEN
     there = corpus.split(split)
     blocks = BlockReader(corpus, split)
     num_blocks = min(there.num_blocks, math.ceil(most_tokens / corpus.block_tokens))
+    first_id = corpus.borders.first_id
     begins = [
-        np.flatnonzero(np.frombuffer(blocks[i], corpus.dtype) == corpus.bos_id) + i * corpus.block_tokens
+        np.flatnonzero(np.frombuffer(blocks[i], corpus.dtype) == first_id) + i * corpus.block_tokens
         for i in range(num_blocks)
     ]
     whole = num_blocks == there.num_blocks
     # A document that goes on behind what is read has no length here, unless it is the only one.
     end = min(there.tokens, num_blocks * corpus.block_tokens)
-    places = np.concatenate([*begins, [end]] if whole or sum(map(len, begins)) == 1 else begins)
+    # Without a BOS the last border of all begins none.
+    has_end = (whole and corpus.borders.has_bos) or sum(map(len, begins)) == 1
+    places = np.concatenate([*begins, [end]] if has_end else begins)
     lengths = np.diff(places)
     counts = np.bincount(np.log2(lengths).astype(int))
     return Lengths(tuple(map(int, counts)), whole, int(np.median(lengths)), int(lengths.max()))
@@ -107,9 +110,12 @@ def samples(corpus: Corpus, split: str, tokenizer: Tokenizer, *, number: int) ->
     length = _window(corpus, split)
     for batch in evaluation_batches(corpus, split=split, sequence_length=length, batch_size=1):
         tokens, learnt = np.asarray(batch.tokens_BT)[0], _is_learnt(batch)
-        for begin in np.flatnonzero(tokens == corpus.bos_id):
+        segments = np.asarray(batch.segments_BT)[0]
+        for begin in np.flatnonzero((tokens == corpus.borders.first_id)[:-1]):
             if not number:
                 return
+            if segments[begin + 1] != segments[begin]:  # an empty one, behind which the split ends
+                continue
             number -= 1
             yield _sample(tokens[begin:], learnt[begin:], corpus, tokenizer)
 
@@ -127,7 +133,9 @@ def _is_learnt(batch: Batch) -> np.ndarray:
 
 
 def _sample(tokens: np.ndarray, learnt: np.ndarray, corpus: Corpus, tokenizer: Tokenizer) -> rich.text.Text:
-    ends = np.flatnonzero(tokens == corpus.eos_id)
+    ends = (
+        np.flatnonzero(tokens[1:] == corpus.eos_id) + 1
+    )  # the first one may be an EOS, where there is no BOS
     end = min(int(ends[0]) if len(ends) else len(tokens), _SAMPLE_TOKENS)
     text = rich.text.Text()
     text.append("▶ ", _BORDER)

@@ -16,7 +16,7 @@ import grain
 import jax
 import numpy as np
 
-from zaya_jax.data.batch import Batch, make_example
+from zaya_jax.data.batch import PADDING, Batch, make_example
 from zaya_jax.data.blocks import BlockReader
 from zaya_jax.data.mixture import Reading
 from zaya_jax.data.shards import Corpus
@@ -36,7 +36,7 @@ def num_sequences(corpus: Corpus, split: str, sequence_length: int) -> int:
     if corpus.chat_template is not None and sequence_length != block_tokens:
         raise ValueError(
             f"data.sequence_length is {sequence_length}, and the chats of {corpus.folder} are packed into "
-            f"windows of {block_tokens} tokens; it must be that, or they packed anew (zaya chats "
+            f"windows of {block_tokens} tokens; it must be that, or they packed anew (zaya data chats "
             "--sequence-length)"
         )
     if block_tokens % sequence_length and sequence_length % block_tokens:
@@ -71,7 +71,7 @@ class _Split:
         # The last token of a split has nothing behind it, and its target stays padding.
         behind = min(last + 1, self.num_tokens)
         tokens = self._read(first, behind)
-        example_2T = np.full((2, length), self._corpus.pad_id, np.int32)
+        example_2T = np.full((2, length), PADDING, np.int32)
         example_2T[0, : last - first] = tokens[: last - first]
         example_2T[1, : behind - first - 1] = tokens[1:]
         return _example(self._corpus, example_2T)
@@ -97,7 +97,7 @@ class _Split:
 
 def _example(corpus: Corpus, example_2T: np.ndarray) -> Batch:
     """Tokens and what follows each, as an example."""
-    return make_example(example_2T[0], targets_BT=example_2T[1], bos_id=corpus.bos_id, pad_id=corpus.pad_id)
+    return make_example(example_2T[0], targets_BT=example_2T[1], borders=corpus.borders)
 
 
 class _Read:
@@ -222,7 +222,7 @@ def _iterate(
 ) -> Iterator[Batch]:
     """At most `limit` batches of a source, or rows of them."""
     rows = range(batch_size) if rows is None else rows
-    padding = _example(corpus, np.full((2, length), corpus.pad_id, np.int32))
+    padding = _example(corpus, np.full((2, length), PADDING, np.int32))
     examples = grain.MapDataset.source(_Rows(source, rows, batch_size, padding))
     examples = examples.slice(slice(None if limit is None else limit * len(rows)))
     # There is no remainder to drop; but grain rounds the length of an endless source, 2**63 - 1, up to one

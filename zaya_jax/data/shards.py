@@ -1,6 +1,6 @@
 """Shards: a corpus on disk, token blocks in ArrayRecord files beside a manifest of hashes.
 
-Each split is one stream of tokens, BOS document EOS, BOS document EOS, ..., cut into blocks of one
+Each split is one stream of tokens, its documents as `borders` lays them out, cut into blocks of one
 length; a block is a record of an ArrayRecord file. The manifest has the hash of every file, and a mark
 beside it the hash of the manifest. ArrayRecord itself would give a truncated file as an empty one, and
 another corpus's as this one's, without an error.
@@ -21,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from zaya_jax import durable
+from zaya_jax.data.borders import Borders
 from zaya_jax.json_files import read_json
 
 _FORMAT, _WITHOUT_HASHES = "zaya_jax corpus 2", "zaya_jax corpus 1"
@@ -73,7 +74,7 @@ class Split:
       documents: files of text in it.
       skipped: files that were left out, being empty or not UTF-8.
       text_bytes: UTF-8 bytes of the documents.
-      tokens: with each document's BOS and EOS, without padding.
+      tokens: with those between documents, without padding.
       gzip_9_bytes: size of the concatenated documents under gzip -9; None for training.
       xz_9_bytes: the same under xz -9.
     """
@@ -101,7 +102,7 @@ class Corpus:
       tokenizer: what `load_tokenizer` was asked for when it was built.
       tokenizer_fingerprint: of that tokenizer's content.
       vocab_size: V of the tokenizer.
-      bos_id: begins each document.
+      bos_id: begins each document; None where its tokenizer has no such token.
       eos_id: ends each document.
       pad_id: fills up the last block of a split.
       block_tokens: tokens a record.
@@ -119,7 +120,7 @@ class Corpus:
     tokenizer: str
     tokenizer_fingerprint: str
     vocab_size: int
-    bos_id: int
+    bos_id: int | None
     eos_id: int
     pad_id: int
     block_tokens: int
@@ -130,6 +131,11 @@ class Corpus:
     left_out: Mapping[str, int]
     files: Mapping[str, StoredFile]
     chat_template: str | None = None
+
+    @property
+    def borders(self) -> Borders:
+        """How documents stand in its streams."""
+        return Borders(bos_id=self.bos_id, eos_id=self.eos_id, pad_id=self.pad_id)
 
     def split(self, name: str) -> Split:
         """The split of a name.

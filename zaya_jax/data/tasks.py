@@ -22,6 +22,7 @@ import numpy as np
 from zaya_jax import durable
 from zaya_jax.data.blocks import BlockWriter, ShardFormat
 from zaya_jax.data.shards import Shard
+from zaya_jax.data.specials import SpecialNames
 from zaya_jax.data.tokenizer import load_tokenizer
 
 
@@ -70,10 +71,8 @@ class PartTask:
         tokenizer = shard_format.tokenizer
         pieces: dict[str, list[np.ndarray]] = {}
         for split, raw in self.texts:
-            ids = tokenizer.encode(raw.decode("utf-8"))
-            tokens = np.empty(len(ids) + 2, shard_format.dtype)
-            tokens[0], tokens[1:-1], tokens[-1] = tokenizer.bos_id, ids, tokenizer.eos_id
-            pieces.setdefault(split, []).append(tokens)
+            ids = tokenizer.borders.lay_out(tokenizer.encode(raw.decode("utf-8")))
+            pieces.setdefault(split, []).append(np.array(ids, shard_format.dtype))
         splits = {split: self._write(split, np.concatenate(tokens)) for split, tokens in pieces.items()}
         part = Part(key=self.key, splits=splits)
         _write_record(self.place.with_suffix(".json"), dataclasses.asdict(part))
@@ -171,7 +170,13 @@ def workers(count: int, shard_format: ShardFormat) -> Iterator[Submit]:
         yield lambda task: _do_here(task, shard_format)
         return
     tokenizer = shard_format.tokenizer
-    arguments = (tokenizer.name, tokenizer.fingerprint, shard_format.block_tokens, shard_format.shard_blocks)
+    arguments = (
+        tokenizer.name,
+        tokenizer.names,
+        tokenizer.fingerprint,
+        shard_format.block_tokens,
+        shard_format.shard_blocks,
+    )
     # A process that is forked beside threads, as those of jax are, may wait for ever.
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(count, context, _begin, arguments)
@@ -191,11 +196,13 @@ _at_work: list[ShardFormat] = []
 """Of a worker process: the format that all its tasks have."""
 
 
-def _begin(tokenizer: str, fingerprint: str, block_tokens: int, shard_blocks: int) -> None:
+def _begin(
+    tokenizer: str, names: SpecialNames, fingerprint: str, block_tokens: int, shard_blocks: int
+) -> None:
     """Gets a worker process ready."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the one that waits for it
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    loaded = load_tokenizer(tokenizer)
+    loaded = load_tokenizer(tokenizer, names)
     if loaded.fingerprint != fingerprint:
         raise ValueError(f"the tokenizer {tokenizer} has changed while a corpus was being built")
     _at_work.append(ShardFormat(tokenizer=loaded, block_tokens=block_tokens, shard_blocks=shard_blocks))

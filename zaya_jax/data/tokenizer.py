@@ -1,18 +1,26 @@
-"""Tokenizers behind one small interface: plain bytes, or a Hugging Face tokenizer.json.
+"""Tokenizers behind one small interface: plain bytes, or any Hugging Face tokenizer.json.
 
 Letters: V vocabulary.
 """
 
+import functools
 import hashlib
+import itertools
 import json
 import pathlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import tokenizers
 
+from zaya_jax.config import DataConfig
+from zaya_jax.data.borders import Borders
+from zaya_jax.data.specials import SpecialNames, find_specials
+
+_SPACES_ARE_LOST = ("Whitespace", "WhitespaceSplit", "BertPreTokenizer", "CharDelimiterSplit")
+"""Ways to split a text into words that give no token the spaces between them."""
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 
@@ -23,6 +31,11 @@ class Tokenizer(Protocol):
     @property
     def name(self) -> str:
         """What `load_tokenizer` was asked for."""
+        ...
+
+    @property
+    def names(self) -> SpecialNames:
+        """The special tokens that it was told of."""
         ...
 
     @property
@@ -37,7 +50,7 @@ class Tokenizer(Protocol):
 
     @property
     def pad_id(self) -> int:
-        """The token that fills up a last block."""
+        """The token that fills up a last block: EOS in a tokenizer without one for that."""
         ...
 
     @property
@@ -46,47 +59,84 @@ class Tokenizer(Protocol):
         ...
 
     @property
-    def bos_id(self) -> int:
-        """The token that begins a document."""
+    def bos_id(self) -> int | None:
+        """The token that begins a document; None in a tokenizer without one."""
         ...
 
-    def encode(self, text: str) -> list[int]:
-        """Ids of a text; no specials are added, and no text stands for a special."""
+    @property
+    def borders(self) -> Borders:
+        """How documents stand in a stream of its tokens."""
+        ...
+
+    def encode(self, text: str, *, specials: bool = False) -> list[int]:
+        """Ids of a text, none added; only with `specials` does text that spells a special stand for it.
+
+        A document must never have it: "<eos>" written in one would forge a border. A prompt may.
+        """
         ...
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of ids; specials are dropped, bytes that are not UTF-8 become U+FFFD."""
         ...
 
-    def token_bytes(self) -> np.ndarray:
-        """UTF-8 bytes that each token stands for, int32 [V]; 0 for specials."""
+    def token_bytes(self) -> np.ndarray | None:
+        """UTF-8 bytes of each token, int32 [V], 0 for specials; None where tokens do not tell theirs."""
         ...
 
 
-def load_tokenizer(name: str) -> Tokenizer:
+def load_tokenizer(name: str, names: SpecialNames | None = None) -> Tokenizer:
     """Loads "byte", "byte-chat", or the Hugging Face tokenizer.json at the path `name`.
 
+    Args:
+      name: of the tokenizer.
+      names: special tokens of a tokenizer.json that are not to be looked for.
+
     Raises:
-      ValueError: when there is no such file, or it is not a tokenizer that corpora can use.
+      ValueError: when there is no such file, it is no tokenizer.json, or has no token that ends documents.
     """
     if name in BYTE_TOKENIZERS:
         return BYTE_TOKENIZERS[name]()
-    return HuggingFaceTokenizer(name)
+    return HuggingFaceTokenizer(name, names or SpecialNames())
+
+
+def tokenizer_of(data: DataConfig) -> Tokenizer:
+    """The tokenizer of a run.
+
+    Raises:
+      ValueError: as `load_tokenizer`.
+    """
+    return load_tokenizer(data.tokenizer, special_names(data))
+
+
+def special_names(data: DataConfig) -> SpecialNames:
+    """The special tokens that a run's config names."""
+    return SpecialNames(bos_token=data.bos_token, eos_token=data.eos_token, pad_token=data.pad_token)
 
 
 class ByteTokenizer:
     """Byte b is token b + 3; below are padding, end and beginning of a document."""
 
     name = "byte"
+    names = SpecialNames()
     fingerprint = "byte"
     vocab_size = 259
     pad_id = 0
     eos_id = 1
     bos_id = 2
     specials: Mapping[str, int] = {"<pad>": 0, "<eos>": 1, "<bos>": 2}
+    """As they are written where a special may be."""
 
-    def encode(self, text: str) -> list[int]:
+    @property
+    def borders(self) -> Borders:
+        """How documents stand in a stream of its tokens."""
+        return Borders(bos_id=self.bos_id, eos_id=self.eos_id, pad_id=self.pad_id)
+
+    def encode(self, text: str, *, specials: bool = False) -> list[int]:
         """Ids of the text's UTF-8 bytes; a surrogate-escaped byte is that byte again."""
+        if specials:
+            parts = re.split(f"({'|'.join(map(re.escape, self.specials))})", text)
+            ids = ([self.specials[part]] if part in self.specials else self.encode(part) for part in parts)
+            return list(itertools.chain.from_iterable(ids))
         try:
             return self.encode_bytes(text.encode("utf-8", "surrogateescape"))
         except UnicodeEncodeError:  # a lone surrogate that is no escaped byte: keep its three bytes
@@ -130,55 +180,106 @@ BYTE_TOKENIZERS: Mapping[str, type[ByteTokenizer]] = {
 
 
 class HuggingFaceTokenizer:
-    """A tokenizer.json: byte-level BPE, or SentencePiece's BPE and Unigram."""
+    """A tokenizer.json: byte-level BPE, SentencePiece's BPE and Unigram, WordPiece or WordLevel."""
 
-    def __init__(self, path: str):
-        """Reads the file.
+    def __init__(self, path: str, names: SpecialNames | None = None):
+        """Reads the file, and what the files beside it say of its special tokens.
 
         Raises:
-          ValueError: when it is missing, no tokenizer.json, of another kind of model, or without
-            one of the special tokens that mark documents.
+          ValueError: when it is missing, no tokenizer.json, or has no token that ends documents.
         """
         raw = _read_tokenizer_file(path)
         try:
             self._tokenizer = tokenizers.Tokenizer.from_str(raw.decode("utf-8"))
         except Exception as error:  # the package raises bare Exception for a file that it cannot read
             raise ValueError(f"{path} is not a Hugging Face tokenizer.json: {error}") from error
+        self.name, self.names = path, names or SpecialNames()
+        self.fingerprint = hashlib.blake2b(raw, digest_size=16).hexdigest()
+        self.specials = find_specials(self._tokenizer, path, self.names)
+        # One that only a name makes special is dropped when decoded too. It keeps its number.
+        self._tokenizer.add_special_tokens(self._not_yet_special())
         # "<eos>" written in a document is text; taken for the token, it would forge a border.
         self._tokenizer.encode_special_tokens = True
-        self.name = path
-        self.fingerprint = hashlib.blake2b(raw, digest_size=16).hexdigest()
+        self._fields: dict[str, Any] = json.loads(self._tokenizer.to_str())
         self._vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
         self.vocab_size = max(self._vocabulary.values(), default=-1) + 1
-        self.bos_id = self._find_special("begins a document", ("<bos>", "<s>"))
-        self.eos_id = self._find_special("ends a document", ("<eos>", "</s>"))
-        self.pad_id = self._find_special("fills up a block", ("<pad>",))
-        self._byte_level = _is_byte_level(path, self._tokenizer.to_str())
+        self._reserved = self._find_reserved()
 
-    def _find_special(self, purpose: str, names: Sequence[str]) -> int:
-        specials = {t.content: i for i, t in self._tokenizer.get_added_tokens_decoder().items() if t.special}
-        for name in names:
-            if name in specials:
-                return specials[name]
-        raise ValueError(
-            f"{self.name} has no special token {' or '.join(names)}; the one that {purpose} must be called so"
-        )
+    def _not_yet_special(self) -> list[str]:
+        added = self._tokenizer.get_added_tokens_decoder()
+        found = filter(None, (self.specials.bos, self.specials.eos, self.specials.pad))
+        return [each.token for each in found if each.id not in added or not added[each.id].special]
 
-    def encode(self, text: str) -> list[int]:
-        """Ids of a text; no specials are added, and no text stands for a special."""
-        return self._tokenizer.encode(text, add_special_tokens=False).ids
+    @property
+    def kind(self) -> str:
+        """Of its model: "BPE", "Unigram", "WordPiece" or "WordLevel"."""
+        return self._fields["model"]["type"]
+
+    @property
+    def bos_id(self) -> int | None:
+        """The token that begins a document; None in a tokenizer without one."""
+        return None if self.specials.bos is None else self.specials.bos.id
+
+    @property
+    def eos_id(self) -> int:
+        """The token that ends a document."""
+        return self.specials.eos.id
+
+    @property
+    def pad_id(self) -> int:
+        """The token that fills up a last block: EOS in a tokenizer without one for that."""
+        return self.eos_id if self.specials.pad is None else self.specials.pad.id
+
+    @property
+    def borders(self) -> Borders:
+        """How documents stand in a stream of its tokens."""
+        return Borders(bos_id=self.bos_id, eos_id=self.eos_id, pad_id=self.pad_id)
+
+    def encode(self, text: str, *, specials: bool = False) -> list[int]:
+        """Ids of a text, none added; only with `specials` does text that spells a special stand for it."""
+        if specials:
+            return self._with_specials.encode(text, add_special_tokens=False).ids
+        return self._encode_letters(text)
+
+    @functools.cached_property
+    def _with_specials(self) -> tokenizers.Tokenizer:
+        """Apart, because the switch is the whole tokenizer's: two threads would turn it for each other."""
+        return tokenizers.Tokenizer.from_str(self._tokenizer.to_str())
+
+    def _encode_letters(self, text: str) -> list[int]:
+        encoded = self._tokenizer.encode(text, add_special_tokens=False)
+        if self._reserved.isdisjoint(encoded.ids):
+            return encoded.ids
+        # A model may have a special among its own pieces: to Unigram "</s>", HTML's strikethrough, is one.
+        # No piece spans a cut, so that each half is letters.
+        spans = [span for i, span in zip(encoded.ids, encoded.offsets, strict=True) if i in self._reserved]
+        cuts = [first + 1 for first, last in spans if last - first > 1]
+        if not cuts:
+            return [i for i in encoded.ids if i not in self._reserved]
+        parts = itertools.pairwise([0, *cuts, len(text)])
+        return [i for first, last in parts for i in self._encode_letters(text[first:last])]
+
+    def _find_reserved(self) -> frozenset[int]:
+        """Specials that no text may stand for: all but the one for what has no token."""
+        model = self._fields["model"]
+        added = self._tokenizer.get_added_tokens_decoder()
+        unknown = model.get("unk_id", self._vocabulary.get(model.get("unk_token")))
+        return frozenset(i for i, token in added.items() if token.special and i != unknown)
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of ids; specials are dropped, bytes that are not UTF-8 become U+FFFD."""
         return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=True)
 
-    def token_bytes(self) -> np.ndarray:
-        """UTF-8 bytes that each token stands for, int32 [V]; 0 for specials and unused ids."""
+    def token_bytes(self) -> np.ndarray | None:
+        """UTF-8 bytes of each token, int32 [V], 0 for specials; None where tokens do not tell theirs."""
+        if not _tells_bytes(self._fields):
+            return None
+        byte_level = _has(self._fields["decoder"], "ByteLevel")
         added = self._tokenizer.get_added_tokens_decoder()
         bytes_V = np.zeros(self.vocab_size, np.int32)
         for token, i in self._vocabulary.items():
             if i not in added:
-                bytes_V[i] = len(token) if self._byte_level else _count_piece_bytes(token)
+                bytes_V[i] = len(token) if byte_level else _count_piece_bytes(token)
             elif not added[i].special:  # an added token is written as it is, also in byte-level files
                 bytes_V[i] = _count_piece_bytes(token)
         return bytes_V
@@ -186,21 +287,28 @@ class HuggingFaceTokenizer:
 
 def _read_tokenizer_file(path: str) -> bytes:
     if not pathlib.Path(path).is_file():
-        raise ValueError(f'there is no tokenizer "{path}"; it must be "byte" or the path of a tokenizer.json')
+        raise ValueError(
+            f'there is no tokenizer "{path}"; it must be "byte" or the path of a tokenizer.json, as zaya '
+            "tokenizer train writes one"
+        )
     return pathlib.Path(path).read_bytes()
 
 
-def _is_byte_level(path: str, serialized: str) -> bool:
-    """Whether tokens are spelled in the ByteLevel alphabet, one character a byte.
+def _tells_bytes(fields: dict[str, Any]) -> bool:
+    """Whether a token is spelled with all the letters, spaces included, that it stands for."""
+    model, splitting = fields["model"], fields["pre_tokenizer"]
+    if model["type"] not in ("BPE", "Unigram"):
+        return False
+    # As in CLIP's "cat</w>": the mark of a word's end stands for a space, or for nothing.
+    if model.get("end_of_word_suffix") or model.get("continuing_subword_prefix"):
+        return False
+    return _has(splitting, "Metaspace") or not _has(splitting, *_SPACES_ARE_LOST)
 
-    Raises:
-      ValueError: for WordPiece and the like, whose tokens do not tell their bytes.
-    """
-    fields = json.loads(serialized)
-    kind = fields["model"]["type"]
-    if kind not in ("BPE", "Unigram"):
-        raise ValueError(f"{path} is a {kind} tokenizer; it must be BPE or Unigram")
-    return '"ByteLevel"' in json.dumps(fields["decoder"])
+
+def _has(part: Any, *types: str) -> bool:
+    """Whether a part of a tokenizer, or one in its sequence, is of one of the types."""
+    text = json.dumps(part)
+    return any(f'"type": "{each}"' in text for each in types)
 
 
 def _count_piece_bytes(piece: str) -> int:

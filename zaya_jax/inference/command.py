@@ -5,7 +5,8 @@ from collections.abc import Iterable, Sequence
 
 from zaya_jax.checkpoint import load_run
 from zaya_jax.data.chat_format import load_chat_format
-from zaya_jax.data.tokenizer import Tokenizer, load_tokenizer
+from zaya_jax.data.tokenizer import Tokenizer, tokenizer_of
+from zaya_jax.data.tokenizer_files import as_kept
 from zaya_jax.inference.generate import stream
 from zaya_jax.model.zaya import Zaya
 from zaya_jax.options import Parser
@@ -31,6 +32,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--prompt", default="", help="the text to continue (default: none)")
     parser.add_argument("--chat", action="store_true", help="answer the prompt, as the turn of a user")
     parser.add_argument("--template", help='of --chat: "zaya" or a Jinja file; default the tokenizer\'s own')
+    parser.add_argument(
+        "--letters", action="store_true", help="take a special token's name in the prompt as plain letters"
+    )
     parser.add_argument("--max-new-tokens", type=int, default=256, help="(default: %(default)s)")
     parser.add_argument(
         "--temperature", type=float, default=0.7, help="0 takes the likeliest token (default: %(default)s)"
@@ -47,12 +51,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise ValueError("--template goes with --chat; without it a prompt is continued as it is")
 
     run = load_run(options.run_folder)
-    tokenizer = load_tokenizer(run.config.data.tokenizer)
+    tokenizer = tokenizer_of(as_kept(options.run_folder, run.config.data))
     if options.chat:
         chat_format = load_chat_format(options.template, tokenizer)
         prompt, end_id, shown = chat_format.prompt(options.prompt), chat_format.end_id, ""
     else:
-        prompt = [tokenizer.bos_id, *tokenizer.encode(options.prompt)]
+        prompt = tokenizer.borders.begin(tokenizer.encode(options.prompt, specials=not options.letters))
         end_id, shown = tokenizer.eos_id, options.prompt
     pieces = stream(
         Zaya(run.config.model, run.config.execution),

@@ -22,11 +22,12 @@ from zaya_jax.checkpoint import (
 )
 from zaya_jax.config import CONFIG_FILE, Config, FieldChange, differences, in_phase, lies_in, refusals
 from zaya_jax.data.batch import Batch
-from zaya_jax.data.corpus import ensure_corpus, open_corpus_for
+from zaya_jax.data.ensure import ensure_corpus, ensure_tokenizer, open_corpus_for
 from zaya_jax.data.loader import num_sequences
 from zaya_jax.data.mixture import mixture_of
-from zaya_jax.data.shards import Corpus
-from zaya_jax.data.tokenizer import load_tokenizer
+from zaya_jax.data.shards import Corpus, Split
+from zaya_jax.data.tokenizer import Tokenizer, tokenizer_of
+from zaya_jax.data.tokenizer_files import keep_files
 from zaya_jax.model.adapters import declare_run
 from zaya_jax.optim.schedules import learning_rate_schedule
 from zaya_jax.parallel import hosts
@@ -106,10 +107,10 @@ def open_run(
     # Last: what was refused has left the old run alone.
     hosts.first_does("folder", lambda: _take_folder(config, start, corpora, lock, overwrite=overwrite))
     _check_shared(config)
-    tokenizer = load_tokenizer(config.data.tokenizer)
+    tokenizer, held_out = tokenizer_of(config.data), corpora[config.data.corpus].validation
     # As long as the embedding, which may have rows that no token of the tokenizer has.
-    token_bytes_V = np.zeros(config.model.vocab_size, np.int32)
-    token_bytes_V[: tokenizer.vocab_size] = tokenizer.token_bytes()
+    token_bytes_V = np.zeros(config.model.vocab_size)
+    token_bytes_V[: tokenizer.vocab_size] = _token_bytes(tokenizer, held_out)
     provenance = Provenance(config, fingerprints(corpora), mesh.size)
     return OpenRun(config, corpora, token_bytes_V, mesh, learning_rate_schedule(config), start, provenance)
 
@@ -117,6 +118,25 @@ def open_run(
 def _check_config(config: Config, num_devices: int) -> None:
     check_devices(config, num_devices)
     declare_run(config)  # for its ValueError: patterns of weights must match some
+
+
+def _token_bytes(tokenizer: Tokenizer, held_out: Split) -> np.ndarray:
+    """Bytes of text that each token stands for, [V]."""
+    known_V = tokenizer.token_bytes()
+    if known_V is not None:
+        return known_V
+    borders = tokenizer.borders
+    between = len(borders.opening) + held_out.documents * len(borders.lay_out([]))
+    # So the whole split's bytes add up, whatever each of its tokens stands for.
+    mean = held_out.text_bytes / (held_out.tokens - between)
+    if hosts.is_first():
+        print(
+            f"tokens of {tokenizer.name} do not tell their bytes: in bits/byte each counts as {mean:.2f}, "
+            "the mean of the held-out texts, of which case, spaces and unknown characters may be lost"
+        )
+    bytes_V = np.full(tokenizer.vocab_size, mean)
+    bytes_V[[borders.first_id, borders.eos_id]] = 0
+    return bytes_V
 
 
 def _saved_step(found: Sequence[Any] | None) -> SavedStep | None:
@@ -144,6 +164,7 @@ def _take_folder(
         set_aside_later(config.run_folder, step)
     assert lock is not None, "whoever takes the folder holds its lock"
     changed = prepare_folder(config, lock, step=step, overwrite=overwrite)
+    keep_files(config.run_folder, config.data)
     if changed:
         print(f"run {config.run_folder} goes on otherwise than before: {'; '.join(map(str, changed))}")
 
@@ -174,7 +195,7 @@ def open_data(config: Config) -> dict[str, Corpus]:
       ValueError: if one cannot be had or does not fit.
     """
     # Checked before a corpus is built: a token without a row would be read as another, without a word.
-    vocab_size = load_tokenizer(config.data.tokenizer).vocab_size
+    vocab_size = ensure_tokenizer(config.data).vocab_size
     if vocab_size > config.model.vocab_size:
         raise ValueError(
             f'model.vocab_size is {config.model.vocab_size}; data.tokenizer "{config.data.tokenizer}" has '
@@ -186,7 +207,7 @@ def open_data(config: Config) -> dict[str, Corpus]:
             data = phase.config.data
             for folder in mixture_of(data).folders:
                 if folder not in corpora:
-                    corpora[folder] = open_corpus_for(folder, data.tokenizer)
+                    corpora[folder] = open_corpus_for(folder, data)
                 # For its ValueError: a split must have one whole sequence of this phase's length.
                 num_sequences(corpora[folder], "train", data.sequence_length)
             num_sequences(corpora[config.data.corpus], "validation", data.sequence_length)

@@ -1,0 +1,75 @@
+"""transformers begins a text with the tokens that we do, whoever made the tokenizer."""
+
+import dataclasses
+import json
+import pathlib
+
+import pytest
+from makers import MAKERS, TEXTS
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from zaya_jax.config import DataConfig, ModelConfig
+from zaya_jax.convert.companions import of_tokenizer
+from zaya_jax.data.tokenizer import tokenizer_of
+from zaya_jax.data.tokenizer_training import CHAT_SPECIALS, train_tokenizer
+
+CONFIG = ModelConfig(vocab_size=512)
+
+
+def exported(data: DataConfig, folder: pathlib.Path) -> DataConfig:
+    """Writes what goes along with weights, and gives the section of a config that reads it again."""
+    folder.mkdir()
+    for name, content in of_tokenizer(data, CONFIG, story=()).files.items():
+        (folder / name).write_bytes(content)
+    return dataclasses.replace(data, tokenizer=str(folder / "tokenizer.json"))
+
+
+def assert_same_ids(data: DataConfig, folder: pathlib.Path) -> None:
+    ours, again = tokenizer_of(data), tokenizer_of(exported(data, folder))
+    theirs = AutoTokenizer.from_pretrained(folder)
+    assert (again.bos_id, again.eos_id, again.pad_id) == (ours.bos_id, ours.eos_id, ours.pad_id)
+    assert theirs.eos_token_id == ours.eos_id
+    for text in TEXTS:
+        assert again.encode(text) == ours.encode(text)
+        assert theirs.encode(text) == ours.borders.begin(ours.encode(text, specials=True))
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_exported_tokenizers_begin_as_documents_do(name, tmp_path):
+    assert_same_ids(MAKERS[name].write(tmp_path / "made"), tmp_path / "exported")
+
+
+def test_the_byte_tokenizer_does(tmp_path):
+    data = DataConfig()
+    exported(data, tmp_path / "exported")
+    theirs, ours = AutoTokenizer.from_pretrained(tmp_path / "exported"), tokenizer_of(data)
+    for text in TEXTS:
+        assert theirs.encode(text) == ours.borders.begin(ours.encode(text, specials=True))
+
+
+@pytest.mark.parametrize("switch", ["add_eos_token", "add_bos_token"])
+def test_a_switch_beside_the_file_overrules_nothing(switch, tmp_path):
+    data = MAKERS["llama 3"].write(tmp_path / "made")
+    file = tmp_path / "made/tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {switch: switch == "add_eos_token"}))
+    assert_same_ids(data, tmp_path / "exported")
+
+
+def test_what_we_train_is_left_as_it_is(tmp_path):
+    """Each way of loading it: so that a corpus made of it fits what is exported, too."""
+    (tmp_path / "texts").mkdir()
+    for i, text in enumerate(TEXTS):
+        (tmp_path / f"texts/{i}.txt").write_text(text, encoding="utf-8")
+    source = str(tmp_path / "texts")
+    made = train_tokenizer(tmp_path / "made", source=source, vocab_size=300, specials=CHAT_SPECIALS)
+    data = DataConfig(tokenizer=str(made.file))
+    assert_same_ids(data, tmp_path / "exported")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        assert (tmp_path / "exported" / name).read_bytes() == (tmp_path / "made" / name).read_bytes()
+    text = "<|im_start|>user\nhi<|im_end|>"
+    ids = tokenizer_of(data).borders.begin(tokenizer_of(data).encode(text, specials=True))
+    assert ids[1] == 3
+    for kind in (AutoTokenizer, PreTrainedTokenizerFast):
+        theirs = kind.from_pretrained(tmp_path / "made")
+        assert theirs.encode(text) == ids
+        assert theirs.decode(theirs.encode("the cat  sat\n"), skip_special_tokens=True) == "the cat  sat\n"
