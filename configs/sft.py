@@ -1,13 +1,14 @@
 """An instruction run: chats, from the weights of another run, at a small learning rate.
 
     zaya train                                       # the base: runs/tiny
-    zaya data chats corpora/chats --source chats.jsonl --sequence-length 512
+    zaya data chats corpora/chats --source chats.jsonl --sequence-length 512 \
+        --tokenizer tokenizers/stdlib_2048/tokenizer.json
     zaya train --config=configs/sft.py
     zaya generate runs/sft --chat --prompt "What is a router?"
 
 With ZAYA1-8B as the base, change: the import to `zaya1_8b`; `phases` to (), `data.mixture` to None and
 `model.rope_theta` to 5_000_000.0; `data.tokenizer` to its tokenizer.json, with which the chats are built
-(`zaya data chats --tokenizer`); `data.sequence_length` to 131_072, in both commands, and `data.batch_size` to 128;
+(`zaya data chats --tokenizer`); `data.sequence_length` to 131_072, in both, and `data.batch_size` to 128;
 the learning rates to 5e-5 and 5e-6; `train.init_from` to the run that `zaya convert` made of the weights.
 """
 
@@ -24,7 +25,7 @@ def get_config() -> ConfigDict:
             "data": {
                 "corpus": "corpora/chats",
                 "source": None,
-                "tokenizer": "byte-chat",  # "byte" with the borders of chats in rows that were left
+                "tokenizer_vocab_size": None,  # the base's, which has the borders of chats
                 "sequence_length": 512,  # of the windows that the corpus was packed into
                 "batch_size": 8,
             },

@@ -82,7 +82,7 @@ MISTAKES = (
     Mistake("unknown field", SMALL + "--config.train.zzz=1", '"train.zzz"; known are num_steps'),
     Mistake("field of a field", SMALL + "--config.data.seed.x=1", '"data.seed.x" is no config field'),
     Mistake("section as value", SMALL + "--config.model=64", "model is 64; it must be a section"),
-    Mistake("missing config file", "train --config=configs/tniy.py", "no config file at configs/tniy.py; configs/ has tiny.py"),
+    Mistake("missing config file", "train --config=configs/tniy.py", "no config file at configs/tniy.py; configs/ has sft.py, tiny.py"),
     Mistake("config file without get_config", "train --config=empty.py", "empty.py is not a config file: it must define get_config()"),
     Mistake("config of another type", "train --config=plain.py", "get_config() of plain.py gives a dict; it must give a ConfigDict"),
     # train: values
@@ -233,8 +233,8 @@ MISTAKES = (
     Mistake("JSON below a file", "plan --config=small.py --gpus-per-node=1 --json=small.py/plan.json", "--json is small.py/plan.json, and there is no folder small.py"),
     Mistake("JSON onto a folder", "plan --config=small.py --gpus-per-node=1 --json=texts", "--json is texts, which is a folder; it must be a file"),
     # chats
-    Mistake("chats without a length", "chats out --source texts", "the following arguments are required: --sequence-length"),
-    Mistake("no chats", "chats out --source texts --sequence-length 64", "there are no chats at texts; it must be a file of JSON lines, or a folder of *.jsonl"),
+    Mistake("chats without a length", "data chats out --source texts", "the following arguments are required: --sequence-length"),
+    Mistake("no chats", "data chats out --source texts --sequence-length 64", "there are no chats at texts; it must be a file of JSON lines, or a folder of *.jsonl"),
     # generate
     Mistake("generate without run", "generate", "the following arguments are required: RUN"),
     Mistake("generate from no run", "generate texts", "texts is not a run folder: it has no config.json"),
@@ -262,7 +262,7 @@ MISTAKES = (
     Mistake("corpus from nothing", "data build new --source nothing", "there is no source folder nothing"),
     Mistake("corpus without matching names", "data build new --source texts --pattern *.md", 'no file in texts has a name like "*.md"'),
     Mistake("overwriting the source of a corpus", "data build short --source short/texts --overwrite", "lies in the corpus short; --overwrite would remove it"),
-    Mistake("overwriting the source through a link", "data build short --source links/texts --overwrite", "the source links/texts lies in the corpus short"),
+    Mistake("overwriting the source through a link", "data build short --source links/texts --overwrite", "the source short/texts lies in the corpus short"),
     Mistake("overwriting the tokenizer of a corpus", "data build short --source texts --tokenizer short/tokenizer.json --overwrite", "the tokenizer short/tokenizer.json lies in the corpus short"),
     Mistake("no held-out share", "data build new --source texts --validation-percent 0", "validation_percent is 0; it must be from 1 to 99"),
     Mistake("unknown option of corpus", "data build new --sauce texts", 'unrecognized arguments: --sauce texts; did you mean "--source"?'),
@@ -373,6 +373,7 @@ def _write_bad_runs(root: pathlib.Path, values: dict) -> None:
     (root / "runs/home/corpus").mkdir()
     (root / "runs/home/outside").symlink_to(root / "corpus")
     (root / "short/texts").mkdir()
+    (root / "short/texts/text.py").write_text("x = 1\n")
     files = of_tokenizer(DataConfig(), config.model, story=()).files
     (root / "short/tokenizer.json").write_bytes(files["tokenizer.json"])
     (root / "links").mkdir()

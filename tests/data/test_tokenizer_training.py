@@ -66,10 +66,10 @@ def test_special_tokens_have_the_first_numbers(source, tmp_path, capsys):
     assert theirs.encode("alpha").ids == tokenizer.borders.begin(tokenizer.encode("alpha"))
 
 
-def test_a_single_file_is_trained_on_whole(tmp_path):
+def test_of_a_single_file_the_end_is_held_out_here_too(tmp_path):
     (tmp_path / "text.txt").write_text("abc " * 50)
     made = train_tokenizer(tmp_path / "made", source=str(tmp_path / "text.txt"), vocab_size=1000)
-    assert made.text_bytes == 200
+    assert made.text_bytes == 190
     assert made.vocab_size < 300  # there is not more to merge
     assert len(load_tokenizer(str(made.file)).encode(" abc")) == 1
 
@@ -81,8 +81,8 @@ def test_a_single_file_is_trained_on_whole(tmp_path):
         ("--specials <a> <a>", 'the special token "<a>" is empty or there twice'),
         ("--specials <eos>", 'the special token "<eos>" is empty or there twice'),
         ("--source nowhere", "there is no source folder"),
-        ("--source {source}/latin.txt", "latin.txt is not UTF-8 at its byte 0"),
-        ("--pattern latin.txt", "there is no text in {source} to train a tokenizer on"),
+        ("--source {source}/latin.txt", "latin.txt are without text (1 not UTF-8)"),
+        ("--pattern latin.txt", "in {source} are without text (1 not UTF-8)"),
     ],
 )
 def test_what_cannot_be_trained(options, sentence, source, tmp_path, capsys):
@@ -119,9 +119,10 @@ def test_a_run_trains_the_tokenizer_that_it_lacks(source, tmp_path, capsys):
     assert capsys.readouterr().out.count("trained ") == 1
     assert ensure_tokenizer(data).fingerprint == corpus.tokenizer_fingerprint
     assert "trained" not in capsys.readouterr().out
+    there = str(tmp_path / "corpus")
     for other in (
         DataConfig(tokenizer=str(tmp_path / "other.json"), source=str(source), tokenizer_vocab_size=300),
-        DataConfig(tokenizer=str(tmp_path / "x/tokenizer.json"), tokenizer_vocab_size=300),
+        DataConfig(tokenizer=str(tmp_path / "x/tokenizer.json"), tokenizer_vocab_size=300, corpus=there),
         DataConfig(tokenizer=str(tmp_path / "x/tokenizer.json"), source=str(source)),
     ):
         with pytest.raises(ValueError, match="there is no tokenizer"):

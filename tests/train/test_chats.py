@@ -106,13 +106,19 @@ NETWORK = (
     "model.hidden_size=64", "model.num_hidden_layers=2", "model.num_experts=4", "model.head_dim=16",
     "model.moe_intermediate_size=64", "data.sequence_length=128", "data.batch_size=8",
     "train.sample_tokens=0", "train.eval_every=1000", "train.checkpoint_every=1000",
+    "model.vocab_size=264", "data.tokenizer_vocab_size=None",
 )  # fmt: skip
 
 
 @pytest.mark.slow  # minutes: two runs, the second of some hundreds of steps
 def test_an_instruction_run_learns_chats_by_heart(tmp_path, capsys):
     build_small_corpus(tmp_path / "texts")
-    base = ["data.source=None", f"data.corpus={tmp_path / 'texts'}", "train.num_steps=20"]
+    base = [
+        "data.source=None",
+        "data.tokenizer=byte",
+        f"data.corpus={tmp_path / 'texts'}",
+        "train.num_steps=20",
+    ]
     train(load("tiny", tmp_path / "base", [*NETWORK, *base, "optimizer.warmup_steps=5"]))
 
     asked = write_chats(tmp_path / "chats.jsonl", 51)
@@ -126,7 +132,7 @@ def test_an_instruction_run_learns_chats_by_heart(tmp_path, capsys):
     )
     assert report.corpus.validation.documents == 1
     sft = [f"data.corpus={tmp_path / 'chats'}", f"train.init_from={tmp_path / 'base'}"]
-    sft += ["train.num_steps=300", "optimizer.learning_rate=5e-3"]
+    sft += ["data.tokenizer=byte-chat", "train.num_steps=300", "optimizer.learning_rate=5e-3"]
     train(load("sft", tmp_path / "sft", [*NETWORK, *sft]))
 
     run = load_run(str(tmp_path / "sft"))

@@ -88,7 +88,7 @@ def build_corpus(
     check_sizes(block_tokens=block_tokens, validation_percent=validation_percent, shard_tokens=shard_tokens)
     _check_work(num_workers=num_workers, on_bad=on_bad)
     check_vacant(folder, overwrite=overwrite)
-    given = "stdlib" if isinstance(source, TextSource) else source
+    given = str(source.root) if isinstance(source, TextSource) else source
     if not isinstance(source, TextSource):
         source = open_source(source, pattern=pattern, field=field)
     _check_apart(folder, source, given=given, tokenizer=tokenizer)

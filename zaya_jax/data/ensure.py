@@ -9,7 +9,7 @@ from zaya_jax.data.left_out import describe_left_out
 from zaya_jax.data.shards import Corpus, describe_missing, open_corpus
 from zaya_jax.data.tokenizer import Tokenizer, tokenizer_of
 from zaya_jax.data.tokenizer_files import TOKENIZER
-from zaya_jax.data.tokenizer_training import train_tokenizer
+from zaya_jax.data.tokenizer_training import CHAT_SPECIALS, train_tokenizer
 
 
 def ensure_tokenizer(config: DataConfig) -> Tokenizer:
@@ -18,13 +18,24 @@ def ensure_tokenizer(config: DataConfig) -> Tokenizer:
     Several processes may do this at once, as with a corpus: they make the same one.
 
     Raises:
-      ValueError: as `load_tokenizer` and `train_tokenizer`.
+      ValueError: as `load_tokenizer` and `train_tokenizer`, or when there is no corpus nor what makes one.
     """
+    _check_corpus(config)
     file, size = pathlib.Path(config.tokenizer), config.tokenizer_vocab_size
     if size is not None and config.source is not None and file.name == TOKENIZER and not file.exists():
         with contextlib.suppress(FileExistsError):
-            print(train_tokenizer(file.parent, source=config.source, vocab_size=size))
+            # With the borders of chats: an instruction run that starts from this one finds their rows.
+            made = train_tokenizer(file.parent, source=config.source, vocab_size=size, specials=CHAT_SPECIALS)
+            print(made)
     return tokenizer_of(config)
+
+
+def _check_corpus(config: DataConfig) -> None:
+    """First: of a corpus that is misspelt, the tokenizer that is missing too tells nothing."""
+    if config.source is None and not pathlib.Path(config.corpus).exists():
+        raise ValueError(
+            f"{describe_missing(config.corpus)}, or the run itself with --config.data.source=TEXTS"
+        )
 
 
 def ensure_corpus(config: DataConfig) -> Corpus:
@@ -38,10 +49,7 @@ def ensure_corpus(config: DataConfig) -> Corpus:
     """
     tokenizer = ensure_tokenizer(config)
     if not pathlib.Path(config.corpus).exists():
-        if config.source is None:
-            raise ValueError(
-                f"{describe_missing(config.corpus)}, or the run itself with --config.data.source=TEXTS"
-            )
+        assert config.source is not None, "without one there is no tokenizer either"
         with contextlib.suppress(FileExistsError):
             corpus = build_corpus(config.corpus, source=config.source, tokenizer=tokenizer)
             print(describe_left_out(corpus.folder, corpus.left_out), end="")

@@ -67,7 +67,7 @@ class PartTask:
     texts: Sequence[tuple[str, bytes]]
 
     def run(self, shard_format: ShardFormat) -> Part:
-        """Writes the part's files."""
+        """Writes the files of the part."""
         tokenizer = shard_format.tokenizer
         pieces: dict[str, list[np.ndarray]] = {}
         for split, raw in self.texts:
@@ -133,7 +133,7 @@ class ShardTask:
     stretches: Sequence[Stretch]
 
     def run(self, shard_format: ShardFormat) -> WrittenShard:
-        """Writes the shard."""
+        """Writes the shard, its hashes and its record."""
         hashes = self.place.with_suffix(".hashes")
         hashes.unlink(missing_ok=True)
         writer = BlockWriter(self.folder, self.split, shard_format, first_shard=self.number, hashes=hashes)

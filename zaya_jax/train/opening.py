@@ -126,6 +126,7 @@ def _token_bytes(tokenizer: Tokenizer, held_out: Split) -> np.ndarray:
     if known_V is not None:
         return known_V
     borders = tokenizer.borders
+    # Borders are no text, and no document's share.
     between = len(borders.opening) + held_out.documents * len(borders.lay_out([]))
     # So the whole split's bytes add up, whatever each of its tokens stands for.
     mean = held_out.text_bytes / (held_out.tokens - between)
