@@ -35,36 +35,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     Raises:
       ValueError: for a config that cannot be, or a run folder that is not this run's.
     """
-    parser = Parser(
-        "train",
-        "Trains a model, or goes on with a run from its newest checkpoint.",
-        (
-            "zaya train",
-            "zaya train --config.run_folder=runs/wide --config.model.hidden_size=256",
-            "zaya train --config=runs/wide/config.json --replay-check=100",
-            "zaya train --config=runs/wide/config.json --config.optimizer.learning_rate=1e-3 --change-course",
-            "zaya train --config=configs/zaya1_8b.py --dry-run --devices=128",
-        ),
-    )
-    add_config_options(parser)
-    parser.add_argument(
-        "--overwrite", action="store_true", help="throw away the run that the run folder holds"
-    )
-    parser.add_argument(
-        COURSE_OPTION,
-        action="store_true",
-        help="go on with other learning rates, decays or numbers of steps than the run began with; recorded",
-    )
-    parser.add_argument(
-        "--replay-check",
-        type=int,
-        metavar="N",
-        help="repeat N recorded steps before the run goes on, and stop if their losses are others",
-    )
-    parser.add_argument("--dry-run", action="store_true", help="say what the run would be, and stop")
-    parser.add_argument("--devices", type=int, help="with --dry-run: how many share the batch")
-    _add_process_options(parser)
-    options, overrides = parser.parse_with_fields(argv)
+    options, overrides = _parser().parse_with_fields(argv)
     config = load_config(options.config, overrides)
     if options.devices is not None and not options.dry_run:
         raise ValueError("--devices goes with --dry-run; a run uses all devices that it finds")
@@ -95,6 +66,39 @@ def main(argv: Sequence[str] | None = None) -> None:
             print(f"saved at step {stopped.step}; the same command goes on")
     if stopped is not None:
         sys.exit(stopped.exit_code)
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        "train",
+        "Trains a model, or goes on with a run from its newest checkpoint.",
+        (
+            "zaya train",
+            "zaya train --config.run_folder=runs/wide --config.model.hidden_size=256",
+            "zaya train --config=runs/wide/config.json --replay-check=100",
+            "zaya train --config=runs/wide/config.json --config.optimizer.learning_rate=1e-3 --change-course",
+            "zaya train --config=configs/zaya1_8b.py --dry-run --devices=128",
+        ),
+    )
+    add_config_options(parser)
+    parser.add_argument(
+        "--overwrite", action="store_true", help="throw away the run that the run folder holds"
+    )
+    parser.add_argument(
+        COURSE_OPTION,
+        action="store_true",
+        help="go on with other learning rates, decays or numbers of steps than the run began with; recorded",
+    )
+    parser.add_argument(
+        "--replay-check",
+        type=int,
+        metavar="N",
+        help="repeat N recorded steps before the run goes on, and stop if their losses are others",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="say what the run would be, and stop")
+    parser.add_argument("--devices", type=int, help="with --dry-run: how many share the batch")
+    _add_process_options(parser)
+    return parser
 
 
 def _add_process_options(parser: Parser) -> None:

@@ -296,7 +296,7 @@ class _SplitAssembly:
         return tuple(self._shards)
 
     def describe(self, shards: tuple[Shard, ...], *, skipped: int) -> Split:
-        """What the split holds."""
+        """The split as a manifest has it, all shards written."""
         return Split(
             shards=shards,
             documents=self._documents,
