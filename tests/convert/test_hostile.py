@@ -32,6 +32,24 @@ WEIGHTS = "checkpoints/0/weights"
 TABLE = f"{WEIGHTS}/params.embedding.table/.zarray"
 
 
+DAMAGED = {
+    "checkpoint that no sum is of",
+    "checkpoint with a pipe",
+    "checkpoint with empty checksums",
+    "checkpoint without a part",
+    "checksums a pipe",
+    "forged: array metadata cut off",
+    "forged: no names of weights",
+    "forged: part cut off",
+    "forged: parts larger than memory",
+    "forged: parts without end",
+    "forged: without a part",
+    "part of a checkpoint cut off",
+    "verifying against another network",
+}
+"""Of what was written here and is not as it was: the exit code says so."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Hostile:
     """An input that must be refused.
@@ -348,7 +366,7 @@ def test_a_hostile_input_gets_one_sentence(hostile, good, tmp_path):
     code, _, err = run(hostile.command, root)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert code == 2, err
+    assert code == (65 if hostile.name in DAMAGED else 2), err
     assert hostile.says in err
     assert err.startswith("zaya: convert: ")
     assert err.count("\n") == 1

@@ -123,7 +123,7 @@ def compare():
     devices = jax.devices()
     one, eight, two = Run(devices[:1]), Run(devices, num_microbatches=2), Run(devices[:2])
     first = jax.device_get(one.start().params)
-    one_state, _ = one.go(one.start(), batches())
+    one_state, one_metrics = one.go(one.start(), batches())
     middle, early = eight.go(eight.start(), batches()[:HALF])
     resumed = save_and_restore(middle, eight, two)
     eight_state, late = eight.go(middle, batches()[HALF:])

@@ -14,6 +14,7 @@ from small_models import EXECUTION, SMALL
 
 from zaya_jax.config import Config, DataConfig, LoraConfig, OptimizerConfig, TrainConfig
 from zaya_jax.data.batch import make_example
+from zaya_jax.data.borders import Borders
 from zaya_jax.model.adapters import declare_run, describe_trained, scaled_adapters
 from zaya_jax.model.weights import declare, flatten_weights
 from zaya_jax.model.zaya import Zaya, hidden_states
@@ -56,7 +57,7 @@ EINSUMS = {
 @functools.cache
 def batch():
     tokens_BT = np.random.default_rng(0).integers(3, SMALL.vocab_size, (ROWS, TIME))
-    return jax.tree.map(jnp.asarray, make_example(tokens_BT, bos_id=1, pad_id=0))
+    return jax.tree.map(jnp.asarray, make_example(tokens_BT, borders=Borders(bos_id=1, eos_id=-1, pad_id=0)))
 
 
 @functools.cache
