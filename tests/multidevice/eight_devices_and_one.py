@@ -35,7 +35,7 @@ from zaya_jax.train.state import (
     to_checkpoint,
 )
 
-STEPS, HALF, ROWS, TIME = 20, 10, 16, 16
+STEPS, HALF, ROWS, TIME = 12, 6, 16, 16
 CONFIG = Config(
     # 9 experts and 3 of all other matrices: neither divides by 8
     model=dataclasses.replace(SMALL, num_hidden_layers=3, num_experts=3),
@@ -151,12 +151,12 @@ def compare():
 
 def adapters():
     """Eight devices and one that train adapters; one over the second half, from the eight's checkpoint."""
-    steps = batches()[:12]
+    steps = batches()
     one, eight = Run(jax.devices()[:1], config=ADAPTERS), Run(jax.devices(), config=ADAPTERS)
     one_state, _ = one.go(one.start(), steps)
-    middle, _ = eight.go(eight.start(), steps[:6])
-    resumed, _ = one.go(save_and_restore(middle, eight, one), steps[6:])
-    eight_state, _ = eight.go(middle, steps[6:])
+    middle, _ = eight.go(eight.start(), steps[:HALF])
+    resumed, _ = one.go(save_and_restore(middle, eight, one), steps[HALF:])
+    eight_state, _ = eight.go(middle, steps[HALF:])
     # Eight devices draw their own first weights, which may be rounded otherwise than those of one.
     first, of_eight = (jax.device_get(run.start().params) for run in (one, eight))
     states = [jax.device_get(state.params) for state in (one_state, eight_state, resumed)]

@@ -38,7 +38,7 @@ def program(what):
 def test_eight_devices_train_as_one():
     found = program("compare")
     assert found["devices"] == 8
-    assert found["tokens"] == [3 * 200] * 20  # of three layers; padding is no token
+    assert found["tokens"] == [3 * 200] * 12  # of three layers; padding is no token
     assert found["moved"] > 1e-2
     assert all(error < 1e-5 for error in found["eight and one"].values()), found
 

@@ -1,9 +1,9 @@
 """configs/tiny.py with Pallas kernels, interpreted, learns what it learns without them.
 
 Optimiser and balancing are the preset's; of the model, experts and vocabulary are smaller, as bytes need; a
-step has 96 tokens, not 2,048. Muon iterates once, not five times: each kernel of each iteration of each
-shape of matrix is compiled on its own, which took most of the minutes of this test. All five are in
-tests/kernels/test_newton_schulz.py.
+step has 96 tokens, not 2,048. Muon iterates once, not five times, and without its kernel, which is compiled
+for each shape of matrix on its own and took most of this test's time: tests/kernels/test_newton_schulz.py
+and tests/optim/test_muon.py have its numbers, and below is that a run takes it.
 """
 
 import dataclasses
@@ -12,9 +12,12 @@ import pathlib
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from zaya_jax.data.batch import Batch
+from zaya_jax.model.weights import abstract_variables
+from zaya_jax.optim.partition import to_buckets
 from zaya_jax.options import load_config
 from zaya_jax.parallel.mesh import data_mesh
 from zaya_jax.train.programs import compiled_step
@@ -22,6 +25,7 @@ from zaya_jax.train.state import abstract_state, init_state, make_setup, shardin
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 NUM_STEPS, ROWS, TIME = 10, 2, 48
+NEWTON_SCHULZ = "execution.newton_schulz_implementation"
 SMALLER = (
     "data.tokenizer=byte", "model.vocab_size=264", "model.moe_intermediate_size=128",
     "optimizer.newton_schulz_steps=1",
@@ -43,10 +47,13 @@ def batches():
         )
 
 
+def tiny(*options):
+    return load_config("configs/tiny.py", [f"--config.{option}" for option in options])
+
+
 def curve(implementation):
     """Losses of all steps, and tokens of each expert in each."""
-    options = (*SMALLER, f"execution.implementation={implementation}")
-    config = load_config("configs/tiny.py", [f"--config.{option}" for option in options])
+    config = tiny(*SMALLER, f"execution.implementation={implementation}", f"{NEWTON_SCHULZ}=xla")
     data = dataclasses.replace(config.data, batch_size=ROWS, sequence_length=TIME)
     config = dataclasses.replace(config, data=data)
     setup, mesh = make_setup(config), data_mesh(jax.devices()[:1])
@@ -74,3 +81,17 @@ def test_ten_steps_have_the_same_losses():
     np.testing.assert_allclose(ours, plain, rtol=3e-6)
     np.testing.assert_allclose(ours[0], plain[0], rtol=1e-6)
     np.testing.assert_array_equal(our_counts, counts, "a token goes to another expert")
+
+
+@pytest.mark.parametrize("implementation", ["xla", "pallas"])
+def test_muon_of_a_run_takes_its_kernel(implementation):
+    config = tiny(*SMALLER, f"{NEWTON_SCHULZ}={implementation}")
+    setup = make_setup(config)
+
+    def update(params):
+        buckets = to_buckets(setup.partition, params)
+        optimizer = optax.with_extra_args_support(setup.optimizer)
+        return optimizer.update(buckets, optimizer.init(buckets), buckets, step=0)[0]
+
+    program = str(jax.make_jaxpr(update)(abstract_variables(config.model)["params"]))
+    assert ("pallas_call" in program) == (implementation == "pallas")

@@ -6,6 +6,7 @@ float32. The rules differ in what they make of the error, the shares of the toke
 Letters: L layers, X = E + 1 router classes, the last one the skip class.
 """
 
+import functools
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -17,6 +18,7 @@ from jaxtyping import Array, Float, Int
 from zaya_jax.config import BalancingConfig
 
 
+@functools.lru_cache
 def make_balancer(config: BalancingConfig) -> optax.GradientTransformation:
     """The transformation from a batch's counts [L, X] to updates of the biases.
 

@@ -4,6 +4,7 @@ Sources: [ZAYA1-base] (the split), [Muon], and [Moonlight] 2.2 for the scale of 
 Muon takes AdamW's learning rate and weight decay.
 """
 
+import functools
 from typing import Any
 
 import jax
@@ -23,6 +24,7 @@ ADAMW_RMS = 0.2
 """Root mean square of a Muon update before the learning rate: what AdamW's usually is ([Moonlight] 2.2)."""
 
 
+@functools.lru_cache
 def make_optimizer(
     config: OptimizerConfig,
     partition: Partition,
@@ -31,6 +33,8 @@ def make_optimizer(
     implementation: str | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """The transformation from clipped gradients to updates, of the buckets that a device owns.
+
+    For equal arguments it is the same one, so that two runs of a process share their compiled step.
 
     Its `update` takes `step`, the steps that the run has done, skipped ones included: the learning rate
     follows them. The corrections of means that began at zero follow the updates that were made, for no

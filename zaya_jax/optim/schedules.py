@@ -1,5 +1,7 @@
 """The learning rate as a function of the steps that a run has done, over all its phases."""
 
+import functools
+
 import optax
 
 from zaya_jax.config import Config, OptimizerConfig
@@ -11,9 +13,17 @@ def learning_rate_schedule(config: Config) -> optax.Schedule:
     One schedule for all phases: the run's count of steps goes on from phase to phase.
     """
     phases = config.resolved_phases
+    return _joined(
+        tuple((phase.config.optimizer, phase.config.train.num_steps) for phase in phases),
+        tuple(phase.first_step for phase in phases[1:]),
+    )
+
+
+# The same function for the same schedule: it is part of what a compiled step is found by.
+@functools.lru_cache
+def _joined(phases: tuple[tuple[OptimizerConfig, int], ...], borders: tuple[int, ...]) -> optax.Schedule:
     # Each phase's schedule counts from 0; joined, it is given the run's count less the phase's first step.
-    schedules = [phase_schedule(phase.config.optimizer, phase.config.train.num_steps) for phase in phases]
-    return optax.join_schedules(schedules, [phase.first_step for phase in phases[1:]])
+    return optax.join_schedules([phase_schedule(config, steps) for config, steps in phases], list(borders))
 
 
 def phase_schedule(config: OptimizerConfig, num_steps: int) -> optax.Schedule:

@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 from zaya_jax.data.batch import Batch
 from zaya_jax.parallel.mesh import replicated, sharded
 from zaya_jax.platform.compiler import compiler_options
+from zaya_jax.pytree import abstract
 from zaya_jax.train.state import TrainSetup, TrainState, checkpoint_shardings, shardings, training_of
 from zaya_jax.train.step import Metrics, Sums, evaluate_step, train_step
 
@@ -27,7 +28,23 @@ class Programs:
 
 
 def make_programs(state: TrainState, *, setup: TrainSetup, mesh: Mesh, num_microbatches: int = 1) -> Programs:
-    """The programs of a setup; the arguments are those of `compiled_step`."""
+    """The programs of a setup; the arguments are those of `compiled_step`.
+
+    Equal ones are made once a process, so that a second run in a notebook compiles nothing.
+    """
+    leaves, structure = jax.tree.flatten(abstract(state, shardings(state, mesh)))
+    return _make_programs(tuple(leaves), structure, setup, mesh, num_microbatches)
+
+
+@functools.lru_cache(maxsize=8)  # what is compiled stays in memory: the phases and ramps of a run or two
+def _make_programs(
+    leaves: tuple[jax.ShapeDtypeStruct, ...],
+    structure: Any,
+    setup: TrainSetup,
+    mesh: Mesh,
+    num_microbatches: int,
+) -> Programs:
+    state = jax.tree.unflatten(structure, leaves)
     return Programs(
         step=compiled_step(state, setup=setup, mesh=mesh, num_microbatches=num_microbatches),
         evaluate=jax.jit(
