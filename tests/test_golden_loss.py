@@ -60,6 +60,7 @@ def loss_curve(folder: pathlib.Path) -> list[float]:
     return [row["loss"] for row in rows]
 
 
+@pytest.mark.slow
 def test_the_loss_curve_is_the_recorded_one(tmp_path):
     recorded = json.loads(GOLDEN.read_text())
     assert len(recorded) == NUM_STEPS + 1

@@ -29,6 +29,7 @@ def seen(tmp_path):
     thread.join()
 
 
+@pytest.mark.slow
 def test_all_ways_and_nothing_left(tmp_path, monkeypatch, capsys, seen):
     monkeypatch.setenv("COLUMNS", "80")
     checkpoint.run(rounds=1, gib=GIB, folder=str(tmp_path), processes=(1, 2))

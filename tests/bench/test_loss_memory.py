@@ -31,6 +31,7 @@ def steps():
     ]
 
 
+@pytest.mark.slow
 def test_chunks_never_have_all_logits(steps):
     whole, chunked = steps
     assert whole.logits == chunked.logits == 128 * MIB

@@ -7,6 +7,7 @@ import pathlib
 import subprocess
 import sys
 
+import pytest
 import quick_compilation
 
 PROGRAM = pathlib.Path(__file__).with_name("eight_devices_and_one.py")
@@ -70,6 +71,7 @@ def test_gradients_travel_in_float32_whatever_they_are_kept_in():
     assert found["gradients, bfloat16"] == {"f32": found["buckets"]}
 
 
+@pytest.mark.slow
 def test_eight_devices_train_adapters_as_one():
     """Each holds an eighth of the frozen weights, whose values stay; only what trains is summed."""
     found = program("adapters")

@@ -1,4 +1,4 @@
-"""The train step of a small ZAYA1, compiled for 1,024 MI300X, and on order for 8: who sends and computes what."""
+"""The train step of a small ZAYA1, compiled for 1,024 MI300X, on order for 8: who sends and computes what."""
 
 import dataclasses
 import functools
@@ -14,7 +14,7 @@ from zaya_jax.plan.memory import partitioned_bytes, state_bytes
 from zaya_jax.plan.report import read_compilation, train_step_job
 from zaya_jax.plan.rocm.compiler import compile_program
 
-NODES = (pytest.param(1, marks=pytest.mark.campaign), 128)  # what is asked depends on the number of GPUs alone
+NODES = (pytest.param(1, marks=pytest.mark.campaign), 128)  # asked the same as of 1,024
 
 
 def small_zaya1(num_gpus):

@@ -210,6 +210,7 @@ def _stop_behind(step: int, number: int, run_folder: str, command: dict) -> tupl
     return process.returncode, said
 
 
+@pytest.mark.slow
 def test_a_run_that_is_stopped_twice_and_killed_goes_on_as_if_nothing_had_been(
     undisturbed, compile_cache, tmp_path, capsys
 ):
