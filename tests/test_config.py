@@ -189,6 +189,12 @@ def test_only_the_tokenizer_of_the_file_is_trained(options, size):
     assert load_config("configs/tiny.py", overrides).data.tokenizer_vocab_size == size
 
 
+def test_threads_that_read_ahead_may_be_none_and_not_fewer():
+    Config.from_dict({"execution": {"read_threads": 0}})
+    with pytest.raises(ValueError, match=r"execution\.read_threads is -1; it must be 0 or above"):
+        Config.from_dict({"execution": {"read_threads": -1}})
+
+
 def test_a_tokenizer_that_is_to_be_trained_fits_the_network():
     with pytest.raises(
         ValueError, match=r"tokenizer_vocab_size is 4096; model\.vocab_size has rows for 2048"

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Literal
 
-from zaya_jax.config.rules import require_choices, require_positive
+from zaya_jax.config.rules import require, require_choices, require_positive
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,6 +28,8 @@ class ExecutionConfig:
         ramp is cut into fewer.
       gradient_dtype: in which a device keeps its gradients and adds them up over microbatches. "bfloat16"
         halves that memory; scales and biases stay float32. Over devices they are always added in float32.
+      read_threads: of each process, that read batches ahead of the step, one each at a time; twice as many
+        batches may wait. More threads hide a slow file system. 0 reads a batch when its step asks for it.
       loss_chunk: tokens of a device whose logits exist at the same time; the kernel has none in memory.
       implementation: of every operation that has a kernel and is not named in a field of its own:
         "pallas" is the kernel, "xla" what XLA makes of plain operations. None takes what
@@ -52,6 +54,7 @@ class ExecutionConfig:
     scan_layers: bool = True
     num_microbatches: int = 1
     gradient_dtype: Literal["float32", "bfloat16"] = "float32"
+    read_threads: int = 2
     loss_chunk: int = 4096
     implementation: Literal["xla", "pallas"] | None = None
     attention_implementation: Literal["full", "blockwise", "xla", "pallas"] | None = None
@@ -71,3 +74,7 @@ class ExecutionConfig:
     def __post_init__(self):
         require_choices("execution", self)
         require_positive("execution", self, "num_microbatches", "loss_chunk")
+        require(
+            self.read_threads >= 0,
+            f"execution.read_threads is {self.read_threads}; it must be 0 or above",
+        )

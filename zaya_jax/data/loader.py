@@ -22,8 +22,8 @@ from zaya_jax.data.mixture import Reading
 from zaya_jax.data.shards import Corpus
 from zaya_jax.data.windows import window_of_bytes
 
-# An element is a whole batch: grain's defaults, 500 elements from 16 threads, would fill the memory.
-_READ_OPTIONS = grain.ReadOptions(num_threads=2, prefetch_buffer_size=4)
+READ_THREADS = 2
+"""That read ahead, when nothing else is said."""
 
 
 def num_sequences(corpus: Corpus, split: str, sequence_length: int) -> int:
@@ -156,6 +156,7 @@ def training_batches(
     batch_size: int,
     num_steps: int | None = None,
     rows: range | None = None,
+    num_threads: int = READ_THREADS,
 ) -> Iterator[Batch]:
     """Batches of the training splits of a mixture, from where a run is.
 
@@ -168,6 +169,7 @@ def training_batches(
       batch_size: B.
       num_steps: batches to give; without end when None.
       rows: of each batch, those to read; None for all.
+      num_threads: that read ahead; with none a batch is read when it is asked for.
 
     Yields:
       Batches of numpy arrays [B, T], or of as many rows as are read.
@@ -179,7 +181,9 @@ def training_batches(
     for folder in folders:
         num_sequences(corpora[folder], "train", reading.length)
     source = _Read(reading, corpora)
-    return _iterate(source, corpora[folders[0]], reading.length, batch_size, rows, limit=num_steps)
+    rows = range(batch_size) if rows is None else rows
+    padding = _padding(corpora[folders[0]], reading.length)
+    return _iterate(_Rows(source, rows, batch_size, padding), rows, num_threads, limit=num_steps)
 
 
 def evaluation_batches(
@@ -190,6 +194,7 @@ def evaluation_batches(
     batch_size: int,
     limit: int | None = None,
     rows: range | None = None,
+    num_threads: int = READ_THREADS,
 ) -> Iterator[Batch]:
     """Every window of a split once, in the order of the stream.
 
@@ -200,6 +205,7 @@ def evaluation_batches(
       batch_size: B; rows that the last batch lacks are all padding, with weight 0.
       limit: stops after so many windows.
       rows: of each batch, those to read; None for all.
+      num_threads: as in `training_batches`.
 
     Yields:
       Batches of numpy arrays [B, T], or of as many rows as are read.
@@ -208,28 +214,26 @@ def evaluation_batches(
       ValueError: as `num_sequences`.
     """
     windows = _InOrder(corpus, split, sequence_length, limit)
-    return _iterate(windows, corpus, sequence_length, batch_size, rows)
-
-
-def _iterate(
-    source: _Read | _InOrder,
-    corpus: Corpus,
-    length: int,
-    batch_size: int,
-    rows: range | None,
-    *,
-    limit: int | None = None,
-) -> Iterator[Batch]:
-    """At most `limit` batches of a source, or rows of them."""
     rows = range(batch_size) if rows is None else rows
-    padding = _example(corpus, np.full((2, length), PADDING, np.int32))
-    examples = grain.MapDataset.source(_Rows(source, rows, batch_size, padding))
+    return _iterate(_Rows(windows, rows, batch_size, _padding(corpus, sequence_length)), rows, num_threads)
+
+
+def _padding(corpus: Corpus, length: int) -> Batch:
+    """A row without a token."""
+    return _example(corpus, np.full((2, length), PADDING, np.int32))
+
+
+def _iterate(source: _Rows, rows: range, num_threads: int, *, limit: int | None = None) -> Iterator[Batch]:
+    """At most `limit` batches of a source, of as many rows as are read of each."""
+    examples = grain.MapDataset.source(source)
     examples = examples.slice(slice(None if limit is None else limit * len(rows)))
     # There is no remainder to drop; but grain rounds the length of an endless source, 2**63 - 1, up to one
     # that no index holds.
     batches = examples.batch(len(rows), drop_remainder=True, batch_fn=_to_batch)
+    # An element is a whole batch: grain's defaults, 500 elements from 16 threads, would fill the memory.
+    options = grain.ReadOptions(num_threads=num_threads, prefetch_buffer_size=2 * num_threads)
     # Closing this generator closes grain's iterator, and with it the threads that read ahead.
-    yield from iter(batches.to_iter_dataset(_READ_OPTIONS))
+    yield from iter(batches.to_iter_dataset(options))
 
 
 def _to_batch(examples: Sequence[Batch]) -> Batch:

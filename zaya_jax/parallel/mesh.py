@@ -31,11 +31,12 @@ def data_mesh(devices: Sequence[Any] | None = None) -> Mesh:
     return Mesh(np.array(sorted(devices, key=lambda each: (each.process_index, each.id))), (DATA,))
 
 
-def local_rows(mesh: Mesh, batch_size: int) -> range:
-    """The rows of a batch that this process is to read."""
+def local_rows(mesh: Mesh, batch_size: int, *, process: int | None = None) -> range:
+    """The rows of a batch that a process is to read, this one when None."""
+    process = jax.process_index() if process is None else process
     owners = [each.process_index for each in mesh.devices.flat]
-    each, first = batch_size // len(owners), owners.index(jax.process_index())
-    return range(first * each, (first + owners.count(jax.process_index())) * each)
+    each, first = batch_size // len(owners), owners.index(process)
+    return range(first * each, (first + owners.count(process)) * each)
 
 
 def place_rows(tree: Any, mesh: Mesh) -> Any:

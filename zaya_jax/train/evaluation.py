@@ -45,5 +45,6 @@ def held_out_batches(run: OpenRun, step_range: StepRange) -> tuple[Iterator[Batc
         batch_size=data.batch_size,
         limit=limit,
         rows=local_rows(run.mesh, data.batch_size),
+        num_threads=step_range.phase.config.execution.read_threads,
     )
     return run.extensions.of_batches(batches), math.ceil(min(sequences, limit or sequences) / data.batch_size)

@@ -224,6 +224,7 @@ def _make_steps(steps: _Steps, state: TrainState) -> TrainState:
         batch_size=steps.range.batch_size,
         num_steps=steps.range.num_steps,
         rows=local_rows(run.mesh, steps.range.batch_size),
+        num_threads=steps.range.phase.config.execution.read_threads,
     )
     text_bytes = _TextBytes()
     for step, batch in enumerate(run.extensions.of_batches(batches), start=first_step):

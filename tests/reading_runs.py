@@ -1,0 +1,113 @@
+"""A run that is only read: packed chats and documents in mixtures of three, a ramp, and two phases."""
+
+import dataclasses
+import hashlib
+import json
+import random
+
+import jax
+import numpy as np
+from small_runs import small_values
+
+from zaya_jax.config import Config
+from zaya_jax.data.chat_corpus import build_chat_corpus
+from zaya_jax.data.corpus import build_corpus
+from zaya_jax.data.loader import training_batches
+from zaya_jax.data.tokenizer import load_tokenizer
+from zaya_jax.parallel.mesh import local_rows
+from zaya_jax.train.reading import readings
+
+SHORT, LONG = 64, 128
+"""Lengths of the phases, and of the windows of their chats."""
+PHASE_STEPS = (30, 30)
+NUM_STEPS = sum(PHASE_STEPS)
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+    """Stands for a device of another process, of which only this is asked."""
+
+    process_index: int
+    id: int
+
+
+def build_corpora(folder):
+    """Documents a and b, and the same chats packed for each phase: read several times over."""
+    numbers, tokenizer = random.Random(0), load_tokenizer("byte-chat")
+    for name, count in (("a", 60), ("b", 40)):
+        texts = ["".join(numbers.choices("abcdefgh é\n", k=numbers.randint(1, 300))) for _ in range(count)]
+        (folder / f"{name}.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts))
+        build_corpus(
+            folder / name,
+            source=str(folder / f"{name}.jsonl"),
+            tokenizer=tokenizer,
+            block_tokens=SHORT,
+            shard_tokens=20 * SHORT,
+        )
+    lines = [
+        {
+            "messages": [
+                {"role": "user", "content": f"question {i}"},
+                {"role": "assistant", "content": "answer " * numbers.randint(1, 4)},
+            ]
+        }
+        for i in range(90)
+    ]
+    (folder / "chats.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    for length in (SHORT, LONG):
+        build_chat_corpus(
+            folder / f"chats{length}",
+            source=folder / "chats.jsonl",
+            tokenizer=tokenizer,
+            sequence_length=length,
+            shard_tokens=10 * length,
+        )
+    return [folder / name for name in ("a", "b", f"chats{SHORT}", f"chats{LONG}")]
+
+
+def config_of(folders, *, read_threads=0):
+    """Of the run, as it would be trained."""
+    a, b, short_chats, long_chats = map(str, folders)
+    values = small_values(run_folder="run", corpus=a)
+    del values["train"]["num_steps"]
+    values["data"] |= {
+        "sequence_length": SHORT,
+        "batch_size": 16,
+        "tokenizer": "byte-chat",
+        "mixtures": (
+            {"name": "first", "corpora": (a, b, short_chats), "weights": (0.5, 0.2, 0.3)},
+            {"name": "second", "corpora": (long_chats, b, a), "weights": (1, 3, 2)},
+        ),
+        "mixture": "first",
+    }
+    first, second = PHASE_STEPS
+    values["phases"] = (
+        {"name": "short", "steps": first, "data": {"batch_ramp": ((7, 8 * SHORT),)}},
+        {"name": "long", "steps": second, "data": {"mixture": "second", "sequence_length": LONG}},
+    )
+    values["execution"]["read_threads"] = read_threads
+    return Config.from_dict(values)
+
+
+def rows_of_steps(config, corpora, mesh, *, process=None, first_step=0):
+    """What a process reads of each step behind the first ones: the step and its rows of the batch."""
+    num_tokens = {folder: corpus.train.tokens for folder, corpus in corpora.items()}
+    for step_range, reading in readings(config, num_tokens, first_step=first_step):
+        batches = training_batches(
+            reading,
+            corpora,
+            batch_size=step_range.batch_size,
+            num_steps=step_range.num_steps,
+            rows=local_rows(mesh, step_range.batch_size, process=process),
+            num_threads=step_range.phase.config.execution.read_threads,
+        )
+        yield from enumerate(batches, start=step_range.first_step + 1)
+
+
+def hash_of_batch(parts):
+    """Of a batch, given the rows that each process has read."""
+    whole = jax.tree.map(lambda *rows: np.concatenate(rows), *parts)
+    digest = hashlib.sha256()
+    for array in jax.tree.leaves(whole):
+        digest.update(f"{array.shape} {array.dtype}".encode() + array.tobytes())
+    return digest.hexdigest()
