@@ -68,11 +68,12 @@ class PartTask:
 
     def run(self, shard_format: ShardFormat) -> Part:
         """Writes the files of the part."""
-        tokenizer = shard_format.tokenizer
+        tokenizer, dtype = shard_format.tokenizer, shard_format.dtype
+        *begin, end = (np.array([border], dtype) for border in tokenizer.borders.lay_out([]))
         pieces: dict[str, list[np.ndarray]] = {}
-        for split, raw in self.texts:
-            ids = tokenizer.borders.lay_out(tokenizer.encode(raw.decode("utf-8")))
-            pieces.setdefault(split, []).append(np.array(ids, shard_format.dtype))
+        documents = tokenizer.encode_documents(raw.decode("utf-8") for _, raw in self.texts)
+        for (split, _), ids in zip(self.texts, documents, strict=True):
+            pieces.setdefault(split, []).extend([*begin, ids.astype(dtype), end])
         splits = {split: self._write(split, np.concatenate(tokens)) for split, tokens in pieces.items()}
         part = Part(key=self.key, splits=splits)
         _write_record(self.place.with_suffix(".json"), dataclasses.asdict(part))

@@ -9,7 +9,7 @@ import itertools
 import json
 import pathlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -18,6 +18,7 @@ import tokenizers
 from zaya_jax.config import DataConfig
 from zaya_jax.data.borders import Borders
 from zaya_jax.data.specials import SpecialNames, find_specials
+from zaya_jax.data.words import WordMemory, find_cuts
 
 _SPACES_ARE_LOST = ("Whitespace", "WhitespaceSplit", "BertPreTokenizer", "CharDelimiterSplit")
 """Ways to split a text into words that give no token the spaces between them."""
@@ -73,6 +74,10 @@ class Tokenizer(Protocol):
 
         A document must never have it: "<eos>" written in one would forge a border. A prompt may.
         """
+        ...
+
+    def encode_documents(self, texts: Iterable[str]) -> Iterator[np.ndarray]:
+        """Ids of each text, uint32: those of `encode`, and quicker when there are many."""
         ...
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -141,6 +146,10 @@ class ByteTokenizer:
             return self.encode_bytes(text.encode("utf-8", "surrogateescape"))
         except UnicodeEncodeError:  # a lone surrogate that is no escaped byte: keep its three bytes
             return self.encode_bytes(text.encode("utf-8", "surrogatepass"))
+
+    def encode_documents(self, texts: Iterable[str]) -> Iterator[np.ndarray]:
+        """Ids of each text, uint32."""
+        return (np.array(self.encode(text), np.uint32) for text in texts)
 
     def encode_bytes(self, raw: bytes) -> list[int]:
         """Ids of any bytes, UTF-8 or not: of each byte its number plus 3."""
@@ -258,6 +267,25 @@ class HuggingFaceTokenizer:
             return [i for i in encoded.ids if i not in self._reserved]
         parts = itertools.pairwise([0, *cuts, len(text)])
         return [i for first, last in parts for i in self._encode_letters(text[first:last])]
+
+    def encode_documents(self, texts: Iterable[str]) -> Iterator[np.ndarray]:
+        """Ids of each text, uint32: those of `encode`, and quicker when there are many."""
+        if self._memory is None:
+            return (np.array(self._encode_letters(text), np.uint32) for text in texts)
+        return map(self._memory.encode, texts)
+
+    @functools.cached_property
+    def _memory(self) -> WordMemory | None:
+        cuts = find_cuts(self._fields)
+        return None if cuts is None else WordMemory(cuts, self._encode_pieces)
+
+    def _encode_pieces(self, pieces: Sequence[str]) -> list[list[int]]:
+        encoded = self._tokenizer.encode_batch_fast(pieces, add_special_tokens=False)
+        found = [each.ids for each in encoded]
+        return [
+            ids if self._reserved.isdisjoint(ids) else self._encode_letters(piece)
+            for piece, ids in zip(pieces, found, strict=True)
+        ]
 
     def _find_reserved(self) -> frozenset[int]:
         """Specials that no text may stand for: all but the one for what has no token."""
