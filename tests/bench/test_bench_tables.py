@@ -8,6 +8,8 @@ from rich.console import Console
 from pallas_kernels.catalogue import SIZES, cases
 from zaya_jax.bench import (
     balancing,
+    data,
+    data_process,
     experts,
     kernel_times,
     loss_memory,
@@ -55,6 +57,24 @@ def test_loss_memory(said):
     assert [cell.strip() for cell in row.split("│")[1:-1]] == [
         "16,384", "40.00 GiB", "16.00 GiB", "768.00 MiB", "2.00 GiB", "40.00 GiB",
     ]  # fmt: skip
+
+
+def test_data(said):
+    build = {"seconds": 8.0, "cpu": 10.0, "tokens": 4e6, "peak": 300e6, "worker_peak": 250e6}
+    found = {
+        "build": build,
+        "datasets": {"seconds": 20.0, "cpu": 35.0, "tokens": 4e6},
+        "read": {"loader": 5e6, "mapped": 6e6},
+        "read-memory": {"peak": 2**28},
+        "build-long": build | {"peak": 2**29},
+        "read-long": {"peak": 2**28},
+    }
+    data.report(found, {data_process.TEXT: 36 * 2**20, data_process.LONG_TEXT: 360 * 2**20})
+    out = said()
+    assert "datasets.map, batches / ours, time and CPU time: 2.50, 3.50" in out
+    assert "one by one" not in out
+    (row,) = [line for line in out.splitlines() if line.startswith("│ 360.00 MiB")]
+    assert [cell.strip() for cell in row.split("│")[2:-1]] == ["512.00 MiB", "238.42 MiB", "256.00 MiB"]
 
 
 def test_experts(said, monkeypatch):

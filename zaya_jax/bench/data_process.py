@@ -3,14 +3,17 @@
 Used as `python -m zaya_jax.bench.data_process WHAT FOLDER`; the folder has what `zaya_jax.bench.data` wrote.
 """
 
+import contextlib
+import functools
 import json
 import os
 import pathlib
 import resource
 import shutil
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -30,6 +33,7 @@ TEXT, LONG_TEXT, TOKENIZER, CORPUS = "text.jsonl", "long.jsonl", "tokenizer.json
 BATCH, LENGTH, STEPS = 8, 4096, 200
 READ = BATCH * LENGTH * STEPS
 """Tokens that a reader is timed over."""
+WATCH_SECONDS = 0.05
 
 
 def num_cores() -> int:
@@ -40,24 +44,56 @@ def num_cores() -> int:
 def build(folder: pathlib.Path, name: str = TEXT) -> dict[str, float]:
     """Ours: from lines to a corpus with its hashes, all on the disk, which is what is read later."""
     start, cpu = time.perf_counter(), _cpu_seconds()
-    corpus = build_corpus(
-        folder / CORPUS,
-        source=str(folder / name),
-        tokenizer=load_tokenizer(str(folder / TOKENIZER)),
-        num_workers=num_cores(),
-        overwrite=True,
-    )
+    with _watched_children() as worker_peaks:
+        corpus = build_corpus(
+            folder / CORPUS,
+            source=str(folder / name),
+            tokenizer=load_tokenizer(str(folder / TOKENIZER)),
+            num_workers=num_cores(),
+            overwrite=True,
+        )
     seconds = time.perf_counter() - start
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    workers = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
     tokens = corpus.train.tokens + corpus.validation.tokens
     return {
         "seconds": seconds, "cpu": _cpu_seconds() - cpu, "tokens": tokens,
-        "peak": peak, "worker_peak": workers,
+        "peak": _peak("self"), "worker_peak": max(worker_peaks.values(), default=0),
     }  # fmt: skip
 
 
-def map_dataset(folder: pathlib.Path) -> dict[str, float]:
+def _peak(process: str) -> int:
+    """Bytes that a process had resident, at most; 0 for one that has ended.
+
+    Not what getrusage has: there a process begins with the peak of whoever began it.
+    """
+    try:
+        lines = pathlib.Path(f"/proc/{process}/status").read_text().splitlines()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+
+
+@contextlib.contextmanager
+def _watched_children() -> Iterator[dict[str, int]]:
+    """The peaks of the processes that this one begins within the block, by their ids."""
+    peaks: dict[str, int] = {}
+    begun = pathlib.Path(f"/proc/self/task/{os.getpid()}/children")
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.wait(WATCH_SECONDS):
+            for child in begun.read_text().split():
+                peaks[child] = max(peaks.get(child, 0), _peak(child))
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield peaks
+    finally:
+        done.set()
+        thread.join()
+
+
+def map_dataset(folder: pathlib.Path, *, batched: bool) -> dict[str, float]:
     """`datasets.map`: from lines that are loaded already to tokens in its cache."""
     datasets = find_package("datasets", "the comparison")
     datasets.disable_progress_bars()
@@ -65,11 +101,19 @@ def map_dataset(folder: pathlib.Path) -> dict[str, float]:
     lines = datasets.load_dataset("json", data_files=str(folder / TEXT), split="train", cache_dir=str(cache))
     tokenizer = tokenizers.Tokenizer.from_file(str(folder / TOKENIZER))
 
-    def encode(batch: dict[str, list[str]]) -> dict[str, Any]:
+    def encode_batch(batch: dict[str, list[str]]) -> dict[str, Any]:
         return {"ids": [each.ids for each in tokenizer.encode_batch(batch["text"], add_special_tokens=False)]}
 
+    def encode(record: dict[str, str]) -> dict[str, Any]:
+        return {"ids": tokenizer.encode(record["text"], add_special_tokens=False).ids}
+
     start, cpu = time.perf_counter(), _cpu_seconds()
-    mapped = lines.map(encode, batched=True, remove_columns=lines.column_names, num_proc=num_cores())
+    mapped = lines.map(
+        encode_batch if batched else encode,
+        batched=batched,
+        remove_columns=lines.column_names,
+        num_proc=num_cores(),
+    )
     seconds, cpu = time.perf_counter() - start, _cpu_seconds() - cpu
     tokens = sum(len(ids) for ids in mapped["ids"])
     shutil.rmtree(cache)
@@ -94,6 +138,12 @@ def read(folder: pathlib.Path) -> dict[str, float]:
         "loader": _rate(lambda: _read_loader(corpus)),
         "mapped": _rate(lambda: _read_mapped(tokens, corpus, rng)),
     }
+
+
+def read_memory(folder: pathlib.Path) -> dict[str, float]:
+    """What reading in a shuffled order keeps in memory."""
+    _read_loader(open_corpus(folder / CORPUS))
+    return {"peak": _peak("self")}
 
 
 def _rate(function: Callable[[], None]) -> float:
@@ -130,8 +180,10 @@ def _read_mapped(tokens: np.ndarray, corpus: Corpus, rng: np.random.Generator) -
 MEASUREMENTS: dict[str, Callable[[pathlib.Path], dict[str, float]]] = {
     "build": build,
     "build-long": lambda folder: build(folder, LONG_TEXT),
-    "datasets": map_dataset,
+    "datasets": functools.partial(map_dataset, batched=True),
+    "datasets-single": functools.partial(map_dataset, batched=False),
     "read": read,
+    "read-memory": read_memory,
 }
 
 if __name__ == "__main__":
