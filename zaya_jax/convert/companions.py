@@ -12,6 +12,7 @@ import tokenizers
 
 from zaya_jax.config import Config, DataConfig, ModelConfig
 from zaya_jax.convert.pytorch_folder import CONFIG, PytorchFolder
+from zaya_jax.data.kept_tokenizer import FOLDER, as_kept
 from zaya_jax.data.specials import BESIDE
 from zaya_jax.data.tokenizer import BYTE_TOKENIZERS, ByteTokenizer, HuggingFaceTokenizer, special_names
 from zaya_jax.data.tokenizer_files import (
@@ -19,7 +20,6 @@ from zaya_jax.data.tokenizer_files import (
     TOKENIZER,
     TOKENIZER_CONFIG,
     as_json,
-    as_kept,
     begin_as_documents,
     begin_with,
     files_of,
@@ -59,7 +59,7 @@ def of_folder(folder: PytorchFolder) -> Companions:
 
 
 def of_run(folder: pathlib.Path, run: Config, *, step: int) -> Companions:
-    """Those of a run: the files of its tokenizer, or files that say what its bytes are."""
+    """Those of a run: the files of its tokenizer, or files that say what its bytes are, and how it chats."""
     story = [f"Step {step:,} of a run of zaya_jax."]
     if step:
         tokens = step * run.data.batch_size * run.data.sequence_length
@@ -67,7 +67,15 @@ def of_run(folder: pathlib.Path, run: Config, *, step: int) -> Companions:
             f"Trained on {tokens:,} tokens, in sequences of {run.data.sequence_length:,} and batches of "
             f"{run.data.batch_size:,}; optimiser: {run.optimizer.name}."
         )
-    return of_tokenizer(as_kept(folder, run.data), run.model, story=tuple(story))
+    companions = of_tokenizer(as_kept(folder, run.data), run.model, story=tuple(story))
+    kept = folder / FOLDER
+    if run.data.tokenizer not in BYTE_TOKENIZERS or not (kept / GENERATION).is_file():
+        return companions
+    # Of bytes the folder keeps no tokenizer, beside which these would have been found.
+    files = companions.files | read_files(kept)
+    return dataclasses.replace(
+        companions, files=files, token_ids=read_token_ids(kept / GENERATION, run.model)
+    )
 
 
 def of_tokenizer(data: DataConfig | None, config: ModelConfig, *, story: tuple[str, ...]) -> Companions:

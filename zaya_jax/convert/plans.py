@@ -18,8 +18,8 @@ from zaya_jax.convert.pytorch_folder import CONFIG, INDEX, WEIGHTS
 from zaya_jax.convert.run_folder import run_files
 from zaya_jax.convert.safetensors_file import DTYPES, header, name_of
 from zaya_jax.convert.stream import Block, PlannedFile, Source, execution_of, target_dtype
-from zaya_jax.data import tokenizer_files
-from zaya_jax.data.tokenizer_files import as_json
+from zaya_jax.data import kept_tokenizer
+from zaya_jax.data.tokenizer_files import TOKENIZER, as_json
 from zaya_jax.model.zaya import SKIP_BIAS
 
 MAX_SHARD_BYTES = 5 * 10**9
@@ -88,13 +88,13 @@ def run_folder_files(
       step: of the checkpoint.
     """
     if run is None:
-        tokenizer = str((folder / tokenizer_files.FOLDER / tokenizer_files.TOKENIZER).absolute())
+        tokenizer = str((folder / kept_tokenizer.FOLDER / TOKENIZER).absolute())
         length = min(DataConfig.sequence_length, source.config.max_position_embeddings)
         data = DataConfig(tokenizer=tokenizer, source=None, sequence_length=length)
         run = Config(model=source.config, data=data, execution=execution_of(source))
     # Its adapters are in the weights that the source gives.
     run = dataclasses.replace(run, run_folder=str(folder), lora=LoraConfig())
-    extra = {f"{tokenizer_files.FOLDER}/{name}": content for name, content in companions.files.items()}
+    extra = {f"{kept_tokenizer.FOLDER}/{name}": content for name, content in companions.files.items()}
     return run_files(run, target_dtypes(source, dtype), step=step, extra=extra)
 
 

@@ -9,11 +9,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
-import tokenizers
 
 from zaya_jax.data.chat_records import Message
 from zaya_jax.data.chat_template import TURN_END, TURN_START, ZAYA, ChatTemplate, Rendered, load_template
-from zaya_jax.data.tokenizer import ByteTokenizer, Tokenizer
+from zaya_jax.data.tokenizer import ByteTokenizer, HuggingFaceTokenizer, Tokenizer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +78,8 @@ class ChatFormat:
     def _encoder(self) -> "_ByteEncoder | _FileEncoder":
         if isinstance(self.tokenizer, ByteTokenizer):
             return _ByteEncoder(self.tokenizer)
-        return _FileEncoder(self.tokenizer.name)
+        assert isinstance(self.tokenizer, HuggingFaceTokenizer), "there are no others"
+        return _FileEncoder(self.tokenizer)
 
     @functools.cached_property
     def _variables(self) -> dict[str, str]:
@@ -136,14 +136,15 @@ class _ByteEncoder:
 
 
 class _FileEncoder:
-    """A tokenizer.json that takes special tokens for what they are, wherever they stand."""
+    """A tokenizer.json that takes special tokens for what they are, wherever they stand.
 
-    def __init__(self, path: str):
-        self._tokenizer = tokenizers.Tokenizer.from_file(path)
-        added = self._tokenizer.get_added_tokens_decoder()
-        self.specials: Mapping[str, int] = {each.content: i for i, each in added.items() if each.special}
+    With those that a run's config names: a plain token of the file may be one.
+    """
+
+    def __init__(self, tokenizer: HuggingFaceTokenizer):
+        self.specials = tokenizer.special_ids
+        self._tokenizer = tokenizer
 
     def encode(self, text: str) -> Iterator[tuple[int, int, int]]:
         """Each token with its first character and the one behind its last."""
-        encoding = self._tokenizer.encode(text, add_special_tokens=False)
-        return ((i, *span) for i, span in zip(encoding.ids, encoding.offsets, strict=True))
+        return self._tokenizer.encode_with_places(text)

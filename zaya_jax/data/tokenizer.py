@@ -250,6 +250,17 @@ class HuggingFaceTokenizer:
             return self._with_specials.encode(text, add_special_tokens=False).ids
         return self._encode_letters(text)
 
+    def encode_with_places(self, text: str) -> Iterator[tuple[int, int, int]]:
+        """Each token with its first character and the one behind its last; a special's name stands for it."""
+        encoding = self._with_specials.encode(text, add_special_tokens=False)
+        return ((i, *span) for i, span in zip(encoding.ids, encoding.offsets, strict=True))
+
+    @property
+    def special_ids(self) -> Mapping[str, int]:
+        """All special tokens by name, those with it that only a user's names make special."""
+        added = self._tokenizer.get_added_tokens_decoder()
+        return {each.content: i for i, each in added.items() if each.special}
+
     @functools.cached_property
     def _with_specials(self) -> tokenizers.Tokenizer:
         """Apart, because the switch is the whole tokenizer's: two threads would turn it for each other."""

@@ -1,28 +1,23 @@
-"""The files of a tokenizer: as transformers reads them, and as a run keeps them."""
+"""The files of a tokenizer, as transformers reads them."""
 
-import dataclasses
 import json
-import os
 import pathlib
 from typing import Any
 
 import tokenizers
 from tokenizers import processors
 
-from zaya_jax import durable
-from zaya_jax.config import DataConfig
 from zaya_jax.json_files import read_limited
 
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 GENERATION = "generation_config.json"
+CHAT_TEMPLATE = "chat_template.jinja"
 FILES = (
-    TOKENIZER, TOKENIZER_CONFIG, GENERATION, "tokenizer.model", "special_tokens_map.json",
-    "added_tokens.json", "chat_template.jinja", "chat_template.json",
+    TOKENIZER, TOKENIZER_CONFIG, GENERATION, CHAT_TEMPLATE, "tokenizer.model", "special_tokens_map.json",
+    "added_tokens.json", "chat_template.json",
 )  # fmt: skip
 """What may lie beside a tokenizer.json and belongs to it."""
-FOLDER = "tokenizer"
-"""Of a run folder: where it keeps them."""
 _ADDED = {"add_bos_token": True, "add_eos_token": False}
 """Switches of a tokenizer_config.json that overrule what the tokenizer.json adds, as they must stand."""
 
@@ -41,28 +36,6 @@ def files_of(path: str) -> dict[str, bytes]:
     file = pathlib.Path(path)
     own = {TOKENIZER: file.read_bytes()} if file.is_file() else {}
     return read_files(file.parent) | own
-
-
-# As a run keeps them
-
-
-def keep_files(run_folder: str | os.PathLike[str], data: DataConfig) -> None:
-    """Has a run folder hold its tokenizer, so that whoever has the folder can generate."""
-    folder = pathlib.Path(run_folder) / FOLDER
-    if data.tokenizer == "byte" or (folder / TOKENIZER).is_file():
-        return
-    durable.make_folder(folder)
-    # The tokenizer.json last: where it lies, all of them do.
-    for name, content in sorted(files_of(data.tokenizer).items(), key=lambda file: file[0] == TOKENIZER):
-        durable.write(folder / name, content)
-
-
-def as_kept(run_folder: str | os.PathLike[str], data: DataConfig) -> DataConfig:
-    """The section of a run's config with the tokenizer that its folder holds, if it holds one."""
-    kept = pathlib.Path(run_folder) / FOLDER / TOKENIZER
-    if data.tokenizer == "byte" or not kept.is_file():
-        return data
-    return dataclasses.replace(data, tokenizer=str(kept))
 
 
 # As transformers reads them

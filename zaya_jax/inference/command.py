@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 
 from zaya_jax.checkpoint import load_run
 from zaya_jax.data.chat_format import load_chat_format
+from zaya_jax.data.kept_tokenizer import as_kept, kept_template
 from zaya_jax.data.tokenizer import Tokenizer, tokenizer_of
-from zaya_jax.data.tokenizer_files import as_kept
 from zaya_jax.inference.generate import stream
 from zaya_jax.model.zaya import Zaya
 from zaya_jax.options import Parser
@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("run_folder", metavar="RUN", help="the folder of a run")
     parser.add_argument("--prompt", default="", help="the text to continue (default: none)")
     parser.add_argument("--chat", action="store_true", help="answer the prompt, as the turn of a user")
-    parser.add_argument("--template", help='of --chat: "zaya" or a Jinja file; default the tokenizer\'s own')
+    parser.add_argument("--template", help='of --chat: "zaya" or a Jinja file; default the run\'s own')
     parser.add_argument(
         "--letters", action="store_true", help="take a special token's name in the prompt as plain letters"
     )
@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     run = load_run(options.run_folder)
     tokenizer = tokenizer_of(as_kept(options.run_folder, run.config.data))
     if options.chat:
-        chat_format = load_chat_format(options.template, tokenizer)
+        chat_format = load_chat_format(options.template or kept_template(options.run_folder), tokenizer)
         prompt, end_id, shown = chat_format.prompt(options.prompt), chat_format.end_id, ""
     else:
         prompt = tokenizer.borders.begin(tokenizer.encode(options.prompt, specials=not options.letters))

@@ -23,11 +23,11 @@ from zaya_jax.checkpoint import (
 from zaya_jax.config import CONFIG_FILE, Config, FieldChange, differences, in_phase, lies_in, refusals
 from zaya_jax.data.batch import Batch
 from zaya_jax.data.ensure import ensure_corpus, ensure_tokenizer, open_corpus_for
+from zaya_jax.data.kept_tokenizer import keep_files
 from zaya_jax.data.loader import num_sequences
 from zaya_jax.data.mixture import mixture_of
 from zaya_jax.data.shards import Corpus, Split
 from zaya_jax.data.tokenizer import Tokenizer, tokenizer_of
-from zaya_jax.data.tokenizer_files import keep_files
 from zaya_jax.model.adapters import declare_run
 from zaya_jax.optim.schedules import learning_rate_schedule
 from zaya_jax.parallel import hosts
@@ -165,9 +165,16 @@ def _take_folder(
         set_aside_later(config.run_folder, step)
     assert lock is not None, "whoever takes the folder holds its lock"
     changed = prepare_folder(config, lock, step=step, overwrite=overwrite)
-    keep_files(config.run_folder, config.data)
+    keep_files(config.run_folder, config.data, chat_template=_chat_template(config, corpora))
     if changed:
         print(f"run {config.run_folder} goes on otherwise than before: {'; '.join(map(str, changed))}")
+
+
+def _chat_template(config: Config, corpora: Mapping[str, Corpus]) -> str | None:
+    """That of the chats that a run reads last; None for one on documents alone."""
+    read = (f for phase in config.resolved_phases for f in mixture_of(phase.config.data).folders)
+    templates = [corpora[folder].chat_template for folder in read]
+    return next((each for each in reversed(templates) if each is not None), None)
 
 
 def _check_shared(config: Config) -> None:

@@ -1,0 +1,146 @@
+"""What a run learned of chats transformers has of its export: the same tokens, the same end of an answer."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+from small_runs import small_config
+from transformers import AutoTokenizer, ZayaForCausalLM
+
+from zaya_jax import cli
+from zaya_jax.config import DataConfig, ModelConfig
+from zaya_jax.convert.companions import of_tokenizer
+from zaya_jax.data.chat_corpus import build_chat_corpus
+from zaya_jax.data.chat_format import ChatFormat, load_chat_format
+from zaya_jax.data.chat_records import Message
+from zaya_jax.data.chat_template import ChatTemplate
+from zaya_jax.data.kept_tokenizer import as_kept, keep_files, kept_template
+from zaya_jax.data.tokenizer import load_tokenizer, tokenizer_of
+from zaya_jax.data.tokenizer_training import CHAT_SPECIALS, train_tokenizer
+from zaya_jax.train.loop import train
+
+CHAT = [
+    Message("system", "s é"),
+    Message("user", "<eos>?"),
+    Message("assistant", "<think>\nhm\n</think>\n\nyes"),
+]
+# Not the one that is built in: an export that fell back on that one would write other tokens.
+TEMPLATE = """\
+{{- bos_token }}
+{%- for message in messages %}
+    {{- '<|im_start|>' + message.role + ': ' }}
+    {%- generation %}{{ message.content + '<|im_end|>' }}{% endgeneration %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant: ' }}{%- endif %}
+"""
+END = 260
+
+
+def theirs_of(tokenizer, messages, **options):
+    chat = [{"role": message.role, "content": message.content} for message in messages]
+    return tokenizer.apply_chat_template(chat, return_dict=True, return_assistant_tokens_mask=True, **options)
+
+
+def assert_same_chats(ours: ChatFormat, folder) -> None:
+    theirs = AutoTokenizer.from_pretrained(folder)
+    encoded, said = ours.encode(CHAT[:1] + CHAT[2:]), CHAT[:1] + CHAT[2:]
+    found = theirs_of(theirs, said)
+    assert found["input_ids"] == encoded.tokens_T.tolist()
+    assert found["assistant_masks"] == encoded.learned_T.astype(int).tolist()
+    prompt = theirs_of(theirs, [Message("user", "the cat")], add_generation_prompt=True)
+    assert prompt["input_ids"] == ours.prompt("the cat")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A step on chats as bytes, written with a template of their own."""
+    folder = tmp_path_factory.mktemp("chats")
+    (folder / "template.jinja").write_text(TEMPLATE)
+    lines = [
+        json.dumps(
+            {"messages": [dataclasses.asdict(m) for m in CHAT] + [{"role": "user", "content": f"{i}"}]}
+        )
+        for i in range(9)
+    ]
+    (folder / "chats.jsonl").write_text("\n".join(lines))
+    build_chat_corpus(
+        folder / "corpus", source=folder / "chats.jsonl", tokenizer=load_tokenizer("byte-chat"),
+        template=str(folder / "template.jinja"), sequence_length=64, validation_percent=20,
+    )  # fmt: skip
+    config = small_config(run_folder=folder / "run", corpus=folder / "corpus")
+    train(
+        dataclasses.replace(
+            config,
+            model=dataclasses.replace(config.model, lm_head_bias=True),
+            data=dataclasses.replace(config.data, tokenizer="byte-chat"),
+            train=dataclasses.replace(config.train, num_steps=1),
+            optimizer=dataclasses.replace(config.optimizer, warmup_steps=0),
+        )
+    )
+    return folder / "run"
+
+
+def test_the_export_of_a_run_on_chats(run, tmp_path):
+    assert sorted(path.name for path in (run / "tokenizer").iterdir()) == [
+        "chat_template.jinja",
+        "generation_config.json",
+    ]
+    cli.main(["convert", str(run), str(tmp_path / "native")])
+    ours = ChatFormat(ChatTemplate("t", TEMPLATE), load_tokenizer("byte-chat"))
+    assert_same_chats(ours, tmp_path / "native")
+    model = ZayaForCausalLM.from_pretrained(tmp_path / "native")
+    assert model.config.eos_token_id == model.generation_config.eos_token_id == [END, 1]
+    # As a run that was trained for longer: the next token is the end of the turn, or of a text.
+    for number in (END, 1):
+        model.lm_head.bias.data.zero_()[number] = 1e4
+        prompt = torch.tensor([ours.prompt("the cat")])
+        answer = model.generate(prompt, max_new_tokens=4, do_sample=False)[0, prompt.shape[1] :]
+        assert answer.tolist() == [number]
+
+
+def test_a_run_made_of_the_export_or_of_the_run_chats_alike(run, tmp_path):
+    cli.main(["convert", str(run), str(tmp_path / "native")])
+    cli.main(["convert", str(tmp_path / "native"), str(tmp_path / "imported")])
+    cli.main(["convert", str(run), str(tmp_path / "copy"), "--layout", "zaya"])
+    for folder in (run, tmp_path / "imported", tmp_path / "copy"):
+        assert load_chat_format(kept_template(folder), load_tokenizer("byte-chat")).template.text == TEMPLATE
+    cli.main(["convert", str(tmp_path / "copy"), str(tmp_path / "again")])
+    for name in ("config.json", "generation_config.json", "chat_template.jinja", "tokenizer.json"):
+        assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "native" / name).read_bytes()
+
+
+@pytest.mark.parametrize("beside", [None, {"eos_token_id": 1}, {"eos_token_id": [6, 1], "top_p": 0.5}])
+def test_a_tokenizer_file_with_what_lies_beside_it(beside, tmp_path):
+    """Also a template that is not the one which the chats were written with, and another end."""
+    (tmp_path / "texts").mkdir()
+    for i in range(3):
+        (tmp_path / f"texts/{i}.txt").write_text("the cat sat on the mat. yes? é " * 9 + str(i))
+    made = train_tokenizer(
+        tmp_path / "made", source=str(tmp_path / "texts"), vocab_size=300, specials=CHAT_SPECIALS
+    )
+    (tmp_path / "made/chat_template.jinja").write_text("{{ messages[0].content }}")
+    if beside is not None:
+        (tmp_path / "made/generation_config.json").write_text(json.dumps(beside))
+    data = DataConfig(tokenizer=str(made.file))
+    ours = ChatFormat(ChatTemplate("t", TEMPLATE), tokenizer_of(data))
+    keep_files(tmp_path / "run", data, chat_template=TEMPLATE)
+    keep_files(tmp_path / "run", data, chat_template=TEMPLATE)
+    companions = of_tokenizer(as_kept(tmp_path / "run", data), ModelConfig(vocab_size=512), story=())
+    (tmp_path / "out").mkdir()
+    for name, content in companions.files.items():
+        (tmp_path / "out" / name).write_bytes(content)
+    assert_same_chats(ours, tmp_path / "out")
+    ends = [ours.end_id, *([6, 1] if beside and "top_p" in beside else [1])]
+    generation = json.loads(companions.files["generation_config.json"])
+    assert companions.token_ids["eos_token_id"] == generation["eos_token_id"] == list(dict.fromkeys(ends))
+    assert generation.get("top_p") == (beside or {}).get("top_p")
+
+
+def test_a_run_on_documents_ends_as_before(tmp_path):
+    data = dataclasses.replace(small_config(run_folder=tmp_path, corpus=tmp_path).data, tokenizer="byte-chat")
+    keep_files(tmp_path, data, chat_template=None)
+    assert list(tmp_path.iterdir()) == []
+    companions = of_tokenizer(as_kept(tmp_path, data), ModelConfig(vocab_size=264), story=())
+    assert companions.token_ids["eos_token_id"] == 1
+    assert "chat_template.jinja" not in companions.files
