@@ -3,14 +3,21 @@
 import dataclasses
 import json
 
+import jax
 import pytest
 import torch
+from huggingface_reference import build
 from small_runs import small_config
 from transformers import AutoTokenizer, ZayaForCausalLM
 
 from zaya_jax import cli
+from zaya_jax.checkpoint import run_lock
 from zaya_jax.config import DataConfig, ModelConfig
-from zaya_jax.convert.companions import of_tokenizer
+from zaya_jax.convert.companions import Companions, of_tokenizer
+from zaya_jax.convert.huggingface import by_path
+from zaya_jax.convert.plans import run_folder_files
+from zaya_jax.convert.pytorch import VariableWeights
+from zaya_jax.convert.stream import Unwatched, write_folder
 from zaya_jax.data.chat_corpus import build_chat_corpus
 from zaya_jax.data.chat_format import ChatFormat, load_chat_format
 from zaya_jax.data.chat_records import Message
@@ -18,7 +25,8 @@ from zaya_jax.data.chat_template import ChatTemplate
 from zaya_jax.data.kept_tokenizer import as_kept, keep_files, kept_template
 from zaya_jax.data.tokenizer import load_tokenizer, tokenizer_of
 from zaya_jax.data.tokenizer_training import CHAT_SPECIALS, train_tokenizer
-from zaya_jax.train.loop import train
+from zaya_jax.parallel.mesh import data_mesh
+from zaya_jax.train.opening import open_run
 
 CHAT = [
     Message("system", "s é"),
@@ -54,7 +62,7 @@ def assert_same_chats(ours: ChatFormat, folder) -> None:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A step on chats as bytes, written with a template of their own."""
+    """A run that has begun on chats as bytes, written with a template of their own."""
     folder = tmp_path_factory.mktemp("chats")
     (folder / "template.jinja").write_text(TEMPLATE)
     lines = [
@@ -68,16 +76,18 @@ def run(tmp_path_factory):
         folder / "corpus", source=folder / "chats.jsonl", tokenizer=load_tokenizer("byte-chat"),
         template=str(folder / "template.jinja"), sequence_length=64, validation_percent=20,
     )  # fmt: skip
-    config = small_config(run_folder=folder / "run", corpus=folder / "corpus")
-    train(
-        dataclasses.replace(
-            config,
-            model=dataclasses.replace(config.model, lm_head_bias=True),
-            data=dataclasses.replace(config.data, tokenizer="byte-chat"),
-            train=dataclasses.replace(config.train, num_steps=1),
-            optimizer=dataclasses.replace(config.optimizer, warmup_steps=0),
-        )
+    pair = build(0, vocab_size=264, lm_head_bias=True)
+    config = dataclasses.replace(
+        small_config(run_folder=folder / "run", corpus=folder / "corpus"), model=pair.config
     )
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, tokenizer="byte-chat"))
+    weights = VariableWeights(pair.config, by_path(pair.config, pair.variables))
+    nothing = Companions({}, {}, ())
+    files = run_folder_files(weights, nothing, folder / "run", dtype=None, run=config, step=0)
+    write_folder(weights, files, folder / "run", Unwatched())
+    # All that training does before it compiles.
+    with run_lock(config.run_folder) as lock:
+        open_run(config, data_mesh(jax.devices()[:1]), lock, overwrite=False)
     return folder / "run"
 
 
@@ -135,6 +145,37 @@ def test_a_tokenizer_file_with_what_lies_beside_it(beside, tmp_path):
     generation = json.loads(companions.files["generation_config.json"])
     assert companions.token_ids["eos_token_id"] == generation["eos_token_id"] == list(dict.fromkeys(ends))
     assert generation.get("top_p") == (beside or {}).get("top_p")
+
+
+def test_special_tokens_are_those_that_the_config_names(tmp_path):
+    """Also one that is plain in the file; here they are others than those which would be found."""
+    (tmp_path / "texts").mkdir()
+    for i in range(3):
+        (tmp_path / f"texts/{i}.txt").write_text("the cat sat on the mat " * 9 + str(i))
+    made = train_tokenizer(
+        tmp_path / "made", source=str(tmp_path / "texts"), vocab_size=300, specials=CHAT_SPECIALS
+    )
+    values = json.loads(made.file.read_text())
+    plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
+    end = max(values["model"]["vocab"].values()) + 1
+    values["added_tokens"].append({"id": end, "content": "[END]", **plain})
+    made.file.write_text(json.dumps(values))
+    data = DataConfig(tokenizer=str(made.file), bos_token="<eos>", eos_token="[END]")
+    turn = "{% generation %}{{ m.content + eos_token }}{% endgeneration %}"
+    template = f"{{{{ bos_token }}}}{{% for m in messages %}}{turn}{{% endfor %}}"
+    ours = ChatFormat(ChatTemplate("t", template), tokenizer_of(data))
+    tokens = ours.encode([Message("assistant", "a"), Message("user", "a[END]b<eos>")]).tokens_T.tolist()
+    begin = tokenizer_of(DataConfig(tokenizer=str(made.file))).eos_id
+    assert [(i, t) for i, t in enumerate(tokens) if t in (begin, end)] == [
+        (0, begin), (2, end), (len(tokens) - 1, end),
+    ]  # fmt: skip
+    assert tokenizer_of(data).decode(tokens) == "aa[END]b<eos>"
+
+    keep_files(tmp_path / "run", data, chat_template=template)
+    companions = of_tokenizer(as_kept(tmp_path / "run", data), ModelConfig(vocab_size=512), story=())
+    for name, content in companions.files.items():
+        (tmp_path / name).write_bytes(content)
+    assert_same_chats(ours, tmp_path)
 
 
 def test_a_run_on_documents_ends_as_before(tmp_path):
