@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from zaya_jax.config import Config, DataConfig, ExecutionConfig, ModelConfig, OptimizerConfig, TrainConfig
     from zaya_jax.convert.pytorch import load_pytorch, save_pytorch
     from zaya_jax.inference.generate import generate
+    from zaya_jax.model.attention_maps import attention_maps
     from zaya_jax.model.cache import init_cache
     from zaya_jax.model.zaya import Zaya
     from zaya_jax.train.step import train_step
@@ -22,6 +23,7 @@ __all__ = [
     "OptimizerConfig",
     "TrainConfig",
     "Zaya",
+    "attention_maps",
     "generate",
     "init_cache",
     "load_pytorch",
@@ -37,6 +39,7 @@ _MODULES = {
     "OptimizerConfig": "config",
     "TrainConfig": "config",
     "Zaya": "model.zaya",
+    "attention_maps": "model.attention_maps",
     "generate": "inference.generate",
     "init_cache": "model.cache",
     "load_pytorch": "convert.pytorch",

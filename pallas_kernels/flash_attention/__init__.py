@@ -16,6 +16,7 @@ from pallas_kernels.checkpoint_names import KEPT
 from pallas_kernels.choice import choose
 from pallas_kernels.flash_attention import triton
 from pallas_kernels.flash_attention.blockwise import blockwise_attention
+from pallas_kernels.flash_attention.reference import probabilities
 from pallas_kernels.flash_attention.triton import Blocks, Masking, Tile
 from pallas_kernels.flash_attention.xla import BLOCKWISE_FROM, full_attention
 
@@ -105,6 +106,28 @@ def flash_attention(
     triton.check(q_BTNH.shape[3], q_BTNH.dtype.itemsize, blocks)
     results = _pallas(q_BTNH, k_BSKH, v_BSKH, limits, *segments, blocks)
     return results
+
+
+def attention_probabilities(
+    q_BTNH: jax.Array,
+    k_BSKH: jax.Array,
+    *,
+    window: jax.Array | int | None = None,
+    query_start: jax.Array | int = 0,
+    query_segments_BT: jax.Array | None = None,
+    key_segments_BS: jax.Array | None = None,
+) -> jax.Array:
+    """How much each query takes of each key in `flash_attention`, whose arguments these are.
+
+    Returns:
+      Probabilities [B, N, T, S], float32 or wider: to be looked at, for they are what the operation avoids.
+
+    Raises:
+      ValueError: if shapes or dtypes do not go together.
+    """
+    _check(q_BTNH, k_BSKH, k_BSKH, query_segments_BT, key_segments_BS)
+    limits = query_start, EVERYTHING if window is None else window
+    return probabilities(q_BTNH, k_BSKH, limits, query_segments_BT, key_segments_BS)[0]
 
 
 def _check_to_itself(to_itself: bool, q_BTNH: jax.Array, k_BSKH: jax.Array, query_start: Any) -> None:

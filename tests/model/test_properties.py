@@ -189,9 +189,9 @@ def test_the_scan_is_a_loop_over_layers():
         experts_LBT = []
         for number in range(SLIDING.num_hidden_layers):
             layer = jax.tree.map(lambda leaf, number=number: leaf[number], inputs)
-            x_BTD, routing, _, _ = zaya.decoder_layer(context, layer, x_BTD, state_BTR, None)
-            state_BTR = routing.state_BTR
-            experts_LBT.append(routing.experts_BT)
+            out = zaya.decoder_layer(context, layer, x_BTD, state_BTR, None)
+            x_BTD, state_BTR = out.x_BTD, out.routing.state_BTR
+            experts_LBT.append(out.routing.experts_BT)
         x_BTD = rms_norm(x_BTD, params["final_norm"]["scale"], eps=SLIDING.rms_norm_eps)
         return zaya.head(SLIDING, params, x_BTD), jnp.stack(experts_LBT)
 

@@ -4,7 +4,9 @@ import dataclasses
 
 import numpy as np
 import pytest
+import torch
 from huggingface_reference import (
+    EXECUTION,
     TOLERANCE,
     ask_ours,
     ask_reference,
@@ -14,6 +16,8 @@ from huggingface_reference import (
     relative_error,
     rope,
 )
+
+import zaya_jax
 
 FULL, SLIDING = "hybrid", "hybrid_sliding"
 
@@ -100,3 +104,24 @@ def _check_that_routing_was_tested(experts_LP: np.ndarray, num_experts: int) -> 
     counts_X = np.bincount(experts_LP.ravel(), minlength=num_experts + 1)
     assert counts_X[-1] > 0, f"no token skips: {counts_X}"
     assert np.count_nonzero(counts_X[:-1]) >= min(3, num_experts), f"too few experts in use: {counts_X}"
+
+
+def test_attention_maps_are_the_references():
+    case = CASES["irregular_window_left_padding"]
+    pair = build(case.seed, **case.fields)
+    tokens_BT = random_tokens(pair, case.seed, case.batch, case.time)
+    mask_BT = padding_mask(case.batch, case.time, case.padding)
+    with torch.no_grad():
+        theirs_LBNTS = pair.reference(
+            torch.from_numpy(tokens_BT).long(),
+            attention_mask=None if mask_BT is None else torch.from_numpy(mask_BT).long(),
+            use_cache=False,
+            output_attentions=True,
+        ).attentions
+    maps_LBNTS = zaya_jax.attention_maps(
+        zaya_jax.Zaya(pair.config, EXECUTION), pair.variables, tokens_BT, None, mask_BT
+    )
+    real_BT = np.ones_like(tokens_BT, bool) if mask_BT is None else mask_BT == 1
+    for ours_BNTS, theirs_BNTS in zip(maps_LBNTS, theirs_LBNTS, strict=True):
+        difference_BNTS = np.abs(ours_BNTS - theirs_BNTS.numpy())
+        assert difference_BNTS.transpose(0, 2, 1, 3)[real_BT].max() < TOLERANCE

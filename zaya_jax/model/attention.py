@@ -25,8 +25,20 @@ from zaya_jax.model.cca import (
 )
 from zaya_jax.model.rope import Rotation
 from zaya_jax.model.weight import Declarer, WeightTree
+from zaya_jax.pytree import pytree
 
 QueriesKeysValues = Callable[..., tuple[jax.Array, jax.Array, jax.Array, Any]]
+
+
+@pytree
+class AttentionOperands:
+    """What softmax attention works on: queries and keys as the variant and the rotation leave them."""
+
+    q_BTNH: Float[Array, "*L B T N H"]
+    k_BTKH: Float[Array, "*L B T K H"]
+    v_BTKH: Float[Array, "*L B T K H"]
+    window: Int[Array, "*L"]
+    """Tokens that a query sees; the largest integer where that is all."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,7 +19,7 @@ from pallas_kernels.embedding import look_up
 from pallas_kernels.rms_norm import add_to_stream, residual_rms_norm, rms_norm
 from zaya_jax.config import ExecutionConfig, ModelConfig
 from zaya_jax.model import weights as weight_declarations
-from zaya_jax.model.attention import attend_within, project_out, queries_keys_values
+from zaya_jax.model.attention import AttentionOperands, attend_within, project_out, queries_keys_values
 from zaya_jax.model.cache import Cache, Pool, attend_through_cache
 from zaya_jax.model.experts import apply_experts, expert_weights
 from zaya_jax.model.layer_input import LayerInput, adapted, in_stacks, layer_inputs
@@ -49,6 +49,8 @@ class HiddenStates:
     x_BTD: Float[Array, "B T D"]
     router: RouterStats
     cache: Cache | None
+    operands: AttentionOperands | None
+    """Of all layers, where they are kept."""
 
 
 class Zaya(nn.Module):
@@ -157,15 +159,17 @@ def residual_stream(
     positions_BT: Int[Array, "B T"] | None = None,
     segments_BT: Int[Array, "B T"] | None = None,
     cache: Cache | None = None,
+    *,
+    keep_operands: bool = False,
 ) -> HiddenStates:
-    """The stream behind the last layer, before the final norm, float32."""
+    """The stream behind the last layer, float32, before the final norm; if asked, all attention operands."""
     if cache is not None:
         if segments_BT is not None and not cache.empty:
             raise ValueError("segments came with a cache that is not empty; only a first chunk may be padded")
         cache = _with_padding(cache, segments_BT)
     tables = rotations(config, _positions(tokens_BT, positions_BT, cache))
     # Once for all layers: sines and cosines of a long row cost more than the rotation.
-    context = Context(config, execution, tables, segments_BT, cache)
+    context = Context(config, execution, tables, segments_BT, cache, keep_operands)
     x_BTD = embed(params["embedding"], tokens_BT)
     return HiddenStates(*layers(context, params, router_bias_LX, x_BTD))
 
@@ -192,11 +196,31 @@ class Context:
     rotations: tuple[Rotation, ...]
     segments_BT: jax.Array | None
     cache: Cache | None
+    keep_operands: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerOutput:
+    """What a layer makes of a chunk of tokens.
+
+    Attributes:
+      x_BTD: the stream.
+      routing: the router's answer.
+      operands: of the attention.
+      state: of the attention, behind the chunk.
+      pool: of the cache.
+    """
+
+    x_BTD: jax.Array
+    routing: Routing
+    operands: AttentionOperands
+    state: Any
+    pool: Pool | None
 
 
 def layers(
     context: Context, params: Mapping, router_bias_LX: jax.Array, x_BTD: jax.Array
-) -> tuple[jax.Array, RouterStats, Cache | None]:
+) -> tuple[jax.Array, RouterStats, Cache | None, AttentionOperands | None]:
     """All layers as one scan over their stacked weights."""
     config, execution, cache = context.config, context.execution, context.cache
     batch, time, _ = x_BTD.shape
@@ -208,30 +232,28 @@ def layers(
         x_BTD, state_BTR, pool = carry
         # The stacks come in as they are, not sliced: an operation that reads them in place copies nothing.
         layer = adapted(config, layer, inputs) if layer.adapters else in_stacks(layer, inputs)
-        x_BTD, routing, state, pool = decoder_layer(context, layer, x_BTD, state_BTR, pool)
-        return (x_BTD, routing.state_BTR, pool), (router_stats(routing, context.segments_BT), state)
+        out = decoder_layer(context, layer, x_BTD, state_BTR, pool)
+        operands = out.operands if context.keep_operands else None
+        stats = router_stats(out.routing, context.segments_BT)
+        return (out.x_BTD, out.routing.state_BTR, out.pool), (stats, out.state, operands)
 
     carry = x_BTD, state_BTR, None if cache is None else cache.pool
     # A backward pass is all that either helps, and through a cache there is none.
     remat, unroll = (execution.remat, not execution.scan_layers) if cache is None else ("none", False)
-    (x_BTD, _, pool), (router, state) = scan_layers(step, carry, inputs, remat=remat, unroll=unroll)
+    (x_BTD, _, pool), (router, state, operands) = scan_layers(step, carry, inputs, remat=remat, unroll=unroll)
     if cache is not None and pool is not None:
         cache = dataclasses.replace(cache, pool=pool, state=state, length=cache.length + time, empty=False)
-    return x_BTD, router, cache
+    return x_BTD, router, cache, operands
 
 
 def decoder_layer(
     context: Context, layer: LayerInput, x_BTD: jax.Array, state_BTR: jax.Array, pool: Pool | None
-) -> tuple[jax.Array, Routing, Any, Pool | None]:
-    """One layer: attention, then experts, each added to the stream through its residual scaling.
-
-    Returns:
-      The stream, the router's answer, the attention's state behind the chunk, and the pool.
-    """
+) -> LayerOutput:
+    """One layer: attention, then experts, each added to the stream through its residual scaling."""
     config, execution, weights = context.config, context.execution, layer.weights
     with jax.named_scope("attention"):
         normed_BTD = rms_norm(x_BTD, weights["attention_norm"]["scale"], eps=config.rms_norm_eps)
-        out_BTD, state, pool = _attention(context, layer, normed_BTD.astype(execution.dtype), pool)
+        out_BTD, operands, state, pool = _attention(context, layer, normed_BTD.astype(execution.dtype), pool)
         x_BTD, normed_BTD = residual_rms_norm(
             out_BTD,
             x_BTD,
@@ -243,12 +265,12 @@ def decoder_layer(
     with jax.named_scope("experts"):
         out_BTD, routing = _experts(context, layer, normed_BTD, state_BTR)
         x_BTD = add_to_stream(out_BTD, x_BTD, residual_scaling(weights["moe_residual"]))
-    return x_BTD, routing, state, pool
+    return LayerOutput(x_BTD, routing, operands, state, pool)
 
 
 def _attention(
     context: Context, layer: LayerInput, x_BTD: jax.Array, pool: Pool | None
-) -> tuple[jax.Array, Any, Pool | None]:
+) -> tuple[jax.Array, AttentionOperands, Any, Pool | None]:
     shared, weights = (context.config, context.execution), layer.weights["attention"]
     rotation = rotation_of_layer(context.rotations, layer.is_sliding)
     q_BTNH, k_BTKH, v_BTKH, state = queries_keys_values(
@@ -259,7 +281,8 @@ def _attention(
     else:
         where = pool, layer.slots, context.cache
         out_BTNH, pool = attend_through_cache(*shared, q_BTNH, k_BTKH, v_BTKH, *where, context.segments_BT)
-    return project_out(out_BTNH, weights), state, pool
+    operands = AttentionOperands(q_BTNH, k_BTKH, v_BTKH, layer.window)
+    return project_out(out_BTNH, weights), operands, state, pool
 
 
 def _experts(
