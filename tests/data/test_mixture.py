@@ -1,12 +1,14 @@
 """Several corpora as one stream: shares, order, and that nothing but the index decides."""
 
 import collections
+import pathlib
 
 import numpy as np
 import pytest
 from small_runs import reading_from_the_start
 
-from zaya_jax.config import DataConfig, MixtureConfig
+from zaya_jax.config import Config, DataConfig, MixtureConfig
+from zaya_jax.data.command import main
 from zaya_jax.data.corpus import build_corpus
 from zaya_jax.data.loader import evaluation_batches, training_batches
 from zaya_jax.data.mixture import Mixture, mixture_of, pick, whole_weights
@@ -113,3 +115,40 @@ def test_a_mixture_reads_every_window_of_its_corpora(folders):
     assert len(read) >= len(held)
     alone = rows(folders[2:], weights=(1,), batch_size=1, num_steps=len(held))
     assert read[: len(held)] == [row.tobytes() for row in alone]
+
+
+def test_inspecting_a_run_shows_what_it_draws(folders, tmp_path, capsys):
+    """By manifests alone: without the corpora's other files too."""
+    copies = [tmp_path / letter for letter in LETTERS]
+    for copy, folder in zip(copies, map(pathlib.Path, folders), strict=True):
+        copy.mkdir()
+        for name in ("manifest.json", "committed"):
+            (copy / name).write_bytes((folder / name).read_bytes())
+    mixtures = ({"name": "m", "corpora": tuple(map(str, copies)), "weights": WEIGHTS},)
+    values = {
+        "data": {"mixtures": mixtures, "mixture": "m", "sequence_length": LENGTH, "batch_size": 4},
+        "optimizer": {"warmup_steps": 0},
+    }
+    config = tmp_path / "config.json"
+    config.write_text(Config.from_dict(values).to_text())
+    main(["inspect", f"--config={config}", "--config.train.num_steps=10"])
+    printed = capsys.readouterr().out
+    assert "steps 1 to 10, mixture m" in printed
+    assert "40 sequences of 16" in printed
+    (row,) = (line for line in printed.splitlines() if "50.00%" in line)
+    tokens = open_corpus(folders[0]).train.tokens
+    assert row.split()[-5:] == ["50.00%", "20", "320", f"{320 / tokens:.4g}", f"{320 / tokens:.4g}"]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ([], "it takes a CORPUS to look into, or the --config of a run; give one of them"),
+        (["corpus", "--config=configs/tiny.py"], "give one of them"),
+        (["corpus", "--config.train.num_steps=3"], "sets a field of a run, and there is no --config=FILE"),
+        (["--config=configs/tiny.py", "--config.data.corpus=nowhere"], "there is no corpus at nowhere"),
+    ],
+)
+def test_what_cannot_be_inspected(words, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        main(["inspect", *words])

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from zaya_jax.config import Config
+from zaya_jax.config import Config, step_ranges
 from zaya_jax.options import load_config
-from zaya_jax.train.phases import check_devices, step_ranges
+from zaya_jax.train.phases import check_devices
 
 VALUES = {
     "data": {

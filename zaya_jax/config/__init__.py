@@ -26,6 +26,7 @@ from zaya_jax.config.resume import (
     refusals,
 )
 from zaya_jax.config.run import Config, Phase
+from zaya_jax.config.step_ranges import StepRange, step_ranges
 from zaya_jax.config.train import TrainConfig
 
 __all__ = [
@@ -46,6 +47,7 @@ __all__ = [
     "OptimizerConfig",
     "Phase",
     "PhaseConfig",
+    "StepRange",
     "TrainConfig",
     "corpora_by_use",
     "differences",
@@ -54,4 +56,5 @@ __all__ = [
     "kind_of",
     "lies_in",
     "refusals",
+    "step_ranges",
 ]

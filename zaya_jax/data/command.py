@@ -10,14 +10,14 @@ import rich.text
 
 from zaya_jax.data import chat_corpus
 from zaya_jax.data.corpus import BLOCK_TOKENS, SHARD_TOKENS, VALIDATION_PERCENT, build_corpus
-from zaya_jax.data.inspection import inspect
+from zaya_jax.data.inspection import draw_tables, inspect
 from zaya_jax.data.intake import ON_BAD
 from zaya_jax.data.left_out import describe_left_out, printable
 from zaya_jax.data.shards import SPLITS, Corpus, open_corpus, verify_corpus
 from zaya_jax.data.sources import open_source
 from zaya_jax.data.specials import SpecialNames
 from zaya_jax.data.tokenizer import load_tokenizer
-from zaya_jax.options import Parser
+from zaya_jax.options import Parser, load_config
 from zaya_jax.progress import ByteProgress
 from zaya_jax.tables import name_column, number_column
 
@@ -160,26 +160,41 @@ def verify(argv: Sequence[str]) -> None:
 
 
 def show(argv: Sequence[str]) -> None:
-    """Prints what is in a corpus."""
+    """Prints what is in a corpus, or what a run draws from each of its own."""
     parser = Parser(
         "data inspect",
         "Shows what a corpus holds: counts, how well the held-out text compresses, how long documents are, "
         "and how they begin. Marks of a document's begin and end are coloured; tokens that no loss is taken "
-        "of are dim.",
-        ("zaya data inspect corpora/stdlib", "zaya data inspect corpora/web --split train --samples 5"),
+        "of are dim. With --config it shows what that run draws from each of its corpora, phase by phase.",
+        (
+            "zaya data inspect corpora/stdlib",
+            "zaya data inspect corpora/web --split train --samples 5",
+            "zaya data inspect --config=configs/zaya1_8b.py --config.train.num_steps=1000",
+        ),
     )
-    parser.add_argument("corpus", metavar="CORPUS", help="folder of a corpus")
+    parser.add_argument("corpus", metavar="CORPUS", nargs="?", help="folder of a corpus")
+    parser.add_argument(
+        "--config", metavar="FILE", help="of a run, whose fields --config.SECTION.FIELD=VALUE sets"
+    )
     parser.add_argument(
         "--split", choices=SPLITS, default="train", help="whose documents are shown; default %(default)s"
     )
     parser.add_argument(
         "--samples", type=int, default=3, metavar="N", help="documents to show; default %(default)s"
     )
-    options = parser.parse_args(argv)
+    options, overrides = parser.parse_with_fields(argv)
     if options.samples < 0:
         raise ValueError(f"--samples is {options.samples}; it must be 0 or above")
-    corpus = open_corpus(options.corpus)
+    if (options.corpus is None) == (options.config is None):
+        raise ValueError("it takes a CORPUS to look into, or the --config of a run; give one of them")
     console = rich.console.Console()
+    if options.config is not None:
+        for table in draw_tables(load_config(options.config, overrides)):
+            console.print(table)
+        return
+    if overrides:
+        raise ValueError(f"{overrides[0]} sets a field of a run, and there is no --config=FILE of one")
+    corpus = open_corpus(options.corpus)
     console.print(_make_table(corpus))
     print(describe_left_out(corpus.folder, corpus.left_out), end="")
     inspect(corpus, options.split, num_samples=options.samples, console=console)

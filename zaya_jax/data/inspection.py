@@ -1,18 +1,25 @@
-"""What a person sees of a corpus: how long its documents are, and how they begin, as pictures of text."""
+"""What a person sees of a corpus: how long its documents are, and how they begin, as pictures of text.
+
+And of a run's corpora: what the run draws from each.
+"""
 
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+import rich.box
 import rich.console
 import rich.table
 import rich.text
 
+from zaya_jax.config import Config, Phase
 from zaya_jax.data.batch import Batch
 from zaya_jax.data.blocks import BlockReader
 from zaya_jax.data.loader import evaluation_batches
-from zaya_jax.data.shards import Corpus
+from zaya_jax.data.mixture import mixture_of
+from zaya_jax.data.reading import Draw, draws
+from zaya_jax.data.shards import Corpus, read_manifest
 from zaya_jax.data.tokenizer import Tokenizer, load_tokenizer
 from zaya_jax.tables import name_column, number_column
 
@@ -158,3 +165,40 @@ def _runs(tokens: Sequence[int], learnt: Sequence[bool]) -> Iterator[tuple[Seque
         if i == len(tokens) or learnt[i] != learnt[start]:
             yield tokens[start:i], learnt[start]
             start = i
+
+
+# What a run draws
+
+
+def draw_tables(config: Config) -> Iterator[rich.table.Table]:
+    """A table for each phase of a run: what it draws from its corpora. Of these only manifests are read.
+
+    Raises:
+      ValueError: if a corpus is not there.
+    """
+    phases = config.resolved_phases
+    folders = {folder for phase in phases for folder in mixture_of(phase.config.data).folders}
+    num_tokens = {folder: read_manifest(folder).train.tokens for folder in sorted(folders)}
+    drawn = draws(config, num_tokens)
+    for phase in phases:
+        yield _draw_table(phase, drawn[phase.name])
+
+
+def _draw_table(phase: Phase, drawn: Sequence[Draw]) -> rich.table.Table:
+    name, data = f"phase {phase.name}, " if phase.name else "", phase.config.data
+    sequences, tokens = (sum(getattr(draw, what) for draw in drawn) for what in ("sequences", "tokens"))
+    table = rich.table.Table(
+        name_column("corpus"),
+        *map(number_column, ("weight", "drawn", "sequences", "tokens", "epochs", "so far")),
+        title=f"{name}steps {phase.first_step + 1:,} to {phase.end:,}, "
+        f"{f'mixture {data.mixture}' if data.mixture else 'one corpus'}",
+        caption=f"{sequences:,} sequences of {data.sequence_length:,}, {tokens:,} tokens; drawn: share of "
+        "the sequences",
+        box=rich.box.SIMPLE,
+        padding=0,
+    )
+    for draw in drawn:
+        shares = f"{draw.weight:.2%}", f"{draw.sequences / sequences:.2%}"
+        counts = f"{draw.sequences:,}", f"{draw.tokens:,}"
+        table.add_row(draw.folder, *shares, *counts, f"{draw.epochs:.4g}", f"{draw.epochs_so_far:.4g}")
+    return table

@@ -2,7 +2,7 @@
 
 Nothing depends on how many processes or threads read: a sequence is a stretch of a split's stream of
 tokens, and which one follows from how many were read before. That follows from the optimiser step
-(`zaya_jax.train.reading`), so a resumed or resized run reads what an undisturbed one would. One of several
+(`zaya_jax.data.reading`), so a resumed or resized run reads what an undisturbed one would. One of several
 processes reads its rows of each batch, and no other.
 
 Letters: B batch, T time.

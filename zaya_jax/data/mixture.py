@@ -98,6 +98,11 @@ class Reading:
         }
         return dataclasses.replace(self, positions={**self.positions, **moved}, first_sequence=ends[1])
 
+    def tokens(self, folder: str) -> int:
+        """How many tokens of a corpus have been read, those of each epoch anew."""
+        place = self.positions[folder]
+        return place.epoch * self.orders[folder].num_tokens + place.offset
+
     def epochs(self) -> dict[str, float]:
         """How often each corpus of the run has been read, by folder."""
         return {folder: self.orders[folder].epochs(place) for folder, place in self.positions.items()}

@@ -202,7 +202,7 @@ def open_corpus(folder: str | os.PathLike[str]) -> Corpus:
     Raises:
       ValueError: when there is no corpus, or with a sentence for each file that is missing or differs.
     """
-    corpus = _read_manifest(folder)
+    corpus = read_manifest(folder)
     _check_files(corpus, hashed=sum(file.bytes for file in corpus.files.values()) <= HASHED_AT_OPENING)
     return corpus
 
@@ -213,12 +213,17 @@ def verify_corpus(folder: str | os.PathLike[str]) -> Corpus:
     Raises:
       ValueError: as `open_corpus`.
     """
-    corpus = _read_manifest(folder)
+    corpus = read_manifest(folder)
     _check_files(corpus, hashed=True)
     return corpus
 
 
-def _read_manifest(folder: str | os.PathLike[str]) -> Corpus:
+def read_manifest(folder: str | os.PathLike[str]) -> Corpus:
+    """A corpus as its manifest has it; none of its other files is looked for.
+
+    Raises:
+      ValueError: when there is no corpus, or its manifest is not what was written.
+    """
     if not pathlib.Path(folder).exists():
         raise ValueError(describe_missing(folder))
     folder = pathlib.Path(folder).resolve()

@@ -5,14 +5,14 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from zaya_jax.config import Config, Phase
+from zaya_jax.config import Config, Phase, step_ranges
 from zaya_jax.model.adapters import declare_run, describe_trained
 from zaya_jax.model.flops import active_parameters, train_flops_per_token
 from zaya_jax.model.weights import Weight, count_parameters, flatten_weights
 from zaya_jax.optim.schedules import learning_rate_schedule
 from zaya_jax.plan.memory import memory_by_kind
 from zaya_jax.tables import format_bytes, name_column, number_column
-from zaya_jax.train.phases import check_devices, step_ranges
+from zaya_jax.train.phases import check_devices
 
 
 def print_dry_run(config: Config, *, devices: int | None = None, console: Console | None = None) -> None:

@@ -3,13 +3,13 @@
 import math
 from collections.abc import Callable, Iterable, Iterator
 
+from zaya_jax.config import StepRange
 from zaya_jax.data.batch import Batch
 from zaya_jax.data.loader import evaluation_batches, num_sequences
 from zaya_jax.parallel import hosts
 from zaya_jax.parallel.mesh import local_rows, place_rows
 from zaya_jax.train.metrics import bits_per_byte
 from zaya_jax.train.opening import OpenRun
-from zaya_jax.train.phases import StepRange
 from zaya_jax.train.step import Sums
 
 

@@ -10,9 +10,10 @@ from collections.abc import Iterator
 import jax
 
 from zaya_jax.checkpoint import FOLDER, Checkpoints, RunLock, SaveFailed, run_lock
-from zaya_jax.config import Config
+from zaya_jax.config import Config, StepRange
 from zaya_jax.data.loader import training_batches
 from zaya_jax.data.mixture import Reading
+from zaya_jax.data.reading import describe_epochs, readings
 from zaya_jax.data.shards import Corpus
 from zaya_jax.model.adapters import declare_run, describe_trained
 from zaya_jax.model.zaya import Zaya
@@ -23,10 +24,9 @@ from zaya_jax.train.extensions import NONE, Extensions
 from zaya_jax.train.implementations import describe_implementations
 from zaya_jax.train.metrics import METRICS_FILE, Writer, metrics_writer, read_metrics
 from zaya_jax.train.opening import VERIFY_SECONDS, OpenRun, open_run, read_held
-from zaya_jax.train.phases import StepRange, describe_batch, describe_phase
+from zaya_jax.train.phases import describe_batch, describe_phase
 from zaya_jax.train.programs import Programs
 from zaya_jax.train.progress import ProgressLine
-from zaya_jax.train.reading import describe_epochs, readings
 from zaya_jax.train.replay import Replay, find_replay, replay
 from zaya_jax.train.run_programs import RunPrograms
 from zaya_jax.train.saving import SaveClock, open_checkpoints

@@ -11,12 +11,12 @@ from collections.abc import Iterator, Mapping
 
 from zaya_jax.checkpoint import SavedStep, all_steps, newest_step
 from zaya_jax.data.loader import training_batches
+from zaya_jax.data.reading import readings
 from zaya_jax.parallel import hosts
 from zaya_jax.parallel.mesh import local_rows, place_rows
 from zaya_jax.train.changes import read_changes
 from zaya_jax.train.metrics import METRICS_FILE, read_metrics
 from zaya_jax.train.opening import OpenRun
-from zaya_jax.train.reading import readings
 from zaya_jax.train.run_programs import RunPrograms
 from zaya_jax.train.starting import restored_state
 

@@ -1,7 +1,7 @@
 """The programs of a run, each made once: what repeats steps and what goes on from them run the same ones."""
 
+from zaya_jax.config import StepRange
 from zaya_jax.train.opening import OpenRun
-from zaya_jax.train.phases import StepRange
 from zaya_jax.train.programs import Programs, make_programs
 from zaya_jax.train.state import abstract_state
 

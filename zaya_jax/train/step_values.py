@@ -2,11 +2,11 @@
 
 import numpy as np
 
+from zaya_jax.config import StepRange
 from zaya_jax.model.flops import train_flops_per_token
 from zaya_jax.optim.balancing import expert_loads, load_entropy
 from zaya_jax.train.metrics import bits_per_byte, peak_flops
 from zaya_jax.train.opening import OpenRun
-from zaya_jax.train.phases import StepRange
 from zaya_jax.train.step import Metrics
 
 

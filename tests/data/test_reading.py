@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from zaya_jax.config import Config
+from zaya_jax.config import Config, step_ranges
 from zaya_jax.data.mixture import Reading
-from zaya_jax.train.phases import step_ranges
-from zaya_jax.train.reading import describe_epochs, readings
+from zaya_jax.data.reading import describe_epochs, draws, readings
 
 SIZES = {"a": 1000, "b": 577, "c": 320}
 """Tokens of each corpus: none a multiple of all lengths."""
@@ -105,6 +104,41 @@ def test_any_phases(phases, sizes):
     read = [span for step in spans(config, sizes=sizes) for span in step]
     assert_none_is_read_twice_before_all_were_read_once(read, sizes)
     assert len(read) == sum(s.num_steps * s.batch_size for s in step_ranges(config))
+    assert_draws_are_what_is_read(config, sizes)
+
+
+def assert_draws_are_what_is_read(config, sizes):
+    """Each sequence of each phase counted one by one."""
+    steps, so_far = spans(config, sizes=sizes), collections.Counter()
+    for phase in config.resolved_phases:
+        read = [span for step in itertools.islice(steps, phase.config.train.num_steps) for span in step]
+        drawn = draws(config, sizes)[phase.name]
+        sequences = collections.Counter(folder for folder, _, _ in read)
+        assert {draw.folder: draw.sequences for draw in drawn if draw.sequences} == sequences
+        for draw in drawn:
+            tokens = sum(last - first for folder, first, last in read if folder == draw.folder)
+            so_far[draw.folder] += tokens
+            assert draw.tokens == tokens
+            assert draw.epochs == pytest.approx(tokens / sizes[draw.folder])
+            assert draw.epochs_so_far == pytest.approx(so_far[draw.folder] / sizes[draw.folder])
+
+
+def test_draws_of_phases_of_other_mixtures_lengths_and_batches():
+    assert_draws_are_what_is_read(TWO_PHASES, SIZES)
+
+
+def test_draws_by_hand():
+    """Of 8 sequences 6 of "a" for 0.7, and 2 of "b" for 0.3; then one, three and two for 1, 3 and 2."""
+    config = config_of(
+        {"name": "one", "steps": 2},
+        {"name": "two", "steps": 1, "data": {"mixture": "second", "batch_size": 6}},
+    )
+    one, two = draws(config, SIZES).values()
+    assert [(d.folder, d.sequences, d.tokens) for d in one] == [("a", 6, 192), ("b", 2, 64)]
+    assert [(d.folder, d.sequences, d.tokens) for d in two] == [("c", 1, 32), ("b", 3, 96), ("a", 2, 64)]
+    assert [d.weight for d in one] == pytest.approx([0.7, 0.3])
+    assert two[2].epochs == pytest.approx(0.064)
+    assert two[2].epochs_so_far == pytest.approx(0.256)
 
 
 def test_a_change_of_length_costs_at_most_one_short_sequence_a_corpus():
