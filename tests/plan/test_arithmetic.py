@@ -53,6 +53,32 @@ def test_data_is_that_of_the_report(zaya1_8b):
     assert data.shortest_step_scattered == pytest.approx(8 * 0.234, abs=1e-2)
 
 
+def test_a_frozen_matrix_has_no_gradient_to_compute(zaya1_8b):
+    """Of each product with a weight a third of the work is its gradient; scores have no weight."""
+    experts = 40 * 2 * (2048 * 4096 + 2048 * 2048)
+    head = 2 * 262_272 * 2048
+    queries = 40 * 2 * 2048 * 1024
+    scores = 40 * 4 * 1024 * (4096 + 1) / 2
+    forward = sum(operations(zaya1_8b, 8).forward.values())
+
+    def training(**sections):
+        changed = {name: dataclasses.replace(getattr(zaya1_8b, name), **s) for name, s in sections.items()}
+        return operations(dataclasses.replace(zaya1_8b, **changed), 8).training
+
+    assert training() == pytest.approx(3 * forward)
+    frozen = training(optimizer={"frozen": ("layers/experts/*", "embedding/*")})
+    assert frozen == pytest.approx(3 * forward - experts - head)
+    # Of a matrix with an adapter the gradient is computed, and those of both factors are made of it.
+    assert training(lora={"rank": 8}) == pytest.approx(3 * forward - experts - head - _convolutions())
+    of_queries = training(lora={"rank": 8, "targets": ("layers/attention/q_proj",)})
+    assert of_queries == pytest.approx(3 * scores + 2 * (forward - scores) + queries)
+
+
+def _convolutions():
+    """They multiply and have no adapter: two taps of 10 heads of 128 channels, of each alone, then of a head."""
+    return 40 * 2 * (2 * 1280 + 10 * 2 * 128 * 128)
+
+
 def test_the_optimiser_is_shared(zaya1_8b):
     """Shapes as in the released checkpoint ([Weights], ZAYA1-8B)."""
     a_layer = [(1024, 2048), (256, 2048), (128, 2048), (128, 2048), (2048, 1024)]

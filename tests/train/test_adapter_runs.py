@@ -155,6 +155,27 @@ def test_adapters_alone_are_the_difference_of_an_export(trained, capsys):
         np.testing.assert_allclose(exported[f"{module}.weight"], expected, atol=1e-6)
 
 
+# A word to whoever uses peft's models as trainers, of transformers' next major version.
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")
+def test_peft_loads_adapters_alone(trained):
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    peft = pytest.importorskip("peft")
+    folder = trained.folder / "for_peft"
+    zaya(f"convert {trained.folder}/base {folder}/base")
+    zaya(f"convert {trained.folder}/run {folder}/merged")
+    zaya(f"convert {trained.folder}/run {folder}/adapters --adapters-only")
+    base, merged = (
+        transformers.ZayaForCausalLM.from_pretrained(folder / name, dtype=torch.float32)
+        for name in ("base", "merged")
+    )
+    tokens_BT = torch.from_numpy(np.random.default_rng(0).integers(3, 259, (2, 40)))
+    with torch.no_grad():
+        without, expected = (model(tokens_BT, use_cache=False).logits for model in (base, merged))
+        found = peft.PeftModel.from_pretrained(base, folder / "adapters")(tokens_BT, use_cache=False).logits
+    assert (found - expected).abs().max() < 1e-4 * expected.abs().max()
+    assert (without - expected).abs().max() > 1e-2 * expected.abs().max()
+
+
 def test_a_copy_of_a_run_has_no_adapters_left(trained):
     zaya(f"convert {trained.config.run_folder} {trained.folder}/copy --layout zaya")
     copy = load_run(trained.folder / "copy")

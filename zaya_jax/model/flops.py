@@ -2,8 +2,11 @@
 
 import math
 
-from zaya_jax.config import HYBRID_SLIDING, ModelConfig
+from zaya_jax.config import HYBRID_SLIDING, Config, ModelConfig
+from zaya_jax.model.adapters import declare_run
 from zaya_jax.model.weights import declare, flatten_weights
+
+TABLE = "embedding/table"
 
 
 def forward_flops_per_token(config: ModelConfig, sequence_length: int) -> dict[str, float]:
@@ -14,25 +17,43 @@ def forward_flops_per_token(config: ModelConfig, sequence_length: int) -> dict[s
     does not count.
     """
     parts = {"attention": 0.0, "experts": 0.0, "router": 0.0, "head": 0.0}
-    for path, weight in flatten_weights(declare(config)).items():
-        room = path.split("/")[1]
-        # Convolutions and the router's layers multiply too, though Muon does not move them as matrices.
-        if room in parts and (weight.matrix or path.endswith("kernel")):
-            # All experts are stored; a token meets one.
-            parts[room] += 2.0 * weight.size / (config.num_experts if room == "experts" else 1)
+    for path, flops in _products(config).items():
+        parts["head" if path == TABLE else path.split("/")[1]] += flops
     # Scores and their product with the values: a multiply and an add each.
     parts["attention"] += sum(
         4.0 * _mean_keys(kind, config, sequence_length) * config.num_attention_heads * config.head_dim
         for kind in config.layer_types
     )
-    # The table is no product where tokens are looked up, and one where they are told: it is tied.
-    parts["head"] = 2.0 * config.vocab_size * config.hidden_size
     return parts
 
 
-def train_flops_per_token(config: ModelConfig, sequence_length: int) -> float:
-    """Forward and backward: three times the forward pass. Recomputation is not useful work."""
-    return 3.0 * math.fsum(forward_flops_per_token(config, sequence_length).values())
+def train_flops_per_token(config: Config, sequence_length: int) -> float:
+    """Forward and backward of what a run trains. Recomputation is not useful work.
+
+    Three times the forward pass, which each product of two operands costs again for the gradient of either;
+    less what the gradients of frozen matrices would cost. A matrix with an adapter has one, from which those
+    of its factors are made; these do not count, nor does the sum of both, once a step.
+    """
+    declared = flatten_weights(declare_run(config))
+    with_gradient = {path for path, weight in declared.items() if weight.trains}
+    with_gradient |= {weight.adapts.path for weight in declared.values() if weight.adapts is not None}
+    products = _products(config.model)
+    saved = math.fsum(flops for path, flops in products.items() if path not in with_gradient)
+    return 3.0 * math.fsum(forward_flops_per_token(config.model, sequence_length).values()) - saved
+
+
+def _products(config: ModelConfig) -> dict[str, float]:
+    """Operations of one token's products with weights, by the path of the weight."""
+    rooms = ("attention", "experts", "router")
+    flops = {
+        # All experts are stored; a token meets one.
+        path: 2.0 * weight.size / (config.num_experts if _is_expert(path) else 1)
+        for path, weight in flatten_weights(declare(config)).items()
+        # Convolutions and the router's layers multiply too, though Muon does not move them as matrices.
+        if path.split("/")[1] in rooms and (weight.matrix or path.endswith("kernel"))
+    }
+    # The table is no product where tokens are looked up, and one where they are told: it is tied.
+    return flops | {TABLE: 2.0 * config.vocab_size * config.hidden_size}
 
 
 def active_parameters(config: ModelConfig) -> int:
@@ -41,7 +62,7 @@ def active_parameters(config: ModelConfig) -> int:
     return sum(
         weight.size // (config.num_experts if _is_expert(path) else 1)
         for path, weight in weights.items()
-        if path != "embedding/table"
+        if path != TABLE
     )
 
 

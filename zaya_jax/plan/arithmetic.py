@@ -9,7 +9,7 @@ import math
 
 from zaya_jax.config import Config, ExecutionConfig, ModelConfig
 from zaya_jax.model.adapters import declare_run
-from zaya_jax.model.flops import forward_flops_per_token
+from zaya_jax.model.flops import forward_flops_per_token, train_flops_per_token
 from zaya_jax.model.remat import group_size
 from zaya_jax.model.weights import declare, flatten_weights
 from zaya_jax.optim.matrices import matrix_sides
@@ -109,11 +109,10 @@ class DataRate:
 def operations(config: Config, num_devices: int) -> Operations:
     """All products of a step."""
     time = config.data.sequence_length
-    forward = forward_flops_per_token(config.model, time)
     steps = config.optimizer.newton_schulz_steps if config.optimizer.name == "muon" else 0
     return Operations(
-        forward=forward,
-        training=3.0 * math.fsum(forward.values()),
+        forward=forward_flops_per_token(config.model, time),
+        training=train_flops_per_token(config, time),
         recomputed=recomputed_flops(config.model, config.execution, time),
         optimizer=optimizer_flops(_partition(config, num_devices), num_steps=steps),
         optimizer_replicated=optimizer_flops(_partition(config, 1), num_steps=steps),

@@ -90,7 +90,7 @@ def _phases_table(config: Config) -> Table:
 def _phase_facts(config: Config, phase: Phase) -> dict[str, str]:
     model, data, execution = phase.config.model, phase.config.data, phase.config.execution
     parts = [each for each in step_ranges(config) if each.phase == phase]
-    flops = train_flops_per_token(model, data.sequence_length)
+    flops = train_flops_per_token(phase.config, data.sequence_length)
     tokens = sum(part.num_steps * part.batch_tokens for part in parts)
     ramp = [f"{part.batch_tokens:,} for {part.num_steps:,} steps" for part in parts[:-1]]
     return {

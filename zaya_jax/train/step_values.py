@@ -56,5 +56,5 @@ def _utilisation(run: OpenRun, step_range: StepRange, tokens_per_second: float) 
     if peak is None:
         return {}
     # The model's FLOPs, not the machine's: what is recomputed does not count ([PaLM] appendix B).
-    flops = train_flops_per_token(run.config.model, step_range.sequence_length) * tokens_per_second
+    flops = train_flops_per_token(run.config, step_range.sequence_length) * tokens_per_second
     return {"model_flops_utilisation": flops / (peak * run.mesh.size)}
