@@ -75,7 +75,7 @@ def test_a_frozen_matrix_has_no_gradient_to_compute(zaya1_8b):
 
 
 def _convolutions():
-    """They multiply and have no adapter: two taps of 10 heads of 128 channels, of each alone, then of a head."""
+    """They have no adapter: two taps of 10 heads of 128 channels, of each channel alone, then of a head."""
     return 40 * 2 * (2 * 1280 + 10 * 2 * 128 * 128)
 
 

@@ -155,7 +155,7 @@ def test_adapters_alone_are_the_difference_of_an_export(trained, capsys):
         np.testing.assert_allclose(exported[f"{module}.weight"], expected, atol=1e-6)
 
 
-# A word to whoever uses peft's models as trainers, of transformers' next major version.
+# transformers' word to peft, which asks it by an older name.
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")
 def test_peft_loads_adapters_alone(trained):
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")

@@ -10,13 +10,14 @@ import numpy as np
 import optax
 import pytest
 from small_models import EXECUTION, SMALL
-from small_runs import build_small_corpus
+from small_runs import build_small_corpus, small_values
 
 from zaya_jax import cli
 from zaya_jax.checkpoint import load_run
-from zaya_jax.config import BalancingConfig
+from zaya_jax.config import BalancingConfig, Config
 from zaya_jax.data.chat_corpus import build_chat_corpus
 from zaya_jax.data.chat_format import EncodedChat, load_chat_format
+from zaya_jax.data.kept_tokenizer import kept_template
 from zaya_jax.data.packing import best_fit_decreasing
 from zaya_jax.data.tokenizer import load_tokenizer
 from zaya_jax.data.windows import window_of_bytes, window_to_bytes
@@ -31,6 +32,7 @@ from zaya_jax.train.loop import train
 from zaya_jax.train.state import TrainSetup, first_state
 from zaya_jax.train.step import train_step
 
+TOKENIZER = load_tokenizer("byte-chat")
 ROWS, LENGTH = 8, 32
 # The update of plain gradient descent is the gradient.
 SETUP = TrainSetup(
@@ -102,6 +104,50 @@ def write_chats(path, num):
     return asked
 
 
+def build_chats(folder, num, *, length):
+    """A corpus of `num` chats and one that is held out; gives what is asked and what is right."""
+    folder.mkdir()
+    asked = write_chats(folder / "chats.jsonl", num + 1)
+    report = build_chat_corpus(
+        folder / "corpus",
+        source=folder / "chats.jsonl",
+        tokenizer=TOKENIZER,
+        sequence_length=length,
+        validation_percent=1,
+    )
+    assert report.corpus.validation.documents == 1
+    return asked
+
+
+def answered(run_folder, asked):
+    """The questions that a run answers through the template, to the letter and the end of the turn."""
+    run, chat_format = load_run(str(run_folder)), load_chat_format(kept_template(run_folder), TOKENIZER)
+    texts = generate(
+        Zaya(run.config.model, run.config.execution),
+        run.variables,
+        [chat_format.prompt(question) for question in asked],
+        max_new_tokens=8,
+        eos_id=chat_format.end_id,
+    )
+    expected = [[*TOKENIZER.encode(answer), chat_format.end_id] for answer in asked.values()]
+    return [question for question, text, e in zip(asked, texts, expected, strict=True) if text == e]
+
+
+def test_a_run_learns_chats_by_heart(tmp_path, capsys):
+    asked = build_chats(tmp_path / "chats", 8, length=64)
+    values = small_values(run_folder=str(tmp_path / "run"), corpus=str(tmp_path / "chats/corpus"))
+    values["model"]["initializer_range"] = 0.05
+    values["data"] |= {"tokenizer": "byte-chat", "batch_size": 8}
+    values["optimizer"]["learning_rate"] = 1e-2
+    values["train"] |= {"num_steps": 120, "eval_every": 120, "checkpoint_every": 120}
+    train(Config.from_dict(values))
+    right = answered(tmp_path / "run", asked)
+    assert len(right) == 8  # all but the one that was held out
+    capsys.readouterr()
+    cli.main(["generate", str(tmp_path / "run"), "--chat", "--prompt", right[0], "--temperature", "0"])
+    assert capsys.readouterr().out == f"{asked[right[0]]}\n"
+
+
 NETWORK = (
     "model.hidden_size=64", "model.num_hidden_layers=2", "model.num_experts=4", "model.head_dim=16",
     "model.moe_intermediate_size=64", "data.sequence_length=128", "data.batch_size=8",
@@ -110,48 +156,20 @@ NETWORK = (
 )  # fmt: skip
 
 
-@pytest.mark.slow  # minutes: two runs, the second of some hundreds of steps
-def test_an_instruction_run_learns_chats_by_heart(tmp_path, capsys):
-    build_small_corpus(tmp_path / "texts")
-    base = [
-        "data.source=None",
-        "data.tokenizer=byte",
-        f"data.corpus={tmp_path / 'texts'}",
-        "train.num_steps=20",
-    ]
-    train(load("tiny", tmp_path / "base", [*NETWORK, *base, "optimizer.warmup_steps=5"]))
-
-    asked = write_chats(tmp_path / "chats.jsonl", 51)
-    tokenizer = load_tokenizer("byte-chat")
-    report = build_chat_corpus(
-        tmp_path / "chats",
-        source=tmp_path / "chats.jsonl",
-        tokenizer=tokenizer,
-        sequence_length=128,
-        validation_percent=1,
-    )
-    assert report.corpus.validation.documents == 1
-    sft = [f"data.corpus={tmp_path / 'chats'}", f"train.init_from={tmp_path / 'base'}"]
-    sft += ["data.tokenizer=byte-chat", "train.num_steps=300", "optimizer.learning_rate=5e-3"]
-    train(load("sft", tmp_path / "sft", [*NETWORK, *sft]))
-
-    run = load_run(str(tmp_path / "sft"))
-    chat_format = load_chat_format(None, tokenizer)
-    texts = generate(
-        Zaya(run.config.model, run.config.execution),
-        run.variables,
-        [chat_format.prompt(question) for question in asked],
-        max_new_tokens=16,
-        eos_id=chat_format.end_id,
-    )
-    expected = [[*tokenizer.encode(answer), chat_format.end_id] for answer in asked.values()]
-    right = [question for question, text, e in zip(asked, texts, expected, strict=True) if text == e]
-    assert len(right) == 50  # all but the one that was held out
-    capsys.readouterr()
-    cli.main(["generate", str(tmp_path / "sft"), "--chat", "--prompt", right[0], "--temperature", "0"])
-    assert capsys.readouterr().out == f"{asked[right[0]]}\n"
-
-
 def load(name, run_folder, overrides):
     options = [f"--config.{each}" for each in (f"run_folder={run_folder}", *overrides)]
     return load_config(f"configs/{name}.py", options)
+
+
+@pytest.mark.campaign  # minutes: two runs, the second of more than a hundred steps
+def test_an_instruction_run_learns_50_chats_by_heart(tmp_path):
+    build_small_corpus(tmp_path / "texts")
+    texts = ["data.source=None", "data.tokenizer=byte", f"data.corpus={tmp_path / 'texts'}"]
+    texts += ["train.num_steps=20", "optimizer.warmup_steps=5"]
+    train(load("tiny", tmp_path / "base", [*NETWORK, *texts]))
+
+    asked = build_chats(tmp_path / "chats", 50, length=128)
+    chats = [f"data.corpus={tmp_path / 'chats/corpus'}", "data.tokenizer=byte-chat"]
+    chats += [f"train.init_from={tmp_path / 'base'}", "train.num_steps=120", "optimizer.learning_rate=1e-2"]
+    train(load("sft", tmp_path / "sft", [*NETWORK, *chats]))
+    assert len(answered(tmp_path / "sft", asked)) == 50  # all but the one that was held out
