@@ -13,9 +13,9 @@ from zaya_jax.config import Config
 from zaya_jax.data.chat_corpus import build_chat_corpus
 from zaya_jax.data.corpus import build_corpus
 from zaya_jax.data.loader import training_batches
+from zaya_jax.data.reading import readings
 from zaya_jax.data.tokenizer import load_tokenizer
 from zaya_jax.parallel.mesh import local_rows
-from zaya_jax.train.reading import readings
 
 SHORT, LONG = 64, 128
 """Lengths of the phases, and of the windows of their chats."""
