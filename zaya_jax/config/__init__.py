@@ -9,6 +9,7 @@ between sections, `resume` what may change while a run goes on, and `files` wher
 
 from zaya_jax.config.balancing import BalancingConfig
 from zaya_jax.config.data import DataConfig, MixtureConfig
+from zaya_jax.config.dpo import DpoConfig
 from zaya_jax.config.execution import ExecutionConfig
 from zaya_jax.config.files import CONFIG_FILE, find_config, lies_in
 from zaya_jax.config.lora import LoraConfig
@@ -38,6 +39,7 @@ __all__ = [
     "BalancingConfig",
     "Config",
     "DataConfig",
+    "DpoConfig",
     "ExecutionConfig",
     "FieldChange",
     "Kind",

@@ -55,6 +55,7 @@ KINDS = {
     "optimizer.frozen": Kind.LEARNED,
     "optimizer": Kind.COURSE,
     "lora": Kind.LEARNED,
+    "dpo": Kind.LEARNED,
     "balancing.rule": Kind.LEARNED,
     "balancing": Kind.COURSE,
     "train.num_steps": Kind.LENGTH,

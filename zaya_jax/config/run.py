@@ -8,6 +8,7 @@ from ml_collections import ConfigDict
 
 from zaya_jax.config.balancing import BalancingConfig
 from zaya_jax.config.data import DataConfig
+from zaya_jax.config.dpo import DpoConfig
 from zaya_jax.config.execution import ExecutionConfig
 from zaya_jax.config.lora import LoraConfig
 from zaya_jax.config.model import ModelConfig
@@ -54,6 +55,7 @@ class Config:
       data: its tokens.
       optimizer: how weights move.
       lora: adapters that train in place of them.
+      dpo: learning from pairs of answers in place of the next token.
       balancing: how router biases move.
       train: the run around the step.
       execution: how all of it is computed.
@@ -66,6 +68,7 @@ class Config:
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
     lora: LoraConfig = dataclasses.field(default_factory=LoraConfig)
+    dpo: DpoConfig = dataclasses.field(default_factory=DpoConfig)
     balancing: BalancingConfig = dataclasses.field(default_factory=BalancingConfig)
     train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
     execution: ExecutionConfig = dataclasses.field(default_factory=ExecutionConfig)
@@ -78,10 +81,30 @@ class Config:
             f"lora.rank is {self.lora.rank} and optimizer.frozen {', '.join(self.optimizer.frozen)}; with "
             "adapters all weights of the network are frozen, so leave optimizer.frozen empty",
         )
+        if self.dpo.beta:
+            self._check_dpo()
         if self.phases:
             self._check_phases()
         else:
             self._check_phase()
+
+    def _check_dpo(self) -> None:
+        beta = self.dpo.beta
+        require(
+            self.train.init_from is not None,
+            f"dpo.beta is {beta} and train.init_from None; it must name the run whose weights are "
+            "the reference",
+        )
+        require(
+            not self.train.z_loss,
+            f"train.z_loss is {self.train.z_loss} and dpo.beta {beta}; the loss of pairs has none, so it "
+            "must be 0",
+        )
+        require(
+            not self.phases,
+            f"dpo.beta is {beta} and there are {len(self.phases)} phases; a run that learns preferences has "
+            "none: set phases to ()",
+        )
 
     def _check_phases(self) -> None:
         require_different("phases", [phase.name for phase in self.phases])

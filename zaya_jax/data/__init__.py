@@ -7,6 +7,7 @@ still does, `blocks` writes and reads its tokens, `left_out` names what became n
 `batch` cuts a window of tokens into an example, and `loader` gives the batch of any optimiser step.
 
 Of instruction data, `chat_records` reads chats, `chat_template` writes one as text and `chat_format` as
-tokens, `chat_trimming` makes it fit, `packing` says which share a window, `windows` how one is kept, and
-`chat_corpus` does all of it.
+tokens, `chat_trimming` makes it fit, `packing` says which share a window, `windows` how one is kept,
+`packed_corpus` writes all of them, and `chat_corpus` does all of it. `preference_records` and
+`preference_corpus` do so of pairs of answers.
 """

@@ -6,7 +6,7 @@ import json
 import os
 import pathlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from zaya_jax.json_files import parse_object
@@ -43,9 +43,14 @@ class Chat:
 
     @property
     def hash(self) -> int:
-        """Of what is said, 64 bits: the same wherever the chat lies."""
-        said = json.dumps([dataclasses.astuple(message) for message in self.messages])
-        return int.from_bytes(hashlib.blake2b(said.encode(), digest_size=8).digest())
+        """Of what is said: the same wherever the chat lies."""
+        return hash_of(self.messages)
+
+
+def hash_of(messages: Sequence[Message]) -> int:
+    """Of what is said in some turns, 64 bits."""
+    said = json.dumps([dataclasses.astuple(message) for message in messages])
+    return int.from_bytes(hashlib.blake2b(said.encode(), digest_size=8).digest())
 
 
 def find_chat_files(source: str | os.PathLike[str]) -> list[pathlib.Path]:
@@ -69,22 +74,40 @@ def read_chats(source: str | os.PathLike[str]) -> Iterator[Chat]:
     Raises:
       ValueError: for a line that is no chat, naming file and line.
     """
+    for place, values in read_records(source):
+        yield Chat(parse_messages(values.get("messages"), place, "messages"), place)
+
+
+def read_records(source: str | os.PathLike[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The objects of a source and where each stands, "FILE:LINE"; empty lines are passed over.
+
+    Raises:
+      ValueError: for a line that is no JSON object, naming file and line.
+    """
     for path in find_chat_files(source):
         with path.open("rb") as lines:
             for number, line in enumerate(lines, 1):
                 if line.strip():
-                    yield _parse_chat(line, f"{path}:{number}")
+                    place = f"{path}:{number}"
+                    yield place, parse_object(line, place)
 
 
-def _parse_chat(line: bytes, place: str) -> Chat:
-    messages = parse_object(line, place).get("messages")
+def parse_messages(messages: Any, place: str, name: str) -> tuple[Message, ...]:
+    """The turns that a field of a record has.
+
+    Args:
+      messages: its value.
+      place: of the record, which begins the sentence of an error.
+      name: of the field.
+
+    Raises:
+      ValueError: if it is no list of messages, or an empty one.
+    """
     if not isinstance(messages, list) or not messages:
-        raise ValueError(
-            f'{place} has no messages; it must have a list of them, "messages", with at least one'
-        )
-    return Chat(
-        tuple(_parse_message(each, f"{place}, message {i},") for i, each in enumerate(messages, 1)), place
-    )
+        raise ValueError(f'{place} has no {name}; it must have a list of them, "{name}", with at least one')
+    # A record of one list has no second whose message could be meant.
+    where = place if name == "messages" else f"{place}, {name}"
+    return tuple(_parse_message(each, f"{where}, message {i},") for i, each in enumerate(messages, 1))
 
 
 def _parse_message(values: Any, place: str) -> Message:

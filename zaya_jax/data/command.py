@@ -8,7 +8,7 @@ import rich.console
 import rich.table
 import rich.text
 
-from zaya_jax.data import chat_corpus
+from zaya_jax.data import chat_corpus, preference_corpus
 from zaya_jax.data.corpus import BLOCK_TOKENS, SHARD_TOKENS, VALIDATION_PERCENT, build_corpus
 from zaya_jax.data.inspection import draw_tables, inspect
 from zaya_jax.data.intake import ON_BAD
@@ -24,6 +24,7 @@ from zaya_jax.tables import name_column, number_column
 _EXAMPLES = (
     "zaya data build corpora/notes --source ~/notes        # any text becomes a corpus",
     "zaya data chats --help                                # chats, packed whole into windows",
+    "zaya data preferences --help                          # pairs of answers, one of them preferred",
     "zaya data inspect corpora/notes                       # what is in it",
     "zaya data verify corpora/notes                        # are its files what was written?",
     "zaya data build --help                                # the options of a verb",
@@ -226,5 +227,6 @@ VERBS: dict[str, Callable[[Sequence[str]], None]] = {
     "build": build,
     "chats": chat_corpus.main,
     "inspect": show,
+    "preferences": preference_corpus.main,
     "verify": verify,
 }

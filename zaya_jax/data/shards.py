@@ -114,6 +114,7 @@ class Corpus:
       files: all files of the folder but the manifest and its mark, by name.
       chat_template: Jinja, of the chats that the corpus holds. Its blocks are then windows of whole chats
         (`zaya_jax.data.windows`), read at that length alone. None for a stream of documents.
+      preferences: whether its chats are pairs of answers, the preferred one first, each pair in one window.
     """
 
     folder: pathlib.Path
@@ -131,6 +132,7 @@ class Corpus:
     left_out: Mapping[str, int]
     files: Mapping[str, StoredFile]
     chat_template: str | None = None
+    preferences: bool = False
 
     @property
     def borders(self) -> Borders:
