@@ -25,7 +25,7 @@ from zaya_jax.checkpoint.layout import (
     step_written,
 )
 from zaya_jax.checkpoint.lock import LOCK_FILE, RunLock, run_lock
-from zaya_jax.checkpoint.manifest import all_damage, damage_of
+from zaya_jax.checkpoint.manifest import all_damage, damage_of, identity_of
 from zaya_jax.checkpoint.newest import (
     SavedStep,
     newest_step,
@@ -74,6 +74,7 @@ __all__ = [
     "damage_of",
     "folder_bytes",
     "has_training",
+    "identity_of",
     "load_run",
     "load_weights",
     "metadata_files",

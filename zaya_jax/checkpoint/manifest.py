@@ -65,6 +65,13 @@ def all_damage(run_folder: str | pathlib.Path, step: int, *, hashes: bool = True
         yield str(error)
 
 
+def identity_of(run_folder: str | pathlib.Path, step: int) -> str:
+    """The same text for copies of a checkpoint, wherever they lie: the hash of all its files' hashes."""
+    folder = step_folder(run_folder, step)
+    listed = folder / MANIFEST
+    return durable.content_hash(listed if listed.exists() else folder.parents[1] / durable.CHECKSUMS)
+
+
 def _check(folder: pathlib.Path, step: int, *, hashes: bool) -> Iterator[str]:
     names = set(durable.list_files(folder))
     for name in (MANIFEST, COMMITTED):

@@ -26,6 +26,8 @@ class Batch:
       weights_BT: float32, 1 where the target belongs to the same document piece, else 0.
       positions_BT: int32, from 0 in each document piece; 0 in padding.
       segments_BT: int32, the document pieces of a sequence count 1, 2, ...; 0 is padding.
+      reference_BT: float32, of pairs of answers that are learned from: at the first token of each side the
+        log-probability that the reference gives what counts of it, 0 elsewhere. None of all other batches.
     """
 
     tokens_BT: Int[np.ndarray | jax.Array, "*B T"]
@@ -33,6 +35,7 @@ class Batch:
     weights_BT: Float[np.ndarray | jax.Array, "*B T"]
     positions_BT: Int[np.ndarray | jax.Array, "*B T"]
     segments_BT: Int[np.ndarray | jax.Array, "*B T"]
+    reference_BT: Float[np.ndarray | jax.Array, "*B T"] | None = None
 
 
 def make_example(

@@ -20,7 +20,10 @@ from zaya_jax.data.batch import PADDING, Batch, make_example
 from zaya_jax.data.blocks import BlockReader
 from zaya_jax.data.mixture import Reading
 from zaya_jax.data.shards import Corpus
-from zaya_jax.data.windows import window_of_bytes
+from zaya_jax.data.windows import window_of_bytes, with_reference
+
+Reference = Sequence[np.ndarray]
+"""Of each window of a split what a reference gives its sides, float32 [sides] (`Batch.reference_BT`)."""
 
 READ_THREADS = 2
 """That read ahead, when nothing else is said."""
@@ -55,9 +58,9 @@ def num_sequences(corpus: Corpus, split: str, sequence_length: int) -> int:
 class _Split:
     """Random access to the tokens of a split."""
 
-    def __init__(self, corpus: Corpus, split: str):
+    def __init__(self, corpus: Corpus, split: str, reference: Reference | None):
         self.num_tokens = corpus.split(split).tokens
-        self._corpus = corpus
+        self._corpus, self._reference = corpus, reference
         self._blocks = BlockReader(corpus, split)
 
     def example(self, first: int, last: int, length: int) -> Batch:
@@ -78,13 +81,14 @@ class _Split:
 
     def _window(self, first: int) -> Batch:
         """The window of chats that begins at a token: it is a block, and read at no other length."""
-        corpus = self._corpus
-        return window_of_bytes(
-            self._blocks[first // corpus.block_tokens],
+        corpus, number = self._corpus, first // self._corpus.block_tokens
+        window = window_of_bytes(
+            self._blocks[number],
             length=corpus.block_tokens,
             pad_id=corpus.pad_id,
             dtype=corpus.dtype,
         )
+        return window if self._reference is None else with_reference(window, self._reference[number])
 
     def _read(self, first: int, last: int) -> np.ndarray:
         block_tokens = self._corpus.block_tokens
@@ -103,9 +107,12 @@ def _example(corpus: Corpus, example_2T: np.ndarray) -> Batch:
 class _Read:
     """Random access to the sequences of a run from where it is, without end."""
 
-    def __init__(self, reading: Reading, corpora: Mapping[str, Corpus]):
+    def __init__(self, reading: Reading, corpora: Mapping[str, Corpus], references: Mapping[str, Reference]):
         self._reading = reading
-        self._splits = {folder: _Split(corpora[folder], "train") for folder in reading.mixture.folders}
+        self._splits = {
+            folder: _Split(corpora[folder], "train", references.get(folder))
+            for folder in reading.mixture.folders
+        }
 
     def __len__(self) -> int:
         # grain asks every source for its length, and this one has no end.
@@ -119,17 +126,14 @@ class _Read:
 class _InOrder:
     """Random access to the windows of a split in the order of its stream."""
 
-    def __init__(self, corpus: Corpus, split: str, sequence_length: int, limit: int | None):
-        self._split = _Split(corpus, split)
-        self._sequence_length = sequence_length
-        sequences = num_sequences(corpus, split, sequence_length)
-        self._length = sequences if limit is None else min(limit, sequences)
+    def __init__(self, split: _Split, sequence_length: int, numbers: range):
+        self._split, self._sequence_length, self._numbers = split, sequence_length, numbers
 
     def __len__(self) -> int:
-        return self._length
+        return len(self._numbers)
 
     def __getitem__(self, index: int) -> Batch:
-        first = index * self._sequence_length
+        first = self._numbers[index] * self._sequence_length
         last = min(first + self._sequence_length, self._split.num_tokens)
         return self._split.example(first, last, self._sequence_length)
 
@@ -157,6 +161,7 @@ def training_batches(
     num_steps: int | None = None,
     rows: range | None = None,
     num_threads: int = READ_THREADS,
+    references: Mapping[str, Reference] | None = None,
 ) -> Iterator[Batch]:
     """Batches of the training splits of a mixture, from where a run is.
 
@@ -170,6 +175,7 @@ def training_batches(
       num_steps: batches to give; without end when None.
       rows: of each batch, those to read; None for all.
       num_threads: that read ahead; with none a batch is read when it is asked for.
+      references: by folder, those of the training splits, where pairs of answers are learned from.
 
     Yields:
       Batches of numpy arrays [B, T], or of as many rows as are read.
@@ -180,9 +186,9 @@ def training_batches(
     folders = reading.mixture.folders
     for folder in folders:
         num_sequences(corpora[folder], "train", reading.length)
-    source = _Read(reading, corpora)
+    source = _Read(reading, corpora, references or {})
     rows = range(batch_size) if rows is None else rows
-    padding = _padding(corpora[folders[0]], reading.length)
+    padding = _padding(corpora[folders[0]], reading.length, has_reference=bool(references))
     return _iterate(_Rows(source, rows, batch_size, padding), rows, num_threads, limit=num_steps)
 
 
@@ -192,9 +198,11 @@ def evaluation_batches(
     split: str,
     sequence_length: int,
     batch_size: int,
+    first: int = 0,
     limit: int | None = None,
     rows: range | None = None,
     num_threads: int = READ_THREADS,
+    reference: Reference | None = None,
 ) -> Iterator[Batch]:
     """Every window of a split once, in the order of the stream.
 
@@ -203,9 +211,11 @@ def evaluation_batches(
       split: "train" or "validation".
       sequence_length: T.
       batch_size: B; rows that the last batch lacks are all padding, with weight 0.
-      limit: stops after so many windows.
+      first: windows that are passed over.
+      limit: stops after so many windows behind those.
       rows: of each batch, those to read; None for all.
       num_threads: as in `training_batches`.
+      reference: of the split, where pairs of answers are scored.
 
     Yields:
       Batches of numpy arrays [B, T], or of as many rows as are read.
@@ -213,14 +223,17 @@ def evaluation_batches(
     Raises:
       ValueError: as `num_sequences`.
     """
-    windows = _InOrder(corpus, split, sequence_length, limit)
+    numbers = range(first, num_sequences(corpus, split, sequence_length))
+    windows = _InOrder(_Split(corpus, split, reference), sequence_length, numbers[:limit])
     rows = range(batch_size) if rows is None else rows
-    return _iterate(_Rows(windows, rows, batch_size, _padding(corpus, sequence_length)), rows, num_threads)
+    padding = _padding(corpus, sequence_length, has_reference=reference is not None)
+    return _iterate(_Rows(windows, rows, batch_size, padding), rows, num_threads)
 
 
-def _padding(corpus: Corpus, length: int) -> Batch:
-    """A row without a token."""
-    return _example(corpus, np.full((2, length), PADDING, np.int32))
+def _padding(corpus: Corpus, length: int, *, has_reference: bool) -> Batch:
+    """A row without a token, with the fields that others have."""
+    row = _example(corpus, np.full((2, length), PADDING, np.int32))
+    return with_reference(row, np.zeros(0, np.float32)) if has_reference else row
 
 
 def _iterate(source: _Rows, rows: range, num_threads: int, *, limit: int | None = None) -> Iterator[Batch]:

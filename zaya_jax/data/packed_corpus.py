@@ -212,7 +212,8 @@ def _write(
         source=source,
         left_out=count_reasons(left_out),
         files=describe_files(folder),
-        **splits,
+        train=splits["train"],
+        validation=splits["validation"],
     )
 
 

@@ -52,7 +52,8 @@ def read_preferences(source: str | os.PathLike[str]) -> Iterator[Preference]:
       ValueError: for a line that is no pair, naming file and line.
     """
     for place, values in read_records(source):
-        pair = Preference(*(_conversation(values, side, place) for side in SIDES), place)
+        chosen, rejected = (_conversation(values, side, place) for side in SIDES)
+        pair = Preference(chosen, rejected, place)
         if not pair.prompt:
             raise ValueError(
                 f"{place} has sides that begin with different messages; chosen and rejected must answer the "

@@ -6,9 +6,11 @@ where a chat ends, both as `numpy.packbits` has them. Behind the last end is pad
 Letters: T time.
 """
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
+from jaxtyping import Float
 
 from zaya_jax.data.batch import Batch
 from zaya_jax.data.chat_format import EncodedChat
@@ -60,3 +62,11 @@ def window_of_bytes(raw: bytes, *, length: int, pad_id: int, dtype: str) -> Batc
         positions_BT=np.where(real_T, time_T - begin_times_T, 0).astype(np.int32),
         segments_BT=np.where(real_T, ends_before_T + 1, 0).astype(np.int32),
     )
+
+
+def with_reference(window: Batch, values: Float[np.ndarray, " sides"]) -> Batch:
+    """An example, [T], with the log-probabilities that a reference gives its sides, in their order."""
+    begins_T = (np.asarray(window.positions_BT) == 0) & (np.asarray(window.segments_BT) > 0)
+    reference_T = np.zeros(begins_T.shape, np.float32)
+    reference_T[begins_T] = values
+    return dataclasses.replace(window, reference_BT=reference_T)

@@ -51,6 +51,6 @@ def abstract_batch(config: Config) -> Batch:
 
     def zeros() -> Batch:
         whole, real = jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32)
-        return Batch(whole, whole, real, whole, whole)
+        return Batch(whole, whole, real, whole, whole, real if config.dpo.beta else None)
 
     return jax.eval_shape(zeros)

@@ -1,6 +1,7 @@
 """The loss of a run on text that it does not learn from."""
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 
 from zaya_jax.config import StepRange
@@ -8,7 +9,7 @@ from zaya_jax.data.batch import Batch
 from zaya_jax.data.loader import evaluation_batches, num_sequences
 from zaya_jax.parallel import hosts
 from zaya_jax.parallel.mesh import local_rows, place_rows
-from zaya_jax.train.metrics import bits_per_byte
+from zaya_jax.train.metrics import bits_per_byte, text_loss
 from zaya_jax.train.opening import OpenRun
 from zaya_jax.train.step import Sums
 
@@ -22,15 +23,19 @@ def evaluate(run: OpenRun, sums_of: Callable[[Batch], Sums], batches: Iterable[B
       batches: on the host.
     """
     # Python's floats: in float32 the sum over a large split would lose its last batches.
-    nats = num_bytes = num_targets = 0.0
+    loss = num_bytes = num_targets = 0.0
+    preferences: dict[str, float] = defaultdict(float)
     for batch in batches:
         sums = sums_of(place_rows(batch, run.mesh))
-        nats += float(sums.loss)
+        loss += float(sums.loss)
         num_targets += float(sums.num_targets)
         num_bytes += run.text_bytes(batch)
+        for name, value in sums.preferences.items():
+            preferences[name] += float(value)
     num_bytes = sum(hosts.gather("held-out bytes", num_bytes))  # each process has read its rows
     # Bits a byte, so that runs with different tokenizers can be compared.
-    return {"loss": nats / max(num_targets, 1), "bits_per_byte": bits_per_byte(nats, num_bytes)}
+    means = {name: value / max(num_targets, 1) for name, value in {"loss": loss, **preferences}.items()}
+    return means | {"bits_per_byte": bits_per_byte(text_loss(loss, preferences), num_bytes)}
 
 
 def held_out_batches(run: OpenRun, step_range: StepRange) -> tuple[Iterator[Batch], int]:
@@ -46,5 +51,6 @@ def held_out_batches(run: OpenRun, step_range: StepRange) -> tuple[Iterator[Batc
         limit=limit,
         rows=local_rows(run.mesh, data.batch_size),
         num_threads=step_range.phase.config.execution.read_threads,
+        reference=run.held_out_reference,
     )
     return run.extensions.of_batches(batches), math.ceil(min(sequences, limit or sequences) / data.batch_size)

@@ -27,6 +27,7 @@ from zaya_jax.train.opening import VERIFY_SECONDS, OpenRun, open_run, read_held
 from zaya_jax.train.phases import describe_batch, describe_phase
 from zaya_jax.train.programs import Programs
 from zaya_jax.train.progress import ProgressLine
+from zaya_jax.train.reference import compute_references, load_references
 from zaya_jax.train.replay import Replay, find_replay, replay
 from zaya_jax.train.run_programs import RunPrograms
 from zaya_jax.train.saving import SaveClock, open_checkpoints
@@ -156,10 +157,15 @@ def _lock(config: Config) -> contextlib.AbstractContextManager[RunLock]:
 
 
 def _train(run: OpenRun, lock: RunLock | None, planned: Replay | None) -> TrainResult:
+    has_begun = run.start is not None and run.start.run_folder == run.config.run_folder
+    if run.config.dpo.beta and has_begun:
+        run = dataclasses.replace(run, references=load_references(run))
     config, programs = run.config, RunPrograms(run)
     if planned is not None:
         replay(run, planned, programs)  # before the state that goes on: two may not fit beside each other
     state = starting_state(run)
+    if config.dpo.beta and not has_begun:
+        run = dataclasses.replace(run, references=compute_references(run, state))
     with open_checkpoints(config) as checkpoints:
         first_step = int(state.step)
         if first_step == config.train.num_steps:
@@ -225,6 +231,7 @@ def _make_steps(steps: _Steps, state: TrainState) -> TrainState:
         num_steps=steps.range.num_steps,
         rows=local_rows(run.mesh, steps.range.batch_size),
         num_threads=steps.range.phase.config.execution.read_threads,
+        references=run.training_references,
     )
     text_bytes = _TextBytes()
     for step, batch in enumerate(run.extensions.of_batches(batches), start=first_step):
@@ -237,7 +244,7 @@ def _make_steps(steps: _Steps, state: TrainState) -> TrainState:
         if run.extensions.after_step is not None:
             run.extensions.after_step(step, state)
         text_bytes.add(run.text_bytes(batch))
-        outputs.progress.add(metrics.loss, metrics.num_targets)
+        outputs.progress.add(metrics.loss, metrics.num_targets, metrics.preferences)
         outputs.skips.add(step, metrics)
         if outputs.lock is not None:
             outputs.lock.check()  # before anything is written beside a run that has taken the folder
@@ -335,6 +342,8 @@ def _evaluate(steps: _Steps, state: TrainState, step: int) -> None:
     values = evaluate(steps.run, sums_of, progress.evaluating(step, batches, num_batches))
     _tell(steps, step, "validation", values)
     found = f"loss {values['loss']:.4f}, {values['bits_per_byte']:.4f} bits/byte"
+    if steps.run.config.dpo.beta:
+        found += f", accuracy {values['rewards/accuracies']:.1%}, margin {values['rewards/margins']:.3f}"
     progress.say(f"step {step}: held-out {found}")
 
 

@@ -8,6 +8,7 @@ import pathlib
 import re
 import socket
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,11 @@ def peak_flops(device_kind: str) -> float | None:
 def bits_per_byte(nats: float, num_bytes: float) -> float:
     """Cross-entropy summed over a text, in bits per byte of it; infinite for an empty text."""
     return nats / math.log(2) / num_bytes if num_bytes else math.inf
+
+
+def text_loss(loss: float, preferences: Mapping[str, float]) -> float:
+    """The cross-entropy of a target of which `loss` is the loss; of a pair, that of the chosen answer."""
+    return -preferences["logps/chosen"] if preferences else loss
 
 
 def text_bytes(targets: np.ndarray, weights: np.ndarray, token_bytes_V: np.ndarray) -> float:

@@ -24,7 +24,7 @@ from zaya_jax.config import CONFIG_FILE, Config, FieldChange, differences, in_ph
 from zaya_jax.data.batch import Batch
 from zaya_jax.data.ensure import ensure_corpus, ensure_tokenizer, open_corpus_for
 from zaya_jax.data.kept_tokenizer import keep_files
-from zaya_jax.data.loader import num_sequences
+from zaya_jax.data.loader import Reference, num_sequences
 from zaya_jax.data.mixture import mixture_of
 from zaya_jax.data.shards import Corpus, Split
 from zaya_jax.data.tokenizer import Tokenizer, tokenizer_of
@@ -38,6 +38,8 @@ from zaya_jax.train.phases import check_devices
 from zaya_jax.train.provenance import Provenance, check_same_corpora, fingerprints
 from zaya_jax.train.state import TrainSetup, make_setup
 
+References = Mapping[tuple[str, str], Reference]
+"""By folder and split."""
 VERIFY_SECONDS = 4 * 3600.0
 """That others wait for the process which reads every byte of the newest checkpoint, and of older ones if that
 is damaged: of 1 TB, at 100 MB/s, for three hours."""
@@ -60,6 +62,8 @@ class OpenRun:
     provenance: Provenance
     """What its checkpoints say of it."""
     extensions: Extensions = NONE
+    references: References = dataclasses.field(default_factory=dict)
+    """What the weights that it started from give answers, where preferences are learned."""
 
     @property
     def corpus(self) -> Corpus:
@@ -71,13 +75,26 @@ class OpenRun:
         """Of the training split of each corpus, by folder."""
         return {folder: corpus.train.tokens for folder, corpus in self.corpora.items()}
 
+    @property
+    def training_references(self) -> dict[str, Reference]:
+        """Of the training splits, by folder."""
+        return {folder: found for (folder, split), found in self.references.items() if split == "train"}
+
+    @property
+    def held_out_reference(self) -> Reference | None:
+        """Of the split that is scored."""
+        return self.references.get((self.config.data.corpus, "validation"))
+
     def setup(self, config: Config) -> TrainSetup:
         """What moves the state in a phase, of which this is the config."""
         return make_setup(config, self.mesh.size, self.schedule, optimizer=self.extensions.optimizer)
 
     def text_bytes(self, batch: Batch) -> float:
-        """Bytes of text that a batch's targets stand for."""
-        return text_bytes(np.asarray(batch.targets_BT), np.asarray(batch.weights_BT), self.token_bytes_V)
+        """Bytes of text that a batch's targets stand for; of pairs of answers, those of the chosen ones."""
+        weights_BT = np.asarray(batch.weights_BT)
+        if self.config.dpo.beta:
+            weights_BT = weights_BT * (np.asarray(batch.segments_BT) % 2)
+        return text_bytes(np.asarray(batch.targets_BT), weights_BT, self.token_bytes_V)
 
 
 def open_run(
@@ -210,16 +227,36 @@ def open_data(config: Config) -> dict[str, Corpus]:
             f"{vocab_size} tokens, and each must have its row"
         )
     corpora = {config.data.corpus: ensure_corpus(config.data)}
+    _check_kind(corpora[config.data.corpus], config)
     for phase in config.resolved_phases:
         with in_phase(phase.name):
             data = phase.config.data
             for folder in mixture_of(data).folders:
                 if folder not in corpora:
                     corpora[folder] = open_corpus_for(folder, data)
+                    _check_kind(corpora[folder], config)
                 # For its ValueError: a split must have one whole sequence of this phase's length.
                 num_sequences(corpora[folder], "train", data.sequence_length)
             num_sequences(corpora[config.data.corpus], "validation", data.sequence_length)
     return corpora
+
+
+def _check_kind(corpus: Corpus, config: Config) -> None:
+    """What is learned must be what the corpus holds.
+
+    Raises:
+      ValueError: for pairs of answers that would be learned alike, and for other text without a pair.
+    """
+    if corpus.preferences and not config.dpo.beta:
+        raise ValueError(
+            f"dpo.beta is 0, and {corpus.folder} holds preferences, of which the rejected answers would be "
+            "learned too; it must be above 0, such as 0.1"
+        )
+    if config.dpo.beta and not corpus.preferences:
+        raise ValueError(
+            f"dpo.beta is {config.dpo.beta}, and {corpus.folder} holds no preferences; zaya data preferences "
+            "makes a corpus of them"
+        )
 
 
 def check_folder(config: Config, *, overwrite: bool, change_course: bool = False) -> SavedStep | None:

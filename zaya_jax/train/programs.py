@@ -13,7 +13,7 @@ from zaya_jax.parallel.mesh import replicated, sharded
 from zaya_jax.platform.compiler import compiler_options
 from zaya_jax.pytree import abstract
 from zaya_jax.train.state import TrainSetup, TrainState, checkpoint_shardings, shardings, training_of
-from zaya_jax.train.step import Metrics, Sums, evaluate_step, train_step
+from zaya_jax.train.step import Metrics, Sums, evaluate_step, reference_step, train_step
 
 Step = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
 
@@ -54,6 +54,18 @@ def _make_programs(
             compiler_options=compiler_options(mesh),
         ),
         checkpoint=_checkpoint(state, mesh),
+    )
+
+
+def reference_program(
+    state: TrainState, *, setup: TrainSetup, mesh: Mesh
+) -> Callable[[TrainState, Batch], tuple[jax.Array, jax.Array]]:
+    """`reference_step` under `jax.jit`; the arguments are those of `compiled_step`."""
+    return jax.jit(
+        functools.partial(reference_step, setup=setup, mesh=mesh),
+        in_shardings=(shardings(state, mesh), sharded(mesh)),
+        out_shardings=replicated(mesh),
+        compiler_options=compiler_options(mesh),
     )
 
 

@@ -4,7 +4,7 @@ import contextlib
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task
 from rich.table import Column
 from rich.text import Text
 
-from zaya_jax.train.metrics import bits_per_byte
+from zaya_jax.train.metrics import bits_per_byte, text_loss
 
 Batch = TypeVar("Batch")
 
@@ -74,15 +74,16 @@ class ProgressLine:
         self._texts = ("compiling the step",)
         self._pace.forget()
 
-    def add(self, loss: Any, num_targets: Any) -> None:
+    def add(self, loss: Any, num_targets: Any, preferences: Mapping[str, Any] | None = None) -> None:
         """Takes a step's loss into the next line's mean, and does not wait for it.
 
         Args:
           loss: mean over the targets, in nats, which may still be on its device.
           num_targets: that it is a mean of, likewise.
+          preferences: other means over them, likewise, where preferences are learned.
         """
         # Kept as it is: a float of it here would wait for the step, and the device then for the host.
-        self._losses.add(loss, num_targets)
+        self._losses.add(loss, num_targets, preferences or {})
 
     def update(
         self, step: int, values: dict[str, float], phase: str = "", *, num_bytes: Sequence[float] = ()
@@ -167,27 +168,32 @@ class _Losses:
     """Losses of the steps since the last line, left on their device until somebody asks."""
 
     def __init__(self):
-        self._steps: list[tuple[Any, Any]] = []
+        self._steps: list[tuple[Any, Any, Mapping[str, Any]]] = []
 
-    def add(self, loss: Any, num_targets: Any) -> None:
-        self._steps.append((loss, num_targets))
+    def add(self, loss: Any, num_targets: Any, preferences: Mapping[str, Any]) -> None:
+        self._steps.append((loss, num_targets, preferences))
 
     def take(self, num_bytes: Sequence[float]) -> dict[str, float]:
-        """Their mean over all targets, and the same in bits per byte; nothing of no steps."""
+        """Their means over all targets, and the text's loss in bits per byte; nothing of no steps."""
         # One transfer for all of them, when a line is due.
         steps, self._steps = jax.device_get(self._steps), []
         # One skipped step would leave a line without a loss; it says how many there were.
         counted = [
-            (float(loss), float(num_targets), text)
-            for (loss, num_targets), text in zip(steps, num_bytes, strict=True)
+            ({"loss": float(loss), **preferences}, float(num_targets), text)
+            for (loss, num_targets, preferences), text in zip(steps, num_bytes, strict=True)
             if math.isfinite(loss)
         ]
         if not counted:
             return {}
         # Weighted by targets: packed batches have unequal numbers of them.
-        nats = sum(loss * num_targets for loss, num_targets, _ in counted)
+        sums = {
+            name: sum(float(means[name]) * num_targets for means, num_targets, _ in counted)
+            for name in counted[0][0]
+        }
         num_targets, text_bytes = sum(step[1] for step in counted), sum(step[2] for step in counted)
-        return {"loss": nats / max(num_targets, 1), "bits_per_byte": bits_per_byte(nats, text_bytes)}
+        loss = sums.pop("loss")
+        means = {name: value / max(num_targets, 1) for name, value in {"loss": loss, **sums}.items()}
+        return means | {"bits_per_byte": bits_per_byte(text_loss(loss, sums), text_bytes)}
 
 
 class _Told(ProgressColumn):
@@ -223,11 +229,13 @@ def describe(step: int, num_steps: int, values: dict[str, float], phase: str = "
     """The metrics of a step on one line, then on shorter ones without what matters less."""
     utilisation = values.get("model_flops_utilisation")
     skipped = round(values.get("skipped_steps", 0))
+    accuracy = values.get("rewards/accuracies")
     parts = (
         (0, f"step {step}/{num_steps}"),
         (6, phase),  # a line that stays has said it
         (1, f"loss {values['loss']:.4f}"),
         (2, f"skipped steps {skipped:,}" if skipped else ""),  # since the run began
+        (2, "" if accuracy is None else f"accuracy {accuracy:.1%}"),
         (3, f"{values['bits_per_byte']:.3f} bits/byte"),
         (4, f"{values['tokens_per_second']:,.0f} tokens/s"),
         (5, "" if utilisation is None else f"MFU {utilisation:.1%}"),

@@ -132,6 +132,7 @@ def _repeat(run: OpenRun, planned: Replay, programs: RunPrograms) -> Iterator[tu
             num_steps=min(step_range.num_steps, planned.end - step_range.first_step),
             rows=local_rows(run.mesh, step_range.batch_size),
             num_threads=step_range.phase.config.execution.read_threads,
+            references=run.training_references,
         )
         for step, batch in enumerate(run.extensions.of_batches(batches), start=step_range.first_step + 1):
             # Evaluations and checkpoints are left out: neither moves a state.

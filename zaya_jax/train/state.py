@@ -76,6 +76,7 @@ class TrainSetup:
       clip_norm: the global gradient norm is scaled down to this.
       z_loss: weight of the squared logsumexp.
       update_norms: whether a step tells the norms of updates.
+      dpo_beta: of the loss of pairs of answers; 0 for that of the next token.
     """
 
     model: Zaya
@@ -85,6 +86,7 @@ class TrainSetup:
     clip_norm: float = float("inf")
     z_loss: float = 0.0
     update_norms: bool = True
+    dpo_beta: float = 0.0
 
 
 def make_setup(
@@ -123,6 +125,7 @@ def make_setup(
         clip_norm=config.optimizer.clip_norm,
         z_loss=config.train.z_loss,
         update_norms=config.train.update_norms,
+        dpo_beta=config.dpo.beta,
     )
 
 

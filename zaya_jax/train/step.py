@@ -24,13 +24,17 @@ from zaya_jax.data.batch import Batch
 from zaya_jax.model.adapters import scaled_adapters
 from zaya_jax.model.attention import logit_bound
 from zaya_jax.model.weights import Weight, map_weights
-from zaya_jax.model.zaya import hidden_states
+from zaya_jax.model.zaya import HiddenStates, hidden_states
 from zaya_jax.optim.partition import Partition, from_buckets, join, split, to_buckets
 from zaya_jax.parallel.mesh import REPLICATED, SHARDED, all_gather, all_reduce, on_each_device, reduce_scatter
 from zaya_jax.pytree import pytree
 from zaya_jax.train.loss import next_token_loss
 from zaya_jax.train.norms import GROUPS, global_norm, norms_by_group
+from zaya_jax.train.preferences import log_probabilities, pairs_of_rows, preference_loss
 from zaya_jax.train.state import TrainSetup, TrainState, partition_specs
+
+Head = tuple[jax.Array, jax.Array | None]
+"""The tied table and the bias of the head, if it has one."""
 
 
 @pytree
@@ -39,8 +43,11 @@ class Sums:
 
     # Sums, not means: devices and microbatches have unequal numbers of targets, and only sums add up.
     loss: Float[Array, ""]
-    """Cross-entropy over all targets, in nats."""
+    """Cross-entropy over all targets, or the loss of all pairs, in nats."""
     num_targets: Float[Array, ""]
+    """Of the next token, or pairs of answers."""
+    preferences: dict[str, Float[Array, ""]]
+    """What `PreferenceLoss` tells of pairs; empty where the next token is learned."""
     router_counts_LX: Int[Array, "L X"]
     router_entropy_L: Float[Array, " L"]
     """Mean entropy of the routers' probabilities, in nats, summed over the tokens."""
@@ -55,8 +62,10 @@ class Metrics:
     """What a step tells of itself."""
 
     loss: Float[Array, ""]
-    """Mean over the targets, in nats."""
+    """Mean over the targets, in nats; where preferences are learned a target is a pair."""
     num_targets: Float[Array, ""]
+    preferences: dict[str, Float[Array, ""]]
+    """What `PreferenceLoss` tells, as means over the pairs; empty where the next token is learned."""
     gradient_norm: Float[Array, ""]
     """Of all that trains, before clipping."""
     gradient_norms: dict[str, Float[Array, ""]]
@@ -115,13 +124,29 @@ def evaluate_step(state: TrainState, batch: Batch, *, setup: TrainSetup, mesh: M
     return on_each_device(local, mesh, in_specs=(specs, SHARDED), out_specs=REPLICATED)(state, batch)
 
 
+def reference_step(
+    state: TrainState, batch: Batch, *, setup: TrainSetup, mesh: Mesh
+) -> tuple[Float[Array, "B Q 2"], Int[Array, " B"]]:
+    """Log-probabilities of the sides of a batch of pairs, and the pairs of each row, all on all devices."""
+
+    def local(state: TrainState, rows: Batch) -> tuple[jax.Array, jax.Array]:
+        params = _gather_weights(state, setup)
+        rows, hidden, (table_VD, bias_V) = _hidden(setup, params, {}, state.router_bias_LX, rows)
+        execution = setup.model.execution
+        found_BQ2 = log_probabilities(hidden.x_BTD, table_VD, bias_V, rows, execution=execution)
+        return all_gather((found_BQ2, pairs_of_rows(rows)))
+
+    specs = partition_specs(state)
+    return on_each_device(local, mesh, in_specs=(specs, SHARDED), out_specs=REPLICATED)(state, batch)
+
+
 def _local_step(
     state: TrainState, batch: Batch, *, setup: TrainSetup, num_microbatches: int
 ) -> tuple[TrainState, Metrics]:
     """The step of one device."""
     # Known before the forward pass: each device's objective is then its share of the global mean, and
     # plain sums of gradients are right. A mean of devices' means would count a target more among few.
-    num_targets = jnp.maximum(all_reduce(jnp.sum(batch.weights_BT)), 1)
+    num_targets = jnp.maximum(all_reduce(_count_targets(setup, batch)), 1)
     params = _gather_weights(state, setup)
     gradients, sums = _accumulate(setup, params, state.router_bias_LX, num_targets, batch, num_microbatches)
     sums = all_reduce(sums)
@@ -149,6 +174,7 @@ def _local_step(
     return new_state, Metrics(
         loss=sums.loss / num_targets,
         num_targets=sums.num_targets,
+        preferences={name: value / num_targets for name, value in sums.preferences.items()},
         gradient_norm=norm,
         gradient_norms=gradient_norms,
         update_norms=update_norms,
@@ -217,38 +243,82 @@ def _gather_weights(state: TrainState, setup: TrainSetup) -> dict:
         return from_buckets(setup.partition, all_gather(buckets))
 
 
-def _forward(
-    setup: TrainSetup, trained: Any, frozen: Any, bias_LX: jax.Array, num_targets: jax.Array, batch: Batch
-) -> tuple[jax.Array, Sums]:
-    """The objective over `num_targets`, and sums over the rows, of weights that are one tree or two."""
+def _hidden(
+    setup: TrainSetup, trained: Any, frozen: Any, bias_LX: jax.Array, batch: Batch
+) -> tuple[Any, HiddenStates, Head]:
+    """The rows, what the network makes of them, and table and bias of its head."""
     config, execution = setup.model.config, setup.model.execution
     params = scaled_adapters(dict(setup.partition.weights), join(trained, frozen))
     rows: Any = jax.tree.map(jnp.asarray, batch)
     hidden = hidden_states(
         config, execution, params, bias_LX, rows.tokens_BT, rows.positions_BT, rows.segments_BT
     )
+    bias_V = params["head"]["bias"] if config.lm_head_bias else None
+    return rows, hidden, (params["embedding"]["table"], bias_V)
+
+
+def _forward(
+    setup: TrainSetup, trained: Any, frozen: Any, bias_LX: jax.Array, num_targets: jax.Array, batch: Batch
+) -> tuple[jax.Array, Sums]:
+    """The objective over `num_targets`, and sums over the rows, of weights that are one tree or two."""
+    rows, hidden, head = _hidden(setup, trained, frozen, bias_LX, batch)
     with jax.named_scope("loss"):
-        loss = next_token_loss(
-            hidden.x_BTD.reshape(-1, hidden.x_BTD.shape[-1]),
-            params["embedding"]["table"],
-            params["head"]["bias"] if config.lm_head_bias else None,
-            rows.targets_BT.reshape(-1),
-            # Dividing weights rather than gradients saves a pass over these.
-            rows.weights_BT.reshape(-1) / num_targets,
-            execution=execution,
-            z_loss=setup.z_loss,
-        )
+        learn = _learn_preferences if setup.dpo_beta else _learn_next_tokens
+        objective, loss, preferences = learn(setup, hidden.x_BTD, head, rows, num_targets)
     router = hidden.router
     num_tokens = jnp.sum(rows.segments_BT != 0, dtype=jnp.float32)  # segment 0 is padding
-    return loss.objective, Sums(
-        # Without the z-loss, which is no property of the text, and the division by all targets undone.
-        loss=loss.cross_entropy * num_targets,
-        num_targets=rows.weights_BT.sum(),
+    return objective, Sums(
+        loss=loss,
+        num_targets=_count_targets(setup, rows),
+        preferences=preferences,
         router_counts_LX=router.counts_LX,
         router_entropy_L=router.entropy_L * num_tokens,
         router_probability_L=router.probability_L * num_tokens,
         num_tokens=num_tokens,
     )
+
+
+def _count_targets(setup: TrainSetup, rows: Batch) -> jax.Array:
+    """What the loss is a mean over."""
+    if setup.dpo_beta:
+        return jnp.sum(pairs_of_rows(rows), dtype=jnp.float32)
+    return jnp.sum(rows.weights_BT)
+
+
+def _learn_next_tokens(
+    setup: TrainSetup, x_BTD: jax.Array, head: Head, rows: Any, num_targets: jax.Array
+) -> tuple[jax.Array, jax.Array, dict]:
+    """The objective over `num_targets`, and the sum of the losses."""
+    table_VD, bias_V = head
+    loss = next_token_loss(
+        x_BTD.reshape(-1, x_BTD.shape[-1]),
+        table_VD,
+        bias_V,
+        rows.targets_BT.reshape(-1),
+        # Dividing weights rather than gradients saves a pass over these.
+        rows.weights_BT.reshape(-1) / num_targets,
+        execution=setup.model.execution,
+        z_loss=setup.z_loss,
+    )
+    # Without the z-loss, which is no property of the text, and the division by all targets undone.
+    return loss.objective, loss.cross_entropy * num_targets, {}
+
+
+def _learn_preferences(
+    setup: TrainSetup, x_BTD: jax.Array, head: Head, rows: Any, num_targets: jax.Array
+) -> tuple[jax.Array, jax.Array, dict]:
+    """The objective over `num_targets` pairs, the sum of their losses, and what is told of them."""
+    table_VD, bias_V = head
+    found = preference_loss(
+        x_BTD,
+        table_VD,
+        bias_V,
+        rows,
+        beta=setup.dpo_beta,
+        divisor=num_targets,
+        execution=setup.model.execution,
+    )
+    return found.objective, found.loss, found.told
 
 
 def _accumulate(

@@ -5,7 +5,7 @@ import numpy as np
 from zaya_jax.config import StepRange
 from zaya_jax.model.flops import train_flops_per_token
 from zaya_jax.optim.balancing import expert_loads, load_entropy
-from zaya_jax.train.metrics import bits_per_byte, peak_flops
+from zaya_jax.train.metrics import bits_per_byte, peak_flops, text_loss
 from zaya_jax.train.opening import OpenRun
 from zaya_jax.train.step import Metrics
 
@@ -26,10 +26,14 @@ def train_values(
     # Those read, padding included: what the hardware did, not what the run learned from.
     tokens_per_second = step_range.batch_tokens / seconds
     counts_LX = np.asarray(metrics.router_counts_LX)
+    loss = float(metrics.loss)
+    preferences = {name: float(mean) for name, mean in metrics.preferences.items()}
+    nats = text_loss(loss, preferences) * float(metrics.num_targets)
     loads_LE = expert_loads(counts_LX)
     return {
-        "loss": float(metrics.loss),
-        "bits_per_byte": bits_per_byte(float(metrics.loss) * float(metrics.num_targets), num_bytes),
+        "loss": loss,
+        "bits_per_byte": bits_per_byte(nats, num_bytes),
+        **preferences,
         "gradient_norm": float(metrics.gradient_norm),
         "load_entropy": float(np.mean(load_entropy(counts_LX))),
         "router_entropy": float(np.mean(metrics.router_entropy_L)),
