@@ -3,8 +3,11 @@
 import pathlib
 import random
 
+import jax
+import numpy as np
+
 from zaya_jax import durable
-from zaya_jax.checkpoint import run_lock
+from zaya_jax.checkpoint import Checkpoints, Retention, run_lock
 from zaya_jax.checkpoint.layout import COMMITTED, MANIFEST
 from zaya_jax.checkpoint.manifest import commit, sync_and_describe
 from zaya_jax.config import Config, DataConfig, FieldChange, MixtureConfig
@@ -13,6 +16,7 @@ from zaya_jax.data.mixture import Mixture, Reading, make_orders
 from zaya_jax.data.order import Position
 from zaya_jax.data.shards import Corpus
 from zaya_jax.data.tokenizer import ByteTokenizer
+from zaya_jax.model.weights import abstract_variables
 from zaya_jax.train.opening import prepare_folder
 
 BLOCK_TOKENS = 256
@@ -79,6 +83,23 @@ def small_values(*, run_folder: str, corpus: str) -> dict:
 
 def small_config(*, run_folder: pathlib.Path, corpus: pathlib.Path) -> Config:
     return Config.from_dict(small_values(run_folder=str(run_folder), corpus=str(corpus)))
+
+
+def make_base(folder: pathlib.Path, values: dict) -> dict:
+    """A run folder whose weights no initialisation would give."""
+    config, numbers = Config.from_dict(values), np.random.default_rng(0)
+    weights = jax.tree.map(
+        lambda x: jax.device_put((0.3 * numbers.standard_normal(x.shape)).astype(np.float32)),
+        abstract_variables(config.model),
+    )
+    # The skip class as in the released weights: no other bias is known to transformers.
+    bias_LX = 0.1 * weights["router_bias"]["layers"]
+    weights = weights | {"router_bias": {"layers": bias_LX.at[:, -1].set(-1.0)}}
+    folder.mkdir()
+    (folder / "config.json").write_text(config.to_text())
+    with Checkpoints(folder, retention=Retention(newest=1)) as checkpoints:
+        checkpoints.save(1, weights=weights, training={"step": np.int32(1)})
+    return jax.device_get(weights)
 
 
 def write_committed_step(run_folder: pathlib.Path, step: int) -> None:

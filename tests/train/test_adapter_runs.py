@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
 from safetensors.numpy import load_file
-from small_runs import build_small_corpus, small_values
+from small_runs import build_small_corpus, make_base, small_values
 
 from zaya_jax import cli
-from zaya_jax.checkpoint import Checkpoints, Retention, load_run
+from zaya_jax.checkpoint import load_run
 from zaya_jax.config import Config
-from zaya_jax.model.weights import abstract_variables
 from zaya_jax.model.zaya import Zaya
 from zaya_jax.train.loop import train
 
@@ -27,23 +26,6 @@ def by_path(tree):
 
 def zaya(command):
     cli.main(str(command).split())
-
-
-def make_base(folder, values):
-    """A run folder whose weights no initialisation would give."""
-    config, random = Config.from_dict(values), np.random.default_rng(0)
-    weights = jax.tree.map(
-        lambda x: jax.device_put((0.3 * random.standard_normal(x.shape)).astype(np.float32)),
-        abstract_variables(config.model),
-    )
-    # The skip class as in the released weights: no other bias is known to transformers.
-    bias_LX = 0.1 * weights["router_bias"]["layers"]
-    weights = weights | {"router_bias": {"layers": bias_LX.at[:, -1].set(-1.0)}}
-    folder.mkdir()
-    (folder / "config.json").write_text(config.to_text())
-    with Checkpoints(folder, retention=Retention(newest=1)) as checkpoints:
-        checkpoints.save(1, weights=weights, training={"step": np.int32(1)})
-    return jax.device_get(weights)
 
 
 @dataclasses.dataclass(frozen=True)

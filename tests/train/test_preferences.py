@@ -10,10 +10,11 @@ import optax
 import pytest
 from small_models import EXECUTION, SMALL
 
-from zaya_jax.config import BalancingConfig
+from zaya_jax.config import BalancingConfig, Config, LoraConfig
 from zaya_jax.data.chat_format import EncodedChat
 from zaya_jax.data.windows import window_of_bytes, window_to_bytes, with_reference
-from zaya_jax.model.weights import declare, initialise
+from zaya_jax.model.adapters import declare_run
+from zaya_jax.model.weights import initialise
 from zaya_jax.model.zaya import Zaya
 from zaya_jax.optim.balancing import make_balancer
 from zaya_jax.optim.partition import make_partition
@@ -24,14 +25,22 @@ from zaya_jax.train.step import evaluate_step, reference_step, train_step
 
 ROWS, LENGTH, WIDTH, BETA = 4, 32, 16, 0.3
 MESH = data_mesh(jax.devices()[:1])
-# The update of plain gradient descent is the gradient.
-SETUP = TrainSetup(
-    Zaya(SMALL, EXECUTION),
-    make_partition(declare(SMALL), 1),
-    optax.sgd(1.0),
-    make_balancer(BalancingConfig(learning_rate=1e-2)),
-    dpo_beta=BETA,
-)
+
+
+def declared(rank=0):
+    """The weights of the small network, with adapters of a rank if it is above 0."""
+    return declare_run(Config(model=SMALL, lora=LoraConfig(rank=rank)))
+
+
+@functools.cache
+def setup(rank=0):
+    return TrainSetup(
+        Zaya(SMALL, EXECUTION),
+        make_partition(declared(rank), 1),
+        optax.sgd(1.0),  # whose update is the gradient
+        make_balancer(BalancingConfig(learning_rate=1e-2)),
+        dpo_beta=BETA,
+    )
 
 
 def side(numbers, length):
@@ -133,15 +142,14 @@ def test_sums_of_sides_are_exact_where_sums_of_rows_are_not():
 
 
 @functools.cache
-def start():
-    return jax.jit(
-        lambda: first_state(SETUP, initialise(declare(SMALL), jax.random.key(0)), jax.random.key(1))
-    )()
+def start(rank=0):
+    weights = initialise(declared(rank), jax.random.key(0))
+    return jax.jit(functools.partial(first_state, setup(rank)))(weights, jax.random.key(1))
 
 
 @functools.cache
-def program(function, **options):
-    return jax.jit(functools.partial(function, setup=SETUP, mesh=MESH, **options))
+def program(function, rank=0, **options):
+    return jax.jit(functools.partial(function, setup=setup(rank), mesh=MESH, **options))
 
 
 close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)
@@ -171,16 +179,18 @@ def test_two_microbatches_are_one():
     check_equal(after_one_step(packed=False, num_microbatches=2), after_one_step(packed=False))
 
 
-def test_the_reference_is_where_the_margin_is_zero():
-    """A policy that is its reference loses log 2 on each pair, whatever the answers."""
-    sides, num_pairs = program(reference_step)(start(), batch_of(PACKED))
+@pytest.mark.parametrize("rank", [0, 3])
+def test_the_reference_is_where_the_margin_is_zero(rank):
+    """A policy that is its reference loses log 2 on each pair, whatever the answers; adapters begin there."""
+    sides, num_pairs = program(reference_step, rank)(start(rank), batch_of(PACKED))
     np.testing.assert_array_equal(num_pairs, [3, 1, 0, 0])
     reference = np.zeros((4, 2))
     for row, numbers in enumerate(PACKED):
         reference[numbers] = sides[row, : len(numbers)]
     assert (reference < -1).all()
     assert not sides[0, 3:].any()
-    sums = program(evaluate_step)(start(), batch_of(APART, reference))
+    close(sides, program(reference_step)(start(), batch_of(PACKED))[0])
+    sums = program(evaluate_step, rank)(start(rank), batch_of(APART, reference))
     np.testing.assert_allclose(sums.loss, 4 * np.log(2), rtol=1e-6)
     np.testing.assert_allclose(sums.preferences["logps/chosen"], reference[:, 0].sum(), rtol=1e-5)
     assert abs(sums.preferences["rewards/margins"]) < 1e-4
