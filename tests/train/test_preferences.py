@@ -10,7 +10,7 @@ import optax
 import pytest
 from small_models import EXECUTION, SMALL
 
-from zaya_jax.config import BalancingConfig, Config, LoraConfig
+from zaya_jax.config import BalancingConfig, Config, DataConfig, LoraConfig
 from zaya_jax.data.chat_format import EncodedChat
 from zaya_jax.data.windows import window_of_bytes, window_to_bytes, with_reference
 from zaya_jax.model.adapters import declare_run
@@ -29,7 +29,8 @@ MESH = data_mesh(jax.devices()[:1])
 
 def declared(rank=0):
     """The weights of the small network, with adapters of a rank if it is above 0."""
-    return declare_run(Config(model=SMALL, lora=LoraConfig(rank=rank)))
+    data = DataConfig(sequence_length=LENGTH)
+    return declare_run(Config(model=SMALL, data=data, lora=LoraConfig(rank=rank)))
 
 
 @functools.cache
