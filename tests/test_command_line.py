@@ -82,7 +82,7 @@ MISTAKES = (
     Mistake("unknown field", SMALL + "--config.train.zzz=1", '"train.zzz"; known are num_steps'),
     Mistake("field of a field", SMALL + "--config.data.seed.x=1", '"data.seed.x" is no config field'),
     Mistake("section as value", SMALL + "--config.model=64", "model is 64; it must be a section"),
-    Mistake("missing config file", "train --config=configs/tniy.py", "no config file at configs/tniy.py; configs/ has sft.py, tiny.py"),
+    Mistake("missing config file", "train --config=configs/tniy.py", "no config file at configs/tniy.py; configs/ has dpo.py, sft.py, tiny.py"),
     Mistake("config file without get_config", "train --config=empty.py", "empty.py is not a config file: it must define get_config()"),
     Mistake("config of another type", "train --config=plain.py", "get_config() of plain.py gives a dict; it must give a ConfigDict"),
     # train: values

@@ -12,7 +12,7 @@ from zaya_jax.data.left_out import LeftOut
 from zaya_jax.data.packed_corpus import (
     TOO_LONG,
     Example,
-    Kind,
+    PackedKind,
     PackedReport,
     build_packed_corpus,
     naming,
@@ -22,7 +22,7 @@ from zaya_jax.data.packed_corpus import (
 )
 from zaya_jax.data.tokenizer import Tokenizer, load_tokenizer
 
-CHATS = Kind("chats", told_apart_by="chats")
+CHATS = PackedKind("chats", told_apart_by="chats")
 
 
 @dataclasses.dataclass(frozen=True)

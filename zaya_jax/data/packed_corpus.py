@@ -36,7 +36,7 @@ TOO_LONG = "longer than a window"
 
 
 @dataclasses.dataclass(frozen=True)
-class Kind:
+class PackedKind:
     """What a corpus is packed of.
 
     Attributes:
@@ -78,7 +78,7 @@ class PackedReport:
       packings: of the training split, the one that was taken first.
     """
 
-    kind: Kind
+    kind: PackedKind
     corpus: Corpus
     num_tokens: Mapping[str, int]
     num_learned: Mapping[str, int]
@@ -89,7 +89,7 @@ def build_packed_corpus(
     folder: str | os.PathLike[str],
     read: Callable[[ChatFormat], Iterator[Example | LeftOut]],
     *,
-    kind: Kind,
+    kind: PackedKind,
     source: str | os.PathLike[str],
     tokenizer: Tokenizer,
     template: str | None,
@@ -164,7 +164,7 @@ def _sums(chosen: Mapping[str, Sequence[int]], values: Sequence[int]) -> dict[st
     return {name: [values[i] for i in numbers] for name, numbers in chosen.items()}
 
 
-def _check_apart(folder: pathlib.Path, source: str | os.PathLike[str], kind: Kind) -> None:
+def _check_apart(folder: pathlib.Path, source: str | os.PathLike[str], kind: PackedKind) -> None:
     """A corpus must not be removed with what it is made of."""
     for path in find_chat_files(source):
         if lies_in(path, folder):
@@ -258,7 +258,7 @@ class _Stored:
 
 
 def _choose_splits(
-    hashes: Sequence[int], source: str | os.PathLike[str], kind: Kind, validation_percent: int
+    hashes: Sequence[int], source: str | os.PathLike[str], kind: PackedKind, validation_percent: int
 ) -> dict[str, list[int]]:
     """Numbers of the examples of each split.
 

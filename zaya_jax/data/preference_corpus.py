@@ -14,7 +14,7 @@ from zaya_jax.data.left_out import LeftOut
 from zaya_jax.data.packed_corpus import (
     TOO_LONG,
     Example,
-    Kind,
+    PackedKind,
     PackedReport,
     build_packed_corpus,
     naming,
@@ -26,7 +26,7 @@ from zaya_jax.data.preference_records import SIDES, Preference, read_preferences
 from zaya_jax.data.tokenizer import Tokenizer, load_tokenizer
 
 ALIKE = "both sides the same"
-PAIRS = Kind("pairs", told_apart_by="prompts", preferences=True)
+PAIRS = PackedKind("pairs", told_apart_by="prompts", preferences=True)
 
 
 def build_preference_corpus(

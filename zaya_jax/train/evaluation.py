@@ -30,6 +30,7 @@ def evaluate(run: OpenRun, sums_of: Callable[[Batch], Sums], batches: Iterable[B
         loss += float(sums.loss)
         num_targets += float(sums.num_targets)
         num_bytes += run.text_bytes(batch)
+        # None where the next token is learned.
         for name, value in sums.preferences.items():
             preferences[name] += float(value)
     num_bytes = sum(hosts.gather("held-out bytes", num_bytes))  # each process has read its rows

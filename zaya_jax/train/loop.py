@@ -157,6 +157,7 @@ def _lock(config: Config) -> contextlib.AbstractContextManager[RunLock]:
 
 
 def _train(run: OpenRun, lock: RunLock | None, planned: Replay | None) -> TrainResult:
+    # Before a replay, whose steps need it as all others do.
     has_begun = run.start is not None and run.start.run_folder == run.config.run_folder
     if run.config.dpo.beta and has_begun:
         run = dataclasses.replace(run, references=load_references(run))
@@ -165,6 +166,7 @@ def _train(run: OpenRun, lock: RunLock | None, planned: Replay | None) -> TrainR
         replay(run, planned, programs)  # before the state that goes on: two may not fit beside each other
     state = starting_state(run)
     if config.dpo.beta and not has_begun:
+        # With the state that will train: nothing has moved it yet, and it is the only copy.
         run = dataclasses.replace(run, references=compute_references(run, state))
     with open_checkpoints(config) as checkpoints:
         first_step = int(state.step)

@@ -44,6 +44,7 @@ def bits_per_byte(nats: float, num_bytes: float) -> float:
 
 def text_loss(loss: float, preferences: Mapping[str, float]) -> float:
     """The cross-entropy of a target of which `loss` is the loss; of a pair, that of the chosen answer."""
+    # Kept comparable with the run before: a loss of pairs says nothing of how likely good text is.
     return -preferences["logps/chosen"] if preferences else loss
 
 

@@ -92,6 +92,7 @@ class OpenRun:
     def text_bytes(self, batch: Batch) -> float:
         """Bytes of text that a batch's targets stand for; of pairs of answers, those of the chosen ones."""
         weights_BT = np.asarray(batch.weights_BT)
+        # The chosen sides are the odd segments; a rejected one is no text that the model is to give.
         if self.config.dpo.beta:
             weights_BT = weights_BT * (np.asarray(batch.segments_BT) % 2)
         return text_bytes(np.asarray(batch.targets_BT), weights_BT, self.token_bytes_V)
@@ -247,6 +248,7 @@ def _check_kind(corpus: Corpus, config: Config) -> None:
     Raises:
       ValueError: for pairs of answers that would be learned alike, and for other text without a pair.
     """
+    # Both would train without an error, and learn what nobody wants.
     if corpus.preferences and not config.dpo.beta:
         raise ValueError(
             f"dpo.beta is 0, and {corpus.folder} holds preferences, of which the rejected answers would be "

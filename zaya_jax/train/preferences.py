@@ -60,6 +60,7 @@ def preference_loss(
     """
     assert batch.reference_BT is not None, "pairs that are learned from have a reference"
     rows: Any = jax.tree.map(jnp.asarray, batch)
+    # Twice through the head: how much a token weighs is known only when its pair's margin is.
     log_probs_BQ2 = log_probabilities(x_BTD, table_VD, bias_V, rows, execution=execution)
     reference_BQ2 = _by_side(rows.reference_BT, rows.segments_BT)
     rewards_BQ2 = beta * (log_probs_BQ2 - reference_BQ2)
@@ -72,6 +73,7 @@ def preference_loss(
     pull_BT = _at_tokens(jnp.stack([pull_BQ, -pull_BQ], axis=-1), rows.segments_BT)
     objective, _ = _head(x_BTD, table_VD, bias_V, rows, rows.weights_BT * pull_BT / divisor, execution)
 
+    # Of pairs that are there: one that is not has the margin 0, and would add log 2.
     def total(values_BQ: jax.Array) -> jax.Array:
         return jnp.sum(jnp.where(is_pair_BQ, values_BQ, 0))
 
@@ -99,6 +101,7 @@ def log_probabilities(
     rows: Any = jax.tree.map(jnp.asarray, batch)
     x_BTD, table_VD, bias_V = lax.stop_gradient((x_BTD, table_VD, bias_V))
     _, logsumexp_P = _head(x_BTD, table_VD, bias_V, rows, rows.weights_BT, execution)
+    # Of all logits the target's alone: the logsumexp has seen the others.
     of_targets_BTD = table_VD.astype(x_BTD.dtype)[rows.targets_BT]
     logits_BT = jnp.einsum("btd,btd->bt", x_BTD, of_targets_BTD, preferred_element_type=jnp.float32)
     if bias_V is not None:
@@ -124,6 +127,7 @@ def side_sums(values_BT: Float[Array, "B T"], segments_BT: Int[Array, "B T"]) ->
         return sum_behind + jnp.where(begins_behind, 0, sum_before), begins_before | begins_behind
 
     changes_BT = segments_BT[:, 1:] != segments_BT[:, :-1]
+    # The first token begins a side in every row, also where it is the only one.
     begins_BT = jnp.pad(changes_BT, ((0, 0), (1, 0)), constant_values=True)
     sums_BT, _ = lax.associative_scan(add, (values_BT, begins_BT), axis=1)
     is_end_BT = jnp.pad(changes_BT, ((0, 0), (0, 1)), constant_values=True)

@@ -191,6 +191,7 @@ class _Losses:
             for name in counted[0][0]
         }
         num_targets, text_bytes = sum(step[1] for step in counted), sum(step[2] for step in counted)
+        # What is left beside it are means over pairs, by which the text's loss is known.
         loss = sums.pop("loss")
         means = {name: value / max(num_targets, 1) for name, value in {"loss": loss, **sums}.items()}
         return means | {"bits_per_byte": bits_per_byte(text_loss(loss, sums), text_bytes)}

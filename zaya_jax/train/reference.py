@@ -88,6 +88,7 @@ def _parts(run: OpenRun) -> list[_Part]:
     """All that the run may read: the training splits, and the one that is held out."""
     data = run.config.data
     splits = [(folder, "train") for folder in mixture_of(data).folders] + [(data.corpus, "validation")]
+    # By what never changes while a run goes on: other microbatches or devices find the same parts.
     size = max(PART_WINDOWS, data.batch_size)
     parts = []
     for folder, split in splits:
@@ -112,6 +113,7 @@ def _begin(run: OpenRun, parts: Sequence[_Part]) -> list[int]:
     if folder.exists() and _weights(folder) != weights:  # of weights that have trained on since
         durable.remove_folder(folder)
     durable.make_folder(folder)
+    # First of all files: parts without it would be of nobody's weights.
     about = {"weights": weights, "init_from": start.run_folder, "step": start.step}
     durable.write(folder / ABOUT, json.dumps(about, indent=2) + "\n")
     return [number for number, part in enumerate(parts) if _read(folder, part, weights) is None]
@@ -144,10 +146,13 @@ def _compute(run: OpenRun, state: TrainState, parts: Sequence[_Part]) -> None:
             rows=local_rows(run.mesh, batch_size),
         )
         windows: list[np.ndarray] = []
+        # As they are learned from: what counts of an answer must count here too.
         for batch in run.extensions.of_batches(batches):
             found = jax.device_get(program(state, place_rows(batch, run.mesh)))
             windows += [of_row.reshape(-1)[: 2 * num] for of_row, num in zip(*found, strict=True)]
+        # All devices have all rows, so that one process writes what others have read.
         if hosts.is_first():
+            # The last batch has rows behind the part's end.
             _write(_folder(run), part, windows[: part.num_windows])
         done += part.num_windows
         if time.monotonic() - spoke >= QUIET_SECONDS:
@@ -156,6 +161,7 @@ def _compute(run: OpenRun, state: TrainState, parts: Sequence[_Part]) -> None:
 
 
 def _write(folder: pathlib.Path, part: _Part, windows: Sequence[np.ndarray]) -> None:
+    # Little-endian whatever writes it: a run may go on elsewhere.
     counts = np.array([len(window) for window in windows], "<u4")
     content = counts.tobytes() + np.concatenate(windows).astype("<f4").tobytes()
     durable.write(folder / part.file, _hash(part, str(_weights(folder)), content) + content)
@@ -168,12 +174,15 @@ def _read(folder: pathlib.Path, part: _Part, weights: str) -> list[np.ndarray] |
     content = raw[_HASH_BYTES:]
     if raw[:_HASH_BYTES] != _hash(part, weights, content):
         return None
+    # Behind the hash nothing can be of another length than was written.
     counts = np.frombuffer(content[: 4 * part.num_windows], "<u4")
     values = np.frombuffer(content[4 * part.num_windows :], "<f4")
     return np.split(values, np.cumsum(counts)[:-1])
 
 
 def _hash(part: _Part, weights: str, content: bytes) -> bytes:
+    # What is bound is no part of the file: a part of other weights, or under another part's name, has another
+    # hash, and is as good as none.
     bound_to = f"{weights} {part.file} {part.num_windows}\n"
     return durable.hash_of(bound_to.encode() + content)
 

@@ -133,6 +133,7 @@ def reference_step(
         params = _gather_weights(state, setup)
         rows, hidden, (table_VD, bias_V) = _hidden(setup, params, {}, state.router_bias_LX, rows)
         execution = setup.model.execution
+        # Small, so that each host may have all of it without a word to the others.
         found_BQ2 = log_probabilities(hidden.x_BTD, table_VD, bias_V, rows, execution=execution)
         return all_gather((found_BQ2, pairs_of_rows(rows)))
 
@@ -280,6 +281,7 @@ def _forward(
 
 def _count_targets(setup: TrainSetup, rows: Batch) -> jax.Array:
     """What the loss is a mean over."""
+    # A mean over tokens would count a pair by its length.
     if setup.dpo_beta:
         return jnp.sum(pairs_of_rows(rows), dtype=jnp.float32)
     return jnp.sum(rows.weights_BT)
