@@ -198,6 +198,7 @@ def metrics_of(skipped_steps, **norms):
     fields = {field.name: one for field in dataclasses.fields(Metrics)} | {
         "gradient_norms": {"embedding": one, "router": one} | jax.tree.map(jnp.asarray, norms),
         "update_norms": {},
+        "preferences": {},
         "router_counts_LX": jnp.ones((1, 1), jnp.int32),
         "router_entropy_L": jnp.ones(1),
         "router_probability_L": jnp.ones(1),
