@@ -138,15 +138,23 @@ def test_a_pass_that_was_killed_goes_on(begun, capsys):
     assert "reference: 12 windows" in said()
 
 
-def test_a_reference_that_is_damaged_is_named(begun):
+def test_a_reference_that_is_damaged_or_of_other_weights_is_named(begun):
     run, reference = begun
     (part,) = reference.glob("*-validation-*")
-    raw = part.read_bytes()
+    raw, about = part.read_bytes(), (reference / ABOUT).read_text()
+
+    def check(name):
+        with pytest.raises(
+            Damaged, match=rf"{name}, what the reference gives .* is missing or not as it was"
+        ):
+            load_references(run)
+
     part.write_bytes(raw[:-2] + bytes([raw[-2] ^ 1]) + raw[-1:])
-    with pytest.raises(
-        Damaged, match=rf"{part.name}, what the reference gives .* is missing or not as it was"
-    ):
-        load_references(run)
+    check(part.name)
+    part.write_bytes(raw)
+    assert len(load_references(run)) == 2
+    (reference / ABOUT).write_text(about.replace(json.loads(about)["weights"], "0"))
+    check(".*-train-000000000")
 
 
 def test_what_is_learned_must_be_what_a_corpus_holds(trained, tmp_path):
