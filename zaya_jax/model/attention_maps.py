@@ -65,6 +65,7 @@ def _maps(
 ) -> jax.Array:
     params, bias_LX = variables["params"], variables["router_bias"]["layers"]
     inputs = tokens_BT, positions_BT, segments_BT
+    # The network's own pass: queries that were made here a second time would some day be others.
     hidden = residual_stream(model.config, model.execution, params, bias_LX, *inputs, keep_operands=True)
     operands = hidden.operands
     assert operands is not None, "they were asked for"

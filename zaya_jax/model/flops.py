@@ -37,6 +37,7 @@ def train_flops_per_token(config: Config, sequence_length: int) -> float:
     declared = flatten_weights(declare_run(config))
     with_gradient = {path for path, weight in declared.items() if weight.trains}
     with_gradient |= {weight.adapts.path for weight in declared.values() if weight.adapts is not None}
+    # Only the weight's side is saved: the stream's gradient passes a frozen matrix as it does any other.
     products = _products(config.model)
     saved = math.fsum(flops for path, flops in products.items() if path not in with_gradient)
     return 3.0 * math.fsum(forward_flops_per_token(config.model, sequence_length).values()) - saved

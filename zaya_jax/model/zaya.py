@@ -233,6 +233,7 @@ def layers(
         # The stacks come in as they are, not sliced: an operation that reads them in place copies nothing.
         layer = adapted(config, layer, inputs) if layer.adapters else in_stacks(layer, inputs)
         out = decoder_layer(context, layer, x_BTD, state_BTR, pool)
+        # A result of the scan exists for all layers at once: not asked for, it must not be one.
         operands = out.operands if context.keep_operands else None
         stats = router_stats(out.routing, context.segments_BT)
         return (out.x_BTD, out.routing.state_BTR, out.pool), (stats, out.state, operands)
