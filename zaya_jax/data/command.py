@@ -170,7 +170,7 @@ def show(argv: Sequence[str]) -> None:
         (
             "zaya data inspect corpora/stdlib",
             "zaya data inspect corpora/web --split train --samples 5",
-            "zaya data inspect --config=configs/zaya1_8b.py --config.train.num_steps=1000",
+            "zaya data inspect --config=configs/tiny.py --config.train.num_steps=1000",
         ),
     )
     parser.add_argument("corpus", metavar="CORPUS", nargs="?", help="folder of a corpus")
