@@ -69,6 +69,7 @@ def test_the_kernel_reads_the_cache_as_xla_does(config):
         cache = expected.cache
 
 
+@pytest.mark.slow
 def test_a_text_in_chunks_is_the_whole_text():
     """Several tokens behind others: what CCA looks back on, positions and rings go on where they ended."""
     model, variables = load(SLIDING)

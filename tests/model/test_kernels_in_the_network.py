@@ -53,6 +53,7 @@ FIELDS = (
 )
 
 
+@pytest.mark.slow
 def test_queries_and_keys_are_those_of_plain_jax():
     """And all gradients, in a chunk behind others, with padding and packed documents."""
     random = np.random.default_rng(2)

@@ -202,6 +202,7 @@ def test_the_scan_is_a_loop_over_layers():
     assert len(np.unique(experts_LBT)) > 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("remat", "scan_layers"),
     [("layer", True), ("products", True), ("group", True), ("none", False), ("group", False)],
@@ -308,6 +309,7 @@ def test_the_linear_router():
     assert len(np.unique(out.router.experts_LBT)) > 2
 
 
+@pytest.mark.slow
 def test_bfloat16_is_near_float32():
     """Every layer's choice is forced: a token that changes its expert is no rounding error."""
     bias_LX = 10 * jnp.eye(SMALL.num_hidden_layers, SMALL.num_router_classes)

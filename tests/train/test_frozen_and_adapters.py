@@ -184,6 +184,7 @@ def _nested(flat):
     return tree
 
 
+@pytest.mark.slow
 def test_gradients_of_adapters_are_those_of_the_merged_network():
     config, params = EVERYWHERE, random_adapters(EVERYWHERE)
     bias_LX, tokens_BT = initial(config).router_bias_LX, batch().tokens_BT

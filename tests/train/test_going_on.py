@@ -72,6 +72,7 @@ def losses(run_folder: str | pathlib.Path) -> dict[int, float]:
     return {row["step"]: row["loss"] for row in read_metrics(run_folder, "train")}
 
 
+@pytest.mark.slow
 def test_more_steps_computed_otherwise_are_those_of_an_undisturbed_run(tmp_path, capsys):
     """Gradients differ by float32's rounding of sums, some 1e-7 of their norm, and a step moves no weight by
     more than the learning rate, 3e-3; what three steps add to a loss of 5 is far below 1e-5 of it."""

@@ -123,6 +123,7 @@ def moved(state):
     return jax.tree.map(jnp.subtract, state.params, first_state().params)
 
 
+@pytest.mark.slow
 def test_microbatches_change_nothing():
     (whole, whole_metrics), (parts, parts_metrics) = step(1), step(4)
     assert_near(moved(parts), moved(whole))
@@ -145,6 +146,7 @@ def test_router_entropy_and_probability_are_means_over_tokens(num_microbatches):
     np.testing.assert_allclose(metrics.router_probability_L, expected_L.router.probability_L, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_step_follows_the_gradient_of_the_mean_loss():
     """And of the mean square of the logsumexp, which the loss that is told leaves out."""
     batch, before = uneven_batch(), first_state()
@@ -218,6 +220,7 @@ def test_a_step_that_is_not_finite_changes_nothing_and_is_counted(value):
     assert ".buckets['embedding/table']" in unlike(going_on, after)
 
 
+@pytest.mark.slow
 def test_clipping_scales_all_gradients_by_one_factor():
     clipped = dataclasses.replace(SETUP, clip_norm=0.1)
     after, metrics = program(clipped)(first_state(), uneven_batch())
