@@ -126,12 +126,7 @@ def build_packed_corpus(
     )
     check_vacant(folder, overwrite=overwrite)
     _check_apart(folder, source, kind)
-    chat_format = load_chat_format(template, tokenizer)
-    if not chat_format.template.marks_generation:
-        raise ValueError(
-            f"the chat template {chat_format.template.name} has no {{% generation %}} blocks, which say what "
-            'is learned; put them around what the assistant writes, or take "zaya" (--template zaya)'
-        )
+    chat_format = _load_learning_format(template, tokenizer)
     shard_format = ShardFormat(
         tokenizer=tokenizer,
         block_tokens=sequence_length,
@@ -150,17 +145,28 @@ def build_packed_corpus(
             open_corpus(aside)  # what a run could not open must not take the place of what it can
     except FileExistsError as error:
         raise FileExistsError(errno.EEXIST, "another process has built this corpus", str(folder)) from error
-    lengths = _sums(chosen, examples.lengths)
+    lengths = _by_split(chosen, examples.lengths)
     return PackedReport(
         kind=kind,
         corpus=open_corpus(folder),
         num_tokens={name: sum(each) for name, each in lengths.items()},
-        num_learned={name: sum(each) for name, each in _sums(chosen, examples.num_learned).items()},
+        num_learned={name: sum(each) for name, each in _by_split(chosen, examples.num_learned).items()},
         packings=compare_packings(lengths["train"], sequence_length),
     )
 
 
-def _sums(chosen: Mapping[str, Sequence[int]], values: Sequence[int]) -> dict[str, list[int]]:
+def _load_learning_format(template: str | None, tokenizer: Tokenizer) -> ChatFormat:
+    """The format of a template that says what is learned."""
+    chat_format = load_chat_format(template, tokenizer)
+    if not chat_format.template.marks_generation:
+        raise ValueError(
+            f"the chat template {chat_format.template.name} has no {{% generation %}} blocks, which say what "
+            'is learned; put them around what the assistant writes, or take "zaya" (--template zaya)'
+        )
+    return chat_format
+
+
+def _by_split(chosen: Mapping[str, Sequence[int]], values: Sequence[int]) -> dict[str, list[int]]:
     return {name: [values[i] for i in numbers] for name, numbers in chosen.items()}
 
 
