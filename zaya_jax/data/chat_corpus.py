@@ -9,6 +9,7 @@ from zaya_jax.data.chat_format import ChatFormat
 from zaya_jax.data.chat_records import read_chats
 from zaya_jax.data.chat_trimming import Trimming, fit
 from zaya_jax.data.left_out import LeftOut
+from zaya_jax.data.packed_command import packing_parser, print_left_out, print_report
 from zaya_jax.data.packed_corpus import (
     TOO_LONG,
     Example,
@@ -16,9 +17,6 @@ from zaya_jax.data.packed_corpus import (
     PackedReport,
     build_packed_corpus,
     naming,
-    packing_parser,
-    print_left_out,
-    print_report,
 )
 from zaya_jax.data.tokenizer import Tokenizer, load_tokenizer
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from zaya_jax.data.chat_format import ChatFormat, EncodedChat
 from zaya_jax.data.left_out import LeftOut
+from zaya_jax.data.packed_command import packing_parser, print_left_out, print_report
 from zaya_jax.data.packed_corpus import (
     TOO_LONG,
     Example,
@@ -18,9 +19,6 @@ from zaya_jax.data.packed_corpus import (
     PackedReport,
     build_packed_corpus,
     naming,
-    packing_parser,
-    print_left_out,
-    print_report,
 )
 from zaya_jax.data.preference_records import SIDES, Preference, read_preferences
 from zaya_jax.data.tokenizer import Tokenizer, load_tokenizer
