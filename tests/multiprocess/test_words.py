@@ -151,24 +151,27 @@ def test_a_launch_tells_the_cause_and_not_what_followed():
 
 
 LEAVING = """
-import sys, time
+import atexit, sys, time
 from zaya_jax.parallel import hosts
 from zaya_jax.parallel.process_group import ProcessGroup
 number = int(sys.argv[2])
 with hosts.joined(ProcessGroup(sys.argv[1], 2, number), limit_seconds=60):
-    time.sleep(1.5 * number)
+    # The service ends with process 0; the other one is slow to end even then.
+    atexit.register(time.sleep, 1.5 * number)
+    time.sleep(1.5 * (number == int(sys.argv[3])))
     sys.exit(75)
 """
 
 
-def test_at_a_signal_process_0_leaves_last():
-    """Without its service jax would abort the other one, in the middle of its way out."""
+@pytest.mark.parametrize("late", (0, 1))
+def test_at_a_signal_all_leave_together(late):
+    """Without process 0's service jax would abort the other one, also in the middle of its way out."""
     with contextlib.closing(socket.socket()) as probe:
         probe.bind(("127.0.0.1", 0))
         place = f"127.0.0.1:{probe.getsockname()[1]}"
     environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
     both = [
-        subprocess.Popen([sys.executable, "-c", LEAVING, place, str(number)], env=environment)
+        subprocess.Popen([sys.executable, "-c", LEAVING, place, str(number), str(late)], env=environment)
         for number in (0, 1)
     ]
     assert [each.wait(timeout=100) for each in both] == [75, 75]

@@ -28,9 +28,8 @@ LIMIT_SECONDS = 300.0
 HEARTBEAT_SECONDS = 100
 """Without a sign of life from a process, all others end; a shorter limit makes this shorter too."""
 _POLL_SECONDS = 0.02
-_LEFT = "zaya/left/"
 _LEAVING_SECONDS = 5.0
-"""That process 0 waits at a signal; who is in compiled code hears of it only behind that."""
+"""That all wait for each other at a signal; who is in compiled code hears of it only behind that."""
 _LOST = re.compile(r"gloo|nccl|rccl|connection (reset|refused|closed)|peer|UNAVAILABLE", re.IGNORECASE)
 """In what a device's library says when one that it speaks to has gone."""
 _GONE = "another process of this run is gone; the same command goes on from the last step that was saved"
@@ -76,24 +75,24 @@ def joined(group: ProcessGroup | None, *, limit_seconds: float = LIMIT_SECONDS) 
                 raise
             raise Lost(_GONE) from error
         except (SystemExit, KeyboardInterrupt):  # a signal, which others were given too
-            _leave_in_turn()
-            _abandon()
+            _leave_together()
             raise
         except BaseException:
             _abandon()
             raise
 
 
-def _leave_in_turn() -> None:
-    """Process 0 leaves last: without its service jax aborts the others, and their exit codes say nothing."""
-    # A service that is gone already is no longer waited for.
-    with contextlib.suppress(jax.errors.JaxRuntimeError):
-        if not is_first():
-            _client().key_value_set(f"{_LEFT}{process()}", "left")
-            return
-        deadline = time.monotonic() + _LEAVING_SECONDS
-        while len(_client().key_value_dir_get(_LEFT)) < num_processes() - 1 and time.monotonic() < deadline:
-            time.sleep(_POLL_SECONDS)
+def _leave_together() -> None:
+    """Parts from the others in good order, if all were told to leave.
+
+    A word and an exit are not enough: jax aborts a process that is still on its way out when the service of
+    process 0 ends, and its exit code then says nothing.
+    """
+    try:
+        gather("leaving", None, limit_seconds=_LEAVING_SECONDS)
+        distributed.global_state.shutdown()
+    except (Late, jax.errors.JaxRuntimeError):
+        _abandon()
 
 
 def _abandon() -> None:
