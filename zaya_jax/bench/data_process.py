@@ -5,6 +5,7 @@ Used as `python -m zaya_jax.bench.data_process WHAT FOLDER`; the folder has what
 
 import contextlib
 import functools
+import importlib
 import json
 import os
 import pathlib
@@ -22,7 +23,6 @@ import tokenizers
 from zaya_jax.config import DataConfig, MixtureConfig
 from zaya_jax.data.batch import make_example
 from zaya_jax.data.corpus import build_corpus
-from zaya_jax.data.documents import find_package
 from zaya_jax.data.loader import training_batches
 from zaya_jax.data.mixture import Mixture, Reading, make_orders
 from zaya_jax.data.order import Position
@@ -95,7 +95,7 @@ def _watched_children() -> Iterator[dict[str, int]]:
 
 def map_dataset(folder: pathlib.Path, *, batched: bool) -> dict[str, float]:
     """`datasets.map`: from lines that are loaded already to tokens in its cache."""
-    datasets = find_package("datasets", "the comparison")
+    datasets = importlib.import_module("datasets")  # no extra of ours has it
     datasets.disable_progress_bars()
     cache = folder / "cache"
     lines = datasets.load_dataset("json", data_files=str(folder / TEXT), split="train", cache_dir=str(cache))
