@@ -15,7 +15,7 @@ from zaya_jax.model.weights import declare, flatten_weights
 from zaya_jax.optim.matrices import matrix_axes
 from zaya_jax.optim.optimizer import make_optimizer
 from zaya_jax.optim.partition import from_buckets, make_partition, to_buckets
-from zaya_jax.parallel.mesh import DATA
+from zaya_jax.parallel.mesh import CONTEXT, DATA
 
 # Heads of 4 channels: a square o_proj would have singular values near zero.
 MODEL = dataclasses.replace(SMALL, head_dim=4, lm_head_bias=True)
@@ -182,6 +182,7 @@ def weights_after(config, declared, gradients, params, *, num_devices=1):
         }
 
     @jax.jit
+    @functools.partial(jax.vmap, axis_name=CONTEXT, axis_size=1, in_axes=None, out_axes=None)
     @functools.partial(jax.vmap, axis_name=DATA)
     def run(gradients, buckets):
         state = optimizer.init(buckets)

@@ -13,7 +13,7 @@ from zaya_jax.model.weights import declare, flatten_weights, map_weights
 from zaya_jax.optim.optimizer import make_optimizer
 from zaya_jax.optim.partition import MatrixPool, from_buckets, make_partition, to_buckets
 from zaya_jax.options import load_config
-from zaya_jax.parallel.mesh import DATA
+from zaya_jax.parallel.mesh import CONTEXT, DATA
 from zaya_jax.plan.arithmetic import optimizer_flops
 
 ODD = ModelConfig(
@@ -176,9 +176,13 @@ def test_a_padded_matrix_moves_as_far_as_its_own_sides_say():
     random = np.random.default_rng(0)
     params = map_weights(lambda weight: jnp.asarray(random.standard_normal(weight.shape)), declare(ODD))
     buckets = {name: x.reshape(8, -1, *x.shape[1:]) for name, x in to_buckets(partition, params).items()}
-    updates, _ = jax.jit(
-        jax.vmap(lambda x: optimizer.update(x, optimizer.init(x), x, step=0), axis_name=DATA)
-    )(buckets)
+
+    def update(x):
+        return optimizer.update(x, optimizer.init(x), x, step=0)
+
+    of_all = jax.vmap(update, axis_name=DATA)
+    alone = {"axis_name": CONTEXT, "axis_size": 1, "in_axes": None, "out_axes": None}
+    updates, _ = jax.jit(jax.vmap(of_all, **alone))(buckets)
     is_padded = set()
     for pool in partition.pools:
         sides = [each.sides for each in pool.range_by_device]

@@ -30,6 +30,11 @@ class ExecutionConfig:
         halves that memory; scales and biases stay float32. Over devices they are always added in float32.
       read_threads: of each process, that read batches ahead of the step, one each at a time; twice as many
         batches may wait. More threads hide a slow file system. 0 reads a batch when its step asks for it.
+      context_devices: that share the tokens of each sequence, each an early and a late chunk; the length
+        must be a multiple of twice as many. The others have other rows of the batch.
+      context_attention: how their queries find all keys. "gathered": each device has those of the whole
+        sequence, a layer at a time. "ring": keys go from device to device, and none has more than its own
+        and those on their way; it takes longer and the least memory.
       loss_chunk: tokens of a device whose logits exist at the same time; the kernel has none in memory.
       implementation: of every operation that has a kernel and is not named in a field of its own:
         "pallas" is the kernel, "xla" what XLA makes of plain operations. None takes what
@@ -55,6 +60,8 @@ class ExecutionConfig:
     num_microbatches: int = 1
     gradient_dtype: Literal["float32", "bfloat16"] = "float32"
     read_threads: int = 2
+    context_devices: int = 1
+    context_attention: Literal["gathered", "ring"] = "gathered"
     loss_chunk: int = 4096
     implementation: Literal["xla", "pallas"] | None = None
     attention_implementation: Literal["full", "blockwise", "xla", "pallas"] | None = None
@@ -73,7 +80,7 @@ class ExecutionConfig:
 
     def __post_init__(self):
         require_choices("execution", self)
-        require_positive("execution", self, "num_microbatches", "loss_chunk")
+        require_positive("execution", self, "num_microbatches", "context_devices", "loss_chunk")
         require(
             self.read_threads >= 0,
             f"execution.read_threads is {self.read_threads}; it must be 0 or above",

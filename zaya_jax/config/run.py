@@ -126,6 +126,7 @@ class Config:
             f"data.batch_size is {self.data.batch_size}; it must be a multiple of "
             f"execution.num_microbatches, {self.execution.num_microbatches}",
         )
+        self._check_context()
         trained = self.data.tokenizer_vocab_size
         require(
             trained is None or trained <= self.model.vocab_size,
@@ -145,6 +146,27 @@ class Config:
         require(
             self.data.ramp_steps < steps,
             f"data.batch_ramp has {self.data.ramp_steps} steps; it must end before train.num_steps, {steps}",
+        )
+
+    def _check_context(self) -> None:
+        ranks, length = self.execution.context_devices, self.data.sequence_length
+        if ranks == 1:
+            return
+        rest = length % (2 * ranks)
+        require(
+            not rest,
+            f"data.sequence_length is {length}; with execution.context_devices {ranks} it must be a multiple "
+            f"of {2 * ranks}, as {length - rest or 2 * ranks} is",
+        )
+        require(
+            self.execution.attention_implementation != "blockwise",
+            f'execution.attention_implementation is "blockwise" and context_devices {ranks}; that form is of '
+            'whole sequences: "pallas", "full" or "xla" are of shared ones too',
+        )
+        require(
+            not self.dpo.beta,
+            f"dpo.beta is {self.dpo.beta} and execution.context_devices {ranks}; answers are compared within "
+            "a device, so it must be 1",
         )
 
     @functools.cached_property

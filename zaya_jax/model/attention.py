@@ -24,6 +24,7 @@ from zaya_jax.model.cca import (
     join_projections,
 )
 from zaya_jax.model.rope import Rotation
+from zaya_jax.model.shared_sequences import SharedSequences
 from zaya_jax.model.weight import Declarer, WeightTree
 from zaya_jax.pytree import pytree
 
@@ -49,7 +50,8 @@ class AttentionVariant:
       declare: its weights of all layers, but for the output projection.
       prepare: makes of these, once for all layers, what `queries_keys_values` reads.
       queries_keys_values: of (x_BTD, weights, state, rotation, segments_BT, *, implementation): q
-        [B, T, N, H], k and v [B, T, K, H] in the dtype of x, and the state behind the chunk.
+        [B, T, N, H], k and v [B, T, K, H] in the dtype of x, and the state behind the chunk. Where devices
+        share sequences there is also `shared`, which has the tokens before a chunk in place of the state.
       empty_state: of (config, batch_size): what the tokens before the first left behind, with a leading
         axis L; a tree of arrays, () where there is nothing.
       logit_bound: of (config, weights): what no logit of any layer exceeds; None where nothing bounds them.
@@ -96,14 +98,15 @@ def queries_keys_values(
     state: Any,
     rotation: Rotation,
     segments_BT: Int[Array, "B T"] | None,
+    shared: SharedSequences | None = None,
 ) -> tuple[Float[Array, "B T N H"], Float[Array, "B T K H"], Float[Array, "B T K H"], Any]:
     """Those of a chunk of tokens, rotated, and the variant's state behind the chunk."""
     # A variant with a kernel of its own has it by this field; one without takes no notice.
-    implementation = execution.implementation_of("cca")
+    options: dict[str, Any] = {"implementation": execution.implementation_of("cca")}
+    if shared is not None:  # one that looks at no earlier token need not know of it
+        options["shared"] = shared
     variant = variant_of(config)
-    return variant.queries_keys_values(
-        x_BTD, weights, state, rotation, segments_BT, implementation=implementation
-    )
+    return variant.queries_keys_values(x_BTD, weights, state, rotation, segments_BT, **options)
 
 
 def attend_within(

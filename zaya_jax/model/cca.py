@@ -16,6 +16,7 @@ from pallas_kernels.cca import CcaWeights, cca, looking_back, taps_over_time
 from pallas_kernels.product import Matrix, own_matrix, product
 from zaya_jax.config import ModelConfig
 from zaya_jax.model.rope import Rotation
+from zaya_jax.model.shared_sequences import SharedSequences
 from zaya_jax.model.weight import Declarer, WeightTree
 from zaya_jax.pytree import pytree
 
@@ -90,6 +91,7 @@ def cca_projection(
     segments_BT: Int[Array, "B T"] | None = None,
     *,
     implementation: str | None = None,
+    shared: SharedSequences | None = None,
 ) -> tuple[Float[Array, "B T N H"], Float[Array, "B T K H"], Float[Array, "B T K H"], CcaState]:
     """Rotated queries and keys, and values, of a chunk of tokens.
 
@@ -101,6 +103,8 @@ def cca_projection(
       segments_BT: documents; nothing crosses from one to another, and segment 0 is padding, which
         counts as zeros. None is one document. The chunk's first document continues `state`.
       implementation: of `pallas_kernels.cca.cca`, which holds the equations behind the latents.
+      shared: where rows are chunks of sequences, other devices have what was before: the latents of W
+        tokens and half the values of one, in place of `state` ([CCA] section V).
 
     Returns:
       q, k and v in the dtype of x, and the state behind the chunk.
@@ -109,6 +113,9 @@ def cca_projection(
         # Left padding must leave behind what no token at all does: the state before the first is zeros.
         x_BTD = jnp.where((segments_BT == 0)[:, :, None], 0, x_BTD)
     latent_BTC, current_BTU, delayed_BTU = _project(x_BTD, weights["projections"], state)
+    if shared is not None:
+        tail_BWC = shared.before(latent_BTC, state.tail_BWC.shape[1])
+        state = CcaState(tail_BWC, shared.before(delayed_BTU, 1)[:, 0])
     v_BTU2, delayed_BU = _value_shift(current_BTU, delayed_BTU, state.delayed_BU, segments_BT)
     tail_BWC = state.tail_BWC.astype(latent_BTC.dtype)
     q_BTNH, k_BTKH = cca(

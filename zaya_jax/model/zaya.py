@@ -27,6 +27,9 @@ from zaya_jax.model.remat import scan_layers
 from zaya_jax.model.residual import residual_scaling
 from zaya_jax.model.rope import Rotation, rotation_of_layer, rotations
 from zaya_jax.model.router import RouterStats, Routing, route, router_stats
+from zaya_jax.model.shared_attention import attend_across
+from zaya_jax.model.shared_sequences import SharedSequences, share_sequences
+from zaya_jax.parallel.context import from_chunks, to_chunks
 from zaya_jax.pytree import pytree
 
 SKIP_BIAS = -1.0
@@ -138,15 +141,23 @@ def hidden_states(
     positions_BT: Int[Array, "B T"] | None = None,
     segments_BT: Int[Array, "B T"] | None = None,
     cache: Cache | None = None,
+    *,
+    is_shared: bool = False,
 ) -> HiddenStates:
     """All of the network but its head, for a loss that never has all logits.
 
     The arguments are those of `Zaya.__call__`; x_BTD is what the tied head turns into logits, in the type of
-    products. In training the weights may have scaled adapters beside them (`zaya_jax.model.adapters`).
+    products. In training the weights may have scaled adapters beside them (`zaya_jax.model.adapters`), and
+    `is_shared` tokens are this device's chunks of sequences (`zaya_jax.model.shared_sequence`).
     """
-    inputs = tokens_BT, positions_BT, segments_BT, cache
-    hidden = residual_stream(config, execution, params, router_bias_LX, *inputs)
+    inputs, shared = (tokens_BT, positions_BT, segments_BT), None
+    if is_shared:
+        inputs = tuple(map(to_chunks, inputs))
+        shared = share_sequences(inputs[2])
+    hidden = residual_stream(config, execution, params, router_bias_LX, *inputs, cache, shared=shared)
     x_BTD = rms_norm(hidden.x_BTD, params["final_norm"]["scale"], eps=config.rms_norm_eps)
+    if is_shared:
+        x_BTD = from_chunks(x_BTD)
     return dataclasses.replace(hidden, x_BTD=x_BTD.astype(execution.dtype))
 
 
@@ -161,15 +172,19 @@ def residual_stream(
     cache: Cache | None = None,
     *,
     keep_operands: bool = False,
+    shared: SharedSequences | None = None,
 ) -> HiddenStates:
-    """The stream behind the last layer, float32, before the final norm; if asked, all attention operands."""
+    """The stream behind the last layer, float32, before the final norm; if asked, all attention operands.
+
+    Where sequences are `shared`, each row is a chunk of one.
+    """
     if cache is not None:
         if segments_BT is not None and not cache.empty:
             raise ValueError("segments came with a cache that is not empty; only a first chunk may be padded")
         cache = _with_padding(cache, segments_BT)
     tables = rotations(config, _positions(tokens_BT, positions_BT, cache))
     # Once for all layers: sines and cosines of a long row cost more than the rotation.
-    context = Context(config, execution, tables, segments_BT, cache, keep_operands)
+    context = Context(config, execution, tables, segments_BT, cache, keep_operands, shared)
     x_BTD = embed(params["embedding"], tokens_BT)
     return HiddenStates(*layers(context, params, router_bias_LX, x_BTD))
 
@@ -197,6 +212,8 @@ class Context:
     segments_BT: jax.Array | None
     cache: Cache | None
     keep_operands: bool = False
+    shared: SharedSequences | None = None
+    """Where the rest of each row's sequence is; None where a row is all of it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -275,9 +292,11 @@ def _attention(
     shared, weights = (context.config, context.execution), layer.weights["attention"]
     rotation = rotation_of_layer(context.rotations, layer.is_sliding)
     q_BTNH, k_BTKH, v_BTKH, state = queries_keys_values(
-        *shared, x_BTD, weights, layer.state, rotation, context.segments_BT
+        *shared, x_BTD, weights, layer.state, rotation, context.segments_BT, context.shared
     )
-    if pool is None or context.cache is None or layer.slots is None:
+    if context.shared is not None:
+        out_BTNH = attend_across(*shared, q_BTNH, k_BTKH, v_BTKH, layer.is_sliding, context.shared)
+    elif pool is None or context.cache is None or layer.slots is None:
         out_BTNH = attend_within(*shared, q_BTNH, k_BTKH, v_BTKH, layer.window, context.segments_BT)
     else:
         where = pool, layer.slots, context.cache

@@ -1,4 +1,7 @@
-"""A mesh of devices, and the collectives on it: each device has its own rows of the batch.
+"""A mesh of devices, and the collectives on it: each device has its own rows of the batch, or parts of them.
+
+What is of all devices alike, gradients and the optimiser's buckets, goes over both axes as if they were one.
+What the devices of one sequence say to each other is in `zaya_jax.parallel.context`.
 
 Imports jax and numpy alone, so that any room may call it.
 """
@@ -12,36 +15,90 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-DATA = "data"
+DATA, CONTEXT = "data", "context"
+"""Devices with other rows, and devices with other tokens of the same rows."""
+ALL = (DATA, CONTEXT)
 REPLICATED = PartitionSpec()
 """Each device has all of it."""
-SHARDED = PartitionSpec(DATA)
+SHARDED = PartitionSpec(ALL)
 """Each device has its shard of the first axis."""
+BATCH = PartitionSpec(DATA, CONTEXT)
+"""Each device has its tokens of its rows."""
 SUM_DTYPE = "float32"
 """Of gradients on their way. The library that sums them rounds at each hop to the type that it is given: in
 bfloat16 a ring of 1,024 devices loses 64% of what they agree on (`zaya bench gradient-sum`)."""
 
 
-def data_mesh(devices: Sequence[Any] | None = None) -> Mesh:
-    """A mesh of the given devices, all by default, along one axis of data.
+def data_mesh(devices: Sequence[Any] | None = None, *, context_devices: int = 1) -> Mesh:
+    """A mesh of the given devices, all by default, along an axis of data and one of context.
 
-    Those of a process are neighbours, so that the rows it reads are.
+    Those of a process are neighbours, so that the rows it reads are; and those of a sequence, which speak to
+    each other in every layer.
+
+    Args:
+      devices: as many as a multiple of `context_devices`.
+      context_devices: that share the tokens of a sequence.
     """
     devices = jax.devices() if devices is None else devices
-    return Mesh(np.array(sorted(devices, key=lambda each: (each.process_index, each.id))), (DATA,))
+    in_order = sorted(devices, key=lambda each: (each.process_index, each.id))
+    return Mesh(np.array(in_order).reshape(-1, context_devices), ALL)
+
+
+def with_context(mesh: Mesh, context_devices: int) -> Mesh:
+    """The same devices in the same order, so many of them a sequence: what is sharded over all stays in place."""
+    return Mesh(mesh.devices.reshape(-1, context_devices), ALL)
 
 
 def local_rows(mesh: Mesh, batch_size: int, *, process: int | None = None) -> range:
-    """The rows of a batch that a process is to read, this one when None."""
+    """The rows of a batch that a process is to read, this one when None; several may read the same."""
     process = jax.process_index() if process is None else process
-    owners = [each.process_index for each in mesh.devices.flat]
-    each, first = batch_size // len(owners), owners.index(process)
-    return range(first * each, (first + owners.count(process)) * each)
+    owners = [{each.process_index for each in row} for row in mesh.devices]
+    mine = [number for number, processes in enumerate(owners) if process in processes]
+    each = batch_size // len(owners)
+    return range(mine[0] * each, (mine[-1] + 1) * each)
 
 
 def place_rows(tree: Any, mesh: Mesh) -> Any:
-    """Arrays of this process' rows, which are what `local_rows` says, as arrays of all processes' rows."""
-    return jax.tree.map(lambda rows: jax.make_array_from_process_local_data(sharded(mesh), rows), tree)
+    """Arrays of this process' rows, which are what `local_rows` says, as arrays of all processes' rows.
+
+    Where devices share a sequence, each has the tokens of its two chunks (`zaya_jax.parallel.context`).
+    """
+    here = jax.process_index()
+    mine = [number for number, row in enumerate(mesh.devices) if any(x.process_index == here for x in row)]
+    ranks = mesh.shape[CONTEXT]
+
+    def place(rows: np.ndarray) -> jax.Array:
+        each = rows.shape[0] // len(mine)
+        first = mine[0] * each
+        order = zigzag_order(rows.shape[1], ranks) if ranks > 1 else None
+
+        def shard(index: tuple[slice, ...]) -> np.ndarray:
+            of_device, tokens, *_ = index
+            start = (of_device.start or 0) - first
+            found = rows[start : start + each]
+            return found if order is None else found[:, order[tokens]]
+
+        shape = (each * mesh.shape[DATA], *rows.shape[1:])
+        return jax.make_array_from_callback(shape, of_batch(mesh), shard)
+
+    return jax.tree.map(place, tree)
+
+
+def zigzag_order(num_tokens: int, ranks: int) -> np.ndarray:
+    """The tokens of a sequence as its devices have them: the first has the first and the last chunk.
+
+    Of 2*C chunks device r has r and 2*C - 1 - r. A token attends to those before it, so that an early and a
+    late chunk together are as much work on every device ([Llama3] section 3.3.2).
+
+    Args:
+      num_tokens: a multiple of 2*C.
+      ranks: C.
+
+    Returns:
+      Numbers of the tokens in their sequence, [num_tokens]; each device has an equal part of these.
+    """
+    chunks = np.arange(num_tokens).reshape(2 * ranks, -1)
+    return np.stack([chunks[:ranks], chunks[: ranks - 1 : -1]], axis=1).reshape(-1)
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
@@ -50,14 +107,19 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 def sharded(mesh: Mesh) -> NamedSharding:
-    """The sharding of a batch, and of the optimiser's buckets: along the first axis."""
+    """The sharding of the optimiser's buckets: along the first axis, over all devices."""
     return NamedSharding(mesh, SHARDED)
+
+
+def of_batch(mesh: Mesh) -> NamedSharding:
+    """The sharding of a batch [B, T]: rows over the axis of data, tokens over that of context."""
+    return NamedSharding(mesh, BATCH)
 
 
 def evenly_sharded(mesh: Mesh, shape: tuple[int, ...]) -> NamedSharding:
     """For an array shaped as a weight: along its first axis that divides, replicated if none does."""
     axis = next((i for i, size in enumerate(shape) if size and size % mesh.size == 0), None)
-    return replicated(mesh) if axis is None else NamedSharding(mesh, PartitionSpec(*[None] * axis, DATA))
+    return replicated(mesh) if axis is None else NamedSharding(mesh, PartitionSpec(*[None] * axis, ALL))
 
 
 def named_shardings(specs: Any, mesh: Mesh) -> Any:
@@ -65,24 +127,43 @@ def named_shardings(specs: Any, mesh: Mesh) -> Any:
     return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
 
 
-def check_batch_size(batch_size: int, num_microbatches: int, num_devices: int) -> None:
+def check_batch_size(
+    batch_size: int, num_microbatches: int, num_devices: int, context_devices: int = 1
+) -> None:
     """Refuses a batch whose rows cannot be shared evenly.
 
     Raises:
-      ValueError: unless the batch size is a multiple of devices times microbatches.
+      ValueError: unless the batch size is a multiple of the devices with rows of their own times
+        microbatches.
     """
-    parts = num_devices * num_microbatches
-    if batch_size % parts:
+    if num_devices % context_devices:
         raise ValueError(
-            f"data.batch_size is {batch_size}; it must be a multiple of {parts}: {num_devices} devices times "
-            f"{num_microbatches} microbatches"
+            f"execution.context_devices is {context_devices}; it must divide the number of devices, "
+            f"{num_devices}"
         )
+    if batch_size % parts_of_batch(num_microbatches, num_devices, context_devices):
+        raise ValueError(
+            f"data.batch_size is {batch_size}; it must be a multiple of "
+            f"{describe_parts(num_microbatches, num_devices, context_devices)}"
+        )
+
+
+def parts_of_batch(num_microbatches: int, num_devices: int, context_devices: int = 1) -> int:
+    """Parts that the rows of a batch are cut into."""
+    return num_devices // context_devices * num_microbatches
+
+
+def describe_parts(num_microbatches: int, num_devices: int, context_devices: int = 1) -> str:
+    """How many they are, and why."""
+    parts = parts_of_batch(num_microbatches, num_devices, context_devices)
+    among = f" (of {context_devices} a sequence)" if context_devices > 1 else ""
+    return f"{parts}: {num_devices} devices{among} times {num_microbatches} microbatches"
 
 
 def on_each_device(
     function: Callable[..., Any], mesh: Mesh, *, in_specs: Any, out_specs: Any
 ) -> Callable[..., Any]:
-    """Runs a function on every device, on what is there, `REPLICATED` or `SHARDED` along its first axis.
+    """Runs a function on every device, on what is there: `REPLICATED`, `SHARDED` or `BATCH`.
 
     Within it there is one device: what it sorts or slices stays on it. The collectives below are how
     it hears of the others.
@@ -93,7 +174,7 @@ def on_each_device(
 
 def all_reduce(tree: Any) -> Any:
     """Sums over all devices. For scalars and counts: of weight-sized arrays each device wants a shard."""
-    return tree if _is_single() else lax.psum(tree, DATA)
+    return tree if _is_single() else lax.psum(tree, ALL)
 
 
 def reduce_scatter(tree: Any) -> Any:
@@ -101,24 +182,24 @@ def reduce_scatter(tree: Any) -> Any:
     tree = jax.tree.map(lambda x: x.astype(SUM_DTYPE), tree)
     if _is_single():
         return tree
-    return jax.tree.map(lambda x: lax.psum_scatter(x, DATA, tiled=True), tree)
+    return jax.tree.map(lambda x: lax.psum_scatter(x, ALL, tiled=True), tree)
 
 
 def all_gather(tree: Any) -> Any:
     """Arrays of which each device has a shard of the first axis, whole on all."""
     if _is_single():
         return tree
-    return jax.tree.map(lambda x: lax.all_gather(x, DATA, tiled=True), tree)
+    return jax.tree.map(lambda x: lax.all_gather(x, ALL, tiled=True), tree)
 
 
 def local_shard(values: np.ndarray) -> jax.Array:
     """This device's shard of a constant's first axis."""
     if _is_single():
         return jnp.asarray(values)
-    count = values.shape[0] // lax.axis_size(DATA)
-    return lax.dynamic_slice_in_dim(jnp.asarray(values), lax.axis_index(DATA) * count, count)
+    count = values.shape[0] // lax.axis_size(ALL)
+    return lax.dynamic_slice_in_dim(jnp.asarray(values), lax.axis_index(ALL) * count, count)
 
 
 def _is_single() -> bool:
     # A collective among one still copies on some backends, and hides a step's fusions behind it.
-    return lax.axis_size(DATA) == 1
+    return lax.axis_size(ALL) == 1

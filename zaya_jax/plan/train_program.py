@@ -10,7 +10,7 @@ from jax.stages import Lowered
 from pallas_kernels.choice import platform_of
 from zaya_jax.config import Config
 from zaya_jax.data.batch import Batch
-from zaya_jax.parallel.mesh import check_batch_size, data_mesh, sharded
+from zaya_jax.parallel.mesh import check_batch_size, data_mesh, of_batch
 from zaya_jax.pytree import abstract
 from zaya_jax.train.programs import compiled_step, saved_weights
 from zaya_jax.train.state import abstract_state, make_setup
@@ -28,12 +28,13 @@ def lower_train_step(devices: Sequence[Any], *, config: Mapping) -> Lowered:
     """
     run = Config.from_dict(dict(config))
     num_microbatches = run.execution.num_microbatches
-    check_batch_size(run.data.batch_size, num_microbatches, len(devices))
+    ranks = run.execution.context_devices
+    check_batch_size(run.data.batch_size, num_microbatches, len(devices), ranks)
     setup = make_setup(run, len(devices), platform=platform_of(devices[0]))
-    mesh = data_mesh(devices)
+    mesh = data_mesh(devices, context_devices=ranks)
     state = abstract_state(run, setup, mesh)
     step: Any = compiled_step(state, setup=setup, mesh=mesh, num_microbatches=num_microbatches)
-    return step.lower(state, abstract(abstract_batch(run), sharded(mesh)))
+    return step.lower(state, abstract(abstract_batch(run), of_batch(mesh)))
 
 
 def lower_save(devices: Sequence[Any], *, config: Mapping) -> Lowered:

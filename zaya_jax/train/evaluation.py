@@ -14,11 +14,14 @@ from zaya_jax.train.opening import OpenRun
 from zaya_jax.train.step import Sums
 
 
-def evaluate(run: OpenRun, sums_of: Callable[[Batch], Sums], batches: Iterable[Batch]) -> dict[str, float]:
+def evaluate(
+    run: OpenRun, step_range: StepRange, sums_of: Callable[[Batch], Sums], batches: Iterable[Batch]
+) -> dict[str, float]:
     """The loss of batches in nats a token and in bits a byte.
 
     Args:
       run: that is evaluated.
+      step_range: whose devices it is evaluated on.
       sums_of: the forward pass of a batch on the run's devices.
       batches: on the host.
     """
@@ -26,7 +29,7 @@ def evaluate(run: OpenRun, sums_of: Callable[[Batch], Sums], batches: Iterable[B
     loss = num_bytes = num_targets = 0.0
     preferences: dict[str, float] = defaultdict(float)
     for batch in batches:
-        sums = sums_of(place_rows(batch, run.mesh))
+        sums = sums_of(place_rows(batch, run.mesh_of(step_range.phase.config)))
         loss += float(sums.loss)
         num_targets += float(sums.num_targets)
         num_bytes += run.text_bytes(batch)
@@ -50,7 +53,7 @@ def held_out_batches(run: OpenRun, step_range: StepRange) -> tuple[Iterator[Batc
         sequence_length=data.sequence_length,
         batch_size=data.batch_size,
         limit=limit,
-        rows=local_rows(run.mesh, data.batch_size),
+        rows=local_rows(run.mesh_of(step_range.phase.config), data.batch_size),
         num_threads=step_range.phase.config.execution.read_threads,
         reference=run.held_out_reference,
     )

@@ -225,20 +225,21 @@ def _loop(run: OpenRun, state: TrainState, outputs: _Outputs, programs: RunProgr
 
 def _make_steps(steps: _Steps, state: TrainState) -> TrainState:
     run, outputs, programs = steps.run, steps.outputs, steps.programs
+    mesh = run.mesh_of(steps.range.phase.config)
     config, first_step = run.config.train, steps.range.first_step + 1
     batches = training_batches(
         steps.reading,
         run.corpora,
         batch_size=steps.range.batch_size,
         num_steps=steps.range.num_steps,
-        rows=local_rows(run.mesh, steps.range.batch_size),
+        rows=local_rows(mesh, steps.range.batch_size),
         num_threads=steps.range.phase.config.execution.read_threads,
         references=run.training_references,
     )
     text_bytes = _TextBytes()
     for step, batch in enumerate(run.extensions.of_batches(batches), start=first_step):
         # Each process has read its rows alone; together they are the batch that one would have read.
-        rows = place_rows(batch, run.mesh)
+        rows = place_rows(batch, mesh)
         # A value that crosses unasked would make each step wait for the one before it.
         with jax.transfer_guard("disallow"):
             state, metrics = programs.step(state, rows)
@@ -341,7 +342,7 @@ def _evaluate(steps: _Steps, state: TrainState, step: int) -> None:
     """Says and writes down the held-out loss."""
     progress, sums_of = steps.outputs.progress, functools.partial(steps.programs.evaluate, state)
     batches, num_batches = held_out_batches(steps.run, steps.range)
-    values = evaluate(steps.run, sums_of, progress.evaluating(step, batches, num_batches))
+    values = evaluate(steps.run, steps.range, sums_of, progress.evaluating(step, batches, num_batches))
     _tell(steps, step, "validation", values)
     found = f"loss {values['loss']:.4f}, {values['bits_per_byte']:.4f} bits/byte"
     if steps.run.config.dpo.beta:

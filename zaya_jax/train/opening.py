@@ -31,6 +31,7 @@ from zaya_jax.data.tokenizer import Tokenizer, tokenizer_of
 from zaya_jax.model.adapters import declare_run
 from zaya_jax.optim.schedules import learning_rate_schedule
 from zaya_jax.parallel import hosts
+from zaya_jax.parallel.mesh import with_context
 from zaya_jax.train.changes import record_change
 from zaya_jax.train.extensions import NONE, Extensions
 from zaya_jax.train.metrics import check_places, text_bytes
@@ -84,6 +85,10 @@ class OpenRun:
     def held_out_reference(self) -> Reference | None:
         """Of the split that is scored."""
         return self.references.get((self.config.data.corpus, "validation"))
+
+    def mesh_of(self, config: Config) -> Mesh:
+        """The devices in a phase, of which this is the config: as many as it says share a sequence."""
+        return with_context(self.mesh, config.execution.context_devices)
 
     def setup(self, config: Config) -> TrainSetup:
         """What moves the state in a phase, of which this is the config."""

@@ -9,7 +9,7 @@ import jax
 from jax.sharding import Mesh
 
 from zaya_jax.data.batch import Batch
-from zaya_jax.parallel.mesh import replicated, sharded
+from zaya_jax.parallel.mesh import of_batch, replicated
 from zaya_jax.platform.compiler import compiler_options
 from zaya_jax.pytree import abstract
 from zaya_jax.train.state import TrainSetup, TrainState, checkpoint_shardings, shardings, training_of
@@ -49,7 +49,7 @@ def _make_programs(
         step=compiled_step(state, setup=setup, mesh=mesh, num_microbatches=num_microbatches),
         evaluate=jax.jit(
             functools.partial(evaluate_step, setup=setup, mesh=mesh),
-            in_shardings=(shardings(state, mesh), sharded(mesh)),
+            in_shardings=(shardings(state, mesh), of_batch(mesh)),
             out_shardings=replicated(mesh),
             compiler_options=compiler_options(mesh),
         ),
@@ -63,7 +63,7 @@ def reference_program(
     """`reference_step` under `jax.jit`; the arguments are those of `compiled_step`."""
     return jax.jit(
         functools.partial(reference_step, setup=setup, mesh=mesh),
-        in_shardings=(shardings(state, mesh), sharded(mesh)),
+        in_shardings=(shardings(state, mesh), of_batch(mesh)),
         out_shardings=replicated(mesh),
         compiler_options=compiler_options(mesh),
     )
@@ -95,7 +95,7 @@ def compiled_step(state: TrainState, *, setup: TrainSetup, mesh: Mesh, num_micro
     # In and out alike, so that a step's result is the next one's argument and nothing is moved between.
     return jax.jit(
         functools.partial(train_step, setup=setup, mesh=mesh, num_microbatches=num_microbatches),
-        in_shardings=(placed, sharded(mesh)),
+        in_shardings=(placed, of_batch(mesh)),
         out_shardings=(placed, replicated(mesh)),
         # The new state takes the old one's memory: two would not fit beside each other.
         donate_argnames=("state",),

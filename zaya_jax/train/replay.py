@@ -125,18 +125,19 @@ def _repeat(run: OpenRun, planned: Replay, programs: RunPrograms) -> Iterator[tu
     """Each step that has a recorded loss, with the loss that it has now."""
     state = restored_state(run, planned.start)
     for step_range, reading in readings(run.config, run.num_tokens, first_step=planned.start.step):
+        mesh = run.mesh_of(step_range.phase.config)
         batches = training_batches(
             reading,
             run.corpora,
             batch_size=step_range.batch_size,
             num_steps=min(step_range.num_steps, planned.end - step_range.first_step),
-            rows=local_rows(run.mesh, step_range.batch_size),
+            rows=local_rows(mesh, step_range.batch_size),
             num_threads=step_range.phase.config.execution.read_threads,
             references=run.training_references,
         )
         for step, batch in enumerate(run.extensions.of_batches(batches), start=step_range.first_step + 1):
             # Evaluations and checkpoints are left out: neither moves a state.
-            state, metrics = programs.of(step_range).step(state, place_rows(batch, run.mesh))
+            state, metrics = programs.of(step_range).step(state, place_rows(batch, mesh))
             if step in planned.losses:
                 yield step, float(metrics.loss)
         if step_range.end >= planned.end:

@@ -22,7 +22,7 @@ class RunPrograms:
         return self._made[key]
 
     def _make(self, step_range: StepRange) -> Programs:
-        run = self._run
-        setup = run.setup(step_range.phase.config)
-        state = abstract_state(run.config, setup, run.mesh)
-        return make_programs(state, setup=setup, mesh=run.mesh, num_microbatches=step_range.num_microbatches)
+        run, config = self._run, step_range.phase.config
+        setup, mesh = run.setup(config), run.mesh_of(config)
+        state = abstract_state(run.config, setup, mesh)
+        return make_programs(state, setup=setup, mesh=mesh, num_microbatches=step_range.num_microbatches)

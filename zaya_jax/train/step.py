@@ -26,7 +26,8 @@ from zaya_jax.model.attention import logit_bound
 from zaya_jax.model.weights import Weight, map_weights
 from zaya_jax.model.zaya import HiddenStates, hidden_states
 from zaya_jax.optim.partition import Partition, from_buckets, join, split, to_buckets
-from zaya_jax.parallel.mesh import REPLICATED, SHARDED, all_gather, all_reduce, on_each_device, reduce_scatter
+from zaya_jax.parallel import context
+from zaya_jax.parallel.mesh import BATCH, REPLICATED, all_gather, all_reduce, on_each_device, reduce_scatter
 from zaya_jax.pytree import pytree
 from zaya_jax.train.loss import next_token_loss
 from zaya_jax.train.norms import GROUPS, global_norm, norms_by_group
@@ -96,7 +97,8 @@ def train_step(
       state: before the step; the caller may donate it.
       batch: the global batch.
       setup: network, optimiser and balancer, for as many devices as the mesh has.
-      mesh: the devices, among which the rows are shared.
+      mesh: the devices, among which the rows are shared, and the tokens of each where it has an axis of
+        context. Their order is then that of `zaya_jax.parallel.mesh.zigzag_order`.
       num_microbatches: parts in which each device does its rows, one after the other.
 
     Returns:
@@ -109,7 +111,7 @@ def train_step(
     specs = partition_specs(state)
     local = functools.partial(_local_step, setup=setup, num_microbatches=num_microbatches)
     # Metrics are replicated: each number in them has been summed over the devices.
-    return on_each_device(local, mesh, in_specs=(specs, SHARDED), out_specs=(specs, REPLICATED))(state, batch)
+    return on_each_device(local, mesh, in_specs=(specs, BATCH), out_specs=(specs, REPLICATED))(state, batch)
 
 
 def evaluate_step(state: TrainState, batch: Batch, *, setup: TrainSetup, mesh: Mesh) -> Sums:
@@ -121,7 +123,7 @@ def evaluate_step(state: TrainState, batch: Batch, *, setup: TrainSetup, mesh: M
         return all_reduce(sums)
 
     specs = partition_specs(state)
-    return on_each_device(local, mesh, in_specs=(specs, SHARDED), out_specs=REPLICATED)(state, batch)
+    return on_each_device(local, mesh, in_specs=(specs, BATCH), out_specs=REPLICATED)(state, batch)
 
 
 def reference_step(
@@ -138,7 +140,7 @@ def reference_step(
         return all_gather((found_BQ2, pairs_of_rows(rows)))
 
     specs = partition_specs(state)
-    return on_each_device(local, mesh, in_specs=(specs, SHARDED), out_specs=REPLICATED)(state, batch)
+    return on_each_device(local, mesh, in_specs=(specs, BATCH), out_specs=REPLICATED)(state, batch)
 
 
 def _local_step(
@@ -252,7 +254,14 @@ def _hidden(
     params = scaled_adapters(dict(setup.partition.weights), join(trained, frozen))
     rows: Any = jax.tree.map(jnp.asarray, batch)
     hidden = hidden_states(
-        config, execution, params, bias_LX, rows.tokens_BT, rows.positions_BT, rows.segments_BT
+        config,
+        execution,
+        params,
+        bias_LX,
+        rows.tokens_BT,
+        rows.positions_BT,
+        rows.segments_BT,
+        is_shared=context.num_ranks() > 1,
     )
     bias_V = params["head"]["bias"] if config.lm_head_bias else None
     return rows, hidden, (params["embedding"]["table"], bias_V)

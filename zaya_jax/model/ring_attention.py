@@ -1,0 +1,180 @@
+"""Attention around a ring: keys go from device to device, and queries add up what each pair of chunks gives.
+
+[Ring] with the even shares of zigzag order. What a pair of chunks gives is put together by its logsumexp, as
+blocks are within a kernel. Nothing of other devices is kept for the backward pass: keys go round a second
+time, and with them what their gradients have come to.
+
+Letters: B sequences of this device, R = 2*B rows, S tokens of a chunk, N query heads, K key/value heads,
+H head width.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from pallas_kernels.flash_attention import flash_attention
+from zaya_jax.model.shared_sequences import SharedSequences
+from zaya_jax.parallel.context import (
+    both_chunks,
+    chunk_numbers,
+    join_chunks,
+    num_ranks,
+    rank,
+    to_next,
+)
+
+Pair = tuple[jax.Array, jax.Array]
+"""Of the early and the late chunks."""
+
+
+def attend_around(
+    shared: SharedSequences,
+    implementation: str | None,
+    window: int | None,
+    q_RSNH: jax.Array,
+    k_RSKH: jax.Array,
+    v_RSKH: jax.Array,
+) -> jax.Array:
+    """Causal softmax attention of chunks to their whole sequences.
+
+    Args:
+      shared: where the chunks stand.
+      implementation: of `flash_attention`, for each pair of chunks.
+      window: tokens that a query sees; None for all.
+      q_RSNH: rotated queries of the chunks.
+      k_RSKH: rotated keys of the chunks.
+      v_RSKH: values of the chunks.
+
+    Returns:
+      [R, S, N, H] in the dtype of the queries.
+    """
+    operands = both_chunks(q_RSNH), both_chunks(jnp.concatenate([k_RSKH, v_RSKH], axis=2))
+    segments = shared.segments_RS, shared.segments_BT
+    return join_chunks(*_ring(*operands, segments, implementation, window))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def _ring(queries: Pair, keys: Pair, segments: Any, implementation: str | None, window: int | None) -> Pair:
+    results, _ = _forward(queries, keys, segments, implementation, window)
+    return results
+
+
+def _forward(
+    queries: Pair, keys: Pair, segments: Any, implementation: str | None, window: int | None
+) -> tuple[Pair, Any]:
+    attend = functools.partial(_attend, SharedSequences(*segments), implementation, window)
+
+    def visit(sums: Any, keys: Pair, source: jax.Array) -> Any:
+        for q, q_number in enumerate(chunk_numbers(rank())):
+            for k, k_number in enumerate(chunk_numbers(source)):
+                found = attend(q_number, k_number, queries[q], keys[k])
+                sums = (*sums[:q], _merge(sums[q], found), *sums[q + 1 :])
+        return sums
+
+    def step(carry: Any, distance: jax.Array) -> tuple[Any, None]:
+        sums, keys = carry
+        keys = to_next(keys)
+        return (visit(sums, keys, _source(distance)), keys), None
+
+    # A device's own first: what it has is not sent to it.
+    sums = visit(tuple(map(_nothing, queries)), keys, rank())
+    (sums, _), _ = lax.scan(step, (sums, keys), jnp.arange(1, num_ranks()))
+    results = tuple(out.astype(q.dtype) for (out, _), q in zip(sums, queries, strict=True))
+    return results, (queries, keys, segments, sums)  # pyright: ignore[reportReturnType]
+
+
+def _backward(implementation: str | None, window: int | None, saved: Any, gradients: Pair) -> Any:
+    queries, keys, segments, sums = saved
+    attend = functools.partial(_attend, SharedSequences(*segments), implementation, window)
+    grads = [grad.astype(jnp.float32) for grad in gradients]
+    # What moving a pair's weight against the others' changes: the same for all pairs of a query.
+    shares = [jnp.sum(grad * out, axis=3) for grad, (out, _) in zip(grads, sums, strict=True)]
+
+    def visit(grad_queries: Any, grad_keys: Any, keys: Pair, source: jax.Array) -> Any:
+        grad_queries, grad_keys = list(grad_queries), list(grad_keys)
+        for q, q_number in enumerate(chunk_numbers(rank())):
+            for k, k_number in enumerate(chunk_numbers(source)):
+                (out, logsumexp), pull = jax.vjp(
+                    functools.partial(attend, q_number, k_number), queries[q], keys[k]
+                )
+                weight = _weight(logsumexp, sums[q][1]).transpose(0, 2, 1)
+                own = jnp.sum(grads[q] * out.astype(jnp.float32), axis=3)
+                of_out = (weight[..., None] * grads[q]).astype(out.dtype)
+                of_logsumexp = (weight * (own - shares[q])).transpose(0, 2, 1)
+                grad_q, grad_k = pull((of_out, of_logsumexp))
+                grad_queries[q] += grad_q.astype(jnp.float32)
+                grad_keys[k] += grad_k.astype(jnp.float32)
+        return tuple(grad_queries), tuple(grad_keys)
+
+    def step(carry: Any, distance: jax.Array) -> tuple[Any, None]:
+        grad_queries, grad_keys, keys = carry
+        grad_keys, keys = to_next((grad_keys, keys))
+        return (*visit(grad_queries, grad_keys, keys, _source(distance)), keys), None
+
+    zeros = [tuple(jnp.zeros(x.shape, jnp.float32) for x in pair) for pair in (queries, keys)]
+    carry = (*visit(*zeros, keys, rank()), keys)
+    (grad_queries, grad_keys, _), _ = lax.scan(step, carry, jnp.arange(1, num_ranks()))
+    # The last device has gradients of the keys of the one behind it: one more step brings them home.
+    found = (grad_queries, to_next(grad_keys))
+    as_given = [
+        tuple(grad.astype(x.dtype) for grad, x in zip(pair, like, strict=True))
+        for pair, like in zip(found, (queries, keys), strict=True)
+    ]
+    return *as_given, None
+
+
+_ring.defvjp(_forward, _backward)
+
+
+def _attend(
+    shared: SharedSequences,
+    implementation: str | None,
+    window: int | None,
+    q_number: jax.Array,
+    k_number: jax.Array,
+    q_BSNH: jax.Array,
+    keys_BSKH: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+    """Queries of one chunk to keys and values of another: output [B, S, N, H] and logsumexp [B, N, S]."""
+    k_BSKH, v_BSKH = jnp.split(keys_BSKH, 2, axis=2)
+    return flash_attention(
+        q_BSNH,
+        k_BSKH,
+        v_BSKH,
+        window=window,
+        # Behind all of the keys, before all of them, or at the first: the kernel visits what is seen.
+        query_start=(q_number - k_number) * q_BSNH.shape[1],
+        query_segments_BT=shared.segments_of(q_number),
+        key_segments_BS=shared.segments_of(k_number),
+        implementation=implementation,
+    )
+
+
+def _source(distance: jax.Array) -> jax.Array:
+    """The device whose keys are here when they have gone so many steps."""
+    return (rank() - distance) % num_ranks()
+
+
+def _nothing(q_BSNH: jax.Array) -> tuple[jax.Array, jax.Array]:
+    batch, size, heads, _ = q_BSNH.shape
+    return jnp.zeros(q_BSNH.shape, jnp.float32), jnp.full((batch, heads, size), -jnp.inf, jnp.float32)
+
+
+def _merge(sums: Any, found: Any) -> Any:
+    """Two parts of a softmax over keys as one."""
+    logsumexp_BNS = jnp.logaddexp(sums[1], found[1])
+    parts = (
+        out.astype(jnp.float32) * _weight(part, logsumexp_BNS).transpose(0, 2, 1)[..., None]
+        for out, part in (sums, found)
+    )
+    return sum(parts), logsumexp_BNS
+
+
+def _weight(part_BNS: jax.Array, whole_BNS: jax.Array) -> jax.Array:
+    # Of keys that nobody sees, in a sum in which nobody sees any yet: their difference would be NaN.
+    return jnp.where(
+        jnp.isneginf(part_BNS), 0, jnp.exp(part_BNS - jnp.where(jnp.isneginf(whole_BNS), 0, whole_BNS))
+    )
