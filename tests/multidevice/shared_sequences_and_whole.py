@@ -7,6 +7,7 @@ Prints how far apart they end, as JSON. A program, not a test: the number of dev
 import dataclasses
 import functools
 import json
+import re
 import sys
 
 import jax
@@ -16,7 +17,7 @@ from small_models import EXECUTION, SLIDING, SMALL
 from zaya_jax.config import Config, DataConfig, OptimizerConfig, TrainConfig
 from zaya_jax.data.batch import PADDING, make_example
 from zaya_jax.data.borders import Borders
-from zaya_jax.parallel.mesh import data_mesh, place_rows
+from zaya_jax.parallel.mesh import data_mesh, of_batch, place_rows
 from zaya_jax.train.programs import compiled_step
 from zaya_jax.train.state import abstract_state, init_state, make_setup, shardings
 
@@ -84,15 +85,67 @@ def compare(config, layouts, *, starts=()):
     for data, ranks in layouts:
         state, metrics = Run(config, jax.devices()[: data * ranks], ranks).go(examples)
         names = ("loss", "gradient_norm", "gradient_norms", "router_counts_LX", "router_entropy_L")
-        found[f"{data} x {ranks}"] = {n: difference(getattr(metrics, n), getattr(one_metrics, n)) for n in names} | {
+        found[f"{data} x {ranks}"] = {
+            n: difference(getattr(metrics, n), getattr(one_metrics, n)) for n in names
+        } | {
             "weights": difference(state.params, one.params),
             "router_bias": difference(state.router_bias_LX, one.router_bias_LX),
         }
     return found
 
 
+def messages(form):
+    """Shapes and types of what the step of four devices of a sequence says, as the program has it.
+
+    Each message of a layer once: layers are a loop.
+    """
+    config = config_of(SMALL, length=32, steps=2, context_attention=form)
+    run = Run(config, jax.devices()[:4], 4)
+    batch = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=of_batch(run.mesh)), batches(32, 1)[0]
+    )
+    text = run.step.lower(run.abstract, batch).as_text()
+    kinds = ("all_gather", "reduce_scatter", "collective_permute")
+    return {
+        kind: re.findall(rf"stablehlo\.{kind}\b.*?-> tensor<([^>]*)>", text, flags=re.DOTALL)
+        for kind in kinds
+    }
+
+
+def train(what):
+    """A small case of each form: documents whose borders fall on, before and behind those of chunks."""
+    if what == "gathered":  # windows of 5 and chunks of 4; rows are shared as well
+        config, layouts, starts = config_of(SLIDING, length=32, steps=3), [(2, 4)], (3, 8, 13, 16, 29)
+    else:  # a token a chunk: the convolutions reach over three of them
+        config, layouts, starts = config_of(SLIDING, length=16, steps=3), [(1, 8)], (2, 9)
+        config = dataclasses.replace(
+            config, execution=dataclasses.replace(config.execution, context_attention="ring", remat="layer")
+        )
+    return compare(config, layouts, starts=starts)
+
+
+def campaign(seed):
+    """Any of the shapes that a user may have, over 20 steps."""
+    random = np.random.default_rng(seed)
+    ranks, data = (int(random.choice(sizes)) for sizes in ([2, 4, 8], [1, 2]))
+    data = min(data, 8 // ranks)
+    length = 2 * ranks * int(random.integers(1, 6))
+    model = dataclasses.replace(
+        SLIDING if random.random() < 0.5 else SMALL,
+        **({"cca_time0": 3} if random.random() < 0.3 else {}),
+    )
+    form, remat = str(random.choice(["gathered", "ring"])), str(random.choice(["none", "products", "layer"]))
+    config = config_of(model, length=length, steps=20, context_attention=form, remat=remat)
+    starts = random.integers(1, length, 3).tolist()
+    return {
+        "case": [ranks, data, length, form, remat, starts],
+        **compare(config, [(data, ranks)], starts=starts),
+    }
+
+
 if __name__ == "__main__":
-    model = SLIDING if sys.argv[1] == "sliding" else SMALL
-    config = config_of(model, length=int(sys.argv[2]), steps=int(sys.argv[3]), context_attention=sys.argv[4])
-    layouts = [tuple(map(int, each.split("x"))) for each in sys.argv[5:]]
-    print(json.dumps(compare(config, layouts), indent=1))
+    what, argument = sys.argv[1:]
+    found = {"train": train, "messages": messages, "campaign": lambda seed: campaign(int(seed))}[what](
+        argument
+    )
+    print(json.dumps(found))

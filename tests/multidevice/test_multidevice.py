@@ -1,39 +1,12 @@
-"""Eight devices do what one does, each its own share. In processes of their own: jax counts once."""
-
-import functools
-import json
-import os
-import pathlib
-import subprocess
-import sys
+"""Eight devices do what one does, each its own share."""
 
 import pytest
-import quick_compilation
-
-PROGRAM = pathlib.Path(__file__).with_name("eight_devices_and_one.py")
-ROOT = pathlib.Path(__file__).parents[2]
-TORN = "ignore:Error reading persistent compilation cache entry"  # another process is just writing it
+from programs import program as run_program
 
 
-@functools.cache
 def program(what):
-    environment = os.environ | {
-        "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8",
-        "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "tests"))),
-    }
-    if what == "inspect":  # it reads names of scopes, which a kept program has from whoever compiled it
-        environment.pop(quick_compilation.FOLDER, None)
-    result = subprocess.run(
-        [sys.executable, "-W", "error", "-W", TORN, str(PROGRAM), what],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
-    return json.loads(result.stdout.splitlines()[-1])
+    # Who reads names of scopes must compile: a kept program has them from whoever compiled it.
+    return run_program("eight_devices_and_one.py", what, keeps_programs=what != "inspect")
 
 
 def test_eight_devices_train_as_one():

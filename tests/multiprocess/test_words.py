@@ -163,7 +163,7 @@ with hosts.joined(ProcessGroup(sys.argv[1], 2, number), limit_seconds=60):
 """
 
 
-@pytest.mark.parametrize("late", (0, 1))
+@pytest.mark.parametrize("late", [0, 1])
 def test_at_a_signal_all_leave_together(late):
     """Without process 0's service jax would abort the other one, also in the middle of its way out."""
     with contextlib.closing(socket.socket()) as probe:

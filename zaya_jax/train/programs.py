@@ -9,7 +9,7 @@ import jax
 from jax.sharding import Mesh
 
 from zaya_jax.data.batch import Batch
-from zaya_jax.parallel.mesh import of_batch, replicated
+from zaya_jax.parallel.mesh import of_batch, replicated, with_context
 from zaya_jax.platform.compiler import compiler_options
 from zaya_jax.pytree import abstract
 from zaya_jax.train.state import TrainSetup, TrainState, checkpoint_shardings, shardings, training_of
@@ -53,7 +53,8 @@ def _make_programs(
             out_shardings=replicated(mesh),
             compiler_options=compiler_options(mesh),
         ),
-        checkpoint=_checkpoint(state, mesh),
+        # As if no sequence were shared: over one axis each array is cut once, and moves as little as it can.
+        checkpoint=_checkpoint(state, with_context(mesh, 1)),
     )
 
 

@@ -1,0 +1,37 @@
+"""Programs that tests run in processes of their own: the number of devices is fixed when jax starts."""
+
+import functools
+import json
+import os
+import pathlib
+import subprocess
+import sys
+from typing import Any
+
+import quick_compilation
+
+HERE = pathlib.Path(__file__).parent
+ROOT = HERE.parents[1]
+TORN = "ignore:Error reading persistent compilation cache entry"  # another process is just writing it
+
+
+@functools.cache
+def program(name: str, *arguments: str, keeps_programs: bool = True, limit_seconds: float = 500) -> Any:
+    """What a program prints of eight virtual devices, as JSON on its last line; each is run once."""
+    environment = os.environ | {
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8",
+        "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "tests"))),
+    }
+    if not keeps_programs:
+        environment.pop(quick_compilation.FOLDER, None)
+    result = subprocess.run(
+        [sys.executable, "-W", "error", "-W", TORN, str(HERE / name), *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=limit_seconds,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout.splitlines()[-1])

@@ -1,0 +1,61 @@
+"""Devices that share sequences train as one that has them whole."""
+
+import functools
+from collections import Counter
+
+import pytest
+from programs import program
+
+trained = functools.partial(program, "shared_sequences_and_whole.py")
+
+
+def test_attention_across_devices_is_that_of_whole_sequences():
+    """Values and gradients, gathered and around a ring, windows and chunks of all sizes; float32."""
+    found = program("shared_attention_and_whole.py")
+    assert len(found) == 16
+    assert all(error < 1e-5 for error in found.values()), found
+
+
+@pytest.mark.parametrize("form", ["gathered", "ring"])
+@pytest.mark.slow
+def test_a_run_on_shared_sequences_is_that_on_whole_ones(form):
+    (found,) = trained("train", form).values()
+    assert found["router_counts_LX"] == 0
+    assert all(error < 1e-5 for error in found.values()), found
+
+
+def test_keys_are_gathered_once_a_layer_and_their_gradients_reduce_scattered():
+    found = trained("messages", "gathered")
+    # Devices, sequences, their two chunks, tokens of a chunk, heads of keys and of values, width of a head.
+    assert found["all_gather"].count("4x4x2x4x4x8xf32") == 1
+    assert found["reduce_scatter"].count("1x4x2x4x4x8xf32") == 1
+    assert Counter(found["collective_permute"]) == halos(directions=2)
+
+
+def test_around_a_ring_nothing_but_keys_is_permuted():
+    found = trained("messages", "ring")
+    arrays = [shape.count("x") for kind in ("all_gather", "reduce_scatter") for shape in found[kind]]
+    # Buckets of weights, and once a step the documents' numbers.
+    assert max(arrays) == 4
+    assert [shape for shape in found["all_gather"] if "i32" in shape] == ["4x4x2x4xi32"]
+    # Two chunks each: keys and values on their way forth and back, their gradients, and these home.
+    keys = Counter({"4x4x4x8xf32": 2 * 4})
+    assert Counter(found["collective_permute"]) == halos(directions=2) + keys
+
+
+def halos(*, directions):
+    """Of each border between chunks: two latents of (4 + 2) * 8 channels, and half the values of 2 * 8.
+
+    To the device before and to the one behind; the gradients of all of it come back.
+    """
+    return Counter({"4x2x48xf32": 2 * directions, "4x1x8xf32": 2 * directions})
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("seed", range(12))
+def test_any_shape_trains_twenty_steps_as_one_device(seed):
+    found = trained("campaign", str(seed), limit_seconds=1500)
+    case = found.pop("case")
+    (errors,) = found.values()
+    assert errors["router_counts_LX"] == 0, case
+    assert all(error < 1e-5 for error in errors.values()), (case, errors)

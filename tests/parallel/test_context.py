@@ -1,0 +1,36 @@
+"""Which tokens of a sequence a device has, and how much work they are."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pallas_kernels.flash_attention.spans import block_spans
+from zaya_jax.parallel.mesh import zigzag_order
+
+EVERYTHING = np.iinfo(np.int32).max
+
+
+@settings(max_examples=20, deadline=None)
+@given(ranks=st.integers(1, 9), size=st.integers(1, 5))
+def test_the_order_gives_each_device_an_early_and_a_late_chunk(ranks, size):
+    order = zigzag_order(2 * ranks * size, ranks).reshape(ranks, -1)
+    for rank, found in enumerate(order.tolist()):
+        late = 2 * ranks - 1 - rank
+        assert found == [*range(rank * size, (rank + 1) * size), *range(late * size, (late + 1) * size)]
+
+
+@pytest.mark.parametrize("ranks", [2, 8])
+def test_every_device_visits_as_many_blocks(ranks):
+    """Counted as the kernel counts what it visits, forward: chunks of queries against all earlier keys."""
+    size, blocks = 1024, (128, 32)
+
+    def visited(number):
+        limits = jnp.array([number * size, EVERYTHING])
+        of_queries, _ = block_spans(size, 2 * ranks * size, *blocks, limits, None, None)
+        return int(jnp.sum(of_queries[..., 3] - of_queries[..., 0]))
+
+    found = [visited(rank) + visited(2 * ranks - 1 - rank) for rank in range(ranks)]
+    assert max(found) <= 1.02 * sum(found) / ranks
+    assert visited(2 * ranks - 1) > 1.5 * sum(found) / ranks / 2  # a late chunk alone is more than its share
