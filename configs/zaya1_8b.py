@@ -123,6 +123,7 @@ PHASES = (
         "tokens": 1_200_000_000_000,
         "model": {"rope_theta": 1_000_000.0},
         "data": {"mixture": "midtrain", "sequence_length": 32_768, "batch_size": 512},  # the batch is ours
+        "execution": {"context_devices": 2},  # [ZAYA1-8B] section III
         "optimizer": {  # ours
             "schedule": "linear",
             "learning_rate": 2e-4,
@@ -135,6 +136,7 @@ PHASES = (
         "tokens": 660_000_000_000,
         "model": {"rope_theta": 5_000_000.0},
         "data": {"mixture": "finetune", "sequence_length": 131_072, "batch_size": 128},  # the batch is ours
+        "execution": {"context_devices": 8},  # [ZAYA1-8B] section III
         "optimizer": {  # ours
             "schedule": "linear",
             "learning_rate": 5e-5,

@@ -182,7 +182,7 @@ def weights_after(config, declared, gradients, params, *, num_devices=1):
         }
 
     @jax.jit
-    @functools.partial(jax.vmap, axis_name=CONTEXT, axis_size=1, in_axes=None, out_axes=None)
+    @functools.partial(jax.vmap, axis_name=CONTEXT, axis_size=1, in_axes=None)
     @functools.partial(jax.vmap, axis_name=DATA)
     def run(gradients, buckets):
         state = optimizer.init(buckets)
@@ -192,7 +192,7 @@ def weights_after(config, declared, gradients, params, *, num_devices=1):
         return buckets
 
     buckets = run([to_devices(tree) for tree in gradients], to_devices(params))
-    whole = {name: x.reshape(-1, *x.shape[2:]) for name, x in buckets.items()}
+    whole = {name: x.reshape(-1, *x.shape[3:]) for name, x in buckets.items()}
     return dict(by_path(from_buckets(partition, whole)))
 
 

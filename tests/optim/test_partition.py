@@ -181,8 +181,8 @@ def test_a_padded_matrix_moves_as_far_as_its_own_sides_say():
         return optimizer.update(x, optimizer.init(x), x, step=0)
 
     of_all = jax.vmap(update, axis_name=DATA)
-    alone = {"axis_name": CONTEXT, "axis_size": 1, "in_axes": None, "out_axes": None}
-    updates, _ = jax.jit(jax.vmap(of_all, **alone))(buckets)
+    alone = {"axis_name": CONTEXT, "axis_size": 1, "in_axes": None}
+    updates, _ = jax.tree.map(lambda x: x[0], jax.jit(jax.vmap(of_all, **alone))(buckets))
     is_padded = set()
     for pool in partition.pools:
         sides = [each.sides for each in pool.range_by_device]

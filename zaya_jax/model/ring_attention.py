@@ -1,8 +1,8 @@
 """Attention around a ring: keys go from device to device, and queries add up what each pair of chunks gives.
 
-[Ring] with the even shares of zigzag order. What a pair of chunks gives is put together by its logsumexp, as
-blocks are within a kernel. Nothing of other devices is kept for the backward pass: keys go round a second
-time, and with them what their gradients have come to.
+[Ring] section 3, with the even shares of [Llama3] section 3.3.2. What a pair of chunks gives is put together
+by its logsumexp, as blocks are within a kernel. Nothing of other devices is kept for the backward pass: keys
+go round a second time, and with them what their gradients have come to.
 
 Letters: B sequences of this device, R = 2*B rows, S tokens of a chunk, N query heads, K key/value heads,
 H head width.
@@ -53,7 +53,8 @@ def attend_around(
     """
     operands = both_chunks(q_RSNH), both_chunks(jnp.concatenate([k_RSKH, v_RSKH], axis=2))
     segments = shared.segments_RS, shared.segments_BT
-    return join_chunks(*_ring(*operands, segments, implementation, window))
+    found: Any = _ring(*operands, segments, implementation, window)
+    return join_chunks(*found)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
@@ -67,6 +68,8 @@ def _forward(
 ) -> tuple[Pair, Any]:
     attend = functools.partial(_attend, SharedSequences(*segments), implementation, window)
 
+    # Of the four pairs with another device's chunks two are seen whole and two not at all, whichever device
+    # it is: none waits for one that has more to do.
     def visit(sums: Any, keys: Pair, source: jax.Array) -> Any:
         for q, q_number in enumerate(chunk_numbers(rank())):
             for k, k_number in enumerate(chunk_numbers(source)):
@@ -76,12 +79,14 @@ def _forward(
 
     def step(carry: Any, distance: jax.Array) -> tuple[Any, None]:
         sums, keys = carry
+        # Before the visit: behind the last one nobody waits for keys any more.
         keys = to_next(keys)
         return (visit(sums, keys, _source(distance)), keys), None
 
     # A device's own first: what it has is not sent to it.
     sums = visit(tuple(map(_nothing, queries)), keys, rank())
     (sums, _), _ = lax.scan(step, (sums, keys), jnp.arange(1, num_ranks()))
+    # Rounded behind the last sum, not at each device.
     results = tuple(out.astype(q.dtype) for (out, _), q in zip(sums, queries, strict=True))
     return results, (queries, keys, segments, sums)  # pyright: ignore[reportReturnType]
 
@@ -97,10 +102,13 @@ def _backward(implementation: str | None, window: int | None, saved: Any, gradie
         grad_queries, grad_keys = list(grad_queries), list(grad_keys)
         for q, q_number in enumerate(chunk_numbers(rank())):
             for k, k_number in enumerate(chunk_numbers(source)):
+                # Forward once more: kept, the outputs of all pairs would be what a ring is there to avoid.
                 (out, logsumexp), pull = jax.vjp(
                     functools.partial(attend, q_number, k_number), queries[q], keys[k]
                 )
                 weight = _weight(logsumexp, sums[q][1]).transpose(0, 2, 1)
+                # The output of all is the sum of parts times weights, and a weight is exp(part - all): so a
+                # part's logsumexp moves it by its weight times (the part's output - that of all).
                 own = jnp.sum(grads[q] * out.astype(jnp.float32), axis=3)
                 of_out = (weight[..., None] * grads[q]).astype(out.dtype)
                 of_logsumexp = (weight * (own - shares[q])).transpose(0, 2, 1)
@@ -111,11 +119,12 @@ def _backward(implementation: str | None, window: int | None, saved: Any, gradie
 
     def step(carry: Any, distance: jax.Array) -> tuple[Any, None]:
         grad_queries, grad_keys, keys = carry
+        # In float32, as all that is summed over devices: in bfloat16 each stop would round once more.
         grad_keys, keys = to_next((grad_keys, keys))
         return (*visit(grad_queries, grad_keys, keys, _source(distance)), keys), None
 
-    zeros = [tuple(jnp.zeros(x.shape, jnp.float32) for x in pair) for pair in (queries, keys)]
-    carry = (*visit(*zeros, keys, rank()), keys)
+    no_queries, no_keys = (tuple(jnp.zeros(x.shape, jnp.float32) for x in pair) for pair in (queries, keys))
+    carry = (*visit(no_queries, no_keys, keys, rank()), keys)
     (grad_queries, grad_keys, _), _ = lax.scan(step, carry, jnp.arange(1, num_ranks()))
     # The last device has gradients of the keys of the one behind it: one more step brings them home.
     found = (grad_queries, to_next(grad_keys))

@@ -105,6 +105,7 @@ def _attend_near(
     v_RSKH: jax.Array,
 ) -> jax.Array:
     """Each chunk gets the keys and values that its window reaches, and no others."""
+    # The last hop takes no more than what is left of the window: a wider message would be the next chunk's.
     keys_RSKH = jnp.concatenate([k_RSKH, v_RSKH], axis=2)
     before = last_tokens_before(keys_RSKH, window - 1)
     k_RUKH, v_RUKH = jnp.split(jnp.concatenate([before, keys_RSKH], axis=1), 2, axis=2)

@@ -36,6 +36,7 @@ class SharedSequences:
 
     def segments_from(self, count: int) -> Int[Array, "R _"]:
         """Documents of the `count` tokens before each chunk and of the chunk, [R, count + S]."""
+        # Not 0, which is padding: its tokens look at each other, and must not find what was never sent.
         padded = jnp.pad(self.segments_BT, ((0, 0), (count, 0)), constant_values=NOWHERE)
         size = self.segments_RS.shape[1]
         slices = (
@@ -44,7 +45,7 @@ class SharedSequences:
         )
         return join_chunks(*slices)
 
-    def segments_of(self, number: jax.Array | int) -> Int[Array, "B S"]:
+    def segments_of(self, number: jax.Array) -> Int[Array, "B S"]:
         """Documents of the chunks of a number, on whichever device they are."""
         size = self.segments_RS.shape[1]
         return lax.dynamic_slice_in_dim(self.segments_BT, number * size, size, axis=1)

@@ -150,11 +150,15 @@ def hidden_states(
     products. In training the weights may have scaled adapters beside them (`zaya_jax.model.adapters`), and
     `is_shared` tokens are this device's chunks of sequences (`zaya_jax.model.shared_sequence`).
     """
-    inputs, shared = (tokens_BT, positions_BT, segments_BT), None
+    shared = None
     if is_shared:
-        inputs = tuple(map(to_chunks, inputs))
-        shared = share_sequences(inputs[2])
-    hidden = residual_stream(config, execution, params, router_bias_LX, *inputs, cache, shared=shared)
+        assert positions_BT is not None, "a chunk does not tell where it stands"
+        assert segments_BT is not None, "documents tell which tokens there are"
+        # Rows of a chunk each: all but attention and what feeds it works token by token, and sees no change.
+        tokens_BT, positions_BT, segments_BT = map(to_chunks, (tokens_BT, positions_BT, segments_BT))
+        shared = share_sequences(segments_BT)
+    inputs = tokens_BT, positions_BT, segments_BT, cache
+    hidden = residual_stream(config, execution, params, router_bias_LX, *inputs, shared=shared)
     x_BTD = rms_norm(hidden.x_BTD, params["final_norm"]["scale"], eps=config.rms_norm_eps)
     if is_shared:
         x_BTD = from_chunks(x_BTD)

@@ -9,6 +9,7 @@ tokens of a sequence, X channels.
 """
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +22,7 @@ CHUNKS = 2
 
 
 def num_ranks() -> int:
-    """C, devices of a sequence."""
+    """How many devices share a sequence, C."""
     return lax.axis_size(CONTEXT)
 
 
@@ -30,7 +31,7 @@ def rank() -> jax.Array:
     return lax.axis_index(CONTEXT)
 
 
-def chunk_numbers(of_rank: jax.Array | int) -> tuple[jax.Array | int, jax.Array | int]:
+def chunk_numbers(of_rank: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Which of the 2*C chunks of a sequence a device has."""
     return of_rank, CHUNKS * num_ranks() - 1 - of_rank
 
@@ -41,7 +42,7 @@ def to_chunks(x_BT: jax.Array) -> jax.Array:
 
 
 def from_chunks(x_RS: jax.Array) -> jax.Array:
-    """What `to_chunks` was given."""
+    """What `to_chunks` was given, [B, 2*S, ...]."""
     return x_RS.reshape(x_RS.shape[0] // CHUNKS, -1, *x_RS.shape[2:])
 
 
@@ -107,7 +108,7 @@ def _scatter(_: None, grad_BTX: jax.Array) -> tuple[jax.Array]:
 all_tokens.defvjp(_gather, _scatter)
 
 
-def to_next(tree: object) -> object:
+def to_next(tree: Any) -> Any:
     """A step around the ring of a sequence's devices: each gets what the one before it has."""
     ranks = num_ranks()
     around = [(i, (i + 1) % ranks) for i in range(ranks)]

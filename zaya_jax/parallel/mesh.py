@@ -45,17 +45,15 @@ def data_mesh(devices: Sequence[Any] | None = None, *, context_devices: int = 1)
 
 
 def with_context(mesh: Mesh, context_devices: int) -> Mesh:
-    """The same devices in the same order, so many of them a sequence: what is sharded over all stays in place."""
+    """The same devices in the same order, so many a sequence: what is sharded over all stays in place."""
     return Mesh(mesh.devices.reshape(-1, context_devices), ALL)
 
 
 def local_rows(mesh: Mesh, batch_size: int, *, process: int | None = None) -> range:
     """The rows of a batch that a process is to read, this one when None; several may read the same."""
-    process = jax.process_index() if process is None else process
-    owners = [{each.process_index for each in row} for row in mesh.devices]
-    mine = [number for number, processes in enumerate(owners) if process in processes]
-    each = batch_size // len(owners)
-    return range(mine[0] * each, (mine[-1] + 1) * each)
+    mine = _places_on_data_axis(mesh, jax.process_index() if process is None else process)
+    each = batch_size // mesh.shape[DATA]
+    return range(mine.start * each, mine.stop * each)
 
 
 def place_rows(tree: Any, mesh: Mesh) -> Any:
@@ -63,25 +61,26 @@ def place_rows(tree: Any, mesh: Mesh) -> Any:
 
     Where devices share a sequence, each has the tokens of its two chunks (`zaya_jax.parallel.context`).
     """
-    here = jax.process_index()
-    mine = [number for number, row in enumerate(mesh.devices) if any(x.process_index == here for x in row)]
-    ranks = mesh.shape[CONTEXT]
+    mine, ranks = _places_on_data_axis(mesh, jax.process_index()), mesh.shape[CONTEXT]
 
     def place(rows: np.ndarray) -> jax.Array:
         each = rows.shape[0] // len(mine)
-        first = mine[0] * each
-        order = zigzag_order(rows.shape[1], ranks) if ranks > 1 else None
+        order = zigzag_order(rows.shape[1], ranks) if ranks > 1 else np.arange(rows.shape[1])
 
-        def shard(index: tuple[slice, ...]) -> np.ndarray:
-            of_device, tokens, *_ = index
-            start = (of_device.start or 0) - first
-            found = rows[start : start + each]
-            return found if order is None else found[:, order[tokens]]
+        def shard(index: Any) -> np.ndarray:
+            of_all, tokens = index
+            first = (of_all.start or 0) - mine.start * each
+            return rows[first : first + each, order[tokens]]
 
-        shape = (each * mesh.shape[DATA], *rows.shape[1:])
-        return jax.make_array_from_callback(shape, of_batch(mesh), shard)
+        return jax.make_array_from_callback((each * mesh.shape[DATA], rows.shape[1]), of_batch(mesh), shard)
 
     return jax.tree.map(place, tree)
+
+
+def _places_on_data_axis(mesh: Mesh, process: int) -> range:
+    """Where on the axis of data a process has devices: neighbours, as `data_mesh` has them."""
+    places = [i for i, row in enumerate(mesh.devices) if any(x.process_index == process for x in row)]
+    return range(places[0], places[-1] + 1)
 
 
 def zigzag_order(num_tokens: int, ranks: int) -> np.ndarray:

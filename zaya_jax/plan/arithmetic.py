@@ -18,6 +18,7 @@ from zaya_jax.optim.partition import Partition, make_partition
 from zaya_jax.parallel.mesh import SUM_DTYPE
 from zaya_jax.plan.devices import Cluster
 from zaya_jax.plan.memory import activation_bytes, partitioned_bytes, state_bytes, summed_bytes
+from zaya_jax.plan.shares import AGAIN, Exchange, exchange, micro_batch, num_groups, own_tokens
 
 PAGE_BYTES = 4096
 TOKEN_BYTES = 4
@@ -53,12 +54,14 @@ class Communication:
     Attributes:
       reduced_bytes: gradients, reduce-scattered in float32; padded to parts of equal size.
       gathered_bytes: weights, all-gathered; padded likewise.
+      shared: what the GPUs of a sequence send each other.
       link_seconds: that the links within a node need, all of which take part.
       network_seconds: that the NICs need, one a GPU; 0 on one node.
     """
 
     reduced_bytes: int
     gathered_bytes: int
+    shared: Exchange
     link_seconds: float
     network_seconds: float
 
@@ -155,8 +158,17 @@ def communication(config: Config, cluster: Cluster, *, sum_dtype: str = SUM_DTYP
     # Each GPU sends (gpus - 1) / gpus of all bytes, over gpus - 1 links at once.
     link = sent / gpus / device.link_bandwidth if gpus > 1 else 0.0
     network = sent / gpus * (nodes - 1) / nodes / device.network_bandwidth
+    shared, ranks = exchange(config, cluster.num_gpus), config.execution.context_devices
+    if 1 < ranks <= gpus:
+        link += shared.total / (ranks - 1) / device.link_bandwidth
+    elif ranks > 1:  # what is within a node as well comes beside it, and sooner
+        network += shared.total * (ranks - gpus) / (ranks - 1) / device.network_bandwidth
     return Communication(
-        reduced_bytes=reduced, gathered_bytes=gathered, link_seconds=link, network_seconds=network
+        reduced_bytes=reduced,
+        gathered_bytes=gathered,
+        shared=shared,
+        link_seconds=link,
+        network_seconds=network,
     )
 
 
@@ -184,10 +196,10 @@ def memory_traffic(config: Config, num_devices: int) -> int:
     """
     state = state_bytes(config, num_devices)
     microbatches = config.execution.num_microbatches
-    rows = config.data.batch_size // num_devices
+    rows = config.data.batch_size // num_groups(config, num_devices)
     on_their_way = summed_bytes(config, num_devices)
-    reads = 2 + {"block": 1, "layer": 1, "group": 2}.get(config.execution.remat, 0)
-    kept = activation_bytes(config.model, config.execution, config.data.sequence_length)
+    reads = 2 + AGAIN.get(config.execution.remat, 0)
+    kept = activation_bytes(config.model, config.execution, own_tokens(config))
     return (
         microbatches * (reads * state.weights + state.gradients * (1 if microbatches == 1 else 2))
         + 2 * rows * kept
@@ -202,8 +214,7 @@ def memory_traffic(config: Config, num_devices: int) -> int:
 def gemms(config: Config, num_devices: int) -> list[Gemm]:
     """The products of a step's forward pass and of the optimiser, as a GPU runs them."""
     model = config.model
-    rows = config.data.batch_size // num_devices // config.execution.num_microbatches
-    tokens = rows * config.data.sequence_length
+    tokens = micro_batch(config, num_devices) * own_tokens(config)
     heads = model.num_attention_heads + model.num_key_value_heads
     width, expert, latent = model.hidden_size, model.moe_intermediate_size, model.head_dim
     queries, keys = model.num_attention_heads * latent, model.num_key_value_heads * latent

@@ -18,6 +18,7 @@ from zaya_jax.plan.report import CompiledStep, make_plan, read_compilation, to_j
 from zaya_jax.plan.rocm.compiler import TIME_LIMIT, Compilation, compile_program, lay_out_program
 from zaya_jax.plan.rocm.wheels import find_plugin, install
 from zaya_jax.plan.search import search
+from zaya_jax.plan.shares import num_groups, own_tokens
 from zaya_jax.plan.tables import compiled_tables, found_table, kernels_table, plan_tables
 from zaya_jax.tables import format_bytes
 
@@ -154,7 +155,7 @@ def _with_micro_batch(config: Config, rows: int | None, cluster: Cluster) -> Con
         return config
     if rows < 1:
         raise ValueError(f"--micro-batch is {rows}; it must be at least 1")
-    parts = rows * cluster.num_gpus
+    parts = rows * num_groups(config, cluster.num_gpus)
     if config.data.batch_size % parts:
         raise ValueError(
             f"data.batch_size is {config.data.batch_size}; it must be a multiple of {parts}: "
@@ -187,8 +188,8 @@ def _compile_both(
 
 
 def _measure(config: Config, *, cluster: Cluster, console: Console, time_limit: float) -> int:
-    rows = config.data.batch_size // cluster.num_gpus
-    what = f'remat "{config.execution.remat}", {rows:,} x {config.data.sequence_length:,} tokens a GPU'
+    rows = config.data.batch_size // num_groups(config, cluster.num_gpus)
+    what = f'remat "{config.execution.remat}", {rows:,} x {own_tokens(config):,} tokens a GPU'
     with console.status(what) as status:
         num_bytes = lay_out_program(
             train_step_job(config, cluster),

@@ -15,6 +15,7 @@ from zaya_jax.model.weights import Weight, abstract_variables, declare, flatten_
 from zaya_jax.model.zaya import hidden_states
 from zaya_jax.optim.partition import make_partition
 from zaya_jax.parallel.mesh import SUM_DTYPE
+from zaya_jax.plan.shares import keys_bytes, micro_batch, own_tokens
 from zaya_jax.train.state import init_state, make_setup
 
 POLICIES = ("none", *REMAT_POLICIES)
@@ -160,14 +161,14 @@ def logits_bytes(config: Config, tokens: int) -> int:
 def memory_by_kind(config: Config, num_devices: int) -> dict[str, int]:
     """Bytes on each device, by kind. Arithmetic: the compiler reuses some and adds some."""
     state = state_bytes(config, num_devices)
-    time = config.data.sequence_length
-    rows = config.data.batch_size // num_devices // config.execution.num_microbatches
+    time, rows = own_tokens(config), micro_batch(config, num_devices)
     accumulated = state.gradients if config.execution.num_microbatches > 1 else 0
     activations = rows * activation_bytes(config.model, config.execution, time)
     working = rows * working_bytes(config.model, config.execution, time)
     logits = logits_bytes(config, rows * time)
+    keys = rows * keys_bytes(config)
     # The weights and all that the backward pass keeps have served when the gradients travel.
-    free = state.weights + activations + working + logits
+    free = state.weights + activations + working + logits + keys
     return {
         "weights, float32, own part": state.master,
         "optimiser state, own part": state.moments,
@@ -177,6 +178,7 @@ def memory_by_kind(config: Config, num_devices: int) -> dict[str, int]:
         "gradients, accumulated": accumulated,
         f'activations of {rows * time:,} tokens, remat "{config.execution.remat}"': activations,
         "at work on a layer": working,
+        **({"keys, values of whole sequences at a layer": keys} if keys else {}),
         "weights and gradients of a group of layers": group_bytes(config),
         "logits of a chunk and their gradient": logits,
         f"gradients, {SUM_DTYPE}, on their way, beyond what is free": max(

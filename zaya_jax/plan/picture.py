@@ -31,7 +31,7 @@ def draw(file: pathlib.Path, plan: Plan, step: CompiledStep | None) -> None:
     check_format(file)
     figure = _figure()
     title = f"{plan.run}: {plan.nodes} x {plan.gpus_per_node} {plan.device}, "
-    title += f"{plan.micro_batch} x {plan.sequence_length:,} tokens a GPU at a time"
+    title += f"{plan.micro_batch} x {plan.own_tokens:,} tokens a GPU at a time"
     figure.suptitle(title)
     (memory, policies), (times, work) = figure.subplots(2, 2)
     _draw_memory(memory, plan, step)

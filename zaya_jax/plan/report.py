@@ -26,6 +26,7 @@ from zaya_jax.plan.hlo import Collective, Program, largest_buffers
 from zaya_jax.plan.memory import POLICIES, activation_bytes, memory_by_kind
 from zaya_jax.plan.rocm.code_objects import Kernel
 from zaya_jax.plan.rocm.compiler import Compilation, Job, Memory
+from zaya_jax.plan.shares import micro_batch, own_tokens
 from zaya_jax.plan.traffic import moved_bytes
 
 PROGRAM = "zaya_jax.plan.train_program:lower_train_step"
@@ -60,8 +61,9 @@ class Plan:
       parameters: of the network.
       active_parameters: that a token meets, without the embedding.
       sequence_length: tokens of a sequence.
+      context_gpus: that share its tokens.
       batch_size: sequences a step.
-      micro_batch: sequences that a GPU has under way.
+      micro_batch: sequences that a GPU has under way, alone or with others.
       operations: of a step.
       memory: bytes on each GPU, by kind.
       remat: the run's policy.
@@ -82,6 +84,7 @@ class Plan:
     parameters: int
     active_parameters: int
     sequence_length: int
+    context_gpus: int
     batch_size: int
     micro_batch: int
     operations: Operations
@@ -99,6 +102,11 @@ class Plan:
     def num_gpus(self) -> int:
         """How many GPUs the cluster has."""
         return self.nodes * self.gpus_per_node
+
+    @property
+    def own_tokens(self) -> int:
+        """How many tokens a GPU has of a sequence."""
+        return self.sequence_length // self.context_gpus
 
     @property
     def tokens(self) -> int:
@@ -169,9 +177,9 @@ def make_plan(config: Config, cluster: Cluster) -> Plan:
     Raises:
       ValueError: if the batch cannot be shared evenly by the GPUs.
     """
-    num_gpus, time = cluster.num_gpus, config.data.sequence_length
-    check_batch_size(config.data.batch_size, config.execution.num_microbatches, num_gpus)
-    rows = config.data.batch_size // num_gpus // config.execution.num_microbatches
+    num_gpus, time, execution = cluster.num_gpus, config.data.sequence_length, config.execution
+    check_batch_size(config.data.batch_size, execution.num_microbatches, num_gpus, execution.context_devices)
+    rows = micro_batch(config, num_gpus)
     policies = {name: dataclasses.replace(config.execution, remat=name) for name in POLICIES}
     return Plan(
         run=config.run_folder,
@@ -182,6 +190,7 @@ def make_plan(config: Config, cluster: Cluster) -> Plan:
         parameters=count_parameters(config.model),
         active_parameters=active_parameters(config.model),
         sequence_length=time,
+        context_gpus=execution.context_devices,
         batch_size=config.data.batch_size,
         micro_batch=rows,
         operations=operations(config, num_gpus),
@@ -189,7 +198,7 @@ def make_plan(config: Config, cluster: Cluster) -> Plan:
         remat=config.execution.remat,
         policies={
             name: Policy(
-                activations=rows * activation_bytes(config.model, policy, time),
+                activations=rows * activation_bytes(config.model, policy, own_tokens(config)),
                 recomputed=recomputed_flops(config.model, policy, time),
             )
             for name, policy in policies.items()

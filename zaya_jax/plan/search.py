@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from zaya_jax.config import Config
 from zaya_jax.plan.memory import POLICIES, activation_bytes, memory_by_kind, working_bytes
+from zaya_jax.plan.shares import micro_batch, num_groups, own_tokens
 
 Measure = Callable[[Config], int]
 """Bytes that the train step of a config takes on each GPU."""
@@ -119,16 +120,11 @@ def with_remat(config: Config, remat: str) -> Config:
     return dataclasses.replace(config, execution=dataclasses.replace(config.execution, remat=remat))
 
 
-def micro_batch(config: Config, num_devices: int) -> int:
-    """Sequences that each device has under way."""
-    return config.data.batch_size // num_devices // config.execution.num_microbatches
-
-
 def with_micro_batch(config: Config, rows: int, num_devices: int) -> Config:
-    """The same run, one microbatch of so many sequences a device and step."""
+    """The same run, one microbatch of so many sequences a step, a device or a group that shares them."""
     return dataclasses.replace(
         config,
-        data=dataclasses.replace(config.data, batch_size=rows * num_devices),
+        data=dataclasses.replace(config.data, batch_size=rows * num_groups(config, num_devices)),
         execution=dataclasses.replace(config.execution, num_microbatches=1),
     )
 
@@ -144,7 +140,7 @@ def _expected(config: Config, remat: str, num_devices: int) -> int:
 def _guess(config: Config, num_devices: int, limit: int) -> int:
     """By arithmetic."""
     one = with_micro_batch(config, 1, num_devices)
-    time = config.data.sequence_length
+    time = own_tokens(config)
     network = config.model, config.execution
     a_row = activation_bytes(*network, time) + working_bytes(*network, time)
     return max(int((limit - sum(memory_by_kind(one, num_devices).values())) / a_row) + 1, 1)

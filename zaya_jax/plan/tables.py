@@ -30,7 +30,7 @@ def compiled_tables(step: CompiledStep, plan: Plan) -> Iterator[Table]:
 
 def kernels_table(steps: Mapping[str, CompiledStep], plan: Plan) -> Table:
     """A step compiled in several ways, side by side."""
-    rows = f"{plan.micro_batch:,} x {plan.sequence_length:,}"
+    rows = f"{plan.micro_batch:,} x {plan.own_tokens:,}"
     title = f"the step, {rows} tokens at a time, without and with Pallas kernels"
     table = Table(name_column("a GPU"), *map(number_column, steps), title=title)
 
@@ -72,6 +72,8 @@ def _run(plan: Plan) -> Table:
     table.add_row("active a token, without embedding", f"{plan.active_parameters:,}")
     table.add_row("tokens a step", f"{plan.batch_size:,} x {plan.sequence_length:,} = {plan.tokens:,}")
     table.add_row("sequences a GPU at a time", f"{plan.micro_batch:,}")
+    if plan.context_gpus > 1:
+        table.add_row("GPUs that share a sequence", f"{plan.context_gpus:,}: {plan.own_tokens:,} tokens each")
     table.add_row("data a step, at 4 bytes a token", f"{data.pages:,.0f} pages of 4 KiB")
     table.add_row("storage of 70,000 IOPS keeps up with", f"steps of {data.shortest_step:.3g} s or more")
     table.add_row("  where a page costs 8 reads", f"{data.shortest_step_scattered:.3g} s")
@@ -108,7 +110,7 @@ def _memory(plan: Plan) -> Table:
 
 
 def _policies(plan: Plan) -> Table:
-    title = f"what remat keeps of {plan.micro_batch:,} x {plan.sequence_length:,} tokens"
+    title = f"what remat keeps of {plan.micro_batch:,} x {plan.own_tokens:,} tokens"
     table = Table(name_column("remat"), *map(number_column, ("activations", "recomputed")), title=title)
     for name, policy in plan.policies.items():
         table.add_row(
@@ -124,6 +126,12 @@ def _seconds(plan: Plan) -> Table:
         f"{SUM_DTYPE}, {_figure(links.gathered_bytes / 1e9)} GB of weights all-gathered"
     )
     columns = name_column("resource of a GPU"), number_column("ms at least")
+    if plan.context_gpus > 1:
+        shared = links.shared
+        title += (
+            f"; for shared sequences {_figure(shared.keys / 1e9)} GB of keys and values, "
+            f"{_figure(shared.gradients / 1e9)} of their gradients, {_figure(shared.halos / 1e9)} of halos"
+        )
     table = Table(*columns, title=title, caption=_price_of_sums(plan))
     for resource, seconds in plan.seconds.items():
         table.add_row(resource, _figure(1e3 * seconds))

@@ -8,7 +8,7 @@ def check_devices(config: Config, num_devices: int) -> None:
     """Refuses a run with a batch that cannot be shared evenly by the devices.
 
     Raises:
-      ValueError: unless every batch is a multiple of the devices that have rows of their own times microbatches.
+      ValueError: unless every batch is a multiple of devices with rows of their own times microbatches.
     """
     for each in step_ranges(config):
         shares = each.num_microbatches, num_devices, each.phase.config.execution.context_devices
