@@ -178,7 +178,7 @@ def memory_by_kind(config: Config, num_devices: int) -> dict[str, int]:
         "gradients, accumulated": accumulated,
         f'activations of {rows * time:,} tokens, remat "{config.execution.remat}"': activations,
         "at work on a layer": working,
-        **({"keys, values of whole sequences at a layer": keys} if keys else {}),
+        **({"keys and values of shared sequences": keys} if keys else {}),
         "weights and gradients of a group of layers": group_bytes(config),
         "logits of a chunk and their gradient": logits,
         f"gradients, {SUM_DTYPE}, on their way, beyond what is free": max(
