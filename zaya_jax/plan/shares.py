@@ -58,7 +58,7 @@ class Exchange:
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """All that is received, keys, gradients and halos."""
         return self.keys + self.gradients + self.halos
 
 
