@@ -39,6 +39,7 @@ def test_chunks_never_have_all_logits(steps):
     assert whole.arguments == chunked.arguments
 
 
+@pytest.mark.slow
 def test_a_step_that_fits_is_run(steps):
     """It writes the logits of a chunk, 16 MiB, and never those of all."""
     _, chunked = steps

@@ -96,6 +96,7 @@ PHASES = st.lists(
 )
 
 
+@pytest.mark.slow
 @hypothesis.settings(derandomize=True, database=None, deadline=None, max_examples=25)
 @hypothesis.given(phases=PHASES, sizes=st.tuples(*[st.integers(97, 700)] * 3))
 def test_any_phases(phases, sizes):

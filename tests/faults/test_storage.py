@@ -105,6 +105,7 @@ def assert_whole(config: Config, steps: list[int]) -> None:
     assert [damage_of(config.run_folder, step) for step in steps] == [None] * len(steps)
 
 
+@pytest.mark.slow
 def test_a_run_may_go_on_behind_a_save_that_failed(disk, corpus, tmp_path):
     """Orbax' own writes fail, in the first save; the second comes at its time, and the last ends the run."""
     config = small_run(tmp_path / "run", corpus, on_failed_save="go_on")

@@ -47,6 +47,7 @@ def _mha(monkeypatch):
     monkeypatch.setitem(VARIANTS, "mha", variant)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_mha")
 def test_multi_head_attention_learns_in_twenty_steps_and_decodes():
     """One sentence, over and over: from an even guess to less than half of its loss. Decoding has a cache."""

@@ -108,6 +108,7 @@ def loss_and_gradients(execution):
     return jax.jit(jax.value_and_grad(loss))(variables["params"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("field", IN_TRAINING)
 def test_values_and_gradients_with_one_kernel(field):
     """Sums of at most some hundred float32 terms in another order, passed on through two layers."""

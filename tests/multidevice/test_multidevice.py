@@ -9,6 +9,7 @@ def program(what):
     return run_program("eight_devices_and_one.py", what, keeps_programs=what != "inspect")
 
 
+@pytest.mark.slow
 def test_eight_devices_train_as_one():
     found = program("compare")
     assert found["devices"] == 8
@@ -17,6 +18,7 @@ def test_eight_devices_train_as_one():
     assert all(error < 1e-5 for error in found["eight and one"].values()), found
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_eight_devices_goes_on_on_two():
     assert all(error < 1e-5 for error in program("compare")["resumed on two"].values())
 

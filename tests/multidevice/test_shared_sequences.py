@@ -9,6 +9,7 @@ from programs import program
 trained = functools.partial(program, "shared_sequences_and_whole.py")
 
 
+@pytest.mark.slow
 def test_attention_across_devices_is_that_of_whole_sequences():
     """Values and gradients, gathered and around a ring, windows and chunks of all sizes; float32."""
     found = program("shared_attention_and_whole.py")

@@ -31,6 +31,7 @@ def simulation():
     return dict(zip(configs, counts, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", STEPS)
 def test_each_rule_evens_out_a_router_that_sends_nearly_all_to_one_expert(rule):
     counts_SLX = simulation()[rule]

@@ -69,6 +69,7 @@ def batch_of(windows):
     return jax.tree.map(lambda *each: np.stack(each), *rows)
 
 
+@pytest.mark.slow
 def test_packed_chats_have_the_loss_and_gradients_of_single_ones():
     """To the rounding of sums: no token sees, by attention, convolution or position, another chat's."""
     chats = random_chats()

@@ -44,6 +44,7 @@ def config(tmp_path_factory):
     )
 
 
+@pytest.mark.slow
 def test_the_example_of_the_readme_trains(example, config):
     """By Lion every weight moves by the rate alone, up or down, beside the decay."""
     told, states = [], []

@@ -133,6 +133,7 @@ def test_microbatches_change_nothing():
         np.testing.assert_allclose(getattr(parts_metrics, name), getattr(whole_metrics, name), rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_microbatches", [1, 4])
 def test_router_entropy_and_probability_are_means_over_tokens(num_microbatches):
     """Padding is none of them, however it falls to microbatches."""
@@ -175,6 +176,7 @@ def test_a_step_follows_the_gradient_of_the_mean_loss():
         assert after.step == 1
 
 
+@pytest.mark.slow
 def test_the_balancer_sees_the_whole_batch():
     """AdamW's first step moves a bias by the learning rate, against the sign of its surplus of tokens."""
     after, metrics = step(4)
