@@ -21,6 +21,7 @@ from zaya_jax.parallel import hosts
 from zaya_jax.parallel.process_group import COORDINATOR, NUM_PROCESSES, PROCESS, find_process_group
 from zaya_jax.platform.host_memory import reuse_host_memory
 from zaya_jax.train.loop import TrainResult, train
+from zaya_jax.train.programs import whole_variables
 from zaya_jax.train.stopping import Stopped
 
 SAMPLE_TEMPERATURE = 0.7
@@ -175,7 +176,7 @@ def _sample(result: TrainResult) -> str:
     key = jax.random.fold_in(result.state.key, config.train.num_steps)
     tokens = generate(
         result.model,
-        result.state.variables,
+        whole_variables(result.state, result.mesh),
         tokenizer.borders.begin([]),
         max_new_tokens=min(config.train.sample_tokens, config.model.max_position_embeddings - 1),
         temperature=SAMPLE_TEMPERATURE,

@@ -6,6 +6,7 @@ import re
 import signal
 import time
 
+import numpy as np
 import pytest
 from groups import LIMIT_SECONDS, children, finish, last_step, rows, start, write_config
 
@@ -49,6 +50,19 @@ def test_two_processes_stop_together_and_one_goes_on(corpus, undisturbed, tmp_pa
     assert code == 0, said
     assert f"resuming at step {step}" in said
     assert rows(folder) == rows(undisturbed)
+
+
+@pytest.mark.slow
+def test_processes_share_sequences_to_the_closing_sample(corpus, undisturbed, tmp_path):
+    """Four devices of two processes have two chunks each of every sequence."""
+    folder = tmp_path / "run"
+    config = write_config(folder, corpus)
+    words = ("--config.execution.context_devices=4", "--config.train.sample_tokens=3")
+    code, said = finish(start(config, processes=2, devices=2, words=words))
+    assert code == 0, said
+    assert "sample at temperature" in said
+    losses = [[row["loss"] for row in rows(each)] for each in (folder, undisturbed)]
+    np.testing.assert_allclose(*losses, rtol=1e-5)
 
 
 def test_what_all_refuse_is_told_once(corpus, tmp_path):

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 
 import jax
+from jax.sharding import Mesh
 
 from zaya_jax.checkpoint import FOLDER, Checkpoints, RunLock, SaveFailed, run_lock
 from zaya_jax.config import Config, StepRange
@@ -48,6 +49,8 @@ class TrainResult:
     model: Zaya
     """Of the last phase."""
     state: TrainState
+    mesh: Mesh
+    """Of the devices that have the state."""
     validation_bits_per_byte: float
 
 
@@ -364,7 +367,7 @@ def _result(run: OpenRun, state: TrainState) -> TrainResult:
     setup = run.setup(config.phase_at(config.train.num_steps).config)
     # From the file: a run that was finished before has evaluated nothing in this process.
     held_out = hosts.from_first("held-out", hosts.first_does("result", lambda: _held_out(config)))
-    return TrainResult(config, run.corpus, setup.model, state, held_out)
+    return TrainResult(config, run.corpus, setup.model, state, run.mesh, held_out)
 
 
 def _held_out(config: Config) -> float:

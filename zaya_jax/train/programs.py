@@ -83,6 +83,15 @@ def saved_weights(state: TrainState, mesh: Mesh) -> Callable[[TrainState], dict[
     return jax.jit(lambda state: state.stored, out_shardings=checkpoint_shardings(shapes, mesh))
 
 
+def whole_variables(state: TrainState, mesh: Mesh) -> dict[str, Any]:
+    """What `Zaya.apply` takes, on every device, by one program.
+
+    Operation by operation each would exchange what it needs by itself, in an order that processes do not
+    agree on, and wait for the others for ever.
+    """
+    return jax.jit(lambda state: state.variables, out_shardings=replicated(mesh))(state)
+
+
 def compiled_step(state: TrainState, *, setup: TrainSetup, mesh: Mesh, num_microbatches: int = 1) -> Step:
     """`train_step` under `jax.jit`: the state is donated, and lies where it belongs.
 
