@@ -44,9 +44,9 @@ def config(tmp_path_factory):
     )
 
 
-@pytest.mark.slow
-def test_the_example_of_the_readme_trains(example, config):
-    """By Lion every weight moves by the rate alone, up or down, beside the decay."""
+@pytest.fixture(scope="module")
+def trained(example, config) -> tuple[list, list]:
+    """The example's run: what its logger was told, and the weights after each step."""
     told, states = [], []
     given = dataclasses.replace(
         example["extensions"],
@@ -54,6 +54,13 @@ def test_the_example_of_the_readme_trains(example, config):
         after_step=lambda step, state: states.append((step, jax.tree.map(np.array, state.buckets))),
     )
     train(config, extensions=given)
+    return told, states
+
+
+@pytest.mark.slow
+def test_the_example_of_the_readme_trains(trained, config):
+    """By Lion every weight moves by the rate alone, up or down, beside the decay."""
+    told, states = trained
     rows = {(row["step"], row["kind"]): row for row in read_metrics(config.run_folder, "train")}
     rows |= {(row["step"], row["kind"]): row for row in read_metrics(config.run_folder, "validation")}
     assert [(step, kind) for step, kind, _ in told] == list(dict.fromkeys((s, k) for s, k, _ in told))
@@ -69,6 +76,7 @@ def test_the_example_of_the_readme_trains(example, config):
     assert all(count < config.data.batch_tokens for count in masked)
 
 
+@pytest.mark.usefixtures("trained")
 def test_a_run_with_extensions_goes_on(example, config, tmp_path):
     """What the optimiser keeps is saved and restored like that of the house."""
     folder = tmp_path / "run"
