@@ -10,7 +10,7 @@ import pytest
 from small_models import SLIDING
 
 from zaya_jax.config import ExecutionConfig
-from zaya_jax.model.cache import attend_through_cache, init_cache, layer_slots, sizes_of_layers
+from zaya_jax.model.cache import attend_through_cache, holdings, init_cache, layer_slots
 from zaya_jax.model.zaya import Zaya
 
 WINDOW, TIME = 5, 20
@@ -75,8 +75,9 @@ def test_chunks_attend_to_all_before_them(chunks):
 
 def test_slots_by_hand():
     """A ring is no longer than the text: a wide window does not reserve what nobody can write."""
-    assert sizes_of_layers(CONFIG, 20) == (5, 20, 5)
-    assert sizes_of_layers(CONFIG, 3) == (3, 3, 3)
+    assert [held.size for held in holdings(CONFIG, 20)] == [5, 20, 5]
+    assert [held.size for held in holdings(CONFIG, 3)] == [3, 3, 3]
+    assert holdings(CONFIG, 20, ranks=3) == ((5, False), (7, True), (5, False))
     assert init_cache(CONFIG, 2, 20).pool[0].shape == (2, 30, 2, 8)
     slots = layer_slots(CONFIG, 20)
     np.testing.assert_array_equal(slots.first, [0, 5, 25])

@@ -3,7 +3,8 @@
 Keys and values of all layers lie in one pool of slots. A layer that attends to everything owns
 `max_length` slots, a sliding layer a ring of as many as its window; which slots are whose is
 arithmetic on the layer's number. Prompts of different lengths are padded on the left, so that all
-sequences of a batch write the same slot.
+sequences of a batch write the same slot. Devices may share the slots of layers that attend to everything
+(`zaya_jax.model.shared_cache`); rings are short, and each device has all of them.
 
 Letters: L layers, B batch, T time of the chunk, Z slots of all layers, S slots of one layer,
 N query heads, K key/value heads, H head width.
@@ -11,7 +12,7 @@ N query heads, K key/value heads, H head width.
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,10 +25,18 @@ from pallas_kernels.decode_attention import decode_attention
 from pallas_kernels.flash_attention import flash_attention
 from zaya_jax.config import HYBRID_SLIDING, ExecutionConfig, ModelConfig
 from zaya_jax.model.attention import attend_within, variant_of
+from zaya_jax.model.shared_cache import (
+    attend_around_ring,
+    attend_to_shared_slots,
+    attend_to_shared_slots_and_chunk,
+    is_own,
+)
 from zaya_jax.pytree import pytree, static
 
 Pool = tuple[Float[Array, "B Z K H"], Float[Array, "B Z K H"]]
 """Rotated keys, and values."""
+Exchange = Literal["tree", "ring"]
+"""What devices that share a cache send for a token: sums of what each found, or keys and values all around."""
 
 
 @pytree
@@ -46,16 +55,37 @@ class Cache:
     """Tokens that fit, padding included."""
     empty: bool = static()
     """Whether nothing was written yet; a first chunk then attends to itself alone."""
+    ranks: int = static(default=1)
+    """Devices that share it. Of more than one, each has a pool of its own slots, and all else is the same."""
+    exchange: Exchange = static(default="tree")
 
 
-def sizes_of_layers(config: ModelConfig, max_length: int) -> tuple[int, ...]:
-    """Slots of each layer: all tokens, or a ring of the window's."""
+class Holding(NamedTuple):
+    """What a device holds of a layer."""
+
+    size: int
+    """Slots."""
+    is_shared: bool
+    """Whether its tokens are some of the layer's, and the others are on other devices."""
+
+
+def holdings(config: ModelConfig, max_length: int, ranks: int = 1) -> tuple[Holding, ...]:
+    """Of each layer: a device's part of all tokens, or a ring of the window's."""
     # A window wider than the text would reserve slots that nobody can write.
-    ring = min(config.sliding_window or max_length, max_length)
-    return tuple(ring if kind == HYBRID_SLIDING else max_length for kind in config.layer_types)
+    ring = Holding(min(config.sliding_window or max_length, max_length), is_shared=False)
+    part = Holding(-(-max_length // ranks), is_shared=ranks > 1)
+    return tuple(ring if kind == HYBRID_SLIDING else part for kind in config.layer_types)
 
 
-def init_cache(config: ModelConfig, batch_size: int, max_length: int, dtype: DTypeLike = "bfloat16") -> Cache:
+def init_cache(
+    config: ModelConfig,
+    batch_size: int,
+    max_length: int,
+    dtype: DTypeLike = "bfloat16",
+    *,
+    ranks: int = 1,
+    exchange: Exchange = "tree",
+) -> Cache:
     """An empty cache.
 
     Args:
@@ -63,13 +93,15 @@ def init_cache(config: ModelConfig, batch_size: int, max_length: int, dtype: DTy
       batch_size: B.
       max_length: tokens that must fit, prompt, padding and answer together.
       dtype: of keys and values. The attention variant's own state is float32 always.
+      ranks: devices that share it; of more than one this is what each of them makes for itself.
+      exchange: what these send each other for a token.
 
     Raises:
       ValueError: if no token fits.
     """
     if max_length < 1:
         raise ValueError(f"max_length is {max_length}; the cache must hold at least 1 token")
-    num_slots = sum(sizes_of_layers(config, max_length))
+    num_slots = sum(held.size for held in holdings(config, max_length, ranks))
     pool = (batch_size, num_slots, config.num_key_value_heads, config.head_dim)
     # Zeros, not what memory holds: a masked score is never read, but NaN times 0 in a product is NaN.
     return Cache(
@@ -79,6 +111,8 @@ def init_cache(config: ModelConfig, batch_size: int, max_length: int, dtype: DTy
         first_B=jnp.zeros((batch_size,), jnp.int32),
         max_length=max_length,
         empty=True,
+        ranks=ranks,
+        exchange=exchange,
     )
 
 
@@ -90,15 +124,24 @@ class LayerSlots:
     size: Int[Array, "*L"]
     window: Int[Array, "*L"]
     """Tokens that a query of the layer sees, itself included."""
+    holding: Int[Array, "*L"]
+    """Which of the network's few holdings is the layer's, by their order in `_kinds`."""
 
 
-def layer_slots(config: ModelConfig, max_length: int) -> LayerSlots:
-    """Where each layer's slots lie in the pool, [L]."""
-    sizes_L = np.array(sizes_of_layers(config, max_length), np.int32)
+def layer_slots(config: ModelConfig, max_length: int, ranks: int = 1) -> LayerSlots:
+    """Where each layer's slots lie in a device's pool, [L]."""
+    held, kinds = holdings(config, max_length, ranks), _kinds(config, max_length, ranks)
+    sizes_L = np.array([each.size for each in held], np.int32)
     sliding_L = np.array([kind == HYBRID_SLIDING for kind in config.layer_types])
     window_L = np.where(sliding_L, config.sliding_window or 0, max_length).astype(np.int32)
+    holding_L = np.array([kinds.index(each) for each in held], np.int32)
     # Layers lie one after the other: each begins where those before it end.
-    return LayerSlots(*(jnp.asarray(a) for a in (np.cumsum(sizes_L) - sizes_L, sizes_L, window_L)))
+    fields = np.cumsum(sizes_L) - sizes_L, sizes_L, window_L, holding_L
+    return LayerSlots(*map(jnp.asarray, fields))
+
+
+def _kinds(config: ModelConfig, max_length: int, ranks: int) -> tuple[Holding, ...]:
+    return tuple(sorted(set(holdings(config, max_length, ranks))))
 
 
 def attend_through_cache(
@@ -125,37 +168,42 @@ def attend_through_cache(
       cache: before the chunk; what it says of tokens holds for all layers.
       segments_BT: 0 marks padding; only on an empty cache.
     """
-    sizes = tuple(sorted(set(sizes_of_layers(config, cache.max_length))))
+    kinds = _kinds(config, cache.max_length, cache.ranks)
     implementation = execution.implementation_of("decode")
     if q_BTNH.shape[1] == 1:
         # Written first, so that the token finds itself: it only overtakes a key that has left its window.
-        pool = _write(pool, k_BTKH, v_BTKH, layer, cache)
+        pool = _write(pool, k_BTKH, v_BTKH, layer, cache, kinds)
         read = functools.partial(_attend_to_slots, implementation, q_BTNH, pool, layer, cache)
-        return _for_size(read, layer, sizes), pool
+        return _for_kind(read, layer, kinds), pool
     if cache.empty:  # static: a prompt is read as in training, and no slot of an empty ring is looked at
         out = attend_within(config, execution, q_BTNH, k_BTKH, v_BTKH, layer.window, segments_BT)
-        return out, _write(pool, k_BTKH, v_BTKH, layer, cache)
+        return out, _write(pool, k_BTKH, v_BTKH, layer, cache, kinds)
     # The chunk's own writes may overtake keys that its first queries still need: read first.
     chunk = q_BTNH, k_BTKH, v_BTKH
     read = functools.partial(_attend_to_slots_and_chunk, implementation, chunk, pool, layer, cache)
-    return _for_size(read, layer, sizes), _write(pool, k_BTKH, v_BTKH, layer, cache)
+    return _for_kind(read, layer, kinds), _write(pool, k_BTKH, v_BTKH, layer, cache, kinds)
 
 
-def _for_size(read: Callable[[int], jax.Array], layer: LayerSlots, sizes: tuple[int, ...]) -> jax.Array:
-    """Runs `read(size)` for the layer's size, of the few that layers have."""
-    if len(sizes) == 1:
-        return read(sizes[0])
-    # A slice's size is part of the program, and layers of a scan share one: a branch for each size. The
-    # default search would loop, at more cost than the comparison with two numbers.
-    which = jnp.searchsorted(jnp.array(sizes), layer.size, method="compare_all")
-    return lax.switch(which, [functools.partial(read, size) for size in sizes])
+def _for_kind(
+    read: Callable[[Holding], jax.Array], layer: LayerSlots, kinds: tuple[Holding, ...]
+) -> jax.Array:
+    """Runs `read(held)` for what is held of the layer, which is one of few kinds."""
+    if len(kinds) == 1:
+        return read(kinds[0])
+    # A slice's size is part of the program, and layers of a scan share one: a branch for each kind. All devices
+    # are in the same layer, and so in the same branch: none waits in a collective alone.
+    return lax.switch(layer.holding, [functools.partial(read, held) for held in kinds])
 
 
 def _attend_to_slots(
-    implementation: str | None, q_B1NH: jax.Array, pool: Pool, layer: LayerSlots, cache: Cache, size: int
+    implementation: str | None, q_B1NH: jax.Array, pool: Pool, layer: LayerSlots, cache: Cache, held: Holding
 ) -> jax.Array:
     """Attention of the newest token, itself among the slots."""
-    keys, values = _slots_of(pool, layer, size)
+    keys, values = _slots_of(pool, layer, held.size)
+    if held.is_shared:
+        attend = attend_around_ring if cache.exchange == "ring" else attend_to_shared_slots
+        where = (keys, values), cache.length + 1, cache.first_B
+        return attend(implementation, cache.ranks, q_B1NH[:, 0], *where)[:, None]
     dtype = jnp.promote_types(q_B1NH.dtype, keys.dtype)  # a cache may be kept in another type
     out_BNH, _ = decode_attention(
         q_B1NH[:, 0].astype(dtype),
@@ -175,16 +223,20 @@ def _attend_to_slots_and_chunk(
     pool: Pool,
     layer: LayerSlots,
     cache: Cache,
-    size: int,
+    held: Holding,
 ) -> jax.Array:
     """Attention of a chunk to the tokens before it, oldest first, and to itself."""
+    slots, size = _slots_of(pool, layer, held.size), held.size
+    if held.is_shared:
+        where = slots, cache.length, cache.first_B
+        return attend_to_shared_slots_and_chunk(implementation, cache.ranks, chunk, *where)
     q_BTNH, *new = chunk
     time = q_BTNH.shape[1]
     # A ring begins anywhere. In the order of its tokens, causality and windows are those of any sequence.
     in_order_S = (cache.length + jnp.arange(size)) % size
     keys, values = (
         jnp.concatenate([part[:, in_order_S].astype(x.dtype), x], 1)
-        for part, x in zip(_slots_of(pool, layer, size), new, strict=True)
+        for part, x in zip(slots, new, strict=True)
     )
     token_S = cache.length - size + jnp.arange(size + time)
     is_token_BS = (token_S >= cache.first_B[:, None]).astype(jnp.int32)  # neither padding nor an empty slot
@@ -206,16 +258,41 @@ def _slots_of(pool: Pool, layer: LayerSlots, size: int) -> tuple[jax.Array, jax.
     return keys, values
 
 
-def _write(pool: Pool, k_BTKH: jax.Array, v_BTKH: jax.Array, layer: LayerSlots, cache: Cache) -> Pool:
-    """Writes the chunk's last tokens, as many as the layer keeps."""
+def _write(
+    pool: Pool,
+    k_BTKH: jax.Array,
+    v_BTKH: jax.Array,
+    layer: LayerSlots,
+    cache: Cache,
+    kinds: tuple[Holding, ...],
+) -> Pool:
+    """Writes the chunk's last tokens, as many as the layer keeps, or those of them that are this device's."""
     keys, values = ((part, new.astype(part.dtype)) for part, new in zip(pool, (k_BTKH, v_BTKH), strict=True))
     time = k_BTKH.shape[1]
+    place_T, is_kept_T = _places(cache.length + jnp.arange(time), layer, cache, kinds)
     if time == 1:  # one place for all sequences, which are padded on the left: a slice, and no scatter
-        at = (0, layer.first + cache.length % layer.size, 0, 0)
+        at = (0, place_T[0], 0, 0)
+        if cache.ranks > 1:  # whoever does not keep the token writes what it has there
+            keys, values = (
+                (part, jnp.where(is_kept_T, new, lax.dynamic_slice(part, at, new.shape)))
+                for part, new in (keys, values)
+            )
         return lax.dynamic_update_slice(*keys, at), lax.dynamic_update_slice(*values, at)
-    age_T = time - jnp.arange(time)
-    slot_T = layer.first + (cache.length + jnp.arange(time)) % layer.size
     # A chunk longer than the ring would write slots twice, and of such writes any may come last: those that
     # are overtaken go beyond the pool, where they are dropped.
-    slot_T = jnp.where(age_T > layer.size, pool[0].shape[1], slot_T)
+    slot_T = jnp.where(is_kept_T, place_T, pool[0].shape[1])
     return tuple(part.at[:, slot_T].set(new, mode="drop") for part, new in (keys, values))  # pyright: ignore
+
+
+def _places(
+    token_T: jax.Array, layer: LayerSlots, cache: Cache, kinds: tuple[Holding, ...]
+) -> tuple[jax.Array, jax.Array]:
+    """Slots of a chunk's tokens in the pool, and which of them are written there on this device."""
+    is_newest_T = token_T[-1] - token_T < layer.size
+    in_ring_T = token_T % layer.size
+    if cache.ranks == 1:
+        return layer.first + in_ring_T, is_newest_T
+    is_shared = jnp.array([held.is_shared for held in kinds])[layer.holding]
+    place_T = jnp.where(is_shared, token_T // cache.ranks, in_ring_T)
+    is_kept_T = jnp.where(is_shared, is_own(token_T, cache.ranks), is_newest_T)
+    return layer.first + place_T, is_kept_T

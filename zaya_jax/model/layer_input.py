@@ -65,7 +65,7 @@ def layer_inputs(
         state=cache.state if cache is not None else variant.empty_state(config, batch_size),
         is_sliding=jnp.asarray(sliding_L),
         window=jnp.asarray(window_L, jnp.int32),
-        slots=None if cache is None else layer_slots(config, cache.max_length),
+        slots=None if cache is None else layer_slots(config, cache.max_length, cache.ranks),
     )
 
 

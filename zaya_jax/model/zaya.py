@@ -87,14 +87,11 @@ class Zaya(nn.Module):
           segments_BT: documents of packed rows, numbered from 1; 0 is padding, at either end of a
             row. None is one document a row.
           cache: what came before, from `init_cache` or an earlier call. Rows are then one document
-            each, padded on the left if at all.
+            each, padded on the left if at all; segments of a later chunk go on with that padding.
           logits_to_keep: how many of the last positions get logits; None for all.
 
         Returns:
           Logits in float32, router statistics, and the cache behind the chunk if one came in.
-
-        Raises:
-          ValueError: if segments come with a cache that is not empty.
         """
         declared = weight_declarations.declare(self.config)
         params = {
@@ -182,9 +179,7 @@ def residual_stream(
 
     Where sequences are `shared`, each row is a chunk of one.
     """
-    if cache is not None:
-        if segments_BT is not None and not cache.empty:
-            raise ValueError("segments came with a cache that is not empty; only a first chunk may be padded")
+    if cache is not None and segments_BT is not None:
         cache = _with_padding(cache, segments_BT)
     tables = rotations(config, _positions(tokens_BT, positions_BT, cache))
     # Once for all layers: sines and cosines of a long row cost more than the rotation.
@@ -338,12 +333,12 @@ def _experts(
     return out_BTD, routing
 
 
-def _with_padding(cache: Cache, segments_BT: jax.Array | None) -> Cache:
-    """Notes where each row's first token is."""
-    if segments_BT is None:
-        return cache
-    # The first position that is not padding: argmax gives the first of equals.
-    return dataclasses.replace(cache, first_B=jnp.argmax(segments_BT != 0, axis=1).astype(jnp.int32))
+def _with_padding(cache: Cache, segments_BT: jax.Array) -> Cache:
+    """Notes where each row's first token is, if it was not in an earlier chunk."""
+    padding_B = jnp.cumprod(segments_BT == 0, axis=1).sum(axis=1)  # what is padding up to here
+    # Beside a long prompt the padding of a short one may fill whole chunks.
+    first_B = jnp.where(cache.first_B == cache.length, cache.length + padding_B, cache.first_B)
+    return dataclasses.replace(cache, first_B=first_B.astype(jnp.int32))
 
 
 def _positions(tokens_BT: jax.Array, positions_BT: jax.Array | None, cache: Cache | None) -> jax.Array:
