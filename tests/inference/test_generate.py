@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from small_models import EXECUTION, SLIDING, SMALL
 
-from zaya_jax.inference.generate import Rule, decode, generate, prefill, stream
+from zaya_jax.inference.decoding import Rule, decode, prefill
+from zaya_jax.inference.generate import generate, stream
 from zaya_jax.inference.sampling import Sampling
 from zaya_jax.model.cache import init_cache
 from zaya_jax.model.zaya import Zaya

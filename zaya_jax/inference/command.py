@@ -41,6 +41,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--top-k", type=int, default=None, help="sample from the K likeliest tokens only")
     parser.add_argument("--top-p", type=float, default=None, help="sample from the likeliest that make up P")
+    parser.add_argument(
+        "--context-devices",
+        type=int,
+        default=1,
+        metavar="N",
+        help="devices that share the cache of a long text (default: %(default)s)",
+    )
     parser.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
     options = parser.parse_args(argv)
     if not 0 <= options.seed < 2**32:
@@ -68,6 +75,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         top_p=options.top_p,
         seed=options.seed,
         eos_id=end_id,
+        context_devices=options.context_devices,
     )
     sys.stdout.write(shown)
     _write(pieces, tokenizer)

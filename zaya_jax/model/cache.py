@@ -36,7 +36,7 @@ from zaya_jax.pytree import pytree, static
 Pool = tuple[Float[Array, "B Z K H"], Float[Array, "B Z K H"]]
 """Rotated keys, and values."""
 Exchange = Literal["tree", "ring"]
-"""What devices that share a cache send for a token: sums of what each found, or keys and values all around."""
+"""What devices that share a cache send for a token: sums of what each found, or all keys and values."""
 
 
 @pytree
@@ -56,7 +56,7 @@ class Cache:
     empty: bool = static()
     """Whether nothing was written yet; a first chunk then attends to itself alone."""
     ranks: int = static(default=1)
-    """Devices that share it. Of more than one, each has a pool of its own slots, and all else is the same."""
+    """Devices that share it. Each has an equal part of the pool's slots; all else is the same on all."""
     exchange: Exchange = static(default="tree")
 
 
@@ -93,7 +93,8 @@ def init_cache(
       batch_size: B.
       max_length: tokens that must fit, prompt, padding and answer together.
       dtype: of keys and values. The attention variant's own state is float32 always.
-      ranks: devices that share it; of more than one this is what each of them makes for itself.
+      ranks: devices that share it. The pool [B, C*Z, K, H] is that of all; what reads it runs on each of
+        them, with its part (`zaya_jax.parallel.shared_cache.SLOTS`).
       exchange: what these send each other for a token.
 
     Raises:
@@ -101,7 +102,7 @@ def init_cache(
     """
     if max_length < 1:
         raise ValueError(f"max_length is {max_length}; the cache must hold at least 1 token")
-    num_slots = sum(held.size for held in holdings(config, max_length, ranks))
+    num_slots = ranks * sum(held.size for held in holdings(config, max_length, ranks))
     pool = (batch_size, num_slots, config.num_key_value_heads, config.head_dim)
     # Zeros, not what memory holds: a masked score is never read, but NaN times 0 in a product is NaN.
     return Cache(
@@ -190,8 +191,8 @@ def _for_kind(
     """Runs `read(held)` for what is held of the layer, which is one of few kinds."""
     if len(kinds) == 1:
         return read(kinds[0])
-    # A slice's size is part of the program, and layers of a scan share one: a branch for each kind. All devices
-    # are in the same layer, and so in the same branch: none waits in a collective alone.
+    # A slice's size is part of the program, and layers of a scan share one: a branch for each kind. All
+    # devices are in the same layer, and so in the same branch: none waits in a collective alone.
     return lax.switch(layer.holding, [functools.partial(read, held) for held in kinds])
 
 
