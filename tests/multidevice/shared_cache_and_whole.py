@@ -3,22 +3,29 @@
 A program, not a test: the number of devices is fixed when jax starts. `test_shared_cache.py` runs it.
 """
 
+import contextlib
 import dataclasses
 import functools
+import io
 import json
+import pathlib
+import re
 import sys
+import tempfile
 
 import hlo
 import jax
 import jax.numpy as jnp
 import numpy as np
 from small_models import EXECUTION, SLIDING, SMALL
+from small_runs import make_base, small_values
 
 from zaya_jax.config import ExecutionConfig
 from zaya_jax.inference import decoding as decoding_module
 from zaya_jax.inference import generate as generate_module
+from zaya_jax.inference.command import main as generate_command
 from zaya_jax.inference.decoding import Rule, decode, prefill
-from zaya_jax.inference.generate import generate, stream
+from zaya_jax.inference.generate import generate
 from zaya_jax.inference.sampling import Sampling
 from zaya_jax.model.cache import attend_through_cache, init_cache, layer_slots
 from zaya_jax.model.zaya import Zaya
@@ -42,7 +49,7 @@ def plain_attention(q_NH, k_SKH, v_SKH):
 
 
 def dealt(tokens_BTKH, ranks):
-    """Keys as devices have them: of each the tokens t with t % ranks its number, one device behind the other."""
+    """Keys as devices have them: token t is of the device t % ranks; those of each lie together."""
     time = tokens_BTKH.shape[1]
     padded = np.pad(tokens_BTKH, ((0, 0), (0, -time % ranks), (0, 0), (0, 0)))
     return np.concatenate([padded[:, rank::ranks] for rank in range(ranks)], axis=1).astype(np.float32)
@@ -96,18 +103,28 @@ def prompts(*lengths):
 
 
 def texts(ranks):
-    """Texts of ragged batches; prompts of several chunks, of which short rows' padding fills the first ones."""
+    """Texts of ragged batches; prompts of several chunks, which the padding of short rows may fill."""
     decoding_module.PREFILL_CHUNK = generate_module.PREFILL_CHUNK = 16
     run = functools.partial(generate, *network(SLIDING), max_new_tokens=20)
     batch, found = prompts(1, 33, 75, 16), {}
     for name, settings in {"greedy": {}, "drawn": {"temperature": 0.9, "top_k": 9, "seed": 5}}.items():
         whole, shared = run(batch, **settings), run(batch, **settings, context_devices=ranks)
         found[name] = [whole, shared]
-    found["stream"] = [
-        found["greedy"][0][2],
-        list(stream(*network(SLIDING), batch[2], max_new_tokens=20, context_devices=ranks, chunk=7)),
-    ]
     return found
+
+
+def command(ranks):
+    """What `zaya generate` writes, with its flag and without."""
+    written = []
+    with tempfile.TemporaryDirectory() as folder:
+        run = pathlib.Path(folder) / "run"
+        make_base(run, small_values(run_folder=str(run), corpus="none"))
+        words = [str(run), "--prompt", "def f12(left):", "--max-new-tokens", "40"]
+        for flag in ([], ["--context-devices", str(ranks)]):
+            with contextlib.redirect_stdout(io.StringIO()) as out:
+                generate_command([*words, *flag])
+            written.append(out.getvalue())
+    return written
 
 
 def start(ranks, *, config=SLIDING, max_length=64, time=16):
@@ -122,29 +139,30 @@ def start(ranks, *, config=SLIDING, max_length=64, time=16):
     return model, variables, state, mesh
 
 
-def messages(ranks):
-    """Elements that the compiled loop sends in its layer that attends to everything, by kind of exchange."""
-    model, variables, state, mesh = start(ranks)
-    found = {"shards": sorted({shard.data.shape for x in state.cache.pool for shard in x.addressable_shards})}
-    for exchange in ("tree", "ring"):
-        cache = dataclasses.replace(state.cache, exchange=exchange)
-        lowered = decode.lower(
-            model, variables, dataclasses.replace(state, cache=cache), GREEDY, 8, mesh=mesh
-        )
-        found[exchange] = hlo.collectives(lowered.compile().as_text())
-    return found
-
-
-def loops(ranks):
-    """New tokens by either exchange, and whether all devices have the same."""
+def exchanges(ranks):
+    """Of either: tokens, whether all devices have the same, and what a layer's program sends, in elements."""
     found = {}
     for exchange in ("tree", "ring"):
         model, variables, state, mesh = start(ranks)
-        state = dataclasses.replace(state, cache=dataclasses.replace(state.cache, exchange=exchange))
-        state = decode(model, variables, state, GREEDY, 40, mesh=mesh)
-        of_devices = [np.asarray(shard.data)[:, :40].tolist() for shard in state.tokens_BM.addressable_shards]
-        found[exchange] = {"tokens": of_devices[0], "agree": of_devices == of_devices[:1] * ranks}
+        cache = dataclasses.replace(state.cache, exchange=exchange)
+        state = dataclasses.replace(state, cache=cache)
+        program = decode.lower(model, variables, state, GREEDY, 40, mesh=mesh).compile()
+        state = program(variables, state, GREEDY, 40)
+        tokens = [np.asarray(part.data)[:, :40].tolist() for part in state.tokens_BM.addressable_shards]
+        text = program.as_text()
+        found[exchange] = {
+            "tokens": tokens[0],
+            "agree": tokens == tokens[:1] * ranks,
+            "sent": hlo.collectives(text),
+            "rounds": [int(n) for n in re.findall(r'known_trip_count":{"n":"(\d+)"', text)],
+            "shards": shard_shapes(state),
+        }
     return found
+
+
+def shard_shapes(state):
+    """Of keys and values, on all devices: one shape, if all have as much."""
+    return sorted({part.data.shape for x in state.cache.pool for part in x.addressable_shards})
 
 
 def million(ranks):
@@ -168,13 +186,13 @@ def million(ranks):
         "tokens": [np.asarray(state.tokens_BM)[:, :5].tolist() for state in states],
         "state": difference(shared.cache.state, one.cache.state),
         "length": int(shared.cache.length),
-        "shards": sorted({part.data.shape for x in shared.cache.pool for part in x.addressable_shards}),
+        "shards": shard_shapes(shared),
         "whole": one.cache.pool[0].shape,
     }
 
 
 def in_pool(tokens_LBTKH, ranks):
-    """Keys of all layers as a pool has them: a device's layers lie behind each other, [B, ranks*L*S, K, H]."""
+    """Keys of all layers as a pool has them, [B, ranks*L*S, K, H]: a device has its layers side by side."""
     layers, batch, time, *rest = tokens_LBTKH.shape
     by_rank = tokens_LBTKH.reshape(layers, batch, time // ranks, ranks, *rest)
     return by_rank.transpose(1, 3, 0, 2, 4, 5).reshape(batch, -1, *rest)
@@ -188,22 +206,22 @@ def difference(ours, theirs):
 
 def quick():
     """What the suite asks for at every run, in one process."""
+    cases = ((8, "tree"), (8, "ring"), (3, "tree"))
     return {
-        "attention": {
-            "8 tree": attention(8, "tree", "xla"),
-            "8 ring": attention(8, "ring", "xla"),
-            "3 tree": attention(3, "tree", "xla"),
-        },
-        "texts": texts(8),
-        "messages": messages(8),
-        "loops": loops(8),
+        "attention": {f"{ranks} {how}": attention(ranks, how, "xla") for ranks, how in cases},
+        "texts": {"8": texts(8)},
+        "exchanges": exchanges(8),
     }
 
 
 def slow():
-    """Kernels, which are interpreted here, and other numbers of devices."""
-    kernels = {f"{ranks} {how}": attention(ranks, how, "pallas") for ranks, how in ((8, "tree"), (5, "ring"))}
-    return {"attention": kernels, "texts": {ranks: texts(ranks) for ranks in (2, 3)}}
+    """Kernels, which are interpreted here, other numbers of devices, and the command."""
+    cases = ((8, "tree"), (5, "ring"))
+    return {
+        "attention": {f"{ranks} {how}": attention(ranks, how, "pallas") for ranks, how in cases},
+        "texts": {ranks: texts(ranks) for ranks in (2, 3)},
+        "command": command(4),
+    }
 
 
 if __name__ == "__main__":
