@@ -246,6 +246,7 @@ MISTAKES = (
     Mistake("negative top-k", "generate runs/done --top-k -1", "top_k is -1; it must be a number of tokens"),
     Mistake("no new tokens", "generate runs/done --max-new-tokens 0", "max_new_tokens is 0; it must be at least 1"),
     Mistake("prompt too long", f"generate runs/done --max-new-tokens 412 --prompt {'a' * 100}", "prompt 0 has 101 tokens and max_new_tokens is 412; together"),
+    Mistake("a cache on devices that are not there", "generate runs/done --context-devices 999", "context_devices is 999; it must be from 1 to"),
     Mistake("chat without a prompt", "generate runs/done --chat", "--chat answers what --prompt says; it must say something"),
     Mistake("template without chat", "generate runs/done --template zaya", "--template goes with --chat; without it"),
     Mistake("chat with a tokenizer without borders", "generate runs/done --chat --prompt a", 'the tokenizer "byte" has no special token <|im_end|> and <|im_start|>, which the chat template "zaya" writes; "byte-chat" has them'),

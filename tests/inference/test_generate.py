@@ -189,6 +189,7 @@ def test_stream_is_generate(config, settings):
             "model.max_position_embeddings, 160",
         ),
         ([1], {"temperature": -1.0}, r"temperature is -1\.0; it must be 0"),
+        ([1], {"context_devices": 0}, "context_devices is 0; it must be from 1 to [1-9]"),
         ([1], {"top_k": -2}, "top_k is -2; it must be a number of tokens"),
         ([1], {"top_p": 1.5}, r"top_p is 1\.5; it must be above 0 and at most 1"),
         ([1], {"eos_id": 61}, "eos_id is 61; it must be a token of the vocabulary, from 0 to 60, or None"),

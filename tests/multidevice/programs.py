@@ -15,12 +15,19 @@ ROOT = HERE.parents[1]
 TORN = "ignore:Error reading persistent compilation cache entry"  # another process is just writing it
 
 
+# Eight devices on a busy core meet in a collective when the last has had its turn; XLA aborts after 40 s.
+FLAGS = (
+    "--xla_force_host_platform_device_count=8 --xla_cpu_collective_call_terminate_timeout_seconds=500 "
+    "--xla_cpu_collective_call_warn_stuck_timeout_seconds=500"
+)
+
+
 @functools.cache
 def program(name: str, *arguments: str, keeps_programs: bool = True, limit_seconds: float = 500) -> Any:
     """What a program prints of eight virtual devices, as JSON on its last line; each is run once."""
     environment = os.environ | {
         "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8",
+        "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {FLAGS}",
         "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "tests"))),
     }
     if not keeps_programs:

@@ -29,8 +29,7 @@ from zaya_jax.inference.generate import generate
 from zaya_jax.inference.sampling import Sampling
 from zaya_jax.model.cache import attend_through_cache, init_cache, layer_slots
 from zaya_jax.model.zaya import Zaya
-from zaya_jax.parallel.mesh import REPLICATED, on_each_device, replicated
-from zaya_jax.parallel.shared_cache import SLOTS, context_mesh
+from zaya_jax.parallel.mesh import REPLICATED, SLOTS, context_mesh, on_each_device, replicated
 
 ONE_LAYER = dataclasses.replace(SMALL, num_hidden_layers=1)
 ROWS, HEADS, KEY_HEADS, WIDTH = 4, SMALL.num_attention_heads, SMALL.num_key_value_heads, SMALL.head_dim

@@ -1,49 +1,22 @@
-"""Devices that share a cache decode as one that has all of it. In processes of their own: jax counts once."""
+"""Devices that share a cache decode as one that has all of it."""
 
 import functools
-import json
-import os
-import pathlib
-import subprocess
-import sys
 
 import pytest
+from programs import program
 
-PROGRAM = pathlib.Path(__file__).with_name("shared_cache_and_whole.py")
-ROOT = pathlib.Path(__file__).parents[2]
-TORN = "ignore:Error reading persistent compilation cache entry"  # another process is just writing it
 DEVICES = 8
-# Eight devices on a busy core meet in a collective when the last of them had its turn; XLA aborts after 40 s.
-FLAGS = f"""--xla_force_host_platform_device_count={DEVICES}
---xla_cpu_collective_call_terminate_timeout_seconds=500
---xla_cpu_collective_call_warn_stuck_timeout_seconds=500"""
 ROWS, HEADS, KEY_HEADS, WIDTH, SLOTS = 2, 4, 2, 8, 8
 """Of what is compiled: `SMALL`'s heads, and 64 tokens of room over eight devices."""
 
 
-@functools.cache
-def program(what):
-    environment = os.environ | {
-        "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {' '.join(FLAGS.split())}",
-        "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "tests"))),
-    }
-    result = subprocess.run(
-        [sys.executable, "-W", "error", "-W", TORN, str(PROGRAM), what],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=550,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
-    return json.loads(result.stdout.splitlines()[-1])
+decoded = functools.partial(program, "shared_cache_and_whole.py")
 
 
 @pytest.mark.parametrize("what", ["quick", pytest.param("slow", marks=pytest.mark.slow)])
 def test_a_token_attends_to_what_all_devices_have(what):
     """Rows of all lengths, down to one token, of which seven devices have nothing; against float64."""
-    for case, found in program(what)["attention"].items():
+    for case, found in decoded(what)["attention"].items():
         assert found["error"] < 1e-5, case
         assert found["written"], case  # by the device that keeps it, and by no other
         # To the last bit: devices that chose different tokens would never meet in a collective again.
@@ -53,7 +26,7 @@ def test_a_token_attends_to_what_all_devices_have(what):
 @pytest.mark.parametrize("what", ["quick", pytest.param("slow", marks=pytest.mark.slow)])
 def test_texts_are_those_of_one_device(what):
     """Ragged batches, prompts of several chunks, lengths that no number of devices divides."""
-    for texts in program(what)["texts"].values():
+    for texts in decoded(what)["texts"].values():
         for whole, shared in texts.values():
             assert shared == whole
             assert all(len(set(text)) > 3 for text in whole)
@@ -61,27 +34,27 @@ def test_texts_are_those_of_one_device(what):
 
 @pytest.mark.slow
 def test_the_command_writes_the_same_text():
-    whole, shared = program("slow")["command"]
+    whole, shared = decoded("slow")["command"]
     assert shared == whole
     assert len(shared) > len("def f12(left):")
 
 
 def test_all_devices_choose_the_same_tokens():
     """Forty of them, by both exchanges alike."""
-    tree, ring = program("quick")["exchanges"].values()
+    tree, ring = decoded("quick")["exchanges"].values()
     assert tree["agree"]
     assert ring["agree"]
     assert tree["tokens"] == ring["tokens"]
 
 
 def test_a_device_holds_its_part_of_layers_that_see_all_and_whole_rings_of_the_others():
-    for found in program("quick")["exchanges"].values():
+    for found in decoded("quick")["exchanges"].values():
         assert found["shards"] == [[ROWS, 5 + SLOTS + 5, KEY_HEADS, WIDTH]]
 
 
 def test_a_tree_sends_two_small_sums_a_layer_and_a_ring_all_keys():
     """Of three layers the one without a window; what is sent does not grow with the text."""
-    tree, ring = program("quick")["exchanges"].values()
+    tree, ring = decoded("quick")["exchanges"].values()
     # The maximum of the logsumexp; then outputs, and with them the weights that they are divided by.
     assert sorted(tree["sent"]["all-reduce"]) == [ROWS * HEADS, ROWS * HEADS * (WIDTH + 1)]
     # Keys and values of a device in each round of a loop.
@@ -95,7 +68,7 @@ def test_a_tree_sends_two_small_sums_a_layer_and_a_ring_all_keys():
 @pytest.mark.slow
 def test_a_million_tokens_over_eight_devices():
     """Random keys, whose average is small: a device left out changes the state by 5e-3."""
-    found = program("million")
+    found = decoded("million")
     shared, whole = found["shards"], found["whole"]
     assert whole == [2, 2 * 2**20, KEY_HEADS, WIDTH]
     assert shared == [[2, 2 * 2**20 // DEVICES, KEY_HEADS, WIDTH]]

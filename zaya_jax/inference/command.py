@@ -18,6 +18,39 @@ def main(argv: Sequence[str] | None = None) -> None:
     Raises:
       ValueError: if the run has no weights, or cannot continue such a prompt.
     """
+    options = _parser().parse_args(argv)
+    if not 0 <= options.seed < 2**32:
+        raise ValueError(f"--seed is {options.seed}; it must be from 0 to 2**32 - 1")
+    if options.chat and not options.prompt:
+        raise ValueError("--chat answers what --prompt says; it must say something")
+    if options.template is not None and not options.chat:
+        raise ValueError("--template goes with --chat; without it a prompt is continued as it is")
+
+    run = load_run(options.run_folder)
+    tokenizer = tokenizer_of(as_kept(options.run_folder, run.config.data))
+    if options.chat:
+        chat_format = load_chat_format(options.template or kept_template(options.run_folder), tokenizer)
+        prompt, end_id, shown = chat_format.prompt(options.prompt), chat_format.end_id, ""
+    else:
+        prompt = tokenizer.borders.begin(tokenizer.encode(options.prompt, specials=not options.letters))
+        end_id, shown = tokenizer.eos_id, options.prompt
+    pieces = stream(
+        Zaya(run.config.model, run.config.execution),
+        run.variables,
+        prompt,
+        max_new_tokens=options.max_new_tokens,
+        temperature=options.temperature,
+        top_k=options.top_k,
+        top_p=options.top_p,
+        seed=options.seed,
+        eos_id=end_id,
+        context_devices=options.context_devices,
+    )
+    sys.stdout.write(shown)
+    _write(pieces, tokenizer)
+
+
+def _parser() -> Parser:
     parser = Parser(
         "generate",
         "Continues a prompt, or answers it, with the newest weights of a run.",
@@ -49,36 +82,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         help="devices that share the cache of a long text (default: %(default)s)",
     )
     parser.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
-    options = parser.parse_args(argv)
-    if not 0 <= options.seed < 2**32:
-        raise ValueError(f"--seed is {options.seed}; it must be from 0 to 2**32 - 1")
-    if options.chat and not options.prompt:
-        raise ValueError("--chat answers what --prompt says; it must say something")
-    if options.template is not None and not options.chat:
-        raise ValueError("--template goes with --chat; without it a prompt is continued as it is")
-
-    run = load_run(options.run_folder)
-    tokenizer = tokenizer_of(as_kept(options.run_folder, run.config.data))
-    if options.chat:
-        chat_format = load_chat_format(options.template or kept_template(options.run_folder), tokenizer)
-        prompt, end_id, shown = chat_format.prompt(options.prompt), chat_format.end_id, ""
-    else:
-        prompt = tokenizer.borders.begin(tokenizer.encode(options.prompt, specials=not options.letters))
-        end_id, shown = tokenizer.eos_id, options.prompt
-    pieces = stream(
-        Zaya(run.config.model, run.config.execution),
-        run.variables,
-        prompt,
-        max_new_tokens=options.max_new_tokens,
-        temperature=options.temperature,
-        top_k=options.top_k,
-        top_p=options.top_p,
-        seed=options.seed,
-        eos_id=end_id,
-        context_devices=options.context_devices,
-    )
-    sys.stdout.write(shown)
-    _write(pieces, tokenizer)
+    return parser
 
 
 def _write(pieces: Iterable[int], tokenizer: Tokenizer) -> None:

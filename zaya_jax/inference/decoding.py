@@ -20,8 +20,7 @@ from jaxtyping import Array, Bool, Float, Int
 from zaya_jax.inference.sampling import Sampling, sample
 from zaya_jax.model.cache import Cache, init_cache
 from zaya_jax.model.zaya import Output, Zaya
-from zaya_jax.parallel.mesh import REPLICATED, on_each_device
-from zaya_jax.parallel.shared_cache import SLOTS
+from zaya_jax.parallel.mesh import REPLICATED, SLOTS, on_each_device
 from zaya_jax.pytree import pytree
 
 PREFILL_CHUNK = 1024
@@ -111,9 +110,9 @@ def _read_in_chunks(model: Zaya, variables: Mapping, cache: Cache, chunk: Chunk)
     def step(carry: tuple[Cache, jax.Array], part: Chunk) -> tuple[tuple[Cache, jax.Array], None]:
         return _read(model, variables, carry[0], part), None
 
-    parts_IBT = (x.reshape(batch, -1, min(time, PREFILL_CHUNK)).swapaxes(0, 1) for x in chunk)
+    tokens_IBT, segments_IBT = (x.reshape(batch, -1, min(time, PREFILL_CHUNK)).swapaxes(0, 1) for x in chunk)
     no_logits_BV = jnp.zeros((batch, model.config.vocab_size), jnp.float32)
-    return lax.scan(step, (cache, no_logits_BV), tuple(parts_IBT))[0]
+    return lax.scan(step, (cache, no_logits_BV), (tokens_IBT, segments_IBT))[0]
 
 
 def _on_all(

@@ -19,8 +19,7 @@ from zaya_jax.inference.decoding import NO_EOS, PREFILL_CHUNK, Decoding, Rule, d
 from zaya_jax.inference.sampling import Sampling
 from zaya_jax.model.weights import declare, map_weights
 from zaya_jax.model.zaya import Zaya
-from zaya_jax.parallel.mesh import replicated
-from zaya_jax.parallel.shared_cache import context_mesh
+from zaya_jax.parallel.mesh import context_mesh, replicated
 
 PAD = 0
 SMALLEST_PROMPT = 16

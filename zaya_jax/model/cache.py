@@ -94,7 +94,7 @@ def init_cache(
       max_length: tokens that must fit, prompt, padding and answer together.
       dtype: of keys and values. The attention variant's own state is float32 always.
       ranks: devices that share it. The pool [B, C*Z, K, H] is that of all; what reads it runs on each of
-        them, with its part (`zaya_jax.parallel.shared_cache.SLOTS`).
+        them, with its part (`zaya_jax.parallel.mesh.SLOTS`).
       exchange: what these send each other for a token.
 
     Raises:
@@ -293,6 +293,7 @@ def _places(
     in_ring_T = token_T % layer.size
     if cache.ranks == 1:
         return layer.first + in_ring_T, is_newest_T
+    # A ring on each device, or every so many-th token on one; there all have their place, none is overtaken.
     is_shared = jnp.array([held.is_shared for held in kinds])[layer.holding]
     place_T = jnp.where(is_shared, token_T // cache.ranks, in_ring_T)
     is_kept_T = jnp.where(is_shared, is_own(token_T, cache.ranks), is_newest_T)

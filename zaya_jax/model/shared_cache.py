@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from pallas_kernels.decode_attention import combine, decode_attention
 from pallas_kernels.flash_attention import flash_attention
-from zaya_jax.parallel.shared_cache import all_max, all_sum, rank, to_next
+from zaya_jax.parallel.context import all_max, all_sum, rank, to_next
 
 Slots = tuple[Float[Array, "B S K H"], Float[Array, "B S K H"]]
 """Keys and values."""
@@ -28,6 +28,7 @@ def is_own(token_T: Int[Array, "*T"], ranks: int) -> Bool[Array, "*T"]:
 
 def num_own(num_tokens: jax.Array, ranks: int, of_rank: jax.Array) -> jax.Array:
     """How many of so many first tokens a device has; also the slot of its first one behind them."""
+    # Rounded up: of 8 devices and 9 tokens the first has two.
     return (num_tokens - of_rank + ranks - 1) // ranks
 
 
@@ -122,6 +123,7 @@ def attend_to_shared_slots_and_chunk(
     token_S = rank() + ranks * jnp.arange(size)
     before = combine_devices(*attend(slots, token_S, token_S < length, size))
     token_T = length + jnp.arange(q_BTNH.shape[1])
+    # Causality is that of the chunk alone: whatever was written before it is before all of its queries.
     # The chunk itself counts once: all devices have it, and a sum over them would count it C times.
     within = attend((k_BTKH, v_BTKH), token_T, token_T >= length, 0)
     parts = (jnp.stack([x.astype(jnp.float32), y]) for x, y in zip(within, before, strict=True))

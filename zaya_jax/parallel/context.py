@@ -1,8 +1,8 @@
-"""What the devices of one sequence say to each other: neighbours' tokens, all of them, or a ring.
+"""What the devices of one sequence say to each other: neighbours' tokens, all of them, sums, or a ring.
 
-Each device has two chunks of every one of its sequences, an early and a late one (`mesh.zigzag_order`), and
-here they are two rows: [B, 2*S, ...] on a device is [2*B, S, ...], the chunks of a row behind each other. So
-all that works token by token, or row by row, needs to know of none of this.
+In training each device has two chunks of every one of its sequences, an early and a late one
+(`mesh.zigzag_order`), and here they are two rows: [B, 2*S, ...] on a device is [2*B, S, ...], the chunks of a
+row behind each other. So all that works token by token, or row by row, needs to know of none of this.
 
 Letters: B sequences of this device, C devices of a sequence, S tokens of a chunk, R = 2*B rows, T = 2*C*S
 tokens of a sequence, X channels.
@@ -106,6 +106,16 @@ def _scatter(_: None, grad_BTX: jax.Array) -> tuple[jax.Array]:
 
 
 all_tokens.defvjp(_gather, _scatter)
+
+
+def all_max(x: jax.Array) -> jax.Array:
+    """The largest of the values that a sequence's devices have, element by element."""
+    return lax.pmax(x, CONTEXT)
+
+
+def all_sum(x: jax.Array) -> jax.Array:
+    """The sum of the values that a sequence's devices have, element by element; the same bits on each."""
+    return lax.psum(x, CONTEXT)
 
 
 def to_next(tree: Any) -> Any:

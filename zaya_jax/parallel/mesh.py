@@ -24,6 +24,8 @@ SHARDED = PartitionSpec(ALL)
 """Each device has its shard of the first axis."""
 BATCH = PartitionSpec(DATA, CONTEXT)
 """Each device has its tokens of its rows."""
+SLOTS = PartitionSpec(None, CONTEXT)
+"""Of a cache's pool: each device has its slots of all rows."""
 SUM_DTYPE = "float32"
 """Of gradients on their way. The library that sums them rounds at each hop to the type that it is given: in
 bfloat16 a ring of 1,024 devices loses 64% of what they agree on (`zaya bench gradient-sum`)."""
@@ -42,6 +44,20 @@ def data_mesh(devices: Sequence[Any] | None = None, *, context_devices: int = 1)
     devices = jax.devices() if devices is None else devices
     in_order = sorted(devices, key=lambda each: (each.process_index, each.id))
     return Mesh(np.array(in_order).reshape(-1, context_devices), ALL)
+
+
+def context_mesh(context_devices: int) -> Mesh:
+    """The first devices of this process, for one batch whose cache they share.
+
+    Raises:
+      ValueError: if there are not so many.
+    """
+    devices = jax.local_devices()
+    if not 1 <= context_devices <= len(devices):
+        raise ValueError(
+            f"context_devices is {context_devices}; it must be from 1 to {len(devices)}, the devices here"
+        )
+    return data_mesh(devices[:context_devices], context_devices=context_devices)
 
 
 def with_context(mesh: Mesh, context_devices: int) -> Mesh:
