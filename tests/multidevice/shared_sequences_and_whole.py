@@ -78,20 +78,22 @@ def difference(ours, theirs):
 
 def compare(config, layouts, *, starts=()):
     """How far each layout, devices of data times devices of context, is from one device."""
-    steps = config.train.num_steps
-    examples = batches(config.data.sequence_length, steps, starts=starts)
-    one, one_metrics = Run(config, jax.devices()[:1], 1).go(examples)
-    found = {}
-    for data, ranks in layouts:
-        state, metrics = Run(config, jax.devices()[: data * ranks], ranks).go(examples)
-        names = ("loss", "gradient_norm", "gradient_norms", "router_counts_LX", "router_entropy_L")
-        found[f"{data} x {ranks}"] = {
-            n: difference(getattr(metrics, n), getattr(one_metrics, n)) for n in names
-        } | {
-            "weights": difference(state.params, one.params),
-            "router_bias": difference(state.router_bias_LX, one.router_bias_LX),
-        }
-    return found
+    examples = batches(config.data.sequence_length, config.train.num_steps, starts=starts)
+    one = Run(config, jax.devices()[:1], 1).go(examples)
+    return {
+        f"{data} x {ranks}": apart(Run(config, jax.devices()[: data * ranks], ranks).go(examples), one)
+        for data, ranks in layouts
+    }
+
+
+def apart(run, other):
+    """How far two runs' weights and biases are from each other, and what they told on the way."""
+    (state, metrics), (other_state, other_metrics) = run, other
+    names = ("loss", "gradient_norm", "gradient_norms", "router_counts_LX", "router_entropy_L")
+    return {n: difference(getattr(metrics, n), getattr(other_metrics, n)) for n in names} | {
+        "weights": difference(state.params, other_state.params),
+        "router_bias": difference(state.router_bias_LX, other_state.router_bias_LX),
+    }
 
 
 def messages(form):
@@ -135,11 +137,19 @@ def campaign(seed):
         **({"cca_time0": 3} if random.random() < 0.3 else {}),
     )
     form, remat = str(random.choice(["gathered", "ring"])), str(random.choice(["none", "products", "layer"]))
-    config = config_of(model, length=length, steps=20, context_attention=form, remat=remat)
     starts = random.integers(1, length, 3).tolist()
+    examples = batches(length, 20, starts=starts)
+
+    def run(devices, ranks, remat):
+        config = config_of(model, length=length, steps=20, context_attention=form, remat=remat)
+        return Run(config, jax.devices()[:devices], ranks).go(examples)
+
+    one = run(1, 1, remat)
     return {
         "case": [ranks, data, length, form, remat, starts],
-        **compare(config, [(data, ranks)], starts=starts),
+        "shared": apart(run(data * ranks, ranks, remat), one),
+        # The same sums, rounded elsewhere: what that alone does in so many steps.
+        "rounding": apart(run(1, 1, "none" if remat == "layer" else "layer"), one),
     }
 
 

@@ -55,8 +55,9 @@ def halos(*, directions):
 @pytest.mark.campaign
 @pytest.mark.parametrize("seed", range(12))
 def test_any_shape_trains_twenty_steps_as_one_device(seed):
+    """Steps amplify what was rounded otherwise, in some cases a hundredfold: a control says how far."""
     found = trained("campaign", str(seed), limit_seconds=1500)
-    case = found.pop("case")
-    (errors,) = found.values()
-    assert errors["router_counts_LX"] == 0, case
-    assert all(error < 1e-5 for error in errors.values()), (case, errors)
+    errors = found["shared"]
+    assert errors["router_counts_LX"] == 0, found
+    bound = min(1e-5 + 30 * max(found["rounding"].values()), 1e-3)
+    assert all(error < bound for error in errors.values()), found
