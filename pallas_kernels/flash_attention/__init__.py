@@ -18,7 +18,7 @@ from pallas_kernels.flash_attention import triton
 from pallas_kernels.flash_attention.blockwise import blockwise_attention
 from pallas_kernels.flash_attention.reference import probabilities
 from pallas_kernels.flash_attention.triton import Blocks, Masking, Tile
-from pallas_kernels.flash_attention.xla import BLOCKWISE_FROM, full_attention
+from pallas_kernels.flash_attention.xla import form_of, full_attention
 
 BLOCKS = {
     64: Blocks(
@@ -71,8 +71,9 @@ def flash_attention(
       query_segments_BT: int32, documents of the queries; both or neither.
       key_segments_BS: int32, documents of the keys: a query sees keys of its own document.
       implementation: "pallas"; "full", which makes all scores at once; "blockwise", which makes those of
-        a pair of blocks at a time, of a sequence to itself; "xla", which is "blockwise" for sequences of
-        1,024 tokens or more and else "full"; None for what `choice.TABLE` says of the platform.
+        a pair of blocks at a time; "xla", which is "blockwise" for as many scores as 1,024 tokens have
+        with themselves or more, of a block of queries at least, and else "full"; None for what
+        `choice.TABLE` says of the platform.
       blocks: settings of the kernels; None for those of `BLOCKS`.
 
     Returns:
@@ -89,13 +90,13 @@ def flash_attention(
         batch, time, heads, _ = q_BTNH.shape
         return jnp.zeros_like(q_BTNH), jnp.full((batch, heads, time), -jnp.inf, jnp.float32)
     q_BTNH, k_BSKH, v_BSKH = (checkpoint_name(x, KEPT) for x in (q_BTNH, k_BSKH, v_BSKH))
-    to_itself = isinstance(query_start, int) and query_start == 0 and q_BTNH.shape[1] == k_BSKH.shape[1]
     if chosen == "xla":
-        chosen = "blockwise" if to_itself and q_BTNH.shape[1] >= BLOCKWISE_FROM else "full"
+        chosen = form_of(q_BTNH.shape[1], k_BSKH.shape[1])
     segments = query_segments_BT, key_segments_BS
     if chosen == "blockwise":
-        _check_to_itself(to_itself, q_BTNH, k_BSKH, query_start)
-        return blockwise_attention(q_BTNH, k_BSKH, v_BSKH, window, *segments)
+        to_itself = isinstance(query_start, int) and query_start == 0 and q_BTNH.shape[1] == k_BSKH.shape[1]
+        start = None if to_itself else query_start
+        return blockwise_attention(q_BTNH, k_BSKH, v_BSKH, window, *segments, query_start=start)
     window = EVERYTHING if window is None else window
     limits = jnp.stack([jnp.asarray(x, jnp.int32) for x in (query_start, window)])
     results: Any
@@ -128,14 +129,6 @@ def attention_probabilities(
     _check(q_BTNH, k_BSKH, k_BSKH, query_segments_BT, key_segments_BS)
     limits = query_start, EVERYTHING if window is None else window
     return probabilities(q_BTNH, k_BSKH, limits, query_segments_BT, key_segments_BS)[0]
-
-
-def _check_to_itself(to_itself: bool, q_BTNH: jax.Array, k_BSKH: jax.Array, query_start: Any) -> None:
-    if not to_itself:
-        raise ValueError(
-            f'implementation="blockwise" is of a sequence to itself; there are {q_BTNH.shape[1]} queries '
-            f'from key {query_start} on and {k_BSKH.shape[1]} keys: take "full" or "xla"'
-        )
 
 
 def _blocks_for(width: int) -> Blocks:

@@ -1,10 +1,12 @@
-"""`flash_attention` of a long sequence to itself without a kernel: a block of queries and of keys at a time.
+"""`flash_attention` of many queries to many keys without a kernel: a block of queries and of keys at a time.
 
-Memory grows with T, not with T x T ([FlashAttention] algorithms 1 and 4). Only pairs of blocks on or below
-the diagonal are visited, by a scan whose length is known: XLA runs a loop of unknown length from the host.
+Memory grows with T + S, not with T x S ([FlashAttention] algorithms 1 and 4). Of a sequence to itself only
+pairs of blocks on or below the diagonal are visited, by a scan whose length is known: XLA runs a loop of
+unknown length from the host. Where the queries' place among the keys is data, the scan has all pairs, and
+those that no query sees are passed over.
 
-Letters: B batch, T time, N query heads, K key/value heads, G = N/K, H head width, J blocks of the
-sequence, Q queries of a block, S keys of a block.
+Letters: B batch, T queries, S keys, N query heads, K key/value heads, G = N/K, H head width, J blocks of
+queries or of keys, Q queries of a block; within a block S are its keys.
 """
 
 import functools
@@ -26,13 +28,23 @@ more than 16 MiB of scores a head."""
 
 
 class _Blocks(NamedTuple):
-    """A sequence cut into blocks, which lead."""
+    """Queries and keys cut into blocks, which lead."""
 
     q_JBKGQH: jax.Array
     k_JBKSH: jax.Array
     v_JBKSH: jax.Array
     segments: tuple[jax.Array, jax.Array] | None
     """Documents of queries and keys, [J, B, Q] and [J, B, S]."""
+    num_keys: int
+    """Without padding."""
+
+
+class _Sight(NamedTuple):
+    """Which keys a query sees, but for documents."""
+
+    start: jax.Array | int | None
+    """Place of the first query among the keys; None of a sequence to itself."""
+    window: jax.Array | int | None
 
 
 class _Softmax(NamedTuple):
@@ -46,87 +58,89 @@ class _Softmax(NamedTuple):
 
 def blockwise_attention(
     q_BTNH: jax.Array,
-    k_BTKH: jax.Array,
-    v_BTKH: jax.Array,
+    k_BSKH: jax.Array,
+    v_BSKH: jax.Array,
     window: jax.Array | int | None,
     query_segments_BT: jax.Array | None,
-    key_segments_BT: jax.Array | None,
+    key_segments_BS: jax.Array | None,
     *,
+    query_start: jax.Array | int | None = None,
     block: int | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Attention of sequences to themselves: output [B, T, N, H] and logsumexp [B, N, T].
+    """Attention of queries to keys: output [B, T, N, H] and logsumexp [B, N, T].
 
     Args:
       q_BTNH: queries; head n belongs to key head n // G.
-      k_BTKH: keys.
-      v_BTKH: values.
-      window: tokens a query sees, itself included; None for all. Blocks out of its reach cost nothing.
+      k_BSKH: keys.
+      v_BSKH: values.
+      window: keys a query sees, its own included; None for all. Blocks out of its reach cost nothing.
       query_segments_BT: documents of the queries; None is one.
-      key_segments_BT: documents of the keys.
+      key_segments_BS: documents of the keys.
+      query_start: place of the first query among the keys; None of sequences to themselves, T = S.
       block: tokens of a block; None for what suits the length.
     """
-    time = q_BTNH.shape[1]
-    block = min(block or block_of(time), time)
-    padding = ((0, 0), (0, -time % block), (0, 0), (0, 0))  # behind all queries, so that nobody sees it
-    q_BTNH, k_BTKH, v_BTKH = (jnp.pad(x, padding) for x in (q_BTNH, k_BTKH, v_BTKH))
+    time, num_keys = q_BTNH.shape[1], k_BSKH.shape[1]
+    assert query_start is not None or time == num_keys, "only a sequence to itself tells where queries stand"
+    block = min(block or block_of(max(time, num_keys)), time)
+    q_BTNH, k_BSKH, v_BSKH = (_pad(x, block) for x in (q_BTNH, k_BSKH, v_BSKH))
     segments = None
-    if query_segments_BT is not None and key_segments_BT is not None:
-        both = query_segments_BT, key_segments_BT
-        segments = tuple(jnp.pad(x_BT, padding[:2], mode="edge") for x_BT in both)
-    results: Any = _attend(q_BTNH, k_BTKH, v_BTKH, window, segments, block)
+    if query_segments_BT is not None and key_segments_BS is not None:
+        segments = tuple(_pad(x, block, mode="edge") for x in (query_segments_BT, key_segments_BS))
+    sight = _Sight(query_start, window)
+    results: Any = _attend(q_BTNH, k_BSKH, v_BSKH, sight, segments, block, num_keys)
     out_BTNH, logsumexp_BNT = results
     return out_BTNH[:, :time], logsumexp_BNT[:, :, :time]
 
 
 def block_of(time: int) -> int:
-    """Tokens of a block for a sequence of `time` tokens."""
+    """Tokens of a block for `time` queries or keys, whichever are more."""
     sixteenth = 1 << max(time // 16, 1).bit_length() - 1
     return min(max(sixteenth, SMALLEST_BLOCK), LARGEST_BLOCK)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
-def _attend(q_BTNH, k_BTKH, v_BTKH, window, segments, block):
-    return _forward(q_BTNH, k_BTKH, v_BTKH, window, segments, block)[0]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6))
+def _attend(q_BTNH, k_BSKH, v_BSKH, sight, segments, block, num_keys):
+    return _forward(q_BTNH, k_BSKH, v_BSKH, sight, segments, block, num_keys)[0]
 
 
-def _forward(q_BTNH, k_BTKH, v_BTKH, window, segments, block):
-    blocks = _cut(q_BTNH, k_BTKH, v_BTKH, segments, block)
+def _forward(q_BTNH, k_BSKH, v_BSKH, sight, segments, block, num_keys):
+    blocks = _cut(q_BTNH, k_BSKH, v_BSKH, segments, block, num_keys)
     shape = blocks.q_JBKGQH.shape
     start = _Softmax(
         jnp.zeros(shape, jnp.float32),
         jnp.zeros(shape[:-1], jnp.float32),
         jnp.full(shape[:-1], LOWEST),
     )
-    done = _over_pairs(functools.partial(_add_keys, blocks, window), start, shape[0], block, window)
+    done = _over_pairs(functools.partial(_add_keys, blocks, sight), start, blocks, sight)
     sees_JBKGQ = done.top_JBKGQ > LOWEST
     share_JBKGQ = jnp.where(sees_JBKGQ, 1 / done.sum_JBKGQ, 0)
-    out_JBKGQH = (done.out_JBKGQH * share_JBKGQ[..., None]).astype(v_BTKH.dtype)
+    out_JBKGQH = (done.out_JBKGQH * share_JBKGQ[..., None]).astype(v_BSKH.dtype)
     logsumexp_JBKGQ = jnp.where(sees_JBKGQ, done.top_JBKGQ + jnp.log(done.sum_JBKGQ), -jnp.inf)
     results = _join(out_JBKGQH), _join(logsumexp_JBKGQ[..., None])[..., 0].swapaxes(1, 2)
     out_BTNH, logsumexp_BNT = (checkpoint_name(x, KEPT) for x in results)
-    saved = q_BTNH, k_BTKH, v_BTKH, window, segments, out_BTNH, logsumexp_BNT
+    saved = q_BTNH, k_BSKH, v_BSKH, sight, segments, out_BTNH, logsumexp_BNT
     return (out_BTNH, logsumexp_BNT), saved
 
 
-def _backward(block, saved, gradients):
-    q_BTNH, k_BTKH, v_BTKH, window, segments, out_BTNH, logsumexp_BNT = saved
+def _backward(block, num_keys, saved, gradients):
+    q_BTNH, k_BSKH, v_BSKH, sight, segments, out_BTNH, logsumexp_BNT = saved
     grad_BTNH, grad_logsumexp_BNT = gradients
-    blocks = _cut(q_BTNH, k_BTKH, v_BTKH, segments, block)
+    blocks = _cut(q_BTNH, k_BSKH, v_BSKH, segments, block, num_keys)
     # What the softmax's normalisation takes off, the sum over s of probs * grad_probs ([FlashAttention-2]
     # section 3.1.2), less what comes in through the logsumexp.
     shared_BTN = jnp.sum(grad_BTNH.astype(jnp.float32) * out_BTNH.astype(jnp.float32), axis=-1)
     shared_BTN = shared_BTN - grad_logsumexp_BNT.swapaxes(1, 2)
     # Infinite for a query that sees nothing: its probabilities are then zeros.
     divisor_BTN = jnp.where(jnp.isneginf(logsumexp_BNT), jnp.inf, logsumexp_BNT).swapaxes(1, 2)
-    cut = functools.partial(_cut_heads, num_key_heads=k_BTKH.shape[2], block=block)
+    cut = functools.partial(_cut_heads, num_key_heads=k_BSKH.shape[2], block=block)
     per_query = cut(grad_BTNH), cut(shared_BTN[..., None])[..., 0], cut(divisor_BTN[..., None])[..., 0]
-    step = functools.partial(_add_gradients, blocks, window, *per_query)
+    step = functools.partial(_add_gradients, blocks, sight, *per_query)
     start = tuple(jnp.zeros(x.shape, jnp.float32) for x in (blocks.q_JBKGQH, blocks.k_JBKSH, blocks.v_JBKSH))
-    grad_q_JBKGQH, grad_k_JBKSH, grad_v_JBKSH = _over_pairs(step, start, len(blocks.q_JBKGQH), block, window)
+    grad_q_JBKGQH, grad_k_JBKSH, grad_v_JBKSH = _over_pairs(step, start, blocks, sight)
     return (
         _join(grad_q_JBKGQH.astype(q_BTNH.dtype)),
-        _join(grad_k_JBKSH[:, :, :, None].astype(k_BTKH.dtype)),
-        _join(grad_v_JBKSH[:, :, :, None].astype(v_BTKH.dtype)),
+        _join(grad_k_JBKSH[:, :, :, None].astype(k_BSKH.dtype)),
+        _join(grad_v_JBKSH[:, :, :, None].astype(v_BSKH.dtype)),
         None,
         None,
     )
@@ -135,25 +149,44 @@ def _backward(block, saved, gradients):
 _attend.defvjp(_forward, _backward)
 
 
-def _over_pairs(step, carry, num_blocks, block, window):
-    """Scans `step(carry, i, j)` over blocks of queries i and of keys j <= i, the last of which is i."""
-    pairs = np.array([(i, j) for i in range(num_blocks) for j in range(i + 1)], np.int32)
+def _over_pairs(step, carry, blocks: _Blocks, sight: _Sight):
+    """Scans `step(carry, i, j)` over blocks of queries i and of keys j that may see each other."""
+    num_queries, num_keys = len(blocks.q_JBKGQH), len(blocks.k_JBKSH)
+    pairs = [(i, j) for i in range(num_queries) for j in range(num_keys) if sight.start is not None or j <= i]
 
     def visit(carry, pair):
         # Tied to the carry, or remat would see that masks depend on no gradient, make those of all pairs
-        # before the scan and keep them: T x T of them.
+        # before the scan and keep them: T x S of them.
         carry, (i, j) = lax.optimization_barrier((carry, pair))
-        if window is None:
+        is_seen = _is_seen(blocks, sight, i, j)
+        if is_seen is None:
             return step(carry, i, j), None
-        nearest = (i - j - 1) * block + 1  # of the first query to the last key
-        return lax.cond(nearest < window, lambda: step(carry, i, j), lambda: carry), None
+        return lax.cond(is_seen, lambda: step(carry, i, j), lambda: carry), None
 
-    return lax.scan(visit, carry, (pairs[:, 0], pairs[:, 1]))[0]
+    numbers = np.array(pairs, np.int32)
+    return lax.scan(visit, carry, (numbers[:, 0], numbers[:, 1]))[0]
 
 
-def _add_keys(blocks: _Blocks, window, sums: _Softmax, i: jax.Array, j: jax.Array) -> _Softmax:
+def _is_seen(blocks: _Blocks, sight: _Sight, i: jax.Array, j: jax.Array) -> jax.Array | None:
+    """Whether any query of block i sees any key of block j; None where that was known beforehand."""
+    in_reach = None
+    if sight.window is not None:  # of the first query, to the last key
+        in_reach = _distance(blocks, sight, i - j - 1) + 1 < sight.window
+    if sight.start is None:
+        return in_reach
+    is_behind = _distance(blocks, sight, i - j + 1) > 0  # the last query, the first key
+    return is_behind if in_reach is None else is_behind & in_reach
+
+
+def _distance(blocks: _Blocks, sight: _Sight, num_blocks: jax.Array) -> jax.Array:
+    """How far a query is behind a key where the blocks that they begin are so many apart."""
+    between = num_blocks * blocks.k_JBKSH.shape[-2]
+    return between if sight.start is None else between + sight.start
+
+
+def _add_keys(blocks: _Blocks, sight: _Sight, sums: _Softmax, i: jax.Array, j: jax.Array) -> _Softmax:
     """Lets the queries of block i see the keys of block j."""
-    scores_BKGQS = _scores(blocks, window, i, j)
+    scores_BKGQS = _scores(blocks, sight, i, j)
     old_BKGQ, v_BKSH = _at(sums.top_JBKGQ, i), _at(blocks.v_JBKSH, j)
     top_BKGQ = jnp.maximum(old_BKGQ, scores_BKGQS.max(axis=-1))
     exp_BKGQS = jnp.exp(scores_BKGQS - top_BKGQ[..., None])
@@ -168,12 +201,12 @@ def _add_keys(blocks: _Blocks, window, sums: _Softmax, i: jax.Array, j: jax.Arra
     )
 
 
-def _add_gradients(blocks: _Blocks, window, grad_JBKGQH, shared_JBKGQ, divisor_JBKGQ, grads, i, j):
+def _add_gradients(blocks: _Blocks, sight: _Sight, grad_JBKGQH, shared_JBKGQ, divisor_JBKGQ, grads, i, j):
     """Adds what block i of queries gives to its own gradient and to those of block j of keys."""
     grad_q_JBKGQH, grad_k_JBKSH, grad_v_JBKSH = grads
     q_BKGQH, grad_BKGQH = _at(blocks.q_JBKGQH, i), _at(grad_JBKGQH, i)
     k_BKSH, v_BKSH = _at(blocks.k_JBKSH, j), _at(blocks.v_JBKSH, j)
-    probs_BKGQS = jnp.exp(_scores(blocks, window, i, j) - _at(divisor_JBKGQ, i)[..., None])
+    probs_BKGQS = jnp.exp(_scores(blocks, sight, i, j) - _at(divisor_JBKGQ, i)[..., None])
     grad_v_BKSH = _product("bkgqs,bkgqh->bksh", probs_BKGQS.astype(v_BKSH.dtype), grad_BKGQH)
     grad_scores_BKGQS = _product("bkgqh,bksh->bkgqs", grad_BKGQH, v_BKSH) - _at(shared_JBKGQ, i)[..., None]
     grad_scores_BKGQS = probs_BKGQS * grad_scores_BKGQS * q_BKGQH.shape[-1] ** -0.5
@@ -187,12 +220,14 @@ def _add_gradients(blocks: _Blocks, window, grad_JBKGQH, shared_JBKGQ, divisor_J
     )
 
 
-def _scores(blocks: _Blocks, window, i: jax.Array, j: jax.Array) -> jax.Array:
+def _scores(blocks: _Blocks, sight: _Sight, i: jax.Array, j: jax.Array) -> jax.Array:
     q_BKGQH, k_BKSH = _at(blocks.q_JBKGQH, i), _at(blocks.k_JBKSH, j)
     block = k_BKSH.shape[-2]
-    limits = (i - j) * block, np.iinfo(np.int32).max if window is None else window
+    limits = _distance(blocks, sight, i - j), np.iinfo(np.int32).max if sight.window is None else sight.window
     segments = (None, None) if blocks.segments is None else map(_at, blocks.segments, (i, j))
     mask_BQS = visible_keys(block, block, limits, *segments)
+    if sight.start is not None:  # padding is behind all queries only where these are the keys'
+        mask_BQS &= j * block + jnp.arange(block) < blocks.num_keys
     scores_BKGQS = _product("bkgqh,bksh->bkgqs", q_BKGQH, k_BKSH) * q_BKGQH.shape[-1] ** -0.5
     return jnp.where(mask_BQS[:, None, None], scores_BKGQS, LOWEST)
 
@@ -208,11 +243,16 @@ def _put(x: jax.Array, index: jax.Array, value: jax.Array) -> jax.Array:
     return lax.dynamic_update_index_in_dim(x, value, index, axis=0)
 
 
-def _cut(q_BTNH, k_BTKH, v_BTKH, segments, block: int) -> _Blocks:
-    cut = functools.partial(_cut_heads, num_key_heads=k_BTKH.shape[2], block=block)
+def _pad(x_BT: jax.Array, block: int, **options: Any) -> jax.Array:
+    """Tokens for whole blocks."""
+    return jnp.pad(x_BT, [(0, 0), (0, -x_BT.shape[1] % block), *[(0, 0)] * (x_BT.ndim - 2)], **options)
+
+
+def _cut(q_BTNH, k_BSKH, v_BSKH, segments, block: int, num_keys: int) -> _Blocks:
+    cut = functools.partial(_cut_heads, num_key_heads=k_BSKH.shape[2], block=block)
     if segments is not None:
         segments = tuple(x_BT.reshape(len(x_BT), -1, block).swapaxes(0, 1) for x_BT in segments)
-    return _Blocks(cut(q_BTNH), cut(k_BTKH)[:, :, :, 0], cut(v_BTKH)[:, :, :, 0], segments)
+    return _Blocks(cut(q_BTNH), cut(k_BSKH)[:, :, :, 0], cut(v_BSKH)[:, :, :, 0], segments, num_keys)
 
 
 def _cut_heads(x_BTNH: jax.Array, num_key_heads: int, block: int) -> jax.Array:

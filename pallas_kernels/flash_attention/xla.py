@@ -17,6 +17,8 @@ from pallas_kernels.fusion import unfused
 BLOCKWISE_FROM = 1024
 """Tokens of a sequence from which on `blockwise` is taken: it was 1.75 times as fast at 1,024, forward and
 backward on 2 cores of an AMD EPYC, and slower at 512; its memory matters only beyond."""
+FEWEST_QUERIES = 256
+"""To other keys, for which `blockwise` is taken: blocks of fewer do not fill a core's products."""
 LOWEST = float(jnp.finfo(jnp.float32).min)
 """A score that is not to be seen. Not minus infinity, from which a difference would be NaN."""
 
@@ -108,3 +110,9 @@ def ungroup_heads(x_BKGTH: jax.Array) -> jax.Array:
     """`group_heads` undone: heads side by side, [B, T, N, H]."""
     batch, _, _, time, width = x_BKGTH.shape
     return x_BKGTH.transpose(0, 3, 1, 2, 4).reshape(batch, time, -1, width)
+
+
+def form_of(num_queries: int, num_keys: int) -> str:
+    """Which of the forms without a kernel suits so many queries and keys."""
+    is_large = num_queries * num_keys >= BLOCKWISE_FROM**2
+    return "blockwise" if is_large and num_queries >= FEWEST_QUERIES else "full"

@@ -58,6 +58,41 @@ def test_it_is_attention(time, block, window, num_segments, num_key_heads):
         np.testing.assert_allclose(result, right, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    # Chunks of a sequence that devices share: after all keys, before all, and among them.
+    ("time", "num_keys", "start", "window"),
+    [(8, 8, 8, None), (8, 8, -8, None), (8, 8, 0, None), (5, 13, 8, None), (6, 11, 5, 6), (7, 20, 3, 2)],
+)
+def test_queries_may_stand_anywhere_among_the_keys(time, num_keys, start, window):
+    """Both results, and gradients of both; where they stand is data, as it differs from device to device."""
+    (q, _, _), grads = operands(time, 2)
+    (_, k, v), _ = operands(num_keys, 2, seed=1)
+    random = np.random.default_rng(2)
+    of_queries, of_keys = (
+        jnp.asarray(np.sort(random.integers(0, 2, (2, size)), axis=1), jnp.int32) for size in (time, num_keys)
+    )
+
+    @jax.jit
+    def ours(arguments, grads, start):
+        def attend(*qkv):
+            return blockwise_attention(*qkv, window, of_queries, of_keys, query_start=start, block=4)
+
+        results, pull_back = jax.vjp(attend, *arguments)
+        return results, pull_back(grads)
+
+    arguments = q, k, v
+    found = ours(*jax.tree.map(jnp.float32, (arguments, grads)), start)
+    reference = functools.partial(
+        flash_attention_reference,
+        limits=jnp.int32([start, EVERYTHING if window is None else window]),
+        query_segments_BT=of_queries,
+        key_segments_BS=of_keys,
+    )
+    expected = in_float64(reference, arguments, grads)
+    for result, right in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(result, right, rtol=1e-5, atol=1e-5)
+
+
 def test_a_query_that_sees_nothing_gives_zeros_and_takes_no_gradient():
     arguments, (grad, _) = operands(9, 2)
     of_queries, of_keys = jnp.ones((2, 9), jnp.int32).at[:, 5].set(7), jnp.ones((2, 9), jnp.int32)
@@ -102,18 +137,25 @@ def test_blocks_suit_the_length(time, block):
     assert block_of(time) == block
 
 
-def test_long_sequences_take_it_and_it_takes_nothing_else():
-    def num_scans(time, **options):
-        x = jax.ShapeDtypeStruct((1, time, 1, 4), jnp.float32)
+def test_long_sequences_take_it():
+    def num_scans(time, num_keys, **options):
+        q, kv = (jax.ShapeDtypeStruct((1, size, 1, 4), jnp.float32) for size in (time, num_keys))
         attend = functools.partial(flash_attention, implementation="xla", **options)
-        return str(jax.make_jaxpr(attend)(x, x, x)).count("scan[")
+        return str(jax.make_jaxpr(attend)(q, kv, kv)).count("scan[")
 
-    assert (num_scans(1023), num_scans(1024), num_scans(1024, query_start=1)) == (0, 1, 0)
-    x = jnp.zeros((1, 4, 1, 4))
-    with pytest.raises(
-        ValueError, match='"blockwise" is of a sequence to itself; there are 2 queries from key 0'
-    ):
-        flash_attention(x[:, :2], x, x, implementation="blockwise")
+    assert (num_scans(1023, 1023), num_scans(1024, 1024)) == (0, 1)
+    assert (num_scans(256, 4096, query_start=3840), num_scans(255, 2**20, query_start=0)) == (1, 0)
+
+
+def test_a_chunk_of_a_long_sequence_has_no_array_of_all_its_scores():
+    """Of a sequence in 128 parts; where it stands is data, and so all pairs of blocks are in the program."""
+    q, kv = (jax.ShapeDtypeStruct((1, size, 1, 4), jnp.float32) for size in (512, 2**16))
+
+    def loss(q, k, v, start):
+        return flash_attention(q, k, v, query_start=start, implementation="xla")[0].sum()
+
+    program = jax.jit(jax.grad(loss, argnums=(0, 1, 2))).lower(q, kv, kv, 0).compile()
+    assert program.memory_analysis().temp_size_in_bytes < 512 * 2**16
 
 
 def test_the_network_does_not_depend_on_it():

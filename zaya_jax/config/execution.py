@@ -40,8 +40,9 @@ class ExecutionConfig:
         "pallas" is the kernel, "xla" what XLA makes of plain operations. None takes what
         `pallas_kernels/choice.py` says is best on the platform.
       attention_implementation: in training. Two forms of "xla" can be named: "full" makes all scores of
-        a layer at once, "blockwise" those of a pair of blocks at a time; it takes the latter for
-        sequences of 1,024 tokens or more. This and the fields below: None is as `implementation` says.
+        a layer at once, "blockwise" those of a pair of blocks at a time; it takes the latter for as many
+        scores as 1,024 tokens have with themselves or more. This and the fields below: None is as
+        `implementation` says.
       decode_implementation: of a new token's attention to the cache.
       experts_implementation: two forms of "xla" can be named: "blocked", which it takes on CPUs, and
         "ragged_dot". "ragged_dot+pallas" is the vendor's product forward and the kernel for gradients,

@@ -159,11 +159,6 @@ class Config:
             f"of {2 * ranks}, as {length - rest or 2 * ranks} is",
         )
         require(
-            self.execution.attention_implementation != "blockwise",
-            f'execution.attention_implementation is "blockwise" and context_devices {ranks}; that form is of '
-            'whole sequences: "pallas", "full" or "xla" are of shared ones too',
-        )
-        require(
             not self.dpo.beta,
             f"dpo.beta is {self.dpo.beta} and execution.context_devices {ranks}; answers are compared within "
             "a device, so it must be 1",
