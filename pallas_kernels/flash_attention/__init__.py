@@ -59,7 +59,8 @@ def flash_attention(
 
     Query head n belongs to key head n // (N/K). Products take the dtype of the arguments and add up
     in float32, as does the softmax. Blocks of keys that no query of a block may see are not visited.
-    Both results can be differentiated. Gradients are added up in a fixed order.
+    Both results can be differentiated, and are named `KEPT`. The operands are not: the caller alone knows
+    whether they are dear to make again. Gradients are added up in a fixed order.
 
     Args:
       q_BTNH: queries.
@@ -89,7 +90,6 @@ def flash_attention(
     if q_BTNH.size == 0 or k_BSKH.size == 0:
         batch, time, heads, _ = q_BTNH.shape
         return jnp.zeros_like(q_BTNH), jnp.full((batch, heads, time), -jnp.inf, jnp.float32)
-    q_BTNH, k_BSKH, v_BSKH = (checkpoint_name(x, KEPT) for x in (q_BTNH, k_BSKH, v_BSKH))
     if chosen == "xla":
         chosen = form_of(q_BTNH.shape[1], k_BSKH.shape[1])
     segments = query_segments_BT, key_segments_BS

@@ -29,7 +29,7 @@ def test_every_gpu_has_as_many_tokens_as_in_the_published_recipe(phases, phase, 
     assert (micro_batch(config, GPUS), own_tokens(config)) == (1, 16_384)
 
 
-def test_gathered_keys_come_twice_where_layers_are_recomputed(phases):
+def test_gathered_keys_come_twice_unless_all_is_kept(phases):
     config = phases["finetune"]
     of_others = 7 * 16_384
     assert exchange(config, GPUS) == Exchange(
@@ -37,8 +37,8 @@ def test_gathered_keys_come_twice_where_layers_are_recomputed(phases):
         gradients=LAYERS * of_others * 2 * KIB,  # in float32
         halos=3 * LAYERS * 2 * HALO * 2,  # of two chunks, forward, once more and backward
     )
-    kept = exchange(changed(config, remat="products"), GPUS)
-    assert kept.keys == LAYERS * of_others * KIB
+    assert exchange(changed(config, remat="products"), GPUS) == exchange(config, GPUS)
+    assert exchange(changed(config, remat="none"), GPUS).keys == LAYERS * of_others * KIB
 
 
 def test_a_ring_has_a_share_of_the_keys_at_a_time(phases):

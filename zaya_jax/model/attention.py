@@ -11,8 +11,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.checkpoint_names import KEPT
 from pallas_kernels.flash_attention import flash_attention
 from pallas_kernels.product import product
 from zaya_jax.config import HYBRID_SLIDING, ExecutionConfig, ModelConfig
@@ -120,9 +122,7 @@ def attend_within(
 ) -> Float[Array, "B T N H"]:
     """Causal softmax attention of sequences to themselves, within the window and the document."""
     out_BTNH, _ = flash_attention(
-        q_BTNH,
-        k_BTKH,
-        v_BTKH,
+        *name_operands(q_BTNH, k_BTKH, v_BTKH),
         # A window of data costs a comparison with it in every block: not where no layer has one.
         window=window if HYBRID_SLIDING in config.layer_types else None,
         query_segments_BT=segments_BT,
@@ -130,6 +130,11 @@ def attend_within(
         implementation=execution.implementation_of("attention"),
     )
     return out_BTNH
+
+
+def name_operands(*operands: jax.Array) -> tuple[jax.Array, ...]:
+    """Queries, keys and values of this device's tokens, as policies of rematerialisation keep them."""
+    return tuple(checkpoint_name(x, KEPT) for x in operands)
 
 
 def project_out(out_BTNH: Float[Array, "B T N H"], weights: Mapping) -> Float[Array, "B T D"]:

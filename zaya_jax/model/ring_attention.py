@@ -14,7 +14,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 
+from pallas_kernels.checkpoint_names import KEPT
 from pallas_kernels.flash_attention import flash_attention
 from zaya_jax.model.shared_sequences import SharedSequences
 from zaya_jax.parallel.context import (
@@ -28,6 +30,8 @@ from zaya_jax.parallel.context import (
 
 Pair = tuple[jax.Array, jax.Array]
 """Of the early and the late chunks."""
+EARLY, LATE = 0, 1
+"""In a pair."""
 
 
 def attend_around(
@@ -68,27 +72,42 @@ def _forward(
 ) -> tuple[Pair, Any]:
     attend = functools.partial(_attend, SharedSequences(*segments), implementation, window)
 
-    # Of the four pairs with another device's chunks two are seen whole and two not at all, whichever device
-    # it is: none waits for one that has more to do.
-    def visit(sums: Any, keys: Pair, source: jax.Array) -> Any:
-        for q, q_number in enumerate(chunk_numbers(rank())):
-            for k, k_number in enumerate(chunk_numbers(source)):
-                found = attend(q_number, k_number, queries[q], keys[k])
-                sums = (*sums[:q], _merge(sums[q], found), *sums[q + 1 :])
-        return sums
+    def add(q: int, k: int, sums: Any, keys: Pair, source: jax.Array) -> Any:
+        found = attend(chunk_numbers(rank())[q], chunk_numbers(source)[k], queries[q], keys[k])
+        return _put(sums, q, _merge(sums[q], found))
 
     def step(carry: Any, distance: jax.Array) -> tuple[Any, None]:
         sums, keys = carry
         # Before the visit: behind the last one nobody waits for keys any more.
         keys = to_next(keys)
-        return (visit(sums, keys, _source(distance)), keys), None
+        return (_visit_others(add, sums, keys, _source(distance)), keys), None
 
     # A device's own first: what it has is not sent to it.
-    sums = visit(tuple(map(_nothing, queries)), keys, rank())
+    sums = _visit_own(add, tuple(map(_nothing, queries)), keys)
     (sums, _), _ = lax.scan(step, (sums, keys), jnp.arange(1, num_ranks()))
+    # And nothing of the visits, or all keys that have come by would be kept.
+    sums = jax.tree.map(lambda x: checkpoint_name(x, KEPT), sums)
     # Rounded behind the last sum, not at each device.
     results = tuple(out.astype(q.dtype) for (out, _), q in zip(sums, queries, strict=True))
     return results, (queries, keys, segments, sums)  # pyright: ignore[reportReturnType]
+
+
+def _visit_own(add: Any, sums: Any, keys: Pair) -> Any:
+    """Pairs of a device's own chunks: each with itself, and the late one with the early one."""
+    for q, k in ((EARLY, EARLY), (LATE, EARLY), (LATE, LATE)):
+        sums = add(q, k, sums, keys, rank())
+    return sums
+
+
+def _visit_others(add: Any, sums: Any, keys: Pair, source: jax.Array) -> Any:
+    """Pairs with another device's chunks that are seen: two of four, whole, whichever device it is.
+
+    The late chunk sees all early ones, and the early one no late one. Of a device before this one the early
+    chunk is seen by the early one, of a device behind it the late one by the late one.
+    """
+    sums = add(LATE, EARLY, sums, keys, source)
+    alike = (functools.partial(add, chunk, chunk) for chunk in (EARLY, LATE))
+    return lax.cond(source < rank(), *alike, sums, keys, source)
 
 
 def _backward(implementation: str | None, window: int | None, saved: Any, gradients: Pair) -> Any:
@@ -98,36 +117,34 @@ def _backward(implementation: str | None, window: int | None, saved: Any, gradie
     # What moving a pair's weight against the others' changes: the same for all pairs of a query.
     shares = [jnp.sum(grad * out, axis=3) for grad, (out, _) in zip(grads, sums, strict=True)]
 
-    def visit(grad_queries: Any, grad_keys: Any, keys: Pair, source: jax.Array) -> Any:
-        grad_queries, grad_keys = list(grad_queries), list(grad_keys)
-        for q, q_number in enumerate(chunk_numbers(rank())):
-            for k, k_number in enumerate(chunk_numbers(source)):
-                # Forward once more: kept, the outputs of all pairs would be what a ring is there to avoid.
-                (out, logsumexp), pull = jax.vjp(
-                    functools.partial(attend, q_number, k_number), queries[q], keys[k]
-                )
-                weight = _weight(logsumexp, sums[q][1]).transpose(0, 2, 1)
-                # The output of all is the sum of parts times weights, and a weight is exp(part - all): so a
-                # part's logsumexp moves it by its weight times (the part's output - that of all).
-                own = jnp.sum(grads[q] * out.astype(jnp.float32), axis=3)
-                of_out = (weight[..., None] * grads[q]).astype(out.dtype)
-                of_logsumexp = (weight * (own - shares[q])).transpose(0, 2, 1)
-                grad_q, grad_k = pull((of_out, of_logsumexp))
-                grad_queries[q] += grad_q.astype(jnp.float32)
-                grad_keys[k] += grad_k.astype(jnp.float32)
-        return tuple(grad_queries), tuple(grad_keys)
+    def add(q: int, k: int, found: Any, keys: Pair, source: jax.Array) -> Any:
+        numbers = chunk_numbers(rank())[q], chunk_numbers(source)[k]
+        # Forward once more: kept, the outputs of all pairs would be what a ring is there to avoid.
+        (out, logsumexp), pull = jax.vjp(functools.partial(attend, *numbers), queries[q], keys[k])
+        weight = _weight(logsumexp, sums[q][1]).transpose(0, 2, 1)
+        # The output of all is the sum of parts times weights, and a weight is exp(part - all): so a part's
+        # logsumexp moves it by its weight times (the part's output - that of all).
+        own = jnp.sum(grads[q] * out.astype(jnp.float32), axis=3)
+        of_out = (weight[..., None] * grads[q]).astype(out.dtype)
+        of_logsumexp = (weight * (own - shares[q])).transpose(0, 2, 1)
+        grad_q, grad_k = pull((of_out, of_logsumexp))
+        grad_queries, grad_keys = found
+        return (
+            _put(grad_queries, q, grad_queries[q] + grad_q.astype(jnp.float32)),
+            _put(grad_keys, k, grad_keys[k] + grad_k.astype(jnp.float32)),
+        )
 
     def step(carry: Any, distance: jax.Array) -> tuple[Any, None]:
-        grad_queries, grad_keys, keys = carry
+        (grad_queries, grad_keys), keys = carry
         # In float32, as all that is summed over devices: in bfloat16 each stop would round once more.
         grad_keys, keys = to_next((grad_keys, keys))
-        return (*visit(grad_queries, grad_keys, keys, _source(distance)), keys), None
+        return (_visit_others(add, (grad_queries, grad_keys), keys, _source(distance)), keys), None
 
-    no_queries, no_keys = (tuple(jnp.zeros(x.shape, jnp.float32) for x in pair) for pair in (queries, keys))
-    carry = (*visit(no_queries, no_keys, keys, rank()), keys)
-    (grad_queries, grad_keys, _), _ = lax.scan(step, carry, jnp.arange(1, num_ranks()))
+    nothing = tuple(tuple(jnp.zeros(x.shape, jnp.float32) for x in pair) for pair in (queries, keys))
+    carry = _visit_own(add, nothing, keys), keys
+    ((grad_queries, grad_keys), _), _ = lax.scan(step, carry, jnp.arange(1, num_ranks()))
     # The last device has gradients of the keys of the one behind it: one more step brings them home.
-    found = (grad_queries, to_next(grad_keys))
+    found = grad_queries, to_next(grad_keys)
     as_given = [
         tuple(grad.astype(x.dtype) for grad, x in zip(pair, like, strict=True))
         for pair, like in zip(found, (queries, keys), strict=True)
@@ -160,6 +177,11 @@ def _attend(
         key_segments_BS=shared.segments_of(k_number),
         implementation=implementation,
     )
+
+
+def _put(pair: Any, chunk: int, value: Any) -> Any:
+    """A pair with another value of one chunk."""
+    return (value, pair[LATE]) if chunk == EARLY else (pair[EARLY], value)
 
 
 def _source(distance: jax.Array) -> jax.Array:

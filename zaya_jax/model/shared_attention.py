@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels.flash_attention import flash_attention
 from zaya_jax.config import HYBRID, HYBRID_SLIDING, ExecutionConfig, ModelConfig
+from zaya_jax.model.attention import name_operands
 from zaya_jax.model.ring_attention import attend_around
 from zaya_jax.model.shared_sequences import SharedSequences
 from zaya_jax.parallel.context import (
@@ -48,7 +49,8 @@ def attend_across(
     """
     implementation = execution.implementation_of("attention")
     form = attend_around if execution.context_attention == "ring" else _attend_gathered
-    operands = q_RSNH, k_RSKH, v_RSKH
+    # Before they go to other devices: kept, those of a whole sequence would grow with it on each of them.
+    operands = name_operands(q_RSNH, k_RSKH, v_RSKH)
     attend_all = functools.partial(form, shared, implementation, None)
     if HYBRID_SLIDING not in config.layer_types or config.sliding_window is None:
         return attend_all(*operands)
