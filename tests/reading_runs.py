@@ -12,10 +12,10 @@ from small_runs import small_values
 from zaya_jax.config import Config
 from zaya_jax.data.chat_corpus import build_chat_corpus
 from zaya_jax.data.corpus import build_corpus
-from zaya_jax.data.loader import training_batches
+from zaya_jax.data.loader import Share, training_batches
 from zaya_jax.data.reading import readings
 from zaya_jax.data.tokenizer import load_tokenizer
-from zaya_jax.parallel.mesh import local_rows
+from zaya_jax.parallel.mesh import local_rows, local_tokens
 
 SHORT, LONG = 64, 128
 """Lengths of the phases, and of the windows of their chats."""
@@ -98,7 +98,10 @@ def rows_of_steps(config, corpora, mesh, *, process=None, first_step=0):
             corpora,
             batch_size=step_range.batch_size,
             num_steps=step_range.num_steps,
-            rows=local_rows(mesh, step_range.batch_size, process=process),
+            share=Share(
+                local_rows(mesh, step_range.batch_size, process=process),
+                local_tokens(mesh, reading.length, process=process),
+            ),
             num_threads=step_range.phase.config.execution.read_threads,
         )
         yield from enumerate(batches, start=step_range.first_step + 1)

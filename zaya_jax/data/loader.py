@@ -3,11 +3,12 @@
 Nothing depends on how many processes or threads read: a sequence is a stretch of a split's stream of
 tokens, and which one follows from how many were read before. That follows from the optimiser step
 (`zaya_jax.data.reading`), so a resumed or resized run reads what an undisturbed one would. One of several
-processes reads its rows of each batch, and no other.
+processes reads its rows of each batch, and no other; where processes share a sequence, each keeps its tokens.
 
 Letters: B batch, T time.
 """
 
+import dataclasses
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -138,11 +139,25 @@ class _InOrder:
         return self._split.example(first, last, self._sequence_length)
 
 
-class _Rows:
-    """Of each batch of a source, the rows that a process reads; rows behind the source's end are padding."""
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """What one of several processes has of each batch.
 
-    def __init__(self, source: _Read | _InOrder, rows: range, batch_size: int, padding: Batch):
-        self._source, self._rows, self._batch_size, self._padding = source, rows, batch_size, padding
+    Attributes:
+      rows: of the batch.
+      tokens: of each row, in ascending order; None for all.
+    """
+
+    rows: range
+    tokens: np.ndarray | None = None
+
+
+class _Rows:
+    """Of each batch of a source, a process' share; rows behind the source's end are padding."""
+
+    def __init__(self, source: _Read | _InOrder, share: Share, batch_size: int, padding: Batch):
+        self._source, self._rows, self._tokens = source, share.rows, share.tokens
+        self._batch_size, self._padding = batch_size, padding
 
     def __len__(self) -> int:
         return min(math.ceil(len(self._source) / self._batch_size) * len(self._rows), sys.maxsize)
@@ -150,7 +165,12 @@ class _Rows:
     def __getitem__(self, index: int) -> Batch:
         batch, row = divmod(index, len(self._rows))
         number = batch * self._batch_size + self._rows[row]
-        return self._source[number] if number < len(self._source) else self._padding
+        whole = self._source[number] if number < len(self._source) else self._padding
+        if self._tokens is None:
+            return whole
+        # All of it was read: a token's place in its document follows from those before. But what waits for
+        # its step, and what goes to devices, is this process' part.
+        return jax.tree.map(lambda x_T: x_T[self._tokens], whole)
 
 
 def training_batches(
@@ -159,7 +179,7 @@ def training_batches(
     *,
     batch_size: int,
     num_steps: int | None = None,
-    rows: range | None = None,
+    share: Share | None = None,
     num_threads: int = READ_THREADS,
     references: Mapping[str, Reference] | None = None,
 ) -> Iterator[Batch]:
@@ -173,12 +193,12 @@ def training_batches(
       corpora: open ones by folder, at least those of its mixture.
       batch_size: B.
       num_steps: batches to give; without end when None.
-      rows: of each batch, those to read; None for all.
+      share: what to give of each batch; None for all.
       num_threads: that read ahead; with none a batch is read when it is asked for.
       references: by folder, those of the training splits, where pairs of answers are learned from.
 
     Yields:
-      Batches of numpy arrays [B, T], or of as many rows as are read.
+      Batches of numpy arrays [B, T], or of as many rows and tokens as the share has.
 
     Raises:
       ValueError: as `num_sequences`.
@@ -187,9 +207,9 @@ def training_batches(
     for folder in folders:
         num_sequences(corpora[folder], "train", reading.length)
     source = _Read(reading, corpora, references or {})
-    rows = range(batch_size) if rows is None else rows
+    share = Share(range(batch_size)) if share is None else share
     padding = _padding(corpora[folders[0]], reading.length, has_reference=bool(references))
-    return _iterate(_Rows(source, rows, batch_size, padding), rows, num_threads, limit=num_steps)
+    return _iterate(_Rows(source, share, batch_size, padding), share.rows, num_threads, limit=num_steps)
 
 
 def evaluation_batches(
@@ -200,7 +220,7 @@ def evaluation_batches(
     batch_size: int,
     first: int = 0,
     limit: int | None = None,
-    rows: range | None = None,
+    share: Share | None = None,
     num_threads: int = READ_THREADS,
     reference: Reference | None = None,
 ) -> Iterator[Batch]:
@@ -213,21 +233,21 @@ def evaluation_batches(
       batch_size: B; rows that the last batch lacks are all padding, with weight 0.
       first: windows that are passed over.
       limit: stops after so many windows behind those.
-      rows: of each batch, those to read; None for all.
+      share: what to give of each batch; None for all.
       num_threads: as in `training_batches`.
       reference: of the split, where pairs of answers are scored.
 
     Yields:
-      Batches of numpy arrays [B, T], or of as many rows as are read.
+      Batches of numpy arrays [B, T], or of as many rows and tokens as the share has.
 
     Raises:
       ValueError: as `num_sequences`.
     """
     numbers = range(first, num_sequences(corpus, split, sequence_length))
     windows = _InOrder(_Split(corpus, split, reference), sequence_length, numbers[:limit])
-    rows = range(batch_size) if rows is None else rows
+    share = Share(range(batch_size)) if share is None else share
     padding = _padding(corpus, sequence_length, has_reference=reference is not None)
-    return _iterate(_Rows(windows, rows, batch_size, padding), rows, num_threads)
+    return _iterate(_Rows(windows, share, batch_size, padding), share.rows, num_threads)
 
 
 def _padding(corpus: Corpus, length: int, *, has_reference: bool) -> Batch:

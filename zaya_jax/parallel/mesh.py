@@ -61,42 +61,75 @@ def context_mesh(context_devices: int) -> Mesh:
 
 
 def with_context(mesh: Mesh, context_devices: int) -> Mesh:
-    """The same devices in the same order, so many a sequence: what is sharded over all stays in place."""
-    return Mesh(mesh.devices.reshape(-1, context_devices), ALL)
+    """The same devices in the same order, so many a sequence: what is sharded over all stays in place.
+
+    Raises:
+      ValueError: if a process had other tokens of one sequence than of another.
+    """
+    shared = Mesh(mesh.devices.reshape(-1, context_devices), ALL)
+    processes = _processes(shared)
+    for process in np.unique(processes).tolist():
+        mine = processes == process
+        if np.any(mine != mine.any(axis=1, keepdims=True) & mine.any(axis=0)):
+            raise ValueError(
+                f"execution.context_devices is {context_devices}, and process {process} has {mine.sum()} "
+                "devices; one must be a multiple of the other"
+            )
+    return shared
 
 
 def local_rows(mesh: Mesh, batch_size: int, *, process: int | None = None) -> range:
-    """The rows of a batch that a process is to read, this one when None; several may read the same."""
-    mine = _places_on_data_axis(mesh, jax.process_index() if process is None else process)
+    """The rows of a batch that a process is to read, this one when None.
+
+    Those which share a sequence read the same rows, each its `local_tokens` of them.
+    """
+    mine = _places(mesh, process, across=CONTEXT)
     each = batch_size // mesh.shape[DATA]
     return range(mine.start * each, mine.stop * each)
 
 
+def local_tokens(mesh: Mesh, num_tokens: int, *, process: int | None = None) -> np.ndarray | None:
+    """The tokens of its rows that a process is to read, in ascending order; None for all of them."""
+    mine, ranks = _places(mesh, process, across=DATA), mesh.shape[CONTEXT]
+    if len(mine) == ranks:
+        return None
+    order = zigzag_order(num_tokens, ranks).reshape(ranks, -1)
+    return np.sort(order[mine.start : mine.stop], axis=None)
+
+
 def place_rows(tree: Any, mesh: Mesh) -> Any:
-    """Arrays of this process' rows, which are what `local_rows` says, as arrays of all processes' rows.
+    """Arrays of what this process reads (`local_rows`, `local_tokens`) as arrays of all processes' rows.
 
     Where devices share a sequence, each has the tokens of its two chunks (`zaya_jax.parallel.context`).
     """
-    mine, ranks = _places_on_data_axis(mesh, jax.process_index()), mesh.shape[CONTEXT]
+    mine, ranks = _places(mesh, None, across=CONTEXT), mesh.shape[CONTEXT]
+    own_ranks = len(_places(mesh, None, across=DATA))
 
     def place(rows: np.ndarray) -> jax.Array:
-        each = rows.shape[0] // len(mine)
-        order = zigzag_order(rows.shape[1], ranks) if ranks > 1 else np.arange(rows.shape[1])
+        each, length = rows.shape[0] // len(mine), rows.shape[1] * ranks // own_ranks
+        order, own = zigzag_order(length, ranks), local_tokens(mesh, length)
 
         def shard(index: Any) -> np.ndarray:
             of_all, tokens = index
             first = (of_all.start or 0) - mine.start * each
-            return rows[first : first + each, order[tokens]]
+            wanted = order[tokens] if own is None else np.searchsorted(own, order[tokens])
+            return rows[first : first + each, wanted]
 
-        return jax.make_array_from_callback((each * mesh.shape[DATA], rows.shape[1]), of_batch(mesh), shard)
+        return jax.make_array_from_callback((each * mesh.shape[DATA], length), of_batch(mesh), shard)
 
     return jax.tree.map(place, tree)
 
 
-def _places_on_data_axis(mesh: Mesh, process: int) -> range:
-    """Where on the axis of data a process has devices: neighbours, as `data_mesh` has them."""
-    places = [i for i, row in enumerate(mesh.devices) if any(x.process_index == process for x in row)]
-    return range(places[0], places[-1] + 1)
+def _places(mesh: Mesh, process: int | None, *, across: str) -> range:
+    """Where along the axis that is not `across` a process has devices: neighbours, as `data_mesh` has them."""
+    is_own = _processes(mesh) == (jax.process_index() if process is None else process)
+    places = np.flatnonzero(is_own.any(axis=ALL.index(across)))
+    return range(int(places[0]), int(places[-1]) + 1)
+
+
+def _processes(mesh: Mesh) -> np.ndarray:
+    """Of each device of a mesh, whose it is."""
+    return np.vectorize(lambda device: device.process_index, otypes=[int])(mesh.devices)
 
 
 def zigzag_order(num_tokens: int, ranks: int) -> np.ndarray:
@@ -106,12 +139,14 @@ def zigzag_order(num_tokens: int, ranks: int) -> np.ndarray:
     late chunk together are as much work on every device ([Llama3] section 3.3.2).
 
     Args:
-      num_tokens: a multiple of 2*C.
+      num_tokens: a multiple of 2*C; any number where C is 1.
       ranks: C.
 
     Returns:
       Numbers of the tokens in their sequence, [num_tokens]; each device has an equal part of these.
     """
+    if ranks == 1:
+        return np.arange(num_tokens)
     chunks = np.arange(num_tokens).reshape(2 * ranks, -1)
     return np.stack([chunks[:ranks], chunks[: ranks - 1 : -1]], axis=1).reshape(-1)
 

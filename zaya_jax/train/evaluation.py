@@ -8,7 +8,7 @@ from zaya_jax.config import StepRange
 from zaya_jax.data.batch import Batch
 from zaya_jax.data.loader import evaluation_batches, num_sequences
 from zaya_jax.parallel import hosts
-from zaya_jax.parallel.mesh import local_rows, place_rows
+from zaya_jax.parallel.mesh import place_rows
 from zaya_jax.train.metrics import bits_per_byte, text_loss
 from zaya_jax.train.opening import OpenRun
 from zaya_jax.train.step import Sums
@@ -36,7 +36,7 @@ def evaluate(
         # None where the next token is learned.
         for name, value in sums.preferences.items():
             preferences[name] += float(value)
-    num_bytes = sum(hosts.gather("held-out bytes", num_bytes))  # each process has read its rows
+    num_bytes = sum(hosts.gather("held-out bytes", num_bytes))  # each process has counted those of its share
     # Bits a byte, so that runs with different tokenizers can be compared.
     means = {name: value / max(num_targets, 1) for name, value in {"loss": loss, **preferences}.items()}
     return means | {"bits_per_byte": bits_per_byte(text_loss(loss, preferences), num_bytes)}
@@ -53,7 +53,7 @@ def held_out_batches(run: OpenRun, step_range: StepRange) -> tuple[Iterator[Batc
         sequence_length=data.sequence_length,
         batch_size=data.batch_size,
         limit=limit,
-        rows=local_rows(run.mesh_of(step_range.phase.config), data.batch_size),
+        share=run.share_of(step_range.phase.config, data.batch_size),
         num_threads=step_range.phase.config.execution.read_threads,
         reference=run.held_out_reference,
     )

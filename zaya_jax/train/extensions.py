@@ -23,7 +23,8 @@ class Extensions:
         rows, columns] and flat ones, padded with zeros; so each element, or each matrix, must be moved by
         itself, and what it keeps must have the shape of a bucket or be a scalar.
       batch: from what was read to what is learned from, on the host, of training and held-out batches alike;
-        for example with other weights of targets, float32 [B, T]. Shapes and types stay.
+        for example with other weights of targets, float32 [B, T]. Shapes and types stay. Of several
+        processes each is given what it has read (`zaya_jax.data.loader.Share`).
       logger: takes the step, "train" or "validation", and the values that metrics.jsonl has of it; called in
         the first process.
       after_step: takes the number of a step that was made and the state behind it, in all processes. The next

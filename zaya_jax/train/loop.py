@@ -19,7 +19,7 @@ from zaya_jax.data.shards import Corpus
 from zaya_jax.model.adapters import declare_run, describe_trained
 from zaya_jax.model.zaya import Zaya
 from zaya_jax.parallel import hosts
-from zaya_jax.parallel.mesh import data_mesh, local_rows, place_rows
+from zaya_jax.parallel.mesh import data_mesh, place_rows
 from zaya_jax.train.evaluation import evaluate, held_out_batches
 from zaya_jax.train.extensions import NONE, Extensions
 from zaya_jax.train.implementations import describe_implementations
@@ -70,7 +70,7 @@ class _Clock:
 
 
 class _TextBytes:
-    """Bytes of text that steps' targets stand for; each process counts those of its rows."""
+    """Bytes of text that steps' targets stand for; each process counts those of its share."""
 
     def __init__(self):
         self._by_step: list[float] = []
@@ -235,13 +235,13 @@ def _make_steps(steps: _Steps, state: TrainState) -> TrainState:
         run.corpora,
         batch_size=steps.range.batch_size,
         num_steps=steps.range.num_steps,
-        rows=local_rows(mesh, steps.range.batch_size),
+        share=run.share_of(steps.range.phase.config, steps.range.batch_size),
         num_threads=steps.range.phase.config.execution.read_threads,
         references=run.training_references,
     )
     text_bytes = _TextBytes()
     for step, batch in enumerate(run.extensions.of_batches(batches), start=first_step):
-        # Each process has read its rows alone; together they are the batch that one would have read.
+        # Each process has read its share alone; together they are the batch that one would have read.
         rows = place_rows(batch, mesh)
         # A value that crosses unasked would make each step wait for the one before it.
         with jax.transfer_guard("disallow"):

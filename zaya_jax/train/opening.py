@@ -24,14 +24,14 @@ from zaya_jax.config import CONFIG_FILE, Config, FieldChange, differences, in_ph
 from zaya_jax.data.batch import Batch
 from zaya_jax.data.ensure import ensure_corpus, ensure_tokenizer, open_corpus_for
 from zaya_jax.data.kept_tokenizer import keep_files
-from zaya_jax.data.loader import Reference, num_sequences
+from zaya_jax.data.loader import Reference, Share, num_sequences
 from zaya_jax.data.mixture import mixture_of
 from zaya_jax.data.shards import Corpus, Split
 from zaya_jax.data.tokenizer import Tokenizer, tokenizer_of
 from zaya_jax.model.adapters import declare_run
 from zaya_jax.optim.schedules import learning_rate_schedule
 from zaya_jax.parallel import hosts
-from zaya_jax.parallel.mesh import with_context
+from zaya_jax.parallel.mesh import local_rows, local_tokens, with_context
 from zaya_jax.train.changes import record_change
 from zaya_jax.train.extensions import NONE, Extensions
 from zaya_jax.train.metrics import check_places, text_bytes
@@ -90,6 +90,11 @@ class OpenRun:
         """The devices in a phase, of which this is the config: as many as it says share a sequence."""
         return with_context(self.mesh, config.execution.context_devices)
 
+    def share_of(self, config: Config, batch_size: int) -> Share:
+        """What this process reads of a phase's batches of some size."""
+        mesh = self.mesh_of(config)
+        return Share(local_rows(mesh, batch_size), local_tokens(mesh, config.data.sequence_length))
+
     def setup(self, config: Config) -> TrainSetup:
         """What moves the state in a phase, of which this is the config."""
         return make_setup(config, self.mesh.size, self.schedule, optimizer=self.extensions.optimizer)
@@ -118,7 +123,7 @@ def open_run(
     Raises:
       ValueError: for whatever cannot work, before anything is compiled.
     """
-    hosts.together("config", lambda: _check_config(config, mesh.size))
+    hosts.together("config", lambda: _check_config(config, mesh))
     # Before minutes go into a corpus. One looks, so that all go on from the same step.
     found = hosts.first_does(
         "run folder",
@@ -138,8 +143,11 @@ def open_run(
     return OpenRun(config, corpora, token_bytes_V, mesh, learning_rate_schedule(config), start, provenance)
 
 
-def _check_config(config: Config, num_devices: int) -> None:
-    check_devices(config, num_devices)
+def _check_config(config: Config, mesh: Mesh) -> None:
+    check_devices(config, mesh.size)
+    for phase in config.resolved_phases:
+        with in_phase(phase.name):
+            with_context(mesh, phase.config.execution.context_devices)
     declare_run(config)  # for its ValueError: patterns of weights must match some
 
 

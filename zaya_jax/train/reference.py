@@ -17,7 +17,7 @@ import numpy as np
 
 from zaya_jax import durable
 from zaya_jax.checkpoint import identity_of
-from zaya_jax.data.loader import evaluation_batches, num_sequences
+from zaya_jax.data.loader import Share, evaluation_batches, num_sequences
 from zaya_jax.data.mixture import mixture_of
 from zaya_jax.data.shards import fingerprint
 from zaya_jax.json_files import read_json
@@ -143,7 +143,7 @@ def _compute(run: OpenRun, state: TrainState, parts: Sequence[_Part]) -> None:
             batch_size=batch_size,
             first=part.first,
             limit=part.num_windows,
-            rows=local_rows(run.mesh, batch_size),
+            share=Share(local_rows(run.mesh, batch_size)),
         )
         windows: list[np.ndarray] = []
         # As they are learned from: what counts of an answer must count here too.

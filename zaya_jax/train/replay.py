@@ -13,7 +13,7 @@ from zaya_jax.checkpoint import SavedStep, all_steps, newest_step
 from zaya_jax.data.loader import training_batches
 from zaya_jax.data.reading import readings
 from zaya_jax.parallel import hosts
-from zaya_jax.parallel.mesh import local_rows, place_rows
+from zaya_jax.parallel.mesh import place_rows
 from zaya_jax.train.changes import read_changes
 from zaya_jax.train.metrics import METRICS_FILE, read_metrics
 from zaya_jax.train.opening import OpenRun
@@ -131,7 +131,7 @@ def _repeat(run: OpenRun, planned: Replay, programs: RunPrograms) -> Iterator[tu
             run.corpora,
             batch_size=step_range.batch_size,
             num_steps=min(step_range.num_steps, planned.end - step_range.first_step),
-            rows=local_rows(mesh, step_range.batch_size),
+            share=run.share_of(step_range.phase.config, step_range.batch_size),
             num_threads=step_range.phase.config.execution.read_threads,
             references=run.training_references,
         )
