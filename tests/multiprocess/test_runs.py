@@ -3,6 +3,7 @@
 import os
 import pathlib
 import re
+import shutil
 import signal
 import time
 
@@ -54,13 +55,26 @@ def test_two_processes_stop_together_and_one_goes_on(corpus, undisturbed, tmp_pa
 
 @pytest.mark.slow
 def test_processes_share_sequences_to_the_closing_sample(corpus, undisturbed, tmp_path):
-    """Four devices of two processes have two chunks each of every sequence."""
+    """Four devices of two processes have two chunks each of every sequence; two devices each go on."""
     folder = tmp_path / "run"
     config = write_config(folder, corpus)
     words = ("--config.execution.context_devices=4", "--config.train.sample_tokens=3")
     code, said = finish(start(config, processes=2, devices=2, words=words))
     assert code == 0, said
     assert "sample at temperature" in said
+    assert_learned_as(undisturbed, folder)
+
+    for step in (8, 12):
+        shutil.rmtree(folder / f"checkpoints/{step}")
+    words = ("--config.execution.context_devices=2",)
+    code, said = finish(start(config, processes=1, devices=4, words=words))
+    assert code == 0, said
+    assert "resuming at step 4" in said
+    assert_learned_as(undisturbed, folder)
+
+
+def assert_learned_as(undisturbed: pathlib.Path, folder: pathlib.Path) -> None:
+    """The same losses to rounding: sums are of other parts."""
     losses = [[row["loss"] for row in rows(each)] for each in (folder, undisturbed)]
     np.testing.assert_allclose(*losses, rtol=1e-5)
 
