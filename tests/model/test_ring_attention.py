@@ -33,14 +33,15 @@ def visited(num_queries, num_keys, start, *, blocks=(64, 32)):
 @pytest.mark.parametrize("ranks", [2, 8])
 def test_around_a_ring_every_device_visits_as_many_blocks_and_all_that_are_seen(ranks):
     size = 256
+    keys = jnp.zeros(size), jnp.zeros(size)
 
     def add(q, k, count, _, source):
         return count + visited(size, size, (chunk_numbers(rank())[q] - chunk_numbers(source)[k]) * size)
 
     def visits(_):
-        count = _visit_own(add, jnp.zeros(2, jnp.int32), None)
+        count = _visit_own(add, jnp.zeros(2, jnp.int32), keys)
         for distance in range(1, ranks):
-            count = _visit_others(add, count, None, (rank() - distance) % ranks)
+            count = _visit_others(add, count, keys, (rank() - distance) % ranks)
         return count
 
     found = jax.vmap(visits, axis_name=CONTEXT)(jnp.arange(ranks))
