@@ -121,7 +121,7 @@ def place_rows(tree: Any, mesh: Mesh) -> Any:
 
 
 def _places(mesh: Mesh, process: int | None, *, across: str) -> range:
-    """Where along the axis that is not `across` a process has devices: neighbours, as `data_mesh` has them."""
+    """Where along the axis that is not `across` a process has devices: neighbours in `data_mesh`."""
     is_own = _processes(mesh) == (jax.process_index() if process is None else process)
     places = np.flatnonzero(is_own.any(axis=ALL.index(across)))
     return range(int(places[0]), int(places[-1]) + 1)
