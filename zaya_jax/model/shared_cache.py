@@ -121,6 +121,7 @@ def attend_to_shared_slots_and_chunk(
         return out_BTNH, logsumexp_BNT.transpose(0, 2, 1)
 
     token_S = rank() + ranks * jnp.arange(size)
+    # Queries stand behind all slots: which of them are seen is said by segments, not by causality.
     before = combine_devices(*attend(slots, token_S, token_S < length, size))
     token_T = length + jnp.arange(q_BTNH.shape[1])
     # Causality is that of the chunk alone: whatever was written before it is before all of its queries.
@@ -142,6 +143,7 @@ def combine_devices(out: Float[Array, "*P H"], logsumexp: Float[Array, "*P"]) ->
       Output and logsumexp of all keys, float32, the same on all devices.
     """
     top = all_max(logsumexp)
+    # Where no device sees anything, minus infinity less itself would be no number.
     top = jnp.where(jnp.isneginf(top), 0, top)
     weight = jnp.exp(logsumexp - top)[..., None]
     # Both sums at once: what a message costs at this size is that there is one.
