@@ -5,7 +5,7 @@ import pytest
 from zaya_jax.options import load_config
 from zaya_jax.plan.command import config_of_phase
 from zaya_jax.plan.memory import POLICIES
-from zaya_jax.plan.search import cheapest_that_fits, largest_that_fits, search
+from zaya_jax.plan.search import cheapest_that_fits, context_devices_of, largest_that_fits, search
 
 GIB = 2**30
 
@@ -43,7 +43,7 @@ def test_the_cheapest_policy_is_found_from_any_guess(cheapest, guess):
         return sizes[remat]
 
     limit = 0 if cheapest is None else sizes[cheapest]
-    assert cheapest_that_fits(size, limit=limit, guess=guess) == cheapest
+    assert cheapest_that_fits(size, POLICIES, limit=limit, guess=guess) == cheapest
     if guess == cheapest:  # it, and the one that is too large
         assert len(set(tried)) <= 2
 
@@ -59,7 +59,8 @@ def test_policies_and_micro_batches_are_searched():
     found = search(config, 1024, limit=100 * GIB, measure=measure)  # 4 sequences a GPU
     assert found.cheapest_remat == POLICIES[2]
     assert (found.largest_remat, found.largest_micro_batch) == (POLICIES[-1], 16)
-    compiled = [(trial.remat, trial.micro_batch) for trial in found.trials]
+    assert found.fewest_context_devices == 1
+    compiled = [(trial.remat, trial.micro_batch, trial.context_devices) for trial in found.trials]
     assert len(set(compiled)) == len(compiled)
 
 
@@ -68,3 +69,20 @@ def test_what_does_not_fit_is_said():
     found = search(config, 1024, limit=GIB, measure=lambda _: 2 * GIB)
     assert found.cheapest_remat is None
     assert found.largest_micro_batch == 0
+    assert found.fewest_context_devices is None
+
+
+@pytest.mark.parametrize(("limit", "fewest"), [(300, 1), (255, 2), (128, 2), (127, 4), (33, 8), (8, 32)])
+def test_the_fewest_gpus_a_sequence_are_found(limit, fewest):
+    config = config_of_phase(load_config("configs/zaya1_8b.py", []), "finetune")  # 8 GPUs a sequence
+
+    # One sequence a group: 256 bytes over its GPUs.
+    found = search(config, 128, limit=limit, measure=lambda config: 2 * config.data.batch_size)
+    assert found.fewest_context_devices == fewest
+
+
+def test_sequences_are_shared_by_as_many_gpus_as_their_batch_and_their_length_allow():
+    config = config_of_phase(load_config("configs/zaya1_8b.py", []), "finetune")  # 128 sequences
+    assert context_devices_of(config, 1024) == [8, 16, 32, 64, 128, 256, 512, 1024]
+    config = config_of_phase(load_config("configs/tiny.py", ["--config.data.sequence_length=24"]))
+    assert context_devices_of(config, 8) == [1, 2, 4]  # two chunks a GPU

@@ -109,8 +109,14 @@ def test_what_was_compiled_fits():
 
 
 def test_what_a_search_found_fits():
-    trials = [Trial(remat="attention_and_experts", micro_batch=4, num_bytes=2**37)]
-    found = SearchResult(trials=trials, cheapest_remat=None, largest_micro_batch=16, largest_remat="group")
+    trials = [Trial(remat="attention_and_experts", micro_batch=4, context_devices=64, num_bytes=2**37)]
+    found = SearchResult(
+        trials=trials,
+        cheapest_remat=None,
+        largest_micro_batch=16,
+        largest_remat="group",
+        fewest_context_devices=None,
+    )
     said = at_80_columns(found_table(found, plan_of("zaya1_8b")))
     assert "attention_and_experts" in said
     assert "128.00 GiB" in said

@@ -122,7 +122,8 @@ def _parser() -> Parser:
     parser.add_argument(
         "--search",
         action="store_true",
-        help="compile several steps, for the largest micro-batch and the cheapest remat policy that fit",
+        help="compile several steps, for the largest micro-batch, the cheapest remat policy and the fewest "
+        "GPUs a sequence that fit",
     )
     parser.add_argument("--json", metavar="FILE", help="write everything as JSON")
     parser.add_argument("--picture", metavar="FILE", help="draw memory and time, as PNG, SVG or PDF")

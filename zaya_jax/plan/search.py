@@ -1,10 +1,13 @@
-"""The largest micro-batch and the cheapest remat policy that fit a GPU, by compiling."""
+"""The largest micro-batch, cheapest remat policy and fewest GPUs a sequence that fit, by compiling."""
 
+import contextlib
 import dataclasses
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from zaya_jax.config import Config
+from zaya_jax.parallel.mesh import check_batch_size
 from zaya_jax.plan.memory import POLICIES, activation_bytes, memory_by_kind, working_bytes
 from zaya_jax.plan.shares import micro_batch, num_groups, own_tokens
 
@@ -14,6 +17,8 @@ Measure = Callable[[Config], int]
 MAX_TRIALS = 12
 """Compilations of one search for the largest micro-batch."""
 
+Choice = TypeVar("Choice")
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Trial:
@@ -21,12 +26,14 @@ class Trial:
 
     Attributes:
       remat: its policy.
-      micro_batch: sequences that a GPU has under way.
+      micro_batch: sequences that a GPU has under way, alone or with others.
+      context_devices: GPUs that share a sequence.
       num_bytes: that it takes on a GPU.
     """
 
     remat: str
     micro_batch: int
+    context_devices: int
     num_bytes: int
 
 
@@ -40,16 +47,19 @@ class SearchResult:
         if none fits.
       largest_micro_batch: of the policy that keeps least; 0 if not even one sequence fits.
       largest_remat: that policy.
+      fewest_context_devices: the fewest GPUs a sequence with which that policy fits, one sequence at a time;
+        of powers of two, and the run's own number, to which its batch can be dealt. None if with none.
     """
 
     trials: list[Trial]
     cheapest_remat: str | None
     largest_micro_batch: int
     largest_remat: str
+    fewest_context_devices: int | None
 
 
 def search(config: Config, num_devices: int, *, limit: int, measure: Measure) -> SearchResult:
-    """Searches both.
+    """Searches all three, each with the run's own choice of the others or, where it says so, the smallest.
 
     Args:
       config: of the run; its micro-batch is what the policy must fit.
@@ -59,38 +69,66 @@ def search(config: Config, num_devices: int, *, limit: int, measure: Measure) ->
     """
     trials: list[Trial] = []
 
-    def size(remat: str, rows: int) -> int:
-        known = [t.num_bytes for t in trials if (t.remat, t.micro_batch) == (remat, rows)]
+    def size(remat: str, rows: int, ranks: int = config.execution.context_devices) -> int:
+        known = [
+            t.num_bytes for t in trials if (t.remat, t.micro_batch, t.context_devices) == (remat, rows, ranks)
+        ]
         if not known:
-            known = [measure(with_micro_batch(with_remat(config, remat), rows, num_devices))]
-            trials.append(Trial(remat=remat, micro_batch=rows, num_bytes=known[0]))
+            tried = with_execution(config, remat=remat, context_devices=ranks)
+            known = [measure(with_micro_batch(tried, rows, num_devices))]
+            trials.append(Trial(remat=remat, micro_batch=rows, context_devices=ranks, num_bytes=known[0]))
         return known[0]
 
     rows = micro_batch(config, num_devices)
+    expected = (_expected(with_execution(config, remat=remat), num_devices) for remat in POLICIES)
     guess = next(
-        (i for i, remat in enumerate(POLICIES) if _expected(config, remat, num_devices) <= limit), -1
+        (remat for remat, size in zip(POLICIES, expected, strict=True) if size <= limit), POLICIES[-1]
     )
-    cheapest = cheapest_that_fits(lambda remat: size(remat, rows), limit=limit, guess=POLICIES[guess])
+    cheapest = cheapest_that_fits(lambda remat: size(remat, rows), POLICIES, limit=limit, guess=guess)
     last = POLICIES[-1]
-    guess = _guess(with_remat(config, last), num_devices, limit)
+    guess = _guess(with_execution(config, remat=last), num_devices, limit)
     largest = largest_that_fits(lambda rows: size(last, rows), limit=limit, guess=guess)
+    fewest = cheapest_that_fits(
+        lambda ranks: size(last, 1, ranks),
+        context_devices_of(config, num_devices),
+        limit=limit,
+        guess=config.execution.context_devices,
+    )
     return SearchResult(
-        trials=trials, cheapest_remat=cheapest, largest_micro_batch=largest, largest_remat=last
+        trials=trials,
+        cheapest_remat=cheapest,
+        largest_micro_batch=largest,
+        largest_remat=last,
+        fewest_context_devices=fewest,
     )
 
 
-def cheapest_that_fits(size: Callable[[str], int], *, limit: int, guess: str) -> str | None:
-    """The policy that recomputes least among those whose size is within the limit; None if none is.
+def context_devices_of(config: Config, num_devices: int) -> list[int]:
+    """How many GPUs may share each sequence of a run, ascending: its own number and powers of two."""
+    found = {config.execution.context_devices}
+    for ranks in (2**power for power in range(num_devices.bit_length())):
+        # Refused: too few tokens for so many, or fewer sequences than there are groups of GPUs.
+        with contextlib.suppress(ValueError):
+            check_batch_size(config.data.batch_size, 1, num_devices, ranks)
+            found.add(with_execution(config, context_devices=ranks).execution.context_devices)
+    return sorted(found)
+
+
+def cheapest_that_fits(
+    size: Callable[[Choice], int], choices: Sequence[Choice], *, limit: int, guess: Choice
+) -> Choice | None:
+    """The first of some choices whose size is within the limit; None if none is.
 
     Args:
-      size: of a policy; each later one in `POLICIES` takes less.
+      size: of a choice; each later one takes less.
+      choices: from the one that costs least time to the one that costs most.
       limit: of the size.
       guess: where to begin.
     """
-    start = POLICIES.index(guess)
+    start = choices.index(guess)
     if size(guess) > limit:
-        return next((remat for remat in POLICIES[start + 1 :] if size(remat) <= limit), None)
-    cheaper = itertools.takewhile(lambda remat: size(remat) <= limit, reversed(POLICIES[:start]))
+        return next((choice for choice in choices[start + 1 :] if size(choice) <= limit), None)
+    cheaper = itertools.takewhile(lambda choice: size(choice) <= limit, reversed(choices[:start]))
     return [guess, *cheaper][-1]
 
 
@@ -115,9 +153,9 @@ def largest_that_fits(size: Callable[[int], int], *, limit: int, guess: int) -> 
     return fits
 
 
-def with_remat(config: Config, remat: str) -> Config:
-    """The same run with another policy."""
-    return dataclasses.replace(config, execution=dataclasses.replace(config.execution, remat=remat))
+def with_execution(config: Config, **changes: str | int) -> Config:
+    """The same run, executed otherwise."""
+    return dataclasses.replace(config, execution=dataclasses.replace(config.execution, **changes))  # pyright: ignore[reportArgumentType]
 
 
 def with_micro_batch(config: Config, rows: int, num_devices: int) -> Config:
@@ -129,12 +167,10 @@ def with_micro_batch(config: Config, rows: int, num_devices: int) -> Config:
     )
 
 
-def _expected(config: Config, remat: str, num_devices: int) -> int:
-    """Bytes of the run's micro-batch with a policy, by arithmetic."""
+def _expected(config: Config, num_devices: int) -> int:
+    """Bytes of the run's micro-batch, by arithmetic."""
     rows = micro_batch(config, num_devices)
-    return sum(
-        memory_by_kind(with_micro_batch(with_remat(config, remat), rows, num_devices), num_devices).values()
-    )
+    return sum(memory_by_kind(with_micro_batch(config, rows, num_devices), num_devices).values())
 
 
 def _guess(config: Config, num_devices: int, limit: int) -> int:

@@ -51,16 +51,20 @@ def kernels_table(steps: Mapping[str, CompiledStep], plan: Plan) -> Table:
 
 def found_table(found: SearchResult, plan: Plan) -> Table:
     """What a search compiled, which of it fits, and the best of it."""
-    columns = map(number_column, ("sequences a GPU", "memory"))
+    columns = map(number_column, ("sequences", "GPUs", "memory"))
     table = Table(name_column("remat"), *columns, "fits", title="compiled by the search")
     limit = plan.device_memory
     for trial in found.trials:
         fits = "yes" if trial.num_bytes <= limit else "no"
-        table.add_row(trial.remat, f"{trial.micro_batch:,}", format_bytes(trial.num_bytes), fits)
+        shares = f"{trial.micro_batch:,}", f"{trial.context_devices:,}"
+        table.add_row(trial.remat, *shares, format_bytes(trial.num_bytes), fits)
     cheapest = found.cheapest_remat or "none of them fits"
-    table.add_row("cheapest", f"{plan.micro_batch:,}", "", cheapest, style="bold")
+    own = f"{plan.context_gpus:,}"
+    table.add_row("cheapest", f"{plan.micro_batch:,}", own, "", cheapest, style="bold")
     largest = f"{found.largest_micro_batch:,}" if found.largest_micro_batch else "not even one fits"
-    table.add_row("largest", largest, "", found.largest_remat, style="bold")
+    table.add_row("largest", largest, own, "", found.largest_remat, style="bold")
+    fewest = f"{found.fewest_context_devices:,}" if found.fewest_context_devices else "none"
+    table.add_row("fewest", "1", fewest, "", found.largest_remat, style="bold")
     return table
 
 
