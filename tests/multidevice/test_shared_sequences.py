@@ -39,8 +39,9 @@ def test_around_a_ring_nothing_but_keys_is_permuted():
     # Buckets of weights, and once a step the documents' numbers.
     assert max(arrays) == 4
     assert [shape for shape in found["all_gather"] if "i32" in shape] == ["4x4x2x4xi32"]
-    # Two chunks each: keys and values on their way forth and back, their gradients, and these home.
-    keys = Counter({"4x4x4x8xf32": 2 * 4})
+    # Two chunks each: keys and values, forward and backward, to the first visit and in the loop to those
+    # behind it; their gradients in the loop, to the last visit, and home.
+    keys = Counter({"4x4x4x8xf32": 2 * (2 * 2 + 3)})
     assert Counter(found["collective_permute"]) == halos(directions=2) + keys
 
 

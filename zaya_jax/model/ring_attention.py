@@ -76,15 +76,9 @@ def _forward(
         found = attend(chunk_numbers(rank())[q], chunk_numbers(source)[k], queries[q], keys[k])
         return _put(sums, q, _merge(sums[q], found))
 
-    def step(carry: Any, distance: jax.Array) -> tuple[Any, None]:
-        sums, keys = carry
-        # Before the visit: behind the last one nobody waits for keys any more.
-        keys = to_next(keys)
-        return (_visit_others(add, sums, keys, _source(distance)), keys), None
-
     # A device's own first: what it has is not sent to it.
     sums = _visit_own(add, tuple(map(_nothing, queries)), keys)
-    (sums, _), _ = lax.scan(step, (sums, keys), jnp.arange(1, num_ranks()))
+    sums = _visit_in_turn(functools.partial(_visit_others, add), sums, keys)
     # And nothing of the visits, or all keys that have come by would be kept.
     sums = jax.tree.map(lambda x: checkpoint_name(x, KEPT), sums)
     # Rounded behind the last sum, not at each device.
@@ -97,6 +91,21 @@ def _visit_own(add: Any, sums: Any, keys: Pair) -> Any:
     for q, k in ((EARLY, EARLY), (LATE, EARLY), (LATE, LATE)):
         sums = add(q, k, sums, keys, rank())
     return sums
+
+
+def _visit_in_turn(visit: Any, carry: Any, keys: Pair) -> Any:
+    """What visits to the keys of all other devices make of a carry."""
+
+    def step(state: Any, distance: jax.Array) -> tuple[Any, None]:
+        carry, keys = state
+        # Sent on before they are attended to: nobody waits for them before the step is over.
+        following = to_next(keys)
+        return (visit(carry, keys, _source(distance)), following), None
+
+    last = num_ranks() - 1
+    # The last visit is none of the loop's: nobody asks for its keys.
+    (carry, keys), _ = lax.scan(step, (carry, to_next(keys)), jnp.arange(1, last))
+    return visit(carry, keys, _source(jnp.array(last)))
 
 
 def _visit_others(add: Any, sums: Any, keys: Pair, source: jax.Array) -> Any:
@@ -134,15 +143,18 @@ def _backward(implementation: str | None, window: int | None, saved: Any, gradie
             _put(grad_keys, k, grad_keys[k] + grad_k.astype(jnp.float32)),
         )
 
-    def step(carry: Any, distance: jax.Array) -> tuple[Any, None]:
-        (grad_queries, grad_keys), keys = carry
-        # In float32, as all that is summed over devices: in bfloat16 each stop would round once more.
-        grad_keys, keys = to_next((grad_keys, keys))
-        return (_visit_others(add, (grad_queries, grad_keys), keys, _source(distance)), keys), None
+    no_queries, no_keys = (tuple(jnp.zeros(x.shape, jnp.float32) for x in pair) for pair in (queries, keys))
 
-    nothing = tuple(tuple(jnp.zeros(x.shape, jnp.float32) for x in pair) for pair in (queries, keys))
-    carry = _visit_own(add, nothing, keys), keys
-    ((grad_queries, grad_keys), _), _ = lax.scan(step, carry, jnp.arange(1, num_ranks()))
+    def visit(carry: Any, keys: Pair, source: jax.Array) -> Any:
+        grad_queries, grad_keys = carry
+        # What others have found of these keys comes while this device finds its own part. In float32, as all
+        # that is summed over devices: in bfloat16 each stop would round once more.
+        of_others = to_next(grad_keys)
+        grad_queries, own = _visit_others(add, (grad_queries, no_keys), keys, source)
+        return grad_queries, jax.tree.map(jnp.add, of_others, own)
+
+    carry = _visit_own(add, (no_queries, no_keys), keys)
+    grad_queries, grad_keys = _visit_in_turn(visit, carry, keys)
     # The last device has gradients of the keys of the one behind it: one more step brings them home.
     found = grad_queries, to_next(grad_keys)
     as_given = [
