@@ -25,6 +25,7 @@ VERBS = {
     "tokenizer": ("zaya_jax.data.tokenizer_command", "train a tokenizer, or say what one is"),
     "convert": ("zaya_jax.convert.command", "weights to and from PyTorch"),
     "ckpt": ("zaya_jax.checkpoint_command", "list, verify, compare, prune and rewrite a run's checkpoints"),
+    "aegis": ("zaya_jax.aegis.command", "what befell a run, where it is, and its goodput"),
     "launch": ("zaya_jax.launch_command", "a verb in several processes of this machine"),
     "plan": ("zaya_jax.plan.command", "size a run: memory, time and communication on a cluster"),
     "bench": ("zaya_jax.bench.command", "measure this machine against others' code and physics"),
@@ -55,7 +56,7 @@ def main(argv: list[str] | None = None) -> None:
     Exit codes: 0 done; 2 the user can mend it (one sentence); 3 the answer is no (`zaya ckpt verify` found
     damage, `zaya ckpt diff` a difference); 1 a bug (a traceback); 65 a corpus or a checkpoint is not what was
     written, and there is none before it (one sentence); 75 the same command goes on, for it was asked to stop
-    or lost another process; 124 another process did not come in time; 130 interrupted; 141 nobody reads on,
+    or lost another process; 124 a process did not come in time, or the run stood still; 130 interrupted; 141 nobody reads on,
     as of `zaya --help | head -1`.
     """
     arguments = sys.argv[1:] if argv is None else argv

@@ -38,10 +38,10 @@ def write_config(
 
 
 def start(
-    config: pathlib.Path, *, processes: int, devices: int, words: tuple[str, ...] = ()
+    config: pathlib.Path, *, processes: int, devices: int, words: tuple[str, ...] = (), restarts: int = 0
 ) -> subprocess.Popen:
     """Begins or goes on with a run, under `zaya launch`, each process with so many devices."""
-    launch = [f"--processes={processes}", f"--devices={devices}", "--grace=20"]
+    launch = [f"--processes={processes}", f"--devices={devices}", "--grace=20", f"--restarts={restarts}"]
     command = [sys.executable, "-m", "zaya_jax.cli", "launch", *launch, "--", "train", f"--config={config}"]
     return start_words([*command, *words])
 

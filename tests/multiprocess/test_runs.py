@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from groups import LIMIT_SECONDS, children, finish, last_step, rows, start, write_config
 
+from zaya_jax.aegis.journal import ENDS, FINISHED, STALLED, read_events
 from zaya_jax.checkpoint import newest_step
 
 
@@ -51,6 +52,28 @@ def test_two_processes_stop_together_and_one_goes_on(corpus, undisturbed, tmp_pa
     assert code == 0, said
     assert f"resuming at step {step}" in said
     assert rows(folder) == rows(undisturbed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["hang", pytest.param("lock", marks=pytest.mark.campaign)])
+def test_who_stands_still_is_named_and_the_run_goes_on(kind, corpus, undisturbed, tmp_path, monkeypatch):
+    """In its main thread, or so that not even its watchdog runs; the others wait in a collective."""
+    folder = tmp_path / "run"
+    monkeypatch.setenv("ZAYA_FAULT", f"{kind}@step=10:process=1")
+    words = ("--config.train.log_every=1", "--config.watch.least_seconds=3")
+    config = write_config(folder, corpus)
+    code, said = finish(start(config, processes=2, devices=2, words=words, restarts=1))
+    assert code == 0, said
+    (late,) = re.findall(r"zaya: late: (.*); the same command goes on", said)
+    assert late.startswith("process 1 on ")
+    assert ("which gives no answer" if kind == "lock" else "at step 10 (read)") in late
+    assert "_strike" in said or kind == "lock"  # the stack of its main thread
+    assert "exit code 124; beginning anew" in said
+    assert re.search("resuming at step [48]", said)  # that of 8 may have been under way
+    found = {(row["step"], row["kind"]): row["loss"] for row in rows(folder)}
+    assert all(found[row["step"], row["kind"]] == row["loss"] for row in rows(undisturbed))
+    ends = [(event["event"], event["step"]) for event in read_events(folder) if event["event"] in ENDS]
+    assert ends == [(STALLED, 9), (FINISHED, 12)]
 
 
 @pytest.mark.slow

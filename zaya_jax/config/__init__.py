@@ -29,6 +29,7 @@ from zaya_jax.config.resume import (
 from zaya_jax.config.run import Config, Phase
 from zaya_jax.config.step_ranges import StepRange, step_ranges
 from zaya_jax.config.train import TrainConfig
+from zaya_jax.config.watch import WatchConfig
 
 __all__ = [
     "CONFIG_FILE",
@@ -51,6 +52,7 @@ __all__ = [
     "PhaseConfig",
     "StepRange",
     "TrainConfig",
+    "WatchConfig",
     "corpora_by_use",
     "differences",
     "find_config",

@@ -77,6 +77,8 @@ KINDS = {
     "train.stop_after_skips": Kind.KEEPING,
     "train.init_from": Kind.LEARNED,
     "execution": Kind.EXECUTION,
+    # It ends a process sooner or later, and the next one goes on.
+    "watch": Kind.KEEPING,
     # Their names, in their order. One more with longer sequences would shuffle its corpora anew, from the
     # first step on: a corpus is shuffled in pieces that the lengths of all phases divide.
     "phases": Kind.LEARNED,

@@ -16,6 +16,7 @@ from zaya_jax.config.optimizer import OptimizerConfig
 from zaya_jax.config.phases import SECTIONS, PhaseConfig, in_phase, merge, num_steps
 from zaya_jax.config.rules import require, require_different
 from zaya_jax.config.train import TrainConfig
+from zaya_jax.config.watch import WatchConfig
 from zaya_jax.fields import UnknownField, build, convert, field_paths, to_plain
 from zaya_jax.json_files import parse_object
 
@@ -59,6 +60,7 @@ class Config:
       balancing: how router biases move.
       train: the run around the step.
       execution: how all of it is computed.
+      watch: how long it may stand still.
       phases: the parts of the run, one after the other; without any, the run is one phase of
         `train.num_steps`.
     """
@@ -72,6 +74,7 @@ class Config:
     balancing: BalancingConfig = dataclasses.field(default_factory=BalancingConfig)
     train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
     execution: ExecutionConfig = dataclasses.field(default_factory=ExecutionConfig)
+    watch: WatchConfig = dataclasses.field(default_factory=WatchConfig)
     phases: tuple[PhaseConfig, ...] = ()
 
     def __post_init__(self):

@@ -176,19 +176,20 @@ def gather(name: str, value: Any, *, limit_seconds: float | None = None) -> list
     Raises:
       Late: if some have said nothing within the limit.
     """
-    if num_processes() == 1:
-        return [value]
-    place, before = _place(name), f"zaya/{name}/{_words.numbers[name] - 2}"
-    _client().key_value_set(f"{place}/said/{process()}", json.dumps(value))
-    # One asks for all, and tells all: of a thousand processes that each ask for all, the service would die.
-    if is_first():
-        _client().key_value_set(f"{place}/all", json.dumps(_collect(place, name, limit_seconds)))
-        # All have come here, and so have heard what was told before: the service keeps a word for ever.
-        _client().key_value_delete(before)
-    answer = json.loads(_wait_for_first(f"{place}/all", name, limit_seconds))
-    if isinstance(answer, str):
-        raise Late(answer)
-    return answer
+    found = _exchange(name, value, limit_seconds)
+    late = [describe(number) for number, said in enumerate(found) if said is None]
+    if late:
+        raise Late(f"waited {_limit(limit_seconds):.0f} s at {name} for {', '.join(late)}")
+    return [said[0] for said in found if said is not None]
+
+
+def answers(name: str, value: Any, *, limit_seconds: float) -> list[Any]:
+    """As `gather`, with None for each process that has said nothing within the limit.
+
+    Raises:
+      Late: if process 0, which collects what is said, is one of them.
+    """
+    return [None if said is None else said[0] for said in _exchange(name, value, limit_seconds)]
 
 
 def from_first(name: str, value: Any, *, limit_seconds: float | None = None) -> Any:
@@ -289,25 +290,39 @@ def _client() -> Any:
     return client
 
 
-def _collect(place: str, name: str, limit_seconds: float | None) -> list[Any] | str:
-    """All that was said, or a sentence on who has said nothing."""
-    limit = _words.limit_seconds if limit_seconds is None else limit_seconds
+def _exchange(name: str, value: Any, limit_seconds: float | None) -> list[list[Any] | None]:
+    """What each process has said, in a list of its own; None for one that said nothing within the limit."""
+    if num_processes() == 1:
+        return [[value]]
+    place, before = _place(name), f"zaya/{name}/{_words.numbers[name] - 2}"
+    _client().key_value_set(f"{place}/said/{process()}", json.dumps([value]))
+    # One asks for all, and tells all: of a thousand processes that each ask for all, the service would die.
+    if is_first():
+        _client().key_value_set(f"{place}/all", json.dumps(_collect(place, _limit(limit_seconds))))
+        # All have come here, and so have heard what was told before: the service keeps a word for ever.
+        _client().key_value_delete(before)
+    return json.loads(_wait_for_first(f"{place}/all", name, limit_seconds))
+
+
+def _limit(limit_seconds: float | None) -> float:
+    return _words.limit_seconds if limit_seconds is None else limit_seconds
+
+
+def _collect(place: str, limit: float) -> list[list[Any] | None]:
+    """What was said, as soon as all have, or at the limit."""
     deadline, pause = time.monotonic() + limit, _POLL_SECONDS / 20
     while True:
         said = {
             int(key.rsplit("/", 1)[1]): value for key, value in _client().key_value_dir_get(f"{place}/said/")
         }
-        if len(said) == num_processes():
-            return [json.loads(said[number]) for number in range(num_processes())]
-        if time.monotonic() > deadline:
-            late = [describe(number) for number in range(num_processes()) if number not in said]
-            return f"waited {limit:.0f} s at {name} for {', '.join(late)}"
+        if len(said) == num_processes() or time.monotonic() > deadline:
+            return [json.loads(said[number]) if number in said else None for number in range(num_processes())]
         time.sleep(pause)
         pause = min(2 * pause, _POLL_SECONDS)
 
 
 def _wait_for_first(place: str, name: str, limit_seconds: float | None) -> str:
-    limit = _words.limit_seconds if limit_seconds is None else limit_seconds
+    limit = _limit(limit_seconds)
     try:
         # Its own wait for others ends first, so that its sentence is heard, which knows who is late.
         return _client().blocking_key_value_get(place, int(1000 * (limit + 5)))

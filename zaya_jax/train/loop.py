@@ -2,16 +2,16 @@
 
 import contextlib
 import dataclasses
-import functools
 import pathlib
-import time
 from collections.abc import Iterator
 
 import jax
 from jax.sharding import Mesh
 
+from zaya_jax.aegis.heartbeats import COMPILE, DISPATCH, EVALUATE, READ, SAVE, STEP
 from zaya_jax.checkpoint import FOLDER, Checkpoints, RunLock, SaveFailed, run_lock
 from zaya_jax.config import Config, StepRange
+from zaya_jax.data.batch import Batch
 from zaya_jax.data.loader import training_batches
 from zaya_jax.data.mixture import Reading
 from zaya_jax.data.reading import describe_epochs, readings
@@ -20,6 +20,7 @@ from zaya_jax.model.adapters import declare_run, describe_trained
 from zaya_jax.model.zaya import Zaya
 from zaya_jax.parallel import hosts
 from zaya_jax.parallel.mesh import data_mesh, place_rows
+from zaya_jax.train.between_lines import Clock, TextBytes
 from zaya_jax.train.evaluation import evaluate, held_out_batches
 from zaya_jax.train.extensions import NONE, Extensions
 from zaya_jax.train.implementations import describe_implementations
@@ -35,9 +36,10 @@ from zaya_jax.train.saving import SaveClock, open_checkpoints
 from zaya_jax.train.skips import SkipWatch
 from zaya_jax.train.starting import starting_state
 from zaya_jax.train.state import TrainState
-from zaya_jax.train.step import Metrics
+from zaya_jax.train.step import Metrics, Sums
 from zaya_jax.train.step_values import train_values
 from zaya_jax.train.stopping import SAVE_FAILED, Stopped, StopRequest
+from zaya_jax.train.watching import Watch, watched
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,37 +56,6 @@ class TrainResult:
     validation_bits_per_byte: float
 
 
-class _Clock:
-    """Seconds a step since the last look, without what evaluation and checkpoints took."""
-
-    def __init__(self, step: int):
-        self.restart(step)
-
-    def restart(self, step: int) -> None:
-        self._step, self._time = step, time.monotonic()
-
-    def lap(self, step: int) -> float:
-        seconds = (time.monotonic() - self._time) / (step - self._step)
-        self.restart(step)
-        return seconds
-
-
-class _TextBytes:
-    """Bytes of text that steps' targets stand for; each process counts those of its share."""
-
-    def __init__(self):
-        self._by_step: list[float] = []
-
-    def add(self, num_bytes: float) -> None:
-        """Counts those of a step."""
-        self._by_step.append(num_bytes)
-
-    def take(self) -> list[float]:
-        """Those of all processes, for each step since this was last asked."""
-        counted, self._by_step = hosts.gather("text bytes", self._by_step), []
-        return [sum(of_step) for of_step in zip(*counted, strict=True)]
-
-
 @dataclasses.dataclass(frozen=True)
 class _Outputs:
     """Where a run writes, and the clock of what it writes."""
@@ -94,10 +65,11 @@ class _Outputs:
     checkpoints: Checkpoints
     writer: Writer
     progress: ProgressLine
-    clock: _Clock
+    clock: Clock
     saving: SaveClock
     stop: StopRequest
     skips: SkipWatch
+    watch: Watch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,10 +139,20 @@ def _train(run: OpenRun, lock: RunLock | None, planned: Replay | None) -> TrainR
     config, programs = run.config, RunPrograms(run)
     if planned is not None:
         replay(run, planned, programs)  # before the state that goes on: two may not fit beside each other
-    state = starting_state(run)
-    if config.dpo.beta and not has_begun:
-        # With the state that will train: nothing has moved it yet, and it is the only copy.
-        run = dataclasses.replace(run, references=compute_references(run, state))
+    with watched(config) as watch:
+        state = starting_state(run)
+        if config.dpo.beta and not has_begun:
+            # With the state that will train: nothing has moved it yet, and it is the only copy.
+            references = compute_references(run, state, watch.heartbeats)
+            run = dataclasses.replace(run, references=references)
+        return _train_on(run, state, lock, programs, watch)
+
+
+def _train_on(
+    run: OpenRun, state: TrainState, lock: RunLock | None, programs: RunPrograms, watch: Watch
+) -> TrainResult:
+    """Makes all steps that are left, and writes down what comes of them."""
+    config = run.config
     with open_checkpoints(config) as checkpoints:
         first_step = int(state.step)
         if first_step == config.train.num_steps:
@@ -183,8 +165,9 @@ def _train(run: OpenRun, lock: RunLock | None, planned: Replay | None) -> TrainR
         ):
             _introduce(run, first_step, progress)
             skips = SkipWatch(config.train.stop_after_skips, int(state.skipped_steps))
-            clocks = _Clock(first_step), SaveClock(config.train)
-            outputs = _Outputs(lock, checkpoints, writer, progress, *clocks, stop, skips)
+            clocks = Clock(first_step), SaveClock(config.train)
+            outputs = _Outputs(lock, checkpoints, writer, progress, *clocks, stop, skips, watch)
+            watch.began(first_step, devices=run.mesh.size)
             state = _loop(run, state, outputs, programs)
             return _result(run, state)
 
@@ -239,8 +222,13 @@ def _make_steps(steps: _Steps, state: TrainState) -> TrainState:
         num_threads=steps.range.phase.config.execution.read_threads,
         references=run.training_references,
     )
-    text_bytes = _TextBytes()
-    for step, batch in enumerate(run.extensions.of_batches(batches), start=first_step):
+    text_bytes = TextBytes()
+    # All time of the loop is in some section, that of a hang too.
+    heartbeats = outputs.watch.heartbeats
+    heartbeats.enter(READ, first_step)
+    read = outputs.watch.faults.among(run.extensions.of_batches(batches), first_step=first_step)
+    for step, batch in enumerate(read, start=first_step):
+        heartbeats.enter(COMPILE if step == first_step else DISPATCH, step)
         # Each process has read its share alone; together they are the batch that one would have read.
         rows = place_rows(batch, mesh)
         # A value that crosses unasked would make each step wait for the one before it.
@@ -258,6 +246,8 @@ def _make_steps(steps: _Steps, state: TrainState) -> TrainState:
         ends_phase = step == steps.range.phase.end
         is_logged = step == 1 or ends_phase or step % config.log_every == 0
         if is_logged or step == first_step:  # a resumed run shows at once that it lives
+            if step != first_step:  # which compiles until it is made
+                heartbeats.enter(STEP, step)
             # The transfer waits for the step, and the clock is read behind it: until then the step runs.
             metrics = jax.device_get(metrics)
             num_bytes = text_bytes.take()  # all processes come here at the same steps
@@ -266,6 +256,7 @@ def _make_steps(steps: _Steps, state: TrainState) -> TrainState:
             if is_logged:  # what a file holds must not depend on where a run was resumed
                 _tell(steps, step, "train", values)
             _check_skips(steps)
+            outputs.watch.at(step)
         # A phase's end is always scored and kept: by it the phase is judged, and others may start from it.
         if ends_phase or step % config.eval_every == 0:
             _evaluate(steps, state, step)
@@ -279,6 +270,7 @@ def _make_steps(steps: _Steps, state: TrainState) -> TrainState:
             _save(steps, state, step, is_last=step == config.num_steps or asked is not None)
         if asked is not None and step < config.num_steps:
             raise Stopped(asked, step)
+        heartbeats.enter(READ, step + 1)
     return state
 
 
@@ -294,6 +286,7 @@ def _check_skips(steps: _Steps) -> None:
 def _save(steps: _Steps, state: TrainState, step: int, *, is_last: bool) -> None:
     """Begins to write a checkpoint; the last one of a run, or of a process that is to end, must not fail."""
     outputs = steps.outputs
+    outputs.watch.heartbeats.enter(SAVE, step)
     outputs.saving.restart()  # at its begin: a save that takes long moves none that follows
     with outputs.progress.pausing():
         with _going_on(steps):  # the one before: its failure is not that of this one
@@ -343,7 +336,13 @@ def _reading_after(steps: _Steps, step: int) -> Reading:
 
 def _evaluate(steps: _Steps, state: TrainState, step: int) -> None:
     """Says and writes down the held-out loss."""
-    progress, sums_of = steps.outputs.progress, functools.partial(steps.programs.evaluate, state)
+    progress = steps.outputs.progress
+
+    def sums_of(batch: Batch) -> Sums:
+        # Each batch anew: how many there are must not matter to how long one may take.
+        steps.outputs.watch.heartbeats.enter(EVALUATE, step)
+        return steps.programs.evaluate(state, batch)
+
     batches, num_batches = held_out_batches(steps.run, steps.range)
     values = evaluate(steps.run, steps.range, sums_of, progress.evaluating(step, batches, num_batches))
     _tell(steps, step, "validation", values)

@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 from zaya_jax import durable
+from zaya_jax.aegis.heartbeats import EVALUATE, Heartbeats
 from zaya_jax.checkpoint import identity_of
 from zaya_jax.data.loader import Share, evaluation_batches, num_sequences
 from zaya_jax.data.mixture import mixture_of
@@ -60,18 +61,19 @@ class _Part:
         return f"{self.fingerprint}-{self.split}-{self.first:09d}"
 
 
-def compute_references(run: OpenRun, state: TrainState) -> References:
+def compute_references(run: OpenRun, state: TrainState, heartbeats: Heartbeats) -> References:
     """The references of a run that begins: those parts that are not there are computed.
 
     Args:
       run: whose preferences they are of.
       state: with the weights that it begins with.
+      heartbeats: of this process.
     """
     parts = _parts(run)
     # One looks, so that all compute the same parts.
     missing = hosts.from_first("reference", hosts.first_does("reference", lambda: _begin(run, parts)))
     if missing:
-        _compute(run, state, [parts[number] for number in missing])
+        _compute(run, state, [parts[number] for number in missing], heartbeats)
     return load_references(run)
 
 
@@ -127,7 +129,7 @@ def _weights(folder: pathlib.Path) -> str | None:
         return None
 
 
-def _compute(run: OpenRun, state: TrainState, parts: Sequence[_Part]) -> None:
+def _compute(run: OpenRun, state: TrainState, parts: Sequence[_Part], heartbeats: Heartbeats) -> None:
     """Writes parts, one after the other."""
     config, setup = run.config, run.setup(run.config)
     program = reference_program(state, setup=setup, mesh=run.mesh)
@@ -148,6 +150,7 @@ def _compute(run: OpenRun, state: TrainState, parts: Sequence[_Part]) -> None:
         windows: list[np.ndarray] = []
         # As they are learned from: what counts of an answer must count here too.
         for batch in run.extensions.of_batches(batches):
+            heartbeats.enter(EVALUATE, 0)
             found = jax.device_get(program(state, place_rows(batch, run.mesh)))
             windows += [of_row.reshape(-1)[: 2 * num] for of_row, num in zip(*found, strict=True)]
         # All devices have all rows, so that one process writes what others have read.

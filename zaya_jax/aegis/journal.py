@@ -1,0 +1,53 @@
+"""What befell a run, a line of JSON an event, by the first of its processes: `events.jsonl` in its folder.
+
+Other than metrics it is never taken back: steps that were lost, and runs that ended, stay in it.
+"""
+
+import contextlib
+import json
+import os
+import pathlib
+import time
+from typing import Any
+
+EVENTS_FILE = "events.jsonl"
+BEGAN, AT, FINISHED, STOPPED, STALLED, FAILED = "began", "at", "finished", "stopped", "stalled", "failed"
+"""Kinds: a run begins or goes on; where it is now and then; and the four ways in which it ends."""
+ENDS = FINISHED, STOPPED, STALLED, FAILED
+
+
+def write_event(run_folder: str | pathlib.Path, kind: str, **values: Any) -> None:
+    """Appends an event. A disk that takes none is no reason to end a run."""
+    line = json.dumps({"time": round(time.time(), 3), "event": kind} | values) + "\n"
+    with contextlib.suppress(OSError):
+        file = os.open(pathlib.Path(run_folder) / EVENTS_FILE, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            os.write(file, (b"\n" if _ends_within_a_line(file) else b"") + line.encode())
+        finally:
+            os.close(file)
+
+
+def _ends_within_a_line(file: int) -> bool:
+    """Whether a process was killed while it wrote: its half line must not swallow this one."""
+    size = os.fstat(file).st_size
+    return size > 0 and os.pread(file, 1, size - 1) != b"\n"
+
+
+def read_events(run_folder: str | pathlib.Path) -> list[dict[str, Any]]:
+    """All events of a run in the order of their writing; half lines are left out.
+
+    Raises:
+      ValueError: if the folder has no such file, or the file no event.
+    """
+    path = pathlib.Path(run_folder) / EVENTS_FILE
+    if not path.is_file():
+        raise ValueError(f"{run_folder} has no {EVENTS_FILE}; it must be the folder of a run that was begun")
+    found = []
+    for line in path.read_bytes().splitlines():
+        with contextlib.suppress(ValueError):
+            event = json.loads(line)
+            if isinstance(event, dict) and isinstance(event.get("time"), int | float) and "event" in event:
+                found.append(event)
+    if not found:
+        raise ValueError(f"{path} holds no event; it must be what a run has written")
+    return found

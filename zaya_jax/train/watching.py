@@ -1,0 +1,82 @@
+"""A run that is watched while it trains, and what is written down of it.
+
+All of it lies beside the steps: nothing here changes what is learned, unless a fault is ordered.
+"""
+
+import contextlib
+import dataclasses
+import os
+import time
+from collections.abc import Iterator
+
+from zaya_jax.aegis.faults import VARIABLE, Faults, parse_faults
+from zaya_jax.aegis.heartbeats import Heartbeats
+from zaya_jax.aegis.journal import AT, BEGAN, FAILED, FINISHED, STOPPED, write_event
+from zaya_jax.aegis.watchdog import Watchdog
+from zaya_jax.config import Config
+from zaya_jax.parallel import hosts
+from zaya_jax.train.stopping import Stopped
+
+EVENT_SECONDS = 10.0
+"""Between two words on where a run is: of a run that is killed, so much at most is not known."""
+
+
+@dataclasses.dataclass
+class Watch:
+    """What the loop tells of itself.
+
+    Attributes:
+      heartbeats: of this process.
+      faults: on order.
+      run_folder: of the run.
+    """
+
+    heartbeats: Heartbeats
+    faults: Faults
+    run_folder: str
+    _spoke: float | None = None
+    """None before the run has begun."""
+
+    def began(self, step: int, *, devices: int) -> None:
+        """The steps behind this one are to be made."""
+        self._tell(BEGAN, step, processes=hosts.num_processes(), devices=devices)
+
+    def at(self, step: int) -> None:
+        """A step is made; said now and then."""
+        if self._spoke is not None and time.monotonic() - self._spoke >= EVENT_SECONDS:
+            self._tell(AT, step)
+
+    def ended(self, kind: str, **values: str) -> None:
+        """The process leaves its run."""
+        if self._spoke is not None:  # what ends before its first step is no part of a run's life
+            self._tell(kind, self.heartbeats.beat.made, **values)
+
+    def _tell(self, kind: str, step: int, **values: str | int) -> None:
+        self._spoke = time.monotonic()
+        # Its time is that of all: where one waits, the others wait for it.
+        if hosts.is_first():
+            seconds = {name: round(value, 3) for name, value in self.heartbeats.seconds().items()}
+            write_event(self.run_folder, kind, step=step, seconds=seconds, **values)
+
+
+@contextlib.contextmanager
+def watched(config: Config) -> Iterator[Watch]:
+    """Watches a run, and writes down how it ends.
+
+    Raises:
+      ValueError: if faults are ordered in words that say nothing.
+    """
+    heartbeats = Heartbeats()
+    # Read here and not in the config: a run that goes on without them is the same run.
+    faults = Faults(parse_faults(os.environ.get(VARIABLE, "")), config.run_folder, hosts.process())
+    watch = Watch(heartbeats, faults, config.run_folder)
+    with Watchdog(config.watch, config.run_folder, heartbeats):
+        try:
+            yield watch
+        except (Stopped, SystemExit, KeyboardInterrupt):
+            watch.ended(STOPPED)
+            raise
+        except BaseException as error:
+            watch.ended(FAILED, reason=f"{type(error).__name__}: {error}"[:500])
+            raise
+        watch.ended(FINISHED)
