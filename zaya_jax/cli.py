@@ -56,8 +56,8 @@ def main(argv: list[str] | None = None) -> None:
     Exit codes: 0 done; 2 the user can mend it (one sentence); 3 the answer is no (`zaya ckpt verify` found
     damage, `zaya ckpt diff` a difference); 1 a bug (a traceback); 65 a corpus or a checkpoint is not what was
     written, and there is none before it (one sentence); 75 the same command goes on, for it was asked to stop
-    or lost another process; 124 a process did not come in time, or the run stood still; 130 interrupted; 141 nobody reads on,
-    as of `zaya --help | head -1`.
+    or lost another process; 124 a process did not come in time, or the run stood still; 130 interrupted; 141
+    nobody reads on, as of `zaya --help | head -1`.
     """
     arguments = sys.argv[1:] if argv is None else argv
     verb = arguments[0] if arguments and arguments[0] not in ("-h", "--help") else None
