@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from small_runs import build_small_corpus, make_base, small_values
 
+from zaya_jax.aegis.heartbeats import Heartbeats
 from zaya_jax.checkpoint import run_lock
 from zaya_jax.config import Config, DpoConfig
 from zaya_jax.data.preference_corpus import build_preference_corpus
@@ -125,7 +126,7 @@ def test_a_pass_that_was_killed_goes_on(begun, capsys):
     assert len(expected) == 3
 
     def said():
-        compute_references(run, state)
+        compute_references(run, state, Heartbeats())
         assert {path.name: path.read_bytes() for path in reference.iterdir()} == expected
         return capsys.readouterr().out
 

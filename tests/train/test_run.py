@@ -113,6 +113,7 @@ def test_a_run_writes_what_it_promises(undisturbed):
     assert sorted(path.name for path in folder.iterdir()) == [
         "checkpoints",
         "config.json",
+        "events.jsonl",
         "metrics.jsonl",
         "tensorboard",
     ]
