@@ -79,8 +79,8 @@ def generate(
     is_single = len(prompt_tokens) == 0 or np.ndim(prompt_tokens[0]) == 0
     prompts = cast(Sequence[Sequence[int]], [prompt_tokens] if is_single else prompt_tokens)
     _check_prompts(model.config, prompts, max_new_tokens)
-    rule = _rule(model.config, temperature, top_p, top_k, seed, eos_id)
     mesh = _mesh(context_devices)
+    rule = _rule(model.config, temperature, top_p, top_k, seed, eos_id)
     variables = _placed(cast_matrices(model, variables), mesh)
     decoding = _start(model, variables, prompts, max_new_tokens, rule, mesh)
     decoding = decode(model, variables, decoding, rule, max_new_tokens, mesh=mesh)
@@ -114,8 +114,8 @@ def stream(
     if chunk < 1:
         raise ValueError(f"chunk is {chunk}; it must be at least 1 token")
     _check_prompts(model.config, [prompt_tokens], max_new_tokens)
-    rule = _rule(model.config, temperature, top_p, top_k, seed, eos_id)
     mesh = _mesh(context_devices)
+    rule = _rule(model.config, temperature, top_p, top_k, seed, eos_id)
     return _stream(model, variables, prompt_tokens, max_new_tokens, rule, mesh, chunk)
 
 
