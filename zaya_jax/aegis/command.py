@@ -1,6 +1,7 @@
 """`zaya aegis`: what befell a run, where it is, and what its time went into."""
 
 import datetime
+import functools
 import json
 import pathlib
 import time
@@ -12,6 +13,8 @@ from rich.table import Table
 
 from zaya_jax.aegis.goodput import BUCKETS, MEANINGS, Goodput, find_attempts, measure
 from zaya_jax.aegis.journal import AT, BEGAN, ENDS, FINISHED, read_events
+from zaya_jax.aegis.reading_logs import STANDARD_INPUT, classes_table, find_classes, read_lines, values_of
+from zaya_jax.aegis.rules import RULES_FILE, load_rules
 from zaya_jax.options import Parser
 from zaya_jax.tables import name_column, number_column
 
@@ -23,31 +26,67 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Runs `zaya aegis` with the words behind it.
 
     Raises:
-      ValueError: for a folder that is no run's.
+      ValueError: for a folder that is no run's, or a file that has no rules.
     """
-    options = _parser().parse_args(argv)
-    events = read_events(options.run)
-    if options.json:
-        print(json.dumps(TOLD[options.what](events), indent=2))
-        return
-    Console(soft_wrap=True, highlight=False).print(SHOWN[options.what](events))
+    arguments = list(argv or ())
+    if arguments and arguments[0] in VERBS:
+        VERBS[arguments[0]](arguments[1:])
+    else:
+        _parser().parse_args(arguments)
 
 
 def _parser() -> Parser:
     parser = Parser(
         "aegis",
-        "Says what befell a run: status where it is, events all that was written down, goodput what its time "
-        "went into.",
+        "Says what befell a run. `zaya aegis VERB --help` has the options of each verb.",
         (
-            "zaya aegis status runs/tiny",
-            "zaya aegis events runs/tiny",
-            "zaya aegis goodput runs/tiny --json",
+            "zaya aegis status runs/tiny       # where it is",
+            "zaya aegis events runs/tiny       # all that was written down",
+            "zaya aegis goodput runs/tiny      # what its time went into",
+            "dmesg | zaya aegis classify -     # what a log says, and what is to be done",
         ),
     )
-    parser.add_argument("what", choices=list(SHOWN), help="what to say")
-    parser.add_argument("run", type=pathlib.Path, metavar="RUN", help="the folder of the run")
-    parser.add_argument("--json", action="store_true", help="as JSON, for programs")
+    parser.add_argument("verb", metavar="VERB", choices=list(VERBS), help=", ".join(VERBS))
     return parser
+
+
+def _show(verb: str, argv: Sequence[str]) -> None:
+    """Reads a run's events, and shows what a verb makes of them."""
+    summary, shown, told = OF_RUNS[verb]
+    parser = Parser(f"aegis {verb}", summary, (f"zaya aegis {verb} runs/tiny",))
+    parser.add_argument("run", type=pathlib.Path, metavar="RUN", help="the folder of the run")
+    _add_json(parser)
+    options = parser.parse_args(argv)
+    _print(shown, told, read_events(options.run), as_json=options.json)
+
+
+def classify_logs(argv: Sequence[str]) -> None:
+    """Prints what some logs say."""
+    parser = Parser(
+        "aegis classify",
+        "Says which classes of trouble the lines of logs are of, and what a rule would do about each.",
+        ("zaya aegis classify slurm-1234.out", "dmesg | zaya aegis classify -"),
+    )
+    parser.add_argument(
+        "logs", nargs="+", metavar="FILE", help=f'of lines; "{STANDARD_INPUT}" reads its input'
+    )
+    parser.add_argument("--rules", default=RULES_FILE, metavar="FILE", help="TOML (default: %(default)s)")
+    _add_json(parser)
+    options = parser.parse_args(argv)
+    found = find_classes(load_rules(options.rules), read_lines(options.logs))
+    _print(classes_table, values_of, found, as_json=options.json)
+
+
+def _add_json(parser: Parser) -> None:
+    parser.add_argument("--json", action="store_true", help="as JSON, for programs")
+
+
+def _print(shown: Callable[[Any], Any], told: Callable[[Any], Any], what: Any, *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(told(what), indent=2))
+    else:
+        # Lines of others may hold brackets, which are no markup.
+        Console(soft_wrap=True, highlight=False, markup=False).print(shown(what))
 
 
 def describe_status(events: Sequence[Mapping[str, Any]], *, now: float) -> str:
@@ -116,14 +155,17 @@ def _goodput_values(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-SHOWN: dict[str, Callable[[Sequence[Mapping[str, Any]]], Any]] = {
-    "status": _status,
-    "events": _events_table,
-    "goodput": _goodput_table,
+OF_RUNS: dict[str, tuple[str, Callable[[Sequence[Mapping[str, Any]]], Any], Callable[..., Any]]] = {
+    "status": (
+        "Says where a run is, in a sentence.",
+        _status,
+        lambda events: {"status": _status(events), "last": events[-1]},
+    ),
+    "events": ("Lists what befell a run.", _events_table, list),
+    "goodput": ("Says what the time of a run went into.", _goodput_table, _goodput_values),
 }
-TOLD: dict[str, Callable[[Sequence[Mapping[str, Any]]], Any]] = {
-    "status": lambda events: {"status": _status(events), "last": events[-1]},
-    "events": list,
-    "goodput": _goodput_values,
+"""What each does, what it makes of a run's events for people, and for programs."""
+VERBS: dict[str, Callable[[Sequence[str]], None]] = {
+    **{verb: functools.partial(_show, verb) for verb in OF_RUNS},
+    "classify": classify_logs,
 }
-"""The same, for programs."""

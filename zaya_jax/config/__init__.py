@@ -11,7 +11,7 @@ from zaya_jax.config.balancing import BalancingConfig
 from zaya_jax.config.data import DataConfig, MixtureConfig
 from zaya_jax.config.dpo import DpoConfig
 from zaya_jax.config.execution import ExecutionConfig
-from zaya_jax.config.files import CONFIG_FILE, find_config, lies_in
+from zaya_jax.config.files import CONFIG_FILE, find_config, find_file, lies_in
 from zaya_jax.config.lora import LoraConfig
 from zaya_jax.config.model import HYBRID, HYBRID_SLIDING, ModelConfig
 from zaya_jax.config.optimizer import OptimizerConfig
@@ -56,6 +56,7 @@ __all__ = [
     "corpora_by_use",
     "differences",
     "find_config",
+    "find_file",
     "in_phase",
     "kind_of",
     "lies_in",

@@ -14,12 +14,31 @@ def find_config(name: str) -> pathlib.Path:
     Raises:
       ValueError: when there is no such file.
     """
-    package = pathlib.Path(__file__).resolve().parents[1]
-    for folder in (pathlib.Path.cwd(), package.parent, package):
-        if (path := folder / name).is_file():
-            return path
-    found = sorted(p.name for f in (package.parent, package) for p in (f / "configs").glob("*.py"))
+    if (path := _find(name)) is not None:
+        return path
+    found = sorted(p.name for f in _OWN for p in (f / "configs").glob("*.py"))
     raise ValueError(f"no config file at {name}; configs/ has {', '.join(found)}")
+
+
+def find_file(name: str) -> pathlib.Path:
+    """A file that is no run's config, found as those are.
+
+    Raises:
+      ValueError: when there is no such file.
+    """
+    if (path := _find(name)) is not None:
+        return path
+    raise ValueError(f"there is no file {name}")
+
+
+_PACKAGE = pathlib.Path(__file__).resolve().parents[1]
+_OWN = _PACKAGE.parent, _PACKAGE
+"""Where the project's own configs/ is: beside the package in a checkout, in it where it was installed."""
+
+
+def _find(name: str) -> pathlib.Path | None:
+    places = (folder / name for folder in (pathlib.Path.cwd(), *_OWN))
+    return next((path for path in places if path.is_file()), None)
 
 
 MAX_PARTS = 1000
