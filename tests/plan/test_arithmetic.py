@@ -207,6 +207,17 @@ def test_more_gpus_need_less_time_each(zaya1_8b):
     assert memory_traffic(zaya1_8b, 1024) < memory_traffic(zaya1_8b, 8)
 
 
+@pytest.mark.parametrize(("remat", "reads"), [("none", 2), ("products", 2), ("layer", 3), ("group", 4)])
+def test_weights_are_read_once_more_each_time_that_layers_are_recomputed(zaya1_8b, remat, reads):
+    def traffic(microbatches):
+        execution = dataclasses.replace(zaya1_8b.execution, remat=remat, num_microbatches=microbatches)
+        return memory_traffic(dataclasses.replace(zaya1_8b, execution=execution), 8)
+
+    # Of one microbatch more: its weights, and gradients that are read and written.
+    state = state_bytes(zaya1_8b, 8)
+    assert traffic(4) - traffic(2) == 2 * (reads * state.weights + 2 * state.gradients)
+
+
 def test_a_device_has_a_name():
     assert find_device("mi300x") is MI300X
     with pytest.raises(ValueError, match=r'there is no device "h100"; known are mi300x'):

@@ -18,8 +18,10 @@ from zaya_jax.optim.partition import Partition, make_partition
 from zaya_jax.parallel.mesh import SUM_DTYPE
 from zaya_jax.plan.devices import Cluster
 from zaya_jax.plan.memory import activation_bytes, partitioned_bytes, state_bytes, summed_bytes
-from zaya_jax.plan.shares import AGAIN, Exchange, exchange, micro_batch, num_groups, own_tokens
+from zaya_jax.plan.shares import Exchange, exchange, micro_batch, num_groups, own_tokens
 
+LAYERS_AGAIN = {"block": 1, "layer": 1, "group": 2}
+"""How often a policy computes all of a layer once more; the others keep what its weights made."""
 PAGE_BYTES = 4096
 TOKEN_BYTES = 4
 DATA_IOPS = 70_000.0
@@ -198,7 +200,7 @@ def memory_traffic(config: Config, num_devices: int) -> int:
     microbatches = config.execution.num_microbatches
     rows = config.data.batch_size // num_groups(config, num_devices)
     on_their_way = summed_bytes(config, num_devices)
-    reads = 2 + AGAIN.get(config.execution.remat, 0)
+    reads = 2 + LAYERS_AGAIN.get(config.execution.remat, 0)
     kept = activation_bytes(config.model, config.execution, own_tokens(config))
     return (
         microbatches * (reads * state.weights + state.gradients * (1 if microbatches == 1 else 2))

@@ -11,7 +11,7 @@ from zaya_jax.config import HYBRID_SLIDING, Config
 from zaya_jax.parallel.context import CHUNKS
 from zaya_jax.parallel.mesh import SUM_DTYPE
 
-AGAIN = {"none": 0, "group": 2}
+KEYS_AGAIN = {"none": 0, "group": 2}
 """How often keys come once more for the backward pass, by policy; of all others once. What they keep of a
 layer's attention is the device's own."""
 
@@ -70,7 +70,7 @@ def exchange(config: Config, num_devices: int) -> Exchange:
     if ranks == 1:
         return Exchange()
     rows = config.data.batch_size // num_groups(config, num_devices)
-    passes = 1 + AGAIN.get(execution.remat, 1)
+    passes = 1 + KEYS_AGAIN.get(execution.remat, 1)
     of_others = (ranks - 1) * own_tokens(config)
     sliding = sum(kind == HYBRID_SLIDING for kind in model.layer_types)
     near = min(CHUNKS * ((model.sliding_window or 1) - 1), of_others)
