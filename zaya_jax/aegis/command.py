@@ -43,7 +43,7 @@ def _parser() -> Parser:
             "zaya aegis status runs/tiny       # where it is",
             "zaya aegis events runs/tiny       # all that was written down",
             "zaya aegis goodput runs/tiny      # what its time went into",
-            "dmesg | zaya aegis classify -     # what a log says, and what is to be done",
+            "zaya aegis classify slurm-1.out   # what a log says, and what is to be done",
         ),
     )
     parser.add_argument("verb", metavar="VERB", choices=list(VERBS), help=", ".join(VERBS))
@@ -65,7 +65,7 @@ def classify_logs(argv: Sequence[str]) -> None:
     parser = Parser(
         "aegis classify",
         "Says which classes of trouble the lines of logs are of, and what a rule would do about each.",
-        ("zaya aegis classify slurm-1234.out", "dmesg | zaya aegis classify -"),
+        ("zaya aegis classify slurm-1.out", "zaya aegis classify - < slurm-1.out"),
     )
     parser.add_argument(
         "logs", nargs="+", metavar="FILE", help=f'of lines; "{STANDARD_INPUT}" reads its input'
