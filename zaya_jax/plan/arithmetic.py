@@ -17,7 +17,7 @@ from zaya_jax.optim.newton_schulz import newton_schulz_flops
 from zaya_jax.optim.partition import Partition, make_partition
 from zaya_jax.parallel.mesh import SUM_DTYPE
 from zaya_jax.plan.devices import Cluster
-from zaya_jax.plan.memory import activation_bytes, partitioned_bytes, state_bytes, summed_bytes
+from zaya_jax.plan.memory import activation_bytes, bytes_by_bucket, state_bytes, summed_bytes
 from zaya_jax.plan.shares import Exchange, exchange, micro_batch, num_groups, own_tokens
 
 LAYERS_AGAIN = {"block": 1, "layer": 1, "group": 2}
@@ -151,15 +151,12 @@ def communication(config: Config, cluster: Cluster, *, sum_dtype: str = SUM_DTYP
       cluster: that it runs on.
       sum_dtype: in which gradients travel; another than the step's own, to compare.
     """
-    reduced = gathered = 0
-    if cluster.num_gpus > 1:
-        reduced = partitioned_bytes(config, cluster.num_gpus, sum_dtype)
-        gathered = partitioned_bytes(config, cluster.num_gpus, config.execution.dtype, frozen=True)
-    gpus, nodes, device = cluster.gpus_per_node, cluster.nodes, cluster.device
-    sent = reduced + gathered
-    # Each GPU sends (gpus - 1) / gpus of all bytes, over gpus - 1 links at once.
-    link = sent / gpus / device.link_bandwidth if gpus > 1 else 0.0
-    network = sent / gpus * (nodes - 1) / nodes / device.network_bandwidth
+    sent = messages(config, cluster.num_gpus, sum_dtype=sum_dtype)
+    reduced, gathered = (sum(sizes.values()) for sizes in sent.values())
+    each = [(kind, size) for kind, sizes in sent.items() for size in sizes.values()]
+    link = math.fsum(cluster.node_seconds(*message) for message in each)
+    network = math.fsum(cluster.network_seconds(*message) for message in each)
+    gpus, device = cluster.gpus_per_node, cluster.device
     shared, ranks = exchange(config, cluster.num_gpus), config.execution.context_devices
     if 1 < ranks <= gpus:
         link += shared.total / (ranks - 1) / device.link_bandwidth
@@ -172,6 +169,22 @@ def communication(config: Config, cluster: Cluster, *, sum_dtype: str = SUM_DTYP
         link_seconds=link,
         network_seconds=network,
     )
+
+
+def messages(config: Config, num_gpus: int, *, sum_dtype: str = SUM_DTYPE) -> dict[str, dict[str, int]]:
+    """Bytes of each message of a step by collective and bucket; none on a GPU alone.
+
+    Args:
+      config: of the run.
+      num_gpus: that share the optimiser.
+      sum_dtype: in which gradients travel.
+    """
+    if num_gpus == 1:
+        return {"reduce_scatter": {}, "all_gather": {}}
+    return {
+        "reduce_scatter": bytes_by_bucket(config, num_gpus, sum_dtype),
+        "all_gather": bytes_by_bucket(config, num_gpus, config.execution.dtype, frozen=True),
+    }
 
 
 def step_seconds(config: Config, cluster: Cluster) -> dict[str, float]:

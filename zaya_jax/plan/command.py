@@ -11,8 +11,9 @@ from rich.console import Console
 
 from zaya_jax.config import Config
 from zaya_jax.options import Parser, add_config_options, load_config
-from zaya_jax.plan.devices import DEVICES, Cluster, find_device
+from zaya_jax.plan.devices import DEVICES, Cluster, cluster_as_measured, find_device
 from zaya_jax.plan.kernel_report import plan_kernels
+from zaya_jax.plan.measured import read_measured
 from zaya_jax.plan.picture import check_format, draw
 from zaya_jax.plan.report import CompiledStep, make_plan, read_compilation, to_json, train_step_job
 from zaya_jax.plan.rocm.compiler import TIME_LIMIT, Compilation, compile_program, lay_out_program
@@ -36,13 +37,16 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def plan_run(options: argparse.Namespace, overrides: Sequence[str]) -> None:
     """The arithmetic of a run, and with --compile and --search what the compiler says."""
-    cluster = Cluster(
-        device=find_device(options.device), nodes=options.nodes, gpus_per_node=options.gpus_per_node
+    cluster, measured = cluster_as_measured(
+        find_device(options.device),
+        options.nodes,
+        options.gpus_per_node,
+        [read_measured(pathlib.Path(file)) for file in options.measured],
     )
     config = config_of_phase(load_config(options.config, overrides), options.phase)
     config = _with_micro_batch(config, options.micro_batch, cluster)
     _check(options)
-    plan = make_plan(config, cluster)
+    plan = make_plan(config, cluster, measured=measured)
     console = Console(soft_wrap=True, highlight=False)
     for table in plan_tables(plan):
         console.print(table)
@@ -92,6 +96,7 @@ def _parser() -> Parser:
             "zaya plan --config=configs/zaya1_8b.py --nodes=128 --gpus-per-node=8 --device=mi300x",
             "zaya plan --config=configs/zaya1_8b.py --nodes=128 --micro-batch=4 --compile --picture=plan.png",
             "zaya plan --config=configs/zaya1_8b.py --nodes=128 --search --json=plan.json",
+            "zaya plan --config=configs/zaya1_8b.py --nodes=128 --measured=collectives.json --measured=gemm.json",
             "zaya plan --config=configs/zaya1_8b.py --micro-batch=4 --kernels --time-limit=1800",
             "zaya plan kernels --device=mi300x",
             "zaya plan rocm-wheels",
@@ -105,6 +110,13 @@ def _parser() -> Parser:
     parser.add_argument("--gpus-per-node", type=int, default=8, help="in each (default: %(default)s)")
     parser.add_argument(
         "--device", default="mi300x", help=f"the GPU: {', '.join(DEVICES)} (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--measured",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="of zaya bench collectives, gemm or hbm --json, in place of figures on paper; several times",
     )
     parser.add_argument("--phase", metavar="NAME", help="of the run, at its full batch (default: the first)")
     parser.add_argument(

@@ -64,7 +64,14 @@ def state_bytes(config: Config, num_devices: int) -> StateBytes:
 
 
 def partitioned_bytes(config: Config, num_devices: int, dtype: str, *, frozen: bool = False) -> int:
-    """Bytes of weights as they are partitioned and sent: what does not divide is padded.
+    """Bytes of weights as they are partitioned and sent, as `bytes_by_bucket` has them, in all."""
+    return sum(bytes_by_bucket(config, num_devices, dtype, frozen=frozen).values())
+
+
+def bytes_by_bucket(
+    config: Config, num_devices: int, dtype: str, *, frozen: bool = False
+) -> dict[str, int]:
+    """Bytes of each bucket of weights as they are partitioned and sent: what does not divide is padded.
 
     Args:
       config: of the run.
@@ -74,9 +81,10 @@ def partitioned_bytes(config: Config, num_devices: int, dtype: str, *, frozen: b
     """
     partition = make_partition(declare_run(config), num_devices, by_matrix=config.optimizer.name == "muon")
     weights = dict(partition.weights)
-    matrices = sum(math.prod(bucket.shape) for bucket in partition.matrix_buckets) * jnp.dtype(dtype).itemsize
+    item = jnp.dtype(dtype).itemsize
+    matrices = {bucket.name: math.prod(bucket.shape) * item for bucket in partition.matrix_buckets}
     flat = (*partition.flat_parameters, *(partition.frozen if frozen else ()))
-    return matrices + sum(math.prod(each.shape) * _item(weights[each.name], dtype) for each in flat)
+    return matrices | {each.name: math.prod(each.shape) * _item(weights[each.name], dtype) for each in flat}
 
 
 def summed_bytes(config: Config, num_devices: int) -> int:

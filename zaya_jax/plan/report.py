@@ -71,6 +71,7 @@ class Plan:
       communication: of a step.
       narrow_communication: the same if gradients were summed in bfloat16, which loses most of them.
       seconds: the least that each resource needs for a step, by resource.
+      measured: resources whose figures were measured; those of others are on paper.
       gemms: products as a GPU runs them.
       saturating_flops: that a product needs to reach the device's peak.
       data: what a step reads.
@@ -94,6 +95,7 @@ class Plan:
     communication: Communication
     narrow_communication: Communication
     seconds: dict[str, float]
+    measured: tuple[str, ...]
     gemms: list[Gemm]
     saturating_flops: float
     data: DataRate
@@ -171,8 +173,13 @@ class CompiledStep:
     wall_seconds: float
 
 
-def make_plan(config: Config, cluster: Cluster) -> Plan:
+def make_plan(config: Config, cluster: Cluster, *, measured: tuple[str, ...] = ()) -> Plan:
     """The arithmetic of a run.
+
+    Args:
+      config: of the run.
+      cluster: that it runs on.
+      measured: resources for which the cluster has measured figures.
 
     Raises:
       ValueError: if the batch cannot be shared evenly by the GPUs.
@@ -206,6 +213,7 @@ def make_plan(config: Config, cluster: Cluster) -> Plan:
         communication=communication(config, cluster),
         narrow_communication=communication(config, cluster, sum_dtype="bfloat16"),
         seconds=step_seconds(config, cluster),
+        measured=measured,
         gemms=gemms(config, num_gpus),
         saturating_flops=cluster.device.saturating_flops,
         data=data_rate(config),

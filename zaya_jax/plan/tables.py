@@ -138,7 +138,8 @@ def _seconds(plan: Plan) -> Table:
         )
     table = Table(*columns, title=title, caption=_price_of_sums(plan))
     for resource, seconds in plan.seconds.items():
-        table.add_row(resource, _figure(1e3 * seconds))
+        name = f"{resource}, as measured" if resource in plan.measured else resource
+        table.add_row(name, _figure(1e3 * seconds))
     lower, upper = plan.seconds[plan.bound], sum(plan.seconds.values())
     table.add_row("all at once: lower bound", f"{plan.bound}: {_figure(1e3 * lower)}", style="bold")
     table.add_row("one after the other", _figure(1e3 * upper))
