@@ -1,10 +1,12 @@
 """`zaya bench WHAT`: finds the measurement of a name and runs it."""
 
+import sys
 from collections.abc import Sequence
 
 from zaya_jax.bench import (
     balancing,
     checkpoint,
+    collectives_command,
     data,
     experts,
     gradient_sum,
@@ -30,6 +32,8 @@ ONCE = {
     "optimizers": optimizers.run,
 }
 CHECKPOINT = "checkpoint"
+OF_MACHINES = {"collectives": collectives_command.main}
+"""What measures a machine, and has options of its own: `zaya bench collectives --help`."""
 ROUNDS = 5
 
 
@@ -39,6 +43,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     Raises:
       ValueError: for options that do not go together.
     """
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words and words[0] in OF_MACHINES:
+        OF_MACHINES[words[0]](words[1:])
+        return
     parser = Parser(
         "bench",
         "Measures. torch: train step, forward and decode against transformers' ZayaForCausalLM. "
@@ -59,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             "zaya bench checkpoint --gib 8 --folder /big/disk",
         ),
     )
-    parser.add_argument("what", choices=[*REPEATED, *ONCE, CHECKPOINT], help="what to measure")
+    parser.add_argument("what", choices=[*REPEATED, *ONCE, CHECKPOINT, *OF_MACHINES], help="what to measure")
     parser.add_argument(
         "--rounds",
         type=int,
@@ -68,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--gib", type=float, help=f"of checkpoint: its size (default: {checkpoint.GIB:g})")
     parser.add_argument("--folder", help="of checkpoint: where it is written and removed (default: here)")
-    options = parser.parse_args(argv)
+    options = parser.parse_args(words)
     for name in ("gib", "folder"):
         if options.what != CHECKPOINT and (value := getattr(options, name)) is not None:
             raise ValueError(f"--{name} is {value}; only {CHECKPOINT} has it, leave it out")

@@ -160,6 +160,11 @@ def is_first() -> bool:
     return process() == 0
 
 
+def names() -> tuple[str, ...]:
+    """The hosts of all processes, in the order of their numbers."""
+    return _words.hosts or (socket.gethostname(),)
+
+
 def describe(number: int) -> str:
     """A process and the host that it runs on."""
     return f"process {number} on {_words.hosts[number]}" if _words.hosts else f"process {number}"

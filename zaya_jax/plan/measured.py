@@ -160,6 +160,11 @@ class Curve:
     seconds: tuple[float, ...]
 
     @property
+    def bus_factor(self) -> float:
+        """Bus bandwidth over algorithm bandwidth."""
+        return bus_factor(self.collective, self.group_size)
+
+    @property
     def line(self) -> Line:
         """The straight line through it."""
         return fit_line(self.num_bytes, self.seconds)
@@ -167,8 +172,7 @@ class Curve:
     @property
     def best_bus_bandwidth(self) -> float:
         """Bytes a second, at the size that has most."""
-        factor = bus_factor(self.collective, self.group_size)
-        return max(size * factor / time for size, time in zip(self.num_bytes, self.seconds, strict=True))
+        return max(size * self.bus_factor / time for size, time in zip(self.num_bytes, self.seconds, strict=True))
 
     def at(self, num_bytes: float) -> float:
         """Seconds of a message: between two sizes on the straight line of their logarithms.

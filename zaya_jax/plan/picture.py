@@ -19,7 +19,7 @@ def check_format(file: pathlib.Path) -> None:
     """
     if file.suffix not in FORMATS:
         raise ValueError(f"--picture is {file}; its name must end in one of {', '.join(FORMATS)}")
-    _figure()
+    new_figure()
 
 
 def draw(file: pathlib.Path, plan: Plan, step: CompiledStep | None) -> None:
@@ -29,7 +29,7 @@ def draw(file: pathlib.Path, plan: Plan, step: CompiledStep | None) -> None:
       ValueError: as `check_format` does.
     """
     check_format(file)
-    figure = _figure()
+    figure = new_figure()
     title = f"{plan.run}: {plan.nodes} x {plan.gpus_per_node} {plan.device}, "
     title += f"{plan.micro_batch} x {plan.own_tokens:,} tokens a GPU at a time"
     figure.suptitle(title)
@@ -44,7 +44,12 @@ def draw(file: pathlib.Path, plan: Plan, step: CompiledStep | None) -> None:
     figure.savefig(file, dpi=120)
 
 
-def _figure() -> Any:
+def new_figure() -> Any:
+    """An empty figure of the size that all pictures have.
+
+    Raises:
+      ValueError: if matplotlib is missing.
+    """
     try:
         from matplotlib.figure import Figure
     except ImportError:
