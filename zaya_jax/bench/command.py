@@ -12,8 +12,11 @@ from zaya_jax.bench import (
     gradient_sum,
     kernel_times,
     loss_memory,
+    memory_passes,
     optimizer_share,
     optimizers,
+    products,
+    storage,
     torch_comparison,
 )
 from zaya_jax.options import Parser
@@ -32,7 +35,12 @@ ONCE = {
     "optimizers": optimizers.run,
 }
 CHECKPOINT = "checkpoint"
-OF_MACHINES = {"collectives": collectives_command.main}
+OF_MACHINES = {
+    "collectives": collectives_command.main,
+    "gemm": products.main,
+    "hbm": memory_passes.main,
+    "storage": storage.main,
+}
 """What measures a machine, and has options of its own: `zaya bench collectives --help`."""
 ROUNDS = 5
 

@@ -7,6 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from zaya_jax.platform.host_memory import available_memory
+
 
 def seconds(function: Callable[[], Any]) -> float:
     """Wall time of one call, results waited for."""
@@ -38,3 +40,29 @@ def ceiling_matmul() -> Callable[[], Any]:
     matrix = jax.random.normal(jax.random.key(0), (CEILING_SIZE, CEILING_SIZE), jnp.float32)
     product = jax.jit(lambda x: x @ x)
     return lambda: product(matrix)
+
+
+ROUND_SECONDS = 0.1
+"""That a round of repetitions fills."""
+MOST_REPETITIONS = 1000
+
+
+def repeated_seconds(call: Callable[[int], Any], *, rounds: int = 3) -> float:
+    """Seconds of one repetition, the best of some rounds of many: what starts a call is paid once a round.
+
+    Args:
+      call: repeats something so many times, and returns what is waited for. The first time compiles.
+      rounds: how often many repetitions are timed.
+    """
+    jax.block_until_ready(call(1))
+    once = seconds(lambda: call(1))
+    times = min(MOST_REPETITIONS, max(1, int(ROUND_SECONDS / once)))
+    return min(seconds(lambda: call(times)) for _ in range(rounds)) / times
+
+
+def free_device_memory() -> int:
+    """Bytes that this process' first device has left; CPU devices of a process share those of its host."""
+    stats = jax.local_devices()[0].memory_stats() or {}
+    if "bytes_limit" in stats:
+        return stats["bytes_limit"] - stats["bytes_in_use"]
+    return available_memory() // jax.local_device_count()
