@@ -40,6 +40,7 @@ ROOMS = [
     "train_command",
     "launch_command",
     "checkpoint_command",
+    "doctor_command",
     "cli",
 ]
 """From the ground up, as CONTRIBUTING.md has them; below them all are the kernels."""

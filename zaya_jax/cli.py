@@ -28,6 +28,7 @@ VERBS = {
     "aegis": ("zaya_jax.aegis.command", "what befell a run, where it is, and its goodput"),
     "launch": ("zaya_jax.launch_command", "a verb in several processes of this machine"),
     "plan": ("zaya_jax.plan.command", "size a run: memory, time and communication on a cluster"),
+    "doctor": ("zaya_jax.doctor_command", "what this machine can be used for, and what it lacks"),
     "bench": ("zaya_jax.bench.command", "measure this machine against others' code and physics"),
 }
 

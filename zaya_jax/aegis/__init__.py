@@ -1,1 +1,1 @@
-"""A run that is watched: where it stands, what befell it, and what its time went into."""
+"""Runs and machines that are watched: where a run stands and what befell it, and what a machine can do."""

@@ -88,16 +88,17 @@ def _on_messages(found: CollectiveTimes, messages: Mapping[str, Mapping[str, int
 
 def _on_sizes(found: CollectiveTimes) -> Iterator[str]:
     for layout in found.layouts:
-        for collective in dict.fromkeys(each.collective for each in found.timings):
-            curve = found.curve(layout, collective)
-            slow = slow_sizes(curve) if curve else {}
-            if slow:
-                worst = min(slow, key=slow.__getitem__)
-                yield (
-                    f"{collective}, {layout}: slow at {', '.join(map(format_bytes, slow))}; "
-                    f"{format_bytes(worst)} reaches {slow[worst]:.0%} of the bandwidth of a smaller message. "
-                    "Avoid these sizes, or try another version or algorithm of the communication library"
-                )
+        slow = [
+            f"{collective} of {format_bytes(size)} ({share:.0%})"
+            for collective in dict.fromkeys(each.collective for each in found.timings)
+            if (curve := found.curve(layout, collective))
+            for size, share in slow_sizes(curve).items()
+        ]
+        if slow:
+            yield (
+                f"{layout}: these reach less than a smaller message's bandwidth: {', '.join(slow)}; avoid such "
+                "sizes, or try another version or algorithm of the communication library"
+            )
 
 
 def slow_sizes(curve: Curve) -> dict[int, float]:

@@ -36,8 +36,8 @@ def _times(found: CollectiveTimes, layout: str) -> Table:
             each.collective,
             format_bytes(each.num_bytes),
             format_seconds(each.seconds),
-            f"{each.algorithm_bandwidth / 1e9:,.3f}",
-            f"{each.bus_bandwidth / 1e9:,.3f}",
+            f"{each.algorithm_bandwidth / 1e9:.3g}",
+            f"{each.bus_bandwidth / 1e9:.3g}",
             end_section=after is None or after.collective != each.collective,
         )
     return table
@@ -57,8 +57,8 @@ def _lines(found: CollectiveTimes) -> Table:
         table.add_row(
             f"  {collective}",
             format_seconds(line.latency_seconds),
-            "" if slope is None else f"{slope / 1e9:,.3f}",
-            f"{curve.best_bus_bandwidth / 1e9:,.3f}",
+            "" if slope is None else f"{slope / 1e9:.3g}",
+            f"{curve.best_bus_bandwidth / 1e9:.3g}",
             "" if slope is None else format_bytes(int(line.half_bytes)),
             f"{line.typical_error:.0%}",
         )
@@ -116,7 +116,7 @@ def draw(file: pathlib.Path, found: CollectiveTimes) -> None:
     figure = new_figure()
     machine = found.machine
     figure.suptitle(
-        f"{found.num_nodes} x {found.devices_per_node} {machine.device}, {found.num_processes} processes, "
+        f"{found.num_nodes} x {found.devices_per_node} {machine.device}, processes: {found.num_processes}, "
         f"jax {machine.jax}: bus bandwidth; dashed: latency + bytes / bandwidth"
     )
     panels = figure.subplots(1, len(found.layouts), sharey=True, squeeze=False)[0]

@@ -41,7 +41,7 @@ def _broadcast(x_C: jax.Array) -> jax.Array:
 
 def _broadcast_by_sum(x_C: jax.Array) -> jax.Array:
     """For XLA's CPU backend, which has no broadcast between devices: all but one add zeros."""
-    return lax.psum(jnp.where(lax.axis_index(MEMBER) == 0, x_C, 0), MEMBER)
+    return lax.psum(jnp.where(lax.axis_index(MEMBER) == 0, x_C, 0.0), MEMBER)
 
 
 def _all_to_all(x_C: jax.Array) -> jax.Array:
