@@ -1,6 +1,6 @@
 """`zaya doctor`: what a node, or all nodes of a job, can be used for, and what to do about what is missing.
 
-It stands beside `cli.py`: it judges by what is in `zaya_jax.aegis`, and measures by what is in `zaya_jax.bench`.
+It stands beside `cli.py`: it judges by `zaya_jax.aegis`, and measures by `zaya_jax.bench`.
 """
 
 import argparse
@@ -48,7 +48,7 @@ MOST_NAMES = 4
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Runs `zaya doctor` with the words behind it; leaves with code 3 if a use that was named is not possible.
+    """Runs `zaya doctor` with the words behind it; leaves with code 3 if a named use is not possible.
 
     Raises:
       ValueError: for options that cannot be.
@@ -56,14 +56,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = _parser().parse_args(argv)
     check_outputs(json_file=options.json)
     if not pathlib.Path(options.folder).is_dir():
-        raise ValueError(f'--folder is "{options.folder}"; it must be a folder on the disk that runs are to have')
+        raise ValueError(
+            f'--folder is "{options.folder}"; it must be a folder on the disk that runs are to have'
+        )
     if not options.limit > 0:
         raise ValueError(f"--limit is {options.limit}; it must be above 0")
     with hosts.joined(find_process_group(os.environ), limit_seconds=options.limit):
         readings = read(options)
         # By process: of two on one host both are heard.
         found = {
-            f"{host} ({number})" if hosts.names().count(host) > 1 else host: [Finding(**each) for each in said]
+            f"{host} ({number})" if hosts.names().count(host) > 1 else host: [
+                Finding(**each) for each in said
+            ]
             for number, (host, said) in enumerate(
                 hosts.gather("doctor", [readings.host, [_plain(each) for each in examine(readings)]])
             )
@@ -106,7 +110,9 @@ def read(options: argparse.Namespace) -> Readings:
 
 def _refused(environment: Mapping[str, str]) -> tuple[str, ...]:
     """Which of the flags for training XLA refuses; on CPUs it knows the same."""
-    return probe_jax({**environment, "XLA_FLAGS": " ".join(TRAINING_FLAGS), "JAX_PLATFORMS": "cpu"}).unknown_flags
+    return probe_jax(
+        {**environment, "XLA_FLAGS": " ".join(TRAINING_FLAGS), "JAX_PLATFORMS": "cpu"}
+    ).unknown_flags
 
 
 def measure_disk(folder: pathlib.Path) -> Disk:
@@ -191,8 +197,10 @@ def _write(
 def _parser() -> Parser:
     parser = Parser(
         "doctor",
-        "Says what this machine can be used for, and what to do about what is missing: versions, GPUs, flags, "
-        "RCCL, NICs, RDMA by a test, ports, disk, clock, limits, and AMD's acceptance figures. Under srun, one "
+        "Says what this machine can be used for, and what to do about what is missing: versions, GPUs, "
+        "flags, "
+        "RCCL, NICs, RDMA by a test, ports, disk, clock, limits, and AMD's acceptance figures. Under srun, "
+        "one "
         "task a node, it looks at all nodes.",
         (
             "zaya doctor",
@@ -204,7 +212,9 @@ def _parser() -> Parser:
     parser.add_argument(
         "--use", choices=list(USES), help=f"ends with code {NOT_FIT} if that is not possible ({uses})"
     )
-    parser.add_argument("--folder", default=".", help="where runs are to be: its disk is measured (default: here)")
+    parser.add_argument(
+        "--folder", default=".", help="where runs are to be: its disk is measured (default: here)"
+    )
     parser.add_argument("--no-disk", dest="disk", action="store_false", help="do not measure the disk")
     parser.add_argument("--no-speed", dest="speed", action="store_false", help="do not measure the GPUs")
     parser.add_argument(

@@ -28,7 +28,8 @@ class Floor:
 FLOORS = (
     Floor(
         "GEMM 8192^3", "TFLOP/s", 1e12, 600.0, 700.0, "gemm_flops",
-        "look for a clock that is throttled (amd-smi metric --clock --temperature), or another process on the GPU",
+        "look for a clock that is throttled (amd-smi metric --clock --temperature), or another process on "
+        "the GPU",
     ),
     Floor(
         "HBM", "GB/s", 1e9, 2000.0, 4500.0, "memory_bandwidth",

@@ -50,9 +50,7 @@ def worst_by_name(found: Mapping[str, Sequence[Finding]]) -> list[tuple[Finding,
     names = dict.fromkeys(each.name for findings in found.values() for each in findings)
     worst = []
     for name in names:
-        by_host = {
-            host: each for host, findings in found.items() for each in findings if each.name == name
-        }
+        by_host = {host: each for host, findings in found.items() for each in findings if each.name == name}
         state = max((each.state for each in by_host.values()), key=STATES.index)
         hosts = [host for host, each in by_host.items() if each.state == state]
         worst.append((by_host[hosts[0]], hosts))

@@ -41,7 +41,12 @@ def check_gpus(readings: Readings) -> Finding:
         state = WORSE
         action = "collectives want all eight: between n GPUs of a node only n - 1 links of each are used"
     return Finding(
-        name="GPUs", state=state, found=found, wanted="8 MI300X or later that may be opened", action=action, uses=ON_GPUS
+        name="GPUs",
+        state=state,
+        found=found,
+        wanted="8 MI300X or later that may be opened",
+        action=action,
+        uses=ON_GPUS,
     )
 
 
@@ -58,7 +63,7 @@ def check_nics(readings: Readings) -> Finding:
         action = (
             f"bring up {names}: cable, switch port, driver"
             if down
-            else "see that the NICs' driver is loaded and the container has /dev/infiniband; without, TCP is left"
+            else "see that their driver is loaded and a container has /dev/infiniband; without, TCP is left"
         )
     elif flapped:
         state, action = WORSE, f"links were lost: {', '.join(flapped)}; look at cables and switch ports"
@@ -139,14 +144,20 @@ def check_ports(readings: Readings) -> Finding:
     overlaps = ports.last_ephemeral >= COORDINATOR_PORTS.start
     state, action = GOOD, ""
     if len(ports.taken) == len(COORDINATOR_PORTS):
-        state, action = BAD, "none can be had: see who listens there (ss -ltn), or whether sockets are forbidden"
+        state, action = (
+            BAD,
+            "none can be had: see who listens there (ss -ltn), or whether sockets are forbidden",
+        )
     elif overlaps:
         state = WORSE
-        action = 'a coordinator\'s port may be given to others: sysctl net.ipv4.ip_local_port_range="32768 60999"'
+        action = (
+            'a coordinator\'s port may be given to others: sysctl net.ipv4.ip_local_port_range="32768 60999"'
+        )
     return Finding(
         name="ports",
         state=state,
-        found=f"{len(ports.taken)} of {len(COORDINATOR_PORTS)} tried from {COORDINATOR_PORTS.start} on are taken; "
+        found=f"{len(ports.taken)} of {len(COORDINATOR_PORTS)} tried from {COORDINATOR_PORTS.start} on are "
+        "taken; "
         f"the kernel gives {ports.first_ephemeral} to {ports.last_ephemeral} to anyone",
         wanted=f"free ones, and the kernel's own below {COORDINATOR_PORTS.start}",
         action=action,
@@ -164,7 +175,13 @@ def check_clock(readings: Readings) -> Finding:
         state, action = UNTESTED, "ask chronyc tracking on the host"
     elif not clock.is_synchronised or clock.max_error_seconds > MOST_CLOCK_ERROR:
         state, action = WORSE, "start chrony, or another NTP client"
-    kept = "the kernel may not be asked" if clock is None else "kept right" if clock.is_synchronised else "kept right by nobody"
+    kept = (
+        "the kernel may not be asked"
+        if clock is None
+        else "kept right"
+        if clock.is_synchronised
+        else "kept right by nobody"
+    )
     off = "" if apart is None else f", {apart:.2f} s from the host that is furthest off"
     return Finding(
         name="clock",
@@ -180,22 +197,31 @@ def check_disk(readings: Readings) -> Finding:
     """The disk of the folder for runs: room, and how long a save waits for it."""
     disk = readings.disk
     wanted = (
-        f"{format_bytes(LEAST_FREE)} free, {SLOW_WRITE / 1e9:g} GB/s, an fsync within {1e3 * SLOW_SYNC_SECONDS:.0f} ms"
+        f"{format_bytes(LEAST_FREE)} free, {SLOW_WRITE / 1e9:g} GB/s, "
+        f"an fsync within {1e3 * SLOW_SYNC_SECONDS:.0f} ms"
     )
     if disk is None:
         return Finding(
-            name="disk", state=UNTESTED, found="not measured", wanted=wanted, action="ask without --no-disk", uses=EVERY_USE
+            name="disk",
+            state=UNTESTED,
+            found="not measured",
+            wanted=wanted,
+            action="ask without --no-disk",
+            uses=EVERY_USE,
         )
     state, action = GOOD, ""
     if disk.free_bytes < LEAST_FREE:
         state, action = BAD, "make room, or put runs elsewhere by --config.run_folder"
     elif disk.write_bandwidth < SLOW_WRITE or disk.sync_worst > SLOW_SYNC_SECONDS:
         state = WORSE
-        action = "checkpoints will take long there: zaya bench storage says how long; --folder asks for another"
+        action = (
+            "checkpoints will take long there: zaya bench storage says how long; --folder asks for another"
+        )
     return Finding(
         name="disk",
         state=state,
-        found=f"{disk.folder}: {format_bytes(disk.free_bytes)} free, {disk.write_bandwidth / 1e9:.2f} GB/s, slowest "
+        found=f"{disk.folder}: {format_bytes(disk.free_bytes)} free, "
+        f"{disk.write_bandwidth / 1e9:.2f} GB/s, slowest "
         f"fsync {1e3 * disk.sync_worst:,.0f} ms",
         wanted=wanted,
         action=action,

@@ -52,7 +52,9 @@ def check_jax(readings: Readings) -> Finding:
     """One of the jax that we know, and its jaxlib."""
     jax, jaxlib = readings.versions["jax"], readings.versions["jaxlib"]
     is_known = jax is not None and FIRST_JAX <= version_numbers(jax) < FIRST_UNKNOWN_JAX
-    is_good = is_known and jaxlib is not None and version_numbers(jaxlib)[:3] == version_numbers(jax or "")[:3]
+    is_good = (
+        is_known and jaxlib is not None and version_numbers(jaxlib)[:3] == version_numbers(jax or "")[:3]
+    )
     return Finding(
         name="jax",
         state=GOOD if is_good else BAD,
@@ -74,7 +76,11 @@ def check_devices(readings: Readings) -> Finding:
         state, uses = BAD, ON_GPUS
         action = "jax does not see the GPUs: install its ROCm plugin, and unset JAX_PLATFORMS if it says cpu"
     elif len(probe.kinds) < num_gpus:
-        state, uses, action = BAD, ON_GPUS, "unset ROCR_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES and JAX_LOCAL_DEVICE_IDS"
+        state, uses, action = (
+            BAD,
+            ON_GPUS,
+            "unset ROCR_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES and JAX_LOCAL_DEVICE_IDS",
+        )
     return Finding(
         name="devices of jax",
         state=state,
@@ -139,7 +145,9 @@ def check_rocm(readings: Readings) -> Finding:
         state, action = BAD, "use AMD's image rocm/jax-training, or install ROCm 7 on the host"
     elif numbers[:2] == SLOW_ROCM:
         state = WORSE
-        action = "its RCCL is slow at 64 to 512 MB between nodes: look at zaya bench collectives before a long run"
+        action = (
+            "its RCCL is slow at 64 to 512 MB between nodes: look at zaya bench collectives before a long run"
+        )
     return Finding(
         name="ROCm",
         state=state,
@@ -204,7 +212,12 @@ def check_rdma(readings: Readings) -> Finding:
         action = "mend driver, firmware or address of these; until then NCCL_IB_DISABLE=1 takes TCP, slowly"
     else:
         slowest = min(tests, key=lambda test: test.megabits or 0.0)
-        found = f"{len(tests)} NICs send to themselves, {slowest.name} slowest with {slowest.megabits:,.0f} Mbit/s"
+        found = f"{len(tests)} NICs reach themselves, {slowest.name} with {slowest.megabits:,.0f} Mbit/s the least"
     return Finding(
-        name="RDMA", state=state, found=found, wanted="a test that passed on each NIC", action=action, uses=(CLUSTER,)
+        name="RDMA",
+        state=state,
+        found=found,
+        wanted="a test that passed on each NIC",
+        action=action,
+        uses=(CLUSTER,),
     )

@@ -105,7 +105,7 @@ def read_probe(code: int, stdout: str, stderr: str) -> Probe:
 def try_rdma(nics: Sequence[Nic], *, tool: str = PINGPONG) -> tuple[RdmaTest, ...] | None:
     """Has each device that is up send to itself by RDMA; None where the tool is missing.
 
-    Through the NIC and its driver, but not over a cable: what is between nodes, `zaya bench collectives` tests.
+    Through the NIC and its driver, but not over a cable: what is between nodes, the collectives' bench tests.
 
     Args:
       nics: of this host.

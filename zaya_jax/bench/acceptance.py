@@ -10,7 +10,7 @@ import jax
 from zaya_jax.bench.collectives import Sweep, measure_sizes
 from zaya_jax.bench.groupings import Grouping
 from zaya_jax.bench.memory_passes import TRAFFIC, pass_time
-from zaya_jax.bench.products import ACCEPTED, product_seconds
+from zaya_jax.bench.products import ACCEPTED, product_times
 from zaya_jax.plan.arithmetic import Gemm
 from zaya_jax.plan.measured import ALL
 
@@ -33,7 +33,7 @@ def measure(product: Gemm, *, array_bytes: int, message_bytes: int) -> dict[str,
     rates, bandwidths = [], []
     for device in jax.local_devices():
         with jax.default_device(device):
-            rates.append(product.flops / product_seconds(product, "bfloat16"))
+            rates.append(product_times([product], "bfloat16")[0].rate)
             bandwidths.append(max(pass_time(operation, array_bytes).bandwidth for operation in TRAFFIC))
     return {
         "gemm_flops": min(rates),

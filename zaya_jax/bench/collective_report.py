@@ -103,7 +103,9 @@ def format_seconds(seconds: float) -> str:
     """A time in the unit that fits it: "12.3 us", "4.56 ms" or "7.89 s"."""
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
         if seconds >= size:
-            return f"{seconds / size:,.3g} {unit}" if seconds < 100 * size else f"{seconds / size:,.0f} {unit}"
+            return (
+                f"{seconds / size:,.3g} {unit}" if seconds < 100 * size else f"{seconds / size:,.0f} {unit}"
+            )
     return f"{seconds / 1e-6:,.3g} us"
 
 
@@ -123,7 +125,9 @@ def draw(file: pathlib.Path, found: CollectiveTimes) -> None:
     axes_by_layout = dict(zip(found.layouts, panels, strict=True))
     for layout, collective, curve in curves(found):
         axes, factor, line = axes_by_layout[layout], curve.bus_factor, curve.line
-        rates = [size * factor / time / 1e9 for size, time in zip(curve.num_bytes, curve.seconds, strict=True)]
+        rates = [
+            size * factor / time / 1e9 for size, time in zip(curve.num_bytes, curve.seconds, strict=True)
+        ]
         (drawn,) = axes.loglog(curve.num_bytes, rates, marker="o", markersize=3, label=collective)
         fitted = [size * factor / line.seconds(size) / 1e9 for size in curve.num_bytes]
         axes.loglog(curve.num_bytes, fitted, ls="--", lw=0.8, color=drawn.get_color())

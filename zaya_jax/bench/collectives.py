@@ -76,7 +76,8 @@ class Sweep:
             raise ValueError(f'there is no collective "{unknown[0]}"; known are {", ".join(COLLECTIVES)}')
         if not 1 <= self.smallest <= self.largest:
             raise ValueError(
-                f"--smallest is {self.smallest:,} bytes and --largest {self.largest:,}; the second must be at "
+                f"--smallest is {self.smallest:,} bytes and --largest {self.largest:,}; the second must be "
+                "at "
                 "least the first, and that at least 1"
             )
         for name, value in (("call-seconds", self.call_seconds), ("limit", self.limit_seconds)):
@@ -126,7 +127,9 @@ def largest_message(devices: Sequence[Any]) -> int:
     if "bytes_limit" in stats:
         free = stats["bytes_limit"] - stats["bytes_in_use"]
     else:  # CPU devices share their host's memory
-        on_host = [each for each in devices if hosts.names()[each.process_index] == hosts.names()[hosts.process()]]
+        on_host = [
+            each for each in devices if hosts.names()[each.process_index] == hosts.names()[hosts.process()]
+        ]
         free = available_memory() // len(on_host)
     return min(hosts.gather("memory", free // MEMORY_SHARE))
 
@@ -167,13 +170,11 @@ def _time(make: Callable[[], Callable[[int], Any]] | None) -> float:
 
     Processes whose devices take no part make nothing, and wait.
     """
-    call = make and make()
-    once = 0.0
-    if call is not None:
-        jax.block_until_ready(call(1))  # compiles, and connects
-        once = seconds(lambda: call(1))
+    call = make() if make else lambda _: None
+    jax.block_until_ready(call(1))  # compiles, and connects
+    once = seconds(lambda: call(1))
     calls = min(MOST_CALLS, max(1, int(ROUND_SECONDS / max(hosts.gather("one call", once)))))
-    rounds = [seconds(lambda: call(calls)) / calls for _ in range(ROUNDS)] if call is not None else [0.0]
+    rounds = [seconds(lambda: call(calls)) / calls for _ in range(ROUNDS)]
     return max(hosts.gather("rounds", min(rounds)))
 
 
@@ -191,7 +192,8 @@ def check_exchange(collective: str, mesh: Any) -> None:
     for shard in found_DC.addressable_shards:
         if not np.array_equal(np.asarray(shard.data), wanted_DC[shard.index]):
             raise ValueError(
-                f"{collective} gave device {shard.device.id} wrong numbers; no training on this machine can be "
+                f"{collective} gave device {shard.device.id} wrong numbers; no training on this machine "
+                "can be "
                 "trusted before its communication library is mended"
             )
 

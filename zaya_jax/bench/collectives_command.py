@@ -63,14 +63,17 @@ def parse_size(option: str, text: str) -> int:
     """
     match = _SIZE.fullmatch(text.strip())
     if match is None:
-        raise ValueError(f'--{option} is "{text}"; it must be a whole number with B, KiB, MiB or GiB behind it')
+        raise ValueError(
+            f'--{option} is "{text}"; it must be a whole number with B, KiB, MiB or GiB behind it'
+        )
     return int(match[1]) * _UNITS[match[2]]
 
 
 def _parser() -> Parser:
     parser = Parser(
         "bench collectives",
-        "Times all_reduce, reduce_scatter, all_gather, broadcast, all_to_all and permute from 1 KiB on, among "
+        "Times all_reduce, reduce_scatter, all_gather, broadcast, all_to_all and permute from 1 KiB on, "
+        "among "
         "all devices, those of each node, parts of a node and the rails between nodes, with bandwidths as "
         "nccl-tests defines them; fits latency and bandwidth, and says what they mean for ZAYA1's gradients "
         "and weights. It finds its processes as zaya train does. zaya plan --measured takes the JSON.",

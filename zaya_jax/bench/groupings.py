@@ -70,14 +70,17 @@ def by_node(
     place = {number: names.index(host) for number, host in enumerate(hosts)}
     in_order = sorted(devices, key=lambda each: (place[each.process_index], each.process_index, each.id))
     if devices_per_node is None:
-        nodes = [[each for each in in_order if place[each.process_index] == node] for node in range(len(names))]
+        nodes = [
+            [each for each in in_order if place[each.process_index] == node] for node in range(len(names))
+        ]
         if len({len(node) for node in nodes}) > 1:
             counts = ", ".join(f"{name} {len(node)}" for name, node in zip(names, nodes, strict=True))
             raise ValueError(f"hosts have unequally many devices: {counts}; each must have as many")
         return nodes
     if devices_per_node < 1 or len(in_order) % devices_per_node:
         raise ValueError(
-            f"--devices-per-node is {devices_per_node}; it must divide the {len(in_order)} devices that are here"
+            f"--devices-per-node is {devices_per_node}; it must divide the {len(in_order)} devices that "
+            "are here"
         )
     starts = range(0, len(in_order), devices_per_node)
     return [in_order[start : start + devices_per_node] for start in starts]

@@ -1,7 +1,8 @@
 """Timing, and the ceilings that times are held against."""
 
+import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -47,17 +48,25 @@ ROUND_SECONDS = 0.1
 MOST_REPETITIONS = 1000
 
 
-def repeated_seconds(call: Callable[[int], Any], *, rounds: int = 3) -> float:
-    """Seconds of one repetition, the best of some rounds of many: what starts a call is paid once a round.
+def repeated_seconds(calls: Sequence[Callable[[int], Any]], *, rounds: int = 3) -> list[float]:
+    """Seconds of one repetition of each of several calls, which take turns; the best of some rounds of many.
+
+    What starts a call is paid once a round.
 
     Args:
-      call: repeats something so many times, and returns what is waited for. The first time compiles.
+      calls: each repeats something so many times, and returns what is waited for. The first time compiles.
       rounds: how often many repetitions are timed.
     """
-    jax.block_until_ready(call(1))
-    once = seconds(lambda: call(1))
-    times = min(MOST_REPETITIONS, max(1, int(ROUND_SECONDS / once)))
-    return min(seconds(lambda: call(times)) for _ in range(rounds)) / times
+    times = []
+    for call in calls:
+        jax.block_until_ready(call(1))
+        once = seconds(functools.partial(call, 1))
+        times.append(min(MOST_REPETITIONS, max(1, int(ROUND_SECONDS / once))))
+    turns = [
+        [seconds(functools.partial(call, number)) / number for call, number in zip(calls, times, strict=True)]
+        for _ in range(rounds)
+    ]
+    return list(map(min, zip(*turns, strict=True)))
 
 
 def free_device_memory() -> int:

@@ -98,7 +98,7 @@ def pass_time(operation: str, array_bytes: int) -> PassTime:
         operation=operation,
         array_bytes=array_bytes,
         moved_bytes=arrays * array_bytes,
-        seconds=repeated_seconds(call),
+        seconds=repeated_seconds([call])[0],
     )
 
 
@@ -117,7 +117,8 @@ def conclusion(found: PassTimes) -> str:
     fastest = max(found.passes, key=lambda each: each.bandwidth)
     ends = (
         f"; {fastest.operation} of {format_bytes(fastest.array_bytes)} reaches "
-        f"{fastest.bandwidth / found.bandwidth:.1f} times that in a cache: work that fits there is worth fusing"
+        f"{fastest.bandwidth / found.bandwidth:.1f} times that in a cache: work that fits there is worth "
+        "fusing"
         if fastest.bandwidth > 1.5 * found.bandwidth
         else ""
     )

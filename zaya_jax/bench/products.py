@@ -1,4 +1,4 @@
-"""`zaya bench gemm`: how fast the matrix products of a ZAYA1 step are, which sizes are bad, and what helps."""
+"""`zaya bench gemm`: how fast a ZAYA1 step's matrix products are, which sizes are bad, what helps."""
 
 import dataclasses
 import math
@@ -32,7 +32,10 @@ WORTH = 0.05
 """Of the time, that a change must save to be advised."""
 RAGGED_COST = 1.25
 """Times as long that a product with a row more may take."""
-PADDED, DOUBLED, RAGGED = "padded", "twice the rows", "a row more"
+PADDED, DOUBLED, RAGGED = "padded", "2 x rows", "1 row more"
+VARIANTS = (PADDED, DOUBLED, RAGGED)
+OF_EXPERTS = "of all experts"
+"""Ends the names of products whose rows are as many as tokens chose an expert."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -61,7 +64,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     console.print(table(found))
     if left_out:
         console.print(
-            f"left out, for they would take longer than {options.call_seconds:g} s here or more memory than is "
+            f"left out, for they would take longer than {options.call_seconds:g} s here or more memory "
+            "than is "
             f"free: {', '.join(left_out)}"
         )
     for sentence in advice(found):
@@ -69,7 +73,11 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def measure(
-    products: Sequence[Gemm], dtype: str, *, call_seconds: float, progress: Callable[[str], None] = lambda _: None
+    products: Sequence[Gemm],
+    dtype: str,
+    *,
+    call_seconds: float,
+    progress: Callable[[str], None] = lambda _: None,
 ) -> tuple[ProductTimes, list[str]]:
     """Times products and what may be better in their place; and names those that are too large for here.
 
@@ -79,25 +87,24 @@ def measure(
       call_seconds: as `CALL_SECONDS`.
       progress: is told what is being timed.
     """
-    rate = PROBE.flops / product_seconds(PROBE, dtype)
+    (probed,) = product_times([PROBE], dtype)
     times, left_out = [], []
     for product in products:
-        if product.flops / rate > call_seconds or needed_bytes(product, dtype) > free_device_memory() // 2:
+        progress(product.name)
+        together = [product, *variants(product)]
+        num_bytes = sum(needed_bytes(each, dtype) for each in together)
+        if product.flops / probed.rate > call_seconds or num_bytes > free_device_memory() // 2:
             left_out.append(product.name)
-            continue
-        for each in [product, *variants(product)]:
-            progress(each.name)
-            shape = dataclasses.asdict(each)
-            times.append(ProductTime(**shape, seconds=product_seconds(each, dtype)))
-    if not times:
-        times = [ProductTime(**dataclasses.asdict(PROBE), seconds=PROBE.flops / rate)]
-    return ProductTimes(machine=this_machine(), dtype=dtype, products=tuple(times)), left_out
+        else:
+            times += product_times(together, dtype)
+    return ProductTimes(machine=this_machine(), dtype=dtype, products=tuple(times or [probed])), left_out
 
 
 def variants(product: Gemm) -> Iterator[Gemm]:
-    """The same product with all sides multiples of `TILE`, with twice the rows, and with a row more.
+    """The same product as it may be made better, or get worse.
 
-    Sides that are multiples already are not padded; AMD's own size stays as it is.
+    With all sides multiples of `TILE`, unless they are; with twice the rows, where a setting gives it those;
+    with a row more, where rows come as tokens choose their experts.
     """
     if product == ACCEPTED:
         return
@@ -105,74 +112,108 @@ def variants(product: Gemm) -> Iterator[Gemm]:
     padded = {name: math.ceil(side / TILE) * TILE for name, side in sides.items()}
     if padded != sides:
         yield dataclasses.replace(product, name=f"{product.name}, {PADDED}", **padded)
-    yield dataclasses.replace(product, name=f"{product.name}, {DOUBLED}", rows=2 * product.rows)
-    yield dataclasses.replace(product, name=f"{product.name}, {RAGGED}", rows=product.rows + 1)
+    if rows_setting(product.name):
+        yield dataclasses.replace(product, name=f"{product.name}, {DOUBLED}", rows=2 * product.rows)
+    if product.name.endswith(OF_EXPERTS):
+        yield dataclasses.replace(product, name=f"{product.name}, {RAGGED}", rows=product.rows + 1)
+
+
+def rows_setting(name: str) -> str:
+    """What gives a product more rows; "" for those of the optimiser, whose sides are the weights'."""
+    if name.startswith("Newton-Schulz"):
+        return ""
+    return "a larger execution.loss_chunk" if name.startswith("logits") else "a larger micro-batch"
 
 
 def needed_bytes(product: Gemm, dtype: str) -> int:
-    """Of both matrices and their product, of the largest variant."""
-    rows = 2 * product.rows
-    sides = rows * product.depth + product.depth * product.columns + rows * product.columns
+    """Of both matrices and their product."""
+    sides = product.rows * product.depth + product.depth * product.columns + product.rows * product.columns
     return product.count * sides * jnp.dtype(dtype).itemsize
 
 
-def product_seconds(product: Gemm, dtype: str) -> float:
-    """Time of a product of random matrices: zeros take less power, and run at a higher clock."""
+def product_times(products: Sequence[Gemm], dtype: str) -> list[ProductTime]:
+    """Times products of random matrices in turn: zeros take less power, and run at a higher clock."""
+    calls = [_call(product, dtype) for product in products]
+    return [
+        ProductTime(**dataclasses.asdict(product), seconds=seconds)
+        for product, seconds in zip(products, repeated_seconds(calls), strict=True)
+    ]
+
+
+def _call(product: Gemm, dtype: str) -> Callable[[int], jax.Array]:
     keys = jax.random.split(jax.random.key(0))
     shapes = (product.rows, product.depth), (product.depth, product.columns)
     left, right = (
-        jax.random.normal(key, (product.count, *shape), dtype) for key, shape in zip(keys, shapes, strict=True)
+        jax.random.normal(key, (product.count, *shape), dtype)
+        for key, shape in zip(keys, shapes, strict=True)
     )
     multiply = jax.jit(jnp.matmul)
-    return repeated_seconds(lambda times: [multiply(left, right) for _ in range(times)][-1])
+    return lambda times: [multiply(left, right) for _ in range(times)][-1]
 
 
 def table(found: ProductTimes) -> Table:
-    """Products and their rates beside the best of them."""
-    columns = map(number_column, ("size", "ms", "TFLOP/s", "of the best"))
+    """Products and their rates, and what each variant does to the time that a row takes."""
+    columns = map(number_column, ("size", "TFLOP/s", "of the\nbest", *VARIANTS))
     title = f"products in {found.dtype} on {found.machine.device}"
-    rows = Table(name_column("product"), *columns, title=title)
-    for each in found.products:
+    caption = "on the right: time of a row over that of the product itself"
+    rows = Table(name_column("product"), *columns, title=title, caption=caption)
+    named = {each.name: each for each in found.products}
+    for each in _own(found):
         size = f"{each.rows:,} x {each.depth:,} x {each.columns:,}"
-        size = f"{each.count:,} of {size}" if each.count > 1 else size
-        share = each.rate / found.best_rate
-        rows.add_row(each.name, size, f"{1e3 * each.seconds:.3g}", f"{each.rate / 1e12:.3g}", f"{share:.0%}")
+        size = f"{each.count:,} of\n{size}" if each.count > 1 else size
+        others = [named.get(f"{each.name}, {name}") for name in VARIANTS]
+        ratios = ["" if other is None else f"{_time_a_row(each, other):.2f}" for other in others]
+        rows.add_row(
+            each.name, size, f"{each.rate / 1e12:.3g}", f"{each.rate / found.best_rate:.0%}", *ratios
+        )
     return rows
+
+
+def _own(found: ProductTimes) -> list[ProductTime]:
+    return [each for each in found.products if each.name.rpartition(", ")[2] not in VARIANTS]
+
+
+def _time_a_row(product: ProductTime, variant: ProductTime) -> float:
+    """Over the product's own. Rows of padding are nobody's: only those that were asked for count."""
+    rows = product.rows if variant.name.endswith(PADDED) else variant.rows
+    return variant.seconds / rows / (product.seconds / product.rows)
 
 
 def advice(found: ProductTimes) -> list[str]:
     """What would make bad products better, as measured; one sentence for each of those."""
     named = {each.name: each for each in found.products}
-    own = [each for each in found.products if each.name.rpartition(", ")[2] not in (PADDED, DOUBLED, RAGGED)]
-    bad = [each for each in own if each.rate < BAD_SHARE * found.best_rate]
-    sentences = [_advise(each, named, found.best_rate) for each in bad]
-    ragged = [
-        f"{each.name}: a row more takes {more.seconds / each.seconds:.1f} times as long: keep its rows a "
-        f"multiple of {TILE}"
-        for each in own
-        if (more := named.get(f"{each.name}, {RAGGED}")) and more.seconds > RAGGED_COST * each.seconds
-    ]
-    return [*sentences, *ragged] or [f"no product is below {BAD_SHARE:.0%} of the best one's rate"]
+    own = _own(found)
+    sentences = [_advise(each, named, found) for each in own if each.rate < BAD_SHARE * found.best_rate]
+    for each in own:
+        ragged = named.get(f"{each.name}, {RAGGED}")
+        if ragged and _time_a_row(each, ragged) > RAGGED_COST:
+            sentences.append(
+                f"{each.name}: a row more takes {_time_a_row(each, ragged):.1f} times as long: pad each "
+                "expert's "
+                f"rows to a multiple of {TILE}, or take an implementation that does"
+            )
+    return sentences or [f"no product is below {BAD_SHARE:.0%} of the best one's rate"]
 
 
-def _advise(product: ProductTime, named: dict[str, ProductTime], best_rate: float) -> str:
-    begins = f"{product.name} reaches {product.rate / best_rate:.0%} of the best product's rate"
-    padded = named.get(f"{product.name}, {PADDED}")
-    if padded and padded.seconds < (1 - WORTH) * product.seconds:
+def _advise(product: ProductTime, named: dict[str, ProductTime], found: ProductTimes) -> str:
+    begins = f"{product.name} reaches {product.rate / found.best_rate:.0%} of the best product's rate"
+    padded, doubled = (named.get(f"{product.name}, {name}") for name in (PADDED, DOUBLED))
+    if padded and (ratio := _time_a_row(product, padded)) < 1 - WORTH:
         size = f"{padded.rows:,} x {padded.depth:,} x {padded.columns:,}"
-        return f"{begins}; padded to {size} it takes {1 - padded.seconds / product.seconds:.0%} less time"
-    doubled = named.get(f"{product.name}, {DOUBLED}")
-    if doubled and doubled.rate > (1 + WORTH) * product.rate:
-        gain = doubled.rate / product.rate
-        return f"{begins}; with twice the rows its rate is {gain:.2f} times that: take a larger micro-batch"
-    return f"{begins}; neither padding nor more rows help: it is bound by memory, or its library has no tile for it"
+        return f"{begins}; padded to {size} it takes {1 - ratio:.0%} less time"
+    if doubled and (ratio := _time_a_row(product, doubled)) < 1 - WORTH:
+        setting = rows_setting(product.name)
+        return f"{begins}; with {setting}, twice its rows, a row takes {1 - ratio:.0%} less time"
+    return f"{begins}; nothing that was tried helps: it is bound by memory, or its library has no tile for it"
 
 
 def _parser() -> Parser:
     parser = Parser(
         "bench gemm",
-        "Times the matrix products of a step as a GPU of the cluster has them, beside 8,192 cubed, by which AMD "
-        "accepts nodes; says which sizes are bad and whether padding or a larger micro-batch helps. zaya plan "
+        "Times the matrix products of a step as a GPU of the cluster has them, beside 8,192 cubed, by "
+        "which AMD "
+        "accepts nodes; says which sizes are bad and whether padding or a larger micro-batch helps. zaya "
+        "plan "
         "--measured takes the JSON.",
         (
             "zaya bench gemm --json=gemm.json",

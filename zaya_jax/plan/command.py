@@ -96,7 +96,8 @@ def _parser() -> Parser:
             "zaya plan --config=configs/zaya1_8b.py --nodes=128 --gpus-per-node=8 --device=mi300x",
             "zaya plan --config=configs/zaya1_8b.py --nodes=128 --micro-batch=4 --compile --picture=plan.png",
             "zaya plan --config=configs/zaya1_8b.py --nodes=128 --search --json=plan.json",
-            "zaya plan --config=configs/zaya1_8b.py --nodes=128 --measured=collectives.json --measured=gemm.json",
+            "zaya plan --config=configs/zaya1_8b.py --nodes=128 --measured=collectives.json "
+            "--measured=gemm.json",
             "zaya plan --config=configs/zaya1_8b.py --micro-batch=4 --kernels --time-limit=1800",
             "zaya plan kernels --device=mi300x",
             "zaya plan rocm-wheels",

@@ -172,7 +172,9 @@ class Curve:
     @property
     def best_bus_bandwidth(self) -> float:
         """Bytes a second, at the size that has most."""
-        return max(size * self.bus_factor / time for size, time in zip(self.num_bytes, self.seconds, strict=True))
+        return max(
+            size * self.bus_factor / time for size, time in zip(self.num_bytes, self.seconds, strict=True)
+        )
 
     def at(self, num_bytes: float) -> float:
         """Seconds of a message: between two sizes on the straight line of their logarithms.
@@ -283,7 +285,7 @@ class ProductTime:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ProductTimes:
-    """What `zaya bench gemm --json` writes: a machine, the type of numbers, and each product with its time."""
+    """What `zaya bench gemm --json` writes: a machine, the type of numbers, each product's time."""
 
     machine: Machine
     dtype: str

@@ -68,9 +68,7 @@ def partitioned_bytes(config: Config, num_devices: int, dtype: str, *, frozen: b
     return sum(bytes_by_bucket(config, num_devices, dtype, frozen=frozen).values())
 
 
-def bytes_by_bucket(
-    config: Config, num_devices: int, dtype: str, *, frozen: bool = False
-) -> dict[str, int]:
+def bytes_by_bucket(config: Config, num_devices: int, dtype: str, *, frozen: bool = False) -> dict[str, int]:
     """Bytes of each bucket of weights as they are partitioned and sent: what does not divide is padded.
 
     Args:
