@@ -43,7 +43,7 @@ FLOORS = (
 
 
 def check_speed(readings: Readings) -> list[Finding]:
-    """One finding a figure."""
+    """One finding for each of AMD's figures, measured or not."""
     return [_check(floor, readings) for floor in FLOORS]
 
 

@@ -67,7 +67,7 @@ class Nic:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Clock:
+class HostClock:
     """What the kernel knows of its clock: whether something keeps it right, and the largest error."""
 
     is_synchronised: bool
@@ -187,14 +187,14 @@ def read_limits() -> Limits:
     return Limits(open_files=soft(resource.RLIMIT_NOFILE), locked_bytes=soft(resource.RLIMIT_MEMLOCK))
 
 
-def read_clock() -> Clock | None:
+def read_clock() -> HostClock | None:
     """What the kernel says of its clock (man 2 adjtimex); None where it may not be asked."""
     buffer = ctypes.create_string_buffer(_TIMEX_BYTES)  # of zeros: nothing is to be changed
     if ctypes.CDLL(None).adjtimex(buffer) < 0:
         return None
     max_error = ctypes.c_long.from_buffer(buffer, 24).value
     status = ctypes.c_int.from_buffer(buffer, 40).value
-    return Clock(is_synchronised=not status & _UNSYNCHRONISED, max_error_seconds=max_error / 1e6)
+    return HostClock(is_synchronised=not status & _UNSYNCHRONISED, max_error_seconds=max_error / 1e6)
 
 
 def read_ports(root: pathlib.Path = ROOT) -> Ports:

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from zaya_jax.aegis.host_readings import Clock, Gpu, Limits, Nic, Ports
+from zaya_jax.aegis.host_readings import HostClock, Gpu, Limits, Nic, Ports
 from zaya_jax.aegis.software_readings import Probe, RdmaTest
 
 
@@ -72,7 +72,7 @@ class Readings:
     gpus: tuple[Gpu, ...]
     nics: tuple[Nic, ...]
     rdma: tuple[RdmaTest, ...] | None
-    clock: Clock | None
+    clock: HostClock | None
     clock_apart_seconds: float | None
     shared_memory: int | None
     limits: Limits

@@ -212,7 +212,9 @@ def check_rdma(readings: Readings) -> Finding:
         action = "mend driver, firmware or address of these; until then NCCL_IB_DISABLE=1 takes TCP, slowly"
     else:
         slowest = min(tests, key=lambda test: test.megabits or 0.0)
-        found = f"{len(tests)} NICs reach themselves, {slowest.name} with {slowest.megabits:,.0f} Mbit/s the least"
+        found = (
+            f"{len(tests)} NICs reach themselves, the least at {slowest.megabits:,.0f} Mbit/s: {slowest.name}"
+        )
     return Finding(
         name="RDMA",
         state=state,

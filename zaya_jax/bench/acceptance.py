@@ -8,7 +8,7 @@ import json
 import jax
 
 from zaya_jax.bench.collectives import Sweep, measure_sizes
-from zaya_jax.bench.groupings import Grouping
+from zaya_jax.bench.groupings import DeviceGroups
 from zaya_jax.bench.memory_passes import TRAFFIC, pass_time
 from zaya_jax.bench.products import ACCEPTED, product_times
 from zaya_jax.plan.arithmetic import Gemm
@@ -46,7 +46,7 @@ def _all_reduce(message_bytes: int) -> float | None:
     devices = jax.local_devices()
     if len(devices) == 1:
         return None
-    grouping = Grouping(ALL, (tuple(range(len(devices))),))
+    grouping = DeviceGroups(ALL, (tuple(range(len(devices))),))
     (timing,) = measure_sizes(grouping, devices, "all_reduce", [message_bytes], Sweep())
     return timing.bus_bandwidth
 

@@ -20,7 +20,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from zaya_jax.bench.groupings import Grouping, by_node, groupings
+from zaya_jax.bench.groupings import DeviceGroups, by_node, groupings
 from zaya_jax.bench.machine import this_machine
 from zaya_jax.bench.measure import seconds
 from zaya_jax.parallel import hosts
@@ -135,7 +135,7 @@ def largest_message(devices: Sequence[Any]) -> int:
 
 
 def measure_sizes(
-    grouping: Grouping, devices: Sequence[Any], collective: str, sizes: Sequence[int], sweep: Sweep
+    grouping: DeviceGroups, devices: Sequence[Any], collective: str, sizes: Sequence[int], sweep: Sweep
 ) -> list[Timing]:
     """Times a collective at each size, up to one that takes too long; checks what it gives first.
 

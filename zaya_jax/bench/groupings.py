@@ -8,7 +8,7 @@ from zaya_jax.plan.measured import ALL, IN_NODE, ONE_RAIL, RAILS
 
 
 @dataclasses.dataclass(frozen=True)
-class Grouping:
+class DeviceGroups:
     """Groups of devices that work at once.
 
     Attributes:
@@ -21,11 +21,11 @@ class Grouping:
 
     @property
     def group_size(self) -> int:
-        """Devices in each group."""
+        """How many devices each group has."""
         return len(self.groups[0])
 
 
-def groupings(num_nodes: int, devices_per_node: int) -> list[Grouping]:
+def groupings(num_nodes: int, devices_per_node: int) -> list[DeviceGroups]:
     """All devices; those of each node, and parts of them; one or all of the rails between nodes.
 
     A rail has the devices of one number in each node, whose NICs hang on one switch: what a reduce-scatter
@@ -43,12 +43,16 @@ def groupings(num_nodes: int, devices_per_node: int) -> list[Grouping]:
         tuple(range(node * devices_per_node, (node + 1) * devices_per_node)) for node in range(num_nodes)
     ]
     rails = tuple(zip(*nodes, strict=True))
-    found = [Grouping(ALL, (tuple(number for node in nodes for number in node),))]
+    found = [DeviceGroups(ALL, (tuple(number for node in nodes for number in node),))]
     if num_nodes > 1 and devices_per_node > 1:
-        found += [Grouping(IN_NODE, tuple(nodes)), Grouping(RAILS, rails), Grouping(ONE_RAIL, rails[:1])]
+        found += [
+            DeviceGroups(IN_NODE, tuple(nodes)),
+            DeviceGroups(RAILS, rails),
+            DeviceGroups(ONE_RAIL, rails[:1]),
+        ]
     part = 2
     while part < devices_per_node:
-        found.append(Grouping(f"{part} of a node", tuple(node[:part] for node in nodes)))
+        found.append(DeviceGroups(f"{part} of a node", tuple(node[:part] for node in nodes)))
         part *= 2
     return found
 

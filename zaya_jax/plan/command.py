@@ -107,6 +107,15 @@ def _parser() -> Parser:
         "what", nargs="?", default="run", choices=list(VERBS), help="what to plan (default: %(default)s)"
     )
     add_config_options(parser)
+    _add_cluster_options(parser)
+    _add_compiling_options(parser)
+    parser.add_argument("--json", metavar="FILE", help="write everything as JSON")
+    parser.add_argument("--picture", metavar="FILE", help="draw memory and time, as PNG, SVG or PDF")
+    return parser
+
+
+def _add_cluster_options(parser: Parser) -> None:
+    """On what the run is planned, and which part of it."""
     parser.add_argument("--nodes", type=int, default=1, help="of the cluster (default: %(default)s)")
     parser.add_argument("--gpus-per-node", type=int, default=8, help="in each (default: %(default)s)")
     parser.add_argument(
@@ -126,6 +135,10 @@ def _parser() -> Parser:
         metavar="ROWS",
         help="sequences that a GPU has under way; sets execution.num_microbatches",
     )
+
+
+def _add_compiling_options(parser: Parser) -> None:
+    """What is asked of the compiler."""
     parser.add_argument("--compile", action="store_true", help="compile the step for the cluster")
     parser.add_argument(
         "--kernels",
@@ -138,8 +151,6 @@ def _parser() -> Parser:
         help="compile several steps, for the largest micro-batch, the cheapest remat policy and the fewest "
         "GPUs a sequence that fit",
     )
-    parser.add_argument("--json", metavar="FILE", help="write everything as JSON")
-    parser.add_argument("--picture", metavar="FILE", help="draw memory and time, as PNG, SVG or PDF")
     parser.add_argument(
         "--time-limit",
         type=float,
@@ -147,7 +158,6 @@ def _parser() -> Parser:
         metavar="SECONDS",
         help="of one compilation (default: %(default)s)",
     )
-    return parser
 
 
 def config_of_phase(config: Config, name: str | None = None) -> Config:
