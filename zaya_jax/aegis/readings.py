@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from zaya_jax.aegis.host_readings import HostClock, Gpu, Limits, Nic, Ports
+from zaya_jax.aegis.host_readings import Gpu, HostClock, Limits, Nic, Ports
 from zaya_jax.aegis.software_readings import Probe, RdmaTest
 
 

@@ -113,7 +113,7 @@ class Line:
     seconds_per_byte: float
     typical_error: float
 
-    def seconds(self, num_bytes: float) -> float:
+    def seconds(self, num_bytes: float | int) -> float:
         """That a message of so many bytes takes."""
         return self.latency_seconds + num_bytes * self.seconds_per_byte
 
@@ -176,7 +176,7 @@ class Curve:
             size * self.bus_factor / time for size, time in zip(self.num_bytes, self.seconds, strict=True)
         )
 
-    def at(self, num_bytes: float) -> float:
+    def at(self, num_bytes: float | int) -> float:
         """Seconds of a message: between two sizes on the straight line of their logarithms.
 
         Below the smallest it takes the same time, above the largest the same bandwidth.
@@ -189,7 +189,7 @@ class Curve:
         sizes, times = (np.log(each[after - 1 : after + 1]) for each in (self.num_bytes, self.seconds))
         return float(np.exp(np.interp(math.log(num_bytes), sizes, times)))
 
-    def among(self, num_bytes: float, group_size: int) -> float:
+    def among(self, num_bytes: float | int, group_size: int) -> float:
         """Seconds of a message among another number of devices.
 
         In a ring each sends an N-th of the message N - 1 times ([nccl-tests]): as many bytes a time take as

@@ -1,0 +1,209 @@
+"""What is read of a host, and what the doctor makes of it."""
+
+import dataclasses
+import pathlib
+
+import pytest
+
+from zaya_jax.aegis.doctor import examine, worst_by_name
+from zaya_jax.aegis.findings import BAD, CLUSTER, GOOD, NODE, SMALL, STATES, UNTESTED, WORSE, judge
+from zaya_jax.aegis.host_readings import (
+    Gpu,
+    HostClock,
+    Limits,
+    Nic,
+    Ports,
+    architecture,
+    read_gpus,
+    read_nics,
+    read_ports,
+    read_rocm_version,
+)
+from zaya_jax.aegis.readings import Disk, Readings, Speed
+from zaya_jax.aegis.software_readings import Probe, read_probe
+from zaya_jax.doctor_command import main, read_speed
+
+GPU = Gpu(architecture="gfx942", memory_bytes=192 * 2**30, may_be_used=True)
+NIC = Nic(
+    name="ionic_0", port=1, driver="ionic", link_layer="Ethernet", state="ACTIVE", gigabits=400.0,
+    link_downed=0, gid_index=3,
+)  # fmt: skip
+LAPTOP = Readings(
+    host="laptop",
+    versions={"python": "3.12.1", "jax": "0.12.0", "jaxlib": "0.12.0", "flax": "0.12.8"}
+    | {"jax-rocm7-plugin": None, "jax-rocm7-pjrt": None},
+    probe=Probe(platform="cpu", kinds=("cpu",)),
+    refused_flags=None,
+    rocm=None,
+    gpus=(),
+    nics=(),
+    rdma=None,
+    clock=HostClock(is_synchronised=True, max_error_seconds=0.01),
+    clock_apart_seconds=None,
+    shared_memory=2**33,
+    limits=Limits(open_files=1_048_576, locked_bytes=2**23),
+    ports=Ports(taken=(), first_ephemeral=32768, last_ephemeral=60999),
+    memory_bytes=16 * 2**30,
+    disk=Disk(folder="/runs", free_bytes=2**40, sync_worst=0.01, write_bandwidth=2e9),
+    speed=None,
+    environment={},
+)
+
+
+def finding(readings, name):
+    (found,) = [each for each in examine(readings) if each.name == name]
+    return found
+
+
+def on_node(**changes):
+    return dataclasses.replace(
+        LAPTOP, gpus=(GPU,) * 8, nics=(NIC,) * 8, shared_memory=2**37,
+        limits=Limits(open_files=1_048_576, locked_bytes=None), rocm="7.2.1-43", **changes,
+    )  # fmt: skip
+
+
+def test_a_laptop_is_good_for_a_small_model_and_for_nothing_larger():
+    small, node, cluster = judge(examine(LAPTOP))
+    assert (small.use, small.state) == (SMALL, GOOD)
+    assert (node.use, node.state, node.reasons) == (NODE, BAD, ("GPUs",))
+    assert (cluster.use, cluster.state) == (CLUSTER, BAD)
+    assert "take a node with MI300X" in finding(LAPTOP, "GPUs").action
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "state", "word"),
+    [
+        ("GPUs", {}, GOOD, ""),
+        ("GPUs", {"gpus": (GPU,) * 7}, WORSE, "collectives want all eight"),
+        (
+            "GPUs",
+            {"gpus": (dataclasses.replace(GPU, may_be_used=False),) * 8},
+            BAD,
+            "groups video and render",
+        ),
+        ("GPUs", {"gpus": (dataclasses.replace(GPU, architecture="gfx90a"),) * 8}, WORSE, "gfx942"),
+        ("NICs", {}, GOOD, ""),
+        ("NICs", {"nics": (NIC,) * 7 + (dataclasses.replace(NIC, state="DOWN"),)}, BAD, r"ionic_0 (DOWN)"),
+        ("NICs", {"nics": (NIC,) * 7 + (dataclasses.replace(NIC, link_downed=4),)}, WORSE, "4 times"),
+        ("NICs", {"nics": ()}, BAD, "without, TCP is left"),
+        ("/dev/shm", {"shared_memory": 64 * 2**20}, BAD, "--shm-size 64G"),
+        ("locked memory", {"limits": Limits(open_files=None, locked_bytes=2**16)}, BAD, "memlock=-1"),
+        ("open files", {"limits": Limits(open_files=256, locked_bytes=None)}, BAD, "ulimit -n 65536"),
+        ("open files", {"limits": Limits(open_files=4096, locked_bytes=None)}, WORSE, "ulimit -n 65536"),
+        ("clock", {"clock_apart_seconds": 30.0}, BAD, "chrony"),
+        ("clock", {"clock": None}, UNTESTED, "chronyc"),
+        ("memory", {"memory_bytes": 2**29}, BAD, "batch_size"),
+        ("disk", {"disk": None}, UNTESTED, "--no-disk"),
+        ("disk", {"disk": dataclasses.replace(LAPTOP.disk, free_bytes=2**20)}, BAD, "make room"),
+        ("disk", {"disk": dataclasses.replace(LAPTOP.disk, sync_worst=2.0)}, WORSE, "zaya bench storage"),
+        ("GEMM 8192^3", {"speed": Speed(gemm_flops=710e12)}, GOOD, ""),
+        ("GEMM 8192^3", {"speed": Speed(gemm_flops=650e12)}, WORSE, "throttled"),
+        ("GEMM 8192^3", {"speed": Speed(gemm_flops=500e12)}, BAD, "throttled"),
+        ("HBM", {"speed": Speed(memory_bandwidth=4600e9)}, GOOD, ""),
+        ("all-reduce of the node", {"speed": Speed(all_reduce_bandwidth=90e9)}, BAD, "xGMI"),
+        ("HBM", {"speed": Speed(failure="a GPU hangs")}, UNTESTED, "mend that first"),
+    ],
+)
+def test_each_thing_has_a_state_and_an_advice(name, changes, state, word):
+    found = finding(dataclasses.replace(on_node(), **changes), name)
+    assert (found.state, found.state == GOOD) == (state, found.action == "")
+    assert word in found.sentence
+
+
+def test_of_several_hosts_the_worst_is_told_with_their_names():
+    slow = on_node(disk=dataclasses.replace(LAPTOP.disk, sync_worst=2.0))
+    found = {"a": examine(on_node()), "b": examine(slow), "c": examine(slow)}
+    worst = {finding.name: (finding.state, hosts) for finding, hosts in worst_by_name(found)}
+    assert worst["disk"] == (WORSE, ["b", "c"])
+    assert worst["memory"] == (GOOD, ["a", "b", "c"])
+
+
+def files(root: pathlib.Path, texts: dict[str, str]) -> pathlib.Path:
+    """A tree of the kernel's files."""
+    for name, text in texts.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+def test_gpus_are_those_of_the_drivers_list(tmp_path):
+    nodes = "sys/class/kfd/kfd/topology/nodes"
+    gpu = "simd_count 1216\ngfx_target_version 90402\ndrm_render_minor {}\n"
+    root = files(
+        tmp_path,
+        {
+            f"{nodes}/0/properties": "cpu_cores_count 96\nsimd_count 0\n",
+            f"{nodes}/2/properties": gpu.format(128),
+            f"{nodes}/2/mem_banks/0/properties": "heap_type 1\nsize_in_bytes 206141652992\n",
+            f"{nodes}/2/mem_banks/1/properties": "heap_type 4\nsize_in_bytes 77\n",
+            f"{nodes}/10/properties": gpu.format(129),
+            f"{nodes}/11/properties": "",  # of another container
+            "dev/kfd": "",
+            "dev/dri/renderD128": "",
+            "opt/rocm/.info/version": "7.2.1-43\n",
+        },
+    )
+    first, second = read_gpus(root)
+    assert first == Gpu(architecture="gfx942", memory_bytes=206_141_652_992, may_be_used=True)
+    assert (second.memory_bytes, second.may_be_used) == (0, False)
+    assert read_rocm_version(root) == "7.2.1-43"
+    assert read_gpus(tmp_path / "nowhere") == ()
+
+
+@pytest.mark.parametrize(("version", "name"), [(90402, "gfx942"), (90010, "gfx90a"), (110000, "gfx1100")])
+def test_an_architecture_has_its_name(version, name):
+    assert architecture(version) == name
+
+
+def test_nics_are_read_with_their_links(tmp_path):
+    port = "sys/class/infiniband/{}/ports/1"
+    a, b = port.format("bnxt_re0"), port.format("mlx5_1")
+    root = files(
+        tmp_path,
+        {
+            f"{a}/state": "4: ACTIVE\n",
+            f"{a}/rate": "400 Gb/sec (4X NDR)\n",
+            f"{a}/link_layer": "Ethernet\n",
+            f"{a}/counters/link_downed": "3\n",
+            f"{a}/gid_attrs/types/0": "IB/RoCE v1\n",
+            f"{a}/gid_attrs/types/1": "RoCE v2\n",
+            f"{a}/gids/1": "fe80:0000:0000:0000:0000:0000:0000:0001\n",
+            f"{a}/gid_attrs/types/3": "RoCE v2\n",
+            f"{a}/gids/3": "0000:0000:0000:0000:0000:ffff:0a00:0001\n",
+            f"{b}/state": "1: DOWN\n",
+            f"{b}/rate": "",
+        },
+    )
+    up, down = read_nics(root)
+    assert (up.name, up.state, up.gigabits, up.link_downed, up.gid_index) == (
+        "bnxt_re0",
+        "ACTIVE",
+        400.0,
+        3,
+        3,
+    )
+    assert (down.state, down.gigabits, down.gid_index) == ("DOWN", 0.0, None)
+
+
+def test_ports_are_the_kernels(tmp_path):
+    root = files(tmp_path, {"proc/sys/net/ipv4/ip_local_port_range": "1024\t65535\n"})
+    assert (read_ports(root).first_ephemeral, read_ports(root).last_ephemeral) == (1024, 65535)
+    assert finding(dataclasses.replace(LAPTOP, ports=read_ports(root)), "ports").state == WORSE
+
+
+def test_a_probe_that_fails_has_its_complaint():
+    assert read_probe(0, 'noise\n{"platform": "cpu", "kinds": ["cpu"], "rccl": null}\n', "").kinds == ("cpu",)
+    assert "boom" in read_probe(1, "", "Traceback\nRuntimeError: boom\n").failure
+    assert read_speed(137, "", "").failure == "the measurement ended with exit code 137"
+
+
+@pytest.mark.slow
+def test_here_it_says_what_is_missing_for_which_use(tmp_path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main([f"--folder={tmp_path}", "--use=node", f"--json={tmp_path / 'doctor.json'}"])
+    assert ended.value.code == 3
+    said = capsys.readouterr().out
+    assert "train on the GPUs of this node: not yet: GPUs" in said
+    assert "what to do:\n1. " in said
+    assert any(state in said for state in STATES)
+    assert (tmp_path / "doctor.json").is_file()

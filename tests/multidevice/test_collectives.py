@@ -1,0 +1,40 @@
+"""Collectives that are timed do what their names say, and what a bench writes is what a plan reads."""
+
+import itertools
+
+import pytest
+from programs import program
+
+from zaya_jax.plan.measured import ALL, IN_NODE, ONE_RAIL, RAILS, CollectiveTimes, read_measured
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("collectives")
+
+
+@pytest.fixture(scope="module")
+def said(folder):
+    return program("collectives_and_numpy.py", str(folder))
+
+
+@pytest.mark.slow
+def test_each_collective_is_that_of_numpy(said):
+    assert said["numbers"] == 24
+    assert len(said["differences"]) == 6
+    assert not any(said["differences"].values())
+
+
+@pytest.mark.slow
+def test_a_bench_times_all_subsets_at_all_sizes(said, folder):
+    found = read_measured(folder / "found.json")
+    assert isinstance(found, CollectiveTimes)
+    assert (found.num_processes, found.num_nodes, found.devices_per_node) == (1, 2, 4)
+    assert found.layouts == [ALL, IN_NODE, RAILS, ONE_RAIL, "2 of a node"]
+    shapes = {each.layout: (each.group_size, each.num_groups) for each in found.timings}
+    assert shapes == {ALL: (8, 1), IN_NODE: (4, 2), RAILS: (2, 4), ONE_RAIL: (2, 1), "2 of a node": (2, 2)}
+    for layout, collective in itertools.product(found.layouts, said["differences"]):
+        curve = found.curve(layout, collective)
+        assert curve is not None
+        assert curve.num_bytes[0] <= 1024
+    assert (folder / "found.png").stat().st_size > 10_000
