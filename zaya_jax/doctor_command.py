@@ -205,7 +205,7 @@ def _parser() -> Parser:
         (
             "zaya doctor",
             "zaya doctor --folder=/shared/runs --json=doctor.json",
-            "srun --ntasks-per-node=1 zaya doctor --use=cluster",
+            "zaya doctor --use=cluster --no-speed",
         ),
     )
     uses = "; ".join(f"{use}: {what}" for use, what in USES.items())
