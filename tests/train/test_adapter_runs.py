@@ -17,6 +17,9 @@ from zaya_jax.config import Config
 from zaya_jax.model.zaya import Zaya
 from zaya_jax.train.loop import train
 
+# Of the run, of which the newest jax has others.
+pytestmark = pytest.mark.slow
+
 STEPS = 6
 
 

@@ -24,6 +24,9 @@ from zaya_jax.train.opening import open_data, open_run
 from zaya_jax.train.reference import ABOUT, FOLDER, compute_references, load_references
 from zaya_jax.train.starting import starting_state
 
+# Of the run, of which the newest jax has others.
+pytestmark = pytest.mark.slow
+
 STEPS, LENGTH = 9, 64
 
 

@@ -14,6 +14,9 @@ from zaya_jax.train.loop import train
 from zaya_jax.train.metrics import METRICS_FILE, read_metrics
 from zaya_jax.train.replay import LARGEST_DIFFERENCE, _difference, find_replay
 
+# Of the run, of which the newest jax has others.
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory):

@@ -31,6 +31,9 @@ from zaya_jax.train.skips import SkipWatch
 from zaya_jax.train.state import init_state, make_setup
 from zaya_jax.train.step import Metrics
 
+# Of the run, of which the newest jax has others.
+pytestmark = pytest.mark.slow
+
 PEAK, FINAL, DECAY = 0.1, 0.02, 0.5
 SKIPPED = (3, 4, 12, 13, 20, 21)
 """Two steps of the warm-up, two around the border of the phases, two of the decay."""
