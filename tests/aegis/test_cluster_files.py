@@ -1,0 +1,143 @@
+"""Files for clusters: their environment is accepted, their script acts as it says, their numbers agree."""
+
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import yaml
+
+CLUSTER = pathlib.Path(__file__).parents[2] / "configs/cluster"
+ENVIRONMENTS = ("rocm.env", "pollara.env", "connectx.env")
+
+
+def variables(name):
+    """What an env file sets, as Kubernetes reads it."""
+    lines = [line for line in (CLUSTER / name).read_text().splitlines() if line and not line.startswith("#")]
+    return dict(line.split("=", 1) for line in lines)
+
+
+@pytest.mark.parametrize("name", ENVIRONMENTS)
+def test_each_variable_has_its_reason(name):
+    above = ""
+    for line in (CLUSTER / name).read_text().splitlines():
+        if re.match(r"[A-Z]", line):
+            assert above, f"{line} has no comment above it"
+            assert '"' not in line
+            assert "'" not in line
+        above = line
+
+
+def test_the_flags_are_known_to_this_xla():
+    flags = variables("rocm.env")["XLA_FLAGS"]
+    program = "import jax; assert jax.devices()"
+    environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[:500]
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    """A SLURM of four nodes, of which each command writes down how it was called."""
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    (tmp_path / "codes").write_text("")
+    scripts = {
+        "scontrol": '[[ $1 == show ]] && printf "n%d\\n" 1 2 3 4 || echo "scontrol $*" >>$LOG',
+        # The first node goes down with the first attempt.
+        "sinfo": 'if [[ $* == *n1* && -s $LOG ]]; then echo "down*"; else echo alloc; fi',
+        "srun": (
+            'echo "srun $*" >>$LOG\n'
+            'trap "echo told >>$LOG; exit 75" TERM\n'
+            "code=$(head -n 1 $CODES); sed -i 1d $CODES\n"
+            "if [[ $code == wait ]]; then for i in $(seq 200); do sleep 0.05; done; fi\n"
+            "exit $code"
+        ),
+        "sleep": '[[ $1 == 5 ]] || exec /bin/sleep "$@"',
+    }
+    for name, text in scripts.items():
+        (tools / name).write_text(f"#!/usr/bin/env bash\n{text}\n")
+        (tools / name).chmod(0o755)
+    return tmp_path
+
+
+def begin(cluster, codes, *words):
+    (cluster / "codes").write_text("".join(f"{code}\n" for code in codes))
+    (cluster / "log").write_text("")
+    return subprocess.Popen(
+        [str(CLUSTER / "slurm.sh"), *words],
+        env=os.environ
+        | {"PATH": f"{cluster / 'bin'}:{os.environ['PATH']}", "LOG": str(cluster / "log")}
+        | {"CODES": str(cluster / "codes"), "SLURM_JOB_NODELIST": "n[1-4]", "SLURM_JOB_ID": "7"}
+        | {"ZAYA_CLUSTER": str(CLUSTER), "ZAYA_NODES": "3", "ZAYA_RESTARTS": "2"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def calls(cluster):
+    return (cluster / "log").read_text().splitlines()
+
+
+def test_a_node_that_is_down_is_left_out_of_the_next_attempt(cluster):
+    script = begin(cluster, [124, 0], "--config=a.py", "--config.run_folder=with space")
+    said, _ = script.communicate(timeout=60)
+    assert script.returncode == 0, said
+    first, second = calls(cluster)
+    assert "--nodes=3 --ntasks=24 --nodelist=n1,n2,n3 --kill-on-bad-exit=1" in first
+    assert "--nodelist=n2,n3,n4" in second
+    assert second.endswith("zaya train --config=a.py --config.run_folder=with space")
+    assert "n1 is down*: left out" in said
+
+
+@pytest.mark.parametrize("code", [2, 65])
+def test_what_only_a_human_mends_is_not_begun_anew(cluster, code):
+    script = begin(cluster, [code])
+    script.communicate(timeout=60)
+    assert script.returncode == code
+    assert len(calls(cluster)) == 1
+
+
+def test_a_run_that_keeps_failing_ends(cluster):
+    script = begin(cluster, [1, 1, 1, 1])
+    script.communicate(timeout=60)
+    assert script.returncode == 1
+    assert len(calls(cluster)) == 3
+
+
+def test_whoever_is_asked_to_stop_saves_and_is_begun_anew_later(cluster):
+    script = begin(cluster, ["wait"])
+    deadline = time.monotonic() + 30
+    while not calls(cluster):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    time.sleep(0.3)  # until it waits
+    script.send_signal(signal.SIGTERM)
+    script.communicate(timeout=60)
+    assert script.returncode == 75
+    assert calls(cluster)[1:] == ["told", "scontrol requeue 7"]
+
+
+def test_a_jobset_agrees_with_itself():
+    """Of its schema what can be said without it: names, kinds, and numbers that must be the same."""
+    jobset = yaml.safe_load((CLUSTER / "jobset.yaml").read_text())
+    assert (jobset["apiVersion"], jobset["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
+    (job,) = jobset["spec"]["replicatedJobs"]
+    spec = job["template"]["spec"]
+    assert spec["completionMode"] == "Indexed"
+    (container,) = spec["template"]["spec"]["containers"]
+    environment = {each["name"]: each["value"] for each in container["env"]}
+    assert int(environment["JAX_NUM_PROCESSES"]) == spec["parallelism"] == spec["completions"]
+    # Pods are called JOBSET-JOB-REPLICA-INDEX, and found below the JobSet's name.
+    name = jobset["metadata"]["name"]
+    assert environment["JAX_COORDINATOR_ADDRESS"].startswith(f"{name}-{job['name']}-0-0.{name}:")
+    (rule,) = spec["podFailurePolicy"]["rules"]
+    assert rule["onExitCodes"]["containerName"] == container["name"]
+    assert rule["onExitCodes"]["values"] == [2, 65]
+    volumes = {each["name"] for each in spec["template"]["spec"]["volumes"]}
+    assert volumes == {each["name"] for each in container["volumeMounts"]}
