@@ -64,8 +64,8 @@ for ((attempt = 0; attempt <= ZAYA_RESTARTS; attempt++)); do
     count=$(tr ',' '\n' <<<"$nodes" | wc -l)
     echo "attempt $attempt: $count nodes: $nodes"
     # All tasks end when one does: without it the others would wait in a collective.
-    srun --nodes="$count" --ntasks="$((8 * count))" --nodelist="$nodes" --kill-on-bad-exit=1 --wait=30 \
-        zaya train "$@" &
+    srun --nodes="$count" --ntasks-per-node="$SLURM_NTASKS_PER_NODE" --nodelist="$nodes" \
+        --ntasks="$((SLURM_NTASKS_PER_NODE * count))" --kill-on-bad-exit=1 --wait=30 zaya train "$@" &
     step=$!
     # A trapped signal ends wait early; the step is waited for to its end.
     wait "$step"
