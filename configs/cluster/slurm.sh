@@ -39,11 +39,12 @@ readonly DONE=0 MISTAKE=2 DAMAGE=65 REQUEUE=75
 asked=0
 step=0
 
-# SLURM speaks to this script alone; all tasks must hear it, and all stop behind one step.
+# SLURM speaks to this script alone; all tasks must hear it, and all stop behind one step. Not by a signal to
+# srun, which would give them KillWait's seconds, too few for a large state.
 tell() {
     asked=1
     if ((step)); then
-        kill -TERM "$step"
+        scancel --signal=TERM "$SLURM_JOB_ID"
     fi
 }
 trap tell TERM

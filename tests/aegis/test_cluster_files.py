@@ -52,11 +52,13 @@ def cluster(tmp_path):
         "sinfo": 'if [[ $* == *n1* && -s $LOG ]]; then echo "down*"; else echo alloc; fi',
         "srun": (
             'echo "srun $*" >>$LOG\n'
+            "echo $$ >$LOG.pid\n"
             'trap "echo told >>$LOG; exit 75" TERM\n'
             "code=$(head -n 1 $CODES); sed -i 1d $CODES\n"
             "if [[ $code == wait ]]; then for i in $(seq 200); do sleep 0.05; done; fi\n"
             "exit $code"
         ),
+        "scancel": 'echo "scancel $*" >>$LOG; kill -TERM $(cat $LOG.pid)',
         "sleep": '[[ $1 == 5 ]] || exec /bin/sleep "$@"',
     }
     for name, text in scripts.items():
@@ -125,7 +127,7 @@ def test_whoever_is_asked_to_stop_saves_and_is_begun_anew_later(cluster):
     script.send_signal(signal.SIGTERM)
     script.communicate(timeout=60)
     assert script.returncode == 75
-    assert calls(cluster)[1:] == ["told", "scontrol requeue 7"]
+    assert calls(cluster)[1:] == ["scancel --signal=TERM 7", "told", "scontrol requeue 7"]
 
 
 def test_a_jobset_agrees_with_itself():
