@@ -12,7 +12,7 @@ LINES = [
     json.loads(line) for line in (pathlib.Path(__file__).parent / "log_lines.jsonl").read_text().splitlines()
 ]
 """Each with its class: those that were seen are what programs printed here, the others are ours, in the form
-that drivers and libraries give their messages. None shows how the rules do on logs that nobody here has seen."""
+that drivers and libraries give their messages. How the rules do on unseen logs is not shown by them."""
 
 
 @pytest.fixture(scope="module")
