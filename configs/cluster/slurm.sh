@@ -65,8 +65,7 @@ for ((attempt = 0; attempt <= ZAYA_RESTARTS; attempt++)); do
     count=$(tr ',' '\n' <<<"$nodes" | wc -l)
     echo "attempt $attempt: $count nodes: $nodes"
     # All tasks end when one does: without it the others would wait in a collective. The step before may hold
-    # its
-    # GPUs still, where a node of it has died, so they are shared with it.
+    # its GPUs still, where a node of it has died: they are shared with it.
     srun --nodes="$count" --ntasks-per-node="$SLURM_NTASKS_PER_NODE" --nodelist="$nodes" \
         --ntasks="$((SLURM_NTASKS_PER_NODE * count))" --overlap --kill-on-bad-exit=1 --wait=30 zaya train "$@" &
     step=$!
