@@ -28,10 +28,10 @@ import pathlib
 import tempfile
 
 # Four devices of one CPU wait for each other, and where the cores are busy for longer than XLA has patience.
-os.environ.setdefault(
-    "XLA_FLAGS",
-    "--xla_force_host_platform_device_count=4 --xla_cpu_collective_call_warn_stuck_timeout_seconds=600 "
-    "--xla_cpu_collective_call_terminate_timeout_seconds=1200",
+os.environ["XLA_FLAGS"] = (
+    f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4 "
+    "--xla_cpu_collective_call_warn_stuck_timeout_seconds=600 "
+    "--xla_cpu_collective_call_terminate_timeout_seconds=1200"
 )
 
 import jax

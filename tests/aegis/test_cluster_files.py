@@ -96,7 +96,10 @@ def test_a_node_that_is_down_is_left_out_of_the_next_attempt(cluster):
     said, _ = script.communicate(timeout=60)
     assert script.returncode == 0, said
     first, second = calls(cluster)
-    assert "--nodes=3 --ntasks-per-node=8 --nodelist=n1,n2,n3 --ntasks=24 --overlap --kill-on-bad-exit=1" in first
+    assert (
+        "--nodes=3 --ntasks-per-node=8 --nodelist=n1,n2,n3 --ntasks=24 --overlap --kill-on-bad-exit=1"
+        in first
+    )
     assert "--nodelist=n2,n3,n4" in second
     assert second.endswith("zaya train --config=a.py --config.run_folder=with space")
     assert "n1 is down*: left out" in said
