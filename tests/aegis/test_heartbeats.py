@@ -77,7 +77,20 @@ def test_the_slowest_of_the_newest_visits_counts(clock):
 )
 def test_limits_are_learned_and_capped(section, slowest, limit):
     config = WatchConfig(step_seconds=500.0, compile_seconds=900.0, save_seconds=None, least_seconds=30.0)
-    assert limit_of(config, section, slowest) == limit
+    assert limit_of(config, Beat(1, section, 5), slowest) == limit
+
+
+def test_of_several_steps_each_has_its_time():
+    config = WatchConfig(step_seconds=500.0)
+    assert limit_of(config, Beat(1, STEP, 40, 10), None) == 5000
+
+
+def test_a_queue_that_is_full_for_the_first_time_is_no_fault(clock):
+    heartbeats = Heartbeats(clock)
+    visit(heartbeats, clock, DISPATCH, [0.001] * 100)
+    assert heartbeats.slowest(DISPATCH) is None
+    visit(heartbeats, clock, STEP, [7] * ENOUGH)
+    assert heartbeats.slowest(DISPATCH) == 7
 
 
 @pytest.mark.parametrize(

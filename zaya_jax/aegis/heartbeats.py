@@ -14,7 +14,7 @@ from zaya_jax.config import WatchConfig
 
 SECTIONS: tuple[str, ...] = ("start", "compile", "read", "dispatch", "step", "save", "evaluate")
 START, COMPILE, READ, DISPATCH, STEP, SAVE, EVALUATE = SECTIONS
-"""To dispatch a step takes no longer than a step, unless a device's queue is full: it has the same limit."""
+"""To dispatch a step takes no time, until a device's queue is full; then as long as a step."""
 REMEMBERED = 512
 """Newest visits to a section, of which the slowest counts."""
 ENOUGH = 8
@@ -29,11 +29,13 @@ class Beat:
       count: of sections that it has entered.
       section: the one that it is in.
       step: of the run, that it is at.
+      num_steps: that it waits for, if it waits for steps.
     """
 
     count: int
     section: str
     step: int
+    num_steps: int = 1
 
     @property
     def made(self) -> int:
@@ -59,17 +61,26 @@ class Heartbeats:
         self._visits = {name: collections.deque[float](maxlen=REMEMBERED) for name in SECTIONS}
         self._seconds = dict.fromkeys(SECTIONS, 0.0)
 
-    def enter(self, section: str, step: int) -> None:
-        """Ends the section that the process is in, and begins another one, or the same anew."""
+    def enter(self, section: str, step: int, *, num_steps: int = 1) -> None:
+        """Ends the section that the process is in, and begins another one, or the same anew.
+
+        Args:
+          section: one of `SECTIONS`.
+          step: of the run, that it is at.
+          num_steps: that it waits for: those that were dispatched since it last did, at most.
+        """
         left, now = self.beat.section, self._clock()
         self._visits[left].append(now - self._entered)
         self._seconds[left] += now - self._entered
         self._entered = now
-        self.beat = Beat(self.beat.count + 1, section, step)
+        self.beat = Beat(self.beat.count + 1, section, step, num_steps)
 
     def slowest(self, section: str) -> float | None:
-        """Seconds of the slowest of the newest visits; None while there were too few."""
-        visits = list(self._visits[section])
+        """Seconds of the slowest of the newest visits; None while there were too few.
+
+        What dispatching may take is known by steps alone: the first time that a queue is full is no fault.
+        """
+        visits = list(self._visits[STEP if section == DISPATCH else section])
         return max(visits) if len(visits) >= ENOUGH else None
 
     def seconds(self) -> dict[str, float]:
@@ -79,17 +90,19 @@ class Heartbeats:
         }
 
 
-def limit_of(config: WatchConfig, section: str, slowest: float | None) -> float | None:
+def limit_of(config: WatchConfig, beat: Beat, slowest: float | None) -> float | None:
     """How long a visit to a section may take, in seconds; None for as long as it likes.
 
     Args:
       config: of the run.
-      section: one of `SECTIONS`.
+      beat: the visit.
       slowest: of the visits that were seen; None for too few.
     """
-    most = getattr(config, f"{STEP if section == DISPATCH else section}_seconds")
+    most = getattr(config, f"{STEP if beat.section == DISPATCH else beat.section}_seconds")
+    if most is not None:
+        most *= beat.num_steps
     # A program is compiled anew where a phase begins, which may be the first one of its size.
-    if most is None or slowest is None or section in (START, COMPILE):
+    if most is None or slowest is None or beat.section in (START, COMPILE):
         return most
     return min(most, max(config.least_seconds, config.times_slowest * slowest))
 

@@ -119,7 +119,7 @@ class Stillness:
             return None
         self.seconds += passed
         slowest = self._heartbeats.slowest(beat.section)
-        limit = limit_of(self._config, beat.section, slowest)
+        limit = limit_of(self._config, beat, slowest)
         if limit is None or self.seconds <= limit:
             return None
         known = "" if slowest is None else f", and never took longer than {slowest:.1f} s"

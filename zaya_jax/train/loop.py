@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import itertools
 import pathlib
 from collections.abc import Iterator
 
@@ -213,21 +214,11 @@ def _make_steps(steps: _Steps, state: TrainState) -> TrainState:
     run, outputs, programs = steps.run, steps.outputs, steps.programs
     mesh = run.mesh_of(steps.range.phase.config)
     config, first_step = run.config.train, steps.range.first_step + 1
-    batches = training_batches(
-        steps.reading,
-        run.corpora,
-        batch_size=steps.range.batch_size,
-        num_steps=steps.range.num_steps,
-        share=run.share_of(steps.range.phase.config, steps.range.batch_size),
-        num_threads=steps.range.phase.config.execution.read_threads,
-        references=run.training_references,
-    )
     text_bytes = TextBytes()
     # All time of the loop is in some section, that of a hang too.
     heartbeats = outputs.watch.heartbeats
     heartbeats.enter(READ, first_step)
-    read = outputs.watch.faults.among(run.extensions.of_batches(batches), first_step=first_step)
-    for step, batch in enumerate(read, start=first_step):
+    for step, batch in enumerate(_batches(steps), start=first_step):
         heartbeats.enter(COMPILE if step == first_step else DISPATCH, step)
         # Each process has read its share alone; together they are the batch that one would have read.
         rows = place_rows(batch, mesh)
@@ -247,7 +238,7 @@ def _make_steps(steps: _Steps, state: TrainState) -> TrainState:
         is_logged = step == 1 or ends_phase or step % config.log_every == 0
         if is_logged or step == first_step:  # a resumed run shows at once that it lives
             if step != first_step:  # which compiles until it is made
-                heartbeats.enter(STEP, step)
+                heartbeats.enter(STEP, step, num_steps=config.log_every)
             # The transfer waits for the step, and the clock is read behind it: until then the step runs.
             metrics = jax.device_get(metrics)
             num_bytes = text_bytes.take()  # all processes come here at the same steps
@@ -272,6 +263,23 @@ def _make_steps(steps: _Steps, state: TrainState) -> TrainState:
             raise Stopped(asked, step)
         heartbeats.enter(READ, step + 1)
     return state
+
+
+def _batches(steps: _Steps) -> Iterator[Batch]:
+    """What this process has of the batches of a range, one after the other."""
+    run, step_range = steps.run, steps.range
+    config = step_range.phase.config
+    batches = training_batches(
+        steps.reading,
+        run.corpora,
+        batch_size=step_range.batch_size,
+        num_steps=step_range.num_steps,
+        share=run.share_of(config, step_range.batch_size),
+        num_threads=config.execution.read_threads,
+        references=run.training_references,
+    )
+    faults = steps.outputs.watch.faults
+    return faults.among(run.extensions.of_batches(batches), first_step=step_range.first_step + 1)
 
 
 def _check_skips(steps: _Steps) -> None:
@@ -338,9 +346,11 @@ def _evaluate(steps: _Steps, state: TrainState, step: int) -> None:
     """Says and writes down the held-out loss."""
     progress = steps.outputs.progress
 
+    # Each batch anew: how many there are must not matter to how long one may take. The first one may compile.
+    sections = itertools.chain([COMPILE], itertools.repeat(EVALUATE))
+
     def sums_of(batch: Batch) -> Sums:
-        # Each batch anew: how many there are must not matter to how long one may take.
-        steps.outputs.watch.heartbeats.enter(EVALUATE, step)
+        steps.outputs.watch.heartbeats.enter(next(sections), step)
         return steps.programs.evaluate(state, batch)
 
     batches, num_batches = held_out_batches(steps.run, steps.range)
