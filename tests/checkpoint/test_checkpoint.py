@@ -1,5 +1,6 @@
 """What lies on the disk of a run: the newest checkpoint, whole or said to be damaged, and disks that fail."""
 
+import asyncio
 import errno
 import os
 import pathlib
@@ -45,6 +46,12 @@ cli.main(["train"])
 def saved(tmp_path_factory) -> pathlib.Path:
     """A run with checkpoints of steps 4 and 8."""
     folder = tmp_path_factory.mktemp("saved") / "run"
+    save_steps(folder)
+    return folder
+
+
+def save_steps(folder: pathlib.Path) -> None:
+    """Saves zeros as steps 4 and 8 of a run."""
     config = small_config(run_folder=folder, corpus=folder)
     zeros = jax.tree.map(
         lambda x: jax.device_put(np.zeros(x.shape, x.dtype)), abstract_variables(config.model)
@@ -53,7 +60,6 @@ def saved(tmp_path_factory) -> pathlib.Path:
         for step in (4, 8):
             checkpoints.save(step, weights=zeros, training={"step": np.int32(step)})
     (folder / "config.json").write_text(config.to_text())
-    return folder
 
 
 @pytest.fixture
@@ -104,6 +110,18 @@ def test_a_run_sets_damaged_steps_aside(copy):
         shutil.copytree(copy / "checkpoints/4", copy / "checkpoints/8")
     names = {path.name for path in (copy / "checkpoints").iterdir()}
     assert names == {"4", "8", "8.damaged", "8.damaged.2"}
+
+
+def test_a_notebook_saves_and_reads_though_its_loop_is_running(tmp_path):
+    """Its cells are run within asyncio."""
+
+    async def cell():
+        save_steps(tmp_path / "run")
+        return load_run(tmp_path / "run")
+
+    run = asyncio.run(cell())
+    assert newest_step(tmp_path / "run") == 8
+    assert not any(np.any(x) for x in jax.tree.leaves(run.variables))
 
 
 def wait_until_failed(checkpoints):

@@ -6,7 +6,7 @@ import contextlib
 import pathlib
 import shutil
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
 import jax
@@ -235,7 +235,7 @@ class _Writing:
         for item, arguments in items.items():
             durable.make_folder(self.aside / item)
             saving = self._handlers[item].async_save(epath.Path(self.aside / item), args=arguments)
-            self._futures += asyncio.run(saving) or ()
+            self._futures += _run(saving) or ()
 
     def finish(self) -> Files:
         """Waits until this process' files are on the disk; their sizes and hashes."""
@@ -257,6 +257,17 @@ class _Writing:
         known = {name: about for files in described for name, about in files.items()}
         rest = [name for name in durable.list_files(self.aside) if name not in known]
         commit(self.aside, self.step, known | sync_and_describe(self.aside, rest))
+
+
+def _run(work: Coroutine[Any, Any, T]) -> T:
+    """Runs Orbax' work to its end, also within a loop that runs already, as that of a notebook does."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work)
+    # A thread has no loop yet.
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, work).result()
 
 
 def remove_step(run_folder: str | pathlib.Path, step: int) -> None:
