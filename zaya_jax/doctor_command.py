@@ -198,10 +198,8 @@ def _parser() -> Parser:
     parser = Parser(
         "doctor",
         "Says what this machine can be used for, and what to do about what is missing: versions, GPUs, "
-        "flags, "
-        "RCCL, NICs, RDMA by a test, ports, disk, clock, limits, and AMD's acceptance figures. Under srun, "
-        "one "
-        "task a node, it looks at all nodes.",
+        "flags, RCCL, NICs, RDMA by a test, ports, disk, clock, limits, and AMD's acceptance figures. "
+        "Under srun, one task a node, it looks at all nodes.",
         (
             "zaya doctor",
             "zaya doctor --folder=/shared/runs --json=doctor.json",

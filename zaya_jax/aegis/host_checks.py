@@ -157,8 +157,7 @@ def check_ports(readings: Readings) -> Finding:
         name="ports",
         state=state,
         found=f"{len(ports.taken)} of {len(COORDINATOR_PORTS)} tried from {COORDINATOR_PORTS.start} on are "
-        "taken; "
-        f"the kernel gives {ports.first_ephemeral} to {ports.last_ephemeral} to anyone",
+        f"taken; the kernel gives {ports.first_ephemeral} to {ports.last_ephemeral} to anyone",
         wanted=f"free ones, and the kernel's own below {COORDINATOR_PORTS.start}",
         action=action,
         uses=(CLUSTER,),

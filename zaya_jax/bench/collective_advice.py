@@ -73,20 +73,16 @@ def _on_messages(found: CollectiveTimes, messages: Mapping[str, Mapping[str, int
     for each in message_times(found, messages):
         if each.short_count and each.combined_seconds < (1 - GAIN) * each.seconds:
             yield (
-                f"{each.collective}: {each.short_count} of the step's {each.count} messages reach less "
-                "than half "
-                f"of the bandwidth, in {each.short_seconds / each.seconds:.0%} of the time; as one message "
-                "all "
-                f"would take {1e3 * each.combined_seconds:,.1f} ms and not {1e3 * each.seconds:,.1f}: set "
-                "XLA's "
-                f"combine threshold for it to {each.num_bytes}"
+                f"{each.collective}: {each.short_count} of the step's {each.count} messages reach less than "
+                f"half of the bandwidth, in {each.short_seconds / each.seconds:.0%} of the time; as one "
+                f"message all would take {1e3 * each.combined_seconds:,.1f} ms and not "
+                f"{1e3 * each.seconds:,.1f}: set XLA's combine threshold for it to {each.num_bytes}"
             )
         elif each.combined_seconds > each.seconds / SLOW_SHARE:
             yield (
-                f"{each.collective}: the step's {each.count} messages take {1e3 * each.seconds:,.1f} ms, "
-                "as one "
-                f"they would take {1e3 * each.combined_seconds:,.1f}: keep XLA from combining them, by a "
-                "threshold below the largest"
+                f"{each.collective}: the step's {each.count} messages take {1e3 * each.seconds:,.1f} ms, as "
+                f"one they would take {1e3 * each.combined_seconds:,.1f}: keep XLA from combining them, by "
+                "a threshold below the largest"
             )
 
 
@@ -101,8 +97,7 @@ def _on_sizes(found: CollectiveTimes) -> Iterator[str]:
         if slow:
             yield (
                 f"{layout}: these reach less than a smaller message's bandwidth: {', '.join(slow)}; avoid "
-                "such "
-                "sizes, or try another version or algorithm of the communication library"
+                "such sizes, or try another version or algorithm of the communication library"
             )
 
 
@@ -126,8 +121,7 @@ def _on_groups(found: CollectiveTimes) -> Iterator[str]:
         if is_part and whole and part and part.best_bus_bandwidth < SLOW_SHARE * whole.best_bus_bandwidth:
             yield (
                 f"all_reduce among {layout} reaches {part.best_bus_bandwidth / 1e9:,.1f} GB/s where all of "
-                "the "
-                f"node reach {whole.best_bus_bandwidth / 1e9:,.1f}: let collectives have whole nodes"
+                f"the node reach {whole.best_bus_bandwidth / 1e9:,.1f}: let collectives have whole nodes"
             )
     rails, alone = (found.curve(layout, "all_reduce") for layout in (RAILS, ONE_RAIL))
     if rails and alone and rails.best_bus_bandwidth < SLOW_SHARE * alone.best_bus_bandwidth:

@@ -77,8 +77,7 @@ class Sweep:
         if not 1 <= self.smallest <= self.largest:
             raise ValueError(
                 f"--smallest is {self.smallest:,} bytes and --largest {self.largest:,}; the second must be "
-                "at "
-                "least the first, and that at least 1"
+                "at least the first, and that at least 1"
             )
         for name, value in (("call-seconds", self.call_seconds), ("limit", self.limit_seconds)):
             if not value > 0:
@@ -192,9 +191,8 @@ def check_exchange(collective: str, mesh: Any) -> None:
     for shard in found_DC.addressable_shards:
         if not np.array_equal(np.asarray(shard.data), wanted_DC[shard.index]):
             raise ValueError(
-                f"{collective} gave device {shard.device.id} wrong numbers; no training on this machine "
-                "can be "
-                "trusted before its communication library is mended"
+                f"{collective} gave device {shard.device.id} wrong numbers; no training on this machine can "
+                "be trusted before its communication library is mended"
             )
 
 

@@ -73,10 +73,10 @@ def _parser() -> Parser:
     parser = Parser(
         "bench collectives",
         "Times all_reduce, reduce_scatter, all_gather, broadcast, all_to_all and permute from 1 KiB on, "
-        "among "
-        "all devices, those of each node, parts of a node and the rails between nodes, with bandwidths as "
-        "nccl-tests defines them; fits latency and bandwidth, and says what they mean for ZAYA1's gradients "
-        "and weights. It finds its processes as zaya train does. zaya plan --measured takes the JSON.",
+        "among all devices, those of each node, parts of a node and the rails between nodes, with "
+        "bandwidths as nccl-tests defines them; fits latency and bandwidth, and says what they mean for "
+        "ZAYA1's gradients and weights. It finds its processes as zaya train does. zaya plan --measured "
+        "takes the JSON.",
         (
             "zaya bench collectives --json=collectives.json --picture=collectives.png",
             "srun zaya bench collectives --json=collectives.json",

@@ -64,9 +64,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     console.print(table(found))
     if left_out:
         console.print(
-            f"left out, for they would take longer than {options.call_seconds:g} s here or more memory "
-            "than is "
-            f"free: {', '.join(left_out)}"
+            f"left out, for they would take longer than {options.call_seconds:g} s here or more memory than "
+            f"is free: {', '.join(left_out)}"
         )
     for sentence in advice(found):
         console.print(f"- {sentence}")
@@ -189,8 +188,7 @@ def advice(found: ProductTimes) -> list[str]:
         if ragged and _time_a_row(each, ragged) > RAGGED_COST:
             sentences.append(
                 f"{each.name}: a row more takes {_time_a_row(each, ragged):.1f} times as long: pad each "
-                "expert's "
-                f"rows to a multiple of {TILE}, or take an implementation that does"
+                f"expert's rows to a multiple of {TILE}, or take an implementation that does"
             )
     return sentences or [f"no product is below {BAD_SHARE:.0%} of the best one's rate"]
 
@@ -211,10 +209,8 @@ def _parser() -> Parser:
     parser = Parser(
         "bench gemm",
         "Times the matrix products of a step as a GPU of the cluster has them, beside 8,192 cubed, by "
-        "which AMD "
-        "accepts nodes; says which sizes are bad and whether padding or a larger micro-batch helps. zaya "
-        "plan "
-        "--measured takes the JSON.",
+        "which AMD accepts nodes; says which sizes are bad and whether padding or a larger micro-batch "
+        "helps. zaya plan --measured takes the JSON.",
         (
             "zaya bench gemm --json=gemm.json",
             "zaya bench gemm --config=configs/tiny.py --gpus=1",

@@ -233,28 +233,24 @@ def advice(found: StorageTimes) -> list[str]:
     saving = STATE_BYTES / found.write_bandwidth
     sentences = [
         f"a checkpoint of ZAYA1-8B, {STATE_BYTES / 1e9:.0f} GB, would take {saving:,.0f} s from this host "
-        "alone, "
-        f"{saving / 128:,.1f} s from 128 hosts with such a disk each"
+        f"alone, {saving / 128:,.1f} s from 128 hosts with such a disk each"
     ]
     if found.write_bandwidth < SLOW_WRITE:
         sentences.append(
-            f"writing reaches {found.write_bandwidth / 1e9:.2f} GB/s, below {SLOW_WRITE / 1e9:g}: save "
-            "less often "
-            "(train.checkpoint_minutes), or put the run on a local or parallel file system"
+            f"writing reaches {found.write_bandwidth / 1e9:.2f} GB/s, below {SLOW_WRITE / 1e9:g}: save less "
+            "often (train.checkpoint_minutes), or put the run on a local or parallel file system"
         )
     if found.sync_worst > SLOW_SYNC:
         sentences.append(
             f"the slowest fsync took {1e3 * found.sync_worst:,.0f} ms: a commit is some of them one after "
-            "the other; "
-            "see who else writes to this disk"
+            "the other; see who else writes to this disk"
         )
     if found.reads_per_second > CACHED_READS:
         sentences.append("what was read lay in memory, not on the disk: give --gib above the host's memory")
     elif found.reads_per_second < DATA_IOPS:
         sentences.append(
-            f"one reader gets {found.reads_per_second:,.0f} pages a second; ZAYA1's storage gave all of "
-            "its hosts "
-            f"{DATA_IOPS:,.0f} ([ZAYA1-8B] appendix B): several hosts read at once, and the loader reads "
-            "ahead"
+            f"one reader gets {found.reads_per_second:,.0f} pages a second; ZAYA1's storage gave all of its "
+            f"hosts {DATA_IOPS:,.0f} ([ZAYA1-8B] appendix B): several hosts read at once, and the loader "
+            "reads ahead"
         )
     return sentences
