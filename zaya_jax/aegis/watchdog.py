@@ -6,6 +6,7 @@ heartbeats. Whichever process finds a limit passed tells the others; each writes
 the first one says who is late, and all end, for whoever began them to begin anew.
 """
 
+import contextlib
 import dataclasses
 import faulthandler
 import os
@@ -71,24 +72,35 @@ class Watchdog:
         return hosts.heard(_STALL, limit_seconds=_LOOK_SECONDS)
 
     def _end(self, reason: str) -> None:
+        try:
+            self._tell(reason)
+        finally:
+            # The main thread may be in a call that never returns: nothing gentler would reach it.
+            os._exit(STALL)
+
+    def _tell(self, reason: str) -> None:
         # First: whatever happens to the words of others, where this process stood is known.
-        print(f"zaya: the run stands still: {reason}; threads of this process:", file=sys.stderr, flush=True)
-        faulthandler.dump_traceback(sys.stderr, all_threads=True)
-        sentence = _who_is_late(self._heartbeats.beat)
+        _say(f"the run stands still: {reason}; threads of this process:")
+        with contextlib.suppress(OSError, AttributeError):  # a notebook's standard error is no file
+            faulthandler.dump_traceback(sys.__stderr__, all_threads=True)  # pyright: ignore[reportArgumentType]
+        beat = self._heartbeats.beat
+        sentence = _who_is_late(beat)
         if hosts.is_first():
             write_event(
                 self._run_folder,
                 STALLED,
-                step=self._heartbeats.beat.made,
+                step=beat.made,
                 seconds=self._heartbeats.seconds(),
-                section=self._heartbeats.beat.section,
+                section=beat.section,
                 still=self._stillness.seconds,
                 reason=reason,
                 late=sentence,
             )
-            print(f"zaya: {sentence}; the same command goes on", file=sys.stderr, flush=True)
-        # The main thread may be in a call that never returns: nothing gentler would reach it.
-        os._exit(STALL)
+            _say(f"{sentence}; the same command goes on")
+
+
+def _say(sentence: str) -> None:
+    print(f"zaya: {sentence}", file=sys.stderr, flush=True)
 
 
 class Stillness:
