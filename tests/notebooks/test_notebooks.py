@@ -30,7 +30,8 @@ def test_there_are_notebooks():
 
 
 def _marked(path: pathlib.Path):
-    marks = [pytest.mark.campaign] if path.name in TRAINS_LONG else []
+    limit = TRAINS_LONG.get(path.name)
+    marks = [] if limit is None else [pytest.mark.campaign, pytest.mark.timeout(limit)]
     return pytest.param(path, marks=marks, id=path.name)
 
 
