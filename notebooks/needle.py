@@ -238,7 +238,7 @@ one_device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
 
 
 def ask(likeliest, variables, length):
-    """Of each depth, from the beginning on, the share of answers that are right, [NUM_DEPTHS]."""
+    """Of each depth, from the beginning on, the share of answers that are right."""
     random = np.random.default_rng([7, length])
     num_documents = NUM_QUESTIONS // min(length // TOKENS_A_PAIR, len(KEYS))
     documents = [make_document(length, random) for _ in range(num_documents)]

@@ -154,7 +154,7 @@ def sync_seconds(file: pathlib.Path) -> list[float]:
 
     def add(descriptor: int) -> None:
         os.write(descriptor, page)
-        os.fsync(descriptor)
+        durable.sync(file)
 
     with _opened(file, os.O_WRONLY | os.O_CREAT) as descriptor:
         return [_timed(lambda: add(descriptor)) for _ in range(NUM_SYNCS)]
@@ -168,7 +168,7 @@ def write_seconds(file: pathlib.Path, size: int) -> float:
         left = size
         while left:
             left -= os.write(descriptor, part[: min(left, PART)])
-        os.fsync(descriptor)
+        durable.sync(file)
 
     with _opened(file, os.O_WRONLY | os.O_CREAT) as descriptor:
         return _timed(lambda: write(descriptor))

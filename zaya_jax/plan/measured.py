@@ -1,6 +1,6 @@
 """What `zaya bench` measured of a machine, as files have it, for a plan in place of figures on paper.
 
-Bandwidths are those of [nccl-tests], doc/PERFORMANCE.md: a message of S bytes that takes t seconds has the
+Bandwidths are those of [NCCL-tests], doc/PERFORMANCE.md: a message of S bytes that takes t seconds has the
 algorithm bandwidth S / t, and the bus bandwidth is that times a factor which makes it the links' own, however
 many devices take part. S is all of a message: what a device has before a reduce-scatter, and after an
 all-gather.
@@ -95,7 +95,7 @@ _BUS_FACTORS = {
 
 
 def bus_factor(collective: str, group_size: int) -> float:
-    """Bus bandwidth over algorithm bandwidth ([nccl-tests], "Summary" of doc/PERFORMANCE.md)."""
+    """Bus bandwidth over algorithm bandwidth ([NCCL-tests], "Summary" of doc/PERFORMANCE.md)."""
     return _BUS_FACTORS[collective](group_size)
 
 
@@ -192,7 +192,7 @@ class Curve:
     def among(self, num_bytes: float | int, group_size: int) -> float:
         """Seconds of a message among another number of devices.
 
-        In a ring each sends an N-th of the message N - 1 times ([nccl-tests]): as many bytes a time take as
+        In a ring each sends an N-th of the message N - 1 times ([NCCL-tests]): as many bytes a time take as
         long, however many devices there are.
         """
         hops = (group_size - 1) / (self.group_size - 1)
