@@ -18,10 +18,10 @@ folder, stream, moves = sys.argv[1:]
 if stream == "notebook":
     sys.stderr = io.StringIO()  # is no file
 heartbeats = Heartbeats()
-with Watchdog(WatchConfig(step_seconds=1.5), folder, heartbeats):
+with Watchdog(WatchConfig(step_seconds=8.0), folder, heartbeats):
     for step in range(6):
         heartbeats.enter(STEP, step)
-        time.sleep(0.5)
+        time.sleep(0.2)
     if moves == "no":
         time.sleep(60)
 print("left in good order")
@@ -38,13 +38,13 @@ def test_a_process_that_stands_still_ends_with_its_stacks_and_an_event(stream, t
     begun = time.monotonic()
     done = run(tmp_path, stream, "no")
     assert done.returncode == 124
-    assert time.monotonic() - begun < 30
+    assert time.monotonic() - begun < 45
     assert "left in good order" not in done.stdout
     assert "Current thread" in done.stderr
     assert '"<string>", line' in done.stderr  # where the main thread was
     (event,) = read_events(tmp_path)
     assert (event["event"], event["step"], event["section"]) == (STALLED, 4, "step")
-    assert event["still"] > 1.5
+    assert event["still"] > 8
     assert event["late"] == "the process is at step 5 (step)"
 
 
