@@ -8,6 +8,7 @@ import pytest
 from zaya_jax.aegis.doctor import examine, worst_by_name
 from zaya_jax.aegis.findings import BAD, CLUSTER, GOOD, NODE, SMALL, STATES, UNTESTED, WORSE, judge
 from zaya_jax.aegis.host_readings import (
+    COORDINATOR_PORTS,
     Gpu,
     HostClock,
     Limits,
@@ -20,7 +21,8 @@ from zaya_jax.aegis.host_readings import (
     read_rocm_version,
 )
 from zaya_jax.aegis.readings import Disk, Readings, Speed
-from zaya_jax.aegis.software_readings import Probe, read_probe
+from zaya_jax.aegis.software_checks import TRAINING_FLAGS
+from zaya_jax.aegis.software_readings import Probe, RdmaTest, read_pingpong, read_probe, try_rdma
 from zaya_jax.doctor_command import main, read_speed
 
 GPU = Gpu(architecture="gfx942", memory_bytes=192 * 2**30, may_be_used=True)
@@ -110,6 +112,78 @@ def test_each_thing_has_a_state_and_an_advice(name, changes, state, word):
     assert word in found.sentence
 
 
+VERSIONS = LAPTOP.versions | {"jax": "0.10.2", "jaxlib": "0.10.2"}
+PLUGIN = {"jax-rocm7-plugin": "0.10.2", "jax-rocm7-pjrt": "0.10.2"}
+EIGHT = Probe(platform="gpu", kinds=("AMD Instinct MI300X",) * 8, rccl="2.27.7")
+POLLARA = {"RCCL_AINIC_ROCE": "1"}
+WORKS = RdmaTest(name="ionic_0", megabits=190_000.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "state", "word"),
+    [
+        ("Python", {"versions": VERSIONS | {"python": "3.10.12"}}, BAD, "install Python 3.11"),
+        ("jax", {"versions": VERSIONS}, GOOD, ""),
+        ("jax", {"versions": VERSIONS | {"jax": None}}, BAD, "jax not installed"),
+        ("jax", {"versions": VERSIONS | {"jaxlib": "0.10.1"}}, BAD, "a jaxlib of the same version"),
+        # 0.9 is before 0.10, though not as text.
+        ("jax", {"versions": VERSIONS | {"jax": "0.9.2", "jaxlib": "0.9.2"}}, BAD, "jax>=0.10.2"),
+        ("jax", {"versions": VERSIONS | {"jax": "0.13.0", "jaxlib": "0.13.0"}}, BAD, "<0.13"),
+        ("ROCm plugin", {"versions": VERSIONS | PLUGIN}, GOOD, ""),
+        ("ROCm plugin", {"versions": VERSIONS | PLUGIN | {"jax": "0.10.3"}}, BAD, "takes three that fit"),
+        ("devices of jax", {"probe": EIGHT}, GOOD, ""),
+        ("devices of jax", {"probe": Probe(failure="boom")}, BAD, "boom"),
+        ("devices of jax", {"probe": Probe(platform="cpu", kinds=("cpu",))}, BAD, "unset JAX_PLATFORMS"),
+        (
+            "devices of jax",
+            {"probe": dataclasses.replace(EIGHT, kinds=EIGHT.kinds[:4])},
+            BAD,
+            "ROCR_VISIBLE_DEVICES",
+        ),
+        ("XLA_FLAGS", {}, GOOD, ""),
+        ("XLA_FLAGS", {"probe": Probe(unknown_flags=("xla_gpu_x",))}, BAD, "refused: xla_gpu_x"),
+        ("flags for training", {"environment": {"XLA_FLAGS": " ".join(TRAINING_FLAGS)}}, GOOD, ""),
+        ("flags for training", {"environment": {}}, WORSE, TRAINING_FLAGS[0]),
+        ("ROCm", {"rocm": "7.2.1-43"}, GOOD, ""),
+        ("ROCm", {"rocm": None}, BAD, "no /opt/rocm"),
+        ("ROCm", {"rocm": "6.4.3"}, BAD, "install ROCm 7"),
+        ("ROCm", {"rocm": "7.14.0"}, WORSE, "64 to 512 MB"),
+        ("RCCL", {"probe": EIGHT}, GOOD, ""),
+        ("RCCL", {"probe": Probe(platform="gpu")}, BAD, "LD_LIBRARY_PATH"),
+        ("network plugin", {"environment": POLLARA}, GOOD, ""),
+        ("network plugin", {"environment": {}}, BAD, "set RCCL_AINIC_ROCE=1"),
+        ("network plugin", {"environment": POLLARA, "rocm": "7.2.0"}, BAD, "take ROCm 7.2.1"),
+        ("network plugin", {"environment": {"NCCL_NET_PLUGIN": "x.so"}, "rocm": "7.2.0"}, GOOD, ""),
+        ("network plugin", {"nics": (dataclasses.replace(NIC, driver="mlx5_core"),) * 8}, GOOD, ""),
+        ("RDMA", {"rdma": None}, UNTESTED, "install ibverbs-utils"),
+        ("RDMA", {"rdma": ()}, BAD, "no NIC is up"),
+        ("RDMA", {"rdma": (WORKS,) * 8}, GOOD, ""),
+        (
+            "RDMA",
+            {"rdma": (WORKS, RdmaTest(name="ionic_1", megabits=None, failure="no answer"))},
+            BAD,
+            "ionic_1: no answer;",
+        ),
+        (
+            "ports",
+            {"ports": dataclasses.replace(LAPTOP.ports, taken=tuple(COORDINATOR_PORTS))},
+            BAD,
+            "ss -ltn",
+        ),
+    ],
+)
+def test_software_has_a_state_and_an_advice(name, changes, state, word):
+    found = finding(dataclasses.replace(on_node(), **changes), name)
+    assert (found.state, found.state == GOOD) == (state, found.action == "")
+    assert word in found.sentence
+
+
+def test_a_flag_that_this_xla_does_not_know_is_not_advised():
+    refused = tuple(flag.partition("=")[0].lstrip("-") for flag in TRAINING_FLAGS[1:])
+    found = finding(on_node(refused_flags=refused), "flags for training")
+    assert found.action == f'set XLA_FLAGS="{TRAINING_FLAGS[0]}"'
+
+
 def test_of_several_hosts_the_worst_is_told_with_their_names():
     slow = on_node(disk=dataclasses.replace(LAPTOP.disk, sync_worst=2.0))
     found = {"a": examine(on_node()), "b": examine(slow), "c": examine(slow)}
@@ -189,6 +263,37 @@ def test_ports_are_the_kernels(tmp_path):
     root = files(tmp_path, {"proc/sys/net/ipv4/ip_local_port_range": "1024\t65535\n"})
     assert (read_ports(root).first_ephemeral, read_ports(root).last_ephemeral) == (1024, 65535)
     assert finding(dataclasses.replace(LAPTOP, ports=read_ports(root)), "ports").state == WORSE
+
+
+PINGPONG = """\
+  local address:  LID 0x0000, QPN 0x000047, PSN 0x6a3f1c, GID ::ffff:10.0.0.1
+  remote address: LID 0x0000, QPN 0x000048, PSN 0x2b9e07, GID ::ffff:10.0.0.1
+65536000 bytes in 0.01 seconds = 94325.88 Mbit/sec
+1000 iters in 0.01 seconds = 5.56 usec/iter
+"""
+"""In the form in which rdma-core's `ibv_rc_pingpong` prints."""
+
+
+def test_rdma_is_what_its_test_says():
+    assert read_pingpong("ionic_0", PINGPONG, "") == RdmaTest(name="ionic_0", megabits=94_325.88)
+    failed = read_pingpong("ionic_0", "  local address:\n", "Failed to modify QP to RTR\nCouldn't connect\n")
+    assert (failed.megabits, failed.failure) == (None, "Couldn't connect")
+    assert read_pingpong("ionic_0", "", "").failure == "it said nothing"
+
+
+def test_rdma_is_tried_on_each_nic_that_is_up(tmp_path):
+    """By a program that stands for the tool, and answers as it is told with the device that it is given."""
+    tool = tmp_path / "pingpong"
+    tool.write_text('#!/bin/sh\ncase "$*" in *127.0.0.1*) echo "1 bytes = ${2#ionic_}.5 Mbit/sec";; esac\n')
+    tool.chmod(0o755)
+    nics = [dataclasses.replace(NIC, name="ionic_7"), dataclasses.replace(NIC, name="ionic_8", state="DOWN")]
+    assert try_rdma(nics, tool=str(tool)) == (RdmaTest(name="ionic_7", megabits=7.5),)
+    assert try_rdma(nics, tool=str(tmp_path / "none")) is None
+
+
+def test_flags_that_xla_refuses_are_named():
+    complaint = "F0000 parse_flags_from_env.cc:226] Unknown flags in XLA_FLAGS: --xla_gpu_x=true --xla_y=1\n"
+    assert read_probe(-6, "", complaint).unknown_flags == ("xla_gpu_x", "xla_y")
 
 
 def test_a_probe_that_fails_has_its_complaint():
