@@ -4,8 +4,9 @@ import json
 import math
 
 import pytest
+from rich.console import Console
 
-from zaya_jax.bench import command
+from zaya_jax.bench import command, measure, memory_passes, products, storage
 from zaya_jax.bench.collective_advice import advice, message_times, slow_sizes
 from zaya_jax.bench.groupings import by_node, groupings
 from zaya_jax.bench.storage import StorageTimes
@@ -14,7 +15,9 @@ from zaya_jax.plan.measured import (
     CollectiveTimes,
     Curve,
     Machine,
+    PassTime,
     PassTimes,
+    ProductTime,
     ProductTimes,
     Timing,
     read_measured,
@@ -89,10 +92,127 @@ def test_a_size_that_is_slower_than_a_smaller_one_is_named():
     )
 
 
+def product(name, seconds, *, rows=256, depth=100):
+    return ProductTime(name=name, rows=rows, depth=depth, columns=256, count=1, seconds=seconds)
+
+
+BEST = product("best", 1.0, depth=1000)
+
+
+def products_advice(*found):
+    return products.advice(ProductTimes(machine=MACHINE, dtype="float32", products=(BEST, *found)))
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        ((), "no product is below 50% of the best one's rate"),
+        ((product("keys", 0.19),), "no product is below"),
+        # A tenth of the best one's work in as much time.
+        (
+            (product("keys", 1.0), product("keys, padded", 0.6, depth=256)),
+            "keys reaches 10% of the best product's rate; padded to 256 x 256 x 256 it takes 40% less time",
+        ),
+        # Twice the rows in 1.2 times the time.
+        (
+            (product("keys", 1.0), product("keys, 2 x rows", 1.2, rows=512)),
+            "with a larger micro-batch, twice its rows, a row takes 40% less time",
+        ),
+        (
+            (product("logits of a chunk", 1.0), product("logits of a chunk, 2 x rows", 1.2, rows=512)),
+            "with a larger execution.loss_chunk",
+        ),
+        ((product("keys", 1.0), product("keys, padded", 0.97, depth=256)), "nothing that was tried helps"),
+        # Rows of padding are nobody's: 0.9 of the time for 200 rows, not for 256.
+        (
+            (product("keys", 1.0, rows=200), product("keys, padded", 0.9, depth=256)),
+            "takes 10% less time",
+        ),
+        (
+            (product("down of all experts", 0.1), product("down of all experts, 1 row more", 0.2, rows=257)),
+            "down of all experts: a row more takes 2.0 times as long",
+        ),
+    ],
+)
+def test_a_bad_product_has_an_advice_from_what_was_measured(found, words):
+    (sentence,) = products_advice(*found)
+    assert words in sentence
+
+
+def test_variants_are_those_that_somebody_can_have():
+    def sides(name, rows, depth):
+        made = products.variants(products.Gemm(name=name, rows=rows, depth=depth, columns=512))
+        return {each.name.removeprefix(f"{name}, "): (each.rows, each.depth) for each in made}
+
+    assert sides("keys", 257, 100) == {"padded": (512, 256), "2 x rows": (514, 100)}
+    assert sides("up of all experts", 256, 256) == {"2 x rows": (512, 256), "1 row more": (257, 256)}
+    # The optimiser's rows are the weights': no setting doubles them.
+    assert sides("Newton-Schulz, Gram", 256, 256) == {}
+
+
+def test_names_of_products_are_whole_on_a_narrow_terminal(capsys):
+    experts = ProductTime(
+        name="gate and up of all experts", rows=131_072, depth=2048, columns=4096, count=16, seconds=0.12
+    )
+    found = ProductTimes(machine=MACHINE, dtype="bfloat16", products=(experts,))
+    Console(width=80).print(products.table(found))
+    said = capsys.readouterr().out
+    assert "│ gate and up of all experts " in said
+    assert "│   16 of 131,072 x 2,048 x 4,096 " in said
+    assert max(map(len, said.splitlines())) <= 80
+
+
+def passes(*bandwidths):
+    found = [
+        PassTime(operation="add", array_bytes=2 ** (20 + number), moved_bytes=10**9, seconds=1e9 / bandwidth)
+        for number, bandwidth in enumerate(bandwidths)
+    ]
+    return PassTimes(machine=MACHINE, passes=tuple(found))
+
+
+def test_memory_is_what_the_largest_arrays_reach():
+    assert memory_passes.conclusion(passes(30e9, 20e9, 10e9)) == (
+        "the memory reaches 10.0 GB/s; add of 1.00 MiB reaches 3.0 times that in a cache: work that fits "
+        "there is worth fusing"
+    )
+    assert memory_passes.conclusion(passes(10e9, 12e9)) == "the memory reaches 12.0 GB/s"
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentences"),
+    [
+        ({}, []),
+        ({"write_bandwidth": 0.1e9}, ["writing reaches 0.10 GB/s, below 0.5"]),
+        ({"sync_worst": 0.3}, ["the slowest fsync took 300 ms"]),
+        ({"reads_per_second": 500_000.0}, ["what was read lay in memory"]),
+        ({"reads_per_second": 9000.0}, ["one reader gets 9,000 pages a second"]),
+    ],
+)
+def test_what_a_disk_does_to_a_run_is_said(changes, sentences):
+    sound = {
+        "folder": "/runs", "num_bytes": 2**30, "sync_median": 1e-3, "sync_worst": 1e-2,
+        "write_bandwidth": 2e9, "read_bandwidth": 3e9, "reads_per_second": 80_000.0, "files_per_second": 9e2,
+    }  # fmt: skip
+    saving, *others = storage.advice(StorageTimes(**(sound | changes)))
+    # 88 GB in that bandwidth.
+    assert f"would take {88e9 / (sound | changes)['write_bandwidth']:,.0f} s from this host" in saving
+    assert len(others) == len(sentences)
+    assert all(words in sentence for words, sentence in zip(sentences, others, strict=True))
+
+
+@pytest.fixture
+def brief_rounds(monkeypatch):
+    """Times that nobody reads need not be good ones."""
+    monkeypatch.setattr(measure, "ROUND_SECONDS", 0.005)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("brief_rounds")
 def test_products_are_timed_and_read_by_a_plan(tmp_path, capsys):
+    # By the probe's rate 0.5 s take in 0.13 GFLOP, the larger of the two named below, on a machine so busy
+    # that it reaches 0.3 GFLOP/s; 8,192 cubed is taken from 2,200 GFLOP/s on, and is quick there.
     file = tmp_path / "gemm.json"
-    command.main(["gemm", "--config=configs/tiny.py", "--gpus=1", "--call-seconds=0.002", f"--json={file}"])
+    command.main(["gemm", "--config=configs/tiny.py", "--gpus=1", "--call-seconds=0.5", f"--json={file}"])
     found = read_measured(file)
     assert isinstance(found, ProductTimes)
     names = {each.name for each in found.products}
@@ -102,6 +222,7 @@ def test_products_are_timed_and_read_by_a_plan(tmp_path, capsys):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("brief_rounds")
 def test_memory_is_timed_and_read_by_a_plan(tmp_path):
     file = tmp_path / "hbm.json"
     command.main(["hbm", "--largest-mib=4", f"--json={file}"])
@@ -128,7 +249,12 @@ def test_storage_is_timed_and_nothing_is_left(tmp_path):
     [
         (["collectives", "--largest=64XB"], '--largest is "64XB"; it must be a whole number with B, KiB'),
         (["storage", "--folder=/nowhere"], "/nowhere"),
+        (["storage", "--gib=0"], "--gib is 0"),
+        (["storage", "--gib=1e9"], r"--gib is 1e\+09; .* has .* free, and half may be taken"),
         (["hbm", "--largest-mib=0"], "--largest-mib is 0"),
+        (["gemm", "--gpus=3"], "--gpus is 3; it must divide the batch of 4096"),
+        (["gemm", "--call-seconds=0"], r"--call-seconds is 0.0; it must be above 0"),
+        (["gemm", "--json=/nowhere/gemm.json"], "/nowhere"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(words, sentence):

@@ -152,18 +152,19 @@ def _call(product: Gemm, dtype: str) -> Callable[[int], jax.Array]:
 
 def table(found: ProductTimes) -> Table:
     """Products and their rates, and what each variant does to the time that a row takes."""
-    columns = map(number_column, ("size", "TFLOP/s", "of the\nbest", *VARIANTS))
+    # In two lines, and names above sizes: else a terminal of 80 columns has two letters left for names.
+    headers = ("\n".join(name.rsplit(" ", 1)) for name in ("TFLOP/s", "of the best", *VARIANTS))
     title = f"products in {found.dtype} on {found.machine.device}"
     caption = "on the right: time of a row over that of the product itself"
-    rows = Table(name_column("product"), *columns, title=title, caption=caption)
+    rows = Table(name_column("product"), *map(number_column, headers), title=title, caption=caption)
     named = {each.name: each for each in found.products}
     for each in _own(found):
         size = f"{each.rows:,} x {each.depth:,} x {each.columns:,}"
-        size = f"{each.count:,} of\n{size}" if each.count > 1 else size
+        size = f"{each.count:,} of {size}" if each.count > 1 else size
         others = [named.get(f"{each.name}, {name}") for name in VARIANTS]
         ratios = ["" if other is None else f"{_time_a_row(each, other):.2f}" for other in others]
         rows.add_row(
-            each.name, size, f"{each.rate / 1e12:.3g}", f"{each.rate / found.best_rate:.0%}", *ratios
+            f"{each.name}\n  {size}", f"{each.rate / 1e12:.3g}", f"{each.rate / found.best_rate:.0%}", *ratios
         )
     return rows
 
