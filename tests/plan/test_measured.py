@@ -172,14 +172,30 @@ def test_a_file_is_read_as_it_was_written(tmp_path):
     assert read_measured(write(tmp_path, times())) == times()
 
 
-def test_the_command_says_what_was_measured(tmp_path, capsys):
+def milliseconds(resource, said):
+    """Of the row of a resource in the table of a step's time."""
+    cells = [
+        [cell.strip() for cell in line.split("│")]
+        for line in said.partition("time of a step")[2].splitlines()
+    ]
+    (figure,) = [row[2] for row in cells if row[1:2] == [resource]]
+    return float(figure.replace(",", ""))
+
+
+def test_the_command_says_what_was_measured(zaya1_8b, tmp_path, capsys):
     words = ["--config=configs/zaya1_8b.py", "--nodes=2", "--gpus-per-node=4"]
     main(words)
     paper = capsys.readouterr().out
-    main([*words, f"--measured={write(tmp_path, times())}"])
+    main([*words, f"--measured={write(tmp_path, times(scale=30.0))}"])
     said = capsys.readouterr().out
-    assert "measured" in said
-    assert said != paper
+    assert milliseconds("matrix units", said) == milliseconds("matrix units", paper)
+    # A thirtieth of 100 GB/s, where on paper there are 3 x 64 in the node and 50 between nodes; and of each
+    # message its latency, 2% of the network's time. Between two sizes a straight line of logarithms is up to
+    # 6% above, where half of a time is latency; of messages that large most bytes are not.
+    num_messages = sum(map(len, messages(zaya1_8b, 8).values()))
+    for resource, on_paper in (("links in the node", 192), ("network", 50)):
+        expected = 30 * (milliseconds(resource, paper) * on_paper / 100 + 1e3 * LATENCY * num_messages)
+        assert milliseconds(f"{resource}, as measured", said) == pytest.approx(expected, rel=5e-3)
 
 
 @pytest.mark.parametrize(
