@@ -218,7 +218,7 @@ def test_products_are_timed_and_read_by_a_plan(tmp_path, capsys):
     names = {each.name for each in found.products}
     assert {"queries", "down of all experts"} <= names
     assert all(math.isfinite(each.rate) and each.rate > 1e6 for each in found.products)
-    assert "products in " in capsys.readouterr().out  # names are folded on a narrow terminal
+    assert "queries" in capsys.readouterr().out
 
 
 @pytest.mark.slow
