@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from types import FrameType
 
 from zaya_jax.fields import did_you_mean
-from zaya_jax.parallel.failures import Late, Lost, Shared
+from zaya_jax.parallel.failures import Diverged, Late, Lost, Shared
 from zaya_jax.platform.versions import package_version
 
-MISTAKE, DAMAGE, REQUEUE, LATE = 2, 65, 75, 124
-"""What the user can mend; sysexits.h's EX_DATAERR and EX_TEMPFAIL; as coreutils' `timeout`."""
+MISTAKE, DAMAGE, REQUEUE, DIVERGED, LATE = 2, 65, 75, 76, 124
+"""What the user can mend; sysexits.h's EX_DATAERR and EX_TEMPFAIL; one of ours; as coreutils' `timeout`."""
 
 VERBS = {
     "train": ("zaya_jax.train_command", "train a model, or go on with a run"),
@@ -57,7 +57,8 @@ def main(argv: list[str] | None = None) -> None:
     Exit codes: 0 done; 2 the user can mend it (one sentence); 3 the answer is no (`zaya ckpt verify` found
     damage, `zaya ckpt diff` a difference); 1 a bug (a traceback); 65 a corpus or a checkpoint is not what was
     written, and there is none before it (one sentence); 75 the same command goes on, for it was asked to stop
-    or lost another process; 124 a process did not come in time, or the run stood still; 130 interrupted; 141
+    or lost another process; 76 devices hold other numbers than the rest, and the same command goes on, better
+    without them; 124 a process did not come in time, or the run stood still; 130 interrupted; 141
     nobody reads on, as of `zaya --help | head -1`.
     """
     arguments = sys.argv[1:] if argv is None else argv
@@ -86,9 +87,9 @@ def main(argv: list[str] | None = None) -> None:
         if error.is_told_here:
             _complain(_about(verb, str(error)))
         sys.exit(_code_of(error))
-    except (Late, Lost) as error:
+    except (Late, Lost, Diverged) as error:
         _complain(_about(verb, str(error)))
-        sys.exit(LATE if isinstance(error, Late) else REQUEUE)
+        sys.exit(LATE if isinstance(error, Late) else REQUEUE if isinstance(error, Lost) else DIVERGED)
     except ValueError as error:
         if not _is_ours(error):
             raise

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from zaya_jax.aegis.faults import FOR_EVER, KINDS, Fault, Faults, parse_faults
+from zaya_jax.aegis.faults import ACTS, FOR_EVER, Fault, Faults, parse_faults
 from zaya_jax.data.batch import Batch
 
 
@@ -37,7 +37,7 @@ def test_what_is_no_order_is_refused(order, sentence):
 def struck(monkeypatch):
     """Seconds of the faults that struck, none of which does any harm."""
     found = []
-    monkeypatch.setitem(KINDS, "hang", found.append)
+    monkeypatch.setitem(ACTS, "hang", found.append)
     return found
 
 
@@ -79,12 +79,10 @@ def test_a_spoilt_batch_teaches_what_is_no_number(tmp_path):
     [("kill", signal.SIGKILL), ("abort", signal.SIGABRT), ("terminate", signal.SIGTERM)],
 )
 def test_a_process_ends_as_it_is_ordered(kind, ending):
-    program = f"from zaya_jax.aegis.faults import KINDS; KINDS[{kind!r}](1.0)"
+    program = f"from zaya_jax.aegis.faults import ACTS; ACTS[{kind!r}](1.0)"
     assert subprocess.run([sys.executable, "-c", program]).returncode == -ending
 
 
 def test_a_failure_is_one_of_the_program():
-    act = KINDS["fail"]
-    assert act is not None
     with pytest.raises(RuntimeError, match="a fault on order"):
-        act(1.0)
+        ACTS["fail"](1.0)

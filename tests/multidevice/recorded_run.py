@@ -10,11 +10,11 @@ import pathlib
 import sys
 
 from zaya_jax.config import Config
-from zaya_jax.train import loop
+from zaya_jax.train import batches, loop
 
 
 def main(config: str, record: str, last: str) -> None:
-    given_readings, given_batches = loop.readings, loop.training_batches
+    given_readings, given_batches = loop.readings, batches.training_batches
     begun = []
 
     def readings(*arguments, **values):
@@ -30,7 +30,7 @@ def main(config: str, record: str, last: str) -> None:
                 os._exit(9)
             yield batch
 
-    loop.readings, loop.training_batches = readings, training_batches
+    loop.readings, batches.training_batches = readings, training_batches
     loop.train(Config.from_text(pathlib.Path(config).read_text()))
 
 

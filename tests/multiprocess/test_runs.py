@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from groups import LIMIT_SECONDS, children, finish, last_step, rows, start, write_config
 
-from zaya_jax.aegis.journal import ENDS, FINISHED, STALLED, read_events
+from zaya_jax.aegis.journal import DIVERGED, ENDS, FINISHED, STALLED, read_events
 from zaya_jax.checkpoint import newest_step
 
 
@@ -108,3 +108,21 @@ def test_what_all_refuse_is_told_once(corpus, tmp_path):
     assert code == 2, said
     assert said.count("data.batch_size is 6; it must be a multiple of 4") == 1
     assert "Traceback" not in said
+
+
+@pytest.mark.slow
+def test_a_device_that_holds_other_numbers_is_named_before_they_are_saved(
+    corpus, undisturbed, tmp_path, monkeypatch
+):
+    """A bit of the first device of the second process is turned; the run goes on from before it."""
+    folder = tmp_path / "run"
+    monkeypatch.setenv("ZAYA_FAULT", "flip@step=6:process=1")
+    code, said = finish(start(write_config(folder, corpus), processes=2, devices=2, restarts=1))
+    assert code == 0, said
+    assert re.search("device 2 of process 1 on [^ ]+ has other weights than the 3 others", said)
+    assert "exit code 76; beginning anew" in said
+    assert "resuming at step 4" in said
+    assert rows(folder) == rows(undisturbed)
+    ends = [(event["event"], event["step"]) for event in read_events(folder) if event["event"] in ENDS]
+    assert ends[-1] == (FINISHED, 12)
+    assert ends[0][0] == DIVERGED

@@ -24,10 +24,11 @@ from zaya_jax.config import Config, OptimizerConfig
 from zaya_jax.model.weights import declare
 from zaya_jax.optim.optimizer import make_optimizer
 from zaya_jax.optim.partition import make_partition
+from zaya_jax.train import batches as batches_of_runs
 from zaya_jax.train import loop
 from zaya_jax.train.metrics import read_metrics
 from zaya_jax.train.norms import GROUPS
-from zaya_jax.train.skips import SkipWatch
+from zaya_jax.train.skips import SkipCounter
 from zaya_jax.train.state import init_state, make_setup
 from zaya_jax.train.step import Metrics
 
@@ -69,7 +70,7 @@ def config_of(folder, **train):
 @contextlib.contextmanager
 def skipping(steps):
     """Runs meet batches that are not finite at these of their steps."""
-    given, counted = loop.training_batches, itertools.count(1)
+    given, counted = batches_of_runs.training_batches, itertools.count(1)
 
     def batches(*arguments, **values):
         for batch in given(*arguments, **values):
@@ -79,7 +80,7 @@ def skipping(steps):
             yield dataclasses.replace(batch, weights_BT=weights_BT)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "training_batches", batches)
+        patch.setattr(batches_of_runs, "training_batches", batches)
         yield
 
 
@@ -178,21 +179,25 @@ def test_too_many_in_a_row_end_a_run(folder, tmp_path, skipped, log_every, steps
 
 def test_a_streak_is_found_across_looks_and_named():
     """Two before the first look, one behind it; of the last, one group's gradient is not finite."""
-    watch = SkipWatch(3, 7)
+    counter = SkipCounter(3, 7)
     for step, count in ((11, 8), (12, 9)):
-        watch.add(step, metrics_of(count))
-    assert watch.look() is None
-    watch.add(13, metrics_of(10, router=math.inf))
-    watch.add(14, metrics_of(10))
-    streak = watch.look()
+        assert counter.add(step, metrics_of(count), count) is None
+    streak = counter.add(13, metrics_of(10, router=math.inf), 10)
     assert (streak.first, streak.last, streak.not_finite) == (11, 13, "the gradient of router was")
+    assert counter.add(14, metrics_of(10), 10) is None
 
 
 def test_a_step_that_moves_begins_the_count_anew():
-    watch = SkipWatch(2, 0)
+    counter = SkipCounter(2, 0)
     for step, count in enumerate((1, 1, 2, 2, 3, 3), start=1):
-        watch.add(step, metrics_of(count))
-        assert watch.look() is None
+        assert counter.add(step, metrics_of(count), count) is None
+
+
+def test_a_step_that_is_passed_over_is_in_no_streak():
+    counter = SkipCounter(2, 0)
+    assert counter.add(1, metrics_of(1), 1) is None
+    assert counter.add(2, metrics_of(2), 2, is_ordered=True) is None
+    assert counter.add(3, metrics_of(3), 3).first == 2
 
 
 def metrics_of(skipped_steps, **norms):

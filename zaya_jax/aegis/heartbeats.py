@@ -75,6 +75,12 @@ class Heartbeats:
         self._entered = now
         self.beat = Beat(self.beat.count + 1, section, step, num_steps)
 
+    def begin_anew(self) -> None:
+        """The process begins another life of its run: what it took so far belongs to the one before."""
+        self._seconds = dict.fromkeys(SECTIONS, 0.0)
+        self._entered = self._clock()
+        self.beat = Beat(self.beat.count + 1, START, self.beat.step)
+
     def slowest(self, section: str) -> float | None:
         """Seconds of the slowest of the newest visits; None while there were too few.
 

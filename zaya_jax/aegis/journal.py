@@ -11,9 +11,20 @@ import time
 from typing import Any
 
 EVENTS_FILE = "events.jsonl"
-BEGAN, AT, FINISHED, STOPPED, STALLED, FAILED = "began", "at", "finished", "stopped", "stalled", "failed"
-"""Kinds: a run begins or goes on; where it is now and then; and the four ways in which it ends."""
-ENDS = FINISHED, STOPPED, STALLED, FAILED
+BEGAN, AT = "began", "at"
+"""Kinds: a run begins or goes on; where it is now and then."""
+FINISHED, STOPPED, STALLED, FAILED, DIVERGED, WENT_BACK = (
+    "finished",
+    "stopped",
+    "stalled",
+    "failed",
+    "diverged",
+    "went back",
+)
+ENDS = FINISHED, STOPPED, STALLED, FAILED, DIVERGED, WENT_BACK
+"""The ways in which a life of its processes ends; behind the last one a new life begins in the same ones."""
+SPIKED, STARVED, DAMAGED = "spiked", "starved", "damaged"
+"""What is seen on the way: a loss that jumped up, experts without tokens, a checkpoint that is damaged."""
 
 
 def write_event(run_folder: str | pathlib.Path, kind: str, **values: Any) -> None:

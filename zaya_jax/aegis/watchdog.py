@@ -84,7 +84,7 @@ class Watchdog:
         with contextlib.suppress(OSError, AttributeError):  # a notebook's standard error is no file
             faulthandler.dump_traceback(sys.__stderr__, all_threads=True)  # pyright: ignore[reportArgumentType]
         beat = self._heartbeats.beat
-        sentence = _who_is_late(beat)
+        late, sentence = _who_is_late(beat)
         if hosts.is_first():
             write_event(
                 self._run_folder,
@@ -95,6 +95,7 @@ class Watchdog:
                 still=self._stillness.seconds,
                 reason=reason,
                 late=sentence,
+                hosts=[hosts.names()[number] for number in late],
             )
             _say(f"{sentence}; the same command goes on")
 
@@ -138,22 +139,22 @@ class Stillness:
         return f"is {beat} for {self.seconds:.0f} s{known}; the limit is {limit:.0f} s"
 
 
-def _who_is_late(beat: Beat) -> str:
-    """Which processes the others wait for, as far as they answer."""
+def _who_is_late(beat: Beat) -> tuple[list[int], str]:
+    """The processes that the others wait for, as far as they answer, and a sentence of them."""
     if hosts.num_processes() == 1:
-        return f"the process is {beat}"
+        return [0], f"the process is {beat}"
     own = dataclasses.astuple(beat)
     try:
         answers = hosts.answers("stall", own, limit_seconds=_ANSWER_SECONDS)
     except (Late, jax.errors.JaxRuntimeError):
-        return f"late: {hosts.describe(0)}, which collects the answers and gives none"
+        return [0], f"late: {hosts.describe(0)}, which collects the answers and gives none"
     beats = [None if answer is None else Beat(*answer) for answer in answers]
     late = find_late(beats)
     if not late:
-        return f"all processes are {beat}: none of them is late, so a device or a link is"
+        return [], f"all processes are {beat}: none of them is late, so a device or a link is"
     told = ", ".join(f"{hosts.describe(n)}, {_describe(beats[n])}" for n in late)
     others = next((p for n, p in enumerate(beats) if p is not None and n not in late), None)
-    return f"late: {told}" + ("" if others is None else f"; the others wait {others}")
+    return late, f"late: {told}" + ("" if others is None else f"; the others wait {others}")
 
 
 def _describe(beat: Beat | None) -> str:

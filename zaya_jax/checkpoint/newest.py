@@ -99,8 +99,13 @@ def steps_set_aside(run_folder: str | pathlib.Path) -> list[pathlib.Path]:
     return sorted((pathlib.Path(run_folder) / FOLDER).glob(f"*{DAMAGED}*"))
 
 
-def set_aside_later(run_folder: str | pathlib.Path, step: int) -> None:
-    """Gives what is damaged behind the newest whole step other names: a run writes those steps anew."""
-    for later in all_steps(run_folder):
-        if later > step:
-            durable.set_aside(step_folder(run_folder, later), DAMAGED)
+def set_aside_later(run_folder: str | pathlib.Path, step: int) -> list[int]:
+    """Gives what is damaged behind the newest whole step other names: a run writes those steps anew.
+
+    Returns:
+      Of which steps that was.
+    """
+    damaged = [later for later in all_steps(run_folder) if later > step]
+    for later in damaged:
+        durable.set_aside(step_folder(run_folder, later), DAMAGED)
+    return damaged

@@ -1,8 +1,10 @@
-"""The section `watch`: how long a run may stand still before it is ended."""
+"""The section `watch`: how long a run may stand still, and which of its numbers are looked at."""
 
 import dataclasses
 
 from zaya_jax.config.rules import require
+
+LEAST_WINDOW = 8
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -25,6 +27,16 @@ class WatchConfig:
       step_seconds: until a step is made; several times as long where the host waits for several at once.
       save_seconds: to write down what was learned.
       evaluate_seconds: for a held-out batch.
+      on_spike: what a loss does that jumps up and stays there: "go_back" to the newest checkpoint before it,
+        and pass over the batches of its steps; or "tell" of it, and go on.
+      spike_deviations: robust standard deviations above the level of the losses that are a spike.
+      spike_steps: in a row that must lie there.
+      spike_window: losses before them that give the deviation.
+      most_spikes: that a run goes back for; it ends at the next one.
+      starved_lines: logged lines in a row without a token for an expert, or with nearly all, that are told.
+      collapse_share: of a layer's tokens that is nearly all.
+      compare_every: steps behind which all devices' copies of the weights are compared; before a checkpoint
+        they always are, unless this is None.
     """
 
     times_slowest: float = 10.0
@@ -35,6 +47,14 @@ class WatchConfig:
     step_seconds: float | None = 1800.0
     save_seconds: float | None = 3600.0
     evaluate_seconds: float | None = 3600.0
+    on_spike: str = "go_back"
+    spike_deviations: float = 10.0
+    spike_steps: int = 10
+    spike_window: int = 256
+    most_spikes: int = 5
+    starved_lines: int = 20
+    collapse_share: float = 0.9
+    compare_every: int | None = 500
 
     def __post_init__(self):
         require(
@@ -45,6 +65,24 @@ class WatchConfig:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             require(
-                value is None or value > 0,
-                f"watch.{field.name} is {value}; it must be above 0, or None for off",
+                value is None or isinstance(value, str) or value > 0 or field.name == "most_spikes",
+                f"watch.{field.name} is {value}; it must be above 0{_or_off(field)}",
             )
+        require(
+            self.on_spike in ("go_back", "tell"),
+            f'watch.on_spike is "{self.on_spike}"; it must be "go_back" or "tell"',
+        )
+        require(self.most_spikes >= 0, f"watch.most_spikes is {self.most_spikes}; it must be 0 or above")
+        require(
+            self.spike_window >= LEAST_WINDOW,
+            f"watch.spike_window is {self.spike_window}; it must be {LEAST_WINDOW} or above, for fewer "
+            "losses have no deviation to speak of",
+        )
+        require(
+            self.collapse_share < 1,
+            f"watch.collapse_share is {self.collapse_share}; it must be below 1, which is all tokens",
+        )
+
+
+def _or_off(field: dataclasses.Field) -> str:
+    return ", or None for off" if "None" in str(field.type) else ""

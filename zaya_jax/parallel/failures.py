@@ -9,6 +9,18 @@ class Lost(Exception):
     """Another process of the run has gone, and what its devices held with it."""
 
 
+class Diverged(Exception):
+    """Devices that must hold the same numbers do not; what was computed since they did is worth nothing.
+
+    Attributes:
+      hosts: those whose devices are wrong; none where that is not known.
+    """
+
+    def __init__(self, what: str, hosts: tuple[str, ...]):
+        super().__init__(what)
+        self.hosts = hosts
+
+
 class Shared(ValueError):
     """A failure of one process that all of them raise.
 

@@ -10,6 +10,7 @@ import optax
 from jax.sharding import Mesh
 
 from zaya_jax import durable
+from zaya_jax.aegis.journal import DAMAGED, write_event
 from zaya_jax.checkpoint import (
     FOLDER,
     LOCK_FILE,
@@ -35,6 +36,7 @@ from zaya_jax.parallel.mesh import local_rows, local_tokens, with_context
 from zaya_jax.train.changes import record_change
 from zaya_jax.train.extensions import NONE, Extensions
 from zaya_jax.train.metrics import check_places, text_bytes
+from zaya_jax.train.passed_over import NOTHING_PASSED_OVER, PassedOver, read_passed_over
 from zaya_jax.train.phases import check_devices
 from zaya_jax.train.provenance import Provenance, check_same_corpora, fingerprints
 from zaya_jax.train.state import TrainSetup, make_setup
@@ -63,6 +65,8 @@ class OpenRun:
     provenance: Provenance
     """What its checkpoints say of it."""
     extensions: Extensions = NONE
+    passed_over: PassedOver = NOTHING_PASSED_OVER
+    """Steps that teach nothing."""
     references: References = dataclasses.field(default_factory=dict)
     """What the weights that it started from give answers, where preferences are learned."""
 
@@ -140,7 +144,20 @@ def open_run(
     token_bytes_V = np.zeros(config.model.vocab_size)
     token_bytes_V[: tokenizer.vocab_size] = _token_bytes(tokenizer, held_out)
     provenance = Provenance(config, fingerprints(corpora), mesh.size)
-    return OpenRun(config, corpora, token_bytes_V, mesh, learning_rate_schedule(config), start, provenance)
+    # Behind the folder's taking: of a run that was thrown away nothing is passed over. As the first one reads
+    # it, for a step that one process passes over and another does not would part them for good.
+    ranges = hosts.first_does("passed over", lambda: read_passed_over(config.run_folder).ranges)
+    passed_over = PassedOver(tuple(map(tuple, hosts.from_first("passed over", ranges))))
+    return OpenRun(
+        config=config,
+        corpora=corpora,
+        token_bytes_V=token_bytes_V,
+        mesh=mesh,
+        schedule=learning_rate_schedule(config),
+        start=start,
+        provenance=provenance,
+        passed_over=passed_over,
+    )
 
 
 def _check_config(config: Config, mesh: Mesh) -> None:
@@ -193,7 +210,9 @@ def _take_folder(
     if start is not None and start.run_folder == config.run_folder:
         step = start.step
         check_same_corpora(start, config, corpora)
-        set_aside_later(config.run_folder, step)
+        for damaged in set_aside_later(config.run_folder, step):
+            reason = f"checkpoint {damaged} is not what was written; going on from {step}"
+            write_event(config.run_folder, DAMAGED, step=damaged, reason=reason)
     assert lock is not None, "whoever takes the folder holds its lock"
     changed = prepare_folder(config, lock, step=step, overwrite=overwrite)
     keep_files(config.run_folder, config.data, chat_template=_chat_template(config, corpora))

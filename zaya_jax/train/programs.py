@@ -12,6 +12,7 @@ from zaya_jax.data.batch import Batch
 from zaya_jax.parallel.mesh import of_batch, replicated, with_context
 from zaya_jax.platform.compiler import compiler_options
 from zaya_jax.pytree import abstract
+from zaya_jax.train.replicas import Checksums, checksum_program
 from zaya_jax.train.state import TrainSetup, TrainState, checkpoint_shardings, shardings, training_of
 from zaya_jax.train.step import Metrics, Sums, evaluate_step, reference_step, train_step
 
@@ -25,6 +26,7 @@ class Programs:
     step: Step
     evaluate: Callable[[TrainState, Batch], Sums]
     checkpoint: Callable[[TrainState], dict[str, Any]]
+    checksums: Checksums
 
 
 def make_programs(state: TrainState, *, setup: TrainSetup, mesh: Mesh, num_microbatches: int = 1) -> Programs:
@@ -55,6 +57,7 @@ def _make_programs(
         ),
         # As if no sequence were shared: over one axis each array is cut once, and moves as little as it can.
         checkpoint=_checkpoint(state, with_context(mesh, 1)),
+        checksums=checksum_program(state, setup=setup, mesh=mesh),
     )
 
 

@@ -10,10 +10,10 @@ import pathlib
 from collections.abc import Iterator, Mapping
 
 from zaya_jax.checkpoint import SavedStep, all_steps, newest_step
-from zaya_jax.data.loader import training_batches
 from zaya_jax.data.reading import readings
 from zaya_jax.parallel import hosts
 from zaya_jax.parallel.mesh import place_rows
+from zaya_jax.train.batches import batches_of
 from zaya_jax.train.changes import read_changes
 from zaya_jax.train.metrics import METRICS_FILE, read_metrics
 from zaya_jax.train.opening import OpenRun
@@ -126,16 +126,8 @@ def _repeat(run: OpenRun, planned: Replay, programs: RunPrograms) -> Iterator[tu
     state = restored_state(run, planned.start)
     for step_range, reading in readings(run.config, run.num_tokens, first_step=planned.start.step):
         mesh = run.mesh_of(step_range.phase.config)
-        batches = training_batches(
-            reading,
-            run.corpora,
-            batch_size=step_range.batch_size,
-            num_steps=min(step_range.num_steps, planned.end - step_range.first_step),
-            share=run.share_of(step_range.phase.config, step_range.batch_size),
-            num_threads=step_range.phase.config.execution.read_threads,
-            references=run.training_references,
-        )
-        for step, batch in enumerate(run.extensions.of_batches(batches), start=step_range.first_step + 1):
+        batches = batches_of(run, step_range, reading, num_steps=planned.end - step_range.first_step)
+        for step, batch in enumerate(batches, start=step_range.first_step + 1):
             # Evaluations and checkpoints are left out: neither moves a state.
             state, metrics = programs.of(step_range).step(state, place_rows(batch, mesh))
             if step in planned.losses:

@@ -49,7 +49,7 @@ class Streak:
         )
 
 
-class SkipWatch:
+class SkipCounter:
     """Finds so many skipped steps in a row that a run must end, also between two looks.
 
     Counted from where the process begins: no checkpoint holds the streak that it lies in.
@@ -61,23 +61,24 @@ class SkipWatch:
 
     def __init__(self, limit: int, skipped_steps: int):
         self._limit, self._skipped, self._in_a_row = limit, skipped_steps, 0
-        self._steps: list[tuple[int, Metrics]] = []
 
-    def add(self, step: int, metrics: Metrics) -> None:
-        """Takes the metrics of a step, as they lie on their devices."""
-        self._steps.append((step, metrics))
+    def add(
+        self, step: int, metrics: Metrics, skipped_steps: int, *, is_ordered: bool = False
+    ) -> Streak | None:
+        """Takes the next step; the streak of the limit's length that it completes, if it does.
 
-    def look(self) -> Streak | None:
-        """Waits for the steps since the last look: the first streak of the limit's length, or None."""
-        steps, self._steps = self._steps, []
-        # One transfer, of one number a step.
-        counts = jax.device_get([metrics.skipped_steps for _, metrics in steps])
-        for (step, metrics), count in zip(steps, counts, strict=True):
-            self._in_a_row = self._in_a_row + 1 if count > self._skipped else 0
-            self._skipped = count
-            # Also if later steps were not skipped: whether a run ends must not depend on when it looks.
-            if self._in_a_row == self._limit:
-                return Streak(step - self._limit + 1, step, _not_finite(metrics))
+        Args:
+          step: its number.
+          metrics: of it, as they lie on their devices.
+          skipped_steps: of the run, this one included.
+          is_ordered: whether the run passes it over, which says nothing of what it learns.
+        """
+        was_skipped, self._skipped = skipped_steps > self._skipped, skipped_steps
+        if is_ordered:
+            return None
+        self._in_a_row = self._in_a_row + 1 if was_skipped else 0
+        if self._in_a_row == self._limit:
+            return Streak(step - self._limit + 1, step, _not_finite(metrics))
         return None
 
 

@@ -118,7 +118,7 @@ def evaluate_step(state: TrainState, batch: Batch, *, setup: TrainSetup, mesh: M
     """Sums of a batch that nothing learns from."""
 
     def local(state: TrainState, rows: Batch) -> Sums:
-        params = _gather_weights(state, setup)
+        params = gather_weights(state, setup)
         _, sums = _forward(setup, params, {}, state.router_bias_LX, jnp.ones(()), rows)
         return all_reduce(sums)
 
@@ -132,7 +132,7 @@ def reference_step(
     """Log-probabilities of the sides of a batch of pairs, and the pairs of each row, all on all devices."""
 
     def local(state: TrainState, rows: Batch) -> tuple[jax.Array, jax.Array]:
-        params = _gather_weights(state, setup)
+        params = gather_weights(state, setup)
         rows, hidden, (table_VD, bias_V) = _hidden(setup, params, {}, state.router_bias_LX, rows)
         execution = setup.model.execution
         # Small, so that each host may have all of it without a word to the others.
@@ -150,7 +150,7 @@ def _local_step(
     # Known before the forward pass: each device's objective is then its share of the global mean, and
     # plain sums of gradients are right. A mean of devices' means would count a target more among few.
     num_targets = jnp.maximum(all_reduce(_count_targets(setup, batch)), 1)
-    params = _gather_weights(state, setup)
+    params = gather_weights(state, setup)
     gradients, sums = _accumulate(setup, params, state.router_bias_LX, num_targets, batch, num_microbatches)
     sums = all_reduce(sums)
     # Before the norm: that of a device's own rows says nothing of the sum's.
@@ -233,7 +233,7 @@ def _no_update_norms(setup: TrainSetup) -> dict[str, jax.Array]:
     return {name: jnp.zeros(()) for name in GROUPS} if setup.update_norms else {}
 
 
-def _gather_weights(state: TrainState, setup: TrainSetup) -> dict:
+def gather_weights(state: TrainState, setup: TrainSetup) -> dict:
     """All weights, from all devices: those in products in their type, scales and biases in float32."""
     dtype, weights = setup.model.execution.dtype, dict(setup.partition.weights)
     # A scale near 1 in bfloat16 has steps of 1/128: updates smaller than that would show in no loss.

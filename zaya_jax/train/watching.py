@@ -8,13 +8,15 @@ import dataclasses
 import os
 import time
 from collections.abc import Iterator
+from typing import Any
 
 from zaya_jax.aegis.faults import VARIABLE, Faults, parse_faults
 from zaya_jax.aegis.heartbeats import Heartbeats
-from zaya_jax.aegis.journal import AT, BEGAN, FAILED, FINISHED, STOPPED, write_event
+from zaya_jax.aegis.journal import AT, BEGAN, DIVERGED, FAILED, FINISHED, STOPPED, WENT_BACK, write_event
 from zaya_jax.aegis.watchdog import Watchdog
 from zaya_jax.config import Config
 from zaya_jax.parallel import hosts
+from zaya_jax.parallel.failures import Diverged
 from zaya_jax.train.stopping import Stopped
 
 EVENT_SECONDS = 10.0
@@ -46,12 +48,23 @@ class Watch:
         if self._spoke is not None and time.monotonic() - self._spoke >= EVENT_SECONDS:
             self._tell(AT, step)
 
-    def ended(self, kind: str, **values: str) -> None:
+    def note(self, kind: str, step: int, **values: Any) -> None:
+        """Something was seen at a step, and the run goes on."""
+        if hosts.is_first():
+            write_event(self.run_folder, kind, step=step, **values)
+
+    def went_back(self, **values: Any) -> None:
+        """This life of the run ends, and the next one begins in the same process."""
+        self.ended(WENT_BACK, **values)
+        self.heartbeats.begin_anew()
+        self._spoke = None
+
+    def ended(self, kind: str, **values: Any) -> None:
         """The process leaves its run."""
         if self._spoke is not None:  # what ends before its first step is no part of a run's life
             self._tell(kind, self.heartbeats.beat.made, **values)
 
-    def _tell(self, kind: str, step: int, **values: str | int) -> None:
+    def _tell(self, kind: str, step: int, **values: Any) -> None:
         self._spoke = time.monotonic()
         # Its time is that of all: where one waits, the others wait for it.
         if hosts.is_first():
@@ -75,6 +88,9 @@ def watched(config: Config) -> Iterator[Watch]:
             yield watch
         except (Stopped, SystemExit, KeyboardInterrupt):
             watch.ended(STOPPED)
+            raise
+        except Diverged as error:
+            watch.ended(DIVERGED, reason=str(error), hosts=list(error.hosts))
             raise
         except BaseException as error:
             watch.ended(FAILED, reason=f"{type(error).__name__}: {error}"[:500])
