@@ -39,6 +39,7 @@ ROOMS = [
     "bench",
     "train_command",
     "launch_command",
+    "supervise_command",
     "checkpoint_command",
     "doctor_command",
     "cli",

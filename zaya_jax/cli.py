@@ -26,6 +26,7 @@ VERBS = {
     "convert": ("zaya_jax.convert.command", "weights to and from PyTorch"),
     "ckpt": ("zaya_jax.checkpoint_command", "list, verify, compare, prune and rewrite a run's checkpoints"),
     "aegis": ("zaya_jax.aegis.command", "what befell a run, where it is, and its goodput"),
+    "supervise": ("zaya_jax.supervise_command", "a run that is begun anew, elsewhere or later, to its end"),
     "launch": ("zaya_jax.launch_command", "a verb in several processes of this machine"),
     "plan": ("zaya_jax.plan.command", "size a run: memory, time and communication on a cluster"),
     "doctor": ("zaya_jax.doctor_command", "what this machine can be used for, and what it lacks"),
@@ -137,7 +138,7 @@ def _forget_output() -> None:
 
 
 def _usage() -> str:
-    verbs = "\n".join(f"  {verb:<10}{summary}" for verb, (_, summary) in VERBS.items())
+    verbs = "\n".join(f"  {verb:<11}{summary}" for verb, (_, summary) in VERBS.items())
     return (
         "usage: zaya VERB [options]\n\n"
         f"{verbs}\n\n"

@@ -69,6 +69,16 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.exit(stopped.exit_code)
 
 
+def config_of(words: Sequence[str]) -> Config:
+    """The config of the run that `zaya train` would make with these words behind it.
+
+    Raises:
+      ValueError: for a config that cannot be.
+    """
+    options, overrides = _parser().parse_with_fields(words)
+    return load_config(options.config, overrides)
+
+
 def _parser() -> Parser:
     parser = Parser(
         "train",

@@ -45,7 +45,6 @@ def cluster(tmp_path):
     """A SLURM of four nodes, of which each command writes down how it was called."""
     tools = tmp_path / "bin"
     tools.mkdir()
-    (tmp_path / "codes").write_text("")
     scripts = {
         "scontrol": '[[ $1 == show ]] && printf "n%d\\n" 1 2 3 4 || echo "scontrol $*" >>$LOG',
         # The first node goes down with the first attempt.
@@ -56,10 +55,11 @@ def cluster(tmp_path):
             'trap "echo told >>$LOG; exit 75" TERM\n'
             "code=$(head -n 1 $CODES); sed -i 1d $CODES\n"
             "if [[ $code == wait ]]; then for i in $(seq 200); do sleep 0.05; done; fi\n"
+            'if [[ $code == ecc ]]; then echo "n2: 3 uncorrectable errors detected" >&2; code=1; fi\n'
             "exit $code"
         ),
         "scancel": 'echo "scancel $*" >>$LOG; kill -TERM $(cat $LOG.pid)',
-        "sleep": '[[ $1 == 5 ]] || exec /bin/sleep "$@"',
+        "zaya": f'exec {sys.executable} -m zaya_jax.cli "$@"',
     }
     for name, text in scripts.items():
         (tools / name).write_text(f"#!/usr/bin/env bash\n{text}\n")
@@ -67,11 +67,12 @@ def cluster(tmp_path):
     return tmp_path
 
 
-def begin(cluster, codes, *words):
+def begin(cluster, codes, *words, nodes=3):
     (cluster / "codes").write_text("".join(f"{code}\n" for code in codes))
     (cluster / "log").write_text("")
+    (cluster / "run").mkdir()
     return subprocess.Popen(
-        [str(CLUSTER / "slurm.sh"), *words],
+        [str(CLUSTER / "slurm.sh"), f"--config.run_folder={cluster / 'run'}", *words],
         env=os.environ
         | {"PATH": f"{cluster / 'bin'}:{os.environ['PATH']}", "LOG": str(cluster / "log")}
         | {
@@ -80,7 +81,7 @@ def begin(cluster, codes, *words):
             "SLURM_JOB_ID": "7",
             "SLURM_NTASKS_PER_NODE": "8",
         }
-        | {"ZAYA_CLUSTER": str(CLUSTER), "ZAYA_NODES": "3", "ZAYA_RESTARTS": "2"},
+        | {"ZAYA_CLUSTER": str(CLUSTER), "ZAYA_NODES": str(nodes)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -92,17 +93,30 @@ def calls(cluster):
 
 
 def test_a_node_that_is_down_is_left_out_of_the_next_attempt(cluster):
-    script = begin(cluster, [124, 0], "--config=a.py", "--config.run_folder=with space")
+    script = begin(cluster, [124, 0], "--config.data.source=with space")
     said, _ = script.communicate(timeout=60)
     assert script.returncode == 0, said
     first, second = calls(cluster)
     assert (
-        "--nodes=3 --ntasks-per-node=8 --nodelist=n1,n2,n3 --ntasks=24 --overlap --kill-on-bad-exit=1"
+        "srun --nodes=3 --ntasks=24 --ntasks-per-node=8 --nodelist=n1,n2,n3 --overlap --kill-on-bad-exit=1"
         in first
     )
     assert "--nodelist=n2,n3,n4" in second
-    assert second.endswith("zaya train --config=a.py --config.run_folder=with space")
-    assert "n1 is down*: left out" in said
+    assert second.endswith(f"train --config.run_folder={cluster / 'run'} --config.data.source=with space")
+    assert "restart: the run ended with code 124: it stood still" in said
+
+
+def test_a_node_whose_memory_fails_is_drained_and_not_used_again(cluster):
+    """Nor by the job that goes on with the run later."""
+    script = begin(cluster, ["ecc", 0], nodes=2)
+    said, _ = script.communicate(timeout=60)
+    assert script.returncode == 0, said
+    first, drained, second = calls(cluster)
+    assert "--nodelist=n1,n2 " in first
+    assert drained == "scontrol update nodename=n2 state=drain reason=zaya: without n2"
+    assert "--nodelist=n3,n4 " in second  # the first one is down
+    assert (cluster / "run/left_out.txt").read_text() == "n2\n"
+    assert "n2: ecc_uncorrectable: n2: 3 uncorrectable errors detected" in said
 
 
 @pytest.mark.parametrize("code", [2, 65])
@@ -111,13 +125,6 @@ def test_what_only_a_human_mends_is_not_begun_anew(cluster, code):
     script.communicate(timeout=60)
     assert script.returncode == code
     assert len(calls(cluster)) == 1
-
-
-def test_a_run_that_keeps_failing_ends(cluster):
-    script = begin(cluster, [1, 1, 1, 1])
-    script.communicate(timeout=60)
-    assert script.returncode == 1
-    assert len(calls(cluster)) == 3
 
 
 def test_whoever_is_asked_to_stop_saves_and_is_begun_anew_later(cluster):

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from zaya_jax.aegis.goodput import BUCKETS, MEANINGS, Goodput, find_attempts, measure
-from zaya_jax.aegis.journal import AT, BEGAN, ENDS, FINISHED, read_events
+from zaya_jax.aegis.journal import AT, BEGAN, DECIDED, ENDS, FINISHED, read_events
 from zaya_jax.aegis.reading_logs import STANDARD_INPUT, classes_table, find_classes, read_lines, values_of
 from zaya_jax.aegis.rules import RULES_FILE, load_rules
 from zaya_jax.options import Parser
@@ -96,7 +96,8 @@ def describe_status(events: Sequence[Mapping[str, Any]], *, now: float) -> str:
       events: of the run, at least one.
       now: Unix time.
     """
-    last, lives = events[-1], len(find_attempts(events))
+    last = next((e for e in reversed(events) if e["event"] in (BEGAN, AT, *ENDS)), events[-1])
+    lives = len(find_attempts(events))
     ago = f"{now - last['time']:,.0f} s ago"
     where = f"step {last.get('step', 0):,}, begun {lives} times" if lives != 1 else f"step {last['step']:,}"
     if last["event"] == FINISHED:
@@ -126,6 +127,8 @@ def _events_table(events: Sequence[Mapping[str, Any]]) -> Table:
 def _what(event: Mapping[str, Any]) -> str:
     if event["event"] == BEGAN:
         return f"{event['processes']} processes, {event['devices']} devices"
+    if event["event"] == DECIDED:
+        return f"{event.get('action')}: {event.get('reason')}"
     return "; ".join(str(event[name]) for name in ("reason", "late") if name in event)
 
 

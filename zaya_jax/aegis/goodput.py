@@ -31,7 +31,7 @@ MEANINGS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Attempt:
+class Life:
     """A life of a run's processes, from their begin to their end.
 
     Attributes:
@@ -80,7 +80,7 @@ class Goodput:
         return self.seconds[PRODUCTIVE] / self.total if self.total else 0.0
 
 
-def find_attempts(events: Sequence[Mapping[str, Any]]) -> list[Attempt]:
+def find_attempts(events: Sequence[Mapping[str, Any]]) -> list[Life]:
     """The lives of a run's processes, in their order."""
     lives: list[list[Mapping[str, Any]]] = []
     for event in events:
@@ -92,9 +92,9 @@ def find_attempts(events: Sequence[Mapping[str, Any]]) -> list[Attempt]:
     return [_attempt(life) for life in lives]
 
 
-def _attempt(life: Sequence[Mapping[str, Any]]) -> Attempt:
+def _attempt(life: Sequence[Mapping[str, Any]]) -> Life:
     first, last = life[0], life[-1]
-    return Attempt(
+    return Life(
         began=first["time"] - sum(first["seconds"].values()),
         ended=last["time"],
         first_step=first["step"],
@@ -128,7 +128,13 @@ def measure(events: Sequence[Mapping[str, Any]]) -> Goodput:
     return Goodput(seconds, len(attempts), steps, lost_steps)
 
 
-def _of_attempt(attempt: Attempt, lost_steps: int) -> dict[str, float]:
+def redo_seconds(life: Life, newest_step: int) -> float:
+    """What is lost of a life that has ended: its steps behind the newest checkpoint, and how long it hung."""
+    lost = _of_attempt(life, max(life.last_step - max(newest_step, life.first_step), 0))
+    return lost[LOST] + lost[HANG]
+
+
+def _of_attempt(attempt: Life, lost_steps: int) -> dict[str, float]:
     sections = {name: value - attempt.hang.get(name, 0.0) for name, value in attempt.seconds.items()}
     making = sections.pop(STEP, 0.0) + sections.pop(DISPATCH, 0.0)
     made = attempt.last_step - attempt.first_step

@@ -8,6 +8,7 @@ import json
 import os
 import pathlib
 import time
+from collections.abc import Mapping
 from typing import Any
 
 EVENTS_FILE = "events.jsonl"
@@ -23,15 +24,24 @@ FINISHED, STOPPED, STALLED, FAILED, DIVERGED, WENT_BACK = (
 )
 ENDS = FINISHED, STOPPED, STALLED, FAILED, DIVERGED, WENT_BACK
 """The ways in which a life of its processes ends; behind the last one a new life begins in the same ones."""
-SPIKED, STARVED, DAMAGED = "spiked", "starved", "damaged"
-"""What is seen on the way: a loss that jumped up, experts without tokens, a checkpoint that is damaged."""
+SPIKED, STARVED, DAMAGED, DECIDED = "spiked", "starved", "damaged", "decided"
+"""What is seen on the way: a loss that jumped up, experts without tokens, a checkpoint that is damaged; and
+what a supervisor decided."""
 
 
 def write_event(run_folder: str | pathlib.Path, kind: str, **values: Any) -> None:
     """Appends an event. A disk that takes none is no reason to end a run."""
-    line = json.dumps({"time": round(time.time(), 3), "event": kind} | values) + "\n"
+    event = {"time": round(time.time(), 3), "event": kind} | values
+    append_line(pathlib.Path(run_folder) / EVENTS_FILE, event, make_folder=False)
+
+
+def append_line(path: pathlib.Path, values: Mapping[str, Any], *, make_folder: bool = True) -> None:
+    """Appends a line of JSON in one piece, as far as the disk takes it."""
+    line = json.dumps(values) + "\n"
     with contextlib.suppress(OSError):
-        file = os.open(pathlib.Path(run_folder) / EVENTS_FILE, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+        if make_folder:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
         try:
             os.write(file, (b"\n" if _ends_within_a_line(file) else b"") + line.encode())
         finally:
@@ -53,12 +63,34 @@ def read_events(run_folder: str | pathlib.Path) -> list[dict[str, Any]]:
     path = pathlib.Path(run_folder) / EVENTS_FILE
     if not path.is_file():
         raise ValueError(f"{run_folder} has no {EVENTS_FILE}; it must be the folder of a run that was begun")
-    found = []
-    for line in path.read_bytes().splitlines():
-        with contextlib.suppress(ValueError):
-            event = json.loads(line)
-            if isinstance(event, dict) and isinstance(event.get("time"), int | float) and "event" in event:
-                found.append(event)
+    found = events_of(run_folder)
     if not found:
         raise ValueError(f"{path} holds no event; it must be what a run has written")
+    return found
+
+
+def events_of(run_folder: str | pathlib.Path, *, since: float = 0.0) -> list[dict[str, Any]]:
+    """The events of a run from a time on; none of one that has not begun.
+
+    Args:
+      run_folder: of the run.
+      since: Unix time.
+    """
+    events = read_lines_of(pathlib.Path(run_folder) / EVENTS_FILE)
+    return [e for e in events if "event" in e and _is_time(e.get("time")) and e["time"] >= since]
+
+
+def _is_time(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def read_lines_of(path: pathlib.Path) -> list[dict[str, Any]]:
+    """The lines of a file that are objects of JSON; none of one that is not there."""
+    found = []
+    with contextlib.suppress(FileNotFoundError):
+        for line in path.read_bytes().splitlines():
+            with contextlib.suppress(ValueError, RecursionError):
+                values = json.loads(line)
+                if isinstance(values, dict):
+                    found.append(values)
     return found

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any, BinaryIO
 
@@ -40,6 +40,10 @@ class Launch:
     grace_seconds: float = GRACE_SECONDS
 
 
+Line = Callable[[int, str], None]
+"""Takes the number of a process, and a line of its standard error."""
+
+
 def launch(given: Launch, *, restarts: int = 0, final: Sequence[int] = (0,)) -> int:
     """Runs all processes to their end; if one fails, the others are ended too.
 
@@ -52,27 +56,50 @@ def launch(given: Launch, *, restarts: int = 0, final: Sequence[int] = (0,)) -> 
       0, or the exit code of the first that failed, as a shell has it: 128 and the signal that ended it.
     """
     for left in range(restarts, -1, -1):
-        code = _run(given)
+        children = Children()
+        with _forwarding(children):
+            code = children.run(given)
         if code in final or not left:
             return code
         print(f"launch: exit code {code}; beginning anew, {left - 1} times more at most", file=sys.stderr)
     raise AssertionError("the last round returns")
 
 
-def _run(given: Launch) -> int:
-    coordinator = f"{_LOOPBACK}:{_free_port()}"
-    children: list[subprocess.Popen[bytes]] = []
-    with _forwarding(children) as asked:
+class Children:
+    """The processes of a run on this machine, which a signal reaches while they run, and while they start."""
+
+    def __init__(self):
+        self._running: list[subprocess.Popen[bytes]] = []
+        self._asked: int | None = None
+
+    def run(self, given: Launch, *, on_line: Line | None = None) -> int:
+        """Runs all to their end; if one fails, the others are ended too.
+
+        Args:
+          given: what is to run.
+          on_line: is told what they say on their standard error.
+
+        Returns:
+          As `launch`.
+        """
+        coordinator = f"{_LOOPBACK}:{_free_port()}"
+        self._running, self._asked = [], None
         for number in range(given.num_processes):
-            children.append(_start(given, number, coordinator))
-        for number in asked[:1]:  # while they were being started: some have not heard it
-            _send(children, number)
-        return _watch(given, children)
+            self._running.append(_start(given, number, coordinator, is_heard=on_line is not None))
+        if self._asked is not None:  # while they were being started: some have not heard it
+            self.send(self._asked)
+        return _watch(given, self._running, on_line)
+
+    def send(self, number: int) -> None:
+        """Passes a signal on to all."""
+        self._asked = number
+        for child in self._running:
+            child.send_signal(number)  # Popen leaves out those that have ended
 
 
-def _watch(given: Launch, children: Sequence[subprocess.Popen[bytes]]) -> int:
+def _watch(given: Launch, children: Sequence[subprocess.Popen[bytes]], on_line: Line | None) -> int:
     threads = [
-        threading.Thread(target=_relay, args=(number, child.stderr), daemon=True)
+        threading.Thread(target=_relay, args=(number, child.stderr, on_line), daemon=True)
         for number, child in enumerate(children)
         if child.stderr is not None
     ]
@@ -84,7 +111,7 @@ def _watch(given: Launch, children: Sequence[subprocess.Popen[bytes]]) -> int:
     return code
 
 
-def _start(given: Launch, number: int, coordinator: str) -> subprocess.Popen[bytes]:
+def _start(given: Launch, number: int, coordinator: str, *, is_heard: bool) -> subprocess.Popen[bytes]:
     environment = os.environ | {
         COORDINATOR: coordinator,
         NUM_PROCESSES: str(given.num_processes),
@@ -99,7 +126,7 @@ def _start(given: Launch, number: int, coordinator: str) -> subprocess.Popen[byt
         env=environment,
         # The first one speaks for all; of the others only what they complain of is heard.
         stdout=None if number == 0 else subprocess.DEVNULL,
-        stderr=None if number == 0 else subprocess.PIPE,
+        stderr=subprocess.PIPE if number or is_heard else None,
         # Ctrl-C in a terminal goes to all of its group: through us alone each process hears it once.
         process_group=0,
     )
@@ -111,33 +138,29 @@ def _free_port() -> int:
         return probe.getsockname()[1]
 
 
-def _relay(number: int, stream: BinaryIO | Any) -> None:
+def _relay(number: int, stream: BinaryIO | Any, on_line: Line | None) -> None:
     with stream:
         for line in stream:
-            sys.stderr.write(f"[{number}] {line.decode(errors='replace')}")
+            text = line.decode(errors="replace")
+            sys.stderr.write(f"[{number}] {text}" if number else text)
+            if on_line is not None:
+                on_line(number, text)
 
 
 @contextlib.contextmanager
-def _forwarding(children: Sequence[subprocess.Popen[bytes]]) -> Iterator[list[int]]:
-    """Passes on to all processes what this one is asked, and lists it: they know how to stop together."""
-    asked: list[int] = []
+def _forwarding(children: Children) -> Iterator[None]:
+    """Passes on to all processes what this one is asked: they know how to stop together."""
 
     def forward(number: int, frame: FrameType | None) -> None:
         del frame
-        asked.append(number)
-        _send(children, number)
+        children.send(number)
 
     before = {number: signal.signal(number, forward) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        yield asked
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _send(children: Sequence[subprocess.Popen[bytes]], number: int) -> None:
-    for child in children:
-        child.send_signal(number)  # Popen leaves out those that have ended
 
 
 def _wait(children: Sequence[subprocess.Popen[bytes]], grace_seconds: float) -> int:

@@ -30,5 +30,6 @@ def batches_of(
         num_threads=config.execution.read_threads,
         references=run.training_references,
     )
-    # Last, and here for whoever repeats steps too: whatever one's own program makes of a batch, one that is passed over teaches nothing.
+    # Here, for whoever repeats steps too; and last: whatever one's own program makes of a batch, one that is
+    # passed over teaches nothing.
     return run.passed_over.out_of(run.extensions.of_batches(batches), first_step=first_step)

@@ -68,7 +68,7 @@ def answer_spike(run: OpenRun, spike: Spike, progress: ProgressLine, watch: Watc
 def _find_way(run: OpenRun, spike: Spike) -> tuple[bool, int | None]:
     """Whether there is a way back, and the step of the checkpoint that it leads to."""
     folder = run.config.run_folder
-    # Before its first checkpoint a run loses little. Later, with none left, it would lose all that it learned.
+    # Before its first checkpoint a run loses little; later, with none left, it would lose all it has learned.
     if not all_steps(folder):
         return True, None
     # To before the step whose update made the first loss what it was.

@@ -1,0 +1,173 @@
+"""Where the processes of a run are begun, and what can be done about the nodes there."""
+
+import os
+import signal
+import socket
+import subprocess
+import threading
+from collections.abc import Callable, Sequence
+from typing import Protocol, runtime_checkable
+
+from zaya_jax.parallel.launch import Children, Launch
+
+Line = Callable[[str, str], None]
+"""Takes the host of a process, and a line that it complained with."""
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """What begins the processes of a run."""
+
+    def nodes(self) -> list[str]:
+        """The nodes that the run could have now: those that answer, spare ones last."""
+        ...
+
+    def run(self, nodes: Sequence[str], on_line: Line) -> int:
+        """Runs all processes to their end; the exit code of the first that failed."""
+        ...
+
+    def tell(self, number: int) -> None:
+        """Gives all processes a signal; nothing where none runs."""
+        ...
+
+    def drain(self, node: str, reason: str) -> str | None:
+        """Has nobody use a node of this job again; why that could not be done, if it could not."""
+        ...
+
+    def requeue(self) -> None:
+        """Has the whole job begin anew, in another allocation, where that is possible."""
+        ...
+
+
+class LocalEngine:
+    """Processes of this machine.
+
+    Args:
+      given: what is to run.
+    """
+
+    def __init__(self, given: Launch):
+        self._given, self._children = given, Children()
+
+    def nodes(self) -> list[str]:
+        """This machine."""
+        return [socket.gethostname()]
+
+    def run(self, nodes: Sequence[str], on_line: Line) -> int:
+        """Runs all processes to their end."""
+        return self._children.run(self._given, on_line=lambda _, line: on_line(nodes[0], line))
+
+    def tell(self, number: int) -> None:
+        """Gives all processes a signal."""
+        self._children.send(number)
+
+    def drain(self, node: str, reason: str) -> str | None:
+        """There is no other machine to go on with."""
+        del node, reason
+        return "this machine is the only one"
+
+    def requeue(self) -> None:
+        """Nobody would begin it anew."""
+
+
+class SlurmEngine:
+    """Tasks of a SLURM job, from within its batch script.
+
+    Args:
+      command: of each task.
+    """
+
+    def __init__(self, command: Sequence[str]):
+        self._command = list(command)
+        self._job, self._allocation = os.environ["SLURM_JOB_ID"], os.environ["SLURM_JOB_NODELIST"]
+        # As `8(x17)` of SLURM_TASKS_PER_NODE says it, where no number was asked for a node.
+        tasks = os.environ.get("SLURM_NTASKS_PER_NODE") or os.environ.get("SLURM_TASKS_PER_NODE", "1")
+        self._tasks = int(tasks.split("(")[0])
+        self._is_running = threading.Event()
+
+    def nodes(self) -> list[str]:
+        """Nodes of this allocation that answer, in its order."""
+        named = _said(["scontrol", "show", "hostnames", self._allocation]).split()
+        return [node for node in named if not self._is_gone(node)]
+
+    def _is_gone(self, node: str) -> bool:
+        states = _said(["sinfo", "--noheader", f"--nodes={node}", "--format=%t"]).split()
+        # A star: it does not answer.
+        return not states or any(
+            word in states[0] for word in ("down", "drain", "drng", "fail", "*", "maint", "reboot", "unk")
+        )
+
+    def run(self, nodes: Sequence[str], on_line: Line) -> int:
+        """Runs a step of the job."""
+        step = subprocess.Popen(
+            [
+                "srun",
+                f"--nodes={len(nodes)}",
+                f"--ntasks={self._tasks * len(nodes)}",
+                f"--ntasks-per-node={self._tasks}",
+                f"--nodelist={','.join(nodes)}",
+                # Where a node of the step before has died, it holds its GPUs still: they are shared with it.
+                "--overlap",
+                # All tasks end when one does: without it the others would wait in a collective.
+                "--kill-on-bad-exit=1",
+                "--wait=30",
+                *self._command,
+            ],
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="backslashreplace",
+            # SLURM's own word and Ctrl-C reach it through us alone.
+            process_group=0,
+        )
+        self._is_running.set()
+        try:
+            assert step.stderr is not None
+            for line in step.stderr:
+                on_line(_host_of(line, nodes), line)
+            return _exit_code(step.wait())
+        finally:
+            self._is_running.clear()
+
+    def tell(self, number: int) -> None:
+        """Gives all tasks a signal.
+
+        Not by a signal to srun, which would give them KillWait's seconds, too few to save a large state.
+        """
+        if self._is_running.is_set():
+            subprocess.run(["scancel", f"--signal={signal.Signals(number).name[3:]}", self._job], check=False)
+
+    def drain(self, node: str, reason: str) -> str | None:
+        """Asks SLURM to give the node to nobody: for which one must be its operator."""
+        named = _said(["scontrol", "show", "hostnames", self._allocation]).split()
+        if node not in named:
+            return f"{node} is no node of this job"
+        done = subprocess.run(
+            ["scontrol", "update", f"nodename={node}", "state=drain", f"reason=zaya: {reason[:200]}"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return (
+            None
+            if done.returncode == 0
+            else (done.stderr.strip() or f"scontrol ended with {done.returncode}")
+        )
+
+    def requeue(self) -> None:
+        """Puts the job back into the queue, behind which this process is ended."""
+        subprocess.run(["scontrol", "requeue", self._job], check=False)
+
+
+def _said(command: Sequence[str]) -> str:
+    """What a command of SLURM's says; nothing where it fails, as it does while slurmctld changes servers."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    return done.stdout if done.returncode == 0 else ""
+
+
+def _host_of(line: str, nodes: Sequence[str]) -> str:
+    """Whom a line names, as SLURM's own do; else the first node, whose process speaks for all."""
+    return next((node for node in nodes if f"{node}:" in line.split(" ", 4)[:4]), nodes[0])
+
+
+def _exit_code(code: int) -> int:
+    return 128 - code if code < 0 else code
