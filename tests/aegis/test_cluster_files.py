@@ -148,7 +148,7 @@ def test_a_jobset_agrees_with_itself():
     spec = job["template"]["spec"]
     assert spec["completionMode"] == "Indexed"
     (container,) = spec["template"]["spec"]["containers"]
-    environment = {each["name"]: each["value"] for each in container["env"]}
+    environment = {each["name"]: each["value"] for each in container["env"] if "value" in each}
     assert int(environment["JAX_NUM_PROCESSES"]) == spec["parallelism"] == spec["completions"]
     # Pods are called JOBSET-JOB-REPLICA-INDEX, and found below the JobSet's name.
     name = jobset["metadata"]["name"]

@@ -2,13 +2,13 @@
 
 import os
 import signal
-import socket
 import subprocess
 import threading
 from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
 from zaya_jax.parallel.launch import Children, Launch
+from zaya_jax.parallel.process_group import host_name
 
 Line = Callable[[str, str], None]
 """Takes the host of a process, and a line that it complained with."""
@@ -51,7 +51,7 @@ class LocalEngine:
 
     def nodes(self) -> list[str]:
         """This machine."""
-        return [socket.gethostname()]
+        return [host_name(os.environ)]
 
     def run(self, nodes: Sequence[str], on_line: Line) -> int:
         """Runs all processes to their end."""

@@ -12,7 +12,6 @@ import dataclasses
 import json
 import os
 import re
-import socket
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -21,7 +20,7 @@ import jax
 from jax._src import distributed  # the public module starts the service, and says nothing through it
 
 from zaya_jax.parallel.failures import Late, Lost, Shared
-from zaya_jax.parallel.process_group import ProcessGroup
+from zaya_jax.parallel.process_group import ProcessGroup, host_name
 
 LIMIT_SECONDS = 300.0
 """Of a wait for other processes, if nothing else is said."""
@@ -136,7 +135,7 @@ def start(group: ProcessGroup, *, limit_seconds: float = LIMIT_SECONDS) -> None:
             f"process {group.process} of {group.num_processes} has waited {limit_seconds:.0f} s for the "
             f"others at {group.coordinator}"
         ) from error
-    _words.hosts = tuple(gather("hosts", socket.gethostname()))
+    _words.hosts = tuple(gather("hosts", host_name(os.environ)))
 
 
 def _bind_address(coordinator: str) -> str:
@@ -162,7 +161,7 @@ def is_first() -> bool:
 
 def names() -> tuple[str, ...]:
     """The hosts of all processes, in the order of their numbers."""
-    return _words.hosts or (socket.gethostname(),)
+    return _words.hosts or (host_name(os.environ),)
 
 
 def describe(number: int) -> str:

@@ -5,6 +5,7 @@ Reads the environment and nothing else, so that a process knows it before jax wa
 
 import dataclasses
 import re
+import socket
 from collections.abc import Mapping
 
 COORDINATOR = "JAX_COORDINATOR_ADDRESS"
@@ -101,6 +102,11 @@ def first_host(nodes: str) -> str:
     if match is None:
         raise ValueError(f'SLURM_STEP_NODELIST is "{nodes}"; it must name a node')
     return match[1] + (match[2] or "")
+
+
+def host_name(environment: Mapping[str, str]) -> str:
+    """What the scheduler calls this host, where one says so: by that name it can be drained."""
+    return environment.get("SLURMD_NODENAME") or environment.get("NODE_NAME") or socket.gethostname()
 
 
 def _number(environment: Mapping[str, str], name: str) -> int | None:
