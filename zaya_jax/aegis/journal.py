@@ -5,6 +5,7 @@ Other than metrics it is never taken back: steps that were lost, and runs that e
 
 import contextlib
 import json
+import math
 import os
 import pathlib
 import time
@@ -57,8 +58,13 @@ def read_events(run_folder: str | pathlib.Path) -> list[dict[str, Any]]:
     for line in path.read_bytes().splitlines():
         with contextlib.suppress(ValueError):
             event = json.loads(line)
-            if isinstance(event, dict) and isinstance(event.get("time"), int | float) and "event" in event:
+            if isinstance(event, dict) and is_finite(event.get("time")) and "event" in event:
                 found.append(event)
     if not found:
         raise ValueError(f"{path} holds no event; it must be what a run has written")
     return found
+
+
+def is_finite(value: Any) -> bool:
+    """Whether a value of JSON is a number that one can reckon with."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -73,13 +73,16 @@ class Watch:
 
 
 @contextlib.contextmanager
-def watched(config: Config) -> Iterator[Watch]:
+def watched(config: Config, heartbeats: Heartbeats) -> Iterator[Watch]:
     """Watches a run, and writes down how it ends.
+
+    Args:
+      config: of the run.
+      heartbeats: of this process.
 
     Raises:
       ValueError: if faults are ordered in words that say nothing.
     """
-    heartbeats = Heartbeats()
     # Read here and not in the config: a run that goes on without them is the same run.
     faults = Faults(parse_faults(os.environ.get(VARIABLE, "")), config.run_folder, hosts.process())
     watch = Watch(heartbeats, faults, config.run_folder)
