@@ -3,51 +3,19 @@
 import json
 
 import pytest
+from made_runs import FINAL, KILLED, STOOD_STILL, event
 
 from zaya_jax.aegis.command import describe_status, main
 from zaya_jax.aegis.goodput import BUCKETS, DATA_WAIT, DOWN, HANG, LOST, OTHER, PRODUCTIVE, measure
-from zaya_jax.aegis.heartbeats import COMPILE, DISPATCH, READ, RESTORE, SAVE, START, STEP
+from zaya_jax.aegis.heartbeats import COMPILE, RESTORE, SAVE, START, STEP
 from zaya_jax.aegis.journal import (
     AT,
     BEGAN,
     EVENTS_FILE,
     FAILED,
-    FINISHED,
-    STALLED,
     read_events,
     write_event,
 )
-
-
-def event(time, kind, step, **values):
-    return {"time": float(time), "event": kind, "step": step} | values
-
-
-KILLED = [
-    event(1010, BEGAN, 0, seconds={START: 10}, processes=4, devices=8),
-    event(1030, AT, 1, seconds={START: 10, COMPILE: 20}),
-    event(1130, AT, 101, seconds={START: 10, COMPILE: 20, STEP: 95, DISPATCH: 5}),
-]
-"""From 1000 to 1130; 101 steps in 100 seconds."""
-STOOD_STILL = [
-    event(1160, BEGAN, 50, seconds={START: 2, RESTORE: 3}, processes=4, devices=8),
-    event(
-        1260,
-        STALLED,
-        90,
-        seconds={START: 2, RESTORE: 3, COMPILE: 10, STEP: 84, READ: 6},
-        section=STEP,
-        still=44,
-        reason="process 0 stands",
-        late="late: process 3",
-    ),
-]
-"""From 1155 to 1260; 40 steps in 40 seconds."""
-FINAL = [
-    event(1300, BEGAN, 80, seconds={START: 5}, processes=4, devices=8),
-    event(1350, FINISHED, 100, seconds={START: 5, COMPILE: 10, STEP: 20, SAVE: 18}),
-]
-"""From 1295 to 1350, of which 2 are told by nobody."""
 
 
 def test_time_goes_into_buckets_and_none_is_lost():

@@ -12,6 +12,8 @@ import time
 from typing import Any
 
 EVENTS_FILE = "events.jsonl"
+METRICS_FILE = "metrics.jsonl"
+"""What a run tells of its steps, which `train/metrics.py` writes."""
 BEGAN, AT = "began", "at"
 """Kinds: a run begins or goes on; where it is now and then."""
 FINISHED, STOPPED, STALLED, FAILED, DIVERGED, WENT_BACK = (
@@ -54,15 +56,32 @@ def read_events(run_folder: str | pathlib.Path) -> list[dict[str, Any]]:
     path = pathlib.Path(run_folder) / EVENTS_FILE
     if not path.is_file():
         raise ValueError(f"{run_folder} has no {EVENTS_FILE}; it must be the folder of a run that was begun")
-    found = []
-    for line in path.read_bytes().splitlines():
-        with contextlib.suppress(ValueError):
-            event = json.loads(line)
-            if isinstance(event, dict) and is_finite(event.get("time")) and "event" in event:
-                found.append(event)
+    found = [event for line in path.read_bytes().splitlines() if (event := parse_event(line)) is not None]
     if not found:
         raise ValueError(f"{path} holds no event; it must be what a run has written")
     return found
+
+
+def parse_event(line: bytes) -> dict[str, Any] | None:
+    """The event that a line is; None if it is none, as one that a kill cut short."""
+    try:
+        event = json.loads(line)
+    except (ValueError, RecursionError):  # the second of a line of a hundred thousand brackets
+        return None
+    is_event = (
+        isinstance(event, dict) and is_finite(event.get("time")) and isinstance(event.get("event"), str)
+    )
+    return event if is_event else None
+
+
+def parse_row(line: bytes) -> dict[str, Any] | None:
+    """The row of metrics that a line is; None if it is none, as the last one that a kill cut short."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    is_row = isinstance(row, dict) and isinstance(row.get("step"), int) and isinstance(row.get("kind"), str)
+    return row if is_row else None
 
 
 def is_finite(value: Any) -> bool:

@@ -86,6 +86,7 @@ def watched(config: Config, heartbeats: Heartbeats) -> Iterator[Watch]:
     # Read here and not in the config: a run that goes on without them is the same run.
     faults = Faults(parse_faults(os.environ.get(VARIABLE, "")), config.run_folder, hosts.process())
     watch = Watch(heartbeats, faults, config.run_folder)
+    # Not while the run was opened: each wait of that has its own limit, and a corpus may take a day.
     with Watchdog(config.watch, config.run_folder, heartbeats):
         try:
             yield watch
