@@ -81,8 +81,9 @@ def test_nodes_are_left_out_as_long_as_enough_are_left():
     assert any("a line" in each for each in found.evidence)
     assert any("devices of n3" in each for each in found.evidence)
     found = decide([last], (*NODES, "n4"), POLICY)
-    assert found.action == STOP
+    assert found.action == RESTART
     assert found.page
+    assert "should be left out" in found.reason
     assert decide([last], NODES, Policy(nodes=3, least_nodes=1)).action == LEAVE_OUT
 
 

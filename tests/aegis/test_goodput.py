@@ -3,59 +3,28 @@
 import json
 
 import pytest
+from made_runs import FINAL, KILLED, STOOD_STILL, event
 
 from zaya_jax.aegis.command import describe_status, main
-from zaya_jax.aegis.goodput import BUCKETS, DOWN, HANG, LOST, OTHER, PRODUCTIVE, measure
-from zaya_jax.aegis.heartbeats import COMPILE, DISPATCH, READ, SAVE, START, STEP
+from zaya_jax.aegis.goodput import BUCKETS, DATA_WAIT, DOWN, HANG, LOST, OTHER, PRODUCTIVE, measure
+from zaya_jax.aegis.heartbeats import COMPILE, RESTORE, SAVE, START, STEP
 from zaya_jax.aegis.journal import (
     AT,
     BEGAN,
     EVENTS_FILE,
     FAILED,
-    FINISHED,
-    STALLED,
     read_events,
     write_event,
 )
 
 
-def event(time, kind, step, **values):
-    return {"time": float(time), "event": kind, "step": step} | values
-
-
-KILLED = [
-    event(1010, BEGAN, 0, seconds={START: 10}, processes=4, devices=8),
-    event(1030, AT, 1, seconds={START: 10, COMPILE: 20}),
-    event(1130, AT, 101, seconds={START: 10, COMPILE: 20, STEP: 95, DISPATCH: 5}),
-]
-"""From 1000 to 1130; 101 steps in 100 seconds."""
-STOOD_STILL = [
-    event(1160, BEGAN, 50, seconds={START: 5}, processes=4, devices=8),
-    event(
-        1260,
-        STALLED,
-        90,
-        seconds={START: 5, COMPILE: 10, STEP: 84, READ: 6},
-        section=STEP,
-        still=44,
-        reason="process 0 stands",
-        late="late: process 3",
-    ),
-]
-"""From 1155 to 1260; 40 steps in 40 seconds."""
-FINAL = [
-    event(1300, BEGAN, 80, seconds={START: 5}, processes=4, devices=8),
-    event(1350, FINISHED, 100, seconds={START: 5, COMPILE: 10, STEP: 20, SAVE: 18}),
-]
-"""From 1295 to 1350, of which 2 are told by nobody."""
-
-
 def test_time_goes_into_buckets_and_none_is_lost():
     found = measure(KILLED + STOOD_STILL + FINAL)
     assert found.seconds == dict.fromkeys(BUCKETS, 0.0) | {
-        START: 20.0,
+        START: 17.0,
+        RESTORE: 3.0,
         COMPILE: 40.0,
-        READ: 6.0,
+        DATA_WAIT: 6.0,
         SAVE: 18.0,
         # 51 of 101 steps in 100 seconds, 10 of 40 in 40 were made again.
         PRODUCTIVE: pytest.approx(100 * 50 / 101 + 30 + 20),
@@ -72,6 +41,21 @@ def test_time_goes_into_buckets_and_none_is_lost():
 def test_a_run_that_was_never_disturbed_has_lost_nothing():
     found = measure(FINAL)
     assert (found.seconds[LOST], found.seconds[DOWN], found.lost_steps) == (0, 0, 0)
+
+
+def test_what_others_wrote_is_no_word_of_a_life():
+    """A file that anyone may append to, and that another version of this began."""
+    strange = [
+        event(1302, BEGAN, 7),
+        event(1303, AT, "7", seconds={START: 1}),
+        event(1304, AT, 7, seconds=[1]),
+        event(1305, AT, 7, seconds={START: float("nan")}),
+        event(1306, "decided", 7, action="go on"),
+    ]
+    assert measure([FINAL[0], *strange, FINAL[1]]) == measure(FINAL)
+    sections = FINAL[1]["seconds"] | {"a section of tomorrow": 1.0}
+    told = measure([FINAL[0], FINAL[1] | {"seconds": sections}])
+    assert told == measure(FINAL)
 
 
 def test_what_failed_before_its_steps_is_no_life_of_the_run():

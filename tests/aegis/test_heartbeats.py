@@ -8,6 +8,7 @@ from zaya_jax.aegis.heartbeats import (
     ENOUGH,
     READ,
     REMEMBERED,
+    RESTORE,
     SAVE,
     SECTIONS,
     START,
@@ -50,6 +51,19 @@ def test_all_time_is_in_some_section(clock):
     visit(heartbeats, clock, STEP, [1, 2])
     clock.seconds += 0.5
     assert heartbeats.seconds() == dict.fromkeys(SECTIONS, 0.0) | {START: 3.0, STEP: 3.0, READ: 0.5}
+
+
+def test_a_section_within_another_one_leads_back_to_it(clock):
+    heartbeats = Heartbeats(clock)
+    clock.seconds += 1
+    with heartbeats.within(RESTORE):
+        clock.seconds += 5
+    clock.seconds += 2
+    assert heartbeats.beat.section == START
+    assert {name: s for name, s in heartbeats.seconds().items() if s} == {START: 3.0, RESTORE: 5.0}
+    with pytest.raises(OSError, match="gone"), heartbeats.within(RESTORE):
+        raise OSError("gone")
+    assert heartbeats.beat.section == RESTORE
 
 
 def test_the_slowest_of_the_newest_visits_counts(clock):

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 import optax
 
+from zaya_jax.aegis.heartbeats import Heartbeats
 from zaya_jax.checkpoint import run_lock
 from zaya_jax.config import Config
 from zaya_jax.optim.partition import from_buckets
@@ -30,9 +31,10 @@ def main(config_file: str, out: str) -> None:
     with hosts.joined(find_process_group(os.environ)):
         config = Config.from_text(pathlib.Path(config_file).read_text())
         with contextlib.ExitStack() as held:
+            heartbeats = Heartbeats()
             lock = held.enter_context(run_lock(config.run_folder)) if hosts.is_first() else None
-            run = open_run(config, data_mesh(), lock, overwrite=False)
-        state = starting_state(run)
+            run = open_run(config, data_mesh(), lock, heartbeats=heartbeats, overwrite=False)
+        state = starting_state(run, heartbeats)
         whole = jax.jit(_declared, out_shardings=replicated(run.mesh))(state)
         whole = jax.tree.map(_as_array, whole)
         if hosts.is_first():

@@ -11,6 +11,7 @@ from small_runs import small_config
 from transformers import AutoTokenizer, ZayaForCausalLM
 
 from zaya_jax import cli
+from zaya_jax.aegis.heartbeats import Heartbeats
 from zaya_jax.checkpoint import run_lock
 from zaya_jax.config import DataConfig, ModelConfig
 from zaya_jax.convert.companions import Companions, of_tokenizer
@@ -87,7 +88,7 @@ def run(tmp_path_factory):
     write_folder(weights, files, folder / "run", Unwatched())
     # All that training does before it compiles.
     with run_lock(config.run_folder) as lock:
-        open_run(config, data_mesh(jax.devices()[:1]), lock, overwrite=False)
+        open_run(config, data_mesh(jax.devices()[:1]), lock, heartbeats=Heartbeats(), overwrite=False)
     return folder / "run"
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from small_runs import build_small_corpus, small_values
 
-from zaya_jax.aegis.journal import WENT_BACK, read_events
+from zaya_jax.aegis.journal import BEGAN, WENT_BACK, read_events
 from zaya_jax.config import Config
 from zaya_jax.train.loop import train
 from zaya_jax.train.metrics import read_metrics
@@ -71,6 +71,9 @@ def test_it_is_the_run_that_never_read_those_batches(corpus, tmp_path, monkeypat
     rows = [read_metrics(folder, "train") for folder in (tmp_path / "spiked", tmp_path / "other")]
     np.testing.assert_equal(*([[row["loss"] for row in each] for each in rows]))
     assert int(spiked.state.skipped_steps) == 7
+    # Whoever goes on has a checkpoint to verify and read, and whoever begins has none.
+    made, restored = (event["seconds"]["restore"] for event in events_of(other.run_folder, BEGAN))
+    assert restored > 10 * made
 
 
 def test_who_is_told_alone_goes_on(corpus, tmp_path, monkeypatch):

@@ -117,14 +117,17 @@ def fixture_begun(trained):
     )
     reference = pathlib.Path(config.run_folder) / FOLDER
     with run_lock(config.run_folder) as lock:
-        yield open_run(config, data_mesh(jax.devices()[:1]), lock, overwrite=False), reference
+        yield (
+            open_run(config, data_mesh(jax.devices()[:1]), lock, heartbeats=Heartbeats(), overwrite=False),
+            reference,
+        )
     shutil.rmtree(config.run_folder)
 
 
 def test_a_pass_that_was_killed_goes_on(begun, capsys):
     """What is there is taken and what is not is computed; of other weights nothing is taken."""
     run, reference = begun
-    state = starting_state(run)
+    state = starting_state(run, Heartbeats())
     expected = {path.name: path.read_bytes() for path in reference.iterdir()}
     assert len(expected) == 3
 

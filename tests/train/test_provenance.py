@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from small_runs import build_small_corpus, small_config, write_committed_step
 
+from zaya_jax.aegis.heartbeats import Heartbeats
 from zaya_jax.checkpoint import Checkpoints, Retention, SavedStep, damage_of, read_about, run_lock
 from zaya_jax.config import Config
 from zaya_jax.data.shards import Corpus, fingerprint, open_corpus
@@ -67,7 +68,7 @@ def change(corpus: pathlib.Path) -> None:
 
 def _open(config: Config, *, overwrite: bool = False) -> OpenRun:
     with run_lock(config.run_folder) as lock:
-        return open_run(config, data_mesh(), lock, overwrite=overwrite)
+        return open_run(config, data_mesh(), lock, heartbeats=Heartbeats(), overwrite=overwrite)
 
 
 def test_a_run_goes_on_with_the_corpus_that_it_read_and_no_other(run):

@@ -2,6 +2,7 @@
 
 import datetime
 import functools
+import importlib
 import json
 import pathlib
 import time
@@ -43,6 +44,7 @@ def _parser() -> Parser:
             "zaya aegis status runs/tiny       # where it is",
             "zaya aegis events runs/tiny       # all that was written down",
             "zaya aegis goodput runs/tiny      # what its time went into",
+            "zaya aegis metrics runs/tiny      # the same for Prometheus, and the numbers of its steps",
             "zaya aegis classify slurm-1.out   # what a log says, and what is to be done",
         ),
     )
@@ -158,6 +160,11 @@ def _goodput_values(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
+def _of_module(name: str, argv: Sequence[str]) -> None:
+    """Runs a verb of a file of its own, whose imports the other verbs need not wait for."""
+    importlib.import_module(name).main(argv)
+
+
 OF_RUNS: dict[str, tuple[str, Callable[[Sequence[Mapping[str, Any]]], Any], Callable[..., Any]]] = {
     "status": (
         "Says where a run is, in a sentence.",
@@ -171,4 +178,6 @@ OF_RUNS: dict[str, tuple[str, Callable[[Sequence[Mapping[str, Any]]], Any], Call
 VERBS: dict[str, Callable[[Sequence[str]], None]] = {
     **{verb: functools.partial(_show, verb) for verb in OF_RUNS},
     "classify": classify_logs,
+    "drill": functools.partial(_of_module, "zaya_jax.aegis.drill_command"),
+    "metrics": functools.partial(_of_module, "zaya_jax.aegis.exporter"),
 }

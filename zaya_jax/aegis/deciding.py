@@ -115,7 +115,8 @@ def _by_nodes(attempts: Sequence[Attempt], usable: Sequence[str], policy: Policy
     reason = (
         f"{names} should be left out, and {len(left)} of at least {policy.least_nodes} nodes would be left"
     )
-    return Decision(STOP, reason, evidence, page=True)
+    # A run that stands is worth no more than one that may fail again, and is watched: a human is on the way.
+    return dataclasses.replace(_by_progress(attempts, policy), reason=reason, page=True)
 
 
 def _guilty(attempts: Sequence[Attempt], policy: Policy) -> dict[str, list[str]]:

@@ -20,12 +20,12 @@ from zaya_jax.aegis.journal import (
     DECIDED,
     DIVERGED,
     FAILED,
+    SKIPPED,
     SPIKED,
     STALLED,
     STARVED,
     WENT_BACK,
     events_of,
-    read_lines_of,
 )
 from zaya_jax.aegis.sightings import read_sightings
 
@@ -33,10 +33,9 @@ SAVE_EVERY = 20
 """Steps between two checkpoints of the run."""
 SPIKE_STEPS = 8
 """Steps that an ordered spike lasts."""
-ALARMS = (STALLED, FAILED, DIVERGED, WENT_BACK, SPIKED, STARVED, DAMAGED)
+ALARMS = (STALLED, FAILED, DIVERGED, WENT_BACK, SPIKED, STARVED, SKIPPED, DAMAGED)
 QUIET = ("done", "requeue")
 """Decisions that are no alarm."""
-METRICS_FILE = "metrics.jsonl"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,11 +72,12 @@ NOTICED_BY: dict[str, tuple[str, ...]] = {
     "paused": (STALLED,),
     "hang": (STALLED,),
     "hang with lock": (STALLED,),
+    "nan": (SKIPPED,),
     "spike": (WENT_BACK,),
     "divergence": (DIVERGED,),
     "corruption": (DAMAGED,),
 }
-"""The event that must follow, where it is not that the supervisor decides; NaN is noticed by the metrics."""
+"""The event that must follow, where it is not that the supervisor decides."""
 
 
 def order_faults(seed: int, *, count: int, processes: int, first: int = 60) -> list[Order]:
@@ -160,7 +160,7 @@ def score(run_folder: str | pathlib.Path, orders: Sequence[Order]) -> Score:
     outcomes = []
     for number, (when, order) in enumerate(struck):
         until = struck[number + 1][0] if number + 1 < len(struck) else float("inf")
-        outcomes.append(_outcome(folder, order, when, until, events))
+        outcomes.append(_outcome(order, when, until, events))
     return Score(tuple(outcomes), () if orders else tuple(_alarms(folder, events)), measure(events))
 
 
@@ -171,29 +171,18 @@ def _when(folder: pathlib.Path, order: Order) -> float | None:
     return min(times, default=None)
 
 
-def _outcome(
-    folder: pathlib.Path, order: Order, when: float, until: float, events: Sequence[Mapping[str, Any]]
-) -> Outcome:
+def _outcome(order: Order, when: float, until: float, events: Sequence[Mapping[str, Any]]) -> Outcome:
     between = [event for event in events if when <= event["time"] < until]
-    if order.kind == "nan":
-        return Outcome(order.kind, order.step, _was_skipped(folder, order.step), {})
     kinds = NOTICED_BY.get(order.kind, (DECIDED,))
     noticed = any(event["event"] in kinds for event in between)
     return Outcome(order.kind, order.step, noticed, _parts(when, between))
-
-
-def _was_skipped(folder: pathlib.Path, step: int) -> bool:
-    """Whether the step changed nothing: its loss is no number in the metrics, and one more is counted."""
-    rows = {row.get("step"): row for row in read_lines_of(folder / METRICS_FILE) if row.get("kind") == "train"}
-    before, at = (rows.get(number, {}).get("skipped_steps") for number in (step - 1, step))
-    return before is not None and at is not None and at > before
 
 
 def _parts(when: float, events: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Seconds from a fault to the first new step behind it; empty as long as there is none."""
     # The last life before the next fault: the first one may have been cut short by the same cause.
     begins = [n for n, event in enumerate(events) if event["event"] == BEGAN]
-    if not begins:
+    if not begins:  # a step was skipped, and the run went on; or it is over
         return {}
     began = events[begins[-1]]
     first = next((event for event in events[begins[-1] :] if event["event"] == AT), None)

@@ -10,24 +10,61 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from zaya_jax.aegis.heartbeats import COMPILE, DISPATCH, EVALUATE, READ, SAVE, START, STEP
-from zaya_jax.aegis.journal import AT, BEGAN, ENDS, STALLED
+from zaya_jax.aegis.heartbeats import COMPILE, DISPATCH, EVALUATE, READ, RESTORE, SAVE, SECTIONS, START, STEP
+from zaya_jax.aegis.journal import AT, BEGAN, ENDS, STALLED, is_finite
 
-PRODUCTIVE, LOST, HANG, DOWN, OTHER = "productive", "lost progress", "hang", "down", "other"
-BUCKETS: tuple[str, ...] = (PRODUCTIVE, START, COMPILE, READ, SAVE, EVALUATE, LOST, HANG, DOWN, OTHER)
+PRODUCTIVE, DATA_WAIT, LOST, HANG, DOWN, OTHER = (
+    "productive",
+    "data wait",
+    "lost progress",
+    "hang",
+    "down",
+    "other",
+)
+BUCKETS: tuple[str, ...] = (
+    PRODUCTIVE,
+    START,
+    COMPILE,
+    DATA_WAIT,
+    SAVE,
+    RESTORE,
+    EVALUATE,
+    LOST,
+    HANG,
+    DOWN,
+    OTHER,
+)
+_BUCKET_OF = {READ: DATA_WAIT} | {name: name for name in (START, COMPILE, SAVE, RESTORE, EVALUATE)}
+"""Where the time of a section goes, if it is not that of steps."""
 MEANINGS = {
     PRODUCTIVE: "steps that are part of the run",
-    START: "state restored or made",
+    START: "data opened, state made, and recorded steps repeated where that was asked for",
     COMPILE: "programs compiled, and their first steps",
-    READ: "waiting for a batch",
+    DATA_WAIT: "waiting for a batch",
     SAVE: "checkpoints, as far as steps wait for them",
+    RESTORE: "a checkpoint verified, read and dealt out to the devices",
     EVALUATE: "held-out loss",
     LOST: "steps that were made again later",
     HANG: "standing still, until it was noticed",
-    DOWN: "no process ran, or none that had begun its steps",
+    DOWN: "no process ran, or none that came to its steps",
     OTHER: "between an end's last word and what the processes told before",
 }
 """In the order of a table."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Word:
+    """What the processes of a run said of themselves.
+
+    Attributes:
+      time: Unix time.
+      step: of the run, that was made.
+      seconds: that they were in each section until then.
+    """
+
+    time: float
+    step: int
+    seconds: Mapping[str, float]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,21 +73,35 @@ class Life:
 
     Attributes:
       began: Unix time at which they began.
-      ended: Unix time of their last event.
-      first_step: steps that were there.
-      last_step: that they made.
-      seconds: that they were in each section.
-      hang: of these, seconds in which they stood still, by section.
+      words: what they said, at least when their steps began.
+      hang: seconds in which they stood still, by section.
       end: how it ended, one of `ENDS`; None where it was killed, or goes on.
     """
 
     began: float
-    ended: float
-    first_step: int
-    last_step: int
-    seconds: Mapping[str, float]
+    words: tuple[Word, ...]
     hang: Mapping[str, float]
     end: str | None
+
+    @property
+    def ended(self) -> float:
+        """Unix time of their last word."""
+        return self.words[-1].time
+
+    @property
+    def first_step(self) -> int:
+        """Steps that were there before it."""
+        return self.words[0].step
+
+    @property
+    def last_step(self) -> int:
+        """The last step that they made."""
+        return self.words[-1].step
+
+    @property
+    def seconds(self) -> Mapping[str, float]:
+        """How long they were in each section."""
+        return self.words[-1].seconds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +134,7 @@ class Goodput:
 def find_attempts(events: Sequence[Mapping[str, Any]]) -> list[Life]:
     """The lives of a run's processes, in their order."""
     lives: list[list[Mapping[str, Any]]] = []
-    for event in events:
+    for event in filter(_is_word, events):
         if event["event"] == BEGAN:
             lives.append([event])
         # What ended before it began has told its reason, and nothing of its time.
@@ -92,17 +143,27 @@ def find_attempts(events: Sequence[Mapping[str, Any]]) -> list[Life]:
     return [_attempt(life) for life in lives]
 
 
+def _is_word(event: Mapping[str, Any]) -> bool:
+    """Whether an event says what a life's do: anyone may append to the file, and other versions did."""
+    step, seconds = event.get("step"), event.get("seconds")
+    return isinstance(step, int) and isinstance(seconds, dict) and all(map(is_finite, seconds.values()))
+
+
 def _attempt(life: Sequence[Mapping[str, Any]]) -> Life:
     first, last = life[0], life[-1]
+    words = tuple(Word(each["time"], each["step"], _known(each["seconds"])) for each in life)
+    is_hang = last["event"] == STALLED and is_finite(last.get("still")) and last.get("section") in SECTIONS
     return Life(
-        began=first["time"] - sum(first["seconds"].values()),
-        ended=last["time"],
-        first_step=first["step"],
-        last_step=last["step"],
-        seconds={name: float(value) for name, value in last["seconds"].items()},
-        hang={last["section"]: float(last["still"])} if last["event"] == STALLED else {},
+        began=first["time"] - sum(words[0].seconds.values()),
+        words=words,
+        hang={last["section"]: float(last["still"])} if is_hang else {},
         end=last["event"] if last["event"] in ENDS else None,
     )
+
+
+def _known(seconds: Mapping[str, Any]) -> dict[str, float]:
+    # What only another version's sections knew is other time.
+    return {name: float(value) for name, value in seconds.items() if name in SECTIONS}
 
 
 def measure(events: Sequence[Mapping[str, Any]]) -> Goodput:
@@ -136,10 +197,20 @@ def redo_seconds(life: Life, newest_step: int) -> float:
 
 def _of_attempt(attempt: Life, lost_steps: int) -> dict[str, float]:
     sections = {name: value - attempt.hang.get(name, 0.0) for name, value in attempt.seconds.items()}
-    making = sections.pop(STEP, 0.0) + sections.pop(DISPATCH, 0.0)
     made = attempt.last_step - attempt.first_step
-    lost = making * lost_steps / made if made else 0.0
     hang = sum(attempt.hang.values())
-    told = sum(sections.values()) + making + hang
-    other = max(attempt.ended - attempt.began - told, 0.0)
-    return sections | {PRODUCTIVE: making - lost, LOST: lost, HANG: hang, OTHER: other}
+    found = buckets_of(sections, lost_share=lost_steps / made if made else 0.0) | {HANG: hang}
+    other = max(attempt.ended - attempt.began - sum(found.values()), 0.0)
+    return found | {OTHER: other}
+
+
+def buckets_of(seconds: Mapping[str, float], *, lost_share: float) -> dict[str, float]:
+    """Seconds by bucket, from seconds by section.
+
+    Args:
+      seconds: without those of a hang.
+      lost_share: of the steps that were made in them, those that were made again later.
+    """
+    making = seconds.get(STEP, 0.0) + seconds.get(DISPATCH, 0.0)
+    waiting = {_BUCKET_OF[name]: value for name, value in seconds.items() if name in _BUCKET_OF}
+    return waiting | {PRODUCTIVE: making * (1 - lost_share), LOST: making * lost_share}

@@ -6,14 +6,24 @@ processes the one that has entered fewer of them is the later one.
 """
 
 import collections
+import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from zaya_jax.config import WatchConfig
 
-SECTIONS: tuple[str, ...] = ("start", "compile", "read", "dispatch", "step", "save", "evaluate")
-START, COMPILE, READ, DISPATCH, STEP, SAVE, EVALUATE = SECTIONS
+SECTIONS: tuple[str, ...] = (
+    "start",
+    "restore",
+    "compile",
+    "read",
+    "dispatch",
+    "step",
+    "save",
+    "evaluate",
+)
+START, RESTORE, COMPILE, READ, DISPATCH, STEP, SAVE, EVALUATE = SECTIONS
 """To dispatch a step takes no time, until a device's queue is full; then as long as a step."""
 REMEMBERED = 512
 """Newest visits to a section, of which the slowest counts."""
@@ -75,6 +85,19 @@ class Heartbeats:
         self._entered = now
         self.beat = Beat(self.beat.count + 1, section, step, num_steps)
 
+    @contextlib.contextmanager
+    def within(self, section: str) -> Iterator[None]:
+        """A section within another one, which goes on behind it.
+
+        Args:
+          section: one of `SECTIONS`.
+        """
+        around = self.beat
+        self.enter(section, around.step)
+        yield
+        # Not where it failed: who asks then is to hear where that was.
+        self.enter(around.section, around.step, num_steps=around.num_steps)
+
     def begin_anew(self) -> None:
         """The process begins another life of its run: what it took so far belongs to the one before."""
         self._seconds = dict.fromkeys(SECTIONS, 0.0)
@@ -108,7 +131,7 @@ def limit_of(config: WatchConfig, beat: Beat, slowest: float | None) -> float | 
     if most is not None:
         most *= beat.num_steps
     # A program is compiled anew where a phase begins, which may be the first one of its size.
-    if most is None or slowest is None or beat.section in (START, COMPILE):
+    if most is None or slowest is None or beat.section in (START, RESTORE, COMPILE):
         return most
     return min(most, max(config.least_seconds, config.times_slowest * slowest))
 

@@ -5,6 +5,7 @@ Other than metrics it is never taken back: steps that were lost, and runs that e
 
 import contextlib
 import json
+import math
 import os
 import pathlib
 import time
@@ -12,6 +13,8 @@ from collections.abc import Mapping
 from typing import Any
 
 EVENTS_FILE = "events.jsonl"
+METRICS_FILE = "metrics.jsonl"
+"""What a run tells of its steps, which `train/metrics.py` writes."""
 BEGAN, AT = "began", "at"
 """Kinds: a run begins or goes on; where it is now and then."""
 FINISHED, STOPPED, STALLED, FAILED, DIVERGED, WENT_BACK = (
@@ -24,9 +27,9 @@ FINISHED, STOPPED, STALLED, FAILED, DIVERGED, WENT_BACK = (
 )
 ENDS = FINISHED, STOPPED, STALLED, FAILED, DIVERGED, WENT_BACK
 """The ways in which a life of its processes ends; behind the last one a new life begins in the same ones."""
-SPIKED, STARVED, DAMAGED, DECIDED = "spiked", "starved", "damaged", "decided"
-"""What is seen on the way: a loss that jumped up, experts without tokens, a checkpoint that is damaged; and
-what a supervisor decided."""
+SPIKED, STARVED, SKIPPED, DAMAGED, DECIDED = "spiked", "starved", "skipped", "damaged", "decided"
+"""What is seen on the way: a loss that jumped up, experts without tokens, a step that was not finite, a
+checkpoint that is damaged; and what a supervisor decided."""
 
 
 def write_event(run_folder: str | pathlib.Path, kind: str, **values: Any) -> None:
@@ -76,21 +79,37 @@ def events_of(run_folder: str | pathlib.Path, *, since: float = 0.0) -> list[dic
       run_folder: of the run.
       since: Unix time.
     """
-    events = read_lines_of(pathlib.Path(run_folder) / EVENTS_FILE)
-    return [e for e in events if "event" in e and _is_time(e.get("time")) and e["time"] >= since]
+    found = map(parse_event, lines_of(pathlib.Path(run_folder) / EVENTS_FILE))
+    return [event for event in found if event is not None and event["time"] >= since]
 
 
-def _is_time(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def lines_of(path: pathlib.Path) -> list[bytes]:
+    """The lines of a file; none of one that is not there."""
+    return path.read_bytes().splitlines() if path.is_file() else []
 
 
-def read_lines_of(path: pathlib.Path) -> list[dict[str, Any]]:
-    """The lines of a file that are objects of JSON; none of one that is not there."""
-    found = []
-    with contextlib.suppress(FileNotFoundError):
-        for line in path.read_bytes().splitlines():
-            with contextlib.suppress(ValueError, RecursionError):
-                values = json.loads(line)
-                if isinstance(values, dict):
-                    found.append(values)
-    return found
+def parse_event(line: bytes) -> dict[str, Any] | None:
+    """The event that a line is; None if it is none, as one that a kill cut short."""
+    event = parse_line(line)
+    is_event = is_finite(event.get("time")) and isinstance(event.get("event"), str)
+    return event if is_event else None
+
+
+def parse_row(line: bytes) -> dict[str, Any] | None:
+    """The row of metrics that a line is; None if it is none."""
+    row = parse_line(line)
+    return row if isinstance(row.get("step"), int) and isinstance(row.get("kind"), str) else None
+
+
+def parse_line(line: bytes) -> dict[str, Any]:
+    """The object that a line of JSON is; an empty one of a line that is none."""
+    try:
+        values = json.loads(line)
+    except (ValueError, RecursionError):  # the second of a line of a hundred thousand brackets
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
+def is_finite(value: Any) -> bool:
+    """Whether a value of JSON is a number that one can reckon with."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

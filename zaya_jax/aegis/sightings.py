@@ -7,7 +7,7 @@ import dataclasses
 import pathlib
 import re
 
-from zaya_jax.aegis.journal import append_line, read_lines_of
+from zaya_jax.aegis.journal import append_line, is_finite, lines_of, parse_line
 
 FOLDER = "sightings"
 MOST_EVIDENCE = 400
@@ -50,8 +50,8 @@ def read_sightings(run_folder: str | pathlib.Path, *, since: float = 0.0) -> lis
     """
     found = []
     for path in sorted((pathlib.Path(run_folder) / FOLDER).glob("*.jsonl")):
-        for values in read_lines_of(path):
-            if set(values) == _FIELDS and isinstance(values["time"], int | float):
+        for values in map(parse_line, lines_of(path)):
+            if set(values) == _FIELDS and is_finite(values["time"]):
                 found.append(Sighting(float(values.pop("time")), **{k: str(v) for k, v in values.items()}))
     return sorted((each for each in found if each.time >= since), key=lambda each: each.time)
 

@@ -22,9 +22,8 @@ from zaya_jax.aegis.journal import STALLED, write_event
 from zaya_jax.config import WatchConfig
 from zaya_jax.parallel import hosts
 from zaya_jax.parallel.failures import Late
+from zaya_jax.parallel.launch import STILL
 
-STALL = 124
-"""The exit code of a run that stood still, as coreutils' `timeout` has it."""
 _LOOK_SECONDS = 1.0
 _STALL = "zaya/stall"
 _ANSWER_SECONDS = 10.0
@@ -76,7 +75,7 @@ class Watchdog:
             self._tell(reason)
         finally:
             # The main thread may be in a call that never returns: nothing gentler would reach it.
-            os._exit(STALL)
+            os._exit(STILL)
 
     def _tell(self, reason: str) -> None:
         # First: whatever happens to the words of others, where this process stood is known.

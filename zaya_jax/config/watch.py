@@ -21,7 +21,8 @@ class WatchConfig:
       times_slowest: of the slowest of the newest visits to a section.
       least_seconds: that no limit is below. By default longer than RCCL takes to give up on a link that may
         come back, and than a file system that changes servers.
-      start_seconds: to restore or make the state.
+      start_seconds: to make the state.
+      restore_seconds: to read a checkpoint into the state.
       compile_seconds: for a program and its first step.
       read_seconds: until a batch is there.
       step_seconds: until a step is made; several times as long where the host waits for several at once.
@@ -42,6 +43,7 @@ class WatchConfig:
     times_slowest: float = 10.0
     least_seconds: float = 300.0
     start_seconds: float | None = 3600.0
+    restore_seconds: float | None = 3600.0
     compile_seconds: float | None = 7200.0
     read_seconds: float | None = 1800.0
     step_seconds: float | None = 1800.0

@@ -18,6 +18,9 @@ from zaya_jax.parallel.process_group import COORDINATOR, NUM_PROCESSES, PROCESS
 
 GRACE_SECONDS = 30.0
 """That processes have to leave when one of them has failed, before they are killed."""
+STILL = 124
+"""The exit code of a process that found its run to stand still, as coreutils' `timeout` has it."""
+_STILL_SECONDS = 3.0
 _POLL_SECONDS = 0.05
 _LOOPBACK = "127.0.0.1"
 
@@ -171,7 +174,10 @@ def _wait(children: Sequence[subprocess.Popen[bytes]], grace_seconds: float) -> 
     while not is_over:
         is_over = None not in [child.poll() for child in children]  # a list: each must be asked
         failed |= {n: child.returncode for n, child in enumerate(children) if child.returncode}
-        deadline = min(deadline, time.monotonic() + grace_seconds) if failed else deadline
+        if failed:
+            # Behind a stall who has not ended by itself never will.
+            grace = min(grace_seconds, _STILL_SECONDS) if STILL in failed.values() else grace_seconds
+            deadline = min(deadline, time.monotonic() + grace)
         if time.monotonic() > deadline:
             for child in children:
                 child.kill()

@@ -1,6 +1,7 @@
 """Looks at what a run has computed, and does what that asks for; all processes alike, at the same step."""
 
 from zaya_jax.aegis.heartbeats import COMPILE
+from zaya_jax.aegis.journal import SKIPPED
 from zaya_jax.train.going_back import answer_spike, end_for_skips, tell_starved
 from zaya_jax.train.replicas import require_equal
 from zaya_jax.train.saves import going_on
@@ -12,6 +13,8 @@ def look(steps: Steps, step: int) -> None:
     """Looks at the numbers of the steps since the last look, and does what they ask for."""
     run, outputs = steps.run, steps.outputs
     found = outputs.numbers.look()
+    for skipped in found.skipped:
+        outputs.watch.note(SKIPPED, skipped, reason="its loss or a gradient was NaN or infinite")
     # First: of a run that ends nothing else is worth a word.
     if found.streak is not None:
         end_for_skips(run, found.streak, newest=outputs.checkpoints.newest())

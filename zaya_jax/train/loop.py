@@ -8,7 +8,7 @@ import pathlib
 import jax
 from jax.sharding import Mesh
 
-from zaya_jax.aegis.heartbeats import COMPILE, DISPATCH, EVALUATE, READ, STEP
+from zaya_jax.aegis.heartbeats import COMPILE, DISPATCH, EVALUATE, READ, STEP, Heartbeats
 from zaya_jax.checkpoint import FOLDER, RunLock, run_lock
 from zaya_jax.config import Config
 from zaya_jax.data.batch import Batch
@@ -98,8 +98,17 @@ def train(
                 lambda: find_replay(config.run_folder, replay_check),
                 limit_seconds=VERIFY_SECONDS,
             )
-        run = open_run(config, data_mesh(), lock, overwrite=overwrite, change_course=change_course)
-        return _train(dataclasses.replace(run, extensions=extensions), lock, planned)
+        # Behind the lock: as long as another process has it, the run's time is that one's.
+        heartbeats = Heartbeats()
+        run = open_run(
+            config,
+            data_mesh(),
+            lock,
+            heartbeats=heartbeats,
+            overwrite=overwrite,
+            change_course=change_course,
+        )
+        return _train(dataclasses.replace(run, extensions=extensions), lock, planned, heartbeats)
 
 
 def _lock(config: Config) -> contextlib.AbstractContextManager[RunLock]:
@@ -107,7 +116,7 @@ def _lock(config: Config) -> contextlib.AbstractContextManager[RunLock]:
     return run_lock(config.run_folder)
 
 
-def _train(run: OpenRun, lock: RunLock | None, planned: Replay | None) -> TrainResult:
+def _train(run: OpenRun, lock: RunLock | None, planned: Replay | None, heartbeats: Heartbeats) -> TrainResult:
     # Before a replay, whose steps need it as all others do.
     has_begun = run.start is not None and run.start.run_folder == run.config.run_folder
     if run.config.dpo.beta and has_begun:
@@ -115,11 +124,11 @@ def _train(run: OpenRun, lock: RunLock | None, planned: Replay | None) -> TrainR
     config, programs = run.config, RunPrograms(run)
     if planned is not None:
         replay(run, planned, programs)  # before the state that goes on: two may not fit beside each other
-    with watched(config) as watch:
-        state = starting_state(run)
+    with watched(config, heartbeats) as watch:
+        state = starting_state(run, heartbeats)
         if config.dpo.beta and not has_begun:
             # With the state that will train: nothing has moved it yet, and it is the only copy.
-            references = compute_references(run, state, watch.heartbeats)
+            references = compute_references(run, state, heartbeats)
             run = dataclasses.replace(run, references=references)
         # Behind the start, which a signal may cut short; and one for all lives: a word is heard once.
         with StopRequest() as stop:
@@ -129,7 +138,7 @@ def _train(run: OpenRun, lock: RunLock | None, planned: Replay | None) -> TrainR
                 except GoingBack as order:
                     run = go_back(run, order, watch)
                 # Behind the block, with whose end the state goes that an exception's frames still hold.
-                state = starting_state(run)
+                state = starting_state(run, heartbeats)
 
 
 def _train_on(
@@ -242,7 +251,7 @@ def _make_steps(steps: Steps, state: TrainState) -> TrainState:
             if is_logged:  # what a file holds must not depend on where a run was resumed
                 _tell(steps, step, "train", values)
             look(steps, step)
-            outputs.watch.at(step)
+            outputs.watch.at(step, is_first=step == first_step)
         # A phase's end is always scored and kept: by it the phase is judged, and others may start from it.
         if ends_phase or step % config.eval_every == 0:
             _evaluate(steps, state, step)

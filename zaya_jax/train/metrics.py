@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from zaya_jax import durable
+from zaya_jax.aegis.journal import METRICS_FILE, parse_row
 from zaya_jax.parallel import hosts
 from zaya_jax.train import events
 
-METRICS_FILE = "metrics.jsonl"
 EVENTS_FOLDER = "tensorboard"
 _EVENTS_FILE = re.compile(r"events\.out\.tfevents\.(\d{10})\.")
 
@@ -140,7 +140,7 @@ def metrics_writer(run_folder: str | pathlib.Path, *, first_step: int) -> Writer
 def read_metrics(run_folder: str | pathlib.Path, kind: str) -> list[dict[str, Any]]:
     """The lines of one kind that a run wrote; those that a disk has damaged are none."""
     lines = (pathlib.Path(run_folder) / METRICS_FILE).read_bytes().splitlines()
-    return [row for row in map(_parse, lines) if row is not None and row["kind"] == kind]
+    return [row for row in map(parse_row, lines) if row is not None and row["kind"] == kind]
 
 
 def _new_events_file(folder: pathlib.Path) -> pathlib.Path:
@@ -175,22 +175,12 @@ def check_places(run_folder: pathlib.Path) -> None:
             raise ValueError(f"{path} is no {kind}, and a run writes its metrics there; move it away")
 
 
-def _parse(line: bytes) -> dict[str, Any] | None:
-    """A line of the file; None if it is none, as the last one that a kill cut short."""
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):  # the second of a line of a hundred thousand brackets
-        return None
-    is_row = isinstance(row, dict) and isinstance(row.get("step"), int) and isinstance(row.get("kind"), str)
-    return row if is_row else None
-
-
 def _forget_after(path: pathlib.Path, step: int) -> None:
     """Drops lines of later steps, and those that are none."""
     if not path.exists():
         return
     lines = path.read_bytes().splitlines()
-    rows = [_parse(line) for line in lines]
+    rows = [parse_row(line) for line in lines]
     if lost := rows[:-1].count(None):
         logging.getLogger(__name__).warning("%s had %d damaged lines, which are dropped", path, lost)
     kept = [line + b"\n" for line, row in zip(lines, rows, strict=True) if row and row["step"] <= step]

@@ -22,11 +22,13 @@ class Findings:
     """What was found in the steps since the last look.
 
     Attributes:
+      skipped: steps that were not finite, but for those that are passed over.
       streak: of skipped steps, so long that the run must end.
       spike: of the loss.
       starved: experts, of the newest step.
     """
 
+    skipped: list[int]
     streak: Streak | None
     spike: Spike | None
     starved: list[Starved]
@@ -64,14 +66,16 @@ class NumberWatch:
         steps, self._steps = self._steps, []
         # One transfer, of two numbers a step and the newest one's counts.
         numbers = jax.device_get([(metrics.skipped_steps, metrics.loss) for _, metrics in steps])
-        streaks, spikes = [], []
+        skips, streaks, spikes = [], [], []
         for (step, metrics), (skipped, loss) in zip(steps, numbers, strict=True):
             is_ordered = step in self._passed_over
+            if skipped > self._skips.skipped_steps and not is_ordered:
+                skips.append(step)
             streaks.append(self._skips.add(step, metrics, int(skipped), is_ordered=is_ordered))
             spikes.append(None if is_ordered else self._spikes.add(step, float(loss)))
         # Of a step in several: what is looked for lasts for thousands of them.
         starved = self._routers.add(jax.device_get(steps[-1][1].router_counts_LX)) if steps else []
-        return Findings(_first(streaks), _first(spikes), starved)
+        return Findings(skips, _first(streaks), _first(spikes), starved)
 
 
 def recent_losses(config: Config, phase: str, *, until: int) -> list[float]:

@@ -10,6 +10,7 @@ import optax
 from jax.sharding import Mesh
 
 from zaya_jax import durable
+from zaya_jax.aegis.heartbeats import RESTORE, Heartbeats
 from zaya_jax.aegis.journal import DAMAGED, write_event
 from zaya_jax.checkpoint import (
     FOLDER,
@@ -113,7 +114,13 @@ class OpenRun:
 
 
 def open_run(
-    config: Config, mesh: Mesh, lock: RunLock | None, *, overwrite: bool, change_course: bool = False
+    config: Config,
+    mesh: Mesh,
+    lock: RunLock | None,
+    *,
+    heartbeats: Heartbeats,
+    overwrite: bool,
+    change_course: bool = False,
 ) -> OpenRun:
     """Checks all that can be checked of a run, opens its corpora and makes its folder.
 
@@ -121,6 +128,7 @@ def open_run(
       config: of the run.
       mesh: all devices.
       lock: of the run folder; None in all processes but the first.
+      heartbeats: of this process, which say how long a checkpoint is verified.
       overwrite: throws away what the run folder holds.
       change_course: as `train`.
 
@@ -129,11 +137,13 @@ def open_run(
     """
     hosts.together("config", lambda: _check_config(config, mesh))
     # Before minutes go into a corpus. One looks, so that all go on from the same step.
-    found = hosts.first_does(
-        "run folder",
-        lambda: check_folder(config, overwrite=overwrite, change_course=change_course),
-        limit_seconds=VERIFY_SECONDS,
-    )
+    # Every byte is read, hours of it in a large run: whoever reads the goodput is to see where they went.
+    with heartbeats.within(RESTORE):
+        found = hosts.first_does(
+            "run folder",
+            lambda: check_folder(config, overwrite=overwrite, change_course=change_course),
+            limit_seconds=VERIFY_SECONDS,
+        )
     start = _saved_step(hosts.from_first("start", found and dataclasses.astuple(found)))
     corpora = _open_data_in_turn(config)
     # Last: what was refused has left the old run alone.

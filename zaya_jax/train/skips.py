@@ -60,7 +60,9 @@ class SkipCounter:
     """
 
     def __init__(self, limit: int, skipped_steps: int):
-        self._limit, self._skipped, self._in_a_row = limit, skipped_steps, 0
+        self._limit, self._in_a_row = limit, 0
+        self.skipped_steps = skipped_steps
+        """Of the run, until the newest step."""
 
     def add(
         self, step: int, metrics: Metrics, skipped_steps: int, *, is_ordered: bool = False
@@ -73,7 +75,7 @@ class SkipCounter:
           skipped_steps: of the run, this one included.
           is_ordered: whether the run passes it over, which says nothing of what it learns.
         """
-        was_skipped, self._skipped = skipped_steps > self._skipped, skipped_steps
+        was_skipped, self.skipped_steps = skipped_steps > self.skipped_steps, skipped_steps
         if is_ordered:
             return None
         self._in_a_row = self._in_a_row + 1 if was_skipped else 0

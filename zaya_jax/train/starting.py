@@ -4,6 +4,7 @@ import functools
 
 import jax
 
+from zaya_jax.aegis.heartbeats import RESTORE, Heartbeats
 from zaya_jax.checkpoint import SavedStep, has_training, load_weights, num_devices_of, restore
 from zaya_jax.parallel import hosts
 from zaya_jax.platform.compiler import compiler_options
@@ -23,24 +24,30 @@ from zaya_jax.train.state import (
 )
 
 
-def starting_state(run: OpenRun) -> TrainState:
+def starting_state(run: OpenRun, heartbeats: Heartbeats) -> TrainState:
     """The newest checkpoint's state, or a fresh one, on the devices.
+
+    Args:
+      run: that is to begin or go on.
+      heartbeats: of this process.
 
     Raises:
       ValueError: if the newest checkpoint has weights only.
     """
     start = run.start
     if start is None or start.run_folder != run.config.run_folder:
-        return _fresh_state(run)
+        return _fresh_state(run, heartbeats)
     if not has_training(start.run_folder, start.step):
         raise hosts.shared(
             f"{run.config.run_folder} holds weights only; train from them in a folder of its own: "
             f"--config.train.init_from={run.config.run_folder} --config.run_folder=ANOTHER"
         )
-    return restored_state(run, start)
+    # Apart from making a state: that waits for a compiler, and this for disks.
+    with heartbeats.within(RESTORE):
+        return restored_state(run, start)
 
 
-def _fresh_state(run: OpenRun) -> TrainState:
+def _fresh_state(run: OpenRun, heartbeats: Heartbeats) -> TrainState:
     """Initial weights, or those of another run if one is given."""
     setup = _setup(run)
     placed = shardings(abstract_state(run.config, setup, run.mesh), run.mesh)
@@ -53,7 +60,8 @@ def _fresh_state(run: OpenRun) -> TrainState:
     state = init()
     if run.start is None:
         return state
-    saved = load_weights(run.start, functools.partial(checkpoint_shardings, mesh=run.mesh))
+    with heartbeats.within(RESTORE):
+        saved = load_weights(run.start, functools.partial(checkpoint_shardings, mesh=run.mesh))
     return jax.jit(with_variables, out_shardings=placed, donate_argnums=0)(state, saved.variables)
 
 

@@ -43,9 +43,9 @@ class Watch:
         """The steps behind this one are to be made."""
         self._tell(BEGAN, step, processes=hosts.num_processes(), devices=devices)
 
-    def at(self, step: int) -> None:
-        """A step is made; said now and then."""
-        if self._spoke is not None and time.monotonic() - self._spoke >= EVENT_SECONDS:
+    def at(self, step: int, *, is_first: bool = False) -> None:
+        """A step is made; said of the first one of a life, and then now and then."""
+        if self._spoke is not None and (is_first or time.monotonic() - self._spoke >= EVENT_SECONDS):
             self._tell(AT, step)
 
     def note(self, kind: str, step: int, **values: Any) -> None:
@@ -73,16 +73,20 @@ class Watch:
 
 
 @contextlib.contextmanager
-def watched(config: Config) -> Iterator[Watch]:
+def watched(config: Config, heartbeats: Heartbeats) -> Iterator[Watch]:
     """Watches a run, and writes down how it ends.
+
+    Args:
+      config: of the run.
+      heartbeats: of this process.
 
     Raises:
       ValueError: if faults are ordered in words that say nothing.
     """
-    heartbeats = Heartbeats()
     # Read here and not in the config: a run that goes on without them is the same run.
     faults = Faults(parse_faults(os.environ.get(VARIABLE, "")), config.run_folder, hosts.process())
     watch = Watch(heartbeats, faults, config.run_folder)
+    # Not while the run was opened: each wait of that has its own limit, and a corpus may take a day.
     with Watchdog(config.watch, config.run_folder, heartbeats):
         try:
             yield watch

@@ -1,0 +1,74 @@
+"""Folders of runs that were never made: events, rows of metrics, a checkpoint."""
+
+import json
+import pathlib
+
+from zaya_jax.aegis.heartbeats import COMPILE, DISPATCH, READ, RESTORE, SAVE, START, STEP
+from zaya_jax.aegis.journal import AT, BEGAN, EVENTS_FILE, FINISHED, METRICS_FILE, STALLED
+
+
+def event(time, kind, step, **values):
+    return {"time": float(time), "event": kind, "step": step} | values
+
+
+KILLED = [
+    event(1010, BEGAN, 0, seconds={START: 10}, processes=4, devices=8),
+    event(1030, AT, 1, seconds={START: 10, COMPILE: 20}),
+    event(1130, AT, 101, seconds={START: 10, COMPILE: 20, STEP: 95, DISPATCH: 5}),
+]
+"""From 1000 to 1130; 101 steps in 100 seconds."""
+STOOD_STILL = [
+    event(1160, BEGAN, 50, seconds={START: 2, RESTORE: 3}, processes=4, devices=8),
+    event(
+        1260,
+        STALLED,
+        90,
+        seconds={START: 2, RESTORE: 3, COMPILE: 10, STEP: 84, READ: 6},
+        section=STEP,
+        still=44,
+        reason="process 0 stands",
+        late="late: process 3",
+    ),
+]
+"""From 1155 to 1260; 40 steps in 40 seconds."""
+FINAL = [
+    event(1300, BEGAN, 80, seconds={START: 5}, processes=4, devices=8),
+    event(1350, FINISHED, 100, seconds={START: 5, COMPILE: 10, STEP: 20, SAVE: 18}),
+]
+"""From 1295 to 1350, of which 2 are told by nobody."""
+DISTURBED = KILLED + STOOD_STILL + FINAL
+ROW = {
+    "step": 100,
+    "kind": "train",
+    "loss": 2.5,
+    "bits_per_byte": 1.25,
+    "learning_rate": 3e-4,
+    "tokens": 819200,
+    "tokens_per_second": 12422.2,
+    "model_flops_utilisation": 0.41,
+    "gradient_norm": 0.11,
+    "skipped_steps": 2.0,
+    "dead_experts": 1.0,
+    "largest_load": 2.7,
+    "smallest_load": 0.0,
+    "epochs//data/c": 0.8,
+}
+"""Of a step, as a run writes it."""
+HELD_OUT = {"step": 80, "kind": "validation", "loss": 2.75, "bits_per_byte": 1.375}
+
+
+def write_lines(path: pathlib.Path, rows) -> None:
+    """Objects as lines of JSON, behind those that are there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+
+
+def write_events(folder: pathlib.Path, events=DISTURBED) -> None:
+    """Events at the times that they name."""
+    write_lines(folder / EVENTS_FILE, events)
+
+
+def write_rows(folder: pathlib.Path, rows=(HELD_OUT, ROW)) -> None:
+    """Rows of metrics."""
+    write_lines(folder / METRICS_FILE, rows)
