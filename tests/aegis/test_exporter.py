@@ -17,13 +17,15 @@ from prometheus_client.parser import text_string_to_metric_families
 from small_runs import small_config, write_committed_step
 
 from zaya_jax.aegis import following
+from zaya_jax.aegis.deciding import LEAVE_OUT
 from zaya_jax.aegis.exporter import main, make_registry, serve
 from zaya_jax.aegis.following import Followed, FollowedEvents, newest_rows
 from zaya_jax.aegis.goodput import BUCKETS, PRODUCTIVE, measure
-from zaya_jax.aegis.journal import AT, BEGAN, EVENTS_FILE, METRICS_FILE, STALLED
+from zaya_jax.aegis.journal import AT, BEGAN, DECIDED, EVENTS_FILE, METRICS_FILE, STALLED
 from zaya_jax.aegis.samples import METRICS, MOST_VALUES
+from zaya_jax.aegis.sightings import Sighting, write_sighting
 
-PARTS = {"metrics", "events", "config", "checkpoints"}
+PARTS = {"metrics", "events", "config", "checkpoints", "sightings"}
 
 
 def parse(text):
@@ -49,8 +51,11 @@ def readable(found):
 def run(tmp_path):
     """A run that was disturbed, with a checkpoint."""
     folder = tmp_path / "run"
-    decided = {"action": "drain", "reason": "ECC", "evidence": "…", "cost_seconds": 60, "nodes": ["n1", "n7"]}
-    write_events(folder, [*DISTURBED, event(1150, "decided", 101, **decided)])
+    decided = {"action": LEAVE_OUT, "reason": "ECC", "cost_seconds": 60.0, "nodes": ["n1", "n7"]}
+    dry = [event(1151, DECIDED, 101, **decided, acted=False)]
+    write_events(folder, [*DISTURBED, event(1150, DECIDED, 101, **decided, acted=True), *dry])
+    for host in ("n1", "n1", "n7"):
+        write_sighting(folder, Sighting(1149.0, host, "ecc_correctable", "note", "dmesg", "a line"))
     write_rows(folder)
     (folder / "config.json").write_text(small_config(run_folder=folder, corpus=folder / "corpus").to_text())
     write_committed_step(folder, 96)
@@ -85,9 +90,11 @@ def test_all_is_told_as_the_files_have_it(run):
         ("zaya_last_word_timestamp_seconds",): 1350,
         ("zaya_events_total", "began"): 3,
         ("zaya_events_total", "spiked"): 0,
-        ("zaya_decisions_total", "drain"): 1,
-        ("zaya_decisions_total", "page"): 0,
-        ("zaya_node_decisions_total", "drain", "n7"): 1,
+        ("zaya_decisions_total", LEAVE_OUT): 1,
+        ("zaya_decisions_total", "stop"): 0,
+        ("zaya_node_decisions_total", LEAVE_OUT, "n7"): 1,
+        ("zaya_sightings_total", "ecc_correctable", "n1"): 2,
+        ("zaya_sightings_total", "ecc_correctable", "n7"): 1,
         ("zaya_checkpoint_step",): 96,
         ("zaya_checkpoint_timestamp_seconds",): 1345,
         ("zaya_checkpoint_interval_steps",): 4,
@@ -137,7 +144,7 @@ def test_values_that_are_none_are_told_as_far_as_prometheus_takes_them(tmp_path)
 
 def test_words_of_others_make_no_more_series_than_are_worth_it(tmp_path):
     hostile = [event(i, f'"{i}"\n\\{{}} é' + "x" * 500, 1) for i in range(3 * MOST_VALUES)]
-    decided = [event(i, "decided", 1, action=[i], nodes={"a": 1}) for i in range(3)]
+    decided = [event(i, DECIDED, 1, action=[i], nodes={"a": 1}) for i in range(3)]
     write_events(tmp_path, hostile + decided + DISTURBED)
     found = told(tmp_path)
     assert sum(key[0] == "zaya_events_total" for key in found) == MOST_VALUES
@@ -166,9 +173,9 @@ def test_what_comes_between_two_scrapes_is_read_once(run, monkeypatch):
 
 def test_another_file_in_its_place_is_read_from_its_begin(run):
     events = FollowedEvents(run)
-    assert len(events.look()) == len(DISTURBED)  # of two words on where it is the newer one
+    assert len(events.look()) == len(DISTURBED) + 1  # of two words on where it is the newer one
     (run / EVENTS_FILE).unlink()
-    assert len(events.look()) == len(DISTURBED)  # of two words on where it is the newer one
+    assert len(events.look()) == len(DISTURBED) + 1  # of two words on where it is the newer one
     write_events(run, KILLED[:1])
     assert events.look() == KILLED[:1]
     assert events.counts == {BEGAN: 1}

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 from zaya_jax.aegis.sightings import Sighting
 
-RESTART, LEAVE_OUT, WAIT, REQUEUE, STOP, DONE = "restart", "leave out", "wait", "requeue", "stop", "done"
+ACTIONS = "restart", "leave out", "wait", "requeue", "stop", "done"
+RESTART, LEAVE_OUT, WAIT, REQUEUE, STOP, DONE = ACTIONS
 """Begin anew on the same nodes; without some of them; when something may have come back by itself; leave the
 rest to the next allocation; leave it to a human; nothing is left to be done."""
 

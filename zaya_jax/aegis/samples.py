@@ -8,21 +8,22 @@ ones, is a gauge.
 import collections
 import dataclasses
 import pathlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from zaya_jax.aegis.deciding import ACTIONS
 from zaya_jax.aegis.following import FollowedEvents, newest_rows
 from zaya_jax.aegis.goodput import Life, find_attempts, measure
-from zaya_jax.aegis.journal import DAMAGED, ENDS, SPIKED, STARVED
-from zaya_jax.aegis.rules import ACTIONS
+from zaya_jax.aegis.journal import DAMAGED, DECIDED, ENDS, SPIKED, STARVED
+from zaya_jax.aegis.sightings import read_sightings
 from zaya_jax.checkpoint import all_steps, read_config, step_written
 
 KILLED = "killed"
 """The end of a life that said nothing of it."""
-DECIDED = "decided"
-"""The event of whoever begins a run anew: what was done, because of what."""
 MOST_VALUES = 100
 """Of a label that holds words of others: more would cost whoever keeps them more than they tell."""
+MOST_PAIRS = 1000
+"""Of labels of which one is a node: a large cluster has that many."""
 MOST_CHARACTERS = 100
 
 
@@ -79,6 +80,7 @@ METRICS: dict[str, RunMetric] = {
     "zaya_events_total": RunMetric("What was written down of the run.", ("event",)),
     "zaya_decisions_total": RunMetric("What was done about failures.", ("action",)),
     "zaya_node_decisions_total": RunMetric("The same by the nodes that it was done to.", ("action", "node")),
+    "zaya_sightings_total": RunMetric("What agents saw of nodes.", ("class", "host")),
     "zaya_checkpoint_step": RunMetric("Step of the newest checkpoint."),
     "zaya_checkpoint_timestamp_seconds": RunMetric("Unix time at which it was written."),
     "zaya_checkpoint_interval_steps": RunMetric("Steps between two checkpoints, where they say when."),
@@ -119,6 +121,7 @@ class WatchedRun:
             "events": self._of_events,
             "config": self._of_config,
             "checkpoints": self._of_checkpoints,
+            "sightings": self._of_sightings,
         }
         return [sample for part, read in parts.items() for sample in _tried(part, read)]
 
@@ -150,6 +153,10 @@ class WatchedRun:
             yield Sample("zaya_checkpoint_step", float(steps[-1]))
             written = step_written(self._folder, steps[-1]).timestamp()
             yield Sample("zaya_checkpoint_timestamp_seconds", written)
+
+    def _of_sightings(self) -> Iterator[Sample]:
+        seen = ((each.name, each.host) for each in read_sightings(self._folder))
+        yield from _paired("zaya_sightings_total", ("class", "host"), seen)
 
 
 def _tried(part: str, read: Callable[[], Iterator[Sample]]) -> list[Sample]:
@@ -190,13 +197,18 @@ def _of_attempts(attempts: list[Life]) -> Iterator[Sample]:
 
 
 def _of_decisions(decisions: list[dict[str, Any]]) -> Iterator[Sample]:
-    actions = collections.Counter(_word(event.get("action")) for event in decisions)
-    yield from _counted("zaya_decisions_total", "action", actions, ACTIONS)
-    pairs = collections.Counter(
-        (_word(event.get("action")), _word(node)) for event in decisions for node in _list(event.get("nodes"))
-    )
-    for (action, node), number in pairs.most_common(MOST_VALUES):
-        yield Sample("zaya_node_decisions_total", float(number), {"action": action, "node": node})
+    # A dry run's were not carried out.
+    actions = [(str(event.get("action")), event) for event in decisions if event.get("acted", True)]
+    counts = collections.Counter(action for action, _ in actions)
+    yield from _counted("zaya_decisions_total", "action", counts, ACTIONS)
+    nodes = ((action, str(node)) for action, event in actions for node in _list(event.get("nodes")))
+    yield from _paired("zaya_node_decisions_total", ("action", "node"), nodes)
+
+
+def _paired(name: str, labels: tuple[str, str], pairs: Iterable[tuple[str, str]]) -> Iterator[Sample]:
+    counts = collections.Counter((_word(first), _word(second)) for first, second in pairs)
+    for values, number in counts.most_common(MOST_PAIRS):
+        yield Sample(name, float(number), dict(zip(labels, values, strict=True)))
 
 
 def _counted(name: str, label: str, counts: Mapping[str, int], known: tuple[str, ...]) -> Iterator[Sample]:
@@ -213,8 +225,8 @@ def _counted(name: str, label: str, counts: Mapping[str, int], known: tuple[str,
         yield Sample(name, float(number), {label: value})
 
 
-def _word(value: Any) -> str:
-    return str(value)[:MOST_CHARACTERS]
+def _word(value: str) -> str:
+    return value[:MOST_CHARACTERS]
 
 
 def _list(value: Any) -> list[Any]:
