@@ -3,6 +3,10 @@
 import json
 import pathlib
 
+from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from zaya_jax.aegis.exporter import make_registry
 from zaya_jax.aegis.heartbeats import COMPILE, DISPATCH, READ, RESTORE, SAVE, START, STEP
 from zaya_jax.aegis.journal import AT, BEGAN, EVENTS_FILE, FINISHED, METRICS_FILE, STALLED
 
@@ -72,3 +76,19 @@ def write_events(folder: pathlib.Path, events=DISTURBED) -> None:
 def write_rows(folder: pathlib.Path, rows=(HELD_OUT, ROW)) -> None:
     """Rows of metrics."""
     write_lines(folder / METRICS_FILE, rows)
+
+
+def parse(text):
+    """Samples by their names and labels; the name of the only run is left out."""
+    families = list(text_string_to_metric_families(text))
+    assert len({family.name for family in families}) == len(families)
+    return {
+        (sample.name, *(value for name, value in sample.labels.items() if name != "run")): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+
+def told(*folders):
+    """What Prometheus is told of runs, as its own parser reads it."""
+    return parse(generate_latest(make_registry(folders)).decode())

@@ -11,7 +11,19 @@ import threading
 import urllib.request
 
 import pytest
-from made_runs import DISTURBED, FINAL, HELD_OUT, KILLED, ROW, event, write_events, write_lines, write_rows
+from made_runs import (
+    DISTURBED,
+    FINAL,
+    HELD_OUT,
+    KILLED,
+    ROW,
+    event,
+    parse,
+    told,
+    write_events,
+    write_lines,
+    write_rows,
+)
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from small_runs import small_config, write_committed_step
@@ -26,21 +38,6 @@ from zaya_jax.aegis.samples import METRICS, MOST_VALUES
 from zaya_jax.aegis.sightings import Sighting, write_sighting
 
 PARTS = {"metrics", "events", "config", "checkpoints", "sightings"}
-
-
-def parse(text):
-    """Samples by their names and labels; the name of the only run is left out."""
-    families = list(text_string_to_metric_families(text))
-    assert len({family.name for family in families}) == len(families)
-    return {
-        (sample.name, *(value for name, value in sample.labels.items() if name != "run")): sample.value
-        for family in families
-        for sample in family.samples
-    }
-
-
-def told(*folders):
-    return parse(generate_latest(make_registry(folders)).decode())
 
 
 def readable(found):

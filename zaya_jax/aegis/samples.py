@@ -20,6 +20,7 @@ from zaya_jax.checkpoint import all_steps, read_config, step_written
 
 KILLED = "killed"
 """The end of a life that said nothing of it."""
+KNOWN_EVENTS = SPIKED, STARVED, DAMAGED, *ENDS
 MOST_VALUES = 100
 """Of a label that holds words of others: more would cost whoever keeps them more than they tell."""
 MOST_PAIRS = 1000
@@ -127,7 +128,7 @@ class WatchedRun:
 
     def _of_events(self) -> Iterator[Sample]:
         events = self._events.look()
-        yield from _counted("zaya_events_total", "event", self._events.counts, (SPIKED, STARVED, DAMAGED))
+        yield from _counted("zaya_events_total", "event", self._events.counts, KNOWN_EVENTS)
         yield from _of_decisions([event for event in events if event["event"] == DECIDED])
         attempts = find_attempts(events)
         yield from _of_attempts(attempts)
