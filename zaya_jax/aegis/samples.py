@@ -14,13 +14,13 @@ from typing import Any
 from zaya_jax.aegis.deciding import ACTIONS
 from zaya_jax.aegis.following import FollowedEvents, newest_rows
 from zaya_jax.aegis.goodput import Life, find_attempts, measure
-from zaya_jax.aegis.journal import DAMAGED, DECIDED, ENDS, SPIKED, STARVED
+from zaya_jax.aegis.journal import DAMAGED, DECIDED, ENDS, SKIPPED, SPIKED, STARVED
 from zaya_jax.aegis.sightings import read_sightings
 from zaya_jax.checkpoint import all_steps, read_config, step_written
 
 KILLED = "killed"
 """The end of a life that said nothing of it."""
-KNOWN_EVENTS = SPIKED, STARVED, DAMAGED, *ENDS
+KNOWN_EVENTS = SPIKED, STARVED, SKIPPED, DAMAGED, *ENDS
 MOST_VALUES = 100
 """Of a label that holds words of others: more would cost whoever keeps them more than they tell."""
 MOST_PAIRS = 1000
