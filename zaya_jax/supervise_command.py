@@ -90,8 +90,8 @@ def _check(options) -> None:
 def _engine(options, command: Sequence[str]) -> Engine:
     words = [sys.executable, "-m", "zaya_jax.cli", *command]
     if options.engine == "local":
-        return LocalEngine(Launch(words, options.processes, options.devices, GRACE_SECONDS))
-    return SlurmEngine(words)
+        return LocalEngine(Launch(words, options.processes, options.devices, GRACE_SECONDS), options.rules)
+    return SlurmEngine(words, options.rules)
 
 
 def _say(line: str) -> None:

@@ -50,6 +50,7 @@ def cluster(tmp_path):
         # The first node goes down with the first attempt.
         "sinfo": 'if [[ $* == *n1* && -s $LOG ]]; then echo "down*"; else echo alloc; fi',
         "srun": (
+            '[[ $* == *"aegis agent"* ]] && exec /bin/sleep 60\n'
             'echo "srun $*" >>$LOG\n'
             "echo $$ >$LOG.pid\n"
             'trap "echo told >>$LOG; exit 75" TERM\n'

@@ -1,5 +1,6 @@
 """What a supervisor decides, and that it does what it decided, on an engine that runs nothing."""
 
+import contextlib
 import http.server
 import itertools
 import json
@@ -55,7 +56,8 @@ def seen(action, host="n2", name="some_class"):
         ([attempt(sightings=(seen("drain"),))], LEAVE_OUT),
         ([attempt(sightings=(seen("wait"),))], WAIT),
         ([attempt(sightings=(seen("note"), seen("restart")))], RESTART),
-        ([attempt(sightings=(seen("page"),))], WAIT),
+        ([attempt(sightings=(seen("page"),))], RESTART),
+        ([attempt(progress=False, sightings=(seen("page"),))] * 2, WAIT),
         ([attempt(progress=False)], RESTART),
         ([attempt(progress=False)] * 2, WAIT),
         ([attempt(progress=False)] * 3, STOP),
@@ -129,6 +131,10 @@ class Nodes:
     def drain(self, node, reason):
         self.drained.append(node)
         return None if self.may_drain else "Access/permission denied"
+
+    @contextlib.contextmanager
+    def watching(self, nodes, run_folder):
+        yield
 
     def requeue(self):
         self.requeued += 1

@@ -178,6 +178,7 @@ OF_RUNS: dict[str, tuple[str, Callable[[Sequence[Mapping[str, Any]]], Any], Call
 VERBS: dict[str, Callable[[Sequence[str]], None]] = {
     **{verb: functools.partial(_show, verb) for verb in OF_RUNS},
     "classify": classify_logs,
+    "agent": functools.partial(_of_module, "zaya_jax.aegis.agent"),
     "drill": functools.partial(_of_module, "zaya_jax.aegis.drill_command"),
     "metrics": functools.partial(_of_module, "zaya_jax.aegis.exporter"),
 }

@@ -152,12 +152,13 @@ def _by_progress(attempts: Sequence[Attempt], policy: Policy) -> Decision:
     actions = {each.action for each in newest.sightings}
     # The first attempt that comes no further may have had bad luck; from the second on each waits longer.
     pause = policy.wait_seconds * 2 ** max(idle - 1, 0)
-    if actions & {"wait", "page"}:
-        names = ", ".join(sorted({each.name for each in newest.sightings}))
-        return Decision(WAIT, f"{reason}; {names} may pass", evidence, (), pause, "page" in actions)
+    page = "page" in actions
+    if "wait" in actions:
+        names = ", ".join(sorted({each.name for each in newest.sightings if each.action == "wait"}))
+        return Decision(WAIT, f"{reason}; {names} may pass", evidence, (), pause, page)
     if idle > 1:
-        return Decision(WAIT, f"{reason}, the {idle}th time without progress", evidence, (), pause / 2)
-    return Decision(RESTART, reason, evidence)
+        return Decision(WAIT, f"{reason}, the {idle}th time without progress", evidence, (), pause / 2, page)
+    return Decision(RESTART, reason, evidence, page=page)
 
 
 def _evidence(sightings: Sequence[Sighting]) -> tuple[str, ...]:

@@ -1,15 +1,21 @@
 """Where the processes of a run are begun, and what can be done about the nodes there."""
 
+import contextlib
 import os
+import pathlib
 import signal
 import subprocess
+import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol, runtime_checkable
 
+from zaya_jax.aegis.agent import Agent
+from zaya_jax.aegis.rules import load_rules
 from zaya_jax.parallel.launch import Children, Launch
 from zaya_jax.parallel.process_group import host_name
 
+_LEAVING_SECONDS = 5.0
 Line = Callable[[str, str], None]
 """Takes the host of a process, and a line that it complained with."""
 
@@ -38,16 +44,21 @@ class Engine(Protocol):
         """Has the whole job begin anew, in another allocation, where that is possible."""
         ...
 
+    def watching(self, nodes: Sequence[str], run_folder: str) -> contextlib.AbstractContextManager[None]:
+        """Has an agent on each node watch it meanwhile."""
+        ...
+
 
 class LocalEngine:
     """Processes of this machine.
 
     Args:
       given: what is to run.
+      rules: the file that the agent goes by.
     """
 
-    def __init__(self, given: Launch):
-        self._given, self._children = given, Children()
+    def __init__(self, given: Launch, rules: str):
+        self._given, self._rules, self._children = given, rules, Children()
 
     def nodes(self) -> list[str]:
         """This machine."""
@@ -69,16 +80,30 @@ class LocalEngine:
     def requeue(self) -> None:
         """Nobody would begin it anew."""
 
+    @contextlib.contextmanager
+    def watching(self, nodes: Sequence[str], run_folder: str) -> Iterator[None]:
+        """An agent in a thread: a process more would cost more than it does."""
+        del nodes
+        agent = Agent(pathlib.Path(run_folder), load_rules(self._rules))
+        thread = threading.Thread(target=agent.watch, name="agent", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            agent.stop()
+            thread.join()
+
 
 class SlurmEngine:
     """Tasks of a SLURM job, from within its batch script.
 
     Args:
       command: of each task.
+      rules: the file that the agents go by.
     """
 
-    def __init__(self, command: Sequence[str]):
-        self._command = list(command)
+    def __init__(self, command: Sequence[str], rules: str):
+        self._command, self._rules = list(command), rules
         self._job, self._allocation = os.environ["SLURM_JOB_ID"], os.environ["SLURM_JOB_NODELIST"]
         # As `8(x17)` of SLURM_TASKS_PER_NODE says it, where no number was asked for a node.
         tasks = os.environ.get("SLURM_NTASKS_PER_NODE") or os.environ.get("SLURM_TASKS_PER_NODE", "1")
@@ -101,13 +126,7 @@ class SlurmEngine:
         """Runs a step of the job."""
         step = subprocess.Popen(
             [
-                "srun",
-                f"--nodes={len(nodes)}",
-                f"--ntasks={self._tasks * len(nodes)}",
-                f"--ntasks-per-node={self._tasks}",
-                f"--nodelist={','.join(nodes)}",
-                # Where a node of the step before has died, it holds its GPUs still: they are shared with it.
-                "--overlap",
+                *self._step(nodes, self._tasks),
                 # All tasks end when one does: without it the others would wait in a collective.
                 "--kill-on-bad-exit=1",
                 "--wait=30",
@@ -156,6 +175,32 @@ class SlurmEngine:
     def requeue(self) -> None:
         """Puts the job back into the queue, behind which this process is ended."""
         subprocess.run(["scontrol", "requeue", self._job], check=False)
+
+    @contextlib.contextmanager
+    def watching(self, nodes: Sequence[str], run_folder: str) -> Iterator[None]:
+        """A step of the job with an agent on each node: no other step ends when one of them does."""
+        words = [*self._step(nodes, 1), sys.executable, "-m", "zaya_jax.cli", "aegis", "agent", run_folder]
+        step = subprocess.Popen([*words, f"--rules={self._rules}"], process_group=0)
+        try:
+            yield
+        finally:
+            step.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                step.wait(_LEAVING_SECONDS)
+            step.kill()
+            step.wait()
+
+    def _step(self, nodes: Sequence[str], tasks: int) -> list[str]:
+        """The words of a step with so many tasks on each node."""
+        return [
+            "srun",
+            f"--nodes={len(nodes)}",
+            f"--ntasks={tasks * len(nodes)}",
+            f"--ntasks-per-node={tasks}",
+            f"--nodelist={','.join(nodes)}",
+            # Where a node of the step before has died, it holds its GPUs still: they are shared with it.
+            "--overlap",
+        ]
 
 
 def _said(command: Sequence[str]) -> str:

@@ -13,6 +13,12 @@ from collections.abc import Mapping
 from typing import Any
 
 EVENTS_FILE = "events.jsonl"
+SIGHTINGS_FOLDER = "sightings"
+"""What agents saw of their nodes."""
+LEFT_OUT_FILE = "left_out.txt"
+"""Nodes that a run is not to use again, a line each, for whoever goes on with it."""
+BESIDE = EVENTS_FILE, SIGHTINGS_FOLDER, LEFT_OUT_FILE
+"""What may lie in a run's folder before the run does: its supervisor begins earlier."""
 METRICS_FILE = "metrics.jsonl"
 """What a run tells of its steps, which `train/metrics.py` writes."""
 BEGAN, AT = "began", "at"

@@ -7,9 +7,8 @@ import dataclasses
 import pathlib
 import re
 
-from zaya_jax.aegis.journal import append_line, is_finite, lines_of, parse_line
+from zaya_jax.aegis.journal import SIGHTINGS_FOLDER, append_line, is_finite, lines_of, parse_line
 
-FOLDER = "sightings"
 MOST_EVIDENCE = 400
 """Characters of it that are kept."""
 
@@ -38,7 +37,7 @@ class Sighting:
 def write_sighting(run_folder: str | pathlib.Path, sighting: Sighting) -> None:
     """Appends a sighting to those of its host. A disk that takes none is no reason to end anything."""
     values = dataclasses.asdict(sighting) | {"evidence": sighting.evidence[:MOST_EVIDENCE]}
-    append_line(pathlib.Path(run_folder) / FOLDER / f"{_safe(sighting.host)}.jsonl", values)
+    append_line(pathlib.Path(run_folder) / SIGHTINGS_FOLDER / f"{_safe(sighting.host)}.jsonl", values)
 
 
 def read_sightings(run_folder: str | pathlib.Path, *, since: float = 0.0) -> list[Sighting]:
@@ -49,7 +48,7 @@ def read_sightings(run_folder: str | pathlib.Path, *, since: float = 0.0) -> lis
       since: Unix time; older ones are left out.
     """
     found = []
-    for path in sorted((pathlib.Path(run_folder) / FOLDER).glob("*.jsonl")):
+    for path in sorted((pathlib.Path(run_folder) / SIGHTINGS_FOLDER).glob("*.jsonl")):
         for values in map(parse_line, lines_of(path)):
             if set(values) == _FIELDS and is_finite(values["time"]):
                 found.append(Sighting(float(values.pop("time")), **{k: str(v) for k, v in values.items()}))

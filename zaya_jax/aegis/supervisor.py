@@ -15,14 +15,12 @@ from zaya_jax import durable
 from zaya_jax.aegis.deciding import DONE, LEAVE_OUT, REQUEUE, STOP, Attempt, Decision, Policy, decide
 from zaya_jax.aegis.engines import Engine
 from zaya_jax.aegis.goodput import find_attempts, redo_seconds
-from zaya_jax.aegis.journal import DECIDED, DIVERGED, STALLED, STARVED, events_of, write_event
+from zaya_jax.aegis.journal import DECIDED, DIVERGED, LEFT_OUT_FILE, STALLED, STARVED, events_of, write_event
 from zaya_jax.aegis.paging import page
 from zaya_jax.aegis.rules import LogRule, Rates, classify
 from zaya_jax.aegis.sightings import Sighting, read_sightings, write_sighting
 from zaya_jax.checkpoint import all_steps
 
-LEFT_OUT_FILE = "left_out.txt"
-"""In a run's folder: nodes that it is not to use again, a line each, for whoever goes on with it."""
 _LOOK_SECONDS = 1.0
 REQUEUE_CODE = 75
 """Of a supervisor that was asked to stop before its first attempt."""
@@ -105,7 +103,8 @@ class Supervisor:
         looking = threading.Thread(target=self._look_on, args=(began, nodes, usable, ended), daemon=True)
         looking.start()
         try:
-            code = self._engine.run(nodes, self._hear)
+            with self._engine.watching(nodes, folder):
+                code = self._engine.run(nodes, self._hear)
         finally:
             ended.set()
             looking.join()
@@ -237,5 +236,6 @@ def read_left_out(run_folder: str) -> set[str]:
 
 def write_left_out(run_folder: str, nodes: Collection[str]) -> None:
     """Adds nodes to those that a run is not to use again."""
+    pathlib.Path(run_folder).mkdir(parents=True, exist_ok=True)
     left_out = sorted(read_left_out(run_folder) | set(nodes))
     durable.write(pathlib.Path(run_folder) / LEFT_OUT_FILE, "".join(f"{node}\n" for node in left_out))

@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from zaya_jax import durable
 from zaya_jax.aegis.heartbeats import RESTORE, Heartbeats
-from zaya_jax.aegis.journal import DAMAGED, write_event
+from zaya_jax.aegis.journal import BESIDE, DAMAGED, write_event
 from zaya_jax.checkpoint import (
     FOLDER,
     LOCK_FILE,
@@ -353,7 +353,7 @@ def read_held(folder: pathlib.Path) -> Config | None:
                 f"run_folder is {folder}, and {path} is a file; it must be a folder or not exist yet"
             )
     # A kill can leave nothing but a lock and a config in the making: the same command goes on.
-    in_the_making = {LOCK_FILE, CONFIG_FILE + durable.PARTIAL}
+    in_the_making = {LOCK_FILE, CONFIG_FILE + durable.PARTIAL, *BESIDE}
     if not folder.exists() or {path.name for path in folder.iterdir()} <= in_the_making:
         return None
     if not (folder / CONFIG_FILE).is_file():
