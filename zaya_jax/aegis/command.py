@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from zaya_jax.aegis.goodput import BUCKETS, MEANINGS, Goodput, find_attempts, measure
-from zaya_jax.aegis.journal import AT, BEGAN, DECIDED, ENDS, FINISHED, read_events
+from zaya_jax.aegis.journal import AT, BEGAN, ENDS, FINISHED, describe_event, read_events
 from zaya_jax.aegis.reading_logs import STANDARD_INPUT, classes_table, find_classes, read_lines, values_of
 from zaya_jax.aegis.rules import RULES_FILE, load_rules
 from zaya_jax.options import Parser
@@ -44,6 +44,7 @@ def _parser() -> Parser:
             "zaya aegis status runs/tiny       # where it is",
             "zaya aegis events runs/tiny       # all that was written down",
             "zaya aegis goodput runs/tiny      # what its time went into",
+            "zaya aegis timeline runs/tiny --output=tiny.html     # all of it in a picture",
             "zaya aegis metrics runs/tiny      # the same for Prometheus, and the numbers of its steps",
             "zaya aegis classify slurm-1.out   # what a log says, and what is to be done",
         ),
@@ -122,16 +123,8 @@ def _events_table(events: Sequence[Mapping[str, Any]]) -> Table:
         if event["event"] != AT:  # where a run was now and then, which its end tells too
             when = datetime.datetime.fromtimestamp(event["time"], datetime.UTC)
             step = f"{event['step']:,}" if "step" in event else ""
-            table.add_row(f"{when:%Y-%m-%d %H:%M:%S}", str(event["event"]), step, _what(event))
+            table.add_row(f"{when:%Y-%m-%d %H:%M:%S}", str(event["event"]), step, describe_event(event))
     return table
-
-
-def _what(event: Mapping[str, Any]) -> str:
-    if event["event"] == BEGAN:
-        return f"{event['processes']} processes, {event['devices']} devices"
-    if event["event"] == DECIDED:
-        return f"{event.get('action')}: {event.get('reason')}"
-    return "; ".join(str(event[name]) for name in ("reason", "late") if name in event)
 
 
 def _goodput_table(events: Sequence[Mapping[str, Any]]) -> Table:
@@ -181,4 +174,5 @@ VERBS: dict[str, Callable[[Sequence[str]], None]] = {
     "agent": functools.partial(_of_module, "zaya_jax.aegis.agent"),
     "drill": functools.partial(_of_module, "zaya_jax.aegis.drill_command"),
     "metrics": functools.partial(_of_module, "zaya_jax.aegis.exporter"),
+    "timeline": functools.partial(_of_module, "zaya_jax.aegis.timeline_page"),
 }

@@ -89,6 +89,15 @@ def events_of(run_folder: str | pathlib.Path, *, since: float = 0.0) -> list[dic
     return [event for event in found if event is not None and event["time"] >= since]
 
 
+def describe_event(event: Mapping[str, Any]) -> str:
+    """What an event tells beside its time, its kind and its step, in a line."""
+    if event["event"] == BEGAN:
+        return f"{event.get('processes')} processes, {event.get('devices')} devices"
+    if event["event"] == DECIDED:
+        return f"{event.get('action')}: {event.get('reason')}"
+    return "; ".join(str(event[name]) for name in ("reason", "late") if name in event)
+
+
 def lines_of(path: pathlib.Path) -> list[bytes]:
     """The lines of a file; none of one that is not there."""
     return path.read_bytes().splitlines() if path.is_file() else []
