@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from types import FrameType
 
-from zaya_jax.aegis.deciding import Policy
+from zaya_jax.aegis.deciding import RestartPolicy
 from zaya_jax.aegis.engines import Engine, LocalEngine, SlurmEngine
 from zaya_jax.aegis.rules import RULES_FILE, load_rules
 from zaya_jax.aegis.supervisor import Supervision, Supervisor
@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if not command or command[0] != "train":
         raise ValueError('there is no run to supervise; it stands behind "--": zaya supervise -- train')
     _check(options)
-    policy = Policy(nodes=options.nodes, least_nodes=options.least_nodes or options.nodes)
+    policy = RestartPolicy(nodes=options.nodes, least_nodes=options.least_nodes or options.nodes)
     run_folder = config_of(command[1:]).run_folder
     given = Supervision(run_folder, load_rules(options.rules), policy, dry_run=options.dry_run)
     supervisor = Supervisor(_engine(options, command), given, say=_say)

@@ -15,7 +15,7 @@ from zaya_jax.aegis.agent import Agent
 from zaya_jax.aegis.kernel_log import KernelLog
 from zaya_jax.aegis.node_readings import Storage, parse_amd_smi, read_links, read_ports, read_ras
 from zaya_jax.aegis.rules import ACTIONS, load_rules
-from zaya_jax.aegis.sensors import SENSED, Change, Gpu, Node, Port, changes
+from zaya_jax.aegis.sensors import SENSED, GpuCounts, Node, NodeChange, Port, changes
 from zaya_jax.aegis.sightings import read_sightings
 
 
@@ -49,7 +49,7 @@ def test_a_tree_is_read(tmp_path):
         "ionic_0/1": Port(True, {"link_downed": 0, "local_ack_timeout_err": 7}, "enp1"),
     }
     assert read_links(root) == {"enp1": True}
-    assert read_ras(root) == {"card1": Gpu(uncorrectable=0, correctable=4, xgmi=1)}
+    assert read_ras(root) == {"card1": GpuCounts(uncorrectable=0, correctable=4, xgmi=1)}
     nowhere = tmp_path / "nowhere"
     assert (read_ports(nowhere), read_links(nowhere), read_ras(nowhere)) == ({}, {}, {})
 
@@ -61,7 +61,7 @@ def told(before: Node, now: Node) -> list[tuple[str, str]]:
 BEFORE = Node(
     ports={"ionic_0/1": Port(True, {"rnr_nak_retry_err": 5}, "enp1")},
     links={"enp1": True},
-    gpus={"gpu0": Gpu(uncorrectable=0, correctable=10, retired=0, xgmi=0, celsius=70.0)},
+    gpus={"gpu0": GpuCounts(uncorrectable=0, correctable=10, retired=0, xgmi=0, celsius=70.0)},
     free=0.5,
     skew=0.0,
 )
@@ -85,19 +85,22 @@ BEFORE = Node(
         ({"ports": {"ionic_0/1": Port(True, {"rnr_nak_retry_err": 1}, "enp1")}}, []),
         ({"links": {"enp1": False}}, [("link_down", "enp1 is down")]),
         (
-            {"gpus": {"gpu0": Gpu(uncorrectable=1, correctable=10)}},
+            {"gpus": {"gpu0": GpuCounts(uncorrectable=1, correctable=10)}},
             [("ecc_uncorrectable", "gpu0: 1 more uncorrectable errors, 1 in all")],
         ),
         (
-            {"gpus": {"gpu0": Gpu(correctable=14)}},
+            {"gpus": {"gpu0": GpuCounts(correctable=14)}},
             [("ecc_correctable", "gpu0: 4 more correctable errors, 14 in all")],
         ),
-        ({"gpus": {"gpu0": Gpu(retired=2)}}, [("page_retired", "gpu0: 2 more retired pages, 2 in all")]),
         (
-            {"gpus": {"gpu0": Gpu(celsius=104.0)}},
+            {"gpus": {"gpu0": GpuCounts(retired=2)}},
+            [("page_retired", "gpu0: 2 more retired pages, 2 in all")],
+        ),
+        (
+            {"gpus": {"gpu0": GpuCounts(celsius=104.0)}},
             [("thermal", "gpu0: its hottest place has 104 degrees Celsius")],
         ),
-        ({"gpus": {"gpu1": Gpu(uncorrectable=3)}}, []),
+        ({"gpus": {"gpu1": GpuCounts(uncorrectable=3)}}, []),
         ({"free": 0.004}, [("disk_full", "0.40% of the run's file system is free")]),
         ({"waits": 75.0}, [("storage_stall", "a small file waits for the disk since 75 s")]),
         ({"skew": -12.0}, [("clock", "this host's clock is -12.0 s from the file system's")]),
@@ -133,7 +136,7 @@ def test_what_amd_smi_prints_is_read(wrapped):
         "damaged",
     ]
     found = parse_amd_smi({"gpu_data": gpus} if wrapped else gpus)
-    assert found == {"gpu3": Gpu(uncorrectable=1, correctable=12, celsius=88.0), "gpu4": Gpu()}
+    assert found == {"gpu3": GpuCounts(uncorrectable=1, correctable=12, celsius=88.0), "gpu4": GpuCounts()}
     for nothing in (None, 3, [], {}, {"gpu_data": 1}):
         assert parse_amd_smi(nothing) == {}
 
@@ -250,8 +253,10 @@ def test_the_verb_ends_when_it_is_told(tmp_path):
 
 
 def test_a_change_counts_as_often_as_it_has_come():
-    (change,) = changes(Node(gpus={"g": Gpu(correctable=0)}), Node(gpus={"g": Gpu(correctable=10**9)}))
-    assert change == Change(
+    (change,) = changes(
+        Node(gpus={"g": GpuCounts(correctable=0)}), Node(gpus={"g": GpuCounts(correctable=10**9)})
+    )
+    assert change == NodeChange(
         "ecc_correctable", "g", f"g: {10**9} more correctable errors, {10**9} in all", 1000
     )
     assert json.dumps(dataclasses.asdict(change))

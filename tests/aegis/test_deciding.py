@@ -16,7 +16,7 @@ from zaya_jax.aegis.deciding import (
     STOP,
     WAIT,
     Attempt,
-    Policy,
+    RestartPolicy,
     decide,
 )
 from zaya_jax.aegis.journal import DECIDED, read_events
@@ -25,7 +25,7 @@ from zaya_jax.aegis.sightings import Sighting, read_sightings, write_sighting
 from zaya_jax.aegis.supervisor import Supervision, Supervisor, read_left_out
 
 NODES = ("n1", "n2", "n3")
-POLICY = Policy(nodes=3, least_nodes=3, most_idle=3, wait_seconds=8.0)
+POLICY = RestartPolicy(nodes=3, least_nodes=3, most_idle=3, wait_seconds=8.0)
 
 
 def attempt(code=1, *, progress=True, **values):
@@ -86,7 +86,7 @@ def test_nodes_are_left_out_as_long_as_enough_are_left():
     assert found.action == RESTART
     assert found.page
     assert "should be left out" in found.reason
-    assert decide([last], NODES, Policy(nodes=3, least_nodes=1)).action == LEAVE_OUT
+    assert decide([last], NODES, RestartPolicy(nodes=3, least_nodes=1)).action == LEAVE_OUT
 
 
 def test_what_is_seen_of_others_nodes_is_no_matter_of_this_run():
@@ -94,7 +94,7 @@ def test_what_is_seen_of_others_nodes_is_no_matter_of_this_run():
 
 
 def test_each_try_in_vain_waits_longer_and_its_cost_is_told():
-    policy = Policy(nodes=3, least_nodes=3, most_idle=9, wait_seconds=8.0)
+    policy = RestartPolicy(nodes=3, least_nodes=3, most_idle=9, wait_seconds=8.0)
     flaps = [attempt(progress=False, sightings=(seen("wait"),), lost_seconds=5.0)] * 4
     found = [decide(flaps[:n], NODES, policy) for n in (1, 2, 3, 4)]
     assert [each.wait_seconds for each in found] == [8.0, 16.0, 32.0, 64.0]
@@ -142,7 +142,7 @@ class Nodes:
 
 def supervise(engine, **values):
     said = []
-    policy = Policy(nodes=3, least_nodes=3, most_idle=3, wait_seconds=0.01)
+    policy = RestartPolicy(nodes=3, least_nodes=3, most_idle=3, wait_seconds=0.01)
     given = Supervision(str(engine.folder), load_rules(), policy, **values)
     supervisor = Supervisor(engine, given, say=said.append)
     return supervisor, said

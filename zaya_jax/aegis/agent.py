@@ -19,7 +19,7 @@ from zaya_jax.aegis.journal import SIGHTINGS_FOLDER
 from zaya_jax.aegis.kernel_log import PATH, KernelLog
 from zaya_jax.aegis.node_readings import Storage, read_amd_smi, read_node
 from zaya_jax.aegis.rules import RULES_FILE, LogRule, Rates, classify, load_rules
-from zaya_jax.aegis.sensors import SENSED, Change, Gpu, Node, changes
+from zaya_jax.aegis.sensors import SENSED, GpuCounts, Node, NodeChange, changes
 from zaya_jax.aegis.sightings import Sighting, write_sighting
 from zaya_jax.options import Parser
 from zaya_jax.parallel.process_group import host_name
@@ -102,7 +102,7 @@ class Agent:
         self._logs, self._followed = logs, {}
         self._find_logs(from_end=True)
         self._kernel = _open_kernel_log(kernel_log, say)
-        self._gpus: Mapping[str, Gpu] = {}
+        self._gpus: Mapping[str, GpuCounts] = {}
         folder = run_folder / SIGHTINGS_FOLDER
         folder.mkdir(parents=True, exist_ok=True)
         self._storage = Storage(run_folder, folder / f"{self._host}.clock")
@@ -157,7 +157,7 @@ class Agent:
         if rule is not None:
             self._note(rule, source, line.strip())
 
-    def _note_change(self, change: Change) -> None:
+    def _note_change(self, change: NodeChange) -> None:
         for _ in range(change.times):
             self._note(self._by_name[change.name], change.source, change.evidence)
 

@@ -18,7 +18,7 @@ rest to the next allocation; leave it to a human; nothing is left to be done."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Policy:
+class RestartPolicy:
     """What a supervisor may do.
 
     Attributes:
@@ -84,7 +84,7 @@ class Decision:
     cost_seconds: float = 0.0
 
 
-def decide(attempts: Sequence[Attempt], usable: Sequence[str], policy: Policy) -> Decision:
+def decide(attempts: Sequence[Attempt], usable: Sequence[str], policy: RestartPolicy) -> Decision:
     """What is to be done behind the newest attempt.
 
     Args:
@@ -103,7 +103,7 @@ def _by_code(attempt: Attempt) -> Decision | None:
     return _BY_CODE.get(attempt.code)
 
 
-def _by_nodes(attempts: Sequence[Attempt], usable: Sequence[str], policy: Policy) -> Decision | None:
+def _by_nodes(attempts: Sequence[Attempt], usable: Sequence[str], policy: RestartPolicy) -> Decision | None:
     """Leaves nodes out that are known to be at fault, as long as enough are left."""
     guilty = _guilty(attempts, policy)
     if not guilty:
@@ -120,7 +120,7 @@ def _by_nodes(attempts: Sequence[Attempt], usable: Sequence[str], policy: Policy
     return dataclasses.replace(_by_progress(attempts, policy), reason=reason, page=True)
 
 
-def _guilty(attempts: Sequence[Attempt], policy: Policy) -> dict[str, list[str]]:
+def _guilty(attempts: Sequence[Attempt], policy: RestartPolicy) -> dict[str, list[str]]:
     """Nodes that must not be used again, with what speaks against each."""
     newest = attempts[-1]
     found: dict[str, list[str]] = collections.defaultdict(list)
@@ -137,7 +137,7 @@ def _guilty(attempts: Sequence[Attempt], policy: Policy) -> dict[str, list[str]]
     return dict(found)
 
 
-def _by_progress(attempts: Sequence[Attempt], policy: Policy) -> Decision:
+def _by_progress(attempts: Sequence[Attempt], policy: RestartPolicy) -> Decision:
     """Tries again, at once or later, as long as that has not been in vain too often."""
     newest = attempts[-1]
     idle = 0

@@ -39,7 +39,7 @@ QUIET = ("done", "requeue")
 
 
 @dataclasses.dataclass(frozen=True)
-class Order:
+class OrderedFault:
     """A fault of a drill.
 
     Attributes:
@@ -80,7 +80,7 @@ NOTICED_BY: dict[str, tuple[str, ...]] = {
 """The event that must follow, where it is not that the supervisor decides."""
 
 
-def order_faults(seed: int, *, count: int, processes: int, first: int = 60) -> list[Order]:
+def order_faults(seed: int, *, count: int, processes: int, first: int = 60) -> list[OrderedFault]:
     """Faults of all kinds in turn, each turn in another order, at steps that leave room between them.
 
     Args:
@@ -96,7 +96,7 @@ def order_faults(seed: int, *, count: int, processes: int, first: int = 60) -> l
             step += SAVE_EVERY * drawn.randint(1, 2)
             here = step - step % SAVE_EVERY + drawn.randint(8, SAVE_EVERY - 4)
             words = KINDS[kind].format(step=here, next=here + 1, process=drawn.randrange(processes))
-            orders.append(Order(kind, here, words))
+            orders.append(OrderedFault(kind, here, words))
             step = here + (SPIKE_STEPS if kind == "spike" else 0)
     return orders[:count]
 
@@ -148,7 +148,7 @@ class Score:
         return {name: statistics.median(each.get(name, 0.0) for each in found) for name in names}
 
 
-def score(run_folder: str | pathlib.Path, orders: Sequence[Order]) -> Score:
+def score(run_folder: str | pathlib.Path, orders: Sequence[OrderedFault]) -> Score:
     """What became of a drill's faults, by what its run wrote down.
 
     Raises:
@@ -164,14 +164,14 @@ def score(run_folder: str | pathlib.Path, orders: Sequence[Order]) -> Score:
     return Score(tuple(outcomes), () if orders else tuple(_alarms(folder, events)), measure(events))
 
 
-def _when(folder: pathlib.Path, order: Order) -> float | None:
+def _when(folder: pathlib.Path, order: OrderedFault) -> float | None:
     """When a fault struck first, by the file that says so."""
     kind = order.words.split("@")[0]
     times = [path.stat().st_mtime for path in (folder / FOLDER).glob(f"{kind}-{order.step}-*")]
     return min(times, default=None)
 
 
-def _outcome(order: Order, when: float, until: float, events: Sequence[Mapping[str, Any]]) -> Outcome:
+def _outcome(order: OrderedFault, when: float, until: float, events: Sequence[Mapping[str, Any]]) -> Outcome:
     between = [event for event in events if when <= event["time"] < until]
     kinds = NOTICED_BY.get(order.kind, (DECIDED,))
     noticed = any(event["event"] in kinds for event in between)

@@ -61,7 +61,7 @@ class LocalEngine:
         self._given, self._rules, self._children = given, rules, Children()
 
     def nodes(self) -> list[str]:
-        """This machine."""
+        """The only one: this machine."""
         return [host_name(os.environ)]
 
     def run(self, nodes: Sequence[str], on_line: Line) -> int:

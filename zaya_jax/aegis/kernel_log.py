@@ -41,5 +41,5 @@ class KernelLog:
             yield text.split("\n", 1)[0]
 
     def close(self) -> None:
-        """Closes the device."""
+        """Closes the device, and reads no more."""
         os.close(self._file)

@@ -18,7 +18,7 @@ from typing import Any
 from zaya_jax import durable
 from zaya_jax.aegis.host_readings import INFINIBAND, ROOT, read_nics
 from zaya_jax.aegis.journal import is_finite
-from zaya_jax.aegis.sensors import Gpu, Node, Port
+from zaya_jax.aegis.sensors import GpuCounts, Node, Port
 
 NET = "sys/class/net"
 AMD_SMI = "amd-smi"
@@ -62,13 +62,13 @@ def read_links(root: pathlib.Path = ROOT) -> dict[str, bool]:
     return {folder.name: _text(folder / "operstate") == "up" for folder in sorted(folders)}
 
 
-def read_ras(root: pathlib.Path = ROOT) -> dict[str, Gpu]:
+def read_ras(root: pathlib.Path = ROOT) -> dict[str, GpuCounts]:
     """What the kernel counts of each GPU's memories and links (kernel documentation, `amdgpu` RAS)."""
     found = {}
     for folder in sorted((root / "sys/class/drm").glob("card*/device/ras")):
         counts = {file.name: dict(_counts(file)) for file in folder.glob("*_err_count")}
         xgmi = [sum(each.values()) for name, each in counts.items() if "xgmi" in name]
-        found[folder.parents[1].name] = Gpu(
+        found[folder.parents[1].name] = GpuCounts(
             uncorrectable=sum(each.get("ue", 0) for each in counts.values()),
             correctable=sum(each.get("ce", 0) for each in counts.values()),
             xgmi=sum(xgmi) if xgmi else None,
@@ -83,7 +83,7 @@ def _counts(file: pathlib.Path) -> Iterator[tuple[str, int]]:
             yield name.strip(), int(number)
 
 
-def read_amd_smi() -> dict[str, Gpu]:
+def read_amd_smi() -> dict[str, GpuCounts]:
     """What AMD's own tool tells of each GPU; nothing where it is not installed, fails or takes too long."""
     if shutil.which(AMD_SMI) is None:
         return {}
@@ -94,7 +94,7 @@ def read_amd_smi() -> dict[str, Gpu]:
     return {}
 
 
-def parse_amd_smi(printed: Any) -> dict[str, Gpu]:
+def parse_amd_smi(printed: Any) -> dict[str, GpuCounts]:
     """The GPUs in what `amd-smi metric --json` prints: a list, in newer versions within an object."""
     if isinstance(printed, Mapping):
         printed = next((value for value in printed.values() if isinstance(value, list)), [])
@@ -102,7 +102,7 @@ def parse_amd_smi(printed: Any) -> dict[str, Gpu]:
     for number, gpu in enumerate(printed if isinstance(printed, list) else []):
         if isinstance(gpu, Mapping):
             flat = dict(_flat(gpu))
-            found[f"gpu{gpu.get('gpu', number)}"] = Gpu(
+            found[f"gpu{gpu.get('gpu', number)}"] = GpuCounts(
                 **{field: _largest(flat, name, field) for field, name in _GPU_FIELDS.items()}
             )
     return found
@@ -170,7 +170,7 @@ class Storage:
         return free, waits, None if skew is None else skew + min(self._took, max(-skew, 0.0))
 
 
-def read_node(root: pathlib.Path, gpus: Mapping[str, Gpu], storage: Storage) -> Node:
+def read_node(root: pathlib.Path, gpus: Mapping[str, GpuCounts], storage: Storage) -> Node:
     """All that is read at each look; GPUs, whose own tool is slow, were asked before."""
     free, waits, skew = storage.look()
     return Node(read_ports(root), read_links(root), {**read_ras(root), **gpus}, free, waits, skew)

@@ -44,7 +44,7 @@ class Port:
 
 
 @dataclasses.dataclass(frozen=True)
-class Gpu:
+class GpuCounts:
     """What a GPU counts of itself; None for what it does not tell.
 
     Attributes:
@@ -77,14 +77,14 @@ class Node:
 
     ports: Mapping[str, Port] = dataclasses.field(default_factory=dict)
     links: Mapping[str, bool] = dataclasses.field(default_factory=dict)
-    gpus: Mapping[str, Gpu] = dataclasses.field(default_factory=dict)
+    gpus: Mapping[str, GpuCounts] = dataclasses.field(default_factory=dict)
     free: float | None = None
     waits: float = 0.0
     skew: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
-class Change:
+class NodeChange:
     """What a look found.
 
     Attributes:
@@ -100,7 +100,7 @@ class Change:
     times: int = 1
 
 
-def changes(before: Node, now: Node) -> Iterator[Change]:
+def changes(before: Node, now: Node) -> Iterator[NodeChange]:
     """What of two looks, one behind the other, says that something fails, or has come back."""
     yield from _of_ports(before, now)
     yield from _of_links(before.links, now.links)
@@ -109,37 +109,39 @@ def changes(before: Node, now: Node) -> Iterator[Change]:
     yield from _of_storage(before, now)
 
 
-def _of_ports(before: Node, now: Node) -> Iterator[Change]:
+def _of_ports(before: Node, now: Node) -> Iterator[NodeChange]:
     for name, was in before.ports.items():
         port = now.ports.get(name)
         if port is None:
             # The device has gone, its driver with it; what the cable says is another matter.
             netdev = f", and {was.netdev} says that it is up" if now.links.get(was.netdev or "") else ""
-            yield Change(NIC_DRIVER, name, f"{name} is gone{netdev}")
+            yield NodeChange(NIC_DRIVER, name, f"{name} is gone{netdev}")
         elif was.is_active != port.is_active:
-            yield Change(LINK_UP if port.is_active else LINK_DOWN, name, f"{name} is {_up(port.is_active)}")
+            yield NodeChange(
+                LINK_UP if port.is_active else LINK_DOWN, name, f"{name} is {_up(port.is_active)}"
+            )
         if port is not None:
             yield from _of_errors(name, was.errors, port.errors)
 
 
-def _of_errors(name: str, before: Mapping[str, int], now: Mapping[str, int]) -> Iterator[Change]:
+def _of_errors(name: str, before: Mapping[str, int], now: Mapping[str, int]) -> Iterator[NodeChange]:
     rises = {error: count - before[error] for error, count in now.items() if count > before.get(error, count)}
     if rises:
         told = ", ".join(f"{error} rose by {rise} to {now[error]}" for error, rise in rises.items())
-        yield Change(LINK_ERRORS, name, f"{name}: {told}")
+        yield NodeChange(LINK_ERRORS, name, f"{name}: {told}")
 
 
-def _of_links(before: Mapping[str, bool], now: Mapping[str, bool]) -> Iterator[Change]:
+def _of_links(before: Mapping[str, bool], now: Mapping[str, bool]) -> Iterator[NodeChange]:
     for name, is_up in now.items():
         if before.get(name, is_up) != is_up:
-            yield Change(LINK_UP if is_up else LINK_DOWN, name, f"{name} is {_up(is_up)}")
+            yield NodeChange(LINK_UP if is_up else LINK_DOWN, name, f"{name} is {_up(is_up)}")
 
 
 def _up(is_up: bool) -> str:
     return "up" if is_up else "down"
 
 
-def _of_gpu(name: str, before: Gpu, now: Gpu) -> Iterator[Change]:
+def _of_gpu(name: str, before: GpuCounts, now: GpuCounts) -> Iterator[NodeChange]:
     counted = (
         (UNCORRECTABLE, before.uncorrectable, now.uncorrectable, "uncorrectable errors"),
         (CORRECTABLE, before.correctable, now.correctable, "correctable errors"),
@@ -148,17 +150,17 @@ def _of_gpu(name: str, before: Gpu, now: Gpu) -> Iterator[Change]:
     )
     for kind, old, new, words in counted:
         if old is not None and new is not None and new > old:
-            yield Change(
+            yield NodeChange(
                 kind, name, f"{name}: {new - old} more {words}, {new} in all", min(new - old, MOST_AT_ONCE)
             )
     if now.celsius is not None and now.celsius >= MOST_CELSIUS:
-        yield Change(THERMAL, name, f"{name}: its hottest place has {now.celsius:.0f} degrees Celsius")
+        yield NodeChange(THERMAL, name, f"{name}: its hottest place has {now.celsius:.0f} degrees Celsius")
 
 
-def _of_storage(before: Node, now: Node) -> Iterator[Change]:
+def _of_storage(before: Node, now: Node) -> Iterator[NodeChange]:
     if now.free is not None and now.free < LEAST_FREE <= (1.0 if before.free is None else before.free):
-        yield Change(DISK_FULL, "disk", f"{now.free:.2%} of the run's file system is free")
+        yield NodeChange(DISK_FULL, "disk", f"{now.free:.2%} of the run's file system is free")
     if now.waits > MOST_WAIT >= before.waits:
-        yield Change(STORAGE_STALL, "disk", f"a small file waits for the disk since {now.waits:.0f} s")
+        yield NodeChange(STORAGE_STALL, "disk", f"a small file waits for the disk since {now.waits:.0f} s")
     if now.skew is not None and abs(now.skew) > MOST_SKEW >= abs(before.skew or 0.0):
-        yield Change(CLOCK, "clock", f"this host's clock is {now.skew:+.1f} s from the file system's")
+        yield NodeChange(CLOCK, "clock", f"this host's clock is {now.skew:+.1f} s from the file system's")

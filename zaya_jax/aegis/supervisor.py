@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from zaya_jax import durable
-from zaya_jax.aegis.deciding import DONE, LEAVE_OUT, REQUEUE, STOP, Attempt, Decision, Policy, decide
+from zaya_jax.aegis.deciding import DONE, LEAVE_OUT, REQUEUE, STOP, Attempt, Decision, RestartPolicy, decide
 from zaya_jax.aegis.engines import Engine
 from zaya_jax.aegis.goodput import find_attempts, redo_seconds
 from zaya_jax.aegis.journal import DECIDED, DIVERGED, LEFT_OUT_FILE, STALLED, STARVED, events_of, write_event
@@ -39,7 +39,7 @@ class Supervision:
 
     run_folder: str
     rules: Sequence[LogRule]
-    policy: Policy
+    policy: RestartPolicy
     dry_run: bool = False
 
 

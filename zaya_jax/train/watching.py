@@ -56,6 +56,7 @@ class Watch:
     def went_back(self, **values: Any) -> None:
         """This life of the run ends, and the next one begins in the same process."""
         self.ended(WENT_BACK, **values)
+        # What follows is no part of this life's time: its steps are made again, by the same processes.
         self.heartbeats.begin_anew()
         self._spoke = None
 
