@@ -5,12 +5,14 @@ import dataclasses
 import functools
 import json
 import pathlib
+import sys
 from collections.abc import Callable, Sequence
 
 from rich.console import Console
 
 from zaya_jax.config import Config
 from zaya_jax.options import Parser, add_config_options, load_config
+from zaya_jax.plan import failures_command
 from zaya_jax.plan.devices import DEVICES, Cluster, cluster_as_measured, find_device
 from zaya_jax.plan.kernel_report import plan_kernels
 from zaya_jax.plan.measured import read_measured
@@ -30,8 +32,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     Raises:
       ValueError: for a run that cannot be planned, or a kernel that is not sound.
     """
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words[:1] == ["failures"]:  # which knows no config
+        failures_command.main(words[1:])
+        return
     parser = _parser()
-    options, overrides = parser.parse_with_fields(argv)
+    options, overrides = parser.parse_with_fields(words)
     VERBS[options.what](options, overrides)
 
 
@@ -91,7 +97,8 @@ def _parser() -> Parser:
         "plan",
         "Says what a run needs on a cluster. By arithmetic, in seconds: operations, memory, links, time, "
         "sizes of products, data. With --compile the real step is compiled for the cluster, without a GPU; "
-        "kernels does so for each Pallas kernel, and rocm-wheels gets the compiler for that.",
+        "kernels does so for each Pallas kernel, and rocm-wheels gets the compiler for that. `zaya plan "
+        "failures --help` has what failures cost.",
         (
             "zaya plan --config=configs/zaya1_8b.py --nodes=128 --gpus-per-node=8 --device=mi300x",
             "zaya plan --config=configs/zaya1_8b.py --nodes=128 --micro-batch=4 --compile --picture=plan.png",
@@ -100,6 +107,7 @@ def _parser() -> Parser:
             "--measured=gemm.json",
             "zaya plan --config=configs/zaya1_8b.py --micro-batch=4 --kernels --time-limit=1800",
             "zaya plan kernels --device=mi300x",
+            "zaya plan failures --gpus=1024",
             "zaya plan rocm-wheels",
         ),
     )
