@@ -158,4 +158,7 @@ def test_a_jobset_agrees_with_itself():
     assert rule["onExitCodes"]["containerName"] == container["name"]
     assert rule["onExitCodes"]["values"] == [2, 65]
     volumes = {each["name"] for each in spec["template"]["spec"]["volumes"]}
-    assert volumes == {each["name"] for each in container["volumeMounts"]}
+    (agent,) = spec["template"]["spec"]["initContainers"]
+    assert volumes == {each["name"] for one in (container, agent) for each in one["volumeMounts"]}
+    (folder,) = [each for each in container["args"] if each.startswith("--config.run_folder=")]
+    assert agent["command"] == ["zaya", "aegis", "agent", folder.partition("=")[2]]

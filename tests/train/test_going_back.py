@@ -1,6 +1,7 @@
 """A run whose loss jumps up goes back, and is then the run that never read those batches."""
 
 import json
+import logging
 import pathlib
 import shutil
 
@@ -12,6 +13,7 @@ from small_runs import build_small_corpus, small_values
 
 from zaya_jax.aegis.journal import BEGAN, WENT_BACK, read_events
 from zaya_jax.config import Config
+from zaya_jax.train import programs
 from zaya_jax.train.loop import train
 from zaya_jax.train.metrics import read_metrics
 from zaya_jax.train.passed_over import (
@@ -118,3 +120,29 @@ def test_each_bit_of_an_array_changes_its_checksum():
                 turned = given.copy()
                 turned.reshape(-1).view(unsigned)[place] ^= unsigned(1 << bit)
                 assert int(found(turned)) != expected
+
+
+def test_the_step_is_compiled_once_while_the_state_is_read(corpus, tmp_path, monkeypatch):
+    """In another thread, before the main one has its state."""
+    monkeypatch.delenv("ZAYA_FAULT", raising=False)
+    config = config_of(tmp_path / "run", corpus)
+    train(config)
+    shutil.rmtree(tmp_path / "run/checkpoints/80")
+    jax.clear_caches()
+    programs._make_programs.cache_clear()
+    found = []
+
+    class Compiled(logging.Handler):
+        def emit(self, record):
+            if "Compiling jit(train_step)" in record.getMessage():
+                found.append(record.threadName)
+
+    logger, handler = logging.getLogger("jax._src.interpreters.pxla"), Compiled()
+    logger.addHandler(handler)
+    jax.config.update("jax_log_compiles", True)  # of all threads, other than jax.log_compiles
+    try:
+        train(config)
+    finally:
+        jax.config.update("jax_log_compiles", False)
+        logger.removeHandler(handler)
+    assert found == ["compile"]

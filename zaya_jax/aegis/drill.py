@@ -13,6 +13,7 @@ from typing import Any
 
 from zaya_jax.aegis.faults import FOLDER
 from zaya_jax.aegis.goodput import Goodput, measure
+from zaya_jax.aegis.heartbeats import COMPILE
 from zaya_jax.aegis.journal import (
     AT,
     BEGAN,
@@ -191,11 +192,12 @@ def _parts(when: float, events: Sequence[Mapping[str, Any]]) -> dict[str, float]
     ended = [e["time"] for e in events[: begins[-1]] if e["event"] in (DECIDED, WENT_BACK)]
     noticed = max(ended, default=when)
     opened = began["time"] - sum(began["seconds"].values())
+    compiled = began["seconds"].get(COMPILE, 0.0)
     return {
         "notice and end": noticed - when,
         "begin processes": max(opened - noticed, 0.0),
-        "restore": began["time"] - max(opened, noticed),
-        "compile and first step": first["time"] - began["time"],
+        "restore": began["time"] - max(opened, noticed) - compiled,
+        "compile and first step": first["time"] - began["time"] + compiled,
     }
 
 

@@ -3,16 +3,13 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 from jax.stages import Lowered
 
 from pallas_kernels.choice import platform_of
 from zaya_jax.config import Config
-from zaya_jax.data.batch import Batch
 from zaya_jax.parallel.mesh import check_batch_size, data_mesh, of_batch
 from zaya_jax.pytree import abstract
-from zaya_jax.train.programs import compiled_step, saved_weights
+from zaya_jax.train.programs import abstract_batch, compiled_step, saved_weights
 from zaya_jax.train.state import abstract_state, make_setup
 
 
@@ -34,7 +31,7 @@ def lower_train_step(devices: Sequence[Any], *, config: Mapping) -> Lowered:
     mesh = data_mesh(devices, context_devices=ranks)
     state = abstract_state(run, setup, mesh)
     step: Any = compiled_step(state, setup=setup, mesh=mesh, num_microbatches=num_microbatches)
-    return step.lower(state, abstract(abstract_batch(run), of_batch(mesh)))
+    return step.lower(state, abstract(abstract_batch(run, run.data.batch_size), of_batch(mesh)))
 
 
 def lower_save(devices: Sequence[Any], *, config: Mapping) -> Lowered:
@@ -44,14 +41,3 @@ def lower_save(devices: Sequence[Any], *, config: Mapping) -> Lowered:
     state = abstract_state(run, make_setup(run, len(devices), platform=platform_of(devices[0])), mesh)
     program: Any = saved_weights(state, mesh)
     return program.lower(state)
-
-
-def abstract_batch(config: Config) -> Batch:
-    """Shapes and types of the global batch of a step."""
-    shape = (config.data.batch_size, config.data.sequence_length)
-
-    def zeros() -> Batch:
-        whole, real = jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32)
-        return Batch(whole, whole, real, whole, whole, real if config.dpo.beta else None)
-
-    return jax.eval_shape(zeros)

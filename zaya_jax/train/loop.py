@@ -125,7 +125,9 @@ def _train(run: OpenRun, lock: RunLock | None, planned: Replay | None, heartbeat
     if planned is not None:
         replay(run, planned, programs)  # before the state that goes on: two may not fit beside each other
     with watched(config, heartbeats) as watch:
-        state = starting_state(run, heartbeats)
+        with programs.made_meanwhile(run.start.step if run.start is not None and has_begun else 0):
+            state = starting_state(run, heartbeats)
+            heartbeats.enter(COMPILE, int(state.step))  # what is left of it is waited for
         if config.dpo.beta and not has_begun:
             # With the state that will train: nothing has moved it yet, and it is the only copy.
             references = compute_references(run, state, heartbeats)

@@ -6,8 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from zaya_jax.config import Config
 from zaya_jax.data.batch import Batch
 from zaya_jax.parallel.mesh import of_batch, replicated, with_context
 from zaya_jax.platform.compiler import compiler_options
@@ -59,6 +61,22 @@ def _make_programs(
         checkpoint=_checkpoint(state, with_context(mesh, 1)),
         checksums=checksum_program(state, setup=setup, mesh=mesh),
     )
+
+
+def abstract_batch(config: Config, batch_size: int) -> Batch:
+    """Shapes and types of the global batch of a step.
+
+    Args:
+      config: of the run, or of the phase.
+      batch_size: B.
+    """
+    shape = (batch_size, config.data.sequence_length)
+
+    def zeros() -> Batch:
+        whole, real = jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32)
+        return Batch(whole, whole, real, whole, whole, real if config.dpo.beta else None)
+
+    return jax.eval_shape(zeros)
 
 
 def reference_program(

@@ -1,8 +1,16 @@
 """The programs of a run, each made once: what repeats steps and what goes on from them run the same ones."""
 
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
 from zaya_jax.config import StepRange
+from zaya_jax.data.reading import readings
+from zaya_jax.parallel.mesh import of_batch
+from zaya_jax.pytree import abstract
 from zaya_jax.train.opening import OpenRun
-from zaya_jax.train.programs import Programs, make_programs
+from zaya_jax.train.programs import Programs, abstract_batch, make_programs
 from zaya_jax.train.state import abstract_state
 
 
@@ -20,6 +28,36 @@ class RunPrograms:
         if key not in self._made:
             self._made[key] = self._make(step_range)
         return self._made[key]
+
+    @contextlib.contextmanager
+    def made_meanwhile(self, first_step: int) -> Iterator[None]:
+        """Compiles the step that a run will need first, in a thread: a restore waits for its disk.
+
+        Args:
+          first_step: steps that are done.
+        """
+        ranges = readings(self._run.config, self._run.num_tokens, first_step=first_step)
+        first = next((step_range for step_range, _ in ranges), None)
+        if first is None:  # all steps are done
+            yield
+            return
+        thread = threading.Thread(target=self._compile, args=(first,), name="compile", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            # Also behind an error: a process that ends while it compiles is aborted, and its code says that.
+            thread.join()
+
+    def _compile(self, step_range: StepRange) -> None:
+        run, config = self._run, step_range.phase.config
+        mesh = run.mesh_of(config)
+        state = abstract_state(run.config, run.setup(config), mesh)
+        rows = abstract(abstract_batch(config, step_range.batch_size), of_batch(mesh))
+        program: Any = self.of(step_range).step
+        # What fails here fails again where the step is made, which says so. jax keeps what was compiled.
+        with contextlib.suppress(Exception):
+            program.lower(state, rows).compile()
 
     def _make(self, step_range: StepRange) -> Programs:
         run, config = self._run, step_range.phase.config
