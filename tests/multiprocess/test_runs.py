@@ -55,19 +55,34 @@ def test_two_processes_stop_together_and_one_goes_on(corpus, undisturbed, tmp_pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["hang", pytest.param("lock", marks=pytest.mark.campaign)])
-def test_who_stands_still_is_named_and_the_run_goes_on(kind, corpus, undisturbed, tmp_path, monkeypatch):
-    """In its main thread, or so that not even its watchdog runs; the others wait in a collective."""
+@pytest.mark.parametrize(
+    ("kind", "process"),
+    [
+        ("hang", 1),
+        *(
+            pytest.param(kind, process, marks=pytest.mark.campaign)
+            for kind, process in (("lock", 1), ("pause", 1), ("hang", 0), ("lock", 0), ("pause", 0))
+        ),
+    ],
+)
+def test_who_stands_still_is_named_and_the_run_goes_on(
+    kind, process, corpus, undisturbed, tmp_path, monkeypatch
+):
+    """In its main thread, or so that not even its watchdog runs; the others wait in a collective.
+
+    Through process 0 all words go: where that one is stopped, the others know that by hearing nothing.
+    """
     folder = tmp_path / "run"
-    monkeypatch.setenv("ZAYA_FAULT", f"{kind}@step=10:process=1")
+    monkeypatch.setenv("ZAYA_FAULT", f"{kind}@step=10:process={process}")
     words = ("--config.train.log_every=1", "--config.watch.least_seconds=3")
     config = write_config(folder, corpus)
     code, said = finish(start(config, processes=2, devices=2, words=words, restarts=1))
     assert code == 0, said
     (late,) = re.findall(r"zaya: late: (.*); the same command goes on", said)
-    assert late.startswith("process 1 on ")
-    assert ("which gives no answer" if kind == "lock" else "at step 10 (read)") in late
-    assert "_strike" in said or kind == "lock"  # the stack of its main thread
+    assert late.startswith(f"process {process} on ")
+    silent = "which collects the answers and gives none" if process == 0 else "which gives no answer"
+    assert ("at step 10 (read)" if kind == "hang" else silent) in late
+    assert "_strike" in said or kind != "hang"  # the stack of its main thread
     assert "exit code 124; beginning anew" in said
     assert re.search("resuming at step [48]", said)  # that of 8 may have been under way
     found = {(row["step"], row["kind"]): row["loss"] for row in rows(folder)}

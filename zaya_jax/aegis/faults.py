@@ -82,7 +82,8 @@ def _turn_bit(state: Any) -> Any:
     bias_LX = state.router_bias_LX
     copies = [shard.data for shard in bias_LX.addressable_shards]
     flat = np.asarray(copies[0]).copy().reshape(-1)
-    flat.view(np.uint32)[0] ^= 1
+    # Of the exponent: a lower one may be rounded away when the bias is moved, and then all are equal again.
+    flat.view(np.uint32)[0] ^= 1 << 29
     copies[0] = jax.device_put(flat.reshape(copies[0].shape), bias_LX.addressable_shards[0].device)
     turned_LX = jax.make_array_from_single_device_arrays(bias_LX.shape, bias_LX.sharding, copies)
     return dataclasses.replace(state, router_bias_LX=turned_LX)

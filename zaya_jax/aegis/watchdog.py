@@ -13,7 +13,8 @@ import os
 import sys
 import threading
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import jax
 
@@ -28,6 +29,9 @@ _LOOK_SECONDS = 1.0
 _STALL = "zaya/stall"
 _ANSWER_SECONDS = 10.0
 """That processes have to say where they stand."""
+_SAY_SECONDS = 5.0
+"""That a word may take to the first process, behind which it is stopped itself."""
+T = TypeVar("T")
 
 
 class Watchdog:
@@ -43,32 +47,42 @@ class Watchdog:
         self._run_folder, self._heartbeats = run_folder, heartbeats
         self._stillness = Stillness(config, heartbeats)
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+        self._word: str | None = None
+        self._heard = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._watch, name="watchdog", daemon=True),
+            threading.Thread(target=self._listen, name="watchdog's ear", daemon=True),
+        ]
 
     def __enter__(self) -> "Watchdog":
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
         return self
 
     def __exit__(self, *exception: Any) -> None:
         self._closed.set()
-        self._thread.join(2 * _LOOK_SECONDS)
+        for thread in self._threads:
+            thread.join(2 * _LOOK_SECONDS)
 
     def _watch(self) -> None:
         while not self._closed.is_set():
-            reason = self._wait_for_word()
+            self._heard.wait(_LOOK_SECONDS)
+            reason = self._word
             if reason is None and (reason := self._stillness.look(time.monotonic())) is not None:
                 reason = f"{hosts.describe(hosts.process())} {reason}"
                 if hosts.num_processes() > 1:
-                    hosts.say_once(_STALL, reason)
+                    _within(_SAY_SECONDS, lambda word=reason: hosts.say_once(_STALL, word))
             if reason is not None and not self._closed.is_set():
                 self._end(reason)
 
-    def _wait_for_word(self) -> str | None:
-        """Lets time pass, and listens meanwhile to what another process has found."""
-        if hosts.num_processes() == 1:
-            self._closed.wait(_LOOK_SECONDS)
-            return None
-        return hosts.heard(_STALL, limit_seconds=_LOOK_SECONDS)
+    def _listen(self) -> None:
+        """Hears what another has found; apart, for the word of a process that is stopped never comes."""
+        while hosts.num_processes() > 1 and not self._closed.is_set():
+            word = hosts.heard(_STALL, limit_seconds=_LOOK_SECONDS)
+            if word is not None:
+                self._word = word
+                self._heard.set()
+                return
 
     def _end(self, reason: str) -> None:
         try:
@@ -83,8 +97,11 @@ class Watchdog:
         with contextlib.suppress(OSError, AttributeError):  # a notebook's standard error is no file
             faulthandler.dump_traceback(sys.__stderr__, all_threads=True)  # pyright: ignore[reportArgumentType]
         beat = self._heartbeats.beat
-        late, sentence = _who_is_late(beat)
-        if hosts.is_first():
+        found = _within(_ANSWER_SECONDS + _SAY_SECONDS, lambda: _who_is_late(beat))
+        silent = [0], f"late: {hosts.describe(0)}, which collects the answers and gives none"
+        late, sentence = silent if found is None else found
+        # The first one writes, and the second where the first says nothing.
+        if hosts.is_first() or (hosts.process() == 1 and found is None):
             write_event(
                 self._run_folder,
                 STALLED,
@@ -97,6 +114,22 @@ class Watchdog:
                 hosts=[hosts.names()[number] for number in late],
             )
             _say(f"{sentence}; the same command goes on")
+
+
+def _within(seconds: float, work: Callable[[], T | None]) -> T | None:
+    """What some work gives, or None where it is not done in time: it goes on, and nobody waits for it.
+
+    What processes say goes through the first one; where that is stopped, as by SIGSTOP, no call comes back.
+    """
+    found: list[T | None] = [None]
+
+    def run() -> None:
+        found[0] = work()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return found[0]
 
 
 def _say(sentence: str) -> None:
@@ -138,15 +171,15 @@ class Stillness:
         return f"is {beat} for {self.seconds:.0f} s{known}; the limit is {limit:.0f} s"
 
 
-def _who_is_late(beat: Beat) -> tuple[list[int], str]:
-    """The processes that the others wait for, as far as they answer, and a sentence of them."""
+def _who_is_late(beat: Beat) -> tuple[list[int], str] | None:
+    """Which processes the others wait for, and a sentence; None where the first one collects no answers."""
     if hosts.num_processes() == 1:
         return [0], f"the process is {beat}"
     own = dataclasses.astuple(beat)
     try:
         answers = hosts.answers("stall", own, limit_seconds=_ANSWER_SECONDS)
     except (Late, jax.errors.JaxRuntimeError):
-        return [0], f"late: {hosts.describe(0)}, which collects the answers and gives none"
+        return None
     beats = [None if answer is None else Beat(*answer) for answer in answers]
     late = find_late(beats)
     if not late:
