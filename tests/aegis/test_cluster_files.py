@@ -1,5 +1,6 @@
 """Files for clusters: their environment is accepted, their script acts as it says, their numbers agree."""
 
+import copy
 import os
 import pathlib
 import re
@@ -10,6 +11,7 @@ import time
 
 import pytest
 import yaml
+from kubeflow_trainer_api.models.jobset_v1alpha2_job_set import JobsetV1alpha2JobSet
 
 CLUSTER = pathlib.Path(__file__).parents[2] / "configs/cluster"
 ENVIRONMENTS = ("rocm.env", "pollara.env", "connectx.env")
@@ -141,10 +143,42 @@ def test_whoever_is_asked_to_stop_saves_and_is_begun_anew_later(cluster):
     assert calls(cluster)[1:] == ["scancel --signal=TERM 7", "told", "scontrol requeue 7"]
 
 
-def test_a_jobset_agrees_with_itself():
-    """Of its schema what can be said without it: names, kinds, and numbers that must be the same."""
-    jobset = yaml.safe_load((CLUSTER / "jobset.yaml").read_text())
+def manifests():
+    return list(yaml.safe_load_all((CLUSTER / "jobset.yaml").read_text()))
+
+
+def test_a_jobset_is_one_by_its_schema():
+    """Kubernetes' own types of a JobSet, its jobs, pods and containers: no field is unknown to them."""
+    jobset, *_ = manifests()
     assert (jobset["apiVersion"], jobset["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
+    assert JobsetV1alpha2JobSet.from_dict(jobset).to_dict() == jobset
+    # They leave unknown fields out, and refuse values that are none.
+    unknown, wrong = copy.deepcopy(jobset), copy.deepcopy(jobset)
+    unknown["spec"]["replicatedJobs"][0]["template"]["spec"]["backofLimit"] = 0
+    assert JobsetV1alpha2JobSet.from_dict(unknown).to_dict() != unknown
+    wrong["spec"]["replicatedJobs"][0]["template"]["spec"]["parallelism"] = "many"
+    with pytest.raises(ValueError, match="parallelism"):
+        JobsetV1alpha2JobSet.from_dict(wrong)
+
+
+def test_an_agent_may_do_what_it_does_and_no_more():
+    jobset, account, nodes, bound_nodes, pods, bound_pods = manifests()
+    template = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    assert template["serviceAccountName"] == account["metadata"]["name"]
+    for bound, role in ((bound_nodes, nodes), (bound_pods, pods)):
+        assert bound["roleRef"] == {
+            "apiGroup": "rbac.authorization.k8s.io",
+            "kind": role["kind"],
+            "name": role["metadata"]["name"],
+        }
+        assert bound["subjects"][0]["name"] == account["metadata"]["name"]
+    assert [(rule["resources"], rule["verbs"]) for rule in nodes["rules"]] == [(["nodes"], ["get", "patch"])]
+    assert [(rule["resources"], rule["verbs"]) for rule in pods["rules"]] == [(["pods"], ["delete"])]
+
+
+def test_a_jobset_agrees_with_itself():
+    """Numbers and names that must be the same."""
+    jobset, *_ = manifests()
     (job,) = jobset["spec"]["replicatedJobs"]
     spec = job["template"]["spec"]
     assert spec["completionMode"] == "Indexed"
@@ -161,4 +195,5 @@ def test_a_jobset_agrees_with_itself():
     (agent,) = spec["template"]["spec"]["initContainers"]
     assert volumes == {each["name"] for one in (container, agent) for each in one["volumeMounts"]}
     (folder,) = [each for each in container["args"] if each.startswith("--config.run_folder=")]
-    assert agent["command"] == ["zaya", "aegis", "agent", folder.partition("=")[2]]
+    assert agent["command"] == ["zaya", "aegis", "agent", folder.partition("=")[2], "--kubernetes"]
+    assert {each["name"] for each in agent["env"]} == {"POD_NAME", "POD_NAMESPACE", "NODE_NAME"}

@@ -18,6 +18,7 @@ from zaya_jax.aegis.host_readings import ROOT
 from zaya_jax.aegis.journal import SIGHTINGS_FOLDER
 from zaya_jax.aegis.kernel_log import PATH, KernelLog
 from zaya_jax.aegis.node_readings import Storage, read_amd_smi, read_node
+from zaya_jax.aegis.own_pod import OnOwn, own_pod
 from zaya_jax.aegis.rules import RULES_FILE, LogRule, Rates, classify, load_rules
 from zaya_jax.aegis.sensors import SENSED, GpuCounts, Node, NodeChange, changes
 from zaya_jax.aegis.sightings import Sighting, write_sighting
@@ -39,7 +40,10 @@ def main(argv: Sequence[str]) -> None:
     options = _parser().parse_args(argv)
     if not options.run.is_dir():
         raise ValueError(f"{options.run} is no folder; an agent writes into the folder of a run")
-    agent = Agent(options.run, load_rules(options.rules), logs=options.log)
+    if options.dry_run and not options.kubernetes:
+        raise ValueError("--dry-run is of no use without --kubernetes: an agent only looks")
+    on_own = OnOwn(own_pod(os.environ), options.run, dry_run=options.dry_run) if options.kubernetes else None
+    agent = Agent(options.run, load_rules(options.rules), logs=options.log, act=on_own)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: agent.stop())
     agent.watch(once=options.once)
@@ -53,6 +57,7 @@ def _parser() -> Parser:
             "zaya aegis agent runs/tiny",
             "zaya aegis agent /shared/runs/zaya1_8b --log='/var/log/syslog'",
             "zaya aegis agent runs/tiny --once",
+            "zaya aegis agent /shared/runs/zaya1_8b --kubernetes",
         ),
     )
     parser.add_argument("run", type=pathlib.Path, metavar="RUN", help="the folder of the run")
@@ -65,6 +70,12 @@ def _parser() -> Parser:
     )
     parser.add_argument("--rules", default=RULES_FILE, metavar="FILE", help="TOML (default: %(default)s)")
     parser.add_argument("--once", action="store_true", help="two looks, and the end")
+    parser.add_argument(
+        "--kubernetes",
+        action="store_true",
+        help="act, as nobody supervises a JobSet: cordon this node and leave it where its hardware fails",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="with --kubernetes: tell what it would do")
     return parser
 
 
@@ -77,6 +88,7 @@ class Agent:
       logs: files or patterns of them that are followed from their ends.
       root: of what is read of the node.
       kernel_log: the device of the kernel's ring buffer.
+      act: is given each sighting, where nobody else acts by them.
       say: tells what cannot be watched.
 
     Raises:
@@ -91,9 +103,10 @@ class Agent:
         logs: Sequence[str] = (),
         root: pathlib.Path = ROOT,
         kernel_log: pathlib.Path = PATH,
+        act: Callable[[Sighting], None] | None = None,
         say: Callable[[str], None] = lambda line: print(line, file=sys.stderr),
     ):
-        self._run_folder, self._rules, self._root = run_folder, rules, root
+        self._run_folder, self._rules, self._root, self._act = run_folder, rules, root, act
         self._by_name = {rule.name: rule for rule in rules}
         if missing := [name for name in SENSED if name not in self._by_name]:
             raise ValueError(f"the rules have no class {missing[0]}, of which sensors tell; add one")
@@ -164,9 +177,10 @@ class Agent:
     def _note(self, rule: LogRule, source: str, evidence: str) -> None:
         now = time.time()
         if self._rates.add(rule, now):
-            write_sighting(
-                self._run_folder, Sighting(now, self._host, rule.name, rule.action, source, evidence)
-            )
+            sighting = Sighting(now, self._host, rule.name, rule.action, source, evidence)
+            write_sighting(self._run_folder, sighting)
+            if self._act is not None:
+                self._act(sighting)
 
 
 def _open_kernel_log(path: pathlib.Path, say: Callable[[str], None]) -> KernelLog | None:
