@@ -215,7 +215,9 @@ MISTAKES = (
     Mistake("convert to where nobody can write", "convert runs/done /proc/none/out", "/proc/none: No such file or directory; the same command goes on from what is done"),
     Mistake("inspect a long name", f"convert inspect {LONG}", "File name too long"),
     # plan
-    Mistake("unknown device", "plan --config=small.py --device=h100", 'there is no device "h100"; known are mi300x'),
+    Mistake("unknown device", "plan --config=small.py --device=b200", 'there is no device "b200"; known are mi300x'),
+    Mistake("no compiler for it", "plan --config=small.py --gpus-per-node=1 --device=h100 --compile", "nothing can be compiled for h100 here; it can for mi300x, mi325x"),
+    Mistake("no kernels for it", "plan kernels --device=mi355x", "nothing can be compiled for mi355x here; it can for mi300x, mi325x"),
     Mistake("no nodes", "plan --config=small.py --nodes=0", "--nodes is 0; it must be at least 1"),
     Mistake("no GPUs", "plan --config=small.py --gpus-per-node=0", "--gpus-per-node is 0; it must be at least 1"),
     Mistake("batch and GPUs", "plan --config=small.py --gpus-per-node=3", "data.batch_size is 4; it must be a multiple of 3: 3 devices"),

@@ -15,7 +15,8 @@ from zaya_jax.plan.arithmetic import (
     recomputed_flops,
     step_seconds,
 )
-from zaya_jax.plan.devices import MI300X, Cluster, find_device
+from zaya_jax.plan.devices import Cluster, find_device
+from zaya_jax.plan.gpus import MI300X
 from zaya_jax.plan.memory import (
     POLICIES,
     activation_bytes,
@@ -220,5 +221,5 @@ def test_weights_are_read_once_more_each_time_that_layers_are_recomputed(zaya1_8
 
 def test_a_device_has_a_name():
     assert find_device("mi300x") is MI300X
-    with pytest.raises(ValueError, match=r'there is no device "h100"; known are mi300x'):
-        find_device("h100")
+    with pytest.raises(ValueError, match=r'there is no device "b200"; known are mi300x, mi325x'):
+        find_device("b200")

@@ -9,7 +9,8 @@ import pytest
 from zaya_jax.options import load_config
 from zaya_jax.plan.arithmetic import communication, messages, step_seconds
 from zaya_jax.plan.command import main
-from zaya_jax.plan.devices import MI300X, Cluster, cluster_as_measured
+from zaya_jax.plan.devices import Cluster, cluster_as_measured
+from zaya_jax.plan.gpus import MI300X
 from zaya_jax.plan.measured import (
     ALL,
     IN_NODE,

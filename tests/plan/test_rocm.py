@@ -2,7 +2,7 @@
 
 import pytest
 
-from zaya_jax.plan.devices import MI300X
+from zaya_jax.plan.gpus import MI300X
 from zaya_jax.plan.rocm import wheels
 from zaya_jax.plan.rocm.code_objects import Kernel
 

@@ -16,7 +16,9 @@ from zaya_jax.plan.report import SCOPES, CollectiveKind, CompiledStep, make_plan
 from zaya_jax.plan.rocm.code_objects import Kernel
 from zaya_jax.plan.rocm.compiler import Memory
 from zaya_jax.plan.search import SearchResult, Trial
+from zaya_jax.plan.step_time import REST, SHARES, WORKS, StepTime, WorkTime
 from zaya_jax.plan.tables import compiled_tables, found_table, kernels_table, plan_tables
+from zaya_jax.plan.time_tables import devices_table, verdict
 from zaya_jax.tables import format_bytes
 
 PRESETS = ("tiny", "zaya1_8b", "zaya1_base", "zaya1_74b")
@@ -38,6 +40,20 @@ STEP = CompiledStep(
     flops_by_scope=dict.fromkeys(SCOPES, 1e13),
     moved_bytes=98e12,
     moved_bytes_by_scope=dict.fromkeys(SCOPES, 1e12),
+    times=[
+        StepTime(
+            share=share,
+            seconds=0.7,
+            kernel_seconds=0.5,
+            collective_seconds=0.5,
+            exposed_seconds=0.25,
+            works={
+                name: WorkTime(seconds=0.5 / (len(WORKS) + 1), flops=1e13, num_bytes=1e11)
+                for name in (*(name for name, _ in WORKS), REST)
+            },
+        )
+        for share in SHARES
+    ],
     buffers=[(2**34, "bf16[40,16,2048,2,2048], " * 6)],
     num_kernels=12_345,
     problems={"loop_multiply_fusion_" * 6: ["spills 12 vector and 3 scalar registers"]},
@@ -106,6 +122,40 @@ def test_what_was_compiled_fits():
     (name,) = STEP.problems
     cells = [line.split("│")[1].strip() for line in said.splitlines() if line.startswith("│")]
     assert name in "".join(cells), "a name that is too long goes on in the next line"
+
+
+def test_what_a_step_takes_is_said_with_its_unit():
+    """16.78M tokens in 0.7 s on 1,024 GPUs are 23,406 a second and GPU; 489,338 such steps take 3.96 days."""
+    plan = plan_of("zaya1_8b")
+    rows = {
+        cells[1].strip(): [cell.strip() for cell in cells[2:-1]]
+        for line in at_80_columns(*compiled_tables(STEP, plan)).splitlines()
+        if len(cells := line.split("│")) == 6
+    }
+    assert rows["step"] == ["700.0"] * 3
+    assert rows["communication waited for"] == ["250.0"] * 3
+    assert rows["communication beside kernels"] == ["250.0"] * 3
+    assert rows["tokens a second and GPU"] == ["23,406"] * 3
+    assert rows["days of 489,338 steps"] == ["3.96"] * 3
+    assert rows["thousand GPU hours"] == ["97.43"] * 3
+    assert rows["MWh of GPUs at 750 W"] == ["73.07"] * 3
+    assert verdict(STEP, plan) == (
+        "does not fit: 560.00 GiB of 178.81 GiB; by the model 700.0 ms at 40% of peak, most of it "
+        "waiting for communication (36%), attention's scores and values (10%)"
+    )
+
+
+def test_each_gpu_has_its_row():
+    said = at_80_columns(devices_table())
+    rows = [line.split("│")[1].strip() for line in said.splitlines() if line.startswith("│")]
+    assert [row for row in rows if row] == ["mi300x", "mi325x", "mi355x", "h100", "h200"]
+
+
+def test_a_plan_for_a_gpu_that_is_not_known_so_well():
+    config = config_of_phase(load_config("configs/zaya1_8b.py", []))
+    plan = make_plan(config, Cluster(device=find_device("h200"), nodes=128, gpus_per_node=8))
+    said = at_80_columns(*plan_tables(plan))
+    assert "that the peak needs" not in said
 
 
 def test_what_a_search_found_fits():

@@ -5,7 +5,8 @@ import re
 
 import pytest
 
-from zaya_jax.plan.devices import MI300X, Cluster
+from zaya_jax.plan.devices import Cluster
+from zaya_jax.plan.gpus import MI300X
 from zaya_jax.plan.rocm.compiler import Job, compile_program, lay_out_program
 
 

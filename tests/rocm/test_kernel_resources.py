@@ -1,7 +1,7 @@
 """Every Pallas kernel, forward and backward, compiled for MI300X at ZAYA1-8B's shapes."""
 
 from pallas_kernels.catalogue import SIZES, cases
-from zaya_jax.plan.devices import MI300X
+from zaya_jax.plan.gpus import MI300X
 from zaya_jax.plan.kernel_report import compile_kernels
 
 

@@ -4,7 +4,8 @@ import dataclasses
 
 from zaya_jax.model.weights import count_parameters
 from zaya_jax.options import load_config
-from zaya_jax.plan.devices import MI300X, Cluster
+from zaya_jax.plan.devices import Cluster
+from zaya_jax.plan.gpus import MI300X
 from zaya_jax.plan.hlo import Program
 from zaya_jax.plan.report import train_step_job
 from zaya_jax.plan.rocm.compiler import compile_program

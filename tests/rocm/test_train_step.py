@@ -8,7 +8,8 @@ import pytest
 from zaya_jax.config import Config
 from zaya_jax.model.weights import count_parameters
 from zaya_jax.plan.arithmetic import operations
-from zaya_jax.plan.devices import MI300X, Cluster
+from zaya_jax.plan.devices import Cluster
+from zaya_jax.plan.gpus import MI300X
 from zaya_jax.plan.hlo import Program
 from zaya_jax.plan.memory import partitioned_bytes, state_bytes
 from zaya_jax.plan.report import read_compilation, train_step_job

@@ -18,7 +18,8 @@ from rich.table import Table
 
 from zaya_jax.options import load_config
 from zaya_jax.plan.arithmetic import communication
-from zaya_jax.plan.devices import MI300X, Cluster
+from zaya_jax.plan.devices import Cluster
+from zaya_jax.plan.gpus import MI300X
 
 BFLOAT16, FLOAT32 = np.dtype(ml_dtypes.bfloat16), np.dtype(np.float32)
 NUM_DEVICES, NODE = 1024, 8

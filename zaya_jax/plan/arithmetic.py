@@ -22,6 +22,8 @@ from zaya_jax.plan.shares import Exchange, exchange, micro_batch, num_groups, ow
 
 LAYERS_AGAIN = {"block": 1, "layer": 1, "group": 2}
 """How often a policy computes all of a layer once more; the others keep what its weights made."""
+MATRIX_UNITS, LINKS = "matrix units", ("links in the node", "network")
+"""Resources of a GPU; memory is another."""
 PAGE_BYTES = 4096
 TOKEN_BYTES = 4
 DATA_IOPS = 70_000.0
@@ -195,10 +197,9 @@ def step_seconds(config: Config, cluster: Cluster) -> dict[str, float]:
     links = communication(config, cluster)
     flops = (work.training + work.recomputed) * tokens + work.optimizer
     return {
-        "matrix units": flops / device.matrix_flops,
+        MATRIX_UNITS: flops / device.matrix_flops,
         "memory": memory_traffic(config, cluster.num_gpus) / device.memory_bandwidth,
-        "links in the node": links.link_seconds,
-        "network": links.network_seconds,
+        **dict(zip(LINKS, (links.link_seconds, links.network_seconds), strict=True)),
     }
 
 

@@ -13,7 +13,8 @@ from rich.console import Console
 from zaya_jax.config import Config
 from zaya_jax.options import Parser, add_config_options, load_config
 from zaya_jax.plan import failures_command
-from zaya_jax.plan.devices import DEVICES, Cluster, cluster_as_measured, find_device
+from zaya_jax.plan.devices import Cluster, cluster_as_measured, find_device
+from zaya_jax.plan.gpus import DEVICES
 from zaya_jax.plan.kernel_report import plan_kernels
 from zaya_jax.plan.measured import read_measured
 from zaya_jax.plan.picture import check_format, draw
@@ -23,6 +24,7 @@ from zaya_jax.plan.rocm.wheels import find_plugin, install
 from zaya_jax.plan.search import search
 from zaya_jax.plan.shares import num_groups, own_tokens
 from zaya_jax.plan.tables import compiled_tables, found_table, kernels_table, plan_tables
+from zaya_jax.plan.time_tables import devices_table, verdict
 from zaya_jax.tables import format_bytes
 
 
@@ -61,6 +63,7 @@ def plan_run(options: argparse.Namespace, overrides: Sequence[str]) -> None:
         step = read_compilation(_compile(config, cluster, console, options.time_limit), cluster)
         for table in compiled_tables(step, plan):
             console.print(table)
+        console.print(verdict(step, plan))
     if options.kernels:
         steps = _compile_both(config, cluster, console, options.time_limit)
         console.print(kernels_table(steps, plan))
@@ -85,9 +88,18 @@ def install_wheels(options: argparse.Namespace, overrides: Sequence[str]) -> Non
     print(f"the compiler for AMD GPUs is in {install()}")
 
 
+def list_devices(options: argparse.Namespace, overrides: Sequence[str]) -> None:
+    """What is known of each GPU, and from where."""
+    del options
+    if overrides:
+        raise ValueError(f'"{overrides[0]}" is not an option of devices; it has none')
+    Console(highlight=False).print(devices_table())
+
+
 VERBS: dict[str, Callable[[argparse.Namespace, Sequence[str]], None]] = {
     "run": plan_run,
     "kernels": plan_kernels,
+    "devices": list_devices,
     "rocm-wheels": install_wheels,
 }
 
@@ -97,8 +109,8 @@ def _parser() -> Parser:
         "plan",
         "Says what a run needs on a cluster. By arithmetic, in seconds: operations, memory, links, time, "
         "sizes of products, data. With --compile the real step is compiled for the cluster, without a GPU; "
-        "kernels does so for each Pallas kernel, and rocm-wheels gets the compiler for that. `zaya plan "
-        "failures --help` has what failures cost.",
+        "kernels does so for each Pallas kernel, devices lists GPUs and where their figures are from, "
+        "rocm-wheels gets the compiler. `zaya plan failures --help` has what failures cost.",
         (
             "zaya plan --config=configs/zaya1_8b.py --nodes=128 --gpus-per-node=8 --device=mi300x",
             "zaya plan --config=configs/zaya1_8b.py --nodes=128 --micro-batch=4 --compile --picture=plan.png",
@@ -107,6 +119,7 @@ def _parser() -> Parser:
             "--measured=gemm.json",
             "zaya plan --config=configs/zaya1_8b.py --micro-batch=4 --kernels --time-limit=1800",
             "zaya plan kernels --device=mi300x",
+            "zaya plan devices",
             "zaya plan failures --gpus=1024",
             "zaya plan rocm-wheels",
         ),
@@ -245,4 +258,5 @@ def _check(options: argparse.Namespace) -> None:
     if options.picture:
         check_format(pathlib.Path(options.picture))
     if options.compile or options.kernels or options.search:
+        find_device(options.device).need_core()
         find_plugin()

@@ -147,7 +147,7 @@ class Program:
             MatrixProduct(instruction.op_name, flops, runs, matrices)
             for computation, runs in self._runs().items()
             for instruction in self.computations[computation]
-            for flops, matrices in [_matrix_product(instruction, self.shapes(computation))]
+            for flops, matrices in [matrix_product(instruction, self.shapes(computation))]
             if flops
         ]
 
@@ -192,7 +192,7 @@ class Program:
         shapes = self.shapes(computation)
 
         def flops(instruction: Instruction) -> float:
-            own, _ = _matrix_product(instruction, shapes)
+            own, _ = matrix_product(instruction, shapes)
             return own + instruction.trips * math.fsum(
                 self._computation_flops(name) for name in instruction.called
             )
@@ -302,8 +302,13 @@ def _between(instructions: list[Instruction], start: int) -> list[Instruction]:
     return []
 
 
-def _matrix_product(instruction: Instruction, shapes: Mapping[str, tuple[Shape, ...]]) -> tuple[float, int]:
-    """FLOPs of a product of matrices, and how many matrices it makes; zeros for anything else."""
+def matrix_product(instruction: Instruction, shapes: Mapping[str, tuple[Shape, ...]]) -> tuple[float, int]:
+    """FLOPs of a product of matrices, and how many matrices it makes; zeros for anything else.
+
+    Args:
+      instruction: of a computation.
+      shapes: of the results of that computation's instructions.
+    """
     attributes = instruction.attributes
     operands = [shapes[name][0].sizes for name in instruction.operands if shapes.get(name)]
     if instruction.opcode == "custom-call" and GROUPED_PRODUCT in attributes:

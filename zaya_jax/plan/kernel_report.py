@@ -16,7 +16,8 @@ from rich.table import Column, Table
 from pallas_kernels.catalogue import SIZES, Case, Work, cases
 from pallas_kernels.choice import choice_for
 from zaya_jax.parallel.mesh import data_mesh, replicated
-from zaya_jax.plan.devices import Cluster, Device, find_device
+from zaya_jax.plan.devices import Cluster, find_device
+from zaya_jax.plan.gpus import Device
 from zaya_jax.plan.rocm.code_objects import Kernel
 from zaya_jax.plan.rocm.compiler import Job, compile_program
 from zaya_jax.pytree import abstract
@@ -57,6 +58,7 @@ def plan_kernels(options: argparse.Namespace, overrides: Sequence[str]) -> None:
     if overrides:
         raise ValueError(f'"{overrides[0]}" is not an option of kernels; see zaya plan --help')
     device = find_device(options.device)
+    device.need_core()
     console = Console(soft_wrap=True, highlight=False)
     what = f"compiling the kernels for {device.name}"
     with console.status(what) as status:

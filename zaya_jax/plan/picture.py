@@ -36,8 +36,7 @@ def draw(file: pathlib.Path, plan: Plan, step: CompiledStep | None) -> None:
     (memory, policies), (times, work) = figure.subplots(2, 2)
     _draw_memory(memory, plan, step)
     _draw_policies(policies, plan)
-    _draw_bars(times, {name: 1e3 * seconds for name, seconds in plan.seconds.items()})
-    times.set(title="time that each resource needs for a step", xlabel="ms at least")
+    _draw_times(times, plan, step)
     flops = plan.operations.forward | {"recomputed": plan.operations.recomputed / 3}
     _draw_bars(work, {name: value / 1e9 for name, value in flops.items()})
     work.set(title="work of a token's forward pass", xlabel="GFLOP (recomputed: a third of it)")
@@ -78,6 +77,28 @@ def _draw_memory(axes: Any, plan: Plan, step: CompiledStep | None) -> None:
 def _draw_policies(axes: Any, plan: Plan) -> None:
     _draw_bars(axes, {name: policy.activations / GIB for name, policy in plan.policies.items()})
     axes.set(title="activations kept, by remat policy", xlabel="GiB")
+
+
+def _draw_times(axes: Any, plan: Plan, step: CompiledStep | None) -> None:
+    """Of a compiled step what takes it, by the model; else what each resource needs at least."""
+    if step is None:
+        _draw_bars(axes, {name: 1e3 * seconds for name, seconds in plan.seconds.items()})
+        axes.set(title="time that each resource needs for a step", xlabel="ms at least")
+        return
+    for time in step.times:
+        label, left = f"{time.share:.0%} of peak", 0.0
+        waited = {"communication waited for": time.exposed_seconds}
+        for kind, seconds in ({name: work.seconds for name, work in time.works.items()} | waited).items():
+            # One colour and one entry of the legend a kind, whatever the share.
+            color = f"C{list(time.works).index(kind)}" if kind in time.works else "lightgrey"
+            named = kind if time is step.times[0] else None
+            axes.barh(label, 1e3 * seconds, left=left, label=named, color=color, edgecolor="white")
+            left += 1e3 * seconds
+        axes.text(left, label, f" {left:,.0f}", va="center", fontsize=8)
+    axes.margins(x=0.12)
+    axes.invert_yaxis()
+    axes.set(title="time of the compiled step, by a model", xlabel="ms; no hardware run is recorded")
+    axes.legend(fontsize=5, loc="lower right")
 
 
 def _draw_bars(axes: Any, values: dict[str, float]) -> None:

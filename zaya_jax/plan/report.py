@@ -10,6 +10,8 @@ from zaya_jax.model.flops import active_parameters
 from zaya_jax.model.weights import count_parameters
 from zaya_jax.parallel.mesh import check_batch_size
 from zaya_jax.plan.arithmetic import (
+    LINKS,
+    MATRIX_UNITS,
     Communication,
     DataRate,
     Gemm,
@@ -27,6 +29,7 @@ from zaya_jax.plan.memory import POLICIES, activation_bytes, memory_by_kind
 from zaya_jax.plan.rocm.code_objects import Kernel
 from zaya_jax.plan.rocm.compiler import Compilation, Job, Memory
 from zaya_jax.plan.shares import micro_batch, own_tokens
+from zaya_jax.plan.step_time import SHARES, StepTime, model_step
 from zaya_jax.plan.traffic import moved_bytes
 
 PROGRAM = "zaya_jax.plan.train_program:lower_train_step"
@@ -63,6 +66,8 @@ class Plan:
       sequence_length: tokens of a sequence.
       context_gpus: that share its tokens.
       batch_size: sequences a step.
+      num_steps: of the phase.
+      watts: of a GPU at most.
       micro_batch: sequences that a GPU has under way, alone or with others.
       operations: of a step.
       memory: bytes on each GPU, by kind.
@@ -73,7 +78,7 @@ class Plan:
       seconds: the least that each resource needs for a step, by resource.
       measured: resources whose figures were measured; those of others are on paper.
       gemms: products as a GPU runs them.
-      saturating_flops: that a product needs to reach the device's peak.
+      saturating_flops: that a product needs to reach the device's peak; None where nobody has measured it.
       data: what a step reads.
     """
 
@@ -87,6 +92,8 @@ class Plan:
     sequence_length: int
     context_gpus: int
     batch_size: int
+    num_steps: int
+    watts: float
     micro_batch: int
     operations: Operations
     memory: dict[str, int]
@@ -97,7 +104,7 @@ class Plan:
     seconds: dict[str, float]
     measured: tuple[str, ...]
     gemms: list[Gemm]
-    saturating_flops: float
+    saturating_flops: float | None
     data: DataRate
 
     @property
@@ -114,6 +121,14 @@ class Plan:
     def tokens(self) -> int:
         """How many tokens a step reads."""
         return self.batch_size * self.sequence_length
+
+    @property
+    def seconds_in_turn(self) -> float:
+        """Of a step whose resources work one after the other, products at the first of `SHARES`."""
+        others = sum(seconds for name, seconds in self.seconds.items() if name != MATRIX_UNITS)
+        # Links in a node and NICs carry one collective together: the slower of them counts.
+        others -= min(self.seconds[name] for name in LINKS)
+        return self.seconds[MATRIX_UNITS] / SHARES[0] + others
 
     @property
     def bound(self) -> str:
@@ -153,6 +168,7 @@ class CompiledStep:
       flops_by_scope: of those in each named scope.
       moved_bytes: that its kernels take from memory and put there.
       moved_bytes_by_scope: of those in each named scope.
+      times: modelled, by the share of the peak that products reach.
       buffers: the largest: bytes, and the values that share them.
       num_kernels: that XLA made.
       problems: what is wrong with kernels, by name.
@@ -166,6 +182,7 @@ class CompiledStep:
     flops_by_scope: dict[str, float]
     moved_bytes: float
     moved_bytes_by_scope: dict[str, float]
+    times: list[StepTime]
     buffers: list[tuple[int, str]]
     num_kernels: int
     problems: dict[str, list[str]]
@@ -199,6 +216,8 @@ def make_plan(config: Config, cluster: Cluster, *, measured: tuple[str, ...] = (
         sequence_length=time,
         context_gpus=execution.context_devices,
         batch_size=config.data.batch_size,
+        num_steps=config.train.num_steps,
+        watts=cluster.device.watts,
         micro_batch=rows,
         operations=operations(config, num_gpus),
         memory=memory_by_kind(config, num_gpus),
@@ -235,6 +254,7 @@ def read_compilation(compilation: Compilation, cluster: Cluster) -> CompiledStep
         flops_by_scope={scope: program.flops(scope) for scope in SCOPES},
         moved_bytes=moved_bytes(program),
         moved_bytes_by_scope={scope: moved_bytes(program, scope) for scope in SCOPES},
+        times=[model_step(program, cluster, share) for share in SHARES],
         buffers=largest_buffers(compilation.buffers, NUM_BUFFERS),
         num_kernels=len(compilation.kernels),
         problems=_problems(compilation.kernels, cluster),

@@ -7,6 +7,8 @@ from rich.table import Table
 from zaya_jax.parallel.mesh import SUM_DTYPE
 from zaya_jax.plan.report import CompiledStep, Plan
 from zaya_jax.plan.search import SearchResult
+from zaya_jax.plan.step_time import SHARES
+from zaya_jax.plan.time_tables import figure, milliseconds, times_table
 from zaya_jax.tables import format_bytes, name_column, number_column
 
 
@@ -23,6 +25,7 @@ def plan_tables(plan: Plan) -> Iterator[Table]:
 def compiled_tables(step: CompiledStep, plan: Plan) -> Iterator[Table]:
     """What the compiled step says."""
     yield _compiled_memory(step, plan)
+    yield times_table(step.times, plan)
     yield _collectives(step)
     yield _buffers(step)
     yield _kernels(step)
@@ -40,11 +43,18 @@ def kernels_table(steps: Mapping[str, CompiledStep], plan: Plan) -> Table:
     add("arguments", lambda step: format_bytes(step.memory.arguments))
     add("temporaries", lambda step: format_bytes(step.memory.temporaries))
     add("memory in all", lambda step: format_bytes(step.memory.total))
-    add("GB moved a step: operands and results of all kernels", lambda step: _figure(step.moved_bytes / 1e9))
+    add("GB moved a step: operands and results of all kernels", lambda step: figure(step.moved_bytes / 1e9))
     for scope in next(iter(steps.values())).moved_bytes_by_scope:
-        add(f"  {scope}", lambda step, scope=scope: _figure(step.moved_bytes_by_scope[scope] / 1e9))
+        add(f"  {scope}", lambda step, scope=scope: figure(step.moved_bytes_by_scope[scope] / 1e9))
     add("kernels made by XLA", lambda step: f"{step.num_kernels:,}")
     add("  that spill, or take scratch or too much LDS", lambda step: f"{len(step.problems):,}")
+    for share in SHARES:
+        add(
+            f"ms a step, modelled, products at {share:.0%} of peak",
+            lambda step, share=share: next(
+                milliseconds(time.seconds) for time in step.times if time.share == share
+            ),
+        )
     add("s to compile", lambda step: f"{step.compile_seconds:.0f}")
     return table
 
@@ -81,7 +91,7 @@ def _run(plan: Plan) -> Table:
     table.add_row("data a step, at 4 bytes a token", f"{data.pages:,.0f} pages of 4 KiB")
     table.add_row("storage of 70,000 IOPS keeps up with", f"steps of {data.shortest_step:.3g} s or more")
     table.add_row("  where a page costs 8 reads", f"{data.shortest_step_scattered:.3g} s")
-    table.add_row("  IOPS at the step's lower bound", f"{data.iops(bound):,.0f}")
+    table.add_row("  IOPS at the shortest step that could be", f"{data.iops(bound):,.0f}")
     return table
 
 
@@ -126,24 +136,25 @@ def _policies(plan: Plan) -> Table:
 def _seconds(plan: Plan) -> Table:
     links = plan.communication
     title = (
-        f"time of a step: {_figure(links.reduced_bytes / 1e9)} GB of gradients reduce-scattered in "
-        f"{SUM_DTYPE}, {_figure(links.gathered_bytes / 1e9)} GB of weights all-gathered"
+        f"time of a step: {figure(links.reduced_bytes / 1e9)} GB of gradients reduce-scattered in "
+        f"{SUM_DTYPE}, {figure(links.gathered_bytes / 1e9)} GB of weights all-gathered"
     )
     columns = name_column("resource of a GPU"), number_column("ms at least")
     if plan.context_gpus > 1:
         shared = links.shared
         title += (
-            f"; for shared sequences {_figure(shared.keys / 1e9)} GB of keys and values, "
-            f"{_figure(shared.gradients / 1e9)} of their gradients, {_figure(shared.halos / 1e9)} of halos"
+            f"; for shared sequences {figure(shared.keys / 1e9)} GB of keys and values, "
+            f"{figure(shared.gradients / 1e9)} of their gradients, {figure(shared.halos / 1e9)} of halos"
         )
     table = Table(*columns, title=title, caption=_price_of_sums(plan))
     for resource, seconds in plan.seconds.items():
         name = f"{resource}, as measured" if resource in plan.measured else resource
-        table.add_row(name, _figure(1e3 * seconds))
-    lower, upper = plan.seconds[plan.bound], sum(plan.seconds.values())
-    table.add_row("all at once: lower bound", f"{plan.bound}: {_figure(1e3 * lower)}", style="bold")
-    table.add_row("one after the other", _figure(1e3 * upper))
-    table.add_row("tokens a second at most", f"{plan.tokens / lower:,.0f}")
+        table.add_row(name, figure(1e3 * seconds))
+    lower, in_turn = plan.seconds[plan.bound], plan.seconds_in_turn
+    table.add_row("no step is shorter than", f"{plan.bound}: {figure(1e3 * lower)}", style="bold")
+    table.add_row(f"one after the other, products at {SHARES[0]:.0%} of peak", figure(1e3 * in_turn))
+    rate = plan.tokens / in_turn / plan.num_gpus
+    table.add_row("  tokens a second and GPU, at most", f"{rate:,.0f}")
     return table
 
 
@@ -156,19 +167,23 @@ def _price_of_sums(plan: Plan) -> str | None:
         1e3 * (getattr(links, name) - getattr(narrow, name)) for name in ("network_seconds", "link_seconds")
     )
     return (
-        f"gradients in bfloat16 would be {_figure(narrow.reduced_bytes / 1e9)} GB, and {_figure(network)} ms "
-        f"less of the network, {_figure(node)} of the links; what would be lost: zaya bench gradient-sum"
+        f"gradients in bfloat16 would be {figure(narrow.reduced_bytes / 1e9)} GB, and {figure(network)} ms "
+        f"less of the network, {figure(node)} of the links; what would be lost: zaya bench gradient-sum"
     )
 
 
 def _gemms(plan: Plan) -> Table:
     saturating = plan.saturating_flops
-    title = f"products, and their share of the {saturating / 1e9:.0f} GFLOP that the peak needs"
+    title = "products"
+    if saturating is not None:
+        title += f", and their share of the {saturating / 1e9:.0f} GFLOP that the peak needs"
     table = Table(name_column("product"), *map(number_column, ("size", "GFLOP", "share")), title=title)
     for gemm in plan.gemms:
         size = f"{gemm.rows:,} x {gemm.depth:,} x {gemm.columns:,}"
         size = f"{gemm.count:,} of {size}" if gemm.count > 1 else size
-        table.add_row(gemm.name, size, _figure(gemm.flops / 1e9), f"{gemm.flops / saturating:.0%}")
+        table.add_row(
+            gemm.name, size, figure(gemm.flops / 1e9), f"{gemm.flops / saturating:.0%}" if saturating else ""
+        )
     return table
 
 
@@ -188,7 +203,7 @@ def _compiled_memory(step: CompiledStep, plan: Plan) -> Table:
     table.add_row("FLOPs of products a GPU, without Pallas kernels", f"{step.flops:.4g}")
     for scope, flops in step.flops_by_scope.items():
         table.add_row(f"  {scope}", f"{flops:.4g}")
-    table.add_row("GB its kernels read and write", _figure(step.moved_bytes / 1e9))
+    table.add_row("GB its kernels read and write", figure(step.moved_bytes / 1e9))
     return table
 
 
@@ -199,8 +214,8 @@ def _collectives(step: CompiledStep) -> Table:
         table.add_row(
             f"{kind}\n  of {', '.join(found.dtypes)}",
             f"{found.count:,}",
-            _figure(found.num_bytes / 1e9),
-            _figure(found.largest_bytes / 1e6),
+            figure(found.num_bytes / 1e9),
+            figure(found.largest_bytes / 1e6),
             f"{found.overlapped_flops / 1e9:,.0f}",
             f"{found.overlapped_kernels:,}",
         )
@@ -222,8 +237,3 @@ def _kernels(step: CompiledStep) -> Table:
     if not step.problems:
         table.add_row("all", "no spills, no scratch, no more LDS than there is")
     return table
-
-
-def _figure(value: float) -> str:
-    """In tenths from 100 on, and in three digits below: a small run's figures are no zeros."""
-    return f"{value:,.1f}" if value >= 100 else f"{value:.3g}"

@@ -23,11 +23,16 @@ SLICES = ("dynamic-slice", "slice", "gather")
 def moved_bytes(program: Program, scope: str | None = None) -> float:
     """Bytes that a step moves on one device, to and from memory: all, or those of a named scope."""
     return math.fsum(
-        runs * _moved(program, instruction, program.shapes(name))
+        runs * instruction_bytes(program, instruction, name)
         for name, runs in launched(program).items()
         for instruction in program.computations[name]
         if in_scope(instruction.op_name, scope)
     )
+
+
+def instruction_bytes(program: Program, instruction: Instruction, computation: str) -> float:
+    """Bytes that one instruction of a computation moves; 0 for those that are no kernels."""
+    return _moved(program, instruction, program.shapes(computation))
 
 
 def launched(program: Program) -> dict[str, int]:

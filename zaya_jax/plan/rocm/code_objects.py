@@ -15,7 +15,7 @@ from typing import Any
 
 import msgpack
 
-from zaya_jax.plan.devices import Device
+from zaya_jax.plan.gpus import Device
 
 NOTE_OWNER = b"AMDGPU\0\0"
 METADATA_NOTE = 32
@@ -56,25 +56,27 @@ class Kernel:
 
     def problems(self, device: Device) -> list[str]:
         """What is wrong with it, in words; nothing for a sound kernel."""
+        core = device.need_core()
         found = []
         if self.vgpr_spills or self.sgpr_spills:
             found.append(f"spills {self.vgpr_spills} vector and {self.sgpr_spills} scalar registers")
         if self.scratch_bytes:
             found.append(f"{self.scratch_bytes} bytes of scratch a lane")
-        if self.lds_bytes > device.lds_bytes:
-            found.append(f"{self.lds_bytes:,} bytes of LDS, of {device.lds_bytes:,}")
+        if self.lds_bytes > core.lds_bytes:
+            found.append(f"{self.lds_bytes:,} bytes of LDS, of {core.lds_bytes:,}")
         return found
 
     def waves_per_simd(self, device: Device) -> int:
         """Waves that a vector unit can keep in flight, by registers and by local memory."""
-        granule = device.register_granule
+        core = device.need_core()
+        granule = core.register_granule
         registers = max(-(-self.vgprs // granule) * granule, granule)
-        by_registers = min(device.max_waves, device.registers // registers)
+        by_registers = min(core.max_waves, core.registers // registers)
         if not self.lds_bytes or not self.threads:
             return by_registers
-        waves = -(-self.threads // device.wave_size)
-        by_lds = device.lds_bytes // self.lds_bytes * waves / device.simds
-        return min(by_registers, max(int(by_lds), 1 if self.lds_bytes <= device.lds_bytes else 0))
+        waves = -(-self.threads // core.wave_size)
+        by_lds = core.lds_bytes // self.lds_bytes * waves / core.simds
+        return min(by_registers, max(int(by_lds), 1 if self.lds_bytes <= core.lds_bytes else 0))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -45,7 +45,7 @@ def describe_devices(cluster: Cluster) -> list[Any]:
         topologies.get_topology_desc(
             platform=PLATFORM,
             topology_name=cluster.device.name,
-            target_config=cluster.device.target,
+            target_config=cluster.device.need_core().target,
             topology=f"1x{cluster.nodes}x{cluster.gpus_per_node}",
         ).devices
     )

@@ -1,0 +1,164 @@
+"""GPUs that a plan can be made for. Each figure names its source; no run of ours has been on any of them."""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Core:
+    """What a compiler, and whoever judges its kernels, must know of a GPU.
+
+    Attributes:
+      architecture: of the instruction set.
+      lds_bytes: local memory that a workgroup can have.
+      simds: vector units of a compute unit.
+      max_waves: that a vector unit keeps in flight.
+      registers: vector registers of a lane, shared by the waves of a vector unit.
+      register_granule: registers are given out in multiples of this.
+      wave_size: lanes of a wave.
+      target: XLA's description, a `GpuTargetConfigProto` as text.
+    """
+
+    architecture: str
+    lds_bytes: int
+    simds: int
+    max_waves: int
+    registers: int
+    register_granule: int
+    wave_size: int
+    target: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Device:
+    """A GPU and its links.
+
+    Attributes:
+      name: as `--device` has it.
+      memory_bytes: of HBM.
+      matrix_flops: bfloat16 multiply-adds a second on paper, dense, each counted as two.
+      memory_bandwidth: bytes a second of HBM, as measured where somebody has.
+      link_bandwidth: bytes a second from one GPU to each other one of its node, one way.
+      network_bandwidth: bytes a second of a GPU's own NIC, one way.
+      watts: of a whole board at most.
+      saturating_flops: work that a matrix product needs to reach the device's peak; None where nobody has
+        measured it.
+      sources: of the figures above.
+      core: None where there is no compiler for it here.
+    """
+
+    name: str
+    memory_bytes: int
+    matrix_flops: float
+    memory_bandwidth: float
+    link_bandwidth: float
+    network_bandwidth: float
+    watts: float
+    saturating_flops: float | None
+    sources: str
+    core: Core | None
+
+    def need_core(self) -> Core:
+        """What a compiler must know of it.
+
+        Raises:
+          ValueError: where there is no compiler for it here.
+        """
+        if self.core is None:
+            known = ", ".join(device.name for device in DEVICES.values() if device.core)
+            raise ValueError(f"nothing can be compiled for {self.name} here; it can for {known}")
+        return self.core
+
+
+GFX942 = Core(
+    architecture="gfx942",
+    lds_bytes=65_536,  # CDNA3's ISA guide, as all below
+    simds=4,
+    max_waves=8,
+    registers=512,
+    register_granule=8,
+    wave_size=64,
+    target="""
+gpu_device_info {
+  threads_per_block_limit: 1024
+  threads_per_warp: 64
+  shared_memory_per_block: 65536
+  shared_memory_per_core: 65536
+  threads_per_core_limit: 2048
+  core_count: 304
+  fpus_per_core: 128
+  block_dim_limit_x: 2147483647
+  block_dim_limit_y: 65536
+  block_dim_limit_z: 65536
+  memory_bandwidth: 5300000000000
+  l2_cache_size: 4194304
+  clock_rate_ghz: 2.1
+  device_memory_size: 206141652992
+  shared_memory_per_block_optin: 65536
+  rocm_compute_capability { gcn_arch_name: "gfx942:sramecc+:xnack-" }
+  registers_per_core_limit: 65536
+  registers_per_block_limit: 65536
+}
+platform_name: "ROCM"
+device_description_str: "AMD Instinct MI300X"
+""",
+)
+"""MI300X, and MI325X, which has more memory beside the same dies."""
+
+MI300X = Device(
+    name="mi300x",
+    memory_bytes=192 * 10**9,
+    matrix_flops=1307.4e12,
+    memory_bandwidth=4.33e12,  # measured, [ZAYA1-base] section III; 5.3e12 on paper
+    link_bandwidth=64e9,  # an Infinity Fabric link has 128 GB/s, both ways together
+    network_bandwidth=50e9,  # Pollara, 400 Gb/s, one a GPU: [ZAYA1-8B] appendix A
+    watts=750.0,
+    saturating_flops=200e9,  # measured, [ZAYA1-base] section III
+    sources="data sheet; HBM and products as measured in [ZAYA1-base] section III",
+    core=GFX942,
+)
+MI325X = Device(
+    name="mi325x",
+    memory_bytes=256 * 10**9,
+    matrix_flops=1307.4e12,
+    memory_bandwidth=6.0e12,
+    link_bandwidth=64e9,
+    network_bandwidth=50e9,
+    watts=1000.0,
+    saturating_flops=None,
+    sources="data sheet",
+    core=GFX942,
+)
+MI355X = Device(
+    name="mi355x",
+    memory_bytes=288 * 10**9,
+    matrix_flops=2516.6e12,
+    memory_bandwidth=8.0e12,
+    link_bandwidth=76.8e9,  # a link has 153.6 GB/s, both ways together
+    network_bandwidth=50e9,
+    watts=1400.0,
+    saturating_flops=None,
+    sources="data sheet",
+    core=None,  # gfx950: its description for XLA is not at hand
+)
+H100 = Device(
+    name="h100",
+    memory_bytes=80 * 10**9,
+    matrix_flops=989.4e12,
+    memory_bandwidth=3.036e12,  # measured, [ZAYA1-base] section III; 3.35e12 on paper
+    link_bandwidth=450e9 / 7,  # through a switch, 450 GB/s one way to all seven others together
+    network_bandwidth=50e9,
+    watts=700.0,
+    saturating_flops=None,
+    sources="data sheet of the SXM board; HBM as measured in [ZAYA1-base] section III",
+    core=None,
+)
+H200 = dataclasses.replace(
+    H100,
+    name="h200",
+    memory_bytes=141 * 10**9,
+    memory_bandwidth=4.8e12,
+    sources="data sheet of the SXM board",
+)
+
+DEVICES = {device.name: device for device in (MI300X, MI325X, MI355X, H100, H200)}
+"""By name."""

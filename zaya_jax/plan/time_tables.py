@@ -1,0 +1,88 @@
+"""Tables of modelled times and of GPUs, for a terminal of 80 columns."""
+
+from collections.abc import Callable, Sequence
+
+from rich.table import Table
+
+from zaya_jax.plan.gpus import DEVICES
+from zaya_jax.plan.report import CompiledStep, Plan
+from zaya_jax.plan.step_time import HOP_SECONDS, LINKS_REACHED, NETWORK_REACHED, StepTime
+from zaya_jax.tables import format_bytes, name_column, number_column
+
+
+def times_table(times: Sequence[StepTime], plan: Plan) -> Table:
+    """A compiled step's modelled time, by what takes it, and what that comes to."""
+    columns = [number_column(f"products at\n{time.share:.0%} of peak") for time in times]
+    title = "time of the compiled step by a model, ms; no hardware run is recorded"
+    table = Table(name_column("what"), *columns, title=title, caption=_ASSUMED)
+
+    def add(what: str, tell: Callable[[StepTime], str], style: str | None = None) -> None:
+        table.add_row(what, *map(tell, times), style=style)
+
+    works = times[0].works if times else {}
+    for name in sorted(works, key=lambda name: -works[name].seconds):
+        add(name, lambda time, name=name: milliseconds(time.works[name].seconds))
+    add("communication waited for", lambda time: milliseconds(time.exposed_seconds))
+    add("step", lambda time: milliseconds(time.seconds), style="bold")
+    add("communication beside kernels", lambda time: milliseconds(time.hidden_seconds))
+    add("tokens a second and GPU", lambda time: f"{plan.tokens / time.seconds / plan.num_gpus:,.0f}")
+    add(f"days of {plan.num_steps:,} steps", lambda time: f"{_days(time, plan):,.3g}")
+    add("  thousand GPU hours", lambda time: f"{_days(time, plan) * 24 * plan.num_gpus / 1e3:,.4g}")
+    add(
+        f"  MWh of GPUs at {plan.watts:,.0f} W",
+        lambda time: f"{_days(time, plan) * 24 * plan.num_gpus * plan.watts / 1e6:,.4g}",
+    )
+    return table
+
+
+_ASSUMED = (
+    "each kernel takes its own bound: its products at that share of the peak on paper, or its bytes at the "
+    f"bandwidth of memory; links reach {LINKS_REACHED:.0%} and NICs {NETWORK_REACHED:.0%} of theirs on "
+    f"paper, {1e6 * HOP_SECONDS:.0f} us a hop, where --measured has no figures; one collective at a time; "
+    "what failures cost beside: zaya plan failures"
+)
+
+
+def _days(time: StepTime, plan: Plan) -> float:
+    return time.seconds * plan.num_steps / 86_400
+
+
+def milliseconds(seconds: float) -> str:
+    """In milliseconds, as `figure` does."""
+    return figure(1e3 * seconds)
+
+
+def verdict(step: CompiledStep, plan: Plan) -> str:
+    """In a sentence: whether a compiled step fits, and what takes most of its time."""
+    memory, time = step.memory.total, step.times[0]
+    sizes = f"{format_bytes(memory)} of {format_bytes(plan.device_memory)}"
+    seconds = {name: work.seconds for name, work in time.works.items()}
+    seconds["waiting for communication"] = time.exposed_seconds
+    most = sorted(seconds, key=lambda name: -seconds[name])[:2]
+    shares = ", ".join(f"{name} ({seconds[name] / time.seconds:.0%})" for name in most)
+    fits = "fits" if memory <= plan.device_memory else "does not fit"
+    modelled = f"by the model {milliseconds(time.seconds)} ms at {time.share:.0%} of peak"
+    return f"{fits}: {sizes}; {modelled}, most of it {shares}"
+
+
+def devices_table() -> Table:
+    """GPUs that a plan can be made for, a row each."""
+    columns = map(number_column, ("HBM\nGB", "bf16\nTFLOP/s", "HBM\nTB/s", "a link\nGB/s", "NIC\nGB/s", "W"))
+    title = "GPUs; no run of ours is recorded on any of them"
+    table = Table(name_column("GPU"), *columns, name_column("from"), title=title)
+    for device in DEVICES.values():
+        figures = (
+            device.memory_bytes / 1e9,
+            device.matrix_flops / 1e12,
+            device.memory_bandwidth / 1e12,
+            device.link_bandwidth / 1e9,
+            device.network_bandwidth / 1e9,
+            device.watts,
+        )
+        table.add_row(device.name, *(f"{figure:,.4g}" for figure in figures), device.sources)
+    return table
+
+
+def figure(value: float) -> str:
+    """In tenths from 100 on, and in three digits below: a small run's figures are no zeros."""
+    return f"{value:,.1f}" if value >= 100 else f"{value:.3g}"
