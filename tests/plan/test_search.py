@@ -56,8 +56,16 @@ def test_policies_and_micro_batches_are_searched():
         assert config.execution.num_microbatches == 1
         return (50 + a_row[config.execution.remat] * config.data.batch_size // 1024) * GIB
 
-    found = search(config, 1024, limit=100 * GIB, measure=measure)  # 4 sequences a GPU
+    def model_time(config):
+        assert config.data.batch_size == 4096
+        return {POLICIES[2]: 0.65, POLICIES[3]: 0.62, POLICIES[4]: 0.64, POLICIES[5]: 0.8}[
+            config.execution.remat
+        ]
+
+    # 4 sequences a GPU
+    found = search(config, 1024, limit=100 * GIB, measure=measure, model_time=model_time)
     assert found.cheapest_remat == POLICIES[2]
+    assert (list(found.seconds), found.fastest_remat) == (list(POLICIES[2:]), POLICIES[3])
     assert (found.largest_remat, found.largest_micro_batch) == (POLICIES[-1], 16)
     assert found.fewest_context_devices == 1
     compiled = [(trial.remat, trial.micro_batch, trial.context_devices) for trial in found.trials]
@@ -66,8 +74,9 @@ def test_policies_and_micro_batches_are_searched():
 
 def test_what_does_not_fit_is_said():
     config = config_of_phase(load_config("configs/zaya1_8b.py", []))
-    found = search(config, 1024, limit=GIB, measure=lambda _: 2 * GIB)
+    found = search(config, 1024, limit=GIB, measure=lambda _: 2 * GIB, model_time=lambda _: 1.0)
     assert found.cheapest_remat is None
+    assert (found.seconds, found.fastest_remat) == ({}, None)
     assert found.largest_micro_batch == 0
     assert found.fewest_context_devices is None
 
@@ -77,7 +86,9 @@ def test_the_fewest_gpus_a_sequence_are_found(limit, fewest):
     config = config_of_phase(load_config("configs/zaya1_8b.py", []), "finetune")  # 8 GPUs a sequence
 
     # One sequence a group: 256 bytes over its GPUs.
-    found = search(config, 128, limit=limit, measure=lambda config: 2 * config.data.batch_size)
+    found = search(
+        config, 128, limit=limit, measure=lambda config: 2 * config.data.batch_size, model_time=lambda _: 1.0
+    )
     assert found.fewest_context_devices == fewest
 
 

@@ -163,6 +163,7 @@ def test_what_a_search_found_fits():
     found = SearchResult(
         trials=trials,
         cheapest_remat=None,
+        seconds={"attention_and_experts": 0.7},
         largest_micro_batch=16,
         largest_remat="group",
         fewest_context_devices=None,

@@ -24,7 +24,7 @@ from zaya_jax.plan.rocm.wheels import find_plugin, install
 from zaya_jax.plan.search import search
 from zaya_jax.plan.shares import num_groups, own_tokens
 from zaya_jax.plan.tables import compiled_tables, found_table, kernels_table, plan_tables
-from zaya_jax.plan.time_tables import devices_table, verdict
+from zaya_jax.plan.time_tables import devices_table, milliseconds, verdict
 from zaya_jax.tables import format_bytes
 
 
@@ -69,8 +69,14 @@ def plan_run(options: argparse.Namespace, overrides: Sequence[str]) -> None:
         console.print(kernels_table(steps, plan))
         more["kernels"] = {name: dataclasses.asdict(found) for name, found in steps.items()}
     if options.search:
-        measure = functools.partial(_measure, cluster=cluster, console=console, time_limit=options.time_limit)
-        found = search(config, cluster.num_gpus, limit=cluster.device.memory_bytes, measure=measure)
+        asked = {"cluster": cluster, "console": console, "time_limit": options.time_limit}
+        found = search(
+            config,
+            cluster.num_gpus,
+            limit=cluster.device.memory_bytes,
+            measure=functools.partial(_measure, **asked),
+            model_time=functools.partial(_model_time, **asked),
+        )
         console.print(found_table(found, plan))
         more["search"] = dataclasses.asdict(found)
     if options.json:
@@ -169,7 +175,7 @@ def _add_compiling_options(parser: Parser) -> None:
     parser.add_argument(
         "--search",
         action="store_true",
-        help="compile several steps, for the largest micro-batch, the cheapest remat policy and the fewest "
+        help="compile several steps, for the largest micro-batch, the fastest remat policy and the fewest "
         "GPUs a sequence that fit",
     )
     parser.add_argument(
@@ -243,6 +249,13 @@ def _measure(config: Config, *, cluster: Cluster, console: Console, time_limit: 
         )
     console.print(f"{what}: {format_bytes(num_bytes)}")
     return num_bytes
+
+
+def _model_time(config: Config, *, cluster: Cluster, console: Console, time_limit: float) -> float:
+    step = read_compilation(_compile(config, cluster, console, time_limit), cluster)
+    seconds = step.times[0].seconds
+    console.print(f'remat "{config.execution.remat}": {milliseconds(seconds)} ms by the model')
+    return seconds
 
 
 def _check(options: argparse.Namespace) -> None:

@@ -53,7 +53,7 @@ def new_figure() -> Any:
         from matplotlib.figure import Figure
     except ImportError:
         raise ValueError("--picture needs matplotlib; get it by pip install 'zaya_jax[plan]'") from None
-    return Figure(figsize=(11, 7), layout="constrained")
+    return Figure(figsize=(13, 9), layout="constrained")
 
 
 def _draw_memory(axes: Any, plan: Plan, step: CompiledStep | None) -> None:
@@ -64,14 +64,27 @@ def _draw_memory(axes: Any, plan: Plan, step: CompiledStep | None) -> None:
             "arguments": memory.arguments,
             "temporaries": memory.temporaries + memory.outputs - memory.aliased,
         }
+    colors = iter(range(20))
     for label, kinds in bars.items():
         left = 0.0
         for kind, size in kinds.items():
-            axes.barh(label, size / GIB, left=left, label=kind, edgecolor="white")
+            axes.barh(label, size / GIB, left=left, label=kind, color=_color(next(colors)), edgecolor="white")
             left += size / GIB
     axes.axvline(plan.device_memory / GIB, color="black", linestyle="--")
     axes.set(title="memory of a GPU, and what it has", xlabel="GiB")
-    axes.legend(fontsize=6)
+    _legend_below(axes)
+
+
+def _color(number: int) -> tuple[float, float, float]:
+    """One of twenty that can be told from each other."""
+    from matplotlib import colormaps
+
+    return colormaps["tab20"].colors[number]  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _legend_below(axes: Any) -> None:
+    """A legend that covers no bar."""
+    axes.legend(fontsize=7, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.18), frameon=False)
 
 
 def _draw_policies(axes: Any, plan: Plan) -> None:
@@ -98,7 +111,7 @@ def _draw_times(axes: Any, plan: Plan, step: CompiledStep | None) -> None:
     axes.margins(x=0.12)
     axes.invert_yaxis()
     axes.set(title="time of the compiled step, by a model", xlabel="ms; no hardware run is recorded")
-    axes.legend(fontsize=5, loc="lower right")
+    _legend_below(axes)
 
 
 def _draw_bars(axes: Any, values: dict[str, float]) -> None:

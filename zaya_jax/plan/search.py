@@ -1,4 +1,4 @@
-"""The largest micro-batch, cheapest remat policy and fewest GPUs a sequence that fit, by compiling."""
+"""The largest micro-batch, the remat policies and fewest GPUs a sequence that fit, by compiling."""
 
 import contextlib
 import dataclasses
@@ -13,6 +13,8 @@ from zaya_jax.plan.shares import micro_batch, num_groups, own_tokens
 
 Measure = Callable[[Config], int]
 """Bytes that the train step of a config takes on each GPU."""
+ModelTime = Callable[[Config], float]
+"""Seconds that the train step of a config takes by a model."""
 
 MAX_TRIALS = 12
 """Compilations of one search for the largest micro-batch."""
@@ -45,6 +47,7 @@ class SearchResult:
       trials: all that was compiled for it.
       cheapest_remat: the policy that recomputes least among those that fit the run's micro-batch; None
         if none fits.
+      seconds: of a step of that micro-batch by a model, by policy, of those that fit.
       largest_micro_batch: of the policy that keeps least; 0 if not even one sequence fits.
       largest_remat: that policy.
       fewest_context_devices: the fewest GPUs a sequence with which that policy fits, one sequence at a time;
@@ -53,19 +56,31 @@ class SearchResult:
 
     trials: list[Trial]
     cheapest_remat: str | None
+    seconds: dict[str, float]
     largest_micro_batch: int
     largest_remat: str
     fewest_context_devices: int | None
 
+    @property
+    def fastest_remat(self) -> str | None:
+        """The policy whose step is shortest; None if none fits.
 
-def search(config: Config, num_devices: int, *, limit: int, measure: Measure) -> SearchResult:
-    """Searches all three, each with the run's own choice of the others or, where it says so, the smallest.
+        Not always the one that recomputes least: what is kept must be written and read again.
+        """
+        return min(self.seconds, key=self.seconds.__getitem__, default=None)
+
+
+def search(
+    config: Config, num_devices: int, *, limit: int, measure: Measure, model_time: ModelTime
+) -> SearchResult:
+    """Searches all of it, each with the run's own choice of the others or, where it says so, the smallest.
 
     Args:
       config: of the run; its micro-batch is what the policy must fit.
       num_devices: of the cluster.
       limit: bytes of a GPU.
-      measure: compiles.
+      measure: compiles as far as that is known.
+      model_time: compiles to the end.
     """
     trials: list[Trial] = []
 
@@ -85,6 +100,11 @@ def search(config: Config, num_devices: int, *, limit: int, measure: Measure) ->
         (remat for remat, size in zip(POLICIES, expected, strict=True) if size <= limit), POLICIES[-1]
     )
     cheapest = cheapest_that_fits(lambda remat: size(remat, rows), POLICIES, limit=limit, guess=guess)
+    fitting = () if cheapest is None else POLICIES[POLICIES.index(cheapest) :]
+    seconds = {
+        remat: model_time(with_micro_batch(with_execution(config, remat=remat), rows, num_devices))
+        for remat in fitting
+    }
     last = POLICIES[-1]
     guess = _guess(with_execution(config, remat=last), num_devices, limit)
     largest = largest_that_fits(lambda rows: size(last, rows), limit=limit, guess=guess)
@@ -97,6 +117,7 @@ def search(config: Config, num_devices: int, *, limit: int, measure: Measure) ->
     return SearchResult(
         trials=trials,
         cheapest_remat=cheapest,
+        seconds=seconds,
         largest_micro_batch=largest,
         largest_remat=last,
         fewest_context_devices=fewest,

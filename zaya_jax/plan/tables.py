@@ -71,6 +71,10 @@ def found_table(found: SearchResult, plan: Plan) -> Table:
     cheapest = found.cheapest_remat or "none of them fits"
     own = f"{plan.context_gpus:,}"
     table.add_row("cheapest", f"{plan.micro_batch:,}", own, "", cheapest, style="bold")
+    for remat, seconds in found.seconds.items():
+        style = "bold" if remat == found.fastest_remat else None
+        named = "fastest, by the model" if style else ""
+        table.add_row(remat, f"{plan.micro_batch:,}", own, f"{milliseconds(seconds)} ms", named, style=style)
     largest = f"{found.largest_micro_batch:,}" if found.largest_micro_batch else "not even one fits"
     table.add_row("largest", largest, own, "", found.largest_remat, style="bold")
     fewest = f"{found.fewest_context_devices:,}" if found.fewest_context_devices else "none"
