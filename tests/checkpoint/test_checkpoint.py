@@ -22,6 +22,7 @@ import zaya_jax
 from zaya_jax import cli, durable
 from zaya_jax.checkpoint import Checkpoints, Retention, load_run, newest_step, run_lock, set_aside_later
 from zaya_jax.checkpoint.failures import silence_threads
+from zaya_jax.checkpoint.steps import _Writing
 from zaya_jax.model.weights import abstract_variables
 
 # Files of 20 KB are too long: Orbax and TensorStore see an error as that of a full disk.
@@ -150,6 +151,15 @@ def test_a_failed_save_is_known_before_the_next(tmp_path, monkeypatch):
         checkpoints.save(2, **state)
     assert newest_step(tmp_path) == 2
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["2"]
+
+
+def test_a_process_looks_at_its_own_files_alone(tmp_path):
+    """Others are still writing: their files come and go, and one that is gone is no failure of this one."""
+    writing = _Writing(tmp_path / "aside", 1, None)
+    arrays = {"weights": {"a": jnp.ones(3)}, "training": {"step": np.int32(1)}}
+    writing.begin({item: ocp.args.StandardSave(values) for item, values in arrays.items()})
+    os.mkfifo(tmp_path / "aside/training/of_another")  # would be waited for without end
+    assert {name.split("/")[1] for name in writing.finish()} == {"ocdbt.process_0"}
 
 
 # It reads them as they were placed, and finds that worth a warning.

@@ -139,6 +139,34 @@ ENTRY %main (q: bf16[4,4096,8,128]) -> bf16[4,4096,8,128] {
 """
 
 
+@pytest.mark.parametrize(
+    ("name", "operands", "made", "flops"),
+    [
+        ("grouped_swiglu", ["bf16[64,32]", "bf16[4,32,96]"], "bf16[64,48]", 2 * 64 * 32 * 96),
+        ("grouped_matmul_grad_weights", ["bf16[64,32]", "bf16[64,96]"], "bf16[4,32,96]", 2 * 64 * 32 * 96),
+        ("cross_entropy", ["bf16[64,32]", "bf16[999,32]"], "f32[9,64]", 2 * 64 * 32 * 999),
+        ("cross_entropy_grad_logits", ["bf16[64,32]", "bf16[999,32]"], "bf16[64,128]", 2 * 64 * 32 * 128),
+        ("newton_schulz_gram", ["bf16[3,16,64]", "s32[2,2]"], "f32[3,16,16]", 3 * 16 * 16 * 64),
+        ("newton_schulz_product", ["f32[3,16,16]", "bf16[3,16,64]"], "bf16[3,16,64]", 2 * 3 * 16 * 16 * 64),
+        ("cca", ["bf16[4,512,640]", "bf16[5,2,128,128]"], "bf16[4,512,512]", 2 * 4 * 512 * 5 * 2 * 128**2),
+        (
+            "cca_grad_kernel",
+            ["bf16[4,512,640]", "f32[640]"],
+            "f32[16,5,2,128,128]",
+            2 * 4 * 512 * 5 * 2 * 128**2,
+        ),
+        ("cca_sums", ["f32[1,16,640]", "f32[640]"], "f32[1,640]", 0),
+        ("residual_rms_norm", ["f32[64,32]", "f32[64,32]"], "f32[64,32]", 0),
+    ],
+)
+def test_each_kernel_of_pallas_has_its_operations(name, operands, made, flops):
+    lines = [f"  %p{n} = {what}{{0}} parameter({n})" for n, what in enumerate(operands)]
+    call = f'%k = {made}{{0}} custom-call(%p0, %p1), custom_call_target="__gpu$xla.gpu.triton"'
+    call += f', metadata={{op_name="jit(step)/loss/{name}/pallas_call"}}'
+    text = "\n".join(["ENTRY %main (p: f32[1]) -> f32[1] {", *lines, f"  ROOT {call}", "}"])
+    assert model_step(Program(text), CLUSTER, 1.0).works["loss"].flops == flops
+
+
 def test_kernels_of_pallas_count():
     works = model_step(Program(PALLAS), CLUSTER, 1.0).works
     assert works["attention's scores and values"].flops == 4 * 8 * 4096**2 * 128 * 2

@@ -242,8 +242,11 @@ class _Writing:
         failures = [failure for future in self._futures if (failure := _failure_of(future)) is not None]
         if failures:
             raise failures[0]
-        mine = f"/{_PER_PROCESS}{hosts.process()}/"
-        own = [name for name in durable.list_files(self.aside) if mine in name]
+        own = []
+        for item in self._handlers:
+            # No more than this: in what others write, files come and go still.
+            mine = f"{item}/{_PER_PROCESS}{hosts.process()}"
+            own += [f"{mine}/{name}" for name in durable.list_files(self.aside / mine)]
         return sync_and_describe(self.aside, own)
 
     def commit(self, described: list[Files]) -> None:

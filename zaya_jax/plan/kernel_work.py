@@ -33,10 +33,21 @@ def _of_pallas(name: str, operands: list[tuple[int, ...]], made: tuple[int, ...]
         (rows, queries, heads, width), (_, keys, _, _) = operands[:2]
         # Half of them are in the future.
         return float(_SCORES[name] * rows * heads * queries * keys * width)
-    if name.startswith("grouped_matmul"):
-        sizes = [*operands[:2], made]
-        groups = next((size[0] for size in sizes if len(size) == 3), 1)
-        return 2 * math.sqrt(math.prod(map(math.prod, sizes)) / groups)
+    if name.startswith("grouped_"):
+        # Each row meets one matrix of the stack, which is an operand or, of a gradient, the result.
+        stack = next(sizes for sizes in (*operands[:2], made) if len(sizes) > 2)
+        return 2.0 * operands[0][0] * math.prod(stack[1:])
+    if name.startswith("cross_entropy"):
+        (rows, width), (classes, _) = operands[:2]
+        return 2.0 * rows * width * (made[-1] if "grad" in name else classes)
+    if name.startswith("newton_schulz"):
+        count, short, long = operands[0]
+        # Of what is symmetric, one half is made.
+        return (2.0 if name.endswith("product") else 1.0) * count * short * made[1] * max(long, made[2])
+    if name.startswith("cca"):
+        # The convolutions of all heads: a square matrix a head and tap.
+        square = [sizes for sizes in (*operands, made[1:]) if len(sizes) == 4 and sizes[-1] == sizes[-2]]
+        return 2.0 * math.prod(operands[0][:2]) * math.prod(square[0]) if square else 0.0
     return 0.0  # all others are bound by memory
 
 
