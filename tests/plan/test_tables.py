@@ -18,7 +18,7 @@ from zaya_jax.plan.rocm.compiler import Memory
 from zaya_jax.plan.search import SearchResult, Trial
 from zaya_jax.plan.step_time import REST, SHARES, WORKS, StepTime, WorkTime
 from zaya_jax.plan.tables import compiled_tables, found_table, kernels_table, plan_tables
-from zaya_jax.plan.time_tables import devices_table, verdict
+from zaya_jax.plan.time_tables import devices_table, verdict, verdict_by_arithmetic
 from zaya_jax.tables import format_bytes
 
 PRESETS = ("tiny", "zaya1_8b", "zaya1_base", "zaya1_74b")
@@ -142,6 +142,13 @@ def test_what_a_step_takes_is_said_with_its_unit():
     assert verdict(STEP, plan) == (
         "does not fit: 560.00 GiB of 178.81 GiB; by the model 700.0 ms at 40% of peak, most of it "
         "waiting for communication (36%), attention's scores and values (10%)"
+    )
+
+
+def test_arithmetic_has_a_verdict():
+    assert verdict_by_arithmetic(plan_of("zaya1_74b")) == (
+        "by arithmetic it does not fit: 464.42 GiB of 178.81 GiB; bound by network, 1,295.0 ms at least; "
+        "--compile says what the step would be"
     )
 
 

@@ -24,7 +24,7 @@ from zaya_jax.plan.rocm.wheels import find_plugin, install
 from zaya_jax.plan.search import search
 from zaya_jax.plan.shares import num_groups, own_tokens
 from zaya_jax.plan.tables import compiled_tables, found_table, kernels_table, plan_tables
-from zaya_jax.plan.time_tables import devices_table, milliseconds, verdict
+from zaya_jax.plan.time_tables import devices_table, milliseconds, verdict, verdict_by_arithmetic
 from zaya_jax.tables import format_bytes
 
 
@@ -59,7 +59,9 @@ def plan_run(options: argparse.Namespace, overrides: Sequence[str]) -> None:
     for table in plan_tables(plan):
         console.print(table)
     step, more = None, {}
-    if options.compile:
+    if not options.compile:
+        console.print(verdict_by_arithmetic(plan))
+    else:
         step = read_compilation(_compile(config, cluster, console, options.time_limit), cluster)
         for table in compiled_tables(step, plan):
             console.print(table)

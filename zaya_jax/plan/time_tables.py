@@ -52,6 +52,15 @@ def milliseconds(seconds: float) -> str:
     return figure(1e3 * seconds)
 
 
+def verdict_by_arithmetic(plan: Plan) -> str:
+    """In a sentence: whether a step would fit, and which resource it needs longest."""
+    memory = sum(plan.memory.values())
+    fits = "fits" if memory <= plan.device_memory else "does not fit"
+    sizes = f"{format_bytes(memory)} of {format_bytes(plan.device_memory)}"
+    bound = f"{plan.bound}, {milliseconds(plan.seconds[plan.bound])} ms at least"
+    return f"by arithmetic it {fits}: {sizes}; bound by {bound}; --compile says what the step would be"
+
+
 def verdict(step: CompiledStep, plan: Plan) -> str:
     """In a sentence: whether a compiled step fits, and what takes most of its time."""
     memory, time = step.memory.total, step.times[0]
