@@ -1,14 +1,41 @@
-"""Every Pallas kernel, forward and backward, compiled for MI300X at ZAYA1-8B's shapes."""
+"""Every Pallas kernel, forward and backward, compiled for MI300X at ZAYA1-8B's shapes.
+
+`python tests/rocm/test_kernel_resources.py --regenerate` writes tests/golden/main_loops.json anew; look at
+the diff.
+"""
+
+import dataclasses
+import functools
+import json
+import pathlib
+import sys
 
 from pallas_kernels.catalogue import SIZES, cases
 from zaya_jax.plan.gpus import MI300X
 from zaya_jax.plan.kernel_report import compile_kernels
 
+GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "main_loops.json"
+
+
+@functools.cache
+def reports():
+    return compile_kernels(MI300X)
+
+
+def main_loops():
+    """By kernel: what a wave does in its main loop, and how many a SIMD can hold."""
+    return {
+        report.kernel.name: {
+            **(dataclasses.asdict(report.kernel.loop) if report.kernel.loop else {}),
+            "waves": report.kernel.waves_per_simd(MI300X),
+        }
+        for report in reports()
+    }
+
 
 def test_no_kernel_spills_and_those_with_products_use_matrix_instructions():
-    reports = compile_kernels(MI300X)
-    assert {r.name for r in reports} == {n for case in cases(SIZES["zaya1_8b"]) for n in case.kernels}
-    for report in reports:
+    assert {r.name for r in reports()} == {n for case in cases(SIZES["zaya1_8b"]) for n in case.kernels}
+    for report in reports():
         assert not report.problems(MI300X), report
         assert report.kernel.vgpr_spills == report.kernel.sgpr_spills == report.kernel.scratch_bytes == 0
         assert 0 <= report.kernel.lds_bytes <= 65_536
@@ -16,3 +43,14 @@ def test_no_kernel_spills_and_those_with_products_use_matrix_instructions():
         if report.has_products:
             assert report.kernel.matrix_instructions > 0
             assert report.kernel.lds_bytes > 0
+
+
+def test_main_loops_are_what_they_were():
+    """A kernel that was changed, or a new compiler, may do better or worse: the diff says which."""
+    assert main_loops() == json.loads(GOLDEN.read_text())
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] != ["--regenerate"]:
+        sys.exit(__doc__)
+    GOLDEN.write_text(json.dumps(main_loops(), indent=1) + "\n")

@@ -68,6 +68,7 @@ def plan_kernels(options: argparse.Namespace, overrides: Sequence[str]) -> None:
             progress=lambda seconds: status.update(f"{what}: {seconds:.0f} s"),
         )
     console.print(resources_table(reports, device))
+    console.print(loops_table(reports, device))
     console.print(work_table(device))
     console.print(choices_table())
     wrong = {report.kernel.name: report.problems(device) for report in reports}
@@ -144,6 +145,30 @@ def resources_table(reports: list[KernelReport], device: Device) -> Table:
             f"{kernel.matrix_instructions}",
             ", ".join(report.problems(device)) or "sound",
         )
+    return table
+
+
+def loops_table(reports: list[KernelReport], device: Device) -> Table:
+    """What a wave does in each kernel's main loop, and how far it can use its matrix unit; a row a kernel."""
+    columns = map(number_column, ("MFMA", "cycles", "VALU", "cycles", "LDS", "memory", "barr.", "share"))
+    table = Table(
+        Column("kernel", no_wrap=True),
+        *columns,
+        title="what a wave does in one round of its main loop",
+        caption="share: of the matrix units' time, at most, by cycles of both kinds; with one wave a SIMD "
+        "they take turns. Waiting for memory, LDS and barriers comes on top",
+        box=box.SIMPLE_HEAD,
+        padding=0,
+    )
+    for report in reports:
+        loop = report.kernel.loop
+        if loop is None:
+            table.add_row(report.kernel.name, *("",) * 8)
+            continue
+        work = loop.matrix, loop.matrix_cycles, loop.vector, loop.vector_cycles
+        waits = loop.local, loop.memory, loop.barriers
+        share = loop.matrix_share(report.kernel.waves_per_simd(device))
+        table.add_row(report.kernel.name, *(f"{count:,}" for count in (*work, *waits)), f"{share:.0%}")
     return table
 
 

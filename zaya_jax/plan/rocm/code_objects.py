@@ -3,7 +3,7 @@
 Registers, spills, scratch and static local memory stand in the notes of the code objects (ELF notes of
 type 32 in MessagePack: LLVM's "User Guide for AMDGPU Backend", code object metadata). How a kernel is
 launched, and the local memory it asks for then, stands in XLA's list of thunks. Matrix instructions
-are counted in the optimised LLVM code.
+are counted in the optimised LLVM code, the main loop in the machine code (`zaya_jax.plan.rocm.machine_code`).
 """
 
 import dataclasses
@@ -16,6 +16,7 @@ from typing import Any
 import msgpack
 
 from zaya_jax.plan.gpus import Device
+from zaya_jax.plan.rocm.machine_code import Loop, kernel_code, main_loop
 
 NOTE_OWNER = b"AMDGPU\0\0"
 METADATA_NOTE = 32
@@ -41,6 +42,7 @@ class Kernel:
       threads: of a workgroup; 0 if no launch was found.
       grid: workgroups; 0 if no launch was found.
       matrix_instructions: in the code, not executions.
+      loop: that most of its time goes into; None if it has no loop.
     """
 
     name: str
@@ -53,6 +55,7 @@ class Kernel:
     threads: int
     grid: int
     matrix_instructions: int
+    loop: Loop | None = None
 
     def problems(self, device: Device) -> list[str]:
         """What is wrong with it, in words; nothing for a sound kernel."""
@@ -97,15 +100,19 @@ def read_kernels(code_folder: pathlib.Path, dump_folder: pathlib.Path) -> list[K
     """
     launches = _launches(dump_folder)
     matrix_calls = _matrix_calls(code_folder)
-    kernels = {
-        notes[".name"]: _kernel(notes, launches.get(notes[".name"], LaunchSize(0, 0, 0)), matrix_calls)
-        for path in sorted(code_folder.glob("*.hsaco"))
-        for notes in _kernel_notes(path.read_bytes())
-    }
+    kernels = {}
+    for path in sorted(code_folder.glob("*.hsaco")):
+        code = path.read_bytes()
+        for notes in _kernel_notes(code):
+            name = notes[".name"]
+            loop = main_loop(kernel_code(code, name))
+            kernels[name] = _kernel(notes, launches.get(name, LaunchSize(0, 0, 0)), matrix_calls, loop)
     return [kernels[name] for name in sorted(kernels)]
 
 
-def _kernel(notes: Mapping[str, Any], launch: LaunchSize, matrix_calls: Mapping[str, int]) -> Kernel:
+def _kernel(
+    notes: Mapping[str, Any], launch: LaunchSize, matrix_calls: Mapping[str, int], loop: Loop | None
+) -> Kernel:
     return Kernel(
         name=notes[".name"],
         vgprs=notes[".vgpr_count"],
@@ -117,6 +124,7 @@ def _kernel(notes: Mapping[str, Any], launch: LaunchSize, matrix_calls: Mapping[
         threads=launch.threads,
         grid=launch.grid,
         matrix_instructions=matrix_calls.get(notes[".name"], 0),
+        loop=loop,
     )
 
 

@@ -21,6 +21,7 @@ from typing import Any
 
 from zaya_jax.plan.devices import Cluster
 from zaya_jax.plan.rocm.code_objects import Kernel
+from zaya_jax.plan.rocm.machine_code import Loop
 from zaya_jax.plan.rocm.wheels import find_plugin
 
 WORKER = "zaya_jax.plan.rocm.worker"
@@ -247,10 +248,14 @@ def _read(folder: pathlib.Path, *, wall_seconds: float) -> Compilation:
     reports = sorted((folder / "dump").glob(f"*{REPORT}"), key=lambda path: path.stat().st_size)
     return Compilation(
         memory=Memory(**values["memory"]),
-        kernels=tuple(Kernel(**kernel) for kernel in values["kernels"]),
+        kernels=tuple(_kernel(**kernel) for kernel in values["kernels"]),
         hlo=(folder / "program.hlo.txt").read_text(),
         buffers=reports[-1].read_text() if reports else "",
         trace_seconds=values["trace_seconds"],
         compile_seconds=values["compile_seconds"],
         wall_seconds=wall_seconds,
     )
+
+
+def _kernel(*, loop: dict[str, int] | None, **values: Any) -> Kernel:
+    return Kernel(**values, loop=None if loop is None else Loop(**loop))
