@@ -49,6 +49,7 @@ def get_config() -> ConfigDict:
     config.execution = ConfigDict()
     config.execution.dtype = "bfloat16"
     config.execution.remat = "layer"
+    config.execution.node_devices = 8
     config.execution.gradient_dtype = "bfloat16"
     config.execution.loss_chunk = 2048
     return config

@@ -55,7 +55,8 @@ def get_config() -> ConfigDict:
     config.execution = ConfigDict()
     config.execution.dtype = "bfloat16"
     config.execution.remat = "products"  # ours: by `zaya plan --search` the fastest of those that fit
-    config.execution.gradient_dtype = "bfloat16"  # ours: as they are kept; they travel in float32
+    config.execution.node_devices = 8  # ours: the GPUs of a node store two experts of each layer each
+    config.execution.gradient_dtype = "bfloat16"  # ours: as they are kept and travel; sums are float32
     config.execution.loss_chunk = 8192  # ours: 8 GiB of logits, and a quarter of the passes over the table
 
     config.phases = PHASES

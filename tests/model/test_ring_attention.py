@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from mapped_devices import mapped_over
 from small_models import EXECUTION, SLIDING
 
 from pallas_kernels.flash_attention.spans import block_spans
@@ -13,7 +14,7 @@ from zaya_jax.model.ring_attention import _visit_others, _visit_own
 from zaya_jax.model.weights import declare, map_weights
 from zaya_jax.model.zaya import hidden_states
 from zaya_jax.parallel.context import chunk_numbers, rank
-from zaya_jax.parallel.mesh import CONTEXT, DATA
+from zaya_jax.parallel.mesh import ALL, CONTEXT
 from zaya_jax.plan.memory import activation_bytes
 from zaya_jax.train.implementations import resolve_implementations
 
@@ -44,7 +45,7 @@ def test_around_a_ring_every_device_visits_as_many_blocks_and_all_that_are_seen(
             count = _visit_others(add, count, keys, (rank() - distance) % ranks)
         return count
 
-    found = jax.vmap(visits, axis_name=CONTEXT)(jnp.arange(ranks))
+    found = mapped_over(CONTEXT, visits)(jnp.arange(ranks))
     assert np.all(found.max(axis=0) <= 1.02 * found.mean(axis=0))
     whole = visited(2 * ranks * size, 2 * ranks * size, 0)
     np.testing.assert_array_equal(found.sum(axis=0), whole)
@@ -64,7 +65,7 @@ def kept_bytes(execution, ranks):
 
         return jax.vjp(stream, params)[1]
 
-    axes = [(DATA, 1), (CONTEXT, ranks)]
+    axes = [(axis, ranks if axis == CONTEXT[0] else 1) for axis in ALL]
     kept = jax.make_jaxpr(pull_back, axis_env=axes)(params).out_avals
     floats = [x for x in kept if jnp.issubdtype(x.dtype, jnp.floating)]
     return sum(x.size * x.dtype.itemsize for x in floats if x.size % SEQUENCES == 0)

@@ -67,7 +67,7 @@ class Run:
 
     def __init__(self, devices, num_microbatches=1, config=CONFIG):
         self.config = config
-        self.mesh = data_mesh(devices)
+        self.mesh = data_mesh(devices, node_devices=config.execution.node_devices)
         self.setup = make_setup(config, self.mesh.size)
         self.abstract = abstract_state(config, self.setup, self.mesh)
         self.step = compiled_step(
@@ -149,6 +149,19 @@ def compare():
     }
 
 
+def adapters_of_experts():
+    """Adapters of experts that nodes of four share, on one device and on eight that share none beside it."""
+    lora = LoraConfig(rank=3, targets=("layers/experts/*", "layers/attention/q_proj"))
+
+    def run(devices, count=1):
+        execution = dataclasses.replace(CONFIG.execution, node_devices=count)
+        found = Run(devices, config=dataclasses.replace(CONFIG, lora=lora, execution=execution))
+        return found.go(found.start(), batches()[:HALF])[0].params["adapters"]
+
+    one, plain, shared = run(jax.devices()[:1]), run(jax.devices()), run(jax.devices(), 4)
+    return {"shared": difference(shared, one), "plain": difference(plain, one)}
+
+
 def adapters():
     """Eight devices and one that train adapters; one over the second half, from the eight's checkpoint."""
     steps = batches()
@@ -174,6 +187,40 @@ def adapters():
         "frozen held": sum(x.addressable_shards[0].data.size for x in eight_state.frozen.values()),
         "frozen": sum(each.size for each in eight.setup.partition.frozen),
     }
+
+
+def in_nodes(count, **execution):
+    """Eight devices in nodes of so many, which share the 3 experts of a layer: some store none."""
+    execution = dataclasses.replace(CONFIG.execution, node_devices=count, **execution)
+    return Run(jax.devices(), num_microbatches=2, config=dataclasses.replace(CONFIG, execution=execution))
+
+
+def nodes():
+    """Two nodes of four, and four of two, over the first steps; how many bytes of experts a device holds."""
+    steps = batches()[:3]
+    plain_state, plain = Run(jax.devices()).go(Run(jax.devices()).start(), steps)
+    found = {}
+    for count, remat in ((4, "layer"), (2, "products")):
+        run = in_nodes(count, remat=remat)
+        state, metrics = run.go(run.start(), steps)
+        names = ("loss", "gradient_norms", "update_norms", "router_counts_LX")
+        found[f"nodes of {count}"] = {
+            **{name: difference(getattr(metrics, name), getattr(plain, name)) for name in names},
+            "weights": difference(state.params, plain_state.params),
+        }
+    return found
+
+
+def across_nodes():
+    """A checkpoint of nodes of four goes on on plain devices, and the other way round."""
+    plain, in_node, steps = Run(jax.devices()), in_nodes(4, remat="layer"), batches()
+    whole, _ = plain.go(plain.start(), steps)
+    found = {}
+    for name, first, then in (("to nodes", plain, in_node), ("from nodes", in_node, plain)):
+        middle, _ = first.go(first.start(), steps[:HALF])
+        state, _ = then.go(save_and_restore(middle, first, then), steps[HALF:])
+        found[name] = difference(state.params, whole.params)
+    return found
 
 
 def inspect():
@@ -204,5 +251,9 @@ def scattered_types(run):
     return collections.Counter(shape.split("x")[-1] for shape in results)
 
 
+PROGRAMS = {
+    each.__name__: each for each in (compare, inspect, adapters, adapters_of_experts, nodes, across_nodes)
+}
+
 if __name__ == "__main__":
-    print(json.dumps({"compare": compare, "inspect": inspect, "adapters": adapters}[sys.argv[1]]()))
+    print(json.dumps(PROGRAMS[sys.argv[1]]()))

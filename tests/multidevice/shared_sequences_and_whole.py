@@ -51,11 +51,10 @@ def batches(length, steps, *, starts=()):
 class Run:
     """The steps of a config, on some devices."""
 
-    def __init__(self, config, devices, ranks):
-        self.config = dataclasses.replace(
-            config, execution=dataclasses.replace(config.execution, context_devices=ranks)
-        )
-        self.mesh = data_mesh(devices, context_devices=ranks)
+    def __init__(self, config, devices, ranks, node_devices=1):
+        shares = {"context_devices": ranks, "node_devices": node_devices}
+        self.config = dataclasses.replace(config, execution=dataclasses.replace(config.execution, **shares))
+        self.mesh = data_mesh(devices, **shares)
         self.setup = make_setup(self.config, self.mesh.size)
         self.abstract = abstract_state(self.config, self.setup, self.mesh)
         self.step = compiled_step(self.abstract, setup=self.setup, mesh=self.mesh)
@@ -77,12 +76,14 @@ def difference(ours, theirs):
 
 
 def compare(config, layouts, *, starts=()):
-    """How far each layout, devices of data times devices of context, is from one device."""
+    """How far each layout, devices of data, of context and of a node, is from one device."""
     examples = batches(config.data.sequence_length, config.train.num_steps, starts=starts)
     one = Run(config, jax.devices()[:1], 1).go(examples)
     return {
-        f"{data} x {ranks}": apart(Run(config, jax.devices()[: data * ranks], ranks).go(examples), one)
-        for data, ranks in layouts
+        f"{data} x {ranks}, {node}": apart(
+            Run(config, jax.devices()[: data * ranks], ranks, node).go(examples), one
+        )
+        for data, ranks, node in layouts
     }
 
 
@@ -115,11 +116,18 @@ def messages(form):
 
 
 def train(what):
-    """A small case of each form: documents whose borders fall on, before and behind those of chunks."""
+    """A small case of each form: documents whose borders fall on, before and behind those of chunks.
+
+    Nodes are larger, and smaller, than the devices of a sequence.
+    """
     if what == "gathered":  # windows of 5 and chunks of 4; rows are shared as well
-        config, layouts, starts = config_of(SLIDING, length=32, steps=3), [(2, 4)], (3, 8, 13, 16, 29)
+        config, layouts, starts = (
+            config_of(SLIDING, length=32, steps=3),
+            [(2, 4, 1), (2, 4, 8)],
+            (3, 8, 13, 16, 29),
+        )
     else:  # a token a chunk: the convolutions reach over three of them
-        config, layouts, starts = config_of(SLIDING, length=16, steps=3), [(1, 8)], (2, 9)
+        config, layouts, starts = config_of(SLIDING, length=16, steps=3), [(1, 8, 2)], (2, 9)
         config = dataclasses.replace(
             config, execution=dataclasses.replace(config.execution, context_attention="ring", remat="layer")
         )

@@ -46,6 +46,26 @@ def test_gradients_travel_in_float32_whatever_they_are_kept_in():
     assert found["gradients, bfloat16"] == {"f32": found["buckets"]}
 
 
+def test_devices_that_share_experts_train_as_those_that_do_not():
+    """Two nodes of four and four of two; 3 experts and odd numbers of all matrices; float32."""
+    for found in program("nodes").values():
+        assert found.pop("router_counts_LX") == 0
+        assert all(error < 1e-5 for error in found.values()), found
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_whether_experts_are_shared_or_not():
+    found = program("across_nodes")
+    assert all(error < 1e-5 for error in found.values()), found
+
+
+@pytest.mark.slow
+def test_adapters_of_shared_experts_train_as_those_of_plain_ones():
+    """AdamW divides by gradients, some of which are all rounding: so does it where none is shared."""
+    found = program("adapters_of_experts")
+    assert found["shared"] < max(1e-5, 3 * found["plain"]), found
+
+
 @pytest.mark.slow
 def test_eight_devices_train_adapters_as_one():
     """Each holds an eighth of the frozen weights, whose values stay; only what trains is summed."""

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from mapped_devices import mapped_over
 from small_models import SMALL
 
 from zaya_jax.config import OptimizerConfig
@@ -15,7 +16,7 @@ from zaya_jax.model.weights import declare, flatten_weights
 from zaya_jax.optim.matrices import matrix_axes
 from zaya_jax.optim.optimizer import make_optimizer
 from zaya_jax.optim.partition import from_buckets, make_partition, to_buckets
-from zaya_jax.parallel.mesh import CONTEXT, DATA
+from zaya_jax.parallel.mesh import DATA
 
 # Heads of 4 channels: a square o_proj would have singular values near zero.
 MODEL = dataclasses.replace(SMALL, head_dim=4, lm_head_bias=True)
@@ -182,8 +183,7 @@ def weights_after(config, declared, gradients, params, *, num_devices=1):
         }
 
     @jax.jit
-    @functools.partial(jax.vmap, axis_name=CONTEXT, axis_size=1, in_axes=None)
-    @functools.partial(jax.vmap, axis_name=DATA)
+    @functools.partial(mapped_over, DATA)
     def run(gradients, buckets):
         state = optimizer.init(buckets)
         for step in range(len(gradients)):
@@ -192,7 +192,7 @@ def weights_after(config, declared, gradients, params, *, num_devices=1):
         return buckets
 
     buckets = run([to_devices(tree) for tree in gradients], to_devices(params))
-    whole = {name: x.reshape(-1, *x.shape[3:]) for name, x in buckets.items()}
+    whole = {name: x.reshape(-1, *x.shape[2:]) for name, x in buckets.items()}
     return dict(by_path(from_buckets(partition, whole)))
 
 

@@ -7,13 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from mapped_devices import mapped_over
 
 from zaya_jax.config import ModelConfig, OptimizerConfig
 from zaya_jax.model.weights import declare, flatten_weights, map_weights
 from zaya_jax.optim.optimizer import make_optimizer
 from zaya_jax.optim.partition import MatrixPool, from_buckets, make_partition, to_buckets
 from zaya_jax.options import load_config
-from zaya_jax.parallel.mesh import CONTEXT, DATA
+from zaya_jax.parallel.mesh import DATA
 from zaya_jax.plan.arithmetic import optimizer_flops
 
 ODD = ModelConfig(
@@ -180,12 +181,10 @@ def test_a_padded_matrix_moves_as_far_as_its_own_sides_say():
     def update(x):
         return optimizer.update(x, optimizer.init(x), x, step=0)
 
-    of_all = jax.vmap(update, axis_name=DATA)
-    alone = {"axis_name": CONTEXT, "axis_size": 1, "in_axes": None}
-    updates, _ = jax.tree.map(lambda x: x[0], jax.jit(jax.vmap(of_all, **alone))(buckets))
+    updates, _ = jax.jit(mapped_over(DATA, update))(buckets)
     is_padded = set()
     for pool in partition.pools:
-        sides = [each.sides for each in pool.range_by_device]
+        sides = [each.sides for each in pool.range_by_slot]
         for device, (short, long) in enumerate(sides):
             norm = np.linalg.norm(updates[pool.name][device])
             assert norm == pytest.approx(0.2 * (long * short) ** 0.5, rel=1e-3)

@@ -14,6 +14,7 @@ from zaya_jax.plan.arithmetic import (
     operations,
     recomputed_flops,
     step_seconds,
+    with_node_devices,
 )
 from zaya_jax.plan.devices import Cluster, find_device
 from zaya_jax.plan.gpus import MI300X
@@ -31,8 +32,15 @@ PARAMETERS = 8_840_488_784
 
 
 @pytest.fixture(scope="module")
-def zaya1_8b():
+def shared():
+    """The recipe as it is: the experts on the 8 GPUs of a node."""
     return load_config("configs/zaya1_8b.py", [])
+
+
+@pytest.fixture(scope="module")
+def zaya1_8b(shared):
+    """Each GPU with all weights."""
+    return with_node_devices(shared, 1)
 
 
 def cluster(nodes):
@@ -177,6 +185,44 @@ def test_communication_by_hand(zaya1_8b):
     assert node.link_seconds == pytest.approx(sent * 7 / 8 / (7 * 64e9))
     sent = many.reduced_bytes + many.gathered_bytes
     assert many.network_seconds == pytest.approx(sent / 8 * 127 / 128 / 50e9)
+
+
+def test_shared_experts_by_hand(shared, zaya1_8b):
+    """Of 16 experts a layer a GPU stores 2; 240 matrices on 128 nodes are 2 each, with a fifteenth more."""
+    experts = 40 * 16 * 3 * 2048 * 2048
+    own, plain = state_bytes(shared, 1024), state_bytes(zaya1_8b, 1024)
+    assert own.weights == plain.weights - 2 * experts * 7 / 8
+    assert own.gradients == plain.gradients - 2 * experts * 7 / 8
+    found = communication(shared, cluster(128))
+    # Forward, once more for the backward pass, and gradients; in bfloat16.
+    assert found.expert_bytes == 3 * 2 * experts
+    assert found.gathered_bytes == pytest.approx(2 * (PARAMETERS + experts / 15), rel=0.02)
+    assert found.reduced_dtype == "bfloat16"
+    assert found.network_seconds == pytest.approx(2 * found.gathered_bytes / 8 * 127 / 128 / 50e9, rel=0.01)
+    # What layers send in the node comes twice more than what a node must hear of the others.
+    links = 2 * found.gathered_bytes + 2 * experts
+    assert found.link_seconds == pytest.approx(links * 7 / 8 / (7 * 64e9), rel=0.01)
+    assert memory_by_kind(shared, 1024)["experts of a layer, gathered"] == 3 * 2 * experts // 40
+    assert "experts of a layer, gathered" not in memory_by_kind(zaya1_8b, 1024)
+
+
+def test_every_microbatch_gathers_experts_anew(shared):
+    def found(**changes):
+        execution = dataclasses.replace(shared.execution, **changes)
+        return communication(dataclasses.replace(shared, execution=execution), cluster(128))
+
+    one = found()
+    assert found(num_microbatches=2).expert_bytes == 2 * one.expert_bytes
+    assert found(num_microbatches=2).network_seconds == one.network_seconds  # weights travel once a step
+    assert found(remat="none").expert_bytes == 2 / 3 * one.expert_bytes
+    assert found(remat="group").expert_bytes == 4 / 3 * one.expert_bytes
+
+
+def test_the_optimiser_of_nodes(shared, zaya1_8b):
+    """Each GPU orthogonalises two experts' matrices, as where none is shared, and its node's other ones."""
+    on_nodes, alone = operations(shared, 1024), operations(zaya1_8b, 1024)
+    assert on_nodes.optimizer_replicated == alone.optimizer_replicated
+    assert 1 < on_nodes.optimizer / alone.optimizer < 1.15
 
 
 def test_products_are_those_of_the_network(zaya1_8b):

@@ -68,6 +68,8 @@ def test_policies_and_micro_batches_are_searched():
     assert (list(found.seconds), found.fastest_remat) == (list(POLICIES[2:]), POLICIES[3])
     assert (found.largest_remat, found.largest_micro_batch) == (POLICIES[-1], 16)
     assert found.fewest_context_devices == 1
+    assert [each.node_devices for each in found.sharings] == [1, 8]
+    assert all(each.seconds is None for each in found.sharings)  # with "products" 130 GiB
     compiled = [(trial.remat, trial.micro_batch, trial.context_devices) for trial in found.trials]
     assert len(set(compiled)) == len(compiled)
 

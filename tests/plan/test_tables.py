@@ -11,11 +11,19 @@ from zaya_jax.options import load_config
 from zaya_jax.plan import dry_run
 from zaya_jax.plan.command import config_of_phase
 from zaya_jax.plan.devices import Cluster, find_device
-from zaya_jax.plan.kernel_report import KernelReport, _cases, choices_table, resources_table, work_table
+from zaya_jax.plan.kernel_report import (
+    KernelReport,
+    _cases,
+    choices_table,
+    loops_table,
+    resources_table,
+    work_table,
+)
 from zaya_jax.plan.report import SCOPES, CollectiveKind, CompiledStep, make_plan
 from zaya_jax.plan.rocm.code_objects import Kernel
 from zaya_jax.plan.rocm.compiler import Memory
-from zaya_jax.plan.search import SearchResult, Trial
+from zaya_jax.plan.rocm.machine_code import Loop
+from zaya_jax.plan.search import SearchResult, Sharing, Trial, with_execution
 from zaya_jax.plan.step_time import REST, SHARES, WORKS, StepTime, WorkTime
 from zaya_jax.plan.tables import compiled_tables, found_table, kernels_table, plan_tables
 from zaya_jax.plan.time_tables import devices_table, verdict, verdict_by_arithmetic
@@ -147,7 +155,7 @@ def test_what_a_step_takes_is_said_with_its_unit():
 
 def test_arithmetic_has_a_verdict():
     assert verdict_by_arithmetic(plan_of("zaya1_74b")) == (
-        "by arithmetic it does not fit: 464.42 GiB of 178.81 GiB; bound by network, 1,295.0 ms at least; "
+        "by arithmetic it fits: 73.67 GiB of 178.81 GiB; bound by links in the node, 973.9 ms at least; "
         "--compile says what the step would be"
     )
 
@@ -171,6 +179,10 @@ def test_what_a_search_found_fits():
         trials=trials,
         cheapest_remat=None,
         seconds={"attention_and_experts": 0.7},
+        sharings=[
+            Sharing(node_devices=1, num_bytes=2**38, seconds=None),
+            Sharing(node_devices=8, num_bytes=2**36, seconds=0.6),
+        ],
         largest_micro_batch=16,
         largest_remat="group",
         fewest_context_devices=None,
@@ -178,17 +190,24 @@ def test_what_a_search_found_fits():
     said = at_80_columns(found_table(found, plan_of("zaya1_8b")))
     assert "attention_and_experts" in said
     assert "128.00 GiB" in said
+    one, eight = (line for line in said.splitlines() if "experts on" in line)
+    assert one.split("│")[-2].strip() == "no"
+    assert eight.split("│")[-2].strip() == "yes, 600.0 ms"
 
 
 def test_kernels_fit():
     names = [name for case in _cases() for name in case.kernels]
     sick = Kernel(
         name="", vgprs=256, sgprs=100, vgpr_spills=12, sgpr_spills=3, scratch_bytes=128, lds_bytes=65_536,
-        threads=256, grid=100, matrix_instructions=1280,
+        threads=256, grid=100, matrix_instructions=1280, loop=Loop(instructions=1234, matrix=128,
+        matrix_cycles=4096, vector=1234, vector_cycles=8192, local=123, memory=23, barriers=24),
     )  # fmt: skip
     reports = [KernelReport(name, dataclasses.replace(sick, name=name), True) for name in names]
     said = at_80_columns(resources_table(reports, DEVICE))
     assert [line.split()[0] for line in said.splitlines() if "65,536" in line] == names
+    said = at_80_columns(loops_table(reports, DEVICE))
+    # One wave a SIMD: vector instructions take twice as long as products, and come on top.
+    assert [line.split()[0] for line in said.splitlines() if "8,192" in line and "33%" in line] == names
     said = at_80_columns(work_table(DEVICE), choices_table())
     assert "residual_rms_norm" in said
 
@@ -220,10 +239,16 @@ def test_bytes_in_the_unit_that_fits_them(num_bytes, text):
 
 def test_what_sums_in_float32_cost_is_said():
     """An eighth of 38.7 GB, and 127 of 128 parts of that, goes over a NIC of 50 GB/s: 96 ms, or half."""
-    said = " ".join(at_80_columns(*plan_tables(plan_of("zaya1_8b"))).split())
+    config = with_execution(config_of_phase(load_config("configs/zaya1_8b.py", [])), node_devices=1)
+    plan = make_plan(config, Cluster(device=DEVICE, nodes=128, gpus_per_node=8))
+    said = " ".join(at_80_columns(*plan_tables(plan)).split())
     assert "38.7 GB of gradients reduce-scattered in float32" in said
     assert "gradients in bfloat16 would be 19.4 GB, and 48 ms less of the network, 37.8 of the links" in said
     assert "zaya bench gradient-sum" in said
+    own = " ".join(at_80_columns(*plan_tables(plan_of("zaya1_8b"))).split())
+    assert "of gradients reduce-scattered in bfloat16" in own
+    assert "48.3 GB of experts and their gradients within each node" in own
+    assert "gradient-sum" not in own
     alone = config_of_phase(load_config("configs/tiny.py", []))
     plan = make_plan(alone, Cluster(device=DEVICE, nodes=1, gpus_per_node=1))
     assert "gradient-sum" not in at_80_columns(*plan_tables(plan))

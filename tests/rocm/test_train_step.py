@@ -7,11 +7,11 @@ import pytest
 
 from zaya_jax.config import Config
 from zaya_jax.model.weights import count_parameters
-from zaya_jax.plan.arithmetic import operations
+from zaya_jax.plan.arithmetic import operations, with_node_devices
 from zaya_jax.plan.devices import Cluster
 from zaya_jax.plan.gpus import MI300X
 from zaya_jax.plan.hlo import Program
-from zaya_jax.plan.memory import partitioned_bytes, state_bytes
+from zaya_jax.plan.memory import expert_bytes, partitioned_bytes, state_bytes
 from zaya_jax.plan.report import read_compilation, train_step_job
 from zaya_jax.plan.rocm.compiler import compile_program
 
@@ -98,6 +98,40 @@ def test_experts_and_head_do_the_work_that_arithmetic_says(nodes):
     forward = operations(config, 8 * nodes).forward
     assert program.flops("ragged_dot_general") == 2 * forward["experts"] * tokens
     assert program.flops("loss") == 3 * forward["head"] * tokens
+
+
+@functools.cache
+def compiled_in_nodes():
+    """As on 128 nodes, the 3 experts on the 8 GPUs of each: five store none."""
+    cluster = Cluster(device=MI300X, nodes=128, gpus_per_node=8)
+    return compile_program(train_step_job(with_node_devices(small_zaya1(cluster.num_gpus), 8), cluster))
+
+
+def test_of_shared_experts_every_message_goes_its_shortest_way():
+    """In the node, or between GPUs of one number: only small ones to all at once."""
+    collectives = Program(compiled_in_nodes().hlo).collectives
+    assert {c.kind for c in collectives} == {"reduce-scatter", "all-gather", "all-reduce", "all-to-all"}
+    assert sum(c.runs * c.num_bytes for c in collectives if c.kind == "reduce-scatter") < 1e6
+    in_layers = {
+        kind: sum(c.runs * c.num_bytes for c in collectives if c.kind == kind and "/experts/" in c.op_name)
+        for kind in ("all-gather", "all-to-all")
+    }
+    # Forward and again for the backward pass, and their gradients.
+    experts = expert_bytes(with_node_devices(small_zaya1(1024), 8))
+    assert in_layers == {"all-gather": 2 * experts, "all-to-all": experts}
+    assert "f32" not in {dtype for c in collectives if c.kind == "all-to-all" for dtype in c.dtypes}
+
+
+def test_of_shared_experts_a_gpu_stores_its_own():
+    """Each pair of kept weights and gradients is smaller than on a GPU that has all."""
+    state = state_bytes(with_node_devices(small_zaya1(1024), 8), 1024)
+    whole = state_bytes(small_zaya1(1024), 1024)
+    assert state.weights + state.gradients < 0.75 * (whole.weights + whole.gradients)
+    memory = compiled_in_nodes().memory
+    assert memory.total < compiled(128).memory.total
+    assert memory.arguments == pytest.approx(
+        state.master + state.moments + 2 * 64 * 4 * 5, rel=0.02, abs=4096
+    )
 
 
 def test_the_step_takes_the_kernels_that_the_table_names_for_rocm(nodes):

@@ -41,8 +41,8 @@ from zaya_jax.checkpoint.restore import SavedRun, check_init_from, load_run, loa
 from zaya_jax.checkpoint.retention import Retention, rules_by_step, steps_to_remove
 from zaya_jax.checkpoint.steps import (
     Checkpoints,
+    devices_of,
     has_training,
-    num_devices_of,
     remove_step,
     restore,
     restore_weights,
@@ -72,6 +72,7 @@ __all__ = [
     "chunk_name",
     "compare",
     "damage_of",
+    "devices_of",
     "folder_bytes",
     "has_training",
     "identity_of",
@@ -79,7 +80,6 @@ __all__ = [
     "load_weights",
     "metadata_files",
     "newest_step",
-    "num_devices_of",
     "read_about",
     "read_config",
     "remove_step",

@@ -283,8 +283,8 @@ def has_training(run_folder: str | pathlib.Path, step: int) -> bool:
     return (step_folder(run_folder, step) / TRAINING).exists()
 
 
-def num_devices_of(saved: SavedStep) -> int:
-    """How many devices a state was partitioned among when it was written.
+def devices_of(saved: SavedStep) -> tuple[int, int]:
+    """How many devices a state was partitioned among when it was written, and how many shared its experts.
 
     Raises:
       ValueError: if its checkpoint does not say.
@@ -295,7 +295,9 @@ def num_devices_of(saved: SavedStep) -> int:
             f"{step_folder(saved.run_folder, saved.step)} does not say how many devices wrote it: an older "
             "version did; a new run can start from its weights, with --config.train.init_from"
         )
-    return int(stored.read("num_devices", ()))
+    # Before they could, they had no number.
+    of_node = int(stored.read("node_devices", ())) if "node_devices" in stored.shapes else 1
+    return int(stored.read("num_devices", ())), of_node
 
 
 def restore(run_folder: str | pathlib.Path, step: int, *, weights: Any, training: Any) -> tuple[Any, Any]:

@@ -27,11 +27,16 @@ class ExecutionConfig:
       num_microbatches: parts that a step's batch is cut into, to save memory; a smaller batch of a
         ramp is cut into fewer.
       gradient_dtype: in which a device keeps its gradients and adds them up over microbatches. "bfloat16"
-        halves that memory; scales and biases stay float32. Over devices they are always added in float32.
+        halves that memory; scales and biases stay float32. Over devices they are always added in float32;
+        where a node shares its experts they travel in this type, and their owners add them up.
       read_threads: of each process, that read batches ahead of the step, one each at a time; twice as many
         batches may wait. More threads hide a slow file system. 0 reads a batch when its step asks for it.
       context_devices: that share the tokens of each sequence, each an early and a late chunk; the length
         must be a multiple of twice as many. The others have other rows of the batch.
+      node_devices: that share the experts, as neighbours between whom links are fast, such as the 8 GPUs of
+        a node: each stores some experts of every layer, and gathers the others' when a layer is computed, and
+        again for its backward pass. Gradients are summed among them first. It saves memory; no token leaves
+        its device. With remat "none" the gathered experts are kept, and little is saved.
       context_attention: how their queries find all keys. "gathered": each device has those of the whole
         sequence, a layer at a time. "ring": keys go from device to device, and none has more than its own
         and those on their way; it takes longer and the least memory.
@@ -62,6 +67,7 @@ class ExecutionConfig:
     gradient_dtype: Literal["float32", "bfloat16"] = "float32"
     read_threads: int = 2
     context_devices: int = 1
+    node_devices: int = 1
     context_attention: Literal["gathered", "ring"] = "gathered"
     loss_chunk: int = 4096
     implementation: Literal["xla", "pallas"] | None = None
@@ -81,7 +87,9 @@ class ExecutionConfig:
 
     def __post_init__(self):
         require_choices("execution", self)
-        require_positive("execution", self, "num_microbatches", "context_devices", "loss_chunk")
+        require_positive(
+            "execution", self, "num_microbatches", "context_devices", "loss_chunk", "node_devices"
+        )
         require(
             self.read_threads >= 0,
             f"execution.read_threads is {self.read_threads}; it must be 0 or above",

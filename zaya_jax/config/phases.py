@@ -24,7 +24,9 @@ PHASE_FIELDS = {
     "balancing": (
         "learning_rate", "beta1", "beta2", "eps", "proportional", "derivative", "skip_share",
     ),
-    "execution": tuple(field.name for field in dataclasses.fields(ExecutionConfig)),
+    "execution": tuple(
+        field.name for field in dataclasses.fields(ExecutionConfig) if field.name != "node_devices"
+    ),
 }  # fmt: skip
 """What a phase may have otherwise than the run: what leaves the shapes of the state as they are."""
 SECTIONS = {"model": ModelConfig, "data": DataConfig, "optimizer": OptimizerConfig,

@@ -8,6 +8,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+EXPERTS = "E"
+"""Letter of the axis of experts."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Change:
@@ -51,6 +54,11 @@ class Weight:
     def size(self) -> int:
         """Number of parameters, of all layers."""
         return math.prod(self.shape)
+
+    @property
+    def of_experts(self) -> bool:
+        """Whether each expert has a part of its own in it, which the devices of a node may share."""
+        return EXPERTS in self.axes
 
     @property
     def in_products(self) -> bool:

@@ -17,9 +17,9 @@ import jax.numpy as jnp
 
 from zaya_jax.config import ModelConfig
 from zaya_jax.model.attention import variant_of
-from zaya_jax.model.weight import Declarer, Weight, WeightTree, flatten_weights, map_weights
+from zaya_jax.model.weight import EXPERTS, Declarer, Weight, WeightTree, flatten_weights, map_weights
 
-__all__ = ["Weight", "WeightTree", "declare", "flatten_weights", "initialise", "map_weights"]
+__all__ = ["EXPERTS", "Weight", "WeightTree", "declare", "flatten_weights", "initialise", "map_weights"]
 
 
 def axis_sizes(config: ModelConfig) -> dict[str, int]:

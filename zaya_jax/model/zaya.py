@@ -16,12 +16,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.embedding import look_up
+from pallas_kernels.product import InStack, own_matrix
 from pallas_kernels.rms_norm import add_to_stream, residual_rms_norm, rms_norm
 from zaya_jax.config import ExecutionConfig, ModelConfig
 from zaya_jax.model import weights as weight_declarations
 from zaya_jax.model.attention import AttentionOperands, attend_within, project_out, queries_keys_values
 from zaya_jax.model.cache import Cache, Pool, attend_through_cache
-from zaya_jax.model.experts import apply_experts, expert_weights
+from zaya_jax.model.experts import ExpertWeights, apply_experts, expert_weights
 from zaya_jax.model.layer_input import LayerInput, adapted, in_stacks, layer_inputs
 from zaya_jax.model.remat import scan_layers
 from zaya_jax.model.residual import residual_scaling
@@ -30,6 +31,7 @@ from zaya_jax.model.router import RouterStats, Routing, route, router_stats
 from zaya_jax.model.shared_attention import attend_across
 from zaya_jax.model.shared_sequences import SharedSequences, share_sequences
 from zaya_jax.parallel.context import from_chunks, to_chunks
+from zaya_jax.parallel.node import experts_of_node
 from zaya_jax.pytree import pytree
 
 SKIP_BIAS = -1.0
@@ -140,12 +142,14 @@ def hidden_states(
     cache: Cache | None = None,
     *,
     is_shared: bool = False,
+    gathers_experts: bool = False,
 ) -> HiddenStates:
     """All of the network but its head, for a loss that never has all logits.
 
     The arguments are those of `Zaya.__call__`; x_BTD is what the tied head turns into logits, in the type of
     products. In training the weights may have scaled adapters beside them (`zaya_jax.model.adapters`), and
-    `is_shared` tokens are this device's chunks of sequences (`zaya_jax.model.shared_sequence`).
+    `is_shared` tokens are this device's chunks of sequences (`zaya_jax.model.shared_sequence`). One that
+    `gathers_experts` has but its own of them (`zaya_jax.parallel.node`).
     """
     shared = None
     if is_shared:
@@ -155,7 +159,8 @@ def hidden_states(
         tokens_BT, positions_BT, segments_BT = map(to_chunks, (tokens_BT, positions_BT, segments_BT))
         shared = share_sequences(segments_BT)
     inputs = tokens_BT, positions_BT, segments_BT, cache
-    hidden = residual_stream(config, execution, params, router_bias_LX, *inputs, shared=shared)
+    devices = {"shared": shared, "gathers_experts": gathers_experts}
+    hidden = residual_stream(config, execution, params, router_bias_LX, *inputs, **devices)
     x_BTD = rms_norm(hidden.x_BTD, params["final_norm"]["scale"], eps=config.rms_norm_eps)
     if is_shared:
         x_BTD = from_chunks(x_BTD)
@@ -174,6 +179,7 @@ def residual_stream(
     *,
     keep_operands: bool = False,
     shared: SharedSequences | None = None,
+    gathers_experts: bool = False,
 ) -> HiddenStates:
     """The stream behind the last layer, float32, before the final norm; if asked, all attention operands.
 
@@ -183,7 +189,7 @@ def residual_stream(
         cache = _with_padding(cache, segments_BT)
     tables = rotations(config, _positions(tokens_BT, positions_BT, cache))
     # Once for all layers: sines and cosines of a long row cost more than the rotation.
-    context = Context(config, execution, tables, segments_BT, cache, keep_operands, shared)
+    context = Context(config, execution, tables, segments_BT, cache, keep_operands, shared, gathers_experts)
     x_BTD = embed(params["embedding"], tokens_BT)
     return HiddenStates(*layers(context, params, router_bias_LX, x_BTD))
 
@@ -213,6 +219,8 @@ class Context:
     keep_operands: bool = False
     shared: SharedSequences | None = None
     """Where the rest of each row's sequence is; None where a row is all of it."""
+    gathers_experts: bool = False
+    """Whether the other devices of the node have the others."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -323,7 +331,7 @@ def _experts(
         x_BTD.reshape(-1, x_BTD.shape[-1]),
         routing.experts_BT.reshape(-1),
         routing.weights_BT.reshape(-1),
-        expert_weights(weights["experts"], x_BTD.dtype),
+        _weights_of_experts(context, weights["experts"], x_BTD.dtype),
         implementation=context.execution.implementation_of("experts"),
     )
     out_BTD = out_PD.reshape(x_BTD.shape)
@@ -331,6 +339,13 @@ def _experts(
         skipped_BTD = x_BTD * routing.weights_BT[:, :, None].astype(x_BTD.dtype)
         out_BTD = jnp.where((routing.experts_BT == config.num_experts)[:, :, None], skipped_BTD, out_BTD)
     return out_BTD, routing
+
+
+def _weights_of_experts(context: Context, weights: Mapping, dtype: Any) -> ExpertWeights:
+    if context.gathers_experts:
+        own = jax.tree.map(own_matrix, weights, is_leaf=lambda x: isinstance(x, InStack))
+        weights = {name: experts_of_node(x, context.config.num_experts) for name, x in own.items()}
+    return expert_weights(weights, dtype)
 
 
 def _with_padding(cache: Cache, segments_BT: jax.Array) -> Cache:

@@ -9,6 +9,7 @@ from jax.typing import DTypeLike
 
 from zaya_jax.optim.matrices import MatrixAxes, from_matrices, to_matrices
 from zaya_jax.optim.newton_schulz import POLYNOMIALS, Polynomials, newton_schulz
+from zaya_jax.parallel.layouts import gather_rows, own_rows
 
 
 class MuonState(NamedTuple):
@@ -21,6 +22,7 @@ class MuonState(NamedTuple):
 def scale_by_muon(
     axes: Any,
     *,
+    rows_in_node: Any = None,
     momentum: float = 0.95,
     polynomials: Polynomials = POLYNOMIALS["jordan"],
     num_steps: int = 5,
@@ -35,6 +37,8 @@ def scale_by_muon(
 
     Args:
       axes: a tree with the matrix axes of each leaf.
+      rows_in_node: a like tree: whether each device of a node has as many rows of each matrix of the leaf.
+        None where all have whole matrices.
       momentum: decay of the mean of gradients; bias-corrected, as in Adam.
       polynomials: of the Newton-Schulz iteration.
       num_steps: of the iteration.
@@ -46,15 +50,17 @@ def scale_by_muon(
     def init(params: optax.Params) -> MuonState:
         return MuonState(jnp.zeros((), jnp.int32), optax.tree.zeros_like(params, dtype=momentum_dtype))
 
-    def orthogonal(x: jax.Array, axes: MatrixAxes) -> jax.Array:
+    def orthogonal(x: jax.Array, axes: MatrixAxes, has_rows: bool = False) -> jax.Array:
+        own = to_matrices(x, axes)
+        # A node's devices each do all of its matrices: to divide them would cost more than it saves.
         matrices = newton_schulz(
-            to_matrices(x, axes),
+            gather_rows(own) if has_rows else own,
             polynomials,
             num_steps=num_steps,
             dtype=iteration_dtype,
             implementation=implementation,
         )
-        return from_matrices(matrices, axes, x.shape)
+        return from_matrices(own_rows(matrices) if has_rows else matrices, axes, x.shape)
 
     def update(updates: optax.Updates, state: MuonState, params: optax.Params | None = None) -> Any:
         del params  # decay comes behind, for what AdamW moves too
@@ -69,7 +75,7 @@ def scale_by_muon(
             optax.tree.bias_correction(updates, momentum, count),
         )
         # Behind the momentum: orthogonalised first, a mean of orthogonal matrices would be none ([Muon]).
-        updates = jax.tree.map(orthogonal, ahead, axes)
+        updates = jax.tree.map(orthogonal, ahead, axes, *(() if rows_in_node is None else (rows_in_node,)))
         return updates, MuonState(jnp.asarray(count), optax.tree.cast(mean, momentum_dtype))
 
     return optax.GradientTransformation(init, update)  # pyright: ignore[reportArgumentType]

@@ -18,6 +18,7 @@ from zaya_jax.optim.matrices import matrix_sides
 from zaya_jax.optim.muon import scale_by_muon
 from zaya_jax.optim.newton_schulz import POLYNOMIALS
 from zaya_jax.optim.partition import MatrixPool, MatrixStack, Partition
+from zaya_jax.parallel.layouts import BucketLayout
 from zaya_jax.parallel.mesh import local_shard
 
 ADAMW_RMS = 0.2
@@ -80,10 +81,15 @@ def _muon(
     """Orthogonalised momentum, scaled to AdamW's root mean square."""
     # `optax.partition` masks the other group's leaves, and a tree mapped beside them must have the masks too.
     masked = {parameter.name: optax.MaskedNode() for parameter in partition.flat_parameters}
-    scales = {bucket.name: _rms_factor(bucket) for bucket in partition.matrix_buckets}
+    # Orthogonalised are whole matrices: rows alone have other singular values.
+    has_rows = {
+        bucket.name: bucket.layout is BucketLayout.ROWS_IN_NODE for bucket in partition.matrix_buckets
+    }
+    scales = {bucket.name: functools.partial(_rms_factor, bucket) for bucket in partition.matrix_buckets}
     return optax.chain(
         scale_by_muon(
             {bucket.name: bucket.axes for bucket in partition.matrix_buckets} | masked,
+            rows_in_node=has_rows | masked,
             momentum=config.momentum,
             polynomials=POLYNOMIALS[config.newton_schulz],
             num_steps=config.newton_schulz_steps,
@@ -92,24 +98,20 @@ def _muon(
             implementation=implementation,
         ),
         optax.stateless(
-            lambda updates, _: jax.tree.map(lambda x, scale: x * _on_device(scale), updates, scales | masked)
+            lambda updates, _: jax.tree.map(lambda x, scale: x * scale(), updates, scales | masked)
         ),
     )
 
 
-def _rms_factor(bucket: MatrixStack | MatrixPool) -> float | np.ndarray:
+def _rms_factor(bucket: MatrixStack | MatrixPool) -> float | jax.Array:
     """`0.2 * sqrt(max(fan_in, fan_out))`: an orthogonal matrix has RMS 1/sqrt of the larger side.
 
-    A pool has one for each device, by its matrix's own sides, not the padded ones.
+    Of a pool each matrix has another, by its own sides, not the padded ones.
     """
     if isinstance(bucket, MatrixStack):
         return ADAMW_RMS * max(matrix_sides(bucket.shape, bucket.axes)) ** 0.5
-    factors = np.zeros((bucket.num_devices, 1, 1), np.float32)
-    # Devices behind the last matrix keep 0: what they own is padding, and must stay zeros.
-    long_sides = [each.sides[1] for each in bucket.range_by_device]
+    factors = np.zeros((bucket.num_slots, 1, 1), np.float32)
+    # Slots behind the last matrix keep 0: they are padding, and must stay zeros.
+    long_sides = [each.sides[1] for each in bucket.range_by_slot]
     factors[: len(long_sides), 0, 0] = ADAMW_RMS * np.sqrt(long_sides)
-    return factors
-
-
-def _on_device(scale: float | np.ndarray) -> float | jax.Array:
-    return local_shard(scale) if isinstance(scale, np.ndarray) else scale
+    return local_shard(factors, bucket.layout.axes)

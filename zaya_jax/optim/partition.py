@@ -10,10 +10,14 @@ at any size. What does not divide is pooled or padded:
 - what AdamW moves is sharded by elements, anywhere, and padded by less than one a device;
 - what does not train is sharded so too: a whole float32 copy on each device would be the largest thing there.
 
+Where the devices of a node share the experts, each has its own of them (`zaya_jax.parallel.node`), and those
+are partitioned among the devices of one number in their nodes, in buckets of their own.
+
 No matrix is cut, each has one owner, and all devices have equally many matrices of about equal size.
 """
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections import defaultdict
@@ -23,9 +27,11 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
+from jax import lax
 
-from zaya_jax.model.weights import Weight, flatten_weights
+from zaya_jax.model.weights import EXPERTS, Weight, flatten_weights
 from zaya_jax.optim.matrices import MatrixAxes, from_matrices, matrix_axes, matrix_sides, to_matrices
+from zaya_jax.parallel.layouts import BucketLayout
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,16 +43,18 @@ class MatrixStack:
       num_units: how many; a unit is all behind the weight's leading axes that count matrices.
       unit: shape of one, for example [D, Q, F]: both halves of an expert's gate_up_proj.
       axes: of the matrices in the bucket [num_units, *unit].
+      layout: who has what of it.
     """
 
     name: str
     num_units: int
     unit: tuple[int, ...]
     axes: MatrixAxes
+    layout: BucketLayout = BucketLayout.ALL_DEVICES
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the bucket, over all devices."""
+        """Of the bucket, over the devices that share it."""
         return (self.num_units, *self.unit)
 
     @property
@@ -78,23 +86,27 @@ class MatrixRange:
 
 @dataclasses.dataclass(frozen=True)
 class MatrixPool:
-    """At most one matrix a device, lying on its long side and padded to the largest.
+    """At most so many matrices a device, lying on their long sides and padded to the largest.
 
     Attributes:
       name: of the bucket.
-      num_devices: the length of the bucket.
+      num_slots: the length of the bucket.
       ranges: the matrices, one after the other; zeros follow the last.
+      rows_divide: the number of rows is a multiple of this.
+      layout: as of a `MatrixStack`.
     """
 
     name: str
-    num_devices: int
+    num_slots: int
     ranges: tuple[MatrixRange, ...]
+    rows_divide: int = 1
+    layout: BucketLayout = BucketLayout.ALL_DEVICES
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Of the bucket, over all devices."""
+        """Of the bucket, over the devices that share it."""
         short, long = (max(sides) for sides in zip(*(each.sides for each in self.ranges), strict=True))
-        return self.num_devices, short, long
+        return self.num_slots, -(-short // self.rows_divide) * self.rows_divide, long
 
     @property
     def axes(self) -> MatrixAxes:
@@ -102,14 +114,14 @@ class MatrixPool:
         return MatrixAxes((1,), (2,))
 
     @property
-    def range_by_device(self) -> tuple[MatrixRange, ...]:
-        """The range of each device's matrix; devices behind the last have none."""
+    def range_by_slot(self) -> tuple[MatrixRange, ...]:
+        """The range of each matrix; slots behind the last have none."""
         return tuple(each for each in self.ranges for _ in range(each.count))
 
     @property
     def num_matrices(self) -> int:
         """Matrices of weights in it, without its padding."""
-        return len(self.range_by_device)
+        return len(self.range_by_slot)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,15 +132,17 @@ class FlatParameter:
       name: of the bucket: the weight's path.
       num_devices: that share.
       size: elements of the weight, without padding.
+      layout: as of a `MatrixStack`.
     """
 
     name: str
     num_devices: int
     size: int
+    layout: BucketLayout = BucketLayout.ALL_DEVICES
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Of the bucket, over all devices."""
+        """Of the bucket, over the devices that share it."""
         return self.num_devices, math.ceil(self.size / self.num_devices)
 
 
@@ -142,6 +156,7 @@ class Partition:
 
     Attributes:
       num_devices: that share.
+      node_devices: of each node, that share the experts.
       weights: all declarations by path.
       stacks: matrices that divide evenly.
       pools: those that do not.
@@ -150,12 +165,18 @@ class Partition:
     """
 
     num_devices: int
+    node_devices: int
     # Pairs, for a dict has no hash.
     weights: tuple[tuple[str, Weight], ...]
     stacks: tuple[MatrixStack, ...]
     pools: tuple[MatrixPool, ...]
     flat_parameters: tuple[FlatParameter, ...]
     frozen: tuple[FlatParameter, ...]
+
+    @property
+    def own_weights(self) -> dict[str, Weight]:
+        """All declarations by path, of what one device of a node has."""
+        return {path: _of_device(weight, self.node_devices) for path, weight in self.weights}
 
     @property
     def trained(self) -> dict[str, Any]:
@@ -172,39 +193,88 @@ class Partition:
         """The buckets that Muon moves, those with matrices."""
         return (*self.stacks, *self.pools)
 
+    @property
+    def layouts(self) -> dict[str, BucketLayout]:
+        """Of all buckets by name, those that do not train too."""
+        return {each.name: each.layout for each in (*self.buckets, *self.frozen)}
 
-def make_partition(declared: Mapping, num_devices: int, *, by_matrix: bool = True) -> Partition:
+
+def make_partition(
+    declared: Mapping, num_devices: int, *, node_devices: int = 1, by_matrix: bool = True
+) -> Partition:
     """Partitions declared weights among devices.
 
     Args:
       declared: the tree of `Weight`s.
       num_devices: how many share.
+      node_devices: of each node, that share the experts; they divide `num_devices`.
       by_matrix: keeps matrices whole; otherwise all weights are sharded by elements, for plain AdamW.
     """
-    weights = flatten_weights(declared)
+    weights, num_nodes = flatten_weights(declared), num_devices // node_devices
+    # What a node's devices share is dealt among those of one number in their nodes, the rest among all.
+    shared = {path: _of_device(w, node_devices) for path, w in weights.items() if _is_shared(w, node_devices)}
+    rest = {path: weight for path, weight in weights.items() if path not in shared}
+    deals = [_deal(rest, num_devices, by_matrix, node_devices=node_devices)]
+    if shared:
+        own = _deal(shared, num_nodes, by_matrix)
+        deals.append({field: tuple(map(_of_own_experts, buckets)) for field, buckets in own.items()})
+    return Partition(
+        num_devices=num_devices,
+        node_devices=node_devices,
+        weights=tuple(weights.items()),
+        **{field: tuple(bucket for deal in deals for bucket in deal[field]) for field in deals[0]},
+    )
+
+
+def _is_shared(weight: Weight, node_devices: int) -> bool:
+    return node_devices > 1 and weight.of_experts
+
+
+def _of_device(weight: Weight, node_devices: int) -> Weight:
+    """A weight as one device of a node has it: of its share of the experts, padded to equal shares."""
+    if not _is_shared(weight, node_devices):
+        return weight
+    axis = weight.axes.index(EXPERTS)
+    shape = list(weight.shape)
+    shape[axis] = math.ceil(shape[axis] / node_devices)
+    return dataclasses.replace(weight, shape=tuple(shape))
+
+
+def _of_own_experts(bucket: Any) -> Any:
+    # Pools are numbered, in each deal from 0.
+    name = f"experts' {bucket.name}" if isinstance(bucket, MatrixPool) else bucket.name
+    return dataclasses.replace(bucket, name=name, layout=BucketLayout.OWN_EXPERTS)
+
+
+def _deal(
+    weights: Mapping[str, Weight], num_devices: int, by_matrix: bool, *, node_devices: int = 1
+) -> dict[str, tuple[Any, ...]]:
+    """Buckets of weights over so many devices, by their fields of `Partition`.
+
+    Of nodes with several devices the matrices go to the nodes, which then cut their rows: a node's devices
+    have few matrices to share, and a slot for each would be empty for most.
+    """
     trained = {path: weight for path, weight in weights.items() if weight.trains}
     matrices = {path: weight for path, weight in trained.items() if weight.matrix and by_matrix}
     # A pool mixes weights, so that one rule of decay must be right for all of them.
     assert all(weight.decay for weight in matrices.values()), "every matrix decays"
-    stacks = [stack for path, weight in matrices.items() if (stack := _stack(path, weight, num_devices))]
-    stacked = {stack.name: stack.num_matrices for stack in stacks}
-    left = [_range_from(stacked.get(path, 0), path, weight) for path, weight in matrices.items()]
-    return Partition(
-        num_devices=num_devices,
-        weights=tuple(weights.items()),
-        stacks=tuple(stacks),
-        pools=_pools(left, num_devices),
-        flat_parameters=tuple(
-            FlatParameter(path, num_devices, weight.size)
-            for path, weight in trained.items()
-            if path not in matrices
-        ),
-        frozen=tuple(
-            FlatParameter(path, num_devices, weight.size)
-            for path, weight in weights.items()
-            if path not in trained
-        ),
-    )
+    if node_devices > 1:
+        stacks = []
+        pools = _pools_of_nodes(matrices, num_devices // node_devices, node_devices)
+    else:
+        found = (_stack(path, weight, num_devices) for path, weight in matrices.items())
+        stacks = [stack for stack in found if stack]
+        stacked = {stack.name: stack.num_matrices for stack in stacks}
+        left = [_range_from(stacked.get(path, 0), path, weight) for path, weight in matrices.items()]
+        pools = _pools(left, num_devices)
+    flat = [path for path in trained if path not in matrices]
+    frozen = [path for path in weights if path not in trained]
+    return {
+        "stacks": tuple(stacks),
+        "pools": pools,
+        "flat_parameters": tuple(FlatParameter(path, num_devices, weights[path].size) for path in flat),
+        "frozen": tuple(FlatParameter(path, num_devices, weights[path].size) for path in frozen),
+    }
 
 
 def _stack(path: str, weight: Weight, num_devices: int) -> MatrixStack | None:
@@ -228,7 +298,7 @@ def _range_from(start: int, path: str, weight: Weight) -> MatrixRange:
 def _pools(left: Iterable[MatrixRange], num_devices: int) -> tuple[MatrixPool, ...]:
     """Largest matrices first, as many a pool as there are devices."""
     # Sorted, neighbours are of about one size: little padding, and no device waits long for another.
-    by_size = sorted(left, key=lambda each: each.sides, reverse=True)
+    by_size = sorted(left, key=_sides, reverse=True)
     pools: list[list[MatrixRange]] = []
     room = 0
     for each in by_size:
@@ -243,13 +313,102 @@ def _pools(left: Iterable[MatrixRange], num_devices: int) -> tuple[MatrixPool, .
     return tuple(MatrixPool(f"pool {i}", num_devices, tuple(ranges)) for i, ranges in enumerate(pools))
 
 
+def _pools_of_nodes(
+    matrices: Mapping[str, Weight], num_nodes: int, node_devices: int
+) -> tuple[MatrixPool, ...]:
+    """Of each size as many matrices as divide by the nodes in one pool, and what is left in mixed ones."""
+    ranges = [_range_from(0, path, weight) for path, weight in matrices.items()]
+    pools, left = [], []
+    for _, of_size in itertools.groupby(sorted(ranges, key=_sides, reverse=True), key=_sides):
+        of_size = list(of_size)
+        # Of one size there is no padding, as far as they divide.
+        taken, rest = _take(of_size, sum(each.count for each in of_size) // num_nodes * num_nodes)
+        pools += [(sum(each.count for each in taken), taken)] if taken else []
+        left += rest
+    pools += [(num_nodes, pool.ranges) for pool in _pools(left, num_nodes)]
+    layout = BucketLayout.ROWS_IN_NODE
+    return tuple(
+        MatrixPool(f"pool {i}", slots, tuple(ranges), rows_divide=node_devices, layout=layout)
+        for i, (slots, ranges) in enumerate(pools)
+    )
+
+
+def _sides(each: MatrixRange) -> tuple[int, int]:
+    return each.sides
+
+
+def _take(ranges: Iterable[MatrixRange], count: int) -> tuple[list[MatrixRange], list[MatrixRange]]:
+    """The first so many matrices, and the rest."""
+    taken, rest = [], []
+    for each in ranges:
+        middle = each.start + min(each.count, count)
+        count -= middle - each.start
+        taken += [dataclasses.replace(each, stop=middle)] if middle > each.start else []
+        rest += [dataclasses.replace(each, start=middle)] if middle < each.stop else []
+    return taken, rest
+
+
 def to_buckets(partition: Partition, tree: Mapping) -> dict[str, jax.Array]:
     """The buckets, over all devices, that a tree like the weights lies in.
 
     Weights that the tree leaves out are left out of the buckets.
     """
     flat: dict[str, Any] = cast(Any, flatten_dict(tree, sep="/"))
-    weights = dict(partition.weights)
+    weights, count = dict(partition.weights), partition.node_devices
+    shared = {path for path in flat if _is_shared(weights[path], count)}
+    buckets = _fill(partition, {path: x for path, x in flat.items() if path not in shared})
+    # As many buckets beside each other as a node has devices: a mapped axis, so that none hears of another.
+    parts = {path: _to_devices(weights[path], flat[path], count) for path in shared}
+    of_devices = jax.vmap(functools.partial(_fill, partition))(parts) if parts else {}
+    return buckets | {name: x.reshape(-1, *x.shape[2:]) for name, x in of_devices.items()}
+
+
+def from_buckets(partition: Partition, buckets: Mapping[str, jax.Array]) -> dict:
+    """The tree that lies in some buckets: `to_buckets` undone. Weights without buckets are left out."""
+    weights, count = dict(partition.weights), partition.node_devices
+    shared = {name for name, layout in partition.layouts.items() if layout is BucketLayout.OWN_EXPERTS} & set(
+        buckets
+    )
+    flat = _read(partition, {name: x for name, x in buckets.items() if name not in shared})
+    of_devices = {name: buckets[name].reshape(count, -1, *buckets[name].shape[1:]) for name in shared}
+    parts = jax.vmap(functools.partial(_read, partition))(of_devices) if shared else {}
+    return unflatten_dict(
+        flat | {path: _from_devices(weights[path], x) for path, x in parts.items()}, sep="/"
+    )
+
+
+def to_own_buckets(partition: Partition, tree: Mapping) -> dict[str, jax.Array]:
+    """`to_buckets` of what one device of a node has: of its own experts alone."""
+    return _fill(partition, cast(Any, flatten_dict(tree, sep="/")))
+
+
+def from_own_buckets(partition: Partition, buckets: Mapping[str, jax.Array]) -> dict:
+    """The tree that lies in the buckets of one device of a node: `to_own_buckets` undone."""
+    return unflatten_dict(_read(partition, buckets), sep="/")
+
+
+def _to_devices(weight: Weight, x: jax.Array, count: int) -> jax.Array:
+    """The experts of each device of a node, [devices, ...], padded with zeros to equal shares."""
+    axis = weight.axes.index(EXPERTS)
+    # Zeros have no gradient, and Muon and AdamW leave them.
+    padding = [(0, 0)] * x.ndim
+    padding[axis] = (0, -x.shape[axis] % count)
+    padded = jnp.pad(x, padding)
+    parts = padded.reshape(*x.shape[:axis], count, -1, *x.shape[axis + 1 :])
+    return jnp.moveaxis(parts, axis, 0)
+
+
+def _from_devices(weight: Weight, parts: jax.Array) -> jax.Array:
+    """`_to_devices` undone."""
+    axis = weight.axes.index(EXPERTS)
+    joined = jnp.moveaxis(parts, 0, axis)
+    joined = joined.reshape(*joined.shape[:axis], -1, *joined.shape[axis + 2 :])
+    return lax.slice_in_dim(joined, 0, weight.shape[axis], axis=axis)
+
+
+def _fill(partition: Partition, flat: Mapping[str, Any]) -> dict[str, jax.Array]:
+    """The buckets of some weights, by path, as one device of a node has them."""
+    weights = partition.own_weights
     buckets = {}
     for stack in partition.stacks:
         if stack.name in flat:
@@ -266,9 +425,9 @@ def to_buckets(partition: Partition, tree: Mapping) -> dict[str, jax.Array]:
     return buckets
 
 
-def from_buckets(partition: Partition, buckets: Mapping[str, jax.Array]) -> dict:
-    """The tree that lies in some buckets: `to_buckets` undone. Weights without buckets are left out."""
-    weights = dict(partition.weights)
+def _read(partition: Partition, buckets: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+    """The weights that lie in some buckets, by path, as one device of a node has them."""
+    weights = partition.own_weights
     flat: dict[str, jax.Array] = {}
     pieces: dict[str, list[jax.Array]] = defaultdict(list)
     # Stacks before pools, so that a weight's pieces come in the order in which its matrices are counted.
@@ -288,7 +447,7 @@ def from_buckets(partition: Partition, buckets: Mapping[str, jax.Array]) -> dict
             pieces[bucket.name].append(to_matrices(x, bucket.axes))
     for path, matrices in pieces.items():
         flat[path] = from_matrices(jnp.concatenate(matrices), matrix_axes(weights[path]), weights[path].shape)
-    return unflatten_dict(flat, sep="/")
+    return flat
 
 
 def split(partition: Partition, params: Mapping) -> tuple[Mapping, Mapping]:
@@ -318,8 +477,8 @@ def _fill_pool(pool: MatrixPool, weights: Mapping[str, Weight], flat: Mapping[st
         matrices = matrices.swapaxes(1, 2) if each.rows > each.columns else matrices
         padding = (rows - matrices.shape[1], columns - matrices.shape[2])
         filled.append(jnp.pad(matrices, ((0, 0), (0, padding[0]), (0, padding[1]))))
-    # Zeros stay zeros in Newton-Schulz: a device without a matrix computes, and moves nothing.
-    empty = pool.num_devices - pool.num_matrices
+    # Zeros stay zeros in Newton-Schulz: a slot without a matrix is computed, and moves nothing.
+    empty = pool.num_slots - pool.num_matrices
     if empty:
         filled.append(jnp.zeros((empty, rows, columns), filled[0].dtype))
     return jnp.concatenate(filled)

@@ -14,10 +14,17 @@ from zaya_jax.model.remat import group_size
 from zaya_jax.model.weights import declare, flatten_weights
 from zaya_jax.optim.matrices import matrix_sides
 from zaya_jax.optim.newton_schulz import newton_schulz_flops
-from zaya_jax.optim.partition import Partition, make_partition
-from zaya_jax.parallel.mesh import SUM_DTYPE
+from zaya_jax.optim.partition import MatrixPool, MatrixStack, Partition, make_partition
+from zaya_jax.parallel.layouts import BucketLayout
 from zaya_jax.plan.devices import Cluster
-from zaya_jax.plan.memory import activation_bytes, bytes_by_bucket, state_bytes, summed_bytes
+from zaya_jax.plan.memory import (
+    activation_bytes,
+    bytes_by_bucket,
+    expert_bytes,
+    state_bytes,
+    sum_dtype,
+    summed_bytes,
+)
 from zaya_jax.plan.shares import Exchange, exchange, micro_batch, num_groups, own_tokens
 
 LAYERS_AGAIN = {"block": 1, "layer": 1, "group": 2}
@@ -56,15 +63,19 @@ class Communication:
     """Bytes of a step's collectives, and the least time that links need for them.
 
     Attributes:
-      reduced_bytes: gradients, reduce-scattered in float32; padded to parts of equal size.
+      reduced_bytes: gradients, reduce-scattered; padded to parts of equal size.
+      reduced_dtype: in which they travel; sums are float32.
       gathered_bytes: weights, all-gathered; padded likewise.
+      expert_bytes: of experts, and their gradients, that the GPUs of a node send each other in the layers.
       shared: what the GPUs of a sequence send each other.
       link_seconds: that the links within a node need, all of which take part.
       network_seconds: that the NICs need, one a GPU; 0 on one node.
     """
 
     reduced_bytes: int
+    reduced_dtype: str
     gathered_bytes: int
+    expert_bytes: int
     shared: Exchange
     link_seconds: float
     network_seconds: float
@@ -122,7 +133,7 @@ def operations(config: Config, num_devices: int) -> Operations:
         training=train_flops_per_token(config, time),
         recomputed=recomputed_flops(config.model, config.execution, time),
         optimizer=optimizer_flops(_partition(config, num_devices), num_steps=steps),
-        optimizer_replicated=optimizer_flops(_partition(config, 1), num_steps=steps),
+        optimizer_replicated=optimizer_flops(_partition(with_node_devices(config, 1), 1), num_steps=steps),
     )
 
 
@@ -145,20 +156,26 @@ def recomputed_flops(config: ModelConfig, execution: ExecutionConfig, time: int)
     return again[execution.remat] + scores / 2
 
 
-def communication(config: Config, cluster: Cluster, *, sum_dtype: str = SUM_DTYPE) -> Communication:
+def communication(config: Config, cluster: Cluster, *, reduced_dtype: str | None = None) -> Communication:
     """Collectives of a step: within a node over all links, between nodes over each GPU's own NIC.
 
     Args:
       config: of the run.
       cluster: that it runs on.
-      sum_dtype: in which gradients travel; another than the step's own, to compare.
+      reduced_dtype: in which gradients travel; None for the step's own, another to compare.
     """
-    sent = messages(config, cluster.num_gpus, sum_dtype=sum_dtype)
+    reduced_dtype = reduced_dtype or sum_dtype(config)
+    sent = messages(config, cluster.num_gpus, reduced_dtype=reduced_dtype)
     reduced, gathered = (sum(sizes.values()) for sizes in sent.values())
     each = [(kind, size) for kind, sizes in sent.items() for size in sizes.values()]
     link = math.fsum(cluster.node_seconds(*message) for message in each)
     network = math.fsum(cluster.network_seconds(*message) for message in each)
     gpus, device = cluster.gpus_per_node, cluster.device
+    # What layers gather and sum within a node need not travel there again with the rest.
+    again = experts_in_node(config)
+    link += math.fsum(
+        (passes - 1) * cluster.node_seconds(kind, expert_bytes(config)) for kind, passes in again.items()
+    )
     shared, ranks = exchange(config, cluster.num_gpus), config.execution.context_devices
     if 1 < ranks <= gpus:
         link += shared.total / (ranks - 1) / device.link_bandwidth
@@ -166,25 +183,39 @@ def communication(config: Config, cluster: Cluster, *, sum_dtype: str = SUM_DTYP
         network += shared.total * (ranks - gpus) / (ranks - 1) / device.network_bandwidth
     return Communication(
         reduced_bytes=reduced,
+        reduced_dtype=reduced_dtype,
         gathered_bytes=gathered,
+        expert_bytes=sum(again.values()) * expert_bytes(config),
         shared=shared,
         link_seconds=link,
         network_seconds=network,
     )
 
 
-def messages(config: Config, num_gpus: int, *, sum_dtype: str = SUM_DTYPE) -> dict[str, dict[str, int]]:
+def experts_in_node(config: Config) -> dict[str, int]:
+    """How often a step gathers all experts in a node, and sums their gradients there, by collective."""
+    execution = config.execution
+    if execution.node_devices == 1:
+        return {}
+    gathers = 1 if execution.remat == "none" else 2 + (execution.remat == "group")
+    return {
+        "all_gather": gathers * execution.num_microbatches,
+        "reduce_scatter": execution.num_microbatches,
+    }
+
+
+def messages(config: Config, num_gpus: int, *, reduced_dtype: str | None = None) -> dict[str, dict[str, int]]:
     """Bytes of each message of a step by collective and bucket; none on a GPU alone.
 
     Args:
       config: of the run.
       num_gpus: that share the optimiser.
-      sum_dtype: in which gradients travel.
+      reduced_dtype: in which gradients travel; None for the step's own.
     """
     if num_gpus == 1:
         return {"reduce_scatter": {}, "all_gather": {}}
     return {
-        "reduce_scatter": bytes_by_bucket(config, num_gpus, sum_dtype),
+        "reduce_scatter": bytes_by_bucket(config, num_gpus, reduced_dtype or sum_dtype(config)),
         "all_gather": bytes_by_bucket(config, num_gpus, config.execution.dtype, frozen=True),
     }
 
@@ -215,9 +246,14 @@ def memory_traffic(config: Config, num_devices: int) -> int:
     rows = config.data.batch_size // num_groups(config, num_devices)
     on_their_way = summed_bytes(config, num_devices)
     reads = 2 + LAYERS_AGAIN.get(config.execution.remat, 0)
+    # Of shared experts the others' are written where they are gathered, read and summed where they are used.
+    others = expert_bytes(config) * (config.execution.node_devices - 1) // config.execution.node_devices
+    gathers = sum(experts_in_node(config).values())
     kept = activation_bytes(config.model, config.execution, own_tokens(config))
     return (
         microbatches * (reads * state.weights + state.gradients * (1 if microbatches == 1 else 2))
+        + microbatches * reads * others
+        + 2 * gathers * others
         + 2 * rows * kept
         + state.gradients
         + 2 * on_their_way  # read by the reduce-scatter, or made wider for it
@@ -253,9 +289,7 @@ def gemms(config: Config, num_devices: int) -> list[Gemm]:
     partition = _partition(config, num_devices)
     if config.optimizer.name == "muon" and partition.matrix_buckets:
         sides = [sorted(matrix_sides(bucket.shape, bucket.axes)) for bucket in partition.matrix_buckets]
-        counts = [
-            _matrices_a_device(bucket.shape, side, num_devices) for bucket, side in _zip(partition, sides)
-        ]
+        counts = [_matrices_a_device(partition, bucket) for bucket in partition.matrix_buckets]
         short, long = max(sides, key=math.prod)
         count = max(count for count, side in zip(counts, sides, strict=True) if side == [short, long])
         products.append(Gemm(name="Newton-Schulz, Gram", rows=short, depth=long, columns=short, count=count))
@@ -281,15 +315,24 @@ def _score_flops(config: ModelConfig, forward: dict[str, float]) -> float:
 
 
 def _partition(config: Config, num_devices: int) -> Partition:
-    return make_partition(declare_run(config), num_devices, by_matrix=config.optimizer.name == "muon")
+    return make_partition(
+        declare_run(config),
+        num_devices,
+        node_devices=config.execution.node_devices,
+        by_matrix=config.optimizer.name == "muon",
+    )
 
 
-def _zip(partition: Partition, sides: list[list[int]]):
-    return zip(partition.matrix_buckets, sides, strict=True)
+def with_node_devices(config: Config, count: int) -> Config:
+    """The same run, so many devices of a node sharing its experts."""
+    return dataclasses.replace(config, execution=dataclasses.replace(config.execution, node_devices=count))
 
 
-def _matrices_a_device(shape: tuple[int, ...], sides: list[int], num_devices: int) -> int:
-    return math.prod(shape) // math.prod(sides) // num_devices
+def _matrices_a_device(partition: Partition, bucket: MatrixStack | MatrixPool) -> int:
+    """How many matrices of a bucket a device orthogonalises: all of its node, where they share rows."""
+    everywhere = bucket.layout is BucketLayout.ALL_DEVICES
+    owners = partition.num_devices // (1 if everywhere else partition.node_devices)
+    return math.prod(bucket.shape) // math.prod(matrix_sides(bucket.shape, bucket.axes)) // owners
 
 
 def optimizer_flops(partition: Partition, *, num_steps: int) -> float:
@@ -297,6 +340,6 @@ def optimizer_flops(partition: Partition, *, num_steps: int) -> float:
     total = 0
     for bucket in partition.matrix_buckets:
         sides = matrix_sides(bucket.shape, bucket.axes)
-        count = _matrices_a_device(bucket.shape, list(sides), partition.num_devices)
+        count = _matrices_a_device(partition, bucket)
         total += count * newton_schulz_flops(*sides, num_steps=num_steps)
     return float(total)

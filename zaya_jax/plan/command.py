@@ -75,6 +75,7 @@ def plan_run(options: argparse.Namespace, overrides: Sequence[str]) -> None:
         found = search(
             config,
             cluster.num_gpus,
+            gpus_per_node=cluster.gpus_per_node,
             limit=cluster.device.memory_bytes,
             measure=functools.partial(_measure, **asked),
             model_time=functools.partial(_model_time, **asked),

@@ -13,7 +13,8 @@ from zaya_jax.model.adapters import declare_run
 from zaya_jax.model.remat import REMAT_POLICIES, group_size
 from zaya_jax.model.weights import Weight, abstract_variables, declare, flatten_weights, map_weights
 from zaya_jax.model.zaya import hidden_states
-from zaya_jax.optim.partition import make_partition
+from zaya_jax.optim.partition import Partition, make_partition
+from zaya_jax.parallel.layouts import BucketLayout
 from zaya_jax.parallel.mesh import SUM_DTYPE
 from zaya_jax.plan.shares import keys_bytes, micro_batch, own_tokens
 from zaya_jax.train.state import init_state, make_setup
@@ -34,8 +35,8 @@ class StateBytes:
     Attributes:
       master: the device's part of the weights, float32; of those that do not train too.
       moments: its part of the optimiser's state.
-      weights: all weights as products take them.
-      gradients: all gradients before they are summed over devices; only what trains has any.
+      weights: all that the device holds as products take them: of experts that a node shares its own.
+      gradients: of these, before they are summed over devices; only what trains has any.
       own_gradients: the device's part of the sums, float32.
     """
 
@@ -49,7 +50,7 @@ class StateBytes:
 def state_bytes(config: Config, num_devices: int) -> StateBytes:
     """Bytes of state on each device; exact, from the shapes that training makes."""
     state = jax.eval_shape(lambda: init_state(config, make_setup(config, num_devices)))
-    declared = flatten_weights(declare_run(config)).values()
+    declared = _partition(config, num_devices).own_weights.values()
     return StateBytes(
         master=_bytes((state.buckets, state.frozen)) // num_devices,
         moments=_bytes(state.optimizer) // num_devices + _bytes(state.balancer),
@@ -71,25 +72,59 @@ def partitioned_bytes(config: Config, num_devices: int, dtype: str, *, frozen: b
 def bytes_by_bucket(config: Config, num_devices: int, dtype: str, *, frozen: bool = False) -> dict[str, int]:
     """Bytes of each bucket of weights as they are partitioned and sent: what does not divide is padded.
 
+    A bucket of experts that a node shares counts as often as there are devices in it, which send it apart.
+
     Args:
       config: of the run.
       num_devices: that share.
       dtype: of what products take; the rest is float32.
       frozen: also of the weights that do not train, which are gathered and have no gradient.
     """
-    partition = make_partition(declare_run(config), num_devices, by_matrix=config.optimizer.name == "muon")
+    partition = _partition(config, num_devices)
     weights = dict(partition.weights)
     item = jnp.dtype(dtype).itemsize
-    matrices = {bucket.name: math.prod(bucket.shape) * item for bucket in partition.matrix_buckets}
     flat = (*partition.flat_parameters, *(partition.frozen if frozen else ()))
-    return matrices | {each.name: math.prod(each.shape) * _item(weights[each.name], dtype) for each in flat}
+    return {
+        bucket.name: math.prod(bucket.shape)
+        * (item if bucket in partition.matrix_buckets else _item(weights[bucket.name], dtype))
+        * (partition.node_devices if bucket.layout is BucketLayout.OWN_EXPERTS else 1)
+        for bucket in (*partition.matrix_buckets, *flat)
+    }
+
+
+def sum_dtype(config: Config) -> str:
+    """The type in which gradients travel: that of their sum, or their own where their owners add them up."""
+    return SUM_DTYPE if config.execution.node_devices == 1 else config.execution.gradient_dtype
 
 
 def summed_bytes(config: Config, num_devices: int) -> int:
     """Bytes of the wider copy of all gradients that travels; 0 where they are kept in that type anyway."""
-    if num_devices == 1 or config.execution.gradient_dtype == SUM_DTYPE:
+    if num_devices == 1 or config.execution.gradient_dtype == sum_dtype(config):
         return 0
-    return partitioned_bytes(config, num_devices, SUM_DTYPE)
+    return partitioned_bytes(config, num_devices, sum_dtype(config))
+
+
+def expert_bytes(config: Config) -> int:
+    """Bytes of all layers' experts as they are gathered in a node, padding included; 0 if they are not."""
+    count = config.execution.node_devices
+    if count == 1:
+        return 0
+    own = _partition(config, count).own_weights.values()
+    return count * sum(w.size * _item(w, config.execution.dtype) for w in own if _is_gathered(w))
+
+
+def _is_gathered(weight: Weight) -> bool:
+    # An adapter's factors are added to what they change before that is gathered.
+    return weight.of_experts and weight.adapts is None
+
+
+def _partition(config: Config, num_devices: int) -> Partition:
+    return make_partition(
+        declare_run(config),
+        num_devices,
+        node_devices=config.execution.node_devices,
+        by_matrix=config.optimizer.name == "muon",
+    )
 
 
 @functools.cache
@@ -172,6 +207,8 @@ def memory_by_kind(config: Config, num_devices: int) -> dict[str, int]:
     activations = rows * activation_bytes(config.model, config.execution, time)
     working = rows * working_bytes(config.model, config.execution, time)
     logits = logits_bytes(config, rows * time)
+    # Those at work, the next ones on their way, and gradients of the former.
+    gathered = 3 * expert_bytes(config) // config.model.num_hidden_layers
     keys = rows * keys_bytes(config)
     # The weights and all that the backward pass keeps have served when the gradients travel.
     free = state.weights + activations + working + logits + keys
@@ -184,10 +221,11 @@ def memory_by_kind(config: Config, num_devices: int) -> dict[str, int]:
         "gradients, accumulated": accumulated,
         f'activations of {rows * time:,} tokens, remat "{config.execution.remat}"': activations,
         "at work on a layer": working,
+        **({"experts of a layer, gathered": gathered} if gathered else {}),
         **({"keys and values of shared sequences": keys} if keys else {}),
         "weights and gradients of a group of layers": group_bytes(config),
         "logits of a chunk and their gradient": logits,
-        f"gradients, {SUM_DTYPE}, on their way, beyond what is free": max(
+        f"gradients, {sum_dtype(config)}, on their way, beyond what is free": max(
             summed_bytes(config, num_devices) - free, 0
         ),
     }

@@ -230,7 +230,7 @@ def make_plan(config: Config, cluster: Cluster, *, measured: tuple[str, ...] = (
             for name, policy in policies.items()
         },
         communication=communication(config, cluster),
-        narrow_communication=communication(config, cluster, sum_dtype="bfloat16"),
+        narrow_communication=communication(config, cluster, reduced_dtype="bfloat16"),
         seconds=step_seconds(config, cluster),
         measured=measured,
         gemms=gemms(config, num_gpus),

@@ -40,6 +40,21 @@ class Trial:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Sharing:
+    """A step whose experts some GPUs of a node share.
+
+    Attributes:
+      node_devices: how many; 1 where each GPU has all experts.
+      num_bytes: that it takes on a GPU.
+      seconds: of it by a model; None where it does not fit.
+    """
+
+    node_devices: int
+    num_bytes: int
+    seconds: float | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class SearchResult:
     """What a search found.
 
@@ -48,6 +63,7 @@ class SearchResult:
       cheapest_remat: the policy that recomputes least among those that fit the run's micro-batch; None
         if none fits.
       seconds: of a step of that micro-batch by a model, by policy, of those that fit.
+      sharings: of the run's own step, by how many GPUs of a node share the experts.
       largest_micro_batch: of the policy that keeps least; 0 if not even one sequence fits.
       largest_remat: that policy.
       fewest_context_devices: the fewest GPUs a sequence with which that policy fits, one sequence at a time;
@@ -57,6 +73,7 @@ class SearchResult:
     trials: list[Trial]
     cheapest_remat: str | None
     seconds: dict[str, float]
+    sharings: list[Sharing]
     largest_micro_batch: int
     largest_remat: str
     fewest_context_devices: int | None
@@ -71,13 +88,20 @@ class SearchResult:
 
 
 def search(
-    config: Config, num_devices: int, *, limit: int, measure: Measure, model_time: ModelTime
+    config: Config,
+    num_devices: int,
+    *,
+    gpus_per_node: int = 1,
+    limit: int,
+    measure: Measure,
+    model_time: ModelTime,
 ) -> SearchResult:
     """Searches all of it, each with the run's own choice of the others or, where it says so, the smallest.
 
     Args:
       config: of the run; its micro-batch is what the policy must fit.
       num_devices: of the cluster.
+      gpus_per_node: of the cluster, which may share the experts.
       limit: bytes of a GPU.
       measure: compiles as far as that is known.
       model_time: compiles to the end.
@@ -118,10 +142,25 @@ def search(
         trials=trials,
         cheapest_remat=cheapest,
         seconds=seconds,
+        sharings=[
+            _sharing(
+                with_micro_batch(with_execution(config, node_devices=count), rows, num_devices),
+                limit=limit,
+                measure=measure,
+                model_time=model_time,
+            )
+            for count in sorted({1, config.execution.node_devices, gpus_per_node})
+        ],
         largest_micro_batch=largest,
         largest_remat=last,
         fewest_context_devices=fewest,
     )
+
+
+def _sharing(config: Config, *, limit: int, measure: Measure, model_time: ModelTime) -> Sharing:
+    num_bytes = measure(config)
+    seconds = model_time(config) if num_bytes <= limit else None
+    return Sharing(node_devices=config.execution.node_devices, num_bytes=num_bytes, seconds=seconds)
 
 
 def context_devices_of(config: Config, num_devices: int) -> list[int]:

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator, Mapping
 
 from rich.table import Table
 
-from zaya_jax.parallel.mesh import SUM_DTYPE
 from zaya_jax.plan.report import CompiledStep, Plan
 from zaya_jax.plan.search import SearchResult
 from zaya_jax.plan.step_time import SHARES
@@ -77,6 +76,11 @@ def found_table(found: SearchResult, plan: Plan) -> Table:
         table.add_row(remat, f"{plan.micro_batch:,}", own, f"{milliseconds(seconds)} ms", named, style=style)
     largest = f"{found.largest_micro_batch:,}" if found.largest_micro_batch else "not even one fits"
     table.add_row("largest", largest, own, "", found.largest_remat, style="bold")
+    for shared in found.sharings:
+        size, fits = format_bytes(shared.num_bytes), "yes" if shared.num_bytes <= limit else "no"
+        time = "" if shared.seconds is None else f", {milliseconds(shared.seconds)} ms"
+        name = f"experts on {shared.node_devices:,} GPU" + "s" * (shared.node_devices > 1)
+        table.add_row(name, f"{plan.micro_batch:,}", own, size, fits + time)
     fewest = f"{found.fewest_context_devices:,}" if found.fewest_context_devices else "none"
     table.add_row("fewest", "1", fewest, "", found.largest_remat, style="bold")
     return table
@@ -141,9 +145,11 @@ def _seconds(plan: Plan) -> Table:
     links = plan.communication
     title = (
         f"time of a step: {figure(links.reduced_bytes / 1e9)} GB of gradients reduce-scattered in "
-        f"{SUM_DTYPE}, {figure(links.gathered_bytes / 1e9)} GB of weights all-gathered"
+        f"{links.reduced_dtype}, {figure(links.gathered_bytes / 1e9)} GB of weights all-gathered"
     )
     columns = name_column("resource of a GPU"), number_column("ms at least")
+    if links.expert_bytes:
+        title += f"; {figure(links.expert_bytes / 1e9)} GB of experts and their gradients within each node"
     if plan.context_gpus > 1:
         shared = links.shared
         title += (
@@ -165,7 +171,7 @@ def _seconds(plan: Plan) -> Table:
 def _price_of_sums(plan: Plan) -> str | None:
     """What gradients in float32 cost on their way, and why; None on a device of its own."""
     links, narrow = plan.communication, plan.narrow_communication
-    if not links.reduced_bytes:
+    if not links.reduced_bytes or links.reduced_bytes == narrow.reduced_bytes:
         return None
     network, node = (
         1e3 * (getattr(links, name) - getattr(narrow, name)) for name in ("network_seconds", "link_seconds")

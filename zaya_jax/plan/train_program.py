@@ -28,7 +28,7 @@ def lower_train_step(devices: Sequence[Any], *, config: Mapping) -> Lowered:
     ranks = run.execution.context_devices
     check_batch_size(run.data.batch_size, num_microbatches, len(devices), ranks)
     setup = make_setup(run, len(devices), platform=platform_of(devices[0]))
-    mesh = data_mesh(devices, context_devices=ranks)
+    mesh = data_mesh(devices, context_devices=ranks, node_devices=run.execution.node_devices)
     state = abstract_state(run, setup, mesh)
     step: Any = compiled_step(state, setup=setup, mesh=mesh, num_microbatches=num_microbatches)
     return step.lower(state, abstract(abstract_batch(run, run.data.batch_size), of_batch(mesh)))
@@ -37,7 +37,7 @@ def lower_train_step(devices: Sequence[Any], *, config: Mapping) -> Lowered:
 def lower_save(devices: Sequence[Any], *, config: Mapping) -> Lowered:
     """What devices compute when `zaya train` saves its state, written down for the given ones."""
     run = Config.from_dict(dict(config))
-    mesh = data_mesh(devices)
+    mesh = data_mesh(devices, node_devices=run.execution.node_devices)
     state = abstract_state(run, make_setup(run, len(devices), platform=platform_of(devices[0])), mesh)
     program: Any = saved_weights(state, mesh)
     return program.lower(state)

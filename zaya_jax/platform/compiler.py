@@ -3,8 +3,17 @@
 import jax
 from jax.sharding import Mesh
 
+HIDES_GATHERS = {
+    "xla_gpu_enable_latency_hiding_scheduler": True,
+    "xla_gpu_enable_pipelined_all_gather": True,
+}
+"""For layers that gather experts: without them each gather is waited for where it begins. By the model of
+`zaya plan --compile` configs/zaya1_8b.py waits 171 ms a step on 128 x 8 MI300X with them, 276 without."""
 
-def compiler_options(mesh: Mesh | None = None, *, once: bool = False) -> dict[str, int] | None:
+
+def compiler_options(
+    mesh: Mesh | None = None, *, once: bool = False, gathers: bool = False
+) -> dict[str, int] | None:
     """Options of `jax.jit` for the platform of a mesh; None for the compiler's own choice.
 
     Without a mesh it is the platform that runs here.
@@ -17,8 +26,9 @@ def compiler_options(mesh: Mesh | None = None, *, once: bool = False) -> dict[st
     Args:
       mesh: of the devices that run the program.
       once: for a program that takes longer to compile than to run.
+      gathers: for one whose layers gather weights.
     """
     platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
     if platform != "cpu":
-        return None
+        return dict(HIDES_GATHERS) if gathers else None
     return {"xla_backend_optimization_level": 1} if once else {"xla_cpu_prefer_vector_width": 512}

@@ -31,4 +31,4 @@ def compare(steps: Steps, state: TrainState, step: int) -> None:
     if steps.run.mesh.size > 1 and steps.run.config.watch.compare_every is not None:
         # The first time it is compiled; and all wait for the step under way.
         steps.outputs.watch.heartbeats.enter(COMPILE, step)
-        require_equal(steps.programs.checksums(state))
+        require_equal(steps.programs.checksums(state), node_devices=state.partition.node_devices)

@@ -102,7 +102,7 @@ def train(
         heartbeats = Heartbeats()
         run = open_run(
             config,
-            data_mesh(),
+            data_mesh(node_devices=config.execution.node_devices),
             lock,
             heartbeats=heartbeats,
             overwrite=overwrite,

@@ -27,7 +27,7 @@ def norms_by_group(partition: Partition, buckets: dict[str, jax.Array]) -> dict[
         square_U = jnp.square(buckets[bucket.name])
         # A device's matrix of a pool is of another group than its neighbour's: each adds by its own row.
         if isinstance(bucket, MatrixPool):
-            squares_G += square_U.sum(axis=(1, 2)) @ local_shard(_groups_of_pool(bucket))
+            squares_G += square_U.sum(axis=(1, 2)) @ local_shard(_groups_of_pool(bucket), bucket.layout.axes)
         else:
             squares_G = squares_G.at[GROUPS.index(group_of(bucket.name))].add(square_U.sum())
     norms_G = jnp.sqrt(all_reduce(squares_G))
@@ -40,9 +40,9 @@ def global_norm(norms: dict[str, Float[Array, ""]]) -> Float[Array, ""]:
 
 
 def _groups_of_pool(pool: MatrixPool) -> np.ndarray:
-    """Which matrix of a pool belongs to which group, [devices, groups], 0 or 1."""
-    # Devices without a matrix are in no group; the padding's squares are zeros anyway.
-    member = np.zeros((pool.num_devices, len(GROUPS)), np.float32)
-    groups = [GROUPS.index(group_of(each.path)) for each in pool.range_by_device]
+    """Which matrix of a pool belongs to which group, [slots, groups], 0 or 1."""
+    # Slots without a matrix are in no group; the padding's squares are zeros anyway.
+    member = np.zeros((pool.num_slots, len(GROUPS)), np.float32)
+    groups = [GROUPS.index(group_of(each.path)) for each in pool.range_by_slot]
     member[np.arange(len(groups)), groups] = 1
     return member

@@ -11,7 +11,8 @@ from jax.sharding import Mesh
 
 from zaya_jax.config import Config
 from zaya_jax.data.batch import Batch
-from zaya_jax.parallel.mesh import of_batch, replicated, with_context
+from zaya_jax.parallel.layouts import by_columns
+from zaya_jax.parallel.mesh import node_size, of_batch, replicated, with_context
 from zaya_jax.platform.compiler import compiler_options
 from zaya_jax.pytree import abstract
 from zaya_jax.train.replicas import Checksums, checksum_program
@@ -55,12 +56,16 @@ def _make_programs(
             functools.partial(evaluate_step, setup=setup, mesh=mesh),
             in_shardings=(shardings(state, mesh), of_batch(mesh)),
             out_shardings=replicated(mesh),
-            compiler_options=compiler_options(mesh),
+            compiler_options=_options(mesh),
         ),
         # As if no sequence were shared: over one axis each array is cut once, and moves as little as it can.
         checkpoint=_checkpoint(state, with_context(mesh, 1)),
         checksums=checksum_program(state, setup=setup, mesh=mesh),
     )
+
+
+def _options(mesh: Mesh) -> dict[str, int] | None:
+    return compiler_options(mesh, gathers=node_size(mesh) > 1)
 
 
 def abstract_batch(config: Config, batch_size: int) -> Batch:
@@ -87,7 +92,7 @@ def reference_program(
         functools.partial(reference_step, setup=setup, mesh=mesh),
         in_shardings=(shardings(state, mesh), of_batch(mesh)),
         out_shardings=replicated(mesh),
-        compiler_options=compiler_options(mesh),
+        compiler_options=_options(mesh),
     )
 
 
@@ -100,8 +105,17 @@ def _checkpoint(state: TrainState, mesh: Mesh) -> Callable[[TrainState], dict[st
 def saved_weights(state: TrainState, mesh: Mesh) -> Callable[[TrainState], dict[str, Any]]:
     """The program that gives a checkpoint its weights: the only arrays of a save that devices exchange."""
     shapes = jax.eval_shape(lambda state: state.stored, state)
+    placed = checkpoint_shardings(shapes, mesh, state.partition)
     # Not donated: training goes on with the state that is saved.
-    return jax.jit(lambda state: state.stored, out_shardings=checkpoint_shardings(shapes, mesh))
+    return jax.jit(lambda state: _by_columns(state, mesh).stored, out_shardings=placed)
+
+
+def _by_columns(state: TrainState, mesh: Mesh) -> TrainState:
+    # A weight's matrices lie on few nodes, and a checkpoint's array on all: left to itself XLA would give
+    # every device all of a pool on the way.
+    layouts = state.partition.layouts
+    buckets = {name: by_columns(x, layouts[name], mesh) for name, x in state.buckets.items()}
+    return dataclasses.replace(state, buckets=buckets)
 
 
 def whole_variables(state: TrainState, mesh: Mesh) -> dict[str, Any]:
@@ -130,5 +144,5 @@ def compiled_step(state: TrainState, *, setup: TrainSetup, mesh: Mesh, num_micro
         out_shardings=(placed, replicated(mesh)),
         # The new state takes the old one's memory: two would not fit beside each other.
         donate_argnames=("state",),
-        compiler_options=compiler_options(mesh),
+        compiler_options=_options(mesh),
     )

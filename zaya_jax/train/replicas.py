@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax.traverse_util import flatten_dict
 from jax.sharding import Mesh
 from jaxtyping import Array, UInt32
 
@@ -23,19 +24,26 @@ from zaya_jax.platform.compiler import compiler_options
 from zaya_jax.train.state import TrainSetup, TrainState, partition_specs, shardings
 from zaya_jax.train.step import gather_weights
 
-Checksums = Callable[[TrainState], UInt32[Array, " devices"]]
+Checksums = Callable[[TrainState], UInt32[Array, "devices 2"]]
+"""Of each device: of what it holds as all others do, and of its share of the experts, which only those of its
+number in other nodes hold too."""
 
 
 def checksum_program(state: TrainState, *, setup: TrainSetup, mesh: Mesh) -> Checksums:
     """The program that gives each device's checksum, where the device is; arguments as `compiled_step`."""
     specs = partition_specs(state)
 
-    def local(state: TrainState) -> UInt32[Array, "1"]:
+    def local(state: TrainState) -> UInt32[Array, "1 2"]:
         # What is kept by each device alike, and what each has been sent by the others.
         kept = dataclasses.replace(
             state, buckets={}, frozen={}, optimizer=(), key=jax.random.key_data(state.key)
         )
-        return checksum((kept, gather_weights(state, setup)))[None]
+        flat = flatten_dict(gather_weights(state, setup))
+        of_node = {path for path, weight in setup.partition.own_weights.items() if weight.of_experts}
+        has_own = state.partition.node_devices > 1
+        own = {path: x for path, x in flat.items() if has_own and "/".join(path) in of_node}
+        alike = {path: x for path, x in flat.items() if path not in own}
+        return jnp.stack([checksum((kept, alike)), checksum(own)])[None]
 
     return jax.jit(
         on_each_device(local, mesh, in_specs=(specs,), out_specs=SHARDED),
@@ -61,27 +69,33 @@ def _weighted_bits(array: jax.Array) -> jax.Array:
     return jnp.sum(bits * (2 * places + 1), dtype=jnp.uint32)
 
 
-def require_equal(checksums: jax.Array) -> None:
+def require_equal(checksums: jax.Array, *, node_devices: int = 1) -> None:
     """Waits for all devices' checksums; to be called by all processes at the same step.
 
     Args:
       checksums: what the program gave.
+      node_devices: that share the experts.
 
     Raises:
       Diverged: in all processes, with the hosts whose devices hold other numbers.
     """
-    own = [(shard.index[0].start or 0, int(shard.data[0])) for shard in checksums.addressable_shards]
-    told = [
-        (place, value, n) for n, said in enumerate(hosts.gather("checksums", own)) for place, value in said
-    ]
-    told.sort()
+    own = [(shard.index[0].start or 0, *shard.data[0].tolist()) for shard in checksums.addressable_shards]
+    told = sorted((*each, n) for n, said in enumerate(hosts.gather("checksums", own)) for each in said)
     # On the host: the devices' own way to agree is what is in doubt.
+    _require_alike([(place, value, n) for place, value, _, n in told])
+    # Devices of one number in their nodes: what lies between them is what the nodes sent each other.
+    for first in range(node_devices if node_devices > 1 else 0):
+        _require_alike([(place, value, n) for place, _, value, n in told[first::node_devices]])
+
+
+def _require_alike(told: list[tuple[int, int, int]]) -> None:
+    """Of devices that must hold alike: each one's place, its checksum and its process."""
     odd = find_odd([value for _, value, _ in told])
     if odd is None:
         return
-    numbers = sorted({told[place][2] for place in odd.devices})
+    numbers = sorted({told[n][2] for n in odd.devices})
     names = tuple(hosts.names()[number] for number in numbers)
-    where = ", ".join(f"device {place} of {hosts.describe(told[place][2])}" for place in odd.devices)
+    where = ", ".join(f"device {told[n][0]} of {hosts.describe(told[n][2])}" for n in odd.devices)
     if odd.is_known:
         raise Diverged(f"{where} has other weights than the {len(told) - len(odd.devices)} others", names)
     raise Diverged(f"devices differ in what all must hold alike, and no value is that of most: {where}", ())

@@ -1,11 +1,12 @@
 """The state that a run goes on from: its newest checkpoint's, another run's weights, or a fresh one."""
 
+import dataclasses
 import functools
 
 import jax
 
 from zaya_jax.aegis.heartbeats import RESTORE, Heartbeats
-from zaya_jax.checkpoint import SavedStep, has_training, load_weights, num_devices_of, restore
+from zaya_jax.checkpoint import SavedStep, devices_of, has_training, load_weights, restore
 from zaya_jax.parallel import hosts
 from zaya_jax.platform.compiler import compiler_options
 from zaya_jax.pytree import abstract
@@ -75,11 +76,11 @@ def restored_state(run: OpenRun, start: SavedStep) -> TrainState:
     setup = _setup(run)
     state = abstract_state(run.config, setup, run.mesh)
     # One opens the arrays for it; of a thousand processes each would list all of their parts.
-    num_devices = hosts.from_first("devices", hosts.first_does("opening", lambda: num_devices_of(start)))
-    written = _state_of_devices(run, num_devices)
+    written_by = hosts.from_first("devices", hosts.first_does("opening", lambda: devices_of(start)))
+    written = _state_of_devices(run, *written_by)
     # Read evenly sharded, whoever wrote it, then partitioned for the devices that there are.
     shapes = jax.eval_shape(to_checkpoint, written)
-    saved = abstract(shapes, checkpoint_shardings(shapes, run.mesh))
+    saved = abstract(shapes, checkpoint_shardings(shapes, run.mesh, setup.partition))
     weights, training = restore(start.run_folder, start.step, **saved)
     partition = jax.jit(
         functools.partial(from_checkpoint, like=state, written=written),
@@ -88,8 +89,11 @@ def restored_state(run: OpenRun, start: SavedStep) -> TrainState:
     return partition({"weights": weights, "training": training})
 
 
-def _state_of_devices(run: OpenRun, num_devices: int) -> TrainState:
-    """Shapes and types of the run's state on another number of devices."""
+def _state_of_devices(run: OpenRun, num_devices: int, node_devices: int) -> TrainState:
+    """Shapes and types of the run's state on other devices, so many in a node."""
     config = run.config.phase_at(1).config
+    # Who shares a sequence has no part in it, and need not fit to such nodes.
+    execution = dataclasses.replace(config.execution, node_devices=node_devices, context_devices=1)
+    config = dataclasses.replace(config, execution=execution)
     setup = make_setup(config, num_devices, run.schedule, optimizer=run.extensions.optimizer)
     return jax.eval_shape(lambda: init_state(run.config, setup))

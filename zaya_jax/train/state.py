@@ -13,13 +13,20 @@ from jaxtyping import Array, Float, Int
 
 from zaya_jax.config import Config
 from zaya_jax.model.adapters import declare_run, merged
-from zaya_jax.model.weights import initialise
+from zaya_jax.model.weights import EXPERTS, initialise
 from zaya_jax.model.zaya import Zaya, initial_router_bias
 from zaya_jax.optim.balancing import make_balancer
 from zaya_jax.optim.optimizer import make_optimizer
 from zaya_jax.optim.partition import Partition, from_buckets, make_partition, to_buckets
 from zaya_jax.optim.schedules import learning_rate_schedule
-from zaya_jax.parallel.mesh import REPLICATED, SHARDED, evenly_sharded, named_shardings
+from zaya_jax.parallel.mesh import (
+    REPLICATED,
+    SHARDED,
+    check_node_devices,
+    evenly_sharded,
+    evenly_sharded_by_node,
+    named_shardings,
+)
 from zaya_jax.pytree import abstract, pytree, static
 from zaya_jax.train.implementations import resolve_implementations
 
@@ -108,8 +115,12 @@ def make_setup(
     """
     # Named here, once: two setups that compile to different programs must not be equal.
     execution = resolve_implementations(config.execution, config.model, platform=platform)
+    node_devices = config.execution.node_devices
+    check_node_devices(num_devices, config.execution.context_devices, node_devices)
     # Elementwise, AdamW can move any cut of a weight; only Muon needs its matrices whole.
-    partition = make_partition(declare_run(config), num_devices, by_matrix=config.optimizer.name == "muon")
+    by_matrix = config.optimizer.name == "muon"
+    declared = declare_run(config)
+    partition = make_partition(declared, num_devices, node_devices=node_devices, by_matrix=by_matrix)
     schedule = learning_rate_schedule(config) if schedule is None else schedule
     # One's own is given no partition: it must not care which elements it is given.
     if optimizer is None:
@@ -173,11 +184,17 @@ def _weight_buckets(partition: Partition, params: dict) -> tuple[dict[str, Array
 
 
 def partition_specs(state: TrainState) -> TrainState:
-    """What of a state is sharded and what is replicated, as `PartitionSpec`s."""
+    """What of a state is sharded, and over whom, and what is replicated, as `PartitionSpec`s."""
+
+    layouts = state.partition.layouts
 
     def of_leaf(path: Any, leaf: Any) -> Any:
         # An optimiser's counters are scalars among its buckets, and every device counts for itself.
-        return SHARDED if path[0].name in ("buckets", "frozen", "optimizer") and leaf.ndim else REPLICATED
+        if path[0].name not in ("buckets", "frozen", "optimizer") or not leaf.ndim:
+            return REPLICATED
+        # Optimisers nest their trees as they like; a bucket's name is a key at some depth.
+        names = (key.key for key in path if isinstance(key, jax.tree_util.DictKey))
+        return next((layouts[name].spec for name in names if name in layouts), SHARDED)
 
     return jax.tree_util.tree_map_with_path(of_leaf, state)
 
@@ -212,6 +229,7 @@ def training_of(state: TrainState) -> dict[str, Any]:
         "skipped_steps": state.skipped_steps,
         # By it the partition is known, which says what lies where in the buckets.
         "num_devices": np.int32(state.partition.num_devices),
+        "node_devices": np.int32(state.partition.node_devices),
     }
 
 
@@ -223,7 +241,8 @@ def from_checkpoint(saved: dict[str, Any], like: TrainState, written: TrainState
       like: a state on those devices, which may be abstract.
       written: one on as many devices as wrote it, likewise.
     """
-    training = {name: value for name, value in saved["training"].items() if name != "num_devices"}
+    counts = ("num_devices", "node_devices")
+    training = {name: value for name, value in saved["training"].items() if name not in counts}
     if written.partition != like.partition:
         training["optimizer"] = _partitioned_anew(training["optimizer"], written, like)
     variables = _variable_fields(like.partition, saved["weights"])
@@ -245,9 +264,28 @@ def _partitioned_anew(optimizer: Any, written: TrainState, like: TrainState) -> 
     return _map_buckets(refill, like, like.optimizer, _map_buckets(whole, written, optimizer))
 
 
-def checkpoint_shardings(checkpoint: Any, mesh: Mesh) -> Any:
-    """For `to_checkpoint`: no device holds all of a large array."""
-    return jax.tree.map(lambda x: evenly_sharded(mesh, x.shape), checkpoint)
+def checkpoint_shardings(checkpoint: Any, mesh: Mesh, partition: Partition | None = None) -> Any:
+    """For `to_checkpoint` or its weights: no device holds all of a large array.
+
+    Args:
+      checkpoint: shapes of it.
+      mesh: the devices.
+      partition: of the weights on them; without it an array may come by all of its devices.
+    """
+    experts = {
+        tuple(path.split("/")): weight.axes.index(EXPERTS)
+        for path, weight in (partition.weights if partition else ())
+        if partition is not None and partition.node_devices > 1 and weight.of_experts
+    }
+
+    def of_leaf(path: Any, leaf: Any) -> Any:
+        names = tuple(key.key for key in path if isinstance(key, jax.tree_util.DictKey))
+        axis = next((axis for weight, axis in experts.items() if names[-len(weight) :] == weight), None)
+        if axis is None or names[0] == "training":
+            return evenly_sharded(mesh, leaf.shape)
+        return evenly_sharded_by_node(mesh, leaf.shape, axis)
+
+    return jax.tree_util.tree_map_with_path(of_leaf, checkpoint)
 
 
 def _map_buckets(function: Any, state: TrainState, *optimizers: Any) -> Any:

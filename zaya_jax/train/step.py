@@ -25,9 +25,11 @@ from zaya_jax.model.adapters import scaled_adapters
 from zaya_jax.model.attention import logit_bound
 from zaya_jax.model.weights import Weight, map_weights
 from zaya_jax.model.zaya import HiddenStates, hidden_states
-from zaya_jax.optim.partition import Partition, from_buckets, join, split, to_buckets
+from zaya_jax.optim.partition import Partition, from_own_buckets, join, split, to_own_buckets
 from zaya_jax.parallel import context
-from zaya_jax.parallel.mesh import BATCH, REPLICATED, all_gather, all_reduce, on_each_device, reduce_scatter
+from zaya_jax.parallel.layouts import gather_bucket, sum_bucket
+from zaya_jax.parallel.mesh import BATCH, REPLICATED, all_gather, all_reduce, on_each_device
+from zaya_jax.parallel.node import num_sharers
 from zaya_jax.pytree import pytree
 from zaya_jax.train.loss import next_token_loss
 from zaya_jax.train.norms import GROUPS, global_norm, norms_by_group
@@ -155,7 +157,7 @@ def _local_step(
     sums = all_reduce(sums)
     # Before the norm: that of a device's own rows says nothing of the sum's.
     with jax.named_scope("sum_gradients"):
-        gradients = reduce_scatter(to_buckets(setup.partition, gradients))
+        gradients = _sum_gradients(setup.partition, gradients)
     gradient_norms = norms_by_group(setup.partition, gradients)
     norm = global_norm(gradient_norms)
     # Both are of all devices, so that all take the same branch: one that alone took the other would part
@@ -243,7 +245,20 @@ def gather_weights(state: TrainState, setup: TrainSetup) -> dict:
         # Cast before it is sent: half the bytes on the way.
         stored = state.buckets | state.frozen
         buckets = {name: x if name in small else x.astype(dtype) for name, x in stored.items()}
-        return from_buckets(setup.partition, all_gather(buckets))
+        layouts = setup.partition.layouts
+        gathered = {name: gather_bucket(x, layouts[name]) for name, x in buckets.items()}
+        return from_own_buckets(setup.partition, gathered)
+
+
+def _sum_gradients(partition: Partition, gradients: dict) -> dict[str, jax.Array]:
+    """The buckets of a device's gradients, summed over all devices: each keeps its shards."""
+    buckets, weights = to_own_buckets(partition, gradients), dict(partition.weights)
+    # Scales and biases are a ten-thousandth of it: more messages would cost more than their bytes.
+    small = {each.name for each in partition.flat_parameters if not weights[each.name].in_products}
+    return {
+        each.name: sum_bucket(buckets[each.name], each.layout, is_large=each.name not in small)
+        for each in partition.buckets
+    }
 
 
 def _hidden(
@@ -262,6 +277,7 @@ def _hidden(
         rows.positions_BT,
         rows.segments_BT,
         is_shared=context.num_ranks() > 1,
+        gathers_experts=num_sharers() > 1,
     )
     bias_V = params["head"]["bias"] if config.lm_head_bias else None
     return rows, hidden, (params["embedding"]["table"], bias_V)
