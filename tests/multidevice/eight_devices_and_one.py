@@ -189,22 +189,26 @@ def adapters():
     }
 
 
-def in_nodes(count, **execution):
-    """Eight devices in nodes of so many, which share the 3 experts of a layer: some store none."""
+def in_nodes(count, *, num_microbatches=1, **execution):
+    """Eight devices in nodes of so many, which share the 3 experts of a layer: some store none.
+
+    Of one microbatch the experts come layer by layer, of two all at once; no matrix has rows for all nodes.
+    """
     execution = dataclasses.replace(CONFIG.execution, node_devices=count, **execution)
-    return Run(jax.devices(), num_microbatches=2, config=dataclasses.replace(CONFIG, execution=execution))
+    config = dataclasses.replace(CONFIG, execution=execution)
+    return Run(jax.devices(), num_microbatches=num_microbatches, config=config)
 
 
 def nodes():
-    """Two nodes of four, and four of two, over the first steps; how many bytes of experts a device holds."""
+    """Two nodes of four, and four of two, over the first steps, against eight devices that share none."""
     steps = batches()[:3]
     plain_state, plain = Run(jax.devices()).go(Run(jax.devices()).start(), steps)
     found = {}
-    for count, remat in ((4, "layer"), (2, "products")):
-        run = in_nodes(count, remat=remat)
+    for count, microbatches, remat in ((4, 1, "layer"), (2, 1, "products"), (2, 2, "group"), (8, 1, "none")):
+        run = in_nodes(count, num_microbatches=microbatches, remat=remat)
         state, metrics = run.go(run.start(), steps)
         names = ("loss", "gradient_norms", "update_norms", "router_counts_LX")
-        found[f"nodes of {count}"] = {
+        found[f"nodes of {count}, {microbatches}"] = {
             **{name: difference(getattr(metrics, name), getattr(plain, name)) for name in names},
             "weights": difference(state.params, plain_state.params),
         }

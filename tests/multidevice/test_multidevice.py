@@ -76,3 +76,11 @@ def test_eight_devices_train_adapters_as_one():
     assert found["frozen moved"] == 0
     assert found["reduced"] == found["trained"]
     assert found["frozen"] / 8 <= found["frozen held"] < found["frozen"] / 8 + 40  # padding, one a weight
+
+
+def test_experts_that_come_layer_by_layer_are_those_that_owners_have():
+    """Nothing is added up in another order: the same bits, but for the sum of three nodes and more."""
+    found = run_program("experts_by_layer.py")
+    assert found.pop("small terms") == 0
+    assert all(error == 0 for case, error in found.items() if case.startswith("gathered")), found
+    assert all(error < 1e-6 for error in found.values()), found

@@ -1,6 +1,6 @@
 """Every Pallas kernel, forward and backward, compiled for MI300X at ZAYA1-8B's shapes.
 
-`python tests/rocm/test_kernel_resources.py --regenerate` writes tests/golden/main_loops.json anew; look at
+`python tests/rocm/test_kernel_resources.py --regenerate` writes tests/rocm/main_loops.json anew; look at
 the diff.
 """
 
@@ -14,7 +14,7 @@ from pallas_kernels.catalogue import SIZES, cases
 from zaya_jax.plan.gpus import MI300X
 from zaya_jax.plan.kernel_report import compile_kernels
 
-GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "main_loops.json"
+GOLDEN = pathlib.Path(__file__).parent / "main_loops.json"
 
 
 @functools.cache

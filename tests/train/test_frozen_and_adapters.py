@@ -272,7 +272,8 @@ def test_the_network_is_at_first_what_it_was():
 
 def test_under_two_hundredths_of_zaya1_8b_train():
     """Rank 8 beside attention's projections and the router's matrices: 8 * (inputs + outputs) of each."""
-    config = load_config("configs/zaya1_8b.py", ["--config.lora.rank=8", "--config.optimizer.name=adamw"])
+    options = ["lora.rank=8", "optimizer.name=adamw", "execution.node_devices=1"]
+    config = load_config("configs/zaya1_8b.py", [f"--config.{option}" for option in options])
     model = config.model
     width, router = model.hidden_size, model.router_hidden_size
     queries = model.num_attention_heads * model.head_dim

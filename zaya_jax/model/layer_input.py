@@ -79,6 +79,11 @@ def in_stacks(layer: LayerInput, layers: LayerInput) -> LayerInput:
     return dataclasses.replace(layer, weights=jax.tree.map(place, layer.weights, layers.weights))
 
 
+def with_experts(layer: LayerInput, experts: Mapping[str, jax.Array]) -> LayerInput:
+    """A layer's input with other experts than those in the stack."""
+    return dataclasses.replace(layer, weights=layer.weights | {"experts": dict(experts)})
+
+
 def adapted(config: ModelConfig, layer: LayerInput, layers: LayerInput) -> LayerInput:
     """`in_stacks` of a layer with adapters: the matrices that they change are its own, in no stack."""
     # Before they are joined: what was joined for all layers would have to be all layers' sums.

@@ -7,7 +7,8 @@ Letters: B batch, T time, D model width, V vocabulary, L layers, R router width,
 """
 
 import dataclasses
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -23,7 +24,7 @@ from zaya_jax.model import weights as weight_declarations
 from zaya_jax.model.attention import AttentionOperands, attend_within, project_out, queries_keys_values
 from zaya_jax.model.cache import Cache, Pool, attend_through_cache
 from zaya_jax.model.experts import ExpertWeights, apply_experts, expert_weights
-from zaya_jax.model.layer_input import LayerInput, adapted, in_stacks, layer_inputs
+from zaya_jax.model.layer_input import LayerInput, adapted, in_stacks, layer_inputs, with_experts
 from zaya_jax.model.remat import scan_layers
 from zaya_jax.model.residual import residual_scaling
 from zaya_jax.model.rope import Rotation, rotation_of_layer, rotations
@@ -131,6 +132,18 @@ def forward(
     return Output(head(config, params, x_BTD), hidden.router, hidden.cache)
 
 
+@dataclasses.dataclass(frozen=True)
+class ExpertSharing:
+    """How a device that stores some experts of each layer comes by all (`zaya_jax.parallel.node`).
+
+    Attributes:
+      fetch: its own experts of a layer, of this node's rows of them, which stand in their place then; from
+        the other nodes, a layer ahead. None where it has them.
+    """
+
+    fetch: Callable[[Mapping[str, jax.Array]], dict[str, jax.Array]] | None = None
+
+
 def hidden_states(
     config: ModelConfig,
     execution: ExecutionConfig,
@@ -142,14 +155,14 @@ def hidden_states(
     cache: Cache | None = None,
     *,
     is_shared: bool = False,
-    gathers_experts: bool = False,
+    sharing: ExpertSharing | None = None,
 ) -> HiddenStates:
     """All of the network but its head, for a loss that never has all logits.
 
     The arguments are those of `Zaya.__call__`; x_BTD is what the tied head turns into logits, in the type of
     products. In training the weights may have scaled adapters beside them (`zaya_jax.model.adapters`), and
-    `is_shared` tokens are this device's chunks of sequences (`zaya_jax.model.shared_sequence`). One that
-    `gathers_experts` has but its own of them (`zaya_jax.parallel.node`).
+    `is_shared` tokens are this device's chunks of sequences (`zaya_jax.model.shared_sequence`). With a
+    `sharing` of experts it has but its own of them.
     """
     shared = None
     if is_shared:
@@ -159,8 +172,8 @@ def hidden_states(
         tokens_BT, positions_BT, segments_BT = map(to_chunks, (tokens_BT, positions_BT, segments_BT))
         shared = share_sequences(segments_BT)
     inputs = tokens_BT, positions_BT, segments_BT, cache
-    devices = {"shared": shared, "gathers_experts": gathers_experts}
-    hidden = residual_stream(config, execution, params, router_bias_LX, *inputs, **devices)
+    stream = functools.partial(residual_stream, shared=shared, sharing=sharing)
+    hidden = stream(config, execution, params, router_bias_LX, *inputs)
     x_BTD = rms_norm(hidden.x_BTD, params["final_norm"]["scale"], eps=config.rms_norm_eps)
     if is_shared:
         x_BTD = from_chunks(x_BTD)
@@ -179,7 +192,7 @@ def residual_stream(
     *,
     keep_operands: bool = False,
     shared: SharedSequences | None = None,
-    gathers_experts: bool = False,
+    sharing: ExpertSharing | None = None,
 ) -> HiddenStates:
     """The stream behind the last layer, float32, before the final norm; if asked, all attention operands.
 
@@ -189,7 +202,7 @@ def residual_stream(
         cache = _with_padding(cache, segments_BT)
     tables = rotations(config, _positions(tokens_BT, positions_BT, cache))
     # Once for all layers: sines and cosines of a long row cost more than the rotation.
-    context = Context(config, execution, tables, segments_BT, cache, keep_operands, shared, gathers_experts)
+    context = Context(config, execution, tables, segments_BT, cache, keep_operands, shared, sharing)
     x_BTD = embed(params["embedding"], tokens_BT)
     return HiddenStates(*layers(context, params, router_bias_LX, x_BTD))
 
@@ -219,8 +232,8 @@ class Context:
     keep_operands: bool = False
     shared: SharedSequences | None = None
     """Where the rest of each row's sequence is; None where a row is all of it."""
-    gathers_experts: bool = False
-    """Whether the other devices of the node have the others."""
+    sharing: ExpertSharing | None = None
+    """Where the other experts of each layer are; None where the device has all."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -252,20 +265,32 @@ def layers(
     # Float32 through all layers: an average over 40 of them would lose its small terms in bfloat16.
     state_BTR = jnp.zeros((batch, time, config.router_hidden_size), jnp.float32)
 
+    fetch = None if context.sharing is None else context.sharing.fetch
+    rows_L = inputs.weights["experts"]
+
     def step(carry, layer):
-        x_BTD, state_BTR, pool = carry
+        (x_BTD, state_BTR, pool, experts), (layer, next_rows) = carry, layer
+        # Asked for before anything is computed, and needed by the next layer: it has all of this one's time.
+        fetched = None if fetch is None else fetch(next_rows)
         # The stacks come in as they are, not sliced: an operation that reads them in place copies nothing.
         layer = adapted(config, layer, inputs) if layer.adapters else in_stacks(layer, inputs)
+        layer = layer if fetch is None else with_experts(layer, experts)
         out = decoder_layer(context, layer, x_BTD, state_BTR, pool)
         # A result of the scan exists for all layers at once: not asked for, it must not be one.
         operands = out.operands if context.keep_operands else None
         stats = router_stats(out.routing, context.segments_BT)
-        return (out.x_BTD, out.routing.state_BTR, out.pool), (stats, out.state, operands)
+        return (out.x_BTD, out.routing.state_BTR, out.pool, fetched), (stats, out.state, operands)
 
-    carry = x_BTD, state_BTR, None if cache is None else cache.pool
+    first, next_rows_L = None, None
+    if fetch is not None:
+        first = fetch(jax.tree.map(lambda x: x[0], rows_L))
+        # Behind the last layer the first one's come again, which nobody reads: one more of all that come.
+        next_rows_L = jax.tree.map(lambda x: jnp.roll(x, -1, axis=0), rows_L)
+    carry = x_BTD, state_BTR, None if cache is None else cache.pool, first
     # A backward pass is all that either helps, and through a cache there is none.
     remat, unroll = (execution.remat, not execution.scan_layers) if cache is None else ("none", False)
-    (x_BTD, _, pool), (router, state, operands) = scan_layers(step, carry, inputs, remat=remat, unroll=unroll)
+    scanned = scan_layers(step, carry, (inputs, next_rows_L), remat=remat, unroll=unroll)
+    (x_BTD, _, pool, _), (router, state, operands) = scanned
     if cache is not None and pool is not None:
         cache = dataclasses.replace(cache, pool=pool, state=state, length=cache.length + time, empty=False)
     return x_BTD, router, cache, operands
@@ -342,7 +367,7 @@ def _experts(
 
 
 def _weights_of_experts(context: Context, weights: Mapping, dtype: Any) -> ExpertWeights:
-    if context.gathers_experts:
+    if context.sharing is not None:
         own = jax.tree.map(own_matrix, weights, is_leaf=lambda x: isinstance(x, InStack))
         weights = {name: experts_of_node(x, context.config.num_experts) for name, x in own.items()}
     return expert_weights(weights, dtype)

@@ -21,7 +21,7 @@ import functools
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Any, cast
 
 import jax
@@ -377,9 +377,17 @@ def from_buckets(partition: Partition, buckets: Mapping[str, jax.Array]) -> dict
     )
 
 
-def to_own_buckets(partition: Partition, tree: Mapping) -> dict[str, jax.Array]:
-    """`to_buckets` of what one device of a node has: of its own experts alone."""
-    return _fill(partition, cast(Any, flatten_dict(tree, sep="/")))
+def to_own_buckets(
+    partition: Partition, tree: Mapping, *, without: Container[str] = ()
+) -> dict[str, jax.Array]:
+    """`to_buckets` of what one device of a node has: of its own experts alone.
+
+    Args:
+      partition: of all weights.
+      tree: of the device's own.
+      without: names of buckets that are not made.
+    """
+    return _fill(partition, cast(Any, flatten_dict(tree, sep="/")), without=without)
 
 
 def from_own_buckets(partition: Partition, buckets: Mapping[str, jax.Array]) -> dict:
@@ -406,16 +414,18 @@ def _from_devices(weight: Weight, parts: jax.Array) -> jax.Array:
     return lax.slice_in_dim(joined, 0, weight.shape[axis], axis=axis)
 
 
-def _fill(partition: Partition, flat: Mapping[str, Any]) -> dict[str, jax.Array]:
+def _fill(
+    partition: Partition, flat: Mapping[str, Any], *, without: Container[str] = ()
+) -> dict[str, jax.Array]:
     """The buckets of some weights, by path, as one device of a node has them."""
     weights = partition.own_weights
     buckets = {}
     for stack in partition.stacks:
-        if stack.name in flat:
+        if stack.name in flat and stack.name not in without:
             buckets[stack.name] = flat[stack.name].reshape(-1, *stack.unit)[: stack.num_units]
     for pool in partition.pools:
         # An optimiser's moments have all matrices or none: a pool's first stands for the others.
-        if pool.ranges[0].path in flat:
+        if pool.ranges[0].path in flat and pool.name not in without:
             buckets[pool.name] = _fill_pool(pool, weights, flat)
     for parameter in (*partition.flat_parameters, *partition.frozen):
         if parameter.name in flat:

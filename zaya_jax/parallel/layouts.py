@@ -5,8 +5,12 @@ node has: so all NICs of a node carry something, and none carries what another o
 """
 
 import enum
+import itertools
+from collections.abc import Mapping
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -51,43 +55,92 @@ _SPECS = {
 }
 
 
-def gather_bucket(own: jax.Array, layout: BucketLayout) -> jax.Array:
-    """A bucket of which this device has its share, whole; of the experts its own."""
-    if layout is BucketLayout.ALL_DEVICES and num_sharers() == 1:
-        return all_gather(own)
-    of_nodes = all_gather(own, NODES)
-    if layout is BucketLayout.OWN_EXPERTS:
-        return of_nodes
-    if layout is BucketLayout.ROWS_IN_NODE:
-        return gather_rows(of_nodes)
-    by_node = of_nodes.reshape(lax.axis_size(NODES), -1, *own.shape[1:])
-    return lax.all_gather(by_node, IN_NODE, axis=1, tiled=True).reshape(-1, *own.shape[1:])
-
-
-def sum_bucket(x: jax.Array, layout: BucketLayout, *, is_large: bool) -> jax.Array:
-    """The sum of all devices' gradients in a bucket, of which each keeps its share, float32.
+def gather_buckets(own: Mapping[str, jax.Array], layouts: Mapping[str, BucketLayout]) -> dict[str, jax.Array]:
+    """Buckets by name of which this device has its shares, whole; of the experts its own.
 
     Args:
-      x: the bucket, whole; of the experts this device's own, summed in the node.
-      layout: of it.
-      is_large: whether its bytes count; small ones are one message to all instead.
+      own: its shares.
+      layouts: of the buckets, by name.
     """
-    if layout is BucketLayout.OWN_EXPERTS:
-        return sum_shards(x, NODES)
-    if layout is BucketLayout.ALL_DEVICES and (num_sharers() == 1 or not is_large):
-        return reduce_scatter(x)
-    # First in the node, or each NIC would carry what its node could have added up: so many times as much.
-    has_rows = layout is BucketLayout.ROWS_IN_NODE
-    shape = (x.shape[0], num_sharers(), -1, x.shape[-1]) if has_rows else _by_device(x.shape)
-    parts = x.reshape(shape).swapaxes(0, 1)  # those of a device of each node lie together
-    in_node = sum_shards(parts.reshape(-1, *parts.shape[2:]), IN_NODE)
-    total = sum_shards(in_node.astype(x.dtype), NODES)
-    return total if has_rows else total[0]
+    if num_sharers() == 1:
+        return all_gather(dict(own))
+    experts = {name: x for name, x in own.items() if layouts[name] is BucketLayout.OWN_EXPERTS}
+    rest = {name: x for name, x in own.items() if name not in experts}
+    return {name: all_gather(x, NODES) for name, x in experts.items()} | {
+        name: _gather_in_node(x, layouts[name]) for name, x in _gather_together(rest).items()
+    }
 
 
-def _by_device(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Of a bucket whose U all devices share: [nodes, devices of a node, U of a device, ...]."""
-    return lax.axis_size(NODES), num_sharers(), -1, *shape[1:]
+def _gather_together(own: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+    """What each node has of some arrays, [nodes, ...]: a message for each type.
+
+    What goes around many nodes takes long, however little it is.
+    """
+    found = {}
+    for names in _by_dtype(own):
+        sent = lax.all_gather(jnp.concatenate([own[name].reshape(-1) for name in names]), NODES)
+        ends = list(itertools.accumulate(own[name].size for name in names))
+        for name, part in zip(names, jnp.split(sent, ends[:-1], axis=1), strict=True):
+            found[name] = part.reshape(-1, *own[name].shape)
+    return found
+
+
+def _gather_in_node(of_nodes: jax.Array, layout: BucketLayout) -> jax.Array:
+    """A whole bucket, of what the devices of this number have of it, [nodes, ...]."""
+    if layout is BucketLayout.ROWS_IN_NODE:
+        return gather_rows(of_nodes.reshape(-1, *of_nodes.shape[2:]))
+    whole = lax.all_gather(of_nodes, IN_NODE, axis=1)
+    return whole.reshape(-1, *of_nodes.shape[2:])
+
+
+def sum_buckets(
+    buckets: Mapping[str, jax.Array], layouts: Mapping[str, BucketLayout]
+) -> dict[str, jax.Array]:
+    """The sums of all devices' gradients in some buckets, of which each keeps its shares, float32.
+
+    Args:
+      buckets: by name, whole; of the experts this device's own, summed in the node.
+      layouts: of them, by name.
+    """
+    if num_sharers() == 1:
+        return {name: reduce_scatter(x) for name, x in buckets.items()}
+    experts = {name: x for name, x in buckets.items() if layouts[name] is BucketLayout.OWN_EXPERTS}
+    rest = {name: x for name, x in buckets.items() if name not in experts}
+    found = {name: sum_shards(x, NODES) for name, x in experts.items()}
+    for names in _by_dtype(rest):
+        parts = {name: _by_device(rest[name], layouts[name]) for name in names}
+        flat = [part.reshape(*part.shape[:2], -1) for part in parts.values()]
+        summed = _sum_in_node_first(jnp.concatenate(flat, axis=2))
+        ends = list(itertools.accumulate(part.shape[2] for part in flat))
+        for (name, part), own in zip(parts.items(), jnp.split(summed, ends[:-1]), strict=True):
+            found[name] = own.reshape(part.shape[2:])
+    return found
+
+
+def _by_dtype(arrays: Mapping[str, jax.Array]) -> list[list[str]]:
+    """Names of arrays of one type each, in order."""
+    found: dict[Any, list[str]] = {}
+    for name, x in arrays.items():
+        found.setdefault(x.dtype, []).append(name)
+    return list(found.values())
+
+
+def _by_device(x: jax.Array, layout: BucketLayout) -> jax.Array:
+    """A bucket as [devices of a node, nodes, ...]: what each device has of it."""
+    nodes, sharers = lax.axis_size(NODES), num_sharers()
+    if layout is BucketLayout.ROWS_IN_NODE:
+        slots, rows, columns = x.shape
+        of_devices = x.reshape(nodes, slots // nodes, sharers, rows // sharers, columns)
+        return of_devices.transpose(2, 0, 1, 3, 4)
+    return x.reshape(nodes, sharers, -1, *x.shape[1:]).swapaxes(0, 1)
+
+
+def _sum_in_node_first(parts: jax.Array) -> jax.Array:
+    """This device's sum [X], float32, of [devices of a node, nodes, X] on each."""
+    # Else each NIC would carry what its node could have added up: so many times as much.
+    (in_node,) = sum_shards(parts, IN_NODE)
+    (total,) = sum_shards(in_node.astype(parts.dtype), NODES)
+    return total
 
 
 def gather_rows(own_URC: jax.Array) -> jax.Array:

@@ -10,6 +10,7 @@ Letters: B batch, T time, L layers, X router classes, P tokens.
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 from typing import Any, cast
 
 import jax
@@ -24,10 +25,11 @@ from zaya_jax.data.batch import Batch
 from zaya_jax.model.adapters import scaled_adapters
 from zaya_jax.model.attention import logit_bound
 from zaya_jax.model.weights import Weight, map_weights
-from zaya_jax.model.zaya import HiddenStates, hidden_states
+from zaya_jax.model.zaya import ExpertSharing, HiddenStates, hidden_states
+from zaya_jax.optim.by_layer import from_layers, rows_of_layer, shared_experts, to_layers
 from zaya_jax.optim.partition import Partition, from_own_buckets, join, split, to_own_buckets
 from zaya_jax.parallel import context
-from zaya_jax.parallel.layouts import gather_bucket, sum_bucket
+from zaya_jax.parallel.layouts import gather_buckets, sum_buckets
 from zaya_jax.parallel.mesh import BATCH, REPLICATED, all_gather, all_reduce, on_each_device
 from zaya_jax.parallel.node import num_sharers
 from zaya_jax.pytree import pytree
@@ -152,12 +154,16 @@ def _local_step(
     # Known before the forward pass: each device's objective is then its share of the global mean, and
     # plain sums of gradients are right. A mean of devices' means would count a target more among few.
     num_targets = jnp.maximum(all_reduce(_count_targets(setup, batch)), 1)
-    params = gather_weights(state, setup)
-    gradients, sums = _accumulate(setup, params, state.router_bias_LX, num_targets, batch, num_microbatches)
+    # Of several microbatches each would have them come again.
+    by_layer = num_microbatches == 1 and bool(shared_experts(setup.partition))
+    params = gather_weights(state, setup, by_layer=by_layer)
+    gradients, sums = _accumulate(
+        setup, params, state.router_bias_LX, num_targets, batch, num_microbatches, by_layer=by_layer
+    )
     sums = all_reduce(sums)
     # Before the norm: that of a device's own rows says nothing of the sum's.
     with jax.named_scope("sum_gradients"):
-        gradients = _sum_gradients(setup.partition, gradients)
+        gradients = _sum_gradients(setup.partition, gradients, by_layer=by_layer)
     gradient_norms = norms_by_group(setup.partition, gradients)
     norm = global_norm(gradient_norms)
     # Both are of all devices, so that all take the same branch: one that alone took the other would part
@@ -235,34 +241,40 @@ def _no_update_norms(setup: TrainSetup) -> dict[str, jax.Array]:
     return {name: jnp.zeros(()) for name in GROUPS} if setup.update_norms else {}
 
 
-def gather_weights(state: TrainState, setup: TrainSetup) -> dict:
-    """All weights, from all devices: those in products in their type, scales and biases in float32."""
+def gather_weights(state: TrainState, setup: TrainSetup, *, by_layer: bool = False) -> dict:
+    """All weights, from all devices: those in products in their type, scales and biases in float32.
+
+    Args:
+      state: that has this device's shares.
+      setup: of the run.
+      by_layer: leaves shared experts to the layers, which have this node's rows of them instead, float32.
+    """
     dtype, weights = setup.model.execution.dtype, dict(setup.partition.weights)
     # A scale near 1 in bfloat16 has steps of 1/128: updates smaller than that would show in no loss.
     flat = (*setup.partition.flat_parameters, *setup.partition.frozen)
     small = {each.name for each in flat if not weights[each.name].in_products}
+    later = shared_experts(setup.partition) if by_layer else {}
     with jax.named_scope("gather_weights"):
         # Cast before it is sent: half the bytes on the way.
-        stored = state.buckets | state.frozen
+        stored = {name: x for name, x in (state.buckets | state.frozen).items() if name not in later}
         buckets = {name: x if name in small else x.astype(dtype) for name, x in stored.items()}
         layouts = setup.partition.layouts
-        gathered = {name: gather_bucket(x, layouts[name]) for name, x in buckets.items()}
-        return from_own_buckets(setup.partition, gathered)
+        whole = from_own_buckets(setup.partition, gather_buckets(buckets, layouts))
+        return join(whole, to_layers(setup.partition, state.buckets, dtype) if later else {})
 
 
-def _sum_gradients(partition: Partition, gradients: dict) -> dict[str, jax.Array]:
-    """The buckets of a device's gradients, summed over all devices: each keeps its shards."""
-    buckets, weights = to_own_buckets(partition, gradients), dict(partition.weights)
-    # Scales and biases are a ten-thousandth of it: more messages would cost more than their bytes.
-    small = {each.name for each in partition.flat_parameters if not weights[each.name].in_products}
-    return {
-        each.name: sum_bucket(buckets[each.name], each.layout, is_large=each.name not in small)
-        for each in partition.buckets
-    }
+def _sum_gradients(partition: Partition, gradients: dict, *, by_layer: bool) -> dict[str, jax.Array]:
+    """The buckets of a device's gradients, summed over all devices: each keeps its shards.
+
+    `by_layer` those of shared experts are sums already, of this node's rows.
+    """
+    summed = from_layers(partition, gradients) if by_layer else {}
+    buckets = to_own_buckets(partition, gradients, without=summed)
+    return summed | sum_buckets(buckets, partition.layouts)
 
 
 def _hidden(
-    setup: TrainSetup, trained: Any, frozen: Any, bias_LX: jax.Array, batch: Batch
+    setup: TrainSetup, trained: Any, frozen: Any, bias_LX: jax.Array, batch: Batch, *, by_layer: bool = False
 ) -> tuple[Any, HiddenStates, Head]:
     """The rows, what the network makes of them, and table and bias of its head."""
     config, execution = setup.model.config, setup.model.execution
@@ -277,17 +289,34 @@ def _hidden(
         rows.positions_BT,
         rows.segments_BT,
         is_shared=context.num_ranks() > 1,
-        gathers_experts=num_sharers() > 1,
+        sharing=ExpertSharing(_fetch(setup) if by_layer else None) if num_sharers() > 1 else None,
     )
     bias_V = params["head"]["bias"] if config.lm_head_bias else None
     return rows, hidden, (params["embedding"]["table"], bias_V)
 
 
+def _fetch(setup: TrainSetup) -> Any:
+    rows = rows_of_layer(setup.partition, setup.model.execution.dtype)
+
+    def fetch(own: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        with jax.named_scope("gather_weights"):
+            return rows.gather(own)
+
+    return fetch
+
+
 def _forward(
-    setup: TrainSetup, trained: Any, frozen: Any, bias_LX: jax.Array, num_targets: jax.Array, batch: Batch
+    setup: TrainSetup,
+    trained: Any,
+    frozen: Any,
+    bias_LX: jax.Array,
+    num_targets: jax.Array,
+    batch: Batch,
+    *,
+    by_layer: bool = False,
 ) -> tuple[jax.Array, Sums]:
     """The objective over `num_targets`, and sums over the rows, of weights that are one tree or two."""
-    rows, hidden, head = _hidden(setup, trained, frozen, bias_LX, batch)
+    rows, hidden, head = _hidden(setup, trained, frozen, bias_LX, batch, by_layer=by_layer)
     with jax.named_scope("loss"):
         learn = _learn_preferences if setup.dpo_beta else _learn_next_tokens
         objective, loss, preferences = learn(setup, hidden.x_BTD, head, rows, num_targets)
@@ -355,16 +384,20 @@ def _accumulate(
     num_targets: jax.Array,
     batch: Batch,
     num_microbatches: int,
+    *,
+    by_layer: bool = False,
 ) -> tuple[Any, Sums]:
     """Gradients of the mean objective and `Sums`, over microbatches one after the other.
 
     Of the weights that train: no gradient of another is asked for, so that none is computed.
     """
     trained, frozen = split(setup.partition, params)
-    gradient = jax.grad(functools.partial(_forward, setup), has_aux=True)
+    gradient = jax.grad(functools.partial(_forward, setup, by_layer=by_layer), has_aux=True)
 
     def as_kept(weight: Weight, x: jax.Array) -> jax.Array:
-        return x.astype(setup.model.execution.gradient_dtype if weight.in_products else jnp.float32)
+        is_sum = by_layer and weight.of_experts
+        is_wide = is_sum or not weight.in_products
+        return x.astype(jnp.float32 if is_wide else setup.model.execution.gradient_dtype)
 
     def of_rows(rows: Batch) -> tuple[Any, Sums]:
         gradients, sums = gradient(trained, frozen, bias_LX, num_targets, rows)

@@ -1,0 +1,35 @@
+"""Which experts pass between nodes a layer at a time; that it loses nothing is in tests/multidevice."""
+
+import dataclasses
+
+import pytest
+from small_models import SMALL
+
+from zaya_jax.model.weights import declare, map_weights
+from zaya_jax.optim.by_layer import shared_experts
+from zaya_jax.optim.partition import make_partition
+
+FROZEN = map_weights(lambda weight: dataclasses.replace(weight, trains=not weight.of_experts), declare(SMALL))
+
+
+def partition(num_devices, declared=None, **options):
+    return make_partition(declare(SMALL) if declared is None else declared, num_devices, **options)
+
+
+def test_all_buckets_of_shared_experts_come_layer_by_layer():
+    found = shared_experts(partition(8, node_devices=2))
+    assert sum(bucket.num_matrices for bucket in found.values()) == 2 * 2 * 3  # of 2 layers 2 experts
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        partition(2, node_devices=2),
+        partition(4, node_devices=2, by_matrix=False),
+        partition(4),
+        partition(4, FROZEN, node_devices=2),
+    ],
+    ids=["one node", "no matrices", "not shared", "frozen"],
+)
+def test_what_does_not(given):
+    assert shared_experts(given) == {}
