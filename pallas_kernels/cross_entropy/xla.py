@@ -80,7 +80,9 @@ def _loss(
     logits_ZV: jax.Array, targets_Z: jax.Array, weights_Z: jax.Array, z_loss: float
 ) -> tuple[jax.Array, jax.Array]:
     """The loss of a chunk, and each row's logsumexp."""
-    logsumexp_Z = jax.nn.logsumexp(logits_ZV, axis=-1)
+    # Two reductions on CPUs, which turn one of pairs into no vector instructions.
+    two_passes = functools.partial(jax.nn.logsumexp, axis=-1)
+    logsumexp_Z = lax.platform_dependent(logits_ZV, cpu=two_passes, default=logsumexp_in_one_pass)
     # A target that is no token, as padding may have, has logit 0: a gather would give NaN for it.
     is_token_Z = (targets_Z >= 0) & (targets_Z < logits_ZV.shape[1])
     target_Z1 = jnp.where(is_token_Z, targets_Z, 0)[:, None]
@@ -89,6 +91,25 @@ def _loss(
     if z_loss:  # 0 times the square of a logit of 1e20, which is infinite, would be NaN
         losses_Z = losses_Z + z_loss * jnp.square(logsumexp_Z)
     return jnp.sum(losses_Z * weights_Z), logsumexp_Z
+
+
+def logsumexp_in_one_pass(logits_ZV: jax.Array) -> jax.Array:
+    """The logsumexp of each row, float32, of logits that are read once.
+
+    A maximum first, then a sum, are two passes over what no cache holds: 8.6 GB for 8,192 rows of 262,272.
+    Here two parts of a row, each with its maximum and its sum, become one ([Softmax] section 3, algorithm 3).
+    """
+
+    def join(one: Any, other: Any) -> tuple[jax.Array, jax.Array]:
+        (top, total), (other_top, other_total) = one, other
+        new_top = jnp.maximum(top, other_top)
+        return new_top, total * jnp.exp(top - new_top) + other_total * jnp.exp(other_top - new_top)
+
+    # Not minus infinity, of which two have no difference.
+    lowest = jnp.finfo(logits_ZV.dtype).min
+    parts, nothing = (logits_ZV, jnp.ones_like(logits_ZV)), (lowest, jnp.zeros((), logits_ZV.dtype))
+    top_Z, total_Z = lax.reduce(parts, jax.tree.map(jnp.asarray, nothing), join, (1,))
+    return top_Z + jnp.log(total_Z)
 
 
 def _grad_logits(

@@ -133,6 +133,8 @@ def _forward(x, kernel, stack, number, dtype):
 def _backward(dtype, saved, grad):
     del dtype
     x, kernel = saved
+    # Two products read it. Elsewhere than on CPUs XLA would make a joined or masked one twice, for each.
+    grad = lax.platform_dependent(grad, cpu=lambda x: x, default=lax.optimization_barrier)
     grad_x = jnp.matmul(grad, kernel.mT).astype(x.dtype)
     # The stack takes no gradient: that of a layer's matrix goes to the layer's own slice.
     return grad_x, transposed_product(x, grad).astype(kernel.dtype), None, None

@@ -23,6 +23,7 @@ from kernel_base import (
 
 from pallas_kernels.cross_entropy import Blocks, cross_entropy
 from pallas_kernels.cross_entropy.reference import cross_entropy_reference
+from pallas_kernels.cross_entropy.xla import logsumexp_in_one_pass
 
 BLOCKS = Blocks(rows=16, entries=16, width=16, run=2, chunk=48)
 SHAPES = [
@@ -238,3 +239,25 @@ def test_errors(change, sentence):
     }
     with pytest.raises(ValueError, match=sentence):
         inspect.unwrap(cross_entropy)(**(values | change))
+
+
+@pytest.mark.parametrize(
+    "logits",
+    [
+        np.random.default_rng(0).normal(0, 30, (5, 1000)),
+        # Descending, ascending, all alike, one that is alone, and those that float32 can hardly hold.
+        np.stack([np.linspace(80, -80, 77), np.linspace(-80, 80, 77), np.zeros(77)]),
+        np.stack([np.full(64, -1e30), np.where(np.arange(64) == 63, 1e30, -1e30)]),
+        np.array([[3.5], [-np.inf], [1e38]]),
+    ],
+)
+def test_a_logsumexp_in_one_pass(logits):
+    found = jax.jit(logsumexp_in_one_pass)(jnp.asarray(logits, jnp.float32))
+    given = np.asarray(logits, np.float32).astype(np.float64)
+    np.testing.assert_allclose(found, np.logaddexp.reduce(given, axis=1), rtol=3e-7, atol=1e-6)
+
+
+def test_a_logsumexp_of_nan_is_nan():
+    """Whatever stands beside it: the step must see that it is broken."""
+    logits = jnp.zeros((3, 50)).at[jnp.arange(3), jnp.array([0, 20, 49])].set(jnp.nan)
+    assert np.all(np.isnan(jax.jit(logsumexp_in_one_pass)(logits)))

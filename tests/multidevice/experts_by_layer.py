@@ -14,8 +14,9 @@ from jax.sharding import Mesh, PartitionSpec
 from small_models import SMALL
 
 from zaya_jax.model.weights import declare
+from zaya_jax.optim.buckets import from_own_buckets, to_own_buckets
 from zaya_jax.optim.by_layer import from_layers, rows_of_layer, shared_experts, to_layers
-from zaya_jax.optim.partition import from_own_buckets, make_partition, to_own_buckets
+from zaya_jax.optim.partition import make_partition
 from zaya_jax.parallel.mesh import ALL, NODES, on_each_device
 
 SHARERS = 2

@@ -18,7 +18,7 @@ import optax
 from zaya_jax.aegis.heartbeats import Heartbeats
 from zaya_jax.checkpoint import run_lock
 from zaya_jax.config import Config
-from zaya_jax.optim.partition import from_buckets
+from zaya_jax.optim.buckets import from_buckets
 from zaya_jax.parallel import hosts
 from zaya_jax.parallel.mesh import data_mesh, replicated
 from zaya_jax.parallel.process_group import find_process_group

@@ -13,9 +13,10 @@ from small_models import SMALL
 
 from zaya_jax.config import OptimizerConfig
 from zaya_jax.model.weights import declare, flatten_weights
+from zaya_jax.optim.buckets import from_buckets, to_buckets
 from zaya_jax.optim.matrices import matrix_axes
 from zaya_jax.optim.optimizer import make_optimizer
-from zaya_jax.optim.partition import from_buckets, make_partition, to_buckets
+from zaya_jax.optim.partition import make_partition
 from zaya_jax.parallel.mesh import DATA
 
 # Heads of 4 channels: a square o_proj would have singular values near zero.

@@ -11,8 +11,9 @@ from mapped_devices import mapped_over
 
 from zaya_jax.config import ModelConfig, OptimizerConfig
 from zaya_jax.model.weights import declare, flatten_weights, map_weights
+from zaya_jax.optim.buckets import from_buckets, to_buckets
 from zaya_jax.optim.optimizer import make_optimizer
-from zaya_jax.optim.partition import MatrixPool, from_buckets, make_partition, to_buckets
+from zaya_jax.optim.partition import MatrixPool, make_partition
 from zaya_jax.options import load_config
 from zaya_jax.parallel.mesh import DATA
 from zaya_jax.plan.arithmetic import optimizer_flops

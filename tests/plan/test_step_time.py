@@ -116,10 +116,22 @@ def test_the_slower_of_links_and_nics_counts_and_hops_beside():
 )
 def test_groups_in_a_node_and_between_nodes(groups, ranks, in_node):
     start = START.replace(GROUPS, groups)
-    found = modelled(start=start).collective_seconds
+    time = modelled(start=start, trips=1)
     rate = LINKS_REACHED if in_node else NETWORK_REACHED
     expected = 32e6 * bus_factor("reduce_scatter", ranks) / 1e9 / rate + (ranks - 1) * HOP_SECONDS
-    assert found == pytest.approx(expected)
+    assert time.collective_seconds == pytest.approx(expected)
+    assert time.exposed_seconds > 0
+    assert time.between_nodes_seconds == (0 if in_node else time.exposed_seconds)
+
+
+def test_who_waits_behind_another_waits_for_that_one():
+    """In the node is waited for, and before it the links are between nodes."""
+    between, in_node = (START.replace(GROUPS, groups) for groups in ("[2,4]<=[4,2]T(1,0)", "[4,2]<=[8]"))
+    start = between + "\n  " + in_node.replace("%rs =", "%rs2 =")
+    done = DONE.replace("%rs", "%rs2") + "\n  " + DONE
+    time, first = modelled(trips=1, start=start, done=done), modelled(trips=1, start=between)
+    assert time.between_nodes_seconds == pytest.approx(first.exposed_seconds)
+    assert time.exposed_seconds > time.between_nodes_seconds
 
 
 def test_a_small_message_takes_no_more_than_a_tree():

@@ -55,6 +55,7 @@ STEP = CompiledStep(
             kernel_seconds=0.5,
             collective_seconds=0.5,
             exposed_seconds=0.25,
+            between_nodes_seconds=0.125,
             works={
                 name: WorkTime(seconds=0.5 / (len(WORKS) + 1), flops=1e13, num_bytes=1e11)
                 for name in (*(name for name, _ in WORKS), REST)
@@ -142,6 +143,7 @@ def test_what_a_step_takes_is_said_with_its_unit():
     }
     assert rows["step"] == ["700.0"] * 3
     assert rows["communication waited for"] == ["250.0"] * 3
+    assert rows["between nodes"] == ["125.0"] * 3
     assert rows["communication beside kernels"] == ["250.0"] * 3
     assert rows["tokens a second and GPU"] == ["23,406"] * 3
     assert rows["days of 489,338 steps"] == ["3.96"] * 3

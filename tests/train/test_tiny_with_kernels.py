@@ -17,7 +17,7 @@ import pytest
 
 from zaya_jax.data.batch import Batch
 from zaya_jax.model.weights import abstract_variables
-from zaya_jax.optim.partition import to_buckets
+from zaya_jax.optim.buckets import to_buckets
 from zaya_jax.options import load_config
 from zaya_jax.parallel.mesh import data_mesh
 from zaya_jax.train.programs import compiled_step

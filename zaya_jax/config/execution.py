@@ -36,7 +36,9 @@ class ExecutionConfig:
       node_devices: that share the experts, as neighbours between whom links are fast, such as the 8 GPUs of
         a node: each stores some experts of every layer, and gathers the others' when a layer is computed, and
         again for its backward pass. Gradients are summed among them first. It saves memory; no token leaves
-        its device. With remat "none" the gathered experts are kept, and little is saved.
+        its device. With remat "none" the gathered experts are kept, and little is saved. With one
+        microbatch and Muon, experts come from other nodes while the layer before is computed, and their
+        gradients leave while that one's are.
       context_attention: how their queries find all keys. "gathered": each device has those of the whole
         sequence, a layer at a time. "ring": keys go from device to device, and none has more than its own
         and those on their way; it takes longer and the least memory.

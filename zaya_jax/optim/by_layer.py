@@ -16,15 +16,9 @@ from flax.traverse_util import flatten_dict
 from jax.typing import DTypeLike
 
 from zaya_jax.model.weights import Weight
+from zaya_jax.optim.buckets import from_own_buckets, to_own_buckets
 from zaya_jax.optim.matrices import MatrixAxes, matrix_axes, matrix_sides
-from zaya_jax.optim.partition import (
-    Bucket,
-    MatrixPool,
-    MatrixStack,
-    Partition,
-    from_own_buckets,
-    to_own_buckets,
-)
+from zaya_jax.optim.partition import Bucket, MatrixPool, MatrixStack, Partition
 from zaya_jax.parallel.ahead import RowsOfNodes, from_rows, to_rows
 from zaya_jax.parallel.layouts import BucketLayout
 
@@ -32,15 +26,19 @@ LAYERS = "layers/experts/"
 """Where the experts of all layers stand."""
 
 
-def shared_experts(partition: Partition) -> dict[str, Bucket]:
+def shared_experts(partition: Partition) -> dict[str, MatrixStack | MatrixPool]:
     """The buckets by name, if several nodes share each device's own experts and Muon moves all of these.
 
     Else none: a vector's elements, as AdamW's buckets have them, lie anywhere, and no layer finds its own.
     """
     if partition.node_devices in (1, partition.num_devices):
         return {}
-    own = {each.name: each for each in (*partition.buckets, *partition.frozen) if _is_own(each)}
-    return own if all(isinstance(each, (MatrixStack, MatrixPool)) for each in own.values()) else {}
+    flat = (*partition.flat_parameters, *partition.frozen)
+    return (
+        {}
+        if any(map(_is_own, flat))
+        else {each.name: each for each in partition.matrix_buckets if _is_own(each)}
+    )
 
 
 def _is_own(bucket: Bucket) -> bool:
@@ -67,6 +65,7 @@ def to_layers(partition: Partition, buckets: Mapping[str, jax.Array], dtype: DTy
     axes = _cut_axes(partition)
     sent = to_rows({name: buckets[name].astype(dtype) for name in axes}, axes)
     rows = from_own_buckets(_of_rows(partition), sent)
+    # A gradient has the type of what it is of, and these are sums of all devices.
     return jax.tree.map(lambda x: x.astype(jnp.float32), rows)
 
 
@@ -88,6 +87,7 @@ def _of_rows(partition: Partition) -> Partition:
     weights = {path: weight for path, weight in partition.own_weights.items() if path.startswith(LAYERS)}
     cut = {path: _cut_weight(weight, num_nodes) for path, weight in weights.items()}
     buckets = shared_experts(partition).values()
+    # Of one device a node, or these weights, which are a device's own already, would be dealt again.
     return dataclasses.replace(
         partition,
         node_devices=1,
@@ -106,7 +106,7 @@ def _short_axis(shape: tuple[int, ...], axes: MatrixAxes) -> int:
     return axis
 
 
-def _cut_axis(each: Weight | Bucket) -> int:
+def _cut_axis(each: Weight | MatrixStack | MatrixPool) -> int:
     axes = matrix_axes(each) if isinstance(each, Weight) else each.axes
     return _short_axis(each.shape, axes)
 
@@ -120,6 +120,7 @@ def _cut_stack(stack: MatrixStack, num_nodes: int) -> MatrixStack:
 
 
 def _cut_pool(pool: MatrixPool, num_nodes: int) -> MatrixPool:
+    # Of a square matrix the rows, as above: weights and buckets must be cut along one side.
     def cut(side: int, other: int, *, is_tie: bool) -> int:
         return math.ceil(side / num_nodes) if side < other or (side == other and is_tie) else side
 

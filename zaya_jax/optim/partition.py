@@ -17,20 +17,15 @@ No matrix is cut, each has one owner, and all devices have equally many matrices
 """
 
 import dataclasses
-import functools
 import itertools
 import math
-from collections import defaultdict
-from collections.abc import Container, Iterable, Iterator, Mapping
-from typing import Any, cast
+from collections.abc import Iterable, Mapping
+from typing import Any
 
-import jax
-import jax.numpy as jnp
-from flax.traverse_util import flatten_dict, unflatten_dict
-from jax import lax
+from flax.traverse_util import unflatten_dict
 
 from zaya_jax.model.weights import EXPERTS, Weight, flatten_weights
-from zaya_jax.optim.matrices import MatrixAxes, from_matrices, matrix_axes, matrix_sides, to_matrices
+from zaya_jax.optim.matrices import MatrixAxes, matrix_axes, matrix_sides
 from zaya_jax.parallel.layouts import BucketLayout
 
 
@@ -212,7 +207,7 @@ def make_partition(
     """
     weights, num_nodes = flatten_weights(declared), num_devices // node_devices
     # What a node's devices share is dealt among those of one number in their nodes, the rest among all.
-    shared = {path: _of_device(w, node_devices) for path, w in weights.items() if _is_shared(w, node_devices)}
+    shared = {path: _of_device(w, node_devices) for path, w in weights.items() if is_shared(w, node_devices)}
     rest = {path: weight for path, weight in weights.items() if path not in shared}
     deals = [_deal(rest, num_devices, by_matrix, node_devices=node_devices)]
     if shared:
@@ -226,13 +221,14 @@ def make_partition(
     )
 
 
-def _is_shared(weight: Weight, node_devices: int) -> bool:
+def is_shared(weight: Weight, node_devices: int) -> bool:
+    """Whether the devices of a node have parts of a weight, and none all of it."""
     return node_devices > 1 and weight.of_experts
 
 
 def _of_device(weight: Weight, node_devices: int) -> Weight:
     """A weight as one device of a node has it: of its share of the experts, padded to equal shares."""
-    if not _is_shared(weight, node_devices):
+    if not is_shared(weight, node_devices):
         return weight
     axis = weight.axes.index(EXPERTS)
     shape = list(weight.shape)
@@ -346,158 +342,3 @@ def _take(ranges: Iterable[MatrixRange], count: int) -> tuple[list[MatrixRange],
         taken += [dataclasses.replace(each, stop=middle)] if middle > each.start else []
         rest += [dataclasses.replace(each, start=middle)] if middle < each.stop else []
     return taken, rest
-
-
-def to_buckets(partition: Partition, tree: Mapping) -> dict[str, jax.Array]:
-    """The buckets, over all devices, that a tree like the weights lies in.
-
-    Weights that the tree leaves out are left out of the buckets.
-    """
-    flat: dict[str, Any] = cast(Any, flatten_dict(tree, sep="/"))
-    weights, count = dict(partition.weights), partition.node_devices
-    shared = {path for path in flat if _is_shared(weights[path], count)}
-    buckets = _fill(partition, {path: x for path, x in flat.items() if path not in shared})
-    # As many buckets beside each other as a node has devices: a mapped axis, so that none hears of another.
-    parts = {path: _to_devices(weights[path], flat[path], count) for path in shared}
-    of_devices = jax.vmap(functools.partial(_fill, partition))(parts) if parts else {}
-    return buckets | {name: x.reshape(-1, *x.shape[2:]) for name, x in of_devices.items()}
-
-
-def from_buckets(partition: Partition, buckets: Mapping[str, jax.Array]) -> dict:
-    """The tree that lies in some buckets: `to_buckets` undone. Weights without buckets are left out."""
-    weights, count = dict(partition.weights), partition.node_devices
-    shared = {name for name, layout in partition.layouts.items() if layout is BucketLayout.OWN_EXPERTS} & set(
-        buckets
-    )
-    flat = _read(partition, {name: x for name, x in buckets.items() if name not in shared})
-    of_devices = {name: buckets[name].reshape(count, -1, *buckets[name].shape[1:]) for name in shared}
-    parts = jax.vmap(functools.partial(_read, partition))(of_devices) if shared else {}
-    return unflatten_dict(
-        flat | {path: _from_devices(weights[path], x) for path, x in parts.items()}, sep="/"
-    )
-
-
-def to_own_buckets(
-    partition: Partition, tree: Mapping, *, without: Container[str] = ()
-) -> dict[str, jax.Array]:
-    """`to_buckets` of what one device of a node has: of its own experts alone.
-
-    Args:
-      partition: of all weights.
-      tree: of the device's own.
-      without: names of buckets that are not made.
-    """
-    return _fill(partition, cast(Any, flatten_dict(tree, sep="/")), without=without)
-
-
-def from_own_buckets(partition: Partition, buckets: Mapping[str, jax.Array]) -> dict:
-    """The tree that lies in the buckets of one device of a node: `to_own_buckets` undone."""
-    return unflatten_dict(_read(partition, buckets), sep="/")
-
-
-def _to_devices(weight: Weight, x: jax.Array, count: int) -> jax.Array:
-    """The experts of each device of a node, [devices, ...], padded with zeros to equal shares."""
-    axis = weight.axes.index(EXPERTS)
-    # Zeros have no gradient, and Muon and AdamW leave them.
-    padding = [(0, 0)] * x.ndim
-    padding[axis] = (0, -x.shape[axis] % count)
-    padded = jnp.pad(x, padding)
-    parts = padded.reshape(*x.shape[:axis], count, -1, *x.shape[axis + 1 :])
-    return jnp.moveaxis(parts, axis, 0)
-
-
-def _from_devices(weight: Weight, parts: jax.Array) -> jax.Array:
-    """`_to_devices` undone."""
-    axis = weight.axes.index(EXPERTS)
-    joined = jnp.moveaxis(parts, 0, axis)
-    joined = joined.reshape(*joined.shape[:axis], -1, *joined.shape[axis + 2 :])
-    return lax.slice_in_dim(joined, 0, weight.shape[axis], axis=axis)
-
-
-def _fill(
-    partition: Partition, flat: Mapping[str, Any], *, without: Container[str] = ()
-) -> dict[str, jax.Array]:
-    """The buckets of some weights, by path, as one device of a node has them."""
-    weights = partition.own_weights
-    buckets = {}
-    for stack in partition.stacks:
-        if stack.name in flat and stack.name not in without:
-            buckets[stack.name] = flat[stack.name].reshape(-1, *stack.unit)[: stack.num_units]
-    for pool in partition.pools:
-        # An optimiser's moments have all matrices or none: a pool's first stands for the others.
-        if pool.ranges[0].path in flat and pool.name not in without:
-            buckets[pool.name] = _fill_pool(pool, weights, flat)
-    for parameter in (*partition.flat_parameters, *partition.frozen):
-        if parameter.name in flat:
-            padding = math.prod(parameter.shape) - parameter.size
-            vector = jnp.pad(flat[parameter.name].reshape(-1), (0, padding))
-            buckets[parameter.name] = vector.reshape(parameter.shape)
-    return buckets
-
-
-def _read(partition: Partition, buckets: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-    """The weights that lie in some buckets, by path, as one device of a node has them."""
-    weights = partition.own_weights
-    flat: dict[str, jax.Array] = {}
-    pieces: dict[str, list[jax.Array]] = defaultdict(list)
-    # Stacks before pools, so that a weight's pieces come in the order in which its matrices are counted.
-    for bucket in (*partition.buckets, *partition.frozen):
-        if bucket.name not in buckets:
-            continue
-        x = buckets[bucket.name]
-        if isinstance(bucket, MatrixPool):
-            for each, matrices in _read_pool(bucket, x):
-                pieces[each.path].append(matrices)
-        elif isinstance(bucket, FlatParameter):
-            flat[bucket.name] = x.reshape(-1)[: bucket.size].reshape(weights[bucket.name].shape)
-        elif math.prod(bucket.shape) == weights[bucket.name].size:
-            # Nothing is left in pools: a reshape, where the pieces' way would be two transposes.
-            flat[bucket.name] = x.reshape(weights[bucket.name].shape)
-        else:
-            pieces[bucket.name].append(to_matrices(x, bucket.axes))
-    for path, matrices in pieces.items():
-        flat[path] = from_matrices(jnp.concatenate(matrices), matrix_axes(weights[path]), weights[path].shape)
-    return flat
-
-
-def split(partition: Partition, params: Mapping) -> tuple[Mapping, Mapping]:
-    """The weights that train, and those that do not, which may be none."""
-    if not partition.frozen:
-        return params, {}
-    frozen = {each.name for each in partition.frozen}
-    flat = flatten_dict(params, sep="/")
-    trained = {path: x for path, x in flat.items() if path not in frozen}
-    rest = {path: x for path, x in flat.items() if path in frozen}
-    return unflatten_dict(trained, sep="/"), unflatten_dict(rest, sep="/")
-
-
-def join(trained: Mapping, frozen: Mapping) -> Mapping:
-    """One tree of weights: `split` undone."""
-    if not frozen:
-        return trained
-    return unflatten_dict(flatten_dict(trained, sep="/") | flatten_dict(frozen, sep="/"), sep="/")
-
-
-def _fill_pool(pool: MatrixPool, weights: Mapping[str, Weight], flat: Mapping[str, Any]) -> jax.Array:
-    _, rows, columns = pool.shape
-    filled = []
-    for each in pool.ranges:
-        matrices = to_matrices(flat[each.path], matrix_axes(weights[each.path]))[each.start : each.stop]
-        # The orthogonal factor of a transpose is the factor's transpose, so that all may lie one way.
-        matrices = matrices.swapaxes(1, 2) if each.rows > each.columns else matrices
-        padding = (rows - matrices.shape[1], columns - matrices.shape[2])
-        filled.append(jnp.pad(matrices, ((0, 0), (0, padding[0]), (0, padding[1]))))
-    # Zeros stay zeros in Newton-Schulz: a slot without a matrix is computed, and moves nothing.
-    empty = pool.num_slots - pool.num_matrices
-    if empty:
-        filled.append(jnp.zeros((empty, rows, columns), filled[0].dtype))
-    return jnp.concatenate(filled)
-
-
-def _read_pool(pool: MatrixPool, bucket: jax.Array) -> Iterator[tuple[MatrixRange, jax.Array]]:
-    # One start more than there are ranges: where the padding begins.
-    starts = itertools.accumulate((each.count for each in pool.ranges), initial=0)
-    for each, start in zip(pool.ranges, starts, strict=False):
-        short, long = each.sides
-        matrices = bucket[start : start + each.count, :short, :long]
-        yield each, matrices.swapaxes(1, 2) if each.rows > each.columns else matrices

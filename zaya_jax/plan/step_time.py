@@ -73,6 +73,7 @@ class StepTime:
       kernel_seconds: of its kernels alone.
       collective_seconds: of its collectives alone.
       exposed_seconds: that kernels wait for collectives.
+      between_nodes_seconds: of these, while one between nodes is under way.
       works: what the kernels do, by kind.
     """
 
@@ -81,6 +82,7 @@ class StepTime:
     kernel_seconds: float
     collective_seconds: float
     exposed_seconds: float
+    between_nodes_seconds: float
     works: Mapping[str, WorkTime]
 
     @property
@@ -105,6 +107,7 @@ def model_step(program: Program, cluster: Cluster, share: float) -> StepTime:
         kernel_seconds=sum(work.seconds for work in replay.works.values()),
         collective_seconds=replay.collective_seconds,
         exposed_seconds=replay.exposed_seconds,
+        between_nodes_seconds=replay.between_nodes_seconds,
         works=dict(replay.works),
     )
 
@@ -118,9 +121,9 @@ def collective_seconds(kind: str, num_bytes: int, group: tuple[int, ...], cluste
       group: GPUs that take part, numbered node by node; empty for all.
       cluster: whose GPUs these are.
     """
-    name, gpus = _KINDS[kind], cluster.gpus_per_node
+    name = _KINDS[kind]
     ranks = len(group) or cluster.num_gpus
-    nodes = len({gpu // gpus for gpu in group}) if group else cluster.nodes
+    nodes = _num_nodes(group, cluster)
     in_node = dataclasses.replace(cluster, nodes=1, gpus_per_node=max(ranks // nodes, 1), measured=None)
     between = dataclasses.replace(cluster, nodes=nodes, gpus_per_node=in_node.gpus_per_node, measured=None)
     link = cluster.curve_in_node(name)
@@ -143,14 +146,32 @@ def collective_seconds(kind: str, num_bytes: int, group: tuple[int, ...], cluste
     return max(links, nics) + hops
 
 
+def _num_nodes(group: tuple[int, ...], cluster: Cluster) -> int:
+    """Whose GPUs a collective's group has."""
+    return len({gpu // cluster.gpus_per_node for gpu in group}) if group else cluster.nodes
+
+
+@dataclasses.dataclass(frozen=True)
+class _UnderWay:
+    """When a collective has the links, and whether these are between nodes."""
+
+    begins: float
+    ends: float
+    is_between: bool
+
+    def later(self, seconds: float) -> "_UnderWay":
+        return _UnderWay(self.begins + seconds, self.ends + seconds, self.is_between)
+
+
 class _Replay:
     """A program run by the model, with a clock."""
 
     def __init__(self, program: Program, cluster: Cluster, share: float):
         self._program, self._cluster = program, cluster
         self._flops, self._bandwidth = share * cluster.device.matrix_flops, cluster.device.memory_bandwidth
-        self.now = self._links_free = 0.0
-        self.collective_seconds = self.exposed_seconds = 0.0
+        self.now = 0.0
+        self.collective_seconds = self.exposed_seconds = self.between_nodes_seconds = 0.0
+        self._sent: list[_UnderWay] = []
         self.works: dict[str, WorkTime] = collections.defaultdict(
             lambda: WorkTime(seconds=0.0, flops=0.0, num_bytes=0.0)
         )
@@ -181,7 +202,7 @@ class _Replay:
             self.run(body, weight * (trips - 1))
             more = (self.now - began) * (trips - 2)
             self.now += more
-            self._links_free += more
+            self._sent = [each.later(more) for each in self._sent]
 
     def _largest(self, instruction: Instruction) -> str:
         """Of several branches the one with most in it; of a loop its body."""
@@ -196,13 +217,21 @@ class _Replay:
         group = _first_group(instruction.attributes)
         seconds = collective_seconds(kind, max(given, made), group, self._cluster)
         self.collective_seconds += weight * seconds
-        self._links_free = max(self.now, self._links_free) + seconds
-        return self._links_free
+        self._sent = [each for each in self._sent if each.ends > self.now]
+        begins = max([self.now, *(each.ends for each in self._sent)])
+        is_between = _num_nodes(group, self._cluster) > 1
+        self._sent.append(_UnderWay(begins, begins + seconds, is_between))
+        return begins + seconds
 
     def _wait(self, end: float, weight: float) -> None:
-        waited = max(end - self.now, 0.0)
-        self.exposed_seconds += weight * waited
-        self.now += waited
+        end = max(end, self.now)
+        self.exposed_seconds += weight * (end - self.now)
+        # Not for the one that is waited for: another may be before it.
+        for each in self._sent:
+            if each.is_between:
+                together = min(each.ends, end) - max(each.begins, self.now)
+                self.between_nodes_seconds += weight * max(together, 0.0)
+        self.now = end
 
     def _compute(self, instruction: Instruction, computation: str, weight: float) -> None:
         num_bytes = instruction_bytes(self._program, instruction, computation)

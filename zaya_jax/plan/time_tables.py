@@ -23,6 +23,7 @@ def times_table(times: Sequence[StepTime], plan: Plan) -> Table:
     for name in sorted(works, key=lambda name: -works[name].seconds):
         add(name, lambda time, name=name: milliseconds(time.works[name].seconds))
     add("communication waited for", lambda time: milliseconds(time.exposed_seconds))
+    add("  between nodes", lambda time: milliseconds(time.between_nodes_seconds))
     add("step", lambda time: milliseconds(time.seconds), style="bold")
     add("communication beside kernels", lambda time: milliseconds(time.hidden_seconds))
     add("tokens a second and GPU", lambda time: f"{plan.tokens / time.seconds / plan.num_gpus:,.0f}")

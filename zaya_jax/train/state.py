@@ -16,8 +16,9 @@ from zaya_jax.model.adapters import declare_run, merged
 from zaya_jax.model.weights import EXPERTS, initialise
 from zaya_jax.model.zaya import Zaya, initial_router_bias
 from zaya_jax.optim.balancing import make_balancer
+from zaya_jax.optim.buckets import from_buckets, to_buckets
 from zaya_jax.optim.optimizer import make_optimizer
-from zaya_jax.optim.partition import Partition, from_buckets, make_partition, to_buckets
+from zaya_jax.optim.partition import Partition, make_partition
 from zaya_jax.optim.schedules import learning_rate_schedule
 from zaya_jax.parallel.mesh import (
     REPLICATED,

@@ -26,8 +26,9 @@ from zaya_jax.model.adapters import scaled_adapters
 from zaya_jax.model.attention import logit_bound
 from zaya_jax.model.weights import Weight, map_weights
 from zaya_jax.model.zaya import ExpertSharing, HiddenStates, hidden_states
+from zaya_jax.optim.buckets import from_own_buckets, join, split, to_own_buckets
 from zaya_jax.optim.by_layer import from_layers, rows_of_layer, shared_experts, to_layers
-from zaya_jax.optim.partition import Partition, from_own_buckets, join, split, to_own_buckets
+from zaya_jax.optim.partition import Partition
 from zaya_jax.parallel import context
 from zaya_jax.parallel.layouts import gather_buckets, sum_buckets
 from zaya_jax.parallel.mesh import BATCH, REPLICATED, all_gather, all_reduce, on_each_device
@@ -260,7 +261,7 @@ def gather_weights(state: TrainState, setup: TrainSetup, *, by_layer: bool = Fal
         buckets = {name: x if name in small else x.astype(dtype) for name, x in stored.items()}
         layouts = setup.partition.layouts
         whole = from_own_buckets(setup.partition, gather_buckets(buckets, layouts))
-        return join(whole, to_layers(setup.partition, state.buckets, dtype) if later else {})
+        return dict(join(whole, to_layers(setup.partition, state.buckets, dtype) if later else {}))
 
 
 def _sum_gradients(partition: Partition, gradients: dict, *, by_layer: bool) -> dict[str, jax.Array]:
