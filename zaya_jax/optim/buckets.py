@@ -40,6 +40,7 @@ def from_buckets(partition: Partition, buckets: Mapping[str, jax.Array]) -> dict
         buckets
     )
     flat = _read(partition, {name: x for name, x in buckets.items() if name not in shared})
+    # As `SHARDED_BY_NODE` has them: all shares of one device's experts, then those of the next.
     of_devices = {name: buckets[name].reshape(count, -1, *buckets[name].shape[1:]) for name in shared}
     parts = jax.vmap(functools.partial(_read, partition))(of_devices) if shared else {}
     return unflatten_dict(

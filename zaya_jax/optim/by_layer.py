@@ -48,7 +48,7 @@ def _is_own(bucket: Bucket) -> bool:
 def rows_of_layer(partition: Partition, dtype: str) -> RowsOfNodes:
     """How the experts' matrices of one layer are cut over the nodes."""
     weights = {path: weight for path, weight in partition.own_weights.items() if path.startswith(LAYERS)}
-    # A layer's own have no axis of layers.
+    # A layer's own have no axis of layers. All of a model's experts have sides of two lengths.
     axes = tuple((path.removeprefix(LAYERS), _cut_axis(weight) - 1) for path, weight in weights.items())
     (num_rows,) = {weight.shape[_cut_axis(weight)] for weight in weights.values()}
     return RowsOfNodes(axes, num_rows, dtype)
@@ -72,6 +72,7 @@ def to_layers(partition: Partition, buckets: Mapping[str, jax.Array], dtype: DTy
 def from_layers(partition: Partition, gradients: Mapping) -> dict[str, jax.Array]:
     """Gradients of the matrices that this device owns, by bucket, of those of its rows of all layers."""
     own = {path: x for path, x in flatten_dict(gradients, sep="/").items() if path.startswith(LAYERS)}
+    # As they are, in float32: of what a step sends between nodes they are the least.
     rows = to_own_buckets(_of_rows(partition), own)
     return from_rows(rows, _cut_axes(partition), rows_of_layer(partition, "float32").num_rows)
 
