@@ -58,6 +58,11 @@ TABLE = {
     ("grouped_swiglu", "rocm"): BY_DIRECTION,
     ("grouped_matmul of few rows", "rocm"): FEW_ROWS,
     ("grouped_swiglu of few rows", "rocm"): FEW_ROWS,
+    ("residual_rms_norm", "rocm"): Choice(
+        "pallas",
+        "unmeasured: a step of zaya1_8b, compiled for 1,024 GPUs with 4 x 4,096 tokens each, takes 479 ms by "
+        "zaya plan's model, not 496: less is waited for in the node",
+    ),
     ("flash_attention", "rocm"): Choice(
         "pallas",
         "unmeasured: XLA has no fused form there and keeps all scores, 3 GiB for 4 x 8 heads x 4096 squared",
