@@ -200,7 +200,7 @@ def in_nodes(count, *, num_microbatches=1, **execution):
 
 
 def nodes():
-    """Two nodes of four, four of two and one of all, over the first steps, against devices that share none."""
+    """Nodes of four, of two and of all eight, over the first steps; against devices that share none."""
     steps = batches()[:3]
     plain_state, plain = Run(jax.devices()).go(Run(jax.devices()).start(), steps)
     found = {}
