@@ -19,9 +19,9 @@ from jax.experimental import pallas as pl
 
 from pallas_kernels.backend import dot, launch, store
 from pallas_kernels.blocks import block_mask
-from pallas_kernels.cca.joined import Path
+from pallas_kernels.cca.joined import distances
 from pallas_kernels.cca.reference import SHORTEST
-from pallas_kernels.cca.rows import Rows, both
+from pallas_kernels.cca.rows import Rows, both, over_paths
 from pallas_kernels.cca.triton import (
     Blocks,
     Operands,
@@ -91,10 +91,10 @@ def grad_mixed(
         mixed = mixed_with_means(rows, head, tile.contracted)
         towards = lax.cond(
             is_key,
-            lambda: [rows.load("grad_k", piece).astype(jnp.float32) for piece in pieces],
-            lambda: [rows.load("grad_q", piece).astype(jnp.float32) for piece in pieces],
+            lambda: [rows.load("grad_k", piece) for piece in pieces],
+            lambda: [rows.load("grad_q", piece) for piece in pieces],
         )
-        towards = rotate(towards, rotation_of(rows, back=True))
+        towards = rotate([x.astype(jnp.float32) for x in towards], rotation_of(rows, back=True))
         scale_I1, squared_I1 = scale_of(layout, mixed)
         along = [jnp.sum(a * b, axis=1) for a, b in zip(towards, mixed, strict=True)]
         # A vector of fixed length does not move along itself: that part of its gradient comes off.
@@ -164,19 +164,15 @@ def grad_latent(given: Operands, kernel_AZHX: jax.Array, tile: Tile) -> tuple[ja
 def _through_convolutions(rows: Rows, sum_IX: jax.Array, head: jax.Array, contracted: int) -> jax.Array:
     """Adds what the results of later tokens, and of these, give to a head's latents."""
     layout = rows.layout
+
+    def add(sum_IX, step):
+        columns = step.chunk.behind(head * layout.width)
+        grad_IY = rows.load("grad_mixed", columns, -step.far, only_I=step.seen_I)
+        return sum_IX + dot(grad_IY, rows.matrix("kernel", (head, step.path), layout.whole, step.chunk).T)
+
     # Seen from the latent: the token that sees it is ahead, and so are those that the path passes.
-    paths = layout.paths
-    same = [rows.of_one_document(*(passed - path.far for passed in path.passed)) for path in paths]
-
-    def step(number, sum_IX):
-        chunk = layout.chunk(number, contracted)
-        columns = chunk.behind(head * layout.width)
-        for z, path in enumerate(paths):
-            grad_IY = rows.load("grad_mixed", columns, -path.far, only_I=same[z])
-            sum_IX = sum_IX + dot(grad_IY, rows.matrix("kernel", (head, z), layout.whole, chunk).T)
-        return sum_IX
-
-    return lax.fori_loop(0, pl.cdiv(layout.width, contracted), step, sum_IX)
+    same = [rows.of_one_document(*(passed - path.far for passed in path.passed)) for path in layout.paths]
+    return over_paths(layout, contracted, same, add, sum_IX)
 
 
 def grad_kernel(given: Operands, tile: Tile, run: int) -> jax.Array:
@@ -193,7 +189,7 @@ def grad_kernel(given: Operands, tile: Tile, run: int) -> jax.Array:
         row, first = number // num_runs, number % num_runs * run
         whole = layout.whole
         columns = whole.behind(head * width)
-        middle, far = _path_of(paths, number_of_path)
+        middle, far = distances(paths, number_of_path)
 
         def add(name, first, sum_XY):
             rows = Rows(named, layout, row, first, tile.rows, inside=layout.time % run == 0)
@@ -217,10 +213,3 @@ def grad_kernel(given: Operands, tile: Tile, run: int) -> jax.Array:
     result = jax.ShapeDtypeStruct(shape, jnp.float32)
     (shares,) = launch(kernel, tuple(arrays.values()), [result], tile, grid=grid, name="cca_grad_kernel")
     return shares.reshape(shape[0], -1)
-
-
-def _path_of(paths: tuple[Path, ...], number: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Distances to the middle and to the end of a path whose number a program alone knows."""
-    middle = sum(path.passed[len(path.passed) // 2] * (number == z) for z, path in enumerate(paths))
-    far = sum(path.far * (number == z) for z, path in enumerate(paths))
-    return jnp.int32(middle), jnp.int32(far)

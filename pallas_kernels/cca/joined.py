@@ -48,6 +48,13 @@ def paths(depthwise_taps: int, grouped_taps: int) -> tuple[Path, ...]:
     return tuple(Path(passed, tuple(taps)) for passed, taps in sorted(found.items()))
 
 
+def distances(paths: tuple[Path, ...], number: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """To a path's middle and its end, where only the program knows which it is."""
+    middle = sum(path.passed[len(path.passed) // 2] * (number == z) for z, path in enumerate(paths))
+    far = sum(path.far * (number == z) for z, path in enumerate(paths))
+    return jnp.int32(middle), jnp.int32(far)
+
+
 def join(weights: CcaWeights) -> tuple[jax.Array, jax.Array]:
     """The matrix of each path [A, Z, H, X], and the constant [C] that both biases make, in float32.
 

@@ -5,7 +5,9 @@ counts from the chunk's start, so that those of the tail have negative places.
 """
 
 import dataclasses
+import functools
 import itertools
+import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -16,7 +18,7 @@ from jax.experimental import pallas as pl
 
 from pallas_kernels.backend import dot, load, store
 from pallas_kernels.blocks import block_mask, padded
-from pallas_kernels.cca.joined import Path, paths
+from pallas_kernels.cca.joined import Path, distances, paths
 
 
 class Columns(NamedTuple):
@@ -228,6 +230,15 @@ class Rows:
         segments_I = self.segments(0)
         return None if segments_I is None else segments_I != 0
 
+    def begins_before(self, place: int) -> jax.Array:
+        """1 if the first of these tokens lies before a place, else 0, for a loop's number of steps.
+
+        Said in a way that the compiler does not see through. Of a comparison it would: it unrolls a loop
+        whose number of steps it knows, and then holds the blocks of several steps at once.
+        """
+        size = self.place_I.shape[0]
+        return (jnp.minimum(jnp.maximum(place - self.first, 0), size) + size - 1) // size
+
     def convolved(self, sums: list[jax.Array], head: Any, contracted: int) -> list[jax.Array]:
         """Adds what both convolutions make of a head, but for their biases.
 
@@ -237,34 +248,74 @@ class Rows:
           contracted: channels that are multiplied in one step.
         """
         layout = self.layout
+
+        def multiply(name, sums, step):
+            seen_IX = self.load(name, step.chunk.behind(head * layout.width), step.far, only_I=step.seen_I)
+            matrix = functools.partial(self.matrix, "kernel", (head, step.path))
+            kernels = [matrix(piece, step.chunk) for piece in layout.pieces]
+            return [a + dot(seen_IX, kernel_YX.T) for a, kernel_YX in zip(sums, kernels, strict=True)]
+
         same = [self.of_one_document(*path.passed) for path in layout.paths]
-        num_steps = pl.cdiv(layout.width, contracted)
         # All of a path are of one document: that this token is no padding says it of the one that it sees.
         seen = [both(mask_I, self.not_padding()) for mask_I in same]
-        sums = lax.fori_loop(0, num_steps, self._multiply("latent", seen, head, contracted), sums)
+        times = self.begins_before(layout.time)  # all blocks do; see there
+        sums = over_paths(layout, contracted, seen, functools.partial(multiply, "latent"), sums, times=times)
         if "tail" not in self.references:
             return sums
         # Tokens before the chunk are seen from its first block alone: no other goes through this loop.
-        num_steps *= (self.first < layout.before).astype(jnp.int32)
-        return lax.fori_loop(0, num_steps, self._multiply("tail", same, head, contracted), sums)
+        times = self.begins_before(layout.before)
+        return over_paths(layout, contracted, same, functools.partial(multiply, "tail"), sums, times=times)
 
-    def _multiply(
-        self, name: str, seen: list[jax.Array | None], head: Any, contracted: int
-    ) -> Callable[..., list[jax.Array]]:
-        """The step of a loop that adds what `contracted` channels of a latent make of a head, by pieces."""
-        layout = self.layout
-        paths = [(z, path) for z, path in enumerate(layout.paths) if path.far or name == "latent"]
 
-        def step(number, sums):
-            chunk = layout.chunk(number, contracted)
-            for z, path in paths:
-                columns = chunk.behind(head * layout.width)
-                seen_IX = self.load(name, columns, path.far, only_I=seen[z])
-                kernels = [self.matrix("kernel", (head, z), piece, chunk) for piece in layout.pieces]
-                sums = [a + dot(seen_IX, kernel_YX.T) for a, kernel_YX in zip(sums, kernels, strict=True)]
-            return sums
+class Step(NamedTuple):
+    """Of the loop over paths and channels: the path's number and distance, who sees it, the channels."""
 
-        return step
+    path: jax.Array
+    far: jax.Array
+    seen_I: jax.Array | None
+    chunk: Columns
+
+
+def over_paths(
+    layout: Layout,
+    contracted: int,
+    masks: list[jax.Array | None],
+    add: Callable[[Any, Step], Any],
+    sums: Any,
+    *,
+    times: Any = 1,
+) -> Any:
+    """Loops over the paths for one chunk of a head's channels after the other.
+
+    Neighbouring paths read nearly the same tokens. A step has a single product, with the path as a number
+    that only the program knows: the blocks of the next are read while it is made, and few are held at once.
+
+    Args:
+      layout: sizes.
+      contracted: channels of a chunk.
+      masks: by path, which tokens see along it.
+      add: gives the sums with those of a step added.
+      sums: at the start.
+      times: 0 for no loop at all.
+    """
+    num_paths, bits_I = len(layout.paths), in_bits(masks)
+
+    def step(number, sums):
+        path = lax.rem(number, jnp.int32(num_paths))
+        seen_I = None if bits_I is None else (bits_I >> path) & 1 == 1
+        chunk = layout.chunk(lax.div(number, jnp.int32(num_paths)), contracted)
+        return add(sums, Step(path, distances(layout.paths, path)[1], seen_I, chunk))
+
+    return lax.fori_loop(0, times * num_paths * pl.cdiv(layout.width, contracted), step, sums)
+
+
+def in_bits(masks: list[jax.Array | None]) -> jax.Array | None:
+    """Masks as the bits of a number a token, the first as the lowest; None where all are set everywhere."""
+    shown = {z: mask_I.astype(jnp.int32) << z for z, mask_I in enumerate(masks) if mask_I is not None}
+    if not shown:
+        return None
+    hidden = sum(1 << z for z in range(len(masks)) if z not in shown)
+    return functools.reduce(operator.or_, shown.values()) | hidden
 
 
 def both(one: jax.Array | None, other: jax.Array | None) -> jax.Array | None:

@@ -115,7 +115,7 @@ def check(width: int, itemsize: int, blocks: Blocks) -> None:
     for name in ("forward", "grad_mixed", "grad_latent", "grad_kernel"):
         tile = getattr(blocks, name)
         # Both sides of a product lie in local memory.
-        entries = (tile.rows + channels) * tile.contracted
+        entries = (tile.rows + channels) * tile.contracted * max(tile.num_stages - 1, 1)
         entries = 2 * tile.rows * channels if name == "grad_kernel" else entries
         tile.check("cca", "rows", "contracted", part=name, lds_bytes=entries * itemsize)
     if blocks.run < 1 or blocks.run % blocks.grad_kernel.rows:
