@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.cca import gradients, triton
-from pallas_kernels.cca.joined import join
 from pallas_kernels.cca.reference import CcaWeights, rotate
 from pallas_kernels.cca.triton import Blocks, Tile
 from pallas_kernels.cca.xla import cca_xla, looking_back, taps_over_time
@@ -93,7 +92,6 @@ def _run(latent_BTC, tail_BWC, weights, rotation, segments_BT, blocks) -> tuple[
         q_BTNH, k_BTKH = (jnp.zeros(shape, latent_BTC.dtype) for shape in shapes)
         return q_BTNH, k_BTKH
     given = triton.operands(latent_BTC, tail_BWC, weights, rotation, segments_BT)
-    given = triton.with_joined(given, *join(weights))
     results = triton.forward(given, blocks.forward)
     q_BTNH, k_BTKH = (x.reshape(shape) for x, shape in zip(results, shapes, strict=True))
     return q_BTNH, k_BTKH
@@ -108,16 +106,13 @@ def _backward(blocks, arguments, grads):
     latent_BTC, tail_BWC, weights, *_ = arguments
     if latent_BTC.size == 0:
         return *jax.tree.map(jnp.zeros_like, (latent_BTC, tail_BWC, weights)), None, None
-    (kernel_AZHX, bias_C), to_weights = jax.vjp(join, weights)
-    given = triton.with_joined(triton.operands(*arguments), kernel_AZHX, bias_C)
+    given = triton.operands(*arguments)
     grad_q_BTX, grad_k_BTY = (x.reshape(*latent_BTC.shape[:2], -1) for x in grads)
-    found = gradients.backward(given, kernel_AZHX, grad_q_BTX, grad_k_BTY, blocks)
-    (grad_weights,) = to_weights((found.kernel_AZHX, found.bias_C))
-    grad_weights = grad_weights._replace(
-        temperature_K=found.temperature_K.astype(weights.temperature_K.dtype)
+    grad_latent_BTC, grad_tail_BWC, grad_weights = gradients.backward(
+        given, weights, grad_q_BTX, grad_k_BTY, blocks
     )
-    grad_tail_BWC = jnp.zeros_like(tail_BWC) if found.tail_BWC is None else found.tail_BWC
-    return found.latent_BTC, grad_tail_BWC, grad_weights, None, None
+    grad_tail_BWC = jnp.zeros_like(tail_BWC) if grad_tail_BWC is None else grad_tail_BWC
+    return grad_latent_BTC, grad_tail_BWC, grad_weights, None, None
 
 
 _pallas.defvjp(_forward, _backward)

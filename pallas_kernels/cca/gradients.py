@@ -3,14 +3,13 @@
 Nothing is kept but the arguments. A first kernel computes the heads again and turns the gradients of
 queries and keys into those of the second convolution's result, called mixed; it writes them, because
 the others, which own other tokens, need them at a distance: a token's latent is seen by the W tokens behind
-it. Another sums products over the tokens for the joined kernel (`joined.py`), from whose gradient jax makes
-those of both convolutions' weights.
+it. Another sums products over the tokens for the joined kernel (`joined.py`), from whose gradient those
+of both convolutions follow.
 
 Letters as in the package and in `rows.py`; R is shares of a sum.
 """
 
 import functools
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,9 +18,10 @@ from jax.experimental import pallas as pl
 
 from pallas_kernels.backend import dot, launch, store
 from pallas_kernels.blocks import block_mask
-from pallas_kernels.cca.joined import distances
-from pallas_kernels.cca.reference import SHORTEST
-from pallas_kernels.cca.rows import Rows, both, over_paths
+from pallas_kernels.cca.joined import grad_join
+from pallas_kernels.cca.paths import distances
+from pallas_kernels.cca.reference import SHORTEST, CcaWeights
+from pallas_kernels.cca.rows import Rows, both, matrix, over_paths
 from pallas_kernels.cca.triton import (
     Blocks,
     Operands,
@@ -38,41 +38,19 @@ from pallas_kernels.cca.triton import (
 from pallas_kernels.shares import sum_shares
 
 
-class Gradients(NamedTuple):
-    """Of what the kernels take; the weights of both convolutions are joined (`joined.py`)."""
-
-    latent_BTC: jax.Array
-    tail_BWC: jax.Array | None
-    """None without one."""
-    kernel_AZHX: jax.Array
-    bias_C: jax.Array
-    temperature_K: jax.Array
-
-
 def backward(
-    given: Operands, kernel_AZHX: jax.Array, grad_q_BTX: jax.Array, grad_k_BTY: jax.Array, blocks: Blocks
-) -> Gradients:
-    """Gradients of the latent, of the tail and of the weights, these in float32.
-
-    Args:
-      given: operands of the forward pass.
-      kernel_AZHX: the joined kernel.
-      grad_q_BTX: gradient of the queries.
-      grad_k_BTY: gradient of the keys.
-      blocks: settings.
-    """
+    given: Operands, weights: CcaWeights, grad_q_BTX: jax.Array, grad_k_BTY: jax.Array, blocks: Blocks
+) -> tuple[jax.Array, jax.Array | None, CcaWeights]:
+    """Gradients of the latent, of the tail (None without one) and of the weights."""
     grad_mixed_BTC, bias_RC, temperature_RK = grad_mixed(given, grad_q_BTX, grad_k_BTY, blocks.grad_mixed)
     given = given.with_array("grad_mixed", grad_mixed_BTC)
     kernel_RX = grad_kernel(given, blocks.grad_kernel, blocks.run)
-    grad_latent_BTC, grad_tail_BWC = grad_latent(given, kernel_AZHX, blocks.grad_latent)
+    grad_latent_BTC, grad_tail_BWC = grad_latent(given, blocks.grad_latent)
     total = functools.partial(sum_shares, name="cca_sums")
-    return Gradients(
-        latent_BTC=grad_latent_BTC,
-        tail_BWC=grad_tail_BWC,
-        kernel_AZHX=total(kernel_RX[None]).reshape(kernel_AZHX.shape),
-        bias_C=total(bias_RC[None])[0],
-        temperature_K=total(temperature_RK[None])[0],
-    )
+    kernel_AZHX = total(kernel_RX[None]).reshape(given.arrays["kernel"].shape)
+    joined = grad_join(weights, given.layout, kernel_AZHX, total(bias_RC[None])[0])
+    grad_temperature_K = total(temperature_RK[None])[0].astype(weights.temperature_K.dtype)
+    return grad_latent_BTC, grad_tail_BWC, CcaWeights(*joined, grad_temperature_K)
 
 
 def grad_mixed(
@@ -124,7 +102,7 @@ def grad_mixed(
     return grad_BTC, bias_RC, temperature_RK
 
 
-def grad_latent(given: Operands, kernel_AZHX: jax.Array, tile: Tile) -> tuple[jax.Array, jax.Array | None]:
+def grad_latent(given: Operands, tile: Tile) -> tuple[jax.Array, jax.Array | None]:
     """Gradients of the latent and of the tail.
 
     What stands in the tail is seen too, so that the first block begins with it.
@@ -132,9 +110,7 @@ def grad_latent(given: Operands, kernel_AZHX: jax.Array, tile: Tile) -> tuple[ja
     layout = given.layout
     num_blocks = pl.cdiv(layout.time + layout.before, tile.rows)
     latent_BTC, tail_BWC = given.arrays["latent"], given.arrays.get("tail")
-    # As in the forward pass, but for the product with the other side.
-    arrays = {"kernel": kernel_AZHX.astype(latent_BTC.dtype)}
-    arrays |= {name: given.arrays[name] for name in ("grad_mixed", "segments") if name in given.arrays}
+    arrays = given.some("grad_mixed", "kernel", "segments")
 
     def kernel(*references):
         named = dict(zip(arrays, references, strict=False))
@@ -168,7 +144,8 @@ def _through_convolutions(rows: Rows, sum_IX: jax.Array, head: jax.Array, contra
     def add(sum_IX, step):
         columns = step.chunk.behind(head * layout.width)
         grad_IY = rows.load("grad_mixed", columns, -step.far, only_I=step.seen_I)
-        return sum_IX + dot(grad_IY, rows.matrix("kernel", (head, step.path), layout.whole, step.chunk).T)
+        kernel_YX = matrix(rows.references["kernel"], (head, step.path), step.chunk, layout.whole)
+        return sum_IX + dot(grad_IY, kernel_YX)
 
     # Seen from the latent: the token that sees it is ahead, and so are those that the path passes.
     same = [rows.of_one_document(*(passed - path.far for passed in path.passed)) for path in layout.paths]
@@ -179,8 +156,7 @@ def grad_kernel(given: Operands, tile: Tile, run: int) -> jax.Array:
     """Shares of the joined kernel's gradient, [R, A*Z*H*H]."""
     layout = given.layout
     num_runs, width, paths = pl.cdiv(layout.time, run), layout.width, layout.paths
-    names = ("latent", "tail", "grad_mixed", "segments")
-    arrays = {name: given.arrays[name] for name in names if name in given.arrays}
+    arrays = given.some("latent", "tail", "grad_mixed", "segments")
 
     def kernel(*references):
         *inputs, shares = references

@@ -18,7 +18,7 @@ from jax.experimental import pallas as pl
 
 from pallas_kernels.backend import dot, load, store
 from pallas_kernels.blocks import block_mask, padded
-from pallas_kernels.cca.joined import Path, distances, paths
+from pallas_kernels.cca.paths import Path, distances, paths
 
 
 class Columns(NamedTuple):
@@ -193,17 +193,6 @@ class Rows:
         not_behind = None if sure and isinstance(distance, int) and distance >= 0 else place_I < size
         return place_I, both(not_before, not_behind)
 
-    def vector(self, name: str, columns: Columns) -> jax.Array:
-        """Channels of an array [C], as [1, X] in float32."""
-        at = self.references[name].at[columns.channel_X]
-        return load(at, columns.there_X).astype(jnp.float32)[None, :]
-
-    def matrix(self, name: str, first: tuple[Any, ...], rows: Columns, columns: Columns) -> jax.Array:
-        """A block [X, Y] of one of many matrices."""
-        at = self.references[name].at[(*first, rows.channel_X[:, None], columns.channel_X[None, :])]
-        shape = (rows.channel_X.shape[0], columns.channel_X.shape[0])
-        return load(at, block_mask(rows.there_X, columns.there_X, shape))
-
     def segments(self, distance: Any) -> jax.Array | None:
         """[I], of the tokens at a distance before these; None where there is one document.
 
@@ -251,8 +240,8 @@ class Rows:
 
         def multiply(name, sums, step):
             seen_IX = self.load(name, step.chunk.behind(head * layout.width), step.far, only_I=step.seen_I)
-            matrix = functools.partial(self.matrix, "kernel", (head, step.path))
-            kernels = [matrix(piece, step.chunk) for piece in layout.pieces]
+            read = functools.partial(matrix, self.references["kernel"], (head, step.path))
+            kernels = [read(piece, step.chunk) for piece in layout.pieces]
             return [a + dot(seen_IX, kernel_YX.T) for a, kernel_YX in zip(sums, kernels, strict=True)]
 
         same = [self.of_one_document(*path.passed) for path in layout.paths]
@@ -265,6 +254,21 @@ class Rows:
         # Tokens before the chunk are seen from its first block alone: no other goes through this loop.
         times = self.begins_before(layout.before)
         return over_paths(layout, contracted, same, functools.partial(multiply, "tail"), sums, times=times)
+
+
+def vector(reference: Any, columns: Columns, *first: Any) -> jax.Array:
+    """Channels of an array [C], or of a row of one, as [X] in float32."""
+    return load(reference.at[(*first, columns.channel_X)], columns.there_X).astype(jnp.float32)
+
+
+def matrix(
+    reference: Any, first: tuple[Any, ...], rows: Columns, columns: Columns, dtype: Any = None
+) -> jax.Array:
+    """A block [X, Y] of one of many matrices, in a type; None for theirs."""
+    at = reference.at[(*first, rows.channel_X[:, None], columns.channel_X[None, :])]
+    shape = (rows.channel_X.shape[0], columns.channel_X.shape[0])
+    block_XY = load(at, block_mask(rows.there_X, columns.there_X, shape))
+    return block_XY if dtype is None else block_XY.astype(dtype)
 
 
 class Step(NamedTuple):
@@ -314,8 +318,8 @@ def in_bits(masks: list[jax.Array | None]) -> jax.Array | None:
     shown = {z: mask_I.astype(jnp.int32) << z for z, mask_I in enumerate(masks) if mask_I is not None}
     if not shown:
         return None
-    hidden = sum(1 << z for z in range(len(masks)) if z not in shown)
-    return functools.reduce(operator.or_, shown.values()) | hidden
+    everywhere = sum(1 << z for z in range(len(masks)) if z not in shown)
+    return functools.reduce(operator.or_, shown.values()) | everywhere
 
 
 def both(one: jax.Array | None, other: jax.Array | None) -> jax.Array | None:

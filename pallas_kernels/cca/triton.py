@@ -16,8 +16,9 @@ from jax.experimental import pallas as pl
 
 from pallas_kernels.backend import launch
 from pallas_kernels.blocks import KernelSettings, padded
+from pallas_kernels.cca.joined import join
 from pallas_kernels.cca.reference import SHORTEST, CcaWeights
-from pallas_kernels.cca.rows import Columns, Layout, Rows
+from pallas_kernels.cca.rows import Columns, Layout, Rows, vector
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,6 +64,10 @@ class Operands:
         """These operands and one more array, which kernels find by its name."""
         return Operands(self.arrays | {name: array}, self.layout)
 
+    def some(self, *names: str) -> dict[str, jax.Array]:
+        """The arrays of these names, without those that are not there."""
+        return {name: self.arrays[name] for name in names if name in self.arrays}
+
 
 def operands(
     latent_BTC: jax.Array,
@@ -71,7 +76,7 @@ def operands(
     rotation: tuple[jax.Array, jax.Array],
     segments_BT: jax.Array | None,
 ) -> Operands:
-    """Names all arrays that `cca` is given, without those that are empty, but for the convolutions'."""
+    """Names all arrays, without those that are empty. Both convolutions are one, in the latent's dtype."""
     batch, time, _ = latent_BTC.shape
     heads, grouped_taps, width, _ = weights.grouped_kernel_AJHH.shape
     layout = Layout(
@@ -84,25 +89,18 @@ def operands(
         grouped_taps=grouped_taps,
         rotated=rotation[0].shape[2],
     )
+    kernel_AZXH, bias_C = join(weights, layout, latent_BTC.dtype)
     arrays = {
         "latent": latent_BTC,
         "tail": tail_BWC,
+        "kernel": kernel_AZXH,
+        "bias": bias_C,
         "temperature": weights.temperature_K,
         "cos": rotation[0],
         "sin": rotation[1],
     }
     arrays = {name: array for name, array in arrays.items() if array.size}
     return Operands(arrays if segments_BT is None else arrays | {"segments": segments_BT}, layout)
-
-
-def with_joined(given: Operands, kernel_AZHX: jax.Array, bias_C: jax.Array) -> Operands:
-    """These operands and both convolutions as one (`joined.py`), whose matrices take the latent's dtype.
-
-    A matrix lies in memory with its outputs first: what a lane gives the matrix units are a few inputs of
-    one output, and where these lie side by side it reads them at once.
-    """
-    kernel_AZXH = kernel_AZHX.astype(given.arrays["latent"].dtype).swapaxes(2, 3)
-    return given.with_array("kernel", kernel_AZXH).with_array("bias", bias_C)
 
 
 def check(width: int, itemsize: int, blocks: Blocks) -> None:
@@ -180,7 +178,7 @@ def mixed_with_means(rows: Rows, head: jax.Array, contracted: int) -> list[jax.A
 
     def start(piece):
         mean_IX = others_and_own(rows, "latent", head, piece, of_key=1 / layout.group, only_I=there_I)
-        return mean_IX + rows.vector("bias", piece.behind(head * layout.width))
+        return mean_IX + vector(rows.references["bias"], piece.behind(head * layout.width))[None, :]
 
     # Products are added to the means, not the other way round, so that both lie in the same registers.
     return rows.convolved([start(piece) for piece in layout.pieces], head, contracted)
