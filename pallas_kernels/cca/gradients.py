@@ -28,8 +28,8 @@ from pallas_kernels.cca.triton import (
     Tile,
     launch_by_head,
     mixed_with_means,
-    others_and_own,
     place_of_head,
+    plus_means,
     rotate,
     rotation_of,
     scale_of,
@@ -115,12 +115,12 @@ def grad_latent(given: Operands, tile: Tile) -> tuple[jax.Array, jax.Array | Non
     def kernel(*references):
         named = dict(zip(arrays, references, strict=False))
         grad, *grad_tail = references[len(named) :]
-        head, block, row = (pl.program_id(axis) for axis in range(3))
+        block, head, row = (pl.program_id(axis) for axis in range(3))
         inside = not layout.before and layout.time % tile.rows == 0
         rows = Rows(named, layout, row, block * tile.rows - layout.before, tile.rows, inside=inside)
         whole = layout.whole
         # A key head is in the means of all its query heads, a query head in that of its key head.
-        mean_IX = others_and_own(rows, "grad_mixed", head, whole, of_query=1 / layout.group)
+        mean_IX = plus_means(0.0, rows, "grad_mixed", head, whole, of_query=1 / layout.group)
         sum_IX = _through_convolutions(rows, mean_IX, head, tile.contracted)
         columns = whole.behind(head * layout.width)
         # The tail is none of padding's zeros, whatever document it belongs to.
@@ -132,7 +132,7 @@ def grad_latent(given: Operands, tile: Tile) -> tuple[jax.Array, jax.Array | Non
     results = [jax.ShapeDtypeStruct(latent_BTC.shape, latent_BTC.dtype)]
     if tail_BWC is not None:
         results.append(jax.ShapeDtypeStruct(tail_BWC.shape, tail_BWC.dtype))
-    grid = layout.heads, num_blocks, layout.batch
+    grid = num_blocks, layout.heads, layout.batch
     grads = launch(kernel, tuple(arrays.values()), results, tile, grid=grid, name="cca_grad_latent")
     return grads[0], grads[1] if grads[1:] else None
 
@@ -161,7 +161,7 @@ def grad_kernel(given: Operands, tile: Tile, run: int) -> jax.Array:
     def kernel(*references):
         *inputs, shares = references
         named = dict(zip(arrays, inputs, strict=True))
-        number_of_path, head, number = (pl.program_id(axis) for axis in range(3))
+        number, head, number_of_path = (pl.program_id(axis) for axis in range(3))
         row, first = number // num_runs, number % num_runs * run
         whole = layout.whole
         columns = whole.behind(head * width)
@@ -184,7 +184,8 @@ def grad_kernel(given: Operands, tile: Tile, run: int) -> jax.Array:
         at = shares.at[number, head, number_of_path, whole.channel_X[:, None], whole.channel_X[None, :]]
         store(at, sum_XY, block_mask(whole.there_X, whole.there_X, sum_XY.shape))
 
-    grid = len(paths), layout.heads, layout.batch * num_runs
+    # Paths last, so that those which read the same tokens share an L2 cache: see `launch_by_head`.
+    grid = layout.batch * num_runs, layout.heads, len(paths)
     shape = (layout.batch * num_runs, layout.heads, len(paths), width, width)
     result = jax.ShapeDtypeStruct(shape, jnp.float32)
     (shares,) = launch(kernel, tuple(arrays.values()), [result], tile, grid=grid, name="cca_grad_kernel")

@@ -219,15 +219,6 @@ class Rows:
         segments_I = self.segments(0)
         return None if segments_I is None else segments_I != 0
 
-    def begins_before(self, place: int) -> jax.Array:
-        """1 if the first of these tokens lies before a place, else 0, for a loop's number of steps.
-
-        Said in a way that the compiler does not see through. Of a comparison it would: it unrolls a loop
-        whose number of steps it knows, and then holds the blocks of several steps at once.
-        """
-        size = self.place_I.shape[0]
-        return (jnp.minimum(jnp.maximum(place - self.first, 0), size) + size - 1) // size
-
     def convolved(self, sums: list[jax.Array], head: Any, contracted: int) -> list[jax.Array]:
         """Adds what both convolutions make of a head, but for their biases.
 
@@ -247,12 +238,14 @@ class Rows:
         same = [self.of_one_document(*path.passed) for path in layout.paths]
         # All of a path are of one document: that this token is no padding says it of the one that it sees.
         seen = [both(mask_I, self.not_padding()) for mask_I in same]
-        times = self.begins_before(layout.time)  # all blocks do; see there
-        sums = over_paths(layout, contracted, seen, functools.partial(multiply, "latent"), sums, times=times)
+        sums = over_paths(layout, contracted, seen, functools.partial(multiply, "latent"), sums)
         if "tail" not in self.references:
             return sums
-        # Tokens before the chunk are seen from its first block alone: no other goes through this loop.
-        times = self.begins_before(layout.before)
+        # Tokens before the chunk are seen from its first block alone: no other goes through this loop. A
+        # comparison would say so too, but the compiler sees through it and unrolls, as it does above, what
+        # few programs run.
+        size = self.place_I.shape[0]
+        times = pl.cdiv(jnp.clip(layout.before - self.first, 0, size), size)
         return over_paths(layout, contracted, same, functools.partial(multiply, "tail"), sums, times=times)
 
 

@@ -1,8 +1,9 @@
 """`cca` in Pallas for Triton.
 
 A program of the forward pass owns a block of tokens of one head. For the mean it reads latents of other
-heads too, which other programs have just read: they come from a cache. The rotation takes two halves of
-a head against each other, so that a head is computed in pieces: its columns in the product are cut there.
+heads too, which other programs read at the same time: they come from a cache. The rotation takes two
+halves of a head against each other, so that a head is computed in pieces: its columns in the product are
+cut there.
 """
 
 import dataclasses
@@ -158,12 +159,14 @@ def launch_by_head(
 
     def start(*references):
         named = dict(zip(given.arrays, references, strict=False))
-        head, block, row = (pl.program_id(axis) for axis in range(3))
+        block, head, row = (pl.program_id(axis) for axis in range(3))
         inside = layout.time % tile.rows == 0
         rows = Rows(named, layout, row, block * tile.rows, tile.rows, inside=inside)
         kernel(rows, head, row * num_blocks + block, *references[len(named) :])
 
-    grid = layout.heads, num_blocks, layout.batch
+    # Programs go to the XCDs in turn, each of which has an L2 cache ([CK-XCD]): heads of one block, which
+    # read each other's latents, to the same one where the number of blocks is a multiple of those 8.
+    grid = num_blocks, layout.heads, layout.batch
     return launch(start, tuple(given.arrays.values()), results, tile, grid=grid, name=name)
 
 
@@ -177,19 +180,30 @@ def mixed_with_means(rows: Rows, head: jax.Array, contracted: int) -> list[jax.A
     there_I = rows.not_padding()
 
     def start(piece):
-        mean_IX = others_and_own(rows, "latent", head, piece, of_key=1 / layout.group, only_I=there_I)
-        return mean_IX + vector(rows.references["bias"], piece.behind(head * layout.width))[None, :]
+        bias_X = vector(rows.references["bias"], piece.behind(head * layout.width))
+        return plus_means(
+            bias_X[None, :], rows, "latent", head, piece, of_key=1 / layout.group, only_I=there_I
+        )
 
     # Products are added to the means, not the other way round, so that both lie in the same registers.
     return rows.convolved([start(piece) for piece in layout.pieces], head, contracted)
 
 
-def others_and_own(
-    rows: Rows, name: str, head: jax.Array, columns: Columns, *, of_query=1.0, of_key=1.0, only_I=None
+def plus_means(
+    sum_IX: Any,
+    rows: Rows,
+    name: str,
+    head: jax.Array,
+    columns: Columns,
+    *,
+    of_query: float = 1.0,
+    of_key: float = 1.0,
+    only_I: jax.Array | None = None,
 ) -> jax.Array:
-    """Half of a head's channels and of the sum of those it shares a mean with, times a factor.
+    """Adds half of a head's channels, and of those of the heads it shares a mean with, times a factor.
 
     Args:
+      sum_IX: to be added to.
       rows: tokens.
       name: of an array [B, T, C].
       head: whose.
@@ -205,12 +219,12 @@ def others_and_own(
     is_key = is_key.astype(jnp.int32)
     num_others, factor = 1 + is_key * (layout.group - 1), of_query + is_key * (of_key - of_query)
 
-    def load(head):
-        return rows.load(name, columns.behind(head * layout.width), only_I=only_I).astype(jnp.float32)
+    def plus(sum_IX, head, factor):
+        more_IX = rows.load(name, columns.behind(head * layout.width), only_I=only_I)
+        return sum_IX + more_IX.astype(jnp.float32) * factor
 
-    own_IX = load(head)
-    sum_IX = lax.fori_loop(0, num_others, lambda i, x: x + load(first + i), jnp.zeros_like(own_IX))
-    return 0.5 * (own_IX + sum_IX * factor)
+    sum_IX, half = plus(sum_IX, head, 0.5), 0.5 * factor
+    return lax.fori_loop(0, num_others, lambda i, sum_IX: plus(sum_IX, first + i, half), sum_IX)
 
 
 def place_of_head(layout: Layout, head: jax.Array) -> tuple[jax.Array, jax.Array]:
