@@ -392,10 +392,12 @@ def _cca(sizes: Sizes, dtype: jnp.dtype) -> Case:
         # The gradient of a temperature is a sum of terms of either sign, of which little may be left.
         tolerance=0.1,
         kernels={
+            "cca_join": False,
             "cca": True,
             "cca_grad_mixed": True,
             "cca_grad_latent": True,
             "cca_grad_kernel": True,
             "cca_sums": False,
+            "cca_join_grad": False,
         },
     )

@@ -23,10 +23,10 @@ from pallas_kernels.product import own_matrix
 __all__ = ["BLOCKS", "Blocks", "CcaWeights", "Tile", "cca", "looking_back", "rotate", "taps_over_time"]
 
 BLOCKS = Blocks(
-    forward=Tile(rows=64, contracted=32),
-    grad_mixed=Tile(rows=64, contracted=32),
-    grad_latent=Tile(rows=64, contracted=32),
-    grad_kernel=Tile(rows=32, contracted=32, num_warps=8),
+    forward=Tile(rows=64, contracted=32, num_stages=2),
+    grad_mixed=Tile(rows=64, contracted=32, num_stages=2),
+    grad_latent=Tile(rows=64, contracted=32, num_stages=2),
+    grad_kernel=Tile(rows=64, contracted=32),
     run=1024,
 )
 """Chosen from what the compiler says for MI300X (registers, local memory); no time was measured."""

@@ -44,8 +44,8 @@ def _of_pallas(name: str, operands: list[tuple[int, ...]], made: tuple[int, ...]
         count, short, long = operands[0]
         # Of what is symmetric, one half is made.
         return (2.0 if name.endswith("product") else 1.0) * count * short * made[1] * max(long, made[2])
-    if name.startswith("cca"):
-        # The convolutions of all heads: a square matrix a head and tap.
+    if name.startswith("cca") and len(operands[0]) == 3:
+        # Both convolutions in one: a square matrix for each head and each token that it sees.
         square = [sizes for sizes in (*operands, made[1:]) if len(sizes) == 4 and sizes[-1] == sizes[-2]]
         return 2.0 * math.prod(operands[0][:2]) * math.prod(square[0]) if square else 0.0
     return 0.0  # all others are bound by memory
