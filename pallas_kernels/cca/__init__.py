@@ -33,7 +33,7 @@ BLOCKS = Blocks(
 
 
 def cca(
-    latent_BTC: jax.Array,
+    latent_BTX: jax.Array,
     tail_BWC: jax.Array,
     weights: CcaWeights,
     rotation: tuple[jax.Array, jax.Array],
@@ -54,7 +54,8 @@ def cca(
     gradients, added up in a fixed order; the rotation has none.
 
     Args:
-      latent_BTC: queries and keys of the joined projection, float32 or bfloat16.
+      latent_BTX: queries and keys of the joined projection, float32 or bfloat16: its first C channels. What
+        lies behind them, such as values, is not read, so that nobody need cut it off.
       tail_BWC: the latents of the W tokens before, of the same dtype; they belong to the first document.
       weights: of the convolutions, and the temperature.
       rotation: cosines and sines [b, T, O], float32.
@@ -69,74 +70,77 @@ def cca(
     Raises:
       ValueError: if shapes, dtypes or settings do not go together.
     """
-    _check(latent_BTC, tail_BWC, weights, rotation, segments_BT)
+    _check(latent_BTX, tail_BWC, weights, rotation, segments_BT)
     if choose("cca", implementation) == "pallas":
-        triton.check(weights.grouped_kernel_AJHH.shape[3], latent_BTC.dtype.itemsize, blocks)
+        triton.check(weights.grouped_kernel_AJHH.shape[3], latent_BTX.dtype.itemsize, blocks)
         weights = weights._replace(grouped_kernel_AJHH=own_matrix(weights.grouped_kernel_AJHH))
-        return _pallas(latent_BTC, tail_BWC, weights, rotation, segments_BT, blocks)
+        return _pallas(latent_BTX, tail_BWC, weights, rotation, segments_BT, blocks)
+    latent_BTC = latent_BTX[:, :, : tail_BWC.shape[2]]
     q_BTNH, k_BTKH = cca_xla(latent_BTC, tail_BWC, weights, rotation, segments_BT)
     return q_BTNH.astype(latent_BTC.dtype), k_BTKH.astype(latent_BTC.dtype)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
-def _pallas(latent_BTC, tail_BWC, weights, rotation, segments_BT, blocks):
-    return _run(latent_BTC, tail_BWC, weights, rotation, segments_BT, blocks)
+def _pallas(latent_BTX, tail_BWC, weights, rotation, segments_BT, blocks):
+    return _run(latent_BTX, tail_BWC, weights, rotation, segments_BT, blocks)
 
 
-def _run(latent_BTC, tail_BWC, weights, rotation, segments_BT, blocks) -> tuple[jax.Array, jax.Array]:
-    batch, time, _ = latent_BTC.shape
+def _run(latent_BTX, tail_BWC, weights, rotation, segments_BT, blocks) -> tuple[jax.Array, jax.Array]:
+    batch, time, _ = latent_BTX.shape
     heads, _, width, _ = weights.grouped_kernel_AJHH.shape
     num_keys = weights.temperature_K.shape[0]
     shapes = [(batch, time, n, width) for n in (heads - num_keys, num_keys)]
-    if latent_BTC.size == 0:
-        q_BTNH, k_BTKH = (jnp.zeros(shape, latent_BTC.dtype) for shape in shapes)
+    if latent_BTX.size == 0:
+        q_BTNH, k_BTKH = (jnp.zeros(shape, latent_BTX.dtype) for shape in shapes)
         return q_BTNH, k_BTKH
-    given = triton.operands(latent_BTC, tail_BWC, weights, rotation, segments_BT)
+    given = triton.operands(latent_BTX, tail_BWC, weights, rotation, segments_BT)
     results = triton.forward(given, blocks.forward)
     q_BTNH, k_BTKH = (x.reshape(shape) for x, shape in zip(results, shapes, strict=True))
     return q_BTNH, k_BTKH
 
 
-def _forward(latent_BTC, tail_BWC, weights, rotation, segments_BT, blocks):
-    arguments = latent_BTC, tail_BWC, weights, rotation, segments_BT
+def _forward(latent_BTX, tail_BWC, weights, rotation, segments_BT, blocks):
+    arguments = latent_BTX, tail_BWC, weights, rotation, segments_BT
     return _run(*arguments, blocks), arguments
 
 
 def _backward(blocks, arguments, grads):
-    latent_BTC, tail_BWC, weights, *_ = arguments
-    if latent_BTC.size == 0:
-        return *jax.tree.map(jnp.zeros_like, (latent_BTC, tail_BWC, weights)), None, None
+    latent_BTX, tail_BWC, weights, *_ = arguments
+    if latent_BTX.size == 0:
+        return *jax.tree.map(jnp.zeros_like, (latent_BTX, tail_BWC, weights)), None, None
     given = triton.operands(*arguments)
-    grad_q_BTX, grad_k_BTY = (x.reshape(*latent_BTC.shape[:2], -1) for x in grads)
+    grad_q_BTX, grad_k_BTY = (x.reshape(*latent_BTX.shape[:2], -1) for x in grads)
     grad_latent_BTC, grad_tail_BWC, grad_weights = gradients.backward(
         given, weights, grad_q_BTX, grad_k_BTY, blocks
     )
+    unread = latent_BTX.shape[2] - grad_latent_BTC.shape[2]
+    grad_latent_BTX = jnp.pad(grad_latent_BTC, ((0, 0), (0, 0), (0, unread)))
     grad_tail_BWC = jnp.zeros_like(tail_BWC) if grad_tail_BWC is None else grad_tail_BWC
-    return grad_latent_BTC, grad_tail_BWC, grad_weights, None, None
+    return grad_latent_BTX, grad_tail_BWC, grad_weights, None, None
 
 
 _pallas.defvjp(_forward, _backward)
 
 
 def _check(
-    latent_BTC: jax.Array,
+    latent_BTX: jax.Array,
     tail_BWC: jax.Array,
     weights: CcaWeights,
     rotation: tuple[jax.Array, jax.Array],
     segments_BT: jax.Array | None,
 ) -> None:
-    if latent_BTC.ndim != 3 or latent_BTC.dtype not in (jnp.float32, jnp.bfloat16):
+    if latent_BTX.ndim != 3 or latent_BTX.dtype not in (jnp.float32, jnp.bfloat16):
         raise ValueError(
-            f"the latent is {latent_BTC.dtype} {latent_BTC.shape}; it must be [B, T, C], float32 or bfloat16"
+            f"the latent is {latent_BTX.dtype} {latent_BTX.shape}; it must be [B, T, X], float32 or bfloat16"
         )
-    batch, time, channels = latent_BTC.shape
-    _check_weights(channels, weights)
+    batch, time, _ = latent_BTX.shape
+    channels = _check_weights(latent_BTX.shape[2], weights)
     width = weights.grouped_kernel_AJHH.shape[3]
     before = weights.depthwise_kernel_IC.shape[0] + weights.grouped_kernel_AJHH.shape[1] - 2
-    if tail_BWC.shape != (batch, before, channels) or tail_BWC.dtype != latent_BTC.dtype:
+    if tail_BWC.shape != (batch, before, channels) or tail_BWC.dtype != latent_BTX.dtype:
         raise ValueError(
             f"the tail is {tail_BWC.dtype} {tail_BWC.shape}; with this latent and these taps it must be "
-            f"{latent_BTC.dtype} {(batch, before, channels)}"
+            f"{latent_BTX.dtype} {(batch, before, channels)}"
         )
     cos, sin = rotation
     if cos.shape != sin.shape or cos.ndim != 3 or cos.shape[:2] not in ((batch, time), (1, time)):
@@ -150,12 +154,15 @@ def _check(
         raise ValueError(f"segments are {segments_BT.shape}; with this latent they must be {(batch, time)}")
 
 
-def _check_weights(channels: int, weights: CcaWeights) -> None:
+def _check_weights(columns: int, weights: CcaWeights) -> int:
+    """C, the channels that the weights are for."""
     grouped = weights.grouped_kernel_AJHH.shape
-    if len(grouped) != 4 or grouped[2] != grouped[3] or grouped[0] * grouped[3] != channels:
+    if len(grouped) != 4 or grouped[2] != grouped[3] or grouped[0] * grouped[3] > columns:
         raise ValueError(
-            f"the grouped kernel is {grouped}; it must be [A, J, H, H] with A*H = C, which is {channels}"
+            f"the grouped kernel is {grouped}; it must be [A, J, H, H], with A*H = C at most the latent's "
+            f"{columns} channels"
         )
+    channels = grouped[0] * grouped[3]
     shapes = {
         "depthwise_kernel_IC": (weights.depthwise_kernel_IC.shape[0], channels),
         "depthwise_bias_C": (channels,),
@@ -170,3 +177,4 @@ def _check_weights(channels: int, weights: CcaWeights) -> None:
             f"there are {grouped[0]} heads and {num_keys} temperatures; each key head has one, and the same "
             "number of query heads"
         )
+    return channels

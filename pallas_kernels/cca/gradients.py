@@ -92,14 +92,20 @@ def grad_mixed(
             store(bias_shares.at[share, columns.channel_X], jnp.sum(grad_IX, axis=0), columns.there_X)
 
     given = given.with_array("grad_q", grad_q_BTX).with_array("grad_k", grad_k_BTY)
-    latent_BTC = given.arrays["latent"]
     results = [
-        jax.ShapeDtypeStruct(latent_BTC.shape, latent_BTC.dtype),
-        jax.ShapeDtypeStruct((num_shares, latent_BTC.shape[2]), jnp.float32),
+        _like_latent(given),
+        jax.ShapeDtypeStruct((num_shares, layout.channels), jnp.float32),
         jax.ShapeDtypeStruct((num_shares, layout.key_heads), jnp.float32),
     ]
     grad_BTC, bias_RC, temperature_RK = launch_by_head(kernel, given, results, tile, "cca_grad_mixed")
     return grad_BTC, bias_RC, temperature_RK
+
+
+def _like_latent(given: Operands) -> jax.ShapeDtypeStruct:
+    """Shape and type of the latent's channels, without what is behind them in the array."""
+    layout = given.layout
+    shape = (layout.batch, layout.time, layout.channels)
+    return jax.ShapeDtypeStruct(shape, given.arrays["latent"].dtype)
 
 
 def grad_latent(given: Operands, tile: Tile) -> tuple[jax.Array, jax.Array | None]:
@@ -109,7 +115,7 @@ def grad_latent(given: Operands, tile: Tile) -> tuple[jax.Array, jax.Array | Non
     """
     layout = given.layout
     num_blocks = pl.cdiv(layout.time + layout.before, tile.rows)
-    latent_BTC, tail_BWC = given.arrays["latent"], given.arrays.get("tail")
+    tail_BWC = given.arrays.get("tail")
     arrays = given.some("grad_mixed", "kernel", "segments")
 
     def kernel(*references):
@@ -129,7 +135,7 @@ def grad_latent(given: Operands, tile: Tile) -> tuple[jax.Array, jax.Array | Non
         there_I = rows.not_padding()
         rows.store(grad, columns, sum_IX if there_I is None else jnp.where(there_I[:, None], sum_IX, 0))
 
-    results = [jax.ShapeDtypeStruct(latent_BTC.shape, latent_BTC.dtype)]
+    results = [_like_latent(given)]
     if tail_BWC is not None:
         results.append(jax.ShapeDtypeStruct(tail_BWC.shape, tail_BWC.dtype))
     grid = num_blocks, layout.heads, layout.batch

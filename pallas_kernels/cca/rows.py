@@ -57,6 +57,11 @@ class Layout:
     rotated: int
 
     @property
+    def channels(self) -> int:
+        """C, of all heads."""
+        return self.heads * self.width
+
+    @property
     def query_heads(self) -> int:
         """N, the query heads among all heads of the latent."""
         return self.heads - self.key_heads

@@ -202,6 +202,22 @@ def test_a_document_is_what_it_is_alone():
         assert np.any(one[:, :6] != other[:, :6])
 
 
+@pytest.mark.parametrize("name", FORMS)
+def test_what_stands_behind_the_latent_is_not_read(name):
+    ((latent, tail, weights), cotangents, rotation), _ = arrays((2, 19, 4, 2, 8, 2, 2, 2), "float32")
+
+    def both(latent):
+        ours = functools.partial(cca, implementation=name, blocks=BLOCKS)
+        results, pull_back = jax.vjp(lambda *first: ours(*first, rotation), latent, tail, weights)
+        return results, pull_back(cotangents)
+
+    behind = jnp.full((*latent.shape[:2], 5), jnp.nan)
+    cut = fast_jit(both)(latent)
+    results, (grad_latent, *others) = fast_jit(both)(jnp.concatenate([latent, behind], axis=2))
+    assert not np.any(grad_latent[:, :, -5:])
+    jax.tree.map(np.testing.assert_array_equal, cut, (results, (grad_latent[:, :, :-5], *others)))
+
+
 def test_a_cpu_takes_xla():
     ((latent, tail, weights), _, rotation), _ = arrays((1, 3, 2, 1, 4, 2, 2, 1), "bfloat16")
     default = cca(latent, tail, weights, rotation)
@@ -224,8 +240,8 @@ def test_no_tokens(batch, time):
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"latent_BTC": (1, 4)}, r"the latent is float32 \(1, 4\); it must be \[B, T, C\]"),
-        ({"latent_BTC": (1, 4, 9)}, r"it must be \[A, J, H, H\] with A\*H = C, which is 9"),
+        ({"latent_BTX": (1, 4)}, r"the latent is float32 \(1, 4\); it must be \[B, T, X\]"),
+        ({"latent_BTX": (1, 4, 9)}, r"with A\*H = C at most the latent's 9 channels"),
         ({"tail_BWC": (1, 1, 24)}, r"the tail is float32 \(1, 1, 24\); .* must be float32 \(1, 2, 24\)"),
         ({"depthwise_bias_C": (8,)}, r"depthwise_bias_C is \(8,\); with this latent it must be \(24,\)"),
         ({"temperature_K": (2,)}, "there are 3 heads and 2 temperatures"),
@@ -242,7 +258,7 @@ def test_no_tokens(batch, time):
 )  # fmt: skip
 def test_errors(change, sentence):
     values = {
-        "latent_BTC": (1, 4, 24),
+        "latent_BTX": (1, 4, 24),
         "tail_BWC": (1, 2, 24),
         "depthwise_kernel_IC": (2, 24),
         "depthwise_bias_C": (24,),

@@ -149,7 +149,8 @@ def test_without_a_name_it_is_what_the_table_says(platform, monkeypatch):
     setup = make_setup(RUN, platform=platform)
     choice._of_platform.cache_clear()
     taken = [field.removesuffix("_implementation") for field in FIELDS if getattr(named, field) == "pallas"]
-    assert taken == {"cpu": [], "cuda": ["decode", "newton_schulz"], "rocm": ["attention", "cca"]}[platform]
+    on_rocm = ["attention", "residual", "cca"]
+    assert taken == {"cpu": [], "cuda": ["decode", "newton_schulz"], "rocm": on_rocm}[platform]
     assert {getattr(named, field) for field in FIELDS} <= {"pallas", "xla", "ragged_dot+pallas"}
     assert (named.experts_implementation == "ragged_dot+pallas") == (platform == "rocm")
     assert setup.model.execution == named

@@ -112,14 +112,15 @@ def cca_projection(
     if segments_BT is not None:
         # Left padding must leave behind what no token at all does: the state before the first is zeros.
         x_BTD = jnp.where((segments_BT == 0)[:, :, None], 0, x_BTD)
-    latent_BTC, current_BTU, delayed_BTU = _project(x_BTD, weights["projections"], state)
+    projected_BTX, current_BTU, delayed_BTU = _project(x_BTD, weights["projections"], state)
+    latent_BTC = projected_BTX[:, :, : state.tail_BWC.shape[2]]
     if shared is not None:
         tail_BWC = shared.before(latent_BTC, state.tail_BWC.shape[1])
         state = CcaState(tail_BWC, shared.before(delayed_BTU, 1)[:, 0])
     v_BTU2, delayed_BU = _value_shift(current_BTU, delayed_BTU, state.delayed_BU, segments_BT)
     tail_BWC = state.tail_BWC.astype(latent_BTC.dtype)
     q_BTNH, k_BTKH = cca(
-        latent_BTC,
+        projected_BTX,  # not cut: a kernel reads its columns where they lie
         tail_BWC,
         _convolutions(weights),
         rotation,
@@ -143,14 +144,14 @@ def _convolutions(weights: Mapping) -> CcaWeights:
 def _project(
     x_BTD: jax.Array, projections: Matrix, state: CcaState
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The four projections of [CCA]: latent queries and keys [B, T, C], and both halves of the values."""
+    """The four projections of [CCA], latent queries and keys first, and of them both halves of the values."""
     x_PD = x_BTD.reshape(-1, x_BTD.shape[2])
     # No bias: padding, which is zeros here, is then zeros in the latent as well.
     out_PX = product(x_PD, projections.astype(x_BTD.dtype))
     out_BTX = out_PX.reshape(*x_BTD.shape[:2], -1)
     columns, half = out_BTX.shape[2], state.delayed_BU.shape[-1]
-    latent_BTC, current_BTU, delayed_BTU = jnp.split(out_BTX, [columns - 2 * half, columns - half], axis=-1)
-    return latent_BTC, current_BTU, delayed_BTU
+    _, current_BTU, delayed_BTU = jnp.split(out_BTX, [columns - 2 * half, columns - half], axis=-1)
+    return out_BTX, current_BTU, delayed_BTU
 
 
 def _value_shift(
