@@ -5,7 +5,7 @@ Compressed convolutional attention, [CCA] section II-B and Listing 1, with a lin
 
 Letters: B batch, T time, N query heads, K key heads, G = N/K query heads a key head, A = N + K heads,
 H head width, C = A*H latent channels (queries first), I and J taps of the two convolutions, W = I + J - 2
-earlier tokens that they need, O half of the rotated channels of a head, b is B or 1.
+earlier tokens that they need, Z paths through both, O half of the rotated channels of a head, b is B or 1.
 """
 
 import functools
@@ -50,7 +50,9 @@ def cca(
     latent's dtype; all else is float32. Where the second convolution looks to before a document's start
     it finds the first one's bias.
 
-    The kernels keep nothing but the arguments for the backward pass. Latent, tail and weights have
+    The kernels multiply by both convolutions at once (`joined.py`): they round that product of two kernels
+    where XLA's form rounds what the first convolution gave. They keep nothing but the arguments for the
+    backward pass. Latent, tail and weights have
     gradients, added up in a fixed order; the rotation has none.
 
     Args:
@@ -72,7 +74,8 @@ def cca(
     """
     _check(latent_BTX, tail_BWC, weights, rotation, segments_BT)
     if choose("cca", implementation) == "pallas":
-        triton.check(weights.grouped_kernel_AJHH.shape[3], latent_BTX.dtype.itemsize, blocks)
+        taps = weights.depthwise_kernel_IC.shape[0], weights.grouped_kernel_AJHH.shape[1]
+        triton.check(taps, weights.grouped_kernel_AJHH.shape[3], latent_BTX.dtype.itemsize, blocks)
         weights = weights._replace(grouped_kernel_AJHH=own_matrix(weights.grouped_kernel_AJHH))
         return _pallas(latent_BTX, tail_BWC, weights, rotation, segments_BT, blocks)
     latent_BTC = latent_BTX[:, :, : tail_BWC.shape[2]]

@@ -129,11 +129,14 @@ def grad_latent(given: Operands, tile: Tile) -> tuple[jax.Array, jax.Array | Non
         mean_IX = plus_means(0.0, rows, "grad_mixed", head, whole, of_query=1 / layout.group)
         sum_IX = _through_convolutions(rows, mean_IX, head, tile.contracted)
         columns = whole.behind(head * layout.width)
-        # The tail is none of padding's zeros, whatever document it belongs to.
-        for reference in grad_tail:
-            pl.when(block == 0)(lambda to=reference: rows.store(to, columns, sum_IX, is_tail=True))
         there_I = rows.not_padding()
         rows.store(grad, columns, sum_IX if there_I is None else jnp.where(there_I[:, None], sum_IX, 0))
+        if not grad_tail:
+            return
+
+        @pl.when(rows.first < 0)
+        def _():  # the tail counts, whatever document it belongs to
+            rows.store(grad_tail[0], columns, sum_IX, is_tail=True)
 
     results = [_like_latent(given)]
     if tail_BWC is not None:
@@ -185,7 +188,7 @@ def grad_kernel(given: Operands, tile: Tile, run: int) -> jax.Array:
         num_steps = pl.cdiv(run, tile.rows)
         sum_XY = lax.fori_loop(0, num_steps, lambda i, x: add("latent", first + i * tile.rows, x), zeros_XY)
         if "tail" in named:
-            num_steps = (jnp.maximum(layout.before - first, 0) + tile.rows - 1) // tile.rows
+            num_steps = pl.cdiv(jnp.clip(layout.before - first, 0, run), tile.rows)
             sum_XY = lax.fori_loop(0, num_steps, lambda i, x: add("tail", first + i * tile.rows, x), sum_XY)
         at = shares.at[number, head, number_of_path, whole.channel_X[:, None], whole.channel_X[None, :]]
         store(at, sum_XY, block_mask(whole.there_X, whole.there_X, sum_XY.shape))

@@ -20,6 +20,9 @@ from pallas_kernels.backend import dot, load, store
 from pallas_kernels.blocks import block_mask, padded
 from pallas_kernels.cca.paths import Path, distances, paths
 
+MOST_PATHS = 31
+"""That `in_bits` has room for."""
+
 
 class Columns(NamedTuple):
     """Channels of a block: which ones, and which of them there are; None for all."""

@@ -18,8 +18,9 @@ from jax.experimental import pallas as pl
 from pallas_kernels.backend import launch
 from pallas_kernels.blocks import KernelSettings, padded
 from pallas_kernels.cca.joined import join
+from pallas_kernels.cca.paths import paths
 from pallas_kernels.cca.reference import SHORTEST, CcaWeights
-from pallas_kernels.cca.rows import Columns, Layout, Rows, vector
+from pallas_kernels.cca.rows import MOST_PATHS, Columns, Layout, Rows, vector
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -104,12 +105,23 @@ def operands(
     return Operands(arrays if segments_BT is None else arrays | {"segments": segments_BT}, layout)
 
 
-def check(width: int, itemsize: int, blocks: Blocks) -> None:
-    """Refuses settings that cannot be compiled or do not fit local memory.
+def check(taps: tuple[int, int], width: int, itemsize: int, blocks: Blocks) -> None:
+    """Refuses settings that cannot be compiled or do not fit local memory, and more taps than a mask holds.
+
+    Args:
+      taps: of both convolutions.
+      width: H.
+      itemsize: bytes of an entry of the latent.
+      blocks: settings.
 
     Raises:
       ValueError: with what is wrong and what would be right.
     """
+    if len(paths(*taps)) > MOST_PATHS:
+        raise ValueError(
+            f"cca: with {taps[0]} and {taps[1]} taps there are {len(paths(*taps))} paths through both "
+            f"convolutions; the kernels take {MOST_PATHS}"
+        )
     channels = padded(width)
     for name in ("forward", "grad_mixed", "grad_latent", "grad_kernel"):
         tile = getattr(blocks, name)

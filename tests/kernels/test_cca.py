@@ -34,8 +34,10 @@ SHAPES = [
     # B, T, N, K, H, I, J, O
     (1, 37, 4, 2, 64, 2, 2, 16), (2, 16, 2, 1, 128, 2, 2, 32), (1, 1, 2, 2, 8, 2, 2, 4),
     (2, 19, 3, 1, 5, 3, 2, 1), (1, 33, 1, 1, 16, 1, 3, 8), (2, 7, 2, 1, 24, 1, 1, 0),
+    (1, 18, 1, 1, 4, 18, 1, 2),
 ]  # fmt: skip
-"""Odd lengths, one token, a block and a bit, padded widths, other taps, heads turned whole and not at all."""
+"""Odd lengths, one token, a block and a bit, padded widths, other taps, heads turned whole and not at all, a
+tail longer than a block."""
 
 
 def documents(batch, time):
@@ -253,6 +255,8 @@ def test_no_tokens(batch, time):
         ({"blocks": dataclasses.replace(BLOCKS, grad_latent=Tile(rows=1024, contracted=64))},
          "of local memory; there are 65,536"),
         ({"blocks": dataclasses.replace(BLOCKS, run=24)}, "run is 24; it must be a multiple of 16 rows"),
+        ({"depthwise_kernel_IC": (7, 24), "grouped_kernel_AJHH": (3, 6, 8, 8), "tail_BWC": (1, 11, 24)},
+         "with 7 and 6 taps there are 37 paths through both convolutions; the kernels take 31"),
         ({"implementation": "fast"}, 'implementation is "fast"'),
     ],
 )  # fmt: skip
