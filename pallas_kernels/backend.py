@@ -4,9 +4,10 @@ No other file names that backend. JAX deprecated it in 0.11 and will remove it, 
 below the first version that may. CONTRIBUTING.md says what a move would touch (`SECTION`).
 
 A kernel is compiled by Triton on a GPU and interpreted on a CPU. It does not know which, so that the
-tests run the very code that is compiled.
+tests run the very code that is compiled; `exp2` and `narrow` alone know.
 """
 
+import contextvars
 import warnings
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -23,6 +24,10 @@ SECTION = "When Pallas' Triton backend goes"
 """Of CONTRIBUTING.md."""
 DEPRECATION = "The Pallas Triton backend is deprecated"
 """How the warning begins that jax 0.11 and later give wherever a kernel is lowered."""
+PLATFORMS = "cpu", "cuda", "rocm"
+"""A kernel is traced once for each."""
+_platform: contextvars.ContextVar[str] = contextvars.ContextVar("platform")
+"""For which the kernel is that is being traced."""
 
 
 def advice() -> str:
@@ -72,6 +77,43 @@ def dot(a: jax.Array, b: jax.Array) -> jax.Array:
     return jnp.dot(a, b, preferred_element_type=jnp.float32)
 
 
+def exp2(x: jax.Array) -> jax.Array:
+    """2 to the power of float32 numbers that arithmetic made; below the least normal number it may be 0.
+
+    On AMD one instruction. `jnp.exp2` becomes six there, which keep denormal numbers: in a loop of
+    attention they take as long as its products.
+    """
+    if _platform.get() != "rocm":
+        return jnp.exp2(x)
+    # LLVM knows the registers of assembly but not its instructions, so that the distances which gfx942
+    # leaves to the compiler ([LLVM-AMDGPU] GCNHazardRecognizer.cpp) are kept here. Two wait states behind
+    # it: a vector instruction may read the result after one, a matrix instruction after two. The result
+    # lies where the argument did: in another register, an earlier matrix instruction could still write.
+    (result,) = _triton().elementwise_inline_asm(
+        "v_exp_f32 $0, $0\n\ts_nop 1",
+        args=[x],
+        constraints="=v,0",
+        pack=1,
+        result_shape_dtypes=[jax.ShapeDtypeStruct.like(x)],
+    )
+    return result
+
+
+def narrow(x: jax.Array, dtype: Any) -> jax.Array:
+    """Rounds float32 numbers to the nearest of a dtype that goes into products; ties may go either way.
+
+    MI300X has no instruction for bfloat16, and what stands for it takes five: half a unit in the last
+    place is added, and the rest cut off, in one and a half.
+    """
+    if dtype != jnp.bfloat16 or _platform.get() == "cuda":
+        return x.astype(dtype)
+    # A NaN stays one, unless all of its upper 17 bits but the sign are set. NVIDIA's arithmetic makes such
+    # ones. That of AMD and x86 sets the highest bit of the fraction alone, or keeps the bits of an operand,
+    # whose lower half is zero where it was bfloat16.
+    bits = lax.bitcast_convert_type(x, jnp.uint32) + jnp.uint32(0x8000)
+    return lax.bitcast_convert_type((bits >> 16).astype(jnp.uint16), dtype)
+
+
 def from_start(size: int, number: jax.Array) -> Any:
     """The first `size` entries of an axis that may be shorter; a mask keeps to those that exist.
 
@@ -110,13 +152,21 @@ def launch(
     params = _triton().CompilerParams(num_warps=settings.num_warps, num_stages=settings.num_stages)
     _hide_deprecation()
 
-    def named(*references):
-        kernel(*references)
+    def on(platform: str) -> Callable[..., Any]:
+        def named(*references):
+            token = _platform.set(platform)
+            try:
+                kernel(*references)
+            finally:
+                _platform.reset(token)
 
-    named.__name__ = named.__qualname__ = name  # Triton calls the kernel by its function's name
-    compiled = pl.pallas_call(named, out_shape=results, grid=grid, compiler_params=params, name=name)
-    interpreted = pl.pallas_call(named, out_shape=results, grid=grid, interpret=True, name=name)
-    return tuple(lax.platform_dependent(*operands, cpu=interpreted, default=compiled))
+        named.__name__ = named.__qualname__ = name  # Triton calls the kernel by its function's name
+        if platform == "cpu":
+            return pl.pallas_call(named, out_shape=results, grid=grid, interpret=True, name=name)
+        return pl.pallas_call(named, out_shape=results, grid=grid, compiler_params=params, name=name)
+
+    branches: Any = {platform: on(platform) for platform in PLATFORMS}
+    return tuple(lax.platform_dependent(*operands, **branches))
 
 
 def _hide_deprecation() -> None:

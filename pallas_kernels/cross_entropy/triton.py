@@ -1,7 +1,7 @@
 """`cross_entropy` in Pallas for Triton: logits live and die in registers.
 
-Forward, a program owns a block of rows and a run of the vocabulary, and keeps the maximum, the sum of
-exponentials and the target's logit of its rows: the softmax in pieces of FlashAttention (arXiv 2205.14135,
+Forward, a program owns a block of rows and a run of the vocabulary, and keeps the maximum and the sum of
+exponentials of its rows: the softmax in pieces of FlashAttention (arXiv 2205.14135,
 section 3.1), over the vocabulary instead of the keys. Backward, a program makes a block of logits again and
 writes its gradient, for one chunk of the vocabulary at a time: a row of the gradients of the hidden
 states, D float32 numbers, has no place in registers, so that the two products that end in D are
@@ -11,6 +11,7 @@ Letters as in the package; I rows of a block, J entries of the vocabulary of a b
 """
 
 import dataclasses
+import math
 from collections.abc import Callable
 
 import jax
@@ -18,8 +19,11 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from pallas_kernels.backend import dot, launch, load, store
+from pallas_kernels.backend import dot, exp2, launch, load, store
 from pallas_kernels.blocks import HIDDEN, KernelSettings, block_mask, check_counts, which_exist
+
+LOG2_E = math.log2(math.e)
+"""GPUs have an instruction for exponentials of base 2."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,10 +40,10 @@ class Blocks(KernelSettings):
 
     rows: int = 128
     entries: int = 128
-    width: int = 64
+    width: int = 32
     run: int = 8
     chunk: int = 8192
-    num_warps: int = 8
+    num_warps: int = 4
     num_stages: int = 2
 
 
@@ -63,37 +67,40 @@ def forward(
     is_whole = table_VD.shape[0] % (blocks.entries * blocks.run) == 0
     shape = _Shape(hidden_PD, table_VD, blocks, is_whole=is_whole)
 
-    def kernel(hidden, table, targets, *references):
-        *biases, tops, totals, hits = references
+    def kernel(hidden, table, *references):
+        *biases, tops, totals = references
         row, run = pl.program_id(0) * blocks.rows, pl.program_id(1)
-        is_row = shape.is_row(row)
-        target_I = load(targets.at[pl.ds(row, blocks.rows)], is_row, other=-1)
 
         def step(i, carry):
-            top_I, total_I, hit_I = carry
+            top_I, total_I = carry
             entry = (run * blocks.run + i) * blocks.entries
-            entry_J = entry + jnp.arange(blocks.entries)
             logits_IJ = shape.logits(hidden, table, biases, row, entry)
-            logits_IJ = jnp.where((entry_J < shape.num_entries)[None, :], logits_IJ, HIDDEN)
             new_top_I = jnp.maximum(top_I, jnp.max(logits_IJ, axis=1))
-            total_I = total_I * jnp.exp(top_I - new_top_I)
-            total_I = total_I + jnp.sum(jnp.exp(logits_IJ - new_top_I[:, None]), axis=1)
-            # The target's logit is looked for in every block: registers are not read by an index.
-            is_target_IJ = entry_J[None, :] == target_I[:, None]
-            return new_top_I, total_I, hit_I + jnp.sum(jnp.where(is_target_IJ, logits_IJ, 0), axis=1)
+            total_I = total_I * exp2((top_I - new_top_I) * LOG2_E)
+            return new_top_I, total_I + jnp.sum(exp2((logits_IJ - new_top_I[:, None]) * LOG2_E), axis=1)
 
         zeros_I = jnp.zeros((blocks.rows,), jnp.float32)
-        found = lax.fori_loop(0, blocks.run, step, (zeros_I + HIDDEN, zeros_I, zeros_I))
-        for reference, values_I in zip((tops, totals, hits), found, strict=True):
-            store(reference.at[run, pl.ds(row, blocks.rows)], values_I, is_row)
+        found = lax.fori_loop(0, blocks.run, step, (zeros_I + HIDDEN, zeros_I))
+        for reference, values_I in zip((tops, totals), found, strict=True):
+            store(reference.at[run, pl.ds(row, blocks.rows)], values_I, shape.is_row(row))
 
     grid = shape.num_row_blocks, num_runs
-    results = [jax.ShapeDtypeStruct((num_runs, shape.num_rows), jnp.float32)] * 3
-    operands = (hidden_PD, table_VD, targets_P, *_given(bias_V))
-    top_RP, total_RP, hit_RP = launch(kernel, operands, results, blocks, grid=grid, name="cross_entropy")
+    results = [jax.ShapeDtypeStruct((num_runs, shape.num_rows), jnp.float32)] * 2
+    operands = (hidden_PD, table_VD, *_given(bias_V))
+    top_RP, total_RP = launch(kernel, operands, results, blocks, grid=grid, name="cross_entropy")
     # No program saw a row's whole vocabulary: what they found is put together here, a few numbers a row.
     top_P = top_RP.max(axis=0)
-    return top_P + jnp.log(jnp.sum(total_RP * jnp.exp(top_RP - top_P), axis=0)), hit_RP.sum(axis=0)
+    logsumexp_P = top_P + jnp.log(jnp.sum(total_RP * jnp.exp(top_RP - top_P), axis=0))
+    return logsumexp_P, _target_logits(hidden_PD, table_VD, bias_V, targets_P)
+
+
+def _target_logits(hidden_PD, table_VD, bias_V, targets_P) -> jax.Array:
+    """One product a row, which a program that looked for it among all others would take longer to find."""
+    entries_PD = table_VD.at[targets_P].get(mode="clip")
+    logits_P = jnp.sum(hidden_PD.astype(jnp.float32) * entries_PD.astype(jnp.float32), axis=1)
+    for bias in _given(bias_V):
+        logits_P = logits_P + bias.at[targets_P].get(mode="clip")
+    return jnp.where((targets_P >= 0) & (targets_P < table_VD.shape[0]), logits_P, 0)
 
 
 def grad_logits(
@@ -136,7 +143,7 @@ def grad_logits(
         )
         logits_IJ = shape.logits(hidden, table, biases, row, entry)
         # The logsumexp makes a softmax without a second pass for its maximum and its sum.
-        grad_IJ = jnp.exp(logits_IJ - logsumexp_I[:, None]) * all_I[:, None]
+        grad_IJ = exp2((logits_IJ - logsumexp_I[:, None]) * LOG2_E) * all_I[:, None]
         is_target_IJ = (entry + jnp.arange(blocks.entries))[None, :] == target_I[:, None]
         grad_IJ = grad_IJ - jnp.where(is_target_IJ, one_I[:, None], 0)
         at = out.at[pl.ds(row, blocks.rows), pl.ds(column, blocks.entries)]
@@ -173,7 +180,10 @@ class _Shape:
         return row + jnp.arange(self.blocks.rows) < self.num_rows
 
     def logits(self, hidden, table, biases, row, entry) -> jax.Array:
-        """A block of logits in float32; of rows and entries that do not exist it is the bias, or 0."""
+        """A block of logits in float32; of entries that do not exist `HIDDEN`, of such rows the bias.
+
+        Their sums begin with the bias and the mask: a matrix instruction adds to what is there.
+        """
         blocks = self.blocks
 
         def step(i, sum_IJ):
@@ -184,12 +194,13 @@ class _Shape:
 
         is_row_I = which_exist(row, blocks.rows, self.num_rows)
         is_entry_J = None if self.is_whole else entry + jnp.arange(blocks.entries) < self.num_entries
-        zeros_IJ = jnp.zeros((blocks.rows, blocks.entries), jnp.float32)
-        logits_IJ = lax.fori_loop(0, pl.cdiv(self.width, blocks.width), step, zeros_IJ)
+        start_J = jnp.zeros((blocks.entries,), jnp.float32)
         for bias in biases:
-            bias_J = load(bias.at[pl.ds(entry, blocks.entries)], is_entry_J)
-            logits_IJ = logits_IJ + bias_J[None, :]
-        return logits_IJ
+            start_J = load(bias.at[pl.ds(entry, blocks.entries)], is_entry_J).astype(jnp.float32)
+        if is_entry_J is not None:
+            start_J = jnp.where(is_entry_J, start_J, HIDDEN)
+        start_IJ = jnp.broadcast_to(start_J[None, :], (blocks.rows, blocks.entries))
+        return lax.fori_loop(0, pl.cdiv(self.width, blocks.width), step, start_IJ)
 
     def _load(self, array, first, block: int, is_there, channel) -> jax.Array:
         at = array.at[pl.ds(first, block), pl.ds(channel, self.blocks.width)]

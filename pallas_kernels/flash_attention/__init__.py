@@ -23,22 +23,23 @@ from pallas_kernels.flash_attention.xla import form_of, full_attention
 BLOCKS = {
     64: Blocks(
         forward=Tile(queries=128, keys=32),
-        grad_queries=Tile(queries=64, keys=32),
-        grad_keys=Tile(queries=32, keys=64),
+        grad_queries=Tile(queries=128, keys=32),
+        grad_keys=Tile(queries=16, keys=64, num_stages=2),
     ),
     128: Blocks(
-        forward=Tile(queries=128, keys=32),
-        grad_queries=Tile(queries=64, keys=32),
-        grad_keys=Tile(queries=16, keys=64),
+        forward=Tile(queries=128, keys=64),
+        grad_queries=Tile(queries=128, keys=32),
+        grad_keys=Tile(queries=16, keys=64, num_stages=2),
     ),
     256: Blocks(
         forward=Tile(queries=64, keys=16),
         grad_queries=Tile(queries=64, keys=16),
-        grad_keys=Tile(queries=16, keys=32),
+        grad_keys=Tile(queries=16, keys=64),
     ),
 }
 """By head width, up to it. Chosen from what the compiler says for MI300X: the largest blocks of
-bfloat16 that spill nothing and leave room for a second wavefront a SIMD. No time was measured."""
+bfloat16 that spill nothing and leave room for a second wavefront a SIMD, which gradients of keys 256 wide
+do not. A stage more is taken where that room stays. No time was measured."""
 EVERYTHING = np.iinfo(np.int32).max
 """The window of a query that sees all earlier keys."""
 

@@ -1,9 +1,12 @@
 """`flash_attention` in Pallas for Triton: one kernel forward, two backward, no atomics.
 
-[FlashAttention-2] algorithms 1 and 2. A program owns one block of queries of one
-head (forward, gradient of queries) or one block of keys of one key head (gradients of keys and
-values, summed over the query heads in registers) and walks over the blocks that `spans.py` leaves.
-Blocks without a masked entry come first and are not masked.
+[FlashAttention-2] algorithms 1 and 2. A program owns one block of queries (forward, gradient of queries)
+or of keys (gradients of keys and values) of one query head and walks over the blocks that `spans.py`
+leaves. Blocks without a masked entry come first and are not masked. Of a causal mask, the last queries and
+the first keys have most to visit: they begin first, in all sequences, or all others would wait for them.
+
+What is added to scores before they are used, the mask among it, is where the sum of their product begins:
+a matrix instruction adds to what is there, and no other instruction is needed.
 
 The paper has one kernel backward, whose programs add to the gradient of the queries with atomics, in an
 order that no run repeats (section 3.2). Two kernels make the scores twice and each sum in one order.
@@ -22,7 +25,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from pallas_kernels.backend import dot, from_start, launch, load, store
+from pallas_kernels.backend import dot, exp2, from_start, launch, load, narrow, store
 from pallas_kernels.blocks import BLIND, HIDDEN, KernelSettings, block_mask, padded, which_exist
 from pallas_kernels.flash_attention.spans import block_spans
 
@@ -89,24 +92,24 @@ def forward(
 
     def kernel(q, k, v, spans, *references):
         *masks, out, logsumexp = references
-        # The last queries see most keys. Begun last, they would be what all others wait for.
-        head, block, row = pl.program_id(0), shape.num_query_blocks - 1 - pl.program_id(1), pl.program_id(2)
+        head, row, block = pl.program_id(0), pl.program_id(1), shape.num_query_blocks - 1 - pl.program_id(2)
         q_IH = shape.load_queries(q, row, block, head)
-        hide = shape.hide(masks, row)
+        hide, zeros_IJ = shape.hide(masks, row), jnp.zeros((tile.queries, tile.keys), jnp.float32)
 
         def step(number, carry, *, masked):
             sum_IH, top_I, total_I = carry
             k_JH, v_JH = (shape.load_keys(x, row, number, head // shape.group) for x in (k, v))
-            # Of base 2, for which GPUs have an instruction; log2(e) goes into a factor that is there anyway.
-            scores_IJ = dot(q_IH, k_JH.T) * (shape.scale * LOG2_E)
+            start_IJ = zeros_IJ
             if masked:
-                scores_IJ = hide(scores_IJ, block, number)
+                start_IJ = hide(start_IJ, block, number)
+            scores_IJ = start_IJ + dot(q_IH, k_JH.T)
             # The softmax in pieces: arXiv 2205.14135, section 3.1. `shrink` corrects what an earlier
             # maximum scaled; the division by the total waits for the end (arXiv 2307.08691, section 3.1.1).
             new_top_I = jnp.maximum(top_I, jnp.max(scores_IJ, axis=1))
-            exp_IJ = jnp.exp2(scores_IJ - new_top_I[:, None])
-            shrink_I = jnp.exp2(top_I - new_top_I)
-            sum_IH = sum_IH * shrink_I[:, None] + dot(exp_IJ.astype(v_JH.dtype), v_JH)
+            # Of base 2, for which GPUs have an instruction.
+            exp_IJ = exp2(scores_IJ * shape.scale_log2_e - (new_top_I * shape.scale_log2_e)[:, None])
+            shrink_I = exp2((top_I - new_top_I) * shape.scale_log2_e)
+            sum_IH = sum_IH * shrink_I[:, None] + dot(narrow(exp_IJ, v_JH.dtype), v_JH)
             return sum_IH, new_top_I, total_I * shrink_I + jnp.sum(exp_IJ, axis=1)
 
         zeros_IH = jnp.zeros((tile.queries, shape.padded), jnp.float32)
@@ -117,10 +120,12 @@ def forward(
         # A query that sees nothing has no total: its sum is zero, and stays it.
         out_IH = sum_IH / jnp.where(total_I > 0, total_I, 1)[:, None]
         shape.store_queries(out, row, block, head, out_IH)
-        logsumexp_I = jnp.where(total_I > 0, (top_I + jnp.log2(total_I)) / LOG2_E, -jnp.inf)
+        logsumexp_I = jnp.where(
+            total_I > 0, (top_I * shape.scale_log2_e + jnp.log2(total_I)) / LOG2_E, -jnp.inf
+        )
         shape.store_per_query(logsumexp, row, head, block, logsumexp_I)
 
-    grid = shape.num_heads, shape.num_query_blocks, shape.batch
+    grid = shape.num_heads, shape.batch, shape.num_query_blocks
     logsumexp = jax.ShapeDtypeStruct((shape.batch, shape.num_heads, shape.num_queries), jnp.float32)
     results = [jax.ShapeDtypeStruct(q_BTNH.shape, q_BTNH.dtype), logsumexp]
     operands = q_BTNH, k_BSKH, v_BSKH, spans, *masking.operands()
@@ -148,26 +153,28 @@ def grad_queries(
 
     def kernel(q, k, v, grad, logsumexp, shared, spans, *references):
         *masks, grad_q = references
-        head, block, row = pl.program_id(0), shape.num_query_blocks - 1 - pl.program_id(1), pl.program_id(2)
+        head, row, block = pl.program_id(0), pl.program_id(1), shape.num_query_blocks - 1 - pl.program_id(2)
         q_IH, grad_IH = (shape.load_queries(x, row, block, head) for x in (q, grad))
         logsumexp_I, shared_I = (shape.load_per_query(x, row, head, block) for x in (logsumexp, shared))
         hide = shape.hide(masks, row)
 
         def step(number, sum_IH, *, masked):
             k_JH, v_JH = (shape.load_keys(x, row, number, head // shape.group) for x in (k, v))
-            scores_IJ = dot(q_IH, k_JH.T) * (shape.scale * LOG2_E)
+            start_IJ = shape.per_pair(logsumexp_I * -shape.unscale)
             if masked:
-                scores_IJ = hide(scores_IJ, block, number)
+                start_IJ = hide(start_IJ, block, number)
             # The kept logsumexp gives the softmax at once: maximum and total are not kept.
-            probs_IJ = jnp.exp2(scores_IJ - (logsumexp_I * LOG2_E)[:, None])
+            scores_IJ = start_IJ + dot(q_IH, k_JH.T)
+            probs_IJ = exp2(scores_IJ * shape.scale_log2_e)
+            # As a start too, `shared` would be a block of registers more, and one wavefront a SIMD fewer.
             grad_scores_IJ = probs_IJ * (dot(grad_IH, v_JH.T) - shared_I[:, None])
-            return sum_IH + dot(grad_scores_IJ.astype(k_JH.dtype), k_JH)
+            return sum_IH + dot(narrow(grad_scores_IJ, k_JH.dtype), k_JH)
 
         zeros_IH = jnp.zeros((tile.queries, shape.padded), jnp.float32)
         sum_IH = _walk(shape.span(spans, row, block), step, zeros_IH)
         shape.store_queries(grad_q, row, block, head, sum_IH * shape.scale)
 
-    grid = shape.num_heads, shape.num_query_blocks, shape.batch
+    grid = shape.num_heads, shape.batch, shape.num_query_blocks
     operands = (q_BTNH, k_BSKH, v_BSKH, grad_BTNH, logsumexp_BNT, shared_BNT, spans, *masking.operands())
     result = jax.ShapeDtypeStruct(q_BTNH.shape, q_BTNH.dtype)
     (grad_q_BTNH,) = launch(kernel, operands, [result], tile, grid=grid, name="flash_attention_grad_queries")
@@ -184,46 +191,52 @@ def grad_keys(
     masking: Masking,
     tile: Tile,
 ) -> tuple[jax.Array, jax.Array]:
-    """Gradients of keys and values, each summed over the query heads of its key head."""
+    """Gradients of keys and values, each summed over the query heads of its key head.
+
+    A program makes the share of one query head. With all of a key head's in one program, there are too few
+    for an MI300X, and it waits for the longest: twice as long as its work takes, at 4 x 4,096 tokens.
+    """
     shape = _Shape(q_BTNH, k_BSKH, tile)
     _, spans = _block_spans(shape, masking)
 
     def kernel(q, k, v, grad, logsumexp, shared, spans, *references):
         *masks, grad_k, grad_v = references
-        key_head, block, row = (pl.program_id(axis) for axis in range(3))
-        k_JH, v_JH = (shape.load_keys(x, row, block, key_head) for x in (k, v))
+        head, row, block = (pl.program_id(axis) for axis in range(3))
+        k_JH, v_JH = (shape.load_keys(x, row, block, head // shape.group) for x in (k, v))
         hide = shape.hide(masks, row)
 
-        def step(number, carry, *, masked, head):
-            grad_k_JH, grad_v_JH = carry
+        def step(number, carry, *, masked):
+            grad_k_HJ, grad_v_HJ = carry
             q_IH, grad_IH = (shape.load_queries(x, row, number, head) for x in (q, grad))
             logsumexp_I, shared_I = (shape.load_per_query(x, row, head, number) for x in (logsumexp, shared))
-            # Keys by queries, the left factor that both gradients need: made the other way round, two
-            # blocks would have to be transposed in local memory.
-            scores_JI = dot(k_JH, q_IH.T) * (shape.scale * LOG2_E)
+            start_IJ = shape.per_pair(logsumexp_I * -shape.unscale)
             if masked:
-                scores_JI = hide(scores_JI, number, block, transposed=True)
-            probs_JI = jnp.exp2(scores_JI - (logsumexp_I * LOG2_E)[None, :])
+                start_IJ = hide(start_IJ, number, block)
+            scores_IJ = start_IJ + dot(q_IH, k_JH.T)
+            probs_IJ = exp2(scores_IJ * shape.scale_log2_e)
+            # Transposed sums, for scores that are right factors: Triton deals out what becomes a left factor
+            # by rows alone (`warpsPerTile` of its AMD backend), of which a block of 16 has too few.
             # Queries behind the last one have probabilities too, but read as zeros, as do their gradients.
-            grad_v_JH = grad_v_JH + dot(probs_JI.astype(grad_IH.dtype), grad_IH)
-            grad_scores_JI = probs_JI * (dot(v_JH, grad_IH.T) - shared_I[None, :])
-            return grad_k_JH + dot(grad_scores_JI.astype(q_IH.dtype), q_IH), grad_v_JH
+            grad_v_HJ = grad_v_HJ + dot(grad_IH.T, narrow(probs_IJ, grad_IH.dtype))
+            grad_scores_IJ = probs_IJ * (dot(grad_IH, v_JH.T) + (-shared_I)[:, None])
+            return grad_k_HJ + dot(q_IH.T, narrow(grad_scores_IJ, q_IH.dtype)), grad_v_HJ
 
-        def for_head(i, carry):
-            return _walk(span, functools.partial(step, head=key_head * shape.group + i), carry)
+        zeros_HJ = jnp.zeros((shape.padded, tile.keys), jnp.float32)
+        grad_k_HJ, grad_v_HJ = _walk(shape.span(spans, row, block), step, (zeros_HJ, zeros_HJ))
+        shape.store_keys(grad_k, row, block, head, grad_k_HJ.T * shape.scale)
+        shape.store_keys(grad_v, row, block, head, grad_v_HJ.T)
 
-        # All query heads of a key head, one after the other: a sum over heads needs no atomics then.
-        span = shape.span(spans, row, block)
-        zeros_JH = jnp.zeros((tile.keys, shape.padded), jnp.float32)
-        grad_k_JH, grad_v_JH = lax.fori_loop(0, shape.group, for_head, (zeros_JH, zeros_JH))
-        shape.store_keys(grad_k, row, block, key_head, grad_k_JH * shape.scale)
-        shape.store_keys(grad_v, row, block, key_head, grad_v_JH)
-
-    grid = shape.num_heads // shape.group, shape.num_key_blocks, shape.batch
+    grid = shape.num_heads, shape.batch, shape.num_key_blocks
     operands = (q_BTNH, k_BSKH, v_BSKH, grad_BTNH, logsumexp_BNT, shared_BNT, spans, *masking.operands())
-    results = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (k_BSKH, v_BSKH)]
-    grad_k_BSKH, grad_v_BSKH = launch(
-        kernel, operands, results, tile, grid=grid, name="flash_attention_grad_keys"
+    # In the type of the result: each is rounded once more than their sum, and half as much is moved.
+    share = jax.ShapeDtypeStruct((shape.batch, shape.num_keys, shape.num_heads, shape.width), k_BSKH.dtype)
+    shares = launch(kernel, operands, [share, share], tile, grid=grid, name="flash_attention_grad_keys")
+    grad_k_BSKH, grad_v_BSKH = (
+        # A few terms, which XLA adds in their order, in float32.
+        share_BSNH.reshape(*k_BSKH.shape[:3], shape.group, shape.width)
+        .sum(axis=3, dtype=jnp.float32)
+        .astype(k_BSKH.dtype)
+        for share_BSNH in shares
     )
     return grad_k_BSKH, grad_v_BSKH
 
@@ -259,6 +272,7 @@ class _Shape:
         self.batch, self.num_queries, self.num_heads, self.width = q_BTNH.shape
         self.num_keys, self.group = k_BSKH.shape[1], self.num_heads // k_BSKH.shape[2]
         self.tile, self.padded, self.scale = tile, padded(self.width), self.width**-0.5
+        self.unscale, self.scale_log2_e = self.width**0.5, self.scale * LOG2_E
         self.num_query_blocks = pl.cdiv(self.num_queries, tile.queries)
         self.num_key_blocks = pl.cdiv(self.num_keys, tile.keys)
 
@@ -293,31 +307,35 @@ class _Shape:
         at, mask = self._per_query(x, row, head, number)
         store(at, values_I, mask)
 
+    def per_pair(self, values_I) -> jax.Array:
+        """Numbers of queries, the same for all keys of a block."""
+        return jnp.broadcast_to(values_I[:, None], (self.tile.queries, self.tile.keys))
+
     def span(self, spans, row, number):
         """The four numbers of a block; without segments all rows share them."""
         row = row if spans.shape[0] > 1 else row * 0
         return tuple(spans[row, number, row * 0 + i] for i in range(4))
 
     def hide(self, masks, row) -> Callable:
-        """A function of scores and their two blocks: those of pairs that do not count become `HIDDEN`."""
+        """A function of what scores begin with and their two blocks: pairs that do not count get `HIDDEN`."""
         limits, *segments = masks
         start, window = limits[0], limits[1].astype(jnp.uint32)
         num_queries, num_keys = self.tile.queries, self.tile.keys
 
-        def hide(scores, query_block, key_block, *, transposed=False):
+        def hide(scores_IJ, query_block, key_block):
             first_query, first_key = query_block * num_queries, key_block * num_keys
-            query, key = first_query + jnp.arange(num_queries), first_key + jnp.arange(num_keys)
-            query, key = (query[None, :], key[:, None]) if transposed else (query[:, None], key[None, :])
+            query_I1 = (first_query + jnp.arange(num_queries))[:, None]
+            key_1J = (first_key + jnp.arange(num_keys))[None, :]
             # A key behind the query has a negative distance, which is large as an unsigned number.
-            scores = jnp.where((start + query - key).astype(jnp.uint32) < window, scores, HIDDEN)
+            is_near_IJ = (start + query_I1 - key_1J).astype(jnp.uint32) < window
+            scores_IJ = jnp.where(is_near_IJ, scores_IJ, HIDDEN)
             if self.num_keys % num_keys:
-                scores = jnp.where(key < self.num_keys, scores, HIDDEN)
+                scores_IJ = jnp.where(key_1J < self.num_keys, scores_IJ, HIDDEN)
             if not segments:
-                return scores
-            of_query = self._segments(segments[0], row, first_query, num_queries, self.num_queries)
-            of_key = self._segments(segments[1], row, first_key, num_keys, self.num_keys)
-            of_query, of_key = (x.reshape(y.shape) for x, y in ((of_query, query), (of_key, key)))
-            return jnp.where(of_query == of_key, scores, HIDDEN)
+                return scores_IJ
+            query_I = self._segments(segments[0], row, first_query, num_queries, self.num_queries)
+            key_J = self._segments(segments[1], row, first_key, num_keys, self.num_keys)
+            return jnp.where(query_I[:, None] == key_J[None, :], scores_IJ, HIDDEN)
 
         return hide
 

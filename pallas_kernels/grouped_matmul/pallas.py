@@ -12,11 +12,17 @@ from pallas_kernels.grouped_matmul.operands import Operands
 from pallas_kernels.grouped_matmul.triton import Blocks, Tile
 
 BLOCKS = Blocks(
-    product=Tile(rows=128, columns=128, contracted=64, num_warps=8, num_stages=2),
-    swiglu=Tile(rows=128, columns=64, contracted=64, num_warps=8, num_stages=2),
-    grad_weights=Tile(rows=128, columns=128, contracted=64, num_warps=8, num_stages=2),
+    product=Tile(rows=128, columns=256, contracted=32, num_warps=8, num_stages=2),
+    swiglu=Tile(rows=128, columns=64, contracted=64, num_warps=4, num_stages=2),
+    grad_weights=Tile(rows=128, columns=128, contracted=32, num_warps=4),
 )
-"""Chosen from what the compiler says for MI300X (registers, local memory); no time was measured."""
+"""Chosen from what the compiler says for MI300X (registers, local memory, what a loop reads there); no
+time was measured.
+
+64 x 64 entries a wavefront take half of what local memory can give, 64 x 32 three quarters. Where a factor
+lies across its product, a thread must read 16 entries of it or more for Triton to turn them in registers;
+else each goes through local memory by itself. A pipeline takes that from the gradient of weights.
+"""
 
 
 def multiply(operands: Operands, blocks: Blocks) -> jax.Array:

@@ -61,8 +61,7 @@ def check(itemsize: int, blocks: Blocks) -> None:
         tile = getattr(blocks, name)
         columns = tile.columns * (2 if name == "swiglu" else 1)
         held = (tile.rows + columns) * tile.contracted * max(tile.num_stages - 1, 1)
-        lds_bytes = max(held, tile.rows * tile.columns) * itemsize
-        tile.check("grouped_matmul", "rows", "columns", "contracted", part=name, lds_bytes=lds_bytes)
+        tile.check("grouped_matmul", "rows", "columns", "contracted", part=name, lds_bytes=held * itemsize)
 
 
 def product(

@@ -7,6 +7,7 @@ import warnings
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.experimental import pallas
 from jax.sharding import AbstractDevice, AbstractMesh
@@ -83,6 +84,41 @@ def test_a_launch_hides_the_deprecation_and_no_other():
         warnings.warn(f"{backend.DEPRECATION} and will be removed", DeprecationWarning, stacklevel=1)
         with pytest.raises(DeprecationWarning, match="another"):
             warnings.warn("another is deprecated", DeprecationWarning, stacklevel=1)
+
+
+def rounded(bits):
+    """float32 numbers by their bits, as `narrow` makes bfloat16 of them in a kernel."""
+    x = np.asarray(bits, np.uint32).view(np.float32)
+
+    def kernel(x, out):
+        at = slice(None)
+        backend.store(out.at[at], backend.narrow(backend.load(x.at[at]), jnp.bfloat16))
+
+    result = jax.ShapeDtypeStruct(x.shape, jnp.bfloat16)
+    (out,) = backend.launch(kernel, (jnp.asarray(x),), [result], KernelSettings(), grid=(1,), name="round")
+    return x, np.asarray(out, np.float32)
+
+
+def test_narrow_takes_the_nearest():
+    bits = np.random.default_rng(0).integers(0, 2**32, 4096, dtype=np.uint32)
+    ties = bits & 0xFFFF0000 | 0x8000
+    extremes = [0, 0x80000000, 1, 0x7F7FFFFF, 0xFF7FFFFF, 0x7F800000, 0xFF800000]
+    bits = np.concatenate([bits, ties, np.uint32(extremes)])
+    x, found = rounded(bits[~np.isnan(bits.view(np.float32))])
+    # Half of what bfloat16's last place is worth, exactly: twice the least normal's for denormal numbers.
+    finite = np.isfinite(x) & np.isfinite(found)
+    unit = np.ldexp(1.0, np.frexp(np.maximum(np.abs(x[finite]), 2.0**-126).astype(np.float64))[1] - 8)
+    assert np.all(np.abs(np.float64(found[finite]) - x[finite]) <= unit / 2)
+    # What is not finite was so, or lies half a unit or more above the largest bfloat16.
+    assert np.all(np.abs(x[~finite]) >= np.uint32(0x7F7F8000).view(np.float32))
+    np.testing.assert_array_equal(np.signbit(found), np.signbit(x))
+
+
+def test_narrow_keeps_a_nan():
+    """Of bfloat16 with any payload, and what arithmetic makes on AMD and x86."""
+    of_bfloat16 = np.arange(0x7F81, 0x8000, dtype=np.uint32) << 16
+    bits = np.concatenate([of_bfloat16, of_bfloat16 | 0x80000000, np.uint32([0x7FC00000, 0xFFC00000])])
+    assert np.all(np.isnan(rounded(bits)[1]))
 
 
 def imports(file):

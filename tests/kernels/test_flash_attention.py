@@ -5,6 +5,7 @@ case runs with several maskings.
 """
 
 import functools
+import heapq
 import inspect
 
 import jax
@@ -24,7 +25,8 @@ from kernel_base import (
     rounded,
 )
 
-from pallas_kernels.flash_attention import EVERYTHING, Blocks, Tile, flash_attention
+from pallas_kernels.flash_attention import BLOCKS as BLOCKS_BY_WIDTH
+from pallas_kernels.flash_attention import EVERYTHING, Blocks, Tile, flash_attention, triton
 from pallas_kernels.flash_attention.reference import flash_attention_reference, visible_keys
 from pallas_kernels.flash_attention.spans import block_spans
 
@@ -214,6 +216,73 @@ def test_the_whole_blocks_of_a_causal_mask_need_no_mask():
     of_queries, of_keys = block_spans(64, 64, 16, 16, jnp.int32([0, EVERYTHING]), None, None)
     np.testing.assert_array_equal(of_queries[0], [[0, 1, 1, 1], [0, 0, 1, 2], [0, 0, 2, 3], [0, 0, 3, 4]])
     np.testing.assert_array_equal(of_keys[0], [[0, 1, 4, 4], [1, 2, 4, 4], [2, 3, 4, 4], [3, 4, 4, 4]])
+
+
+@pytest.mark.parametrize("broken", range(4))
+def test_a_nan_is_seen(broken):
+    """In queries, keys, values or the gradient: bfloat16 is rounded without a thought of it."""
+    arguments, cotangents = operands((1, 20, 20, 2, 1, 16))
+    *arguments, grad = (jnp.asarray(x, jnp.bfloat16) for x in (*arguments, cotangents[0]))
+    limits = jnp.int32([0, EVERYTHING])
+    both = compiled(False, BLOCKS)[FORMS.index("pallas")]
+
+    def place(x, number):
+        return x.at[0, 3, 0, 1].set(jnp.nan) if number == broken else x
+
+    arguments = tuple(place(x, number) for number, x in enumerate(arguments))
+    (out, _), gradients = both(arguments, (place(grad, 3), jnp.float32(cotangents[1])), (limits, None, None))
+    assert broken == 3 or np.any(np.isnan(out))
+    q, k, v = (np.any(np.isnan(x)) for x in gradients)
+    assert q
+    assert k
+    assert v or broken == 2, "their own gradient alone does not depend on the values"
+
+
+def launches(batch, time, heads, key_heads):
+    """Grids by kernel, of a call and its gradients."""
+    queries, keys = (batch, time, heads, 128), (batch, time, key_heads, 128)
+    arguments = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in (queries, keys, keys)]
+
+    def both(*arguments):
+        results, pull_back = jax.vjp(functools.partial(flash_attention, implementation="pallas"), *arguments)
+        return pull_back(results)
+
+    def record(*operands, grid, name, **options):
+        grids[name] = grid
+        return launch(*operands, grid=grid, name=name, **options)
+
+    grids, launch = {}, triton.launch
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(triton, "launch", record)
+        jax.eval_shape(both, *arguments)
+    return grids
+
+
+def longest_wait(lengths, places):
+    """When the last program ends, over when all would if none ever waited: each place takes the next one."""
+    ends = [0] * places
+    for length in lengths:
+        heapq.heapreplace(ends, ends[0] + length)
+    return max(ends) / (sum(lengths) / places)
+
+
+@pytest.mark.parametrize(
+    ("name", "bound"),
+    [("flash_attention", 1.16), ("flash_attention_grad_queries", 1.16), ("flash_attention_grad_keys", 1.07)],
+)
+def test_a_causal_sequence_keeps_all_of_an_mi300x_at_work(name, bound):
+    """304 compute units hold two programs each. Of queries, the longest takes a seventh more than a share."""
+    batch, time = 4, 4096
+    grid = launches(batch, time, 8, 2)[name]
+    tile = getattr(BLOCKS_BY_WIDTH[128], name.removeprefix("flash_attention").lstrip("_") or "forward")
+    spans = block_spans(time, time, tile.queries, tile.keys, jnp.int32([0, EVERYTHING]), None, None)[
+        name.endswith("keys")
+    ][0]
+    visited = np.asarray(spans[:, 3] - spans[:, 0])
+    longest_first = visited if name.endswith("keys") else visited[::-1]
+    assert grid == (8, batch, len(visited))  # the first number moves first
+    assert np.all(np.diff(longest_first) <= 0)
+    assert longest_wait(np.repeat(longest_first, 8 * batch).tolist(), 2 * 304) <= bound
 
 
 def test_a_cpu_takes_xla():

@@ -49,6 +49,13 @@ def test_of_several_loops_the_innermost_with_most_products_is_the_main_one():
     assert (found.instructions, found.matrix, found.barriers) == (3, 2, 0)
 
 
+def test_of_loops_with_as_many_products_the_shortest_is_the_main_one():
+    """The other one has masks beside them."""
+    found = main_loop(code(*back_over(MATRIX, ADD, ADD), *back_over(MATRIX, ADD), END))
+    assert found is not None
+    assert (found.matrix, found.vector) == (1, 1)
+
+
 def test_without_products_it_is_the_longest():
     found = main_loop(code(*back_over(ADD), *back_over(ADD, LOAD, ADD), END))
     assert found is not None

@@ -68,6 +68,8 @@ class _Instruction:
 def main_loop(code: bytes) -> Loop | None:
     """The innermost loop with most matrix instructions, or, where none has any, most instructions.
 
+    Of loops with as many matrix instructions the shortest: the others mask what they multiply, at the edges.
+
     Args:
       code: of one kernel.
     """
@@ -80,7 +82,11 @@ def main_loop(code: bytes) -> Loop | None:
     ]
     inner = [(a, b) for a, b in spans if not any((c, d) != (a, b) and a <= c and d <= b for c, d in spans)]
     loops = [_loop([each for _, each in decoded[start : end + 1]]) for start, end in inner]
-    return max(loops, key=lambda loop: (loop.matrix, loop.instructions), default=None)
+    return max(loops, key=_weight, default=None)
+
+
+def _weight(loop: Loop) -> tuple[int, int]:
+    return loop.matrix, -loop.instructions if loop.matrix else loop.instructions
 
 
 def _loop(body: list[_Instruction]) -> Loop:
