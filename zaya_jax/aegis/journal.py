@@ -21,6 +21,10 @@ BESIDE = EVENTS_FILE, SIGHTINGS_FOLDER, LEFT_OUT_FILE
 """What may lie in a run's folder before the run does: its supervisor begins earlier."""
 METRICS_FILE = "metrics.jsonl"
 """What a run tells of its steps, which `train/metrics.py` writes."""
+TRAIN, VALIDATION, ROUTER = "train", "validation", "router"
+"""Kinds of its rows: values of a step, held-out ones, and what each layer's router did in a step."""
+SAMPLES_FILE = "samples.jsonl"
+"""Texts that a run has made, with the steps that they are of; `train_command.py` writes it."""
 BEGAN, AT = "began", "at"
 """Kinds: a run begins or goes on; where it is now and then."""
 FINISHED, STOPPED, STALLED, FAILED, DIVERGED, WENT_BACK = (
