@@ -29,7 +29,7 @@ import zaya_jax
 from zaya_jax import cli
 from zaya_jax.aegis.journal import BEGAN, SAMPLES_FILE, read_events
 from zaya_jax.checkpoint import load_run, newest_step
-from zaya_jax.config import Config
+from zaya_jax.config import Config, TrainConfig
 from zaya_jax.data.loader import evaluation_batches
 from zaya_jax.data.shards import Corpus
 from zaya_jax.data.tokenizer import ByteTokenizer
@@ -43,6 +43,7 @@ from zaya_jax.train.metrics import (
     read_metrics,
     text_bytes,
 )
+from zaya_jax.train.step_values import MOST_ROUTER_ROWS, has_router_row
 from zaya_jax.train_command import report
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -143,6 +144,16 @@ def test_a_row_of_the_router_has_all_tokens_of_its_step_in_each_layer(undisturbe
         assert (counts_LX.sum(axis=1) == 4 * 64).all()
         assert counts_LX[:, -1].sum() / counts_LX.sum() == pytest.approx(told["skipped"])
         assert np.mean(row["entropy"]) == pytest.approx(told["router_entropy"], abs=1e-4)
+
+
+def test_a_long_run_has_rows_of_routers_now_and_then():
+    for log_every, num_steps in ((10, 123_457), (1, 1000), (3, 100)):
+        config = TrainConfig(log_every=log_every, num_steps=num_steps)
+        steps = [step for step in range(1, num_steps + 1) if has_router_row(config, step)]
+        assert steps[0] == 1
+        assert steps[-1] == num_steps
+        assert min(num_steps // log_every, 500) < len(steps) <= MOST_ROUTER_ROWS + 2
+        assert all(step % log_every == 0 for step in steps[1:-1])
 
 
 def test_a_life_of_a_run_says_who_began_it_and_with_what(undisturbed):

@@ -51,7 +51,7 @@ def make_page(
     """
     style = "".join(path.read_text() for path in (STYLE, *styles))
     script = "".join(path.read_text() for path in (SCRIPT, *scripts))
-    return _FRAME.substitute(
+    page = _FRAME.substitute(
         title=html.escape(title),
         body=body,
         data=as_inert_json(data),
@@ -60,6 +60,8 @@ def make_page(
         style_hash=_hash(style),
         script_hash=_hash(script),
     )
+    # JSON may name halves of characters, and a folder bytes that are none: no file of UTF-8 can hold either.
+    return page.encode(errors="replace").decode()
 
 
 def as_inert_json(content: Mapping[str, Any]) -> str:

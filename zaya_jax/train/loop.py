@@ -43,7 +43,7 @@ from zaya_jax.train.skips import SkipCounter
 from zaya_jax.train.starting import starting_state
 from zaya_jax.train.state import TrainState
 from zaya_jax.train.step import Metrics, Sums
-from zaya_jax.train.step_values import train_values
+from zaya_jax.train.step_values import has_router_row, train_values
 from zaya_jax.train.steps import Outputs, Steps
 from zaya_jax.train.stopping import SAVE_FAILED, Stopped, StopRequest
 from zaya_jax.train.watching import Watch, watched
@@ -255,8 +255,9 @@ def _make_steps(steps: Steps, state: TrainState) -> TrainState:
             outputs.progress.update(step, values, steps.range.phase.name, num_bytes=num_bytes)
             if is_logged:  # what a file holds must not depend on where a run was resumed
                 _tell(steps, step, TRAIN, values)
-                router = metrics.router_counts_LX, metrics.router_entropy_L
-                outputs.writer.write_router(step, *map(np.asarray, router))
+                if has_router_row(config, step):
+                    router = metrics.router_counts_LX, metrics.router_entropy_L
+                    outputs.writer.write_router(step, *map(np.asarray, router))
             look(steps, step)
             outputs.watch.at(step, is_first=step == first_step)
         # A phase's end is always scored and kept: by it the phase is judged, and others may start from it.
