@@ -8,7 +8,7 @@ TOKENS = "tokens"
 MOST_CHARTS = 60
 """Of one section: what a program of one's own logs may be without end."""
 MEANINGS = {
-    "loss": "Mean over the targets, in nats; dots are on held-out text.",
+    "loss": "Mean over the targets, in nats; dots, or dashes, are on held-out text.",
     "bits_per_byte": "By the bytes of text that targets stand for: comparable between tokenizers.",
     "learning_rate": "As the schedule has it.",
     "gradient_norm": "Of all that trains, before clipping.",

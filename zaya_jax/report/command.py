@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         durable.write(options.output, page)
     for run in runs:
         for note in run.notes:
-            print(f"{run.name}: {note}")
+            print(note)
     print(f"{options.output}: {format_bytes(len(page.encode()))}")
 
 

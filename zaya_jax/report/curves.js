@@ -1,6 +1,6 @@
 // Curves of one column of all runs, each on a canvas of its own; all show the same window of steps or tokens.
 const HEIGHT = 210, LEFT = 52, RIGHT = 10, TOP = 18, BOTTOM = 20;
-const NEAR_PIXELS = 6, TICK_PIXELS = 90, SMALLEST_DRAG = 8, DASH = [6, 3], COLOURS = 8;
+const NEAR_PIXELS = 6, TICK_PIXELS = 90, SMALLEST_DRAG = 8, DASH = [6, 3], COLOURS = 8, DOT_PIXELS = 9;
 // What the reader has chosen. The window is [first, last] of the axis, or null for all of it.
 const chosen = { axis: "steps", smoothing: 0.6, hidden: new Set(), window: null };
 
@@ -170,10 +170,9 @@ class Curves {
     [this.context, this.width] = prepare(this.canvas, HEIGHT);
     this.window = chosen.window ?? wholeWindow();
     this.lines = linesOf(this.column, this.smoothing);
-    const isWithin = (place) => place >= this.window[0] && place <= this.window[1];
     const values = this.lines.flatMap((line) => [
-      ...[line.low, line.high, line.drawn].flatMap((each) => each.filter((_, n) => isWithin(line.places[n]))),
-      ...line.dots.filter(([place]) => isWithin(place)).map(([, value]) => value),
+      ...[line.low, line.high, line.drawn].flatMap((each) => each.filter((_, n) => this.isWithin(line.places[n]))),
+      ...line.dots.filter(([place]) => this.isWithin(place)).map(([, value]) => value),
     ]).filter((value) => value !== null && (!this.isLogarithmic || value > 0));
     this.setRange(values);
     this.drawAxes(values.length > 0);
@@ -225,9 +224,11 @@ class Curves {
   drawPhases() {
     const begins = new Map();
     for (const { run, number } of this.lines) {
-      run.phases.forEach(([name], n) => {
+      run.phases.forEach(([name, last], n) => {
         const place = n ? placeOf(run, run.phases[n - 1][1]) : 0, key = `${place} ${name}`;
-        if (place !== null) begins.set(key, [place, name, begins.has(key) ? colour("dim") : colourOf(number)]);
+        // One that has ended before the window is over, and is not written at its edge.
+        if (place === null || placeOf(run, last) <= this.window[0]) return;
+        begins.set(key, [place, name, begins.has(key) ? colour("dim") : colourOf(number)]);
       });
     }
     const { context } = this;
@@ -259,15 +260,27 @@ class Curves {
     context.setLineDash(line.number >= COLOURS ? DASH : []);
     this.strokeValues(line.places, line.drawn);
     context.setLineDash([]);
-    for (const [place, value] of line.dots) {
-      if (this.isLogarithmic && value <= 0) continue;
+    this.drawDots(line.dots.filter(([place, value]) => this.isWithin(place) && this.isDrawn(value)));
+    context.lineWidth = 1;
+  }
+
+  // Held-out values; of so many that they would hide what is below them, a dashed line.
+  drawDots(dots) {
+    const { context } = this;
+    if (dots.length * DOT_PIXELS > this.width) {
+      context.lineWidth = 1.2;
+      context.setLineDash([4, 2]);
+      this.stroke(dots.map(([place, value]) => [this.x(place), this.y(value)]));
+      context.setLineDash([]);
+      return;
+    }
+    for (const [place, value] of dots) {
       context.beginPath();
       context.arc(this.x(place), this.y(value), 3.2, 0, 7);
       context.fill();
       context.strokeStyle = colour("back");
       context.stroke();
     }
-    context.lineWidth = 1;
   }
 
   fillBetween({ places, low, high }) {
@@ -277,7 +290,12 @@ class Curves {
     for (const n of known) context.lineTo(this.x(places[n]), this.y(high[n]));
     for (const n of known.reverse()) context.lineTo(this.x(places[n]), this.y(low[n]));
     context.fill();
+    // A single row that jumped is a sliver of no width; its edge is seen.
+    context.globalAlpha = 0.4;
+    for (const edge of [low, high]) this.strokeValues(places, edge);
   }
+
+  isWithin(place) { return place >= this.window[0] && place <= this.window[1]; }
 
   isDrawn(value) { return value !== null && value !== undefined && (!this.isLogarithmic || value > 0); }
 

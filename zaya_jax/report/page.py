@@ -46,7 +46,8 @@ def page_of(runs: Sequence[RunRecord]) -> str:
         _HINTS,
         _notes(runs),
         _table(("run", *HEADERS), [(run.name, *summary_of(run)) for run in runs], "summary"),
-        *(_section(section, runs) for section in sections),
+        *map(_section, sections),
+        _heat_maps(runs),
         _time(runs),
         _texts(runs),
         _configs(runs),
@@ -65,17 +66,12 @@ def _controls(runs: Sequence[RunRecord]) -> str:
 
 
 def _notes(runs: Sequence[RunRecord]) -> str:
-    return "".join(
-        f'<p class="note"><b>{html.escape(run.name)}</b>: {html.escape(note)}</p>'
-        for run in runs
-        for note in run.notes
-    )
+    return "".join(f'<p class="note">{html.escape(note)}</p>' for run in runs for note in run.notes)
 
 
-def _section(section: Section, runs: Sequence[RunRecord]) -> str:
+def _section(section: Section) -> str:
     charts = "".join(map(_chart, section.charts))
-    pictures = f'<h2>{section.title}</h2><div class="charts">{charts}</div>'
-    return pictures + (_heat_maps(runs) if section.title == "Routers" else "")
+    return f'<h2>{section.title}</h2><div class="charts">{charts}</div>'
 
 
 def _chart(chart: Chart) -> str:

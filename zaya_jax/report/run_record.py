@@ -72,7 +72,7 @@ class RunRecord:
       end: how its last life ended.
       origins: of its lives; several in a row that are alike are one.
       texts: that it has made, by step.
-      notes: what is missing or damaged, in sentences.
+      notes: what is missing or damaged, in sentences that name the file.
     """
 
     name: str
@@ -102,11 +102,11 @@ def read_run(folder: pathlib.Path) -> RunRecord:
     with _noting(notes):
         changes = read_changes(folder)
     events = events_of(folder)
-    with _noting(notes):
-        goodput = measure(events)
     lives = find_attempts(events)
+    if lives:
+        goodput = measure(events)
     metrics = read_metrics_file(folder / METRICS_FILE)
-    notes += _notes_on(metrics)
+    notes += _notes_on(metrics, folder / METRICS_FILE)
     return RunRecord(
         name=str(folder),
         metrics=metrics,
@@ -129,13 +129,13 @@ def _noting(notes: list[str]) -> Iterator[None]:
         notes.append(str(error))
 
 
-def _notes_on(metrics: RunMetrics) -> Iterator[str]:
+def _notes_on(metrics: RunMetrics, path: pathlib.Path) -> Iterator[str]:
     if not len(metrics.train.steps):
-        yield f"{METRICS_FILE} has no row of a step yet; a run writes one each train.log_every steps"
+        yield f"{path} has no row of a step yet; a run writes one each train.log_every steps"
     elif metrics.router is None:
-        yield f"{METRICS_FILE} has no rows of routers; the run was begun with a version that wrote none"
+        yield f"{path} has no rows of routers; an earlier version began the run"
     if metrics.num_damaged:
-        yield f"{METRICS_FILE} has {metrics.num_damaged:,} damaged lines, which are left out"
+        yield f"{path} has {metrics.num_damaged:,} damaged lines, which are left out"
 
 
 def _origins_of(events: Sequence[Mapping[str, Any]]) -> list[Origin]:
