@@ -76,6 +76,7 @@ const point = (canvas, x, y) => {
   return tip.textContent;
 };
 told.first_load = point(layer, 10, 3);
+told.second_load = point(layer, 550, 3);
 told.skipped = point(layer, 550, 40);
 told.entropy = point(entropy, 550, 3);
 console.log(JSON.stringify(told));

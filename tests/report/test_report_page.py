@@ -268,6 +268,8 @@ def test_the_script_draws_tells_and_hides(tmp_path):
     assert told["tokens"] == f"{b}, step 10: 3, smoothed 3"
     assert {"early", "late"} <= set(told["written"])
     assert told["first_load"] == "step 10\nlayer 0, expert 0: 1.50 of an even share, 75.00 % of the tokens"
+    # Half of the tokens skip, and one of two experts has all others.
+    assert told["second_load"] == "step 30\nlayer 0, expert 0: 2.00 of an even share, 50.00 % of the tokens"
     assert told["skipped"] == "step 30\nlayer 0: 50.00 % of the tokens skip"
     assert told["entropy"] == "step 30\nlayer 0: 0.5 nats; 0.5 to 1 in this run"
     assert told["zoomed"] == [1000, 2000]

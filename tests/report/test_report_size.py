@@ -1,11 +1,15 @@
 """The page of long runs stays small, and is written while one waits."""
 
-import time
+import os
+import pathlib
+import resource
+import subprocess
+import sys
 
 import pytest
 from long_runs import write_long_run
 
-from zaya_jax.report.command import main
+import zaya_jax
 from zaya_jax.report.page import page_of
 from zaya_jax.report.run_record import read_run
 
@@ -34,8 +38,16 @@ def test_three_runs_are_a_small_page_that_has_their_spikes(tmp_path):
 @pytest.mark.campaign
 def test_three_runs_of_two_hundred_thousand_rows_are_written_in_ten_seconds(tmp_path):
     names = long_runs(tmp_path, num_rows=200_000, num_layers=40)
-    begin = time.process_time()
-    main([*map(str, names), f"--output={tmp_path / 'report.html'}"])
-    # The time of this process: other tests have the machine too.
-    assert time.process_time() - begin < 10
+    # In a process of its own, where no annotation is checked a million times.
+    program = "from zaya_jax import cli; cli.run()"
+    begin = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(
+        [sys.executable, "-c", program, "report", *map(str, names), f"--output={tmp_path / 'report.html'}"],
+        env={**os.environ, "PYTHONPATH": str(pathlib.Path(zaya_jax.__file__).parents[1])},
+        check=True,
+        timeout=100,
+    )
+    end = resource.getrusage(resource.RUSAGE_CHILDREN)
+    # Its own time: other tests have the machine too.
+    assert end.ru_utime + end.ru_stime - begin.ru_utime - begin.ru_stime < 10
     assert (tmp_path / "report.html").stat().st_size < MOST_BYTES

@@ -36,7 +36,8 @@ def _parser() -> Parser:
         "Writes one HTML file on one or several runs: curves, load of experts, samples, configs, versions.",
         (
             "zaya report runs/tiny",
-            "zaya report runs/tiny runs/wide --output=width.html     # side by side, and how they differ",
+            "zaya report runs/tiny --output=tiny.html",
+            "zaya report runs/tiny runs/wide runs/deep     # side by side, and in what they differ",
         ),
     )
     parser.add_argument("runs", nargs="+", type=pathlib.Path, metavar="RUN", help="the folder of a run")
