@@ -93,13 +93,16 @@ class MetricsWriter:
         # A run without phases has one that has no name.
         where = {"step": step, "kind": kind} | ({"phase": phase} if phase else {})
         with durable.naming(self._folder):
-            self._write_line(json.dumps(where | values))
+            self._file.write(json.dumps(where | values) + "\n")
+            self._file.flush()  # a killed run has lost nothing that it said
             for name, value in values.items():
                 self._events.write(events.scalar(time.time(), step, f"{kind}/{name}", float(value)))
             self._events.flush()
 
     def write_router(self, step: int, counts_LX: np.ndarray, entropy_L: np.ndarray) -> None:
-        """Writes what each layer's router did with the tokens of a step; TensorBoard has no picture of it.
+        """Writes what each layer's router did with the tokens of a step whose values follow.
+
+        TensorBoard has no picture of it. It reaches the file with the values: a write for both.
 
         Raises:
           OSError: with the run folder's name, when the disk is full.
@@ -112,11 +115,7 @@ class MetricsWriter:
         }
         with durable.naming(self._folder):
             # Without spaces: of 40 layers and 16 experts they would be a fifth of the line.
-            self._write_line(json.dumps(row, separators=(",", ":")))
-
-    def _write_line(self, line: str) -> None:
-        self._file.write(line + "\n")
-        self._file.flush()  # a killed run has lost nothing that it said
+            self._file.write(json.dumps(row, separators=(",", ":")) + "\n")
 
     def sync(self) -> None:
         """Waits until all that was written is on the disk, so that no step that is saved lacks its lines.
