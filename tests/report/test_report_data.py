@@ -5,12 +5,12 @@ import math
 
 import numpy as np
 import pytest
-from small_folders import CONFIG, LINES, router_row, train_row, write_run
+from small_folders import BEGIN, CONFIG, END, LINES, router_row, train_row, write_run
 
 from zaya_jax.aegis.journal import METRICS_FILE, parse_row, parse_rows
 from zaya_jax.report.charts import sections_of
 from zaya_jax.report.config_fields import NOT_THERE, compare_configs
-from zaya_jax.report.content import SHARES, bins_that_fit, content_of
+from zaya_jax.report.content import MOST_LOADS, SHARES, bins_that_fit, content_of
 from zaya_jax.report.metrics_file import MOST_MOMENTS, ROWS_AT_ONCE, read_metrics_file
 from zaya_jax.report.run_record import read_run
 from zaya_jax.report.summary import HEADERS, summary_of
@@ -47,6 +47,28 @@ def test_loads_are_shares_of_a_layers_tokens(tmp_path):
     assert first == [[3 * quarter, quarter, 0], [0, 2 * quarter, 2 * quarter]]
     assert last == [[quarter, quarter, 2 * quarter], [0, 0, 4 * quarter]]
     assert router["entropy"] == [[1, 0.5], [0.25, 0.125]]
+
+
+def test_what_befell_a_run_has_its_step(tmp_path):
+    went_back = {
+        "time": 1_000_000_050.0,
+        "event": "went back",
+        "step": 30,
+        "reason": "a spike",
+        "seconds": {},
+    }
+    again = BEGIN | {"time": 1_000_000_060.0, "step": 20}
+    (run,) = content_by_hand(read_run(write_run(tmp_path / "run", events=(BEGIN, went_back, again, END))))
+    assert run["marks"] == [[30, "went back: a spike"], [20, "began: 4 processes, 32 devices"]]
+
+
+def test_many_runs_show_fewer_moments(tmp_path):
+    lines = [train_row(1, 2.0), *(router_row(n, [[1] * 21] * 50, [0.5] * 50) for n in range(1, 101))]
+    runs = [read_run(write_run(tmp_path / name, lines=lines)) for name in "abcdefgh"]
+    steps = [run["router"]["steps"] for run in content_by_hand(*runs)]
+    assert len(steps[0]) == MOST_LOADS // 8 // (50 * 21)
+    assert (steps[0][0], steps[0][-1]) == (1, 100)
+    assert len(content_by_hand(runs[0])[0]["router"]["steps"]) == 100
 
 
 def test_a_row_behind_a_damaged_line_is_read_and_the_damage_told(tmp_path):

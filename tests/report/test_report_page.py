@@ -253,7 +253,8 @@ def test_the_script_draws_tells_and_hides(tmp_path):
         '{"step":10,"kind":"router","counts":[[30,10,0]],"entropy":[1.0]}',
         '{"step":30,"kind":"router","counts":[[20,0,20]],"entropy":[0.5]}',
     ]
-    folders = [write_run(tmp_path / name, lines=lines) for name in ("a", "b")]
+    events = (BEGIN, {"time": BEGIN["time"] + 5, "event": "spiked", "step": 20, "reason": "it jumped"}, END)
+    folders = [write_run(tmp_path / name, lines=lines, events=events) for name in ("a", "b")]
     (tmp_path / "report.html").write_text(page(*folders))
     program = pathlib.Path(__file__).with_name("report_in_node.js")
     done = subprocess.run(
@@ -263,7 +264,9 @@ def test_the_script_draws_tells_and_hides(tmp_path):
     told = json.loads(done.stdout)
     a, b = map(str, folders)
     # Smoothed by 0.6 without a bias: (0.4 * 2 + 0.24 * 3) / 0.64.
-    assert told["pointed"] == f"{a}, step 20: 2, smoothed 2.375\n{b}, step 20: 2, smoothed 2.375"
+    assert told["pointed"] == "\n".join(
+        f"{name}, step 20: 2, smoothed 2.375\n{name}, step 20, spiked: it jumped" for name in (a, b)
+    )
     assert told["hidden"] == f"{b}, step 30: 1, smoothed 1.673\n{b}, held-out: 1.5"
     assert told["tokens"] == f"{b}, step 10: 3, smoothed 3"
     assert {"early", "late"} <= set(told["written"])

@@ -5,8 +5,9 @@ from typing import Any
 
 import numpy as np
 
+from zaya_jax.aegis.timeline import Mark
 from zaya_jax.report.charts import TOKENS, Section
-from zaya_jax.report.metrics_file import MetricsTable, RouterHistory
+from zaya_jax.report.metrics_file import FEWEST_MOMENTS, MetricsTable, RouterHistory
 from zaya_jax.report.run_record import RunRecord
 from zaya_jax.report.thinning import ThinnedCurve, as_short_numbers, bins_of, thin
 
@@ -14,6 +15,10 @@ MOST_NUMBERS = 250_000
 """Of all curves of a page, each with a mean, a least and a largest value a bin: about two megabytes."""
 MOST_BINS, FEWEST_BINS = 800, 50
 """Of a curve: a page is little wider, and has two of them beside each other."""
+MOST_LOADS = 400_000
+"""Of experts, of all runs of a page: another two megabytes."""
+MOST_MARKS, LONGEST_MARK = 200, 160
+"""Of a run, the last ones; of what is said of one."""
 SHARES = 10_000
 """Loads of experts are whole numbers of ten-thousandths of a layer's tokens."""
 
@@ -22,7 +27,7 @@ def content_of(runs: Sequence[RunRecord], sections: Iterable[Section]) -> dict[s
     """What the script needs of runs."""
     columns = [chart.column for section in sections for chart in section.charts]
     most = bins_that_fit(num_curves=len(columns) * len(runs))
-    return {"shares": SHARES, "runs": [_run(run, columns, most) for run in runs]}
+    return {"shares": SHARES, "runs": [_run(run, columns, most, MOST_LOADS // len(runs)) for run in runs]}
 
 
 def bins_that_fit(*, num_curves: int) -> int:
@@ -30,7 +35,7 @@ def bins_that_fit(*, num_curves: int) -> int:
     return min(max(MOST_NUMBERS // (3 * max(num_curves, 1)), FEWEST_BINS), MOST_BINS)
 
 
-def _run(run: RunRecord, columns: Sequence[str], most: int) -> dict[str, Any]:
+def _run(run: RunRecord, columns: Sequence[str], most: int, most_loads: int) -> dict[str, Any]:
     metrics = run.metrics
     return {
         "name": run.name,
@@ -40,7 +45,8 @@ def _run(run: RunRecord, columns: Sequence[str], most: int) -> dict[str, Any]:
             metrics.held_out, columns, most, tokens=tokens_at(metrics.train, metrics.held_out.steps)
         ),
         "phases": list(_phases(metrics.train)),
-        "router": None if metrics.router is None else _router(metrics.router, metrics.train),
+        "marks": [_mark(mark) for mark in run.marks[-MOST_MARKS:]],
+        "router": None if metrics.router is None else _router(metrics.router, metrics.train, most_loads),
     }
 
 
@@ -86,7 +92,13 @@ def _phases(table: MetricsTable) -> Iterator[list]:
         yield [table.phases[table.phase_of_row[last]], int(table.steps[last])]
 
 
-def _router(router: RouterHistory, train: MetricsTable) -> dict[str, Any]:
+def _mark(mark: Mark) -> list:
+    """Its step, and what is said of it."""
+    return [mark.step, f"{mark.kind}: {mark.text}"[:LONGEST_MARK] if mark.text else mark.kind]
+
+
+def _router(router: RouterHistory, train: MetricsTable, most_loads: int) -> dict[str, Any]:
+    router = router.thinned(max(most_loads // router.counts_MLX[0].size, FEWEST_MOMENTS))
     tokens_ML1 = router.counts_MLX.sum(axis=2, keepdims=True)
     shares_MLX = np.rint(SHARES * router.counts_MLX / np.maximum(tokens_ML1, 1)).astype(int)
     tokens = tokens_at(train, router.steps_M)

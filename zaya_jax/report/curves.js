@@ -163,6 +163,10 @@ class Curves {
     }
     const near = line.dots.findIndex(([place]) => Math.abs(this.x(place) - this.x(this.pointed)) <= NEAR_PIXELS);
     if (near >= 0) found.push(`${line.run.name}, held-out: ${short(line.dots[near][1])}`);
+    for (const [step, text] of this.marksOf(line)) {
+      if (Math.abs(this.x(placeOf(line.run, step)) - this.x(this.pointed)) > NEAR_PIXELS) continue;
+      found.push(`${line.run.name}, step ${grouped(step)}, ${text}`);
+    }
     return found;
   }
 
@@ -181,8 +185,16 @@ class Curves {
     this.context.rect(LEFT, TOP - 4, this.width - LEFT - RIGHT, HEIGHT - TOP - BOTTOM + 8);
     this.context.clip();
     for (const line of this.lines) this.drawLine(line);
+    for (const line of this.lines) this.drawMarks(line);
     this.drawPointer();
     this.context.restore();
+  }
+
+  marksOf({ run }) {
+    return run.marks.filter(([step]) => {
+      const place = placeOf(run, step);
+      return place !== null && this.isWithin(place);
+    });
   }
 
   setRange(values) {
@@ -280,6 +292,20 @@ class Curves {
       context.fill();
       context.strokeStyle = colour("back");
       context.stroke();
+    }
+  }
+
+  // What befell the run, as arrows at the axis.
+  drawMarks(line) {
+    const { context } = this, bottom = HEIGHT - BOTTOM + 2;
+    context.fillStyle = colourOf(line.number);
+    for (const [step] of this.marksOf(line)) {
+      const x = this.x(placeOf(line.run, step));
+      context.beginPath();
+      context.moveTo(x, bottom - 9);
+      context.lineTo(x - 4, bottom);
+      context.lineTo(x + 4, bottom);
+      context.fill();
     }
   }
 

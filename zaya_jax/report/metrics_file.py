@@ -61,6 +61,11 @@ class RouterHistory:
     counts_MLX: np.ndarray
     entropy_ML: np.ndarray
 
+    def thinned(self, most: int) -> "RouterHistory":
+        """So many of the moments at most, as far apart from each other as they may be."""
+        chosen = _spread(len(self.steps_M), most)
+        return RouterHistory(self.steps_M[chosen], self.counts_MLX[chosen], self.entropy_ML[chosen])
+
 
 @dataclasses.dataclass(frozen=True)
 class RunMetrics:
@@ -188,8 +193,9 @@ def _read_router(file: BinaryIO, places: Sequence[int]) -> RouterHistory | None:
     if first is None:
         return None
     most = min(max(MOST_LOADS // first[1].size, FEWEST_MOMENTS), MOST_MOMENTS)
-    chosen = np.unique(np.linspace(0, len(places) - 1, most).round().astype(int))
-    moments = [moment for n in chosen if (moment := _moment_of(row_at(places[n]))) is not None]
+    moments = [
+        moment for n in _spread(len(places), most) if (moment := _moment_of(row_at(places[n]))) is not None
+    ]
     # A run that has grown layers between its lives has two histories, of which one is shown.
     moments = [moment for moment in moments if moment[1].shape == first[1].shape]
     if not moments:
@@ -197,6 +203,11 @@ def _read_router(file: BinaryIO, places: Sequence[int]) -> RouterHistory | None:
     steps, counts, entropies = map(np.array, zip(*moments, strict=True))
     kept = _kept(steps)
     return RouterHistory(steps[kept], counts[kept], entropies[kept])
+
+
+def _spread(count: int, most: int) -> np.ndarray:
+    """Numbers below `count`, the first and the last among them, as far apart as so many may be."""
+    return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(int))
 
 
 def _first(function: Callable[[Any], Any], values: Iterable[Any]) -> Any:

@@ -27,8 +27,8 @@ _CONTROLS = """<label>against <select id="axis"><option value="steps">steps</opt
 <option value="tokens">tokens</option></select></label>
 <label>smoothing <input id="smoothing" type="range" min="0" max="0.99" step="0.01" value="0.6"></label>"""
 _HINTS = """<p class="hint">Point: read values. Drag: zoom into a range. Double click: all of it. Click a run:
-hide it. Dashed lines: phases. Pale: rows as they were written, or from the least to the largest of the rows
-that one pixel stands for.</p>
+hide it. Dashed lines: phases. Arrows: what befell a run. Pale: rows as they were written, or from the least
+to the largest of the rows that a point stands for.</p>
 <noscript><p>Without scripts there are no curves.</p></noscript>"""
 _ROUTER_HINT = """<p class="hint">Load of each expert by layer over time, as a part of an even share of the
 tokens that do not skip: <span class="scale" id="load-scale"></span>. The lowest row, apart, is the share of

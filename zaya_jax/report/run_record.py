@@ -11,12 +11,14 @@ from zaya_jax.aegis.goodput import Goodput, find_attempts, measure
 from zaya_jax.aegis.journal import (
     BEGAN,
     EVENTS_FILE,
+    FINISHED,
     METRICS_FILE,
     SAMPLES_FILE,
     events_of,
     lines_of,
     parse_line,
 )
+from zaya_jax.aegis.timeline import Mark, marks_of
 from zaya_jax.config import CONFIG_FILE
 from zaya_jax.json_files import read_json
 from zaya_jax.report.metrics_file import LARGEST_STEP, RunMetrics, read_metrics_file
@@ -71,6 +73,7 @@ class RunRecord:
       goodput: None before it has begun its steps.
       end: how its last life ended.
       origins: of its lives; several in a row that are alike are one.
+      marks: what befell it on the way, with the step.
       texts: that it has made, by step.
       notes: what is missing or damaged, in sentences that name the file.
     """
@@ -82,6 +85,7 @@ class RunRecord:
     goodput: Goodput | None
     end: str
     origins: Sequence[Origin]
+    marks: Sequence[Mark]
     texts: Sequence[KeptText]
     notes: Sequence[str]
 
@@ -115,6 +119,7 @@ def read_run(folder: pathlib.Path) -> RunRecord:
         goodput=goodput,
         end=(lives[-1].end or "going on, or killed") if lives else "not begun",
         origins=_origins_of(events) or _origins_of_checkpoints(folder),
+        marks=[mark for mark in marks_of(events, ()) if mark.step and mark.kind != FINISHED],
         texts=_texts_of(folder),
         notes=notes,
     )
