@@ -8,9 +8,9 @@ import pytest
 from small_folders import BEGIN, CONFIG, END, LINES, router_row, train_row, write_run
 
 from zaya_jax.aegis.journal import METRICS_FILE, parse_row, parse_rows
-from zaya_jax.report.charts import sections_of
+from zaya_jax.report.charts import MOST_CHARTS, sections_of
 from zaya_jax.report.config_fields import NOT_THERE, compare_configs
-from zaya_jax.report.content import MOST_LOADS, SHARES, bins_that_fit, content_of
+from zaya_jax.report.content import MOST_LOADS_OF_A_PAGE, SHARES, bins_that_fit, content_of
 from zaya_jax.report.metrics_file import MOST_MOMENTS, ROWS_AT_ONCE, read_metrics_file
 from zaya_jax.report.run_record import read_run
 from zaya_jax.report.summary import HEADERS, summary_of
@@ -66,7 +66,7 @@ def test_many_runs_show_fewer_moments(tmp_path):
     lines = [train_row(1, 2.0), *(router_row(n, [[1] * 21] * 50, [0.5] * 50) for n in range(1, 101))]
     runs = [read_run(write_run(tmp_path / name, lines=lines)) for name in "abcdefgh"]
     steps = [run["router"]["steps"] for run in content_by_hand(*runs)]
-    assert len(steps[0]) == MOST_LOADS // 8 // (50 * 21)
+    assert len(steps[0]) == MOST_LOADS_OF_A_PAGE // 8 // (50 * 21)
     assert (steps[0][0], steps[0][-1]) == (1, 100)
     assert len(content_by_hand(runs[0])[0]["router"]["steps"]) == 100
 
@@ -209,6 +209,12 @@ def test_each_column_has_one_chart():
         "mine",
     ]
     assert sections[-1].title == "Other numbers"
+
+
+def test_a_program_of_ones_own_may_log_without_end():
+    (section,) = sections_of(f"mine_too/my_name_{n}" for n in range(MOST_CHARTS + 5))
+    assert (len(section.charts), section.num_left_out) == (MOST_CHARTS, 5)
+    assert section.charts[0].title == "mine too/my_name_0"
 
 
 def test_configs_are_compared_field_by_field():

@@ -64,10 +64,12 @@ class Section:
     Attributes:
       title: that people read.
       charts: in their order.
+      num_left_out: columns for which there is no room.
     """
 
     title: str
     charts: tuple[Chart, ...]
+    num_left_out: int
 
 
 _SECTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -101,7 +103,8 @@ def sections_of(columns: Iterable[str]) -> list[Section]:
         chosen = [column for name in wanted for column in left if _is_meant(name, column)]
         left = [column for column in left if column not in chosen]
         if chosen:
-            found.append(Section(title, tuple(map(_chart_of, chosen[:MOST_CHARTS]))))
+            charts = tuple(map(_chart_of, chosen[:MOST_CHARTS]))
+            found.append(Section(title, charts, len(chosen) - len(charts)))
     return found
 
 
@@ -110,10 +113,11 @@ def _is_meant(name: str, column: str) -> bool:
 
 
 def _chart_of(column: str) -> Chart:
-    group = column.partition("/")[0]
+    # Behind the stroke stands a name of the user's, such as a folder.
+    group, stroke, name = column.partition("/")
     return Chart(
         column=column,
-        title=TITLES.get(column, column.replace("_", " ")),
+        title=TITLES.get(column, group.replace("_", " ") + stroke + name),
         meaning=MEANINGS.get(column, ""),
         is_logarithmic=group in LOGARITHMIC,
         is_exact=group in EXACT,

@@ -15,7 +15,7 @@ MOST_NUMBERS = 250_000
 """Of all curves of a page, each with a mean, a least and a largest value a bin: about two megabytes."""
 MOST_BINS, FEWEST_BINS = 800, 50
 """Of a curve: a page is little wider, and has two of them beside each other."""
-MOST_LOADS = 400_000
+MOST_LOADS_OF_A_PAGE = 400_000
 """Of experts, of all runs of a page: another two megabytes."""
 MOST_MARKS, LONGEST_MARK = 200, 160
 """Of a run, the last ones; of what is said of one."""
@@ -27,7 +27,10 @@ def content_of(runs: Sequence[RunRecord], sections: Iterable[Section]) -> dict[s
     """What the script needs of runs."""
     columns = [chart.column for section in sections for chart in section.charts]
     most = bins_that_fit(num_curves=len(columns) * len(runs))
-    return {"shares": SHARES, "runs": [_run(run, columns, most, MOST_LOADS // len(runs)) for run in runs]}
+    return {
+        "shares": SHARES,
+        "runs": [_run(run, columns, most, MOST_LOADS_OF_A_PAGE // len(runs)) for run in runs],
+    }
 
 
 def bins_that_fit(*, num_curves: int) -> int:

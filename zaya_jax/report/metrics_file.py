@@ -9,7 +9,7 @@ import dataclasses
 import itertools
 import operator
 import pathlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -189,15 +189,13 @@ def _read_router(file: BinaryIO, places: Sequence[int]) -> RouterHistory | None:
         file.seek(place)
         return _within_limits(parse_row(file.readline()))
 
-    first = _first(_moment_of, map(row_at, places))
+    first = next(filter(None, map(_moment_of, map(row_at, places))), None)
     if first is None:
         return None
     most = min(max(MOST_LOADS // first[1].size, FEWEST_MOMENTS), MOST_MOMENTS)
-    moments = [
-        moment for n in _spread(len(places), most) if (moment := _moment_of(row_at(places[n]))) is not None
-    ]
-    # A run that has grown layers between its lives has two histories, of which one is shown.
-    moments = [moment for moment in moments if moment[1].shape == first[1].shape]
+    found = map(_moment_of, (row_at(places[n]) for n in _spread(len(places), most)))
+    # Of another shape are rows of another network, which somebody has put into the same file.
+    moments = [moment for moment in found if moment is not None and moment[1].shape == first[1].shape]
     if not moments:
         return None
     steps, counts, entropies = map(np.array, zip(*moments, strict=True))
@@ -208,10 +206,6 @@ def _read_router(file: BinaryIO, places: Sequence[int]) -> RouterHistory | None:
 def _spread(count: int, most: int) -> np.ndarray:
     """Numbers below `count`, the first and the last among them, as far apart as so many may be."""
     return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(int))
-
-
-def _first(function: Callable[[Any], Any], values: Iterable[Any]) -> Any:
-    return next((found for value in values if (found := function(value)) is not None), None)
 
 
 def _moment_of(row: Mapping[str, Any] | None) -> tuple[int, np.ndarray, np.ndarray] | None:

@@ -71,7 +71,9 @@ def _notes(runs: Sequence[RunRecord]) -> str:
 
 def _section(section: Section) -> str:
     charts = "".join(map(_chart, section.charts))
-    return f'<h2>{section.title}</h2><div class="charts">{charts}</div>'
+    left_out = f'<p class="hint">{section.num_left_out:,} more columns are not drawn.</p>'
+    pictures = f'<h2>{section.title}</h2><div class="charts">{charts}</div>'
+    return pictures + (left_out if section.num_left_out else "")
 
 
 def _chart(chart: Chart) -> str:
