@@ -37,6 +37,7 @@ ROOMS = [
     "inference",
     "plan",
     "bench",
+    "report",
     "train_command",
     "launch_command",
     "supervise_command",

@@ -26,6 +26,7 @@ VERBS = {
     "convert": ("zaya_jax.convert.command", "weights to and from PyTorch"),
     "ckpt": ("zaya_jax.checkpoint_command", "list, verify, compare, prune and rewrite a run's checkpoints"),
     "aegis": ("zaya_jax.aegis.command", "what befell a run, where it is, and its goodput"),
+    "report": ("zaya_jax.report.command", "runs side by side in one HTML file: curves, experts, configs"),
     "supervise": ("zaya_jax.supervise_command", "a run that is begun anew, elsewhere or later, to its end"),
     "launch": ("zaya_jax.launch_command", "a verb in several processes of this machine"),
     "plan": ("zaya_jax.plan.command", "size a run: memory, time and communication on a cluster"),

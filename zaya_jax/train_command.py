@@ -4,6 +4,7 @@ It stands beside `cli.py` because it needs rooms that are below the training roo
 """
 
 import os
+import pathlib
 import shlex
 import sys
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
+from zaya_jax.aegis.journal import SAMPLES_FILE, append_line, lines_of, parse_line
 from zaya_jax.config import COURSE_OPTION, Config
 from zaya_jax.data.loader import evaluation_batches
 from zaya_jax.data.shards import Corpus
@@ -133,11 +135,21 @@ def report(result: TrainResult) -> None:
     """Prints what a run reached, a sample, and how to go on."""
     print(f"\nheld-out: {result.validation_bits_per_byte:.4f} bits/byte ({_compressors(result.corpus)})")
     if result.config.train.sample_tokens:
-        print(f"\nsample at temperature {SAMPLE_TEMPERATURE}:\n{_sample(result)}")
+        sample = _sample(result)
+        print(f"\nsample at temperature {SAMPLE_TEMPERATURE}:\n{sample}")
+        _keep_sample(result.config, sample)
     if result.corpus.chat_template is not None:
         print(f"\ngo on with: zaya generate {shlex.quote(result.config.run_folder)} --chat --prompt=Hello")
     else:
         print(f"\ngo on with: {generate_command(result.config.run_folder, _held_out_text(result))}")
+
+
+def _keep_sample(config: Config, text: str) -> None:
+    """Writes a sample down beside the run's metrics, once: a finished run makes the same one again."""
+    path = pathlib.Path(config.run_folder) / SAMPLES_FILE
+    line = {"step": config.train.num_steps, "temperature": SAMPLE_TEMPERATURE, "text": text}
+    if hosts.is_first() and line not in map(parse_line, lines_of(path)):
+        append_line(path, line)
 
 
 def generate_command(run_folder: str, text: str) -> str:

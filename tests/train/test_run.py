@@ -4,6 +4,7 @@ The runs share compiled programs through a cache on disk: a run would spend a mi
 it then runs for two seconds. What is compared is the same program on the same data.
 """
 
+import dataclasses
 import json
 import math
 import os
@@ -12,6 +13,7 @@ import re
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -25,8 +27,9 @@ from small_runs import build_small_corpus, small_config, small_values
 
 import zaya_jax
 from zaya_jax import cli
+from zaya_jax.aegis.journal import BEGAN, SAMPLES_FILE, read_events
 from zaya_jax.checkpoint import load_run, newest_step
-from zaya_jax.config import Config
+from zaya_jax.config import Config, TrainConfig
 from zaya_jax.data.loader import evaluation_batches
 from zaya_jax.data.shards import Corpus
 from zaya_jax.data.tokenizer import ByteTokenizer
@@ -40,6 +43,7 @@ from zaya_jax.train.metrics import (
     read_metrics,
     text_bytes,
 )
+from zaya_jax.train.step_values import MOST_ROUTER_ROWS, has_router_row
 from zaya_jax.train_command import report
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -126,7 +130,49 @@ def test_metrics_have_every_step_once(undisturbed):
     rows = _rows(undisturbed.config.run_folder)
     assert [row["step"] for row in rows if row["kind"] == "train"] == list(range(1, 31))
     assert [row["step"] for row in rows if row["kind"] == "validation"] == [10, 20, 30]
-    assert all(math.isfinite(value) for row in rows for key, value in row.items() if key != "kind")
+    numbers = [row for row in rows if row["kind"] != "router"]
+    assert all(math.isfinite(value) for row in numbers for key, value in row.items() if key != "kind")
+
+
+def test_a_row_of_the_router_has_all_tokens_of_its_step_in_each_layer(undisturbed):
+    of_router, of_train = (read_metrics(undisturbed.config.run_folder, kind) for kind in ("router", "train"))
+    assert [row["step"] for row in of_router] == list(range(1, 31))
+    for row, told in zip(of_router, of_train, strict=True):
+        counts_LX = np.array(row["counts"])
+        # Four sequences of 64 tokens, two layers, two experts and the class that skips.
+        assert counts_LX.shape == (2, 3)
+        assert (counts_LX.sum(axis=1) == 4 * 64).all()
+        assert counts_LX[:, -1].sum() / counts_LX.sum() == pytest.approx(told["skipped"])
+        assert np.mean(row["entropy"]) == pytest.approx(told["router_entropy"], abs=1e-4)
+
+
+def test_a_long_run_has_rows_of_routers_now_and_then():
+    for log_every, num_steps in ((10, 123_457), (1, 1000), (3, 100)):
+        config = TrainConfig(log_every=log_every, num_steps=num_steps)
+        steps = [step for step in range(1, num_steps + 1) if has_router_row(config, step)]
+        assert steps[0] == 1
+        assert steps[-1] == num_steps
+        assert min(num_steps // log_every, 500) < len(steps) <= MOST_ROUTER_ROWS + 2
+        assert all(step % log_every == 0 for step in steps[1:-1])
+
+
+def test_a_life_of_a_run_says_who_began_it_and_with_what(undisturbed):
+    (began,) = [event for event in read_events(undisturbed.config.run_folder) if event["event"] == BEGAN]
+    assert began["host"] == socket.gethostname()
+    assert began["user"]
+    assert began["device"] == jax.devices()[0].device_kind
+    assert began["versions"]["jax"] == jax.__version__
+    assert set(began["versions"]) == {"zaya_jax", "jax", "jaxlib", "orbax-checkpoint"}
+
+
+def test_a_sample_is_kept_once(undisturbed, finished, capsys):
+    config = dataclasses.replace(finished, train=dataclasses.replace(finished.train, sample_tokens=5))
+    for _ in range(2):
+        report(dataclasses.replace(undisturbed, config=config))
+    (line,) = (pathlib.Path(finished.run_folder) / SAMPLES_FILE).read_text().splitlines()
+    sample = json.loads(line)
+    assert (sample["step"], sample["temperature"]) == (30, 0.7)
+    assert sample["text"] in capsys.readouterr().out
 
 
 def test_it_learns(undisturbed):

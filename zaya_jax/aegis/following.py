@@ -7,7 +7,15 @@ import pathlib
 from collections.abc import Iterator
 from typing import Any
 
-from zaya_jax.aegis.journal import AT, EVENTS_FILE, METRICS_FILE, parse_event, parse_row
+from zaya_jax.aegis.journal import (
+    AT,
+    EVENTS_FILE,
+    METRICS_FILE,
+    TRAIN,
+    VALIDATION,
+    parse_event,
+    parse_row,
+)
 
 TAIL_BYTES = 4 << 20
 """Of a file's end, in which the newest row of each kind is looked for: some thousand rows."""
@@ -96,7 +104,7 @@ def newest_rows(run_folder: pathlib.Path) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for line in reversed(_last_lines(run_folder / METRICS_FILE)):
         row = parse_row(line)
-        if row is not None:
+        if row is not None and row["kind"] in (TRAIN, VALIDATION):
             found.setdefault(row["kind"], row)
         if len(found) == 2:
             break

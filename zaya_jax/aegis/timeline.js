@@ -1,7 +1,4 @@
-"use strict";
-const data = JSON.parse(document.getElementById("data").textContent);
-const find = (id) => document.getElementById(id);
-const [plot, axis, cursor, brush, tip] = ["plot", "axis", "cursor", "brush", "tip"].map(find);
+const [plot, axis, cursor, brush] = ["plot", "axis", "cursor", "brush"].map(find);
 const lanes = [...plot.querySelectorAll("svg.lane")];
 const TICKS = [1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 604800];
 const TICK_PIXELS = 110, NEAR_PIXELS = 6, MOST_NEAR = 8;
@@ -57,12 +54,9 @@ function showTip(event) {
   });
   if (found.length > MOST_NEAR) lines.push(`and ${found.length - MOST_NEAR} more`);
   const title = event.target.querySelector?.("title")?.textContent;
-  cursor.style.display = tip.style.display = "block";
+  cursor.style.display = "block";
   cursor.style.left = `${place}px`;
-  // As text: whatever a log said stays what it is.
-  tip.textContent = lines.join("\n") || when(time) + (title ? `\n${title}` : "");
-  tip.style.left = `${Math.max(4, Math.min(event.clientX + 14, innerWidth - tip.offsetWidth - 8))}px`;
-  tip.style.top = `${Math.max(4, Math.min(event.clientY + 14, innerHeight - tip.offsetHeight - 8))}px`;
+  tell(event, lines.join("\n") || when(time) + (title ? `\n${title}` : ""));
 }
 
 let pressed = null;

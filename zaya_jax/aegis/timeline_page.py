@@ -1,23 +1,22 @@
 """`zaya aegis timeline`: a run in one HTML file that asks nobody for anything.
 
 Lanes and curves are drawn here, as SVG whose width is the run's time; `timeline.js` only moves its window,
-says what is under the pointer, and lists the events. What others wrote reaches the page as JSON in which no
-tag can begin, and the script writes it as text; a policy in the page has the browser run no other script.
+says what is under the pointer, and lists the events. `pages.py` has what it shares with other pages.
 """
 
-import base64
 import dataclasses
 import datetime
 import html
-import json
 import math
 import pathlib
 import string
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from zaya_jax import durable
-from zaya_jax.aegis.goodput import BUCKETS, MEANINGS, Goodput, Life, find_attempts, measure
+from zaya_jax.aegis.goodput import BUCKETS, Goodput, Life, find_attempts, measure
 from zaya_jax.aegis.journal import BEGAN, ENDS, FINISHED, SPIKED, STARVED, STOPPED, WENT_BACK, read_events
+from zaya_jax.aegis.pages import bar_of, class_of, legend_of, make_page
 from zaya_jax.aegis.sightings import read_sightings
 from zaya_jax.aegis.timeline import (
     DECISIONS,
@@ -85,22 +84,16 @@ def page_of(run: pathlib.Path) -> str:
     times = [life.began for life in lives] + [life.ended for life in lives] + [mark.time for mark in marks]
     scale = Scale(min(times), max(times))
     lanes = list(_lanes(run, events, lives, marks, scale))
-    script, style = (
-        pathlib.Path(__file__).with_name(f"timeline.{kind}").read_text() for kind in ("js", "css")
-    )
-    return string.Template(_PAGE).substitute(
-        script=script,
-        style=style,
-        script_hash=_hash(script),
-        style_hash=_hash(style),
+    body = _BODY.substitute(
         name=html.escape(str(run)),
         sentence=html.escape(_sentence(goodput, scale)),
-        bar=_bar(goodput),
-        legend=_legend(goodput),
+        bar=bar_of(goodput),
+        legend=legend_of(goodput),
         names="".join(f'<div class="lane h-{lane.name}">{lane.title}</div>' for lane in lanes),
         lanes="".join(lane.svg for lane in lanes),
-        data=_data(marks, scale),
     )
+    style, script = (pathlib.Path(__file__).with_name(f"timeline.{kind}") for kind in ("css", "js"))
+    return make_page(str(run), body, data=_data(marks, scale), styles=[style], scripts=[script])
 
 
 def _is_near(time: float, lives: Sequence[Life]) -> bool:
@@ -108,26 +101,16 @@ def _is_near(time: float, lives: Sequence[Life]) -> bool:
     return lives[0].began - NEAR_SECONDS <= time <= lives[-1].ended + NEAR_SECONDS
 
 
-_PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; \
-script-src 'sha256-$script_hash'; style-src 'sha256-$style_hash'">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>$name</title><style>$style</style></head><body>
-<h1>$name</h1><p>$sentence</p>
-<svg id="bar" viewBox="0 0 $WIDTH 24" preserveAspectRatio="none">$bar</svg>
-<ul id="legend">$legend</ul>
+_BODY = string.Template("""<h1>$name</h1><p>$sentence</p>
+$bar$legend
 <noscript><p>Without scripts there is no time axis, no zoom and no list of events;
 <code>zaya aegis events</code> lists them.</p></noscript>
 <p class="hint">Wheel: zoom. Drag: zoom into a range. Double click: all of it. Times are UTC.</p>
 <div id="chart"><div id="names"><div id="corner"></div>$names</div>
 <div id="plot"><div id="axis"></div>$lanes<div id="cursor"></div><div id="brush"></div></div></div>
-<div id="tip"></div>
 <h2>Events</h2><p><input id="filter" type="search" placeholder="filter by words"> <span id="count"></span></p>
 <table><thead><tr><th>time, UTC<th>what<th>step<th>text</thead><tbody id="rows"></tbody></table>
-<script type="application/json" id="data">$data</script>
-<script>$script</script></body></html>
-""".replace("$WIDTH", str(WIDTH))
+""")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -216,7 +199,7 @@ def _slices(slices: Iterable[Slice], scale: Scale) -> str:
             if share := each.seconds.get(bucket, 0.0) * height:
                 paths[bucket].append(f"M{start} {top:.1f}H{end}V{top + share:.1f}H{start}z")
                 top += share
-    return "".join(_path(f"b-{_slug(bucket)}", parts) for bucket, parts in paths.items())
+    return "".join(_path(class_of(bucket), parts) for bucket, parts in paths.items())
 
 
 def _marks(marks: Iterable[Mark], scale: Scale) -> str:
@@ -249,31 +232,6 @@ def _path(name: str, parts: Sequence[str]) -> str:
     return f'<path class="{name}" d="{"".join(parts)}"/>' if parts else ""
 
 
-def _slug(bucket: str) -> str:
-    return bucket.replace(" ", "-")
-
-
-def _bar(goodput: Goodput) -> str:
-    place, found = 0.0, []
-    for bucket in BUCKETS:
-        width = WIDTH * goodput.seconds[bucket] / max(goodput.total, 1e-9)
-        found.append(
-            f'<rect class="b-{_slug(bucket)}" x="{place:.0f}" width="{width:.0f}" height="24">'
-            f"<title>{bucket}: {MEANINGS[bucket]}</title></rect>"
-        )
-        place += width
-    return "".join(found)
-
-
-def _legend(goodput: Goodput) -> str:
-    return "".join(
-        f'<li title="{MEANINGS[bucket]}"><svg viewBox="0 0 10 10"><rect class="b-{_slug(bucket)}" width="10" '
-        f'height="10"/></svg>{bucket} {seconds / max(goodput.total, 1e-9):.1%} ({seconds:,.0f} s)</li>'
-        for bucket in BUCKETS
-        if (seconds := goodput.seconds[bucket])
-    )
-
-
 def _sentence(goodput: Goodput, scale: Scale) -> str:
     start, end = (datetime.datetime.fromtimestamp(t, datetime.UTC) for t in (scale.start, scale.end))
     return (
@@ -283,8 +241,8 @@ def _sentence(goodput: Goodput, scale: Scale) -> str:
     )
 
 
-def _data(marks: Sequence[Mark], scale: Scale) -> str:
-    """What the script needs, as JSON in which no tag begins or ends."""
+def _data(marks: Sequence[Mark], scale: Scale) -> dict[str, Any]:
+    """What the script needs."""
     longest = min(LONGEST_TEXT, max(TEXT_BYTES // max(len(marks), 1), SHORTEST_TEXT))
     rows = [
         [
@@ -296,10 +254,4 @@ def _data(marks: Sequence[Mark], scale: Scale) -> str:
         ]
         for mark in marks
     ]
-    content = {"start": scale.start, "seconds": scale.end - scale.start, "width": WIDTH, "marks": rows}
-    text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
-    return text.replace("<", "\\u003c")
-
-
-def _hash(text: str) -> str:
-    return base64.b64encode(bytes.fromhex(durable.sha256(text.encode()))).decode()
+    return {"start": scale.start, "seconds": scale.end - scale.start, "width": WIDTH, "marks": rows}

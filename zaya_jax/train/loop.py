@@ -6,9 +6,11 @@ import itertools
 import pathlib
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 
 from zaya_jax.aegis.heartbeats import COMPILE, DISPATCH, EVALUATE, READ, STEP, Heartbeats
+from zaya_jax.aegis.journal import TRAIN, VALIDATION
 from zaya_jax.checkpoint import FOLDER, RunLock, run_lock
 from zaya_jax.config import Config
 from zaya_jax.data.batch import Batch
@@ -31,6 +33,7 @@ from zaya_jax.train.numbers import NumberWatch, recent_losses
 from zaya_jax.train.opening import VERIFY_SECONDS, OpenRun, open_run, read_held
 from zaya_jax.train.phases import describe_batch, describe_phase
 from zaya_jax.train.progress import ProgressLine
+from zaya_jax.train.provenance import describe_origin
 from zaya_jax.train.reference import compute_references, load_references
 from zaya_jax.train.replay import Replay, find_replay, replay
 from zaya_jax.train.run_programs import RunPrograms
@@ -40,7 +43,7 @@ from zaya_jax.train.skips import SkipCounter
 from zaya_jax.train.starting import starting_state
 from zaya_jax.train.state import TrainState
 from zaya_jax.train.step import Metrics, Sums
-from zaya_jax.train.step_values import train_values
+from zaya_jax.train.step_values import has_router_row, train_values
 from zaya_jax.train.steps import Outputs, Steps
 from zaya_jax.train.stopping import SAVE_FAILED, Stopped, StopRequest
 from zaya_jax.train.watching import Watch, watched
@@ -167,7 +170,7 @@ def _train_on(
             numbers = NumberWatch(skips, config.watch, run.passed_over)
             clocks = Clock(first_step), SaveClock(config.train)
             outputs = Outputs(lock, checkpoints, writer, progress, *clocks, stop, numbers, watch)
-            watch.began(first_step, devices=run.mesh.size)
+            watch.began(first_step, devices=run.mesh.size, **describe_origin(run.mesh))
             state = _loop(run, state, outputs, programs)
             return _result(run, state)
 
@@ -251,7 +254,10 @@ def _make_steps(steps: Steps, state: TrainState) -> TrainState:
             values = _values(steps, step, metrics, num_bytes[-1], outputs.clock.lap(step))
             outputs.progress.update(step, values, steps.range.phase.name, num_bytes=num_bytes)
             if is_logged:  # what a file holds must not depend on where a run was resumed
-                _tell(steps, step, "train", values)
+                if has_router_row(config, step):
+                    router = metrics.router_counts_LX, metrics.router_entropy_L
+                    outputs.writer.write_router(step, *map(np.asarray, router))
+                _tell(steps, step, TRAIN, values)
             look(steps, step)
             outputs.watch.at(step, is_first=step == first_step)
         # A phase's end is always scored and kept: by it the phase is judged, and others may start from it.
@@ -297,7 +303,7 @@ def _evaluate(steps: Steps, state: TrainState, step: int) -> None:
 
     batches, num_batches = held_out_batches(steps.run, steps.range)
     values = evaluate(steps.run, steps.range, sums_of, progress.evaluating(step, batches, num_batches))
-    _tell(steps, step, "validation", values)
+    _tell(steps, step, VALIDATION, values)
     found = f"loss {values['loss']:.4f}, {values['bits_per_byte']:.4f} bits/byte"
     if steps.run.config.dpo.beta:
         found += f", accuracy {values['rewards/accuracies']:.1%}, margin {values['rewards/margins']:.3f}"

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from zaya_jax import durable
-from zaya_jax.aegis.journal import METRICS_FILE, parse_row
+from zaya_jax.aegis.journal import METRICS_FILE, ROUTER, parse_row
 from zaya_jax.parallel import hosts
 from zaya_jax.train import events
 
@@ -99,6 +99,24 @@ class MetricsWriter:
                 self._events.write(events.scalar(time.time(), step, f"{kind}/{name}", float(value)))
             self._events.flush()
 
+    def write_router(self, step: int, counts_LX: np.ndarray, entropy_L: np.ndarray) -> None:
+        """Writes what each layer's router did with the tokens of a step whose values follow.
+
+        TensorBoard has no picture of it. It reaches the file with the values: a write for both.
+
+        Raises:
+          OSError: with the run folder's name, when the disk is full.
+        """
+        row = {
+            "step": step,
+            "kind": ROUTER,
+            "counts": counts_LX.tolist(),
+            "entropy": [round(entropy, 4) for entropy in entropy_L.tolist()],
+        }
+        with durable.naming(self._folder):
+            # Without spaces: of 40 layers and 16 experts they would be a fifth of the line.
+            self._file.write(json.dumps(row, separators=(",", ":")) + "\n")
+
     def sync(self) -> None:
         """Waits until all that was written is on the disk, so that no step that is saved lacks its lines.
 
@@ -123,6 +141,9 @@ class _NoWriter:
 
     def write(self, step: int, kind: str, values: dict[str, float], *, phase: str = "") -> None:
         """Takes what `MetricsWriter.write` takes, and leaves it to the first process."""
+
+    def write_router(self, step: int, counts_LX: np.ndarray, entropy_L: np.ndarray) -> None:
+        """Takes what `MetricsWriter.write_router` takes, and leaves it to the first process."""
 
     def sync(self) -> None:
         """Has nothing that could be lost."""

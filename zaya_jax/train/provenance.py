@@ -2,10 +2,15 @@
 
 import dataclasses
 import datetime
+import getpass
 import json
+import os
+import socket
 from collections.abc import Mapping
+from typing import Any
 
 import jax
+from jax.sharding import Mesh
 
 from zaya_jax.checkpoint import About, SavedStep, read_about
 from zaya_jax.config import Config, corpora_by_use
@@ -38,12 +43,33 @@ class Provenance:
             # Lists for tuples, as the file will have them: what is read back equals what was written.
             config=json.loads(self.config.to_text()),
             corpora=self.corpora,
-            versions={package: package_version(package) for package in PACKAGES},
+            versions=_versions(),
             num_processes=jax.process_count(),
             num_devices=self.num_devices,
             # Not local time: clusters and those who look at their folders live in several zones.
             written=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         )
+
+
+def describe_origin(mesh: Mesh) -> dict[str, Any]:
+    """Who begins a life of a run, where, and with which versions; its last checkpoint knows only the last."""
+    return {
+        "user": _user(),
+        "host": socket.gethostname(),
+        "device": mesh.devices.flat[0].device_kind,
+        "versions": _versions(),
+    }
+
+
+def _versions() -> dict[str, str]:
+    return {package: package_version(package) for package in PACKAGES}
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container may run as a number that has no name
+        return f"user {os.getuid()}"
 
 
 def fingerprints(corpora: Mapping[str, Corpus]) -> dict[str, str]:

@@ -2,12 +2,21 @@
 
 import numpy as np
 
-from zaya_jax.config import StepRange
+from zaya_jax.config import StepRange, TrainConfig
 from zaya_jax.model.flops import train_flops_per_token
 from zaya_jax.optim.balancing import expert_loads, load_entropy
 from zaya_jax.train.metrics import bits_per_byte, peak_flops, text_loss
 from zaya_jax.train.opening import OpenRun
 from zaya_jax.train.step import Metrics
+
+MOST_ROUTER_ROWS = 1000
+"""Of a run. One of 40 layers is twice as long as all other values of its step, and no picture shows more."""
+
+
+def has_router_row(config: TrainConfig, step: int) -> bool:
+    """Whether it is written down what each layer's router did in a logged step."""
+    every = config.log_every * -(-config.num_steps // (config.log_every * MOST_ROUTER_ROWS))
+    return step % every == 0 or step in (1, config.num_steps)
 
 
 def train_values(

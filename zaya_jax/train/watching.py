@@ -39,9 +39,9 @@ class Watch:
     _spoke: float | None = None
     """None before the run has begun."""
 
-    def began(self, step: int, *, devices: int) -> None:
+    def began(self, step: int, *, devices: int, **origin: Any) -> None:
         """The steps behind this one are to be made."""
-        self._tell(BEGAN, step, processes=hosts.num_processes(), devices=devices)
+        self._tell(BEGAN, step, processes=hosts.num_processes(), devices=devices, **origin)
 
     def at(self, step: int, *, is_first: bool = False) -> None:
         """A step is made; said of the first one of a life, and then now and then."""
