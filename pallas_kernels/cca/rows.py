@@ -61,7 +61,7 @@ class Layout:
 
     @property
     def channels(self) -> int:
-        """C, of all heads."""
+        """C, the channels of all heads together."""
         return self.heads * self.width
 
     @property
