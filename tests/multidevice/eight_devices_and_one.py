@@ -17,6 +17,7 @@ import hlo
 import jax
 import numpy as np
 from small_models import EXECUTION, SMALL
+from whole_params import whole_params
 
 from zaya_jax.checkpoint import Checkpoints, Retention, restore
 from zaya_jax.config import Config, DataConfig, LoraConfig, OptimizerConfig, TrainConfig
@@ -122,7 +123,7 @@ def compare():
     """Eight devices and one over all steps; two over the second half."""
     devices = jax.devices()
     one, eight, two = Run(devices[:1]), Run(devices, num_microbatches=2), Run(devices[:2])
-    first = jax.device_get(one.start().params)
+    first = whole_params(one.start())
     one_state, one_metrics = one.go(one.start(), batches())
     middle, early = eight.go(eight.start(), batches()[:HALF])
     resumed = save_and_restore(middle, eight, two)
@@ -131,7 +132,7 @@ def compare():
     eight_metrics = jax.tree.map(lambda *halves: np.concatenate(halves), early, late)
     names = ("loss", "gradient_norm", "gradient_norms", "update_norms", "router_counts_LX")
     one_params, eight_params, two_params = (
-        jax.device_get(state.params) for state in (one_state, eight_state, two_state)
+        whole_params(state) for state in (one_state, eight_state, two_state)
     )
     return {
         "devices": len(devices),
@@ -156,7 +157,7 @@ def adapters_of_experts():
     def run(devices, count=1):
         execution = dataclasses.replace(CONFIG.execution, node_devices=count)
         found = Run(devices, config=dataclasses.replace(CONFIG, lora=lora, execution=execution))
-        return found.go(found.start(), batches()[:HALF])[0].params["adapters"]
+        return whole_params(found.go(found.start(), batches()[:HALF])[0])["adapters"]
 
     one, plain, shared = run(jax.devices()[:1]), run(jax.devices()), run(jax.devices(), 4)
     return {"shared": difference(shared, one), "plain": difference(plain, one)}
@@ -171,8 +172,8 @@ def adapters():
     resumed, _ = one.go(save_and_restore(middle, eight, one), steps[HALF:])
     eight_state, _ = eight.go(middle, steps[HALF:])
     # Eight devices draw their own first weights, which may be rounded otherwise than those of one.
-    first, of_eight = (jax.device_get(run.start().params) for run in (one, eight))
-    states = [jax.device_get(state.params) for state in (one_state, eight_state, resumed)]
+    first, of_eight = (whole_params(run.start()) for run in (one, eight))
+    states = [whole_params(state) for state in (one_state, eight_state, resumed)]
     trained = [params.pop("adapters") for params in (first, *states)]
     del of_eight["adapters"]
     text = eight.program().compile().as_text()
@@ -210,7 +211,7 @@ def nodes():
         names = ("loss", "gradient_norms", "update_norms", "router_counts_LX")
         found[f"nodes of {count}, {microbatches}"] = {
             **{name: difference(getattr(metrics, name), getattr(plain, name)) for name in names},
-            "weights": difference(state.params, plain_state.params),
+            "weights": difference(whole_params(state), whole_params(plain_state)),
         }
     return found
 
@@ -223,7 +224,7 @@ def across_nodes():
     for name, first, then in (("to nodes", plain, in_node), ("from nodes", in_node, plain)):
         middle, _ = first.go(first.start(), steps[:HALF])
         state, _ = then.go(save_and_restore(middle, first, then), steps[HALF:])
-        found[name] = difference(state.params, whole.params)
+        found[name] = difference(whole_params(state), whole_params(whole))
     return found
 
 

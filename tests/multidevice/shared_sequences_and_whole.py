@@ -13,6 +13,7 @@ import sys
 import jax
 import numpy as np
 from small_models import EXECUTION, SLIDING, SMALL
+from whole_params import whole_params
 
 from zaya_jax.config import Config, DataConfig, OptimizerConfig, TrainConfig
 from zaya_jax.data.batch import PADDING, make_example
@@ -92,7 +93,7 @@ def apart(run, other):
     (state, metrics), (other_state, other_metrics) = run, other
     names = ("loss", "gradient_norm", "gradient_norms", "router_counts_LX", "router_entropy_L")
     return {n: difference(getattr(metrics, n), getattr(other_metrics, n)) for n in names} | {
-        "weights": difference(state.params, other_state.params),
+        "weights": difference(whole_params(state), whole_params(other_state)),
         "router_bias": difference(state.router_bias_LX, other_state.router_bias_LX),
     }
 
