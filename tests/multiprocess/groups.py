@@ -73,11 +73,6 @@ def rows(run_folder: pathlib.Path) -> list[dict]:
     return [{k: v for k, v in json.loads(line).items() if k not in TIMES} for line in lines]
 
 
-def losses(run_folder: pathlib.Path) -> dict[tuple[int, str], float]:
-    """Of steps and of held-out text, by step and kind; rows of routers have none."""
-    return {(row["step"], row["kind"]): row["loss"] for row in rows(run_folder) if "loss" in row}
-
-
 def last_step(run_folder: pathlib.Path) -> int:
     """Of which metrics.jsonl has a whole line; 0 before there is one."""
     path = run_folder / "metrics.jsonl"

@@ -5,7 +5,7 @@ import pathlib
 import random
 
 from zaya_jax.aegis.heartbeats import COMPILE, START, STEP
-from zaya_jax.aegis.journal import BEGAN, EVENTS_FILE, FINISHED, METRICS_FILE, SAMPLES_FILE
+from zaya_jax.aegis.journal import BEGAN, EVENTS_FILE, FINISHED, METRICS_FILE, ROUTERS_FILE, SAMPLES_FILE
 
 GROUPS = ("embedding", "attention", "router", "experts", "scales")
 NAMES = (
@@ -26,14 +26,14 @@ def write_long_run(
     # Of a few hundred rows each number is drawn anew: it is the reading that is timed, not the writing.
     tails = [json.dumps({name: numbers.random() for name in NAMES})[1:] for _ in range(300)]
     routers = [_router_tail(numbers, num_layers, num_experts) for _ in range(30)]
-    with (folder / METRICS_FILE).open("w") as file:
+    with (folder / METRICS_FILE).open("w") as file, (folder / ROUTERS_FILE).open("w") as of_routers:
         for n in range(num_rows):
             step, loss = 10 * (n + 1), 9.0 if n == num_rows // 2 else 2 + 2 * numbers.random()
             phase = "late" if 2 * n > num_rows else "early"
             start = f'{{"step": {step}, "kind": "train", "phase": "{phase}", '
             file.write(f'{start}"loss": {loss}, "tokens": {4096 * step}, {tails[n % 300]}\n')
             if n % max(num_rows // 1000, 1) == 0:  # no run writes more of them
-                file.write(f'{{"step":{step},"kind":"router",{routers[n % 30]}\n')
+                of_routers.write(f'{{"step":{step},"kind":"router",{routers[n % 30]}\n')
             if n % 100 == 99:
                 values = {"step": step, "kind": "validation", "loss": loss, "bits_per_byte": loss / 3}
                 file.write(json.dumps(values) + "\n")

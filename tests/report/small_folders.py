@@ -4,7 +4,7 @@ import json
 import pathlib
 
 from zaya_jax.aegis.heartbeats import START, STEP
-from zaya_jax.aegis.journal import BEGAN, EVENTS_FILE, FINISHED, METRICS_FILE, SAMPLES_FILE
+from zaya_jax.aegis.journal import BEGAN, EVENTS_FILE, FINISHED, METRICS_FILE, ROUTERS_FILE, SAMPLES_FILE
 
 
 def train_row(step, loss, phase="early", **values):
@@ -47,8 +47,10 @@ def write_run(
     """A run; parts that are None are not there."""
     folder.mkdir()
     if lines is not None:
-        # The last line is being written.
-        (folder / METRICS_FILE).write_text("".join(f"{line}\n" for line in lines) + '{"step": 60, "ki')
+        # The last lines are being written.
+        for name, is_router in ((METRICS_FILE, False), (ROUTERS_FILE, True)):
+            own = (f"{line}\n" for line in lines if ('"kind":"router"' in line) == is_router)
+            (folder / name).write_text("".join(own) + '{"step": 60, "ki')
     if config is not None:
         (folder / "config.json").write_text(json.dumps(config))
     write_lines(folder / EVENTS_FILE, events)

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from small_folders import BEGIN, CONFIG, END, LINES, router_row, train_row, write_run
 
-from zaya_jax.aegis.journal import METRICS_FILE, parse_row, parse_rows
+from zaya_jax.aegis.journal import METRICS_FILE, ROUTERS_FILE, parse_row, parse_rows
 from zaya_jax.report.charts import MOST_CHARTS, sections_of
 from zaya_jax.report.config_fields import NOT_THERE, compare_configs
 from zaya_jax.report.content import MOST_LOADS_OF_A_PAGE, SHARES, bins_that_fit, content_of
-from zaya_jax.report.metrics_file import MOST_MOMENTS, ROWS_AT_ONCE, read_metrics_file
+from zaya_jax.report.metrics_file import MOST_MOMENTS, ROWS_AT_ONCE, read_metrics
 from zaya_jax.report.run_record import read_run
 from zaya_jax.report.summary import HEADERS, summary_of
 from zaya_jax.report.thinning import as_short_numbers, bins_of, thin
@@ -97,7 +97,7 @@ def test_pieces_of_a_file_are_one_table(tmp_path):
     count = 2 * ROWS_AT_ONCE + 7
     rows = [train_row(n + 1, float(n), **({"late": n} if n > ROWS_AT_ONCE + 2 else {})) for n in range(count)]
     (tmp_path / METRICS_FILE).write_text("\n".join([*rows, ""]))
-    table = read_metrics_file(tmp_path / METRICS_FILE).train
+    table = read_metrics(tmp_path).train
     assert table.steps.tolist() == list(range(1, count + 1))
     assert table.columns["loss"].tolist() == list(map(float, range(count)))
     assert np.isnan(table.columns["late"][: ROWS_AT_ONCE + 3]).all()
@@ -111,7 +111,7 @@ def test_what_is_no_number_is_none(tmp_path, value):
     (tmp_path / METRICS_FILE).write_text(
         "\n".join([train_row(1, 2.0, odd=1.5), train_row(2, 3.0, odd=value), ""])
     )
-    table = read_metrics_file(tmp_path / METRICS_FILE).train
+    table = read_metrics(tmp_path).train
     assert table.columns["loss"].tolist() == [2, 3]
     if value is True:
         assert table.columns["odd"].tolist() == [1.5, 1.0]
@@ -131,19 +131,19 @@ def test_routers_rows_that_are_none_are_left_out(tmp_path):
         '{"step":7,"kind":"router","counts":[[1,',
     ]
     good = [router_row(n, [[n, 1]], [0.5]) for n in (8, 9)]
-    (tmp_path / METRICS_FILE).write_text("\n".join([*odd, *good, ""]))
-    router = read_metrics_file(tmp_path / METRICS_FILE).router
+    (tmp_path / ROUTERS_FILE).write_text("\n".join([*odd, *good, ""]))
+    router = read_metrics(tmp_path).router
     assert router is not None
     assert router.steps_M.tolist() == [8, 9]
     assert router.counts_MLX.tolist() == [[[8, 1]], [[9, 1]]]
-    (tmp_path / METRICS_FILE).write_text("\n".join([*odd, ""]))
-    assert read_metrics_file(tmp_path / METRICS_FILE).router is None
+    (tmp_path / ROUTERS_FILE).write_text("\n".join([*odd, ""]))
+    assert read_metrics(tmp_path).router is None
 
 
 def test_of_many_moments_the_first_and_the_last_are_shown(tmp_path):
     rows = [router_row(n, [[n, 1]], [0.5]) for n in range(1, 1001)]
-    (tmp_path / METRICS_FILE).write_text("\n".join([*rows, ""]))
-    router = read_metrics_file(tmp_path / METRICS_FILE).router
+    (tmp_path / ROUTERS_FILE).write_text("\n".join([*rows, ""]))
+    router = read_metrics(tmp_path).router
     assert router is not None
     assert len(router.steps_M) == MOST_MOMENTS
     assert (router.steps_M[0], router.steps_M[-1]) == (1, 1000)

@@ -20,7 +20,7 @@ def config(tmp_path):
     return config
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", "tensorboard"])
+@pytest.mark.parametrize("name", ["metrics.jsonl", "routers.jsonl", "tensorboard"])
 @pytest.mark.parametrize("what", ["the other kind", "pipe", "link", "link to nothing"])
 def test_a_run_does_not_write_through_it(config, tmp_path, name, what):
     path, is_file = tmp_path / "run" / name, name.endswith("l")

@@ -9,12 +9,20 @@ import dataclasses
 import itertools
 import operator
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, BinaryIO
 
 import numpy as np
 
-from zaya_jax.aegis.journal import ROUTER, TRAIN, VALIDATION, is_finite, parse_row, parse_rows
+from zaya_jax.aegis.journal import (
+    METRICS_FILE,
+    ROUTERS_FILE,
+    TRAIN,
+    VALIDATION,
+    is_finite,
+    parse_row,
+    parse_rows,
+)
 
 ROWS_AT_ONCE = 4096
 """As objects of Python, before they become arrays: of a long run they would take gigabytes."""
@@ -26,8 +34,6 @@ LARGEST_STEP = 2**31 - 1
 """A run counts its steps in int32."""
 _WORDS = "step", "kind", "phase"
 """What is no value of a row."""
-_ROUTER_ROW = f'"kind":"{ROUTER}"'.encode()
-"""Stands at the beginning of such rows, which `train/metrics.py` writes without spaces."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,14 +90,13 @@ class RunMetrics:
     num_damaged: int
 
 
-def read_metrics_file(path: pathlib.Path) -> RunMetrics:
+def read_metrics(folder: pathlib.Path) -> RunMetrics:
     """Reads the metrics of a run, as far as they are rows; none where there is no file."""
     kinds = {TRAIN: _Collector(), VALIDATION: _Collector()}
-    places: list[int] = []
-    num_damaged, router = 0, None
+    num_damaged, path = 0, folder / METRICS_FILE
     if path.is_file():
         with path.open("rb") as file:
-            for lines in _pieces(file, places):
+            while lines := list(itertools.islice(file, ROWS_AT_ONCE)):
                 rows = list(map(_within_limits, parse_rows(lines)))
                 for kind, collector in kinds.items():
                     collector.take([row for row in rows if row is not None and row["kind"] == kind])
@@ -99,24 +104,8 @@ def read_metrics_file(path: pathlib.Path) -> RunMetrics:
                 num_damaged += sum(
                     row is None and line.endswith(b"\n") for line, row in zip(lines, rows, strict=True)
                 )
-            router = _read_router(file, places)
+    router = _read_routers(folder / ROUTERS_FILE)
     return RunMetrics(kinds[TRAIN].table(), kinds[VALIDATION].table(), router, num_damaged)
-
-
-def _pieces(file: BinaryIO, places: list[int]) -> Iterator[list[bytes]]:
-    """Lines of a file, some thousands at a time; of rows of routers `places` takes where they begin."""
-    place, lines = 0, []
-    for line in file:
-        # They are longer than all others together, and few of them are looked at.
-        if _ROUTER_ROW in line[:60]:
-            places.append(place)
-        else:
-            lines.append(line)
-        place += len(line)
-        if len(lines) == ROWS_AT_ONCE:
-            yield lines
-            lines = []
-    yield lines
 
 
 def _within_limits(row: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -182,9 +171,18 @@ def _kept(steps: np.ndarray) -> np.ndarray:
     return steps < least_behind
 
 
-def _read_router(file: BinaryIO, places: Sequence[int]) -> RouterHistory | None:
-    """Some of the rows that lie at these places: the first, the last, and those between as far apart."""
+def _read_routers(path: pathlib.Path) -> RouterHistory | None:
+    """Some of the rows of routers: the first, the last, and those between as far apart."""
+    if not path.is_file():
+        return None
+    with path.open("rb") as file:
+        sizes = map(len, file)
+        # They are long, and few of them are looked at.
+        places = [0, *itertools.accumulate(sizes)][:-1]
+        return _some_moments(file, places)
 
+
+def _some_moments(file: BinaryIO, places: Sequence[int]) -> RouterHistory | None:
     def row_at(place: int) -> dict[str, Any] | None:
         file.seek(place)
         return _within_limits(parse_row(file.readline()))

@@ -21,7 +21,7 @@ from zaya_jax.aegis.journal import (
 from zaya_jax.aegis.timeline import Mark, marks_of
 from zaya_jax.config import CONFIG_FILE
 from zaya_jax.json_files import read_json
-from zaya_jax.report.metrics_file import LARGEST_STEP, RunMetrics, read_metrics_file
+from zaya_jax.report.metrics_file import LARGEST_STEP, RunMetrics, read_metrics
 from zaya_jax.train.changes import RecordedChange, read_changes
 
 MARKS_OF_A_RUN = CONFIG_FILE, METRICS_FILE, EVENTS_FILE
@@ -109,7 +109,7 @@ def read_run(folder: pathlib.Path) -> RunRecord:
     lives = find_attempts(events)
     if lives:
         goodput = measure(events)
-    metrics = read_metrics_file(folder / METRICS_FILE)
+    metrics = read_metrics(folder)
     notes += _notes_on(metrics, folder / METRICS_FILE)
     return RunRecord(
         name=str(folder),

@@ -254,10 +254,10 @@ def _make_steps(steps: Steps, state: TrainState) -> TrainState:
             values = _values(steps, step, metrics, num_bytes[-1], outputs.clock.lap(step))
             outputs.progress.update(step, values, steps.range.phase.name, num_bytes=num_bytes)
             if is_logged:  # what a file holds must not depend on where a run was resumed
+                _tell(steps, step, TRAIN, values)
                 if has_router_row(config, step):
                     router = metrics.router_counts_LX, metrics.router_entropy_L
                     outputs.writer.write_router(step, *map(np.asarray, router))
-                _tell(steps, step, TRAIN, values)
             look(steps, step)
             outputs.watch.at(step, is_first=step == first_step)
         # A phase's end is always scored and kept: by it the phase is judged, and others may start from it.

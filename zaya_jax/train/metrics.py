@@ -9,12 +9,12 @@ import re
 import socket
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 
 from zaya_jax import durable
-from zaya_jax.aegis.journal import METRICS_FILE, ROUTER, parse_row
+from zaya_jax.aegis.journal import METRICS_FILE, ROUTER, ROUTERS_FILE, parse_row
 from zaya_jax.parallel import hosts
 from zaya_jax.train import events
 
@@ -55,7 +55,7 @@ def text_bytes(targets: np.ndarray, weights: np.ndarray, token_bytes_V: np.ndarr
 
 
 class MetricsWriter:
-    """Writes `metrics.jsonl` and TensorBoard events of a run.
+    """Writes `metrics.jsonl`, `routers.jsonl` and TensorBoard events of a run.
 
     A resumed run forgets what an earlier one wrote behind the step it resumes from, so that the
     files read as those of an undisturbed run. One process writes.
@@ -68,8 +68,9 @@ class MetricsWriter:
     def __init__(self, run_folder: str | pathlib.Path, *, first_step: int):
         self._folder = pathlib.Path(run_folder)
         with durable.naming(self._folder):
-            _forget_after(self._folder / METRICS_FILE, first_step)
-            self._file = (self._folder / METRICS_FILE).open("a")
+            self._file, self._routers = (
+                _open_after(self._folder / name, first_step) for name in (METRICS_FILE, ROUTERS_FILE)
+            )
             durable.make_folder(self._folder / EVENTS_FOLDER)
             self._events = _new_events_file(self._folder / EVENTS_FOLDER).open("xb")
             self._events.write(events.version(time.time()))
@@ -82,6 +83,7 @@ class MetricsWriter:
         # Both, whatever becomes of one: Python would complain at its exit of what is left to be written.
         with durable.naming(self._folder), contextlib.ExitStack() as files:
             files.callback(self._file.close)
+            files.callback(self._routers.close)
             files.callback(self._events.close)
 
     def write(self, step: int, kind: str, values: dict[str, float], *, phase: str = "") -> None:
@@ -100,9 +102,7 @@ class MetricsWriter:
             self._events.flush()
 
     def write_router(self, step: int, counts_LX: np.ndarray, entropy_L: np.ndarray) -> None:
-        """Writes what each layer's router did with the tokens of a step whose values follow.
-
-        TensorBoard has no picture of it. It reaches the file with the values: a write for both.
+        """Writes what each layer's router did with the tokens of a step. TensorBoard has no picture of it.
 
         Raises:
           OSError: with the run folder's name, when the disk is full.
@@ -115,7 +115,8 @@ class MetricsWriter:
         }
         with durable.naming(self._folder):
             # Without spaces: of 40 layers and 16 experts they would be a fifth of the line.
-            self._file.write(json.dumps(row, separators=(",", ":")) + "\n")
+            self._routers.write(json.dumps(row, separators=(",", ":")) + "\n")
+            self._routers.flush()
 
     def sync(self) -> None:
         """Waits until all that was written is on the disk, so that no step that is saved lacks its lines.
@@ -124,7 +125,7 @@ class MetricsWriter:
           OSError: with the run folder's name, when the disk cannot take it.
         """
         with durable.naming(self._folder):
-            for file in (self._file, self._events):
+            for file in (self._file, self._routers, self._events):
                 file.flush()
                 durable.sync(file.name)
                 durable.sync(pathlib.Path(file.name).parent)  # the file may be new
@@ -160,7 +161,8 @@ def metrics_writer(run_folder: str | pathlib.Path, *, first_step: int) -> Writer
 
 def read_metrics(run_folder: str | pathlib.Path, kind: str) -> list[dict[str, Any]]:
     """The lines of one kind that a run wrote; those that a disk has damaged are none."""
-    lines = (pathlib.Path(run_folder) / METRICS_FILE).read_bytes().splitlines()
+    name = ROUTERS_FILE if kind == ROUTER else METRICS_FILE
+    lines = (pathlib.Path(run_folder) / name).read_bytes().splitlines()
     return [row for row in map(parse_row, lines) if row is not None and row["kind"] == kind]
 
 
@@ -189,11 +191,18 @@ def check_places(run_folder: pathlib.Path) -> None:
     Raises:
       ValueError: if it could not write there, would wait for ever, or would write somewhere else.
     """
-    file, folder = run_folder / METRICS_FILE, run_folder / EVENTS_FOLDER
-    for path, is_own, kind in ((file, file.is_file(), "file"), (folder, folder.is_dir(), "folder")):
+    files = [run_folder / name for name in (METRICS_FILE, ROUTERS_FILE)]
+    folder = run_folder / EVENTS_FOLDER
+    own_files = [(file, file.is_file(), "file") for file in files]
+    for path, is_own, kind in (*own_files, (folder, folder.is_dir(), "folder")):
         # A link would be written through, and a pipe waited for: neither file would be this run's.
         if path.is_symlink() or (path.exists() and not is_own):
             raise ValueError(f"{path} is no {kind}, and a run writes its metrics there; move it away")
+
+
+def _open_after(path: pathlib.Path, step: int) -> TextIO:
+    _forget_after(path, step)
+    return path.open("a")
 
 
 def _forget_after(path: pathlib.Path, step: int) -> None:
