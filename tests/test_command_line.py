@@ -252,6 +252,7 @@ MISTAKES = (
     Mistake("chat without a prompt", "generate runs/done --chat", "--chat answers what --prompt says; it must say something"),
     Mistake("template without chat", "generate runs/done --template zaya", "--template goes with --chat; without it"),
     Mistake("chat with a tokenizer without borders", "generate runs/done --chat --prompt a", 'the tokenizer "byte" has no special token <|im_end|> and <|im_start|>, which the chat template "zaya" writes; "byte-chat" has them'),
+    Mistake("empty stop string", "generate runs/done --stop ''", 'a stop string is ""; it must have at least one character'),
     Mistake("sampling seed out of range", "generate runs/done --seed -1", "--seed is -1; it must be from 0 to 2**32 - 1"),
     Mistake("unknown option of generate", "generate runs/done --zzz 1", "unrecognized arguments: --zzz 1; zaya generate --help has the options"),
     Mistake("mistyped option of generate", "generate runs/done --topp 1", 'unrecognized arguments: --topp 1; did you mean "--top-p"?'),

@@ -1,14 +1,13 @@
 """`zaya generate`: continues a prompt, or answers it, with the weights of a run."""
 
+import argparse
 import sys
 from collections.abc import Iterable, Sequence
 
-from zaya_jax.checkpoint import load_run
-from zaya_jax.data.chat_format import load_chat_format
-from zaya_jax.data.kept_tokenizer import as_kept, kept_template
-from zaya_jax.data.tokenizer import Tokenizer, tokenizer_of
-from zaya_jax.inference.generate import stream
-from zaya_jax.model.zaya import Zaya
+from zaya_jax.inference.completion import stream_text
+from zaya_jax.inference.loading import LoadedRun, load_for_writing
+from zaya_jax.inference.sampling_options import add_sampling_options, check_seed, settings_of
+from zaya_jax.inference.text import Piece
 from zaya_jax.options import Parser
 
 
@@ -19,35 +18,34 @@ def main(argv: Sequence[str] | None = None) -> None:
       ValueError: if the run has no weights, or cannot continue such a prompt.
     """
     options = _parser().parse_args(argv)
-    if not 0 <= options.seed < 2**32:
-        raise ValueError(f"--seed is {options.seed}; it must be from 0 to 2**32 - 1")
+    check_seed(options.seed, "--seed")
     if options.chat and not options.prompt:
         raise ValueError("--chat answers what --prompt says; it must say something")
     if options.template is not None and not options.chat:
         raise ValueError("--template goes with --chat; without it a prompt is continued as it is")
 
-    run = load_run(options.run_folder)
-    tokenizer = tokenizer_of(as_kept(options.run_folder, run.config.data))
-    if options.chat:
-        chat_format = load_chat_format(options.template or kept_template(options.run_folder), tokenizer)
-        prompt, end_id, shown = chat_format.prompt(options.prompt), chat_format.end_id, ""
-    else:
-        prompt = tokenizer.borders.begin(tokenizer.encode(options.prompt, specials=not options.letters))
-        end_id, shown = tokenizer.eos_id, options.prompt
-    pieces = stream(
-        Zaya(run.config.model, run.config.execution),
+    run = load_for_writing(options.run_folder)
+    prompt, end_id, shown = _prompt(run, options)
+    pieces = stream_text(
+        run.model,
         run.variables,
+        run.tokenizer,
         prompt,
-        max_new_tokens=options.max_new_tokens,
-        temperature=options.temperature,
-        top_k=options.top_k,
-        top_p=options.top_p,
-        seed=options.seed,
-        eos_id=end_id,
-        context_devices=options.context_devices,
+        settings_of(options, max_new_tokens=options.max_new_tokens, eos_id=end_id),
+        stop=options.stop,
     )
     sys.stdout.write(shown)
-    _write(pieces, tokenizer)
+    _write(pieces)
+
+
+def _prompt(run: LoadedRun, options: argparse.Namespace) -> tuple[list[int], int, str]:
+    """Tokens of the prompt, the one that ends the text behind it, and what of it is shown."""
+    if options.chat:
+        chat_format = run.chat_format(options.template)
+        return chat_format.prompt(options.prompt), chat_format.end_id, ""
+    tokenizer = run.tokenizer
+    prompt = tokenizer.borders.begin(tokenizer.encode(options.prompt, specials=not options.letters))
+    return prompt, tokenizer.eos_id, options.prompt
 
 
 def _parser() -> Parser:
@@ -57,6 +55,7 @@ def _parser() -> Parser:
         (
             'zaya generate runs/tiny --prompt "def main("',
             'zaya generate runs/tiny --prompt "import os" --temperature 0 --max-new-tokens 500',
+            "zaya generate runs/tiny --prompt 'def main(' --stop $'\\ndef '    # one function",
             "zaya generate runs/tiny --top-p 0.95 --top-k 40 --seed 7    # from nothing",
             'zaya generate runs/sft --chat --prompt "What is a router?"',
         ),
@@ -69,31 +68,13 @@ def _parser() -> Parser:
         "--letters", action="store_true", help="take a special token's name in the prompt as plain letters"
     )
     parser.add_argument("--max-new-tokens", type=int, default=256, help="(default: %(default)s)")
-    parser.add_argument(
-        "--temperature", type=float, default=0.7, help="0 takes the likeliest token (default: %(default)s)"
-    )
-    parser.add_argument("--top-k", type=int, default=None, help="sample from the K likeliest tokens only")
-    parser.add_argument("--top-p", type=float, default=None, help="sample from the likeliest that make up P")
-    parser.add_argument(
-        "--context-devices",
-        type=int,
-        default=1,
-        metavar="N",
-        help="devices that share the cache of a long text (default: %(default)s)",
-    )
-    parser.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
+    add_sampling_options(parser)
     return parser
 
 
-def _write(pieces: Iterable[int], tokenizer: Tokenizer) -> None:
-    """Prints tokens as they come, each character when it is whole."""
-    tokens: list[int] = []
-    shown = ""
-    for token in pieces:
-        tokens.append(token)
-        text = tokenizer.decode(tokens)
-        if not text.endswith("\ufffd"):  # a character may need further tokens
-            sys.stdout.write(text[len(shown) :])
-            sys.stdout.flush()
-            shown = text
-    print(tokenizer.decode(tokens)[len(shown) :])
+def _write(pieces: Iterable[Piece]) -> None:
+    """Prints pieces as they come."""
+    for piece in pieces:
+        sys.stdout.write(piece.text)
+        sys.stdout.flush()
+    print()
