@@ -61,7 +61,7 @@ MISTAKES = (
     Mistake(
         "unknown verb",
         "xyz",
-        'there is no verb "xyz"; known are train, generate, data, tokenizer, convert, ckpt, aegis, report, supervise, launch, plan, doctor, bench',
+        'there is no verb "xyz"; known are train, generate, chat, data, tokenizer, convert, ckpt, aegis, report, supervise, launch, plan, doctor, bench',
     ),
     Mistake("mistyped verb", "trian", 'there is no verb "trian"; did you mean "train"?'),
     Mistake("mistyped option of zaya", "--versoin", 'there is no verb "--versoin"; did you mean "--version"?'),
@@ -252,6 +252,12 @@ MISTAKES = (
     Mistake("chat without a prompt", "generate runs/done --chat", "--chat answers what --prompt says; it must say something"),
     Mistake("template without chat", "generate runs/done --template zaya", "--template goes with --chat; without it"),
     Mistake("chat with a tokenizer without borders", "generate runs/done --chat --prompt a", 'the tokenizer "byte" has no special token <|im_end|> and <|im_start|>, which the chat template "zaya" writes; "byte-chat" has them'),
+    # chat
+    Mistake("chat with a run that knows no chats", "chat runs/done", "runs/done has no chat template: it has learned texts, not chats; zaya generate continues a text"),
+    Mistake("chat with no run", "chat texts", "texts is not a run folder: it has no config.json"),
+    Mistake("chat by a template that is not there", "chat runs/done --template none.jinja", 'there is no chat template "none.jinja"; it must be "zaya" or the path of a Jinja file'),
+    Mistake("chat without room", "chat runs/done --template zaya --max-new-tokens 0", "--max-new-tokens is 0; it must be at least 1"),
+    Mistake("chat with a seed out of range", "chat runs/done --template zaya --seed -1", "--seed is -1; it must be from 0 to 2**32 - 1"),
     Mistake("empty stop string", "generate runs/done --stop ''", 'a stop string is ""; it must have at least one character'),
     Mistake("sampling seed out of range", "generate runs/done --seed -1", "--seed is -1; it must be from 0 to 2**32 - 1"),
     Mistake("unknown option of generate", "generate runs/done --zzz 1", "unrecognized arguments: --zzz 1; zaya generate --help has the options"),
