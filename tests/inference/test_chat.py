@@ -9,15 +9,13 @@ import sys
 import time
 
 import pytest
-from small_runs import make_base, small_values
+from small_runs import make_chat_run
 
 from zaya_jax import cli
 from zaya_jax.checkpoint import load_run
-from zaya_jax.config import Config
 from zaya_jax.data.chat_format import ChatFormat, load_chat_format
 from zaya_jax.data.chat_records import Message
-from zaya_jax.data.chat_template import ChatTemplate, load_template
-from zaya_jax.data.kept_tokenizer import keep_files
+from zaya_jax.data.chat_template import ChatTemplate
 from zaya_jax.data.tokenizer import load_tokenizer
 from zaya_jax.inference.chat_loop import ChatLoop
 from zaya_jax.inference.conversation import Conversation
@@ -149,13 +147,8 @@ def test_a_template_that_begins_the_thought_and_forgets_it():
 
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory):
-    """A run that was taught chats, as far as its folder tells."""
     folder = tmp_path_factory.mktemp("chat") / "run"
-    values = small_values(run_folder=str(folder), corpus="corpus")
-    values["data"]["tokenizer"] = "byte-chat"
-    make_base(folder, values)
-    template = load_template("zaya", TOKENIZER).text
-    keep_files(folder, Config.from_dict(values).data, chat_template=template)
+    make_chat_run(folder)
     return folder
 
 

@@ -1,11 +1,13 @@
-"""`zaya generate`: continues a prompt, or answers it, with the weights of a run."""
+"""`zaya generate`: continues a prompt, or those of a file, or answers them, with the weights of a run."""
 
 import argparse
 import sys
 from collections.abc import Iterable, Sequence
 
+from zaya_jax.inference.batch_generation import generate_file
 from zaya_jax.inference.completion import stream_text
-from zaya_jax.inference.loading import LoadedRun, load_for_writing
+from zaya_jax.inference.loading import load_for_writing
+from zaya_jax.inference.prompting import Prompting
 from zaya_jax.inference.sampling_options import add_sampling_options, check_seed, settings_of
 from zaya_jax.inference.text import Piece
 from zaya_jax.options import Parser
@@ -18,34 +20,46 @@ def main(argv: Sequence[str] | None = None) -> None:
       ValueError: if the run has no weights, or cannot continue such a prompt.
     """
     options = _parser().parse_args(argv)
-    check_seed(options.seed, "--seed")
-    if options.chat and not options.prompt:
-        raise ValueError("--chat answers what --prompt says; it must say something")
-    if options.template is not None and not options.chat:
-        raise ValueError("--template goes with --chat; without it a prompt is continued as it is")
-
+    _check(options)
+    if options.input is not None:
+        generate_file(options)
+        return
     run = load_for_writing(options.run_folder)
-    prompt, end_id, shown = _prompt(run, options)
+    prompting = Prompting(run, chat=options.chat, template=options.template, letters=options.letters)
+    prompt = prompting.of_text(options.prompt)
     pieces = stream_text(
         run.model,
         run.variables,
         run.tokenizer,
-        prompt,
-        settings_of(options, max_new_tokens=options.max_new_tokens, eos_id=end_id),
+        prompt.tokens,
+        settings_of(options, max_new_tokens=options.max_new_tokens, eos_id=prompt.end_id),
         stop=options.stop,
     )
-    sys.stdout.write(shown)
+    sys.stdout.write("" if options.chat else options.prompt)
     _write(pieces)
 
 
-def _prompt(run: LoadedRun, options: argparse.Namespace) -> tuple[list[int], int, str]:
-    """Tokens of the prompt, the one that ends the text behind it, and what of it is shown."""
-    if options.chat:
-        chat_format = run.chat_format(options.template)
-        return chat_format.prompt(options.prompt), chat_format.end_id, ""
-    tokenizer = run.tokenizer
-    prompt = tokenizer.borders.begin(tokenizer.encode(options.prompt, specials=not options.letters))
-    return prompt, tokenizer.eos_id, options.prompt
+def _check(options: argparse.Namespace) -> None:
+    """Options that do not go together, or cannot be, before anything is read.
+
+    Raises:
+      ValueError: with what would be right.
+    """
+    check_seed(options.seed, "--seed")
+    if (options.input is None) != (options.output is None):
+        raise ValueError("--input and --output go together: prompts.jsonl, and where its answers are to lie")
+    if options.input is not None:
+        if options.prompt:
+            raise ValueError("--prompt is one prompt and --input a file of them; give one of the two")
+        if options.batch_size < 1:
+            raise ValueError(f"--batch-size is {options.batch_size}; it must be at least 1")
+        return
+    if options.logprobs:
+        raise ValueError("--logprobs goes with --input and --output, into which it writes them")
+    if options.chat and not options.prompt:
+        raise ValueError("--chat answers what --prompt says; it must say something")
+    if options.template is not None and not options.chat:
+        raise ValueError("--template goes with --chat; without it a prompt is continued as it is")
 
 
 def _parser() -> Parser:
@@ -58,6 +72,7 @@ def _parser() -> Parser:
             "zaya generate runs/tiny --prompt 'def main(' --stop $'\\ndef '    # one function",
             "zaya generate runs/tiny --top-p 0.95 --top-k 40 --seed 7    # from nothing",
             'zaya generate runs/sft --chat --prompt "What is a router?"',
+            "zaya generate runs/sft --input prompts.jsonl --output answers.jsonl --logprobs",
         ),
     )
     parser.add_argument("run_folder", metavar="RUN", help="the folder of a run")
@@ -69,7 +84,22 @@ def _parser() -> Parser:
     )
     parser.add_argument("--max-new-tokens", type=int, default=256, help="(default: %(default)s)")
     add_sampling_options(parser)
+    _add_file_options(parser)
     return parser
+
+
+def _add_file_options(parser: Parser) -> None:
+    files = parser.add_argument_group(
+        "many prompts",
+        'each line of the input is {"prompt": "..."} or {"messages": [...]}. Its own "max_new_tokens" and\n'
+        '"seed" go before the options; without a seed it takes --seed plus the number of lines above it.\n'
+        "Answers repeat their lines' fields, in the order of the input, and appear when all are there.\n"
+        "Until then those that are done lie in OUTPUT.unfinished: after a kill the same command goes on.",
+    )
+    files.add_argument("--input", metavar="FILE", help="prompts, as JSON lines")
+    files.add_argument("--output", metavar="FILE", help="where their answers go, as JSON lines")
+    files.add_argument("--batch-size", type=int, default=16, help="prompts at a time (default: %(default)s)")
+    files.add_argument("--logprobs", action="store_true", help="with tokens and their log-probabilities")
 
 
 def _write(pieces: Iterable[Piece]) -> None:

@@ -42,7 +42,7 @@ def complete(
 ) -> list[Completion]:
     """Continues prompts, in one batch.
 
-    With a seed for each prompt a text is the same in any batch; with one seed for all, at any place of it.
+    With a seed for each prompt a text is the same in any batch; with one for all it is of its place there.
 
     Args:
       model: the network.

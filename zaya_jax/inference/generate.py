@@ -49,6 +49,14 @@ class Settings:
     eos_id: int | None = None
     context_devices: int = 1
 
+    def __post_init__(self):
+        _ = self.sampling  # which refuses what cannot be
+
+    @property
+    def sampling(self) -> Sampling:
+        """How a token is drawn."""
+        return Sampling(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
+
     def limits(self, num_prompts: int) -> tuple[int, ...]:
         """The longest continuation of each prompt."""
         limits = self.max_new_tokens
@@ -252,17 +260,26 @@ def _start(
 ) -> Decoding:
     """Pads and reads the prompts."""
     tokens_BT, segments_BT = _pad_left(prompts, in_chunks=mesh is not None)
-    needed = tokens_BT.shape[1] + max_new_tokens
-    max_length = -(-needed // CACHE_MULTIPLE) * CACHE_MULTIPLE
+    max_length = cache_length(tokens_BT.shape[1], max_new_tokens)
     return prefill(model, variables, tokens_BT, segments_BT, rule, max_length=max_length, mesh=mesh)
 
 
-def _pad_left(prompts: Sequence[Sequence[int]], *, in_chunks: bool = False) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens and segments [B, T]; T is a power of two, or where it is read in chunks so many of these."""
-    longest = max(len(prompt) for prompt in prompts)
-    time = max(SMALLEST_PROMPT, 1 << (longest - 1).bit_length())
+def padded_length(num_tokens: int, *, in_chunks: bool = False) -> int:
+    """How long a prompt is with its padding: a power of two, or as many chunks as it is read in."""
+    time = max(SMALLEST_PROMPT, 1 << (num_tokens - 1).bit_length())
     if in_chunks:  # who shares a cache has none to spare: padding may not double it
-        time = min(time, -(-longest // PREFILL_CHUNK) * PREFILL_CHUNK)
+        time = min(time, -(-num_tokens // PREFILL_CHUNK) * PREFILL_CHUNK)
+    return time
+
+
+def cache_length(time: int, num_new: int) -> int:
+    """Tokens that a cache has room for, of a padded prompt and what it is continued with."""
+    return -(-(time + num_new) // CACHE_MULTIPLE) * CACHE_MULTIPLE
+
+
+def _pad_left(prompts: Sequence[Sequence[int]], *, in_chunks: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens and segments [B, T]."""
+    time = max(padded_length(len(prompt), in_chunks=in_chunks) for prompt in prompts)
     tokens_BT = np.full((len(prompts), time), PAD, np.int32)
     segments_BT = np.zeros((len(prompts), time), np.int32)
     for row, prompt in enumerate(prompts):
@@ -277,7 +294,6 @@ def _cut(tokens: list[int], eos_id: int | None) -> list[int]:
 
 
 def _rule(config: ModelConfig, settings: Settings) -> Rule:
-    sampling = Sampling(temperature=settings.temperature, top_k=settings.top_k, top_p=settings.top_p)
     eos_id = settings.eos_id
     if eos_id is not None and not 0 <= eos_id < config.vocab_size:
         raise ValueError(
@@ -287,7 +303,7 @@ def _rule(config: ModelConfig, settings: Settings) -> Rule:
     seed = settings.seed
     key = jnp.stack([*map(jax.random.key, seed)]) if isinstance(seed, tuple) else jax.random.key(seed)
     eos = jnp.asarray(NO_EOS if eos_id is None else eos_id, jnp.int32)
-    return Rule(key=key, sampling=sampling, eos_id=eos)
+    return Rule(key=key, sampling=settings.sampling, eos_id=eos)
 
 
 def _check_prompts(config: ModelConfig, prompts: Sequence[Sequence[int]], settings: Settings) -> None:
