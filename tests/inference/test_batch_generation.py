@@ -94,40 +94,47 @@ class Killed(BaseException):
     """What no code of ours catches."""
 
 
-def test_a_killed_process_loses_no_batch_and_makes_none_twice(
-    answers, run_folder, tmp_path, monkeypatch, capsys
-):
-    file = write_lines(tmp_path / "prompts.jsonl", LINES)
-    done, complete = [], batch_generation.complete
+def kill_after(num_batches, monkeypatch, complete=batch_generation.complete):
+    """Lets so many batches be made; gives a list that grows with each."""
+    made = []
 
     def until_killed(*arguments, **options):
-        if len(done) == 2:
+        if len(made) == num_batches:
             raise Killed
-        done.append(arguments)
+        made.append(arguments)
         return complete(*arguments, **options)
 
     monkeypatch.setattr(batch_generation, "complete", until_killed)
-    with pytest.raises(Killed):
-        answer(run_folder, file, "--logprobs")
+    return made
+
+
+def test_a_killed_process_loses_no_batch_and_makes_none_twice(
+    answers, run_folder, tmp_path, monkeypatch, capsys
+):
+    """The lines above are three batches: each process makes one, and the second is cut while it writes."""
+    file = write_lines(tmp_path / "prompts.jsonl", LINES)
     unfinished = tmp_path / "prompts.answers.unfinished"
-    assert not unfinished.with_suffix("").exists()
-    kept = len(unfinished.read_text().splitlines()) - 1
-    assert 0 < kept < len(LINES)
-    with unfinished.open("ab") as torn:
-        torn.write(b'{"line": 1, "answer": {"te')
+    for _ in range(2):
+        kill_after(1, monkeypatch)
+        with pytest.raises(Killed):
+            answer(run_folder, file, "--logprobs")
+        assert not unfinished.with_suffix("").exists()
+        with unfinished.open("ab") as torn:
+            torn.write(b'{"line": 1, "answer": {"te')
+    kept = len(unfinished.read_text().splitlines()) - 2  # behind the first line, before the torn one
+    capsys.readouterr()
     with pytest.raises(SystemExit):
         answer(run_folder, file, "--logprobs", "--temperature", "0.5")
     assert "has answers to other prompts, or by other weights or options" in capsys.readouterr().err
 
-    done.clear()
-    monkeypatch.setattr(batch_generation, "complete", lambda *a, **o: done.append(a) or complete(*a, **o))
+    made = kill_after(9, monkeypatch)
     found = answer(run_folder, file, "--logprobs")
     assert capsys.readouterr().err == (
         f"{tmp_path}/prompts.answers: {kept} of {len(LINES)} answers are there already; "
         f"{len(LINES) - kept} are left\n"
     )
+    assert len(made) == 1
     assert [each["text"] for each in found] == [each["text"] for each in answers]
-    assert 0 < len(done) <= len(LINES) - kept
     assert not unfinished.exists()
     with pytest.raises(SystemExit):
         answer(run_folder, file, "--logprobs")
@@ -156,10 +163,11 @@ def test_batches_are_of_one_shape():
 
 
 def test_lines_of_other_contents_take_no_other_program(run_folder, tmp_path):
-    answer(run_folder, write_lines(tmp_path / "a.jsonl", [{"prompt": "abc"}] * 3))
+    """Nor does a last batch that is not full."""
+    answer(run_folder, write_lines(tmp_path / "a.jsonl", [{"prompt": "abc"}] * 5), batch_size=5)
     before = decode._cache_size()
-    more = [{"prompt": "abcdefgh", "max_new_tokens": 5}, {"prompt": ""}, {"prompt": "z"}, {"prompt": "y"}]
-    answer(run_folder, write_lines(tmp_path / "b.jsonl", more))
+    more = [{"prompt": "abcdefgh", "max_new_tokens": 5}, {"prompt": ""}, *[{"prompt": "z"}] * 7]
+    answer(run_folder, write_lines(tmp_path / "b.jsonl", more), batch_size=5)
     assert decode._cache_size() == before
 
 
