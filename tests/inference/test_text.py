@@ -60,6 +60,16 @@ def test_pieces_together_are_what_the_tokenizer_decodes(kind, trained):
         assert found == tokenizer.decode(tokens)
 
 
+def test_bytes_without_end_that_are_no_text_come_too():
+    """As soon as no character can need them; a window that kept them all would take n^2."""
+    tokens = [byte + 3 for byte in b"\xe2\x82" * 40 + b"\xe2\x82\xac" + b"\xf0\x9f\x98" * 30 + b"\xe2" * 30]
+    detokenizer, found = Detokenizer(BYTES), ""
+    for number, token in enumerate(tokens, 1):
+        found += detokenizer.add(token)
+        assert len(found) >= len(BYTES.decode(tokens[:number])) - 9
+    assert found + detokenizer.flush() == BYTES.decode(tokens)
+
+
 @pytest.mark.parametrize(
     ("stop", "text", "given"),
     [

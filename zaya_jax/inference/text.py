@@ -9,6 +9,8 @@ FinishReason = Literal["stop", "length"]
 """What ended a text: its end token or a stop string, or that it may have no more tokens."""
 UNKNOWN = "\ufffd"
 """What a tokenizer writes for bytes that are no character, or not yet."""
+_MOST_BYTES = 4
+"""Of a character in UTF-8; a token has one at least, so that no character spans more tokens."""
 
 
 class Piece(NamedTuple):
@@ -35,11 +37,24 @@ class Detokenizer:
         """The characters that a token makes whole, which may be none."""
         self._window.append(token)
         text = self._tokenizer.decode(self._window)
-        if text.endswith(UNKNOWN) or len(text) <= len(self._known):
+        if len(text) <= len(self._known):
             return ""
+        if not text.endswith(UNKNOWN):
+            return self._give(text, len(self._window))
+        # Bytes without end that are no text, as an untrained network writes them: they need not all wait.
+        if len(self._window) - self._num_known > 2 * _MOST_BYTES:
+            for cut in range(len(self._window) - _MOST_BYTES, len(self._window) - 2 * _MOST_BYTES, -1):
+                before = self._tokenizer.decode(self._window[:cut])
+                if before + self._tokenizer.decode(self._window[cut:]) == text:  # no character lies across
+                    return self._give(before, cut)
+        return ""
+
+    def _give(self, text: str, num_tokens: int) -> str:
+        """What is new in the text of so many tokens of the window, which are known from now on."""
         new = text[len(self._known) :]
         self._window = self._window[self._num_known :]
-        self._num_known, self._known = len(self._window), self._tokenizer.decode(self._window)
+        self._num_known = num_tokens - self._num_known
+        self._known = self._tokenizer.decode(self._window[: self._num_known])
         return new
 
     def flush(self) -> str:
