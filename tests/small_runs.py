@@ -11,11 +11,13 @@ from zaya_jax.checkpoint import Checkpoints, Retention, run_lock
 from zaya_jax.checkpoint.layout import COMMITTED, MANIFEST
 from zaya_jax.checkpoint.manifest import commit, sync_and_describe
 from zaya_jax.config import Config, DataConfig, FieldChange, MixtureConfig
+from zaya_jax.data.chat_template import load_template
 from zaya_jax.data.corpus import build_corpus
+from zaya_jax.data.kept_tokenizer import keep_files
 from zaya_jax.data.mixture import Mixture, Reading, make_orders
 from zaya_jax.data.order import Position
 from zaya_jax.data.shards import Corpus
-from zaya_jax.data.tokenizer import ByteTokenizer
+from zaya_jax.data.tokenizer import ByteTokenizer, load_tokenizer
 from zaya_jax.model.weights import abstract_variables
 from zaya_jax.train.opening import prepare_folder
 
@@ -100,6 +102,15 @@ def make_base(folder: pathlib.Path, values: dict) -> dict:
     with Checkpoints(folder, retention=Retention(newest=1)) as checkpoints:
         checkpoints.save(1, weights=weights, training={"step": np.int32(1)})
     return jax.device_get(weights)
+
+
+def make_chat_run(folder: pathlib.Path) -> None:
+    """A run that was taught chats, as far as its folder tells."""
+    values = small_values(run_folder=str(folder), corpus="corpus")
+    values["data"]["tokenizer"] = "byte-chat"
+    make_base(folder, values)
+    template = load_template("zaya", load_tokenizer("byte-chat")).text
+    keep_files(folder, Config.from_dict(values).data, chat_template=template)
 
 
 def write_committed_step(run_folder: pathlib.Path, step: int) -> None:

@@ -11,7 +11,16 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from zaya_jax.data.chat_records import Message
-from zaya_jax.data.chat_template import TURN_END, TURN_START, ZAYA, ChatTemplate, Rendered, load_template
+from zaya_jax.data.chat_template import (
+    THINK,
+    THINK_END,
+    TURN_END,
+    TURN_START,
+    ZAYA,
+    ChatTemplate,
+    Rendered,
+    load_template,
+)
 from zaya_jax.data.tokenizer import ByteTokenizer, HuggingFaceTokenizer, Tokenizer
 
 
@@ -62,7 +71,29 @@ class ChatFormat:
 
     def prompt(self, content: str) -> list[int]:
         """Tokens of a user's turn, up to where the assistant's begins."""
-        return self.encode([Message("user", content)], add_generation_prompt=True).tokens_T.tolist()
+        return self.answer_prompt([Message("user", content)])
+
+    def answer_prompt(self, messages: Sequence[Message]) -> list[int]:
+        """Tokens of a conversation, up to where the assistant's next turn begins.
+
+        Raises:
+          ValueError: as `ChatTemplate.render`.
+        """
+        return self.encode(messages, add_generation_prompt=True).tokens_T.tolist()
+
+    def begun_thought(self, messages: Sequence[Message]) -> str:
+        """What the template writes of a thought before the assistant has said a word; mostly nothing."""
+        before, prompt = self.encode(messages).tokens_T.tolist(), self.answer_prompt(messages)
+        begun = prompt[len(before) :] if prompt[: len(before)] == before else []
+        if (think := self.specials.get(THINK)) not in begun:
+            return ""
+        begun = begun[len(begun) - begun[::-1].index(think) :]
+        return "" if self.specials.get(THINK_END) in begun else THINK + self.tokenizer.decode(begun)
+
+    @property
+    def think_marks(self) -> dict[int, str]:
+        """The special tokens around a thought, by number; empty in a tokenizer without them."""
+        return {self.specials[name]: name for name in (THINK, THINK_END) if name in self.specials}
 
     @property
     def specials(self) -> Mapping[str, int]:

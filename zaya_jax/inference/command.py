@@ -1,14 +1,15 @@
-"""`zaya generate`: continues a prompt, or answers it, with the weights of a run."""
+"""`zaya generate`: continues a prompt, or those of a file, or answers them, with the weights of a run."""
 
+import argparse
 import sys
 from collections.abc import Iterable, Sequence
 
-from zaya_jax.checkpoint import load_run
-from zaya_jax.data.chat_format import load_chat_format
-from zaya_jax.data.kept_tokenizer import as_kept, kept_template
-from zaya_jax.data.tokenizer import Tokenizer, tokenizer_of
-from zaya_jax.inference.generate import stream
-from zaya_jax.model.zaya import Zaya
+from zaya_jax.inference.batch_generation import generate_file
+from zaya_jax.inference.completion import stream_text
+from zaya_jax.inference.loading import load_for_writing
+from zaya_jax.inference.prompting import Prompting
+from zaya_jax.inference.sampling_options import add_sampling_options, check_seed, settings_of
+from zaya_jax.inference.text import Piece
 from zaya_jax.options import Parser
 
 
@@ -19,35 +20,46 @@ def main(argv: Sequence[str] | None = None) -> None:
       ValueError: if the run has no weights, or cannot continue such a prompt.
     """
     options = _parser().parse_args(argv)
-    if not 0 <= options.seed < 2**32:
-        raise ValueError(f"--seed is {options.seed}; it must be from 0 to 2**32 - 1")
+    _check(options)
+    if options.input is not None:
+        generate_file(options)
+        return
+    run = load_for_writing(options.run_folder)
+    prompting = Prompting(run, chat=options.chat, template=options.template, letters=options.letters)
+    prompt = prompting.of_text(options.prompt)
+    pieces = stream_text(
+        run.model,
+        run.variables,
+        run.tokenizer,
+        prompt.tokens,
+        settings_of(options, max_new_tokens=options.max_new_tokens, eos_id=prompt.end_id),
+        stop=options.stop,
+    )
+    sys.stdout.write("" if options.chat else options.prompt)
+    _write(pieces)
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Options that do not go together, or cannot be, before anything is read.
+
+    Raises:
+      ValueError: with what would be right.
+    """
+    check_seed(options.seed, "--seed")
+    if (options.input is None) != (options.output is None):
+        raise ValueError("--input and --output go together: prompts.jsonl, and where its answers are to lie")
+    if options.input is not None:
+        if options.prompt:
+            raise ValueError("--prompt is one prompt and --input a file of them; give one of the two")
+        if options.batch_size < 1:
+            raise ValueError(f"--batch-size is {options.batch_size}; it must be at least 1")
+        return
+    if options.logprobs:
+        raise ValueError("--logprobs goes with --input and --output, into which it writes them")
     if options.chat and not options.prompt:
         raise ValueError("--chat answers what --prompt says; it must say something")
     if options.template is not None and not options.chat:
         raise ValueError("--template goes with --chat; without it a prompt is continued as it is")
-
-    run = load_run(options.run_folder)
-    tokenizer = tokenizer_of(as_kept(options.run_folder, run.config.data))
-    if options.chat:
-        chat_format = load_chat_format(options.template or kept_template(options.run_folder), tokenizer)
-        prompt, end_id, shown = chat_format.prompt(options.prompt), chat_format.end_id, ""
-    else:
-        prompt = tokenizer.borders.begin(tokenizer.encode(options.prompt, specials=not options.letters))
-        end_id, shown = tokenizer.eos_id, options.prompt
-    pieces = stream(
-        Zaya(run.config.model, run.config.execution),
-        run.variables,
-        prompt,
-        max_new_tokens=options.max_new_tokens,
-        temperature=options.temperature,
-        top_k=options.top_k,
-        top_p=options.top_p,
-        seed=options.seed,
-        eos_id=end_id,
-        context_devices=options.context_devices,
-    )
-    sys.stdout.write(shown)
-    _write(pieces, tokenizer)
 
 
 def _parser() -> Parser:
@@ -57,8 +69,10 @@ def _parser() -> Parser:
         (
             'zaya generate runs/tiny --prompt "def main("',
             'zaya generate runs/tiny --prompt "import os" --temperature 0 --max-new-tokens 500',
+            "zaya generate runs/tiny --prompt 'def main(' --stop $'\\ndef '    # one function",
             "zaya generate runs/tiny --top-p 0.95 --top-k 40 --seed 7    # from nothing",
             'zaya generate runs/sft --chat --prompt "What is a router?"',
+            "zaya generate runs/sft --input prompts.jsonl --output answers.jsonl --logprobs",
         ),
     )
     parser.add_argument("run_folder", metavar="RUN", help="the folder of a run")
@@ -69,31 +83,28 @@ def _parser() -> Parser:
         "--letters", action="store_true", help="take a special token's name in the prompt as plain letters"
     )
     parser.add_argument("--max-new-tokens", type=int, default=256, help="(default: %(default)s)")
-    parser.add_argument(
-        "--temperature", type=float, default=0.7, help="0 takes the likeliest token (default: %(default)s)"
-    )
-    parser.add_argument("--top-k", type=int, default=None, help="sample from the K likeliest tokens only")
-    parser.add_argument("--top-p", type=float, default=None, help="sample from the likeliest that make up P")
-    parser.add_argument(
-        "--context-devices",
-        type=int,
-        default=1,
-        metavar="N",
-        help="devices that share the cache of a long text (default: %(default)s)",
-    )
-    parser.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
+    add_sampling_options(parser)
+    _add_file_options(parser)
     return parser
 
 
-def _write(pieces: Iterable[int], tokenizer: Tokenizer) -> None:
-    """Prints tokens as they come, each character when it is whole."""
-    tokens: list[int] = []
-    shown = ""
-    for token in pieces:
-        tokens.append(token)
-        text = tokenizer.decode(tokens)
-        if not text.endswith("\ufffd"):  # a character may need further tokens
-            sys.stdout.write(text[len(shown) :])
-            sys.stdout.flush()
-            shown = text
-    print(tokenizer.decode(tokens)[len(shown) :])
+def _add_file_options(parser: Parser) -> None:
+    files = parser.add_argument_group(
+        "many prompts",
+        'each line of the input is {"prompt": "..."} or {"messages": [...]}. Its own "max_new_tokens" and\n'
+        '"seed" go before the options; without a seed it takes --seed plus the number of lines above it.\n'
+        "Answers repeat their lines' fields, in the order of the input, and appear when all are there.\n"
+        "Until then those that are done lie in OUTPUT.unfinished: after a kill the same command goes on.",
+    )
+    files.add_argument("--input", metavar="FILE", help="prompts, as JSON lines")
+    files.add_argument("--output", metavar="FILE", help="where their answers go, as JSON lines")
+    files.add_argument("--batch-size", type=int, default=16, help="prompts at a time (default: %(default)s)")
+    files.add_argument("--logprobs", action="store_true", help="with tokens and their log-probabilities")
+
+
+def _write(pieces: Iterable[Piece]) -> None:
+    """Prints pieces as they come."""
+    for piece in pieces:
+        sys.stdout.write(piece.text)
+        sys.stdout.flush()
+    print()

@@ -37,6 +37,7 @@ class Rule:
     """How the next token is chosen, and which one ends a row."""
 
     key: jax.Array
+    """Of all rows, or one for each: [B]."""
     sampling: Sampling
     eos_id: Int[Array, ""]
     """`NO_EOS` for none."""
@@ -50,6 +51,8 @@ class Decoding:
     """Of all tokens but the newest."""
     tokens_BM: Int[Array, "B M"]
     """New tokens; only the first `num_new` mean anything."""
+    logprobs_BM: Float[Array, "B M"]
+    """Natural logarithms of what the network gave each of them, before temperature and filters."""
     num_new: Int[Array, ""]
     finished_B: Bool[Array, " B"]
     """Rows that have given their end token; they go on giving it."""
@@ -84,6 +87,7 @@ def prefill(
         # In a loop over chunks the first is as any other: the cache says of itself that nothing is there.
         cache=cache if mesh is None else dataclasses.replace(cache, empty=False),
         tokens_BM=jnp.zeros((batch, max_length - time), jnp.int32),
+        logprobs_BM=jnp.zeros((batch, max_length - time), jnp.float32),
         num_new=jnp.zeros((), jnp.int32),
         finished_B=jnp.zeros((batch,), jnp.bool_),
     )
@@ -167,9 +171,10 @@ def decode(
 def _append(decoding: Decoding, cache: Cache, logits_BV: Float[Array, "B V"], rule: Rule) -> Decoding:
     """Chooses a token from the last logits. Its randomness is of the seed, its place and its row."""
     sampling = rule.sampling
+    # The token's number makes its key, not a key that is split on the way: chunks of any size draw alike.
+    fold = jax.random.fold_in if rule.key.ndim == 0 else jax.vmap(jax.random.fold_in, (0, None))
     chosen_B = sample(
-        # The token's number makes its key, not a key that is split on the way: chunks of any size draw alike.
-        jax.random.fold_in(rule.key, decoding.num_new),
+        fold(rule.key, decoding.num_new),
         logits_BV,
         temperature=sampling.temperature,
         top_k=sampling.top_k,
@@ -177,14 +182,24 @@ def _append(decoding: Decoding, cache: Cache, logits_BV: Float[Array, "B V"], ru
     )
     # A row that ended goes on with the others; its end tokens behind the first are cut off on the host.
     token_B = jnp.where(decoding.finished_B, rule.eos_id, chosen_B)
+
+    def put(row_BM: jax.Array, new_B: jax.Array) -> jax.Array:
+        return lax.dynamic_update_slice_in_dim(row_BM, new_B[:, None], decoding.num_new, axis=1)
+
     return Decoding(
         cache=cache,
-        tokens_BM=lax.dynamic_update_slice_in_dim(
-            decoding.tokens_BM, token_B[:, None], decoding.num_new, axis=1
-        ),
+        tokens_BM=put(decoding.tokens_BM, token_B),
+        logprobs_BM=put(decoding.logprobs_BM, _logprobs(logits_BV, token_B)),
         num_new=decoding.num_new + 1,
         finished_B=decoding.finished_B | (token_B == rule.eos_id),
     )
+
+
+def _logprobs(logits_BV: Float[Array, "B V"], token_B: Int[Array, " B"]) -> Float[Array, " B"]:
+    """Always computed: one more pass over logits, beside the product with all of the embedding for them."""
+    logits_BV = logits_BV.astype(jnp.float32)
+    taken_B = jnp.take_along_axis(logits_BV, token_B[:, None], axis=1)[:, 0]
+    return taken_B - jax.nn.logsumexp(logits_BV, axis=-1)
 
 
 def _cache_and_logits(output: Output) -> tuple[Cache, jax.Array]:

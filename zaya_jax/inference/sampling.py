@@ -76,7 +76,7 @@ def sample(
     number and its logits, not on how many rows there are.
 
     Args:
-      key: of all rows.
+      key: of all rows, or one for each, [B]: a row then draws as it would alone with its key.
       logits_BV: of the next token.
       temperature: divides the logits; 0, if static, takes the likeliest token.
       top_k: draws from this many likeliest tokens; None or 0 from all.
@@ -96,11 +96,17 @@ def sample(
     logits_BK = logits_BK / jnp.maximum(temperature, jnp.finfo(jnp.float32).tiny)
     if top_p is not None and not _is_off(top_p, 1):
         logits_BK = jnp.where(nucleus(jax.nn.softmax(logits_BK, axis=-1), top_p), logits_BK, -jnp.inf)
-    keys_B = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(logits_BK.shape[0]))
-    chosen_B = jax.vmap(jax.random.categorical)(keys_B, logits_BK).astype(jnp.int32)
+    chosen_B = jax.vmap(jax.random.categorical)(_row_keys(key, len(logits_BK)), logits_BK).astype(jnp.int32)
     if tokens_BK is None:
         return chosen_B
     return jnp.take_along_axis(tokens_BK, chosen_B[:, None], axis=1)[:, 0].astype(jnp.int32)
+
+
+def _row_keys(key: jax.Array, num_rows: int) -> jax.Array:
+    """Of each row; one with a key of its own is the first of its batch, whatever its number."""
+    if key.ndim == 0:
+        return jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(num_rows))
+    return jax.vmap(jax.random.fold_in, (0, None))(key, 0)
 
 
 def nucleus(probs_BK: Float[Array, "B K"], top_p: Number) -> Bool[Array, "B K"]:
