@@ -61,7 +61,7 @@ MISTAKES = (
     Mistake(
         "unknown verb",
         "xyz",
-        'there is no verb "xyz"; known are train, generate, data, tokenizer, convert, ckpt, aegis, report, supervise, launch, plan, doctor, bench',
+        'there is no verb "xyz"; known are train, generate, eval, data, tokenizer, convert, ckpt, aegis, report, supervise, launch, plan, doctor, bench',
     ),
     Mistake("mistyped verb", "trian", 'there is no verb "trian"; did you mean "train"?'),
     Mistake("mistyped option of zaya", "--versoin", 'there is no verb "--versoin"; did you mean "--version"?'),
@@ -256,6 +256,18 @@ MISTAKES = (
     Mistake("unknown option of generate", "generate runs/done --zzz 1", "unrecognized arguments: --zzz 1; zaya generate --help has the options"),
     Mistake("mistyped option of generate", "generate runs/done --topp 1", 'unrecognized arguments: --topp 1; did you mean "--top-p"?'),
     Mistake("mistyped option with its value", "generate runs/done --temprature=1", 'unrecognized arguments: --temprature=1; did you mean "--temperature"?'),
+    # eval
+    Mistake("evaluate no run", "eval nowhere --text letter", "nowhere is not a run folder: it has no config.json"),
+    Mistake("evaluate without weights", "eval runs/fresh --text letter", "runs/fresh has no checkpoint yet"),
+    Mistake("evaluate on nothing", "eval runs/done", "there is nothing to evaluate; --text FILE... names texts"),
+    Mistake("evaluate on a text that is not there", "eval runs/done --text nothing.txt", "nothing.txt: No such file or directory"),
+    Mistake("evaluate on a folder", "eval runs/done --text texts", "texts: Is a directory"),
+    Mistake("evaluate on an empty text", "eval runs/done --text blank/empty.txt", "blank/empty.txt is empty; a text that is evaluated must have a character"),
+    Mistake("evaluate on another encoding", "eval runs/done --text letter blank/latin.txt", "blank/latin.txt is not UTF-8 text: byte 0 begins no character"),
+    Mistake("context beyond the model", "eval runs/done --text letter --context=513", "the context is 513 tokens; it must be from 1 to model.max_position_embeddings, 512"),
+    Mistake("rows of none", "eval runs/done --text letter --rows=0", "the number of rows is 0; it must be at least 1"),
+    Mistake("figures to nowhere", "eval runs/done --text letter --json=nowhere/out.json", "--json is nowhere/out.json, and there is no folder nowhere"),
+    Mistake("mistyped option of eval", "eval runs/done --txt letter", 'did you mean "--text"?'),
     # data
     Mistake("no verb of data", "data", "the following arguments are required: verb"),
     Mistake("mistyped verb of data", "data bulid new", 'did you mean "build"?'),

@@ -21,6 +21,10 @@ MISTAKE, DAMAGE, REQUEUE, DIVERGED, LATE = 2, 65, 75, 76, 124
 VERBS = {
     "train": ("zaya_jax.train_command", "train a model, or go on with a run"),
     "generate": ("zaya_jax.inference.command", "continue a prompt with a trained model"),
+    "eval": (
+        "zaya_jax.inference.eval_command",
+        "what a model makes of texts: bits a byte, by file and position",
+    ),
     "data": ("zaya_jax.data.command", "make token corpora of text, and look at them"),
     "tokenizer": ("zaya_jax.data.tokenizer_command", "train a tokenizer, or say what one is"),
     "convert": ("zaya_jax.convert.command", "weights to and from PyTorch"),
