@@ -259,7 +259,7 @@ MISTAKES = (
     # eval
     Mistake("evaluate no run", "eval nowhere --text letter", "nowhere is not a run folder: it has no config.json"),
     Mistake("evaluate without weights", "eval runs/fresh --text letter", "runs/fresh has no checkpoint yet"),
-    Mistake("evaluate on nothing", "eval runs/done", "there is nothing to evaluate; --text FILE... names texts"),
+    Mistake("evaluate on nothing", "eval runs/done", "there is nothing to evaluate; --text FILE... names texts, --tasks=NAME,... tasks"),
     Mistake("evaluate on a text that is not there", "eval runs/done --text nothing.txt", "nothing.txt: No such file or directory"),
     Mistake("evaluate on a folder", "eval runs/done --text texts", "texts: Is a directory"),
     Mistake("evaluate on an empty text", "eval runs/done --text blank/empty.txt", "blank/empty.txt is empty; a text that is evaluated must have a character"),
@@ -267,6 +267,11 @@ MISTAKES = (
     Mistake("context beyond the model", "eval runs/done --text letter --context=513", "the context is 513 tokens; it must be from 1 to model.max_position_embeddings, 512"),
     Mistake("rows of none", "eval runs/done --text letter --rows=0", "the number of rows is 0; it must be at least 1"),
     Mistake("figures to nowhere", "eval runs/done --text letter --json=nowhere/out.json", "--json is nowhere/out.json, and there is no folder nowhere"),
+    Mistake("tasks without a name", "eval runs/done --tasks=,", "--tasks names no task; it must be NAME or NAME,NAME,..."),
+    Mistake("folder of no task", "eval runs/done --text letter --task-folder=texts", "--task-folder, --limit and --num-fewshot go with --tasks"),
+    Mistake("tasks of no folder", "eval runs/done --tasks=a --task-folder=nowhere", "--task-folder is nowhere, and there is no such folder"),
+    Mistake("tasks of no example", "eval runs/done --tasks=a --limit=0", "--limit is 0; it must be at least 1"),
+    Mistake("fewer shots than none", "eval runs/done --tasks=a --num-fewshot=-1", "--num-fewshot is -1; it must be 0 or above"),
     Mistake("mistyped option of eval", "eval runs/done --txt letter", 'did you mean "--text"?'),
     # data
     Mistake("no verb of data", "data", "the following arguments are required: verb"),

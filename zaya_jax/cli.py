@@ -23,7 +23,7 @@ VERBS = {
     "generate": ("zaya_jax.inference.command", "continue a prompt with a trained model"),
     "eval": (
         "zaya_jax.inference.eval_command",
-        "what a model makes of texts: bits a byte, by file and position",
+        "bits a byte of texts, and tasks of lm-eval, by a trained model",
     ),
     "data": ("zaya_jax.data.command", "make token corpora of text, and look at them"),
     "tokenizer": ("zaya_jax.data.tokenizer_command", "train a tokenizer, or say what one is"),

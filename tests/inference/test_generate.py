@@ -10,7 +10,7 @@ import pytest
 from small_models import EXECUTION, SLIDING, SMALL
 
 from zaya_jax.inference.decoding import Rule, decode, prefill
-from zaya_jax.inference.generate import generate, stream
+from zaya_jax.inference.generate import CHUNK_UNTIL_DONE, generate, stream
 from zaya_jax.inference.sampling import Sampling
 from zaya_jax.model.cache import init_cache
 from zaya_jax.model.zaya import Zaya
@@ -133,6 +133,22 @@ def test_decoding_stops_when_all_rows_have_ended():
     state = decode(model, variables, state, rule, NUM_NEW)
     assert int(state.num_new) == end + 1
     assert state.finished_B.all()
+
+
+def test_texts_end_soon_behind_what_was_wanted():
+    """When all rows have it: of the others, and up to the next question, tokens come as ever."""
+    wanted = generate(*load(SMALL), PROMPTS, max_new_tokens=70)
+    asked = []
+
+    def is_done(text):
+        asked.append(len(text))
+        return len(text) > NUM_NEW
+
+    texts = generate(*load(SMALL), PROMPTS, max_new_tokens=70, is_done=is_done)
+    assert texts == [text[:CHUNK_UNTIL_DONE] for text in wanted]
+    assert asked == [CHUNK_UNTIL_DONE] * 3
+    never = generate(*load(SMALL), PROMPTS, max_new_tokens=70, is_done=lambda _: False)
+    assert never == wanted
 
 
 def test_top_k_1_is_greedy():

@@ -10,7 +10,7 @@ import pytest
 from small_models import EXECUTION, SLIDING
 
 from zaya_jax.inference.requests import Request, pack, request_of, rolling_requests
-from zaya_jax.inference.scoring import Scores, make_scorer, score, score_batch, scored_batches
+from zaya_jax.inference.scoring import Scorer, Scores, make_scorer, score, score_batch, scored_batches
 from zaya_jax.model.zaya import Zaya
 
 LENGTH, PREFIX = 32, 2
@@ -124,6 +124,14 @@ def test_of_equally_likely_tokens_the_first_is_the_likeliest():
     assert first.log_prob == pytest.approx(second.log_prob, rel=1e-6)
     assert [first.is_greedy, second.is_greedy] == [True, False]
     assert [bool(expected_scores(each, variables)[1]) for each in both] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("context", "longest", "shape"), [(64, 3, (128, 64)), (4096, 3, (32, 256)), (4096, 1025, (4, 2048))]
+)
+def test_rows_are_as_long_as_what_they_hold_needs(context, longest, shape):
+    requests = [Request(np.zeros(size + 1, np.int32), 1) for size in (1, longest)]
+    assert Scorer(load()[0], {}, context, PREFIX).shape_of(requests) == shape
 
 
 def test_an_empty_context_begins_with_the_prefix():

@@ -1,5 +1,6 @@
-"""`zaya eval`: how well the weights of a run know texts."""
+"""`zaya eval`: how well the weights of a run know texts, and what tasks of lm-eval make of them."""
 
+import argparse
 import json
 import os
 import pathlib
@@ -14,6 +15,7 @@ from zaya_jax.checkpoint import SavedRun, load_run
 from zaya_jax.data.kept_tokenizer import as_kept
 from zaya_jax.data.tokenizer import Tokenizer, tokenizer_of
 from zaya_jax.inference.scoring import Scorer, make_scorer
+from zaya_jax.inference.tasks import Tasks, require_harness, run_tasks, tasks_table
 from zaya_jax.inference.text_loss import TextReport, encode_texts, evaluate_texts, read_texts
 from zaya_jax.model.zaya import Zaya
 from zaya_jax.options import Parser, check_output_file
@@ -29,11 +31,11 @@ def main(argv: Sequence[str] | None = None) -> None:
       ValueError: if there is nothing to evaluate, or the run has no weights.
     """
     options = _parser().parse_args(argv)
-    if options.text is None:
-        raise ValueError("there is nothing to evaluate; --text FILE... names texts")
+    if options.text is None and options.tasks is None:
+        raise ValueError("there is nothing to evaluate; --text FILE... names texts, --tasks=NAME,... tasks")
     _check_alone()
     check_output_file("json", options.json)
-    texts = list(read_texts(options.text))
+    tasks, texts = _tasks(options), list(read_texts(options.text or ()))
 
     run = load_run(options.run_folder)
     tokenizer = tokenizer_of(as_kept(options.run_folder, run.config.data))
@@ -41,8 +43,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     console = Console(soft_wrap=True, highlight=False)
     console.print(f"{options.run_folder}, step {run.step}: contexts of {scorer.length:,} tokens")
     found: dict[str, Any] = {"run": options.run_folder, "step": run.step, "context": scorer.length}
-    report = _evaluate(scorer, texts, tokenizer, console)
-    found["text"] = report.to_json()
+    if texts:
+        found["text"] = _evaluate(scorer, texts, tokenizer, console).to_json()
+    if tasks is not None:
+        found["tasks"] = run_tasks(scorer, tokenizer, tasks)
+        console.print(tasks_table(found["tasks"]))
     if options.json is not None:
         durable.write(pathlib.Path(options.json), json.dumps(found, indent=2) + "\n")
 
@@ -50,11 +55,13 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _parser() -> Parser:
     parser = Parser(
         "eval",
-        "Says how well the newest weights of a run know texts.",
+        "Says how well the newest weights of a run know texts, and how well they do at tasks of lm-eval.",
         (
             "zaya eval runs/tiny --text README.md CHANGELOG.md",
             "zaya eval runs/tiny --text corpora/*.txt --json=texts.json",
             "zaya eval runs/tiny --text book.txt --context=64       # with less to go by",
+            "zaya eval runs/zaya1_8b --tasks=hellaswag,arc_easy --num-fewshot=5 --json=tasks.json",
+            "zaya eval runs/tiny --tasks=mine --task-folder=tasks --limit=100",
         ),
     )
     parser.add_argument("run_folder", metavar="RUN", help="the folder of a run")
@@ -63,6 +70,21 @@ def _parser() -> Parser:
         nargs="+",
         metavar="FILE",
         help="UTF-8 files: bits a byte, nats a token and perplexity of each, and loss by position",
+    )
+    parser.add_argument(
+        "--tasks",
+        metavar="NAME,...",
+        help="tasks, groups or tags of lm-eval, with wildcards; it comes with pip install 'zaya_jax[eval]'",
+    )
+    parser.add_argument(
+        "--task-folder", metavar="FOLDER", help="of --tasks: a folder of tasks of your own, as YAML"
+    )
+    parser.add_argument("--limit", type=int, metavar="N", help="of --tasks: the first N examples of each")
+    parser.add_argument(
+        "--num-fewshot",
+        type=int,
+        metavar="N",
+        help="of --tasks: examples before each question (default: what the task says)",
     )
     parser.add_argument(
         "--context",
@@ -78,6 +100,22 @@ def _parser() -> Parser:
     )
     parser.add_argument("--json", metavar="FILE", help="write all figures")
     return parser
+
+
+def _tasks(options: argparse.Namespace) -> Tasks | None:
+    """The tasks that are asked for.
+
+    Raises:
+      ValueError: for options of tasks without one, or tasks without lm-eval.
+    """
+    given = {"folder": options.task_folder, "limit": options.limit, "num_fewshot": options.num_fewshot}
+    if options.tasks is None:
+        if any(value is not None for value in given.values()):
+            raise ValueError("--task-folder, --limit and --num-fewshot go with --tasks, which names no task")
+        return None
+    tasks = Tasks(tuple(name for name in options.tasks.split(",") if name), **given)
+    require_harness()
+    return tasks
 
 
 def _check_alone() -> None:

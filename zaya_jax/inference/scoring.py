@@ -26,6 +26,8 @@ from zaya_jax.train.preferences import sums_at_ends
 
 LARGEST_CHUNK = 512
 """Tokens whose logits exist at a time: 0.5 GB for 262,272 of them, while training may want more."""
+SHORTEST_ROW = 256
+"""Tokens. Rows are no shorter, however short what they hold: they would leave more of their ends empty."""
 TOKENS_OF_A_BATCH = 8192
 """Of rows together, where nobody says how many rows. Enough for a GPU's products, and a second on a CPU."""
 
@@ -56,21 +58,30 @@ class Scores:
 
 @dataclasses.dataclass(frozen=True)
 class Scorer:
-    """A network, and the shape of the batches that it scores.
+    """A network, and how much of a text it reads.
 
     Attributes:
       model: the network.
       variables: its weights, the matrices in the type of products.
-      num_rows: of a batch.
-      length: of a row, and of the longest context.
+      length: of the longest context.
       prefix_id: the token before a text of which nothing is known.
+      num_rows: of a batch; None takes what makes `TOKENS_OF_A_BATCH`.
     """
 
     model: Zaya
     variables: Mapping
-    num_rows: int
     length: int
     prefix_id: int
+    num_rows: int | None = None
+
+    def shape_of(self, requests: Sequence[Request]) -> tuple[int, int]:
+        """Rows of a batch and their length: as long as the longest of the requests needs, in powers of two.
+
+        Few questions fill the context of a network that was trained on long ones, and a batch has one shape.
+        """
+        longest = max((request.num_read for request in requests), default=1)
+        length = min(self.length, max(SHORTEST_ROW, 1 << (longest - 1).bit_length()))
+        return self.num_rows or max(1, TOKENS_OF_A_BATCH // length), length
 
 
 def make_scorer(
@@ -81,7 +92,7 @@ def make_scorer(
     Args:
       model: the network.
       variables: its weights.
-      length: of a row; no request may read more tokens.
+      length: of the longest context; no request may read more tokens.
       prefix_id: the token before a text of which nothing is known.
       num_rows: of a batch; None takes what makes `TOKENS_OF_A_BATCH`.
 
@@ -95,8 +106,7 @@ def make_scorer(
         )
     if num_rows is not None and num_rows < 1:
         raise ValueError(f"the number of rows is {num_rows}; it must be at least 1")
-    rows = num_rows or max(1, TOKENS_OF_A_BATCH // length)
-    return Scorer(model, cast_matrices(model, variables), rows, length, prefix_id)
+    return Scorer(model, cast_matrices(model, variables), length, prefix_id, num_rows)
 
 
 def score(
@@ -122,7 +132,8 @@ def score(
 def scored_batches(scorer: Scorer, requests: Sequence[Request]) -> Iterator[tuple[list[Place], Scores]]:
     """Batches with their scores on the host. The device has the next one before this one is looked at."""
     running: tuple[list[Place], Scores] | None = None
-    for places, batch in pack(requests, num_rows=scorer.num_rows, length=scorer.length):
+    num_rows, length = scorer.shape_of(requests)
+    for places, batch in pack(requests, num_rows=num_rows, length=length):
         started = places, score_batch(scorer.model, scorer.variables, batch)
         if running is not None:
             yield running[0], jax.device_get(running[1])
@@ -207,8 +218,10 @@ def token_scores(
 def _of_chunk(config: ModelConfig, params: Mapping, rows: Any) -> tuple[jax.Array, jax.Array]:
     x_ZD, targets_Z, is_scored_Z = rows
     logits_ZV = head(config, params, x_ZD[None])[0]
-    target_Z = jnp.take_along_axis(logits_ZV, targets_Z[:, None], axis=1)[:, 0]
-    log_prob_Z = jnp.where(is_scored_Z, target_Z - jax.nn.logsumexp(logits_ZV, axis=1), 0)
+    # Not the logit less the logsumexp: of a likely token little is left when two numbers of 100 cancel.
+    log_prob_ZV = jax.nn.log_softmax(logits_ZV, axis=1)
+    target_Z = jnp.take_along_axis(log_prob_ZV, targets_Z[:, None], axis=1)[:, 0]
+    log_prob_Z = jnp.where(is_scored_Z, target_Z, 0)
     return log_prob_Z, jnp.argmax(logits_ZV, axis=1) == targets_Z
 
 
