@@ -130,4 +130,8 @@ def tasks_table(found: dict[str, Any]) -> Table:
 
 
 def _number(value: Any) -> str:
-    return f"{value:.4f}" if isinstance(value, float) else ""
+    """A figure as it fits into a column; nothing where there is none, as lm-eval says by a word."""
+    if not isinstance(value, float):
+        return ""
+    # The perplexity of a whole text by its words may have any number of digits.
+    return f"{value:.4f}" if abs(value) < 1e6 else f"{value:.3e}"
