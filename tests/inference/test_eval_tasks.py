@@ -73,6 +73,18 @@ def test_what_a_task_cannot_have_is_one_sentence(run_folder, capsys, words, sent
     assert f"zaya: eval: {sentence}" in capsys.readouterr().err
 
 
+@needs_harness
+def test_what_a_task_wants_is_asked_for_in_our_words():
+    from zaya_jax.inference.harness import Wanted, wanted_of
+
+    assert wanted_of({}, 300) == Wanted((), 256, 0.0, None, None)
+    greedy = {"until": ["a", "b"], "do_sample": False, "temperature": 0.7, "top_p": 0.9, "max_new_tokens": 8}
+    assert wanted_of(greedy, 300) == Wanted(("a", "b"), 8, 0.0, None, None)
+    drawn = {"until": "a", "do_sample": True, "top_k": 4, "max_gen_toks": 9}
+    assert wanted_of(drawn, 300) == Wanted(("a",), 9, 1.0, 4, None)
+    assert wanted_of({"temperature": 0.5, "top_p": 0.9}, 300) == Wanted((), 256, 0.5, None, 0.9)
+
+
 def test_without_lm_eval_is_said_what_to_install(run_folder, capsys, monkeypatch):
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "lm_eval" else found(name))

@@ -5,9 +5,9 @@ that figures compare with those of others: a context begins with the token that 
 a text that is scored whole, which has that token as its prefix besides. Imports `lm_eval`, an extra of ours.
 """
 
+import dataclasses
 import itertools
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lm_eval.api.model import TemplateLM  # pyright: ignore[reportMissingImports]
@@ -25,6 +25,52 @@ from zaya_jax.progress import CountProgress
 NEW_TOKENS = 256
 """Of an answer whose task does not say how long it may be, as lm-eval's own backends have it."""
 SAMPLING = {"do_sample", "temperature", "top_k", "top_p"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Wanted:
+    """What a task wants of an answer.
+
+    Attributes:
+      until: strings of which the first ends it, and is no part of it.
+      max_new_tokens: the longest one.
+      temperature: of the draws; 0 takes the likeliest token.
+      top_k: as `generate` has it, like the last.
+      top_p: of the draws.
+    """
+
+    until: tuple[str, ...]
+    max_new_tokens: int
+    temperature: float
+    top_k: int | None
+    top_p: float | None
+
+
+def wanted_of(options: Mapping[str, Any], length: int) -> Wanted:
+    """What a task's `generation_kwargs` ask for.
+
+    Args:
+      options: as the task has them.
+      length: tokens that the network reads at most.
+
+    Raises:
+      ValueError: for a way to generate that we do not have, or an answer that leaves no room for a question.
+    """
+    given: dict[str, Any] = dict(normalize_gen_kwargs(dict(options), NEW_TOKENS))
+    until, room = tuple(given.pop("until")), given.pop("max_gen_toks")
+    if unknown := sorted(given.keys() - SAMPLING):
+        raise ValueError(
+            f"a task generates with {', '.join(unknown)}; zaya eval knows until, max_gen_toks, "
+            f"{', '.join(sorted(SAMPLING))}"
+        )
+    if room >= length:
+        raise ValueError(
+            f"a task asks for {room} new tokens, and the context is {length}; --context must be above that"
+        )
+    if not given["do_sample"]:
+        return Wanted(until, room, 0.0, None, None)
+    # A task that samples and says no more wants the network's own probabilities.
+    return Wanted(until, room, float(given.get("temperature", 1.0)), given.get("top_k"), given.get("top_p"))
 
 
 class HarnessModel(TemplateLM):
@@ -85,81 +131,52 @@ class HarnessModel(TemplateLM):
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         """Texts that go on until a stop string, the end of a document, or as long as a task allows."""
-        answers = [""] * len(requests)
+        # All before the first: what we cannot do is not found out after an hour.
+        wanted = [wanted_of(request.args[1], self.max_length) for request in requests]
         prompts = [self.tok_encode(request.args[0]) for request in requests]
-        batches = self._batches([request.args[1] for request in requests], [len(each) for each in prompts])
+        answers = [""] * len(requests)
         with CountProgress("generate_until", len(requests)) as progress:
-            for seed, (options, numbers) in enumerate(batches):
-                texts = self._generate([prompts[number] for number in numbers], options, seed=seed)
+            for seed, numbers in enumerate(self._batches(wanted, [len(prompt) for prompt in prompts])):
+                texts = self._generate([prompts[number] for number in numbers], wanted[numbers[0]], seed=seed)
                 for number, text in zip(numbers, texts, strict=True):
                     answers[number] = text
                     self.cache_hook.add_partial("generate_until", requests[number].args, text)
                 progress.advance(len(numbers))
         return answers
 
-    def _batches(self, options: Sequence[dict], lengths: Sequence[int]) -> list[tuple[dict, list[int]]]:
-        """Numbers of requests that are answered together: of equal options, and of about one length."""
-        groups: dict[str, list[int]] = {}
-        for number, each in enumerate(options):
-            groups.setdefault(json.dumps(each, sort_keys=True), []).append(number)
+    def _batches(self, wanted: Sequence[Wanted], lengths: Sequence[int]) -> list[list[int]]:
+        """Numbers of requests that are answered together: of equal wants, and prompts of about one length."""
+        groups: dict[Wanted, list[int]] = {}
+        for number, each in enumerate(wanted):
+            groups.setdefault(each, []).append(number)
         size, _ = self.scorer.shape_of(())
         found = []
         for numbers in groups.values():
             # The longest first: what does not fit into memory shows at once.
             ordered = sorted(numbers, key=lambda number: -lengths[number])
-            parts = (ordered[i : i + size] for i in range(0, len(ordered), size))
-            found += [(options[numbers[0]], part) for part in parts]
+            found += [ordered[i : i + size] for i in range(0, len(ordered), size)]
         return found
 
-    def _generate(self, prompts: list[list[int]], options: Mapping, *, seed: int) -> list[str]:
+    def _generate(self, prompts: list[list[int]], wanted: Wanted, *, seed: int) -> list[str]:
         """Answers to prompts, of each the end that leaves room for an answer of full length."""
-        given: dict[str, Any] = dict(normalize_gen_kwargs(dict(options), NEW_TOKENS))
-        until, room = given.pop("until"), given.pop("max_gen_toks")
+
+        def is_done(tokens: list[int]) -> bool:
+            text = self.ours.decode(tokens)
+            return tokens[-1:] == [self.eot_token_id] or any(stop in text for stop in wanted.until if stop)
+
+        room = self.max_length - wanted.max_new_tokens
         tokens = generate(
             self.scorer.model,
             self.scorer.variables,
-            [prompt[-self._room_for_prompts(room) :] for prompt in prompts],
-            max_new_tokens=room,
-            eos_id=self.eot_token_id,
+            [prompt[-room:] for prompt in prompts],
+            max_new_tokens=wanted.max_new_tokens,
+            temperature=wanted.temperature,
+            top_k=wanted.top_k,
+            top_p=wanted.top_p,
+            # Of the batch: asked the same twice, a task that samples wants two answers.
             seed=seed,
-            is_done=_ends(until, self.ours),
-            **_sampling(given),
+            eos_id=self.eot_token_id,
+            is_done=is_done,
         )
         texts = [self.ours.decode(each) for each in tokens]
-        return [postprocess_generated_text(text, until, think_end_token=None) for text in texts]
-
-    def _room_for_prompts(self, max_new_tokens: int) -> int:
-        if max_new_tokens >= self.max_length:
-            raise ValueError(
-                f"a task asks for {max_new_tokens} new tokens, and the context is {self.max_length}; "
-                "--context must be above that"
-            )
-        return self.max_length - max_new_tokens
-
-
-def _ends(until: Sequence[str], tokenizer: Tokenizer) -> Callable[[list[int]], bool]:
-    """Whether a text has ended, or has a stop string."""
-
-    def is_done(tokens: list[int]) -> bool:
-        text = tokenizer.decode(tokens)
-        return tokens[-1:] == [tokenizer.eos_id] or any(stop in text for stop in until if stop)
-
-    return is_done
-
-
-def _sampling(options: Mapping[str, Any]) -> dict[str, Any]:
-    """How tokens are drawn, in our words.
-
-    Raises:
-      ValueError: for a way to generate that we do not have.
-    """
-    unknown = sorted(options.keys() - SAMPLING)
-    if unknown:
-        raise ValueError(
-            f"a task generates with {', '.join(unknown)}; zaya eval knows until, max_gen_toks, "
-            f"{', '.join(sorted(SAMPLING))}"
-        )
-    if not options["do_sample"]:
-        return {"temperature": 0.0}
-    # A task that samples and says no more wants the network's own probabilities.
-    return {"temperature": 1.0} | {name: options[name] for name in options.keys() - {"do_sample"}}
+        return [postprocess_generated_text(text, list(wanted.until), think_end_token=None) for text in texts]
