@@ -22,6 +22,10 @@ VERBS = {
     "train": ("zaya_jax.train_command", "train a model, or go on with a run"),
     "generate": ("zaya_jax.inference.command", "continue a prompt with a trained model"),
     "chat": ("zaya_jax.inference.chat_command", "a conversation with a model that has learned chats"),
+    "eval": (
+        "zaya_jax.inference.eval_command",
+        "bits a byte of texts, and tasks of lm-eval, by a trained model",
+    ),
     "data": ("zaya_jax.data.command", "make token corpora of text, and look at them"),
     "tokenizer": ("zaya_jax.data.tokenizer_command", "train a tokenizer, or say what one is"),
     "convert": ("zaya_jax.convert.command", "weights to and from PyTorch"),

@@ -4,6 +4,7 @@ import argparse
 import ast
 import dataclasses
 import difflib
+import pathlib
 import re
 import runpy
 import sys
@@ -76,6 +77,23 @@ def add_config_options(parser: Parser) -> None:
         "config fields",
         "--config.SECTION.FIELD=VALUE sets any field; --config.run_folder=FOLDER the run's folder",
     )
+
+
+def check_output_file(option: str, name: str | None) -> None:
+    """Finds now what would otherwise be found when minutes of work are to be written.
+
+    Args:
+      option: its name, without dashes.
+      name: of the file that it gives; None for none.
+
+    Raises:
+      ValueError: if the file could not be written.
+    """
+    file = name and pathlib.Path(name)
+    if file and not file.parent.is_dir():
+        raise ValueError(f"--{option} is {file}, and there is no folder {file.parent}")
+    if file and file.is_dir():
+        raise ValueError(f"--{option} is {file}, which is a folder; it must be a file")
 
 
 def load_config(path: str, overrides: Sequence[str]) -> Config:

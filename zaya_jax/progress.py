@@ -1,4 +1,4 @@
-"""What a person sees of bytes that are worked through: a bar on a terminal, a line now and then elsewhere."""
+"""What a person sees of work that goes on: a bar on a terminal, a line now and then elsewhere."""
 
 import sys
 import time
@@ -8,7 +8,9 @@ from rich.console import Console
 from rich.progress import (
     BarColumn,
     DownloadColumn,
+    MofNCompleteColumn,
     Progress,
+    ProgressColumn,
     TextColumn,
     TimeRemainingColumn,
     TransferSpeedColumn,
@@ -17,12 +19,12 @@ from rich.progress import (
 LINE_EVERY_S = 10.0
 
 
-class ByteProgress:
-    """Counts bytes before the eyes of a person. Use it as a context.
+class CountProgress:
+    """Counts what is done before the eyes of a person. Use it as a context.
 
     Args:
       what: is being done.
-      size: bytes in all.
+      size: of it in all.
       console: where to write; standard output by default.
     """
 
@@ -32,12 +34,19 @@ class ByteProgress:
         self._last = time.monotonic()
         self._bar = None
         if self._console.is_terminal:
-            columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(),
-                       TransferSpeedColumn(), TimeRemainingColumn())  # fmt: skip
+            columns = TextColumn("{task.description}"), BarColumn(), *self._counts(), TimeRemainingColumn()
             self._bar = Progress(*columns, console=self._console)
             self._task = self._bar.add_task(what, total=size)
 
-    def __enter__(self) -> "ByteProgress":
+    def _counts(self) -> tuple[ProgressColumn, ...]:
+        """What stands beside the bar."""
+        return (MofNCompleteColumn(),)
+
+    def _line(self) -> str:
+        """What is said where there is no bar."""
+        return f"{self._done:,} of {self._size:,}"
+
+    def __enter__(self) -> "CountProgress":
         if self._bar:
             self._bar.start()
         return self
@@ -47,10 +56,20 @@ class ByteProgress:
             self._bar.stop()
 
     def advance(self, size: int) -> None:
-        """So many more bytes are done."""
+        """So much more of it is done."""
         self._done += size
         if self._bar:
             self._bar.advance(self._task, size)
         elif time.monotonic() - self._last > LINE_EVERY_S:
             self._last = time.monotonic()
-            self._console.print(f"{self._what}: {self._done / 1e9:.1f} of {self._size / 1e9:.1f} GB")
+            self._console.print(f"{self._what}: {self._line()}")
+
+
+class ByteProgress(CountProgress):
+    """Counts bytes before the eyes of a person, with their speed."""
+
+    def _counts(self) -> tuple[ProgressColumn, ...]:
+        return DownloadColumn(), TransferSpeedColumn()
+
+    def _line(self) -> str:
+        return f"{self._done / 1e9:.1f} of {self._size / 1e9:.1f} GB"

@@ -30,6 +30,7 @@ DEFAULTS = {
     "router_hidden_size": 24,
     "eos_token_id": None,
 }
+TEXT = {"vocab_size": 259, "max_position_embeddings": 128}
 TOLERANCE = 1e-4
 EXECUTION = ExecutionConfig(dtype="float32")
 
@@ -67,6 +68,20 @@ def build(seed: int, *, attention: str = "eager", **fields) -> Pair:
     config = config_from_huggingface(reference.config.to_dict())
     variables = variables_from_huggingface(config, tensors_of(reference))
     return Pair(reference, config, jax.tree.map(jnp.asarray, variables))
+
+
+def build_released(seed: int, **fields) -> Pair:
+    """`build` for texts of bytes, with the skip class's bias as released.
+
+    It is -1: transformers makes it so whenever it loads weights.
+    """
+    pair = build(seed, **(TEXT | fields))
+    bias_LX = np.array(pair.variables["router_bias"]["layers"])
+    bias_LX[:, -1] = -1.0
+    for layer, bias_X in zip(pair.reference.model.layers, bias_LX, strict=True):
+        layer.mlp.gate.balancing_biases.data = torch.from_numpy(bias_X)
+    variables = pair.variables | {"router_bias": {"layers": jnp.asarray(bias_LX)}}
+    return dataclasses.replace(pair, variables=variables)
 
 
 def tensors_of(reference: ZayaForCausalLM) -> dict[str, np.ndarray]:

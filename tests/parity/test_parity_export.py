@@ -14,7 +14,15 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from huggingface_reference import TOLERANCE, ask_ours, build, random_tokens, relative_error, tensors_of
+from huggingface_reference import (
+    TOLERANCE,
+    ask_ours,
+    build,
+    build_released,
+    random_tokens,
+    relative_error,
+    tensors_of,
+)
 from transformers import AutoConfig, AutoTokenizer, ZayaForCausalLM
 
 import zaya_jax
@@ -22,23 +30,11 @@ from zaya_jax import cli
 from zaya_jax.data.tokenizer import ByteTokenizer
 
 FULL, SLIDING = "hybrid", "hybrid_sliding"
-TEXT = {"vocab_size": 259, "max_position_embeddings": 128}
 FIELDS = [
     {},
     {"num_hidden_layers": 1, "cca_time0": 1, "cca_time1": 3, "num_experts": 1},
     {"lm_head_bias": True, "num_hidden_layers": 4, "layer_types": [SLIDING, FULL] * 2, "sliding_window": 5},
 ]
-
-
-def build_released(seed: int, **fields):
-    """As released, the skip class's bias is -1: transformers makes it so whenever it loads weights."""
-    pair = build(seed, **(TEXT | fields))
-    bias_LX = np.array(pair.variables["router_bias"]["layers"])
-    bias_LX[:, -1] = -1.0
-    for layer, bias_X in zip(pair.reference.model.layers, bias_LX, strict=True):
-        layer.mlp.gate.balancing_biases.data = torch.from_numpy(bias_X)
-    variables = pair.variables | {"router_bias": {"layers": jax.numpy.asarray(bias_LX)}}
-    return dataclasses.replace(pair, variables=variables)
 
 
 @pytest.mark.parametrize("fields", FIELDS)

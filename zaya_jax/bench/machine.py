@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from zaya_jax import durable
+from zaya_jax.options import check_output_file
 from zaya_jax.parallel import hosts
 from zaya_jax.plan.measured import Machine
 from zaya_jax.plan.picture import check_format
@@ -31,12 +32,8 @@ def check_outputs(*, json_file: str | None, picture: str | None = None) -> None:
     Raises:
       ValueError: if a file could not be written, or not in its format.
     """
-    for option, name in (("json", json_file), ("picture", picture)):
-        file = name and pathlib.Path(name)
-        if file and not file.parent.is_dir():
-            raise ValueError(f"--{option} is {file}, and there is no folder {file.parent}")
-        if file and file.is_dir():
-            raise ValueError(f"--{option} is {file}, which is a folder; it must be a file")
+    check_output_file("json", json_file)
+    check_output_file("picture", picture)
     if picture:
         check_format(pathlib.Path(picture))
 

@@ -37,7 +37,7 @@ def peak_flops(device_kind: str) -> float | None:
     return next((peak for name, peak in PEAK_FLOPS.items() if name in device_kind), None)
 
 
-def bits_per_byte(nats: float, num_bytes: float) -> float:
+def bits_per_byte(nats: float, num_bytes: float | int) -> float:
     """Cross-entropy summed over a text, in bits per byte of it; infinite for an empty text."""
     return nats / math.log(2) / num_bytes if num_bytes else math.inf
 

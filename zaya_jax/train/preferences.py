@@ -116,10 +116,15 @@ def pairs_of_rows(batch: Batch) -> Int[Array, " B"]:
 
 
 def side_sums(values_BT: Float[Array, "B T"], segments_BT: Int[Array, "B T"]) -> Float[Array, "B Q 2"]:
-    """Sums over the tokens of each side; 0 for sides that are not there.
+    """Sums over the tokens of each side; 0 for sides that are not there."""
+    return _by_side(sums_at_ends(values_BT, segments_BT), segments_BT)
 
-    By a scan, which adds a side's tokens in the same order each time: to a scatter of sums a GPU adds in the
-    order of chance, and a run that goes on would differ from one that was never stopped.
+
+def sums_at_ends(values_BT: Float[Array, "B T"], segments_BT: Int[Array, "B T"]) -> Float[Array, "B T"]:
+    """Sums over the tokens of each segment, at its last token; 0 elsewhere.
+
+    By a scan, which adds a segment's tokens in the same order each time: to a scatter of sums a GPU adds in
+    the order of chance, and a run that goes on would differ from one that was never stopped.
     """
 
     def add(before: tuple, behind: tuple) -> tuple[jax.Array, jax.Array]:
@@ -127,11 +132,11 @@ def side_sums(values_BT: Float[Array, "B T"], segments_BT: Int[Array, "B T"]) ->
         return sum_behind + jnp.where(begins_behind, 0, sum_before), begins_before | begins_behind
 
     changes_BT = segments_BT[:, 1:] != segments_BT[:, :-1]
-    # The first token begins a side in every row, also where it is the only one.
+    # The first token begins a segment in every row, also where it is the only one.
     begins_BT = jnp.pad(changes_BT, ((0, 0), (1, 0)), constant_values=True)
     sums_BT, _ = lax.associative_scan(add, (values_BT, begins_BT), axis=1)
     is_end_BT = jnp.pad(changes_BT, ((0, 0), (0, 1)), constant_values=True)
-    return _by_side(jnp.where(is_end_BT, sums_BT, 0), segments_BT)
+    return jnp.where(is_end_BT, sums_BT, 0)
 
 
 def _by_side(values_BT: Float[Array, "B T"], segments_BT: Int[Array, "B T"]) -> Float[Array, "B Q 2"]:

@@ -1,0 +1,178 @@
+"""`zaya eval`: how well the weights of a run know texts, and what tasks of lm-eval make of them."""
+
+import argparse
+import json
+import os
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from zaya_jax import durable
+from zaya_jax.checkpoint import SavedRun, load_run
+from zaya_jax.data.kept_tokenizer import as_kept
+from zaya_jax.data.tokenizer import Tokenizer, tokenizer_of
+from zaya_jax.inference.scoring import Scorer, make_scorer
+from zaya_jax.inference.tasks import Tasks, require_harness, run_tasks, tasks_table
+from zaya_jax.inference.text_loss import TextReport, encode_texts, evaluate_texts, read_texts
+from zaya_jax.model.zaya import Zaya
+from zaya_jax.options import Parser, check_output_file
+from zaya_jax.parallel.process_group import find_process_group
+from zaya_jax.progress import CountProgress
+from zaya_jax.tables import name_column, number_column
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Runs `zaya eval` with the words behind it.
+
+    Raises:
+      ValueError: if there is nothing to evaluate, or the run has no weights.
+    """
+    options = _parser().parse_args(argv)
+    if options.text is None and options.tasks is None:
+        raise ValueError("there is nothing to evaluate; --text FILE... names texts, --tasks=NAME,... tasks")
+    _check_alone()
+    check_output_file("json", options.json)
+    tasks, texts = _tasks(options), list(read_texts(options.text or ()))
+
+    run = load_run(options.run_folder)
+    tokenizer = tokenizer_of(as_kept(options.run_folder, run.config.data))
+    scorer = _scorer(run, tokenizer, options.context, options.rows)
+    console = Console(soft_wrap=True, highlight=False)
+    console.print(f"{options.run_folder}, step {run.step}: contexts of {scorer.length:,} tokens")
+    found: dict[str, Any] = {"run": options.run_folder, "step": run.step, "context": scorer.length}
+    if texts:
+        found["text"] = _evaluate(scorer, texts, tokenizer, console).to_json()
+    if tasks is not None:
+        found["tasks"] = run_tasks(scorer, tokenizer, tasks)
+        console.print(tasks_table(found["tasks"]))
+    if options.json is not None:
+        durable.write(pathlib.Path(options.json), json.dumps(found, indent=2) + "\n")
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        "eval",
+        "Says how well the newest weights of a run know texts, and how well they do at tasks of lm-eval.",
+        (
+            "zaya eval runs/tiny --text README.md CHANGELOG.md",
+            "zaya eval runs/tiny --text corpora/*.txt --json=texts.json",
+            "zaya eval runs/tiny --text book.txt --context=64       # with less to go by",
+            "zaya eval runs/zaya1_8b --tasks=hellaswag,arc_easy --num-fewshot=5 --json=tasks.json",
+            "zaya eval runs/tiny --tasks=mine --task-folder=tasks --limit=100",
+        ),
+    )
+    parser.add_argument("run_folder", metavar="RUN", help="the folder of a run")
+    parser.add_argument(
+        "--text",
+        nargs="+",
+        metavar="FILE",
+        help="UTF-8 files: bits a byte, nats a token and perplexity of each, and loss by position",
+    )
+    parser.add_argument(
+        "--tasks",
+        metavar="NAME,...",
+        help="tasks, groups or tags of lm-eval, with wildcards; it comes with pip install 'zaya_jax[eval]'",
+    )
+    parser.add_argument(
+        "--task-folder", metavar="FOLDER", help="of --tasks: a folder of tasks of your own, as YAML"
+    )
+    parser.add_argument("--limit", type=int, metavar="N", help="of --tasks: the first N examples of each")
+    parser.add_argument(
+        "--num-fewshot",
+        type=int,
+        metavar="N",
+        help="of --tasks: examples before each question (default: what the task says)",
+    )
+    parser.add_argument(
+        "--context",
+        type=int,
+        metavar="N",
+        help="tokens that a prediction may go by (default: those of a sequence that the run trains on)",
+    )
+    parser.add_argument(
+        "--rows",
+        type=int,
+        metavar="N",
+        help="contexts that a device reads at once (default: what makes 8,192 tokens)",
+    )
+    parser.add_argument("--json", metavar="FILE", help="write all figures")
+    return parser
+
+
+def _tasks(options: argparse.Namespace) -> Tasks | None:
+    """The tasks that are asked for.
+
+    Raises:
+      ValueError: for options of tasks without one, or tasks without lm-eval.
+    """
+    given = {"folder": options.task_folder, "limit": options.limit, "num_fewshot": options.num_fewshot}
+    if options.tasks is None:
+        if any(value is not None for value in given.values()):
+            raise ValueError("--task-folder, --limit and --num-fewshot go with --tasks, which names no task")
+        return None
+    tasks = Tasks(tuple(name for name in options.tasks.split(",") if name), **given)
+    require_harness()
+    return tasks
+
+
+def _check_alone() -> None:
+    """One process does all of it.
+
+    Raises:
+      ValueError: where there are others, each of which would do the same.
+    """
+    group = find_process_group(os.environ)
+    if group is not None and group.num_processes > 1:
+        raise ValueError(
+            f"this is one of {group.num_processes} processes, and each would do the same; "
+            "it must run in a single one, without zaya launch or srun"
+        )
+
+
+def _scorer(run: SavedRun, tokenizer: Tokenizer, context: int | None, rows: int | None) -> Scorer:
+    """Of the run's network, in contexts as it was trained on unless another length is asked for."""
+    return make_scorer(
+        Zaya(run.config.model, run.config.execution),
+        run.variables,
+        length=run.config.data.sequence_length if context is None else context,
+        prefix_id=tokenizer.borders.first_id,
+        num_rows=rows,
+    )
+
+
+def _evaluate(
+    scorer: Scorer, texts: Sequence[tuple[str, str]], tokenizer: Tokenizer, console: Console
+) -> TextReport:
+    """The loss of texts, before the eyes of a person."""
+    encoded = encode_texts(texts, tokenizer)
+    with CountProgress("tokens", sum(len(text.tokens_N) for text in encoded), console) as progress:
+        report = evaluate_texts(scorer, encoded, advance=progress.advance)
+    console.print(_text_table(report))
+    console.print(_position_table(report))
+    return report
+
+
+def _text_table(report: TextReport) -> Table:
+    headers = "bytes", "tokens", "bits a byte", "nats a token", "perplexity"
+    table = Table(name_column("text"), *map(number_column, headers))
+    for text in report.texts if len(report.texts) == 1 else (*report.texts, report.total):
+        figures = text.to_json()
+        means = (f"{figures[name]:.4f}" for name in ("bits_per_byte", "nats_per_token"))
+        table.add_row(
+            text.name, f"{text.num_bytes:,}", f"{text.num_tokens:,}", *means, f"{text.perplexity:,.2f}"
+        )
+    return table
+
+
+def _position_table(report: TextReport) -> Table:
+    headers = "tokens", "nats a token"
+    table = Table(number_column("predicted from"), *map(number_column, headers))
+    for position in report.positions:
+        span = f"{position.first:,}"
+        if position.last > position.first:
+            span += f" - {position.last:,}"
+        table.add_row(span, f"{position.num_tokens:,}", f"{position.nats / position.num_tokens:.4f}")
+    return table
