@@ -84,6 +84,12 @@ class Job:
             return state in ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "GONE")
 
         self.wait_for(is_over)
+        # A job that is put back into the queue is shown as failed for a moment.
+        while self.cluster.job_state(self.number) != "COMPLETED":
+            time.sleep(5)
+            if is_over():
+                break
+            self.wait_for(is_over)
         assert self.cluster.job_state(self.number) == "COMPLETED", self.said()
         return self.said()
 
@@ -127,6 +133,7 @@ def test_a_job_whose_time_ends_saves_and_is_queued_again(cluster, corpus, undist
     job.wait_for_step(8)
     cluster.run("scancel", "--batch", "--signal=TERM", job.number)
     said = job.finish()
+    assert "is no folder" not in said  # the agents were there from the beginning
     (step,) = map(int, re.findall(r"saved at step (\d+); the same command goes on\n", said))
     assert f"resuming at step {step}" in said
     assert "requeue: asked to stop" in said

@@ -179,6 +179,8 @@ class SlurmEngine:
     @contextlib.contextmanager
     def watching(self, nodes: Sequence[str], run_folder: str) -> Iterator[None]:
         """A step of the job with an agent on each node: no other step ends when one of them does."""
+        # Agents write into it, and begin sooner than a run does.
+        pathlib.Path(run_folder).mkdir(parents=True, exist_ok=True)
         words = [*self._step(nodes, 1), sys.executable, "-m", "zaya_jax.cli", "aegis", "agent", run_folder]
         step = subprocess.Popen([*words, f"--rules={self._rules}"], process_group=0)
         try:
