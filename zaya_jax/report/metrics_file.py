@@ -122,7 +122,7 @@ class _Collector:
         self._phase_of_row: list[int] = []
 
     def take(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Takes the next rows."""
+        """Takes the rows that come next, all of one kind."""
         phases = (str(row.get("phase", "")) for row in rows)
         self._phase_of_row += [self._phases.setdefault(phase, len(self._phases)) for phase in phases]
         self._steps.append(np.array([row["step"] for row in rows], np.int64))
