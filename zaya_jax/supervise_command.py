@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from types import FrameType
 
 from zaya_jax.aegis.deciding import RestartPolicy
-from zaya_jax.aegis.engines import Engine, LocalEngine, SlurmEngine
+from zaya_jax.aegis.engines import RunEngine, LocalEngine, SlurmEngine
 from zaya_jax.aegis.rules import RULES_FILE, load_rules
 from zaya_jax.aegis.supervisor import Supervision, Supervisor
 from zaya_jax.options import Parser
@@ -87,7 +87,7 @@ def _check(options) -> None:
         )
 
 
-def _engine(options, command: Sequence[str]) -> Engine:
+def _engine(options, command: Sequence[str]) -> RunEngine:
     words = [sys.executable, "-m", "zaya_jax.cli", *command]
     if options.engine == "local":
         return LocalEngine(Launch(words, options.processes, options.devices, GRACE_SECONDS), options.rules)

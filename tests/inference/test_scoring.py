@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from small_models import EXECUTION, SLIDING
 
-from zaya_jax.inference.requests import Request, pack, request_of, rolling_requests
+from zaya_jax.inference.requests import ScoringRequest, pack, request_of, rolling_requests
 from zaya_jax.inference.scoring import Scorer, Scores, make_scorer, score, score_batch, scored_batches
 from zaya_jax.model.zaya import Zaya
 
@@ -67,13 +67,13 @@ def greedy_requests():
     for num in (1, 4):
         tokens = [PREFIX, 7, 9]
         for _ in range(num):
-            request = Request(np.array([*tokens, 0], np.int32), 1)
+            request = ScoringRequest(np.array([*tokens, 0], np.int32), 1)
             tokens_1T = np.zeros((1, LENGTH), np.int32)
             tokens_1T[0, : len(tokens)] = tokens
             logits_1TV = np.asarray(whole_forward(*load(), tokens_1T))
             tokens.append(int(logits_1TV[0, request.num_read - 1].argmax()))
         other = [*tokens[:-1], (tokens[-1] + 1) % VOCABULARY]
-        found += [Request(np.array(each, np.int32), num) for each in (tokens, other)]
+        found += [ScoringRequest(np.array(each, np.int32), num) for each in (tokens, other)]
     return found
 
 
@@ -119,7 +119,7 @@ def test_of_equally_likely_tokens_the_first_is_the_likeliest():
     table_VD = table_VD.at[jnp.array([low, high])].set(table_VD[best])
     embedding = variables["params"]["embedding"] | {"table": table_VD}
     variables = variables | {"params": variables["params"] | {"embedding": embedding}}
-    both = [Request(np.array([*request.tokens_N[:-1], last], np.int32), 1) for last in (low, high)]
+    both = [ScoringRequest(np.array([*request.tokens_N[:-1], last], np.int32), 1) for last in (low, high)]
     first, second = score(scorer(variables), both)
     assert first.log_prob == pytest.approx(second.log_prob, rel=1e-6)
     assert [first.is_greedy, second.is_greedy] == [True, False]
@@ -130,7 +130,7 @@ def test_of_equally_likely_tokens_the_first_is_the_likeliest():
     ("context", "longest", "shape"), [(64, 3, (128, 64)), (4096, 3, (32, 256)), (4096, 1025, (4, 2048))]
 )
 def test_rows_are_as_long_as_what_they_hold_needs(context, longest, shape):
-    requests = [Request(np.zeros(size + 1, np.int32), 1) for size in (1, longest)]
+    requests = [ScoringRequest(np.zeros(size + 1, np.int32), 1) for size in (1, longest)]
     assert Scorer(load()[0], {}, context, PREFIX).shape_of(requests) == shape
 
 

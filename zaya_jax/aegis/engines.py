@@ -21,7 +21,7 @@ Line = Callable[[str, str], None]
 
 
 @runtime_checkable
-class Engine(Protocol):
+class RunEngine(Protocol):
     """What begins the processes of a run."""
 
     def nodes(self) -> list[str]:

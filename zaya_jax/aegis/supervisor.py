@@ -13,7 +13,7 @@ from typing import Any
 
 from zaya_jax import durable
 from zaya_jax.aegis.deciding import DONE, LEAVE_OUT, REQUEUE, STOP, Attempt, Decision, RestartPolicy, decide
-from zaya_jax.aegis.engines import Engine
+from zaya_jax.aegis.engines import RunEngine
 from zaya_jax.aegis.goodput import find_attempts, redo_seconds
 from zaya_jax.aegis.journal import DECIDED, DIVERGED, LEFT_OUT_FILE, STALLED, STARVED, events_of, write_event
 from zaya_jax.aegis.paging import page
@@ -54,7 +54,7 @@ class Supervisor:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: RunEngine,
         given: Supervision,
         *,
         say: Callable[[str], None] = print,

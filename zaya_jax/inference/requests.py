@@ -14,7 +14,7 @@ from zaya_jax.data.packing import best_fit_decreasing
 
 
 @dataclasses.dataclass(frozen=True)
-class Request:
+class ScoringRequest:
     """Tokens of which the last ones are scored, each by all that stand before it."""
 
     tokens_N: Int[np.ndarray, " N"]
@@ -40,7 +40,7 @@ class Place:
 
 def request_of(
     context: Sequence[int], continuation: Sequence[int], *, prefix_id: int, length: int
-) -> Request:
+) -> ScoringRequest:
     """A continuation that is scored by its context, of which the beginning is cut where it does not fit.
 
     Args:
@@ -58,10 +58,12 @@ def request_of(
             "have room for all"
         )
     tokens = [*(context or [prefix_id]), *continuation]
-    return Request(np.array(tokens[-length - 1 :], np.int32), len(continuation))
+    return ScoringRequest(np.array(tokens[-length - 1 :], np.int32), len(continuation))
 
 
-def rolling_requests(tokens: Sequence[int] | np.ndarray, *, prefix_id: int, length: int) -> list[Request]:
+def rolling_requests(
+    tokens: Sequence[int] | np.ndarray, *, prefix_id: int, length: int
+) -> list[ScoringRequest]:
     """A text of any length, each token scored once: windows of `length`, the first one behind the prefix.
 
     The last window, which has fewer to score, begins earlier, so that it too reads as much as fits. These are
@@ -75,10 +77,12 @@ def rolling_requests(tokens: Sequence[int] | np.ndarray, *, prefix_id: int, leng
     all_N = np.concatenate([[prefix_id], tokens]).astype(np.int32)
     # Views: the windows of a long text take no memory of their own.
     windows = ((begin, min(begin + length, len(tokens))) for begin in range(0, len(tokens), length))
-    return [Request(all_N[max(end - length, 0) : end + 1], end - begin) for begin, end in windows]
+    return [ScoringRequest(all_N[max(end - length, 0) : end + 1], end - begin) for begin, end in windows]
 
 
-def pack(requests: Sequence[Request], *, num_rows: int, length: int) -> Iterator[tuple[list[Place], Batch]]:
+def pack(
+    requests: Sequence[ScoringRequest], *, num_rows: int, length: int
+) -> Iterator[tuple[list[Place], Batch]]:
     """Batches of one shape that hold all requests, each one a segment of a row.
 
     Args:
@@ -95,7 +99,7 @@ def pack(requests: Sequence[Request], *, num_rows: int, length: int) -> Iterator
 
 
 def _batch(
-    requests: Sequence[Request], rows: list[list[int]], num_rows: int, length: int
+    requests: Sequence[ScoringRequest], rows: list[list[int]], num_rows: int, length: int
 ) -> tuple[list[Place], Batch]:
     """A batch of the requests whose numbers stand in each row."""
     tokens_BT, targets_BT, positions_BT, segments_BT = np.zeros((4, num_rows, length), np.int32)

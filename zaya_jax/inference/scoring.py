@@ -19,7 +19,7 @@ from jaxtyping import Array, Bool, Float, Int
 from zaya_jax.config import ModelConfig
 from zaya_jax.data.batch import Batch
 from zaya_jax.inference.generate import cast_matrices
-from zaya_jax.inference.requests import Place, Request, pack
+from zaya_jax.inference.requests import Place, ScoringRequest, pack
 from zaya_jax.model.zaya import Zaya, head, hidden_states
 from zaya_jax.pytree import pytree
 from zaya_jax.train.preferences import sums_at_ends
@@ -74,7 +74,7 @@ class Scorer:
     prefix_id: int
     num_rows: int | None = None
 
-    def shape_of(self, requests: Sequence[Request]) -> tuple[int, int]:
+    def shape_of(self, requests: Sequence[ScoringRequest]) -> tuple[int, int]:
         """Rows of a batch and their length: as long as the longest of the requests needs, in powers of two.
 
         Few questions fill the context of a network that was trained on long ones, and a batch has one shape.
@@ -110,7 +110,7 @@ def make_scorer(
 
 
 def score(
-    scorer: Scorer, requests: Sequence[Request], *, advance: Callable[[int], None] = lambda _: None
+    scorer: Scorer, requests: Sequence[ScoringRequest], *, advance: Callable[[int], None] = lambda _: None
 ) -> list[Likelihood]:
     """Scores requests, in their order.
 
@@ -129,7 +129,9 @@ def score(
     return found
 
 
-def scored_batches(scorer: Scorer, requests: Sequence[Request]) -> Iterator[tuple[list[Place], Scores]]:
+def scored_batches(
+    scorer: Scorer, requests: Sequence[ScoringRequest]
+) -> Iterator[tuple[list[Place], Scores]]:
     """Batches with their scores on the host. The device has the next one before this one is looked at."""
     running: tuple[list[Place], Scores] | None = None
     num_rows, length = scorer.shape_of(requests)
