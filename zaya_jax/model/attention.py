@@ -53,7 +53,8 @@ class AttentionVariant:
       prepare: makes of these, once for all layers, what `queries_keys_values` reads.
       queries_keys_values: of (x_BTD, weights, state, rotation, segments_BT, *, implementation): q
         [B, T, N, H], k and v [B, T, K, H] in the dtype of x, and the state behind the chunk. Where devices
-        share sequences there is also `shared`, which has the tokens before a chunk in place of the state.
+        share sequences there is also `shared`, which has the tokens before a chunk in place of the state;
+        where chunks are padded on the right, `num_new_B`, if there is a state.
       empty_state: of (config, batch_size): what the tokens before the first left behind, with a leading
         axis L; a tree of arrays, () where there is nothing.
       logit_bound: of (config, weights): what no logit of any layer exceeds; None where nothing bounds them.
@@ -101,12 +102,15 @@ def queries_keys_values(
     rotation: Rotation,
     segments_BT: Int[Array, "B T"] | None,
     shared: SharedSequences | None = None,
+    num_new_B: Int[Array, " B"] | None = None,
 ) -> tuple[Float[Array, "B T N H"], Float[Array, "B T K H"], Float[Array, "B T K H"], Any]:
     """Those of a chunk of tokens, rotated, and the variant's state behind the chunk."""
     # A variant with a kernel of its own has it by this field; one without takes no notice.
     options: dict[str, Any] = {"implementation": execution.implementation_of("cca")}
     if shared is not None:  # one that looks at no earlier token need not know of it
         options["shared"] = shared
+    if num_new_B is not None and jax.tree.leaves(state):  # nor need it know of padding behind a chunk
+        options["num_new_B"] = num_new_B
     variant = variant_of(config)
     return variant.queries_keys_values(x_BTD, weights, state, rotation, segments_BT, **options)
 

@@ -3,8 +3,9 @@
 Keys and values of all layers lie in one pool of slots. A layer that attends to everything owns
 `max_length` slots, a sliding layer a ring of as many as its window; which slots are whose is
 arithmetic on the layer's number. Prompts of different lengths are padded on the left, so that all
-sequences of a batch write the same slot. Devices may share the slots of layers that attend to everything
-(`zaya_jax.model.shared_cache`); rings are short, and each device has all of them.
+sequences of a batch write the same slot; or each row has a length of its own, and its chunks are padded on
+the right, or are padding alone, so that rows come and go. Devices may share the slots of layers that attend
+to everything (`zaya_jax.model.shared_cache`); rings are short, and each device has all of them.
 
 Letters: L layers, B batch, T time of the chunk, Z slots of all layers, S slots of one layer,
 N query heads, K key/value heads, H head width.
@@ -35,6 +36,8 @@ from zaya_jax.pytree import pytree, static
 
 Pool = tuple[Float[Array, "B Z K H"], Float[Array, "B Z K H"]]
 """Rotated keys, and values."""
+Padding = Literal["left", "right"]
+"""Of chunks: on the left before the first token, where it takes slots; on the right it leaves no trace."""
 Exchange = Literal["tree", "ring"]
 """What devices that share a cache send for a token: sums of what each found, or all keys and values."""
 
@@ -47,8 +50,8 @@ class Cache:
     """Of all layers."""
     state: Any
     """Of the attention variant, of every layer: with a leading axis L."""
-    length: Int[Array, ""]
-    """Tokens so far, padding included."""
+    length: Int[Array, "*B"]
+    """Tokens so far, padding on the left included; [B] where it is on the right, and else of all rows."""
     first_B: Int[Array, " B"]
     """Index of each sequence's first token behind its padding."""
     max_length: int = static()
@@ -58,6 +61,15 @@ class Cache:
     ranks: int = static(default=1)
     """Devices that share it. Each has an equal part of the pool's slots; all else is the same on all."""
     exchange: Exchange = static(default="tree")
+    padding: Padding = static(default="left")
+
+
+def num_new_tokens(cache: Cache | None, segments_BT: Int[Array, "B T"] | None) -> Int[Array, " B"] | None:
+    """Tokens of a chunk in each row where padding may follow them; None where all of it counts."""
+    if cache is None or cache.padding == "left":
+        return None
+    assert segments_BT is not None, "a chunk that is padded on the right says where"
+    return jnp.sum(segments_BT != 0, axis=1, dtype=jnp.int32)
 
 
 class Holding(NamedTuple):
@@ -167,22 +179,23 @@ def attend_through_cache(
       pool: keys and values of all layers.
       layer: the layer's part of it.
       cache: before the chunk; what it says of tokens holds for all layers.
-      segments_BT: 0 marks padding; only on an empty cache.
+      segments_BT: 0 marks padding; on the left only on an empty cache.
     """
     kinds = _kinds(config, cache.max_length, cache.ranks)
     implementation = execution.implementation_of("decode")
+    num_new_B = num_new_tokens(cache, segments_BT)
     if q_BTNH.shape[1] == 1:
         # Written first, so that the token finds itself: it only overtakes a key that has left its window.
-        pool = _write(pool, k_BTKH, v_BTKH, layer, cache, kinds)
+        pool = _write(pool, k_BTKH, v_BTKH, layer, cache, kinds, num_new_B)
         read = functools.partial(_attend_to_slots, implementation, q_BTNH, pool, layer, cache)
         return _for_kind(read, layer, kinds), pool
     if cache.empty:  # static: a prompt is read as in training, and no slot of an empty ring is looked at
         out = attend_within(config, execution, q_BTNH, k_BTKH, v_BTKH, layer.window, segments_BT)
-        return out, _write(pool, k_BTKH, v_BTKH, layer, cache, kinds)
+        return out, _write(pool, k_BTKH, v_BTKH, layer, cache, kinds, num_new_B)
     # The chunk's own writes may overtake keys that its first queries still need: read first.
     chunk = q_BTNH, k_BTKH, v_BTKH
     read = functools.partial(_attend_to_slots_and_chunk, implementation, chunk, pool, layer, cache)
-    return _for_kind(read, layer, kinds), _write(pool, k_BTKH, v_BTKH, layer, cache, kinds)
+    return _for_kind(read, layer, kinds), _write(pool, k_BTKH, v_BTKH, layer, cache, kinds, num_new_B)
 
 
 def _for_kind(
@@ -234,24 +247,33 @@ def _attend_to_slots_and_chunk(
     q_BTNH, *new = chunk
     time = q_BTNH.shape[1]
     # A ring begins anywhere. In the order of its tokens, causality and windows are those of any sequence.
-    in_order_S = (cache.length + jnp.arange(size)) % size
     keys, values = (
-        jnp.concatenate([part[:, in_order_S].astype(x.dtype), x], 1)
+        jnp.concatenate([_in_order(part, cache.length).astype(x.dtype), x], 1)
         for part, x in zip(slots, new, strict=True)
     )
-    token_S = cache.length - size + jnp.arange(size + time)
+    token_S = cache.length[..., None] - size + jnp.arange(size + time)  # or [B, S]
     is_token_BS = (token_S >= cache.first_B[:, None]).astype(jnp.int32)  # neither padding nor an empty slot
     out_BTNH, _ = flash_attention(
         q_BTNH,
         keys,
         values,
-        window=layer.window,
+        # Slots that are empty yet lie before all tokens: out of reach, their blocks are not looked at.
+        window=jnp.minimum(layer.window, jnp.max(cache.length) + time),
         query_start=size,
         query_segments_BT=jnp.ones(q_BTNH.shape[:2], jnp.int32),
         key_segments_BS=is_token_BS,
         implementation=implementation,
     )
     return out_BTNH
+
+
+def _in_order(part_BSKH: jax.Array, length: jax.Array) -> jax.Array:
+    """A ring's slots from the oldest token to the newest."""
+    size = part_BSKH.shape[1]
+    slot_S = (length[..., None] + jnp.arange(size)) % size
+    if slot_S.ndim == 1:
+        return part_BSKH[:, slot_S]
+    return jnp.take_along_axis(part_BSKH, slot_S[:, :, None, None], axis=1)
 
 
 def _slots_of(pool: Pool, layer: LayerSlots, size: int) -> tuple[jax.Array, jax.Array]:
@@ -266,8 +288,11 @@ def _write(
     layer: LayerSlots,
     cache: Cache,
     kinds: tuple[Holding, ...],
+    num_new_B: jax.Array | None,
 ) -> Pool:
     """Writes the chunk's last tokens, as many as the layer keeps, or those of them that are this device's."""
+    if num_new_B is not None:
+        return _write_by_row(pool, (k_BTKH, v_BTKH), layer, cache, num_new_B)
     keys, values = ((part, new.astype(part.dtype)) for part, new in zip(pool, (k_BTKH, v_BTKH), strict=True))
     time = k_BTKH.shape[1]
     place_T, is_kept_T = _places(cache.length + jnp.arange(time), layer, cache, kinds)
@@ -283,6 +308,39 @@ def _write(
     # are overtaken go beyond the pool, where they are dropped.
     slot_T = jnp.where(is_kept_T, place_T, pool[0].shape[1])
     return tuple(part.at[:, slot_T].set(new, mode="drop") for part, new in (keys, values))  # pyright: ignore
+
+
+def _write_by_row(
+    pool: Pool, new: tuple[jax.Array, jax.Array], layer: LayerSlots, cache: Cache, num_new_B: jax.Array
+) -> Pool:
+    """`_write` where each row has its own length, and padding behind its tokens."""
+    assert cache.ranks == 1, "devices share the slots of rows that are equally long"
+    time, size = new[0].shape[1], pool[0].shape[1]
+    slot_BT = kept_slots(cache.length[:, None], num_new_B[:, None], layer, time, beyond=size)
+    row_B1 = jnp.arange(len(num_new_B))[:, None]
+    return tuple(  # pyright: ignore
+        part.at[row_B1, slot_BT].set(x.astype(part.dtype), mode="drop")
+        for part, x in zip(pool, new, strict=True)
+    )
+
+
+def kept_slots(
+    length: jax.Array, num_new: jax.Array, layer: LayerSlots, time: int, *, beyond: int
+) -> Int[Array, "*B T"]:
+    """Where a layer keeps each token of a chunk in the pool; `beyond` for what is padding or overtaken.
+
+    Args:
+      length: tokens before the chunk, [*B, 1] or one number.
+      num_new: tokens of the chunk, behind which it is padding, likewise.
+      layer: the layer's part of the pool; of several layers with axes as the result's.
+      time: of the chunk, T.
+      beyond: a slot that no pool has, so that a write to it is dropped.
+    """
+    index_T = jnp.arange(time)
+    # What is padding, and of a chunk longer than the ring what its later tokens overtake: either would write
+    # over a token that is still to be seen.
+    is_kept_T = (index_T < num_new) & (num_new - index_T <= layer.size)
+    return jnp.where(is_kept_T, layer.first + (length + index_T) % layer.size, beyond)
 
 
 def _places(

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.cca import CcaWeights, cca, looking_back, taps_over_time
@@ -92,6 +93,7 @@ def cca_projection(
     *,
     implementation: str | None = None,
     shared: SharedSequences | None = None,
+    num_new_B: Int[Array, " B"] | None = None,
 ) -> tuple[Float[Array, "B T N H"], Float[Array, "B T K H"], Float[Array, "B T K H"], CcaState]:
     """Rotated queries and keys, and values, of a chunk of tokens.
 
@@ -105,6 +107,8 @@ def cca_projection(
       implementation: of `pallas_kernels.cca.cca`, which holds the equations behind the latents.
       shared: where rows are chunks of sequences, other devices have what was before: the latents of W
         tokens and half the values of one, in place of `state` ([CCA] section V).
+      num_new_B: tokens of each row, where padding may follow them; None where none does. The state is
+        that behind them.
 
     Returns:
       q, k and v in the dtype of x, and the state behind the chunk.
@@ -117,7 +121,7 @@ def cca_projection(
     if shared is not None:
         tail_BWC = shared.before(latent_BTC, state.tail_BWC.shape[1])
         state = CcaState(tail_BWC, shared.before(delayed_BTU, 1)[:, 0])
-    v_BTU2, delayed_BU = _value_shift(current_BTU, delayed_BTU, state.delayed_BU, segments_BT)
+    v_BTU2, delayed_BU = _value_shift(current_BTU, delayed_BTU, state.delayed_BU, segments_BT, num_new_B)
     tail_BWC = state.tail_BWC.astype(latent_BTC.dtype)
     q_BTNH, k_BTKH = cca(
         projected_BTX,  # not cut: a kernel reads its columns where they lie
@@ -129,8 +133,18 @@ def cca_projection(
     )
     # A chunk may be shorter than the tail: then part of it is older than the chunk.
     history_BSC = jnp.concatenate([tail_BWC, latent_BTC], axis=1)
-    tail_BWC = history_BSC[:, latent_BTC.shape[1] :].astype(state.tail_BWC.dtype)
+    tail_BWC = _last(history_BSC, state.tail_BWC.shape[1], num_new_B).astype(state.tail_BWC.dtype)
     return q_BTNH, k_BTKH, v_BTU2.reshape(k_BTKH.shape), CcaState(tail_BWC, delayed_BU)
+
+
+def _last(history_BSX: jax.Array, size: int, num_new_B: jax.Array | None) -> jax.Array:
+    """The last `size` tokens of as many earlier ones and a chunk, without the padding behind it."""
+    if num_new_B is None:
+        return history_BSX[:, history_BSX.shape[1] - size :]
+    # A row without a new token keeps what it had, to the bit: it only waits beside others.
+    return jax.vmap(lambda row_SX, first: lax.dynamic_slice_in_dim(row_SX, first, size))(
+        history_BSX, num_new_B
+    )
 
 
 def _convolutions(weights: Mapping) -> CcaWeights:
@@ -155,11 +169,16 @@ def _project(
 
 
 def _value_shift(
-    current_BTU: jax.Array, delayed_BTU: jax.Array, before_BU: jax.Array, segments_BT: jax.Array | None
+    current_BTU: jax.Array,
+    delayed_BTU: jax.Array,
+    before_BU: jax.Array,
+    segments_BT: jax.Array | None,
+    num_new_B: jax.Array | None,
 ) -> tuple[jax.Array, jax.Array]:
     """Values [B, T, 2*U]: the first half of the channels of this token, the second of the one before."""
     # [CCA] value shift: half of what a token hands on is of the token before it, which costs no product.
     history_BSU = jnp.concatenate([before_BU[:, None].astype(delayed_BTU.dtype), delayed_BTU], axis=1)
     segments_BS = looking_back(segments_BT, 1)
     shifted_BTU, _ = taps_over_time(history_BSU, 2, segments_BS, fill=jnp.zeros((), delayed_BTU.dtype))
-    return jnp.concatenate([current_BTU, shifted_BTU], axis=-1), delayed_BTU[:, -1].astype(before_BU.dtype)
+    delayed_BU = _last(history_BSU, 1, num_new_B)[:, 0].astype(before_BU.dtype)
+    return jnp.concatenate([current_BTU, shifted_BTU], axis=-1), delayed_BU

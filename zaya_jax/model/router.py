@@ -42,6 +42,8 @@ class RouterStats:
     """Mean probability of a token's class: what its expert's output is weighted with."""
     experts_LBT: Int[Array, "*L B T"]
     """The chosen class of each token; padding is shown as skipped."""
+    probabilities_LBT: Float[Array, "*L B T"] | None = None
+    """That of each token's class; None where it was not kept."""
 
 
 def route(
@@ -96,19 +98,22 @@ def _linear(x: jax.Array, weights: Mapping) -> jax.Array:
     return _project(x, weights["kernel"]) + weights["bias"]
 
 
-def router_stats(routing: Routing, segments_BT: Int[Array, "B T"] | None) -> RouterStats:
+def router_stats(
+    routing: Routing, segments_BT: Int[Array, "B T"] | None, *, keep_probabilities: bool = False
+) -> RouterStats:
     """Of one layer: without the letter L."""
+    by_token = routing.experts_BT, routing.weights_BT if keep_probabilities else None
     num_classes = routing.probs_BTX.shape[-1]
     # The smallest float32 in place of 0, whose logarithm times 0 would be NaN.
     log_probs_BTX = jnp.log(jnp.maximum(routing.probs_BTX, jnp.finfo(jnp.float32).tiny))
     entropy_BT = -jnp.sum(routing.probs_BTX * log_probs_BTX, axis=-1)
     counts_X = count_rows(routing.experts_BT.reshape(-1), num_classes)
     if segments_BT is None:
-        return RouterStats(counts_X, entropy_BT.mean(), routing.weights_BT.mean(), routing.experts_BT)
+        return RouterStats(counts_X, entropy_BT.mean(), routing.weights_BT.mean(), *by_token)
     is_token_BT = segments_BT != 0
     padding = jnp.sum(~is_token_BT, dtype=jnp.int32)  # was counted as skipped
     num_tokens = jnp.maximum(jnp.sum(is_token_BT), 1)
     entropy = jnp.sum(entropy_BT * is_token_BT) / num_tokens
     probability = jnp.sum(routing.weights_BT * is_token_BT) / num_tokens
     # Counts stay whole numbers, so that sums over devices are exact.
-    return RouterStats(counts_X.at[-1].add(-padding), entropy, probability, routing.experts_BT)
+    return RouterStats(counts_X.at[-1].add(-padding), entropy, probability, *by_token)

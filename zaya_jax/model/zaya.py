@@ -22,7 +22,7 @@ from pallas_kernels.rms_norm import add_to_stream, residual_rms_norm, rms_norm
 from zaya_jax.config import ExecutionConfig, ModelConfig
 from zaya_jax.model import weights as weight_declarations
 from zaya_jax.model.attention import AttentionOperands, attend_within, project_out, queries_keys_values
-from zaya_jax.model.cache import Cache, Pool, attend_through_cache
+from zaya_jax.model.cache import Cache, Pool, attend_through_cache, num_new_tokens
 from zaya_jax.model.experts import ExpertWeights, apply_experts, expert_weights
 from zaya_jax.model.layer_input import LayerInput, adapted, in_stacks, layer_inputs, with_experts
 from zaya_jax.model.remat import scan_layers
@@ -90,7 +90,8 @@ class Zaya(nn.Module):
           segments_BT: documents of packed rows, numbered from 1; 0 is padding, at either end of a
             row. None is one document a row.
           cache: what came before, from `init_cache` or an earlier call. Rows are then one document
-            each, padded on the left if at all; segments of a later chunk go on with that padding.
+            each, padded on the left if at all; segments of a later chunk go on with that padding. A cache
+            whose `padding` is "right" takes chunks with padding behind their tokens instead.
           logits_to_keep: how many of the last positions get logits; None for all.
 
         Returns:
@@ -198,7 +199,7 @@ def residual_stream(
 
     Where sequences are `shared`, each row is a chunk of one.
     """
-    if cache is not None and segments_BT is not None:
+    if cache is not None and cache.padding == "left" and segments_BT is not None:
         cache = _with_padding(cache, segments_BT)
     tables = rotations(config, _positions(tokens_BT, positions_BT, cache))
     # Once for all layers: sines and cosines of a long row cost more than the rotation.
@@ -278,7 +279,8 @@ def layers(
         out = decoder_layer(context, layer, x_BTD, state_BTR, pool)
         # A result of the scan exists for all layers at once: not asked for, it must not be one.
         operands = out.operands if context.keep_operands else None
-        stats = router_stats(out.routing, context.segments_BT)
+        # In training nobody asks, and a backward pass would have one more result to go through.
+        stats = router_stats(out.routing, context.segments_BT, keep_probabilities=cache is not None)
         return (out.x_BTD, out.routing.state_BTR, out.pool, fetched), (stats, out.state, operands)
 
     first, next_rows_L = None, None
@@ -292,7 +294,9 @@ def layers(
     scanned = scan_layers(step, carry, (inputs, next_rows_L), remat=remat, unroll=unroll)
     (x_BTD, _, pool, _), (router, state, operands) = scanned
     if cache is not None and pool is not None:
-        cache = dataclasses.replace(cache, pool=pool, state=state, length=cache.length + time, empty=False)
+        num_new_B = num_new_tokens(cache, context.segments_BT)
+        length = cache.length + (time if num_new_B is None else num_new_B)
+        cache = dataclasses.replace(cache, pool=pool, state=state, length=length, empty=False)
     return x_BTD, router, cache, operands
 
 
@@ -323,8 +327,9 @@ def _attention(
 ) -> tuple[jax.Array, AttentionOperands, Any, Pool | None]:
     shared, weights = (context.config, context.execution), layer.weights["attention"]
     rotation = rotation_of_layer(context.rotations, layer.is_sliding)
+    num_new_B = num_new_tokens(context.cache, context.segments_BT)
     q_BTNH, k_BTKH, v_BTKH, state = queries_keys_values(
-        *shared, x_BTD, weights, layer.state, rotation, context.segments_BT, context.shared
+        *shared, x_BTD, weights, layer.state, rotation, context.segments_BT, context.shared, num_new_B
     )
     if context.shared is not None:
         out_BTNH = attend_across(*shared, q_BTNH, k_BTKH, v_BTKH, layer.is_sliding, context.shared)
@@ -388,4 +393,4 @@ def _positions(tokens_BT: jax.Array, positions_BT: jax.Array | None, cache: Cach
     if cache is None:
         return index_1T
     # Padding has no position of its own; a negative one would turn its keys by an angle that none has.
-    return jnp.maximum(cache.length + index_1T - cache.first_B[:, None], 0)
+    return jnp.maximum(cache.length[..., None] + index_1T - cache.first_B[:, None], 0)
