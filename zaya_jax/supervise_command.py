@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from types import FrameType
 
 from zaya_jax.aegis.deciding import RestartPolicy
-from zaya_jax.aegis.engines import RunEngine, LocalEngine, SlurmEngine
+from zaya_jax.aegis.engines import LocalEngine, RunEngine, SlurmEngine
 from zaya_jax.aegis.rules import RULES_FILE, load_rules
 from zaya_jax.aegis.supervisor import Supervision, Supervisor
 from zaya_jax.options import Parser
