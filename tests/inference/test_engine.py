@@ -1,8 +1,10 @@
 """The engine: requests that come and go, against each of them alone through `generate`."""
 
-import collections
 import dataclasses
 import functools
+import logging
+import queue
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +12,13 @@ import numpy as np
 import pytest
 from small_models import EXECUTION, SLIDING, SMALL
 
+from zaya_jax.inference import engine as engine_module
+from zaya_jax.inference.continuer import Continuer
 from zaya_jax.inference.engine import Engine, EngineThread, Failed, Finished, Full, Request, Tokens
 from zaya_jax.inference.generate import Settings, follow
+from zaya_jax.inference.prefixes import Prefixes
+from zaya_jax.inference.slots import KeptBlock, read_chunk, write_tokens
+from zaya_jax.model.cache import init_cache
 from zaya_jax.model.zaya import Zaya
 
 SLOTS, LENGTH, CHUNK = 3, 96, 8
@@ -115,3 +122,306 @@ def test_requests_that_come_and_go_are_each_alone(config):
     assert (stats.running, stats.waiting, stats.free_slots) == (0, 0, SLOTS)
     assert stats.tokens_generated == sum(len(listener.tokens) for _, listener in asked)
     assert stats.tokens_prefilled == sum(len(request.prompt) for request, _ in asked)
+
+
+def prompt_of(length, seed=0):
+    return tuple(np.random.default_rng(seed).integers(0, SMALL.vocab_size, length).tolist())
+
+
+def test_short_prompts_and_other_settings_compile_nothing():
+    engine, requests = engine_of(SMALL), [Request(prompt=prompt_of(33), max_new_tokens=4)]
+    run_all(engine, requests)
+    compiled = read_chunk._cache_size(), write_tokens._cache_size()
+    requests = [
+        Request(prompt=prompt_of(1), max_new_tokens=1),
+        Request(prompt=prompt_of(CHUNK), max_new_tokens=NUM_NEW),
+        Request(prompt=prompt_of(CHUNK + 1), max_new_tokens=NUM_NEW, num_top_logprobs=3),
+        Request(prompt=prompt_of(2), max_new_tokens=2, temperature=0.3, top_k=2, top_p=0.5, seed=7),
+    ]
+    for request, listener in zip(requests[:3], run_all(engine, requests), strict=False):
+        assert_is_alone(SMALL, request, listener)
+    assert (read_chunk._cache_size(), write_tokens._cache_size()) == compiled
+
+
+@CONFIGS
+def test_the_next_turn_reads_only_what_is_new(config):
+    """Blocks of a prompt and of its answer, with the state of the convolutions and rings behind them."""
+    engine = engine_of(config)
+    first = Request(prompt=prompt_of(33), max_new_tokens=NUM_NEW)
+    (answer,) = run_all(engine, [first])
+    assert engine.stats().tokens_from_prefixes == 0
+    second = Request(
+        prompt=(*first.prompt, *answer.text, *prompt_of(5, seed=1)), max_new_tokens=NUM_NEW, temperature=0.9
+    )
+    assert_is_alone(config, second, run_all(engine, [second])[0])
+    # Read were the prompt and all of the answer but its last token, and kept are whole blocks of these.
+    kept = (33 + NUM_NEW - 1) // CHUNK * CHUNK
+    stats = engine.stats()
+    assert (stats.tokens_from_prefixes, stats.tokens_prefilled) == (kept, 33 + 58 - kept)
+    other = dataclasses.replace(second, prompt=(prompt_of(1)[0] ^ 1, *second.prompt[1:]))
+    assert_is_alone(config, other, run_all(engine, [other])[0])  # all but the first token alike
+    assert engine.stats().tokens_from_prefixes == kept
+
+
+def test_answers_to_one_prompt_read_it_once():
+    engine = engine_of(SMALL)
+    requests = [
+        Request(prompt=prompt_of(40), max_new_tokens=6, temperature=1.3, seed=seed) for seed in range(3)
+    ]
+    for request, listener in zip(requests, run_all(engine, requests), strict=True):
+        assert_is_alone(SMALL, request, listener)
+    # The last token of a prompt is always read, and with it its block.
+    assert engine.stats().tokens_from_prefixes == 2 * 32
+    assert engine.stats().tokens_prefilled == 40 + 2 * 8
+
+
+def test_kept_blocks_stay_below_their_bound():
+    engine = engine_of(SMALL)
+    run_all(engine, [Request(prompt=prompt_of(CHUNK), max_new_tokens=1)])
+    size = engine.stats().prefix_bytes
+    assert size > 0
+    bound = 5 * size + size // 2
+    engine, seen = engine_of(SMALL, prefix_bytes=bound), []
+    for seed in (0, 1, 0):
+        engine.submit(Request(prompt=prompt_of(33, seed), max_new_tokens=2), Listener())
+        while engine.step():
+            seen.append(engine.stats().prefix_bytes)
+    assert max(seen) == 5 * size
+    # Of the first prompt's four blocks the later ones went, and its first is still found.
+    assert engine.stats().tokens_from_prefixes == CHUNK
+    engine = engine_of(SMALL, prefix_bytes=0)
+    run_all(engine, [Request(prompt=prompt_of(33), max_new_tokens=1)] * 2)
+    assert (engine.stats().prefix_bytes, engine.stats().tokens_from_prefixes) == (0, 0)
+
+
+def test_blocks_go_before_those_that_they_follow():
+    def block():
+        return KeptBlock(jnp.zeros((1, 1, 1, 1)), jnp.zeros((1, 1, 1, 1)), ())  # of 8 bytes
+
+    prefixes = Prefixes(32)
+    for names in ([b"a"], [b"a", b"b"], [b"x"], [b"a", b"b", b"c"]):
+        prefixes.put(names, block())
+    prefixes.put([b"y"], block())
+    assert [prefixes.get(name) is not None for name in (b"x", b"a", b"b", b"c", b"y")] == [False, *[True] * 4]
+    prefixes.put([b"z"], block())
+    assert [prefixes.get(name) is not None for name in (b"a", b"b", b"c")] == [True, True, False]
+    prefixes.drop([b"a", b"nobody's"])
+    assert prefixes.num_bytes == 24
+    with pytest.raises(ValueError, match="prefix_bytes is -1; it must be a number of bytes"):
+        Prefixes(-1)
+
+
+@functools.partial(jax.jit, static_argnames="model")
+def pass_over(model, variables, tokens_1T):
+    """Logits, classes and their probabilities of a text that is read in one go."""
+    cache = init_cache(model.config, 1, tokens_1T.shape[1], model.execution.dtype)
+    out = model.apply(variables, tokens_1T, cache=cache)
+    return out.logits_BTV[0], out.router.experts_LBT[:, 0], out.router.probabilities_LBT[:, 0]
+
+
+def pass_over_text(config, request, listener):
+    tokens = [*request.prompt, *listener.text]
+    return map(np.asarray, pass_over(*load(config), np.array([tokens + [0] * (80 - len(tokens))])))
+
+
+@CONFIGS
+def test_experts_of_new_tokens_are_those_of_a_pass_over_the_text(config):
+    engine = engine_of(config)
+    requests = [
+        Request(prompt=prompt_of(n), max_new_tokens=NUM_NEW, with_routing=True, temperature=1.0, seed=n)
+        for n in (44, 37, 60)
+    ]
+    ended = dataclasses.replace(requests[1], eos_id=alone(config, requests[1])[0][7])
+    for request, listener in zip([*requests, ended], run_all(engine, [*requests, ended]), strict=True):
+        assert_is_alone(config, request, listener)
+        _, experts_LT, probabilities_LT = pass_over_text(config, request, listener)
+        new = slice(len(request.prompt), len(request.prompt) + len(listener.text))
+        told = listener.tokens
+        if request.eos_id is not None:  # nobody reads an end
+            assert told.pop().experts_L is None
+            new = slice(new.start, new.stop - 1)
+        np.testing.assert_array_equal(np.transpose([each.experts_L for each in told]), experts_LT[:, new])
+        found_LT = np.transpose([each.probabilities_L for each in told])
+        np.testing.assert_allclose(found_LT, probabilities_LT[:, new], rtol=1e-4, atol=1e-5)
+    assert len(np.unique(experts_LT)) > 1
+
+
+def test_the_likeliest_tokens_are_told():
+    engine = engine_of(SMALL)
+    requests = [
+        Request(prompt=prompt_of(40), max_new_tokens=5, num_top_logprobs=num, temperature=num / 9, seed=4)
+        for num in (0, 20, 3)
+    ]
+    for request, listener in zip(requests, run_all(engine, requests), strict=True):
+        logits_TV, *_ = pass_over_text(SMALL, request, listener)
+        for place, new in enumerate(listener.tokens, start=len(request.prompt) - 1):
+            logprobs_V = np.asarray(jax.nn.log_softmax(logits_TV[place]))
+            best = np.argsort(-logprobs_V)[: request.num_top_logprobs]
+            assert [token for token, _ in new.top] == best.tolist()
+            np.testing.assert_allclose([x for _, x in new.top], logprobs_V[best], rtol=1e-4, atol=1e-4)
+
+
+def test_cancellation_frees_the_slot_and_leaves_the_others():
+    engine = engine_of(SMALL)
+    requests = [
+        Request(prompt=prompt_of(33 + n, n), max_new_tokens=NUM_NEW, temperature=1.0, seed=n)
+        for n in range(6)
+    ]
+    listeners = [Listener() for _ in requests]
+    tickets = [engine.submit(*each) for each in zip(requests, listeners, strict=True)]
+    while not listeners[0].tokens:
+        engine.step()
+    for number in (0, 2, 4):  # it writes, it has a slot, it waits
+        tickets[number].cancel()
+    engine.step()
+    assert [listeners[number].end for number in (0, 2, 4)] == ["cancelled"] * 3
+    assert engine.stats().waiting == 0  # what waited has both slots
+    while engine.step():
+        pass
+    for number in (1, 3, 5):
+        assert_is_alone(SMALL, requests[number], listeners[number])
+    text = listeners[0].text
+    assert text == alone(SMALL, requests[0])[0][: len(text)]
+    tickets[1].cancel()
+    assert not engine.step()
+    assert engine.stats().free_slots == SLOTS
+
+
+def test_a_text_without_numbers_fails_alone():
+    """And the slot, its blocks and who comes after are sound."""
+    engine, requests = (
+        engine_of(SMALL),
+        [Request(prompt=prompt_of(33, n), max_new_tokens=NUM_NEW) for n in range(4)],
+    )
+    listeners = [Listener() for _ in requests]
+    for request, listener in zip(requests, listeners, strict=True):
+        engine.submit(request, listener)
+    while not listeners[1].tokens:
+        engine.step()
+    row = next(text.row for text in engine._texts if text.request is requests[0])
+    pool = tuple(part.at[row].set(jnp.nan) for part in engine._cache.pool)
+    engine._cache = dataclasses.replace(engine._cache, pool=pool)
+    while engine.step():
+        pass
+    assert listeners[0].end == "failed"
+    assert "are not finite numbers" in str(listeners[0].error)
+    assert len(listeners[0].text) < NUM_NEW
+    for number in (1, 2, 3):  # beside it, and in its slot
+        assert_is_alone(SMALL, requests[number], listeners[number])
+    assert_is_alone(SMALL, requests[0], run_all(engine, requests[:1])[0])
+
+
+def test_whoever_cannot_take_a_text_loses_it_alone(caplog):
+    engine, listener = engine_of(SMALL), Listener()
+    request = Request(prompt=prompt_of(33), max_new_tokens=NUM_NEW)
+
+    def broken(event):
+        raise OSError("the line is dead")
+
+    with caplog.at_level(logging.CRITICAL):
+        engine.submit(request, broken)
+        engine.submit(request, listener)
+        while engine.step():
+            pass
+    assert_is_alone(SMALL, request, listener)
+    assert engine.stats().tokens_generated < 2 * NUM_NEW
+
+
+def test_too_many_wait():
+    engine = engine_of(SMALL, max_waiting=2)
+    request = Request(prompt=(1,), max_new_tokens=1)
+    tickets = [engine.submit(request, Listener()) for _ in range(2)]
+    with pytest.raises(Full, match="2 requests wait already"):
+        engine.submit(request, Listener())
+    tickets[0].cancel()
+    engine.step()
+    engine.submit(request, Listener())
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"prompt": ()}, "the prompt is empty; it must have at least one token"),
+        ({"prompt": (1, 61)}, "token 61 at position 1 of the prompt is outside the vocabulary of 61"),
+        ({"max_new_tokens": 0}, "max_new_tokens is 0; it must be at least 1"),
+        ({"max_new_tokens": 96}, "together they must not exceed 96"),
+        ({"temperature": -1.0}, r"temperature is -1\.0"),
+        ({"top_p": 1.5}, r"top_p is 1\.5"),
+        ({"seed": -1}, "seed is -1; it must be from 0 to"),
+        ({"eos_id": 61}, "eos_id is 61; it must be a token of the vocabulary"),
+        ({"num_top_logprobs": 21}, "num_top_logprobs is 21; it must be from 0 to 20"),
+    ],
+    ids=str,
+)
+def test_requests_that_cannot_be(fields, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        engine_of(SMALL).submit(Request(**({"prompt": (1,), "max_new_tokens": 1} | fields)), Listener())
+
+
+def test_engines_that_cannot_be():
+    with pytest.raises(ValueError, match="max_length is 161; it must be from 1 to"):
+        engine_of(SMALL, max_length=161)
+    with pytest.raises(ValueError, match="num_slots is 0; it must be at least 1"):
+        engine_of(SMALL, num_slots=0)
+
+
+def test_a_thread_steps_while_there_is_work():
+    engine, events = engine_of(SMALL), queue.Queue()
+    request = Request(prompt=prompt_of(33), max_new_tokens=NUM_NEW)
+    with EngineThread(engine) as thread:
+        for _ in range(2):  # it has slept in between
+            listener = Listener()
+            engine.submit(request, lambda event, listener=listener: (listener(event), events.put(event)))
+            while not isinstance(events.get(timeout=60), Finished):
+                pass
+            assert_is_alone(SMALL, request, listener)
+        long, began, may_go_on = Listener(), threading.Event(), threading.Event()
+        engine.submit(
+            dataclasses.replace(request, max_new_tokens=60),
+            lambda event: (long(event), began.set(), may_go_on.wait(60)),
+        )
+        assert began.wait(60)
+        threading.Timer(0.2, may_go_on.set).start()  # while the thread is being stopped
+    assert long.end == "cancelled"
+    assert thread.error is None
+    with pytest.raises(RuntimeError, match="the engine has ended: it was closed"):
+        engine.submit(request, Listener())
+
+
+def test_an_error_of_the_device_fails_all_and_is_told(monkeypatch, caplog):
+    def lost(*_, **__):
+        raise OSError("the device is lost")
+
+    monkeypatch.setattr(engine_module, "write_tokens", lost)
+    engine, events = engine_of(SMALL), queue.Queue()
+    for _ in range(SLOTS + 1):
+        engine.submit(Request(prompt=(1, 2), max_new_tokens=5), events.put)
+    with caplog.at_level(logging.CRITICAL), EngineThread(engine) as thread:
+        ends = [
+            event for event in (events.get(timeout=60) for _ in range(SLOTS + 2)) if isinstance(event, Failed)
+        ]
+    assert str(thread.error) == "the device is lost"
+    assert {event.error for event in ends} == {thread.error}
+    assert len(ends) == SLOTS + 1
+    with pytest.raises(RuntimeError, match="the engine has ended: the device is lost"):
+        engine.submit(Request(prompt=(1,), max_new_tokens=1), events.put)
+
+
+def test_a_conversation_is_read_once():
+    """What `zaya chat` asks: texts that grow beyond what was reserved, and one that is left in its middle."""
+    continuer = Continuer(*load(SMALL), chunk=CHUNK)
+    settings = Settings(max_new_tokens=NUM_NEW, temperature=0.9, seed=3)
+    said = prompt_of(33)
+    left = continuer.stream(said, settings)
+    begun = [next(left) for _ in range(3)]
+    with pytest.raises(ValueError, match="the prompt is empty"):
+        continuer.stream([], settings)
+    for turn in range(2):
+        request = Request(prompt=said, max_new_tokens=NUM_NEW, temperature=0.9, seed=3)
+        text = list(continuer.stream(said, settings))
+        assert text == alone(SMALL, request)[0]
+        assert turn or text[:3] == begun
+        read = continuer.stats().tokens_prefilled
+        said = (*said, *text, *prompt_of(4, seed=turn))
+    # The second turn, 57 tokens for which there was no room in the first one's slot, had 52 read before it.
+    assert read == 57 - 48

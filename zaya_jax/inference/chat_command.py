@@ -6,6 +6,7 @@ import importlib
 import io
 import sys
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from zaya_jax.checkpoint import read_config
 from zaya_jax.data.chat_format import ChatFormat
@@ -13,7 +14,8 @@ from zaya_jax.data.chat_template import ZAYA, load_template
 from zaya_jax.data.kept_tokenizer import as_kept, kept_template
 from zaya_jax.data.tokenizer import tokenizer_of
 from zaya_jax.inference.chat_loop import COMMANDS, Answer, ChatLoop, typed_lines
-from zaya_jax.inference.completion import stream_text
+from zaya_jax.inference.completion import stream_text, text_of
+from zaya_jax.inference.continuer import Continuer
 from zaya_jax.inference.conversation import Conversation
 from zaya_jax.inference.loading import LoadedRun, load_for_writing
 from zaya_jax.inference.sampling_options import add_sampling_options, check_seed, settings_of
@@ -69,6 +71,7 @@ def _require_template(run_folder: str) -> None:
 def _answers(run: LoadedRun, chat_format: ChatFormat, options: argparse.Namespace) -> Answer:
     """The network as one who answers, with as many tokens as its context still has."""
     allowed = run.model.config.max_position_embeddings
+    continuer = Continuer(run.model, run.variables)
 
     def answer(prompt: Sequence[int], number: int) -> Iterator[Piece]:
         if (room := allowed - len(prompt)) < 1:
@@ -80,9 +83,10 @@ def _answers(run: LoadedRun, chat_format: ChatFormat, options: argparse.Namespac
         settings = settings_of(options, max_new_tokens=limit, eos_id=chat_format.end_id)
         # A question that is asked again, behind /undo, shall get another answer.
         settings = dataclasses.replace(settings, seed=(options.seed + number) % 2**32)
-        marks = chat_format.think_marks
-        model = run.model, run.variables, run.tokenizer
-        return stream_text(*model, prompt, settings, stop=options.stop, marks=marks)
+        shown: dict[str, Any] = {"stop": options.stop, "marks": chat_format.think_marks}
+        if options.context_devices > 1:  # who shares a cache has it anew at each turn
+            return stream_text(run.model, run.variables, run.tokenizer, prompt, settings, **shown)
+        return text_of(run.tokenizer, continuer.stream(prompt, settings), settings, **shown)
 
     return answer
 

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
 from zaya_jax.data.tokenizer import Tokenizer
-from zaya_jax.inference.generate import Settings, Written, follow
+from zaya_jax.inference.generate import Settings, Written, follow, tokens_of_one
 from zaya_jax.inference.text import FinishReason, Piece, Writer
 from zaya_jax.model.zaya import Zaya
 
@@ -118,14 +118,26 @@ def stream_text(
     Raises:
       ValueError: as `complete`, at the call and not at the first piece.
     """
+    tokens = tokens_of_one(follow(model, variables, [prompt], settings, chunk=SHOW_EVERY))
+    return text_of(tokenizer, tokens, settings, stop=stop, marks=marks)
+
+
+def text_of(
+    tokenizer: Tokenizer,
+    tokens: Iterator[int],
+    settings: Settings,
+    *,
+    stop: Sequence[str] = (),
+    marks: Mapping[int, str] | None = None,
+) -> Iterator[Piece]:
+    """The text of one prompt's tokens as they come; the other arguments are those of `stream_text`."""
     (limit,) = settings.limits(1)
     writer = Writer(tokenizer, limit=limit, eos_id=settings.eos_id, stop=stop, marks=marks)
-    return _pieces(writer, follow(model, variables, [prompt], settings, chunk=SHOW_EVERY))
+    return _pieces(writer, tokens)
 
 
-def _pieces(writer: Writer, progress: Iterator[Written]) -> Iterator[Piece]:
-    for written in progress:
-        for token in written.tokens_BM[0, writer.num_tokens :].tolist():
-            yield from writer.add(token)
-            if writer.finish_reason:
-                return
+def _pieces(writer: Writer, tokens: Iterator[int]) -> Iterator[Piece]:
+    for token in tokens:
+        yield from writer.add(token)
+        if writer.finish_reason:
+            return

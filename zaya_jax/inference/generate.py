@@ -176,11 +176,11 @@ def stream(
         eos_id=eos_id,
         context_devices=context_devices,
     )
-    return _tokens(follow(model, variables, [prompt_tokens], settings, chunk=chunk))
+    return tokens_of_one(follow(model, variables, [prompt_tokens], settings, chunk=chunk))
 
 
-def _tokens(progress: Iterator[Written]) -> Iterator[int]:
-    """The tokens of the one row, each once."""
+def tokens_of_one(progress: Iterator[Written]) -> Iterator[int]:
+    """The tokens of the only prompt of `follow`, each once."""
     num_given = 0
     for written in progress:
         tokens = written.tokens_BM[0, num_given:].tolist()

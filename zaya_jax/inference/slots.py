@@ -298,5 +298,5 @@ def _choose(logits_BV: Float[Array, "B V"], choosing: Choosing) -> Chosen:
 
     shape = len(logits_BV), num_top
     nothing = jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32)
-    top = lax.cond(choosing.wants_top, find_top, lambda: nothing)
-    return Chosen(token_B, logprob_B, *top, jnp.isfinite(total_B))
+    top_tokens_BJ, top_logprobs_BJ = lax.cond(choosing.wants_top, find_top, lambda: nothing)
+    return Chosen(token_B, logprob_B, top_tokens_BJ, top_logprobs_BJ, jnp.isfinite(total_B))
