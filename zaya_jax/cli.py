@@ -22,6 +22,7 @@ VERBS = {
     "train": ("zaya_jax.train_command", "train a model, or go on with a run"),
     "generate": ("zaya_jax.inference.command", "continue a prompt with a trained model"),
     "chat": ("zaya_jax.inference.chat_command", "a conversation with a model that has learned chats"),
+    "think": ("zaya_jax.inference.think_command", "a question, thought about many times and put together"),
     "eval": (
         "zaya_jax.inference.eval_command",
         "bits a byte of texts, and tasks of lm-eval, by a trained model",
