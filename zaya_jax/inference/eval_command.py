@@ -1,27 +1,36 @@
 """`zaya eval`: how well the weights of a run know texts, and what tasks of lm-eval make of them."""
 
 import argparse
+import dataclasses
 import json
 import os
 import pathlib
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 from rich.console import Console
 from rich.table import Table
 
 from zaya_jax import durable
-from zaya_jax.checkpoint import SavedRun, load_run
+from zaya_jax.checkpoint import load_run
+from zaya_jax.config import Config
 from zaya_jax.data.kept_tokenizer import as_kept
 from zaya_jax.data.tokenizer import Tokenizer, tokenizer_of
-from zaya_jax.inference.scoring import Scorer, make_scorer
+from zaya_jax.inference.scoring import Scorer, check_shape
+from zaya_jax.inference.sharing import shared_workers
 from zaya_jax.inference.tasks import Tasks, require_harness, run_tasks, tasks_table
 from zaya_jax.inference.text_loss import TextReport, encode_texts, evaluate_texts, read_texts
+from zaya_jax.inference.workers import Replica, Workers, make_replicas
 from zaya_jax.model.zaya import Zaya
 from zaya_jax.options import Parser, check_output_file
+from zaya_jax.parallel import hosts
 from zaya_jax.parallel.process_group import find_process_group
 from zaya_jax.progress import CountProgress
 from zaya_jax.tables import name_column, number_column
+
+WAIT_SECONDS = 1800.0
+"""For a batch of answers, compiling and a thousand new tokens included."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -33,23 +42,82 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = _parser().parse_args(argv)
     if options.text is None and options.tasks is None:
         raise ValueError("there is nothing to evaluate; --text FILE... names texts, --tasks=NAME,... tasks")
-    _check_alone()
-    check_output_file("json", options.json)
-    tasks, texts = _tasks(options), list(read_texts(options.text or ()))
+    if options.wait < 1:
+        raise ValueError(f"--wait is {options.wait:g} seconds; it must be at least 1")
+    with hosts.joined(find_process_group(os.environ), limit_seconds=options.wait):
+        # What is asked for is looked at once, before all read the weights.
+        asked = hosts.first_does("what to evaluate", lambda: _read_asked(options))
+        run = hosts.together("the run", lambda: _load(options))
+        with shared_workers(run.replicas, run.tokenizer, limit_seconds=options.wait) as workers:
+            if asked is not None and workers is not None:
+                _evaluate(asked, run, workers, options)
 
+
+@dataclasses.dataclass(frozen=True)
+class _Asked:
+    """What is to be evaluated: names and texts, and tasks if there are any."""
+
+    texts: list[tuple[str, str]]
+    tasks: Tasks | None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Run:
+    """A run, on all devices of this process."""
+
+    step: int
+    config: Config
+    tokenizer: Tokenizer
+    replicas: tuple[Replica, ...]
+
+
+def _read_asked(options: argparse.Namespace) -> _Asked:
+    check_output_file("json", options.json)
+    tasks = _tasks(options)
+    return _Asked(list(read_texts(options.text or ())), tasks)
+
+
+def _load(options: argparse.Namespace) -> _Run:
+    """Reads the weights once, and has a copy of them on each device.
+
+    Raises:
+      ValueError: for a folder that is no run, or contexts that it cannot read.
+    """
     run = load_run(options.run_folder)
+    check_shape(run.config.model, length=_context(options, run.config), num_rows=options.rows)
+    model = Zaya(run.config.model, run.config.execution)
     tokenizer = tokenizer_of(as_kept(options.run_folder, run.config.data))
-    scorer = _scorer(run, tokenizer, options.context, options.rows)
+    return _Run(run.step, run.config, tokenizer, make_replicas(model, run.variables, jax.local_devices()))
+
+
+def _context(options: argparse.Namespace, config: Config) -> int:
+    """As the run was trained on, unless another length is asked for."""
+    return config.data.sequence_length if options.context is None else options.context
+
+
+def _evaluate(asked: _Asked, run: _Run, workers: Workers, options: argparse.Namespace) -> None:
+    """All that was asked for, said and written; the other processes help."""
+    length, prefix_id = _context(options, run.config), run.tokenizer.borders.first_id
+    scorer = Scorer(workers, length, prefix_id, options.rows)
     console = Console(soft_wrap=True, highlight=False)
-    console.print(f"{options.run_folder}, step {run.step}: contexts of {scorer.length:,} tokens")
-    found: dict[str, Any] = {"run": options.run_folder, "step": run.step, "context": scorer.length}
-    if texts:
-        found["text"] = _evaluate(scorer, texts, tokenizer, console).to_json()
-    if tasks is not None:
-        found["tasks"] = run_tasks(scorer, tokenizer, tasks)
+    console.print(_heading(options.run_folder, run.step, scorer))
+    found: dict[str, Any] = {"run": options.run_folder, "step": run.step, "context": length}
+    if asked.texts:
+        found["text"] = _evaluate_texts(scorer, asked.texts, run.tokenizer, console).to_json()
+    if asked.tasks is not None:
+        found["tasks"] = run_tasks(scorer, run.tokenizer, asked.tasks)
         console.print(tasks_table(found["tasks"]))
     if options.json is not None:
         durable.write(pathlib.Path(options.json), json.dumps(found, indent=2) + "\n")
+
+
+def _heading(run_folder: str, step: int, scorer: Scorer) -> str:
+    heading = f"{run_folder}, step {step}: contexts of {scorer.length:,} tokens"
+    processes = scorer.workers.processes
+    if len(processes) == 1:
+        return heading
+    of = f" of {len(set(processes))} processes" if len(set(processes)) > 1 else ""
+    return f"{heading}, {len(processes)} devices{of}"
 
 
 def _parser() -> Parser:
@@ -62,6 +130,7 @@ def _parser() -> Parser:
             "zaya eval runs/tiny --text book.txt --context=64       # with less to go by",
             "zaya eval runs/zaya1_8b --tasks=hellaswag,arc_easy --num-fewshot=5 --json=tasks.json",
             "zaya eval runs/tiny --tasks=mine --task-folder=tasks --limit=100",
+            "zaya launch --processes=4 -- eval runs/tiny --text book.txt",
         ),
     )
     parser.add_argument("run_folder", metavar="RUN", help="the folder of a run")
@@ -98,6 +167,13 @@ def _parser() -> Parser:
         metavar="N",
         help="contexts that a device reads at once (default: what makes 8,192 tokens)",
     )
+    parser.add_argument(
+        "--wait",
+        type=float,
+        default=WAIT_SECONDS,
+        metavar="SECONDS",
+        help=f"of several processes: the longest wait for another one, {WAIT_SECONDS:.0f} by default",
+    )
     parser.add_argument("--json", metavar="FILE", help="write all figures")
     return parser
 
@@ -118,32 +194,7 @@ def _tasks(options: argparse.Namespace) -> Tasks | None:
     return tasks
 
 
-def _check_alone() -> None:
-    """One process does all of it.
-
-    Raises:
-      ValueError: where there are others, each of which would do the same.
-    """
-    group = find_process_group(os.environ)
-    if group is not None and group.num_processes > 1:
-        raise ValueError(
-            f"this is one of {group.num_processes} processes, and each would do the same; "
-            "it must run in a single one, without zaya launch or srun"
-        )
-
-
-def _scorer(run: SavedRun, tokenizer: Tokenizer, context: int | None, rows: int | None) -> Scorer:
-    """Of the run's network, in contexts as it was trained on unless another length is asked for."""
-    return make_scorer(
-        Zaya(run.config.model, run.config.execution),
-        run.variables,
-        length=run.config.data.sequence_length if context is None else context,
-        prefix_id=tokenizer.borders.first_id,
-        num_rows=rows,
-    )
-
-
-def _evaluate(
+def _evaluate_texts(
     scorer: Scorer, texts: Sequence[tuple[str, str]], tokenizer: Tokenizer, console: Console
 ) -> TextReport:
     """The loss of texts, before the eyes of a person."""

@@ -17,10 +17,10 @@ from lm_eval.models.utils import (  # pyright: ignore[reportMissingImports]
 )
 
 from zaya_jax.data.tokenizer import Tokenizer
-from zaya_jax.inference.completion import complete
 from zaya_jax.inference.generate import Settings
 from zaya_jax.inference.requests import request_of, rolling_requests
 from zaya_jax.inference.scoring import Scorer, score
+from zaya_jax.inference.sharing import Writing
 from zaya_jax.progress import CountProgress
 
 NEW_TOKENS = 256
@@ -137,9 +137,15 @@ class HarnessModel(TemplateLM):
         prompts = [self.tok_encode(request.args[0]) for request in requests]
         answers = [""] * len(requests)
         with CountProgress("generate_until", len(requests)) as progress:
-            for seed, numbers in enumerate(self._batches(wanted, [len(prompt) for prompt in prompts])):
-                texts = self._generate([prompts[number] for number in numbers], wanted[numbers[0]], seed=seed)
-                for number, text in zip(numbers, texts, strict=True):
+            batches = self._batches(wanted, [len(prompt) for prompt in prompts])
+            works = (
+                self._writing([prompts[number] for number in numbers], wanted[numbers[0]], seed=seed)
+                for seed, numbers in enumerate(batches)
+            )
+            for numbers, texts in zip(batches, self.scorer.workers.answers(works), strict=True):
+                until = list(wanted[numbers[0]].until)
+                for number, written in zip(numbers, texts, strict=True):
+                    text = postprocess_generated_text(written, until, think_end_token=None)
                     answers[number] = text
                     self.cache_hook.add_partial("generate_until", requests[number].args, text)
                 progress.advance(len(numbers))
@@ -158,8 +164,8 @@ class HarnessModel(TemplateLM):
             found += [ordered[i : i + size] for i in range(0, len(ordered), size)]
         return found
 
-    def _generate(self, prompts: list[list[int]], wanted: Wanted, *, seed: int) -> list[str]:
-        """Answers to prompts, of each the end that leaves room for an answer of full length."""
+    def _writing(self, prompts: list[list[int]], wanted: Wanted, *, seed: int) -> Writing:
+        """Has prompts answered, of each the end that leaves room for an answer of full length."""
         room = self.max_length - wanted.max_new_tokens
         settings = Settings(
             max_new_tokens=wanted.max_new_tokens,
@@ -170,14 +176,5 @@ class HarnessModel(TemplateLM):
             seed=seed,
             eos_id=self.eot_token_id,
         )
-        found = complete(
-            self.scorer.model,
-            self.scorer.variables,
-            self.ours,
-            [prompt[-room:] for prompt in prompts],
-            settings,
-            stop=tuple(filter(None, wanted.until)),
-        )
-        return [
-            postprocess_generated_text(each.text, list(wanted.until), think_end_token=None) for each in found
-        ]
+        stop = tuple(filter(None, wanted.until))
+        return Writing([prompt[-room:] for prompt in prompts], settings, stop, self.ours)
