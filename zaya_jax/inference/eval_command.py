@@ -5,7 +5,7 @@ import dataclasses
 import json
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,8 +15,10 @@ from rich.table import Table
 from zaya_jax import durable
 from zaya_jax.checkpoint import load_run
 from zaya_jax.config import Config
-from zaya_jax.data.kept_tokenizer import as_kept
+from zaya_jax.data.chat_format import ChatFormat, load_chat_format
+from zaya_jax.data.kept_tokenizer import as_kept, kept_template
 from zaya_jax.data.tokenizer import Tokenizer, tokenizer_of
+from zaya_jax.inference.published import beside, beside_table, sources_of
 from zaya_jax.inference.scoring import Scorer, check_shape
 from zaya_jax.inference.sharing import shared_workers
 from zaya_jax.inference.tasks import Tasks, require_harness, run_tasks, tasks_table
@@ -31,6 +33,17 @@ from zaya_jax.tables import name_column, number_column
 
 WAIT_SECONDS = 1800.0
 """For a batch of answers, compiling and a thousand new tokens included."""
+_OF_TASKS = (
+    "task_folder",
+    "limit",
+    "num_fewshot",
+    "apply_chat_template",
+    "template",
+    "system_instruction",
+    "fewshot_in_one_turn",
+    "samples",
+)
+"""Options that ask nothing by themselves."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -68,6 +81,8 @@ class _Run:
     step: int
     config: Config
     tokenizer: Tokenizer
+    chat_format: ChatFormat | None
+    """None for one that was taught no chats."""
     replicas: tuple[Replica, ...]
 
 
@@ -87,7 +102,14 @@ def _load(options: argparse.Namespace) -> _Run:
     check_shape(run.config.model, length=_context(options, run.config), num_rows=options.rows)
     model = Zaya(run.config.model, run.config.execution)
     tokenizer = tokenizer_of(as_kept(options.run_folder, run.config.data))
-    return _Run(run.step, run.config, tokenizer, make_replicas(model, run.variables, jax.local_devices()))
+    template = options.template or kept_template(options.run_folder)
+    return _Run(
+        run.step,
+        run.config,
+        tokenizer,
+        None if template is None else load_chat_format(template, tokenizer),
+        make_replicas(model, run.variables, jax.local_devices()),
+    )
 
 
 def _context(options: argparse.Namespace, config: Config) -> int:
@@ -105,8 +127,17 @@ def _evaluate(asked: _Asked, run: _Run, workers: Workers, options: argparse.Name
     if asked.texts:
         found["text"] = _evaluate_texts(scorer, asked.texts, run.tokenizer, console).to_json()
     if asked.tasks is not None:
-        found["tasks"] = run_tasks(scorer, run.tokenizer, asked.tasks)
+        found["tasks"] = run_tasks(
+            scorer,
+            run.tokenizer,
+            asked.tasks,
+            chat_format=run.chat_format,
+            with_samples=options.samples is not None,
+        )
+        if options.samples is not None:
+            _write_samples(options.samples, found["tasks"].pop("samples"))
         console.print(tasks_table(found["tasks"]))
+        _print_published(found["tasks"], console, chat=asked.tasks.chat)
     if options.json is not None:
         durable.write(pathlib.Path(options.json), json.dumps(found, indent=2) + "\n")
 
@@ -129,7 +160,8 @@ def _parser() -> Parser:
             "zaya eval runs/tiny --text corpora/*.txt --json=texts.json",
             "zaya eval runs/tiny --text book.txt --context=64       # with less to go by",
             "zaya eval runs/zaya1_8b --tasks=hellaswag,arc_easy --num-fewshot=5 --json=tasks.json",
-            "zaya eval runs/tiny --tasks=mine --task-folder=tasks --limit=100",
+            "zaya eval runs/tiny --tasks=mine --task-folder=tasks --limit=100 --samples=answers.jsonl",
+            "zaya eval runs/sft --tasks=gsm8k --apply-chat-template",
             "zaya launch --processes=4 -- eval runs/tiny --text book.txt",
         ),
     )
@@ -145,16 +177,7 @@ def _parser() -> Parser:
         metavar="NAME,...",
         help="tasks, groups or tags of lm-eval, with wildcards; it comes with pip install 'zaya_jax[eval]'",
     )
-    parser.add_argument(
-        "--task-folder", metavar="FOLDER", help="of --tasks: a folder of tasks of your own, as YAML"
-    )
-    parser.add_argument("--limit", type=int, metavar="N", help="of --tasks: the first N examples of each")
-    parser.add_argument(
-        "--num-fewshot",
-        type=int,
-        metavar="N",
-        help="of --tasks: examples before each question (default: what the task says)",
-    )
+    _add_task_options(parser)
     parser.add_argument(
         "--context",
         type=int,
@@ -178,20 +201,73 @@ def _parser() -> Parser:
     return parser
 
 
+def _add_task_options(parser: Parser) -> None:
+    of_tasks = parser.add_argument_group("of --tasks")
+    of_tasks.add_argument("--task-folder", metavar="FOLDER", help="a folder of tasks of your own, as YAML")
+    of_tasks.add_argument("--limit", type=int, metavar="N", help="the first N examples of each")
+    of_tasks.add_argument(
+        "--num-fewshot",
+        type=int,
+        metavar="N",
+        help="examples before each question (default: what the task says)",
+    )
+    of_tasks.add_argument(
+        "--apply-chat-template", action="store_true", help="ask as a user, by the run's chat template"
+    )
+    of_tasks.add_argument("--template", help='ask by another one: "zaya" or a Jinja file')
+    of_tasks.add_argument("--system-instruction", metavar="TEXT", help="what the system says first")
+    of_tasks.add_argument(
+        "--fewshot-in-one-turn",
+        action="store_true",
+        help="with a chat template: examples in the question's turn, and not as turns before it",
+    )
+    of_tasks.add_argument("--samples", metavar="FILE", help="write each question and answer, as JSON lines")
+
+
 def _tasks(options: argparse.Namespace) -> Tasks | None:
     """The tasks that are asked for.
 
     Raises:
       ValueError: for options of tasks without one, or tasks without lm-eval.
     """
-    given = {"folder": options.task_folder, "limit": options.limit, "num_fewshot": options.num_fewshot}
     if options.tasks is None:
-        if any(value is not None for value in given.values()):
-            raise ValueError("--task-folder, --limit and --num-fewshot go with --tasks, which names no task")
+        for name in _OF_TASKS:
+            if getattr(options, name) not in (None, False):
+                raise ValueError(f"--{name.replace('_', '-')} goes with --tasks, which names no task")
         return None
-    tasks = Tasks(tuple(name for name in options.tasks.split(",") if name), **given)
+    tasks = Tasks(
+        tuple(name for name in options.tasks.split(",") if name),
+        folder=options.task_folder,
+        limit=options.limit,
+        num_fewshot=options.num_fewshot,
+        chat=options.apply_chat_template or options.template is not None,
+        system=options.system_instruction,
+        fewshot_in_one_turn=options.fewshot_in_one_turn,
+    )
+    check_output_file("samples", options.samples)
     require_harness()
     return tasks
+
+
+def _print_published(found: Mapping[str, Any], console: Console, *, chat: bool) -> None:
+    """What others have published of the same benchmarks, where there is something."""
+    pairs = beside(found)
+    if not pairs:
+        return
+    console.print("\nBeside published figures, of other harnesses:")
+    console.print(beside_table(pairs, chat=chat))
+    for line in sources_of(pairs):
+        console.print(line, markup=False)
+
+
+def _write_samples(file: str, samples: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+    """A line of JSON for each question with its answer."""
+    lines = (
+        json.dumps({"task": task, **each}, ensure_ascii=False, default=str)
+        for task, of_task in samples.items()
+        for each in of_task
+    )
+    durable.write(pathlib.Path(file), "".join(f"{line}\n" for line in lines))
 
 
 def _evaluate_texts(

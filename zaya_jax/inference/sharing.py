@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 from zaya_jax.data.tokenizer import Tokenizer
-from zaya_jax.inference.completion import complete
+from zaya_jax.inference.completion import Completion, complete
 from zaya_jax.inference.generate import Settings
 from zaya_jax.inference.scoring import Scoring
 from zaya_jax.inference.workers import AHEAD, Desk, Replica, Work, Workers, deal
@@ -23,6 +23,7 @@ class Writing:
       settings: how they are continued, alike for all.
       stop: strings before which a text is cut.
       tokenizer: that made the prompts; each process has it.
+      last_id: a token behind which nothing of a text counts, whatever else ends one.
     """
 
     kind: ClassVar[str] = "write"
@@ -30,6 +31,7 @@ class Writing:
     settings: Settings
     stop: Sequence[str]
     tokenizer: Tokenizer
+    last_id: int | None = None
 
     def run(self, replica: Replica) -> list[str]:
         """The text of each prompt."""
@@ -43,7 +45,15 @@ class Writing:
                 self.settings,
                 stop=self.stop,
             )
-        return [each.text for each in found]
+        return [self._text(each) for each in found]
+
+    def _text(self, completion: Completion) -> str:
+        tokens = completion.tokens
+        if self.last_id == self.settings.eos_id or self.last_id not in tokens:
+            return completion.text
+        before = self.tokenizer.decode(tokens[: tokens.index(self.last_id)])
+        # Both begin the same text: a stop string may have cut it before.
+        return min(before, completion.text, key=len)
 
     def to_json(self) -> Any:
         """All of it but the tokenizer."""
@@ -51,12 +61,14 @@ class Writing:
             "prompts": [list(prompt) for prompt in self.prompts],
             "settings": dataclasses.asdict(self.settings),
             "stop": list(self.stop),
+            "last_id": self.last_id,
         }
 
     @classmethod
     def from_json(cls, said: Any, tokenizer: Tokenizer) -> "Writing":
         """What `to_json` said."""
-        return cls(said["prompts"], Settings(**said["settings"]), said["stop"], tokenizer)
+        settings = Settings(**said["settings"])
+        return cls(said["prompts"], settings, said["stop"], tokenizer, said["last_id"])
 
 
 @contextlib.contextmanager
