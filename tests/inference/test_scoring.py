@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from small_models import EXECUTION, SLIDING
 
-from zaya_jax.inference.requests import Request, fill, pack, request_of, rolling_requests
+from zaya_jax.inference.requests import ScoringRequest, fill, pack, request_of, rolling_requests
 from zaya_jax.inference.scoring import Scorer, make_scorer, score, score_batch, scored_batches
 from zaya_jax.inference.workers import Workers
 from zaya_jax.model.zaya import Zaya
@@ -131,7 +131,7 @@ def test_of_equally_likely_tokens_the_first_is_the_likeliest():
     ("context", "longest", "shape"), [(64, 3, (128, 64)), (4096, 3, (32, 256)), (4096, 1025, (4, 2048))]
 )
 def test_rows_are_as_long_as_what_they_hold_needs(context, longest, shape):
-    requests = [Request(np.zeros(size + 1, np.int32), 1) for size in (1, longest)]
+    requests = [ScoringRequest(np.zeros(size + 1, np.int32), 1) for size in (1, longest)]
     assert Scorer(Workers((), ()), context, PREFIX).shape_of(requests) == shape
 
 

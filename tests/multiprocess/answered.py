@@ -15,7 +15,7 @@ from small_models import EXECUTION, SLIDING
 
 from zaya_jax.data.tokenizer import ByteTokenizer
 from zaya_jax.inference.generate import Settings
-from zaya_jax.inference.requests import Request
+from zaya_jax.inference.requests import ScoringRequest
 from zaya_jax.inference.scoring import Scorer, score, scored_batches
 from zaya_jax.inference.sharing import Writing, shared_workers
 from zaya_jax.inference.workers import make_replicas
@@ -57,12 +57,12 @@ def ask(workers) -> dict:
     }
 
 
-def some_requests() -> list[Request]:
+def some_requests() -> list[ScoringRequest]:
     """Of all lengths; more batches than there are devices."""
     numbers = np.random.default_rng(3)
     sizes = numbers.integers(2, 34, 40)
     return [
-        Request(numbers.integers(0, 61, size).astype(np.int32), int(numbers.integers(1, size)))
+        ScoringRequest(numbers.integers(0, 61, size).astype(np.int32), int(numbers.integers(1, size)))
         for size in sizes
     ]
 

@@ -78,7 +78,7 @@ def rolling_requests(
     return [ScoringRequest(all_N[max(end - length, 0) : end + 1], end - begin) for begin, end in windows]
 
 
-def pack(requests: Sequence[Request], *, num_rows: int, length: int) -> Iterator[list[list[int]]]:
+def pack(requests: Sequence[ScoringRequest], *, num_rows: int, length: int) -> Iterator[list[list[int]]]:
     """Batches of one shape that hold all requests: of each batch the rows, of each row its requests' numbers.
 
     Nothing but the requests and the shape decides what shares a row: so figures do not depend on how many
@@ -96,7 +96,9 @@ def pack(requests: Sequence[Request], *, num_rows: int, length: int) -> Iterator
         yield [[numbers[i] for i in window] for window in windows[first : first + num_rows]]
 
 
-def fill(rows: Sequence[Sequence[Request]], *, num_rows: int, length: int) -> tuple[list[Place], Batch]:
+def fill(
+    rows: Sequence[Sequence[ScoringRequest]], *, num_rows: int, length: int
+) -> tuple[list[Place], Batch]:
     """A batch of requests, each one a segment of its row, with their places in the order of the rows.
 
     Args:

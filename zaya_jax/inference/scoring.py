@@ -20,7 +20,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from zaya_jax.config import ModelConfig
 from zaya_jax.data.batch import Batch
-from zaya_jax.inference.requests import Request, fill, pack
+from zaya_jax.inference.requests import ScoringRequest, fill, pack
 from zaya_jax.inference.workers import Replica, Workers, make_replicas
 from zaya_jax.model.zaya import Zaya, head, hidden_states
 from zaya_jax.pytree import pytree
@@ -156,7 +156,7 @@ def score(
     return found
 
 
-def scored_batches(scorer: Scorer, requests: Sequence[Request]) -> Iterator[ScoredBatch]:
+def scored_batches(scorer: Scorer, requests: Sequence[ScoringRequest]) -> Iterator[ScoredBatch]:
     """Batches with their scores, one after the other, whichever device computed them."""
     num_rows, length = scorer.shape_of(requests)
     # Both go over the same batches; the first is ahead by those that are on their way.
@@ -180,7 +180,7 @@ class Scoring:
     """
 
     kind: ClassVar[str] = "score"
-    rows: Sequence[Sequence[Request]]
+    rows: Sequence[Sequence[ScoringRequest]]
     num_rows: int
     length: int
 
@@ -205,8 +205,10 @@ class Scoring:
 
     @classmethod
     def from_json(cls, said: Any) -> "Scoring":
-        """What `to_json` said."""
-        rows = [[Request(np.array(tokens, np.int32), num) for num, tokens in row] for row in said["rows"]]
+        """What `to_json` said, as a batch again."""
+        rows = [
+            [ScoringRequest(np.array(tokens, np.int32), num) for num, tokens in row] for row in said["rows"]
+        ]
         return cls(rows, said["num_rows"], said["length"])
 
 

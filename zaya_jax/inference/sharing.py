@@ -9,7 +9,7 @@ from zaya_jax.data.tokenizer import Tokenizer
 from zaya_jax.inference.completion import Completion, complete
 from zaya_jax.inference.generate import Settings
 from zaya_jax.inference.scoring import Scoring
-from zaya_jax.inference.workers import AHEAD, Desk, Replica, Work, Workers, deal
+from zaya_jax.inference.workers import AHEAD, Desk, Replica, DeviceWork, Workers, deal
 from zaya_jax.parallel import hosts
 from zaya_jax.parallel.orders import giving_orders, obey
 
@@ -66,7 +66,7 @@ class Writing:
 
     @classmethod
     def from_json(cls, said: Any, tokenizer: Tokenizer) -> "Writing":
-        """What `to_json` said."""
+        """What `to_json` said, as a batch again."""
         settings = Settings(**said["settings"])
         return cls(said["prompts"], settings, said["stop"], tokenizer, said["last_id"])
 
@@ -100,7 +100,7 @@ def shared_workers(
     yield None
 
 
-def _work_of(order: Any, tokenizer: Tokenizer) -> Work:
+def _work_of(order: Any, tokenizer: Tokenizer) -> DeviceWork:
     """The work that `Workers` ordered: its kind and what its `to_json` said."""
     kind, said = order
     return Scoring.from_json(said) if kind == Scoring.kind else Writing.from_json(said, tokenizer)

@@ -41,7 +41,7 @@ class Replica:
 
 
 @runtime_checkable
-class Work(Protocol):
+class DeviceWork(Protocol):
     """A batch, for one device."""
 
     kind: ClassVar[str]
@@ -73,7 +73,7 @@ class Workers:
         """The network, which all have."""
         return self.replicas[0].model
 
-    def answers(self, works: Iterable[Work]) -> Iterator[Any]:
+    def answers(self, works: Iterable[DeviceWork]) -> Iterator[Any]:
         """What comes of batches, in their order; of many a few are on the way at a time.
 
         Raises:
@@ -88,7 +88,7 @@ class Workers:
             while running:
                 yield running.popleft()()
 
-    def _begin(self, desk: "Desk", process: int, work: Work) -> Callable[[], Any]:
+    def _begin(self, desk: "Desk", process: int, work: DeviceWork) -> Callable[[], Any]:
         """Has a batch computed; what comes of it is there when it is asked for."""
         if process == 0:
             return desk.submit(work).result
@@ -112,11 +112,11 @@ class Desk:
     def __exit__(self, *exception: Any) -> None:
         self._pool.shutdown(cancel_futures=True)
 
-    def submit(self, work: Work) -> concurrent.futures.Future:
+    def submit(self, work: DeviceWork) -> concurrent.futures.Future:
         """Has a batch computed as soon as a device is free."""
         return self._pool.submit(self.run, work)
 
-    def run(self, work: Work) -> Any:
+    def run(self, work: DeviceWork) -> Any:
         """Computes a batch, in the thread that asks."""
         with self._one() as replica:
             return work.run(replica)
