@@ -61,7 +61,7 @@ MISTAKES = (
     Mistake(
         "unknown verb",
         "xyz",
-        'there is no verb "xyz"; known are train, generate, chat, think, eval, data, tokenizer, convert, ckpt, aegis, report, supervise, launch, plan, doctor, bench',
+        'there is no verb "xyz"; known are train, generate, chat, think, eval, data, tokenizer, convert, ckpt, aegis, report, supervise, launch, plan, doctor, bench, completion',
     ),
     Mistake("mistyped verb", "trian", 'there is no verb "trian"; did you mean "train"?'),
     Mistake("mistyped option of zaya", "--versoin", 'there is no verb "--versoin"; did you mean "--version"?'),
