@@ -255,7 +255,7 @@ def test_turns_are_answered_and_written_anew(page):
         assert page.run("navigator.clipboard.readText()") == said(server.sent[3])
         page.click("#new-chat")
         page.wait("document.querySelectorAll('.turn').length === 0")
-        assert page.run("document.getElementById('none').hidden") is False
+        page.wait("!document.getElementById('none').hidden")
 
 
 def test_trouble_is_one_sentence(page):
