@@ -22,6 +22,7 @@ VERBS = {
     "train": ("zaya_jax.train_command", "train a model, or go on with a run"),
     "generate": ("zaya_jax.inference.command", "continue a prompt with a trained model"),
     "chat": ("zaya_jax.inference.chat_command", "a conversation with a model that has learned chats"),
+    "serve": ("zaya_jax.serving.command", "OpenAI's interface to a run, and a page to chat with it"),
     "eval": (
         "zaya_jax.inference.eval_command",
         "bits a byte of texts, and tasks of lm-eval, by a trained model",

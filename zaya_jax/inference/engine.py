@@ -270,6 +270,7 @@ class Engine:
             self._cache = put_block(self._model.config, self._cache, row, length, block)
             text.names.append(name)
             text.length += time
+            text.ticket.num_cached += time
             self._count(from_prefixes=time)
         self.prefixes.use(text.names)
 

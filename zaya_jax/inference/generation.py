@@ -131,12 +131,17 @@ class Full(Exception):
 
 
 class Ticket:
-    """A request on its way."""
+    """A request on its way.
+
+    Attributes:
+      num_cached: tokens of its prompt that need not be read, for an earlier one began so.
+    """
 
     def __init__(self, request: Request, on_event: OnEvent):
         """Notes who hears of it."""
         self.request, self.on_event = request, on_event
         self._cancelled = threading.Event()
+        self.num_cached = 0
 
     def cancel(self) -> None:
         """Ends the text at the next step, from any thread; nothing happens to one that has ended."""
