@@ -287,6 +287,23 @@ def test_cancellation_frees_the_slot_and_leaves_the_others():
     assert engine.stats().free_slots == SLOTS
 
 
+def test_a_long_prompt_stalls_nobody():
+    """Who writes has a token at each step, and a short prompt is answered before the long one is read."""
+    engine, writer, long, short = engine_of(SMALL), Listener(), Listener(), Listener()
+    engine.submit(Request(prompt=prompt_of(3), max_new_tokens=60), writer)
+    engine.step()
+    engine.submit(Request(prompt=prompt_of(90, 1), max_new_tokens=1), long)
+    engine.step()
+    engine.submit(Request(prompt=prompt_of(5, 2), max_new_tokens=1), short)
+    steps = 0
+    while not long.end:
+        before, steps = len(writer.tokens), steps + 1
+        engine.step()
+        assert len(writer.tokens) == before + 1
+        assert bool(short.end) == (steps >= 2)
+    assert steps == 12  # eleven chunks that were left, and the short prompt's
+
+
 def test_a_text_without_numbers_fails_alone():
     """And the slot, its blocks and who comes after are sound."""
     engine, requests = (

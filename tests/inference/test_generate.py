@@ -97,6 +97,21 @@ def test_buckets_change_nothing():
     assert [len(text) for text in texts] == [70] * 4
 
 
+def test_memory_of_a_long_prompt_does_not_grow_as_its_square():
+    """It is read in one go, but attention never has all of its scores."""
+    config = dataclasses.replace(SMALL, max_position_embeddings=8192)
+    model, found = Zaya(config, EXECUTION), {}
+    variables = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 4), jnp.int32))
+    rule = Rule(jax.random.key(0), Sampling(temperature=0), jnp.asarray(0, jnp.int32))
+    for time in (2048, 4096):
+        tokens_1T = jax.ShapeDtypeStruct((1, time), jnp.int32)
+        program = prefill.lower(model, variables, tokens_1T, tokens_1T, rule, max_length=time + 64)
+        found[time] = program.compile().memory_analysis().temp_size_in_bytes
+        # Scores of a head with a byte each would be more, and there are four heads of four bytes.
+        assert found[time] < time**2
+    assert found[4096] < 2.5 * found[2048]
+
+
 def test_one_new_token():
     texts = generate(*load(SMALL), PROMPTS, max_new_tokens=1)
     assert texts == [[text[0]] for text in greedy_texts(SMALL)]

@@ -27,7 +27,7 @@ from zaya_jax.inference.generation import (
     NewToken,
     OnEvent,
     Request,
-    Text,
+    RunningText,
     Ticket,
     Tokens,
 )
@@ -36,8 +36,8 @@ from zaya_jax.inference.slots import (
     Choosing,
     Chosen,
     Chunk,
-    Rows,
-    Steps,
+    RowStates,
+    WrittenSteps,
     clear_row,
     init_slots,
     put_block,
@@ -142,10 +142,11 @@ class Engine:
         self.prefixes = Prefixes(prefix_bytes) if prefixes is None else prefixes
         self._cache = init_slots(model.config, num_slots, max_length, model.execution.dtype)
         self._free = list(reversed(range(num_slots)))
-        self._texts: list[Text] = []
+        self._texts: list[RunningText] = []
         self._waiting: collections.deque[Ticket] = collections.deque()
         self._changed = threading.Condition()
         self._ended: Exception | None = None
+        self._num_chunks = 0
         self._num_prefilled = self._num_from_prefixes = self._num_generated = 0
 
     def submit(self, request: Request, on_event: OnEvent) -> Ticket:
@@ -199,7 +200,7 @@ class Engine:
         self._admit()
         reading = [text for text in self._texts if text.is_reading]
         if reading:  # one of them, and only a chunk: no text waits for longer than that
-            self._read_some(reading[0])
+            self._read_some(self._next_to_read(reading))
         writing = [text for text in self._texts if not text.is_reading]
         if writing:
             self._write(writing, 1 if reading else MOST_STEPS)
@@ -234,9 +235,18 @@ class Engine:
         """Gives free slots to those who have waited longest."""
         with self._changed:
             while self._free and self._waiting:
-                self._texts.append(Text(self._waiting.popleft(), self._free.pop()))
+                self._texts.append(RunningText(self._waiting.popleft(), self._free.pop()))
 
-    def _read_some(self, text: Text) -> None:
+    def _next_to_read(self, reading: Sequence[RunningText]) -> RunningText:
+        """By turns that which came first and that which is done soonest."""
+        # By order alone a question of ten tokens would wait for a book that came before it; without order the
+        # book would wait for as long as questions come.
+        self._num_chunks += 1
+        if self._num_chunks % 2:
+            return reading[0]
+        return min(reading, key=lambda text: len(text.request.prompt) - text.length)
+
+    def _read_some(self, text: RunningText) -> None:
         """Copies what is known of a prompt, and reads the next chunk of the rest."""
         self._copy_known(text)
         tokens = text.request.prompt[text.length :][: self.prefill_chunk]
@@ -259,7 +269,7 @@ class Engine:
             self._choose(text, jax.device_get(chosen), (0,))
             self._report(text)
 
-    def _copy_known(self, text: Text) -> None:
+    def _copy_known(self, text: RunningText) -> None:
         """Copies blocks that a prompt begins with. Its last token is read in any case: what comes then?"""
         time = self.prefill_chunk
         while self.prefixes.keeps_any and text.length + time < len(text.request.prompt):
@@ -274,11 +284,11 @@ class Engine:
             self._count(from_prefixes=time)
         self.prefixes.use(text.names)
 
-    def _name_of_next(self, text: Text, first: int) -> bytes:
+    def _name_of_next(self, text: RunningText, first: int) -> bytes:
         parent = text.names[-1] if text.names else ROOT
         return name_of_block(parent, text.tokens[first : first + self.prefill_chunk])
 
-    def _keep_block(self, text: Text) -> None:
+    def _keep_block(self, text: RunningText) -> None:
         """Keeps a text's last block if it has just become whole; later the state behind it is gone."""
         time = self.prefill_chunk
         if not self.prefixes.keeps_any or text.length % time:
@@ -290,7 +300,7 @@ class Engine:
             block = take_block(self._model.config, self._cache, row, length, time=time)
             self.prefixes.put(text.names, block)
 
-    def _write(self, texts: Sequence[Text], num_steps: int) -> None:
+    def _write(self, texts: Sequence[RunningText], num_steps: int) -> None:
         """Writes a token in each of these rows, or as many as nothing comes between."""
         if self.prefixes.keeps_any:  # blocks are kept when they are whole, and not later
             num_steps = min(num_steps, *(_to_multiple(text.length, self.prefill_chunk) for text in texts))
@@ -300,7 +310,7 @@ class Engine:
         self._cache, did = write_tokens(*program, rows, choosing, steps, most_steps=MOST_STEPS)
         self._take(texts, jax.device_get(did))
 
-    def _take(self, texts: Sequence[Text], did: Steps) -> None:
+    def _take(self, texts: Sequence[RunningText], did: WrittenSteps) -> None:
         """What the rows wrote, on the host."""
         was_active_MB = np.asarray(did.was_active_MB)
         for text in texts:
@@ -312,7 +322,7 @@ class Engine:
                 self._keep_block(text)
                 self._report(text)
 
-    def _choose(self, text: Text, chosen: Chosen, where: tuple[int, ...]) -> None:
+    def _choose(self, text: RunningText, chosen: Chosen, where: tuple[int, ...]) -> None:
         """Gives a text its next token, or ends it if there is none."""
         if not chosen.is_finite_B[where]:
             self._fail(text)
@@ -326,7 +336,7 @@ class Engine:
         text.choose(NewToken(int(chosen.token_B[where]), float(chosen.logprob_B[where]), top))
         self._count(generated=text.num_new - before)
 
-    def _fail(self, text: Text) -> None:
+    def _fail(self, text: RunningText) -> None:
         """Ends a text whose logits are no numbers, and leaves nothing of it behind."""
         self.prefixes.drop(text.names)
         self._cache = clear_row(self._cache, np.int32(text.row))
@@ -337,18 +347,18 @@ class Engine:
         self._free_row(text)
         _tell(text.ticket, Failed(error))
 
-    def _report(self, text: Text) -> None:
+    def _report(self, text: RunningText) -> None:
         """Tells what is new of a text, and frees its row if it has ended."""
         self._tell_ready(text)
         if text.reason is not None:
             self._free_row(text)
             _tell(text.ticket, Finished(text.reason))
 
-    def _tell_ready(self, text: Text) -> None:
+    def _tell_ready(self, text: RunningText) -> None:
         if ready := text.take_ready():
             _tell(text.ticket, Tokens(ready))
 
-    def _free_row(self, text: Text) -> None:
+    def _free_row(self, text: RunningText) -> None:
         with self._changed:
             self._texts.remove(text)
             self._free.append(text.row)
@@ -359,22 +369,22 @@ class Engine:
             self._num_from_prefixes += from_prefixes
             self._num_generated += generated
 
-    def _by_row(self, texts: Sequence[Text]) -> list[Text | None]:
-        by_row: list[Text | None] = [None] * self.num_slots
+    def _by_row(self, texts: Sequence[RunningText]) -> list[RunningText | None]:
+        by_row: list[RunningText | None] = [None] * self.num_slots
         for text in texts:
             by_row[text.row] = text
         return by_row
 
-    def _rows(self, texts: Sequence[Text]) -> Rows:
+    def _rows(self, texts: Sequence[RunningText]) -> RowStates:
         newest_B, length_B, left_B = np.zeros((3, self.num_slots), np.int32)
         eos_B = np.full(self.num_slots, NO_EOS, np.int32)
         for text in texts:
             newest_B[text.row], length_B[text.row] = text.tokens[-1], text.length
             left_B[text.row] = text.steps_left
             eos_B[text.row] = NO_EOS if text.request.eos_id is None else text.request.eos_id
-        return Rows(*map(jnp.asarray, (newest_B, length_B, left_B, eos_B)))
+        return RowStates(*map(jnp.asarray, (newest_B, length_B, left_B, eos_B)))
 
-    def _choosing(self, texts: Sequence[Text | None]) -> Choosing:
+    def _choosing(self, texts: Sequence[RunningText | None]) -> Choosing:
         """How rows choose; those without a text as it costs least."""
         nobody = Request(prompt=(0,), max_new_tokens=1)
         requests = [nobody if text is None else text.request for text in texts]
@@ -423,7 +433,7 @@ class EngineThread:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it goes on."""
+        """Whether the thread still goes on."""
         return self._thread.is_alive()
 
     def _run(self) -> None:

@@ -123,7 +123,7 @@ class Failed:
 
 
 Event = Tokens | Finished | Failed
-OnEvent = Callable[[Event], None]
+OnEvent = Callable[[Event], object]
 
 
 class Full(Exception):
@@ -153,7 +153,7 @@ class Ticket:
         return self._cancelled.is_set()
 
 
-class Text:
+class RunningText:
     """How far a request is that has a row.
 
     Attributes:
@@ -178,7 +178,7 @@ class Text:
 
     @property
     def request(self) -> Request:
-        """What was asked."""
+        """What was asked with the ticket."""
         return self.ticket.request
 
     @property

@@ -72,7 +72,7 @@ class Chunk:
 
 
 @pytree
-class Rows:
+class RowStates:
     """Where each row is before it writes."""
 
     newest_B: Int[Array, " B"]
@@ -86,7 +86,7 @@ class Rows:
 
 
 @pytree
-class Steps:
+class WrittenSteps:
     """What rows wrote in some steps; of a row that was not active a step says nothing."""
 
     was_active_MB: Bool[Array, "*M B"]
@@ -149,12 +149,12 @@ def write_tokens(
     model: Zaya,
     variables: Mapping,
     cache: Cache,
-    rows: Rows,
+    rows: RowStates,
     choosing: Choosing,
     num_steps: Int[Array, ""],
     *,
     most_steps: int,
-) -> tuple[Cache, Steps]:
+) -> tuple[Cache, WrittenSteps]:
     """Goes on writing in all rows that have steps left, up to `num_steps`.
 
     Args:
@@ -167,7 +167,9 @@ def write_tokens(
       most_steps: M, for which there is room in the result.
     """
 
-    def step(carry: tuple[Cache, Rows, Choosing]) -> tuple[tuple[Cache, Rows, Choosing], Steps]:
+    def step(
+        carry: tuple[Cache, RowStates, Choosing],
+    ) -> tuple[tuple[Cache, RowStates, Choosing], WrittenSteps]:
         cache, rows, choosing = carry
         is_active_B = rows.left_B > 0
         cache = dataclasses.replace(cache, length=rows.length_B)
@@ -177,9 +179,11 @@ def write_tokens(
         chosen = _choose(_logits(model, variables, hidden.x_BTD[:, 0]), choosing)
         router = hidden.router
         assert router.probabilities_LBT is not None, "the network keeps them where it has a cache"
-        did = Steps(is_active_B, chosen, router.experts_LBT[:, :, 0], router.probabilities_LBT[:, :, 0])
+        did = WrittenSteps(
+            is_active_B, chosen, router.experts_LBT[:, :, 0], router.probabilities_LBT[:, :, 0]
+        )
         goes_on_B = (chosen.token_B != rows.eos_B) & chosen.is_finite_B
-        rows = Rows(
+        rows = RowStates(
             newest_B=chosen.token_B,
             length_B=rows.length_B + is_active_B,
             left_B=jnp.where(goes_on_B, jnp.maximum(rows.left_B - 1, 0), 0),
