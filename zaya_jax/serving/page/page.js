@@ -111,7 +111,9 @@ async function withKey(action) {
 
 function askKey() {
   const dialog = find("key-dialog");
-  if (server.key) find("key-hint").textContent = "The server does not take this key. It is the one it was started with.";
+  if (server.key) {
+    find("key-hint").textContent = "The server does not take this key. It is the one that it was started with.";
+  }
   dialog.returnValue = "";
   if (!dialog.open) dialog.showModal();
   return new Promise((resolve) => {
@@ -245,7 +247,9 @@ function follow() {
     find("ask").requestSubmit();
   });
   find("stop").addEventListener("click", stop);
-  addEventListener("keydown", (event) => { if (event.key === "Escape" && !document.querySelector("dialog[open]")) stop(); });
+  addEventListener("keydown", (event) => {
+    if (event.key === "Escape" && !document.querySelector("dialog[open]")) stop();
+  });
   find("new-chat").addEventListener("click", async () => {
     await stop();
     if (talk.turns.length) talk.cut(talk.turns[0]);
