@@ -1,4 +1,4 @@
-"""A server that speaks the interface of `zaya serve` without a model: seeded words and routing, at a set pace.
+"""A server that speaks the interface of `zaya serve` without a model: seeded words and routing.
 
 The page is tested against it, for it does what a real one seldom does: long answers, cut characters, errors.
 """
@@ -14,7 +14,7 @@ from zaya_jax.serving.page_files import HEADERS, page_files
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 WORDS = (" router", " the", " sends", " each", " token", " to", " one", " expert", ",", " and", " then",
-         ".", ".\n", " naïve", " “quoted”", "\n\n", " 日本", " x = 1", HOSTILE, " probability", " layer")  # fmt: skip
+         ".", ".\n", " naïve", " “quoted”", "\n\n", " 日本", " x = 1", HOSTILE, " layer")  # fmt: skip
 THOUGHTS = 12
 """Tokens that a thinking model spends on them."""
 
@@ -25,7 +25,7 @@ class Pretended:
     def __init__(self, **given):
         self.num_layers, self.num_experts, self.max_length = 12, 16, 8192
         self.is_chat, self.thinks, self.key = True, True, None
-        self.num_tokens, self.pause = 60, 0.0
+        self.num_tokens, self.pause, self.is_ready = 60, 0.0, True
         self.trouble, self.cut_after = None, None
         self.requests, self.sent, self.left = [], [], 0
         self.__dict__.update(given)
@@ -107,6 +107,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.give(200, file.content, file.media_type, HEADERS)
         elif self.path != "/v1/models":
             self.refuse(404, f"no such address: {self.path}")
+        elif not self.pretended.is_ready:
+            self.refuse(503, "the run is being read")
         elif self.is_let_in():
             about = {
                 name: getattr(self.pretended, name) for name in ("num_layers", "num_experts", "max_length")

@@ -267,6 +267,15 @@ def test_turns_are_answered_and_written_anew(page):
         page.wait("!document.getElementById('none').hidden")
 
 
+def test_a_server_that_is_not_ready_is_waited_for(page):
+    with serve(is_ready=False) as (address, server):
+        page.open(f"{address}/")
+        page.wait("document.getElementById('trouble').textContent.includes('the run is being read')")
+        server.is_ready = True
+        page.wait("document.body.dataset.mode && document.getElementById('trouble').hidden")
+        ask(page, "one?", 1)
+
+
 def test_trouble_is_one_sentence(page):
     with serve(num_tokens=30) as (address, server):
         open_page(page, address)

@@ -48,12 +48,12 @@ ALIGNED = [
 ]
 ROUTING = [
     {"tokens": ["a"], "logprobs": [-1.0], "experts": [None], "probabilities": [None]},
-    {"tokens": ["b", "c"], "logprobs": [-1, -2], "experts": [[0, 1], [2, 1]], "probabilities": [[1, 0], [1, 0]]},
+    {"tokens": ["b", "c"], "logprobs": [-1, -2], "experts": [[0, 1], [2, 1]], "probabilities": [[1, 0]] * 2},
     {"tokens": ["d", "e"], "logprobs": [0, 0], "experts": [[0, 2], None], "probabilities": [[1, 0.25], None]},
 ]  # fmt: skip
 FAILURES = [
     [401, "no", None], [429, "", "3"], [400, "top_p is 2; it must be at most 1", None], [404, "", None],
-    [500, "", None],
+    [500, "", None], [503, "the run is being read", None],
 ]  # fmt: skip
 TURNS = [
     ["user", "never answered"], ["assistant", ""], ["user", "first"], ["assistant", "yes"],
@@ -86,12 +86,13 @@ def test_events_are_the_same_wherever_the_stream_is_cut(said):
 
 
 def test_what_went_wrong_is_one_sentence_with_what_to_do(said):
-    key, busy, refused, unknown, failed = said["sentences"]
+    key, busy, refused, unknown, failed, early = said["sentences"]
     assert key == "The server asks for its key: give the one it was started with."
     assert busy == "Too many requests wait at the server; try again in 3 s."
     assert refused == "The server says: top_p is 2; it must be at most 1."
     assert "another version" in unknown
     assert "terminal says more" in failed
+    assert early == "The server says: the run is being read. Try again in a moment."
 
 
 def test_each_part_of_a_text_finds_its_token(said):
