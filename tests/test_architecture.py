@@ -35,6 +35,7 @@ ROOMS = [
     "convert",
     "train",
     "inference",
+    "serving",
     "plan",
     "bench",
     "report",

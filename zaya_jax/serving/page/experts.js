@@ -135,7 +135,7 @@ export class Panel {
     bar.className = name;
     bar.style.width = `${100 * (p || 0)}%`;
     share.textContent = expert === UNKNOWN ? "not read" : percent(p);
-    item.toggleAttribute("aria-current", layer === look.layer);
+    item.setAttribute("aria-current", String(layer === look.layer));
   }
 
   #makeWay(numLayers) {

@@ -10,10 +10,11 @@ import { followTokens, Talk, walk } from "./talk.js";
 
 const find = (id) => document.getElementById(id);
 const FIELDS = ["temperature", "top_p", "top_k", "max_tokens", "seed"];
-const KEY = "zaya.key", TEXT_TOKENS = 200, LARGEST_SEED = 2 ** 31;
+const KEY = "zaya.key", TEXT_TOKENS = 200, NEXT_TRY = 2000, LARGEST_SEED = 2 ** 31;
+const BROKEN = "This page has a mistake: its console says which; regenerate to try again.";
 const narrow = matchMedia("(max-width: 60rem)");
 const server = new Server();
-let models = [], running = null;
+let models = [], running = null, again = 0;
 
 const model = () => models[find("model").selectedIndex];
 const isChat = () => model()?.zaya?.chat ?? true;
@@ -140,7 +141,10 @@ async function loadModels() {
     tellTrouble("");
     useModel();
   } catch (error) {
-    tellTrouble(error instanceof Trouble ? error.message : "The server is too slow to say which models it has.");
+    if (!(error instanceof Trouble)) throw error;
+    tellTrouble(error.message);
+    clearTimeout(again);
+    if (error.isNotYet) again = setTimeout(loadModels, NEXT_TRY);
   }
 }
 
@@ -215,9 +219,10 @@ async function receive(answer, ask, changed) {
     });
     answer.end();
   } catch (error) {
-    if (error.name === "AbortError") answer.reason = "stopped";
-    else if (!(error instanceof Trouble)) throw error;
-    answer.end(error instanceof Trouble ? error.message : "");
+    const isStopped = error.name === "AbortError";
+    if (isStopped) answer.reason = "stopped";
+    answer.end(isStopped ? "" : error instanceof Trouble ? error.message : BROKEN);
+    if (answer.trouble === BROKEN) throw error;
   }
 }
 
