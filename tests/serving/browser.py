@@ -1,4 +1,4 @@
-"""A headless Chromium, driven by its DevTools protocol: real pointer, keys and pictures, and no driver's package."""
+"""A headless Chromium, driven by its DevTools protocol: a real pointer, keys and pictures, and no driver."""
 
 import base64
 import contextlib
@@ -12,12 +12,21 @@ import urllib.request
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--remote-debugging-port=0",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync", "--remote-allow-origins=*",
-    "--hide-scrollbars",
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+    "--remote-debugging-port=0", "--remote-allow-origins=*",
 )  # fmt: skip
 LONGEST_WAIT = 60
-KEYS = {"Enter": 13, "Escape": 27, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40, "End": 35, "Tab": 9}
+KEYS = {
+    "Enter": 13,
+    "Escape": 27,
+    "ArrowLeft": 37,
+    "ArrowUp": 38,
+    "ArrowRight": 39,
+    "ArrowDown": 40,
+    "End": 35,
+    "Tab": 9,
+}
 
 
 class Page:
@@ -62,7 +71,13 @@ class Page:
         self.wait(f"location.href.startsWith({json.dumps(address)}) && document.readyState === 'complete'")
 
     def look(self, *, width=1280, height=860, theme="light", scale=1, touch=False):
-        self.ask("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=scale, mobile=False)
+        self.ask(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=scale,
+            mobile=False,
+        )
         self.ask("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": theme}])
         self.ask("Emulation.setTouchEmulationEnabled", enabled=touch)
 
@@ -99,7 +114,9 @@ class Page:
             self.ask("Input.dispatchKeyEvent", type=kind, **given, **(text if kind == "keyDown" else {}))
 
     def picture(self, path):
-        pathlib.Path(path).write_bytes(base64.b64decode(self.ask("Page.captureScreenshot", format="png")["data"]))
+        pathlib.Path(path).write_bytes(
+            base64.b64decode(self.ask("Page.captureScreenshot", format="png")["data"])
+        )
 
 
 def _address(folder, process):

@@ -1,6 +1,6 @@
-"""A server that speaks the interface of `zaya serve` and has no model: seeded words and routing, at a set pace.
+"""A server that speaks the interface of `zaya serve` without a model: seeded words and routing.
 
-The page is tested against it, because it does what a real one seldom does: long answers, cut characters, errors.
+The page is tested against it, for it does what a real one seldom does: long answers, cut characters, errors.
 """
 
 import contextlib
@@ -13,8 +13,8 @@ import time
 from zaya_jax.serving.page_files import HEADERS, page_files
 
 HOSTILE = "<img src=x onerror=alert(1)>"
-WORDS = (" router", " the", " sends", " each", " token", " to", " one", " expert", ",", " and", " then", ".", ".\n",
-         " naïve", " “quoted”", "\n\n", " 日本", " x = 1", HOSTILE, " probability", " layer")  # fmt: skip
+WORDS = (" router", " the", " sends", " each", " token", " to", " one", " expert", ",", " and", " then",
+         ".", ".\n", " naïve", " “quoted”", "\n\n", " 日本", " x = 1", HOSTILE, " layer")  # fmt: skip
 THOUGHTS = 12
 """Tokens that a thinking model spends on them."""
 
@@ -25,13 +25,13 @@ class Pretended:
     def __init__(self, **given):
         self.num_layers, self.num_experts, self.max_length = 12, 16, 8192
         self.is_chat, self.thinks, self.key = True, True, None
-        self.num_tokens, self.pause = 60, 0.0
+        self.num_tokens, self.pause, self.is_ready = 60, 0.0, True
         self.trouble, self.cut_after = None, None
         self.requests, self.sent, self.left = [], [], 0
         self.__dict__.update(given)
 
     def tokens(self, body):
-        """Texts and ways of all tokens of an answer; thoughts first, between tokens that the text does not have."""
+        """The texts of all tokens of an answer, thoughts first, and what its ways are drawn by."""
         draw = random.Random(len(self.requests))
         num_tokens = min(body.get("max_tokens") or self.num_tokens, self.num_tokens)
         texts = [draw.choice(WORDS) for _ in range(num_tokens)]
@@ -41,7 +41,9 @@ class Pretended:
     def way(self, draw):
         """The experts of a token, each layer with its own favourites, and their probabilities."""
         experts = [
-            self.num_experts if draw.random() < 0.06 else int(draw.triangular(0, self.num_experts, layer % self.num_experts))
+            self.num_experts
+            if draw.random() < 0.06
+            else int(draw.triangular(0, self.num_experts, layer % self.num_experts))
             for layer in range(self.num_layers)
         ]
         return experts, [round(draw.uniform(0.1, 1), 4) for _ in experts]
@@ -77,14 +79,20 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.send_response(status)
         # One that is kept would be answered on behind the server's end.
         self.close_connection = True
-        for name, value in {"Content-Type": media_type, "Content-Length": len(content), "Connection": "close",
-                            **dict(headers)}.items():
+        for name, value in {
+            "Content-Type": media_type,
+            "Content-Length": len(content),
+            "Connection": "close",
+            **dict(headers),
+        }.items():
             self.send_header(name, str(value))
         self.end_headers()
         self.wfile.write(content)
 
     def refuse(self, status, message, headers=()):
-        self.give(status, json.dumps({"error": {"message": message, "code": status}}).encode(), headers=headers)
+        self.give(
+            status, json.dumps({"error": {"message": message, "code": status}}).encode(), headers=headers
+        )
 
     def is_let_in(self):
         key = self.pretended.key
@@ -99,10 +107,17 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.give(200, file.content, file.media_type, HEADERS)
         elif self.path != "/v1/models":
             self.refuse(404, f"no such address: {self.path}")
+        elif not self.pretended.is_ready:
+            self.refuse(503, "the run is being read")
         elif self.is_let_in():
-            about = {name: getattr(self.pretended, name) for name in ("num_layers", "num_experts", "max_length")}
+            about = {
+                name: getattr(self.pretended, name) for name in ("num_layers", "num_experts", "max_length")
+            }
             about |= {"chat": self.pretended.is_chat, "thinking": self.pretended.thinks}
-            self.give(200, json.dumps({"data": [{"id": "runs/pretended", "object": "model", "zaya": about}]}).encode())
+            self.give(
+                200,
+                json.dumps({"data": [{"id": "runs/pretended", "object": "model", "zaya": about}]}).encode(),
+            )
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -125,7 +140,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def say(self, event):
         """An event in two writes, cut where it hurts most: within a character if there is one."""
-        content = f"data: {event if isinstance(event, str) else json.dumps(event, ensure_ascii=False)}\r\n\r\n".encode()
+        text = event if isinstance(event, str) else json.dumps(event, ensure_ascii=False)
+        content = f"data: {text}\r\n\r\n".encode()
         cut = next((n for n, byte in enumerate(content) if byte >= 0xC0), len(content) - 3) + 1
         for part in (content[:cut], content[cut:]):
             self.wfile.write(part)
@@ -159,7 +175,13 @@ def choices_of(pretended, texts, draw, is_chat):
         routing = routing_of(pretended, draw, given, is_last)
         kind = "reasoning_content" if thinks and n < THOUGHTS else "content"
         said = {"delta": {kind: text}} if is_chat else {"text": text}
-        yield {"index": 0, **said, "routing": routing, "finish_reason": "stop" if is_last else None, "index_of_token": n}
+        yield {
+            "index": 0,
+            **said,
+            "routing": routing,
+            "finish_reason": "stop" if is_last else None,
+            "index_of_token": n,
+        }
 
 
 @contextlib.contextmanager

@@ -97,7 +97,12 @@ def test_settings_go_into_requests(page):
     with serve() as (address, server):
         open_page(page, address)
         page.click("#settings-open")
-        for name, value in {"system": "Be brief.", "temperature": "", "top_k": "40", "max_tokens": "20"}.items():
+        for name, value in {
+            "system": "Be brief.",
+            "temperature": "",
+            "top_k": "40",
+            "max_tokens": "20",
+        }.items():
             page.click(f"#{name}")
             page.run(f"document.getElementById('{name}').value = ''")
             page.write(value)
@@ -138,7 +143,9 @@ def test_experts_by_layer(page):
         first = sent["tokens"].index("</think>") + 1
 
         def classes():
-            return page.run(f"[...document.querySelectorAll({json.dumps(TOKEN)})].map((each) => each.className)")
+            return page.run(
+                f"[...document.querySelectorAll({json.dumps(TOKEN)})].map((each) => each.className)"
+            )
 
         for layer in (0, 1, 2):
             expected = [
@@ -148,7 +155,7 @@ def test_experts_by_layer(page):
             ]
             assert [re.sub(" here", "", each) for each in classes()] == expected
             loads = collections.Counter(ways[layer] for ways in sent["experts"] if ways)
-            counts = [int(text.replace("–", "0")) for text in texts(page, "#loads .count")]
+            counts = [int(text.replace("\u2013", "0")) for text in texts(page, "#loads .count")]
             assert counts == [loads[expert] for expert in range(17)]
             page.run("document.getElementById('layer').focus()")
             page.press("ArrowRight")
@@ -179,7 +186,9 @@ def check_keys(page, sent, first):
     page.press("End")
     page.press("ArrowLeft")
     last = [n for n, text in enumerate(sent["tokens"]) if text][-2]
-    page.wait(f"document.getElementById('token-text').textContent.includes('{last + 1} of {len(sent['tokens'])}')")
+    page.wait(
+        f"document.getElementById('token-text').textContent.includes('{last + 1} of {len(sent['tokens'])}')"
+    )
     assert page.run("document.querySelectorAll('.here').length") == 1
     page.press("ArrowUp")
     page.wait("document.getElementById('load-layer').textContent === '2'")
@@ -258,6 +267,15 @@ def test_turns_are_answered_and_written_anew(page):
         page.wait("!document.getElementById('none').hidden")
 
 
+def test_a_server_that_is_not_ready_is_waited_for(page):
+    with serve(is_ready=False) as (address, server):
+        page.open(f"{address}/")
+        page.wait("document.getElementById('trouble').textContent.includes('the run is being read')")
+        server.is_ready = True
+        page.wait("document.body.dataset.mode && document.getElementById('trouble').hidden")
+        ask(page, "one?", 1)
+
+
 def test_trouble_is_one_sentence(page):
     with serve(num_tokens=30) as (address, server):
         open_page(page, address)
@@ -308,7 +326,8 @@ def test_a_narrow_page(page):
         page.wait("!document.getElementById('token-text').hidden")
         keep(page, "narrow_experts")
         assert page.run("document.documentElement.scrollWidth") <= 400
-        assert page.run("document.getElementById('panel').scrollWidth - document.getElementById('panel').clientWidth") <= 0
+        panel = "document.getElementById('panel')"
+        assert page.run(f"{panel}.scrollWidth <= {panel}.clientWidth")
 
 
 def test_a_long_answer_of_many_layers(page):

@@ -34,6 +34,8 @@ ANSWERS = [
     {"tokens": ["one", " two\nEND"], "texts": [["content", "one two\n"]]},
     # Tokens that the text does not know, by far too many.
     {"tokens": ["z"] * 40 + ["a"], "texts": [["content", "ab"]]},
+    # The template began the thoughts.
+    {"tokens": ["so", "", " yes"], "texts": [["thoughts", "\n"], ["thoughts", "so"], ["content", " yes"]]},
     {"tokens": [], "texts": [["content", "no routing"]]},
 ]
 ALIGNED = [
@@ -41,18 +43,21 @@ ALIGNED = [
     [["thoughts", "so", 2], ["thoughts", " it", 3], ["content", "Yes", 6], ["content", ".", 7]],
     [["content", "one", 0], ["content", " two\n", 1]],
     [["content", "ab", -1]],
+    [["thoughts", "\n", -1], ["thoughts", "so", 0], ["content", " yes", 2]],
     [["content", "no routing", -1]],
 ]
 ROUTING = [
     {"tokens": ["a"], "logprobs": [-1.0], "experts": [None], "probabilities": [None]},
-    {"tokens": ["b", "c"], "logprobs": [-1.0, -2.0], "experts": [[0, 1], [2, 1]], "probabilities": [[0.5, 0.25]] * 2},
-    {"tokens": ["d", "e"], "logprobs": [0, 0], "experts": [[0, 2], None], "probabilities": [[1, 0.125], None]},
+    {"tokens": ["b", "c"], "logprobs": [-1, -2], "experts": [[0, 1], [2, 1]], "probabilities": [[1, 0]] * 2},
+    {"tokens": ["d", "e"], "logprobs": [0, 0], "experts": [[0, 2], None], "probabilities": [[1, 0.25], None]},
 ]  # fmt: skip
 FAILURES = [
-    [401, "no", None], [429, "", "3"], [400, "top_p is 2; it must be at most 1", None], [404, "", None], [500, "", None],
+    [401, "no", None], [429, "", "3"], [400, "top_p is 2; it must be at most 1", None], [404, "", None],
+    [500, "", None], [503, "the run is being read", None],
 ]  # fmt: skip
 TURNS = [
-    ["user", "never answered"], ["assistant", ""], ["user", "first"], ["assistant", "yes"], ["user", "second"],
+    ["user", "never answered"], ["assistant", ""], ["user", "first"], ["assistant", "yes"],
+    ["user", "second"],
 ]  # fmt: skip
 SETTINGS = {"temperature": "0", "top_p": " ", "top_k": "40", "seed": None, "stop": "END\n\n\\n\\nQ:\n\\\\n"}
 
@@ -81,12 +86,13 @@ def test_events_are_the_same_wherever_the_stream_is_cut(said):
 
 
 def test_what_went_wrong_is_one_sentence_with_what_to_do(said):
-    key, busy, refused, unknown, failed = said["sentences"]
+    key, busy, refused, unknown, failed, early = said["sentences"]
     assert key == "The server asks for its key: give the one it was started with."
     assert busy == "Too many requests wait at the server; try again in 3 s."
     assert refused == "The server says: top_p is 2; it must be at most 1."
     assert "another version" in unknown
     assert "terminal says more" in failed
+    assert early == "The server says: the run is being read. Try again in a moment."
 
 
 def test_each_part_of_a_text_finds_its_token(said):
@@ -96,7 +102,7 @@ def test_each_part_of_a_text_finds_its_token(said):
 
 def test_ways_and_loads_are_those_that_came(said):
     assert said["ways"] == [[None, None], [0, 1], [2, 1], [0, 2], [None, None]]
-    assert said["probability"] == 0.125
+    assert said["probability"] == 0.25
     assert said["loads"] == [[2, 0, 1], [0, 2, 1]]
 
 
@@ -145,9 +151,12 @@ def test_a_text_can_be_read_on_every_colour(said, theme, text):
 # What an eye without the cones of one kind sees, in linear RGB: the matrices of severity 1 of [CVD].
 MISSING_CONES = {
     "none": np.eye(3),
-    "long": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
-    "middle": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.01182, 0.04294, 0.968881]],
-    "short": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]],
+    "long": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216],
+             [-0.003882, -0.048116, 1.051998]],
+    "middle": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413],
+               [-0.01182, 0.04294, 0.968881]],
+    "short": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602],
+              [0.004733, 0.691367, 0.303900]],
 }  # fmt: skip
 TO_CONES = [[0.4122214708, 0.5363325363, 0.0514459929], [0.2119034982, 0.6806995451, 0.1073969566],
             [0.0883024619, 0.2817188376, 0.6299787005]]  # fmt: skip
@@ -188,9 +197,15 @@ def test_the_page_asks_nobody_else_and_takes_no_html_from_a_model():
     for path, file in files.items():
         text = file.content.decode()
         assert not re.search(r"(?<!www\.w3\.org/2000/svg)https?://(?!www\.w3\.org/2000/svg)", text), path
-        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|url\(|@import", text), path
-    imported = {name for file in FOLDER.glob("*.js") for name in re.findall(r'from "\./(.*?)"', file.read_text())}
+        assert not re.search(
+            r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|url\(|@import", text
+        ), path
+    imported = {
+        name for file in FOLDER.glob("*.js") for name in re.findall(r'from "\./(.*?)"', file.read_text())
+    }
     assert {f"/{name}" for name in imported} <= set(files)
-    asked = {name for file in FOLDER.glob("*.js") for name in re.findall(r'find\("([\w-]+)"\)', file.read_text())}
+    asked = {
+        name for file in FOLDER.glob("*.js") for name in re.findall(r'find\("([\w-]+)"\)', file.read_text())
+    }
     assert asked <= set(page.ids)
     assert HEADERS["Content-Security-Policy"].startswith("default-src 'self'")

@@ -1,7 +1,7 @@
 """The files of the server's own page: static, no build step, nothing from elsewhere.
 
-The page is given to everybody; it asks for the key by itself. What it needs to be safe stands in `HEADERS`: no
-script and no style but these files, and no frame around it in which another site could have it clicked.
+The page is given to everybody; it asks for the key by itself. `HEADERS` keep it safe: no script and no style
+but these files, and no frame around it in which another site could have it clicked.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ HEADERS = {
     ),
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
-    # A newer server has a newer page: the browser asks each time, and is told by the tag that nothing changed.
+    # With another version of the server comes another page: a browser asks each time, and gives its tag.
     "Cache-Control": "no-cache",
 }
 

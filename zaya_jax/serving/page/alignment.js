@@ -30,11 +30,12 @@ export class Alignment {
       const [first] = this.#texts, { kind, text } = first;
       // Of a kind of text that has ended no more comes.
       const isWhole = isOver || this.#texts.length > 1;
-      const found = this.#find(text, isWhole, kind !== this.#kind) ?? (isWhole ? { length: text.length, token: -1 } : null);
-      if (!found) break;
-      pieces.push({ kind, text: text.slice(0, found.length), token: found.token });
+      const found = this.#find(text, isWhole, kind !== this.#kind);
+      if (!found && !isWhole) break;
+      const { length, token } = found ?? { length: text.length, token: -1 };
+      pieces.push({ kind, text: text.slice(0, length), token });
       this.#kind = kind;
-      first.text = text.slice(found.length);
+      first.text = text.slice(length);
       if (first.text === "") this.#texts.shift();
     }
     return pieces;
@@ -54,6 +55,9 @@ export class Alignment {
       this.#next = token + 1;
       return { length, token };
     }
+    // White space that the template has written, before the first token.
+    const length = isAtStart && last > this.#next ? text.length - text.trimStart().length : 0;
+    if (length) return { length, token: -1 };
     // So many that do not fit: no token wrote this character, and those behind it shall find their places.
     return last - this.#next < FURTHEST ? null : { length: text.codePointAt(0) > 0xffff ? 2 : 1, token: -1 };
   }

@@ -70,7 +70,8 @@ export class Panel {
   // A token that the reader comes to is brought into sight, and without one the end of a map that grows.
   #scrollMap(column, numColumns, width) {
     if (this.#seen.token === look.token && this.#seen.numColumns === numColumns) return;
-    const map = find("map"), place = column * width, isInSight = place >= map.scrollLeft && place < map.scrollLeft + map.clientWidth;
+    const map = find("map"), place = column * width, left = map.scrollLeft;
+    const isInSight = place >= left && place < left + map.clientWidth;
     if (look.token < 0) map.scrollLeft = numColumns * width;
     else if (this.#seen.token !== look.token && !isInSight) map.scrollLeft = place - map.clientWidth / 2;
     this.#seen = { token: look.token, numColumns };
@@ -134,7 +135,7 @@ export class Panel {
     bar.className = name;
     bar.style.width = `${100 * (p || 0)}%`;
     share.textContent = expert === UNKNOWN ? "not read" : percent(p);
-    item.toggleAttribute("aria-current", layer === look.layer);
+    item.setAttribute("aria-current", String(layer === look.layer));
   }
 
   #makeWay(numLayers) {
@@ -170,8 +171,9 @@ export class Panel {
 
   #pointLoads(event) {
     const trace = this.#trace, box = event.target.getBoundingClientRect();
-    const layer = between(0, Math.floor(((event.clientX - box.left) / box.width) * trace.numLayers), trace.numLayers - 1);
-    const expert = between(0, Math.floor(((event.clientY - box.top) / box.height) * (trace.numExperts + 1)), trace.numExperts);
+    const at = (share, length) => between(0, Math.floor(share * length), length - 1);
+    const layer = at((event.clientX - box.left) / box.width, trace.numLayers);
+    const expert = at((event.clientY - box.top) / box.height, trace.numExperts + 1);
     const count = trace.loads(layer)[expert];
     find("load-told").textContent = `layer ${layer}, ${expertName(expert, trace.numExperts)}: ${count} tokens`;
   }

@@ -1,5 +1,5 @@
 // Pictures of an answer in all layers, a point a cell; the style sheet says how large a point is.
-import { NUM_STEPS, backColour, expertColour, rampColour, skipColour, stepOfProbability } from "./palette.js";
+import { NUM_STEPS, expertColour, rampColour, skipColour, stepOfProbability } from "./palette.js";
 import { UNKNOWN } from "./trace.js";
 
 const WIDEST = 16_384;  // points: what browsers take for a canvas
@@ -18,13 +18,12 @@ function tableOf(numExperts) {
     experts: Array.from({ length: numExperts }, (_, n) => pixelOf(expertColour(n, now))),
     steps: steps.map(pixelOf),
     skip: pixelOf(skipColour(now)),
-    back: pixelOf(backColour(now)),
   };
 }
 
 function colourOf(trace, token, layer, view, table) {
   const expert = trace.expert(token, layer);
-  if (expert === UNKNOWN) return table.back;
+  if (expert === UNKNOWN) return 0;  // nothing
   if (expert === trace.numExperts) return table.skip;
   if (view !== "probability") return table.experts[expert];
   return table.steps[stepOfProbability(trace.probability(token, layer))];

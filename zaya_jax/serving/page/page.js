@@ -10,10 +10,11 @@ import { followTokens, Talk, walk } from "./talk.js";
 
 const find = (id) => document.getElementById(id);
 const FIELDS = ["temperature", "top_p", "top_k", "max_tokens", "seed"];
-const KEY = "zaya.key", TEXT_TOKENS = 200, LARGEST_SEED = 2 ** 31;
+const KEY = "zaya.key", TEXT_TOKENS = 200, NEXT_TRY = 2000, LARGEST_SEED = 2 ** 31;
+const BROKEN = "This page has a mistake: its console says which; regenerate to try again.";
 const narrow = matchMedia("(max-width: 60rem)");
 const server = new Server();
-let models = [], running = null;
+let models = [], running = null, again = 0;
 
 const model = () => models[find("model").selectedIndex];
 const isChat = () => model()?.zaya?.chat ?? true;
@@ -111,7 +112,9 @@ async function withKey(action) {
 
 function askKey() {
   const dialog = find("key-dialog");
-  if (server.key) find("key-hint").textContent = "The server does not take this key. It is the one it was started with.";
+  if (server.key) {
+    find("key-hint").textContent = "The server does not take this key. It is the one that it was started with.";
+  }
   dialog.returnValue = "";
   if (!dialog.open) dialog.showModal();
   return new Promise((resolve) => {
@@ -138,7 +141,10 @@ async function loadModels() {
     tellTrouble("");
     useModel();
   } catch (error) {
-    tellTrouble(error instanceof Trouble ? error.message : "The server is too slow to say which models it has.");
+    if (!(error instanceof Trouble)) throw error;
+    tellTrouble(error.message);
+    clearTimeout(again);
+    if (error.isNotYet) again = setTimeout(loadModels, NEXT_TRY);
   }
 }
 
@@ -213,9 +219,10 @@ async function receive(answer, ask, changed) {
     });
     answer.end();
   } catch (error) {
-    if (error.name === "AbortError") answer.reason = "stopped";
-    else if (!(error instanceof Trouble)) throw error;
-    answer.end(error instanceof Trouble ? error.message : "");
+    const isStopped = error.name === "AbortError";
+    if (isStopped) answer.reason = "stopped";
+    answer.end(isStopped ? "" : error instanceof Trouble ? error.message : BROKEN);
+    if (answer.trouble === BROKEN) throw error;
   }
 }
 
@@ -245,7 +252,9 @@ function follow() {
     find("ask").requestSubmit();
   });
   find("stop").addEventListener("click", stop);
-  addEventListener("keydown", (event) => { if (event.key === "Escape" && !document.querySelector("dialog[open]")) stop(); });
+  addEventListener("keydown", (event) => {
+    if (event.key === "Escape" && !document.querySelector("dialog[open]")) stop();
+  });
   find("new-chat").addEventListener("click", async () => {
     await stop();
     if (talk.turns.length) talk.cut(talk.turns[0]);

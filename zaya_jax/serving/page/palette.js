@@ -32,7 +32,6 @@ export function stepOfLogprob(logprob) {
 
 export const expertColour = (expert, theme) => EXPERTS[theme][expert % NUM_COLOURS];
 export const skipColour = (theme) => RAMPS[theme].stripe;
-export const backColour = (theme) => RAMPS[theme].back;
 export const rampColour = (name, step, theme) => {
   return mix(RAMPS[theme].back, RAMPS[theme][name], step / (NUM_STEPS - 1));
 };

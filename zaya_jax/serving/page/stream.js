@@ -25,9 +25,10 @@ export class EventParser {
 
 // A mistake that a reader can do something about; its message is the sentence.
 export class Trouble extends Error {
-  constructor(sentence, { needsKey = false } = {}) {
+  constructor(sentence, status = 0) {
     super(sentence);
-    this.needsKey = needsKey;
+    this.needsKey = status === 401;
+    this.isNotYet = status === 503;  // the server is still reading its run
   }
 }
 
@@ -39,6 +40,7 @@ export function sentenceOf(status, message, retryAfter) {
     return `Too many requests wait at the server; try again ${retryAfter ? `in ${retryAfter} s` : "in a moment"}.`;
   }
   if (status === 404) return said || "The server does not know this address: it is of another version than this page.";
+  if (status === 503) return `${said || "The server is not ready."} Try again in a moment.`;
   if (status < 500) return said || `The server refuses the request (${status}): look at the settings.`;
   return `${said || `The server failed (${status}).`} Its terminal says more; regenerate to try again.`;
 }
@@ -53,6 +55,8 @@ function messageOf(text) {
   }
 }
 
+const LATE = `The server does not say which models it has within ${LONGEST_WAIT / 1000} s; reload to try again.`;
+const STRANGER = "What answers at this address is not zaya serve; see its terminal for the right one.";
 const UNREACHABLE = "The server does not answer; see whether zaya serve still runs, and try again.";
 const CUT = "The connection ended before the answer did; regenerate to try again.";
 
@@ -66,17 +70,19 @@ export class Server {
       response = await fetch(path, { ...options, headers });
     } catch (error) {
       if (error.name === "AbortError") throw error;
-      throw new Trouble(UNREACHABLE);
+      throw new Trouble(error.name === "TimeoutError" ? LATE : UNREACHABLE);
     }
     if (response.ok) return response;
     const sentence = sentenceOf(
       response.status, messageOf(await response.text()), response.headers.get("Retry-After"));
-    throw new Trouble(sentence, { needsKey: response.status === 401 });
+    throw new Trouble(sentence, response.status);
   }
 
   async models() {
     const response = await this.#fetch("v1/models", { signal: AbortSignal.timeout(LONGEST_WAIT) });
-    return (await response.json()).data;
+    const { data } = await response.json().catch(() => ({}));
+    if (!Array.isArray(data)) throw new Trouble(STRANGER);
+    return data;
   }
 
   // The chunks of an answer. An abort of `signal` is thrown on; every other end but the proper one is a Trouble.
