@@ -37,6 +37,7 @@ ROOMS = [
     "convert",
     "train",
     "inference",
+    "serving",
     "plan",
     "bench",
     "report",

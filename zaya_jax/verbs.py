@@ -5,6 +5,7 @@ VERBS = {
     "generate": ("zaya_jax.inference.command", "continue a prompt with a trained model"),
     "chat": ("zaya_jax.inference.chat_command", "a conversation with a model that has learned chats"),
     "think": ("zaya_jax.inference.think_command", "a question, thought about many times and put together"),
+    "serve": ("zaya_jax.serving.command", "OpenAI's interface to a run, and a page to chat with it"),
     "eval": (
         "zaya_jax.inference.eval_command",
         "bits a byte of texts, and tasks of lm-eval, by a trained model",

@@ -309,6 +309,17 @@ class HuggingFaceTokenizer:
         """Text of ids; specials are dropped, bytes that are not UTF-8 become U+FFFD."""
         return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=True)
 
+    def byte_piece(self, token: int) -> bytes | None:
+        """The bytes of a token that spells bytes and not letters, as byte-level BPE's do; None of others."""
+        piece = self._tokenizer.id_to_token(token)
+        if piece is None:
+            return b""  # of a vocabulary that was padded to a round size
+        if token in self._tokenizer.get_added_tokens_decoder():
+            return None
+        if _has(self._fields["decoder"], "ByteLevel"):
+            return bytes(_byte_letters()[letter] for letter in piece)
+        return bytes([int(piece[3:5], 16)]) if _BYTE_TOKEN.fullmatch(piece) else None
+
     def token_bytes(self) -> np.ndarray | None:
         """UTF-8 bytes of each token, int32 [V], 0 for specials; None where tokens do not tell theirs."""
         if not _tells_bytes(self._fields):
@@ -322,6 +333,17 @@ class HuggingFaceTokenizer:
             elif not added[i].special:  # an added token is written as it is, also in byte-level files
                 bytes_V[i] = _count_piece_bytes(token)
         return bytes_V
+
+
+@functools.cache
+def _byte_letters() -> Mapping[str, int]:
+    """The byte that each letter of byte-level BPE stands for: itself, or one moved up beyond Latin-1.
+
+    GPT-2's mapping: bytes that print are their own letters, the others in their order those from U+0100 on.
+    """
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    moved = [byte for byte in range(256) if byte not in plain]
+    return {chr(byte): byte for byte in plain} | {chr(256 + i): byte for i, byte in enumerate(moved)}
 
 
 def _read_tokenizer_file(path: str) -> bytes:

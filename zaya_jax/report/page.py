@@ -95,7 +95,10 @@ def _maps(run: RunRecord, number: int) -> str:
     router = run.metrics.router
     if router is None:
         return ""
-    steps = f"steps {router.steps_M[0]:,} to {router.steps_M[-1]:,}, {len(router.steps_M)} moments"
+    first, last, num_moments = router.steps_M[0], router.steps_M[-1], len(router.steps_M)
+    steps = f"step {first:,} alone"
+    if num_moments > 1:
+        steps = f"steps {first:,} to {last:,}, {num_moments} moments"
     return f'<p class="hint">{steps}</p><div class="maps" data-run="{number}"></div>'
 
 

@@ -1,0 +1,163 @@
+// An answer: what came of it (Answer), and what stands on the page (AnswerView). Tokens come by the thousand and
+// colours change with each move of the layer's slider, so nothing that stands is ever built again.
+import { Alignment } from "./alignment.js";
+import { expertClass, stepOfLogprob, stepOfProbability } from "./palette.js";
+import { Trace, UNKNOWN } from "./trace.js";
+
+const LONGEST_PART = 256;  // tokens: a browser lays a paragraph out as a whole at each change in it
+
+export class Answer {
+  role = "assistant"; content = ""; thoughts = ""; reason = null; trouble = ""; usage = null;
+  began = performance.now(); ended = null;
+
+  constructor(numExperts) {
+    this.trace = new Trace(numExperts);
+    this.alignment = new Alignment();
+  }
+
+  // A choice of a chunk, of chats (delta) or of texts.
+  take({ delta, text, routing, finish_reason: reason }) {
+    const { content = text ?? "", reasoning_content: thoughts } = delta ?? {};
+    if (routing) {
+      this.trace.add(routing);
+      this.alignment.addTokens(routing.tokens);
+    }
+    this.alignment.addText("thoughts", thoughts);
+    this.alignment.addText("content", content);
+    this.thoughts += thoughts ?? "";
+    this.content += content ?? "";
+    this.reason = reason ?? this.reason;
+  }
+
+  end(trouble = "") {
+    this.trouble = trouble;
+    this.ended = performance.now();
+  }
+
+  // How far it came, and how fast.
+  get summary() {
+    const { numTokens } = this.trace, seconds = ((this.ended ?? performance.now()) - this.began) / 1000;
+    const count = this.usage?.completion_tokens ?? numTokens;
+    const parts = [`${count.toLocaleString("en")} tokens`, `${(count / Math.max(seconds, 1e-3)).toFixed(1)} a second`];
+    if (this.usage) parts.push(`behind ${this.usage.prompt_tokens.toLocaleString("en")} of the prompt`);
+    if (this.reason === "length") parts.push("as long as it may be");
+    if (this.reason === "stopped") parts.push("stopped");
+    return parts.join(", ");
+  }
+}
+
+// The classes of a token's colour.
+function classOf(trace, token, { view, layer }) {
+  if (token < 0 || view === "plain") return "t";
+  if (view === "logprob") return `t s-${stepOfLogprob(trace.logprobs[token])}`;
+  const expert = trace.expert(token, layer);
+  if (expert === UNKNOWN) return "t";
+  if (view === "expert" || expert === trace.numExperts) return `t ${expertClass(expert, trace.numExperts)}`;
+  return `t p-${stepOfProbability(trace.probability(token, layer))}`;
+}
+
+function shortName(trace, token, layer) {
+  const expert = trace.expert(token, layer);
+  if (expert === UNKNOWN) return "";
+  return expert === trace.numExperts ? "skip" : String(expert);
+}
+
+// The tokens of one kind of text, in parts, and behind them what no token accounts for yet.
+class TokenText {
+  #part = null; #ending = ""; #rest = document.createElement("span");
+
+  constructor(element) {
+    this.element = element;
+    element.append(this.#rest);
+  }
+
+  append(span) {
+    // A part's end must be that of a line, or it would look like one.
+    const isFull = this.#part?.childElementCount >= LONGEST_PART && this.#ending.endsWith("\n");
+    if (!this.#part || isFull) {
+      this.#part = document.createElement("div");
+      this.#rest.before(this.#part);
+    }
+    this.#part.append(span);
+    this.#ending = span.textContent;
+  }
+
+  // Goes on within the last part; while tokens come it must be empty.
+  set rest(text) {
+    if (this.#rest.textContent === text) return;
+    this.#rest.textContent = text;
+    (text && this.#part ? this.#part : this.element).append(this.#rest);
+  }
+}
+
+export class AnswerView {
+  spans = []; #byToken = [];
+
+  constructor(answer, template) {
+    this.answer = answer;
+    this.element = template.content.firstElementChild.cloneNode(true);
+    const [thoughts, content] = this.element.querySelectorAll(".tokens");
+    this.texts = { thoughts: new TokenText(thoughts), content: new TokenText(content) };
+    this.thoughts = this.element.querySelector(".thoughts");
+    this.summary = this.element.querySelector(".actions .hint");
+    this.note = this.element.querySelector(".note");
+    this.element.view = this;
+  }
+
+  get isOver() { return this.answer.ended !== null; }
+
+  // Takes over what has come since the last time.
+  update(look) {
+    const { alignment, trouble } = this.answer;
+    for (const text of Object.values(this.texts)) text.rest = "";
+    for (const piece of alignment.take(this.isOver)) this.#append(piece, look);
+    for (const { kind, text } of alignment.rest) this.texts[kind].rest = text;
+    this.#tell();
+    this.note.hidden = !trouble;
+    this.note.textContent = trouble;
+    this.element.setAttribute("aria-busy", String(!this.isOver));
+  }
+
+  #append({ kind, text, token }, look) {
+    const span = Object.assign(document.createElement("span"), { textContent: text, token, view: this });
+    // A new line has no width to colour.
+    if (/^\s*\n\s*$/.test(text)) span.dataset.line = "";
+    this.paint(span, look);
+    this.texts[kind].append(span);
+    this.spans.push(span);
+    if (token >= 0) this.#byToken[token] = span;
+  }
+
+  #tell() {
+    const { thoughts, content, trace } = this.answer;
+    this.thoughts.hidden = !thoughts;
+    if (thoughts) {
+      const isThinking = !this.isOver && !content;
+      this.thoughts.firstElementChild.textContent = isThinking ? `thinks, ${trace.numTokens} tokens` : "thoughts";
+    }
+    this.summary.textContent = trace.numTokens || this.isOver ? this.answer.summary : "waits for the first token";
+  }
+
+  span(token) { return this.#byToken[token]; }
+
+  // The nearest token in a direction that has a text of its own.
+  next(token, step) {
+    for (let n = token + step; n >= 0 && n < this.answer.trace.numTokens; n += step) {
+      if (this.#byToken[n]) return n;
+    }
+    return token;
+  }
+
+  paint(span, look) {
+    const { trace } = this.answer, { token } = span;
+    const isHere = token >= 0 && look.shown === this && look.token === token;
+    const name = classOf(trace, token, look) + (isHere ? " here" : "");
+    if (span.className !== name) span.className = name;
+    const number = look.numbers && token >= 0 ? shortName(trace, token, look.layer) : "";
+    if ((span.dataset.number ?? "") === number) return;
+    if (number) span.dataset.number = number;
+    else delete span.dataset.number;
+  }
+
+  repaint(look) { for (const span of this.spans) this.paint(span, look); }
+}
