@@ -44,6 +44,7 @@ ROOMS = [
     "checkpoint_command",
     "doctor_command",
     "cli",
+    "site",
 ]
 """From the ground up, as CONTRIBUTING.md has them; below them all are the kernels."""
 MESH_NAMES = {
