@@ -258,10 +258,9 @@ print(f"loss {losses[0]:.2f} -> {losses[-1]:.2f}; a guess has {np.log(config.voc
 # %% [markdown]
 # Now parts are taken away from the trained network, one at a time: the older taps of both convolutions, the
 # second half of the values (that of the token before), and most of the temperature. The maps are
-# `zaya_jax.attention_maps`: how much each token takes of each earlier one.
+# `zaya_jax.attention_maps`: how much each token takes of each earlier one, here the mean of the heads.
 
 # %%
-HEAD = 0
 batch = make_batch(np.random.default_rng(1))
 counts_BT = batch.weights_BT > 0
 period = int(TIME - counts_BT[0].sum())
@@ -295,7 +294,7 @@ for name, change in changes.items():
 
 figure, axes = plt.subplots(1, len(maps), figsize=(12, 3.4), sharey=True)
 for axis, (name, map_NTS) in zip(axes, maps.items(), strict=True):
-    axis.imshow(map_NTS[HEAD], cmap="magma", vmin=0, vmax=1)
+    axis.imshow(map_NTS.mean(axis=0), cmap="magma", vmin=0, vmax=0.8)
     # Where a token finds what came next in the copy before: a diagonal, a period less one back.
     axis.plot(np.arange(1, TIME - period + 1), np.arange(period, TIME), "c:", lw=1)
     axis.set(title=f"{name}: {shares[name]:.0%} right", xlabel="key")

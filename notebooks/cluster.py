@@ -31,7 +31,7 @@ from zaya_jax.plan.devices import Cluster, find_device
 from zaya_jax.plan.failures import Failures, best_interval, expect, mean_seconds_between_failures
 from zaya_jax.plan.memory import memory_by_kind
 from zaya_jax.plan.report import make_plan
-from zaya_jax.plan.search import with_micro_batch
+from zaya_jax.plan.shares import num_groups
 
 plt.rcParams["figure.constrained_layout.use"] = True
 
@@ -58,9 +58,17 @@ print(f"a step: {phase.data.batch_size:,} sequences of {phase.data.sequence_leng
 
 # %%
 MICRO_BATCHES = (1, 2, 4)
+
+
+def with_micro_batch(rows, gpus):
+    """The phase with so many sequences under way on a GPU at a time; the batch of a step stays what it is."""
+    parts = phase.data.batch_size // (rows * num_groups(phase, gpus))
+    return dataclasses.replace(phase, execution=dataclasses.replace(phase.execution, num_microbatches=parts))
+
+
 by_rows = {}
 for rows in MICRO_BATCHES:
-    by_rows[rows] = memory_by_kind(with_micro_batch(phase, rows, num_gpus), num_gpus)
+    by_rows[rows] = memory_by_kind(with_micro_batch(rows, num_gpus), num_gpus)
 activations = {
     rows: [name for name in kinds if name.startswith("activations")] for rows, kinds in by_rows.items()
 }
@@ -99,7 +107,7 @@ assert totals[1] < totals[2] < totals[4]
 plans = {}
 for nodes in (NODES // 16, NODES // 4, NODES):
     cluster = Cluster(device=device, nodes=nodes, gpus_per_node=GPUS_PER_NODE)
-    plans[nodes] = make_plan(with_micro_batch(phase, 1, cluster.num_gpus), cluster)
+    plans[nodes] = make_plan(with_micro_batch(1, cluster.num_gpus), cluster)
 
 figure, axis = plt.subplots(figsize=(8, 3.2))
 for plan in plans.values():

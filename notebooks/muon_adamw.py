@@ -210,9 +210,9 @@ for path in matrices:
 
 # %% [markdown]
 # The effective rank is e to the entropy of the singular values: of how many directions an update is made. The
-# gradient is a few; AdamW's division lifts some; Muon's are nearly all of one size, between 0.7 and 1.2, but for
-# those that were below 0.003 of the whole, which five steps lift only part of the way. The RMS of Muon is near
-# 0.2 by construction. That of AdamW is near 1 in a run's first steps, where each number has seen hardly
+# gradient is a few; AdamW's division lifts some; Muon's are nearly all of one size, between 0.7 and 1.2, but
+# for those that were below 0.003 of the whole, which five steps lift only part of the way. The RMS of Muon is
+# near 0.2 by construction. That of AdamW is near 1 in a run's first steps, where each number has seen hardly
 # another size than its own, and between 0.2 and 0.4 later in large runs ([Moonlight] section 2.2): hence one
 # learning rate for both.
 #
@@ -265,7 +265,7 @@ for (name, rate), found in losses.items():
     axis.plot(
         smooth, {"AdamW": "--", "Muon": "-"}[name], color=f"C{RATES.index(rate)}", label=f"{name}, {rate:g}"
     )
-axis.axhline(np.log(4), color="k", lw=0.5, label="ln 4: nobody can know more")
+axis.axhline(np.log(4), color="k", lw=0.5, label="ln 4: a guess among successors")
 axis.set(xlabel="step", ylabel="nats a token, mean of 5 steps", title="by optimiser and learning rate")
 axis.legend(fontsize=7, ncols=2)
 plt.show()

@@ -262,7 +262,7 @@ for (name, told), style in zip(runs.items(), ("-", ":"), strict=True):
         load_S = load_entropy(told["counts_SLX"][:, layer])
         middle.plot(load_S, style, color=f"C{layer}", label=f"layer {layer}, {name}")
         right.plot(told["entropy_SL"][:, layer], style, color=f"C{layer}")
-left.axhline(np.log(4), color="r", lw=0.8, label="ln 4: nobody can know more")
+left.axhline(np.log(4), color="r", lw=0.8, label="ln 4: a guess among successors")
 left.set(xlabel="step", title="loss, nats a token")
 left.legend(fontsize=7)
 middle.set(xlabel="step", ylim=(0, 1.02), title="load entropy: 1 is even")

@@ -75,9 +75,9 @@ def config_page(modules: list[Module], names: Names) -> str:
     """
     blocks = [
         "# Configs",
-        "A run is a `ConfigDict` of these sections. Any field is an option of the verbs that take a config: "
-        "`--config.SECTION.FIELD=VALUE`. Values are those of `zaya_jax.config`; the presets in `configs/` set "
-        "their own. Which values go together is checked before anything is compiled.",
+        "A run is a `ConfigDict` of these sections. Any field is an option of verbs that take a config: "
+        "`--config.SECTION.FIELD=VALUE`. Values are those of `zaya_jax.config`; the presets in `configs/` "
+        "set their own. Which values go together is checked before anything is compiled.",
     ]
     sections = [
         (module, name, node, parse(raw))
@@ -97,9 +97,8 @@ def config_page(modules: list[Module], names: Names) -> str:
                     f"{module.name}.{name}.{field} is not explained; its class's Attributes must say it"
                 )
             text = linked(explained[field], names, module.name)
-            blocks.append(
-                f"**{field}**: {text}  \n`{ast.unparse(definition.annotation)}`{_default(definition)}"
-            )
+            kind = f"`{ast.unparse(definition.annotation)}`{_default(definition)}"
+            blocks.append(f"**{field}**: {text}  \n{kind}")
     return "\n\n".join(blocks) + "\n"
 
 
