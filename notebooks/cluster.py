@@ -101,28 +101,33 @@ assert totals[1] < totals[2] < totals[4]
 # ## Time: what is waited for
 #
 # The least that each resource needs for a step, by its figure on paper: operations over peak, bytes over
-# bandwidth, messages over links. Exchanges do not grow fewer with more GPUs, while each has less to compute.
+# bandwidth, messages over links. What passes between nodes is the same whatever their number, while each GPU
+# has less to compute for it. In a node each microbatch gathers the experts that its GPUs share
+# (`execution.node_devices`): fewer and larger ones pay.
 
 # %%
 plans = {}
-for nodes in (NODES // 16, NODES // 4, NODES):
+for nodes, rows in ((NODES // 16, 4), (NODES // 4, 4), (NODES, 4), (NODES, 1)):
     cluster = Cluster(device=device, nodes=nodes, gpus_per_node=GPUS_PER_NODE)
-    plans[nodes] = make_plan(with_micro_batch(1, cluster.num_gpus), cluster)
+    plans[nodes, rows] = make_plan(with_micro_batch(rows, cluster.num_gpus), cluster)
 
 figure, axis = plt.subplots(figsize=(8, 3.2))
-for plan in plans.values():
+for (_, rows), plan in plans.items():
     seconds = np.array(list(plan.seconds.values()))
-    axis.plot(1e3 * seconds, range(len(seconds)), "o", ms=9, label=f"{plan.num_gpus:,} GPUs")
+    label = f"{plan.num_gpus:,} GPUs, micro-batch {rows}"
+    axis.plot(1e3 * seconds, range(len(seconds)), "o" if rows == 4 else "x", ms=9, label=label)
 axis.set_yticks(range(len(seconds)), list(plan.seconds))
 axis.set(xscale="log", xlabel="ms a step, at least (log scale)")
 axis.grid(alpha=0.3)
-axis.legend()
+axis.legend(fontsize=7)
 plt.show()
 
-print(f"{'GPUs':>6}{'tokens a GPU':>14}{'in turn, ms':>13}{'tokens/s/GPU':>14}  bound by")
-for plan in plans.values():
+print(f"{'GPUs':>6}{'micro-batch':>13}{'tokens a GPU':>14}{'in turn, ms':>13}{'tokens/s/GPU':>14}  bound by")
+for (_, rows), plan in plans.items():
     own, seconds = plan.tokens / plan.num_gpus, plan.seconds_in_turn
-    print(f"{plan.num_gpus:>6,}{own:>14,.0f}{1e3 * seconds:>13,.0f}{own / seconds:>14,.0f}  {plan.bound}")
+    turn = f"{1e3 * seconds:>13,.0f}{own / seconds:>14,.0f}"
+    print(f"{plan.num_gpus:>6,}{rows:>13}{own:>14,.0f}{turn}  {plan.bound}")
+assert plans[NODES, 4].seconds_in_turn < plans[NODES, 1].seconds_in_turn
 
 # %% [markdown]
 # "In turn" is a cautious sum: products at a share of the peak, then all else one after the other, as if
