@@ -84,6 +84,7 @@ def test_a_room_shows_functions_classes_and_values(modules, names):
 
 def test_every_config_field_is_explained(modules, names):
     page = config_page(modules, names)
+    assert "\n**optimizer.learning_rate**: of the warm-up" in page
     sections = [
         each for name in config_room.__all__
         if name.endswith("Config") and dataclasses.is_dataclass(each := getattr(config_room, name))
@@ -91,7 +92,7 @@ def test_every_config_field_is_explained(modules, names):
     assert len(sections) > 8
     for section in sections:
         part = page.partition(f"\n## {section.__name__}\n")[2].partition("\n## ")[0]
-        assert set(re.findall(r"^\*\*(\w+)\*\*: \S", part, re.M)) == {
+        assert set(re.findall(r"^\*\*(?:\w+\.)?(\w+)\*\*: \S", part, re.M)) == {
             field.name for field in dataclasses.fields(section)
         }
 

@@ -1,6 +1,7 @@
 """A page for each room: its modules with their functions, classes and values, as Markdown for Sphinx."""
 
 import ast
+import json
 import re
 from collections.abc import Iterator
 
@@ -61,7 +62,11 @@ def _function(node: ast.FunctionDef | ast.AsyncFunctionDef, *, is_method: bool) 
     decorators = {ast.unparse(each).rpartition(".")[2] for each in node.decorator_list}
     returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
     if is_method and decorators & {"property", "cached_property"}:
-        return "property", node.name, [f":type: {ast.unparse(node.returns)}"] if node.returns else []
+        return (
+            "property",
+            node.name,
+            [f":type: {json.dumps(ast.unparse(node.returns))}"] if node.returns else [],
+        )
     options = [f":{each}:" for each in ("classmethod", "staticmethod") if each in decorators]
     arguments = ast.unparse(node.args)
     if is_method and "staticmethod" not in decorators:
@@ -72,10 +77,10 @@ def _function(node: ast.FunctionDef | ast.AsyncFunctionDef, *, is_method: bool) 
 def _value(node: Definition) -> list[str]:
     options = []
     if isinstance(node, ast.AnnAssign):
-        options.append(f":type: {ast.unparse(node.annotation)}")
+        options.append(f":type: {json.dumps(ast.unparse(node.annotation))}")
     value = getattr(node, "value", None)
     if value is not None and "\n" not in (text := ast.unparse(value)) and len(text) <= LONGEST_VALUE:
-        options.append(f":value: {text}")
+        options.append(f":value: {json.dumps(text)}")  # options are YAML, which would drop quotes
     return options
 
 

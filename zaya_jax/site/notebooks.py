@@ -17,16 +17,13 @@ def notebook_files() -> list[pathlib.Path]:
     return sorted((root() / "notebooks").glob("*.py"))
 
 
-def write_notebook(file: pathlib.Path, folder: pathlib.Path, *, executed: pathlib.Path | None) -> str:
+def write_notebook(file: pathlib.Path, folder: pathlib.Path, *, executed: pathlib.Path | None) -> None:
     """Writes a notebook's page and its pictures.
 
     Args:
       file: of the notebook, as a percent script.
       folder: of the pages.
       executed: that of notebooks that were run, NAME.ipynb each; others are shown without outputs.
-
-    Returns:
-      The name of the page.
     """
     import jupytext
 
@@ -36,7 +33,6 @@ def write_notebook(file: pathlib.Path, folder: pathlib.Path, *, executed: pathli
     blocks = [block for cell in notebook.cells for block in _cell(cell, pictures)]
     blocks.insert(1, _about(file, has_output=any(cell.get("outputs") for cell in notebook.cells)))
     (folder / f"{file.stem}.md").write_text("\n\n".join(blocks) + "\n", encoding="utf-8")
-    return file.stem
 
 
 def run_notebook(file: pathlib.Path, folder: pathlib.Path) -> None:

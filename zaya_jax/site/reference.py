@@ -79,6 +79,7 @@ def config_page(modules: list[Module], names: Names) -> str:
         "`--config.SECTION.FIELD=VALUE`. Values are those of `zaya_jax.config`; the presets in `configs/` "
         "set their own. Which values go together is checked before anything is compiled.",
     ]
+    blocks[1] = linked(blocks[1], names)
     sections = [
         (module, name, node, parse(raw))
         for module in modules
@@ -86,6 +87,14 @@ def config_page(modules: list[Module], names: Names) -> str:
         for name, node, raw in public(module.tree.body)
         if isinstance(node, ast.ClassDef) and (name == "Config" or _SECTION.match(name))
     ]
+    # As options name them: of the sections, the fields of Config whose types they are.
+    prefixes = {"Config": ""} | {
+        ast.unparse(definition.annotation): f"{field}."
+        for _, name, node, _ in sections
+        if name == "Config"
+        for field, definition, _ in public(node.body)
+        if isinstance(definition, ast.AnnAssign)
+    }
     for module, name, node, docstring in sorted(sections, key=lambda each: each[1] != "Config"):
         explained = docstring.entries("Attributes")
         blocks += [f"## {name}", linked(docstring.text, names, module.name)]
@@ -97,9 +106,15 @@ def config_page(modules: list[Module], names: Names) -> str:
                     f"{module.name}.{name}.{field} is not explained; its class's Attributes must say it"
                 )
             text = linked(explained[field], names, module.name)
-            kind = f"`{ast.unparse(definition.annotation)}`{_default(definition)}"
-            blocks.append(f"**{field}**: {text}  \n{kind}")
+            blocks.append(f"**{prefixes.get(name, '')}{field}**: {text}  \n{_kind(definition)}")
     return "\n\n".join(blocks) + "\n"
+
+
+def _kind(node: ast.AnnAssign) -> str:
+    """The type of a field, which is a link if it is a section, and its default."""
+    text = ast.unparse(node.annotation)
+    section = re.search(r"\b[A-Z]\w*Config\b", text)
+    return (f"[`{text}`](#{section[0].lower()})" if section else f"`{text}`") + _default(node)
 
 
 def _default(node: ast.AnnAssign) -> str:
