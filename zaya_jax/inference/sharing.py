@@ -9,7 +9,7 @@ from zaya_jax.data.tokenizer import Tokenizer
 from zaya_jax.inference.completion import Completion, complete
 from zaya_jax.inference.generate import Settings
 from zaya_jax.inference.scoring import Scoring
-from zaya_jax.inference.workers import AHEAD, Desk, Replica, DeviceWork, Workers, deal
+from zaya_jax.inference.workers import AHEAD, Desk, DeviceWork, Replica, Workers, deal
 from zaya_jax.parallel import hosts
 from zaya_jax.parallel.orders import giving_orders, obey
 
