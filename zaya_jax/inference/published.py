@@ -82,7 +82,7 @@ class Beside:
 @functools.cache
 def published() -> tuple[dict[str, Benchmark], tuple[Model, ...]]:
     """All benchmarks by name, and all models."""
-    given = tomllib.loads(importlib.resources.files(__package__).joinpath(FILE).read_text("utf-8"))
+    given = tomllib.loads(importlib.resources.files("zaya_jax.inference").joinpath(FILE).read_text("utf-8"))
     benchmarks = {
         name: Benchmark(fields["title"], tuple(fields["tasks"]), tuple(fields["metrics"]))
         for name, fields in given["benchmarks"].items()

@@ -44,7 +44,7 @@ class WandbSink:
     """A run of Weights & Biases; offline it lies in the run folder, for `wandb sync`."""
 
     def __init__(self, config: Config, run_id: str):
-        import wandb  # seconds of imports, and optional
+        import wandb  # pyright: ignore[reportMissingImports]  # seconds of imports, and optional
 
         self._wandb = wandb
         self._run = wandb.init(
@@ -79,7 +79,7 @@ class TrackioSink:
     """A run of trackio, which keeps them in SQLite on this machine (TRACKIO_DIR)."""
 
     def __init__(self, config: Config, run_id: str):
-        import trackio  # seconds of imports, and optional
+        import trackio  # pyright: ignore[reportMissingImports]  # seconds of imports, and optional
 
         self._trackio = trackio
         # It knows runs by their names alone: another folder of this name would go on in the same run.
@@ -114,6 +114,11 @@ class _Told:
     run_id: str
     step: int = 0
     kinds: tuple[str, ...] = ()
+
+    @classmethod
+    def from_json(cls, said: dict[str, Any]) -> "_Told":
+        """As it was written down."""
+        return cls(said["run_id"], said["step"], tuple(said["kinds"]))
 
     def is_new(self, step: int, kind: str) -> bool:
         """Whether it was told nothing of this or a later step."""
@@ -249,7 +254,7 @@ def _read_told(file: pathlib.Path, names: list[str]) -> dict[str, _Told]:
     if file.is_file():
         with contextlib.suppress(ValueError, TypeError, AttributeError):  # a file that somebody has edited
             values: dict[str, dict[str, Any]] = json.loads(file.read_bytes())
-            told = {name: _Told(**(each | {"kinds": tuple(each["kinds"])})) for name, each in values.items()}
+            told = {name: _Told.from_json(each) for name, each in values.items()}
     # A kill leaves rows behind the last sync, which were told too.
     rows = _newest_rows(file.parent)
     for name in names:
