@@ -552,7 +552,7 @@ def test_help_shows_examples(verb):
     assert out.startswith(f"usage: zaya {verb}")
     examples = out.partition("examples:\n")[2].splitlines()
     assert len(examples) >= 3
-    assert all(f"zaya {verb} " in line for line in examples)
+    assert all(f"zaya {verb}" in line for line in examples)
 
 
 @pytest.mark.parametrize("command", ["", "--help"])

@@ -162,7 +162,7 @@ def _parser() -> Parser:
             "zaya eval runs/zaya1_8b --tasks=hellaswag,arc_easy --num-fewshot=5 --json=tasks.json",
             "zaya eval runs/tiny --tasks=mine --task-folder=tasks --limit=100 --samples=answers.jsonl",
             "zaya eval runs/sft --tasks=gsm8k --apply-chat-template",
-            "zaya eval runs/tiny --text book.txt --json=loss.json      # under zaya launch or srun: by all devices",
+            "zaya eval runs/tiny --text book.txt --json=loss.json     # under srun: by all",
         ),
     )
     parser.add_argument("run_folder", metavar="RUN", help="the folder of a run")
