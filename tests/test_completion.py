@@ -28,7 +28,8 @@ words=(${(s. .)LINE})
 COMP_LINE="$LINE" COMP_POINT=${#LINE}
 COMPREPLY=()
 _zaya
-print -l -- "${COMPREPLY[@]}"
+# What the line editor does with them: its own compgen leaves that to it.
+print -rl -- ${(M)COMPREPLY:#${(b)words[-1]}*}
 """
 
 

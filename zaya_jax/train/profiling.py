@@ -55,6 +55,7 @@ class Profiler:
 
     def _begin(self, step: int) -> None:
         try:
+            # Both forms: TensorBoard's knows the scopes of operations, Perfetto needs nothing installed.
             jax.profiler.start_trace(self._folder, create_perfetto_trace=True)
         except (RuntimeError, OSError) as error:  # a process has one profiler, which another may hold
             self._say(f"no trace, for the profiler does not begin: {error}")

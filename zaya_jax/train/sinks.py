@@ -142,6 +142,7 @@ class Sinks:
 
     def __init__(self, config: Config):
         self._config = config
+        # Each process would begin a run of its own there.
         self._wanted = wanted(config) if hosts.is_first() else []
         self._open: dict[str, Sink] = {}
         self._told: dict[str, _Told] | None = None
@@ -164,6 +165,7 @@ class Sinks:
         named = {f"{kind}/{name}": value for name, value in values.items()}
         for name, sink in list(self._open.items()):
             told = self._told_of(name)
+            # wandb drops a step that goes back with a warning, trackio draws it a second time.
             if told.is_new(step, kind):
                 with self._surviving(name):
                     sink.write(step, named)
@@ -187,6 +189,7 @@ class Sinks:
         for name, sink in list(self._open.items()):
             with self._surviving(name):
                 sink.close(failed=failed)
+        # Behind the sinks: a process that is killed while they send has told all that its file says.
         if self._open:
             self.sync()
         self._open = {}
