@@ -209,6 +209,7 @@ class Sinks:
             yield
         except Exception as error:
             self._open.pop(name, None)
+            # Their errors are pages of advice; a line of them says what is wrong.
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
             print(
                 f"{name} fails and is told no more ({reason}); the run goes on, and {METRICS_FILE} has all",
@@ -223,6 +224,7 @@ def open_sinks(config: Config) -> Iterator[Sinks]:
     Raises:
       ValueError: for one whose package is not installed here.
     """
+    # Before the run has a folder or compiles: afterwards a missing package would cost minutes.
     hosts.first_does("sinks", lambda: _check_packages(config))
     sinks = Sinks(config)
     try:
@@ -254,6 +256,7 @@ def _check_packages(config: Config) -> None:
 def _read_told(file: pathlib.Path, names: list[str]) -> dict[str, _Told]:
     """What sinks were told before, also of those that are off now; a new run for one that is new."""
     told: dict[str, _Told] = {}
+    # Also those that are off: a run that turns one on again goes on in the run that it had there.
     if file.is_file():
         with contextlib.suppress(ValueError, TypeError, AttributeError):  # a file that somebody has edited
             values: dict[str, dict[str, Any]] = json.loads(file.read_bytes())
