@@ -153,6 +153,12 @@ MISTAKES = (
     Mistake("keeping every none", SMALL + "--config.train.keep_every=0", "train.keep_every is 0; it must be above 0, or None for off"),
     Mistake("keeping what is not saved", SMALL + "--config.train.keep_every=6", "train.keep_every is 6 and train.checkpoint_every 4; it must be a multiple of that: only a step that is saved can stay"),
     Mistake("no floor of the disk", SMALL + "--config.train.min_free_gib=-1", "train.min_free_gib is -1.0; it must be above 0, or None for off"),
+    # train: who is told, and what is traced
+    Mistake("nowhere to keep runs", SMALL + "--config.log.wandb=cloud", 'log.wandb is \'cloud\'; it must be "off" or "online" or "offline"'),
+    Mistake("a run without a name", SMALL + "--config.log.name=", "log.name is empty; it must name the run"),
+    Mistake("trace of no step", SMALL + "--config.profile.first_step=0", "profile.first_step is 0; it must be above 0, or None for off"),
+    Mistake("trace by nobody", SMALL + "'--config.profile.processes=()'", "profile.processes is (); it must have numbers of processes, from 0"),
+    Mistake("dump of some", SMALL + "--xla-dump=some", "argument --xla-dump: invalid choice: 'some'"),
     # train: devices
     Mistake("batch and devices", SMALL + "--dry-run --devices=3", "data.batch_size is 4; it must be a multiple of 3: 3 devices times 1 microbatches"),
     Mistake("no devices", SMALL + "--dry-run --devices=0", "--devices is 0; it must be at least 1"),
