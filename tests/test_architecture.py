@@ -25,7 +25,9 @@ ROOMS = [
     "durable",
     "json_files",
     "config",
+    "config_help",
     "options",
+    "verbs",
     "parallel",
     "model",
     "optim",
@@ -44,7 +46,9 @@ ROOMS = [
     "supervise_command",
     "checkpoint_command",
     "doctor_command",
+    "completion_command",
     "cli",
+    "site",
 ]
 """From the ground up, as CONTRIBUTING.md has them; below them all are the kernels."""
 MESH_NAMES = {

@@ -2,6 +2,8 @@
 
 import argparse
 import ast
+import contextlib
+import contextvars
 import dataclasses
 import difflib
 import pathlib
@@ -9,18 +11,20 @@ import re
 import runpy
 import sys
 import typing
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from typing import IO, Any, Literal
 
 from ml_collections import ConfigDict
 
 from zaya_jax.config import CONFIG_FILE, Config, DataConfig, find_config
+from zaya_jax.config_help import describe_fields
 from zaya_jax.fields import did_you_mean, field_paths, to_plain
 from zaya_jax.json_files import read_limited
 
 DEFAULT_CONFIG = "configs/tiny.py"
 _REFUSED = re.compile(r"(?:invalid choice: '|unrecognized arguments: )([^\s'=]+)")
 """The word in argparse's sentences that it does not know."""
+HELP_CONFIG = "--help-config"
 SIMILAR = 0.8
 """Of two words that one may be typed for the other; among all config fields, something is like any word."""
 
@@ -48,6 +52,14 @@ class Parser(argparse.ArgumentParser):
         hint = did_you_mean(words[0], known) if words else ""
         raise ValueError(f"{message}; {hint or f'{self.prog} --help has the options'}")
 
+    def print_help(self, file: IO[str] | None = None) -> None:
+        """Prints what `--help` prints, or hands the parser to whoever asked for that."""
+        asked = _ASKED.get()
+        if asked is None:
+            super().print_help(file)
+        else:
+            asked.append(self)
+
     @property
     def option_names(self) -> list[str]:
         """With their dashes, --help included."""
@@ -58,11 +70,52 @@ class Parser(argparse.ArgumentParser):
 
         Raises:
           ValueError: for what is neither.
+          SystemExit: when the fields were to be shown, and are.
         """
+        words = sys.argv[1:] if argv is None else argv
+        pattern = next((word for word in words if word.partition("=")[0] == HELP_CONFIG), None)
+        # Before argparse looks: a verb that misses its other words shows its fields all the same.
+        if pattern is not None:
+            print(describe_fields(_config_among(words), pattern.partition("=")[2]))
+            sys.exit()
         options, overrides = self.parse_known_args(argv)
         for option in overrides:
             split_override(option, known=self.option_names)
         return options, overrides
+
+
+_ASKED: contextvars.ContextVar[list[Parser] | None] = contextvars.ContextVar("asked", default=None)
+"""Who wants parsers that are asked for help, in place of the help."""
+
+
+def parser_of(main: Callable[[Sequence[str]], Any], *words: str) -> Parser:
+    """The parser that a verb has for itself, or for a verb within it.
+
+    Args:
+      main: of the verb.
+      words: of a verb within it; none for its own.
+    """
+    asked: list[Parser] = []
+    token = _ASKED.set(asked)
+    try:
+        # Whoever has no options of its own prints help by the parser around it.
+        with contextlib.suppress(SystemExit):
+            main([*words, "--help"])
+    finally:
+        _ASKED.reset(token)
+    return asked[0]
+
+
+def _config_among(words: Sequence[str]) -> Config:
+    """The config that `--config` and fields among a verb's words make."""
+    path, overrides = DEFAULT_CONFIG, []
+    for i, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if name == "--config":
+            path = value if equals else (words[i + 1] if i + 1 < len(words) else path)
+        elif name.startswith("--config."):
+            overrides.append(word)
+    return load_config(path, overrides)
 
 
 def add_config_options(parser: Parser) -> None:
@@ -72,6 +125,12 @@ def add_config_options(parser: Parser) -> None:
         default=DEFAULT_CONFIG,
         metavar="FILE",
         help="a config file, or a run's config.json (default: %(default)s)",
+    )
+    parser.add_argument(
+        HELP_CONFIG,
+        nargs="?",
+        metavar="PART",
+        help="show all config fields, their values and what they mean, or those with PART in their names",
     )
     parser.add_argument_group(
         "config fields",

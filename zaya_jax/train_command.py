@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from zaya_jax.aegis.journal import SAMPLES_FILE, append_line, lines_of, parse_line
+from zaya_jax.aegis.journal import SAMPLES_FILE, XLA_FOLDER, append_line, lines_of, parse_line
 from zaya_jax.config import COURSE_OPTION, Config
 from zaya_jax.data.loader import evaluation_batches
 from zaya_jax.data.shards import Corpus
@@ -22,8 +22,11 @@ from zaya_jax.options import Parser, add_config_options, load_config
 from zaya_jax.parallel import hosts
 from zaya_jax.parallel.process_group import COORDINATOR, NUM_PROCESSES, PROCESS, find_process_group
 from zaya_jax.platform.host_memory import reuse_host_memory
+from zaya_jax.platform.xla_dump import dump_programs
 from zaya_jax.train.loop import TrainResult, train
+from zaya_jax.train.metrics import SAMPLE_TAG, write_text
 from zaya_jax.train.programs import whole_variables
+from zaya_jax.train.sinks import Sinks, open_sinks
 from zaya_jax.train.stopping import Stopped
 
 SAMPLE_TEMPERATURE = 0.7
@@ -54,21 +57,35 @@ def main(argv: Sequence[str] | None = None) -> None:
         num_processes=options.num_processes,
         process=options.process_id,
     )
+    if options.xla_dump is not None:
+        _dump_programs(
+            config, process=group.process if group is not None else 0, of_all=options.xla_dump == "all"
+        )
     stopped: Stopped | None = None
     with hosts.joined(group, limit_seconds=options.wait):
         try:
-            result = train(
-                config,
-                overwrite=options.overwrite,
-                change_course=options.change_course,
-                replay_check=options.replay_check,
-            )
-            report(result)
+            with open_sinks(config) as sinks:
+                result = train(
+                    config,
+                    overwrite=options.overwrite,
+                    change_course=options.change_course,
+                    replay_check=options.replay_check,
+                    sinks=sinks,
+                )
+                report(result, sinks)
         except Stopped as found:
             stopped = found
             print(f"saved at step {stopped.step}; the same command goes on")
     if stopped is not None:
         sys.exit(stopped.exit_code)
+
+
+def _dump_programs(config: Config, *, process: int, of_all: bool) -> None:
+    folder = pathlib.Path(config.run_folder) / XLA_FOLDER
+    if of_all:
+        dump_programs(folder / f"process-{process}")
+    elif process == 0:
+        dump_programs(folder)
 
 
 def config_of(words: Sequence[str]) -> Config:
@@ -108,6 +125,13 @@ def _parser() -> Parser:
         metavar="N",
         help="repeat N recorded steps before the run goes on, and stop if their losses are others",
     )
+    parser.add_argument(
+        "--xla-dump",
+        nargs="?",
+        const="first",
+        choices=("first", "all"),
+        help=f"have XLA write its programs into {XLA_FOLDER}/ of the run: the first process, or all",
+    )
     parser.add_argument("--dry-run", action="store_true", help="say what the run would be, and stop")
     parser.add_argument("--devices", type=int, help="with --dry-run: how many share the batch")
     _add_process_options(parser)
@@ -131,25 +155,29 @@ def _add_process_options(parser: Parser) -> None:
     )
 
 
-def report(result: TrainResult) -> None:
+def report(result: TrainResult, sinks: Sinks | None = None) -> None:
     """Prints what a run reached, a sample, and how to go on."""
     print(f"\nheld-out: {result.validation_bits_per_byte:.4f} bits/byte ({_compressors(result.corpus)})")
     if result.config.train.sample_tokens:
         sample = _sample(result)
         print(f"\nsample at temperature {SAMPLE_TEMPERATURE}:\n{sample}")
-        _keep_sample(result.config, sample)
+        _keep_sample(result.config, sample, sinks)
     if result.corpus.chat_template is not None:
         print(f"\ngo on with: zaya generate {shlex.quote(result.config.run_folder)} --chat --prompt=Hello")
     else:
         print(f"\ngo on with: {generate_command(result.config.run_folder, _held_out_text(result))}")
 
 
-def _keep_sample(config: Config, text: str) -> None:
+def _keep_sample(config: Config, text: str, sinks: Sinks | None) -> None:
     """Writes a sample down beside the run's metrics, once: a finished run makes the same one again."""
+    step = config.train.num_steps
     path = pathlib.Path(config.run_folder) / SAMPLES_FILE
-    line = {"step": config.train.num_steps, "temperature": SAMPLE_TEMPERATURE, "text": text}
+    line = {"step": step, "temperature": SAMPLE_TEMPERATURE, "text": text}
     if hosts.is_first() and line not in map(parse_line, lines_of(path)):
         append_line(path, line)
+        write_text(config.run_folder, step, SAMPLE_TAG, text)
+        if sinks is not None:
+            sinks.text(step, SAMPLE_TAG, text)
 
 
 def generate_command(run_folder: str, text: str) -> str:

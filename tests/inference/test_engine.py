@@ -129,8 +129,9 @@ def prompt_of(length, seed=0):
 
 
 def test_short_prompts_and_other_settings_compile_nothing():
-    engine, requests = engine_of(SMALL), [Request(prompt=prompt_of(33), max_new_tokens=4)]
-    run_all(engine, requests)
+    engine = engine_of(SMALL)
+    run_all(engine, [Request(prompt=prompt_of(33), max_new_tokens=4)] * SLOTS)
+    # The first of them wrote alone while the others were read, which is another program.
     compiled = read_chunk._cache_size(), write_tokens._cache_size()
     requests = [
         Request(prompt=prompt_of(1), max_new_tokens=1),
@@ -153,14 +154,21 @@ def test_the_next_turn_reads_only_what_is_new(config):
     second = Request(
         prompt=(*first.prompt, *answer.text, *prompt_of(5, seed=1)), max_new_tokens=NUM_NEW, temperature=0.9
     )
-    assert_is_alone(config, second, run_all(engine, [second])[0])
+    listener = Listener()
+    ticket = engine.submit(second, listener)
+    while engine.step():
+        pass
+    assert_is_alone(config, second, listener)
     # Read were the prompt and all of the answer but its last token, and kept are whole blocks of these.
     kept = (33 + NUM_NEW - 1) // CHUNK * CHUNK
+    assert ticket.num_cached == kept
     stats = engine.stats()
     assert (stats.tokens_from_prefixes, stats.tokens_prefilled) == (kept, 33 + 58 - kept)
     other = dataclasses.replace(second, prompt=(prompt_of(1)[0] ^ 1, *second.prompt[1:]))
     assert_is_alone(config, other, run_all(engine, [other])[0])  # all but the first token alike
     assert engine.stats().tokens_from_prefixes == kept
+    assert_is_alone(config, other, run_all(engine, [other])[0])  # its later blocks are its own
+    assert engine.stats().tokens_from_prefixes == kept + (58 - 1) // CHUNK * CHUNK
 
 
 def test_answers_to_one_prompt_read_it_once():

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from small_models import EXECUTION, SLIDING
 
-from zaya_jax.inference.requests import ScoringRequest, pack, request_of, rolling_requests
-from zaya_jax.inference.scoring import Scorer, Scores, make_scorer, score, score_batch, scored_batches
+from zaya_jax.inference.requests import ScoringRequest, fill, pack, request_of, rolling_requests
+from zaya_jax.inference.scoring import Scorer, make_scorer, score, score_batch, scored_batches
+from zaya_jax.inference.workers import Workers
 from zaya_jax.model.zaya import Zaya
 
 LENGTH, PREFIX = 32, 2
@@ -131,7 +132,7 @@ def test_of_equally_likely_tokens_the_first_is_the_likeliest():
 )
 def test_rows_are_as_long_as_what_they_hold_needs(context, longest, shape):
     requests = [ScoringRequest(np.zeros(size + 1, np.int32), 1) for size in (1, longest)]
-    assert Scorer(load()[0], {}, context, PREFIX).shape_of(requests) == shape
+    assert Scorer(Workers((), ()), context, PREFIX).shape_of(requests) == shape
 
 
 def test_an_empty_context_begins_with_the_prefix():
@@ -174,20 +175,23 @@ def test_sums_by_position_are_those_of_all_tokens():
         classes_N = np.floor(np.log2(positions_N + 1)).astype(int)
         np.add.at(log_probs, classes_N, log_prob_N)
         np.add.at(numbers, classes_N, 1)
-    batches: list[Scores] = [scores for _, scores in scored_batches(scorer(), requests)]
+    batches = list(scored_batches(scorer(), requests))
     assert len(batches) > 1
-    np.testing.assert_allclose(sum(each.log_prob_J for each in batches), log_probs, rtol=1e-5, atol=1e-5)
-    np.testing.assert_array_equal(sum(each.num_J for each in batches), numbers)
+    np.testing.assert_allclose(sum(np.array(each.log_prob_J) for each in batches), log_probs, 1e-5, 1e-5)
+    np.testing.assert_array_equal(sum(np.array(each.num_J) for each in batches), numbers)
 
 
 def test_rows_are_filled_and_no_request_is_lost():
     requests = some_requests()
-    places = [place for placed, _ in pack(requests, num_rows=2, length=LENGTH) for place in placed]
-    assert sorted(place.request for place in places) == list(range(len(requests)))
-    rows = sum(
-        int(batch.segments_BT.any(axis=1).sum()) for _, batch in pack(requests, num_rows=2, length=LENGTH)
-    )
-    assert rows <= -(-sum(request.num_read for request in requests) // LENGTH) + 1
+    batches = list(pack(requests, num_rows=2, length=LENGTH))
+    assert sorted(number for rows in batches for row in rows for number in row) == list(range(len(requests)))
+    num_rows = 0
+    for rows in batches:
+        held = [[requests[number] for number in row] for row in rows]
+        places, batch = fill(held, num_rows=2, length=LENGTH)
+        assert len({(place.row, place.last) for place in places}) == sum(map(len, rows))
+        num_rows += int(batch.segments_BT.any(axis=1).sum())
+    assert num_rows <= -(-sum(request.num_read for request in requests) // LENGTH) + 1
 
 
 @pytest.mark.parametrize(

@@ -118,15 +118,6 @@ def test_contexts_and_rows_are_as_asked_for(run):
     assert found["text"]["positions"][-1]["last"] == 16
 
 
-def test_several_processes_would_all_do_the_same(run, monkeypatch, capsys):
-    group = {"COORDINATOR_ADDRESS": "localhost:1", "NUM_PROCESSES": "2", "PROCESS_ID": "0"}
-    for name, value in group.items():
-        monkeypatch.setenv(f"JAX_{name}", value)
-    with pytest.raises(SystemExit):
-        evaluate(run[0], "--text", str(run[0] / "short.txt"))
-    assert "this is one of 2 processes, and each would do the same" in capsys.readouterr().err
-
-
 def test_progress_counts_each_token_once(run):
     _, model, variables = run
     scorer = make_scorer(model, variables, length=CONTEXT, prefix_id=2, num_rows=1)

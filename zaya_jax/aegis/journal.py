@@ -17,8 +17,10 @@ SIGHTINGS_FOLDER = "sightings"
 """What agents saw of their nodes."""
 LEFT_OUT_FILE = "left_out.txt"
 """Nodes that a run is not to use again, a line each, for whoever goes on with it."""
-BESIDE = EVENTS_FILE, SIGHTINGS_FOLDER, LEFT_OUT_FILE
-"""What may lie in a run's folder before the run does: its supervisor begins earlier."""
+XLA_FOLDER = "xla"
+"""Programs of a run as its compiler wrote them down, where that was asked for."""
+BESIDE = EVENTS_FILE, SIGHTINGS_FOLDER, LEFT_OUT_FILE, XLA_FOLDER
+"""What may lie in a run's folder before the run does: its supervisor and its compiler begin earlier."""
 METRICS_FILE = "metrics.jsonl"
 """What a run tells of its steps, which `train/metrics.py` writes."""
 TRAIN, VALIDATION = "train", "validation"

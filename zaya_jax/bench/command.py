@@ -9,6 +9,7 @@ from zaya_jax.bench import (
     collectives_command,
     data,
     experts,
+    generation,
     gradient_sum,
     kernel_times,
     loss_memory,
@@ -16,6 +17,7 @@ from zaya_jax.bench import (
     optimizer_share,
     optimizers,
     products,
+    rsa,
     storage,
     torch_comparison,
 )
@@ -35,13 +37,15 @@ ONCE = {
     "optimizers": optimizers.run,
 }
 CHECKPOINT = "checkpoint"
-OF_MACHINES = {
+WITH_OPTIONS = {
     "collectives": collectives_command.main,
     "gemm": products.main,
+    "generation": generation.main,
     "hbm": memory_passes.main,
+    "rsa": rsa.main,
     "storage": storage.main,
 }
-"""What measures a machine, and has options of its own: `zaya bench collectives --help`."""
+"""What has options of its own: `zaya bench collectives --help`. Most of it measures a machine."""
 ROUNDS = 5
 
 
@@ -52,8 +56,8 @@ def main(argv: Sequence[str] | None = None) -> None:
       ValueError: for options that do not go together.
     """
     words = list(sys.argv[1:] if argv is None else argv)
-    if words and words[0] in OF_MACHINES:
-        OF_MACHINES[words[0]](words[1:])
+    if words and words[0] in WITH_OPTIONS:
+        WITH_OPTIONS[words[0]](words[1:])
         return
     parser = Parser(
         "bench",
@@ -65,7 +69,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         "the optimiser takes of a step on 8 devices. balancing: how soon each rule evens out the "
         "experts' load; a picture. checkpoint: how long a save blocks training and when it is safe, by one "
         "writer, by Orbax and by us, in 1, 2 and 4 processes. data: tokens a second into a corpus and out of "
-        "it, beside datasets.map and a memory-mapped file, and memory as the text grows.",
+        "it, beside datasets.map and a memory-mapped file, and memory as the text grows. generation: tokens "
+        "a second, latencies and memory beside transformers. rsa: what Markovian RSA is right in, and votes.",
         (
             "zaya bench torch",
             "zaya bench torch --rounds 10",
@@ -75,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             "zaya bench checkpoint --gib 8 --folder /big/disk",
         ),
     )
-    parser.add_argument("what", choices=[*REPEATED, *ONCE, CHECKPOINT, *OF_MACHINES], help="what to measure")
+    parser.add_argument("what", choices=[*REPEATED, *ONCE, CHECKPOINT, *WITH_OPTIONS], help="what to measure")
     parser.add_argument(
         "--rounds",
         type=int,

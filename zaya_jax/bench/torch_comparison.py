@@ -98,7 +98,7 @@ def run(*, rounds: int) -> None:
         f"{count_parameters(MODEL):,} parameters, float32, batch {BATCH} x {LENGTH}, AdamW on all sides; "
         f"best of {rounds}, in turn, each side in a process of its own. {COMPARED}"
     )
-    why_not = _why_not_compiled()
+    why_not = why_not_compiled()
     columns = ("ours,\ntokens/s", "trans-\nformers", "ratio", "aim", "com-\npiled", "ratio")
     columns = (*columns, "ours of\nceiling", "theirs of\nceiling")
     table = Table(
@@ -136,7 +136,7 @@ def _cells(row: _Row, seconds: dict[str, float]) -> tuple[str, ...]:
     return *rates, f"{theirs / ours:.2f}x", row.aim, *compiled, *shares
 
 
-def _why_not_compiled() -> str | None:
+def why_not_compiled() -> str | None:
     """Why `torch.compile` is of no use here, in a sentence; None where it works."""
     try:
         best_in_turn({"torch.compile": compile_a_sum}, rounds=1, limit=COMPILE_SECONDS)

@@ -38,10 +38,30 @@ def best_in_turn(
     Raises:
       RuntimeError: when a process fails, ends before its time, or takes longer.
     """
+    times = _in_turn(programs, seconds, rounds, limit)
+    return {name: min(each) for name, each in times.items()}
+
+
+def answers_in_turn(
+    programs: dict[str, Program], *, rounds: int, limit: float = LIMIT_SECONDS
+) -> dict[str, list[Any]]:
+    """What the calls of each program return, which measure for themselves: all of them, as `best_in_turn`."""
+    return _in_turn(programs, _call, rounds, limit)
+
+
+def _call(call: Callable[[], Any]) -> Any:
+    return call()
+
+
+def _in_turn(
+    programs: dict[str, Program], measure: Callable[[Callable[[], Any]], Any], rounds: int, limit: float
+) -> dict[str, list[Any]]:
     with contextlib.ExitStack() as stack:
-        running = [stack.enter_context(_running(name, make, limit)) for name, make in programs.items()]
-        times = [[process.turn() for process in running] for _ in range(rounds)]
-    return dict(zip(programs, map(min, zip(*times, strict=True)), strict=True))
+        running = [
+            stack.enter_context(_running(name, make, measure, limit)) for name, make in programs.items()
+        ]
+        answers = [[process.turn() for process in running] for _ in range(rounds)]
+    return dict(zip(programs, map(list, zip(*answers, strict=True)), strict=True))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,8 +79,8 @@ class _Process:
     connection: Connection
     limit: float
 
-    def turn(self) -> float:
-        """Seconds that one call of the program took."""
+    def turn(self) -> Any:
+        """What is measured of one call of the program."""
         time.sleep(SETTLING_SECONDS)
         with contextlib.suppress(ConnectionError):  # from a process that has ended; its answer says so
             self.connection.send(None)
@@ -80,11 +100,13 @@ class _Process:
 
 
 @contextlib.contextmanager
-def _running(name: str, make: Program, limit: float) -> Iterator[_Process]:
+def _running(
+    name: str, make: Program, measure: Callable[[Callable[[], Any]], Any], limit: float
+) -> Iterator[_Process]:
     """A process that is ready; it ends with the block."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
-    process = context.Process(target=_serve, args=(make, there), daemon=True)
+    process = context.Process(target=_serve, args=(make, measure, there), daemon=True)
     process.start()
     there.close()
     try:
@@ -98,15 +120,15 @@ def _running(name: str, make: Program, limit: float) -> Iterator[_Process]:
         process.join()
 
 
-def _serve(make: Program, connection: Connection) -> None:
-    """Times a call whenever it is asked to."""
+def _serve(make: Program, measure: Callable[[Callable[[], Any]], Any], connection: Connection) -> None:
+    """Measures a call whenever it is asked to."""
     try:
         call = make()
-        answer = seconds(call)  # compiles, and is not counted
+        answer = measure(call)  # compiles, and is not counted
         while True:
             connection.send(answer)
             connection.recv()
-            answer = seconds(call)
+            answer = measure(call)
     except EOFError:  # nobody asks any more
         return
     except Exception as error:

@@ -29,12 +29,12 @@ class SavedRun:
 
 
 def load_run(run_folder: str | pathlib.Path) -> SavedRun:
-    """Reads a run's config and its newest weights, onto the first device.
+    """Reads a run's config and its newest weights, onto the first device of this process.
 
     Raises:
       ValueError: when the folder is no run, or holds no checkpoint.
     """
-    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     read_config(run_folder)  # whether it is a run comes before whether its checkpoint is whole
     saved = SavedStep(str(run_folder), require_step(run_folder))
     return load_weights(saved, lambda tree: jax.tree.map(lambda _: device, tree))

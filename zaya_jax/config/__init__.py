@@ -12,10 +12,12 @@ from zaya_jax.config.data import DataConfig, MixtureConfig
 from zaya_jax.config.dpo import DpoConfig
 from zaya_jax.config.execution import ExecutionConfig
 from zaya_jax.config.files import CONFIG_FILE, find_config, find_file, lies_in
+from zaya_jax.config.log import LogConfig
 from zaya_jax.config.lora import LoraConfig
 from zaya_jax.config.model import HYBRID, HYBRID_SLIDING, ModelConfig
 from zaya_jax.config.optimizer import OptimizerConfig
 from zaya_jax.config.phases import PhaseConfig, in_phase
+from zaya_jax.config.profile import ProfileConfig
 from zaya_jax.config.resume import (
     COURSE_OPTION,
     KINDS,
@@ -44,12 +46,14 @@ __all__ = [
     "ExecutionConfig",
     "FieldChange",
     "Kind",
+    "LogConfig",
     "LoraConfig",
     "MixtureConfig",
     "ModelConfig",
     "OptimizerConfig",
     "Phase",
     "PhaseConfig",
+    "ProfileConfig",
     "StepRange",
     "TrainConfig",
     "WatchConfig",

@@ -79,6 +79,8 @@ KINDS = {
     "execution": Kind.EXECUTION,
     # It ends a process sooner or later, and the next one goes on.
     "watch": Kind.KEEPING,
+    "log": Kind.KEEPING,
+    "profile": Kind.KEEPING,
     # Their names, in their order. One more with longer sequences would shuffle its corpora anew, from the
     # first step on: a corpus is shuffled in pieces that the lengths of all phases divide.
     "phases": Kind.LEARNED,

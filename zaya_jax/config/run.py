@@ -10,10 +10,12 @@ from zaya_jax.config.balancing import BalancingConfig
 from zaya_jax.config.data import DataConfig
 from zaya_jax.config.dpo import DpoConfig
 from zaya_jax.config.execution import ExecutionConfig
+from zaya_jax.config.log import LogConfig
 from zaya_jax.config.lora import LoraConfig
 from zaya_jax.config.model import ModelConfig
 from zaya_jax.config.optimizer import OptimizerConfig
 from zaya_jax.config.phases import SECTIONS, PhaseConfig, in_phase, merge, num_steps
+from zaya_jax.config.profile import ProfileConfig
 from zaya_jax.config.rules import require, require_different
 from zaya_jax.config.train import TrainConfig
 from zaya_jax.config.watch import WatchConfig
@@ -61,6 +63,8 @@ class Config:
       train: the run around the step.
       execution: how all of it is computed.
       watch: how long it may stand still.
+      log: who is told of it.
+      profile: which of its steps are traced.
       phases: the parts of the run, one after the other; without any, the run is one phase of
         `train.num_steps`.
     """
@@ -75,6 +79,8 @@ class Config:
     train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
     execution: ExecutionConfig = dataclasses.field(default_factory=ExecutionConfig)
     watch: WatchConfig = dataclasses.field(default_factory=WatchConfig)
+    log: LogConfig = dataclasses.field(default_factory=LogConfig)
+    profile: ProfileConfig = dataclasses.field(default_factory=ProfileConfig)
     phases: tuple[PhaseConfig, ...] = ()
 
     def __post_init__(self):

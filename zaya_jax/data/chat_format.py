@@ -56,18 +56,35 @@ class ChatFormat:
         Raises:
           ValueError: as `ChatTemplate.render`.
         """
-        rendered = self.template.render(
-            messages,
-            specials=self.specials,
-            variables=self._variables,
-            add_generation_prompt=add_generation_prompt,
-        )
+        rendered = self._render(messages, add_generation_prompt=add_generation_prompt)
         found = list(self._tokens(rendered))
         tokens_T, firsts_T, lasts_T = np.array(found, np.int32).reshape(-1, 3).T
         learned_T = np.zeros(len(found), np.bool_)
         for first, last in rendered.generated:
             learned_T |= (firsts_T < last) & (lasts_T > first)
         return EncodedChat(tokens_T, learned_T)
+
+    def text(self, messages: Sequence[Message], *, goes_on: bool = False) -> str:
+        """A chat as text, with the names of special tokens, up to where the assistant's next turn begins.
+
+        Args:
+          messages: at least one.
+          goes_on: whether the last one is the assistant's, and is to go on: the text then ends with it, as
+            with transformers' `continue_final_message`.
+
+        Raises:
+          ValueError: as `ChatTemplate.render`, and if the template does not write the last message.
+        """
+        text = self._render(messages, add_generation_prompt=not goes_on).text
+        if not goes_on:
+            return text
+        last = messages[-1].content
+        place = text.rfind(last.strip())
+        if place < 0:
+            raise ValueError(f"the chat template {self.template.name} does not write the last message")
+        # A template may take space away behind what was said.
+        end = place + len(last.lstrip())
+        return text[:end] if text[place:end] == last.lstrip() else text[: place + len(last.strip())]
 
     def prompt(self, content: str) -> list[int]:
         """Tokens of a user's turn, up to where the assistant's begins."""
@@ -117,6 +134,14 @@ class ChatFormat:
         names = {number: name for name, number in self.specials.items()}
         ids = {which: getattr(self.tokenizer, f"{which}_id") for which in ("bos", "eos", "pad")}
         return {f"{which}_token": names[number] for which, number in ids.items() if number in names}
+
+    def _render(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> Rendered:
+        return self.template.render(
+            messages,
+            specials=self.specials,
+            variables=self._variables,
+            add_generation_prompt=add_generation_prompt,
+        )
 
     def _tokens(self, rendered: Rendered) -> Iterator[tuple[int, int, int]]:
         """Each token with its first character and the one behind its last."""

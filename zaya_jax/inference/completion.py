@@ -118,8 +118,9 @@ def stream_text(
     Raises:
       ValueError: as `complete`, at the call and not at the first piece.
     """
-    tokens = tokens_of_one(follow(model, variables, [prompt], settings, chunk=SHOW_EVERY))
-    return text_of(tokenizer, tokens, settings, stop=stop, marks=marks)
+    # First of all what looks at the stop strings: behind it the prompt is read.
+    writer = _writer_of(tokenizer, settings, stop, marks)
+    return _pieces(writer, tokens_of_one(follow(model, variables, [prompt], settings, chunk=SHOW_EVERY)))
 
 
 def text_of(
@@ -131,9 +132,14 @@ def text_of(
     marks: Mapping[int, str] | None = None,
 ) -> Iterator[Piece]:
     """The text of one prompt's tokens as they come; the other arguments are those of `stream_text`."""
+    return _pieces(_writer_of(tokenizer, settings, stop, marks), tokens)
+
+
+def _writer_of(
+    tokenizer: Tokenizer, settings: Settings, stop: Sequence[str], marks: Mapping[int, str] | None
+) -> Writer:
     (limit,) = settings.limits(1)
-    writer = Writer(tokenizer, limit=limit, eos_id=settings.eos_id, stop=stop, marks=marks)
-    return _pieces(writer, tokens)
+    return Writer(tokenizer, limit=limit, eos_id=settings.eos_id, stop=stop, marks=marks)
 
 
 def _pieces(writer: Writer, tokens: Iterator[int]) -> Iterator[Piece]:

@@ -141,7 +141,7 @@ class Engine:
         self.prefill_chunk, self._max_waiting = prefill_chunk, max_waiting
         self.prefixes = Prefixes(prefix_bytes) if prefixes is None else prefixes
         self._cache = init_slots(model.config, num_slots, max_length, model.execution.dtype)
-        self._free = list(reversed(range(num_slots)))
+        self._free = list(range(num_slots))
         self._texts: list[RunningText] = []
         self._waiting: collections.deque[Ticket] = collections.deque()
         self._changed = threading.Condition()
@@ -235,7 +235,9 @@ class Engine:
         """Gives free slots to those who have waited longest."""
         with self._changed:
             while self._free and self._waiting:
-                self._texts.append(RunningText(self._waiting.popleft(), self._free.pop()))
+                row = min(self._free)  # few texts are in few first rows, of which alone a step costs
+                self._free.remove(row)
+                self._texts.append(RunningText(self._waiting.popleft(), row))
 
     def _next_to_read(self, reading: Sequence[RunningText]) -> RunningText:
         """By turns that which came first and that which is done soonest."""
@@ -304,7 +306,8 @@ class Engine:
         """Writes a token in each of these rows, or as many as nothing comes between."""
         if self.prefixes.keeps_any:  # blocks are kept when they are whole, and not later
             num_steps = min(num_steps, *(_to_multiple(text.length, self.prefill_chunk) for text in texts))
-        rows, choosing = self._rows(texts), self._choosing(self._by_row(texts))
+        by_row = self._by_row(texts)
+        rows, choosing = _row_states(by_row), self._choosing(by_row)
         program = self._model, self._variables, self._cache
         steps = np.int32(num_steps)
         self._cache, did = write_tokens(*program, rows, choosing, steps, most_steps=MOST_STEPS)
@@ -370,19 +373,14 @@ class Engine:
             self._num_generated += generated
 
     def _by_row(self, texts: Sequence[RunningText]) -> list[RunningText | None]:
-        by_row: list[RunningText | None] = [None] * self.num_slots
+        """The texts of the first rows, of which so many take part that there are few programs."""
+        num_rows = 1
+        while num_rows <= max(text.row for text in texts):
+            num_rows *= 4
+        by_row: list[RunningText | None] = [None] * min(num_rows, self.num_slots)
         for text in texts:
             by_row[text.row] = text
         return by_row
-
-    def _rows(self, texts: Sequence[RunningText]) -> RowStates:
-        newest_B, length_B, left_B = np.zeros((3, self.num_slots), np.int32)
-        eos_B = np.full(self.num_slots, NO_EOS, np.int32)
-        for text in texts:
-            newest_B[text.row], length_B[text.row] = text.tokens[-1], text.length
-            left_B[text.row] = text.steps_left
-            eos_B[text.row] = NO_EOS if text.request.eos_id is None else text.request.eos_id
-        return RowStates(*map(jnp.asarray, (newest_B, length_B, left_B, eos_B)))
 
     def _choosing(self, texts: Sequence[RunningText | None]) -> Choosing:
         """How rows choose; those without a text as it costs least."""
@@ -454,6 +452,17 @@ def _tell(ticket: Ticket, event: Event) -> None:
     except Exception:
         _LOG.exception("whoever asked for a text failed to take it, and the text ends")
         ticket.cancel()
+
+
+def _row_states(texts: Sequence[RunningText | None]) -> RowStates:
+    """Where rows are; those without a text have no steps left."""
+    newest_B, length_B, left_B = np.zeros((3, len(texts)), np.int32)
+    eos_B = np.full(len(texts), NO_EOS, np.int32)
+    for row, text in enumerate(texts):
+        if text is not None:
+            newest_B[row], length_B[row], left_B[row] = text.tokens[-1], text.length, text.steps_left
+            eos_B[row] = NO_EOS if text.request.eos_id is None else text.request.eos_id
+    return RowStates(*map(jnp.asarray, (newest_B, length_B, left_B, eos_B)))
 
 
 def _to_multiple(length: int, of: int) -> int:

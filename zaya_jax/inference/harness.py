@@ -7,6 +7,7 @@ a text that is scored whole, which has that token as its prefix besides. Imports
 
 import dataclasses
 import itertools
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,11 +17,14 @@ from lm_eval.models.utils import (  # pyright: ignore[reportMissingImports]
     postprocess_generated_text,
 )
 
+from zaya_jax.data.chat_format import ChatFormat
+from zaya_jax.data.chat_records import Message
 from zaya_jax.data.tokenizer import Tokenizer
-from zaya_jax.inference.completion import complete
+from zaya_jax.inference.conversation import SYSTEM
 from zaya_jax.inference.generate import Settings
 from zaya_jax.inference.requests import request_of, rolling_requests
 from zaya_jax.inference.scoring import Scorer, score
+from zaya_jax.inference.sharing import Writing
 from zaya_jax.progress import CountProgress
 
 NEW_TOKENS = 256
@@ -77,14 +81,15 @@ def wanted_of(options: Mapping[str, Any], length: int) -> Wanted:
 class HarnessModel(TemplateLM):
     """A network behind the three questions that tasks ask.
 
-    Attributes:
+    Args:
       scorer: the network, and the longest context.
       tokenizer: of its texts.
+      chat_format: how it was taught chats; None for one that was not. An answer then ends with its turn too.
     """
 
-    def __init__(self, scorer: Scorer, tokenizer: Tokenizer):
+    def __init__(self, scorer: Scorer, tokenizer: Tokenizer, chat_format: ChatFormat | None = None):
         super().__init__()
-        self.scorer, self.ours = scorer, tokenizer
+        self.scorer, self.ours, self.chat_format = scorer, tokenizer, chat_format
 
     @property
     def eot_token_id(self) -> int:
@@ -100,6 +105,39 @@ class HarnessModel(TemplateLM):
     def max_length(self) -> int:
         """Tokens that the network reads at most."""
         return self.scorer.length
+
+    @property
+    def tokenizer_name(self) -> str:
+        """By which lm-eval tells apart what it keeps of requests."""
+        return self.ours.name.replace("/", "__")
+
+    def chat_template(self, chat_template: bool | str = False) -> str | None:
+        """The template in Jinja, which lm-eval writes down."""
+        return self.chat_format.template.text if chat_template and self.chat_format is not None else None
+
+    def apply_chat_template(
+        self, chat_history: Sequence[Mapping[str, str]], add_generation_prompt: bool = True
+    ) -> str:
+        """A conversation as text, up to where the assistant goes on.
+
+        Args:
+          chat_history: turns, of "role" and "content".
+          add_generation_prompt: whether its turn is yet to begin; else the last one is its own, and goes on.
+
+        Raises:
+          ValueError: as `ChatTemplate.render`.
+        """
+        assert self.chat_format is not None, "run_tasks has seen to it"
+        messages = [Message(turn["role"], turn["content"]) for turn in chat_history]
+        try:
+            return self.chat_format.text(messages, goes_on=not add_generation_prompt)
+        except ValueError:
+            turns = [message for message in messages if message.role != SYSTEM]
+            if len(turns) == len(messages):
+                raise
+            # Some templates know no such turn, and lm-eval's own backend leaves it out then.
+            logging.getLogger("lm_eval").warning("the chat template refuses a system's turn; it is left out")
+            return self.chat_format.text(turns, goes_on=not add_generation_prompt)
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **unused: Any) -> list[int]:
         """Tokens of a text, behind the one that begins documents unless it is there or not wanted."""
@@ -137,9 +175,15 @@ class HarnessModel(TemplateLM):
         prompts = [self.tok_encode(request.args[0]) for request in requests]
         answers = [""] * len(requests)
         with CountProgress("generate_until", len(requests)) as progress:
-            for seed, numbers in enumerate(self._batches(wanted, [len(prompt) for prompt in prompts])):
-                texts = self._generate([prompts[number] for number in numbers], wanted[numbers[0]], seed=seed)
-                for number, text in zip(numbers, texts, strict=True):
+            batches = self._batches(wanted, [len(prompt) for prompt in prompts])
+            works = (
+                self._writing([prompts[number] for number in numbers], wanted[numbers[0]], seed=seed)
+                for seed, numbers in enumerate(batches)
+            )
+            for numbers, texts in zip(batches, self.scorer.workers.answers(works), strict=True):
+                until = list(wanted[numbers[0]].until)
+                for number, written in zip(numbers, texts, strict=True):
+                    text = postprocess_generated_text(written, until, think_end_token=None)
                     answers[number] = text
                     self.cache_hook.add_partial("generate_until", requests[number].args, text)
                 progress.advance(len(numbers))
@@ -158,8 +202,8 @@ class HarnessModel(TemplateLM):
             found += [ordered[i : i + size] for i in range(0, len(ordered), size)]
         return found
 
-    def _generate(self, prompts: list[list[int]], wanted: Wanted, *, seed: int) -> list[str]:
-        """Answers to prompts, of each the end that leaves room for an answer of full length."""
+    def _writing(self, prompts: list[list[int]], wanted: Wanted, *, seed: int) -> Writing:
+        """Has prompts answered, of each the end that leaves room for an answer of full length."""
         room = self.max_length - wanted.max_new_tokens
         settings = Settings(
             max_new_tokens=wanted.max_new_tokens,
@@ -168,16 +212,13 @@ class HarnessModel(TemplateLM):
             top_p=wanted.top_p,
             # Of the batch: asked the same twice, a task that samples wants two answers.
             seed=seed,
-            eos_id=self.eot_token_id,
+            eos_id=self.eot_token_id if self.chat_format is None else self.chat_format.end_id,
         )
-        found = complete(
-            self.scorer.model,
-            self.scorer.variables,
-            self.ours,
+        return Writing(
             [prompt[-room:] for prompt in prompts],
             settings,
-            stop=tuple(filter(None, wanted.until)),
+            tuple(filter(None, wanted.until)),
+            self.ours,
+            # As an export's generation config has it: the end of a document still ends a text.
+            last_id=self.eot_token_id,
         )
-        return [
-            postprocess_generated_text(each.text, list(wanted.until), think_end_token=None) for each in found
-        ]

@@ -31,8 +31,6 @@ class ScoringRequest:
 class Place:
     """Where a request stands in a batch."""
 
-    request: int
-    """Its number among all requests."""
     row: int
     last: int
     """The position that predicts its last token."""
@@ -80,41 +78,46 @@ def rolling_requests(
     return [ScoringRequest(all_N[max(end - length, 0) : end + 1], end - begin) for begin, end in windows]
 
 
-def pack(
-    requests: Sequence[ScoringRequest], *, num_rows: int, length: int
-) -> Iterator[tuple[list[Place], Batch]]:
-    """Batches of one shape that hold all requests, each one a segment of a row.
+def pack(requests: Sequence[ScoringRequest], *, num_rows: int, length: int) -> Iterator[list[list[int]]]:
+    """Batches of one shape that hold all requests: of each batch the rows, of each row its requests' numbers.
+
+    Nothing but the requests and the shape decides what shares a row: so figures do not depend on how many
+    devices there are.
 
     Args:
       requests: none reads more than `length` tokens.
-      num_rows: of a batch; what the last one lacks is padding.
+      num_rows: of a batch; the last one may have fewer.
       length: of a row.
     """
     # What reads nothing has nothing to score, and no place in a row.
     numbers = [number for number, request in enumerate(requests) if request.num_read]
     windows = best_fit_decreasing([requests[number].num_read for number in numbers], length)
     for first in range(0, len(windows), num_rows):
-        rows = [[numbers[i] for i in window] for window in windows[first : first + num_rows]]
-        yield _batch(requests, rows, num_rows, length)
+        yield [[numbers[i] for i in window] for window in windows[first : first + num_rows]]
 
 
-def _batch(
-    requests: Sequence[ScoringRequest], rows: list[list[int]], num_rows: int, length: int
+def fill(
+    rows: Sequence[Sequence[ScoringRequest]], *, num_rows: int, length: int
 ) -> tuple[list[Place], Batch]:
-    """A batch of the requests whose numbers stand in each row."""
+    """A batch of requests, each one a segment of its row, with their places in the order of the rows.
+
+    Args:
+      rows: what each row holds.
+      num_rows: of the batch; what is more than there is to hold is padding.
+      length: of a row.
+    """
     tokens_BT, targets_BT, positions_BT, segments_BT = np.zeros((4, num_rows, length), np.int32)
     weights_BT = np.zeros((num_rows, length), np.float32)
     places = []
-    for row, numbers in enumerate(rows):
+    for row, requests in enumerate(rows):
         begin = 0
-        for segment, number in enumerate(numbers, start=1):
-            request = requests[number]
+        for segment, request in enumerate(requests, start=1):
             end = begin + request.num_read
             tokens_BT[row, begin:end] = request.tokens_N[:-1]
             targets_BT[row, begin:end] = request.tokens_N[1:]
             weights_BT[row, end - request.num_scored : end] = 1
             positions_BT[row, begin:end] = np.arange(request.num_read)
             segments_BT[row, begin:end] = segment
-            places.append(Place(number, row, end - 1))
+            places.append(Place(row, end - 1))
             begin = end
     return places, Batch(tokens_BT, targets_BT, weights_BT, positions_BT, segments_BT)

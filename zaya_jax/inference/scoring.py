@@ -8,18 +8,20 @@ Letters: B rows, T time, P tokens of all rows, Z tokens of a chunk, D model widt
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from zaya_jax.config import ModelConfig
 from zaya_jax.data.batch import Batch
-from zaya_jax.inference.generate import cast_matrices
-from zaya_jax.inference.requests import Place, ScoringRequest, pack
+from zaya_jax.inference.requests import ScoringRequest, fill, pack
+from zaya_jax.inference.workers import Replica, Workers, make_replicas
 from zaya_jax.model.zaya import Zaya, head, hidden_states
 from zaya_jax.pytree import pytree
 from zaya_jax.train.preferences import sums_at_ends
@@ -42,6 +44,25 @@ class Likelihood:
     """Whether each of them is the likeliest one; of equally likely ones the first counts as that."""
 
 
+@dataclasses.dataclass(frozen=True)
+class ScoredBatch:
+    """What a network says of the requests of a batch.
+
+    Attributes:
+      requests: their numbers.
+      log_probs: of each the sum of its scored tokens' log-probabilities.
+      misses: of each how many of them are not the likeliest.
+      log_prob_J: as `Scores` has it, like the last.
+      num_J: scored tokens by position.
+    """
+
+    requests: list[int]
+    log_probs: list[float]
+    misses: list[float]
+    log_prob_J: list[float]
+    num_J: list[float]
+
+
 @pytree
 class Scores:
     """Sums over a batch, float32."""
@@ -61,15 +82,13 @@ class Scorer:
     """A network, and how much of a text it reads.
 
     Attributes:
-      model: the network.
-      variables: its weights, the matrices in the type of products.
+      workers: the devices that have it.
       length: of the longest context.
       prefix_id: the token before a text of which nothing is known.
       num_rows: of a batch; None takes what makes `TOKENS_OF_A_BATCH`.
     """
 
-    model: Zaya
-    variables: Mapping
+    workers: Workers
     length: int
     prefix_id: int
     num_rows: int | None = None
@@ -87,7 +106,7 @@ class Scorer:
 def make_scorer(
     model: Zaya, variables: Mapping, *, length: int, prefix_id: int, num_rows: int | None = None
 ) -> Scorer:
-    """A scorer whose weights are as products want them.
+    """A scorer whose weights are as products want them, on the device where they are.
 
     Args:
       model: the network.
@@ -99,14 +118,23 @@ def make_scorer(
     Raises:
       ValueError: for a length or a number of rows that cannot be.
     """
-    longest = model.config.max_position_embeddings
+    check_shape(model.config, length=length, num_rows=num_rows)
+    return Scorer(Workers(make_replicas(model, variables), (0,)), length, prefix_id, num_rows)
+
+
+def check_shape(config: ModelConfig, *, length: int, num_rows: int | None) -> None:
+    """Refuses contexts and batches that cannot be, before anything is put on a device.
+
+    Raises:
+      ValueError: for a length or a number of rows that cannot be.
+    """
+    longest = config.max_position_embeddings
     if not 1 <= length <= longest:
         raise ValueError(
             f"the context is {length} tokens; it must be from 1 to model.max_position_embeddings, {longest}"
         )
     if num_rows is not None and num_rows < 1:
         raise ValueError(f"the number of rows is {num_rows}; it must be at least 1")
-    return Scorer(model, cast_matrices(model, variables), length, prefix_id, num_rows)
 
 
 def score(
@@ -121,27 +149,67 @@ def score(
     """
     # One that scores no token is certain, and the likeliest of all that are empty.
     found = [Likelihood(0.0, True)] * len(requests)
-    for places, scores in scored_batches(scorer, requests):
-        for place in places:
-            at = place.row, place.last
-            found[place.request] = Likelihood(float(scores.log_prob_BT[at]), float(scores.misses_BT[at]) == 0)
-        advance(len(places))
+    for batch in scored_batches(scorer, requests):
+        for number, log_prob, misses in zip(batch.requests, batch.log_probs, batch.misses, strict=True):
+            found[number] = Likelihood(log_prob, misses == 0)
+        advance(len(batch.requests))
     return found
 
 
-def scored_batches(
-    scorer: Scorer, requests: Sequence[ScoringRequest]
-) -> Iterator[tuple[list[Place], Scores]]:
-    """Batches with their scores on the host. The device has the next one before this one is looked at."""
-    running: tuple[list[Place], Scores] | None = None
+def scored_batches(scorer: Scorer, requests: Sequence[ScoringRequest]) -> Iterator[ScoredBatch]:
+    """Batches with their scores, one after the other, whichever device computed them."""
     num_rows, length = scorer.shape_of(requests)
-    for places, batch in pack(requests, num_rows=num_rows, length=length):
-        started = places, score_batch(scorer.model, scorer.variables, batch)
-        if running is not None:
-            yield running[0], jax.device_get(running[1])
-        running = started
-    if running is not None:
-        yield running[0], jax.device_get(running[1])
+    # Both go over the same batches; the first is ahead by those that are on their way.
+    for_devices, for_answers = itertools.tee(pack(requests, num_rows=num_rows, length=length))
+    works = (
+        Scoring([[requests[number] for number in row] for row in rows], num_rows, length)
+        for rows in for_devices
+    )
+    for rows, answer in zip(for_answers, scorer.workers.answers(works), strict=True):
+        yield ScoredBatch([number for row in rows for number in row], **answer)
+
+
+@dataclasses.dataclass(frozen=True)
+class Scoring:
+    """A batch of requests, for one device.
+
+    Attributes:
+      rows: what each row holds.
+      num_rows: of the batch, with those that hold nothing.
+      length: of a row.
+    """
+
+    kind: ClassVar[str] = "score"
+    rows: Sequence[Sequence[ScoringRequest]]
+    num_rows: int
+    length: int
+
+    def run(self, replica: Replica) -> dict[str, list[float]]:
+        """What `ScoredBatch` says of the requests."""
+        places, batch = fill(self.rows, num_rows=self.num_rows, length=self.length)
+        with replica.lock:
+            started = score_batch(replica.model, replica.variables, batch)
+        scores: Scores = jax.device_get(started)
+        at = [place.row for place in places], [place.last for place in places]
+        return {
+            "log_probs": scores.log_prob_BT[at].tolist(),
+            "misses": scores.misses_BT[at].tolist(),
+            "log_prob_J": scores.log_prob_J.tolist(),
+            "num_J": scores.num_J.tolist(),
+        }
+
+    def to_json(self) -> Any:
+        """Of each request its tokens and how many of them count, and the shape."""
+        rows = [[[each.num_scored, each.tokens_N.tolist()] for each in row] for row in self.rows]
+        return {"rows": rows, "num_rows": self.num_rows, "length": self.length}
+
+    @classmethod
+    def from_json(cls, said: Any) -> "Scoring":
+        """What `to_json` said, as a batch again."""
+        rows = [
+            [ScoringRequest(np.array(tokens, np.int32), num) for num, tokens in row] for row in said["rows"]
+        ]
+        return cls(rows, said["num_rows"], said["length"])
 
 
 @functools.partial(jax.jit, static_argnames="model")

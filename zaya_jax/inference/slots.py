@@ -126,7 +126,7 @@ def read_chunk(
       chunk: what is read, and where it goes.
       choosing: of this one row.
     """
-    row = _row_of(cache, chunk.row)
+    row = _rows_of(cache, chunk.row, 1)
     is_new = chunk.length == 0
     # Who was in the row before left a state; its keys and values lie behind the length, and are not seen.
     state = jax.tree.map(lambda x: jnp.where(is_new, 0, x), row.state)
@@ -141,7 +141,7 @@ def read_chunk(
     nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(choose_behind))
     # The head is a product with the whole vocabulary, which most chunks of a long prompt need not pay.
     chosen = lax.cond(chunk.is_last, choose_behind, lambda: nothing)
-    return _with_row(cache, chunk.row, hidden.cache), chosen
+    return _with_rows(cache, chunk.row, hidden.cache), chosen
 
 
 @functools.partial(jax.jit, static_argnames=("model", "most_steps"), donate_argnames="cache")
@@ -156,6 +156,8 @@ def write_tokens(
     most_steps: int,
 ) -> tuple[Cache, WrittenSteps]:
     """Goes on writing in all rows that have steps left, up to `num_steps`.
+
+    The rows told of are the first ones of the cache: with few texts in many slots, others cost nothing.
 
     Args:
       model: the network.
@@ -201,11 +203,13 @@ def write_tokens(
         after, did = step(before)
         return after, jax.tree.map(lambda x, y: x.at[done].set(y), all_did, did), done + 1
 
-    start = cache, rows, choosing
+    num_rows = len(rows.length_B)
+    all_rows, cache = cache, _rows_of(cache, 0, num_rows)
+    start = dataclasses.replace(cache, length=rows.length_B), rows, choosing
     shapes = jax.eval_shape(step, start)[1]
     nothing = jax.tree.map(lambda x: jnp.zeros((most_steps, *x.shape), x.dtype), shapes)
     (cache, _, _), did, _ = lax.while_loop(goes_on, go_on, (start, nothing, jnp.zeros((), jnp.int32)))
-    return cache, did
+    return _with_rows(all_rows, 0, cache), did
 
 
 @functools.partial(jax.jit, static_argnames=("config", "time"))
@@ -247,19 +251,23 @@ def _slots_of_block(config: ModelConfig, cache: Cache, length: jax.Array, time: 
     return kept_slots(length, jnp.asarray(time), one, time, beyond=cache.pool[0].shape[1])
 
 
-def _row_of(cache: Cache, row: jax.Array) -> Cache:
-    pool = tuple(lax.dynamic_slice_in_dim(part, row, 1, axis=0) for part in cache.pool)
-    state = jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, row, 1, axis=1), cache.state)
-    return dataclasses.replace(cache, pool=pool, state=state, first_B=jnp.zeros((1,), jnp.int32))
+def _rows_of(cache: Cache, first: jax.Array | int, number: int) -> Cache:
+    """A cache of some of the rows."""
+    if number == len(cache.first_B):
+        return cache
+    pool = tuple(lax.dynamic_slice_in_dim(part, first, number, axis=0) for part in cache.pool)
+    state = jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, first, number, axis=1), cache.state)
+    return dataclasses.replace(cache, pool=pool, state=state, first_B=jnp.zeros((number,), jnp.int32))
 
 
-def _with_row(cache: Cache, row: jax.Array, new: Cache | None) -> Cache:
+def _with_rows(cache: Cache, first: jax.Array | int, new: Cache | None) -> Cache:
+    """All rows again, some of which have gone on."""
     assert new is not None, "the network returns a cache where one came in"
 
-    def put(all_rows: jax.Array, one: jax.Array, axis: int) -> jax.Array:
-        return lax.dynamic_update_slice_in_dim(all_rows, one, row, axis)
+    def put(all_rows: jax.Array, some: jax.Array, axis: int) -> jax.Array:
+        return lax.dynamic_update_slice_in_dim(all_rows, some, first, axis)
 
-    pool = tuple(put(old, one, 0) for old, one in zip(cache.pool, new.pool, strict=True))
+    pool = tuple(put(old, some, 0) for old, some in zip(cache.pool, new.pool, strict=True))
     state = jax.tree.map(functools.partial(put, axis=1), cache.state, new.state)
     return dataclasses.replace(cache, pool=pool, state=state)
 

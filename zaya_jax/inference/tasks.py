@@ -11,6 +11,7 @@ from typing import Any
 
 from rich.table import Table
 
+from zaya_jax.data.chat_format import ChatFormat
 from zaya_jax.data.tokenizer import Tokenizer
 from zaya_jax.fields import did_you_mean
 from zaya_jax.inference.scoring import Scorer
@@ -31,12 +32,18 @@ class Tasks:
       folder: of tasks as YAML beside lm-eval's own; one of a name of theirs replaces it.
       limit: examples of each task; None for all.
       num_fewshot: examples before each question; None for what the task says.
+      chat: whether questions are turns of a user, as the chat template writes them.
+      system: what the system says before them; with `chat` as its turn, else before the question.
+      fewshot_in_one_turn: with `chat`, whether examples are part of the question's turn, and no turns before.
     """
 
     names: tuple[str, ...]
     folder: str | None = None
     limit: int | None = None
     num_fewshot: int | None = None
+    chat: bool = False
+    system: str | None = None
+    fewshot_in_one_turn: bool = False
 
     def __post_init__(self):
         if not self.names:
@@ -47,6 +54,8 @@ class Tasks:
             raise ValueError(f"--limit is {self.limit}; it must be at least 1")
         if self.num_fewshot is not None and self.num_fewshot < 0:
             raise ValueError(f"--num-fewshot is {self.num_fewshot}; it must be 0 or above")
+        if self.fewshot_in_one_turn and not self.chat:
+            raise ValueError("--fewshot-in-one-turn goes with --apply-chat-template, which makes turns")
 
 
 def require_harness() -> None:
@@ -60,7 +69,12 @@ def require_harness() -> None:
 
 
 def run_tasks(
-    scorer: Scorer, tokenizer: Tokenizer, tasks: Tasks, *, with_samples: bool = False
+    scorer: Scorer,
+    tokenizer: Tokenizer,
+    tasks: Tasks,
+    *,
+    chat_format: ChatFormat | None = None,
+    with_samples: bool = False,
 ) -> dict[str, Any]:
     """Asks a network what tasks ask.
 
@@ -68,26 +82,34 @@ def run_tasks(
       scorer: the network.
       tokenizer: of its texts.
       tasks: which, and how much of them.
+      chat_format: how the network was taught chats; None if it was not.
       with_samples: whether each question and answer is part of what is returned.
 
     Returns:
       What lm-eval says of the tasks, as JSON has it.
 
     Raises:
-      ValueError: for tasks that are not known.
+      ValueError: for tasks that are not known, or chats without a template.
     """
+    if tasks.chat and chat_format is None:
+        raise ValueError(
+            "--apply-chat-template needs a chat template, and the run has none; --template has one"
+        )
     # lm-eval would resample in forked processes, and one forked beside jax's threads may wait for ever.
     os.environ.setdefault("DISABLE_MULTIPROC", "1")
     evaluator = importlib.import_module("lm_eval.evaluator")
     harness = importlib.import_module("zaya_jax.inference.harness")
     manager, names = _find(tasks)
     found = evaluator.simple_evaluate(
-        model=harness.HarnessModel(scorer, tokenizer),
+        model=harness.HarnessModel(scorer, tokenizer, chat_format),
         tasks=names,
         task_manager=manager,
         limit=tasks.limit,
         num_fewshot=tasks.num_fewshot,
         bootstrap_iters=RESAMPLES,
+        apply_chat_template=tasks.chat,
+        system_instruction=tasks.system,
+        fewshot_as_multiturn=tasks.chat and not tasks.fewshot_in_one_turn,
         log_samples=with_samples,
     )
     told = (*_TOLD, "samples") if with_samples else _TOLD

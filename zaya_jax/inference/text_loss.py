@@ -148,12 +148,12 @@ def evaluate_texts(
     requests = [request for of_text in windows for request in of_text]
     text_of = [number for number, of_text in enumerate(windows) for _ in of_text]
     nats, sums = [0.0] * len(texts), []
-    for places, scores in scored_batches(scorer, requests):
+    for batch in scored_batches(scorer, requests):
         # Python's floats: in float32 the sum over a long text would lose its last windows.
-        for place in places:
-            nats[text_of[place.request]] -= float(scores.log_prob_BT[place.row, place.last])
-        sums.append((-scores.log_prob_J, scores.num_J))
-        advance(sum(requests[place.request].num_scored for place in places))
+        for number, log_prob in zip(batch.requests, batch.log_probs, strict=True):
+            nats[text_of[number]] -= log_prob
+        sums.append((np.negative(batch.log_prob_J), batch.num_J))
+        advance(sum(requests[number].num_scored for number in batch.requests))
     losses = (
         TextLoss(text.name, text.num_bytes, len(text.tokens_N), sum_of_text)
         for text, sum_of_text in zip(texts, nats, strict=True)

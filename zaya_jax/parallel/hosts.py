@@ -224,9 +224,9 @@ def together(name: str, work: Callable[[], T], *, limit_seconds: float | None = 
     said = gather(name, None if error is None else _describe(error), limit_seconds=limit_seconds)
     for number, failure in enumerate(said):
         if failure is not None:
-            sentence, is_damage = failure
-            sentence = sentence if number == 0 else f"{describe(number)}: {sentence}"
-            raise Shared(sentence, is_told_here=is_first(), is_damage=is_damage) from error
+            what, is_damage = failure
+            what = what if number == 0 else f"{describe(number)}: {what}"
+            raise Shared(what, is_told_here=is_first(), is_damage=is_damage) from error
     assert not isinstance(done, Exception)
     return done  # pyright: ignore[reportReturnType]
 
@@ -241,9 +241,9 @@ def first_does(name: str, work: Callable[[], T], *, limit_seconds: float | None 
     return together(name, work if is_first() else lambda: None, limit_seconds=limit_seconds)
 
 
-def shared(sentence: str) -> Shared:
+def shared(what: str) -> Shared:
     """The error that all processes raise, each for itself, for what all of them find alike."""
-    return Shared(sentence, is_told_here=is_first())
+    return Shared(what, is_told_here=is_first())
 
 
 def say_once(key: str, word: str) -> None:
@@ -262,6 +262,12 @@ def heard(key: str, *, limit_seconds: float) -> str | None:
         return None
 
 
+def forget(key: str) -> None:
+    """Takes a word away that was heard, for the service keeps it for ever."""
+    with contextlib.suppress(jax.errors.JaxRuntimeError):
+        _client().key_value_delete(key)
+
+
 def _try(work: Callable[[], T]) -> tuple[T | None, Exception | None]:
     try:
         return work(), None
@@ -271,10 +277,11 @@ def _try(work: Callable[[], T]) -> tuple[T | None, Exception | None]:
 
 def _describe(error: Exception) -> tuple[str, bool]:
     """Its sentence, and whether it is one of damage."""
-    return _sentence(error), getattr(error, "is_damage", False)
+    return sentence(error), getattr(error, "is_damage", False)
 
 
-def _sentence(error: Exception) -> str:
+def sentence(error: Exception) -> str:
+    """What an error says, with the file of one of the system."""
     if isinstance(error, Shared):  # what to do about it is said once, by whoever raises it for all
         return error.what
     if isinstance(error, OSError) and error.filename is not None:

@@ -1,4 +1,4 @@
-"""TensorBoard's event files, as far as scalars need them: records of TFRecord that hold Events of protobuf.
+"""TensorBoard's event files, as far as scalars and texts need them: TFRecord's records of protobuf's Events.
 
 Written here, because the packages that write them import torch where they find it, two seconds a start.
 Numbers of fields are those of `event.proto` and `summary.proto` in tensorflow/core.
@@ -11,6 +11,8 @@ import numpy as np
 _VARINT, _DOUBLE, _BYTES, _FLOAT = 0, 1, 2, 5  # protobuf's wire types
 _WALL_TIME, _STEP, _FILE_VERSION, _SUMMARY, _SESSION_LOG = 1, 2, 3, 5, 7  # of Event
 _SUMMARY_VALUE, _TAG, _SIMPLE_VALUE, _STATUS, _START = 1, 1, 2, 1, 1
+_TENSOR, _METADATA, _PLUGIN, _PLUGIN_NAME = 8, 9, 1, 1  # of Summary.Value and SummaryMetadata
+_DTYPE, _SHAPE, _STRING_VALUE, _DT_STRING = 1, 2, 8, 7  # of TensorProto
 _CASTAGNOLI = 0x82F63B78  # CRC-32C's polynomial, its bits reversed
 _MASK_DELTA = 0xA282EAD8
 
@@ -32,6 +34,15 @@ def scalar(time: float, step: int, tag: str, value: float) -> bytes:
         rounded = np.float32(value)
     told = _field(_TAG, tag.encode()) + _key(_SIMPLE_VALUE, _FLOAT) + struct.pack("<f", rounded)
     return _record(_when(time, step) + _field(_SUMMARY, _field(_SUMMARY_VALUE, told)))
+
+
+def text(time: float, step: int, tag: str, value: str) -> bytes:
+    """A record of a text, which TensorBoard shows as Markdown."""
+    plugin = _field(_METADATA, _field(_PLUGIN, _field(_PLUGIN_NAME, b"text")))
+    # A scalar of one string: its shape is there, and has no dimension.
+    tensor = _key(_DTYPE, _VARINT) + _varint(_DT_STRING) + _field(_SHAPE, b"")
+    told = _field(_TAG, tag.encode()) + _field(_TENSOR, tensor + _field(_STRING_VALUE, value.encode()))
+    return _record(_when(time, step) + _field(_SUMMARY, _field(_SUMMARY_VALUE, told + plugin)))
 
 
 def _when(time: float, step: int = 0) -> bytes:

@@ -32,6 +32,7 @@ from zaya_jax.train.metrics import METRICS_FILE, metrics_writer, read_metrics
 from zaya_jax.train.numbers import NumberWatch, recent_losses
 from zaya_jax.train.opening import VERIFY_SECONDS, OpenRun, open_run, read_held
 from zaya_jax.train.phases import describe_batch, describe_phase
+from zaya_jax.train.profiling import Profiler
 from zaya_jax.train.progress import ProgressLine
 from zaya_jax.train.provenance import describe_origin
 from zaya_jax.train.reference import compute_references, load_references
@@ -39,6 +40,7 @@ from zaya_jax.train.replay import Replay, find_replay, replay
 from zaya_jax.train.run_programs import RunPrograms
 from zaya_jax.train.saves import look_for_failed_save, save_state
 from zaya_jax.train.saving import SaveClock, open_checkpoints
+from zaya_jax.train.sinks import Sinks, open_sinks
 from zaya_jax.train.skips import SkipCounter
 from zaya_jax.train.starting import starting_state
 from zaya_jax.train.state import TrainState
@@ -70,6 +72,7 @@ def train(
     change_course: bool = False,
     replay_check: int | None = None,
     extensions: Extensions = NONE,
+    sinks: Sinks | None = None,
 ) -> TrainResult:
     """Trains, from the newest checkpoint of the run folder if there is one, to the last step.
 
@@ -79,6 +82,7 @@ def train(
       change_course: lets a run that has begun go on with other rates, decays or lengths, and records it.
       replay_check: so many recorded steps are repeated first, and must have the losses that they had.
       extensions: parts of one's own program.
+      sinks: the run's, of somebody who tells them more when it is done; None opens them for the run alone.
 
     Raises:
       ValueError: for whatever cannot work, before anything is compiled; or for `train.stop_after_skips` steps
@@ -101,6 +105,7 @@ def train(
                 lambda: find_replay(config.run_folder, replay_check),
                 limit_seconds=VERIFY_SECONDS,
             )
+        sinks = sinks or held.enter_context(open_sinks(config))
         # Behind the lock: as long as another process has it, the run's time is that one's.
         heartbeats = Heartbeats()
         run = open_run(
@@ -111,7 +116,7 @@ def train(
             overwrite=overwrite,
             change_course=change_course,
         )
-        return _train(dataclasses.replace(run, extensions=extensions), lock, planned, heartbeats)
+        return _train(dataclasses.replace(run, extensions=extensions), lock, planned, heartbeats, sinks)
 
 
 def _lock(config: Config) -> contextlib.AbstractContextManager[RunLock]:
@@ -119,7 +124,9 @@ def _lock(config: Config) -> contextlib.AbstractContextManager[RunLock]:
     return run_lock(config.run_folder)
 
 
-def _train(run: OpenRun, lock: RunLock | None, planned: Replay | None, heartbeats: Heartbeats) -> TrainResult:
+def _train(
+    run: OpenRun, lock: RunLock | None, planned: Replay | None, heartbeats: Heartbeats, sinks: Sinks
+) -> TrainResult:
     # Before a replay, whose steps need it as all others do.
     has_begun = run.start is not None and run.start.run_folder == run.config.run_folder
     if run.config.dpo.beta and has_begun:
@@ -139,7 +146,7 @@ def _train(run: OpenRun, lock: RunLock | None, planned: Replay | None, heartbeat
         with StopRequest() as stop:
             while True:
                 try:
-                    return _train_on(run, state, lock, programs, watch, stop)
+                    return _train_on(run, state, lock, programs, watch, stop, sinks)
                 except GoingBack as order:
                     run = go_back(run, order, watch)
                 # Behind the block, with whose end the state goes that an exception's frames still hold.
@@ -153,6 +160,7 @@ def _train_on(
     programs: RunPrograms,
     watch: Watch,
     stop: StopRequest,
+    sinks: Sinks,
 ) -> TrainResult:
     """Makes all steps that are left, and writes down what comes of them."""
     config = run.config
@@ -161,15 +169,18 @@ def _train_on(
         if first_step == config.train.num_steps:
             print(f"run {config.run_folder} is finished: it has all {first_step:,} steps")
             return _result(run, state)
+        sinks.begin()  # first: the writer takes back what an earlier life told of steps behind this one
         with (
-            metrics_writer(config.run_folder, first_step=first_step) as writer,
+            metrics_writer(config, first_step=first_step) as writer,
             ProgressLine(config.train.num_steps, first_step) as progress,
+            Profiler(config.profile, config.run_folder, progress.say) as profiler,
         ):
             _introduce(run, first_step, progress)
             skips = SkipCounter(config.train.stop_after_skips, int(state.skipped_steps))
             numbers = NumberWatch(skips, config.watch, run.passed_over)
             clocks = Clock(first_step), SaveClock(config.train)
-            outputs = Outputs(lock, checkpoints, writer, progress, *clocks, stop, numbers, watch)
+            written = writer, sinks, progress, profiler
+            outputs = Outputs(lock, checkpoints, *written, *clocks, stop, numbers, watch)
             watch.began(first_step, devices=run.mesh.size, **describe_origin(run.mesh))
             state = _loop(run, state, outputs, programs)
             return _result(run, state)
@@ -231,8 +242,9 @@ def _make_steps(steps: Steps, state: TrainState) -> TrainState:
         # Each process has read its share alone; together they are the batch that one would have read.
         rows = place_rows(batch, mesh)
         # A value that crosses unasked would make each step wait for the one before it.
-        with jax.transfer_guard("disallow"):
+        with outputs.profiler.step(step), jax.transfer_guard("disallow"):
             state, metrics = programs.step(state, rows)
+        outputs.profiler.made(step, metrics)
         state = outputs.watch.faults.on_state(step, state)
         # Outside the guard: what others do with a state is theirs, a transfer included.
         if run.extensions.after_step is not None:
@@ -314,6 +326,7 @@ def _tell(steps: Steps, step: int, kind: str, values: dict[str, float]) -> None:
     """Writes values of a step down, and gives them to whoever else wants them."""
     steps.outputs.writer.write(step, kind, values, phase=steps.range.phase.name)
     # Behind the file, so that a logger that fails has lost nothing of the run.
+    steps.outputs.sinks.write(step, kind, values)
     logger = steps.run.extensions.logger
     if logger is not None and hosts.is_first():
         logger(step, kind, values)

@@ -15,10 +15,13 @@ import numpy as np
 
 from zaya_jax import durable
 from zaya_jax.aegis.journal import METRICS_FILE, ROUTER, ROUTERS_FILE, parse_row
+from zaya_jax.config import Config
 from zaya_jax.parallel import hosts
 from zaya_jax.train import events
 
 EVENTS_FOLDER = "tensorboard"
+CONFIG_TAG, SAMPLE_TAG = "config", "sample"
+"""Of texts, in TensorBoard and elsewhere."""
 _EVENTS_FILE = re.compile(r"events\.out\.tfevents\.(\d{10})\.")
 
 # Dense bfloat16 peaks from the vendors' datasheets, in FLOP/s.
@@ -63,9 +66,10 @@ class MetricsWriter:
     Args:
       run_folder: of the run.
       first_step: steps already done.
+      config_text: the config with which the run goes on, for TensorBoard.
     """
 
-    def __init__(self, run_folder: str | pathlib.Path, *, first_step: int):
+    def __init__(self, run_folder: str | pathlib.Path, *, first_step: int, config_text: str = ""):
         self._folder = pathlib.Path(run_folder)
         with durable.naming(self._folder):
             self._file, self._routers = (
@@ -75,6 +79,8 @@ class MetricsWriter:
             self._events = _new_events_file(self._folder / EVENTS_FOLDER).open("xb")
             self._events.write(events.version(time.time()))
             self._events.write(events.restart(time.time(), first_step + 1))
+            if config_text:
+                self._events.write(events.text(time.time(), first_step, CONFIG_TAG, as_code(config_text)))
 
     def __enter__(self) -> "MetricsWriter":
         return self
@@ -153,10 +159,23 @@ class _NoWriter:
 Writer = MetricsWriter | _NoWriter
 
 
-def metrics_writer(run_folder: str | pathlib.Path, *, first_step: int) -> Writer:
+def metrics_writer(config: Config, *, first_step: int) -> Writer:
     """A `MetricsWriter` in process 0; in others what takes the same and writes nothing."""
     # Two writers in one file would tear each other's lines.
-    return MetricsWriter(run_folder, first_step=first_step) if hosts.is_first() else _NoWriter()
+    if not hosts.is_first():
+        return _NoWriter()
+    return MetricsWriter(config.run_folder, first_step=first_step, config_text=config.to_text())
+
+
+def write_text(run_folder: str | pathlib.Path, step: int, tag: str, text: str) -> None:
+    """Gives TensorBoard a text that a run made when its metrics were closed: in a file behind theirs."""
+    with _new_events_file(pathlib.Path(run_folder) / EVENTS_FOLDER).open("xb") as file:
+        file.write(events.version(time.time()) + events.text(time.time(), step, tag, as_code(text)))
+
+
+def as_code(text: str) -> str:
+    """A text as Markdown that shows it letter by letter."""
+    return "".join(f"    {line}\n" for line in text.splitlines())
 
 
 def read_metrics(run_folder: str | pathlib.Path, kind: str) -> list[dict[str, Any]]:

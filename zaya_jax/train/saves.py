@@ -20,6 +20,7 @@ def save_state(steps: Steps, state: TrainState, step: int, *, is_last: bool) -> 
             outputs.checkpoints.wait()
         # First: whoever finds the step finds all that was told of it, whatever becomes of this host.
         outputs.writer.sync()
+        outputs.sinks.sync()
         with contextlib.nullcontext() if is_last else going_on(steps):
             about = steps.run.provenance.of_step(step)
             outputs.checkpoints.save(step, **steps.programs.checkpoint(state), about=about)

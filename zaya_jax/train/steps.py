@@ -9,9 +9,11 @@ from zaya_jax.train.between_lines import Clock
 from zaya_jax.train.metrics import Writer
 from zaya_jax.train.numbers import NumberWatch
 from zaya_jax.train.opening import OpenRun
+from zaya_jax.train.profiling import Profiler
 from zaya_jax.train.programs import Programs
 from zaya_jax.train.progress import ProgressLine
 from zaya_jax.train.saving import SaveClock
+from zaya_jax.train.sinks import Sinks
 from zaya_jax.train.stopping import StopRequest
 from zaya_jax.train.watching import Watch
 
@@ -24,7 +26,9 @@ class Outputs:
     """In the first process."""
     checkpoints: Checkpoints
     writer: Writer
+    sinks: Sinks
     progress: ProgressLine
+    profiler: Profiler
     clock: Clock
     saving: SaveClock
     stop: StopRequest

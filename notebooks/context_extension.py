@@ -1,0 +1,204 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # A longer context: another base, and a short phase
+#
+# ZAYA1-8B learns at 4,096 tokens first, and is then trained on at 32,768 and 131,072, with a larger base of
+# its rotary embedding each time ([ZAYA1-8B] Table II). This notebook does the same at a hundredth of the
+# size, in a minute. `needle.py` does it with real phases of `zaya train`, to 16,384 tokens on several
+# devices.
+#
+# ```text
+# a pair of channels i of a head turns by   position x base^(-2i / rotary channels)    ([RoPE] section 3.4.2)
+# a score depends on the distance alone:    q' R(t - s) k
+# ```
+#
+# Letters: B batch, T time.
+
+# %%
+import dataclasses
+import functools
+import os
+
+# What follows is small: most of its time is compilation, and the compiler need not try hard.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+
+import jax
+import matplotlib.pyplot as plt
+import numpy as np
+
+import zaya_jax
+from zaya_jax.data.batch import make_example
+from zaya_jax.data.borders import NO_BORDERS
+from zaya_jax.parallel.mesh import data_mesh
+from zaya_jax.train.programs import compiled_step
+from zaya_jax.train.state import abstract_state, init_state, make_setup, shardings
+
+plt.rcParams["figure.constrained_layout.use"] = True
+
+# %% [markdown]
+# ## What a longer sequence does to angles
+#
+# Trained at 32 tokens, a network has seen each pair turn by at most 31 times its speed. The slow pairs have
+# not gone round by then: at 128 tokens they are at angles that nobody has trained. A larger base slows them
+# down, so that they stay where they were. The fast ones have been everywhere, and keep telling neighbours
+# apart.
+
+# %%
+SHORT, LONG = 32, 128
+BASES = {"short": 100.0, "long": 10_000.0}
+HEAD = 16
+distance_T = np.arange(LONG)
+figure, axes = plt.subplots(1, 3, figsize=(12, 3), width_ratios=(1, 1, 1.3))
+for axis, base in zip(axes, BASES.values(), strict=False):
+    angles = distance_T[:, None] * base ** (-np.arange(0, HEAD, 2) / HEAD)
+    axis.imshow(np.cos(angles).T, cmap="RdBu", aspect="auto", vmin=-1, vmax=1)
+    axis.axvline(SHORT, color="k")
+    axis.set(title=f"base {base:,.0f}: cosine of each pair", xlabel="distance", ylabel="pair")
+    axes[2].plot(np.cos(angles).mean(axis=1), label=f"base {base:,.0f}")
+axes[2].axvspan(0, SHORT, color="0.9", label="trained")
+axes[2].set(title="score of equal vectors, of its largest", xlabel="distance")
+axes[2].legend()
+plt.show()
+
+# %% [markdown]
+# ## A run in two phases
+#
+# The task is that of `cca.py`: a few tokens over and over, with another period in each sequence. To go on one
+# must look back a whole period. All channels of a head turn here; in ZAYA1 half of them do, and the others
+# find a token at any distance, which is a part of why it extends so well.
+#
+# A phase sets fields of the config anew. `resolved_phases` are the configs as each phase has them; the state
+# goes from one to the next, weights, momenta and balancing biases alike.
+
+# %%
+run = zaya_jax.Config.from_dict(
+    {
+        "model": {
+            "vocab_size": 96,
+            "hidden_size": 64,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": HEAD,
+            "partial_rotary_factor": 1.0,
+            "moe_intermediate_size": 32,
+            "num_experts": 2,
+            "router_hidden_size": 8,
+            "rope_theta": BASES["short"],
+            "max_position_embeddings": LONG,
+            "initializer_range": 0.1,
+        },
+        "data": {"sequence_length": SHORT, "batch_size": 32},
+        "optimizer": {
+            "schedule": "constant", "learning_rate": 1e-2, "warmup_steps": 5, "weight_decay": 0.0,
+        },
+        "execution": {"dtype": "float32"},
+        "phases": [
+            {"name": "short", "steps": 220},
+            {
+                "name": "long",
+                "steps": 40,
+                "model": {"rope_theta": BASES["long"]},
+                "data": {"sequence_length": LONG, "batch_size": 8},
+                "optimizer": {"learning_rate": 3e-3, "warmup_steps": 0},
+            },
+        ],
+    }
+)  # fmt: skip
+short, long = run.resolved_phases
+print(
+    *(f"{phase.name}: steps {phase.first_step + 1} to {phase.end}" for phase in run.resolved_phases), sep="\n"
+)
+
+
+def make_batch(random, batch_size, time, periods):
+    """Tokens over and over; what counts is what can be known, from the second time on."""
+    rows, weights = [], []
+    for _ in range(batch_size):
+        period = random.integers(periods[0], periods[1] + 1)
+        rows.append(np.resize(random.permutation(run.model.vocab_size)[:period], time + 1))
+        weights.append(np.arange(time) >= period)
+    tokens_BT = np.stack(rows)
+    batch = make_example(tokens_BT[:, :-1], borders=NO_BORDERS, targets_BT=tokens_BT[:, 1:])
+    return dataclasses.replace(batch, weights_BT=np.float32(weights))
+
+
+mesh, random, losses = data_mesh(jax.devices()[:1]), np.random.default_rng(0), []
+state, learned = None, {}
+for phase in run.resolved_phases:
+    setup, data = make_setup(phase.config), phase.config.data
+    placed = shardings(abstract_state(phase.config, setup, mesh), mesh)
+    if state is None:
+        state = jax.jit(functools.partial(init_state, phase.config, setup), out_shardings=placed)()
+    step = compiled_step(state, setup=setup, mesh=mesh)
+    for _ in range(phase.num_steps):
+        batch = make_batch(random, data.batch_size, data.sequence_length, (8, data.sequence_length // 2))
+        state, metrics = step(state, batch)
+        losses.append(metrics.loss)
+    learned[phase.name] = jax.device_get(state.variables)
+
+# %% [markdown]
+# ## Who finds it, and how far away
+#
+# The same sequences of 128 tokens for all three: the weights behind the first phase with its own base, the
+# same weights with the larger base and not a step more, and the weights behind the second phase.
+
+# %%
+PERIODS = (8, 16, 24, 32, 48, 64)
+
+
+def accuracies(variables, phase):
+    """The share of right answers for each period."""
+    model = zaya_jax.Zaya(phase.config.model, phase.config.execution)
+    likeliest = jax.jit(lambda tokens_BT: model.apply(variables, tokens_BT).logits_BTV.argmax(-1))
+    shares = []
+    for period in PERIODS:
+        batch = make_batch(np.random.default_rng(period), 8, LONG, (period, period))
+        right_BT = np.asarray(likeliest(batch.tokens_BT)) == batch.targets_BT
+        shares.append(right_BT[batch.weights_BT > 0].mean())
+    return np.array(shares)
+
+
+found = {
+    "trained at 32": accuracies(learned["short"], short),
+    "the same, larger base": accuracies(learned["short"], long),
+    "then 40 steps at 128": accuracies(learned["long"], long),
+}
+figure, (left, right) = plt.subplots(1, 2, figsize=(11, 3))
+left.plot(jax.device_get(losses))
+left.axvline(short.end, color="r", lw=1, label="the second phase begins")
+left.set(xlabel="step", ylim=(0, None), title="loss, nats a token that can be known")
+left.legend()
+for name, shares in found.items():
+    right.plot(PERIODS, shares, "o-", label=name)
+right.axvspan(8, SHORT // 2, color="0.9")
+right.set(xlabel="period: how far back one must look", ylim=(-0.05, 1.05), title="right at 128 tokens")
+right.legend()
+plt.show()
+
+# %%
+print(f"{'period':<24}" + "".join(f"{period:>7}" for period in PERIODS))
+for name, shares in found.items():
+    print(f"{name:<24}" + "".join(f"{share:>7.0%}" for share in shares))
+before, moved, behind = found.values()
+assert before[:2].min() > 0.9
+assert before[-1] < 0.3
+assert moved[-1] > 0.5
+assert behind.min() > 0.95
+
+# %% [markdown]
+# Behind a period that it was trained on, the first network is lost. The larger base alone, without a step,
+# gives most of it back: what would have been new angles are small ones that it knows. What is left, a few
+# steps on long sequences do. The recipe of the large run is this one.

@@ -1,0 +1,87 @@
+"""Requests that are scored and prompts that are continued by all devices; process 0 writes what came of them.
+
+usage: answered.py OUT
+"""
+
+import json
+import os
+import pathlib
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from small_models import EXECUTION, SLIDING
+
+from zaya_jax.data.tokenizer import ByteTokenizer
+from zaya_jax.inference.generate import Settings
+from zaya_jax.inference.requests import ScoringRequest
+from zaya_jax.inference.scoring import Scorer, score, scored_batches
+from zaya_jax.inference.sharing import Writing, shared_workers
+from zaya_jax.inference.workers import make_replicas
+from zaya_jax.model.zaya import Zaya
+from zaya_jax.parallel import hosts
+from zaya_jax.parallel.failures import Shared
+from zaya_jax.parallel.process_group import find_process_group
+
+
+def main(out: str) -> None:
+    try:
+        with hosts.joined(find_process_group(os.environ), limit_seconds=300.0), all_devices() as workers:
+            if workers is not None:
+                pathlib.Path(out).write_text(json.dumps(ask(workers)))
+                ask_what_cannot_be(workers)
+    except Shared as error:
+        if error.is_told_here:
+            sys.stderr.write(f"{error}\n")
+        sys.exit(2)
+
+
+def all_devices():
+    """With a network of ours."""
+    model = Zaya(SLIDING, EXECUTION)
+    variables = jax.jit(model.init)(jax.random.key(11), jnp.zeros((1, 4), jnp.int32))
+    replicas = make_replicas(model, variables, jax.local_devices())
+    return shared_workers(replicas, ByteTokenizer(), limit_seconds=300.0)
+
+
+def ask(workers) -> dict:
+    """All kinds of questions."""
+    scorer = Scorer(workers, 32, 2, num_rows=2)
+    requests = some_requests()
+    return {
+        "devices": list(workers.processes),
+        "scores": [[each.log_prob, each.is_greedy] for each in score(scorer, requests)],
+        "positions": [batch.log_prob_J for batch in scored_batches(scorer, requests)],
+        "texts": list(workers.answers(_writings())),
+    }
+
+
+def some_requests() -> list[ScoringRequest]:
+    """Of all lengths; more batches than there are devices."""
+    numbers = np.random.default_rng(3)
+    sizes = numbers.integers(2, 34, 40)
+    return [
+        ScoringRequest(numbers.integers(0, 61, size).astype(np.int32), int(numbers.integers(1, size)))
+        for size in sizes
+    ]
+
+
+def _writings() -> list[Writing]:
+    """Greedy and drawn; one has a stop string."""
+    settings = Settings(max_new_tokens=6), Settings(max_new_tokens=6, temperature=1.0, seed=5)
+    return [
+        Writing([[2, 9 + i, 7], [2, 30]], settings[i % 2], ("0",) if i == 2 else (), ByteTokenizer())
+        for i in range(6)
+    ]
+
+
+def ask_what_cannot_be(workers) -> None:
+    """Of which the last device is to complain."""
+    good = Writing([[2]], Settings(max_new_tokens=1), (), ByteTokenizer())
+    bad = Writing([[61]], Settings(max_new_tokens=1), (), ByteTokenizer())
+    list(workers.answers([*[good] * (len(workers.processes) - 1), bad]))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

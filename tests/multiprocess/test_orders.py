@@ -1,0 +1,50 @@
+"""Process 0 gives orders, others obey: what comes of them, and how all of them end."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from groups import ROOT
+
+WORDS = (
+    "from zaya_jax.parallel import launch as l; import sys; "
+    "sys.exit(l.launch(l.Launch([sys.executable, *sys.argv[1:]], 3)))"
+)
+
+
+def run(how):
+    """What each of three processes has said at its end; that of process 0 is the first."""
+    ended = subprocess.run(
+        [sys.executable, "-c", WORDS, str(ROOT / "tests/multiprocess/ordered.py"), how],
+        env=os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    lines = sorted(line for line in ended.stderr.splitlines() if line.endswith("}"))
+    assert len(lines) == 3, ended.stderr
+    return [json.loads(line[line.index("{") :]) for line in [lines[2], *lines[:2]]]
+
+
+@pytest.mark.parametrize(
+    ("how", "sentence"),
+    [("failure", "invalid literal for int() with base 10: 'seven'"), ("mistake", "there is no such task")],
+)
+def test_answers_come_in_order_and_a_failure_is_told_once_and_ends_all(how, sentence):
+    first, *others = run(how)
+    assert first["squares"] == [i**2 for i in range(40) for _ in (1, 2)]
+    assert first["Shared"].endswith(sentence)
+    assert first["Shared"].startswith("process 1 on ") == (how == "failure")
+    assert first["is_told_here"]
+    for other in others:
+        assert (other["Shared"], other["is_told_here"]) == (first["Shared"], False)
+
+
+def test_who_does_not_answer_is_named():
+    first, *others = run("late")
+    assert first["Late"].startswith("waited 2 s for what process 2 on ")
+    assert all("ended with Late: waited 2 s" in other["Lost"] for other in others)

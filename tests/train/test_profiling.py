@@ -1,0 +1,123 @@
+"""A trace holds the steps that were asked for, and in its programs the names of the paper's blocks; XLA's
+dump lies in the run folder."""
+
+import gzip
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import jax
+import pytest
+from quick_compilation import FOLDER
+from small_runs import build_small_corpus, small_values
+
+import zaya_jax
+from zaya_jax.config import Config, ProfileConfig
+from zaya_jax.train.profiling import PROFILE_FOLDER, Profiler
+
+BLOCKS = ("attention", "experts", "loss", "optimizer", "balancing")
+
+
+def config_of(folder, corpus, **profile) -> Config:
+    values = small_values(run_folder=str(folder), corpus=str(corpus))
+    values["train"] |= {"num_steps": 6, "eval_every": 6, "checkpoint_every": 6}
+    values["optimizer"]["warmup_steps"] = 2
+    return Config.from_dict(values | {"profile": profile})
+
+
+def run_in_a_process(words, code="from zaya_jax import cli; cli.main()"):
+    """A `zaya` of its own, which compiles all anew: kept programs have the names of their first writer."""
+    environment = {name: value for name, value in os.environ.items() if name != FOLDER}
+    environment["PYTHONPATH"] = str(pathlib.Path(zaya_jax.__file__).parents[1])
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words], env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_trace_has_the_steps_and_the_blocks(tmp_path):
+    corpus = build_small_corpus(tmp_path / "corpus").folder
+    config = config_of(tmp_path / "run", corpus, first_step=3, num_steps=2)
+    (tmp_path / "config.json").write_text(config.to_text())
+    said = run_in_a_process(["train", f"--config={tmp_path}/config.json"])
+    assert "trace of steps 3 to 4 in" in said
+    (file,) = (tmp_path / "run" / PROFILE_FOLDER).glob("plugins/profile/*/*.xplane.pb")
+    planes = {plane.name: plane for plane in jax.profiler.ProfileData.from_file(str(file)).planes}
+    steps = [
+        dict(event.stats)["step_num"]
+        for plane in planes.values()
+        for line in plane.lines
+        for event in line.events
+        if event.name == "train" and "step_num" in dict(event.stats)
+    ]
+    assert sorted(map(int, steps)) == [3, 4]
+    # The programs of a trace lie in it with the names of their operations.
+    names = set(re.findall(rb"jit\([\x20-\x7e]+", file.read_bytes()))
+    for block in BLOCKS:
+        assert any(f"/{block}/".encode() in name or f"({block})".encode() in name for name in names), block
+    perfetto = json.loads(gzip.decompress(next(file.parent.glob("perfetto_trace.json.gz")).read_bytes()))
+    assert any(event.get("name") == "train" for event in perfetto["traceEvents"])
+
+
+def test_a_run_that_ends_within_its_trace_has_what_there_was(tmp_path):
+    said = []
+    with Profiler(ProfileConfig(first_step=1, num_steps=9), str(tmp_path), said.append) as profiler:
+        with profiler.step(1):
+            pass
+        profiler.made(1, jax.numpy.ones(3))
+    assert said == [f"trace the run ended in {tmp_path / PROFILE_FOLDER}"]
+    assert list(tmp_path.glob("profile/plugins/profile/*/*.xplane.pb"))
+
+
+def test_a_profiler_that_somebody_holds_ends_nothing(tmp_path):
+    said = []
+    jax.profiler.start_trace(tmp_path / "theirs")
+    try:
+        with Profiler(ProfileConfig(first_step=1), str(tmp_path / "run"), said.append) as profiler:
+            for step in (1, 2):
+                with profiler.step(step):
+                    pass
+                profiler.made(step, None)
+    finally:
+        jax.profiler.stop_trace()
+    (sentence,) = said
+    assert sentence.startswith("no trace, for the profiler does not begin: ")
+
+
+@pytest.mark.parametrize(("processes", "traces"), [((0,), True), ((1, 2), False), (None, True)])
+def test_a_process_traces_where_it_is_asked_for(processes, traces, tmp_path, monkeypatch):
+    begun = []
+    monkeypatch.setattr(jax.profiler, "start_trace", lambda *_, **__: begun.append(1))
+    monkeypatch.setattr(jax.profiler, "stop_trace", lambda: None)
+    config = ProfileConfig(first_step=1, num_steps=1, processes=processes)
+    with Profiler(config, str(tmp_path), print) as profiler, profiler.step(1):
+        pass
+    assert bool(begun) == traces
+
+
+DUMPING = """
+import pathlib, sys, types
+from zaya_jax import train_command
+
+def train(config, **_):
+    import jax
+    jax.jit(lambda x: x * 3 + 1)(jax.numpy.ones(7))
+    sys.exit(0)
+
+train_command.train = train
+train_command.main(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize(
+    ("option", "folder"),
+    [("--xla-dump", "xla"), ("--xla-dump=all", "xla/process-0")],
+)
+def test_programs_are_dumped_into_the_run_folder(option, folder, tmp_path):
+    (tmp_path / "config.json").write_text(config_of(tmp_path / "run", "corpus").to_text())
+    run_in_a_process([f"--config={tmp_path}/config.json", option], DUMPING)
+    assert list((tmp_path / "run" / folder).glob("*lambda*before_optimizations.txt"))

@@ -1,0 +1,71 @@
+"""The profiler's look at some steps of a run: a trace in the run folder, with our scopes' names in it."""
+
+import contextlib
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from zaya_jax.config import ProfileConfig
+from zaya_jax.parallel import hosts
+
+PROFILE_FOLDER = "profile"
+"""In a run folder, as TensorBoard's plugin looks for it: below it lies a folder for each trace."""
+STEP_NAME = "train"
+
+
+class Profiler:
+    """Traces the steps that a config asks for, in the processes that it asks for.
+
+    Args:
+      config: says which.
+      run_folder: of the run.
+      say: tells where a trace lies, or why there is none.
+    """
+
+    def __init__(self, config: ProfileConfig, run_folder: str, say: Callable[[str], None]):
+        self._folder = pathlib.Path(run_folder) / PROFILE_FOLDER
+        self._say = say
+        is_ours = config.processes is None or hosts.process() in config.processes
+        first = config.first_step if is_ours else None
+        self._steps = range(0) if first is None else range(first, first + config.num_steps)
+        self._begun: int | None = None
+
+    def __enter__(self) -> "Profiler":
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        if self._begun is not None:
+            self._end("the run ended")
+
+    def step(self, step: int) -> contextlib.AbstractContextManager[Any]:
+        """Around the call of a step, which may be the first that is traced; the trace has its number."""
+        # From the first one on: a run that goes on behind it traces those that are left.
+        if step in self._steps and self._begun is None:
+            self._begin(step)
+        return jax.profiler.StepTraceAnnotation(STEP_NAME, step_num=step)
+
+    def made(self, step: int, results: Any) -> None:
+        """A step was called; behind the last one that is traced its results are waited for."""
+        if self._begun is not None and step + 1 not in self._steps:
+            # Without it the trace would end while its steps wait in the device's queue.
+            jax.block_until_ready(results)
+            self._end(f"of steps {self._begun} to {step}")
+
+    def _begin(self, step: int) -> None:
+        try:
+            jax.profiler.start_trace(self._folder, create_perfetto_trace=True)
+        except (RuntimeError, OSError) as error:  # a process has one profiler, which another may hold
+            self._say(f"no trace, for the profiler does not begin: {error}")
+            self._steps = range(0)
+            return
+        self._begun = step
+
+    def _end(self, what: str) -> None:
+        try:
+            jax.profiler.stop_trace()
+            self._say(f"trace {what} in {self._folder}")
+        except (RuntimeError, OSError) as error:
+            self._say(f"no trace, for it cannot be written: {error}")
+        self._begun = None
