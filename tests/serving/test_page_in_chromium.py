@@ -230,8 +230,10 @@ def test_a_key_is_asked_for_and_kept(page):
             page.click("#key")
             page.write(key)
             page.press("Enter")
-            page.wait("!document.getElementById('key-dialog').open")
-        page.wait("document.body.dataset.mode")
+            # It is asked for again before one could see that it was taken.
+            refused = "document.getElementById('key-hint').textContent.includes('not take')"
+            page.wait(f"document.body.dataset.mode || {refused}")
+        page.wait("document.body.dataset.mode && !document.getElementById('key-dialog').open")
         ask(page, "one?", 1)
         open_page(page, address)
         ask(page, "and behind a reload?", 1)
