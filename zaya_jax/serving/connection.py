@@ -1,6 +1,7 @@
 """HTTP/1.1 of one connection: uvicorn's, with a limit on headers that do not come, and a way to hang up."""
 
 import asyncio
+import socket
 from typing import Any
 
 import h11
@@ -9,6 +10,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from zaya_jax.serving.limits import ServingLimits
+
+SEND_BYTES = 256 * 1024
+"""Of an answer that may be on their way to a client; the kernel takes twice as much with its own notes."""
 
 
 class Connection(H11Protocol):
@@ -35,6 +39,9 @@ class Connection(H11Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:  # pyright: ignore
         """Waits for headers from now on."""
         super().connection_made(transport)  # pyright: ignore[reportArgumentType]
+        # Linux would let what a client does not read grow to megabytes before anybody here saw it wait.
+        if (own := transport.get_extra_info("socket")) is not None:
+            own.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
         self._watch_headers()
 
     def connection_lost(self, exc: Exception | None) -> None:
