@@ -310,6 +310,9 @@ MISTAKES = (
     Mistake("tasks of no folder", "eval runs/done --tasks=a --task-folder=nowhere", "--task-folder is nowhere, and there is no such folder"),
     Mistake("tasks of no example", "eval runs/done --tasks=a --limit=0", "--limit is 0; it must be at least 1"),
     Mistake("fewer shots than none", "eval runs/done --tasks=a --num-fewshot=-1", "--num-fewshot is -1; it must be 0 or above"),
+    Mistake("examples in a turn without turns", "eval runs/done --tasks=a --fewshot-in-one-turn", "--fewshot-in-one-turn goes with --apply-chat-template"),
+    Mistake("samples of no task", "eval runs/done --text letter --samples=out.jsonl", "--samples goes with --tasks, which names no task"),
+    Mistake("no wait for others", "eval runs/done --text letter --wait=0", "--wait is 0 seconds; it must be at least 1"),
     Mistake("mistyped option of eval", "eval runs/done --txt letter", 'did you mean "--text"?'),
     # data
     Mistake("no verb of data", "data", "the following arguments are required: verb"),
