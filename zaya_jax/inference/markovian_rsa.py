@@ -185,7 +185,7 @@ class Thinker:
         if not isinstance(self.settings.seed, int):
             raise ValueError("the seed is one for each prompt; it must be one for all that is drawn")
         for question in questions:
-            self._check_room(question, scheme)
+            self.check_room(question, scheme)
         rounds: list[list[Population]] = []
         populations: list[Population] = [()] * len(questions)
         for number in range(scheme.rounds + 1):
@@ -207,7 +207,12 @@ class Thinker:
         later = max(scheme.budget(1), scheme.budget(scheme.rounds))
         return max(first, len(frame.tokens) + scheme.candidates * scheme.tail + later)
 
-    def _check_room(self, question: str, scheme: Scheme) -> None:
+    def check_room(self, question: str, scheme: Scheme) -> None:
+        """Refuses what the context has no room for.
+
+        Raises:
+          ValueError: with the number of tokens that there may be.
+        """
         allowed = self.model.config.max_position_embeddings
         if (taken := self.room_taken(question, scheme)) > allowed:
             raise ValueError(
