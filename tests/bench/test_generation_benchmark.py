@@ -76,7 +76,7 @@ def test_arrivals_are_a_seeds_and_of_a_rate():
 def test_tables_fit_80_columns(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")
     console = Console(soft_wrap=True)
-    speed = generation.Speed(64, "transformers", 12_345.6, 1234.5, 99_999.0, 4444.4, 0.1234, 1.2345)
+    speed = generation.SideSpeed(64, "transformers", 12_345.6, 1234.5, 99_999.0, 4444.4, 0.1234, 1.2345)
     console.print(generation_tables.speeds([speed, types.SimpleNamespace(**vars(speed) | {"side": "ours"})]))
     console.print(generation_tables.caches(generation.cache_table()))
     console.print(generation_tables.prompt_memories([generation.PromptMemory(8192, 2**33, 2**30)]))

@@ -45,7 +45,7 @@ MODEL = ModelConfig(
     max_position_embeddings=128,
 )
 BATCH = 64
-NUM_STEPS, NUM_QUESTIONS, POPULATION = 1000, 100, 16
+NUM_STEPS, NUM_QUESTIONS, POPULATION = 400, 100, 16
 SAMPLES = (1, 2, 4, 8, 16, 48)
 """Of which most say something; the last is as many as three rounds have candidates."""
 ROUNDS = (1, 2, 3, 5)
@@ -193,7 +193,7 @@ def _accuracy(way: str, asked: Sequence[Aggregated], some: slice = slice(None)) 
 
 
 def table(found: Sequence[Accuracy], num_questions: int) -> Table:
-    """Right answers by ways."""
+    """Shares of right answers, and tokens, by ways of asking."""
     title = (
         f"right answers to {num_questions} sums of {slips.NUM_DIGITS} digits, {slips.SLIP:.0%} of steps slip"
     )
