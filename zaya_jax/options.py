@@ -47,12 +47,12 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
         return "\n".join(filled)
 
     def _metavar_formatter(
-        self, action: argparse.Action, default_metavar: str
+        self, action: argparse.Action, default_metavar: str | None
     ) -> Callable[[int], tuple[str, ...]]:
         # Nothing can be cut in {a,b,c}: a long one goes over the edge, in the usage too.
         if action.metavar is None and _has_long_choices(action):
             return lambda size: (action.dest.upper(),) * size
-        return super()._metavar_formatter(action, default_metavar)
+        return super()._metavar_formatter(action, default_metavar)  # pyright: ignore[reportArgumentType]
 
     def _expand_help(self, action: argparse.Action) -> str:
         about = super()._expand_help(action)
