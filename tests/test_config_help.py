@@ -48,6 +48,13 @@ def test_values_are_those_of_the_file_and_of_the_line(tmp_path, monkeypatch):
     assert "--config.run_folder='runs/two words'" in out
 
 
+def test_a_part_may_be_a_word_of_its_own_and_a_verb_miss_its_others():
+    one, other = run("data inspect --help-config=warmup"), run("data inspect --help-config warmup")
+    assert one == other
+    assert one[0] == 0
+    assert one[1].count("--config.") == 1
+
+
 def test_a_pattern_shows_all_that_is_said_and_none_the_first_sentence():
     short, long = describe_fields(Config()), describe_fields(Config(), "remat")
     assert "Each keeps less" not in " ".join(short.split())

@@ -47,12 +47,12 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
         return "\n".join(filled)
 
     def _metavar_formatter(
-        self, action: argparse.Action, default_metavar: str
+        self, action: argparse.Action, default_metavar: str | None
     ) -> Callable[[int], tuple[str, ...]]:
         # Nothing can be cut in {a,b,c}: a long one goes over the edge, in the usage too.
         if action.metavar is None and _has_long_choices(action):
             return lambda size: (action.dest.upper(),) * size
-        return super()._metavar_formatter(action, default_metavar)
+        return super()._metavar_formatter(action, typing.cast(str, default_metavar))
 
     def _expand_help(self, action: argparse.Action) -> str:
         about = super()._expand_help(action)
@@ -108,11 +108,8 @@ class Parser(argparse.ArgumentParser):
           SystemExit: when the fields were to be shown, and are.
         """
         words = sys.argv[1:] if argv is None else argv
-        pattern = next((word for word in words if word.partition("=")[0] == HELP_CONFIG), None)
         # Before argparse looks: a verb that misses its other words shows its fields all the same.
-        if pattern is not None:
-            print(describe_fields(_config_among(words), pattern.partition("=")[2]))
-            sys.exit()
+        show_fields(words)
         options, overrides = self.parse_known_args(argv)
         for option in overrides:
             split_override(option, known=self.option_names)
@@ -141,6 +138,21 @@ def parser_of(main: Callable[[Sequence[str]], Any], *words: str) -> Parser:
     return asked[0]
 
 
+def show_fields(words: Sequence[str]) -> None:
+    """Shows the config fields, where a verb's words have `--help-config`, and ends the process.
+
+    Raises:
+      SystemExit: when they are shown.
+      ValueError: for a part that no field has in its name, and for a config that cannot be.
+    """
+    for i, word in enumerate(words):
+        name, equals, part = word.partition("=")
+        if name == HELP_CONFIG:
+            following = words[i + 1] if i + 1 < len(words) and not equals else ""
+            print(describe_fields(_config_among(words), part or following * (not following.startswith("-"))))
+            sys.exit()
+
+
 def _config_among(words: Sequence[str]) -> Config:
     """The config that `--config` and fields among a verb's words make."""
     path, overrides = DEFAULT_CONFIG, []
@@ -161,15 +173,20 @@ def add_config_options(parser: Parser) -> None:
         metavar="FILE",
         help="a config file, or a run's config.json (default: %(default)s)",
     )
+    add_help_config(parser)
+    parser.add_argument_group(
+        "config fields",
+        "--config.SECTION.FIELD=VALUE sets any field; --config.run_folder=FOLDER the run's folder",
+    )
+
+
+def add_help_config(parser: Parser) -> None:
+    """Adds `--help-config` to a verb whose words `Parser.parse_with_fields` reads."""
     parser.add_argument(
         HELP_CONFIG,
         nargs="?",
         metavar="PART",
         help="show all config fields, their values and what they mean, or those with PART in their names",
-    )
-    parser.add_argument_group(
-        "config fields",
-        "--config.SECTION.FIELD=VALUE sets any field; --config.run_folder=FOLDER the run's folder",
     )
 
 
