@@ -33,7 +33,7 @@ def run_in_a_process(words, code="from zaya_jax import cli; cli.main()"):
     environment = {name: value for name, value in os.environ.items() if name != FOLDER}
     environment["PYTHONPATH"] = str(pathlib.Path(zaya_jax.__file__).parents[1])
     done = subprocess.run(
-        [sys.executable, "-c", code, *words], env=environment, capture_output=True, text=True, timeout=300
+        [sys.executable, "-c", code, *words], env=environment, capture_output=True, text=True, timeout=500
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
