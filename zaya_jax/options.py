@@ -178,15 +178,20 @@ def add_config_options(parser: Parser) -> None:
         metavar="FILE",
         help="a config file, or a run's config.json (default: %(default)s)",
     )
+    add_help_config(parser)
+    parser.add_argument_group(
+        "config fields",
+        "--config.SECTION.FIELD=VALUE sets any field; --config.run_folder=FOLDER the run's folder",
+    )
+
+
+def add_help_config(parser: Parser) -> None:
+    """Adds `--help-config` to a verb whose words `Parser.parse_with_fields` reads."""
     parser.add_argument(
         HELP_CONFIG,
         nargs="?",
         metavar="PART",
         help="show all config fields, their values and what they mean, or those with PART in their names",
-    )
-    parser.add_argument_group(
-        "config fields",
-        "--config.SECTION.FIELD=VALUE sets any field; --config.run_folder=FOLDER the run's folder",
     )
 
 

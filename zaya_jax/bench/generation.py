@@ -166,7 +166,8 @@ def _parser() -> Parser:
             "zaya bench generation --parts prompts load --json=generation.json",
         ),
     )
-    parser.add_argument("--parts", nargs="+", choices=PARTS, help="of it; default all")
+    known = ", ".join(PARTS)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, metavar="PART", help=f"of {known}; default all")
     parser.add_argument("--batches", default=",".join(map(str, BATCHES)), help="(default: %(default)s)")
     parser.add_argument("--lengths", default=",".join(map(str, LENGTHS)), help="(default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="turns (default: %(default)s)")

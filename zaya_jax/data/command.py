@@ -17,7 +17,7 @@ from zaya_jax.data.shards import SPLITS, Corpus, open_corpus, verify_corpus
 from zaya_jax.data.sources import open_source
 from zaya_jax.data.specials import SpecialNames
 from zaya_jax.data.tokenizer import load_tokenizer
-from zaya_jax.options import Parser, load_config
+from zaya_jax.options import Parser, add_help_config, load_config
 from zaya_jax.progress import ByteProgress
 from zaya_jax.tables import name_column, number_column
 
@@ -177,6 +177,7 @@ def show(argv: Sequence[str]) -> None:
     parser.add_argument(
         "--config", metavar="FILE", help="of a run, whose fields --config.SECTION.FIELD=VALUE sets"
     )
+    add_help_config(parser)
     parser.add_argument(
         "--split", choices=SPLITS, default="train", help="whose documents are shown; default %(default)s"
     )
