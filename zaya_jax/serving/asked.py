@@ -177,7 +177,7 @@ def read_chat(served: ServedRun, limits: ServingLimits, body: bytes) -> AskedTex
     _check_places(served, num_choices)
     try:
         prompt = tuple(chat_format.answer_prompt(messages))
-        # AskedTexts only where a thought may have begun, for it writes the conversation twice more.
+        # Asked only where a thought may have begun, for it writes the conversation twice more.
         begun = chat_format.begun_thought(messages) if _has_begun(prompt, chat_format.specials) else ""
     except ValueError as error:  # the template refuses such a conversation
         raise Refused(_plain(error), field="messages") from None
