@@ -227,7 +227,7 @@ run = zaya_jax.Config(
     model=config,
     data=zaya_jax.DataConfig(sequence_length=TIME, batch_size=32),
     optimizer=zaya_jax.OptimizerConfig(learning_rate=1e-2, warmup_steps=5, weight_decay=0.0),
-    train=zaya_jax.TrainConfig(num_steps=200),
+    train=zaya_jax.TrainConfig(num_steps=220),
     execution=zaya_jax.ExecutionConfig(dtype="float32"),
 )
 

@@ -106,7 +106,7 @@ run = zaya_jax.Config.from_dict(
         },
         "execution": {"dtype": "float32"},
         "phases": [
-            {"name": "short", "steps": 220},
+            {"name": "short", "steps": 140},
             {
                 "name": "long",
                 "steps": 40,

@@ -193,7 +193,7 @@ assert load_entropy(counts_SX)[-50:].min() > 0.98
 # both.
 
 # %%
-NUM_STEPS, TIME, BATCH = 100, 32, 32
+NUM_STEPS, TIME, BATCH = 80, 32, 32
 numbers = np.random.default_rng(7)
 zipf_V = 1 / np.arange(1, config.vocab_size + 1)
 successors_VS = numbers.choice(config.vocab_size, (config.vocab_size, 4), p=zipf_V / zipf_V.sum())

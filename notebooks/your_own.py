@@ -112,7 +112,7 @@ cca_config = zaya_jax.ModelConfig(
     initializer_range=0.1,
 )
 mha_config = dataclasses.replace(cca_config, attention="mha")
-TIME, PERIODS, NUM_STEPS = 32, (8, 16), 200
+TIME, PERIODS, NUM_STEPS = 32, (8, 16), 220
 
 
 def make_batch(random):

@@ -153,6 +153,12 @@ MISTAKES = (
     Mistake("keeping every none", SMALL + "--config.train.keep_every=0", "train.keep_every is 0; it must be above 0, or None for off"),
     Mistake("keeping what is not saved", SMALL + "--config.train.keep_every=6", "train.keep_every is 6 and train.checkpoint_every 4; it must be a multiple of that: only a step that is saved can stay"),
     Mistake("no floor of the disk", SMALL + "--config.train.min_free_gib=-1", "train.min_free_gib is -1.0; it must be above 0, or None for off"),
+    # train: who is told, and what is traced
+    Mistake("nowhere to keep runs", SMALL + "--config.log.wandb=cloud", 'log.wandb is \'cloud\'; it must be "off" or "online" or "offline"'),
+    Mistake("a run without a name", SMALL + "--config.log.name=", "log.name is empty; it must name the run"),
+    Mistake("trace of no step", SMALL + "--config.profile.first_step=0", "profile.first_step is 0; it must be above 0, or None for off"),
+    Mistake("trace by nobody", SMALL + "'--config.profile.processes=()'", "profile.processes is (); it must have numbers of processes, from 0"),
+    Mistake("dump of some", SMALL + "--xla-dump=some", "argument --xla-dump: invalid choice: 'some'"),
     # train: devices
     Mistake("batch and devices", SMALL + "--dry-run --devices=3", "data.batch_size is 4; it must be a multiple of 3: 3 devices times 1 microbatches"),
     Mistake("no devices", SMALL + "--dry-run --devices=0", "--devices is 0; it must be at least 1"),
@@ -289,6 +295,15 @@ MISTAKES = (
     Mistake("serve longer texts than the model", "serve runs/done --port 0 --max-length 513", "max_length is 513; it must be from 1 to model.max_position_embeddings, 512"),
     Mistake("mistyped option of serve", "serve runs/done --slot 2", 'did you mean "--slots"?'),
     # eval
+    Mistake("think of nothing", "think runs/done", "--prompt is the question; it must say something"),
+    Mistake("think with no run", "think nowhere --prompt q", "nowhere is not a run folder: it has no config.json"),
+    Mistake("think beyond the context", "think runs/done --prompt q --thinking=500 --tail=100", "they must not exceed model.max_position_embeddings, 512: think less, or carry less on"),
+    Mistake("more candidates than there are", "think runs/done --prompt q --population=2", "candidates is 4; it must be at most population, 2: none is shown twice"),
+    Mistake("tail of no token", "think runs/done --prompt q --tail=0", "tail is 0; it must be at least 1"),
+    Mistake("answers by no pattern", "think runs/done --prompt q --answer-pattern=(", "the pattern '(' is no regular expression"),
+    Mistake("aggregation without a question", "think runs/done --prompt q --aggregation=letter", "letter has {question} 0 times; a prompt must have {question} and {candidates} once each"),
+    Mistake("thoughts to nowhere", "think runs/done --prompt q --json=nowhere/out.json", "--json is nowhere/out.json, and there is no folder nowhere"),
+    Mistake("many questions at once", "think runs/done --prompt q --input=prompts.jsonl", "unrecognized arguments: --input=prompts.jsonl; zaya think --help has the options"),
     Mistake("evaluate no run", "eval nowhere --text letter", "nowhere is not a run folder: it has no config.json"),
     Mistake("evaluate without weights", "eval runs/fresh --text letter", "runs/fresh has no checkpoint yet"),
     Mistake("evaluate on nothing", "eval runs/done", "there is nothing to evaluate; --text FILE... names texts, --tasks=NAME,... tasks"),
@@ -304,6 +319,9 @@ MISTAKES = (
     Mistake("tasks of no folder", "eval runs/done --tasks=a --task-folder=nowhere", "--task-folder is nowhere, and there is no such folder"),
     Mistake("tasks of no example", "eval runs/done --tasks=a --limit=0", "--limit is 0; it must be at least 1"),
     Mistake("fewer shots than none", "eval runs/done --tasks=a --num-fewshot=-1", "--num-fewshot is -1; it must be 0 or above"),
+    Mistake("examples in a turn without turns", "eval runs/done --tasks=a --fewshot-in-one-turn", "--fewshot-in-one-turn goes with --apply-chat-template"),
+    Mistake("samples of no task", "eval runs/done --text letter --samples=out.jsonl", "--samples goes with --tasks, which names no task"),
+    Mistake("no wait for others", "eval runs/done --text letter --wait=0", "--wait is 0 seconds; it must be at least 1"),
     Mistake("mistyped option of eval", "eval runs/done --txt letter", 'did you mean "--text"?'),
     # data
     Mistake("no verb of data", "data", "the following arguments are required: verb"),
@@ -552,7 +570,7 @@ def test_help_shows_examples(verb):
     assert out.startswith(f"usage: zaya {verb}")
     examples = out.partition("examples:\n")[2].splitlines()
     assert len(examples) >= 3
-    assert all(f"zaya {verb} " in line for line in examples)
+    assert all(f"zaya {verb}" in line for line in examples)
 
 
 @pytest.mark.parametrize("command", ["", "--help"])

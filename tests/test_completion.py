@@ -1,6 +1,7 @@
 """Shells complete `zaya` by the scripts that it prints: asked as a user's key asks them, without a Python."""
 
 import functools
+import importlib
 import os
 import pathlib
 import shutil
@@ -11,6 +12,8 @@ import pytest
 from zaya_jax import cli
 from zaya_jax.completion_command import SCRIPTS, places
 from zaya_jax.config_help import field_helps
+from zaya_jax.options import parser_of
+from zaya_jax.verbs import VERBS
 
 ASK_BASH = """
 source "$SCRIPT"
@@ -28,7 +31,8 @@ words=(${(s. .)LINE})
 COMP_LINE="$LINE" COMP_POINT=${#LINE}
 COMPREPLY=()
 _zaya
-print -l -- "${COMPREPLY[@]}"
+# What the line editor does with them: its own compgen leaves that to it.
+print -rl -- ${(M)COMPREPLY:#${(b)words[-1]}*}
 """
 
 
@@ -139,3 +143,17 @@ def test_a_line_of_bash_is_typed_and_completed(folder):
         capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert "got: train --config.optimizer.name=adamw" in done.stdout
+
+
+@pytest.mark.parametrize("width", [80, 60])
+def test_what_verbs_say_of_themselves_fits(width, monkeypatch):
+    """All but examples, which are to be copied in one piece, and words that are longer than a line."""
+    monkeypatch.setenv("COLUMNS", str(width))
+    wide = {}
+    for place in all_places():
+        verb_main = importlib.import_module(VERBS[place.words[0]][0]).main
+        text = parser_of(verb_main, *place.words[1:]).format_help().partition("\nexamples:\n")[0]
+        lines = [line for line in text.splitlines() if len(line) > width and len(line.split()) > 1]
+        if lines:
+            wide[place.words] = lines
+    assert not wide

@@ -35,7 +35,7 @@ class Option:
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class CompletionPlace:
     """What can follow a verb, or a verb within it.
 
     Attributes:
@@ -74,18 +74,18 @@ def _parser() -> Parser:
     return parser
 
 
-def places() -> Iterator[Place]:
+def places() -> Iterator[CompletionPlace]:
     """What can follow each verb, as its own parser has it."""
     fields = tuple(_fields())
     for verb in VERBS:
         verb_main = importlib.import_module(VERBS[verb][0]).main
         parser = parser_of(verb_main)
         within = (*BESIDE_CHOICES.get(verb, ()), *_choices(parser))
-        yield Place((verb,), within, (*_options(parser), *_fields_of(parser, fields)))
+        yield CompletionPlace((verb,), within, (*_options(parser), *_fields_of(parser, fields)))
         for word in within:
             inner = parser_of(verb_main, word)
             # A choice without a parser of its own has the options around it.
-            yield Place((verb, word), (), (*_options(inner), *_fields_of(inner, fields)))
+            yield CompletionPlace((verb, word), (), (*_options(inner), *_fields_of(inner, fields)))
 
 
 def _choices(parser: Parser) -> tuple[str, ...]:
@@ -146,7 +146,8 @@ _zaya() {
     if ((last > begin + 2)) && [[ "$verbs" == *" ${words[$begin + 2]} "* ]]; then
         place="$place ${words[$begin + 2]}"
     elif ((last == begin + 2)) && [[ "$cur" != -* && "$verbs" != "  " ]]; then
-        COMPREPLY=($(compgen -W "$verbs" -- "$cur") $(compgen -f -- "$cur"))
+        _zaya_files "$cur" ""
+        COMPREPLY+=($(compgen -W "$verbs" -- "$cur"))
         return
     fi
     if [[ "$cur" == --*=* ]]; then
@@ -183,13 +184,21 @@ _zaya_complete_value() {
 
 _zaya_files() {
     local IFS=$'\n'
+    # zsh's own compgen lists the folder that it is in, whatever has been typed.
+    if [[ -n "$ZSH_VERSION" ]]; then COMPREPLY=($(_zaya_beginning "$1" "$2")); return; fi
     COMPREPLY=($(compgen -P "$2" -f -- "$1"))
     compopt -o filenames 2>/dev/null
+}
+
+_zaya_beginning() {
+    local path
+    setopt localoptions nullglob
+    for path in "$1"*; do echo "$2$path"; done
 }
 """
 
 
-def bash_script(found: Sequence[Place]) -> str:
+def bash_script(found: Sequence[CompletionPlace]) -> str:
     """The words as shell functions, and one that looks among them."""
     verbs, options, values = [], [], []
     for place in found:
@@ -218,7 +227,7 @@ def _function(name: str, what: str, cases: Sequence[str]) -> str:
     return "\n".join([f"{name}() {{", f'    case "{what}" in', *cases, "    esac", "}", ""])
 
 
-def zsh_script(found: Sequence[Place]) -> str:
+def zsh_script(found: Sequence[CompletionPlace]) -> str:
     """That of bash, which zsh takes by a function of its own."""
     return "autoload -U +X compinit && compinit -u\nautoload -U +X bashcompinit && bashcompinit\n" + (
         # In these functions zsh is to cut unquoted words as bash does.
@@ -226,7 +235,7 @@ def zsh_script(found: Sequence[Place]) -> str:
     )
 
 
-def fish_script(found: Sequence[Place]) -> str:
+def fish_script(found: Sequence[CompletionPlace]) -> str:
     """A line of `complete` for each word."""
     lines = ["# Made by `zaya completion`: make it anew behind an update."]
     at_first = "not __fish_seen_subcommand_from " + " ".join(VERBS)

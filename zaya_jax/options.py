@@ -6,10 +6,12 @@ import contextlib
 import contextvars
 import dataclasses
 import difflib
+import itertools
 import pathlib
 import re
 import runpy
 import sys
+import textwrap
 import typing
 from collections.abc import Callable, Sequence
 from typing import IO, Any, Literal
@@ -29,6 +31,39 @@ SIMILAR = 0.8
 """Of two words that one may be typed for the other; among all config fields, something is like any word."""
 
 
+LONG_CHOICES = 40
+"""Characters of a list of choices that are more than a line has room for beside what they are of."""
+
+
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    """Fits paragraphs to the terminal, and leaves lines that are indented, as examples are, in one piece."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        filled: list[str] = []
+        for is_raw, group in itertools.groupby(text.splitlines(), lambda line: line[:1] in ("", " ")):
+            lines = list(group)
+            shown = lines if is_raw else textwrap.wrap(" ".join(lines), width - len(indent))
+            filled += [indent + line for line in shown]
+        return "\n".join(filled)
+
+    def _metavar_formatter(
+        self, action: argparse.Action, default_metavar: str
+    ) -> Callable[[int], tuple[str, ...]]:
+        # Nothing can be cut in {a,b,c}: a long one goes over the edge, in the usage too.
+        if action.metavar is None and _has_long_choices(action):
+            return lambda size: (action.dest.upper(),) * size
+        return super()._metavar_formatter(action, default_metavar)
+
+    def _expand_help(self, action: argparse.Action) -> str:
+        about = super()._expand_help(action)
+        is_told = not _has_long_choices(action) or all(str(each) in about for each in action.choices or ())
+        return about if is_told else f"{about}: {', '.join(map(str, action.choices or ()))}"
+
+
+def _has_long_choices(action: argparse.Action) -> bool:
+    return len(",".join(map(str, action.choices or ()))) > LONG_CHOICES
+
+
 class Parser(argparse.ArgumentParser):
     """An argparse parser that shows examples, and complains in one sentence."""
 
@@ -37,7 +72,7 @@ class Parser(argparse.ArgumentParser):
             prog=f"zaya {verb}",
             description=summary,
             epilog="examples:\n" + "\n".join(f"  {example}" for example in examples),
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            formatter_class=_Formatter,
             allow_abbrev=False,
         )
 

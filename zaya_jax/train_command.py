@@ -162,10 +162,19 @@ def report(result: TrainResult, sinks: Sinks | None = None) -> None:
         sample = _sample(result)
         print(f"\nsample at temperature {SAMPLE_TEMPERATURE}:\n{sample}")
         _keep_sample(result.config, sample, sinks)
+    print()
+    print("\n".join(f"go on with: {command}" for command in follow_ups(result)))
+
+
+def follow_ups(result: TrainResult) -> list[str]:
+    """Commands for a shell that show what a run has become, the likeliest last, where the eye is."""
+    folder = shlex.quote(result.config.run_folder)
+    report_of = f"zaya report {folder}"
     if result.corpus.chat_template is not None:
-        print(f"\ngo on with: zaya generate {shlex.quote(result.config.run_folder)} --chat --prompt=Hello")
-    else:
-        print(f"\ngo on with: {generate_command(result.config.run_folder, _held_out_text(result))}")
+        return [report_of, f"zaya chat {folder}"]
+    # A loss of pairs of answers says little of how well texts are told; of texts there are bits a byte.
+    judged = [] if result.corpus.preferences else [f"zaya eval {folder} --text FILE"]
+    return [report_of, *judged, generate_command(result.config.run_folder, _held_out_text(result))]
 
 
 def _keep_sample(config: Config, text: str, sinks: Sinks | None) -> None:

@@ -122,6 +122,28 @@ def test_tokens_and_masks_are_those_of_transformers(folder, template):
     assert ours.prompt("the quick") == prompt["input_ids"]
 
 
+@pytest.mark.parametrize("template", ["zaya", "other"])
+def test_texts_of_chats_that_go_on_are_those_of_transformers(folder, template):
+    transformers = pytest.importorskip("transformers")
+    tokenizer = load_tokenizer(str(folder / "tokenizer.json"))
+    text = load_template("zaya", tokenizer).text if template == "zaya" else OTHER_TEMPLATE
+    ours = ChatFormat(ChatTemplate("template", text), tokenizer)
+    theirs = transformers.AutoTokenizer.from_pretrained(str(folder))
+    for seed, last in enumerate(["the answer", " The", "x = 1  ", "naïve\n"]):
+        messages = [*random_chat(seed)[:-1], Message("assistant", last)]
+        for goes_on in (False, True):
+            expected = theirs.apply_chat_template(
+                [{"role": message.role, "content": message.content} for message in messages],
+                chat_template=text,
+                tokenize=False,
+                add_generation_prompt=not goes_on,
+                continue_final_message=goes_on,
+            )
+            assert ours.text(messages, goes_on=goes_on) == expected
+    with pytest.raises(ValueError, match="the chat template none does not write the last message"):
+        ChatFormat(ChatTemplate("none", "a"), tokenizer).text(messages, goes_on=True)
+
+
 def byte_chat(template=None):
     return load_chat_format(template, load_tokenizer("byte-chat"))
 

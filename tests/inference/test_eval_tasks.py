@@ -40,7 +40,7 @@ def evaluate(run_folder, *words):
 @needs_harness
 def test_figures_of_tasks_are_said_and_written(run_folder, tmp_path, capsys):
     words = ("--tasks=zaya_ch*,zaya_texts,zaya_stopped", "--context=96", "--limit=2", "--num-fewshot=1")
-    evaluate(run_folder, *words, f"--json={tmp_path}/out.json")
+    evaluate(run_folder, *words, f"--json={tmp_path}/out.json", f"--samples={tmp_path}/answers.jsonl")
     found = json.loads((tmp_path / "out.json").read_text())
     assert found["context"] == 96
     results = found["tasks"]["results"]
@@ -51,6 +51,9 @@ def test_figures_of_tasks_are_said_and_written(run_folder, tmp_path, capsys):
     out = capsys.readouterr().out
     assert f"{results['zaya_texts']['bits_per_byte,none']:.4f}" in out
     assert "acc_norm" in out
+    samples = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
+    assert {sample["task"] for sample in samples} == set(results)
+    assert "samples" not in found["tasks"]
 
 
 @needs_harness
@@ -64,6 +67,10 @@ def test_figures_of_tasks_are_said_and_written(run_folder, tmp_path, capsys):
         (
             ("--tasks=zaya_odd", "--context=300"),
             "a task generates with num_beams; zaya eval knows until, max_gen_toks, do_sample",
+        ),
+        (
+            ("--tasks=zaya_choice", "--apply-chat-template"),
+            "--apply-chat-template needs a chat template, and the run has none; --template has one",
         ),
     ],
 )

@@ -129,6 +129,15 @@ def test_another_seed_is_another_thought_and_without_rounds_it_samples(thinker):
     assert not texts & {candidate.text for candidate in first.rounds[0]}
 
 
+def test_of_several_questions_each_is_what_it_is_alone(thinker):
+    """Though batches hold candidates of both, and the second prompt is longer."""
+    second = "3+4+1+2+2="
+    found = thinker.think_all([QUESTION, second], SCHEME)
+    settings = dataclasses.replace(thinker.settings, seed=SEED + 1)
+    assert found[0] == thinker.think(QUESTION, SCHEME)
+    assert found[1] == dataclasses.replace(thinker, settings=settings).think(second, SCHEME)
+
+
 def test_a_stop_string_and_a_thoughts_end_bound_what_is_said(thinker):
     """An answer stands behind the thought and before the stop string, of which the tail has nothing."""
     scheme = dataclasses.replace(SCHEME, rounds=0, answer_tokens=None)

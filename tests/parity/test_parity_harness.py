@@ -72,7 +72,7 @@ def run_folder(is_chat):
         config = dataclasses.replace(config, data=dataclasses.replace(config.data, tokenizer="byte-chat"))
         # So that some answers end with their turn, and others with the end of a document.
         head = variables["params"]["head"]
-        bias_V = head["bias"].at[jnp.array(ENDS)].add(jnp.array([5.0, 5.0]))
+        bias_V = head["bias"].at[jnp.array(ENDS)].add(8.0)
         variables = variables | {"params": variables["params"] | {"head": head | {"bias": bias_V}}}
     (folder / "run").mkdir(parents=True)
     (folder / "run/config.json").write_text(config.to_text())

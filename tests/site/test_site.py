@@ -105,6 +105,7 @@ def test_every_verb_and_module_has_a_page(tmp_path, modules):
     assert all(f"## zaya {verb}\n" in commands for verb in VERBS)
     assert "### zaya data build" in commands
     assert "### zaya plan failures" in commands
+    assert "### zaya aegis drill" in commands
     text = "".join(file.read_text() for file in (pages / "api").glob("*.md"))
     assert set(re.findall(r"\{py:module\} (\S+)", text)) == {module.name for module in modules}
     assert {module.name for module in modules} <= names.shown

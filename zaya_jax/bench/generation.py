@@ -54,7 +54,7 @@ FLOAT32 = 4
 
 
 @dataclasses.dataclass(frozen=True)
-class Speed:
+class SideSpeed:
     """What a side does at a batch size.
 
     Attributes:
@@ -126,7 +126,7 @@ def _measured(
     lengths: Sequence[int],
     rounds: int,
     console: Console,
-) -> "Iterator[Speed | PromptMemory | Load]":
+) -> "Iterator[SideSpeed | PromptMemory | Load]":
     if part == "speed":
         why_not = why_not_compiled()
         if why_not:
@@ -178,7 +178,7 @@ def export(folder: pathlib.Path) -> str:
     return str(folder)
 
 
-def speeds(network: str, batches: Sequence[int], rounds: int, *, with_compiled: bool) -> Iterator[Speed]:
+def speeds(network: str, batches: Sequence[int], rounds: int, *, with_compiled: bool) -> Iterator[SideSpeed]:
     """Of both sides at each batch size, with what the machine allows.
 
     Args:
@@ -197,12 +197,12 @@ def speeds(network: str, batches: Sequence[int], rounds: int, *, with_compiled: 
             yield _speed(batch, side, times, bounds)
 
 
-def _speed(batch: int, side: str, times: Sequence[Times], bounds: tuple[float, float]) -> Speed:
+def _speed(batch: int, side: str, times: Sequence[Times], bounds: tuple[float, float]) -> SideSpeed:
     first, whole = (float(np.median([getattr(each, name) for each in times])) for name in ("first", "whole"))
     steps = [step for each in times for step in each.steps]
     p50, p99 = np.quantile(steps, (0.5, 0.99)).tolist()
     written = batch * (NEW - 1) / (whole - first)
-    return Speed(batch, side, batch * PROMPT / first, written, *bounds, p50, p99)
+    return SideSpeed(batch, side, batch * PROMPT / first, written, *bounds, p50, p99)
 
 
 def reading_bound(batch: int) -> float:

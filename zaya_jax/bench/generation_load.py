@@ -129,7 +129,7 @@ class Served:
             self._num_ended += 1
 
     def load(self, share: float, rate: float, seconds: float) -> Load:
-        """What they waited for."""
+        """What the requests waited for, once all are served."""
         first = [came[0] - self._moments[number] for number, came in self._came.items()]
         # Tokens come a few at a time: of one request they are evened out, as a reader sees them.
         further = [(came[-1] - came[0]) / (len(came) - 1) for came in self._came.values()]

@@ -45,7 +45,7 @@ MODEL = ModelConfig(
     max_position_embeddings=128,
 )
 BATCH = 64
-NUM_STEPS, NUM_QUESTIONS, POPULATION = 1000, 100, 16
+NUM_STEPS, NUM_QUESTIONS, POPULATION = 400, 100, 16
 SAMPLES = (1, 2, 4, 8, 16, 48)
 """Of which most say something; the last is as many as three rounds have candidates."""
 ROUNDS = (1, 2, 3, 5)
@@ -133,7 +133,7 @@ def make_thinker(variables: Mapping, *, seed: int) -> Thinker:
         settings=Settings(max_new_tokens=1, temperature=1.0, seed=seed),
         aggregate=slips.prompt_text,
         answer_of=answer_by_pattern(slips.ANSWER_PATTERN),
-        batch_size=POPULATION,
+        batch_size=BATCH,
     )
 
 
@@ -177,9 +177,7 @@ def measure(variables: Mapping, num_questions: int, *, seed: int) -> list[Accura
 
 
 def _ask(variables: Mapping, questions: Sequence[str], scheme: Scheme, seed: int) -> list[Aggregated]:
-    # Each question has draws of its own, and the same ones in each way.
-    thinkers = [make_thinker(variables, seed=(seed + number) % 2**32) for number in range(len(questions))]
-    return [thinker.think(question, scheme) for thinker, question in zip(thinkers, questions, strict=True)]
+    return make_thinker(variables, seed=seed).think_all(questions, scheme)
 
 
 def _accuracy(way: str, asked: Sequence[Aggregated], some: slice = slice(None)) -> Accuracy:
@@ -195,7 +193,7 @@ def _accuracy(way: str, asked: Sequence[Aggregated], some: slice = slice(None)) 
 
 
 def table(found: Sequence[Accuracy], num_questions: int) -> Table:
-    """Right answers by ways."""
+    """Shares of right answers, and tokens, by ways of asking."""
     title = (
         f"right answers to {num_questions} sums of {slips.NUM_DIGITS} digits, {slips.SLIP:.0%} of steps slip"
     )

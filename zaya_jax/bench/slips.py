@@ -1,10 +1,10 @@
 """Running sums with slips: a task in which thoughts go wrong in small steps, and can be put together again.
 
-A question is letters with digits, `a3b9c4...`; the thought goes through them with the sum modulo ten so far,
-`a3b2c6...`, and its last digit is the answer. Each step slips with a small probability, and then is one too
-large: as slips are all to one side, of long thoughts the commonest end is wrong, and asking more often makes
-that surer. Of short ones the commonest is right. Who is shown the ends of several thoughts goes on from what
-most of them say.
+A question is letters with digits, `a3b6c4...`; the thought goes through them, says each again and behind it
+the sum modulo seven so far, `a33b62c46...`. Its last digit is the answer. Each step slips with a small
+probability, and then is one too large: as slips are all to one side, of long thoughts the commonest end is
+wrong, and asking more often makes that surer. Of short ones the commonest is right. Who is shown the ends of
+several thoughts goes on from what most of them say.
 
 Letters: B batch, T time.
 """
@@ -17,26 +17,26 @@ import numpy as np
 from zaya_jax.data.batch import Batch
 from zaya_jax.data.tokenizer import ByteTokenizer
 
-NUM_DIGITS, SLIP = 12, 0.08
-STEP_TOKENS = 2
-"""Of a step of a thought: a letter and a digit. It is also all that a tail needs."""
+NUM_DIGITS, MODULUS, SLIP = 12, 7, 0.08
+STEP_TOKENS = 3
+"""Of a step of a thought: a letter, its digit, the sum. It is also all that a tail needs."""
 LETTERS = string.ascii_lowercase[:NUM_DIGITS]
-ANSWER_PATTERN = rf"{LETTERS[-1]}(\d)"
+ANSWER_PATTERN = rf"{LETTERS[-1]}\d(\d)"
 MOST_TAILS = 4
-LENGTH = 1 + STEP_TOKENS * NUM_DIGITS + (STEP_TOKENS + 1) * MOST_TAILS + 1 + STEP_TOKENS * NUM_DIGITS + 1
+LENGTH = 1 + 2 * NUM_DIGITS + (STEP_TOKENS + 1) * MOST_TAILS + 1 + STEP_TOKENS * NUM_DIGITS + 1
 """Tokens of the longest example: borders, question, tails, thought."""
 BYTES = ByteTokenizer()
 
 
 def make_question(numbers: np.random.Generator) -> str:
     """Digits, each behind its letter."""
-    digits = numbers.integers(0, 10, NUM_DIGITS)
+    digits = numbers.integers(0, MODULUS, NUM_DIGITS)
     return "".join(f"{letter}{digit}" for letter, digit in zip(LETTERS, digits, strict=True))
 
 
 def right_answer(question: str) -> str:
-    """The sum of a question's digits modulo ten."""
-    return str(sum(map(int, question[1::2])) % 10)
+    """The sum of a question's digits modulo seven."""
+    return str(sum(map(int, question[1::2])) % MODULUS)
 
 
 def prompt_text(question: str, tails: Sequence[str] = ()) -> str:
@@ -53,8 +53,9 @@ def make_thought(numbers: np.random.Generator, question: str, *, first: int = 0,
     """A thought from a step on, with its slips."""
     steps = []
     for place in range(first, NUM_DIGITS):
-        value = (value + int(question[2 * place + 1]) + (numbers.random() < SLIP)) % 10
-        steps.append(f"{LETTERS[place]}{value}")
+        digit = int(question[2 * place + 1])
+        value = (value + digit + (numbers.random() < SLIP)) % MODULUS
+        steps.append(f"{LETTERS[place]}{digit}{value}")
     return "".join(steps)
 
 
@@ -64,15 +65,15 @@ def make_continuation(numbers: np.random.Generator, question: str) -> tuple[list
     Which is right is not told: it learns to agree, as a model that aggregates its own thoughts must.
     """
     done = int(numbers.integers(1, NUM_DIGITS + 1))
-    base = int(numbers.integers(0, 10))
+    base = int(numbers.integers(0, MODULUS))
     num_tails = int(numbers.integers(1, MOST_TAILS + 1))
     # Tails of a later round have more slips behind them than those of the first.
-    values = (base + numbers.binomial(numbers.integers(0, NUM_DIGITS), SLIP, num_tails)) % 10
+    values = (base + numbers.binomial(numbers.integers(0, NUM_DIGITS), SLIP, num_tails)) % MODULUS
     each, counts = np.unique(values, return_counts=True)
     value = int(numbers.choice(each[counts == counts.max()]))
-    letter = LETTERS[done - 1]
-    thought = make_thought(numbers, question, first=done, value=value) or f"{letter}{value}"
-    return [f"{letter}{other}" for other in values], thought
+    said = question[2 * done - 2 : 2 * done]
+    thought = make_thought(numbers, question, first=done, value=value) or f"{said}{value}"
+    return [f"{said}{other}" for other in values], thought
 
 
 def make_batch(numbers: np.random.Generator, size: int) -> Batch:

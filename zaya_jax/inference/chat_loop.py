@@ -15,7 +15,7 @@ COMMANDS = {
     "/quit": "end",
     "/reset": "forget all turns",
     "/undo": "forget the last turn and its answer",
-    "/system TEXT": "tell the assistant TEXT before all turns, or nothing without TEXT",
+    "/system TEXT": "tell the assistant TEXT before all turns; without it nothing",
     "/help": "list these",
 }
 Answer = Callable[[Sequence[int], int], Iterator[Piece]]

@@ -154,7 +154,8 @@ def _heading(run_folder: str, step: int, scorer: Scorer) -> str:
 def _parser() -> Parser:
     parser = Parser(
         "eval",
-        "Says how well the newest weights of a run know texts, and how well they do at tasks of lm-eval.",
+        "Says how well the newest weights of a run know texts, and how well they do at tasks of lm-eval.\n"
+        "All devices share the work, under zaya launch and srun those of all processes.",
         (
             "zaya eval runs/tiny --text README.md CHANGELOG.md",
             "zaya eval runs/tiny --text corpora/*.txt --json=texts.json",
@@ -162,7 +163,6 @@ def _parser() -> Parser:
             "zaya eval runs/zaya1_8b --tasks=hellaswag,arc_easy --num-fewshot=5 --json=tasks.json",
             "zaya eval runs/tiny --tasks=mine --task-folder=tasks --limit=100 --samples=answers.jsonl",
             "zaya eval runs/sft --tasks=gsm8k --apply-chat-template",
-            "zaya eval runs/tiny --text book.txt --json=loss.json      # under zaya launch or srun: by all devices",
         ),
     )
     parser.add_argument("run_folder", metavar="RUN", help="the folder of a run")

@@ -157,10 +157,23 @@ class Thinker:
     def think(
         self, question: str, scheme: Scheme, *, told: Callable[[int, int], None] = lambda *_: None
     ) -> Aggregated:
-        """Thinks about one question.
+        """Thinks about one question, with the seed of the settings; all else is `think_all`'s."""
+        (found,) = self.think_all([question], scheme, told=told)
+        return found
+
+    def think_all(
+        self,
+        questions: Sequence[str],
+        scheme: Scheme,
+        *,
+        told: Callable[[int, int], None] = lambda *_: None,
+    ) -> list[Aggregated]:
+        """Thinks about questions, round by round: batches have candidates of several.
+
+        What comes of a question is what comes of it alone. The seed of the n-th is n - 1 above the settings'.
 
         Args:
-          question: the text of it.
+          questions: their texts.
           scheme: how much.
           told: is called behind each batch, with the number of its round and how many candidates it had.
 
@@ -171,15 +184,19 @@ class Thinker:
             raise ValueError(f"batch_size is {self.batch_size}; it must be at least 1")
         if not isinstance(self.settings.seed, int):
             raise ValueError("the seed is one for each prompt; it must be one for all that is drawn")
-        self._check_room(question, scheme)
-        rounds: list[Population] = []
-        population: Population = ()
+        for question in questions:
+            self.check_room(question, scheme)
+        rounds: list[list[Population]] = []
+        populations: list[Population] = [()] * len(questions)
         for number in range(scheme.rounds + 1):
             # Of all that was thought a round sees the population before it and no other.
-            population = self._round(question, scheme, number, population, told)
-            rounds.append(population)
-        chosen, votes = vote([candidate.answer for candidate in population])
-        return Aggregated(question, scheme, tuple(rounds), chosen, votes)
+            populations = self._round(questions, scheme, number, populations, told)
+            rounds.append(populations)
+        found = []
+        for question, *own in zip(questions, *rounds, strict=True):
+            chosen, votes = vote([candidate.answer for candidate in own[-1]])
+            found.append(Aggregated(question, scheme, tuple(own), chosen, votes))
+        return found
 
     def room_taken(self, question: str, scheme: Scheme) -> int:
         """Tokens that the longest prompt may have with what is written behind it: [ZAYA1-8B] eq. 23."""
@@ -190,7 +207,12 @@ class Thinker:
         later = max(scheme.budget(1), scheme.budget(scheme.rounds))
         return max(first, len(frame.tokens) + scheme.candidates * scheme.tail + later)
 
-    def _check_room(self, question: str, scheme: Scheme) -> None:
+    def check_room(self, question: str, scheme: Scheme) -> None:
+        """Refuses what the context has no room for.
+
+        Raises:
+          ValueError: with the number of tokens that there may be.
+        """
         allowed = self.model.config.max_position_embeddings
         if (taken := self.room_taken(question, scheme)) > allowed:
             raise ValueError(
@@ -201,27 +223,31 @@ class Thinker:
 
     def _round(
         self,
-        question: str,
+        questions: Sequence[str],
         scheme: Scheme,
         number: int,
-        before: Population,
+        before: Sequence[Population],
         told: Callable[[int, int], None],
-    ) -> Population:
-        """The candidates of a round, each of whom thinks anew."""
-        assert isinstance(self.settings.seed, int), "`think` refuses others"
-        seed = self.settings.seed
-        subsets = [_subset(seed, scheme, number, each) for each in range(scheme.population)]
-        lines = []
-        for each, subset in enumerate(subsets):
-            shown = [before[other].tail for other in subset]
-            prompt = self.prompt_of(self.aggregate(question, shown) if shown else question)
-            lines.append(PromptLine(each, {}, prompt, scheme.budget(number), token_seed(seed, number, each)))
+    ) -> list[Population]:
+        """The candidates of a round, each of whom thinks anew, by question."""
+        assert isinstance(self.settings.seed, int), "`think_all` refuses others"
+        lines, subsets = [], []
+        for place, question in enumerate(questions):
+            seed = (self.settings.seed + place) % 2**32
+            for each in range(scheme.population):
+                subset = _subset(seed, scheme, number, each)
+                shown = [before[place][other].tail for other in subset]
+                prompt = self.prompt_of(self.aggregate(question, shown) if shown else question)
+                seed_of_tokens = token_seed(seed, number, each)
+                lines.append(PromptLine(len(lines), {}, prompt, scheme.budget(number), seed_of_tokens))
+                subsets.append(subset)
         found: dict[int, Candidate] = {}
         for batch, completions in self._complete(lines):
             for line, completion in zip(batch, completions, strict=True):
                 found[line.number] = self._candidate(subsets[line.number], line, completion, scheme)
             told(number, len(batch))
-        return tuple(found[each] for each in range(scheme.population))
+        size = scheme.population
+        return [tuple(found[first + each] for each in range(size)) for first in range(0, len(lines), size)]
 
     def _complete(
         self, lines: Sequence[PromptLine]

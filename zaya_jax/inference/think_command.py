@@ -107,6 +107,7 @@ def _fitting(thinker: Thinker, options: argparse.Namespace) -> Scheme:
 
 def _think(thinker: Thinker, question: str, scheme: Scheme) -> Aggregated:
     """Thinks, and says how far it is."""
+    thinker.check_room(question, scheme)
     num_rounds = scheme.rounds + 1
     console = Console(file=sys.stderr, soft_wrap=True, highlight=False)
     console.print(

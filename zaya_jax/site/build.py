@@ -19,7 +19,6 @@ MOVED = {
     "CONTRIBUTING.md": "contributing.md",
     "zaya_jax/SOURCES.md": "sources.md",
     "LICENSE": "licence.md",
-    "notebooks/needle.png": "needle.png",
 }
 """Files of the checkout that documents link to, and where the site has them."""
 _README = re.compile(r"^\{\{README: (.+)\}\}$", re.MULTILINE)
@@ -114,7 +113,9 @@ def _write_texts(folder: pathlib.Path, names: Names) -> None:
         (folder / f"{page}.md").write_text(text, encoding="utf-8")
     licence = (root() / "LICENSE").read_text(encoding="utf-8")
     (folder / "licence.md").write_text(f"# Licence\n\n```text\n{licence}\n```\n", encoding="utf-8")
-    shutil.copy(root() / "notebooks/needle.png", folder)
+    readme = (root() / "README.md").read_text(encoding="utf-8")
+    for picture in filter(_is_picture, _LINK.findall(readme)):
+        shutil.copy(root() / picture, folder)
 
 
 def _write_rooms(folder: pathlib.Path, modules: list[Module], names: Names) -> list[str]:
@@ -132,6 +133,8 @@ def _whole(text: str, names: Names) -> str:
 
     def moved(found: re.Match) -> str:
         target = found[1]
+        if _is_picture(target):
+            return f"]({pathlib.PurePath(target).name})"
         if target in MOVED:
             return f"]({MOVED[target]})"
         if (PAGES / target).is_file() or target.startswith(("api/", "notebooks/")) or target in OWN_PAGES:
@@ -141,6 +144,10 @@ def _whole(text: str, names: Names) -> str:
         )
 
     return linked(_LINK.sub(moved, text), names)
+
+
+def _is_picture(target: str) -> bool:
+    return target.endswith((".png", ".svg")) and (root() / target).is_file()
 
 
 OWN_PAGES = frozenset({"commands.md", "configs.md", "sources.md", "contributing.md", "changes.md"})

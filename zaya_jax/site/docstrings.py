@@ -24,7 +24,7 @@ class Docstring:
 
     @property
     def summary(self) -> str:
-        """The first paragraph."""
+        """The first paragraph of the text."""
         return self.text.partition("\n\n")[0]
 
     def entries(self, section: str) -> dict[str, str]:

@@ -14,6 +14,7 @@ from zaya_jax.site.docstrings import parse
 from zaya_jax.site.names import Module, Names, public
 
 _CHOICES = re.compile(r"\{([a-z][a-z-]*(?:,[a-z][a-z-]*)*)\}")
+_LISTED = re.compile(r"^  VERB +((?:[a-z-]+,\s+)+[a-z-]+)$", re.MULTILINE)
 _SECTION = re.compile(r"^[A-Z]\w*Config$")
 
 
@@ -34,6 +35,8 @@ def _words(verb: str, text: str) -> Iterator[tuple[str, str]]:
     usage = text.partition("\n\n")[0]
     seen = {text}
     words = [word for found in _CHOICES.findall(usage) for word in found.split(",")]
+    if listed := _LISTED.search(text):  # `zaya aegis` has a parser for each of its words
+        words += re.findall(r"[a-z-]+", listed[1])
     # One that an example has and no list of choices: `zaya plan failures`.
     words += re.findall(rf"^  zaya {verb} ([a-z][a-z-]+)(?= |$)", text, re.MULTILINE)
     for word in dict.fromkeys(words):

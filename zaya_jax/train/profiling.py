@@ -27,6 +27,7 @@ class Profiler:
     def __init__(self, config: ProfileConfig, run_folder: str, say: Callable[[str], None]):
         self._folder = pathlib.Path(run_folder) / PROFILE_FOLDER
         self._say = say
+        # A trace is tens of megabytes: of a thousand processes one is enough to see where a step's time goes.
         is_ours = config.processes is None or hosts.process() in config.processes
         first = config.first_step if is_ours else None
         self._steps = range(0) if first is None else range(first, first + config.num_steps)
@@ -55,10 +56,11 @@ class Profiler:
 
     def _begin(self, step: int) -> None:
         try:
+            # Both forms: TensorBoard's knows the scopes of operations, Perfetto needs nothing installed.
             jax.profiler.start_trace(self._folder, create_perfetto_trace=True)
         except (RuntimeError, OSError) as error:  # a process has one profiler, which another may hold
             self._say(f"no trace, for the profiler does not begin: {error}")
-            self._steps = range(0)
+            self._steps = range(0)  # or each step would try again, and say so
             return
         self._begun = step
 

@@ -142,6 +142,7 @@ class Sinks:
 
     def __init__(self, config: Config):
         self._config = config
+        # Each process would begin a run of its own there.
         self._wanted = wanted(config) if hosts.is_first() else []
         self._open: dict[str, Sink] = {}
         self._told: dict[str, _Told] | None = None
@@ -164,6 +165,7 @@ class Sinks:
         named = {f"{kind}/{name}": value for name, value in values.items()}
         for name, sink in list(self._open.items()):
             told = self._told_of(name)
+            # wandb drops a step that goes back with a warning, trackio draws it a second time.
             if told.is_new(step, kind):
                 with self._surviving(name):
                     sink.write(step, named)
@@ -187,6 +189,7 @@ class Sinks:
         for name, sink in list(self._open.items()):
             with self._surviving(name):
                 sink.close(failed=failed)
+        # Behind the sinks: a process that is killed while they send has told all that its file says.
         if self._open:
             self.sync()
         self._open = {}
@@ -206,6 +209,7 @@ class Sinks:
             yield
         except Exception as error:
             self._open.pop(name, None)
+            # Their errors are pages of advice; a line of them says what is wrong.
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
             print(
                 f"{name} fails and is told no more ({reason}); the run goes on, and {METRICS_FILE} has all",
@@ -220,6 +224,7 @@ def open_sinks(config: Config) -> Iterator[Sinks]:
     Raises:
       ValueError: for one whose package is not installed here.
     """
+    # Before the run has a folder or compiles: afterwards a missing package would cost minutes.
     hosts.first_does("sinks", lambda: _check_packages(config))
     sinks = Sinks(config)
     try:
@@ -251,6 +256,7 @@ def _check_packages(config: Config) -> None:
 def _read_told(file: pathlib.Path, names: list[str]) -> dict[str, _Told]:
     """What sinks were told before, also of those that are off now; a new run for one that is new."""
     told: dict[str, _Told] = {}
+    # Also those that are off: a run that turns one on again goes on in the run that it had there.
     if file.is_file():
         with contextlib.suppress(ValueError, TypeError, AttributeError):  # a file that somebody has edited
             values: dict[str, dict[str, Any]] = json.loads(file.read_bytes())
