@@ -11,7 +11,7 @@ from zaya_jax.data.chat_format import load_chat_format
 from zaya_jax.data.tokenizer import load_tokenizer
 from zaya_jax.inference.engine import EngineStats, Failed, Finished, Full, NewToken, Tokens
 from zaya_jax.inference.prompt_scores import PromptScores
-from zaya_jax.serving.served import Served
+from zaya_jax.serving.served import ServedRun
 
 TOKENIZER = load_tokenizer("byte-chat")
 FORMAT = load_chat_format("zaya", TOKENIZER)
@@ -167,4 +167,4 @@ def fake_served(engine, **changes):
         "num_experts": NUM_EXPERTS,
         "num_places": engine.num_slots + engine.max_waiting,
     }
-    return Served(**(fields | changes))
+    return ServedRun(**(fields | changes))

@@ -280,7 +280,7 @@ def test_models_health_and_metrics():
             for line in (
                 'zaya_serving_requests_total{code="200",endpoint="/v1/completions"} 1.0',
                 'zaya_serving_requests_total{code="400",endpoint="/v1/completions"} 1.0',
-                'zaya_serving_requests_total{code="404",endpoint="other"} 1.0',
+                'zaya_serving_requests_total{code="404",endpoint="other"} 2.0',
                 "zaya_serving_generated_tokens_total 7.0",
                 "zaya_serving_running 0.0",
                 "zaya_serving_time_to_first_token_seconds_count 1.0",

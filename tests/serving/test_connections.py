@@ -24,7 +24,7 @@ LIMITS = {
 
 @pytest.fixture(scope="module")
 def server():
-    with with_fake_engine(limits=LIMITS, step_seconds=0.002) as process:
+    with with_fake_engine(limits=LIMITS, num_slots=32, step_seconds=0.002) as process:
         yield process
         # The file's last word: told to end while it writes, it finishes that, and leaves with 0.
         with concurrent.futures.ThreadPoolExecutor() as pool:
@@ -136,15 +136,22 @@ def test_a_connection_that_is_cut_frees_its_slot(server, stream):
     wait_until(lambda: metric(server, "running") == 0, 2)
 
 
-def test_one_that_does_not_read_is_hung_up(server):
+@pytest.mark.parametrize("stream", [True, False])
+def test_one_that_does_not_read_is_hung_up(server, stream):
     """Its answer of log-probabilities is larger than all buffers between it and the server."""
-    fields = {"prompt": "abc", "max_tokens": 400, "seed": 1, "stream": True, "n": 100, "logprobs": 20}
+    fields = {"prompt": "abc", "max_tokens": 400, "seed": 1, "stream": stream, "n": 24, "logprobs": 20}
     body = json.dumps(fields).encode()
+
+    def slow():
+        return metric(server, 'cancelled_total{why="slow"}')
+
+    before = slow()
     with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.connect((server.host, server.port))
         connection.sendall(post(body, f"Content-Length: {len(body)}"))
         wait_until(lambda: metric(server, "running") > 0)
         wait_until(lambda: metric(server, "running") + metric(server, "waiting") == 0)
+        wait_until(lambda: slow() == before + 1)
         connection.settimeout(15)
-        assert b"[DONE]" not in read_all(connection)
+        assert not read_all(connection).endswith((b"[DONE]\n\n", b"}"))

@@ -130,7 +130,7 @@ async def slow_reader(server, known, crowd):
     await asyncio.sleep(SLOW_SECONDS)
     writer.transport.resume_reading()
     try:
-        whole = await asyncio.wait_for(reader.read(), 60)
+        whole = await asyncio.wait_for(reader.read(), 120)
     except ConnectionResetError:
         whole = b""
     writer.close()
@@ -148,6 +148,7 @@ async def hostile(http, crowd, draw):
 
 async def send(writer, path, body):
     head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    head += "Connection: close\r\n"
     writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
     await writer.drain()
 

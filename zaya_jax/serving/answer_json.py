@@ -9,7 +9,7 @@ from typing import Any
 
 from zaya_jax.inference.prompt_scores import PromptScores
 from zaya_jax.inference.text import Detokenizer
-from zaya_jax.serving.asked import Asked
+from zaya_jax.serving.asked import AskedTexts
 from zaya_jax.serving.choice_text import Delta
 from zaya_jax.serving.token_texts import TokenTexts
 
@@ -34,7 +34,7 @@ class AnswerForm:
       created: seconds since 1970.
     """
 
-    asked: Asked
+    asked: AskedTexts
     model: str
     texts: TokenTexts
     answer_id: str

@@ -42,7 +42,9 @@ def make_application(
     ]
     # The page asks its user for the key; a load balancer has none.
     keyless = {*pages, "/health"}
-    gate = Middleware(Gate, key=key, host=host, keyless=keyless, metrics=service.metrics)
+    endpoints = {route.path for route in routes}
+    metrics = service.metrics
+    gate = Middleware(Gate, key=key, host=host, keyless=keyless, endpoints=endpoints, metrics=metrics)
     # Outside the gate: before it sends the key, a browser asks whether it may, and has none for that.
     cors = Middleware(
         CORSMiddleware, allow_origins=list(origins), allow_methods=["GET", "POST"], allow_headers=["*"]

@@ -20,7 +20,7 @@ from zaya_jax.serving.body_fields import (
 )
 from zaya_jax.serving.limits import ServingLimits
 from zaya_jax.serving.refusals import Refused
-from zaya_jax.serving.served import Served
+from zaya_jax.serving.served import ServedRun
 
 DEFAULT_TOKENS = 16
 """Of a completion that says nothing of its length, as OpenAI has it. Of a chat it may fill the context."""
@@ -55,7 +55,7 @@ _NOTES = ("user", "metadata", "safety_identifier", "prompt_cache_key")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Asked:
+class AskedTexts:
     """A request that can be answered.
 
     Attributes:
@@ -116,7 +116,7 @@ class Asked:
         return len(self.prompts) * self.num_choices
 
 
-def read_completion(served: Served, limits: ServingLimits, body: bytes) -> Asked:
+def read_completion(served: ServedRun, limits: ServingLimits, body: bytes) -> AskedTexts:
     """What the body of a completion asks for.
 
     Raises:
@@ -138,7 +138,7 @@ def read_completion(served: Served, limits: ServingLimits, body: bytes) -> Asked
     if is_echo and common["with_routing"]:
         raise Refused("routing is of the tokens that are written; ask for it without echo", field="routing")
     prompts = _read_prompts(served, limits, prompt, num_choices)
-    return Asked(
+    return AskedTexts(
         prompts=tuple(tokens for tokens, _ in prompts),
         echoes=tuple(text for _, text in prompts) if is_echo else (),
         max_new_tokens=tuple(_limit(served, tokens, longest) for tokens, _ in prompts),
@@ -150,7 +150,7 @@ def read_completion(served: Served, limits: ServingLimits, body: bytes) -> Asked
     )
 
 
-def read_chat(served: Served, limits: ServingLimits, body: bytes) -> Asked:
+def read_chat(served: ServedRun, limits: ServingLimits, body: bytes) -> AskedTexts:
     """What the body of a chat completion asks for.
 
     Raises:
@@ -181,7 +181,7 @@ def read_chat(served: Served, limits: ServingLimits, body: bytes) -> Asked:
         begun = chat_format.begun_thought(messages) if _has_begun(prompt, chat_format.specials) else ""
     except ValueError as error:  # the template refuses such a conversation
         raise Refused(_plain(error), field="messages") from None
-    return Asked(
+    return AskedTexts(
         prompts=(prompt,),
         max_new_tokens=(_limit(served, prompt, longest),),
         end_id=chat_format.end_id,
@@ -200,7 +200,7 @@ def _has_begun(prompt: Sequence[int], specials: Any) -> bool:
     return last is not None and last == begins
 
 
-def _check_model(served: Served, fields: BodyFields) -> None:
+def _check_model(served: ServedRun, fields: BodyFields) -> None:
     name = fields.text("model")
     if name is not None and name != served.name:
         message = f"there is no model {shown(name)}; this server has {served.name!a}"
@@ -324,7 +324,7 @@ def _read_content(value: Any, place: str) -> str:
 
 
 def _read_prompts(
-    served: Served, limits: ServingLimits, value: Any, num_choices: int
+    served: ServedRun, limits: ServingLimits, value: Any, num_choices: int
 ) -> list[tuple[tuple[int, ...], str]]:
     """Tokens and text of each prompt."""
     if isinstance(value, list) and value and not isinstance(value[0], int):
@@ -338,7 +338,7 @@ def _read_prompts(
     return [_read_prompt(served, each) for each in prompts]
 
 
-def _read_prompt(served: Served, value: Any) -> tuple[tuple[int, ...], str]:
+def _read_prompt(served: ServedRun, value: Any) -> tuple[tuple[int, ...], str]:
     tokenizer = served.tokenizer
     if isinstance(value, list):
         return _read_tokens(served, value), tokenizer.decode(value)
@@ -347,7 +347,7 @@ def _read_prompt(served: Served, value: Any) -> tuple[tuple[int, ...], str]:
     return tuple(tokenizer.borders.begin(tokenizer.encode(text, specials=True))), text
 
 
-def _read_tokens(served: Served, values: list[Any]) -> tuple[int, ...]:
+def _read_tokens(served: ServedRun, values: list[Any]) -> tuple[int, ...]:
     if not values:
         raise Refused("prompt is an empty list; it must have at least one token", field="prompt")
     for token in values:
@@ -358,13 +358,13 @@ def _read_tokens(served: Served, values: list[Any]) -> tuple[int, ...]:
     return tuple(values)
 
 
-def _check_places(served: Served, num_texts: int) -> None:
+def _check_places(served: ServedRun, num_texts: int) -> None:
     if num_texts > served.num_places:
         message = f"this asks for {num_texts} texts; the server takes {served.num_places} at once"
         raise Refused(f"{message}, so that it must be asked in parts", field="n")
 
 
-def _limit(served: Served, prompt: Sequence[int], longest: int | None) -> int:
+def _limit(served: ServedRun, prompt: Sequence[int], longest: int | None) -> int:
     """The longest continuation of a prompt that the context has room for."""
     room = served.max_length - len(prompt)
     if longest is None:

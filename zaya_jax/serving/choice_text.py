@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from zaya_jax.data.chat_template import THINK
 from zaya_jax.inference.engine import NewToken
 from zaya_jax.inference.text import FinishReason, Writer
-from zaya_jax.serving.asked import Asked
-from zaya_jax.serving.served import Served
+from zaya_jax.serving.asked import AskedTexts
+from zaya_jax.serving.served import ServedRun
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +65,7 @@ class ChoiceText:
       finish_reason: None while it goes on.
     """
 
-    def __init__(self, served: Served, asked: Asked, index: int):
+    def __init__(self, served: ServedRun, asked: AskedTexts, index: int):
         """Begins a text.
 
         Args:

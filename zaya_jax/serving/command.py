@@ -19,7 +19,7 @@ from zaya_jax.options import Parser
 from zaya_jax.serving.limits import ServingLimits
 
 if TYPE_CHECKING:
-    from zaya_jax.serving.served import Served
+    from zaya_jax.serving.served import ServedRun
 
 LONGEST_DEFAULT = 8192
 """Tokens of a slot, where nobody says how many: each has the memory of all of them."""
@@ -114,17 +114,17 @@ def _check(options: argparse.Namespace, key: str | None) -> None:
             raise ValueError(f"--allow-origin is {origin}; it must be as http://localhost:3000, or *")
 
 
-def _loader(options: argparse.Namespace) -> "Callable[[], Served]":
+def _loader(options: argparse.Namespace) -> "Callable[[], ServedRun]":
     return lambda: load_served(options)
 
 
-def load_served(options: argparse.Namespace) -> "Served":
+def load_served(options: argparse.Namespace) -> "ServedRun":
     """Reads a run, takes the memory of its slots, and compiles what a first request needs.
 
     Raises:
       ValueError: if it has no weights, or cannot be served so.
     """
-    from zaya_jax.serving.served import Served
+    from zaya_jax.serving.served import ServedRun
 
     run = load_for_writing(options.run_folder)
     config, chat_format = run.model.config, _chat_format(run, options.template)
@@ -138,7 +138,7 @@ def load_served(options: argparse.Namespace) -> "Served":
         max_waiting=options.max_waiting,
     )
     engine.warm_up()  # else the first client would wait, maybe a minute
-    return Served(
+    return ServedRun(
         name=options.model_name or pathlib.Path(options.run_folder).resolve().name,
         created=int(time.time()),
         tokenizer=run.tokenizer,

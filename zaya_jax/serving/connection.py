@@ -61,6 +61,19 @@ class Connection(H11Protocol):
         else:
             self._abort()
 
+    def on_response_complete(self) -> None:
+        """Ends an exchange; where the connection ends too, what is left must be taken in time."""
+        super().on_response_complete()
+        if self.transport.is_closing() and self.transport.get_write_buffer_size():
+            self.loop.call_later(self.limits.send_seconds, self._abort)
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Ends an idle connection, also one whose client has not read its last answer."""
+        if self.transport.get_write_buffer_size():
+            self._abort()
+        else:
+            super().timeout_keep_alive_handler()
+
     def _watch_headers(self) -> None:
         if self.conn.their_state is not h11.IDLE or self.transport.is_closing():
             self._forget_deadline()

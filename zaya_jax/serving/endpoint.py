@@ -10,17 +10,17 @@ from starlette.types import Receive, Scope, Send
 
 from zaya_jax.inference.prompt_scores import PromptScores
 from zaya_jax.serving.answer_json import AnswerForm
-from zaya_jax.serving.asked import Asked
+from zaya_jax.serving.asked import AskedTexts
 from zaya_jax.serving.choice_text import Delta, join
 from zaya_jax.serving.exchange import ClientExchange
 from zaya_jax.serving.limits import ServingLimits
 from zaya_jax.serving.refusals import Gone, Refused, unavailable
-from zaya_jax.serving.served import Served
+from zaya_jax.serving.served import ServedRun
 from zaya_jax.serving.service import Opened, Service
-from zaya_jax.serving.writing import SlowReader, Writing
+from zaya_jax.serving.writing import AnswerWriting, SlowReader
 
 _LOG = logging.getLogger(__name__)
-Read = Callable[[Served, ServingLimits, bytes], Asked]
+Read = Callable[[ServedRun, ServingLimits, bytes], AskedTexts]
 
 
 class TextEndpoint:
@@ -111,7 +111,7 @@ class TextEndpoint:
         if max(asked.max_new_tokens) == 0:
             await answer.send_scores()
             return
-        writing = Writing(served, asked, service.limits)
+        writing = AnswerWriting(served, asked, service.limits)
         writing.start()
         try:
             await (answer.stream(writing) if asked.is_streamed else answer.send_whole(writing))
@@ -143,7 +143,7 @@ class _Answer:
             await self._send_chunk(delta, scores, is_first=True)
         await self._end(usage)
 
-    async def send_whole(self, writing: Writing) -> None:
+    async def send_whole(self, writing: AnswerWriting) -> None:
         """When all of it is there."""
         # The scores are computed while the engine writes.
         scoring = asyncio.create_task(self._scores())
@@ -160,7 +160,7 @@ class _Answer:
         usage = self._form.usage(num_tokens=writing.num_tokens, num_cached=writing.num_cached)
         await self._send([join(found[index]) for index in sorted(found)], scores, usage)
 
-    async def stream(self, writing: Writing) -> None:
+    async def stream(self, writing: AnswerWriting) -> None:
         """As it comes."""
         scores = await self._scores()
         await self._exchange.begin_events()
@@ -199,7 +199,7 @@ class _Answer:
             self._first = time.monotonic()
             self._service.metrics.first_token_seconds.observe(self._first - self._begun)
 
-    def _note_times(self, writing: Writing) -> None:
+    def _note_times(self, writing: AnswerWriting) -> None:
         now, asked = time.monotonic(), self._form.asked
         self._service.metrics.request_seconds.observe(now - self._begun)
         num_later = writing.num_tokens / asked.num_texts - 1

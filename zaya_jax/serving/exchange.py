@@ -11,6 +11,7 @@ from zaya_jax.serving.limits import ServingLimits
 from zaya_jax.serving.refusals import Gone, Refused
 from zaya_jax.serving.writing import SlowReader
 
+PART_BYTES = 1 << 16
 CLOSE = {"Connection": "close"}
 """Of answers to requests that were not read to their end: what is left of them is not worth reading."""
 
@@ -76,7 +77,10 @@ class ClientExchange:
         """Sends a whole response of JSON."""
         body = to_bytes(content)
         await self._begin(status, {"Content-Type": "application/json", **(headers or {})}, len(body))
-        await self._send_part(body, more=False)
+        # In parts, each of which must be taken in time: a long answer is not cut off while its client reads.
+        for first in range(0, len(body), PART_BYTES):
+            await self._send_part(body[first : first + PART_BYTES], more=True)
+        await self._send_part(b"", more=False)
 
     async def begin_events(self) -> None:
         """Begins a stream of server-sent events."""

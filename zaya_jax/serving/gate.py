@@ -20,7 +20,14 @@ class Gate:
     """ASGI middleware: lets in who may, marks what goes out, counts what was answered."""
 
     def __init__(
-        self, app: ASGIApp, *, key: str | None, host: str, keyless: Collection[str], metrics: ServingMetrics
+        self,
+        app: ASGIApp,
+        *,
+        key: str | None,
+        host: str,
+        keyless: Collection[str],
+        endpoints: Collection[str],
+        metrics: ServingMetrics,
     ):
         """Takes what it guards.
 
@@ -29,11 +36,12 @@ class Gate:
           key: that clients must send; None for none.
           host: that the server listens at.
           keyless: paths that need none.
+          endpoints: paths that are counted by name; all others are one.
           metrics: where answers are counted.
         """
         self._app, self._metrics = app, metrics
         self._key = None if key is None else key.encode()
-        self._host, self._keyless = host, keyless
+        self._host, self._keyless, self._endpoints = host, keyless, endpoints
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Hands a request on, or refuses it."""
@@ -80,8 +88,8 @@ class Gate:
                 given = list(message.get("headers", ()))
                 names = {name.lower() for name, _ in given}
                 message["headers"] = [*given, *(pair for pair in _HEADERS if pair[0] not in names)]
-                # By the route and not by the path: others' paths would be metrics without end.
-                endpoint = getattr(scope.get("route"), "path", "other")
+                # Others' paths would be metrics without end.
+                endpoint = scope["path"] if scope["path"] in self._endpoints else "other"
                 self._metrics.requests.labels(endpoint, str(message["status"])).inc()
             await send(message)
 

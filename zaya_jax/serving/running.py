@@ -14,7 +14,7 @@ from zaya_jax.inference.engine import EngineThread
 from zaya_jax.serving.application import make_application
 from zaya_jax.serving.connection import Connection
 from zaya_jax.serving.limits import ServingLimits
-from zaya_jax.serving.served import Served
+from zaya_jax.serving.served import ServedRun
 from zaya_jax.serving.service import Service
 
 CLOSING_SECONDS = 5
@@ -50,7 +50,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def run_server(
-    load: Callable[[], Served],
+    load: Callable[[], ServedRun],
     listening: socket.socket,
     limits: ServingLimits,
     *,
@@ -75,7 +75,7 @@ def run_server(
 
 
 async def _serve(
-    load: Callable[[], Served],
+    load: Callable[[], ServedRun],
     listening: socket.socket,
     limits: ServingLimits,
     *,
@@ -99,7 +99,7 @@ async def _serve(
 
 
 async def _answer_until_asked_to_end(
-    service: Service, served: Served, listening: socket.socket, asked_to_end: asyncio.Semaphore
+    service: Service, served: ServedRun, listening: socket.socket, asked_to_end: asyncio.Semaphore
 ) -> None:
     with EngineThread(served.engine) as thread:  # pyright: ignore[reportArgumentType]
         service.open(served, failure=lambda: thread.error)
@@ -120,10 +120,10 @@ async def _answer_until_asked_to_end(
             await service.drain(0)
 
 
-async def _loaded(load: Callable[[], Served], asked_to_end: asyncio.Semaphore) -> Served | None:
+async def _loaded(load: Callable[[], ServedRun], asked_to_end: asyncio.Semaphore) -> ServedRun | None:
     """What is served; None if it is not wanted any more before it is there."""
     loop = asyncio.get_running_loop()
-    loaded: asyncio.Future[Served] = loop.create_future()
+    loaded: asyncio.Future[ServedRun] = loop.create_future()
 
     def work() -> None:
         try:
@@ -143,7 +143,7 @@ async def _loaded(load: Callable[[], Served], asked_to_end: asyncio.Semaphore) -
     return loaded.result()
 
 
-def _settle(loaded: asyncio.Future, result: Served | None, error: BaseException | None) -> None:
+def _settle(loaded: asyncio.Future, result: ServedRun | None, error: BaseException | None) -> None:
     if error is None:
         loaded.set_result(result)
     else:

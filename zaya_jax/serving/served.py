@@ -38,7 +38,7 @@ class TextEngine(Protocol):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Served:
+class ServedRun:
     """A run that is served.
 
     Attributes:

@@ -11,7 +11,7 @@ from zaya_jax.inference.prompt_scores import PromptScores
 from zaya_jax.serving.limits import ServingLimits
 from zaya_jax.serving.metrics import ServingMetrics
 from zaya_jax.serving.refusals import too_many, unavailable
-from zaya_jax.serving.served import Served
+from zaya_jax.serving.served import ServedRun
 from zaya_jax.serving.token_texts import TokenTexts
 
 Status = Literal["loading", "ready", "draining", "failed"]
@@ -24,7 +24,7 @@ READERS = 2
 class Opened:
     """What there is once a run is loaded."""
 
-    served: Served
+    served: ServedRun
     texts: TokenTexts
     failure: Callable[[], Exception | None]
     """What ended the engine; None while it goes on."""
@@ -50,7 +50,7 @@ class Service:
         # One at a time: the device is the engine's, and a prompt's logits take memory.
         self._scorer = concurrent.futures.ThreadPoolExecutor(1, "scorer")
 
-    def open(self, served: Served, failure: Callable[[], Exception | None] = lambda: None) -> None:
+    def open(self, served: ServedRun, failure: Callable[[], Exception | None] = lambda: None) -> None:
         """Has requests answered from now on.
 
         Args:

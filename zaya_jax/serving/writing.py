@@ -6,25 +6,25 @@ import functools
 from collections.abc import AsyncIterator, Sequence
 
 from zaya_jax.inference.engine import Event, Failed, Finished, Full, Tokens
-from zaya_jax.serving.asked import Asked
+from zaya_jax.serving.asked import AskedTexts
 from zaya_jax.serving.choice_text import ChoiceText, Delta, join
 from zaya_jax.serving.limits import ServingLimits
 from zaya_jax.serving.refusals import Refused, too_many, unavailable
-from zaya_jax.serving.served import Cancellable, Served
+from zaya_jax.serving.served import Cancellable, ServedRun
 
 
 class SlowReader(Exception):
     """A client that did not take its answer while it was written."""
 
 
-class Writing:
+class AnswerWriting:
     """The texts of a request, on their way.
 
     Attributes:
       num_cached: tokens of its prompts that the engine had read before.
     """
 
-    def __init__(self, served: Served, asked: Asked, limits: ServingLimits):
+    def __init__(self, served: ServedRun, asked: AskedTexts, limits: ServingLimits):
         """Begins nothing yet; `start` does."""
         self._engine, self._asked = served.engine, asked
         self._texts = [ChoiceText(served, asked, index) for index in range(asked.num_texts)]
