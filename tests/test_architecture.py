@@ -46,7 +46,7 @@ ROOMS = [
     "supervise_command",
     "checkpoint_command",
     "doctor_command",
-    "completion_command",
+    "completion",
     "cli",
     "site",
 ]

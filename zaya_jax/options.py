@@ -47,13 +47,12 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
         return "\n".join(filled)
 
     def _metavar_formatter(
-        self, action: argparse.Action, default_metavar: Any
+        self, action: argparse.Action, default_metavar: str | None
     ) -> Callable[[int], tuple[str, ...]]:
-        # argparse gives None for an option's name, whatever its stubs say.
         # Nothing can be cut in {a,b,c}: a long one goes over the edge, in the usage too.
         if action.metavar is None and _has_long_choices(action):
             return lambda size: (action.dest.upper(),) * size
-        return super()._metavar_formatter(action, default_metavar)
+        return super()._metavar_formatter(action, default_metavar)  # pyright: ignore[reportArgumentType]
 
     def _expand_help(self, action: argparse.Action) -> str:
         about = super()._expand_help(action)
@@ -97,6 +96,15 @@ class Parser(argparse.ArgumentParser):
             asked.append(self)
 
     @property
+    def actions(self) -> Sequence[argparse.Action]:
+        """All options and operands, in the order of their adding."""
+        return self._actions
+
+    def help_of(self, action: argparse.Action) -> str:
+        """What the help says of an option or operand, with its default in place."""
+        return self._get_formatter()._expand_help(action) if action.help else ""
+
+    @property
     def option_names(self) -> list[str]:
         """With their dashes, --help included."""
         return list(self._option_string_actions)
@@ -109,10 +117,9 @@ class Parser(argparse.ArgumentParser):
           SystemExit: when the fields were to be shown, and are.
         """
         words = sys.argv[1:] if argv is None else argv
-        pattern = next((word for word in words if word.partition("=")[0] == HELP_CONFIG), None)
         # Before argparse looks: a verb that misses its other words shows its fields all the same.
-        if pattern is not None:
-            print(describe_fields(_config_among(words), pattern.partition("=")[2]))
+        if (pattern := _asked_part(words)) is not None:
+            print(describe_fields(_config_among(words), pattern))
             sys.exit()
         options, overrides = self.parse_known_args(argv)
         for option in overrides:
@@ -140,6 +147,15 @@ def parser_of(main: Callable[[Sequence[str]], Any], *words: str) -> Parser:
     finally:
         _ASKED.reset(token)
     return asked[0]
+
+
+def _asked_part(words: Sequence[str]) -> str | None:
+    """What `--help-config` is to show, behind "=" or as the next word: "" is all; None without it."""
+    for word, following in itertools.zip_longest(words, words[1:], fillvalue=""):
+        name, equals, part = word.partition("=")
+        if name == HELP_CONFIG:
+            return part if equals or following.startswith("-") else following
+    return None
 
 
 def _config_among(words: Sequence[str]) -> Config:

@@ -21,5 +21,5 @@ VERBS = {
     "plan": ("zaya_jax.plan.command", "size a run: memory, time and communication on a cluster"),
     "doctor": ("zaya_jax.doctor_command", "what this machine can be used for, and what it lacks"),
     "bench": ("zaya_jax.bench.command", "measure this machine against others' code and physics"),
-    "completion": ("zaya_jax.completion_command", "have a shell complete verbs, options and config fields"),
+    "completion": ("zaya_jax.completion.command", "have a shell complete verbs, options and config fields"),
 }

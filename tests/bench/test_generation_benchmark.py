@@ -51,6 +51,7 @@ def test_our_side_times_all_tokens(network):
     assert times.whole > 0
 
 
+@pytest.mark.slow
 def test_an_engine_under_load_serves_all(network, monkeypatch):
     monkeypatch.setattr(generation_load, "NUM_REQUESTS", 5)
     monkeypatch.setattr(generation_load, "SLOTS", 2)
@@ -146,6 +147,7 @@ def test_rounds_find_what_votes_do_not(tmp_path):
     file = tmp_path / "rsa.json"
     rsa.main([f"--json={file}"])
     ways = {each["way"]: each for each in json.loads(file.read_text())["ways"]}
-    one, votes, rounds = (ways[name] for name in ("one sample", "most of 48 samples", "N=16, C=4, T=2"))
-    assert rounds["mean"] > one["mean"] + 0.05
-    assert rounds["voted"] > votes["voted"] + 0.1
+    samples, rounds = ways["most of 48 samples"], ways["N=16, C=4, T=5"]
+    assert rounds["tokens"] < samples["tokens"] / 2
+    assert rounds["mean"] > samples["mean"] + 0.05
+    assert rounds["voted"] > samples["voted"]

@@ -1,6 +1,7 @@
 """Programs in processes of their own take turns, and one that fails is named."""
 
 import functools
+import itertools
 import os
 import re
 import threading
@@ -9,7 +10,7 @@ import time
 import pytest
 
 from zaya_jax.bench import turns
-from zaya_jax.bench.turns import best_in_turn
+from zaya_jax.bench.turns import answers_in_turn, best_in_turn
 
 LIMIT = 60.0
 
@@ -23,6 +24,10 @@ def _writes(path, letter, pauses):
         time.sleep(next(pauses))
 
     return call
+
+
+def _counts(first):
+    return functools.partial(next, itertools.count(first))
 
 
 def _fails():
@@ -50,6 +55,11 @@ def test_programs_take_turns_and_their_best_counts(tmp_path):
     assert "".join(call[0] for call in calls) == "abababab"  # once each to warm up, then in turn
     assert len({call[1:] for call in calls} | {str(os.getpid())}) == 3  # processes
     assert times["a"] >= 0.5 > times["b"] > 0
+
+
+def test_what_calls_answer_is_given_but_of_the_first():
+    programs = {str(first): functools.partial(_counts, first) for first in (0, 10)}
+    assert answers_in_turn(programs, rounds=2, limit=LIMIT) == {"0": [1, 2], "10": [11, 12]}
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from zaya_jax.data.tokenizer import ByteTokenizer
 from zaya_jax.inference.generate import Settings
 from zaya_jax.inference.requests import ScoringRequest
 from zaya_jax.inference.scoring import Scorer, score, scored_batches
-from zaya_jax.inference.sharing import Writing, shared_workers
+from zaya_jax.inference.sharing import PromptBatch, shared_workers
 from zaya_jax.inference.workers import make_replicas
 from zaya_jax.model.zaya import Zaya
 from zaya_jax.parallel import hosts
@@ -67,19 +67,19 @@ def some_requests() -> list[ScoringRequest]:
     ]
 
 
-def _writings() -> list[Writing]:
+def _writings() -> list[PromptBatch]:
     """Greedy and drawn; one has a stop string."""
     settings = Settings(max_new_tokens=6), Settings(max_new_tokens=6, temperature=1.0, seed=5)
     return [
-        Writing([[2, 9 + i, 7], [2, 30]], settings[i % 2], ("0",) if i == 2 else (), ByteTokenizer())
+        PromptBatch([[2, 9 + i, 7], [2, 30]], settings[i % 2], ("0",) if i == 2 else (), ByteTokenizer())
         for i in range(6)
     ]
 
 
 def ask_what_cannot_be(workers) -> None:
     """Of which the last device is to complain."""
-    good = Writing([[2]], Settings(max_new_tokens=1), (), ByteTokenizer())
-    bad = Writing([[61]], Settings(max_new_tokens=1), (), ByteTokenizer())
+    good = PromptBatch([[2]], Settings(max_new_tokens=1), (), ByteTokenizer())
+    bad = PromptBatch([[61]], Settings(max_new_tokens=1), (), ByteTokenizer())
     list(workers.answers([*[good] * (len(workers.processes) - 1), bad]))
 
 

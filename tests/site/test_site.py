@@ -3,6 +3,7 @@
 `.ci/run` builds all of it; here are its parts, and a site of two pages.
 """
 
+import ast
 import dataclasses
 import pathlib
 import re
@@ -15,7 +16,7 @@ from zaya_jax.site import build as site
 from zaya_jax.site.api import linked, room_page
 from zaya_jax.site.docstrings import parse, to_markdown
 from zaya_jax.site.links import check_links
-from zaya_jax.site.names import find_names, read_modules
+from zaya_jax.site.names import Module, find_names, read_modules
 from zaya_jax.site.reference import config_page
 
 DOCSTRING = """Scales what comes in.
@@ -80,6 +81,15 @@ def test_a_room_shows_functions_classes_and_values(modules, names):
     assert re.search(r"^:::::\{py:method\} __call__", page, re.M) is None
     assert "::::::{py:data} VARIANTS" in page
     assert "{py:attribute} tail_BWC" in page
+
+
+def test_what_a_class_names_twice_is_shown_once(names):
+    text = 'class A:\n  """Of a class.\n\n  Attributes:\n    x: of it.\n    y: also.\n  """\n\n  @property\n'
+    module = Module("m", ast.parse(text + '  def x(self) -> int:\n    """The same one."""\n'))
+    page = room_page("m", [module], names)
+    assert re.findall(r"\{py:(\w+)\} (\S+)", page) == [
+        ("module", "m"), ("class", "A"), ("property", "x"), ("attribute", "y"),
+    ]  # fmt: skip
 
 
 def test_every_config_field_is_explained(modules, names):

@@ -73,6 +73,29 @@ def test_a_run_that_ends_within_its_trace_has_what_there_was(tmp_path):
     assert list(tmp_path.glob("profile/plugins/profile/*/*.xplane.pb"))
 
 
+@pytest.mark.parametrize(
+    ("first", "done", "told"), [(7, 0, True), (2, 4, True), (3, 4, False), (6, 0, False)]
+)
+def test_steps_that_are_not_made_are_told(first, done, told, tmp_path):
+    said = []
+    profiler = Profiler(ProfileConfig(first_step=first), str(tmp_path), said.append)
+    profiler.begin(done, 6)
+    sentence = (
+        f"profile.first_step is {first}, and the steps to be made are {done + 1} to 6: nothing is traced"
+    )
+    assert said == [sentence] * told
+
+
+def test_a_trace_ends_once_behind_its_last_step(tmp_path):
+    with Profiler(ProfileConfig(first_step=2, num_steps=2), str(tmp_path), print) as profiler:
+        ended = []
+        for step in (1, 2, 3, 4):
+            with profiler.step(step):
+                pass
+            ended.append(profiler.made(step, jax.numpy.ones(3)))
+    assert ended == [False, False, True, False]
+
+
 def test_a_profiler_that_somebody_holds_ends_nothing(tmp_path):
     said = []
     jax.profiler.start_trace(tmp_path / "theirs")

@@ -5,6 +5,7 @@ multiplies, and nobody writes faster than the weights of a step come out of memo
 in the same run. The cache of ZAYA1-8B is counted from the shapes that are allocated for it.
 """
 
+import argparse
 import dataclasses
 import functools
 import importlib.util
@@ -49,6 +50,7 @@ ROUNDS = 3
 PASS_BYTES = 2**28
 """Of an array that no cache holds."""
 COMPILE_SECONDS = 1800.0
+"""That a process may take to get ready."""
 PARTS = ("speed", "prompts", "load")
 FLOAT32 = 4
 
@@ -113,7 +115,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as folder:
         network = export(pathlib.Path(folder, "network"))
         for part in options.parts or PARTS:
-            found = list(_measured(part, network, batches, lengths, options.rounds, console))
+            found = list(_measured(part, network, batches, lengths, options, console))
             values[part] = [dataclasses.asdict(each) for each in found]
             console.print(tables.TABLES[part](found))
             write_json(options.json, values)  # the parts take minutes: what is there is kept
@@ -124,20 +126,22 @@ def _measured(
     network: str,
     batches: Sequence[int],
     lengths: Sequence[int],
-    rounds: int,
+    options: argparse.Namespace,
     console: Console,
 ) -> "Iterator[SideSpeed | PromptMemory | Load]":
     if part == "speed":
-        why_not = why_not_compiled()
+        why_not = None if options.without_compiled else why_not_compiled() or why_not_generated(network)
         if why_not:
             console.print(why_not)
-        return speeds(network, batches, rounds, with_compiled=not why_not)
+        return speeds(
+            network, batches, options.rounds, with_compiled=not (options.without_compiled or why_not)
+        )
     if part == "prompts":
         return prompt_memories(network, lengths)
     return loads(network)
 
 
-def _numbers(options: Any, name: str) -> tuple[int, ...]:
+def _numbers(options: argparse.Namespace, name: str) -> tuple[int, ...]:
     """Numbers with commas between them.
 
     Raises:
@@ -166,6 +170,11 @@ def _parser() -> Parser:
     parser.add_argument("--batches", default=",".join(map(str, BATCHES)), help="(default: %(default)s)")
     parser.add_argument("--lengths", default=",".join(map(str, LENGTHS)), help="(default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="turns (default: %(default)s)")
+    parser.add_argument(
+        "--without-compiled",
+        action="store_true",
+        help="leave torch.compile out, which writes and compiles C++ for minutes",
+    )
     parser.add_argument("--json", metavar="FILE", help="write all figures")
     return parser
 
@@ -195,6 +204,17 @@ def speeds(network: str, batches: Sequence[int], rounds: int, *, with_compiled: 
         bounds = reading_bound(batch), writing_bound(batch)
         for side, times in turns.items():
             yield _speed(batch, side, times, bounds)
+
+
+def why_not_generated(network: str) -> str | None:
+    """Why transformers cannot generate under `torch.compile` here, in a sentence; None where it can."""
+    asked = Asked(network, NETWORK.vocab_size, 1, PROMPT, 4)
+    programs = {"generation under torch.compile": functools.partial(their_compiled, asked)}
+    try:
+        answers_in_turn(programs, rounds=1, limit=COMPILE_SECONDS)
+    except RuntimeError as error:
+        return f"torch.compile is left out: {str(error).splitlines()[0]}"
+    return None
 
 
 def _speed(batch: int, side: str, times: Sequence[Times], bounds: tuple[float, float]) -> SideSpeed:

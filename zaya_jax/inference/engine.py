@@ -8,7 +8,6 @@ Letters: B rows, T tokens of a chunk, L layers, M steps.
 """
 
 import collections
-import dataclasses
 import logging
 import threading
 from collections.abc import Mapping, Sequence
@@ -20,6 +19,7 @@ import numpy as np
 
 from zaya_jax.inference.generate import cast_matrices
 from zaya_jax.inference.generation import (
+    EngineStats,
     Event,
     Failed,
     Finished,
@@ -74,29 +74,6 @@ NO_EOS = -1
 _LOG = logging.getLogger(__name__)
 
 
-@dataclasses.dataclass(frozen=True)
-class EngineStats:
-    """What an engine does, and has done since it began.
-
-    Attributes:
-      running: requests that have a slot.
-      waiting: requests that wait for one.
-      free_slots: slots that nobody has.
-      tokens_prefilled: tokens of prompts that the network read.
-      tokens_from_prefixes: tokens of prompts that it had read before.
-      tokens_generated: new tokens.
-      prefix_bytes: memory of what it keeps of earlier texts.
-    """
-
-    running: int
-    waiting: int
-    free_slots: int
-    tokens_prefilled: int
-    tokens_from_prefixes: int
-    tokens_generated: int
-    prefix_bytes: int
-
-
 class Engine:
     """Continues many prompts at once, each as if it were alone.
 
@@ -148,6 +125,24 @@ class Engine:
         self._ended: Exception | None = None
         self._num_chunks = 0
         self._num_prefilled = self._num_from_prefixes = self._num_generated = 0
+
+    def warm_up(self) -> None:
+        """Compiles all programs: the first requests would wait for them.
+
+        It comes before any request, in the thread of `step`.
+        """
+        config, zero = self._model.config, np.int32(0)
+        nobody = RunningText(Ticket(Request(prompt=(0,), max_new_tokens=1), lambda _: None), 0)
+        # They run, without a token to read and without a row that writes.
+        chunk, choosing = self._chunk(nobody, (), is_last=False), self._choosing([nobody])
+        self._cache, _ = read_chunk(self._model, self._variables, self._cache, chunk, choosing)
+        for num_rows in self._numbers_of_rows():
+            self._write_rows([None] * num_rows, 1)
+        if self.prefixes.keeps_any:
+            time = self.prefill_chunk
+            block = take_block(config, self._cache, zero, np.int32(time), time=time)
+            self._cache = put_block(config, self._cache, zero, zero, block)
+        jax.block_until_ready(self._cache)
 
     def submit(self, request: Request, on_event: OnEvent) -> Ticket:
         """Has a prompt continued; what comes of it is told from within `step`.
@@ -253,16 +248,7 @@ class Engine:
         self._copy_known(text)
         tokens = text.request.prompt[text.length :][: self.prefill_chunk]
         is_last = text.length + len(tokens) == len(text.request.prompt)
-        tokens_1T = np.zeros((1, self.prefill_chunk), np.int32)
-        tokens_1T[0, : len(tokens)] = tokens
-        chunk = Chunk(
-            tokens_1T=jnp.asarray(tokens_1T),
-            row=jnp.asarray(text.row, jnp.int32),
-            length=jnp.asarray(text.length, jnp.int32),
-            num_new=jnp.asarray(len(tokens), jnp.int32),
-            is_last=jnp.asarray(is_last),
-        )
-        choosing = self._choosing([text])
+        chunk, choosing = self._chunk(text, tokens, is_last=is_last), self._choosing([text])
         self._cache, chosen = read_chunk(self._model, self._variables, self._cache, chunk, choosing)
         text.length += len(tokens)
         self._count(prefilled=len(tokens))
@@ -270,6 +256,17 @@ class Engine:
         if is_last:
             self._choose(text, jax.device_get(chosen), (0,))
             self._report(text)
+
+    def _chunk(self, text: RunningText, tokens: Sequence[int], *, is_last: bool) -> Chunk:
+        tokens_1T = np.zeros((1, self.prefill_chunk), np.int32)
+        tokens_1T[0, : len(tokens)] = tokens
+        return Chunk(
+            tokens_1T=jnp.asarray(tokens_1T),
+            row=jnp.asarray(text.row, jnp.int32),
+            length=jnp.asarray(text.length, jnp.int32),
+            num_new=jnp.asarray(len(tokens), jnp.int32),
+            is_last=jnp.asarray(is_last),
+        )
 
     def _copy_known(self, text: RunningText) -> None:
         """Copies blocks that a prompt begins with. Its last token is read in any case: what comes then?"""
@@ -306,12 +303,13 @@ class Engine:
         """Writes a token in each of these rows, or as many as nothing comes between."""
         if self.prefixes.keeps_any:  # blocks are kept when they are whole, and not later
             num_steps = min(num_steps, *(_to_multiple(text.length, self.prefill_chunk) for text in texts))
-        by_row = self._by_row(texts)
-        rows, choosing = _row_states(by_row), self._choosing(by_row)
+        self._take(texts, jax.device_get(self._write_rows(self._by_row(texts), num_steps)))
+
+    def _write_rows(self, by_row: Sequence[RunningText | None], num_steps: int) -> WrittenSteps:
+        rows, choosing, steps = _row_states(by_row), self._choosing(by_row), np.int32(num_steps)
         program = self._model, self._variables, self._cache
-        steps = np.int32(num_steps)
         self._cache, did = write_tokens(*program, rows, choosing, steps, most_steps=MOST_STEPS)
-        self._take(texts, jax.device_get(did))
+        return did
 
     def _take(self, texts: Sequence[RunningText], did: WrittenSteps) -> None:
         """What the rows wrote, on the host."""
@@ -372,12 +370,14 @@ class Engine:
             self._num_from_prefixes += from_prefixes
             self._num_generated += generated
 
+    def _numbers_of_rows(self) -> list[int]:
+        return [*(4**n for n in range(self.num_slots.bit_length()) if 4**n < self.num_slots), self.num_slots]
+
     def _by_row(self, texts: Sequence[RunningText]) -> list[RunningText | None]:
         """The texts of the first rows, of which so many take part that there are few programs."""
-        num_rows = 1
-        while num_rows <= max(text.row for text in texts):
-            num_rows *= 4
-        by_row: list[RunningText | None] = [None] * min(num_rows, self.num_slots)
+        needed = 1 + max(text.row for text in texts)
+        num_rows = next(number for number in self._numbers_of_rows() if number >= needed)
+        by_row: list[RunningText | None] = [None] * num_rows
         for text in texts:
             by_row[text.row] = text
         return by_row

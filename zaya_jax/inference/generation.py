@@ -130,6 +130,29 @@ class Full(Exception):
     """Too many requests wait; one must be refused before its prompt takes memory."""
 
 
+@dataclasses.dataclass(frozen=True)
+class EngineStats:
+    """What an engine does, and has done since it began.
+
+    Attributes:
+      running: requests that have a slot.
+      waiting: requests that wait for one.
+      free_slots: slots that nobody has.
+      tokens_prefilled: tokens of prompts that the network read.
+      tokens_from_prefixes: tokens of prompts that it had read before.
+      tokens_generated: new tokens.
+      prefix_bytes: memory of what it keeps of earlier texts.
+    """
+
+    running: int
+    waiting: int
+    free_slots: int
+    tokens_prefilled: int
+    tokens_from_prefixes: int
+    tokens_generated: int
+    prefix_bytes: int
+
+
 class Ticket:
     """A request on its way.
 

@@ -24,7 +24,7 @@ from zaya_jax.inference.conversation import SYSTEM
 from zaya_jax.inference.generate import Settings
 from zaya_jax.inference.requests import request_of, rolling_requests
 from zaya_jax.inference.scoring import Scorer, score
-from zaya_jax.inference.sharing import Writing
+from zaya_jax.inference.sharing import PromptBatch
 from zaya_jax.progress import CountProgress
 
 NEW_TOKENS = 256
@@ -202,7 +202,7 @@ class HarnessModel(TemplateLM):
             found += [ordered[i : i + size] for i in range(0, len(ordered), size)]
         return found
 
-    def _writing(self, prompts: list[list[int]], wanted: Wanted, *, seed: int) -> Writing:
+    def _writing(self, prompts: list[list[int]], wanted: Wanted, *, seed: int) -> PromptBatch:
         """Has prompts answered, of each the end that leaves room for an answer of full length."""
         room = self.max_length - wanted.max_new_tokens
         settings = Settings(
@@ -214,7 +214,7 @@ class HarnessModel(TemplateLM):
             seed=seed,
             eos_id=self.eot_token_id if self.chat_format is None else self.chat_format.end_id,
         )
-        return Writing(
+        return PromptBatch(
             [prompt[-room:] for prompt in prompts],
             settings,
             tuple(filter(None, wanted.until)),

@@ -162,7 +162,7 @@ def scored_batches(scorer: Scorer, requests: Sequence[ScoringRequest]) -> Iterat
     # Both go over the same batches; the first is ahead by those that are on their way.
     for_devices, for_answers = itertools.tee(pack(requests, num_rows=num_rows, length=length))
     works = (
-        Scoring([[requests[number] for number in row] for row in rows], num_rows, length)
+        ScoringBatch([[requests[number] for number in row] for row in rows], num_rows, length)
         for rows in for_devices
     )
     for rows, answer in zip(for_answers, scorer.workers.answers(works), strict=True):
@@ -170,7 +170,7 @@ def scored_batches(scorer: Scorer, requests: Sequence[ScoringRequest]) -> Iterat
 
 
 @dataclasses.dataclass(frozen=True)
-class Scoring:
+class ScoringBatch:
     """A batch of requests, for one device.
 
     Attributes:
@@ -204,7 +204,7 @@ class Scoring:
         return {"rows": rows, "num_rows": self.num_rows, "length": self.length}
 
     @classmethod
-    def from_json(cls, said: Any) -> "Scoring":
+    def from_json(cls, said: Any) -> "ScoringBatch":
         """What `to_json` said, as a batch again."""
         rows = [
             [ScoringRequest(np.array(tokens, np.int32), num) for num, tokens in row] for row in said["rows"]

@@ -8,14 +8,14 @@ from typing import Any, ClassVar
 from zaya_jax.data.tokenizer import Tokenizer
 from zaya_jax.inference.completion import Completion, complete
 from zaya_jax.inference.generate import Settings
-from zaya_jax.inference.scoring import Scoring
+from zaya_jax.inference.scoring import ScoringBatch
 from zaya_jax.inference.workers import AHEAD, Desk, DeviceWork, Replica, Workers, deal
 from zaya_jax.parallel import hosts
 from zaya_jax.parallel.orders import giving_orders, obey
 
 
 @dataclasses.dataclass(frozen=True)
-class Writing:
+class PromptBatch:
     """A batch of prompts, for one device.
 
     Attributes:
@@ -65,7 +65,7 @@ class Writing:
         }
 
     @classmethod
-    def from_json(cls, said: Any, tokenizer: Tokenizer) -> "Writing":
+    def from_json(cls, said: Any, tokenizer: Tokenizer) -> "PromptBatch":
         """What `to_json` said, as a batch again."""
         settings = Settings(**said["settings"])
         return cls(said["prompts"], settings, said["stop"], tokenizer, said["last_id"])
@@ -103,4 +103,6 @@ def shared_workers(
 def _work_of(order: Any, tokenizer: Tokenizer) -> DeviceWork:
     """The work that `Workers` ordered: its kind and what its `to_json` said."""
     kind, said = order
-    return Scoring.from_json(said) if kind == Scoring.kind else Writing.from_json(said, tokenizer)
+    return (
+        ScoringBatch.from_json(said) if kind == ScoringBatch.kind else PromptBatch.from_json(said, tokenizer)
+    )

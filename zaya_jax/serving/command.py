@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from zaya_jax.data.chat_format import ChatFormat
 from zaya_jax.data.chat_template import ZAYA, load_template
 from zaya_jax.data.kept_tokenizer import kept_template
-from zaya_jax.inference.engine import Engine, Request
+from zaya_jax.inference.engine import Engine
 from zaya_jax.inference.loading import LoadedRun, load_for_writing
 from zaya_jax.inference.prompt_scores import score_prompt
 from zaya_jax.options import Parser
@@ -137,7 +137,7 @@ def load_served(options: argparse.Namespace) -> "ServedRun":
         prefix_bytes=options.prefix_mib * 2**20,
         max_waiting=options.max_waiting,
     )
-    _warm_up(engine)
+    engine.warm_up()  # else the first client would wait, maybe a minute
     return ServedRun(
         name=options.model_name or pathlib.Path(options.run_folder).resolve().name,
         created=int(time.time()),
@@ -151,18 +151,6 @@ def load_served(options: argparse.Namespace) -> "ServedRun":
         num_experts=config.num_experts,
         num_places=options.slots + options.max_waiting,
     )
-
-
-def _warm_up(engine: Engine) -> None:
-    """Has all programs of the engine compiled: the first client would wait for them, maybe a minute.
-
-    The second text begins with a whole chunk of the first one's prompt, which is kept and copied.
-    """
-    num_tokens = min(engine.prefill_chunk + 1, engine.max_length - 2)
-    for _ in range(2 if num_tokens > 0 else 0):
-        engine.submit(Request(prompt=(0,) * num_tokens, max_new_tokens=2), lambda _: None)
-        while engine.step():
-            pass
 
 
 def _chat_format(run: LoadedRun, template: str | None) -> ChatFormat | None:

@@ -44,7 +44,8 @@ def _definition(name: str, node: Definition, raw: str | None, names: Names, wher
     if isinstance(node, ast.ClassDef):
         attributes = docstring.entries("Attributes")
         for inner, definition, inner_raw in public(node.body):
-            text = inner_raw or attributes.pop(inner, None)
+            named = attributes.pop(inner, None)  # a property may be named there too
+            text = inner_raw or named
             inside.append(_definition(inner, definition, text, names, where, depth=depth + 1))
         inside += [  # that no line of the class names: __init__ sets them
             _directive("attribute", each, [], linked(text, names, where), depth + 1)

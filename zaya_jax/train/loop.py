@@ -176,6 +176,7 @@ def _train_on(
             Profiler(config.profile, config.run_folder, progress.say) as profiler,
         ):
             _introduce(run, first_step, progress)
+            profiler.begin(first_step, config.train.num_steps)
             skips = SkipCounter(config.train.stop_after_skips, int(state.skipped_steps))
             numbers = NumberWatch(skips, config.watch, run.passed_over)
             clocks = Clock(first_step), SaveClock(config.train)
@@ -244,7 +245,6 @@ def _make_steps(steps: Steps, state: TrainState) -> TrainState:
         # A value that crosses unasked would make each step wait for the one before it.
         with outputs.profiler.step(step), jax.transfer_guard("disallow"):
             state, metrics = programs.step(state, rows)
-        outputs.profiler.made(step, metrics)
         state = outputs.watch.faults.on_state(step, state)
         # Outside the guard: what others do with a state is theirs, a transfer included.
         if run.extensions.after_step is not None:
@@ -272,6 +272,8 @@ def _make_steps(steps: Steps, state: TrainState) -> TrainState:
                     outputs.writer.write_router(step, *map(np.asarray, router))
             look(steps, step)
             outputs.watch.at(step, is_first=step == first_step)
+        if outputs.profiler.made(step, metrics):  # not before the line, or its time would be the trace's
+            outputs.clock.restart(step)
         # A phase's end is always scored and kept: by it the phase is judged, and others may start from it.
         if ends_phase or step % config.eval_every == 0:
             _evaluate(steps, state, step)

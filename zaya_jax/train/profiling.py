@@ -33,6 +33,19 @@ class Profiler:
         self._steps = range(0) if first is None else range(first, first + config.num_steps)
         self._begun: int | None = None
 
+    def begin(self, first_step: int, num_steps: int) -> None:
+        """Says that nothing will be traced, where of all steps to be made none is asked for.
+
+        Args:
+          first_step: steps already done.
+          num_steps: of the run.
+        """
+        if self._steps and (self._steps[-1] <= first_step or self._steps[0] > num_steps):
+            self._say(
+                f"profile.first_step is {self._steps[0]}, and the steps to be made are {first_step + 1} to "
+                f"{num_steps}: nothing is traced"
+            )
+
     def __enter__(self) -> "Profiler":
         return self
 
@@ -47,12 +60,18 @@ class Profiler:
             self._begin(step)
         return jax.profiler.StepTraceAnnotation(STEP_NAME, step_num=step)
 
-    def made(self, step: int, results: Any) -> None:
-        """A step was called; behind the last one that is traced its results are waited for."""
-        if self._begun is not None and step + 1 not in self._steps:
-            # Without it the trace would end while its steps wait in the device's queue.
-            jax.block_until_ready(results)
-            self._end(f"of steps {self._begun} to {step}")
+    def made(self, step: int, results: Any) -> bool:
+        """A step was called; behind the last one that is traced its results are waited for.
+
+        Returns:
+          Whether a trace was written now, which takes seconds that are no step's.
+        """
+        if self._begun is None or step + 1 in self._steps:
+            return False
+        # Without it the trace would end while its steps wait in the device's queue.
+        jax.block_until_ready(results)
+        self._end(f"of steps {self._begun} to {step}")
+        return True
 
     def _begin(self, step: int) -> None:
         try:

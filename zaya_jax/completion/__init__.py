@@ -1,0 +1,1 @@
+"""What shells are told of `zaya`, so that they complete its words."""
