@@ -49,7 +49,6 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
     def _metavar_formatter(
         self, action: argparse.Action, default_metavar: str | None
     ) -> Callable[[int], tuple[str, ...]]:
-        # argparse gives None for an option's name, whatever its stubs say.
         # Nothing can be cut in {a,b,c}: a long one goes over the edge, in the usage too.
         if action.metavar is None and _has_long_choices(action):
             return lambda size: (action.dest.upper(),) * size
