@@ -175,7 +175,8 @@ def write_text(run_folder: str | pathlib.Path, step: int, tag: str, text: str) -
 
 def as_code(text: str) -> str:
     """A text as Markdown that shows it letter by letter."""
-    return "".join(f"    {line}\n" for line in text.splitlines())
+    # Not `splitlines`, which takes an untrained network's control characters for ends of lines.
+    return "".join(f"    {line}\n" for line in text.removesuffix("\n").split("\n"))
 
 
 def read_metrics(run_folder: str | pathlib.Path, kind: str) -> list[dict[str, Any]]:
