@@ -136,7 +136,8 @@ def test_a_connection_that_is_cut_frees_its_slot(server, stream):
     wait_until(lambda: metric(server, "running") == 0, 2)
 
 
-@pytest.mark.parametrize("stream", [True, False])
+# In pieces it is 10,000 messages: what ends them is tried in process too, by `test_departures.py`.
+@pytest.mark.parametrize("stream", [False, pytest.param(True, marks=pytest.mark.campaign)])
 def test_one_that_does_not_read_is_hung_up(server, stream):
     """Its answer of log-probabilities is larger than all buffers between it and the server."""
     fields = {"prompt": "abc", "max_tokens": 400, "seed": 1, "stream": stream, "n": 24, "logprobs": 20}
