@@ -51,7 +51,8 @@ def test_our_side_times_all_tokens(network):
     assert times.whole > 0
 
 
-@pytest.mark.campaign  # the load takes its time, and `tests/inference/test_engine.py` has the engine's answers
+# A load takes its time, and `tests/inference/test_engine.py` has the engine's answers.
+@pytest.mark.campaign
 def test_an_engine_under_load_serves_all(network, monkeypatch):
     monkeypatch.setattr(generation_load, "NUM_REQUESTS", 5)
     monkeypatch.setattr(generation_load, "SLOTS", 2)
