@@ -48,21 +48,15 @@ def test_a_trace_has_the_steps_and_the_blocks(tmp_path):
     assert any("/attention/" in file.read_text() for file in programs)
     assert "trace of steps 3 to 4 in" in said
     (file,) = (tmp_path / "run" / PROFILE_FOLDER).glob("plugins/profile/*/*.xplane.pb")
-    planes = {plane.name: plane for plane in jax.profiler.ProfileData.from_file(str(file)).planes}
-    steps = [
-        dict(event.stats)["step_num"]
-        for plane in planes.values()
-        for line in plane.lines
-        for event in line.events
-        if event.name == "train" and "step_num" in dict(event.stats)
-    ]
-    assert sorted(map(int, steps)) == [3, 4]
     # The programs of a trace lie in it with the names of their operations.
     names = set(re.findall(rb"jit\([\x20-\x7e]+", file.read_bytes()))
     for block in BLOCKS:
         assert any(f"/{block}/".encode() in name or f"({block})".encode() in name for name in names), block
+    # Not by `jax.profiler.ProfileData`, which aborts on such a file in jax 0.12.
     perfetto = json.loads(gzip.decompress(next(file.parent.glob("perfetto_trace.json.gz")).read_bytes()))
-    assert any(event.get("name") == "train" for event in perfetto["traceEvents"])
+    steps = [event for event in perfetto["traceEvents"] if event.get("name") == "train"]
+    numbers = [event["args"]["step_num"] for event in steps if "step_num" in event.get("args", {})]
+    assert sorted(map(int, numbers)) == [3, 4]
 
 
 def test_a_run_that_ends_within_its_trace_has_what_there_was(tmp_path):
