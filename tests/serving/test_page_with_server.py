@@ -80,7 +80,7 @@ def test_the_page_shows_what_another_client_is_told(address, tmp_path):
         assert len(expected) > 10
         assert [(text, name) for text, token, name in shown if token is not None] == expected
         # Long enough that it is still being written when the button is found.
-        page.run("document.getElementById('max_tokens').value = '400'")
+        page.run("document.getElementById('max_tokens').value = '280'")
         write(page, "two?")
         page.wait("document.querySelectorAll('.answer:last-child .t').length > 5")
         page.click("#stop")
