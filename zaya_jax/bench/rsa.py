@@ -4,10 +4,11 @@ At one budget of tokens for each candidate, cut into ever shorter thoughts: what
 N samples say, and what Markovian RSA makes of populations. The task (`slips`) was made so that votes alone
 must fail in the end; see there.
 
-Seen once in November 2026, two cores of an Intel Xeon, 100 questions (five percent either way), weights of
+Seen once in November 2026, two cores of an AMD EPYC, 100 questions (five percent either way), weights of
 step 400 of 900: of all samples 39% are right, and so say most of 48 samples in 55%. With N = 16 and C = 4 at
 a third of their tokens it is 43% and 66% with T = 1, 40% and 53% with T = 2, 47% and 60% with T = 3, 51% and
-69% with T = 5; with C = 1 and T = 2, 37% and 50%. Many short rounds help; two of them were no help here.
+69% with T = 5; with C = 1 and T = 2, 37% and 50%. Of one seed, and not repeated
+with the schedule that this trains by default.
 """
 
 import dataclasses
