@@ -12,9 +12,11 @@ import pytest
 from small_runs import build_small_corpus, small_config
 
 from zaya_jax.checkpoint import load_run
+from zaya_jax.config import TasksConfig
 from zaya_jax.train.extensions import Extensions
 from zaya_jax.train.loop import train
 from zaya_jax.train.metrics import read_metrics
+from zaya_jax.train.programs import whole_variables
 
 README = pathlib.Path(__file__).parents[2] / "README.md"
 
@@ -97,3 +99,36 @@ def test_a_batch_of_another_shape_is_refused(config, tmp_path):
     shorter = Extensions(batch=lambda batch: jax.tree.map(lambda x: x[:, :-1], batch))
     with pytest.raises(ValueError, match=r"gives tokens_BT as int32 \(4, 63\); it must stay int32 \(4, 64\)"):
         train(dataclasses.replace(config, run_folder=str(tmp_path / "run")), extensions=shorter)
+
+
+@pytest.mark.usefixtures("trained")
+def test_tasks_are_asked_of_the_weights_as_they_are(config, tmp_path, capsys):
+    """Every so many steps and at the end; one that fails is told, and no step is another for it."""
+    shutil.copytree(config.run_folder, run_folder := tmp_path / "run")
+    tasks = TasksConfig(names=("any",), every=3)
+    config = dataclasses.replace(config, run_folder=str(run_folder), tasks=tasks)
+    asked, told = [], []
+
+    def ask(step, model, variables):
+        asked.append((step, model.config, jax.tree.map(np.array, variables["params"])))
+        if step == 3:
+            raise ValueError("nobody knows the task")
+        return {"arithmetic/acc": 0.25}
+
+    given = Extensions(tasks=ask, logger=lambda *values: told.append(values))
+    result = train(config, overwrite=True, extensions=given)
+    assert [(step, model) for step, model, _ in asked] == [(3, config.model), (4, config.model)]
+    assert "step 3: tasks without an answer, and the run goes on: nobody knows the task" in (
+        out := capsys.readouterr().out
+    )
+    assert "step 4: arithmetic/acc 0.2500" in out
+    (row,) = read_metrics(config.run_folder, "tasks")
+    assert row == {"step": 4, "kind": "tasks", "arithmetic/acc": 0.25}
+    assert (4, "tasks", {"arithmetic/acc": 0.25}) in told
+    last = whole_variables(result.state, result.mesh)["params"]
+    jax.tree.map(np.testing.assert_array_equal, asked[-1][-1], jax.tree.map(np.array, last))
+    with pytest.raises(ValueError, match=r"tasks\.names has any, and extensions\.tasks nobody who asks them"):
+        train(config)
+    # Of the same config without tasks, or it would be none of the same run.
+    plain = train(dataclasses.replace(config, tasks=TasksConfig()), overwrite=True)
+    jax.tree.map(np.testing.assert_array_equal, plain.state.buckets, result.state.buckets)

@@ -10,7 +10,18 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from zaya_jax.aegis.heartbeats import COMPILE, DISPATCH, EVALUATE, READ, RESTORE, SAVE, SECTIONS, START, STEP
+from zaya_jax.aegis.heartbeats import (
+    COMPILE,
+    DISPATCH,
+    EVALUATE,
+    READ,
+    RESTORE,
+    SAVE,
+    SECTIONS,
+    START,
+    STEP,
+    TASKS,
+)
 from zaya_jax.aegis.journal import AT, BEGAN, ENDS, STALLED, is_finite
 
 PRODUCTIVE, DATA_WAIT, LOST, HANG, DOWN, OTHER = (
@@ -34,7 +45,9 @@ BUCKETS: tuple[str, ...] = (
     DOWN,
     OTHER,
 )
-_BUCKET_OF = {READ: DATA_WAIT} | {name: name for name in (START, COMPILE, SAVE, RESTORE, EVALUATE)}
+_BUCKET_OF = {READ: DATA_WAIT, TASKS: EVALUATE} | {
+    name: name for name in (START, COMPILE, SAVE, RESTORE, EVALUATE)
+}
 """Where the time of a section goes, if it is not that of steps."""
 MEANINGS = {
     PRODUCTIVE: "steps that are part of the run",
@@ -43,7 +56,7 @@ MEANINGS = {
     DATA_WAIT: "waiting for a batch",
     SAVE: "checkpoints, as far as steps wait for them",
     RESTORE: "a checkpoint verified, read and dealt out to the devices",
-    EVALUATE: "held-out loss",
+    EVALUATE: "held-out losses, and tasks",
     LOST: "steps that were made again later",
     HANG: "standing still, until it was noticed",
     DOWN: "no process ran, or none that came to its steps",

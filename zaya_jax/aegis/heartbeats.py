@@ -22,8 +22,9 @@ SECTIONS: tuple[str, ...] = (
     "step",
     "save",
     "evaluate",
+    "tasks",
 )
-START, RESTORE, COMPILE, READ, DISPATCH, STEP, SAVE, EVALUATE = SECTIONS
+START, RESTORE, COMPILE, READ, DISPATCH, STEP, SAVE, EVALUATE, TASKS = SECTIONS
 """To dispatch a step takes no time, until a device's queue is full; then as long as a step."""
 REMEMBERED = 512
 """Newest visits to a section, of which the slowest counts."""
@@ -50,7 +51,7 @@ class Beat:
     @property
     def made(self) -> int:
         """Steps of the run that are made."""
-        return self.step if self.section in (SAVE, EVALUATE) else max(self.step - 1, 0)
+        return self.step if self.section in (SAVE, EVALUATE, TASKS) else max(self.step - 1, 0)
 
     def __str__(self) -> str:
         return f"at step {self.step} ({self.section})"
@@ -130,8 +131,9 @@ def limit_of(config: WatchConfig, beat: Beat, slowest: float | None) -> float | 
     most = getattr(config, f"{STEP if beat.section == DISPATCH else beat.section}_seconds")
     if most is not None:
         most *= beat.num_steps
-    # A program is compiled anew where a phase begins, which may be the first one of its size.
-    if most is None or slowest is None or beat.section in (START, RESTORE, COMPILE):
+    # A program is compiled anew where a phase begins, which may be the first one of its size; and a round of
+    # tasks may have more of them than those before it.
+    if most is None or slowest is None or beat.section in (START, RESTORE, COMPILE, TASKS):
         return most
     return min(most, max(config.least_seconds, config.times_slowest * slowest))
 

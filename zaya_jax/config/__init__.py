@@ -30,6 +30,7 @@ from zaya_jax.config.resume import (
 )
 from zaya_jax.config.run import Config, Phase
 from zaya_jax.config.step_ranges import StepRange, step_ranges
+from zaya_jax.config.tasks import TasksConfig
 from zaya_jax.config.train import TrainConfig
 from zaya_jax.config.watch import WatchConfig
 
@@ -55,6 +56,7 @@ __all__ = [
     "PhaseConfig",
     "ProfileConfig",
     "StepRange",
+    "TasksConfig",
     "TrainConfig",
     "WatchConfig",
     "corpora_by_use",

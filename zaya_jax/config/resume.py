@@ -81,6 +81,7 @@ KINDS = {
     "watch": Kind.KEEPING,
     "log": Kind.KEEPING,
     "profile": Kind.KEEPING,
+    "tasks": Kind.KEEPING,
     # Their names, in their order. One more with longer sequences would shuffle its corpora anew, from the
     # first step on: a corpus is shuffled in pieces that the lengths of all phases divide.
     "phases": Kind.LEARNED,

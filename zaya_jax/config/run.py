@@ -17,6 +17,7 @@ from zaya_jax.config.optimizer import OptimizerConfig
 from zaya_jax.config.phases import SECTIONS, PhaseConfig, in_phase, merge, num_steps
 from zaya_jax.config.profile import ProfileConfig
 from zaya_jax.config.rules import require, require_different
+from zaya_jax.config.tasks import TasksConfig
 from zaya_jax.config.train import TrainConfig
 from zaya_jax.config.watch import WatchConfig
 from zaya_jax.fields import UnknownField, build, convert, field_paths, to_plain
@@ -65,6 +66,7 @@ class Config:
       watch: how long it may stand still.
       log: who is told of it.
       profile: which of its steps are traced.
+      tasks: what lm-eval asks of it on the way.
       phases: the parts of the run, one after the other; without any, the run is one phase of
         `train.num_steps`.
     """
@@ -81,6 +83,7 @@ class Config:
     watch: WatchConfig = dataclasses.field(default_factory=WatchConfig)
     log: LogConfig = dataclasses.field(default_factory=LogConfig)
     profile: ProfileConfig = dataclasses.field(default_factory=ProfileConfig)
+    tasks: TasksConfig = dataclasses.field(default_factory=TasksConfig)
     phases: tuple[PhaseConfig, ...] = ()
 
     def __post_init__(self):
@@ -136,6 +139,12 @@ class Config:
             f"execution.num_microbatches, {self.execution.num_microbatches}",
         )
         self._check_context()
+        asked = self.tasks.context
+        require(
+            asked is None or asked <= self.model.max_position_embeddings,
+            f"tasks.context is {asked}; model.max_position_embeddings allows "
+            f"{self.model.max_position_embeddings}",
+        )
         trained = self.data.tokenizer_vocab_size
         require(
             trained is None or trained <= self.model.vocab_size,

@@ -14,8 +14,9 @@ class WatchConfig:
     What a process does most often is known after some visits: it may take `times_slowest` times the slowest
     of them, but never less than `least_seconds`. The fields below those are the most that it may take,
     whatever was seen; None is off. A section is left at each step or batch, so none of them grows with the
-    length of a run. A device's own time-out (`xla_gpu_executable_terminate_timeout`) should be longer
-    than `step_seconds`, and the scheduler's longer than that: the first to end a run says the most.
+    length of a run; a round of tasks alone is as long as its tasks. A device's own time-out
+    (`xla_gpu_executable_terminate_timeout`) should be longer than `step_seconds`, and the scheduler's longer
+    than that: the first to end a run says the most.
 
     Attributes:
       times_slowest: of the slowest of the newest visits to a section.
@@ -28,6 +29,7 @@ class WatchConfig:
       step_seconds: until a step is made; several times as long where the host waits for several at once.
       save_seconds: to write down what was learned.
       evaluate_seconds: for a held-out batch.
+      tasks_seconds: for a round of tasks, however many there are.
       on_spike: what a loss does that jumps up and stays there: "go_back" to the newest checkpoint before it,
         and pass over the batches of its steps; or "tell" of it, and go on.
       spike_deviations: robust standard deviations above the level of the losses that are a spike.
@@ -49,6 +51,7 @@ class WatchConfig:
     step_seconds: float | None = 1800.0
     save_seconds: float | None = 3600.0
     evaluate_seconds: float | None = 3600.0
+    tasks_seconds: float | None = 14400.0
     on_spike: str = "go_back"
     spike_deviations: float = 10.0
     spike_steps: int = 10

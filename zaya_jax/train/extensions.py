@@ -4,13 +4,17 @@ An example stands in the README.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 import optax
 
 from zaya_jax.data.batch import Batch
+from zaya_jax.model.zaya import Zaya
 from zaya_jax.train.state import TrainState
+
+TasksFunction = Callable[[int, Zaya, Mapping], Mapping[str, float]]
+"""From a step, the network and its weights to figures by name."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -25,16 +29,20 @@ class Extensions:
       batch: from what was read to what is learned from, on the host, of training and held-out batches alike;
         for example with other weights of targets, float32 [B, T]. Shapes and types stay. Of several
         processes each is given what it has read (`zaya_jax.data.loader.Share`).
-      logger: takes the step, "train" or "validation", and the values that metrics.jsonl has of it; called in
-        the first process.
+      logger: takes the step, "train", "validation" or "tasks", and the values that metrics.jsonl has of it;
+        called in the first process.
       after_step: takes the number of a step that was made and the state behind it, in all processes. The next
         step takes the state's memory: what is to be kept must be copied.
+      tasks: takes a step, the network, and all its weights on every device, in all processes; gives figures
+        by name, the same in all. It is asked every `tasks.every` steps and at the end of a phase. A
+        ValueError or an OSError, raised in all processes, is told, and the run goes on.
     """
 
     optimizer: Callable[[optax.Schedule], optax.GradientTransformation] | None = None
     batch: Callable[[Batch], Batch] | None = None
     logger: Callable[[int, str, dict[str, float]], None] | None = None
     after_step: Callable[[int, TrainState], None] | None = None
+    tasks: TasksFunction | None = None
 
     def of_batches(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """Batches as they are learned from.

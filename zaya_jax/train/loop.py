@@ -9,8 +9,9 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from zaya_jax.aegis import heartbeats as sections
 from zaya_jax.aegis.heartbeats import COMPILE, DISPATCH, EVALUATE, READ, STEP, Heartbeats
-from zaya_jax.aegis.journal import TRAIN, VALIDATION
+from zaya_jax.aegis.journal import TASKS, TRAIN, VALIDATION
 from zaya_jax.checkpoint import FOLDER, RunLock, run_lock
 from zaya_jax.config import Config
 from zaya_jax.data.batch import Batch
@@ -24,7 +25,7 @@ from zaya_jax.parallel.mesh import data_mesh, place_rows
 from zaya_jax.train.batches import batches_of
 from zaya_jax.train.between_lines import Clock, TextBytes
 from zaya_jax.train.evaluation import evaluate, held_out_batches
-from zaya_jax.train.extensions import NONE, Extensions
+from zaya_jax.train.extensions import NONE, Extensions, TasksFunction
 from zaya_jax.train.going_back import GoingBack, go_back
 from zaya_jax.train.implementations import describe_implementations
 from zaya_jax.train.looking import compare, look
@@ -33,6 +34,7 @@ from zaya_jax.train.numbers import NumberWatch, recent_losses
 from zaya_jax.train.opening import VERIFY_SECONDS, OpenRun, open_run, read_held
 from zaya_jax.train.phases import describe_batch, describe_phase
 from zaya_jax.train.profiling import Profiler
+from zaya_jax.train.programs import whole_variables
 from zaya_jax.train.progress import ProgressLine
 from zaya_jax.train.provenance import describe_origin
 from zaya_jax.train.reference import compute_references, load_references
@@ -92,6 +94,11 @@ def train(
     if overwrite and replay_check is not None:
         raise ValueError(
             "--replay-check repeats steps of the run that --overwrite throws away; give one of them"
+        )
+    if config.tasks.names and extensions.tasks is None:
+        raise ValueError(
+            f"tasks.names has {', '.join(config.tasks.names)}, and extensions.tasks nobody who asks them; "
+            "zaya train has lm-eval do it"
         )
     with contextlib.ExitStack() as held:
         # Longer than a lock of another host is watched, also where --wait is short.
@@ -274,10 +281,7 @@ def _make_steps(steps: Steps, state: TrainState) -> TrainState:
             outputs.watch.at(step, is_first=step == first_step)
         if outputs.profiler.made(step, metrics):  # not before the line, or its time would be the trace's
             outputs.clock.restart(step)
-        # A phase's end is always scored and kept: by it the phase is judged, and others may start from it.
-        if ends_phase or step % config.eval_every == 0:
-            _evaluate(steps, state, step)
-            outputs.clock.restart(step)
+        _judge(steps, state, step)
         if run.config.watch.compare_every is not None and step % run.config.watch.compare_every == 0:
             compare(steps, state, step)
         # The same answer in all processes: one that stopped alone would leave the others in a collective.
@@ -304,6 +308,17 @@ def _reading_after(steps: Steps, step: int) -> Reading:
     return steps.reading.after((step - steps.range.first_step) * steps.range.batch_size)
 
 
+def _judge(steps: Steps, state: TrainState, step: int) -> None:
+    """Scores a state where that is due; a phase's end always is, for others may start from it."""
+    run, ends_phase = steps.run, step == steps.range.phase.end
+    if ends_phase or step % run.config.train.eval_every == 0:
+        _evaluate(steps, state, step)
+        steps.outputs.clock.restart(step)
+    if run.extensions.tasks is not None and (ends_phase or step % run.config.tasks.every == 0):
+        _ask_tasks(run.extensions.tasks, steps, state, step)
+        steps.outputs.clock.restart(step)
+
+
 def _evaluate(steps: Steps, state: TrainState, step: int) -> None:
     """Says and writes down the held-out loss."""
     progress = steps.outputs.progress
@@ -322,6 +337,20 @@ def _evaluate(steps: Steps, state: TrainState, step: int) -> None:
     if steps.run.config.dpo.beta:
         found += f", accuracy {values['rewards/accuracies']:.1%}, margin {values['rewards/margins']:.3f}"
     progress.say(f"step {step}: held-out {found}")
+
+
+def _ask_tasks(ask: TasksFunction, steps: Steps, state: TrainState, step: int) -> None:
+    """Has the network do tasks as it is now, and writes down how well; one that fails holds up no step."""
+    progress, config = steps.outputs.progress, steps.range.phase.config
+    steps.outputs.watch.heartbeats.enter(sections.TASKS, step)
+    variables = whole_variables(state, steps.run.mesh_of(config))
+    try:
+        values = dict(ask(step, steps.run.setup(config).model, variables))
+    except (ValueError, OSError) as error:
+        progress.say(f"step {step}: tasks without an answer, and the run goes on: {error}")
+        return
+    _tell(steps, step, TASKS, values)
+    progress.say(f"step {step}: " + ", ".join(f"{name} {value:.4f}" for name, value in values.items()))
 
 
 def _tell(steps: Steps, step: int, kind: str, values: dict[str, float]) -> None:

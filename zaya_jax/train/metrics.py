@@ -93,7 +93,13 @@ class MetricsWriter:
             files.callback(self._events.close)
 
     def write(self, step: int, kind: str, values: dict[str, float], *, phase: str = "") -> None:
-        """Writes scalars of a step; `kind` is "train" or "validation", `phase` its phase's name, if any.
+        """Writes scalars of a step.
+
+        Args:
+          step: of the run.
+          kind: "train", "validation" or "tasks".
+          values: by name.
+          phase: its phase's name, if any.
 
         Raises:
           OSError: with the run folder's name, when the disk is full.

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 from zaya_jax import durable
-from zaya_jax.aegis.journal import METRICS_FILE, TRAIN, VALIDATION
+from zaya_jax.aegis.journal import METRICS_FILE, TASKS, TRAIN, VALIDATION
 from zaya_jax.config import Config
 from zaya_jax.parallel import hosts
 from zaya_jax.train.metrics import as_code, read_metrics
@@ -275,6 +275,7 @@ def _newest_rows(run_folder: pathlib.Path) -> tuple[int, list[str]] | None:
     """The last step that a run's metrics have, and of which kinds; None without one."""
     if not (run_folder / METRICS_FILE).is_file():
         return None
-    steps = {kind: [row["step"] for row in read_metrics(run_folder, kind)] for kind in (TRAIN, VALIDATION)}
+    kinds = TRAIN, VALIDATION, TASKS
+    steps = {kind: [row["step"] for row in read_metrics(run_folder, kind)] for kind in kinds}
     last = max((max(each) for each in steps.values() if each), default=None)
     return None if last is None else (last, [kind for kind, each in steps.items() if last in each])
