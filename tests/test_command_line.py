@@ -316,7 +316,7 @@ MISTAKES = (
     Mistake("figures to nowhere", "eval runs/done --text letter --json=nowhere/out.json", "--json is nowhere/out.json, and there is no folder nowhere"),
     Mistake("tasks without a name", "eval runs/done --tasks=,", "--tasks names no task; it must be NAME or NAME,NAME,..."),
     Mistake("folder of no task", "eval runs/done --text letter --task-folder=texts", "--task-folder goes with --tasks"),
-    Mistake("tasks of no folder", "eval runs/done --tasks=a --task-folder=nowhere", "--task-folder is nowhere, and there is no such folder"),
+    Mistake("tasks of no folder", "eval runs/done --tasks=a --task-folder=nowhere", "the folder of tasks is nowhere, and there is no such folder"),
     Mistake("tasks of no example", "eval runs/done --tasks=a --limit=0", "--limit is 0; it must be at least 1"),
     Mistake("fewer shots than none", "eval runs/done --tasks=a --num-fewshot=-1", "--num-fewshot is -1; it must be 0 or above"),
     Mistake("examples in a turn without turns", "eval runs/done --tasks=a --fewshot-in-one-turn", "--fewshot-in-one-turn goes with --apply-chat-template"),

@@ -18,11 +18,13 @@ from zaya_jax.data.loader import evaluation_batches
 from zaya_jax.data.shards import Corpus
 from zaya_jax.data.tokenizer import tokenizer_of
 from zaya_jax.inference.generate import generate
+from zaya_jax.inference.training_tasks import training_tasks
 from zaya_jax.options import Parser, add_config_options, load_config
 from zaya_jax.parallel import hosts
 from zaya_jax.parallel.process_group import COORDINATOR, NUM_PROCESSES, PROCESS, find_process_group
 from zaya_jax.platform.host_memory import reuse_host_memory
 from zaya_jax.platform.xla_dump import dump_programs
+from zaya_jax.train.extensions import Extensions
 from zaya_jax.train.loop import TrainResult, train
 from zaya_jax.train.metrics import SAMPLE_TAG, write_text
 from zaya_jax.train.programs import whole_variables
@@ -67,6 +69,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             with open_sinks(config) as sinks:
                 result = train(
                     config,
+                    extensions=Extensions(tasks=training_tasks(config)),
                     overwrite=options.overwrite,
                     change_course=options.change_course,
                     replay_check=options.replay_check,
@@ -105,6 +108,7 @@ def _parser() -> Parser:
         (
             "zaya train",
             "zaya train --config.run_folder=runs/wide --config.model.hidden_size=256",
+            'zaya train --config.tasks.names=\'["hellaswag","arc_easy"]\' --config.tasks.every=1000',
             "zaya train --config=runs/wide/config.json --replay-check=100",
             "zaya train --config=runs/wide/config.json --config.optimizer.learning_rate=1e-3 --change-course",
             "zaya train --config=configs/zaya1_8b.py --dry-run --devices=128",
@@ -168,8 +172,10 @@ def report(result: TrainResult, sinks: Sinks | None = None) -> None:
 
 def follow_ups(result: TrainResult) -> list[str]:
     """Commands for a shell that show what a run has become, the likeliest last, where the eye is."""
-    folder = shlex.quote(result.config.run_folder)
-    report_of = f"zaya report {folder}"
+    folder, base = result.config.run_folder, result.config.train.init_from
+    # Beside the run that it came from: what has become better or worse is the first question.
+    report_of = shlex.join(["zaya", "report", *([base] if base is not None else []), folder])
+    folder = shlex.quote(folder)
     if result.corpus.chat_template is not None:
         return [report_of, f"zaya chat {folder}"]
     # A loss of pairs of answers says little of how well texts are told; of texts there are bits a byte.

@@ -16,11 +16,11 @@ def main(how: str) -> None:
     try:
         with hosts.joined(find_process_group(os.environ), limit_seconds=60):
             if hosts.is_first():
-                with giving_orders(limit_seconds=2.0) as orders:
+                with giving_orders("any", limit_seconds=2.0) as orders:
                     _lead(orders, said, how)
             else:
                 # Shorter than what process 0 takes: it gives signs of life.
-                obey(_work, num_threads=2, limit_seconds=2.0)
+                obey("any", _work, num_threads=2, limit_seconds=2.0)
     except (Late, Lost, Shared) as error:
         said |= {type(error).__name__: str(error), "is_told_here": getattr(error, "is_told_here", None)}
     # In one piece: unbuffered, print writes a line's end apart, behind another process' line.

@@ -36,6 +36,26 @@ def test_the_page_has_the_numbers_of_the_rows(tmp_path):
     assert run["held_out"]["tokens"] == [2000, 5000]
     assert run["held_out"]["curves"] == {"loss": [[3.5, 2.5]]}
     assert run["phases"] == [["early", 30], ["late", 50]]
+    assert run["tasks"] == {"steps": [], "tokens": None, "curves": {}}
+
+
+def test_figures_of_tasks_have_pictures_of_their_own(tmp_path):
+    """A task may have the name of a column, and is asked at steps of its own."""
+    lines = [*(train_row(step, 2.0) for step in (1, 2, 3)), *(
+        json.dumps({"step": step, "kind": "tasks", "loss": value, "my_task/acc": value / 8})
+        for step, value in ((1, 2.0), (3, 4.0))
+    )]  # fmt: skip
+    run = read_run(write_run(tmp_path / "run", lines=lines))
+    columns = [*run.metrics.train.columns, *run.metrics.tasks.columns]
+    found = next(section for section in sections_of(columns) if section.title == "Tasks")
+    assert [(chart.column, chart.title) for chart in found.charts] == [
+        ("tasks/loss", "loss"),
+        ("tasks/my_task/acc", "my_task/acc"),
+    ]
+    (content,) = json.loads(json.dumps(content_of([run], sections_of(columns))))["runs"]
+    assert content["tasks"]["steps"] == [1, 3]
+    assert content["tasks"]["curves"] == {"tasks/loss": [[2, 4]], "tasks/my_task/acc": [[0.25, 0.5]]}
+    assert content["train"]["curves"]["loss"] == [[2, 2, 2]]
 
 
 def test_loads_are_shares_of_a_layers_tokens(tmp_path):

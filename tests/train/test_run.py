@@ -44,7 +44,7 @@ from zaya_jax.train.metrics import (
     text_bytes,
 )
 from zaya_jax.train.step_values import MOST_ROUTER_ROWS, has_router_row
-from zaya_jax.train_command import report
+from zaya_jax.train_command import follow_ups, report
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Neither says anything about what was learned.
@@ -469,3 +469,19 @@ def test_generate_reads_the_run(undisturbed, capsys):
     )
     assert capsys.readouterr().out == prompt + tokenizer.decode(tokens) + "\n"
     assert len(tokenizer.decode(tokens)) > 10
+
+
+def test_the_end_proposes_what_fits_the_run(undisturbed):
+    def hints(*, init_from=None, **corpus):
+        train = dataclasses.replace(undisturbed.config.train, init_from=init_from)
+        config = dataclasses.replace(undisturbed.config, train=train, run_folder="my run")
+        corpus = dataclasses.replace(undisturbed.corpus, **corpus)
+        return follow_ups(dataclasses.replace(undisturbed, config=config, corpus=corpus))
+
+    report, judged, _ = hints()
+    assert [report, judged] == ["zaya report 'my run'", "zaya eval 'my run' --text FILE"]
+    # From another run: beside it. On chats: to talk to.
+    assert hints(init_from="the base", chat_template="a template") == [
+        "zaya report 'the base' 'my run'",
+        "zaya chat 'my run'",
+    ]

@@ -13,8 +13,10 @@ with the schedule that this trains by default.
 
 import dataclasses
 import functools
+import math
+import pathlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import jax
 import numpy as np
@@ -31,6 +33,7 @@ from zaya_jax.inference.prompting import Prompt
 from zaya_jax.model.zaya import Zaya
 from zaya_jax.options import Parser
 from zaya_jax.parallel.mesh import data_mesh
+from zaya_jax.plan.picture import new_figure
 from zaya_jax.progress import CountProgress
 from zaya_jax.tables import name_column, number_column
 from zaya_jax.train.programs import compiled_step
@@ -58,6 +61,8 @@ ROUNDS = (1, 2, 3, 5)
 """Divisors of the number of digits, less one."""
 DONE = slips.STEP_TOKENS * slips.NUM_DIGITS
 """Tokens of a whole thought."""
+SHARES = "mean", "voted", "tokens"
+"""What `Accuracy` has of a way."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,29 +88,51 @@ def main(argv: Sequence[str] | None = None) -> None:
     Raises:
       ValueError: for numbers that cannot be.
     """
+    options = _parser().parse_args(argv)
+    check_outputs(json_file=options.json, picture=options.picture)
+    for name in ("questions", "steps", "networks"):
+        if getattr(options, name) < 1:
+            raise ValueError(f"--{name} is {getattr(options, name)}; it must be at least 1")
+    console = Console(soft_wrap=True, highlight=False)
+    each = []
+    for seed in range(options.seed, options.seed + options.networks):
+        start = time.monotonic()
+        variables = train(options.steps, seed=seed)
+        console.print(f"seed {seed}: {options.steps} steps of training took {time.monotonic() - start:.0f} s")
+        each.append(measure(variables, options.questions, seed=seed))
+    found = together(each)
+    console.print(table(found, options.questions * options.networks))
+    values = {
+        "machine": dataclasses.asdict(this_machine()),
+        "questions": options.questions,
+        "seeds": list(range(options.seed, options.seed + options.networks)),
+        "of_each_seed": [[dataclasses.asdict(way) for way in ways] for ways in each],
+    }
+    write_json(options.json, values | {"ways": [dataclasses.asdict(way) for way in found]})
+    if options.picture is not None:
+        draw(pathlib.Path(options.picture), found, options.questions * options.networks)
+
+
+def _parser() -> Parser:
     parser = Parser(
         "bench rsa",
         "Trains a tiny network on running sums whose steps slip, and counts right answers: of one sample, of "
         "most of N, and of Markovian RSA by rounds.",
-        ("zaya bench rsa", "zaya bench rsa --questions=400 --json=rsa.json"),
+        ("zaya bench rsa", "zaya bench rsa --networks=3 --json=rsa.json --picture=rsa.png"),
     )
     parser.add_argument("--questions", type=int, default=NUM_QUESTIONS, help="(default: %(default)s)")
     parser.add_argument("--steps", type=int, default=NUM_STEPS, help="of training (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of all (default: %(default)s)")
+    parser.add_argument(
+        "--networks",
+        type=int,
+        default=1,
+        metavar="N",
+        help="that are trained and asked, each with its own seed and questions (default: %(default)s)",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the first one (default: %(default)s)")
     parser.add_argument("--json", metavar="FILE", help="write all shares")
-    options = parser.parse_args(argv)
-    check_outputs(json_file=options.json)
-    for name in ("questions", "steps"):
-        if getattr(options, name) < 1:
-            raise ValueError(f"--{name} is {getattr(options, name)}; it must be at least 1")
-    console = Console(soft_wrap=True, highlight=False)
-    start = time.monotonic()
-    variables = train(options.steps, seed=options.seed)
-    console.print(f"{options.steps} steps of training took {time.monotonic() - start:.0f} s")
-    found = measure(variables, options.questions, seed=options.seed)
-    console.print(table(found, options.questions))
-    values = {"machine": dataclasses.asdict(this_machine()), "questions": options.questions}
-    write_json(options.json, values | {"ways": [dataclasses.asdict(each) for each in found]})
+    parser.add_argument("--picture", metavar="FILE", help="draw shares by tokens, as PNG, SVG or PDF")
+    return parser
 
 
 def train(num_steps: int, *, seed: int) -> Mapping:
@@ -182,6 +209,18 @@ def measure(variables: Mapping, num_questions: int, *, seed: int) -> list[Accura
     return found
 
 
+def together(networks: Sequence[Sequence[Accuracy]]) -> list[Accuracy]:
+    """Of several networks, each asked as many questions, the shares of all questions."""
+    return [
+        Accuracy(ways[0].way, *(_mean(getattr(each, name) for each in ways) for name in SHARES))
+        for ways in zip(*networks, strict=True)
+    ]
+
+
+def _mean(values: Iterable[float]) -> float:
+    return float(np.mean(list(values)))
+
+
 def _ask(variables: Mapping, questions: Sequence[str], scheme: Scheme, seed: int) -> list[Aggregated]:
     return make_thinker(variables, seed=seed).think_all(questions, scheme)
 
@@ -203,8 +242,42 @@ def table(found: Sequence[Accuracy], num_questions: int) -> Table:
     title = (
         f"right answers to {num_questions} sums of {slips.NUM_DIGITS} digits, {slips.SLIP:.0%} of steps slip"
     )
-    columns = map(number_column, ("of all", "of most", "tokens"))
+    columns = map(number_column, ("of all", "of most", "±", "tokens"))
     rows = Table(name_column("asked"), *columns, title=title)
     for each in found:
-        rows.add_row(each.way, f"{each.mean:.1%}", f"{each.voted:.1%}", f"{each.tokens:,.0f}")
+        error = standard_error(each.voted, num_questions)
+        shares = (f"{share:.1%}" for share in (each.mean, each.voted, error))
+        rows.add_row(each.way, *shares, f"{each.tokens:,.0f}")
     return rows
+
+
+def standard_error(share: float, number: int) -> float:
+    """Of a share of so many questions, each of which is right or not."""
+    return math.sqrt(share * (1 - share) / number)
+
+
+def draw(file: pathlib.Path, found: Sequence[Accuracy], num_questions: int) -> None:
+    """Writes a picture: shares of right answers by the tokens that a question was given.
+
+    Raises:
+      ValueError: if matplotlib is missing.
+    """
+    figure = new_figure()
+    axes = figure.subplots()
+    samples, rounds = found[: len(SAMPLES)], found[len(SAMPLES) : len(SAMPLES) + len(ROUNDS)]
+    for ways, name in ((samples, "samples"), (rounds, f"rounds of {POPULATION}")):
+        tokens, errors = (
+            [each.tokens for each in ways],
+            [standard_error(each.voted, num_questions) for each in ways],
+        )
+        axes.errorbar(
+            tokens, [each.voted for each in ways], errors, marker="o", capsize=3, label=f"most of {name}"
+        )
+        axes.plot(tokens, [each.mean for each in ways], marker=".", ls=":", label=f"all of {name}")
+    for each, label in ((each, each.way.rpartition(", ")[2]) for each in rounds):
+        axes.annotate(label, (each.tokens, each.voted), xytext=(6, 6), textcoords="offset points")
+    axes.set_xscale("log")
+    axes.set(xlabel="tokens written for a question", ylabel="right answers", ylim=(0, 1))
+    axes.set_title(f"{num_questions} sums of {slips.NUM_DIGITS} digits, {slips.SLIP:.0%} of steps slip")
+    axes.legend()
+    figure.savefig(file, dpi=120)

@@ -245,7 +245,7 @@ def _tasks(options: argparse.Namespace) -> Tasks | None:
         fewshot_in_one_turn=options.fewshot_in_one_turn,
     )
     check_output_file("samples", options.samples)
-    require_harness()
+    require_harness("--tasks")
     return tasks
 
 

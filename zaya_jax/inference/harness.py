@@ -16,6 +16,7 @@ from lm_eval.models.utils import (  # pyright: ignore[reportMissingImports]
     normalize_gen_kwargs,
     postprocess_generated_text,
 )
+from rich.console import Console
 
 from zaya_jax.data.chat_format import ChatFormat
 from zaya_jax.data.chat_records import Message
@@ -85,11 +86,19 @@ class HarnessModel(TemplateLM):
       scorer: the network, and the longest context.
       tokenizer: of its texts.
       chat_format: how it was taught chats; None for one that was not. An answer then ends with its turn too.
+      console: that shows how much is answered; None for standard output.
     """
 
-    def __init__(self, scorer: Scorer, tokenizer: Tokenizer, chat_format: ChatFormat | None = None):
+    def __init__(
+        self,
+        scorer: Scorer,
+        tokenizer: Tokenizer,
+        chat_format: ChatFormat | None = None,
+        console: Console | None = None,
+    ):
         super().__init__()
         self.scorer, self.ours, self.chat_format = scorer, tokenizer, chat_format
+        self._console = console
 
     @property
     def eot_token_id(self) -> int:
@@ -149,7 +158,7 @@ class HarnessModel(TemplateLM):
         """Answers requests of the form ((context, continuation), tokens of it, tokens of the other)."""
         cut = {"prefix_id": self.prefix_token_id, "length": self.max_length}
         cut_requests = [request_of(context, continuation, **cut) for _, context, continuation in requests]
-        with CountProgress("loglikelihood", len(requests)) as progress:
+        with CountProgress("loglikelihood", len(requests), self._console) as progress:
             found = score(self.scorer, cut_requests, advance=progress.advance)
         answers = [(each.log_prob, each.is_greedy) for each in found]
         for (texts, *_), answer in zip(requests, answers, strict=True):
@@ -161,7 +170,7 @@ class HarnessModel(TemplateLM):
         cut = {"prefix_id": self.prefix_token_id, "length": self.max_length}
         windows = [rolling_requests(self.tok_encode(request.args[0]), **cut) for request in requests]
         every = list(itertools.chain.from_iterable(windows))
-        with CountProgress("loglikelihood of windows", len(every)) as progress:
+        with CountProgress("loglikelihood of windows", len(every), self._console) as progress:
             found = iter(score(self.scorer, every, advance=progress.advance))
         answers = [sum(each.log_prob for each in itertools.islice(found, len(each))) for each in windows]
         for request, answer in zip(requests, answers, strict=True):
@@ -174,7 +183,7 @@ class HarnessModel(TemplateLM):
         wanted = [wanted_of(request.args[1], self.max_length) for request in requests]
         prompts = [self.tok_encode(request.args[0]) for request in requests]
         answers = [""] * len(requests)
-        with CountProgress("generate_until", len(requests)) as progress:
+        with CountProgress("generate_until", len(requests), self._console) as progress:
             batches = self._batches(wanted, [len(prompt) for prompt in prompts])
             works = (
                 self._writing([prompts[number] for number in numbers], wanted[numbers[0]], seed=seed)

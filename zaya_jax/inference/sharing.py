@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import uuid
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
@@ -87,12 +88,14 @@ def shared_workers(
       Shared: in all, for what process 0 or a batch has failed with.
     """
     counts = hosts.gather("devices that compute", len(replicas))
+    name = hosts.from_first("whose orders", uuid.uuid4().hex)
     if hosts.is_first():
-        with giving_orders(limit_seconds=limit_seconds) as orders:
+        with giving_orders(name, limit_seconds=limit_seconds) as orders:
             yield Workers(replicas, deal(counts), orders)
         return
     with Desk(replicas) as desk:
         obey(
+            name,
             lambda order: desk.run(_work_of(order, tokenizer)),
             num_threads=AHEAD * len(replicas),
             limit_seconds=limit_seconds,

@@ -169,47 +169,45 @@ def write_tokens(
       most_steps: M, for which there is room in the result.
     """
 
-    def step(
-        carry: tuple[Cache, RowStates, Choosing],
-    ) -> tuple[tuple[Cache, RowStates, Choosing], WrittenSteps]:
-        cache, rows, choosing = carry
-        is_active_B = rows.left_B > 0
-        cache = dataclasses.replace(cache, length=rows.length_B)
-        hidden = _read(
-            model, variables, rows.newest_B[:, None], is_active_B[:, None].astype(jnp.int32), cache
-        )
-        chosen = _choose(_logits(model, variables, hidden.x_BTD[:, 0]), choosing)
-        router = hidden.router
-        assert router.probabilities_LBT is not None, "the network keeps them where it has a cache"
-        did = WrittenSteps(
-            is_active_B, chosen, router.experts_LBT[:, :, 0], router.probabilities_LBT[:, :, 0]
-        )
-        goes_on_B = (chosen.token_B != rows.eos_B) & chosen.is_finite_B
-        rows = RowStates(
-            newest_B=chosen.token_B,
-            length_B=rows.length_B + is_active_B,
-            left_B=jnp.where(goes_on_B, jnp.maximum(rows.left_B - 1, 0), 0),
-            eos_B=rows.eos_B,
-        )
-        choosing = dataclasses.replace(choosing, number_B=choosing.number_B + is_active_B)
-        return (_as_it_was(cache, hidden.cache), rows, choosing), did
-
     def goes_on(carry: tuple[Any, Any, jax.Array]) -> jax.Array:
         (_, rows, _), _, done = carry
         return (done < num_steps) & jnp.any(rows.left_B > 0)
 
     def go_on(carry: tuple[Any, Any, jax.Array]) -> tuple[Any, Any, jax.Array]:
         before, all_did, done = carry
-        after, did = step(before)
+        after, did = _write_one(model, variables, *before)
         return after, jax.tree.map(lambda x, y: x.at[done].set(y), all_did, did), done + 1
 
     num_rows = len(rows.length_B)
     all_rows, cache = cache, _rows_of(cache, 0, num_rows)
     start = dataclasses.replace(cache, length=rows.length_B), rows, choosing
-    shapes = jax.eval_shape(step, start)[1]
+    shapes = jax.eval_shape(functools.partial(_write_one, model), variables, *start)[1]
     nothing = jax.tree.map(lambda x: jnp.zeros((most_steps, *x.shape), x.dtype), shapes)
     (cache, _, _), did, _ = lax.while_loop(goes_on, go_on, (start, nothing, jnp.zeros((), jnp.int32)))
     return _with_rows(all_rows, 0, cache), did
+
+
+def _write_one(
+    model: Zaya, variables: Mapping, cache: Cache, rows: RowStates, choosing: Choosing
+) -> tuple[tuple[Cache, RowStates, Choosing], WrittenSteps]:
+    """A token more in each row that has steps left; the others wait."""
+    is_active_B = rows.left_B > 0
+    segments_B1 = is_active_B[:, None].astype(jnp.int32)
+    cache = dataclasses.replace(cache, length=rows.length_B)
+    hidden = _read(model, variables, rows.newest_B[:, None], segments_B1, cache)
+    chosen = _choose(_logits(model, variables, hidden.x_BTD[:, 0]), choosing)
+    router = hidden.router
+    assert router.probabilities_LBT is not None, "the network keeps them where it has a cache"
+    did = WrittenSteps(is_active_B, chosen, router.experts_LBT[:, :, 0], router.probabilities_LBT[:, :, 0])
+    goes_on_B = (chosen.token_B != rows.eos_B) & chosen.is_finite_B
+    rows = RowStates(
+        newest_B=chosen.token_B,
+        length_B=rows.length_B + is_active_B,
+        left_B=jnp.where(goes_on_B, jnp.maximum(rows.left_B - 1, 0), 0),
+        eos_B=rows.eos_B,
+    )
+    choosing = dataclasses.replace(choosing, number_B=choosing.number_B + is_active_B)
+    return (_as_it_was(cache, hidden.cache), rows, choosing), did
 
 
 @functools.partial(jax.jit, static_argnames=("config", "time"))

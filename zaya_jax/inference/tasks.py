@@ -9,6 +9,7 @@ import importlib.util
 import os
 from typing import Any
 
+from rich.console import Console
 from rich.table import Table
 
 from zaya_jax.data.chat_format import ChatFormat
@@ -49,7 +50,7 @@ class Tasks:
         if not self.names:
             raise ValueError("--tasks names no task; it must be NAME or NAME,NAME,...")
         if self.folder is not None and not os.path.isdir(self.folder):
-            raise ValueError(f"--task-folder is {self.folder}, and there is no such folder")
+            raise ValueError(f"the folder of tasks is {self.folder}, and there is no such folder")
         if self.limit is not None and self.limit < 1:
             raise ValueError(f"--limit is {self.limit}; it must be at least 1")
         if self.num_fewshot is not None and self.num_fewshot < 0:
@@ -58,14 +59,17 @@ class Tasks:
             raise ValueError("--fewshot-in-one-turn goes with --apply-chat-template, which makes turns")
 
 
-def require_harness() -> None:
+def require_harness(option: str) -> None:
     """Sees whether lm-eval is there, before weights are read for it.
+
+    Args:
+      option: that asks for tasks, as its user knows it.
 
     Raises:
       ValueError: with what to install if it is not.
     """
     if importlib.util.find_spec("lm_eval") is None:
-        raise ValueError("--tasks needs lm-eval, which is not installed: pip install 'zaya_jax[eval]'")
+        raise ValueError(f"{option} needs lm-eval, which is not installed: pip install 'zaya_jax[eval]'")
 
 
 def run_tasks(
@@ -75,6 +79,7 @@ def run_tasks(
     *,
     chat_format: ChatFormat | None = None,
     with_samples: bool = False,
+    console: Console | None = None,
 ) -> dict[str, Any]:
     """Asks a network what tasks ask.
 
@@ -84,6 +89,7 @@ def run_tasks(
       tasks: which, and how much of them.
       chat_format: how the network was taught chats; None if it was not.
       with_samples: whether each question and answer is part of what is returned.
+      console: that shows how much is answered; None for standard output.
 
     Returns:
       What lm-eval says of the tasks, as JSON has it.
@@ -101,7 +107,7 @@ def run_tasks(
     harness = importlib.import_module("zaya_jax.inference.harness")
     manager, names = _find(tasks)
     found = evaluator.simple_evaluate(
-        model=harness.HarnessModel(scorer, tokenizer, chat_format),
+        model=harness.HarnessModel(scorer, tokenizer, chat_format, console),
         tasks=names,
         task_manager=manager,
         limit=tasks.limit,
@@ -132,6 +138,36 @@ def _find(tasks: Tasks) -> tuple[Any, list[str]]:
     raise ValueError(f'there is no task "{unknown}"; {hint}')
 
 
+def check_tasks(tasks: Tasks) -> None:
+    """Has lm-eval read the tasks and their questions, so that one that it lacks is known before it is asked.
+
+    Raises:
+      ValueError: for tasks that are not known, or without their questions.
+    """
+    manager, names = _find(tasks)
+    try:
+        manager.load(names)
+    except Exception as error:  # of any of its packages, and of a file that somebody wrote
+        reason = f"{type(error).__name__}: {error}"
+        raise ValueError(f"lm-eval cannot read {', '.join(tasks.names)}: {reason}") from error
+
+
+def figures_of(found: dict[str, Any]) -> dict[str, float]:
+    """Each figure of what `run_tasks` found, by the names of its task or group, metric and filter."""
+    return {
+        f"{task}/{_shown(name)}": value
+        for task, figures in (found["results"] | found.get("groups", {})).items()
+        for name, value in figures.items()
+        if "," in name and not name.partition(",")[0].endswith("_stderr") and isinstance(value, float)
+    }
+
+
+def _shown(name: str) -> str:
+    """A metric, and the filter before it; that of most tasks is none, by name."""
+    metric, _, filtered = name.partition(",")
+    return metric if filtered == "none" else f"{metric} ({filtered})"
+
+
 def tasks_table(found: dict[str, Any]) -> Table:
     """Each figure of each task and group, with its standard error."""
     table = Table(
@@ -145,9 +181,7 @@ def tasks_table(found: dict[str, Any]) -> Table:
             if not comma or metric.endswith("_stderr"):
                 continue
             error = figures.get(f"{metric}_stderr,{filtered}")
-            # The filter of most tasks is none, by name.
-            shown = metric if filtered == "none" else f"{metric} ({filtered})"
-            table.add_row(task, shown, _number(value), _number(error), str(samples), str(shots))
+            table.add_row(task, _shown(name), _number(value), _number(error), str(samples), str(shots))
     return table
 
 

@@ -28,8 +28,8 @@ _SIGNS = 4
 class Orders:
     """What process 0 wants of the others. `giving_orders` makes one."""
 
-    def __init__(self, limit_seconds: float):
-        self.limit_seconds = limit_seconds
+    def __init__(self, name: str, limit_seconds: float):
+        self._name, self.limit_seconds = name, limit_seconds
         self._numbers: collections.Counter[int] = collections.Counter()
         # The thread that gives signs of life numbers its words too.
         self._numbering = threading.Lock()
@@ -55,7 +55,7 @@ class Orders:
           Late: if nothing did within the limit.
           Shared: if the process could not do it.
         """
-        key, deadline = _answer_key(process, number), time.monotonic() + self.limit_seconds
+        key, deadline = _answer_key(self._name, process, number), time.monotonic() + self.limit_seconds
         while (word := hosts.heard(key, limit_seconds=_LISTEN_SECONDS)) is None:
             if time.monotonic() > deadline:
                 raise Late(f"waited {self.limit_seconds:.0f} s for what {hosts.describe(process)} works at")
@@ -80,7 +80,7 @@ class Orders:
         with self._numbering:
             number = self._numbers[process]
             self._numbers[process] += 1
-        hosts.say_once(_order_key(process, number), json.dumps(order))
+        hosts.say_once(_order_key(self._name, process, number), json.dumps(order))
         return number
 
     def _give_signs(self) -> None:
@@ -90,16 +90,18 @@ class Orders:
 
 
 @contextlib.contextmanager
-def giving_orders(*, limit_seconds: float) -> Iterator[Orders]:
+def giving_orders(name: str, *, limit_seconds: float) -> Iterator[Orders]:
     """Is process 0, for which the others do work until this context ends; alone, there are no others.
 
     Args:
+      name: of the work, which no other has that these processes ever do: what one left unsaid is not taken
+        for a word of the next.
       limit_seconds: how long it waits for what another process works at, and others for a sign of it.
 
     Raises:
       Shared: for a ValueError or an OSError in the context, which all raise then.
     """
-    orders = Orders(limit_seconds)
+    orders = Orders(name, limit_seconds)
     if hosts.num_processes() == 1:
         yield orders
         return
@@ -116,10 +118,11 @@ def giving_orders(*, limit_seconds: float) -> Iterator[Orders]:
     orders.end(None)
 
 
-def obey(work: Callable[[Any], Any], *, num_threads: int, limit_seconds: float) -> None:
+def obey(name: str, work: Callable[[Any], Any], *, num_threads: int, limit_seconds: float) -> None:
     """Does what process 0 asks for, until it says that this is all.
 
     Args:
+      name: as `giving_orders` has it.
       work: takes what was ordered and gives what came of it, both JSON; in a thread.
       num_threads: orders that are worked at together.
       limit_seconds: how long it waits for process 0, which gives signs of life.
@@ -132,9 +135,9 @@ def obey(work: Callable[[Any], Any], *, num_threads: int, limit_seconds: float) 
     pool = concurrent.futures.ThreadPoolExecutor(num_threads)
     try:
         for number in itertools.count():
-            order = _next(number, limit_seconds)
+            order = _next(name, number, limit_seconds)
             if "work" in order:
-                pool.submit(_do, number, work, order["work"])
+                pool.submit(_do, name, number, work, order["work"])
             elif "end" in order:
                 break
     finally:
@@ -143,9 +146,9 @@ def obey(work: Callable[[Any], Any], *, num_threads: int, limit_seconds: float) 
         raise Shared(order["end"], is_told_here=False) if order["is_shared"] else Lost(order["end"])
 
 
-def _next(number: int, limit_seconds: float) -> dict[str, Any]:
+def _next(name: str, number: int, limit_seconds: float) -> dict[str, Any]:
     """The next order to this process."""
-    key, deadline = _order_key(hosts.process(), number), time.monotonic() + limit_seconds
+    key, deadline = _order_key(name, hosts.process(), number), time.monotonic() + limit_seconds
     while (word := hosts.heard(key, limit_seconds=_LISTEN_SECONDS)) is None:
         if time.monotonic() > deadline:
             raise Late(f"waited {limit_seconds:.0f} s for a word of {hosts.describe(0)}")
@@ -153,7 +156,7 @@ def _next(number: int, limit_seconds: float) -> dict[str, Any]:
     return json.loads(word)
 
 
-def _do(number: int, work: Callable[[Any], Any], what: Any) -> None:
+def _do(name: str, number: int, work: Callable[[Any], Any], what: Any) -> None:
     """Says what came of an order, whatever it is: who waits for it would otherwise wait to the limit."""
     try:
         said = {"done": work(what)}
@@ -161,12 +164,12 @@ def _do(number: int, work: Callable[[Any], Any], what: Any) -> None:
         if not isinstance(error, ValueError | OSError):
             traceback.print_exc()  # a bug, which the sentence alone would hide
         said = {"failure": hosts.sentence(error) or type(error).__name__}
-    hosts.say_once(_answer_key(hosts.process(), number), json.dumps(said))
+    hosts.say_once(_answer_key(name, hosts.process(), number), json.dumps(said))
 
 
-def _order_key(process: int, number: int) -> str:
-    return f"zaya/orders/{process}/{number}"
+def _order_key(name: str, process: int, number: int) -> str:
+    return f"zaya/orders/{name}/{process}/{number}"
 
 
-def _answer_key(process: int, number: int) -> str:
-    return f"zaya/answers/{process}/{number}"
+def _answer_key(name: str, process: int, number: int) -> str:
+    return f"zaya/answers/{name}/{process}/{number}"

@@ -3,6 +3,8 @@
 import dataclasses
 from collections.abc import Iterable
 
+from zaya_jax.aegis.journal import TASKS
+
 TOKENS = "tokens"
 """A column that is an axis."""
 MOST_CHARTS = 60
@@ -75,6 +77,7 @@ class Section:
 _SECTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Loss", ("loss", "bits_per_byte")),
     ("Preferences", PREFERENCES),
+    ("Tasks", (f"{TASKS}/",)),
     ("Learning rate and throughput", ("learning_rate", "tokens_per_second", "model_flops_utilisation")),
     ("Gradient norms", ("gradient_norm", "gradient_norm/")),
     ("Update norms", ("update_norm/",)),
@@ -113,12 +116,19 @@ def _is_meant(name: str, column: str) -> bool:
 
 
 def _chart_of(column: str) -> Chart:
-    # Behind the stroke stands a name of the user's, such as a folder.
-    group, stroke, name = column.partition("/")
+    group = column.partition("/")[0]
     return Chart(
         column=column,
-        title=TITLES.get(column, group.replace("_", " ") + stroke + name),
+        title=_title(column),
         meaning=MEANINGS.get(column, ""),
         is_logarithmic=group in LOGARITHMIC,
         is_exact=group in EXACT,
     )
+
+
+def _title(column: str) -> str:
+    # Behind the stroke stands a name of the user's, such as a folder or a task.
+    group, stroke, name = column.partition("/")
+    if group == TASKS and stroke:
+        return name
+    return TITLES.get(column, group.replace("_", " ") + stroke + name)

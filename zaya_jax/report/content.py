@@ -42,11 +42,15 @@ def _run(run: RunRecord, columns: Sequence[str], most: int, most_loads: int) -> 
     metrics = run.metrics
     return {
         "name": run.name,
-        "train": _curves(metrics.train, columns, most, tokens=tokens_at(metrics.train, metrics.train.steps)),
-        # Their rows count no tokens, and are written beside a row that does.
-        "held_out": _curves(
-            metrics.held_out, columns, most, tokens=tokens_at(metrics.train, metrics.held_out.steps)
-        ),
+        # Rows of the last two count no tokens, and are written beside a row that does.
+        **{
+            name: _curves(table, columns, most, tokens=tokens_at(metrics.train, table.steps))
+            for name, table in (
+                ("train", metrics.train),
+                ("held_out", metrics.held_out),
+                ("tasks", metrics.tasks),
+            )
+        },
         "phases": list(_phases(metrics.train)),
         "marks": [_mark(mark) for mark in run.marks[-MOST_MARKS:]],
         "router": None if metrics.router is None else _router(metrics.router, metrics.train, most_loads),

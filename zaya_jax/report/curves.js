@@ -72,14 +72,17 @@ function placeOf(run, step) {
 function linesOf(column, smoothing) {
   const found = [];
   data.runs.forEach((run, number) => {
-    const [values, heldOut] = [run.train, run.held_out].map((rows) => rows.curves[column]);
+    const values = run.train.curves[column];
+    // Beside the steps' own values those of now and then: on held-out text, or of a task.
+    const rareName = column in run.tasks.curves ? "task" : "held-out";
+    const rare = rareName === "task" ? run.tasks : run.held_out, rareValues = rare.curves[column];
     const places = run.train[chosen.axis];
-    if (chosen.hidden.has(number) || !places || (!values && !heldOut)) return;
+    if (chosen.hidden.has(number) || !places || (!values && !rareValues)) return;
     const [mean, low = mean, high = mean] = values ?? [[]];
-    const dots = (run.held_out[chosen.axis] ?? []).map((place, n) => [place, heldOut?.[0][n] ?? null]);
+    const dots = (rare[chosen.axis] ?? []).map((place, n) => [place, rareValues?.[0][n] ?? null]);
     found.push({
       run, number, places, mean, low, high, isThinned: values?.length > 1,
-      drawn: smooth(mean, smoothing), dots: dots.filter(([, value]) => value !== null),
+      drawn: smooth(mean, smoothing), rareName, dots: dots.filter(([, value]) => value !== null),
     });
   });
   return found;
@@ -162,7 +165,7 @@ class Curves {
       found.push(`${line.run.name}, ${step}: ${short(line.mean[n])}${range}${smoothed}`);
     }
     const near = line.dots.findIndex(([place]) => Math.abs(this.x(place) - this.x(this.pointed)) <= NEAR_PIXELS);
-    if (near >= 0) found.push(`${line.run.name}, held-out: ${short(line.dots[near][1])}`);
+    if (near >= 0) found.push(`${line.run.name}, ${line.rareName}: ${short(line.dots[near][1])}`);
     for (const [step, text] of this.marksOf(line)) {
       if (Math.abs(this.x(placeOf(line.run, step)) - this.x(this.pointed)) > NEAR_PIXELS) continue;
       found.push(`${line.run.name}, step ${grouped(step)}, ${text}`);

@@ -17,6 +17,7 @@ import numpy as np
 from zaya_jax.aegis.journal import (
     METRICS_FILE,
     ROUTERS_FILE,
+    TASKS,
     TRAIN,
     VALIDATION,
     is_finite,
@@ -80,19 +81,21 @@ class RunMetrics:
     Attributes:
       train: values of steps.
       held_out: values on text that the run does not learn from.
+      tasks: figures of tasks; each name begins with that of its kind.
       router: None of a run that was begun before its routers were written down.
       num_damaged: lines that are no rows; a last one that is half written is none of them.
     """
 
     train: MetricsTable
     held_out: MetricsTable
+    tasks: MetricsTable
     router: RouterHistory | None
     num_damaged: int
 
 
 def read_metrics(folder: pathlib.Path) -> RunMetrics:
     """Reads the metrics of a run, as far as they are rows; none where there is no file."""
-    kinds = {TRAIN: _Collector(), VALIDATION: _Collector()}
+    kinds = {kind: _Collector() for kind in (TRAIN, VALIDATION, TASKS)}
     num_damaged, path = 0, folder / METRICS_FILE
     if path.is_file():
         with path.open("rb") as file:
@@ -105,7 +108,10 @@ def read_metrics(folder: pathlib.Path) -> RunMetrics:
                     row is None and line.endswith(b"\n") for line, row in zip(lines, rows, strict=True)
                 )
     router = _read_routers(folder / ROUTERS_FILE)
-    return RunMetrics(kinds[TRAIN].table(), kinds[VALIDATION].table(), router, num_damaged)
+    train, held_out, tasks = (collector.table() for collector in kinds.values())
+    # A task may have the name of anything that a run tells of its steps.
+    named = {f"{TASKS}/{name}": values for name, values in tasks.columns.items()}
+    return RunMetrics(train, held_out, dataclasses.replace(tasks, columns=named), router, num_damaged)
 
 
 def _within_limits(row: dict[str, Any] | None) -> dict[str, Any] | None:

@@ -37,7 +37,8 @@ tokens that skip. The last picture is the entropy of each layer's router.</p>"""
 
 def page_of(runs: Sequence[RunRecord]) -> str:
     """The page of runs, at least one."""
-    names = dict.fromkeys(name for run in runs for name in run.metrics.train.columns)
+    tables = [table for run in runs for table in (run.metrics.train, run.metrics.tasks)]
+    names = dict.fromkeys(name for table in tables for name in table.columns)
     sections = sections_of(names)
     title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs: {', '.join(run.name for run in runs)}"
     parts = (

@@ -23,6 +23,8 @@ SINKS_FILE = "sinks.json"
 """By sink, the run that it has of ours and what that was told last: one that goes on, goes on there too."""
 PROMPT_SECONDS = 30
 """At a terminal wandb asks for a key, and without an answer training begins all the same."""
+FINISH_SECONDS = 120
+"""For wandb to send what is left: without a network it would try for ever, and a run that is done not end."""
 
 
 class Sink(Protocol):
@@ -59,7 +61,9 @@ class WandbSink:
             # A run may go on with other fields of its config.
             allow_val_change=True,
             # Its copy of the terminal would have each state of a line that moves.
-            settings=wandb.Settings(console="off", login_timeout=PROMPT_SECONDS),
+            settings=wandb.Settings(
+                console="off", login_timeout=PROMPT_SECONDS, finish_timeout=FINISH_SECONDS
+            ),
         )
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
