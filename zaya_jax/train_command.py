@@ -174,7 +174,8 @@ def follow_ups(result: TrainResult) -> list[str]:
     """Commands for a shell that show what a run has become, the likeliest last, where the eye is."""
     folder, base = result.config.run_folder, result.config.train.init_from
     # Beside the run that it came from: what has become better or worse is the first question.
-    report_of = shlex.join(["zaya", "report", *([base] if base is not None else []), folder])
+    runs = (folder,) if base is None else (base, folder)
+    report_of = shlex.join(("zaya", "report", *runs))
     folder = shlex.quote(folder)
     if result.corpus.chat_template is not None:
         return [report_of, f"zaya chat {folder}"]

@@ -4,12 +4,13 @@ Both sides have one exported network, a process each, and take turns. Nobody rea
 multiplies, and nobody writes faster than the weights of a step come out of memory: both bounds are measured
 in the same run. The cache of ZAYA1-8B is counted from the shapes that are allocated for it.
 
-Seen on 25 November 2026, two cores of an AMD EPYC, nothing else running, 58 M parameters in float32 (jax 0.10.2,
-torch 2.13.0, transformers 5.23.0). Tokens a second written at batches of 1, 8 and 64: ours 457, 842 and 1,737;
-transformers 95, 319 and 1,193, under torch.compile 127, 364 and 1,356. Read: 4,297, 8,490 and 10,654; 2,353, 5,115
-and 5,498; 3,165, 5,681 and 6,776. A prompt of 2,048, 4,096 and 8,192 tokens adds 51, 96 and 175 MiB; 114, 161 and
-470. At 25, 50, 75 and 100% of what the engine can serve, a request waits 67, 92, 82 and 95 ms for its first token
-(of a hundred one 212, 194, 182 and 369), and 10, 15, 21 and 22 ms for each further one.
+Seen on 25 November 2026, two cores of an AMD EPYC, nothing else running, 58 M parameters in float32 (jax
+0.10.2, torch 2.13.0, transformers 5.23.0). Tokens a second written at batches of 1, 8 and 64: ours 457, 842
+and 1,737; transformers 95, 319 and 1,193, under torch.compile 127, 364 and 1,356. Read: 4,297, 8,490 and
+10,654; 2,353, 5,115 and 5,498; 3,165, 5,681 and 6,776. A prompt of 2,048, 4,096 and 8,192 tokens adds 51, 96
+and 175 MiB; 114, 161 and 470. At 25, 50, 75 and 100% of what the engine can serve, a request waits 67, 92,
+82 and 95 ms for its first token (of a hundred one 212, 194, 182 and 369), and 10, 15, 21 and 22 ms for each
+further one.
 """
 
 import argparse
