@@ -143,6 +143,7 @@ def test_a_thought_in_parts_has_the_tokens_of_a_whole():
 
 def test_networks_are_put_together_and_drawn(tmp_path):
     """Two that were asked as many questions: by hand; and a picture of them."""
+    pytest.importorskip("matplotlib")
     ways = [f"way {number}" for number in range(len(rsa.SAMPLES) + len(rsa.ROUNDS))]
     networks = [[rsa.Accuracy(way, share, share / 2, 100.0) for way in ways] for share in (0.25, 0.75)]
     found = rsa.together(networks)
