@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 
 
 def get_config() -> ConfigDict:
-    """The instruction run's network and execution; data, loss, learning rates and length of its own."""
+    """The model and execution of the instruction run, with other data, loss, learning rates and length."""
     config = sft.get_config()
     config.update(
         {

@@ -48,6 +48,7 @@ def get_config() -> ConfigDict:
     config.train.log_every = 40
     config.train.eval_every = 800
     config.train.checkpoint_every = 400
+    config.train.sample_tokens = 96  # so small a network loses the thread after that
     config.train.seed = 0
 
     config.execution = ConfigDict()

@@ -14,7 +14,7 @@ CONTEXT = 2**20
 
 
 def get_config() -> ConfigDict:
-    """The network with a longer context, and one phase behind the published ones."""
+    """The 8B model with a longer context, and one phase after the published ones."""
     config = zaya1_8b.get_config()
     config.update(
         {

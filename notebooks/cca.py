@@ -14,27 +14,28 @@
 # %% [markdown]
 # # Compressed convolutional attention, step by step
 #
-# Attention is costly twice: its projections in every step, and the keys and values that decoding keeps.
-# CCA ([CCA], arXiv 2510.04476, section II-B and Listing 1) does the whole of attention in a latent that is
-# narrower than the stream, and gives back by two short convolutions over time what that narrowness takes.
+# Attention is expensive in two ways: the projections of every step, and the keys and values that decoding
+# stores. CCA ([CCA], arXiv 2510.04476, section II-B and Listing 1) computes attention in a latent space that
+# is narrower than the residual stream, and compensates for the narrowness with two short convolutions over
+# time.
 #
 # ```text
 # q, k      = narrow projections of x                           compression
 # q', k'    = conv2(conv1(q, k)) + mean of q and k              convolution over time, qk-mean
 # q', k'    = sqrt(H) q' / |q'|,  temperature sqrt(H) k' / |k'| lengths
 # v         = half from this token, half from the one before    value shift
-# out       = softmax(q' k' / sqrt(H)) v                        as ever, with RoPE before
+# out       = softmax(q' k' / sqrt(H)) v                        standard attention, after RoPE
 # ```
 #
-# Letters end the names of arrays and say their axes: B batch, T time, S time of keys, D model width,
-# N query heads, K key and value heads, A = N + K heads, H head width, C = A x H latent channels.
+# Array names end with letters for their axes: B batch, T time, S time of keys, D model width, N query heads,
+# K key and value heads, A = N + K heads, H head width, C = A x H latent channels.
 
 # %%
 import dataclasses
 import functools
 import os
 
-# What follows is small: most of its time is compilation, and the compiler need not try hard.
+# The examples are small and spend most of their time on compilation: the compiler need not optimize.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
 import jax
@@ -45,24 +46,24 @@ import numpy as np
 import zaya_jax
 from pallas_kernels.cca import taps_over_time
 from pallas_kernels.cca.xla import qk_mean
-from zaya_jax.data.batch import make_example
-from zaya_jax.data.borders import NO_BORDERS
-from zaya_jax.model.cca import CcaState, cca_projection, join_projections
+from zaya_jax.data.corpora.delimiters import NO_DELIMITERS
+from zaya_jax.data.reading.batch import make_example
+from zaya_jax.model.attention.cca import CcaState, cca_projection, join_projections
 from zaya_jax.model.rope import rope_table
-from zaya_jax.model.weights import declare, initialise
+from zaya_jax.model.weights import declare, initialize
 from zaya_jax.parallel.mesh import data_mesh
-from zaya_jax.train.programs import compiled_step
-from zaya_jax.train.state import abstract_state, init_state, make_setup, shardings
+from zaya_jax.train.compiled_programs import compiled_step
+from zaya_jax.train.step.state import abstract_state, init_state, make_setup, shardings
 
 plt.rcParams["figure.constrained_layout.use"] = True
 
 # %% [markdown]
-# ## Compression: what is projected, and what is kept
+# ## Compression: projections and cache
 #
-# ZAYA1-8B's stream is 2,048 wide, which would be 16 heads of 128. Its queries are 8 heads, its keys and
-# values 2. What decoding keeps of a token is a key and a value of each key head. MLA keeps 512 latent
-# channels and 64 of a key that all heads share ([DeepSeek-V3] section 2.1.1; its sizes there are for a stream
-# of 7,168). CCA also keeps, once a sequence and not once a token, what its convolutions look back on.
+# ZAYA1-8B's stream has width 2,048, which would be 16 heads of 128. It has 8 query heads and 2 key/value
+# heads. Decoding stores one key and one value per key head and token. MLA stores 512 latent channels and a
+# shared key of 64 channels ([DeepSeek-V3] section 2.1.1; its sizes there are for a stream of 7,168). CCA also
+# stores, once per sequence rather than per token, the inputs that its convolutions need.
 
 # %%
 config_8b = zaya_jax.ModelConfig()
@@ -89,13 +90,13 @@ for name, channels in kept.items():
 print(f"CCA's look back, once a sequence, float32: {state_bytes / 2**10:,.0f} KiB")
 
 # %% [markdown]
-# An eighth of MHA's. Compression costs quality by itself; the next steps are what pays for it.
+# That is an eighth of MHA's cache. Compression alone costs quality; the next steps recover it.
 #
-# ## What a tap sees
+# ## The inputs of a convolution tap
 #
-# A convolution with two taps looks at a token and the one before it. At the first token of a document there
-# is none before it: the tap sees `fill` in its place. Here each token carries its own number, and `fill` is
-# -1. Two documents are packed into a row of twelve tokens, and what comes before the row is -1 as well.
+# A convolution with two taps reads a token and the previous one. The first token of a document has no
+# previous token, and the tap reads `fill` instead. Here each token carries its own number, and `fill` is -1.
+# Two documents are packed into a row of twelve tokens, and the padding before the row is -1 as well.
 
 # %%
 time = 12
@@ -115,14 +116,14 @@ plt.show()
 assert seen_2T[0, 7] == -1
 
 # %% [markdown]
-# The first convolution is depthwise: each channel has two weights of its own. The second mixes the channels
-# of a head: two matrices H x H a head. Neither mixes heads.
+# The first convolution is depthwise: each channel has its own two weights. The second mixes the channels of a
+# head with two H x H matrices per head. Neither mixes heads.
 #
 # ## The mean of query and key
 #
-# A path leads around the convolutions. A query head takes the mean of itself and its key head. A key head
-# takes the mean of what its query heads got. With queries 0, 2, 4, 6 and keys 10, 20 one can check it by
-# hand.
+# A skip path bypasses the convolutions. A query head adds the mean of itself and its key head. A key head
+# adds the mean of its query heads' contributions. With queries 0, 2, 4, 6 and keys 10, 20 this is easy to
+# check by hand.
 
 # %%
 q_BTNH = jnp.array([0.0, 2.0, 4.0, 6.0]).reshape(1, 1, 4, 1)
@@ -133,13 +134,14 @@ np.testing.assert_allclose(mean_q_BTNH.ravel(), [5, 6, 12, 13])
 np.testing.assert_allclose(mean_k_BTKH.ravel(), [5.5, 12.5])
 
 # %% [markdown]
-# So a query and a key of one token are alike from the first step on, and attention begins by looking at what
-# is like itself.
+# A query and a key of the same token are therefore similar from the first step on, and attention initially
+# prefers similar tokens.
 #
 # ## Lengths and temperature
 #
-# Queries get length sqrt(H). Keys get sqrt(H) times a learned temperature, one a key head; it is linear, as
-# in [ZAYA1-8B] appendix C. A logit is then at most temperature x sqrt(H), whatever the weights do.
+# Queries are normalized to length sqrt(H), and keys to sqrt(H) times a learned temperature per key head; the
+# temperature is linear, as in [ZAYA1-8B] appendix C. A logit is therefore at most temperature x sqrt(H),
+# whatever the weights are.
 
 # %%
 config = zaya_jax.ModelConfig(
@@ -156,7 +158,7 @@ config = zaya_jax.ModelConfig(
     max_position_embeddings=64,
     initializer_range=0.1,
 )
-params = jax.jit(functools.partial(initialise, declare(config)))(jax.random.key(0))
+params = jax.jit(functools.partial(initialize, declare(config)))(jax.random.key(0))
 attention = jax.tree.map(lambda weight_L: weight_L[0], params["layers"]["attention"])
 x_BTD = jax.random.normal(jax.random.key(1), (1, time, config.hidden_size))
 latent_width = (config.num_attention_heads + config.num_key_value_heads) * config.head_dim
@@ -189,10 +191,11 @@ np.testing.assert_allclose(length_TN, root, rtol=1e-5)
 np.testing.assert_allclose(length_TK, root * jnp.array([[0.5, 2.0]]).repeat(time, 0), rtol=1e-5)
 
 # %% [markdown]
-# ## Who reaches whom
+# ## Receptive fields
 #
-# The size of the derivative of each query, key and value with respect to each input token. Two convolutions
-# of two taps reach two tokens back. Values have no convolution: half of their channels come from the token
+# These are the norms of the derivatives of each query, key and value with respect to each input token. Two
+# convolutions of two taps reach two tokens back. Values have no convolution: half of their channels come from
+# the previous token, which is the value shift. Nothing crosses the boundary between the documents.
 # before, which is the value shift. Nothing crosses the border of the documents.
 
 # %%
@@ -213,13 +216,13 @@ for reach_TS, back in zip(influence, (2, 2, 1), strict=True):
     assert np.all(reach_TS[(distance_TS < 0) | (distance_TS > back) | apart_TS] == 0)
 
 # %% [markdown]
-# ## What it is good for: one layer that looks up what came next
+# ## Benefit: induction in one layer
 #
-# A few random tokens are repeated over and over, with another period in each sequence. To know what follows,
-# one must find the same token in the copy before and take *the one behind it*; how far back that is differs,
-# so that a place will not do. Plain attention needs two layers for it: the first tells each token who stands
-# before it, the second finds it. In CCA the convolution tells a key who stands before it, so that one layer
-# is enough. `your_own.py` puts plain attention to the same task.
+# A few random tokens are repeated with a different period in each sequence. To predict the next token, the
+# network must find the same token in the previous copy and return *its successor*; the distance varies, so a
+# fixed position does not help. Plain attention needs two layers: the first writes each token's predecessor
+# into its state, the second finds it. In CCA the convolution puts the predecessor into the key, so one layer
+# suffices. `your_own.py` trains plain attention on the same task.
 
 # %%
 TIME, PERIODS = 32, (8, 16)
@@ -233,19 +236,19 @@ run = zaya_jax.Config(
 
 
 def make_batch(random):
-    """Tokens over and over; what counts is what can be known, from the second time on."""
+    """Repeated tokens; only targets that can be predicted count, from the second copy on."""
     rows, weights = [], []
     for _ in range(run.data.batch_size):
         period = random.integers(PERIODS[0], PERIODS[1] + 1)
         rows.append(np.resize(random.permutation(config.vocab_size)[:period], TIME + 1))
         weights.append(np.arange(TIME) >= period)
     tokens_BT = np.stack(rows)
-    batch = make_example(tokens_BT[:, :-1], borders=NO_BORDERS, targets_BT=tokens_BT[:, 1:])
+    batch = make_example(tokens_BT[:, :-1], delimiters=NO_DELIMITERS, targets_BT=tokens_BT[:, 1:])
     return dataclasses.replace(batch, weights_BT=np.float32(weights))
 
 
 setup, mesh = make_setup(run), data_mesh(jax.devices()[:1])
-# Where a step leaves its state: one that lay elsewhere would be compiled for on its own.
+# The sharding of a step's output state: an input with another sharding would trigger a second compilation.
 placed = shardings(abstract_state(run, setup, mesh), mesh)
 state, losses = jax.jit(functools.partial(init_state, run, setup), out_shardings=placed)(), []
 step = compiled_step(state, setup=setup, mesh=mesh)  # of `zaya_jax.train_step`
@@ -256,9 +259,9 @@ for _ in range(run.train.num_steps):
 print(f"loss {losses[0]:.2f} -> {losses[-1]:.2f}; a guess has {np.log(config.vocab_size):.2f}")
 
 # %% [markdown]
-# Now parts are taken away from the trained network, one at a time: the older taps of both convolutions, the
-# second half of the values (that of the token before), and most of the temperature. The maps are
-# `zaya_jax.attention_maps`: how much each token takes of each earlier one, here the mean of the heads.
+# Next, parts of the trained network are ablated one at a time: the previous-token taps of both convolutions,
+# the second half of the values (that of the previous token), and most of the temperature. The maps are from
+# `zaya_jax.attention_maps`: the weight of each earlier token, averaged over heads.
 
 # %%
 batch = make_batch(np.random.default_rng(1))
@@ -295,7 +298,7 @@ for name, change in changes.items():
 figure, axes = plt.subplots(1, len(maps), figsize=(12, 3.4), sharey=True)
 for axis, (name, map_NTS) in zip(axes, maps.items(), strict=True):
     axis.imshow(map_NTS.mean(axis=0), cmap="magma", vmin=0, vmax=0.8)
-    # Where a token finds what came next in the copy before: a diagonal, a period less one back.
+    # The successor of the previous copy is on a diagonal: one token less than a period back.
     axis.plot(np.arange(1, TIME - period + 1), np.arange(period, TIME), "c:", lw=1)
     axis.set(title=f"{name}: {shares[name]:.0%} right", xlabel="key")
 axes[0].set_ylabel("query")
@@ -316,6 +319,7 @@ assert shares["no older taps"] < 0.5
 assert shares["temperature / 8"] < shares["whole"]
 
 # %% [markdown]
-# The network puts its weight on the dotted diagonal: the token behind the earlier copy. Without the older
-# taps a key knows itself alone, and the diagonal goes. At a low temperature logits are too small to single
-# one token out, whatever the weights do: a bound on logits is a bound on how sharp attention can be.
+# The network attends to the dotted diagonal: the token after the earlier copy. Without the previous-token
+# taps a key describes only its own token, and the diagonal disappears. At a low temperature the logits are
+# too small to single out one token, whatever the weights are: a bound on logits limits how sharp attention
+# can be.

@@ -14,17 +14,17 @@
 # %% [markdown]
 # # Teaching a model to answer
 #
-# A model that was trained on text goes on with whatever stands before it. To have it answer, one trains on
-# chats: a template writes them as text with borders, and only what the assistant said is learned. This
-# notebook shows the template and the mask token by token, and a model before and behind a few steps.
+# A model trained on text continues whatever it reads. To make it answer, it is trained on chats: a template
+# renders them as text with delimiters, and only the assistant's messages are targets. This notebook shows the
+# template and the loss mask token by token, and a model before and after a few steps.
 #
-# On the command line it is `zaya data chats`, `zaya train --config=configs/sft.py` and `zaya chat RUN`.
+# On the command line these are `zaya data chats`, `zaya train --config=configs/sft.py` and `zaya chat RUN`.
 
 # %%
 import functools
 import os
 
-# What follows is small: most of its time is compilation, and the compiler need not try hard.
+# The examples are small and spend most of their time on compilation: the compiler need not optimize.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
 import jax
@@ -32,23 +32,23 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import zaya_jax
-from zaya_jax.data.batch import make_example
-from zaya_jax.data.chat_format import load_chat_format
-from zaya_jax.data.chat_records import Message
-from zaya_jax.data.tokenizer import load_tokenizer
-from zaya_jax.data.windows import window_of_bytes, window_to_bytes
+from zaya_jax.data.chats.packed_windows import window_of_bytes, window_to_bytes
+from zaya_jax.data.chats.records import Message
+from zaya_jax.data.chats.templates.encoding import load_chat_format
+from zaya_jax.data.reading.batch import make_example
+from zaya_jax.data.tokenizers.tokenizer import load_tokenizer
 from zaya_jax.parallel.mesh import data_mesh
-from zaya_jax.train.programs import compiled_step
-from zaya_jax.train.state import abstract_state, init_state, make_setup, shardings
+from zaya_jax.train.compiled_programs import compiled_step
+from zaya_jax.train.step.state import abstract_state, init_state, make_setup, shardings
 
 plt.rcParams["figure.constrained_layout.use"] = True
 
 # %% [markdown]
 # ## The template
 #
-# ZAYA1's borders are `<|im_start|>` and `<|im_end|>`, each one token, and thoughts stand between `<think>`
-# and `</think>` ([Weights]). The template is Jinja, as transformers has it; `{% generation %}` marks what is
-# learned.
+# ZAYA1's delimiters are `<|im_start|>` and `<|im_end|>`, each a single token, and reasoning is between
+# `<think>` and `</think>` ([Weights]). The template is a Jinja template as in transformers; `{% generation
+# %}` marks the targets.
 
 # %%
 tokenizer = load_tokenizer("byte-chat")
@@ -56,15 +56,16 @@ chat_format = load_chat_format("zaya", tokenizer)
 print(chat_format.template.text)
 
 # %% [markdown]
-# Somebody may write the name of a border into a message. As text it is letters; only the template's own are
-# tokens. Else a user could end a turn and speak for the assistant.
+# A message may contain the text of a delimiter. In a message it is tokenized as ordinary characters; only the
+# template's own delimiters become special tokens. Otherwise a user could end a turn and impersonate the
+# assistant.
 
 # %%
 names = {number: name for name, number in tokenizer.specials.items()}
 
 
 def show(token):
-    """A token as people read it."""
+    """A readable form of a token."""
     return names.get(int(token), "\\n" if token == 13 else tokenizer.decode([token]))
 
 
@@ -76,8 +77,8 @@ assert list(sly.tokens_T).count(tokenizer.specials["<|im_end|>"]) == 1
 # ## The mask, token by token
 #
 # Two chats are packed into one window. Each is a segment: no token attends to the other chat, and positions
-# begin anew. A target counts (dark) if the assistant wrote it, the end of its turn included: to stop is
-# learned too.
+# restart. A target counts (dark) if the assistant wrote it, including the end of its turn, so that the model
+# learns to stop.
 
 # %%
 TIME = 96
@@ -88,7 +89,7 @@ def make_chat(question, answer):
 
 
 def window(*chats):
-    """An example of packed chats, as a corpus of chats stores and reads it."""
+    """An example of packed chats, as a chat corpus stores and reads it."""
     raw = window_to_bytes(chats, length=TIME, pad_id=tokenizer.pad_id, dtype="uint16")
     return window_of_bytes(raw, length=TIME, pad_id=tokenizer.pad_id, dtype="uint16")
 
@@ -116,7 +117,8 @@ assert tokenizer.decode(learned) == "2blue"
 # %% [markdown]
 # ## A base model
 #
-# It learns sentences, as text: every byte counts. Then the same run goes on with chats about the same things.
+# It learns sentences as plain text, where every byte counts. Then the same run continues with chats on the
+# same topics.
 
 # %%
 FACTS = {
@@ -152,14 +154,14 @@ random = np.random.default_rng(0)
 
 
 def sentence_batch():
-    """Windows of sentences, one after the other."""
+    """Windows of consecutive sentences."""
     rows = []
     for _ in range(run.data.batch_size):
         facts = random.permutation(list(FACTS.items()))
-        text = tokenizer.borders.begin(tokenizer.encode(" ".join(f"the {a} is {b}." for a, b in facts)))
+        text = tokenizer.delimiters.begin(tokenizer.encode(" ".join(f"the {a} is {b}." for a, b in facts)))
         rows.append(text[: TIME + 1])
     tokens_BT = np.array(rows)
-    return make_example(tokens_BT[:, :-1], borders=tokenizer.borders, targets_BT=tokens_BT[:, 1:])
+    return make_example(tokens_BT[:, :-1], delimiters=tokenizer.delimiters, targets_BT=tokens_BT[:, 1:])
 
 
 def question(thing):
@@ -178,7 +180,7 @@ def chat_batch():
 
 
 setup, mesh = make_setup(run), data_mesh(jax.devices()[:1])
-# Where a step leaves its state: one that lay elsewhere would be compiled for on its own.
+# The sharding of a step's output state: an input with another sharding would trigger a second compilation.
 placed = shardings(abstract_state(run, setup, mesh), mesh)
 state = jax.jit(functools.partial(init_state, run, setup), out_shardings=placed)()
 step = compiled_step(state, setup=setup, mesh=mesh)  # of `zaya_jax.train_step`
@@ -196,7 +198,7 @@ ASKED = ("sky", "lemon", "snow", "rose")
 
 
 def answers(state):
-    """What the model says to each question, up to the end of its turn."""
+    """The model's answer to each question, up to the end of its turn."""
     prompts = [chat_format.prompt(question(thing)) for thing in ASKED]
     found = zaya_jax.generate(
         setup.model, state.variables, prompts, max_new_tokens=24, eos_id=chat_format.end_id
@@ -207,7 +209,7 @@ def answers(state):
 state = train(state, sentence_batch)
 before = answers(state)
 state = train(state, chat_batch)
-behind = answers(state)
+after = answers(state)
 
 # %%
 figure, axis = plt.subplots(figsize=(8, 2.6))
@@ -218,16 +220,16 @@ axis.set(xlabel="step", ylabel="nats a learned token", ylim=(0, None), title="fi
 plt.show()
 
 # %%
-for thing, first, second in zip(ASKED, before, behind, strict=True):
-    print(f"user: {question(thing)}\n  before: {first!r}\n  behind: {second!r}")
-right = sum(FACTS[thing] in answer for thing, answer in zip(ASKED, behind, strict=True))
-ended = sum(answer.endswith("<|im_end|>") for answer in behind)
+for thing, first, second in zip(ASKED, before, after, strict=True):
+    print(f"user: {question(thing)}\n  before: {first!r}\n  after: {second!r}")
+right = sum(FACTS[thing] in answer for thing, answer in zip(ASKED, after, strict=True))
+ended = sum(answer.endswith("<|im_end|>") for answer in after)
 print(f"{right} of {len(ASKED)} right, {ended} ended by the model itself")
 assert ended == len(ASKED)
 assert right >= 3
 
 # %% [markdown]
-# Before, the borders meant nothing to the model, and it went on with sentences or with nothing sensible.
-# Behind a few steps it answers and stops. What it knows of the world it had from the sentences, and from as
-# few chats: fine-tuning teaches the form first. `configs/sft.py` has the settings of an instruction run, with
-# a tenth of the base's learning rate; adapters (`--config.lora.rank=8`) move less.
+# Before fine-tuning, the delimiters meant nothing to the model, and it continued with sentences or with
+# nonsense. After a few steps it answers and stops. Its knowledge comes from the sentences and a few chats:
+# fine-tuning teaches the format first. `configs/sft.py` has the settings of an instruction run, with a tenth
+# of the base model's learning rate; adapters (`--config.lora.rank=8`) change fewer weights.

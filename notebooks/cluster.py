@@ -14,11 +14,12 @@
 # %% [markdown]
 # # A plan for your cluster
 #
-# What does ZAYA1-8B need on so many GPUs: how much memory, how long a step, what is waited for, and what do
-# failures cost? `zaya plan` answers by arithmetic on declared shapes, without a GPU and without allocating
-# anything. This notebook calls the same functions. Set the four lines below to your own.
+# What does ZAYA1-8B need on a given cluster: how much memory, how long is a step, what is the bottleneck, and
+# what do failures cost? `zaya plan` answers by arithmetic on declared shapes, without a GPU and without
+# allocating anything. This notebook calls the same functions. Set the four constants below to your own
+# values.
 #
-# What arithmetic cannot know is said at the end. `zaya plan --compile` asks the compiler for your GPU.
+# The end lists what arithmetic cannot know. `zaya plan --compile` compiles the step for your GPU.
 
 # %%
 import dataclasses
@@ -28,9 +29,9 @@ import numpy as np
 
 from zaya_jax.options import load_config
 from zaya_jax.plan.devices import Cluster, find_device
-from zaya_jax.plan.failures import Failures, best_interval, expect, mean_seconds_between_failures
 from zaya_jax.plan.memory import memory_by_kind
-from zaya_jax.plan.report import make_plan
+from zaya_jax.plan.output.plan import make_plan
+from zaya_jax.plan.reliability import Failures, best_interval, expect, mean_seconds_between_failures
 from zaya_jax.plan.shares import num_groups
 
 plt.rcParams["figure.constrained_layout.use"] = True
@@ -52,9 +53,9 @@ print(f"a step: {phase.data.batch_size:,} sequences of {phase.data.sequence_leng
 # %% [markdown]
 # ## Memory: which micro-batch fits
 #
-# The state is cut over all GPUs (ZeRO-1, [ZeRO] section 5.1): of float32 weights and momenta each has a part.
-# Weights and gradients as products take them are whole on each, and what a backward pass keeps grows with the
-# sequences that are under way at a time: the micro-batch.
+# The state is partitioned over all GPUs (ZeRO-1, [ZeRO] section 5.1): each holds a part of the float32
+# weights and momenta. Weights and gradients in the dtype of the products are whole on each GPU, and the
+# activations of the backward pass grow with the number of sequences at a time: the micro-batch.
 
 # %%
 MICRO_BATCHES = (1, 2, 4)
@@ -72,7 +73,7 @@ for rows in MICRO_BATCHES:
 activations = {
     rows: [name for name in kinds if name.startswith("activations")] for rows, kinds in by_rows.items()
 }
-# The names of activations say how many tokens they are of: one name for all of them here.
+# The names of activations include the number of tokens: use one name for all of them here.
 rows_of = {
     rows: {
         name.partition(" of ")[0] if name in activations[rows] else name: size for name, size in kinds.items()
@@ -98,12 +99,12 @@ print("GiB a GPU:", {rows: round(total / GIB, 1) for rows, total in totals.items
 assert totals[1] < totals[2] < totals[4]
 
 # %% [markdown]
-# ## Time: what is waited for
+# ## Time: which resource is the bottleneck
 #
-# The least that each resource needs for a step, by its figure on paper: operations over peak, bytes over
-# bandwidth, messages over links. What passes between nodes is the same whatever their number, while each GPU
-# has less to compute for it. In a node each microbatch gathers the experts that its GPUs share
-# (`execution.node_devices`): fewer and larger ones pay.
+# The bars are the minimum time of each resource per step, from data-sheet figures: operations over peak,
+# bytes over bandwidth, messages over links. The traffic between nodes does not depend on the number of nodes,
+# while each GPU has less to compute. Within a node, each microbatch gathers the experts that its GPUs share
+# (`execution.node_devices`): fewer and larger microbatches are cheaper.
 
 # %%
 plans = {}
@@ -113,10 +114,10 @@ for nodes, rows in ((NODES // 16, 4), (NODES // 4, 4), (NODES, 4), (NODES, 1)):
 
 figure, axis = plt.subplots(figsize=(8, 3.2))
 for (_, rows), plan in plans.items():
-    seconds = np.array(list(plan.seconds.values()))
+    seconds = np.array(list(plan.bounds.values()))
     label = f"{plan.num_gpus:,} GPUs, micro-batch {rows}"
     axis.plot(1e3 * seconds, range(len(seconds)), "o" if rows == 4 else "x", ms=9, label=label)
-axis.set_yticks(range(len(seconds)), list(plan.seconds))
+axis.set_yticks(range(len(seconds)), list(plan.bounds))
 axis.set(xscale="log", xlabel="ms a step, at least (log scale)")
 axis.grid(alpha=0.3)
 axis.legend(fontsize=7)
@@ -130,14 +131,14 @@ for (_, rows), plan in plans.items():
 assert plans[NODES, 4].seconds_in_turn < plans[NODES, 1].seconds_in_turn
 
 # %% [markdown]
-# "In turn" is a cautious sum: products at a share of the peak, then all else one after the other, as if
-# nothing overlapped. `zaya plan --compile` replays the compiled step, with what overlaps.
+# "In turn" is an estimate, not a bound: products at a share of the peak, then everything else one after the
+# other, without overlap. `zaya plan --compile` models the compiled step with its overlap.
 #
 # ## Failures: how often to write a checkpoint
 #
 # The more GPUs, the sooner one fails. A short interval waits for checkpoints, a long one loses steps. The
-# model is Daly's (Future Generation Computer Systems 22, 2006, page 303), the rate of failures the worse of
-# what [Reliability] and [Llama-3] section 3.3.4 tell of their clusters.
+# model is Daly's (Future Generation Computer Systems 22, 2006, page 303), with the worse of the failure rates
+# that [Reliability] and [Llama-3] section 3.3.4 report.
 
 # %%
 STALL, RESTART = 1.0, 60.0  # seconds that steps wait for a checkpoint; from a failure to the first new step
@@ -145,32 +146,34 @@ intervals = np.geomspace(10, 4 * 3600, 60)
 figure, (left, right) = plt.subplots(1, 2, figsize=(11, 3.2))
 best = {}
 for gpus in (64, num_gpus, 16 * num_gpus):
-    given = Failures(mean_seconds_between_failures(gpus), 60.0, STALL, RESTART)
-    shares = [expect(dataclasses.replace(given, interval=interval)).productive for interval in intervals]
-    best[gpus] = dataclasses.replace(given, interval=best_interval(given))
-    left.plot(intervals / 60, shares, label=f"{gpus:,} GPUs: a failure in {given.mean_seconds / 3600:,.1f} h")
+    failures = Failures(mean_seconds_between_failures(gpus), 60.0, STALL, RESTART)
+    shares = [expect(dataclasses.replace(failures, interval=interval)).productive for interval in intervals]
+    best[gpus] = dataclasses.replace(failures, interval=best_interval(failures))
+    hours = failures.mean_seconds / 3600
+    left.plot(intervals / 60, shares, label=f"{gpus:,} GPUs: a failure every {hours:,.1f} h")
     left.plot(best[gpus].interval / 60, expect(best[gpus]).productive, "k.")
 left.set(xscale="log", xlabel="minutes between checkpoints", ylabel="productive share", ylim=(0.6, 1.01))
 left.legend(fontsize=7)
 bottom = np.zeros(len(best))
 for part in ("stall", "lost", "restart"):
-    shares = np.array([getattr(expect(given), part) for given in best.values()])
+    shares = np.array([getattr(expect(failures), part) for failures in best.values()])
     right.bar(range(len(best)), shares, bottom=bottom, label=part)
     bottom += shares
-right.set(title="what is lost at the best interval", ylabel="share of the time")
+right.set(title="lost time at the best interval", ylabel="share of the time")
 right.set_xticks(range(len(best)), [f"{gpus:,} GPUs" for gpus in best])
 right.legend()
 plt.show()
-for gpus, given in best.items():
-    print(f"{gpus:>7,} GPUs: every {given.interval / 60:5.1f} min, {expect(given).productive:.1%} productive")
+for gpus, failures in best.items():
+    share = expect(failures).productive
+    print(f"{gpus:>7,} GPUs: every {failures.interval / 60:5.1f} min, {share:.1%} productive")
 assert best[64].interval > best[num_gpus].interval > best[16 * num_gpus].interval
 
 # %% [markdown]
-# ## What is not in it
+# ## Limits
 #
-# - Figures of links and peaks are those on paper. `zaya bench collectives --json` and `zaya bench gemm
-#   --json` measure yours, and `zaya plan --measured=FILE` takes them.
-# - The compiler reuses some memory and needs some more: `--compile` says how much, `--search` finds the
-#   largest micro-batch that fits.
-# - A stall of a second and a restart of a minute are aims. `zaya plan failures --run=RUN` reads what a run
-#   that was begun anew went through.
+# - Figures of links and peaks are from data sheets. `zaya bench collectives --json` and `zaya bench gemm
+#   --json` measure your machine, and `zaya plan --measured=FILE` uses the results.
+# - The compiler reuses some memory and needs additional buffers: `--compile` reports the total, and
+#   `--search` finds the largest micro-batch that fits.
+# - A stall of a second and a restart of a minute are goals. `zaya plan failures --run=RUN` measures a run
+#   that was restarted.

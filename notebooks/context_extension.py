@@ -12,12 +12,11 @@
 # ---
 
 # %% [markdown]
-# # A longer context: another base, and a short phase
+# # A longer context: another RoPE base and a short phase
 #
-# ZAYA1-8B learns at 4,096 tokens first, and is then trained on at 32,768 and 131,072, with a larger base of
-# its rotary embedding each time ([ZAYA1-8B] Table II). This notebook does the same at a hundredth of the
-# size, in a minute. `needle.py` does it with real phases of `zaya train`, to 16,384 tokens on several
-# devices.
+# ZAYA1-8B is first trained at 4,096 tokens, and then at 32,768 and 131,072, with a larger base of its rotary
+# embedding each time ([ZAYA1-8B] Table II). This notebook does the same at a hundredth of the size, in a
+# minute. `needle.py` does it with real phases of `zaya train`, up to 16,384 tokens on several devices.
 #
 # ```text
 # a pair of channels i of a head turns by   position x base^(-2i / rotary channels)    ([RoPE] section 3.4.2)
@@ -31,7 +30,7 @@ import dataclasses
 import functools
 import os
 
-# What follows is small: most of its time is compilation, and the compiler need not try hard.
+# The examples are small and spend most of their time on compilation: the compiler need not optimize.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
 import jax
@@ -39,21 +38,21 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import zaya_jax
-from zaya_jax.data.batch import make_example
-from zaya_jax.data.borders import NO_BORDERS
+from zaya_jax.data.corpora.delimiters import NO_DELIMITERS
+from zaya_jax.data.reading.batch import make_example
 from zaya_jax.parallel.mesh import data_mesh
-from zaya_jax.train.programs import compiled_step
-from zaya_jax.train.state import abstract_state, init_state, make_setup, shardings
+from zaya_jax.train.compiled_programs import compiled_step
+from zaya_jax.train.step.state import abstract_state, init_state, make_setup, shardings
 
 plt.rcParams["figure.constrained_layout.use"] = True
 
 # %% [markdown]
-# ## What a longer sequence does to angles
+# ## Angles in longer sequences
 #
-# Trained at 32 tokens, a network has seen each pair turn by at most 31 times its speed. The slow pairs have
-# not gone round by then: at 128 tokens they are at angles that nobody has trained. A larger base slows them
-# down, so that they stay where they were. The fast ones have been everywhere, and keep telling neighbours
-# apart.
+# At 32 training tokens, each channel pair has rotated by at most 31 times its frequency. Slow pairs have not
+# completed a turn by then: at 128 tokens they reach angles that were never trained. A larger base slows them
+# down, so that they stay within the trained range. Fast pairs have covered all angles, and still distinguish
+# neighboring tokens.
 
 # %%
 SHORT, LONG = 32, 128
@@ -75,12 +74,12 @@ plt.show()
 # %% [markdown]
 # ## A run in two phases
 #
-# The task is that of `cca.py`: a few tokens over and over, with another period in each sequence. To go on one
-# must look back a whole period. All channels of a head turn here; in ZAYA1 half of them do, and the others
-# find a token at any distance, which is a part of why it extends so well.
+# The task is that of `cca.py`: a few tokens are repeated with a different period in each sequence, so
+# predicting the next one requires looking back a whole period. All channels of a head rotate here; in ZAYA1
+# half of them do, and the others match a token at any distance, which is part of why it extends so well.
 #
-# A phase sets fields of the config anew. `resolved_phases` are the configs as each phase has them; the state
-# goes from one to the next, weights, momenta and balancing biases alike.
+# A phase overrides fields of the config. `resolved_phases` contains the config of each phase; the state
+# carries over from one to the next: weights, momenta and balancing biases.
 
 # %%
 run = zaya_jax.Config.from_dict(
@@ -124,14 +123,14 @@ print(
 
 
 def make_batch(random, batch_size, time, periods):
-    """Tokens over and over; what counts is what can be known, from the second time on."""
+    """Repeated tokens; only targets that can be predicted count, from the second copy on."""
     rows, weights = [], []
     for _ in range(batch_size):
         period = random.integers(periods[0], periods[1] + 1)
         rows.append(np.resize(random.permutation(run.model.vocab_size)[:period], time + 1))
         weights.append(np.arange(time) >= period)
     tokens_BT = np.stack(rows)
-    batch = make_example(tokens_BT[:, :-1], borders=NO_BORDERS, targets_BT=tokens_BT[:, 1:])
+    batch = make_example(tokens_BT[:, :-1], delimiters=NO_DELIMITERS, targets_BT=tokens_BT[:, 1:])
     return dataclasses.replace(batch, weights_BT=np.float32(weights))
 
 
@@ -150,10 +149,10 @@ for phase in run.resolved_phases:
     learned[phase.name] = jax.device_get(state.variables)
 
 # %% [markdown]
-# ## Who finds it, and how far away
+# ## Accuracy by distance
 #
-# The same sequences of 128 tokens for all three: the weights behind the first phase with its own base, the
-# same weights with the larger base and not a step more, and the weights behind the second phase.
+# All three use the same sequences of 128 tokens: the weights after the first phase with its own base, the
+# same weights with the larger base and no further training, and the weights after the second phase.
 
 # %%
 PERIODS = (8, 16, 24, 32, 48, 64)
@@ -179,7 +178,7 @@ found = {
 figure, (left, right) = plt.subplots(1, 2, figsize=(11, 3))
 left.plot(jax.device_get(losses))
 left.axvline(short.end, color="r", lw=1, label="the second phase begins")
-left.set(xlabel="step", ylim=(0, None), title="loss, nats a token that can be known")
+left.set(xlabel="step", ylim=(0, None), title="loss, nats per token that can be known")
 left.legend()
 for name, shares in found.items():
     right.plot(PERIODS, shares, "o-", label=name)
@@ -192,13 +191,13 @@ plt.show()
 print(f"{'period':<24}" + "".join(f"{period:>7}" for period in PERIODS))
 for name, shares in found.items():
     print(f"{name:<24}" + "".join(f"{share:>7.0%}" for share in shares))
-before, moved, behind = found.values()
+before, rebased, after = found.values()
 assert before[:2].min() > 0.9
 assert before[-1] < 0.3
-assert moved[-1] > 0.5
-assert behind.min() > 0.95
+assert rebased[-1] > 0.5
+assert after.min() > 0.95
 
 # %% [markdown]
-# Behind a period that it was trained on, the first network is lost. The larger base alone, without a step,
-# gives most of it back: what would have been new angles are small ones that it knows. What is left, a few
-# steps on long sequences do. The recipe of the large run is this one.
+# The first network fails beyond the periods that it was trained on. The larger base alone, without a training
+# step, recovers most of it: angles that would have been new become small ones that it knows. A few steps on
+# long sequences recover the rest. The recipe of the full-size run is the same.

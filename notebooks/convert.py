@@ -14,8 +14,8 @@
 # %% [markdown]
 # # There and back: JAX, PyTorch, JAX
 #
-# A small ZAYA1 is trained here, exported, and loaded by Hugging Face's `ZayaForCausalLM`. Both give the
-# same logits and the same text. PyTorch then fine-tunes it for one step, and it comes back.
+# This notebook trains a small ZAYA1, exports it, and loads it with Hugging Face's `ZayaForCausalLM`. Both
+# return the same logits and the same text. PyTorch then fine-tunes it for one step, and it is converted back.
 #
 # This notebook needs torch and transformers; the package itself needs neither.
 
@@ -26,7 +26,7 @@ import pathlib
 import tempfile
 import warnings
 
-# What follows is small: most of its time is compilation, and the compiler need not try hard.
+# The examples are small and spend most of their time on compilation: the compiler need not optimize.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 warnings.filterwarnings("ignore", message="IProgress not found")  # tqdm's, which transformers loads
 
@@ -38,11 +38,11 @@ import torch
 import transformers
 
 import zaya_jax
-from zaya_jax.data.batch import make_example
-from zaya_jax.data.tokenizer import load_tokenizer
+from zaya_jax.data.reading.batch import make_example
+from zaya_jax.data.tokenizers.tokenizer import load_tokenizer
 from zaya_jax.parallel.mesh import data_mesh
-from zaya_jax.train.programs import compiled_step
-from zaya_jax.train.state import abstract_state, init_state, make_setup, shardings
+from zaya_jax.train.compiled_programs import compiled_step
+from zaya_jax.train.step.state import abstract_state, init_state, make_setup, shardings
 
 transformers.utils.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
@@ -79,10 +79,10 @@ run = zaya_jax.Config(
 )
 tokenizer = load_tokenizer("byte")
 text = "what was learned here is known there as well. "
-tokens_BT = np.array([tokenizer.borders.begin(tokenizer.encode(text))])
-batch = make_example(tokens_BT, borders=tokenizer.borders)
+tokens_BT = np.array([tokenizer.delimiters.begin(tokenizer.encode(text))])
+batch = make_example(tokens_BT, delimiters=tokenizer.delimiters)
 setup, mesh = make_setup(run), data_mesh(jax.devices()[:1])
-# Where a step leaves its state: one that lay elsewhere would be compiled for on its own.
+# The sharding of a step's output state: an input with another sharding would trigger a second compilation.
 placed = shardings(abstract_state(run, setup, mesh), mesh)
 state, losses = jax.jit(functools.partial(init_state, run, setup), out_shardings=placed)(), []
 step = compiled_step(state, setup=setup, mesh=mesh)  # of `zaya_jax.train_step`
@@ -93,14 +93,14 @@ model, variables = setup.model, state.variables
 
 figure, axis = plt.subplots(figsize=(6, 2.5))
 axis.plot(losses)
-axis.set(xlabel="step", ylabel="loss, nats a token", title="one sentence, learned by heart")
+axis.set(xlabel="step", ylabel="loss, nats per token", title="one sentence, learned by heart")
 plt.show()
 
 # %% [markdown]
 # ## Export
 #
-# `save_pytorch` writes what `transformers` loads by itself: weights, config, tokenizer, and a card. The
-# folder appears when it is whole. On the command line this is `zaya convert RUN FOLDER`.
+# `save_pytorch` writes files that `transformers` can load: weights, config, tokenizer, and a model card. The
+# folder appears only once it is complete. On the command line this is `zaya convert RUN FOLDER`.
 
 # %%
 zaya_jax.save_pytorch(folder / "exported", model, variables, dtype="float32", tokenizer="byte")
@@ -117,7 +117,7 @@ assert not any(report.values())
 # %% [markdown]
 # ## Compare
 #
-# The same logits, up to the order in which float32 sums are taken, and the same text.
+# The logits agree up to the summation order in float32, and the text is identical.
 
 # %%
 forward = jax.jit(model.apply)
@@ -129,7 +129,7 @@ print(f"largest difference of logits, relative to the largest logit: {error:.1e}
 assert error < 1e-4
 
 # %%
-prompt = tokenizer.borders.begin(tokenizer.encode("what was"))
+prompt = tokenizer.delimiters.begin(tokenizer.encode("what was"))
 ours = zaya_jax.generate(model, variables, prompt, max_new_tokens=24, temperature=0.0)
 their_tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "exported")
 answer = reference.generate(torch.tensor([prompt]), max_new_tokens=24, do_sample=False, eos_token_id=None)
@@ -141,10 +141,10 @@ assert tokenizer.decode(ours) == theirs
 # %% [markdown]
 # ## One step in PyTorch, and back
 #
-# Plain gradient descent on another sentence. What `transformers` saves, `load_pytorch` reads.
+# Plain gradient descent on another sentence. `load_pytorch` reads what `transformers` saves.
 
 # %%
-other = torch.tensor([tokenizer.borders.begin(tokenizer.encode("what was learned there is known here. "))])
+other = torch.tensor([tokenizer.delimiters.begin(tokenizer.encode("what was learned there is known here. "))])
 optimizer = torch.optim.SGD(reference.parameters(), lr=1e-2)
 loss_before = reference(other, labels=other, use_cache=False).loss
 loss_before.backward()

@@ -12,19 +12,19 @@
 # ---
 
 # %% [markdown]
-# # Muon beside AdamW
+# # Muon and AdamW
 #
-# AdamW divides each number of a gradient by its own size ([Adam] section 3; [AdamW] algorithm 2). Muon treats
-# a matrix as a matrix: it takes the momentum M = U S V' and moves the weight by U V', so that all directions
-# are moved alike ([Muon]; [Moonlight] section 2.1).
+# AdamW divides each element of a gradient by its own magnitude ([Adam] section 3; [AdamW] algorithm 2). Muon
+# treats a matrix as a whole: with the momentum M = U S V' it updates the weight by U V', so that all
+# directions have the same size ([Muon]; [Moonlight] section 2.1).
 #
 # ```text
 # AdamW   m = b1 m + (1-b1) g     v = b2 v + (1-b2) g^2     update = m' / (sqrt(v') + eps)
 # Muon    M = 0.95 M + 0.05 G     look ahead (Nesterov)     update = 0.2 sqrt(max(rows, columns)) U V'
 # ```
 #
-# The factor gives Muon's update AdamW's root mean square, so that both take one learning rate ([Moonlight]
-# section 2.2). In ZAYA1 Muon moves the matrices, AdamW all else.
+# The factor gives Muon's update AdamW's root mean square, so that both use one learning rate ([Moonlight]
+# section 2.2). In ZAYA1 Muon updates the matrices, and AdamW all other weights.
 #
 # Letters: M matrices, R rows, C columns, B batch, T time, V vocabulary.
 
@@ -32,7 +32,7 @@
 import functools
 import os
 
-# What follows is small: most of its time is compilation, and the compiler need not try hard.
+# The examples are small and spend most of their time on compilation: the compiler need not optimize.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
 import jax
@@ -43,7 +43,7 @@ import optax
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 import zaya_jax
-from zaya_jax.model.weights import declare, flatten_weights, initialise
+from zaya_jax.model.weights import declare, flatten_weights, initialize
 from zaya_jax.model.zaya import forward, initial_router_bias
 from zaya_jax.optim.matrices import matrix_axes, matrix_sides, to_matrices
 from zaya_jax.optim.muon import scale_by_muon
@@ -54,11 +54,11 @@ plt.rcParams["figure.constrained_layout.use"] = True
 # %% [markdown]
 # ## Without a decomposition: Newton-Schulz
 #
-# U V' is not computed by a singular value decomposition, which no GPU likes, but by a polynomial of the
-# matrix, X <- a X + b (X X') X + c (X X')^2 X. It takes each singular value x to a x + b x^3 + c x^5 and
-# leaves U and V alone. So the whole iteration is a curve. Jordan's five steps of one polynomial get every
-# value above 0.003 to between 0.7 and 1.2; Polar Express ([Polar-Express] algorithm 1) has a polynomial of
-# its own for each step.
+# U V' is not computed by a singular value decomposition, which is slow on GPUs, but by an iterated polynomial
+# of the matrix, X <- a X + b (X X') X + c (X X')^2 X. It maps each singular value x to a x + b x^3 + c x^5
+# and leaves U and V unchanged, so the whole iteration is a function of one variable. Five steps of Jordan's
+# polynomial map every value above 0.003 to between 0.7 and 1.2; Polar Express ([Polar-Express] algorithm 1)
+# has a different polynomial for each step.
 
 # %%
 x = np.geomspace(1e-4, 1, 400)
@@ -73,14 +73,14 @@ for axis, (name, polynomials) in zip(axes, POLYNOMIALS.items(), strict=True):
     axis.set(xscale="log", xlabel="singular value before", title=name)
     if name == "jordan":
         assert 0.65 < values[x > 0.01].min() < values[x > 0.01].max() < 1.25
-axes[0].set_ylabel("behind")
+axes[0].set_ylabel("after the iteration")
 axes[0].legend()
 plt.show()
 
 # %% [markdown]
 # ## A small ZAYA1, and which weight is a matrix
 #
-# Each weight's declaration says so; gate and up of each expert are matrices of their own.
+# Each weight's declaration states its matrix axes; gate and up of each expert are separate matrices.
 
 # %%
 config = zaya_jax.ModelConfig(
@@ -109,8 +109,8 @@ rest = [path for path in declared if path not in matrices]
 print(f"by AdamW: {len(rest)} others, {', '.join(rest[:3])}, ...")
 
 # %% [markdown]
-# The text: each token has four successors, and tokens come with very different frequencies, as in language.
-# So gradients have a few strong directions, those of frequent tokens, and many weak ones.
+# The text: each token has four successors, and token frequencies differ strongly, as in language. Gradients
+# therefore have a few strong directions, those of frequent tokens, and many weak ones.
 
 # %%
 TIME, BATCH, NUM_STEPS = 32, 16, 80
@@ -142,19 +142,19 @@ def loss_and_gradients(weights, tokens_BT):
     return jax.value_and_grad(loss)(weights)
 
 
-weights = jax.jit(functools.partial(initialise, declare(config)))(jax.random.key(0))
+weights = jax.jit(functools.partial(initialize, declare(config)))(jax.random.key(0))
 start = flatten_dict(weights, sep="/")
 
 # %% [markdown]
-# ## One step, looked at from within
+# ## Inside one step
 #
-# Both optimisers see the same ten gradients, of the same weights. Then: the singular values of what they
-# would move a weight by, in place of the gradient's.
+# Both optimizers process the same ten gradients of the same weights. The plots show the singular values of
+# their updates instead of the gradient's.
 
 
 # %%
 def muon_scale(path):
-    """What makes an orthogonal matrix's root mean square 0.2 ([Moonlight] section 2.2)."""
+    """Factor that makes an orthogonal matrix's root mean square 0.2 ([Moonlight] section 2.2)."""
     return 0.2 * max(matrix_sides(declared[path].shape, matrices[path])) ** 0.5
 
 
@@ -181,7 +181,7 @@ updates = {"gradient": gradients} | updates
 
 
 def spectrum(x, path):
-    """Singular values of the first matrix of a weight, the largest as 1."""
+    """Singular values of the first matrix of a weight, relative to the largest."""
     values = np.linalg.svd(np.asarray(to_matrices(x, matrices[path])[0]), compute_uv=False)
     return values / values[0]
 
@@ -209,16 +209,16 @@ for path in matrices:
     assert 0.1 < float(jnp.sqrt(jnp.mean(updates["Muon"][path] ** 2))) < 0.3
 
 # %% [markdown]
-# The effective rank is e to the entropy of the singular values: of how many directions an update is made. The
-# gradient is a few; AdamW's division lifts some; Muon's are nearly all of one size, between 0.7 and 1.2, but
-# for those that were below 0.003 of the whole, which five steps lift only part of the way. The RMS of Muon is
-# near 0.2 by construction. That of AdamW is near 1 in a run's first steps, where each number has seen hardly
-# another size than its own, and between 0.2 and 0.4 later in large runs ([Moonlight] section 2.2): hence one
+# The effective rank is the exponential of the entropy of the singular values: the number of directions in an
+# update. The gradient has few; AdamW's division raises some; Muon's are nearly equal, between 0.7 and 1.2,
+# except for those below 0.003 of the total, which five steps raise only partially. The RMS of Muon is near
+# 0.2 by construction. That of AdamW is near 1 in the first steps of a run, where each element has a history
+# of similar magnitudes, and between 0.2 and 0.4 later in large runs ([Moonlight] section 2.2): hence one
 # learning rate for both.
 #
 # ## Eighty steps
 #
-# In both runs AdamW moves what is no matrix.
+# In both runs AdamW updates the weights that are not matrices.
 
 # %%
 RATES = (3e-3, 1e-2, 3e-2)
@@ -266,7 +266,7 @@ for (name, rate), found in losses.items():
         smooth, {"AdamW": "--", "Muon": "-"}[name], color=f"C{RATES.index(rate)}", label=f"{name}, {rate:g}"
     )
 axis.axhline(np.log(4), color="k", lw=0.5, label="ln 4: a guess among successors")
-axis.set(xlabel="step", ylabel="nats a token, mean of 5 steps", title="by optimiser and learning rate")
+axis.set(xlabel="step", ylabel="nats per token, mean of 5 steps", title="by optimiser and learning rate")
 axis.legend(fontsize=7, ncols=2)
 plt.show()
 ends = {key: found[-10:].mean() for key, found in losses.items()}
@@ -280,6 +280,6 @@ for name in optimizers:
 assert min(ends.values()) < losses["Muon", RATES[0]][0] - 1
 
 # %% [markdown]
-# A network as small as this one decides nothing between the two; it shows what they do. What Muon costs is
-# five times three products a matrix and step, for which each matrix must be whole on one device:
-# `optim/partition.py` deals them out. `zaya bench` measures both.
+# A network of this size cannot decide between the two; it shows how they work. Muon costs five iterations of
+# three products per matrix and step, and each matrix must be whole on one device: `optim/partition.py`
+# assigns them. `zaya bench optimizers` and `zaya bench optimizer-share` measure both.

@@ -12,13 +12,13 @@
 # ---
 
 # %% [markdown]
-# # A needle, further and further away
+# # A needle at increasing distance
 #
-# A tiny ZAYA1 learns to look up, in documents of at most 512 tokens, what was said of a key. At 4,096 and
-# 16,384 tokens it cannot. Two more phases of the same run raise the base of the rotary embedding, lengthen
-# the sequences and share each of them between devices. Then it can.
+# A tiny ZAYA1 learns to look up the value of a key in documents of at most 512 tokens. At 4,096 and 16,384
+# tokens it fails. Two more phases of the same run raise the base of the rotary embedding, lengthen the
+# sequences and shard each of them over devices. Then it succeeds.
 #
-# It takes about a quarter of an hour on a busy core, which pretends to be four devices.
+# It takes about a quarter of an hour on a busy core, which emulates four devices.
 
 # %%
 import dataclasses
@@ -27,7 +27,7 @@ import os
 import pathlib
 import tempfile
 
-# Four devices of one CPU wait for each other, and where the cores are busy for longer than XLA has patience.
+# The four emulated devices wait for each other, on a busy machine longer than XLA's default timeout.
 os.environ["XLA_FLAGS"] = (
     f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4 "
     "--xla_cpu_collective_call_warn_stuck_timeout_seconds=600 "
@@ -42,10 +42,10 @@ import tokenizers
 
 import zaya_jax
 from zaya_jax.checkpoint import SavedStep, load_weights
-from zaya_jax.data.corpus import build_corpus
-from zaya_jax.data.tokenizer import load_tokenizer
+from zaya_jax.data.corpora.corpus import build_corpus
+from zaya_jax.data.tokenizers.tokenizer import load_tokenizer
 from zaya_jax.train.extensions import Extensions
-from zaya_jax.train.loop import train
+from zaya_jax.train.trainer import train
 
 plt.rcParams["figure.constrained_layout.use"] = True
 folder = pathlib.Path(tempfile.mkdtemp())
@@ -53,9 +53,8 @@ folder = pathlib.Path(tempfile.mkdtemp())
 # %% [markdown]
 # ## The haystack
 #
-# Sentences that say nothing, over and over, and in them pairs of a key and a number: one in 32 tokens, up to
-# one for each of 64 keys. Behind them each key that was there is asked for once, in an order of its own. A
-# word is a token.
+# Filler sentences are repeated, and among them are pairs of a key and a number: one per 32 tokens, up to one
+# for each of 64 keys. At the end each key is asked for once, in random order. Each word is one token.
 
 # %%
 SENTENCES = "the grass is green . the sky is blue . the sun is yellow . here we go . there and back again ."
@@ -77,7 +76,7 @@ tokenizer = load_tokenizer(str(folder / "tokenizer.json"))
 
 @dataclasses.dataclass(frozen=True)
 class Document:
-    """Words of a document, and of each question where its answer stands and how deep its pair lies."""
+    """Words of a document, and for each question the place of its answer and the depth of its pair."""
 
     words: list[str]
     answers: np.ndarray
@@ -85,7 +84,7 @@ class Document:
 
 
 def make_document(length, random):
-    """A document of `length` tokens, its two borders among them."""
+    """A document of `length` tokens, including its two delimiters."""
     num_pairs = min(length // TOKENS_A_PAIR, len(KEYS))
     keys, numbers = random.choice(KEYS, num_pairs, replace=False), random.choice(NUMBERS, num_pairs)
     num_haystack = length - 2 - 3 * num_pairs
@@ -108,8 +107,8 @@ example = make_document(128, np.random.default_rng(1))
 print(*example.words)
 
 # %% [markdown]
-# A corpus for each length. All documents of one are equally long, so that no sequence cuts one in two. What
-# is near is learned first: the first phase reads short ones too.
+# There is one corpus per length. All documents of a corpus have the same length, so that no sequence splits
+# one. Short distances are learned first: the first phase also reads short documents.
 
 # %%
 SHORT = (64, 128, 256, 512)
@@ -133,11 +132,12 @@ corpora = {length: write_corpus(length) for length in NUM_TOKENS}
 # %% [markdown]
 # ## The run
 #
-# Two layers: one attends to 16 tokens, one to all. The bases are those of ZAYA1-8B's phases. In the later
-# phases two and four devices share each sequence.
+# Two layers: one attends to 16 tokens, the other to all. The bases are those of ZAYA1-8B's phases. In the
+# later phases two and four devices share each sequence.
 #
-# One thing is otherwise than in ZAYA1: all channels of a head turn. With half of them, as there, the others
-# find a key at any distance: a run with half, at a base of 1,000, found 97 % at 16,384 tokens behind 512.
+# One thing differs from ZAYA1: all channels of a head rotate. With half of them, as in ZAYA1, the others
+# match a key at any distance: a run with half, at a base of 1,000, retrieved 97% at 16,384 tokens after
+# training at 512.
 
 # %%
 config = zaya_jax.Config.from_dict(
@@ -209,14 +209,14 @@ config = zaya_jax.Config.from_dict(
 )
 
 # %% [markdown]
-# Only answers are learned: a key that follows nothing teaches nothing, and would drown what does.
+# Only answers are targets: the random order of the keys cannot be learned, and its loss would dominate.
 
 # %%
 ASKED = words.index("?")
 
 
 def answers_only(batch):
-    """A batch in which only the word behind a question mark and a key counts."""
+    """A batch in which only the word after a question mark and a key counts."""
     asked_BT = np.zeros_like(batch.weights_BT)
     asked_BT[..., 1:] = batch.tokens_BT[..., :-1] == ASKED
     return dataclasses.replace(batch, weights_BT=batch.weights_BT * asked_BT)
@@ -225,10 +225,10 @@ def answers_only(batch):
 result = train(config, extensions=Extensions(batch=answers_only))
 
 # %% [markdown]
-# ## Who finds it
+# ## Retrieval accuracy
 #
-# Documents that nobody has trained on, with 256 questions at each length, and the likeliest answers. The
-# end of each phase is a checkpoint that stays. Chance is one in ten.
+# The documents are held out, with 256 questions at each length, and answers are decoded greedily. The
+# checkpoint at the end of each phase is kept. Chance is one in ten.
 
 # %%
 NUM_QUESTIONS = 256
@@ -238,20 +238,20 @@ one_device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
 
 
 def ask(likeliest, variables, length):
-    """Of each depth, from the beginning on, the share of answers that are right."""
+    """Share of right answers by depth, from the beginning of the document."""
     random = np.random.default_rng([7, length])
     num_documents = NUM_QUESTIONS // min(length // TOKENS_A_PAIR, len(KEYS))
     documents = [make_document(length, random) for _ in range(num_documents)]
-    tokens_BT = np.array([tokenizer.borders.lay_out(tokenizer.encode(" ".join(d.words))) for d in documents])
+    tokens_BT = np.array([tokenizer.delimiters.wrap(tokenizer.encode(" ".join(d.words))) for d in documents])
     found_BT = np.asarray(likeliest(variables, jnp.asarray(tokens_BT)))
-    answers = np.stack([document.answers for document in documents]) + 1  # behind the token that begins it
+    answers = np.stack([document.answers for document in documents]) + 1  # after the token that begins it
     right = np.take_along_axis(found_BT, answers - 1, 1) == np.take_along_axis(tokens_BT, answers, 1)
     depths = (np.stack([document.depths for document in documents]) * NUM_DEPTHS).astype(int)
     return np.array([right[depths == depth].mean() for depth in range(NUM_DEPTHS)])
 
 
 def accuracies(weights_of, phase):
-    """Shares of right answers, [NUM_DEPTHS, lengths], of the weights of a phase in the network of one."""
+    """Shares of right answers, [NUM_DEPTHS, lengths], of a phase's weights with the config of a phase."""
     saved = load_weights(
         SavedStep(config.run_folder, weights_of.end), lambda tree: jax.tree.map(lambda _: one_device, tree)
     )
@@ -292,5 +292,6 @@ assert found["then at 4,096"][:, : LENGTHS.index(4096) + 1].min() > 0.9
 assert last.min() > 0.9
 
 # %% [markdown]
-# Behind 512 tokens the answers at 16,384 are guesses. Most of the way back is the base alone, without a
-# step: angles that were never seen become small ones that were. What is left, the phases learn.
+# After training at 512 tokens, the answers at 16,384 are guesses. The larger base alone, without a training
+# step, recovers most of the accuracy: angles that were never trained become small ones that were. The phases
+# learn the rest.

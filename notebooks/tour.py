@@ -14,17 +14,17 @@
 # %% [markdown]
 # # A tour of ZAYA1
 #
-# The network is a handful of pure functions. This notebook calls each on something small enough to
-# look at, then trains a network of them for a few seconds.
+# The network is a handful of pure functions. This notebook calls each of them on small inputs, and then
+# trains a small network for a few seconds.
 #
-# Letters end the names of arrays and say their axes: B batch, T time, D model width, N query heads,
-# K key and value heads, H head width, E experts, L layers, P rows.
+# Array names end with letters for their axes: B batch, T time, D model width, N query heads, K key and value
+# heads, H head width, E experts, L layers, P rows.
 
 # %%
 import functools
 import os
 
-# What follows is small: most of its time is compilation, and the compiler need not try hard.
+# The examples are small and spend most of their time on compilation: the compiler need not optimize.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
 import jax
@@ -34,28 +34,28 @@ import numpy as np
 
 import zaya_jax
 from pallas_kernels.cca import rotate
-from pallas_kernels.flash_attention import EVERYTHING
+from pallas_kernels.flash_attention import NO_WINDOW
 from pallas_kernels.flash_attention.reference import visible_keys
 from pallas_kernels.grouped_matmul import count_rows, group_rows
 from pallas_kernels.rms_norm import ResidualScaling, add_to_stream
 from zaya_jax.config import BalancingConfig
-from zaya_jax.data.batch import make_example
-from zaya_jax.data.tokenizer import load_tokenizer
+from zaya_jax.data.reading.batch import make_example
+from zaya_jax.data.tokenizers.tokenizer import load_tokenizer
 from zaya_jax.model.experts import apply_experts, expert_weights
 from zaya_jax.model.rope import rope_table
-from zaya_jax.model.weights import count_parameters, declare, flatten_weights, initialise
+from zaya_jax.model.weights import count_parameters, declare, flatten_weights, initialize
 from zaya_jax.optim.balancing import load_entropy
 from zaya_jax.parallel.mesh import data_mesh
-from zaya_jax.train.programs import compiled_step
-from zaya_jax.train.state import abstract_state, init_state, make_setup, shardings
+from zaya_jax.train.compiled_programs import compiled_step
+from zaya_jax.train.step.state import abstract_state, init_state, make_setup, shardings
 
 plt.rcParams["figure.constrained_layout.use"] = True
 
 # %% [markdown]
-# ## Where 8.84 billion parameters sit
+# ## Where the 8.84 billion parameters are
 #
-# `ModelConfig()` is ZAYA1-8B. `declare` lists every weight once: its axes, its initial value, and
-# what moves it. Nothing is allocated.
+# `ModelConfig()` is ZAYA1-8B. `declare` lists every weight once: its axes, its initial value, and its
+# optimizer. Nothing is allocated.
 
 # %%
 config_8b = zaya_jax.ModelConfig()
@@ -80,14 +80,14 @@ axis.set(xscale="log", xlabel="parameters (log scale)", xlim=(1e3, 1e12), title=
 plt.show()
 
 # %% [markdown]
-# The experts hold 91 %. Each token uses one of 16, so the rest of the network decides how much of
-# that is worth its memory.
+# The experts contain 91% of the parameters. Each token uses one of 16 experts, so routing determines how
+# useful that memory is.
 
 # %% [markdown]
-# ## A network to look at
+# ## A small network
 #
-# All that follows is of this one, or smaller. Its attention, step by step, is in `cca.py`; its routers and
-# what keeps their experts busy in `router_dynamics.py`; what moves its weights in `muon_adamw.py`.
+# The rest of this notebook uses this network or smaller ones. `cca.py` explains its attention step by step,
+# `router_dynamics.py` its routers and their balancing, and `muon_adamw.py` its optimizers.
 
 # %%
 config = zaya_jax.ModelConfig(
@@ -106,20 +106,20 @@ config = zaya_jax.ModelConfig(
     max_position_embeddings=256,
     initializer_range=0.1,
 )
-params = jax.jit(functools.partial(initialise, declare(config)))(jax.random.key(0))
+params = jax.jit(functools.partial(initialize, declare(config)))(jax.random.key(0))
 
 # %% [markdown]
 # ## Attention masks
 #
-# A key is visible if it is not later, within the window, and of the same document. A sliding layer
-# and a full layer differ in one number, so both are the same function in the scan over layers.
+# A key is visible if it is not later than the query, within the window, and of the same document. A sliding
+# layer and a full layer differ only in one number, so the scan over layers uses the same function for both.
 
 # %%
 packed_BT = jnp.array([[1] * 9 + [2] * 11 + [0] * 4])  # 0 is padding
 masks = {
-    "full": visible_keys(24, 24, (0, EVERYTHING), None, None),
+    "full": visible_keys(24, 24, (0, NO_WINDOW), None, None),
     "window of 6": visible_keys(24, 24, (0, 6), None, None),
-    "two documents": visible_keys(24, 24, (0, EVERYTHING), packed_BT, packed_BT),
+    "two documents": visible_keys(24, 24, (0, NO_WINDOW), packed_BT, packed_BT),
     "both": visible_keys(24, 24, (0, 6), packed_BT, packed_BT),
 }
 figure, axes = plt.subplots(1, 4, figsize=(11, 3), sharey=True)
@@ -132,9 +132,9 @@ plt.show()
 # %% [markdown]
 # ## Rotary positions
 #
-# Half of a head's channels turn with the position, each pair at a speed of its own. The product of a
-# query and a key then depends on their distance alone. A larger base turns more slowly and so tells
-# apart tokens that lie further from each other.
+# Half of a head's channels rotate with the position, each pair at its own frequency. The product of a query
+# and a key then depends only on their distance. A larger base rotates more slowly and thus distinguishes
+# tokens that are further apart.
 
 # %%
 head_dim, rotary_dim, offset = 128, 64, 1000
@@ -156,8 +156,8 @@ plt.show()
 # %% [markdown]
 # ## Residual scaling
 #
-# The stream and the output of a layer each pass a learned affine before they are added. A plain sum
-# grows with the square root of the depth. A scale below one on the stream bounds it.
+# The residual stream and the output of a layer each pass a learned affine map before they are added. A plain
+# sum would grow with the square root of the depth. A scale below one on the stream bounds it.
 
 # %%
 depth, width = 80, 256
@@ -215,8 +215,8 @@ print("rows of each class:", count_rows(experts_P, num_experts + 1), "- all as c
 # %% [markdown]
 # ## Thirty steps of training
 #
-# `train_step` is one pure function of a state and a batch. We give it one short text, over and over,
-# cut at different places. Muon moves the matrices, AdamW the rest, and the controller the biases.
+# `train_step` is one pure function of a state and a batch. We train on one short text, cut at different
+# places. Muon updates the matrices, AdamW the other weights, and the controller the biases.
 
 # %%
 run = zaya_jax.Config(
@@ -231,29 +231,29 @@ run = zaya_jax.Config(
 )
 tokenizer = load_tokenizer("byte")
 text = "a token goes to one expert. an expert takes its tokens in one block. "
-stream = np.array(tokenizer.borders.lay_out(tokenizer.encode(text * 12)))
+stream = np.array(tokenizer.delimiters.wrap(tokenizer.encode(text * 12)))
 starts = np.random.default_rng(0).integers(
     0, len(stream) - run.data.sequence_length, (30, run.data.batch_size)
 )
 
 setup, mesh = make_setup(run), data_mesh(jax.devices()[:1])
-# Where a step leaves its state: one that lay elsewhere would be compiled for on its own.
+# The sharding of a step's output state: an input with another sharding would trigger a second compilation.
 placed = shardings(abstract_state(run, setup, mesh), mesh)
 state = jax.jit(functools.partial(init_state, run, setup), out_shardings=placed)()
 step = compiled_step(state, setup=setup, mesh=mesh)  # of `zaya_jax.train_step`
 history = []
 for start_B in starts:
     window_BT = stream[start_B[:, None] + np.arange(run.data.sequence_length)]
-    batch = make_example(window_BT, borders=tokenizer.borders)
+    batch = make_example(window_BT, delimiters=tokenizer.delimiters)
     state, metrics = step(state, batch)
     history.append(jax.device_get(metrics))
-print(f"loss {history[0].loss:.3f} -> {history[-1].loss:.3f} nats a byte")
+print(f"loss {history[0].loss:.3f} -> {history[-1].loss:.3f} nats per byte")
 assert history[-1].loss < history[0].loss / 2
 
 # %%
 figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3))
 left.plot([metrics.loss for metrics in history])
-left.set(xlabel="step", ylabel="nats a byte", ylim=(0, None), title="loss")
+left.set(xlabel="step", ylabel="nats per byte", ylim=(0, None), title="loss")
 right.plot([load_entropy(jnp.asarray(metrics.router_counts_LX)) for metrics in history])
 right.set(xlabel="step", ylim=(0, 1.02), title="load entropy of each layer")
 right.legend([f"layer {layer}" for layer in range(config.num_hidden_layers)])
@@ -269,7 +269,7 @@ prompt = "an expert"
 new_tokens = zaya_jax.generate(
     setup.model,
     state.variables,
-    tokenizer.borders.begin(tokenizer.encode(prompt)),
+    tokenizer.delimiters.begin(tokenizer.encode(prompt)),
     max_new_tokens=80,
     temperature=0.0,
 )

@@ -12,15 +12,15 @@
 # ---
 
 # %% [markdown]
-# # Your own attention, in forty lines
+# # A custom attention in forty lines
 #
-# An attention is a name in `VARIANTS` of `zaya_jax.model.attention`: the weights that it declares, and a
-# function from a chunk of the stream to queries, keys and values. The rest comes with the block and is not
-# written again: causal attention within windows and documents, the cache, the output projection,
-# initialisation, which weight Muon moves, ZeRO-1, rematerialisation.
+# An attention is an entry in `VARIANTS` of `zaya_jax.model.attention.block`: the weights that it declares,
+# and a function from a chunk of the residual stream to queries, keys and values. The block provides the rest:
+# causal attention within windows and documents, the cache, the output projection, initialization, the choice
+# of optimizer, ZeRO-1, and rematerialization.
 #
-# We add plain multi-head attention, with as many heads as CCA has, and put both to the task of `cca.py`: a
-# few tokens over and over, with another period in each sequence.
+# We add plain multi-head attention, with as many heads as CCA has, and train both on the task of `cca.py`: a
+# few tokens are repeated with a different period in each sequence.
 #
 # Letters: B batch, T time, D model width, N query heads, K key and value heads, H head width, L layers.
 
@@ -29,7 +29,7 @@ import dataclasses
 import functools
 import os
 
-# What follows is small: most of its time is compilation, and the compiler need not try hard.
+# The examples are small and spend most of their time on compilation: the compiler need not optimize.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
 import jax
@@ -39,26 +39,26 @@ import numpy as np
 import zaya_jax
 from pallas_kernels.cca import rotate
 from pallas_kernels.product import product
-from zaya_jax.data.batch import make_example
-from zaya_jax.data.borders import NO_BORDERS
-from zaya_jax.model.attention import VARIANTS, AttentionVariant
+from zaya_jax.data.corpora.delimiters import NO_DELIMITERS
+from zaya_jax.data.reading.batch import make_example
+from zaya_jax.model.attention.block import VARIANTS, AttentionVariant
 from zaya_jax.model.weights import count_parameters
 from zaya_jax.parallel.mesh import data_mesh
-from zaya_jax.train.programs import compiled_step
-from zaya_jax.train.state import abstract_state, init_state, make_setup, shardings
+from zaya_jax.train.compiled_programs import compiled_step
+from zaya_jax.train.step.state import abstract_state, init_state, make_setup, shardings
 
 plt.rcParams["figure.constrained_layout.use"] = True
 
 # %% [markdown]
 # ## The forty lines
 #
-# A weight is declared by its axes, with the axis L of layers in front, and by which of them are the inputs
-# and the outputs of a matrix: that is all that Muon and the initialisation need to know.
+# A weight is declared by its axes, beginning with the axis L of layers, and by which axes are the inputs and
+# outputs of a matrix. Muon and the initialization need nothing else.
 
 
 # %%
 def declare_mha(declare):
-    """Three matrices a layer; the output projection is the block's."""
+    """Three matrices per layer; the output projection belongs to the block."""
     return {
         "q_proj": declare.normal("LDNH", ("D", "NH")),
         "k_proj": declare.normal("LDKH", ("D", "KH")),
@@ -67,14 +67,14 @@ def declare_mha(declare):
 
 
 def project(x_BTD, kernel_DNH):
-    """All heads by one product."""
+    """All heads in one product."""
     batch, time, width = x_BTD.shape
     kernel_DC = kernel_DNH.astype(x_BTD.dtype).reshape(width, -1)
     return product(x_BTD.reshape(-1, width), kernel_DC).reshape(batch, time, *kernel_DNH.shape[1:])
 
 
 def mha(x_BTD, weights, state, rotation, segments_BT, *, implementation):
-    """Queries, keys and values of a chunk, and the state behind it: no token looks at another here."""
+    """Queries, keys and values of a chunk, and the state after it; no token depends on another one here."""
     del segments_BT, implementation
     q_BTNH = rotate(project(x_BTD, weights["q_proj"]), rotation).astype(x_BTD.dtype)
     k_BTKH = rotate(project(x_BTD, weights["k_proj"]), rotation).astype(x_BTD.dtype)
@@ -89,12 +89,12 @@ VARIANTS["mha"] = AttentionVariant(
 )
 
 # %% [markdown]
-# In a package of your own, `VARIANTS[...] = ...` stands where it is imported before the config is read;
-# `--config.model.attention=mha` then takes it on the command line too.
+# In your own package, put `VARIANTS[...] = ...` into a module that is imported before the config is read;
+# `--config.model.attention=mha` then selects it on the command line.
 #
-# ## Trained
+# ## Training
 #
-# The same sizes, batches and number of steps. In a layer CCA has its convolutions beside the projections.
+# Both have the same sizes, batches and number of steps. CCA additionally has its convolutions.
 
 # %%
 cca_config = zaya_jax.ModelConfig(
@@ -116,14 +116,14 @@ TIME, PERIODS, NUM_STEPS = 32, (8, 16), 220
 
 
 def make_batch(random):
-    """Tokens over and over; what counts is what can be known, from the second time on."""
+    """Repeated tokens; only targets that can be predicted count, from the second copy on."""
     rows, weights = [], []
     for _ in range(32):
         period = random.integers(PERIODS[0], PERIODS[1] + 1)
         rows.append(np.resize(random.permutation(cca_config.vocab_size)[:period], TIME + 1))
         weights.append(np.arange(TIME) >= period)
     tokens_BT = np.stack(rows)
-    batch = make_example(tokens_BT[:, :-1], borders=NO_BORDERS, targets_BT=tokens_BT[:, 1:])
+    batch = make_example(tokens_BT[:, :-1], delimiters=NO_DELIMITERS, targets_BT=tokens_BT[:, 1:])
     return dataclasses.replace(batch, weights_BT=np.float32(weights))
 
 
@@ -161,7 +161,7 @@ for axis, (name, (losses, model, variables)) in zip(axes[1:], trained.items(), s
     axis.set(title=f"{name}: mean of the heads", xlabel="key", ylabel="query")
 low = np.log(np.mean([16, 8]))
 axes[0].axhline(low, color="k", ls=":", lw=0.8, label="a guess among the tokens of the period")
-axes[0].set(xlabel="step", title="loss, nats a token", ylim=(0, None))
+axes[0].set(xlabel="step", title="loss, nats per token", ylim=(0, None))
 axes[0].legend(fontsize=7)
 plt.show()
 
@@ -172,14 +172,14 @@ for name, (losses, model, _) in trained.items():
 assert trained["CCA"][0][-10:].mean() < trained["plain"][0][-10:].mean() / 2
 
 # %% [markdown]
-# One layer of plain attention can see which tokens there are, but not which came behind which. It needs a
-# second layer, or what CCA has: keys that know the token before them.
+# One layer of plain attention sees which tokens occur, but not which one followed which. It needs a second
+# layer, or CCA's keys, which contain the previous token.
 #
-# ## Where to go on
+# ## Further reading
 #
-# - Weights that decoding needs between chunks: `empty_state`, and the state that `queries_keys_values` hands
-#   on; `zaya_jax/model/cca.py` is the example.
-# - Where devices share sequences, a variant that looks back takes `shared` as well.
-# - A router of one's own is a function like `route` in `zaya_jax/model/router.py`, which tells by its weights
-#   which kind it is: "linear" beside "mlp" shows how, and `ModelConfig.router` names it.
-# - `CONTRIBUTING.md`, "Add an attention" and "Add a weight"; `tests/model/test_another_attention.py`.
+# - State that decoding carries between chunks: `empty_state`, and the state that `queries_keys_values`
+#   returns; see `zaya_jax/model/attention/cca.py`.
+# - For sequences that devices share, a variant with memory of previous tokens also accepts `shared`.
+# - A custom router is a function like `route` in `zaya_jax/model/router.py`, which recognizes by its weights
+#   which kind it is, as "linear" and "mlp" do; `ModelConfig.router` selects it.
+# - `CONTRIBUTING.md`, "Add an attention" and "Add a weight"; `tests/model/attention/test_block.py`.

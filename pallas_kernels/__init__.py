@@ -1,1 +1,1 @@
-"""Operations of ZAYA1 where a kernel of one's own can beat what XLA makes. Needs jax alone."""
+"""Operations of ZAYA1 for which a custom kernel can be faster than XLA's code. Depends on jax alone."""

@@ -1,12 +1,13 @@
-"""What kernels are written in: the words that Pallas' Triton backend adds to Pallas, and how a kernel starts.
+"""The primitives of Pallas' Triton backend that our kernels use, and the function that launches a kernel.
 
 No other file names that backend. JAX deprecated it in 0.11 and will remove it, and pyproject.toml stays
-below the first version that may. CONTRIBUTING.md says what a move would touch (`SECTION`).
+below the first version that may do so. CONTRIBUTING.md lists what a move would touch (`SECTION`).
 
-A kernel is compiled by Triton on a GPU and interpreted on a CPU. It does not know which, so that the
-tests run the very code that is compiled; `exp2` and `narrow` alone know.
+Triton compiles a kernel on a GPU; on a CPU Pallas interprets it. Kernels do not depend on the platform, so
+that tests run the code that is compiled; only `exp2` and `narrow` differ by platform.
 """
 
+import contextlib
 import contextvars
 import warnings
 from collections.abc import Callable, Sequence
@@ -19,32 +20,51 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from pallas_kernels.blocks import KernelSettings
+from pallas_kernels.errors import ArgumentError
+from pallas_kernels.precision import matmul
 
 SECTION = "When Pallas' Triton backend goes"
-"""Of CONTRIBUTING.md."""
+"""Title of the section of CONTRIBUTING.md about a jax without this backend."""
 DEPRECATION = "The Pallas Triton backend is deprecated"
-"""How the warning begins that jax 0.11 and later give wherever a kernel is lowered."""
+"""First words of the warning that jax 0.11 and later emit whenever a kernel is lowered."""
 PLATFORMS = "cpu", "cuda", "rocm"
-"""A kernel is traced once for each."""
+"""Platforms for each of which a kernel is traced once."""
 _platform: contextvars.ContextVar[str] = contextvars.ContextVar("platform")
-"""For which the kernel is that is being traced."""
+"""Platform of the kernel that is being traced."""
+Executor = Callable[[Callable[..., Any], Sequence[jax.Array], Sequence[jax.ShapeDtypeStruct], str], Any]
+"""Replacement of a launch: a function of the Pallas call for ROCm, the operands, the results' shapes and
+dtypes, and the kernel's name. It returns the output arrays."""
+# jax keeps what it has traced; a user context is part of the keys of its caches.
+_executor: Any = jax.make_user_context(None)
+"""The executor of launches; None for Pallas."""
+
+
+def execute_launches(executor: Executor) -> contextlib.AbstractContextManager[None]:
+    """Returns a context in which an executor replaces all launches of this thread.
+
+    Functions that jax traced outside are traced again inside, and with each other executor.
+
+    Args:
+      executor: hashable function that is called when a launch is traced; its operands may be tracers.
+    """
+    return _executor(executor)
 
 
 def advice() -> str:
-    """What to do with a jax that has no Triton backend for Pallas, in a sentence."""
+    """One sentence that says what to do when this jax has no Triton backend for Pallas."""
     return (
-        f"jax {jax.__version__} compiles no Pallas kernel by Triton any more, and ours are written for that: "
-        'take implementation="xla", or a jax that does (below 0.13); for a move to jax-triton see '
+        f"jax {jax.__version__} no longer compiles Pallas kernels with Triton, which these kernels need: "
+        'use implementation="xla", or a jax below 0.13; for a move to jax-triton see '
         f'"{SECTION}" in CONTRIBUTING.md'
     )
 
 
 def _triton() -> ModuleType:
-    """The backend. It is imported here, so that a jax without it still runs all that needs no kernel."""
+    """Imports the backend late, so that a jax without it still runs everything that needs no kernel."""
     try:
         from jax.experimental.pallas import triton
     except ImportError as error:
-        raise ValueError(advice()) from error
+        raise ArgumentError(advice()) from error
     return triton
 
 
@@ -52,9 +72,9 @@ def load(at: Any, mask: jax.Array | None = None, *, other: Any = 0) -> jax.Array
     """Reads a block from memory.
 
     Args:
-      at: a reference's `at[...]`.
-      mask: which entries exist; None for all, which Triton reads in wider pieces.
-      other: what the others read as.
+      at: the block, as `reference.at[...]`.
+      mask: entries to read, of the block's shape; None reads all, which Triton does with wider instructions.
+      other: value of the entries that the mask excludes.
     """
     if mask is None:
         return _triton().load(at)
@@ -65,30 +85,31 @@ def store(at: Any, values: jax.Array, mask: jax.Array | None = None) -> None:
     """Writes a block to memory, in the array's dtype.
 
     Args:
-      at: a reference's `at[...]`.
-      values: of the block.
-      mask: which entries are written; None for all.
+      at: the block, as `reference.at[...]`.
+      values: entries of the block; they are converted to the array's dtype.
+      mask: entries to write, of the block's shape; None writes all.
     """
     _triton().store(at, values.astype(at.dtype), mask=mask)
 
 
 def dot(a: jax.Array, b: jax.Array) -> jax.Array:
-    """The product of two blocks, added up in float32."""
-    return jnp.dot(a, b, preferred_element_type=jnp.float32)
+    """Matrix product of two blocks, accumulated in float32 (MFMA on AMD GPUs)."""
+    return matmul(a, b, dtype=jnp.float32)
 
 
 def exp2(x: jax.Array) -> jax.Array:
-    """2 to the power of float32 numbers that arithmetic made; below the least normal number it may be 0.
+    """2 to the power of x, for float32 results of arithmetic; denormal results may become 0.
 
-    On AMD one instruction. `jnp.exp2` becomes six there, which keep denormal numbers: in a loop of
-    attention they take as long as its products.
+    One instruction on AMD GPUs. `jnp.exp2` becomes six there, because it keeps denormal numbers; in the main
+    loop of attention they take as long as its products.
     """
     if _platform.get() != "rocm":
         return jnp.exp2(x)
-    # LLVM knows the registers of assembly but not its instructions, so that the distances which gfx942
-    # leaves to the compiler ([LLVM-AMDGPU] GCNHazardRecognizer.cpp) are kept here. Two wait states behind
-    # it: a vector instruction may read the result after one, a matrix instruction after two. The result
-    # lies where the argument did: in another register, an earlier matrix instruction could still write.
+    # LLVM sees the registers of inline assembly but not its instructions, so that the wait states which
+    # gfx942 leaves to the compiler ([LLVM-AMDGPU] GCNHazardRecognizer.cpp) are kept here: after v_exp_f32, a
+    # vector instruction may read the result after one wait state and a matrix instruction after two, hence
+    # s_nop 1. The result shares the argument's register (constraint 0): an earlier matrix instruction might
+    # still write to any other one.
     (result,) = _triton().elementwise_inline_asm(
         "v_exp_f32 $0, $0\n\ts_nop 1",
         args=[x],
@@ -100,25 +121,25 @@ def exp2(x: jax.Array) -> jax.Array:
 
 
 def narrow(x: jax.Array, dtype: Any) -> jax.Array:
-    """Rounds float32 numbers to the nearest of a dtype that goes into products; ties may go either way.
+    """Rounds float32 numbers to the nearest number of a dtype for products; ties may be rounded either way.
 
-    MI300X has no instruction for bfloat16, and what stands for it takes five: half a unit in the last
-    place is added, and the rest cut off, in one and a half.
+    MI300X has no instruction that converts to bfloat16, and the exact conversion takes five instructions per
+    number. Adding half a unit in the last place and truncating takes one and a half.
     """
     if dtype != jnp.bfloat16 or _platform.get() == "cuda":
         return x.astype(dtype)
-    # A NaN stays one, unless all of its upper 17 bits but the sign are set. NVIDIA's arithmetic makes such
-    # ones. That of AMD and x86 sets the highest bit of the fraction alone, or keeps the bits of an operand,
-    # whose lower half is zero where it was bfloat16.
+    # A NaN stays a NaN unless all of its upper 17 bits except the sign are set: then the addition overflows.
+    # NVIDIA's arithmetic produces such NaNs. Arithmetic on AMD and x86 sets only the highest bit of the
+    # fraction, or keeps the bits of an operand, whose lower half is zero where it was bfloat16.
     bits = lax.bitcast_convert_type(x, jnp.uint32) + jnp.uint32(0x8000)
     return lax.bitcast_convert_type((bits >> 16).astype(jnp.uint16), dtype)
 
 
 def from_start(size: int, number: jax.Array) -> Any:
-    """The first `size` entries of an axis that may be shorter; a mask keeps to those that exist.
+    """Slice of the first `size` entries of an axis that may be shorter; loads must mask the rest.
 
-    jax 0.12 refuses such a slice where it knows its start. So the start is a zero that it does not
-    know, made of any number that the kernel has at hand.
+    jax 0.12 rejects a slice beyond the end when its start is a constant. Therefore the start is a zero that
+    jax cannot see through, computed from a number that the kernel has anyway.
     """
     return pl.ds(number * 0, size)
 
@@ -132,21 +153,23 @@ def launch(
     grid: tuple[int, ...],
     name: str,
 ) -> tuple[jax.Array, ...]:
-    """Runs a kernel on whole arrays.
+    """Launches a kernel on whole arrays.
 
     Args:
-      kernel: takes references to all operands and then to all results.
-      operands: arrays in memory.
-      results: a list of `jax.ShapeDtypeStruct`.
-      settings: wavefronts and stages of the pipeline.
-      grid: programs along up to three axes.
-      name: in profiles and in the report of `zaya plan kernels`.
+      kernel: function of references to all operands, followed by references to all results.
+      operands: input arrays in device memory.
+      results: shapes and dtypes of the outputs, a list of `jax.ShapeDtypeStruct`.
+      settings: number of wavefronts and of pipeline stages.
+      grid: number of programs along up to three axes.
+      name: name of the kernel in profiles and in the report of `zaya plan kernels`.
 
     Returns:
-      The results.
+      The output arrays, one for each entry of `results`.
+
+    `execute_launches` replaces what happens here.
 
     Raises:
-      ValueError: if this jax has no Triton backend for Pallas, with `advice`.
+      ArgumentError: if this jax has no Triton backend for Pallas, with `advice`.
     """
     # Without parameters that name Triton, jax 0.10 lowers for Mosaic, which knows no AMD GPU.
     params = _triton().CompilerParams(num_warps=settings.num_warps, num_stages=settings.num_stages)
@@ -165,14 +188,18 @@ def launch(
             return pl.pallas_call(named, out_shape=results, grid=grid, interpret=True, name=name)
         return pl.pallas_call(named, out_shape=results, grid=grid, compiler_params=params, name=name)
 
+    if (executor := _executor.value) is not None:
+        return tuple(executor(on("rocm"), operands, results, name))
+    # One trace for each platform: a program may be compiled here for GPUs that this machine does not have.
     branches: Any = {platform: on(platform) for platform in PLATFORMS}
     return tuple(lax.platform_dependent(*operands, **branches))
 
 
 def _hide_deprecation() -> None:
-    """Who runs a kernel cannot mend that its backend goes, and `-W error` would end the program there.
+    """Silences the deprecation warning of the backend, which users of a kernel can do nothing about.
 
-    At every launch, not once at import: pytest and `warnings.catch_warnings` put back the filters that
-    they found. The warning comes when the kernel is lowered, just after this.
+    With `-W error` it would end the program. The filter is set at every launch, not once at import, because
+    pytest and `warnings.catch_warnings` restore the filters they found. jax emits the warning when it lowers
+    the kernel, just after this call.
     """
     warnings.filterwarnings("ignore", message=DEPRECATION, category=DeprecationWarning)

@@ -1,4 +1,4 @@
-"""How a kernel's work is cut into blocks: settings, what of them Triton and MI300X refuse, and masks."""
+"""Block sizes of kernels: settings, the limits of Triton and MI300X, and masks of partial blocks."""
 
 import dataclasses
 import functools
@@ -8,72 +8,76 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
+from pallas_kernels.errors import ArgumentError
+
 LDS_BYTES = 65_536
-"""Local memory of a workgroup on MI300X, the smallest of the GPUs that these kernels are for."""
+"""Local memory (LDS) of a workgroup on MI300X, the smallest among the GPUs that these kernels target."""
 MATRIX_TILE = 16
-"""Both sides of a block must have this many entries for the matrix instructions (MFMA) to take it."""
-HIDDEN = -1e30
-"""The score or logit of an entry that does not count. Minus infinity would make NaN of differences."""
-BLIND = -1e29
-"""The top score of a query that has seen nothing: so far above `HIDDEN` that its exponentials are 0."""
+"""Smallest side, in entries, of a block that matrix instructions (MFMA) accept."""
+MASKED_SCORE = -1e30
+"""Score or logit of a masked entry. With minus infinity, differences of two masked scores would be NaN."""
+EMPTY_MAX = -1e29
+"""Initial running maximum of a query: far enough above `MASKED_SCORE` that exp(masked - maximum) is 0."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class KernelSettings:
-    """What can be set of every kernel; each adds the sides of its blocks.
+    """Settings that every kernel has; the settings of each kernel add the sides of its blocks.
 
     Attributes:
-      num_warps: wavefronts a program; 64 lanes each on AMD's GPUs, 32 on others.
-      num_stages: of Triton's software pipeline. Each beyond the first holds another copy of the
-        blocks that a loop reads, in local memory.
+      num_warps: number of wavefronts per program, of 64 lanes each on AMD GPUs and 32 on others.
+      num_stages: number of stages of Triton's software pipeline. Each stage after the first keeps another
+        copy of the blocks that a loop reads in local memory.
     """
 
     num_warps: int = 4
     num_stages: int = 1
 
     def check(
-        self, operation: str, *sides: str, part: str = "", smallest: int = MATRIX_TILE, lds_bytes: int = 0
+        self, operation: str, *sides: str, part: str = "", min_side: int = MATRIX_TILE, lds_bytes: int = 0
     ) -> None:
-        """Refuses what Triton cannot compile, or what does not fit local memory.
+        """Checks that Triton can compile these settings and that the blocks fit local memory.
 
         Args:
-          operation: whose settings they are.
+          operation: name of the operation, for the message.
           *sides: names of the fields that are sides of blocks.
-          part: which of the operation's kernels, where each has its own settings.
-          smallest: the least that a side may have: less where it goes into no matrix product.
-          lds_bytes: what the blocks that a program holds in local memory take together.
+          part: name of the kernel, where each kernel of an operation has its own settings.
+          min_side: smallest side, in entries; below `MATRIX_TILE` where no matrix product reads the block.
+          lds_bytes: bytes of local memory for all blocks of one program.
 
         Raises:
-          ValueError: with what is wrong and what would be right.
+          ArgumentError: with the wrong value and the values that are accepted.
         """
+        # Triton accepts only powers of 2 here, and its own message does not name the setting.
         for name in (*sides, "num_warps"):
-            size, least = getattr(self, name), 1 if name == "num_warps" else smallest
-            if not _is_power_of_2(size) or size < least:
-                raise ValueError(
+            size, minimum = getattr(self, name), 1 if name == "num_warps" else min_side
+            if not _is_power_of_2(size) or size < minimum:
+                raise ArgumentError(
                     f"{operation}: {part and part + '.'}{name} is {size}; "
-                    f"a block's side must be a power of 2, at least {least}"
+                    f"a block's side must be a power of 2, at least {minimum}"
                 )
         check_counts(operation, {f"{part and part + '.'}num_stages": self.num_stages})
+        # Otherwise only the GPU would refuse the kernel, after it has been compiled.
         if lds_bytes > LDS_BYTES:
-            raise ValueError(
-                f"{operation}: {self} takes {lds_bytes:,} bytes of local memory; there are {LDS_BYTES:,}, so "
-                "that smaller blocks or fewer stages are needed"
+            raise ArgumentError(
+                f"{operation}: {self} needs {lds_bytes:,} bytes of local memory, and a workgroup has "
+                f"{LDS_BYTES:,}; use smaller blocks or fewer stages"
             )
 
 
 def check_counts(operation: str, counts: dict[str, int]) -> None:
-    """Refuses settings that count something and are below 1.
+    """Checks that settings that are counts are at least 1.
 
     Args:
-      operation: whose settings they are.
-      counts: by name.
+      operation: name of the operation, for the message.
+      counts: settings by name.
 
     Raises:
-      ValueError: with the first that is wrong.
+      ArgumentError: with the first wrong setting.
     """
     for name, count in counts.items():
         if count < 1:
-            raise ValueError(f"{operation}: {name} is {count}; it must be at least 1")
+            raise ArgumentError(f"{operation}: {name} is {count}; it must be at least 1")
 
 
 def _is_power_of_2(number: int) -> bool:
@@ -81,20 +85,20 @@ def _is_power_of_2(number: int) -> bool:
 
 
 def padded(width: int) -> int:
-    """Entries of a block that holds a whole axis: Triton takes powers of 2, products at least a tile."""
+    """Side of a block that holds a whole axis: Triton needs a power of 2, products at least one tile."""
     return max(pl.next_power_of_2(width), MATRIX_TILE)
 
 
-def which_exist(first: Any, size: int, end: Any) -> jax.Array | None:
-    """Which entries of a block lie before the end of an axis, [size].
+def valid_mask(first: Any, size: int, end: Any) -> jax.Array | None:
+    """Mask of the entries of a block that are before the end of an axis, [size].
 
-    None where all do by the sizes alone: those who start blocks at multiples of their size, and none
-    behind the end, then read without a mask.
+    None if the sizes alone show that all are: callers start blocks at multiples of their size and before the
+    end, and then read without a mask.
 
     Args:
-      first: the block's first entry.
-      size: entries of the block.
-      end: of the axis; a number, or traced.
+      first: index of the block's first entry.
+      size: number of entries of the block.
+      end: length of the axis; a Python number or a traced one.
     """
     if isinstance(end, int) and end % size == 0:
         return None
@@ -102,12 +106,12 @@ def which_exist(first: Any, size: int, end: Any) -> jax.Array | None:
 
 
 def block_mask(rows: jax.Array | None, columns: jax.Array | None, shape: tuple[int, int]) -> jax.Array | None:
-    """Which entries of a block exist, of the given shape; None where all do.
+    """Mask of the valid entries of a block, of the given shape; None if all are valid.
 
     Args:
-      rows: which rows exist; None for all.
-      columns: which columns exist; None for all.
-      shape: of the block.
+      rows: mask of valid rows, [shape[0]]; None for all.
+      columns: mask of valid columns, [shape[1]]; None for all.
+      shape: shape of the block.
     """
     masks = [] if rows is None else [rows[:, None]]
     masks += [] if columns is None else [columns[None, :]]

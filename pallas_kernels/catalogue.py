@@ -1,6 +1,6 @@
-"""Each kernel at named sizes: what is compiled for a report, and what is timed.
+"""All operations at named sizes, with arguments and work: compiled for reports, timed by benchmarks.
 
-Letters as in the packages of the operations.
+Letters are those of the packages of the operations.
 """
 
 import dataclasses
@@ -23,20 +23,20 @@ from pallas_kernels.rms_norm import ResidualScaling, residual_rms_norm
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """Of a network and a batch on one device.
+    """Sizes of a network and of a batch on one device.
 
     Attributes:
-      batch: B.
-      time: T.
-      width: D.
-      heads: N.
-      key_heads: K.
-      head_width: H.
-      experts: E.
-      expert_width: F.
-      vocabulary: V.
-      slots: S, of the cache of a sequence, when decoding.
-      sequences: that are decoded at a time.
+      batch: sequences of a training batch, B.
+      time: tokens of a sequence, T.
+      width: model width, D.
+      heads: query heads, N.
+      key_heads: key and value heads, K.
+      head_width: channels of a head, H.
+      experts: experts of a layer, E.
+      expert_width: hidden width of an expert, F.
+      vocabulary: entries of the vocabulary, V.
+      slots: cache slots of a sequence when decoding, S.
+      sequences: sequences that are decoded together.
     """
 
     batch: int
@@ -53,7 +53,7 @@ class Sizes:
 
     @property
     def rows(self) -> int:
-        """P, tokens of the batch."""
+        """Tokens of the batch, P = B * T."""
         return self.batch * self.time
 
 
@@ -71,6 +71,7 @@ SIZES = {
         slots=32_768,
         sequences=16,
     ),
+    # No block divides these numbers of tokens, vocabulary entries or slots, so that masks are needed.
     "toy": Sizes(
         batch=2,
         time=40,
@@ -84,13 +85,32 @@ SIZES = {
         slots=150,
         sequences=3,
     ),
+    # The widths of ZAYA1-8B decide the tiles of most kernels; with few tokens an emulator needs half an hour.
+    "wide": Sizes(
+        batch=1,
+        time=130,
+        width=2048,
+        heads=8,
+        key_heads=2,
+        head_width=128,
+        experts=2,
+        expert_width=128,
+        vocabulary=300,
+        slots=300,
+        sequences=2,
+    ),
 }
-"""By name: those of ZAYA1-8B's first phase, and some for a machine without a GPU."""
+"""Sizes by name: those of ZAYA1-8B's first phase, and small ones for a machine without a GPU."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """The least that an operation must do: floating-point operations, and bytes to and from memory."""
+    """Minimum work of an operation.
+
+    Attributes:
+      flops: floating-point operations.
+      num_bytes: bytes read from and written to device memory, each array once.
+    """
 
     flops: int
     num_bytes: int
@@ -98,20 +118,19 @@ class Work:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Case:
-    """An operation at a size.
+    """An operation at given sizes.
 
     Attributes:
-      name: of the public function.
-      function: of the arguments, and `implementation=`.
-      make: random arguments from a key; the first `num_differentiated` take gradients; 0 where an
-        operation has none.
-      num_differentiated: see `make`.
-      forward: work of the results.
-      backward: work of the gradients, without what forward did.
-      kernels: names of its kernels, as `backend.launch` has them; those that multiply matrices are True.
-      implementations: that can be timed against each other, ours first.
-      tolerance: the largest relative norm of a difference between two of them in bfloat16: a few
-        roundings, times what the operation makes of them.
+      name: name of the public function.
+      function: the operation, a function of the arguments and of `implementation=`.
+      make: function from a random key to the arguments.
+      num_differentiated: number of leading arguments that have gradients; 0 if the operation has none.
+      forward: work of the forward pass.
+      backward: work of the backward pass alone.
+      kernels: names of its kernels in `backend.launch`; True for those that multiply matrices.
+      implementations: implementations that benchmarks compare, ours first.
+      tolerance: largest relative norm of the difference between two implementations in bfloat16: a few
+        roundings, times the amplification by the operation.
     """
 
     name: str
@@ -125,7 +144,7 @@ class Case:
     tolerance: float = 0.03
 
     def with_gradients(self, implementation: str) -> Callable[..., Any]:
-        """A function of the arguments that gives the results and the gradients of their sum."""
+        """Returns a function from the arguments to the results and the gradients of their sum."""
         if not self.num_differentiated:
             return functools.partial(self.function, implementation=implementation)
 
@@ -140,11 +159,11 @@ class Case:
 
 
 def cases(sizes: Sizes, dtype: Any = jnp.bfloat16) -> list[Case]:
-    """All operations at the given sizes.
+    """Returns all operations at the given sizes.
 
     Args:
-      sizes: of network and batch.
-      dtype: of what goes into products.
+      sizes: sizes of network and batch.
+      dtype: type of the operands of products.
     """
     makers = (
         _residual_rms_norm,
@@ -176,6 +195,7 @@ def _residual_rms_norm(sizes: Sizes, dtype: jnp.dtype) -> Case:
         )
         return output, residual, scaling, scale
 
+    # Element-wise: the residual stream is float32, the output and the normalized stream have `dtype`.
     size = rows * width
     return Case(
         name="residual_rms_norm",
@@ -199,11 +219,11 @@ def _flash_attention(sizes: Sizes, dtype: jnp.dtype) -> Case:
     def make(key):
         parts = jax.random.split(key, 3)
         arrays = [_normal(k, shape, dtype) for k, shape in zip(parts, (queries, keys, keys), strict=True)]
-        # One document, so that others' kernels can do the same; that it is one is data, and is checked.
+        # One document, so that the kernels of other libraries can do the same. Ours still reads the segments.
         return *arrays, jnp.ones((batch, time), jnp.int32)
 
     def attend(q, k, v, segments, **options):
-        # Without the logsumexp: no other library gives it, or takes a gradient through it.
+        # Without the logsumexp: no other library returns it or differentiates through it.
         return flash_attention(q, k, v, query_segments_BT=segments, key_segments_BS=segments, **options)[0]
 
     product = batch * sizes.heads * time * (time + 1) * width  # causal: half of 2 * T * T * H
@@ -214,6 +234,7 @@ def _flash_attention(sizes: Sizes, dtype: jnp.dtype) -> Case:
         make=make,
         num_differentiated=3,
         forward=Work(2 * product, 2 * moved),
+        # One product recomputes the scores, and four give the gradients.
         backward=Work(5 * product, 4 * moved),
         kernels={
             "flash_attention": True,
@@ -224,12 +245,13 @@ def _flash_attention(sizes: Sizes, dtype: jnp.dtype) -> Case:
 
 
 def _group_sizes(key: jax.Array, sizes: Sizes) -> jax.Array:
+    # A uniform router: expert loads differ by chance, as in training, and rarely fill whole tiles.
     experts_P = jax.random.randint(key, (sizes.rows,), 0, sizes.experts)
     return jnp.sum(experts_P[:, None] == jnp.arange(sizes.experts), axis=0, dtype=jnp.int32)
 
 
 def _grouped(sizes: Sizes, dtype: jnp.dtype, shape: tuple[int, int]) -> tuple[Callable, Work]:
-    """Arguments, and the work of one product."""
+    """Returns a function that makes the arguments, and the work of one product."""
     rows, experts = sizes.rows, sizes.experts
 
     def make(key):
@@ -242,6 +264,7 @@ def _grouped(sizes: Sizes, dtype: jnp.dtype, shape: tuple[int, int]) -> tuple[Ca
 
 
 def _twice(work: Work) -> Work:
+    # The gradients of rows and of weights are one product each.
     return Work(2 * work.flops, 2 * work.num_bytes)
 
 
@@ -287,6 +310,7 @@ def _cross_entropy(sizes: Sizes, dtype: jnp.dtype) -> Case:
     def make(key):
         parts = jax.random.split(key, 3)
         hidden = _normal(parts[0], (rows, width), dtype)
+        # With this scale the logits have a variance of about one, as those of a network at the start.
         table = _normal(parts[1], (entries, width), dtype, width**-0.5)
         targets = jax.random.randint(parts[2], (rows,), 0, entries, jnp.int32)
         return hidden, table, targets, jnp.ones((rows,), jnp.float32)
@@ -297,28 +321,31 @@ def _cross_entropy(sizes: Sizes, dtype: jnp.dtype) -> Case:
         function=cross_entropy,
         make=make,
         num_differentiated=2,
+        # The kernels compute the logits once more in the backward pass; the minimum work of it is two
+        # products.
         forward=Work(product, moved),
         backward=Work(2 * product, 2 * moved),
         kernels={
             "cross_entropy": True,
             "cross_entropy_grad_logits": True,
-            # The last chunk, where the vocabulary is not a multiple of chunks.
+            # The last chunk, if the vocabulary is not a multiple of the chunk.
             "cross_entropy_grad_logits_rest": True,
         },
     )
 
 
 def _newton_schulz(sizes: Sizes, dtype: jnp.dtype) -> Case:
-    """One step on the first matrices of a layer's experts."""
+    """One iteration on the first matrices of a layer's experts."""
     num_matrices, rows, columns = sizes.experts, sizes.width, 2 * sizes.expert_width
     step = (3.4445, -4.7750, 2.0315)
 
     def make(key):
+        # The polynomials need singular values of at most about 1, which the Frobenius norm bounds ([Muon]).
         x_MRC = _normal(key, (num_matrices, rows, columns), jnp.float32)
         return ((x_MRC / jnp.linalg.norm(x_MRC, axis=(1, 2), keepdims=True)).astype(dtype),)
 
     short, long = sorted((rows, columns))
-    # Of a Gram matrix and its square half is enough.
+    # The Gram matrix and its square are symmetric: half of each is enough.
     flops = num_matrices * (3 * short**2 * long + short**3)
     moved = num_matrices * (3 * short * long + 4 * short**2) * dtype.itemsize
     return Case(
@@ -328,14 +355,14 @@ def _newton_schulz(sizes: Sizes, dtype: jnp.dtype) -> Case:
         num_differentiated=0,
         forward=Work(flops, moved),
         backward=Work(0, 0),
-        # Each rounding counts times the coefficient of its term.
+        # The rounding of each term is multiplied by its coefficient.
         tolerance=2.0**-8 * sum(map(abs, step)) * 2,
         kernels={"newton_schulz_gram": True, "newton_schulz_polynomial": True, "newton_schulz_product": True},
     )
 
 
 def _decode_attention(sizes: Sizes, dtype: jnp.dtype) -> Case:
-    """One token of each sequence, with full caches."""
+    """One new token for each sequence, with full caches."""
     batch, width = sizes.sequences, sizes.head_width
     queries, cache = (batch, sizes.heads, width), (batch, sizes.slots, sizes.key_heads, width)
 
@@ -344,6 +371,7 @@ def _decode_attention(sizes: Sizes, dtype: jnp.dtype) -> Case:
         arrays = [_normal(k, shape, dtype) for k, shape in zip(parts, (queries, cache, cache), strict=True)]
         return *arrays, jnp.full((batch,), sizes.slots, jnp.int32)
 
+    # Two products, scores and weighted values, each with a multiplication and an addition.
     flops = 4 * batch * sizes.slots * sizes.heads * width
     return Case(
         name="decode_attention",
@@ -357,7 +385,7 @@ def _decode_attention(sizes: Sizes, dtype: jnp.dtype) -> Case:
 
 
 def _cca(sizes: Sizes, dtype: jnp.dtype) -> Case:
-    """With two taps in each convolution and half of each head rotated, as in all of ZAYA1."""
+    """CCA with two taps in each convolution and half of each head rotated, as in all ZAYA1 models."""
     num_taps, width = 2, sizes.head_width
     heads = sizes.heads + sizes.key_heads
     channels = heads * width
@@ -381,6 +409,7 @@ def _cca(sizes: Sizes, dtype: jnp.dtype) -> Case:
     def call(latent, tail, weights, rotation, segments, **options):
         return cca(latent, tail, weights, rotation, segments_BT=segments, **options)
 
+    # Only the second convolution is counted: the first has one multiplication where that one has `width`.
     product, moved = 2 * sizes.rows * channels * num_taps * width, sizes.rows * channels * dtype.itemsize
     return Case(
         name="cca",
@@ -389,7 +418,7 @@ def _cca(sizes: Sizes, dtype: jnp.dtype) -> Case:
         num_differentiated=3,
         forward=Work(product, 2 * moved),
         backward=Work(2 * product, 3 * moved),
-        # The gradient of a temperature is a sum of terms of either sign, of which little may be left.
+        # The gradient of a temperature is a sum of terms of both signs, which may nearly cancel.
         tolerance=0.1,
         kernels={
             "cca_join": False,

@@ -1,9 +1,9 @@
-"""Names (`jax.ad_checkpoint.checkpoint_name`) of results that a rematerialisation policy may keep.
+"""Names (`jax.ad_checkpoint.checkpoint_name`) of results that a rematerialization policy may keep.
 
-The operations give them, because only they know which of their results are dear to make again.
+The operations assign them, because only they know which of their results are expensive to recompute.
 """
 
 KEPT = "kept"
-"""Results of attention, of convolutions and of the experts' products, and what their gradients need."""
+"""Results of attention, convolutions and expert products, and the residuals that their gradients need."""
 STREAM = "stream"
 """The residual stream between a layer's two blocks."""

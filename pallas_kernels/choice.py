@@ -1,7 +1,7 @@
-"""Which implementation an operation takes: what can be named, and what None means on which platform.
+"""Selects the implementation of an operation: the names that exist, and the default for each platform.
 
-An entry of the table rests on a time that was measured on the named hardware, or says that it is
-unmeasured. No entry prefers a kernel because it is ours.
+Each entry of the table cites a time that was measured on the named hardware, or says that it is unmeasured.
+No entry prefers a kernel because it is ours.
 """
 
 import dataclasses
@@ -11,6 +11,8 @@ import logging
 from typing import Any
 
 import jax
+
+from pallas_kernels.errors import ArgumentError
 
 _GROUPED = ("pallas", "xla", "blocked", "ragged_dot", "ragged_dot+pallas", "primus_turbo")
 IMPLEMENTATIONS: dict[str, tuple[str, ...]] = {
@@ -23,27 +25,32 @@ IMPLEMENTATIONS: dict[str, tuple[str, ...]] = {
     "newton_schulz": ("pallas", "xla"),
     "residual_rms_norm": ("pallas", "xla"),
 }
-"""By operation, all that can be named. A vendor's joins as a name here, with its package below, and as one
-file in the operation's folder that imports the package where it is called."""
+"""Names of the implementations of each operation. To add a vendor's: a name here, its package in `PACKAGES`,
+and one file in the operation's folder, which imports the package where it calls it."""
 PACKAGES = {"primus_turbo": "primus_turbo"}
-"""Python packages that an implementation needs beside jax."""
+"""Python packages, in addition to jax, that an implementation needs."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """An implementation and the reason for it."""
+    """An implementation and the reason for choosing it.
+
+    Attributes:
+      implementation: name of the implementation.
+      basis: the measurement behind the choice, or "unmeasured" and an argument.
+    """
 
     implementation: str
     basis: str
 
 
 INTERPRETED = Choice("xla", "Pallas kernels are only interpreted on CPUs, for tests")
-UNMEASURED = Choice("xla", "unmeasured: no time on this platform yet, so that XLA's own form is taken")
-# AMD's figures are of MI355X and of its own Triton kernel; ours was compiled for gfx942 and never timed.
+UNMEASURED = Choice("xla", "unmeasured: no time on this platform yet, so that XLA's code is used")
+# AMD measured its own Triton kernel on MI355X; ours was compiled for gfx942 and never timed.
 BY_DIRECTION = Choice(
     "ragged_dot+pallas",
-    "unmeasured: AMD reports hipBLASLt ahead of Triton forward (1,320 and 1,165 TFLOP/s on MI355X) and "
-    "behind it in gradients (626 and 1,092)",
+    "unmeasured: AMD reports hipBLASLt faster than Triton forward (1,320 and 1,165 TFLOP/s on MI355X) "
+    "and slower in gradients (626 and 1,092)",
 )
 FEW_ROWS = Choice(
     "pallas",
@@ -61,16 +68,16 @@ TABLE = {
     ("residual_rms_norm", "rocm"): Choice(
         "pallas",
         "unmeasured: a step of zaya1_8b, compiled for 1,024 GPUs with 4 x 4,096 tokens each, takes 479 ms by "
-        "zaya plan's model, not 496: less is waited for in the node",
+        "zaya plan's model, not 496: the node's collectives are waited for less",
     ),
     ("flash_attention", "rocm"): Choice(
         "pallas",
         "unmeasured: XLA has no fused form there and keeps all scores, 3 GiB for 4 x 8 heads x 4096 squared",
     ),
 }
-"""By operation and platform. Where there is no entry, it is unmeasured, and XLA's form is taken."""
+"""Default by operation and platform. A pair without an entry is unmeasured and uses XLA's code."""
 WIDEST = {"flash_attention": 256, "decode_attention": 256, "residual_rms_norm": 16_384}
-"""Channels of a head or of a row that a kernel takes, where it holds all of them at once."""
+"""Largest width, in channels of a head or a row, of kernels that hold a whole head or row in registers."""
 
 
 def choose(
@@ -81,20 +88,21 @@ def choose(
     width: int = 0,
     has_few_rows: bool = False,
 ) -> Any:
-    """The implementation to trace; None becomes the table's entry.
+    """Returns the name of the implementation to trace.
 
     Args:
       operation: name of the public function.
-      implementation: what its caller asked for.
-      platform: that the program is for: "cpu", "cuda" or "rocm". None is the one that runs here; who
-        compiles for another one must name it.
-      width: channels of a head or of a row. None takes no kernel for more than `WIDEST`.
-      has_few_rows: whether so few tokens come that fixed costs count, as in decoding.
+      implementation: name that the caller requests; None selects the table's entry.
+      platform: platform that the program is compiled for: "cpu", "cuda" or "rocm"; None is that of the first
+        device here. A program compiled for another platform must name it.
+      width: channels of a head or a row; beyond `WIDEST` the default is never a kernel.
+      has_few_rows: whether there are so few tokens, as in decoding, that fixed costs dominate.
 
     Raises:
-      ValueError: if there is no such implementation, or its package is not installed.
+      ArgumentError: if the implementation is unknown, or its package is not installed.
     """
     if implementation is None:
+        # Only the default avoids the kernel: a caller that names it gets an error with the limit instead.
         if width > WIDEST.get(operation, width):
             return "xla"
         platform = platform or platform_of(jax.devices()[0])
@@ -109,24 +117,24 @@ def _check(operation: str, implementation: str) -> None:
     known = IMPLEMENTATIONS[operation]
     if implementation not in known:
         names = ", ".join(f'"{name}"' for name in known)
-        raise ValueError(f'{operation}: implementation is "{implementation}"; it must be {names} or None')
+        raise ArgumentError(f'{operation}: implementation is "{implementation}"; it must be {names} or None')
     package = PACKAGES.get(implementation)
-    # Never another path in silence: who names a vendor's operation wants its speed.
+    # No silent fallback: a caller that names a vendor's operation wants its speed.
     if package is not None and importlib.util.find_spec(package) is None:
-        raise ValueError(
+        raise ArgumentError(
             f'{operation}: implementation is "{implementation}", which needs the package {package}, and that '
-            "is not installed here; install it, or name another"
+            "is not installed; install it, or use another implementation"
         )
 
 
 def choice_for(operation: str, platform: str) -> Choice:
-    """The table's entry. A GPU is called "gpu" by JAX, "cuda" or "rocm" here."""
+    """Returns the default for an operation on a platform: "cpu", "cuda" or "rocm" (JAX calls both "gpu")."""
     return INTERPRETED if platform == "cpu" else TABLE.get((operation, platform), UNMEASURED)
 
 
 @functools.cache
 def _of_platform(operation: str, platform: str) -> Choice:
-    """The choice, told once a process."""
+    """Returns the default, and logs it once per process."""
     choice = choice_for(operation, platform)
     logging.getLogger("pallas_kernels").info(
         "%s on %s: %s (%s)", operation, platform, choice.implementation, choice.basis
@@ -135,8 +143,9 @@ def _of_platform(operation: str, platform: str) -> Choice:
 
 
 def platform_of(device: Any) -> str:
-    """Of a device that is here, or of one that is only described: JAX calls both makers' GPUs "gpu"."""
+    """Returns "cpu", "cuda" or "rocm" for a device, present or only described by a topology."""
     if device.platform != "gpu":
         return device.platform
-    said = f"{device.client.platform_version} {device.device_kind}".lower()
-    return "rocm" if "rocm" in said or "amd" in said else "cuda"
+    # JAX calls the GPUs of both vendors "gpu"; only these descriptions tell them apart.
+    description = f"{device.client.platform_version} {device.device_kind}".lower()
+    return "rocm" if "rocm" in description or "amd" in description else "cuda"

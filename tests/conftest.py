@@ -20,43 +20,49 @@ import jaxtyping  # noqa: E402
 import pytest  # noqa: E402
 
 PACKAGES = ["zaya_jax", "pallas_kernels"]
+UNCHECKED = "emulator"
+"""Part of `pallas_kernels` without shapes in its annotations: it makes millions of calls, which checks make
+several times as slow."""
 
 _early = sorted(name for name in sys.modules if name.partition(".")[0] in PACKAGES)
 if _early:
     raise ImportError(f"{_early} were imported before the hook that checks their annotations")
-jaxtyping.install_import_hook(PACKAGES, "beartype.beartype")
+_kernels = pathlib.Path(__file__).parents[1] / "pallas_kernels"
+_checked = [f"pallas_kernels.{path.stem}" for path in _kernels.iterdir() if path.stem != UNCHECKED]
+jaxtyping.install_import_hook(["zaya_jax", *_checked], "beartype.beartype")
 
 MAPPINGS = pathlib.Path("/proc/self/maps")
-MOST_MAPPINGS = 20_000
+MAX_MAPPINGS = 20_000
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _forget_compiled_functions():
-    """All of them, behind a test file, once there are many.
+    """Drops all compiled functions after a test file once there are many.
 
-    Each takes some mappings of memory. Linux gives a process 65,530 of them, and the compiler crashes
-    at the next one; a file of tests takes less than half of them.
+    Each needs some memory mappings. Linux allows 65,530 of them per process, and the compiler crashes at the
+    next one; a file of tests needs less than half of them.
     """
     yield
-    if not MAPPINGS.exists() or MAPPINGS.read_bytes().count(b"\n") > MOST_MAPPINGS:
+    if not MAPPINGS.exists() or MAPPINGS.read_bytes().count(b"\n") > MAX_MAPPINGS:
         jax.clear_caches()
 
 
 LONGEST_FIRST = (
     "train/test_step.py", "train/test_run.py", "train/test_tiny_with_kernels.py", "model/test_properties.py",
     "multidevice/test_multidevice.py", "notebooks/test_notebooks.py", "rocm/test_train_step.py",
-    "model/test_kernels_in_the_network.py", "multidevice/test_reading_of_runs.py",
-    "tests/test_golden_loss.py", "rocm/test_kernel_resources.py", "inference/test_generate.py",
+    "kernels/test_gfx942_cca.py", "model/test_kernels_in_the_network.py",
+    "multidevice/test_reading_of_runs.py",
+    "tests/test_golden_loss.py", "rocm/test_kernel_resources.py", "engine/test_generate.py",
 )  # fmt: skip
-"""Files that take a minute or two. Begun last, one of them would end alone, with the other cores idle."""
+"""Files that take a minute or two. Started last, one of them would run alone on one core."""
 
 
 def pytest_addoption(parser):
-    parser.addoption("--first-cases", action="store_true", help="of each parametrised test only the first")
+    parser.addoption("--first-cases", action="store_true", help="run one case of each parametrized test")
 
 
 def pytest_collection_modifyitems(config, items):
-    """Begins with the longest files; `--no-loadscope-reorder` has xdist keep that order."""
+    """Sorts the longest files first; with `--no-loadscope-reorder` xdist keeps that order."""
     if config.getoption("--first-cases"):
         firsts = {}
         for item in items:

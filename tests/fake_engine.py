@@ -1,4 +1,4 @@
-"""An engine without a network: what it writes is known, so that any answer can be held against it."""
+"""A fake engine without a network, whose texts are known, so that responses can be checked."""
 
 import collections
 import contextlib
@@ -7,11 +7,12 @@ import hashlib
 import threading
 import time
 
-from zaya_jax.data.chat_format import load_chat_format
-from zaya_jax.data.tokenizer import load_tokenizer
-from zaya_jax.inference.engine import EngineStats, Failed, Finished, Full, NewToken, Tokens
-from zaya_jax.inference.prompt_scores import PromptScores
-from zaya_jax.serving.served import ServedRun
+from zaya_jax.data.chats.templates.encoding import load_chat_format
+from zaya_jax.data.tokenizers.tokenizer import load_tokenizer
+from zaya_jax.inference.engine.prompt_scores import PromptScores
+from zaya_jax.inference.engine.request import EngineStats, Failed, Finished, QueueFull, Tokens
+from zaya_jax.inference.engine.sequence import NewToken
+from zaya_jax.serving.loaded_model import LoadedModel
 
 TOKENIZER = load_tokenizer("byte-chat")
 FORMAT = load_chat_format("zaya", TOKENIZER)
@@ -19,29 +20,38 @@ END, THINK, THINK_END = (TOKENIZER.specials[name] for name in ("<|im_end|>", "<t
 NUM_LAYERS, NUM_EXPERTS = 3, 4
 
 
+def end_of(request):
+    """Returns the first end token of a request."""
+    return request.params.stop_token_ids[0]
+
+
 def tokens_of(request):
-    """What the engine writes: a word of this prompt and seed alone, again and again, up to an end token."""
-    digest = hashlib.sha256(repr((request.prompt, request.seed)).encode()).hexdigest()
+    """Returns the generated tokens: a repeated word that depends on prompt and seed, then an end token."""
+    digest = hashlib.sha256(repr((request.prompt, request.params.seed)).encode()).hexdigest()
     thought = (
         [THINK, *TOKENIZER.encode("hm"), THINK_END]
         if request.prompt[-1] == TOKENIZER.encode("?\n")[-1]
         else []
     )
-    whole = [*thought, *TOKENIZER.encode(f"é{digest[:12]} " * (1 + int(digest[:2], 16) % 40)), request.eos_id]
-    return whole[: request.max_new_tokens]
+    whole = [
+        *thought,
+        *TOKENIZER.encode(f"é{digest[:12]} " * (1 + int(digest[:2], 16) % 40)),
+        end_of(request),
+    ]
+    return whole[: request.params.max_new_tokens]
 
 
 def new_token(request, number, token):
-    """A token with what is told of it, all by its number."""
+    """Returns a token with log-probabilities and experts that depend on its position."""
     logprob = -0.5 - number / 1000
-    top = tuple((token + i, logprob - i) for i in range(request.num_top_logprobs))
-    if not request.with_routing or token == request.eos_id:
+    top = tuple((token + i, logprob - i) for i in range(request.params.num_top_logprobs))
+    if not request.params.with_routing or token == end_of(request):
         return NewToken(token, logprob, top)
     return NewToken(token, logprob, top, (number % (NUM_EXPERTS + 1),) * NUM_LAYERS, (0.5,) * NUM_LAYERS)
 
 
 @dataclasses.dataclass(eq=False)
-class FakeTicket:
+class FakeHandle:
     request: object
     on_event: object
     num_cached: int = 0
@@ -57,11 +67,11 @@ class FakeTicket:
 
 
 class FakeEngine:
-    """Slots, a queue, cancellation and statistics as the real one has them."""
+    """An engine with slots, a queue, cancellation and statistics like the real one."""
 
-    def __init__(self, *, num_slots=4, max_waiting=100, step_seconds=0.0, fails_behind=None):
+    def __init__(self, *, num_slots=4, max_waiting=100, step_seconds=0.0, fails_after=None):
         self.num_slots, self.max_waiting, self.step_seconds = num_slots, max_waiting, step_seconds
-        self.fails_behind = fails_behind
+        self.fails_after = fails_after
         self.running, self.waiting = [], collections.deque()
         self.num_generated = self.num_cancelled = 0
         self.changed = threading.Condition()
@@ -72,8 +82,8 @@ class FakeEngine:
             if self.ended:
                 raise RuntimeError("the engine has ended")
             if len(self.waiting) >= self.max_waiting:
-                raise Full(f"{len(self.waiting)} requests wait already")
-            ticket = FakeTicket(request, on_event)
+                raise QueueFull(f"{len(self.waiting)} requests wait already")
+            ticket = FakeHandle(request, on_event)
             self.waiting.append(ticket)
             self.changed.notify_all()
         return ticket
@@ -108,7 +118,7 @@ class FakeEngine:
             self.num_cancelled += 1
             yield Finished("cancelled")
             return
-        if ticket.num_written == self.fails_behind:
+        if ticket.num_written == self.fails_after:
             yield Failed(FloatingPointError("no finite number"))
             return
         token = ticket.tokens[ticket.num_written]
@@ -116,7 +126,7 @@ class FakeEngine:
         ticket.num_written += 1
         self.num_generated += 1
         if ticket.num_written == len(ticket.tokens):
-            yield Finished("stop" if token == ticket.request.eos_id else "length")
+            yield Finished("stop" if token == end_of(ticket.request) else "length")
 
     def end(self, error=None):
         with self.changed:
@@ -127,7 +137,7 @@ class FakeEngine:
 
     @contextlib.contextmanager
     def stepping(self):
-        """A thread of its own, as `EngineThread` is one."""
+        """Runs the engine in a thread, like `EngineThread`."""
         stop = threading.Event()
 
         def run():
@@ -146,14 +156,14 @@ class FakeEngine:
 
 
 def fake_scores(prompt, num_top):
-    """Of each token but the first: its number a thousandth below 0."""
+    """Returns scores of a prompt: the log-probability of token n is -n/1000."""
     logprobs = tuple(-token / 1000 for token in prompt[1:])
     top = tuple(tuple((token + i, -token / 1000 - i) for i in range(num_top)) for token in prompt[1:])
     return PromptScores(logprobs, top)
 
 
-def fake_served(engine, **changes):
-    """A run of bytes and chats behind the engine."""
+def fake_model(engine, **changes):
+    """Returns a loaded model with a byte tokenizer, a chat template and the fake engine."""
     fields = {
         "name": "fake",
         "created": 1,
@@ -165,6 +175,6 @@ def fake_served(engine, **changes):
         "max_length": 512,
         "num_layers": NUM_LAYERS,
         "num_experts": NUM_EXPERTS,
-        "num_places": engine.num_slots + engine.max_waiting,
+        "capacity": engine.num_slots + engine.max_waiting,
     }
-    return ServedRun(**(fields | changes))
+    return LoadedModel(**(fields | changes))

@@ -1,4 +1,4 @@
-"""Writes that are killed at every line of `zaya_jax.durable`; prints what was found then, as JSON.
+"""Writes that are killed at every line of `zaya_jax.files.durable`; prints what was found then, as JSON.
 
 A process of its own: it forks, which a process with JAX's threads in it must not. It loads the one
 file, because `import zaya_jax` would bring JAX.
@@ -66,7 +66,7 @@ def main() -> None:
     place = root / "place"
 
     def build(*, replace: bool) -> None:
-        with durable.folder_aside(place, replace=replace) as aside:
+        with durable.temporary_folder(place, replace=replace) as aside:
             fill(aside, NEW)
 
     def build_on_nfs() -> None:

@@ -1,4 +1,4 @@
-"""A run that is only read: packed chats and documents in mixtures of three, a ramp, and two phases."""
+"""A run that only reads: packed chats and documents in mixtures of three, a batch ramp, and two phases."""
 
 import dataclasses
 import hashlib
@@ -10,29 +10,29 @@ import numpy as np
 from small_runs import small_values
 
 from zaya_jax.config import Config
-from zaya_jax.data.chat_corpus import build_chat_corpus
-from zaya_jax.data.corpus import build_corpus
-from zaya_jax.data.loader import Share, training_batches
-from zaya_jax.data.reading import readings
-from zaya_jax.data.tokenizer import load_tokenizer
+from zaya_jax.data.chats.chat_corpus import build_chat_corpus
+from zaya_jax.data.corpora.corpus import build_corpus
+from zaya_jax.data.reading.loader import Share, training_batches
+from zaya_jax.data.reading.positions import mixture_positions
+from zaya_jax.data.tokenizers.tokenizer import load_tokenizer
 from zaya_jax.parallel.mesh import local_rows, local_tokens
 
 SHORT, LONG = 64, 128
-"""Lengths of the phases, and of the windows of their chats."""
+"""Sequence lengths of the phases, and of the windows of their chats."""
 PHASE_STEPS = (30, 30)
 NUM_STEPS = sum(PHASE_STEPS)
 
 
 @dataclasses.dataclass(frozen=True)
 class Device:
-    """Stands for a device of another process, of which only this is asked."""
+    """Stands in for a device of another process."""
 
     process_index: int
     id: int
 
 
 def build_corpora(folder):
-    """Documents a and b, and the same chats packed for each phase: read several times over."""
+    """Documents "a" and "b", and the same chats packed for each phase; small, so that epochs repeat."""
     numbers, tokenizer = random.Random(0), load_tokenizer("byte-chat")
     for name, count in (("a", 60), ("b", 40)):
         texts = ["".join(numbers.choices("abcdefgh é\n", k=numbers.randint(1, 300))) for _ in range(count)]
@@ -66,7 +66,7 @@ def build_corpora(folder):
 
 
 def config_of(folders, *, read_threads=0):
-    """Of the run, as it would be trained."""
+    """Config of the run."""
     a, b, short_chats, long_chats = map(str, folders)
     values = small_values(run_folder="run", corpus=a)
     del values["train"]["num_steps"]
@@ -90,9 +90,9 @@ def config_of(folders, *, read_threads=0):
 
 
 def rows_of_steps(config, corpora, mesh, *, process=None, first_step=0):
-    """What a process reads of each step behind the first ones: the step and its rows of the batch."""
+    """Yields each later step with the rows of its batch that a process reads."""
     num_tokens = {folder: corpus.train.tokens for folder, corpus in corpora.items()}
-    for step_range, reading in readings(config, num_tokens, first_step=first_step):
+    for step_range, reading in mixture_positions(config, num_tokens, first_step=first_step):
         batches = training_batches(
             reading,
             corpora,
@@ -108,7 +108,7 @@ def rows_of_steps(config, corpora, mesh, *, process=None, first_step=0):
 
 
 def hash_of_batch(parts):
-    """Of a batch, given the rows that each process has read."""
+    """Hash of a batch, from the rows that each process has read."""
     whole = jax.tree.map(lambda *rows: np.concatenate(rows), *parts)
     digest = hashlib.sha256()
     for array in jax.tree.leaves(whole):

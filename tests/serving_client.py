@@ -1,26 +1,26 @@
-"""Requests to the application in this process: through httpx, and as ASGI by hand where timing matters."""
+"""Clients of the application in the same process, by httpx or by raw ASGI calls that control the timing."""
 
 import asyncio
 import contextlib
 import json
 
 import httpx
-from fake_engine import FakeEngine, fake_served
+from fake_engine import FakeEngine, fake_model
 
-from zaya_jax.serving.application import make_application
-from zaya_jax.serving.limits import ServingLimits
+from zaya_jax.serving.http.application import make_application
+from zaya_jax.serving.http.limits import ServingLimits
 from zaya_jax.serving.service import Service
 
 
 @contextlib.asynccontextmanager
-async def serving(engine=None, *, limits=None, key=None, origins=(), served=None, loaded=True):
-    """A service that has opened, and its application."""
+async def serving(engine=None, *, limits=None, key=None, origins=(), model=None, loaded=True):
+    """Yields a service with a loaded model, and its application."""
     engine = engine or FakeEngine()
     service = Service(limits or ServingLimits())
     application = make_application(service, key=key, origins=origins)
     with engine.stepping():
         if loaded:
-            service.open(served or fake_served(engine))
+            service.set_ready(model or fake_model(engine))
         try:
             yield service, application
         finally:
@@ -33,7 +33,7 @@ def client(application, **options):
 
 
 def ask(path, body, **options):
-    """One answer of a service of its own."""
+    """Returns the response of a new service to one request."""
 
     async def run():
         async with serving(**options) as (_, application), client(application) as http:
@@ -45,14 +45,14 @@ def ask(path, body, **options):
 
 
 def chunks_of(text):
-    """The events of a stream; OpenAI's mark must be behind the last."""
+    """Returns the events of a stream, which must end with OpenAI's end mark."""
     events = text.split("\n\n")
     assert events[-2:] == ["data: [DONE]", ""]
     return [json.loads(event.removeprefix("data: ")) for event in events[:-2]]
 
 
 class Client:
-    """A client of ASGI: sends a request, and reads as it likes, or leaves."""
+    """An ASGI client that controls when it reads, and can disconnect."""
 
     def __init__(self, application, path, body, *, reads=True):
         self.parts, self.status, self.reads = [], None, asyncio.Event()

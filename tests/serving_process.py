@@ -1,4 +1,4 @@
-"""A server in a process of its own, with an engine whose texts are known."""
+"""A server in a separate process, with a fake engine whose texts are known."""
 
 import contextlib
 import dataclasses
@@ -16,13 +16,13 @@ ROOT = pathlib.Path(__file__).parents[1]
 
 @dataclasses.dataclass
 class Process:
-    """A server that runs.
+    """A running server.
 
     Attributes:
-      popen: its process.
-      host: that it listens at.
-      port: likewise.
-      lines: that it printed.
+      popen: the process.
+      host: address that it listens on.
+      port: port that it listens on.
+      lines: lines that it printed.
     """
 
     popen: subprocess.Popen
@@ -35,7 +35,7 @@ class Process:
         return f"http://{self.host}:{self.port}"
 
     def end(self, *, seconds=30):
-        """Its exit code behind SIGTERM."""
+        """Sends SIGTERM, and returns the exit code."""
         self.popen.send_signal(signal.SIGTERM)
         return self.popen.wait(seconds)
 
@@ -52,12 +52,12 @@ class Process:
         for line in pathlib.Path(f"/proc/{self.popen.pid}/status").read_text().splitlines():
             if line.startswith("VmRSS"):
                 return int(line.split()[1]) / 1024
-        raise AssertionError("it has ended")
+        raise AssertionError("the process has ended")
 
 
 @contextlib.contextmanager
 def started(command, *, seconds=300, environment=None):
-    """A server from its command, once it has printed its address; ended at last in any case."""
+    """Starts a server, yields it once it has printed its URL, and kills it at the end."""
     popen = subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
     )
@@ -74,9 +74,9 @@ def started(command, *, seconds=300, environment=None):
     reader.start()
     try:
         assert came.wait(seconds), lines
-        found = [line for line in lines if " at http://" in line]
-        assert found, "".join(lines)
-        host, port = found[0].split(" at http://")[1].split(",")[0].rsplit(":", 1)
+        matches = [line for line in lines if " at http://" in line]
+        assert matches, "".join(lines)
+        host, port = matches[0].split(" at http://")[1].split(",")[0].rsplit(":", 1)
         yield Process(popen, host, int(port), lines)
     finally:
         popen.kill()
@@ -86,30 +86,30 @@ def started(command, *, seconds=300, environment=None):
 
 
 def with_fake_engine(*, limits=None, **engine):
-    """A server of known texts.
+    """Starts a server with a fake engine.
 
     Args:
       limits: fields of `ServingLimits`.
-      engine: of `FakeEngine`.
+      engine: arguments of `FakeEngine`.
     """
     options = json.dumps({"limits": limits or {}, "engine": engine})
     return started([sys.executable, str(pathlib.Path(__file__)), options])
 
 
 def main():
-    """Serves until SIGTERM."""
+    """Runs the server until SIGTERM."""
     sys.path.insert(0, str(ROOT))
-    from fake_engine import FakeEngine, fake_served
+    from fake_engine import FakeEngine, fake_model
 
-    from zaya_jax.serving.limits import ServingLimits
-    from zaya_jax.serving.running import listen, run_server
+    from zaya_jax.serving.http.limits import ServingLimits
+    from zaya_jax.serving.server import listen, run_server
 
     options = json.loads(sys.argv[1])
     limits = ServingLimits(**options["limits"])
 
     def load():
         time.sleep(0.2)
-        return fake_served(FakeEngine(**options["engine"]))
+        return fake_model(FakeEngine(**options["engine"]))
 
     with listen("127.0.0.1", 0) as listening:
         run_server(load, listening, limits, key=None, host="127.0.0.1", origins=())

@@ -6,20 +6,20 @@ import random
 import jax
 import numpy as np
 
-from zaya_jax import durable
 from zaya_jax.checkpoint import Checkpoints, Retention, run_lock
 from zaya_jax.checkpoint.layout import COMMITTED, MANIFEST
 from zaya_jax.checkpoint.manifest import commit, sync_and_describe
 from zaya_jax.config import Config, DataConfig, FieldChange, MixtureConfig
-from zaya_jax.data.chat_template import load_template
-from zaya_jax.data.corpus import build_corpus
-from zaya_jax.data.kept_tokenizer import keep_files
-from zaya_jax.data.mixture import Mixture, Reading, make_orders
-from zaya_jax.data.order import Position
-from zaya_jax.data.shards import Corpus
-from zaya_jax.data.tokenizer import ByteTokenizer, load_tokenizer
+from zaya_jax.data.chats.templates.template import load_template
+from zaya_jax.data.corpora.corpus import build_corpus
+from zaya_jax.data.corpora.shards import Corpus
+from zaya_jax.data.reading.mixture import Mixture, MixturePosition, make_orders
+from zaya_jax.data.reading.order import Position
+from zaya_jax.data.tokenizers.saved_tokenizer import save_tokenizer
+from zaya_jax.data.tokenizers.tokenizer import ByteTokenizer, load_tokenizer
+from zaya_jax.files import durable
 from zaya_jax.model.weights import abstract_variables
-from zaya_jax.train.opening import prepare_folder
+from zaya_jax.train.setup import prepare_folder
 
 BLOCK_TOKENS = 256
 NAMES = ("left", "right", "total", "index", "value", "é")
@@ -110,7 +110,7 @@ def make_chat_run(folder: pathlib.Path) -> None:
     values["data"]["tokenizer"] = "byte-chat"
     make_base(folder, values)
     template = load_template("zaya", load_tokenizer("byte-chat")).text
-    keep_files(folder, Config.from_dict(values).data, chat_template=template)
+    save_tokenizer(folder, Config.from_dict(values).data, chat_template=template)
 
 
 def write_committed_step(run_folder: pathlib.Path, step: int) -> None:
@@ -135,12 +135,12 @@ def prepare_run_folder(config: Config, *, step: int = 0, overwrite: bool) -> lis
 
 def reading_from_the_start(
     corpora: dict[str, Corpus], *, length: int, seed: int = 0, weights: tuple[int, ...] = (1,)
-) -> Reading:
+) -> MixturePosition:
     """Of a run of one phase, before its first step."""
     names = tuple(corpora)
     named = MixtureConfig(name="m", corpora=names, weights=tuple(map(float, weights)))
     data = DataConfig(mixtures=(named,), mixture="m", sequence_length=length)
-    return Reading(
+    return MixturePosition(
         orders=make_orders([data], {name: c.train.tokens for name, c in corpora.items()}, seed=seed),
         positions=dict.fromkeys(names, Position()),
         mixture=Mixture(names, weights),

@@ -1,7 +1,7 @@
 # ruff: noqa: E501 (the table of mistakes has a line each)
-"""Every bad input ends with exit code 2 and one sentence, before anything is compiled or written.
+"""Every wrong command line ends with exit code 2 and one message, before anything is compiled or written.
 
-`python tests/test_command_line.py` prints the table of inputs and sentences.
+`python tests/test_command_line.py` prints the table of command lines and messages.
 """
 
 import contextlib
@@ -27,28 +27,28 @@ from small_runs import BLOCK_TOKENS, build_small_corpus, commit_folder, small_co
 import zaya_jax
 from zaya_jax import cli
 from zaya_jax.checkpoint import Checkpoints, Retention
+from zaya_jax.commands.train import generate_command
 from zaya_jax.config import Config, DataConfig
-from zaya_jax.convert.companions import of_tokenizer
-from zaya_jax.data.corpus import build_corpus
-from zaya_jax.data.shards import Corpus, open_corpus
-from zaya_jax.data.tokenizer import ByteTokenizer
+from zaya_jax.convert.companion_files import of_tokenizer
+from zaya_jax.data.corpora.corpus import build_corpus
+from zaya_jax.data.corpora.shards import Corpus, open_corpus
+from zaya_jax.data.tokenizers.tokenizer import ByteTokenizer
 from zaya_jax.model.weights import abstract_variables
-from zaya_jax.train_command import generate_command
 
 SMALL = "train --config=small.py "
 PHASED = "train --config=phased.py "
-LONG = "n" * 300  # no file system here takes such a name
+LONG = "n" * 300  # no file system supports such a name
 
 
 @dataclasses.dataclass(frozen=True)
 class Mistake:
-    """A command line that cannot work.
+    """A wrong command line.
 
     Attributes:
-      name: of the mistake.
-      command: what follows `zaya`.
-      says: what the sentence must contain.
-      exit_code: 65 where it is the disk's.
+      name: name of the mistake.
+      command: arguments after `zaya`.
+      says: part of the expected message.
+      exit_code: expected exit code; 65 for damaged files.
     """
 
     name: str
@@ -59,32 +59,32 @@ class Mistake:
 
 MISTAKES = (
     Mistake(
-        "unknown verb",
+        "unknown command",
         "xyz",
-        'there is no verb "xyz"; known are train, generate, chat, think, serve, eval, data, tokenizer, convert, ckpt, aegis, report, supervise, launch, plan, doctor, bench, completion',
+        'unknown command "xyz"; known are train, generate, chat, think, serve, eval, data, tokenizer, convert, ckpt, aegis, report, supervise, launch, plan, doctor, bench, completion',
     ),
-    Mistake("mistyped verb", "trian", 'there is no verb "trian"; did you mean "train"?'),
-    Mistake("mistyped option of zaya", "--versoin", 'there is no verb "--versoin"; did you mean "--version"?'),
-    # train: what is not a config
-    Mistake("unknown option", "train --batch=8", '"--batch=8" is not an option; a config field is set by --config.section.field=value\n'),
-    Mistake("mistyped option", "train --dryrun", '"--dryrun" is not an option; a config field is set by --config.section.field=value; did you mean "--dry-run"?'),
-    Mistake("field as an option", "train --batch-size=8", 'a config field is set by --config.section.field=value; did you mean "--config.data.batch_size=8"?'),
+    Mistake("mistyped command", "trian", 'unknown command "trian"; did you mean "train"?'),
+    Mistake("mistyped option of zaya", "--versoin", 'unknown command "--versoin"; did you mean "--version"?'),
+    # train: invalid config files
+    Mistake("unknown option", "train --batch=8", '"--batch=8" is not an option; config fields are set by --config.section.field=value\n'),
+    Mistake("mistyped option", "train --dryrun", '"--dryrun" is not an option; config fields are set by --config.section.field=value; did you mean "--dry-run"?'),
+    Mistake("field as an option", "train --batch-size=8", 'config fields are set by --config.section.field=value; did you mean "--config.data.batch_size=8"?'),
     Mistake("field as an option and a word", "train --batch-size 8", 'did you mean "--config.data.batch_size=VALUE"?'),
     Mistake("field of two sections as an option", "train --learning_rate=1", 'did you mean "--config.optimizer.learning_rate=1" or "--config.balancing.learning_rate=1"?'),
     Mistake("field without its prefix", "train --data.seed=1", 'did you mean "--config.data.seed=1"?'),
     Mistake("stray word", "train runs/tiny", '"runs/tiny" is not an option'),
     Mistake("field without value", SMALL + "--config.data.seed", '"--config.data.seed" is not an option'),
     Mistake("misspelt field", SMALL + "--config.model.hiden_size=64", '"model.hiden_size"; did you mean "hidden_size"?'),
-    Mistake("field of another section", SMALL + "--config.model.remat=layer", 'there is no config field "model.remat"; did you mean "execution.remat"?'),
+    Mistake("field of another section", SMALL + "--config.model.remat=layer", 'unknown config field "model.remat"; did you mean "execution.remat"?'),
     Mistake("field of two other sections", SMALL + "--config.model.seed=1", '"model.seed"; did you mean "data.seed" or "train.seed"?'),
     Mistake("field without its section", SMALL + "--config.remat=layer", '"remat"; did you mean "execution.remat"?'),
     Mistake("misspelt section", SMALL + "--config.modle.hidden_size=64", '"modle"; did you mean "model"?'),
     Mistake("unknown field", SMALL + "--config.train.zzz=1", '"train.zzz"; known are num_steps'),
-    Mistake("field of a field", SMALL + "--config.data.seed.x=1", '"data.seed.x" is no config field'),
+    Mistake("field of a field", SMALL + "--config.data.seed.x=1", 'unknown config field "data.seed.x"'),
     Mistake("section as value", SMALL + "--config.model=64", "model is 64; it must be a section"),
     Mistake("missing config file", "train --config=configs/tniy.py", "no config file at configs/tniy.py; configs/ has dpo.py, sft.py, tiny.py"),
     Mistake("config file without get_config", "train --config=empty.py", "empty.py is not a config file: it must define get_config()"),
-    Mistake("config of another type", "train --config=plain.py", "get_config() of plain.py gives a dict; it must give a ConfigDict"),
+    Mistake("config of another type", "train --config=plain.py", "get_config() of plain.py returns a dict; it must return a ConfigDict"),
     # train: values
     Mistake("text for a number", SMALL + "--config.model.hidden_size=abc", "model.hidden_size is 'abc'; it must be a whole number"),
     Mistake("float for int", SMALL + "--config.model.hidden_size=32.0", "model.hidden_size is 32.0; it must be a whole number"),
@@ -102,9 +102,9 @@ MISTAKES = (
     Mistake("negative data seed", SMALL + "--config.data.seed=-1", "data.seed is -1; it must be from 0 to 2**32 - 1"),
     Mistake("data seed too large", SMALL + "--config.data.seed=4294967296", "data.seed is 4294967296; it must be from 0"),
     Mistake("replay of no steps", SMALL + "--replay-check=0", "--replay-check is 0; it must be above 0"),
-    Mistake("replay of what is thrown away", SMALL + "--replay-check=5 --overwrite", "the run that --overwrite throws away; give one of them"),
-    Mistake("replay of a run that begins", SMALL + "--replay-check=5", "has no checkpoint, and --replay-check repeats steps behind one"),
-    Mistake("no skips at all", SMALL + "--config.train.stop_after_skips=0", "train.stop_after_skips is 0; it must be above 0"),
+    Mistake("replay of what is thrown away", SMALL + "--replay-check=5 --overwrite", "the run that --overwrite removes; give only one of them"),
+    Mistake("replay of a run that begins", SMALL + "--replay-check=5", "has no checkpoint, and --replay-check repeats steps after one"),
+    Mistake("no skips at all", SMALL + "--config.train.max_consecutive_skips=0", "train.max_consecutive_skips is 0; it must be above 0"),
     Mistake("negative training seed", SMALL + "--config.train.seed=-1", "train.seed is -1; it must be from 0 to 2**32 - 1"),
     Mistake("batch and microbatches", SMALL + "--config.execution.num_microbatches=3", "data.batch_size is 4; it must be a multiple of execution.num_microbatches, 3"),
     Mistake("sequence of one token", SMALL + "--config.data.sequence_length=1", "data.sequence_length is 1; it must be at least 2"),
@@ -139,11 +139,11 @@ MISTAKES = (
     # train: mixtures
     Mistake("unknown mixture", PHASED + "--config.phases.b.data.mixture=web", 'in phase b: data.mixture is "web"; it must be a name in data.mixtures, which has m'),
     Mistake("mixture without weights", PHASED + "--config.data.mixtures.m.weights=(1.0,)", "data.mixtures.m has 2 corpora and 1 weights"),
-    Mistake("mixture with a weight of zero", PHASED + "'--config.data.mixtures.m.weights=(1.0, 0)'", "data.mixtures.m gives short the weight 0.0; it must be above 0"),
-    Mistake("mixture with one corpus twice", PHASED + "'--config.data.mixtures.m.corpora=(\"corpus\", \"corpus\")'", "data.mixtures.m names a corpus twice"),
-    Mistake("mixture of a missing corpus", PHASED + "'--config.data.mixtures.m.corpora=(\"corpus\", \"nowhere\")'", "in phase b: there is no corpus at nowhere; zaya data build nowhere --source TEXTS builds one\n"),
-    Mistake("mixture of a misspelt corpus", PHASED + "'--config.data.mixtures.m.corpora=(\"corpus\", \"shrot\")'", "in phase b: there is no corpus at shrot (did you mean short?); zaya data build shrot --source TEXTS builds one\n"),
-    Mistake("mixture of a short corpus", PHASED, "in phase b: data.sequence_length is 128, and the train split of short has"),
+    Mistake("mixture with a weight of zero", PHASED + "'--config.data.mixtures.m.weights=(1.0, 0)'", "data.mixtures.m has weight 0.0 for short; it must be above 0"),
+    Mistake("mixture with one corpus twice", PHASED + "'--config.data.mixtures.m.corpora=(\"corpus\", \"corpus\")'", "data.mixtures.m lists a corpus twice"),
+    Mistake("mixture of a missing corpus", PHASED + "'--config.data.mixtures.m.corpora=(\"corpus\", \"nowhere\")'", "in phase b: there is no corpus at nowhere; zaya data build nowhere --source TEXTS creates one\n"),
+    Mistake("mixture of a misspelt corpus", PHASED + "'--config.data.mixtures.m.corpora=(\"corpus\", \"shrot\")'", "in phase b: there is no corpus at shrot (did you mean short?); zaya data build shrot --source TEXTS creates one\n"),
+    Mistake("mixture of a short corpus", PHASED, "in phase b: data.sequence_length is 128, but the train split of short has"),
     # train: balancing
     Mistake("unknown balancing rule", SMALL + "--config.balancing.rule=pd", 'balancing.rule is \'pd\'; it must be "adamw" or "sign" or "pid"'),
     Mistake("skip share of all tokens", SMALL + "--config.balancing.skip_share=1", "balancing.skip_share is 1.0; it must be from 0 up to, not including, 1, or None"),
@@ -151,13 +151,13 @@ MISTAKES = (
     # train: checkpoints
     Mistake("no minutes between checkpoints", SMALL + "--config.train.checkpoint_minutes=0", "train.checkpoint_minutes is 0.0; it must be above 0, or None for off"),
     Mistake("keeping every none", SMALL + "--config.train.keep_every=0", "train.keep_every is 0; it must be above 0, or None for off"),
-    Mistake("keeping what is not saved", SMALL + "--config.train.keep_every=6", "train.keep_every is 6 and train.checkpoint_every 4; it must be a multiple of that: only a step that is saved can stay"),
+    Mistake("keeping what is not saved", SMALL + "--config.train.keep_every=6", "train.keep_every is 6 and train.checkpoint_every 4; it must be a multiple of the latter, because only steps that are saved can be kept"),
     Mistake("no floor of the disk", SMALL + "--config.train.min_free_gib=-1", "train.min_free_gib is -1.0; it must be above 0, or None for off"),
-    # train: who is told, and what is traced
+    # train: trackers and profiling
     Mistake("nowhere to keep runs", SMALL + "--config.log.wandb=cloud", 'log.wandb is \'cloud\'; it must be "off" or "online" or "offline"'),
     Mistake("a run without a name", SMALL + "--config.log.name=", "log.name is empty; it must name the run"),
     Mistake("trace of no step", SMALL + "--config.profile.first_step=0", "profile.first_step is 0; it must be above 0, or None for off"),
-    Mistake("trace by nobody", SMALL + "'--config.profile.processes=()'", "profile.processes is (); it must have numbers of processes, from 0"),
+    Mistake("trace by nobody", SMALL + "'--config.profile.processes=()'", "profile.processes is (); it must list process ids, from 0"),
     Mistake("dump of some", SMALL + "--xla-dump=some", "argument --xla-dump: invalid choice: 'some'"),
     # train: devices
     Mistake("batch and devices", SMALL + "--dry-run --devices=3", "data.batch_size is 4; it must be a multiple of 3: 3 devices times 1 microbatches"),
@@ -165,17 +165,17 @@ MISTAKES = (
     Mistake("devices without dry run", SMALL + "--devices=2", "--devices goes with --dry-run"),
     Mistake("devices in words", SMALL + "--dry-run --devices=two", "argument --devices: invalid int value: 'two'"),
     # train: data
-    Mistake("sequence and blocks", SMALL + "--config.data.sequence_length=96", "data.sequence_length is 96, and corpus has blocks of 256 tokens; one must be a multiple"),
-    Mistake("missing corpus", SMALL + "--config.data.corpus=nowhere", "there is no corpus at nowhere; zaya data build nowhere --source TEXTS builds one, or the run itself with --config.data.source=TEXTS"),
-    Mistake("misspelt corpus", "train --config.run_folder=new --config.data.corpus=corups", "there is no corpus at corups (did you mean corpus?); zaya data build corups --source TEXTS builds one, or the run itself"),
+    Mistake("sequence and blocks", SMALL + "--config.data.sequence_length=96", "data.sequence_length is 96, but corpus has blocks of 256 tokens; one must be a multiple"),
+    Mistake("missing corpus", SMALL + "--config.data.corpus=nowhere", "there is no corpus at nowhere; zaya data build nowhere --source TEXTS creates one, or let the run build it with --config.data.source=TEXTS"),
+    Mistake("misspelt corpus", "train --config.run_folder=new --config.data.corpus=corups", "there is no corpus at corups (did you mean corpus?); zaya data build corups --source TEXTS creates one, or let the run build it"),
     Mistake("misspelt corpus of a run", "train --config=runs/fresh/config.json --config.run_folder=new --config.data.corpus=corups", "there is no corpus at corups (did you mean corpus?)"),
-    Mistake("missing source", SMALL + "--config.data.corpus=nowhere --config.data.source=nothing", "there is no source folder nothing"),
+    Mistake("missing source", SMALL + "--config.data.corpus=nowhere --config.data.source=nothing", "nothing does not exist; it must be a folder or a file with text"),
     Mistake("no corpus in the folder", SMALL + "--config.data.corpus=texts", "there is no corpus at texts: it has no manifest.json"),
-    Mistake("empty source", SMALL + "--config.data.corpus=nowhere --config.data.source=hollow", 'no file in hollow has a name like "*"'),
+    Mistake("empty source", SMALL + "--config.data.corpus=nowhere --config.data.source=hollow", 'no file in hollow has a name that matches "*"'),
     Mistake("empty texts", SMALL + "--config.data.corpus=nowhere --config.data.source=blank", 'all files like "*" in blank are without text (1 empty, 1 not UTF-8)'),
     Mistake("text too short", SMALL + "--config.data.corpus=short", "the train split of short has"),
-    Mistake("damaged corpus", SMALL + "--config.data.corpus=damaged", "train-00000.array_record has 10 bytes, and the manifest says", exit_code=65),
-    Mistake("missing tokenizer", SMALL + "--config.data.tokenizer=none.json", 'there is no tokenizer "none.json"'),
+    Mistake("damaged corpus", SMALL + "--config.data.corpus=damaged", "train-00000.array_record has 10 bytes, but the manifest says", exit_code=65),
+    Mistake("missing tokenizer", SMALL + "--config.data.tokenizer=none.json", 'the tokenizer "none.json" does not exist'),
     Mistake("no tokenizer", SMALL + "--config.data.tokenizer=small.py", "small.py is not a Hugging Face tokenizer.json"),
     Mistake("vocabulary too small", SMALL + "--config.model.vocab_size=128", 'model.vocab_size is 128; data.tokenizer "byte" has 259 tokens'),
     # train: the run folder
@@ -184,12 +184,12 @@ MISTAKES = (
     Mistake("run folder below a file", SMALL + "--config.run_folder=small.py/run", "run_folder is small.py/run, and small.py is a file"),
     Mistake("folder of others", SMALL + "--config.run_folder=texts", "texts is not empty and not a run folder"),
     Mistake("overwriting a folder of others", SMALL + "--config.run_folder=texts --overwrite", "texts is not empty and not a run folder"),
-    Mistake("overwriting others' config.json", SMALL + "--config.run_folder=foreign --overwrite", "foreign/config.json is not the config of a run: there is no config field"),
+    Mistake("overwriting others' config.json", SMALL + "--config.run_folder=foreign --overwrite", "foreign/config.json is not the config of a run: unknown config field"),
     Mistake("broken config.json", SMALL + "--config.run_folder=broken", "broken/config.json is not the config of a run"),
     Mistake("folder of others before a corpus", SMALL + "--config.run_folder=texts --config.data.corpus=nowhere --config.data.source=texts", "texts is not empty and not a run folder"),
     Mistake("checkpoints in a file", SMALL + "--config.run_folder=runs/odd", "run_folder is runs/odd, and runs/odd/checkpoints is a file"),
-    Mistake("damaged checkpoint", SMALL + "--config.run_folder=runs/torn", "runs/torn/checkpoints/2 is damaged: weights/_METADATA is missing; runs/torn/checkpoints/1 is damaged: training/_METADATA is missing; no checkpoint is whole: restore one from a copy", exit_code=65),
-    # train: what a run starts from
+    Mistake("damaged checkpoint", SMALL + "--config.run_folder=runs/torn", "runs/torn/checkpoints/2 is damaged: weights/_METADATA is missing; runs/torn/checkpoints/1 is damaged: training/_METADATA is missing; no checkpoint is intact: restore one from a backup", exit_code=65),
+    # train: initial weights
     Mistake("run from another network", SMALL + "--config.train.init_from=runs/done --config.model.hidden_size=64", "train.init_from: params/embedding/bias of runs/done is (32,), and of this run (64,)"),
     Mistake("start from a run without checkpoint", SMALL + "--config.train.init_from=runs/fresh", "train.init_from: runs/fresh has no checkpoint yet"),
     Mistake("start from a damaged checkpoint", SMALL + "--config.train.init_from=runs/torn", "train.init_from: runs/torn/checkpoints/2 is damaged", exit_code=65),
@@ -200,15 +200,15 @@ MISTAKES = (
     Mistake("overwriting the same through a link", "train --config=runs/done/config.json --config.train.init_from=links/done --overwrite", "they must be two folders"),
     Mistake("run folder in what it starts from", SMALL + "--config.train.init_from=runs/done --config.run_folder=runs/done/tuned", "they must be two folders"),
     Mistake("start from a folder within", SMALL + "--config.train.init_from=runs/home/corpus --config.run_folder=runs/home --overwrite", "they must be two folders"),
-    # train: what --overwrite would take along
-    Mistake("overwriting its corpus", SMALL + "--config.run_folder=runs/home --config.data.corpus=runs/home/corpus --overwrite", "data.corpus has runs/home/corpus, which lies in the run folder runs/home; --overwrite would remove it, so choose another"),
-    Mistake("overwriting its corpus through a link", SMALL + "--config.run_folder=runs/home --config.data.corpus=links/corpus --overwrite", "data.corpus has links/corpus, which lies in"),
-    Mistake("overwriting a link to its corpus", SMALL + "--config.run_folder=runs/home --config.data.corpus=runs/home/outside --overwrite", "data.corpus has runs/home/outside, which lies in"),
-    Mistake("overwriting by a link what lies there", SMALL + "--config.run_folder=links/home --config.data.corpus=runs/home/corpus --overwrite", "which lies in the run folder links/home"),
+    # train: what --overwrite would delete
+    Mistake("overwriting its corpus", SMALL + "--config.run_folder=runs/home --config.data.corpus=runs/home/corpus --overwrite", "data.corpus has runs/home/corpus, which is in the run folder runs/home; --overwrite would remove it, so choose another"),
+    Mistake("overwriting its corpus through a link", SMALL + "--config.run_folder=runs/home --config.data.corpus=links/corpus --overwrite", "data.corpus has links/corpus, which is in"),
+    Mistake("overwriting a link to its corpus", SMALL + "--config.run_folder=runs/home --config.data.corpus=runs/home/outside --overwrite", "data.corpus has runs/home/outside, which is in"),
+    Mistake("overwriting by a link what lies there", SMALL + "--config.run_folder=links/home --config.data.corpus=runs/home/corpus --overwrite", "which is in the run folder links/home"),
     Mistake("overwriting its tokenizer", SMALL + "--config.run_folder=runs/home --config.data.tokenizer=runs/home/tokenizer.json --overwrite", "data.tokenizer has runs/home/tokenizer.json"),
-    Mistake("overwriting its source", SMALL + "--config.run_folder=runs/home --config.data.source=runs/home --overwrite", "data.source has runs/home, which lies in"),
+    Mistake("overwriting its source", SMALL + "--config.run_folder=runs/home --config.data.source=runs/home --overwrite", "data.source has runs/home, which is in"),
     Mistake("overwriting a corpus of a mixture", PHASED + "'--config.data.mixtures.m.corpora=(\"corpus\", \"runs/home/corpus\")' --config.run_folder=runs/home --overwrite", "data.mixtures.m.corpora has runs/home/corpus"),
-    # what the system refuses
+    # errors of the operating system
     Mistake("config file of a long name", f"train --config={LONG}", "File name too long"),
     Mistake("config file that is a folder", "train --config=texts", "no config file at texts"),
     Mistake("run folder of a long name", SMALL + f"--config.run_folder={LONG}", "File name too long"),
@@ -218,19 +218,19 @@ MISTAKES = (
     Mistake("corpus of a long name", f"data build {LONG} --source texts", "File name too long"),
     Mistake("corpus nobody can make", "data build /proc/none/new --source texts", "data: /proc/none: No such file or directory"),
     Mistake("convert from a long name", f"convert {LONG} out", f"convert: {LONG}: File name too long\n"),
-    Mistake("convert to where nobody can write", "convert runs/done /proc/none/out", "/proc/none: No such file or directory; the same command goes on from what is done"),
+    Mistake("convert to where nobody can write", "convert runs/done /proc/none/out", "/proc/none: No such file or directory; run the same command again to resume"),
     Mistake("inspect a long name", f"convert inspect {LONG}", "File name too long"),
     # plan
-    Mistake("unknown device", "plan --config=small.py --device=b200", 'there is no device "b200"; known are mi300x'),
-    Mistake("no compiler for it", "plan --config=small.py --gpus-per-node=1 --device=h100 --compile", "nothing can be compiled for h100 here; it can for mi300x, mi325x"),
-    Mistake("no kernels for it", "plan kernels --device=mi355x", "nothing can be compiled for mi355x here; it can for mi300x, mi325x"),
+    Mistake("unknown device", "plan --config=small.py --device=mi400x", 'unknown device "mi400x"; known are mi300x'),
+    Mistake("no compiler for it", "plan --config=small.py --gpus-per-node=1 --device=h100 --compile", "compiling for h100 is not supported; choose one of mi300x, mi325x"),
+    Mistake("no kernels for it", "plan kernels --device=mi355x", "compiling for mi355x is not supported; choose one of mi300x, mi325x"),
     Mistake("no nodes", "plan --config=small.py --nodes=0", "--nodes is 0; it must be at least 1"),
     Mistake("no GPUs", "plan --config=small.py --gpus-per-node=0", "--gpus-per-node is 0; it must be at least 1"),
     Mistake("batch and GPUs", "plan --config=small.py --gpus-per-node=3", "data.batch_size is 4; it must be a multiple of 3: 3 devices"),
     Mistake("no sequence at a time", "plan --config=small.py --micro-batch=0", "--micro-batch is 0; it must be at least 1"),
     Mistake("batch and micro-batch", "plan --config=small.py --gpus-per-node=2 --micro-batch=3", "data.batch_size is 4; it must be a multiple of 6: --micro-batch=3 on 2 GPUs"),
     Mistake("a phase that is not", "plan --config=small.py --phase=first", '--phase is "first"; the phases of the run are: none'),
-    Mistake("mistyped option of plan", "plan --nodse=3", '"--nodse=3" is not an option; a config field is set by --config.section.field=value; did you mean "--nodes"?'),
+    Mistake("mistyped option of plan", "plan --nodse=3", '"--nodse=3" is not an option; config fields are set by --config.section.field=value; did you mean "--nodes"?'),
     Mistake("mistyped option of kernels", "plan kernels --devce=mi300x", 'did you mean "--device"?'),
     Mistake("mistyped part of plan", "plan kernel", 'did you mean "kernels"?'),
     Mistake("nothing to plan", "plan runs/done", "argument what: invalid choice: 'runs/done'"),
@@ -242,7 +242,7 @@ MISTAKES = (
     Mistake("JSON onto a folder", "plan --config=small.py --gpus-per-node=1 --json=texts", "--json is texts, which is a folder; it must be a file"),
     # chats
     Mistake("chats without a length", "data chats out --source texts", "the following arguments are required: --sequence-length"),
-    Mistake("no chats", "data chats out --source texts --sequence-length 64", "there are no chats at texts; it must be a file of JSON lines, or a folder of *.jsonl"),
+    Mistake("no chats", "data chats out --source texts --sequence-length 64", "no chats found at texts; it must be a file of JSON Lines, or a folder of *.jsonl"),
     # generate
     Mistake("generate without run", "generate", "the following arguments are required: RUN"),
     Mistake("generate from no run", "generate texts", "texts is not a run folder: it has no config.json"),
@@ -255,122 +255,128 @@ MISTAKES = (
     Mistake("no new tokens", "generate runs/done --max-new-tokens 0", "max_new_tokens is 0; it must be at least 1"),
     Mistake("prompt too long", f"generate runs/done --max-new-tokens 412 --prompt {'a' * 100}", "prompt 0 has 101 tokens and max_new_tokens is 412; together"),
     Mistake("a cache on devices that are not there", "generate runs/done --context-devices 999", "context_devices is 999; it must be from 1 to"),
-    Mistake("chat without a prompt", "generate runs/done --chat", "--chat answers what --prompt says; it must say something"),
-    Mistake("template without chat", "generate runs/done --template zaya", "--template goes with --chat; without it"),
-    Mistake("chat with a tokenizer without borders", "generate runs/done --chat --prompt a", 'the tokenizer "byte" has no special token <|im_end|> and <|im_start|>, which the chat template "zaya" writes; "byte-chat" has them'),
-    Mistake("input without output", "generate runs/done --input records.jsonl", "--input and --output go together: prompts.jsonl, and where its answers are to lie"),
-    Mistake("output without input", "generate runs/done --output out.jsonl", "--input and --output go together"),
-    Mistake("prompt beside a file of them", "generate runs/done --prompt a --input records.jsonl --output out.jsonl", "--prompt is one prompt and --input a file of them; give one of the two"),
+    Mistake("chat without a prompt", "generate runs/done --chat", "--chat needs --prompt, the user's turn to answer"),
+    Mistake("template without chat", "generate runs/done --template zaya", "--template needs --chat; without it"),
+    Mistake("chat with a tokenizer without borders", "generate runs/done --chat --prompt a --template zaya", 'the tokenizer "byte" has no special token <|im_end|> and <|im_start|>, which the chat template "zaya" writes; "byte-chat" has them'),
+    Mistake("input without output", "generate runs/done --input records.jsonl", "--input and --output need each other: the prompts, and the file for their answers"),
+    Mistake("output without input", "generate runs/done --output out.jsonl", "--input and --output need each other"),
+    Mistake("prompt beside a file of them", "generate runs/done --prompt a --input records.jsonl --output out.jsonl", "--prompt is one prompt and --input a file of prompts; use one of the two"),
     Mistake("batches of nothing", "generate runs/done --input records.jsonl --output out.jsonl --batch-size 0", "--batch-size is 0; it must be at least 1"),
-    Mistake("logprobs of what is printed", "generate runs/done --logprobs", "--logprobs goes with --input and --output"),
+    Mistake("logprobs of what is printed", "generate runs/done --logprobs", "--logprobs needs --input and --output"),
     Mistake("no file of prompts", "generate runs/done --input none.jsonl --output out.jsonl", "none.jsonl: No such file or directory"),
     Mistake("texts and no prompts", "generate runs/done --input records.jsonl --output out.jsonl", 'records.jsonl:1 must have either "prompt" or "messages"; it has text'),
     Mistake("negative temperature for a file", "generate runs/done --input records.jsonl --output out.jsonl --temperature -1", "temperature is -1.0; it must be 0"),
     # chat
-    Mistake("chat with a run that knows no chats", "chat runs/done", "runs/done has no chat template: it has learned texts, not chats; zaya generate continues a text"),
+    Mistake("chat with a run that knows no chats", "chat runs/done", "runs/done has no chat template: it was trained on texts, not on chats; zaya generate continues a text"),
+    Mistake("answer with a run that knows no chats", "generate runs/done --chat --prompt hi", "runs/done has no chat template: it was trained on texts, not on chats; zaya generate continues a text"),
+    Mistake("answer a file with a run that knows no chats", "generate runs/done --chat --input prompts.jsonl --output out.jsonl", "runs/done has no chat template: it was trained on texts, not on chats"),
+    Mistake("think in chats with a run that knows none", "think runs/done --chat --prompt hi --thinking 4 --tail 2", "runs/done has no chat template: it was trained on texts, not on chats"),
     Mistake("chat with no run", "chat texts", "texts is not a run folder: it has no config.json"),
-    Mistake("chat by a template that is not there", "chat runs/done --template none.jinja", 'there is no chat template "none.jinja"; it must be "zaya" or the path of a Jinja file'),
+    Mistake("chat by a template that is not there", "chat runs/done --template none.jinja", 'unknown chat template "none.jinja"; it must be "zaya" or the path of a Jinja file'),
     Mistake("chat without room", "chat runs/done --template zaya --max-new-tokens 0", "--max-new-tokens is 0; it must be at least 1"),
     Mistake("chat with a seed out of range", "chat runs/done --template zaya --seed -1", "--seed is -1; it must be from 0 to 2**32 - 1"),
     Mistake("empty stop string", "generate runs/done --stop ''", 'a stop string is ""; it must have at least one character'),
     Mistake("sampling seed out of range", "generate runs/done --seed -1", "--seed is -1; it must be from 0 to 2**32 - 1"),
-    Mistake("unknown option of generate", "generate runs/done --zzz 1", "unrecognized arguments: --zzz 1; zaya generate --help has the options"),
+    Mistake("unknown option of generate", "generate runs/done --zzz 1", "unrecognized arguments: --zzz 1; zaya generate --help shows the options"),
     Mistake("mistyped option of generate", "generate runs/done --topp 1", 'unrecognized arguments: --topp 1; did you mean "--top-p"?'),
     Mistake("mistyped option with its value", "generate runs/done --temprature=1", 'unrecognized arguments: --temprature=1; did you mean "--temperature"?'),
     # serve
     Mistake("serve no run", "serve", "the following arguments are required: RUN"),
-    Mistake("serve to all without a key", "serve runs/done --host 0.0.0.0", "--host is 0.0.0.0, where others may ask too; give --api-key-file or ZAYA_API_KEY"),
-    Mistake("serve with an empty key", "serve runs/done --api-key-file blank/empty.txt", "blank/empty.txt has no key in it; it must be one word of ASCII letters"),
+    Mistake("serve to all without a key", "serve runs/done --host 0.0.0.0", "--host is 0.0.0.0, which other machines can reach; set --api-key-file or ZAYA_API_KEY"),
+    Mistake("serve with an empty key", "serve runs/done --api-key-file blank/empty.txt", "blank/empty.txt has no valid key; it must be one word of ASCII letters"),
     Mistake("serve with a key that is not there", "serve runs/done --api-key-file nowhere", "nowhere: No such file or directory"),
     Mistake("serve without slots", "serve runs/done --slots 0", "--slots is 0; it must be at least 1"),
     Mistake("serve with no line", "serve runs/done --max-waiting 0", "--max-waiting is 0; it must be at least 1"),
+    Mistake("serve to nobody", "serve runs/done --max-client-connections 0", "--max-client-connections is 0; it must be at least 1"),
+    Mistake("serve without reading", "serve runs/done --read-seconds 0", "--read-seconds is 0; it must be above 0"),
     Mistake("serve for no time", "serve runs/done --request-seconds 0", "--request-seconds is 0; it must be above 0"),
-    Mistake("serve with less than no memory", "serve runs/done --prefix-mib -1", "--prefix-mib is -1; it must be 0"),
-    Mistake("serve to an origin without scheme", "serve runs/done --allow-origin localhost", "--allow-origin is localhost; it must be as http://localhost:3000, or *"),
+    Mistake("serve with less than no memory", "serve runs/done --prefix-mib -1", "--prefix-mib is -1; it must be at least 0"),
+    Mistake("serve to an origin without scheme", "serve runs/done --allow-origin localhost", "--allow-origin is localhost; it must be a URL such as http://localhost:3000, or *"),
     Mistake("serve at a port that is none", "serve runs/done --port 65536", "--port is 65536; it must be 0 to 65535"),
-    Mistake("serve at another machine", "serve runs/done --port 0 --host 192.0.2.1 --api-key-file letter", "192.0.2.1:0 cannot be had"),
+    Mistake("serve at another machine", "serve runs/done --port 0 --host 192.0.2.1 --api-key-file letter", "cannot listen on 192.0.2.1:0"),
     Mistake("serve what is no run", "serve texts --port 0", "texts is not a run folder: it has no config.json"),
     Mistake("serve without weights", "serve runs/fresh --port 0", "runs/fresh has no checkpoint yet"),
-    Mistake("serve by a template that is not there", "serve runs/done --port 0 --template none.jinja", 'there is no chat template "none.jinja"'),
+    Mistake("serve by a template that is not there", "serve runs/done --port 0 --template none.jinja", 'unknown chat template "none.jinja"'),
     Mistake("serve longer texts than the model", "serve runs/done --port 0 --max-length 513", "max_length is 513; it must be from 1 to model.max_position_embeddings, 512"),
     Mistake("mistyped option of serve", "serve runs/done --slot 2", 'did you mean "--slots"?'),
     # eval
-    Mistake("think of nothing", "think runs/done", "--prompt is the question; it must say something"),
+    Mistake("think in no round", "think runs/done --prompt q --rounds 0 --first-round counted", "rounds is 0; with first_round 'counted' it must be 1 (no aggregation) or above"),
+    Mistake("think of nothing", "think runs/done", "--prompt is empty; it must be the question"),
     Mistake("think with no run", "think nowhere --prompt q", "nowhere is not a run folder: it has no config.json"),
-    Mistake("think beyond the context", "think runs/done --prompt q --thinking=500 --tail=100", "they must not exceed model.max_position_embeddings, 512: think less, or carry less on"),
-    Mistake("more candidates than there are", "think runs/done --prompt q --population=2", "candidates is 4; it must be at most population, 2: none is shown twice"),
+    Mistake("think beyond the context", "think runs/done --prompt q --thinking=500 --tail=100", "they must not exceed model.max_position_embeddings, 512: reduce thinking, tail or candidates"),
+    Mistake("more candidates than there are", "think runs/done --prompt q --population=2", "candidates is 4; it must be at most population, 2, because no tail is shown twice"),
     Mistake("tail of no token", "think runs/done --prompt q --tail=0", "tail is 0; it must be at least 1"),
-    Mistake("answers by no pattern", "think runs/done --prompt q --answer-pattern=(", "the pattern '(' is no regular expression"),
-    Mistake("aggregation without a question", "think runs/done --prompt q --aggregation=letter", "letter has {question} 0 times; a prompt must have {question} and {candidates} once each"),
+    Mistake("answers by no pattern", "think runs/done --prompt q --answer-pattern=(", "the pattern '(' is not a regular expression"),
+    Mistake("aggregation without a question", "think runs/done --prompt q --aggregation=letter", "letter has {question} 0 times; an aggregation prompt must have {question} and {candidates} exactly once each"),
     Mistake("thoughts to nowhere", "think runs/done --prompt q --json=nowhere/out.json", "--json is nowhere/out.json, and there is no folder nowhere"),
-    Mistake("many questions at once", "think runs/done --prompt q --input=prompts.jsonl", "unrecognized arguments: --input=prompts.jsonl; zaya think --help has the options"),
+    Mistake("many questions at once", "think runs/done --prompt q --input=prompts.jsonl", "unrecognized arguments: --input=prompts.jsonl; zaya think --help shows the options"),
     Mistake("evaluate no run", "eval nowhere --text letter", "nowhere is not a run folder: it has no config.json"),
     Mistake("evaluate without weights", "eval runs/fresh --text letter", "runs/fresh has no checkpoint yet"),
-    Mistake("evaluate on nothing", "eval runs/done", "there is nothing to evaluate; --text FILE... names texts, --tasks=NAME,... tasks"),
+    Mistake("evaluate on nothing", "eval runs/done", "there is nothing to evaluate; add --text FILE... or --tasks=NAME,..."),
     Mistake("evaluate on a text that is not there", "eval runs/done --text nothing.txt", "nothing.txt: No such file or directory"),
     Mistake("evaluate on a folder", "eval runs/done --text texts", "texts: Is a directory"),
-    Mistake("evaluate on an empty text", "eval runs/done --text blank/empty.txt", "blank/empty.txt is empty; a text that is evaluated must have a character"),
-    Mistake("evaluate on another encoding", "eval runs/done --text letter blank/latin.txt", "blank/latin.txt is not UTF-8 text: byte 0 begins no character"),
+    Mistake("evaluate on an empty text", "eval runs/done --text blank/empty.txt", "blank/empty.txt is empty; a text to evaluate must have a character"),
+    Mistake("evaluate on another encoding", "eval runs/done --text letter blank/latin.txt", "blank/latin.txt is not UTF-8 text: byte 0 does not begin a character"),
     Mistake("context beyond the model", "eval runs/done --text letter --context=513", "the context is 513 tokens; it must be from 1 to model.max_position_embeddings, 512"),
-    Mistake("rows of none", "eval runs/done --text letter --rows=0", "the number of rows is 0; it must be at least 1"),
+    Mistake("rows of none", "eval runs/done --text letter --batch-size=0", "the number of rows is 0; it must be at least 1"),
     Mistake("figures to nowhere", "eval runs/done --text letter --json=nowhere/out.json", "--json is nowhere/out.json, and there is no folder nowhere"),
     Mistake("tasks without a name", "eval runs/done --tasks=,", "--tasks names no task; it must be NAME or NAME,NAME,..."),
-    Mistake("folder of no task", "eval runs/done --text letter --task-folder=texts", "--task-folder goes with --tasks"),
-    Mistake("tasks of no folder", "eval runs/done --tasks=a --task-folder=nowhere", "the folder of tasks is nowhere, and there is no such folder"),
+    Mistake("folder of no task", "eval runs/done --text letter --task-folder=texts", "--task-folder needs --tasks"),
+    Mistake("tasks of no folder", "eval runs/done --tasks=a --task-folder=nowhere", "the folder of tasks, nowhere, does not exist"),
     Mistake("tasks of no example", "eval runs/done --tasks=a --limit=0", "--limit is 0; it must be at least 1"),
     Mistake("fewer shots than none", "eval runs/done --tasks=a --num-fewshot=-1", "--num-fewshot is -1; it must be 0 or above"),
-    Mistake("examples in a turn without turns", "eval runs/done --tasks=a --fewshot-in-one-turn", "--fewshot-in-one-turn goes with --apply-chat-template"),
-    Mistake("samples of no task", "eval runs/done --text letter --samples=out.jsonl", "--samples goes with --tasks, which names no task"),
+    Mistake("examples in a turn without turns", "eval runs/done --tasks=a --fewshot-in-one-turn", "--fewshot-in-one-turn needs --apply-chat-template"),
+    Mistake("samples of no task", "eval runs/done --text letter --samples=out.jsonl", "--samples needs --tasks"),
     Mistake("no wait for others", "eval runs/done --text letter --wait=0", "--wait is 0 seconds; it must be at least 1"),
     Mistake("mistyped option of eval", "eval runs/done --txt letter", 'did you mean "--text"?'),
     # data
-    Mistake("no verb of data", "data", "the following arguments are required: verb"),
-    Mistake("mistyped verb of data", "data bulid new", 'did you mean "build"?'),
+    Mistake("no subcommand of data", "data", "the following arguments are required: subcommand"),
+    Mistake("mistyped subcommand of data", "data bulid new", 'did you mean "build"?'),
     Mistake("corpus without folder", "data build", "the following arguments are required: OUT"),
-    Mistake("corpus exists", "data build corpus --source texts", "corpus is a corpus already; --overwrite replaces it"),
-    Mistake("corpus in a folder of others", "data build hf --source texts --overwrite", "hf has files and no manifest.json"),
-    Mistake("corpus from nothing", "data build new --source nothing", "there is no source folder nothing"),
-    Mistake("corpus without matching names", "data build new --source texts --pattern *.md", 'no file in texts has a name like "*.md"'),
-    Mistake("overwriting the source of a corpus", "data build short --source short/texts --overwrite", "lies in the corpus short; --overwrite would remove it"),
-    Mistake("overwriting the source through a link", "data build short --source links/texts --overwrite", "the source short/texts lies in the corpus short"),
-    Mistake("overwriting the tokenizer of a corpus", "data build short --source texts --tokenizer short/tokenizer.json --overwrite", "the tokenizer short/tokenizer.json lies in the corpus short"),
+    Mistake("corpus exists", "data build corpus --source texts", "corpus is already a corpus; --overwrite replaces it"),
+    Mistake("corpus in a folder of others", "data build hf --source texts --overwrite", "hf contains files but no manifest.json"),
+    Mistake("corpus from nothing", "data build new --source nothing", "nothing does not exist; it must be a folder or a file with text"),
+    Mistake("corpus without matching names", "data build new --source texts --pattern *.md", 'no file in texts has a name that matches "*.md"'),
+    Mistake("overwriting the source of a corpus", "data build short --source short/texts --overwrite", "is inside the corpus short; --overwrite would delete it"),
+    Mistake("overwriting the source through a link", "data build short --source links/texts --overwrite", "the source short/texts is inside the corpus short"),
+    Mistake("overwriting the tokenizer of a corpus", "data build short --source texts --tokenizer short/tokenizer.json --overwrite", "the tokenizer short/tokenizer.json is inside the corpus short"),
     Mistake("no held-out share", "data build new --source texts --validation-percent 0", "validation_percent is 0; it must be from 1 to 99"),
     Mistake("unknown option of corpus", "data build new --sauce texts", 'unrecognized arguments: --sauce texts; did you mean "--source"?'),
-    Mistake("corpus of one character", "data build new --source letter", "all the text there is is one character; both splits must have some"),
+    Mistake("corpus of one character", "data build new --source letter", "the only text is a single character; both splits must have some"),
     Mistake("no workers", "data build new --source texts --workers 0", "the number of workers is 0; it must be at least 1"),
     Mistake("neither stop nor skip", "data build new --source texts --on-bad=ask", "argument --on-bad: invalid choice: 'ask'"),
-    Mistake("pattern of one file", "data build new --source small.py --pattern *.py", 'small.py is one file; leave it out'),
-    Mistake("field of text", "data build new --source texts --field body", "are text, which has no fields; leave it out"),
-    Mistake("records without the field", "data build new --source records.jsonl --field body", 'records.jsonl, record 1: no field "body"; it has "text"; --field names the one with the text; --on-bad skip'),
+    Mistake("pattern of one file", "data build new --source small.py --pattern *.py", 'small.py is a single file; remove --pattern'),
+    Mistake("field of text", "data build new --source texts --field body", "are plain text, which has no fields; remove --field"),
+    Mistake("records without the field", "data build new --source records.jsonl --field body", 'records.jsonl, record 1: no field "body"; it has "text"; --field names the field with the text; --on-bad skip'),
     Mistake("broken record", "data build new --source records.jsonl", "records.jsonl, record 2: not JSON; "),
-    Mistake("kinds of files", "data build new --source kinds", "kinds has files of several kinds (1 of JSON lines, 1 of text); --pattern must take one"),
+    Mistake("kinds of files", "data build new --source kinds", "kinds has files of several kinds (1 of JSON lines, 1 of text); select one kind"),
     Mistake("source that is a device", "data build new --source /dev/zero", "the source /dev/zero is a device"),
     Mistake("verify what is no corpus", "data verify texts", "there is no corpus at texts: it has no manifest.json"),
-    Mistake("verify what is damaged", "data verify damaged", "train-00000.array_record has 10 bytes, and the manifest says", exit_code=65),
+    Mistake("verify what is damaged", "data verify damaged", "train-00000.array_record has 10 bytes, but the manifest says", exit_code=65),
     Mistake("inspect what is not there", "data inspect nowhere", "there is no corpus at nowhere"),
     Mistake("fewer samples than none", "data inspect corpus --samples -1", "--samples is -1; it must be 0 or above"),
     # convert (tests/convert/test_hostile.py has the files)
     Mistake("convert without target", "convert runs/done", "the following arguments are required: DST"),
-    Mistake("convert from nothing", "convert nowhere out", "nowhere is not there; it must be the folder of a run"),
+    Mistake("convert from nothing", "convert nowhere out", "nowhere does not exist; give the folder of a run"),
     Mistake("convert from texts", "convert texts out", "texts has no safetensors file"),
     Mistake("convert without checkpoint", "convert runs/fresh out", "runs/fresh has no checkpoint yet"),
     Mistake("convert from a damaged checkpoint", "convert runs/torn out", "runs/torn/checkpoints/2 is damaged: weights/_METADATA is missing; runs/torn/checkpoints/1 is damaged", exit_code=65),
     Mistake("inspect a damaged checkpoint", "convert inspect runs/torn", "runs/torn/checkpoints/2 is damaged", exit_code=65),
-    Mistake("convert onto a folder", "convert runs/done texts", "texts is there already"),
+    Mistake("convert onto a folder", "convert runs/done texts", "texts already exists"),
     Mistake("unknown option of convert", "convert runs/done out --to legacy", "unrecognized arguments: --to legacy"),
     Mistake("inspect nothing", "convert inspect", "the following arguments are required: PATH"),
     # ckpt
-    Mistake("nothing to do with checkpoints", "ckpt", "the following arguments are required: VERB"),
-    Mistake("unknown part of ckpt", "ckpt list", "argument VERB: invalid choice: 'list'"),
+    Mistake("nothing to do with checkpoints", "ckpt", "the following arguments are required: COMMAND"),
+    Mistake("unknown part of ckpt", "ckpt list", "argument COMMAND: invalid choice: 'list'"),
     Mistake("mistyped part of ckpt", "ckpt verfy runs/done", 'did you mean "verify"?'),
     Mistake("list no run", "ckpt ls texts", "texts is not a run folder: it has no config.json"),
-    Mistake("list without checkpoint", "ckpt ls runs/fresh", "runs/fresh has no checkpoint yet; it must have trained to its first one"),
+    Mistake("list without checkpoint", "ckpt ls runs/fresh", "runs/fresh has no checkpoint yet; train it until it has saved one"),
     Mistake("verify without checkpoint", "ckpt verify nowhere", "nowhere has no checkpoint yet"),
     Mistake("verify a step that is not there", "ckpt verify runs/torn 1 3", "runs/torn has no checkpoint of step 3; it has 1, 2"),
     Mistake("verify a step in words", "ckpt verify runs/done last", "argument STEP: invalid int value: 'last'"),
     Mistake("prune to nothing", "ckpt prune runs/done --keep=0", "--keep is 0; it must be at least 1"),
     Mistake("prune to every none", "ckpt prune runs/done --keep-every=0", "--keep-every is 0; it must be at least 1"),
-    Mistake("prune what is all damaged", "ckpt prune runs/torn", "no checkpoint is whole: restore one from a copy", exit_code=65),
+    Mistake("prune what is all damaged", "ckpt prune runs/torn", "no checkpoint is intact: restore one from a backup", exit_code=65),
     Mistake("mistyped option of prune", "ckpt prune runs/done --dryrun", 'unrecognized arguments: --dryrun; did you mean "--dry-run"?'),
     Mistake("compare with nothing", "ckpt diff runs/done", "the following arguments are required: RUN[:STEP]"),
     Mistake("compare a step that is not there", "ckpt diff runs/done:1 runs/done:2", "runs/done has no checkpoint of step 2; it has 1"),
@@ -380,24 +386,24 @@ MISTAKES = (
     Mistake("reshape to nowhere", "ckpt reshape runs/done", "the following arguments are required: OUT"),
     Mistake("reshape a step that is not there", "ckpt reshape runs/done:7 new", "runs/done has no checkpoint of step 7; it has 1"),
     Mistake("reshape what is damaged", "ckpt reshape runs/torn:1 new", "runs/torn/checkpoints/1 is damaged: training/_METADATA is missing", exit_code=65),
-    Mistake("reshape onto a folder", "ckpt reshape runs/done texts", "texts is there already; it must be an empty folder or not exist yet"),
-    Mistake("reshape onto a file", "ckpt reshape runs/done small.py", "small.py is there already"),
+    Mistake("reshape onto a folder", "ckpt reshape runs/done texts", "texts already exists; choose an empty folder or one that does not exist"),
+    Mistake("reshape onto a file", "ckpt reshape runs/done small.py", "small.py already exists"),
     Mistake("reshape onto itself", "ckpt reshape runs/done runs/done", "runs/done is runs/done or inside it; choose another folder"),
     Mistake("reshape into itself through a link", "ckpt reshape runs/done links/done/new", "links/done/new is runs/done or inside it"),
     Mistake("reshape to another type", "ckpt reshape runs/done new --dtype=float16", "argument --dtype: invalid choice: 'float16'"),
-    Mistake("reshape and go on from rounded weights", "ckpt reshape runs/done new --dtype=bfloat16", "a run cannot go on from weights in bfloat16: what it learned since is in the bits that are cut off; give --weights-only"),
+    Mistake("reshape and go on from rounded weights", "ckpt reshape runs/done new --dtype=bfloat16", "a run cannot resume from weights in bfloat16, because small updates are lost in rounding; add --weights-only"),
     Mistake("reshape to where nobody can write", "ckpt reshape runs/done /proc/none/new --weights-only", "/proc/none: No such file or directory"),
     # bench
     Mistake("unknown benchmark", "bench speed", "argument what: invalid choice: 'speed'"),
-    Mistake("mistyped benchmark", "bench blancing", 'did you mean "balancing"?'),
-    Mistake("no rounds", "bench balancing --rounds 0", "--rounds is 0; it must be at least 1"),
-    Mistake("rounds of what has none", "bench experts --rounds 3", "--rounds is 3; experts is done once, leave it out"),
-    Mistake("rounds of a step's memory", "bench loss-memory --rounds 3", "--rounds is 3; loss-memory is done once, leave it out"),
+    Mistake("mistyped benchmark", "bench chekpoint", 'did you mean "checkpoint"?'),
+    Mistake("no rounds", "bench kernels --rounds 0", "--rounds is 0; it must be at least 1"),
+    Mistake("rounds of what has none", "bench experts --rounds 3", "--rounds is 3; experts runs once, remove the option"),
+    Mistake("rounds of a step's memory", "bench loss-memory --rounds 3", "--rounds is 3; loss-memory runs once, remove the option"),
 )  # fmt: skip
 
 
 def make_workspace(root: pathlib.Path) -> None:
-    """What the command lines above refer to; `runs/done` has a checkpoint of zeros, runs/small nothing."""
+    """Creates the files of the command lines above; `runs/done` has a checkpoint of zeros."""
     corpus = build_small_corpus(root / "corpus")
     (root / "corpus_texts").rename(root / "texts")
     _write_bad_corpora(root, corpus)
@@ -428,7 +434,7 @@ def make_workspace(root: pathlib.Path) -> None:
 
 
 def _write_bad_runs(root: pathlib.Path, values: dict) -> None:
-    """One whose checkpoints all lost a file, one that holds what it reads, and links to such places."""
+    """Writes a run whose checkpoints all miss a file, a run that contains its own inputs, and links to such runs."""
     config = Config.from_dict(values)
     for name in ("torn", "odd", "home"):
         (root / "runs" / name).mkdir()
@@ -439,6 +445,8 @@ def _write_bad_runs(root: pathlib.Path, values: dict) -> None:
         shutil.copytree(root / "runs/done/checkpoints/1", folder)
         commit_folder(folder, int(step))
         (folder / item / "_METADATA").unlink()
+    # Otherwise commands that only read weights would use step 1, whose weights are complete.
+    (root / "runs/torn/checkpoints/1/weights/_METADATA").write_text("")
     (root / "runs/odd/checkpoints").write_text("")
     (root / "runs/home/corpus").mkdir()
     (root / "runs/home/outside").symlink_to(root / "corpus")
@@ -453,7 +461,7 @@ def _write_bad_runs(root: pathlib.Path, values: dict) -> None:
 
 
 def phased_values() -> dict:
-    """Two phases, of which the second reads a corpus that is too short."""
+    """Returns a config with two phases, of which the second has a corpus that is too short."""
     values = small_values(run_folder="runs/phased", corpus="corpus")
     del values["train"]["num_steps"]
     values["data"]["mixtures"] = ({"name": "m", "corpora": ("corpus", "short"), "weights": (3, 1)},)
@@ -470,7 +478,7 @@ def phased_values() -> dict:
 
 
 def _write_bad_corpora(root: pathlib.Path, corpus: Corpus) -> None:
-    """One with a shard cut off, one with hardly a token, and texts that are no texts."""
+    """Writes a corpus with a truncated shard, one with hardly any tokens, and files that are not text."""
     shutil.copytree(corpus.folder, root / "damaged")
     shard = root / "damaged" / corpus.train.shards[0].file
     shard.write_bytes(shard.read_bytes()[:10])
@@ -495,7 +503,7 @@ def _write_bad_corpora(root: pathlib.Path, corpus: Corpus) -> None:
 
 
 def run(command: str) -> tuple[int, str, str]:
-    """Exit code, standard output and standard error of `zaya COMMAND`."""
+    """Returns exit code, standard output and standard error of `zaya COMMAND`."""
     out, err = io.StringIO(), io.StringIO()
     code = 0
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -507,7 +515,7 @@ def run(command: str) -> tuple[int, str, str]:
 
 
 def snapshot(folder: pathlib.Path) -> dict[str, tuple[int, int] | None]:
-    """Names, and of files what tells of a change; a folder may have had a run's lock in it for a while."""
+    """Returns all paths with what detects a change; times of folders are excluded, because of a run's lock."""
     return {
         str(path): (path.stat().st_mtime_ns, path.stat().st_size) if path.is_file() else None
         for path in folder.rglob("*")
@@ -529,7 +537,7 @@ def workspace(tmp_path_factory):
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.name.replace(" ", "_"))
-def test_a_mistake_ends_with_one_sentence(mistake, workspace, monkeypatch):
+def test_a_mistake_ends_with_one_message(mistake, workspace, monkeypatch):
     monkeypatch.chdir(workspace)
     monkeypatch.setenv("ZAYA_ROCM_WHEELS", "no_wheels")
     before = snapshot(workspace)
@@ -546,13 +554,13 @@ def test_a_mistake_ends_with_one_sentence(mistake, workspace, monkeypatch):
     assert snapshot(workspace) == before
 
 
-def test_compilations_are_seen():
+def test_compilations_are_detected():
     _compilations.clear()
     jax.jit(lambda x: x * 3 + 1).lower(jnp.ones(3)).compile()
     assert _compilations
 
 
-def test_mistakes_have_names_of_their_own():
+def test_mistakes_have_unique_names():
     assert len({mistake.name for mistake in MISTAKES}) == len(MISTAKES)
 
 
@@ -563,24 +571,24 @@ def test_a_prompt_outside_the_vocabulary_is_refused(prompt, token, tmp_path):
         zaya_jax.generate(zaya_jax.Zaya(config.model), {}, prompt, max_new_tokens=1)
 
 
-@pytest.mark.parametrize("verb", list(cli.VERBS))
-def test_help_shows_examples(verb):
-    code, out, err = run(f"{verb} --help")
+@pytest.mark.parametrize("command", list(cli.COMMANDS))
+def test_help_shows_examples(command):
+    code, out, err = run(f"{command} --help")
     assert (code, err) == (0, "")
-    assert out.startswith(f"usage: zaya {verb}")
+    assert out.startswith(f"usage: zaya {command}")
     examples = out.partition("examples:\n")[2].splitlines()
     assert len(examples) >= 3
-    assert all(f"zaya {verb}" in line for line in examples)
+    assert all(f"zaya {command}" in line for line in examples)
 
 
 @pytest.mark.parametrize("command", ["", "--help"])
-def test_usage_lists_the_verbs(command):
+def test_usage_lists_the_commands(command):
     code, out, err = run(command)
     assert (code, err) == (0, "")
-    assert all(f"\n  {verb} " in out for verb in cli.VERBS)
+    assert all(f"\n  {name} " in out for name in cli.COMMANDS)
 
 
-def test_versions_are_said():
+def test_versions_are_printed():
     project = tomllib.loads((pathlib.Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
     versions = f"zaya_jax {project['version']}, jax {jax.__version__}"
     assert run("--version") == (0, f"{versions}\n", "")
@@ -597,7 +605,7 @@ def _no_package(name):
     raise importlib.metadata.PackageNotFoundError(name)
 
 
-def test_what_a_folder_of_weights_holds_fits_80_columns(workspace, monkeypatch):
+def test_the_table_of_weights_fits_80_columns(workspace, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     code, out, _ = run(f"convert inspect {workspace}/runs/done")
     assert code == 0
@@ -610,15 +618,16 @@ def test_what_a_folder_of_weights_holds_fits_80_columns(workspace, monkeypatch):
     assert "0.00 GiB" not in out
 
 
-def test_what_a_corpus_holds_fits_80_columns(tmp_path, workspace, monkeypatch):
-    """Also of a terabyte."""
+def test_the_table_of_a_corpus_fits_80_columns(tmp_path, workspace, monkeypatch):
+    """The table of a corpus of any size, up to a terabyte."""
     monkeypatch.setenv("COLUMNS", "80")
     corpus = open_corpus(workspace / "corpus")
     train = dataclasses.replace(
         corpus.train, documents=300_000_000, skipped=30_000, text_bytes=900 * 10**9, tokens=810 * 10**9
     )
     monkeypatch.setattr(
-        "zaya_jax.data.command.build_corpus", lambda *_, **__: dataclasses.replace(corpus, train=train)
+        "zaya_jax.data.corpora.command.build_corpus",
+        lambda *_, **__: dataclasses.replace(corpus, train=train),
     )
     code, out, _ = run(f"data build {tmp_path}/new")
     assert code == 0
@@ -642,7 +651,7 @@ def test_what_a_corpus_holds_fits_80_columns(tmp_path, workspace, monkeypatch):
     ],
 )
 def test_the_proposed_command_is_one_for_a_shell(text, prompt, workspace, monkeypatch):
-    """A shell takes it apart into what was meant, and `zaya generate` takes that."""
+    """A shell splits the proposed command into the intended words, which `zaya generate` accepts."""
     command = generate_command("runs/it's mine", text)
     assert "\n" not in command
     show = "zaya() { printf '%s\\n' \"$@\"; }\n"
@@ -653,18 +662,18 @@ def test_the_proposed_command_is_one_for_a_shell(text, prompt, workspace, monkey
 
 
 @pytest.mark.parametrize("text", ["", " \n\n", "\x00\x07\ufffd\n\u200b"])
-def test_without_words_no_prompt_is_proposed(text):
+def test_without_text_no_prompt_is_proposed(text):
     assert generate_command("runs/tiny", text) == "zaya generate runs/tiny"
 
 
-def test_a_bug_is_no_sentence(monkeypatch):
-    """A ValueError out of a library is ours to mend: it must show where it comes from."""
-    monkeypatch.setattr("zaya_jax.train_command.load_config", lambda *_: np.zeros(2).reshape(3))
+def test_a_bug_keeps_its_traceback(monkeypatch):
+    """A ValueError of a library is a bug of this package: it keeps its traceback."""
+    monkeypatch.setattr("zaya_jax.commands.train.load_config", lambda *_: np.zeros(2).reshape(3))
     with pytest.raises(ValueError, match="reshape"):
         cli.main(["train"])
 
 
-@pytest.mark.parametrize("verb", list(cli.VERBS))
+@pytest.mark.parametrize("command", list(cli.COMMANDS))
 @pytest.mark.parametrize(
     ("error", "sentence"),
     [
@@ -676,16 +685,16 @@ def test_a_bug_is_no_sentence(monkeypatch):
     ],
     ids=lambda value: value.replace(" ", "_") if isinstance(value, str) else type(value).__name__,
 )
-def test_what_the_system_refuses_is_one_sentence(verb, error, sentence, monkeypatch):
+def test_errors_of_the_system_are_one_message(command, error, sentence, monkeypatch):
     def fail(_):
         raise error
 
-    monkeypatch.setattr(f"{cli.VERBS[verb][0]}.main", fail)
-    assert run(verb) == (2, "", f"zaya: {verb}: {sentence}\n")
+    monkeypatch.setattr(f"{cli.COMMANDS[command][0]}.main", fail)
+    assert run(command) == (2, "", f"zaya: {command}: {sentence}\n")
 
 
 def in_a_shell(script: str) -> tuple[int, str, str]:
-    """Exit code and both outputs of a script in which `zaya` is the command."""
+    """Returns exit code and both outputs of a shell script that calls `zaya`."""
     python = f'zaya() {{ {shlex.quote(sys.executable)} -m zaya_jax.cli "$@"; }}\n'
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     environment["PYTHONPATH"] = str(pathlib.Path(cli.__file__).parents[1])
@@ -704,7 +713,7 @@ def test_a_reader_that_leaves_ends_it_silently(command):
 
 
 @pytest.mark.parametrize("command", ["", "data build --help"])
-def test_output_that_cannot_be_written_is_said(command):
+def test_failed_output_is_reported(command):
     about = f"{command.split()[0]}: " if command else ""
     says = f"zaya: {about}standard output: No space left on device\n"
     assert in_a_shell(f"zaya {command} > /dev/full") == (2, "", says)
@@ -718,16 +727,16 @@ def test_a_corpus_is_built_and_replaced(tmp_path, workspace):
 
 
 def print_table() -> None:
-    """The mistakes and what is said, as Markdown."""
+    """Prints all mistakes and messages as Markdown."""
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         root = pathlib.Path(folder).resolve()
         make_workspace(root)
         print("| mistake | `zaya ...` | says |\n|---|---|---|")
         for mistake in MISTAKES:
             code, _, err = run(mistake.command)
-            said = err.strip().replace(f"{root}/", "").replace("\n", "<br>").replace("|", "\\|")
+            message = err.strip().replace(f"{root}/", "").replace("\n", "<br>").replace("|", "\\|")
             command = mistake.command.replace("a" * 100, "aaa...")
-            print(f"| {mistake.name} | `{command}` | {said} ({code}) |")
+            print(f"| {mistake.name} | `{command}` | {message} ({code}) |")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Shells complete the words of `zaya` by the script that it prints, with the words that its parsers have."""
+"""Completion scripts in bash, zsh and fish; their words are those of the argparse parsers."""
 
 import importlib
 import os
@@ -11,12 +11,12 @@ import pytest
 from test_command_line import run
 
 from zaya_jax import cli
-from zaya_jax.completion.words import FILE, FOLDER, UNNAMED, commands, fields
+from zaya_jax.completion.words import FILE, FOLDER, UNLISTED, commands, fields
 from zaya_jax.config import Config
 from zaya_jax.fields import field_paths
 from zaya_jax.options import parser_of
 
-# As bash calls a completion: the line in words, cut at "=" and ":" too, and the place of the cursor.
+# bash passes the words of the line, which it also splits at "=" and ":", and the position of the cursor.
 ASK = """
 source "$1"
 shift
@@ -26,7 +26,7 @@ _zaya
 printf '%s\\n' "${COMPREPLY[@]}"
 """
 CASES = [
-    ("zaya ", set(cli.VERBS)),
+    ("zaya ", set(cli.COMMANDS)),
     ("zaya tr", {"train"}),
     ("zaya --v", {"--version"}),
     ("zaya ckpt ", {"ls", "verify", "diff", "prune", "reshape"}),
@@ -57,7 +57,7 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def scripts(tmp_path_factory):
-    """The files that a user would have written; printed once, for that imports every verb."""
+    """The scripts for all shells, printed once because this imports every command."""
     root = tmp_path_factory.mktemp("scripts")
     for shell in ("bash", "zsh", "fish"):
         code, out, err = run(f"completion {shell}")
@@ -74,7 +74,7 @@ def scripts(tmp_path_factory):
 def test_bash_completes(line, answers, scripts):
     words = line.split(" ")
     if words[-2:] == ["=", ""]:
-        words.pop()  # the cursor stands at the "=" itself
+        words.pop()  # the cursor is at the "=" itself
     done = subprocess.run(
         ["bash", "--norc", "-c", ASK, "ask", scripts / "bash", *words],
         cwd=scripts / "here",
@@ -86,8 +86,8 @@ def test_bash_completes(line, answers, scripts):
     assert set(done.stdout.splitlines()) - {""} == answers
 
 
-def test_an_answer_needs_no_python(scripts):
-    """Nor anything else that takes time: with no command to be found, in less than 200 ms."""
+def test_completion_starts_no_program(scripts):
+    """Completion starts no other program: it works with an empty PATH, in less than 200 ms."""
     began = time.monotonic()
     done = subprocess.run(
         [
@@ -108,11 +108,11 @@ def test_an_answer_needs_no_python(scripts):
     took = time.monotonic() - began
     assert done.stderr == ""
     assert "--config.model." in done.stdout
-    assert took < 10  # on a machine that does much else; `bash` alone takes a hundredth of a second
+    assert took < 10  # generous for a loaded machine; starting bash takes 10 ms
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_shells_can_read_their_scripts(shell, scripts):
+def test_scripts_have_no_syntax_errors(shell, scripts):
     if shutil.which(shell) is None:
         pytest.skip(f"no {shell} here")
     done = subprocess.run([shell, "-n", scripts / shell], capture_output=True, text=True, timeout=60)
@@ -145,7 +145,7 @@ def test_fish_completes(line, answers, scripts):
 
 
 def test_zsh_completes(scripts):
-    """At a terminal of its own: what stands on the line behind the tabulator."""
+    """In a pseudo-terminal: the content of the line after the tab key."""
     if shutil.which("zsh") is None:
         pytest.skip("no zsh here")
     script = pathlib.Path(__file__).with_name("complete_in_zsh.zsh")
@@ -167,7 +167,7 @@ def test_zsh_completes(scripts):
 
 
 def test_a_line_of_bash_is_typed_and_completed(scripts):
-    """The whole of it, by the keys of a user: readline, a tab, and what then stands on the line."""
+    """The complete path through readline: typed keys, a tab, and the resulting line."""
     typed = f'source {scripts}/bash; zaya() {{ echo "got: $*"; }}\n'
     typed += "zaya train --config.optimizer.nam\tad\t\nexit\n"
     done = subprocess.run(
@@ -179,30 +179,30 @@ def test_a_line_of_bash_is_typed_and_completed(scripts):
 
 
 def test_words_are_those_of_the_parsers():
-    found = {command.path: command for command in commands()}
-    assert set(found) > {"", *cli.VERBS, "ckpt ls", "data build", "bench gemm", "aegis status"}
-    assert all(f"{verb} {word}" in found for verb, words in UNNAMED.items() for word in words)
-    train = found["train"]
+    by_path = {command.path: command for command in commands()}
+    assert set(by_path) > {"", *cli.COMMANDS, "ckpt ls", "data build", "bench gemm", "aegis status"}
+    assert all(f"{name} {word}" in by_path for name, words in UNLISTED.items() for word in words)
+    train = by_path["train"]
     options = {name: option for option in train.options for name in option.names}
-    assert train.takes_fields
-    assert options["--config"].takes == (FILE,)
-    assert options["--overwrite"].takes == ()
-    assert found["generate"].operands == (FOLDER,)
-    assert not found["generate"].takes_fields
+    assert train.has_fields
+    assert options["--config"].values == (FILE,)
+    assert options["--overwrite"].values == ()
+    assert by_path["generate"].operands == (FOLDER,)
+    assert not by_path["generate"].has_fields
     assert set(fields()) == set(field_paths(Config))
     assert fields()["execution.implementation"][-1] == "None"
 
 
-def test_what_verbs_say_of_themselves_fits_80_columns(monkeypatch):
-    """All but examples, which are to be copied in one piece, and words that are longer than a line."""
+def test_help_fits_80_columns(monkeypatch):
+    """All help except examples, which are copied in one piece, and words longer than a line."""
     monkeypatch.setenv("COLUMNS", "80")
     wide = {}
     for command in commands():
         if not command.path:
             continue
-        verb, *inner = command.path.split()
-        verb_main = importlib.import_module(cli.VERBS[verb][0]).main
-        text = parser_of(verb_main, *inner).format_help().partition("\nexamples:\n")[0]
+        name, *inner = command.path.split()
+        command_main = importlib.import_module(cli.COMMANDS[name][0]).main
+        text = parser_of(command_main, *inner).format_help().partition("\nexamples:\n")[0]
         lines = [line for line in text.splitlines() if len(line) > 80 and len(line.split()) > 1]
         if lines:
             wide[command.path] = lines

@@ -1,4 +1,4 @@
-"""`--help-config` has every field with its type, its value and what its docstring says, in 80 columns."""
+"""`--help-config` shows every field with its type, value and description, in 80 columns."""
 
 import shlex
 
@@ -11,7 +11,7 @@ from zaya_jax.fields import field_paths
 from zaya_jax.options import load_config
 
 
-def test_every_field_has_its_text():
+def test_every_field_has_a_description():
     helps = list(field_helps())
     assert {field.path for field in helps} == set(field_paths(Config))
     assert [field.path for field in helps if len(field.text.split()) < 2] == []
@@ -29,7 +29,7 @@ def test_all_fields_fit_80_columns(command, monkeypatch):
 
 @pytest.mark.parametrize("words", ["--help-config=clip_norm", "--help-config clip-norm"])
 def test_a_part_of_the_fields_is_shown(words):
-    """With the value that the words before and behind give it."""
+    """The values are those of the arguments before and after it."""
     code, out, err = run(f"train {words} --config.optimizer.clip_norm=0.125")
     assert (code, err) == (0, "")
     assert "  --config.optimizer.clip_norm=0.125\n" in out
@@ -37,16 +37,18 @@ def test_a_part_of_the_fields_is_shown(words):
     assert run("train --help-config --config.optimizer.clip_norm=0.125")[1].count("--config.") > 100
 
 
-def test_what_is_shown_can_be_given_back(monkeypatch):
-    """The words of the list are options of a shell, wherever they are wrapped."""
+def test_shown_options_can_be_passed_back(monkeypatch):
+    """The shown options can be pasted into a shell, wherever they are wrapped."""
     monkeypatch.setenv("COLUMNS", "80")
     options = []
     for line in run("train --help-config")[1].splitlines():
         if line.startswith("  --config."):
             options.append(line.strip())
-        elif line.startswith("    ") and line[4] != " ":  # an option that goes on
+        elif line.startswith("    ") and line[4] != " ":  # an option continues on this line
             options[-1] += f" {line.strip()}"
-    given = [word for option in options for word in shlex.split(option)]
-    given = [word for word in given if not word.startswith(("--config.phases=", "--config.data.mixtures="))]
-    assert len(given) > 100
-    assert load_config("configs/tiny.py", given) == load_config("configs/tiny.py", [])
+    arguments = [word for option in options for word in shlex.split(option)]
+    # Lists of sections are shown by the names of their items.
+    lists = ("--config.phases=", "--config.data.mixtures=")
+    arguments = [word for word in arguments if not word.startswith(lists)]
+    assert len(arguments) > 100
+    assert load_config("configs/tiny.py", arguments) == load_config("configs/tiny.py", [])

@@ -1,4 +1,4 @@
-"""Old or new, never half: killed at every line, and what the disk has been asked for before a rename."""
+"""Durable writes: processes killed at every line, and what is flushed to disk before a rename."""
 
 import ast
 import contextlib
@@ -12,7 +12,7 @@ import sys
 import pytest
 
 import zaya_jax
-from zaya_jax import durable
+from zaya_jax.files import durable
 
 SCRIPT = pathlib.Path(__file__).with_name("killed_writes.py")
 PACKAGE = pathlib.Path(zaya_jax.__file__).parent
@@ -20,7 +20,7 @@ PACKAGE = pathlib.Path(zaya_jax.__file__).parent
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory):
-    """By action, for each line that it was killed at: what was in the place, and beside it."""
+    """Kills a process at each line of each action. Returns what was then at the path and next to it."""
     folder = tmp_path_factory.mktemp("killed") / "work"
     command = [sys.executable, str(SCRIPT), durable.__file__, str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
@@ -48,18 +48,18 @@ def test_a_kill_leaves_the_old_or_the_new(killed, action, before, after):
 
 
 def test_a_file_system_that_cannot_exchange_loses_nothing(killed):
-    """Between its renames neither has the place, but both are whole under other names."""
-    found = killed["the same on NFS"]
-    places = [place for place, _ in found]
+    """Between the renames, no folder has the final name, but both are complete under other names."""
+    outcomes = killed["the same on NFS"]
+    places = [place for place, _ in outcomes]
     assert set(places) == {"old", "new", "nothing"}
     assert places == sorted(places, key=["old", "nothing", "new"].index)
-    assert all(beside == ["new", "old"] for place, beside in found if place == "nothing")
-    assert found[-1] == ["new", []]
+    assert all(beside == ["new", "old"] for place, beside in outcomes if place == "nothing")
+    assert outcomes[-1] == ["new", []]
 
 
 @pytest.fixture
 def synced(monkeypatch):
-    """Makes a list of what the disk is asked to have: the path, and a note taken at that time."""
+    """Records each path that is flushed to disk, with an observation made at that time."""
 
     def watch(note):
         log, fsync = [], os.fsync
@@ -90,7 +90,7 @@ def test_all_of_a_folder_is_on_the_disk_before_its_name(tmp_path, synced, replac
         place.mkdir()
         (place / "old").touch()
     log = synced(lambda: (place / "inner/file").exists())
-    with durable.folder_aside(place, replace=replace) as aside:
+    with durable.temporary_folder(place, replace=replace) as aside:
         (aside / "inner").mkdir()
         (aside / "inner/file").write_text("new")
     before = {path for path, there in log if not there}
@@ -102,7 +102,7 @@ def test_all_of_a_folder_is_on_the_disk_before_its_name(tmp_path, synced, replac
 
 
 def test_names_in_a_folder_are_on_the_disk_before_its_own(tmp_path, synced):
-    """Not the files once more: a conversion makes thousands, and each was waited for."""
+    """The files are not flushed again: a conversion has thousands, which are already on disk."""
     aside, place = tmp_path / "aside", tmp_path / "place"
     (aside / "inner").mkdir(parents=True)
     (aside / "inner/file").touch()
@@ -111,7 +111,7 @@ def test_names_in_a_folder_are_on_the_disk_before_its_own(tmp_path, synced):
     assert log == [(str(aside), False), (str(aside / "inner"), False), (str(tmp_path), True)]
 
 
-def test_a_place_that_was_taken_meanwhile(tmp_path):
+def test_a_folder_that_another_process_created_first(tmp_path):
     place = tmp_path / "place"
     aside = tmp_path / "aside"
     for folder, name in ((aside, "mine"), (place, "theirs")):
@@ -123,8 +123,8 @@ def test_a_place_that_was_taken_meanwhile(tmp_path):
     assert [path.name for path in place.iterdir()] == ["theirs"]
 
 
-def test_what_cannot_take_the_place_leaves_the_old(tmp_path, monkeypatch):
-    """The second of the renames that stand for an exchange fails."""
+def test_a_failed_exchange_keeps_the_old_folder(tmp_path, monkeypatch):
+    """The second of the renames that replace an exchange fails."""
     place, aside = tmp_path / "place", tmp_path / "aside"
     place.mkdir()
     monkeypatch.setattr(durable.ctypes, "CDLL", lambda _: None)
@@ -133,7 +133,7 @@ def test_what_cannot_take_the_place_leaves_the_old(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == [place]
 
 
-def test_folders_that_were_missing_have_lasting_names(tmp_path, synced):
+def test_names_of_created_parents_are_on_the_disk(tmp_path, synced):
     log = synced(lambda: None)
     durable.make_folder(tmp_path / "a/b/c")
     assert {path for path, _ in log} == {str(tmp_path), str(tmp_path / "a"), str(tmp_path / "a/b")}
@@ -147,7 +147,7 @@ def test_a_file_in_parts_is_hashed_and_on_the_disk(tmp_path, synced):
     whole = file._stream
 
     class ThreeBytesAtOnce:
-        """As the system writes two gigabytes of more."""
+        """A stream that writes three bytes per call, as the system writes at most 2 GiB."""
 
         def write(self, part):
             return whole.write(part[:3])
@@ -165,8 +165,8 @@ def test_a_file_in_parts_is_hashed_and_on_the_disk(tmp_path, synced):
 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("what", ["pipe", "link"])
-def test_what_is_beside_a_file_is_not_written_through(tmp_path, what):
-    """A pipe would be waited for, and a link leads to somebody else's file."""
+def test_a_pipe_or_link_at_the_temporary_path_is_replaced(tmp_path, what):
+    """Opening a pipe would block, and a link leads to another file."""
     (tmp_path / "theirs").write_text("precious")
     aside = tmp_path / "file.partial"
     os.mkfifo(aside) if what == "pipe" else aside.symlink_to(tmp_path / "theirs")
@@ -176,10 +176,10 @@ def test_what_is_beside_a_file_is_not_written_through(tmp_path, what):
     assert not aside.exists()
 
 
-def test_a_list_of_checksums_without_end_is_not_read(tmp_path):
+def test_a_list_of_checksums_that_is_too_long_is_not_read(tmp_path):
     (tmp_path / durable.CHECKSUMS).touch()
     os.truncate(tmp_path / durable.CHECKSUMS, 2**40)
-    with pytest.raises(ValueError, match=r"SHA256SUMS has 1,099,511,627,776 bytes; it may have 100,000,000"):
+    with pytest.raises(ValueError, match=r"has 1,099,511,627,776 bytes; the maximum is 100,000,000"):
         durable.read_checksums(tmp_path)
 
 
@@ -217,24 +217,24 @@ OWN = {
 }
 
 
-def spelled(file: pathlib.Path) -> set[tuple[str, str]]:
-    """What a file calls of `OWN`, and whatever it renames."""
+def durable_calls(file: pathlib.Path) -> set[tuple[str, str]]:
+    """Returns the functions of `OWN` that a file calls, and its renames."""
     calls = [node.func for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)]
-    found = {(ast.unparse(call.value), call.attr) for call in calls if isinstance(call, ast.Attribute)}
-    return {call for call in found if call in OWN or call[1] == "rename"}
+    outcomes = {(ast.unparse(call.value), call.attr) for call in calls if isinstance(call, ast.Attribute)}
+    return {call for call in outcomes if call in OWN or call[1] == "rename"}
 
 
-def test_nobody_else_spells_it():
-    """Another spelling is one without fsync before long."""
+def test_only_one_module_flushes_and_renames():
+    """Any other implementation would sooner or later forget to flush."""
     others = [file for file in PACKAGE.rglob("*.py") if file.name != "durable.py"]
     assert len(others) > 100
-    assert {str(file): calls for file in others if (calls := spelled(file))} == {}
-    assert len(spelled(PACKAGE / "durable.py")) > 4
+    assert {str(file): calls for file in others if (calls := durable_calls(file))} == {}
+    assert len(durable_calls(PACKAGE / "files" / "durable.py")) > 4
 
 
 @pytest.mark.parametrize("what", ["a file", "a folder's names", "a file in parts"])
-def test_a_disk_that_fails_is_named(tmp_path, monkeypatch, what):
-    """The system names what it opens, and nothing of what it waits for."""
+def test_errors_of_a_failing_disk_name_the_path(tmp_path, monkeypatch, what):
+    """Errors of the system name a path when opening a file, but not when flushing it."""
 
     def fail(_):
         raise OSError(5, "Input/output error")
@@ -253,8 +253,8 @@ def test_a_disk_that_fails_is_named(tmp_path, monkeypatch, what):
     assert error.value.filename == str(tmp_path / name)
 
 
-def test_an_error_on_the_way_leaves_no_trace(tmp_path):
-    with contextlib.suppress(ZeroDivisionError), durable.folder_aside(tmp_path / "place") as aside:
+def test_an_error_leaves_no_temporary_folder(tmp_path):
+    with contextlib.suppress(ZeroDivisionError), durable.temporary_folder(tmp_path / "place") as aside:
         (aside / "file").touch()
         raise ZeroDivisionError
     assert list(tmp_path.iterdir()) == []

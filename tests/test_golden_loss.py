@@ -20,8 +20,8 @@ from small_runs import build_small_corpus
 
 from zaya_jax.config import Config
 from zaya_jax.options import load_config
-from zaya_jax.train.loop import train
-from zaya_jax.train.metrics import read_metrics
+from zaya_jax.train.metrics.files import read_metrics
+from zaya_jax.train.trainer import train
 
 GOLDEN = pathlib.Path(__file__).resolve().parent / "golden" / "tiny_loss.json"
 NUM_STEPS = 20

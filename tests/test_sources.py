@@ -1,43 +1,26 @@
-"""Whatever a comment cites is in the list of sources, by a tag and a place that a reader can open."""
+"""What comments and docstrings cite is in the list of sources, with a tag and a place to open."""
 
-import ast
-import io
-import pathlib
 import re
-import tokenize
 
-import pytest
+from source_files import PACKAGE, ROOT, prose, python_files
 
-import zaya_jax
-
-ROOT = pathlib.Path(__file__).parents[1]
-LIST = pathlib.Path(zaya_jax.__file__).parent / "SOURCES.md"
-FOLDERS = ("zaya_jax", "pallas_kernels", "configs", "tests", "notebooks")
+LIST = PACKAGE / "SOURCES.md"
+FILES = [
+    file
+    for name in ("zaya_jax", "pallas_kernels", "configs", "tests", "notebooks")
+    for file in python_files(ROOT / name)
+    if file.name != "test_sources.py"
+]
 ROW = re.compile(r"^\| \[([\w-]+)\] \| (.+) \| (.+) \| (.+) \|$", re.MULTILINE)
 TAG = re.compile(r"(?<![\w\])])\[([A-Z][\w-]+|legacy)\](?!\()")
 ARXIV = re.compile(r"arXiv\s+(\d{4}\.\d{4,5})\b")
 NOTES = re.compile(r"\bfacts,? (?:\d|reliability)|\[8B\]|\[BASE\]", re.IGNORECASE)
-"""Names of what its authors had and a reader has not."""
+"""Names of notes that readers do not have."""
 
 
 def sources() -> dict[str, str]:
-    """Tags, and where each source is."""
+    """Tags, and the place of each source."""
     return {tag: where for tag, _, where, _ in ROW.findall(LIST.read_text())}
-
-
-def files() -> list[pathlib.Path]:
-    found = [file for folder in FOLDERS for file in sorted((ROOT / folder).rglob("*.py"))]
-    return [file for file in found if file != pathlib.Path(__file__)]
-
-
-def prose(file: pathlib.Path) -> str:
-    """Comments and all strings that stand alone, as docstrings do; brackets of code are no citations."""
-    text = file.read_text()
-    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
-    comments = [token.string for token in tokens if token.type == tokenize.COMMENT]
-    alone = [node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Expr)]
-    strings = [node.value for node in alone if isinstance(node, ast.Constant) and isinstance(node.value, str)]
-    return "\n".join([*comments, *strings])
 
 
 def test_each_source_is_listed_once_with_a_place():
@@ -47,25 +30,24 @@ def test_each_source_is_listed_once_with_a_place():
     assert all("github.com/" in where or "huggingface.co/" in where for where in places)
 
 
-@pytest.mark.parametrize("file", files(), ids=lambda file: str(file.relative_to(ROOT)))
-def test_what_is_cited_is_in_the_list(file):
-    text = prose(file)
-    assert set(TAG.findall(text)) <= set(sources())
-    assert set(ARXIV.findall(text)) <= set(ARXIV.findall(LIST.read_text()))
+def test_citations_and_the_list_agree():
+    texts = {file: prose(file) for file in FILES}
+    listed, papers = set(sources()), set(ARXIV.findall(LIST.read_text()))
+    unknown = {
+        str(file): (set(TAG.findall(text)) - listed) | (set(ARXIV.findall(text)) - papers)
+        for file, text in texts.items()
+    }
+    assert not {file: each for file, each in unknown.items() if each}
+    assert listed <= {tag for text in texts.values() for tag in TAG.findall(text)}, "a source is never cited"
 
 
-def test_every_source_is_cited():
-    cited = {tag for file in files() for tag in TAG.findall(prose(file))}
-    assert set(sources()) <= cited
+def test_no_text_cites_notes_that_readers_do_not_have():
+    texts = [*FILES, *ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), LIST]
+    notes = {str(file): NOTES.findall(file.read_text(encoding="utf-8")) for file in texts}
+    assert not {file: each for file, each in notes.items() if each}
 
 
-def test_nobody_cites_notes_that_a_reader_has_not():
-    texts = [*files(), *ROOT.glob("*.md"), LIST]
-    found = {str(file.relative_to(ROOT)): NOTES.findall(file.read_text()) for file in texts}
-    assert not {file: notes for file, notes in found.items() if notes}
-
-
-def test_citations_are_found_where_they_stand(tmp_path):
+def test_citations_are_recognized(tmp_path):
     file = tmp_path / "module.py"
     file.write_text(
         '"""Eq. 6 of [One-1]."""\nx: list[Any] = [NONE]  # [Two], not [README](there)\n"""[legacy]."""\n'

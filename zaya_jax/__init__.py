@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from zaya_jax.config import Config, DataConfig, ExecutionConfig, ModelConfig, OptimizerConfig, TrainConfig
-    from zaya_jax.convert.pytorch import load_pytorch, save_pytorch
-    from zaya_jax.inference.generate import generate
-    from zaya_jax.model.attention_maps import attention_maps
+    from zaya_jax.convert.pytorch.in_memory import load_pytorch, save_pytorch
+    from zaya_jax.inference.engine.generate import generate
+    from zaya_jax.model.attention.maps import attention_maps
     from zaya_jax.model.cache import init_cache
     from zaya_jax.model.zaya import Zaya
-    from zaya_jax.train.step import train_step
+    from zaya_jax.train.step.train_step import train_step
 
 __all__ = [
     "Config",
@@ -39,12 +39,12 @@ _MODULES = {
     "OptimizerConfig": "config",
     "TrainConfig": "config",
     "Zaya": "model.zaya",
-    "attention_maps": "model.attention_maps",
-    "generate": "inference.generate",
+    "attention_maps": "model.attention.maps",
+    "generate": "inference.engine.generate",
     "init_cache": "model.cache",
-    "load_pytorch": "convert.pytorch",
-    "save_pytorch": "convert.pytorch",
-    "train_step": "train.step",
+    "load_pytorch": "convert.pytorch.in_memory",
+    "save_pytorch": "convert.pytorch.in_memory",
+    "train_step": "train.step.train_step",
 }
 
 if not TYPE_CHECKING:  # who checks types would take any name for one of ours

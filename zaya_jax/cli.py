@@ -1,98 +1,120 @@
-"""`zaya VERB`: each verb is a `main` in its room."""
+"""`zaya COMMAND`: the entry point, which calls the `main` of a command's module."""
 
 import contextlib
 import importlib
 import os
-import pathlib
 import signal
 import sys
 import threading
-import traceback
 from collections.abc import Iterator
 from types import FrameType
 
+from zaya_jax.commands.registry import COMMANDS
+from zaya_jax.errors import INTERRUPTED, PIPE_CLOSED, RESUMABLE, USER_ERROR, exit_code_of
 from zaya_jax.fields import did_you_mean
-from zaya_jax.parallel.failures import Diverged, Late, Lost, Shared
+from zaya_jax.parallel.processes.errors import CollectiveError
+from zaya_jax.platform.compile_thread import leave_compiler
+from zaya_jax.platform.shell import zaya_command
+from zaya_jax.platform.stop_signals import announce_stop, stop_signals
 from zaya_jax.platform.versions import package_version
-from zaya_jax.verbs import VERBS
-
-MISTAKE, DAMAGE, REQUEUE, DIVERGED, LATE = 2, 65, 75, 76, 124
-"""What the user can mend; sysexits.h's EX_DATAERR and EX_TEMPFAIL; one of ours; as coreutils' `timeout`."""
 
 
 def run() -> None:
-    """`main`, and the end of a process of its own, which no signal cuts short."""
+    """Runs `main` as a process, and keeps signals from interrupting its exit."""
     try:
         main()
+        # A compiler thread that is still running would abort the process at its exit.
+        leave_compiler(0)
+    except SystemExit as leaving:
+        leave_compiler(leaving.code)
+        raise
     finally:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, _ignore_once)
+        for number in stop_signals():
+            signal.signal(number, signal.SIG_IGN if number == signal.SIGHUP else _ignore_once)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    del number, frame
+    announce_stop("")
+    sys.exit(RESUMABLE)
 
 
 def _ignore_once(number: int, frame: FrameType | None) -> None:
-    """For what comes behind the last line of ours: all is done, and jax parts from the other processes.
+    """Ignores a signal while the interpreter exits and jax disconnects from the other processes.
 
-    An exception there would leave that half done, and end this process and the others by abort.
+    An exception there would leave the disconnection half done, and abort this process and the others.
     """
     del frame
     signal.signal(number, lambda number, _: os._exit(128 + number))
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Runs a verb.
+    """Runs a command.
 
-    Exit codes: 0 done; 2 the user can mend it (one sentence); 3 the answer is no (`zaya ckpt verify` found
-    damage, `zaya ckpt diff` a difference); 1 a bug (a traceback); 65 a corpus or a checkpoint is not what was
-    written, and there is none before it (one sentence); 75 the same command goes on, for it was asked to stop
-    or lost another process; 76 devices hold other numbers than the rest, and the same command goes on, better
-    without them; 124 a process did not come in time, or the run stood still; 130 interrupted; 141
-    nobody reads on, as of `zaya --help | head -1`.
+    Exit codes:
+      0: success.
+      1: a bug, with a traceback.
+      2: an error that the user can fix, with a message.
+      3: a negative result: `zaya ckpt verify` found damage, or `zaya ckpt diff` a difference.
+      65: a corpus or a checkpoint is damaged, and there is no earlier one, with a message.
+      75: stopped by a signal, or lost another process; the same command resumes the run.
+      76: devices hold diverging values; the same command resumes the run, better without them.
+      124: a process did not arrive in time, or the run stalled.
+      130: interrupted by Ctrl-C.
+      141: the reader of a pipe closed it, as in `zaya --help | head -1`.
+
+    Args:
+      argv: arguments after "zaya"; None for those of the process.
     """
     arguments = sys.argv[1:] if argv is None else argv
-    verb = arguments[0] if arguments and arguments[0] not in ("-h", "--help") else None
-    # Ctrl-C raises by itself; a scheduler's word is to leave by a code that says so too. A run listens
-    # otherwise, once it has a step to save.
+    command = arguments[0] if arguments and arguments[0] not in ("-h", "--help") else None
+    # Python raises KeyboardInterrupt by itself. Other stop signals, as from a scheduler, exit with a code
+    # that says that the command can be resumed. A training run replaces these handlers once it has a step to
+    # save.
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(REQUEUE))
+        for number in stop_signals():
+            if number != signal.SIGINT:
+                signal.signal(number, _leave)
     try:
-        with _printing():
-            if verb is None:
-                print(_usage())
-            elif verb == "--version":
-                print(_versions())
-            elif verb not in VERBS:
-                hint = did_you_mean(verb, (*VERBS, "--help", "--version")) or f"known are {', '.join(VERBS)}"
-                sys.exit(_complain(f'there is no verb "{verb}"; {hint}'))
-            else:
-                importlib.import_module(VERBS[verb][0]).main(arguments[1:])
-    except BrokenPipeError:  # of standard output: nothing here writes to other pipes
-        _forget_output()
-        sys.exit(141)
-    except OSError as error:
-        sys.exit(_complain(_about(verb, _describe(error))))
-    except Shared as error:
-        if error.is_told_here:
-            _complain(_about(verb, str(error)))
-        sys.exit(_code_of(error))
-    except (Late, Lost, Diverged) as error:
-        _complain(_about(verb, str(error)))
-        sys.exit(LATE if isinstance(error, Late) else REQUEUE if isinstance(error, Lost) else DIVERGED)
-    except ValueError as error:
-        if not _is_ours(error):
+        with _flushed_output():
+            _run_command(command, arguments[1:])
+    except BrokenPipeError:  # on standard output: no command writes to another pipe
+        _discard_output()
+        sys.exit(PIPE_CLOSED)
+    except Exception as error:
+        code = exit_code_of(error)
+        if code is None:  # a bug: Python prints its traceback and exits with 1
             raise
-        _complain(_about(verb, str(error)))
-        sys.exit(_code_of(error))
+        # Of an error that all processes have, one process prints the message.
+        if not isinstance(error, CollectiveError) or error.is_printed_here:
+            message = _describe(error) if isinstance(error, OSError) else str(error)
+            _print_error(f"{command}: {message}" if command else message)
+        sys.exit(code)
     except KeyboardInterrupt:
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
+
+
+def _run_command(command: str | None, arguments: list[str]) -> None:
+    if command is None:
+        print(_usage())
+    elif command == "--version":
+        print(_versions())
+    elif command in COMMANDS:
+        # Only the module of the command is imported: `zaya --help` must not wait for jax.
+        importlib.import_module(COMMANDS[command][0]).main(arguments)
+    else:
+        hint = did_you_mean(command, (*COMMANDS, "--help", "--version"))
+        known = f"known are {', '.join(COMMANDS)}"
+        sys.exit(_print_error(f'unknown command "{command}"; {hint or known}'))
 
 
 @contextlib.contextmanager
-def _printing() -> Iterator[None]:
-    """Waits until all that was printed is out: at its own exit Python has no sentence for a failure."""
+def _flushed_output() -> Iterator[None]:
+    """Flushes standard output at the end: of a failure at exit, Python prints no clear message."""
     try:
         yield
     except SystemExit as leaving:
-        if isinstance(leaving.__context__, BrokenPipeError):  # rich makes it an exit code of its own
+        if isinstance(leaving.__context__, BrokenPipeError):  # rich converts it to its own exit code
             raise leaving.__context__ from None
         sys.stdout.flush()
         raise
@@ -100,7 +122,8 @@ def _printing() -> Iterator[None]:
 
 
 def _describe(error: OSError) -> str:
-    """A failure of the system as a sentence: where, why, and what our code has to add."""
+    """Returns the message of a system error: the path, the reason, and notes that our code added."""
+    # A rename has two paths, of which either can be the reason.
     where = " -> ".join(str(name) for name in (error.filename, error.filename2) if name is not None)
     if not where and _output_fails():
         where = "standard output"
@@ -109,28 +132,30 @@ def _describe(error: OSError) -> str:
 
 
 def _output_fails() -> bool:
-    """Whether standard output takes no more; what is left for it is given up then."""
+    """Returns whether standard output fails; if so, discards what is left for it."""
     try:
         sys.stdout.flush()
     except OSError:
-        _forget_output()
+        _discard_output()
         return True
     return False
 
 
-def _forget_output() -> None:
-    """Gives what is left for standard output to nobody, or Python would complain of it at its exit."""
+def _discard_output() -> None:
+    """Redirects standard output to /dev/null, or Python would print an error when it flushes it at exit."""
+    # The descriptor is replaced, not sys.stdout: libraries may hold the stream object.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _usage() -> str:
-    verbs = "\n".join(f"  {verb:<11}{summary}" for verb, (_, summary) in VERBS.items())
+    zaya = zaya_command()
+    commands = "\n".join(f"  {name:<11}{summary}" for name, (_, summary) in COMMANDS.items())
     return (
-        "usage: zaya VERB [options]\n\n"
-        f"{verbs}\n\n"
-        "zaya VERB --help has the options of each, with examples. To begin with:\n"
-        "  zaya train\n"
-        '  zaya generate runs/tiny --prompt "def main"\n\n'
+        "usage: zaya COMMAND [options]\n\n"
+        f"{commands}\n\n"
+        f"{zaya} COMMAND --help shows the options of a command, with examples. To start:\n"
+        f"  {zaya} train\n"
+        f'  {zaya} generate runs/tiny --prompt "def main("\n\n'
         f"zaya --version: {_versions()}"
     )
 
@@ -139,24 +164,9 @@ def _versions() -> str:
     return ", ".join(f"{package} {package_version(package)}" for package in ("zaya_jax", "jax"))
 
 
-def _complain(sentence: str) -> int:
-    print(f"zaya: {sentence}", file=sys.stderr)
-    return MISTAKE
-
-
-def _about(verb: str | None, sentence: str) -> str:
-    return f"{verb}: {sentence}" if verb else sentence
-
-
-def _code_of(error: ValueError) -> int:
-    return DAMAGE if getattr(error, "is_damage", False) else MISTAKE
-
-
-def _is_ours(error: ValueError) -> bool:
-    """Whether our own code raised it, as a sentence for the user; a library's is a bug of ours."""
-    raised_in = pathlib.Path(traceback.extract_tb(error.__traceback__)[-1].filename).resolve()
-    package = pathlib.Path(__file__).resolve().parent
-    return raised_in.is_relative_to(package) or raised_in.is_relative_to(package.parent / "pallas_kernels")
+def _print_error(message: str) -> int:
+    print(f"zaya: {message}", file=sys.stderr)
+    return USER_ERROR
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`--help-config`: all fields of a config by section, as they are and what they mean."""
+"""`--help-config`: all config fields by section, with their values and meanings."""
 
 import dataclasses
 import inspect
@@ -11,21 +11,22 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 from zaya_jax.config import Config
+from zaya_jax.errors import UserError
 from zaya_jax.fields import describe_types, did_you_mean
 
-MOST_COLUMNS = 100
-"""Longer lines are hard to read, however wide a terminal is."""
+MAX_COLUMNS = 100
+"""Maximum line length, also in wider terminals, because longer lines are hard to read."""
 
 
 @dataclasses.dataclass(frozen=True)
 class FieldHelp:
-    """What is known of a field.
+    """Documentation of a config field.
 
     Attributes:
-      path: its dotted name.
-      hint: its type.
-      default: without a config file.
-      text: of the docstring of its section.
+      path: dotted name of the field.
+      hint: type annotation.
+      default: default value.
+      text: description in the docstring of its section.
     """
 
     path: str
@@ -35,26 +36,26 @@ class FieldHelp:
 
     @property
     def section(self) -> str:
-        """The dotted name before its own; "" of a field of the config itself."""
+        """Dotted name of its section; "" for a field of the config itself."""
         return self.path.rpartition(".")[0]
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """The values that it can have, where they can be counted."""
-        found: list[str] = []
+        """All values of the field, if there is a finite number; empty otherwise."""
+        values: list[str] = []
         for option in _options(self.hint):
             if typing.get_origin(option) is Literal:
-                found += map(str, typing.get_args(option))
+                values += map(str, typing.get_args(option))
             elif option is bool:
-                found += ["True", "False"]
+                values += ["True", "False"]
             elif option is type(None):
-                found.append("None")
-        # A number may be many more, beside None.
-        return () if found == ["None"] else tuple(found)
+                values.append("None")
+        # An optional number or text has None and values without end.
+        return () if values == ["None"] else tuple(values)
 
 
 def field_helps(kind: Any = Config, prefix: str = "") -> Iterator[FieldHelp]:
-    """All fields that have one place, in the order of their sections; those of the config itself first."""
+    """Yields all fields outside lists of sections, by section; those of the config itself come first."""
     hints, texts = typing.get_type_hints(kind), _attribute_texts(kind)
     fields = {field.name: field for field in dataclasses.fields(kind)}
     sections = [name for name, hint in hints.items() if dataclasses.is_dataclass(hint)]
@@ -66,25 +67,26 @@ def field_helps(kind: Any = Config, prefix: str = "") -> Iterator[FieldHelp]:
 
 
 def describe_fields(config: Config, pattern: str = "") -> str:
-    """Fields of a config as text: values, types, defaults, and a sentence; with a pattern, all that is said.
+    """Describes config fields: value, type, default and meaning.
 
     Args:
-      config: whose values are shown.
-      pattern: what the dotted name must have in it, "optimizer" or "learning_rate"; "" shows all fields.
+      config: config whose values are shown.
+      pattern: part of the dotted name, such as "optimizer" or "learning_rate", to show only matching fields
+        with their full descriptions; "" shows all fields with the first sentence of each.
 
     Raises:
-      ValueError: for a pattern that no field has.
+      UserError: if no field matches the pattern.
     """
     known = list(field_helps())
-    found = [field for field in known if pattern.replace("-", "_") in field.path]
-    if not found:
+    matching = [field for field in known if pattern.replace("-", "_") in field.path]
+    if not matching:
         names = {part for field in known for part in (field.path, *field.path.split("."))}
         hint = did_you_mean(pattern, sorted(names)) or f"sections are {', '.join(_sections(known))}"
-        raise ValueError(f'no config field has "{pattern}" in its name; {hint}')
-    width = min(shutil.get_terminal_size().columns, MOST_COLUMNS)
+        raise UserError(f'no config field has "{pattern}" in its name; {hint}')
+    width = min(shutil.get_terminal_size().columns, MAX_COLUMNS)
     sections, lines = _attribute_texts(Config), []
-    for i, field in enumerate(found):
-        if i == 0 or field.section != found[i - 1].section:
+    for i, field in enumerate(matching):
+        if i == 0 or field.section != matching[i - 1].section:
             about = sections.get(field.section, "the run itself.")
             lines += ["" if i else None, *textwrap.wrap(f"{field.section or 'config'}: {about}", width)]
         lines += _describe(field, _value(config, field.path), width, in_full=bool(pattern))
@@ -92,28 +94,29 @@ def describe_fields(config: Config, pattern: str = "") -> str:
 
 
 def _describe(field: FieldHelp, value: Any, width: int, *, in_full: bool) -> list[str]:
+    # Show a default only where the config differs from it.
     changed = "" if value == field.default else f"; default {field.default}"
     text = field.text if in_full else _first_sentence(field.text)
-    # Never cut within a word: an option that is copied must be whole.
-    kept = {"width": width, "break_long_words": False, "break_on_hyphens": False}
+    # Never break a word: options are meant to be copied.
+    wrapping = {"width": width, "break_long_words": False, "break_on_hyphens": False}
     return [
         *textwrap.wrap(
             f"--config.{field.path}={shlex.quote(str(value))}",
             initial_indent="  ",
             subsequent_indent="    ",
-            **kept,
+            **wrapping,
         ),
         *textwrap.wrap(
             f"({describe_types(_options(field.hint))}{changed}) {text}",
             initial_indent="      ",
             subsequent_indent="      ",
-            **kept,
+            **wrapping,
         ),
     ]
 
 
 def _options(hint: Any) -> tuple[Any, ...]:
-    """The types of a union; of another type, itself."""
+    """Returns the members of a union; for any other type, the type itself."""
     is_plain = typing.get_origin(hint) in (None, Literal, tuple)
     return (hint,) if is_plain or not typing.get_args(hint) else typing.get_args(hint)
 
@@ -127,7 +130,7 @@ def _value(config: Config, path: str) -> Any:
     for part in path.split("."):
         value = getattr(value, part)
     if isinstance(value, tuple) and any(map(dataclasses.is_dataclass, value)):
-        return f"({', '.join(each.name for each in value)})"  # phases and mixtures go by their names
+        return f"({', '.join(each.name for each in value)})"  # phases and mixtures have names
     return value
 
 
@@ -136,19 +139,20 @@ def _default(field: dataclasses.Field) -> Any:
 
 
 def _first_sentence(text: str) -> str:
-    found = re.match(r".*?\.(?=\s|$)", text)
-    return found[0] if found else text
+    match = re.match(r".*?\.(?=\s|$)", text)
+    return match[0] if match else text
 
 
 def _attribute_texts(kind: type) -> dict[str, str]:
-    """What a class's docstring says of each attribute, each on one line."""
+    """Returns the description of each attribute in a class's docstring, as one line."""
     _, _, attributes = inspect.cleandoc(kind.__doc__ or "").partition("Attributes:\n")
     texts: dict[str, str] = {}
     name = ""
+    # An entry begins with "  name: "; more deeply indented lines continue it.
     for line in attributes.splitlines():
-        if (begun := re.match(r"  (\w+): (.*)", line)) is not None:
-            name = begun[1]
-            texts[name] = begun[2]
+        if (match := re.match(r"  (\w+): (.*)", line)) is not None:
+            name = match[1]
+            texts[name] = match[2]
         elif name and line.startswith("    "):
             texts[name] += f" {line.strip()}"
     return texts

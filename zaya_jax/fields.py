@@ -1,6 +1,6 @@
-"""Frozen dataclasses from plain values and back: types are checked, each mistake has its sentence.
+"""Builds frozen dataclasses from plain values, with type checks and clear errors, and converts them back.
 
-Nothing here imports jax, and nothing knows what the values mean; `zaya_jax.config` does.
+This module does not import jax, and does not know what the values mean: rules are in `zaya_jax.config`.
 """
 
 import dataclasses
@@ -13,59 +13,61 @@ from typing import Any, Literal, TypeVar, cast
 
 from ml_collections import ConfigDict
 
+from zaya_jax.errors import UserError
+
 T = TypeVar("T")
 
 
-class UnknownField(ValueError):
-    """A name that no field of a section has.
+class UnknownField(UserError):
+    """A section has no field of this name.
 
     Attributes:
-      section: its dotted name.
-      name: that it does not have.
-      subject: how a sentence about it begins.
+      section: dotted name of the section.
+      name: the unknown name.
+      subject: first part of the message, without the hint.
     """
 
     def __init__(self, section: str, name: str, known: Iterable[str]):
         self.section, self.name = section, name
-        self.subject = f'there is no config field "{join_path(section, name)}"'
+        self.subject = f'unknown config field "{join_path(section, name)}"'
         hint = did_you_mean(name, known) or f"known are {', '.join(known)}"
         super().__init__(f"{self.subject}; {hint}")
 
 
 def build(cls: type[T], values: Any, path: str) -> T:
-    """A dataclass from a dictionary of its fields, at any depth.
+    """Builds a dataclass from a dictionary of its fields, including nested dataclasses.
 
     Args:
-      cls: whose annotations say what each value must be.
-      values: the fields that are not to have their defaults.
-      path: dotted name of the section, for sentences.
+      cls: the dataclass, whose annotations determine the types of the values.
+      values: fields by name; others have their defaults.
+      path: dotted name of the section, for error messages.
 
     Raises:
-      ValueError: for an unknown or missing field, a value of the wrong type, or one that `cls` refuses.
+      UserError: for an unknown or missing field, a value of the wrong type, or one that `cls` refuses.
     """
     hints = typing.get_type_hints(cls)
     if not isinstance(values, dict):
-        raise ValueError(
-            f"{path or 'the config'} is {values!r}; it must be a section with {', '.join(hints)}"
-        )
+        raise UserError(f"{path or 'the config'} is {values!r}; it must be a section with {', '.join(hints)}")
     for name in values:
+        # Checked before missing fields: a mistyped name usually causes both errors.
         if name not in hints:
             raise UnknownField(path, name, hints)
     for field in dataclasses.fields(typing.cast(Any, cls)):
+        # Both are MISSING, the same object, for a field without a default.
         has_default = field.default is not field.default_factory
         if field.name not in values and not has_default:
-            raise ValueError(f"{path} has no {field.name}; it must have one")
+            raise UserError(f"{path} has no {field.name}; it must have one")
     return cls(**{name: convert(hints[name], value, join_path(path, name)) for name, value in values.items()})
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """The end of a sentence about a word that nobody knows: the closest that is known; "" without one."""
+    """Returns a hint with the known word that is closest to an unknown one; "" if none is close."""
     close = difflib.get_close_matches(word, known, n=1)
     return f'did you mean "{close[0]}"?' if close else ""
 
 
 def to_plain(values: Any) -> Any:
-    """A copy in dictionaries, lists and tuples, where config files have `ConfigDict`s too."""
+    """Returns a copy of values from a config file in which each `ConfigDict` is a dictionary."""
     if isinstance(values, ConfigDict):
         values = values.to_dict()
     if isinstance(values, dict):
@@ -74,41 +76,44 @@ def to_plain(values: Any) -> Any:
 
 
 def convert(hint: Any, value: Any, path: str) -> Any:
-    """`value` as the type that `hint` asks for.
+    """Converts a value to an annotated type.
+
+    Args:
+      hint: type annotation, including unions, literals, tuples and dataclasses.
+      value: plain value.
+      path: dotted name of the field, for error messages.
 
     Raises:
-      ValueError: when it is of another.
+      UserError: if the value has another type.
     """
     if dataclasses.is_dataclass(hint):
         return build(typing.cast(type, hint), value, path)
+    # `int | None` is a types.UnionType, Optional[int] a typing.Union.
     options = typing.get_args(hint) if isinstance(hint, types.UnionType) or _is_optional(hint) else (hint,)
     for option in options:
-        if option is type(None):
-            if value is None:
-                return None
-        elif typing.get_origin(option) is Literal:
-            if value in typing.get_args(option):
-                return value
-        elif typing.get_origin(option) is tuple:
+        if typing.get_origin(option) is tuple:
             hints = _item_hints(option, value)
             if hints is not None:
-                return tuple(
-                    convert(h, v, _item_path(path, v)) for h, v in zip(hints, cast(tuple, value), strict=True)
-                )
-        # True and False are whole numbers to Python; in a config they are a mistake for one.
-        elif option is float:
-            if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
-                return float(value)
-        elif option is int:
-            if isinstance(value, int) and not isinstance(value, bool):
-                return value
-        elif isinstance(value, option):
-            return value
-    raise ValueError(f"{path} is {value!r}; it must be {describe_types(options)}")
+                pairs = zip(hints, cast(tuple, value), strict=True)
+                return tuple(convert(hint, item, _item_path(path, item)) for hint, item in pairs)
+        elif _has_type(option, value):
+            return float(value) if option is float else value
+    raise UserError(f"{path} is {value!r}; it must be {describe_types(options)}")
+
+
+def _has_type(hint: Any, value: Any) -> bool:
+    if typing.get_origin(hint) is Literal:
+        return value in typing.get_args(hint)
+    # bool is a subclass of int in Python. In a config, True for a number is a mistake.
+    if hint in (int, float) and isinstance(value, bool):
+        return False
+    if hint is float:
+        return isinstance(value, int | float) and math.isfinite(value)
+    return isinstance(value, hint)
 
 
 def dotted_items(config: Any, prefix: str = "") -> list[tuple[str, Any]]:
-    """All values by their dotted names; items of a list of sections go by their names."""
+    """Returns all values with their dotted names; an item of a list of sections is named by its `name`."""
     pairs = []
     for field in dataclasses.fields(config):
         value, name = getattr(config, field.name), prefix + field.name
@@ -122,7 +127,7 @@ def dotted_items(config: Any, prefix: str = "") -> list[tuple[str, Any]]:
 
 
 def field_paths(kind: Any, prefix: str = "") -> Iterator[str]:
-    """Dotted names of all fields that have one place: those in lists of sections have none."""
+    """Yields the dotted names of all fields, except those in lists of sections."""
     for name, hint in typing.get_type_hints(kind).items():
         if dataclasses.is_dataclass(hint):
             yield from field_paths(hint, f"{prefix}{name}.")
@@ -131,7 +136,7 @@ def field_paths(kind: Any, prefix: str = "") -> Iterator[str]:
 
 
 def describe_types(options: tuple[Any, ...]) -> str:
-    """What a value must be, in words."""
+    """Describes the allowed types of a value."""
     words = []
     for option in options:
         if typing.get_origin(option) is Literal:
@@ -148,18 +153,18 @@ _WORDS = {int: "a whole number", float: "a finite number", str: "text", bool: "T
 
 
 def join_path(path: str, name: str) -> str:
-    """The dotted name of a field in a section."""
+    """Returns the dotted name of a field in a section."""
     return f"{path}.{name}" if path else name
 
 
 def _describe_items(hints: tuple[Any, ...]) -> str:
     if hints[-1] is Ellipsis:
-        return f"{describe_types(hints[:1])} at each place"
+        return f"{describe_types(hints[:1])} for each item"
     return " and ".join(describe_types((hint,)) for hint in hints)
 
 
 def _item_hints(hint: Any, value: Any) -> list[Any] | None:
-    """The types of a tuple's items; None where `value` is no list of that length."""
+    """Returns the types of a tuple's items; None if `value` is not a list of that length."""
     hints = typing.get_args(hint)
     if not isinstance(value, list | tuple):
         return None
@@ -169,7 +174,7 @@ def _item_hints(hint: Any, value: Any) -> list[Any] | None:
 
 
 def _item_path(path: str, item: Any) -> str:
-    """An item that has a name goes by it."""
+    """Returns the path of a list item by its name, if it has one."""
     return join_path(path, str(item["name"])) if isinstance(item, dict) and "name" in item else path
 
 

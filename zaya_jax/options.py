@@ -1,7 +1,8 @@
-"""Command-line options that verbs share: `--config=FILE --config.section.field=value`."""
+"""Command-line parsing that commands share: `--config=FILE --config.section.field=value`."""
 
 import argparse
 import ast
+import codecs
 import contextlib
 import contextvars
 import dataclasses
@@ -12,145 +13,202 @@ import re
 import runpy
 import sys
 import textwrap
+import traceback
 import typing
 from collections.abc import Callable, Sequence
 from typing import IO, Any, Literal
 
 from ml_collections import ConfigDict
 
-from zaya_jax.config import CONFIG_FILE, Config, DataConfig, find_config
+from zaya_jax.config import CONFIG_FILE, Config, DataConfig, find_config, require_local
+from zaya_jax.config.aliases import field_by_alias
 from zaya_jax.config_help import describe_fields
+from zaya_jax.errors import UserError
 from zaya_jax.fields import did_you_mean, field_paths, to_plain
-from zaya_jax.json_files import read_limited
+from zaya_jax.files.json_files import parse_object, read_limited
+from zaya_jax.platform.shell import zaya_command
 
 DEFAULT_CONFIG = "configs/tiny.py"
-_REFUSED = re.compile(r"(?:invalid choice: '|unrecognized arguments: )([^\s'=]+)")
-"""The word in argparse's sentences that it does not know."""
+_UNKNOWN_WORD = re.compile(r"(?:invalid choice: '|unrecognized arguments: )([^\s'=]+)")
+"""The unknown word in an error message of argparse."""
 HELP_CONFIG = "--help-config"
-SIMILAR = 0.8
-"""Of two words that one may be typed for the other; among all config fields, something is like any word."""
+MIN_SIMILARITY = 0.8
+"""Similarity of two words to suggest one for the other, higher than usual: there are many config fields."""
 
 
-LONG_CHOICES = 40
-"""Characters of a list of choices that are more than a line has room for beside what they are of."""
+_FOLDERS = ("RUN", "RUN[:STEP]", "CORPUS", "FOLDER", "SRC", "DST", "OUT")
+_FILES = ("FILE", "PATH")
+_FILES_OR_NAMES = ("SOURCE", "TOKENIZER", "TEMPLATE")
+"""Metavars of arguments that are paths. Those of the last kind can also be names, such as "byte"."""
+
+
+def takes_folder(action: argparse.Action) -> bool:
+    """Whether an argument is the path of a folder, according to its metavar or its name."""
+    name = _value_name(action)
+    return name in _FOLDERS or name.endswith("FOLDER")
+
+
+def takes_file(action: argparse.Action) -> bool:
+    """Whether an argument is the path of a file, according to its metavar or its type."""
+    return _value_name(action) in _FILES or action.type is pathlib.Path
+
+
+def _takes_path(action: argparse.Action) -> bool:
+    return takes_folder(action) or takes_file(action) or _value_name(action) in _FILES_OR_NAMES
+
+
+def _value_name(action: argparse.Action) -> str:
+    return str(action.metavar or action.dest.upper())
+
+
+MAX_CHOICES_CHARACTERS = 40
+"""Length up to which a list of choices fits on a line of the help next to its option."""
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):
-    """Fits paragraphs to the terminal, and leaves lines that are indented, as examples are, in one piece."""
+    """Wraps paragraphs to the width of the terminal, but not indented lines such as examples."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
-        filled: list[str] = []
+        wrapped: list[str] = []
         for is_raw, group in itertools.groupby(text.splitlines(), lambda line: line[:1] in ("", " ")):
             lines = list(group)
-            shown = lines if is_raw else textwrap.wrap(" ".join(lines), width - len(indent))
-            filled += [indent + line for line in shown]
-        return "\n".join(filled)
+            group_lines = lines if is_raw else textwrap.wrap(" ".join(lines), width - len(indent))
+            wrapped += [indent + line for line in group_lines]
+        return "\n".join(wrapped)
 
     def _metavar_formatter(
         self, action: argparse.Action, default_metavar: str | None
     ) -> Callable[[int], tuple[str, ...]]:
-        # Nothing can be cut in {a,b,c}: a long one goes over the edge, in the usage too.
+        # argparse does not wrap {a,b,c}: a long list would exceed the width of the terminal, also in the
+        # usage.
         if action.metavar is None and _has_long_choices(action):
             return lambda size: (action.dest.upper(),) * size
         return super()._metavar_formatter(action, default_metavar)  # pyright: ignore[reportArgumentType]
 
     def _expand_help(self, action: argparse.Action) -> str:
-        about = super()._expand_help(action)
-        is_told = not _has_long_choices(action) or all(str(each) in about for each in action.choices or ())
-        return about if is_told else f"{about}: {', '.join(map(str, action.choices or ()))}"
+        text = super()._expand_help(action)
+        # Long choices are not in the metavar: add them to the text, unless it already names them.
+        is_listed = not _has_long_choices(action) or all(str(each) in text for each in action.choices or ())
+        return text if is_listed else f"{text}: {', '.join(map(str, action.choices or ()))}"
 
 
 def _has_long_choices(action: argparse.Action) -> bool:
-    return len(",".join(map(str, action.choices or ()))) > LONG_CHOICES
+    return len(",".join(map(str, action.choices or ()))) > MAX_CHOICES_CHARACTERS
 
 
 class Parser(argparse.ArgumentParser):
-    """An argparse parser that shows examples, and complains in one sentence."""
+    """An argparse parser that shows examples in its help, and raises a `UserError` for a wrong option."""
 
-    def __init__(self, verb: str, summary: str, examples: Sequence[str]):
+    def __init__(self, command: str, summary: str, examples: Sequence[str]):
+        """Creates a parser.
+
+        Args:
+          command: words that follow "zaya".
+          summary: first paragraph of the help.
+          examples: command lines, shown at the end of the help.
+        """
         super().__init__(
-            prog=f"zaya {verb}",
+            prog=f"zaya {command}",
             description=summary,
             epilog="examples:\n" + "\n".join(f"  {example}" for example in examples),
             formatter_class=_Formatter,
+            # Abbreviations would change their meaning when an option is added.
             allow_abbrev=False,
         )
 
     def error(self, message: str) -> typing.NoReturn:
-        """Raises what argparse would print.
+        """Raises the error that argparse would print, with a hint.
 
         Raises:
-          ValueError: always.
+          UserError: always.
         """
-        words = _REFUSED.findall(message)
+        words = _UNKNOWN_WORD.findall(message)
+        # Suggest options as well as choices: the unknown word can be a typo of either.
         known = [*self.option_names, *(name for action in self._actions for name in action.choices or ())]
         hint = did_you_mean(words[0], known) if words else ""
-        raise ValueError(f"{message}; {hint or f'{self.prog} --help has the options'}")
+        raise UserError(f"{message}; {hint or f'{self.prog} --help shows the options'}")
+
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        # This method sees each value before its type converts it: pathlib would change "gs://b" to "gs:/b".
+        if _takes_path(action):
+            require_local("/".join(action.option_strings) or _value_name(action), arg_string)
+        return super()._get_value(action, arg_string)  # pyright: ignore[reportAttributeAccessIssue]
 
     def print_help(self, file: IO[str] | None = None) -> None:
-        """Prints what `--help` prints, or hands the parser to whoever asked for that."""
-        asked = _ASKED.get()
-        if asked is None:
-            super().print_help(file)
+        """Prints the help, or passes the parser to `parser_of`."""
+        parsers = _COLLECTED_PARSERS.get()
+        if parsers is None:
+            # Examples must work when pasted, also if zaya is not on PATH.
+            text = re.sub(r"^  zaya(?= )", f"  {zaya_command()}", self.format_help(), flags=re.MULTILINE)
+            print(text, end="", file=file)
         else:
-            asked.append(self)
+            parsers.append(self)
 
     @property
     def actions(self) -> Sequence[argparse.Action]:
-        """All options and operands, in the order of their adding."""
+        """All options and positional arguments, in the order in which they were added."""
         return self._actions
 
     def help_of(self, action: argparse.Action) -> str:
-        """What the help says of an option or operand, with its default in place."""
+        """Returns the help text of an option or positional argument, with its default filled in."""
         return self._get_formatter()._expand_help(action) if action.help else ""
 
     @property
     def option_names(self) -> list[str]:
-        """With their dashes, --help included."""
+        """Names of all options with their dashes, including --help."""
         return list(self._option_string_actions)
 
     def parse_with_fields(self, argv: Sequence[str] | None) -> tuple[argparse.Namespace, Sequence[str]]:
-        """The options, and the config fields among them for `load_config`.
+        """Parses options, and separates the config fields among them.
+
+        Args:
+          argv: arguments; None for those of the process.
+
+        Returns:
+          The options, and the arguments that set config fields, for `load_config`.
 
         Raises:
-          ValueError: for what is neither.
-          SystemExit: when the fields were to be shown, and are.
+          UserError: for an argument that is neither.
+          SystemExit: after showing the config fields, for `--help-config`.
         """
         words = sys.argv[1:] if argv is None else argv
-        # Before argparse looks: a verb that misses its other words shows its fields all the same.
-        if (pattern := _asked_part(words)) is not None:
-            print(describe_fields(_config_among(words), pattern))
+        # This precedes argparse, so that --help-config works without the required arguments.
+        if (pattern := _help_config_pattern(words)) is not None:
+            print(describe_fields(_config_of(words), pattern))
             sys.exit()
+        # argparse knows no config fields: they are its unknown arguments.
         options, overrides = self.parse_known_args(argv)
         for option in overrides:
             split_override(option, known=self.option_names)
         return options, overrides
 
 
-_ASKED: contextvars.ContextVar[list[Parser] | None] = contextvars.ContextVar("asked", default=None)
-"""Who wants parsers that are asked for help, in place of the help."""
+_COLLECTED_PARSERS: contextvars.ContextVar[list[Parser] | None] = contextvars.ContextVar(
+    "collected_parsers", default=None
+)
+"""Where parsers add themselves instead of printing their help; None to print it."""
 
 
 def parser_of(main: Callable[[Sequence[str]], Any], *words: str) -> Parser:
-    """The parser that a verb has for itself, or for a verb within it.
+    """Returns the parser of a command or a subcommand.
 
     Args:
-      main: of the verb.
-      words: of a verb within it; none for its own.
+      main: main function of the command.
+      words: name of the subcommand; empty for the command itself.
     """
-    asked: list[Parser] = []
-    token = _ASKED.set(asked)
+    parsers: list[Parser] = []
+    token = _COLLECTED_PARSERS.set(parsers)
     try:
-        # Whoever has no options of its own prints help by the parser around it.
+        # A command creates its parser when it runs. With --help it does nothing else, and exits.
         with contextlib.suppress(SystemExit):
             main([*words, "--help"])
     finally:
-        _ASKED.reset(token)
-    return asked[0]
+        _COLLECTED_PARSERS.reset(token)
+    return parsers[0]
 
 
-def _asked_part(words: Sequence[str]) -> str | None:
-    """What `--help-config` is to show, behind "=" or as the next word: "" is all; None without it."""
+def _help_config_pattern(words: Sequence[str]) -> str | None:
+    """Returns the value of `--help-config`: "" for all fields, None if the option is absent."""
     for word, following in itertools.zip_longest(words, words[1:], fillvalue=""):
         name, equals, part = word.partition("=")
         if name == HELP_CONFIG:
@@ -158,8 +216,8 @@ def _asked_part(words: Sequence[str]) -> str | None:
     return None
 
 
-def _config_among(words: Sequence[str]) -> Config:
-    """The config that `--config` and fields among a verb's words make."""
+def _config_of(words: Sequence[str]) -> Config:
+    """Returns the config that `--config` and the config fields among the arguments select."""
     path, overrides = DEFAULT_CONFIG, []
     for i, word in enumerate(words):
         name, equals, value = word.partition("=")
@@ -171,82 +229,94 @@ def _config_among(words: Sequence[str]) -> Config:
 
 
 def add_config_options(parser: Parser) -> None:
-    """Adds `--config`; `Parser.parse_with_fields` gives what is set of its fields."""
+    """Adds `--config` and `--help-config`; `Parser.parse_with_fields` returns the fields that are set."""
     parser.add_argument(
         "--config",
         default=DEFAULT_CONFIG,
         metavar="FILE",
-        help="a config file, or a run's config.json (default: %(default)s)",
+        help="config file, Python or JSON, such as a run's config.json (default: %(default)s)",
     )
     add_help_config(parser)
     parser.add_argument_group(
         "config fields",
-        "--config.SECTION.FIELD=VALUE sets any field; --config.run_folder=FOLDER the run's folder",
+        "--config.SECTION.FIELD=VALUE sets a field; --config.run_folder=FOLDER sets the run's folder",
     )
 
 
 def add_help_config(parser: Parser) -> None:
-    """Adds `--help-config` to a verb whose words `Parser.parse_with_fields` reads."""
+    """Adds `--help-config` to a parser that uses `parse_with_fields`."""
     parser.add_argument(
         HELP_CONFIG,
         nargs="?",
         metavar="PART",
-        help="show all config fields, their values and what they mean, or those with PART in their names",
+        help="show all config fields with their values and meanings, or only those with PART in their names",
     )
 
 
 def check_output_file(option: str, name: str | None) -> None:
-    """Finds now what would otherwise be found when minutes of work are to be written.
+    """Checks early that an output file can be written, rather than after minutes of work.
 
     Args:
-      option: its name, without dashes.
-      name: of the file that it gives; None for none.
+      option: name of the option, without dashes.
+      name: path of the file; None for none.
 
     Raises:
-      ValueError: if the file could not be written.
+      UserError: if the folder does not exist, or the path is a folder.
     """
     file = name and pathlib.Path(name)
     if file and not file.parent.is_dir():
-        raise ValueError(f"--{option} is {file}, and there is no folder {file.parent}")
+        raise UserError(f"--{option} is {file}, and there is no folder {file.parent}")
     if file and file.is_dir():
-        raise ValueError(f"--{option} is {file}, which is a folder; it must be a file")
+        raise UserError(f"--{option} is {file}, which is a folder; it must be a file")
 
 
 def load_config(path: str, overrides: Sequence[str]) -> Config:
-    """Builds the config of a file, with fields set on the command line.
+    """Loads a config file, and sets fields from the command line.
 
-    The source that a file gives is that of the file's own corpus: another one that is named on the
-    command line has no source, unless that is named there too. So it is with the size of a tokenizer that
-    is to be trained.
+    `data.source` belongs to the corpus in the file: if the command line sets another corpus, the source is
+    dropped, unless the command line sets it too. The same applies to the size of a tokenizer to train.
 
     Args:
-      path: of a Python file with `get_config()`.
-      overrides: of the form "--config.section.field=value".
+      path: Python file with `get_config()`, or JSON file with the same fields.
+      overrides: arguments of the form "--config.section.field=value".
 
     Raises:
-      ValueError: if there is no such file, it is not a config file, or a value cannot be.
+      UserError: if there is no such file, it is not a config file, or a value is invalid.
     """
     values = _read_file(path)
     options = [split_override(option) for option in overrides]
     fields = dict(options)
+    # A source that stayed from the file would build the new corpus from the wrong texts.
     if "data.corpus" in fields and "data.source" not in fields:
         _drop_source(values, fields["data.corpus"])
     if "data.tokenizer_vocab_size" not in fields:
         _drop_tokenizer_training(values, fields)
     for name, text in options:
+        _check_name(name)
         _set(values, name, text)
     return Config.from_dict(values)
 
 
+def _check_name(name: str) -> None:
+    """Refuses a field name of another trainer, with or without a section.
+
+    Raises:
+      UserError: with the name of the field here.
+    """
+    field = field_by_alias(name.rpartition(".")[2])
+    if field is not None and name not in field_paths(Config) and not name.startswith("phases."):
+        raise UserError(f'unknown config field "{name}"; did you mean "{field}"?')
+
+
 def _drop_source(values: dict[str, Any], corpus: str) -> None:
-    """Drops the source when it is of another corpus: a typo would be built from it, and trained on."""
+    """Drops the source of another corpus, from which a corpus with a mistyped name would be built."""
     data = values.get("data")
     if isinstance(data, dict) and data.get("corpus", DataConfig.corpus) != corpus:
         data["source"] = None
 
 
 def _drop_tokenizer_training(values: dict[str, Any], fields: dict[str, str]) -> None:
-    """Drops the size of a tokenizer to be trained when it is of another one, or would be of other text."""
+    """Drops the size of a tokenizer to train if the command line sets another tokenizer or source."""
     data = values.get("data")
     named = [name for name in ("tokenizer", "source") if f"data.{name}" in fields]
     if isinstance(data, dict) and any(data.get(name) != fields[f"data.{name}"] for name in named):
@@ -254,27 +324,30 @@ def _drop_tokenizer_training(values: dict[str, Any], fields: dict[str, str]) -> 
 
 
 def split_override(option: str, *, known: Sequence[str] = ()) -> tuple[str, str]:
-    """The dotted name and the value of a config field in "--config.section.field=value".
+    """Splits "--config.section.field=value" into the dotted name and the value.
 
     Args:
-      option: as it stands on the command line.
-      known: names of options, one of which may be what was meant.
+      option: argument on the command line.
+      known: names of other options, to suggest one for a typo.
 
     Raises:
-      ValueError: when it sets no config field.
+      UserError: if the argument does not set a config field.
     """
     name, equals, text = option.partition("=")
     if name.startswith("--config.") and equals:
         return name.removeprefix("--config."), text
-    meant = {each.lstrip("-"): [each] for each in known}
+    suggestions = {each.lstrip("-"): [each] for each in known}
     for path in field_paths(Config):
+        # Users type the name of a field with or without its section.
         for spelling in {path, path.rpartition(".")[2]}:
-            meant.setdefault(_with_dashes(spelling), []).append(f"--config.{path}={text or 'VALUE'}")
+            suggestions.setdefault(_with_dashes(spelling), []).append(f"--config.{path}={text or 'VALUE'}")
     word = _with_dashes(name).lstrip("-").removeprefix("config.")
-    close = difflib.get_close_matches(word, meant, n=1, cutoff=SIMILAR)
-    hint = " or ".join(f'"{each}"' for each in meant[close[0]]) if close else ""
-    raise ValueError(
-        f'"{option}" is not an option; a config field is set by --config.section.field=value'
+    close = difflib.get_close_matches(word, suggestions, n=1, cutoff=MIN_SIMILARITY)
+    if word not in close and (field := field_by_alias(word.rpartition(".")[2])) is not None:
+        close, suggestions = [word], {word: [f"--config.{field}={text or 'VALUE'}"]}
+    hint = " or ".join(f'"{each}"' for each in suggestions[close[0]]) if close else ""
+    raise UserError(
+        f'"{option}" is not an option; config fields are set by --config.section.field=value'
         + (f"; did you mean {hint}?" if hint else "")
     )
 
@@ -285,27 +358,58 @@ def _with_dashes(name: str) -> str:
 
 def _read_file(path: str) -> dict[str, Any]:
     file = find_config(path)
-    if file.name == CONFIG_FILE:  # of a run
-        text = read_limited(file)
+    # Some editors on Windows write a byte order mark, which is not JSON.
+    text = read_limited(file).removeprefix(codecs.BOM_UTF8)
+    if file.name == CONFIG_FILE:  # written by a run
         try:
             return dataclasses.asdict(Config.from_text(text.decode()))
         except ValueError as error:
-            raise ValueError(f"{path} is not the config of a run: {error}") from error
-    sys.path.insert(0, str(file.parent))  # a config may begin with one beside it
+            raise UserError(f"{path} is not the config of a run: {error}") from error
+    # Recognize JSON by its content too: as Python it would fail at the first `false`.
+    if file.suffix.lower() == ".json" or text.lstrip()[:1] in (b"{", b"["):
+        return parse_object(text, path)
+    return to_plain(_run_file(path, file))
+
+
+def _run_file(path: str, file: pathlib.Path) -> ConfigDict:
+    """Runs a Python file, and returns the config from its `get_config()`."""
+    sys.path.insert(0, str(file.parent))  # a config may import another from its folder
     try:
+        # The file runs as a script with its own globals, and is not imported as a module.
         namespace = runpy.run_path(str(file))
+        if not callable(namespace.get("get_config")):
+            raise UserError(f"{path} is not a config file: it must define get_config(), or contain JSON")
+        config = namespace["get_config"]()
+    except (UserError, OSError):
+        raise
+    except Exception as error:  # in the user's code: report its line
+        raise UserError(
+            f"{path} is not a config file: {_where(error, file)}; it must be Python that defines "
+            "get_config(), or JSON"
+        ) from error
     finally:
         sys.path.remove(str(file.parent))
-    if not callable(namespace.get("get_config")):
-        raise ValueError(f"{path} is not a config file: it must define get_config()")
-    config = namespace["get_config"]()
     if not isinstance(config, ConfigDict):
-        raise ValueError(f"get_config() of {path} gives a {type(config).__name__}; it must give a ConfigDict")
-    return to_plain(config)
+        raise UserError(
+            f"get_config() of {path} returns a {type(config).__name__}; it must return a ConfigDict"
+        )
+    return config
+
+
+def _where(error: Exception, file: pathlib.Path) -> str:
+    """Describes an error in a config file, with the last line of the file in its traceback."""
+    frames = traceback.extract_tb(error.__traceback__)
+    # The error may come from a library that the file calls: report the line of the file itself.
+    lines = [frame.lineno for frame in frames if frame.filename == str(file)]
+    if isinstance(error, SyntaxError) and error.filename == str(file):  # there is no traceback
+        lines, error = [error.lineno], SyntaxError(error.msg)
+    return (
+        f"line {lines[-1]}: {type(error).__name__}: {error}" if lines else f"{type(error).__name__}: {error}"
+    )
 
 
 def _set(values: dict[str, Any], name: str, text: str) -> None:
-    """Sets a field; in a list of sections, as phases are, a part of the name is an item's name."""
+    """Sets a field. In a list of sections such as phases, the dotted name contains an item's name."""
     *parts, field = name.split(".")
     section: Any = values
     kind: Any = Config
@@ -314,29 +418,30 @@ def _set(values: dict[str, Any], name: str, text: str) -> None:
             section = _named(section, part, ".".join(parts[:i]))
         else:
             hint = _hints(kind).get(part)
-            kind = _hints(Config)[part] if hint is dict else _section_type(hint)  # of a phase
+            kind = _hints(Config)[part] if hint is dict else _section_type(hint)  # a phase overrides sections
             if hint and not kind:
-                raise ValueError(f'"{name}" is no config field: "{part}" has no fields of its own')
+                raise UserError(f'unknown config field "{name}": "{part}" has no fields')
             section = section.setdefault(part, () if typing.get_origin(hint) is tuple else {})
+    # A field with a value, such as data.seed, has no fields below it.
     if not isinstance(section, dict):
-        raise ValueError(f'"{name}" is no config field: "{parts[-1]}" has no fields of its own')
+        raise UserError(f'unknown config field "{name}": "{parts[-1]}" has no fields')
     section[field] = _parse(text, _hints(kind).get(field))
 
 
 def _named(items: Sequence[Any], name: str, path: str) -> dict[str, Any]:
-    """The section of a name in a list of sections.
+    """Returns the section with a name in a list of sections.
 
     Raises:
-      ValueError: when there is none.
+      UserError: if there is none.
     """
     names = [item.get("name") for item in items if isinstance(item, dict)]
     if name not in names:
-        raise ValueError(f'{path} has no "{name}"; it has {", ".join(map(str, names)) or "none"}')
+        raise UserError(f'{path} has no "{name}"; it has {", ".join(map(str, names)) or "none"}')
     return items[names.index(name)]
 
 
 def _section_type(hint: Any) -> Any:
-    """The dataclass of a section, or of the items of a list of sections; None of other fields."""
+    """Returns the dataclass of a section, or of the items of a list of sections; None for other fields."""
     item = typing.get_args(hint)[0] if typing.get_origin(hint) is tuple else hint
     return item if dataclasses.is_dataclass(item) else None
 
@@ -346,7 +451,7 @@ def _hints(kind: Any) -> dict[str, Any]:
 
 
 def _parse(text: str, hint: Any) -> Any:
-    """The value that a text stands for: itself where a text is wanted, else a Python literal."""
+    """Parses a value: text for a field with text, a Python literal otherwise."""
     options = (hint, *typing.get_args(hint))
     is_text = str in options or any(isinstance(o, str) or typing.get_origin(o) is Literal for o in options)
     is_none = text == "None" and type(None) in options

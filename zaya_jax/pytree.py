@@ -1,4 +1,4 @@
-"""Frozen dataclasses that JAX can look into, and trees of shapes in place of arrays."""
+"""Frozen dataclasses that are pytrees, and trees of array shapes."""
 
 import dataclasses
 import typing
@@ -11,11 +11,11 @@ Class = TypeVar("Class", bound=type)
 
 
 def abstract(tree: Any, shardings: Any) -> Any:
-    """Shapes, types and shardings of a tree's arrays, without allocating.
+    """Returns a tree of `jax.ShapeDtypeStruct` with shardings, without allocating arrays.
 
     Args:
-      tree: of arrays, or of their shapes.
-      shardings: a tree of them, or a prefix of one: a single sharding is that of all arrays.
+      tree: tree of arrays or of their shapes.
+      shardings: tree of shardings, or a prefix of one: a single sharding applies to all arrays.
     """
 
     def place(sharding: Any, arrays: Any) -> Any:
@@ -25,7 +25,7 @@ def abstract(tree: Any, shardings: Any) -> Any:
 
 
 def static(**options: Any) -> Any:
-    """A field that is part of the tree's structure, not of its leaves."""
+    """Declares a field that is part of the tree's structure: a change of it compiles the program again."""
     return dataclasses.field(metadata={"static": True}, **options)
 
 
@@ -33,8 +33,7 @@ def static(**options: Any) -> Any:
 def pytree(cls: Class) -> Class:
     """Makes a class a frozen dataclass and registers it as a pytree.
 
-    Trees of the same class also hold shapes, shardings or axes in place of arrays. They are built
-    without `__init__`, where annotations of arrays are checked under pytest.
+    Instances can also contain shapes, shardings or axes instead of arrays.
     """
     cls = dataclasses.dataclass(frozen=True)(cls)
     fields = dataclasses.fields(cls)
@@ -46,11 +45,13 @@ def pytree(cls: Class) -> Class:
         return children, tuple(getattr(tree, name) for name in statics)
 
     def unflatten(structure: tuple[Any, ...], children: Iterable[Any]) -> Any:
+        # Bypass `__init__`: under pytest it checks annotations, and leaves are not arrays in every tree.
         tree = object.__new__(cls)
         names_and_values = zip(leaves + statics, (*children, *structure), strict=True)
         for name, value in names_and_values:
             object.__setattr__(tree, name, value)
         return tree
 
+    # With keys, error messages of JAX name the field instead of an index.
     jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten)
     return cls

@@ -25,7 +25,7 @@ set -uo pipefail
 : "${ZAYA_CLUSTER:=configs/cluster}"
 : "${ZAYA_NICS:=pollara}"
 : "${ZAYA_NODES:=16}"
-: "${ZAYA_LEAST_NODES:=$ZAYA_NODES}"
+: "${ZAYA_MIN_NODES:=$ZAYA_NODES}"
 # Compiled programs are kept where all nodes see them, so that a new attempt compiles nothing.
 export JAX_COMPILATION_CACHE_DIR=${JAX_COMPILATION_CACHE_DIR:-$PWD/compiled}
 # Not by `source`: values have spaces, and no quotes.
@@ -37,4 +37,4 @@ done < <(cat "$ZAYA_CLUSTER/rocm.env" "$ZAYA_CLUSTER/$ZAYA_NICS.env")
 
 # In the shell's place: SLURM's word that time is up comes to it, and goes on to all tasks.
 exec zaya supervise --engine=slurm --nodes="$ZAYA_NODES" \
-    --least-nodes="$ZAYA_LEAST_NODES" --rules="$ZAYA_CLUSTER/rules.toml" -- train "$@"
+    --min-nodes="$ZAYA_MIN_NODES" --rules="$ZAYA_CLUSTER/rules.toml" -- train "$@"

@@ -1,11 +1,10 @@
-"""The end of CCA's projection in one pass: from latents to queries and keys that attention takes.
+"""Compressed convolutional attention (CCA): from projected latents to queries and keys, in one pass.
 
-Compressed convolutional attention, [CCA] section II-B and Listing 1, with a linear temperature
-([ZAYA1-8B] appendix C).
+Source: [CCA] section II-B and Listing 1, with a linear temperature ([ZAYA1-8B] appendix C).
 
-Letters: B batch, T time, N query heads, K key heads, G = N/K query heads a key head, A = N + K heads,
+Letters: B batch, T time, N query heads, K key heads, G = N/K query heads of a key head, A = N + K heads,
 H head width, C = A*H latent channels (queries first), I and J taps of the two convolutions, W = I + J - 2
-earlier tokens that they need, Z paths through both, O half of the rotated channels of a head, b is B or 1.
+earlier tokens that both need, Z paths through both, O half of the rotated channels of a head, b is B or 1.
 """
 
 import functools
@@ -16,11 +15,21 @@ import jax.numpy as jnp
 from pallas_kernels.cca import gradients, triton
 from pallas_kernels.cca.reference import CcaWeights, rotate
 from pallas_kernels.cca.triton import Blocks, Tile
-from pallas_kernels.cca.xla import cca_xla, looking_back, taps_over_time
+from pallas_kernels.cca.xla import cca_xla, segments_with_history, taps_over_time
 from pallas_kernels.choice import choose
+from pallas_kernels.errors import ArgumentError
 from pallas_kernels.product import own_matrix
 
-__all__ = ["BLOCKS", "Blocks", "CcaWeights", "Tile", "cca", "looking_back", "rotate", "taps_over_time"]
+__all__ = [
+    "BLOCKS",
+    "Blocks",
+    "CcaWeights",
+    "Tile",
+    "cca",
+    "rotate",
+    "segments_with_history",
+    "taps_over_time",
+]
 
 BLOCKS = Blocks(
     forward=Tile(rows=64, contracted=32, num_stages=2),
@@ -29,7 +38,7 @@ BLOCKS = Blocks(
     grad_kernel=Tile(rows=64, contracted=32),
     run=1024,
 )
-"""Chosen from what the compiler says for MI300X (registers, local memory); no time was measured."""
+"""Block sizes, chosen by the registers and local memory that the compiler reports for MI300X; untimed."""
 
 
 def cca(
@@ -42,40 +51,41 @@ def cca(
     implementation: str | None = None,
     blocks: Blocks = BLOCKS,
 ) -> tuple[jax.Array, jax.Array]:
-    """Queries and keys from their latents.
+    """Computes queries and keys from their latents.
 
-    A depthwise convolution over time, one for each head over its channels, plus the mean of each query
-    head and its key head; then both are scaled to length sqrt(H), keys times their temperature, and the
-    first 2*O channels of each head are rotated, channel i against channel i + O. Products take the
-    latent's dtype; all else is float32. Where the second convolution looks to before a document's start
-    it finds the first one's bias.
+    Applies a depthwise convolution over time and then one per head over its channels, and adds the mean of
+    each query head and its key head. Queries and keys are then scaled to length sqrt(H), keys also by their
+    temperature, and the first 2*O channels of each head are rotated (RoPE), channel i with channel i + O.
+    Products have operands of the latent's dtype; everything else is float32. Before the start of a document
+    the second convolution reads the bias of the first one.
 
-    The kernels multiply by both convolutions at once (`joined.py`): they round that product of two kernels
-    where XLA's form rounds what the first convolution gave. They keep nothing but the arguments for the
-    backward pass. Latent, tail and weights have
-    gradients, added up in a fixed order; the rotation has none.
+    The kernels multiply by both convolutions at once (`joined.py`): they round the product of the two
+    kernels, while the XLA form rounds the result of the first convolution. Only the arguments are kept for
+    the backward pass. Latent, tail and weights have gradients, summed in a fixed order; the rotation has
+    none.
 
     Args:
-      latent_BTX: queries and keys of the joined projection, float32 or bfloat16: its first C channels. What
-        lies behind them, such as values, is not read, so that nobody need cut it off.
-      tail_BWC: the latents of the W tokens before, of the same dtype; they belong to the first document.
-      weights: of the convolutions, and the temperature.
-      rotation: cosines and sines [b, T, O], float32.
-      segments_BT: int32, documents; nothing crosses from one to another. Segment 0 is padding, whose
-        latents count as zeros. None is one document.
-      implementation: "pallas", "xla", or None for what `choice.TABLE` says of the platform.
-      blocks: settings of the kernels.
+      latent_BTX: latents, float32 or bfloat16. The first C channels are those of queries and keys; later
+        ones, such as values, are not read, so that the joint projection need not be sliced.
+      tail_BWC: latents of the W previous tokens, of the same dtype; they belong to the first document.
+      weights: weights of the convolutions, and the temperature of each key head.
+      rotation: cosines and sines of RoPE, [b, T, O], float32.
+      segments_BT: document number of each token, int32; documents do not mix. Segment 0 is padding, whose
+        latents count as zeros. None for one document.
+      implementation: "pallas", "xla", or None for the default of `choice.TABLE`.
+      blocks: block sizes of the kernels.
 
     Returns:
       q [B, T, N, H] and k [B, T, K, H], in the latent's dtype.
 
     Raises:
-      ValueError: if shapes, dtypes or settings do not go together.
+      ArgumentError: if shapes, dtypes or settings do not match.
     """
     _check(latent_BTX, tail_BWC, weights, rotation, segments_BT)
     if choose("cca", implementation) == "pallas":
         taps = weights.depthwise_kernel_IC.shape[0], weights.grouped_kernel_AJHH.shape[1]
         triton.check(taps, weights.grouped_kernel_AJHH.shape[3], latent_BTX.dtype.itemsize, blocks)
+        # The kernels read all of the layer's matrices: reading them in the stack would save nothing.
         weights = weights._replace(grouped_kernel_AJHH=own_matrix(weights.grouped_kernel_AJHH))
         return _pallas(latent_BTX, tail_BWC, weights, rotation, segments_BT, blocks)
     latent_BTC = latent_BTX[:, :, : tail_BWC.shape[2]]
@@ -93,6 +103,7 @@ def _run(latent_BTX, tail_BWC, weights, rotation, segments_BT, blocks) -> tuple[
     heads, _, width, _ = weights.grouped_kernel_AJHH.shape
     num_keys = weights.temperature_K.shape[0]
     shapes = [(batch, time, n, width) for n in (heads - num_keys, num_keys)]
+    # Pallas accepts no empty grid.
     if latent_BTX.size == 0:
         q_BTNH, k_BTKH = (jnp.zeros(shape, latent_BTX.dtype) for shape in shapes)
         return q_BTNH, k_BTKH
@@ -116,8 +127,10 @@ def _backward(blocks, arguments, grads):
     grad_latent_BTC, grad_tail_BWC, grad_weights = gradients.backward(
         given, weights, grad_q_BTX, grad_k_BTY, blocks
     )
+    # Channels after the first C were not read: their gradient is zero.
     unread = latent_BTX.shape[2] - grad_latent_BTC.shape[2]
     grad_latent_BTX = jnp.pad(grad_latent_BTC, ((0, 0), (0, 0), (0, unread)))
+    # With one tap in each convolution the tail is empty, and the kernels do without it.
     grad_tail_BWC = jnp.zeros_like(tail_BWC) if grad_tail_BWC is None else grad_tail_BWC
     return grad_latent_BTX, grad_tail_BWC, grad_weights, None, None
 
@@ -133,7 +146,7 @@ def _check(
     segments_BT: jax.Array | None,
 ) -> None:
     if latent_BTX.ndim != 3 or latent_BTX.dtype not in (jnp.float32, jnp.bfloat16):
-        raise ValueError(
+        raise ArgumentError(
             f"the latent is {latent_BTX.dtype} {latent_BTX.shape}; it must be [B, T, X], float32 or bfloat16"
         )
     batch, time, _ = latent_BTX.shape
@@ -141,27 +154,29 @@ def _check(
     width = weights.grouped_kernel_AJHH.shape[3]
     before = weights.depthwise_kernel_IC.shape[0] + weights.grouped_kernel_AJHH.shape[1] - 2
     if tail_BWC.shape != (batch, before, channels) or tail_BWC.dtype != latent_BTX.dtype:
-        raise ValueError(
+        raise ArgumentError(
             f"the tail is {tail_BWC.dtype} {tail_BWC.shape}; with this latent and these taps it must be "
             f"{latent_BTX.dtype} {(batch, before, channels)}"
         )
     cos, sin = rotation
     if cos.shape != sin.shape or cos.ndim != 3 or cos.shape[:2] not in ((batch, time), (1, time)):
-        raise ValueError(
+        raise ArgumentError(
             f"cosines are {cos.shape}, sines {sin.shape}; both must be [B, T, O] or [1, T, O], with "
             f"B, T = {batch}, {time}"
         )
     if 2 * cos.shape[2] > width:
-        raise ValueError(f"{cos.shape[2]} pairs of channels are rotated; a head has {width} channels")
+        raise ArgumentError(f"{cos.shape[2]} pairs of channels are rotated; a head has {width} channels")
     if segments_BT is not None and segments_BT.shape != (batch, time):
-        raise ValueError(f"segments are {segments_BT.shape}; with this latent they must be {(batch, time)}")
+        raise ArgumentError(
+            f"segments are {segments_BT.shape}; with this latent they must be {(batch, time)}"
+        )
 
 
 def _check_weights(columns: int, weights: CcaWeights) -> int:
-    """C, the channels that the weights are for."""
+    """Checks the weights, and returns their number of channels, C."""
     grouped = weights.grouped_kernel_AJHH.shape
     if len(grouped) != 4 or grouped[2] != grouped[3] or grouped[0] * grouped[3] > columns:
-        raise ValueError(
+        raise ArgumentError(
             f"the grouped kernel is {grouped}; it must be [A, J, H, H], with A*H = C at most the latent's "
             f"{columns} channels"
         )
@@ -173,10 +188,12 @@ def _check_weights(columns: int, weights: CcaWeights) -> int:
     }
     for name, shape in shapes.items():
         if getattr(weights, name).shape != shape:
-            raise ValueError(f"{name} is {getattr(weights, name).shape}; with this latent it must be {shape}")
+            raise ArgumentError(
+                f"{name} is {getattr(weights, name).shape}; with this latent it must be {shape}"
+            )
     (num_keys,) = weights.temperature_K.shape
     if not num_keys or grouped[0] <= num_keys or grouped[0] % num_keys:
-        raise ValueError(
+        raise ArgumentError(
             f"there are {grouped[0]} heads and {num_keys} temperatures; each key head has one, and the same "
             "number of query heads"
         )

@@ -1,12 +1,12 @@
 """The backward pass of `cca` in Pallas for Triton.
 
-Nothing is kept but the arguments. A first kernel computes the heads again and turns the gradients of
-queries and keys into those of the second convolution's result, called mixed; it writes them, because
-the others, which own other tokens, need them at a distance: a token's latent is seen by the W tokens behind
-it. Another sums products over the tokens for the joined kernel (`joined.py`), from whose gradient those
-of both convolutions follow.
+Only the arguments are kept from the forward pass. The first kernel recomputes the heads and turns the
+gradients of queries and keys into gradients of the second convolution's result ("mixed"). It stores them,
+because the next kernels read them at other tokens: the latent of a token contributes to the W tokens after
+it. Another kernel sums products over tokens for the joined kernel (`joined.py`), from whose gradient those of
+both convolutions follow.
 
-Letters as in the package and in `rows.py`; R is shares of a sum.
+Letters are those of the package and of `rows.py`; R counts the partial sums of a sum.
 """
 
 import functools
@@ -20,8 +20,8 @@ from pallas_kernels.backend import dot, launch, store
 from pallas_kernels.blocks import block_mask
 from pallas_kernels.cca.joined import grad_join
 from pallas_kernels.cca.paths import distances
-from pallas_kernels.cca.reference import SHORTEST, CcaWeights
-from pallas_kernels.cca.rows import Rows, both, matrix, over_paths
+from pallas_kernels.cca.reference import MIN_NORM, CcaWeights
+from pallas_kernels.cca.rows import TokenBlock, both, matrix, over_paths
 from pallas_kernels.cca.triton import (
     Blocks,
     Operands,
@@ -41,9 +41,18 @@ from pallas_kernels.shares import sum_shares
 def backward(
     given: Operands, weights: CcaWeights, grad_q_BTX: jax.Array, grad_k_BTY: jax.Array, blocks: Blocks
 ) -> tuple[jax.Array, jax.Array | None, CcaWeights]:
-    """Gradients of the latent, of the tail (None without one) and of the weights."""
+    """Returns the gradients of the latent, of the tail (None if there is none) and of the weights.
+
+    Args:
+      given: operands of the forward pass.
+      weights: weights of the forward pass.
+      grad_q_BTX: gradient of the queries, [B, T, N*H].
+      grad_k_BTY: gradient of the keys, [B, T, K*H].
+      blocks: block sizes of the kernels.
+    """
     grad_mixed_BTC, bias_RC, temperature_RK = grad_mixed(given, grad_q_BTX, grad_k_BTY, blocks.grad_mixed)
     given = given.with_array("grad_mixed", grad_mixed_BTC)
+    # Each kernel writes partial sums, which are added in a fixed order instead of with atomics.
     kernel_RX = grad_kernel(given, blocks.grad_kernel, blocks.run)
     grad_latent_BTC, grad_tail_BWC = grad_latent(given, blocks.grad_latent)
     total = functools.partial(sum_shares, name="cca_sums")
@@ -56,17 +65,18 @@ def backward(
 def grad_mixed(
     given: Operands, grad_q_BTX: jax.Array, grad_k_BTY: jax.Array, tile: Tile
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Gradient of what the second convolution gave [B, T, C], in the latent's dtype.
+    """Computes the gradient of the second convolution's result, [B, T, C], in the latent's dtype.
 
-    And shares of the gradients of the joined bias [R, C] and of the temperature [R, K].
+    Returns it with partial sums of the gradients of the joined bias, [R, C], and of the temperature, [R, K].
     """
     layout = given.layout
     num_shares = layout.batch * pl.cdiv(layout.time, tile.rows)
 
     def kernel(rows, head, share, grad, bias_shares, temperature_shares):
         is_key, of_result = place_of_head(layout, head)
-        pieces = [piece.behind(of_result * layout.width) for piece in layout.pieces]
+        pieces = [piece.shifted(of_result * layout.width) for piece in layout.pieces]
         mixed = mixed_with_means(rows, head, tile.contracted)
+        # A choice between two loaded values would read both arrays; a condition reads one of them.
         towards = lax.cond(
             is_key,
             lambda: [rows.load("grad_k", piece) for piece in pieces],
@@ -75,21 +85,24 @@ def grad_mixed(
         towards = rotate([x.astype(jnp.float32) for x in towards], rotation_of(rows, back=True))
         scale_I1, squared_I1 = scale_of(layout, mixed)
         along = [jnp.sum(a * b, axis=1) for a, b in zip(towards, mixed, strict=True)]
-        # A vector of fixed length does not move along itself: that part of its gradient comes off.
+        # The length of a normalized vector is fixed: the part of the gradient along the vector is removed.
         along_I1 = functools.reduce(jnp.add, along)[:, None] * scale_I1
 
         @pl.when(is_key)
         def _():
+            # Before the rotation a key is temperature * scale * mixed: the sum of its gradient times the last
+            # two is that of the temperature. `towards` was rotated back.
             temperature_shares[share, of_result] = jnp.sum(along_I1)
 
-        # A vector that was too short was scaled by a constant.
-        part_I1 = jnp.where(squared_I1 > SHORTEST**2, along_I1 * scale_I1 / layout.width, 0)
+        # A vector below the minimum length was scaled by a constant, so that nothing is removed.
+        part_I1 = jnp.where(squared_I1 > MIN_NORM**2, along_I1 * scale_I1 / layout.width, 0)
         factor_I1 = scale_I1 * temperature_of(rows, head)
         for piece, towards_IX, mixed_IX in zip(layout.pieces, towards, mixed, strict=True):
             grad_IX = factor_I1 * (towards_IX - mixed_IX * part_I1)
-            columns = piece.behind(head * layout.width)
+            columns = piece.shifted(head * layout.width)
             rows.store(grad, columns, grad_IX)
-            store(bias_shares.at[share, columns.channel_X], jnp.sum(grad_IX, axis=0), columns.there_X)
+            # Tokens after the end of the chunk add nothing: `towards` reads as zeros there.
+            store(bias_shares.at[share, columns.channel_X], jnp.sum(grad_IX, axis=0), columns.valid_X)
 
     given = given.with_array("grad_q", grad_q_BTX).with_array("grad_k", grad_k_BTY)
     results = [
@@ -102,16 +115,16 @@ def grad_mixed(
 
 
 def _like_latent(given: Operands) -> jax.ShapeDtypeStruct:
-    """Shape and type of the latent's channels, without what is behind them in the array."""
+    """Shape and dtype of the first C channels of the latent."""
     layout = given.layout
     shape = (layout.batch, layout.time, layout.channels)
     return jax.ShapeDtypeStruct(shape, given.arrays["latent"].dtype)
 
 
 def grad_latent(given: Operands, tile: Tile) -> tuple[jax.Array, jax.Array | None]:
-    """Gradients of the latent and of the tail.
+    """Returns the gradients of the latent and of the tail.
 
-    What stands in the tail is seen too, so that the first block begins with it.
+    The tail contributes to the first tokens; therefore the first block starts at the tail's first token.
     """
     layout = given.layout
     num_blocks = pl.cdiv(layout.time + layout.before, tile.rows)
@@ -119,23 +132,26 @@ def grad_latent(given: Operands, tile: Tile) -> tuple[jax.Array, jax.Array | Non
     arrays = given.some("grad_mixed", "kernel", "segments")
 
     def kernel(*references):
+        # Without a tail there is one result less.
         named = dict(zip(arrays, references, strict=False))
         grad, *grad_tail = references[len(named) :]
         block, head, row = (pl.program_id(axis) for axis in range(3))
+        # The first block starts before the chunk, and the last one may end after it.
         inside = not layout.before and layout.time % tile.rows == 0
-        rows = Rows(named, layout, row, block * tile.rows - layout.before, tile.rows, inside=inside)
+        rows = TokenBlock(named, layout, row, block * tile.rows - layout.before, tile.rows, inside=inside)
         whole = layout.whole
-        # A key head is in the means of all its query heads, a query head in that of its key head.
+        # A key head is part of the means of all its query heads, a query head of that of its key head.
         mean_IX = plus_means(0.0, rows, "grad_mixed", head, whole, of_query=1 / layout.group)
         sum_IX = _through_convolutions(rows, mean_IX, head, tile.contracted)
-        columns = whole.behind(head * layout.width)
-        there_I = rows.not_padding()
-        rows.store(grad, columns, sum_IX if there_I is None else jnp.where(there_I[:, None], sum_IX, 0))
+        columns = whole.shifted(head * layout.width)
+        # Latents of padding count as zeros in the forward pass, so that their gradient is zero.
+        valid_I = rows.not_padding()
+        rows.store(grad, columns, sum_IX if valid_I is None else jnp.where(valid_I[:, None], sum_IX, 0))
         if not grad_tail:
             return
 
         @pl.when(rows.first < 0)
-        def _():  # the tail counts, whatever document it belongs to
+        def _():  # tokens of the tail are never padding
             rows.store(grad_tail[0], columns, sum_IX, is_tail=True)
 
     results = [_like_latent(given)]
@@ -146,23 +162,24 @@ def grad_latent(given: Operands, tile: Tile) -> tuple[jax.Array, jax.Array | Non
     return grads[0], grads[1] if grads[1:] else None
 
 
-def _through_convolutions(rows: Rows, sum_IX: jax.Array, head: jax.Array, contracted: int) -> jax.Array:
-    """Adds what the results of later tokens, and of these, give to a head's latents."""
+def _through_convolutions(rows: TokenBlock, sum_IX: jax.Array, head: jax.Array, contracted: int) -> jax.Array:
+    """Adds the gradients that reach a head's latents from the results of these and of later tokens."""
     layout = rows.layout
 
     def add(sum_IX, step):
-        columns = step.chunk.behind(head * layout.width)
+        columns = step.chunk.shifted(head * layout.width)
+        # The token that reads this latent along the path is `far` tokens later.
         grad_IY = rows.load("grad_mixed", columns, -step.far, only_I=step.seen_I)
         kernel_YX = matrix(rows.references["kernel"], (head, step.path), step.chunk, layout.whole)
         return sum_IX + dot(grad_IY, kernel_YX)
 
-    # Seen from the latent: the token that sees it is ahead, and so are those that the path passes.
+    # Distances are negated: from the latent, the token that reads it is ahead, as are those on the path.
     same = [rows.of_one_document(*(passed - path.far for passed in path.passed)) for path in layout.paths]
     return over_paths(layout, contracted, same, add, sum_IX)
 
 
 def grad_kernel(given: Operands, tile: Tile, run: int) -> jax.Array:
-    """Shares of the joined kernel's gradient, [R, A*Z*H*H]."""
+    """Returns partial sums of the joined kernel's gradient, [R, A*Z*H*H]."""
     layout = given.layout
     num_runs, width, paths = pl.cdiv(layout.time, run), layout.width, layout.paths
     arrays = given.some("latent", "tail", "grad_mixed", "segments")
@@ -173,12 +190,13 @@ def grad_kernel(given: Operands, tile: Tile, run: int) -> jax.Array:
         number, head, number_of_path = (pl.program_id(axis) for axis in range(3))
         row, first = number // num_runs, number % num_runs * run
         whole = layout.whole
-        columns = whole.behind(head * width)
+        columns = whole.shifted(head * width)
         middle, far = distances(paths, number_of_path)
 
         def add(name, first, sum_XY):
-            rows = Rows(named, layout, row, first, tile.rows, inside=layout.time % run == 0)
+            rows = TokenBlock(named, layout, row, first, tile.rows, inside=layout.time % run == 0)
             seen_I = rows.of_one_document(0, middle, far)
+            # Tokens of the tail are never padding.
             if name == "latent":
                 seen_I = both(seen_I, rows.not_padding())
             seen_IX, grad_IY = rows.load(name, columns, far, only_I=seen_I), rows.load("grad_mixed", columns)
@@ -191,9 +209,10 @@ def grad_kernel(given: Operands, tile: Tile, run: int) -> jax.Array:
             num_steps = pl.cdiv(jnp.clip(layout.before - first, 0, run), tile.rows)
             sum_XY = lax.fori_loop(0, num_steps, lambda i, x: add("tail", first + i * tile.rows, x), sum_XY)
         at = shares.at[number, head, number_of_path, whole.channel_X[:, None], whole.channel_X[None, :]]
-        store(at, sum_XY, block_mask(whole.there_X, whole.there_X, sum_XY.shape))
+        store(at, sum_XY, block_mask(whole.valid_X, whole.valid_X, sum_XY.shape))
 
-    # Paths last, so that those which read the same tokens share an L2 cache: see `launch_by_head`.
+    # Paths are the last axis, so that programs that read the same tokens share an L2 cache
+    # (`launch_by_head`).
     grid = layout.batch * num_runs, layout.heads, len(paths)
     shape = (layout.batch * num_runs, layout.heads, len(paths), width, width)
     result = jax.ShapeDtypeStruct(shape, jnp.float32)

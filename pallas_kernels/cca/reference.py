@@ -1,23 +1,24 @@
-"""The specification of `cca`, in plain jnp. Letters: see the package."""
+"""Specification of `cca` in plain jnp. For letters see the package."""
 
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.product import Matrix
+from pallas_kernels.precision import einsum
+from pallas_kernels.product import Matrix, own_matrix
 
-SHORTEST = float(jnp.finfo(jnp.float32).eps)
-"""A shorter vector is scaled as one of this length, so that a vector of zeros has a finite gradient."""
+MIN_NORM = float(jnp.finfo(jnp.float32).eps)
+"""Minimum length for normalization, so that a vector of zeros has a finite gradient."""
 
 
 class CcaWeights(NamedTuple):
-    """Of both convolutions and of the keys' norm."""
+    """Weights of both convolutions, and the temperature of each key head."""
 
     depthwise_kernel_IC: jax.Array
     depthwise_bias_C: jax.Array
     grouped_kernel_AJHH: Matrix
-    """By head and tap, [input channels, output channels]."""
+    """Matrices by head and tap, [input channels, output channels]."""
     grouped_bias_C: jax.Array
     temperature_K: jax.Array
 
@@ -29,7 +30,7 @@ def cca_reference(
     rotation: tuple[jax.Array, jax.Array],
     segments_BT: jax.Array | None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Rotated queries [B, T, N, H] and keys [B, T, K, H], in the wider of float32 and the latent's dtype."""
+    """Returns rotated queries [B, T, N, H] and keys [B, T, K, H], in float32 or the latent's wider dtype."""
     batch, time, _ = latent_BTC.shape
     heads, _, width, _ = weights.grouped_kernel_AJHH.shape
     num_keys = weights.temperature_K.shape[0]
@@ -37,39 +38,41 @@ def cca_reference(
     latent_BTC = latent_BTC.astype(wide)
     if segments_BT is None:
         segments_BT = jnp.ones((batch, time), jnp.int32)
+    # Segment 0 is padding: its latents count as zeros.
     latent_BTC = jnp.where((segments_BT == 0)[:, :, None], 0, latent_BTC)
     mixed_BTAH = _convolve(latent_BTC, tail_BWC.astype(wide), weights, segments_BT)
     latent_BTAH = latent_BTC.reshape(batch, time, heads, width)
     q_BTKGH = latent_BTAH[:, :, :-num_keys].reshape(batch, time, num_keys, -1, width)
+    # qk-mean: the residual path around the convolutions.
     mean_BTKGH = (q_BTKGH + latent_BTAH[:, :, -num_keys:, None]) / 2
     mean_q_BTNH = mean_BTKGH.reshape(batch, time, -1, width)
-    q_BTNH = normalise(mixed_BTAH[:, :, :-num_keys] + mean_q_BTNH)
-    k_BTKH = normalise(mixed_BTAH[:, :, -num_keys:] + mean_BTKGH.mean(axis=3))
+    q_BTNH = normalize(mixed_BTAH[:, :, :-num_keys] + mean_q_BTNH)
+    k_BTKH = normalize(mixed_BTAH[:, :, -num_keys:] + mean_BTKGH.mean(axis=3))
     return rotate(q_BTNH, rotation), rotate(k_BTKH * weights.temperature_K[:, None], rotation)
 
 
 def _convolve(
     latent_BTC: jax.Array, tail_BWC: jax.Array, weights: CcaWeights, segments_BT: jax.Array
 ) -> jax.Array:
-    """Both convolutions over time, [B, T, A, H].
+    """Applies both convolutions over time; returns [B, T, A, H].
 
-    The sequence is padded once, before the first: where the second looks to before a document's start
-    it finds the first one's bias. The tail belongs to the chunk's first document.
+    The sequence is padded once, before the first convolution: before the start of a document, the second one
+    reads the bias of the first. The tail belongs to the chunk's first document.
     """
     heads, num_taps, width, _ = weights.grouped_kernel_AJHH.shape
     segments_BS = jnp.pad(segments_BT, ((0, 0), (tail_BWC.shape[1], 0)), mode="edge")
     latent_BSC = jnp.concatenate([tail_BWC, latent_BTC], axis=1)
     num_first, bias_C = weights.depthwise_kernel_IC.shape[0], weights.depthwise_bias_C
     taps_BISC = _taps(latent_BSC, segments_BS, num_first, jnp.zeros_like(bias_C))
-    first_BSC = jnp.einsum("bisc,ic->bsc", taps_BISC, weights.depthwise_kernel_IC) + bias_C
+    first_BSC = einsum("bisc,ic->bsc", taps_BISC, weights.depthwise_kernel_IC) + bias_C
     taps_BJTC = _taps(first_BSC, segments_BS[:, num_first - 1 :], num_taps, bias_C)
     taps_BJTAH = taps_BJTC.reshape(*taps_BJTC.shape[:3], heads, width)
-    mixed_BTAH = jnp.einsum("bjtah,ajhx->btax", taps_BJTAH, weights.grouped_kernel_AJHH)
+    mixed_BTAH = einsum("bjtah,ajhx->btax", taps_BJTAH, own_matrix(weights.grouped_kernel_AJHH))
     return mixed_BTAH + weights.grouped_bias_C.reshape(heads, width)
 
 
 def _taps(history_BSC: jax.Array, segments_BS: jax.Array, num_taps: int, fill_C: jax.Array) -> jax.Array:
-    """What each tap sees, the oldest first, [B, I, S - I + 1, C]; `fill` for a token of another document."""
+    """Inputs of each tap, oldest first, [B, I, S - I + 1, C]; `fill` replaces tokens of other documents."""
     time = history_BSC.shape[1] - num_taps + 1
     here_BT = segments_BS[:, num_taps - 1 :]
     return jnp.stack(
@@ -83,20 +86,20 @@ def _taps(history_BSC: jax.Array, segments_BS: jax.Array, num_taps: int, fill_C:
     )
 
 
-def normalise(x_BTAH: jax.Array) -> jax.Array:
-    """Heads scaled to length sqrt(H), so that a score is a cosine times sqrt(H) ([CCA] QK normalisation)."""
-    # The bound is on the squared length: of a vector of zeros, as padding makes them, a bound on the length
-    # would leave a gradient that is not finite.
-    squared = jnp.maximum(jnp.sum(x_BTAH * x_BTAH, axis=-1, keepdims=True), SHORTEST**2)
+def normalize(x_BTAH: jax.Array) -> jax.Array:
+    """Scales heads to length sqrt(H), so that a score is a cosine times sqrt(H) ([CCA] QK normalization)."""
+    # The bound applies to the squared length: with a bound on the length, the gradient of a vector of zeros,
+    # which padding produces, would not be finite.
+    squared = jnp.maximum(jnp.sum(x_BTAH * x_BTAH, axis=-1, keepdims=True), MIN_NORM**2)
     return x_BTAH * (x_BTAH.shape[-1] ** 0.5 * jax.lax.rsqrt(squared))
 
 
 def rotate(x_BTAH: jax.Array, rotation: tuple[jax.Array, jax.Array]) -> jax.Array:
-    """Channel i of each head turned against channel i + O, for its first 2*O channels (RoPE, NeoX halves).
+    """Rotates channel i of each head with channel i + O, for its first 2*O channels (RoPE, NeoX halves).
 
     Args:
-      x_BTAH: heads.
-      rotation: cosines and sines [b, T, O], where b is B or 1.
+      x_BTAH: heads, [B, T, A, H].
+      rotation: cosines and sines, [b, T, O], where b is B or 1.
     """
     cos_BT1O, sin_BT1O = (table[:, :, None] for table in rotation)
     half = cos_BT1O.shape[-1]

@@ -1,7 +1,7 @@
-"""How the kernels of `cca` read: a block of tokens of one sequence, and the tokens around them.
+"""Memory access of the `cca` kernels: a block of tokens of one sequence, and the tokens around it.
 
-Letters as in the package; in kernels I is a block of tokens, X and Y are channels. A token's place
-counts from the chunk's start, so that those of the tail have negative places.
+Letters are those of the package; in kernels, I is a block of tokens, X and Y are channels. Positions count
+from the start of the chunk, so that tokens of the tail have negative positions.
 """
 
 import dataclasses
@@ -20,19 +20,19 @@ from pallas_kernels.backend import dot, load, store
 from pallas_kernels.blocks import block_mask, padded
 from pallas_kernels.cca.paths import Path, distances, paths
 
-MOST_PATHS = 31
-"""That `in_bits` has room for."""
+MAX_PATHS = 31
+"""Largest number of paths, for which `in_bits` has a bit each."""
 
 
 class Columns(NamedTuple):
-    """Channels of a block: which ones, and which of them there are; None for all."""
+    """Channel numbers of a block, and the mask of those that exist; None if all do."""
 
     channel_X: jax.Array
-    there_X: jax.Array | None
+    valid_X: jax.Array | None
 
-    def behind(self, number: Any) -> "Columns":
-        """The same channels, `number` further on."""
-        return Columns(self.channel_X + number, self.there_X)
+    def shifted(self, number: Any) -> "Columns":
+        """Returns the channels that are `number` further on."""
+        return Columns(self.channel_X + number, self.valid_X)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,14 +40,14 @@ class Layout:
     """Sizes of a call.
 
     Attributes:
-      batch: B.
-      time: T.
-      heads: A, of queries and keys.
-      key_heads: K.
-      width: H.
-      depthwise_taps: of the first convolution.
-      grouped_taps: of the second.
-      rotated: O, half of the channels that are rotated.
+      batch: sequences, B.
+      time: tokens of the chunk, T.
+      heads: query and key heads together, A.
+      key_heads: key heads, K.
+      width: channels of a head, H.
+      depthwise_taps: taps of the first convolution, I.
+      grouped_taps: taps of the second convolution, J.
+      rotated: half the number of rotated channels, O.
     """
 
     batch: int
@@ -61,45 +61,46 @@ class Layout:
 
     @property
     def channels(self) -> int:
-        """C, the channels of all heads together."""
+        """Channels of all heads together, C."""
         return self.heads * self.width
 
     @property
     def query_heads(self) -> int:
-        """N, the query heads among all heads of the latent."""
+        """Query heads, N."""
         return self.heads - self.key_heads
 
     @property
     def group(self) -> int:
-        """G, query heads of a key head."""
+        """Query heads of a key head, G."""
         return self.query_heads // self.key_heads
 
     @property
     def before(self) -> int:
-        """W, earlier tokens that a token looks at."""
+        """Number of earlier tokens that a token reads, W."""
         return self.depthwise_taps + self.grouped_taps - 2
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        """From latents to a token through both convolutions."""
+        """Paths from latents to a token through both convolutions."""
         return paths(self.depthwise_taps, self.grouped_taps)
 
     @property
     def whole(self) -> Columns:
         """All channels of a head."""
-        return some_columns(0, self.width, padded(self.width))
+        return column_block(0, self.width, padded(self.width))
 
     @property
     def half(self) -> int:
-        """Channels of a piece; the second may have one less."""
+        """Channels of the first half of a head; the second may have one less."""
         return -(-self.width // 2)
 
     @property
     def pieces(self) -> tuple[Columns, Columns]:
-        """A head's channels in two pieces, where each stands at the place of the one it is rotated against.
+        """A head's channels as two pieces of equal size; a channel has the index of its rotation partner.
 
-        Behind the O of each that are rotated stand those that are not. Two pieces alike, however much of a
-        head is rotated: a narrow one would have no work for all the waves of a program, and all would do it.
+        Each piece holds O rotated channels, followed by channels that are not rotated. Pieces have the same
+        size for any O: a narrow one would have too little work for all wavefronts of a program, which then
+        would all repeat it.
         """
         size, turned = padded(self.half), self.rotated
         number_X = jnp.arange(size)
@@ -108,40 +109,40 @@ class Layout:
             jnp.where(number_X < turned, number_X, rest_X),
             jnp.where(number_X < turned, rest_X, number_X + self.half),
         ]
-        sure = 2 * size == self.width
+        is_full = 2 * size == self.width
         first, second = (
-            Columns(channel_X, None if sure else (number_X < self.half) & (channel_X < self.width))
+            Columns(channel_X, None if is_full else (number_X < self.half) & (channel_X < self.width))
             for channel_X in channels
         )
         return first, second
 
     @property
     def angles(self) -> Columns:
-        """The channels of cosines and sines, in a block like those of a piece."""
-        return some_columns(0, self.rotated, padded(self.half))
+        """Channels of cosines and sines, in a block of the size of a piece."""
+        return column_block(0, self.rotated, padded(self.half))
 
     def chunk(self, number: Any, size: int) -> Columns:
-        """The `number`-th so many channels of a head."""
+        """Returns the `number`-th block of `size` channels of a head."""
         channel_X = number * size + jnp.arange(size)
         return Columns(channel_X, None if self.width % size == 0 else channel_X < self.width)
 
 
-def some_columns(first: int, size: int, block: int) -> Columns:
-    """`size` channels from the first on, in a block of so many."""
+def column_block(first: int, size: int, block: int) -> Columns:
+    """Returns `size` channels starting at `first`, padded to a block of `block`."""
     number_X = jnp.arange(block)
     return Columns(first + number_X, None if size == block else number_X < size)
 
 
-class Rows:
+class TokenBlock:
     """A block of tokens of one sequence.
 
     Attributes:
-      references: to arrays, by name.
-      layout: sizes.
-      row: of the batch.
-      first: place of the first token.
-      place_I: places of all.
-      inside: whether it is sure that all are of the chunk.
+      references: references to arrays, by name.
+      layout: sizes of the call.
+      row: index of the sequence in the batch.
+      first: position of the first token.
+      position_I: positions of all tokens, [I].
+      inside: whether all positions are known to be in the chunk, so that no mask is needed.
     """
 
     def __init__(
@@ -155,7 +156,7 @@ class Rows:
         inside: bool,
     ):
         self.references, self.layout, self.row = references, layout, row
-        self.first, self.place_I, self.inside = first, first + jnp.arange(size), inside
+        self.first, self.position_I, self.inside = first, first + jnp.arange(size), inside
 
     def load(
         self,
@@ -166,114 +167,125 @@ class Rows:
         only_I: jax.Array | None = None,
         other: float = 0.0,
     ) -> jax.Array:
-        """Channels of an array [B, T, C] for the tokens at a distance before these.
+        """Loads channels of an array [B, T, C] for the tokens at a distance before these.
 
         Args:
-          name: of the array. The tail's places end where the chunk's begin.
-          columns: which channels.
-          distance: in tokens; negative for later ones.
-          only_I: which rows are wanted; None for all.
-          other: what stands where there is nothing, or nothing that is wanted.
+          name: name of the array. Positions of the tail end where those of the chunk begin.
+          columns: channels to load.
+          distance: distance in tokens; negative for later ones.
+          only_I: mask of the rows to load, [I]; None for all.
+          other: value of entries that do not exist or that the mask excludes.
         """
         reference = self.references[name]
-        place_I, exist_I = self._places(reference.shape[1], distance, is_tail=name == "tail")
+        position_I, exist_I = self._positions(reference.shape[1], distance, is_tail=name == "tail")
+        # Cosines and sines may be the same for all sequences. The zero is computed, for the reason in
+        # `from_start`.
         row = self.row if reference.shape[0] > 1 else self.row * 0
-        at = reference.at[row, place_I[:, None], columns.channel_X[None, :]]
-        shape = (self.place_I.shape[0], columns.channel_X.shape[0])
-        return load(at, block_mask(both(exist_I, only_I), columns.there_X, shape), other=other)
+        at = reference.at[row, position_I[:, None], columns.channel_X[None, :]]
+        shape = (self.position_I.shape[0], columns.channel_X.shape[0])
+        return load(at, block_mask(both(exist_I, only_I), columns.valid_X, shape), other=other)
 
     def store(self, reference: Any, columns: Columns, block_IX: jax.Array, *, is_tail: bool = False) -> None:
-        """Writes channels of an array [B, T, C]."""
+        """Stores channels of an array [B, T, C] for these tokens."""
         size = reference.shape[1]
-        place_I, exist_I = self._places(size, 0, is_tail=is_tail)
+        position_I, exist_I = self._positions(size, 0, is_tail=is_tail)
         if exist_I is not None:
-            # A masked place still has an address; interpreted, a negative one would count from the end.
-            place_I = jnp.where(exist_I, place_I, size)
-        at = reference.at[self.row, place_I[:, None], columns.channel_X[None, :]]
-        shape = (self.place_I.shape[0], columns.channel_X.shape[0])
-        store(at, block_IX, block_mask(exist_I, columns.there_X, shape))
+            # A masked entry still has an address: in interpreted kernels, a negative one counts from the end.
+            position_I = jnp.where(exist_I, position_I, size)
+        at = reference.at[self.row, position_I[:, None], columns.channel_X[None, :]]
+        shape = (self.position_I.shape[0], columns.channel_X.shape[0])
+        store(at, block_IX, block_mask(exist_I, columns.valid_X, shape))
 
-    def _places(self, size: int, distance: Any, *, is_tail: bool) -> tuple[jax.Array, jax.Array | None]:
-        """Rows of an array for the tokens at a distance, and which of those it has."""
-        place_I = self.place_I - distance + (size if is_tail else 0)
-        sure = self.inside and not is_tail
-        not_before = None if sure and isinstance(distance, int) and distance <= 0 else place_I >= 0
-        not_behind = None if sure and isinstance(distance, int) and distance >= 0 else place_I < size
-        return place_I, both(not_before, not_behind)
+    def _positions(self, size: int, distance: Any, *, is_tail: bool) -> tuple[jax.Array, jax.Array | None]:
+        """Returns the rows of an array for the tokens at a distance, and the mask of those that exist."""
+        position_I = self.position_I - distance + (size if is_tail else 0)
+        is_inside = self.inside and not is_tail
+        # A distance that is known can leave the array only at one end.
+        from_start_I = None if is_inside and isinstance(distance, int) and distance <= 0 else position_I >= 0
+        to_end_I = None if is_inside and isinstance(distance, int) and distance >= 0 else position_I < size
+        return position_I, both(from_start_I, to_end_I)
 
     def segments(self, distance: Any) -> jax.Array | None:
-        """[I], of the tokens at a distance before these; None where there is one document.
+        """Returns document numbers [I] of the tokens at a distance before these; None for one document.
 
-        Those before the chunk belong to its first document.
+        Tokens before the chunk belong to its first document.
         """
         if "segments" not in self.references:
             return None
-        place_I = jnp.minimum(jnp.maximum(self.place_I - distance, 0), self.layout.time - 1)
-        return load(self.references["segments"].at[self.row, place_I])
+        position_I = jnp.minimum(jnp.maximum(self.position_I - distance, 0), self.layout.time - 1)
+        return load(self.references["segments"].at[self.row, position_I])
 
     def of_one_document(self, *distances: Any) -> jax.Array | None:
-        """Which of these tokens see others at these distances: each is of the document of the one before.
+        """Mask of the tokens for which all tokens at these distances are in one document, [I].
 
-        None where there is one document.
+        None if there is one document.
         """
         segments = [self.segments(distance) for distance in distances]
-        found = None
+        same_I = None
         for one_I, other_I in itertools.pairwise(segments):
-            found = both(found, None if one_I is None or other_I is None else one_I == other_I)
-        return found
+            same_I = both(same_I, None if one_I is None or other_I is None else one_I == other_I)
+        return same_I
 
     def not_padding(self) -> jax.Array | None:
-        """Which of these tokens are none of padding, whose latents count as zeros; None where all are."""
+        """Mask of the tokens that are not padding, whose latents count as zeros; None if none is padding."""
         segments_I = self.segments(0)
         return None if segments_I is None else segments_I != 0
 
     def convolved(self, sums: list[jax.Array], head: Any, contracted: int) -> list[jax.Array]:
-        """Adds what both convolutions make of a head, but for their biases.
+        """Adds both convolutions of a head, without their biases, to running sums.
 
         Args:
-          sums: to be added to, in the pieces of `Layout`.
-          head: which.
-          contracted: channels that are multiplied in one step.
+          sums: running sums, in the pieces of `Layout`.
+          head: index of the head.
+          contracted: input channels of one product.
         """
         layout = self.layout
 
         def multiply(name, sums, step):
-            seen_IX = self.load(name, step.chunk.behind(head * layout.width), step.far, only_I=step.seen_I)
+            seen_IX = self.load(name, step.chunk.shifted(head * layout.width), step.far, only_I=step.seen_I)
             read = functools.partial(matrix, self.references["kernel"], (head, step.path))
             kernels = [read(piece, step.chunk) for piece in layout.pieces]
             return [a + dot(seen_IX, kernel_YX.T) for a, kernel_YX in zip(sums, kernels, strict=True)]
 
         same = [self.of_one_document(*path.passed) for path in layout.paths]
-        # All of a path are of one document: that this token is no padding says it of the one that it sees.
+        # All tokens of a path are in one document: if this token is not padding, the one it reads is not
+        # either.
         seen = [both(mask_I, self.not_padding()) for mask_I in same]
         sums = over_paths(layout, contracted, seen, functools.partial(multiply, "latent"), sums)
         if "tail" not in self.references:
             return sums
-        # Tokens before the chunk are seen from its first block alone: no other goes through this loop. A
-        # comparison would say so too, but the compiler sees through it and unrolls, as it does above, what
-        # few programs run.
-        size = self.place_I.shape[0]
+        # Only the first block of a chunk reads tokens before it: for all others this loop has no iteration. A
+        # condition would do the same, but the compiler would unroll the loop inside it, as it does above, for
+        # code that few programs run.
+        size = self.position_I.shape[0]
         times = pl.cdiv(jnp.clip(layout.before - self.first, 0, size), size)
         return over_paths(layout, contracted, same, functools.partial(multiply, "tail"), sums, times=times)
 
 
 def vector(reference: Any, columns: Columns, *first: Any) -> jax.Array:
-    """Channels of an array [C], or of a row of one, as [X] in float32."""
-    return load(reference.at[(*first, columns.channel_X)], columns.there_X).astype(jnp.float32)
+    """Loads channels of an array [C], or of a row of an array, as float32 [X]."""
+    return load(reference.at[(*first, columns.channel_X)], columns.valid_X).astype(jnp.float32)
 
 
 def matrix(
     reference: Any, first: tuple[Any, ...], rows: Columns, columns: Columns, dtype: Any = None
 ) -> jax.Array:
-    """A block [X, Y] of one of many matrices, in a type; None for theirs."""
+    """Loads a block [X, Y] of one of many matrices, converted to `dtype` if one is given."""
     at = reference.at[(*first, rows.channel_X[:, None], columns.channel_X[None, :])]
     shape = (rows.channel_X.shape[0], columns.channel_X.shape[0])
-    block_XY = load(at, block_mask(rows.there_X, columns.there_X, shape))
+    block_XY = load(at, block_mask(rows.valid_X, columns.valid_X, shape))
     return block_XY if dtype is None else block_XY.astype(dtype)
 
 
 class Step(NamedTuple):
-    """Of the loop over paths and channels: the path's number and distance, who sees it, the channels."""
+    """One iteration over paths and channels.
+
+    Attributes:
+      path: number of the path.
+      far: distance of the path, in tokens.
+      seen_I: mask of the tokens that read along this path; None for all.
+      chunk: input channels of this iteration.
+    """
 
     path: jax.Array
     far: jax.Array
@@ -290,22 +302,25 @@ def over_paths(
     *,
     times: Any = 1,
 ) -> Any:
-    """Loops over the paths for one chunk of a head's channels after the other.
+    """Loops over all paths for one chunk of a head's channels, then over those of the next chunk.
 
-    Neighbouring paths read nearly the same tokens. A step has a single product, with the path as a number
-    that only the program knows: the blocks of the next are read while it is made, and few are held at once.
+    Neighbouring paths read nearly the same tokens, which are then in a cache. Each iteration has one product,
+    and the number of its path is traced: the pipeline loads the blocks of the next iteration meanwhile, and
+    few blocks are in registers at once.
 
     Args:
-      layout: sizes.
+      layout: sizes of the call.
       contracted: channels of a chunk.
-      masks: by path, which tokens see along it.
-      add: gives the sums with those of a step added.
-      sums: at the start.
-      times: 0 for no loop at all.
+      masks: mask of the tokens that read along each path, [I]; None for all.
+      add: function from the sums and a step to the new sums.
+      sums: initial sums.
+      times: 0 to skip the loop, 1 to run it.
     """
     num_paths, bits_I = len(layout.paths), in_bits(masks)
 
     def step(number, sums):
+        # `%` and `//` of signed numbers round down, which takes more instructions than to truncate, as `lax`
+        # does here.
         path = lax.rem(number, jnp.int32(num_paths))
         seen_I = None if bits_I is None else (bits_I >> path) & 1 == 1
         chunk = layout.chunk(lax.div(number, jnp.int32(num_paths)), contracted)
@@ -315,14 +330,16 @@ def over_paths(
 
 
 def in_bits(masks: list[jax.Array | None]) -> jax.Array | None:
-    """Masks as the bits of a number a token, the first as the lowest; None where all are set everywhere."""
+    """Packs masks into the bits of one number per token, lowest bit first; None if no mask excludes any."""
+    # One register for all masks: the loop selects its bit, where a mask for each path would need many.
     shown = {z: mask_I.astype(jnp.int32) << z for z, mask_I in enumerate(masks) if mask_I is not None}
     if not shown:
         return None
+    # A path without a mask is open to all tokens: its bit is always set.
     everywhere = sum(1 << z for z in range(len(masks)) if z not in shown)
     return functools.reduce(operator.or_, shown.values()) | everywhere
 
 
 def both(one: jax.Array | None, other: jax.Array | None) -> jax.Array | None:
-    """Where both masks are set; None is set everywhere."""
+    """Returns the intersection of two masks; None includes everything."""
     return other if one is None else one if other is None else one & other

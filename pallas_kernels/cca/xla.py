@@ -1,10 +1,10 @@
-"""`cca` without a kernel. Letters: see the package."""
+"""`cca` in XLA, without a kernel. For letters see the package."""
 
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from pallas_kernels.cca.reference import CcaWeights, normalise, rotate
+from pallas_kernels.cca.reference import CcaWeights, normalize, rotate
 from pallas_kernels.checkpoint_names import KEPT
 from pallas_kernels.fusion import unfused
 from pallas_kernels.product import product
@@ -17,29 +17,29 @@ def cca_xla(
     rotation: tuple[jax.Array, jax.Array],
     segments_BT: jax.Array | None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Rotated queries [B, T, N, H] and keys [B, T, K, H] in float32; products take the latent's dtype."""
+    """Returns rotated queries [B, T, N, H] and keys [B, T, K, H] in float32."""
     mixed_BTAH = _convolve(latent_BTC, tail_BWC, weights, segments_BT)
     latent_BTAH = latent_BTC.reshape(mixed_BTAH.shape)
     num_queries = latent_BTAH.shape[2] - weights.temperature_K.shape[0]
-    # Padding counts as zeros. Said here and of the taps, where it is read, and as a factor: latents with
-    # zeros in them, or means, would be written once more.
+    # Padding counts as zeros. It is masked where values are read, here by a factor and below in the taps:
+    # masked copies of latents or means would be stored once more.
     factor = 1.0
     if segments_BT is not None:
         factor = (segments_BT != 0)[:, :, None, None, None].astype(jnp.float32)
     latent_q_BTNH, latent_k_BTKH = jnp.split(latent_BTAH, [num_queries], axis=2)
     mean_q_BTNH, mean_k_BTKH = qk_mean(latent_q_BTNH, latent_k_BTKH, factor)
     mixed_q_BTNH, mixed_k_BTKH = jnp.split(mixed_BTAH, [num_queries], axis=2)
-    q_BTNH = normalise(mixed_q_BTNH + mean_q_BTNH)
-    k_BTKH = normalise(mixed_k_BTKH + mean_k_BTKH) * weights.temperature_K[:, None]
+    q_BTNH = normalize(mixed_q_BTNH + mean_q_BTNH)
+    k_BTKH = normalize(mixed_k_BTKH + mean_k_BTKH) * weights.temperature_K[:, None]
     return rotate(q_BTNH, rotation), rotate(k_BTKH, rotation)
 
 
 def qk_mean(
     q_BTNH: jax.Array, k_BTKH: jax.Array, factor: jax.Array | float = 1.0
 ) -> tuple[jax.Array, jax.Array]:
-    """The residual path around the convolutions, float32 ([CCA] section II-B, qk-mean), times a factor.
+    """Returns the residual path around the convolutions, times a factor ([CCA] section II-B, qk-mean).
 
-    A query head takes the mean of itself and its key head; a key head the mean of its query heads'.
+    A query head gets the mean of itself and its key head, a key head the average of its query heads' means.
     """
     batch, time, num_queries, width = q_BTNH.shape
     q_BTKGH = q_BTNH.reshape(batch, time, k_BTKH.shape[2], -1, width).astype(jnp.float32)
@@ -50,23 +50,25 @@ def qk_mean(
 def _convolve(
     latent_BTC: jax.Array, tail_BWC: jax.Array, weights: CcaWeights, segments_BT: jax.Array | None
 ) -> jax.Array:
-    """Both convolutions over time, [B, T, A, H] in float32."""
+    """Applies both convolutions over time; returns [B, T, A, H], float32."""
     batch, time, _ = latent_BTC.shape
     dtype = latent_BTC.dtype
     heads, num_taps, width, _ = weights.grouped_kernel_AJHH.shape
     latent_BSC = jnp.concatenate([tail_BWC, latent_BTC], axis=1)
     kernel_IC, bias_C = (x.astype(dtype) for x in (weights.depthwise_kernel_IC, weights.depthwise_bias_C))
-    segments_BS = looking_back(segments_BT, tail_BWC.shape[1])
+    segments_BS = segments_with_history(segments_BT, tail_BWC.shape[1])
     is_token_BS = None
     if segments_BT is not None:
+        # Tokens of the tail are never padding, even if the chunk begins with it.
         is_token_BS = jnp.pad(segments_BT != 0, ((0, 0), (tail_BWC.shape[1], 0)), constant_values=True)
     zero = jnp.zeros((), dtype)
     taps = taps_over_time(latent_BSC, kernel_IC.shape[0], segments_BS, fill=zero, is_token_BS=is_token_BS)
-    depthwise_BSC = unfused(_weighted_sum, kernel_IC, bias_C, taps)  # each entry is read by several taps
-    # A tap that looks to before a document finds the first convolution's bias, not zero: the sequence is
-    # padded once, before the first ([CCA] Listing 1).
+    # Several taps read each entry of the result: fused into them, it would be recomputed for each.
+    depthwise_BSC = unfused(_weighted_sum, kernel_IC, bias_C, taps)
+    # Before the start of a document a tap reads the first convolution's bias, not zero: the sequence is
+    # padded once, before the first convolution ([CCA] Listing 1).
     taps = taps_over_time(depthwise_BSC, num_taps, segments_BS, fill=bias_C)
-    # Heads lead and taps lie side by side: the convolution is one batch of matrix products.
+    # With heads first and the taps concatenated, the convolution is one batch of matrix products.
     taps_APX = jnp.concatenate(
         [tap_BTC.reshape(-1, heads, width).transpose(1, 0, 2) for tap_BTC in taps], axis=-1
     )
@@ -77,13 +79,14 @@ def _convolve(
 
 
 def _weighted_sum(kernel_IC: jax.Array, bias_C: jax.Array, taps: list[jax.Array]) -> jax.Array:
+    # Tap by tap: an einsum would need all taps stacked, several times the size of the latent.
     for kernel_C, tap_BSC in zip(kernel_IC, taps, strict=True):
         bias_C = bias_C + kernel_C * tap_BSC
     return bias_C
 
 
-def looking_back(segments_BT: jax.Array | None, num_tokens: int) -> jax.Array | None:
-    """Documents of a chunk and of the tokens before it, which belong to its first document."""
+def segments_with_history(segments_BT: jax.Array | None, num_tokens: int) -> jax.Array | None:
+    """Returns document numbers of a chunk and of the tokens before it, which belong to its first document."""
     if segments_BT is None:
         return None
     return jnp.pad(segments_BT, ((0, 0), (num_tokens, 0)), mode="edge")
@@ -97,14 +100,14 @@ def taps_over_time(
     fill: jax.Array,
     is_token_BS: jax.Array | None = None,
 ) -> list[jax.Array]:
-    """What each tap of a causal convolution sees, the oldest first, [B, S - num_taps + 1, C] each.
+    """Returns the inputs of each tap of a causal convolution, oldest first, [B, S - num_taps + 1, C] each.
 
     Args:
-      history_BSC: the tokens, and before them those that the first ones look back on.
-      num_taps: of the convolution.
-      segments_BS: documents; their last S entries belong to `history_BSC`.
-      fill: what a tap sees in place of a token of another document.
-      is_token_BS: False where there is padding, in whose place a tap sees `fill` too; None if nowhere.
+      history_BSC: the tokens, preceded by the earlier tokens that the first ones read.
+      num_taps: number of taps of the convolution.
+      segments_BS: document numbers; the last S entries belong to `history_BSC`. None for one document.
+      fill: value of a tap at a token of another document.
+      is_token_BS: False for padding, which taps read as `fill` too; None if there is no padding.
     """
     size = history_BSC.shape[1]
     time = size - num_taps + 1
@@ -114,8 +117,8 @@ def taps_over_time(
     segments_BS = segments_BS[:, segments_BS.shape[1] - size :]
     here_BT = segments_BS[:, num_taps - 1 :]
 
-    def seen(first: int) -> jax.Array:
+    def is_visible(first: int) -> jax.Array:
         same_BT = segments_BS[:, first : first + time] == here_BT
         return same_BT if is_token_BS is None else same_BT & is_token_BS[:, first : first + time]
 
-    return [jnp.where(seen(i)[:, :, None], tap_BTC, fill) for i, tap_BTC in enumerate(taps)]
+    return [jnp.where(is_visible(i)[:, :, None], tap_BTC, fill) for i, tap_BTC in enumerate(taps)]

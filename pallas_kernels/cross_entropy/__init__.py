@@ -1,4 +1,4 @@
-"""The loss of a tied head, and its gradients, without the logits in memory.
+"""Cross-entropy loss of a tied head, and its gradients, without storing all logits.
 
 Letters: P rows (tokens), D width, V vocabulary.
 """
@@ -14,9 +14,11 @@ from pallas_kernels.choice import choose
 from pallas_kernels.cross_entropy import triton
 from pallas_kernels.cross_entropy.triton import Blocks
 from pallas_kernels.cross_entropy.xla import cross_entropy_xla
+from pallas_kernels.errors import ArgumentError
+from pallas_kernels.precision import matmul
 
 BLOCKS = Blocks()
-"""Chosen from what the compiler says for MI300X (registers, local memory); no time was measured."""
+"""Block sizes, chosen by the registers and local memory that the compiler reports for MI300X; untimed."""
 
 
 def cross_entropy(
@@ -33,27 +35,27 @@ def cross_entropy(
 ) -> tuple[jax.Array, jax.Array]:
     """Sum over rows of `weight * (logsumexp(logits) - logit[target] + z_loss * logsumexp²)`, in nats.
 
-    `logits = hidden @ table.T + bias`, in float32. "xla" has those of one chunk of rows in memory. The
-    kernels hold blocks of logits in registers; their backward pass makes them again and has the gradients
-    of one chunk of the vocabulary in memory. The squared logsumexp is [PaLM] section 5's z-loss.
+    `logits = hidden @ table.T + bias`, in float32. "xla" stores the logits of one chunk of rows. The kernels
+    hold blocks of logits in registers; their backward pass recomputes them and stores the gradients of one
+    chunk of the vocabulary. The squared logsumexp is the z-loss of [PaLM] section 5.
 
     Args:
-      hidden_PD: what the head multiplies.
-      table_VD: the tied embedding, in the dtype of the hidden states.
-      targets_P: int32; one outside of 0..V-1 has logit 0 and no gradient.
-      weights_P: float32; 0 leaves a row out. They take no gradient.
-      bias_V: float32, of the logits.
+      hidden_PD: final hidden states, float32 or bfloat16.
+      table_VD: tied embedding, in the dtype of the hidden states.
+      targets_P: target token of each row, int32; outside of 0..V-1 the logit is 0, without gradient.
+      weights_P: weight of each row, float32; 0 excludes a row. Weights have no gradient.
+      bias_V: bias of the logits, float32; None for none.
       z_loss: factor of the squared logsumexp, which keeps logits from drifting.
-      chunk: rows whose logits exist at the same time without a kernel.
-      implementation: "pallas", "xla", or None for what `choice.TABLE` says of the platform.
-      blocks: settings of the kernels.
+      chunk: rows whose logits "xla" stores at a time.
+      implementation: "pallas", "xla", or None for the default of `choice.TABLE`.
+      blocks: block sizes of the kernels.
 
     Returns:
-      The sum, and each row's logsumexp [P], both float32. No gradient comes through the latter: it
-      is there to tell apart what the z-loss adds.
+      The sum, and the logsumexp of each row, [P], both float32. The logsumexp has no gradient; it serves to
+      report the z-loss separately.
 
     Raises:
-      ValueError: if shapes, dtypes or settings do not go together.
+      ArgumentError: if shapes, dtypes or settings do not match.
     """
     _check(hidden_PD, table_VD, targets_P, weights_P, bias_V)
     weights_P = lax.stop_gradient(weights_P)
@@ -63,6 +65,7 @@ def cross_entropy(
     else:
         results = cross_entropy_xla(hidden_PD, table_VD, bias_V, targets_P, weights_P, z_loss, chunk)
     loss, logsumexp_P = results
+    # The custom backward passes ignore the gradient of this result; here the rule is visible to JAX.
     return loss, lax.stop_gradient(logsumexp_P)
 
 
@@ -73,7 +76,9 @@ def _pallas(hidden_PD, table_VD, bias_V, targets_P, weights_P, z_loss, blocks):
 
 def _forward(hidden_PD, table_VD, bias_V, targets_P, weights_P, z_loss, blocks):
     arguments = hidden_PD, table_VD, bias_V, targets_P, weights_P
+    # Pallas accepts no empty grid.
     if hidden_PD.shape[0] == 0:
+        # Without rows the weights stand in for the logsumexp: they are an empty float32 array too.
         return (jnp.float32(0), weights_P), (arguments, weights_P)
     logsumexp_P, target_logit_P = triton.forward(hidden_PD, table_VD, bias_V, targets_P, blocks)
     losses_P = logsumexp_P - target_logit_P
@@ -88,6 +93,7 @@ def _backward(z_loss, blocks, saved, gradients):
     if hidden_PD.shape[0] == 0:
         grad_bias_V = None if bias_V is None else jnp.zeros_like(bias_V)
         return jnp.zeros_like(hidden_PD), jnp.zeros_like(table_VD), grad_bias_V, None, None
+    # d loss/d logit = (1 + 2 z logsumexp) * softmax - is_target, times the row's weight.
     target_P = grad * weights_P
     all_P = target_P * (1 + 2 * z_loss * logsumexp_P)
 
@@ -95,9 +101,12 @@ def _backward(z_loss, blocks, saved, gradients):
         grad_PJ = triton.grad_logits(
             hidden_PD, table_VD, bias_V, targets_P, logsumexp_P, all_P, target_P, start, size, blocks
         )
+        # Plain products: a row of the gradient of hidden states, D float32 numbers, does not fit registers.
         table_JD = lax.dynamic_slice_in_dim(table_VD, start, size)
-        grad_hidden_PD += jnp.dot(grad_PJ, table_JD, preferred_element_type=jnp.float32)
-        grad_table_JD = jnp.dot(grad_PJ.T, hidden_PD, preferred_element_type=jnp.float32)
+        # The sum over chunks is float32: rounded after each chunk, it would have as many rounding errors as
+        # chunks.
+        grad_hidden_PD += matmul(grad_PJ, table_JD, dtype=jnp.float32)
+        grad_table_JD = matmul(grad_PJ.T, hidden_PD, dtype=jnp.float32)
         grad_bias_J = () if bias_V is None else (grad_PJ.sum(axis=0, dtype=jnp.float32),)
         return grad_hidden_PD, (grad_table_JD.astype(table_VD.dtype), *grad_bias_J)
 
@@ -120,18 +129,18 @@ def _check(
     arrays = {"hidden": hidden_PD, "table": table_VD, "targets": targets_P, "weights": weights_P}
     shapes = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
     if hidden_PD.ndim != 2 or table_VD.ndim != 2 or hidden_PD.shape[1] != table_VD.shape[1]:
-        raise ValueError(f"{shapes}: hidden and table must be [P, D] and [V, D]")
+        raise ArgumentError(f"{shapes}: hidden and table must be [P, D] and [V, D]")
     if targets_P.shape != hidden_PD.shape[:1] or weights_P.shape != hidden_PD.shape[:1]:
-        raise ValueError(f"{shapes}: targets and weights must be [P], {hidden_PD.shape[:1]}")
+        raise ArgumentError(f"{shapes}: targets and weights must be [P], {hidden_PD.shape[:1]}")
     if bias_V is not None and (bias_V.shape != table_VD.shape[:1] or bias_V.dtype != jnp.float32):
-        raise ValueError(
+        raise ArgumentError(
             f"bias is {bias_V.dtype} {bias_V.shape}; it must be float32 [V], {table_VD.shape[:1]}"
         )
     if hidden_PD.dtype != table_VD.dtype or hidden_PD.dtype not in (jnp.float32, jnp.bfloat16):
-        raise ValueError(
+        raise ArgumentError(
             f"hidden is {hidden_PD.dtype}, table {table_VD.dtype}; both must be float32, or both bfloat16"
         )
     if weights_P.dtype != jnp.float32 or targets_P.dtype != jnp.int32:
-        raise ValueError(
+        raise ArgumentError(
             f"targets are {targets_P.dtype}, weights {weights_P.dtype}; they must be int32 and float32"
         )

@@ -1,13 +1,12 @@
-"""`cross_entropy` in Pallas for Triton: logits live and die in registers.
+"""`cross_entropy` in Pallas for Triton: logits stay in registers.
 
-Forward, a program owns a block of rows and a run of the vocabulary, and keeps the maximum and the sum of
-exponentials of its rows: the softmax in pieces of FlashAttention (arXiv 2205.14135,
-section 3.1), over the vocabulary instead of the keys. Backward, a program makes a block of logits again and
-writes its gradient, for one chunk of the vocabulary at a time: a row of the gradients of the hidden
-states, D float32 numbers, has no place in registers, so that the two products that end in D are
-plain ones.
+Forward, a program owns a block of rows and a run of vocabulary blocks, and keeps the maximum and the sum of
+exponentials of its rows: the online softmax of FlashAttention (arXiv 2205.14135, section 3.1), over the
+vocabulary instead of keys. Backward, a program recomputes a block of logits and stores its gradient, for one
+chunk of the vocabulary at a time: a row of the gradient of the hidden states, D float32 numbers, does not fit
+registers, so that the two products with D outputs are plain ones.
 
-Letters as in the package; I rows of a block, J entries of the vocabulary of a block.
+Letters are those of the package; I counts rows of a block, J vocabulary entries of a block.
 """
 
 import dataclasses
@@ -20,10 +19,10 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from pallas_kernels.backend import dot, exp2, launch, load, store
-from pallas_kernels.blocks import HIDDEN, KernelSettings, block_mask, check_counts, which_exist
+from pallas_kernels.blocks import MASKED_SCORE, KernelSettings, block_mask, check_counts, valid_mask
 
 LOG2_E = math.log2(math.e)
-"""GPUs have an instruction for exponentials of base 2."""
+"""Factor from natural to binary exponents: GPUs have an instruction for powers of 2."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,11 +30,11 @@ class Blocks(KernelSettings):
     """Settings of the kernels.
 
     Attributes:
-      rows: of a block of logits.
-      entries: of the vocabulary, of a block of logits.
-      width: channels that are multiplied in one step of the loop.
-      run: blocks of entries that a program of the forward pass goes through.
-      chunk: entries of the vocabulary whose gradient is in memory at a time.
+      rows: rows of a block of logits.
+      entries: vocabulary entries of a block of logits.
+      width: channels per iteration of the main loop.
+      run: number of vocabulary blocks for each program of the forward pass.
+      chunk: vocabulary entries whose gradients are stored at a time.
     """
 
     rows: int = 128
@@ -48,11 +47,16 @@ class Blocks(KernelSettings):
 
 
 def check(itemsize: int, blocks: Blocks) -> None:
-    """Refuses settings that cannot be compiled or do not fit local memory.
+    """Checks that settings can be compiled and fit local memory.
+
+    Args:
+      itemsize: bytes of an entry of the operands.
+      blocks: block sizes of the kernels.
 
     Raises:
-      ValueError: with what is wrong and what would be right.
+      ArgumentError: with the wrong setting and the values that are accepted.
     """
+    # Both operands of a product, once for each stage of the pipeline that reads ahead.
     held = (blocks.rows + blocks.entries) * blocks.width * max(blocks.num_stages - 1, 1)
     blocks.check("cross_entropy", "rows", "entries", "width", lds_bytes=held * itemsize)
     check_counts("cross_entropy", {"run": blocks.run, "chunk": blocks.chunk})
@@ -61,9 +65,9 @@ def check(itemsize: int, blocks: Blocks) -> None:
 def forward(
     hidden_PD: jax.Array, table_VD: jax.Array, bias_V: jax.Array | None, targets_P: jax.Array, blocks: Blocks
 ) -> tuple[jax.Array, jax.Array]:
-    """Each row's logsumexp and its target's logit, [P], float32; 0 for a target that does not exist."""
+    """Returns the logsumexp and the target's logit of each row, [P], float32; 0 for an invalid target."""
     num_runs = pl.cdiv(table_VD.shape[0], blocks.entries * blocks.run)
-    # The last run may go on behind the vocabulary, by whole blocks too.
+    # The last run may extend beyond the vocabulary, even by whole blocks.
     is_whole = table_VD.shape[0] % (blocks.entries * blocks.run) == 0
     shape = _Shape(hidden_PD, table_VD, blocks, is_whole=is_whole)
 
@@ -76,26 +80,31 @@ def forward(
             entry = (run * blocks.run + i) * blocks.entries
             logits_IJ = shape.logits(hidden, table, biases, row, entry)
             new_top_I = jnp.maximum(top_I, jnp.max(logits_IJ, axis=1))
+            # The sum so far is relative to the previous maximum ([Softmax] section 3, algorithm 3).
             total_I = total_I * exp2((top_I - new_top_I) * LOG2_E)
             return new_top_I, total_I + jnp.sum(exp2((logits_IJ - new_top_I[:, None]) * LOG2_E), axis=1)
 
         zeros_I = jnp.zeros((blocks.rows,), jnp.float32)
-        found = lax.fori_loop(0, blocks.run, step, (zeros_I + HIDDEN, zeros_I))
-        for reference, values_I in zip((tops, totals), found, strict=True):
+        # The first block of each run has an entry that exists, whose logit replaces this maximum; relative to
+        # that logit the exponentials of masked entries are 0.
+        top_and_total = lax.fori_loop(0, blocks.run, step, (zeros_I + MASKED_SCORE, zeros_I))
+        for reference, values_I in zip((tops, totals), top_and_total, strict=True):
             store(reference.at[run, pl.ds(row, blocks.rows)], values_I, shape.is_row(row))
 
     grid = shape.num_row_blocks, num_runs
     results = [jax.ShapeDtypeStruct((num_runs, shape.num_rows), jnp.float32)] * 2
     operands = (hidden_PD, table_VD, *_given(bias_V))
     top_RP, total_RP = launch(kernel, operands, results, blocks, grid=grid, name="cross_entropy")
-    # No program saw a row's whole vocabulary: what they found is put together here, a few numbers a row.
+    # Each program read a part of the vocabulary: their maxima and sums, a few numbers per row, are combined
+    # here.
     top_P = top_RP.max(axis=0)
     logsumexp_P = top_P + jnp.log(jnp.sum(total_RP * jnp.exp(top_RP - top_P), axis=0))
     return logsumexp_P, _target_logits(hidden_PD, table_VD, bias_V, targets_P)
 
 
 def _target_logits(hidden_PD, table_VD, bias_V, targets_P) -> jax.Array:
-    """One product a row, which a program that looked for it among all others would take longer to find."""
+    """Computes the logit of each target as one dot product: cheaper than to look for it in all blocks."""
+    # An invalid target reads some other row, whose logit is replaced with 0 at the end.
     entries_PD = table_VD.at[targets_P].get(mode="clip")
     logits_P = jnp.sum(hidden_PD.astype(jnp.float32) * entries_PD.astype(jnp.float32), axis=1)
     for bias in _given(bias_V):
@@ -115,25 +124,27 @@ def grad_logits(
     size: int,
     blocks: Blocks,
 ) -> jax.Array:
-    """`towards_all * softmax - towards_target * is_target` of entries [start, start + size), [P, size].
+    """Returns `towards_all * softmax - towards_target * is_target` for a chunk of entries, [P, size].
 
     Args:
-      hidden_PD: as for `forward`, and so are the next three.
-      table_VD: the embedding.
-      bias_V: of the logits.
-      targets_P: of the rows.
-      logsumexp_P: from `forward`.
-      towards_all_P: what a row's softmax is multiplied by.
-      towards_target_P: what comes off at its target.
-      start: first entry of the chunk.
-      size: entries of the chunk; all must exist.
-      blocks: settings.
+      hidden_PD: final hidden states.
+      table_VD: tied embedding.
+      bias_V: bias of the logits; None for none.
+      targets_P: target token of each row.
+      logsumexp_P: logsumexp of each row, from `forward`.
+      towards_all_P: factor of each row's softmax.
+      towards_target_P: value subtracted at each row's target.
+      start: first vocabulary entry of the chunk.
+      size: number of entries of the chunk; all must exist.
+      blocks: block sizes of the kernels.
     """
     shape = _Shape(hidden_PD, table_VD, blocks, is_whole=size % blocks.entries == 0)
 
     def kernel(hidden, table, targets, logsumexp, towards_all, towards_target, start, *references):
         *biases, out = references
         row, column = pl.program_id(0) * blocks.rows, pl.program_id(1) * blocks.entries
+        # The start is an operand, so that all chunks run one kernel. Its index is computed, for the reason in
+        # `from_start`.
         entry = start[column * 0] + column
         column_J = column + jnp.arange(blocks.entries)
         is_row = shape.is_row(row)
@@ -142,19 +153,25 @@ def grad_logits(
             for x in (targets, logsumexp, towards_all, towards_target)
         )
         logits_IJ = shape.logits(hidden, table, biases, row, entry)
-        # The logsumexp makes a softmax without a second pass for its maximum and its sum.
+        # exp(logit - logsumexp) is the softmax: neither a maximum nor a sum is needed.
         grad_IJ = exp2((logits_IJ - logsumexp_I[:, None]) * LOG2_E) * all_I[:, None]
         is_target_IJ = (entry + jnp.arange(blocks.entries))[None, :] == target_I[:, None]
         grad_IJ = grad_IJ - jnp.where(is_target_IJ, one_I[:, None], 0)
         at = out.at[pl.ds(row, blocks.rows), pl.ds(column, blocks.entries)]
+        # The last block may reach beyond the chunk, where entries of the next chunk exist but no columns of
+        # the result.
         store(at, grad_IJ, is_row[:, None] & (column_J < size)[None, :])
 
     grid = shape.num_row_blocks, pl.cdiv(size, blocks.entries)
+    # The remainder has another shape and is another kernel: without a name of its own, profiles would add up
+    # both.
     name = "cross_entropy_grad_logits" + ("" if size == blocks.chunk else "_rest")
     operands = (
         hidden_PD, table_VD, targets_P, logsumexp_P, towards_all_P, towards_target_P, start.reshape(1),
         *_given(bias_V),
     )  # fmt: skip
+    # Rounded to the dtype of the operands, which it is multiplied by next: float32 would slow down both
+    # products.
     result = jax.ShapeDtypeStruct((shape.num_rows, size), hidden_PD.dtype)
     (grad_PJ,) = launch(kernel, operands, [result], blocks, grid=grid, name=name)
     return grad_PJ
@@ -165,9 +182,10 @@ def _given(bias_V: jax.Array | None) -> tuple[jax.Array, ...]:
 
 
 class _Shape:
-    """Sizes of a call, and the product that both kernels begin with.
+    """Sizes of a call, and the logits that both kernels start with.
 
-    `is_whole` says that no program reads a block that passes the end of the vocabulary.
+    `is_whole` is whether no program reads a block beyond the end of the vocabulary, so that no mask is
+    needed.
     """
 
     def __init__(self, hidden_PD: jax.Array, table_VD: jax.Array, blocks: Blocks, *, is_whole: bool):
@@ -176,13 +194,13 @@ class _Shape:
         self.num_row_blocks = pl.cdiv(self.num_rows, blocks.rows)
 
     def is_row(self, row) -> jax.Array:
-        """Which rows of a block exist."""
+        """Mask of the rows of a block that exist."""
         return row + jnp.arange(self.blocks.rows) < self.num_rows
 
     def logits(self, hidden, table, biases, row, entry) -> jax.Array:
-        """A block of logits in float32; of entries that do not exist `HIDDEN`, of such rows the bias.
+        """Computes a block of logits, float32: `MASKED_SCORE` for entries that do not exist.
 
-        Their sums begin with the bias and the mask: a matrix instruction adds to what is there.
+        Bias and mask are the initial value of the accumulator, to which matrix instructions add.
         """
         blocks = self.blocks
 
@@ -192,27 +210,28 @@ class _Shape:
             entries_JX = self._load(table, entry, blocks.entries, is_entry_J, channel)
             return sum_IJ + dot(rows_IX, entries_JX.T)
 
-        is_row_I = which_exist(row, blocks.rows, self.num_rows)
+        is_row_I = valid_mask(row, blocks.rows, self.num_rows)
         is_entry_J = None if self.is_whole else entry + jnp.arange(blocks.entries) < self.num_entries
         start_J = jnp.zeros((blocks.entries,), jnp.float32)
         for bias in biases:
             start_J = load(bias.at[pl.ds(entry, blocks.entries)], is_entry_J).astype(jnp.float32)
+        # Entries beyond the vocabulary start at the masked score and stay there: their table rows read as 0.
         if is_entry_J is not None:
-            start_J = jnp.where(is_entry_J, start_J, HIDDEN)
+            start_J = jnp.where(is_entry_J, start_J, MASKED_SCORE)
         start_IJ = jnp.broadcast_to(start_J[None, :], (blocks.rows, blocks.entries))
         return lax.fori_loop(0, pl.cdiv(self.width, blocks.width), step, start_IJ)
 
     def _load(self, array, first, block: int, is_there, channel) -> jax.Array:
         at = array.at[pl.ds(first, block), pl.ds(channel, self.blocks.width)]
-        columns = which_exist(channel, self.blocks.width, self.width)
+        columns = valid_mask(channel, self.blocks.width, self.width)
         return load(at, block_mask(is_there, columns, (block, self.blocks.width)))
 
 
 def in_chunks(num_entries: int, chunk: int, visit: Callable, carry):
-    """Runs `visit(carry, start, size)` over the vocabulary; it gives the carry and an array [size, ...].
+    """Runs `visit(carry, start, size)`, which returns the carry and arrays [size, ...], over the vocabulary.
 
-    Whole chunks are a scan, so that the program does not grow with the vocabulary; what is left over
-    at the end is a smaller one. The arrays come back as one [V, ...].
+    Whole chunks are a scan, so that the program does not grow with the vocabulary; the remainder is a smaller
+    chunk. Returns the carry and the arrays, concatenated to [V, ...].
     """
     chunk = min(chunk, num_entries)
     whole = num_entries // chunk

@@ -1,6 +1,6 @@
-"""`cross_entropy` without a kernel: the logits of one chunk of tokens at a time.
+"""`cross_entropy` in XLA: the logits of one chunk of rows at a time.
 
-Letters: as in the package; Z tokens of a chunk.
+Letters are those of the package; Z counts rows of a chunk.
 """
 
 import functools
@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from pallas_kernels.precision import einsum, matmul
 from pallas_kernels.product.xla import transposed_product
 
 
@@ -24,10 +25,10 @@ def cross_entropy_xla(
     z_loss: float,
     chunk: int,
 ) -> tuple[jax.Array, jax.Array]:
-    """The weighted sum of the rows' losses, and each row's logsumexp, through which no gradient comes.
+    """Returns the weighted sum of losses, and the logsumexp of each row, which has no gradient.
 
-    A pass for gradients makes them together with the value, chunk by chunk, so that no logits are kept
-    and none made twice.
+    Under differentiation the forward pass computes gradients together with the value, chunk by chunk, so that
+    logits are neither stored nor computed twice.
     """
 
     def add(loss: jax.Array, rows: Any) -> tuple[jax.Array, jax.Array]:
@@ -40,7 +41,7 @@ def cross_entropy_xla(
 
 
 def _forward(hidden_PD, table_VD, bias_V, targets_P, weights_P, z_loss, chunk):
-    """The results, and the gradients of the loss."""
+    """Returns the results, and the gradients of the loss as residuals."""
 
     def add(sums: Any, rows: Any) -> tuple[Any, tuple[jax.Array, jax.Array]]:
         hidden_ZD, targets_Z, weights_Z = rows
@@ -48,12 +49,13 @@ def _forward(hidden_PD, table_VD, bias_V, targets_P, weights_P, z_loss, chunk):
         loss, logsumexp_Z = _loss(logits_ZV, targets_Z, weights_Z, z_loss)
         grad_ZV = _grad_logits(logits_ZV, logsumexp_Z, targets_Z, weights_Z, z_loss)
         grad_bias_V = None if bias_V is None else grad_ZV.sum(axis=0)
+        # Rounded for the two products only; the gradient of the bias is a plain sum and was taken before.
         grad_ZV = grad_ZV.astype(hidden_ZD.dtype)
         grad_table_VD = transposed_product(hidden_ZD, grad_ZV, dtype=jnp.float32).T
-        grad_hidden_ZD = grad_ZV @ table_VD.astype(hidden_ZD.dtype)
+        grad_hidden_ZD = matmul(grad_ZV, table_VD.astype(hidden_ZD.dtype))
         return jax.tree.map(jnp.add, sums, (loss, grad_table_VD, grad_bias_V)), (logsumexp_Z, grad_hidden_ZD)
 
-    # Sums over chunks are float32 whatever the weights are: in bfloat16 they would stop growing.
+    # Sums over chunks are float32 for weights of any dtype: in bfloat16 they would stop growing.
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), (table_VD, bias_V))
     (loss, grad_table_VD, grad_bias_V), (logsumexp_P, grad_hidden_PD) = _over_chunks(
         add, (jnp.zeros(()), *zeros), (hidden_PD, targets_P, weights_P), chunk
@@ -64,6 +66,7 @@ def _forward(hidden_PD, table_VD, bias_V, targets_P, weights_P, z_loss, chunk):
 def _backward(z_loss, chunk, gradients, grads):
     del z_loss, chunk
     grad, _ = grads
+    # The forward pass has computed gradients for an incoming gradient of 1, in which they are linear.
     return *jax.tree.map(lambda x: (grad * x).astype(x.dtype), gradients), None, None
 
 
@@ -71,19 +74,18 @@ cross_entropy_xla.defvjp(_forward, _backward)
 
 
 def _logits(hidden_ZD: jax.Array, table_VD: jax.Array, bias_V: jax.Array | None) -> jax.Array:
-    table_VD = table_VD.astype(hidden_ZD.dtype)
-    logits_ZV = jnp.einsum("zd,vd->zv", hidden_ZD, table_VD, preferred_element_type=jnp.float32)
+    logits_ZV = einsum("zd,vd->zv", hidden_ZD, table_VD, dtype=jnp.float32)
     return logits_ZV if bias_V is None else logits_ZV + bias_V
 
 
 def _loss(
     logits_ZV: jax.Array, targets_Z: jax.Array, weights_Z: jax.Array, z_loss: float
 ) -> tuple[jax.Array, jax.Array]:
-    """The loss of a chunk, and each row's logsumexp."""
-    # Two reductions on CPUs, which turn one of pairs into no vector instructions.
+    """Returns the loss of a chunk and the logsumexp of each row."""
+    # Two reductions on CPUs, where XLA does not vectorize a reduction of pairs.
     two_passes = functools.partial(jax.nn.logsumexp, axis=-1)
     logsumexp_Z = lax.platform_dependent(logits_ZV, cpu=two_passes, default=logsumexp_in_one_pass)
-    # A target that is no token, as padding may have, has logit 0: a gather would give NaN for it.
+    # An invalid target, as padding may have, has logit 0: a gather would return NaN for it.
     is_token_Z = (targets_Z >= 0) & (targets_Z < logits_ZV.shape[1])
     target_Z1 = jnp.where(is_token_Z, targets_Z, 0)[:, None]
     target_logit_Z = jnp.where(is_token_Z, jnp.take_along_axis(logits_ZV, target_Z1, axis=-1)[:, 0], 0)
@@ -94,10 +96,10 @@ def _loss(
 
 
 def logsumexp_in_one_pass(logits_ZV: jax.Array) -> jax.Array:
-    """The logsumexp of each row, float32, of logits that are read once.
+    """Returns the logsumexp of each row, float32, reading the logits once.
 
-    A maximum first, then a sum, are two passes over what no cache holds: 8.6 GB for 8,192 rows of 262,272.
-    Here two parts of a row, each with its maximum and its sum, become one ([Softmax] section 3, algorithm 3).
+    A maximum and then a sum would be two passes over more than any cache holds: 8.6 GB for 8,192 rows of
+    262,272. Here a reduction combines pairs of a maximum and a sum ([Softmax] section 3, algorithm 3).
     """
 
     def join(one: Any, other: Any) -> tuple[jax.Array, jax.Array]:
@@ -105,7 +107,7 @@ def logsumexp_in_one_pass(logits_ZV: jax.Array) -> jax.Array:
         new_top = jnp.maximum(top, other_top)
         return new_top, total * jnp.exp(top - new_top) + other_total * jnp.exp(other_top - new_top)
 
-    # Not minus infinity, of which two have no difference.
+    # Not minus infinity: the difference of two would be NaN.
     lowest = jnp.finfo(logits_ZV.dtype).min
     parts, nothing = (logits_ZV, jnp.ones_like(logits_ZV)), (lowest, jnp.zeros((), logits_ZV.dtype))
     top_Z, total_Z = lax.reduce(parts, jax.tree.map(jnp.asarray, nothing), join, (1,))
@@ -115,15 +117,16 @@ def logsumexp_in_one_pass(logits_ZV: jax.Array) -> jax.Array:
 def _grad_logits(
     logits_ZV: jax.Array, logsumexp_Z: jax.Array, targets_Z: jax.Array, weights_Z: jax.Array, z_loss: float
 ) -> jax.Array:
-    """Of the loss of a chunk, by its logits."""
+    """Returns the gradient of a chunk's loss with respect to its logits."""
     probs_ZV = jnp.exp(logits_ZV - logsumexp_Z[:, None])
+    # Derivative of the logsumexp plus the z-loss ([PaLM] section 5), without the softmax.
     pull_Z = weights_Z * (1 + 2 * z_loss * logsumexp_Z)
     is_target_ZV = targets_Z[:, None] == jnp.arange(logits_ZV.shape[1])
     return probs_ZV * pull_Z[:, None] - jnp.where(is_target_ZV, weights_Z[:, None], 0)
 
 
 def _over_chunks(add: Callable[[Any, Any], Any], first: Any, rows: Any, chunk: int) -> Any:
-    """`lax.scan` over chunks of rows, the last one padded with rows of weight 0; what they give is joined."""
+    """Scans over chunks of rows, the last one padded with rows of weight 0; concatenates the outputs."""
     num_rows = rows[0].shape[0]
     if num_rows <= chunk:
         return add(first, rows)

@@ -1,4 +1,4 @@
-"""Rows of the embedding. There is no kernel of ours: XLA's gather is bound by the memory that it reads.
+"""Embedding lookup. There is no custom kernel: XLA's gather is already bound by the memory that it reads.
 
 Letters: B batch, T time, V vocabulary, D width.
 """
@@ -9,12 +9,12 @@ from pallas_kernels.embedding.xla import look_up_xla
 
 
 def look_up(table_VD: jax.Array, tokens_BT: jax.Array) -> jax.Array:
-    """Each token's row of a table, in float32 [B, T, D].
+    """Returns each token's row of a table, float32 [B, T, D].
+
+    The gradient is accumulated in float32 for any dtype of the table, and rounded to that once.
 
     Args:
-      table_VD: the embedding.
-      tokens_BT: int32, 0..V-1.
-
-    Its gradient adds up in float32, whatever the table's type, and is rounded to that once.
+      table_VD: embedding table.
+      tokens_BT: tokens, int32, 0..V-1.
     """
     return look_up_xla(table_VD, tokens_BT)

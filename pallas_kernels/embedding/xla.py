@@ -1,4 +1,4 @@
-"""`look_up` without a kernel. Letters: see the package."""
+"""`look_up` in XLA. For letters see the package."""
 
 import jax
 import jax.numpy as jnp
@@ -6,12 +6,12 @@ import jax.numpy as jnp
 
 @jax.custom_vjp
 def look_up_xla(table_VD: jax.Array, tokens_BT: jax.Array) -> jax.Array:
-    """Rows of a table in float32, whose gradient adds up in float32."""
+    """Returns rows of a table in float32, with a gradient accumulated in float32."""
     return table_VD[tokens_BT].astype(jnp.float32)
 
 
 def _forward(table_VD, tokens_BT):
-    # The table itself is not needed backward, only how long it is and of which type: no entry of it is kept.
+    # The backward pass needs the table's length and dtype only: an array without columns holds both.
     return look_up_xla(table_VD, tokens_BT), (jnp.zeros((table_VD.shape[0], 0), table_VD.dtype), tokens_BT)
 
 

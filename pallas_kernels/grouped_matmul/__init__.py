@@ -1,4 +1,4 @@
-"""Product of contiguous groups of rows with one matrix a group: the experts of a mixture.
+"""Grouped matrix product: each contiguous group of rows times its own matrix, as experts compute it.
 
 Letters: P rows, E groups (experts), M matrices of a stack, D contracted width, F output width.
 """
@@ -14,6 +14,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from pallas_kernels.checkpoint_names import KEPT
 from pallas_kernels.choice import choose
+from pallas_kernels.errors import ArgumentError
 from pallas_kernels.grouped_matmul import blocked, pallas, primus_turbo, triton, xla
 from pallas_kernels.grouped_matmul.operands import Operands, operands_of
 from pallas_kernels.grouped_matmul.pallas import BLOCKS
@@ -34,27 +35,27 @@ def grouped_matmul(
 ) -> jax.Array:
     """Multiplies each group of consecutive rows by its group's matrix.
 
-    The first `group_sizes_E[0]` rows meet `weights_EDF[0]`, the next `group_sizes_E[1]` meet
-    `weights_EDF[1]`, and so on. Rows behind the last group give zeros. Nothing of size P x E or
-    P x D x F is made on the way, except inside "ragged_dot" on a CPU.
+    The first `group_sizes_E[0]` rows are multiplied by `weights_EDF[0]`, the next `group_sizes_E[1]` rows by
+    `weights_EDF[1]`, and so on; rows after the last group become zeros. Nothing of size P x E or P x D x F is
+    stored, except by "ragged_dot" on a CPU.
 
     Args:
-      rows_PD: rows sorted by group.
-      weights_EDF: a matrix a group, in the dtype of the rows; those of a stack are read in place where
-        that saves a copy of them.
-      group_sizes_E: int32, their sum at most P; a group may be empty.
+      rows_PD: rows, sorted by group.
+      weights_EDF: one matrix for each group, in the dtype of the rows; matrices of a stack are read in place
+        where that saves a copy.
+      group_sizes_E: number of rows of each group, int32, at most P in sum; groups may be empty.
       implementation: "ragged_dot" is `jax.lax.ragged_dot`, a grouped product of the vendor's library
         on GPUs and a masked dense product of E times the work on CPUs. "blocked" loops over blocks
         of rows of one group, for CPUs. "xla" is "blocked" on CPUs and "ragged_dot" elsewhere. "pallas"
-        is a kernel for GPUs, "ragged_dot+pallas" the first forward and the second for gradients,
-        "primus_turbo" AMD's package of that name. None takes what `choice.TABLE` says of the platform.
-      blocks: settings of the kernel.
+        is a kernel for GPUs, "ragged_dot+pallas" the former for the forward pass and the latter for
+        gradients, "primus_turbo" AMD's package of that name. None selects the default of `choice.TABLE`.
+      blocks: block sizes of the kernels.
 
     Returns:
-      [P, F], in the dtype of the rows.
+      Products, [P, F], in the dtype of the rows.
 
     Raises:
-      ValueError: if shapes, dtypes or settings do not go together, or the implementation is unknown.
+      ArgumentError: if shapes, dtypes or settings do not match, or the implementation is unknown.
     """
     operands = operands_of(rows_PD, weights_EDF, group_sizes_E)
     return _multiply(operands, _directions("grouped_matmul", implementation, operands, blocks))
@@ -69,32 +70,37 @@ def grouped_swiglu(
     implementation: str | None = None,
     blocks: Blocks = BLOCKS,
 ) -> jax.Array:
-    """`scale * silu(gate) * up` of each group's rows, where gate and up are the halves of `grouped_matmul`.
+    """Computes `scale * silu(gate) * up`, where gate and up are the two halves of `grouped_matmul`.
 
-    The kernel makes the same columns of both halves in one program and activates them before they
-    leave it; it writes both halves once, for the backward pass, and does not read them again.
+    A program of the kernel computes the same columns of both halves and applies the activation while they are
+    in registers. It stores both halves for the backward pass and does not read them again.
 
     Args:
-      rows_PD: rows sorted by group.
-      weights_EDQ: a matrix a group, Q = 2*F columns: gate's first, then up's.
-      group_sizes_E: as for `grouped_matmul`, and so are the other arguments.
-      scale_P: float32, of each row; None for 1.
-      implementation: of the product; of all but "pallas" the activation is a step of its own.
-      blocks: settings of the kernel.
+      rows_PD: rows, sorted by group.
+      weights_EDQ: one matrix for each group, Q = 2*F columns: those of gate, then those of up.
+      group_sizes_E: number of rows of each group, int32, at most P in sum.
+      scale_P: factor of each row, float32, such as its router probability; None for 1.
+      implementation: as for `grouped_matmul`; the activation is a separate step for all but "pallas".
+      blocks: block sizes of the kernels.
 
     Returns:
-      [P, F], in the dtype of the rows; zeros behind the last group.
+      Activations, [P, F], in the dtype of the rows; zeros after the last group.
 
     Raises:
-      ValueError: as `grouped_matmul`, and if Q is odd.
+      ArgumentError: for the reasons of `grouped_matmul`, and if Q is odd.
     """
     operands = operands_of(rows_PD, weights_EDQ, group_sizes_E)
     if weights_EDQ.shape[2] % 2:
-        raise ValueError(f"weights {weights_EDQ.shape}: gate and up must have the same width, so Q be even")
+        raise ArgumentError(
+            f"weights {weights_EDQ.shape}: gate and up must have the same width, so Q be even"
+        )
     directions = _directions("grouped_swiglu", implementation, operands, blocks)
     if directions.forward == "pallas":
         hidden_PF: Any = pallas.swiglu(operands, blocks)
+        # The scale is a separate pass: its gradient needs the unscaled activations.
         return hidden_PF if scale_P is None else (scale_P[:, None] * hidden_PF).astype(hidden_PF.dtype)
+    # Named for remat policies: the gradient of the activation needs gate and up, and computing them again
+    # costs a whole product.
     gate_up_PQ = checkpoint_name(_multiply(operands, directions), KEPT)
     scale_P = jnp.ones(rows_PD.shape[0]) if scale_P is None else scale_P
     scaled_PF: Any = weighted_swiglu(gate_up_PQ, scale_P)
@@ -103,14 +109,14 @@ def grouped_swiglu(
 
 @dataclasses.dataclass(frozen=True)
 class _Directions:
-    """By which forms the product and its gradients are made."""
+    """The implementations of the product and of its gradients."""
 
     forward: str
     backward: str
     blocks: Blocks
 
     def form(self, name: str) -> "_Form":
-        """A form, with the settings of the kernel where it is one."""
+        """Returns an implementation by name, with the block sizes bound if it is the kernel."""
         form = _FORMS[name]
         if name != "pallas":
             return form
@@ -123,8 +129,10 @@ class _Directions:
 def _directions(
     operation: str, implementation: str | None, operands: Operands, blocks: Blocks
 ) -> _Directions:
+    # Decoding has few rows, for which the fixed cost of a vendor's grouped product dominates.
     has_few_rows = operands.rows_PD.shape[0] <= blocked.FEW_ROWS
     chosen = choose(operation, implementation, has_few_rows=has_few_rows)
+    # "a+b" is a for the forward pass and b for the gradients.
     forward, _, backward = chosen.partition("+")
     directions = _Directions(forward, backward or forward, blocks)
     if "pallas" in (directions.forward, directions.backward):
@@ -134,7 +142,7 @@ def _directions(
 
 @dataclasses.dataclass(frozen=True)
 class _Form:
-    """A product, and the gradients of its rows and weights."""
+    """An implementation: the product, and the gradients of its rows and weights."""
 
     multiply: Callable[..., jax.Array]
     gradients: Callable[..., tuple[jax.Array, jax.Array]]
@@ -161,8 +169,9 @@ def _product(operands, directions):
 
 def _product_forward(operands, directions):
     if "pallas" in (directions.forward, directions.backward):
-        # A kernel reads all of a layer's matrices here, and in the stack nothing would be saved: there the
-        # compiled program, from which `zaya plan` counts bytes, would show a reading of all layers.
+        # A kernel reads all matrices of its layer, so that reading the stack would save nothing. With the
+        # stack as its operand, the compiled program, from which `zaya plan` counts bytes, would show all
+        # layers read.
         operands = operands.of_own()
     return _product(operands, directions), operands
 
@@ -170,6 +179,8 @@ def _product_forward(operands, directions):
 def _product_backward(directions, operands, grad_PF):
     grads = directions.form(directions.backward).gradients(operands, grad_PF)
     grad_rows_PD, grad_weights_EDF = grads
+    # Sizes and indices are integers. The stack has no gradient, because that belongs to the slice of the
+    # layer.
     return (Operands(grad_rows_PD, grad_weights_EDF, None, None, None),)  # pyright: ignore[reportArgumentType]
 
 

@@ -1,9 +1,9 @@
-"""The grouped product as loops over blocks of rows, for CPUs.
+"""Grouped product as loops over blocks of rows, for CPUs.
 
-A block holds rows of one group only, so that its product is a plain matrix product. Each group is
-cut into blocks of one size and one for what remains, rounded up to a few sizes; each size has a
-loop of its own, over as many blocks as the group sizes need: its length is data. JAX cannot
-differentiate such a loop, and the loop that it can differentiate is slower; hence gradients of its own.
+A block has rows of one group only, so that its product is a plain matrix product. Each group is split into
+blocks of one size and a last block for the remainder, rounded up to one of a few sizes. There is a loop for
+each size, over as many blocks as the group sizes require: its length is data. JAX cannot differentiate such a
+loop, and a loop that it can differentiate is slower; therefore the gradients are written here.
 """
 
 import dataclasses
@@ -15,19 +15,20 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.grouped_matmul.operands import Operands
+from pallas_kernels.precision import matmul
 from pallas_kernels.product.xla import ROWS_IN_PLACE, product_in_place, transposed_product
 
 BLOCK_ROWS = 512
-"""Enough rows for a product to reach nine tenths of a CPU's peak; its weights are read once a block."""
+"""Rows of a block: enough for nine tenths of a CPU's peak; weights are read once for each block."""
 ROUNDING = 64
-"""Rows that the last block of a group is rounded up to a multiple of."""
+"""Multiple, in rows, to which the last block of a group is rounded up."""
 FEW_ROWS = 128
-"""Up to so many rows have blocks of at most `ROWS_IN_PLACE`, which read the weights in place; more rows have
-blocks of up to `BLOCK_ROWS`."""
+"""Number of rows up to which blocks have at most `ROWS_IN_PLACE` rows and read the weights in place. With
+more rows, blocks have up to `BLOCK_ROWS`."""
 
 
 def multiply(operands: Operands) -> jax.Array:
-    """Each group's rows times its matrix, which is read in the stack; zeros behind the last group."""
+    """Multiplies each group's rows by its matrix in the stack; rows after the last group become zeros."""
     rows_PD, _, group_sizes_E, stack_MDF, first_matrix = operands
     if rows_PD.shape[0] == 1:
         return _product_of_one(rows_PD, group_sizes_E, stack_MDF, first_matrix)
@@ -37,24 +38,24 @@ def multiply(operands: Operands) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class _Blocks:
-    """Blocks of one size. One that would pass the last row is moved up, hence `first` and `end`."""
+    """Blocks of one size. A block that would exceed the last row starts earlier and masks the first rows."""
 
     size: int
-    whole: bool  # of a group that has more blocks; else these are the groups' last ones
-    num: jax.Array  # [], blocks that hold rows
-    group: jax.Array  # [blocks]
+    whole: bool  # False for the last blocks of groups
+    num: jax.Array  # [], number of blocks that have rows
+    group: jax.Array  # [blocks], group of each block
     start: jax.Array  # [blocks], row at which the block is read
-    first: jax.Array  # [blocks], row from which on it counts
-    end: jax.Array  # [blocks], row before which it counts
+    first: jax.Array  # [blocks], first valid row
+    end: jax.Array  # [blocks], row after the last valid one
 
     def mask(self, i: jax.Array) -> jax.Array:
-        """[size, 1], the rows of block i that count."""
+        """Returns the mask of the valid rows of block i, [size, 1]."""
         row = self.start[i] + jnp.arange(self.size)
         return ((row >= self.first[i]) & (row < self.end[i]))[:, None]
 
 
 def block_sizes(num_rows: int) -> tuple[int, ...]:
-    """Rows of a block, for each of the loops: one over whole blocks, and one for each size of a last one."""
+    """Returns the rows of a block for each loop: over whole blocks first, then over last blocks."""
     are_few = num_rows <= FEW_ROWS
     largest = min(ROWS_IN_PLACE if are_few else BLOCK_ROWS, num_rows)
     rounding = ROWS_IN_PLACE // 2 if are_few else ROUNDING
@@ -62,16 +63,17 @@ def block_sizes(num_rows: int) -> tuple[int, ...]:
 
 
 def _cut(group_sizes_E: jax.Array, num_rows: int) -> Iterator[_Blocks]:
-    """The blocks of all groups, by size: first each group's last one, then the whole ones."""
+    """Yields the blocks of all groups by size: first the last block of each group, then the whole blocks."""
     if num_rows == 0:
         return
     largest, *last_sizes = block_sizes(num_rows)
     end_E = jnp.cumsum(group_sizes_E)
-    whole_E = jnp.maximum(group_sizes_E - 1, 0) // largest  # before the last block
+    whole_E = jnp.maximum(group_sizes_E - 1, 0) // largest  # number of blocks before the last one
     rest_E = group_sizes_E - whole_E * largest
     smaller = 0
     for size in last_sizes:
         fits_E = ((rest_E > smaller) & (rest_E <= size)).astype(jnp.int32)
+        # Each group has at most one last block, so that no size has more of them than there are groups.
         group, _ = _repeat(fits_E, group_sizes_E.shape[0])
         first, end = (end_E - rest_E)[group], end_E[group]
         yield _Blocks(size, False, fits_E.sum(), group, _start(first, size, num_rows), first, end)
@@ -84,10 +86,10 @@ def _cut(group_sizes_E: jax.Array, num_rows: int) -> Iterator[_Blocks]:
 
 
 def _repeat(times_E: jax.Array, length: int) -> tuple[jax.Array, jax.Array]:
-    """Number e `times_E[e]` times, for each e, and how often it came before; [length]."""
+    """Repeats each number e `times_E[e]` times; returns the numbers and their repetition index, [length]."""
     end_E = jnp.cumsum(times_E)
     index = jnp.arange(length)
-    # Compared with all ends at once: the default would loop, at more cost than a small product.
+    # Compares with all ends at once: the default method is a loop, which costs more than a small product.
     number = jnp.searchsorted(end_E, index, side="right", method="compare_all")
     number = jnp.minimum(number, times_E.shape[0] - 1)
     return number, index - (end_E - times_E)[number]
@@ -104,7 +106,7 @@ def _product(
     first_matrix: jax.Array,
     multiply: Callable,
 ) -> jax.Array:
-    """Runs `multiply(block, stack_MDF, matrix)` over all blocks, into zeros."""
+    """Runs `multiply(block, stack_MDF, matrix)` over all blocks, writing into zeros."""
     out = jax.eval_shape(multiply, rows_PX, stack_MDF, first_matrix)
     out_PY = _zeros(out.shape, out.dtype, rows_PX)
     for blocks in _cut(group_sizes_E, rows_PX.shape[0]):
@@ -119,39 +121,40 @@ def _product(
 
 
 def _zeros(shape: tuple[int, ...], dtype: Any, after: jax.Array) -> jax.Array:
-    """Zeros for a loop to write to, made where the loop is.
+    """Returns zeros for a loop to write to, created next to the loop.
 
-    Constants are made once, where the program starts, and copied for each loop there, all of them: what
-    a step of `zaya bench torch` needs beside its arguments was 1,249 MB with them and is 989 MB without.
+    XLA creates constants at the start of the program, and copies them there for each loop: temporary memory
+    of a step of `zaya bench torch` was 1,249 MB with constants and is 989 MB without.
 
     Args:
-      shape: of the zeros.
-      dtype: of the zeros.
-      after: what the loop reads, [P, X].
+      shape: shape of the zeros.
+      dtype: dtype of the zeros.
+      after: array that the loop reads, [P, X]; the zeros depend on it.
     """
     if after.size == 0:
         return jnp.zeros(shape, dtype)
-    zero = (after[0, 0] < -jnp.inf).astype(dtype)  # never true, which the compiler does not see
+    zero = (after[0, 0] < -jnp.inf).astype(dtype)  # never true, but the compiler cannot know it
     return jnp.broadcast_to(zero, shape)
 
 
 def _multiply(rows: jax.Array, stack_MDF: jax.Array, matrix: jax.Array) -> jax.Array:
-    return rows @ lax.dynamic_index_in_dim(stack_MDF, matrix, keepdims=False)
+    return matmul(rows, lax.dynamic_index_in_dim(stack_MDF, matrix, keepdims=False))
 
 
 def _product_of_one(
     row_1D: jax.Array, group_sizes_E: jax.Array, stack_MDF: jax.Array, first_matrix: jax.Array
 ) -> jax.Array:
-    """Of a single row, without a loop: the token that is decoded."""
+    """Multiplies a single row, a token that is decoded, without a loop."""
     group, _ = _repeat(group_sizes_E, 1)
     out_1F = product_in_place(row_1D, stack_MDF, first_matrix + group[0])
     return jnp.where(group_sizes_E.sum() > 0, out_1F, 0)
 
 
 def gradients(operands: Operands, grad_PF: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Of the rows, [P, D], and of the weights: sums over each group's rows of row times gradient, [E, D, F].
+    """Returns the gradients of the rows, [P, D], and of the weights, [E, D, F].
 
-    One loop forms both products of a block, whose rows are cut out once.
+    The gradient of a matrix is the sum of row times gradient over the rows of its group. One loop computes
+    both products of a block, so that its rows are sliced once.
     """
     rows_PD, _, group_sizes_E, stack_MDF, first_matrix = operands
     num_rows, width = rows_PD.shape
@@ -162,22 +165,22 @@ def gradients(operands: Operands, grad_PF: jax.Array) -> tuple[jax.Array, jax.Ar
         def step(i, sums, blocks=blocks):
             grad_rows_PD, sums_EDF = sums
             start, group, mask = blocks.start[i], blocks.group[i], blocks.mask(i)
-            rows, grads = (  # both: a row that does not count may hold anything
+            rows, grads = (  # both are masked: rows outside of the group may hold any value, NaN too
                 jnp.where(mask, lax.dynamic_slice_in_dim(x, start, blocks.size), 0)
                 for x in (rows_PD, grad_PF)
             )
             sum_DF = transposed_product(rows, grads)
-            if blocks.whole:  # not the group's first one here
+            if blocks.whole:  # the group's last block came first, and has initialized the sum
                 sum_DF = sum_DF + lax.dynamic_index_in_dim(sums_EDF, group, keepdims=False)
             sums_EDF = lax.dynamic_update_index_in_dim(sums_EDF, sum_DF, group, axis=0)
             matrix_DF = lax.dynamic_index_in_dim(stack_MDF, first_matrix + group, keepdims=False)
-            return _write(grad_rows_PD, grads @ matrix_DF.T, start, mask), sums_EDF
+            return _write(grad_rows_PD, matmul(grads, matrix_DF.T), start, mask), sums_EDF
 
         sums = lax.fori_loop(0, blocks.num, step, sums)
     return sums
 
 
 def _write(out_PY: jax.Array, block: jax.Array, start: jax.Array, mask: jax.Array) -> jax.Array:
-    """The block's rows that count, in their place."""
+    """Writes the valid rows of a block at their positions."""
     before = lax.dynamic_slice_in_dim(out_PY, start, block.shape[0])
     return lax.dynamic_update_slice_in_dim(out_PY, jnp.where(mask, block, before), start, axis=0)

@@ -1,4 +1,4 @@
-"""The grouped product, alone and with SwiGLU behind it, by the kernels of `triton.py`."""
+"""Grouped product and grouped SwiGLU with the kernels of `triton.py`, and their gradients."""
 
 import functools
 
@@ -16,18 +16,20 @@ BLOCKS = Blocks(
     swiglu=Tile(rows=128, columns=64, contracted=64, num_warps=4, num_stages=2),
     grad_weights=Tile(rows=128, columns=128, contracted=32, num_warps=4),
 )
-"""Chosen from what the compiler says for MI300X (registers, local memory, what a loop reads there); no
-time was measured.
+"""Block sizes, chosen by what the compiler reports for MI300X (registers, local memory, reads of it in the
+main loop); no time was measured.
 
-64 x 64 entries a wavefront take half of what local memory can give, 64 x 32 three quarters. Where a factor
-lies across its product, a thread must read 16 entries of it or more for Triton to turn them in registers;
-else each goes through local memory by itself. A pipeline takes that from the gradient of weights.
+With 64 x 64 entries per wavefront the products need half of the bandwidth of local memory, with 64 x 32 three
+quarters. If an operand must be transposed, a thread must read at least 16 of its entries for Triton to
+transpose them in registers; otherwise each entry goes through local memory by itself. With a pipeline the
+gradient of weights would lose that.
 """
 
 
 def multiply(operands: Operands, blocks: Blocks) -> jax.Array:
-    """Each group's rows times its matrix, which is read in the stack; zeros behind the last group."""
+    """Multiplies each group's rows by its matrix in the stack; rows after the last group become zeros."""
     rows_PD, weights_EDF, group_sizes_E, stack_MDF, first_matrix = operands
+    # Pallas accepts no empty grid.
     if rows_PD.size == 0:
         return jnp.zeros((rows_PD.shape[0], weights_EDF.shape[2]), rows_PD.dtype)
     return triton.product(rows_PD, stack_MDF, group_sizes_E, first_matrix, blocks.product)
@@ -36,11 +38,11 @@ def multiply(operands: Operands, blocks: Blocks) -> jax.Array:
 def gradients(
     operands: Operands, grad_PF: jax.Array, blocks: Blocks, *, name: str = "grouped_matmul"
 ) -> tuple[jax.Array, jax.Array]:
-    """Of the rows and of the weights; `name` is what the kernels' names begin with."""
+    """Returns the gradients of the rows and of the weights; `name` is the prefix of the kernels' names."""
     rows_PD, weights_EDF, group_sizes_E, stack_MDF, first_matrix = operands
     if rows_PD.size == 0:
         return jnp.zeros_like(rows_PD), jnp.zeros_like(weights_EDF)
-    first_matrix = jnp.asarray(first_matrix)  # a constant comes back from a checkpoint as numpy's
+    first_matrix = jnp.asarray(first_matrix)  # jax.checkpoint returns a constant as a numpy array
     grad_rows_PD = triton.product(
         grad_PF, stack_MDF, group_sizes_E, first_matrix, blocks.product, name=name, transposed=True
     )
@@ -50,7 +52,7 @@ def gradients(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def swiglu(operands, blocks):
-    """`silu(gate) * up` of each group's rows, in one kernel."""
+    """Computes `silu(gate) * up` of each group's rows in one kernel."""
     return _swiglu(operands, blocks)[0]
 
 
@@ -63,7 +65,7 @@ def _swiglu(operands: Operands, blocks: Blocks) -> tuple[jax.Array, jax.Array]:
 
 
 def _swiglu_forward(operands, blocks):
-    operands = operands.of_own()  # see `grouped_matmul`
+    operands = operands.of_own()  # for the reason in `grouped_matmul`'s forward pass
     out_PF, gate_up_PQ = (checkpoint_name(x, KEPT) for x in _swiglu(operands, blocks))
     return out_PF, (operands, gate_up_PQ)
 
@@ -72,6 +74,7 @@ def _swiglu_backward(blocks, saved, grad_PF):
     operands, gate_up_PQ = saved
     gate_PF, up_PF = jnp.split(gate_up_PQ.astype(jnp.float32), 2, axis=1)
     sigmoid_PF = jax.nn.sigmoid(gate_PF)
+    # d silu(g)/dg = sigmoid(g) * (1 + g * (1 - sigmoid(g))).
     grad_gate_PF = grad_PF * up_PF * sigmoid_PF * (1 + gate_PF * (1 - sigmoid_PF))
     grad_gate_up_PQ = jnp.concatenate([grad_gate_PF, grad_PF * gate_PF * sigmoid_PF], axis=1)
     grad_gate_up_PQ = grad_gate_up_PQ.astype(gate_up_PQ.dtype)

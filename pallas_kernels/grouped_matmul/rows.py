@@ -1,6 +1,6 @@
-"""Rows brought into the order of their groups and back, and the experts' activation between two products.
+"""Sorting rows by group and back, and the activation between the experts' two products.
 
-Letters: as in the package; Q = 2*F.
+Letters are those of the package; Q = 2*F.
 """
 
 from typing import NamedTuple
@@ -13,47 +13,48 @@ from pallas_kernels.checkpoint_names import KEPT
 
 
 class Grouping(NamedTuple):
-    """How rows are sorted by group; rows of no group come last."""
+    """Permutation that sorts rows by group; rows without a group come last."""
 
     order_P: jax.Array
-    """Which row comes at each place."""
+    """Index of the row at each sorted position."""
     rank_P: jax.Array
-    """Which place each row gets."""
+    """Sorted position of each row, the inverse of `order_P`."""
     sizes_E: jax.Array
-    """Rows of each group."""
+    """Number of rows of each group."""
 
     def sort(self, x_P: jax.Array) -> jax.Array:
-        """Rows [P, ...] in the order of their groups."""
+        """Returns rows [P, ...] sorted by group."""
         return _permute(x_P, self.order_P, self.rank_P)
 
     def unsort(self, x_P: jax.Array) -> jax.Array:
-        """`sort` undone: rows in the order in which they came."""
+        """Inverse of `sort`: returns rows in their original order."""
         return _permute(x_P, self.rank_P, self.order_P)
 
 
 def group_rows(groups_P: jax.Array, num_groups: int) -> Grouping:
-    """Sorts rows by group, stably; a group of `num_groups` or more is none.
+    """Returns the stable permutation that sorts rows by group.
 
     Args:
-      groups_P: int32, each row's group.
-      num_groups: E.
+      groups_P: group of each row, int32; `num_groups` or more for a row without a group.
+      num_groups: number of groups, E.
     """
     order_P = jnp.argsort(groups_P, stable=True)
     places_P = jnp.arange(order_P.shape[0], dtype=order_P.dtype)
-    # Each place is written once: said, or the scatter would have to add up.
+    # unique_indices: each position is written once, so that the scatter needs no additions.
     rank_P = jnp.zeros_like(order_P).at[order_P].set(places_P, unique_indices=True)
+    # Two integers for each row are small to keep, and without them the backward pass would sort again.
     order_P, rank_P = (checkpoint_name(x_P, KEPT) for x_P in (order_P, rank_P))
     return Grouping(order_P, rank_P, count_rows(groups_P, num_groups))
 
 
 def count_rows(groups_P: jax.Array, num_groups: int) -> jax.Array:
-    """How many rows are of each of the first `num_groups` groups, int32 [E]."""
+    """Counts the rows of each of the first `num_groups` groups, int32 [E]."""
     return jnp.sum(groups_P[:, None] == jnp.arange(num_groups), axis=0, dtype=jnp.int32)
 
 
 @jax.custom_vjp
 def _permute(x_P: jax.Array, order_P: jax.Array, inverse_P: jax.Array) -> jax.Array:
-    """`x[order]`, whose gradient is again a gather: JAX would make a scatter of it, which is slow."""
+    """Returns `x[order]`, whose gradient is a gather too; JAX would use a scatter, which is slow."""
     del inverse_P
     return x_P[order_P]
 
@@ -71,10 +72,10 @@ _permute.defvjp(_permute_forward, _permute_backward)
 
 @jax.custom_vjp
 def weighted_swiglu(gate_up_PQ: jax.Array, scale_P: jax.Array) -> jax.Array:
-    """`scale * silu(gate) * up` of the two halves of each row, [P, F].
+    """Computes `scale * silu(gate) * up` of the two halves of each row, [P, F].
 
-    A backward pass of its own writes both halves of the gradient in one go; JAX would pad each to the whole
-    width and add them up.
+    The custom backward pass writes both halves of the gradient at once; JAX would pad each to the whole width
+    and add them.
     """
     gate_PF, up_PF = jnp.split(gate_up_PQ, 2, axis=-1)
     return (scale_P[:, None] * (jax.nn.silu(gate_PF) * up_PF)).astype(gate_up_PQ.dtype)
@@ -90,7 +91,7 @@ def _swiglu_backward(saved, grad_PF):
     sigmoid_PF = jax.nn.sigmoid(gate_PF)
     grad_scale_P = jnp.sum(grad_PF * (gate_PF * sigmoid_PF * up_PF), axis=-1, dtype=scale_P.dtype)
     grad_PF = (grad_PF * scale_P[:, None]).astype(grad_PF.dtype)
-    # One expression for both halves: one loop writes them, where a concatenation would copy them.
+    # One expression for both halves, so that one loop writes them; a concatenation would copy them.
     is_gate_21 = (jnp.arange(2) == 0)[:, None]
     gate_P1F, up_P1F, sigmoid_P1F = (x[:, None] for x in (gate_PF, up_PF, sigmoid_PF))
     slope_P2F = jnp.where(is_gate_21, up_P1F * (1 + gate_P1F * (1 - sigmoid_P1F)), gate_P1F)

@@ -1,11 +1,11 @@
 """`grouped_matmul` and `grouped_swiglu` in Pallas for Triton.
 
-Rows are cut into tiles of one group each: a group's last tile is filled by no other group's rows, so
-that a program multiplies by one matrix. Which tile holds which rows is data, computed before the
-launch; there are as many programs as the group sizes could need at most, and those that they do not
-need do nothing. Nothing is padded in memory.
+Rows are split into tiles of one group each: the last tile of a group is not filled with rows of the next one,
+so that a program multiplies by one matrix. The rows of each tile are data, computed before the launch. There
+are as many programs as any group sizes could need; the superfluous ones do nothing. Nothing is padded in
+memory.
 
-Letters as in the package; X is the contracted width and Y the output width of any of the products, I
+Letters are those of the package; X is the contracted width and Y the output width of a product, I counts
 tiles of rows.
 """
 
@@ -18,7 +18,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from pallas_kernels.backend import dot, launch, load, store
-from pallas_kernels.blocks import KernelSettings, block_mask, which_exist
+from pallas_kernels.blocks import KernelSettings, block_mask, valid_mask
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,9 +26,9 @@ class Tile(KernelSettings):
     """Settings of one kernel.
 
     Attributes:
-      rows: of a block of the result.
-      columns: of a block of the result.
-      contracted: entries that are multiplied in one step of the loop.
+      rows: rows of a block of the result.
+      columns: columns of a block of the result.
+      contracted: entries of the contracted axis for each iteration of the main loop.
     """
 
     rows: int
@@ -41,9 +41,10 @@ class Blocks:
     """Settings of the kernels.
 
     Attributes:
-      product: rows times their group's matrix, and the gradient of the rows.
-      swiglu: the same, of two matrices at once.
-      grad_weights: sums over rows; `rows` are those of a matrix and `contracted` rows of the group.
+      product: settings for rows times their group's matrix, and for the gradient of rows.
+      swiglu: settings for the product with gate and up at once.
+      grad_weights: settings for the gradient of matrices; `rows` are rows of a matrix, and `contracted`
+        counts rows of the group.
     """
 
     product: Tile
@@ -52,14 +53,19 @@ class Blocks:
 
 
 def check(itemsize: int, blocks: Blocks) -> None:
-    """Refuses settings that cannot be compiled or do not fit local memory.
+    """Checks that settings can be compiled and fit local memory.
+
+    Args:
+      itemsize: bytes of an entry of the operands.
+      blocks: block sizes of the kernels.
 
     Raises:
-      ValueError: with what is wrong and what would be right.
+      ArgumentError: with the wrong setting and the values that are accepted.
     """
     for name in ("product", "swiglu", "grad_weights"):
         tile = getattr(blocks, name)
         columns = tile.columns * (2 if name == "swiglu" else 1)
+        # Both operands of a product, once for each stage of the pipeline that reads ahead.
         held = (tile.rows + columns) * tile.contracted * max(tile.num_stages - 1, 1)
         tile.check("grouped_matmul", "rows", "columns", "contracted", part=name, lds_bytes=held * itemsize)
 
@@ -74,7 +80,17 @@ def product(
     name: str = "grouped_matmul",
     transposed: bool = False,
 ) -> jax.Array:
-    """Each group's rows times its matrix, or times its transpose; zeros behind the last group."""
+    """Multiplies each group's rows by its matrix or its transpose, [P, Y]; zeros after the last group.
+
+    Args:
+      rows_PX: rows, sorted by group.
+      weights_EDF: matrices, possibly of several layers.
+      group_sizes_E: number of rows of each group.
+      first_matrix: index of the first group's matrix.
+      tile: settings of the kernel.
+      name: name of the kernel.
+      transposed: whether to multiply by the transpose, as for the gradient of rows.
+    """
     num_rows, contracted = rows_PX.shape
     width = weights_EDF.shape[1 if transposed else 2]
     where = _tiles(group_sizes_E, first_matrix, num_rows, tile.rows)
@@ -105,9 +121,9 @@ def swiglu(
     first_matrix: jax.Array,
     tile: Tile,
 ) -> tuple[jax.Array, jax.Array]:
-    """`silu(gate) * up` [P, F] and, for the backward pass, gate and up side by side [P, 2*F].
+    """Returns `silu(gate) * up`, [P, F], and for the backward pass gate and up concatenated, [P, 2*F].
 
-    Each matrix holds gate's columns and then up's. A program makes the same columns of both.
+    Each matrix has the columns of gate, followed by those of up. A program computes the same columns of both.
     """
     num_rows, contracted = rows_PD.shape
     width = weights_EDQ.shape[2] // 2
@@ -126,7 +142,7 @@ def swiglu(
 
         zeros_IF = jnp.zeros((tile.rows, tile.columns), jnp.float32)
         gate_IF, up_IF = lax.fori_loop(0, steps, step, (zeros_IF, zeros_IF))
-        # Kept for the backward pass before they are activated: made again, they would cost both products.
+        # Stored before the activation, for the backward pass: recomputing them would cost both products.
         _store(gate_up, (first, tile.rows, end), (column, tile.columns, width), gate_IF)
         _store(gate_up, (first, tile.rows, end), (column, tile.columns, width), up_IF, offset=width)
         activated_IF = gate_IF / (1 + jnp.exp(-gate_IF)) * up_IF
@@ -146,7 +162,7 @@ def grad_weights(
     *,
     name: str = "grouped_matmul",
 ) -> jax.Array:
-    """Sum over each group's rows of row times gradient, [E, D, F], in the order of the rows."""
+    """Returns the gradient of each matrix, [E, D, F]: row times gradient, summed in the order of the rows."""
     width, columns = rows_PD.shape[1], grad_PF.shape[1]
     ends_E = jnp.cumsum(group_sizes_E)
     spans_E2 = jnp.stack([ends_E - group_sizes_E, ends_E], axis=1).astype(jnp.int32)
@@ -156,11 +172,12 @@ def grad_weights(
         first, end = spans[group, group * 0], spans[group, group * 0 + 1]
 
         def step(i, sum_DF):
-            # The last step reads zeros for rows of the next group, which add nothing.
+            # Rows of the next group are masked: they read as zeros, which add nothing.
             span = first + i * tile.contracted, tile.contracted, end
             rows_ID = _load(rows, span, (row, tile.rows, width))
             return sum_DF + dot(rows_ID.T, _load(grad, span, (column, tile.columns, columns)))
 
+        # The number of rows of a group is data, so that the loop has a traced length.
         steps = (end - first + tile.contracted - 1) // tile.contracted
         sum_DF = lax.fori_loop(0, steps, step, jnp.zeros((tile.rows, tile.columns), jnp.float32))
         _store(out, (row, tile.rows, width), (column, tile.columns, columns), sum_DF, matrix=(group,))
@@ -173,16 +190,17 @@ def grad_weights(
 
 
 def _tiles(group_sizes_E: jax.Array, first_matrix: jax.Array, num_rows: int, size: int) -> jax.Array:
-    """Each tile's matrix, first row and end; [I, 3]. Rows behind the last group have matrix -1.
+    """Returns matrix, first row and end of each tile, [I, 3]; rows after the last group have matrix -1.
 
-    A tile that no group needs has its first row at its end.
+    A tile that no group needs is empty: its first row equals its end.
     """
     num_groups = group_sizes_E.shape[0]
-    behind = num_rows - jnp.sum(group_sizes_E)
-    sizes = jnp.append(group_sizes_E, behind).astype(jnp.int32)
+    num_ungrouped = num_rows - jnp.sum(group_sizes_E)
+    # Rows after the last group are one more group, whose tiles have no matrix and store zeros.
+    sizes = jnp.append(group_sizes_E, num_ungrouped).astype(jnp.int32)
     ends, tiles = jnp.cumsum(sizes), -(-sizes // size)
     tiles_end = jnp.cumsum(tiles)
-    # Each group, the rows behind the last among them, can leave one tile partly filled.
+    # Each group, and the rows after the last group, can leave one tile partly filled.
     number_I = jnp.arange(pl.cdiv(num_rows, size) + num_groups, dtype=jnp.int32)
     group_I = jnp.searchsorted(tiles_end, number_I, side="right", method="compare_all")
     group_I = jnp.minimum(group_I, num_groups).astype(jnp.int32)
@@ -192,25 +210,25 @@ def _tiles(group_sizes_E: jax.Array, first_matrix: jax.Array, num_rows: int, siz
 
 
 def _where(where, number, contracted: int, block: int):
-    """A tile's matrix, first row, end, and how many steps its sum takes: none for rows of no group."""
+    """Returns matrix, first row and end of a tile, and its number of iterations: 0 without a group."""
     matrix, first, end = (where[number, number * 0 + i] for i in range(3))
     is_needed = (matrix >= 0) & (first < end)
-    # No steps instead of no program: the sum stays zero, and rows of no group are written as zeros.
+    # With no iterations the sum stays zero, which is what rows without a group must become.
     steps = is_needed.astype(jnp.int32) * pl.cdiv(contracted, block)
     return jnp.maximum(matrix, 0), first, end, steps
 
 
 def _at(array, rows, columns, matrix, offset: int):
-    """Where a block lies, and which of its entries exist.
+    """Returns the address of a block and the mask of its valid entries.
 
-    Rows and columns are each the first, how many, and the end.
+    Rows and columns are triples: first index, number, and end of the axis.
     """
     at = array.at[(*matrix, pl.ds(rows[0], rows[1]), pl.ds(offset + columns[0], columns[1]))]
-    return at, block_mask(which_exist(*rows), which_exist(*columns), (rows[1], columns[1]))
+    return at, block_mask(valid_mask(*rows), valid_mask(*columns), (rows[1], columns[1]))
 
 
 def _load(array, rows, columns, *, matrix=(), offset: int = 0) -> jax.Array:
-    """A block; beyond the ends it reads zeros."""
+    """Loads a block; entries beyond the ends read as zeros."""
     return load(*_at(array, rows, columns, matrix, offset))
 
 
@@ -230,7 +248,7 @@ def _load_weights(
     width: int | None = None,
     offset: int = 0,
 ) -> jax.Array:
-    """A block of a matrix [contracted, columns]; of its transpose where the product is with that."""
+    """Loads a block [contracted, columns] of a matrix, or of its transpose."""
     _, height, all_columns = weights.shape
     if transposed:
         rows, columns = (column, tile.columns, height), (contracted, tile.contracted, all_columns)

@@ -1,29 +1,35 @@
-"""The grouped product without a kernel: `jax.lax.ragged_dot`, and what suits each platform."""
+"""Grouped product without a kernel: `jax.lax.ragged_dot`, and the faster form for each platform."""
 
 import jax
 from jax import lax
 
 from pallas_kernels.grouped_matmul import blocked
 from pallas_kernels.grouped_matmul.operands import Operands
+from pallas_kernels.precision import precision_of
 
 
 def multiply_ragged(operands: Operands) -> jax.Array:
-    """By `ragged_dot`: a grouped product of the vendor's library on GPUs, a masked dense one on CPUs."""
-    return lax.ragged_dot(operands.rows_PD, operands.weights_EDF, operands.group_sizes_E)
+    """Multiplies with `ragged_dot`: the vendor's grouped product on GPUs, a masked dense product on CPUs."""
+    return _ragged_dot(operands.rows_PD, operands.weights_EDF, operands.group_sizes_E)
 
 
 def gradients_ragged(operands: Operands, grad_PF: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Of the rows and of the weights."""
+    """Returns the gradients of the rows and of the weights."""
     rows_PD, weights_EDF, sizes_E, *_ = operands
-    _, pull_back = jax.vjp(lambda rows, weights: lax.ragged_dot(rows, weights, sizes_E), rows_PD, weights_EDF)
+    _, pull_back = jax.vjp(lambda rows, weights: _ragged_dot(rows, weights, sizes_E), rows_PD, weights_EDF)
     return pull_back(grad_PF)
 
 
+def _ragged_dot(rows_PD: jax.Array, weights_EDF: jax.Array, sizes_E: jax.Array) -> jax.Array:
+    # Without a precision float32 rows would be rounded to tf32 or xf32 on GPUs.
+    return lax.ragged_dot(rows_PD, weights_EDF, sizes_E, precision=precision_of(rows_PD, weights_EDF))
+
+
 def multiply(operands: Operands) -> jax.Array:
-    """By blocks on CPUs, by `ragged_dot` elsewhere."""
+    """Multiplies in blocks on CPUs, with `ragged_dot` elsewhere."""
     return lax.platform_dependent(operands, cpu=blocked.multiply, default=multiply_ragged)
 
 
 def gradients(operands: Operands, grad_PF: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Of the rows and of the weights."""
+    """Returns the gradients of the rows and of the weights."""
     return lax.platform_dependent(operands, grad_PF, cpu=blocked.gradients, default=gradients_ragged)

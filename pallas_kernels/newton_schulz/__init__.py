@@ -1,4 +1,4 @@
-"""Muon's orthogonalisation: an odd polynomial of a matrix's singular values, by products alone.
+"""Newton-Schulz iteration, Muon's orthogonalization: an odd polynomial of a matrix's singular values.
 
 Letters: M matrices, R rows, C columns.
 """
@@ -10,12 +10,13 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.choice import choose
+from pallas_kernels.errors import ArgumentError
 from pallas_kernels.newton_schulz import triton
 from pallas_kernels.newton_schulz.triton import Blocks
 from pallas_kernels.newton_schulz.xla import newton_schulz_xla
 
 BLOCKS = Blocks()
-"""Chosen from what the compiler says for MI300X (registers, local memory); no time was measured."""
+"""Block sizes, chosen by the registers and local memory that the compiler reports for MI300X; untimed."""
 
 
 def newton_schulz(
@@ -25,35 +26,38 @@ def newton_schulz(
     implementation: str | None = None,
     blocks: Blocks = BLOCKS,
 ) -> jax.Array:
-    """Steps of `X <- a X + (b G + c G²) X`, where `G = X X^T`, or the same from the right for tall matrices.
+    """Iterates `X <- a X + (b G + c G²) X` with `G = X X^T`, or the same from the right for tall matrices.
 
-    It takes each singular value x to `a x + b x³ + c x⁵`. Gram matrices are of the shorter side. Of
-    two of the three products the kernels make one triangle and mirror it. All terms add up in float32
-    and are rounded once to the dtype of the matrices, the Gram matrix without its mean (`centre`): five
-    steps in bfloat16 stay within 2% of float64. There is no gradient: an optimiser needs none.
+    An iteration maps each singular value x to `a x + b x³ + c x⁵` ([Muon]). The Gram matrix G is of the
+    shorter side. Two of the three products are symmetric: the kernels compute one triangle and mirror it. All
+    terms are accumulated in float32 and rounded once to the dtype of the matrices, the Gram matrix without
+    its mean (`centre`): five iterations in bfloat16 are within 2% of float64. There is no gradient, which an
+    optimizer does not need.
 
     Args:
-      x_MRC: matrices whose singular values are what the polynomials take, at most about 1.
-      coefficients: a, b and c of each step.
-      implementation: "pallas", "xla", or None for what `choice.TABLE` says of the platform.
-      blocks: settings of the kernels.
+      x_MRC: matrices with singular values in the range of the polynomials, at most about 1; float32 or
+        bfloat16.
+      coefficients: a, b and c of each iteration.
+      implementation: "pallas", "xla", or None for the default of `choice.TABLE`.
+      blocks: block sizes of the kernels.
 
     Returns:
-      [M, R, C], in the dtype of the matrices.
+      Matrices, [M, R, C], in the dtype of the operands.
 
     Raises:
-      ValueError: if the shape, the dtype or the settings cannot be.
+      ArgumentError: if the shape, the dtype or the settings are not supported.
     """
     if x_MRC.ndim != 3:
-        raise ValueError(f"matrices are {x_MRC.shape}; they must be [M, R, C]")
+        raise ArgumentError(f"matrices are {x_MRC.shape}; they must be [M, R, C]")
     if x_MRC.dtype not in (jnp.float32, jnp.bfloat16):
-        raise ValueError(f"matrices are {x_MRC.dtype}; they must be float32 or bfloat16")
+        raise ArgumentError(f"matrices are {x_MRC.dtype}; they must be float32 or bfloat16")
     if choose("newton_schulz", implementation) == "pallas":
         triton.check(x_MRC.dtype.itemsize, blocks)
+        # Pallas accepts no empty grid.
         if x_MRC.size == 0:
             return x_MRC
         steps = functools.partial(_steps, coefficients=coefficients, blocks=blocks)
-        # Interpreted, each program copies its whole operands: there it is a matrix at a time.
+        # An interpreted program copies its whole operands; therefore a CPU gets one matrix at a time.
         return lax.platform_dependent(
             x_MRC, cpu=lambda x_MRC: lax.map(lambda x_RC: steps(x_RC[None])[0], x_MRC), default=steps
         )

@@ -1,10 +1,11 @@
-"""`newton_schulz` in Pallas for Triton: two kernels a step's three products.
+"""`newton_schulz` in Pallas for Triton: two kernels for the three products of an iteration.
 
-A Gram matrix is its own transpose, and so is its square. Of such a product each pair of mirrored
-blocks is made once and written twice: half of the work. What is added to a product is added before
-it leaves the program. Gram matrices are written without their mean (`centre`).
+A Gram matrix is symmetric, and so is its square. Each pair of mirrored blocks of such a product is computed
+once and stored twice, which halves the work. Terms that are added to a product are added before it is stored.
+Gram matrices are stored without their mean (`centre`).
 
-Letters as in the package; S the short side, X the contracted one, I and J blocks.
+Letters are those of the package; S is the short side, X the contracted one, I and J count rows and columns of
+a block.
 """
 
 import dataclasses
@@ -17,7 +18,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from pallas_kernels.backend import dot, launch, load, store
-from pallas_kernels.blocks import KernelSettings, block_mask, which_exist
+from pallas_kernels.blocks import KernelSettings, block_mask, valid_mask
 from pallas_kernels.newton_schulz.centre import centre
 
 
@@ -26,8 +27,8 @@ class Blocks(KernelSettings):
     """Settings of the kernels.
 
     Attributes:
-      side: of a square block of a result.
-      contracted: entries that are multiplied in one step of the loop.
+      side: rows and columns of a block of a result.
+      contracted: entries of the contracted axis for each iteration of the main loop.
     """
 
     side: int = 128
@@ -37,31 +38,38 @@ class Blocks(KernelSettings):
 
 
 def check(itemsize: int, blocks: Blocks) -> None:
-    """Refuses settings that cannot be compiled or do not fit local memory.
+    """Checks that settings can be compiled and fit local memory.
+
+    Args:
+      itemsize: bytes of an entry of the operands.
+      blocks: block sizes of the kernels.
 
     Raises:
-      ValueError: with what is wrong and what would be right.
+      ArgumentError: with the wrong setting and the values that are accepted.
     """
+    # Both operands of a product, once for each stage of the pipeline that reads ahead.
     held = 2 * blocks.side * blocks.contracted * max(blocks.num_stages - 1, 1) * itemsize
-    # A block that is added to the sum changes its layout there, in float32.
+    # A block that is added to the sum is converted to the layout of the sum in local memory, in float32.
     blocks.check("newton_schulz", "side", "contracted", lds_bytes=max(held, blocks.side**2 * 4))
 
 
 def step(x_MRC: jax.Array, coefficients: tuple[float, float, float], blocks: Blocks) -> jax.Array:
-    """`a X + (b G + c G G) X` of wide matrices, `a X + X (b G + c G G)` of tall ones."""
+    """Runs one iteration, `a X + (b G + c G G) X`, or `a X + X (b G + c G G)` for tall matrices."""
     is_wide = x_MRC.shape[1] <= x_MRC.shape[2]
     around = centre(x_MRC, coefficients)
     rest_MSS = gram(x_MRC, around.mean_M, transposed=not is_wide, blocks=blocks)
     polynomial_MSS = _polynomial(rest_MSS, around.linear_M, coefficients[2], blocks)
+    # The Gram matrix is that of the shorter side: it multiplies a wide matrix from the left and a tall one
+    # from the right.
     factors = (polynomial_MSS, x_MRC) if is_wide else (x_MRC, polynomial_MSS)
     return _product(*factors, x_MRC, around.factor_M, blocks)
 
 
 def gram(x_MRC: jax.Array, mean_M: jax.Array, *, transposed: bool, blocks: Blocks) -> jax.Array:
-    """`X X^T`, or `X^T X`, less the mean times the identity: exactly its own transpose."""
+    """Returns `X X^T`, or `X^T X`, minus the mean times the identity; the result is exactly symmetric."""
 
     def subtract(sum_IJ, means, matrix, first, second):
-        # Before the sum is rounded: the diagonal is what bfloat16 would lose most of (`centre`).
+        # Before the sum is rounded: bfloat16 would lose most on the diagonal (`centre`).
         entries = jnp.arange(blocks.side)
         on_diagonal_IJ = first + entries[:, None] == second + entries[None, :]
         return sum_IJ - jnp.where(on_diagonal_IJ, means[matrix], 0.0)
@@ -71,11 +79,13 @@ def gram(x_MRC: jax.Array, mean_M: jax.Array, *, transposed: bool, blocks: Block
 
 
 def _polynomial(rest_MSS: jax.Array, linear_M: jax.Array, square: float, blocks: Blocks) -> jax.Array:
-    """`linear R + square R²`. R is its own transpose, so that its square is a Gram matrix too."""
+    """Returns `linear R + square R²`. R is symmetric, so that its square is a Gram matrix too."""
 
     def add(sum_IJ, linear, rest, matrix, first, second):
-        there_IJ = _load(rest, matrix, (first, blocks.side), (second, blocks.side))
-        return square * sum_IJ + linear[matrix] * there_IJ.astype(jnp.float32)
+        # The kernel's result is the polynomial itself: a pass of its own for this sum would read and write
+        # all of R² again.
+        rest_IJ = _load(rest, matrix, (first, blocks.side), (second, blocks.side))
+        return square * sum_IJ + linear[matrix] * rest_IJ.astype(jnp.float32)
 
     how = _Symmetric("newton_schulz_polynomial", transposed=False, finish=add)
     return _symmetric(rest_MSS, (linear_M, rest_MSS), how, blocks)
@@ -83,13 +93,13 @@ def _polynomial(rest_MSS: jax.Array, linear_M: jax.Array, square: float, blocks:
 
 @dataclasses.dataclass(frozen=True)
 class _Symmetric:
-    """A product of matrices with their transposes, and what becomes of a block of it.
+    """A product of matrices with their transposes, followed by an element-wise function.
 
     Attributes:
-      name: of the kernel.
-      transposed: of `X^T X` instead of `X X^T`.
-      finish: takes a block's sum, the references beside the matrices, the matrix's number and where the
-        block begins.
+      name: name of the kernel.
+      transposed: whether the product is `X^T X` instead of `X X^T`.
+      finish: function of a block's sum, the additional references, the index of the matrix, and the first row
+        and column of the block.
     """
 
     name: str
@@ -98,16 +108,18 @@ class _Symmetric:
 
 
 def _symmetric(
-    x_MRC: jax.Array, beside: tuple[jax.Array, ...], what: _Symmetric, blocks: Blocks
+    x_MRC: jax.Array, additional: tuple[jax.Array, ...], what: _Symmetric, blocks: Blocks
 ) -> jax.Array:
     num_matrices, rows, columns = x_MRC.shape
     short, contracted = (columns, rows) if what.transposed else (rows, columns)
     num_blocks = pl.cdiv(short, blocks.side)
+    # Lower triangle of blocks: the kernel mirrors each.
     pairs = np.stack(np.tril_indices(num_blocks), axis=1).astype(np.int32)
 
     def kernel(x, pairs, *references):
         *others, out = references
         pair, matrix = pl.program_id(0), pl.program_id(1)
+        # The column is computed so that it is not a constant, for the reason in `from_start`.
         first, second = (pairs[pair, pair * 0 + i] * blocks.side for i in range(2))
 
         def load(start, at):
@@ -120,12 +132,13 @@ def _symmetric(
             return sum_IJ + dot(load(first, at), load(second, at).T)
 
         sum_IJ = what.finish(_loop(contracted, blocks, add), *others, matrix, first, second)
-        block_IJ = sum_IJ.astype(out.dtype)  # before it is mirrored: that takes half of the local memory
+        # Rounded before it is transposed, which then needs half of the local memory.
+        block_IJ = sum_IJ.astype(out.dtype)
         _store(out, matrix, first, second, block_IJ)
-        # A block on the diagonal is its own mirror image, and two writes to it would race.
+        # A block on the diagonal is its own mirror image: two stores to it would race.
         _store(out, matrix, second, first, block_IJ.T, only_if=first != second)
 
-    grid, operands = (len(pairs), num_matrices), (x_MRC, jnp.asarray(pairs), *beside)
+    grid, operands = (len(pairs), num_matrices), (x_MRC, jnp.asarray(pairs), *additional)
     result = jax.ShapeDtypeStruct((num_matrices, short, short), x_MRC.dtype)
     return launch(kernel, operands, [result], blocks, grid=grid, name=what.name)[0]
 
@@ -133,7 +146,7 @@ def _symmetric(
 def _product(
     left_MRX: jax.Array, right_MXC: jax.Array, added_MRC: jax.Array, factor_M: jax.Array, blocks: Blocks
 ) -> jax.Array:
-    """`factor * added + left @ right`."""
+    """Returns `factor * added + left @ right`."""
     num_matrices, rows, columns = added_MRC.shape
 
     def kernel(left, right, added, factors, out):
@@ -146,8 +159,9 @@ def _product(
             return sum_IJ + dot(left_IX, _load(right, matrix, span, (second, blocks.side)))
 
         sum_IJ = _loop(left_MRX.shape[2], blocks, add)
-        there = _load(added, matrix, (first, blocks.side), (second, blocks.side))
-        _store(out, matrix, first, second, factors[matrix] * there.astype(jnp.float32) + sum_IJ)
+        added_IJ = _load(added, matrix, (first, blocks.side), (second, blocks.side))
+        # Added while the product is still float32, so that the new matrix is rounded only once.
+        _store(out, matrix, first, second, factors[matrix] * added_IJ.astype(jnp.float32) + sum_IJ)
 
     grid = (pl.cdiv(rows, blocks.side), pl.cdiv(columns, blocks.side), num_matrices)
     result = jax.ShapeDtypeStruct(added_MRC.shape, added_MRC.dtype)
@@ -156,25 +170,27 @@ def _product(
 
 
 def _loop(contracted: int, blocks: Blocks, add) -> jax.Array:
+    # Matrix instructions accumulate in float32 for operands of either dtype.
     zeros_IJ = jnp.zeros((blocks.side, blocks.side), jnp.float32)
     return lax.fori_loop(0, pl.cdiv(contracted, blocks.contracted), add, zeros_IJ)
 
 
 def _at(array, matrix, rows, columns):
-    """Where a block of a matrix lies, and which of its entries exist; each span is its first and how many."""
+    """Returns the address of a block and its mask of valid entries; spans are (first, number)."""
     _, height, width = array.shape
-    there = which_exist(rows[0], rows[1], height), which_exist(columns[0], columns[1], width)
-    return array.at[matrix, pl.ds(*rows), pl.ds(*columns)], block_mask(*there, (rows[1], columns[1]))
+    valid = valid_mask(rows[0], rows[1], height), valid_mask(columns[0], columns[1], width)
+    return array.at[matrix, pl.ds(*rows), pl.ds(*columns)], block_mask(*valid, (rows[1], columns[1]))
 
 
 def _load(array, matrix, rows, columns) -> jax.Array:
-    """A block; beyond the matrix it reads zeros."""
+    """Loads a block; entries beyond the matrix read as zeros."""
     return load(*_at(array, matrix, rows, columns))
 
 
 def _store(array, matrix, row, column, values, *, only_if=None) -> None:
     at, mask = _at(array, matrix, (row, values.shape[0]), (column, values.shape[1]))
     if only_if is not None:
+        # The condition is one number for the whole block, and Triton's mask needs the shape of the block.
         only_if = jnp.broadcast_to(only_if, values.shape)
         mask = only_if if mask is None else mask & only_if
     store(at, values, mask)

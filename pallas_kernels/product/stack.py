@@ -1,9 +1,10 @@
-"""Matrix number n of a stack, left there until an operation reads it.
+"""A matrix of a stack, which operations can read in place.
 
-A loop over layers hands each layer a copy of its weights. An operation that reads only a part of them, as
-decoding does of the experts, or reads them once, is faster from the stack of all layers, in place.
+A scan over layers copies the weights of each layer out of the stack of all layers. An operation that reads
+only part of them, as decoding does with experts, or reads them once, is faster if it reads the stack in
+place.
 
-Letters: L layers, A products side by side, D inputs, F outputs.
+Letters: L layers, A products in a batch, D inputs, F outputs.
 """
 
 from typing import Any, NamedTuple
@@ -13,53 +14,55 @@ from jax import lax
 from jax.typing import DTypeLike
 
 
-class InStack(NamedTuple):
-    """A layer's matrices, twice: as the layer's own, and as one entry of those of all layers.
+class StackedMatrix(NamedTuple):
+    """A layer's matrices in two forms: as the slice of the layer, and as an entry of the stack of all layers.
 
-    It has what arrays have to be made ready for an operation. Only operations look inside: one that
-    reads the stack in place never makes `own`, and the compiler drops it.
+    It has the array attributes that callers need to prepare an operand. Only operations look inside: if one
+    reads the stack in place, the slice is unused and the compiler removes it.
     """
 
     own: jax.Array
-    """[*A, D, F]. What takes the gradient."""
+    """Slice of this layer, [*A, D, F], to which the gradient belongs."""
     stack: jax.Array
-    """[L, *A, D, F]. It takes no gradient, or each layer would add to a gradient of all layers."""
+    """Matrices of all layers, [L, *A, D, F]. Without gradient: each layer would add to one of all layers."""
     number: jax.Array
-    """Of the layer, int32 []."""
+    """Index of the layer, int32 []."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """That of the layer's own matrices."""
+        """Shape of the layer's matrices."""
         return self.own.shape
 
     @property
     def ndim(self) -> int:
-        """Number of axes of the layer's own matrices."""
+        """Number of axes of the layer's matrices."""
         return self.own.ndim
 
     @property
     def dtype(self) -> Any:
-        """That of all matrices of the stack."""
+        """Dtype of all matrices of the stack."""
         return self.own.dtype
 
-    def reshape(self, *shape: int) -> "InStack":
-        """Each layer's matrices, in another shape."""
-        return InStack(self.own.reshape(*shape), self.stack.reshape(len(self.stack), *shape), self.number)
+    def reshape(self, *shape: int) -> "StackedMatrix":
+        """Reshapes the matrices of each layer."""
+        return StackedMatrix(
+            self.own.reshape(*shape), self.stack.reshape(len(self.stack), *shape), self.number
+        )
 
-    def astype(self, dtype: DTypeLike) -> "InStack":
-        """In another type. Outside of a loop over layers it is the whole stack that is cast, once."""
-        return InStack(self.own.astype(dtype), self.stack.astype(dtype), self.number)
-
-
-Matrix = jax.Array | InStack
-"""What operations take as weights."""
+    def astype(self, dtype: DTypeLike) -> "StackedMatrix":
+        """Converts the matrices. Outside of a scan over layers the whole stack is converted once."""
+        return StackedMatrix(self.own.astype(dtype), self.stack.astype(dtype), self.number)
 
 
-def in_stack(own: jax.Array, stack: jax.Array, number: jax.Array) -> InStack:
-    """Entry `number` of a stack, as the slice `own` that takes the gradient and as a place in the stack."""
-    return InStack(own, lax.stop_gradient(stack), number)
+Matrix = jax.Array | StackedMatrix
+"""Type of the weights that operations accept."""
+
+
+def in_stack(own: jax.Array, stack: jax.Array, number: jax.Array) -> StackedMatrix:
+    """Returns entry `number` of a stack, with its slice `own`, to which the gradient belongs."""
+    return StackedMatrix(own, lax.stop_gradient(stack), number)
 
 
 def own_matrix(kernel: Matrix) -> jax.Array:
-    """The layer's own matrix, for an operation that reads all of it."""
-    return kernel.own if isinstance(kernel, InStack) else kernel
+    """Returns the slice of the layer, for an operation that reads all of it."""
+    return kernel.own if isinstance(kernel, StackedMatrix) else kernel

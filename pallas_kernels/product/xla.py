@@ -1,6 +1,6 @@
-"""`product` without a kernel: its gradient, and the reading of a matrix where it lies in its stack.
+"""`product` in XLA: its gradient, and products of few rows that read a matrix of a stack in place.
 
-Letters: A products side by side, M matrices of a stack, P rows, D inputs, F outputs.
+Letters: A products in a batch, M matrices of a stack, P rows, D inputs, F outputs.
 """
 
 import functools
@@ -12,23 +12,24 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.fusion import not_inlined
+from pallas_kernels.precision import matmul
 
 
 def transposed_product(x: jax.Array, y: jax.Array, *, dtype: Any = None) -> jax.Array:
-    """`x^T @ y`, the sum over rows that the gradient of a product's weights is.
+    """Computes `x^T @ y`, the gradient of a product's weights.
 
-    On CPUs the transpose is written out, that of the narrower factor: left to itself, XLA transposes too,
-    but for a slower routine.
+    On CPUs the narrower operand is transposed explicitly. XLA would transpose as well, but for a slower
+    routine.
 
     Args:
-      x: the product's input, [*A, P, D].
-      y: the gradient of its output, [*A, P, F].
-      dtype: of the sum; None for that of the factors.
+      x: input of the product, [*A, P, D].
+      y: gradient of the output, [*A, P, F].
+      dtype: dtype of the sum; None for that of the operands.
 
     Returns:
-      [*A, D, F].
+      Sum over rows, [*A, D, F].
     """
-    multiply = functools.partial(jnp.matmul, preferred_element_type=dtype)
+    multiply = functools.partial(matmul, dtype=dtype)
 
     def written_out(x: jax.Array, y: jax.Array) -> jax.Array:
         # The barrier keeps XLA from folding the transpose into the product.
@@ -40,38 +41,39 @@ def transposed_product(x: jax.Array, y: jax.Array, *, dtype: Any = None) -> jax.
 
 
 FUSED_READERS = 15
-"""XLA emits what a loop reads anew for each place where it is read, up to so many; from one more on it
-leaves that to a loop of its own."""
+"""Largest number of readers into each of which XLA fuses, and so repeats, a producer; with one more the
+producer gets its own loop."""
 ROWS_IN_PLACE = 8
-"""Up to so many rows share one reading in place: 512 x 1,024 took 82 us for one row, 102 for 4 and 144 for 8,
-where a copy and a product took 207 to 246 (2 cores of an Intel Xeon of 2.6 GHz, 64 matrices in turn)."""
-SMALLEST_IN_PLACE = 2**14
-"""Entries of a matrix, or of those of products side by side, from which on they are read in place: that was
-faster for 512 x 64 and slower for 64 x 64."""
+"""Largest number of rows that are multiplied in place: a matrix of 512 x 1,024 took 82 us for one row, 102
+for 4 and 144 for 8, while a copy and a product took 207 to 246 (2 cores of an Intel Xeon at 2.6 GHz, 64
+matrices in turn)."""
+MIN_ENTRIES_IN_PLACE = 2**14
+"""Smallest number of entries of a batch's matrices that are read in place, which was faster for 512 x 64 and
+slower for 64 x 64."""
 
 
 def product_in_place(
     x: jax.Array, stack: jax.Array, number: jax.Array | int, *, dtype: Any = None
 ) -> jax.Array:
-    """`x @ stack[number]` for so few rows that it is bound by the reading of the matrix.
+    """Computes `x @ stack[number]` for so few rows that reading the matrix dominates.
 
-    On CPUs the cores read it together, once and where it lies. A product would have the slice copied first,
-    on one core, and read the copy.
+    On CPUs all cores read the matrix once, in place. A plain product would first copy the slice, on one core,
+    and read the copy.
 
     Args:
-      x: the rows, [*A, P, D]; above `ROWS_IN_PLACE` a product is faster.
+      x: rows, [*A, P, D]; above `ROWS_IN_PLACE` a plain product is faster.
       stack: matrices, [M, *A, D, F].
-      number: of the matrix among them.
-      dtype: of the product; None for that of the factors. On CPUs the sums are float32's.
+      number: index of the matrix in the stack.
+      dtype: dtype of the product; None for that of the operands. On CPUs sums are float32.
 
     Returns:
-      [*A, P, F].
+      Products, [*A, P, F].
     """
     dtype = dtype or jnp.result_type(x, stack)
 
     def product(x: jax.Array, stack: jax.Array, number: jax.Array) -> jax.Array:
         matrix = lax.dynamic_index_in_dim(stack, number, keepdims=False)
-        return jnp.matmul(x, matrix, preferred_element_type=dtype)
+        return matmul(x, matrix, dtype=dtype)
 
     def in_place(x: jax.Array, stack: jax.Array, number: jax.Array) -> jax.Array:
         columns = x.mT.astype(jnp.float32)[..., None]  # [*A, D, P, 1]
@@ -84,16 +86,16 @@ def product_in_place(
         return sums[..., 0, :, :].astype(dtype)
 
     stages = _stages(stack.shape[-2])
-    is_large = math.prod(stack.shape[1:]) >= SMALLEST_IN_PLACE
+    is_large = math.prod(stack.shape[1:]) >= MIN_ENTRIES_IN_PLACE
     cpu = not_inlined(in_place) if stages and is_large else product
     return lax.platform_dependent(x, stack, jnp.asarray(number), cpu=cpu, default=product)
 
 
 def _stages(num_rows: int) -> list[int]:
-    """How many blocks of rows each loop adds up, by slices; few rows are too few for XLA's reductions.
+    """Returns the number of row blocks that each loop adds up; XLA's reductions are slow for few rows.
 
-    The first loop, which reads the matrix, leaves so many rows that XLA does not pull it into the next.
-    Empty if the rows cannot be cut so.
+    The first loop, which reads the matrix, leaves so many rows that XLA does not fuse it into the next one.
+    Empty if the number of rows cannot be split like this.
     """
     stages = [min(FUSED_READERS + 1, num_rows // (FUSED_READERS + 1))]
     while stages[-1] and num_rows % stages[-1] == 0:
@@ -105,9 +107,9 @@ def _stages(num_rows: int) -> list[int]:
 
 
 def _rows(stack: jax.Array, number: jax.Array, first: int, count: int) -> jax.Array:
-    """Rows of one matrix, [*A, count, 1, F], in float32.
+    """Returns rows of one matrix, [*A, count, 1, F], in float32.
 
-    A slice of its own for each reader: a shared one is copied.
+    Each reader gets its own slice: XLA copies a slice that is shared.
     """
     start = (number, *(0,) * (stack.ndim - 3), first, 0)
     shape = (1, *stack.shape[1:-2], count, stack.shape[-1])
@@ -118,25 +120,25 @@ def _rows(stack: jax.Array, number: jax.Array, first: int, count: int) -> jax.Ar
 def product_xla(
     x: jax.Array, kernel: jax.Array, stack: jax.Array | None, number: jax.Array | None, dtype: Any
 ) -> jax.Array:
-    """`x @ kernel`; few rows read the kernel as matrix `number` of the stack, if there is one."""
+    """Computes `x @ kernel`; few rows read the kernel as matrix `number` of the stack, if there is one."""
     if stack is not None and number is not None and x.shape[-2] <= ROWS_IN_PLACE:
         return product_in_place(x, stack, number, dtype=dtype)
-    return jnp.matmul(x, kernel, preferred_element_type=dtype)
+    return matmul(x, kernel, dtype=dtype)
 
 
 def _forward(x, kernel, stack, number, dtype):
     del stack, number
-    # Not `product_xla` itself: a remat policy that keeps products looks for the plain one.
-    return jnp.matmul(x, kernel, preferred_element_type=dtype), (x, kernel)
+    # Not `product_xla` itself: a remat policy that keeps products looks for plain ones.
+    return matmul(x, kernel, dtype=dtype), (x, kernel)
 
 
 def _backward(dtype, saved, grad):
     del dtype
     x, kernel = saved
-    # Two products read it. Elsewhere than on CPUs XLA would make a joined or masked one twice, for each.
+    # Two products read the gradient. On GPUs XLA would compute a concatenated or masked one twice.
     grad = lax.platform_dependent(grad, cpu=lambda x: x, default=lax.optimization_barrier)
-    grad_x = jnp.matmul(grad, kernel.mT).astype(x.dtype)
-    # The stack takes no gradient: that of a layer's matrix goes to the layer's own slice.
+    grad_x = matmul(grad, kernel.mT).astype(x.dtype)
+    # The gradient of a layer's matrix belongs to its slice; the stack has none.
     return grad_x, transposed_product(x, grad).astype(kernel.dtype), None, None
 
 

@@ -1,6 +1,6 @@
-"""The residual stream: a layer's output joins it, and it is normed for the next block.
+"""Residual scaling and RMSNorm: adds a block's output to the residual stream and normalizes the sum.
 
-Letters: D width; other axes are of tokens, P all of them together.
+Letters: D width; the other axes are tokens, P all of them together.
 """
 
 import functools
@@ -13,33 +13,34 @@ from jax.ad_checkpoint import checkpoint_name
 
 from pallas_kernels.checkpoint_names import STREAM
 from pallas_kernels.choice import choose
+from pallas_kernels.errors import ArgumentError
 from pallas_kernels.rms_norm import triton
 from pallas_kernels.rms_norm.reference import ResidualScaling, rms_norm_reference
 from pallas_kernels.rms_norm.triton import Blocks
 from pallas_kernels.rms_norm.xla import add_to_stream_xla, residual_rms_norm_xla
 
 BLOCKS = Blocks(rows=4, run=32, num_warps=8)
-"""Chosen from what the compiler says for MI300X (registers, local memory); no time was measured."""
+"""Block sizes, chosen by the registers and local memory that the compiler reports for MI300X; untimed."""
 
 
 def rms_norm(x: jax.Array, scale_D: jax.Array, *, eps: float) -> jax.Array:
-    """`scale * x / sqrt(mean(x^2) + eps)` in float32, whatever comes in. XLA fuses it; there is no kernel.
+    """Computes `scale * x / sqrt(mean(x^2) + eps)` in float32. There is no kernel, because XLA fuses it.
 
     Args:
-      x: [..., D].
-      scale_D: of the norm.
-      eps: added to the mean square.
+      x: input of any float dtype, [..., D].
+      scale_D: scale of the norm.
+      eps: number added to the mean square.
     """
     return rms_norm_reference(x, scale_D, eps=eps)
 
 
 def add_to_stream(output: jax.Array, residual: jax.Array, scaling: ResidualScaling) -> jax.Array:
-    """`(output + b)·s + (residual + b')·s'` in float32, [..., D]: residual scaling alone.
+    """Computes residual scaling alone: `(output + b)·s + (residual + b')·s'`, float32 [..., D].
 
     Args:
-      output: of the layer.
-      residual: the stream before the layer, float32.
-      scaling: both affines, float32.
+      output: output of the block, [..., D].
+      residual: residual stream before the block, float32 [..., D].
+      scaling: biases and scales of both, float32.
     """
     stream: Any = add_to_stream_xla(output, residual, scaling)
     return stream
@@ -55,26 +56,25 @@ def residual_rms_norm(
     implementation: str | None = None,
     blocks: Blocks = BLOCKS,
 ) -> tuple[jax.Array, jax.Array]:
-    """`add_to_stream`, and the new stream's `rms_norm`.
+    """Computes `add_to_stream`, and `rms_norm` of the new stream.
 
-    All sums are in float32. The kernels read and write each row once in each direction and keep
-    nothing but the arguments for the backward pass. Gradients of weights are added up in a fixed
-    order.
+    Sums are float32. The kernels read and write each row once in the forward and once in the backward pass,
+    and keep only the arguments. Gradients of weights are summed in a fixed order.
 
     Args:
-      output: of the layer, [..., D].
-      residual: the stream before the layer, float32.
-      scaling: both affines, float32.
-      scale_D: of the norm, float32.
-      eps: added to the mean square.
-      implementation: "pallas", "xla", or None for what `choice.TABLE` says of the platform.
-      blocks: settings of the kernels.
+      output: output of the block, float32 or bfloat16, [..., D].
+      residual: residual stream before the block, float32 [..., D].
+      scaling: biases and scales of both, float32.
+      scale_D: scale of the norm, float32.
+      eps: number added to the mean square.
+      implementation: "pallas", "xla", or None for the default of `choice.TABLE`.
+      blocks: block sizes of the kernels.
 
     Returns:
-      The new stream in float32, and its norm in the dtype of the output.
+      The new stream, float32, and its norm in the dtype of the output.
 
     Raises:
-      ValueError: if shapes, dtypes or settings do not go together.
+      ArgumentError: if shapes, dtypes or settings do not match.
     """
     _check(output, residual, scaling, scale_D)
     if choose("residual_rms_norm", implementation, width=output.shape[-1]) == "xla":
@@ -83,11 +83,13 @@ def residual_rms_norm(
     rows = math.prod(output.shape[:-1]), output.shape[-1]
     results: Any = _pallas(output.reshape(rows), residual.reshape(rows), scaling, scale_D, eps, blocks)
     stream, norm = (x.reshape(output.shape) for x in results)
+    # Named for remat policies: keeping the stream saves a block's recomputation.
     return checkpoint_name(stream, STREAM), norm
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
 def _pallas(output_PD, residual_PD, scaling, scale_D, eps, blocks):
+    # Pallas accepts no empty grid.
     if output_PD.size == 0:
         return residual_PD, output_PD
     return triton.forward(
@@ -112,14 +114,16 @@ _pallas.defvjp(_forward, _backward)
 
 def _check(output: jax.Array, residual: jax.Array, scaling: ResidualScaling, scale_D: jax.Array) -> None:
     if output.ndim < 2 or output.shape != residual.shape:
-        raise ValueError(f"output {output.shape}, residual {residual.shape}: they must both be [..., P, D]")
+        raise ArgumentError(
+            f"output {output.shape}, residual {residual.shape}: they must both be [..., P, D]"
+        )
     for name, vector in (*scaling._asdict().items(), ("scale_D", scale_D)):
         if vector.shape != output.shape[-1:]:
-            raise ValueError(f"{name} is {vector.shape}; it must be [D], {output.shape[-1:]}")
+            raise ArgumentError(f"{name} is {vector.shape}; it must be [D], {output.shape[-1:]}")
         if vector.dtype != jnp.float32:
-            raise ValueError(f"{name} is {vector.dtype}; it must be float32")
+            raise ArgumentError(f"{name} is {vector.dtype}; it must be float32")
     if residual.dtype != jnp.float32 or output.dtype not in (jnp.float32, jnp.bfloat16):
-        raise ValueError(
+        raise ArgumentError(
             f"output is {output.dtype}, residual {residual.dtype}; the output must be float32 or "
             "bfloat16, the residual float32"
         )

@@ -1,4 +1,4 @@
-"""The specification of `residual_rms_norm` and `rms_norm`, in plain jnp. Letters: see the package."""
+"""Specifications of `residual_rms_norm` and `rms_norm` in plain jnp. For letters see the package."""
 
 from typing import NamedTuple
 
@@ -7,9 +7,9 @@ import jax.numpy as jnp
 
 
 class ResidualScaling(NamedTuple):
-    """An affine on a layer's output and one on the stream, the bias before the scale; each [D].
+    """Biases and scales of a block's output and of the residual stream, each [D]; the bias is added first.
 
-    [ZAYA1-8B] equation 6 writes the bias behind the scale; all released code has it before.
+    [ZAYA1-8B] equation 6 adds the bias after scaling; all released code adds it before.
     """
 
     output_bias_D: jax.Array
@@ -19,7 +19,7 @@ class ResidualScaling(NamedTuple):
 
 
 def rms_norm_reference(x_PD: jax.Array, scale_D: jax.Array, *, eps: float) -> jax.Array:
-    """`scale * x / sqrt(mean(x^2) + eps)`, in the wider of float32 and the dtype of x."""
+    """Returns `scale * x / sqrt(mean(x^2) + eps)`, in float32 or the wider dtype of x."""
     x_PD = x_PD.astype(jnp.promote_types(x_PD.dtype, jnp.float32))
     return scale_D * (x_PD * jax.lax.rsqrt(jnp.mean(x_PD * x_PD, axis=-1, keepdims=True) + eps))
 
@@ -32,7 +32,7 @@ def residual_rms_norm_reference(
     *,
     eps: float,
 ) -> tuple[jax.Array, jax.Array]:
-    """The new stream, and its norm in the stream's dtype."""
+    """Returns the new stream, and its norm in the stream's dtype."""
     output_bias_D, output_scale_D, residual_bias_D, residual_scale_D = scaling
     output_PD = output_PD.astype(jnp.promote_types(output_PD.dtype, jnp.float32))
     stream_PD = (output_PD + output_bias_D) * output_scale_D

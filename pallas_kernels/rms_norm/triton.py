@@ -1,8 +1,8 @@
 """`residual_rms_norm` in Pallas for Triton: one pass over the rows in each direction.
 
-A program holds whole rows in registers. Backward, each program walks over a run of rows and keeps
-its share of the weights' gradients in registers too; a second kernel adds the shares in a fixed
-order, so that a gradient is the same in every run.
+A program holds whole rows in registers. Backward, each program loops over a run of rows and keeps its partial
+sums of the weights' gradients in registers too; a second kernel adds the partial sums in a fixed order, so
+that a gradient has the same bits in every run.
 """
 
 import dataclasses
@@ -15,6 +15,7 @@ from jax.experimental import pallas as pl
 from pallas_kernels.backend import from_start, launch, load, store
 from pallas_kernels.blocks import KernelSettings, check_counts
 from pallas_kernels.choice import WIDEST
+from pallas_kernels.errors import ArgumentError
 from pallas_kernels.shares import sum_shares
 
 
@@ -23,8 +24,8 @@ class Blocks(KernelSettings):
     """Settings of the kernels.
 
     Attributes:
-      rows: that a program of the forward pass holds at once.
-      run: rows that a program of the backward pass walks over, one after the other.
+      rows: rows that a program of the forward pass holds at once.
+      run: rows that a program of the backward pass processes one after the other.
     """
 
     rows: int = 1
@@ -32,17 +33,21 @@ class Blocks(KernelSettings):
 
 
 def check(width: int, blocks: Blocks) -> None:
-    """Refuses rows and settings that cannot be compiled.
+    """Checks that the kernel can hold the rows and that settings can be compiled.
+
+    Args:
+      width: channels of a row.
+      blocks: block sizes of the kernels.
 
     Raises:
-      ValueError: with what is wrong and what would be right.
+      ArgumentError: with the wrong value and the values that are accepted.
     """
-    blocks.check("residual_rms_norm", "rows", smallest=1)
+    blocks.check("residual_rms_norm", "rows", min_side=1)
     check_counts("residual_rms_norm", {"run": blocks.run})
     if width > WIDEST["residual_rms_norm"]:
-        raise ValueError(
-            f"residual_rms_norm: rows are {width} wide; the kernel holds at most "
-            f'{WIDEST["residual_rms_norm"]}, implementation="xla" any'
+        raise ArgumentError(
+            f"residual_rms_norm: rows are {width} wide; the kernel supports up to "
+            f'{WIDEST["residual_rms_norm"]}, implementation="xla" any width'
         )
 
 
@@ -56,15 +61,18 @@ def forward(
     dtype: jnp.dtype,
     blocks: Blocks,
 ) -> tuple[jax.Array, jax.Array]:
-    """The new stream in float32 and its norm in `dtype`."""
+    """Returns the new stream, float32, and its norm in `dtype`."""
     num_rows, width = output_PD.shape
+    # Triton's blocks have powers of 2 as sides; a row that is shorter is masked.
     padded = pl.next_power_of_2(width)
 
     def kernel(output, residual, *references):
         *vectors, scale, stream, norm = references
         index, mask = _rows(pl.program_id(0) * blocks.rows, blocks.rows, num_rows, padded, width)
         row = [_load_vector(vector, padded, pl.program_id(0))[None] for vector in (*vectors, scale)]
+        # Statistics in float32, whatever the dtype of the output.
         merged = _merge(_load(output, index, mask), _load(residual, index, mask), row)
+        # Biases and scales read as zeros beyond the width too, so that the padding of a row adds nothing.
         mean_square = jnp.sum(merged * merged, axis=1, keepdims=True) / width
         store(stream.at[index], merged, mask)
         normed = row[4] * (merged * lax.rsqrt(mean_square + eps))
@@ -88,7 +96,7 @@ def backward(
     eps: float,
     blocks: Blocks,
 ) -> tuple[jax.Array, jax.Array, tuple[jax.Array, ...], jax.Array]:
-    """Gradients of all arguments. The stream is merged anew: that is cheaper than to read it back."""
+    """Returns the gradients of all arguments. Recomputing the stream is cheaper than reading it back."""
     num_rows, width = output_PD.shape
     padded, num_runs = pl.next_power_of_2(width), pl.cdiv(num_rows, blocks.run)
 
@@ -98,26 +106,28 @@ def backward(
         row = [_load_vector(vector, padded, run)[None] for vector in (*vectors, scale)]
 
         def step(i, sums):
-            # A row at a time: four sums of the weights' gradients are in registers already.
+            # One row at a time: four sums of the weights' gradients occupy registers already.
             index, mask = _rows(run * blocks.run + i, 1, num_rows, padded, width)
             out, before = _load(output, index, mask), _load(residual, index, mask)
             merged = _merge(out, before, row)
             inverse = lax.rsqrt(jnp.sum(merged * merged, axis=1, keepdims=True) / width + eps)
             unit, gradient = merged * inverse, _load(grad_norm, index, mask)
             towards = gradient * row[4]
-            # What a gradient has along the row itself does not move the norm's direction, and comes off.
+            # The norm does not depend on the length of a row: the gradient's component along it is removed.
             shared = jnp.sum(towards * unit, axis=1, keepdims=True) / width
             total = _load(grad_stream, index, mask) + inverse * (towards - unit * shared)
             store(grad_output.at[index], total * row[1], mask)
             store(grad_residual.at[index], total * row[3], mask)
-            # Rows and channels that are not there were loaded as zeros, so that total is zero there.
+            # Rows and channels that do not exist read as zeros, so that `total` is zero there.
             terms = total, total * (out + row[0]), total * (before + row[2]), gradient * unit
             return tuple(a + b for a, b in zip(sums, terms, strict=True))
 
         zeros = jnp.zeros((1, padded), jnp.float32)
+        # One row of sums for each of the four weights' gradients that need a sum over tokens.
         sums = lax.fori_loop(0, blocks.run, step, (zeros,) * 4)
         mask = (jnp.arange(padded) < width)[None]
         for number, share in enumerate(sums):
+            # The partial sums of one weight are neighbours: `sum_shares` reads the array as [4, runs, D].
             at = shares.at[pl.ds(number * num_runs + run, 1), from_start(padded, run)]
             store(at, share, mask)
 
@@ -129,13 +139,13 @@ def backward(
     )
     sums_SD = sum_shares(shares.reshape(4, num_runs, width), name="residual_rms_norm_sums")
     total_D, output_scale_D, residual_scale_D, grad_scale_D = sums_SD
-    # A bias stands before its scale, hence the scale in its gradient.
+    # A bias is added before scaling, so that its gradient is multiplied by the scale.
     scaling_gradients = (total_D * scaling[1], output_scale_D, total_D * scaling[3], residual_scale_D)
     return grad_output_PD, grad_residual_PD, scaling_gradients, grad_scale_D
 
 
 def _rows(first: jax.Array, size: int, num_rows: int, padded: int, width: int):
-    """Where a block of whole rows lies, and which of its entries exist."""
+    """Returns the address of a block of whole rows and the mask of its valid entries."""
     row, channel = first + jnp.arange(size), jnp.arange(padded)
     return (
         (pl.ds(first, size), from_start(padded, first)),
@@ -153,4 +163,5 @@ def _load_vector(reference, padded: int, number: jax.Array) -> jax.Array:
 
 
 def _merge(output: jax.Array, residual: jax.Array, row: list[jax.Array]) -> jax.Array:
+    # [ZAYA1-8B] eq. 6, but with the biases added before scaling, as in all released code.
     return (output + row[0]) * row[1] + (residual + row[2]) * row[3]

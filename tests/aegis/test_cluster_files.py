@@ -1,4 +1,4 @@
-"""Files for clusters: their environment is accepted, their script acts as it says, their numbers agree."""
+"""Configuration files for clusters: environment files, the SLURM script, and the JobSet manifest."""
 
 import copy
 import os
@@ -18,13 +18,13 @@ ENVIRONMENTS = ("rocm.env", "pollara.env", "connectx.env")
 
 
 def variables(name):
-    """What an env file sets, as Kubernetes reads it."""
+    """Returns the variables of an env file, parsed as by Kubernetes."""
     lines = [line for line in (CLUSTER / name).read_text().splitlines() if line and not line.startswith("#")]
     return dict(line.split("=", 1) for line in lines)
 
 
 @pytest.mark.parametrize("name", ENVIRONMENTS)
-def test_each_variable_has_its_reason(name):
+def test_every_variable_has_a_comment(name):
     above = ""
     for line in (CLUSTER / name).read_text().splitlines():
         if re.match(r"[A-Z]", line):
@@ -44,18 +44,18 @@ def test_the_flags_are_known_to_this_xla():
 
 @pytest.fixture
 def cluster(tmp_path):
-    """A SLURM of four nodes, of which each command writes down how it was called."""
+    """Fake SLURM commands for four nodes, which record their arguments."""
     tools = tmp_path / "bin"
     tools.mkdir()
     scripts = {
-        "scontrol": '[[ $1 == show ]] && printf "n%d\\n" 1 2 3 4 || echo "scontrol $*" >>$LOG',
+        "scontrol": 'echo "scontrol $*" >>$LOG',
         # The first node goes down with the first attempt.
         "sinfo": 'if [[ $* == *n1* && -s $LOG ]]; then echo "down*"; else echo alloc; fi',
         "srun": (
             '[[ $* == *"aegis agent"* ]] && exec /bin/sleep 60\n'
             'echo "srun $*" >>$LOG\n'
             "echo $$ >$LOG.pid\n"
-            'trap "echo told >>$LOG; exit 75" TERM\n'
+            'trap "echo signaled >>$LOG; exit 75" TERM\n'
             "code=$(head -n 1 $CODES); sed -i 1d $CODES\n"
             "if [[ $code == wait ]]; then for i in $(seq 200); do sleep 0.05; done; fi\n"
             'if [[ $code == ecc ]]; then echo "n2: 3 uncorrectable errors detected" >&2; code=1; fi\n'
@@ -95,7 +95,7 @@ def calls(cluster):
     return (cluster / "log").read_text().splitlines()
 
 
-def test_a_node_that_is_down_is_left_out_of_the_next_attempt(cluster):
+def test_the_next_attempt_omits_a_node_that_is_down(cluster):
     script = begin(cluster, [124, 0], "--config.data.source=with space")
     said, _ = script.communicate(timeout=60)
     assert script.returncode == 0, said
@@ -106,11 +106,11 @@ def test_a_node_that_is_down_is_left_out_of_the_next_attempt(cluster):
     )
     assert "--nodelist=n2,n3,n4" in second
     assert second.endswith(f"train --config.run_folder={cluster / 'run'} --config.data.source=with space")
-    assert "restart: the run ended with code 124: it stood still" in said
+    assert "restart: the run ended with code 124: it stalled" in said
 
 
 def test_a_node_whose_memory_fails_is_drained_and_not_used_again(cluster):
-    """Nor by the job that goes on with the run later."""
+    """Later jobs of the run exclude it as well."""
     script = begin(cluster, ["ecc", 0], nodes=2)
     said, _ = script.communicate(timeout=60)
     assert script.returncode == 0, said
@@ -123,14 +123,14 @@ def test_a_node_whose_memory_fails_is_drained_and_not_used_again(cluster):
 
 
 @pytest.mark.parametrize("code", [2, 65])
-def test_what_only_a_human_mends_is_not_begun_anew(cluster, code):
+def test_permanent_failures_are_not_restarted(cluster, code):
     script = begin(cluster, [code])
     script.communicate(timeout=60)
     assert script.returncode == code
     assert len(calls(cluster)) == 1
 
 
-def test_whoever_is_asked_to_stop_saves_and_is_begun_anew_later(cluster):
+def test_a_requested_stop_saves_and_requeues_the_job(cluster):
     script = begin(cluster, ["wait"])
     deadline = time.monotonic() + 30
     while not calls(cluster):
@@ -140,19 +140,19 @@ def test_whoever_is_asked_to_stop_saves_and_is_begun_anew_later(cluster):
     script.send_signal(signal.SIGTERM)
     script.communicate(timeout=60)
     assert script.returncode == 75
-    assert calls(cluster)[1:] == ["scancel --signal=TERM 7", "told", "scontrol requeue 7"]
+    assert calls(cluster)[1:] == ["scancel --signal=TERM 7", "signaled", "scontrol requeue 7"]
 
 
 def manifests():
     return list(yaml.safe_load_all((CLUSTER / "jobset.yaml").read_text()))
 
 
-def test_a_jobset_is_one_by_its_schema():
-    """Kubernetes' own types of a JobSet, its jobs, pods and containers: no field is unknown to them."""
+def test_the_jobset_matches_its_schema():
+    """Kubernetes' own types of JobSets, jobs, pods and containers know all fields."""
     jobset, *_ = manifests()
     assert (jobset["apiVersion"], jobset["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
     assert JobsetV1alpha2JobSet.from_dict(jobset).to_dict() == jobset
-    # They leave unknown fields out, and refuse values that are none.
+    # The types drop unknown fields, and reject values of wrong types.
     unknown, wrong = copy.deepcopy(jobset), copy.deepcopy(jobset)
     unknown["spec"]["replicatedJobs"][0]["template"]["spec"]["backofLimit"] = 0
     assert JobsetV1alpha2JobSet.from_dict(unknown).to_dict() != unknown
@@ -161,7 +161,7 @@ def test_a_jobset_is_one_by_its_schema():
         JobsetV1alpha2JobSet.from_dict(wrong)
 
 
-def test_an_agent_may_do_what_it_does_and_no_more():
+def test_agents_have_minimal_permissions():
     jobset, account, nodes, bound_nodes, pods, bound_pods = manifests()
     template = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
     assert template["serviceAccountName"] == account["metadata"]["name"]
@@ -176,8 +176,8 @@ def test_an_agent_may_do_what_it_does_and_no_more():
     assert [(rule["resources"], rule["verbs"]) for rule in pods["rules"]] == [(["pods"], ["delete"])]
 
 
-def test_a_jobset_agrees_with_itself():
-    """Numbers and names that must be the same."""
+def test_the_jobset_is_consistent():
+    """Numbers and names that must be equal are equal."""
     jobset, *_ = manifests()
     (job,) = jobset["spec"]["replicatedJobs"]
     spec = job["template"]["spec"]

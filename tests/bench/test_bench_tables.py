@@ -1,31 +1,21 @@
-"""What benchmarks print on a terminal of 80 columns, with made-up measurements: nothing is cut."""
+"""Output of benchmarks with made-up measurements on a terminal of 80 columns: nothing is truncated."""
 
 import types
 
 import pytest
-from rich.console import Console
 
 from pallas_kernels.catalogue import SIZES, cases
-from zaya_jax.bench import (
-    balancing,
-    data,
-    data_process,
-    experts,
-    kernel_times,
-    loss_memory,
-    optimizer_share,
-    optimizers,
-    torch_comparison,
-)
-from zaya_jax.bench.loss_memory import StepMemory
-from zaya_jax.bench.other_libraries import others
-from zaya_jax.config import BalancingConfig
+from zaya_jax.bench.kernels import experts, kernel_times
+from zaya_jax.bench.kernels.other_libraries import others
+from zaya_jax.bench.storage import data, data_process
+from zaya_jax.bench.training import loss_memory, optimizer_share, optimizers, torch_comparison
+from zaya_jax.bench.training.loss_memory import StepMemory
 
 GIB = 2**30
 
 
 @pytest.fixture
-def said(monkeypatch, capsys):
+def printed(monkeypatch, capsys):
     """The lines of a table that was printed: what its cells hold."""
     monkeypatch.setenv("COLUMNS", "80")
 
@@ -40,28 +30,21 @@ def said(monkeypatch, capsys):
     return read
 
 
-def test_balancing(said):
-    configs = [BalancingConfig(rule="adamw", learning_rate=1e-3)]
-    found = [[balancing.Evenness(steps, 0.99) for steps in (None, 123, None, 234, None)]]
-    Console(soft_wrap=True).print(balancing._table(configs, found))
-    assert " adamw " in said()
-
-
-def test_loss_memory(said):
+def test_loss_memory(printed):
     step = StepMemory(
         chunk=16_384, logits=16 * GIB, temporaries=40 * GIB, arguments=3 * GIB // 4, needed=41 * GIB,
         available=GIB, resident=2 * GIB, added=40 * GIB,
     )  # fmt: skip
     loss_memory.report([step])
-    (row,) = [line for line in said().splitlines() if "16,384" in line]
+    (row,) = [line for line in printed().splitlines() if "16,384" in line]
     assert [cell.strip() for cell in row.split("│")[1:-1]] == [
         "16,384", "40.00 GiB", "16.00 GiB", "768.00 MiB", "2.00 GiB", "40.00 GiB",
     ]  # fmt: skip
 
 
-def test_data(said):
+def test_data(printed):
     build = {"seconds": 8.0, "cpu": 10.0, "tokens": 4e6, "peak": 300e6, "worker_peak": 250e6}
-    found = {
+    result = {
         "build": build,
         "datasets": {"seconds": 20.0, "cpu": 35.0, "tokens": 4e6},
         "read": {"loader": 5e6, "mapped": 6e6},
@@ -69,33 +52,33 @@ def test_data(said):
         "build-long": build | {"peak": 2**29},
         "read-long": {"peak": 2**28},
     }
-    data.report(found, {data_process.TEXT: 36 * 2**20, data_process.LONG_TEXT: 360 * 2**20})
-    out = said()
+    data.report(result, {data_process.TEXT: 36 * 2**20, data_process.LONG_TEXT: 360 * 2**20})
+    out = printed()
     assert "datasets.map, batches / ours, time and CPU time: 2.50, 3.50" in out
     assert "one by one" not in out
     (row,) = [line for line in out.splitlines() if line.startswith("│ 360.00 MiB")]
     assert [cell.strip() for cell in row.split("│")[2:-1]] == ["512.00 MiB", "238.42 MiB", "256.00 MiB"]
 
 
-def test_experts(said, monkeypatch):
+def test_experts(printed, monkeypatch):
     memory = types.SimpleNamespace(temp_size_in_bytes=3 * GIB // 2)
     compiled = types.SimpleNamespace(memory_analysis=lambda: memory, cost_analysis=lambda: {"flops": 2.5e9})
     monkeypatch.setattr(experts, "compile_experts", lambda *_, **__: compiled)
     experts.run()
-    out = said()
+    out = printed()
     assert out.count("forward and backward") == 2
     assert "128.00 MiB" in out  # 16,384 rows of 2,048 float32
     assert "1.50 GiB" in out
 
 
-def test_optimizer_share(said, monkeypatch):
+def test_optimizer_share(printed, monkeypatch):
     monkeypatch.setattr(optimizer_share, "_step", lambda **_: None)
     monkeypatch.setattr(optimizer_share, "_replicated_optimizer", lambda: None)
     monkeypatch.setattr(
         optimizer_share, "best_seconds", lambda calls, rounds: dict(zip(calls, (0.6, 0.7, 0.8), strict=True))
     )
-    optimizer_share.measure(5)
-    assert "57.1%" in said()  # 0.8 of 0.6 + 0.8
+    optimizer_share.report(optimizer_share.measure(5), rounds=5)
+    assert "57.1%" in printed()  # 0.8 of 0.6 + 0.8
 
 
 SECONDS = {"ours": 0.01, "transformers": 0.1, "compiled": 0.08, "ceiling": 0.02}
@@ -106,52 +89,52 @@ def timed(monkeypatch):
     """Made-up times of all sides; what of torch is compiled."""
     compiled = []
 
-    def best_in_turn(programs, **_):
+    def best_interleaved(programs, **_):
         compiled.extend(name for name in programs if name.endswith("compiled"))
         return {name: SECONDS[name.split(", ")[-1]] for name in programs if name != "torch.compile"}
 
     monkeypatch.setattr(torch_comparison.importlib.util, "find_spec", lambda _: True)
     monkeypatch.setattr(torch_comparison, "_difference", lambda: 1e-6)
-    monkeypatch.setattr(torch_comparison, "best_in_turn", best_in_turn)
+    monkeypatch.setattr(torch_comparison, "best_interleaved", best_interleaved)
     return compiled
 
 
-def test_torch(said, timed):
+def test_torch(printed, timed):
     torch_comparison.run(rounds=5)
-    lines = [" ".join(line.split()) for line in said().splitlines()]
+    lines = [" ".join(line.split()) for line in printed().splitlines()]
     # 8 x 256 tokens in 10, 100 and 80 ms.
     assert any("forward 204,800.0 20,480.0 10.00x 1.3x 25,600.0 8.00x" in line for line in lines)
     assert any("train step 204,800.0 20,480.0 10.00x 1.5x 25,600.0 8.00x" in line for line in lines)
     assert timed == ["forward, compiled", "train step, compiled"]
 
 
-def test_torch_without_a_cxx_compiler(said, timed, monkeypatch):
-    in_turn = torch_comparison.best_in_turn
+def test_torch_without_a_cxx_compiler(printed, timed, monkeypatch):
+    in_turn = torch_comparison.best_interleaved
 
-    def best_in_turn(programs, **options):
+    def best_interleaved(programs, **options):
         if "torch.compile" in programs:
             raise RuntimeError('"torch.compile" failed: no g++\n\nand much more')
         return in_turn(programs, **options)
 
-    monkeypatch.setattr(torch_comparison, "best_in_turn", best_in_turn)
+    monkeypatch.setattr(torch_comparison, "best_interleaved", best_interleaved)
     torch_comparison.run(rounds=5)
-    out = said()
+    out = printed()
     assert "10.00x" in out
     assert "25,600.0" not in out
-    assert 'because torch cannot do it here: "torch.compile" failed: no g++' in " ".join(out.split())
+    assert 'because it fails here: "torch.compile" failed: no g++' in " ".join(out.split())
     assert "much more" not in out
     assert not timed
 
 
-def test_optimizers(said, monkeypatch):
+def test_optimizers(printed, monkeypatch):
     monkeypatch.setattr(
         optimizers, "_curve", lambda *_: {step: 4 - step / 100 for step in range(10, 121, 10)}
     )
     optimizers.run()
-    assert said().count("2.8000") > 3
+    assert printed().count("2.8000") > 3
 
 
-def test_kernels(said, monkeypatch):
+def test_kernels(printed, monkeypatch):
     """Every operation, both passes, and all that others have for it."""
     every = cases(SIZES["toy"])
     names = {
@@ -169,7 +152,7 @@ def test_kernels(said, monkeypatch):
     row = ["1,234.123", "1.23e-05", "1.23e-05", "99.1%", "1.2e-03"]
     monkeypatch.setattr(kernel_times, "compare", lambda _, calls, *__: [[name, *row] for name in calls])
     kernel_times.run(rounds=1)
-    lines = [line.split() for line in said().splitlines()]
+    lines = [line.split() for line in printed().splitlines()]
     for case in every:
         assert [f"{case.name},", "gradients"] in lines
         for name in names[case.name]:

@@ -1,4 +1,6 @@
-"""Products, memory and storage of this machine, small: what is timed, what is advised, what a plan reads."""
+"""Small measurements of this machine's products, memory and storage, their advice, and their use by a
+plan.
+"""
 
 import json
 import math
@@ -6,10 +8,12 @@ import math
 import pytest
 from rich.console import Console
 
-from zaya_jax.bench import command, measure, memory_passes, products, storage
-from zaya_jax.bench.collective_advice import advice, message_times, slow_sizes
-from zaya_jax.bench.groupings import by_node, groupings
-from zaya_jax.bench.storage import StorageTimes
+from zaya_jax.bench import command, measure
+from zaya_jax.bench.collectives.advice import advice, message_times, slow_sizes
+from zaya_jax.bench.collectives.device_groups import by_node, groupings
+from zaya_jax.bench.kernels import gemm, memory_passes
+from zaya_jax.bench.storage import disk
+from zaya_jax.bench.storage.disk import StorageTimes
 from zaya_jax.plan.measured import (
     ALL,
     CollectiveTimes,
@@ -45,20 +49,20 @@ def test_devices_are_grouped_by_host_in_the_order_of_processes():
     assert numbers(by_node(devices, ["a", "b", "a", "b"])) == [[0, 1, 4, 5], [2, 3, 6, 7]]
     assert numbers(by_node(devices, ["a"] * 4, devices_per_node=2)) == [[0, 1], [2, 3], [4, 5], [6, 7]]
     with pytest.raises(
-        ValueError, match="hosts have unequally many devices: a 6, b 2; each must have as many"
+        ValueError, match="hosts have different numbers of devices: a 6, b 2; all must have the same"
     ):
         by_node(devices, ["a", "a", "a", "b"])
-    with pytest.raises(ValueError, match="--devices-per-node is 3; it must divide the 8 devices"):
+    with pytest.raises(ValueError, match="--devices-per-node is 3; it must divide the number of devices, 8"):
         by_node(devices, ["a"] * 4, devices_per_node=3)
 
 
 def test_rails_have_the_devices_of_one_number():
-    found = {each.layout: each.groups for each in groupings(2, 4)}
-    assert found["rails"] == ((0, 4), (1, 5), (2, 6), (3, 7))
-    assert found["one rail"] == ((0, 4),)
-    assert found["2 of a node"] == ((0, 1), (4, 5))
+    result = {each.layout: each.groups for each in groupings(2, 4)}
+    assert result["rails"] == ((0, 4), (1, 5), (2, 6), (3, 7))
+    assert result["one rail"] == ((0, 4),)
+    assert result["2 of a node"] == ((0, 1), (4, 5))
     assert [each.layout for each in groupings(1, 8)] == [ALL, "2 of a node", "4 of a node"]
-    with pytest.raises(ValueError, match="there is one device, which exchanges nothing"):
+    with pytest.raises(ValueError, match="collectives need at least 2 devices"):
         groupings(1, 1)
 
 
@@ -75,19 +79,19 @@ def gathered(*timings):
 
 
 def test_messages_that_are_mostly_latency_should_go_together():
-    found = gathered(*((2**power, 1e-3 + 2**power * 1e-9) for power in range(10, 25)))
+    result = gathered(*((2**power, 1e-3 + 2**power * 1e-9) for power in range(10, 25)))
     sent = {"all_gather": {f"bucket {number}": 2**14 for number in range(64)}}
-    (times,) = message_times(found, sent)
+    (times,) = message_times(result, sent)
     assert (times.count, times.num_bytes, times.short_count) == (64, 2**20, 64)
     assert times.seconds == pytest.approx(64 * (1e-3 + 2**14 * 1e-9))
-    (sentence,) = advice(found, sent)
+    (sentence,) = advice(result, sent)
     assert f"set XLA's combine threshold for it to {2**20}" in " ".join(sentence.split())
 
 
 def test_a_size_that_is_slower_than_a_smaller_one_is_named():
     curve = Curve("all_gather", 8, (1000, 2000, 4000, 8000), (1.0, 1.5, 8.0, 5.0))
     assert slow_sizes(curve) == {4000: pytest.approx(500 / (2000 / 1.5))}
-    assert "avoid such" in " ".join(
+    assert "slower than a smaller message" in " ".join(
         " ".join(advice(gathered((1000, 1.0), (2000, 1.5), (4000, 8.0)), {})).split()
     )
 
@@ -99,12 +103,12 @@ def product(name, seconds, *, rows=256, depth=100):
 BEST = product("best", 1.0, depth=1000)
 
 
-def products_advice(*found):
-    return products.advice(ProductTimes(machine=MACHINE, dtype="float32", products=(BEST, *found)))
+def products_advice(*result):
+    return gemm.advice(ProductTimes(machine=MACHINE, dtype="float32", products=(BEST, *result)))
 
 
 @pytest.mark.parametrize(
-    ("found", "words"),
+    ("result", "words"),
     [
         ((), "no product is below 50% of the best one's rate"),
         ((product("keys", 0.19),), "no product is below"),
@@ -122,31 +126,31 @@ def products_advice(*found):
             (product("logits of a chunk", 1.0), product("logits of a chunk, 2 x rows", 1.2, rows=512)),
             "with a larger execution.loss_chunk",
         ),
-        ((product("keys", 1.0), product("keys, padded", 0.97, depth=256)), "nothing that was tried helps"),
-        # Rows of padding are nobody's: 0.9 of the time for 200 rows, not for 256.
+        ((product("keys", 1.0), product("keys, padded", 0.97, depth=256)), "no variant helps"),
+        # Padding rows do no useful work: 0.9 of the time for 200 rows, not for 256.
         (
             (product("keys", 1.0, rows=200), product("keys, padded", 0.9, depth=256)),
             "takes 10% less time",
         ),
         (
             (product("down of all experts", 0.1), product("down of all experts, 1 row more", 0.2, rows=257)),
-            "down of all experts: a row more takes 2.0 times as long",
+            "down of all experts: one more row takes 2.0 times as long",
         ),
     ],
 )
-def test_a_bad_product_has_an_advice_from_what_was_measured(found, words):
-    (sentence,) = products_advice(*found)
+def test_a_bad_product_has_an_advice_from_what_was_measured(result, words):
+    (sentence,) = products_advice(*result)
     assert words in sentence
 
 
-def test_variants_are_those_that_somebody_can_have():
+def test_variants_are_achievable():
     def sides(name, rows, depth):
-        made = products.variants(products.Gemm(name=name, rows=rows, depth=depth, columns=512))
+        made = gemm.variants(gemm.Gemm(name=name, rows=rows, depth=depth, columns=512))
         return {each.name.removeprefix(f"{name}, "): (each.rows, each.depth) for each in made}
 
     assert sides("keys", 257, 100) == {"padded": (512, 256), "2 x rows": (514, 100)}
     assert sides("up of all experts", 256, 256) == {"2 x rows": (512, 256), "1 row more": (257, 256)}
-    # The optimiser's rows are the weights': no setting doubles them.
+    # The optimizer's rows are those of the weights: no setting doubles them.
     assert sides("Newton-Schulz, Gram", 256, 256) == {}
 
 
@@ -154,20 +158,20 @@ def test_names_of_products_are_whole_on_a_narrow_terminal(capsys):
     experts = ProductTime(
         name="gate and up of all experts", rows=131_072, depth=2048, columns=4096, count=16, seconds=0.12
     )
-    found = ProductTimes(machine=MACHINE, dtype="bfloat16", products=(experts,))
-    Console(width=80).print(products.table(found))
-    said = capsys.readouterr().out
-    assert "│ gate and up of all experts " in said
-    assert "│   16 of 131,072 x 2,048 x 4,096 " in said
-    assert max(map(len, said.splitlines())) <= 80
+    result = ProductTimes(machine=MACHINE, dtype="bfloat16", products=(experts,))
+    Console(width=80).print(gemm.table(result))
+    printed = capsys.readouterr().out
+    assert "│ gate and up of all experts " in printed
+    assert "│   16 of 131,072 x 2,048 x 4,096 " in printed
+    assert max(map(len, printed.splitlines())) <= 80
 
 
 def passes(*bandwidths):
-    found = [
+    result = [
         PassTime(operation="add", array_bytes=2 ** (20 + number), moved_bytes=10**9, seconds=1e9 / bandwidth)
         for number, bandwidth in enumerate(bandwidths)
     ]
-    return PassTimes(machine=MACHINE, passes=tuple(found))
+    return PassTimes(machine=MACHINE, passes=tuple(result))
 
 
 def test_memory_is_what_the_largest_arrays_reach():
@@ -184,16 +188,16 @@ def test_memory_is_what_the_largest_arrays_reach():
         ({}, []),
         ({"write_bandwidth": 0.1e9}, ["writing reaches 0.10 GB/s, below 0.5"]),
         ({"sync_worst": 0.3}, ["the slowest fsync took 300 ms"]),
-        ({"reads_per_second": 500_000.0}, ["what was read lay in memory"]),
-        ({"reads_per_second": 9000.0}, ["one reader gets 9,000 pages a second"]),
+        ({"reads_per_second": 500_000.0}, ["reads came from memory"]),
+        ({"reads_per_second": 9000.0}, ["one reader gets 9,000 pages per second"]),
     ],
 )
-def test_what_a_disk_does_to_a_run_is_said(changes, sentences):
+def test_advice_on_a_disk(changes, sentences):
     sound = {
         "folder": "/runs", "num_bytes": 2**30, "sync_median": 1e-3, "sync_worst": 1e-2,
         "write_bandwidth": 2e9, "read_bandwidth": 3e9, "reads_per_second": 80_000.0, "files_per_second": 9e2,
     }  # fmt: skip
-    saving, *others = storage.advice(StorageTimes(**(sound | changes)))
+    saving, *others = disk.advice(StorageTimes(**(sound | changes)))
     # 88 GB in that bandwidth.
     assert f"would take {88e9 / (sound | changes)['write_bandwidth']:,.0f} s from this host" in saving
     assert len(others) == len(sentences)
@@ -202,7 +206,7 @@ def test_what_a_disk_does_to_a_run_is_said(changes, sentences):
 
 @pytest.fixture
 def brief_rounds(monkeypatch):
-    """Times that nobody reads need not be good ones."""
+    """Shortens the rounds of timings that no test reads."""
     monkeypatch.setattr(measure, "ROUND_SECONDS", 0.005)
 
 
@@ -213,11 +217,11 @@ def test_products_are_timed_and_read_by_a_plan(tmp_path, capsys):
     # that it reaches 0.3 GFLOP/s; 8,192 cubed is taken from 2,200 GFLOP/s on, and is quick there.
     file = tmp_path / "gemm.json"
     command.main(["gemm", "--config=configs/tiny.py", "--gpus=1", "--call-seconds=0.5", f"--json={file}"])
-    found = read_measured(file)
-    assert isinstance(found, ProductTimes)
-    names = {each.name for each in found.products}
+    result = read_measured(file)
+    assert isinstance(result, ProductTimes)
+    names = {each.name for each in result.products}
     assert {"queries", "down of all experts"} <= names
-    assert all(math.isfinite(each.rate) and each.rate > 1e6 for each in found.products)
+    assert all(math.isfinite(each.rate) and each.rate > 1e6 for each in result.products)
     assert "queries" in capsys.readouterr().out
 
 
@@ -225,11 +229,11 @@ def test_products_are_timed_and_read_by_a_plan(tmp_path, capsys):
 @pytest.mark.usefixtures("brief_rounds")
 def test_memory_is_timed_and_read_by_a_plan(tmp_path):
     file = tmp_path / "hbm.json"
-    command.main(["hbm", "--largest-mib=4", f"--json={file}"])
-    found = read_measured(file)
-    assert isinstance(found, PassTimes)
-    assert max(each.array_bytes for each in found.passes) == 4 * 2**20
-    assert 1e8 < found.bandwidth < 1e13
+    command.main(["hbm", "--max-mib=4", f"--json={file}"])
+    result = read_measured(file)
+    assert isinstance(result, PassTimes)
+    assert max(each.array_bytes for each in result.passes) == 4 * 2**20
+    assert 1e8 < result.bandwidth < 1e13
 
 
 @pytest.mark.slow
@@ -239,24 +243,24 @@ def test_storage_is_timed_and_nothing_is_left(tmp_path):
     folder.mkdir()
     command.main(["storage", f"--folder={folder}", "--gib=0.01", f"--json={file}"])
     assert list(folder.iterdir()) == []
-    found = json.loads(file.read_text())
-    assert set(StorageTimes.__dataclass_fields__) <= set(found)
-    assert found["write_bandwidth"] > 1e6
+    result = json.loads(file.read_text())
+    assert set(StorageTimes.__dataclass_fields__) <= set(result)
+    assert result["write_bandwidth"] > 1e6
 
 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["collectives", "--largest=64XB"], '--largest is "64XB"; it must be a whole number with B, KiB'),
+        (["collectives", "--max-size=64XB"], '--max-size is "64XB"; it must be a whole number with B, KiB'),
         (["storage", "--folder=/nowhere"], "/nowhere"),
         (["storage", "--gib=0"], "--gib is 0"),
-        (["storage", "--gib=1e9"], r"--gib is 1e\+09; .* has .* free, and half may be taken"),
-        (["hbm", "--largest-mib=0"], "--largest-mib is 0"),
+        (["storage", "--gib=1e9"], r"--gib is 1e\+09; .* has .* free, and half of it is the limit"),
+        (["hbm", "--max-mib=0"], "--max-mib is 0"),
         (["gemm", "--gpus=3"], "--gpus is 3; it must divide the batch of 4096"),
         (["gemm", "--call-seconds=0"], r"--call-seconds is 0.0; it must be above 0"),
         (["gemm", "--json=/nowhere/gemm.json"], "/nowhere"),
     ],
 )
-def test_what_cannot_be_measured_is_refused(words, sentence):
+def test_invalid_options_are_rejected(words, sentence):
     with pytest.raises(ValueError, match=sentence):
         command.main(words)

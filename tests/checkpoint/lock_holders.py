@@ -1,4 +1,4 @@
-"""Processes that take a run's lock, as they are told: a line of standard input each.
+"""Processes that acquire a run's lock by command: one command per line of standard input.
 
 Without JAX, so that many can be started, and can fork: of `zaya_jax` they see the few files they need.
 """
@@ -39,7 +39,7 @@ def hold(lock, folder: str) -> None:
 
 def as_on_a_host_of_its_own(lock, folder: str) -> None:
     """Its file system keeps locks to a host, and this one is another."""
-    lock._this_kernel = lambda: "another"
+    lock.this_kernel = lambda: "another"
     lock.BEAT_SECONDS = 0.05
     lock.fcntl = types.SimpleNamespace(flock=lambda *_: None, LOCK_EX=0, LOCK_NB=0)
     hold(lock, folder)
@@ -51,7 +51,7 @@ def with_a_quick_heart(lock, folder: str) -> None:
 
 
 def together(lock, function, *, num_processes: int) -> list:
-    """What a function gave in processes that begin it at once, as often as it asks its barrier."""
+    """Results of a function in processes that start it at the same time, at each wait on its barrier."""
     context = multiprocessing.get_context("fork")
     barrier, results = context.Barrier(num_processes), context.Queue()
 
@@ -70,12 +70,12 @@ def together(lock, function, *, num_processes: int) -> list:
 
 def start_at_once(lock, folder: str) -> None:
     """Prints how many of two got each of some folders: fresh ones, and ones with the lock of the dead."""
-    lock._PATIENCE_SECONDS = 0.2
+    lock.RETRY_SECONDS = 0.2
     folders = [pathlib.Path(folder, str(number)) for number in range(20)]
     for dead in folders[::2]:
         dead.mkdir(parents=True)
         (dead / lock.LOCK_FILE).write_text(
-            json.dumps({"host": "here", "pid": 1, "since": "then", "kernel": lock._this_kernel()})
+            json.dumps({"host": "here", "pid": 1, "since": "then", "kernel": lock.this_kernel()})
         )
 
     def start(_, barrier):
@@ -98,7 +98,7 @@ def start_at_once(lock, folder: str) -> None:
 def come_and_go(lock, folder: str) -> None:
     """Prints how often each of three had the lock, and who was met there, which nobody may be."""
     inside = pathlib.Path(folder).with_name("inside")
-    lock._PATIENCE_SECONDS, lock._LOOK_SECONDS = 0.05, 0.001
+    lock.RETRY_SECONDS, lock._POLL_SECONDS = 0.05, 0.001
 
     def work(index, _):
         numbers, times, met = random.Random(index), 0, 0

@@ -1,4 +1,4 @@
-"""What lies on the disk of a run: the newest checkpoint, whole or said to be damaged, and disks that fail."""
+"""Checkpoints on disk: the newest intact one, damage, and failing disks."""
 
 import asyncio
 import errno
@@ -19,10 +19,11 @@ from orbax.checkpoint.experimental import v1 as orbax_v1
 from small_runs import small_config
 
 import zaya_jax
-from zaya_jax import cli, durable
+from zaya_jax import cli
 from zaya_jax.checkpoint import Checkpoints, Retention, load_run, newest_step, run_lock, set_aside_later
-from zaya_jax.checkpoint.failures import silence_threads
-from zaya_jax.checkpoint.steps import _Writing
+from zaya_jax.checkpoint.steps import StepWriter
+from zaya_jax.checkpoint.storage_errors import silence_threads
+from zaya_jax.files import durable
 from zaya_jax.model.weights import abstract_variables
 
 # Files of 20 KB are too long: Orbax and TensorStore see an error as that of a full disk.
@@ -30,7 +31,8 @@ SAVING = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 import jax.numpy as jnp, numpy as np
-from zaya_jax import cli, train_command
+from zaya_jax import cli
+from zaya_jax.commands import train as train_command
 from zaya_jax.checkpoint import Checkpoints, Retention
 
 def main(_):
@@ -90,20 +92,20 @@ def test_the_newest_step_is_one_that_was_committed(copy):
     assert newest_step(copy) is None
 
 
-@pytest.mark.parametrize("lost", ["weights/_METADATA", "weights", "training/_METADATA", "manifest.json"])
+@pytest.mark.parametrize("lost", ["weights/_METADATA", "weights", "manifest.json"])
 def test_a_damaged_checkpoint_is_passed_over_aloud(copy, lost, caplog):
     path = copy / "checkpoints/8" / lost
     shutil.rmtree(path) if path.is_dir() else path.unlink()
     assert load_run(copy).step == 4
     assert f"{copy}/checkpoints/8 is damaged (" in caplog.text
-    assert "is missing); going on from step 4" in caplog.text
+    assert "is missing); using step 4" in caplog.text
     (copy / "checkpoints/4/weights/_METADATA").unlink()
     with pytest.raises(ValueError, match=r"8 is damaged: .*4 is damaged: .* is missing; no checkpoint is"):
         load_run(copy)
 
 
 def test_a_run_sets_damaged_steps_aside(copy):
-    """So that it can write them anew; twice, and with others of that name."""
+    """So that the run can write them again; also twice, and with existing names."""
     for _ in range(2):
         (copy / "checkpoints/8/weights/_METADATA").unlink()
         set_aside_later(copy, newest_step(copy))
@@ -155,7 +157,7 @@ def test_a_failed_save_is_known_before_the_next(tmp_path, monkeypatch):
 
 def test_a_process_looks_at_its_own_files_alone(tmp_path):
     """Others are still writing: their files come and go, and one that is gone is no failure of this one."""
-    writing = _Writing(tmp_path / "aside", 1, None)
+    writing = StepWriter(tmp_path / "aside", 1, None)
     arrays = {"weights": {"a": jnp.ones(3)}, "training": {"step": np.int32(1)}}
     writing.begin({item: ocp.args.StandardSave(values) for item, values in arrays.items()})
     os.mkfifo(tmp_path / "aside/training/of_another")  # would be waited for without end
@@ -180,7 +182,7 @@ def test_the_step_that_is_converted_is_said(saved, tmp_path, capsys):
 
 
 def test_who_reads_needs_no_lock(copy, tmp_path, capsys):
-    """Nor does it stand in the way of what lists the folder."""
+    """Listing the folder works as well."""
     with run_lock(copy) as lock:
         before = (copy / "lock").stat().st_ino, (copy / "lock").read_text()
         assert load_run(copy).step == 8
@@ -196,13 +198,13 @@ def test_who_reads_needs_no_lock(copy, tmp_path, capsys):
 
 
 def test_lost_data_is_one_sentence(copy):
-    """Orbax and TensorStore see none of it: the manifest does, before they are asked."""
+    """Orbax and TensorStore do not detect it; the manifest does, before they are used."""
     for step in (4, 8):
         shutil.rmtree(copy / f"checkpoints/{step}/weights/d")
     code, out, err = in_its_own_process("-m", "zaya_jax.cli", "generate", str(copy))
     assert (code, out) == (65, "")
     assert err.startswith(f"zaya: generate: {copy}/checkpoints/8 is damaged: weights/d/")
-    assert err.endswith("; no checkpoint is whole: restore one from a copy\n")
+    assert err.endswith("; no checkpoint is intact: restore one from a backup\n")
     assert err.count("\n") == 1
 
 
@@ -210,8 +212,8 @@ def test_a_full_disk_is_one_sentence(tmp_path):
     code, out, err = in_its_own_process("-c", SAVING, str(tmp_path / "run"))
     assert (code, out) == (2, "")
     assert err == (
-        f"zaya: train: a checkpoint of {tmp_path}/run could not be written: File too large; there is none "
-        "before it; mend that, and the same command goes on\n"
+        f"zaya: train: a checkpoint of {tmp_path}/run could not be written: File too large; there is no "
+        "earlier one; fix the cause, then run the same command again to resume\n"
     )
     assert newest_step(tmp_path / "run") is None
 

@@ -10,17 +10,19 @@ import numpy as np
 import pytest
 from small_runs import small_config
 
-from zaya_jax import cli, durable
-from zaya_jax.checkpoint import About, Checkpoints, Retention, newest_step
+from zaya_jax import cli
+from zaya_jax.checkpoint import Checkpoints, Retention, StepDescription, newest_step
 from zaya_jax.checkpoint.layout import all_steps
-from zaya_jax.checkpoint_command import VERBS
+from zaya_jax.commands.checkpoint import SUBCOMMANDS
+from zaya_jax.files import durable
+from zaya_jax.platform.shell import zaya_command
 
 STEPS = (4, 8, 12, 16)
 LOSSES = {4: 2.5, 12: 2.25, 16: 3.125}
 
 
-def about_of(step: int) -> About:
-    return About(
+def about_of(step: int) -> StepDescription:
+    return StepDescription(
         step=step, phase="warm", config={}, corpora={}, versions={}, num_processes=1, num_devices=1,
         written="2026-11-23T01:02:03+00:00",
     )  # fmt: skip
@@ -77,17 +79,17 @@ def test_a_list_says_what_is_there_and_why_it_stays(run, capsys, monkeypatch):
     rows = cells(out)
     assert list(rows) == ["4", "8", "12", "16", "20"]
     assert re.fullmatch(r"20\d\d-\d\d-\d\d \d\d:\d\d", rows["4"][0])
-    assert rows["4"][2:] == ["", "2.5000", "whole", "nothing"]
+    assert rows["4"][2:] == ["", "2.5000", "intact", "nothing"]
     assert rows["8"][2:] == ["", "", "damaged", "nothing"]
     assert rows["12"][0] == "2026-11-23 01:02"
-    assert rows["12"][2:] == ["warm", "2.2500", "whole", "newest"]
+    assert rows["12"][2:] == ["warm", "2.2500", "intact", "newest"]
     assert rows["16"][2:] == ["", "3.1250", "damaged, weights only", "newest"]
     assert rows["20"][2:] == ["", "", "set aside", "20.damaged"]
     assert "step 8 is damaged: weights/_METADATA is missing\n" in out
 
 
 def test_a_list_is_quick(run, capsys, monkeypatch):
-    """It reads what a step says of itself, and no file of arrays: what becomes of them, `verify` says."""
+    """It reads the description of a step, but no arrays, whose damage only `verify` finds."""
     flip(run / "checkpoints/8/weights/_METADATA")
     flip(run / "checkpoints/12/run.json")
     read, content_hash = set(), durable.content_hash
@@ -113,10 +115,10 @@ def test_a_list_fits_80_columns(run, capsys, monkeypatch):
 def test_what_is_whole_is_verified(run, capsys):
     assert zaya("verify", run) == 0
     *lines, last = capsys.readouterr().out.splitlines()
-    assert last == "a run goes on from step 16"
+    assert last == "a run resumes from step 16"
     assert len(lines) == len(STEPS)
     for step, line in zip(STEPS, lines, strict=True):
-        assert re.fullmatch(rf"step {step}: whole \([\d.]+ KiB, [\d.]+ GB/s\)", line)
+        assert re.fullmatch(rf"step {step}: intact \([\d.]+ KiB, [\d.]+ GB/s\)", line)
 
 
 def test_every_damaged_file_is_said(run, capsys):
@@ -130,13 +132,13 @@ def test_every_damaged_file_is_said(run, capsys):
     assert re.fullmatch(r"step 16: damaged, 3 of its files \(.*\)", out[4])
     assert out[2].startswith("step 12: damaged, 1 of its files")
     assert out[3] == "  run.json is missing"
-    assert out[5] == "  more is not in manifest.json; it was not written with the other files"
+    assert out[5] == "  more is not in manifest.json; it was added later"
     assert [line for line in out if "not as" in line] == [
         f"  {path.relative_to(run / 'checkpoints/16')} is not as it was written" for path in files
     ]
-    assert out[-1] == f"a run goes on from step {newest_step(run)}" == "a run goes on from step 8"
+    assert out[-1] == f"a run resumes from step {newest_step(run)}" == "a run resumes from step 8"
     assert zaya("verify", run, 4, 8) == 0
-    assert "goes on" not in capsys.readouterr().out  # of others it has seen nothing
+    assert "resumes from" not in capsys.readouterr().out  # not all steps were verified
 
 
 def test_what_was_converted_is_verified_by_its_sums(run, capsys):
@@ -163,18 +165,18 @@ def test_what_was_converted_is_verified_by_its_sums(run, capsys):
 
 def test_what_no_rule_keeps_is_pruned(run, capsys):
     assert zaya("prune", run, "--keep=1", "--keep-best", "--dry-run") == 0
-    said = capsys.readouterr().out
+    message = capsys.readouterr().out
     assert all_steps(run) == [4, 8, 12, 16]
     assert zaya("prune", run, "--keep=1", "--keep-best") == 0
-    assert capsys.readouterr().out == said.replace("would go", "removed")
+    assert capsys.readouterr().out == message.replace("would be removed", "removed")
     assert all_steps(run) == [12, 16]
-    assert said.endswith(" KiB would go; steps that stay: 12, 16\n")
+    assert message.endswith(" KiB would be removed; remaining steps: 12, 16\n")
     assert zaya("prune", run) == 0  # as the config has it: the newest two
     assert all_steps(run) == [12, 16]
 
 
 def test_pruning_leaves_the_newest_whole_step(run):
-    """Damaged ones behind it do not count: of the newest two, they would be both."""
+    """Damaged later steps do not count as newest."""
     for step in (12, 16):
         flip(run / f"checkpoints/{step}/weights/_METADATA")
     assert zaya("prune", run, "--keep=1") == 0
@@ -182,9 +184,9 @@ def test_pruning_leaves_the_newest_whole_step(run):
     assert newest_step(run) == 8
 
 
-@pytest.mark.parametrize("verb", list(VERBS))
-def test_each_verb_has_help_with_an_example(verb, capsys):
-    assert zaya(verb, "--help") == 0
+@pytest.mark.parametrize("command", list(SUBCOMMANDS))
+def test_each_verb_has_help_with_an_example(command, capsys):
+    assert zaya(command, "--help") == 0
     out = capsys.readouterr().out
-    assert out.startswith(f"usage: zaya ckpt {verb} ")
-    assert f"examples:\n  zaya ckpt {verb} " in out
+    assert out.startswith(f"usage: zaya ckpt {command} ")
+    assert f"examples:\n  {zaya_command()} ckpt {command} " in out

@@ -80,7 +80,7 @@ def test_types_shapes_and_names_that_differ(tmp_path):
     write(tmp_path, 1, up=up)
     write(tmp_path, 2, up=up.astype(ml_dtypes.bfloat16), table=TABLE[:6], more={"bias": TABLE})
     found = compared(tmp_path, 1, 2)
-    assert (found.only_ours, found.only_theirs) == ((), ("params.bias",))
+    assert (found.only_first, found.only_second) == ((), ("params.bias",))
     assert found.shapes == {"params.table": ((7, 5), (6, 5))}
     (only,) = found.differences
     assert only.dtypes == ("float32", "bfloat16")
@@ -132,9 +132,9 @@ def test_the_command_says_it_as_diff_does(tmp_path, capsys):
     write(run, 1, moment=TABLE * 2)
     write(run, 2)
     assert zaya(f"{run}:1", run) == 0
-    assert capsys.readouterr().out == "weights: 2 of 2 arrays are equal bit for bit\n"
+    assert capsys.readouterr().out == "weights: 2 of 2 arrays are bitwise equal\n"
     assert zaya(f"{run}:1", f"{run}:2", "--training") == 3
     out = capsys.readouterr().out
-    assert out.endswith("training: 1 of 3 arrays are equal bit for bit\n")
+    assert out.endswith("training: 1 of 3 arrays are bitwise equal\n")
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines() if line[:1] == "│"]
     assert rows == [["state.1.mu", "float32", "34", "1", "0.5"], ["step", "int32", "1", "1", "0.5"]]

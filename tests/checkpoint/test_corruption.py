@@ -155,7 +155,7 @@ def test_all_damage_is_seen(run_folder):
 
 
 @pytest.mark.campaign  # a restore by Orbax for each
-@pytest.mark.filterwarnings("ignore")  # of what is damaged Orbax says this and that
+@pytest.mark.filterwarnings("ignore")  # Orbax warns in various ways about damaged files
 def test_orbax_alone_sees_a_part(run_folder):
     """Why there is a manifest: should this fail some day, Orbax has learnt to see it."""
     folder, counts = run_folder / STEP, {}

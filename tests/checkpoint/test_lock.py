@@ -1,4 +1,4 @@
-"""One process at a time writes into a run folder: processes that begin at once, die, and lose their lock."""
+"""One process at a time writes to a run folder: processes that start at once, die, and lose their lock."""
 
 import contextlib
 import json
@@ -13,7 +13,8 @@ from collections.abc import Iterator
 import pytest
 
 import zaya_jax
-from zaya_jax.checkpoint import LOCK_FILE, lock, run_lock
+from zaya_jax.checkpoint import lock, run_lock
+from zaya_jax.run_folder.names import LOCK_FILE
 
 SCRIPT = pathlib.Path(__file__).with_name("lock_holders.py")
 PACKAGE = pathlib.Path(zaya_jax.__file__).parent
@@ -30,7 +31,7 @@ class Holder:
     def says(self) -> str:
         return self._process.stdout.readline().removesuffix("\n")
 
-    def told(self, line: str) -> str:
+    def ask(self, line: str) -> str:
         print(line, file=self._process.stdin, flush=True)
         return self.says()
 
@@ -64,7 +65,7 @@ def names(folder: pathlib.Path) -> list[str]:
 
 
 def write_lock(folder: pathlib.Path, **fields) -> pathlib.Path:
-    """As one left it who is no more, on another host if nothing else is said."""
+    """As one left it who is no more, on another host if nothing else is message."""
     folder.mkdir(exist_ok=True)
     values = {"host": "node7", "pid": 12, "since": "2026-11-22 10:00:00+00:00", "kernel": "another"}
     (folder / LOCK_FILE).write_text(json.dumps(values | fields))
@@ -75,12 +76,12 @@ def test_a_second_writer_is_told_of_the_first(tmp_path):
     run = tmp_path / "run"
     with holding(run) as holder:
         before = (run / LOCK_FILE).read_bytes()
-        with pytest.raises(ValueError, match="another process writes into") as error, run_lock(run):
+        with pytest.raises(ValueError, match="another process writes to") as error, run_lock(run):
             pass
         who = rf"process {holder.pid} on {re.escape(socket.gethostname())}, since 20\d\d-\d\d-\d\d \d\d:"
-        assert re.search(rf"writes into {run}: {who}[\d:]+\+00:00; only one may", str(error.value))
+        assert re.search(rf"writes to {run}: {who}[\d:]+\+00:00; wait until", str(error.value))
         assert (run / LOCK_FILE).read_bytes() == before
-        assert holder.told("check") == "done"
+        assert holder.ask("check") == "done"
         holder.leave()
         with run_lock(run):
             assert names(run) == [LOCK_FILE]
@@ -102,7 +103,7 @@ def test_a_killed_writer_holds_nothing(tmp_path, caplog):
         assert names(tmp_path) == [LOCK_FILE]
         with run_lock(tmp_path):
             assert f'"pid": {os.getpid()}' in (tmp_path / LOCK_FILE).read_text()
-    assert not caplog.text  # nobody waited for a sign of life
+    assert not caplog.text  # no process waited for a heartbeat
 
 
 def test_of_two_that_begin_at_once_one_wins(tmp_path):
@@ -110,7 +111,7 @@ def test_of_two_that_begin_at_once_one_wins(tmp_path):
 
 
 def test_whoever_comes_and_goes_is_alone(tmp_path):
-    """Also while folders are thrown away and made anew under the same name."""
+    """Also while folders are removed and created again under the same name."""
     assert printed_by("come_and_go", tmp_path / "run") == [[50, 0]] * 3
     assert names(tmp_path) in ([], ["run"])
 
@@ -123,13 +124,13 @@ def test_a_folder_is_emptied_under_its_lock(tmp_path):
     (run / "link").symlink_to(kept)
     (tmp_path / "to_run").symlink_to(run)
     with holding(tmp_path / "to_run") as holder:
-        assert holder.told("empty") == "done"
+        assert holder.ask("empty") == "done"
         assert names(run) == [LOCK_FILE]
         assert names(tmp_path) == ["kept", "run", "to_run"]
         assert names(kept) == ["file"]
         with pytest.raises(ValueError, match=f"process {holder.pid} "), run_lock(run):
             pass
-        assert holder.told("check") == "done"
+        assert holder.ask("check") == "done"
         holder.leave()
         assert names(run) == []
 
@@ -147,7 +148,7 @@ def test_what_was_made_for_nothing_is_gone(tmp_path):
 def hurry(monkeypatch):
     monkeypatch.setattr(lock, "SILENT_SECONDS", 1.0)
     monkeypatch.setattr(lock, "BEAT_SECONDS", 0.1)
-    monkeypatch.setattr(lock, "_PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(lock, "RETRY_SECONDS", 0.2)
 
 
 def test_a_silent_writer_on_another_host_is_followed_aloud(tmp_path, hurry, caplog):
@@ -155,9 +156,9 @@ def test_a_silent_writer_on_another_host_is_followed_aloud(tmp_path, hurry, capl
     with run_lock(tmp_path):
         assert f'"pid": {os.getpid()}' in (tmp_path / LOCK_FILE).read_text()
     who = "process 12 on node7, since 2026-11-22 10:00:00+00:00"
-    waiting, going_on = [record.getMessage() for record in caplog.records]
-    assert waiting == f"{tmp_path} has the lock of {who}; waiting 1 s for a sign of life"
-    assert going_on == f"{tmp_path}: {who} gives no sign of life; this process writes in its place"
+    waiting, takeover = [record.getMessage() for record in caplog.records]
+    assert waiting == f"{tmp_path} has the lock of {who}; waiting 1 s for a heartbeat"
+    assert takeover == f"{tmp_path}: {who} has no heartbeat; this process takes over its lock"
 
 
 def test_a_living_writer_on_another_host_is_left_alone(tmp_path, hurry, caplog):
@@ -165,11 +166,11 @@ def test_a_living_writer_on_another_host_is_left_alone(tmp_path, hurry, caplog):
     with holding(tmp_path, "as_on_a_host_of_its_own") as holder:
         with pytest.raises(ValueError, match=f"process {holder.pid} "), run_lock(tmp_path):
             pass
-        assert holder.told("check") == "done"
+        assert holder.ask("check") == "done"
         holder.kill()
         with run_lock(tmp_path):
             pass
-    assert "no sign of life" in caplog.text
+    assert "has no heartbeat" in caplog.text
 
 
 def test_a_file_system_without_locks_goes_by_signs_of_life(tmp_path, hurry, monkeypatch, caplog):
@@ -185,20 +186,20 @@ def test_a_file_system_without_locks_goes_by_signs_of_life(tmp_path, hurry, monk
         holder.kill()
         with run_lock(tmp_path):
             pass
-    assert "no sign of life" in caplog.text
+    assert "has no heartbeat" in caplog.text
 
 
 @pytest.mark.parametrize("taken_over", [False, True])
 def test_a_writer_hears_that_its_lock_is_gone(tmp_path, taken_over):
     with holding(tmp_path, "with_a_quick_heart") as holder:
-        assert holder.told("check") == "done"
+        assert holder.ask("check") == "done"
         (tmp_path / LOCK_FILE).unlink()
         with run_lock(tmp_path) if taken_over else contextlib.nullcontext():
             for _ in range(1000):
-                said = holder.told("check")
-                if said != "done":
+                message = holder.ask("check")
+                if message != "done":
                     break
-            assert said.startswith(f"{tmp_path}/lock was removed or taken over by another process")
+            assert message.startswith(f"{tmp_path}/lock was removed or taken over by another process")
             holder.leave()
             assert names(tmp_path) == [LOCK_FILE] * taken_over
 
@@ -230,7 +231,10 @@ def test_what_is_no_lock_is_left_alone(tmp_path, kind, hurry):
     run.mkdir()
     HOSTILE[kind](run / LOCK_FILE)
     before = (run / LOCK_FILE).lstat()
-    with pytest.raises(ValueError, match=f"^{run}/lock is no lock that a run made") as error, run_lock(run):
+    with (
+        pytest.raises(ValueError, match=f"^{run}/lock is not a lock file that a run wrote") as error,
+        run_lock(run),
+    ):
         pass
     assert str(error.value).isprintable()
     after = (run / LOCK_FILE).lstat()
@@ -253,9 +257,9 @@ def test_a_lock_that_changed_hands_under_the_eyes_of_another_is_not_removed(tmp_
             path.unlink()
         return found
 
-    look, pids = lock._read, []
-    write_lock(tmp_path, kernel=lock._this_kernel())
-    monkeypatch.setattr(lock, "_read", read)
+    look, pids = lock.read_writer, []
+    write_lock(tmp_path, kernel=lock.this_kernel())
+    monkeypatch.setattr(lock, "read_writer", read)
     with run_lock(tmp_path):
         assert pids == [99]
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from small_runs import commit_folder, small_config
 
-from zaya_jax import cli, durable
+from zaya_jax import cli
 from zaya_jax.checkpoint import (
     Checkpoints,
     PlainArray,
@@ -23,17 +23,18 @@ from zaya_jax.checkpoint import (
     has_training,
     load_run,
     metadata_files,
-    read_about,
     read_config,
+    read_description,
     require_whole,
     reshape,
     restore,
 )
-from zaya_jax.checkpoint.about import About
+from zaya_jax.checkpoint.description import StepDescription
+from zaya_jax.files import durable
 from zaya_jax.model.weights import abstract_variables
 
 BFLOAT16, FLOAT32 = np.dtype(ml_dtypes.bfloat16), np.dtype(np.float32)
-ABOUT = About(
+DESCRIPTION = StepDescription(
     step=8, phase="", config={}, corpora={}, versions={}, num_processes=1, num_devices=1,
     written="2026-11-23T01:02:03+00:00",
 )  # fmt: skip
@@ -65,7 +66,7 @@ def run(weights, tmp_path_factory) -> pathlib.Path:
     state = jax.tree.map(jax.device_put, {"weights": weights, "training": {"step": np.int32(8)}})
     with Checkpoints(folder, retention=Retention(newest=9)) as checkpoints:
         checkpoints.save(4, **state)
-        checkpoints.save(8, **state, about=ABOUT)
+        checkpoints.save(8, **state, about=DESCRIPTION)
     (folder / "config.json").write_text(small_config(run_folder=folder, corpus=folder).to_text())
     return folder
 
@@ -88,7 +89,7 @@ def test_to_bfloat16_and_back_is_rounded_as_numpy_rounds(run, weights, tmp_path)
     stored = StoredWeights(half)
     assert {stored.dtype(name) for name in stored.shapes if name != "router_bias.layers"} == {BFLOAT16}
     assert stored.dtype("router_bias.layers") == FLOAT32
-    # As inference and `train.init_from` read them: in float32, whatever lies on the disk.
+    # As inference and `train.init_from` read them: in float32, whatever type is stored.
     for folder in (half, back):
         assert_same(jax.device_get(load_run(folder).variables), rounded(weights))
     assert 0.45 < weight_bytes(half) / weight_bytes(back) < 0.55
@@ -109,7 +110,7 @@ def test_weights_alone_are_a_run_that_others_start_from(run, tmp_path, capsys):
     assert not has_training(out, 4)
     cli.main(["convert", str(out), str(tmp_path / "exported")])
     assert "values of step 4 in" in capsys.readouterr().out
-    assert read_about(out, 4) is None
+    assert read_description(out, 4) is None
 
 
 def test_a_whole_step_is_copied_bit_for_bit(run, weights, tmp_path):
@@ -125,12 +126,12 @@ def test_a_whole_step_is_copied_bit_for_bit(run, weights, tmp_path):
     restored = restore(out, 8, weights=like, training={"step": step})
     assert_same(jax.device_get(restored), (weights, {"step": np.asarray(8, np.int32)}))
     assert [path.name for path in (out / "checkpoints").iterdir()] == ["8"]
-    assert read_about(out, 8) == ABOUT
+    assert read_description(out, 8) == DESCRIPTION
 
 
 def test_weights_without_the_rest_stay_so(run, tmp_path, capsys):
     reshape(require_whole(run), tmp_path / "half", dtype=None, weights_only=True)
-    with pytest.raises(ValueError, match=r"step 8 of .*half has weights only; give --weights-only"):
+    with pytest.raises(ValueError, match=r"step 8 of .*half has weights only; add --weights-only"):
         reshape(require_whole(tmp_path / "half"), tmp_path / "out", dtype=None, weights_only=False)
 
 

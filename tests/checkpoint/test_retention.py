@@ -57,7 +57,7 @@ LOSSES = st.dictionaries(st.integers(0, 60), st.sampled_from([1.0, 2.0, NAN]))
 
 @given(steps=STEPS, retention=RETENTIONS, losses=LOSSES, data=st.data())
 def test_no_rule_is_broken_and_a_run_can_always_go_on(steps, retention, losses, data):
-    """Also where the newest steps are damaged, and an older one is all that is whole."""
+    """Also if the newest steps are damaged, and only an older one is intact."""
     whole = data.draw(st.sampled_from(sorted(steps)))
     removed = set(steps_to_remove(steps, retention, losses=losses, whole=whole))
     assert removed < steps
@@ -93,7 +93,9 @@ def test_room_is_made_of_what_is_new_alone(steps, retention, losses, free):
 
 def test_a_step_that_leaves_no_room_is_a_sentence():
     rules = Retention(newest=3, every=4, min_free_bytes=2**30)
-    with pytest.raises(ValueError, match=r"takes 64 B, 1.00 GiB of the disk are free, and 1.00 GiB are to"):
+    with pytest.raises(
+        ValueError, match=r"needs 64 B, 1.00 GiB of the disk are free, and train.min_free_gib"
+    ):
         steps_to_make_room(
             {4: 64, 8: 64, 9: 64}, rules, losses={}, whole=9, step_bytes=64, free_bytes=2**30 + 63
         )
@@ -107,7 +109,7 @@ def save(folder: pathlib.Path, steps, retention: Retention, losses=dict) -> None
 
 
 def test_steps_go_when_the_next_is_whole(tmp_path):
-    """The best one by what is known when a step is written; a rule that is not asked for reads no losses."""
+    """The best step by the losses known at the save; without the rule, losses are not read."""
     rules = Retention(newest=1, every=6, best=True, phase_ends=frozenset({3}))
     save(tmp_path, range(1, 9), rules, lambda: {1: 3.0, 2: 1.0, 4: 2.0})
     assert all_steps(tmp_path) == [2, 3, 6, 8]
@@ -116,7 +118,7 @@ def test_steps_go_when_the_next_is_whole(tmp_path):
 
 
 def test_the_step_that_was_just_written_stays(tmp_path):
-    """Behind it lies one of a larger number, which nobody has found whole."""
+    """A later step exists, but is not known to be intact."""
     save(tmp_path, [4, 8], Retention(newest=2))
     (tmp_path / "checkpoints/8/manifest.json").write_text("{}")
     save(tmp_path, [6], Retention(newest=1))
@@ -140,9 +142,9 @@ def test_older_steps_make_room_and_the_newest_never_does(tmp_path, monkeypatch):
     disk = Disk(tmp_path, 4 * one + one // 2)
     monkeypatch.setattr(shutil, "disk_usage", disk.usage)
     rules = Retention(newest=9, every=4, min_free_bytes=one)
-    # Three fit, and their room beside: each step has the oldest go that is new and no more.
+    # Three steps fit: each save removes the oldest step that is only kept as one of the newest.
     save(tmp_path, range(2, 10), rules)
     assert all_steps(tmp_path) == [4, 8, 9]
-    with pytest.raises(ValueError, match=r"it takes .* are to stay so; that of step 9 stands; mend"):
+    with pytest.raises(ValueError, match=r"it needs .* to stay free; the latest one is of step 9; fix"):
         save(tmp_path, [10], rules)
     assert all_steps(tmp_path) == [4, 8, 9]

@@ -16,7 +16,7 @@ from small_weights import contents, random_variables, small_config
 
 import zaya_jax
 from zaya_jax.convert.stream import check_checksums
-from zaya_jax.durable import CHECKSUMS
+from zaya_jax.files.durable import CHECKSUMS
 
 KILLS = 20
 
@@ -64,7 +64,7 @@ def looks_whole(target: pathlib.Path, expected: dict[str, bytes]) -> bool:
 
 
 def try_direction(source: pathlib.Path, work: pathlib.Path, seed: int) -> dict:
-    """Kills, looks, and goes on, `KILLS` times."""
+    """Kills a conversion, checks the folder, and resumes, `KILLS` times."""
     target = work / "target"
     begin = time.monotonic()
     assert wait(start(source, target, fsync_s=0.003)) == 0

@@ -20,9 +20,9 @@ from zaya_jax.checkpoint import Checkpoints, Retention, load_run
 from zaya_jax.config import Config
 from zaya_jax.convert import stream
 from zaya_jax.convert.inspection import inspect
-from zaya_jax.convert.layouts import tensors_of, weight_slices
-from zaya_jax.convert.run_folder import RunWeights
-from zaya_jax.data.tokenizer import ByteTokenizer, HuggingFaceTokenizer
+from zaya_jax.convert.pytorch.layouts import tensors_of, weight_slices
+from zaya_jax.convert.run_weights import RunWeights
+from zaya_jax.data.tokenizers.tokenizer import ByteTokenizer, HuggingFaceTokenizer
 
 
 @pytest.fixture(name="native")
@@ -71,8 +71,8 @@ def test_we_read_what_orbax_writes(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, returned, variables)
     assert model.config.layer_types == config.model.layer_types
     assert model.execution == zaya_jax.ExecutionConfig(dtype="float32")
-    asked = zaya_jax.ExecutionConfig(remat="layer")
-    assert zaya_jax.load_pytorch(tmp_path / "native", execution=asked)[0].execution == asked
+    execution = zaya_jax.ExecutionConfig(remat="layer")
+    assert zaya_jax.load_pytorch(tmp_path / "native", execution=execution)[0].execution == execution
     card = (tmp_path / "native/README.md").read_text()
     assert "Step 3 of a run" in card
     assert "Trained on 768 tokens" in card
@@ -126,10 +126,13 @@ def test_a_run_starts_from_converted_weights(imported, tmp_path):
     ("options", "sentence"),
     [
         ("--config.train.init_from={root}/native", "is not the config of a run"),
-        ("--config.train.init_from={root}/run --config.model.hidden_size=48", "must have the same weights"),
+        (
+            "--config.train.init_from={root}/run --config.model.hidden_size=48",
+            "must have weights of the same names and shapes",
+        ),
         (
             "--config.train.init_from={root}/run --config.model.lm_head_bias=True",
-            "must have the same weights",
+            "must have weights of the same names and shapes",
         ),
     ],
 )
@@ -149,7 +152,7 @@ def test_weights_alone_are_no_run_to_go_on_with(imported, capsys):
     (run / "config.json").write_text(json.dumps(values))
     with pytest.raises(SystemExit, match="2"):
         zaya(f"train --config={run}/config.json")
-    assert "holds weights only; train from them in a folder of its own" in capsys.readouterr().err
+    assert "contains weights only; to train from" in capsys.readouterr().err
 
 
 def test_tokenizer_files_go_along(tmp_path):
@@ -171,11 +174,11 @@ def test_tokenizer_files_go_along(tmp_path):
 
 
 def test_an_attempt_goes_on_where_it_stopped(native, monkeypatch, capsys):
-    """The disk fails in the middle; what is done stays, unless it was touched since."""
+    """The disk fails in the middle. Finished files are kept, unless they were changed since."""
     folder, _ = native
     target = folder.parent / "run"
     zaya(f"convert {folder} {folder.parent}/whole")
-    commit, calls = stream._commit, []
+    commit, calls = stream.commit_file, []
 
     def fail(*arguments):
         calls.append(arguments)
@@ -184,12 +187,12 @@ def test_an_attempt_goes_on_where_it_stopped(native, monkeypatch, capsys):
             raise OSError(28, "No space left on device")
         commit(*arguments)
 
-    monkeypatch.setattr(stream, "_commit", fail)
+    monkeypatch.setattr(stream, "commit_file", fail)
     with pytest.raises(SystemExit, match="2"):
         zaya(f"convert {folder} {target}")
-    assert "No space left on device; the same command goes on from what is done" in capsys.readouterr().err
+    assert "No space left on device; run the same command again to resume" in capsys.readouterr().err
     assert not target.exists()
-    monkeypatch.setattr(stream, "_commit", commit)
+    monkeypatch.setattr(stream, "commit_file", commit)
     journal = (target.with_name("run.partial") / "journal").read_text().splitlines()
     touched = target.with_name("run.partial") / "content" / journal[-1].split("  ")[1]
     touched.write_bytes(b"x" * touched.stat().st_size)
@@ -207,7 +210,7 @@ def test_another_plan_does_not_go_on(native, monkeypatch, capsys):
     """A journal of float32 files is of no use to a conversion to bfloat16."""
     folder, _ = native
     target = folder.parent / "run"
-    commit, calls = stream._commit, []
+    commit, calls = stream.commit_file, []
 
     def fail(*arguments):
         calls.append(arguments)
@@ -216,10 +219,10 @@ def test_another_plan_does_not_go_on(native, monkeypatch, capsys):
             raise KeyboardInterrupt
         commit(*arguments)
 
-    monkeypatch.setattr(stream, "_commit", fail)
+    monkeypatch.setattr(stream, "commit_file", fail)
     with pytest.raises(SystemExit, match="130"):
         zaya(f"convert {folder} {target}")
-    monkeypatch.setattr(stream, "_commit", commit)
+    monkeypatch.setattr(stream, "commit_file", commit)
     zaya(f"convert {folder} {target} --dtype bfloat16 --layout legacy --verify")
     assert not [path for path in target.iterdir() if path.is_dir()], "folders of the other plan"
     shown = capsys.readouterr().out
@@ -231,7 +234,7 @@ def test_two_conversions_do_not_share_a_target(native, capsys):
     folder, _ = native
     aside = folder.parent / "run.partial"
     aside.mkdir()
-    with stream._lock(aside), pytest.raises(SystemExit, match="2"):
+    with stream.lock_folder(aside), pytest.raises(SystemExit, match="2"):
         zaya(f"convert {folder} {folder.parent}/run")
     assert "another conversion is writing" in capsys.readouterr().err
 
@@ -242,7 +245,7 @@ def test_a_full_disk_is_noticed_before(native, monkeypatch, capsys):
     monkeypatch.setattr(stream.shutil, "disk_usage", lambda _: usage)
     with pytest.raises(SystemExit, match="2"):
         zaya(f"convert {folder} {folder.parent}/run")
-    assert "has 1,000 bytes left" in capsys.readouterr().err
+    assert "has 1,000 free bytes" in capsys.readouterr().err
 
 
 def test_overwriting_replaces(native):
@@ -255,7 +258,7 @@ def test_overwriting_replaces(native):
 
 
 def test_nothing_of_what_was_replaced_comes_back(native, monkeypatch):
-    """Killed between giving the new folder its place and removing the old one, and given again."""
+    """Killed between publishing the new folder and removing the old one, then run again."""
     folder, _ = native
     target = folder.parent / "run"
     zaya(f"convert {folder} {target}")
@@ -290,8 +293,8 @@ def test_verify_finds_one_bit(native, capsys):
     target = folder.parent / "run"
     zaya(f"convert {folder} {target} --verify")
     shown = capsys.readouterr().out
-    assert "values are equal bit for bit, files as their checksums say" in shown
-    assert "tokens: equal bit for bit" in shown
+    assert "values are bitwise equal, and all files match their checksums" in shown
+    assert "tokens: bitwise equal" in shown
     part = target / "checkpoints/0/weights/params.layers.experts.down_proj/1.2.0.0"
     flip(part)
     with pytest.raises(SystemExit, match="65"):
@@ -323,7 +326,7 @@ GIVEN = "0" * 64
             lambda lines: [*lines, f"{GIVEN}  more.safetensors"],
             "more.safetensors is missing; SHA256SUMS lists it",
         ),
-        (lambda lines: lines[:1], " is not in SHA256SUMS; it was not written with the other files"),
+        (lambda lines: lines[:1], " is not in SHA256SUMS; it was added later"),
         (
             lambda lines: [f"{GIVEN}{lines[0][64:]}", *lines[1:]],
             "not as it was written: its checksum differs",
@@ -339,7 +342,7 @@ def test_checksums_are_held_against_all_files(native, change, sentence, layout, 
     sums = target / "SHA256SUMS"
     lines = change(sums.read_text().splitlines())
     sums.write_bytes("".join(line + "\n" for line in lines).encode(errors="surrogateescape"))
-    (target / "notes.txt").write_text("what is laid beside them is no weight")
+    (target / "notes.txt").write_text("a file that users added is not a weight")
     with pytest.raises(SystemExit, match="65"):
         zaya(f"convert {folder} {target} --verify")
     said = capsys.readouterr().err
@@ -352,7 +355,7 @@ def test_files_beside_the_weights_do_not_matter(native, capsys):
     zaya(f"convert {folder} {folder.parent}/run")
     (folder.parent / "run/notes.txt").write_text("mine")
     zaya(f"convert {folder} {folder.parent}/run --verify")
-    assert "files as their checksums say" in capsys.readouterr().out
+    assert "all files match their checksums" in capsys.readouterr().out
     (folder.parent / "run/checkpoints/0/weights/params.embedding.table/9.9").write_text("")
     with pytest.raises(SystemExit, match="65"):
         zaya(f"convert {folder} {folder.parent}/run --verify")
@@ -382,7 +385,7 @@ def test_special_tokens_beside_a_run_are_checked(tmp_path, capsys):
 
 
 def test_a_folder_is_not_replaced_with_what_is_converted_from_it(tmp_path, capsys):
-    """The run's tokenizer lies in the folder that its first weights came in."""
+    """The tokenizer of the run is in the folder that its first weights came from."""
     model = zaya_jax.Zaya(small_config(vocab_size=259))
     zaya_jax.save_pytorch(tmp_path / "a", model, random_variables(model.config, 0), tokenizer="byte")
     zaya(f"convert {tmp_path}/a {tmp_path}/first")
@@ -394,10 +397,10 @@ def test_a_folder_is_not_replaced_with_what_is_converted_from_it(tmp_path, capsy
             zaya(f"convert {tmp_path}/{source} {tmp_path}/first --overwrite")
     said = capsys.readouterr().err.splitlines()
     assert said[0].endswith(
-        f"{tmp_path}/first/tokenizer/tokenizer.json lies in {tmp_path}/first, which would be replaced; "
+        f"{tmp_path}/first/tokenizer/tokenizer.json is inside {tmp_path}/first, which would be replaced; "
         "choose another folder"
     )
-    assert f"{tmp_path}/first/inner lies in {tmp_path}/first" in said[1]
+    assert f"{tmp_path}/first/inner is inside {tmp_path}/first" in said[1]
     (tmp_path / "first/inner").unlink()
     assert contents(tmp_path / "first") == before
 
@@ -418,4 +421,4 @@ def test_inspecting_either_side(native):
     table = shown(folder.parent / "run")
     assert "zaya layout" in table
     assert "bfloat16" in table
-    assert "no token can choose it" in table
+    assert "unreachable for all tokens" in table

@@ -1,5 +1,5 @@
 # ruff: noqa: E501 (the table of inputs has a line each)
-"""Broken and hostile inputs: each ends with exit code 2 and one sentence, and leaves nothing behind.
+"""Broken and hostile inputs: each ends with exit code 2 and one message, and leaves no files.
 
 `python tests/convert/test_hostile.py` prints the table of inputs and sentences.
 """
@@ -21,7 +21,8 @@ import pytest
 from small_weights import edit_header, join, random_variables, small_config, split
 
 import zaya_jax
-from zaya_jax import cli, durable
+from zaya_jax import cli
+from zaya_jax.files import durable
 
 SHARD = "model-00001-of-00004.safetensors"
 LAST = "model-00004-of-00004.safetensors"
@@ -102,7 +103,7 @@ def index(change: Callable[[dict], Any]) -> Callable[[pathlib.Path], None]:
 
 
 def whole(change: Callable[[dict[str, tuple[dict, bytes]]], Any]) -> Callable[[pathlib.Path], None]:
-    """Changes the tensors of the folder with one file, and lays them out anew."""
+    """Changes the tensors of the folder with one file, and rewrites the file."""
 
     def edit(root: pathlib.Path) -> None:
         file = root / "whole" / "model.safetensors"
@@ -167,7 +168,7 @@ def zarray(**values: Any) -> Callable[[pathlib.Path], None]:
 
 
 def remains(change: Callable[[pathlib.Path, pathlib.Path], Any]) -> Callable[[pathlib.Path], None]:
-    """What lies where a conversion writes; gets its folder, and one that is somebody else's."""
+    """Files in the place of a conversion's temporary folder; the edit gets that folder and a foreign one."""
 
     def edit(root: pathlib.Path) -> None:
         (root / "theirs").mkdir()
@@ -182,7 +183,7 @@ def inside(change: Callable[[pathlib.Path, pathlib.Path], Any]) -> Callable[[pat
 
 
 def forged(change: Callable[[pathlib.Path], None]) -> Callable[[pathlib.Path], None]:
-    """With sums made anew, as one would who means harm: they must not be all that stands in the way."""
+    """Recomputes the checksums, as an attacker would: they must not be the only protection."""
 
     def edit(root: pathlib.Path) -> None:
         change(root)
@@ -200,42 +201,42 @@ HOSTILE = (
     # safetensors: the file
     Hostile("header longer than the file", raw(lambda b: (2**40).to_bytes(8, "little") + b[8:]), "its header would have 1,099,511,627,776 bytes; the file has"),
     Hostile("header longer than the format allows", sparse_header, "(a header has at most 100,000,000)"),
-    Hostile("file of three bytes", raw(lambda b: b[:3]), "has 3 bytes; a safetensors file begins with 8"),
+    Hostile("file of three bytes", raw(lambda b: b[:3]), "has 3 bytes; a safetensors file starts with 8"),
     Hostile("empty file", raw(lambda b: b""), "has 0 bytes"),
-    Hostile("file cut off", raw(lambda b: b[:-5]), "is cut off: it has"),
+    Hostile("file cut off", raw(lambda b: b[:-5]), "is truncated: it has"),
     Hostile("bytes behind the data", raw(lambda b: b + b"tail"), "has 4 bytes that belong to no tensor"),
     Hostile("header not JSON", header(lambda head: b"{'a': 1}"), "is not JSON: Expecting property name"),
     Hostile("header not UTF-8", header(lambda head: b'{"\xff": 1}'), "is not JSON: 'utf-8' codec can't decode"),
     Hostile("header a list", header(lambda head: b"[1]"), "holds a list; it must be a JSON object"),
-    Hostile("header nested without end", header(lambda head: b'{"a":' * 100_000), "it is nested too deeply"),
+    Hostile("header nested without end", header(lambda head: b'{"a":' * 100_000), "nested too deeply"),
     Hostile("number of 5,000 digits", header(lambda head: b'{"a":' + b"1" * 5000 + b"}"), "is not JSON: Exceeds the limit"),
     Hostile("tensor twice", header(lambda head: json.dumps(head).encode()[:-1] + f', "{EMBEDDING}": {{}}}}'.encode()), f'has "{EMBEDDING}" twice'),
     # safetensors: a tensor
     Hostile("entry without place", header(lambda head: head[EMBEDDING].pop("data_offsets") and None), "must have dtype, shape and data_offsets"),
     Hostile("entry that is a number", header(lambda head: head.update({EMBEDDING: 3})), "must have dtype, shape and data_offsets; it is 3"),
-    Hostile("type that is none", entry("dtype", "BF17"), "is of type 'BF17', which the format does not have"),
-    Hostile("type that is a list", entry("dtype", ["F32"]), "is of type ['F32']"),
-    Hostile("negative shape", entry("shape", [-70, -20]), "has shape [-70, -20]; it must be a list of whole numbers"),
+    Hostile("type that is none", entry("dtype", "BF17"), "has type 'BF17', which the format does not have"),
+    Hostile("type that is a list", entry("dtype", ["F32"]), "has type ['F32']"),
+    Hostile("negative shape", entry("shape", [-70, -20]), "has shape [-70, -20]; it must be a list of integers"),
     Hostile("true for a size", entry("shape", [True, 1400]), "has shape [True, 1400]"),
     Hostile("shape beyond memory", entry("shape", [2**62, 2**62]), "its shape [4611686018427387904, 4611686018427387904] of BF16 needs 42,535"),
-    Hostile("place beyond the file", header(lambda head: head.update({EMBEDDING: {"dtype": "U8", "shape": [2**50], "data_offsets": [0, 2**50]}})), "is cut off: it has"),
-    Hostile("end before begin", entry("data_offsets", [2800, 0]), "has data_offsets [2800, 0]; they must be its begin and its end"),
-    Hostile("overlapping tensors", header(lambda head: head["model.input_hidden_states_scale"].update(data_offsets=[0, 40])), "overlaps the one before it"),
-    Hostile("gap between tensors", header(lambda head: [e.update(data_offsets=[x + 8 for x in e["data_offsets"]]) for n, e in head.items() if n.startswith("model")] and None), "comes behind a gap"),
+    Hostile("place beyond the file", header(lambda head: head.update({EMBEDDING: {"dtype": "U8", "shape": [2**50], "data_offsets": [0, 2**50]}})), "is truncated: it has"),
+    Hostile("end before begin", entry("data_offsets", [2800, 0]), "has data_offsets [2800, 0]; they must be its start and end"),
+    Hostile("overlapping tensors", header(lambda head: head["model.input_hidden_states_scale"].update(data_offsets=[0, 40])), "overlaps the previous one"),
+    Hostile("gap between tensors", header(lambda head: [e.update(data_offsets=[x + 8 for x in e["data_offsets"]]) for n, e in head.items() if n.startswith("model")] and None), "follows a gap"),
     # the index
-    Hostile("index leads out of the folder", index(lambda m: m.update({NORM: "../whole/model.safetensors"})), 'names the file "../whole/model.safetensors"; it must be a file of the folder itself'),
-    Hostile("index with an absolute path", index(lambda m: m.update({NORM: "/etc/passwd"})), 'names the file "/etc/passwd"'),
+    Hostile("index leads out of the folder", index(lambda m: m.update({NORM: "../whole/model.safetensors"})), 'lists the file "../whole/model.safetensors"; it must be a file in the same folder'),
+    Hostile("index with an absolute path", index(lambda m: m.update({NORM: "/etc/passwd"})), 'lists the file "/etc/passwd"'),
     Hostile("index with a number for a file", index(lambda m: m.update({NORM: 7})), "7 is missing"),
-    Hostile("shard missing", lambda root: (root / "native" / LAST).unlink(), f"{LAST} is missing; {INDEX} says that it holds tensors"),
-    Hostile("index names a tensor that no shard has", index(lambda m: m.update({"model.more": SHARD})), f"{SHARD} lacks model.more, against"),
-    Hostile("shard has a tensor that the index lacks", index(lambda m: m.pop(NORM)), f"has besides {NORM}, against"),
+    Hostile("shard missing", lambda root: (root / "native" / LAST).unlink(), f"{LAST} is missing, but {INDEX} lists tensors in it"),
+    Hostile("index names a tensor that no shard has", index(lambda m: m.update({"model.more": SHARD})), f"{SHARD} lacks model.more, unlike"),
+    Hostile("shard has a tensor that the index lacks", index(lambda m: m.pop(NORM)), f"also has {NORM}, unlike"),
     Hostile("index without files", fields("native", INDEX, lambda v: v.update(weight_map=[])), "has no weight_map"),
-    Hostile("shards without index", lambda root: (root / "native" / INDEX).unlink(), f"and no {INDEX}, which must say"),
-    Hostile("pickle only", only_pickle, "only pickle (pytorch_model.bin); loading pickle runs what is in it"),
+    Hostile("shards without index", lambda root: (root / "native" / INDEX).unlink(), f"but no {INDEX}, which must list"),
+    Hostile("pickle only", only_pickle, "only pickle files (pytorch_model.bin), which can execute arbitrary code"),
     # config.json
     Hostile("no config.json", lambda root: (root / "native/config.json").unlink(), "native has no config.json"),
     Hostile("a config field twice", lambda root: (root / "native/config.json").write_text('{"hidden_size": 20, "hidden_size": 2}'), 'config.json has "hidden_size" twice'),
-    Hostile("layers without end", config(num_hidden_layers=10**12, layer_types=None), "num_hidden_layers is 1000000000000; it must be a whole number from 1 to 10,000"),
+    Hostile("layers without end", config(num_hidden_layers=10**12, layer_types=None), "num_hidden_layers is 1000000000000; it must be an integer from 1 to 10,000"),
     Hostile("vocabulary without end", config(vocab_size=10**15), "describes 20,000,000,000,0"),
     Hostile("negative epsilon", config(rms_norm_eps=-1), "config.json: model.rms_norm_eps is -1.0; it must be above 0"),
     Hostile("epsilon of nothing", config(rms_norm_eps=0), "model.rms_norm_eps is 0.0; it must be above 0"),
@@ -244,76 +245,76 @@ HOSTILE = (
     Hostile("negative initial weights", config(initializer_range=-0.02), "model.initializer_range is -0.02; it must be above 0"),
     Hostile("true for a width", config(hidden_size=True), "model.hidden_size is True; it must be a whole number"),
     Hostile("number for a switch", config(lm_head_bias=0), "model.lm_head_bias is 0; it must be True or False"),
-    Hostile("true for a number of experts a token", config(num_experts_per_tok=True), "num_experts_per_tok is True; only 1 is modelled"),
-    Hostile("number for a bias", legacy(attention_bias=0), "attention_bias is 0; only False is modelled", "legacy out"),
+    Hostile("true for a number of experts a token", config(num_experts_per_tok=True), "num_experts_per_tok is True; only 1 is supported"),
+    Hostile("number for a bias", legacy(attention_bias=0), "attention_bias is 0; only False is supported", "legacy out"),
     Hostile("legacy negative epsilon", legacy(norm_epsilon=-1e-5), "model.rms_norm_eps is -1e-05; it must be above 0", "legacy out"),
     Hostile("infinite base", config(rope_parameters={"hybrid": {"rope_theta": float("inf"), "partial_rotary_factor": 0.5}}), "model.rope_theta is inf; it must be a finite number"),
-    Hostile("end token of text", config(eos_token_id="x"), "config.json: eos_token_id has 'x'; it must be a whole number from 0 to 69, a list of such or null"),
-    Hostile("end token beyond the vocabulary", config(eos_token_id=[1, 70]), "eos_token_id has 70; it must be a whole number from 0 to 69"),
+    Hostile("end token of text", config(eos_token_id="x"), "config.json: eos_token_id has 'x'; it must be an integer from 0 to 69, a list of those or null"),
+    Hostile("end token beyond the vocabulary", config(eos_token_id=[1, 70]), "eos_token_id has 70; it must be an integer from 0 to 69"),
     Hostile("true for an end token", config(eos_token_id=True), "eos_token_id has True"),
     Hostile("end token that is none", config(eos_token_id=[None]), "eos_token_id has None"),
-    Hostile("beginnings of several tokens", config(bos_token_id=[1, 2]), "bos_token_id has [1, 2]; it must be a whole number from 0 to 69 or null"),
+    Hostile("beginnings of several tokens", config(bos_token_id=[1, 2]), "bos_token_id has [1, 2]; it must be an integer from 0 to 69 or null"),
     Hostile("negative padding", legacy(pad_token_id=-1), "pad_token_id has -1", "legacy out"),
-    Hostile("end token of generation", lambda root: (root / "native/generation_config.json").write_text('{"eos_token_id": 1.5}'), "generation_config.json: eos_token_id has 1.5; it must be a whole number"),
+    Hostile("end token of generation", lambda root: (root / "native/generation_config.json").write_text('{"eos_token_id": 1.5}'), "generation_config.json: eos_token_id has 1.5; it must be an integer"),
     Hostile("generation config that is none", lambda root: (root / "native/generation_config.json").write_text("[]"), "generation_config.json holds a list; it must be a JSON object"),
     Hostile("text for a width", config(hidden_size="20"), "model.hidden_size is '20'; it must be a whole number"),
     Hostile("layer types of lists", config(layer_types=[[], []]), "layer_types is [[], []]; it must be a list of names"),
     Hostile("rope parameters of text", config(rope_parameters="yarn"), "rope_parameters is 'yarn'; it must be a section"),
-    Hostile("another activation", config(hidden_act="gelu"), "hidden_act is 'gelu'; only 'silu' is modelled"),
+    Hostile("another activation", config(hidden_act="gelu"), "hidden_act is 'gelu'; only 'silu' is supported"),
     Hostile("another model", config(model_type="llama"), 'has model_type "llama"; it must be "zaya"'),
-    Hostile("config of the other layout", lambda root: shutil.copy(root / "legacy/config.json", root / "native/config.json"), "its tensors have the native layout, its config.json has the legacy one"),
-    Hostile("legacy with clamped temperatures", legacy(clamp_temp=True), "clamp_temp is True; only False is modelled", "legacy out"),
+    Hostile("config of the other layout", lambda root: shutil.copy(root / "legacy/config.json", root / "native/config.json"), "its tensors have the native layout, but its config.json has the legacy one"),
+    Hostile("legacy with clamped temperatures", legacy(clamp_temp=True), "clamp_temp is True; only False is supported", "legacy out"),
     Hostile("legacy stages that do not alternate", legacy(zaya_layers=["a", "a", 3, 3]), "it must alternate between", "legacy out"),
-    Hostile("legacy with an odd number of stages", legacy(num_hidden_layers=5), "num_hidden_layers is 5; it counts stages, two for each layer", "legacy out"),
-    Hostile("legacy heads that contradict", legacy(num_query_groups=1), "num_query_groups is 1 and num_key_value_heads 2; they must agree", "legacy out"),
-    Hostile("legacy windows of two sizes", legacy(swa_layers=[4, 0, 5, 0]), "swa_layers has windows of [4, 5]; one size is modelled", "legacy out"),
+    Hostile("legacy with an odd number of stages", legacy(num_hidden_layers=5), "num_hidden_layers is 5; it must be even, because it counts two stages per layer", "legacy out"),
+    Hostile("legacy heads that contradict", legacy(num_query_groups=1), "num_query_groups is 1 and num_key_value_heads 2; they must be equal", "legacy out"),
+    Hostile("legacy windows of two sizes", legacy(swa_layers=[4, 0, 5, 0]), "swa_layers has windows of [4, 5]; they must be equal", "legacy out"),
     Hostile("legacy without epsilon", fields("legacy", "config.json", lambda v: v.pop("norm_epsilon")), "norm_epsilon is missing", "legacy out"),
     # tensors
     Hostile("tensor missing", whole(lambda t: t.pop(NORM)), f"1 tensor missing: {NORM} [20]", "whole out"),
     Hostile("tensor unknown", whole(lambda t: t.update({"model.more": t[NORM]})), "1 tensor unknown: model.more [20]", "whole out"),
     Hostile("tensor of another shape", whole(lambda t: t.update({NORM: (t[NORM][0] | {"shape": [4, 5]}, t[NORM][1])})), f"{NORM} is [4, 5] and must be [20]", "whole out"),
     Hostile("layouts mixed", whole(lambda t: rename(t, "model.layers.1.mlp.gate.down_proj.weight", "model.layers.3.zaya_block.router.down_proj.weight")), "mixes two layouts", "whole out"),
-    Hostile("no ZAYA weights", whole(lambda t: [t.pop(n) for n in list(t) if "layers" in n]), "holds no ZAYA1 weights", "whole out"),
-    Hostile("head of its own", whole(own_head), "only a tied head is modelled", "whole out"),
-    Hostile("double precision", retyped(NORM, "F64", 4), f"cannot have here: {NORM} (F64); known are F32, BF16, F16", "whole out"),
-    Hostile("FP8 experts", retyped("model.layers.0.mlp.experts.down_proj", "F8_E4M3", 0.5), "is quantised: model.layers.0.mlp.experts.down_proj (F8_E4M3)", "whole out"),
-    Hostile("MXFP4 experts", retyped("model.layers.0.mlp.experts.down_proj", "F4", 0.25), "(F4); its weights cannot be read back exactly, so take the bfloat16 release", "whole out"),
-    Hostile("a config that says quantised", config(quantization_config={"quant_method": "mxfp4"}), "is quantised by mxfp4"),
+    Hostile("no ZAYA weights", whole(lambda t: [t.pop(n) for n in list(t) if "layers" in n]), "has no ZAYA1 weights", "whole out"),
+    Hostile("head of its own", whole(own_head), "only a tied head is supported", "whole out"),
+    Hostile("double precision", retyped(NORM, "F64", 4), f"has tensors of unsupported types: {NORM} (F64); supported types are F32, BF16, F16", "whole out"),
+    Hostile("FP8 experts", retyped("model.layers.0.mlp.experts.down_proj", "F8_E4M3", 0.5), "is quantized: model.layers.0.mlp.experts.down_proj (F8_E4M3)", "whole out"),
+    Hostile("MXFP4 experts", retyped("model.layers.0.mlp.experts.down_proj", "F4", 0.25), "(F4); its weights cannot be recovered exactly, so use the bfloat16 release", "whole out"),
+    Hostile("a config that says quantised", config(quantization_config={"quant_method": "mxfp4"}), "is quantized by mxfp4"),
     # runs
     Hostile("checkpoint without a part", without_a_part, "run/checkpoints/0 is damaged: weights/params.layers.experts.down_proj/1.2.0.0 is missing", "run out"),
     Hostile("part of a checkpoint cut off", cut("params.embedding.table/0.0"), "params.embedding.table/0.0 is not as it was written: its checksum differs", "run out"),
     Hostile("checkpoint with empty checksums", lambda root: (root / "run/SHA256SUMS").write_text(""), "run/SHA256SUMS has '' in line 1", "run out"),
-    Hostile("checkpoint that no sum is of", lambda root: (root / "run/SHA256SUMS").write_text(f"{'0' * 64}  config.json\n"), "run/checkpoints/0 is damaged: SHA256SUMS has none of its files", "run out"),
-    Hostile("checkpoint with a pipe", lambda root: os.mkfifo(root / "run" / WEIGHTS / "pipe"), "weights/pipe is no file and no folder", "run out"),
-    Hostile("forged: without a part", forged(without_a_part), "params.layers.experts.down_proj has 5 of its 6 parts; it is damaged", "run out"),
+    Hostile("checkpoint that no sum is of", lambda root: (root / "run/SHA256SUMS").write_text(f"{'0' * 64}  config.json\n"), "run/checkpoints/0 is damaged: SHA256SUMS lists none of its files", "run out"),
+    Hostile("checkpoint with a pipe", lambda root: os.mkfifo(root / "run" / WEIGHTS / "pipe"), "weights/pipe is neither a file nor a folder", "run out"),
+    Hostile("forged: without a part", forged(without_a_part), "params.layers.experts.down_proj has 5 of 6 chunks; it is damaged", "run out"),
     Hostile("forged: part cut off", forged(cut("params.embedding.table/0.0")), "embedding/table is damaged", "run out"),
     Hostile("forged: array metadata cut off", forged(cut("params.embedding.table/.zarray")), "the array params.embedding.table cannot be opened", "run out"),
     Hostile("forged: checkpoint metadata cut off", forged(cut("_METADATA")), "_METADATA is not JSON", "run out"),
     Hostile("forged: parts without end", zarray(chunks=[10**12, 10**12]), "the array params.embedding.table cannot be opened", "run out"),
-    Hostile("forged: parts larger than memory", zarray(chunks=[10**10, 20]), "has parts of (10000000000, 20), and is (70, 20) in all", "inspect run"),
-    Hostile("forged: weights of whole numbers", zarray(dtype="<i8"), "params.embedding.table is of type int64; it must be float32, float16, bfloat16", "run out"),
-    Hostile("forged: no names of weights", forged(fields("run", f"{WEIGHTS}/_METADATA", lambda v: v.update(tree_metadata={"x": 3}))), "_METADATA has no tree_metadata; Orbax did not write it", "run out"),
+    Hostile("forged: parts larger than memory", zarray(chunks=[10**10, 20]), "has shape (70, 20), and chunks of (10000000000, 20) are larger", "inspect run"),
+    Hostile("forged: weights of whole numbers", zarray(dtype="<i8"), "params.embedding.table has type int64; it must be one of float32, float16, bfloat16", "run out"),
+    Hostile("forged: no names of weights", forged(fields("run", f"{WEIGHTS}/_METADATA", lambda v: v.update(tree_metadata={"x": 3}))), "_METADATA has no valid tree_metadata; it was not written by Orbax", "run out"),
     Hostile("checksums a pipe", lambda root: ((root / "run/SHA256SUMS").unlink(), os.mkfifo(root / "run/SHA256SUMS")), "run/checkpoints/0 is damaged: manifest.json is missing", "run out"),
-    Hostile("shard a pipe", lambda root: ((root / "native" / SHARD).unlink(), os.mkfifo(root / "native" / SHARD)), f"{SHARD} is missing; {INDEX} says that it holds tensors"),
-    # what lies where it writes
+    Hostile("shard a pipe", lambda root: ((root / "native" / SHARD).unlink(), os.mkfifo(root / "native" / SHARD)), f"native/{SHARD} is a pipe; it must be a regular file"),
+    # files in the place of the temporary folder
     Hostile("remains a link", remains(lambda aside, theirs: aside.symlink_to(theirs)), "out.partial was not left by a conversion (it is a link); remove it"),
-    Hostile("remains with a pipe", inside(lambda aside, _: os.mkfifo(aside / "lock")), "out.partial was not left by a conversion (lock is no file and no folder); remove it"),
-    Hostile("remains with a link", inside(lambda aside, theirs: (aside / "lock").symlink_to(theirs / "lock")), "(lock is no file and no folder)"),
-    Hostile("remains with linked content", inside(lambda aside, theirs: (aside / "content").symlink_to(theirs)), "(content is no file and no folder)"),
+    Hostile("remains with a pipe", inside(lambda aside, _: os.mkfifo(aside / "lock")), "out.partial was not left by a conversion (lock is neither a file nor a folder); remove it"),
+    Hostile("remains with a link", inside(lambda aside, theirs: (aside / "lock").symlink_to(theirs / "lock")), "(lock is neither a file nor a folder)"),
+    Hostile("remains with linked content", inside(lambda aside, theirs: (aside / "content").symlink_to(theirs)), "(content is neither a file nor a folder)"),
     Hostile("run without checkpoint", lambda root: shutil.rmtree(root / "run/checkpoints"), "run has no checkpoint yet", "run out"),
-    Hostile("run of another network", fields("run", "config.json", lambda v: v["model"].update(hidden_size=22)), "does not hold what the run's config.json describes", "run out"),
+    Hostile("run of another network", fields("run", "config.json", lambda v: v["model"].update(hidden_size=22)), "does not match the run's config.json", "run out"),
     Hostile("skip class that Hugging Face lacks", fields("run", "config.json", lambda v: v["model"].update(skip_class="identity", num_experts=3, router="linear")), 'model.router is "linear"', "run out"),
     # the command
-    Hostile("source that is not there", NOTHING, "nowhere is not there; it must be the folder of a run", "nowhere out"),
-    Hostile("source that is a file", NOTHING, "config.json is a file; it must be the folder", "native/config.json out"),
-    Hostile("target that is there", NOTHING, "legacy is there already; --overwrite replaces what zaya convert made", "native legacy"),
+    Hostile("source that is not there", NOTHING, "nowhere does not exist; give the folder of a run", "nowhere out"),
+    Hostile("source that is a file", NOTHING, "config.json is a file; give the folder", "native/config.json out"),
+    Hostile("target that is there", NOTHING, "legacy already exists; add --overwrite to replace a folder that zaya convert wrote", "native legacy"),
     Hostile("target inside the source", NOTHING, "native/out is native or inside it", "native native/out"),
     Hostile("target that is the source", NOTHING, "native is native or inside it", "native native --overwrite"),
-    Hostile("overwriting what was made by others", lambda root: (root / "legacy/SHA256SUMS").unlink(), "legacy was not made by zaya convert", "native legacy --overwrite"),
+    Hostile("overwriting what was made by others", lambda root: (root / "legacy/SHA256SUMS").unlink(), "legacy was not written by zaya convert", "native legacy --overwrite"),
     Hostile("unknown layout", NOTHING, "argument --layout: invalid choice: 'gguf'", "native out --layout gguf"),
     Hostile("unknown type", NOTHING, 'dtype is "int4"; it must be float32, bfloat16, float16', "native out --dtype int4"),
     Hostile("no size", NOTHING, '--max-shard-size is "5 G"; it must be a size such as 5GB', "native out --max-shard-size '5 G'"),
-    Hostile("inspecting nothing", NOTHING, "nowhere is not there", "inspect nowhere"),
+    Hostile("inspecting nothing", NOTHING, "nowhere does not exist", "inspect nowhere"),
     Hostile("verifying against another network", fields("legacy", "config.json", lambda v: v.update(norm_epsilon=0.5)), "legacy/config.json is not as it was written: its checksum differs", "native legacy --verify"),
 )  # fmt: skip
 
@@ -351,13 +352,13 @@ def fixture_good(tmp_path_factory):
 
 
 def snapshot(root: pathlib.Path) -> list[tuple[str, int]]:
-    """All that lies there with sizes, but for what a conversion leaves to go on from."""
+    """All files with their sizes, except the temporary folder of a resumable conversion."""
     return [(str(p), p.lstat().st_size) for p in sorted(root.rglob("*")) if ".partial" not in str(p)]
 
 
 @pytest.mark.timeout(60)  # what waits for a pipe waits for ever
 @pytest.mark.parametrize("hostile", HOSTILE, ids=lambda hostile: hostile.name.replace(" ", "_"))
-def test_a_hostile_input_gets_one_sentence(hostile, good, tmp_path):
+def test_a_hostile_input_gets_one_message(hostile, good, tmp_path):
     root = tmp_path / "copy"
     shutil.copytree(good, root)
     hostile.change(root)
@@ -383,7 +384,7 @@ def test_good_folders_convert(good, tmp_path):
         assert run(f"{source} out{number}", root)[0] == 0
 
 
-def test_a_damaged_journal_is_begun_anew(good, tmp_path):
+def test_a_damaged_journal_is_discarded(good, tmp_path):
     root = tmp_path / "copy"
     shutil.copytree(good, root)
     (root / "out.partial").mkdir()
@@ -397,7 +398,7 @@ def test_inputs_have_names_of_their_own():
 
 
 def print_table() -> None:
-    """The inputs and what is said of them, as Markdown."""
+    """Prints the inputs and their messages as Markdown."""
     print("| input | `zaya convert ...` | says |\n|---|---|---|")
     for hostile in HOSTILE:
         with tempfile.TemporaryDirectory() as folder:

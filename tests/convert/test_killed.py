@@ -1,4 +1,4 @@
-"""kill -9 in the middle: never a folder that looks whole and is not, and the same command goes on."""
+"""kill -9 during a conversion never leaves an incomplete folder under its name, and the command resumes."""
 
 import json
 import os

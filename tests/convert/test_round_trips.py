@@ -71,7 +71,7 @@ def test_through_runs_and_the_other_layout(saved):
 
 
 def test_a_wide_type_is_narrowed_once(tmp_path):
-    """To bfloat16 and back to float32 is what rounding gives; the balancing biases stay as they are."""
+    """Converting to bfloat16 and back rounds the weights once, and keeps the router biases."""
     config = small_config()
     variables = random_variables(config, 0)
     zaya_jax.save_pytorch(tmp_path / "wide", zaya_jax.Zaya(config), variables, dtype="float32")
@@ -100,7 +100,7 @@ def test_windows_count_as_each_layout_does(tmp_path, pattern):
 
 def test_the_embedding_moves_in_parts(tmp_path, monkeypatch):
     """Of a big vocabulary no more than some rows are in memory; the last part is shorter."""
-    monkeypatch.setattr("zaya_jax.convert.layouts.SLICE_BYTES", 20 * 4 * 16)
+    monkeypatch.setattr("zaya_jax.convert.pytorch.layouts.SLICE_BYTES", 20 * 4 * 16)
     config = small_config(vocab_size=71, lm_head_bias=True)  # 4 parts of 15 rows, one of 11
     variables = random_variables(config, 0)
     zaya_jax.save_pytorch(tmp_path / "a", zaya_jax.Zaya(config), variables, dtype="float32")

@@ -20,17 +20,17 @@ import zaya_jax
 from zaya_jax.checkpoint import damage_of, newest_step
 from zaya_jax.checkpoint.layout import all_steps
 from zaya_jax.config import CONFIG_FILE, Config
-from zaya_jax.train.metrics import read_metrics
+from zaya_jax.train.metrics.files import read_metrics
 
 ROOT = pathlib.Path(zaya_jax.__file__).parents[1]
 LIMIT_SECONDS = 240
-"""Of a process; a run takes 10 s on a quiet machine."""
+"""Time limit of a process; a run takes 10 s on an idle machine."""
 STEPS = [2, 4, 6]
 
 
 @pytest.fixture(scope="module")
 def disk(tmp_path_factory) -> pathlib.Path:
-    """The library that fails on order."""
+    """Compiles the library that injects faults."""
     compiler = shutil.which("cc")
     if compiler is None or sys.platform != "linux":
         pytest.skip("a C compiler for Linux makes the failing disk, and there is none")
@@ -47,7 +47,7 @@ def corpus(tmp_path_factory) -> pathlib.Path:
 
 
 def small_run(folder: pathlib.Path, corpus: pathlib.Path, **train) -> Config:
-    """Six steps of the smallest network, and a checkpoint each two."""
+    """Six steps of the smallest network, and a checkpoint every two steps."""
     values = small_values(run_folder=str(folder), corpus=str(corpus))
     values["model"] |= {"num_hidden_layers": 1, "layer_pattern": ("hybrid",), "router": "linear"}
     values["optimizer"] |= {"name": "adamw", "warmup_steps": 2}
@@ -58,7 +58,7 @@ def small_run(folder: pathlib.Path, corpus: pathlib.Path, **train) -> Config:
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-    """What `storage.c` is told."""
+    """Returns the environment for `storage.c`."""
 
     calls: str
     number: int = 0
@@ -79,7 +79,7 @@ class Fault:
 
 
 def train(config: Config, settings: dict[str, str] | None = None) -> tuple[int, str, str]:
-    """Exit code and both outputs of `zaya train` in a process of its own."""
+    """Returns exit code, stdout and stderr of `zaya train` in a separate process."""
     file = pathlib.Path(config.run_folder).with_name("settings") / CONFIG_FILE
     file.parent.mkdir(exist_ok=True)
     file.write_text(config.to_text())
@@ -106,15 +106,15 @@ def assert_whole(config: Config, steps: list[int]) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_may_go_on_behind_a_save_that_failed(disk, corpus, tmp_path):
-    """Orbax' own writes fail, in the first save; the second comes at its time, and the last ends the run."""
-    config = small_run(tmp_path / "run", corpus, on_failed_save="go_on")
+def test_a_run_may_continue_after_a_failed_save(disk, corpus, tmp_path):
+    """Writes of Orbax fail in the first save; the second is on time, and the last ends the run."""
+    config = small_run(tmp_path / "run", corpus, on_failed_save="continue")
     fault = Fault("write", errno.ENOSPC, times=1, within="checkpoints")
     code, out, err = train(config, {"LD_PRELOAD": str(disk), **fault.settings(config.run_folder)})
     assert (code, err) == (0, "")
     says = (
-        f"a checkpoint of {config.run_folder} could not be written: No space left on device; there is none "
-        "before it; going on, and the next one is tried"
+        f"a checkpoint of {config.run_folder} could not be written: No space left on device; there is no "
+        "earlier one; training continues, and the next save is tried"
     )
     assert [line for line in out.splitlines() if "could not" in line] == [says]
     assert_whole(config, STEPS[1:])
@@ -125,7 +125,7 @@ def test_a_run_may_go_on_behind_a_save_that_failed(disk, corpus, tmp_path):
 class Undisturbed:
     losses: dict[int, float]
     counts: dict[str, int]
-    """Of calls within the run folder, by kind."""
+    """Counts calls in the run folder by kind."""
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +147,7 @@ FAILING = [(calls, number, share) for calls, number in DISKS for share in (0.0, 
 
 @pytest.mark.campaign  # each runs twice in processes of its own
 @pytest.mark.parametrize(("calls", "number", "share"), FAILING)
-def test_a_failing_disk_is_one_sentence_and_no_step_is_lost(
+def test_a_failing_disk_is_a_user_error_and_loses_no_step(
     disk, corpus, undisturbed, tmp_path, calls, number, share
 ):
     config = small_run(tmp_path / "run", corpus)
@@ -170,7 +170,7 @@ def test_a_failing_disk_is_one_sentence_and_no_step_is_lost(
 
 @pytest.mark.campaign
 @pytest.mark.parametrize(("calls", "milliseconds"), [("write", 20), ("fsync", 300)])
-def test_a_slow_disk_is_waited_for(disk, corpus, undisturbed, tmp_path, calls, milliseconds):
+def test_a_slow_disk_only_delays_a_run(disk, corpus, undisturbed, tmp_path, calls, milliseconds):
     config = small_run(tmp_path / "run", corpus)
     fault = Fault(calls, milliseconds=milliseconds)
     code, _, err = train(config, {"LD_PRELOAD": str(disk), **fault.settings(config.run_folder)})
@@ -181,14 +181,16 @@ def test_a_slow_disk_is_waited_for(disk, corpus, undisturbed, tmp_path, calls, m
 
 @pytest.mark.campaign
 def test_the_last_checkpoint_must_be_written(disk, corpus, undisturbed, tmp_path):
-    """A run that goes on behind failed saves ends with the sentence when none can be written any more."""
-    config = small_run(tmp_path / "run", corpus, on_failed_save="go_on")
+    """A run that tolerates failed saves ends with an error if the last one fails."""
+    config = small_run(tmp_path / "run", corpus, on_failed_save="continue")
     fault = Fault("fsync", errno.EIO, within="checkpoints")
     code, out, err = train(config, {"LD_PRELOAD": str(disk), **fault.settings(config.run_folder)})
     assert code == 2
-    assert out.count("there is none before it; going on, and the next one is tried\n") == 2
+    assert out.count("there is no earlier one; training continues, and the next save is tried\n") == 2
     assert err.startswith(f"zaya: train: a checkpoint of {config.run_folder} could not be written: ")
-    assert err.endswith("; there is none before it; mend that, and the same command goes on\n")
+    assert err.endswith(
+        "; there is no earlier one; fix the cause, then run the same command again to resume\n"
+    )
     assert err.count("\n") == 1
     assert all_steps(config.run_folder) == []
     assert train(config)[0] == 0

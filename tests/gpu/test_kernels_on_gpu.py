@@ -6,8 +6,8 @@ import jax
 import pytest
 
 from pallas_kernels.catalogue import SIZES, cases
-from zaya_jax.bench.kernel_times import difference
-from zaya_jax.bench.other_libraries import OTHERS, others
+from zaya_jax.bench.kernels.kernel_times import difference
+from zaya_jax.bench.kernels.other_libraries import OTHERS, others
 
 ODD = dataclasses.replace(
     SIZES["zaya1_8b"],

@@ -1,6 +1,7 @@
 """Files of prompts: each answer is that of its line alone, in order, and none is lost or made twice."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -8,9 +9,10 @@ from small_runs import make_chat_run
 
 from zaya_jax import cli
 from zaya_jax.inference import batch_generation
+from zaya_jax.inference.answer_files import UNFINISHED, AnswerFile
 from zaya_jax.inference.batch_generation import batches
-from zaya_jax.inference.decoding import decode
-from zaya_jax.inference.prompt_lines import PromptLine
+from zaya_jax.inference.engine.decoder import decode_steps
+from zaya_jax.inference.prompt_files import PromptLine
 from zaya_jax.inference.prompting import Prompt
 
 LINES = [
@@ -62,10 +64,10 @@ def test_answers_are_in_order_and_repeat_their_lines(answers):
         assert ended or found["num_new_tokens"] == limit
         assert all(each < 0 for each in found["logprobs"])
     assert answers[1]["num_new_tokens"] == 3
-    assert answers[0]["num_prompt_tokens"] == 10  # nine bytes behind a BOS
+    assert answers[0]["num_prompt_tokens"] == 10  # nine bytes after a BOS
 
 
-def test_a_text_is_of_its_line_and_not_of_the_others(answers, run_folder, tmp_path, capsys):
+def test_texts_do_not_depend_on_other_lines(answers, run_folder, tmp_path, capsys):
     """Alone, in another order and in batches of another size; two lines of one seed are alike, others not."""
     assert answers[3]["text"] == answers[5]["text"]
     assert answers[0]["text"] != answers[4]["text"]
@@ -91,11 +93,11 @@ def test_stop_strings_and_greedy_texts(answers, run_folder, tmp_path):
 
 
 class Killed(BaseException):
-    """What no code of ours catches."""
+    """An exception that our code does not catch."""
 
 
 def kill_after(num_batches, monkeypatch, complete=batch_generation.complete):
-    """Lets so many batches be made; gives a list that grows with each."""
+    """Allows a number of batches; returns a list that grows with each of them."""
     made = []
 
     def until_killed(*arguments, **options):
@@ -108,9 +110,7 @@ def kill_after(num_batches, monkeypatch, complete=batch_generation.complete):
     return made
 
 
-def test_a_killed_process_loses_no_batch_and_makes_none_twice(
-    answers, run_folder, tmp_path, monkeypatch, capsys
-):
+def test_a_killed_process_loses_and_repeats_no_batch(answers, run_folder, tmp_path, monkeypatch, capsys):
     """The lines above are three batches: each process makes one, and the second is cut while it writes."""
     file = write_lines(tmp_path / "prompts.jsonl", LINES)
     unfinished = tmp_path / "prompts.answers.unfinished"
@@ -121,7 +121,7 @@ def test_a_killed_process_loses_no_batch_and_makes_none_twice(
         assert not unfinished.with_suffix("").exists()
         with unfinished.open("ab") as torn:
             torn.write(b'{"line": 1, "answer": {"te')
-    kept = len(unfinished.read_text().splitlines()) - 2  # behind the first line, before the torn one
+    kept = len(unfinished.read_text().splitlines()) - 2  # without the first line and the torn one
     capsys.readouterr()
     with pytest.raises(SystemExit):
         answer(run_folder, file, "--logprobs", "--temperature", "0.5")
@@ -130,7 +130,7 @@ def test_a_killed_process_loses_no_batch_and_makes_none_twice(
     made = kill_after(9, monkeypatch)
     found = answer(run_folder, file, "--logprobs")
     assert capsys.readouterr().err == (
-        f"{tmp_path}/prompts.answers: {kept} of {len(LINES)} answers are there already; "
+        f"{tmp_path}/prompts.answers: {kept} of {len(LINES)} answers exist already; "
         f"{len(LINES) - kept} are left\n"
     )
     assert len(made) == 1
@@ -138,12 +138,70 @@ def test_a_killed_process_loses_no_batch_and_makes_none_twice(
     assert not unfinished.exists()
     with pytest.raises(SystemExit):
         answer(run_folder, file, "--logprobs")
-    assert "prompts.answers is there already; remove it, or name another file" in capsys.readouterr().err
+    assert "prompts.answers exists already; remove it, or name another file" in capsys.readouterr().err
 
 
-def test_batches_are_of_one_shape():
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def typed_run(request, run_folder, tmp_path_factory):
+    """The run with another type of products, read once."""
+    folder = tmp_path_factory.mktemp("typed") / request.param
+    shutil.copytree(run_folder, folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["execution"]["dtype"] = request.param
+    (folder / "config.json").write_text(json.dumps(config))
+    run = batch_generation.load_for_generation(str(folder))
+    assert run.variables["params"]["layers"]["experts"]["down_proj"].dtype == request.param
+    return run
+
+
+def test_a_file_resumed_after_any_line_is_bitwise_equal(typed_run, tmp_path, monkeypatch):
+    """Bit by bit, log-probabilities too: a lost line is computed in the batch that it would have been in."""
+    monkeypatch.setattr(batch_generation, "load_for_generation", lambda _: typed_run)
+    file = write_lines(tmp_path / "prompts.jsonl", [{"prompt": "x" * n} for n in range(17, 24)])
+    output, unfinished = file.with_suffix(".answers"), file.with_suffix(".answers" + UNFINISHED)
+    kept, finish = [], AnswerFile.finish
+
+    def finish_and_copy(self, numbers):
+        kept.append(unfinished.read_bytes())
+        finish(self, numbers)
+
+    monkeypatch.setattr(AnswerFile, "finish", finish_and_copy)
+    answer(typed_run.folder, file, "--logprobs")
+    expected = output.read_bytes()
+    head, *rows = kept[0].splitlines(keepends=True)
+    assert len(rows) == 7
+    for number in range(len(rows) + 1):
+        output.unlink()
+        torn = rows[number][:20] if number < len(rows) else b""
+        unfinished.write_bytes(b"".join([head, *rows[:number], torn]))
+        answer(typed_run.folder, file, "--logprobs")
+        assert output.read_bytes() == expected, f"resumed after {number} lines"
+
+
+@pytest.mark.parametrize("words", [["--max-new-tokens", "5"], ["--seed", "3"], ["--top-k", "4"]])
+def test_another_command_does_not_resume(words, answers, run_folder, tmp_path, monkeypatch, capsys):
+    file = write_lines(tmp_path / "prompts.jsonl", LINES)
+    kill_after(1, monkeypatch)
+    with pytest.raises(Killed):
+        answer(run_folder, file)
+    with pytest.raises(SystemExit):
+        answer(run_folder, file, *words)
+    assert "has answers to other prompts" in capsys.readouterr().err
+
+
+def test_another_batch_size_does_not_resume(answers, run_folder, tmp_path, monkeypatch, capsys):
+    file = write_lines(tmp_path / "prompts.jsonl", LINES)
+    kill_after(1, monkeypatch)
+    with pytest.raises(Killed):
+        answer(run_folder, file)
+    with pytest.raises(SystemExit):
+        answer(run_folder, file, batch_size=2)
+    assert "(including the batch size)" in capsys.readouterr().err
+
+
+def test_batches_have_one_shape():
     def line(number, length, limit=4, end_id=1):
-        return PromptLine(number, {}, Prompt([5] * length, end_id), limit, seed=0)
+        return PromptLine(number, {}, Prompt([5] * length, (end_id,)), limit, seed=0)
 
     lines = [
         line(1, 3),
@@ -162,13 +220,13 @@ def test_batches_are_of_one_shape():
     assert [5] in found
 
 
-def test_lines_of_other_contents_take_no_other_program(run_folder, tmp_path):
+def test_other_lines_compile_nothing(run_folder, tmp_path):
     """Nor does a last batch that is not full."""
     answer(run_folder, write_lines(tmp_path / "a.jsonl", [{"prompt": "abc"}] * 5), batch_size=5)
-    before = decode._cache_size()
+    before = decode_steps._cache_size()
     more = [{"prompt": "abcdefgh", "max_new_tokens": 5}, {"prompt": ""}, *[{"prompt": "z"}] * 7]
     answer(run_folder, write_lines(tmp_path / "b.jsonl", more), batch_size=5)
-    assert decode._cache_size() == before
+    assert decode_steps._cache_size() == before
 
 
 @pytest.mark.parametrize(
@@ -184,20 +242,20 @@ def test_lines_of_other_contents_take_no_other_program(run_folder, tmp_path):
         ('{"prompt": 3}', "has a prompt that is a int; it must be text"),
         ('{"messages": []}', "has no messages"),
         ('{"messages": [{"role": "user"}]}', "message 1, has role; a message has role and content"),
-        ('{"prompt": "a", "seed": -1}', "has seed -1; it must be a whole number from 0 to 4294967295"),
+        ('{"prompt": "a", "seed": -1}', "has seed -1; it must be an integer from 0 to 4294967295"),
         (
             '{"prompt": "a", "max_new_tokens": true}',
-            "has max_new_tokens True; it must be a whole number from 1",
+            "has max_new_tokens True; it must be an integer from 1",
         ),
-        ('{"prompt": "a", "text": "b"}', 'has "text", where its answer stands later'),
-        ('{"prompt": "a\\ud800"}', "has half a surrogate pair; it must be text"),
+        ('{"prompt": "a", "text": "b"}', 'has "text", which the answer adds'),
+        ('{"prompt": "a\\ud800"}', "has half a surrogate pair, which is not text"),
         (
             json.dumps({"prompt": "a" * 505}),
             "has 506 tokens and max_new_tokens 12; together they must not exceed",
         ),
     ],
 )
-def test_a_bad_line_is_named_before_anything_is_written(line, sentence, run_folder, tmp_path, capsys):
+def test_an_invalid_line_fails_before_anything_is_written(line, sentence, run_folder, tmp_path, capsys):
     (tmp_path / "bad.jsonl").write_text(f'{{"prompt": "a"}}\n\n{line}\n')
     with pytest.raises(SystemExit) as leaving:
         answer(run_folder, tmp_path / "bad.jsonl")

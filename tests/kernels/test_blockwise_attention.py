@@ -11,7 +11,7 @@ from kernel_base import in_float64
 from small_models import EXECUTION, SLIDING
 
 import zaya_jax
-from pallas_kernels.flash_attention import EVERYTHING, flash_attention
+from pallas_kernels.flash_attention import NO_WINDOW, flash_attention
 from pallas_kernels.flash_attention.blockwise import block_of, blockwise_attention
 from pallas_kernels.flash_attention.reference import flash_attention_reference
 
@@ -49,7 +49,7 @@ def test_it_is_attention(time, block, window, num_segments, num_key_heads):
         return results, pull_back(grads)
 
     found = ours(*jax.tree.map(jnp.float32, (arguments, grads)))
-    limits = jnp.int32([0, EVERYTHING if window is None else window])
+    limits = jnp.int32([0, NO_WINDOW if window is None else window])
     reference = functools.partial(
         flash_attention_reference, limits=limits, query_segments_BT=segments, key_segments_BS=segments
     )
@@ -84,7 +84,7 @@ def test_queries_may_stand_anywhere_among_the_keys(time, num_keys, start, window
     found = ours(*jax.tree.map(jnp.float32, (arguments, grads)), start)
     reference = functools.partial(
         flash_attention_reference,
-        limits=jnp.int32([start, EVERYTHING if window is None else window]),
+        limits=jnp.int32([start, NO_WINDOW if window is None else window]),
         query_segments_BT=of_queries,
         key_segments_BS=of_keys,
     )

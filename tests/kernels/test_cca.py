@@ -253,10 +253,10 @@ def test_no_tokens(batch, time):
         ({"blocks": dataclasses.replace(BLOCKS, forward=Tile(rows=8, contracted=16))},
          "forward.rows is 8; a block's side must be a power of 2, at least 16"),
         ({"blocks": dataclasses.replace(BLOCKS, grad_latent=Tile(rows=1024, contracted=64))},
-         "of local memory; there are 65,536"),
+         "of local memory, and a workgroup has 65,536"),
         ({"blocks": dataclasses.replace(BLOCKS, run=24)}, "run is 24; it must be a multiple of 16 rows"),
         ({"depthwise_kernel_IC": (7, 24), "grouped_kernel_AJHH": (3, 6, 8, 8), "tail_BWC": (1, 11, 24)},
-         "with 7 and 6 taps there are 37 paths through both convolutions; the kernels take 31"),
+         "with 7 and 6 taps there are 37 paths through both convolutions; the kernels support 31"),
         ({"implementation": "fast"}, 'implementation is "fast"'),
     ],
 )  # fmt: skip

@@ -225,7 +225,7 @@ def sizes_in(jaxpr):
         ({"weights_P": jnp.zeros(4, jnp.int32)}, "targets are int32, weights int32"),
         ({"blocks": Blocks(entries=24)}, "entries is 24; a block's side must be a power of 2, at least 16"),
         ({"blocks": Blocks(chunk=0)}, "chunk is 0; it must be at least 1"),
-        ({"blocks": Blocks(width=256)}, "bytes of local memory; there are 65,536"),
+        ({"blocks": Blocks(width=256)}, "bytes of local memory, and a workgroup has 65,536"),
         ({"implementation": "fast"}, 'implementation is "fast"'),
     ],
 )

@@ -15,7 +15,7 @@ from pallas_kernels.decode_attention import Blocks, combine, decode_attention
 from pallas_kernels.decode_attention.reference import decode_attention_reference, token_in_slot
 
 BLOCKS = Blocks(slots=16, shares=3)
-EVERYTHING = np.iinfo(np.int32).max
+NO_WINDOW = np.iinfo(np.int32).max
 SHAPES = [
     # B, S, N, K, H
     (2, 64, 4, 2, 16), (3, 33, 2, 2, 8), (1, 1, 1, 1, 16), (2, 47, 8, 1, 5),
@@ -30,16 +30,16 @@ def caches(batch, slots):
     full, none = np.full(batch, slots), np.zeros(batch, int)
     some, wrapped = random.integers(1, slots + 1, batch), random.integers(slots + 1, 4 * slots + 2, batch)
     found = {
-        "full": (full, none, EVERYTHING),
-        "partly filled": (some, none, EVERYTHING),
-        "one token": (none + 1, none, EVERYTHING),
-        "padded": (some, random.integers(0, some), EVERYTHING),
+        "full": (full, none, NO_WINDOW),
+        "partly filled": (some, none, NO_WINDOW),
+        "one token": (none + 1, none, NO_WINDOW),
+        "padded": (some, random.integers(0, some), NO_WINDOW),
         "a window": (some, none, 5),
         "padded, a window": (full, full // 3, max(slots // 2, 1)),
-        "a ring": (wrapped, none, EVERYTHING),
+        "a ring": (wrapped, none, NO_WINDOW),
         "a ring, a window": (wrapped, none, max(slots - 3, 1)),
-        "a ring, still padded": (full + slots // 2, full - 1, EVERYTHING),
-        "nothing to see": (some, some, EVERYTHING),
+        "a ring, still padded": (full + slots // 2, full - 1, NO_WINDOW),
+        "nothing to see": (some, some, NO_WINDOW),
     }
     return {n: (np.int32(a), np.int32(b), np.int32(c)) for n, (a, b, c) in found.items()}
 
@@ -152,7 +152,7 @@ def test_a_cpu_takes_xla():
         ({"first_B": jnp.zeros(1)}, r"first tokens are float32 \(1,\)"),
         ({"blocks": Blocks(slots=24)}, "slots is 24; a block's side must be a power of 2"),
         ({"blocks": Blocks(shares=0)}, "shares is 0; it must be at least 1"),
-        ({"blocks": Blocks(slots=4096)}, "bytes of local memory; there are 65,536"),
+        ({"blocks": Blocks(slots=4096)}, "bytes of local memory, and a workgroup has 65,536"),
         ({"implementation": "fast"}, 'implementation is "fast"'),
     ],
 )

@@ -26,7 +26,7 @@ from kernel_base import (
 )
 
 from pallas_kernels.flash_attention import BLOCKS as BLOCKS_BY_WIDTH
-from pallas_kernels.flash_attention import EVERYTHING, Blocks, Tile, flash_attention, triton
+from pallas_kernels.flash_attention import NO_WINDOW, Blocks, Tile, flash_attention, triton
 from pallas_kernels.flash_attention.reference import flash_attention_reference, visible_keys
 from pallas_kernels.flash_attention.spans import block_spans
 
@@ -61,17 +61,17 @@ def maskings(batch, queries, keys):
     alone = np.tile(np.arange(keys, dtype=np.int32), (batch, 1))
     unsorted = random.integers(0, 3, (batch, keys)).astype(np.int32)
     cases = {
-        "plain": (EVERYTHING, one),
+        "plain": (NO_WINDOW, one),
         "window": (max(keys // 3, 1), one),
         "window of one": (1, one),
-        "documents": (EVERYTHING, of_keys),
+        "documents": (NO_WINDOW, of_keys),
         "window and documents": (7, of_keys),
-        "a document a token": (EVERYTHING, alone),
-        "unsorted documents": (EVERYTHING, unsorted),
+        "a document a token": (NO_WINDOW, alone),
+        "unsorted documents": (NO_WINDOW, unsorted),
     }
     found = {name: (np.int32([start, w]), s[:, start:], s) for name, (w, s) in cases.items()}
     blind = np.full((batch, queries), 9, np.int32)
-    return found | {"blind": (np.int32([start, EVERYTHING]), blind, one)}
+    return found | {"blind": (np.int32([start, NO_WINDOW]), blind, one)}
 
 
 def operands(shape):
@@ -213,7 +213,7 @@ def test_spans_hold_what_is_seen_and_whole_blocks_nothing_else(queries, keys, bl
 
 
 def test_the_whole_blocks_of_a_causal_mask_need_no_mask():
-    of_queries, of_keys = block_spans(64, 64, 16, 16, jnp.int32([0, EVERYTHING]), None, None)
+    of_queries, of_keys = block_spans(64, 64, 16, 16, jnp.int32([0, NO_WINDOW]), None, None)
     np.testing.assert_array_equal(of_queries[0], [[0, 1, 1, 1], [0, 0, 1, 2], [0, 0, 2, 3], [0, 0, 3, 4]])
     np.testing.assert_array_equal(of_keys[0], [[0, 1, 4, 4], [1, 2, 4, 4], [2, 3, 4, 4], [3, 4, 4, 4]])
 
@@ -223,7 +223,7 @@ def test_a_nan_is_seen(broken):
     """In queries, keys, values or the gradient: bfloat16 is rounded without a thought of it."""
     arguments, cotangents = operands((1, 20, 20, 2, 1, 16))
     *arguments, grad = (jnp.asarray(x, jnp.bfloat16) for x in (*arguments, cotangents[0]))
-    limits = jnp.int32([0, EVERYTHING])
+    limits = jnp.int32([0, NO_WINDOW])
     both = compiled(False, BLOCKS)[FORMS.index("pallas")]
 
     def place(x, number):
@@ -275,7 +275,7 @@ def test_a_causal_sequence_keeps_all_of_an_mi300x_at_work(name, bound):
     batch, time = 4, 4096
     grid = launches(batch, time, 8, 2)[name]
     tile = getattr(BLOCKS_BY_WIDTH[128], name.removeprefix("flash_attention").lstrip("_") or "forward")
-    spans = block_spans(time, time, tile.queries, tile.keys, jnp.int32([0, EVERYTHING]), None, None)[
+    spans = block_spans(time, time, tile.queries, tile.keys, jnp.int32([0, NO_WINDOW]), None, None)[
         name.endswith("keys")
     ][0]
     visited = np.asarray(spans[:, 3] - spans[:, 0])
@@ -321,7 +321,7 @@ def test_no_keys_and_no_queries():
         ({"blocks": Blocks(forward=Tile(queries=8, keys=16), grad_queries=SMALL, grad_keys=SMALL)},
          "forward.queries is 8; a block's side must be a power of 2, at least 16"),
         ({"blocks": Blocks(forward=SMALL, grad_queries=Tile(queries=64, keys=4096), grad_keys=SMALL)},
-         "takes 262,144 bytes of local memory; there are 65,536"),
+         "needs 262,144 bytes of local memory, and a workgroup has 65,536"),
         (dict.fromkeys(("q_BTNH", "k_BSKH", "v_BSKH"), (1, 4, 2, 300)), "heads are 300 wide"),
         ({"implementation": "fast"}, 'implementation is "fast"'),
     ],

@@ -138,10 +138,10 @@ def test_rows_behind_the_last_group_may_hold_anything(implementation):
 @pytest.mark.parametrize(
     ("shapes", "dtypes", "implementation", "sentence"),
     [
-        (((4, 3), (2, 3, 5), (3,)), "ff", None, r"group sizes \(3,\): there must be a matrix for each group"),
+        (((4, 3), (2, 3, 5), (3,)), "ff", None, r"group sizes \(3,\): the number of matrices must equal"),
         (((4, 3, 1), (2, 3, 5), (2,)), "ff", None, r"rows \(4, 3, 1\), .* they must be \[P, D\]"),
         (((4, 3), (3, 5), (3,)), "ff", None, r"weights \(3, 5\), .* they must be \[P, D\]"),
-        (((4, 3), (2, 6, 5), (2,)), "ff", None, "rows and weights must share their width D"),
+        (((4, 3), (2, 6, 5), (2,)), "ff", None, "rows and weights must have the same width D"),
         (
             ((4, 3), (2, 3, 5), (2,)),
             "fe",

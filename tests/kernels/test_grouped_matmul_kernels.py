@@ -243,7 +243,7 @@ def test_nothing(operation):
         (Blocks(product=Tile(rows=8, columns=16, contracted=16), swiglu=TILE, grad_weights=TILE), 4,
          "product.rows is 8; a block's side must be a power of 2, at least 16"),
         (Blocks(product=TILE, swiglu=TILE, grad_weights=Tile(rows=256, columns=256, contracted=64)), 4,
-         "takes 131,072 bytes of local memory; there are 65,536"),
+         "needs 131,072 bytes of local memory, and a workgroup has 65,536"),
         (BLOCKS, 5, "gate and up must have the same width"),
     ],
 )  # fmt: skip

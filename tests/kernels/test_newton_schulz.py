@@ -124,7 +124,11 @@ def test_no_matrices_and_no_steps():
             {"blocks": Blocks(side=24)},
             "side is 24; a block's side must be a power of 2",
         ),
-        (jnp.zeros((1, 3, 4)), {"blocks": Blocks(side=256)}, "bytes of local memory; there are 65,536"),
+        (
+            jnp.zeros((1, 3, 4)),
+            {"blocks": Blocks(side=256)},
+            "bytes of local memory, and",
+        ),
         (jnp.zeros((1, 3, 4)), {"implementation": "fast"}, 'implementation is "fast"'),
     ],
 )

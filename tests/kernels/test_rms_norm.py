@@ -166,7 +166,7 @@ def test_no_rows():
         ({"implementation": "fast"}, 'implementation is "fast"; it must be "pallas", "xla" or None'),
         (
             {"output": (4, 20_000), "residual": (4, 20_000), "scale_D": (20_000,)},
-            "rows are 20000 wide; the kernel holds at most 16384",
+            "rows are 20000 wide; the kernel supports up to 16384",
         ),
     ],
 )

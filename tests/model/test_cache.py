@@ -11,6 +11,7 @@ from small_models import SLIDING
 
 from zaya_jax.config import ExecutionConfig
 from zaya_jax.model.cache import attend_through_cache, holdings, init_cache, layer_slots
+from zaya_jax.model.weights import abstract_variables
 from zaya_jax.model.zaya import Zaya
 
 WINDOW, TIME = 5, 20
@@ -34,7 +35,7 @@ def plain_attention(q_TNH, k_TKH, v_TKH, *, window, padding):
 
 @functools.partial(jax.jit, static_argnames="chunks")
 def attend_in_chunks(q_LBTNH, k_LBTKH, v_LBTKH, *, chunks):
-    """All layers take a chunk before any takes the next: they write into one pool."""
+    """All layers process a chunk before the next one, because they write to one pool."""
     cache = dataclasses.replace(init_cache(CONFIG, 2, TIME, "float32"), first_B=jnp.asarray(PADDING))
     slots = layer_slots(CONFIG, TIME)
     outputs, start = [], 0
@@ -84,11 +85,47 @@ def test_slots_by_hand():
     np.testing.assert_array_equal(slots.window, [5, 20, 5])
 
 
+@pytest.mark.parametrize(
+    ("of_network", "requested", "chunks", "expected"),
+    [
+        ("float32", None, (6,), "float32"),
+        ("float32", None, (1, 1), "float32"),
+        ("bfloat16", None, (4, 2), "bfloat16"),
+        ("float32", "bfloat16", (4, 2), "bfloat16"),
+        ("bfloat16", "float32", (1, 1), "float32"),
+    ],
+)
+def test_a_cache_takes_the_type_of_the_network_that_fills_it(of_network, requested, chunks, expected):
+    model = Zaya(CONFIG, ExecutionConfig(dtype=of_network))
+    cache = init_cache(CONFIG, 1, 6, requested)
+    variables = abstract_variables(CONFIG)
+    for size in chunks:
+        tokens = jax.ShapeDtypeStruct((1, size), jnp.int32)
+        cache = jax.eval_shape(lambda v, t, c: model.apply(v, t, cache=c), variables, tokens, cache).cache
+    assert {leaf.dtype for leaf in cache.pool} == {jnp.dtype(expected)}
+
+
+def test_a_float32_network_finds_through_a_cache_what_it_finds_without_one():
+    """To float32's rounding, whose keys a bfloat16 cache would round to three digits."""
+    model = Zaya(CONFIG, ExecutionConfig(dtype="float32"))
+
+    @jax.jit
+    def last_logits(key):
+        tokens = jax.random.randint(key, (2, 7), 0, CONFIG.vocab_size)
+        variables = model.init(key, tokens)
+        first = model.apply(variables, tokens[:, :6], cache=init_cache(CONFIG, 2, 7))
+        second = model.apply(variables, tokens[:, 6:], cache=first.cache)
+        return model.apply(variables, tokens).logits_BTV[:, -1], second.logits_BTV[:, 0]
+
+    whole, through_cache = last_logits(jax.random.key(0))
+    np.testing.assert_allclose(through_cache, whole, rtol=1e-5, atol=1e-5)
+
+
 def test_types_of_an_empty_cache():
-    """Keys and values as asked, else as a network has them by default; what CCA looks back on is float32."""
+    """Keys and values have the requested type, else the model's; the state of CCA is float32."""
     assert Zaya(CONFIG).execution.dtype == "bfloat16"
-    for asked, dtype in (((), jnp.bfloat16), (("float32",), jnp.float32)):
-        cache = init_cache(CONFIG, 1, 4, *asked)
+    for requested, dtype in (((), jnp.bfloat16), (("float32",), jnp.float32)):
+        cache = init_cache(CONFIG, 1, 4, *requested)
         assert {leaf.dtype for leaf in cache.pool} == {jnp.dtype(dtype)}
         assert {leaf.dtype for leaf in jax.tree.leaves(cache.state)} == {jnp.dtype("float32")}
 

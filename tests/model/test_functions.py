@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pallas_kernels.cca import rotate
-from pallas_kernels.cca.reference import normalise
+from pallas_kernels.cca.reference import normalize
 from pallas_kernels.grouped_matmul.rows import group_rows, weighted_swiglu
 from pallas_kernels.rms_norm import rms_norm
 from zaya_jax.model.rope import rope_table
@@ -79,10 +79,10 @@ def test_norms_by_hand():
     np.testing.assert_allclose(rms_norm(jnp.array([3.0, 4.0]), scale, eps=3.5), [0.75, 2.0], rtol=1e-6)
     np.testing.assert_allclose(rms_norm(jnp.array([[1.0, 7.0]]), scale, eps=0.0), [[0.2, 2.8]], rtol=1e-6)
     # Length 5 becomes sqrt(4) = 2.
-    np.testing.assert_allclose(normalise(jnp.array([3.0, 0.0, 4.0, 0.0])), [1.2, 0, 1.6, 0], rtol=1e-6)
+    np.testing.assert_allclose(normalize(jnp.array([3.0, 0.0, 4.0, 0.0])), [1.2, 0, 1.6, 0], rtol=1e-6)
 
 
-@pytest.mark.parametrize("norm", [normalise, lambda x: rms_norm(x, jnp.ones(4), eps=1e-5)], ids=["l2", "rms"])
+@pytest.mark.parametrize("norm", [normalize, lambda x: rms_norm(x, jnp.ones(4), eps=1e-5)], ids=["l2", "rms"])
 def test_norms_of_zero(norm):
     out, gradient = jax.value_and_grad(lambda x: norm(x).sum())(jnp.zeros((3, 4)))
     assert out == 0

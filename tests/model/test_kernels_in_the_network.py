@@ -11,7 +11,7 @@ import pytest
 
 from pallas_kernels import choice
 from zaya_jax.config import Config, DataConfig, ExecutionConfig, ModelConfig
-from zaya_jax.model.cca import cca_projection, empty_cca_state, join_projections
+from zaya_jax.model.attention.cca import cca_projection, empty_cca_state, join_projections
 from zaya_jax.model.rope import rope_table
 from zaya_jax.model.weights import declare
 from zaya_jax.model.zaya import Zaya
@@ -20,7 +20,7 @@ from zaya_jax.train.implementations import (
     describe_implementations,
     resolve_implementations,
 )
-from zaya_jax.train.state import make_setup
+from zaya_jax.train.step.state import make_setup
 
 SMALL = ModelConfig(
     vocab_size=32,
@@ -55,7 +55,7 @@ FIELDS = (
 
 @pytest.mark.slow
 def test_queries_and_keys_are_those_of_plain_jax():
-    """And all gradients, in a chunk behind others, with padding and packed documents."""
+    """Also all gradients, in a later chunk, with padding and packed documents."""
     random = np.random.default_rng(2)
     # Random biases and temperatures too: constants would hide one in the wrong place.
     weights = jax.tree.map(

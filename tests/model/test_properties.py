@@ -71,7 +71,7 @@ def assert_trees_are_close(ours, theirs, tolerance):
 
 
 LENGTHS = [[5, 1, 1, 7, 2], [1] * 11]
-"""Of the documents of each row; what is left of the second row is padding."""
+"""Lengths of the documents of each row; the rest of the second row is padding."""
 ROWS = sum(map(len, LENGTHS))
 """Of every batch: as many as there are documents, so that one program serves both packings."""
 
@@ -105,7 +105,7 @@ def packed():
 
 
 def alone():
-    """The same documents, each in a row of its own."""
+    """The same documents, one per row."""
     return batch_of([[document] for document in enumerate(itertools.chain(*LENGTHS))])
 
 
@@ -229,7 +229,7 @@ def test_layers_are_a_loop_where_they_are_to_be_one(scan_layers):
 
 @pytest.mark.parametrize(("num_layers", "size"), [(40, 5), (60, 6), (16, 4), (4, 2), (7, 1), (1, 1)])
 def test_groups_of_layers_are_about_the_square_root(num_layers, size):
-    """40 layers: 8 streams before groups and 5 within one, and no other divisor gives fewer than 13."""
+    """40 layers: 8 streams before groups and 5 within one: 13, the minimum over all divisors."""
     assert group_size(num_layers) == size
 
 
@@ -244,7 +244,7 @@ def moe_block(config, *, skip_bias):
         inputs = layer_inputs(config, params, bias_LX, 2, None)
         layer = jax.tree.map(lambda leaf: leaf[0], inputs)
         context = zaya.Context(config, EXECUTION, (), None, None)
-        return zaya._experts(context, layer, x_BTD, jnp.zeros((2, TIME, config.router_hidden_size)))
+        return zaya.routed_experts(context, layer, x_BTD, jnp.zeros((2, TIME, config.router_hidden_size)))
 
     return x_BTD, *run(variables["params"])
 

@@ -18,7 +18,7 @@ def gelu(x):
 
 
 def test_the_router_is_its_formula():
-    """Of bfloat16 input only the first product's factors are rounded to that; all behind it is float32."""
+    """With bfloat16 input only the operands of the first product are bfloat16; the rest is float32."""
     random = np.random.default_rng(0)
     x_PD = random.standard_normal((NUM_TOKENS, WIDTH)).astype(ml_dtypes.bfloat16)
     state_PR = random.standard_normal((NUM_TOKENS, ROUTER_WIDTH)).astype(np.float32)

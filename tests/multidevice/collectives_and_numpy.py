@@ -8,11 +8,17 @@ import jax
 import numpy as np
 
 from zaya_jax.bench import command
-from zaya_jax.parallel.exchanges import COLLECTIVES, group_mesh, make_exchange, message_numbers, run_once
+from zaya_jax.parallel.collective_timing import (
+    COLLECTIVES,
+    group_mesh,
+    make_repeated_collective,
+    num_message_values,
+    run_collective,
+)
 
 
 def by_numpy(collective, x_NC):
-    """What each of a group's devices must have, row by row."""
+    """Returns the expected rows of each device of a group."""
     size, numbers = x_NC.shape
     part = numbers // size
     return {
@@ -26,21 +32,21 @@ def by_numpy(collective, x_NC):
 
 
 def differences():
-    """Of each collective in groups of four, and of one that runs three times."""
+    """Errors of each collective in groups of four, and of one that runs three times."""
     groups = [jax.devices()[:4], jax.devices()[4:]]
-    mesh, numbers = group_mesh(groups), message_numbers(100, 4)
+    mesh, numbers = group_mesh(groups), num_message_values(100, 4)
     x_DC = np.random.default_rng(1).integers(0, 100, (8, numbers)).astype(np.float32)
     found = {}
     for name in COLLECTIVES:
         expected = np.concatenate([by_numpy(name, x_DC[:4]), by_numpy(name, x_DC[4:])])
-        found[name] = float(np.abs(np.asarray(run_once(name, mesh, x_DC)) - expected).max())
-        # Of zeros: what counts is that it runs, and keeps the message's shape.
-        assert make_exchange(name, mesh, numbers)(3).shape == (8, numbers)
+        found[name] = float(np.abs(np.asarray(run_collective(name, mesh, x_DC)) - expected).max())
+        # On zeros: it must run and keep the message's shape.
+        assert make_repeated_collective(name, mesh, numbers)(3).shape == (8, numbers)
     return {"numbers": numbers, "differences": found}
 
 
 def main(folder):
-    words = ["collectives", "--devices-per-node=4", "--largest=4KiB", "--call-seconds=0.01"]
+    words = ["collectives", "--devices-per-node=4", "--max-size=4KiB", "--call-seconds=0.01"]
     names = [
         f"--{kind}={pathlib.Path(folder) / f'found.{ending}'}"
         for kind, ending in (("json", "json"), ("picture", "png"))

@@ -21,12 +21,12 @@ from whole_params import whole_params
 
 from zaya_jax.checkpoint import Checkpoints, Retention, restore
 from zaya_jax.config import Config, DataConfig, LoraConfig, OptimizerConfig, TrainConfig
-from zaya_jax.data.batch import PADDING, make_example
-from zaya_jax.data.borders import Borders
+from zaya_jax.data.corpora.delimiters import DocumentDelimiters
+from zaya_jax.data.reading.batch import PADDING, make_example
 from zaya_jax.parallel.mesh import data_mesh, sharded
 from zaya_jax.plan.arithmetic import optimizer_flops
-from zaya_jax.train.programs import compiled_step
-from zaya_jax.train.state import (
+from zaya_jax.train.compiled_programs import compiled_step
+from zaya_jax.train.step.state import (
     abstract_state,
     checkpoint_shardings,
     from_checkpoint,
@@ -48,7 +48,7 @@ CONFIG = Config(
 IN_BFLOAT16 = dataclasses.replace(
     CONFIG, execution=dataclasses.replace(CONFIG.execution, gradient_dtype="bfloat16")
 )
-# Neither 3 nor what it multiplies divides by 8.
+# Neither 3 nor its multiples are divisible by 8.
 ADAPTERS = dataclasses.replace(CONFIG, lora=LoraConfig(rank=3))
 
 
@@ -59,12 +59,12 @@ def batches():
     for _ in range(STEPS):
         tokens_BT = random.integers(1, SMALL.vocab_size, (ROWS, TIME))
         tokens_BT[np.arange(ROWS)[:, None] * TIME + np.arange(TIME) >= 200] = PADDING
-        examples.append(make_example(tokens_BT, borders=Borders(bos_id=1, eos_id=-1, pad_id=0)))
+        examples.append(make_example(tokens_BT, delimiters=DocumentDelimiters(bos_id=1, eos_id=-1, pad_id=0)))
     return examples
 
 
 class Run:
-    """The steps of a config on some devices."""
+    """Training steps of a config on some devices."""
 
     def __init__(self, devices, num_microbatches=1, config=CONFIG):
         self.config = config
@@ -93,7 +93,7 @@ class Run:
         return self.step.lower(self.abstract, batch)
 
     def saved_shape(self, written):
-        """Shapes of a checkpoint of another run's devices, where these devices want them."""
+        """Returns shapes of a checkpoint of other devices, with shardings for these devices."""
         saved = jax.eval_shape(to_checkpoint, written.abstract)
         return jax.tree.map(
             lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
@@ -103,7 +103,7 @@ class Run:
 
 
 def save_and_restore(state, written, to):
-    """Through a checkpoint on disk, to other devices."""
+    """Moves a state to other devices through a checkpoint on disk."""
     with tempfile.TemporaryDirectory() as folder:
         with Checkpoints(folder, retention=Retention(newest=1)) as checkpoints:
             checkpoints.save(HALF, **jax.jit(to_checkpoint)(state))
@@ -114,13 +114,13 @@ def save_and_restore(state, written, to):
 
 
 def difference(ours, theirs):
-    """The largest relative difference in norm of any leaf."""
+    """Returns the maximum relative difference in norm over all leaves."""
     pairs = zip(*(jax.tree.leaves(jax.device_get(tree)) for tree in (ours, theirs)), strict=True)
     return max(float(np.linalg.norm(a - b) / max(np.linalg.norm(b), 1e-30)) for a, b in pairs)
 
 
 def compare():
-    """Eight devices and one over all steps; two over the second half."""
+    """Eight devices and one train all steps; two train the second half."""
     devices = jax.devices()
     one, eight, two = Run(devices[:1]), Run(devices, num_microbatches=2), Run(devices[:2])
     first = whole_params(one.start())
@@ -151,7 +151,7 @@ def compare():
 
 
 def adapters_of_experts():
-    """Adapters of experts that nodes of four share, on one device and on eight that share none beside it."""
+    """Adapters of experts that nodes of four share, compared with one device and eight that share none."""
     lora = LoraConfig(rank=3, targets=("layers/experts/*", "layers/attention/q_proj"))
 
     def run(devices, count=1):
@@ -164,14 +164,14 @@ def adapters_of_experts():
 
 
 def adapters():
-    """Eight devices and one that train adapters; one over the second half, from the eight's checkpoint."""
+    """Eight devices and one train adapters; one trains the second half from the eight's checkpoint."""
     steps = batches()
     one, eight = Run(jax.devices()[:1], config=ADAPTERS), Run(jax.devices(), config=ADAPTERS)
     one_state, _ = one.go(one.start(), steps)
     middle, _ = eight.go(eight.start(), steps[:HALF])
     resumed, _ = one.go(save_and_restore(middle, eight, one), steps[HALF:])
     eight_state, _ = eight.go(middle, steps[HALF:])
-    # Eight devices draw their own first weights, which may be rounded otherwise than those of one.
+    # Eight devices initialize their own weights, which may be rounded differently.
     first, of_eight = (whole_params(run.start()) for run in (one, eight))
     states = [whole_params(state) for state in (one_state, eight_state, resumed)]
     trained = [params.pop("adapters") for params in (first, *states)]
@@ -201,7 +201,7 @@ def in_nodes(count, *, num_microbatches=1, **execution):
 
 
 def nodes():
-    """Nodes of four, of two and of all eight, over the first steps; against devices that share none."""
+    """Nodes of four, two and eight devices, compared with devices that share no experts."""
     steps = batches()[:3]
     plain_state, plain = Run(jax.devices()).go(Run(jax.devices()).start(), steps)
     found = {}
@@ -217,7 +217,7 @@ def nodes():
 
 
 def across_nodes():
-    """A checkpoint of nodes of four goes on on plain devices, and the other way round."""
+    """A checkpoint of nodes of four is resumed on plain devices, and vice versa."""
     plain, in_node, steps = Run(jax.devices()), in_nodes(4, remat="layer"), batches()
     whole, _ = plain.go(plain.start(), steps)
     found = {}
@@ -229,7 +229,7 @@ def across_nodes():
 
 
 def inspect():
-    """What the compiled step of eight devices sends and multiplies, and what of it the plan foresaw."""
+    """Communication and products of the compiled step of eight devices, compared with the plan."""
     run = Run(jax.devices())
     partition, alone = run.setup.partition, make_setup(CONFIG, 1).partition
     text = run.program().compile().as_text()

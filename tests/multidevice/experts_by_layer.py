@@ -1,4 +1,4 @@
-"""Experts that pass between nodes a layer at a time, on devices of one number in their nodes.
+"""Experts that nodes exchange layer by layer, between devices of the same number in their nodes.
 
 Of each case: how far what layers gather is from what owners have, and what owners get from the sum.
 """
@@ -27,8 +27,8 @@ CASES = [(2, 32, 24, 2), (3, 24, 32, 3), (4, 7, 11, 1), (3, 5, 5, 2), (8, 4, 6, 
 
 
 def on_nodes(num_nodes, function):
-    """A function of what each node has, under the first axis of its arguments and results."""
-    # As in a node of one device: those of other numbers do the same beside it.
+    """Maps a function over nodes, the first axis of its arguments and results."""
+    # As in nodes of one device: devices of other numbers do the same in parallel.
     mesh = Mesh(np.array(jax.devices()[:num_nodes]).reshape(-1, 1, 1, 1), ALL)
 
     def local(*arguments):
@@ -45,7 +45,7 @@ def partition_of(num_nodes, width, expert_width, layers):
 
 
 def random_experts(partition, seed, count=()):
-    """Of one device of a node: its own experts, of every layer."""
+    """Returns the own experts of one device of a node, of every layer."""
     random = np.random.default_rng(seed)
     shapes = {path: w.shape for path, w in partition.own_weights.items() if path.startswith(EXPERTS)}
     return {
@@ -55,7 +55,7 @@ def random_experts(partition, seed, count=()):
 
 
 def own_buckets(partition, num_nodes, experts):
-    """[nodes, ...]: what a device of each node owns of the buckets."""
+    """Returns the buckets that a device of each node owns, [nodes, ...]."""
     tree = {"layers": {"experts": {path.removeprefix(EXPERTS): x for path, x in experts.items()}}}
     buckets = to_own_buckets(partition, tree)
     return {
@@ -65,7 +65,7 @@ def own_buckets(partition, num_nodes, experts):
 
 
 def layers_of(rows_L, rows, count):
-    """What each layer gathers, of all layers' rows."""
+    """Returns what each layer gathers from the rows of all layers."""
     experts_L = rows_L["layers"]["experts"]
     return [rows.gather({name: x[i] for name, x in experts_L.items()}) for i in range(count)]
 
@@ -99,7 +99,7 @@ def summed(partition, num_nodes, layers):
         return from_layers(partition, jax.grad(product)(rows_L))
 
     found = on_nodes(num_nodes, gradient)(own_buckets(partition, num_nodes, experts), gradients)
-    # Their padding too: what is no matrix's stays zero, or Muon would move it.
+    # Padding must stay zero too, or Muon would update it.
     wanted = own_buckets(partition, num_nodes, {path: x.sum(axis=0) for path, x in gradients.items()})
     whole = {name: x.reshape(-1, *x.shape[2:]) for name, x in found.items()}
     trees = flatten_dict(from_own_buckets(partition, whole), sep="/")

@@ -1,4 +1,4 @@
-"""Reads compiled programs: which collectives there are, of what size, and what is multiplied."""
+"""Reads compiled programs: collectives, their sizes, and matrix products."""
 
 import math
 import re
@@ -9,7 +9,7 @@ KINDS = ("all-reduce", "reduce-scatter", "all-gather", "all-to-all", "collective
 
 
 def instructions(text):
-    """Name, shapes of the result, operation, and the rest of the line."""
+    """Yields name, result shapes, operation and the rest of each line."""
     for line in text.splitlines():
         found = INSTRUCTION.match(line.strip().removeprefix("ROOT "))
         if found:
@@ -22,7 +22,7 @@ def shapes_of(text):
 
 
 def collectives(text):
-    """Elements of each array that each kind of collective yields on a device."""
+    """Returns the number of elements of each result of each kind of collective on a device."""
     found = {kind: [] for kind in KINDS}
     for _, shapes, operation, _ in instructions(text):
         kind = operation.removesuffix("-start")
@@ -32,7 +32,7 @@ def collectives(text):
 
 
 def matrix_product_flops(text, *, scope):
-    """Multiplications and additions of the products whose source is in a named scope."""
+    """Returns the FLOPs of the products in a named scope."""
     shapes = {name: result[0] for name, result, _, _ in instructions(text) if result}
     total = 0
     for _, result, operation, rest in instructions(text):

@@ -1,4 +1,4 @@
-"""Programs that tests run in processes of their own: the number of devices is fixed when jax starts."""
+"""Programs that tests run in separate processes: the number of devices is fixed when jax starts."""
 
 import functools
 import json
@@ -15,7 +15,7 @@ ROOT = HERE.parents[1]
 TORN = "ignore:Error reading persistent compilation cache entry"  # another process is just writing it
 
 
-# Eight devices on a busy core meet in a collective when the last has had its turn; XLA aborts after 40 s.
+# On a busy core, eight devices may need long to reach a collective; XLA aborts after 40 s.
 FLAGS = (
     "--xla_force_host_platform_device_count=8 --xla_cpu_collective_call_terminate_timeout_seconds=500 "
     "--xla_cpu_collective_call_warn_stuck_timeout_seconds=500"
@@ -24,7 +24,7 @@ FLAGS = (
 
 @functools.cache
 def program(name: str, *arguments: str, keeps_programs: bool = True, limit_seconds: float = 500) -> Any:
-    """What a program prints of eight virtual devices, as JSON on its last line; each is run once."""
+    """Runs a program on eight virtual devices once, and returns the JSON of its last line."""
     environment = os.environ | {
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {FLAGS}",

@@ -1,37 +1,40 @@
-"""A run that writes down what each step reads, and dies at a step as if it were killed.
+"""A run that records the batch of each step, and exits at a step as if it were killed.
 
-`recorded_run.py CONFIG RECORD STEP`: the config as JSON; lines of RECORD are a step and its tokens; at STEP,
-if it is not 0, the process ends without a word.
+`recorded_run.py CONFIG RECORD STEP`: CONFIG is a JSON file; each line of RECORD is a step and its tokens; at
+STEP, unless it is 0, the process exits without cleaning up.
 """
 
 import json
 import os
 import pathlib
 import sys
+from collections.abc import Iterator
 
 from zaya_jax.config import Config
-from zaya_jax.train import batches, loop
+from zaya_jax.data.reading.batch import Batch
+from zaya_jax.train.hooks.hook import Hook, StepContext
+from zaya_jax.train.trainer import train
 
 
-def main(config: str, record: str, last: str) -> None:
-    given_readings, given_batches = loop.readings, batches.training_batches
-    begun = []
+class BatchRecorder(Hook):
+    """Appends the tokens of each batch to a file."""
 
-    def readings(*arguments, **values):
-        for step_range, reading in given_readings(*arguments, **values):
-            begun.append(step_range.first_step)
-            yield step_range, reading
+    def __init__(self, record: pathlib.Path, last: int):
+        self._record, self._last = record, last
 
-    def training_batches(*arguments, **values):
-        for step, batch in enumerate(given_batches(*arguments, **values), start=begun[-1] + 1):
-            with pathlib.Path(record).open("a") as lines:
+    def wrap_batches(self, context: StepContext, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """Returns the same batches, recorded as they are read."""
+        for step, batch in enumerate(batches, start=context.range.first_step + 1):
+            with self._record.open("a") as lines:
                 lines.write(json.dumps([step, batch.tokens_BT.tolist()]) + "\n")
-            if step == int(last):
+            if step == self._last:
                 os._exit(9)
             yield batch
 
-    loop.readings, batches.training_batches = readings, training_batches
-    loop.train(Config.from_text(pathlib.Path(config).read_text()))
+
+def main(config: str, record: str, last: str) -> None:
+    recorder = BatchRecorder(pathlib.Path(record), int(last))
+    train(Config.from_text(pathlib.Path(config).read_text()), hooks=[recorder])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What devices of a sequence tell each other, and their attention, beside whole sequences.
+"""Context-parallel exchanges and attention, compared with whole sequences.
 
 Prints the largest differences as JSON. A program, not a test: the number of devices is fixed when jax starts.
 `test_shared_sequences.py` runs it.
@@ -13,8 +13,8 @@ import numpy as np
 from small_models import EXECUTION, SLIDING, SMALL
 
 from pallas_kernels.flash_attention import flash_attention
-from zaya_jax.model.shared_attention import attend_across
-from zaya_jax.model.shared_sequences import share_sequences
+from zaya_jax.model.attention.context_parallel import context_parallel_attention
+from zaya_jax.model.attention.sequence_chunks import share_sequences
 from zaya_jax.parallel import context
 from zaya_jax.parallel.mesh import BATCH, data_mesh, on_each_device, zigzag_order
 
@@ -30,7 +30,7 @@ CASES = [
 
 
 def on_devices(function, ranks):
-    """A function of a device's tokens [B, 2*S, ...] as one of whole sequences [B, T, ...]."""
+    """Turns a function of a device's tokens [B, 2*S, ...] into one of whole sequences [B, T, ...]."""
     mesh = data_mesh(jax.devices()[:ranks], context_devices=ranks)
     local = jax.jit(on_each_device(function, mesh, in_specs=BATCH, out_specs=BATCH))
 
@@ -48,7 +48,7 @@ def largest(ours, theirs):
 
 
 def tokens_before(ranks, size, reach):
-    """The first of the tokens before each chunk, laid over the chunk's tokens to have its shape."""
+    """Returns the first token before each chunk, repeated to the chunk's shape."""
     length = 2 * ranks * size
     x_BTX = np.random.default_rng(0).standard_normal((ROWS, length, 3)).astype(np.float32)
 
@@ -63,7 +63,7 @@ def tokens_before(ranks, size, reach):
 
 
 def attention(form, window, ranks, size):
-    """Values and gradients of attention across devices."""
+    """Compares values and gradients of attention across devices."""
     length, random = 2 * ranks * size, np.random.default_rng(size)
     shapes = [(ROWS, length, n, H) for n in (N, K, K, N)]
     *qkv, weights = (random.standard_normal(shape).astype(np.float32) for shape in shapes)
@@ -82,7 +82,9 @@ def attention(form, window, ranks, size):
         def attend(*qkv):
             rows = map(context.to_chunks, qkv)
             is_sliding = jnp.array(window is not None, jnp.int32)
-            return context.from_chunks(attend_across(model, execution, *rows, is_sliding, chunks))
+            return context.from_chunks(
+                context_parallel_attention(model, execution, *rows, is_sliding, chunks)
+            )
 
         out, pull = jax.vjp(attend, *qkv)
         return out, pull(weights)
@@ -93,7 +95,7 @@ def attention(form, window, ranks, size):
 
 
 def gathered_gradient(ranks, size):
-    """Every device's use of a token counts: of what each weighs by itself, all weights come home."""
+    """Gradients include every device's use of a token."""
     length = 2 * ranks * size
     x_BTX = np.ones((ROWS, length, 3), np.float32)
 

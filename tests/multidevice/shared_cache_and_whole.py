@@ -1,4 +1,4 @@
-"""Decodes where devices share the cache and where one has all of it; prints what differs, as JSON.
+"""Decodes with a shared cache and with a whole one, and prints the differences as JSON.
 
 A program, not a test: the number of devices is fixed when jax starts. `test_shared_cache.py` runs it.
 """
@@ -21,23 +21,24 @@ from small_models import EXECUTION, SLIDING, SMALL
 from small_runs import make_base, small_values
 
 from zaya_jax.config import ExecutionConfig
-from zaya_jax.inference import decoding as decoding_module
-from zaya_jax.inference import generate as generate_module
 from zaya_jax.inference.command import main as generate_command
-from zaya_jax.inference.decoding import Rule, decode, prefill
-from zaya_jax.inference.generate import generate
-from zaya_jax.inference.sampling import Sampling
+from zaya_jax.inference.engine import generate as generate_module
+from zaya_jax.inference.engine.cache_rows import make_cache
+from zaya_jax.inference.engine.decoder import DecodeRows, PromptChunk, decode_steps, prefill_chunk
+from zaya_jax.inference.engine.generate import generate
+from zaya_jax.inference.engine.sampling import row_sampling
+from zaya_jax.inference.engine.sampling_params import SamplingParams
 from zaya_jax.model.cache import attend_through_cache, init_cache, layer_slots
 from zaya_jax.model.zaya import Zaya
 from zaya_jax.parallel.mesh import REPLICATED, SLOTS, context_mesh, on_each_device, replicated
 
 ONE_LAYER = dataclasses.replace(SMALL, num_hidden_layers=1)
 ROWS, HEADS, KEY_HEADS, WIDTH = 4, SMALL.num_attention_heads, SMALL.num_key_value_heads, SMALL.head_dim
-GREEDY = Rule(jax.random.key(0), Sampling(temperature=0), jnp.asarray(-1, jnp.int32))
+GREEDY = row_sampling([SamplingParams(max_new_tokens=1)] * 2, SMALL.vocab_size)
 
 
 def plain_attention(q_NH, k_SKH, v_SKH):
-    """Of one token to all, in float64."""
+    """Attention of one token to all, in float64."""
     group = q_NH.shape[0] // k_SKH.shape[1]
     out_NH = np.zeros(q_NH.shape)
     for head in range(q_NH.shape[0]):
@@ -48,14 +49,14 @@ def plain_attention(q_NH, k_SKH, v_SKH):
 
 
 def dealt(tokens_BTKH, ranks):
-    """Keys as devices have them: token t is of the device t % ranks; those of each lie together."""
+    """Orders keys by device: token t is on device t % ranks."""
     time = tokens_BTKH.shape[1]
     padded = np.pad(tokens_BTKH, ((0, 0), (0, -time % ranks), (0, 0), (0, 0)))
     return np.concatenate([padded[:, rank::ranks] for rank in range(ranks)], axis=1).astype(np.float32)
 
 
 def attention(ranks, exchange, implementation):
-    """The largest error of one token's attention, against float64, over lengths and paddings."""
+    """Returns the maximum error of one token's attention compared with float64, over lengths and paddings."""
     room, random = 50, np.random.default_rng(0)  # 50 slots: no number of devices here divides it
     mesh = context_mesh(ranks)
     cache = init_cache(ONE_LAYER, ROWS, room, "float32", ranks=ranks, exchange=exchange)
@@ -73,7 +74,7 @@ def attention(ranks, exchange, implementation):
     keys, values = random.standard_normal((2, ROWS, room, KEY_HEADS, WIDTH))
     worst, written, agree = 0.0, True, True
     for last in (0, 1, ranks - 1, ranks, 2 * ranks + 1, room - 1):
-        # All of the text; half of it; two tokens; one, so that but for one device all have nothing to see.
+        # The whole text, half of it, two tokens, and one, so that all devices but one have no token.
         first_B = np.array([0, last // 2, max(last - 1, 0), last], np.int32)
         before = tuple(
             dealt(np.where(np.arange(room)[:, None, None] < last, x, 9), ranks) for x in (keys, values)
@@ -105,7 +106,7 @@ def prompts(*lengths):
 
 def texts(ranks):
     """Texts of ragged batches; prompts of several chunks, which the padding of short rows may fill."""
-    decoding_module.PREFILL_CHUNK = generate_module.PREFILL_CHUNK = 16
+    generate_module.SHARED_PREFILL_CHUNK = 16
     run = functools.partial(generate, *network(SLIDING), max_new_tokens=20)
     batch, found = prompts(1, 33, 75, 16), {}
     for name, settings in {"greedy": {}, "drawn": {"temperature": 0.9, "top_k": 9, "seed": 5}}.items():
@@ -115,7 +116,7 @@ def texts(ranks):
 
 
 def command(ranks):
-    """What `zaya generate` writes, with its flag and without."""
+    """Returns the output of `zaya generate` with its option and without."""
     written = []
     with tempfile.TemporaryDirectory() as folder:
         run = pathlib.Path(folder) / "run"
@@ -129,84 +130,94 @@ def command(ranks):
 
 
 def start(ranks, *, config=SLIDING, max_length=64, time=16):
-    """The network, its weights, two rows behind their prefill, and the mesh that they are on."""
-    mesh = context_mesh(ranks) if ranks > 1 else None
+    """The model, its weights, and the cache and first tokens of two rows after their prefill."""
     model, variables = network(config)
-    if mesh is not None:
-        variables = jax.device_put(variables, replicated(mesh))
-    tokens_BT = np.array(prompts(time, time), np.int32)
-    segments_BT = np.ones_like(tokens_BT)
-    state = prefill(model, variables, tokens_BT, segments_BT, GREEDY, max_length=max_length, mesh=mesh)
-    return model, variables, state, mesh
+    if ranks > 1:
+        variables = jax.device_put(variables, replicated(context_mesh(ranks)))
+    tokens_BT = jnp.asarray(np.array(prompts(time, time), np.int32))
+    zero = jnp.zeros((), jnp.int32)
+    chunk = PromptChunk(tokens_BT, jnp.ones_like(tokens_BT), zero, zero, jnp.asarray(True))
+    cache = make_cache(model, variables, 2, max_length, padding="left", context_devices=ranks)
+    cache, first = prefill_chunk(model, variables, cache, chunk, GREEDY)
+    ends_BJ = jnp.full((2, 8), -1, jnp.int32)
+    return model, variables, cache, DecodeRows(first.token_B, jnp.full(2, 1000), ends_BJ)
 
 
 def exchanges(ranks):
-    """Of either: tokens, whether all devices have the same, and what a layer's program sends, in elements."""
+    """Returns tokens, whether all devices agree, and the elements that a layer sends, for both exchanges."""
     found = {}
     for exchange in ("tree", "ring"):
-        model, variables, state, mesh = start(ranks)
-        cache = dataclasses.replace(state.cache, exchange=exchange)
-        state = dataclasses.replace(state, cache=cache)
-        program = decode.lower(model, variables, state, GREEDY, 40, mesh=mesh).compile()
-        state = program(variables, state, GREEDY, 40)
-        tokens = [np.asarray(part.data)[:, :40].tolist() for part in state.tokens_BM.addressable_shards]
+        model, variables, cache, rows = start(ranks)
+        cache = dataclasses.replace(cache, exchange=exchange)
+        arguments = variables, cache, rows, GREEDY, 39
+        program = decode_steps.lower(model, *arguments, max_steps=40).compile()
+        cache, steps = program(*arguments)
+        first_B = np.asarray(rows.newest_B)
+        tokens = [
+            [
+                [first, *row]
+                for first, row in zip(first_B.tolist(), np.asarray(part.data)[:39].T.tolist(), strict=True)
+            ]
+            for part in steps.sampled.token_B.addressable_shards
+        ]
         text = program.as_text()
         found[exchange] = {
             "tokens": tokens[0],
             "agree": tokens == tokens[:1] * ranks,
             "sent": hlo.collectives(text),
             "rounds": [int(n) for n in re.findall(r'known_trip_count":{"n":"(\d+)"', text)],
-            "shards": shard_shapes(state),
+            "shards": shard_shapes(cache),
         }
     return found
 
 
-def shard_shapes(state):
-    """Of keys and values, on all devices: one shape, if all have as much."""
-    return sorted({part.data.shape for x in state.cache.pool for part in x.addressable_shards})
+def shard_shapes(cache):
+    """Returns the shape of keys and values, which must be equal on all devices."""
+    return sorted({part.data.shape for x in cache.pool for part in x.addressable_shards})
 
 
 def million(ranks):
-    """Text behind 2**20 - 5 random tokens, of which the second row begins late: shared, and on one device."""
+    """Text after 2**20 - 5 random tokens, whose second row begins late: shared, and on one device."""
     room = 2**20
     config = dataclasses.replace(SMALL, max_position_embeddings=room)
     shape = (2, config.num_hidden_layers, 2, room, KEY_HEADS, WIDTH)
     tokens_XLBTKH = np.random.default_rng(1).standard_normal(shape, np.float32)
-    first_B, states = np.array([0, room - room // 3], np.int32), []
+    first_B, results = np.array([0, room - room // 3], np.int32), []
     for number in (1, ranks):
-        model, variables, state, mesh = start(number, config=config, max_length=room)
+        model, variables, cache, rows = start(number, config=config, max_length=room)
         pool = (in_pool(x, number) for x in tokens_XLBTKH)
-        pool = tuple(jax.device_put(x, like.sharding) for x, like in zip(pool, state.cache.pool, strict=True))
+        pool = tuple(jax.device_put(x, like.sharding) for x, like in zip(pool, cache.pool, strict=True))
         cache = dataclasses.replace(
-            state.cache, pool=pool, length=jnp.asarray(room - 5, jnp.int32), first_B=jnp.asarray(first_B)
+            cache, pool=pool, length=jnp.asarray(room - 5, jnp.int32), first_B=jnp.asarray(first_B)
         )
-        state = dataclasses.replace(state, cache=cache)
-        states.append(decode(model, variables, state, GREEDY, 5, mesh=mesh))
-    one, shared = states
+        cache, steps = decode_steps(model, variables, cache, rows, GREEDY, 4, max_steps=4)
+        tokens_MB = [np.asarray(rows.newest_B).tolist(), *np.asarray(steps.sampled.token_B).tolist()]
+        results.append((np.transpose(tokens_MB).tolist(), cache))
+    (_, one), (_, shared) = results
     return {
-        "tokens": [np.asarray(state.tokens_BM)[:, :5].tolist() for state in states],
-        "state": difference(shared.cache.state, one.cache.state),
-        "length": int(shared.cache.length),
+        "tokens": [tokens for tokens, _ in results],
+        "state": difference(shared.state, one.state),
+        "length": int(shared.length),
         "shards": shard_shapes(shared),
-        "whole": one.cache.pool[0].shape,
+        "whole": one.pool[0].shape,
     }
 
 
 def in_pool(tokens_LBTKH, ranks):
-    """Keys of all layers as a pool has them, [B, ranks*L*S, K, H]: a device has its layers side by side."""
+    """Keys of all layers in a pool's layout, [B, ranks*L*S, K, H]: with the layers of a device together."""
     layers, batch, time, *rest = tokens_LBTKH.shape
     by_rank = tokens_LBTKH.reshape(layers, batch, time // ranks, ranks, *rest)
     return by_rank.transpose(1, 3, 0, 2, 4, 5).reshape(batch, -1, *rest)
 
 
 def difference(ours, theirs):
-    """The largest relative difference in norm of any leaf."""
+    """Returns the maximum relative difference in norm over all leaves."""
     pairs = zip(*(jax.tree.leaves(jax.device_get(tree)) for tree in (ours, theirs)), strict=True)
     return max(float(np.linalg.norm(a - b) / np.linalg.norm(b)) for a, b in pairs)
 
 
 def quick():
-    """What the suite asks for at every run, in one process."""
+    """The checks of the normal test suite, in one process."""
     cases = ((8, "tree"), (8, "ring"), (3, "tree"))
     return {
         "attention": {f"{ranks} {how}": attention(ranks, how, "xla") for ranks, how in cases},
@@ -216,7 +227,7 @@ def quick():
 
 
 def slow():
-    """Kernels, which are interpreted here, other numbers of devices, and the command."""
+    """Interpreted kernels, other numbers of devices, and the command."""
     cases = ((8, "tree"), (5, "ring"))
     return {
         "attention": {f"{ranks} {how}": attention(ranks, how, "pallas") for ranks, how in cases},

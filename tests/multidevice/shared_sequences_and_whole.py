@@ -1,4 +1,4 @@
-"""Trains the same steps where devices share sequences and where one has them whole.
+"""Trains the same steps with shared sequences and with whole ones.
 
 Prints how far apart they end, as JSON. A program, not a test: the number of devices is fixed when jax starts.
 `test_shared_sequences.py` runs it.
@@ -16,14 +16,14 @@ from small_models import EXECUTION, SLIDING, SMALL
 from whole_params import whole_params
 
 from zaya_jax.config import Config, DataConfig, OptimizerConfig, TrainConfig
-from zaya_jax.data.batch import PADDING, make_example
-from zaya_jax.data.borders import Borders
-from zaya_jax.parallel.mesh import data_mesh, of_batch, place_rows
-from zaya_jax.train.programs import compiled_step
-from zaya_jax.train.state import abstract_state, init_state, make_setup, shardings
+from zaya_jax.data.corpora.delimiters import DocumentDelimiters
+from zaya_jax.data.reading.batch import PADDING, make_example
+from zaya_jax.parallel.mesh import batch_sharding, data_mesh, place_rows
+from zaya_jax.train.compiled_programs import compiled_step
+from zaya_jax.train.step.state import abstract_state, init_state, make_setup, shardings
 
 ROWS = 4
-BORDERS = Borders(bos_id=1, eos_id=-1, pad_id=0)
+DELIMITERS = DocumentDelimiters(bos_id=1, eos_id=-1, pad_id=0)
 
 
 def config_of(model, *, length, steps, **execution):
@@ -45,12 +45,12 @@ def batches(length, steps, *, starts=()):
         tokens_BT[0] = np.maximum(tokens_BT[0], 2)
         tokens_BT[0, list(starts)] = 1
         tokens_BT[-1, length - length // 3 :] = PADDING
-        examples.append(make_example(tokens_BT, borders=BORDERS))
+        examples.append(make_example(tokens_BT, delimiters=DELIMITERS))
     return examples
 
 
 class Run:
-    """The steps of a config, on some devices."""
+    """Training steps of a config on some devices."""
 
     def __init__(self, config, devices, ranks, node_devices=1):
         shares = {"context_devices": ranks, "node_devices": node_devices}
@@ -71,13 +71,13 @@ class Run:
 
 
 def difference(ours, theirs):
-    """The largest relative difference in norm of any leaf."""
+    """Returns the maximum relative difference in norm over all leaves."""
     pairs = zip(*(jax.tree.leaves(tree) for tree in (ours, theirs)), strict=True)
     return max(float(np.linalg.norm(a - b) / max(np.linalg.norm(b), 1e-30)) for a, b in pairs)
 
 
 def compare(config, layouts, *, starts=()):
-    """How far each layout, devices of data, of context and of a node, is from one device."""
+    """Compares layouts (devices of data, of context and of a node) with one device."""
     examples = batches(config.data.sequence_length, config.train.num_steps, starts=starts)
     one = Run(config, jax.devices()[:1], 1).go(examples)
     return {
@@ -89,7 +89,7 @@ def compare(config, layouts, *, starts=()):
 
 
 def apart(run, other):
-    """How far two runs' weights and biases are from each other, and what they told on the way."""
+    """Returns the differences of two runs' weights, biases and metrics."""
     (state, metrics), (other_state, other_metrics) = run, other
     names = ("loss", "gradient_norm", "gradient_norms", "router_counts_LX", "router_entropy_L")
     return {n: difference(getattr(metrics, n), getattr(other_metrics, n)) for n in names} | {
@@ -106,7 +106,7 @@ def messages(form):
     config = config_of(SMALL, length=32, steps=2, context_attention=form)
     run = Run(config, jax.devices()[:4], 4)
     batch = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=of_batch(run.mesh)), batches(32, 1)[0]
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=batch_sharding(run.mesh)), batches(32, 1)[0]
     )
     text = run.step.lower(run.abstract, batch).as_text()
     kinds = ("all_gather", "reduce_scatter", "collective_permute")
@@ -136,7 +136,7 @@ def train(what):
 
 
 def campaign(seed):
-    """Any of the shapes that a user may have, over 20 steps."""
+    """A random shape over 20 steps."""
     random = np.random.default_rng(seed)
     ranks, data = (int(random.choice(sizes)) for sizes in ([2, 4, 8], [1, 2]))
     data = min(data, 8 // ranks)
@@ -157,7 +157,7 @@ def campaign(seed):
     return {
         "case": [ranks, data, length, form, remat, starts],
         "shared": apart(run(data * ranks, ranks, remat), one),
-        # The same sums, rounded elsewhere: what that alone does in so many steps.
+        # A control with the same sums in another order: the effect of rounding alone.
         "rounding": apart(run(1, 1, "none" if remat == "layer" else "layer"), one),
     }
 

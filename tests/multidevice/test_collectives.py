@@ -1,4 +1,4 @@
-"""Collectives that are timed do what their names say, and what a bench writes is what a plan reads."""
+"""The timed collectives are correct, and the plan reads the benchmark's file."""
 
 import itertools
 
@@ -19,7 +19,7 @@ def said(folder):
 
 
 @pytest.mark.slow
-def test_each_collective_is_that_of_numpy(said):
+def test_each_collective_equals_numpy(said):
     assert said["numbers"] == 24
     assert len(said["differences"]) == 6
     assert not any(said["differences"].values())

@@ -1,4 +1,4 @@
-"""What a whole run reads, killed at the border of two phases, on eight devices and on one."""
+"""The batches of a whole run that is killed at a phase boundary, on eight devices and on one."""
 
 import json
 import os
@@ -12,10 +12,10 @@ import pytest
 from small_runs import small_values
 
 from zaya_jax.config import Config
-from zaya_jax.data.corpus import build_corpus
-from zaya_jax.data.loader import evaluation_batches
-from zaya_jax.data.shards import open_corpus
-from zaya_jax.data.tokenizer import ByteTokenizer
+from zaya_jax.data.corpora.corpus import build_corpus
+from zaya_jax.data.corpora.shards import open_corpus
+from zaya_jax.data.reading.loader import evaluation_batches
+from zaya_jax.data.tokenizers.tokenizer import ByteTokenizer
 
 PROGRAM = pathlib.Path(__file__).with_name("recorded_run.py")
 ROOT = pathlib.Path(__file__).parents[2]
@@ -24,7 +24,7 @@ BORDER, STEPS = 5, 16
 
 @pytest.fixture(scope="module")
 def corpora(tmp_path_factory):
-    """Three, of random letters: no two places are alike, so that a sequence tells where it lies."""
+    """Three corpora of random letters, in which each sequence identifies its position."""
     folder, letters = tmp_path_factory.mktemp("corpora"), random.Random(0)
     for name, num_files in (("a", 30), ("b", 22), ("c", 14)):
         (folder / f"{name}_texts").mkdir()
@@ -69,7 +69,7 @@ def config_of(run_folder, corpora):
 
 
 def run(config, record, *, last, num_devices, folder):
-    """Until the step at which it dies; to the end where that is 0."""
+    """Runs to the step at which it is killed; to the end if that is 0."""
     (folder / "config.json").write_text(config.to_text())
     devices = f"--xla_force_host_platform_device_count={num_devices}"
     environment = os.environ | {
@@ -85,7 +85,7 @@ def run(config, record, *, last, num_devices, folder):
 
 
 def streams_of(corpora):
-    """All training tokens of each corpus, as the corpus on disk has them."""
+    """Returns all training tokens of each corpus on disk."""
     for number, folder in enumerate(corpora):
         corpus = open_corpus(folder)
         batches = evaluation_batches(corpus, split="train", sequence_length=64, batch_size=1)
@@ -94,7 +94,7 @@ def streams_of(corpora):
 
 
 def find(row, streams):
-    """Corpus and tokens of a sequence."""
+    """Returns corpus and tokens of a sequence."""
     real = np.array([token for token in row if token != ByteTokenizer.pad_id], "<u2").tobytes()
     ((number, at),) = [(n, stream.find(real) // 2) for n, stream in streams if real in stream]
     return number, at, at + len(real) // 2

@@ -1,4 +1,4 @@
-"""Devices that share a cache decode as one that has all of it."""
+"""Decoding with a cache that devices share equals decoding on one device."""
 
 import functools
 
@@ -15,17 +15,17 @@ decoded = functools.partial(program, "shared_cache_and_whole.py")
 
 @pytest.mark.parametrize("what", ["quick", pytest.param("slow", marks=pytest.mark.slow)])
 def test_a_token_attends_to_what_all_devices_have(what):
-    """Rows of all lengths, down to one token, of which seven devices have nothing; against float64."""
+    """Rows of all lengths, down to one token, which seven devices do not have; compared with float64."""
     for case, found in decoded(what)["attention"].items():
         assert found["error"] < 1e-5, case
         assert found["written"], case  # by the device that keeps it, and by no other
-        # To the last bit: devices that chose different tokens would never meet in a collective again.
+        # Bitwise: devices that chose different tokens would deadlock in a collective.
         assert found["agree"], case
 
 
 @pytest.mark.parametrize("what", ["quick", pytest.param("slow", marks=pytest.mark.slow)])
 def test_texts_are_those_of_one_device(what):
-    """Ragged batches, prompts of several chunks, lengths that no number of devices divides."""
+    """Ragged batches, prompts of several chunks, and lengths that are not divisible."""
     for texts in decoded(what)["texts"].values():
         for whole, shared in texts.values():
             assert shared == whole
@@ -40,7 +40,7 @@ def test_the_command_writes_the_same_text():
 
 
 def test_all_devices_choose_the_same_tokens():
-    """Forty of them, by both exchanges alike."""
+    """Forty tokens, with both exchanges."""
     tree, ring = decoded("quick")["exchanges"].values()
     assert tree["agree"]
     assert ring["agree"]
@@ -53,7 +53,7 @@ def test_a_device_holds_its_part_of_layers_that_see_all_and_whole_rings_of_the_o
 
 
 def test_a_tree_sends_two_small_sums_a_layer_and_a_ring_all_keys():
-    """Of three layers the one without a window; what is sent does not grow with the text."""
+    """Only the one of three layers without a window; the size does not grow with the text."""
     tree, ring = decoded("quick")["exchanges"].values()
     # The maximum of the logsumexp; then outputs, and with them the weights that they are divided by.
     assert sorted(tree["sent"]["all-reduce"]) == [ROWS * HEADS, ROWS * HEADS * (WIDTH + 1)]
@@ -67,7 +67,7 @@ def test_a_tree_sends_two_small_sums_a_layer_and_a_ring_all_keys():
 
 @pytest.mark.slow
 def test_a_million_tokens_over_eight_devices():
-    """Random keys, whose average is small: a device left out changes the state by 5e-3."""
+    """Random keys with a small average: a missing device changes the state by 5e-3."""
     found = decoded("million")
     shared, whole = found["shards"], found["whole"]
     assert whole == [2, 2 * 2**20, KEY_HEADS, WIDTH]

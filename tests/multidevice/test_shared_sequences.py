@@ -1,4 +1,4 @@
-"""Devices that share sequences train as one that has them whole."""
+"""Training with shared sequences equals training with whole sequences."""
 
 import functools
 from collections import Counter
@@ -19,7 +19,7 @@ def test_attention_across_devices_is_that_of_whole_sequences():
 
 @pytest.mark.parametrize("form", ["gathered", "ring"])
 @pytest.mark.slow
-def test_a_run_on_shared_sequences_is_that_on_whole_ones(form):
+def test_a_run_on_shared_sequences_equals_one_on_whole_sequences(form):
     for found in trained("train", form).values():
         assert found["router_counts_LX"] == 0
         assert all(error < 1e-5 for error in found.values()), found
@@ -56,7 +56,7 @@ def halos(*, directions):
 @pytest.mark.campaign
 @pytest.mark.parametrize("seed", range(12))
 def test_any_shape_trains_twenty_steps_as_one_device(seed):
-    """Steps amplify what was rounded otherwise, in some cases a hundredfold: a control says how far."""
+    """Steps amplify rounding differences, up to a hundredfold: a control measures by how much."""
     found = trained("campaign", str(seed), limit_seconds=1500)
     errors = found["shared"]
     assert errors["router_counts_LX"] == 0, found

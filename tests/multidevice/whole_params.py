@@ -1,4 +1,4 @@
-"""The weights of a state of several devices, on the host."""
+"""Reads the weights of a state of several devices on the host."""
 
 import jax
 
@@ -9,5 +9,5 @@ def _params(state):
 
 
 def whole_params(state):
-    """In one program: of several that exchange something at once, each may wait for a thread of another's."""
+    """Reads weights in one program: several collective programs at once may deadlock on threads."""
     return jax.device_get(_params(state))

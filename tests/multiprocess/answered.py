@@ -1,4 +1,4 @@
-"""Requests that are scored and prompts that are continued by all devices; process 0 writes what came of them.
+"""Scores requests and continues prompts on all devices; process 0 writes the results.
 
 usage: answered.py OUT
 """
@@ -13,16 +13,16 @@ import jax.numpy as jnp
 import numpy as np
 from small_models import EXECUTION, SLIDING
 
-from zaya_jax.data.tokenizer import ByteTokenizer
-from zaya_jax.inference.generate import Settings
-from zaya_jax.inference.requests import ScoringRequest
-from zaya_jax.inference.scoring import Scorer, score, scored_batches
-from zaya_jax.inference.sharing import PromptBatch, shared_workers
-from zaya_jax.inference.workers import make_replicas
+from zaya_jax.data.tokenizers.tokenizer import ByteTokenizer
+from zaya_jax.inference.engine.sampling_params import SamplingParams
+from zaya_jax.inference.evaluation.device_pool import make_replicas
+from zaya_jax.inference.evaluation.remote_scoring import PromptBatch, shared_workers
+from zaya_jax.inference.evaluation.scoring import Scorer, score, scored_batches
+from zaya_jax.inference.evaluation.scoring_requests import ScoringRequest
 from zaya_jax.model.zaya import Zaya
-from zaya_jax.parallel import hosts
-from zaya_jax.parallel.failures import Shared
-from zaya_jax.parallel.process_group import find_process_group
+from zaya_jax.parallel.processes import hosts
+from zaya_jax.parallel.processes.errors import CollectiveError
+from zaya_jax.parallel.processes.process_group import find_process_group
 
 
 def main(out: str) -> None:
@@ -31,14 +31,14 @@ def main(out: str) -> None:
             if workers is not None:
                 pathlib.Path(out).write_text(json.dumps(ask(workers)))
                 ask_what_cannot_be(workers)
-    except Shared as error:
-        if error.is_told_here:
+    except CollectiveError as error:
+        if error.is_printed_here:
             sys.stderr.write(f"{error}\n")
         sys.exit(2)
 
 
 def all_devices():
-    """With a network of ours."""
+    """Makes replicas of a small network."""
     model = Zaya(SLIDING, EXECUTION)
     variables = jax.jit(model.init)(jax.random.key(11), jnp.zeros((1, 4), jnp.int32))
     replicas = make_replicas(model, variables, jax.local_devices())
@@ -46,19 +46,19 @@ def all_devices():
 
 
 def ask(workers) -> dict:
-    """All kinds of questions."""
+    """Requests of all kinds."""
     scorer = Scorer(workers, 32, 2, num_rows=2)
     requests = some_requests()
     return {
         "devices": list(workers.processes),
         "scores": [[each.log_prob, each.is_greedy] for each in score(scorer, requests)],
         "positions": [batch.log_prob_J for batch in scored_batches(scorer, requests)],
-        "texts": list(workers.answers(_writings())),
+        "texts": list(workers.map(_writings())),
     }
 
 
 def some_requests() -> list[ScoringRequest]:
-    """Of all lengths; more batches than there are devices."""
+    """Prompts of all lengths; more batches than devices."""
     numbers = np.random.default_rng(3)
     sizes = numbers.integers(2, 34, 40)
     return [
@@ -68,8 +68,8 @@ def some_requests() -> list[ScoringRequest]:
 
 
 def _writings() -> list[PromptBatch]:
-    """Greedy and drawn; one has a stop string."""
-    settings = Settings(max_new_tokens=6), Settings(max_new_tokens=6, temperature=1.0, seed=5)
+    """Greedy and sampled generations; one has a stop string."""
+    settings = SamplingParams(max_new_tokens=6), SamplingParams(max_new_tokens=6, temperature=1.0, seed=5)
     return [
         PromptBatch([[2, 9 + i, 7], [2, 30]], settings[i % 2], ("0",) if i == 2 else (), ByteTokenizer())
         for i in range(6)
@@ -77,10 +77,10 @@ def _writings() -> list[PromptBatch]:
 
 
 def ask_what_cannot_be(workers) -> None:
-    """Of which the last device is to complain."""
-    good = PromptBatch([[2]], Settings(max_new_tokens=1), (), ByteTokenizer())
-    bad = PromptBatch([[61]], Settings(max_new_tokens=1), (), ByteTokenizer())
-    list(workers.answers([*[good] * (len(workers.processes) - 1), bad]))
+    """Work that fails on the last device."""
+    good = PromptBatch([[2]], SamplingParams(max_new_tokens=1), (), ByteTokenizer())
+    bad = PromptBatch([[61]], SamplingParams(max_new_tokens=1), (), ByteTokenizer())
+    list(workers.map([*[good] * (len(workers.processes) - 1), bad]))
 
 
 if __name__ == "__main__":

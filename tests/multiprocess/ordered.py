@@ -5,10 +5,11 @@ import os
 import sys
 import time
 
-from zaya_jax.parallel import hosts
-from zaya_jax.parallel.failures import Late, Lost, Shared
-from zaya_jax.parallel.orders import giving_orders, obey
-from zaya_jax.parallel.process_group import find_process_group
+from zaya_jax.errors import UserError
+from zaya_jax.parallel.processes import hosts
+from zaya_jax.parallel.processes.errors import CollectiveError, PeerLost, PeerTimeout
+from zaya_jax.parallel.processes.process_group import find_process_group
+from zaya_jax.parallel.processes.remote_work import coordinator, serve_work
 
 
 def main(how: str) -> None:
@@ -16,13 +17,13 @@ def main(how: str) -> None:
     try:
         with hosts.joined(find_process_group(os.environ), limit_seconds=60):
             if hosts.is_first():
-                with giving_orders("any", limit_seconds=2.0) as orders:
+                with coordinator("any", limit_seconds=2.0) as orders:
                     _lead(orders, said, how)
             else:
                 # Shorter than what process 0 takes: it gives signs of life.
-                obey("any", _work, num_threads=2, limit_seconds=2.0)
-    except (Late, Lost, Shared) as error:
-        said |= {type(error).__name__: str(error), "is_told_here": getattr(error, "is_told_here", None)}
+                serve_work("any", _work, num_threads=2, limit_seconds=2.0)
+    except (PeerTimeout, PeerLost, CollectiveError) as error:
+        said |= {type(error).__name__: str(error), "is_printed_here": getattr(error, "is_printed_here", None)}
     # In one piece: unbuffered, print writes a line's end apart, behind another process' line.
     sys.stderr.write(json.dumps(said) + "\n")
     sys.stderr.flush()
@@ -32,15 +33,15 @@ def main(how: str) -> None:
 
 
 def _lead(orders, said, how):
-    numbers = [(process, orders.give(process, i)) for i in range(40) for process in (1, 2)]
-    said["squares"] = [orders.answer(*number) for number in numbers]
+    numbers = [(process, orders.submit(process, i)) for i in range(40) for process in (1, 2)]
+    said["squares"] = [orders.result(*number) for number in numbers]
     time.sleep(3)
     if how == "late":
-        orders.answer(2, orders.give(2, "sleep"))
+        orders.result(2, orders.submit(2, "sleep"))
     if how == "failure":
-        orders.answer(1, orders.give(1, "seven"))
+        orders.result(1, orders.submit(1, "seven"))
     if how == "mistake":
-        raise ValueError("there is no such task")
+        raise UserError("there is no such task")
 
 
 def _work(what):

@@ -1,4 +1,4 @@
-"""One of several processes that read a run and train nothing: keeps its rows of each step.
+"""One of several processes that read a run without training, and record its rows of each step.
 
 usage: read_rows.py THREADS OUT FIRST_STEP LAST_STEP CORPUS...
 
@@ -13,10 +13,10 @@ import sys
 import numpy as np
 from reading_runs import NUM_STEPS, config_of, rows_of_steps
 
-from zaya_jax.data.shards import open_corpus
-from zaya_jax.parallel import hosts
+from zaya_jax.data.corpora.shards import open_corpus
 from zaya_jax.parallel.mesh import data_mesh
-from zaya_jax.parallel.process_group import find_process_group
+from zaya_jax.parallel.processes import hosts
+from zaya_jax.parallel.processes.process_group import find_process_group
 
 
 def main(threads: str, out: str, first_step: str, last_step: str, *folders: str) -> None:

@@ -1,4 +1,4 @@
-"""A SLURM of four nodes on this machine, for tests: munge, slurmctld, four slurmd, and files of their own.
+"""A SLURM cluster of four nodes on this machine, for tests: munge, slurmctld, four slurmd and their files.
 
 The nodes are called by addresses of the loopback, so that their names resolve wherever they are used.
 """
@@ -18,7 +18,7 @@ LIMIT_SECONDS = 60
 
 
 def is_here() -> bool:
-    """Whether this machine can have one: `slurm-wlm` is installed, and daemons may be begun."""
+    """Returns whether this machine can run one: `slurm-wlm` is installed, and daemons may be started."""
     return all(shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin") for name in PROGRAMS) and (
         os.geteuid() == 0
     )
@@ -108,27 +108,27 @@ class SlurmCluster:
         _end(self._folder / "munged.pid")
 
     def run(self, *words: str) -> str:
-        """What a command of SLURM's says."""
+        """Returns the output of a SLURM command."""
         done = subprocess.run(words, env=self.environment, capture_output=True, text=True, check=False)
         return done.stdout
 
     def begin_node(self, node: str) -> None:
-        """Begins the daemon of a node."""
+        """Starts the daemon of a node."""
         self.run("slurmd", "-N", node)
 
     def kill_node(self, node: str) -> None:
-        """Kills a node's daemon and all that it has begun, as a power cut would."""
+        """Kills a node's daemon and all its processes, as a power failure would."""
         pid = int((self._folder / f"slurmd-{node}.pid").read_text())
         for each in (pid, *_of_node(node)):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(each, signal.SIGKILL)
 
     def state(self, node: str) -> str:
-        """Of a node, as sinfo says it."""
+        """Returns the state of a node from sinfo."""
         return self.run("sinfo", "--noheader", f"--nodes={node}", "--format=%t").strip()
 
     def job_state(self, job: str) -> str:
-        """Of a job, such as RUNNING."""
+        """Returns the state of a job, such as RUNNING."""
         shown = self.run("scontrol", "show", "job", job)
         return shown.split("JobState=")[1].split()[0] if "JobState=" in shown else "GONE"
 

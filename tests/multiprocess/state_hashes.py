@@ -1,4 +1,4 @@
-"""Restores a run on the devices that there are, as a run that goes on does, and hashes its state.
+"""Restores a run on the current devices, as a resume does, and hashes its state.
 
 usage: state_hashes.py CONFIG_TEXT_FILE OUT
 """
@@ -15,16 +15,16 @@ import jax
 import numpy as np
 import optax
 
-from zaya_jax.aegis.heartbeats import Heartbeats
 from zaya_jax.checkpoint import run_lock
 from zaya_jax.config import Config
 from zaya_jax.optim.buckets import from_buckets
-from zaya_jax.parallel import hosts
 from zaya_jax.parallel.mesh import data_mesh, replicated
-from zaya_jax.parallel.process_group import find_process_group
-from zaya_jax.train.opening import open_run
-from zaya_jax.train.starting import starting_state
-from zaya_jax.train.state import TrainState, _map_buckets, to_checkpoint
+from zaya_jax.parallel.processes import hosts
+from zaya_jax.parallel.processes.process_group import find_process_group
+from zaya_jax.train.heartbeats import Heartbeats
+from zaya_jax.train.setup import prepare_run
+from zaya_jax.train.starting_state import starting_state
+from zaya_jax.train.step.state import TrainState, _map_buckets, to_checkpoint
 
 
 def main(config_file: str, out: str) -> None:
@@ -33,7 +33,7 @@ def main(config_file: str, out: str) -> None:
         with contextlib.ExitStack() as held:
             heartbeats = Heartbeats()
             lock = held.enter_context(run_lock(config.run_folder)) if hosts.is_first() else None
-            run = open_run(config, data_mesh(), lock, heartbeats=heartbeats, overwrite=False)
+            run = prepare_run(config, data_mesh(), lock, heartbeats=heartbeats, overwrite=False)
         state = starting_state(run, heartbeats)
         whole = jax.jit(_declared, out_shardings=replicated(run.mesh))(state)
         whole = jax.tree.map(_as_array, whole)
@@ -45,7 +45,7 @@ def main(config_file: str, out: str) -> None:
 
 
 def _declared(state: TrainState) -> dict[str, Any]:
-    """A checkpoint in arrays that do not depend on the number of devices."""
+    """Returns the arrays of a checkpoint, independent of the number of devices."""
 
     def whole(buckets: dict) -> dict:
         present = {name: x for name, x in buckets.items() if not isinstance(x, optax.MaskedNode)}

@@ -1,4 +1,4 @@
-"""What real processes read: the cases of `tests/train/test_batches_of_processes.py`, in ten minutes.
+"""Batches that real processes read: the cases of `tests/train/test_batches_of_processes.py`, in ten minutes.
 
 pytest -n 0 -m campaign tests/multiprocess/test_campaign_of_reading.py
 """
@@ -13,7 +13,7 @@ import pytest
 from groups import finish, start_words
 from reading_runs import NUM_STEPS, build_corpora, hash_of_batch
 
-from zaya_jax.data.batch import Batch
+from zaya_jax.data.reading.batch import Batch
 
 pytestmark = [pytest.mark.campaign, pytest.mark.timeout(3600)]
 PROGRAM = pathlib.Path(__file__).with_name("read_rows.py")
@@ -33,9 +33,9 @@ def undisturbed(folders, tmp_path_factory):
 
 
 def read(folders, out, *, processes, threads, first_step=0, last_step=NUM_STEPS):
-    """The hash of each step's batch, read by processes that are killed behind the last one."""
+    """Returns the hash of each step's batch, read by processes that are killed after the last one."""
     arguments = [threads, out, first_step, last_step, *folders]
-    program = "import sys; from zaya_jax.parallel.launch import *; sys.exit(launch(Launch("
+    program = "import sys; from zaya_jax.parallel.processes.launch import *; sys.exit(launch(Launch("
     program += f"[sys.executable, *sys.argv[1:]], {processes}, {8 // processes})))"
     words = [sys.executable, "-c", program, PROGRAM, *arguments]
     code, said = finish(start_words(list(map(str, words))))
@@ -53,8 +53,8 @@ def test_all_layouts_read_the_same_batches(folders, undisturbed, tmp_path, proce
     assert len(set(undisturbed.values())) == NUM_STEPS
 
 
-def test_killed_at_twenty_steps_it_reads_what_the_undisturbed_one_does(folders, undisturbed, tmp_path):
-    """Each time it goes on with another number of processes."""
+def test_a_run_killed_at_twenty_steps_reads_the_same_batches(folders, undisturbed, tmp_path):
+    """Each time it resumes with another number of processes."""
     numbers = random.Random(0)
     kills = sorted(numbers.sample(range(1, NUM_STEPS), KILLS))
     processes, found = 1, {}

@@ -27,7 +27,7 @@ GROUPS = [(1, 1), (1, 2), (1, 4), (1, 8), (2, 1), (2, 2), (2, 4), (4, 1), (4, 2)
 KILLS = int(os.environ.get("ZAYA_KILLS", "60"))
 SIGNALS = int(os.environ.get("ZAYA_SIGNALS", "50"))
 GRACE_SECONDS = 60.0
-"""On two cores that four processes share."""
+"""Time limit on two cores that four processes share."""
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def undisturbed(corpus, tmp_path_factory) -> pathlib.Path:
 
 @pytest.fixture(scope="module")
 def killed(corpus, tmp_path_factory) -> pathlib.Path:
-    """Four processes with two devices each, killed behind a save; what the last one wrote is there."""
+    """Four processes with two devices each, killed after a save."""
     folder = tmp_path_factory.mktemp("runs") / "killed"
     process = start(write_config(folder, corpus), processes=4, devices=2)
     deadline = time.monotonic() + LIMIT_SECONDS
@@ -56,7 +56,7 @@ def killed(corpus, tmp_path_factory) -> pathlib.Path:
 
 
 def _copy(run: pathlib.Path, corpus: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
-    """A copy of a run under a name of its own; its config file."""
+    """Copies a run to another folder, and returns its config file."""
     shutil.copytree(run, folder)
     shutil.rmtree(folder / "checkpoints/12", ignore_errors=True)
     file = write_config(folder, corpus)
@@ -71,7 +71,7 @@ def test_the_restored_state_is_the_saved_one_on_any_number(killed, corpus, tmp_p
         folder = tmp_path / f"{processes}x{devices}"
         _copy(killed, corpus, folder)
         out = tmp_path / f"{folder.name}.json"
-        program = "import sys; from zaya_jax.parallel.launch import *; sys.exit(launch(Launch("
+        program = "import sys; from zaya_jax.parallel.processes.launch import *; sys.exit(launch(Launch("
         program += f"[sys.executable, *sys.argv[1:]], {processes}, {devices})))"
         words = [sys.executable, "-c", program, str(HASHES), str(folder / "config.json"), str(out)]
         code, said = finish(start_words(words))
@@ -83,8 +83,8 @@ def test_the_restored_state_is_the_saved_one_on_any_number(killed, corpus, tmp_p
     assert all(each == first for each in found.values())
 
 
-def test_the_finished_run_is_the_undisturbed_one(killed, undisturbed, corpus, tmp_path):
-    """Bit by bit on as many devices, and equal to rounding on others."""
+def test_the_finished_run_equals_the_undisturbed_one(killed, undisturbed, corpus, tmp_path):
+    """Bitwise on as many devices, and up to rounding on others."""
     expected, weights = rows(undisturbed), load_run(undisturbed).variables
     for processes, devices in GROUPS:
         folder = tmp_path / f"{processes}x{devices}"
@@ -103,7 +103,7 @@ def test_the_finished_run_is_the_undisturbed_one(killed, undisturbed, corpus, tm
 
 
 def _events(folder: pathlib.Path) -> dict[str, set[int]]:
-    """Steps of each tag that TensorBoard would show; of a step that was repeated, it shows the last."""
+    """Returns the steps of each tag that TensorBoard shows; of a repeated step it shows the last value."""
     from tensorboardX.proto.event_pb2 import Event
 
     found: dict[str, set[int]] = {}
@@ -121,7 +121,7 @@ def _events(folder: pathlib.Path) -> dict[str, set[int]]:
 
 
 def test_sixty_kills(corpus, tmp_path):
-    """At moments that a seed draws, from the first import on: of any process, or of all at once."""
+    """At random moments from the first import on, of any process or of all at once."""
     moments, kills, number = random.Random(0), 0, 0
     settings = {"num_steps": 120, "checkpoint_every": 3, "eval_every": 40}
     undisturbed = tmp_path / "undisturbed"
@@ -152,7 +152,7 @@ def test_sixty_kills(corpus, tmp_path):
 
 
 def _kill(process, moments: random.Random, folder: pathlib.Path) -> bool:
-    """Kills one process or all at a moment; whether the run was over before."""
+    """Kills one process or all at a moment; returns whether the run had ended before."""
     victim, everyone = moments.randrange(2), moments.random() < 0.25
     _wait_for_a_moment(process, moments, folder)
     if process.poll() is not None:
@@ -164,7 +164,7 @@ def _kill(process, moments: random.Random, folder: pathlib.Path) -> bool:
 
 
 def _wait_for_a_moment(process, moments: random.Random, folder: pathlib.Path) -> None:
-    """Half of the moments are counted from the start, half from a step on, which is where saves are."""
+    """Half of the moments are relative to the start, half to a step, near saves."""
     if moments.random() < 0.5:
         until = time.monotonic() + moments.uniform(0, 15)
         while time.monotonic() < until and process.poll() is None:
@@ -202,7 +202,7 @@ def test_fifty_signals(corpus, tmp_path):
             which, since = asked
             longest = max(longest, time.monotonic() - since)
             assert code == {signal.SIGTERM: 75, signal.SIGINT: 130}[which], said
-            # Nothing that was done is lost, and nothing of it is half there.
+            # No completed work is lost, and no file is incomplete.
             assert (newest_step(folder) or 0) == last_step(folder)
         assert rows(folder) == undisturbed[processes]
     print(f"{signals} signals of {number} runs: each left after {longest:.1f} s at most, with its last step")
@@ -210,7 +210,7 @@ def test_fifty_signals(corpus, tmp_path):
 
 
 def _signal(process, moments: random.Random, folder: pathlib.Path) -> tuple[int, float] | None:
-    """Sends a signal at a moment: which, and when; None if the run was over before."""
+    """Sends a signal at a moment; returns signal and time, or None if the run had ended before."""
     which, everyone = moments.choice((signal.SIGTERM, signal.SIGINT)), moments.random() < 0.5
     time.sleep(3)  # until all have come to the first line of ours
     _wait_for_a_moment(process, moments, folder)

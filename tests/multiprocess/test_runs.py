@@ -1,4 +1,4 @@
-"""Runs of several processes: what one process does on as many devices, bit by bit."""
+"""Runs of several processes equal runs of one process with as many devices, bitwise."""
 
 import os
 import pathlib
@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from groups import LIMIT_SECONDS, children, finish, last_step, rows, start, write_config
 
-from zaya_jax.aegis.journal import DIVERGED, ENDS, FINISHED, STALLED, read_events
 from zaya_jax.checkpoint import newest_step
+from zaya_jax.run_folder.events import read_events
+from zaya_jax.run_folder.names import DIVERGED, ENDS, FINISHED, STALLED
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +33,8 @@ def _wait_for_step(step: int, folder: pathlib.Path, process) -> None:
         time.sleep(0.01)
 
 
-def test_two_processes_stop_together_and_one_goes_on(corpus, undisturbed, tmp_path):
-    """The word comes to the second process alone, at a step that would not be saved."""
+def test_two_processes_stop_together_and_one_resumes(corpus, undisturbed, tmp_path):
+    """The second process alone receives the signal, at a step that would not be saved."""
     folder = tmp_path / "run"
     config = write_config(folder, corpus)
     process = start(config, processes=2, devices=2)
@@ -41,7 +42,7 @@ def test_two_processes_stop_together_and_one_goes_on(corpus, undisturbed, tmp_pa
     os.kill(children(process)[1], signal.SIGTERM)
     code, said = finish(process)
     assert code == 75, said
-    (step,) = map(int, re.findall(r"saved at step (\d+); the same command goes on\n", said))
+    (step,) = map(int, re.findall(r"saved at step (\d+); run the same command again to resume\n", said))
     assert newest_step(folder) == step == last_step(folder) < 12
     written = {
         path.parent.name for path in (folder / f"checkpoints/{step}").rglob("ocdbt.process_*/manifest.ocdbt")
@@ -65,7 +66,7 @@ def test_two_processes_stop_together_and_one_goes_on(corpus, undisturbed, tmp_pa
         ),
     ],
 )
-def test_who_stands_still_is_named_and_the_run_goes_on(
+def test_a_stalled_process_is_named_and_the_run_resumes(
     kind, process, corpus, undisturbed, tmp_path, monkeypatch
 ):
     """In its main thread, or so that not even its watchdog runs; the others wait in a collective.
@@ -74,16 +75,16 @@ def test_who_stands_still_is_named_and_the_run_goes_on(
     """
     folder = tmp_path / "run"
     monkeypatch.setenv("ZAYA_FAULT", f"{kind}@step=10:process={process}")
-    words = ("--config.train.log_every=1", "--config.watch.least_seconds=3")
+    words = ("--config.train.log_every=1", "--config.watch.min_seconds=3")
     config = write_config(folder, corpus)
     code, said = finish(start(config, processes=2, devices=2, words=words, restarts=1))
     assert code == 0, said
-    (late,) = re.findall(r"zaya: late: (.*); the same command goes on", said)
+    (late,) = re.findall(r"zaya: late: (.*); run the same command again to resume", said)
     assert late.startswith(f"process {process} on ")
-    silent = "which collects the answers and gives none" if process == 0 else "which gives no answer"
+    silent = "which collects the answers and does not respond" if process == 0 else "which does not respond"
     assert ("at step 10 (read)" if kind == "hang" else silent) in late
-    assert "_strike" in said or kind != "hang"  # the stack of its main thread
-    assert "exit code 124; beginning anew" in said
+    assert "_inject" in said or kind != "hang"  # the stack of its main thread
+    assert "exit code 124; restarting" in said
     assert re.search("resuming at step [48]", said)  # that of 8 may have been under way
     found = {(row["step"], row["kind"]): row["loss"] for row in rows(folder)}
     assert all(found[row["step"], row["kind"]] == row["loss"] for row in rows(undisturbed))
@@ -93,7 +94,7 @@ def test_who_stands_still_is_named_and_the_run_goes_on(
 
 @pytest.mark.slow
 def test_processes_share_sequences_to_the_closing_sample(corpus, undisturbed, tmp_path):
-    """Four devices of two processes have two chunks each of every sequence; two devices each go on."""
+    """Four devices of two processes have two chunks of every sequence each; two devices each resume."""
     folder = tmp_path / "run"
     config = write_config(folder, corpus)
     words = ("--config.execution.context_devices=4", "--config.train.sample_tokens=3")
@@ -112,12 +113,12 @@ def test_processes_share_sequences_to_the_closing_sample(corpus, undisturbed, tm
 
 
 def assert_learned_as(undisturbed: pathlib.Path, folder: pathlib.Path) -> None:
-    """The same losses to rounding: sums are of other parts."""
+    """Compares losses up to rounding, because sums have other parts."""
     losses = [[row["loss"] for row in rows(each)] for each in (folder, undisturbed)]
     np.testing.assert_allclose(*losses, rtol=1e-5)
 
 
-def test_what_all_refuse_is_told_once(corpus, tmp_path):
+def test_an_error_of_all_processes_is_printed_once(corpus, tmp_path):
     config = write_config(tmp_path / "run", corpus, batch_size=6)
     code, said = finish(start(config, processes=2, devices=2))
     assert code == 2, said
@@ -126,16 +127,14 @@ def test_what_all_refuse_is_told_once(corpus, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_device_that_holds_other_numbers_is_named_before_they_are_saved(
-    corpus, undisturbed, tmp_path, monkeypatch
-):
-    """A bit of the first device of the second process is turned; the run goes on from before it."""
+def test_a_diverged_device_is_named_before_a_save(corpus, undisturbed, tmp_path, monkeypatch):
+    """A bit of the first device of the second process is flipped; the run resumes from an earlier step."""
     folder = tmp_path / "run"
     monkeypatch.setenv("ZAYA_FAULT", "flip@step=6:process=1")
     code, said = finish(start(write_config(folder, corpus), processes=2, devices=2, restarts=1))
     assert code == 0, said
-    assert re.search("device 2 of process 1 on [^ ]+ has other weights than the 3 others", said)
-    assert "exit code 76; beginning anew" in said
+    assert re.search("device 2 of process 1 on [^ ]+ holds other weights than the 3 others", said)
+    assert "exit code 76; restarting" in said
     assert "resuming at step 4" in said
     assert rows(folder) == rows(undisturbed)
     ends = [(event["event"], event["step"]) for event in read_events(folder) if event["event"] in ENDS]

@@ -1,4 +1,4 @@
-"""An evaluation by several processes and devices: the figures of one device, bit by bit."""
+"""An evaluation by several processes and devices equals that of one device, bitwise."""
 
 import json
 import sys
@@ -11,7 +11,7 @@ from small_runs import make_base, small_values
 from zaya_jax import cli
 
 LAUNCH = (
-    "from zaya_jax.parallel import launch as l; import sys; "
+    "from zaya_jax.parallel.processes import launch as l; import sys; "
     "sys.exit(l.launch(l.Launch([sys.executable, *sys.argv[1:]], 2, 2)))"
 )
 
@@ -35,12 +35,12 @@ def test_scores_and_texts_do_not_depend_on_the_devices(tmp_path):
     assert sentence.startswith("process 1 on ")
 
 
-def test_texts_are_evaluated_by_all_and_said_once(tmp_path):
+def test_texts_are_evaluated_by_all_processes_and_printed_once(tmp_path):
     run, long, short = (tmp_path / name for name in ("run", "long.txt", "short.txt"))
     make_base(run, small_values(run_folder=str(run), corpus="none"))
     long.write_text("A text of some length.\n" * 60)
     short.write_text("é")
-    words = ["eval", str(run), "--rows=2", "--text", str(long), str(short)]
+    words = ["eval", str(run), "--batch-size=2", "--text", str(long), str(short)]
     cli.main([*words, f"--json={tmp_path}/alone.json"])
     launch = [sys.executable, "-m", "zaya_jax.cli", "launch", "--processes=2", "--devices=2", "--"]
     code, said = finish(start_words([*launch, *words, f"--json={tmp_path}/shared.json"]))

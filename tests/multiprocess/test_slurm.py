@@ -1,4 +1,4 @@
-"""Runs under SLURM itself, by the script that users get: each fault ends in the undisturbed run."""
+"""Runs under SLURM with the users' script: after each fault the run equals the undisturbed one."""
 
 import json
 import os
@@ -13,11 +13,12 @@ import pytest
 from groups import last_step, rows, write_config
 from slurm_cluster import NODES, SlurmCluster, is_here
 
-from zaya_jax.aegis.journal import BEGAN, DECIDED, read_events
-from zaya_jax.aegis.sightings import Sighting, write_sighting
+from zaya_jax.aegis.agent.sightings import Sighting, write_sighting
 from zaya_jax.checkpoint import WEIGHTS, compare
 from zaya_jax.checkpoint.newest import require_whole
 from zaya_jax.checkpoint.stored_arrays import StoredArrays
+from zaya_jax.run_folder.events import read_events
+from zaya_jax.run_folder.names import BEGAN, DECIDED
 
 pytestmark = [
     pytest.mark.campaign,
@@ -29,14 +30,14 @@ LIMIT_SECONDS = 400
 
 @pytest.fixture(scope="module")
 def cluster():
-    # Not pytest's own: a socket's path must be short. What daemons write on their way out may stay.
+    # Not pytest's folder, because a socket's path must be short. Files of exiting daemons may remain.
     holder = tempfile.TemporaryDirectory(prefix="sl", ignore_cleanup_errors=True)
     with holder as folder, SlurmCluster(pathlib.Path(folder)) as cluster:
         yield cluster
 
 
 class Job:
-    """A job of `configs/cluster/slurm.sh`, of which a run has two nodes."""
+    """A job of `configs/cluster/slurm.sh` with two nodes per run."""
 
     def __init__(self, cluster, corpus, folder, *, fault="", words=(), least=2, nodes=4, exclude=()):
         self.cluster, self.folder, self.output = cluster, folder / "run", folder / "job.out"
@@ -49,7 +50,7 @@ class Job:
             "JAX_COMPILATION_CACHE_DIR": compiled,
             "ZAYA_FAULT": fault,
             "ZAYA_NODES": "2",
-            "ZAYA_LEAST_NODES": str(least),
+            "ZAYA_MIN_NODES": str(least),
             "ZAYA_CLUSTER": str(ROOT / "configs/cluster"),
         }
         sizes = (f"--nodes={nodes}", "--ntasks-per-node=1", "--gpus-per-node=0", "--cpus-per-task=1")
@@ -75,7 +76,7 @@ class Job:
         self.wait_for(lambda: last_step(self.folder) >= step)
 
     def finish(self):
-        """Waits for the job's end, putting it forward where it waits to be begun anew."""
+        """Waits for the end of the job, and lets it start at once when it is requeued."""
 
         def is_over():
             state = self.cluster.job_state(self.number)
@@ -84,7 +85,7 @@ class Job:
             return state in ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "GONE")
 
         self.wait_for(is_over)
-        # A job that is put back into the queue is shown as failed for a moment.
+        # A requeued job is shown as failed for a moment.
         while self.cluster.job_state(self.number) != "COMPLETED":
             time.sleep(5)
             if is_over():
@@ -96,14 +97,14 @@ class Job:
 
 @pytest.fixture(scope="module")
 def undisturbed(cluster, corpus, tmp_path_factory):
-    """By the same script, whose flags for the compiler round otherwise than none."""
+    """With the same script, whose compiler flags affect rounding."""
     job = Job(cluster, corpus, tmp_path_factory.mktemp("undisturbed"))
     assert "restart" not in job.finish()
     return job.folder
 
 
 def assert_as(undisturbed, folder):
-    """All metric rows, and all bits of the last checkpoint's weights."""
+    """Compares all metric rows, and the bits of the last checkpoint's weights."""
     assert rows(folder) == rows(undisturbed)
     ours, theirs = (require_whole(each) for each in (folder, undisturbed))
     assert ours.step == theirs.step == 20
@@ -111,7 +112,7 @@ def assert_as(undisturbed, folder):
 
 
 def seconds_to_first_step(folder):
-    """From the last word of each life to the first step of the next one."""
+    """Returns the times from the last event of each attempt to the first step of the next one."""
     events = read_events(folder)
     begins = [n for n, event in enumerate(events) if event["event"] == BEGAN][1:]
     return [events[n + 1]["time"] - events[n - 1]["time"] for n in begins if n + 1 < len(events)]
@@ -121,7 +122,7 @@ def seconds_to_first_step(folder):
     "fault", ["kill@step=10:process=1", "kill@step=10:process=0", "hang@step=10:process=1"]
 )
 def test_a_process_that_dies_or_hangs(fault, cluster, corpus, undisturbed, tmp_path):
-    job = Job(cluster, corpus, tmp_path, fault=fault, words=("--config.watch.least_seconds=5",))
+    job = Job(cluster, corpus, tmp_path, fault=fault, words=("--config.watch.min_seconds=5",))
     said = job.finish()
     assert "restart: the run ended with code" in said
     assert_as(undisturbed, job.folder)
@@ -134,7 +135,7 @@ def test_a_job_whose_time_ends_saves_and_is_queued_again(cluster, corpus, undist
     cluster.run("scancel", "--batch", "--signal=TERM", job.number)
     said = job.finish()
     assert "is no folder" not in said  # the agents were there from the beginning
-    (step,) = map(int, re.findall(r"saved at step (\d+); the same command goes on\n", said))
+    (step,) = map(int, re.findall(r"saved at step (\d+); run the same command again to resume\n", said))
     assert f"resuming at step {step}" in said
     assert "requeue: asked to stop" in said
     assert_as(undisturbed, job.folder)
@@ -142,7 +143,7 @@ def test_a_job_whose_time_ends_saves_and_is_queued_again(cluster, corpus, undist
 
 @pytest.mark.parametrize("least", [2, 1])
 def test_a_node_that_dies(least, cluster, corpus, undisturbed, tmp_path):
-    """A spare one takes its place; without one, and where that is allowed, the run goes on on fewer."""
+    """A spare node replaces it; without one, and if allowed, the run continues on fewer nodes."""
     usable = [node for node in NODES if cluster.state(node) in ("idle", "alloc", "mix")]
     job = Job(
         cluster, corpus, tmp_path, fault="hang@step=10:process=1:seconds=60", least=least,
@@ -166,7 +167,7 @@ def test_a_node_that_dies(least, cluster, corpus, undisturbed, tmp_path):
 
 
 def test_a_node_that_will_fail_is_drained_and_not_used_again(cluster, corpus, undisturbed, tmp_path):
-    """An agent's word on correctable errors: the run saves, leaves the node, and so does the next job."""
+    """After a report of correctable errors, the run saves and leaves the node; so does the next job."""
     job = Job(cluster, corpus, tmp_path, fault="hang@step=10:seconds=10", nodes=3)
     job.wait_for_step(9)
     first, failing = re.findall(r"attempt 1 on (\S+), (\S+)", job.said())[0]

@@ -11,10 +11,10 @@ import sys
 import pytest
 from groups import ROOT
 
-from zaya_jax.parallel import hosts
-from zaya_jax.parallel.agreement import Agreement
-from zaya_jax.parallel.launch import Launch, launch
-from zaya_jax.parallel.process_group import ProcessGroup, find_process_group, first_host
+from zaya_jax.parallel.processes import hosts
+from zaya_jax.parallel.processes.launch import Launch, launch
+from zaya_jax.parallel.processes.process_group import ProcessGroup, find_process_group, first_host
+from zaya_jax.parallel.processes.stop_agreement import StopAgreement
 
 SLURM = {
     "SLURM_JOB_ID": "70001",
@@ -65,7 +65,7 @@ def test_flags_go_before_variables():
     ("environment", "sentence"),
     [
         ({"JAX_NUM_PROCESSES": "4"}, "JAX_COORDINATOR_ADDRESS and JAX_PROCESS_ID must be set too"),
-        (FLAGS | {"JAX_PROCESS_ID": "4"}, "this is process 4 of 4; they count from 0 to one less"),
+        (FLAGS | {"JAX_PROCESS_ID": "4"}, "this is process 4 of 4; numbers start at 0 and end at 3"),
         (FLAGS | {"JAX_NUM_PROCESSES": "many"}, 'JAX_NUM_PROCESSES is "many"; it must be a whole number'),
         (FLAGS | {"JAX_COORDINATOR_ADDRESS": "host"}, 'the coordinator is "host"; it must be HOST:PORT'),
     ],
@@ -85,9 +85,9 @@ def test_the_first_of_slurms_nodes(nodes, first):
 
 def test_a_process_that_is_alone_hears_itself():
     assert hosts.gather("a", 1) == [1]
-    assert hosts.from_first("a", 2) == 2
-    assert hosts.first_does("a", lambda: 3) == 3
-    with Agreement() as agreement:
+    assert hosts.broadcast_from_first("a", 2) == 2
+    assert hosts.run_on_first("a", lambda: 3) == 3
+    with StopAgreement() as agreement:
         assert agreement.reached(1) is None
         agreement.propose("stop")
         assert agreement.reached(1) == "stop"
@@ -95,7 +95,7 @@ def test_a_process_that_is_alone_hears_itself():
 
 def test_three_processes_speak():
     """Each hears all, a failure of one is everyone's, and who is late is named."""
-    words = [sys.executable, "-c", "from zaya_jax.parallel import launch as l; import sys; "
+    words = [sys.executable, "-c", "from zaya_jax.parallel.processes import launch as l; import sys; "
              "sys.exit(l.launch(l.Launch([sys.executable, *sys.argv[1:]], 3)))"]  # fmt: skip
     ended = subprocess.run(
         [*words, str(ROOT / "tests/multiprocess/words.py"), "1"],
@@ -113,7 +113,7 @@ def test_three_processes_speak():
         assert each["first"] == {"of": 0}
         sentence, _ = each["shared"]
         assert sentence.startswith("process 1 on ")
-        assert sentence.endswith("invalid literal for int() with base 10: 'one'")
+        assert sentence.endswith("not the number one")
     assert sorted(each["shared"][1] for each in found) == [False, False, True]
     assert len({each["stopped"] for each in found}) == 1
     late = [each["late"] for each in found if "late" in each]
@@ -152,8 +152,8 @@ def test_a_launch_tells_the_cause_and_not_what_followed():
 
 LEAVING = """
 import atexit, sys, time
-from zaya_jax.parallel import hosts
-from zaya_jax.parallel.process_group import ProcessGroup
+from zaya_jax.parallel.processes import hosts
+from zaya_jax.parallel.processes.process_group import ProcessGroup
 number = int(sys.argv[2])
 with hosts.joined(ProcessGroup(sys.argv[1], 2, number), limit_seconds=60):
     # The service ends with process 0; the other one is slow to end even then.

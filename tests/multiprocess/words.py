@@ -5,10 +5,11 @@ import os
 import sys
 import time
 
-from zaya_jax.parallel import hosts
-from zaya_jax.parallel.agreement import Agreement
-from zaya_jax.parallel.failures import Late, Shared
-from zaya_jax.parallel.process_group import find_process_group
+from zaya_jax.errors import UserError
+from zaya_jax.parallel.processes import hosts
+from zaya_jax.parallel.processes.errors import CollectiveError, PeerTimeout
+from zaya_jax.parallel.processes.process_group import find_process_group
+from zaya_jax.parallel.processes.stop_agreement import StopAgreement
 
 
 def main(late: int) -> None:
@@ -17,22 +18,24 @@ def main(late: int) -> None:
     hosts.start(group, limit_seconds=20)
     number = hosts.process()
     found = {"gathered": [hosts.gather("numbers", number + i) for i in range(4)]}
-    found["first"] = hosts.from_first("first", {"of": number})
+    found["first"] = hosts.broadcast_from_first("first", {"of": number})
 
     def fail_in_one() -> int:
-        return number if number != 1 else int("one")
+        if number == 1:
+            raise UserError("not the number one")
+        return number
 
     try:
-        hosts.together("work", fail_in_one)
-    except Shared as error:
-        found["shared"] = [str(error), error.is_told_here]
+        hosts.run_on_all("work", fail_in_one)
+    except CollectiveError as error:
+        found["shared"] = [str(error), error.is_printed_here]
     found["stopped"] = _stop_together(number)
     if number == late:
         time.sleep(3)
     else:
         try:
             hosts.gather("lunch", number, limit_seconds=1)
-        except Late as error:
+        except PeerTimeout as error:
             found["late"] = str(error)
     # In one piece: unbuffered, print writes a line's end apart, behind another process' line.
     sys.stderr.write(json.dumps(found) + "\n")
@@ -44,7 +47,7 @@ def main(late: int) -> None:
 
 def _stop_together(number: int) -> int:
     """The step at which a process stops when one of them, at its 30th step, wants to; all run freely."""
-    with Agreement() as agreement:
+    with StopAgreement() as agreement:
         for step in range(1, 100_000):
             time.sleep(0.001 * (number + 1))
             if number == 2 and step == 30:

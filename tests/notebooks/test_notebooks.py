@@ -13,38 +13,48 @@ pytest.importorskip("matplotlib")
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.py"))
-FEWEST_FIGURES = {
+MIN_FIGURES = {
     "cca.py": 4, "chat.py": 2, "cluster.py": 3, "context_extension.py": 2, "convert.py": 1,
-    "muon_adamw.py": 3, "needle.py": 1, "router_dynamics.py": 5, "tour.py": 6, "your_own.py": 1,
+    "gradient_sum.py": 1, "markovian_rsa.py": 2, "muon_adamw.py": 3,
+    "needle.py": 1, "router_dynamics.py": 5, "tour.py": 6, "your_own.py": 1,
 }  # fmt: skip
 NEEDS = {"convert.py": ("torch", "transformers")}
 CELL_TIMEOUT_S = 300
-TRAINS_LONG = {"needle.py": 3600}
-"""Time-outs of notebooks that nobody waits for unasked: they are campaigns."""
+CAMPAIGN_TIMEOUTS_S = {"needle.py": 3600}
+"""Timeouts in seconds of notebooks that train for long and only run in campaigns."""
 EXECUTED = "ZAYA_EXECUTED_NOTEBOOKS"
-"""Names the folder, if any, in which notebooks are kept with their outputs: the site shows them."""
-OF_KEPT_PROGRAMS = (" cpu_aot_loader.cc:", "before absl::InitializeLog()")
-"""What XLA says, on some CPUs, when it reads a program from the tests' folder, and what its first word begins
-with. A reader of a notebook has no such folder."""
-OF_SHARED_WEIGHTS = " spmd_partitioner.cc:"
-"""Where XLA says that, of weights which devices share evenly in a checkpoint, it moves more than it must."""
+"""Environment variable with a folder for the executed notebooks, which the documentation shows."""
+CACHE_WARNINGS = (" cpu_aot_loader.cc:", "before absl::InitializeLog()")
+"""Warnings that XLA prints on some CPUs when it loads a program from the tests' compilation cache. A user's
+notebook has no such cache."""
+RESHARDING_WARNING = " spmd_partitioner.cc:"
+"""Warning of XLA that restoring sharded weights from a checkpoint moves more data than necessary."""
 
 
 def test_there_are_notebooks():
-    assert set(FEWEST_FIGURES) == {path.name for path in NOTEBOOKS}
+    assert set(MIN_FIGURES) == {path.name for path in NOTEBOOKS}
 
 
 def _marked(path: pathlib.Path):
-    limit = TRAINS_LONG.get(path.name)
+    limit = CAMPAIGN_TIMEOUTS_S.get(path.name)
     marks = [] if limit is None else [pytest.mark.campaign, pytest.mark.timeout(limit)]
     return pytest.param(path, marks=marks, id=path.name)
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(7200)
+def test_the_full_measurement_of_markovian_rsa(tmp_path, monkeypatch):
+    """With the same tokens, five rounds beat majority votes; the notebook asserts it."""
+    monkeypatch.setenv("ZAYA_FULL_RSA", "1")
+    monkeypatch.setitem(CAMPAIGN_TIMEOUTS_S, "markovian_rsa.py", 7200)
+    test_notebook_runs(ROOT / "notebooks/markovian_rsa.py", tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("path", [_marked(path) for path in NOTEBOOKS])
 def test_notebook_runs(path, tmp_path, monkeypatch):
     for package in NEEDS.get(path.name, ()):
         pytest.importorskip(package)
-    # A kernel that the user registered for another Python must not be taken for ours.
+    # Do not use a kernel that the user registered for another Python.
     monkeypatch.setenv("JUPYTER_PREFER_ENV_PATH", "1")
     monkeypatch.setenv("JUPYTER_DATA_DIR", str(tmp_path / "data"))
     monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path / "runtime"))
@@ -53,14 +63,14 @@ def test_notebook_runs(path, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *sys.path]))
 
     if (
-        path.name in TRAINS_LONG
+        path.name in CAMPAIGN_TIMEOUTS_S
     ):  # as a run is compiled: what the tests' flags save is less than they cost here
         monkeypatch.delenv("XLA_FLAGS", raising=False)
     notebook = jupytext.read(path)
     nbclient.NotebookClient(
         notebook,
         kernel_name="python3",
-        timeout=TRAINS_LONG.get(path.name, CELL_TIMEOUT_S),
+        timeout=CAMPAIGN_TIMEOUTS_S.get(path.name, CELL_TIMEOUT_S),
         resources={"metadata": {"path": str(tmp_path)}},
     ).execute()  # raises CellExecutionError, with the traceback, at the first cell that fails
 
@@ -70,8 +80,8 @@ def test_notebook_runs(path, tmp_path, monkeypatch):
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
     outputs = [output for cell in code for output in cell.outputs]
-    said = "".join(output.text for output in outputs if output.get("name") == "stderr").splitlines()
-    expected = (*OF_KEPT_PROGRAMS, OF_SHARED_WEIGHTS)
-    assert [line for line in said if not any(known in line for known in expected)] == []
+    stderr_lines = "".join(output.text for output in outputs if output.get("name") == "stderr").splitlines()
+    expected = (*CACHE_WARNINGS, RESHARDING_WARNING)
+    assert [line for line in stderr_lines if not any(known in line for known in expected)] == []
     figures = [output for output in outputs if "image/png" in output.get("data", {})]
-    assert len(figures) >= FEWEST_FIGURES[path.name]
+    assert len(figures) >= MIN_FIGURES[path.name]

@@ -7,14 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from balancing_simulation import EVEN, MODEL, read_tokens, simulate, steps_until_even
 
-from zaya_jax.bench.balancing import EVEN, MODEL, judge, read_tokens, simulate
 from zaya_jax.config import BalancingConfig
 from zaya_jax.model.router import route
 from zaya_jax.optim.balancing import load_entropy, load_error, make_balancer, scale_by_pid
 
-# The learning rate of each rule, and within how many steps it evens out a router that sends 90 % of the
-# tokens to one of 16 experts. `zaya bench balancing` measures it for other rates.
+# The learning rate of each rule, and the number of steps within which it balances routers that send 90% of
+# the tokens to one of 16 experts.
 STEPS = {"adamw": (1e-2, 60), "sign": (3e-3, 160), "pid": (3e-2, 110)}
 SKIP_SHARE = 0.1
 NUM_STEPS, NUM_TOKENS = 300, 4096
@@ -37,18 +37,17 @@ def test_each_rule_evens_out_a_router_that_sends_nearly_all_to_one_expert(rule):
     counts_SLX = simulation()[rule]
     np.testing.assert_allclose(counts_SLX[0, :, 0] / NUM_TOKENS, 0.9, atol=0.02)
     _, limit = STEPS[rule]
-    found = judge(counts_SLX)
-    assert 0 < found.steps <= limit
+    assert 0 < steps_until_even(counts_SLX) <= limit
     late_SL = jax.vmap(load_entropy)(jnp.asarray(counts_SLX[-100:]))
     assert np.asarray(late_SL).mean(axis=0).min() > EVEN
 
 
 def test_without_a_controller_the_load_stays_uneven():
-    assert judge(simulation()["none"]).steps is None
+    assert steps_until_even(simulation()["none"]) is None
 
 
 def test_the_skip_class_is_balanced_to_its_share():
-    """And the experts to the rest; with the bias that stays put, no token skips."""
+    """Experts share the rest; with a constant bias, no token skips."""
     shares_LX = simulation()["skip"][-100:].mean(axis=0) / NUM_TOKENS
     np.testing.assert_allclose(shares_LX[:, -1], SKIP_SHARE, atol=0.01)
     np.testing.assert_allclose(shares_LX[:, :-1], (1 - SKIP_SHARE) / MODEL.num_experts, atol=0.01)
@@ -112,7 +111,7 @@ def test_adamw_begins_with_the_learning_rate_against_the_error():
 
 def test_adamw_is_the_published_formula():
     """Bias-corrected means are weighted ones ([Adam] section 3): the newest weighs 1, those before
-    beta, beta^2 and on. A large eps takes part; the skip class has no error and stays put."""
+    beta, beta^2 and on. A large eps has an effect; the skip class has no error and a constant bias."""
     beta1, beta2, eps, rate = 0.8, 0.3, 0.05, 0.25
     config = BalancingConfig(learning_rate=rate, beta1=beta1, beta2=beta2, eps=eps)
     errors = np.array([[[0.1, -0.3, 0]], [[-0.1, -0.1, 0]], [[0.4, -0.4, 0]]])  # of COUNTS

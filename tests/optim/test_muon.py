@@ -1,4 +1,4 @@
-"""Muon beside optax's, and how near to orthogonal its updates come."""
+"""Muon compared with optax's, and the orthogonality of its updates."""
 
 import jax
 import jax.numpy as jnp

@@ -62,7 +62,7 @@ def test_buckets_hold_every_element_once(num_devices, by_matrix):
 
 @pytest.mark.parametrize("num_devices", [1, 2, 8, 40])
 def test_no_matrix_is_cut(num_devices):
-    """The elements of each matrix lie in one device's share of a bucket."""
+    """All elements of each matrix are in one device's share of a bucket."""
     declared = declare(ODD)
     partition = make_partition(declared, num_devices)
     for path, weight in flatten_weights(declared).items():
@@ -148,7 +148,7 @@ def _small_flops():
 
 
 def test_matrices_of_a_pool_keep_their_own_sides():
-    """Rows are inputs; the pool lies on the long sides and is padded, of which its matrices know nothing."""
+    """Rows are inputs. Matrices in a pool may be transposed and padded, and are restored exactly."""
     sides = {
         "layers/attention/q_proj": (24, 16),
         "layers/attention/k_proj": (24, 8),
@@ -165,7 +165,7 @@ def test_matrices_of_a_pool_keep_their_own_sides():
     pools = make_partition(declare(ODD), 8).pools
     assert {each.path: (each.rows, each.columns) for pool in pools for each in pool.ranges} == sides
     padded = [each for pool in pools for each in pool.ranges if max(sides[each.path]) < pool.shape[2]]
-    assert padded, "some matrix must lie in a round that is longer than it"
+    assert padded, "some matrix must be padded"
 
 
 def test_a_padded_matrix_moves_as_far_as_its_own_sides_say():

@@ -23,7 +23,7 @@ def rates_of(schedule, *steps):
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
-        # Of steps 1, 5, 10, 35, 60, 85, 110 and behind the end.
+        # At steps 1, 5, 10, 35, 60, 85, 110 and after the end.
         ({"schedule": "constant"}, [0.1, 0.5, 1, 1, 1, 1, 1, 1]),
         ({"schedule": "linear"}, [0.1, 0.5, 1, 0.8, 0.6, 0.4, 0.2, 0.2]),
         ({"schedule": "cosine"}, [0.1, 0.5, 1, 0.6 + 0.4 * 0.5**0.5, 0.6, 0.6 - 0.4 * 0.5**0.5, 0.2, 0.2]),

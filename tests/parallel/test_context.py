@@ -1,4 +1,4 @@
-"""Which tokens of a sequence a device has, and how much work they are."""
+"""The tokens of a sequence that each device has, and their amount of work."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +14,7 @@ EVERYTHING = np.iinfo(np.int32).max
 
 @settings(max_examples=20, deadline=None)
 @given(ranks=st.integers(1, 9), size=st.integers(1, 5))
-def test_the_order_gives_each_device_an_early_and_a_late_chunk(ranks, size):
+def test_each_device_has_an_early_and_a_late_chunk(ranks, size):
     order = zigzag_order(2 * ranks * size, ranks).reshape(ranks, -1)
     for rank, found in enumerate(order.tolist()):
         late = 2 * ranks - 1 - rank
@@ -22,8 +22,8 @@ def test_the_order_gives_each_device_an_early_and_a_late_chunk(ranks, size):
 
 
 @pytest.mark.parametrize("ranks", [2, 8])
-def test_every_device_visits_as_many_blocks(ranks):
-    """Counted as the kernel counts what it visits, forward: chunks of queries against all earlier keys."""
+def test_all_devices_visit_the_same_number_of_blocks(ranks):
+    """Blocks are counted as in the forward kernel: chunks of queries with all earlier keys."""
     size, blocks = 1024, (128, 32)
 
     def visited(number):
@@ -33,4 +33,6 @@ def test_every_device_visits_as_many_blocks(ranks):
 
     found = [visited(rank) + visited(2 * ranks - 1 - rank) for rank in range(ranks)]
     assert max(found) <= 1.02 * sum(found) / ranks
-    assert visited(2 * ranks - 1) > 1.5 * sum(found) / ranks / 2  # a late chunk alone is more than its share
+    assert (
+        visited(2 * ranks - 1) > 1.5 * sum(found) / ranks / 2
+    )  # a late chunk alone is more work than an even share

@@ -14,8 +14,8 @@ import torch
 from transformers import ZayaConfig, ZayaForCausalLM
 
 from zaya_jax.config import ExecutionConfig, ModelConfig
-from zaya_jax.convert.huggingface import by_path, config_from_huggingface, variables_from_huggingface
-from zaya_jax.convert.layouts import tensors_of as tensors_of_layout
+from zaya_jax.convert.pytorch.huggingface import by_path, config_from_huggingface, variables_from_huggingface
+from zaya_jax.convert.pytorch.layouts import tensors_of as tensors_of_layout
 from zaya_jax.model.zaya import Output, Zaya
 
 DEFAULTS = {

@@ -11,23 +11,23 @@ from small_runs import small_config
 from transformers import AutoTokenizer, ZayaForCausalLM
 
 from zaya_jax import cli
-from zaya_jax.aegis.heartbeats import Heartbeats
 from zaya_jax.checkpoint import run_lock
 from zaya_jax.config import DataConfig, ModelConfig
-from zaya_jax.convert.companions import Companions, of_tokenizer
-from zaya_jax.convert.huggingface import by_path
-from zaya_jax.convert.plans import run_folder_files
-from zaya_jax.convert.pytorch import VariableWeights
-from zaya_jax.convert.stream import Unwatched, write_folder
-from zaya_jax.data.chat_corpus import build_chat_corpus
-from zaya_jax.data.chat_format import ChatFormat, load_chat_format
-from zaya_jax.data.chat_records import Message
-from zaya_jax.data.chat_template import ChatTemplate
-from zaya_jax.data.kept_tokenizer import as_kept, keep_files, kept_template
-from zaya_jax.data.tokenizer import load_tokenizer, tokenizer_of
-from zaya_jax.data.tokenizer_training import CHAT_SPECIALS, train_tokenizer
+from zaya_jax.convert.companion_files import Companions, of_tokenizer
+from zaya_jax.convert.output_files import run_folder_files
+from zaya_jax.convert.pytorch.huggingface import by_path
+from zaya_jax.convert.pytorch.in_memory import VariableWeights
+from zaya_jax.convert.stream import NoProgress, write_folder
+from zaya_jax.data.chats.chat_corpus import build_chat_corpus
+from zaya_jax.data.chats.records import Message
+from zaya_jax.data.chats.templates.encoding import ChatFormat, load_chat_format
+from zaya_jax.data.chats.templates.template import ChatTemplate
+from zaya_jax.data.tokenizers.saved_tokenizer import save_tokenizer, saved_chat_template, with_saved_tokenizer
+from zaya_jax.data.tokenizers.tokenizer import load_tokenizer, tokenizer_of
+from zaya_jax.data.tokenizers.training import CHAT_SPECIALS, train_tokenizer
 from zaya_jax.parallel.mesh import data_mesh
-from zaya_jax.train.opening import open_run
+from zaya_jax.train.heartbeats import Heartbeats
+from zaya_jax.train.setup import prepare_run
 
 CHAT = [
     Message("system", "s é"),
@@ -85,10 +85,10 @@ def run(tmp_path_factory):
     weights = VariableWeights(pair.config, by_path(pair.config, pair.variables))
     nothing = Companions({}, {}, ())
     files = run_folder_files(weights, nothing, folder / "run", dtype=None, run=config, step=0)
-    write_folder(weights, files, folder / "run", Unwatched())
+    write_folder(weights, files, folder / "run", NoProgress())
     # All that training does before it compiles.
     with run_lock(config.run_folder) as lock:
-        open_run(config, data_mesh(jax.devices()[:1]), lock, heartbeats=Heartbeats(), overwrite=False)
+        prepare_run(config, data_mesh(jax.devices()[:1]), lock, heartbeats=Heartbeats(), overwrite=False)
     return folder / "run"
 
 
@@ -115,7 +115,10 @@ def test_a_run_made_of_the_export_or_of_the_run_chats_alike(run, tmp_path):
     cli.main(["convert", str(tmp_path / "native"), str(tmp_path / "imported")])
     cli.main(["convert", str(run), str(tmp_path / "copy"), "--layout", "zaya"])
     for folder in (run, tmp_path / "imported", tmp_path / "copy"):
-        assert load_chat_format(kept_template(folder), load_tokenizer("byte-chat")).template.text == TEMPLATE
+        assert (
+            load_chat_format(saved_chat_template(folder), load_tokenizer("byte-chat")).template.text
+            == TEMPLATE
+        )
     cli.main(["convert", str(tmp_path / "copy"), str(tmp_path / "again")])
     for name in ("config.json", "generation_config.json", "chat_template.jinja", "tokenizer.json"):
         assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "native" / name).read_bytes()
@@ -135,9 +138,11 @@ def test_a_tokenizer_file_with_what_lies_beside_it(beside, tmp_path):
         (tmp_path / "made/generation_config.json").write_text(json.dumps(beside))
     data = DataConfig(tokenizer=str(made.file))
     ours = ChatFormat(ChatTemplate("t", TEMPLATE), tokenizer_of(data))
-    keep_files(tmp_path / "run", data, chat_template=TEMPLATE)
-    keep_files(tmp_path / "run", data, chat_template=TEMPLATE)
-    companions = of_tokenizer(as_kept(tmp_path / "run", data), ModelConfig(vocab_size=512), story=())
+    save_tokenizer(tmp_path / "run", data, chat_template=TEMPLATE)
+    save_tokenizer(tmp_path / "run", data, chat_template=TEMPLATE)
+    companions = of_tokenizer(
+        with_saved_tokenizer(tmp_path / "run", data), ModelConfig(vocab_size=512), story=()
+    )
     (tmp_path / "out").mkdir()
     for name, content in companions.files.items():
         (tmp_path / "out" / name).write_bytes(content)
@@ -172,8 +177,10 @@ def test_special_tokens_are_those_that_the_config_names(tmp_path):
     ]  # fmt: skip
     assert tokenizer_of(data).decode(tokens) == "aa[END]b<eos>"
 
-    keep_files(tmp_path / "run", data, chat_template=template)
-    companions = of_tokenizer(as_kept(tmp_path / "run", data), ModelConfig(vocab_size=512), story=())
+    save_tokenizer(tmp_path / "run", data, chat_template=template)
+    companions = of_tokenizer(
+        with_saved_tokenizer(tmp_path / "run", data), ModelConfig(vocab_size=512), story=()
+    )
     for name, content in companions.files.items():
         (tmp_path / name).write_bytes(content)
     assert_same_chats(ours, tmp_path)
@@ -181,8 +188,8 @@ def test_special_tokens_are_those_that_the_config_names(tmp_path):
 
 def test_a_run_on_documents_ends_as_before(tmp_path):
     data = dataclasses.replace(small_config(run_folder=tmp_path, corpus=tmp_path).data, tokenizer="byte-chat")
-    keep_files(tmp_path, data, chat_template=None)
+    save_tokenizer(tmp_path, data, chat_template=None)
     assert list(tmp_path.iterdir()) == []
-    companions = of_tokenizer(as_kept(tmp_path, data), ModelConfig(vocab_size=264), story=())
+    companions = of_tokenizer(with_saved_tokenizer(tmp_path, data), ModelConfig(vocab_size=264), story=())
     assert companions.token_ids["eos_token_id"] == 1
     assert "chat_template.jinja" not in companions.files

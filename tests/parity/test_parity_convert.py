@@ -10,11 +10,12 @@ from huggingface_reference import DEFAULTS, build, rope, tensors_of, variables_t
 from transformers import ZayaConfig
 
 from zaya_jax.config import ModelConfig
-from zaya_jax.convert.huggingface import (
+from zaya_jax.convert.pytorch.huggingface import (
     config_from_huggingface,
     config_to_huggingface,
     variables_from_huggingface,
 )
+from zaya_jax.convert.pytorch.network_fields import unread_fields
 from zaya_jax.model.zaya import Zaya
 
 FULL, SLIDING = "hybrid", "hybrid_sliding"
@@ -94,13 +95,14 @@ def test_a_head_of_its_own_is_refused():
     tensors = tensors_of(build(0).reference)
     variables_from_huggingface(config, tensors)
     tensors["lm_head.weight"] = tensors["lm_head.weight"] + 1
-    with pytest.raises(ValueError, match="only a tied head is modelled"):
+    with pytest.raises(ValueError, match="only a tied head is supported"):
         variables_from_huggingface(config, tensors)
 
 
 def test_absent_fields_have_their_defaults():
     assert config_from_huggingface({}) == config_from_huggingface(ZayaConfig().to_dict())
     assert config_from_huggingface({}) == ModelConfig()
+    assert unread_fields(ZayaConfig().to_dict(), "native") == ()
 
 
 @pytest.mark.parametrize(
@@ -141,16 +143,16 @@ def test_configs_return_unchanged(fields):
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
-        ({"hidden_act": "gelu"}, "hidden_act is 'gelu'; only 'silu' is modelled"),
-        ({"attention_bias": True}, "attention_bias is True; only False is modelled"),
-        ({"attention_dropout": 0.1}, "attention_dropout is 0.1; only 0.0 is modelled"),
-        ({"tie_word_embeddings": False}, "tie_word_embeddings is False; only True is modelled"),
-        ({"num_experts_per_tok": 2}, "num_experts_per_tok is 2; only 1 is modelled"),
+        ({"hidden_act": "gelu"}, "hidden_act is 'gelu'; only 'silu' is supported"),
+        ({"attention_bias": True}, "attention_bias is True; only False is supported"),
+        ({"attention_dropout": 0.1}, "attention_dropout is 0.1; only 0.0 is supported"),
+        ({"tie_word_embeddings": False}, "tie_word_embeddings is False; only True is supported"),
+        ({"num_experts_per_tok": 2}, "num_experts_per_tok is 2; only 1 is supported"),
         ({"layer_types": [FULL]}, "layer_types has 1 entries; num_hidden_layers is 40"),
         ({"rope_parameters": {"rope_theta": 1.0}}, 'rope_parameters has no rope_theta for "hybrid" layers'),
         (
             {"rope_parameters": {FULL: {"rope_theta": 1.0, "rope_type": "yarn"}}},
-            'rope_type of "hybrid" layers is \'yarn\'; only "default" is modelled',
+            'rope_type of "hybrid" layers is \'yarn\'; only "default" is supported',
         ),
         (
             {
@@ -159,7 +161,7 @@ def test_configs_return_unchanged(fields):
                 "sliding_window": 4,
                 "rope_parameters": rope() | {SLIDING: {"rope_theta": 1e4}},
             },
-            "partial_rotary_factor differs between kinds of layers",
+            "partial_rotary_factor differs between types of layers",
         ),
     ],
 )
@@ -178,11 +180,11 @@ def test_a_rope_type_of_no_layer_does_not_matter():
 def test_what_hugging_face_does_not_model_is_refused():
     pair = build(0)
     for fields, sentence in (
-        ({"skip_class": "identity"}, 'model.skip_class is "identity"; Hugging Face models "zero" only'),
-        ({"router": "linear"}, 'model.router is "linear"; Hugging Face models "mlp" only'),
+        ({"skip_class": "identity"}, 'model.skip_class is "identity"; Hugging Face supports only "zero"'),
+        ({"router": "linear"}, 'model.router is "linear"; Hugging Face supports only "mlp"'),
     ):
         config = dataclasses.replace(pair.config, **fields)
         with pytest.raises(ValueError, match=sentence):
             config_to_huggingface(config)
-    with pytest.raises(ValueError, match="Hugging Face's layout knows"):
+    with pytest.raises(ValueError, match="Hugging Face supports only"):
         variables_from_huggingface(dataclasses.replace(pair.config, router="linear"), {})

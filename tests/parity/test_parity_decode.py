@@ -18,7 +18,8 @@ from huggingface_reference import (
     rope,
 )
 
-from zaya_jax.inference.generate import Settings, follow
+from zaya_jax.inference.engine.generate import generate_in_chunks
+from zaya_jax.inference.engine.sampling_params import SamplingParams
 from zaya_jax.model.cache import init_cache
 from zaya_jax.model.zaya import Zaya
 
@@ -93,7 +94,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_greedy_decoding_is_the_references(name):
+def test_greedy_decoding_matches_transformers(name):
     fields, padding, seed = CASES[name]
     pair = build(seed, vocab_size=512, **fields)
     prompt_BT = random_tokens(pair, seed, 3, PROMPT)
@@ -114,17 +115,17 @@ def test_greedy_decoding_is_the_references(name):
     assert min(distinct) > 8, f"a sequence that repeats itself tests little: {distinct}"
 
 
-def test_logprobs_of_a_text_are_the_references():
-    """Of the tokens that our loop took, behind prompts of two lengths, and warmer than they are reported."""
+def test_logprobs_match_transformers():
+    """For sampled tokens after prompts of two lengths; log-probabilities are those before the temperature."""
     pair = build(4, vocab_size=512, cca_time0=3, lm_head_bias=True)
     prompts = [row_T.tolist() for row_T in random_tokens(pair, 4, 2, PROMPT)]
     prompts[1] = prompts[1][4:]
-    settings = Settings(max_new_tokens=12, temperature=1.5, seed=1)
-    (written,) = follow(Zaya(pair.config, EXECUTION), pair.variables, prompts, settings)
-    for prompt, new, found in zip(prompts, written.tokens_BM, written.logprobs_BM, strict=True):
-        text = torch.tensor([[*prompt, *new.tolist()]])
+    params = SamplingParams(max_new_tokens=12, temperature=1.5, seed=1)
+    (rows,) = generate_in_chunks(Zaya(pair.config, EXECUTION), pair.variables, prompts, params)
+    for prompt, row in zip(prompts, rows, strict=True):
+        text = torch.tensor([[*prompt, *row.tokens]])
         with torch.no_grad():
             logprobs_TV = torch.log_softmax(pair.reference(text).logits[0].double(), dim=-1)
         places = torch.arange(len(prompt), text.shape[1])
         expected = logprobs_TV[places - 1, text[0, places]].numpy()
-        np.testing.assert_allclose(found, expected, rtol=TOLERANCE, atol=TOLERANCE)
+        np.testing.assert_allclose(row.logprobs, expected, rtol=TOLERANCE, atol=TOLERANCE)

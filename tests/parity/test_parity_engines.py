@@ -1,4 +1,4 @@
-"""SGLang's own reader of ZAYA1 takes our export: its config, and each weight under the name it looks for.
+"""SGLang's own reader of ZAYA1 accepts our export: its config, and each weight under the name it looks for.
 
 Its files are read where the package is installed (`pip install --no-deps sglang` is enough) and run on
 stand-ins for its layers, which have the same weights and do nothing: kernels need a GPU, names do not.
@@ -103,7 +103,7 @@ STAND_INS = {
 
 
 class StandIn(types.ModuleType):
-    """A module of SGLang's of which whatever is asked is there."""
+    """A module of SGLang that has every attribute."""
 
     __path__ = ()
 
@@ -198,7 +198,7 @@ def check_values(model, tensors):
 
 # By its own config, which sets a field that transformers will remove.
 @pytest.mark.filterwarnings("ignore:`rope_scaling` is deprecated:FutureWarning")
-def test_a_bias_of_the_head_is_what_sglang_leaves_out(sglang, tmp_path):
+def test_sglang_has_no_bias_of_the_head(sglang, tmp_path):
     """It passes over all names of a tied head: README says so, until this fails."""
     pair = build_released(0, lm_head_bias=True)
     model = sglang[1].EntryClass(legacy_config(sglang[0], pair, tmp_path))

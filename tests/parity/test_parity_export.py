@@ -27,7 +27,7 @@ from transformers import AutoConfig, AutoTokenizer, ZayaForCausalLM
 
 import zaya_jax
 from zaya_jax import cli
-from zaya_jax.data.tokenizer import ByteTokenizer
+from zaya_jax.data.tokenizers.tokenizer import ByteTokenizer
 
 FULL, SLIDING = "hybrid", "hybrid_sliding"
 FIELDS = [
@@ -211,7 +211,7 @@ def test_a_skip_class_that_can_win_is_not_exported_as_another(tmp_path):
     pair = build(4)
     network = dataclasses.replace(pair.config, skip_class="identity")
     with pytest.raises(
-        ValueError, match='skip_class is "identity"; Hugging Face models "zero" only, and in la'
+        ValueError, match='skip_class is "identity"; Hugging Face supports only "zero", and in la'
     ):
         zaya_jax.save_pytorch(tmp_path / "out", zaya_jax.Zaya(network), pair.variables)
     assert list(tmp_path.iterdir()) == []

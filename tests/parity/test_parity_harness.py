@@ -17,7 +17,7 @@ pytest.importorskip("accelerate")
 _CACHE, _FOLDERS = tempfile.TemporaryDirectory(), tempfile.TemporaryDirectory()
 os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_DATASETS_CACHE": _CACHE.name}
 
-import jax.numpy as jnp  # noqa: E402  (datasets reads what is set above)
+import jax.numpy as jnp  # noqa: E402  (datasets reads the environment variables above)
 import numpy as np  # noqa: E402
 from huggingface_reference import EXECUTION, build_released  # noqa: E402
 from lm_eval.evaluator import simple_evaluate  # noqa: E402
@@ -30,18 +30,18 @@ import zaya_jax  # noqa: E402
 from zaya_jax import cli  # noqa: E402
 from zaya_jax.checkpoint import Checkpoints, Retention, load_run  # noqa: E402
 from zaya_jax.config import Config  # noqa: E402
-from zaya_jax.data.chat_format import load_chat_format  # noqa: E402
-from zaya_jax.data.chat_template import load_template  # noqa: E402
-from zaya_jax.data.kept_tokenizer import keep_files, kept_template  # noqa: E402
-from zaya_jax.data.tokenizer import load_tokenizer, tokenizer_of  # noqa: E402
-from zaya_jax.inference.harness import HarnessModel  # noqa: E402
-from zaya_jax.inference.scoring import make_scorer  # noqa: E402
+from zaya_jax.data.chats.templates.encoding import load_chat_format  # noqa: E402
+from zaya_jax.data.chats.templates.template import load_template  # noqa: E402
+from zaya_jax.data.tokenizers.saved_tokenizer import save_tokenizer, saved_chat_template  # noqa: E402
+from zaya_jax.data.tokenizers.tokenizer import load_tokenizer, tokenizer_of  # noqa: E402
+from zaya_jax.inference.evaluation.lm_eval_model import HarnessModel  # noqa: E402
+from zaya_jax.inference.evaluation.scoring import make_scorer  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("default")
 """Warnings of lm-eval and of what it imports are for others to mend."""
 
 ROOT = pathlib.Path(__file__).parents[2]
-TASKS = ROOT / "tests/inference/tasks"
+TASKS = ROOT / "tests/inference/evaluation/tasks"
 CONTEXT = 96
 """Less than the longest question and the longest text have."""
 NAMES = ["zaya_choice", "zaya_last_word", "zaya_texts", "zaya_answers", "zaya_stopped"]
@@ -54,7 +54,7 @@ ENDS = (260, 1)
 
 @functools.cache
 def run_folder(is_chat):
-    """A run, one that was taught chats or one that was not, and beside it its export."""
+    """A run, trained on chats or on texts, and its export in the same folder."""
     fields = {"vocab_size": 264} if is_chat else {}
     pair = build_released(
         5,
@@ -80,14 +80,14 @@ def run_folder(is_chat):
         checkpoints.save(1, weights=variables, training={"step": np.int32(1)})
     if is_chat:
         template = load_template("zaya", load_tokenizer("byte-chat")).text
-        keep_files(folder / "run", config.data, chat_template=template)
+        save_tokenizer(folder / "run", config.data, chat_template=template)
     cli.main(["convert", str(folder / "run"), str(folder / "out"), "--dtype=float32"])
     return folder
 
 
 @functools.cache
 def models(is_chat):
-    """One network behind lm-eval's backend, and behind ours."""
+    """The same model in lm-eval's backend and in ours."""
     folder = run_folder(is_chat)
     reference = ZayaForCausalLM.from_pretrained(folder / "out").eval()
     tokenizer = AutoTokenizer.from_pretrained(folder / "out")
@@ -96,7 +96,7 @@ def models(is_chat):
     model = zaya_jax.Zaya(run.config.model, EXECUTION)
     scorer = make_scorer(model, run.variables, length=CONTEXT, prefix_id=2, num_rows=3)
     ours = tokenizer_of(run.config.data)
-    template = kept_template(folder / "run")
+    template = saved_chat_template(folder / "run")
     chat_format = None if template is None else load_chat_format(template, ours)
     return theirs, HarnessModel(scorer, ours, chat_format)
 
@@ -123,7 +123,7 @@ def answers(is_ours, num_fewshot, is_chat=False, in_one_turn=False):
     "asked", [(0,), (2,), (0, True), (2, True), (2, True, True)], ids=lambda asked: "-".join(map(str, asked))
 )
 @pytest.mark.parametrize("name", NAMES)
-def test_each_item_is_answered_alike(name, asked):
+def test_both_backends_answer_each_item_alike(name, asked):
     theirs, ours = (answers(is_ours, *asked) for is_ours in (False, True))
     pairs = list(zip(theirs["samples"][name], ours["samples"][name], strict=True))
     assert len(pairs) >= 3
@@ -137,7 +137,7 @@ def test_each_item_is_answered_alike(name, asked):
         )
 
 
-def test_the_tasks_ask_what_tells_two_backends_apart():
+def test_the_tasks_would_show_a_difference_of_backends():
     samples = answers(True, 0)["samples"]
     flags = [sample["resps"][0][0][1] for sample in samples["zaya_last_word"]]
     assert flags == [False, False, True, True, False, False]
@@ -153,12 +153,12 @@ def test_the_tasks_ask_what_tells_two_backends_apart():
 
 
 @pytest.mark.parametrize(("processes", "devices"), [(1, 2), (4, 1)])
-def test_processes_and_devices_answer_as_one_does(processes, devices, tmp_path):
+def test_answers_do_not_depend_on_the_number_of_devices(processes, devices, tmp_path):
     """Item by item: to the bit as one device does, and as lm-eval's own backend does."""
     for is_chat, words in ((False, []), (True, ["--apply-chat-template", f"--system-instruction={SYSTEM}"])):
         out = tmp_path / "samples.jsonl"
         launch = ["launch", f"--processes={processes}", f"--devices={devices}", "--", "eval"]
-        settings = [f"--context={CONTEXT}", "--rows=3", "--task-folder=.", f"--samples={out}"]
+        settings = [f"--context={CONTEXT}", "--batch-size=3", "--task-folder=.", f"--samples={out}"]
         ended = subprocess.run(
             [sys.executable, "-m", "zaya_jax.cli", *launch, str(run_folder(is_chat) / "run"), *settings,
              f"--tasks={','.join(NAMES)}", "--num-fewshot=0", *words],
@@ -183,7 +183,7 @@ def test_processes_and_devices_answer_as_one_does(processes, devices, tmp_path):
                 expect_alike(tuple(of_json) if isinstance(of_json, list) else of_json, their_answer[0])
 
 
-def test_answers_of_a_chat_end_with_their_turn():
+def test_chat_answers_end_with_their_turn():
     texts = [
         sample["resps"][0][0]
         for asked in ((0, True), (2, True), (2, True, True))

@@ -22,14 +22,14 @@ pytestmark = pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize(
     ("names", "longest", "at_once"),
     [
-        # One more than a context: the last token of a text, behind which nothing is read.
+        # One more than a context: the last token of a text is only a target.
         (["zaya_choice", "zaya_last_word"], CONTEXT + 1, 1),
         (["zaya_choice", "zaya_last_word"], CONTEXT + 1, 3),
         (["zaya_answers", "zaya_stopped"], CONTEXT, 3),
     ],
 )
-def test_the_client_of_lm_eval_finds_what_it_finds_in_process(names, longest, at_once):
-    """But for whole texts, which it begins with no token of its own: of them it scores all but the first."""
+def test_lm_evals_http_client_matches_the_model_in_process(names, longest, at_once):
+    """But for whole texts, which it does not begin with a token: it scores all tokens but the first."""
     folder = run_folder(False)
     command = [sys.executable, "-m", "zaya_jax.cli", "serve", str(folder / "run"), "--port=0"]
     with started(command) as server, contextlib.chdir(TASKS):
@@ -40,7 +40,7 @@ def test_the_client_of_lm_eval_finds_what_it_finds_in_process(names, longest, at
                 "base_url": f"{server.address}/v1/completions",
                 "tokenizer_backend": "huggingface",
                 "tokenizer": str(folder / "out"),
-                "max_length": longest + 1,  # it keeps one for a token that it asks for and does not look at
+                "max_length": longest + 1,  # it reserves one for a token that it requests and ignores
                 "add_bos_token": True,
                 "num_concurrent": at_once,
                 "max_retries": 1,

@@ -1,4 +1,4 @@
-"""transformers begins a text with the tokens that we do, whoever made the tokenizer."""
+"""transformers starts a text with the same tokens as we do, for tokenizers of all makers."""
 
 import dataclasses
 import json
@@ -9,15 +9,15 @@ from makers import MAKERS, TEXTS
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from zaya_jax.config import DataConfig, ModelConfig
-from zaya_jax.convert.companions import of_tokenizer
-from zaya_jax.data.tokenizer import tokenizer_of
-from zaya_jax.data.tokenizer_training import CHAT_SPECIALS, train_tokenizer
+from zaya_jax.convert.companion_files import of_tokenizer
+from zaya_jax.data.tokenizers.tokenizer import tokenizer_of
+from zaya_jax.data.tokenizers.training import CHAT_SPECIALS, train_tokenizer
 
 CONFIG = ModelConfig(vocab_size=512)
 
 
 def exported(data: DataConfig, folder: pathlib.Path) -> DataConfig:
-    """Writes what goes along with weights, and gives the section of a config that reads it again."""
+    """Exports the tokenizer, and returns the data section of a config that reads it again."""
     folder.mkdir()
     for name, content in of_tokenizer(data, CONFIG, story=()).files.items():
         (folder / name).write_bytes(content)
@@ -31,7 +31,7 @@ def assert_same_ids(data: DataConfig, folder: pathlib.Path) -> None:
     assert theirs.eos_token_id == ours.eos_id
     for text in TEXTS:
         assert again.encode(text) == ours.encode(text)
-        assert theirs.encode(text) == ours.borders.begin(ours.encode(text, specials=True))
+        assert theirs.encode(text) == ours.delimiters.begin(ours.encode(text, specials=True))
 
 
 @pytest.mark.parametrize("name", MAKERS)
@@ -44,7 +44,7 @@ def test_the_byte_tokenizer_does(tmp_path):
     exported(data, tmp_path / "exported")
     theirs, ours = AutoTokenizer.from_pretrained(tmp_path / "exported"), tokenizer_of(data)
     for text in TEXTS:
-        assert theirs.encode(text) == ours.borders.begin(ours.encode(text, specials=True))
+        assert theirs.encode(text) == ours.delimiters.begin(ours.encode(text, specials=True))
 
 
 @pytest.mark.parametrize("switch", ["add_eos_token", "add_bos_token"])
@@ -56,7 +56,7 @@ def test_a_switch_beside_the_file_overrules_nothing(switch, tmp_path):
 
 
 def test_what_we_train_is_left_as_it_is(tmp_path):
-    """Each way of loading it: so that a corpus made of it fits what is exported, too."""
+    """With each way to load it, so that a corpus for the exported tokenizer matches too."""
     (tmp_path / "texts").mkdir()
     for i, text in enumerate(TEXTS):
         (tmp_path / f"texts/{i}.txt").write_text(text, encoding="utf-8")
@@ -67,7 +67,7 @@ def test_what_we_train_is_left_as_it_is(tmp_path):
     for name in ("tokenizer.json", "tokenizer_config.json"):
         assert (tmp_path / "exported" / name).read_bytes() == (tmp_path / "made" / name).read_bytes()
     text = "<|im_start|>user\nhi<|im_end|>"
-    ids = tokenizer_of(data).borders.begin(tokenizer_of(data).encode(text, specials=True))
+    ids = tokenizer_of(data).delimiters.begin(tokenizer_of(data).encode(text, specials=True))
     assert ids[1] == 3
     for kind in (AutoTokenizer, PreTrainedTokenizerFast):
         theirs = kind.from_pretrained(tmp_path / "made")

@@ -1,4 +1,4 @@
-"""Loops in gfx942 machine code. Of each instruction the words are what LLVM's assembler makes of it."""
+"""Loops in gfx942 machine code. The words of each instruction are from LLVM's assembler."""
 
 import struct
 
@@ -18,7 +18,7 @@ END = (0xBF810000,)  # s_endpgm
 
 
 def back_over(*body):
-    """s_cbranch_scc1 to the first of some instructions that stand before it."""
+    """s_cbranch_scc1 to the first of the preceding instructions."""
     words = sum(map(len, body)) + 1
     return (*body, (0xBF850000 | (0x10000 - words),))
 
@@ -44,26 +44,26 @@ def test_a_loop_is_counted():
 
 def test_of_several_loops_the_innermost_with_most_products_is_the_main_one():
     small, large = back_over(MATRIX, ADD), back_over(MATRIX, MATRIX)
-    found = main_loop(code(*back_over(ADD, *small, *large, BARRIER), *back_over(*[ADD] * 50), END))
-    assert found is not None
-    assert (found.instructions, found.matrix, found.barriers) == (3, 2, 0)
+    result = main_loop(code(*back_over(ADD, *small, *large, BARRIER), *back_over(*[ADD] * 50), END))
+    assert result is not None
+    assert (result.instructions, result.matrix, result.barriers) == (3, 2, 0)
 
 
 def test_of_loops_with_as_many_products_the_shortest_is_the_main_one():
-    """The other one has masks beside them."""
-    found = main_loop(code(*back_over(MATRIX, ADD, ADD), *back_over(MATRIX, ADD), END))
-    assert found is not None
-    assert (found.matrix, found.vector) == (1, 1)
+    """The other loop also contains masks."""
+    result = main_loop(code(*back_over(MATRIX, ADD, ADD), *back_over(MATRIX, ADD), END))
+    assert result is not None
+    assert (result.matrix, result.vector) == (1, 1)
 
 
 def test_without_products_it_is_the_longest():
-    found = main_loop(code(*back_over(ADD), *back_over(ADD, LOAD, ADD), END))
-    assert found is not None
-    assert (found.instructions, found.vector, found.memory) == (4, 2, 1)
+    result = main_loop(code(*back_over(ADD), *back_over(ADD, LOAD, ADD), END))
+    assert result is not None
+    assert (result.instructions, result.vector, result.memory) == (4, 2, 1)
 
 
 def test_a_literal_that_looks_like_a_branch_is_none():
-    """A second word belongs to its instruction, whatever it would be by itself."""
+    """The second word of an instruction is not decoded as another one."""
     branch = back_over(ADD)[-1][0]
     assert main_loop(code(ADD, (LITERAL[0], branch), END)) is None
 

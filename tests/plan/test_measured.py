@@ -1,4 +1,4 @@
-"""Measured figures: lines through them, bandwidths, files, and a plan that takes them."""
+"""Measurements: fitted lines, bandwidths, files, and a plan that uses them."""
 
 import dataclasses
 import json
@@ -31,11 +31,11 @@ from zaya_jax.plan.measured import (
 MACHINE = Machine(platform="cpu", device="cpu", hosts=("a", "b"), jax="0.10", date="2026-11-23")
 SIZES = [2**power for power in range(10, 31, 2)]
 LATENCY, BANDWIDTH = 20e-6, 100e9
-"""Of the made-up links."""
+"""Latency of the made-up links in seconds."""
 
 
 def times(*, nodes=2, devices_per_node=4, scale=1.0):
-    """Collectives that take their latency and the time of their bytes."""
+    """Collectives whose time is a latency plus the time of their bytes."""
     layouts = {
         IN_NODE: (devices_per_node, nodes),
         RAILS: (nodes, devices_per_node),
@@ -78,7 +78,7 @@ def test_no_part_of_a_line_is_below_zero(seconds):
     line = fit_line([1000, 4000, 16_000], seconds)
     assert line.latency_seconds >= 0
     assert line.seconds_per_byte >= 0
-    # And nothing of its form is nearer.
+    # No other line has a smaller error.
     errors = [sum((line.seconds(s) / t - 1) ** 2 for s, t in zip([1000, 4000, 16_000], seconds, strict=True))]
     for latency in np.linspace(0, 2e-3, 41):
         for per_byte in np.linspace(0, 2e-9, 41):
@@ -109,7 +109,7 @@ def test_a_curve_between_and_beyond_its_sizes():
     assert curve.at(2000) == pytest.approx(2**0.5)
     assert curve.at(64_000) == pytest.approx(32.0)
     assert curve.best_bus_bandwidth == pytest.approx(4000 * 7 / 8 / 2)
-    # A ring of 15 hops in place of 7, each with half as much.
+    # A ring of 15 hops instead of 7, each with half as many bytes.
     assert curve.among(8000, 16) == pytest.approx(curve.at(4000) * 15 / 7)
 
 
@@ -119,10 +119,10 @@ def zaya1_8b():
 
 
 def test_links_as_on_paper_give_the_plan_on_paper(zaya1_8b):
-    """A node whose devices have each a link's bandwidth to each other one, and no latency."""
+    """A node with equal links between all pairs of devices, without latency."""
     paper = Cluster(device=MI300X, nodes=1, gpus_per_node=8)
     bandwidth = 7 * MI300X.link_bandwidth
-    found = CollectiveTimes(
+    result = CollectiveTimes(
         machine=MACHINE, num_processes=1, num_nodes=1, devices_per_node=8,
         timings=tuple(
             Timing(layout=ALL, collective=name, group_size=8, num_groups=1, num_bytes=size,
@@ -130,7 +130,7 @@ def test_links_as_on_paper_give_the_plan_on_paper(zaya1_8b):
             for name in ("reduce_scatter", "all_gather") for size in SIZES
         ),
     )  # fmt: skip
-    measured, resources = cluster_as_measured(MI300X, 1, 8, [found])
+    measured, resources = cluster_as_measured(MI300X, 1, 8, [result])
     assert resources == ("links in the node",)
     ours, theirs = (communication(zaya1_8b, each) for each in (measured, paper))
     assert ours.link_seconds == pytest.approx(theirs.link_seconds, rel=1e-6)
@@ -161,10 +161,10 @@ def test_measured_figures_take_the_place_of_those_on_paper(zaya1_8b):
         assert step_seconds(zaya1_8b, slower)[resource] == pytest.approx(3 * ours[resource], rel=1e-6)
 
 
-def write(folder, found):
+def write(folder, result):
     file = folder / "measured.json"
     file.write_text(
-        json.dumps(found.to_json() if isinstance(found, CollectiveTimes) else dataclasses.asdict(found))
+        json.dumps(result.to_json() if isinstance(result, CollectiveTimes) else dataclasses.asdict(result))
     )
     return file
 
@@ -173,13 +173,13 @@ def test_a_file_is_read_as_it_was_written(tmp_path):
     assert read_measured(write(tmp_path, times())) == times()
 
 
-def milliseconds(resource, said):
-    """Of the row of a resource in the table of a step's time."""
+def milliseconds(resource, printed):
+    """The estimate of a resource in the table of a step's time."""
     cells = [
         [cell.strip() for cell in line.split("│")]
-        for line in said.partition("time of a step")[2].splitlines()
+        for line in printed.partition("time of a step")[2].splitlines()
     ]
-    (figure,) = [row[2] for row in cells if row[1:2] == [resource]]
+    (figure,) = [row[3] for row in cells if row[1:2] == [resource]]
     return float(figure.replace(",", ""))
 
 
@@ -188,45 +188,45 @@ def test_the_command_says_what_was_measured(zaya1_8b, tmp_path, capsys):
     main(words)
     paper = capsys.readouterr().out
     main([*words, f"--measured={write(tmp_path, times(scale=30.0))}"])
-    said = capsys.readouterr().out
-    assert milliseconds("matrix units", said) == milliseconds("matrix units", paper)
-    # A thirtieth of 100 GB/s, where on paper there are 3 x 64 in the node and 50 between nodes; and of each
+    printed = capsys.readouterr().out
+    assert milliseconds("matrix units", printed) == milliseconds("matrix units", paper)
+    # A thirtieth of 100 GB/s, while data sheets have 3 x 64 in the node and 50 between nodes; and for each
     # message its latency, 2% of the network's time. Between two sizes a straight line of logarithms is up to
     # 6% above, where half of a time is latency; of messages that large most bytes are not.
     num_messages = sum(map(len, messages(zaya1_8b, 8).values()))
     for resource, on_paper in (("links in the node", 192), ("network", 50)):
         expected = 30 * (milliseconds(resource, paper) * on_paper / 100 + 1e3 * LATENCY * num_messages)
-        assert milliseconds(f"{resource}, as measured", said) == pytest.approx(expected, rel=5e-3)
+        assert milliseconds(f"{resource}, as measured", printed) == pytest.approx(expected, rel=5e-3)
 
 
 @pytest.mark.parametrize(
-    ("spoil", "sentence"),
+    ("damage", "sentence"),
     [
         (
             lambda values: {"what": "hub"},
-            "says \"what\" is 'hub'; it must be a file of zaya bench collectives",
+            "has \"what\": 'hub'; it must be a file of zaya bench collectives",
         ),
-        (lambda values: values | {"timings": []}, "it holds no measurement"),
-        (lambda values: values | {"num_nodes": "two"}, "is not what zaya bench collectives writes"),
+        (lambda values: values | {"timings": []}, "it contains no measurement"),
+        (lambda values: values | {"num_nodes": "two"}, "is not a valid file of zaya bench collectives"),
         (
             lambda values: values | {"timings": [values["timings"][0] | {"seconds": -1.0}]},
-            "cannot have been measured",
+            "invalid measurement",
         ),
         (
             lambda values: values | {"timings": [values["timings"][0] | {"collective": "x"}]},
-            'no collective "x"',
+            'unknown collective "x"',
         ),
     ],
 )
-def test_a_file_that_is_none_is_refused(spoil, sentence, tmp_path):
+def test_invalid_files_are_rejected(damage, sentence, tmp_path):
     file = tmp_path / "spoilt.json"
-    file.write_text(json.dumps(spoil(times().to_json())))
+    file.write_text(json.dumps(damage(times().to_json())))
     with pytest.raises(ValueError, match=sentence):
         read_measured(file)
 
 
 def test_nodes_of_another_size_are_refused():
     with pytest.raises(
-        ValueError, match="--gpus-per-node is 8, and collectives were measured with 4 devices"
+        ValueError, match="--gpus-per-node is 8, but collectives were measured with 4 devices"
     ):
         cluster_as_measured(MI300X, 2, 8, [times()])

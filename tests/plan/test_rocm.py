@@ -1,4 +1,4 @@
-"""Where the compiler for AMD GPUs is looked for, and what a kernel's resources allow; by hand."""
+"""Search for the compiler for AMD GPUs, and occupancy from a kernel's resources, by hand."""
 
 import pytest
 
@@ -18,9 +18,9 @@ def kernel(**resources):
 @pytest.mark.parametrize(
     ("resources", "waves"),
     [
-        ({"vgprs": 1}, 8),  # no more than a vector unit has places for
+        ({"vgprs": 1}, 8),  # the maximum of a vector unit
         ({"vgprs": 64}, 8),
-        ({"vgprs": 65}, 7),  # given out by eights: 72
+        ({"vgprs": 65}, 7),  # allocated in multiples of eight: 72
         ({"vgprs": 128}, 4),
         ({"vgprs": 257}, 1),
         ({"vgprs": 512}, 1),
@@ -40,7 +40,7 @@ def test_problems_are_named():
     bad = kernel(vgpr_spills=3, scratch_bytes=12, lds_bytes=98_304)
     assert bad.problems(MI300X) == [
         "spills 3 vector and 0 scalar registers",
-        "12 bytes of scratch a lane",
+        "12 bytes of scratch per lane",
         "98,304 bytes of LDS, of 65,536",
     ]
 
@@ -67,13 +67,13 @@ def test_a_plugin_is_found_in_its_folder(folder):
     assert wheels.install() == folder  # nothing to do
 
 
-def test_a_repaired_plugin_will_do(folder):
+def test_a_patched_plugin_is_accepted(folder):
     put_plugin(folder, wheels.VERSION + ".post1")
     assert wheels.find_plugin().folder == folder
 
 
-def test_without_a_plugin_it_is_said_how_to_get_one(folder):
-    with pytest.raises(ValueError, match=r"has none; `zaya plan rocm-wheels` gets it"):
+def test_without_a_plugin_the_error_names_the_command(folder):
+    with pytest.raises(ValueError, match=r"which is not in .*; `zaya plan rocm-wheels` installs it"):
         wheels.find_plugin()
 
 

@@ -1,4 +1,6 @@
-"""What GPUs that share sequences have and send, by hand: a token's keys and values are 1 KiB a layer."""
+"""Memory and messages of GPUs that share sequences, by hand: keys and values take 1 KiB per token and
+layer.
+"""
 
 import dataclasses
 
@@ -10,7 +12,7 @@ from zaya_jax.plan.shares import Exchange, exchange, keys_bytes, micro_batch, ow
 
 GPUS, LAYERS, KIB = 1024, 40, 2**10
 HALO = 2 * (8 + 2) * 128 + 2 * 128 // 2
-"""Values before a chunk: two latents, and half the values of one token."""
+"""Number of values before a chunk: two latents, and half the values of one token."""
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +49,8 @@ def test_a_ring_has_a_share_of_the_keys_at_a_time(phases):
     assert keys_bytes(gathered) == 131_072 * 3 * KIB
     assert keys_bytes(ring) == 16_384 * 3 * KIB
     assert exchange(ring, GPUS).keys == 1.5 * exchange(gathered, GPUS).keys
-    found = memory_by_kind(ring, GPUS)
-    assert found["keys and values of shared sequences"] == 16_384 * 3 * KIB
+    result = memory_by_kind(ring, GPUS)
+    assert result["keys and values of shared sequences"] == 16_384 * 3 * KIB
 
 
 def test_whoever_has_its_own_sequences_hears_of_no_others(phases):

@@ -1,4 +1,4 @@
-"""`zaya plan --kernels`: what is compiled, and what is said of it. tests/rocm compiles in earnest."""
+"""`zaya plan --kernels`: the compiled steps and their table; tests/rocm runs the real compiler."""
 
 import json
 
@@ -41,9 +41,9 @@ def test_the_step_is_compiled_without_kernels_and_with(monkeypatch, tmp_path, ca
     ]
     command.main([*options, "--config.execution.attention_implementation=full"])
     assert [execution.attention_implementation for execution in asked] == ["full", "full"]
-    found = json.loads((tmp_path / "plan.json").read_text())["kernels"]
-    assert [found[name]["moved_bytes"] for name in ("xla", "pallas")] == [16e9, 4e9]
-    said = capsys.readouterr().out
-    rows = {line.split("│")[1].strip(): line.split("│")[2:4] for line in said.splitlines() if "│" in line}
+    result = json.loads((tmp_path / "plan.json").read_text())["kernels"]
+    assert [result[name]["moved_bytes"] for name in ("xla", "pallas")] == [16e9, 4e9]
+    printed = capsys.readouterr().out
+    rows = {line.split("│")[1].strip(): line.split("│")[2:4] for line in printed.splitlines() if "│" in line}
     assert [float(cell) for cell in rows["loss"]] == [16.0, 4.0]
     assert [cell.strip() for cell in rows["temporaries"]] == ["7.45 GiB", "1.86 GiB"]

@@ -1,4 +1,4 @@
-"""Memory that a process frees and asks for again is the same memory; in a process of its own."""
+"""Freed memory is reused by the next allocation, in a separate process."""
 
 import os
 import platform
@@ -26,7 +26,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is not glibc")
 @pytest.mark.skipif(any(map(os.path.exists, ACCELERATORS)), reason="an accelerator computes here")
-def test_freed_memory_is_not_taken_from_the_kernel_again():
+def test_freed_memory_is_reused():
     assert 4 * _faults("reused") < _faults("as it is")
 
 

@@ -1,11 +1,11 @@
-"""Folders of long runs that were never made, with rows as a run writes them."""
+"""Made-up folders of long runs, with rows as a run writes them."""
 
 import json
 import pathlib
 import random
 
-from zaya_jax.aegis.heartbeats import COMPILE, START, STEP
-from zaya_jax.aegis.journal import BEGAN, EVENTS_FILE, FINISHED, METRICS_FILE, ROUTERS_FILE, SAMPLES_FILE
+from zaya_jax.run_folder.names import BEGAN, EVENTS_FILE, FINISHED, METRICS_FILE, ROUTERS_FILE, SAMPLES_FILE
+from zaya_jax.train.heartbeats import COMPILE, START, STEP
 
 GROUPS = ("embedding", "attention", "router", "experts", "scales")
 NAMES = (
@@ -14,16 +14,16 @@ NAMES = (
     "tokens_per_second", "model_flops_utilisation",
     *(f"{kind}_norm/{group}" for kind in ("gradient", "update") for group in GROUPS),
 )  # fmt: skip
-"""Beside the loss and the tokens."""
+"""Metrics in addition to loss and tokens."""
 
 
 def write_long_run(
     folder: pathlib.Path, *, num_rows: int, num_layers: int, num_experts: int, seed: int = 0
 ) -> None:
-    """A row each ten steps; loss of row n is above 2 and below 4, but 9 in the middle of the run."""
+    """Writes a row every ten steps; the loss is between 2 and 4, except for 9 in the middle of the run."""
     numbers = random.Random(seed)
     folder.mkdir(parents=True)
-    # Of a few hundred rows each number is drawn anew: it is the reading that is timed, not the writing.
+    # Only a few hundred different rows: tests time the reading, not the writing.
     tails = [json.dumps({name: numbers.random() for name in NAMES})[1:] for _ in range(300)]
     routers = [_router_tail(numbers, num_layers, num_experts) for _ in range(30)]
     with (folder / METRICS_FILE).open("w") as file, (folder / ROUTERS_FILE).open("w") as of_routers:
@@ -32,7 +32,7 @@ def write_long_run(
             phase = "late" if 2 * n > num_rows else "early"
             start = f'{{"step": {step}, "kind": "train", "phase": "{phase}", '
             file.write(f'{start}"loss": {loss}, "tokens": {4096 * step}, {tails[n % 300]}\n')
-            if n % max(num_rows // 1000, 1) == 0:  # no run writes more of them
+            if n % max(num_rows // 1000, 1) == 0:  # about as many as a run writes
                 of_routers.write(f'{{"step":{step},"kind":"router",{routers[n % 30]}\n')
             if n % 100 == 99:
                 values = {"step": step, "kind": "validation", "loss": loss, "bits_per_byte": loss / 3}
@@ -47,7 +47,7 @@ def _router_tail(numbers: random.Random, num_layers: int, num_experts: int) -> s
 
 
 def write_end(folder: pathlib.Path, step: int) -> None:
-    """Events of a run that has ended, and a text."""
+    """Writes the events of a finished run, and a sample."""
     began = {
         "time": 1e9, "event": BEGAN, "step": 0, "seconds": {START: 10.0}, "processes": 2, "devices": 16,
         "user": "ada", "host": "n1", "device": "MI300X", "versions": {"jax": "0.10.2"},

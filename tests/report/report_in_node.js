@@ -1,10 +1,10 @@
-// Runs the script of a report's page in as much of a document as it asks for, and prints what it did.
+// Runs the script of a report's page in a minimal fake document, and prints the results.
 "use strict";
 const page = require("fs").readFileSync(process.argv[2], "utf8");
 const [, data] = page.match(/id="data">([\s\S]*?)<\/script>/);
 const [, script] = page.match(/<script>([\s\S]*)<\/script>/);
 const written = [];
-// A context that takes everything, and keeps the words.
+// A drawing context that accepts all calls and records the texts.
 const context = new Proxy({}, {
   get: (_, name) => (name === "measureText" ? () => ({ width: 20 }) : (...values) => {
     if (name === "fillText") written.push(values[0]);
@@ -50,7 +50,7 @@ const names = {
 };
 const chosen = new Function(...Object.keys(names), `${script}; return chosen;`)(...Object.values(names));
 
-// A picture is 500 wide, behind 52 of an axis.
+// A chart is 500 wide, after 52 of an axis.
 const { tip, axis } = known, told = { written };
 const loss = lists["figure.chart"].find((figure) => figure.dataset.column === "loss").querySelector("canvas");
 const pointer = (kind, share) => loss.listeners[kind]({ offsetX: 52 + 500 * share, clientX: 0, clientY: 0 });

@@ -1,10 +1,10 @@
-"""The folder of a run that was never made, small enough to know each of its numbers."""
+"""A small made-up run folder whose numbers are all known."""
 
 import json
 import pathlib
 
-from zaya_jax.aegis.heartbeats import START, STEP
-from zaya_jax.aegis.journal import BEGAN, EVENTS_FILE, FINISHED, METRICS_FILE, ROUTERS_FILE, SAMPLES_FILE
+from zaya_jax.run_folder.names import BEGAN, EVENTS_FILE, FINISHED, METRICS_FILE, ROUTERS_FILE, SAMPLES_FILE
+from zaya_jax.train.heartbeats import START, STEP
 
 
 def train_row(step, loss, phase="early", **values):
@@ -31,7 +31,7 @@ LINES = [
     train_row(50, 2.0, "late", gradient_norm=7, learning_rate=0.0625),
     '{"step": 50, "kind": "validation", "loss": 2.5, "bits_per_byte": 1.25}',
 ]
-"""Six rows of steps, of which two were made again and one is no number, and a damaged line."""
+"""Six training rows, of which two are replaced by later ones and one is not a number, and a damaged line."""
 CONFIG = {"run_folder": "here", "optimizer": {"learning_rate": 0.5, "name": "muon"}, "phases": []}
 BEGIN = {
     "time": 1_000_000_010.0, "event": BEGAN, "step": 0, "seconds": {START: 10.0}, "processes": 4,
@@ -44,10 +44,10 @@ END = {"time": 1_000_000_100.0, "event": FINISHED, "step": 50, "seconds": {START
 def write_run(
     folder: pathlib.Path, *, lines=LINES, config=CONFIG, events=(BEGIN, END), texts=()
 ) -> pathlib.Path:
-    """A run; parts that are None are not there."""
+    """Writes a run folder; parts that are None are missing."""
     folder.mkdir()
     if lines is not None:
-        # The last lines are being written.
+        # The last line is incomplete, as while a run is writing it.
         for name, is_router in ((METRICS_FILE, False), (ROUTERS_FILE, True)):
             own = (f"{line}\n" for line in lines if ('"kind":"router"' in line) == is_router)
             (folder / name).write_text("".join(own) + '{"step": 60, "ki')
@@ -59,6 +59,6 @@ def write_run(
 
 
 def write_lines(path: pathlib.Path, rows) -> None:
-    """Objects as lines of JSON; no file without one."""
+    """Writes objects as lines of JSON; no file without objects."""
     if rows:
         path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))

@@ -1,4 +1,4 @@
-"""Of the rows of a run the page has the numbers that they hold, and of many rows the extremes."""
+"""The page contains the numbers of a run's rows, and the extremes of thinned rows."""
 
 import json
 import math
@@ -7,14 +7,15 @@ import numpy as np
 import pytest
 from small_folders import BEGIN, CONFIG, END, LINES, router_row, train_row, write_run
 
-from zaya_jax.aegis.journal import METRICS_FILE, ROUTERS_FILE, parse_row, parse_rows
-from zaya_jax.report.charts import MOST_CHARTS, sections_of
-from zaya_jax.report.config_fields import NOT_THERE, compare_configs
-from zaya_jax.report.content import MOST_LOADS_OF_A_PAGE, SHARES, bins_that_fit, content_of
-from zaya_jax.report.metrics_file import MOST_MOMENTS, ROWS_AT_ONCE, read_metrics
+from zaya_jax.report.charts import MAX_CHARTS, sections_of
+from zaya_jax.report.config_fields import MISSING, compare_configs
+from zaya_jax.report.content import MAX_PAGE_LOADS, SHARES, bins_that_fit, content_of
+from zaya_jax.report.metrics_file import CHUNK_ROWS, MAX_MOMENTS, read_metrics
 from zaya_jax.report.run_record import read_run
 from zaya_jax.report.summary import HEADERS, summary_of
 from zaya_jax.report.thinning import as_short_numbers, bins_of, thin
+from zaya_jax.run_folder.events import parse_row, parse_rows
+from zaya_jax.run_folder.names import METRICS_FILE, ROUTERS_FILE
 
 
 def content_by_hand(*runs):
@@ -39,16 +40,16 @@ def test_the_page_has_the_numbers_of_the_rows(tmp_path):
     assert run["tasks"] == {"steps": [], "tokens": None, "curves": {}}
 
 
-def test_figures_of_tasks_have_pictures_of_their_own(tmp_path):
-    """A task may have the name of a column, and is asked at steps of its own."""
+def test_tasks_have_their_own_charts(tmp_path):
+    """A task may have the name of a training metric, and is evaluated at other steps."""
     lines = [*(train_row(step, 2.0) for step in (1, 2, 3)), *(
         json.dumps({"step": step, "kind": "tasks", "loss": value, "my_task/acc": value / 8})
         for step, value in ((1, 2.0), (3, 4.0))
     )]  # fmt: skip
     run = read_run(write_run(tmp_path / "run", lines=lines))
     columns = [*run.metrics.train.columns, *run.metrics.tasks.columns]
-    found = next(section for section in sections_of(columns) if section.title == "Tasks")
-    assert [(chart.column, chart.title) for chart in found.charts] == [
+    result = next(section for section in sections_of(columns) if section.title == "Tasks")
+    assert [(chart.column, chart.title) for chart in result.charts] == [
         ("tasks/loss", "loss"),
         ("tasks/my_task/acc", "my_task/acc"),
     ]
@@ -69,7 +70,7 @@ def test_loads_are_shares_of_a_layers_tokens(tmp_path):
     assert router["entropy"] == [[1, 0.5], [0.25, 0.125]]
 
 
-def test_what_befell_a_run_has_its_step(tmp_path):
+def test_events_have_their_steps(tmp_path):
     went_back = {
         "time": 1_000_000_050.0,
         "event": "went back",
@@ -86,16 +87,16 @@ def test_many_runs_show_fewer_moments(tmp_path):
     lines = [train_row(1, 2.0), *(router_row(n, [[1] * 21] * 50, [0.5] * 50) for n in range(1, 101))]
     runs = [read_run(write_run(tmp_path / name, lines=lines)) for name in "abcdefgh"]
     steps = [run["router"]["steps"] for run in content_by_hand(*runs)]
-    assert len(steps[0]) == MOST_LOADS_OF_A_PAGE // 8 // (50 * 21)
+    assert len(steps[0]) == MAX_PAGE_LOADS // 8 // (50 * 21)
     assert (steps[0][0], steps[0][-1]) == (1, 100)
     assert len(content_by_hand(runs[0])[0]["router"]["steps"]) == 100
 
 
-def test_a_row_behind_a_damaged_line_is_read_and_the_damage_told(tmp_path):
+def test_rows_after_a_damaged_line_are_read_and_the_damage_is_reported(tmp_path):
     run = read_run(write_run(tmp_path / "run"))
     assert run.metrics.num_damaged == 1  # the half line at the end is none
-    assert list(run.notes) == [f"{tmp_path / 'run' / METRICS_FILE} has 1 damaged lines, which are left out"]
-    # Of the columns of bits a byte only held-out rows have some.
+    assert list(run.notes) == [f"{tmp_path / 'run' / METRICS_FILE} has 1 damaged lines, which are ignored"]
+    # Only held-out rows have bits per byte.
     assert run.metrics.held_out.columns["bits_per_byte"].tolist() == [1.75, 1.25]
 
 
@@ -108,26 +109,26 @@ def test_rows_at_once_are_those_of_each_line():
         [b'{"step": 1', b'"kind": "a"}'],
         [b"", b'{"a":1},{"a":1}'],
     ):
-        found = parse_rows([*lines, *odd])
-        assert repr(found) == repr([parse_row(line) for line in [*lines, *odd]])
+        result = parse_rows([*lines, *odd])
+        assert repr(result) == repr([parse_row(line) for line in [*lines, *odd]])
 
 
 def test_pieces_of_a_file_are_one_table(tmp_path):
-    """Columns that begin late, rows with other names, and a border between pieces in the middle."""
-    count = 2 * ROWS_AT_ONCE + 7
-    rows = [train_row(n + 1, float(n), **({"late": n} if n > ROWS_AT_ONCE + 2 else {})) for n in range(count)]
+    """Columns that start late, rows with other names, and a chunk boundary in the middle."""
+    count = 2 * CHUNK_ROWS + 7
+    rows = [train_row(n + 1, float(n), **({"late": n} if n > CHUNK_ROWS + 2 else {})) for n in range(count)]
     (tmp_path / METRICS_FILE).write_text("\n".join([*rows, ""]))
     table = read_metrics(tmp_path).train
     assert table.steps.tolist() == list(range(1, count + 1))
     assert table.columns["loss"].tolist() == list(map(float, range(count)))
-    assert np.isnan(table.columns["late"][: ROWS_AT_ONCE + 3]).all()
-    assert table.columns["late"][ROWS_AT_ONCE + 3 :].tolist() == list(range(ROWS_AT_ONCE + 3, count))
+    assert np.isnan(table.columns["late"][: CHUNK_ROWS + 3]).all()
+    assert table.columns["late"][CHUNK_ROWS + 3 :].tolist() == list(range(CHUNK_ROWS + 3, count))
 
 
 @pytest.mark.parametrize(
     "value", ["3", None, [1], {"a": 1}, True, 10**400, float("inf")], ids=lambda value: str(value)[:5]
 )
-def test_what_is_no_number_is_none(tmp_path, value):
+def test_values_that_are_not_numbers_are_missing(tmp_path, value):
     (tmp_path / METRICS_FILE).write_text(
         "\n".join([train_row(1, 2.0, odd=1.5), train_row(2, 3.0, odd=value), ""])
     )
@@ -140,7 +141,7 @@ def test_what_is_no_number_is_none(tmp_path, value):
         assert not np.isfinite(table.columns["odd"][1])
 
 
-def test_routers_rows_that_are_none_are_left_out(tmp_path):
+def test_invalid_router_rows_are_ignored(tmp_path):
     odd = [
         router_row(1, [[1, 2], [3]], [0.5, 0.5]),
         router_row(2, [[1, "2"]], [0.5]),
@@ -160,12 +161,12 @@ def test_routers_rows_that_are_none_are_left_out(tmp_path):
     assert read_metrics(tmp_path).router is None
 
 
-def test_of_many_moments_the_first_and_the_last_are_shown(tmp_path):
+def test_the_first_and_the_last_of_many_moments_are_shown(tmp_path):
     rows = [router_row(n, [[n, 1]], [0.5]) for n in range(1, 1001)]
     (tmp_path / ROUTERS_FILE).write_text("\n".join([*rows, ""]))
     router = read_metrics(tmp_path).router
     assert router is not None
-    assert len(router.steps_M) == MOST_MOMENTS
+    assert len(router.steps_M) == MAX_MOMENTS
     assert (router.steps_M[0], router.steps_M[-1]) == (1, 1000)
     assert set(np.diff(router.steps_M).tolist()) <= {5, 6}
 
@@ -231,9 +232,9 @@ def test_each_column_has_one_chart():
     assert sections[-1].title == "Other numbers"
 
 
-def test_a_program_of_ones_own_may_log_without_end():
-    (section,) = sections_of(f"mine_too/my_name_{n}" for n in range(MOST_CHARTS + 5))
-    assert (len(section.charts), section.num_left_out) == (MOST_CHARTS, 5)
+def test_a_custom_program_may_log_any_number_of_columns():
+    (section,) = sections_of(f"mine_too/my_name_{n}" for n in range(MAX_CHARTS + 5))
+    assert (len(section.charts), section.num_omitted) == (MAX_CHARTS, 5)
     assert section.charts[0].title == "mine too/my_name_0"
 
 
@@ -250,13 +251,13 @@ def test_configs_are_compared_field_by_field():
         "phases.decay.steps",
     ]
     assert fields["optimizer.learning_rate"].values == ("0.5", "0.25")
-    assert fields["phases.decay.steps"].values == (NOT_THERE, "5")
+    assert fields["phases.decay.steps"].values == (MISSING, "5")
     assert not any(field.differs for field in compare_configs([CONFIG]))
 
 
-def test_a_summary_tells_where_a_run_is(tmp_path):
+def test_the_summary_of_a_run(tmp_path):
     told = dict(zip(HEADERS, summary_of(read_run(write_run(tmp_path / "run"))), strict=True))
     assert told["steps"] == "50"
     assert told["loss"] == f"{(4 + 3 + 2.5 + 2) / 4:.4f}"
-    assert (told["held-out loss"], told["held-out bits a byte"]) == ("2.5000", "1.2500")
-    assert (told["goodput"], told["end"], told["MFU"]) == ("90.0%", "finished", NOT_THERE)
+    assert (told["held-out loss"], told["held-out bits per byte"]) == ("2.5000", "1.2500")
+    assert (told["goodput"], told["end"], told["MFU"]) == ("90.0%", "finished", MISSING)

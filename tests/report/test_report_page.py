@@ -1,4 +1,4 @@
-"""The page of runs: it asks nobody for anything, what runs wrote stays text, and mistakes have a sentence."""
+"""The page of runs loads no other file, escapes the contents of runs, and errors are one sentence."""
 
 import base64
 import hashlib
@@ -14,7 +14,7 @@ from small_folders import BEGIN, CONFIG, END, train_row, write_lines, write_run
 
 from zaya_jax import cli
 from zaya_jax.report.command import main
-from zaya_jax.report.page import MOST_TEXTS, page_of
+from zaya_jax.report.page import MAX_TEXTS, page_of
 from zaya_jax.report.run_record import read_run
 
 HOSTILE = '</script><script>alert(1)</script><img src=x onerror="alert(2)">&lt;\u2028\ud800'
@@ -67,14 +67,14 @@ def runs(tmp_path):
 
 def test_the_page_of_two_runs_has_their_parts(runs):
     text = page(*runs)
-    found = Tags(text)
-    assert [chip["data-run"] for chip in found.with_class("chip")] == ["0", "1"]
-    columns = [given["data-column"] for given in found.with_class("chart")]
+    result = Tags(text)
+    assert [chip["data-run"] for chip in result.with_class("chip")] == ["0", "1"]
+    columns = [given["data-column"] for given in result.with_class("chart")]
     assert columns == ["loss", "learning_rate", "gradient_norm"]
-    headings = [text for text in found.texts if text in ("Load of experts", "Samples", "What time went into")]
-    assert headings == ["Load of experts", "What time went into", "Samples"]
-    assert "print('a < b')" in found.texts
-    assert not {"old", "no"} & set(found.texts)
+    headings = [text for text in result.texts if text in ("Load of experts", "Samples", "Time")]
+    assert headings == ["Load of experts", "Time", "Samples"]
+    assert "print('a < b')" in result.texts
+    assert not {"old", "no"} & set(result.texts)
     for expected in (
         "optimizer.learning_rate",
         "0.5",
@@ -83,18 +83,16 @@ def test_the_page_of_two_runs_has_their_parts(runs):
         "bob on n1",
         "32 x MI300X, processes: 4",
     ):
-        assert expected in found.texts
-    assert "jax 0.10.2, jaxlib 0.10.1" in found.texts
-    assert [run["name"] for run in json.loads(found.inside["data"])["runs"]] == list(map(str, runs))
+        assert expected in result.texts
+    assert "jax 0.10.2, jaxlib 0.10.1" in result.texts
+    assert [run["name"] for run in json.loads(result.inside["data"])["runs"]] == list(map(str, runs))
 
 
 def test_the_table_of_differences_has_the_fields_that_differ(runs):
     text = page(*runs)
     (table,) = re.findall(r"<h2>Configs</h2><div[^>]*>(<table.*?</table>)", text)
     assert re.findall(r"<tr><td>([^<]*)", table) == ["optimizer.learning_rate"]
-    assert "The configs of the runs do not differ." in page(
-        runs[0], shutil.copytree(runs[0], runs[0] / "copy")
-    )
+    assert "The configs are identical." in page(runs[0], shutil.copytree(runs[0], runs[0] / "copy"))
 
 
 def test_routers_are_drawn_where_a_run_has_them(tmp_path):
@@ -104,12 +102,12 @@ def test_routers_are_drawn_where_a_run_has_them(tmp_path):
     ]
     with_rows = write_run(tmp_path / "a", lines=lines)
     without = write_run(tmp_path / "b", lines=lines[:1])
-    found = Tags(page(with_rows, without))
-    assert [given["data-run"] for given in found.with_class("maps")] == ["0"]
-    assert any("has no rows of routers" in text for text in found.texts)
+    result = Tags(page(with_rows, without))
+    assert [given["data-run"] for given in result.with_class("maps")] == ["0"]
+    assert any("has no router rows" in text for text in result.texts)
 
 
-def test_what_runs_wrote_stays_text(tmp_path):
+def test_contents_of_runs_are_escaped(tmp_path):
     folder = write_run(
         tmp_path / "<b onclick=alert(1)>",
         lines=[train_row(1, 2.0, HOSTILE, **{HOSTILE: 1.0}), train_row(2, 2.0, "x")],
@@ -118,26 +116,26 @@ def test_what_runs_wrote_stays_text(tmp_path):
         texts=[{"step": 1, "text": HOSTILE}],
     )
     text = page(folder)
-    found = Tags(text)
-    assert [given for tag, given in found.tags if tag == "script"] == [
+    result = Tags(text)
+    assert [given for tag, given in result.tags if tag == "script"] == [
         {"type": "application/json", "id": "data"},
         {},
     ]
-    assert not {"img", "b onclick=alert(1)"} & {tag for tag, _ in found.tags}
+    assert not {"img", "b onclick=alert(1)"} & {tag for tag, _ in result.tags}
     written = HOSTILE.encode(errors="replace").decode()
-    assert written in [given.get("data-column") for given in found.with_class("chart")]
-    assert written in found.texts
-    data = json.loads(found.inside["data"])
+    assert written in [given.get("data-column") for given in result.with_class("chart")]
+    assert written in result.texts
+    data = json.loads(result.inside["data"])
     assert data["runs"][0]["phases"][0] == [written, 1]
     assert data["runs"][0]["name"] == str(folder)
 
 
-def test_the_page_asks_nobody_for_anything(runs):
+def test_the_page_loads_no_other_file(runs):
     text = page(*runs)
-    found = Tags(text)
-    attributes = {name for _, given in found.tags for name in given}
+    result = Tags(text)
+    attributes = {name for _, given in result.tags for name in given}
     assert not attributes & {"src", "href", "action", "style", "srcset", "onload", "onclick", "onerror"}
-    (policy,) = [given["content"] for tag, given in found.tags if tag == "meta" and "http-equiv" in given]
+    (policy,) = [given["content"] for tag, given in result.tags if tag == "meta" and "http-equiv" in given]
     assert policy.startswith("default-src 'none'")
     for tag in ("script", "style"):
         (content,) = re.findall(f"<{tag}>(.*)</{tag}>", text, re.DOTALL)
@@ -147,26 +145,26 @@ def test_the_page_asks_nobody_for_anything(runs):
         assert "innerHTML" not in content
 
 
-def test_of_many_texts_the_first_and_the_last_are_shown(tmp_path):
+def test_the_first_and_the_last_of_many_samples_are_shown(tmp_path):
     texts = [{"step": step, "text": f"text {step}"} for step in range(100)]
     shown = [
         text
         for text in Tags(page(write_run(tmp_path / "run", texts=texts))).texts
         if re.fullmatch(r"text \d+", text)
     ]
-    assert len(shown) == MOST_TEXTS
+    assert len(shown) == MAX_TEXTS
     assert (shown[0], shown[-1]) == ("text 0", "text 99")
 
 
-def test_a_run_without_a_row_is_shown_with_what_there_is(tmp_path):
+def test_a_run_without_rows_is_shown(tmp_path):
     folder = write_run(tmp_path / "run", lines=None, events=())
-    found = Tags(page(folder))
+    result = Tags(page(folder))
     assert (
-        f"{folder / 'metrics.jsonl'} has no row of a step yet; a run writes one each train.log_every steps"
-        in (found.texts)
+        f"{folder / 'metrics.jsonl'} has no training row yet; a run writes one every train.log_every steps"
+        in (result.texts)
     )
-    assert "not begun" in found.texts
-    assert found.with_class("chart") == []
+    assert "not started" in result.texts
+    assert result.with_class("chart") == []
 
 
 def test_parts_that_are_damaged_are_named(tmp_path):
@@ -185,7 +183,7 @@ def test_parts_that_are_damaged_are_named(tmp_path):
     assert page_of([run])
 
 
-def test_changes_on_the_way_are_a_table(tmp_path):
+def test_config_changes_during_the_run_are_a_table(tmp_path):
     folder = write_run(tmp_path / "run")
     change = {
         "step": 20,
@@ -206,19 +204,19 @@ def test_an_older_run_has_the_versions_of_its_checkpoint(tmp_path):
     }  # fmt: skip
     (folder / "checkpoints/20").mkdir(parents=True)
     write_lines(folder / "checkpoints/20/run.json", [about])
-    found = Tags(page(folder))
+    result = Tags(page(folder))
     for expected in ("2026-11-24 12:00:00", "unknown", "devices: 16, processes: 2", "jax 0.9"):
-        assert expected in found.texts
+        assert expected in result.texts
 
 
-def test_the_verb_writes_a_file_and_says_what_is_missing(runs, tmp_path, capsys):
+def test_the_command_writes_a_file_and_reports_what_is_missing(runs, tmp_path, capsys):
     shutil.rmtree(runs[1] / "checkpoints", ignore_errors=True)
     (runs[1] / "config.json").unlink()
     main([*map(str, runs), f"--output={tmp_path / 'report.html'}"])
     assert (tmp_path / "report.html").read_text() == page(*runs)
-    said = capsys.readouterr().out
-    assert f"{runs[1]} has no config.json" in said
-    assert f"{tmp_path / 'report.html'}: " in said
+    printed = capsys.readouterr().out
+    assert f"{runs[1]} has no config.json" in printed
+    assert f"{tmp_path / 'report.html'}: " in printed
 
 
 @pytest.mark.parametrize(
@@ -227,26 +225,26 @@ def test_the_verb_writes_a_file_and_says_what_is_missing(runs, tmp_path, capsys)
         ([], "the following arguments are required: RUN"),
         (
             ["none"],
-            "none is not the folder of a run: there is no such folder with config.json, metrics.jsonl",
+            "none is not a run folder: the folder does not exist; it must contain one of config.json",
         ),
-        (["."], ". is not the folder of a run: it has none of config.json, metrics.jsonl, events.jsonl"),
+        (["."], ". is not a run folder: it has none of config.json, metrics.jsonl, events.jsonl"),
         (["first", "first"], "first is named 2 times; each run must be named once"),
         (["first", "--outptu=x"], 'did you mean "--output"?'),
         (["first", "--output=none/report.html"], "none/report.html.partial: No such file or directory"),
     ],
 )
-def test_mistakes_have_a_sentence(runs, monkeypatch, capsys, words, sentence):
+def test_invalid_arguments_are_reported_in_one_line(runs, monkeypatch, capsys, words, sentence):
     monkeypatch.chdir(runs[0].parent)
     with pytest.raises(SystemExit) as leaving:
         cli.main(["report", *words])
     assert leaving.value.code == 2
-    said = capsys.readouterr().err
-    assert sentence in said
-    assert len(said.splitlines()) == 1
+    printed = capsys.readouterr().err
+    assert sentence in printed
+    assert len(printed.splitlines()) == 1
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="runs the page's script in node, which is not here")
-def test_the_script_draws_tells_and_hides(tmp_path):
+def test_the_script_draws_curves_shows_values_and_hides_runs(tmp_path):
     lines = [
         *(train_row(10 * n, 4.0 - n, "early" if n < 3 else "late", load_entropy=1.0) for n in range(1, 4)),
         '{"step": 30, "kind": "validation", "loss": 1.5}',
@@ -261,19 +259,19 @@ def test_the_script_draws_tells_and_hides(tmp_path):
         ["node", program, tmp_path / "report.html"], capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
+    values = json.loads(done.stdout)
     a, b = map(str, folders)
     # Smoothed by 0.6 without a bias: (0.4 * 2 + 0.24 * 3) / 0.64.
-    assert told["pointed"] == "\n".join(
+    assert values["pointed"] == "\n".join(
         f"{name}, step 20: 2, smoothed 2.375\n{name}, step 20, spiked: it jumped" for name in (a, b)
     )
-    assert told["hidden"] == f"{b}, step 30: 1, smoothed 1.673\n{b}, held-out: 1.5"
-    assert told["tokens"] == f"{b}, step 10: 3, smoothed 3"
-    assert {"early", "late"} <= set(told["written"])
-    assert told["first_load"] == "step 10\nlayer 0, expert 0: 1.50 of an even share, 75.00 % of the tokens"
+    assert values["hidden"] == f"{b}, step 30: 1, smoothed 1.673\n{b}, held-out: 1.5"
+    assert values["tokens"] == f"{b}, step 10: 3, smoothed 3"
+    assert {"early", "late"} <= set(values["written"])
+    assert values["first_load"] == "step 10\nlayer 0, expert 0: 1.50 of an even share, 75.00 % of the tokens"
     # Half of the tokens skip, and one of two experts has all others.
-    assert told["second_load"] == "step 30\nlayer 0, expert 0: 2.00 of an even share, 50.00 % of the tokens"
-    assert told["skipped"] == "step 30\nlayer 0: 50.00 % of the tokens skip"
-    assert told["entropy"] == "step 30\nlayer 0: 0.5 nats; 0.5 to 1 in this run"
-    assert told["zoomed"] == [1000, 2000]
-    assert told["whole"] is None
+    assert values["second_load"] == "step 30\nlayer 0, expert 0: 2.00 of an even share, 50.00 % of the tokens"
+    assert values["skipped"] == "step 30\nlayer 0: 50.00 % of the tokens skip"
+    assert values["entropy"] == "step 30\nlayer 0: 0.5 nats; 0.5 to 1 in this run"
+    assert values["zoomed"] == [1000, 2000]
+    assert values["whole"] is None

@@ -1,4 +1,4 @@
-"""The page of long runs stays small, and is written while one waits."""
+"""The page of long runs is small, and is written in seconds."""
 
 import os
 import pathlib
@@ -13,7 +13,7 @@ import zaya_jax
 from zaya_jax.report.page import page_of
 from zaya_jax.report.run_record import read_run
 
-MOST_BYTES = 5_000_000
+MAX_BYTES = 5_000_000
 
 
 def long_runs(folder, *, num_rows, num_layers):
@@ -26,19 +26,19 @@ def long_runs(folder, *, num_rows, num_layers):
 def test_three_runs_are_a_small_page_that_has_their_spikes(tmp_path):
     runs = [read_run(name) for name in long_runs(tmp_path, num_rows=4000, num_layers=40)]
     page = page_of(runs)
-    assert 1_000_000 < len(page.encode()) < MOST_BYTES
+    assert 1_000_000 < len(page.encode()) < MAX_BYTES
     for run in runs:
         assert run.metrics.train.columns["loss"].max() == 9
         assert run.metrics.router is not None
         assert run.metrics.router.counts_MLX.shape[1:] == (40, 17)
-    # Of each run as the largest value of a bin, and nowhere else is there one near it.
+    # Each run's spike is the maximum of a bin; no other value is close to it.
     assert page.count(",9,") + page.count(",9]") >= 3
 
 
 @pytest.mark.campaign
 def test_three_runs_of_two_hundred_thousand_rows_are_written_in_ten_seconds(tmp_path):
     names = long_runs(tmp_path, num_rows=200_000, num_layers=40)
-    # In a process of its own, where no annotation is checked a million times.
+    # In a separate process, because the tests check type annotations at every call.
     program = "from zaya_jax import cli; cli.run()"
     begin = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(
@@ -48,6 +48,6 @@ def test_three_runs_of_two_hundred_thousand_rows_are_written_in_ten_seconds(tmp_
         timeout=100,
     )
     end = resource.getrusage(resource.RUSAGE_CHILDREN)
-    # Its own time: other tests have the machine too.
+    # CPU time rather than wall time, because other tests use the machine as well.
     assert end.ru_utime + end.ru_stime - begin.ru_utime - begin.ru_stime < 10
-    assert (tmp_path / "report.html").stat().st_size < MOST_BYTES
+    assert (tmp_path / "report.html").stat().st_size < MAX_BYTES

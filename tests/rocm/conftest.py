@@ -1,4 +1,4 @@
-"""These compile for AMD GPUs, each program in a process of its own; no GPU is needed."""
+"""Tests that compile for AMD GPUs, each program in a separate process; no GPU is needed."""
 
 import pathlib
 import tempfile
@@ -20,6 +20,6 @@ def _plugin():
 @pytest.fixture(autouse=True)
 def _compilers_find_programs_and_leave_nothing(monkeypatch, tmp_path):
     monkeypatch.setenv("PYTHONPATH", str(pathlib.Path(__file__).parent))
-    for name in ("XLA_FLAGS", quick_compilation.FOLDER):  # these read the code that a cluster gets
+    for name in ("XLA_FLAGS", quick_compilation.FOLDER):  # these tests read the code that a cluster runs
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))

@@ -1,4 +1,4 @@
-"""Small programs that the tests compile: functions of abstract devices that give a lowered program."""
+"""Small programs that the tests compile: functions of abstract devices that return a lowered program."""
 
 import os
 
@@ -13,7 +13,7 @@ from pallas_kernels.blocks import KernelSettings
 
 
 def product_of_rows(devices, *, rows):
-    """The gradient of a mean over rows that lie on all devices."""
+    """The gradient of a mean over rows sharded over all devices."""
     mesh = Mesh(np.array(devices), ("data",))
     by_rows, replicated = NamedSharding(mesh, PartitionSpec("data")), NamedSharding(mesh, PartitionSpec())
     gradient = jax.jit(
@@ -27,7 +27,7 @@ def product_of_rows(devices, *, rows):
 
 
 def triton_product(devices, *, block):
-    """A Pallas kernel: one product of two square matrices, a block a program."""
+    """A Pallas kernel: the product of two square matrices, one block per program."""
     size = 2 * block
     matrix = jax.ShapeDtypeStruct((size, size), jnp.bfloat16)
 
@@ -44,10 +44,10 @@ def triton_product(devices, *, block):
 
 
 def abort(devices):
-    """What a failed check in the compiler does."""
+    """Aborts like a failed check in the compiler."""
     os.abort()
 
 
 def refuse(devices):
-    """What a mistake in a program does."""
+    """Fails like a bug in a program."""
     raise ValueError("no such program")

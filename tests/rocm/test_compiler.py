@@ -1,4 +1,4 @@
-"""Programs compiled for MI300X: what comes back, and what happens when one cannot be compiled."""
+"""Programs compiled for MI300X: results, and errors of programs that cannot be compiled."""
 
 import pathlib
 import re

@@ -1,4 +1,4 @@
-"""The train step of a small ZAYA1, compiled for 1,024 MI300X, on order for 8: who sends and computes what."""
+"""The train step of a small ZAYA1, compiled for 1,024 MI300X or, by option, 8: communication and FLOPs."""
 
 import collections
 import dataclasses
@@ -9,18 +9,18 @@ import pytest
 from zaya_jax.config import Config
 from zaya_jax.model.weights import count_parameters
 from zaya_jax.plan.arithmetic import operations, with_node_devices
+from zaya_jax.plan.compiled.hlo import Program
 from zaya_jax.plan.devices import Cluster
 from zaya_jax.plan.gpus import MI300X
-from zaya_jax.plan.hlo import Program
 from zaya_jax.plan.memory import expert_bytes, partitioned_bytes, state_bytes
-from zaya_jax.plan.report import read_compilation, train_step_job
+from zaya_jax.plan.output.plan import read_compilation, train_step_job
 from zaya_jax.plan.rocm.compiler import compile_program
 
-NODES = (pytest.param(1, marks=pytest.mark.campaign), 128)  # asked the same as of 1,024
+NODES = (pytest.param(1, marks=pytest.mark.campaign), 128)  # the same checks as for 1,024
 
 
 def small_zaya1(num_gpus):
-    """All parts of the network; 60 matrices, which neither 8 nor 1,024 divides."""
+    """A network with all parts, and 60 matrices, a number that neither 8 nor 1,024 divides."""
     return Config.from_dict(
         {
             "model": {
@@ -68,7 +68,7 @@ def test_gradients_are_reduce_scattered_and_weights_all_gathered(nodes):
 
 
 def test_gradients_travel_in_float32_though_they_are_kept_in_bfloat16(nodes):
-    """The library that sums them rounds at each hop to the type of the collective."""
+    """The communication library rounds sums at each hop to the dtype of the collective."""
     config = small_zaya1(8 * nodes)
     assert config.execution.gradient_dtype == "bfloat16"
     step = read_compilation(compiled(nodes), Cluster(device=MI300X, nodes=nodes, gpus_per_node=8))
@@ -85,7 +85,7 @@ def test_nothing_of_the_size_of_a_weight_is_all_reduced(nodes):
 
 
 def test_a_gpu_orthogonalises_what_it_owns_and_nothing_else(nodes):
-    """FLOPs of the compiled optimiser are those of the matrices dealt to a GPU, to the last one."""
+    """FLOPs of the compiled optimizer equal exactly those of the matrices assigned to a GPU."""
     config = small_zaya1(8 * nodes)
     expected = operations(config, 8 * nodes)
     assert Program(compiled(nodes).hlo).flops("optimizer") == expected.optimizer
@@ -103,7 +103,7 @@ def test_experts_and_head_do_the_work_that_arithmetic_says(nodes):
 
 @functools.cache
 def compiled_in_nodes():
-    """As on 128 nodes, the 3 experts on the 8 GPUs of each: five store none."""
+    """As on 128 nodes, with 3 experts on the 8 GPUs of each: five GPUs store none."""
     cluster = Cluster(device=MI300X, nodes=128, gpus_per_node=8)
     return compile_program(train_step_job(with_node_devices(small_zaya1(cluster.num_gpus), 8), cluster))
 
@@ -121,7 +121,7 @@ def test_of_shared_experts_every_message_goes_its_shortest_way():
 
 
 def test_shared_experts_of_other_nodes_come_once_a_layer():
-    """Forward alone, and their gradients in the backward pass: as each GPU stores them, an eighth."""
+    """Forward only, and gradients in the backward pass, each an eighth, as each GPU stores them."""
     in_layers = [c for c in Program(compiled_in_nodes().hlo).collectives if "/while/" in c.op_name]
     own = expert_bytes(with_node_devices(small_zaya1(1024), 8)) // 8
     assert sent(in_layers, "gather_weights") == {"all-gather": own, "all-to-all": own}
@@ -129,15 +129,15 @@ def test_shared_experts_of_other_nodes_come_once_a_layer():
 
 def sent(collectives, scope):
     """Bytes of collectives in a scope, by kind."""
-    found = collections.Counter()
+    result = collections.Counter()
     for each in collectives:
         if scope in each.op_name:
-            found[each.kind] += each.runs * each.num_bytes
-    return found
+            result[each.kind] += each.runs * each.num_bytes
+    return result
 
 
 def test_of_shared_experts_a_gpu_stores_its_own():
-    """Each pair of kept weights and gradients is smaller than on a GPU that has all."""
+    """Kept weights and gradients are smaller than on a GPU with all experts."""
     state = state_bytes(with_node_devices(small_zaya1(1024), 8), 1024)
     whole = state_bytes(small_zaya1(1024), 1024)
     assert state.weights + state.gradients < 0.75 * (whole.weights + whole.gradients)
@@ -149,7 +149,7 @@ def test_of_shared_experts_a_gpu_stores_its_own():
 
 
 def test_the_step_takes_the_kernels_that_the_table_names_for_rocm(nodes):
-    """It is compiled on a CPU, which would take none."""
+    """The program is compiled on a CPU, which has no kernels."""
     names = {kernel.name for kernel in compiled(nodes).kernels}
     assert any(name.startswith("flash_attention_grad_keys") for name in names)
     assert not any(name.startswith("grouped_swiglu") for name in names)
@@ -158,6 +158,27 @@ def test_the_step_takes_the_kernels_that_the_table_names_for_rocm(nodes):
         name for name in names if name.startswith("grouped_matmul")
     }
     assert "grouped_matmul" not in names
+
+
+def xf32_kernels(compilation):
+    assert sum(kernel.matrix_instructions for kernel in compilation.kernels)
+    return {k.name: k.xf32_instructions for k in compilation.kernels if k.xf32_instructions}
+
+
+def test_float32_factors_of_the_bfloat16_step_are_not_rounded_to_xf32():
+    """Those of the router, which is float32 in a bfloat16 run."""
+    assert not xf32_kernels(compiled(128))
+
+
+@pytest.mark.parametrize("implementation", ["xla", pytest.param("pallas", marks=pytest.mark.campaign)])
+def test_float32_factors_of_the_float32_step_are_not_rounded_to_xf32(implementation):
+    """With Newton-Schulz in float32, as it is by default, and every other product."""
+    small = dataclasses.asdict(small_zaya1(1))
+    small["optimizer"]["newton_schulz_dtype"] = "float32"
+    small["execution"] |= {"dtype": "float32", "implementation": implementation}
+    config = Config.from_dict(small)
+    cluster = Cluster(device=MI300X, nodes=1, gpus_per_node=1)
+    assert not xf32_kernels(compile_program(train_step_job(config, cluster)))
 
 
 def test_the_report_of_a_compiled_step(nodes):

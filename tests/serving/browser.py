@@ -1,4 +1,4 @@
-"""A headless Chromium, driven by its DevTools protocol: a real pointer, keys and pictures, and no driver."""
+"""A headless Chromium, controlled by its DevTools protocol: real pointer and key events, and screenshots."""
 
 import base64
 import contextlib
@@ -30,7 +30,7 @@ KEYS = {
 
 
 class Page:
-    """A page of the browser: what it says, what it looks like, and hands for it."""
+    """A page of the browser: its content, screenshots, and input events."""
 
     def __init__(self, socket):
         self._socket, self._numbers, self.complaints = socket, itertools.count(1), []
@@ -41,26 +41,26 @@ class Page:
         number = next(self._numbers)
         self._socket.send(json.dumps({"id": number, "method": method, "params": params}))
         while True:
-            said = json.loads(self._socket.recv())
-            if said.get("id") == number:
-                assert "error" not in said, said
-                return said["result"]
-            self._note(said)
+            reply = json.loads(self._socket.recv())
+            if reply.get("id") == number:
+                assert "error" not in reply, reply
+                return reply["result"]
+            self._note(reply)
 
-    def _note(self, said):
-        if said.get("method") == "Runtime.exceptionThrown":
-            self.complaints.append(said["params"]["exceptionDetails"])
-        if said.get("method") == "Log.entryAdded" and said["params"]["entry"]["level"] == "error":
-            self.complaints.append(said["params"]["entry"])
+    def _note(self, reply):
+        if reply.get("method") == "Runtime.exceptionThrown":
+            self.complaints.append(reply["params"]["exceptionDetails"])
+        if reply.get("method") == "Log.entryAdded" and reply["params"]["entry"]["level"] == "error":
+            self.complaints.append(reply["params"]["entry"])
 
     def run(self, expression):
-        """The value of an expression in the page."""
-        found = self.ask("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
-        assert "exceptionDetails" not in found, found
-        return found["result"].get("value")
+        """Returns the value of a JavaScript expression in the page."""
+        evaluated = self.ask("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in evaluated, evaluated
+        return evaluated["result"].get("value")
 
     def wait(self, expression, seconds=LONGEST_WAIT):
-        """Waits until an expression is true, and says what the page showed if it never is."""
+        """Waits until an expression is true; after a timeout, fails with the text of the page."""
         end = time.monotonic() + seconds
         while not self.run(f"Boolean({expression})"):
             assert time.monotonic() < end, f"{expression}: {self.run('document.body.innerText')[:2000]}"
@@ -82,7 +82,7 @@ class Page:
         self.ask("Emulation.setTouchEmulationEnabled", enabled=touch)
 
     def place(self, selector):
-        """The middle of the first line of an element, which is scrolled into view."""
+        """Scrolls an element into view, and returns the middle of its first line."""
         return self.run(f"""(() => {{
           const element = document.querySelector({json.dumps(selector)});
           element.scrollIntoView({{ block: "nearest" }});
@@ -110,8 +110,8 @@ class Page:
     def press(self, key, modifiers=0):
         text = {"text": "\r"} if key == "Enter" else {}
         for kind in ("keyDown", "keyUp"):
-            given = {"key": key, "code": key, "windowsVirtualKeyCode": KEYS[key], "modifiers": modifiers}
-            self.ask("Input.dispatchKeyEvent", type=kind, **given, **(text if kind == "keyDown" else {}))
+            event = {"key": key, "code": key, "windowsVirtualKeyCode": KEYS[key], "modifiers": modifiers}
+            self.ask("Input.dispatchKeyEvent", type=kind, **event, **(text if kind == "keyDown" else {}))
 
     def picture(self, path):
         pathlib.Path(path).write_bytes(
@@ -132,7 +132,7 @@ def _address(folder, process):
 
 @contextlib.contextmanager
 def page(folder):
-    """A page of a new browser, which keeps what it has in `folder`."""
+    """Starts a browser with a profile in `folder`, and yields its page."""
     import websocket  # of kubernetes' client
 
     process = subprocess.Popen(

@@ -1,4 +1,4 @@
-// Calls functions of the page's modules, in the folder that is named, and prints what they give.
+// Calls functions of the page's modules, in the folder named by an argument, and prints their results.
 import assert from "node:assert";
 import path from "node:path";
 import { pathToFileURL } from "node:url";
@@ -9,23 +9,23 @@ const { Alignment } = await part("alignment.js");
 const { Trace, UNKNOWN } = await part("trace.js");
 const history = await part("history.js");
 const palette = await part("palette.js");
-const given = JSON.parse(process.argv[3]), told = {};
+const input = JSON.parse(process.argv[3]), results = {};
 
-// ---- events, cut at each byte and byte by byte
+// ---- events, split at each byte and byte by byte
 const parsed = (...parts) => {
   const parser = new EventParser();
   return parts.flatMap((bytes) => parser.add(bytes));
 };
-const bytes = new TextEncoder().encode(given.stream);
-told.events = parsed(bytes);
+const bytes = new TextEncoder().encode(input.stream);
+results.events = parsed(bytes);
 for (let cut = 0; cut <= bytes.length; cut++) {
-  assert.deepEqual(parsed(bytes.slice(0, cut), bytes.slice(cut)), told.events, `cut at ${cut}`);
+  assert.deepEqual(parsed(bytes.slice(0, cut), bytes.slice(cut)), results.events, `cut at ${cut}`);
 }
-assert.deepEqual(parsed(...[...bytes].map((byte) => Uint8Array.of(byte))), told.events);
+assert.deepEqual(parsed(...[...bytes].map((byte) => Uint8Array.of(byte))), results.events);
 
-told.sentences = given.failures.map((failure) => sentenceOf(...failure));
+results.sentences = input.failures.map((failure) => sentenceOf(...failure));
 
-// ---- which token wrote what, however it came
+// ---- alignment of text and tokens, however they are split
 const words = (pieces) => {
   const found = [];
   for (const { kind, text, token } of pieces) {
@@ -61,37 +61,37 @@ function aligned({ tokens, texts }, letters) {
   assert.equal(alignment.rest.length, 0);
   return words(pieces);
 }
-told.aligned = given.answers.map((answer) => aligned(structuredClone(answer), false));
-told.by_letters = given.answers.map((answer) => aligned(structuredClone(answer), true));
+results.aligned = input.answers.map((answer) => aligned(structuredClone(answer), false));
+results.by_letters = input.answers.map((answer) => aligned(structuredClone(answer), true));
 
-// ---- ways
+// ---- routing
 const trace = new Trace(2);
-for (const chunk of given.routing) trace.add(chunk);
-told.ways = Array.from({ length: trace.numTokens }, (_, token) => {
+for (const chunk of input.routing) trace.add(chunk);
+results.ways = Array.from({ length: trace.numTokens }, (_, token) => {
   return Array.from({ length: trace.numLayers }, (_, layer) => trace.expert(token, layer)).map((expert) => {
     return expert === UNKNOWN ? null : expert;
   });
 });
-told.probability = trace.probability(3, 1);
-told.loads = Array.from({ length: trace.numLayers }, (_, layer) => [...trace.loads(layer)]);
+results.probability = trace.probability(3, 1);
+results.loads = Array.from({ length: trace.numLayers }, (_, layer) => [...trace.loads(layer)]);
 
 // ---- turns
-const turns = given.turns.map(([role, content]) => ({ role, content }));
-told.messages = history.messagesOf("Be kind.", turns);
-told.without_system = history.messagesOf("  ", turns).length;
-told.prompt = history.promptOf(turns);
-told.before = history.before(turns, turns[2]).map(({ content }) => content);
-told.sampling = history.samplingOf(given.settings);
+const turns = input.turns.map(([role, content]) => ({ role, content }));
+results.messages = history.messagesOf("Be kind.", turns);
+results.without_system = history.messagesOf("  ", turns).length;
+results.prompt = history.promptOf(turns);
+results.before = history.before(turns, turns[2]).map(({ content }) => content);
+results.sampling = history.samplingOf(input.settings);
 
-// ---- colours
+// ---- colors
 const numbers = Array.from({ length: palette.NUM_COLOURS }, (_, n) => n);
 const steps = Array.from({ length: palette.NUM_STEPS }, (_, n) => n);
-told.colours = Object.fromEntries(palette.THEMES.map((theme) => [theme, {
+results.colours = Object.fromEntries(palette.THEMES.map((theme) => [theme, {
   experts: numbers.map((n) => palette.expertColour(n, theme)),
   ramps: ["probability", "surprise"].map((name) => steps.map((step) => palette.rampColour(name, step, theme))),
 }]));
-told.classes = [0, 15, 16, 23, 24].map((expert) => palette.expertClass(expert, 24));
-told.probability_steps = [0, 0.0999, 0.1, 0.5, 1].map(palette.stepOfProbability);
-told.logprob_steps = [0, -0.05, -0.693, -2.303, -4.605, -50, -Infinity].map(palette.stepOfLogprob);
-told.only = palette.onlySheet(palette.expertClass(17, 24));
-console.log(JSON.stringify(told));
+results.classes = [0, 15, 16, 23, 24].map((expert) => palette.expertClass(expert, 24));
+results.probability_steps = [0, 0.0999, 0.1, 0.5, 1].map(palette.stepOfProbability);
+results.logprob_steps = [0, -0.05, -0.693, -2.303, -4.605, -50, -Infinity].map(palette.stepOfLogprob);
+results.only = palette.onlySheet(palette.expertClass(17, 24));
+console.log(JSON.stringify(results));

@@ -1,8 +1,8 @@
-"""The server's page in a real browser, against a server that answers what the page must show.
+"""The chat page in a real browser, with a fake server whose responses are known.
 
     pytest -m campaign -n 0 tests/serving/test_page_in_chromium.py
 
-`ZAYA_PICTURES=FOLDER` keeps pictures of it, to be looked at.
+`ZAYA_PICTURES=FOLDER` saves screenshots.
 """
 
 import collections
@@ -13,7 +13,7 @@ import re
 
 import browser
 import pytest
-from pretended_server import HOSTILE, THOUGHTS, serve
+from fake_server import HOSTILE, THOUGHTS, serve
 
 pytestmark = [
     pytest.mark.campaign,
@@ -35,7 +35,7 @@ def page(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def _without_complaints(page):
-    """No error of a script and no resource that the policy refused, whatever a test did."""
+    """Checks after each test that there was no script error, and no violation of the security policy."""
     page.complaints.clear()
     page.look()
     yield
@@ -65,8 +65,8 @@ def texts(page, selector):
     return page.run(f"[...document.querySelectorAll({json.dumps(selector)})].map((each) => each.textContent)")
 
 
-def said(sent):
-    """What an answer says behind its thoughts."""
+def content_of(sent):
+    """Returns the content of a response, after its reasoning."""
     return "".join(sent["texts"][THOUGHTS:])
 
 
@@ -76,24 +76,24 @@ def test_a_chat_of_three_turns(page):
         for n, question in enumerate(["one?", "two?", "three?"]):
             ask(page, question, n + 1)
             keep(page, f"turn_{n}")
-        assert texts(page, ".answer > .tokens") == [said(sent) for sent in server.sent]
+        assert texts(page, ".answer > .tokens") == [content_of(sent) for sent in server.sent]
         assert texts(page, ".thoughts .tokens") == ["".join(sent["texts"][:THOUGHTS]) for sent in server.sent]
         assert page.run("document.querySelector('.thoughts').open") is False
         path, body = server.requests[-1]
         assert path == "/v1/chat/completions"
         assert body["messages"] == [
             {"role": "user", "content": "one?"},
-            {"role": "assistant", "content": said(server.sent[0])},
+            {"role": "assistant", "content": content_of(server.sent[0])},
             {"role": "user", "content": "two?"},
-            {"role": "assistant", "content": said(server.sent[1])},
+            {"role": "assistant", "content": content_of(server.sent[1])},
             {"role": "user", "content": "three?"},
         ]
         assert body["stream"] is body["routing"] is True
-        assert HOSTILE in "".join(said(sent) for sent in server.sent)
+        assert HOSTILE in "".join(content_of(sent) for sent in server.sent)
         assert page.run("document.querySelectorAll('#turns img').length") == 0
 
 
-def test_settings_go_into_requests(page):
+def test_settings_are_part_of_requests(page):
     with serve() as (address, server):
         open_page(page, address)
         page.click("#settings-open")
@@ -115,7 +115,7 @@ def test_settings_go_into_requests(page):
         assert "temperature" not in body
 
 
-def test_a_stop_in_the_middle(page):
+def test_stopping_an_answer(page):
     with serve(num_tokens=4000, pause=0.02) as (address, server):
         open_page(page, address)
         page.click("#question")
@@ -126,7 +126,7 @@ def test_a_stop_in_the_middle(page):
         page.click("#stop")
         page.wait(DONE.format(1))
         (kept,) = texts(page, ".answer > .tokens")
-        assert said(server.sent[0]).startswith(kept)
+        assert content_of(server.sent[0]).startswith(kept)
         assert "stopped" in texts(page, ".actions .hint")[-1]
         assert page.run("document.getElementById('stop').hidden") is True
         server.num_tokens = 20
@@ -197,7 +197,7 @@ def check_keys(page, sent, first):
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("view", ["expert", "probability", "logprob", "plain"])
-def test_views_and_themes_can_be_read(page, theme, view):
+def test_views_and_themes_are_legible(page, theme, view):
     with serve() as (address, _):
         page.look(theme=theme)
         open_page(page, address)
@@ -220,7 +220,7 @@ def luminance(colour):
     return sum(share * part for share, part in zip((0.2126, 0.7152, 0.0722), parts, strict=True))
 
 
-def test_a_key_is_asked_for_and_kept(page):
+def test_a_key_is_requested_and_stored(page):
     with serve(key="open sesame") as (address, server):
         page.open(f"{address}/")
         for key in ("wrong", "open sesame"):
@@ -230,19 +230,19 @@ def test_a_key_is_asked_for_and_kept(page):
             page.click("#key")
             page.write(key)
             page.press("Enter")
-            # It is asked for again before one could see that it was taken.
-            refused = "document.getElementById('key-hint').textContent.includes('not take')"
+            # The dialog for the key opens again before its closing could be observed.
+            refused = "document.getElementById('key-hint').textContent.includes('not accept')"
             page.wait(f"document.body.dataset.mode || {refused}")
         page.wait("document.body.dataset.mode && !document.getElementById('key-dialog').open")
         ask(page, "one?", 1)
         open_page(page, address)
-        ask(page, "and behind a reload?", 1)
+        ask(page, "and after a reload?", 1)
         assert len(server.requests) == 2
         assert page.run("sessionStorage.getItem('zaya.key')") == "open sesame"
         assert page.run("localStorage.length") == 0
 
 
-def test_turns_are_answered_and_written_anew(page):
+def test_regenerating_and_editing_turns(page):
     with serve(num_tokens=20) as (address, server):
         open_page(page, address)
         ask(page, "one?", 1)
@@ -263,13 +263,13 @@ def test_turns_are_answered_and_written_anew(page):
         page.ask("Browser.grantPermissions", permissions=["clipboardReadWrite"], origin=origin)
         page.click(".answer .copy")
         page.wait("document.querySelector('.answer .copy').textContent === 'copied'")
-        assert page.run("navigator.clipboard.readText()") == said(server.sent[3])
+        assert page.run("navigator.clipboard.readText()") == content_of(server.sent[3])
         page.click("#new-chat")
         page.wait("document.querySelectorAll('.turn').length === 0")
         page.wait("!document.getElementById('none').hidden")
 
 
-def test_a_server_that_is_not_ready_is_waited_for(page):
+def test_the_page_waits_for_a_loading_server(page):
     with serve(is_ready=False) as (address, server):
         page.open(f"{address}/")
         page.wait("document.getElementById('trouble').textContent.includes('the run is being read')")
@@ -278,7 +278,7 @@ def test_a_server_that_is_not_ready_is_waited_for(page):
         ask(page, "one?", 1)
 
 
-def test_trouble_is_one_sentence(page):
+def test_errors_are_one_sentence(page):
     with serve(num_tokens=30) as (address, server):
         open_page(page, address)
         server.trouble = (429, "busy")
@@ -291,7 +291,7 @@ def test_trouble_is_one_sentence(page):
         page.wait("document.querySelector('.answer .note').textContent.includes('connection ended')")
         assert texts(page, ".answer > .tokens") == ["".join(server.sent[0]["texts"][THOUGHTS:21])]
         keep(page, "trouble")
-        # What never got a word is not sent, and what got some is.
+        # An empty answer is not sent back with the conversation; a partial one is.
         server.cut_after = None
         ask(page, "two?", 2)
         assert [each["role"] for each in server.requests[-1][1]["messages"]] == ["user", "assistant", "user"]
@@ -299,7 +299,7 @@ def test_trouble_is_one_sentence(page):
     page.wait("document.querySelectorAll('.answer .note')[1].textContent.includes('does not answer')")
 
 
-def test_a_model_without_a_template_goes_on_with_a_text(page):
+def test_a_model_without_a_chat_template_continues_a_text(page):
     with serve(is_chat=False, num_tokens=30) as (address, server):
         open_page(page, address)
         page.click("#question")
@@ -336,7 +336,7 @@ def test_a_long_answer_of_many_layers(page):
     with serve(num_tokens=4000, num_layers=40) as (address, server):
         open_page(page, address)
         ask(page, "one?", 1)
-        assert texts(page, ".answer > .tokens") == [said(server.sent[0])]
+        assert texts(page, ".answer > .tokens") == [content_of(server.sent[0])]
         assert page.run("document.querySelector('#map canvas').width") >= 4000
         page.run("document.getElementById('layer').focus()")
         page.press("ArrowRight")

@@ -1,4 +1,4 @@
-"""The page in a real browser with a real `zaya serve`: it shows what the server says to another client."""
+"""The chat page in a real browser with a real `zaya serve`: it shows what another client receives."""
 
 import json
 import os
@@ -49,7 +49,7 @@ def class_of(expert, num_experts):
     return "t x-skip" if expert == num_experts else f"t x-{expert} round-0"
 
 
-def test_the_page_shows_what_another_client_is_told(address, tmp_path):
+def test_the_page_shows_what_another_client_receives(address, tmp_path):
     with browser.page(tmp_path) as page:
         page.look()
         page.open(f"{address}/")
@@ -69,9 +69,9 @@ def test_the_page_shows_what_another_client_is_told(address, tmp_path):
         )
         (choice,) = answer["choices"]
         shown, routing = page.run(SHOWN), choice["routing"]
-        said = (choice["message"].get("reasoning_content") or "") + (choice["message"]["content"] or "")
-        assert "".join(text for text, *_ in shown) == said
-        # Each token that added a text has it, in its colour; bytes that are part of a character add none.
+        content = (choice["message"].get("reasoning_content") or "") + (choice["message"]["content"] or "")
+        assert "".join(text for text, *_ in shown) == content
+        # Each token with text has its color; tokens that are part of a character have no text.
         expected = [
             (text, class_of(experts[0], model["zaya"]["num_experts"]) if experts else "t")
             for text, experts in zip(routing["tokens"], routing["experts"], strict=True)
@@ -79,7 +79,7 @@ def test_the_page_shows_what_another_client_is_told(address, tmp_path):
         ]
         assert len(expected) > 10
         assert [(text, name) for text, token, name in shown if token is not None] == expected
-        # Long enough that it is still being written when the button is found.
+        # Long enough to be still in progress when the button is clicked.
         page.run("document.getElementById('max_tokens').value = '280'")
         write(page, "two?")
         page.wait("document.querySelectorAll('.answer:last-child .t').length > 5")

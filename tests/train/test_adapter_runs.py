@@ -1,4 +1,4 @@
-"""Runs that train adapters: from another's weights, through checkpoints, to whoever uses the result."""
+"""Runs that train adapters: initial weights of another run, checkpoints, and exports."""
 
 import dataclasses
 import pathlib
@@ -15,7 +15,7 @@ from zaya_jax import cli
 from zaya_jax.checkpoint import load_run
 from zaya_jax.config import Config
 from zaya_jax.model.zaya import Zaya
-from zaya_jax.train.loop import train
+from zaya_jax.train.trainer import train
 
 # Of the run, of which the newest jax has others.
 pytestmark = pytest.mark.slow
@@ -62,7 +62,7 @@ def fixture_trained(tmp_path_factory):
     return Trained(folder, config, base, train(config))
 
 
-def test_the_base_stays_and_adapters_move(trained):
+def test_only_adapters_change(trained):
     state = trained.result.state
     params, base = by_path(state.params), by_path(trained.base["params"])
     for path, x in base.items():
@@ -73,7 +73,7 @@ def test_the_base_stays_and_adapters_move(trained):
     assert all(np.abs(x).max() > 1e-3 for path, x in factors.items())
 
 
-def test_a_run_goes_on_as_if_nothing_had_been_and_repeats_its_steps(trained, capsys):
+def test_a_resumed_run_equals_an_uninterrupted_one_and_replays_its_steps(trained, capsys):
     train(trained.again("resumed", 3))
     resumed = train(trained.again("resumed", STEPS))
     said = capsys.readouterr().out
@@ -87,7 +87,7 @@ def test_a_run_goes_on_as_if_nothing_had_been_and_repeats_its_steps(trained, cap
     assert "replayed" in capsys.readouterr().out
 
 
-def test_whoever_loads_a_run_has_the_changes_in_its_weights(trained, capsys):
+def test_loaded_weights_have_adapters_merged(trained, capsys):
     loaded = by_path(load_run(trained.config.run_folder).variables["params"])
     params, scale = by_path(trained.result.state.params), 6.0 / 3
     a, b = (np.asarray(params[f"adapters/attention/q_proj/{name}"]) for name in "ab")
@@ -125,7 +125,7 @@ def test_transformers_computes_the_same_from_an_export(trained, capsys):
 
 def test_adapters_alone_are_the_difference_of_an_export(trained, capsys):
     zaya(f"convert {trained.config.run_folder} {trained.folder}/peft --adapters-only")
-    assert "balancing biases are not among adapters" in capsys.readouterr().out
+    assert "adapters do not include the router biases" in capsys.readouterr().out
     for name in ("base", "run"):
         zaya(f"convert {trained.folder}/{name} {trained.folder}/of_{name}")
     adapters = load_file(trained.folder / "peft/adapter_model.safetensors")
@@ -161,7 +161,7 @@ def test_peft_loads_adapters_alone(trained):
     assert (without - expected).abs().max() > 1e-2 * expected.abs().max()
 
 
-def test_a_copy_of_a_run_has_no_adapters_left(trained):
+def test_a_copy_of_a_run_has_no_adapters(trained):
     zaya(f"convert {trained.config.run_folder} {trained.folder}/copy --layout zaya")
     copy = load_run(trained.folder / "copy")
     assert copy.config.lora.rank == 0
@@ -172,12 +172,12 @@ def test_a_copy_of_a_run_has_no_adapters_left(trained):
 @pytest.mark.parametrize(
     ("command", "sentence"),
     [
-        ("convert {0}/base {0}/none --adapters-only", "has no adapters: its lora.rank is 0"),
-        ("convert {0}/run {0}/none --adapters-only --verify", "give it alone"),
+        ("convert {0}/base {0}/none --adapters-only", "has no adapters, because its lora.rank is 0"),
+        ("convert {0}/run {0}/none --adapters-only --verify", "cannot be combined with"),
         ("train --config={0}/run/config.json --config.lora.rank=4", "lora.rank is 4 and was 3"),
     ],
 )
-def test_a_mistake_has_its_sentence(trained, command, sentence, capsys):
+def test_mistakes_are_user_errors(trained, command, sentence, capsys):
     with pytest.raises(SystemExit):
         zaya(command.format(trained.folder))
     assert sentence in capsys.readouterr().err

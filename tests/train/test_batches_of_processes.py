@@ -10,7 +10,7 @@ import random
 import pytest
 from reading_runs import NUM_STEPS, Device, build_corpora, config_of, hash_of_batch, rows_of_steps
 
-from zaya_jax.data.shards import open_corpus
+from zaya_jax.data.corpora.shards import open_corpus
 from zaya_jax.parallel.mesh import data_mesh
 
 LAYOUTS = [(8, 1), (2, 4), (1, 0)]
@@ -30,7 +30,7 @@ def undisturbed(folders):
 
 
 def hashes_of_steps(folders, *, processes, threads, first_step=0):
-    """Of the batches that processes read together, from a step on."""
+    """Yields the global batches that processes read together, from a step on."""
     config = config_of(folders, read_threads=threads)
     corpora = {str(folder): open_corpus(folder) for folder in folders}
     mesh = data_mesh([Device(process_index=i * processes // DEVICES, id=i) for i in range(DEVICES)])
@@ -52,8 +52,8 @@ def test_all_layouts_read_the_same_batches(folders, undisturbed, processes, thre
     assert len(set(undisturbed)) == NUM_STEPS
 
 
-def test_a_run_that_is_killed_again_and_again_reads_what_an_undisturbed_one_does(folders, undisturbed):
-    """Each time it goes on from a step that was saved before, with another number of processes."""
+def test_a_run_that_is_killed_repeatedly_reads_the_batches_of_an_uninterrupted_one(folders, undisturbed):
+    """Each time it resumes from an earlier saved step, with another number of processes."""
     numbers = random.Random(0)
     processes, found = 1, {}
     saved = [0, *sorted(numbers.sample(range(1, NUM_STEPS), KILLS))]
@@ -62,7 +62,7 @@ def test_a_run_that_is_killed_again_and_again_reads_what_an_undisturbed_one_does
         steps = hashes_of_steps(
             folders, processes=processes, threads=numbers.randrange(5), first_step=first_step
         )
-        # What was read behind the last save is read again.
+        # Batches after the last save are read again.
         last = NUM_STEPS if killed is None else min(killed + numbers.randrange(3), NUM_STEPS)
         for step, found_hash in enumerate(itertools.islice(steps, last - first_step), start=first_step):
             assert found.setdefault(step, found_hash) == found_hash

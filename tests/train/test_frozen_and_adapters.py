@@ -1,4 +1,4 @@
-"""Frozen weights and low-rank adapters: what a step computes, moves and leaves alone."""
+"""Frozen weights and low-rank adapters: what a step computes and changes."""
 
 import dataclasses
 import functools
@@ -13,25 +13,25 @@ from flax.traverse_util import flatten_dict
 from small_models import EXECUTION, SMALL
 
 from zaya_jax.config import Config, DataConfig, LoraConfig, OptimizerConfig, TrainConfig
-from zaya_jax.data.batch import make_example
-from zaya_jax.data.borders import Borders
+from zaya_jax.data.corpora.delimiters import DocumentDelimiters
+from zaya_jax.data.reading.batch import make_example
 from zaya_jax.model.adapters import declare_run, describe_trained, scaled_adapters
 from zaya_jax.model.weights import declare, flatten_weights
 from zaya_jax.model.zaya import Zaya, hidden_states
 from zaya_jax.options import load_config
 from zaya_jax.parallel.mesh import data_mesh
 from zaya_jax.plan.memory import state_bytes
-from zaya_jax.train.programs import compiled_step
-from zaya_jax.train.state import init_state, make_setup
+from zaya_jax.train.compiled_programs import compiled_step
+from zaya_jax.train.step.state import init_state, make_setup
 
 ROWS, TIME = 4, 16
 FULL = Config(
     model=SMALL,
     data=DataConfig(sequence_length=TIME, batch_size=ROWS),
-    # Nothing is clipped, and the rate is the same in each step.
+    # No clipping, and a constant learning rate.
     optimizer=OptimizerConfig(learning_rate=1e-2, schedule="constant", warmup_steps=0, clip_norm=1e9),
     train=TrainConfig(num_steps=100),
-    # Several chunks: a gradient of the table would be a sum over them.
+    # Several chunks, over which a gradient of the table would be summed.
     execution=dataclasses.replace(EXECUTION, loss_chunk=16, remat="products"),
 )
 FROZEN_PATTERNS = ("embedding/*", "layers/router/*", "layers/experts/gate_up_proj", "*norm/scale")
@@ -51,18 +51,20 @@ EINSUMS = {
     "experts/gate_up_proj": "leqdz,leqzf->ledqf",
     "experts/down_proj": "lefz,lezd->lefd",
 }
-"""The change of each matrix, written down by hand."""
+"""The low-rank change of each matrix, written by hand."""
 
 
 @functools.cache
 def batch():
     tokens_BT = np.random.default_rng(0).integers(3, SMALL.vocab_size, (ROWS, TIME))
-    return jax.tree.map(jnp.asarray, make_example(tokens_BT, borders=Borders(bos_id=1, eos_id=-1, pad_id=0)))
+    return jax.tree.map(
+        jnp.asarray, make_example(tokens_BT, delimiters=DocumentDelimiters(bos_id=1, eos_id=-1, pad_id=0))
+    )
 
 
 @functools.cache
 def step(config):
-    """The compiled step."""
+    """Returns the compiled step."""
     mesh, setup = data_mesh(jax.devices()[:1]), make_setup(config)
     state = jax.eval_shape(functools.partial(init_state, config, setup))
     return compiled_step(state, setup=setup, mesh=mesh).lower(state, batch()).compile()
@@ -74,7 +76,7 @@ def initial(config):
 
 
 def start(config):
-    """Another one each time, for a step takes the memory of its state."""
+    """Returns a new state each time, because a step donates its state."""
     return jax.tree.map(jnp.copy, initial(config))
 
 
@@ -102,7 +104,7 @@ def test_a_step_drops_the_updates_of_frozen_weights_and_no_other():
             dropped += 1
             np.testing.assert_array_equal(now, before[path])
         else:
-            # One program sums in another order than the other; an update is about the learning rate.
+            # The programs sum in different orders; an update is about the learning rate.
             np.testing.assert_allclose(now, by_path(full.params)[path], atol=1e-6, rtol=1e-6)
             assert np.abs(now - before[path]).max() > 1e-3
     assert dropped == sum(map(is_frozen, before)) > 12
@@ -110,7 +112,7 @@ def test_a_step_drops_the_updates_of_frozen_weights_and_no_other():
     np.testing.assert_array_equal(state.router_bias_LX, full.router_bias_LX)
 
 
-def test_the_norm_is_of_what_trains():
+def test_the_norm_is_that_of_trained_weights():
     _, full = after_one_step(FULL)
     _, metrics = after_one_step(FROZEN)
     assert metrics.gradient_norms["embedding"] == metrics.gradient_norms["router"] == 0
@@ -120,7 +122,7 @@ def test_the_norm_is_of_what_trains():
 
 
 @pytest.mark.parametrize("config", [FROZEN, LORA])
-def test_what_does_not_train_has_no_moments_and_no_gradient(config):
+def test_frozen_weights_have_no_moments_and_no_gradient(config):
     state, declared = initial(config), flatten_weights(declare_run(config))
     trained = {path for path, weight in declared.items() if weight.trains}
     assert set(state.frozen) == declared.keys() - trained
@@ -136,7 +138,7 @@ def test_what_does_not_train_has_no_moments_and_no_gradient(config):
 
 
 def test_no_gradient_of_a_frozen_matrix_is_computed():
-    """Asked of the compiled program: each gradient of a matrix is a product, of the matrix's shape."""
+    """In the compiled program, a gradient of a matrix would be a product of the matrix's shape."""
 
     def made(config, shape):
         return re.findall(
@@ -151,7 +153,7 @@ def test_no_gradient_of_a_frozen_matrix_is_computed():
 
 @functools.cache
 def random_adapters(config):
-    """Weights of the run with adapters that change something: B is zero only at first."""
+    """Returns weights with effective adapters: B is zero only at first."""
     params = initial(config).params
     shapes, random = params["adapters"], np.random.default_rng(1)
     drawn = jax.tree.map(lambda x: jnp.asarray(0.1 * random.standard_normal(x.shape), jnp.float32), shapes)
@@ -159,7 +161,7 @@ def random_adapters(config):
 
 
 def merged_by_hand(params, scale):
-    """Each matrix plus its change, by the einsum that stands above."""
+    """Returns each matrix plus its change, by the einsum above."""
     flat, factors = by_path(params["layers"]), by_path(params["adapters"])
     layers = {}
     for path, x in flat.items():
@@ -212,7 +214,7 @@ def test_gradients_of_adapters_are_those_of_the_merged_network():
 
 @pytest.mark.parametrize(("remat", "is_kept"), [("products", False), ("layer", False), ("none", True)])
 def test_matrices_with_their_changes_exist_one_layer_at_a_time(remat, is_kept):
-    """What the backward pass takes along has none of all layers, unless it recomputes nothing."""
+    """Saved values of the backward pass have no axis of layers, unless nothing is recomputed."""
     config, params = LORA, random_adapters(LORA)
     execution = dataclasses.replace(EXECUTION, remat=remat)
     bias_LX, tokens_BT = initial(config).router_bias_LX, batch().tokens_BT
@@ -239,7 +241,7 @@ def overfitted():
     return state, losses
 
 
-def test_adapters_alone_learn_a_batch_by_heart():
+def test_adapters_alone_memorize_a_batch():
     state, losses = overfitted()
     assert losses[0] > 4
     assert losses[-1] < 0.3
@@ -247,8 +249,8 @@ def test_adapters_alone_learn_a_batch_by_heart():
     jax.tree.map(np.testing.assert_array_equal, state.frozen, initial(LORA).frozen)
 
 
-def test_variables_have_the_changes_in_them():
-    """What samples are drawn with, and an evaluation of another library, is what was trained."""
+def test_variables_have_adapters_merged():
+    """Samples and evaluations of other libraries use the trained weights."""
     state, losses = overfitted()
     logits_BTV = Zaya(SMALL, EXECUTION).apply(
         state.variables, batch().tokens_BT, batch().positions_BT, batch().segments_BT
@@ -260,8 +262,8 @@ def test_variables_have_the_changes_in_them():
     assert "adapters" not in state.variables["params"]
 
 
-def test_the_network_is_at_first_what_it_was():
-    """Its weights are those of a run without adapters, bit for bit, and no change is one yet."""
+def test_the_network_is_unchanged_at_first():
+    """Its weights equal those of a run without adapters, bit for bit, and every change is zero."""
     flat, full = by_path(initial(LORA).params), by_path(initial(FULL).params)
     for path, x in full.items():
         np.testing.assert_array_equal(flat[path], x)
@@ -297,18 +299,18 @@ def test_under_two_hundredths_of_zaya1_8b_train():
     ("fields", "sentence"),
     [
         ({"optimizer.frozen": ("embeding/*",)}, 'optimizer.frozen has "embeding/*", which no weight matches; '
-         "close are embedding/bias, embedding/table, embedding/scale"),
+         "did you mean embedding/bias, embedding/table, embedding/scale"),
         ({"optimizer.frozen": ("xyz",)}, "zaya train --dry-run lists all"),
-        ({"optimizer.frozen": ("*",)}, "which is every weight; one at least must be left to train"),
+        ({"optimizer.frozen": ("*",)}, "which freezes every weight; at least one must train"),
         ({"lora.rank": 2, "lora.targets": ("layers/moe_norm/*",)}, "which no matrix of the layers matches"),
         ({"lora.rank": 2, "lora.targets": ("embedding/*",)}, "which no matrix of the layers matches"),
         ({"lora.rank": 2, "lora.targets": ()}, "lora.targets is empty"),
         ({"lora.rank": -1}, "lora.rank is -1; it must be 0"),
         ({"lora.rank": 2, "lora.alpha": 0.0}, "lora.alpha is 0.0; it must be above 0"),
-        ({"lora.rank": 2, "optimizer.frozen": ("embedding/*",)}, "leave optimizer.frozen empty"),
+        ({"lora.rank": 2, "optimizer.frozen": ("embedding/*",)}, "set optimizer.frozen to ()"),
     ],
 )  # fmt: skip
-def test_a_mistake_has_its_sentence(fields, sentence):
+def test_mistakes_of_adapter_configs_are_user_errors(fields, sentence):
     options = [f"--config.{name}={value}" for name, value in fields.items()]
     with pytest.raises(ValueError, match=re.escape(sentence)):
         declare_run(load_config("configs/tiny.py", options))

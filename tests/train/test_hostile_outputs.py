@@ -1,4 +1,4 @@
-"""What lies where a run writes its metrics, and is not what a run left there."""
+"""Foreign files in place of a run's metric files, and damaged rows in them."""
 
 import json
 import os
@@ -6,8 +6,8 @@ import os
 import pytest
 from small_runs import small_config
 
-from zaya_jax.train.metrics import MetricsWriter, read_metrics
-from zaya_jax.train.opening import check_folder
+from zaya_jax.train.metrics.files import MetricsWriter, read_metrics
+from zaya_jax.train.setup import check_folder
 
 pytestmark = pytest.mark.timeout(60)  # what waits for a pipe waits for ever
 
@@ -32,14 +32,14 @@ def test_a_run_does_not_write_through_it(config, tmp_path, name, what):
         path.symlink_to(tmp_path / ("nothing" if "nothing" in what else "run/config.json" if is_file else ""))
     kind = "file" if is_file else "folder"
     with pytest.raises(
-        ValueError, match=rf"{name} is no {kind}, and a run writes its metrics there; move it a"
+        ValueError, match=rf"{name} is not a {kind}, and the run writes its metrics there; move it a"
     ):
         check_folder(config, overwrite=False)
     check_folder(config, overwrite=True)  # which removes it
 
 
-def test_damaged_lines_are_dropped_aloud(tmp_path, caplog):
-    """And only they; a last line that a kill cut short is no damage."""
+def test_damaged_lines_are_dropped_with_a_warning(tmp_path, caplog):
+    """Other lines stay; an incomplete last line is not reported."""
     rows = [json.dumps({"step": step, "kind": "validation", "loss": 0.5}).encode() for step in (1, 2, 3)]
     damaged = [
         b"\xff\xfe",
@@ -56,7 +56,9 @@ def test_damaged_lines_are_dropped_aloud(tmp_path, caplog):
     with MetricsWriter(tmp_path, first_step=2):
         pass
     assert path.read_bytes() == rows[0] + b"\n" + rows[1] + b"\n"
-    assert f"{path} had 7 damaged lines, which are dropped" in caplog.text
+    start, end = len(rows[0]) + 1, len(rows[0]) + len(b"\n".join(damaged))
+    assert f"{path} is damaged: bytes {start} to {end}, between steps 1 and 2, are not rows" in caplog.text
+    assert "the 3 whole rows around them stay" in caplog.text
     caplog.clear()
     path.write_bytes(rows[0] + b'\n{"step": 3, "ki')
     with MetricsWriter(tmp_path, first_step=2):

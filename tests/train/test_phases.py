@@ -1,4 +1,4 @@
-"""Where a run is at each step, by hand and against a run that counts as it goes."""
+"""Phases and batch ramps: the position of each step, by hand and compared with a counting loop."""
 
 import json
 
@@ -6,7 +6,7 @@ import pytest
 
 from zaya_jax.config import Config, step_ranges
 from zaya_jax.options import load_config
-from zaya_jax.train.phases import check_devices
+from zaya_jax.train.phase_summary import check_devices
 
 VALUES = {
     "data": {
@@ -26,7 +26,7 @@ VALUES = {
 CONFIG = Config.from_dict(VALUES)
 
 
-def test_stretches_by_hand():
+def test_step_ranges_by_hand():
     found = [
         (s.phase.name, s.first_step, s.num_steps, s.batch_size, s.first_token) for s in step_ranges(CONFIG)
     ]
@@ -43,7 +43,7 @@ def test_stretches_by_hand():
 
 
 def trace(first_step):
-    """What each step from `first_step` on would do."""
+    """Returns the range of each step from `first_step` on."""
     return [
         (
             step,
@@ -58,7 +58,7 @@ def trace(first_step):
 
 
 @pytest.mark.parametrize("first_step", range(22))
-def test_a_resume_at_any_step_goes_on_as_if_nothing_had_been(first_step):
+def test_a_resume_at_any_step_equals_an_uninterrupted_run(first_step):
     assert trace(first_step) == trace(0)[first_step:]
 
 
@@ -85,17 +85,17 @@ def test_a_run_without_phases_is_one():
     ("step", "name"),
     [(0, "begin"), (1, "begin"), (10, "begin"), (11, "same"), (13, "same"), (14, "long"), (99, "again")],
 )
-def test_the_phase_that_makes_a_step(step, name):
+def test_the_phase_of_a_step(step, name):
     assert CONFIG.phase_at(step).name == name
 
 
-def test_a_smaller_batch_is_cut_into_fewer_parts():
-    """None larger than those of the full batch: 8 sequences in 4 parts, 2 and 4 in 1 and 2."""
+def test_a_smaller_batch_has_fewer_microbatches():
+    """No larger than those of the full batch: 8 sequences in 4 parts, 2 and 4 in 1 and 2."""
     config = Config.from_dict(VALUES | {"execution": {"num_microbatches": 4}, "phases": VALUES["phases"][:1]})
     assert [each.num_microbatches for each in step_ranges(config)] == [1, 2, 4]
 
 
-def test_parts_that_are_not_full_are_one_more():
+def test_partial_microbatches_count():
     """12 sequences in 2 parts are 6 each: 1 and 6 are one part; 8 and 10 are two, as one would be larger."""
     data = VALUES["data"] | {"batch_size": 12}
     ramp = [{"name": "ramp", "steps": 5, "data": {"batch_ramp": [[1, size * 32] for size in (1, 6, 8, 10)]}}]

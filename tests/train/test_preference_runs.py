@@ -1,4 +1,4 @@
-"""Runs that learn preferences: from a file of pairs and another run's weights to what is preferred."""
+"""Runs on preferences: from a file of pairs and initial weights to learned preferences."""
 
 import dataclasses
 import json
@@ -11,27 +11,28 @@ import numpy as np
 import pytest
 from small_runs import build_small_corpus, make_base, small_values
 
-from zaya_jax.aegis.heartbeats import Heartbeats
 from zaya_jax.checkpoint import run_lock
 from zaya_jax.config import Config, DpoConfig
-from zaya_jax.data.preference_corpus import build_preference_corpus
-from zaya_jax.data.tokenizer import load_tokenizer
-from zaya_jax.durable import Damaged
+from zaya_jax.data.chats.preference_corpus import build_preference_corpus
+from zaya_jax.data.tokenizers.tokenizer import load_tokenizer
+from zaya_jax.errors import DamagedError
 from zaya_jax.parallel.mesh import data_mesh
-from zaya_jax.train.loop import train
-from zaya_jax.train.metrics import read_metrics
-from zaya_jax.train.opening import open_data, open_run
-from zaya_jax.train.reference import ABOUT, FOLDER, compute_references, load_references
-from zaya_jax.train.starting import starting_state
+from zaya_jax.run_folder.names import REFERENCE_FILE, REFERENCE_FOLDER
+from zaya_jax.train.heartbeats import Heartbeats
+from zaya_jax.train.metrics.files import read_metrics
+from zaya_jax.train.reference_logprobs import compute_references, load_references
+from zaya_jax.train.setup import open_data, prepare_run
+from zaya_jax.train.starting_state import starting_state
+from zaya_jax.train.trainer import train
 
-# Of the run, of which the newest jax has others.
+# Whole runs: the newest jax has its own list of them.
 pytestmark = pytest.mark.slow
 
 STEPS, LENGTH = 9, 64
 
 
 def write_pairs(path):
-    """Questions to which one answer is always the better one."""
+    """Questions with one answer that is always preferred."""
     lines = [{"prompt": f"q{i}", "chosen": "aaaa", "rejected": "bbbb"} for i in range(12)]
     path.write_text("\n".join(map(json.dumps, lines)))
 
@@ -78,7 +79,7 @@ def fixture_trained(tmp_path_factory):
     return Trained(folder, config, train(config))
 
 
-def test_a_run_begins_at_log_2_and_learns_what_is_preferred(trained):
+def test_a_run_starts_at_log_2_and_learns_the_preferred_answers(trained):
     first, *_, last = trained.rows()
     assert first["loss"] == pytest.approx(math.log(2), rel=1e-6)
     assert abs(first["rewards/margins"]) < 1e-5
@@ -94,7 +95,7 @@ def test_a_run_begins_at_log_2_and_learns_what_is_preferred(trained):
     ].keys()
 
 
-def test_a_run_goes_on_as_if_nothing_had_been_and_repeats_its_steps(trained, capsys):
+def test_a_resumed_preference_run_equals_an_uninterrupted_one_and_replays_its_steps(trained, capsys):
     train(trained.again("resumed", 6))
     assert "reference: 12 windows of pairs under the weights of" in capsys.readouterr().out
     resumed = train(trained.again("resumed"), replay_check=3)
@@ -110,22 +111,22 @@ def test_a_run_goes_on_as_if_nothing_had_been_and_repeats_its_steps(trained, cap
 
 @pytest.fixture(name="begun")
 def fixture_begun(trained):
-    """A run that ended before its first checkpoint, opened again; and what its reference must be."""
+    """Returns a run that ended before its first checkpoint, and its expected reference."""
     config = trained.again("begun")
     shutil.copytree(
         trained.config.run_folder, config.run_folder, ignore=shutil.ignore_patterns("checkpoints")
     )
-    reference = pathlib.Path(config.run_folder) / FOLDER
+    reference = pathlib.Path(config.run_folder) / REFERENCE_FOLDER
     with run_lock(config.run_folder) as lock:
         yield (
-            open_run(config, data_mesh(jax.devices()[:1]), lock, heartbeats=Heartbeats(), overwrite=False),
+            prepare_run(config, data_mesh(jax.devices()[:1]), lock, heartbeats=Heartbeats(), overwrite=False),
             reference,
         )
     shutil.rmtree(config.run_folder)
 
 
-def test_a_pass_that_was_killed_goes_on(begun, capsys):
-    """What is there is taken and what is not is computed; of other weights nothing is taken."""
+def test_a_killed_reference_pass_is_resumed(begun, capsys):
+    """Existing parts are read, missing ones are computed, and parts of other weights are ignored."""
     run, reference = begun
     state = starting_state(run, Heartbeats())
     expected = {path.name: path.read_bytes() for path in reference.iterdir()}
@@ -140,51 +141,48 @@ def test_a_pass_that_was_killed_goes_on(begun, capsys):
     (part,) = reference.glob("*-train-*")
     part.write_bytes(part.read_bytes()[:-1])
     assert "reference: 11 windows" in said()
-    about = json.loads((reference / ABOUT).read_text())
-    (reference / ABOUT).write_text(json.dumps(about | {"weights": "0"}))
+    about = json.loads((reference / REFERENCE_FILE).read_text())
+    (reference / REFERENCE_FILE).write_text(json.dumps(about | {"weights": "0"}))
     assert "reference: 12 windows" in said()
 
 
-def test_a_reference_that_is_damaged_or_of_other_weights_is_named(begun):
+def test_damaged_or_foreign_references_are_reported(begun):
     run, reference = begun
     (part,) = reference.glob("*-validation-*")
-    raw, about = part.read_bytes(), (reference / ABOUT).read_text()
+    raw, about = part.read_bytes(), (reference / REFERENCE_FILE).read_text()
 
     def check(name):
-        with pytest.raises(
-            Damaged, match=rf"{name}, what the reference gives .* is missing or not as it was"
-        ):
+        with pytest.raises(DamagedError, match=rf"{name}, the reference for .* is missing or damaged"):
             load_references(run)
 
     part.write_bytes(raw[:-2] + bytes([raw[-2] ^ 1]) + raw[-1:])
     check(part.name)
     part.write_bytes(raw)
     assert len(load_references(run)) == 2
-    (reference / ABOUT).write_text(about.replace(json.loads(about)["weights"], "0"))
+    (reference / REFERENCE_FILE).write_text(about.replace(json.loads(about)["weights"], "0"))
     check(".*-train-000000000")
 
 
-def test_what_is_learned_must_be_what_a_corpus_holds(trained, tmp_path):
+def test_preference_runs_need_a_preference_corpus(trained, tmp_path):
     texts = build_small_corpus(tmp_path / "texts")
     tokens = dataclasses.replace(trained.config.data, corpus=str(texts.folder), tokenizer="byte")
     with pytest.raises(
-        ValueError, match=r"dpo\.beta is 0\.1, and .*texts holds no preferences; zaya data pref"
+        ValueError,
+        match=r"dpo\.beta is 0\.1, and .*texts holds no preferences; build such a corpus with zaya data pref",
     ):
         open_data(dataclasses.replace(trained.config, data=tokens))
-    with pytest.raises(
-        ValueError, match=r"dpo\.beta is 0, and .*pairs holds preferences, of which the rejected"
-    ):
+    with pytest.raises(ValueError, match=r"dpo\.beta is 0, and .*pairs holds preferences, whose rejected"):
         open_data(dataclasses.replace(trained.config, dpo=DpoConfig()))
 
 
 @pytest.mark.parametrize(
     ("sections", "sentence"),
     [
-        ({"dpo": {"beta": -0.1}}, r"dpo\.beta is -0\.1; it must be 0 \(the next token is learned\) or above"),
+        ({"dpo": {"beta": -0.1}}, r"dpo\.beta is -0\.1; it must be 0 \(next-token loss\) or above"),
         ({"dpo": {"beta": 0.1}}, r"dpo\.beta is 0\.1 and train\.init_from None; it must name the run"),
         (
             {"dpo": {"beta": 0.1}, "train": {"init_from": "runs/base", "z_loss": 1e-4}},
-            r"train\.z_loss is 0\.0001 and dpo\.beta 0\.1; the loss of pairs has none, so it must be 0",
+            r"train\.z_loss is 0\.0001 and dpo\.beta 0\.1; the preference loss does not support it, so it",
         ),
         (
             {
@@ -193,10 +191,10 @@ def test_what_is_learned_must_be_what_a_corpus_holds(trained, tmp_path):
                 "optimizer": {"warmup_steps": 1},
                 "phases": [{"name": "one", "steps": 3}],
             },
-            r"dpo\.beta is 0\.1 and there are 1 phases; a run that learns preferences has none",
+            r"dpo\.beta is 0\.1 and there are 1 phases; preference optimization does not support phases",
         ),
     ],
 )
-def test_a_config_that_cannot_be(sections, sentence):
+def test_invalid_configs_are_refused(sections, sentence):
     with pytest.raises(ValueError, match=sentence):
         Config.from_dict(sections)

@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself, and the corpus that a run must find again."""
+"""Provenance in checkpoints, and the check that a resumed run reads the same corpora."""
 
 import dataclasses
 import json
@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from small_runs import build_small_corpus, small_config, write_committed_step
 
-from zaya_jax.aegis.heartbeats import Heartbeats
-from zaya_jax.checkpoint import Checkpoints, Retention, SavedStep, damage_of, read_about, run_lock
+from zaya_jax.checkpoint import Checkpoints, Retention, SavedStep, damage_of, read_description, run_lock
 from zaya_jax.config import Config
-from zaya_jax.data.shards import Corpus, fingerprint, open_corpus
+from zaya_jax.data.corpora.shards import Corpus, fingerprint, open_corpus
 from zaya_jax.parallel.mesh import data_mesh
-from zaya_jax.train.changes import read_changes
-from zaya_jax.train.opening import OpenRun, open_run
+from zaya_jax.train.config_changes import read_changes
+from zaya_jax.train.heartbeats import Heartbeats
 from zaya_jax.train.provenance import Provenance, check_same_corpora, fingerprints
+from zaya_jax.train.setup import PreparedRun, prepare_run
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def corpus(tmp_path_factory) -> Corpus:
 
 @pytest.fixture
 def run(corpus, tmp_path) -> Config:
-    """With a checkpoint of step 4, of next to nothing, that says of itself what one of a run does."""
+    """A run folder with a tiny checkpoint of step 4 that has a real provenance record."""
     config = small_config(
         run_folder=tmp_path / "run", corpus=shutil.copytree(corpus.folder, tmp_path / "corpus")
     )
@@ -40,8 +40,8 @@ def run(corpus, tmp_path) -> Config:
     return config
 
 
-def test_a_checkpoint_says_where_it_comes_from(run, corpus):
-    about = read_about(run.run_folder, 4)
+def test_a_checkpoint_records_its_provenance(run, corpus):
+    about = read_description(run.run_folder, 4)
     assert about is not None
     assert (about.step, about.phase, about.num_processes, about.num_devices) == (4, "", 1, 8)
     assert Config.from_text(json.dumps(about.config)) == run
@@ -50,28 +50,28 @@ def test_a_checkpoint_says_where_it_comes_from(run, corpus):
     assert about.written.endswith("+00:00")
 
 
-def test_what_it_says_is_in_the_manifest(run):
+def test_the_record_is_in_the_manifest(run):
     assert damage_of(run.run_folder, 4) is None
     path = pathlib.Path(run.run_folder, "checkpoints/4/run.json")
     path.write_text(path.read_text().replace('"num_devices": 8', '"num_devices": 9'))
     assert damage_of(run.run_folder, 4) == "run.json is not as it was written"
     path.write_text("{}")
     with pytest.raises(ValueError, match=r"run\.json cannot be read: .* has no step"):
-        read_about(run.run_folder, 4)
+        read_description(run.run_folder, 4)
 
 
 def change(corpus: pathlib.Path) -> None:
-    """Another corpus in its place, of a file less."""
+    """Replaces the corpus by one with a file less."""
     shutil.rmtree(corpus)
     build_small_corpus(corpus, num_files=23)
 
 
-def _open(config: Config, *, overwrite: bool = False) -> OpenRun:
+def _open(config: Config, *, overwrite: bool = False) -> PreparedRun:
     with run_lock(config.run_folder) as lock:
-        return open_run(config, data_mesh(), lock, heartbeats=Heartbeats(), overwrite=overwrite)
+        return prepare_run(config, data_mesh(), lock, heartbeats=Heartbeats(), overwrite=overwrite)
 
 
-def test_a_run_goes_on_with_the_corpus_that_it_read_and_no_other(run):
+def test_a_run_resumes_with_the_corpus_that_it_has_read_only(run):
     opened = _open(run)
     assert opened.provenance.corpora == {run.data.corpus: fingerprint(opened.corpus)}
     change(pathlib.Path(run.data.corpus))
@@ -79,21 +79,21 @@ def test_a_run_goes_on_with_the_corpus_that_it_read_and_no_other(run):
     pathlib.Path(run.run_folder, "checkpoints/8/committed").unlink()
     with pytest.raises(ValueError, match=r"corpus is not the one that .*run read up to step 4: its text"):
         _open(run)
-    # What is refused leaves the run as it is; the damaged step too.
+    # A refusal does not change the run, including its damaged step.
     assert pathlib.Path(run.run_folder, "checkpoints/8").is_dir()
     _open(run, overwrite=True)
 
 
-def test_a_step_that_says_nothing_of_corpora_is_no_hindrance(run, tmp_path):
-    """It was converted, or written before steps did, or its run reads a corpus more by now."""
+def test_a_step_without_a_record_of_corpora_can_be_resumed(run, tmp_path):
+    """It was converted, or written by an older version, or the run reads another corpus by now."""
     corpora = {run.data.corpus: open_corpus(run.data.corpus)}
     write_committed_step(pathlib.Path(run.run_folder), 8)
-    assert read_about(run.run_folder, 8) is None
+    assert read_description(run.run_folder, 8) is None
     change(pathlib.Path(run.data.corpus))
     check_same_corpora(SavedStep(run.run_folder, 8), run, corpora)
 
 
-def test_a_corpus_may_lie_elsewhere_when_it_is_the_same(run, tmp_path):
+def test_the_same_corpus_may_be_in_another_folder(run, tmp_path):
     _open(run)
     folder = pathlib.Path(run.data.corpus)
     folder.rename(tmp_path / "moved")

@@ -1,4 +1,4 @@
-"""Recorded steps that are repeated before a run goes on: equal, nearly equal, others, or not there."""
+"""Replay checks: losses that are equal, nearly equal, different or missing."""
 
 import json
 import math
@@ -9,18 +9,19 @@ import pytest
 from small_runs import build_small_corpus, small_values
 
 from zaya_jax.config import Config
-from zaya_jax.train import programs, run_programs
-from zaya_jax.train.loop import train
-from zaya_jax.train.metrics import METRICS_FILE, read_metrics
-from zaya_jax.train.replay import LARGEST_DIFFERENCE, _difference, find_replay
+from zaya_jax.run_folder.names import METRICS_FILE
+from zaya_jax.train import compiled_programs
+from zaya_jax.train.metrics.files import read_metrics
+from zaya_jax.train.replay import MAX_RELATIVE_DIFFERENCE, find_replay, relative_difference
+from zaya_jax.train.trainer import train
 
-# Of the run, of which the newest jax has others.
+# Whole runs: the newest jax has its own list of them.
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory):
-    """A finished run of two phases, 5 steps and 3: losses of 1, 2, 4, 5, 6, 8; checkpoints of 3, 5, 6, 8."""
+    """A finished run of two phases, 5 and 3 steps: losses of 1, 2, 4, 5, 6, 8; checkpoints of 3, 5, 6, 8."""
     folder = tmp_path_factory.mktemp("replayed")
     build_small_corpus(folder / "corpus")
     values = small_values(run_folder=str(folder / "run"), corpus=str(folder / "corpus"))
@@ -36,7 +37,7 @@ def original(tmp_path_factory):
 
 @pytest.fixture
 def config(original, tmp_path):
-    """Of a copy of the run."""
+    """Config of a copy of the run."""
     shutil.copytree(original["run_folder"], tmp_path / "run")
     config = Config.from_dict(original | {"run_folder": str(tmp_path / "run")})
     (tmp_path / "run/config.json").write_text(config.to_text())
@@ -60,13 +61,15 @@ def scale_loss(run_folder, step, factor):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def test_a_run_goes_on_behind_a_replay_as_without_and_compiles_no_more(original, config, capsys, monkeypatch):
-    """Killed behind step 8, with checkpoint 6 for its newest: steps 4 to 8 are repeated, in two phases."""
+def test_a_replay_changes_neither_the_run_nor_its_compilations(original, config, capsys, monkeypatch):
+    """Killed after step 8 with the newest checkpoint of step 6: steps 4 to 8 are repeated, in two phases."""
     shutil.rmtree(pathlib.Path(config.run_folder) / "checkpoints/8")
-    programs._make_programs.cache_clear()  # the original's run has compiled them
-    made, make_programs = [], run_programs.make_programs
+    compiled_programs._make_programs.cache_clear()  # the original's run has compiled them
+    made, make_programs = [], compiled_programs.make_programs
     monkeypatch.setattr(
-        run_programs, "make_programs", lambda *args, **kw: made.append(make_programs(*args, **kw)) or made[-1]
+        compiled_programs,
+        "make_programs",
+        lambda *args, **kw: made.append(make_programs(*args, **kw)) or made[-1],
     )
     train(config, replay_check=5)
     said = capsys.readouterr().out
@@ -87,15 +90,15 @@ def test_a_replay_changes_nothing(config, capsys):
     assert contents(config.run_folder) == before
 
 
-def test_rounding_is_allowed_and_told(config, capsys):
-    scale_loss(config.run_folder, 8, 1 + LARGEST_DIFFERENCE / 2)
+def test_rounding_is_allowed_and_reported(config, capsys):
+    scale_loss(config.run_folder, 8, 1 + MAX_RELATIVE_DIFFERENCE / 2)
     train(config, replay_check=2)
     said = capsys.readouterr().out
     assert "replayed steps 7 to 8, 1 of them recorded: losses differ by 5.0e-04 at most\n" in said
 
 
 def test_another_loss_stops_the_run(config):
-    found, factor = losses(config.run_folder)[8], 1 - 2 * LARGEST_DIFFERENCE
+    found, factor = losses(config.run_folder)[8], 1 - 2 * MAX_RELATIVE_DIFFERENCE
     scale_loss(config.run_folder, 8, factor)
     before = contents(config.run_folder)
     with pytest.raises(ValueError, match="differ by") as error:
@@ -118,8 +121,8 @@ def test_another_loss_stops_the_run(config):
         (4.0, 3.0, 0.25),
     ],
 )
-def test_differences_are_relative_and_a_number_is_never_like_a_nan(recorded, found, expected):
-    assert _difference(recorded, found) == expected
+def test_differences_are_relative_and_a_number_never_equals_nan(recorded, found, expected):
+    assert relative_difference(recorded, found) == expected
 
 
 @pytest.mark.parametrize(
@@ -127,28 +130,28 @@ def test_differences_are_relative_and_a_number_is_never_like_a_nan(recorded, fou
     [
         (0, "--replay-check is 0; it must be above 0"),
         (6, "is of step 3 and the last recorded loss of step 8, so that at most 5 steps can be repeated; a"),
-        (1, r"checkpoint 6 of .*, 8 is the first whose loss is recorded; give at least --replay-check=2$"),
+        (1, r"checkpoint 6 of .*, 8 is the first with a recorded loss; use at least --replay-check=2$"),
     ],
 )
-def test_what_cannot_be_repeated_is_one_sentence(original, num_steps, sentence):
+def test_steps_that_cannot_be_repeated_are_a_user_error(original, num_steps, sentence):
     with pytest.raises(ValueError, match=sentence):
         find_replay(original["run_folder"], num_steps)
 
 
-def test_a_damaged_checkpoint_is_passed_over(config):
-    """And a last line that a kill cut short."""
+def test_a_damaged_checkpoint_is_skipped(config):
+    """So is an incomplete last line."""
     folder = pathlib.Path(config.run_folder)
     (folder / "checkpoints/6/manifest.json").unlink()
     with (folder / METRICS_FILE).open("a") as file:
         file.write('{"step": 10, "ki')
     assert find_replay(config.run_folder, 1).start.step == 5
     (folder / "checkpoints/3/manifest.json").unlink()
-    with pytest.raises(ValueError, match="no checkpoint of step 4 or before is whole"):
+    with pytest.raises(ValueError, match="no checkpoint of step 4 or before is intact"):
         find_replay(config.run_folder, 4)
 
 
-def test_a_run_that_begins_has_nothing_to_repeat(config, tmp_path):
-    with pytest.raises(ValueError, match="has no checkpoint, and --replay-check repeats steps behind one"):
+def test_a_new_run_has_nothing_to_repeat(config, tmp_path):
+    with pytest.raises(ValueError, match="has no checkpoint, and --replay-check repeats steps after one"):
         find_replay(str(tmp_path / "none"), 5)
-    with pytest.raises(ValueError, match="the run that --overwrite throws away; give one of them"):
+    with pytest.raises(ValueError, match="the run that --overwrite removes; give only one of them"):
         train(config, overwrite=True, replay_check=2)

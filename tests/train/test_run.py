@@ -1,4 +1,4 @@
-"""Whole runs: repeated, killed, resumed, finished, thrown away. All comparisons are bitwise.
+"""Whole runs: repeated, killed, resumed, finished, overwritten. All comparisons are bitwise.
 
 The runs share compiled programs through a cache on disk: a run would spend a minute compiling what
 it then runs for two seconds. What is compared is the same program on the same data.
@@ -27,34 +27,30 @@ from small_runs import build_small_corpus, small_config, small_values
 
 import zaya_jax
 from zaya_jax import cli
-from zaya_jax.aegis.journal import BEGAN, SAMPLES_FILE, read_events
 from zaya_jax.checkpoint import load_run, newest_step
+from zaya_jax.commands.train import follow_ups, report
 from zaya_jax.config import Config, TrainConfig
-from zaya_jax.data.loader import evaluation_batches
-from zaya_jax.data.shards import Corpus
-from zaya_jax.data.tokenizer import ByteTokenizer
+from zaya_jax.data.corpora.shards import Corpus
+from zaya_jax.data.reading.loader import evaluation_batches
+from zaya_jax.data.sources.text_sources import open_source
+from zaya_jax.data.tokenizers.tokenizer import ByteTokenizer
 from zaya_jax.model.zaya import Zaya
-from zaya_jax.train.loop import TrainResult, train
-from zaya_jax.train.metrics import (
-    METRICS_FILE,
-    MetricsWriter,
-    _forget_after,
-    bits_per_byte,
-    read_metrics,
-    text_bytes,
-)
-from zaya_jax.train.step_values import MOST_ROUTER_ROWS, has_router_row
-from zaya_jax.train_command import follow_ups, report
+from zaya_jax.platform.shell import zaya_command
+from zaya_jax.run_folder.events import read_events
+from zaya_jax.run_folder.names import BEGAN, METRICS_FILE, SAMPLES_FILE
+from zaya_jax.train.metrics.files import MetricsWriter, bits_per_byte, read_metrics, text_bytes
+from zaya_jax.train.step.step_metrics import MAX_ROUTER_ROWS, has_router_row
+from zaya_jax.train.trainer import TrainResult, train
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-# Neither says anything about what was learned.
+# Metrics that do not depend on what was learned.
 TIMES = ("tokens_per_second", "model_flops_utilisation")
 LIMIT_SECONDS = 300
 
 
 @pytest.fixture(scope="module")
 def compile_cache(tmp_path_factory):
-    """Compiles every program once, here and, through the environment, in runs of their own."""
+    """Compiles every program once, here and, through the environment, in separate processes."""
     settings = {
         "jax_compilation_cache_dir": os.environ.get(FOLDER) or str(tmp_path_factory.mktemp("compiled")),
         "jax_persistent_cache_min_compile_time_secs": 0.0,
@@ -83,7 +79,7 @@ def undisturbed(corpus, compile_cache, tmp_path_factory) -> TrainResult:
 
 @pytest.fixture
 def finished(undisturbed, tmp_path) -> Config:
-    """A copy of the undisturbed run, under a config of its own."""
+    """Copies the undisturbed run to another folder."""
     config = _config(undisturbed, tmp_path / "run")
     shutil.copytree(undisturbed.config.run_folder, config.run_folder)
     (pathlib.Path(config.run_folder) / "config.json").write_text(config.to_text())
@@ -95,13 +91,13 @@ def _config(result: TrainResult, run_folder: pathlib.Path) -> Config:
 
 
 def _rows(run_folder: str | pathlib.Path) -> list[dict]:
-    """All lines of metrics.jsonl, without what the clock says."""
+    """Returns all rows of metrics.jsonl without timings."""
     lines = (pathlib.Path(run_folder) / METRICS_FILE).read_text().splitlines()
     return [{k: v for k, v in json.loads(line).items() if k not in TIMES} for line in lines]
 
 
 def _assert_same(ours, theirs) -> None:
-    """Trees of the same bits."""
+    """Compares trees bitwise."""
     assert jax.tree.structure(ours) == jax.tree.structure(theirs)
     for path, x in jax.tree_util.tree_leaves_with_path(ours):
         y = dict(jax.tree_util.tree_leaves_with_path(theirs))[path]
@@ -112,7 +108,7 @@ def _contents(folder: str | pathlib.Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in pathlib.Path(folder).rglob("*") if path.is_file()}
 
 
-def test_a_run_writes_what_it_promises(undisturbed):
+def test_a_run_writes_its_files(undisturbed):
     folder = pathlib.Path(undisturbed.config.run_folder)
     assert sorted(path.name for path in folder.iterdir()) == [
         "checkpoints",
@@ -146,17 +142,17 @@ def test_a_row_of_the_router_has_all_tokens_of_its_step_in_each_layer(undisturbe
         assert np.mean(row["entropy"]) == pytest.approx(told["router_entropy"], abs=1e-4)
 
 
-def test_a_long_run_has_rows_of_routers_now_and_then():
+def test_the_number_of_router_rows_is_limited():
     for log_every, num_steps in ((10, 123_457), (1, 1000), (3, 100)):
         config = TrainConfig(log_every=log_every, num_steps=num_steps)
         steps = [step for step in range(1, num_steps + 1) if has_router_row(config, step)]
         assert steps[0] == 1
         assert steps[-1] == num_steps
-        assert min(num_steps // log_every, 500) < len(steps) <= MOST_ROUTER_ROWS + 2
+        assert min(num_steps // log_every, 500) < len(steps) <= MAX_ROUTER_ROWS + 2
         assert all(step % log_every == 0 for step in steps[1:-1])
 
 
-def test_a_life_of_a_run_says_who_began_it_and_with_what(undisturbed):
+def test_the_first_event_has_user_host_and_versions(undisturbed):
     (began,) = [event for event in read_events(undisturbed.config.run_folder) if event["event"] == BEGAN]
     assert began["host"] == socket.gethostname()
     assert began["user"]
@@ -175,15 +171,15 @@ def test_a_sample_is_kept_once(undisturbed, finished, capsys):
     assert sample["text"] in capsys.readouterr().out
 
 
-def test_it_learns(undisturbed):
+def test_the_loss_falls(undisturbed):
     losses = [row["loss"] for row in read_metrics(undisturbed.config.run_folder, "train")]
     assert losses[0] == pytest.approx(math.log(264), rel=0.05)  # knows nothing yet
     assert losses[-1] < 0.75 * losses[0]
     assert undisturbed.validation_bits_per_byte < 8 * 0.75
 
 
-def test_a_line_has_the_mean_of_its_steps_and_the_files_the_step_itself(undisturbed, tmp_path, capsys):
-    """A line every eight steps, beside the losses of all steps in a run that logs each."""
+def test_lines_have_means_and_files_have_single_steps(undisturbed, tmp_path, capsys):
+    """A line every eight steps, compared with a run that logs each step."""
     values = json.loads(_config(undisturbed, tmp_path / "seldom").to_text())
     values["train"]["log_every"] = 8
     seldom = train(Config.from_dict(values))
@@ -198,13 +194,13 @@ def test_a_line_has_the_mean_of_its_steps_and_the_files_the_step_itself(undistur
     for step, *shown in lines:
         steps = range(firsts[int(step)], int(step) + 1)
         means = [np.mean([every[i][name] for i in steps]) for name in ("loss", "bits_per_byte")]
-        # Batches differ by a few targets and bytes in 250: documents end in them.
+        # Batches differ by a few of 250 targets and bytes, because documents end in them.
         assert [float(x) for x in shown] == pytest.approx(means, rel=5e-3)
     assert abs(every[8]["loss"] - np.mean([every[i]["loss"] for i in range(2, 9)])) > 0.1
 
 
 def test_another_seed_gives_another_run(undisturbed, tmp_path):
-    """Else the comparisons here would compare nothing."""
+    """Otherwise the comparisons here would be meaningless."""
     values = {**json.loads(_config(undisturbed, tmp_path / "other").to_text())}
     values["train"] |= {"seed": 1, "eval_every": 30, "checkpoint_every": 30}
     other = train(Config.from_dict(values))
@@ -229,7 +225,7 @@ def _command(file: pathlib.Path, environment: dict[str, str]) -> dict:
 
 
 def _kill_at(step: int, run_folder: str, command: dict) -> None:
-    """Runs a command until its metrics have the whole line of a step, and gives it no time to say goodbye."""
+    """Runs a command until its metrics have the complete row of a step, and then kills it."""
     process = subprocess.Popen(**command)
     deadline = time.monotonic() + LIMIT_SECONDS
     try:
@@ -245,7 +241,7 @@ def _kill_at(step: int, run_folder: str, command: dict) -> None:
 
 
 def _stop_behind(step: int, number: int, run_folder: str, command: dict) -> tuple[int, str]:
-    """Exit code and output of a command that gets a signal when its metrics have the line of a step."""
+    """Returns exit code and output of a command that receives a signal when its metrics have a step's row."""
     process = subprocess.Popen(**command)
     deadline = time.monotonic() + LIMIT_SECONDS
     while _last_step(run_folder) < step:
@@ -258,17 +254,17 @@ def _stop_behind(step: int, number: int, run_folder: str, command: dict) -> tupl
 
 
 @pytest.mark.slow
-def test_a_run_that_is_stopped_twice_and_killed_goes_on_as_if_nothing_had_been(
+def test_a_run_stopped_twice_and_killed_equals_an_uninterrupted_one(
     undisturbed, compile_cache, tmp_path, capsys
 ):
-    """Steps 4, 8, ... would be saved anyway; the one it stops at need not be such a step. Step 23 is after an
-    evaluation that falls together with a checkpoint, at 20."""
+    """Steps 4, 8, ... are saved anyway, but it may stop at any step. Step 23 is after an evaluation and a
+    checkpoint at the same step, 20."""
     config = _config(undisturbed, tmp_path / "stopped")
     command = _command(_write_config_file(tmp_path / "stopped.py", config), compile_cache)
     for number, exit_code, behind in ((signal.SIGTERM, 75, 3), (signal.SIGINT, 130, 12)):
         code, said = _stop_behind(behind, number, config.run_folder, command)
         assert code == exit_code, said
-        (step,) = map(int, re.findall(r"saved at step (\d+); the same command goes on\n$", said))
+        (step,) = map(int, re.findall(r"saved at step (\d+); run the same command again to resume\n$", said))
         assert newest_step(config.run_folder) == step == _last_step(config.run_folder)
     _kill_at(23, config.run_folder, command)
     assert 23 <= _last_step(config.run_folder) < config.train.num_steps
@@ -316,7 +312,7 @@ def undisturbed_phases(corpus, other_corpus, compile_cache, tmp_path_factory) ->
 
 
 @pytest.mark.slow
-def test_phases_and_ramp_are_what_was_trained(undisturbed_phases):
+def test_phases_and_batch_ramp_are_trained(undisturbed_phases):
     rows = [row for row in _rows(undisturbed_phases.config.run_folder) if row["kind"] == "train"]
     assert [row["phase"] for row in rows] == ["short"] * 12 + ["long"] * 14
     sizes = np.diff([row["tokens"] for row in rows], prepend=0)
@@ -332,7 +328,7 @@ def test_phases_and_ramp_are_what_was_trained(undisturbed_phases):
 # At step 9 the checkpoint of step 8 is being written, and that of step 4 is whole, for Orbax writes one after
 # the other: it goes on in the ramp, from 4 or 8. At 17 it does from 12, the border, or 16 behind it.
 @pytest.mark.slow
-def test_a_run_killed_in_its_ramp_and_behind_a_border_goes_on(
+def test_a_run_killed_in_its_ramp_and_after_a_phase_resumes(
     undisturbed_phases, other_corpus, compile_cache, tmp_path, capsys
 ):
     config = Config.from_dict(_phased_values(tmp_path / "killed", undisturbed_phases.corpus, other_corpus))
@@ -356,8 +352,8 @@ def _last_step(run_folder: str) -> int:
     return max((json.loads(line)["step"] for line in lines if line.endswith("\n")), default=0)
 
 
-def test_a_run_goes_on_from_its_newest_whole_checkpoint(undisturbed, finished):
-    """As after a crash in step 30: its checkpoint is half-written, its last line of metrics cut off."""
+def test_a_run_resumes_from_its_newest_complete_checkpoint(undisturbed, finished):
+    """As after a crash in step 30: the checkpoint and the last row of metrics are incomplete."""
     folder = pathlib.Path(finished.run_folder)
     shutil.rmtree(folder / "checkpoints" / "30")
     (folder / "checkpoints" / "30.orbax-checkpoint-tmp").mkdir()
@@ -372,7 +368,7 @@ def test_a_run_goes_on_from_its_newest_whole_checkpoint(undisturbed, finished):
     )
 
 
-def test_a_finished_run_says_so_and_changes_nothing(undisturbed, finished, capsys):
+def test_a_finished_run_is_reported_and_unchanged(undisturbed, finished, capsys):
     before = _contents(finished.run_folder)
     result = train(finished)
     assert f"run {finished.run_folder} is finished: it has all 30 steps" in capsys.readouterr().out
@@ -381,7 +377,7 @@ def test_a_finished_run_says_so_and_changes_nothing(undisturbed, finished, capsy
     _assert_same(result.state.variables, undisturbed.state.variables)
 
 
-def test_overwrite_throws_the_old_run_away_and_the_same_run_gives_the_same_bits(undisturbed, finished):
+def test_overwrite_removes_the_old_run_and_a_repeated_run_has_the_same_bits(undisturbed, finished):
     stray = pathlib.Path(finished.run_folder) / "tensorboard" / "old"
     stray.write_text("")
     path = pathlib.Path(finished.run_folder) / METRICS_FILE
@@ -393,7 +389,7 @@ def test_overwrite_throws_the_old_run_away_and_the_same_run_gives_the_same_bits(
 
 
 def test_held_out_loss_scores_every_byte_once(corpus, undisturbed):
-    """Windows cut documents apart, and the last batch is part padding."""
+    """Windows split documents, and the last batch is partly padding."""
     split, num_targets, num_bytes = corpus.validation, 0.0, 0.0
     tokenizer = ByteTokenizer()
     token_bytes = np.zeros(264, np.int32)
@@ -410,26 +406,14 @@ def test_held_out_loss_scores_every_byte_once(corpus, undisturbed):
 
 
 def test_bits_per_byte_by_hand():
-    # Two tokens of 3 and 1 bytes, each with probability 1/4: 2 bits a token, 4 bits for 4 bytes.
+    # Two tokens of 3 and 1 bytes, each with probability 1/4: 2 bits per token, 4 bits for 4 bytes.
     assert bits_per_byte(2 * math.log(4), 4.0) == pytest.approx(1)
     assert bits_per_byte(0.0, 0.0) == math.inf
     targets, weights = np.array([[2, 1, 0]]), np.array([[1.0, 1.0, 0.0]])
     assert text_bytes(targets, weights, np.array([9, 1, 3])) == 4
 
 
-def test_metrics_of_later_steps_are_forgotten(tmp_path):
-    rows = [{"step": step, "kind": kind} for step in (1, 2, 3) for kind in ("train", "validation")]
-    path = tmp_path / METRICS_FILE
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"step": 2, "ki')
-    _forget_after(path, 2)
-    assert [json.loads(line) for line in path.read_text().splitlines()] == rows[:4]
-    _forget_after(path, 0)
-    assert path.read_text() == ""
-    _forget_after(tmp_path / "none", 0)
-    assert [p.name for p in tmp_path.iterdir()] == [METRICS_FILE]
-
-
-def test_a_writer_goes_on_after_the_steps_that_are_done(tmp_path):
+def test_a_writer_continues_after_the_completed_steps(tmp_path):
     for first_step, steps in ((0, (1, 2, 3)), (2, (3, 4))):
         with MetricsWriter(tmp_path, first_step=first_step) as writer:
             for step in steps:
@@ -438,10 +422,10 @@ def test_a_writer_goes_on_after_the_steps_that_are_done(tmp_path):
     assert losses == [(1, 1.0), (2, 2.0), (3, 5.0), (4, 6.0)]
 
 
-def test_the_end_proposes_words_that_the_run_has_not_seen(undisturbed, corpus, capsys):
+def test_the_proposed_prompt_is_held_out_text(undisturbed, corpus, capsys):
     report(undisturbed)
     *_, last = capsys.readouterr().out.splitlines()
-    assert last.startswith("go on with: zaya generate ")
+    assert last.startswith(f"next: {zaya_command()} generate ")
     folder, prompt = shlex.split(last)[-2:]
     assert folder == undisturbed.config.run_folder
     assert len(prompt) > len("--prompt=def f(")
@@ -454,7 +438,7 @@ def test_the_end_proposes_words_that_the_run_has_not_seen(undisturbed, corpus, c
 
 
 def test_generate_reads_the_run(undisturbed, capsys):
-    """Through the command line, from disk, what the weights in memory give."""
+    """Through the command line and from disk, it generates the same as the weights in memory."""
     tokenizer = ByteTokenizer()
     prompt = "def f7(é"
     options = ["--prompt", prompt, "--temperature", "0", "--max-new-tokens", "40"]
@@ -471,16 +455,24 @@ def test_generate_reads_the_run(undisturbed, capsys):
     assert len(tokenizer.decode(tokens)) > 10
 
 
-def test_the_end_proposes_what_fits_the_run(undisturbed):
+def test_proposed_commands_fit_the_run(undisturbed, tmp_path, monkeypatch):
+    """They name a text only if it exists, so that they work when pasted."""
+    monkeypatch.chdir(tmp_path)
+
     def hints(*, init_from=None, **corpus):
         train = dataclasses.replace(undisturbed.config.train, init_from=init_from)
         config = dataclasses.replace(undisturbed.config, train=train, run_folder="my run")
         corpus = dataclasses.replace(undisturbed.corpus, **corpus)
         return follow_ups(dataclasses.replace(undisturbed, config=config, corpus=corpus))
 
-    report, judged, _ = hints()
-    assert [report, judged] == ["zaya report 'my run'", "zaya eval 'my run' --text FILE"]
-    # From another run: beside it. On chats: to talk to.
+    report, _ = hints()
+    assert report == "zaya report 'my run'"
+    (tmp_path / "README.md").write_text("text")
+    _, judged, _ = hints()
+    assert judged == "zaya eval 'my run' --text README.md"
+    *_, generate = hints(source=open_source("stdlib").description)
+    assert shlex.split(generate)[-1] == "--prompt=def get(self, name, default=None):"
+    # With initial weights: a report of both runs. On chats: a chat.
     assert hints(init_from="the base", chat_template="a template") == [
         "zaya report 'the base' 'my run'",
         "zaya chat 'my run'",

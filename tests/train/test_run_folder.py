@@ -1,4 +1,4 @@
-"""A run's folder: what it may be, what --overwrite takes away and what it never does. Nothing is trained."""
+"""A run's folder: which folders are accepted, and what --overwrite removes. Nothing is trained."""
 
 import dataclasses
 import os
@@ -11,17 +11,18 @@ from small_runs import prepare_run_folder, small_config, write_committed_step
 
 import zaya_jax
 from zaya_jax.checkpoint import run_lock
-from zaya_jax.config import Config, lies_in
+from zaya_jax.config import Config, is_inside
 from zaya_jax.plan.dry_run import print_dry_run
-from zaya_jax.train.loop import train
-from zaya_jax.train.opening import check_folder
+from zaya_jax.train.setup import check_folder
+from zaya_jax.train.trainer import train
 
 # Files of 20 KB are too long, as they would be on a full disk; TensorBoard's grows fastest.
 WRITING = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
-from zaya_jax import cli, train_command
-from zaya_jax.train.metrics import MetricsWriter
+from zaya_jax import cli
+from zaya_jax.commands import train as train_command
+from zaya_jax.train.metrics.files import MetricsWriter
 
 def main(_):
     with MetricsWriter(sys.argv[1], first_step=0) as writer:
@@ -43,7 +44,7 @@ def starting_from(config: Config, folder: pathlib.Path) -> Config:
 
 
 def make_run(config: Config, *, step: int | None = None) -> pathlib.Path:
-    """The folder of a run, with as much of a checkpoint as tells that there is one."""
+    """Creates a run folder with a minimal checkpoint."""
     folder = pathlib.Path(config.run_folder)
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(config.to_text())
@@ -52,7 +53,7 @@ def make_run(config: Config, *, step: int | None = None) -> pathlib.Path:
     return folder
 
 
-def test_a_run_goes_on_without_what_it_started_from(config, tmp_path):
+def test_a_run_resumes_without_its_initial_weights(config, tmp_path):
     config = starting_from(config, tmp_path / "gone")
     folder = make_run(config, step=4)
     check_folder(config, overwrite=False)
@@ -63,8 +64,8 @@ def test_a_run_goes_on_without_what_it_started_from(config, tmp_path):
         check_folder(config, overwrite=False)
 
 
-def test_an_old_run_within_its_base_goes_on(config, tmp_path):
-    """It began when that was allowed, and going on removes nothing."""
+def test_an_old_run_within_its_base_can_be_resumed(config, tmp_path):
+    """It started when that was allowed, and a resume removes nothing."""
     config = starting_from(config, tmp_path)
     make_run(config, step=4)
     check_folder(config, overwrite=False)
@@ -72,7 +73,7 @@ def test_an_old_run_within_its_base_goes_on(config, tmp_path):
         check_folder(config, overwrite=True)
 
 
-def test_a_run_starts_from_a_run_beside_it(config, tmp_path):
+def test_a_run_starts_from_a_run_in_another_folder(config, tmp_path):
     base = make_run(dataclasses.replace(config, run_folder=str(tmp_path / "base")), step=0)
     config = starting_from(config, base)
     for overwrite in (False, True):
@@ -82,7 +83,7 @@ def test_a_run_starts_from_a_run_beside_it(config, tmp_path):
     assert (base / "checkpoints/0/weights/_METADATA").is_file()
 
 
-def test_overwrite_empties_what_a_link_stands_for(config, tmp_path):
+def test_overwrite_empties_the_target_of_a_link(config, tmp_path):
     place = make_run(dataclasses.replace(config, run_folder=str(tmp_path / "disk/run")), step=4)
     (tmp_path / "kept").mkdir()
     (tmp_path / "kept/file").write_text("")
@@ -95,7 +96,7 @@ def test_overwrite_empties_what_a_link_stands_for(config, tmp_path):
     assert (tmp_path / "kept/file").is_file()
 
 
-def test_a_config_that_a_kill_left_half_written_is_no_hindrance(config, tmp_path):
+def test_an_unfinished_config_is_ignored(config, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run/config.json.partial").write_text(config.to_text()[:50])
     check_folder(config, overwrite=False)
@@ -106,13 +107,13 @@ def test_a_config_that_a_kill_left_half_written_is_no_hindrance(config, tmp_path
         check_folder(config, overwrite=False)
 
 
-def test_a_run_folder_that_another_process_writes_into_is_left_alone(config, capsys):
-    """Refused before a corpus is looked for, which is not there; a dry run needs no lock."""
+def test_a_locked_run_folder_is_refused(config, capsys):
+    """Refused before the missing corpus is opened; a dry run needs no lock."""
     folder = make_run(config, step=4)
     with run_lock(folder):
         before = {path: path.lstat().st_mtime_ns for path in (folder, *folder.rglob("*"))}
         for overwrite in (False, True):
-            with pytest.raises(ValueError, match=r"another process writes into .*/run: process \d+ on "):
+            with pytest.raises(ValueError, match=r"another process writes to .*/run: process \d+ on "):
                 train(config, overwrite=overwrite)
         print_dry_run(config, devices=1)
         assert {path: path.lstat().st_mtime_ns for path in (folder, *folder.rglob("*"))} == before
@@ -122,7 +123,7 @@ def test_a_run_folder_that_another_process_writes_into_is_left_alone(config, cap
     assert sorted(path.name for path in folder.iterdir()) == ["checkpoints", "config.json"]
 
 
-def test_a_lock_that_a_kill_left_is_no_hindrance(config, tmp_path):
+def test_the_lock_of_a_killed_process_is_ignored(config, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run/lock").touch()
     (tmp_path / "run/config.json.partial").touch()
@@ -130,18 +131,18 @@ def test_a_lock_that_a_kill_left_is_no_hindrance(config, tmp_path):
 
 
 def test_a_corpus_may_be_built_in_the_run_folder(config, tmp_path):
-    """It is there before the config is; --overwrite then has another run folder to ask for."""
+    """It exists before the config does; --overwrite is then refused."""
     data = dataclasses.replace(config.data, corpus=str(tmp_path / "run/corpus"))
     config = dataclasses.replace(config, data=data)
     check_folder(config, overwrite=False)
     (tmp_path / "run/corpus").mkdir(parents=True)
     prepare_run_folder(config, overwrite=False)
     check_folder(config, overwrite=False)
-    with pytest.raises(ValueError, match=r"data\.corpus has .*run/corpus, which lies in the run folder"):
+    with pytest.raises(ValueError, match=r"data\.corpus has .*run/corpus, which is in the run folder"):
         check_folder(config, overwrite=True)
 
 
-def test_what_lies_in_a_folder(tmp_path, monkeypatch):
+def test_paths_inside_a_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for folder in ("run/inner", "away/deep", "runs"):
         pathlib.Path(folder).mkdir(parents=True)
@@ -167,14 +168,14 @@ def test_what_lies_in_a_folder(tmp_path, monkeypatch):
     )
     passing = ("run/out", "run/out/deep", "to_out", "to_out/deep/x", "away/to_deep")
     for path in (*inside, *passing, tmp_path / "run"):
-        assert lies_in(path, "run")
-        assert lies_in(path, "to_run")
+        assert is_inside(path, "run")
+        assert is_inside(path, "to_run")
     for path in (".", "runs", "away", "away/deep", "runs/run", "circle", "/"):
-        assert not lies_in(path, "run")
+        assert not is_inside(path, "run")
 
 
-def test_metrics_on_a_full_disk_are_one_sentence(tmp_path):
-    """TensorBoard's writer died in a thread of its own, and the run waited for it without an end."""
+def test_a_full_disk_is_a_user_error(tmp_path):
+    """TensorBoard's own writer dies in a thread, and a run would wait for it for ever."""
     root = pathlib.Path(zaya_jax.__file__).parents[1]
     done = subprocess.run(
         [sys.executable, "-c", WRITING, str(tmp_path)],

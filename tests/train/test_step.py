@@ -1,4 +1,4 @@
-"""A step on many microbatches is the step on the whole batch, and both follow the mean loss's gradient."""
+"""A step with several microbatches equals the step on the whole batch; both follow the mean gradient."""
 
 import dataclasses
 import functools
@@ -16,20 +16,20 @@ from flax.traverse_util import flatten_dict
 from small_models import SMALL
 
 from zaya_jax.config import BalancingConfig, ExecutionConfig, OptimizerConfig
-from zaya_jax.data.batch import Batch
-from zaya_jax.model.weights import abstract_variables, declare, flatten_weights, initialise
+from zaya_jax.data.reading.batch import Batch
+from zaya_jax.model.weights import abstract_variables, declare, flatten_weights, initialize
 from zaya_jax.model.zaya import Zaya, forward, initial_router_bias, residual_stream
 from zaya_jax.optim.balancing import make_balancer
 from zaya_jax.optim.optimizer import make_optimizer
 from zaya_jax.optim.partition import make_partition
 from zaya_jax.parallel.mesh import data_mesh, replicated
-from zaya_jax.train.state import TrainSetup, from_checkpoint, shardings, to_checkpoint
-from zaya_jax.train.state import first_state as state_of
-from zaya_jax.train.step import evaluate_step, train_step
+from zaya_jax.train.step.state import TrainSetup, from_checkpoint, shardings, to_checkpoint
+from zaya_jax.train.step.state import first_state as state_of
+from zaya_jax.train.step.train_step import evaluate_step, train_step
 
 MODEL = SMALL
 EXECUTION = dataclasses.replace(small_models.EXECUTION, loss_implementation="xla")
-# The update of plain gradient descent is the gradient: Muon and AdamW would hide its scale.
+# With plain gradient descent the update is the gradient: Muon and AdamW would hide its scale.
 SETUP = TrainSetup(
     Zaya(MODEL, EXECUTION),
     make_partition(declare(MODEL), 1),
@@ -48,7 +48,7 @@ KEY = jax.random.key(1)
 
 @functools.cache
 def uneven_batch():
-    """Rows of two documents and padding of all lengths; two rows are padding alone, one has no weight."""
+    """Rows of two documents and padding of all lengths; two rows are all padding, one has no weight."""
     random = np.random.default_rng(0)
     tokens_BT, targets_BT = random.integers(0, MODEL.vocab_size, (2, ROWS, TIME)).astype(np.int32)
     ends_B1 = np.array([16, 0, 9, 16, 3, 0, 12, 7])[:, None]
@@ -62,18 +62,18 @@ def uneven_batch():
 
 
 def placed(state):
-    """A state where a step's result lies: one that lies elsewhere needs a program of its own."""
+    """Returns a state with the sharding of a step's result: another one would compile a second program."""
     return jax.device_put(state, shardings(state, MESH))
 
 
 @functools.cache
 def first_state(setup=SETUP):
-    return placed(jax.jit(lambda: state_of(setup, initialise(declare(MODEL), jax.random.key(0)), KEY))())
+    return placed(jax.jit(lambda: state_of(setup, initialize(declare(MODEL), jax.random.key(0)), KEY))())
 
 
 @functools.cache
 def balanced(num_microbatches, remat):
-    """Three steps that move nothing but the router biases, which decide the next step's counts."""
+    """Runs three steps that change only the router biases, which determine the next step's counts."""
     balancer = make_balancer(BalancingConfig(rule="pid", learning_rate=0.1, skip_share=0.2))
     model = Zaya(MODEL, dataclasses.replace(EXECUTION, remat=remat))
     setup = TrainSetup(model, SETUP.partition, optax.sgd(0.0), balancer)
@@ -87,7 +87,7 @@ def balanced(num_microbatches, remat):
 
 @pytest.mark.slow
 def test_accumulation_and_remat_do_not_touch_the_balancing():
-    """Counts are whole numbers of the global batch, taken once: the biases are the same to the bit."""
+    """Counts are integers of the global batch, so the biases are equal bitwise."""
     (counts, state), (expected_counts, expected) = balanced(4, "layer"), balanced(1, "none")
     np.testing.assert_array_equal(counts, expected_counts)
     assert np.any(counts[0] != counts[2]), "the biases must have mattered"
@@ -98,7 +98,7 @@ def test_accumulation_and_remat_do_not_touch_the_balancing():
 
 @functools.cache
 def program(setup, num_microbatches=1):
-    # Not `compiled_step`, which donates the state: here many tests begin with one.
+    # Not `compiled_step`, which donates the state: many tests here share one.
     return jax.jit(
         functools.partial(train_step, setup=setup, mesh=MESH, num_microbatches=num_microbatches),
         out_shardings=(shardings(first_state(setup), MESH), replicated(MESH)),
@@ -136,7 +136,7 @@ def test_microbatches_change_nothing():
 @pytest.mark.slow
 @pytest.mark.parametrize("num_microbatches", [1, 4])
 def test_router_entropy_and_probability_are_means_over_tokens(num_microbatches):
-    """Padding is none of them, however it falls to microbatches."""
+    """Padding does not count, however it is split into microbatches."""
     state, batch = first_state(), uneven_batch()
     arguments = batch.tokens_BT, batch.positions_BT, batch.segments_BT
     expected_L = jax.jit(functools.partial(forward, MODEL, EXECUTION))(
@@ -149,7 +149,7 @@ def test_router_entropy_and_probability_are_means_over_tokens(num_microbatches):
 
 @pytest.mark.slow
 def test_a_step_follows_the_gradient_of_the_mean_loss():
-    """And of the mean square of the logsumexp, which the loss that is told leaves out."""
+    """Including the mean square of the logsumexp, which the reported loss excludes."""
     batch, before = uneven_batch(), first_state()
 
     def mean_loss(params, z_loss):
@@ -178,7 +178,7 @@ def test_a_step_follows_the_gradient_of_the_mean_loss():
 
 @pytest.mark.slow
 def test_the_balancer_sees_the_whole_batch():
-    """AdamW's first step moves a bias by the learning rate, against the sign of its surplus of tokens."""
+    """AdamW's first step changes a bias by the learning rate, against the sign of its excess tokens."""
     after, metrics = step(4)
     counts_LX = np.asarray(metrics.router_counts_LX)
     num_tokens = np.sum(uneven_batch().segments_BT > 0)
@@ -189,7 +189,7 @@ def test_the_balancer_sees_the_whole_batch():
     assert not np.any(moved_LX[:, -1])
 
 
-def test_a_batch_without_targets_moves_nothing():
+def test_a_batch_without_targets_changes_nothing():
     batch = uneven_batch()
     empty = Batch(
         batch.tokens_BT, batch.targets_BT, 0 * batch.weights_BT, batch.positions_BT, batch.segments_BT
@@ -200,14 +200,14 @@ def test_a_batch_without_targets_moves_nothing():
 
 
 def unlike(ours, theirs):
-    """Paths of leaves that differ in a bit."""
+    """Returns the paths of leaves that differ bitwise."""
     pairs = zip(jax.tree.leaves_with_path(ours), jax.tree.leaves(theirs), strict=True)
     return [jax.tree_util.keystr(path) for (path, x), y in pairs if not jnp.array_equal(x, y)]
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_a_step_that_is_not_finite_changes_nothing_and_is_counted(value):
-    """Weights, moments and router biases; the step before it has filled the moments."""
+    """Weights, moments and router biases; an earlier step has filled the moments."""
     batch = uneven_batch()
     poisoned = dataclasses.replace(batch, weights_BT=batch.weights_BT.at[4, 1].set(value))
     run = program(MUON)
@@ -231,9 +231,9 @@ def test_clipping_scales_all_gradients_by_one_factor():
     assert metrics.gradient_norm > 0.1
     factor = 0.1 / metrics.gradient_norm
     for ours, theirs in zip(jax.tree.leaves(moved(after)), jax.tree.leaves(moved(whole)), strict=True):
-        # Weights near 1 are rounded to 6e-8, before and after; updates are about 1e-3.
+        # Weights near 1 are rounded to 6e-8 before and after; updates are about 1e-3.
         np.testing.assert_allclose(ours, factor * theirs, rtol=1e-4, atol=3e-7)
-    # The update of sgd(1.0) is the clipped gradient.
+    # With sgd(1.0) the update is the clipped gradient.
     np.testing.assert_allclose(np.linalg.norm(list(metrics.update_norms.values())), 0.1, rtol=1e-5)
 
 
@@ -259,12 +259,12 @@ def test_router_metrics_and_the_logit_bound():
 
 def test_a_state_of_other_devices_is_refused():
     others = dataclasses.replace(SETUP, partition=make_partition(declare(MODEL), 4))
-    with pytest.raises(ValueError, match="state is of 1 devices, the setup for 4 and the mesh has 1"):
+    with pytest.raises(ValueError, match="the state has 1 devices, the setup 4 and the mesh 1"):
         train_step(first_state(), uneven_batch(), setup=others, mesh=MESH)
 
 
-def test_a_state_is_partitioned_anew_for_other_devices():
-    """Weights are as declared, moments as they lie: by way of eight devices, three and back to one."""
+def test_a_state_is_repartitioned_for_other_devices():
+    """Weights as declared and moments in buckets: on eight devices, three, and one again."""
     run = program(MUON)
     state, _ = run(first_state(MUON), uneven_batch())
     saved = to_checkpoint(state)
@@ -278,7 +278,7 @@ def test_a_state_is_partitioned_anew_for_other_devices():
         setup = dataclasses.replace(
             setup, optimizer=make_optimizer(OptimizerConfig(warmup_steps=0), setup.partition, SCHEDULE)
         )
-        empty = jax.eval_shape(lambda setup=setup: state_of(setup, initialise(declare(MODEL), KEY), KEY))
+        empty = jax.eval_shape(lambda setup=setup: state_of(setup, initialize(declare(MODEL), KEY), KEY))
         partition = functools.partial(from_checkpoint, like=empty, written=jax.eval_shape(lambda s: s, moved))
         moved = jax.jit(partition)(to_checkpoint(moved))
         moments = [x.shape[0] for x in jax.tree.leaves(moved.optimizer) if x.ndim]
@@ -288,8 +288,8 @@ def test_a_state_is_partitioned_anew_for_other_devices():
 
 @pytest.mark.parametrize("what", ["loss", "gradient_norm"])
 def test_a_loss_or_a_gradient_that_alone_is_not_finite_is_enough(what):
-    """Weights whose sum float32 just holds: the loss of all overflows, the gradient is of the mean. Logits
-    of 1e20: the loss is as large, and the squares of gradients as large overflow."""
+    """Weights whose sum float32 just holds: the summed loss overflows, the mean gradient does not. Logits
+    of 1e20: the loss is finite, and the squares of gradients overflow."""
     params, batch = first_state().params, uneven_batch()
     if what == "loss":
         batch = dataclasses.replace(batch, weights_BT=batch.weights_BT * (3e38 / batch.weights_BT.sum()))
@@ -302,8 +302,8 @@ def test_a_loss_or_a_gradient_that_alone_is_not_finite_is_enough(what):
     assert not unlike(after, dataclasses.replace(before, step=before.step + 1, skipped_steps=jnp.asarray(1)))
 
 
-def test_scales_are_not_rounded_to_the_type_of_products():
-    """2^-12 is less than half of bfloat16's step at 1: rounded, the loss would be the same to the bit."""
+def test_scales_are_not_rounded_to_the_compute_dtype():
+    """2^-12 is less than half of bfloat16's resolution at 1: rounded, the loss would be unchanged."""
     model = Zaya(MODEL, dataclasses.replace(EXECUTION, dtype="bfloat16"))
     setup = dataclasses.replace(SETUP, model=model)
     run = jax.jit(functools.partial(evaluate_step, setup=setup, mesh=MESH))
@@ -316,7 +316,7 @@ def test_scales_are_not_rounded_to_the_type_of_products():
 
 
 def kept_bytes(remat):
-    """From the forward to the backward pass of all layers: what that is, a policy decides."""
+    """Returns the values that a remat policy saves from the forward to the backward pass."""
     execution, bias_LX = dataclasses.replace(EXECUTION, remat=remat), initial_router_bias(DEEPER)
 
     def backward_of(params, tokens_BT):
@@ -327,7 +327,7 @@ def kept_bytes(remat):
     return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(kept))
 
 
-def test_each_remat_policy_keeps_less_than_the_one_before():
+def test_each_remat_policy_saves_less_than_the_previous_one():
     policies = typing.get_args(typing.get_type_hints(ExecutionConfig)["remat"])
     assert policies == ("none", "products", "attention_and_experts", "block", "layer", "group")
     sizes = [kept_bytes(remat) for remat in policies]

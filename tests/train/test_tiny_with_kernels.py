@@ -1,4 +1,4 @@
-"""configs/tiny.py with Pallas kernels, interpreted, learns what it learns without them.
+"""configs/tiny.py with interpreted Pallas kernels learns the same as without them.
 
 Optimiser and balancing are the preset's; of the model, experts and vocabulary are smaller, as bytes need; a
 step has 96 tokens, not 2,048. Muon iterates once, not five times, and without its kernel, which is compiled
@@ -15,13 +15,13 @@ import numpy as np
 import optax
 import pytest
 
-from zaya_jax.data.batch import Batch
+from zaya_jax.data.reading.batch import Batch
 from zaya_jax.model.weights import abstract_variables
 from zaya_jax.optim.buckets import to_buckets
 from zaya_jax.options import load_config
 from zaya_jax.parallel.mesh import data_mesh
-from zaya_jax.train.programs import compiled_step
-from zaya_jax.train.state import abstract_state, init_state, make_setup, shardings
+from zaya_jax.train.compiled_programs import compiled_step
+from zaya_jax.train.step.state import abstract_state, init_state, make_setup, shardings
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 NUM_STEPS, ROWS, TIME = 10, 2, 48
@@ -33,7 +33,7 @@ SMALLER = (
 
 
 def batches():
-    """Text of two documents a row; the last has padding at its end."""
+    """Text of two documents per row; the last row ends with padding."""
     text = np.frombuffer((ROOT / "README.md").read_bytes(), np.uint8).astype(np.int32)
     time_T = np.arange(TIME)
     segments_BT = np.tile(1 + (time_T >= 19), (ROWS, 1)).astype(np.int32)
@@ -52,12 +52,12 @@ def tiny(*options):
 
 
 def curve(implementation):
-    """Losses of all steps, and tokens of each expert in each."""
+    """Returns the losses of all steps, and token counts of each expert."""
     config = tiny(*SMALLER, f"execution.implementation={implementation}", f"{NEWTON_SCHULZ}=xla")
     data = dataclasses.replace(config.data, batch_size=ROWS, sequence_length=TIME)
     config = dataclasses.replace(config, data=data)
     setup, mesh = make_setup(config), data_mesh(jax.devices()[:1])
-    # Where a step's result lies: a state that lies elsewhere would need a second program.
+    # With the sharding of a step's result: another sharding would need a second program.
     placed = shardings(abstract_state(config, setup, mesh), mesh)
     state = jax.jit(lambda: init_state(config, setup), out_shardings=placed)()
     step, losses, counts = compiled_step(state, setup=setup, mesh=mesh), [], []
@@ -70,7 +70,7 @@ def curve(implementation):
 
 @pytest.mark.slow
 def test_ten_steps_have_the_same_losses():
-    """Gradients differ by the rounding of sums, some 1e-7 of their norm.
+    """Gradients differ by the rounding of sums, about 1e-7 of their norm.
 
     An iteration of Newton-Schulz multiplies that by up to 3.4445 where singular values are small, and
     ten steps add it up where it has one sign: updates are wrong by 3e-6 of their norm at most, and a
@@ -84,7 +84,7 @@ def test_ten_steps_have_the_same_losses():
 
 
 @pytest.mark.parametrize("implementation", ["xla", "pallas"])
-def test_muon_of_a_run_takes_its_kernel(implementation):
+def test_muon_of_a_run_uses_its_kernel(implementation):
     config = tiny(*SMALLER, f"{NEWTON_SCHULZ}={implementation}")
     setup = make_setup(config)
 

@@ -1,1 +1,1 @@
-"""Runs and machines that are watched: where a run stands and what befell it, and what a machine can do."""
+"""Failure detection and recovery: node agents, supervisor, machine checks, drills, and run history."""

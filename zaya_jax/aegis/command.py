@@ -1,9 +1,8 @@
-"""`zaya aegis`: what befell a run, where it is, and what its time went into."""
+"""`zaya aegis`: status, history and goodput of a run, and the commands that watch nodes and inject faults."""
 
 import datetime
 import functools
 import importlib
-import json
 import pathlib
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,26 +11,35 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from zaya_jax.aegis.goodput import BUCKETS, MEANINGS, Goodput, find_attempts, measure
-from zaya_jax.aegis.journal import AT, BEGAN, ENDS, FINISHED, describe_event, read_events
-from zaya_jax.aegis.reading_logs import STANDARD_INPUT, classes_table, find_classes, read_lines, values_of
-from zaya_jax.aegis.rules import RULES_FILE, load_rules
+from zaya_jax.aegis.agent.classify_command import (
+    STANDARD_INPUT,
+    read_lines,
+    summaries_json,
+    summaries_table,
+    summarize_lines,
+)
+from zaya_jax.aegis.agent.log_rules import RULES_FILE, load_rules
+from zaya_jax.aegis.views.goodput import BUCKETS, MEANINGS, count_attempts, find_attempts, measure
+from zaya_jax.files.json_files import dump_json
 from zaya_jax.options import Parser
-from zaya_jax.tables import name_column, number_column
+from zaya_jax.run_folder.events import describe_event, read_events
+from zaya_jax.run_folder.names import AT, BEGAN, ENDS, FINISHED
+from zaya_jax.text_tables import name_column, number_column
 
 QUIET_SECONDS = 60.0
-"""Without an event of a run that has not ended: it stands, was killed, or makes very long steps."""
+"""Time without an event after which the status says that a run may be stalled or killed."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Runs `zaya aegis` with the words behind it.
+    """Runs `zaya aegis` with its arguments.
 
     Raises:
-      ValueError: for a folder that is no run's, or a file that has no rules.
+      UserError: for a folder that is not a run's, or an invalid file of rules.
     """
     arguments = list(argv or ())
-    if arguments and arguments[0] in VERBS:
-        VERBS[arguments[0]](arguments[1:])
+    # Each subcommand parses its own options, --help included.
+    if arguments and arguments[0] in SUBCOMMANDS:
+        SUBCOMMANDS[arguments[0]](arguments[1:])
     else:
         _parser().parse_args(arguments)
 
@@ -39,78 +47,87 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _parser() -> Parser:
     parser = Parser(
         "aegis",
-        "Says what befell a run. `zaya aegis VERB --help` has the options of each verb.",
+        "Show the history of a run, and watch its nodes. `zaya aegis COMMAND --help` shows the options of "
+        "each command.",
         (
-            "zaya aegis status runs/tiny       # where it is",
-            "zaya aegis events runs/tiny       # all that was written down",
-            "zaya aegis goodput runs/tiny      # what its time went into",
-            "zaya aegis timeline runs/tiny --output=tiny.html     # all of it in a picture",
-            "zaya aegis metrics runs/tiny      # the same for Prometheus, and the numbers of its steps",
-            "zaya aegis classify slurm-1.out   # what a log says, and what is to be done",
+            "zaya aegis status runs/tiny       # current state in one sentence",
+            "zaya aegis events runs/tiny       # run history",
+            "zaya aegis goodput runs/tiny      # time by cause",
+            "zaya aegis timeline runs/tiny --output=tiny.html     # history as an HTML page",
+            "zaya aegis metrics runs/tiny      # metrics for Prometheus",
+            "zaya aegis classify slurm-1.out   # failures in a log, and what to do about them",
+            "zaya aegis agent runs/tiny        # watch this node while the run trains",
+            "zaya aegis drill --minutes=40     # inject faults into a small run, and score their handling",
         ),
     )
-    parser.add_argument("verb", metavar="VERB", choices=list(VERBS), help=", ".join(VERBS))
+    parser.add_argument("command", metavar="COMMAND", choices=list(SUBCOMMANDS), help=", ".join(SUBCOMMANDS))
     return parser
 
 
-def _show(verb: str, argv: Sequence[str]) -> None:
-    """Reads a run's events, and shows what a verb makes of them."""
-    summary, shown, told = OF_RUNS[verb]
-    parser = Parser(f"aegis {verb}", summary, (f"zaya aegis {verb} runs/tiny",))
-    parser.add_argument("run", type=pathlib.Path, metavar="RUN", help="the folder of the run")
+def _show(name: str, argv: Sequence[str]) -> None:
+    """Runs a subcommand that shows something computed from a run's events."""
+    summary, to_text, to_json = _VIEWS[name]
+    parser = Parser(f"aegis {name}", summary, (f"zaya aegis {name} runs/tiny",))
+    parser.add_argument("run", type=pathlib.Path, metavar="RUN", help="folder of the run")
     _add_json(parser)
     options = parser.parse_args(argv)
-    _print(shown, told, read_events(options.run), as_json=options.json)
+    _print(to_text, to_json, read_events(options.run), as_json=options.json)
 
 
 def classify_logs(argv: Sequence[str]) -> None:
-    """Prints what some logs say."""
+    """Prints the classes of failures in log files."""
     parser = Parser(
         "aegis classify",
-        "Says which classes of trouble the lines of logs are of, and what a rule would do about each.",
+        "Classify the lines of logs by the agent's rules, and show the action of each class.",
         ("zaya aegis classify slurm-1.out", "zaya aegis classify - < slurm-1.out"),
     )
     parser.add_argument(
-        "logs", nargs="+", metavar="FILE", help=f'of lines; "{STANDARD_INPUT}" reads its input'
+        "logs", nargs="+", metavar="FILE", help=f'log files; "{STANDARD_INPUT}" is standard input'
     )
-    parser.add_argument("--rules", default=RULES_FILE, metavar="FILE", help="TOML (default: %(default)s)")
+    parser.add_argument(
+        "--rules", default=RULES_FILE, metavar="FILE", help="TOML file of log rules (default: %(default)s)"
+    )
     _add_json(parser)
     options = parser.parse_args(argv)
-    found = find_classes(load_rules(options.rules), read_lines(options.logs))
-    _print(classes_table, values_of, found, as_json=options.json)
+    summaries = summarize_lines(load_rules(options.rules), read_lines(options.logs))
+    _print(summaries_table, summaries_json, summaries, as_json=options.json)
 
 
 def _add_json(parser: Parser) -> None:
-    parser.add_argument("--json", action="store_true", help="as JSON, for programs")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
-def _print(shown: Callable[[Any], Any], told: Callable[[Any], Any], what: Any, *, as_json: bool) -> None:
+def _print(
+    to_text: Callable[[Any], Any], to_json: Callable[[Any], Any], values: Any, *, as_json: bool
+) -> None:
     if as_json:
-        print(json.dumps(told(what), indent=2))
+        print(dump_json(to_json(values), indent=2))
     else:
-        # Lines of others may hold brackets, which are no markup.
-        Console(soft_wrap=True, highlight=False, markup=False).print(shown(what))
+        # Without markup: lines of logs may contain brackets.
+        Console(soft_wrap=True, highlight=False, markup=False).print(to_text(values))
 
 
 def describe_status(events: Sequence[Mapping[str, Any]], *, now: float) -> str:
-    """Where a run is, in a sentence.
+    """Returns the state of a run as a sentence.
 
     Args:
-      events: of the run, at least one.
-      now: Unix time.
+      events: events of the run, at least one.
+      now: current Unix time in seconds.
     """
+    # Other events, such as skipped steps, do not show whether the run is still going.
     last = next((e for e in reversed(events) if e["event"] in (BEGAN, AT, *ENDS)), events[-1])
-    lives = len(find_attempts(events))
-    ago = f"{now - last['time']:,.0f} s ago"
-    where = f"step {last.get('step', 0):,}, begun {lives} times" if lives != 1 else f"step {last['step']:,}"
+    attempts = len(find_attempts(events))
+    age = f"{now - last['time']:,.0f} s ago"
+    step = f"step {last.get('step', 0):,}"
+    where = f"{step}, after {count_attempts(attempts)}" if attempts != 1 else step
     if last["event"] == FINISHED:
-        return f"finished {ago} at {where}"
+        return f"finished {age} at {where}"
     if last["event"] in ENDS:
         reasons = "; ".join(last[name] for name in ("reason", "late") if name in last)
-        return f"{last['event']} {ago} at {where}" + (f": {reasons}" if reasons else "")
+        return f"{last['event']} {age} at {where}" + (f": {reasons}" if reasons else "")
     if now - last["time"] > QUIET_SECONDS:
-        return f"at {where}, and silent since {ago}: it was killed, or its steps are that long"
-    return f"running at {where}, heard of {ago}"
+        return f"at {where}, last event {age}: killed, stalled, or making very long steps"
+    return f"running at {where}, last event {age}"
 
 
 def _status(events: Sequence[Mapping[str, Any]]) -> str:
@@ -118,9 +135,12 @@ def _status(events: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _events_table(events: Sequence[Mapping[str, Any]]) -> Table:
-    table = Table(name_column("time, UTC"), name_column("event"), number_column("step"), name_column("what"))
+    table = Table(
+        name_column("time (UTC)"), name_column("event"), number_column("step"), name_column("description")
+    )
     for event in events:
-        if event["event"] != AT:  # where a run was now and then, which its end tells too
+        # Progress reports are omitted: there are thousands, and the end of an attempt has the last step.
+        if event["event"] != AT:
             when = datetime.datetime.fromtimestamp(event["time"], datetime.UTC)
             step = f"{event['step']:,}" if "step" in event else ""
             table.add_row(f"{when:%Y-%m-%d %H:%M:%S}", str(event["event"]), step, describe_event(event))
@@ -128,51 +148,51 @@ def _events_table(events: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _goodput_table(events: Sequence[Mapping[str, Any]]) -> Table:
-    found = measure(events)
-    title = (
-        f"goodput {found.share:.1%}: {found.steps:,} steps in {found.total:,.0f} s, begun {found.attempts} "
-        f"times, {found.lost_steps:,} steps made again"
-    )
-    columns = number_column("seconds"), number_column("share"), name_column("what it is")
-    table = Table(name_column("time"), *columns, title=title)
+    goodput = measure(events)
+    columns = number_column("seconds"), number_column("share"), name_column("meaning")
+    table = Table(name_column("bucket"), *columns, title=f"goodput {goodput.summary}")
     for bucket in BUCKETS:
-        value = found.seconds[bucket]
-        table.add_row(bucket, f"{value:,.1f}", f"{value / max(found.total, 1e-9):.1%}", MEANINGS[bucket])
+        value = goodput.seconds[bucket]
+        table.add_row(bucket, f"{value:,.1f}", f"{value / max(goodput.total, 1e-9):.1%}", MEANINGS[bucket])
     return table
 
 
-def _goodput_values(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    found: Goodput = measure(events)
+def _goodput_json(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    goodput = measure(events)
     return {
-        "goodput": found.share,
-        "total_seconds": found.total,
-        "seconds": dict(found.seconds),
-        "attempts": found.attempts,
-        "steps": found.steps,
-        "lost_steps": found.lost_steps,
+        "goodput": goodput.share,
+        "total_seconds": goodput.total,
+        "seconds": dict(goodput.seconds),
+        "attempts": goodput.attempts,
+        "steps": goodput.steps,
+        "lost_steps": goodput.lost_steps,
     }
 
 
-def _of_module(name: str, argv: Sequence[str]) -> None:
-    """Runs a verb of a file of its own, whose imports the other verbs need not wait for."""
+def _run_module(name: str, argv: Sequence[str]) -> None:
+    """Runs a subcommand in its own module, whose imports the other subcommands do not need."""
     importlib.import_module(name).main(argv)
 
 
-OF_RUNS: dict[str, tuple[str, Callable[[Sequence[Mapping[str, Any]]], Any], Callable[..., Any]]] = {
+# Summaries of subcommands, with functions that convert events to text and to JSON.
+_VIEWS: dict[str, tuple[str, Callable[[Sequence[Mapping[str, Any]]], Any], Callable[..., Any]]] = {
     "status": (
-        "Says where a run is, in a sentence.",
+        "Show the current state of a run in one sentence.",
         _status,
         lambda events: {"status": _status(events), "last": events[-1]},
     ),
-    "events": ("Lists what befell a run.", _events_table, list),
-    "goodput": ("Says what the time of a run went into.", _goodput_table, _goodput_values),
+    "events": ("List the events of a run.", _events_table, list),
+    "goodput": (
+        "Show how much of a run's time was spent on training, and the rest by cause.",
+        _goodput_table,
+        _goodput_json,
+    ),
 }
-"""What each does, what it makes of a run's events for people, and for programs."""
-VERBS: dict[str, Callable[[Sequence[str]], None]] = {
-    **{verb: functools.partial(_show, verb) for verb in OF_RUNS},
+SUBCOMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
+    **{name: functools.partial(_show, name) for name in _VIEWS},
     "classify": classify_logs,
-    "agent": functools.partial(_of_module, "zaya_jax.aegis.agent"),
-    "drill": functools.partial(_of_module, "zaya_jax.aegis.drill_command"),
-    "metrics": functools.partial(_of_module, "zaya_jax.aegis.exporter"),
-    "timeline": functools.partial(_of_module, "zaya_jax.aegis.timeline_page"),
+    "agent": functools.partial(_run_module, "zaya_jax.aegis.agent.agent"),
+    "drill": functools.partial(_run_module, "zaya_jax.aegis.drill.command"),
+    "metrics": functools.partial(_run_module, "zaya_jax.aegis.views.exporter"),
+    "timeline": functools.partial(_run_module, "zaya_jax.aegis.views.timeline_page"),
 }

@@ -1,1 +1,1 @@
-"""Measurements: what was compared, the bound from physics, and both figures."""
+"""Benchmarks: each reports what was compared, the physical bound, and both figures."""

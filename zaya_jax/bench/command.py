@@ -1,107 +1,119 @@
-"""`zaya bench WHAT`: finds the measurement of a name and runs it."""
+"""`zaya bench WHAT`: selects a benchmark by name and runs it."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from zaya_jax.bench import (
-    balancing,
-    checkpoint,
-    collectives_command,
-    data,
-    experts,
-    generation,
-    gradient_sum,
-    kernel_times,
-    loss_memory,
-    memory_passes,
-    optimizer_share,
-    optimizers,
-    products,
-    rsa,
-    storage,
-    torch_comparison,
-)
+from zaya_jax.bench.collectives import command
+from zaya_jax.bench.generation import generation
+from zaya_jax.bench.kernels import experts, gemm, kernel_times, memory_passes
+from zaya_jax.bench.storage import checkpoint, data, disk
+from zaya_jax.bench.training import loss_memory, optimizer_share, optimizers, torch_comparison
+from zaya_jax.errors import UserError
 from zaya_jax.options import Parser
 
-REPEATED = {
+WITH_ROUNDS: dict[str, Callable[..., None]] = {
     "torch": torch_comparison.run,
-    "balancing": balancing.run,
     "kernels": kernel_times.run,
     "optimizer-share": optimizer_share.run,
 }
-ONCE = {
+"""Benchmarks that repeat their timings `--rounds` times."""
+WITHOUT_OPTIONS: dict[str, Callable[[], None]] = {
     "data": data.run,
     "experts": experts.run,
-    "gradient-sum": gradient_sum.run,
     "loss-memory": loss_memory.run,
     "optimizers": optimizers.run,
 }
 CHECKPOINT = "checkpoint"
-WITH_OPTIONS = {
-    "collectives": collectives_command.main,
-    "gemm": products.main,
+WITH_OWN_PARSER: dict[str, Callable[[Sequence[str]], None]] = {
+    "collectives": command.main,
+    "gemm": gemm.main,
     "generation": generation.main,
     "hbm": memory_passes.main,
-    "rsa": rsa.main,
-    "storage": storage.main,
+    "storage": disk.main,
 }
-"""What has options of its own: `zaya bench collectives --help`. Most of it measures a machine."""
+"""Benchmarks that parse their own options: `zaya bench collectives --help`."""
 ROUNDS = 5
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Runs `zaya bench` with the words behind it.
+    """Runs `zaya bench` with the given command-line arguments.
 
     Raises:
-      ValueError: for options that do not go together.
+      UserError: if an option does not apply to the benchmark, or has an invalid value.
     """
-    words = list(sys.argv[1:] if argv is None else argv)
-    if words and words[0] in WITH_OPTIONS:
-        WITH_OPTIONS[words[0]](words[1:])
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    # These parse their options themselves, including --help.
+    if arguments and arguments[0] in WITH_OWN_PARSER:
+        WITH_OWN_PARSER[arguments[0]](arguments[1:])
         return
+    values = vars(_parser().parse_args(arguments))
+    what = values.pop("what")
+    # Each benchmark has its own defaults for options that are not given.
+    values = {name: value for name, value in values.items() if value is not None}
+    _check(what, values)
+    if what in WITHOUT_OPTIONS:
+        WITHOUT_OPTIONS[what]()
+    elif what == CHECKPOINT:
+        checkpoint.run(**values)
+    else:
+        WITH_ROUNDS[what](**({"rounds": ROUNDS} | values))
+
+
+def _check(what: str, values: Mapping[str, Any]) -> None:
+    for name in ("gib", "folder"):
+        if what != CHECKPOINT and name in values:
+            raise UserError(f"--{name} is {values[name]}; only {CHECKPOINT} supports it, remove it")
+    rounds = values.get("rounds", ROUNDS)
+    if what in WITHOUT_OPTIONS and "rounds" in values:
+        raise UserError(f"--rounds is {rounds}; {what} runs once, remove the option")
+    if rounds < 1:
+        raise UserError(f"--rounds is {rounds}; it must be at least 1")
+
+
+def _parser() -> Parser:
     parser = Parser(
         "bench",
-        "Measures. torch: train step, forward and decode against transformers' ZayaForCausalLM. "
-        "experts: memory and operations of the expert dispatch. gradient-sum: what is lost when 1,024 "
-        "devices sum in bfloat16 and in float32. kernels: each Pallas "
-        "kernel against XLA and others, on fresh data. loss-memory: what a step takes with all logits at "
-        "once and in chunks. optimizers: loss curves of Muon and of AdamW alone. optimizer-share: what "
-        "the optimiser takes of a step on 8 devices. balancing: how soon each rule evens out the "
-        "experts' load; a picture. checkpoint: how long a save blocks training and when it is safe, by one "
-        "writer, by Orbax and by us, in 1, 2 and 4 processes. data: tokens a second into a corpus and out of "
-        "it, beside datasets.map and a memory-mapped file, and memory as the text grows. generation: tokens "
-        "a second, latencies and memory beside transformers. rsa: what Markovian RSA is right in, and votes.",
+        # Lines that are indented keep their breaks, so they must fit in 80 columns.
+        "Measure speed and memory, and compare them with other libraries and with the machine's limits.\n\n"
+        "benchmarks:\n"
+        "  torch            train step, forward pass and decoding against transformers\n"
+        "  generation       prefill, decoding, latency and memory against transformers\n"
+        "  kernels          each Pallas kernel against XLA and other libraries\n"
+        "  experts          memory and FLOPs of the expert dispatch\n"
+        "  loss-memory      memory of a train step with all logits at once and in chunks\n"
+        "  optimizers       loss curves of Muon and of AdamW alone\n"
+        "  optimizer-share  the optimizer's share of the step time on 8 devices\n"
+        "  checkpoint       time that a save blocks training, and until it is durable,\n"
+        "                   for one writer, Orbax and zaya_jax, in 1, 2 and 4 processes\n"
+        "  data             tokens/s of building and reading a corpus, against\n"
+        "                   datasets.map and a memory-mapped file; memory by text size\n"
+        "  collectives      bandwidth of the links between devices and between nodes\n"
+        "  gemm             speed of the matrix products of a step\n"
+        "  hbm              memory bandwidth of a device\n"
+        "  storage          speed of a disk\n\n"
+        f"{', '.join(WITH_OWN_PARSER)} have their own options, which `zaya bench WHAT --help` shows.",
         (
             "zaya bench torch",
             "zaya bench torch --rounds 10",
             "zaya bench experts",
-            "zaya bench balancing",
             "zaya bench data",
             "zaya bench checkpoint --gib 8 --folder /big/disk",
         ),
     )
-    parser.add_argument("what", choices=[*REPEATED, *ONCE, CHECKPOINT, *WITH_OPTIONS], help="what to measure")
+    names = [*WITH_ROUNDS, *WITHOUT_OPTIONS, CHECKPOINT, *WITH_OWN_PARSER]
+    parser.add_argument("what", choices=names, help="benchmark to run")
     parser.add_argument(
         "--rounds",
         type=int,
-        help=f"timings, the best counts; of balancing: routers, the slowest counts (default: {ROUNDS}); of "
-        f"checkpoint: saves, the median counts (default: {checkpoint.ROUNDS}). {', '.join(ONCE)} have none",
+        help=f"number of timings, of which the best counts (default: {ROUNDS}); for checkpoint the number of "
+        f"saves, of which the median counts (default: {checkpoint.ROUNDS}). Not supported by "
+        f"{', '.join(WITHOUT_OPTIONS)}",
     )
-    parser.add_argument("--gib", type=float, help=f"of checkpoint: its size (default: {checkpoint.GIB:g})")
-    parser.add_argument("--folder", help="of checkpoint: where it is written and removed (default: here)")
-    options = parser.parse_args(words)
-    for name in ("gib", "folder"):
-        if options.what != CHECKPOINT and (value := getattr(options, name)) is not None:
-            raise ValueError(f"--{name} is {value}; only {CHECKPOINT} has it, leave it out")
-    if options.what in ONCE:
-        if options.rounds is not None:
-            raise ValueError(f"--rounds is {options.rounds}; {options.what} is done once, leave it out")
-        ONCE[options.what]()
-        return
-    given = {name: value for name, value in vars(options).items() if name != "what" and value is not None}
-    if given.get("rounds", 1) < 1:
-        raise ValueError(f"--rounds is {options.rounds}; it must be at least 1")
-    if options.what == CHECKPOINT:
-        checkpoint.run(**given)
-        return
-    REPEATED[options.what](**({"rounds": ROUNDS} | given))
+    parser.add_argument(
+        "--gib", type=float, help=f"checkpoint: size of the state in GiB (default: {checkpoint.GIB:g})"
+    )
+    parser.add_argument(
+        "--folder", help="checkpoint: folder on the disk to measure (default: the current folder)"
+    )
+    return parser

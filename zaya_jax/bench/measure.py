@@ -1,4 +1,4 @@
-"""Timing, and the ceilings that times are held against."""
+"""Timing of functions, and the hardware limits that times are compared with."""
 
 import functools
 import time
@@ -12,18 +12,20 @@ from zaya_jax.platform.host_memory import available_memory
 
 
 def seconds(function: Callable[[], Any]) -> float:
-    """Wall time of one call, results waited for."""
+    """Returns the wall time of one call, including the wait for its results."""
     start = time.perf_counter()
+    # JAX returns from a call before the device has finished it.
     jax.block_until_ready(function())
     return time.perf_counter() - start
 
 
 def best_seconds(functions: dict[str, Callable[[], Any]], *, rounds: int) -> dict[str, float]:
-    """The best time of each of several functions, called in turn so that they share the machine's moods.
+    """Times several functions alternately, so that changes of the machine's load affect all, and returns the
+    best times.
 
     Args:
-      functions: by name. Each is called once before, to compile and warm up.
-      rounds: how often each is timed.
+      functions: functions by name; each is called once beforehand to compile and warm up.
+      rounds: number of timings of each function.
     """
     for function in functions.values():
         jax.block_until_ready(function())
@@ -33,35 +35,41 @@ def best_seconds(functions: dict[str, Callable[[], Any]], *, rounds: int) -> dic
 
 CEILING_SIZE = 2048
 CEILING_FLOPS = 2 * CEILING_SIZE**3
-"""Of a call of `ceiling_matmul`."""
+"""Floating-point operations of a call of `ceiling_matmul`."""
 
 
 def ceiling_matmul() -> Callable[[], Any]:
-    """A float32 product of two square matrices: no model reaches more FLOP/s here."""
+    """Returns a call of a float32 product of two square matrices: no model reaches more FLOP/s on this
+    machine.
+    """
+    # Random numbers, because zeros draw less power and allow a higher clock.
     matrix = jax.random.normal(jax.random.key(0), (CEILING_SIZE, CEILING_SIZE), jnp.float32)
     product = jax.jit(lambda x: x @ x)
     return lambda: product(matrix)
 
 
 ROUND_SECONDS = 0.1
-"""That a round of repetitions fills."""
-MOST_REPETITIONS = 1000
+"""Target duration of a round of repetitions."""
+MAX_REPETITIONS = 1000
 
 
 def repeated_seconds(calls: Sequence[Callable[[int], Any]], *, rounds: int = 3) -> list[float]:
-    """Seconds of one repetition of each of several calls, which take turns; the best of some rounds of many.
+    """Times several calls alternately and returns the seconds of one repetition of each, from the best round.
 
-    What starts a call is paid once a round.
+    Repetitions share the fixed cost of starting a call.
 
     Args:
-      calls: each repeats something so many times, and returns what is waited for. The first time compiles.
-      rounds: how often many repetitions are timed.
+      calls: functions that repeat some work the given number of times and return its result. The first call
+        compiles.
+      rounds: number of rounds.
     """
     times = []
     for call in calls:
         jax.block_until_ready(call(1))
+        # Choose the number of repetitions so that a round takes about `ROUND_SECONDS`.
         once = seconds(functools.partial(call, 1))
-        times.append(min(MOST_REPETITIONS, max(1, int(ROUND_SECONDS / once))))
+        times.append(min(MAX_REPETITIONS, max(1, int(ROUND_SECONDS / once))))
+    # Rounds alternate between the calls, so that a slow period of the machine affects all of them.
     turns = [
         [seconds(functools.partial(call, number)) / number for call, number in zip(calls, times, strict=True)]
         for _ in range(rounds)
@@ -70,8 +78,11 @@ def repeated_seconds(calls: Sequence[Callable[[int], Any]], *, rounds: int = 3) 
 
 
 def free_device_memory() -> int:
-    """Bytes that this process' first device has left; CPU devices of a process share those of its host."""
+    """Returns the free bytes of this process's first device; CPU devices share the free memory of the host
+    equally.
+    """
     stats = jax.local_devices()[0].memory_stats() or {}
+    # Accelerators report their memory; CPU devices do not.
     if "bytes_limit" in stats:
         return stats["bytes_limit"] - stats["bytes_in_use"]
     return available_memory() // jax.local_device_count()

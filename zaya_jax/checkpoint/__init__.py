@@ -1,22 +1,21 @@
-"""What lies on the disk of a run: its config, and its checkpoints.
+"""Checkpoints of a run, and its config on disk.
 
-A checkpoint has two items, arrays as Orbax writes them: "weights", all that inference needs, and "training",
-the rest of the state. A step is written beside the others and renamed when it is whole; one that a crash
-left half-written is never taken for a checkpoint, and one that has lost a bit since is never read. Nobody
-outside this room knows of Orbax's files.
+A checkpoint has two items, written by Orbax: "weights", everything that inference needs, and "training", the
+rest of the train state. A step is written under a temporary name and renamed when it is complete, so a step
+that a crash left incomplete is never used; a step whose files have changed since is detected by hashes and
+never restored. No other package depends on Orbax's files.
 
-`layout` has the names, `steps` writes and reads states, `about` what each says of itself, `manifest` tells
-whether a step is what was written, `newest` which one a run goes on from, `retention` which ones stay,
-`restore` reads what inference and a new run need, `stored_arrays` and `stored_weights` read part by part,
-`compare` two of them, `reshape` writes one in another form, and `plain_weights` says which files would hold
-some weights. `failures` makes sentences of what a disk does, and `lock` lets one process at a time write.
+`layout` has the file names, `steps` saves and restores, `description` records where a step comes from,
+`manifest` verifies its files, `newest` selects the step to resume from, `retention` the steps to keep.
+`restore` reads what inference and a new run need, `run_config` the config of a run. `stored_arrays` and
+`stored_weights` read part by part, `compare` compares two checkpoints, `reshape` rewrites one,
+`plain_weights` describes the files of weights that are written without Orbax. `storage_errors` turns errors
+of Orbax and TensorStore into messages, and `lock` lets one process at a time write to a run folder.
 """
 
-from zaya_jax.checkpoint.about import About, read_about
 from zaya_jax.checkpoint.compare import Comparison, compare
-from zaya_jax.checkpoint.failures import SaveFailed
+from zaya_jax.checkpoint.description import StepDescription, read_description
 from zaya_jax.checkpoint.layout import (
-    FOLDER,
     TRAINING,
     WEIGHTS,
     all_steps,
@@ -24,7 +23,7 @@ from zaya_jax.checkpoint.layout import (
     step_folder,
     step_written,
 )
-from zaya_jax.checkpoint.lock import LOCK_FILE, RunLock, run_lock
+from zaya_jax.checkpoint.lock import RunLock, run_lock
 from zaya_jax.checkpoint.manifest import all_damage, damage_of, identity_of
 from zaya_jax.checkpoint.newest import (
     SavedStep,
@@ -37,8 +36,9 @@ from zaya_jax.checkpoint.newest import (
 )
 from zaya_jax.checkpoint.plain_weights import PlainArray, chunk_name, metadata_files
 from zaya_jax.checkpoint.reshape import reshape
-from zaya_jax.checkpoint.restore import SavedRun, check_init_from, load_run, load_weights, read_config
+from zaya_jax.checkpoint.restore import SavedRun, check_init_from, load_run, load_weights
 from zaya_jax.checkpoint.retention import Retention, rules_by_step, steps_to_remove
+from zaya_jax.checkpoint.run_config import config_loss, has_record, read_config
 from zaya_jax.checkpoint.steps import (
     Checkpoints,
     devices_of,
@@ -47,15 +47,13 @@ from zaya_jax.checkpoint.steps import (
     restore,
     restore_weights,
 )
+from zaya_jax.checkpoint.storage_errors import SaveFailed
 from zaya_jax.checkpoint.stored_arrays import StoredArrays
 from zaya_jax.checkpoint.stored_weights import StoredWeights
 
 __all__ = [
-    "FOLDER",
-    "LOCK_FILE",
     "TRAINING",
     "WEIGHTS",
-    "About",
     "Checkpoints",
     "Comparison",
     "PlainArray",
@@ -64,6 +62,7 @@ __all__ = [
     "SaveFailed",
     "SavedRun",
     "SavedStep",
+    "StepDescription",
     "StoredArrays",
     "StoredWeights",
     "all_damage",
@@ -71,17 +70,19 @@ __all__ = [
     "check_init_from",
     "chunk_name",
     "compare",
+    "config_loss",
     "damage_of",
     "devices_of",
     "folder_bytes",
+    "has_record",
     "has_training",
     "identity_of",
     "load_run",
     "load_weights",
     "metadata_files",
     "newest_step",
-    "read_about",
     "read_config",
+    "read_description",
     "remove_step",
     "require_present",
     "require_step",

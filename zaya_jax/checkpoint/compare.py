@@ -1,4 +1,4 @@
-"""How far the arrays of two checkpoints are apart, part by part."""
+"""Differences between the arrays of two checkpoints, computed part by part."""
 
 import dataclasses
 import math
@@ -8,20 +8,20 @@ import numpy as np
 
 from zaya_jax.checkpoint.stored_arrays import StoredArrays
 
-_AT_ONCE = 2**20
-"""Values that are held in float64."""
+_BLOCK_SIZE = 2**20
+"""Number of values that are converted to float64 at a time."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ArrayDifference:
-    """An array that both checkpoints have, of one shape.
+    """Difference of an array that both checkpoints have with the same shape.
 
     Attributes:
-      name: of the array.
-      dtypes: on either side.
-      num_values: whose bits differ; of two types, whose values do.
-      absolute: the largest difference; infinite where one is no number and the other is.
-      relative: the largest difference as a share of the larger of the two values.
+      name: name of the array.
+      dtypes: its type in the first and in the second checkpoint.
+      num_values: number of values whose bits differ; if the types differ, whose values differ.
+      absolute: largest absolute difference; infinite if only one of two values is NaN or infinite.
+      relative: largest difference divided by the larger magnitude of the two values.
     """
 
     name: str
@@ -32,93 +32,99 @@ class ArrayDifference:
 
     @property
     def is_none(self) -> bool:
-        """Whether both are equal bit for bit."""
+        """Whether both arrays are bitwise equal."""
         return self.num_values == 0 and self.dtypes[0] == self.dtypes[1]
 
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """Two items of checkpoints.
+    """Comparison of one item of two checkpoints.
 
     Attributes:
-      only_ours: names of arrays that the second has not.
-      only_theirs: names of arrays that the first has not.
-      shapes: of arrays that have two, by name.
-      differences: of the others, the largest relative one first.
+      only_first: names of arrays that the second checkpoint does not have.
+      only_second: names of arrays that the first checkpoint does not have.
+      shapes: shapes in the first and second checkpoint, by name, of arrays whose shapes differ.
+      differences: differences of all other arrays, sorted by descending relative difference.
     """
 
-    only_ours: tuple[str, ...]
-    only_theirs: tuple[str, ...]
+    only_first: tuple[str, ...]
+    only_second: tuple[str, ...]
     shapes: dict[str, tuple[tuple[int, ...], tuple[int, ...]]]
     differences: tuple[ArrayDifference, ...]
 
     @property
     def is_equal(self) -> bool:
-        """Whether all arrays are there twice, and equal bit for bit."""
-        others = self.only_ours or self.only_theirs or self.shapes
+        """Whether both have the same arrays and all are bitwise equal."""
+        others = self.only_first or self.only_second or self.shapes
         return not others and all(each.is_none for each in self.differences)
 
 
-def compare(ours: StoredArrays, theirs: StoredArrays) -> Comparison:
-    """Holds all arrays of two items against each other; of each side a chunk is in memory at once.
+def compare(first: StoredArrays, second: StoredArrays) -> Comparison:
+    """Compares all arrays of two items. One chunk of each is in memory at a time.
 
     Raises:
-      ValueError: in TensorStore's words, if a part cannot be read.
+      UserError: with TensorStore's message, if a part cannot be read.
     """
-    both = [name for name in ours.shapes if name in theirs.shapes]
+    # In the order of the first item, which is that of its metadata.
+    common = [name for name in first.shapes if name in second.shapes]
     shapes = {
-        name: (ours.shapes[name], theirs.shapes[name])
-        for name in both
-        if ours.shapes[name] != theirs.shapes[name]
+        name: (first.shapes[name], second.shapes[name])
+        for name in common
+        if first.shapes[name] != second.shapes[name]
     }
-    found = [_compare_array(name, ours, theirs) for name in both if name not in shapes]
+    differences = [_compare_array(name, first, second) for name in common if name not in shapes]
     return Comparison(
-        only_ours=tuple(sorted(ours.shapes.keys() - theirs.shapes.keys())),
-        only_theirs=tuple(sorted(theirs.shapes.keys() - ours.shapes.keys())),
+        # Sorted, because set differences have no order.
+        only_first=tuple(sorted(first.shapes.keys() - second.shapes.keys())),
+        only_second=tuple(sorted(second.shapes.keys() - first.shapes.keys())),
         shapes=shapes,
-        differences=tuple(sorted(found, key=_rank)),
+        differences=tuple(sorted(differences, key=_rank)),
     )
 
 
-def _rank(found: ArrayDifference) -> tuple[bool, float, float, str]:
-    """What is equal comes last, behind zeros of other signs."""
-    return found.is_none, -found.relative, -found.absolute, found.name
+def _rank(difference: ArrayDifference) -> tuple[bool, float, float, str]:
+    """Sort key. Equal arrays come last, after those that differ only in the sign of a zero."""
+    return difference.is_none, -difference.relative, -difference.absolute, difference.name
 
 
-def _compare_array(name: str, ours: StoredArrays, theirs: StoredArrays) -> ArrayDifference:
+def _compare_array(name: str, first: StoredArrays, second: StoredArrays) -> ArrayDifference:
     num_values, absolute, relative = 0, 0.0, 0.0
-    for part in ours.parts(name):
-        for x, y in _pieces(ours.read(name, part), theirs.read(name, part)):
-            found = _differ(x, y)
-            num_values += found[0]
-            absolute, relative = max(absolute, found[1]), max(relative, found[2])
-    dtypes = ours.dtype(name).name, theirs.dtype(name).name
+    for part in first.parts(name):
+        for x, y in _blocks(first.read(name, part), second.read(name, part)):
+            num_differing, largest_absolute, largest_relative = _differ(x, y)
+            num_values += num_differing
+            absolute, relative = max(absolute, largest_absolute), max(relative, largest_relative)
+    # Types may differ, for example after `zaya ckpt reshape --dtype`.
+    dtypes = first.dtype(name).name, second.dtype(name).name
     return ArrayDifference(name, dtypes, num_values, absolute, relative)
 
 
-def _pieces(x: np.ndarray, y: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Both flat, and so short that each can be held in float64 too."""
+def _blocks(x: np.ndarray, y: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yields both arrays in flat blocks, small enough to convert to float64."""
     x, y = np.ravel(x), np.ravel(y)
-    for first in range(0, len(x), _AT_ONCE):
-        yield x[first : first + _AT_ONCE], y[first : first + _AT_ONCE]
+    for start in range(0, len(x), _BLOCK_SIZE):
+        yield x[start : start + _BLOCK_SIZE], y[start : start + _BLOCK_SIZE]
 
 
 def _differ(x: np.ndarray, y: np.ndarray) -> tuple[int, float, float]:
-    """How many values differ, and the largest absolute and relative difference."""
+    """Number of values that differ, and the largest absolute and relative difference."""
     if x.dtype == y.dtype:
-        # As bits: a zero is not a negative one, and what is no number is equal to itself.
+        # Compared as bits, so that 0 differs from -0 and a NaN equals itself.
+        # bfloat16 is a type of ml_dtypes, whose bits are viewed as uint16.
         bits = np.dtype(f"u{x.dtype.itemsize}")
         differ = x.view(bits) != y.view(bits)
     else:
         x, y = x.astype(np.float64), y.astype(np.float64)
         differ = (x != y) & ~(np.isnan(x) & np.isnan(y))
+    # Only differing values are converted: usually there are few.
     x, y = x[differ].astype(np.float64), y[differ].astype(np.float64)
     with np.errstate(invalid="ignore"):
+        # Equal values, such as two infinities, have difference 0; inf - inf would be NaN.
         absolute = np.where(x == y, 0.0, np.abs(x - y))
         relative = absolute / np.where(x == y, 1.0, np.maximum(np.abs(x), np.abs(y)))
     return len(x), _largest(absolute), _largest(relative)
 
 
 def _largest(values: np.ndarray) -> float:
-    """Of differences; infinite where there is none that is a number."""
+    """The largest difference; infinite if one is NaN."""
     return float(np.nan_to_num(values, nan=math.inf, posinf=math.inf).max(initial=0.0))

@@ -1,123 +1,159 @@
-"""What the files of a checkpoint held when it was committed: all that tells of a flipped bit.
+"""Manifest of a checkpoint: sizes and hashes of all its files, which detect damage such as a flipped bit.
 
-TensorStore has no checksum of an array's values, and Orbax none of its files: a bit that a disk turned is
-restored as another number, without a word. So each step has a manifest of all its files, with sizes and
-hashes, and a mark that is written last and holds the hash of the manifest. A file too many counts as damage
-like a file too few: arrays are read by the names of what is there.
+TensorStore has no checksums of array values and Orbax none of its files: a bit that a disk flips would
+silently be restored as another number. Each step therefore has a manifest of all its files with sizes and
+hashes, and a commit marker that is written last and contains the hash of the manifest. An extra file counts
+as damage as well as a missing one, because arrays are found by listing files.
 """
 
 import concurrent.futures
 import json
 import pathlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from zaya_jax import durable
-from zaya_jax.checkpoint.layout import ABOUT, COMMITTED, FOLDER, MANIFEST, step_folder
-from zaya_jax.json_files import read_json
+from zaya_jax.checkpoint.layout import COMMITTED, DESCRIPTION, MANIFEST, TRAINING, step_folder
+from zaya_jax.errors import UserError
+from zaya_jax.files import durable
+from zaya_jax.files.json_files import read_json
+from zaya_jax.run_folder.names import CHECKPOINTS_FOLDER
 
-_FILES_AT_ONCE = 4
+_NUM_THREADS = 4
 Files = dict[str, dict[str, Any]]
-"""Size and hash of files, by their names in the folder of a step."""
+"""Size and hash of each file, by its name relative to the folder of the step."""
+Part = Callable[[str], bool]
+"""Whether a file belongs to a part of a checkpoint, by its name relative to the folder of the step."""
+
+
+def all_files(name: str) -> bool:
+    """Selects every file."""
+    del name
+    return True
+
+
+def weight_files(name: str) -> bool:
+    """Selects the files that inference needs: all except those of the training item."""
+    return not name.startswith(f"{TRAINING}/")
+
+
+def description_files(name: str) -> bool:
+    """Selects the file of the description."""
+    return name == DESCRIPTION
 
 
 def commit(folder: pathlib.Path, step: int, files: Files) -> None:
-    """Writes manifest and mark of a step whose files are on the disk; behind it nothing may be added."""
+    """Writes manifest and commit marker of a step whose files are synced. No file may be added later."""
+    # Sorted, so that copies of a checkpoint have equal manifests and equal hashes.
     files = dict(sorted(files.items()))
     durable.write(folder / MANIFEST, json.dumps({"step": step, "files": files}, indent=1) + "\n")
-    durable.write(folder / COMMITTED, _mark(folder))
+    durable.write(folder / COMMITTED, _marker(folder))
 
 
 def sync_and_describe(folder: pathlib.Path, names: Iterable[str]) -> Files:
-    """Waits until files are on the disk, for which Orbax does not wait, and hashes them."""
+    """Syncs files to disk, which Orbax does not do, and returns their sizes and hashes."""
     names = list(names)
 
     def sync_and_describe_one(name: str) -> dict[str, Any]:
         durable.sync(folder / name)
         return _describe(folder / name)
 
-    # Several at a time: while the disk takes one file, another is hashed.
-    with concurrent.futures.ThreadPoolExecutor(_FILES_AT_ONCE) as pool:
+    # In parallel, so that one file is hashed while another is being synced.
+    with concurrent.futures.ThreadPoolExecutor(_NUM_THREADS) as pool:
         return dict(zip(names, pool.map(sync_and_describe_one, names), strict=True))
 
 
-def damage_of(run_folder: str | pathlib.Path, step: int) -> str | None:
-    """Holds a checkpoint against what was written: None, or the first that is wrong with it."""
-    return next(all_damage(run_folder, step), None)
+def damage_of(run_folder: str | pathlib.Path, step: int, *, part: Part = all_files) -> str | None:
+    """Verifies a checkpoint or a part of it: the first damage as a message, or None if it is intact."""
+    return next(all_damage(run_folder, step, part=part), None)
 
 
-def all_damage(run_folder: str | pathlib.Path, step: int, *, hashes: bool = True) -> Iterator[str]:
-    """All that is wrong with a checkpoint, a file at a time; nothing of one that is as it was written.
+def all_damage(
+    run_folder: str | pathlib.Path, step: int, *, hashes: bool = True, part: Part = all_files
+) -> Iterator[str]:
+    """Yields a message for each missing, extra or changed file of a checkpoint.
 
     Args:
-      run_folder: of the run.
-      step: of the checkpoint.
-      hashes: whether files are read. Without, names and sizes must do, which no flipped bit changes; what
-        the step says of itself is read all the same, as it is little and shown.
+      run_folder: folder of the run.
+      step: step of the checkpoint.
+      hashes: whether to read files and compare hashes. Without, only names and sizes are compared, which does
+        not detect flipped bits; the description is read anyway, because it is small and shown to users.
+      part: predicate of the files to verify; manifest and commit marker are always verified.
     """
     folder = step_folder(run_folder, step)
     try:
+        # Weights from `zaya convert` have checksums for the whole folder instead of a manifest.
         if not (folder / MANIFEST).exists() and (folder.parents[1] / durable.CHECKSUMS).is_file():
-            yield from _check_converted(folder, hashes=hashes)
+            yield from _check_converted(folder, hashes=hashes, part=part)
         else:
-            yield from _check(folder, step, hashes=hashes)
+            yield from _check(folder, step, hashes=hashes, part=part)
+    # A manifest that cannot be read or parsed is damage as well, not a crash.
     except (OSError, ValueError) as error:
         yield str(error)
 
 
 def identity_of(run_folder: str | pathlib.Path, step: int) -> str:
-    """The same text for copies of a checkpoint, wherever they lie: the hash of all its files' hashes."""
+    """Hash that identifies a checkpoint and all its copies: the hash of the list of its files' hashes."""
     folder = step_folder(run_folder, step)
-    listed = folder / MANIFEST
-    return durable.content_hash(listed if listed.exists() else folder.parents[1] / durable.CHECKSUMS)
+    manifest = folder / MANIFEST
+    return durable.content_hash(manifest if manifest.exists() else folder.parents[1] / durable.CHECKSUMS)
 
 
-def _check(folder: pathlib.Path, step: int, *, hashes: bool) -> Iterator[str]:
+def _check(folder: pathlib.Path, step: int, *, hashes: bool, part: Part) -> Iterator[str]:
+    # Listing first: reading a pipe or a link to elsewhere could block or leave the folder.
     names = set(durable.list_files(folder))
     for name in (MANIFEST, COMMITTED):
         if name not in names:
-            raise ValueError(f"{name} is missing")
-    if (folder / COMMITTED).read_bytes() != _mark(folder):
-        raise ValueError(f"{MANIFEST} is not as it was written")
+            raise UserError(f"{name} is missing")
+    # The marker protects the manifest itself, which protects all other files.
+    if (folder / COMMITTED).read_bytes() != _marker(folder):
+        raise UserError(f"{MANIFEST} is not as it was written")
     manifest = read_json(folder / MANIFEST)
-    if manifest.get("step") != step:  # a copy of another step, under this one's name
-        raise ValueError(f"it is that of step {manifest.get('step')}")
+    if manifest.get("step") != step:  # the folder is a renamed copy of another step
+        raise UserError(f"it is a copy of step {manifest.get('step')}")
     listed = manifest.get("files")
     if not isinstance(listed, dict):
-        raise ValueError(f"{MANIFEST} lists no files")
-    yield from _check_names(names - {MANIFEST, COMMITTED}, set(listed), MANIFEST)
-    for name in sorted(names & set(listed)):
+        raise UserError(f"{MANIFEST} lists no files")
+    names, expected = set(filter(part, names - {MANIFEST, COMMITTED})), set(filter(part, listed))
+    yield from _check_names(names, expected, MANIFEST)
+    # One file at a time, so that the caller can print damage while a large checkpoint is read.
+    for name in sorted(names & expected):
         try:
-            if not _is_as_listed(folder / name, listed[name], hashes=hashes or name == ABOUT):
+            if not _is_as_listed(folder / name, listed[name], hashes=hashes or name == DESCRIPTION):
                 yield f"{name} is not as it was written"
-        except OSError as error:  # a disk that gives this file no more may give the others
+        except OSError as error:  # other files of a failing disk may still be readable
             yield f"{name} cannot be read: {error.strerror}"
 
 
-def _check_converted(folder: pathlib.Path, *, hashes: bool) -> Iterator[str]:
-    """A folder of weights that `zaya convert` wrote has the sums of all its files, and not their sizes."""
-    run_folder, start = folder.parents[1], f"{FOLDER}/{folder.name}/"
+def _check_converted(folder: pathlib.Path, *, hashes: bool, part: Part) -> Iterator[str]:
+    """Verifies weights that `zaya convert` wrote: that folder has one list of checksums, without sizes."""
+    run_folder, start = folder.parents[1], f"{CHECKPOINTS_FOLDER}/{folder.name}/"
     listed = durable.read_checksums(run_folder)
-    inside = {name: checksum for name, checksum in listed.items() if name.startswith(start)}
-    found = set(durable.list_files(folder))
-    yield from _check_names(found, {name.removeprefix(start) for name in inside}, durable.CHECKSUMS)
-    for name, checksum in inside.items() if hashes else ():
-        if name.removeprefix(start) in found:
+    expected = {
+        name: checksum
+        for name, checksum in listed.items()
+        if name.startswith(start) and part(name.removeprefix(start))
+    }
+    names = set(filter(part, durable.list_files(folder)))
+    yield from _check_names(names, {name.removeprefix(start) for name in expected}, durable.CHECKSUMS)
+    for name, checksum in expected.items() if hashes else ():
+        if name.removeprefix(start) in names:
             damage = durable.find_damage(run_folder, {name: checksum})
             if damage is not None:
                 yield damage
 
 
-def _check_names(found: set[str], listed: set[str], where: str) -> Iterator[str]:
+def _check_names(names: set[str], listed: set[str], where: str) -> Iterator[str]:
+    # An empty list would otherwise verify nothing and report success.
     if not listed:
-        raise ValueError(f"{where} has none of its files")
-    for name in sorted(listed - found):
+        raise UserError(f"{where} lists none of its files")
+    for name in sorted(listed - names):
         yield f"{name} is missing"
-    for name in sorted(found - listed):
-        yield f"{name} is not in {where}; it was not written with the other files"
+    for name in sorted(names - listed):
+        yield f"{name} is not in {where}; it was added later"
 
 
 def _is_as_listed(file: pathlib.Path, expected: Any, *, hashes: bool) -> bool:
+    # Comparing sizes is cheap and detects truncated files without reading them.
     if not isinstance(expected, dict) or file.stat().st_size != expected.get("bytes"):
         return False
     return not hashes or _describe(file) == expected
@@ -127,5 +163,5 @@ def _describe(file: pathlib.Path) -> dict[str, Any]:
     return {"bytes": file.stat().st_size, "xxh3_128": durable.content_hash(file)}
 
 
-def _mark(folder: pathlib.Path) -> bytes:
+def _marker(folder: pathlib.Path) -> bytes:
     return f"{durable.content_hash(folder / MANIFEST)}\n".encode()

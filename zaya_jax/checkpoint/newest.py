@@ -1,110 +1,127 @@
-"""The newest checkpoint of a run that is whole: a damaged one is passed over aloud, never in silence."""
+"""Selection of the newest intact checkpoint of a run; damaged ones are skipped with a warning."""
 
 import dataclasses
 import logging
 import pathlib
 from collections.abc import Iterable
 
-from zaya_jax import durable
-from zaya_jax.checkpoint.layout import DAMAGED, FOLDER, all_steps, step_folder
-from zaya_jax.checkpoint.manifest import damage_of
+from zaya_jax.checkpoint.layout import DAMAGED, all_steps, step_folder
+from zaya_jax.checkpoint.manifest import all_files, damage_of, weight_files
+from zaya_jax.errors import DamagedError, UserError
+from zaya_jax.files import durable
+from zaya_jax.run_folder.names import CHECKPOINTS_FOLDER
 
 
 @dataclasses.dataclass(frozen=True)
 class SavedStep:
-    """A checkpoint that was found whole."""
+    """A checkpoint that has been verified.
+
+    Attributes:
+      run_folder: folder of the run.
+      step: step of the checkpoint.
+    """
 
     run_folder: str
     step: int
 
 
-def newest_step(run_folder: str | pathlib.Path, *, until: int | None = None) -> int | None:
-    """The newest step whose files are all as they were written; None when there is no checkpoint.
+def newest_step(
+    run_folder: str | pathlib.Path, *, until: int | None = None, weights_only: bool = False
+) -> int | None:
+    """The newest step whose files are intact; None if there are no checkpoints.
 
-    All of its bytes are read. Newer ones that are damaged are told of in the log, which without settings of
-    its own is the standard error.
+    Reads all bytes of the step to verify them. Logs a warning for each newer step that is damaged.
 
     Args:
-      run_folder: of the run.
-      until: later steps are left alone; None for none.
+      run_folder: folder of the run.
+      until: last step to consider; None considers all.
+      weights_only: whether to verify only the files that inference needs.
 
     Raises:
-      Damaged: if there are checkpoints, and none is whole.
+      DamagedError: if there are checkpoints but none is intact.
     """
     damaged: dict[int, str] = {}
     steps = [step for step in all_steps(run_folder) if until is None or step <= until]
     for step in reversed(steps):
-        damage = damage_of(run_folder, step)
+        # Inference does not depend on the training item, so its damage is not an error there.
+        damage = damage_of(run_folder, step, part=weight_files if weights_only else all_files)
         if damage is None:
-            for each, cause in damaged.items():
+            # Warn only if an older step is used; without one, the error below names all of them.
+            for newer, cause in damaged.items():
                 logging.getLogger(__name__).warning(
-                    "%s is damaged (%s); going on from step %s", step_folder(run_folder, each), cause, step
+                    "%s is damaged (%s); using step %s", step_folder(run_folder, newer), cause, step
                 )
             return step
         damaged[step] = damage
     if not damaged:
         return None
     which = "no checkpoint" if until is None else f"no checkpoint of step {until} or before"
-    found = (f"{step_folder(run_folder, step)} is damaged: {damage}" for step, damage in damaged.items())
-    raise durable.Damaged(f"{'; '.join(found)}; {which} is whole: restore one from a copy")
+    messages = (f"{step_folder(run_folder, step)} is damaged: {cause}" for step, cause in damaged.items())
+    raise DamagedError(f"{'; '.join(messages)}; {which} is intact: restore one from a backup")
 
 
-def require_step(run_folder: str | pathlib.Path) -> int:
-    """`newest_step`, where there must be one.
+def require_step(run_folder: str | pathlib.Path, *, weights_only: bool = False) -> int:
+    """The newest intact step of a run that must have one.
+
+    Args:
+      run_folder: folder of the run.
+      weights_only: whether to verify only the files that inference needs.
 
     Raises:
-      ValueError: if there is none.
-      Damaged: if there are, and none is whole.
+      UserError: if there is no checkpoint.
+      DamagedError: if there are checkpoints but none is intact.
     """
-    step = newest_step(run_folder)
+    step = newest_step(run_folder, weights_only=weights_only)
     if step is None:
-        raise ValueError(f"{run_folder} has no checkpoint yet; it must have trained to its first one")
+        raise UserError(f"{run_folder} has no checkpoint yet; train it until it has saved one")
     return step
 
 
 def require_whole(run_folder: str | pathlib.Path, step: int | None = None) -> SavedStep:
-    """A checkpoint by its step, or the newest, when all of its files are as they were written.
+    """Verifies the checkpoint of a step, or finds the newest intact one.
 
     Raises:
-      ValueError: if it is not there.
-      Damaged: if it is not as it was written.
+      UserError: if it does not exist.
+      DamagedError: if it is damaged.
     """
     if step is None:
         return SavedStep(str(run_folder), require_step(run_folder))
     require_present(run_folder, [step])
     damage = damage_of(run_folder, step)
     if damage is not None:
-        raise durable.Damaged(f"{step_folder(run_folder, step)} is damaged: {damage}")
+        raise DamagedError(f"{step_folder(run_folder, step)} is damaged: {damage}")
     return SavedStep(str(run_folder), step)
 
 
 def require_present(run_folder: str | pathlib.Path, steps: Iterable[int]) -> None:
-    """Checks that a run has checkpoints of some steps, whole or not.
+    """Checks that a run has checkpoints of the given steps, intact or not.
 
     Raises:
-      ValueError: naming those that it has.
+      UserError: if one is missing; the message lists the existing ones.
     """
-    found = all_steps(run_folder)
-    if not found:
-        raise ValueError(f"{run_folder} has no checkpoint yet; it must have trained to its first one")
+    existing = all_steps(run_folder)
+    # A run without any checkpoint needs a different fix than a wrong step.
+    if not existing:
+        raise UserError(f"{run_folder} has no checkpoint yet; train it until it has saved one")
     for step in steps:
-        if step not in found:
-            raise ValueError(
-                f"{run_folder} has no checkpoint of step {step}; it has {', '.join(map(str, found))}"
+        if step not in existing:
+            raise UserError(
+                f"{run_folder} has no checkpoint of step {step}; it has {', '.join(map(str, existing))}"
             )
 
 
 def steps_set_aside(run_folder: str | pathlib.Path) -> list[pathlib.Path]:
-    """The folders of steps that a run found damaged and gave other names."""
-    return sorted((pathlib.Path(run_folder) / FOLDER).glob(f"*{DAMAGED}*"))
+    """Folders of damaged steps that were renamed by `set_aside_later`."""
+    return sorted((pathlib.Path(run_folder) / CHECKPOINTS_FOLDER).glob(f"*{DAMAGED}*"))
 
 
 def set_aside_later(run_folder: str | pathlib.Path, step: int) -> list[int]:
-    """Gives what is damaged behind the newest whole step other names: a run writes those steps anew.
+    """Renames the damaged checkpoints after a step, so that the run can write those steps again.
 
     Returns:
-      Of which steps that was.
+      The steps that were renamed.
     """
+    # Callers pass the newest intact step, so all later ones are damaged.
     damaged = [later for later in all_steps(run_folder) if later > step]
     for later in damaged:
         durable.set_aside(step_folder(run_folder, later), DAMAGED)

@@ -1,7 +1,7 @@
-"""Orbax's plain form of weights, for whoever writes them without Orbax: a file a chunk, uncompressed.
+"""Files of weights that are written without Orbax but restored by it: one uncompressed file per chunk.
 
-A chunk's file is the bytes of a part of a weight and nothing else, so that weights of any size can be
-written part by part. Orbax restores such a checkpoint like any of its own.
+The file of a chunk contains the bytes of a part of a weight and nothing else, so weights of any size can be
+written part by part. The format is zarr 2 with the metadata that Orbax expects.
 """
 
 import dataclasses
@@ -12,23 +12,24 @@ from typing import Any
 
 import numpy as np
 
-from zaya_jax.checkpoint.layout import FOLDER, METADATA, STEP_METADATA, WEIGHTS, step_metadata
+from zaya_jax.checkpoint.layout import METADATA, STEP_METADATA, WEIGHTS, step_metadata
+from zaya_jax.run_folder.names import CHECKPOINTS_FOLDER
 
 ZARR_DTYPES = {"float32": "<f4", "float16": "<f2", "bfloat16": "bfloat16"}
-"""Types that weights have on the disk, as zarr spells them."""
+"""zarr's name of each type that stored weights can have."""
 _DICT_KEY = 2
-"""Orbax's number for a key of a dictionary."""
+"""Orbax's code for a dictionary key in a path."""
 
 
 @dataclasses.dataclass(frozen=True)
 class PlainArray:
-    """A weight as a folder of chunks.
+    """A weight that is stored as a folder of chunks.
 
     Attributes:
-      name: the keys that lead to it in what `Zaya.apply` takes, joined with dots.
-      shape: of the weight.
+      name: keys of the weight in the variables of `Zaya.apply`, joined with dots.
+      shape: shape of the weight.
       chunk: shape of a chunk.
-      dtype: of its values on the disk.
+      dtype: type of the stored values.
     """
 
     name: str
@@ -38,29 +39,31 @@ class PlainArray:
 
     @property
     def chunk_bytes(self) -> int:
-        """Bytes of every chunk's file: the last ones are padded to the size of all."""
+        """Size in bytes of the file of a chunk; chunks at the end of an axis are padded to the same size."""
         return math.prod(self.chunk) * self.dtype.itemsize
 
 
 def chunk_name(step: int, array: PlainArray, start: tuple[int, ...]) -> str:
-    """The file, relative to the run folder, of the chunk that begins at `start`; axes left out are at 0."""
-    numbers = [0] * len(array.chunk)
-    for axis, (first, size) in enumerate(zip(start, array.chunk, strict=False)):
-        numbers[axis] = first // size
-    return f"{_item(step)}/{array.name}/{'.'.join(map(str, numbers))}"
+    """File, relative to the run folder, of the chunk at offset `start`; missing trailing axes are at 0."""
+    # zarr 2 names the file of a chunk by its index along each axis.
+    indices = [0] * len(array.chunk)
+    for axis, (offset, size) in enumerate(zip(start, array.chunk, strict=False)):
+        indices[axis] = offset // size
+    return f"{_item(step)}/{array.name}/{'.'.join(map(str, indices))}"
 
 
 def metadata_files(step: int, arrays: Iterable[PlainArray]) -> dict[str, bytes]:
-    """All files but the chunks of a checkpoint of weights only, by their names in the run folder."""
+    """Content of all files of a weights-only checkpoint except chunks, by name relative to the run folder."""
     arrays = list(arrays)
     files = {f"{_item(step)}/{METADATA}": _tree_metadata(arrays)}
     files |= {f"{_item(step)}/{array.name}/.zarray": _zarray(array) for array in arrays}
+    # Indented like the files that Orbax writes, so that a person can read them.
     encoded = {name: (json.dumps(value, indent=1) + "\n").encode() for name, value in files.items()}
-    return {f"{FOLDER}/{step}/{STEP_METADATA}": step_metadata((WEIGHTS,))} | encoded
+    return {f"{CHECKPOINTS_FOLDER}/{step}/{STEP_METADATA}": step_metadata((WEIGHTS,))} | encoded
 
 
 def _item(step: int) -> str:
-    return f"{FOLDER}/{step}/{WEIGHTS}"
+    return f"{CHECKPOINTS_FOLDER}/{step}/{WEIGHTS}"
 
 
 def _zarray(array: PlainArray) -> dict[str, Any]:
@@ -70,6 +73,7 @@ def _zarray(array: PlainArray) -> dict[str, Any]:
         "chunks": list(array.chunk),
         "dtype": ZARR_DTYPES[array.dtype.name],
         "order": "C",
+        # Uncompressed, so that offsets are known in advance and chunks can be written in place.
         "compressor": None,
         "fill_value": None,
         "filters": None,
@@ -91,6 +95,7 @@ def _tree_metadata(arrays: Iterable[PlainArray]) -> dict[str, Any]:
         }
     return {
         "tree_metadata": tree,
+        # OCDBT packs arrays into shared files, which cannot be written chunk by chunk by other code.
         "use_ocdbt": False,
         "use_zarr3": False,
         "store_array_data_equal_to_fill_value": True,

@@ -1,4 +1,4 @@
-"""What inference, and a run that starts from another's weights, read of a run folder."""
+"""Loading of weights for inference, and for runs that start from the weights of another run."""
 
 import dataclasses
 import pathlib
@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 
 from zaya_jax.checkpoint.newest import SavedStep, require_step
+from zaya_jax.checkpoint.run_config import read_config
 from zaya_jax.checkpoint.steps import restore_weights
-from zaya_jax.config import CONFIG_FILE, Config, ModelConfig
-from zaya_jax.json_files import read_limited
+from zaya_jax.config import Config, ModelConfig
+from zaya_jax.errors import UserError
 from zaya_jax.model.adapters import ADAPTERS, declare_run, merged
 from zaya_jax.model.weights import abstract_variables, flatten_weights, map_weights
 from zaya_jax.pytree import abstract
@@ -19,35 +20,41 @@ from zaya_jax.pytree import abstract
 
 @dataclasses.dataclass(frozen=True)
 class SavedRun:
-    """What inference needs of a run."""
+    """Weights of a run with the config that they belong to.
+
+    Attributes:
+      config: config of the phase of the step.
+      step: step of the checkpoint.
+      variables: variables of `Zaya.apply`.
+    """
 
     config: Config
-    """Of the phase that the run has reached."""
     step: int
     variables: dict
-    """What `Zaya.apply` takes."""
 
 
 def load_run(run_folder: str | pathlib.Path) -> SavedRun:
-    """Reads a run's config and its newest weights, onto the first device of this process.
+    """Loads a run's config and its newest intact weights onto the first device of this process.
 
     Raises:
-      ValueError: when the folder is no run, or holds no checkpoint.
+      UserError: if the folder is not a run folder, or has no checkpoint.
     """
+    # One device: programs that use more pass their own shardings to `load_weights`.
     device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    read_config(run_folder)  # whether it is a run comes before whether its checkpoint is whole
-    saved = SavedStep(str(run_folder), require_step(run_folder))
+    read_config(run_folder)  # first, for the better message if the folder is not a run folder
+    saved = SavedStep(str(run_folder), require_step(run_folder, weights_only=True))
     return load_weights(saved, lambda tree: jax.tree.map(lambda _: device, tree))
 
 
 def load_weights(saved: SavedStep, place: Callable[[Any], Any]) -> SavedRun:
-    """The weights of a checkpoint on any devices; float32, whatever it holds. Adapters are merged.
+    """Loads the weights of a checkpoint as float32 onto any devices, and merges adapters.
 
     Args:
       saved: the checkpoint.
-      place: gives shardings for a tree of shapes.
+      place: function from a tree of shapes to a tree of shardings.
     """
     config = read_config(saved.run_folder)
+    # Weights may be stored in a narrower type, and Orbax converts them to float32.
     declared, shapes = declare_run(config), abstract_variables(config.model)
     stored = shapes | {"params": map_weights(lambda w: jax.ShapeDtypeStruct(w.shape, jnp.float32), declared)}
     weights = restore_weights(saved.run_folder, saved.step, abstract(stored, place(stored)))
@@ -57,49 +64,35 @@ def load_weights(saved: SavedStep, place: Callable[[Any], Any]) -> SavedRun:
 
 
 def _merge(declared: Mapping, params: dict, shardings: Any) -> dict:
-    """Weights with their adapters' changes, in the weights' own memory, wherever their parts lie."""
+    """Merges adapters into the weights; donation reuses the weights' memory, and shardings stay."""
 
     def merge(weights: dict, adapters: dict) -> dict:
         return merged(flatten_weights(declared), weights | {ADAPTERS: adapters})
 
+    # Removed first, because only the weights are donated and returned.
     adapters = params.pop(ADAPTERS)
     return jax.jit(merge, donate_argnums=0, out_shardings=shardings)(params, adapters)
 
 
 def check_init_from(run_folder: str, model: ModelConfig) -> SavedStep:
-    """The checkpoint of another run from whose weights a run can start.
+    """The checkpoint of another run that this run can start from.
 
     Raises:
-      ValueError: if there is no such run or checkpoint, or its network has other weights.
+      UserError: if there is no such run or checkpoint, or its model has different weights.
     """
     saved = abstract_variables(read_config(run_folder).model)
     try:
-        step = require_step(run_folder)
+        step = require_step(run_folder, weights_only=True)
     except ValueError as error:
-        raise type(error)(f"train.init_from: {error}") from error  # a damaged one is told by its class
-    ours, theirs = (dict(jax.tree.leaves_with_path(tree)) for tree in (abstract_variables(model), saved))
-    for path in [*ours, *theirs]:
-        here, there = (tree[path].shape if path in tree else None for tree in (ours, theirs))
-        if here != there:
+        raise type(error)(f"train.init_from: {error}") from error  # keeps the class, which tells damage apart
+    new, old = (dict(jax.tree.leaves_with_path(tree)) for tree in (abstract_variables(model), saved))
+    # Both directions, so that weights that are missing on either side are found.
+    for path in [*new, *old]:
+        expected, actual = (tree[path].shape if path in tree else None for tree in (new, old))
+        if expected != actual:
             name = jax.tree_util.keystr(path, simple=True, separator="/")
-            raise ValueError(
-                f"train.init_from: {name} of {run_folder} is {there or 'absent'}, and of this run "
-                f"{here or 'absent'}; the networks must have the same weights"
+            raise UserError(
+                f"train.init_from: {name} of {run_folder} is {actual or 'absent'}, and of this run "
+                f"{expected or 'absent'}; both models must have weights of the same names and shapes"
             )
     return SavedStep(run_folder, step)
-
-
-def read_config(run_folder: str | pathlib.Path) -> Config:
-    """The resolved config that a run folder keeps.
-
-    Raises:
-      ValueError: when the folder is no run, or its config is not one of this version.
-    """
-    path = pathlib.Path(run_folder) / CONFIG_FILE
-    if not path.is_file():
-        raise ValueError(f"{run_folder} is not a run folder: it has no {CONFIG_FILE}; zaya train makes one")
-    text = read_limited(path)
-    try:
-        return Config.from_text(text.decode())
-    except ValueError as error:
-        raise ValueError(f"{path} is not the config of a run: {error}") from error

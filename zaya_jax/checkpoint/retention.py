@@ -1,24 +1,25 @@
-"""Which checkpoints of a run stay: rules, and what they say of the steps that are there."""
+"""Retention of checkpoints: rules, and the steps that they keep or remove."""
 
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping
 
-from zaya_jax.tables import format_bytes
+from zaya_jax.errors import UserError
+from zaya_jax.text_tables import format_bytes
 
 NEWEST, EVERY, BEST, PHASE_END = "newest", "every", "best", "phase end"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Retention:
-    """What stays of a run's checkpoints; a step stays when one rule keeps it.
+    """Rules for keeping checkpoints; a step is kept if at least one rule keeps it.
 
     Attributes:
-      newest: how many of the newest stay.
-      every: a step that is a multiple of this stays for ever; None for no such rule.
-      best: whether the step with the lowest held-out loss stays.
-      phase_ends: steps that end a phase; they stay for ever.
-      min_free_bytes: of the disk, that a save leaves free; None to fill it.
+      newest: number of newest checkpoints to keep.
+      every: keep every step that is a multiple of this; None disables the rule.
+      best: whether to keep the step with the lowest held-out loss.
+      phase_ends: last steps of the phases, which are kept.
+      min_free_bytes: bytes of the disk that must stay free after a save; None disables the check.
     """
 
     newest: int
@@ -31,12 +32,12 @@ class Retention:
 def rules_by_step(
     steps: Iterable[int], retention: Retention, *, losses: Mapping[int, float]
 ) -> dict[int, tuple[str, ...]]:
-    """The rules that keep each step, by their names; a step without any goes.
+    """Names of the rules that keep each step; a step that no rule keeps has an empty tuple.
 
     Args:
-      steps: that are there.
+      steps: existing checkpoints.
       retention: the rules.
-      losses: held-out losses by step, some of them of steps that are not there.
+      losses: held-out losses by step; steps without a checkpoint are ignored.
     """
     present = sorted(steps)
     newest, best = present[-retention.newest :], _best(present, losses) if retention.best else None
@@ -58,14 +59,15 @@ def rules_by_step(
 def steps_to_remove(
     steps: Iterable[int], retention: Retention, *, losses: Mapping[int, float], whole: int
 ) -> list[int]:
-    """The steps that no rule keeps, oldest first.
+    """Steps that no rule keeps, oldest first.
 
     Args:
-      steps: that are there.
+      steps: existing checkpoints.
       retention: the rules.
       losses: held-out losses by step.
-      whole: the newest step that is known to be whole: whatever its number is, a run could go on from it.
+      whole: newest step that is known to be intact. It is always kept, so that the run can resume.
     """
+    # The newest intact step is kept even if its number is low, as after a rollback.
     rules = rules_by_step(steps, retention, losses=losses)
     return [step for step, names in rules.items() if not names and step != whole]
 
@@ -79,38 +81,40 @@ def steps_to_make_room(
     step_bytes: int,
     free_bytes: int,
 ) -> list[int]:
-    """The steps that must go before another is written, oldest first: none while there is room for it.
+    """Steps to remove before the next save so that enough of the disk stays free, oldest first.
 
-    Only those go that nothing but their being new keeps.
+    Only steps that no rule but `newest` keeps are removed.
 
     Args:
-      sizes: bytes of each step that is there.
-      retention: the rules, and the bytes that are to stay free.
+      sizes: size in bytes of each existing checkpoint.
+      retention: the rules, and the bytes that must stay free.
       losses: held-out losses by step.
-      whole: the newest step that is known to be whole, which never goes; None before the first.
-      step_bytes: that will be written.
-      free_bytes: of the disk.
+      whole: newest step that is known to be intact, which is always kept; None if there is none.
+      step_bytes: size in bytes of the next checkpoint.
+      free_bytes: free bytes of the disk.
 
     Raises:
-      ValueError: if there is no room even without them.
+      UserError: if there is not enough space even without those steps.
     """
+    # A checkpoint is written before older ones are removed, so both must fit.
     missing = step_bytes + (retention.min_free_bytes or 0) - free_bytes
     if retention.min_free_bytes is None or missing <= 0:
         return []
     rules, chosen = rules_by_step(sizes, retention, losses=losses), []
     for step, names in rules.items():
+        # Steps that another rule keeps are never removed to make room.
         if missing > 0 and step != whole and set(names) <= {NEWEST}:
             chosen.append(step)
             missing -= sizes[step]
     if missing > 0:
-        raise ValueError(
-            f"it takes {format_bytes(step_bytes)}, {format_bytes(free_bytes)} of the disk are free, and "
-            f"{format_bytes(retention.min_free_bytes)} are to stay so"
+        raise UserError(
+            f"it needs {format_bytes(step_bytes)}, {format_bytes(free_bytes)} of the disk are free, and "
+            f"train.min_free_gib requires {format_bytes(retention.min_free_bytes)} to stay free"
         )
     return chosen
 
 
 def _best(steps: list[int], losses: Mapping[int, float]) -> int | None:
-    """Of two that are equal the later one, which has learned more."""
+    """Step with the lowest finite loss; of equal ones the latest, which was trained for longest."""
     scored = [step for step in steps if math.isfinite(losses.get(step, math.nan))]
     return min(scored, key=lambda step: (losses[step], -step), default=None)

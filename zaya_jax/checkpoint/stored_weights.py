@@ -1,6 +1,6 @@
-"""The newest weights of a run, read part by part: for whoever has less memory than they take.
+"""Reading of a run's newest weights part by part, with less memory than they need.
 
-Weights are named by the keys that lead to them in what `Zaya.apply` takes, joined with dots.
+The name of a weight is its keys in the variables of `Zaya.apply`, joined with dots.
 """
 
 import pathlib
@@ -12,25 +12,26 @@ from zaya_jax.checkpoint.stored_arrays import StoredArrays, check_type
 
 
 class StoredWeights(StoredArrays):
-    """Weights on the disk.
+    """The weights of a run's newest intact checkpoint.
 
     Attributes:
-      step: of the checkpoint.
+      step: step of the checkpoint.
     """
 
     def __init__(self, run_folder: str | pathlib.Path):
         """Opens the newest checkpoint of a run.
 
         Raises:
-          ValueError: if there is none, or a weight cannot be opened, or lacks a part.
+          UserError: if there is none, or a weight cannot be opened or lacks a chunk.
         """
-        self.step = require_step(run_folder)
-        # Parts of several weights are read in turn, as other layouts have them.
-        super().__init__(SavedStep(str(run_folder), self.step), WEIGHTS, in_turn=True)
+        self.step = require_step(run_folder, weights_only=True)
+        # Other layouts order layers and weights differently, so parts of several weights alternate.
+        super().__init__(SavedStep(str(run_folder), self.step), WEIGHTS, interleaved=True)
         for name, array in self._arrays.items():
             check_type(self.folder, name, array)
 
     def identity(self) -> list[Any]:
-        """What changes when the checkpoint does, as JSON has it."""
+        """JSON-compatible values that change when the checkpoint does."""
+        # The metadata is rewritten whenever a checkpoint is.
         status = (self.folder / METADATA).stat()
         return [str(self.folder), status.st_size, status.st_mtime_ns]

@@ -1,15 +1,15 @@
 
-# What may stand for the last of some words behind "zaya": a line with what it must begin with and is no part
-# of the answer, such as "--config=", a line with "file" or "folder" where such names may stand there, and a
-# line for each word. bash and zsh call it.
+# Prints the completions of the last of its arguments, which are the words after "zaya": a line with the part
+# before the completions, such as "--config=", a line with "file" or "folder" if names of these are possible, and
+# a line per word. bash and zsh call it.
 _zaya_answer() {
   if [ -n "${ZSH_VERSION-}" ]; then emulate -L sh; fi
-  local at='' option='' kinds='' prefix='' before='' word current given each
+  local at='' option='' kinds='' prefix='' before='' word current words each
   while [ $# -gt 1 ]; do
     word="$1"
     shift
     case "$word" in
-      --) at='' option='' ;; # launch and supervise have another verb behind it
+      --) at='' option='' ;; # another command follows, after launch and supervise
       -*=*) option='' ;;
       -*)
         option=''
@@ -22,7 +22,7 @@ _zaya_answer() {
             *) option='' ;;
           esac
         else
-          case " $(_zaya_verbs "$at") " in
+          case " $(_zaya_subcommands "$at") " in
             *" $word "*) at="${at:+$at }$word" ;;
           esac
         fi
@@ -39,23 +39,23 @@ _zaya_answer() {
     -*) option='' ;;
   esac
   if [ -n "$option" ]; then
-    given="$(_zaya_values "$at $option")"
+    words="$(_zaya_values "$at $option")"
   else
     case "$current" in
-      -*) given="$(_zaya_options "$at")" ;;
-      *) given="$(_zaya_verbs "$at") $(_zaya_operands "$at")" ;;
+      -*) words="$(_zaya_options "$at")" ;;
+      *) words="$(_zaya_subcommands "$at") $(_zaya_operands "$at")" ;;
     esac
   fi
-  for each in $given; do
+  for each in $words; do
     case "$each" in
       @file | @folder) kinds="$kinds ${each#@}" ;;
     esac
   done
   printf '%s\n' "$prefix" "$kinds"
-  for each in $given; do
+  for each in $words; do
     case "$each" in
       @fields)
-        # A section at a time: all fields at once would be a page.
+        # Complete one section at a time: all fields at once would fill the screen.
         for each in $_zaya_fields; do
           case "$each" in
             "$current"*)

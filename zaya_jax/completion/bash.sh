@@ -1,7 +1,7 @@
 
 _zaya() {
   local i word prefix kinds current line joins='' words=()
-  # bash cuts words at "=" and ":", which stand within ours.
+  # bash splits words at "=" and ":". Join them again.
   for ((i = 1; i <= COMP_CWORD; i++)); do
     word="${COMP_WORDS[i]}"
     if ((${#words[@]})) && [[ -n $joins || $word == [=:]* ]]; then
@@ -27,7 +27,7 @@ _zaya() {
   fi
   if [[ -n $kinds ]]; then compopt -o filenames 2> /dev/null; fi
   for ((i = 0; i < ${#COMPREPLY[@]}; i++)); do
-    # What bash has cut off stands on the line already.
+    # The part that bash split off is already on the command line.
     if [[ $COMP_WORDBREAKS != *=* ]]; then COMPREPLY[i]="$prefix${COMPREPLY[i]}"; fi
     if [[ $COMP_WORDBREAKS == *:* ]]; then COMPREPLY[i]="${COMPREPLY[i]#"${current%"${current##*:}"}"}"; fi
     if [[ ${COMPREPLY[i]} == *[=.] ]]; then compopt -o nospace 2> /dev/null; fi

@@ -1,4 +1,4 @@
-"""`zaya completion SHELL`: prints what a shell has to read to complete the words of `zaya`."""
+"""`zaya completion SHELL`: prints a completion script for a shell."""
 
 from collections.abc import Sequence
 
@@ -8,21 +8,26 @@ from zaya_jax.options import Parser
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Runs `zaya completion` with the words behind it."""
+    """Runs `zaya completion`.
+
+    Args:
+      argv: arguments of the command.
+    """
     options = _parser().parse_args(argv)
+    # The scripts end with a new line.
     print(SCRIPTS[options.shell](list(commands())), end="")
 
 
 def _parser() -> Parser:
     parser = Parser(
         "completion",
-        "Prints a script for a shell that completes verbs, options, config fields and their choices. The "
-        "script has all words in it, so that a shell answers by itself; print it anew behind an update.",
+        "Print a script that completes commands, options, config fields and their choices in a shell. The "
+        "script contains all words, so that completion does not start zaya; print it again after an update.",
         (
             "zaya completion bash > ~/.local/share/bash-completion/completions/zaya",
             "zaya completion zsh > ~/.zfunc/_zaya          # fpath+=~/.zfunc; autoload -U compinit; compinit",
             "zaya completion fish > ~/.config/fish/completions/zaya.fish",
         ),
     )
-    parser.add_argument("shell", choices=list(SCRIPTS), help="that reads it")
+    parser.add_argument("shell", choices=list(SCRIPTS), help="shell that reads the script")
     return parser

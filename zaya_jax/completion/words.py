@@ -1,122 +1,122 @@
-"""All words of `zaya`: its verbs, their options and what these take, as their own parsers have them."""
+"""All words of `zaya`: commands, subcommands, their options and values, read from their argparse parsers."""
 
 import argparse
 import dataclasses
 import functools
 import importlib
-import pathlib
 from collections.abc import Callable, Iterator, Sequence
 
+from zaya_jax.commands.registry import COMMANDS
 from zaya_jax.config_help import field_helps
-from zaya_jax.options import HELP_CONFIG, Parser, parser_of
-from zaya_jax.verbs import VERBS
+from zaya_jax.options import HELP_CONFIG, Parser, parser_of, takes_file, takes_folder
 
-UNNAMED = {"convert": ("inspect",), "plan": ("failures",)}
-"""Verbs within verbs that are no choice of a parser: another word may stand in their place."""
+UNLISTED = {"convert": ("inspect",), "plan": ("failures",)}
+"""Subcommands that are not choices of an argument, because the argument may also be a path."""
 FILE, FOLDER, TEXT = "@file", "@folder", "@text"
-"""What an option takes that has no choices."""
-_FOLDERS = ("RUN", "RUN[:STEP]", "CORPUS", "FOLDER", "SRC", "DST", "OUT")
-_FILES = ("FILE", "PATH")
-"""What arguments are called that name something on the disk; an OUT or a DST may lie in a folder."""
+"""Values of options without choices."""
+_CUSTOM_CONFIG = ("data inspect",)
+"""Commands that accept config fields, but define `--config` themselves."""
+_TOP_OPTIONS = {"--help": "show all commands", "--version": "show the versions of zaya_jax and jax"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """An option of a verb.
+    """An option of a command.
 
     Attributes:
-      names: with their dashes.
-      takes: the choices of its value, or FILE, FOLDER or TEXT; () for none.
-      takes_many: whether several values may follow.
-      about: what its help says.
+      names: names with their dashes.
+      values: choices of its value, or one of FILE, FOLDER and TEXT; empty if it has no value.
+      has_many_values: whether several values may follow it.
+      help: description of the option.
     """
 
     names: tuple[str, ...]
-    takes: tuple[str, ...]
-    takes_many: bool
-    about: str
+    values: tuple[str, ...]
+    has_many_values: bool
+    help: str
 
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-    """A verb, or one within another.
+    """A command or subcommand.
 
     Attributes:
-      path: the words that name it, with spaces; "" is `zaya` itself.
-      verbs: that may follow, with what each does.
-      options: that it takes.
-      operands: what may follow beside verbs and options: choices, FILE or FOLDER.
-      takes_fields: whether `--config.SECTION.FIELD=VALUE` is an option too.
+      path: words that select it, separated by spaces; "" for `zaya` itself.
+      subcommands: description of each subcommand by its name.
+      options: its options.
+      operands: values of its positional arguments: choices, FILE or FOLDER.
+      has_fields: whether it accepts `--config.SECTION.FIELD=VALUE`.
     """
 
     path: str
-    verbs: dict[str, str]
+    subcommands: dict[str, str]
     options: tuple[Option, ...]
     operands: tuple[str, ...]
-    takes_fields: bool
+    has_fields: bool
 
 
 def commands() -> Iterator[Command]:
-    """All verbs, and those within them behind each. Imports all of them, and so jax."""
-    top = tuple(Option((name,), (), False, about) for name, about in _TOP.items())
-    yield Command("", {verb: about for verb, (_, about) in VERBS.items()}, top, (), False)
-    for verb, (module, _) in VERBS.items():
-        yield from _commands_of(verb, importlib.import_module(module).main)
+    """Yields all commands, each followed by its subcommands. Imports their modules, and so jax."""
+    top = tuple(Option((name,), (), False, summary) for name, summary in _TOP_OPTIONS.items())
+    yield Command("", {name: summary for name, (_, summary) in COMMANDS.items()}, top, (), False)
+    for name, (module, _) in COMMANDS.items():
+        yield from _with_subcommands(name, importlib.import_module(module).main)
 
 
-_BESIDE = ("data inspect",)
-"""Verbs that take fields with a `--config` of their own."""
-_TOP = {"--help": "all verbs", "--version": "of zaya_jax and jax"}
-
-
-def _commands_of(verb: str, main: Callable[[Sequence[str]], None]) -> Iterator[Command]:
+def _with_subcommands(name: str, main: Callable[[Sequence[str]], None]) -> Iterator[Command]:
     parser = parser_of(main)
     operands = [action for action in parser.actions if not action.option_strings]
+    # argparse cannot list subcommands here: a command parses its first word itself.
     choices = [str(choice) for action in operands for choice in action.choices or ()]
-    inner = {word: parser_of(main, word) for word in (*choices, *UNNAMED.get(verb, ()))}
-    # A word behind which the same parser goes on is an operand like others.
-    own = {word: each for word, each in inner.items() if each.prog != parser.prog}
-    abouts = {word: _sentence(each.description) for word, each in own.items()}
-    yield _command(verb, parser, abouts)
-    for word, each in own.items():
-        yield _command(f"{verb} {word}", each, {})
+    parsers = {word: parser_of(main, word) for word in (*choices, *UNLISTED.get(name, ()))}
+    # A choice that does not lead to another parser is a plain operand.
+    subparsers = {word: each for word, each in parsers.items() if each.prog != parser.prog}
+    summaries = {word: _first_sentence(each.description) for word, each in subparsers.items()}
+    yield _command(name, parser, summaries)
+    for word, each in subparsers.items():
+        yield _command(f"{name} {word}", each, {})
 
 
-def _command(path: str, parser: Parser, verbs: dict[str, str]) -> Command:
-    operands = [each for action in parser.actions if not action.option_strings for each in _takes(action)]
+def _command(path: str, parser: Parser, subcommands: dict[str, str]) -> Command:
+    operands = [each for action in parser.actions if not action.option_strings for each in _values(action)]
     return Command(
         path,
-        verbs,
+        subcommands,
         tuple(
-            Option(tuple(action.option_strings), _takes(action), _takes_many(action), parser.help_of(action))
+            Option(tuple(action.option_strings), _values(action), _has_many(action), parser.help_of(action))
             for action in parser.actions
             if action.option_strings and action.help != argparse.SUPPRESS
         ),
-        tuple(dict.fromkeys(each for each in operands if each != TEXT and each not in verbs)),
-        HELP_CONFIG in parser.option_names or path in _BESIDE,
+        # Keep the order of the help, without duplicates.
+        tuple(dict.fromkeys(each for each in operands if each != TEXT and each not in subcommands)),
+        # Commands that accept config fields also have --help-config.
+        HELP_CONFIG in parser.option_names or path in _CUSTOM_CONFIG,
     )
 
 
-def _takes(action: argparse.Action) -> tuple[str, ...]:
+def _values(action: argparse.Action) -> tuple[str, ...]:
+    # Flags such as --help have no value.
     if action.nargs == 0:
         return ()
     if action.choices is not None:
         return tuple(map(str, action.choices))
-    name = str(action.metavar or action.dest.upper())
-    if name in _FOLDERS or name.endswith("FOLDER"):
+    if takes_folder(action):
         return (FOLDER,)
-    return (FILE,) if name in _FILES or action.type is pathlib.Path else (TEXT,)
+    return (FILE,) if takes_file(action) else (TEXT,)
 
 
-def _takes_many(action: argparse.Action) -> bool:
+def _has_many(action: argparse.Action) -> bool:
     return action.nargs in ("+", "*") or (isinstance(action.nargs, int) and action.nargs > 1)
 
 
-def _sentence(text: str | None) -> str:
+def _first_sentence(text: str | None) -> str:
     return (text or "").partition(". ")[0].rstrip(".")
 
 
 @functools.cache
 def fields() -> dict[str, tuple[str, ...]]:
-    """The config's fields that have one place, by dotted name, with their choices; most have none."""
+    """Returns the choices of each config field by dotted name; most fields have none.
+
+    Fields in lists of sections, such as phases, are excluded: their names depend on the config.
+    """
     return {field.path: field.choices for field in field_helps()}

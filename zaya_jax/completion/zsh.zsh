@@ -1,13 +1,13 @@
 
 _zaya() {
   local prefix kinds
-  local -a lines going_on done
+  local -a lines unfinished done
   lines=("${(@f)$(_zaya_answer "${(@Q)words[2,CURRENT]}")}")
   prefix="$lines[1]" kinds="$lines[2]"
   shift 2 lines
   if [[ -n $prefix ]]; then compset -P "$prefix"; fi
-  going_on=("${(@M)lines:#*[=.]}") done=("${(@)lines:#*[=.]}")
-  compadd -S '' -- "${(@)going_on:#}"
+  unfinished=("${(@M)lines:#*[=.]}") done=("${(@)lines:#*[=.]}")
+  compadd -S '' -- "${(@)unfinished:#}"
   compadd -- "${(@)done:#}"
   if [[ $kinds == *folder* ]]; then
     _files -/
@@ -15,5 +15,5 @@ _zaya() {
     _files
   fi
 }
-# As a file in fpath it is the function's own first call; read by eval it is not.
+# A file in fpath is loaded by the first call of the function; eval only defines it.
 if [[ $funcstack[1] == _zaya ]]; then _zaya "$@"; else compdef _zaya zaya; fi

@@ -1,52 +1,54 @@
-"""What a run is: frozen, checked dataclasses built from an `ml_collections.ConfigDict`.
+"""Configs of runs: frozen, validated dataclasses, built from an `ml_collections.ConfigDict`.
 
-Every rule about a value is here, with a sentence for whoever breaks it. Field names are those of
-Hugging Face's `ZayaConfig` where the concept is the same. Nothing here imports jax.
+All rules about values are here, each with its error message. Field names are those of Hugging Face's
+`ZayaConfig` where the concept is the same. Nothing in this package imports jax.
 
-Each section has a file of its name. `rules` holds what they check with, `run` the whole with the rules
-between sections, `resume` what may change while a run goes on, and `files` where a config is found.
+`sections` has one module per section, `rules` the checks that they share, `run` the whole config and the
+rules between sections, `resume` the fields that may change when a run resumes, `renamed_fields` the names and
+values of earlier versions, `aliases` the names in other trainers, and `files` the lookup of config files.
 """
 
-from zaya_jax.config.balancing import BalancingConfig
-from zaya_jax.config.data import DataConfig, MixtureConfig
-from zaya_jax.config.dpo import DpoConfig
-from zaya_jax.config.execution import ExecutionConfig
-from zaya_jax.config.files import CONFIG_FILE, find_config, find_file, lies_in
-from zaya_jax.config.log import LogConfig
-from zaya_jax.config.lora import LoraConfig
-from zaya_jax.config.model import HYBRID, HYBRID_SLIDING, ModelConfig
-from zaya_jax.config.optimizer import OptimizerConfig
-from zaya_jax.config.phases import PhaseConfig, in_phase
-from zaya_jax.config.profile import ProfileConfig
+from zaya_jax.config.files import find_config, find_file, is_inside, require_local
+from zaya_jax.config.renamed_fields import use_current_names
 from zaya_jax.config.resume import (
     COURSE_OPTION,
-    KINDS,
+    RESUME_RULES,
     FieldChange,
-    Kind,
-    corpora_by_use,
+    ResumeRule,
+    corpus_folders,
     differences,
-    kind_of,
-    refusals,
+    resume_errors,
+    resume_rule,
 )
 from zaya_jax.config.run import Config, Phase
+from zaya_jax.config.sections.balancing import BalancingConfig
+from zaya_jax.config.sections.data import DataConfig, MixtureConfig
+from zaya_jax.config.sections.dpo import DpoConfig
+from zaya_jax.config.sections.execution import ExecutionConfig
+from zaya_jax.config.sections.log import LogConfig
+from zaya_jax.config.sections.lora import LoraConfig
+from zaya_jax.config.sections.model import HYBRID, HYBRID_SLIDING, ModelConfig
+from zaya_jax.config.sections.optimizer import OptimizerConfig
+from zaya_jax.config.sections.phases import PhaseConfig, in_phase
+from zaya_jax.config.sections.profile import ProfileConfig
+from zaya_jax.config.sections.tasks import TasksConfig
+from zaya_jax.config.sections.train import TrainConfig
+from zaya_jax.config.sections.watch import WatchConfig
 from zaya_jax.config.step_ranges import StepRange, step_ranges
-from zaya_jax.config.tasks import TasksConfig
-from zaya_jax.config.train import TrainConfig
-from zaya_jax.config.watch import WatchConfig
+from zaya_jax.run_folder.names import CONFIG_FILE
 
 __all__ = [
     "CONFIG_FILE",
     "COURSE_OPTION",
     "HYBRID",
     "HYBRID_SLIDING",
-    "KINDS",
+    "RESUME_RULES",
     "BalancingConfig",
     "Config",
     "DataConfig",
     "DpoConfig",
     "ExecutionConfig",
     "FieldChange",
-    "Kind",
     "LogConfig",
     "LoraConfig",
     "MixtureConfig",
@@ -55,17 +57,20 @@ __all__ = [
     "Phase",
     "PhaseConfig",
     "ProfileConfig",
+    "ResumeRule",
     "StepRange",
     "TasksConfig",
     "TrainConfig",
     "WatchConfig",
-    "corpora_by_use",
+    "corpus_folders",
     "differences",
     "find_config",
     "find_file",
     "in_phase",
-    "kind_of",
-    "lies_in",
-    "refusals",
+    "is_inside",
+    "require_local",
+    "resume_errors",
+    "resume_rule",
     "step_ranges",
+    "use_current_names",
 ]

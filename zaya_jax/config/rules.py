@@ -1,16 +1,17 @@
-"""Rules about a value, each with a sentence for whoever breaks it."""
+"""Checks of field values that sections share, each with its error message."""
 
 import re
 import typing
 from typing import Any, Literal
 
+from zaya_jax.errors import UserError
 from zaya_jax.fields import describe_types
 
 
 def require(condition: bool, message: str) -> None:
-    """Raises a ValueError with the message unless the condition holds."""
+    """Raises a `UserError` with the message unless the condition is true."""
     if not condition:
-        raise ValueError(message)
+        raise UserError(message)
 
 
 def require_positive(section: str, config: Any, *names: str) -> None:
@@ -21,30 +22,34 @@ def require_positive(section: str, config: Any, *names: str) -> None:
 
 
 def require_choices(section: str, config: Any) -> None:
-    """Checks every field whose type names its choices."""
+    """Checks every field whose type is a `Literal`."""
     for name, hint in typing.get_type_hints(type(config)).items():
+        # Handles both `Literal[...]` and `Literal[...] | None`.
         options = (hint,) if typing.get_origin(hint) is Literal else typing.get_args(hint)
         choices = [c for o in options if typing.get_origin(o) is Literal for c in typing.get_args(o)]
         value = getattr(config, name)
+        # Types are only checked when values are read from files or options; configs that are built in code
+        # get here without that check.
         if choices and value is not None and value not in choices:
-            raise ValueError(f"{section}.{name} is {value!r}; it must be {describe_types(options)}")
+            raise UserError(f"{section}.{name} is {value!r}; it must be {describe_types(options)}")
 
 
 def require_seed(section: str, seed: int) -> None:
     """Checks the field `seed` of a section."""
-    # What grain's shuffle takes; jax.random.key would take more and drop the upper bits.
+    # The range of grain's shuffle; jax.random.key accepts larger seeds but silently drops their upper bits.
     require(0 <= seed < 2**32, f"{section}.seed is {seed}; it must be from 0 to 2**32 - 1")
 
 
 def require_name(section: str, name: str) -> None:
-    """Checks a name that an option can spell, as one of a phase or a mixture."""
+    """Checks the name of a phase or a mixture, which must be usable as a part of an option's name."""
     require(
+        # Dots would be ambiguous in `--config.phases.NAME.SECTION.FIELD`.
         re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", name) is not None,
-        f'{section} has the name "{name}"; a name must be letters, digits, - and _, and begin with a letter',
+        f'{section} has the name "{name}"; a name must be letters, digits, - and _, and start with a letter',
     )
 
 
 def require_different(section: str, names: list[str]) -> None:
-    """Checks that no name in a list of sections is there twice."""
+    """Checks that the names in a list of sections are unique."""
     for name in names:
-        require(names.count(name) == 1, f'{section} has "{name}" twice; each name must be another')
+        require(names.count(name) == 1, f'{section} has "{name}" twice; names must be unique')

@@ -1,4 +1,4 @@
-"""A whole run: its sections, the rules between them, and its phases resolved."""
+"""The config of a whole run: its sections, the rules between sections, and its resolved phases."""
 
 import dataclasses
 import functools
@@ -6,32 +6,36 @@ import json
 
 from ml_collections import ConfigDict
 
-from zaya_jax.config.balancing import BalancingConfig
-from zaya_jax.config.data import DataConfig
-from zaya_jax.config.dpo import DpoConfig
-from zaya_jax.config.execution import ExecutionConfig
-from zaya_jax.config.log import LogConfig
-from zaya_jax.config.lora import LoraConfig
-from zaya_jax.config.model import ModelConfig
-from zaya_jax.config.optimizer import OptimizerConfig
-from zaya_jax.config.phases import SECTIONS, PhaseConfig, in_phase, merge, num_steps
-from zaya_jax.config.profile import ProfileConfig
+from zaya_jax.config.aliases import field_by_alias
+from zaya_jax.config.files import require_local
+from zaya_jax.config.renamed_fields import RENAMED_FIELDS, RENAMED_VALUES, current_value, use_current_names
 from zaya_jax.config.rules import require, require_different
-from zaya_jax.config.tasks import TasksConfig
-from zaya_jax.config.train import TrainConfig
-from zaya_jax.config.watch import WatchConfig
-from zaya_jax.fields import UnknownField, build, convert, field_paths, to_plain
-from zaya_jax.json_files import parse_object
+from zaya_jax.config.sections.balancing import BalancingConfig
+from zaya_jax.config.sections.data import DataConfig
+from zaya_jax.config.sections.dpo import DpoConfig
+from zaya_jax.config.sections.execution import ExecutionConfig
+from zaya_jax.config.sections.log import LogConfig
+from zaya_jax.config.sections.lora import LoraConfig
+from zaya_jax.config.sections.model import ModelConfig
+from zaya_jax.config.sections.optimizer import OptimizerConfig
+from zaya_jax.config.sections.phases import SECTIONS, PhaseConfig, in_phase, merge, num_steps
+from zaya_jax.config.sections.profile import ProfileConfig
+from zaya_jax.config.sections.tasks import TasksConfig
+from zaya_jax.config.sections.train import TrainConfig
+from zaya_jax.config.sections.watch import WatchConfig
+from zaya_jax.errors import UserError
+from zaya_jax.fields import UnknownField, build, convert, field_paths, join_path, to_plain
+from zaya_jax.files.json_files import parse_object
 
 
 @dataclasses.dataclass(frozen=True)
 class Phase:
-    """A part of a run, resolved.
+    """A phase of a run with its resolved config.
 
     Attributes:
-      name: of the phase.
-      first_step: steps of the run before it.
-      config: the run's, with what the phase sets; `train.num_steps` are the phase's own.
+      name: name of the phase; "" if the run has no phases.
+      first_step: number of steps of the run that precede the phase.
+      config: config of the run with the phase's overrides; `train.num_steps` is that of the phase.
     """
 
     name: str
@@ -40,35 +44,34 @@ class Phase:
 
     @property
     def num_steps(self) -> int:
-        """Optimiser steps of the phase alone."""
+        """Number of optimizer steps of the phase."""
         return self.config.train.num_steps
 
     @property
     def end(self) -> int:
-        """Steps of the run when the phase is done."""
+        """Number of steps of the run after the phase."""
         return self.first_step + self.num_steps
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
-    """A whole run.
+    """The config of a whole run.
 
     Attributes:
-      run_folder: where the run keeps its config, metrics and checkpoints.
-      model: the network.
-      data: its tokens.
-      optimizer: how weights move.
-      lora: adapters that train in place of them.
-      dpo: learning from pairs of answers in place of the next token.
-      balancing: how router biases move.
-      train: the run around the step.
-      execution: how all of it is computed.
-      watch: how long it may stand still.
-      log: who is told of it.
-      profile: which of its steps are traced.
-      tasks: what lm-eval asks of it on the way.
-      phases: the parts of the run, one after the other; without any, the run is one phase of
-        `train.num_steps`.
+      run_folder: folder of the run's config, metrics and checkpoints.
+      model: architecture.
+      data: corpora, tokenizer and batches.
+      optimizer: Muon, AdamW and the learning-rate schedule.
+      lora: low-rank adapters, which train instead of the other weights.
+      dpo: direct preference optimization, which replaces the next-token loss.
+      balancing: controller of the router biases.
+      train: length of the run, logging, evaluation and checkpoints.
+      execution: how everything is computed.
+      watch: timeouts and health checks.
+      log: experiment trackers.
+      profile: steps to trace.
+      tasks: evaluation on lm-eval tasks during training.
+      phases: consecutive parts of the run; if empty, the run is one phase of `train.num_steps`.
     """
 
     run_folder: str = "runs/unnamed"
@@ -87,14 +90,19 @@ class Config:
     phases: tuple[PhaseConfig, ...] = ()
 
     def __post_init__(self):
-        require(self.run_folder != "", "run_folder is empty; it must name the folder of the run")
+        require(self.run_folder != "", "run_folder is empty; it must be the path of a folder")
+        # A run would otherwise create a local folder named "gs:".
+        require_local("run_folder", self.run_folder)
         require(
+            # With adapters, `frozen` would have no effect, so a config with both is probably a mistake.
             not (self.lora.rank and self.optimizer.frozen),
             f"lora.rank is {self.lora.rank} and optimizer.frozen {', '.join(self.optimizer.frozen)}; with "
-            "adapters all weights of the network are frozen, so leave optimizer.frozen empty",
+            "adapters all other weights are frozen anyway, so set optimizer.frozen to ()",
         )
+        # Rules that involve several sections are checked here; each section checks its own values.
         if self.dpo.beta:
             self._check_dpo()
+        # A run with phases is validated phase by phase: resolving them builds and checks one config each.
         if self.phases:
             self._check_phases()
         else:
@@ -108,23 +116,25 @@ class Config:
             "the reference",
         )
         require(
+            # The z-loss regularizes next-token logits, and [DPO] has no such term.
             not self.train.z_loss,
-            f"train.z_loss is {self.train.z_loss} and dpo.beta {beta}; the loss of pairs has none, so it "
-            "must be 0",
+            f"train.z_loss is {self.train.z_loss} and dpo.beta {beta}; the preference loss does not "
+            "support it, so it must be 0",
         )
         require(
             not self.phases,
-            f"dpo.beta is {beta} and there are {len(self.phases)} phases; a run that learns preferences has "
-            "none: set phases to ()",
+            f"dpo.beta is {beta} and there are {len(self.phases)} phases; preference optimization does not "
+            "support phases: set phases to ()",
         )
 
     def _check_phases(self) -> None:
         require_different("phases", [phase.name for phase in self.phases])
+        # num_steps is redundant with phases, but written to config.json, so it must be consistent.
         total = self.resolved_phases[-1].end
         require(
             self.train.num_steps == total,
-            f"train.num_steps is {self.train.num_steps}, and the phases have {total} steps in all; it "
-            "must be the same, or be left out",
+            f"train.num_steps is {self.train.num_steps}, and the phases have {total} steps in all; "
+            "set it to the same number, or remove it",
         )
 
     def _check_phase(self) -> None:
@@ -134,29 +144,34 @@ class Config:
             f"{self.model.max_position_embeddings}",
         )
         require(
+            # Microbatches must have equal sizes, because the step is compiled for one shape.
             self.data.batch_size % self.execution.num_microbatches == 0,
             f"data.batch_size is {self.data.batch_size}; it must be a multiple of "
             f"execution.num_microbatches, {self.execution.num_microbatches}",
         )
         self._check_context()
-        asked = self.tasks.context
+        length = self.tasks.context
         require(
-            asked is None or asked <= self.model.max_position_embeddings,
-            f"tasks.context is {asked}; model.max_position_embeddings allows "
+            length is None or length <= self.model.max_position_embeddings,
+            f"tasks.context is {length}; model.max_position_embeddings allows "
             f"{self.model.max_position_embeddings}",
         )
-        trained = self.data.tokenizer_vocab_size
+        size = self.data.tokenizer_vocab_size
         require(
-            trained is None or trained <= self.model.vocab_size,
-            f"data.tokenizer_vocab_size is {trained}; model.vocab_size has rows for {self.model.vocab_size}",
+            # The embedding may have unused rows, but a token without a row would read another row silently.
+            size is None or size <= self.model.vocab_size,
+            f"data.tokenizer_vocab_size is {size}; it must be at most model.vocab_size, "
+            f"{self.model.vocab_size}",
         )
         steps = self.train.num_steps
         require(
+            # Otherwise the learning rate would never reach its peak.
             self.optimizer.warmup_steps < steps,
             f"optimizer.warmup_steps is {self.optimizer.warmup_steps}; it must be below train.num_steps, "
             f"{steps}",
         )
         require(
+            # Otherwise the decay would start before the warm-up ends.
             self.optimizer.warmup_steps + self.optimizer.decay_steps <= steps,
             f"optimizer.warmup_steps + decay_steps is {self.optimizer.warmup_steps} + "
             f"{self.optimizer.decay_steps}; together they must be at most train.num_steps, {steps}",
@@ -170,23 +185,26 @@ class Config:
         ranks, length = self.execution.context_devices, self.data.sequence_length
         if ranks == 1:
             return
+        # Each device has an early and a late chunk, which balances causal attention ([Llama3] section 3.3.2).
         rest = length % (2 * ranks)
         require(
             not rest,
             f"data.sequence_length is {length}; with execution.context_devices {ranks} it must be a multiple "
-            f"of {2 * ranks}, as {length - rest or 2 * ranks} is",
+            f"of {2 * ranks}, for example {length - rest or 2 * ranks}",
         )
         require(
+            # The loss compares sums over whole answers, which would otherwise be split over devices.
             not self.dpo.beta,
-            f"dpo.beta is {self.dpo.beta} and execution.context_devices {ranks}; answers are compared within "
-            "a device, so it must be 1",
+            f"dpo.beta is {self.dpo.beta} and execution.context_devices {ranks}; the preference loss "
+            "compares answers within a device, so the latter must be 1",
         )
 
     @functools.cached_property
     def resolved_phases(self) -> tuple[Phase, ...]:
-        """The phases as whole configs; a run without phases is one phase without a name."""
+        """The phases with complete configs; a run without phases has one phase without a name."""
         if not self.phases:
             return (Phase("", 0, self),)
+        # Overrides are applied to plain values, so that each phase is validated as a whole config.
         values, resolved, step = dataclasses.asdict(self), [], 0
         for phase in self.phases:
             resolved.append(Phase(phase.name, step, _resolve(values, phase)))
@@ -194,17 +212,21 @@ class Config:
         return tuple(resolved)
 
     def phase_at(self, step: int) -> Phase:
-        """The phase that makes step `step`, counted from 1; the first and last go on outside."""
+        """The phase of step `step`, counted from 1; the last phase for steps after the end of the run."""
+        # Step 0, before the first one, belongs to the first phase.
         return next((phase for phase in self.resolved_phases if step <= phase.end), self.resolved_phases[-1])
 
     @classmethod
     def from_dict(cls, values: ConfigDict | dict) -> "Config":
-        """Builds and checks a config from the `ConfigDict` of a config file.
+        """Builds and validates a config from the `ConfigDict` of a config file.
 
         Raises:
-          ValueError: for an unknown field, a value of the wrong type, or a value that cannot be.
+          UserError: for an unknown field, or for a value that has the wrong type or breaks a rule.
         """
         plain = to_plain(values)
+        _refuse_old_values(plain)
+        # The sum of the phases replaces a missing num_steps. If a section is not a dictionary, building the
+        # config below reports a better error.
         sections = (plain.get(name, {}) for name in ("train", *SECTIONS))
         if plain.get("phases") and all(isinstance(section, dict) for section in sections):
             phases = convert(tuple[PhaseConfig, ...], plain["phases"], "phases")
@@ -213,35 +235,57 @@ class Config:
         try:
             return build(cls, plain, "")
         except UnknownField as error:
-            if sentence := _known_elsewhere(error):
-                raise ValueError(sentence) from error
+            # Only this class knows the other sections, so that hints are added here and not in `build`.
+            if message := _hint(error):
+                raise UserError(message) from error
             raise
 
     def to_text(self) -> str:
-        """The resolved config as JSON, one field a line: what a run folder keeps."""
+        """The resolved config as JSON, one field per line, as it is stored in the run folder."""
+        # One field per line makes diffs of two runs readable.
         return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
 
     @classmethod
     def from_text(cls, text: str) -> "Config":
-        """The config that `to_text` wrote, checked like any other.
+        """Reads a config that `to_text` wrote, in this version or an earlier one, and validates it.
 
         Raises:
-          ValueError: if the text is no JSON object, or not of a config.
+          UserError: if the text is not a JSON object, or not a valid config.
         """
-        return cls.from_dict(parse_object(text.encode(), "it"))
+        return cls.from_dict(use_current_names(parse_object(text.encode(), "it")))
 
 
-def _known_elsewhere(error: UnknownField) -> str | None:
-    """A sentence about a field that another section has; None where none has it."""
-    meant = [f'"{path}"' for path in field_paths(Config) if path.rpartition(".")[2] == error.name]
+def _refuse_old_values(plain: dict) -> None:
+    """Raises a `UserError` with the current value if a field has a value that has been renamed."""
+    for path in RENAMED_VALUES:
+        section, _, field = path.partition(".")
+        fields = plain.get(section)
+        value = fields.get(field) if isinstance(fields, dict) else None
+        if (current := current_value(path, value)) != value:
+            raise UserError(f"unknown value '{value}' of {path}; it is called '{current}' now")
+
+
+def _hint(error: UnknownField) -> str | None:
+    """An error message that names the field that was probably meant; None if nothing is known of the name.
+
+    It looks at former names, at fields of the same name in other sections, and at names in other trainers.
+    """
+    path = join_path(error.section, error.name)
+    # Former names come first: they are unambiguous.
+    if path in RENAMED_FIELDS:
+        return f"unknown field '{path}'; it is called {RENAMED_FIELDS[path]} now"
+    meant = [f'"{field}"' for field in field_paths(Config) if field.rpartition(".")[2] == error.name]
+    if not meant and (field := field_by_alias(error.name)) is not None:
+        meant = [f'"{field}"']
     if not meant or error.section.startswith("phases"):
         return None
     return f"{error.subject}; did you mean {' or '.join(meant)}?"
 
 
 def _resolve(values: dict, phase: PhaseConfig) -> Config:
-    """The config of a phase, from the values around it."""
+    """Builds the config of a phase from the plain values of the run's config."""
     merged = merge(values, phase)
+    # A phase has its own number of steps, so that schedules and ranges need no other source.
     merged["train"] = values["train"] | {"num_steps": num_steps(values, phase)}
     with in_phase(phase.name):
         return build(Config, merged, "")

@@ -1,8 +1,8 @@
-"""Where a run is at a step: phase, batch size, and how many tokens the steps before have read.
+"""Phase, batch size and token count of each step of a run.
 
-All of it follows from the config alone, in Python's whole numbers, which 8T tokens do not overflow.
-So a run that resumes at any step, in a ramp or at the border of two phases, does what an undisturbed
-one would.
+All of it is computed from the config alone, in Python's unbounded integers (8T tokens would overflow int32).
+A run that resumes at any step, in a ramp or between two phases, therefore does what an uninterrupted run
+would.
 """
 
 import dataclasses
@@ -13,14 +13,14 @@ from zaya_jax.config.run import Config, Phase
 
 @dataclasses.dataclass(frozen=True)
 class StepRange:
-    """Steps of one phase and one batch size: those that one compiled step makes.
+    """Consecutive steps of one phase and one batch size, which share a compiled program.
 
     Attributes:
-      phase: that they belong to.
-      first_step: steps of the run before them.
-      num_steps: how many they are.
-      batch_size: B, sequences of each.
-      first_token: tokens that the run has read before.
+      phase: phase that the steps belong to.
+      first_step: number of steps of the run that precede the range.
+      num_steps: number of steps in the range.
+      batch_size: B, sequences per step.
+      first_token: number of tokens that the preceding steps read.
     """
 
     phase: Phase
@@ -31,32 +31,33 @@ class StepRange:
 
     @property
     def end(self) -> int:
-        """Steps of the run when they are done."""
+        """Number of steps of the run after the range."""
         return self.first_step + self.num_steps
 
     @property
     def sequence_length(self) -> int:
-        """T, tokens of a sequence of the phase."""
+        """T, tokens per sequence."""
         return self.phase.config.data.sequence_length
 
     @property
     def batch_tokens(self) -> int:
-        """Tokens of each of the steps."""
+        """Tokens per step."""
         return self.batch_size * self.sequence_length
 
     @property
     def num_microbatches(self) -> int:
-        """Parts of a batch, none larger than those of the phase's full batch."""
+        """Number of microbatches, none larger than those of the phase's full batch."""
         full = self.phase.config
-        # Rounded up: a part must not be larger than those that the run was sized for.
+        # Rounded up: a larger microbatch than that of the full batch might not fit in memory.
         return -(-self.batch_size * full.execution.num_microbatches // full.data.batch_size)
 
     def tokens_until(self, step: int) -> int:
-        """Tokens that the run has read after a step of the range."""
+        """Number of tokens that the run has read after a step of the range."""
         return self.first_token + (step - self.first_step) * self.batch_tokens
 
     def after(self, step: int) -> "StepRange":
-        """What is left of it when the run has made `step` steps."""
+        """The rest of the range after `step` steps of the run."""
+        # A range that starts after `step` is returned as it is.
         skipped = max(step - self.first_step, 0)
         return dataclasses.replace(
             self,
@@ -67,16 +68,17 @@ class StepRange:
 
 
 def step_ranges(config: Config, *, first_step: int = 0) -> Iterator[StepRange]:
-    """The ranges of steps of a run that are left after `first_step` steps."""
+    """Yields the ranges of a run that remain after `first_step` steps."""
     tokens = 0
     for phase in config.resolved_phases:
         data, step = phase.config.data, phase.first_step
-        # Sizes of a ramp are tokens, so that they mean the same in phases of other lengths.
+        # A ramp is given in tokens, so that it means the same in phases with different sequence lengths.
         ramp = [(steps, size // data.sequence_length) for steps, size in data.batch_ramp]
+        # The ramp is part of the phase, followed by steps with the full batch.
         rest = (phase.config.train.num_steps - data.ramp_steps, data.batch_size)
         for num_steps, batch_size in (*ramp, rest):
             step_range = StepRange(phase, step, num_steps, batch_size, tokens)
             step, tokens = step_range.end, step_range.tokens_until(step_range.end)
-            # Counted from the first step also when resumed: the tokens read before are part of each range.
+            # Counting starts at step 0 even when resuming, because each range contains its preceding tokens.
             if first_step < step_range.end:
                 yield step_range.after(first_step)

@@ -1,4 +1,4 @@
-"""`zaya convert`: weights to and from PyTorch, and what a folder of weights holds."""
+"""`zaya convert`: conversion of weights to and from PyTorch, and inspection of a folder of weights."""
 
 import pathlib
 import re
@@ -6,10 +6,10 @@ import shutil
 import time
 from collections.abc import Sequence
 
-from zaya_jax.config import lies_in
+from zaya_jax.config import is_inside
 from zaya_jax.convert.inspection import inspect
-from zaya_jax.convert.peft import adapter_files
-from zaya_jax.convert.plans import (
+from zaya_jax.convert.nonfinite import describe_nonfinite
+from zaya_jax.convert.output_files import (
     MAX_SHARD_BYTES,
     TargetLayout,
     notes,
@@ -17,6 +17,8 @@ from zaya_jax.convert.plans import (
     pytorch_files,
     run_folder_files,
 )
+from zaya_jax.convert.peft import adapter_files
+from zaya_jax.convert.pytorch.folder import notes_on
 from zaya_jax.convert.stream import PlannedFile, write_folder
 from zaya_jax.convert.verify import (
     check_files,
@@ -27,8 +29,9 @@ from zaya_jax.convert.verify import (
     num_values,
 )
 from zaya_jax.convert.weight_folder import WeightFolder, open_weight_folder
-from zaya_jax.data.tokenizer import BYTE_TOKENIZERS
-from zaya_jax.durable import CHECKSUMS, PARTIAL, Damaged
+from zaya_jax.data.tokenizers.tokenizer import BYTE_TOKENIZERS
+from zaya_jax.errors import DamagedError, UserError
+from zaya_jax.files.durable import CHECKSUMS, PARTIAL
 from zaya_jax.options import Parser
 from zaya_jax.platform.host_memory import available_memory
 from zaya_jax.progress import ByteProgress
@@ -38,26 +41,32 @@ _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Runs `zaya convert`, or `zaya convert inspect`, with the words behind it.
+    """Runs `zaya convert` or `zaya convert inspect`.
+
+    Args:
+      argv: arguments that follow `zaya convert` on the command line.
 
     Raises:
-      ValueError: for whatever cannot be converted, in one sentence.
+      UserError: if the weights cannot be converted.
     """
     arguments = list(argv or ())
+    # "inspect" is a word in the place of SRC; a folder of that name can be given as ./inspect.
     if arguments[:1] == ["inspect"]:
         inspect(_inspect_parser().parse_args(arguments[1:]).path)
         return
     options = _parser().parse_args(arguments)
-    source, target = pathlib.Path(options.source), pathlib.Path(options.target)
+    target = pathlib.Path(options.target)
     dtype, shard_bytes = parse_dtype(options.dtype), parse_size(options.max_shard_size)
     if options.adapters_only and (options.layout or options.verify):
-        raise ValueError("--adapters-only has a layout of its own, and nothing to verify; give it alone")
-    with open_weight_folder(source) as opened:
+        raise UserError("--adapters-only cannot be combined with --layout or --verify; remove those")
+    with open_weight_folder(options.source) as opened:
+        # The default converts to the other kind of folder.
         layout: TargetLayout = options.layout or ("native" if opened.layout == "zaya" else "zaya")
         layout = "peft" if options.adapters_only else layout
-        if _must_convert(source, target, overwrite=options.overwrite, verify=options.verify):
+        # With --verify, an existing DST is only verified.
+        if _must_convert(opened.folder, target, overwrite=options.overwrite, verify=options.verify):
             if options.overwrite:
-                _check_nothing_is_lost(opened, source, target)
+                _check_nothing_is_lost(opened, target)
             files = plan(opened, target, layout, dtype=dtype, max_shard_bytes=shard_bytes)
             convert(opened, files, target, layout, overwrite=options.overwrite)
         if options.verify:
@@ -67,22 +76,27 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _inspect_parser() -> Parser:
     parser = Parser(
         "convert inspect",
-        "Shows what a folder of weights holds, and what would not fit on this machine.",
+        "Show the tensors of a folder of weights, and whether it fits on this machine.",
         (
             "zaya convert inspect runs/tiny",
             "zaya convert inspect ZAYA1-8B",
             "zaya convert inspect ./inspect",
         ),
     )
-    parser.add_argument("path", metavar="PATH", help="a run, or a folder of PyTorch weights")
+    parser.add_argument(
+        "path",
+        metavar="PATH",
+        help="a run folder, a folder of PyTorch weights, or the id of a model on the Hugging Face hub",
+    )
     return parser
 
 
 def _parser() -> Parser:
     parser = Parser(
         "convert",
-        "Converts weights between a run and PyTorch folders. What SRC is, its files tell. After an "
-        "interruption the same command goes on. `zaya convert inspect PATH` shows what a folder holds.",
+        "Convert weights between run folders and PyTorch folders. The layout of SRC is detected. After an "
+        "interruption, run the same command again to resume. `zaya convert inspect PATH` shows a folder's "
+        "tensors.",
         (
             "zaya convert ZAYA1-8B runs/zaya1_8b                          # from Hugging Face to a run",
             "zaya convert runs/tiny exported --dtype bfloat16 --verify    # from a run to Hugging Face",
@@ -91,69 +105,77 @@ def _parser() -> Parser:
         ),
     )
     parser.add_argument(
-        "source", metavar="SRC", help="a run, or a folder of PyTorch weights in either layout"
+        "source",
+        metavar="SRC",
+        help="a run folder, a folder of PyTorch weights in either layout, or the id of a model on the "
+        "Hugging Face hub (ORGANIZATION/NAME, or ORGANIZATION/NAME@REVISION)",
     )
-    parser.add_argument("target", metavar="DST", help="the folder to make; it appears when it is whole")
+    parser.add_argument("target", metavar="DST", help="folder to create; it appears when it is complete")
     parser.add_argument(
         "--layout",
         choices=LAYOUTS,
-        help="of DST (default: native from a run, zaya, which is a run, from PyTorch)",
+        help="layout of DST; zaya is a run folder (default: native from a run, zaya from PyTorch)",
     )
     parser.add_argument(
         "--adapters-only",
         action="store_true",
-        help="of a run with adapters: these alone, as PEFT has them (default: weights with their changes)",
+        help="export only the adapters of a run, in PEFT's format (default: merge them into the weights)",
     )
-    parser.add_argument("--dtype", help="float32, bfloat16 or float16 (default: as in SRC)")
     parser.add_argument(
-        "--max-shard-size", default="5GB", help="of a safetensors file (default: %(default)s)"
+        "--dtype", help="type of the weights: float32, bfloat16 or float16 (default: that of SRC)"
+    )
+    parser.add_argument(
+        "--max-shard-size", default="5GB", help="maximum size of a safetensors file (default: %(default)s)"
     )
     parser.add_argument(
         "--verify",
         action="store_true",
-        help="read both sides back and compare them; also if DST is there already",
+        help="read both folders back and compare them; also if DST already exists",
     )
-    parser.add_argument("--overwrite", action="store_true", help="replace a DST that was converted before")
+    parser.add_argument("--overwrite", action="store_true", help="replace a DST that zaya convert wrote")
     return parser
 
 
 def parse_size(text: str) -> int:
-    """Bytes in a text like "5GB".
+    """Number of bytes of a size such as "5GB".
 
     Raises:
-      ValueError: if it is no size.
+      UserError: if the text is not a size.
     """
     match = re.fullmatch(r"(\d{1,6})(KB|MB|GB|)", text)
     if not match or int(match[1]) == 0:
-        raise ValueError(f'--max-shard-size is "{text}"; it must be a size such as 5GB, 500MB or 800KB')
+        raise UserError(f'--max-shard-size is "{text}"; it must be a size such as 5GB, 500MB or 800KB')
     return int(match[1]) * _UNITS[match[2]]
 
 
 def _must_convert(source: pathlib.Path, target: pathlib.Path, *, overwrite: bool, verify: bool) -> bool:
-    """Whether there is something to make; what is there stays unless we made it and may replace it."""
-    if lies_in(target, source):
-        raise ValueError(f"{target} is {source} or inside it; choose another folder")
+    """Whether DST must be created. An existing folder is only replaced if `zaya convert` wrote it."""
+    # Replacing the source would remove the weights that are being read.
+    if is_inside(target, source):
+        raise UserError(f"{target} is {source} or inside it; choose another folder")
     if not target.exists():
         return True
     if overwrite:
+        # Only this command writes that file, so other folders are never removed.
         if not (target / CHECKSUMS).is_file():
-            raise ValueError(
-                f"{target} was not made by zaya convert (it has no {CHECKSUMS}); remove it yourself, or "
+            raise UserError(
+                f"{target} was not written by zaya convert (it has no {CHECKSUMS}); remove it yourself, or "
                 "choose another folder"
             )
         return True
     if verify and target.is_dir():
-        print(f"{target} is there already; verifying it")
+        print(f"{target} already exists; verifying it")
         return False
-    raise ValueError(f"{target} is there already; --overwrite replaces what zaya convert made")
+    raise UserError(f"{target} already exists; add --overwrite to replace a folder that zaya convert wrote")
 
 
-def _check_nothing_is_lost(opened: WeightFolder, source: pathlib.Path, target: pathlib.Path) -> None:
-    """Refuses to replace a folder that holds what is converted, or what a run needs beside its weights."""
+def _check_nothing_is_lost(opened: WeightFolder, target: pathlib.Path) -> None:
+    """Checks that the folder to be replaced contains neither the source nor the tokenizer of its run."""
+    # The tokenizer of a run may be in another folder, which must survive as well.
     tokenizer = opened.run.data.tokenizer if opened.run is not None else "byte"
-    for path in (source, *(() if tokenizer in BYTE_TOKENIZERS else (tokenizer,))):
-        if lies_in(path, target):
-            raise ValueError(f"{path} lies in {target}, which would be replaced; choose another folder")
+    for path in (opened.folder, *(() if tokenizer in BYTE_TOKENIZERS else (tokenizer,))):
+        if is_inside(path, target):
+            raise UserError(f"{path} is inside {target}, which would be replaced; choose another folder")
 
 
 def plan(
@@ -164,12 +186,18 @@ def plan(
     dtype,
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> list[PlannedFile]:
-    """The files of a conversion."""
+    """Plans all files of a conversion."""
     if layout == "peft":
         return adapter_files(opened.source, dtype=dtype)
     if layout == "zaya":
         return run_folder_files(
-            opened.source, opened.companions(), target, dtype=dtype, run=opened.run, step=opened.step
+            opened.source,
+            opened.companions(),
+            target,
+            dtype=dtype,
+            run=opened.run,
+            step=opened.step,
+            revision=opened.pytorch.revision if opened.pytorch is not None else None,
         )
     return pytorch_files(
         opened.source, layout, opened.companions(), dtype=dtype, max_shard_bytes=max_shard_bytes
@@ -184,56 +212,65 @@ def convert(
     *,
     overwrite: bool,
 ) -> None:
-    """Makes the files, and says what was done."""
+    """Writes the files and prints a summary."""
+    # Sizes are known in advance, which gives exact progress.
     size = sum(file.size for file in files)
     _clear_remains(target)
     start = time.monotonic()
     try:
         with ByteProgress(f"{opened.layout} to {layout}", size) as progress:
             report = write_folder(opened.source, files, target, progress, replace=overwrite)
+    # Errors of a full or failing disk often lack the file name.
     except OSError as error:
         error.filename = error.filename or str(target)
-        error.add_note("the same command goes on from what is done")
+        error.add_note("run the same command again to resume")
         raise
     seconds = time.monotonic() - start
     resumed = f", {report.resumed / 1e9:.2f} GB of them by an earlier attempt" if report.resumed else ""
     step = f" of step {opened.step:,}" if opened.run is not None else ""
+    # Router biases are included, unlike in the number of parameters.
     values = sum(block.weight_slice.size for file in files for block in file.blocks)
     print(
         f"{target}: {values:,} values{step} in {len(files):,} files, {size / 1e9:.2f} GB"
         f"{resumed}, {seconds:.1f} s ({(size - report.resumed) / 1e9 / seconds:.2f} GB/s)"
     )
-    for note in notes(opened.source, layout):
+    # Notes come last, after the result, so that they are not overlooked.
+    about_source = notes_on(opened.pytorch) if opened.pytorch is not None else ()
+    for note in (*notes(opened.source, layout), *about_source, *describe_nonfinite(report.nonfinite)):
         print(f"note: {note}")
 
 
 def _clear_remains(target: pathlib.Path) -> None:
-    """Removes what a conversion leaves that was killed between its last two steps."""
+    """Removes the temporary folder of a conversion that was killed after publishing its result."""
+    # If content is gone, the rename has succeeded and only the cleanup was interrupted.
     aside = target.with_name(target.name + PARTIAL)
     if target.exists() and aside.is_dir() and not (aside / "content").exists():
         shutil.rmtree(aside)
 
 
 def verify(opened: WeightFolder, target: pathlib.Path) -> None:
-    """Reads both sides back, and says that they are equal.
+    """Compares both folders and prints the result.
 
     Raises:
-      ValueError: saying where they are not.
+      UserError: if they differ; the message names the first difference.
     """
-    with open_weight_folder(target) as after:
-        if (damage := check_files(after, target)) is not None:
-            raise Damaged(damage)
-        with ByteProgress("comparing", num_bytes(after)) as progress:
-            difference = compare_tensors(opened, after, progress)
+    with open_weight_folder(target) as converted:
+        # Checksums first: comparing damaged files would report a confusing difference.
+        if (damage := check_files(converted, target)) is not None:
+            raise DamagedError(damage)
+        with ByteProgress("comparing", num_bytes(converted)) as progress:
+            difference = compare_tensors(opened, converted, progress)
         if difference is not None:
-            raise ValueError(f"{target} differs: {difference}")
+            raise UserError(f"{target} differs: {difference}")
         print(
-            f"verified: all {num_values(after):,} values are equal bit for bit, files as their checksums say"
+            f"verified: all {num_values(converted):,} values are bitwise equal, and all files match their "
+            "checksums"
         )
-        needed, available = logits_memory(after.source.config), available_memory()
+        needed, available = logits_memory(converted.source.config), available_memory()
+        # Skipping is better than being killed for memory after a successful conversion.
         if needed > available:
             sizes = f"{needed / 1e9:.1f} GB of memory, and {available / 1e9:.1f} GB are free"
-            print(f"logits were not compared: that takes {sizes}")
+            print(f"logits were not compared: that needs {sizes}")
             return
-        for line in compare_logits(opened, after):
+        for line in compare_logits(opened, converted):
             print(f"verified: {line}")

@@ -1,4 +1,4 @@
-"""`zaya convert inspect`: what a folder of weights holds, without reading them."""
+"""`zaya convert inspect`: tensors and totals of a folder of weights, without reading the weights."""
 
 import itertools
 import math
@@ -9,28 +9,31 @@ import shutil
 from rich.console import Console
 from rich.table import Table
 
-from zaya_jax.convert.layouts import EMBEDDING, ROUTER_BIAS, TIED_HEAD, our_weights, tensors_of
-from zaya_jax.convert.plans import first_reachable_skip
-from zaya_jax.convert.run_folder import RunWeights
+from zaya_jax.convert.output_files import first_reachable_skip
+from zaya_jax.convert.pytorch.folder import notes_on
+from zaya_jax.convert.pytorch.layouts import EMBEDDING, ROUTER_BIAS, TIED_HEAD, our_weights, tensors_of
+from zaya_jax.convert.run_weights import RunWeights
 from zaya_jax.convert.verify import num_bytes
 from zaya_jax.convert.weight_folder import WeightFolder, open_weight_folder
 from zaya_jax.model.weights import count_parameters
 from zaya_jax.platform.host_memory import available_memory
-from zaya_jax.tables import format_bytes, name_column, number_column
+from zaya_jax.text_tables import format_bytes, name_column, number_column
 
 _NUMBERS = re.compile(r"\.(\d+)(?=\.)")
 
 
 def inspect(path: str, console: Console | None = None) -> None:
-    """Prints tensors, shapes, types and totals of a folder, and what would not fit.
+    """Prints tensors, shapes, types and totals of a folder, and whether they fit on this machine.
 
     Raises:
-      ValueError: if it holds no weights that can be read.
+      UserError: if the folder contains no readable weights.
     """
     console = console or Console(soft_wrap=True, highlight=False)
     with open_weight_folder(path) as opened:
         console.print(_tensors_table(opened, path))
-        console.print(_totals_table(opened, pathlib.Path(path)))
+        console.print(_totals_table(opened, opened.folder))
+        for note in notes_on(opened.pytorch) if opened.pytorch is not None else ():
+            console.print(f"note: {note}", markup=False)
 
 
 def _tensors_table(opened: WeightFolder, path: str) -> Table:
@@ -43,6 +46,7 @@ def _tensors_table(opened: WeightFolder, path: str) -> Table:
         title=f"{path}: {opened.layout} layout",
     )
     rows = [(pattern, shape, dtype) for pattern, shape, dtype in _rows(opened)]
+    # Tensors that differ only in the numbers of layers and experts share a row.
     for (pattern, shape, dtype), group in itertools.groupby(sorted(rows)):
         count = len(list(group))
         values = count * math.prod(shape)
@@ -51,7 +55,7 @@ def _tensors_table(opened: WeightFolder, path: str) -> Table:
 
 
 def _rows(opened: WeightFolder) -> list[tuple[str, tuple[int, ...], str]]:
-    """Each tensor's name with its numbers left out, its shape and its type."""
+    """Name of each tensor, with "*" for numbers, its shape and its type."""
     if opened.pytorch is not None:
         stored = opened.pytorch.stored.items()
         return [(_NUMBERS.sub(".*", name), tensor.shape, tensor.dtype) for name, tensor in stored]
@@ -63,17 +67,19 @@ def _totals_table(opened: WeightFolder, folder: pathlib.Path) -> Table:
     config, size = opened.source.config, num_bytes(opened)
     biases = math.prod(our_weights(config)[ROUTER_BIAS].shape)
     num_tensors = len(_rows(opened))
+    # Tells whether the layouts, which define the skip class differently, agree for these weights.
     layer = first_reachable_skip(opened.source)
     table = Table(name_column("what"), name_column("how much"), title="totals")
     if opened.run is not None:
         table.add_row("step", f"{opened.step:,}")
     table.add_row("tensors", f"{num_tensors:,} ({len(tensors_of('native', config)):,} in the native layout)")
-    table.add_row("parameters", f"{count_parameters(config):,}, and {biases:,} balancing biases")
+    table.add_row("parameters", f"{count_parameters(config):,}, and {biases:,} router biases")
     table.add_row("bytes", f"{size:,} ({format_bytes(size)})")
+    # Some exporters store the tied head as well; it is dropped in a conversion.
     if opened.pytorch is not None and TIED_HEAD in opened.pytorch.stored:
         table.add_row("tied head", f"stored a second time, equal to {EMBEDDING}")
     table.add_row(
-        "skip class", "no token can choose it" if layer is None else f"can be chosen in layer {layer}"
+        "skip class", "unreachable for all tokens" if layer is None else f"reachable in layer {layer}"
     )
     for what, needed, available in _needs(opened, folder):
         fits = "fits" if needed <= available else f"does not fit: {format_bytes(available)} are free"
@@ -82,14 +88,16 @@ def _totals_table(opened: WeightFolder, folder: pathlib.Path) -> Table:
 
 
 def _needs(opened: WeightFolder, folder: pathlib.Path) -> list[tuple[str, int, int]]:
-    """What each use takes and what there is, in bytes."""
+    """Name, required bytes and available bytes of each use of the weights."""
+    # Free memory and disk now; other processes may change them.
     memory, disk = available_memory(), shutil.disk_usage(folder).free
     float32 = 4 * count_parameters(opened.source.config)
     needs = [
-        ("disk for a conversion, types as they are", num_bytes(opened), disk),
+        ("disk for a conversion, types unchanged", num_bytes(opened), disk),
         ("disk for a conversion to float32", float32, disk),
         ("memory to load and generate, float32", float32, memory),
     ]
     if isinstance(opened.source, RunWeights):
+        # Checkpoints may have larger chunks than slices, which are cached.
         needs.append(("memory for one chunk of each weight", opened.source.chunk_bytes(), memory))
     return needs

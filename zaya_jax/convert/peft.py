@@ -1,8 +1,8 @@
-"""The adapters of a run as Hugging Face's PEFT stores them, without the weights that they change.
+"""Export of a run's adapters in the format of Hugging Face's PEFT, without the adapted weights.
 
-`adapter_model.safetensors` has two tensors for each matrix, named by the module of transformers' that
-holds it: `base_model.model.MODULE.lora_A.weight` [rank, inputs] and `.lora_B.weight` [outputs, rank]
-([PEFT]). PEFT adds `lora_alpha / r * B A`, which is our change transposed, as all their matrices are.
+`adapter_model.safetensors` has two tensors per adapted matrix, named after the transformers module of the
+matrix: `base_model.model.MODULE.lora_A.weight` [rank, inputs] and `.lora_B.weight` [outputs, rank] ([PEFT]).
+PEFT adds `lora_alpha / r * B A`, which is our update transposed, like all matrices of torch.
 """
 
 import dataclasses
@@ -11,12 +11,13 @@ import math
 
 import numpy as np
 
-from zaya_jax.convert.companions import as_json
-from zaya_jax.convert.layouts import NATIVE, WeightSlice
-from zaya_jax.convert.run_folder import RunWeights
-from zaya_jax.convert.safetensors_file import header, name_of
+from zaya_jax.convert.companion_files import as_json
+from zaya_jax.convert.pytorch.layouts import NATIVE, WeightSlice
+from zaya_jax.convert.pytorch.safetensors_file import header, name_of
+from zaya_jax.convert.run_weights import RunWeights
 from zaya_jax.convert.stream import Block, PlannedFile, Source
-from zaya_jax.model.weight import Weight
+from zaya_jax.errors import UserError
+from zaya_jax.model.weight_declaration import Weight
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
@@ -26,7 +27,7 @@ EXPERTS = "layers/experts/"
 
 @dataclasses.dataclass(frozen=True)
 class _Factor:
-    """A tensor of PEFT's: one layer's factor of one matrix."""
+    """A tensor of the PEFT file: a factor of one matrix of one layer."""
 
     name: str
     shape: tuple[int, int]
@@ -34,22 +35,24 @@ class _Factor:
 
 
 def adapter_files(source: Source, *, dtype: np.dtype | None) -> list[PlannedFile]:
-    """The two files of a PEFT adapter.
+    """Plans the two files of a PEFT adapter.
 
     Raises:
-      ValueError: if the run has no adapters, or one of experts, for which PEFT has no module.
+      UserError: if the source has no adapters, or adapters of experts, which PEFT does not support.
     """
+    # PyTorch folders have adapters merged or in separate PEFT folders.
     if not isinstance(source, RunWeights):
-        raise ValueError("--adapters-only: the weights are PyTorch's; it takes a run that trained adapters")
+        raise UserError("--adapters-only needs a run that trained adapters; SRC is a PyTorch folder")
     run, adapters = source.run, source.adapters
     if not adapters:
-        raise ValueError(f"--adapters-only: {run.run_folder} has no adapters: its lora.rank is 0")
+        raise UserError(f"--adapters-only: {run.run_folder} has no adapters, because its lora.rank is 0")
+    # Both factors of a matrix have the same target.
     targets = {factor.adapts.path for factor in adapters.values() if factor.adapts is not None}
     experts = sorted(path for path in targets if path.startswith(EXPERTS))
     if experts:
-        raise ValueError(
-            f"--adapters-only: {experts[0]} has an adapter, and PEFT has no module for matrices of experts; "
-            "leave the option out, for weights with their changes"
+        raise UserError(
+            f"--adapters-only: {experts[0]} has an adapter, but PEFT does not support matrices of experts; "
+            "remove the option to export the merged weights"
         )
     factors = [
         _factor(source, path, factor, layer, dtype)
@@ -64,6 +67,7 @@ def adapter_files(source: Source, *, dtype: np.dtype | None) -> list[PlannedFile
 
 
 def _config(source: RunWeights, targets: set[str]) -> dict[str, object]:
+    # PEFT matches target_modules by the end of a module name, so the layer is removed.
     modules = {_module(path, "{layer}").partition("{layer}.")[2] for path in targets}
     return {
         "peft_type": "LORA",
@@ -71,6 +75,7 @@ def _config(source: RunWeights, targets: set[str]) -> dict[str, object]:
         "base_model_name_or_path": source.run.train.init_from,
         "r": source.run.lora.rank,
         "lora_alpha": source.run.lora.alpha,
+        # Dropout is not implemented here, and irrelevant for inference.
         "lora_dropout": 0.0,
         "target_modules": sorted(modules),
         "bias": "none",
@@ -80,12 +85,13 @@ def _config(source: RunWeights, targets: set[str]) -> dict[str, object]:
 
 
 def _module(path: str, layer: int | str) -> str:
-    """What transformers calls the module with a matrix of ours."""
+    """Name of the transformers module that contains one of our matrices."""
     return NATIVE[path].name.format(layer=layer).removesuffix(".weight")
 
 
 def _factor(source: RunWeights, path: str, factor: Weight, layer: int, dtype: np.dtype | None) -> _Factor:
     assert factor.adapts is not None, "all of a run's adapters are"
+    # Factor A has the rank as its last axis, B as its first one after the layers.
     is_a, rank = path.endswith("/a"), source.run.lora.rank
     other = math.prod(factor.shape[1:]) // rank
     return _Factor(
@@ -94,7 +100,7 @@ def _factor(source: RunWeights, path: str, factor: Weight, layer: int, dtype: np
         block=Block(
             WeightSlice(path, (layer,), factor.shape[1:], True),
             source.dtype(path) if dtype is None else dtype,
-            # Torch multiplies with a matrix's transpose.
+            # torch stores linear weights transposed, [outputs, inputs].
             functools.partial(np.moveaxis, source=-1, destination=0)
             if is_a
             else functools.partial(np.moveaxis, source=0, destination=-1),

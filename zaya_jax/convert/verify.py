@@ -1,4 +1,4 @@
-"""Both sides of a conversion, read back and compared.
+"""Verification of a conversion: both folders are read back and compared.
 
 Letters: B batch, T time, D model width, V vocabulary.
 """
@@ -18,29 +18,30 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from zaya_jax.config import ExecutionConfig, ModelConfig
-from zaya_jax.convert.layouts import ROUTER_BIAS, WeightSlice, weight_slices
-from zaya_jax.convert.pytorch import load_variables
-from zaya_jax.convert.stream import WORKERS, Watcher, ahead, check_checksums
+from zaya_jax.convert.pytorch.in_memory import load_variables
+from zaya_jax.convert.pytorch.layouts import ROUTER_BIAS, WeightSlice, weight_slices
+from zaya_jax.convert.stream import WORKERS, Progress, ahead, check_checksums
 from zaya_jax.convert.weight_folder import WeightFolder
-from zaya_jax.durable import CHECKSUMS
+from zaya_jax.errors import UserError
+from zaya_jax.files.durable import CHECKSUMS
 from zaya_jax.model import zaya
 from zaya_jax.model.weights import count_parameters
 
 PROMPT_TOKENS = 16
 EXECUTION = ExecutionConfig(dtype="float32")
-"""Of both sides, however their runs compute."""
+"""Execution of both sides, regardless of their configs."""
 TOLERANCE = 1e-4
-"""Of float32 logits of two implementations, relative to the largest (as in tests/parity)."""
+"""Maximum difference of two implementations' float32 logits, relative to the largest (as in tests/parity)."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """The first slice, from the embedding upwards, whose values are not what they must be.
+    """The first slice, in network order, whose values differ.
 
     Attributes:
-      weight_slice: which part of which weight.
-      count: values that differ.
-      largest: difference.
+      weight_slice: part of a weight.
+      count: number of values that differ.
+      largest: largest absolute difference.
     """
 
     weight_slice: WeightSlice
@@ -57,104 +58,112 @@ class Difference:
         )
 
 
-def compare_tensors(before: WeightFolder, after: WeightFolder, watcher: Watcher) -> Difference | None:
-    """Compares every value bit for bit, `before` cast to the type that it has `after`.
+def compare_tensors(source: WeightFolder, converted: WeightFolder, progress: Progress) -> Difference | None:
+    """Compares all values bitwise, with `source` cast to the types of `converted`.
+
+    Returns:
+      The first difference; None if there is none.
 
     Raises:
-      ValueError: if the two describe different networks.
+      UserError: if the two have different architectures.
     """
-    if not same_network(before.source.config, after.source.config):
-        raise ValueError("the two sides describe different networks: their configs differ")
+    if not same_network(source.source.config, converted.source.config):
+        raise UserError("the two folders have different architectures: compare their configs")
 
     def compare(weight_slice: WeightSlice) -> Difference | None:
-        dtype = after.source.dtype(weight_slice.path)
-        expected, found = (
-            before.source.read(weight_slice).astype(dtype),
-            after.source.read(weight_slice).astype(dtype),
+        dtype = converted.source.dtype(weight_slice.path)
+        expected, actual = (
+            source.source.read(weight_slice).astype(dtype),
+            converted.source.read(weight_slice).astype(dtype),
         )
-        # As bits: a NaN equals itself there, and 0.0 is not -0.0.
+        # Compared as bits, so that a NaN equals itself and 0.0 differs from -0.0.
         unsigned = np.dtype(f"u{dtype.itemsize}")
-        unequal = np.ascontiguousarray(expected).view(unsigned) != np.ascontiguousarray(found).view(unsigned)
+        unequal = np.ascontiguousarray(expected).view(unsigned) != np.ascontiguousarray(actual).view(unsigned)
         if not unequal.any():
             return None
-        largest = np.abs(expected.astype(np.float64) - found.astype(np.float64)).max()
+        largest = np.abs(expected.astype(np.float64) - actual.astype(np.float64)).max()
         return Difference(weight_slice, int(unequal.sum()), float(largest))
 
-    slices = sorted(weight_slices(before.source.config), key=_depth)
+    # Sorted in network order, so that the first difference is close to the cause.
+    slices = sorted(weight_slices(source.source.config), key=_depth)
     with ThreadPoolExecutor(WORKERS) as workers:
         for weight_slice, difference in zip(slices, ahead(workers, compare, slices), strict=True):
-            watcher.advance(weight_slice.size * after.source.dtype(weight_slice.path).itemsize)
+            progress.advance(weight_slice.size * converted.source.dtype(weight_slice.path).itemsize)
             if difference is not None:
                 return difference
     return None
 
 
 def same_network(one: ModelConfig, other: ModelConfig) -> bool:
-    """Whether two configs are of one function, as far as files can tell.
+    """Whether two configs compute the same function.
 
-    What an unreachable skip class would do is not written in them.
+    The behavior of an unreachable skip class is ignored, because not all layouts record it.
     """
+    # Patterns of different lengths may describe the same layers, which are compared below.
     free = ("skip_class", "layer_pattern")
     fields = [f.name for f in dataclasses.fields(ModelConfig) if f.name not in free]
     if not any("sliding" in kind for kind in one.layer_types):
-        fields.remove("sliding_window")  # the legacy layout does not keep one that nothing uses
+        fields.remove("sliding_window")  # the legacy layout omits a window that no layer uses
+    # Fields that only affect training or files are compared too; converters preserve them.
     same = all(getattr(one, name) == getattr(other, name) for name in fields)
     return same and one.layer_types == other.layer_types
 
 
 def _depth(weight_slice: WeightSlice) -> tuple[int, str, tuple[int, ...]]:
-    """Network order: what every token meets first comes first, so that the first difference is the cause."""
+    """Sort key in network order, so that the first difference is the cause of later ones."""
     if weight_slice.is_stacked:
         return (1 + weight_slice.start[0], weight_slice.path, weight_slice.start)
     return (0 if weight_slice.path.startswith("embedding") else 2**31, weight_slice.path, weight_slice.start)
 
 
 def logits_memory(config: ModelConfig) -> int:
-    """Bytes that comparing logits takes: both sides in float32, and a third where transformers joins."""
+    """Memory in bytes for comparing logits: both sides in float32, and a third copy for transformers."""
+    # transformers loads its own copy of the weights.
     copies = 3 if has_transformers() else 2
     return copies * 4 * count_parameters(config) + 8 * PROMPT_TOKENS * config.vocab_size
 
 
 def has_transformers() -> bool:
-    """Whether there is a second implementation to ask."""
+    """Whether torch and transformers are installed."""
     return all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
 
 
-def compare_logits(before: WeightFolder, after: WeightFolder, *, seed: int = 0) -> list[str]:
-    """Compares logits on a random prompt, all in float32.
+def compare_logits(source: WeightFolder, converted: WeightFolder, *, seed: int = 0) -> list[str]:
+    """Compares float32 logits on a random prompt.
 
     Returns:
-      Lines about what was found.
+      Lines that describe the results.
 
     Raises:
-      ValueError: if logits differ that must not, naming the first layer whose output does.
+      UserError: if logits differ although they must not; the message names the first layer that differs.
     """
-    config = after.source.config
+    config = converted.source.config
     tokens_BT = (
         np.random.default_rng(seed).integers(1, config.vocab_size, (1, PROMPT_TOKENS)).astype(np.int32)
     )
-    ours = load_variables(after.source)
+    ours = load_variables(converted.source)
     logits_BTV = _logits(config, ours, tokens_BT)
-    expected_BTV = _logits(config, load_variables(before.source), tokens_BT)
+    expected_BTV = _logits(config, load_variables(source.source), tokens_BT)
     error = _relative_error(logits_BTV, expected_BTV)
+    # Rounding to a narrower type changes logits legitimately.
     narrowed = any(
-        before.source.dtype(path) != after.source.dtype(path) for path in ("embedding/table", ROUTER_BIAS)
+        source.source.dtype(path) != converted.source.dtype(path) for path in ("embedding/table", ROUTER_BIAS)
     )
     if error and not narrowed:
-        layer = first_different_layer(config, load_variables(before.source), ours, tokens_BT)
-        raise ValueError(
-            f"logits differ by {error:.3g} of the largest; the first layer to differ is number {layer}"
+        layer = first_different_layer(config, load_variables(source.source), ours, tokens_BT)
+        raise UserError(
+            f"logits differ by {error:.3g} of the largest; the first layer that differs is {layer}"
         )
-    lines = [f"logits of {PROMPT_TOKENS} random tokens: {_in_words(error)}"]
-    for opened in (before, after):
+    lines = [f"logits of {PROMPT_TOKENS} random tokens: {_describe_error(error)}"]
+    for opened in (source, converted):
         if opened.layout == "native" and opened.pytorch is not None and has_transformers():
-            theirs = after.source if opened is after else before.source
-            lines.append(_ask_transformers(opened.pytorch.folder, config, load_variables(theirs), tokens_BT))
+            variables = load_variables(opened.source)
+            lines.append(_compare_transformers(opened.pytorch.folder, config, variables, tokens_BT))
     return lines
 
 
-def _in_words(error: float) -> str:
-    return "equal bit for bit" if error == 0 else f"differ by {error:.3g} of the largest, by narrower weights"
+def _describe_error(error: float) -> str:
+    return "bitwise equal" if error == 0 else f"differ by {error:.3g} of the largest, by narrower weights"
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -163,17 +172,18 @@ def _logits(config: ModelConfig, variables: Mapping[str, Any], tokens_BT: jax.Ar
     return zaya.forward(config, EXECUTION, variables["params"], bias_LX, tokens_BT).logits_BTV
 
 
-def _relative_error(ours: Any, theirs: Any) -> float:
-    ours, theirs = np.asarray(ours), np.asarray(theirs)
-    if np.array_equal(ours, theirs, equal_nan=True):  # weights that overflow do so on both sides
+def _relative_error(actual: Any, expected: Any) -> float:
+    actual, expected = np.asarray(actual), np.asarray(expected)
+    # NaN counts as equal: logits of weights that overflow are NaN on both sides.
+    if np.array_equal(actual, expected, equal_nan=True):
         return 0.0
-    return float(np.abs(ours - theirs).max() / max(np.abs(theirs).max(), np.finfo(np.float32).tiny))
+    return float(np.abs(actual - expected).max() / max(np.abs(expected).max(), np.finfo(np.float32).tiny))
 
 
 def first_different_layer(
     config: ModelConfig, one: Mapping[str, Any], other: Mapping[str, Any], tokens_BT: np.ndarray
 ) -> int | None:
-    """The first layer, from 0, behind which the streams of two sets of weights differ; None for the head."""
+    """Index of the first layer after which the residual streams differ; None if only the head does."""
     for number in range(config.num_hidden_layers):
         streams = [_stream_after(config, variables, tokens_BT, number + 1) for variables in (one, other)]
         if not np.array_equal(streams[0], streams[1], equal_nan=True):
@@ -184,8 +194,9 @@ def first_different_layer(
 def _stream_after(
     config: ModelConfig, variables: Mapping[str, Any], tokens_BT: np.ndarray, num_layers: int
 ) -> Float[Array, "B T D"]:
-    """The stream behind the first layers: those of a network that has no more."""
+    """The residual stream after the first layers, computed with a model that has only those."""
     params = variables["params"]
+    # Weights are stacked by layer, so a prefix of each is a model with fewer layers.
     stacked = jax.tree.map(lambda weight: weight[:num_layers], params["layers"])
     if num_layers == 1:
         stacked["router"].pop("eda_scale", None)
@@ -197,35 +208,36 @@ def _stream_after(
     return zaya.residual_stream(cut, EXECUTION, params, bias_LX, jnp.asarray(tokens_BT)).x_BTD
 
 
-def _ask_transformers(
+def _compare_transformers(
     folder: pathlib.Path, config: ModelConfig, variables: Mapping[str, Any], tokens_BT: np.ndarray
 ) -> str:
-    """Logits of `ZayaForCausalLM`, which reads the files by itself.
+    """Compares our logits with those of transformers' `ZayaForCausalLM`, which reads the files itself.
 
     Raises:
-      ValueError: if they are not ours, naming the layer whose output is the first to be off.
+      UserError: if they differ; the message names the first layer that differs.
     """
     import torch
     from transformers import ZayaForCausalLM
 
+    # In float32, because the difference of bfloat16 logits would hide errors.
     model: Any = ZayaForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
     bias_LX = torch.from_numpy(np.array(variables["router_bias"]["layers"]))
     with torch.no_grad():
         for layer, bias_X in zip(model.model.layers, bias_LX, strict=True):
-            # transformers 5.23 makes the skip class's bias -1 again after it has read another.
+            # transformers 5.23 resets the bias of the skip class to -1 after loading.
             layer.mlp.gate.balancing_biases.copy_(bias_X)
-        answer = model(torch.from_numpy(tokens_BT).long(), output_hidden_states=True, use_cache=False)
-    error = _relative_error(_logits(config, variables, tokens_BT), answer.logits.numpy())
+        output = model(torch.from_numpy(tokens_BT).long(), output_hidden_states=True, use_cache=False)
+    error = _relative_error(_logits(config, variables, tokens_BT), output.logits.numpy())
     if not error < TOLERANCE:
         errors = [
             _relative_error(_stream_after(config, variables, tokens_BT, number + 1), hidden.numpy())
-            # The last one that transformers gives is behind its final norm.
-            for number, hidden in enumerate(answer.hidden_states[1:-1])
+            # The last hidden state of transformers is after the final norm, so it is skipped.
+            for number, hidden in enumerate(output.hidden_states[1:-1])
         ]
-        layer = next((number for number, found in enumerate(errors) if found >= TOLERANCE), "the last")
-        raise ValueError(
+        layer = next((number for number, each in enumerate(errors) if each >= TOLERANCE), "the last")
+        raise UserError(
             f"transformers' logits of {folder} differ by {error:.3g} of the largest, more than {TOLERANCE}; "
-            f"the first layer to differ is {layer}"
+            f"the first layer that differs is {layer}"
         )
     return (
         f"logits of transformers on {folder.name}: differ by {error:.3g} of the largest (limit {TOLERANCE})"
@@ -233,18 +245,18 @@ def _ask_transformers(
 
 
 def check_files(opened: WeightFolder, folder: pathlib.Path) -> str | None:
-    """Holds what was written against its checksums: None, or what is wrong, as a sentence."""
+    """Verifies the checksums of a converted folder: a message about damage, or None if it is intact."""
     if not (folder / CHECKSUMS).is_file():
-        return f"{folder} has no {CHECKSUMS}: {opened.layout} weights that were not written here"
+        return f"{folder} has no {CHECKSUMS}: {opened.layout} weights that zaya convert did not write"
     return check_checksums(folder)
 
 
 def num_bytes(opened: WeightFolder) -> int:
-    """Bytes of a folder's weights."""
+    """Size of a folder's weights in bytes."""
     slices = weight_slices(opened.source.config)
     return sum(weight_slice.size * opened.source.dtype(weight_slice.path).itemsize for weight_slice in slices)
 
 
 def num_values(opened: WeightFolder) -> int:
-    """Numbers in a folder's weights, balancing biases included."""
+    """Number of values in a folder's weights, router biases included."""
     return sum(math.prod(weight_slice.shape) for weight_slice in weight_slices(opened.source.config))

@@ -1,4 +1,4 @@
-"""A folder of weights, a run's or PyTorch's, opened without being told which it is."""
+"""Opens a folder of weights and detects whether it is a run folder or a PyTorch folder."""
 
 import contextlib
 import dataclasses
@@ -6,27 +6,31 @@ import pathlib
 from collections.abc import Iterator
 from typing import Any
 
+from zaya_jax.checkpoint import config_loss, has_record
 from zaya_jax.config import CONFIG_FILE, Config
-from zaya_jax.convert import companions as beside
-from zaya_jax.convert.companions import Companions
-from zaya_jax.convert.plans import TargetLayout
-from zaya_jax.convert.pytorch_folder import CONFIG, PytorchFolder, PytorchWeights, open_folder
-from zaya_jax.convert.run_folder import RunWeights
+from zaya_jax.convert import companion_files as beside
+from zaya_jax.convert.companion_files import Companions
+from zaya_jax.convert.output_files import TargetLayout
+from zaya_jax.convert.pytorch.folder import CONFIG, PytorchFolder, PytorchWeights, check_files, open_folder
+from zaya_jax.convert.run_weights import RunWeights
 from zaya_jax.convert.stream import Source
-from zaya_jax.json_files import read_json
+from zaya_jax.errors import UserError
+from zaya_jax.files.hub import is_hub_id
+from zaya_jax.files.json_files import read_json
+from zaya_jax.run_folder.names import TOKENIZER_FOLDER
 
 
 @dataclasses.dataclass(frozen=True)
 class WeightFolder:
-    """A folder of weights: what a conversion reads, or what one has made.
+    """An open folder of weights: the input or the output of a conversion.
 
     Attributes:
-      layout: of its weights.
-      source: of its weights.
-      run: the config of the run that it is; None for a PyTorch folder.
-      step: of the checkpoint; 0 for a PyTorch folder.
-      pytorch: the PyTorch folder that it is; None for a run.
-      folder: where it lies.
+      layout: layout of the weights.
+      source: the weights.
+      run: config of the run; None for a PyTorch folder.
+      step: step of the checkpoint; 0 for a PyTorch folder.
+      pytorch: description of the PyTorch folder; None for a run.
+      folder: path of the folder.
     """
 
     layout: TargetLayout
@@ -37,7 +41,7 @@ class WeightFolder:
     folder: pathlib.Path
 
     def companions(self) -> Companions:
-        """What goes along with its weights."""
+        """Reads the files that accompany the weights."""
         if self.pytorch is not None:
             return beside.of_folder(self.pytorch)
         assert self.run is not None
@@ -48,26 +52,43 @@ class WeightFolder:
 def open_weight_folder(path: str | pathlib.Path) -> Iterator[WeightFolder]:
     """Opens a run folder, or a PyTorch folder of either layout.
 
+    Args:
+      path: path of the folder, or the id of a model on the Hugging Face hub, which is downloaded.
+
     Raises:
-      ValueError: if it is neither, or damaged.
+      UserError: if it is neither, or damaged.
     """
     folder = pathlib.Path(path)
-    if not folder.is_dir():
-        what = "a file" if folder.exists() else "not there"
-        raise ValueError(f"{folder} is {what}; it must be the folder of a run or of PyTorch weights")
-    if is_run(folder):
-        weights = RunWeights(folder)
-        yield WeightFolder("zaya", weights, weights.run, weights.step, None, folder)
-        return
-    opened = open_folder(folder)
+    # A path of an existing folder is not a hub id.
+    if not is_hub_id(str(path)):
+        if not folder.is_dir():
+            problem = "is a file" if folder.exists() else "does not exist"
+            raise UserError(f"{folder} {problem}; give the folder of a run or of PyTorch weights")
+        if is_run(folder):
+            weights = RunWeights(folder)
+            yield WeightFolder("zaya", weights, weights.run, weights.step, None, folder)
+            return
+    opened = open_folder(path)
     with PytorchWeights(opened) as weights:
-        yield WeightFolder(opened.layout, weights, None, 0, opened, folder)
+        yield WeightFolder(opened.layout, weights, None, 0, opened, opened.folder)
 
 
 def is_run(folder: pathlib.Path) -> bool:
-    """Whether a folder's config.json is a run's; both kinds of folder have one."""
+    """Whether a folder is a run folder. Both kinds have a config.json; that of a run may be missing.
+
+    Raises:
+      UserError: if config.json is not JSON, or a file to copy is a pipe or a link out of the folder.
+    """
+    # Both kinds of folder have a config.json, which is read below to tell them apart.
     assert CONFIG == CONFIG_FILE
+    check_files(folder)
+    # A run without a readable config can be recovered from its checkpoint.
+    if config_loss(folder) is not None and has_record(folder):
+        return True
     if not (folder / CONFIG).is_file():
         return False
     fields: dict[str, Any] = read_json(folder / CONFIG)
+    # Only the config of a run has this field.
+    if "run_folder" in fields:
+        check_files(folder / TOKENIZER_FOLDER)
     return "run_folder" in fields

@@ -1,4 +1,4 @@
-"""`zaya generate --input`: prompts of a file in batches, whose answers outlive a kill."""
+"""`zaya generate --input`: continues the prompts of a file in batches, and resumes after an interruption."""
 
 import argparse
 import dataclasses
@@ -10,114 +10,191 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from zaya_jax import durable
-from zaya_jax.inference.answer_lines import AnswerLines
+from zaya_jax.data.tokenizers.tokenizer import Tokenizer
+from zaya_jax.files import durable
+from zaya_jax.inference.answer_files import AnswerFile
 from zaya_jax.inference.completion import Completion, complete
-from zaya_jax.inference.generate import cache_length, padded_length
-from zaya_jax.inference.loading import LoadedRun, load_for_writing
-from zaya_jax.inference.prompt_lines import PromptLine, read_prompt_lines
+from zaya_jax.inference.engine.generate import cache_length, padded_length
+from zaya_jax.inference.engine.sampling_params import SamplingParams
+from zaya_jax.inference.engine.text_stream import StopFilter
+from zaya_jax.inference.loading import LoadedRun, load_for_generation, require_chats, show_progress
+from zaya_jax.inference.prompt_files import PromptLine, read_prompt_lines
 from zaya_jax.inference.prompting import Prompting
-from zaya_jax.inference.sampling_options import settings_of
-from zaya_jax.inference.text import StopFilter
+from zaya_jax.inference.sampling_options import sampling_params
+from zaya_jax.model.zaya import Zaya
 
-TELL_EVERY_S = 10.0
+PROGRESS_SECONDS = 10.0
+"""Time between two progress lines."""
 
 
 def generate_file(options: argparse.Namespace) -> None:
-    """Continues all prompts of `options.input` into `options.output`.
+    """Continues all prompts of `options.input` and writes the answers to `options.output`.
 
     Raises:
-      ValueError: for a line that cannot be continued, or answers of another command.
+      UserError: for an invalid line, or unfinished answers of another command.
     """
-    # Before anything is read: a temperature that cannot be, and a stop string without a character.
-    settings_of(options, max_new_tokens=1, eos_id=None)
+    # Before the weights are read: an invalid temperature, and an empty stop string.
+    params = sampling_params(options, max_new_tokens=1)
     StopFilter(options.stop)
-    run = load_for_writing(options.run_folder)
+    if options.chat:
+        require_chats(options.run_folder, options.template)
+    show_progress(f"loading {options.run_folder}")
+    run = load_for_generation(options.run_folder)
     prompting = Prompting(run, chat=options.chat, template=options.template, letters=options.letters)
     lines = read_prompt_lines(
         options.input,
         prompting,
         max_new_tokens=options.max_new_tokens,
         seed=options.seed,
-        allowed=run.model.config.max_position_embeddings,
+        max_length=run.model.config.max_position_embeddings,
     )
-    answers = AnswerLines(options.output, _fingerprint(lines, run, options))
-    if answers.num_found:
+    # After all lines were checked: an invalid line must not leave a file.
+    answers = AnswerFile(options.output, _fingerprint(lines, run, options))
+    if answers.num_resumed:
         print(
-            f"{options.output}: {answers.num_found} of {len(lines)} answers are there already; "
-            f"{len(lines) - answers.num_found} are left",
+            f"{options.output}: {answers.num_resumed} of {len(lines)} answers exist already; "
+            f"{len(lines) - answers.num_resumed} are left",
             file=sys.stderr,
         )
-    _answer_all(run, lines, answers, options)
+    show_progress(f"continuing {len(lines)} prompts; each new shape of a batch is compiled first")
+    _answer_all(run, lines, answers, params, options)
     answers.finish([line.number for line in lines])
     num_new = sum(answer["num_new_tokens"] for answer in answers.done.values())
     print(f"{options.output}: {len(lines)} answers, {num_new:,} new tokens")
 
 
 def _fingerprint(lines: Sequence[PromptLine], run: LoadedRun, options: argparse.Namespace) -> str:
-    """Of all that an answer depends on. How many there are at a time is not among it."""
-    asked = [(line.number, line.fields, list(line.prompt.tokens), line.limit, line.seed) for line in lines]
-    chosen = options.temperature, options.top_k, options.top_p, options.stop, options.logprobs
+    """Hashes everything that an answer depends on.
+
+    The batch size is included: products with another number of rows are summed in another order, and a text
+    may differ from the first token at which that rounding decides.
+    """
+    prompts = [(line.number, line.fields, list(line.prompt.tokens), line.limit, line.seed) for line in lines]
+    sampling = options.temperature, options.top_k, options.top_p, options.stop, options.logprobs
+    # Resolved, because the same command may be repeated from another folder.
     weights = str(pathlib.Path(run.folder).resolve()), run.step
-    return durable.sha256(json.dumps([asked, chosen, weights]).encode())
+    shapes = _batch_rows(lines, options), options.context_devices
+    return durable.sha256(json.dumps([prompts, sampling, weights, shapes]).encode())
+
+
+def _batch_rows(lines: Sequence[PromptLine], options: argparse.Namespace) -> int:
+    """Returns the number of rows of every batch."""
+    return min(options.batch_size, len(lines))
 
 
 def _answer_all(
-    run: LoadedRun, lines: Sequence[PromptLine], answers: AnswerLines, options: argparse.Namespace
+    run: LoadedRun,
+    lines: Sequence[PromptLine],
+    answers: AnswerFile,
+    params: SamplingParams,
+    options: argparse.Namespace,
 ) -> None:
-    size = min(options.batch_size, len(lines))
-    left = [line for line in lines if line.number not in answers.done]
-    last_told = time.monotonic()
-    for batch in batches(left, size, in_chunks=options.context_devices > 1):
-        answers.add(_answer(run, batch, size, options))
-        if time.monotonic() - last_told > TELL_EVERY_S:
-            last_told = time.monotonic()
+    size = _batch_rows(lines, options)
+    last_report = time.monotonic()
+    # Batches are formed from all lines, also from those that have answers: a resumed process computes the
+    # same batches as an uninterrupted one, and thus the same bits.
+    for batch in batches(lines, size, in_chunks=options.context_devices > 1):
+        missing = {line.number for line in batch} - answers.done.keys()
+        if not missing:
+            continue
+        # A batch that was interrupted while it was written is computed again as a whole.
+        completions = continue_lines(
+            run.model,
+            run.variables,
+            run.tokenizer,
+            batch,
+            params,
+            size=size,
+            stop=options.stop,
+            context_devices=options.context_devices,
+        )
+        answers.add(
+            {
+                line.number: _answer(line, completion, logprobs=options.logprobs)
+                for line, completion in zip(batch, completions, strict=True)
+                # The answers of the other lines are in the file already.
+                if line.number in missing
+            }
+        )
+        if time.monotonic() - last_report > PROGRESS_SECONDS:
+            last_report = time.monotonic()
             print(f"{len(answers.done)} of {len(lines)} answers", file=sys.stderr, flush=True)
 
 
 def batches(
     lines: Sequence[PromptLine], size: int, *, in_chunks: bool = False
 ) -> Iterator[Sequence[PromptLine]]:
-    """Lines that are continued together: of one padded length, one length of cache and one end token.
+    """Groups lines into batches of one padded length, one cache length and the same end tokens.
 
-    A line's shapes are thus its own, whatever stands beside it, and so is the program that continues it.
-    The longest come first: what does not fit the memory is told at once.
+    The shapes of a line do not depend on its neighbors, and neither does the program that continues it. The
+    longest lines come first, so that what does not fit into memory fails at once.
+
+    Args:
+      lines: prompts.
+      size: maximum number of lines of a batch.
+      in_chunks: whether devices share the cache.
     """
 
-    def shape(line: PromptLine) -> tuple[int, int, int]:
+    def shape(line: PromptLine) -> tuple[int, int, tuple[int, ...]]:
+        # The same functions as in `generate`, so that a batch is never padded to another shape there.
         padded = padded_length(len(line.prompt.tokens), in_chunks=in_chunks)
-        return cache_length(padded, line.limit), padded, line.prompt.end_id
+        return cache_length(padded, line.limit), padded, line.prompt.end_ids
 
-    for _, alike in itertools.groupby(sorted(lines, key=shape, reverse=True), key=shape):
-        by_length = sorted(alike, key=lambda line: len(line.prompt.tokens), reverse=True)
+    for _, group in itertools.groupby(sorted(lines, key=shape, reverse=True), key=shape):
+        by_length = sorted(group, key=lambda line: len(line.prompt.tokens), reverse=True)
         yield from (by_length[first : first + size] for first in range(0, len(by_length), size))
 
 
-def _answer(
-    run: LoadedRun, batch: Sequence[PromptLine], size: int, options: argparse.Namespace
-) -> dict[int, Mapping[str, Any]]:
-    """Answers by the numbers of their lines."""
-    # Filled up with its last line: a batch of another size would be another program.
+def continue_lines(
+    model: Zaya,
+    variables: Mapping,
+    tokenizer: Tokenizer,
+    batch: Sequence[PromptLine],
+    params: SamplingParams,
+    *,
+    size: int,
+    stop: Sequence[str] = (),
+    context_devices: int = 1,
+) -> list[Completion]:
+    """Continues one of `batches`.
+
+    Args:
+      model: the model.
+      variables: its weights.
+      tokenizer: tokenizer of the texts.
+      batch: lines; their limits, seeds and end tokens replace those of the parameters.
+      params: how the lines are continued.
+      size: number of rows to compute.
+      stop: strings before which a text is cut.
+      context_devices: number of devices that share the cache.
+    """
+    # A last batch is filled up with copies of its last line: another size would be another program.
     rows = [*batch, *[batch[-1]] * (size - len(batch))]
-    settings = dataclasses.replace(
-        settings_of(options, max_new_tokens=1, eos_id=batch[0].prompt.end_id),
-        max_new_tokens=tuple(line.limit for line in rows),
-        seed=tuple(line.seed for line in rows),
+    each_params = [
+        dataclasses.replace(
+            params, max_new_tokens=line.limit, seed=line.seed, stop_token_ids=line.prompt.end_ids
+        )
+        for line in rows
+    ]
+    completions = complete(
+        model,
+        variables,
+        tokenizer,
+        [line.prompt.tokens for line in rows],
+        each_params,
+        stop=stop,
+        context_devices=context_devices,
     )
-    model = run.model, run.variables, run.tokenizer
-    found = complete(*model, [line.prompt.tokens for line in rows], settings, stop=options.stop)
-    return {
-        line.number: _as_answer(line, each, logprobs=options.logprobs)
-        for line, each in zip(batch, found, strict=False)
-    }
+    # Without those of the copies.
+    return completions[: len(batch)]
 
 
-def _as_answer(line: PromptLine, found: Completion, *, logprobs: bool) -> dict[str, Any]:
-    answer = {
+def _answer(line: PromptLine, completion: Completion, *, logprobs: bool) -> dict[str, Any]:
+    answer: dict[str, Any] = {
         **line.fields,
-        "text": found.text,
-        "finish_reason": found.finish_reason,
+        "text": completion.text,
+        "finish_reason": completion.finish_reason,
         "num_prompt_tokens": len(line.prompt.tokens),
-        "num_new_tokens": len(found.tokens),
+        "num_new_tokens": len(completion.tokens),
     }
-    return answer | ({"tokens": found.tokens, "logprobs": found.logprobs} if logprobs else {})
+    return answer | ({"tokens": completion.tokens, "logprobs": completion.logprobs} if logprobs else {})

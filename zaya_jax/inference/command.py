@@ -1,88 +1,100 @@
-"""`zaya generate`: continues a prompt, or those of a file, or answers them, with the weights of a run."""
+"""`zaya generate`: continues or answers a prompt, or the prompts of a file, with the weights of a run."""
 
 import argparse
 import sys
 from collections.abc import Iterable, Sequence
 
+from zaya_jax.errors import UserError
 from zaya_jax.inference.batch_generation import generate_file
 from zaya_jax.inference.completion import stream_text
-from zaya_jax.inference.loading import load_for_writing
+from zaya_jax.inference.engine.sampling_params import check_seed
+from zaya_jax.inference.engine.text_stream import Piece
+from zaya_jax.inference.loading import load_for_generation, require_chats, show_progress
 from zaya_jax.inference.prompting import Prompting
-from zaya_jax.inference.sampling_options import add_sampling_options, check_seed, settings_of
-from zaya_jax.inference.text import Piece
+from zaya_jax.inference.sampling_options import add_sampling_options, sampling_params
 from zaya_jax.options import Parser
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Runs `zaya generate` with the words behind it, and prints the text as it comes.
+    """Runs `zaya generate` and prints the text as it is generated.
 
     Raises:
-      ValueError: if the run has no weights, or cannot continue such a prompt.
+      UserError: if the run has no weights, or the prompt or an option is invalid.
     """
     options = _parser().parse_args(argv)
     _check(options)
     if options.input is not None:
         generate_file(options)
         return
-    run = load_for_writing(options.run_folder)
+    # Reading the weights can take minutes: check the template first.
+    if options.chat:
+        require_chats(options.run_folder, options.template)
+    show_progress(f"loading {options.run_folder}")
+    run = load_for_generation(options.run_folder)
     prompting = Prompting(run, chat=options.chat, template=options.template, letters=options.letters)
     prompt = prompting.of_text(options.prompt)
+    params = sampling_params(options, max_new_tokens=options.max_new_tokens, end_ids=prompt.end_ids)
     pieces = stream_text(
         run.model,
         run.variables,
         run.tokenizer,
         prompt.tokens,
-        settings_of(options, max_new_tokens=options.max_new_tokens, eos_id=prompt.end_id),
+        params,
         stop=options.stop,
+        context_devices=options.context_devices,
     )
+    show_progress(f"compiling the programs of step {run.step}'s model; the text follows")
+    # A continuation is displayed after its prompt; an answer stands alone.
     sys.stdout.write("" if options.chat else options.prompt)
     _write(pieces)
 
 
 def _check(options: argparse.Namespace) -> None:
-    """Options that do not go together, or cannot be, before anything is read.
+    """Checks the options and their combinations before anything is read.
 
     Raises:
-      ValueError: with what would be right.
+      UserError: with the option and how to fix it.
     """
     check_seed(options.seed, "--seed")
     if (options.input is None) != (options.output is None):
-        raise ValueError("--input and --output go together: prompts.jsonl, and where its answers are to lie")
+        raise UserError("--input and --output need each other: the prompts, and the file for their answers")
     if options.input is not None:
         if options.prompt:
-            raise ValueError("--prompt is one prompt and --input a file of them; give one of the two")
+            raise UserError("--prompt is one prompt and --input a file of prompts; use one of the two")
         if options.batch_size < 1:
-            raise ValueError(f"--batch-size is {options.batch_size}; it must be at least 1")
+            raise UserError(f"--batch-size is {options.batch_size}; it must be at least 1")
         return
     if options.logprobs:
-        raise ValueError("--logprobs goes with --input and --output, into which it writes them")
+        raise UserError("--logprobs needs --input and --output, where log-probabilities are written")
     if options.chat and not options.prompt:
-        raise ValueError("--chat answers what --prompt says; it must say something")
+        raise UserError("--chat needs --prompt, the user's turn to answer")
     if options.template is not None and not options.chat:
-        raise ValueError("--template goes with --chat; without it a prompt is continued as it is")
+        raise UserError("--template needs --chat; without it a prompt is continued as it is")
 
 
 def _parser() -> Parser:
     parser = Parser(
         "generate",
-        "Continues a prompt, or answers it, with the newest weights of a run.",
+        "Continue or answer a prompt with the newest weights of a run.",
         (
             'zaya generate runs/tiny --prompt "def main("',
             'zaya generate runs/tiny --prompt "import os" --temperature 0 --max-new-tokens 500',
             "zaya generate runs/tiny --prompt 'def main(' --stop $'\\ndef '    # one function",
-            "zaya generate runs/tiny --top-p 0.95 --top-k 40 --seed 7    # from nothing",
+            "zaya generate runs/tiny --top-p 0.95 --top-k 40 --seed 7    # without a prompt",
             'zaya generate runs/sft --chat --prompt "What is a router?"',
             "zaya generate runs/sft --input prompts.jsonl --output answers.jsonl --logprobs",
         ),
     )
-    parser.add_argument("run_folder", metavar="RUN", help="the folder of a run")
-    parser.add_argument("--prompt", default="", help="the text to continue (default: none)")
-    parser.add_argument("--chat", action="store_true", help="answer the prompt, as the turn of a user")
-    parser.add_argument("--template", help='of --chat: "zaya" or a Jinja file; default the run\'s own')
+    parser.add_argument("run_folder", metavar="RUN", help="folder of a run")
+    parser.add_argument("--prompt", default="", help="text to continue (default: none)")
+    parser.add_argument("--chat", action="store_true", help="answer the prompt as a user's turn")
+    parser.add_argument("--template", help='with --chat: "zaya" or a Jinja file (default: that of the run)')
     parser.add_argument(
-        "--letters", action="store_true", help="take a special token's name in the prompt as plain letters"
+        "--letters", action="store_true", help="read the name of a special token in the prompt as plain text"
     )
-    parser.add_argument("--max-new-tokens", type=int, default=256, help="(default: %(default)s)")
+    parser.add_argument(
+        "--max-new-tokens", type=int, default=256, help="maximum number of new tokens (default: %(default)s)"
+    )
     add_sampling_options(parser)
     _add_file_options(parser)
     return parser
@@ -91,20 +103,23 @@ def _parser() -> Parser:
 def _add_file_options(parser: Parser) -> None:
     files = parser.add_argument_group(
         "many prompts",
-        'each line of the input is {"prompt": "..."} or {"messages": [...]}. Its own "max_new_tokens" and\n'
-        '"seed" go before the options; without a seed it takes --seed plus the number of lines above it.\n'
-        "Answers repeat their lines' fields, in the order of the input, and appear when all are there.\n"
-        "Until then those that are done lie in OUTPUT.unfinished: after a kill the same command goes on.",
+        'Each line of the input is {"prompt": "..."} or {"messages": [...]}. Its fields "max_new_tokens"\n'
+        'and "seed" override the options; the default seed is --seed plus the number of lines above it.\n'
+        "An answer repeats the fields of its line. Answers have the order of the input. The output file\n"
+        "appears when all are complete; FILE.unfinished collects them until then. After an interruption run\n"
+        "the same command again: it resumes and writes the same bytes. Resuming requires the same batch\n"
+        "size, because another one rounds sums differently, which may change texts, mostly in bfloat16.",
     )
     files.add_argument("--input", metavar="FILE", help="prompts, as JSON lines")
-    files.add_argument("--output", metavar="FILE", help="where their answers go, as JSON lines")
-    files.add_argument("--batch-size", type=int, default=16, help="prompts at a time (default: %(default)s)")
-    files.add_argument("--logprobs", action="store_true", help="with tokens and their log-probabilities")
+    files.add_argument("--output", metavar="FILE", help="file for the answers, as JSON lines")
+    files.add_argument("--batch-size", type=int, default=16, help="prompts per batch (default: %(default)s)")
+    files.add_argument("--logprobs", action="store_true", help="write tokens and their log-probabilities")
 
 
 def _write(pieces: Iterable[Piece]) -> None:
-    """Prints pieces as they come."""
+    """Prints pieces as they arrive."""
     for piece in pieces:
         sys.stdout.write(piece.text)
+        # The text is to appear as it is generated, and not when a buffer is full.
         sys.stdout.flush()
     print()

@@ -1,27 +1,29 @@
-"""Prompts and their texts: `generate`'s tokens as characters, with stop strings and log-probabilities."""
+"""Text completion: prompts as token ids to texts, with stop strings and log-probabilities."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
-from zaya_jax.data.tokenizer import Tokenizer
-from zaya_jax.inference.generate import Settings, Written, follow, tokens_of_one
-from zaya_jax.inference.text import FinishReason, Piece, Writer
+from zaya_jax.data.tokenizers.tokenizer import Tokenizer
+from zaya_jax.inference.engine.generate import Generation, Prompts, generate_in_chunks, stream
+from zaya_jax.inference.engine.sampling_params import SamplingParams
+from zaya_jax.inference.engine.text_stream import FinishReason, Piece, TextWriter
 from zaya_jax.model.zaya import Zaya
 
-LOOK_EVERY = 32
-"""Tokens between two looks for stop strings: what is computed for nothing behind one, at most."""
-SHOW_EVERY = 16
+STOP_CHUNK = 32
+"""Tokens between two searches for stop strings: the maximum that is generated in vain after one."""
+STREAM_CHUNK = 16
+"""Tokens between two updates of a streamed text."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Completion:
-    """What a prompt was continued with.
+    """The continuation of a prompt.
 
     Attributes:
-      text: without special tokens, and cut before a stop string.
-      tokens: all that were taken, with an end token or those that spell a stop string.
-      logprobs: of each token the natural logarithm of the probability that the network gave it. It is of
-        the network's own distribution, before temperature, `top_k` and `top_p`, as in a pass over the text.
+      text: text without special tokens, cut before a stop string.
+      tokens: generated tokens, including an end token or those that spell a stop string.
+      logprobs: natural logarithm of the probability that the model gave each token, before temperature,
+        `top_k` and `top_p`.
       finish_reason: "stop" for an end token or a stop string, "length" for `max_new_tokens`.
     """
 
@@ -35,33 +37,42 @@ def complete(
     model: Zaya,
     variables: Mapping,
     tokenizer: Tokenizer,
-    prompts: Sequence[Sequence[int]],
-    settings: Settings,
+    prompts: Prompts,
+    params: SamplingParams | Sequence[SamplingParams],
     *,
     stop: Sequence[str] = (),
+    context_devices: int = 1,
 ) -> list[Completion]:
-    """Continues prompts, in one batch.
+    """Continues prompts in one batch.
 
-    With a seed for each prompt a text is the same in any batch; with one for all it is of its place there.
+    With parameters for each prompt, its draws are the same in any batch, and its text is too, up to the
+    rounding that `zaya_jax.inference.engine.generate` describes. With one for all, the draws depend on the
+    prompt's place in the batch.
 
     Args:
-      model: the network.
+      model: the model.
       variables: its weights.
-      tokenizer: that made the prompts.
-      prompts: tokens, of any lengths.
-      settings: how tokens are chosen, and how many.
-      stop: strings before which a text is cut, also where one spans tokens. Of several that which is
-        whole first counts.
+      tokenizer: tokenizer of the texts.
+      prompts: token ids of each prompt.
+      params: how all prompts, or each of them, are continued.
+      stop: strings before which a text is cut, also where one spans tokens. Of several the one that is
+        complete first counts.
+      context_devices: number of devices that share the cache.
 
     Raises:
-      ValueError: as `follow`, and for a stop string without a character.
+      UserError: for an invalid prompt or parameter, and for an empty stop string.
     """
-    limits = settings.limits(len(prompts))
-    rows = [_Row(Writer(tokenizer, limit=n, eos_id=settings.eos_id, stop=stop)) for n in limits]
-    # Who looks for nothing lets the device go through in one go.
-    for written in follow(model, variables, prompts, settings, chunk=LOOK_EVERY if stop else None):
-        for number, row in enumerate(rows):
-            row.read(written, number)
+    each_params = [params] * len(prompts) if isinstance(params, SamplingParams) else params
+    rows = [_Row(_writer(tokenizer, each, stop)) for each in each_params]
+    # Without stop strings there is nothing to search for: the device generates everything in one call.
+    chunk = STOP_CHUNK if stop else None
+    chunks = generate_in_chunks(
+        model, variables, prompts, params, chunk=chunk, context_devices=context_devices
+    )
+    for generations in chunks:
+        for row, generation in zip(rows, generations, strict=True):
+            row.read(generation)
+        # Rows that stopped are still decoded until all rows have ended; their later tokens are ignored.
         if all(row.writer.finish_reason for row in rows):
             break
     return [row.completion() for row in rows]
@@ -69,26 +80,26 @@ def complete(
 
 @dataclasses.dataclass
 class _Row:
-    """A text of a batch, on the way."""
+    """The text of one prompt while it is generated."""
 
-    writer: Writer
+    writer: TextWriter
     text: str = ""
     tokens: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
 
-    def read(self, written: Written, number: int) -> None:
-        """Takes the tokens that are new, up to the end of the text."""
-        for token in written.tokens_BM[number, self.writer.num_tokens :].tolist():
+    def read(self, generation: Generation) -> None:
+        """Adds the new tokens, up to the end of the text."""
+        for token in generation.tokens[self.writer.num_tokens :]:
+            # A stop string may end the text within a chunk; the rest of the chunk is not part of it.
             if self.writer.finish_reason:
                 break
             self.text += "".join(piece.text for piece in self.writer.add(token))
         num_tokens = self.writer.num_tokens
-        self.tokens = tuple(written.tokens_BM[number, :num_tokens].tolist())
-        self.logprobs = tuple(written.logprobs_BM[number, :num_tokens].tolist())
+        self.tokens, self.logprobs = generation.tokens[:num_tokens], generation.logprobs[:num_tokens]
 
     def completion(self) -> Completion:
-        """The text, which has ended."""
-        assert self.writer.finish_reason is not None, "the loop goes on to the limit of each row"
+        """Returns the complete text."""
+        assert self.writer.finish_reason is not None, "generation continues up to the limit of each row"
         return Completion(self.text, self.tokens, self.logprobs, self.writer.finish_reason)
 
 
@@ -97,52 +108,58 @@ def stream_text(
     variables: Mapping,
     tokenizer: Tokenizer,
     prompt: Sequence[int],
-    settings: Settings,
+    params: SamplingParams,
     *,
     stop: Sequence[str] = (),
     marks: Mapping[int, str] | None = None,
+    context_devices: int = 1,
 ) -> Iterator[Piece]:
-    """Continues one prompt and hands its text out as it comes; together it is `complete`'s.
+    """Continues one prompt and yields its text as it is generated; it equals the text of `complete`.
 
-    Nothing is handed out that may be the beginning of a stop string, until it is known not to be one.
+    Text that may be the beginning of a stop string is held back until it is known not to be one.
 
     Args:
-      model: the network.
+      model: the model.
       variables: its weights.
-      tokenizer: that made the prompt.
-      prompt: its tokens.
-      settings: how tokens are chosen, and how many.
+      tokenizer: tokenizer of the texts.
+      prompt: token ids.
+      params: how the prompt is continued.
       stop: strings before which the text is cut.
-      marks: special tokens whose names are handed out, by number, as pieces of their own.
+      marks: names of special tokens that are yielded, as separate pieces, by token id.
+      context_devices: number of devices that share the cache.
 
     Raises:
-      ValueError: as `complete`, at the call and not at the first piece.
+      UserError: as `complete`, at the call and not at the first piece.
     """
-    # First of all what looks at the stop strings: behind it the prompt is read.
-    writer = _writer_of(tokenizer, settings, stop, marks)
-    return _pieces(writer, tokens_of_one(follow(model, variables, [prompt], settings, chunk=SHOW_EVERY)))
+    # The writer comes first: it checks the stop strings before the prompt is prefilled.
+    writer = _writer(tokenizer, params, stop, marks)
+    options = {"chunk": STREAM_CHUNK, "context_devices": context_devices}
+    return _pieces(writer, stream(model, variables, prompt, params, **options))
 
 
 def text_of(
     tokenizer: Tokenizer,
     tokens: Iterator[int],
-    settings: Settings,
+    params: SamplingParams,
     *,
     stop: Sequence[str] = (),
     marks: Mapping[int, str] | None = None,
 ) -> Iterator[Piece]:
-    """The text of one prompt's tokens as they come; the other arguments are those of `stream_text`."""
-    return _pieces(_writer_of(tokenizer, settings, stop, marks), tokens)
+    """Yields the text of tokens as they arrive; the other arguments are those of `stream_text`."""
+    return _pieces(_writer(tokenizer, params, stop, marks), tokens)
 
 
-def _writer_of(
-    tokenizer: Tokenizer, settings: Settings, stop: Sequence[str], marks: Mapping[int, str] | None
-) -> Writer:
-    (limit,) = settings.limits(1)
-    return Writer(tokenizer, limit=limit, eos_id=settings.eos_id, stop=stop, marks=marks)
+def _writer(
+    tokenizer: Tokenizer,
+    params: SamplingParams,
+    stop: Sequence[str],
+    marks: Mapping[int, str] | None = None,
+) -> TextWriter:
+    limit, end_ids = params.max_new_tokens, params.stop_token_ids
+    return TextWriter(tokenizer, limit=limit, eos_id=end_ids, stop=stop, marks=marks)
 
 
-def _pieces(writer: Writer, tokens: Iterator[int]) -> Iterator[Piece]:
+def _pieces(writer: TextWriter, tokens: Iterator[int]) -> Iterator[Piece]:
     for token in tokens:
         yield from writer.add(token)
         if writer.finish_reason:

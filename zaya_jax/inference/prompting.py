@@ -1,25 +1,26 @@
-"""Texts and chats of a user as the tokens that a run continues."""
+"""Turns texts and chats of a user into prompt tokens."""
 
 import dataclasses
 import functools
 from collections.abc import Sequence
 
-from zaya_jax.data.chat_format import ChatFormat
-from zaya_jax.data.chat_records import Message
+from zaya_jax.data.chats.records import Message
+from zaya_jax.data.chats.templates.encoding import ChatFormat
+from zaya_jax.data.chats.templates.end_tokens import text_end_ids
 from zaya_jax.inference.loading import LoadedRun
 
 
 @dataclasses.dataclass(frozen=True)
 class Prompt:
-    """What is continued.
+    """A prompt.
 
     Attributes:
-      tokens: of the prompt.
-      end_id: the token that ends what follows: of a text or of a turn.
+      tokens: token ids.
+      end_ids: tokens each of which ends the continuation.
     """
 
     tokens: Sequence[int]
-    end_id: int
+    end_ids: tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,10 +28,10 @@ class Prompting:
     """How prompts become tokens.
 
     Attributes:
-      run: that continues them.
-      chat: whether a text is the turn of a user, and not to be continued as it is.
-      template: of chats; None for the run's own.
-      letters: whether a special token's name in a text is plain letters.
+      run: run that continues the prompts.
+      chat: whether a text is a user's turn, rather than a text to continue.
+      template: chat template; None for that of the run.
+      letters: whether the name of a special token in a text is plain text.
     """
 
     run: LoadedRun
@@ -43,21 +44,22 @@ class Prompting:
         return self.run.chat_format(self.template)
 
     def of_text(self, text: str) -> Prompt:
-        """A text, or with `chat` a user's turn.
+        """Encodes a text, or with `chat` a user's turn.
 
         Raises:
-          ValueError: for a turn that the template cannot write.
+          UserError: if the template rejects the turn.
         """
         if self.chat:
             return self.of_messages([Message("user", text)])
         tokenizer = self.run.tokenizer
-        tokens = tokenizer.borders.begin(tokenizer.encode(text, specials=not self.letters))
-        return Prompt(tokens, tokenizer.eos_id)
+        # Training texts begin with the BOS token where the tokenizer has one: so must prompts.
+        tokens = tokenizer.delimiters.begin(tokenizer.encode(text, specials=not self.letters))
+        return Prompt(tokens, text_end_ids(tokenizer))
 
     def of_messages(self, messages: Sequence[Message]) -> Prompt:
-        """A conversation that the assistant is to go on with.
+        """Encodes a conversation that the assistant is to continue.
 
         Raises:
-          ValueError: for one that the template cannot write.
+          UserError: if the template rejects the conversation.
         """
-        return Prompt(self._chat_format.answer_prompt(messages), self._chat_format.end_id)
+        return Prompt(self._chat_format.answer_prompt(messages), self._chat_format.end_ids)

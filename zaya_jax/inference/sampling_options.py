@@ -1,53 +1,59 @@
-"""The options by which `zaya generate` and `zaya chat` choose tokens."""
+"""Command-line options for sampling, shared by `zaya generate`, `zaya chat` and `zaya think`."""
 
 import argparse
 
-from zaya_jax.inference.generate import Settings
+from zaya_jax.inference.engine.sampling_params import SamplingParams
 from zaya_jax.options import Parser
 
 
 def add_sampling_options(parser: Parser) -> None:
-    """Adds temperature, filters, stop strings, the seed, and the devices that share a cache."""
+    """Adds temperature, filters, stop strings, seed, and the number of devices that share a cache."""
     parser.add_argument(
-        "--temperature", type=float, default=0.7, help="0 takes the likeliest token (default: %(default)s)"
+        "--temperature",
+        type=float,
+        default=0.7,
+        help="divisor of the logits; 0 selects the most likely token (default: %(default)s)",
     )
-    parser.add_argument("--top-k", type=int, default=None, help="sample from the K likeliest tokens only")
-    parser.add_argument("--top-p", type=float, default=None, help="sample from the likeliest that make up P")
+    parser.add_argument("--top-k", type=int, default=None, help="sample from the K most likely tokens only")
     parser.add_argument(
-        "--stop",
-        action="append",
-        default=[],
-        metavar="TEXT",
-        help="end a text before TEXT; may be given several times",
+        "--top-p",
+        type=float,
+        default=None,
+        help="sample from the smallest set of most likely tokens with total probability P",
+    )
+    parser.add_argument(
+        "--stop", action="append", default=[], metavar="TEXT", help="end a text before TEXT; repeatable"
     )
     parser.add_argument(
         "--context-devices",
         type=int,
         default=1,
         metavar="N",
-        help="devices that share the cache of a long text (default: %(default)s)",
+        help="number of devices that share the cache of a long text (default: %(default)s)",
     )
-    parser.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of the random numbers (default: %(default)s)"
+    )
 
 
-def check_seed(seed: int, name: str) -> None:
-    """Refuses a seed that no key is made of.
+def sampling_params(
+    options: argparse.Namespace, *, max_new_tokens: int, end_ids: tuple[int, ...] = ()
+) -> SamplingParams:
+    """Returns the sampling parameters that the options set.
+
+    Args:
+      options: parsed options.
+      max_new_tokens: maximum number of new tokens.
+      end_ids: end tokens of the text.
 
     Raises:
-      ValueError: with the name of the option or field.
+      UserError: for a value out of range.
     """
-    if not 0 <= seed < 2**32:
-        raise ValueError(f"{name} is {seed}; it must be from 0 to 2**32 - 1")
-
-
-def settings_of(options: argparse.Namespace, *, max_new_tokens: int, eos_id: int | None) -> Settings:
-    """What the options say of choosing tokens."""
-    return Settings(
+    return SamplingParams(
         max_new_tokens=max_new_tokens,
         temperature=options.temperature,
         top_k=options.top_k,
         top_p=options.top_p,
         seed=options.seed,
-        eos_id=eos_id,
-        context_devices=options.context_devices,
+        stop_token_ids=end_ids,
     )

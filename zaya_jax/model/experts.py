@@ -1,4 +1,4 @@
-"""Top-1 experts without capacity: tokens are sorted by expert once, and no token is dropped.
+"""Top-1 experts without a capacity limit: tokens are sorted by expert once, and no token is dropped.
 
 Letters: P rows (tokens), D model width, E experts, F expert width, G = 2*F gate and up.
 """
@@ -17,18 +17,18 @@ from pallas_kernels.product import Matrix
 
 
 class ExpertWeights(NamedTuple):
-    """The matrices of a layer's experts."""
+    """Matrices of a layer's experts."""
 
     gate_up_EDG: Matrix
-    """Gate's columns first, then up's."""
+    """Columns of gate, followed by those of up."""
     down_EFD: Matrix
 
 
 def expert_weights(weights: Mapping, dtype: DTypeLike) -> ExpertWeights:
-    """The declared weights of "experts", in the type of products."""
+    """Weights of the declared "experts", cast to the type of matrix products."""
     gate_up_EDQF, down_EFD = (weights[name].astype(dtype) for name in ("gate_up_proj", "down_proj"))
     experts, width = gate_up_EDQF.shape[:2]
-    # Side by side they are one product of twice the width, whose rows are read once.
+    # Gate and up are one product of twice the width, which reads the rows only once.
     return ExpertWeights(gate_up_EDQF.reshape(experts, width, -1), down_EFD)
 
 
@@ -43,25 +43,25 @@ def apply_experts(
     """`y = s[e] * Expert_e(x)`, where `Expert_e(x) = down(silu(gate(x)) * up(x))` ([ZAYA1-8B] II-A, eq. 1).
 
     Args:
-      x_PD: the block's normalised input.
-      experts_P: e, the chosen class of each row, 0..E; class E skips and gives zeros.
+      x_PD: normalized input of the block.
+      experts_P: e, the selected class of each row, 0..E; class E skips, and its output is zero.
       scores_P: s[e], the router's probability of that class, float32.
-      weights: of the experts.
-      implementation: of the grouped products, by the names that `grouped_matmul` has.
+      weights: matrices of the experts.
+      implementation: implementation of the grouped products, as in `grouped_matmul`.
     """
-    # Rows of class E are of no group: they are sorted behind all others, and no product is made for them.
+    # Rows of class E belong to no group: they are sorted after all others, and have no products.
     groups = group_rows(experts_P, weights.down_EFD.shape[0])
     hidden_PF = grouped_swiglu(
         groups.sort(x_PD),
         weights.gate_up_EDG,
         groups.sizes_E,
-        # s[e] is multiplied in before the last product: that is the same at the width F, and the backward
-        # pass then needs no unweighted output.
+        # Multiplying by s[e] before the last product is equivalent, and the backward pass does not need the
+        # unweighted output.
         scale_P=groups.sort(scores_P),
         implementation=implementation,
     )
     out_PD: jax.Array = grouped_matmul(
         hidden_PF, weights.down_EFD, groups.sizes_E, implementation=implementation
     )
-    # Behind the sorting back: what is kept then needs no order to be read again.
+    # Named after unsorting, so that the kept array does not need the sort order to be read.
     return checkpoint_name(groups.unsort(out_PD), KEPT)

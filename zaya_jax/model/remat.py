@@ -1,4 +1,4 @@
-"""What the backward pass recomputes rather than keeps.
+"""Rematerialization: what the backward pass recomputes instead of keeping.
 
 Letters: L layers.
 """
@@ -16,7 +16,7 @@ _keep_names = jax.checkpoint_policies.save_only_these_names
 _keep_products = _keep_names(KEPT)
 
 REMAT_POLICIES = {
-    # Products with weights have no batch dimension; those of attention and experts do, and go by their names.
+    # Products with weights have no batch dimension; those of attention and experts do, and are kept by name.
     "products": jax.checkpoint_policies.save_from_both_policies(
         jax.checkpoint_policies.dots_with_no_batch_dims_saveable, _keep_products
     ),
@@ -25,15 +25,15 @@ REMAT_POLICIES = {
     "layer": jax.checkpoint_policies.nothing_saveable,
     "group": jax.checkpoint_policies.nothing_saveable,
 }
-"""What is kept of a layer, by the names that `ExecutionConfig.remat` has besides "none"; described there."""
+"""Policy by the values of `ExecutionConfig.remat`, where they are described, except "none"."""
 
 
 def group_size(num_layers: int) -> int:
-    """Layers of a group of the policy "group".
+    """Number of layers per group of the policy "group".
 
-    Kept are the streams before all groups, and while one of them is worked on those before its layers.
-    The divisor of the number of layers that makes both together fewest, about its square root; 1 of a
-    prime number, and the policy is then the same as "layer".
+    The backward pass keeps the streams before all groups, and those before the layers of the current group.
+    The result is the divisor of the number of layers that minimizes their total, about its square root. For a
+    prime number it is 1, and the policy is the same as "layer".
     """
     divisors = (size for size in range(1, num_layers + 1) if num_layers % size == 0)
     return min(divisors, key=lambda size: num_layers // size + size)
@@ -42,26 +42,26 @@ def group_size(num_layers: int) -> int:
 def scan_layers(
     step: Callable[[Any, Any], tuple[Any, Any]], carry: Any, layers_L: Any, *, remat: str, unroll: bool
 ) -> Any:
-    """`lax.scan(step, carry, layers_L)`, of which the backward pass keeps what the policy says.
+    """`lax.scan(step, carry, layers_L)` with a rematerialization policy.
 
     Args:
-      step: of one layer.
-      carry: before the first.
-      layers_L: inputs of the layers, stacked.
-      remat: as `ExecutionConfig.remat`.
-      unroll: compiles every layer on its own.
+      step: function of one layer.
+      carry: initial carry.
+      layers_L: stacked inputs of the layers.
+      remat: policy, as `ExecutionConfig.remat`.
+      unroll: whether to compile every layer separately.
     """
     scan = functools.partial(lax.scan, unroll=unroll)
     if remat == "none":
         return scan(step, carry, layers_L)
-    # Within a group too: else its backward pass would keep all of its layers' results at once.
+    # Also within a group, whose backward pass would otherwise keep the results of all its layers.
     step = jax.checkpoint(step, policy=REMAT_POLICIES[remat])
     size = group_size(len(jax.tree.leaves(layers_L)[0]))
     if remat != "group" or size == 1:
         return scan(step, carry, layers_L)
 
-    # The outer checkpoint keeps the streams between groups alone, and runs a group again as a whole
-    # ([Sublinear] section 4.2: sqrt(n) of them cost one more forward pass).
+    # The outer checkpoint keeps only the streams between groups, and recomputes a group as a whole
+    # ([Sublinear] section 4.2: sqrt(n) groups cost one more forward pass).
     @jax.checkpoint
     def step_of_group(carry: Any, layers: Any) -> tuple[Any, Any]:
         return scan(step, carry, layers)

@@ -1,4 +1,4 @@
-"""Residual scaling: an affine on the layer's output and one on the stream ([ZAYA1-8B] eq. 6)."""
+"""Residual scaling: affine maps of the block's output and of the residual stream ([ZAYA1-8B] eq. 6)."""
 
 from collections.abc import Mapping
 
@@ -6,7 +6,7 @@ from pallas_kernels.rms_norm import ResidualScaling
 
 
 def residual_scaling(weights: Mapping) -> ResidualScaling:
-    """A block's declared weights as the operations take them."""
+    """Residual scaling of a block from its declared weights."""
     return ResidualScaling(
         weights["output_bias"], weights["output_scale"], weights["residual_bias"], weights["residual_scale"]
     )

@@ -15,14 +15,14 @@ Rotation = tuple[Float[Array, "b T O"], Float[Array, "b T O"]]
 
 def rope_table(positions_BT: Int[Array, "b T"], *, theta: float, rotary_dim: int) -> Rotation:
     """Cosines and sines of `position * theta^(-2i/rotary_dim)`, float32."""
-    # In float32 from the start: a position of 131,071 times a frequency has no room in bfloat16.
+    # float32 from the start: bfloat16 cannot represent angles of positions up to 131,071.
     frequencies_O = theta ** (-jnp.arange(0, rotary_dim, 2, dtype=jnp.float32) / rotary_dim)
     angles_BTO = positions_BT[:, :, None].astype(jnp.float32) * frequencies_O
     return jnp.cos(angles_BTO), jnp.sin(angles_BTO)
 
 
 def rotations(config: ModelConfig, positions_BT: Int[Array, "b T"]) -> tuple[Rotation, ...]:
-    """A table for each kind of layer that there is, "hybrid" first."""
+    """Tables for the types of layers of the model, "hybrid" first."""
     thetas = {HYBRID: config.rope_theta, HYBRID_SLIDING: config.sliding_rope_theta}
     return tuple(
         rope_table(positions_BT, theta=theta, rotary_dim=config.rotary_dim)
@@ -32,8 +32,8 @@ def rotations(config: ModelConfig, positions_BT: Int[Array, "b T"]) -> tuple[Rot
 
 
 def rotation_of_layer(tables: tuple[Rotation, ...], is_sliding: Int[Array, ""]) -> Rotation:
-    """The table of a layer, of those that `rotations` gave."""
+    """The table of a layer, from the result of `rotations`."""
     if len(tables) == 1:
         return tables[0]
-    # Data, not a branch: the scan over layers compiles one layer for both kinds.
+    # A select, not a branch: the scan compiles one layer for both types.
     return jax.tree.map(lambda full, sliding: jnp.where(is_sliding, sliding, full), *tables)

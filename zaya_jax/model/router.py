@@ -1,4 +1,4 @@
-"""Which expert a token goes to: ZAYA1's MLP router with depth averaging, or a linear one.
+"""Routers, which select an expert per token: ZAYA1's MLP router with depth averaging, or a linear one.
 
 Source: [ZAYA1-8B] section II-A-2, equations 1-5. Letters: B batch, T time, D model width, R router width,
 E experts, X = E + 1 classes, the last one being the skip class, L layers.
@@ -18,32 +18,32 @@ from zaya_jax.pytree import pytree
 
 @pytree
 class Routing:
-    """What a router makes of a chunk of tokens."""
+    """Result of a router for a chunk of tokens."""
 
     experts_BT: Int[Array, "B T"]
-    """The chosen class; E is the skip class."""
+    """Selected class; E is the skip class."""
     weights_BT: Float[Array, "B T"]
-    """Its probability, float32."""
+    """Probability of the selected class, float32."""
     probs_BTX: Float[Array, "B T X"]
-    """All probabilities, float32."""
+    """Probabilities of all classes, float32."""
     state_BTR: Float[Array, "B T R"]
-    """What the next layer's router averages in, float32."""
+    """State for the next layer's router, float32."""
 
 
 @pytree
 class RouterStats:
-    """What the routers of all layers did with a batch. Padding does not count."""
+    """Statistics of the routers of all layers for a batch, without padding."""
 
     counts_LX: Int[Array, "*L X"]
-    """Tokens of each class; the skip class is the last."""
+    """Number of tokens per class; the skip class is the last."""
     entropy_L: Float[Array, "*L"]
-    """Mean entropy of a token's probabilities, in nats."""
+    """Mean entropy of the probabilities, in nats."""
     probability_L: Float[Array, "*L"]
-    """Mean probability of a token's class: what its expert's output is weighted with."""
+    """Mean probability of the selected class, by which the expert's output is weighted."""
     experts_LBT: Int[Array, "*L B T"]
-    """The chosen class of each token; padding is shown as skipped."""
+    """Selected class of each token; the skip class for padding."""
     probabilities_LBT: Float[Array, "*L B T"] | None = None
-    """That of each token's class; None where it was not kept."""
+    """Probability of each token's selected class; None if not requested."""
 
 
 def route(
@@ -55,41 +55,41 @@ def route(
     *,
     eps: float,
 ) -> Routing:
-    """Chooses one class a token.
+    """Selects one class per token.
 
-    The balancing biases take part in the choice alone: the weight of the chosen expert is its plain
-    probability, and no gradient reaches the biases.
+    Router biases only affect the selection: the weight of the selected expert is its probability without the
+      bias,
+    and biases have no gradient.
 
     Args:
-      x_BTD: the block's normalised input.
-      state_BTR: state of the previous layer's router; zeros before the first.
-      weights: of the block's "router", without the layer axis. Those of a linear router have a
-        single "kernel"; it has no state and passes on what it got.
-      eda_scale_R: what the previous state is scaled with (exponential depth averaging); zeros in
-        the first layer.
-      bias_X: balancing biases.
-      eps: of the RMSNorm.
+      x_BTD: normalized input of the block.
+      state_BTR: state of the previous layer's router; zeros before the first layer.
+      weights: weights of the block's "router", without the layer axis. A linear router has only "kernel", and
+        passes the state on unchanged.
+      eda_scale_R: scale of the previous state (exponential depth averaging); zeros in the first layer.
+      bias_X: router biases.
+      eps: value added to the mean square in the RMSNorm.
     """
-    if "kernel" in weights:  # linear: told by its weights, so that both are the same function of them
+    if "kernel" in weights:  # a linear router, recognized by its weights
         logits_BTX = _project(x_BTD, weights["kernel"])
     else:
-        # Depth averaging: the first layer has nothing to average in, and its scale is zeros, not a weight.
+        # Depth averaging ([ZAYA1-8B] eq. 2). The first layer has no previous state, and its scale is zeros.
         state_BTR = _linear(x_BTD, weights["down_proj"]) + eda_scale_R * state_BTR
-        # Normed behind the average: a sum over depth grows, and the small network must not see that.
+        # Normalized after averaging, because a sum over depth grows.
         hidden_BTR = rms_norm(state_BTR, weights["norm"]["scale"], eps=eps)
         hidden_BTR = jax.nn.gelu(_linear(hidden_BTR, weights["fc1"]), approximate=False)
         hidden_BTR = jax.nn.gelu(_linear(hidden_BTR, weights["fc2"]), approximate=False)
         logits_BTX = _project(hidden_BTR, weights["out_proj"])
     probs_BTX = jax.nn.softmax(logits_BTX, axis=-1)
-    # The biases are moved by the loads alone ([ZAYA1-8B] II-A-2): a gradient through the choice would be an
-    # auxiliary loss.
+    # Only the controller updates the biases ([ZAYA1-8B] II-A-2): a gradient through the selection would act
+    # as an auxiliary loss.
     experts_BT = jnp.argmax(jax.lax.stop_gradient(probs_BTX) + bias_X, axis=-1).astype(jnp.int32)
     weights_BT = jnp.take_along_axis(probs_BTX, experts_BT[:, :, None], axis=-1)[:, :, 0]
     return Routing(experts_BT, weights_BT, probs_BTX, state_BTR)
 
 
 def _project(x: jax.Array, kernel: Matrix) -> jax.Array:
-    # Float32 out of bfloat16 factors: a rounded logit would tie tokens between two experts.
+    # float32 results of bfloat16 operands: rounded logits would make experts tie.
     out_PX = product(x.reshape(-1, x.shape[-1]), kernel.astype(x.dtype), dtype=jnp.float32)
     return out_PX.reshape(*x.shape[:-1], -1)
 
@@ -101,19 +101,19 @@ def _linear(x: jax.Array, weights: Mapping) -> jax.Array:
 def router_stats(
     routing: Routing, segments_BT: Int[Array, "B T"] | None, *, keep_probabilities: bool = False
 ) -> RouterStats:
-    """Of one layer: without the letter L."""
+    """Statistics of one layer, without the axis L."""
     by_token = routing.experts_BT, routing.weights_BT if keep_probabilities else None
     num_classes = routing.probs_BTX.shape[-1]
-    # The smallest float32 in place of 0, whose logarithm times 0 would be NaN.
+    # The smallest float32 replaces 0, because 0 * log 0 is NaN.
     log_probs_BTX = jnp.log(jnp.maximum(routing.probs_BTX, jnp.finfo(jnp.float32).tiny))
     entropy_BT = -jnp.sum(routing.probs_BTX * log_probs_BTX, axis=-1)
     counts_X = count_rows(routing.experts_BT.reshape(-1), num_classes)
     if segments_BT is None:
         return RouterStats(counts_X, entropy_BT.mean(), routing.weights_BT.mean(), *by_token)
     is_token_BT = segments_BT != 0
-    padding = jnp.sum(~is_token_BT, dtype=jnp.int32)  # was counted as skipped
+    padding = jnp.sum(~is_token_BT, dtype=jnp.int32)  # padding selects the skip class
     num_tokens = jnp.maximum(jnp.sum(is_token_BT), 1)
     entropy = jnp.sum(entropy_BT * is_token_BT) / num_tokens
     probability = jnp.sum(routing.weights_BT * is_token_BT) / num_tokens
-    # Counts stay whole numbers, so that sums over devices are exact.
+    # Integer counts make sums over devices exact.
     return RouterStats(counts_X.at[-1].add(-padding), entropy, probability, *by_token)

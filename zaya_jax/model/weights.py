@@ -1,7 +1,7 @@
-"""Every weight of the network, declared once: its axes, its initial value, how it is optimised.
+"""Declarations of all weights: axes, initial values, and how they are optimized.
 
-Initialisation, sharding, the optimiser's grouping and the converters all read these declarations. Those of
-an attention stand beside its mathematics.
+Initialization, sharding, the optimizer's groups and the converters all use these declarations. Those of an
+attention variant are next to its computation.
 
 Letters: L layers, V vocabulary, D model width, N query heads, K key/value heads, A = N + K heads,
 H head width, C = A*H latent channels, U = K*H/2 half of the value channels, I and J taps of the
@@ -16,14 +16,21 @@ import jax
 import jax.numpy as jnp
 
 from zaya_jax.config import ModelConfig
-from zaya_jax.model.attention import variant_of
-from zaya_jax.model.weight import EXPERTS, Declarer, Weight, WeightTree, flatten_weights, map_weights
+from zaya_jax.model.attention.block import variant_of
+from zaya_jax.model.weight_declaration import (
+    EXPERTS,
+    Declarer,
+    Weight,
+    WeightTree,
+    flatten_weights,
+    map_weights,
+)
 
-__all__ = ["EXPERTS", "Weight", "WeightTree", "declare", "flatten_weights", "initialise", "map_weights"]
+__all__ = ["EXPERTS", "Weight", "WeightTree", "declare", "flatten_weights", "initialize", "map_weights"]
 
 
 def axis_sizes(config: ModelConfig) -> dict[str, int]:
-    """The size behind each letter."""
+    """Size of each letter."""
     heads = config.num_attention_heads + config.num_key_value_heads
     return {
         "L": config.num_hidden_layers,
@@ -48,17 +55,17 @@ def axis_sizes(config: ModelConfig) -> dict[str, int]:
 
 
 def declare(config: ModelConfig) -> WeightTree:
-    """All weights of the network, nested as `variables["params"]` is ([ZAYA1-8B] Table I)."""
+    """Declares all weights, nested like `variables["params"]` ([ZAYA1-8B] Table I)."""
     declare = Declarer(axis_sizes(config), config.initializer_range)
     layers: WeightTree = {
         "attention_norm": {"scale": declare.constant("LD", 1.0)},
-        # What follows the scores is the same for every variant of attention.
+        # The output projection is the same for every variant of attention.
         "attention": variant_of(config).declare(declare) | {"o_proj": declare.normal("LNHD", ("NH", "D"))},
         "attention_residual": _declare_residual(declare),
         "moe_norm": {"scale": declare.constant("LD", 1.0)},
         "router": _declare_router(config, declare),
         "experts": {
-            # Gate and up are two matrices to Muon, whose singular values have nothing to do with each other.
+            # Gate and up are separate matrices for Muon, because they are separate linear maps.
             "gate_up_proj": declare.normal("LEDQF", ("D", "F")),
             "down_proj": declare.normal("LEFD", ("F", "D")),
         },
@@ -73,7 +80,7 @@ def declare(config: ModelConfig) -> WeightTree:
         "layers": layers,
         "final_norm": {"scale": declare.constant("D", 1.0)},
     }
-    # The head has no matrix of its own: it is tied to the embedding.
+    # The head has no matrix, because it is tied to the embedding.
     if config.lm_head_bias:
         tree["head"] = {"bias": declare.constant("V", 0.0)}
     return tree
@@ -90,9 +97,9 @@ def _declare_residual(declare: Declarer) -> WeightTree:
 
 
 def _declare_router(config: ModelConfig, declare: Declarer) -> WeightTree:
-    if config.router == "linear":  # what [ZAYA1-8B] compares its router with
+    if config.router == "linear":  # the baseline in [ZAYA1-8B]
         return {"kernel": declare.normal("LDX", ("D", "X"))}
-    # Narrow on purpose: R is an eighth of D, so that all of it costs less than one expert's matrix.
+    # R is an eighth of D, so the router costs less than one matrix of an expert.
     tree: WeightTree = {
         "down_proj": {"kernel": declare.normal("LDR", ("D", "R")), "bias": declare.constant("LR", 0.0)},
         "norm": {"scale": declare.constant("LR", 1.0)},
@@ -105,26 +112,27 @@ def _declare_router(config: ModelConfig, declare: Declarer) -> WeightTree:
     return tree
 
 
-def initialise(declared: Mapping, key: jax.Array, prefix: str = "") -> dict:
-    """Initial values. A weight's randomness depends on the key and its path only."""
+def initialize(declared: Mapping, key: jax.Array, prefix: str = "") -> dict:
+    """Initializes weights. The random numbers of a weight depend only on the key and its path."""
     values = {}
     for name, value in declared.items():
         path = f"{prefix}/{name}" if prefix else name
         if isinstance(value, Weight):
-            # Not a counter: a weight that comes or goes leaves the others' initial values as they were.
+            # Folding in the path, not a counter, keeps initial values when other weights are added or
+            # removed.
             values[name] = value.initial(jax.random.fold_in(key, zlib.crc32(path.encode()) & 0x7FFFFFFF))
         else:
-            values[name] = initialise(value, key, path)
+            values[name] = initialize(value, key, path)
     return values
 
 
 def count_parameters(config: ModelConfig) -> int:
-    """Parameters of the network, without the router's balancing biases."""
+    """Number of parameters, without router biases."""
     return sum(weight.size for weight in flatten_weights(declare(config)).values())
 
 
 def abstract_variables(config: ModelConfig) -> dict:
-    """Shapes and types of what `Zaya.init` gives, without allocating."""
+    """Shapes and types of the variables of `Zaya.init`, without allocating them."""
     bias = (config.num_hidden_layers, config.num_router_classes)
     return {
         "params": map_weights(lambda w: jax.ShapeDtypeStruct(w.shape, jnp.float32), declare(config)),

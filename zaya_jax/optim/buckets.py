@@ -1,4 +1,4 @@
-"""Weights as the buckets of a partition, and back: what lies where is in `zaya_jax.optim.partition`."""
+"""Conversion of weights to the buckets of a partition (`zaya_jax.optim.partition`) and back."""
 
 import functools
 import itertools
@@ -15,32 +15,29 @@ from jax import lax
 from zaya_jax.model.weights import EXPERTS, Weight
 from zaya_jax.optim.matrices import from_matrices, matrix_axes, to_matrices
 from zaya_jax.optim.partition import FlatParameter, MatrixPool, MatrixRange, Partition, is_shared
-from zaya_jax.parallel.layouts import BucketLayout
+from zaya_jax.parallel.bucket_layouts import BucketLayout
 
 
 def to_buckets(partition: Partition, tree: Mapping) -> dict[str, jax.Array]:
-    """The buckets, over all devices, that a tree like the weights lies in.
-
-    Weights that the tree leaves out are left out of the buckets.
-    """
+    """Converts a tree like the weights to buckets over all devices; missing weights have no buckets."""
     flat: dict[str, Any] = cast(Any, flatten_dict(tree, sep="/"))
     weights, count = dict(partition.weights), partition.node_devices
     shared = {path for path in flat if is_shared(weights[path], count)}
     buckets = _fill(partition, {path: x for path, x in flat.items() if path not in shared})
-    # As many buckets beside each other as a node has devices: a mapped axis, so that none hears of another.
+    # One bucket per device of a node, along a mapped axis, so that devices are independent.
     parts = {path: _to_devices(weights[path], flat[path], count) for path in shared}
     of_devices = jax.vmap(functools.partial(_fill, partition))(parts) if parts else {}
     return buckets | {name: x.reshape(-1, *x.shape[2:]) for name, x in of_devices.items()}
 
 
 def from_buckets(partition: Partition, buckets: Mapping[str, jax.Array]) -> dict:
-    """The tree that lies in some buckets: `to_buckets` undone. Weights without buckets are left out."""
+    """Inverse of `to_buckets`; weights without buckets are missing in the tree."""
     weights, count = dict(partition.weights), partition.node_devices
     shared = {name for name, layout in partition.layouts.items() if layout is BucketLayout.OWN_EXPERTS} & set(
         buckets
     )
     flat = _read(partition, {name: x for name, x in buckets.items() if name not in shared})
-    # As `SHARDED_BY_NODE` has them: all shares of one device's experts, then those of the next.
+    # In the order of `SHARDED_BY_NODE`: all shares of one device's experts, then those of the next.
     of_devices = {name: buckets[name].reshape(count, -1, *buckets[name].shape[1:]) for name in shared}
     parts = jax.vmap(functools.partial(_read, partition))(of_devices) if shared else {}
     return unflatten_dict(
@@ -51,25 +48,25 @@ def from_buckets(partition: Partition, buckets: Mapping[str, jax.Array]) -> dict
 def to_own_buckets(
     partition: Partition, tree: Mapping, *, without: Container[str] = ()
 ) -> dict[str, jax.Array]:
-    """`to_buckets` of what one device of a node has: of its own experts alone.
+    """Converts the weights that one device of a node stores, with its own experts, to buckets.
 
     Args:
-      partition: of all weights.
-      tree: of the device's own.
-      without: names of buckets that are not made.
+      partition: partition of all weights.
+      tree: weights of the device.
+      without: names of buckets to omit.
     """
     return _fill(partition, cast(Any, flatten_dict(tree, sep="/")), without=without)
 
 
 def from_own_buckets(partition: Partition, buckets: Mapping[str, jax.Array]) -> dict:
-    """The tree that lies in the buckets of one device of a node: `to_own_buckets` undone."""
+    """Inverse of `to_own_buckets`."""
     return unflatten_dict(_read(partition, buckets), sep="/")
 
 
 def _to_devices(weight: Weight, x: jax.Array, count: int) -> jax.Array:
-    """The experts of each device of a node, [devices, ...], padded with zeros to equal shares."""
+    """Experts of each device of a node, shape [devices, ...], padded with zeros to equal shares."""
     axis = weight.axes.index(EXPERTS)
-    # Zeros have no gradient, and Muon and AdamW leave them.
+    # Padding stays zero: it has no gradient, and Muon and AdamW do not change zeros.
     padding = [(0, 0)] * x.ndim
     padding[axis] = (0, -x.shape[axis] % count)
     padded = jnp.pad(x, padding)
@@ -78,7 +75,7 @@ def _to_devices(weight: Weight, x: jax.Array, count: int) -> jax.Array:
 
 
 def _from_devices(weight: Weight, parts: jax.Array) -> jax.Array:
-    """`_to_devices` undone."""
+    """Inverse of `_to_devices`."""
     axis = weight.axes.index(EXPERTS)
     joined = jnp.moveaxis(parts, 0, axis)
     joined = joined.reshape(*joined.shape[:axis], -1, *joined.shape[axis + 2 :])
@@ -88,14 +85,14 @@ def _from_devices(weight: Weight, parts: jax.Array) -> jax.Array:
 def _fill(
     partition: Partition, flat: Mapping[str, Any], *, without: Container[str] = ()
 ) -> dict[str, jax.Array]:
-    """The buckets of some weights, by path, as one device of a node has them."""
+    """Buckets of weights by path, as one device of a node stores them."""
     weights = partition.own_weights
     buckets = {}
     for stack in partition.stacks:
         if stack.name in flat and stack.name not in without:
             buckets[stack.name] = flat[stack.name].reshape(-1, *stack.unit)[: stack.num_units]
     for pool in partition.pools:
-        # An optimiser's moments have all matrices or none: a pool's first stands for the others.
+        # Trees of moments contain all matrices or none, so checking the first of a pool is enough.
         if pool.ranges[0].path in flat and pool.name not in without:
             buckets[pool.name] = _fill_pool(pool, weights, flat)
     for parameter in (*partition.flat_parameters, *partition.frozen):
@@ -107,11 +104,11 @@ def _fill(
 
 
 def _read(partition: Partition, buckets: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-    """The weights that lie in some buckets, by path, as one device of a node has them."""
+    """Weights by path, as one device of a node stores them, from buckets."""
     weights = partition.own_weights
     flat: dict[str, jax.Array] = {}
     pieces: dict[str, list[jax.Array]] = defaultdict(list)
-    # Stacks before pools, so that a weight's pieces come in the order in which its matrices are counted.
+    # Stacks before pools, so that the pieces of a weight are in the order of its matrices.
     for bucket in (*partition.buckets, *partition.frozen):
         if bucket.name not in buckets:
             continue
@@ -122,7 +119,7 @@ def _read(partition: Partition, buckets: Mapping[str, jax.Array]) -> dict[str, j
         elif isinstance(bucket, FlatParameter):
             flat[bucket.name] = x.reshape(-1)[: bucket.size].reshape(weights[bucket.name].shape)
         elif math.prod(bucket.shape) == weights[bucket.name].size:
-            # Nothing is left in pools: a reshape, where the pieces' way would be two transposes.
+            # No matrices in pools: a reshape is enough, and avoids two transposes.
             flat[bucket.name] = x.reshape(weights[bucket.name].shape)
         else:
             pieces[bucket.name].append(to_matrices(x, bucket.axes))
@@ -132,7 +129,7 @@ def _read(partition: Partition, buckets: Mapping[str, jax.Array]) -> dict[str, j
 
 
 def split(partition: Partition, params: Mapping) -> tuple[Mapping, Mapping]:
-    """The weights that train, and those that do not, which may be none."""
+    """Splits weights into those that train and those that are frozen."""
     if not partition.frozen:
         return params, {}
     frozen = {each.name for each in partition.frozen}
@@ -143,7 +140,7 @@ def split(partition: Partition, params: Mapping) -> tuple[Mapping, Mapping]:
 
 
 def join(trained: Mapping, frozen: Mapping) -> Mapping:
-    """One tree of weights: `split` undone."""
+    """Inverse of `split`."""
     if not frozen:
         return trained
     return unflatten_dict(flatten_dict(trained, sep="/") | flatten_dict(frozen, sep="/"), sep="/")
@@ -154,11 +151,11 @@ def _fill_pool(pool: MatrixPool, weights: Mapping[str, Weight], flat: Mapping[st
     filled = []
     for each in pool.ranges:
         matrices = to_matrices(flat[each.path], matrix_axes(weights[each.path]))[each.start : each.stop]
-        # The orthogonal factor of a transpose is the factor's transpose, so that all may lie one way.
+        # Transposed so that rows are the shorter side: orthogonalization commutes with the transpose.
         matrices = matrices.swapaxes(1, 2) if each.rows > each.columns else matrices
         padding = (rows - matrices.shape[1], columns - matrices.shape[2])
         filled.append(jnp.pad(matrices, ((0, 0), (0, padding[0]), (0, padding[1]))))
-    # Zeros stay zeros in Newton-Schulz: a slot without a matrix is computed, and moves nothing.
+    # Zeros stay zeros in Newton-Schulz, so an empty slot is computed but has no effect.
     empty = pool.num_slots - pool.num_matrices
     if empty:
         filled.append(jnp.zeros((empty, rows, columns), filled[0].dtype))
@@ -166,7 +163,7 @@ def _fill_pool(pool: MatrixPool, weights: Mapping[str, Weight], flat: Mapping[st
 
 
 def _read_pool(pool: MatrixPool, bucket: jax.Array) -> Iterator[tuple[MatrixRange, jax.Array]]:
-    # One start more than there are ranges: where the padding begins.
+    # `accumulate` yields one more start than there are ranges: the start of the padding.
     starts = itertools.accumulate((each.count for each in pool.ranges), initial=0)
     for each, start in zip(pool.ranges, starts, strict=False):
         short, long = each.sides

@@ -1,9 +1,9 @@
-"""Shared experts whose matrices pass between nodes a layer at a time, while another one is computed.
+"""Exchange of shared experts between nodes, one layer at a time, overlapped with computation.
 
-A device that owns a matrix for Muon has all of it, and of most layers none. Sent as they lie, some would send
-all of a layer and the rest nothing. So each matrix is cut once a step: owners send all nodes rows of it, a
-1,024th of the weights each on 1,024 devices, and layers gather rows from all nodes alike. Gradients come back
-the same way.
+The owner of a matrix for Muon has all of it, and matrices of few layers. Sending matrices from their owners
+layer by layer would use the links of a few devices only. Instead owners send rows of each matrix to all nodes
+once per step (on 1,024 devices 1/1,024 of the weights each), and layers gather rows from all nodes equally.
+Gradients return in the same way.
 """
 
 import dataclasses
@@ -19,17 +19,17 @@ from zaya_jax.model.weights import Weight
 from zaya_jax.optim.buckets import from_own_buckets, to_own_buckets
 from zaya_jax.optim.matrices import MatrixAxes, matrix_axes, matrix_sides
 from zaya_jax.optim.partition import Bucket, MatrixPool, MatrixStack, Partition
-from zaya_jax.parallel.ahead import RowsOfNodes, from_rows, to_rows
-from zaya_jax.parallel.layouts import BucketLayout
+from zaya_jax.parallel.bucket_layouts import BucketLayout
+from zaya_jax.parallel.prefetch import RowsOfNodes, from_rows, to_rows
 
 LAYERS = "layers/experts/"
-"""Where the experts of all layers stand."""
+"""Prefix of the paths of the experts' weights."""
 
 
 def shared_experts(partition: Partition) -> dict[str, MatrixStack | MatrixPool]:
-    """The buckets by name, if several nodes share each device's own experts and Muon moves all of these.
+    """Buckets of experts by name, if several nodes share each device's experts and Muon updates them all.
 
-    Else none: a vector's elements, as AdamW's buckets have them, lie anywhere, and no layer finds its own.
+    Otherwise empty: AdamW's buckets are sharded by elements, which do not align with layers.
     """
     if partition.node_devices in (1, partition.num_devices):
         return {}
@@ -46,49 +46,49 @@ def _is_own(bucket: Bucket) -> bool:
 
 
 def rows_of_layer(partition: Partition, dtype: str) -> RowsOfNodes:
-    """How the experts' matrices of one layer are cut over the nodes."""
+    """How the rows of one layer's expert matrices are distributed over nodes."""
     weights = {path: weight for path, weight in partition.own_weights.items() if path.startswith(LAYERS)}
-    # A layer's own have no axis of layers. All of a model's experts have sides of two lengths.
+    # Weights of one layer have no axis of layers. All expert matrices of a model have the same short side.
     axes = tuple((path.removeprefix(LAYERS), _cut_axis(weight) - 1) for path, weight in weights.items())
     (num_rows,) = {weight.shape[_cut_axis(weight)] for weight in weights.values()}
     return RowsOfNodes(axes, num_rows, dtype)
 
 
 def to_layers(partition: Partition, buckets: Mapping[str, jax.Array], dtype: DTypeLike) -> dict:
-    """This node's rows of all layers' experts, float32, of the matrices that it owns.
+    """This node's rows of all layers' experts, float32, from the matrices that devices own.
 
     Args:
-      partition: of all weights.
-      buckets: its own shares of them.
-      dtype: in which they travel.
+      partition: partition of all weights.
+      buckets: this device's shares of the buckets.
+      dtype: type of the transfer.
     """
     axes = _cut_axes(partition)
     sent = to_rows({name: buckets[name].astype(dtype) for name in axes}, axes)
     rows = from_own_buckets(_of_rows(partition), sent)
-    # A gradient has the type of what it is of, and these are sums of all devices.
+    # float32, because gradients have the same type, and they are sums over all devices.
     return jax.tree.map(lambda x: x.astype(jnp.float32), rows)
 
 
 def from_layers(partition: Partition, gradients: Mapping) -> dict[str, jax.Array]:
-    """Gradients of the matrices that this device owns, by bucket, of those of its rows of all layers."""
+    """Gradients by bucket of the matrices that this device owns, from gradients of its rows of all layers."""
     own = {path: x for path, x in flatten_dict(gradients, sep="/").items() if path.startswith(LAYERS)}
-    # As they are, in float32: of what a step sends between nodes they are the least.
+    # In float32: these are the smallest transfers of a step between nodes.
     rows = to_own_buckets(_of_rows(partition), own)
     return from_rows(rows, _cut_axes(partition), rows_of_layer(partition, "float32").num_rows)
 
 
 def _cut_axes(partition: Partition) -> dict[str, int]:
-    """Of each bucket of shared experts, by name, the axis of its matrices' rows."""
+    """Axis along which the matrices of each bucket are split, by name of the bucket."""
     return {name: _cut_axis(each) for name, each in shared_experts(partition).items()}
 
 
 def _of_rows(partition: Partition) -> Partition:
-    """The experts' buckets and weights as one node has its rows of them."""
+    """Partition of the experts with the shapes of one node's rows."""
     num_nodes = partition.num_devices // partition.node_devices
     weights = {path: weight for path, weight in partition.own_weights.items() if path.startswith(LAYERS)}
     cut = {path: _cut_weight(weight, num_nodes) for path, weight in weights.items()}
     buckets = shared_experts(partition).values()
-    # Of one device a node, or these weights, which are a device's own already, would be dealt again.
+    # One device per node, because these weights are already those of a single device.
     return dataclasses.replace(
         partition,
         node_devices=1,
@@ -101,7 +101,7 @@ def _of_rows(partition: Partition) -> Partition:
 
 
 def _short_axis(shape: tuple[int, ...], axes: MatrixAxes) -> int:
-    """That of the matrices' shorter side: matrices of a pool lie so that it is their rows."""
+    """Axis of the shorter side of the matrices, which is the axis of rows in a pool."""
     rows, columns = matrix_sides(shape, axes)
     (axis,) = axes.outputs if rows > columns else axes.inputs
     return axis
@@ -121,7 +121,7 @@ def _cut_stack(stack: MatrixStack, num_nodes: int) -> MatrixStack:
 
 
 def _cut_pool(pool: MatrixPool, num_nodes: int) -> MatrixPool:
-    # Of a square matrix the rows, as above: weights and buckets must be cut along one side.
+    # The rows of a square matrix, as in `_short_axis`: weights and buckets must be split along the same side.
     def cut(side: int, other: int, *, is_tie: bool) -> int:
         return math.ceil(side / num_nodes) if side < other or (side == other and is_tie) else side
 

@@ -1,7 +1,7 @@
-"""Weights as stacks of the matrices that they are made of.
+"""Conversion of weights to stacks of matrices.
 
-A weight declares which of its axes are a matrix's input and output; all others count matrices. The
-gate and up halves of gate_up_proj [L, E, D, Q, F] are so two matrices [D, F] of each expert.
+A weight declares the axes that are a matrix's inputs and outputs; all other axes index matrices. For example,
+gate_up_proj [L, E, D, Q, F] has two matrices [D, F], gate and up, for each expert of each layer.
 """
 
 import math
@@ -13,33 +13,33 @@ from zaya_jax.model.weights import Weight
 
 
 class MatrixAxes(NamedTuple):
-    """Which axes of an array are its matrices' inputs and outputs."""
+    """Axes of an array that are its matrices' inputs and outputs."""
 
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
 
 
 def matrix_axes(weight: Weight) -> MatrixAxes:
-    """Which axes of a weight are its matrices', for one that Muon moves."""
-    assert weight.matrix is not None, "AdamW moves what has no matrices"
+    """Axes of the matrices of a weight that Muon updates."""
+    assert weight.matrix is not None, "weights without matrices are updated by AdamW"
     return MatrixAxes(*(tuple(weight.axes.index(letter) for letter in letters) for letters in weight.matrix))
 
 
 def matrix_sides(shape: tuple[int, ...], axes: MatrixAxes) -> tuple[int, int]:
-    """Rows (inputs) and columns (outputs) of each matrix of an array."""
+    """Number of rows (inputs) and columns (outputs) of the matrices of an array."""
     return math.prod(shape[i] for i in axes.inputs), math.prod(shape[i] for i in axes.outputs)
 
 
 def to_matrices(x: jax.Array, axes: MatrixAxes) -> jax.Array:
-    """[count, inputs, outputs], counted in the order of the other axes."""
+    """Matrices of an array, shape [count, inputs, outputs], in the order of the other axes."""
     return x.transpose(_counting_first(x.ndim, axes)).reshape(-1, *matrix_sides(x.shape, axes))
 
 
 def from_matrices(matrices: jax.Array, axes: MatrixAxes, shape: tuple[int, ...]) -> jax.Array:
-    """The array of that shape whose matrices these are: `to_matrices` undone."""
+    """Inverse of `to_matrices`, for an array of the given shape."""
     order = _counting_first(len(shape), axes)
     moved = matrices.reshape([shape[i] for i in order])
-    # The order's argsort is its inverse.
+    # The argsort of a permutation is its inverse.
     return moved.transpose(sorted(range(len(shape)), key=order.__getitem__))
 
 

@@ -1,4 +1,4 @@
-"""Muon: momentum whose singular values are all made one ([Muon]; [Moonlight] 2.1)."""
+"""Muon: orthogonalized momentum, all of whose singular values are one ([Muon]; [Moonlight] 2.1)."""
 
 from typing import Any, NamedTuple
 
@@ -9,11 +9,11 @@ from jax.typing import DTypeLike
 
 from zaya_jax.optim.matrices import MatrixAxes, from_matrices, to_matrices
 from zaya_jax.optim.newton_schulz import POLYNOMIALS, Polynomials, newton_schulz
-from zaya_jax.parallel.layouts import gather_rows, own_rows
+from zaya_jax.parallel.bucket_layouts import gather_rows, own_rows
 
 
 class MuonState(NamedTuple):
-    """What Muon remembers from step to step."""
+    """State of Muon: number of updates, and momentum."""
 
     count: jax.Array
     momentum: optax.Updates
@@ -30,21 +30,21 @@ def scale_by_muon(
     momentum_dtype: DTypeLike = "float32",
     implementation: str | None = None,
 ) -> optax.GradientTransformation:
-    """Orthogonalised momentum with Nesterov's look-ahead.
+    """Orthogonalized Nesterov momentum.
 
-    Equal to `optax.contrib.scale_by_muon`, which has neither an iteration in another type nor
-    the shape of its products chosen by the shorter side without copies.
+    Equal to `optax.contrib.scale_by_muon`, which however supports no other type for the iteration, and copies
+    matrices to multiply along their shorter side.
 
     Args:
-      axes: a tree with the matrix axes of each leaf.
-      rows_in_node: a like tree: whether each device of a node has as many rows of each matrix of the leaf.
-        None where all have whole matrices.
-      momentum: decay of the mean of gradients; bias-corrected, as in Adam.
-      polynomials: of the Newton-Schulz iteration.
-      num_steps: of the iteration.
-      iteration_dtype: of the iteration's products.
-      momentum_dtype: in which the mean is kept.
-      implementation: of the iteration, as `newton_schulz` takes it.
+      axes: tree with the matrix axes of each leaf.
+      rows_in_node: tree of booleans: whether the rows of each matrix of a leaf are split over the devices of
+        a node. None if all matrices are whole.
+      momentum: decay rate of the mean of gradients, which is bias-corrected as in Adam.
+      polynomials: polynomials of the Newton-Schulz iteration.
+      num_steps: number of steps of the iteration.
+      iteration_dtype: type of the iteration's matrix products.
+      momentum_dtype: storage type of the momentum.
+      implementation: implementation of the iteration, as in `newton_schulz`.
     """
 
     def init(params: optax.Params) -> MuonState:
@@ -52,7 +52,7 @@ def scale_by_muon(
 
     def orthogonal(x: jax.Array, axes: MatrixAxes, has_rows: bool = False) -> jax.Array:
         own = to_matrices(x, axes)
-        # A node's devices each do all of its matrices: to divide them would cost more than it saves.
+        # Each device of a node computes all of its matrices: splitting the work costs more than it saves.
         matrices = newton_schulz(
             gather_rows(own) if has_rows else own,
             polynomials,
@@ -63,18 +63,18 @@ def scale_by_muon(
         return from_matrices(own_rows(matrices) if has_rows else matrices, axes, x.shape)
 
     def update(updates: optax.Updates, state: MuonState, params: optax.Params | None = None) -> Any:
-        del params  # decay comes behind, for what AdamW moves too
+        del params  # weight decay is a later transformation, shared with AdamW
         count = optax.safe_increment(state.count)
-        # In float32 whatever it is kept in: a mean in bfloat16 is rounded once a step, not at each operation.
+        # Computed in float32 regardless of the storage type, so that it is rounded only once per step.
         mean = optax.tree.update_moment(updates, state.momentum, momentum, 1)
-        # Nesterov: where the mean will be after the next gradient, were that the same as this one. So the
-        # mean is corrected for one step more than has been made.
+        # Nesterov: the mean after another step with the same gradient. The bias correction of the mean is
+        # therefore that of the next step.
         ahead = jax.tree.map(
             lambda m, g: momentum * m + (1 - momentum) * g,
             optax.tree.bias_correction(mean, momentum, optax.safe_increment(count)),
             optax.tree.bias_correction(updates, momentum, count),
         )
-        # Behind the momentum: orthogonalised first, a mean of orthogonal matrices would be none ([Muon]).
+        # After the momentum, because a mean of orthogonal matrices is not orthogonal ([Muon]).
         updates = jax.tree.map(orthogonal, ahead, axes, *(() if rows_in_node is None else (rows_in_node,)))
         return updates, MuonState(jnp.asarray(count), optax.tree.cast(mean, momentum_dtype))
 

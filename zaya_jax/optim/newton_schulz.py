@@ -1,6 +1,6 @@
-"""The nearest orthogonal matrix, by products alone.
+"""Newton-Schulz iteration: the nearest orthogonal matrix, by matrix products only.
 
-Each step is an odd polynomial of the singular values, x (a + b x^2 + c x^4). Letters: M matrices,
+Each step applies an odd polynomial to the singular values, x (a + b x^2 + c x^4). Letters: M matrices,
 R rows, C columns.
 """
 
@@ -18,12 +18,12 @@ Coefficients = tuple[float, float, float]
 
 @dataclasses.dataclass(frozen=True)
 class Polynomials:
-    """One iteration.
+    """Polynomials of an iteration.
 
     Attributes:
-      steps: a, b, c of each step; the last goes on.
-      margin: the matrix is first scaled to this fraction of Frobenius norm 1, so that rounding
-        leaves no singular value above what the polynomials take.
+      steps: coefficients a, b, c of each step; the last ones are repeated.
+      margin: Frobenius norm that matrices are scaled to first. Below 1, rounding cannot produce a singular
+        value outside of the polynomials' interval.
     """
 
     steps: tuple[Coefficients, ...]
@@ -43,16 +43,17 @@ _SAFETY = 1.01
 _LIMIT: Coefficients = (1.875, -1.25, 0.375)
 
 POLYNOMIALS = {
-    # Jordan's Muon: steepest at zero; singular values end between 0.7 and 1.2.
+    # Jordan's Muon: maximal slope at zero; singular values end between 0.7 and 1.2.
     "jordan": Polynomials(((3.4445, -4.7750, 2.0315),)),
-    # Amsel et al., arXiv 2505.16932, algorithm 1: the best polynomial for what the step before it
-    # leaves, from singular values of 0.001 on; all but the last are kept from overshooting in bfloat16.
+    # Amsel et al., arXiv 2505.16932, algorithm 1: each polynomial is optimal for the interval that the
+    # previous step leaves, starting at singular values of 0.001; the safety factor prevents overshooting in
+    # bfloat16.
     "polar_express": Polynomials(
         (*((a / _SAFETY, b / _SAFETY**3, c / _SAFETY**5) for a, b, c in _POLAR_EXPRESS), _LIMIT),
         margin=1 / _SAFETY,
     ),
 }
-"""By the names that `OptimizerConfig.newton_schulz` has."""
+"""Polynomials by the values of `OptimizerConfig.newton_schulz`."""
 
 
 def newton_schulz(
@@ -64,22 +65,22 @@ def newton_schulz(
     eps: float = 1e-8,
     implementation: str | None = None,
 ) -> Float[Array, "M R C"]:
-    """`U V^T` of each matrix's singular value decomposition, approximately; zeros stay zeros.
+    """Approximates `U V^T` of the singular value decomposition of each matrix; zeros stay zeros.
 
     Args:
-      x_MRC: the matrices.
-      polynomials: of the steps.
-      num_steps: how many are done.
-      dtype: of the iteration.
-      eps: added to the norm.
-      implementation: of the iteration: "pallas", "xla", or None for what was measured best.
+      x_MRC: matrices.
+      polynomials: polynomials of the steps.
+      num_steps: number of steps.
+      dtype: type of the iteration.
+      eps: value added to the norm.
+      implementation: implementation of the iteration: "pallas", "xla", or None for the one measured as best.
 
     Returns:
-      In float32.
+      The orthogonalized matrices, float32.
     """
-    # Frobenius' norm is at least the largest singular value, and one pass: no power iteration is needed.
+    # The Frobenius norm bounds the largest singular value and needs only one pass, unlike a power iteration.
     norm_M11 = jnp.sqrt(jnp.sum(jnp.square(x_MRC.astype(jnp.float32)), axis=(1, 2), keepdims=True))
-    # Only now in the iteration's type: that is stable in bfloat16 ([Muon]), a sum of squares is not exact.
+    # Cast after the norm: the iteration is stable in bfloat16 ([Muon]), but a sum of squares is inaccurate.
     x_MRC = (x_MRC * (polynomials.margin / (norm_M11 + eps))).astype(dtype)
     endless = itertools.chain(polynomials.steps, itertools.repeat(polynomials.steps[-1]))
     with jax.named_scope("newton_schulz"):
@@ -88,6 +89,6 @@ def newton_schulz(
 
 
 def newton_schulz_flops(rows: int, columns: int, *, num_steps: int) -> int:
-    """Multiplications and additions of the products for one matrix."""
+    """Number of floating-point operations of the products for one matrix."""
     short, long = sorted((rows, columns))
     return num_steps * (4 * short**2 * long + 2 * short**3)

@@ -1,7 +1,7 @@
-"""Muon on matrices, AdamW on the rest; the split is read off the declarations of the weights.
+"""Muon for matrices and AdamW for all other weights, as declared with each weight.
 
-Sources: [ZAYA1-base] (the split), [Muon], and [Moonlight] 2.2 for the scale of the update, so that
-Muon takes AdamW's learning rate and weight decay.
+Sources: [ZAYA1-base] (the split), [Muon], and [Moonlight] 2.2 for the scale of the update, with which Muon
+uses AdamW's learning rate and weight decay.
 """
 
 import functools
@@ -18,11 +18,11 @@ from zaya_jax.optim.matrices import matrix_sides
 from zaya_jax.optim.muon import scale_by_muon
 from zaya_jax.optim.newton_schulz import POLYNOMIALS
 from zaya_jax.optim.partition import MatrixPool, MatrixStack, Partition
-from zaya_jax.parallel.layouts import BucketLayout
+from zaya_jax.parallel.bucket_layouts import BucketLayout
 from zaya_jax.parallel.mesh import local_shard
 
 ADAMW_RMS = 0.2
-"""Root mean square of a Muon update before the learning rate: what AdamW's usually is ([Moonlight] 2.2)."""
+"""Root mean square of Muon's update before the learning rate, similar to AdamW's ([Moonlight] 2.2)."""
 
 
 @functools.lru_cache
@@ -33,21 +33,21 @@ def make_optimizer(
     *,
     implementation: str | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """The transformation from clipped gradients to updates, of the buckets that a device owns.
+    """The transformation from clipped gradients to updates, for the buckets of a device.
 
-    For equal arguments it is the same one, so that two runs of a process share their compiled step.
+    It is cached, so that two runs of a process with equal arguments share their compiled step.
 
-    Its `update` takes `step`, the steps that the run has done, skipped ones included: the learning rate
-    follows them. The corrections of means that began at zero follow the updates that were made, for no
-    other gradient is in these means.
+    Its `update` requires `step`, the number of steps of the run including skipped ones, which determines the
+    learning rate. Bias corrections of means depend on the number of updates, because skipped gradients are
+    not part of the means.
 
     Args:
-      config: names the optimiser and its values.
-      partition: of the weights; by elements alone for "adamw".
-      schedule: the learning rate over the run's steps.
-      implementation: of Muon's Newton-Schulz, as `scale_by_muon` takes it.
+      config: optimizer and hyperparameters.
+      partition: partition of the weights; by elements only for "adamw".
+      schedule: learning rate as a function of the step of the run.
+      implementation: implementation of Muon's Newton-Schulz iteration, as in `scale_by_muon`.
     """
-    # Neither needs a collective: AdamW is elementwise, and Muon's matrices are whole where they are.
+    # Neither needs a collective: AdamW is elementwise, and each of Muon's matrices is whole on its owner.
     adam = optax.scale_by_adam(config.beta1, config.beta2, config.eps)
     groups, decay, weights = {}, {}, dict(partition.weights)
     for bucket in partition.matrix_buckets:
@@ -56,20 +56,20 @@ def make_optimizer(
         groups[parameter.name], decay[parameter.name] = "adam", weights[parameter.name].decay
     return optax.chain(
         optax.partition({"muon": _muon(config, partition, implementation), "adam": adam}, groups),
-        # Behind both, so that decay is decoupled for both: x <- x - rate * (update + decay * x).
+        # After both, so that weight decay is decoupled for both: x <- x - rate * (update + decay * x).
         optax.add_decayed_weights(config.weight_decay, decay),
         _scale_by_learning_rate(schedule),
     )
 
 
 def _scale_by_learning_rate(schedule: optax.Schedule) -> optax.GradientTransformationExtraArgs:
-    """Optax's own would count updates, and after a skipped step lag behind the schedule for good."""
+    """Scales by the rate of `step`. Optax's version counts updates, and lags after each skipped step."""
 
     def update(
         updates: optax.Updates, state: optax.OptState, params: Any = None, *, step: ArrayLike, **others: Any
     ) -> tuple[optax.Updates, optax.OptState]:
         del params, others
-        # Minus: optax adds updates to weights.
+        # Negative, because optax adds updates to weights.
         return optax.tree.scale(-jnp.asarray(schedule(step)), updates), state
 
     return optax.GradientTransformationExtraArgs(optax.init_empty_state, update)  # pyright: ignore[reportArgumentType]
@@ -78,10 +78,10 @@ def _scale_by_learning_rate(schedule: optax.Schedule) -> optax.GradientTransform
 def _muon(
     config: OptimizerConfig, partition: Partition, implementation: str | None
 ) -> optax.GradientTransformation:
-    """Orthogonalised momentum, scaled to AdamW's root mean square."""
-    # `optax.partition` masks the other group's leaves, and a tree mapped beside them must have the masks too.
+    """Orthogonalized momentum, scaled to AdamW's root mean square."""
+    # `optax.partition` masks leaves of the other group; trees that are mapped together need the same masks.
     masked = {parameter.name: optax.MaskedNode() for parameter in partition.flat_parameters}
-    # Orthogonalised are whole matrices: rows alone have other singular values.
+    # Only whole matrices can be orthogonalized, so rows are gathered first.
     has_rows = {
         bucket.name: bucket.layout is BucketLayout.ROWS_IN_NODE for bucket in partition.matrix_buckets
     }
@@ -104,14 +104,14 @@ def _muon(
 
 
 def _rms_factor(bucket: MatrixStack | MatrixPool) -> float | jax.Array:
-    """`0.2 * sqrt(max(fan_in, fan_out))`: an orthogonal matrix has RMS 1/sqrt of the larger side.
+    """`0.2 * sqrt(max(fan_in, fan_out))`, because an orthogonal matrix has RMS 1/sqrt of the larger side.
 
-    Of a pool each matrix has another, by its own sides, not the padded ones.
+    In a pool, each matrix has its own factor, by its sides before padding.
     """
     if isinstance(bucket, MatrixStack):
         return ADAMW_RMS * max(matrix_sides(bucket.shape, bucket.axes)) ** 0.5
     factors = np.zeros((bucket.num_slots, 1, 1), np.float32)
-    # Slots behind the last matrix keep 0: they are padding, and must stay zeros.
+    # Slots after the last matrix have factor 0, because padding must stay zero.
     long_sides = [each.sides[1] for each in bucket.range_by_slot]
     factors[: len(long_sides), 0, 0] = ADAMW_RMS * np.sqrt(long_sides)
     return local_shard(factors, bucket.layout.axes)

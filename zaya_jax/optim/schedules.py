@@ -1,4 +1,4 @@
-"""The learning rate as a function of the steps that a run has done, over all its phases."""
+"""Learning-rate schedules over all phases of a run."""
 
 import functools
 
@@ -8,9 +8,9 @@ from zaya_jax.config import Config, OptimizerConfig
 
 
 def learning_rate_schedule(config: Config) -> optax.Schedule:
-    """The learning rate over the steps of a whole run: its phases' schedules, one after the other.
+    """The learning rate of a whole run: the schedules of its phases, concatenated.
 
-    One schedule for all phases: the run's count of steps goes on from phase to phase.
+    Phases share one schedule, because steps are counted over the whole run.
     """
     phases = config.resolved_phases
     return _joined(
@@ -19,29 +19,29 @@ def learning_rate_schedule(config: Config) -> optax.Schedule:
     )
 
 
-# The same function for the same schedule: it is part of what a compiled step is found by.
+# Cached, because the schedule is part of the key of a compiled step.
 @functools.lru_cache
 def _joined(phases: tuple[tuple[OptimizerConfig, int], ...], borders: tuple[int, ...]) -> optax.Schedule:
-    # Each phase's schedule counts from 0; joined, it is given the run's count less the phase's first step.
+    # join_schedules passes each schedule the step minus its boundary, so each phase counts from 0.
     return optax.join_schedules([phase_schedule(config, steps) for config, steps in phases], list(borders))
 
 
 def phase_schedule(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
-    """Linear warm-up, then what `config.schedule` names, to the last step of a phase.
+    """Linear warm-up followed by `config.schedule`, for one phase.
 
-    A function of the steps done before. The first step of a warm-up of W has a W-th of the rate, for with
-    none it would read a whole batch and learn nothing; step W has all of it, and so has the first without a
+    The schedule is a function of the number of preceding steps. The first of W warm-up steps has 1/W of the
+    peak rate (with rate 0 it would not learn), and step W has the peak rate, as has the first step without a
     warm-up. The last step has the final rate.
 
     Args:
-      config: names the schedule and its values.
-      num_steps: of the phase, the warm-up included.
+      config: schedule and rates.
+      num_steps: number of steps of the phase, warm-up included.
     """
     peak, final, warmup = config.learning_rate, config.final_learning_rate, config.warmup_steps
-    at_peak = max(warmup, 1) - 1  # steps done before the first at the full rate
-    # The last step has `num_steps - 1` before it, and the final rate must be its own, not the next one's.
+    at_peak = max(warmup, 1) - 1  # number of steps before the first one with the peak rate
+    # num_steps - 1 steps precede the last one, which must have the final rate.
     rest = max(num_steps - 1 - at_peak, 1)
-    # A phase too short for its decay decays from its peak on.
+    # A phase that is shorter than its decay starts to decay at once.
     decay = min(config.decay_steps, rest)
     after = {
         "constant": lambda: optax.constant_schedule(peak),

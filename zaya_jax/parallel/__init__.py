@@ -1,1 +1,1 @@
-"""Devices as a mesh, and what lies where on it. The only room that names a mesh axis."""
+"""Device meshes, collectives and processes. The only package that names a mesh axis."""

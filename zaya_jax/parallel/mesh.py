@@ -1,10 +1,11 @@
-"""A mesh of devices, and the collectives on it: each device has its own rows of the batch, or parts of them.
+"""The device mesh, shardings, and collectives over all devices.
 
-What is of all devices alike, gradients and the optimiser's buckets, goes over all axes as if they were one.
-What the devices of one sequence say to each other is in `zaya_jax.parallel.context`, what those of one node
-say in `zaya_jax.parallel.node`.
+Each device has its own rows of the batch, or a part of the tokens of these rows. Gradients and the
+optimizer's buckets are sharded over all axes as if these were one. `zaya_jax.parallel.context` has the
+collectives between devices that share a sequence, `zaya_jax.parallel.node` those between the devices of a
+node.
 
-Imports jax and numpy alone, so that any room may call it.
+Imports only jax and numpy, so that every package may use it.
 """
 
 import math
@@ -17,84 +18,98 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-# Two axes each, for a node is smaller or larger than the devices of a sequence: one of the four has size 1.
+from zaya_jax.errors import UserError
+
+# Data and context have two axes each, because a node may have fewer or more devices than a sequence is split
+# over. At least one of the four axes has size 1.
 DATA, CONTEXT = ("data", "data_in_node"), ("context", "context_in_node")
-"""Devices with other rows, and devices with other tokens of the same rows."""
+"""Axes of devices with different rows, and of devices with different tokens of the same rows."""
 NODES, IN_NODE = (DATA[0], CONTEXT[0]), (DATA[1], CONTEXT[1])
-"""Devices of the same number in their nodes, and those of one node."""
+"""Axes of devices with the same index in different nodes, and of the devices of one node."""
 ALL = (*DATA, *CONTEXT)
 REPLICATED = PartitionSpec()
-"""Each device has all of it."""
+"""Each device has the whole array."""
 SHARDED = PartitionSpec(ALL)
-"""Each device has its shard of the first axis."""
+"""Each device has its shard of the first dimension."""
 SHARDED_BY_NODE = PartitionSpec((*IN_NODE, *NODES))
-"""The same, of what the devices of a node share: those of one number in their nodes are neighbours in it."""
+"""Each device has its shard of the first dimension, divided first among the devices of a node: those
+with the same index in their nodes have adjacent shards."""
 BATCH = PartitionSpec(DATA, CONTEXT)
 """Each device has its tokens of its rows."""
 SLOTS = PartitionSpec(None, CONTEXT)
-"""Of a cache's pool: each device has its slots of all rows."""
+"""Sharding of a cache pool: each device has its slots of all rows."""
 SUM_DTYPE = "float32"
-"""Of gradients on their way. The library that sums them rounds at each hop to the type that it is given: in
-bfloat16 a ring of 1,024 devices loses 64% of what they agree on (`zaya bench gradient-sum`)."""
+"""Type in which gradients are summed across devices. Communication libraries round to the type of their input
+at each hop: in bfloat16 a ring of 1,024 devices loses 64% of a common gradient
+(`notebooks/gradient_sum.py`)."""
 
 
 def data_mesh(
     devices: Sequence[Any] | None = None, *, context_devices: int = 1, node_devices: int = 1
 ) -> Mesh:
-    """A mesh of the given devices, all by default, along axes of data and of context.
+    """Returns the mesh of the given devices, with the axes `ALL`.
 
-    Those of a process are neighbours, so that the rows it reads are; and those of a sequence and of a node,
-    which speak to each other in every layer.
+    The devices of a process are adjacent, so that it reads adjacent rows. Those of a sequence and of a node,
+    which communicate in every layer, are adjacent as well.
 
     Args:
-      devices: as many as a multiple of `context_devices` and of `node_devices`.
-      context_devices: that share the tokens of a sequence.
-      node_devices: that share the experts.
+      devices: devices of the mesh; their number is a multiple of `context_devices` and of `node_devices`.
+        None for all devices.
+      context_devices: number of devices that share the tokens of a sequence.
+      node_devices: number of devices that share the experts.
 
     Raises:
-      ValueError: unless the devices can be shared so.
+      UserError: if the devices cannot be divided like this.
     """
     devices = jax.devices() if devices is None else devices
     check_node_devices(len(devices), context_devices, node_devices)
+    # jax.devices() is not sorted by process on every backend.
     in_order = sorted(devices, key=lambda each: (each.process_index, each.id))
     return _mesh(np.array(in_order), context_devices, node_devices)
 
 
 def _mesh(devices: np.ndarray, context_devices: int, node_devices: int) -> Mesh:
+    # A node has several sequences, or a sequence spans several nodes; `check_node_devices` allows nothing
+    # else.
     rows = max(node_devices // context_devices, 1)
     tokens = min(node_devices, context_devices)
     return Mesh(devices.reshape(-1, rows, context_devices // tokens, tokens), ALL)
 
 
 def size_of(mesh: Mesh, axes: tuple[str, ...]) -> int:
-    """How many devices a mesh has along some of its axes."""
+    """Returns the number of devices along some axes of a mesh."""
     return math.prod(mesh.shape[axis] for axis in axes)
 
 
 def node_size(mesh: Mesh) -> int:
-    """How many devices of a node share the experts; 1 where each has all."""
+    """Returns the number of devices of a node that share the experts; 1 if each device has all experts."""
     return size_of(mesh, IN_NODE)
 
 
 def context_mesh(context_devices: int) -> Mesh:
-    """The first devices of this process, for one batch whose cache they share.
+    """Returns a mesh of the first devices of this process, which share the cache of one batch.
+
+    Args:
+      context_devices: number of devices.
 
     Raises:
-      ValueError: if there are not so many.
+      UserError: if this process has fewer devices.
     """
     devices = jax.local_devices()
     if not 1 <= context_devices <= len(devices):
-        raise ValueError(
+        raise UserError(
             f"context_devices is {context_devices}; it must be from 1 to {len(devices)}, the devices here"
         )
     return data_mesh(devices[:context_devices], context_devices=context_devices)
 
 
 def with_context(mesh: Mesh, context_devices: int) -> Mesh:
-    """The same devices in the same order, so many a sequence: what is sharded over all stays in place.
+    """Returns the mesh with another number of devices per sequence.
+
+    The order of the devices is the same, so that arrays sharded over all devices stay in place.
 
     Raises:
-      ValueError: if a process had other tokens of one sequence than of another.
+      UserError: if a process would have different tokens of one sequence than of another.
     """
     node_devices = node_size(mesh)
     check_node_devices(mesh.size, context_devices, node_devices)
@@ -102,8 +117,9 @@ def with_context(mesh: Mesh, context_devices: int) -> Mesh:
     processes = _processes(shared)
     for process in np.unique(processes).tolist():
         mine = processes == process
+        # A process reads a rectangle of rows and tokens: `local_rows` times `local_tokens`.
         if np.any(mine != mine.any(axis=1, keepdims=True) & mine.any(axis=0)):
-            raise ValueError(
+            raise UserError(
                 f"execution.context_devices is {context_devices}, and process {process} has {mine.sum()} "
                 "devices; one must be a multiple of the other"
             )
@@ -111,72 +127,82 @@ def with_context(mesh: Mesh, context_devices: int) -> Mesh:
 
 
 def local_rows(mesh: Mesh, batch_size: int, *, process: int | None = None) -> range:
-    """The rows of a batch that a process is to read, this one when None.
+    """Returns the rows of a batch that a process reads.
 
-    Those which share a sequence read the same rows, each its `local_tokens` of them.
+    Processes that share sequences read the same rows, and each reads only its `local_tokens` of them.
+
+    Args:
+      mesh: devices of all processes.
+      batch_size: number of rows of the batch.
+      process: number of the process; None for this one.
     """
-    mine = _places(mesh, process, across=CONTEXT)
-    each = batch_size // size_of(mesh, DATA)
-    return range(mine.start * each, mine.stop * each)
+    own = _indices(mesh, process, across=CONTEXT)
+    rows_per_device = batch_size // size_of(mesh, DATA)
+    return range(own.start * rows_per_device, own.stop * rows_per_device)
 
 
 def local_tokens(mesh: Mesh, num_tokens: int, *, process: int | None = None) -> np.ndarray | None:
-    """The tokens of its rows that a process is to read, in ascending order; None for all of them."""
-    mine, ranks = _places(mesh, process, across=DATA), size_of(mesh, CONTEXT)
-    if len(mine) == ranks:
+    """Returns the sorted positions of the tokens of its rows that a process reads; None for all of them."""
+    own, ranks = _indices(mesh, process, across=DATA), size_of(mesh, CONTEXT)
+    if len(own) == ranks:
         return None
     order = zigzag_order(num_tokens, ranks).reshape(ranks, -1)
-    return np.sort(order[mine.start : mine.stop], axis=None)
+    return np.sort(order[own.start : own.stop], axis=None)
 
 
 def place_rows(tree: Any, mesh: Mesh) -> Any:
-    """Arrays of what this process reads (`local_rows`, `local_tokens`) as arrays of all processes' rows.
+    """Assembles global arrays, sharded as `batch_sharding`, from the parts that each process has read.
 
-    Where devices share a sequence, each has the tokens of its two chunks (`zaya_jax.parallel.context`).
+    If devices share a sequence, each gets the tokens of its two chunks (`zaya_jax.parallel.context`).
+
+    Args:
+      tree: arrays [rows, tokens] with this process' `local_rows` and `local_tokens`.
+      mesh: devices of all processes.
     """
-    mine, ranks = _places(mesh, None, across=CONTEXT), size_of(mesh, CONTEXT)
-    own_ranks = len(_places(mesh, None, across=DATA))
+    own, ranks = _indices(mesh, None, across=CONTEXT), size_of(mesh, CONTEXT)
+    own_ranks = len(_indices(mesh, None, across=DATA))
 
     def place(rows: np.ndarray) -> jax.Array:
-        each, length = rows.shape[0] // len(mine), rows.shape[1] * ranks // own_ranks
-        order, own = zigzag_order(length, ranks), local_tokens(mesh, length)
+        rows_per_device, length = rows.shape[0] // len(own), rows.shape[1] * ranks // own_ranks
+        order, positions = zigzag_order(length, ranks), local_tokens(mesh, length)
 
         def shard(index: Any) -> np.ndarray:
-            of_all, tokens = index
-            first = (of_all.start or 0) - mine.start * each
-            wanted = order[tokens] if own is None else np.searchsorted(own, order[tokens])
-            return rows[first : first + each, wanted]
+            global_rows, tokens = index
+            first = (global_rows.start or 0) - own.start * rows_per_device
+            columns = order[tokens] if positions is None else np.searchsorted(positions, order[tokens])
+            return rows[first : first + rows_per_device, columns]
 
-        return jax.make_array_from_callback((each * size_of(mesh, DATA), length), of_batch(mesh), shard)
+        shape = rows_per_device * size_of(mesh, DATA), length
+        return jax.make_array_from_callback(shape, batch_sharding(mesh), shard)
 
     return jax.tree.map(place, tree)
 
 
-def _places(mesh: Mesh, process: int | None, *, across: tuple[str, ...]) -> range:
-    """Where along the axes that are not `across` a process has devices: neighbours in `data_mesh`."""
+def _indices(mesh: Mesh, process: int | None, *, across: tuple[str, ...]) -> range:
+    """Returns the indices of a process' devices along the axes other than `across`; they are contiguous."""
     is_own = _processes(mesh) == (jax.process_index() if process is None else process)
-    places = np.flatnonzero(is_own.any(axis=0 if across == DATA else 1))
-    return range(int(places[0]), int(places[-1]) + 1)
+    indices = np.flatnonzero(is_own.any(axis=0 if across == DATA else 1))
+    return range(int(indices[0]), int(indices[-1]) + 1)
 
 
 def _processes(mesh: Mesh) -> np.ndarray:
-    """Of each device, whose it is: a row of those that share a sequence."""
+    """Returns the process number of each device, [data, context]."""
     devices = mesh.devices.reshape(size_of(mesh, DATA), -1)
     return np.vectorize(lambda device: device.process_index, otypes=[int])(devices)
 
 
 def zigzag_order(num_tokens: int, ranks: int) -> np.ndarray:
-    """The tokens of a sequence as its devices have them: the first has the first and the last chunk.
+    """Returns the order in which the tokens of a sequence are split over its C devices.
 
-    Of 2*C chunks device r has r and 2*C - 1 - r. A token attends to those before it, so that an early and a
-    late chunk together are as much work on every device ([Llama3] section 3.3.2).
+    Of 2*C chunks device r has chunks r and 2*C - 1 - r. Since a token attends to all tokens before it, an
+    early and a late chunk together are the same amount of work on every device ([Llama3] section 3.3.2).
 
     Args:
-      num_tokens: a multiple of 2*C; any number where C is 1.
-      ranks: C.
+      num_tokens: length of the sequence, a multiple of 2*C; any number if C is 1.
+      ranks: number of devices of a sequence, C.
 
     Returns:
-      Numbers of the tokens in their sequence, [num_tokens]; each device has an equal part of these.
+      Positions in the sequence, [num_tokens]; each device has an equal, contiguous part of this array.
     """
     if ranks == 1:
         return np.arange(num_tokens)
@@ -185,58 +211,83 @@ def zigzag_order(num_tokens: int, ranks: int) -> np.ndarray:
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """The sharding of what every device holds whole."""
+    """Returns the sharding of an array that every device has whole."""
     return NamedSharding(mesh, REPLICATED)
 
 
 def sharded(mesh: Mesh) -> NamedSharding:
-    """The sharding of the optimiser's buckets: along the first axis, over all devices."""
+    """Returns the sharding of the optimizer's buckets: the first dimension over all devices."""
     return NamedSharding(mesh, SHARDED)
 
 
-def of_batch(mesh: Mesh) -> NamedSharding:
-    """The sharding of a batch [B, T]: rows over the axis of data, tokens over that of context."""
+def batch_sharding(mesh: Mesh) -> NamedSharding:
+    """Returns the sharding of a batch [B, T]: rows over the data axes, tokens over the context axes."""
     return NamedSharding(mesh, BATCH)
 
 
 def evenly_sharded(mesh: Mesh, shape: tuple[int, ...]) -> NamedSharding:
-    """For an array shaped as a weight: along its first axis that divides, replicated if none does."""
+    """Returns a sharding of a weight over all devices.
+
+    Args:
+      mesh: devices.
+      shape: shape of the weight; its first dimension that the devices divide is sharded. If there is none,
+        the weight is replicated.
+    """
     axis = next((i for i, size in enumerate(shape) if size and size % mesh.size == 0), None)
     return replicated(mesh) if axis is None else NamedSharding(mesh, PartitionSpec(*[None] * axis, ALL))
 
 
 def evenly_sharded_by_node(mesh: Mesh, shape: tuple[int, ...], axis: int) -> NamedSharding:
-    """As `evenly_sharded`, for a weight whose experts, along one axis, the devices of a node share.
+    """Returns a sharding as `evenly_sharded` for a weight whose experts the devices of a node share.
 
-    The experts over them, and the first other axis that divides over the nodes: from there to their owners
-    they need not leave a device's number.
+    The experts are split over the devices of a node, and the first other dimension that the nodes divide is
+    split over the nodes. To reach their owners, values then move only between devices with the same index in
+    their nodes.
+
+    Args:
+      mesh: devices.
+      shape: shape of the weight.
+      axis: dimension of the experts.
     """
-    of_node, nodes = size_of(mesh, IN_NODE), size_of(mesh, NODES)
+    in_node, nodes = size_of(mesh, IN_NODE), size_of(mesh, NODES)
     others = (i for i, size in enumerate(shape) if i != axis and size and size % nodes == 0)
     other = next(others, None)
-    if shape[axis] % of_node or other is None:
+    if shape[axis] % in_node or other is None:
         return evenly_sharded(mesh, shape)
-    over = {axis: IN_NODE, other: NODES}
-    return NamedSharding(mesh, PartitionSpec(*(over.get(i) for i in range(len(shape)))))
+    axes = {axis: IN_NODE, other: NODES}
+    return NamedSharding(mesh, PartitionSpec(*(axes.get(i) for i in range(len(shape)))))
+
+
+def replicated_like(array: jax.Array) -> jax.sharding.Sharding:
+    """Returns the sharding of an array that all devices of another array hold whole."""
+    if isinstance(array.sharding, NamedSharding):
+        return NamedSharding(array.sharding.mesh, REPLICATED)
+    (device,) = array.devices()
+    return jax.sharding.SingleDeviceSharding(device)
 
 
 def named_shardings(specs: Any, mesh: Mesh) -> Any:
-    """A tree of `REPLICATED`, `SHARDED` and `SHARDED_BY_NODE` as shardings."""
+    """Returns the shardings of a tree of partition specs."""
     return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
 
 
 def check_node_devices(num_devices: int, context_devices: int, node_devices: int) -> None:
-    """Refuses nodes that the devices, or those of a sequence, cannot be dealt to.
+    """Checks that devices can be divided into nodes and sequences.
+
+    Args:
+      num_devices: total number of devices.
+      context_devices: number of devices that share a sequence.
+      node_devices: number of devices of a node.
 
     Raises:
-      ValueError: unless a node divides all devices, and a node and a sequence one the other.
+      UserError: unless `node_devices` divides all devices, and it divides `context_devices` or is a multiple.
     """
     if num_devices % node_devices:
-        raise ValueError(
+        raise UserError(
             f"execution.node_devices is {node_devices}; it must divide the number of devices, {num_devices}"
         )
     if max(node_devices, context_devices) % min(node_devices, context_devices):
-        raise ValueError(
+        raise UserError(
             f"execution.node_devices is {node_devices} and execution.context_devices {context_devices}; one "
             "must be a multiple of the other"
         )
@@ -245,55 +296,59 @@ def check_node_devices(num_devices: int, context_devices: int, node_devices: int
 def check_batch_size(
     batch_size: int, num_microbatches: int, num_devices: int, context_devices: int = 1
 ) -> None:
-    """Refuses a batch whose rows cannot be shared evenly.
+    """Checks that the rows of a batch can be split evenly over devices and microbatches.
 
     Raises:
-      ValueError: unless the batch size is a multiple of the devices with rows of their own times
-        microbatches.
+      UserError: unless the batch size is a multiple of `num_batch_parts`.
     """
     if num_devices % context_devices:
-        raise ValueError(
+        raise UserError(
             f"execution.context_devices is {context_devices}; it must divide the number of devices, "
             f"{num_devices}"
         )
-    if batch_size % parts_of_batch(num_microbatches, num_devices, context_devices):
-        raise ValueError(
+    if batch_size % num_batch_parts(num_microbatches, num_devices, context_devices):
+        raise UserError(
             f"data.batch_size is {batch_size}; it must be a multiple of "
-            f"{describe_parts(num_microbatches, num_devices, context_devices)}"
+            f"{describe_batch_parts(num_microbatches, num_devices, context_devices)}"
         )
 
 
-def parts_of_batch(num_microbatches: int, num_devices: int, context_devices: int = 1) -> int:
-    """Parts that the rows of a batch are cut into."""
+def num_batch_parts(num_microbatches: int, num_devices: int, context_devices: int = 1) -> int:
+    """Returns the number of parts that the rows of a batch are split into."""
     return num_devices // context_devices * num_microbatches
 
 
-def describe_parts(num_microbatches: int, num_devices: int, context_devices: int = 1) -> str:
-    """How many they are, and why."""
-    parts = parts_of_batch(num_microbatches, num_devices, context_devices)
-    among = f" (of {context_devices} a sequence)" if context_devices > 1 else ""
-    return f"{parts}: {num_devices} devices{among} times {num_microbatches} microbatches"
+def describe_batch_parts(num_microbatches: int, num_devices: int, context_devices: int = 1) -> str:
+    """Returns that number and its factors as text."""
+    parts = num_batch_parts(num_microbatches, num_devices, context_devices)
+    shared = f" ({context_devices} per sequence)" if context_devices > 1 else ""
+    return f"{parts}: {num_devices} devices{shared} times {num_microbatches} microbatches"
 
 
 def on_each_device(
     function: Callable[..., Any], mesh: Mesh, *, in_specs: Any, out_specs: Any
 ) -> Callable[..., Any]:
-    """Runs a function on every device, on what is there, by its `PartitionSpec`s above.
+    """Maps a function over the devices with `jax.shard_map`.
 
-    Within it there is one device: what it sorts or slices stays on it. The collectives below are how
-    it hears of the others.
+    Within the function every array is the part on one device; the collectives below communicate.
+
+    Args:
+      function: function of per-device arrays.
+      mesh: devices.
+      in_specs: partition specs of the arguments.
+      out_specs: partition specs of the results.
     """
-    # Without check_vma: sums over devices are written out, once, not put where each weight is used.
+    # check_vma would insert a sum over devices at each use of a weight; here each sum is written out, once.
     return jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
 
 
 def all_reduce(tree: Any) -> Any:
-    """Sums over all devices. For scalars and counts: of weight-sized arrays each device wants a shard."""
+    """Sums over all devices. For scalars and counts; weight-sized arrays should use `reduce_scatter`."""
     return tree if _is_single() else lax.psum(tree, ALL)
 
 
 def reduce_scatter(tree: Any) -> Any:
-    """Sums over all devices, in float32, of which each keeps its shard of the first axis."""
+    """Sums over all devices in float32; each device keeps its shard of the first dimension."""
     tree = jax.tree.map(lambda x: x.astype(SUM_DTYPE), tree)
     if _is_single():
         return tree
@@ -301,14 +356,14 @@ def reduce_scatter(tree: Any) -> Any:
 
 
 def all_gather(tree: Any, axes: tuple[str, ...] = ALL) -> Any:
-    """Arrays of which each device along some axes has a shard of the first one, whole on all of them."""
+    """Gathers whole arrays on all devices along some axes from their shards of the first dimension."""
     if _is_single(axes):
         return tree
     return jax.tree.map(lambda x: lax.all_gather(x, axes, tiled=True), tree)
 
 
 def local_shard(values: np.ndarray, axes: tuple[str, ...] = ALL) -> jax.Array:
-    """Of a constant's first axis the shard of this device along some axes."""
+    """Returns this device's shard, along some axes, of a constant's first dimension."""
     if _is_single(axes):
         return jnp.asarray(values)
     count = values.shape[0] // lax.axis_size(axes)
@@ -316,5 +371,5 @@ def local_shard(values: np.ndarray, axes: tuple[str, ...] = ALL) -> jax.Array:
 
 
 def _is_single(axes: tuple[str, ...] = ALL) -> bool:
-    # A collective among one still copies on some backends, and hides a step's fusions behind it.
+    # On some backends a collective over one device still copies, and prevents fusions across it.
     return lax.axis_size(axes) == 1

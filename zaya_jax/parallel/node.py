@@ -1,10 +1,10 @@
-"""What the devices of a node share: each holds some experts of every layer, and gathers the others' in time.
+"""Experts shared by the devices of a node: each stores some experts of every layer, and gathers the others.
 
-It is where weights are stored, not where tokens go: a device computes all of its tokens itself
-([ZAYA1-base] section III has no expert parallelism either). What moves in every layer moves within a node,
-where links are fast; between nodes each device speaks to those of its own number.
+This divides the storage of weights, not the computation: each device computes all of its tokens itself
+([ZAYA1-base] section III has no expert parallelism either). Traffic in every layer stays within a node, whose
+links are fast; between nodes a device communicates only with those that have the same index in their nodes.
 
-Letters: E experts, e = ceil(E / devices of a node) of this device.
+Letters: E experts, e = ceil(E / devices of a node) experts of this device.
 """
 
 import jax
@@ -14,21 +14,29 @@ from jax import lax
 from zaya_jax.parallel.mesh import IN_NODE, SUM_DTYPE
 
 
-def num_sharers() -> int:
-    """How many devices of a node share the experts; 1 where each has all."""
+def num_node_devices() -> int:
+    """Returns the number of devices of a node that share the experts; 1 if each device has all experts."""
     return lax.axis_size(IN_NODE)
 
 
 def experts_of_node(own_eX: jax.Array, num_experts: int) -> jax.Array:
-    """All experts of a layer, of which each device of a node has some: [E, ...] of [e, ...].
+    """Gathers all experts of a layer from the devices of a node.
 
-    Their gradients come back summed over the node, to whom the experts belong: added in float32, and rounded
-    once to the type of the weights.
+    The gradients are summed over the node in float32, rounded once to the type of the weights, and returned
+    to the devices that own the experts.
+
+    Args:
+      own_eX: this device's experts.
+      num_experts: total number of experts, E.
+
+    Returns:
+      All experts, [E, ...].
     """
-    # Padded to equal parts: the last devices may have fewer, or none.
+    # Experts are padded so that devices have equal parts: the last devices may have fewer of them, or none.
     return _gathered(own_eX)[:num_experts]
 
 
+# The gradient is written out: the transpose of `all_gather` would sum in bfloat16, the type of the weights.
 @jax.custom_vjp
 def _gathered(own_eX: jax.Array) -> jax.Array:
     return lax.all_gather(own_eX, IN_NODE, tiled=True)
@@ -46,11 +54,9 @@ _gathered.defvjp(_gather, _scatter)
 
 
 def sum_shards(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
-    """The sum over devices along some axes, of which each keeps its shard of the first axis, float32.
-
-    The shards go from each device to each in the type that they have, and their owner adds them up: half the
-    bytes of a sum in float32 on its way, where they are bfloat16, and none of the roundings of one in that.
-    """
+    """Sums over devices along some axes; each device keeps its shard of the first dimension, float32."""
+    # The shards are exchanged in their own type, and their owner adds them up in float32. For bfloat16 this
+    # sends half as many bytes as a reduce-scatter in float32, and avoids the roundings of one in bfloat16.
     count = lax.axis_size(axes)
     if count == 1:
         return x.astype(SUM_DTYPE)

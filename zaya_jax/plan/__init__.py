@@ -1,1 +1,1 @@
-"""What a run needs, before it is started."""
+"""Sizing of runs for a cluster: by arithmetic, and by compiling the train step without a GPU."""

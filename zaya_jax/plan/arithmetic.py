@@ -1,26 +1,26 @@
-"""What a step costs, by arithmetic alone: operations, bytes over links, time, sizes of products.
+"""Cost of a step by arithmetic alone: operations, bytes over links, time, and sizes of matrix products.
 
-Sources: [ZAYA1-8B] appendix B (data); [ZAYA1-base] section III (the work that a product needs to reach a
-MI300X's peak, links that collectives use).
+Sources: [ZAYA1-8B] appendix B (data); [ZAYA1-base] section III (the work that a product needs to reach the
+peak of a MI300X, and the links that collectives use).
 """
 
 import dataclasses
 import math
 
 from zaya_jax.config import Config, ExecutionConfig, ModelConfig
-from zaya_jax.model.adapters import declare_run
 from zaya_jax.model.flops import forward_flops_per_token, train_flops_per_token
 from zaya_jax.model.remat import group_size
 from zaya_jax.model.weights import declare, flatten_weights
 from zaya_jax.optim.matrices import matrix_sides
 from zaya_jax.optim.newton_schulz import newton_schulz_flops
-from zaya_jax.optim.partition import MatrixPool, MatrixStack, Partition, make_partition
-from zaya_jax.parallel.layouts import BucketLayout
+from zaya_jax.optim.partition import MatrixPool, MatrixStack, Partition
+from zaya_jax.parallel.bucket_layouts import BucketLayout
 from zaya_jax.plan.devices import Cluster
 from zaya_jax.plan.memory import (
     activation_bytes,
     bytes_by_bucket,
     expert_bytes,
+    partition_of,
     state_bytes,
     sum_dtype,
     summed_bytes,
@@ -28,27 +28,27 @@ from zaya_jax.plan.memory import (
 from zaya_jax.plan.shares import Exchange, exchange, micro_batch, num_groups, own_tokens
 
 LAYERS_AGAIN = {"block": 1, "layer": 1, "group": 2}
-"""How often a policy computes all of a layer once more; the others keep what its weights made."""
-MATRIX_UNITS, LINKS = "matrix units", ("links in the node", "network")
-"""Resources of a GPU; memory is another."""
+"""Number of times that a remat policy recomputes a whole layer; the others keep the outputs of products."""
+MATRIX_UNITS, MEMORY, LINKS = "matrix units", "memory", ("links in the node", "network")
+"""Resources of a GPU."""
 PAGE_BYTES = 4096
 TOKEN_BYTES = 4
 DATA_IOPS = 70_000.0
-"""Reads a second of the storage that ZAYA1 was trained from."""
+"""Reads per second of the storage that ZAYA1 was trained from."""
 SCATTER = 8.0
-"""Reads a page of tokens can cost when documents lie about: 1 to 2 when packed, 8 at worst."""
+"""Reads per page of tokens when documents are scattered: 1 to 2 when packed, 8 in the worst case."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Operations:
-    """Floating-point operations; a multiply and an add are two.
+    """Floating-point operations; a multiply-add counts as two.
 
     Attributes:
-      forward: of a token, by part of the network.
-      training: of a token, forward and backward.
-      recomputed: of a token, by remat and by attention's backward pass.
-      optimizer: of a GPU's Newton-Schulz products, a step.
-      optimizer_replicated: the same if every GPU did all matrices.
+      forward: FLOPs per token of the forward pass, by part of the network.
+      training: FLOPs per token, forward and backward.
+      recomputed: FLOPs per token that remat and attention's backward pass repeat.
+      optimizer: FLOPs of a GPU's Newton-Schulz products per step.
+      optimizer_replicated: the same if every GPU processed all matrices.
     """
 
     forward: dict[str, float]
@@ -60,16 +60,16 @@ class Operations:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Communication:
-    """Bytes of a step's collectives, and the least time that links need for them.
+    """Bytes of a step's collectives with padding, and the estimated time of the links.
 
     Attributes:
-      reduced_bytes: gradients, reduce-scattered; padded to parts of equal size.
-      reduced_dtype: in which they travel; sums are float32.
-      gathered_bytes: weights, all-gathered; padded likewise.
-      expert_bytes: of experts, and their gradients, that the GPUs of a node send each other in the layers.
-      shared: what the GPUs of a sequence send each other.
-      link_seconds: that the links within a node need, all of which take part.
-      network_seconds: that the NICs need, one a GPU; 0 on one node.
+      reduced_bytes: reduce-scattered gradients, padded to parts of equal size.
+      reduced_dtype: dtype in which gradients are sent; sums are float32.
+      gathered_bytes: all-gathered weights, padded to parts of equal size.
+      expert_bytes: experts and their gradients that the GPUs of a node exchange in the layers.
+      shared: bytes that the GPUs of a sequence exchange.
+      link_seconds: time of the links within a node, all at their full or measured rate.
+      network_seconds: time of the NICs, one per GPU, at their full or measured rate; 0 on one node.
     """
 
     reduced_bytes: int
@@ -83,14 +83,14 @@ class Communication:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Gemm:
-    """A product of matrices in the step, as a GPU runs it.
+    """A matrix product of the step, as a GPU runs it.
 
     Attributes:
-      name: of it.
-      rows: of the left matrix.
-      depth: contracted.
-      columns: of the right matrix.
-      count: how many such products are one call.
+      name: name of the product.
+      rows: rows of the left matrix.
+      depth: contracted size.
+      columns: columns of the right matrix.
+      count: number of such products in one call.
     """
 
     name: str
@@ -101,18 +101,18 @@ class Gemm:
 
     @property
     def flops(self) -> float:
-        """Operations of one call, a multiply and an add counted as two."""
+        """Operations of one call; a multiply-add counts as two."""
         return 2.0 * self.rows * self.depth * self.columns * self.count
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DataRate:
-    """What a step reads ([ZAYA1-8B] appendix B).
+    """Data that a step reads ([ZAYA1-8B] appendix B).
 
     Attributes:
-      pages: of 4 KiB, a step, when tokens lie together.
-      shortest_step: seconds below which the storage would be the limit, when they lie together.
-      shortest_step_scattered: the same when each page costs several reads.
+      pages: number of 4 KiB pages per step, if tokens are contiguous.
+      shortest_step: seconds below which the storage limits the step, if tokens are contiguous.
+      shortest_step_scattered: the same if each page costs several reads.
     """
 
     pages: float
@@ -120,83 +120,100 @@ class DataRate:
     shortest_step_scattered: float
 
     def iops(self, seconds: float) -> float:
-        """Reads a second at a step of so many seconds."""
+        """Returns the reads per second at a step of the given duration."""
         return self.pages / seconds
 
 
 def operations(config: Config, num_devices: int) -> Operations:
-    """All products of a step."""
+    """Returns the operations of all products of a step."""
     time = config.data.sequence_length
     steps = config.optimizer.newton_schulz_steps if config.optimizer.name == "muon" else 0
     return Operations(
         forward=forward_flops_per_token(config.model, time),
         training=train_flops_per_token(config, time),
         recomputed=recomputed_flops(config.model, config.execution, time),
-        optimizer=optimizer_flops(_partition(config, num_devices), num_steps=steps),
-        optimizer_replicated=optimizer_flops(_partition(with_node_devices(config, 1), 1), num_steps=steps),
+        optimizer=optimizer_flops(partition_of(config, num_devices), num_steps=steps),
+        # A partition over one device has all matrices, and no padding.
+        optimizer_replicated=optimizer_flops(partition_of(with_node_devices(config, 1), 1), num_steps=steps),
     )
 
 
 def recomputed_flops(config: ModelConfig, execution: ExecutionConfig, time: int) -> float:
-    """Of a token: what the backward pass computes a second time.
+    """FLOPs per token that the backward pass repeats.
 
-    Attention's backward pass forms the scores anew under every policy ([FlashAttention] section 3.1).
+    Attention's backward pass recomputes the scores under every policy ([FlashAttention] section 3.1).
     """
     forward = forward_flops_per_token(config, time)
+    # FlashAttention never stores the scores, so every policy computes them a second time.
     scores = _score_flops(config, forward)
     layers = forward["attention"] + forward["experts"] + forward["router"]
     again = {
         "none": 0.0,
+        # The outputs of all products are kept; what is left is element-wise and not counted.
         "products": 0.0,
+        # The scores are not part of it, because they are added below for every policy.
         "attention_and_experts": forward["attention"] - scores + forward["router"],
         "block": layers,
         "layer": layers,
+        # A group of several layers is repeated as a whole, and then each of its layers once more.
         "group": layers if group_size(config.num_hidden_layers) == 1 else 2 * layers,
     }
+    # The backward pass repeats the scores, but not the product of the probabilities with the values.
     return again[execution.remat] + scores / 2
 
 
 def communication(config: Config, cluster: Cluster, *, reduced_dtype: str | None = None) -> Communication:
-    """Collectives of a step: within a node over all links, between nodes over each GPU's own NIC.
+    """Collectives of a step: within a node over all links, between nodes over each GPU's NIC.
 
     Args:
-      config: of the run.
-      cluster: that it runs on.
-      reduced_dtype: in which gradients travel; None for the step's own, another to compare.
+      config: config of the run.
+      cluster: cluster of the run.
+      reduced_dtype: dtype in which gradients are sent; None means the step's own.
     """
     reduced_dtype = reduced_dtype or sum_dtype(config)
     sent = messages(config, cluster.num_gpus, reduced_dtype=reduced_dtype)
+    # `messages` returns reduce-scattered and all-gathered bytes in this order.
     reduced, gathered = (sum(sizes.values()) for sizes in sent.values())
+    # Messages of a step are sent one after the other: their times add up.
     each = [(kind, size) for kind, sizes in sent.items() for size in sizes.values()]
     link = math.fsum(cluster.node_seconds(*message) for message in each)
     network = math.fsum(cluster.network_seconds(*message) for message in each)
-    gpus, device = cluster.gpus_per_node, cluster.device
-    # What layers gather and sum within a node need not travel there again with the rest.
+    # Each layer gathers and sums shared experts within the node; the first pass is already in `messages`.
     again = experts_in_node(config)
     link += math.fsum(
         (passes - 1) * cluster.node_seconds(kind, expert_bytes(config)) for kind, passes in again.items()
     )
-    shared, ranks = exchange(config, cluster.num_gpus), config.execution.context_devices
-    if 1 < ranks <= gpus:
-        link += shared.total / (ranks - 1) / device.link_bandwidth
-    elif ranks > 1:  # what is within a node as well comes beside it, and sooner
-        network += shared.total * (ranks - gpus) / (ranks - 1) / device.network_bandwidth
+    of_links, of_network = context_seconds(config, cluster)
     return Communication(
         reduced_bytes=reduced,
         reduced_dtype=reduced_dtype,
         gathered_bytes=gathered,
         expert_bytes=sum(again.values()) * expert_bytes(config),
-        shared=shared,
-        link_seconds=link,
-        network_seconds=network,
+        shared=exchange(config, cluster.num_gpus),
+        link_seconds=link + of_links,
+        network_seconds=network + of_network,
     )
 
 
+def context_seconds(config: Config, cluster: Cluster) -> tuple[float, float]:
+    """Time of the links within a node and of the network for shared sequences, at full rate."""
+    shared, ranks = exchange(config, cluster.num_gpus), config.execution.context_devices
+    if ranks == 1:
+        return 0.0, 0.0
+    if ranks <= cluster.gpus_per_node:
+        # Each of the other GPUs sends its part over its own link, all at the same time.
+        return shared.total / (ranks - 1) / cluster.device.link_bandwidth, 0.0
+    # The exchange within the node runs at the same time and is faster, so the network determines the time.
+    others = (ranks - cluster.gpus_per_node) / (ranks - 1)
+    return 0.0, shared.total * others / cluster.device.network_bandwidth
+
+
 def experts_in_node(config: Config) -> dict[str, int]:
-    """How often a step gathers all experts in a node, and sums their gradients there, by collective."""
+    """Number of times per step that a node gathers all experts and sums their gradients, by collective."""
     execution = config.execution
     if execution.node_devices == 1:
         return {}
+    # Without remat the forward pass's experts stay in memory; each recomputation gathers them again.
     gathers = 1 if execution.remat == "none" else 2 + (execution.remat == "group")
     return {
         "all_gather": gathers * execution.num_microbatches,
@@ -205,12 +222,12 @@ def experts_in_node(config: Config) -> dict[str, int]:
 
 
 def messages(config: Config, num_gpus: int, *, reduced_dtype: str | None = None) -> dict[str, dict[str, int]]:
-    """Bytes of each message of a step by collective and bucket; none on a GPU alone.
+    """Bytes of each message of a step by collective and bucket; empty for a single GPU.
 
     Args:
-      config: of the run.
-      num_gpus: that share the optimiser.
-      reduced_dtype: in which gradients travel; None for the step's own.
+      config: config of the run.
+      num_gpus: number of GPUs that the optimizer state is partitioned over.
+      reduced_dtype: dtype in which gradients are sent; None means the step's own.
     """
     if num_gpus == 1:
         return {"reduce_scatter": {}, "all_gather": {}}
@@ -220,61 +237,76 @@ def messages(config: Config, num_gpus: int, *, reduced_dtype: str | None = None)
     }
 
 
+def step_flops(config: Config, num_gpus: int) -> float:
+    """FLOPs of a GPU's products in a step, including recomputation and the optimizer."""
+    work = operations(config, num_gpus)
+    # GPUs that share a sequence share its FLOPs, so the number of groups does not matter here.
+    tokens = config.data.batch_size * config.data.sequence_length / num_gpus
+    return (work.training + work.recomputed) * tokens + work.optimizer
+
+
 def step_seconds(config: Config, cluster: Cluster) -> dict[str, float]:
-    """The least time that each resource of a GPU needs for a step, by resource."""
-    device = cluster.device
-    work = operations(config, cluster.num_gpus)
-    tokens = config.data.batch_size * config.data.sequence_length / cluster.num_gpus
-    links = communication(config, cluster)
-    flops = (work.training + work.recomputed) * tokens + work.optimizer
+    """Estimated time of each resource for a step, at full or measured rate.
+
+    Messages include padding. For lower bounds see `zaya_jax.plan.bounds`.
+    """
+    device, links = cluster.device, communication(config, cluster)
     return {
-        MATRIX_UNITS: flops / device.matrix_flops,
-        "memory": memory_traffic(config, cluster.num_gpus) / device.memory_bandwidth,
+        MATRIX_UNITS: step_flops(config, cluster.num_gpus) / device.matrix_flops,
+        MEMORY: memory_traffic(config, cluster.num_gpus) / device.memory_bandwidth,
         **dict(zip(LINKS, (links.link_seconds, links.network_seconds), strict=True)),
     }
 
 
 def memory_traffic(config: Config, num_devices: int) -> int:
-    """Bytes that a GPU must at least move to and from its memory in a step.
+    """Minimum bytes that a GPU moves to and from its memory in a step.
 
-    Each microbatch reads the weights forward, backward for both gradients, and once more each time that
-    the layers are recomputed; it writes its gradients, and writes and reads the kept activations. Once a
-    step the state is read and written.
+    Each microbatch reads the weights in the forward pass, in the backward pass for both gradients, and once
+    more for each recomputation of the layers. It writes its gradients, and writes and reads the kept
+    activations. The state is read and written once per step.
     """
     state = state_bytes(config, num_devices)
     microbatches = config.execution.num_microbatches
     rows = config.data.batch_size // num_groups(config, num_devices)
-    on_their_way = summed_bytes(config, num_devices)
+    sent_copies = summed_bytes(config, num_devices)
+    # The forward pass reads the weights once; the backward pass reads them for the gradients of inputs.
     reads = 2 + LAYERS_AGAIN.get(config.execution.remat, 0)
-    # Of shared experts the others' are written where they are gathered, read and summed where they are used.
+    # Experts of other GPUs are written when they are gathered, and read when they are used or summed.
     others = expert_bytes(config) * (config.execution.node_devices - 1) // config.execution.node_devices
     gathers = sum(experts_in_node(config).values())
     kept = activation_bytes(config.model, config.execution, own_tokens(config))
     return (
+        # With several microbatches each one also reads the sum of the gradients before it.
         microbatches * (reads * state.weights + state.gradients * (1 if microbatches == 1 else 2))
         + microbatches * reads * others
         + 2 * gathers * others
+        # Written by the forward pass, and read by the backward pass.
         + 2 * rows * kept
         + state.gradients
-        + 2 * on_their_way  # read by the reduce-scatter, or made wider for it
+        + 2 * sent_copies  # written in the wider dtype, and read by the reduce-scatter
         + 2 * state.own_gradients
+        # Read and written by the optimizer.
         + 2 * (state.master + state.moments)
         + state.weights  # written by the all-gather
     )
 
 
 def gemms(config: Config, num_devices: int) -> list[Gemm]:
-    """The products of a step's forward pass and of the optimiser, as a GPU runs them."""
+    """Matrix products of a step's forward pass and of the optimizer, as a GPU runs them."""
     model = config.model
     tokens = micro_batch(config, num_devices) * own_tokens(config)
+    # CCA convolves queries and keys together.
     heads = model.num_attention_heads + model.num_key_value_heads
     width, expert, latent = model.hidden_size, model.moe_intermediate_size, model.head_dim
     queries, keys = model.num_attention_heads * latent, model.num_key_value_heads * latent
+    # The taps of the second convolution are concatenated, so that each head is one product.
     a_head = {"rows": tokens, "depth": model.cca_time1 * latent, "columns": latent, "count": heads}
+    # Balanced routing: every expert gets an equal share of the tokens.
     an_expert = tokens // model.num_experts
     products = [
         Gemm(name="queries", rows=tokens, depth=width, columns=queries),
         Gemm(name="keys", rows=tokens, depth=width, columns=keys),
+        # CCA makes half of the values from the token before, hence two products ([CCA] section II-B).
         Gemm(name="values, each half", rows=tokens, depth=width, columns=keys // 2),
         Gemm(name="convolution of all heads", **a_head),
         Gemm(name="attention's output", rows=tokens, depth=queries, columns=width),
@@ -286,10 +318,12 @@ def gemms(config: Config, num_devices: int) -> list[Gemm]:
         Gemm(name="logits of a chunk", rows=min(config.execution.loss_chunk, tokens), depth=width,
              columns=model.vocab_size),
     ]  # fmt: skip
-    partition = _partition(config, num_devices)
+    partition = partition_of(config, num_devices)
     if config.optimizer.name == "muon" and partition.matrix_buckets:
+        # The Gram matrix is that of the shorter side, whichever axis it is.
         sides = [sorted(matrix_sides(bucket.shape, bucket.axes)) for bucket in partition.matrix_buckets]
-        counts = [_matrices_a_device(partition, bucket) for bucket in partition.matrix_buckets]
+        counts = [_matrices_per_device(partition, bucket) for bucket in partition.matrix_buckets]
+        # Only the largest matrices matter for the time of Newton-Schulz.
         short, long = max(sides, key=math.prod)
         count = max(count for count, side in zip(counts, sides, strict=True) if side == [short, long])
         products.append(Gemm(name="Newton-Schulz, Gram", rows=short, depth=long, columns=short, count=count))
@@ -297,7 +331,8 @@ def gemms(config: Config, num_devices: int) -> list[Gemm]:
 
 
 def data_rate(config: Config) -> DataRate:
-    """Pages a step, and where the storage of [ZAYA1-8B] appendix B would become the limit."""
+    """Pages per step, and the step time at which the storage of [ZAYA1-8B] appendix B becomes the limit."""
+    # Each token is stored as four bytes, as in [ZAYA1-8B] appendix B.
     pages = config.data.batch_size * config.data.sequence_length * TOKEN_BYTES / PAGE_BYTES
     return DataRate(
         pages=pages, shortest_step=pages / DATA_IOPS, shortest_step_scattered=SCATTER * pages / DATA_IOPS
@@ -305,7 +340,9 @@ def data_rate(config: Config) -> DataRate:
 
 
 def _score_flops(config: ModelConfig, forward: dict[str, float]) -> float:
-    """Of a token's scores and weighted values: what is not a product with a weight."""
+    """FLOPs per token of scores and weighted values: the part of attention that is not a product with a
+    weight.
+    """
     weights = sum(
         2.0 * weight.size
         for path, weight in flatten_weights(declare(config)).items()
@@ -314,32 +351,27 @@ def _score_flops(config: ModelConfig, forward: dict[str, float]) -> float:
     return forward["attention"] - weights
 
 
-def _partition(config: Config, num_devices: int) -> Partition:
-    return make_partition(
-        declare_run(config),
-        num_devices,
-        node_devices=config.execution.node_devices,
-        by_matrix=config.optimizer.name == "muon",
-    )
-
-
 def with_node_devices(config: Config, count: int) -> Config:
-    """The same run, so many devices of a node sharing its experts."""
+    """Returns the run with the given number of devices of a node sharing its experts."""
     return dataclasses.replace(config, execution=dataclasses.replace(config.execution, node_devices=count))
 
 
-def _matrices_a_device(partition: Partition, bucket: MatrixStack | MatrixPool) -> int:
-    """How many matrices of a bucket a device orthogonalises: all of its node, where they share rows."""
+def _matrices_per_device(partition: Partition, bucket: MatrixStack | MatrixPool) -> int:
+    """Number of a bucket's matrices that a device orthogonalizes: those of its whole node where its devices
+    share rows.
+    """
+    # Matrices outside the shared experts are spread over all devices.
     everywhere = bucket.layout is BucketLayout.ALL_DEVICES
     owners = partition.num_devices // (1 if everywhere else partition.node_devices)
     return math.prod(bucket.shape) // math.prod(matrix_sides(bucket.shape, bucket.axes)) // owners
 
 
 def optimizer_flops(partition: Partition, *, num_steps: int) -> float:
-    """Of Newton-Schulz on each device: all have equally many matrices, padded ones included."""
+    """FLOPs of Newton-Schulz per device; all devices have equally many matrices, including padding."""
     total = 0
     for bucket in partition.matrix_buckets:
         sides = matrix_sides(bucket.shape, bucket.axes)
-        count = _matrices_a_device(partition, bucket)
+        count = _matrices_per_device(partition, bucket)
+        # Padding is orthogonalized too: parts of unequal size would need a program for each device.
         total += count * newton_schulz_flops(*sides, num_steps=num_steps)
     return float(total)

@@ -1,9 +1,8 @@
-"""`zaya plan`: what a run needs, by arithmetic or by compiling its step for a cluster."""
+"""`zaya plan`: resources that a run needs, by arithmetic or by compiling its step for a cluster."""
 
 import argparse
 import dataclasses
 import functools
-import json
 import pathlib
 import sys
 from collections.abc import Callable, Sequence
@@ -11,40 +10,43 @@ from collections.abc import Callable, Sequence
 from rich.console import Console
 
 from zaya_jax.config import Config
+from zaya_jax.errors import UserError
+from zaya_jax.files.json_files import dump_json
 from zaya_jax.options import Parser, add_config_options, load_config
-from zaya_jax.plan import failures_command
+from zaya_jax.plan import reliability_command
+from zaya_jax.plan.compiled.kernel_execution import EXECUTED_SIZES
+from zaya_jax.plan.compiled.kernel_report import plan_kernels
+from zaya_jax.plan.compiled.search import search
 from zaya_jax.plan.devices import Cluster, cluster_as_measured, find_device
-from zaya_jax.plan.gpus import DEVICES
-from zaya_jax.plan.kernel_report import plan_kernels
+from zaya_jax.plan.gpus import DEVICES, PLANNED_GPU
 from zaya_jax.plan.measured import read_measured
-from zaya_jax.plan.picture import check_format, draw
-from zaya_jax.plan.report import CompiledStep, make_plan, read_compilation, to_json, train_step_job
+from zaya_jax.plan.output.picture import check_format, draw
+from zaya_jax.plan.output.plan import CompiledStep, make_plan, read_compilation, to_json, train_step_job
+from zaya_jax.plan.output.plan_tables import compiled_tables, found_table, kernels_table, plan_tables
+from zaya_jax.plan.output.time_tables import devices_table, milliseconds, verdict, verdict_by_arithmetic
 from zaya_jax.plan.rocm.compiler import TIME_LIMIT, Compilation, compile_program, lay_out_program
 from zaya_jax.plan.rocm.wheels import find_plugin, install
-from zaya_jax.plan.search import search
 from zaya_jax.plan.shares import num_groups, own_tokens
-from zaya_jax.plan.tables import compiled_tables, found_table, kernels_table, plan_tables
-from zaya_jax.plan.time_tables import devices_table, milliseconds, verdict, verdict_by_arithmetic
-from zaya_jax.tables import format_bytes
+from zaya_jax.text_tables import format_bytes
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Runs `zaya plan` with the words behind it.
+    """Runs `zaya plan` with the given command-line arguments.
 
     Raises:
-      ValueError: for a run that cannot be planned, or a kernel that is not sound.
+      UserError: if the run cannot be planned, or a kernel has problems.
     """
     words = list(sys.argv[1:] if argv is None else argv)
-    if words[:1] == ["failures"]:  # which knows no config
-        failures_command.main(words[1:])
+    if words[:1] == ["failures"]:  # has no config options
+        reliability_command.main(words[1:])
         return
     parser = _parser()
     options, overrides = parser.parse_with_fields(words)
-    VERBS[options.what](options, overrides)
+    SUBCOMMANDS[options.what](options, overrides)
 
 
 def plan_run(options: argparse.Namespace, overrides: Sequence[str]) -> None:
-    """The arithmetic of a run, and with --compile and --search what the compiler says."""
+    """Plans a run by arithmetic, and with --compile or --search by compiling its step."""
     cluster, measured = cluster_as_measured(
         find_device(options.device),
         options.nodes,
@@ -55,6 +57,7 @@ def plan_run(options: argparse.Namespace, overrides: Sequence[str]) -> None:
     config = _with_micro_batch(config, options.micro_batch, cluster)
     _check(options)
     plan = make_plan(config, cluster, measured=measured)
+    # Without soft wrapping rich would break lines at 80 columns if the output is not a terminal.
     console = Console(soft_wrap=True, highlight=False)
     for table in plan_tables(plan):
         console.print(table)
@@ -69,43 +72,43 @@ def plan_run(options: argparse.Namespace, overrides: Sequence[str]) -> None:
     if options.kernels:
         steps = _compile_both(config, cluster, console, options.time_limit)
         console.print(kernels_table(steps, plan))
-        more["kernels"] = {name: dataclasses.asdict(found) for name, found in steps.items()}
+        more["kernels"] = {name: dataclasses.asdict(result) for name, result in steps.items()}
     if options.search:
-        asked = {"cluster": cluster, "console": console, "time_limit": options.time_limit}
-        found = search(
+        settings = {"cluster": cluster, "console": console, "time_limit": options.time_limit}
+        result = search(
             config,
             cluster.num_gpus,
             gpus_per_node=cluster.gpus_per_node,
             limit=cluster.device.memory_bytes,
-            measure=functools.partial(_measure, **asked),
-            model_time=functools.partial(_model_time, **asked),
+            measure=functools.partial(_measure, **settings),
+            model_time=functools.partial(_model_time, **settings),
         )
-        console.print(found_table(found, plan))
-        more["search"] = dataclasses.asdict(found)
+        console.print(found_table(result, plan))
+        more["search"] = dataclasses.asdict(result)
     if options.json:
-        text = json.dumps(to_json(plan, step, **more), indent=2)
+        text = dump_json(to_json(plan, step, **more), indent=2)
         pathlib.Path(options.json).write_text(text + "\n")
     if options.picture:
         draw(pathlib.Path(options.picture), plan, step)
 
 
 def install_wheels(options: argparse.Namespace, overrides: Sequence[str]) -> None:
-    """Gets the compiler for AMD GPUs."""
+    """Installs the compiler for AMD GPUs."""
     del options
     if overrides:
-        raise ValueError(f'"{overrides[0]}" is not an option of rocm-wheels; it has none')
+        raise UserError(f'"{overrides[0]}" is not an option of rocm-wheels, which has none')
     print(f"the compiler for AMD GPUs is in {install()}")
 
 
 def list_devices(options: argparse.Namespace, overrides: Sequence[str]) -> None:
-    """What is known of each GPU, and from where."""
+    """Lists the figures of each GPU with their sources."""
     del options
     if overrides:
-        raise ValueError(f'"{overrides[0]}" is not an option of devices; it has none')
+        raise UserError(f'"{overrides[0]}" is not an option of devices, which has none')
     Console(highlight=False).print(devices_table())
 
 
-VERBS: dict[str, Callable[[argparse.Namespace, Sequence[str]], None]] = {
+SUBCOMMANDS: dict[str, Callable[[argparse.Namespace, Sequence[str]], None]] = {
     "run": plan_run,
     "kernels": plan_kernels,
     "devices": list_devices,
@@ -116,10 +119,15 @@ VERBS: dict[str, Callable[[argparse.Namespace, Sequence[str]], None]] = {
 def _parser() -> Parser:
     parser = Parser(
         "plan",
-        "Says what a run needs on a cluster. By arithmetic, in seconds: operations, memory, links, time, "
-        "sizes of products, data. With --compile the real step is compiled for the cluster, without a GPU; "
-        "kernels does so for each Pallas kernel, devices lists GPUs and where their figures are from, "
-        "rocm-wheels gets the compiler. `zaya plan failures --help` has what failures cost.",
+        "Estimate what a run needs on a cluster, without a GPU. It calculates FLOPs, memory, communication, "
+        "step time, sizes of matrix products and the amount of data, which takes seconds; --compile also "
+        "compiles the real step for the cluster.\n\n"
+        "what to plan:\n"
+        "  run          a run of the config (default)\n"
+        "  kernels      compile each Pallas kernel for the GPU\n"
+        "  devices      list the known GPUs, and the sources of their figures\n"
+        "  rocm-wheels  install the compiler for AMD GPUs\n"
+        "  failures     estimate the cost of failures; see `zaya plan failures --help`",
         (
             "zaya plan --config=configs/zaya1_8b.py --nodes=128 --gpus-per-node=8 --device=mi300x",
             "zaya plan --config=configs/zaya1_8b.py --nodes=128 --micro-batch=4 --compile --picture=plan.png",
@@ -128,13 +136,18 @@ def _parser() -> Parser:
             "--measured=gemm.json",
             "zaya plan --config=configs/zaya1_8b.py --micro-batch=4 --kernels --time-limit=1800",
             "zaya plan kernels --device=mi300x",
+            "zaya plan kernels --execute",
             "zaya plan devices",
             "zaya plan failures --gpus=1024",
             "zaya plan rocm-wheels",
         ),
     )
     parser.add_argument(
-        "what", nargs="?", default="run", choices=list(VERBS), help="what to plan (default: %(default)s)"
+        "what",
+        nargs="?",
+        default="run",
+        choices=list(SUBCOMMANDS),
+        help="what to plan (default: %(default)s)",
     )
     add_config_options(parser)
     _add_cluster_options(parser)
@@ -145,30 +158,32 @@ def _parser() -> Parser:
 
 
 def _add_cluster_options(parser: Parser) -> None:
-    """On what the run is planned, and which part of it."""
-    parser.add_argument("--nodes", type=int, default=1, help="of the cluster (default: %(default)s)")
-    parser.add_argument("--gpus-per-node", type=int, default=8, help="in each (default: %(default)s)")
+    """Adds the options of the cluster and of the phase to plan."""
+    parser.add_argument("--nodes", type=int, default=1, help="number of nodes (default: %(default)s)")
+    parser.add_argument("--gpus-per-node", type=int, default=8, help="GPUs per node (default: %(default)s)")
     parser.add_argument(
-        "--device", default="mi300x", help=f"the GPU: {', '.join(DEVICES)} (default: %(default)s)"
+        "--device", default=PLANNED_GPU, help=f"the GPU: {', '.join(DEVICES)} (default: %(default)s)"
     )
     parser.add_argument(
         "--measured",
         action="append",
         default=[],
         metavar="FILE",
-        help="of zaya bench collectives, gemm or hbm --json, in place of figures on paper; several times",
+        help="JSON file of zaya bench collectives, gemm or hbm, instead of data-sheet figures; repeatable",
     )
-    parser.add_argument("--phase", metavar="NAME", help="of the run, at its full batch (default: the first)")
+    parser.add_argument(
+        "--phase", metavar="NAME", help="phase to plan, at its full batch (default: the first)"
+    )
     parser.add_argument(
         "--micro-batch",
         type=int,
         metavar="ROWS",
-        help="sequences that a GPU has under way; sets execution.num_microbatches",
+        help="sequences that a GPU processes at a time; sets execution.num_microbatches",
     )
 
 
 def _add_compiling_options(parser: Parser) -> None:
-    """What is asked of the compiler."""
+    """Adds the options of the compilation."""
     parser.add_argument("--compile", action="store_true", help="compile the step for the cluster")
     parser.add_argument(
         "--kernels",
@@ -178,28 +193,41 @@ def _add_compiling_options(parser: Parser) -> None:
     parser.add_argument(
         "--search",
         action="store_true",
-        help="compile several steps, for the largest micro-batch, the fastest remat policy and the fewest "
-        "GPUs a sequence that fit",
+        help="compile several steps to find the largest micro-batch, the fastest remat policy and the fewest "
+        "GPUs per sequence that fit",
+    )
+    parser.add_argument(
+        "--execute",
+        action="store_true",
+        help="with kernels: execute the machine code of each kernel on an emulator of the GPU instead, and "
+        "compare its results with the reference",
+    )
+    parser.add_argument(
+        "--size",
+        default=EXECUTED_SIZES[0],
+        choices=EXECUTED_SIZES,
+        help="sizes of the executed kernels: toy takes two minutes; wide has ZAYA1-8B's widths and few "
+        "tokens, and takes half an hour (default: %(default)s)",
     )
     parser.add_argument(
         "--time-limit",
         type=float,
         default=TIME_LIMIT,
         metavar="SECONDS",
-        help="of one compilation (default: %(default)s)",
+        help="limit of one compilation (default: %(default)s)",
     )
 
 
 def config_of_phase(config: Config, name: str | None = None) -> Config:
-    """The config of a phase without its ramp: nearly all of its steps are of the full batch.
+    """Returns the config of a phase without its batch ramp: nearly all of its steps have the full batch.
 
     Raises:
-      ValueError: if the run has no such phase.
+      UserError: if the run has no such phase.
     """
     phases = {phase.name: phase.config for phase in config.resolved_phases}
     if name is not None and name not in phases:
         known = ", ".join(filter(None, phases)) or "none"
-        raise ValueError(f'--phase is "{name}"; the phases of the run are: {known}')
+        raise UserError(f'--phase is "{name}"; the phases of the run are: {known}')
     chosen = next(iter(phases.values())) if name is None else phases[name]
     return dataclasses.replace(chosen, data=dataclasses.replace(chosen.data, batch_ramp=()))
 
@@ -208,10 +236,11 @@ def _with_micro_batch(config: Config, rows: int | None, cluster: Cluster) -> Con
     if rows is None:
         return config
     if rows < 1:
-        raise ValueError(f"--micro-batch is {rows}; it must be at least 1")
+        raise UserError(f"--micro-batch is {rows}; it must be at least 1")
+    # Sequences of one microbatch, on all groups of GPUs together.
     parts = rows * num_groups(config, cluster.num_gpus)
     if config.data.batch_size % parts:
-        raise ValueError(
+        raise UserError(
             f"data.batch_size is {config.data.batch_size}; it must be a multiple of {parts}: "
             f"--micro-batch={rows} on {cluster.num_gpus} GPUs"
         )
@@ -232,10 +261,13 @@ def _compile(config: Config, cluster: Cluster, console: Console, time_limit: flo
 def _compile_both(
     config: Config, cluster: Cluster, console: Console, time_limit: float
 ) -> dict[str, CompiledStep]:
-    """The step by each value of `ExecutionConfig.implementation`; operations named in the config stay so."""
+    """Compiles the step with each `ExecutionConfig.implementation`; implementations set in the config
+    stay.
+    """
     steps = {}
     for name in ("xla", "pallas"):
         execution = dataclasses.replace(config.execution, implementation=name)
+        # Operations whose implementation the config names explicitly are the same in both steps.
         compilation = _compile(dataclasses.replace(config, execution=execution), cluster, console, time_limit)
         steps[name] = read_compilation(compilation, cluster)
     return steps
@@ -243,7 +275,7 @@ def _compile_both(
 
 def _measure(config: Config, *, cluster: Cluster, console: Console, time_limit: float) -> int:
     rows = config.data.batch_size // num_groups(config, cluster.num_gpus)
-    what = f'remat "{config.execution.remat}", {rows:,} x {own_tokens(config):,} tokens a GPU'
+    what = f'remat "{config.execution.remat}", {rows:,} x {own_tokens(config):,} tokens per GPU'
     with console.status(what) as status:
         num_bytes = lay_out_program(
             train_step_job(config, cluster),
@@ -262,17 +294,20 @@ def _model_time(config: Config, *, cluster: Cluster, console: Console, time_limi
 
 
 def _check(options: argparse.Namespace) -> None:
-    """Finds now what would otherwise be found after pages of tables and minutes of compiling."""
+    """Checks the options before tables are printed and minutes are spent on compiling."""
+    if options.execute:
+        raise UserError("--execute is for kernels, not for a run: zaya plan kernels --execute")
     if options.time_limit <= 0:
-        raise ValueError(f"--time-limit is {options.time_limit}; it must be above 0")
+        raise UserError(f"--time-limit is {options.time_limit}; it must be above 0")
     for name in ("json", "picture"):
         file = getattr(options, name) and pathlib.Path(getattr(options, name))
         if file and not file.parent.is_dir():
-            raise ValueError(f"--{name} is {file}, and there is no folder {file.parent}")
+            raise UserError(f"--{name} is {file}, and there is no folder {file.parent}")
         if file and file.is_dir():
-            raise ValueError(f"--{name} is {file}, which is a folder; it must be a file")
+            raise UserError(f"--{name} is {file}, which is a folder; it must be a file")
     if options.picture:
         check_format(pathlib.Path(options.picture))
     if options.compile or options.kernels or options.search:
+        # Fail early if the compiler does not support the GPU or is not installed.
         find_device(options.device).need_core()
         find_plugin()

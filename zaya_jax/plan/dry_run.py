@@ -1,4 +1,4 @@
-"""`zaya train --dry-run`: what a run would be, by arithmetic and abstract shapes."""
+"""`zaya train --dry-run`: size and schedule of a run, by arithmetic and abstract shapes."""
 
 import jax
 import numpy as np
@@ -6,40 +6,49 @@ from rich.console import Console
 from rich.table import Table
 
 from zaya_jax.config import Config, Phase, step_ranges
+from zaya_jax.errors import UserError
 from zaya_jax.model.adapters import declare_run, describe_trained
 from zaya_jax.model.flops import active_parameters, train_flops_per_token
 from zaya_jax.model.weights import Weight, count_parameters, flatten_weights
 from zaya_jax.optim.schedules import learning_rate_schedule
+from zaya_jax.plan.fitting import MemoryBudget, describe_fit, local_budget, planned_budget
 from zaya_jax.plan.memory import memory_by_kind
-from zaya_jax.tables import format_bytes, name_column, number_column
-from zaya_jax.train.phases import check_devices
+from zaya_jax.text_tables import format_bytes, name_column, number_column
+from zaya_jax.train.phase_summary import check_devices
 
 
 def print_dry_run(config: Config, *, devices: int | None = None, console: Console | None = None) -> None:
     """Prints shapes, counts, phases, schedule and memory of a run. Allocates no weights.
 
     Args:
-      config: of the run.
-      devices: how many share the batch; None for those of this machine.
-      console: where to print.
+      config: config of the run.
+      devices: number of GPUs that share the batch, each like `PLANNED_GPU`; None means the devices of this
+        machine.
+      console: console to print to.
 
     Raises:
-      ValueError: if the batch cannot be shared evenly by the devices.
+      UserError: if the batch cannot be divided among the devices.
     """
+    # Without --devices the run is to be trained on this machine.
+    budget = local_budget() if devices is None else planned_budget()
     devices = jax.device_count() if devices is None else devices
     if devices < 1:
-        raise ValueError(f"--devices is {devices}; it must be at least 1")
+        raise UserError(f"--devices is {devices}; it must be at least 1")
     check_devices(config, devices)
     console = console or Console(soft_wrap=True, highlight=False)
     console.print(_weights_table(flatten_weights(declare_run(config)), config))
     console.print(_facts_table(config))
     console.print(_phases_table(config))
+    memory = {}
     for phase in config.resolved_phases:
-        console.print(_memory_table(memory_by_kind(phase.config, devices), devices, phase))
+        estimate = memory_by_kind(phase.config, devices)
+        memory[phase.name] = sum(estimate.values())
+        console.print(_memory_table(estimate, devices, phase, budget))
+    console.print(describe_fit(config, devices, budget, memory))
 
 
 def _weights_table(weights: dict[str, Weight], config: Config) -> Table:
-    """A row a weight; shapes are given once, as the sizes of axes, and leave room for the names."""
+    """A row per weight. Sizes of axes are listed once, which leaves space for the names."""
     sizes = {
         axis: size for each in weights.values() for axis, size in zip(each.axes, each.shape, strict=True)
     }
@@ -47,29 +56,30 @@ def _weights_table(weights: dict[str, Weight], config: Config) -> Table:
         name_column("weight"),
         "axes",
         number_column("parameters"),
-        "moved by",
+        "update",
         title=f"weights of {config.run_folder}",
         caption="axes: " + ", ".join(f"{axis} {size:,}" for axis, size in sizes.items()),
     )
     for path, weight in weights.items():
-        table.add_row(path, weight.axes, f"{weight.size:,}", _mover(weight, config))
+        table.add_row(path, weight.axes, f"{weight.size:,}", _optimizer_of(weight, config))
     return table
 
 
-def _mover(weight: Weight, config: Config) -> str:
+def _optimizer_of(weight: Weight, config: Config) -> str:
     if not weight.trains:
-        return "nothing"
+        return "none"
     return "Muon" if weight.matrix and config.optimizer.name == "muon" else "AdamW"
 
 
 def _facts_table(config: Config) -> Table:
     model = config.model
+    # A batch ramp makes steps of different sizes.
     tokens = sum(each.num_steps * each.batch_tokens for each in step_ranges(config))
-    table = Table(name_column("what"), number_column("how much"), title="run")
+    table = Table(name_column("quantity"), number_column("value"), title="run")
     table.add_row("parameters", f"{count_parameters(model):,}")
     if (trained := describe_trained(declare_run(config))) is not None:
-        table.add_row("that train", trained)
-    table.add_row("active a token, without embedding", f"{active_parameters(model):,}")
+        table.add_row("trained parameters", trained)
+    table.add_row("active per token, without embedding", f"{active_parameters(model):,}")
     table.add_row("router biases", f"{model.num_hidden_layers * model.num_router_classes:,}")
     table.add_row("steps", f"{config.train.num_steps:,}")
     table.add_row("tokens", f"{tokens:,}")
@@ -77,7 +87,7 @@ def _facts_table(config: Config) -> Table:
 
 
 def _phases_table(config: Config) -> Table:
-    """A column a phase; a run without phases is one."""
+    """A column per phase; a run without phases has one."""
     phases = config.resolved_phases
     headers = ("phase", *(phase.name or "all" for phase in phases))
     table = Table(*map(name_column, headers), title="phases")
@@ -92,39 +102,42 @@ def _phase_facts(config: Config, phase: Phase) -> dict[str, str]:
     parts = [each for each in step_ranges(config) if each.phase == phase]
     flops = train_flops_per_token(phase.config, data.sequence_length)
     tokens = sum(part.num_steps * part.batch_tokens for part in parts)
+    # The last part of a phase has the full batch; all before it belong to the ramp.
     ramp = [f"{part.batch_tokens:,} for {part.num_steps:,} steps" for part in parts[:-1]]
     return {
         "steps": f"{phase.first_step + 1:,} to {phase.end:,}",
-        # Columns of four phases at 80 characters have no room for all digits of 8T tokens.
+        # Four phases in 80 columns leave no space for all digits of 8T tokens.
         "tokens": f"{tokens:,}" if tokens < 10**10 else f"{tokens:.4e}",
-        "tokens a step": f"{data.batch_size:,} x {data.sequence_length:,} = {data.batch_tokens:,}",
+        "tokens per step": f"{data.batch_size:,} x {data.sequence_length:,} = {data.batch_tokens:,}",
         "batch ramp": ", ".join(ramp) or "none",
         "RoPE base": f"{model.rope_theta:,.0f}",
         "data": data.mixture or data.corpus,
         "learning rate": _rates(phase),
         "weight decay": f"{phase.config.optimizer.weight_decay:g}",
         "remat, microbatches": f"{execution.remat}, {execution.num_microbatches}",
-        "training FLOPs a token": f"{flops:.4g}",
-        "training FLOPs a step": f"{flops * data.batch_tokens:.4g}",
+        "training FLOPs per token": f"{flops:.4g}",
+        "training FLOPs per step": f"{flops * data.batch_tokens:.4g}",
     }
 
 
 def _rates(phase: Phase) -> str:
-    """The schedule's name, and the learning rate of the steps that tell it."""
+    """The name of the schedule, and the learning rate at its characteristic steps."""
     optimizer, schedule = phase.config.optimizer, learning_rate_schedule(phase.config)
     last = phase.config.train.num_steps
+    # First step, end of warm-up, middle, start of the decay, last step.
     moments = sorted(
         {1, max(optimizer.warmup_steps, 1), (last + 1) // 2, last - optimizer.decay_steps, last} - {0}
     )
+    # The schedule counts steps from 0, and the table from 1.
     rates = [f"{float(np.asarray(schedule(n - 1))):.2e} at {phase.first_step + n:,}" for n in moments]
     return f"{optimizer.schedule}: {', '.join(rates)}"
 
 
-def _memory_table(estimate: dict[str, int], devices: int, phase: Phase) -> Table:
-    title = f"{devices:,} devices, by arithmetic"
+def _memory_table(estimate: dict[str, int], devices: int, phase: Phase, budget: MemoryBudget) -> Table:
+    title = f"estimate for {devices:,} device{'s' * (devices != 1)}"
     title = f"phase {phase.name}: {title}" if phase.name else title
-    table = Table(name_column("memory a device"), number_column("size"), title=title)
+    table = Table(name_column("memory per device"), number_column("size"), title=title)
     for name, size in estimate.items():
         table.add_row(name, format_bytes(size))
-    table.add_row("sum", format_bytes(sum(estimate.values())))
+    table.add_row("sum", f"{format_bytes(sum(estimate.values()))} of {format_bytes(budget.size)}")
     return table

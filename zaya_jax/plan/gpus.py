@@ -1,20 +1,23 @@
-"""GPUs that a plan can be made for. Each figure names its source; no run of ours has been on any of them."""
+"""GPUs that a plan can be made for. Each figure names its source; none was measured by this project."""
 
 import dataclasses
+
+from zaya_jax.errors import UserError
+from zaya_jax.platform.peak_flops import PEAK_FLOPS
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Core:
-    """What a compiler, and whoever judges its kernels, must know of a GPU.
+    """Architecture of a GPU, for its compiler and the evaluation of kernels.
 
     Attributes:
-      architecture: of the instruction set.
-      lds_bytes: local memory that a workgroup can have.
-      simds: vector units of a compute unit.
-      max_waves: that a vector unit keeps in flight.
-      registers: vector registers of a lane, shared by the waves of a vector unit.
-      register_granule: registers are given out in multiples of this.
-      wave_size: lanes of a wave.
+      architecture: name of the instruction set.
+      lds_bytes: local memory of a workgroup in bytes.
+      simds: vector units per compute unit.
+      max_waves: maximum number of waves in flight per vector unit.
+      registers: vector registers per lane, shared by the waves of a vector unit.
+      register_granule: registers are allocated in multiples of this.
+      wave_size: lanes per wave.
       target: XLA's description, a `GpuTargetConfigProto` as text.
     """
 
@@ -33,17 +36,16 @@ class Device:
     """A GPU and its links.
 
     Attributes:
-      name: as `--device` has it.
-      memory_bytes: of HBM.
-      matrix_flops: bfloat16 multiply-adds a second on paper, dense, each counted as two.
-      memory_bandwidth: bytes a second of HBM, as measured where somebody has.
-      link_bandwidth: bytes a second from one GPU to each other one of its node, one way.
-      network_bandwidth: bytes a second of a GPU's own NIC, one way.
-      watts: of a whole board at most.
-      saturating_flops: work that a matrix product needs to reach the device's peak; None where nobody has
-        measured it.
-      sources: of the figures above.
-      core: None where there is no compiler for it here.
+      name: name for `--device`.
+      memory_bytes: bytes of HBM.
+      matrix_flops: peak dense bfloat16 FLOP/s from the data sheet; a multiply-add counts as two.
+      memory_bandwidth: bytes per second of HBM, measured where a measurement is published.
+      link_bandwidth: bytes per second between two GPUs of a node, one way.
+      network_bandwidth: bytes per second of a GPU's NIC, one way.
+      watts: maximum power of a board.
+      saturating_flops: FLOPs that a matrix product needs to reach the device's peak; None if not measured.
+      sources: sources of these figures.
+      core: architecture for compilation; None if the device is not supported by the compiler.
     """
 
     name: str
@@ -58,14 +60,14 @@ class Device:
     core: Core | None
 
     def need_core(self) -> Core:
-        """What a compiler must know of it.
+        """Returns the architecture for compilation.
 
         Raises:
-          ValueError: where there is no compiler for it here.
+          UserError: if the compiler does not support the device.
         """
         if self.core is None:
             known = ", ".join(device.name for device in DEVICES.values() if device.core)
-            raise ValueError(f"nothing can be compiled for {self.name} here; it can for {known}")
+            raise UserError(f"compiling for {self.name} is not supported; choose one of {known}")
         return self.core
 
 
@@ -102,12 +104,12 @@ platform_name: "ROCM"
 device_description_str: "AMD Instinct MI300X"
 """,
 )
-"""MI300X, and MI325X, which has more memory beside the same dies."""
+"""MI300X, and MI325X, which has more memory with the same dies."""
 
 MI300X = Device(
     name="mi300x",
     memory_bytes=192 * 10**9,
-    matrix_flops=1307.4e12,
+    matrix_flops=PEAK_FLOPS["MI300X"],
     memory_bandwidth=4.33e12,  # measured, [ZAYA1-base] section III; 5.3e12 on paper
     link_bandwidth=64e9,  # an Infinity Fabric link has 128 GB/s, both ways together
     network_bandwidth=50e9,  # Pollara, 400 Gb/s, one a GPU: [ZAYA1-8B] appendix A
@@ -119,7 +121,7 @@ MI300X = Device(
 MI325X = Device(
     name="mi325x",
     memory_bytes=256 * 10**9,
-    matrix_flops=1307.4e12,
+    matrix_flops=PEAK_FLOPS["MI325X"],
     memory_bandwidth=6.0e12,
     link_bandwidth=64e9,
     network_bandwidth=50e9,
@@ -131,7 +133,7 @@ MI325X = Device(
 MI355X = Device(
     name="mi355x",
     memory_bytes=288 * 10**9,
-    matrix_flops=2516.6e12,
+    matrix_flops=PEAK_FLOPS["MI355X"],
     memory_bandwidth=8.0e12,
     link_bandwidth=76.8e9,  # a link has 153.6 GB/s, both ways together
     network_bandwidth=50e9,
@@ -143,7 +145,7 @@ MI355X = Device(
 H100 = Device(
     name="h100",
     memory_bytes=80 * 10**9,
-    matrix_flops=989.4e12,
+    matrix_flops=PEAK_FLOPS["H100"],
     memory_bandwidth=3.036e12,  # measured, [ZAYA1-base] section III; 3.35e12 on paper
     link_bandwidth=450e9 / 7,  # through a switch, 450 GB/s one way to all seven others together
     network_bandwidth=50e9,
@@ -160,5 +162,20 @@ H200 = dataclasses.replace(
     sources="data sheet of the SXM board",
 )
 
-DEVICES = {device.name: device for device in (MI300X, MI325X, MI355X, H100, H200)}
+B200 = Device(
+    name="b200",
+    memory_bytes=180 * 10**9,
+    matrix_flops=PEAK_FLOPS["B200"],
+    memory_bandwidth=7.7e12,  # HGX B200: 62 TB/s for 8 GPUs
+    link_bandwidth=900e9 / 7,  # through a switch, 900 GB/s one way to all seven others together
+    network_bandwidth=50e9,
+    watts=1000.0,
+    saturating_flops=None,
+    sources="data sheet of HGX B200",
+    core=None,
+)
+
+DEVICES = {device.name: device for device in (MI300X, MI325X, MI355X, H100, H200, B200)}
 """By name."""
+PLANNED_GPU = MI300X.name
+"""The default GPU of a plan: the one that ZAYA1 was trained on."""

@@ -1,9 +1,9 @@
-"""What `zaya bench` measured of a machine, as files have it, for a plan in place of figures on paper.
+"""Measurements of `zaya bench` as stored in files; a plan uses them instead of data-sheet figures.
 
-Bandwidths are those of [NCCL-tests], doc/PERFORMANCE.md: a message of S bytes that takes t seconds has the
-algorithm bandwidth S / t, and the bus bandwidth is that times a factor which makes it the links' own, however
-many devices take part. S is all of a message: what a device has before a reduce-scatter, and after an
-all-gather.
+Bandwidths are defined as in [NCCL-tests], doc/PERFORMANCE.md: a message of S bytes that takes t seconds has
+the algorithm bandwidth S / t. The bus bandwidth multiplies it by a factor that makes it the bandwidth of the
+links, independent of the number of devices. S is the whole message: the input of a reduce-scatter, the output
+of an all-gather.
 """
 
 import bisect
@@ -16,22 +16,24 @@ from typing import Any, Literal
 import numpy as np
 
 from zaya_jax import fields
-from zaya_jax.json_files import read_json
+from zaya_jax.errors import UserError
+from zaya_jax.files.json_files import read_json
 
 ALL, IN_NODE, RAILS, ONE_RAIL = "all", "node", "rails", "one rail"
-"""Layouts: all devices; each node's; the devices of one number in each node, all numbers at once, or one."""
+"""Layouts: all devices; each node; the devices with the same number in each node (rails), all rails at once
+or one."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Machine:
-    """On what was measured.
+    """The machine of a measurement.
 
     Attributes:
-      platform: as jax calls it.
-      device: its kind, as jax calls it.
-      hosts: their names.
-      jax: its version.
-      date: ISO 8601.
+      platform: jax's name of the platform.
+      device: jax's name of the device kind.
+      hosts: host names.
+      jax: version of jax.
+      date: date in ISO 8601.
     """
 
     platform: str
@@ -43,15 +45,15 @@ class Machine:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Timing:
-    """A collective at a size.
+    """Time of a collective at one size.
 
     Attributes:
-      layout: which devices are a group.
-      collective: its name.
-      group_size: devices in a group.
-      num_groups: that work at once.
-      num_bytes: of the message.
-      seconds: that it takes, the best of some rounds.
+      layout: name of the grouping of devices.
+      collective: name of the collective.
+      group_size: devices per group.
+      num_groups: groups that work at the same time.
+      num_bytes: bytes of the message.
+      seconds: time of the best round.
     """
 
     layout: str
@@ -63,50 +65,49 @@ class Timing:
 
     def __post_init__(self):
         if self.group_size < 2 or self.num_bytes < 1 or not 0 < self.seconds < math.inf:
-            raise ValueError(
-                f"a {self.collective} of {self.num_bytes} bytes by {self.group_size} devices in "
-                f"{self.seconds} s cannot have been measured"
+            raise UserError(
+                f"invalid measurement: a {self.collective} of {self.num_bytes} bytes among "
+                f"{self.group_size} devices in {self.seconds} s"
             )
         if self.collective not in _BUS_FACTORS:
-            raise ValueError(
-                f'there is no collective "{self.collective}"; known are {", ".join(_BUS_FACTORS)}'
-            )
+            raise UserError(f'unknown collective "{self.collective}"; known are {", ".join(_BUS_FACTORS)}')
 
     @property
     def algorithm_bandwidth(self) -> float:
-        """Bytes of the message a second."""
+        """Bytes of the message per second."""
         return self.num_bytes / self.seconds
 
     @property
     def bus_bandwidth(self) -> float:
-        """Bytes a second of a device's links, to be held against what they can."""
+        """Bytes per second of a device's links, to compare with their peak."""
         return self.algorithm_bandwidth * bus_factor(self.collective, self.group_size)
 
 
 _BUS_FACTORS = {
+    # Equal to a reduce-scatter followed by an all-gather.
     "all_reduce": lambda n: 2 * (n - 1) / n,
     "reduce_scatter": lambda n: (n - 1) / n,
     "all_gather": lambda n: (n - 1) / n,
     "all_to_all": lambda n: (n - 1) / n,
-    # All bytes leave one device, or each.
+    # Each link carries the whole message once, whatever the number of devices.
     "broadcast": lambda n: 1.0,
     "permute": lambda n: 1.0,
 }
 
 
 def bus_factor(collective: str, group_size: int) -> float:
-    """Bus bandwidth over algorithm bandwidth ([NCCL-tests], "Summary" of doc/PERFORMANCE.md)."""
+    """Ratio of bus bandwidth to algorithm bandwidth ([NCCL-tests], "Summary" of doc/PERFORMANCE.md)."""
     return _BUS_FACTORS[collective](group_size)
 
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """Time as a straight line over size: t = latency + bytes x seconds a byte, Hockney's alpha and beta.
+    """Hockney's model of the time of a message: t = latency + bytes x seconds per byte.
 
     Attributes:
-      latency_seconds: of an empty message.
-      seconds_per_byte: of all that follow.
-      typical_error: the median of |line - measured| / measured.
+      latency_seconds: time of an empty message.
+      seconds_per_byte: additional time per byte.
+      typical_error: median of |line - measured| / measured.
     """
 
     latency_seconds: float
@@ -114,45 +115,49 @@ class Line:
     typical_error: float
 
     def seconds(self, num_bytes: float | int) -> float:
-        """That a message of so many bytes takes."""
+        """Returns the time of a message."""
         return self.latency_seconds + num_bytes * self.seconds_per_byte
 
     @property
     def half_bytes(self) -> float:
-        """Size at which half of the time is latency: shorter messages want to be sent together."""
+        """Size at which half of the time is latency: combine shorter messages."""
         return self.latency_seconds / self.seconds_per_byte if self.seconds_per_byte else math.inf
 
 
 def fit_line(num_bytes: Sequence[int], seconds: Sequence[float]) -> Line:
-    """The line of the least squares of relative errors, neither of whose parts is below zero.
+    """Fits a line with nonnegative coefficients by least squares of relative errors.
 
-    Of absolute errors only the largest sizes would count, and the latency would be what is left of them.
+    With absolute errors only the largest sizes would matter, and the latency would be their residual.
 
     Args:
-      num_bytes: two sizes or more.
-      seconds: that each took.
+      num_bytes: at least two sizes.
+      seconds: time of each size.
     """
     sizes, times = np.asarray(num_bytes, np.float64), np.asarray(seconds, np.float64)
+    # Dividing each equation by its time turns absolute errors into relative ones.
     columns = np.stack([1 / times, sizes / times], axis=1)
-    found = np.linalg.lstsq(columns / columns.max(axis=0), np.ones(len(times)))[0] / columns.max(axis=0)
-    if found.min() < 0:
-        # At the edge one of the two is zero, and the other fits alone; the better of both is the least.
+    # Columns differ by many orders of magnitude: scale them for a well-conditioned solution.
+    result = np.linalg.lstsq(columns / columns.max(axis=0), np.ones(len(times)))[0] / columns.max(axis=0)
+    if result.min() < 0:
+        # The constrained optimum is at the boundary, where one coefficient is zero: take the better of the
+        # two.
         alone = [_fit_alone(columns, which) for which in (0, 1)]
-        found = min(alone, key=lambda line: float(np.sum((columns @ line - 1) ** 2)))
-    errors = np.abs(columns @ found - 1)
-    return Line(float(found[0]), float(found[1]), float(np.median(errors)))
+        result = min(alone, key=lambda line: float(np.sum((columns @ line - 1) ** 2)))
+    errors = np.abs(columns @ result - 1)
+    return Line(float(result[0]), float(result[1]), float(np.median(errors)))
 
 
 def _fit_alone(columns: np.ndarray, which: int) -> np.ndarray:
     column = columns[:, which]
-    found = np.zeros(2)
-    found[which] = column.sum() / (column @ column)
-    return found
+    result = np.zeros(2)
+    # Least squares with a single coefficient have a closed form.
+    result[which] = column.sum() / (column @ column)
+    return result
 
 
 @dataclasses.dataclass(frozen=True)
 class Curve:
-    """Measured times of a collective by size, ascending, in groups of one size."""
+    """Measured times of a collective by ascending size, in groups of one size."""
 
     collective: str
     group_size: int
@@ -161,55 +166,58 @@ class Curve:
 
     @property
     def bus_factor(self) -> float:
-        """Bus bandwidth over algorithm bandwidth."""
+        """Ratio of bus bandwidth to algorithm bandwidth."""
         return bus_factor(self.collective, self.group_size)
 
     @property
     def line(self) -> Line:
-        """The straight line through it."""
+        """Latency and bandwidth of the fitted line."""
         return fit_line(self.num_bytes, self.seconds)
 
     @property
     def best_bus_bandwidth(self) -> float:
-        """Bytes a second, at the size that has most."""
+        """Largest bus bandwidth over all sizes, in bytes per second."""
         return max(
             size * self.bus_factor / time for size, time in zip(self.num_bytes, self.seconds, strict=True)
         )
 
     def at(self, num_bytes: float | int) -> float:
-        """Seconds of a message: between two sizes on the straight line of their logarithms.
+        """Returns the time of a message, by linear interpolation of logarithms.
 
-        Below the smallest it takes the same time, above the largest the same bandwidth.
+        Smaller messages than measured take the smallest one's time; larger ones have the largest one's
+        bandwidth.
         """
         after = bisect.bisect_left(self.num_bytes, num_bytes)
         if after == 0:
             return self.seconds[0]
         if after == len(self.num_bytes):
             return self.seconds[-1] * num_bytes / self.num_bytes[-1]
+        # Latency-bound and bandwidth-bound sizes are both straight lines in logarithms.
         sizes, times = (np.log(each[after - 1 : after + 1]) for each in (self.num_bytes, self.seconds))
         return float(np.exp(np.interp(math.log(num_bytes), sizes, times)))
 
     def among(self, num_bytes: float | int, group_size: int) -> float:
-        """Seconds of a message among another number of devices.
+        """Returns the time of a message among another number of devices.
 
-        In a ring each sends an N-th of the message N - 1 times ([NCCL-tests]): as many bytes a time take as
-        long, however many devices there are.
+        In a ring of N devices each sends an N-th of the message N - 1 times ([NCCL-tests]): the time of a hop
+        depends only on the bytes per hop.
         """
+        # Compare messages with equal bytes per hop, then scale by the number of hops.
         hops = (group_size - 1) / (self.group_size - 1)
         return self.at(num_bytes * self.group_size / group_size) * hops
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CollectiveTimes:
-    """What `zaya bench collectives --json` writes.
+    """The JSON file of `zaya bench collectives`.
 
     Attributes:
-      what: tells such a file from others.
-      machine: on which it was measured.
-      num_processes: of the run.
-      num_nodes: which are hosts, or what an option called so.
-      devices_per_node: in each.
-      timings: all of them.
+      what: kind of the file, "collectives".
+      machine: the measured machine.
+      num_processes: number of processes.
+      num_nodes: number of nodes, which are hosts unless an option defines them.
+      devices_per_node: devices per node.
+      timings: all timings.
     """
 
     machine: Machine
@@ -223,35 +231,40 @@ class CollectiveTimes:
         _check_any(self.timings)
 
     def in_node(self, collective: str) -> Curve | None:
-        """Times among the devices of a node, by size; None where nothing was measured there."""
+        """Times within a node by size; None if not measured."""
+        # On a single node both layouts are the same, and the benchmark measures it under the name of the
+        # first.
         return self.curve(ALL if self.num_nodes == 1 else IN_NODE, collective)
 
     def between_nodes(self, collective: str) -> Curve | None:
-        """Times between nodes, all devices of each at once, by size; None as above."""
+        """Times between nodes by size, with all devices of each node active; None if not measured."""
         if self.num_nodes == 1:
             return None
+        # With one device per node, all devices are the one rail.
         return self.curve(ALL if self.devices_per_node == 1 else RAILS, collective)
 
     def curve(self, layout: str, collective: str) -> Curve | None:
-        """Times of a collective in a layout by size; None where there are not two of them."""
-        found = {
+        """Times of a collective in a layout by size; None if there are fewer than two sizes."""
+        result = {
             each.num_bytes: each
             for each in self.timings
             if (each.layout, each.collective) == (layout, collective)
         }
-        if len(found) < 2:
+        # Neither a line nor an interpolation can be made from a single size.
+        if len(result) < 2:
             return None
-        sizes = tuple(sorted(found))
-        group_size = found[sizes[0]].group_size
-        return Curve(collective, group_size, sizes, tuple(found[size].seconds for size in sizes))
+        sizes = tuple(sorted(result))
+        # All groups of a layout have the same number of devices.
+        group_size = result[sizes[0]].group_size
+        return Curve(collective, group_size, sizes, tuple(result[size].seconds for size in sizes))
 
     @property
     def layouts(self) -> list[str]:
-        """In the order in which they were measured."""
+        """Layouts in the order of measurement."""
         return list(dict.fromkeys(each.layout for each in self.timings))
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, for `json.dumps`; beside each time, what it says of the links."""
+        """Returns plain values for `json.dumps`, with the bandwidths of each timing."""
         values = dataclasses.asdict(self)
         for plain, timing in zip(values["timings"], self.timings, strict=True):
             for name in DERIVED:
@@ -260,12 +273,12 @@ class CollectiveTimes:
 
 
 DERIVED = ("algorithm_bandwidth", "bus_bandwidth")
-"""Of a timing, written for those who read the file, and computed anew by us."""
+"""Properties of a timing that are written for readers of the file, and ignored when it is read."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ProductTime:
-    """A product of matrices that was timed: `count` of [rows, depth] x [depth, columns] in one call."""
+    """Time of a call of `count` matrix products of [rows, depth] x [depth, columns]."""
 
     name: str
     rows: int
@@ -279,13 +292,13 @@ class ProductTime:
 
     @property
     def rate(self) -> float:
-        """Operations a second, a multiply and an add counted as two."""
+        """FLOP/s; a multiply-add counts as two."""
         return 2.0 * self.rows * self.depth * self.columns * self.count / self.seconds
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ProductTimes:
-    """What `zaya bench gemm --json` writes: a machine, the type of numbers, each product's time."""
+    """The JSON file of `zaya bench gemm`: machine, dtype, and the time of each product."""
 
     machine: Machine
     dtype: str
@@ -297,13 +310,13 @@ class ProductTimes:
 
     @property
     def best_rate(self) -> float:
-        """Operations a second of the product that has most."""
+        """FLOP/s of the fastest product."""
         return max(each.rate for each in self.products)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PassTime:
-    """A pass over arrays that was timed: what it does, the bytes of an array, those moved, and its time."""
+    """Time of a pass over arrays: operation, bytes per array, bytes moved, and seconds."""
 
     operation: str
     array_bytes: int
@@ -315,13 +328,13 @@ class PassTime:
 
     @property
     def bandwidth(self) -> float:
-        """Bytes a second, read and written."""
+        """Bytes read and written per second."""
         return self.moved_bytes / self.seconds
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PassTimes:
-    """What `zaya bench hbm --json` writes: a machine, and each pass over arrays with its time."""
+    """The JSON file of `zaya bench hbm`: machine, and the time of each pass."""
 
     machine: Machine
     passes: tuple[PassTime, ...]
@@ -332,19 +345,20 @@ class PassTimes:
 
     @property
     def bandwidth(self) -> float:
-        """Bytes a second of the best pass over the largest arrays: smaller ones may lie in a cache."""
+        """Bytes per second of the best pass over the largest arrays, because smaller ones may fit a cache."""
         largest = max(each.array_bytes for each in self.passes)
         return max(each.bandwidth for each in self.passes if each.array_bytes == largest)
 
 
 def _check_seconds(name: str, seconds: float) -> None:
+    # Written so that NaN is rejected as well.
     if not 0 < seconds < math.inf:
-        raise ValueError(f'"{name}" in {seconds} s cannot have been measured; it must be above 0')
+        raise UserError(f'"{name}" has a measured time of {seconds} s; it must be above 0 and finite')
 
 
 def _check_any(measured: Sequence[Any]) -> None:
     if not measured:
-        raise ValueError("it holds no measurement; it must hold one at least")
+        raise UserError("it contains no measurement; it must contain at least one")
 
 
 MeasuredFile = CollectiveTimes | ProductTimes | PassTimes
@@ -353,25 +367,27 @@ KINDS: dict[str, type[MeasuredFile]] = {
     "gemm": ProductTimes,
     "hbm": PassTimes,
 }
-"""By `what` of their files."""
+"""File types by their `what`."""
 
 
 def read_measured(file: pathlib.Path) -> MeasuredFile:
-    """What a file of `zaya bench collectives|gemm|hbm --json` says.
+    """Reads a file of `zaya bench collectives|gemm|hbm --json`.
 
     Raises:
-      ValueError: if it is no such file, or nothing was measured.
+      UserError: if the file is of another kind, or contains no measurement.
     """
     values = read_json(file)
     kind = KINDS.get(str(values.get("what")))
     if kind is None:
         wanted = ", ".join(f"zaya bench {name} --json" for name in KINDS)
-        raise ValueError(f'{file} says "what" is {values.get("what")!r}; it must be a file of {wanted}')
+        raise UserError(f'{file} has "what": {values.get("what")!r}; it must be a file of {wanted}')
+    # The bandwidths in the file are derived from the other fields: ignore them.
     for each in values["timings"] if isinstance(values.get("timings"), list) else ():
+        # Values of other types are left for `build`, which reports them.
         for name in DERIVED if isinstance(each, dict) else ():
             each.pop(name, None)
     try:
-        found = fields.build(kind, values, "")
-    except ValueError as error:
-        raise ValueError(f"{file} is not what zaya bench {values['what']} writes: {error}") from error
-    return found
+        result = fields.build(kind, values, "")
+    except UserError as error:
+        raise UserError(f"{file} is not a valid file of zaya bench {values['what']}: {error}") from error
+    return result

@@ -14,30 +14,30 @@ from zaya_jax.model.remat import REMAT_POLICIES, group_size
 from zaya_jax.model.weights import Weight, abstract_variables, declare, flatten_weights, map_weights
 from zaya_jax.model.zaya import hidden_states
 from zaya_jax.optim.partition import Partition, make_partition
-from zaya_jax.parallel.layouts import BucketLayout
+from zaya_jax.parallel.bucket_layouts import BucketLayout
 from zaya_jax.parallel.mesh import SUM_DTYPE
 from zaya_jax.plan.shares import keys_bytes, micro_batch, own_tokens
-from zaya_jax.train.state import init_state, make_setup
+from zaya_jax.train.step.state import init_state, make_setup
 
 POLICIES = ("none", *REMAT_POLICIES)
-"""What `ExecutionConfig.remat` can be, from the most memory to the most recomputation."""
+"""Values of `ExecutionConfig.remat`, from the most memory to the most recomputation."""
 
 _PRIMES = (127, 131, 137, 139, 149, 151)
-"""Batches to trace with: an array that a prime divides has the batch as an axis."""
+"""Batch sizes for tracing: an array whose size the prime divides has a batch axis."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StateBytes:
-    """Bytes of what lives from step to step, and of weights and gradients within one; on each device.
+    """Bytes of the state, weights and gradients on each device.
 
-    What only an optimiser needs is cut into parts, one a device ([ZeRO] section 5.1, stage 1).
+    State that only the optimizer needs is partitioned over the devices ([ZeRO] section 5.1, stage 1).
 
     Attributes:
-      master: the device's part of the weights, float32; of those that do not train too.
-      moments: its part of the optimiser's state.
-      weights: all that the device holds as products take them: of experts that a node shares its own.
-      gradients: of these, before they are summed over devices; only what trains has any.
-      own_gradients: the device's part of the sums, float32.
+      master: the device's part of the float32 weights, including those that do not train.
+      moments: the device's part of the optimizer state.
+      weights: all weights on the device in the dtype of the products; of experts that a node shares, its own.
+      gradients: gradients of these weights before they are summed over devices; only for trained weights.
+      own_gradients: the device's part of the summed gradients, float32.
     """
 
     master: int
@@ -48,11 +48,13 @@ class StateBytes:
 
 
 def state_bytes(config: Config, num_devices: int) -> StateBytes:
-    """Bytes of state on each device; exact, from the shapes that training makes."""
+    """Bytes of the state on each device; exact, from the shapes that training creates."""
+    # Shapes come from the code that training runs, so that the estimate cannot drift from it.
     state = jax.eval_shape(lambda: init_state(config, make_setup(config, num_devices)))
-    declared = _partition(config, num_devices).own_weights.values()
+    declared = partition_of(config, num_devices).own_weights.values()
     return StateBytes(
         master=_bytes((state.buckets, state.frozen)) // num_devices,
+        # The balancer's state is not partitioned: each device has all of it.
         moments=_bytes(state.optimizer) // num_devices + _bytes(state.balancer),
         weights=sum(weight.size * _item(weight, config.execution.dtype) for weight in declared),
         gradients=sum(
@@ -65,27 +67,29 @@ def state_bytes(config: Config, num_devices: int) -> StateBytes:
 
 
 def partitioned_bytes(config: Config, num_devices: int, dtype: str, *, frozen: bool = False) -> int:
-    """Bytes of weights as they are partitioned and sent, as `bytes_by_bucket` has them, in all."""
+    """Total bytes of partitioned weights as they are sent; see `bytes_by_bucket`."""
     return sum(bytes_by_bucket(config, num_devices, dtype, frozen=frozen).values())
 
 
 def bytes_by_bucket(config: Config, num_devices: int, dtype: str, *, frozen: bool = False) -> dict[str, int]:
-    """Bytes of each bucket of weights as they are partitioned and sent: what does not divide is padded.
+    """Bytes of each bucket of weights as they are partitioned and sent, including padding.
 
-    A bucket of experts that a node shares counts as often as there are devices in it, which send it apart.
+    A bucket of experts that a node shares counts once per device of the node, because each sends its own.
 
     Args:
-      config: of the run.
-      num_devices: that share.
-      dtype: of what products take; the rest is float32.
-      frozen: also of the weights that do not train, which are gathered and have no gradient.
+      config: config of the run.
+      num_devices: number of devices that share the weights.
+      dtype: dtype of weights in products; the others are float32.
+      frozen: whether to include weights that do not train, which are gathered but have no gradient.
     """
-    partition = _partition(config, num_devices)
+    partition = partition_of(config, num_devices)
     weights = dict(partition.weights)
     item = jnp.dtype(dtype).itemsize
     flat = (*partition.flat_parameters, *(partition.frozen if frozen else ()))
     return {
         bucket.name: math.prod(bucket.shape)
+        # All weights of a matrix bucket are factors of products; a flat bucket is one weight, which may not
+        # be.
         * (item if bucket in partition.matrix_buckets else _item(weights[bucket.name], dtype))
         * (partition.node_devices if bucket.layout is BucketLayout.OWN_EXPERTS else 1)
         for bucket in (*partition.matrix_buckets, *flat)
@@ -93,32 +97,36 @@ def bytes_by_bucket(config: Config, num_devices: int, dtype: str, *, frozen: boo
 
 
 def sum_dtype(config: Config) -> str:
-    """The type in which gradients travel: that of their sum, or their own where their owners add them up."""
+    """The dtype in which gradients are sent: that of their sum, or their own if their owners add them up."""
     return SUM_DTYPE if config.execution.node_devices == 1 else config.execution.gradient_dtype
 
 
 def summed_bytes(config: Config, num_devices: int) -> int:
-    """Bytes of the wider copy of all gradients that travels; 0 where they are kept in that type anyway."""
+    """Bytes of the wider copy of all gradients that is sent; 0 if gradients already have that dtype."""
+    # A single device sends nothing.
     if num_devices == 1 or config.execution.gradient_dtype == sum_dtype(config):
         return 0
     return partitioned_bytes(config, num_devices, sum_dtype(config))
 
 
 def expert_bytes(config: Config) -> int:
-    """Bytes of all layers' experts as they are gathered in a node, padding included; 0 if they are not."""
+    """Bytes of all layers' experts as a node gathers them, including padding; 0 if experts are not shared."""
     count = config.execution.node_devices
     if count == 1:
         return 0
-    own = _partition(config, count).own_weights.values()
-    return count * sum(w.size * _item(w, config.execution.dtype) for w in own if _is_gathered(w))
+    # Every device of the node stores one part; the gathered experts are all parts.
+    own = partition_of(config, count).own_weights.values()
+    return count * sum(w.size * _item(w, config.execution.dtype) for w in own if is_gathered(w))
 
 
-def _is_gathered(weight: Weight) -> bool:
-    # An adapter's factors are added to what they change before that is gathered.
+def is_gathered(weight: Weight) -> bool:
+    """Whether a node that shares experts gathers this weight in the layers that use it."""
+    # An adapter's factors are added to the weight that they change before it is gathered.
     return weight.of_experts and weight.adapts is None
 
 
-def _partition(config: Config, num_devices: int) -> Partition:
+def partition_of(config: Config, num_devices: int) -> Partition:
+    """Returns the ZeRO-1 partition of a run over a number of devices."""
     return make_partition(
         declare_run(config),
         num_devices,
@@ -129,27 +137,30 @@ def _partition(config: Config, num_devices: int) -> Partition:
 
 @functools.cache
 def activation_bytes(config: ModelConfig, execution: ExecutionConfig, time: int) -> int:
-    """Bytes that the backward pass of all layers keeps for one sequence, under the execution's remat.
+    """Bytes that the backward pass of all layers keeps for one sequence, under the remat policy of
+    `execution`.
 
-    Exact for the program as JAX writes it down: what the backward pass takes from the forward pass and
-    what grows with the batch. XLA may keep less.
+    Exact for the traced program: all residuals of the forward pass that grow with the batch. XLA may keep
+    less.
     """
+    # The prime must not divide any other size, or the array would seem to have a batch axis.
     sizes = [time, *(weight.size for weight in flatten_weights(declare(config)).values())]
+    # A prime batch marks its axis: an array has one exactly if its size is a multiple.
     batch = next(prime for prime in _PRIMES if all(size % prime for size in sizes))
     kept = jax.tree.leaves(kept_shapes(config, execution, batch, time))
     return _bytes([x for x in kept if x.size % batch == 0]) // batch
 
 
 def kept_shapes(config: ModelConfig, execution: ExecutionConfig, batch: int, time: int) -> Any:
-    """Shapes of all that the backward pass of the layers takes from the forward pass, weights too.
+    """Shapes of everything that the layers' backward pass keeps from the forward pass, including weights.
 
     Args:
-      config: of the model.
-      execution: of the run.
-      batch: sequences.
-      time: tokens a sequence.
+      config: config of the model.
+      execution: how the run is computed.
+      batch: number of sequences.
+      time: tokens per sequence.
     """
-    # The grouped product of a CPU keeps other things than that of a GPU.
+    # The grouped product keeps other residuals on a CPU than on a GPU: trace the latter.
     execution = dataclasses.replace(execution, experts_implementation="ragged_dot")
     variables = abstract_variables(config)
     dtypes = map_weights(
@@ -159,8 +170,11 @@ def kept_shapes(config: ModelConfig, execution: ExecutionConfig, batch: int, tim
     )
     tokens_BT = jax.ShapeDtypeStruct((batch, time), jnp.int32)
 
+    # The closure of jax.vjp holds exactly the residuals that the backward pass needs.
     def pull_back(params: Any, bias: jax.Array, tokens: jax.Array) -> Any:
         def stream(params: Any) -> Any:
+            # Tokens, positions and segments have the same shape and dtype, so that one abstract array stands
+            # for all.
             return hidden_states(config, execution, params, bias, tokens, tokens, tokens).x_BTD
 
         return jax.vjp(stream, params)[1]
@@ -169,9 +183,9 @@ def kept_shapes(config: ModelConfig, execution: ExecutionConfig, batch: int, tim
 
 
 def working_bytes(config: ModelConfig, execution: ExecutionConfig, time: int) -> int:
-    """Bytes of one sequence at work: in one layer, while its backward pass runs with nothing recomputed.
+    """Temporary bytes of one sequence: one layer whose backward pass runs without recomputation.
 
-    With remat "group" also the streams before all layers of the group that the layer is in.
+    With remat "group" it includes the residual streams before all layers of the current group.
     """
     at_work = _layer_bytes(config, execution, "none", time)
     return at_work + (
@@ -182,7 +196,7 @@ def working_bytes(config: ModelConfig, execution: ExecutionConfig, time: int) ->
 
 
 def group_bytes(config: Config) -> int:
-    """Bytes of the weights and gradients of the group at work, which are copies; 0 without groups."""
+    """Bytes of the copies of the current group's weights and gradients; 0 without groups."""
     model, execution = config.model, config.execution
     if execution.remat != "group":
         return 0
@@ -191,53 +205,59 @@ def group_bytes(config: Config) -> int:
         weight.size * (_item(weight, execution.dtype) + _item(weight, execution.gradient_dtype))
         for weight in layers
     )
+    # The weights of all layers are stacked, so that every layer has the same share of them.
     return both * group_size(model.num_hidden_layers) // model.num_hidden_layers
 
 
 def logits_bytes(config: Config, tokens: int) -> int:
-    """Bytes of the logits that exist at a time, and of their gradient; float32."""
+    """Bytes of the logits that exist at a time, and of their gradient, in float32."""
+    # Factor 2 for logits and gradient, 4 bytes per float32.
     return 2 * 4 * min(config.execution.loss_chunk, tokens) * config.model.vocab_size
 
 
 def memory_by_kind(config: Config, num_devices: int) -> dict[str, int]:
-    """Bytes on each device, by kind. Arithmetic: the compiler reuses some and adds some."""
+    """Bytes on each device by kind, by arithmetic; the compiler reuses some memory and adds some."""
     state = state_bytes(config, num_devices)
     time, rows = own_tokens(config), micro_batch(config, num_devices)
+    # The gradients of a single microbatch are the sum already.
     accumulated = state.gradients if config.execution.num_microbatches > 1 else 0
-    activations = rows * activation_bytes(config.model, config.execution, time)
-    working = rows * working_bytes(config.model, config.execution, time)
+    # The residuals of a sequence do not depend on the number of microbatches: one trace serves all of them.
+    execution = dataclasses.replace(config.execution, num_microbatches=1)
+    activations = rows * activation_bytes(config.model, execution, time)
+    working = rows * working_bytes(config.model, execution, time)
     logits = logits_bytes(config, rows * time)
-    # Those at work, the next ones on their way, and gradients of the former.
+    # Experts of the current layer, those of the next one in flight, and gradients of the former.
     gathered = 3 * expert_bytes(config) // config.model.num_hidden_layers
     keys = rows * keys_bytes(config)
-    # The weights and all that the backward pass keeps have served when the gradients travel.
+    # Weights and residuals are no longer needed when gradients are sent: their memory is free for the copies.
     free = state.weights + activations + working + logits + keys
     return {
-        "weights, float32, own part": state.master,
-        "optimiser state, own part": state.moments,
-        f"weights, {config.execution.dtype}, all": state.weights,
-        f"gradients, {config.execution.gradient_dtype}, all": state.gradients,
-        "gradients, own part": state.own_gradients,
-        "gradients, accumulated": accumulated,
+        "weights, float32, shard of this device": state.master,
+        "optimizer state, shard of this device": state.moments,
+        f"weights, {config.execution.dtype}, full copy": state.weights,
+        f"gradients, {config.execution.gradient_dtype}, full copy": state.gradients,
+        "gradients, shard of this device": state.own_gradients,
+        "accumulated gradients": accumulated,
         f'activations of {rows * time:,} tokens, remat "{config.execution.remat}"': activations,
-        "at work on a layer": working,
+        "temporary arrays of a layer": working,
         **({"experts of a layer, gathered": gathered} if gathered else {}),
         **({"keys and values of shared sequences": keys} if keys else {}),
         "weights and gradients of a group of layers": group_bytes(config),
         "logits of a chunk and their gradient": logits,
-        f"gradients, {sum_dtype(config)}, on their way, beyond what is free": max(
+        f"communication buffers of gradients, {sum_dtype(config)}": max(
             summed_bytes(config, num_devices) - free, 0
         ),
     }
 
 
 def _layer_bytes(config: ModelConfig, execution: ExecutionConfig, remat: str, time: int) -> int:
-    """Bytes that a policy keeps of one layer and one sequence."""
+    """Bytes that a remat policy keeps per layer and sequence."""
     policy = dataclasses.replace(execution, remat=remat)
     return activation_bytes(config, policy, time) // config.num_hidden_layers
 
 
 def _item(weight: Weight, dtype: str) -> int:
+    # Weights outside of products, such as those of norms, stay float32.
     return jnp.dtype(dtype).itemsize if weight.in_products else 4
 
 

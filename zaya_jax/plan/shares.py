@@ -1,6 +1,6 @@
-"""What of a step's batch one GPU has, and what it hears of the rest of its sequences.
+"""One GPU's share of a step's batch, and what it receives of the rest of its sequences.
 
-Letters: C GPUs of a sequence, T its tokens, K key/value heads, H head width, U half the value channels.
+Letters: C GPUs per sequence, T tokens per sequence, K key/value heads, H head width.
 """
 
 import dataclasses
@@ -12,29 +12,30 @@ from zaya_jax.parallel.context import CHUNKS
 from zaya_jax.parallel.mesh import SUM_DTYPE
 
 KEYS_AGAIN = {"none": 0, "group": 2}
-"""How often keys come once more for the backward pass, by policy; of all others once. What they keep of a
-layer's attention is the device's own."""
+"""Number of times that the backward pass gathers keys again, by remat policy; 1 for the others. The rest of
+what a policy keeps of attention is local to the device."""
 
 
 def num_groups(config: Config, num_devices: int) -> int:
-    """Groups of GPUs that have rows of their own."""
+    """Number of groups of GPUs that process different rows."""
     return num_devices // config.execution.context_devices
 
 
 def micro_batch(config: Config, num_devices: int) -> int:
-    """Sequences that a GPU has under way, alone or with others."""
+    """Number of sequences that a GPU processes at a time, alone or with the others of its group."""
     return config.data.batch_size // num_groups(config, num_devices) // config.execution.num_microbatches
 
 
 def own_tokens(config: Config) -> int:
-    """Tokens that a GPU has of a sequence."""
+    """Number of tokens of a sequence on one GPU."""
     return config.data.sequence_length // config.execution.context_devices
 
 
 def keys_bytes(config: Config) -> int:
-    """Bytes of a layer's keys and values of one whole sequence that a GPU has at a time, and their gradients.
+    """Bytes of a layer's keys and values of one sequence that a GPU holds at a time, and of their gradients.
 
-    Gathered: all of them, and gradients in the type that is summed. In a ring: those on their way, of both.
+    With gathered keys these are all keys, and gradients in the dtype of the sum; in a ring, those in flight
+    of both.
     """
     ranks, execution = config.execution.context_devices, config.execution
     if ranks == 1:
@@ -45,12 +46,12 @@ def keys_bytes(config: Config) -> int:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Exchange:
-    """What a GPU receives of the other GPUs of its sequences in a step, in bytes.
+    """Bytes that a GPU receives from the other GPUs of its sequences in a step.
 
     Attributes:
-      keys: and values of all layers, forward and wherever they are computed anew.
-      gradients: of these; in a ring they go all the way with the keys.
-      halos: of CCA: latents and delayed values before its chunks, and their gradients.
+      keys: keys and values of all layers, in the forward pass and in each recomputation.
+      gradients: gradients of keys and values; in a ring they make the whole round with the keys.
+      halos: CCA's latents and delayed values that precede a GPU's chunks, and their gradients.
     """
 
     keys: int = 0
@@ -59,30 +60,35 @@ class Exchange:
 
     @property
     def total(self) -> int:
-        """All that is received, keys, gradients and halos."""
+        """Sum of keys, gradients and halos."""
         return self.keys + self.gradients + self.halos
 
 
 def exchange(config: Config, num_devices: int) -> Exchange:
-    """What sharing sequences costs in bytes; nothing where each GPU has its own."""
+    """Returns the bytes exchanged for shared sequences; zero if each GPU has whole sequences."""
     model, execution = config.model, config.execution
     ranks = execution.context_devices
     if ranks == 1:
         return Exchange()
     rows = config.data.batch_size // num_groups(config, num_devices)
     passes = 1 + KEYS_AGAIN.get(execution.remat, 1)
+    # Every GPU needs the keys and values of all other GPUs of its sequences.
     of_others = (ranks - 1) * own_tokens(config)
     sliding = sum(kind == HYBRID_SLIDING for kind in model.layer_types)
+    # A sliding layer only needs the window before each of a GPU's chunks.
     near = min(CHUNKS * ((model.sliding_window or 1) - 1), of_others)
     tokens = rows * ((model.num_hidden_layers - sliding) * of_others + sliding * near)
     channels, item = _channels(config), _item(execution.dtype)
     is_ring = execution.context_attention == "ring"
+    # CCA's convolutions read the last latents of the preceding chunk; the value shift reads half of its
+    # values.
     halo = model.conv_tail * (model.num_attention_heads + model.num_key_value_heads) * model.head_dim
     halo += model.num_key_value_heads * model.head_dim // 2
     return Exchange(
-        # A ring's backward pass has the keys come round a second time, whatever was kept.
+        # A ring's backward pass sends the keys around a second time under every remat policy.
         keys=tokens * channels * item * (passes + is_ring),
         gradients=tokens * channels * _item(SUM_DTYPE),
+        # Each pass receives the halos, and the backward pass also their gradients.
         halos=rows * model.num_hidden_layers * CHUNKS * halo * item * (passes + 1),
     )
 

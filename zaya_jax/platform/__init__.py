@@ -1,1 +1,1 @@
-"""What the compiler and the C library are told of a run's machine, and what is installed on it."""
+"""The machine and its software: compiler options, host memory, signals, versions, shell commands."""

@@ -1,4 +1,4 @@
-"""What the compiler is told besides the program."""
+"""Options of XLA for compiled programs."""
 
 import functools
 from collections.abc import Mapping
@@ -7,52 +7,51 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-HIDES_GATHERS = {
+OVERLAP_GATHERS = {
     "xla_gpu_enable_latency_hiding_scheduler": True,
-    # Its older name, and its newer one, which jax 0.12 has.
+    # The older name of an option, and its name since jax 0.12.
     "xla_gpu_enable_pipelined_all_gather": True,
     "xla_gpu_pipeline_all_gather": "COLLECTIVE_PIPELINING_MODE_ON",
-    # One between nodes and one in the node: else the second begins when the first is done with, and waits.
+    # Allow two collectives at a time, one between nodes and one within a node, which use different links.
     "xla_gpu_experimental_parallel_collective_overlap_limit": 2,
 }
-"""For layers that gather experts: without them each gather is waited for where it begins. By the model of
-`zaya plan --compile` a step of configs/zaya1_8b.py on 128 x 8 MI300X takes 479 ms with them, 719 without."""
+"""Options that overlap the gathers of experts with computation; by default XLA waits for each gather at once.
+According to `zaya plan --compile`, a step of configs/zaya1_8b.py on 128 x 8 MI300X takes 479 ms with them,
+and 719 ms without."""
 
 
 def compiler_options(
     mesh: Mesh | None = None, *, once: bool = False, gathers: bool = False
 ) -> dict[str, Any] | None:
-    """Options of `jax.jit` for the platform of a mesh; None for the compiler's own choice.
+    """Returns compiler options for `jax.jit`; None for the defaults.
 
-    Without a mesh it is the platform that runs here.
-
-    On CPUs: whole 512-bit vectors where there are such, for elementwise work between the products.
-    The gradient of the model of `zaya bench torch` took 1.84 s with them and 2.03 s without, on 2
-    cores of an AMD EPYC. What runs once is compiled at LLVM's first level: that of the initial
-    weights of configs/tiny.py took 1.7 s there and not 6.3, and the weights are the same bits.
+    On CPUs they select 512-bit vectors for elementwise work. The gradient of the model of `zaya bench torch`
+    took 1.84 s with them and 2.03 s without, on 2 cores of an AMD EPYC. A program that runs once is compiled
+    at LLVM's level 1: the program of the initial weights of configs/tiny.py took 1.7 s instead of 6.3 s to
+    compile, and the weights are bitwise the same.
 
     Args:
-      mesh: of the devices that run the program.
-      once: for a program that takes longer to compile than to run.
-      gathers: for one whose layers gather weights.
+      mesh: devices that run the program; None for the default platform.
+      once: whether the program runs only once, so that compiling takes longer than running.
+      gathers: whether the layers of the program gather weights.
     """
     platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
     if platform != "cpu":
-        return known(HIDES_GATHERS) if gathers else None
+        return known(OVERLAP_GATHERS) if gathers else None
     return {"xla_backend_optimization_level": 1} if once else {"xla_cpu_prefer_vector_width": 512}
 
 
 def known(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of some options that this XLA has: names come and go, and one that is unknown ends a program."""
+    """Returns the options that this version of XLA has; an unknown option would be an error."""
     return {name: value for name, value in options.items() if _is_known(name, value)}
 
 
 @functools.cache
 def _is_known(name: str, value: Any) -> bool:
-    # On whatever runs here: a compiler for another platform is of the same version, and has the same options.
-    nothing = jax.jit(lambda: 0).lower()
+    # Compile for the default platform: compilers for other platforms have the same version and options.
+    program = jax.jit(lambda: 0).lower()
     try:
-        nothing.compile(compiler_options={name: value})
+        program.compile(compiler_options={name: value})
     except jax.errors.JaxRuntimeError as error:
         if "No such compile option" not in str(error):
             raise

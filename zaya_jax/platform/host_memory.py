@@ -1,28 +1,28 @@
-"""The host's memory: how much there is, and how the process keeps it."""
+"""Host memory: how much is available, and how the process reuses it."""
 
 import ctypes
 import pathlib
 import platform
 
 M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8
-"""Parameters of glibc's `mallopt`."""
+"""Parameters of `mallopt` in glibc, from malloc.h."""
 
 ACCELERATORS = ("/dev/kfd", "/dev/nvidiactl")
-"""Devices of AMD's and NVIDIA's drivers."""
+"""Device files of the drivers of AMD and NVIDIA."""
 
 
 def reuse_host_memory() -> bool:
-    """Lets a process that trains on its CPU reuse the memory of a step's temporaries in the next step.
+    """Makes a process that trains on CPUs reuse the memory of a step's temporaries in the next step.
 
-    XLA allocates them at each call. glibc takes a piece of that size from the kernel and gives it back,
-    and the kernel zeroes every page anew: 180,000 pages a step of `zaya bench torch`, a tenth of the
-    CPU time. With one arena and no mapping of its own for a large piece, 1,200 pages.
+    XLA allocates temporaries at each call. By default glibc maps such large blocks from the kernel and unmaps
+    them, and the kernel zeroes each page again: 180,000 pages per step of `zaya bench torch`, which is 10% of
+    the CPU time. With a single arena and without such mappings it is 1,200 pages.
 
-    The memory stays with the process until it ends, so that this is for a process that repeats a
-    step. To be called before JAX is first used: threads choose their arena when they start.
+    The memory stays with the process until it ends, so this is only for processes that repeat a step. It must
+    be called before JAX is first used, because threads choose their arena when they start.
 
     Returns:
-      Whether anything was set: not where an accelerator computes or the C library is another.
+      Whether it was set: False with an accelerator, or with another C library than glibc.
     """
     if platform.libc_ver()[0] != "glibc" or any(pathlib.Path(name).exists() for name in ACCELERATORS):
         return False
@@ -32,7 +32,8 @@ def reuse_host_memory() -> bool:
 
 
 def available_memory() -> int:
-    """Bytes of host memory that programs may still take."""
+    """Returns the available host memory, in bytes."""
+    # MemAvailable includes caches that the kernel would free. MemFree does not.
     lines = pathlib.Path("/proc/meminfo").read_text().splitlines()
     fields = dict(line.split(":", 1) for line in lines)
     return int(fields["MemAvailable"].split()[0]) * 1024

@@ -1,11 +1,11 @@
-"""Which version of a package is installed here."""
+"""Versions of installed packages, for messages and reports."""
 
 import importlib.metadata
 
 
 def package_version(package: str) -> str:
-    """The version of a package, or that it has none."""
+    """Returns the version of a package; "(not installed)" if it has none."""
     try:
         return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:  # a checkout runs without being installed
+    except importlib.metadata.PackageNotFoundError:  # a checkout can run without being installed
         return "(not installed)"

@@ -1,4 +1,4 @@
-"""XLA's own account of what it compiles, as files."""
+"""Dumps of the programs that XLA compiles."""
 
 import os
 import pathlib
@@ -7,15 +7,15 @@ import jax
 
 
 def dump_programs(folder: pathlib.Path) -> None:
-    """Has XLA write every program that it compiles into a folder: as it came, and as it runs.
+    """Makes XLA write every program that it compiles to a folder, before and after optimization.
 
-    To be called before the first array or device is asked for: XLA reads its flags once. Programs are
-    compiled then also where jax keeps them, for one that is kept is not dumped.
+    Must be called before JAX is first used, because XLA reads its flags only once. The compilation cache is
+    disabled, because XLA does not dump cached programs.
 
     Args:
-      folder: in which XLA writes text files, named after the programs.
+      folder: output folder of the text files, which are named after the programs.
     """
     flags = f"--xla_dump_to={folder.resolve()} --xla_dump_hlo_as_text"
-    # Behind those that are there: of two of one name XLA takes the last.
+    # Append the flags: if a flag is repeated, XLA uses the last one.
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()
     jax.config.update("jax_enable_compilation_cache", False)

@@ -1,6 +1,6 @@
-"""Training runs as one page: what they were, how they learned, and how they differ.
+"""Comparison of training runs in one HTML page: configuration, curves and differences.
 
-`metrics_file` reads the rows of a run, `thinning` makes them few, `run_record` has all that a run's folder
-tells, `config_fields` compares configs, `charts` says what is drawn, `content` is the data of the page,
-and `page` is the page.
+`metrics_file` reads the rows of a run, `thinning` reduces their number, `run_record` collects the contents of
+a run folder, `config_fields` compares configs, `charts` defines the charts, `content` prepares the data of
+the page, and `page` writes it.
 """

@@ -1,55 +1,55 @@
-"""What is drawn of runs, in which order, and what each number means."""
+"""Charts of runs: their order, titles and explanations."""
 
 import dataclasses
 from collections.abc import Iterable
 
-from zaya_jax.aegis.journal import TASKS
+from zaya_jax.run_folder.names import TASKS
 
 TOKENS = "tokens"
-"""A column that is an axis."""
-MOST_CHARTS = 60
-"""Of one section: what a program of one's own logs may be without end."""
+"""A column that serves as an axis."""
+MAX_CHARTS = 60
+"""Maximum number of charts per section: a custom program may log any number of columns."""
 MEANINGS = {
-    "loss": "Mean over the targets, in nats; dots, or dashes, are on held-out text.",
-    "bits_per_byte": "By the bytes of text that targets stand for: comparable between tokenizers.",
-    "learning_rate": "As the schedule has it.",
-    "gradient_norm": "Of all that trains, before clipping.",
-    "tokens_per_second": "Read by all devices, padding included, without evaluations and saves.",
-    "model_flops_utilisation": "The model's FLOPs by the devices' peak; what is recomputed does not count.",
-    "router_entropy": "Mean entropy of a token's probabilities over the classes, in nats, over all layers.",
-    "router_probability": "Mean probability of the class that a token takes.",
-    "load_entropy": "Of the experts' shares of tokens, by that of even shares: 1 is even.",
-    "largest_load": "The largest of any expert in any layer, by an even share.",
-    "smallest_load": "The smallest of any expert in any layer, by an even share.",
-    "dead_experts": "Without a token in the step, over all layers.",
-    "skipped": "Share of the tokens that take the class that skips the experts.",
-    "skipped_steps": "Since the start, because of a NaN or an infinity.",
-    "logit_bound": "No attention logit is larger.",
+    "loss": "Mean over targets in nats per token; dots or dashes: held-out text.",
+    "bits_per_byte": "Loss per byte of text: comparable between tokenizers.",
+    "learning_rate": "Value of the schedule.",
+    "gradient_norm": "Norm over all trained weights, before clipping.",
+    "tokens_per_second": "All devices, padding included, without evaluations and saves.",
+    "model_flops_utilisation": "The model's FLOP/s relative to the devices' peak, without recomputation.",
+    "router_entropy": "Entropy of a token's class probabilities in nats, mean over tokens and layers.",
+    "router_probability": "Mean probability of the selected class.",
+    "load_entropy": "Entropy of the experts' token shares, relative to even shares: 1 is even.",
+    "largest_load": "Largest load of an expert in any layer, relative to an even share.",
+    "smallest_load": "Smallest load of an expert in any layer, relative to an even share.",
+    "dead_experts": "Experts without a token in the step, over all layers.",
+    "skipped": "Share of tokens routed to the skip class.",
+    "skipped_steps": "Steps skipped since the start because of NaN or infinity.",
+    "logit_bound": "Upper bound of attention logits.",
 }
 TITLES = {
-    "bits_per_byte": "bits a byte",
-    "tokens_per_second": "tokens a second",
+    "bits_per_byte": "bits per byte",
+    "tokens_per_second": "tokens/s",
     "model_flops_utilisation": "MFU",
-    "skipped": "skipped tokens' share",
+    "skipped": "share of skipped tokens",
 }
-"""Where the name of a column is not the one that people use."""
+"""Titles of columns whose name is not the usual term."""
 LOGARITHMIC = ("gradient_norm", "update_norm")
-"""Columns, or groups of them, that go through orders of magnitude."""
+"""Columns, or groups of columns, that span orders of magnitude."""
 EXACT = ("learning_rate", "epochs", "skipped_steps", "logit_bound")
-"""Columns, or groups of them, without noise: smoothed, they would only come late."""
+"""Columns, or groups of columns, without noise: smoothing would only delay them."""
 PREFERENCES = ("rewards/", "logps/")
 
 
 @dataclasses.dataclass(frozen=True)
 class Chart:
-    """A picture of one column of all runs.
+    """A chart of one column of all runs.
 
     Attributes:
-      column: its name in the metrics.
-      title: that people read.
-      meaning: a sentence; empty where the name must do.
-      is_logarithmic: whether its axis is, at first.
-      is_exact: whether it is drawn as it was written, however much the others are smoothed.
+      column: name of the column in the metrics.
+      title: title of the chart.
+      meaning: one-sentence explanation; empty if the name is sufficient.
+      is_logarithmic: whether its axis is logarithmic at first.
+      is_exact: whether it is never smoothed.
     """
 
     column: str
@@ -61,17 +61,17 @@ class Chart:
 
 @dataclasses.dataclass(frozen=True)
 class Section:
-    """Charts that are read together.
+    """Charts that belong together.
 
     Attributes:
-      title: that people read.
-      charts: in their order.
-      num_left_out: columns for which there is no room.
+      title: title of the section.
+      charts: charts in display order.
+      num_omitted: number of columns beyond the maximum.
     """
 
     title: str
     charts: tuple[Chart, ...]
-    num_left_out: int
+    num_omitted: int
 
 
 _SECTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -93,29 +93,33 @@ _SECTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "dead_experts",
         ),
     ),
+    # The empty prefix selects all columns that no other section has taken.
     ("Other numbers", ("",)),
 )
-"""Titles, and columns by name or, where the name ends in a stroke or is none, by their beginning."""
+"""Titles, and columns by name; a name that is empty or ends with a slash selects by prefix."""
 
 
 def sections_of(columns: Iterable[str]) -> list[Section]:
-    """Charts of columns, each once; sections without one are left out."""
-    left = [column for column in dict.fromkeys(columns) if column != TOKENS]
-    found = []
+    """Returns charts of the columns, each once; empty sections are omitted."""
+    remaining = [column for column in dict.fromkeys(columns) if column != TOKENS]
+    sections = []
     for title, wanted in _SECTIONS:
-        chosen = [column for name in wanted for column in left if _is_meant(name, column)]
-        left = [column for column in left if column not in chosen]
+        # Order within a section follows `_SECTIONS`, then the metrics file.
+        chosen = [column for name in wanted for column in remaining if _is_selected(name, column)]
+        # Each column belongs to the first section that selects it.
+        remaining = [column for column in remaining if column not in chosen]
         if chosen:
-            charts = tuple(map(_chart_of, chosen[:MOST_CHARTS]))
-            found.append(Section(title, charts, len(chosen) - len(charts)))
-    return found
+            charts = tuple(map(_chart_of, chosen[:MAX_CHARTS]))
+            sections.append(Section(title, charts, len(chosen) - len(charts)))
+    return sections
 
 
-def _is_meant(name: str, column: str) -> bool:
+def _is_selected(name: str, column: str) -> bool:
     return column.startswith(name) if name.endswith("/") or not name else column == name
 
 
 def _chart_of(column: str) -> Chart:
+    # The column gradient_norm/experts, for example, belongs to the group gradient_norm.
     group = column.partition("/")[0]
     return Chart(
         column=column,
@@ -127,8 +131,8 @@ def _chart_of(column: str) -> Chart:
 
 
 def _title(column: str) -> str:
-    # Behind the stroke stands a name of the user's, such as a folder or a task.
-    group, stroke, name = column.partition("/")
-    if group == TASKS and stroke:
+    # The part after the slash is a user's name, such as that of a task: it is shown unchanged.
+    group, slash, name = column.partition("/")
+    if group == TASKS and slash:
         return name
-    return TITLES.get(column, group.replace("_", " ") + stroke + name)
+    return TITLES.get(column, group.replace("_", " ") + slash + name)

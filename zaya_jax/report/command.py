@@ -1,13 +1,14 @@
-"""`zaya report`: runs in one HTML file, side by side."""
+"""`zaya report`: one or several runs in one HTML file."""
 
 import pathlib
 from collections.abc import Sequence
 
-from zaya_jax import durable
+from zaya_jax.errors import UserError
+from zaya_jax.files import durable
 from zaya_jax.options import Parser
 from zaya_jax.report.page import page_of
 from zaya_jax.report.run_record import read_run
-from zaya_jax.tables import format_bytes
+from zaya_jax.text_tables import format_bytes
 
 OUTPUT = "report.html"
 
@@ -16,13 +17,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Writes the report of runs.
 
     Raises:
-      ValueError: for a folder that is no run's, or one that is named twice.
+      UserError: if a folder is not a run folder, or is named twice.
     """
     options = _parser().parse_args(argv)
     _check_names(options.runs)
     runs = [read_run(folder) for folder in options.runs]
     page = page_of(runs)
-    with durable.naming(options.output):
+    with durable.path_in_errors(options.output):
         durable.write(options.output, page)
     for run in runs:
         for note in run.notes:
@@ -33,25 +34,26 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _parser() -> Parser:
     parser = Parser(
         "report",
-        "Writes one HTML file on one or several runs: curves, load of experts, samples, configs, versions.",
+        "Write one HTML file that compares runs: curves, load of experts, samples, configs, versions.",
         (
             "zaya report runs/tiny",
             "zaya report runs/tiny --output=tiny.html",
-            "zaya report runs/tiny runs/wide runs/deep     # side by side, and in what they differ",
+            "zaya report runs/tiny runs/wide runs/deep     # side by side, with their differences",
         ),
     )
-    parser.add_argument("runs", nargs="+", type=pathlib.Path, metavar="RUN", help="the folder of a run")
+    parser.add_argument("runs", nargs="+", type=pathlib.Path, metavar="RUN", help="run folder")
     parser.add_argument(
         "--output",
         type=pathlib.Path,
         default=pathlib.Path(OUTPUT),
         metavar="FILE",
-        help="to be written (default: %(default)s)",
+        help="output file (default: %(default)s)",
     )
     return parser
 
 
 def _check_names(folders: Sequence[pathlib.Path]) -> None:
     for folder in folders:
+        # The page tells runs apart by the names of their folders.
         if folders.count(folder) > 1:
-            raise ValueError(f"{folder} is named {folders.count(folder)} times; each run must be named once")
+            raise UserError(f"{folder} is named {folders.count(folder)} times; each run must be named once")

@@ -1,7 +1,7 @@
-// Curves of one column of all runs, each on a canvas of its own; all show the same window of steps or tokens.
+// Curves of one column of all runs, each on its own canvas; all show the same window of steps or tokens.
 const HEIGHT = 210, LEFT = 52, RIGHT = 10, TOP = 18, BOTTOM = 20;
 const NEAR_PIXELS = 6, TICK_PIXELS = 90, SMALLEST_DRAG = 8, DASH = [6, 3], COLOURS = 8, DOT_PIXELS = 9;
-// What the reader has chosen. The window is [first, last] of the axis, or null for all of it.
+// The user's settings. The window is [first, last] of the axis, or null for all of it.
 const chosen = { axis: "steps", smoothing: 0.6, hidden: new Set(), window: null };
 
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
@@ -16,7 +16,7 @@ function short(value) {
   return size && size < 1e-3 ? value.toExponential(2) : String(Number(value.toPrecision(4)));
 }
 
-// Numbers in steps of 1, 2 or 5 of some power of ten.
+// Tick values in steps of 1, 2 or 5 times a power of ten.
 function ticksOf(low, high, most) {
   const rough = (high - low) / Math.max(most, 1), power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 5, 10].map((each) => each * power).find((each) => each >= rough);
@@ -31,13 +31,13 @@ function logarithmicTicks(low, high, most) {
     for (const each of [1, 2, 5]) found.push(each * 10 ** power);
   }
   const within = found.filter((tick) => tick >= low && tick <= high);
-  // Less than a decade: evenly, as where the axis is not logarithmic.
+  // Less than a decade: linear ticks, as on a linear axis.
   if (within.length < 3) return ticksOf(low, high, most).filter((tick) => tick > 0);
   const size = Math.ceil(within.length / most);
   return within.filter((_, n) => n % size === 0);
 }
 
-// An exponential mean that begins without a bias; the weight is of what came before.
+// An exponential moving average with bias correction; the weight applies to earlier values.
 function smooth(values, weight) {
   let mean = 0, total = 0;
   return values.map((value) => {
@@ -57,7 +57,7 @@ function nearest(sorted, value) {
   return Math.abs(sorted[low] - value) <= Math.abs(sorted[high] - value) ? low : high;
 }
 
-// Where a step lies on the axis.
+// Position of a step on the axis.
 function placeOf(run, step) {
   const { steps, tokens } = run.train;
   if (chosen.axis === "steps") return step;
@@ -68,12 +68,12 @@ function placeOf(run, step) {
   return tokens[next - 1] + share * (tokens[next] - tokens[next - 1]);
 }
 
-// What is drawn of a column: a line for each run that is shown and has it.
+// Lines of a column: one for each visible run that has it.
 function linesOf(column, smoothing) {
   const found = [];
   data.runs.forEach((run, number) => {
     const values = run.train.curves[column];
-    // Beside the steps' own values those of now and then: on held-out text, or of a task.
+    // Values that exist only at some steps: held-out loss and tasks.
     const rareName = column in run.tasks.curves ? "task" : "held-out";
     const rare = rareName === "task" ? run.tasks : run.held_out, rareValues = rare.curves[column];
     const places = run.train[chosen.axis];
@@ -88,7 +88,7 @@ function linesOf(column, smoothing) {
   return found;
 }
 
-// The whole axis, of all runs that are shown: all pictures have the same.
+// The full range of the axis over all visible runs, which all charts share.
 function wholeWindow() {
   const ends = data.runs.filter((_, number) => !chosen.hidden.has(number))
     .map((run) => run.train[chosen.axis]?.at(-1) ?? 0);
@@ -140,11 +140,11 @@ class Curves {
       ? null : [this.pressed, this.pointed].sort((a, b) => a - b);
     this.draw();
     const said = this.lines.flatMap((line) => this.say(line));
-    if (said.length) tell(event, said.join("\n")); else tip.style.display = "none";
+    if (said.length) showTip(event, said.join("\n")); else tip.style.display = "none";
   }
 
   release(event) {
-    // A finger that scrolls is no drag.
+    // A scrolling finger is not a drag.
     if (this.dragged && event.pointerType !== "touch") chosen.window = this.dragged;
     this.pressed = this.dragged = null;
     drawAll();
@@ -201,11 +201,11 @@ class Curves {
   }
 
   setRange(values) {
-    // Not Math.min(...values): a long run's are more than a call takes.
+    // Not Math.min(...values): a long run has more values than a call accepts arguments.
     const [low, high] = values.reduce(([a, b], value) => [Math.min(a, value), Math.max(b, value)], [Infinity, -Infinity]);
     const bend = this.isLogarithmic ? Math.log : (value) => value;
     let [bottom, top] = values.length ? [bend(low), bend(high)] : [0, 1];
-    // What is always the same lies in the middle, and what is always nothing at the bottom.
+    // A constant is in the middle, and constant zero at the bottom.
     if (top === bottom) [bottom, top] = [bottom - Math.abs(bottom) / 10, top + (Math.abs(top) / 10 || 1)];
     const margin = (top - bottom) * 0.04;
     [bottom, top] = [bottom - margin, top + margin];
@@ -235,13 +235,13 @@ class Curves {
     if (hasValues) this.drawPhases(); else context.fillText("no values", (LEFT + right) / 2, HEIGHT / 2);
   }
 
-  // The begin of each phase of the runs that are drawn, in the run's colour unless runs share it.
+  // The start of each phase of the visible runs, in the run's color unless runs share it.
   drawPhases() {
     const begins = new Map();
     for (const { run, number } of this.lines) {
       run.phases.forEach(([name, last], n) => {
         const place = n ? placeOf(run, run.phases[n - 1][1]) : 0, key = `${place} ${name}`;
-        // One that has ended before the window is over, and is not written at its edge.
+        // A phase that ended before the window starts is not labelled at its edge.
         if (place === null || placeOf(run, last) <= this.window[0]) return;
         begins.set(key, [place, name, begins.has(key) ? colour("dim") : colourOf(number)]);
       });
@@ -279,7 +279,7 @@ class Curves {
     context.lineWidth = 1;
   }
 
-  // Held-out values; of so many that they would hide what is below them, a dashed line.
+  // Held-out values as dots, or as a dashed line if many dots would hide the curves.
   drawDots(dots) {
     const { context } = this;
     if (dots.length * DOT_PIXELS > this.width) {
@@ -298,7 +298,7 @@ class Curves {
     }
   }
 
-  // What befell the run, as arrows at the axis.
+  // Events of the run, as arrows at the axis.
   drawMarks(line) {
     const { context } = this, bottom = HEIGHT - BOTTOM + 2;
     context.fillStyle = colourOf(line.number);
@@ -319,7 +319,7 @@ class Curves {
     for (const n of known) context.lineTo(this.x(places[n]), this.y(high[n]));
     for (const n of known.reverse()) context.lineTo(this.x(places[n]), this.y(low[n]));
     context.fill();
-    // A single row that jumped is a sliver of no width; its edge is seen.
+    // A single outlier has no width, so its outline is drawn.
     context.globalAlpha = 0.4;
     for (const edge of [low, high]) this.strokeValues(places, edge);
   }

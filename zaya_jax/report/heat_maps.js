@@ -1,7 +1,7 @@
-// What each layer's router did over time: a picture a layer, whose rows are experts and whose columns moments.
+// Routing over time: one picture per layer, with experts as rows and moments as columns.
 const GAP = 3, ENTROPY_ROW = 5, PICTURE_PIXELS = 72, LARGEST_ROW = 16, SMALLEST_ROW = 2;
 const isDark = matchMedia("(prefers-color-scheme: dark)");
-// Of an even share: four times is as red as it gets, a quarter as blue; none at all has a colour of its own.
+// Relative to an even share: red saturates at four times, blue at a quarter; zero has its own color.
 const FURTHEST = 2;
 const PALETTES = {
   light: { even: [240, 241, 244], more: [200, 48, 30], less: [38, 90, 190], none: [20, 22, 28], skip: [120, 60, 190] },
@@ -16,7 +16,7 @@ function loadColour(load) {
   return mix(palette().even, load > 1 ? palette().more : palette().less, far);
 }
 
-// Experts' loads of a layer's shares, by an even share of what does not skip, and the share that skips.
+// A layer's expert loads relative to an even share of tokens that are not skipped, and the skipped share.
 function loadsOf(shares) {
   const skipped = shares.at(-1) / data.shares, numExperts = shares.length - 1;
   const loads = shares.slice(0, -1).map((share) => {
@@ -25,7 +25,7 @@ function loadsOf(shares) {
   return [loads, skipped];
 }
 
-// Colours by row and column as an image, drawn with hard edges into a part of a canvas.
+// Colors by row and column as an image, drawn without interpolation into a part of a canvas.
 function paint(context, rows, top, width, height) {
   const image = document.createElement("canvas");
   [image.width, image.height] = [rows[0].length, rows.length];
@@ -48,7 +48,7 @@ class HeatMap {
     this.canvas.addEventListener("pointerleave", () => { tip.style.display = "none"; });
   }
 
-  // Numbers of the moments in the window that all pictures show.
+  // Indices of the moments in the visible window.
   get moments() {
     const { router } = this.run, places = router[chosen.axis] ?? router.steps;
     const [first, last] = chosen.window ?? [-Infinity, Infinity];
@@ -59,7 +59,7 @@ class HeatMap {
   point(event) {
     const moments = this.moments, column = Math.floor((event.offsetX / this.canvas.clientWidth) * moments.length);
     const moment = moments[Math.min(Math.max(column, 0), moments.length - 1)];
-    tell(event, `step ${grouped(this.run.router.steps[moment])}\n${this.say(moment, event.offsetY)}`);
+    showTip(event, `step ${grouped(this.run.router.steps[moment])}\n${this.say(moment, event.offsetY)}`);
   }
 }
 

@@ -1,4 +1,4 @@
-// What the reader chooses, and the pictures that follow it.
+// The user's controls, and the charts that depend on them.
 const all = (selector) => [...document.querySelectorAll(selector)];
 const pictures = [
   ...all("figure.chart").map((figure) => new Curves(figure)),
@@ -10,7 +10,7 @@ function drawAll() {
   for (const picture of pictures) picture.draw();
 }
 
-// A run that is hidden is hidden everywhere, and a hidden one has no width to be drawn in.
+// A hidden run is hidden in all sections; hidden canvases have no width and are drawn when shown again.
 function toggle(chip) {
   const number = Number(chip.dataset.run), isShown = chosen.hidden.has(number);
   if (isShown) chosen.hidden.delete(number); else chosen.hidden.add(number);

@@ -1,4 +1,4 @@
-"""All that the folder of a run tells: its metrics, config, texts, lives, and what its time went into."""
+"""Contents of a run folder: metrics, config, samples, starts, and time accounting."""
 
 import contextlib
 import dataclasses
@@ -7,35 +7,28 @@ import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from zaya_jax.aegis.goodput import Goodput, find_attempts, measure
-from zaya_jax.aegis.journal import (
-    BEGAN,
-    EVENTS_FILE,
-    FINISHED,
-    METRICS_FILE,
-    SAMPLES_FILE,
-    events_of,
-    lines_of,
-    parse_line,
-)
-from zaya_jax.aegis.timeline import Mark, marks_of
-from zaya_jax.config import CONFIG_FILE
-from zaya_jax.json_files import read_json
+from zaya_jax.aegis.views.goodput import Goodput, find_attempts, measure
+from zaya_jax.aegis.views.timeline import Mark, marks_of
+from zaya_jax.config import CONFIG_FILE, use_current_names
+from zaya_jax.errors import UserError
+from zaya_jax.files.json_files import read_json
 from zaya_jax.report.metrics_file import LARGEST_STEP, RunMetrics, read_metrics
-from zaya_jax.train.changes import RecordedChange, read_changes
+from zaya_jax.run_folder.events import events_of, lines_of, parse_line
+from zaya_jax.run_folder.names import BEGAN, EVENTS_FILE, FINISHED, METRICS_FILE, SAMPLES_FILE
+from zaya_jax.train.config_changes import RecordedChange, read_changes
 
-MARKS_OF_A_RUN = CONFIG_FILE, METRICS_FILE, EVENTS_FILE
-"""A folder that has none of these files is none of a run."""
+RUN_FILES = CONFIG_FILE, METRICS_FILE, EVENTS_FILE
+"""A run folder contains at least one of these files."""
 UNKNOWN = "unknown"
 
 
 @dataclasses.dataclass(frozen=True)
-class KeptText:
-    """A text that a run has made.
+class Sample:
+    """A sample of text that a run has generated.
 
     Attributes:
-      step: of the weights that made it.
-      text: as the run wrote it.
+      step: step of the weights.
+      text: generated text.
     """
 
     step: int
@@ -44,14 +37,14 @@ class KeptText:
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """Who began a life of a run, where, and with what.
+    """A start of a run.
 
     Attributes:
-      began: Unix time.
-      step: from which it went on.
+      began: Unix time in seconds.
+      step: step from which training continued.
       who: user and host.
-      devices: how many, of what kind, in how many processes.
-      versions: of packages, by name.
+      devices: number and kind of devices, and number of processes.
+      versions: versions of packages by name.
     """
 
     began: float
@@ -63,19 +56,19 @@ class Origin:
 
 @dataclasses.dataclass(frozen=True)
 class RunRecord:
-    """What is known of a run.
+    """Contents of a run folder.
 
     Attributes:
-      name: its folder, as it was given.
-      metrics: of its steps.
-      config: as its file has it; empty where that is not there or damaged.
-      changes: of the config, on the way.
-      goodput: None before it has begun its steps.
-      end: how its last life ended.
-      origins: of its lives; several in a row that are alike are one.
-      marks: what befell it on the way, with the step.
-      texts: that it has made, by step.
-      notes: what is missing or damaged, in sentences that name the file.
+      name: path of the folder as given by the user.
+      metrics: metrics of the run.
+      config: values of the config file; empty if the file is missing or damaged.
+      changes: changes of the config during the run.
+      goodput: time accounting; None before the first step.
+      end: how the last start ended.
+      origins: starts of the run; consecutive identical ones are merged.
+      marks: events with their steps.
+      texts: samples by step.
+      notes: sentences on missing or damaged files.
     """
 
     name: str
@@ -86,29 +79,31 @@ class RunRecord:
     end: str
     origins: Sequence[Origin]
     marks: Sequence[Mark]
-    texts: Sequence[KeptText]
+    texts: Sequence[Sample]
     notes: Sequence[str]
 
 
 def read_run(folder: pathlib.Path) -> RunRecord:
-    """Reads what there is of a run; a part that is damaged is left out, and named.
+    """Reads a run folder; damaged parts are omitted and reported in `notes`.
 
     Raises:
-      ValueError: for a folder that is no run's.
+      UserError: if the folder is not a run folder.
     """
-    if not any((folder / name).is_file() for name in MARKS_OF_A_RUN):
-        there = "it has none of" if folder.is_dir() else "there is no such folder with"
-        raise ValueError(f"{folder} is not the folder of a run: {there} {', '.join(MARKS_OF_A_RUN)}")
+    if not any((folder / name).is_file() for name in RUN_FILES):
+        reason = "it has none of" if folder.is_dir() else "the folder does not exist; it must contain one of"
+        raise UserError(f"{folder} is not a run folder: {reason} {', '.join(RUN_FILES)}")
     notes: list[str] = []
     config, changes, goodput = {}, [], None
     with _noting(notes):
-        config = read_json(folder / CONFIG_FILE)
+        config = use_current_names(read_json(folder / CONFIG_FILE))
     with _noting(notes):
+        # In its own block: a damaged config must not hide the changes.
         changes = read_changes(folder)
     events = events_of(folder)
-    lives = find_attempts(events)
-    if lives:
+    attempts = find_attempts(events)
+    if attempts:
         goodput = measure(events)
+    # Metrics are read even if the config is damaged.
     metrics = read_metrics(folder)
     notes += _notes_on(metrics, folder / METRICS_FILE)
     return RunRecord(
@@ -117,8 +112,10 @@ def read_run(folder: pathlib.Path) -> RunRecord:
         config=config,
         changes=changes,
         goodput=goodput,
-        end=(lives[-1].end or "going on, or killed") if lives else "not begun",
+        # A process that was killed has written no end: its history looks like that of a running one.
+        end=(attempts[-1].end or "running or killed") if attempts else "not started",
         origins=_origins_of(events) or _origins_of_checkpoints(folder),
+        # Events before the first step have no place on the axis of the curves.
         marks=[mark for mark in marks_of(events, ()) if mark.step and mark.kind != FINISHED],
         texts=_texts_of(folder),
         notes=notes,
@@ -127,36 +124,38 @@ def read_run(folder: pathlib.Path) -> RunRecord:
 
 @contextlib.contextmanager
 def _noting(notes: list[str]) -> Iterator[None]:
-    """Goes on without a part that says what is wrong with it: the others are worth a page."""
+    """Turns a `UserError` of one part into a note, so that the other parts are still shown."""
     try:
         yield
-    except ValueError as error:
+    except UserError as error:
         notes.append(str(error))
 
 
 def _notes_on(metrics: RunMetrics, path: pathlib.Path) -> Iterator[str]:
     if not len(metrics.train.steps):
-        yield f"{path} has no row of a step yet; a run writes one each train.log_every steps"
+        yield f"{path} has no training row yet; a run writes one every train.log_every steps"
     elif metrics.router is None:
-        yield f"{path} has no rows of routers; an earlier version began the run"
+        yield f"{path} has no router rows; the run was started by an earlier version"
     if metrics.num_damaged:
-        yield f"{path} has {metrics.num_damaged:,} damaged lines, which are left out"
+        yield f"{path} has {metrics.num_damaged:,} damaged lines, which are ignored"
 
 
 def _origins_of(events: Sequence[Mapping[str, Any]]) -> list[Origin]:
-    found: list[Origin] = []
+    records: list[Origin] = []
     for event in events:
         if event["event"] == BEGAN and isinstance(event.get("versions"), dict):
             origin = _origin_of(event)
-            if not found or _without_time(found[-1]) != _without_time(origin):
-                found.append(origin)
-    return found
+            # Restarts on the same hosts with the same versions are one entry.
+            if not records or _without_time(records[-1]) != _without_time(origin):
+                records.append(origin)
+    return records
 
 
 def _origin_of(event: Mapping[str, Any]) -> Origin:
     devices = f"{event.get('devices')} x {event.get('device')}, processes: {event.get('processes')}"
     return Origin(
         began=event["time"],
+        # Events of other versions, or of a damaged file, may lack the step.
         step=event["step"] if isinstance(event.get("step"), int) else 0,
         who=f"{event.get('user')} on {event.get('host')}",
         devices=devices,
@@ -169,12 +168,19 @@ def _without_time(origin: Origin) -> Origin:
 
 
 def _origins_of_checkpoints(folder: pathlib.Path) -> list[Origin]:
-    """Of a run that was begun before its events said it: what its oldest checkpoint knows."""
-    from zaya_jax.checkpoint import all_steps, read_about  # a second of imports, for old runs alone
+    """The origin of a run that an earlier version started without recording it: from its oldest
+    checkpoint.
+    """
+    from zaya_jax.checkpoint import (  # takes a second to import, and only old runs need it
+        all_steps,
+        read_description,
+    )
 
+    # The oldest checkpoint is the nearest to the start.
     for step in all_steps(folder):
+        # The description of a damaged checkpoint may be no valid JSON; a later checkpoint may be whole.
         with contextlib.suppress(ValueError):
-            about = read_about(folder, step)
+            about = read_description(folder, step)
             if about is not None:
                 devices = f"devices: {about.num_devices}, processes: {about.num_processes}"
                 written = datetime.datetime.fromisoformat(about.written).timestamp()
@@ -182,12 +188,12 @@ def _origins_of_checkpoints(folder: pathlib.Path) -> list[Origin]:
     return []
 
 
-def _texts_of(folder: pathlib.Path) -> list[KeptText]:
-    """The last text of each step."""
-    found: dict[int, KeptText] = {}
+def _texts_of(folder: pathlib.Path) -> list[Sample]:
+    """The last sample of each step."""
+    records: dict[int, Sample] = {}
     for line in lines_of(folder / SAMPLES_FILE):
         values = parse_line(line)
         step, text = values.get("step"), values.get("text")
         if isinstance(step, int) and 0 <= step <= LARGEST_STEP and isinstance(text, str):
-            found[step] = KeptText(step, text)
-    return [found[step] for step in sorted(found)]
+            records[step] = Sample(step, text)
+    return [records[step] for step in sorted(records)]

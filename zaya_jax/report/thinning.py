@@ -1,20 +1,20 @@
-"""Hundreds of thousands of values as some hundreds, of which none hides the largest or the least."""
+"""Reduction of long curves to bins that keep their minima and maxima."""
 
 import dataclasses
 
 import numpy as np
 
 _DIGITS = 5
-"""That are kept of a number: more than a pixel shows, or a reader compares."""
+"""Significant digits of numbers: more than a pixel can show."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Bins:
-    """Rows that lie beside each other, by the numbers of the first ones.
+    """Bins of consecutive rows.
 
     Attributes:
-      starts: number of the first row of each bin.
-      num_rows: of all of them.
+      starts: index of the first row of each bin.
+      num_rows: total number of rows.
     """
 
     starts: np.ndarray
@@ -22,18 +22,18 @@ class Bins:
 
     @property
     def ends(self) -> np.ndarray:
-        """Number of the last row of each bin."""
+        """Index of the last row of each bin."""
         return np.append(self.starts[1:], self.num_rows) - 1
 
 
 @dataclasses.dataclass(frozen=True)
 class ThinnedCurve:
-    """A column's values by bin; NaN where a bin has none that is finite.
+    """Values of a column by bin; NaN for a bin without finite values.
 
     Attributes:
-      low: the least one.
-      mean: of those that are finite.
-      high: the largest one.
+      low: minimum of the finite values.
+      mean: mean of the finite values.
+      high: maximum of the finite values.
     """
 
     low: np.ndarray
@@ -42,19 +42,22 @@ class ThinnedCurve:
 
     @property
     def is_exact(self) -> bool:
-        """Whether there is no more to be known of it than its means."""
+        """Whether the means alone describe the curve."""
+        # A bin without values has NaN in both.
         return np.array_equal(self.low, self.high, equal_nan=True)
 
 
 def bins_of(num_rows: int, most: int) -> Bins:
-    """Bins of equally many rows, the last one of fewer; of short runs each row is one."""
+    """Returns bins of equal size, except for a smaller last one; in short runs each row is a bin."""
+    # Rounded up, so that there are at most `most` bins.
     size = max(-(-num_rows // most), 1)
     return Bins(np.arange(0, num_rows, size), num_rows)
 
 
 def thin(values: np.ndarray, bins: Bins) -> ThinnedCurve:
-    """The extremes and means of a column, by bin."""
+    """Returns minima, means and maxima of a column by bin."""
     is_known = np.isfinite(values)
+    # reduceat reduces each bin at once, without a Python loop over bins.
     count = np.add.reduceat(is_known, bins.starts, dtype=np.int64)
     total = np.add.reduceat(np.where(is_known, values, 0.0), bins.starts)
     low = np.minimum.reduceat(np.where(is_known, values, np.inf), bins.starts)
@@ -62,13 +65,14 @@ def thin(values: np.ndarray, bins: Bins) -> ThinnedCurve:
     is_empty = count == 0
     return ThinnedCurve(
         low=np.where(is_empty, np.nan, low),
+        # `where` computes both sides, and a division by zero would warn.
         mean=np.where(is_empty, np.nan, total / np.maximum(count, 1)),
         high=np.where(is_empty, np.nan, high),
     )
 
 
 def as_short_numbers(values: np.ndarray) -> list[float | int | None]:
-    """Numbers for JSON: five digits of each, whole ones without a point, None for what is not finite."""
+    """Returns numbers for JSON with five digits, integers without a point, and None for nonfinite values."""
     return [_short(value) for value in values.tolist()]
 
 
@@ -76,4 +80,5 @@ def _short(value: float) -> float | int | None:
     if not np.isfinite(value):
         return None
     rounded = float(f"{value:.{_DIGITS}g}")
+    # JSON would write a whole float with ".0", two characters more.
     return int(rounded) if rounded.is_integer() else rounded

@@ -1,4 +1,5 @@
-"""A server with OpenAI's interface over the engine: what is asked, how it is written, who may ask how much.
+"""HTTP server with an OpenAI-compatible API and a chat page, on top of the inference engine.
 
-Starlette and uvicorn are an extra; only `command.py` is imported without them.
+The server needs the `serve` extra (Starlette, uvicorn, pydantic); only `command.py` can be imported without
+it.
 """

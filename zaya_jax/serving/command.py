@@ -1,4 +1,4 @@
-"""`zaya serve`: answers requests of OpenAI's interface with the newest weights of a run."""
+"""`zaya serve`: serves the latest checkpoint of a run with an OpenAI-compatible API."""
 
 import argparse
 import dataclasses
@@ -6,130 +6,170 @@ import importlib.util
 import os
 import pathlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from zaya_jax.data.chat_format import ChatFormat
-from zaya_jax.data.chat_template import ZAYA, load_template
-from zaya_jax.data.kept_tokenizer import kept_template
-from zaya_jax.inference.engine import Engine
-from zaya_jax.inference.loading import LoadedRun, load_for_writing
-from zaya_jax.inference.prompt_scores import score_prompt
+from zaya_jax.data.chats.templates.encoding import ChatFormat
+from zaya_jax.errors import UserError
+from zaya_jax.inference.engine.engine import Engine
+from zaya_jax.inference.engine.prompt_scores import PromptScorer
+from zaya_jax.inference.loading import LoadedRun, has_chat_template, load_for_generation
 from zaya_jax.options import Parser
-from zaya_jax.serving.limits import ServingLimits
+from zaya_jax.platform.host_header import LOOPBACK
+from zaya_jax.platform.shell import install_command
+from zaya_jax.serving.http.limits import ServingLimits
+from zaya_jax.serving.load_progress import LoadProgress
 
 if TYPE_CHECKING:
-    from zaya_jax.serving.served import ServedRun
+    from zaya_jax.serving.loaded_model import LoadedModel
 
-LONGEST_DEFAULT = 8192
-"""Tokens of a slot, where nobody says how many: each has the memory of all of them."""
+DEFAULT_MAX_LENGTH = 8192
+"""Upper limit of the default of `--max-length`: each slot reserves memory for that many tokens."""
 KEY_VARIABLE = "ZAYA_API_KEY"
+NO_TEMPLATE = "none"
+"""Value of `--template` that disables chats, for a tokenizer whose template is broken."""
 _LIMITS = ServingLimits()
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Runs `zaya serve` with the words behind it, until it is told to end.
+    """Runs `zaya serve` until a signal stops it.
+
+    Args:
+      argv: arguments of the command.
 
     Raises:
-      ValueError: for options that cannot be, a port that cannot be had, or a run without weights.
+      UserError: for invalid options, a port in use, or a run without weights.
     """
     options = _parser().parse_args(argv)
-    _require_server()
+    _require_packages()
     limits = _limits_of(options)
     key = _find_key(options)
     _check(options, key)
-    # Only now: they need starlette and uvicorn.
-    from zaya_jax.serving.running import listen, run_server
+    # Imported late: it needs the packages of the `serve` extra.
+    from zaya_jax.serving.server import listen, run_server
 
+    # Listen before loading: a port in use is reported at once, and health checks see "loading" meanwhile.
     listening = listen(options.host, options.port)
     origins = options.allow_origin
     with listening:
-        run_server(_loader(options), listening, limits, key=key, host=options.host, origins=origins)
+        run_server(
+            lambda: load_model(options), listening, limits, key=key, host=options.host, origins=origins
+        )
 
 
-def _require_server() -> None:
-    """Sees whether the packages of the server are there.
+def _require_packages() -> None:
+    """Checks that the packages of the `serve` extra are installed.
 
     Raises:
-      ValueError: with what to install if they are not.
+      UserError: if one is missing, with the command that installs it.
     """
-    for name in ("starlette", "uvicorn"):
+    for name in ("starlette", "uvicorn", "pydantic"):
+        # `find_spec` does not import the package, so that `zaya serve --help` stays fast.
         if importlib.util.find_spec(name) is None:
-            raise ValueError(f"a server needs {name}, which is not installed: pip install 'zaya_jax[serve]'")
+            raise UserError(f"zaya serve needs {name}, which is not installed: {install_command('serve')}")
 
 
 def _limits_of(options: argparse.Namespace) -> ServingLimits:
-    for name in ("slots", "max_waiting", "max_body_kib"):
+    for name in ("slots", "max_waiting", "max_body_kib", "max_client_connections"):
         if getattr(options, name) < 1:
             option = "--" + name.replace("_", "-")
-            raise ValueError(f"{option} is {getattr(options, name)}; it must be at least 1")
-    for name in ("request_seconds", "drain_seconds"):
+            raise UserError(f"{option} is {getattr(options, name)}; it must be at least 1")
+    for name in ("read_seconds", "request_seconds", "drain_seconds"):
         if not 0 < getattr(options, name) < 1e9:
             option = "--" + name.replace("_", "-")
-            raise ValueError(f"{option} is {getattr(options, name):g}; it must be above 0")
+            raise UserError(f"{option} is {getattr(options, name):g}; it must be above 0")
     if options.prefix_mib < 0:
-        raise ValueError(f"--prefix-mib is {options.prefix_mib}; it must be 0 (keep nothing) or above")
+        raise UserError(
+            f"--prefix-mib is {options.prefix_mib}; it must be at least 0; 0 disables the prefix cache"
+        )
     return dataclasses.replace(
         _LIMITS,
         body_bytes=options.max_body_kib * 1024,
+        client_connections=options.max_client_connections,
         scoring=options.max_waiting,
+        read_seconds=options.read_seconds,
         request_seconds=options.request_seconds,
         drain_seconds=options.drain_seconds,
     )
 
 
 def _find_key(options: argparse.Namespace) -> str | None:
-    """The key that clients must send: of the file, else of the environment; None for none.
+    """Returns the key that clients must send, from the file or the environment; None for none.
 
     Raises:
-      ValueError: for one that no client could send. It does not repeat the key.
+      UserError: for a key that no client could send. The message does not contain the key.
     """
     if options.api_key_file is not None:
         place = options.api_key_file
+        # Editors end a file with a new line, which is not part of the key.
         key = pathlib.Path(place).read_text(encoding="utf-8", errors="replace").strip()
     else:
         place, key = KEY_VARIABLE, os.environ.get(KEY_VARIABLE)
         if key is None:
             return None
+    # A header cannot carry other keys. Without this check the server would refuse every client.
     if not key or not key.isascii() or not key.isprintable() or " " in key:
-        raise ValueError(f"{place} has no key in it; it must be one word of ASCII letters, digits and signs")
+        raise UserError(f"{place} has no valid key; it must be one word of ASCII letters, digits and signs")
     return key
 
 
 def _check(options: argparse.Namespace, key: str | None) -> None:
-    """Refuses to let others in without a key.
+    """Checks that a server that other machines can reach has a key, and that origins are URLs.
 
     Raises:
-      ValueError: with what would be right.
+      UserError: if not.
     """
-    from zaya_jax.serving.gate import LOOPBACK
-
+    # Refuse instead of warning: without a key, anybody on the network could use the accelerator.
     if options.host not in LOOPBACK and key is None:
-        raise ValueError(
-            f"--host is {options.host}, where others may ask too; give --api-key-file or {KEY_VARIABLE}, or "
-            "leave it at 127.0.0.1"
+        raise UserError(
+            f"--host is {options.host}, which other machines can reach; set --api-key-file or "
+            f"{KEY_VARIABLE}, or use the default 127.0.0.1"
         )
     for origin in options.allow_origin:
         if origin != "*" and not origin.startswith(("http://", "https://")):
-            raise ValueError(f"--allow-origin is {origin}; it must be as http://localhost:3000, or *")
+            raise UserError(
+                f"--allow-origin is {origin}; it must be a URL such as http://localhost:3000, or *"
+            )
 
 
-def _loader(options: argparse.Namespace) -> "Callable[[], ServedRun]":
-    return lambda: load_served(options)
+def load_model(options: argparse.Namespace) -> "LoadedModel":
+    """Loads the model of a run, allocates its slots and compiles all programs, and prints the progress.
 
-
-def load_served(options: argparse.Namespace) -> "ServedRun":
-    """Reads a run, takes the memory of its slots, and compiles what a first request needs.
+    Args:
+      options: parsed options of `zaya serve`.
 
     Raises:
-      ValueError: if it has no weights, or cannot be served so.
+      UserError: if the run has no weights, or does not support the options.
     """
-    from zaya_jax.serving.served import ServedRun
+    from zaya_jax.serving.loaded_model import LoadedModel
 
-    run = load_for_writing(options.run_folder)
-    config, chat_format = run.model.config, _chat_format(run, options.template)
-    longest = min(config.max_position_embeddings, LONGEST_DEFAULT)
-    engine = Engine(
+    with LoadProgress(f"loading the weights of {options.run_folder}") as progress:
+        run = load_for_generation(options.run_folder)
+        config, chat_format = run.model.config, _chat_format(run, options.template)
+        engine = _engine(run, options)
+        progress.report(f"weights of step {run.step:,} are loaded")
+        # The engine computes logits only for new tokens. Scores of prompts need a separate program.
+        scorer = PromptScorer(run.model, engine.variables, max_length=engine.max_length)
+        progress.compile(engine, scorer)
+    return LoadedModel(
+        name=options.model_name or pathlib.Path(options.run_folder).resolve().name,
+        created=int(time.time()),
+        tokenizer=run.tokenizer,
+        chat_format=chat_format,
+        engine=engine,
+        score=scorer.score,
+        vocab_size=config.vocab_size,
+        max_length=engine.max_length,
+        num_layers=config.num_hidden_layers,
+        num_experts=config.num_experts,
+        capacity=options.slots + options.max_waiting,
+    )
+
+
+def _engine(run: LoadedRun, options: argparse.Namespace) -> Engine:
+    # Each slot reserves the memory of max_length tokens, whether a text uses them or not.
+    longest = min(run.model.config.max_position_embeddings, DEFAULT_MAX_LENGTH)
+    return Engine(
         run.model,
         run.variables,
         num_slots=options.slots,
@@ -137,25 +177,13 @@ def load_served(options: argparse.Namespace) -> "ServedRun":
         prefix_bytes=options.prefix_mib * 2**20,
         max_waiting=options.max_waiting,
     )
-    engine.warm_up()  # else the first client would wait, maybe a minute
-    return ServedRun(
-        name=options.model_name or pathlib.Path(options.run_folder).resolve().name,
-        created=int(time.time()),
-        tokenizer=run.tokenizer,
-        chat_format=chat_format,
-        engine=engine,
-        score=lambda prompt, num_top: score_prompt(run.model, run.variables, prompt, num_top=num_top),
-        vocab_size=config.vocab_size,
-        max_length=engine.max_length,
-        num_layers=config.num_hidden_layers,
-        num_experts=config.num_experts,
-        num_places=options.slots + options.max_waiting,
-    )
 
 
 def _chat_format(run: LoadedRun, template: str | None) -> ChatFormat | None:
-    """How a run was taught chats; None for one that nobody taught any."""
-    if template is None and load_template(kept_template(run.folder), run.tokenizer).name == ZAYA:
+    """Returns the chat format of a run; None if it has none, or chats are disabled."""
+    # Some tokenizers bring a template although the model was not trained on chats: it is used only on
+    # request.
+    if template == NO_TEMPLATE or (template is None and not has_chat_template(run.folder, run.tokenizer)):
         return None
     return run.chat_format(template)
 
@@ -163,11 +191,12 @@ def _chat_format(run: LoadedRun, template: str | None) -> ChatFormat | None:
 def _parser() -> Parser:
     parser = Parser(
         "serve",
-        "Serves the newest weights of a run with OpenAI's interface, and a page to chat with it.\n\n"
+        "Serve the latest checkpoint of a run with an OpenAI-compatible API and a chat page.\n\n"
         "POST /v1/chat/completions, /v1/completions; GET /v1/models, /health, /metrics, / (the page).\n"
-        "SIGTERM and Ctrl-C let it finish what it is writing; a second one does not wait.\n\n"
-        "curl http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' \\\n"
-        '  -d \'{"prompt": "def main(", "max_tokens": 32}\'',
+        "SIGTERM, SIGHUP or Ctrl-C stops it after the running responses; a second signal does not wait.\n\n"
+        "  curl http://127.0.0.1:8000/v1/completions \\\n"
+        "    -H 'Content-Type: application/json' \\\n"
+        '    -d \'{"prompt": "def main(", "max_tokens": 32}\'',
         (
             "zaya serve runs/sft",
             "zaya serve runs/sft --port 0                # any free port; the address is printed",
@@ -175,62 +204,82 @@ def _parser() -> Parser:
             "ZAYA_API_KEY=... zaya serve runs/sft --host 0.0.0.0",
         ),
     )
-    parser.add_argument("run_folder", metavar="RUN", help="the folder of a run")
-    parser.add_argument("--host", default="127.0.0.1", help="that it listens at (default: %(default)s)")
-    parser.add_argument("--port", type=int, default=8000, help="0 for any (default: %(default)s)")
+    parser.add_argument("run_folder", metavar="RUN", help="folder of the run")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    parser.add_argument(
+        "--port", type=int, default=8000, help="port to listen on, 0 for any free one (default: %(default)s)"
+    )
     parser.add_argument(
         "--api-key-file",
         metavar="FILE",
-        help=f"holds the key that clients must send; else {KEY_VARIABLE} (default: no key, on loopback)",
+        help=f"file with the key that clients must send (default: the variable {KEY_VARIABLE}; a loopback "
+        "address needs no key)",
     )
     parser.add_argument(
         "--allow-origin",
         action="append",
         default=[],
         metavar="ORIGIN",
-        help="a page that may ask from a browser, as http://localhost:3000; may be given several times",
+        help="origin of a web page that may send requests (CORS), such as http://localhost:3000; repeatable",
     )
     parser.add_argument(
-        "--model-name", metavar="NAME", help="as clients ask for it (default: the folder's name)"
+        "--model-name", metavar="NAME", help="name of the model in requests (default: the folder's name)"
     )
-    parser.add_argument("--template", help='of chats: "zaya" or a Jinja file; default the run\'s own')
+    parser.add_argument(
+        "--template",
+        help='chat template: "zaya", a Jinja file, or "none" to serve no chats (default: the run\'s)',
+    )
     _add_limits(parser)
     return parser
 
 
 def _add_limits(parser: Parser) -> None:
     limits = parser.add_argument_group("limits")
-    limits.add_argument("--slots", type=int, default=16, help="texts at a time (default: %(default)s)")
+    limits.add_argument(
+        "--slots",
+        type=int,
+        default=16,
+        help="maximum number of texts generated at a time (default: %(default)s)",
+    )
     limits.add_argument(
         "--max-length",
         type=int,
         metavar="N",
-        help=f"tokens of a prompt and its answer (default: the network's, at most {LONGEST_DEFAULT:,})",
+        help=f"maximum tokens of prompt and response (default: the model's, at most {DEFAULT_MAX_LENGTH:,})",
     )
     limits.add_argument(
         "--max-waiting",
         type=int,
         default=256,
         metavar="N",
-        help="texts that wait for a slot; more are refused with 429 (default: %(default)s)",
+        help="maximum number of texts that wait for a slot; more are refused with 429 (default: %(default)s)",
     )
     limits.add_argument(
         "--prefix-mib",
         type=int,
         default=256,
         metavar="N",
-        help="memory for beginnings that prompts share; 0 for none (default: %(default)s)",
+        help="memory of the prefix cache in MiB; 0 disables it (default: %(default)s)",
     )
     limits.add_argument(
         "--max-body-kib",
         type=int,
         default=_LIMITS.body_bytes // 1024,
         metavar="N",
-        help="size of a request (default: %(default)s)",
+        help="maximum size of a request body in KiB (default: %(default)s)",
+    )
+    limits.add_argument(
+        "--max-client-connections",
+        type=int,
+        default=_LIMITS.client_connections,
+        metavar="N",
+        help="maximum open connections per client address, at most half of all; clients of a proxy count as "
+        "one (default: %(default)s)",
     )
     for name, meaning in (
-        ("request", "until an answer must be whole"),
-        ("drain", "for answers to end behind SIGTERM"),
+        ("read", "time limit for parsing, validating and tokenizing a request, in seconds"),
+        ("request", "time limit for a complete response, in seconds"),
+        ("drain", "time for running responses to end after SIGTERM, in seconds"),
     ):
         limits.add_argument(
             f"--{name}-seconds",

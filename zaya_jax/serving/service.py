@@ -1,140 +1,194 @@
-"""The state of a server: whether it can answer, what it serves, who is being answered."""
+"""State of a server: its status, its model, and the responses in progress."""
 
 import asyncio
+import collections
 import concurrent.futures
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Literal, TypeVar
 
-from zaya_jax.inference.prompt_scores import PromptScores
-from zaya_jax.serving.limits import ServingLimits
+from zaya_jax.inference.engine.prompt_scores import PromptScores
+from zaya_jax.serving.api.token_texts import TokenTexts
+from zaya_jax.serving.http.body_structure import check_structure
+from zaya_jax.serving.http.errors import ApiError, too_many, unavailable
+from zaya_jax.serving.http.limits import ServingLimits
+from zaya_jax.serving.http.worker_threads import WorkerThreads
+from zaya_jax.serving.loaded_model import LoadedModel
 from zaya_jax.serving.metrics import ServingMetrics
-from zaya_jax.serving.refusals import too_many, unavailable
-from zaya_jax.serving.served import ServedRun
-from zaya_jax.serving.token_texts import TokenTexts
 
 Status = Literal["loading", "ready", "draining", "failed"]
 T = TypeVar("T")
-READERS = 2
-"""Threads that read bodies: a megabyte of letters takes a tokenizer of Python a second."""
+NUM_THREADS = 2
+"""Threads that read small bodies, and threads that build responses: a long response takes a second."""
+SMALL_BODY_BYTES = 1 << 14
+"""Bodies up to this size have separate threads, so that they do not wait for large bodies."""
+_UNAVAILABLE = {
+    "loading": "the server is still loading its model",
+    "draining": "the server is shutting down and accepts no more requests",
+    "failed": "the engine has failed; restart the server",
+}
+"""Error messages by status."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Opened:
-    """What there is once a run is loaded."""
+class ReadyState:
+    """What requests use once the model is loaded.
 
-    served: ServedRun
+    Attributes:
+      model: the model.
+      texts: names and bytes of its tokens.
+      failure: function that returns the error that ended the engine; None while the engine works.
+    """
+
+    model: LoadedModel
     texts: TokenTexts
     failure: Callable[[], Exception | None]
-    """What ended the engine; None while it goes on."""
 
 
 class Service:
-    """What all requests of a server share. It belongs to the loop that answers them.
+    """State that all requests of a server share. Only the event loop may use it.
 
     Attributes:
-      limits: of all requests.
-      metrics: what was done.
-      is_ending: whether what still runs is ended in the middle.
+      limits: limits of all requests.
+      metrics: metrics of the server.
+      is_shutting_down: whether running responses are being cancelled.
     """
 
     def __init__(self, limits: ServingLimits, metrics: ServingMetrics | None = None):
-        """Begins as one that loads."""
+        """Starts with the status "loading"."""
         self.limits, self.metrics = limits, metrics or ServingMetrics()
-        self._opened: Opened | None = None
-        self._is_draining = self.is_ending = False
-        self._answers: set[asyncio.Task] = set()
+        self._ready: ReadyState | None = None
+        self._is_draining = self.is_shutting_down = False
+        self._responses: set[asyncio.Task] = set()
         self._num_scoring = 0
-        self._readers = concurrent.futures.ThreadPoolExecutor(READERS, "reader")
-        # One at a time: the device is the engine's, and a prompt's logits take memory.
+        # Each endpoint has its own threads: chats whose template hangs must not block completions. Large
+        # bodies are read one at a time, because they compete with the event loop for Python's lock.
+        self._small_readers: dict[object, WorkerThreads] = collections.defaultdict(
+            lambda: WorkerThreads(NUM_THREADS, "small-reader")
+        )
+        self._large_readers: dict[object, WorkerThreads] = collections.defaultdict(
+            lambda: WorkerThreads(1, "large-reader")
+        )
+        self._response_builders = WorkerThreads(NUM_THREADS, "response-builder")
+        # Scores one prompt at a time: the device also runs the engine, and a prompt's logits take memory.
         self._scorer = concurrent.futures.ThreadPoolExecutor(1, "scorer")
 
-    def open(self, served: ServedRun, failure: Callable[[], Exception | None] = lambda: None) -> None:
-        """Has requests answered from now on.
+    def set_ready(self, model: LoadedModel, failure: Callable[[], Exception | None] = lambda: None) -> None:
+        """Accepts requests from now on.
 
         Args:
-          served: the run.
-          failure: gives what ended the engine, if anything did.
+          model: the loaded model.
+          failure: function that returns the error that ended the engine, if any.
         """
-        self._opened = Opened(served, TokenTexts(served.tokenizer), failure)
-        self.metrics.watch(served.engine.stats)
+        self._ready = ReadyState(model, TokenTexts(model.tokenizer), failure)
+        # The metrics of the engine appear only now: while loading there is no engine to read.
+        self.metrics.watch(model.engine.stats)
 
     def close(self) -> None:
-        """Lets its threads go; what they have not begun is dropped."""
-        for pool in (self._readers, self._scorer):
-            pool.shutdown(wait=False, cancel_futures=True)
+        """Stops the scoring thread, and drops the prompts that wait for it."""
+        self._scorer.shutdown(wait=False, cancel_futures=True)
 
     @property
     def status(self) -> Status:
-        """Whether it can answer now."""
+        """Whether the server can answer requests now."""
         if self._is_draining:
             return "draining"
-        if self._opened is None:
+        if self._ready is None:
             return "loading"
-        return "ready" if self._opened.failure() is None else "failed"
+        return "ready" if self._ready.failure() is None else "failed"
 
     @property
-    def opened(self) -> Opened:
-        """What it serves.
+    def ready_state(self) -> ReadyState:
+        """The loaded model.
 
         Raises:
-          Refused: if it cannot answer now.
+          ApiError: if the server cannot answer requests now.
         """
         status = self.status
-        if status != "ready" or self._opened is None:
-            sentences = {
-                "loading": "the server is still loading its run",
-                "draining": "the server is ending, and takes no more requests",
-                "failed": "the engine has failed; the server must be started anew",
-            }
-            raise unavailable(sentences[status], seconds=5)
-        return self._opened
+        if status != "ready" or self._ready is None:
+            raise unavailable(_UNAVAILABLE[status], seconds=5)
+        return self._ready
 
     @property
-    def num_answering(self) -> int:
-        """Requests that are being answered."""
-        return len(self._answers)
+    def num_responses(self) -> int:
+        """Number of responses in progress."""
+        return len(self._responses)
 
-    def add(self, answer: asyncio.Task) -> None:
-        """Notes an answer, which is waited for before the server ends."""
-        self._answers.add(answer)
-        answer.add_done_callback(self._answers.discard)
+    def add(self, response: asyncio.Task) -> None:
+        """Registers a response, for which `drain` waits."""
+        self._responses.add(response)
+        response.add_done_callback(self._responses.discard)
 
     async def drain(self, seconds: float) -> int:
-        """Takes no more requests, and waits until those that run are answered, or for so long.
+        """Refuses new requests, waits for running responses, and cancels those that take longer.
+
+        Args:
+          seconds: how long to wait.
 
         Returns:
-          How many were ended in the middle.
+          Number of cancelled responses.
         """
         self._is_draining = True
-        if self._answers:
-            await asyncio.wait(self._answers, timeout=seconds)
-        self.is_ending = True
-        left = list(self._answers)
-        for answer in left:
-            answer.cancel()
-        if left:
-            await asyncio.wait(left, timeout=5)
-        return len(left)
+        if self._responses:
+            await asyncio.wait(self._responses, timeout=seconds)
+        self.is_shutting_down = True
+        unfinished = list(self._responses)
+        for response in unfinished:
+            response.cancel()
+        # Each of them still sends its client an error.
+        if unfinished:
+            await asyncio.wait(unfinished, timeout=5)
+        return len(unfinished)
 
-    async def read(self, function: Callable[..., T], *arguments: object) -> T:
-        """Calls what may take long for a large body, beside the loop."""
-        return await asyncio.get_running_loop().run_in_executor(self._readers, function, *arguments)
+    async def read(self, read: Callable[[LoadedModel, bytes], T], body: bytes) -> T:
+        """Parses and validates a body in a thread, within the time limit.
 
-    async def score(self, prompts: Sequence[Sequence[int]], num_top: int) -> list[PromptScores]:
-        """Scores prompts, behind those that wait already.
+        Args:
+          read: function that returns a request from a body.
+          body: JSON of the request.
 
         Raises:
-          Refused: if too many wait.
+          ApiError: if the body is too deep or too large, takes too long, or `read` refuses it.
         """
+        limits, model = self.limits, self.ready_state.model
+        is_small = len(body) <= SMALL_BODY_BYTES
+        threads = (self._small_readers if is_small else self._large_readers)[read]
+
+        def check_and_read() -> T:
+            # The check takes milliseconds for a large body, too long for the event loop.
+            check_structure(body, max_body_bytes=limits.body_bytes)
+            return read(model, body)
+
+        try:
+            async with asyncio.timeout(limits.read_seconds):
+                return await threads.call(check_and_read)
+        except TimeoutError:
+            message = f"the body could not be read within {limits.read_seconds:g} seconds; split the request"
+            raise ApiError(message, status=503, kind="server_error", code="timeout") from None
+
+    async def build(self, function: Callable[..., T], *arguments: object) -> T:
+        """Builds the content of a response, which may be long, in a thread."""
+        return await self._response_builders.call(function, *arguments)
+
+    async def score(self, prompts: Sequence[Sequence[int]], num_top: int) -> list[PromptScores]:
+        """Scores prompts, after those that are already waiting.
+
+        Args:
+          prompts: tokens of each prompt.
+          num_top: number of most likely tokens to report in the place of each token.
+
+        Raises:
+          ApiError: if too many prompts are waiting.
+        """
+        # All prompts of a request are queued, or none.
         if self._num_scoring + len(prompts) > self.limits.scoring:
-            raise too_many(f"{self._num_scoring} prompts wait to be scored; ask again in a moment")
+            raise too_many(f"{self._num_scoring} prompts wait to be scored; retry in a moment")
         self._num_scoring += len(prompts)
         try:
             run = functools.partial(asyncio.get_running_loop().run_in_executor, self._scorer)
-            # gather and not one by one: a cancelled one takes its others with it out of the queue.
-            score = self.opened.served.score
+            # One `gather` for all prompts: if one is cancelled, the others also leave the queue.
+            score = self.ready_state.model.score
             return list(await asyncio.gather(*(run(score, prompt, num_top) for prompt in prompts)))
         finally:
             self._num_scoring -= len(prompts)

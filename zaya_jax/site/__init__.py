@@ -1,5 +1,4 @@
-"""The documentation as a folder of HTML, made of docstrings, configs, verbs, notebooks and a few pages.
+"""Builds the documentation website from `docs/`, docstrings, commands, config fields and notebooks.
 
-`python -m zaya_jax.site OUT` builds it from a checkout, with Sphinx. Docstrings are read as Markdown from
-the source, so that nothing of ours is imported for them. A link or a name that leads nowhere is an error.
+`python -m zaya_jax.site OUT` builds it from a checkout, with Sphinx. A link that leads nowhere is an error.
 """

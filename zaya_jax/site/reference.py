@@ -1,6 +1,5 @@
-"""Pages that nobody writes: each verb's help, and each field of a config."""
+"""Generated reference pages: the help of each command, and all config fields."""
 
-import ast
 import contextlib
 import importlib
 import io
@@ -8,54 +7,57 @@ import os
 import re
 from collections.abc import Iterator
 
-from zaya_jax.cli import VERBS
-from zaya_jax.site.api import linked
-from zaya_jax.site.docstrings import parse
-from zaya_jax.site.names import Module, Names, public
+from zaya_jax.commands.registry import COMMANDS
+from zaya_jax.config_help import FieldHelp, field_helps
+from zaya_jax.errors import UserError
+from zaya_jax.fields import describe_types
+from zaya_jax.platform.shell import zaya_command
 
 _CHOICES = re.compile(r"\{([a-z][a-z-]*(?:,[a-z][a-z-]*)*)\}")
-_LISTED = re.compile(r"^  VERB +((?:[a-z-]+,\s+)+[a-z-]+)$", re.MULTILINE)
-_SECTION = re.compile(r"^[A-Z]\w*Config$")
+_LISTED = re.compile(r"^  [A-Z]+ +((?:[a-z-]+,\s+)+[a-z-]+)$", re.MULTILINE)
 
 
 def commands_page() -> str:
-    """What `zaya VERB --help` says, of all verbs and the words that they take."""
-    blocks = ["# Command line", "All of it is what `zaya VERB --help` prints."]
-    for verb, (_, summary) in VERBS.items():
-        text = _help([verb])
-        assert text, f"zaya {verb} --help says nothing"
-        blocks += [f"## zaya {verb}", summary.capitalize() + ".", _fenced(text)]
-        for word, more in _words(verb, text):
-            blocks += [f"### zaya {verb} {word}", _fenced(more)]
+    """The output of `zaya COMMAND --help` for all commands and subcommands, as Markdown."""
+    blocks = ["# Help of all commands", "The output of `zaya COMMAND --help`."]
+    for command, (_, summary) in COMMANDS.items():
+        text = _help([command])
+        assert text, f"zaya {command} --help prints nothing"
+        blocks += [f"## zaya {command}", summary.capitalize() + ".", _fenced(text)]
+        for subcommand, more in _subcommands(command, text):
+            blocks += [f"### zaya {command} {subcommand}", _fenced(more)]
     return "\n\n".join(blocks) + "\n"
 
 
-def _words(verb: str, text: str) -> Iterator[tuple[str, str]]:
-    """The words behind a verb that have a help of their own."""
+def _subcommands(command: str, text: str) -> Iterator[tuple[str, str]]:
+    """Subcommands that have their own help, with that help."""
     usage = text.partition("\n\n")[0]
-    seen = {text}
-    words = [word for found in _CHOICES.findall(usage) for word in found.split(",")]
-    if listed := _LISTED.search(text):  # `zaya aegis` has a parser for each of its words
-        words += re.findall(r"[a-z-]+", listed[1])
-    # One that an example has and no list of choices: `zaya plan failures`.
-    words += re.findall(rf"^  zaya {verb} ([a-z][a-z-]+)(?= |$)", text, re.MULTILINE)
-    for word in dict.fromkeys(words):
-        more = _help([verb, word])
-        if more and more not in seen:
-            seen.add(more)
-            yield word, more
+    names = [name for choices in _CHOICES.findall(usage) for name in choices.split(",")]
+    if listed := _LISTED.search(text):  # `zaya aegis` and `zaya ckpt` have a parser for each subcommand
+        names += re.findall(r"[a-z-]+", listed[1])
+    # A subcommand that only an example mentions: `zaya plan failures`.
+    names += re.findall(rf"^  zaya {command} ([a-z][a-z-]+)(?= |$)", text, re.MULTILINE)
+    # A command that ignores the word prints its own help once more.
+    printed = {text}
+    for name in dict.fromkeys(names):
+        more = _help([command, name])
+        if more and more not in printed:
+            printed.add(more)
+            yield name, more
 
 
 def _help(words: list[str]) -> str:
-    """What a verb prints; nothing where it does not take the words."""
+    """The output of a command with `--help`; empty if it does not accept the words."""
     columns, printed = os.environ.get("COLUMNS"), io.StringIO()
+    # argparse breaks lines at the width of the terminal, which must not change the page.
     os.environ["COLUMNS"] = "100"
-    main = importlib.import_module(VERBS[words[0]][0]).main
+    main = importlib.import_module(COMMANDS[words[0]][0]).main
     try:
         with contextlib.redirect_stdout(printed):
             main([*words[1:], "--help"])
     except SystemExit as leaving:
-        return "" if leaving.code else printed.getvalue()
+        if leaving.code:
+            return ""
     except ValueError:
         return ""
     finally:
@@ -63,66 +65,31 @@ def _help(words: list[str]) -> str:
             del os.environ["COLUMNS"]
         else:
             os.environ["COLUMNS"] = columns
-    return printed.getvalue()
+    # Examples begin with the path by which this shell finds the command.
+    return printed.getvalue().replace(f"{zaya_command()} ", "zaya ")
 
 
 def _fenced(text: str) -> str:
     return f"```text\n{text.rstrip()}\n```"
 
 
-def config_page(modules: list[Module], names: Names) -> str:
-    """Every field of a config with what it may be, what it is and what it means.
+def config_page() -> str:
+    """All config fields with types, defaults and meaning, as Markdown.
 
     Raises:
-      ValueError: for a field that its section's docstring does not explain.
+      UserError: if the docstring of a section does not explain a field.
     """
-    blocks = [
-        "# Configs",
-        "A run is a `ConfigDict` of these sections. Any field is an option of verbs that take a config: "
-        "`--config.SECTION.FIELD=VALUE`. Values are those of `zaya_jax.config`; the presets in `configs/` "
-        "set their own. Which values go together is checked before anything is compiled.",
-    ]
-    blocks[1] = linked(blocks[1], names)
-    sections = [
-        (module, name, node, parse(raw))
-        for module in modules
-        if module.room == "zaya_jax.config"
-        for name, node, raw in public(module.tree.body)
-        if isinstance(node, ast.ClassDef) and (name == "Config" or _SECTION.match(name))
-    ]
-    # As options name them: of the sections, the fields of Config whose types they are.
-    prefixes = {"Config": ""} | {
-        ast.unparse(definition.annotation): f"{field}."
-        for _, name, node, _ in sections
-        if name == "Config"
-        for field, definition, _ in public(node.body)
-        if isinstance(definition, ast.AnnAssign)
-    }
-    for module, name, node, docstring in sorted(sections, key=lambda each: each[1] != "Config"):
-        explained = docstring.entries("Attributes")
-        blocks += [f"## {name}", linked(docstring.text, names, module.name)]
-        for field, definition, _ in public(node.body):
-            if not isinstance(definition, ast.AnnAssign):
-                continue
-            if field not in explained:
-                raise ValueError(
-                    f"{module.name}.{name}.{field} is not explained; its class's Attributes must say it"
-                )
-            text = linked(explained[field], names, module.name)
-            blocks.append(f"**{prefixes.get(name, '')}{field}**: {text}  \n{_kind(definition)}")
+    blocks = ["# All config fields", "Set a field with `--config.SECTION.FIELD=VALUE`."]
+    section = ""
+    for field in field_helps():
+        if not field.text:
+            raise UserError(f"config field {field.path} is not explained in the docstring of its section")
+        if field.section != section:
+            section = field.section
+            blocks.append(f"## {section}")
+        blocks.append(_field_entry(field))
     return "\n\n".join(blocks) + "\n"
 
 
-def _kind(node: ast.AnnAssign) -> str:
-    """The type of a field, which is a link if it is a section, and its default."""
-    text = ast.unparse(node.annotation)
-    section = re.search(r"\b[A-Z]\w*Config\b", text)
-    return (f"[`{text}`](#{section[0].lower()})" if section else f"`{text}`") + _default(node)
-
-
-def _default(node: ast.AnnAssign) -> str:
-    if node.value is None:
-        return ", must be given"
-    if isinstance(node.value, ast.Call):
-        return ""
-    return f", by default `{ast.unparse(node.value)}`"
+def _field_entry(field: FieldHelp) -> str:
+    return f"**{field.path}**: {field.text}  \n`{describe_types((field.hint,))}`, default `{field.default}`"

@@ -1,1 +1,1 @@
-"""The training run: state, loss, step, and the loop around them."""
+"""Training: setup, the loop and its hooks, and the step as pure functions."""

@@ -1,4 +1,4 @@
-"""Which implementation each operation of a run takes, where its config leaves that open."""
+"""Selection of an implementation for each operation of a run."""
 
 import dataclasses
 
@@ -14,18 +14,19 @@ OPERATIONS = {
     "loss_implementation": "cross_entropy",
     "newton_schulz_implementation": "newton_schulz",
 }
-"""What `pallas_kernels.choice` calls the operation of each field of `ExecutionConfig`."""
+"""Name of the operation in `pallas_kernels.choice`, by field of `ExecutionConfig`."""
 
 
 def resolve_implementations(
     execution: ExecutionConfig, config: ModelConfig, *, platform: str | None = None
 ) -> ExecutionConfig:
-    """The execution with an implementation named for each operation of network, loss and optimiser.
+    """Returns the execution config with an implementation named for each operation.
 
     Args:
-      execution: in whose fields None stands for `implementation`, and there for what was measured best.
-      config: of the network, whose widths a kernel must be able to take.
-      platform: that the program is compiled for: "cpu", "cuda" or "rocm"; None is the one that runs here.
+      execution: execution config; None in a field selects the field `implementation`, and None there selects
+        the implementation that was measured fastest for the platform.
+      config: network config, whose widths a kernel must support.
+      platform: platform that the program is compiled for: "cpu", "cuda" or "rocm"; None for the current one.
     """
     widths = {
         "flash_attention": config.head_dim,
@@ -35,17 +36,17 @@ def resolve_implementations(
     }
 
     def chosen(field: str, operation: str) -> str:
-        asked = getattr(execution, field) or execution.implementation
-        return asked or choose(operation, None, platform=platform, width=widths.get(operation, 0))
+        requested = getattr(execution, field) or execution.implementation
+        return requested or choose(operation, None, platform=platform, width=widths.get(operation, 0))
 
     named = {field: chosen(field, operation) for field, operation in OPERATIONS.items()}
     return dataclasses.replace(execution, **named)
 
 
 def describe_implementations(execution: ExecutionConfig, config: ModelConfig) -> str:
-    """Which operations of a run are Pallas kernels on the platform that runs here, on one line."""
+    """Describes in one line which operations are Pallas kernels on the current platform."""
     named = resolve_implementations(execution, config)
-    taken = {field.removesuffix("_implementation"): getattr(named, field) for field in OPERATIONS}
-    said = {"pallas": "{}", "ragged_dot+pallas": "gradients of {}"}
-    kernels = [said[form].format(name) for name, form in taken.items() if form in said]
+    chosen = {field.removesuffix("_implementation"): getattr(named, field) for field in OPERATIONS}
+    templates = {"pallas": "{}", "ragged_dot+pallas": "gradients of {}"}
+    kernels = [templates[form].format(name) for name, form in chosen.items() if form in templates]
     return f"Pallas kernels: {', '.join(kernels)}; the rest by XLA" if kernels else "Pallas kernels: none"

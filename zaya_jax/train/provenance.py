@@ -1,4 +1,4 @@
-"""Where a state comes from: what each checkpoint of a run says, and what a run that goes on asks of it."""
+"""Provenance of checkpoints: config, corpora, versions and devices."""
 
 import dataclasses
 import datetime
@@ -12,47 +12,48 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from zaya_jax.checkpoint import About, SavedStep, read_about
-from zaya_jax.config import Config, corpora_by_use
-from zaya_jax.data.shards import Corpus, fingerprint
+from zaya_jax.checkpoint import SavedStep, StepDescription, read_description
+from zaya_jax.config import Config, corpus_folders
+from zaya_jax.data.corpora.shards import Corpus, fingerprint
+from zaya_jax.errors import UserError
 from zaya_jax.platform.versions import package_version
 
 PACKAGES = ("zaya_jax", "jax", "jaxlib", "orbax-checkpoint")
-"""Those whose versions decide what was computed and written."""
+"""Packages whose versions affect results and files."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Provenance:
-    """What all checkpoints of a run say alike.
+    """Provenance that all checkpoints of a run share.
 
     Attributes:
-      config: of the run.
-      corpora: fingerprints by folder.
-      num_devices: that it trains on.
+      config: config of the run.
+      corpora: fingerprints of the corpora by folder.
+      num_devices: number of devices.
     """
 
     config: Config
     corpora: dict[str, str]
     num_devices: int
 
-    def of_step(self, step: int) -> About:
-        """What the checkpoint of a step says, whose save begins now."""
-        return About(
+    def of_step(self, step: int) -> StepDescription:
+        """Returns the record for the checkpoint of a step whose save begins now."""
+        return StepDescription(
             step=step,
             phase=self.config.phase_at(step).name,
-            # Lists for tuples, as the file will have them: what is read back equals what was written.
+            # Through JSON, which turns tuples into lists: the record equals what is read back.
             config=json.loads(self.config.to_text()),
             corpora=self.corpora,
             versions=_versions(),
             num_processes=jax.process_count(),
             num_devices=self.num_devices,
-            # Not local time: clusters and those who look at their folders live in several zones.
+            # UTC, because clusters and users are in several time zones.
             written=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         )
 
 
 def describe_origin(mesh: Mesh) -> dict[str, Any]:
-    """Who begins a life of a run, where, and with which versions; its last checkpoint knows only the last."""
+    """Returns user, host, device and versions of an attempt, for its first event."""
     return {
         "user": _user(),
         "host": socket.gethostname(),
@@ -68,32 +69,32 @@ def _versions() -> dict[str, str]:
 def _user() -> str:
     try:
         return getpass.getuser()
-    except (KeyError, OSError):  # a container may run as a number that has no name
+    except (KeyError, OSError):  # a container may have a user id without a name
         return f"user {os.getuid()}"
 
 
 def fingerprints(corpora: Mapping[str, Corpus]) -> dict[str, str]:
-    """Of each corpus of a run, by its folder as the config names it."""
+    """Returns the fingerprint of each corpus of a run, by its folder as the config names it."""
     return {folder: fingerprint(corpus) for folder, corpus in corpora.items()}
 
 
 def check_same_corpora(start: SavedStep, config: Config, corpora: Mapping[str, Corpus]) -> None:
-    """Checks that a run that goes on finds the corpora that it has read, wherever they lie now.
+    """Checks that a resumed run reads the same corpora as before, in any location.
 
-    Its place in them is a number of sequences: in another corpus that would be other text.
+    Its position is a number of sequences, which in another corpus would be other text.
 
     Raises:
-      ValueError: if one is another.
+      UserError: if a corpus differs.
     """
-    about = read_about(start.run_folder, start.step)
-    if about is None:  # one that was converted has nothing to hold against
+    about = read_description(start.run_folder, start.step)
+    if about is None:  # a converted checkpoint has no record
         return
-    found, before = fingerprints(corpora), corpora_by_use(Config.from_dict(about.config))
-    for now, then in zip(corpora_by_use(config), before, strict=False):
-        # What phases that came later read is not known of a step before them.
-        if now in found and then in about.corpora and found[now] != about.corpora[then]:
-            raise ValueError(
+    current, before = fingerprints(corpora), corpus_folders(Config.from_dict(about.config))
+    for now, then in zip(corpus_folders(config), before, strict=False):
+        # The record of an early step does not have the corpora of later phases.
+        if now in current and then in about.corpora and current[now] != about.corpora[then]:
+            raise UserError(
                 f"the corpus {now} is not the one that {start.run_folder} read up to step {start.step}: "
-                "its text is another; put that one back, or begin a new run in another "
+                "its text differs; restore that one, or start a new run in another "
                 "--config.run_folder (--config.train.init_from starts from the weights of this one)"
             )

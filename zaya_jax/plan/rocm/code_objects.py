@@ -1,30 +1,27 @@
-"""What each compiled GPU kernel needs, read from the files that XLA:ROCm leaves.
+"""Resources of compiled GPU kernels, read from the files that XLA:ROCm writes.
 
-Registers, spills, scratch and static local memory stand in the notes of the code objects (ELF notes of
-type 32 in MessagePack: LLVM's "User Guide for AMDGPU Backend", code object metadata). How a kernel is
-launched, and the local memory it asks for then, stands in XLA's list of thunks. Matrix instructions
-are counted in the optimised LLVM code, the main loop in the machine code (`zaya_jax.plan.rocm.machine_code`).
+Registers, spills, scratch and static local memory are in the notes of the code objects (ELF notes of type 32
+in MessagePack: LLVM's "User Guide for AMDGPU Backend", code object metadata). Launch sizes and dynamic local
+memory are in XLA's list of thunks. Matrix instructions are counted in the optimized LLVM code, and the main
+loop in the machine code (`zaya_jax.plan.rocm.machine_code`).
 """
 
 import dataclasses
 import pathlib
 import re
-import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-import msgpack
-
+from pallas_kernels.emulator.code_object import kernel_notes, read_code_object
 from zaya_jax.plan.gpus import Device
-from zaya_jax.plan.rocm.machine_code import Loop, kernel_code, main_loop
+from zaya_jax.plan.rocm.machine_code import Loop, main_loop
 
-NOTE_OWNER = b"AMDGPU\0\0"
-METADATA_NOTE = 32
 LAUNCH = re.compile(
     r"Kernel\s+\[[^\]]*\] (\S+) grid: \[([^\]]*)\] threads: \[([^\]]*)\]\s+shared_memory: (\d+) bytes"
 )
 KERNEL_DEFINITION = re.compile(r"^define [^\n]*amdgpu_kernel void @\"?([^\"(]+)\"?\(", re.MULTILINE)
-MATRIX_CALL = re.compile(r"call [^\n]*@llvm\.amdgcn\.s?mfma[c.]")
+MATRIX_CALL = re.compile(r"call [^\n]*@llvm\.amdgcn\.s?mfmac?\.([\w.]+)\(")
+"""Its group is the shape and the type of the factors, such as "f32.32x32x4.xf32"."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,17 +29,18 @@ class Kernel:
     """A compiled kernel.
 
     Attributes:
-      name: XLA's.
-      vgprs: vector registers of a lane, accumulators included.
-      sgprs: scalar registers of a wave.
-      vgpr_spills: vector registers that did not fit and live in memory.
-      sgpr_spills: scalar registers that did not fit.
-      scratch_bytes: memory of a lane for what has no register.
-      lds_bytes: local memory of a workgroup, static and asked for at the launch.
-      threads: of a workgroup; 0 if no launch was found.
-      grid: workgroups; 0 if no launch was found.
-      matrix_instructions: in the code, not executions.
-      loop: that most of its time goes into; None if it has no loop.
+      name: XLA's name.
+      vgprs: vector registers per lane, including accumulators.
+      sgprs: scalar registers per wave.
+      vgpr_spills: vector registers spilled to memory.
+      sgpr_spills: scalar registers spilled to memory.
+      scratch_bytes: scratch memory per lane in bytes.
+      lds_bytes: local memory per workgroup in bytes, static and dynamic.
+      threads: threads per workgroup; 0 if no launch was found.
+      grid: number of workgroups; 0 if no launch was found.
+      matrix_instructions: matrix instructions in the code, not executions.
+      xf32_instructions: those that round float32 factors to 10 mantissa bits.
+      loop: main loop; None if the kernel has no loop.
     """
 
     name: str
@@ -55,36 +53,42 @@ class Kernel:
     threads: int
     grid: int
     matrix_instructions: int
+    xf32_instructions: int = 0
     loop: Loop | None = None
 
     def problems(self, device: Device) -> list[str]:
-        """What is wrong with it, in words; nothing for a sound kernel."""
+        """Returns descriptions of problems; empty if there are none."""
         core = device.need_core()
-        found = []
+        messages = []
         if self.vgpr_spills or self.sgpr_spills:
-            found.append(f"spills {self.vgpr_spills} vector and {self.sgpr_spills} scalar registers")
+            messages.append(f"spills {self.vgpr_spills} vector and {self.sgpr_spills} scalar registers")
+        if self.xf32_instructions:
+            messages.append(f"{self.xf32_instructions} products of float32 numbers rounded to xf32")
         if self.scratch_bytes:
-            found.append(f"{self.scratch_bytes} bytes of scratch a lane")
+            messages.append(f"{self.scratch_bytes} bytes of scratch per lane")
         if self.lds_bytes > core.lds_bytes:
-            found.append(f"{self.lds_bytes:,} bytes of LDS, of {core.lds_bytes:,}")
-        return found
+            messages.append(f"{self.lds_bytes:,} bytes of LDS, of {core.lds_bytes:,}")
+        return messages
 
     def waves_per_simd(self, device: Device) -> int:
-        """Waves that a vector unit can keep in flight, by registers and by local memory."""
+        """Maximum number of waves in flight per vector unit, limited by registers and local memory."""
         core = device.need_core()
         granule = core.register_granule
+        # The hardware allocates registers in multiples of the granule.
         registers = max(-(-self.vgprs // granule) * granule, granule)
         by_registers = min(core.max_waves, core.registers // registers)
         if not self.lds_bytes or not self.threads:
             return by_registers
         waves = -(-self.threads // core.wave_size)
+        # Workgroups per compute unit by local memory, spread over its vector units.
         by_lds = core.lds_bytes // self.lds_bytes * waves / core.simds
+        # A workgroup that fits does run, even if it has less than one wave for each vector unit.
         return min(by_registers, max(int(by_lds), 1 if self.lds_bytes <= core.lds_bytes else 0))
 
 
 @dataclasses.dataclass(frozen=True)
 class LaunchSize:
-    """How a kernel is started: workgroups, threads of each, and local memory asked for."""
+    """Launch of a kernel: workgroups, threads per workgroup, and bytes of dynamic local memory."""
 
     grid: int
     threads: int
@@ -92,27 +96,30 @@ class LaunchSize:
 
 
 def read_kernels(code_folder: pathlib.Path, dump_folder: pathlib.Path) -> list[Kernel]:
-    """All kernels of one compilation, by name.
+    """Returns all kernels of one compilation, sorted by name.
 
     Args:
-      code_folder: where XLA:ROCm kept its code objects (`*.hsaco`) and their LLVM code (`*_opt.ll`).
-      dump_folder: its dump of the same compilation.
+      code_folder: folder of XLA:ROCm's code objects (`*.hsaco`) and their LLVM code (`*_opt.ll`).
+      dump_folder: XLA's dump of the same compilation.
     """
     launches = _launches(dump_folder)
     matrix_calls = _matrix_calls(code_folder)
     kernels = {}
     for path in sorted(code_folder.glob("*.hsaco")):
-        code = path.read_bytes()
-        for notes in _kernel_notes(code):
+        data = path.read_bytes()
+        # One file may have several kernels: fusions that XLA compiles together.
+        codes = read_code_object(data)
+        for notes in kernel_notes(data):
             name = notes[".name"]
-            loop = main_loop(kernel_code(code, name))
+            loop = main_loop(codes[name].code)
             kernels[name] = _kernel(notes, launches.get(name, LaunchSize(0, 0, 0)), matrix_calls, loop)
     return [kernels[name] for name in sorted(kernels)]
 
 
 def _kernel(
-    notes: Mapping[str, Any], launch: LaunchSize, matrix_calls: Mapping[str, int], loop: Loop | None
+    notes: Mapping[str, Any], launch: LaunchSize, matrix_calls: Mapping[str, list[str]], loop: Loop | None
 ) -> Kernel:
+    calls = matrix_calls.get(notes[".name"], [])
     return Kernel(
         name=notes[".name"],
         vgprs=notes[".vgpr_count"],
@@ -120,30 +127,22 @@ def _kernel(
         vgpr_spills=notes[".vgpr_spill_count"],
         sgpr_spills=notes[".sgpr_spill_count"],
         scratch_bytes=notes[".private_segment_fixed_size"],
+        # The notes have only the static part; the dynamic part is an argument of the launch.
         lds_bytes=notes[".group_segment_fixed_size"] + launch.lds_bytes,
         threads=launch.threads,
         grid=launch.grid,
-        matrix_instructions=matrix_calls.get(notes[".name"], 0),
+        matrix_instructions=len(calls),
+        xf32_instructions=sum(call.endswith("xf32") for call in calls),
         loop=loop,
     )
 
 
-def _kernel_notes(code: bytes) -> Iterator[Mapping[str, Any]]:
-    """What a code object's notes say of each kernel in it."""
-    at = code.find(NOTE_OWNER)
-    while at >= 0:
-        _, size, kind = struct.unpack("<III", code[at - 12 : at])
-        start = at + len(NOTE_OWNER)
-        if kind == METADATA_NOTE:
-            yield from msgpack.unpackb(code[start : start + size], strict_map_key=False)["amdhsa.kernels"]
-        at = code.find(NOTE_OWNER, start)
-
-
 def _launches(dump_folder: pathlib.Path) -> dict[str, LaunchSize]:
-    """By kernel; of several launches the one with the most local memory."""
+    """Launches by kernel; of several the one with the most local memory."""
     launches: dict[str, LaunchSize] = {}
     for path in sorted(dump_folder.glob("*thunk_sequence.txt")):
         for name, grid, threads, lds in LAUNCH.findall(path.read_text()):
+            # Only products matter: how a grid is divided into axes changes no resource.
             launch = LaunchSize(_num_in_grid(grid), _num_in_grid(threads), int(lds))
             if name not in launches or launches[name].lds_bytes < launch.lds_bytes:
                 launches[name] = launch
@@ -157,11 +156,11 @@ def _num_in_grid(numbers: str) -> int:
     return product
 
 
-def _matrix_calls(code_folder: pathlib.Path) -> dict[str, int]:
-    """Calls of matrix instructions in the optimised code of each kernel; XLA makes a file a kernel."""
-    counts = {}
+def _matrix_calls(code_folder: pathlib.Path) -> dict[str, list[str]]:
+    """Matrix instructions in the optimized code of each kernel; XLA writes one file per kernel."""
+    calls = {}
     for path in sorted(code_folder.glob("*_opt.ll")):
         text = path.read_text(errors="replace")
         for name in KERNEL_DEFINITION.findall(text):
-            counts[name] = len(MATRIX_CALL.findall(text))
-    return counts
+            calls[name] = MATRIX_CALL.findall(text)
+    return calls

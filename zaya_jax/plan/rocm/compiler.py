@@ -1,7 +1,7 @@
-"""Compiles a jax program for a cluster of AMD GPUs, in a process of its own, without a GPU.
+"""Compilation of a JAX program for a cluster of AMD GPUs, in a separate process, without a GPU.
 
-A program is a function by its name, "package.module:function". It is called in the other process with
-the cluster's abstract devices and the job's arguments, and gives what `jax.jit(...).lower(...)` does.
+A program is named as "package.module:function". The other process calls the function with the abstract
+devices of the cluster and the job's arguments; it returns the result of `jax.jit(...).lower(...)`.
 """
 
 import contextlib
@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from zaya_jax.errors import UserError
 from zaya_jax.plan.devices import Cluster
 from zaya_jax.plan.rocm.code_objects import Kernel
 from zaya_jax.plan.rocm.machine_code import Loop
@@ -29,7 +30,7 @@ LOG = "log.txt"
 REPORT = "memory-usage-report.txt"
 POLL_SECONDS = 0.5
 TIME_LIMIT = 600.0
-"""Seconds that a compilation may take."""
+"""Default timeout of a compilation in seconds."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,11 +38,11 @@ class Job:
     """A program to compile.
 
     Attributes:
-      program: "package.module:function"; called as function(devices, **arguments), it gives a
+      program: "package.module:function", called as function(devices, **arguments); returns a
         `jax.stages.Lowered`.
-      arguments: what JSON can hold.
-      cluster: that the program is for.
-      compiler_options: of XLA, beside those in the environment variable XLA_FLAGS.
+      arguments: arguments that JSON can represent.
+      cluster: cluster to compile for.
+      compiler_options: options of XLA, in addition to those in the environment variable XLA_FLAGS.
     """
 
     program: str
@@ -52,14 +53,14 @@ class Job:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Memory:
-    """Bytes that a program takes on each GPU.
+    """Memory of a program on each GPU, in bytes.
 
     Attributes:
-      arguments: what it is given.
-      outputs: what it gives.
-      aliased: outputs that take the place of arguments.
-      temporaries: everything in between.
-      code: the kernels.
+      arguments: inputs.
+      outputs: outputs.
+      aliased: outputs that alias arguments.
+      temporaries: temporary buffers.
+      code: code of the kernels.
     """
 
     arguments: int
@@ -70,22 +71,23 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """All of it at once."""
+        """Total bytes that exist at the same time."""
+        # A donated argument and the output that takes its place are one buffer, which both numbers contain.
         return self.arguments + self.outputs - self.aliased + self.temporaries + self.code
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Compilation:
-    """What compiling a program gave.
+    """Result of compiling a program.
 
     Attributes:
-      memory: of a GPU.
-      kernels: all that XLA made; library calls are not among them.
-      hlo: the scheduled program as text.
-      buffers: XLA's report of memory, as text.
-      trace_seconds: that JAX took to write the program down.
-      compile_seconds: that XLA took.
-      wall_seconds: from the start of the process to its end.
+      memory: memory of a GPU.
+      kernels: all kernels that XLA made; library calls are not included.
+      hlo: text of the scheduled program.
+      buffers: text of XLA's memory report.
+      trace_seconds: time that JAX took to trace and lower the program.
+      compile_seconds: time that XLA took.
+      wall_seconds: time of the whole process.
     """
 
     memory: Memory
@@ -103,48 +105,59 @@ def compile_program(
     """Compiles a program.
 
     Args:
-      job: which, and for what.
-      time_limit: in seconds.
-      progress: told the seconds so far, about twice a second.
+      job: program and cluster.
+      time_limit: timeout in seconds.
+      progress: callback that receives the elapsed seconds, about twice a second.
 
     Raises:
-      ValueError: if there is no compiler, it fails, or it takes too long; the sentence names its log.
+      UserError: if there is no compiler, it fails, or it exceeds the timeout; the message names its log.
+    """
+    began = time.monotonic()
+    with compiler_output(job, time_limit=time_limit, progress=progress) as folder:
+        return _read(folder, wall_seconds=time.monotonic() - began)
+
+
+@contextlib.contextmanager
+def compiler_output(
+    job: Job, *, time_limit: float = TIME_LIMIT, progress: Callable[[float], None] | None = None
+) -> Iterator[pathlib.Path]:
+    """Compiles a program; in its context, a folder has the files of XLA and of the worker.
+
+    Arguments and errors are those of `compile_program`.
     """
     with _folder() as folder:
-        began = time.monotonic()
         _run(folder, job, time_limit, progress, until=lambda: False)
         if not (folder / "result.json").is_file():
-            raise ValueError(f"{job.program} was not compiled; its log is {folder / LOG}")
-        return _read(folder, wall_seconds=time.monotonic() - began)
+            raise UserError(f"{job.program} was not compiled; its log is {folder / LOG}")
+        yield folder
 
 
 def lay_out_program(
     job: Job, *, time_limit: float = TIME_LIMIT, progress: Callable[[float], None] | None = None
 ) -> int:
-    """Bytes that a program takes on each GPU. XLA knows them long before it has made all kernels.
+    """Returns the bytes of a program on each GPU. XLA knows them long before it has compiled all kernels.
 
     Args:
-      job: which, and for what.
-      time_limit: in seconds.
-      progress: told the seconds so far, about twice a second.
+      job: program and cluster.
+      time_limit: timeout in seconds.
+      progress: callback that receives the elapsed seconds, about twice a second.
 
     Raises:
-      ValueError: as `compile_program` does.
+      UserError: as `compile_program`.
     """
     with _folder() as folder:
         _run(folder, job, time_limit, progress, until=lambda: _laid_out_bytes(folder) is not None)
         num_bytes = _laid_out_bytes(folder)
         if num_bytes is None:
-            raise ValueError(
-                f"{job.program} was compiled without a report of memory; its log is {folder / LOG}"
-            )
+            raise UserError(f"{job.program} was compiled without a memory report; its log is {folder / LOG}")
         return num_bytes
 
 
 @contextlib.contextmanager
 def _folder() -> Iterator[pathlib.Path]:
-    """For a compilation's files. After a failure it stays, for who must find the reason."""
+    """A folder for a compilation's files. After a failure it stays, so that the reason can be found."""
     find_plugin()
+    # Not a context manager: after an exception the folder must survive for its log.
     folder = pathlib.Path(tempfile.mkdtemp(prefix="zaya_plan_"))
     yield folder
     shutil.rmtree(folder)
@@ -158,17 +171,19 @@ def _run(
     *,
     until: Callable[[], bool],
 ) -> None:
-    """Runs the other process to its end, or until there is what is wanted."""
+    """Runs the other process until it ends, or until the condition holds."""
     (folder / "code").mkdir()
     _write_job(folder, job)
     log = folder / LOG
     began = time.monotonic()
     with log.open("w") as sink:
         process = subprocess.Popen(
+            # XLA may abort the process that compiles, and does not return its memory.
             [sys.executable, "-m", WORKER, str(folder)],
-            env=_environment(folder),
+            env=worker_environment(folder),
             stdout=sink,
             stderr=sink,
+            # The other process must not take what the user types meanwhile.
             stdin=subprocess.DEVNULL,
         )
         try:
@@ -177,26 +192,28 @@ def _run(
                 if until():
                     return
                 if seconds > time_limit:
-                    raise ValueError(
-                        f"{job.program} was not compiled in {time_limit:.0f} s; its log is {log}"
+                    raise UserError(
+                        f"{job.program} was not compiled in {time_limit:.0f} s: raise --time-limit; "
+                        f"its log is {log}"
                     )
                 if progress:
                     progress(seconds)
         finally:
-            # Also when what was wanted came early: XLA would go on making kernels for minutes.
+            # Also when the condition holds early: XLA would continue to compile kernels for minutes.
             process.kill()
             process.wait()
     if process.returncode:
-        raise ValueError(
-            f"{job.program} was not compiled: {_reason(process.returncode, log)}; its log is {log}"
+        raise UserError(
+            f"{job.program} was not compiled: {exit_reason(process.returncode, log)}; its log is {log}"
         )
 
 
 def _laid_out_bytes(folder: pathlib.Path) -> int | None:
-    """The total of XLA's report, if it has been written."""
+    """The total of XLA's memory report, if it has been written."""
     for report in (folder / "dump").glob(f"*{REPORT}"):
-        if found := re.findall(r"^Total bytes: (\d+)", report.read_text(), re.MULTILINE):
-            return sum(map(int, found))  # of each kind of memory
+        # XLA may still be writing the file: without its total it is not complete.
+        if totals := re.findall(r"^Total bytes: (\d+)", report.read_text(), re.MULTILINE):
+            return sum(map(int, totals))  # of each kind of memory
     return None
 
 
@@ -220,31 +237,47 @@ def _write_job(folder: pathlib.Path, job: Job) -> None:
     (folder / "job.json").write_text(json.dumps(values))
 
 
-def _environment(folder: pathlib.Path) -> dict[str, str]:
+def worker_environment(folder: pathlib.Path) -> dict[str, str]:
+    """Environment of a process that compiles.
+
+    Args:
+      folder: the process's folder; XLA writes code objects and other files to its folder `code`.
+    """
+    # The child must import this package also when it is not installed.
     package = pathlib.Path(__file__).resolve().parents[3]
     search_path = [str(package), *filter(None, [os.environ.get("PYTHONPATH")])]
     return os.environ | {
+        # The devices are only described: no backend for this machine's own accelerators may start.
         "JAX_PLATFORMS": "cpu",
         "PYTHONPATH": os.pathsep.join(search_path),
-        # The code objects are read for the kernels' resources; XLA leaves them where temporary files go.
+        # Keep the code objects, which contain the kernels' resources; XLA writes them to the temporary
+        # folder.
         "TF_ROCM_KEEP_XLA_TEMPFILES": "1",
         "TMPDIR": str(folder / "code"),
     }
 
 
-def _reason(code: int, log: pathlib.Path) -> str:
-    """Why a process failed, in a line."""
+def exit_reason(code: int, log: pathlib.Path) -> str:
+    """Returns why a process that compiles failed, in one line.
+
+    Args:
+      code: its exit code; a negative one is the signal that ended it.
+      log: file of what it printed.
+    """
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
     if code >= 0:
         return lines[-1] if lines else f"the compiler ended with code {code}"
+    # A negative exit code is the signal that ended the process.
     name = signal.Signals(-code).name
-    fatal = [line for line in lines if re.match(r"F\d{4} ", line)]  # how XLA marks a failed check
+    fatal = [line for line in lines if re.match(r"F\d{4} ", line)]  # format of a failed check in XLA
+    # Linux ends a process by this signal when the memory is full.
     hint = " (the machine ran out of memory?)" if name == "SIGKILL" else ""
     return f"the compiler ended with {name}{hint}" + (f", {fatal[-1]}" if fatal else "")
 
 
 def _read(folder: pathlib.Path, *, wall_seconds: float) -> Compilation:
     values = json.loads((folder / "result.json").read_text())
+    # XLA writes a report per module; the largest one is the train step's.
     reports = sorted((folder / "dump").glob(f"*{REPORT}"), key=lambda path: path.stat().st_size)
     return Compilation(
         memory=Memory(**values["memory"]),

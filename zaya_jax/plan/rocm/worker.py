@@ -1,7 +1,7 @@
 """`python -m zaya_jax.plan.rocm.worker FOLDER`: compiles one program for a described cluster.
 
-A process of its own, because the plugin must not be found by ordinary programs, may abort, and holds
-memory. FOLDER has job.json, from `zaya_jax.plan.rocm.compiler`; result.json is written into it.
+It is a separate process because ordinary programs must not find the plugin, which may also abort and keeps
+memory. FOLDER contains job.json of `zaya_jax.plan.rocm.compiler`; the worker writes result.json.
 """
 
 import ctypes
@@ -18,50 +18,52 @@ from jax.experimental import topologies
 
 from zaya_jax.plan.devices import Cluster, find_device
 from zaya_jax.plan.rocm.code_objects import read_kernels
-from zaya_jax.plan.rocm.stand_ins import build_stand_ins
+from zaya_jax.plan.rocm.stub_libraries import build_stubs
 from zaya_jax.plan.rocm.wheels import Plugin, find_plugin
 
 PLATFORM = "rocm"
 
 
 def register(plugin: Plugin, folder: pathlib.Path) -> None:
-    """Gives jax the plugin as a compiler; the CPU stays its backend."""
-    from jax._src import xla_bridge  # what plugins register themselves with; there is no public way
+    """Registers the plugin with jax as a compiler; the CPU stays the default backend."""
+    from jax._src import xla_bridge  # plugins register through it; there is no public API
     from jax._src.lib import xla_client  # pyright: ignore[reportPrivateImportUsage]
 
-    jax.devices()  # jax looks for plugins now, before it could find this one
+    jax.devices()  # jax searches for plugins now, before it can find this one
     if plugin.folder is not None:
-        sys.path.append(str(plugin.folder))  # Pallas lowers Triton kernels with a part of it
-    for library in build_stand_ins(plugin.library, folder):
-        ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)  # the plugin finds it by its name
+        sys.path.append(str(plugin.folder))  # Pallas lowers Triton kernels with code from it
+    for library in build_stubs(plugin.library, folder):
+        ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)  # the plugin's loader finds it by its soname
     options: Any = xla_client.generate_pjrt_gpu_plugin_options()
+    # The negative priority below keeps the CPU the default backend.
     options["platform_name"] = "ROCM"
     xla_bridge.register_plugin(PLATFORM, priority=-1, library_path=str(plugin.library), options=options)
 
 
 def describe_devices(cluster: Cluster) -> list[Any]:
-    """Abstract devices of a cluster: programs can be compiled for them, not run."""
+    """Returns abstract devices of a cluster: programs can be compiled for them, but not run."""
     return list(
         topologies.get_topology_desc(
             platform=PLATFORM,
             topology_name=cluster.device.name,
             target_config=cluster.device.need_core().target,
+            # XLA's notation: partitions of the cluster, hosts of a partition, GPUs of a host.
             topology=f"1x{cluster.nodes}x{cluster.gpus_per_node}",
         ).devices
     )
 
 
 def make_devices(cluster: Cluster, folder: pathlib.Path) -> list[Any]:
-    """As `describe_devices`; the plugin is registered unless a real ROCm did that already."""
+    """Returns abstract devices, and registers the plugin unless a real ROCm backend exists."""
     try:
         return describe_devices(cluster)
-    except NotImplementedError:  # what jax says of a platform that nobody registered
+    except NotImplementedError:  # raised by jax for an unregistered platform
         register(find_plugin(), folder)
         return describe_devices(cluster)
 
 
 def main(folder: pathlib.Path) -> None:
-    """Compiles the program that the folder's job.json names, and leaves its text and figures there."""
+    """Compiles the program that FOLDER/job.json names, and writes its text and figures to FOLDER."""
     job = json.loads((folder / "job.json").read_text())
     cluster = Cluster(
         device=find_device(job["device"]), nodes=job["nodes"], gpus_per_node=job["gpus_per_node"]
@@ -72,6 +74,7 @@ def main(folder: pathlib.Path) -> None:
     lowered = getattr(importlib.import_module(module), function)(devices, **job["arguments"])
     traced = time.monotonic()
     dump = folder / "dump"
+    # The dump contains the memory report and the launch sizes, which no API returns.
     compiled = lowered.compile(compiler_options={"xla_dump_to": str(dump)} | job["compiler_options"])
     finished = time.monotonic()
     (folder / "program.hlo.txt").write_text(compiled.as_text())

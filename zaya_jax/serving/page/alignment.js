@@ -1,12 +1,12 @@
-// Which token wrote which part of an answer. The server gives the text, without what only marks it (<think>, the
-// end, a stop string), and beside it what each token added; both come in pieces that need not end together.
-const FURTHEST = 16;  // tokens that are looked at for one that fits
+// Aligns the text of an answer with its tokens. The server sends the text without its marks (<think>, the end token,
+// a stop string), and separately what each token added. The pieces of both need not end at the same place.
+const MAX_LOOKAHEAD = 16;  // number of tokens that are tried for one that fits
 
-// How much of `text` a token accounts for: 0 if it does not fit, null if only more text can tell.
+// Returns how many characters of `text` a token covers: 0 if it does not fit, null if more text is needed.
 function fit(token, text, isAtStart) {
   if (text.startsWith(token)) return token.length;
   if (token.startsWith(text)) return null;
-  // Where thoughts or the answer begin, the server may leave out white space.
+  // The server may drop white space where the reasoning or the content begins.
   const bare = isAtStart ? token.trimStart() : "";
   return bare && text.startsWith(bare) ? bare.length : 0;
 }
@@ -23,16 +23,16 @@ export class Alignment {
     else this.#texts.push({ kind, text });
   }
 
-  // The pieces that are certain: { kind, text, token }, with token -1 where none wrote it.
+  // Returns the aligned pieces: { kind, text, token }, with token -1 if no token covers the text.
   take(isOver = false) {
     const pieces = [];
     while (this.#texts.length) {
       const [first] = this.#texts, { kind, text } = first;
-      // Of a kind of text that has ended no more comes.
+      // Once another kind of text has begun, this one is complete.
       const isWhole = isOver || this.#texts.length > 1;
-      const found = this.#find(text, isWhole, kind !== this.#kind);
-      if (!found && !isWhole) break;
-      const { length, token } = found ?? { length: text.length, token: -1 };
+      const match = this.#find(text, isWhole, kind !== this.#kind);
+      if (!match && !isWhole) break;
+      const { length, token } = match ?? { length: text.length, token: -1 };
       pieces.push({ kind, text: text.slice(0, length), token });
       this.#kind = kind;
       first.text = text.slice(length);
@@ -41,12 +41,12 @@ export class Alignment {
     return pieces;
   }
 
-  // What came and is not certain yet.
+  // The received text that is not aligned yet.
   get rest() { return this.#texts.map(({ kind, text }) => ({ kind, text, token: -1 })); }
 
-  // The first token from here on that wrote the beginning of the text; null if none has come.
+  // Returns the next token that covers the beginning of the text; null if it has not arrived yet.
   #find(text, isWhole, isAtStart) {
-    const last = Math.min(this.#tokens.length, this.#next + FURTHEST);
+    const last = Math.min(this.#tokens.length, this.#next + MAX_LOOKAHEAD);
     for (let token = this.#next; token < last; token++) {
       if (this.#tokens[token] === "") continue;
       const length = fit(this.#tokens[token], text, isAtStart) ?? (isWhole ? text.length : null);
@@ -55,10 +55,10 @@ export class Alignment {
       this.#next = token + 1;
       return { length, token };
     }
-    // White space that the template has written, before the first token.
+    // White space that the template wrote precedes the first token.
     const length = isAtStart && last > this.#next ? text.length - text.trimStart().length : 0;
     if (length) return { length, token: -1 };
-    // So many that do not fit: no token wrote this character, and those behind it shall find their places.
-    return last - this.#next < FURTHEST ? null : { length: text.codePointAt(0) > 0xffff ? 2 : 1, token: -1 };
+    // No token in reach covers this character. Skip it, so that the following ones can be aligned.
+    return last - this.#next < MAX_LOOKAHEAD ? null : { length: text.codePointAt(0) > 0xffff ? 2 : 1, token: -1 };
   }
 }

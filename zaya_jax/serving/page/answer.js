@@ -1,10 +1,10 @@
-// An answer: what came of it (Answer), and what stands on the page (AnswerView). Tokens come by the thousand and
-// colours change with each move of the layer's slider, so nothing that stands is ever built again.
+// An answer: the data received (Answer) and its elements on the page (AnswerView). An answer has thousands of tokens,
+// and colors change with each move of the layer slider, so elements are never rebuilt, only repainted.
 import { Alignment } from "./alignment.js";
 import { expertClass, stepOfLogprob, stepOfProbability } from "./palette.js";
 import { Trace, UNKNOWN } from "./trace.js";
 
-const LONGEST_PART = 256;  // tokens: a browser lays a paragraph out as a whole at each change in it
+const MAX_PART_TOKENS = 256;  // a browser computes the layout of a whole paragraph at each change in it
 
 export class Answer {
   role = "assistant"; content = ""; thoughts = ""; reason = null; trouble = ""; usage = null;
@@ -15,7 +15,7 @@ export class Answer {
     this.alignment = new Alignment();
   }
 
-  // A choice of a chunk, of chats (delta) or of texts.
+  // Adds a choice of a chunk, from a chat (delta) or a completion (text).
   take({ delta, text, routing, finish_reason: reason }) {
     const { content = text ?? "", reasoning_content: thoughts } = delta ?? {};
     if (routing) {
@@ -34,19 +34,19 @@ export class Answer {
     this.ended = performance.now();
   }
 
-  // How far it came, and how fast.
+  // Number of tokens, speed, and why the answer ended.
   get summary() {
     const { numTokens } = this.trace, seconds = ((this.ended ?? performance.now()) - this.began) / 1000;
     const count = this.usage?.completion_tokens ?? numTokens;
-    const parts = [`${count.toLocaleString("en")} tokens`, `${(count / Math.max(seconds, 1e-3)).toFixed(1)} a second`];
-    if (this.usage) parts.push(`behind ${this.usage.prompt_tokens.toLocaleString("en")} of the prompt`);
-    if (this.reason === "length") parts.push("as long as it may be");
+    const parts = [`${count.toLocaleString("en")} tokens`, `${(count / Math.max(seconds, 1e-3)).toFixed(1)} tokens/s`];
+    if (this.usage) parts.push(`${this.usage.prompt_tokens.toLocaleString("en")} prompt tokens`);
+    if (this.reason === "length") parts.push("length limit reached");
     if (this.reason === "stopped") parts.push("stopped");
     return parts.join(", ");
   }
 }
 
-// The classes of a token's colour.
+// Returns the CSS classes of a token's color.
 function classOf(trace, token, { view, layer }) {
   if (token < 0 || view === "plain") return "t";
   if (view === "logprob") return `t s-${stepOfLogprob(trace.logprobs[token])}`;
@@ -62,7 +62,7 @@ function shortName(trace, token, layer) {
   return expert === trace.numExperts ? "skip" : String(expert);
 }
 
-// The tokens of one kind of text, in parts, and behind them what no token accounts for yet.
+// The tokens of the reasoning or the content, in parts, followed by text that is not yet aligned with a token.
 class TokenText {
   #part = null; #ending = ""; #rest = document.createElement("span");
 
@@ -72,8 +72,8 @@ class TokenText {
   }
 
   append(span) {
-    // A part's end must be that of a line, or it would look like one.
-    const isFull = this.#part?.childElementCount >= LONGEST_PART && this.#ending.endsWith("\n");
+    // A part is a block element: it may only end where a line ends.
+    const isFull = this.#part?.childElementCount >= MAX_PART_TOKENS && this.#ending.endsWith("\n");
     if (!this.#part || isFull) {
       this.#part = document.createElement("div");
       this.#rest.before(this.#part);
@@ -82,7 +82,7 @@ class TokenText {
     this.#ending = span.textContent;
   }
 
-  // Goes on within the last part; while tokens come it must be empty.
+  // The text is appended to the last part. It must be empty while tokens are appended.
   set rest(text) {
     if (this.#rest.textContent === text) return;
     this.#rest.textContent = text;
@@ -106,13 +106,13 @@ export class AnswerView {
 
   get isOver() { return this.answer.ended !== null; }
 
-  // Takes over what has come since the last time.
+  // Shows what was received since the last update.
   update(look) {
     const { alignment, trouble } = this.answer;
     for (const text of Object.values(this.texts)) text.rest = "";
     for (const piece of alignment.take(this.isOver)) this.#append(piece, look);
     for (const { kind, text } of alignment.rest) this.texts[kind].rest = text;
-    this.#tell();
+    this.#showSummary();
     this.note.hidden = !trouble;
     this.note.textContent = trouble;
     this.element.setAttribute("aria-busy", String(!this.isOver));
@@ -120,7 +120,7 @@ export class AnswerView {
 
   #append({ kind, text, token }, look) {
     const span = Object.assign(document.createElement("span"), { textContent: text, token, view: this });
-    // A new line has no width to colour.
+    // A new line has no width to color.
     if (/^\s*\n\s*$/.test(text)) span.dataset.line = "";
     this.paint(span, look);
     this.texts[kind].append(span);
@@ -128,19 +128,19 @@ export class AnswerView {
     if (token >= 0) this.#byToken[token] = span;
   }
 
-  #tell() {
+  #showSummary() {
     const { thoughts, content, trace } = this.answer;
     this.thoughts.hidden = !thoughts;
     if (thoughts) {
       const isThinking = !this.isOver && !content;
-      this.thoughts.firstElementChild.textContent = isThinking ? `thinks, ${trace.numTokens} tokens` : "thoughts";
+      this.thoughts.firstElementChild.textContent = isThinking ? `reasoning, ${trace.numTokens} tokens` : "reasoning";
     }
-    this.summary.textContent = trace.numTokens || this.isOver ? this.answer.summary : "waits for the first token";
+    this.summary.textContent = trace.numTokens || this.isOver ? this.answer.summary : "waiting for the first token";
   }
 
   span(token) { return this.#byToken[token]; }
 
-  // The nearest token in a direction that has a text of its own.
+  // Returns the nearest token in a direction that has a text.
   next(token, step) {
     for (let n = token + step; n >= 0 && n < this.answer.trace.numTokens; n += step) {
       if (this.#byToken[n]) return n;

@@ -1,11 +1,11 @@
-// The panel of one answer: all its tokens in all layers, the load of each expert in the layer that is looked at,
-// and the way of one token.
+// The panel of one answer: the experts of all its tokens in all layers, the load of each expert in the selected
+// layer, and the path of the selected token through the layers.
 import { look } from "./look.js";
 import { drawLoads, WayMap } from "./maps.js";
 import { expertClass, expertName, logprobText, NUM_STEPS, percent } from "./palette.js";
 import { UNKNOWN } from "./trace.js";
 
-const MAP_PIXELS = 168, SMALLEST = 2, LARGEST = 12;  // of a map's points
+const MAP_PIXELS = 168, SMALLEST = 2, LARGEST = 12;  // height of the map, limits of a cell's size
 const find = (id) => document.getElementById(id);
 const between = (low, value, high) => Math.min(Math.max(value, low), high);
 
@@ -16,7 +16,7 @@ function made(tag, className, text = "") {
 export class Panel {
   #map = new WayMap(find("map").querySelector("canvas")); #cell = [1, 1]; #loads = []; #way = []; #seen = {};
 
-  // `on` is told what the reader points at: { token(token), layer(layer), only(name), tip(event, text) }.
+  // `on` has the handlers { token(token), layer(layer), only(name), tip(event, text) }.
   constructor(on) {
     this.on = on;
     const map = find("map-clip"), loads = find("load-map");
@@ -33,7 +33,7 @@ export class Panel {
 
   get #trace() { return look.shown?.answer.trace; }
 
-  // All of it; what did not change is not touched.
+  // Updates all parts; elements that did not change are not touched.
   update() {
     const trace = this.#trace, isSeen = Boolean(trace?.numLayers);
     find("none").hidden = isSeen;
@@ -41,7 +41,7 @@ export class Panel {
     if (!isSeen) return;
     this.#drawMap(trace);
     this.#drawLoads(trace);
-    this.#tellToken(trace);
+    this.#showToken(trace);
   }
 
   #drawMap(trace) {
@@ -63,11 +63,11 @@ export class Panel {
     this.#scrollMap(Math.floor(look.token / stride), numColumns, width);
     find("ramp").hidden = look.view === "expert" || look.view === "plain";
     find("ramp").className = look.view === "logprob" ? "hint s" : "hint p";
-    find("ramp-low").textContent = look.view === "logprob" ? "tokens: sure" : "router: 0\u202f%";
+    find("ramp-low").textContent = look.view === "logprob" ? "tokens: certain" : "router: 0\u202f%";
     find("ramp-high").textContent = look.view === "logprob" ? "1 in 20,000" : "100\u202f%";
   }
 
-  // A token that the reader comes to is brought into sight, and without one the end of a map that grows.
+  // Scrolls to the selected token; if there is none, to the end of a growing map.
   #scrollMap(column, numColumns, width) {
     if (this.#seen.token === look.token && this.#seen.numColumns === numColumns) return;
     const map = find("map"), place = column * width, left = map.scrollLeft;
@@ -113,7 +113,7 @@ export class Panel {
     find("loads").replaceChildren(...items.map(({ item }) => item));
   }
 
-  #tellToken(trace) {
+  #showToken(trace) {
     const { token } = look, isOne = token >= 0 && token < trace.numTokens;
     find("token-hint").hidden = isOne;
     find("token-text").hidden = find("way").hidden = !isOne;
@@ -124,17 +124,17 @@ export class Panel {
         + `log-probability ${logprobText(trace.logprobs[token])}`,
     );
     if (this.#way.length !== trace.numLayers) this.#makeWay(trace.numLayers);
-    this.#way.forEach((row, layer) => this.#tellLayer(row, trace, token, layer));
+    this.#way.forEach((row, layer) => this.#showLayer(row, trace, token, layer));
   }
 
-  #tellLayer({ item, swatch, bar, share }, trace, token, layer) {
+  #showLayer({ item, swatch, bar, share }, trace, token, layer) {
     const expert = trace.expert(token, layer), p = trace.probability(token, layer);
     const name = expert === UNKNOWN ? "" : expertClass(expert, trace.numExperts);
     swatch.className = `swatch ${name}`;
     swatch.textContent = expert === UNKNOWN ? "?" : expert === trace.numExperts ? "skip" : expert;
     bar.className = name;
     bar.style.width = `${100 * (p || 0)}%`;
-    share.textContent = expert === UNKNOWN ? "not read" : percent(p);
+    share.textContent = expert === UNKNOWN ? "not routed" : percent(p);
     item.setAttribute("aria-current", String(layer === look.layer));
   }
 
@@ -143,7 +143,7 @@ export class Panel {
       const item = made("li", ""), button = made("button", "layer", String(layer)), track = made("span", "track");
       const swatch = made("span", "swatch"), bar = made("i", ""), share = made("span", "count");
       button.type = "button";
-      button.setAttribute("aria-label", `look at layer ${layer}`);
+      button.setAttribute("aria-label", `select layer ${layer}`);
       button.addEventListener("click", () => this.on.layer(layer));
       track.append(bar);
       item.append(button, swatch, track, share);
@@ -152,7 +152,7 @@ export class Panel {
     find("way").replaceChildren(...this.#way.map(({ item }) => item));
   }
 
-  // The token and layer beneath the pointer.
+  // Returns the token and layer under the pointer.
   #placeOf(event) {
     const trace = this.#trace, box = find("map-clip").getBoundingClientRect(), [width, height] = this.#cell;
     const token = Math.floor((event.clientX - box.left) / width) * this.#map.stride;

@@ -1,18 +1,18 @@
-// What the reader looks at: by what tokens are coloured, in which layer, and which token of which answer.
+// The selection: what the colors mean, the layer, and the token of an answer.
 export const look = { view: "expert", layer: 0, numbers: false, only: null, shown: null, token: -1 };
 
-// Changes come faster than pictures: of all that are told between two of them, one drawing is made.
+// Changes come faster than frames: all changes between two frames cause one drawing.
 const waiting = new Set();
-let isAsked = false;
+let isScheduled = false;
 
 export function draw(...tasks) {
   for (const task of tasks) waiting.add(task);
-  if (isAsked) return;
-  isAsked = true;
+  if (isScheduled) return;
+  isScheduled = true;
   requestAnimationFrame(() => {
-    isAsked = false;
-    const found = [...waiting];
+    isScheduled = false;
+    const tasks = [...waiting];
     waiting.clear();
-    for (const task of found) task();
+    for (const task of tasks) task();
   });
 }

@@ -1,12 +1,12 @@
-// Pictures of an answer in all layers, a point a cell; the style sheet says how large a point is.
+// Images of an answer in all layers, one pixel per cell. CSS scales the pixels.
 import { NUM_STEPS, expertColour, rampColour, skipColour, stepOfProbability } from "./palette.js";
 import { UNKNOWN } from "./trace.js";
 
-const WIDEST = 16_384;  // points: what browsers take for a canvas
+const MAX_WIDTH = 16_384;  // pixels that browsers support in a canvas
 const dark = matchMedia("(prefers-color-scheme: dark)");
 export const theme = () => (dark.matches ? "dark" : "light");
 
-// Bytes lie in a pixel as red, green, blue and opacity; a whole pixel at a time is quicker.
+// A pixel has the bytes red, green, blue and opacity. Writing them as one integer is faster.
 const pixelOf = (hex) => {
   const bytes = new Uint8Array([...[1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16)), 255]);
   return new Uint32Array(bytes.buffer)[0];
@@ -23,16 +23,16 @@ function tableOf(numExperts) {
 
 function colourOf(trace, token, layer, view, table) {
   const expert = trace.expert(token, layer);
-  if (expert === UNKNOWN) return 0;  // nothing
+  if (expert === UNKNOWN) return 0;  // transparent
   if (expert === trace.numExperts) return table.skip;
   if (view !== "probability") return table.experts[expert];
   return table.steps[stepOfProbability(trace.probability(token, layer))];
 }
 
-// Tokens from left to right, layers from top to bottom. It only draws what has come since.
+// The map of experts: tokens from left to right, layers from top to bottom. Draws only what is new.
 export class WayMap {
   #trace = null; #view = ""; #theme = ""; #numDrawn = 0;
-  stride = 1;  // tokens a point, from more tokens on than a canvas has points
+  stride = 1;  // tokens per pixel; above 1 if there are more tokens than a canvas has columns
 
   constructor(canvas) { this.canvas = canvas; }
 
@@ -45,11 +45,11 @@ export class WayMap {
     this.#draw(Math.ceil(trace.numTokens / this.stride));
   }
 
-  // Twice as wide as it must be, so that it is seldom drawn anew.
+  // Twice the required width, so that the canvas is seldom resized and redrawn.
   #fit() {
     const { numTokens, numLayers } = this.#trace;
-    for (this.stride = 1; numTokens > WIDEST * this.stride;) this.stride *= 2;
-    this.canvas.width = Math.min(Math.max(2 * Math.ceil(numTokens / this.stride), 256), WIDEST);
+    for (this.stride = 1; numTokens > MAX_WIDTH * this.stride;) this.stride *= 2;
+    this.canvas.width = Math.min(Math.max(2 * Math.ceil(numTokens / this.stride), 256), MAX_WIDTH);
     this.canvas.height = numLayers;
   }
 
@@ -70,7 +70,7 @@ export class WayMap {
   }
 }
 
-// Layers from left to right, experts from top to bottom and those that skip: the darker, the more tokens.
+// The map of loads: layers from left to right, experts from top to bottom, skips last. Darker means more tokens.
 export function drawLoads(canvas, trace) {
   const { numLayers, numExperts } = trace, height = numExperts + 1;
   if (!numLayers) return;

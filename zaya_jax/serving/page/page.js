@@ -1,5 +1,5 @@
-// The page of `zaya serve`: asks the server for its model, sends what is written, and has all parts follow what
-// the reader looks at.
+// The page of `zaya serve`: loads the list of models, sends messages, and updates all views when the selection
+// (answer, token, layer) changes.
 import { Answer } from "./answer.js";
 import { Panel } from "./experts.js";
 import { messagesOf, promptOf, samplingOf } from "./history.js";
@@ -11,7 +11,7 @@ import { followTokens, Talk, walk } from "./talk.js";
 const find = (id) => document.getElementById(id);
 const FIELDS = ["temperature", "top_p", "top_k", "max_tokens", "seed"];
 const KEY = "zaya.key", TEXT_TOKENS = 200, NEXT_TRY = 2000, LARGEST_SEED = 2 ** 31;
-const BROKEN = "This page has a mistake: its console says which; regenerate to try again.";
+const BROKEN = "Error in this page, see the browser's console; regenerate to try again.";
 const narrow = matchMedia("(max-width: 60rem)");
 const server = new Server();
 let models = [], running = null, again = 0;
@@ -19,7 +19,7 @@ let models = [], running = null, again = 0;
 const model = () => models[find("model").selectedIndex];
 const isChat = () => model()?.zaya?.chat ?? true;
 
-// ---- looking
+// ---- selection
 
 const on = {
   token(token, { view = look.shown, scroll = false, isTap = false, isSpoken = false } = {}) {
@@ -97,9 +97,9 @@ function showPanel(isShown) {
   draw(drawPanel);
 }
 
-// ---- talking
+// ---- conversation
 
-// What an action makes of a missing or wrong key: it asks for one and tries again, until there is none given.
+// Runs an action. If the key is missing or wrong, prompts for one and retries, until the user cancels.
 async function withKey(action) {
   for (;;) {
     try {
@@ -113,7 +113,7 @@ async function withKey(action) {
 function askKey() {
   const dialog = find("key-dialog");
   if (server.key) {
-    find("key-hint").textContent = "The server does not take this key. It is the one that it was started with.";
+    find("key-hint").textContent = "The server did not accept this key. Use the one that it was started with.";
   }
   dialog.returnValue = "";
   if (!dialog.open) dialog.showModal();
@@ -151,17 +151,17 @@ async function loadModels() {
 function useModel() {
   const { num_layers: numLayers = 1 } = model()?.zaya ?? {};
   document.body.dataset.mode = isChat() ? "chat" : "text";
-  find("send").textContent = isChat() ? "send" : "go on";
-  find("question").placeholder = isChat() ? "message" : "a text to go on with";
+  find("send").textContent = isChat() ? "send" : "continue";
+  find("question").placeholder = isChat() ? "message" : "text to continue";
   find("layer").max = numLayers - 1;
-  find("max_tokens").placeholder = isChat() ? "what fits" : TEXT_TOKENS;
+  find("max_tokens").placeholder = isChat() ? "context" : TEXT_TOKENS;
   on.layer(look.layer);
 }
 
 function requestOf() {
   const settings = Object.fromEntries(FIELDS.map((name) => [name, find(name).value]));
   const sampling = samplingOf({ ...settings, stop: find("stop-texts").value });
-  // The server's own seed is one: without another, an answer anew would be the same again.
+  // A random seed here makes each answer reproducible from its request, and a regenerated answer different.
   const shared = {
     model: model().id, seed: Math.floor(Math.random() * LARGEST_SEED), stream: true, routing: true,
     stream_options: { include_usage: true },
@@ -178,7 +178,7 @@ async function send(text) {
   if (!model()) return;
   const hasWords = isChat() ? text.trim() !== "" : text !== "" || talk.turns.length > 0;
   if (!hasWords) {
-    tellTrouble(isChat() ? "Write something first." : "Write a beginning first: the model goes on with a text.");
+    tellTrouble(isChat() ? "Enter a message first." : "Enter a text first: the model continues it.");
     return;
   }
   find("question").value = "";
@@ -189,7 +189,7 @@ async function send(text) {
 async function answerNow() {
   const [path, body] = requestOf(), aborter = new AbortController();
   const answer = new Answer(model().zaya?.num_experts ?? 0), view = talk.addAnswer(answer);
-  // Whoever looks at a token of an older answer goes on doing so.
+  // A token selected in an older answer stays selected.
   if (look.token < 0) look.shown = view;
   const update = () => {
     talk.update(view);
@@ -205,7 +205,7 @@ async function answerNow() {
     showRunning(false);
     draw(update);
   }
-  find("status").textContent = answer.trouble || `The answer is there: ${answer.summary}.`;
+  find("status").textContent = answer.trouble || `Answer complete: ${answer.summary}.`;
 }
 
 async function receive(answer, ask, changed) {
@@ -232,12 +232,12 @@ function showRunning(isRunning) {
 }
 
 async function stop() {
-  const found = running;
-  found?.aborter.abort();
-  await found?.done;
+  const request = running;
+  request?.aborter.abort();
+  await request?.done;
 }
 
-// ---- what the reader does
+// ---- events
 
 function follow() {
   find("ask").addEventListener("submit", (event) => {
@@ -246,7 +246,7 @@ function follow() {
   });
   find("question").addEventListener("keydown", (event) => {
     const sends = isChat() ? !event.shiftKey : event.ctrlKey || event.metaKey;
-    // Some languages are written with an Enter that only ends a word.
+    // With input methods, as for Chinese, Enter can end a composed word.
     if (event.key !== "Enter" || event.isComposing || !sends) return;
     event.preventDefault();
     find("ask").requestSubmit();

@@ -1,12 +1,12 @@
-// What the server says: its models, and answers that come in events; what went wrong, in one sentence each.
-const LONGEST_WAIT = 20_000;  // milliseconds that a list of models may take
+// Client of the server: the list of models, streamed answers, and a message for every error.
+const MODELS_TIMEOUT = 20_000;  // milliseconds
 
-// Server-sent events out of bytes, wherever the network cut them: within a character, or between CR and LF.
+// Parses server-sent events. The network may split the bytes anywhere: within a character, or between CR and LF.
 export class EventParser {
   #decoder = new TextDecoder(); #rest = ""; #data = [];
 
   add(bytes) {
-    // A CR at the end may be the first half of a line's end: it waits for what follows.
+    // A CR at the end may be the first half of CR LF: keep it until the next bytes arrive.
     const lines = (this.#rest + this.#decoder.decode(bytes, { stream: true })).split(/\r\n|\n|\r(?!$)/);
     this.#rest = lines.pop();
     return lines.flatMap((line) => this.#take(line));
@@ -23,29 +23,29 @@ export class EventParser {
   }
 }
 
-// A mistake that a reader can do something about; its message is the sentence.
+// An error with a message for the user.
 export class Trouble extends Error {
-  constructor(sentence, status = 0) {
-    super(sentence);
+  constructor(message, status = 0) {
+    super(message);
     this.needsKey = status === 401;
-    this.isNotYet = status === 503;  // the server is still reading its run
+    this.isNotYet = status === 503;  // the server is still loading its model
   }
 }
 
 const ended = (text) => (/[.!?]$/.test(text) ? text : `${text}.`);
 export function sentenceOf(status, message, retryAfter) {
-  const said = message ? ended(`The server says: ${message}`) : "";
-  if (status === 401) return "The server asks for its key: give the one it was started with.";
+  const said = message ? ended(`Server error: ${message}`) : "";
+  if (status === 401) return "The server requires its key: use the one that it was started with.";
   if (status === 429) {
-    return `Too many requests wait at the server; try again ${retryAfter ? `in ${retryAfter} s` : "in a moment"}.`;
+    return `The server's queue is full; try again ${retryAfter ? `in ${retryAfter} s` : "in a moment"}.`;
   }
-  if (status === 404) return said || "The server does not know this address: it is of another version than this page.";
+  if (status === 404) return said || "Unknown URL: the server has another version than this page. Reload the page.";
   if (status === 503) return `${said || "The server is not ready."} Try again in a moment.`;
-  if (status < 500) return said || `The server refuses the request (${status}): look at the settings.`;
-  return `${said || `The server failed (${status}).`} Its terminal says more; regenerate to try again.`;
+  if (status < 500) return said || `The server refused the request (${status}): check the settings.`;
+  return `${said || `The server failed (${status}).`} See its log; regenerate to try again.`;
 }
 
-// `detail` is what FastAPI and others say in place of OpenAI's `error`.
+// FastAPI and others have `detail` instead of OpenAI's `error`.
 function messageOf(text) {
   try {
     const { error, detail } = JSON.parse(text);
@@ -55,10 +55,10 @@ function messageOf(text) {
   }
 }
 
-const LATE = `The server does not say which models it has within ${LONGEST_WAIT / 1000} s; reload to try again.`;
-const STRANGER = "What answers at this address is not zaya serve; see its terminal for the right one.";
-const UNREACHABLE = "The server does not answer; see whether zaya serve still runs, and try again.";
-const CUT = "The connection ended before the answer did; regenerate to try again.";
+const LATE = `The server did not list its models within ${MODELS_TIMEOUT / 1000} s; reload to try again.`;
+const STRANGER = "This URL is not served by zaya serve; it prints its URL when it starts.";
+const UNREACHABLE = "The server does not answer; check that zaya serve is running, and try again.";
+const CUT = "The connection ended before the answer was complete; regenerate to try again.";
 
 export class Server {
   key = "";
@@ -79,13 +79,13 @@ export class Server {
   }
 
   async models() {
-    const response = await this.#fetch("v1/models", { signal: AbortSignal.timeout(LONGEST_WAIT) });
+    const response = await this.#fetch("v1/models", { signal: AbortSignal.timeout(MODELS_TIMEOUT) });
     const { data } = await response.json().catch(() => ({}));
     if (!Array.isArray(data)) throw new Trouble(STRANGER);
     return data;
   }
 
-  // The chunks of an answer. An abort of `signal` is thrown on; every other end but the proper one is a Trouble.
+  // Yields the chunks of an answer. Throws an AbortError if `signal` aborts, and a Trouble for any other early end.
   async *answer(path, body, signal) {
     const response = await this.#fetch(path, { method: "POST", body: JSON.stringify(body), signal });
     const reader = response.body.getReader(), parser = new EventParser();
@@ -104,7 +104,7 @@ export class Server {
       if (error instanceof Trouble || error.name === "AbortError") throw error;
       throw new Trouble(CUT);
     } finally {
-      reader.cancel().catch(() => {});  // of a connection that is gone there is nothing to cancel
+      reader.cancel().catch(() => {});  // fails if the connection is already closed
     }
   }
 }

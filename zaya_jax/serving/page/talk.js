@@ -1,8 +1,8 @@
-// The turns as they stand on the page, and what a reader may do with each: copy, write anew, have answered anew.
+// The turns of the conversation on the page, and their buttons: copy, edit, regenerate.
 import { AnswerView } from "./answer.js";
 import { draw, look } from "./look.js";
 
-const NEAR_END = 80;  // pixels: whoever reads further up is not taken away from there
+const NEAR_END = 80;  // pixels: if the reader has scrolled further up, new text does not scroll the page
 const find = (id) => document.getElementById(id);
 
 function copyBySelection(text) {
@@ -14,7 +14,7 @@ function copyBySelection(text) {
 }
 
 async function copy(button, text) {
-  // Only pages of this machine or with a certificate have a clipboard.
+  // Browsers offer the clipboard only to pages from localhost or with HTTPS.
   try {
     await navigator.clipboard.writeText(text);
   } catch {
@@ -27,7 +27,7 @@ async function copy(button, text) {
 export class Talk {
   turns = []; #elements = new Map();
 
-  // `on` has { edit(turn, text), again(answer), changed() }.
+  // `on` has the handlers { edit(turn, text), again(answer), changed() }.
   constructor(on) {
     this.element = find("turns");
     this.on = on;
@@ -60,7 +60,7 @@ export class Talk {
     find("welcome").hidden = true;
   }
 
-  // Takes a turn away, and all behind it.
+  // Removes a turn and all later ones.
   cut(turn) {
     const at = this.turns.indexOf(turn);
     for (const each of this.turns.slice(at)) {
@@ -103,7 +103,8 @@ export class Talk {
   }
 }
 
-// What the pointer and the keys choose among tokens: { token(token, view), layer(layer), tip(event, text) }.
+// Calls the handlers in `on` for pointer and keyboard events on tokens: { token(token, view), layer(layer),
+// tip(event, text) }.
 export function followTokens(element, on, say) {
   const under = (event) => (event.target.token >= 0 ? event.target : null);
   const point = (event) => {
@@ -125,7 +126,7 @@ export function followTokens(element, on, say) {
   });
 }
 
-// Whether a key is one that walks through tokens (left, right) or layers (up, down).
+// Moves through tokens (left, right) or layers (up, down). Returns whether the key does so.
 export function walk(key, view, on) {
   const last = view.answer.trace.numTokens, here = look.shown === view ? look.token : -1;
   const token = {

@@ -1,5 +1,5 @@
-// The way of an answer's tokens through the layers: which expert each router chose, and how sure it was.
-export const UNKNOWN = 0xffff;  // of a token that the network wrote and never read: the last one may be
+// The path of an answer's tokens through the layers: the expert that each router selected, and its probability.
+export const UNKNOWN = 0xffff;  // expert of a token that was generated but never processed, such as the last one
 
 function grown(array, length) {
   if (array.length >= length) return array;
@@ -14,7 +14,7 @@ export class Trace {
 
   constructor(numExperts) { this.numExperts = numExperts; }
 
-  // Takes what a chunk says of its tokens: { tokens, logprobs, experts, probabilities }.
+  // Adds the routing of a chunk: { tokens, logprobs, experts, probabilities }.
   add({ tokens, logprobs, experts, probabilities }) {
     tokens.forEach((text, n) => {
       this.texts.push(text);
@@ -37,7 +37,7 @@ export class Trace {
     }
   }
 
-  // Tokens before the first one that tells its way have none.
+  // Allocates the arrays at the first token with experts; earlier tokens are unknown.
   #begin(numLayers) {
     this.numLayers = numLayers;
     this.#experts = new Uint16Array(this.numTokens * numLayers).fill(UNKNOWN);
@@ -47,6 +47,6 @@ export class Trace {
 
   expert(token, layer) { return this.numLayers ? this.#experts[token * this.numLayers + layer] : UNKNOWN; }
   probability(token, layer) { return this.numLayers ? this.#probabilities[token * this.numLayers + layer] : NaN; }
-  // Tokens of each expert, and last of those that skipped.
+  // Returns the number of tokens of each expert; the last entry counts those that skipped.
   loads(layer) { return this.#loads[layer] ?? new Uint32Array(this.numExperts + 1); }
 }

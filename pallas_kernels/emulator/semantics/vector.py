@@ -1,0 +1,353 @@
+"""Instructions of the vector unit that compute each lane by itself: a table of formulas, and its modifiers.
+
+Source: CDNA3 instruction set architecture, chapters "VOP1", "VOP2", "VOP3" and "VOPC".
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from pallas_kernels.emulator.errors import EmulationError
+from pallas_kernels.emulator.instruction import GpuInstruction
+from pallas_kernels.emulator.registers import LANES, TYPES
+from pallas_kernels.emulator.semantics import floats, integers
+from pallas_kernels.emulator.semantics.lanes import Selection, selection_of
+from pallas_kernels.emulator.state import LaunchState
+
+U32, I32, U64 = np.uint32, np.int32, np.uint64
+HALF = U32(0xFFFF)
+
+
+def _shift(x: np.ndarray) -> np.ndarray:
+    """Shifts of 32 bits use the lowest five bits of their count."""
+    return x & U32(31)
+
+
+def _shift64(x: np.ndarray) -> np.ndarray:
+    return (x & U32(63)).astype(U64)
+
+
+FORMULAS: dict[str, tuple[str, Callable, str]] = {
+    # name: types of the sources, formula, type of the result
+    "v_mov_b32": ("u", lambda a: a, "u"),
+    "v_mov_b64": ("U", lambda a: a, "U"),
+    "v_accvgpr_read": ("u", lambda a: a, "u"),
+    "v_accvgpr_write": ("u", lambda a: a, "u"),
+    "v_accvgpr_mov_b32": ("u", lambda a: a, "u"),
+    "v_not_b32": ("u", lambda a: ~a, "u"),
+    "v_bfrev_b32": ("u", integers.reverse_bits, "u"),
+    "v_bcnt_u32_b32": ("uu", lambda a, b: integers.count_bits(a) + b, "u"),
+    "v_ffbh_u32": ("u", integers.leading_zeros, "u"),
+    "v_and_b32": ("uu", lambda a, b: a & b, "u"),
+    "v_or_b32": ("uu", lambda a, b: a | b, "u"),
+    "v_xor_b32": ("uu", lambda a, b: a ^ b, "u"),
+    "v_or3_b32": ("uuu", lambda a, b, c: a | b | c, "u"),
+    "v_and_or_b32": ("uuu", lambda a, b, c: a & b | c, "u"),
+    "v_bfi_b32": ("uuu", lambda a, b, c: a & b | ~a & c, "u"),
+    "v_xad_u32": ("uuu", lambda a, b, c: (a ^ b) + c, "u"),
+    "v_add_u32": ("uu", lambda a, b: a + b, "u"),
+    "v_sub_u32": ("uu", lambda a, b: a - b, "u"),
+    "v_subrev_u32": ("uu", lambda a, b: b - a, "u"),
+    "v_add_i32": ("ii", lambda a, b: a + b, "i"),
+    "v_sub_i32": ("ii", lambda a, b: a - b, "i"),
+    "v_add3_u32": ("uuu", lambda a, b, c: a + b + c, "u"),
+    "v_add_lshl_u32": ("uuu", lambda a, b, c: (a + b) << _shift(c), "u"),
+    "v_lshl_add_u32": ("uuu", lambda a, b, c: (a << _shift(b)) + c, "u"),
+    "v_lshl_or_b32": ("uuu", lambda a, b, c: a << _shift(b) | c, "u"),
+    # The count of this shift has three bits.
+    "v_lshl_add_u64": ("UuU", lambda a, b, c: (a << (b & U32(7)).astype(U64)) + c, "U"),
+    # "rev": the count is the first operand, which may be a constant.
+    "v_lshlrev_b32": ("uu", lambda a, b: b << _shift(a), "u"),
+    "v_lshrrev_b32": ("uu", lambda a, b: b >> _shift(a), "u"),
+    "v_ashrrev_i32": ("ui", lambda a, b: b >> _shift(a).astype(I32), "i"),
+    "v_lshlrev_b64": ("uU", lambda a, b: b << _shift64(a), "U"),
+    "v_lshrrev_b64": ("uU", lambda a, b: b >> _shift64(a), "U"),
+    "v_ashrrev_i64": ("uI", lambda a, b: b >> _shift64(a).astype(np.int64), "I"),
+    "v_bfe_u32": ("uuu", integers.bit_field, "u"),
+    "v_bfe_i32": ("uuu", integers.signed_bit_field, "u"),
+    "v_alignbit_b32": ("uuu", integers.align_bits, "u"),
+    "v_alignbyte_b32": ("uuu", lambda a, b, c: integers.align_bits(a, b, (c & U32(3)) * U32(8)), "u"),
+    # Byte shuffles: Triton packs pairs of bfloat16 numbers with them.
+    "v_perm_b32": ("uuu", integers.permute_bytes, "u"),
+    "v_mul_lo_u32": ("uu", lambda a, b: a * b, "u"),
+    "v_mul_hi_u32": ("uu", integers.high_product, "u"),
+    "v_mul_hi_i32": ("ii", integers.high_product_signed, "i"),
+    # Products of 24 bits are fast on this unit, and the compiler proves ranges to use them.
+    "v_mul_u32_u24": (
+        "uu",
+        lambda a, b: integers.low32(integers.unsigned24(a) * integers.unsigned24(b)),
+        "u",
+    ),
+    "v_mul_i32_i24": ("uu", integers.signed_product24, "u"),
+    "v_mad_u32_u24": (
+        "uuu",
+        lambda a, b, c: integers.low32(integers.unsigned24(a) * integers.unsigned24(b)) + c,
+        "u",
+    ),
+    "v_mad_i32_i24": ("uuu", lambda a, b, c: integers.signed_product24(a, b) + c, "u"),
+    # The type letters choose between signed and unsigned comparison.
+    "v_max_i32": ("ii", np.maximum, "i"),
+    "v_min_i32": ("ii", np.minimum, "i"),
+    "v_max_u32": ("uu", np.maximum, "u"),
+    "v_min_u32": ("uu", np.minimum, "u"),
+    "v_max3_i32": ("iii", lambda a, b, c: np.maximum(np.maximum(a, b), c), "i"),
+    "v_min3_i32": ("iii", lambda a, b, c: np.minimum(np.minimum(a, b), c), "i"),
+    "v_max3_u32": ("uuu", lambda a, b, c: np.maximum(np.maximum(a, b), c), "u"),
+    "v_min3_u32": ("uuu", lambda a, b, c: np.minimum(np.minimum(a, b), c), "u"),
+    "v_med3_i32": ("iii", integers.median, "i"),
+    "v_med3_u32": ("uuu", integers.median, "u"),
+    # Instructions of 16 bits read the lower half and clear the upper half of the result.
+    "v_add_u16": ("uu", lambda a, b: a + b & HALF, "u"),
+    "v_sub_u16": ("uu", lambda a, b: a - b & HALF, "u"),
+    "v_subrev_u16": ("uu", lambda a, b: b - a & HALF, "u"),
+    "v_mul_lo_u16": ("uu", lambda a, b: (a & HALF) * (b & HALF) & HALF, "u"),
+    "v_lshlrev_b16": ("uu", lambda a, b: b << (a & U32(15)) & HALF, "u"),
+    "v_lshrrev_b16": ("uu", lambda a, b: (b & HALF) >> (a & U32(15)), "u"),
+    "v_max_u16": ("uu", lambda a, b: np.maximum(a & HALF, b & HALF), "u"),
+    "v_min_u16": ("uu", lambda a, b: np.minimum(a & HALF, b & HALF), "u"),
+    "v_add_f32": ("ff", lambda a, b: a + b, "f"),
+    "v_sub_f32": ("ff", lambda a, b: a - b, "f"),
+    "v_subrev_f32": ("ff", lambda a, b: b - a, "f"),
+    "v_mul_f32": ("ff", lambda a, b: a * b, "f"),
+    # One formula: these encodings differ in where the addend comes from.
+    "v_fma_f32": ("fff", floats.fma, "f"),
+    "v_fmac_f32": ("fff", floats.fma, "f"),
+    "v_fmamk_f32": ("fff", floats.fma, "f"),
+    "v_fmaak_f32": ("fff", floats.fma, "f"),
+    "v_max_f32": ("ff", floats.maximum, "f"),
+    "v_min_f32": ("ff", floats.minimum, "f"),
+    "v_max3_f32": ("fff", lambda a, b, c: floats.maximum(floats.maximum(a, b), c), "f"),
+    "v_min3_f32": ("fff", lambda a, b, c: floats.minimum(floats.minimum(a, b), c), "f"),
+    "v_div_fixup_f32": ("fff", lambda a, b, c: floats.div_fixup(*np.broadcast_arrays(a, b, c)), "f"),
+    "v_ldexp_f32": ("fi", floats.scale, "f"),
+    "v_frexp_mant_f32": ("f", floats.mantissa, "f"),
+    "v_frexp_exp_i32_f32": ("f", floats.mantissa_exponent, "i"),
+    # Functions of which the ISA bounds the error only.
+    "v_exp_f32": ("f", floats.exp2, "f"),
+    "v_log_f32": ("f", floats.log2, "f"),
+    "v_rcp_f32": ("f", floats.reciprocal, "f"),
+    "v_rcp_iflag_f32": ("f", floats.reciprocal, "f"),
+    "v_rsq_f32": ("f", floats.reciprocal_root, "f"),
+    "v_sqrt_f32": ("f", floats.root, "f"),
+    "v_trunc_f32": ("f", np.trunc, "f"),
+    "v_floor_f32": ("f", np.floor, "f"),
+    "v_ceil_f32": ("f", np.ceil, "f"),
+    "v_rndne_f32": ("f", np.rint, "f"),
+    "v_fract_f32": ("f", lambda a: np.minimum(a - np.floor(a), np.float32(1 - 2.0**-24)), "f"),
+    # Conversions round toward zero, to integers, and to nearest, to floats.
+    "v_cvt_i32_f32": ("f", floats.to_int32, "i"),
+    "v_cvt_u32_f32": ("f", floats.to_uint32, "u"),
+    "v_cvt_f32_u32": ("u", lambda a: a.astype(np.float32), "f"),
+    "v_cvt_f32_i32": ("i", lambda a: a.astype(np.float32), "f"),
+    "v_cvt_f32_f16": ("u", lambda a: (a & HALF).astype(np.uint16).view(np.float16).astype(np.float32), "f"),
+    "v_cvt_f16_f32": ("f", lambda a: a.astype(np.float16).view(np.uint16).astype(U32), "u"),
+    "v_cvt_f32_ubyte0": ("u", lambda a: (a & U32(0xFF)).astype(np.float32), "f"),
+}
+FLOAT_RESULTS = {name for name, (_, _, result) in FORMULAS.items() if result == "f"}
+SATURATED: dict[str, Callable] = {
+    "v_add_u32": lambda a, b: np.minimum(a.astype(U64) + b, U64(0xFFFFFFFF)).astype(U32),
+    "v_sub_u32": lambda a, b: np.where(b > a, U32(0), a - b),
+    "v_subrev_u32": lambda a, b: np.where(a > b, U32(0), b - a),
+    # With 64 bits the exact result is known.
+    "v_add_i32": lambda a, b: integers.saturate(a.astype(np.int64) + b),
+    "v_sub_i32": lambda a, b: integers.saturate(a.astype(np.int64) - b),
+}
+"""Formulas with the modifier clamp, of instructions whose result is an integer."""
+RELATIONS: dict[str, Callable] = {
+    "f": lambda a, b: np.zeros(np.broadcast(a, b).shape, bool),
+    "t": lambda a, b: np.ones(np.broadcast(a, b).shape, bool),
+    "tru": lambda a, b: np.ones(np.broadcast(a, b).shape, bool),
+    "eq": lambda a, b: a == b,
+    "ne": lambda a, b: a != b,
+    "lg": lambda a, b: (a < b) | (a > b),
+    "lt": lambda a, b: a < b,
+    "le": lambda a, b: a <= b,
+    "gt": lambda a, b: a > b,
+    "ge": lambda a, b: a >= b,
+    "o": lambda a, b: ~(np.isnan(a) | np.isnan(b)),
+    "u": lambda a, b: np.isnan(a) | np.isnan(b),
+    # Negated relations hold for NaNs.
+    "nge": lambda a, b: ~(a >= b),
+    "nlg": lambda a, b: ~((a < b) | (a > b)),
+    "ngt": lambda a, b: ~(a > b),
+    "nle": lambda a, b: ~(a <= b),
+    "neq": lambda a, b: ~(a == b),
+    "nlt": lambda a, b: ~(a < b),
+}
+COMPARED_TYPES = {"f32": "f", "u32": "u", "i32": "i", "u64": "U", "i64": "I", "u16": "u", "i16": "u"}
+
+
+def compute(instruction: GpuInstruction) -> Callable[[LaunchState], None]:
+    """Behavior of an instruction of the table.
+
+    Raises:
+      EmulationError: if it is unknown, or has a modifier that is.
+    """
+    if instruction.name not in FORMULAS:
+        raise EmulationError("instruction", f"the emulator does not know {instruction.name}")
+    kinds, formula, result = FORMULAS[instruction.name]
+    formula, selection = _with_clamp(instruction, formula), selection_of(instruction)
+    destination, sources = instruction.destinations[0], instruction.sources
+
+    def run(state: LaunchState) -> None:
+        registers = state.registers
+        values = [registers.read(source, kind) for source, kind in zip(sources, kinds, strict=True)]
+        values, lanes = selection.apply(values, registers)
+        # Formulas of Python operators may widen the type.
+        value = np.asarray(formula(*values)).astype(TYPES[result], copy=False)
+        registers.write(destination, selection.place(value), lanes)
+
+    return run
+
+
+def _with_clamp(instruction: GpuInstruction, formula: Callable) -> Callable:
+    """The formula with the modifiers of its result."""
+    name, fields = instruction.name, instruction.fields
+    if fields.get("omod") or (fields.get("opsel") and name not in ("v_mov_b32",)):
+        raise EmulationError("instruction", f"the emulator does not know omod or op_sel of {name}")
+    if not fields.get("clmp"):
+        return formula
+    if name in SATURATED:
+        return SATURATED[name]
+    if name in FLOAT_RESULTS:
+        # A NaN becomes 0, as the descriptors' mode DX10_CLAMP says.
+        return lambda *values: np.fmin(np.fmax(formula(*values), np.float32(0)), np.float32(1))
+    raise EmulationError("instruction", f"the emulator does not know clamp of {name}")
+
+
+def refuse_modifiers(instruction: GpuInstruction) -> None:
+    """Checks that an instruction has no modifier that its behavior would silently ignore.
+
+    Raises:
+      EmulationError: if it has one.
+    """
+    fields = instruction.fields
+    if "dpp" in fields or "src0_sel" in fields or any(fields.get(name) for name in ("clmp", "omod", "opsel")):
+        raise EmulationError("instruction", f"the emulator does not know this form: {instruction.text}")
+
+
+def compare(instruction: GpuInstruction) -> Callable[[LaunchState], None]:
+    """Behavior of a comparison (VOPC): a mask of lanes; V_CMPX also writes it to EXEC."""
+    prefix, _, rest = instruction.name[2:].partition("_")
+    relation, _, type_name = rest.partition("_")
+    if relation not in RELATIONS or type_name not in COMPARED_TYPES:
+        raise EmulationError("instruction", f"the emulator does not know {instruction.name}")
+    formula, kind = RELATIONS[relation], COMPARED_TYPES[type_name]
+    selection = selection_of(instruction)
+    first, second = instruction.sources
+    # V_CMPX would also write EXEC, which this compiler does not use.
+    if prefix != "cmp" or instruction.fields.get("clmp") or instruction.fields.get("opsel"):
+        raise EmulationError("instruction", f"the emulator does not know {instruction.text}")
+
+    def run(state: LaunchState) -> None:
+        registers = state.registers
+        values, _ = selection.apply([registers.read(first, kind), registers.read(second, kind)], registers)
+        if type_name == "u16":
+            values = [value & HALF for value in values]
+        elif type_name == "i16":
+            values = [(value << U32(16)).view(I32) for value in values]
+        registers.write_mask(instruction.destinations[0], formula(*values))
+
+    return run
+
+
+def compare_class(instruction: GpuInstruction) -> Callable[[LaunchState], None]:
+    """V_CMP_CLASS_F32: whether the class of a number is among those that a mask names."""
+    refuse_modifiers(instruction)
+    number, classes = instruction.sources
+
+    def run(state: LaunchState) -> None:
+        registers = state.registers
+        # The number is classified by its bits: a signaling NaN must not become quiet first.
+        bits, wanted = registers.read(number, "f").view(U32), registers.read(classes, "u")
+        registers.write_mask(instruction.destinations[0], wanted >> floats.class_number(bits) & U32(1) != 0)
+
+    return run
+
+
+def select(instruction: GpuInstruction) -> Callable[[LaunchState], None]:
+    """V_CNDMASK_B32: the second source in the lanes of a mask, the first in others."""
+    first, second, mask = instruction.sources
+    if any(instruction.fields.get(field) for field in ("clmp", "omod", "opsel")):
+        raise EmulationError("instruction", f"the emulator does not know {instruction.text}")
+    selection: Selection = selection_of(instruction)
+
+    def run(state: LaunchState) -> None:
+        registers = state.registers
+        values, lanes = selection.apply([registers.read(first, "u"), registers.read(second, "u")], registers)
+        chosen = np.where(registers.mask(mask), values[1], values[0])
+        registers.write(instruction.destinations[0], selection.place(chosen), lanes)
+
+    return run
+
+
+def add_with_carry(instruction: GpuInstruction) -> Callable[[LaunchState], None]:
+    """Sums and differences with a carry to, and for some from, a mask of lanes."""
+    result, carry_out = instruction.destinations
+    first, second, *carry_in = instruction.sources
+    name = instruction.name
+    refuse_modifiers(instruction)
+    sign = 1 if name.startswith("v_add") else -1
+
+    def run(state: LaunchState) -> None:
+        registers = state.registers
+        a, b = (registers.read(source, "u").astype(np.int64) for source in (first, second))
+        if name.startswith("v_subrev") or name.startswith("v_subbrev"):
+            # "rev" exchanges the operands, since only the first one may be a constant.
+            a, b = b, a
+        carry = registers.mask(carry_in[0]).astype(np.int64) if carry_in else np.int64(0)
+        # Beyond 32 bits, or below zero, is the carry or borrow.
+        total = a + sign * (b + carry)
+        total = np.broadcast_to(total, (registers.count, LANES))
+        registers.write(result, integers.low32(np.ascontiguousarray(total).view(U64)))
+        registers.write_mask(carry_out, (total < 0) | (total >> np.int64(32) != 0))
+
+    return run
+
+
+def multiply_add_64(instruction: GpuInstruction) -> Callable[[LaunchState], None]:
+    """V_MAD_U64_U32: product of 32 bits plus 64 bits, and its carry."""
+    result, carry = instruction.destinations
+    first, second, third = instruction.sources
+    refuse_modifiers(instruction)
+
+    def run(state: LaunchState) -> None:
+        registers = state.registers
+        # A sum of 64 bits has overflowed if it is smaller than an addend.
+        addend = registers.read(third, "U")
+        total = integers.product64(registers.read(first, "u"), registers.read(second, "u")) + addend
+        total = np.broadcast_to(total, (registers.count, LANES))
+        registers.write(result, total)
+        registers.write_mask(carry, total < addend)
+
+    return run
+
+
+def division_scale(instruction: GpuInstruction) -> Callable[[LaunchState], None]:
+    """V_DIV_SCALE_F32: scales an operand of a division, and flags lanes to scale back."""
+    result, flags = instruction.destinations
+    refuse_modifiers(instruction)
+
+    def run(state: LaunchState) -> None:
+        registers = state.registers
+        shape = registers.count, LANES
+        values = [np.broadcast_to(registers.read(source, "f"), shape) for source in instruction.sources]
+        scaled, must_undo = floats.div_scale(*map(np.ascontiguousarray, values))
+        registers.write(result, scaled)
+        registers.write_mask(flags, must_undo)
+
+    return run
+
+
+def division_fmas(instruction: GpuInstruction) -> Callable[[LaunchState], None]:
+    """V_DIV_FMAS_F32: a fused product and sum, scaled back in flagged lanes."""
+    *operands, flags = instruction.sources
+    refuse_modifiers(instruction)
+
+    def run(state: LaunchState) -> None:
+        registers = state.registers
+        shape = registers.count, LANES
+        a, b, c = (np.ascontiguousarray(np.broadcast_to(registers.read(o, "f"), shape)) for o in operands)
+        registers.write(instruction.destinations[0], floats.div_fmas(a, b, c, registers.mask(flags)))
+
+    return run

@@ -1,0 +1,92 @@
+"""Fault injection: parsing, time and effect of faults."""
+
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from zaya_jax.aegis.watch.fault_injection import FOR_EVER, PROCESS_FAULTS, Fault, FaultInjection, parse_faults
+from zaya_jax.data.reading.batch import Batch
+
+
+def test_faults_are_parsed():
+    assert parse_faults("") == []
+    assert parse_faults("hang@step=12:process=1, kill@step=3:seconds=2.5") == [
+        Fault("hang", 12, 1, FOR_EVER),
+        Fault("kill", 3, None, 2.5),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("order", "sentence"),
+    [
+        ("hang", 'ZAYA_FAULT has "hang"; a fault is KIND@step=N'),
+        ("kil@step=3", 'ZAYA_FAULT has the unknown fault "kil"; .*kill'),
+        ("kill@step=3:rank=1", "a fault is KIND@step=N"),
+        ("kill@step=-3", "a fault is KIND@step=N"),
+    ],
+)
+def test_invalid_faults_are_refused(order, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        parse_faults(order)
+
+
+@pytest.fixture
+def struck(monkeypatch):
+    """Records the seconds of harmless hangs."""
+    found = []
+    monkeypatch.setitem(PROCESS_FAULTS, "hang", found.append)
+    return found
+
+
+def batches(count):
+    whole, ones = np.arange(4, dtype=np.int32), np.ones(4, np.float32)
+    return [Batch(whole, whole + 1, ones, whole, np.ones_like(whole)) for _ in range(count)]
+
+
+def test_a_fault_occurs_before_its_step_and_once_per_run(tmp_path, struck):
+    faults = parse_faults("hang@step=4:seconds=3")
+    read = FaultInjection(faults, str(tmp_path), process=0).among(iter(batches(3)), first_step=3)
+    next(read)
+    assert struck == []
+    next(read)
+    assert struck == [3.0]
+    list(FaultInjection(faults, str(tmp_path), process=0).among(iter(batches(3)), first_step=3))
+    assert struck == [3.0]
+    # Each process of a run records its own faults.
+    list(FaultInjection(faults, str(tmp_path), process=1).among(iter(batches(3)), first_step=3))
+    assert struck == [3.0, 3.0]
+
+
+def test_other_processes_are_unaffected(tmp_path, struck):
+    faults = parse_faults("hang@step=4:process=2")
+    list(FaultInjection(faults, str(tmp_path), process=0).among(iter(batches(3)), first_step=3))
+    assert struck == []
+
+
+def test_a_nan_fault_sets_all_weights_to_nan(tmp_path):
+    given = batches(3)
+    read = FaultInjection(parse_faults("nan@step=2"), str(tmp_path), process=0).among(
+        iter(given), first_step=1
+    )
+    found = list(read)
+    assert [np.isnan(batch.weights_BT).all() for batch in found] == [False, True, False]
+    np.testing.assert_array_equal(found[1].tokens_BT, given[1].tokens_BT)
+
+
+@pytest.mark.parametrize(
+    ("kind", "ending"),
+    [("kill", signal.SIGKILL), ("abort", signal.SIGABRT), ("terminate", signal.SIGTERM)],
+)
+def test_a_process_ends_by_the_signal_of_its_fault(kind, ending):
+    program = (
+        f"from zaya_jax.aegis.watch.fault_injection import PROCESS_FAULTS; PROCESS_FAULTS[{kind!r}](1.0)"
+    )
+    assert subprocess.run([sys.executable, "-c", program]).returncode == -ending
+
+
+def test_a_fail_fault_raises():
+    with pytest.raises(RuntimeError, match="an injected fault"):
+        PROCESS_FAULTS["fail"](1.0)

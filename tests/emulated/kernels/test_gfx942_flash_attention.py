@@ -1,0 +1,16 @@
+"""`test_flash_attention` on gfx942 machine code."""
+
+from kernel_tests import names_in
+
+WITHOUT = (
+    # Tests that launch no kernel.
+    "test_a_causal_sequence_keeps_all_of_an_mi300x_at_work",
+    "test_a_cpu_takes_xla",
+    "test_dtypes_must_agree",
+    "test_errors",
+    "test_no_keys_and_no_queries",
+    "test_spans_hold_what_is_seen_and_whole_blocks_nothing_else",
+    "test_the_whole_blocks_of_a_causal_mask_need_no_mask",
+)
+
+globals().update(names_in("test_flash_attention", without=WITHOUT))

@@ -1,0 +1,1 @@
+"""Drills: small supervised runs with injected faults, scored by how each fault was handled."""

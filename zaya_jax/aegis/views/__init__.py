@@ -1,0 +1,1 @@
+"""Views of a run's history: goodput, timeline, and Prometheus metrics."""

@@ -1,0 +1,1 @@
+"""Monitoring inside a training process: the watchdog and fault injection, which are hooks of the trainer."""

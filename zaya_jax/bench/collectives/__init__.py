@@ -1,0 +1,1 @@
+"""Time and bandwidth of collectives by size and group of devices."""

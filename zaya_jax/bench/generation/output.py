@@ -1,0 +1,84 @@
+"""Tables of `zaya bench generation`."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich import box
+from rich.table import Table
+
+from zaya_jax.text_tables import format_bytes, name_column, number_column
+
+CONTEXT = 131_072
+"""Full context length of ZAYA1-8B in tokens."""
+
+
+def _table(title: str, name: str, *columns: str) -> Table:
+    # Without padding between them, eight columns fit a terminal of 80 characters.
+    return Table(name_column(name), *map(number_column, columns), title=title, box=box.SIMPLE_HEAD, padding=0)
+
+
+def speeds(results: Sequence[Any]) -> Table:
+    """Tokens per second and latencies by batch size and decoder."""
+    columns = (
+        "prefill,\ntokens/s",
+        "of\nbound",
+        "decode,\ntokens/s",
+        "of\nbound",
+        "ratio",
+        "step, ms\np50",
+        "p99",
+    )
+    rows = _table("prefill and decode", "batch, decoder", *columns)
+    # Decoders are compared only at equal batch sizes, because speed grows with the batch.
+    ours = {each.batch: each.written for each in results if each.side == "ours"}
+    for each in results:
+        rows.add_row(
+            f"{each.batch}, {each.side}",
+            f"{each.read:,.0f}",
+            f"{each.read / each.read_bound:.1%}",
+            f"{each.written:,.1f}",
+            f"{each.written / each.written_bound:.1%}",
+            f"{ours[each.batch] / each.written:.2f}x",
+            f"{each.step_p50 * 1e3:,.1f}",
+            f"{each.step_p99 * 1e3:,.1f}",
+        )
+    return rows
+
+
+def caches(results: Mapping[str, tuple[int, int]]) -> Table:
+    """Cache bytes of a sequence by attention."""
+    rows = _table(
+        "cache of a sequence, bfloat16", "attention", "per token", "fixed", "131,072 tokens", "ratio"
+    )
+    # Our own attention comes first, and the ratio compares the others with it.
+    least = next(iter(results.values()))[0]
+    for name, (token, once) in results.items():
+        whole = format_bytes(token * CONTEXT + once)
+        rows.add_row(name, f"{token:,} B", f"{once:,} B", whole, f"{token / least:g}x")
+    return rows
+
+
+def prompt_memories(results: Sequence[Any]) -> Table:
+    """Peak memory of prefill by prompt length."""
+    rows = _table("peak memory added by prefill", "tokens", "ours", "transformers")
+    for each in results:
+        rows.add_row(f"{each.length:,}", format_bytes(each.ours), format_bytes(each.theirs))
+    return rows
+
+
+def loads(results: Sequence[Any]) -> Table:
+    """Latencies by arrival rate."""
+    columns = ("requests/s", "tokens/s", "first, ms\np50", "p99", "next, ms\np50", "p99")
+    rows = _table("latency of random arrivals", "of capacity", *columns)
+    for each in results:
+        times = each.first_p50, each.first_p99, each.next_p50, each.next_p99
+        rows.add_row(
+            f"{each.share:.0%}",
+            f"{each.rate:.2f}",
+            f"{each.tokens_per_second:,.1f}",
+            *(f"{1e3 * seconds:,.0f}" for seconds in times),
+        )
+    return rows
+
+
+TABLES = {"speed": speeds, "prompts": prompt_memories, "load": loads}

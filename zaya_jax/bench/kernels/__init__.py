@@ -1,0 +1,1 @@
+"""Pallas kernels, matrix products and memory bandwidth."""

@@ -1,0 +1,1 @@
+"""Checkpoints, conversion, data and disks."""

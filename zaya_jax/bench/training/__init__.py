@@ -1,0 +1,1 @@
+"""Training: optimizers, memory of the loss, comparison with PyTorch."""

@@ -1,0 +1,1 @@
+"""Commands of `zaya` that combine several packages."""

@@ -1,0 +1,84 @@
+"""Section `train`: length of a run, logging, evaluation and checkpoints."""
+
+import dataclasses
+from typing import Literal
+
+from zaya_jax.config.files import require_local
+from zaya_jax.config.rules import require, require_choices, require_positive, require_seed
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """Length of a run, logging, evaluation and checkpoints.
+
+    Attributes:
+      num_steps: number of optimizer steps; the sum over all phases if there are phases.
+      z_loss: weight of the squared log of the softmax's denominator, which keeps logits from drifting
+        ([PaLM] section 5); 0 disables it.
+      update_norms: whether metrics include norms of the weight updates by group. They cost a step two passes
+        over all updates.
+      seed: seed of the initial weights and of all other random numbers.
+      log_every: steps between two rows of metrics.
+      eval_every: steps between two evaluations of the held-out loss; there is always one at the end.
+      eval_sequences: number of held-out sequences to evaluate; None for all.
+      checkpoint_every: steps between two checkpoints; there is always one at the end.
+      checkpoint_minutes: maximum minutes between the starts of two saves, in addition to `checkpoint_every`;
+        None disables it.
+      keep_checkpoints: number of latest checkpoints to keep.
+      keep_every: checkpoints of steps that are multiples of this, and of the ends of phases, are kept
+        forever; None disables it.
+      keep_best: whether to keep the checkpoint with the lowest held-out loss.
+      min_free_gib: disk space in GiB that must stay free after a save. To reach it, older checkpoints that
+        are kept only because of `keep_checkpoints` are removed; None disables it.
+      on_failed_save: "stop" ends the run if a checkpoint cannot be written; "continue" logs the error and
+        tries again at the next checkpoint, but ends the run if the last one cannot be written.
+      sample_tokens: number of tokens of the text sample at the end of the run; 0 disables it.
+      max_consecutive_skips: number of consecutive skipped steps (loss or gradient not finite) that ends the
+        run, checked whenever metrics or a checkpoint are written.
+      init_from: run folder whose latest weights this run starts from; None starts from random weights.
+    """
+
+    num_steps: int = 1000
+    z_loss: float = 0.0
+    update_norms: bool = True
+    seed: int = 0
+    log_every: int = 10
+    eval_every: int = 500
+    eval_sequences: int | None = None
+    checkpoint_every: int = 500
+    # Steps limit the lost work in tokens, minutes limit it in time if steps become slow.
+    checkpoint_minutes: float | None = None
+    keep_checkpoints: int = 2
+    keep_every: int | None = None
+    keep_best: bool = False
+    min_free_gib: float | None = None
+    on_failed_save: Literal["stop", "continue"] = "stop"
+    sample_tokens: int = 256
+    max_consecutive_skips: int = 10
+    init_from: str | None = None
+
+    def __post_init__(self):
+        require(self.z_loss >= 0, f"train.z_loss is {self.z_loss}; it must be 0 (off) or above")
+        require_positive("train", self, "num_steps", "log_every", "eval_every", "checkpoint_every")
+        require_positive("train", self, "keep_checkpoints", "max_consecutive_skips")
+        require_choices("train", self)
+        require_seed("train", self.seed)
+        require_local("train.init_from", self.init_from)
+        require(
+            self.sample_tokens >= 0, f"train.sample_tokens is {self.sample_tokens}; it must be 0 or above"
+        )
+        require(
+            self.eval_sequences is None or self.eval_sequences > 0,
+            f"train.eval_sequences is {self.eval_sequences}; it must be above 0, or None for all",
+        )
+        for name in ("checkpoint_minutes", "keep_every", "min_free_gib"):
+            value = getattr(self, name)
+            require(
+                value is None or value > 0, f"train.{name} is {value}; it must be above 0, or None for off"
+            )
+        require(
+            # keep_every does not trigger saves; it only selects among the steps that are saved.
+            (self.keep_every or 0) % self.checkpoint_every == 0,
+            f"train.keep_every is {self.keep_every} and train.checkpoint_every {self.checkpoint_every}; it "
+            "must be a multiple of the latter, because only steps that are saved can be kept",
+        )

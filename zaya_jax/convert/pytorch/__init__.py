@@ -1,0 +1,1 @@
+"""Folders of PyTorch weights: layouts, configs, safetensors files."""

@@ -1,0 +1,1 @@
+"""Chats and preferences: records, and corpora of whole examples packed into windows."""

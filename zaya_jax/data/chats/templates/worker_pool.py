@@ -1,0 +1,172 @@
+"""A pool of worker processes that render chat templates from elsewhere, and are killed after a timeout."""
+
+import atexit
+import contextlib
+import json
+import os
+import pathlib
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from zaya_jax.data.chats.templates.worker import HEADER, MAX_MEMORY_BYTES, write_frame
+
+RENDER_SECONDS = 5.0
+"""Time limit per chat. Templates on the hub take a millisecond, or 0.1 s for a chat of a megabyte."""
+# Time that a worker has after its limit to end by itself, before it is killed.
+_GRACE_SECONDS = 5.0
+_START_SECONDS = 120.0
+_MAX_IDLE = 4
+# Environment variables that a worker inherits; templates must not see secrets such as API keys.
+_KEPT_VARIABLES = ("PATH", "HOME", "TZ", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "TMPDIR")
+
+
+class TemplateTimeout(Exception):
+    """A template exceeded its time limit."""
+
+
+class TemplateCrash(Exception):
+    """A worker ended before its time limit, for example because the kernel ran out of memory."""
+
+
+def render_all(template: str, chats: Sequence[Mapping[str, Any] | None]) -> Iterator[dict[str, Any]]:
+    """Renders chats in a worker, and yields each reply as soon as it is ready.
+
+    A chat that takes too long is the last one, because its worker is killed.
+
+    Args:
+      template: template in Jinja.
+      chats: chats as `zaya_jax.data.chats.templates.jinja_environment.render` reads them; None inspects the
+        template.
+
+    Raises:
+      TemplateTimeout: at the chat that takes too long.
+      TemplateCrash: at the chat during which the worker ends.
+    """
+    request = {"template": template, "chats": list(chats), "seconds": RENDER_SECONDS}
+    worker = _take()
+    is_whole = False
+    try:
+        yield from worker.answers(request)
+        is_whole = True
+    finally:
+        # After an error, an interruption, or if the caller stops early, replies may still be on their way,
+        # so the worker cannot be reused.
+        _give_back(worker) if is_whole else worker.kill()
+
+
+class _Worker:
+    """A worker process."""
+
+    def __init__(self):
+        package = str(pathlib.Path(__file__).resolve().parents[4])
+        self._process = subprocess.Popen(
+            # -P: a module in the current folder must not replace one that the worker imports.
+            [sys.executable, "-P", "-m", "zaya_jax.data.chats.templates.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
+            | {"PYTHONPATH": os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))},
+            # Signals from a terminal are for the command only.
+            start_new_session=True,
+        )
+        self._received = bytearray()
+        try:
+            self._read(_START_SECONDS)
+        except BaseException:
+            self.kill()
+            raise
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def answers(self, request: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Yields the replies to a request's chats."""
+        # Written by a thread: a worker whose replies are not read would block, and then so would we.
+        writer = threading.Thread(target=self._write, args=(request,), daemon=True)
+        writer.start()
+        for _ in request["chats"]:
+            yield self._read(request["seconds"] + _GRACE_SECONDS)
+        writer.join(_GRACE_SECONDS)
+
+    def _write(self, request: Mapping[str, Any]) -> None:
+        assert self._process.stdin is not None
+        # If the worker has ended, `_read` reports it.
+        with contextlib.suppress(BrokenPipeError, ValueError):
+            write_frame(self._process.stdin, request)  # pyright: ignore[reportArgumentType]
+
+    def _read(self, seconds: float) -> dict[str, Any]:
+        deadline = time.monotonic() + seconds
+        (length,) = HEADER.unpack(self._take(HEADER.size, deadline))
+        return json.loads(self._take(length, deadline))
+
+    def _take(self, size: int, deadline: float) -> bytes:
+        assert self._process.stdout is not None
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._process.stdout, selectors.EVENT_READ)
+            while len(self._received) < size:
+                if size > MAX_MEMORY_BYTES or not selector.select(max(0.0, deadline - time.monotonic())):
+                    raise TemplateTimeout
+                if not (new := os.read(self._process.stdout.fileno(), 1 << 20)):
+                    self._raise_end()
+                self._received += new
+        taken = bytes(self._received[:size])
+        del self._received[:size]
+        return taken
+
+    def _raise_end(self) -> None:
+        code = self._process.wait(_GRACE_SECONDS)
+        raise TemplateTimeout if code == -signal.SIGALRM else TemplateCrash(f"exit code {code}")
+
+    def kill(self) -> None:
+        """Kills the process."""
+        self._process.kill()
+        self._process.wait(_GRACE_SECONDS)
+        for stream in (self._process.stdin, self._process.stdout):
+            assert stream is not None
+            with contextlib.suppress(OSError):  # unsent data, which nobody receives anymore
+                stream.close()
+
+
+# Idle workers
+
+_IDLE: list[_Worker] = []
+_LOCK = threading.Lock()
+
+
+def _take() -> _Worker:
+    while True:
+        with _LOCK:
+            worker = _IDLE.pop() if _IDLE else None
+        if worker is None:
+            return _Worker()
+        if worker.is_alive:
+            return worker
+        worker.kill()
+
+
+def _give_back(worker: _Worker) -> None:
+    with _LOCK:
+        if len(_IDLE) < _MAX_IDLE:
+            _IDLE.append(worker)
+            return
+    worker.kill()
+
+
+@atexit.register
+def _end_workers() -> None:
+    with _LOCK:
+        workers, _IDLE[:] = list(_IDLE), []
+    for worker in workers:
+        worker.kill()
+
+
+# A forked child cannot use the workers of its parent.
+
+os.register_at_fork(after_in_child=_IDLE.clear)

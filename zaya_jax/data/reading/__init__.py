@@ -1,0 +1,1 @@
+"""Reading corpora: the order of sequences, mixtures, batches, and the loader."""

@@ -1,0 +1,1 @@
+"""Documents and records from files: text, JSON lines, Parquet and Arrow."""

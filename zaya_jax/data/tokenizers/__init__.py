@@ -1,0 +1,1 @@
+"""Tokenizers: reading, training and saving them, and the special tokens that they know."""

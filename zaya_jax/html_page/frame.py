@@ -1,0 +1,74 @@
+"""HTML pages in one file that loads nothing else.
+
+Text from logs and runs reaches a page escaped, or as JSON that contains no tags and that scripts insert as
+text. A content security policy lets the browser run only the page's own script, and load no other file.
+"""
+
+import base64
+import html
+import json
+import pathlib
+import string
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from zaya_jax.files import durable
+
+_HERE = pathlib.Path(__file__).parent
+STYLE, SCRIPT = _HERE / "page.css", _HERE / "page.js"
+"""Style and script that all pages share."""
+_FRAME = string.Template("""<!doctype html>
+<html lang="en"><head><meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; \
+script-src 'sha256-$script_hash'; style-src 'sha256-$style_hash'">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>$title</title><style>$style</style></head><body>
+$body<div id="tip"></div>
+<script type="application/json" id="data">$data</script>
+<script>$script</script></body></html>
+""")
+
+
+def make_page(
+    title: str,
+    body: str,
+    *,
+    data: Mapping[str, Any],
+    styles: Sequence[pathlib.Path],
+    scripts: Sequence[pathlib.Path],
+) -> str:
+    """Returns the text of an HTML page.
+
+    Args:
+      title: title, as plain text.
+      body: HTML in which all foreign text is escaped.
+      data: JSON values that the scripts find in the constant `data`.
+      styles: CSS files, which follow the style that all pages share.
+      scripts: JavaScript files, which follow the script that all pages share.
+    """
+    style = "".join(path.read_text() for path in (STYLE, *styles))
+    script = "".join(path.read_text() for path in (SCRIPT, *scripts))
+    page = _FRAME.substitute(
+        title=html.escape(title),
+        body=body,
+        data=as_inert_json(data),
+        style=style,
+        script=script,
+        style_hash=_hash(style),
+        script_hash=_hash(script),
+    )
+    # JSON may contain unpaired surrogates, and folder names bytes that are not UTF-8; neither can be encoded.
+    return page.encode(errors="replace").decode()
+
+
+def as_inert_json(content: Mapping[str, Any]) -> str:
+    """Returns JSON that contains no HTML tags, whatever its strings are."""
+    text = json.dumps(content, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    # A string with "</script>" would otherwise end the block that holds it.
+    return text.replace("<", "\\u003c")
+
+
+def _hash(text: str) -> str:
+    # The hashes allow exactly the two inline blocks; inline style attributes and event handlers stay
+    # forbidden.
+    return base64.b64encode(bytes.fromhex(durable.sha256(text.encode()))).decode()

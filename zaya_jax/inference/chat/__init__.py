@@ -1,0 +1,1 @@
+"""Chat sessions, and the terminal interface of `zaya chat`."""

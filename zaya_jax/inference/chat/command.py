@@ -1,0 +1,132 @@
+"""`zaya chat`: a conversation at the terminal, or through pipes, with a run that was trained on chats."""
+
+import argparse
+import dataclasses
+import importlib
+import io
+import sys
+from collections.abc import Iterator, Sequence
+
+from zaya_jax.data.chats.templates.encoding import ChatFormat
+from zaya_jax.errors import UserError
+from zaya_jax.inference.chat.loop import COMMANDS, Answer, ChatLoop, typed_lines
+from zaya_jax.inference.chat.messages import Conversation
+from zaya_jax.inference.chat.session import ChatSession
+from zaya_jax.inference.completion import text_of
+from zaya_jax.inference.engine.generate import stream
+from zaya_jax.inference.engine.sampling_params import check_seed
+from zaya_jax.inference.engine.text_stream import Piece
+from zaya_jax.inference.loading import LoadedRun, load_for_generation, require_chats, show_progress
+from zaya_jax.inference.sampling_options import add_sampling_options, sampling_params
+from zaya_jax.options import Parser
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Runs `zaya chat` until the input ends.
+
+    Raises:
+      UserError: if the run has no weights or no chat template, or, for input from a pipe, if a conversation
+        cannot be answered.
+    """
+    options = _parser().parse_args(argv)
+    check_seed(options.seed, "--seed")
+    if options.max_new_tokens < 1:
+        raise UserError(f"--max-new-tokens is {options.max_new_tokens}; it must be at least 1")
+    # Reading the weights can take minutes: check the template first.
+    require_chats(options.run_folder, options.template)
+    show_progress(f"loading {options.run_folder}")
+    run = load_for_generation(options.run_folder)
+    chat_format = run.chat_format(options.template)
+    is_interactive, is_terminal = sys.stdin.isatty(), sys.stdout.isatty()
+    loop = ChatLoop(
+        chat_format=chat_format,
+        answer=_answers(run, chat_format, options),
+        write=_write,
+        is_interactive=is_interactive,
+        is_terminal=is_terminal,
+        shows_thoughts=not options.hide_thinking,
+    )
+    if is_interactive:
+        _greet(run)
+    lines = typed_lines(on_screen=is_terminal) if is_interactive else _piped_lines()
+    loop.run(Conversation(system=options.system), lines)
+
+
+def _answers(run: LoadedRun, chat_format: ChatFormat, options: argparse.Namespace) -> Answer:
+    """Returns a function that generates answers, as long as the rest of the context allows."""
+    max_length = run.model.config.max_position_embeddings
+    session = ChatSession(run.model, run.variables)
+
+    def answer(prompt: Sequence[int], number: int) -> Iterator[Piece]:
+        if (num_left := max_length - len(prompt)) < 1:
+            raise UserError(
+                f"the conversation has {len(prompt)} tokens; with an answer it must not exceed "
+                f"model.max_position_embeddings, {max_length}; /undo or /reset shortens it"
+            )
+        # Prompt and answer share the context.
+        limit = min(options.max_new_tokens, num_left)
+        params = sampling_params(options, max_new_tokens=limit, end_ids=chat_format.end_ids)
+        # The seed changes with each answer: a question that is repeated after /undo gets another one.
+        params = dataclasses.replace(params, seed=(options.seed + number) % 2**32)
+        if options.context_devices == 1:
+            tokens = session.stream(prompt, params)
+        else:  # a shared cache has no prefix cache: each turn prefills the whole conversation
+            model, devices = (run.model, run.variables), options.context_devices
+            tokens = stream(*model, prompt, params, context_devices=devices)
+        return text_of(run.tokenizer, tokens, params, stop=options.stop, marks=chat_format.think_marks)
+
+    return answer
+
+
+def _greet(run: LoadedRun) -> None:
+    importlib.import_module("readline")  # adds history and editing keys to `input`
+    commands = ", ".join(COMMANDS)
+    print(
+        f"{run.folder}, step {run.step}. {commands}; Ctrl-C interrupts an answer", file=sys.stderr, flush=True
+    )
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    # A piece is shorter than a line, and a terminal shows text only at the end of one.
+    sys.stdout.flush()
+
+
+def _piped_lines() -> Iterator[str]:
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")  # as a terminal does with bytes that are not text
+    return (line.rstrip("\n") for line in sys.stdin)
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        "chat",
+        "Chat with a run that was trained on chats: each line is a turn, and its answer appears as it is\n"
+        "generated. Every turn applies the run's chat template to the whole conversation, as in training.\n\n"
+        "commands, each on a separate line:\n"
+        + "\n".join(f"  {command:<14}{text}" for command, text in COMMANDS.items())
+        + "\n\nCtrl-C interrupts an answer; the conversation keeps the part that was generated. Ctrl-D ends\n"
+        "the chat.",
+        (
+            "zaya chat runs/sft",
+            'zaya chat runs/sft --system "Answer in one sentence." --temperature 0',
+            "zaya chat runs/sft --hide-thinking < questions.txt    # one question per line",
+        ),
+    )
+    parser.add_argument("run_folder", metavar="RUN", help="folder of a run")
+    parser.add_argument("--system", default="", metavar="TEXT", help="system message (default: none)")
+    parser.add_argument("--template", help='chat template, "zaya" or a Jinja file (default: that of the run)')
+    parser.add_argument(
+        "--hide-thinking",
+        action="store_true",
+        help="hide thoughts; by default they are dim on a terminal, and between <think> and </think> in a "
+        "pipe",
+    )
+    parser.add_argument(
+        "--max-new-tokens",
+        type=int,
+        default=1024,
+        help="maximum tokens of an answer; fewer where the context ends (default: %(default)s)",
+    )
+    add_sampling_options(parser)
+    return parser

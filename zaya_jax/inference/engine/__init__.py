@@ -1,0 +1,1 @@
+"""Decoding: sampling, compiled prefill and decode steps, and the continuous-batching engine."""

@@ -1,0 +1,1 @@
+"""Evaluation: the loss of texts, and tasks of the LM Evaluation Harness."""

@@ -1,0 +1,1 @@
+"""Attention: the block, compressed convolutional attention (CCA), and attention over several devices."""

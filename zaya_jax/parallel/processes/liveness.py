@@ -1,0 +1,102 @@
+"""Signs of life of the processes of a run, so that an error can name the process that is lost.
+
+jax detects by itself that a process is lost, but does not say which. So each process writes a counter into
+the coordination service at regular intervals; process 0 compares the counters, and publishes which ones
+stopped.
+"""
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from zaya_jax.parallel.processes.process_group import ProcessGroup
+
+_COUNTERS, _SILENT = "zaya/alive", "zaya/silent"
+_SIGNS_PER_LIMIT = 10
+_TICK_SECONDS = 1.0
+# A gap between two ticks from which on this process was paused: by SIGSTOP, or with its machine.
+_PAUSE_SECONDS = 10.0
+_CONNECT_SECONDS = 2.0
+
+
+class Liveness:
+    """Sends signs of life and watches those of the other processes, in its own threads.
+
+    Args:
+      client: client of jax's coordination service.
+      group: processes of the run.
+      describe: function from a process number to text with its host's name.
+      limit_seconds: time in seconds without a sign of life after which jax reports a process as lost.
+    """
+
+    def __init__(
+        self, client: Any, group: ProcessGroup, describe: Callable[[int], str], *, limit_seconds: float
+    ):
+        self._client, self._group, self._describe = client, group, describe
+        self._limit_seconds = limit_seconds
+        self._interval = max(_TICK_SECONDS, limit_seconds / _SIGNS_PER_LIMIT)
+        self._ticked, self._pause = time.monotonic(), 0.0
+        self._silent: list[int] = []
+        self._latest: dict[str, tuple[str, float]] = {}
+        for loop in (self._tick, self._send_signs):
+            threading.Thread(target=loop, name="liveness", daemon=True).start()
+
+    def describe_loss(self) -> str:
+        """Returns why jax reports a process as lost, as far as this process knows."""
+        pause = max(self._pause, time.monotonic() - self._ticked)
+        if pause > _PAUSE_SECONDS:
+            return (
+                f"{self._describe(self._group.process)} was paused for {pause:.0f} s, as by SIGSTOP, and "
+                "lost its connection with the other processes of the run"
+            )
+        if self._group.process and self._is_first_gone():
+            return f"{self._describe(0)} is gone"
+        who = ", ".join(map(self._describe, self._silent)) or "another process of this run"
+        return f"{who} sent no sign of life for up to {self._limit_seconds:.0f} s"
+
+    def _is_first_gone(self) -> bool:
+        host, _, port = self._group.coordinator.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
+        except OSError:
+            return True
+        return False
+
+    def _tick(self) -> None:
+        while True:
+            time.sleep(_TICK_SECONDS)
+            now = time.monotonic()
+            # The pause is kept until the next long gap: jax notices the loss that it causes some time later.
+            if now - self._ticked > _PAUSE_SECONDS:
+                self._pause = now - self._ticked
+            self._ticked = now
+
+    def _send_signs(self) -> None:
+        count = 0
+        while True:
+            try:
+                self._client.key_value_set(f"{_COUNTERS}/{self._group.process}", str(count), True)
+                self._update_silent()
+            # The service is lost, or process 0 is stopped: jax itself reports both.
+            except jax.errors.JaxRuntimeError:
+                pass
+            time.sleep(self._interval)
+            count += 1
+
+    def _update_silent(self) -> None:
+        if self._group.process != 0:
+            self._silent = json.loads(self._client.key_value_try_get(_SILENT))
+            return
+        now = time.monotonic()
+        for key, value in self._client.key_value_dir_get(f"{_COUNTERS}/"):
+            if self._latest.get(key, ("", 0.0))[0] != value:
+                self._latest[key] = value, now
+        # Half of the limit: all processes must have read the list when jax reaches the limit.
+        silent = [key for key, (_, since) in self._latest.items() if now - since > self._limit_seconds / 2]
+        self._silent = sorted(int(key.rpartition("/")[2]) for key in silent)
+        self._client.key_value_set(_SILENT, json.dumps(self._silent), True)

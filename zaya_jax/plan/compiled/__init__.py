@@ -1,0 +1,1 @@
+"""Programs compiled for a cluster: their products, collectives, memory traffic, and modelled time."""

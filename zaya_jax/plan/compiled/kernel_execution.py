@@ -1,0 +1,295 @@
+"""`zaya plan kernels --execute`: the machine code of every kernel, executed on the emulator of gfx942."""
+
+import collections
+import dataclasses
+import importlib.util
+import time
+from collections.abc import Iterable, Iterator, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from rich import box
+from rich.console import Console
+from rich.table import Column, Table
+
+from pallas_kernels.catalogue import SIZES, Case, cases
+from pallas_kernels.emulator import EmulationError
+from pallas_kernels.emulator.counts import LINE_BYTES
+from zaya_jax.errors import UserError
+from zaya_jax.plan.gpus import Device
+from zaya_jax.plan.rocm.launch_compiler import LaunchCompiler
+from zaya_jax.plan.rocm.launch_execution import EmulatedLaunches, ExecutedLaunch
+from zaya_jax.platform.shell import install_command
+from zaya_jax.text_tables import number_column
+
+PACKAGES = ("tinygrad", "flatbuffers")
+"""Packages of the extra `emulator`: decoder tables, and the serialization of lowered programs."""
+EXECUTED_SIZES = ("toy", "wide")
+"""Catalog sizes that a CPU executes in minutes."""
+CLASSES = ("matrix", "vector", "scalar", "local memory", "device memory", "scalar memory")
+"""Classes of instructions, as in `pallas_kernels.emulator.Counts`, in the order of the table."""
+TOLERANCE_FACTORS = {"bfloat16": 1.0, "float32": 2.0**-12}
+"""Bounds of errors in units of the catalog's tolerance, which is for bfloat16. Mantissas of float32 have 16
+bits more; sums, which are float32 for both, cost up to four of them. A product in xf32 exceeds the bound."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class KernelExecution:
+    """All launches of one kernel in one operation.
+
+    Attributes:
+      name: name of the kernel.
+      launches: number of launches.
+      instructions: executed instructions by class.
+      num_distinct: number of distinct instructions.
+      array_bytes: bytes of operands and results, each once per launch.
+      device_lines: cache lines that accesses touched, once per instruction and wave.
+      minimum_lines: cache lines that the accessed bytes fill.
+      local_cycles: cycles of local memory, including those lost to bank conflicts.
+      local_conflicts: cycles lost to bank conflicts.
+      active_share: share of active lanes in vector instructions; the rest is divergence.
+      seconds: time of the emulation.
+    """
+
+    name: str
+    launches: int
+    instructions: dict[str, int]
+    num_distinct: int
+    array_bytes: int
+    device_lines: int
+    minimum_lines: int
+    local_cycles: int
+    local_conflicts: int
+    active_share: float
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OperationExecution:
+    """An operation with its gradients, executed on machine code.
+
+    Attributes:
+      name: name of the operation.
+      kernels: its kernels in the order of their first launch.
+      error: largest relative norm of the difference to the reference, over results and gradients.
+      tolerance: bound of the error.
+      minimum_bytes: minimum of bytes moved, forward and backward.
+      seconds: time for compilation and execution.
+    """
+
+    name: str
+    kernels: tuple[KernelExecution, ...]
+    error: float
+    tolerance: float
+    minimum_bytes: int
+    seconds: float
+
+    @property
+    def problem(self) -> str | None:
+        """Description of an error beyond the tolerance; None without. NaN is beyond any."""
+        if self.error <= self.tolerance:
+            return None
+        return f"the results differ by {self.error:.1e} from the reference's, more than {self.tolerance:.1e}"
+
+
+def check_packages() -> None:
+    """Checks that the packages of the emulator are installed.
+
+    Raises:
+      UserError: if one is not.
+    """
+    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UserError(
+            f"--execute needs {' and '.join(missing)}, not installed here: {install_command('emulator')}"
+        )
+
+
+def execute_operation(case: Case, executor: EmulatedLaunches, dtype: str) -> OperationExecution:
+    """Compiles an operation with its gradients, executes it and compares the results with the reference.
+
+    Args:
+      case: the operation.
+      executor: executor of its launches, which counts memory transactions.
+      dtype: dtype of the operands of products.
+
+    Raises:
+      UserError: if a kernel cannot be compiled.
+      EmulationError: if a check of the emulator fails; the message names the kernel.
+    """
+    # The same numbers as those of benchmarks of the catalog.
+    arguments = case.make(jax.random.key(0))
+    began = time.perf_counter()
+    # Results are awaited inside: callbacks run when the arrays are computed.
+    with executor.launches():
+        results = jax.block_until_ready(jax.jit(case.with_gradients("pallas"))(*arguments))
+    seconds = time.perf_counter() - began
+    return OperationExecution(
+        name=case.name,
+        kernels=tuple(_by_kernel(executor.executed)),
+        error=largest_error(results, _reference(case, arguments)),
+        tolerance=case.tolerance * TOLERANCE_FACTORS[dtype],
+        minimum_bytes=case.forward.num_bytes + case.backward.num_bytes,
+        seconds=seconds,
+    )
+
+
+def _reference(case: Case, arguments: tuple) -> object:
+    """Results and gradients of the implementation without kernels, from the same numbers in float32."""
+    # In bfloat16 the reference would have roundings too, and the error would not be the kernels'.
+    return jax.jit(case.with_gradients("xla"))(*jax.tree.map(_wide, arguments))
+
+
+def _wide(x: jax.Array) -> jax.Array:
+    return x.astype(jnp.float32) if x.dtype == jnp.bfloat16 else x
+
+
+def largest_error(results: object, expected: object) -> float:
+    """Returns the largest relative norm of a difference over all float arrays; NaN if one is NaN."""
+    # Integers have gradients of no elements.
+    pairs = zip(jax.tree.leaves(results), jax.tree.leaves(expected), strict=True)
+    errors = [_relative_error(a, b) for a, b in pairs if jnp.issubdtype(a.dtype, jnp.floating)]
+    # Unlike max of Python, this is NaN if any is.
+    return float(np.max(errors))
+
+
+def _relative_error(result: jax.Array, expected: jax.Array) -> float:
+    result_64, expected_64 = np.asarray(result, np.float64), np.asarray(expected, np.float64)
+    size = np.linalg.norm(expected_64)
+    # Zeros have no relative error; the absolute one is as strict for results of size one.
+    return float(np.linalg.norm(result_64 - expected_64) / (size if size > 0 else 1.0))
+
+
+def _by_kernel(executed: Sequence[ExecutedLaunch]) -> Iterator[KernelExecution]:
+    # A kernel is launched several times in a loop, or for several arrays.
+    groups = collections.defaultdict(list)
+    for launch in executed:
+        groups[launch.name].append(launch)
+    for name, launches in groups.items():
+        counts = [launch.execution.counts for launch in launches]
+        classes = collections.Counter()
+        for each in counts:
+            classes.update(each.by_class())
+        # Averaged over instructions, so that long launches count more.
+        lanes = sum(each.lanes for each in counts)
+        yield KernelExecution(
+            name=name,
+            launches=len(launches),
+            instructions={kind: classes[kind] for kind in CLASSES},
+            num_distinct=len(set().union(*(each.instructions for each in counts))),
+            array_bytes=sum(launch.array_bytes for launch in launches),
+            device_lines=sum(each.device_lines for each in counts),
+            minimum_lines=sum(each.minimum_lines for each in counts),
+            local_cycles=sum(each.local_cycles for each in counts),
+            local_conflicts=sum(each.local_conflicts for each in counts),
+            active_share=sum(each.active_lanes for each in counts) / max(lanes, 1),
+            seconds=sum(launch.seconds for launch in launches),
+        )
+
+
+def print_executions(console: Console, device: Device, *, size: str, dtypes: Iterable[str]) -> None:
+    """Executes all operations for each dtype, and prints three tables per dtype.
+
+    Raises:
+      UserError: after all tables, if a kernel fails a check of the emulator, or the error of an operation
+        exceeds its tolerance.
+    """
+    executor, wrong = EmulatedLaunches(LaunchCompiler(device), count_memory=True), []
+    for dtype in dtypes:
+        done = []
+        with console.status("") as status:
+            for case in cases(SIZES[size], dtype):
+                status.update(f"executing the kernels of {dtype} {case.name}")
+                try:
+                    done.append(execute_operation(case, executor, dtype))
+                # Other operations are executed all the same.
+                except EmulationError as error:
+                    wrong.append(f"{dtype} {case.name}: {error}")
+        console.print(instructions_table(done, size=size, dtype=dtype))
+        console.print(memory_table(done, dtype=dtype))
+        console.print(results_table(done, size=size, dtype=dtype))
+        wrong += [f"{dtype} {each.name}: {each.problem}" for each in done if each.problem]
+    # Last, so that one failure does not hide the tables of other kernels.
+    if wrong:
+        raise UserError("; ".join(wrong))
+
+
+def instructions_table(operations: Sequence[OperationExecution], *, size: str, dtype: str) -> Table:
+    """Executed instructions of each kernel by class, divergence, and the time of the emulation."""
+    classes = ("MFMA", "VALU", "scalar", "LDS", "memory")
+    table = Table(
+        Column("kernel", no_wrap=True),
+        *map(number_column, ("launches", *classes, "active", "s")),
+        title=f"{dtype} kernels at the sizes {size!r}: instructions executed by all waves",
+        caption="active: share of lanes that are active in instructions of lanes; s: time of the emulation",
+        box=box.SIMPLE_HEAD,
+        padding=0,
+    )
+    for kernel in _kernels(operations):
+        executed = kernel.instructions
+        # Loads of arguments by scalar instructions use the same memory.
+        memory = executed["device memory"] + executed["scalar memory"]
+        counts = [executed[kind] for kind in ("matrix", "vector", "scalar", "local memory")]
+        table.add_row(
+            kernel.name,
+            f"{kernel.launches}",
+            *(f"{count:,}" for count in (*counts, memory)),
+            f"{kernel.active_share:.0%}",
+            f"{kernel.seconds:.2f}",
+        )
+    return table
+
+
+def memory_table(operations: Sequence[OperationExecution], *, dtype: str) -> Table:
+    """Memory transactions of each kernel against the least possible, and bank conflicts."""
+    table = Table(
+        Column("kernel", no_wrap=True),
+        *map(number_column, ("arrays, kB", "least, kB", "lines, kB", "LDS cycles", "conflicts")),
+        title=f"{dtype}: memory transactions",
+        caption="arrays: operands and results, each once; least: cache lines that the accessed bytes fill; "
+        "lines: cache lines that the accesses touch, once per instruction of a wave, many of them in caches; "
+        "conflicts: LDS cycles lost to bank conflicts",
+        box=box.SIMPLE_HEAD,
+        padding=0,
+    )
+    for kernel in _kernels(operations):
+        lines = [n * LINE_BYTES for n in (kernel.minimum_lines, kernel.device_lines)]
+        table.add_row(
+            kernel.name,
+            *(f"{num_bytes / 1e3:,.1f}" for num_bytes in (kernel.array_bytes, *lines)),
+            f"{kernel.local_cycles:,}",
+            f"{kernel.local_conflicts:,}",
+        )
+    return table
+
+
+def _kernels(operations: Sequence[OperationExecution]) -> Iterator[KernelExecution]:
+    for operation in operations:
+        yield from operation.kernels
+
+
+def results_table(operations: Sequence[OperationExecution], *, size: str, dtype: str) -> Table:
+    """Largest error of each operation against the reference, and bytes moved against the minimum."""
+    table = Table(
+        Column("operation", no_wrap=True),
+        *map(number_column, ("instructions", "distinct", "lines, kB", "minimum, kB", "error", "bound", "s")),
+        title=f"{dtype} operations with gradients at the sizes {size!r}",
+        caption="error: largest relative norm of the difference to the implementation without kernels in "
+        "float32. minimum: each array once. s: time for compiling and executing",
+        box=box.SIMPLE_HEAD,
+        padding=0,
+    )
+    for each in operations:
+        table.add_row(
+            each.name,
+            f"{sum(sum(kernel.instructions.values()) for kernel in each.kernels):,}",
+            # Kernels share most instructions: their numbers do not add up.
+            f"{max(kernel.num_distinct for kernel in each.kernels):,}",
+            f"{sum(kernel.device_lines for kernel in each.kernels) * LINE_BYTES / 1e3:,.1f}",
+            f"{each.minimum_bytes / 1e3:,.1f}",
+            f"{each.error:.1e}",
+            f"{each.tolerance:.1e}",
+            f"{each.seconds:.1f}",
+        )
+    return table

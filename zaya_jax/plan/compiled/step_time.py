@@ -1,0 +1,294 @@
+"""A model of the time of a compiled step, not validated on hardware.
+
+Kernels run one after the other in the scheduled order. Each takes the longer of its operations at a share of
+the peak and its bytes at the memory bandwidth. Collectives run concurrently with kernels, one at a time; the
+step waits for a collective at its done instruction.
+"""
+
+import collections
+import dataclasses
+import re
+from collections.abc import Mapping
+
+from zaya_jax.plan.compiled.hlo import COLLECTIVES, Instruction, Program, in_scope
+from zaya_jax.plan.compiled.kernel_work import kernel_flops
+from zaya_jax.plan.compiled.traffic import instruction_bytes
+from zaya_jax.plan.devices import Cluster
+
+SHARES = (0.4, 0.6, 1.0)
+"""Shares of the peak FLOP/s that products reach. AMD's JAX recipes reach 29% overall for dense 70B models on
+MI300X."""
+HOP_SECONDS = 5e-6
+"""Assumed latency from one GPU of a ring to the next; a message passes all of them."""
+LINKS_REACHED = 0.75
+NETWORK_REACHED = 0.8
+"""Assumed shares of the data-sheet bandwidth of links and NICs, without measurements of `zaya bench
+collectives`."""
+SMALL_BYTES = 1e6
+SMALL_SECONDS = 2e-4
+"""Smaller messages use a tree instead of a ring, which takes at most this time."""
+_KINDS = {
+    "all-reduce": "all_reduce",
+    "reduce-scatter": "reduce_scatter",
+    "all-gather": "all_gather",
+    "all-to-all": "all_to_all",
+    "collective-permute": "permute",
+}
+"""Names of the collectives in measurements."""
+KERNEL_SCOPES = (
+    (
+        "attention's scores and values",
+        ("flash_attention", "flash_attention_grad_keys", "flash_attention_grad_queries"),
+    ),
+    ("weights and gradients, laid out to travel", ("gather_weights", "sum_gradients")),
+    ("optimiser", ("optimizer",)),
+    ("loss", ("loss",)),
+    ("experts", ("experts",)),
+    ("attention", ("attention",)),
+)
+"""Kinds of kernels by named scopes of the step; the first match counts."""
+REST = "layers' slices, residuals, embedding and others"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WorkTime:
+    """Work of one kind of kernels in a step, on one GPU.
+
+    Attributes:
+      seconds: sum of the kernels' lower bounds.
+      flops: FLOPs of their products.
+      num_bytes: bytes that they move.
+    """
+
+    seconds: float
+    flops: float
+    num_bytes: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StepTime:
+    """Modelled time of a step.
+
+    Attributes:
+      share: share of the peak FLOP/s that products reach.
+      seconds: time of the step.
+      kernel_seconds: time of the kernels alone.
+      collective_seconds: time of the collectives alone.
+      exposed_seconds: time that kernels wait for collectives.
+      between_nodes_seconds: part of `exposed_seconds` with a collective between nodes in flight.
+      works: work of the kernels by kind.
+    """
+
+    share: float
+    seconds: float
+    kernel_seconds: float
+    collective_seconds: float
+    exposed_seconds: float
+    between_nodes_seconds: float
+    works: Mapping[str, WorkTime]
+
+    @property
+    def hidden_seconds(self) -> float:
+        """Time of collectives that overlaps with kernels."""
+        return max(self.collective_seconds - self.exposed_seconds, 0.0)
+
+
+def model_step(program: Program, cluster: Cluster, share: float) -> StepTime:
+    """Models the time of a compiled step.
+
+    Args:
+      program: scheduled program.
+      cluster: cluster of the run.
+      share: share of the peak FLOP/s that products reach, above 0 and at most 1.
+    """
+    replay = _Replay(program, cluster, share)
+    replay.run(program.entry, 1.0)
+    return StepTime(
+        share=share,
+        seconds=replay.now,
+        kernel_seconds=sum(work.seconds for work in replay.works.values()),
+        collective_seconds=replay.collective_seconds,
+        exposed_seconds=replay.exposed_seconds,
+        between_nodes_seconds=replay.between_nodes_seconds,
+        works=dict(replay.works),
+    )
+
+
+def collective_seconds(kind: str, num_bytes: int, group: tuple[int, ...], cluster: Cluster) -> float:
+    """Returns the time of a collective.
+
+    Args:
+      kind: HLO's name of the collective.
+      num_bytes: bytes of its larger end on one GPU.
+      group: participating GPUs, numbered node by node; empty means all.
+      cluster: cluster of these GPUs.
+    """
+    name = _KINDS[kind]
+    ranks = len(group) or cluster.num_gpus
+    nodes = _num_nodes(group, cluster)
+    # Data-sheet times of both stages, for the part of the cluster that the group spans.
+    in_node = dataclasses.replace(cluster, nodes=1, gpus_per_node=max(ranks // nodes, 1), measured=None)
+    between = dataclasses.replace(cluster, nodes=nodes, gpus_per_node=in_node.gpus_per_node, measured=None)
+    link = cluster.curve_in_node(name)
+    network = cluster.curve_between_nodes(name)
+    links = (
+        link.among(num_bytes, in_node.gpus_per_node)
+        if link and in_node.gpus_per_node > 1
+        else in_node.node_seconds(name, num_bytes) / LINKS_REACHED
+    )
+    part = num_bytes / in_node.gpus_per_node
+    nics = (
+        network.among(part, nodes)
+        if network and nodes > 1
+        else between.network_seconds(name, num_bytes) / NETWORK_REACHED
+    )
+    # Measured times already include the latency of the hops.
+    hops = 0.0 if (network if nodes > 1 else link) else (ranks - 1) * HOP_SECONDS
+    if num_bytes < SMALL_BYTES:
+        # The library switches to a tree for small messages.
+        return min(max(links, nics) + hops, SMALL_SECONDS)
+    # Links and NICs work on different parts of the message at the same time: the slower ones determine the
+    # time.
+    return max(links, nics) + hops
+
+
+def _num_nodes(group: tuple[int, ...], cluster: Cluster) -> int:
+    """Number of nodes that a collective's group spans."""
+    return len({gpu // cluster.gpus_per_node for gpu in group}) if group else cluster.nodes
+
+
+@dataclasses.dataclass(frozen=True)
+class _InFlight:
+    """Time during which a collective occupies the links, and whether these connect nodes."""
+
+    begins: float
+    ends: float
+    is_between: bool
+
+    def later(self, seconds: float) -> "_InFlight":
+        return _InFlight(self.begins + seconds, self.ends + seconds, self.is_between)
+
+
+class _Replay:
+    """Execution of a program by the model, with a clock."""
+
+    def __init__(self, program: Program, cluster: Cluster, share: float):
+        self._program, self._cluster = program, cluster
+        self._flops, self._bandwidth = share * cluster.device.matrix_flops, cluster.device.memory_bandwidth
+        self.now = 0.0
+        self.collective_seconds = self.exposed_seconds = self.between_nodes_seconds = 0.0
+        self._sent: list[_InFlight] = []
+        self.works: dict[str, WorkTime] = collections.defaultdict(
+            lambda: WorkTime(seconds=0.0, flops=0.0, num_bytes=0.0)
+        )
+
+    def run(self, computation: str, weight: float) -> None:
+        """Runs a computation once; its work counts `weight` times."""
+        in_flight: dict[str, float] = {}
+        for instruction in self._program.computations[computation]:
+            if instruction.opcode == "while":
+                self._loop(self._largest(instruction), instruction.trips, weight)
+            elif instruction.opcode in ("conditional", "call"):
+                self.run(self._largest(instruction), weight)
+            elif instruction.opcode.removesuffix("-start") in COLLECTIVES:
+                end = self._send(instruction, computation, weight)
+                in_flight[instruction.name] = end
+                if not instruction.opcode.endswith("-start"):
+                    self._wait(end, weight)
+            elif instruction.opcode.endswith("-done") and instruction.operands[:1]:
+                # The done of another asynchronous operation, such as a copy, has no entry and waits for
+                # nothing.
+                self._wait(in_flight.get(instruction.operands[0], self.now), weight)
+            else:
+                self._compute(instruction, computation, weight)
+
+    def _loop(self, body: str, trips: int, weight: float) -> None:
+        """Runs a loop body. The first iteration may find busy links; all others are like the second."""
+        self.run(body, weight)
+        if trips > 1:
+            began = self.now
+            # This run stands for all further iterations, so that its work counts as often.
+            self.run(body, weight * (trips - 1))
+            # Skip the remaining iterations by advancing the clock and the collectives in flight.
+            more = (self.now - began) * (trips - 2)
+            self.now += more
+            self._sent = [each.later(more) for each in self._sent]
+
+    def _largest(self, instruction: Instruction) -> str:
+        """The body of a loop, or the largest of several branches."""
+        known = [name for name in instruction.called if name in self._program.computations]
+        # The model does not know which branch a step takes, and assumes the longest.
+        return max(known, key=lambda name: len(self._program.computations[name]))
+
+    def _send(self, instruction: Instruction, computation: str, weight: float) -> float:
+        shapes = self._program.shapes(computation)
+        kind = instruction.opcode.removesuffix("-start")
+        inputs = _size(shape for name in instruction.operands for shape in shapes.get(name, ()))
+        # A start instruction lists its operands among its results.
+        outputs = _size(instruction.shapes) - (inputs if instruction.opcode.endswith("-start") else 0)
+        group = _first_group(instruction.attributes)
+        # The result of an all-gather is the whole array, and so is the operand of a reduce-scatter.
+        seconds = collective_seconds(kind, max(inputs, outputs), group, self._cluster)
+        self.collective_seconds += weight * seconds
+        # Collectives that have ended no longer occupy the links.
+        self._sent = [each for each in self._sent if each.ends > self.now]
+        # One collective at a time: a new one starts when the links are free.
+        begins = max([self.now, *(each.ends for each in self._sent)])
+        is_between = _num_nodes(group, self._cluster) > 1
+        self._sent.append(_InFlight(begins, begins + seconds, is_between))
+        return begins + seconds
+
+    def _wait(self, end: float, weight: float) -> None:
+        end = max(end, self.now)
+        self.exposed_seconds += weight * (end - self.now)
+        # Attribute the wait to whatever occupies the links: an earlier collective may delay this one.
+        for each in self._sent:
+            if each.is_between:
+                together = min(each.ends, end) - max(each.begins, self.now)
+                self.between_nodes_seconds += weight * max(together, 0.0)
+        self.now = end
+
+    def _compute(self, instruction: Instruction, computation: str, weight: float) -> None:
+        num_bytes = instruction_bytes(self._program, instruction, computation)
+        flops = kernel_flops(self._program, instruction, computation)
+        # Roofline: the longer of compute and memory time.
+        seconds = max(flops / self._flops, num_bytes / self._bandwidth)
+        if not seconds:
+            return
+        self.now += seconds
+        # An instruction in several scopes counts once, for the first of them.
+        kind = next((name for name, scopes in KERNEL_SCOPES if _is_in(instruction, scopes)), REST)
+        before = self.works[kind]
+        self.works[kind] = WorkTime(
+            seconds=before.seconds + weight * seconds,
+            flops=before.flops + weight * flops,
+            num_bytes=before.num_bytes + weight * num_bytes,
+        )
+
+
+def _is_in(instruction: Instruction, scopes: tuple[str, ...]) -> bool:
+    return any(in_scope(instruction.op_name, scope) for scope in scopes)
+
+
+def _size(shapes) -> int:
+    return sum(shape.num_bytes for shape in shapes)
+
+
+_LISTED = re.compile(r"replica_groups=\{\{([\d,]+)\}")
+_COUNTED = re.compile(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](T\(1,0\))?")
+_PAIRS = re.compile(r"source_target_pairs=\{\{(\d+),(\d+)\}")
+
+
+def _first_group(attributes: str) -> tuple[int, ...]:
+    """GPUs of a collective's first group; empty for all GPUs, and for an unknown notation."""
+    # The groups of a collective have equal sizes, so that the first one stands for all.
+    if match := _LISTED.search(attributes):
+        return tuple(int(gpu) for gpu in match[1].split(","))
+    # A permutation has pairs instead of groups; the first pair tells whether it leaves the node.
+    if match := _PAIRS.search(attributes):
+        return int(match[1]), int(match[2])
+    if match := _COUNTED.search(attributes):
+        groups, size = int(match[1]), int(match[2])
+        # The iota notation numbers GPUs row by row, or column by column when it is transposed.
+        return tuple(range(0, groups * size, groups)) if match[4] else tuple(range(size))
+    return ()

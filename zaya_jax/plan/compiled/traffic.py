@@ -1,0 +1,115 @@
+"""Memory traffic of a compiled program's kernels.
+
+Each kernel counts what it reads and writes once; caches between kernels are ignored. If a kernel reads a
+slice of an array, such as the weights of one layer, only the slice counts; if it writes a slice in place,
+only the slice counts as well.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+
+from zaya_jax.plan.compiled.hlo import Instruction, Program, Shape, in_scope
+
+FREE = {
+    "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id",
+    "replica-id", "opt-barrier", "add-dependency", "while", "conditional", "call", "async-start",
+    "async-update", "async-done",
+}  # fmt: skip
+"""Opcodes that move no data."""
+SLICES = ("dynamic-slice", "slice", "gather")
+
+
+def moved_bytes(program: Program, scope: str | None = None) -> float:
+    """Bytes that a step moves to and from memory on one device, in total or in a named scope."""
+    return math.fsum(
+        runs * instruction_bytes(program, instruction, name)
+        for name, runs in launched(program).items()
+        for instruction in program.computations[name]
+        if in_scope(instruction.op_name, scope)
+    )
+
+
+def instruction_bytes(program: Program, instruction: Instruction, computation: str) -> float:
+    """Bytes that one instruction of a computation moves; 0 for instructions that are not kernels."""
+    return _moved(program, instruction, program.shapes(computation))
+
+
+def launched(program: Program) -> dict[str, int]:
+    """Number of runs of each computation whose instructions are kernels."""
+    # Callers precede callees in this order, so every count is final when it is used.
+    runs: Counter[str] = Counter({program.entry: 1})
+    for name in program.in_order():
+        for instruction in program.computations[name] if runs[name] else ():
+            if instruction.opcode in ("while", "conditional", "call"):
+                for called in instruction.called:
+                    runs[called] += runs[name] * instruction.trips
+    return {name: count for name, count in runs.items() if name in program.computations}
+
+
+def _moved(program: Program, instruction: Instruction, shapes: Mapping[str, tuple[Shape, ...]]) -> float:
+    if instruction.opcode in FREE or instruction.opcode.endswith("-done"):
+        return 0.0
+    operands = [_size(shapes.get(name, ())) for name in instruction.operands]
+    if instruction.opcode == "fusion":
+        return _of_fusion(program.computations[instruction.called[0]], operands)
+    written = float(_size(instruction.shapes))
+    if instruction.opcode.endswith("-start"):  # its results include its operands
+        return written
+    if instruction.opcode in SLICES:
+        # Only the slice is read and written, not the whole array.
+        return 2 * written
+    if instruction.opcode == "dynamic-update-slice":
+        # In place: only the update is read and written.
+        return 2.0 * operands[1]
+    return sum(operands) + written
+
+
+def _of_fusion(fused: list[Instruction], operands: list[int]) -> float:
+    named = {instruction.name: instruction for instruction in fused}
+    roots = _through_bitcasts(fused[-1], named)
+    moved = float(sum(_written(root, named) for root in roots))
+    parameters = [instruction for instruction in fused if instruction.opcode == "parameter"]
+    for parameter in parameters:
+        # parameter(2) is the operand of the fusion with index 2; parameters may be listed in any order.
+        number = int(parameter.arguments)
+        # A fusion never reads more than the operand itself.
+        moved += min(operands[number], _read(parameter.name, fused, roots))
+    return moved
+
+
+def _read(name: str, fused: list[Instruction], roots: list[Instruction]) -> float:
+    """Bytes of a value that a fusion reads; parts that it replaces in place are not read."""
+    total = 0.0
+    for user in fused:
+        if name not in user.operands:
+            continue
+        # Only the first operand is sliced. The others are indices, which are read as a whole.
+        if user.opcode in SLICES and user.operands[0] == name:
+            total += _size(user.shapes)
+        elif user.opcode == "bitcast":
+            total += _read(user.name, fused, roots)
+        elif user.opcode != "dynamic-update-slice" or user not in roots or user.operands[0] != name:
+            # Something reads the whole value; the caller then counts the whole operand.
+            return float("inf")
+    return total
+
+
+def _written(root: Instruction, named: Mapping[str, Instruction]) -> int:
+    if root.opcode == "dynamic-update-slice":
+        # The second operand is the update, and the rest of the array stays as it is.
+        return _size(named[root.operands[1]].shapes)
+    return _size(root.shapes)
+
+
+def _through_bitcasts(root: Instruction, named: Mapping[str, Instruction]) -> list[Instruction]:
+    """Outputs of a fusion: its root, or the elements of a tuple root."""
+    if root.opcode == "tuple":
+        return [output for name in root.operands for output in _through_bitcasts(named[name], named)]
+    while root.opcode == "bitcast":
+        root = named[root.operands[0]]
+    return [root]
+
+
+def _size(shapes: tuple[Shape, ...]) -> int:
+    return sum(shape.num_bytes for shape in shapes)

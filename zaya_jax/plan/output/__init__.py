@@ -1,0 +1,1 @@
+"""Plans as data, tables and pictures."""

@@ -1,0 +1,1 @@
+"""OpenAI's API: validation of requests, responses, and streams."""

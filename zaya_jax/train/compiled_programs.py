@@ -1,0 +1,222 @@
+"""Compiled programs of a run: the step, the evaluation, the arrays of a checkpoint and checksums."""
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from zaya_jax.config import Config, StepRange
+from zaya_jax.data.reading.batch import Batch
+from zaya_jax.data.reading.positions import mixture_positions
+from zaya_jax.parallel.bucket_layouts import reshard_to_columns
+from zaya_jax.parallel.mesh import batch_sharding, node_size, replicated, with_context
+from zaya_jax.platform.compile_thread import start_compiling
+from zaya_jax.platform.compiler import compiler_options
+from zaya_jax.pytree import abstract
+from zaya_jax.train.setup import PreparedRun
+from zaya_jax.train.step.replica_checksums import Checksums, checksum_program
+from zaya_jax.train.step.state import (
+    TrainSetup,
+    TrainState,
+    abstract_state,
+    checkpoint_shardings,
+    shardings,
+    training_of,
+)
+from zaya_jax.train.step.train_step import Metrics, Sums, evaluate_step, reference_step, train_step
+
+Step = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Programs:
+    """Compiled programs of a range of steps; each is compiled at its first call.
+
+    Attributes:
+      step: maps a state and a batch to the next state and metrics; it donates the state.
+      evaluate: returns the sums of a held-out batch.
+      checkpoint: returns the arrays of a checkpoint.
+      checksums: returns checksums of each device's values.
+    """
+
+    step: Step
+    evaluate: Callable[[TrainState, Batch], Sums]
+    checkpoint: Callable[[TrainState], dict[str, Any]]
+    checksums: Checksums
+
+
+def make_programs(state: TrainState, *, setup: TrainSetup, mesh: Mesh, num_microbatches: int = 1) -> Programs:
+    """Returns the programs of a setup; the arguments are those of `compiled_step`.
+
+    They are cached in the process, so that a second run in a notebook compiles nothing.
+    """
+    leaves, structure = jax.tree.flatten(abstract(state, shardings(state, mesh)))
+    return _make_programs(tuple(leaves), structure, setup, mesh, num_microbatches)
+
+
+@functools.lru_cache(maxsize=8)  # compiled programs stay in memory: enough for the phases of a run or two
+def _make_programs(
+    leaves: tuple[jax.ShapeDtypeStruct, ...],
+    structure: Any,
+    setup: TrainSetup,
+    mesh: Mesh,
+    num_microbatches: int,
+) -> Programs:
+    state = jax.tree.unflatten(structure, leaves)
+    return Programs(
+        step=compiled_step(state, setup=setup, mesh=mesh, num_microbatches=num_microbatches),
+        evaluate=jax.jit(
+            functools.partial(evaluate_step, setup=setup, mesh=mesh),
+            in_shardings=(shardings(state, mesh), batch_sharding(mesh)),
+            out_shardings=replicated(mesh),
+            compiler_options=_options(mesh),
+        ),
+        # Without a context axis: over one axis each array is sharded once, and moves as little as possible.
+        checkpoint=_checkpoint(state, with_context(mesh, 1)),
+        checksums=checksum_program(state, setup=setup, mesh=mesh),
+    )
+
+
+def _options(mesh: Mesh) -> dict[str, int] | None:
+    return compiler_options(mesh, gathers=node_size(mesh) > 1)
+
+
+def abstract_batch(config: Config, batch_size: int) -> Batch:
+    """Returns shapes and types of the global batch of a step.
+
+    Args:
+      config: config of the run or phase.
+      batch_size: number of rows B.
+    """
+    shape = (batch_size, config.data.sequence_length)
+
+    def zeros() -> Batch:
+        whole, real = jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32)
+        return Batch(whole, whole, real, whole, whole, real if config.dpo.beta else None)
+
+    return jax.eval_shape(zeros)
+
+
+def reference_program(
+    state: TrainState, *, setup: TrainSetup, mesh: Mesh
+) -> Callable[[TrainState, Batch], tuple[jax.Array, jax.Array]]:
+    """`reference_step` under `jax.jit`; the arguments are those of `compiled_step`."""
+    return jax.jit(
+        functools.partial(reference_step, setup=setup, mesh=mesh),
+        in_shardings=(shardings(state, mesh), batch_sharding(mesh)),
+        out_shardings=replicated(mesh),
+        compiler_options=_options(mesh),
+    )
+
+
+def _checkpoint(state: TrainState, mesh: Mesh) -> Callable[[TrainState], dict[str, Any]]:
+    """Returns the program of `to_checkpoint`. It computes weights; the rest are the state's arrays."""
+    weights_of = saved_weights(state, mesh)
+    return lambda state: {"weights": weights_of(state), "training": training_of(state)}
+
+
+def saved_weights(state: TrainState, mesh: Mesh) -> Callable[[TrainState], dict[str, Any]]:
+    """Compiles the program that collects a checkpoint's weights: the only arrays that devices exchange."""
+    shapes = jax.eval_shape(lambda state: state.stored, state)
+    placed = checkpoint_shardings(shapes, mesh, state.partition)
+    # Not donated: training continues with the state that is saved.
+    return jax.jit(lambda state: _by_columns(state, mesh).stored, out_shardings=placed)
+
+
+def _by_columns(state: TrainState, mesh: Mesh) -> TrainState:
+    # A weight's matrices are on few nodes, and a checkpoint's array is on all: by default XLA would gather a
+    # whole pool on every device in between.
+    layouts = state.partition.layouts
+    buckets = {name: reshard_to_columns(x, layouts[name], mesh) for name, x in state.buckets.items()}
+    return dataclasses.replace(state, buckets=buckets)
+
+
+def whole_variables(state: TrainState, mesh: Mesh) -> dict[str, Any]:
+    """Returns the variables for `Zaya.apply`, replicated on every device, by one program.
+
+    Separate operations would each run their own collectives, in an order that processes do not agree on, and
+    deadlock.
+    """
+    return jax.jit(lambda state: state.variables, out_shardings=replicated(mesh))(state)
+
+
+def compiled_step(state: TrainState, *, setup: TrainSetup, mesh: Mesh, num_microbatches: int = 1) -> Step:
+    """Returns `train_step` under `jax.jit` with a donated state and fixed shardings.
+
+    Args:
+      state: a state, or its shapes.
+      setup: network, optimizer and balancer.
+      mesh: all devices.
+      num_microbatches: number of parts in which each device processes its rows.
+    """
+    placed = shardings(state, mesh)
+    # The same shardings in and out: a step's result is the next step's argument, and nothing is moved.
+    return jax.jit(
+        functools.partial(train_step, setup=setup, mesh=mesh, num_microbatches=num_microbatches),
+        in_shardings=(placed, batch_sharding(mesh)),
+        out_shardings=(placed, replicated(mesh)),
+        # The new state reuses the memory of the old one: two would not fit.
+        donate_argnames=("state",),
+        compiler_options=_options(mesh),
+    )
+
+
+class RunPrograms:
+    """Compiles and caches the programs of a run: a replay and the run itself use the same ones."""
+
+    def __init__(self, run: PreparedRun):
+        self._run = run
+        self._made: dict[tuple[int, int], Programs] = {}
+
+    def of(self, step_range: StepRange) -> Programs:
+        """Returns the programs of a range; each batch size is another shape, which compiles separately."""
+        # Not the phase itself, which is not hashable.
+        key = step_range.phase.first_step, step_range.num_microbatches
+        if key not in self._made:
+            self._made[key] = self._make(step_range)
+        return self._made[key]
+
+    @contextlib.contextmanager
+    def compiling_in_background(self, first_step: int) -> Iterator[None]:
+        """Compiles the first step in a thread during a block that restores the state, which waits for disks.
+
+        Args:
+          first_step: number of completed steps.
+        """
+        ranges = mixture_positions(self._run.config, self._run.num_tokens, first_step=first_step)
+        first = next((step_range for step_range, _ in ranges), None)
+        if first is None:  # all steps are done
+            yield
+            return
+        # Compilation releases the interpreter lock, so that it overlaps with the restore.
+        thread = start_compiling(functools.partial(self._compile, first))
+        try:
+            yield
+        except (KeyboardInterrupt, SystemExit):  # do not wait; `leave_compiler` ends such a process
+            raise
+        except BaseException:
+            # A process that exits while it compiles is aborted, with the exit code of an abort.
+            thread.join()
+            raise
+        thread.join()
+
+    def _compile(self, step_range: StepRange) -> None:
+        run, config = self._run, step_range.phase.config
+        mesh = run.mesh_of(config)
+        state = abstract_state(run.config, run.setup(config), mesh)
+        rows = abstract(abstract_batch(config, step_range.batch_size), batch_sharding(mesh))
+        program: Any = self.of(step_range).step
+        # A failure here is raised again when the step is called. jax caches the compiled program.
+        with contextlib.suppress(Exception):
+            program.lower(state, rows).compile()
+
+    def _make(self, step_range: StepRange) -> Programs:
+        run, config = self._run, step_range.phase.config
+        setup, mesh = run.setup(config), run.mesh_of(config)
+        state = abstract_state(run.config, setup, mesh)
+        return make_programs(state, setup=setup, mesh=mesh, num_microbatches=step_range.num_microbatches)

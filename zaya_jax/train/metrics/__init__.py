@@ -1,0 +1,1 @@
+"""Files of metrics in a run folder: JSON lines, their repair, and TensorBoard events."""

@@ -1,0 +1,462 @@
+"""Preparation of a run: checks its config, opens its corpora, and creates or reuses its folder."""
+
+import dataclasses
+import pathlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import optax
+from jax.sharding import Mesh
+
+from zaya_jax.checkpoint import (
+    RunLock,
+    SavedStep,
+    check_init_from,
+    config_loss,
+    has_record,
+    newest_step,
+    read_config,
+    set_aside_later,
+)
+from zaya_jax.config import (
+    CONFIG_FILE,
+    Config,
+    FieldChange,
+    StepRange,
+    differences,
+    in_phase,
+    is_inside,
+    resume_errors,
+)
+from zaya_jax.data.corpora.ensure import ensure_corpus, ensure_tokenizer, open_corpus_for
+from zaya_jax.data.corpora.shards import Corpus, read_manifest
+from zaya_jax.data.reading.batch import Batch
+from zaya_jax.data.reading.loader import Reference, Share, num_sequences, training_batches
+from zaya_jax.data.reading.mixture import MixturePosition, mixture_of
+from zaya_jax.data.tokenizers.saved_tokenizer import save_tokenizer
+from zaya_jax.data.tokenizers.tokenizer import Tokenizer, tokenizer_of
+from zaya_jax.errors import UserError
+from zaya_jax.files import durable
+from zaya_jax.model.adapters import declare_run
+from zaya_jax.optim.schedules import learning_rate_schedule
+from zaya_jax.parallel.mesh import local_rows, local_tokens, with_context
+from zaya_jax.parallel.processes import hosts
+from zaya_jax.run_folder.events import write_event
+from zaya_jax.run_folder.names import CHECKPOINTS_FOLDER, DAMAGED, FILES_BEFORE_THE_RUN, LOCK_FILE
+from zaya_jax.train.config_changes import record_change
+from zaya_jax.train.extensions import NO_EXTENSIONS, Extensions
+from zaya_jax.train.heartbeats import RESTORE, Heartbeats
+from zaya_jax.train.hooks.skipped_ranges import NO_SKIPPED_RANGES, SkippedRanges, read_skipped_ranges
+from zaya_jax.train.metrics.files import check_metric_paths, text_bytes
+from zaya_jax.train.phase_summary import check_devices
+from zaya_jax.train.provenance import Provenance, check_same_corpora, fingerprints
+from zaya_jax.train.same_run import check_same_data
+from zaya_jax.train.step.state import TrainSetup, make_setup
+from zaya_jax.train.text_bytes import token_text_bytes
+
+References = Mapping[tuple[str, str], Reference]
+"""Reference log-probabilities by corpus folder and split."""
+VERIFY_SECONDS = 4 * 3600.0
+"""Time limit for the process that reads every byte of the newest checkpoint, and of older ones if that is
+damaged, while others wait: 1 TB at 100 MB/s takes three hours."""
+BUILD_SECONDS = 24 * 3600.0
+"""Time limit for the process that builds a corpus, while others wait."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PreparedRun:
+    """A checked config with its open corpora, devices and starting checkpoint.
+
+    Attributes:
+      config: config of the run.
+      corpora: corpora by folder: those of all phases, and the one whose held-out split is evaluated.
+      token_bytes_V: bytes of text per token, shape [V].
+      mesh: all devices.
+      schedule: learning rate by completed steps.
+      start: checkpoint to start from, of this run or another one; None for fresh weights.
+      provenance: origin of the run, which its checkpoints record.
+      extensions: custom optimizer and batch function.
+      skipped_ranges: steps whose batches are skipped.
+      references: log-probabilities of answers under the initial weights, for preference training.
+    """
+
+    config: Config
+    corpora: dict[str, Corpus]
+    token_bytes_V: np.ndarray
+    mesh: Mesh
+    schedule: optax.Schedule
+    start: SavedStep | None
+    provenance: Provenance
+    extensions: Extensions = NO_EXTENSIONS
+    skipped_ranges: SkippedRanges = NO_SKIPPED_RANGES
+    references: References = dataclasses.field(default_factory=dict)
+
+    @property
+    def corpus(self) -> Corpus:
+        """Corpus whose held-out split is evaluated."""
+        return self.corpora[self.config.data.corpus]
+
+    @property
+    def num_tokens(self) -> dict[str, int]:
+        """Number of training tokens of each corpus, by folder."""
+        return {folder: corpus.train.tokens for folder, corpus in self.corpora.items()}
+
+    @property
+    def training_references(self) -> dict[str, Reference]:
+        """References of the training splits, by folder."""
+        return {folder: each for (folder, split), each in self.references.items() if split == "train"}
+
+    @property
+    def held_out_reference(self) -> Reference | None:
+        """Reference of the held-out split."""
+        return self.references.get((self.config.data.corpus, "validation"))
+
+    def mesh_of(self, config: Config) -> Mesh:
+        """Returns the devices of a phase; its config sets how many of them share a sequence."""
+        return with_context(self.mesh, config.execution.context_devices)
+
+    def share_of(self, config: Config, batch_size: int) -> Share:
+        """Returns this process's share of a phase's batches of some size."""
+        mesh = self.mesh_of(config)
+        return Share(local_rows(mesh, batch_size), local_tokens(mesh, config.data.sequence_length))
+
+    def setup(self, config: Config) -> TrainSetup:
+        """Returns the network, loss and optimizer of a phase with this config."""
+        return make_setup(config, self.mesh.size, self.schedule, optimizer=self.extensions.optimizer)
+
+    def read_batches(
+        self, step_range: StepRange, position: MixturePosition, *, num_steps: int | None = None
+    ) -> Iterator[Batch]:
+        """Returns this process's share of the batches of a range of steps.
+
+        Args:
+          step_range: steps to read for.
+          position: position in the data mixture at the start of the range.
+          num_steps: number of steps to read; None for all steps of the range.
+        """
+        config, first_step = step_range.phase.config, step_range.first_step + 1
+        batches = training_batches(
+            position,
+            self.corpora,
+            batch_size=step_range.batch_size,
+            num_steps=step_range.num_steps if num_steps is None else min(step_range.num_steps, num_steps),
+            share=self.share_of(config, step_range.batch_size),
+            num_threads=config.execution.read_threads,
+            references=self.training_references,
+        )
+        # Masked last: whatever an extension makes of a batch, a skipped step must change no weight. And here,
+        # so that a replay of recorded steps reads the same batches.
+        return self.skipped_ranges.mask(self.extensions.of_batches(batches), first_step=first_step)
+
+    def text_bytes(self, batch: Batch) -> float:
+        """Returns the bytes of text of a batch's targets; for preferences, those of the chosen answers."""
+        weights_BT = np.asarray(batch.weights_BT)
+        # Chosen answers are the odd segments. A rejected one is no text that the model should generate.
+        if self.config.dpo.beta:
+            weights_BT = weights_BT * (np.asarray(batch.segments_BT) % 2)
+        return text_bytes(np.asarray(batch.targets_BT), weights_BT, self.token_bytes_V)
+
+
+def prepare_run(
+    config: Config,
+    mesh: Mesh,
+    lock: RunLock | None,
+    *,
+    heartbeats: Heartbeats,
+    overwrite: bool,
+    change_course: bool = False,
+) -> PreparedRun:
+    """Checks a run before anything is compiled, opens its corpora and creates its folder.
+
+    Args:
+      config: config of the run.
+      mesh: all devices.
+      lock: lock of the run folder; None in all processes but the first.
+      heartbeats: heartbeats of this process, which record how long a checkpoint is verified.
+      overwrite: whether to remove what the run folder holds.
+      change_course: whether a resumed run may have other learning rates, decays or lengths.
+
+    Raises:
+      UserError: for a config, corpus or folder that cannot work.
+    """
+    hosts.run_on_all("config", lambda: _check_config(config, mesh))
+    # Before minutes are spent on a corpus. One process decides, so that all resume from the same step. It
+    # reads every byte of a checkpoint, for hours in a large run, which the goodput must account for.
+    with heartbeats.within(RESTORE):
+        found = hosts.run_on_first(
+            "run folder",
+            lambda: check_folder(config, overwrite=overwrite, change_course=change_course),
+            limit_seconds=VERIFY_SECONDS,
+        )
+    start = _saved_step(hosts.broadcast_from_first("start", found and dataclasses.astuple(found)))
+    corpora = _open_data_in_turn(config)
+    # Last: a run that was refused has not touched the old one.
+    hosts.run_on_first("folder", lambda: _take_folder(config, start, corpora, lock, overwrite=overwrite))
+    _check_shared(config)
+    # As long as the embedding, which may have more rows than the tokenizer has tokens.
+    token_bytes_V = np.zeros(config.model.vocab_size)
+    known_V = token_text_bytes(tokenizer_of(config.data), corpora[config.data.corpus])
+    token_bytes_V[: len(known_V)] = known_V[: len(token_bytes_V)]
+    provenance = Provenance(config, fingerprints(corpora), mesh.size)
+    # After the folder is taken: ranges of a removed run do not count. Read by one process: a step that only
+    # some processes skip would make them diverge for good.
+    ranges = hosts.run_on_first("passed over", lambda: read_skipped_ranges(config.run_folder).ranges)
+    skipped_ranges = SkippedRanges(tuple(map(tuple, hosts.broadcast_from_first("passed over", ranges))))
+    return PreparedRun(
+        config=config,
+        corpora=corpora,
+        token_bytes_V=token_bytes_V,
+        mesh=mesh,
+        schedule=learning_rate_schedule(config),
+        start=start,
+        provenance=provenance,
+        skipped_ranges=skipped_ranges,
+    )
+
+
+def _check_config(config: Config, mesh: Mesh) -> None:
+    check_devices(config, mesh.size)
+    for phase in config.resolved_phases:
+        with in_phase(phase.name):
+            with_context(mesh, phase.config.execution.context_devices)
+    declare_run(config)  # for its UserError: each pattern of weights must match a weight
+
+
+def _saved_step(values: Sequence[Any] | None) -> SavedStep | None:
+    return None if values is None else SavedStep(*values)
+
+
+def _open_data_in_turn(config: Config) -> dict[str, Corpus]:
+    """Opens the corpora; one process builds a missing corpus for those that see the same disk."""
+    first = hosts.run_on_first("corpus", lambda: open_data(config), limit_seconds=BUILD_SECONDS)
+    # All report: a corpus may be damaged on one host alone, whose log must show it too.
+    corpora = hosts.run_on_all("corpora", lambda: first or open_data(config), is_printed_by_all=True)
+    check_same_data(config, corpora)
+    return corpora
+
+
+def _take_folder(
+    config: Config,
+    start: SavedStep | None,
+    corpora: Mapping[str, Corpus],
+    lock: RunLock | None,
+    *,
+    overwrite: bool,
+) -> None:
+    step = 0
+    if start is not None and start.run_folder == config.run_folder:
+        step = start.step
+        check_same_corpora(start, config, corpora)
+        for damaged in set_aside_later(config.run_folder, step):
+            reason = f"checkpoint {damaged} is damaged; resuming from {step}"
+            write_event(config.run_folder, DAMAGED, step=damaged, reason=reason)
+    assert lock is not None, "the process that takes the folder holds its lock"
+    changed = prepare_folder(config, lock, step=step, overwrite=overwrite)
+    save_tokenizer(config.run_folder, config.data, chat_template=_chat_template(config, corpora))
+    if changed:
+        print(f"run {config.run_folder} resumes with changes: {'; '.join(map(str, changed))}")
+
+
+def _chat_template(config: Config, corpora: Mapping[str, Corpus]) -> str | None:
+    """Returns the template of the chats that a run reads last; None if it reads documents alone."""
+    read = (f for phase in config.resolved_phases for f in mixture_of(phase.config.data).folders)
+    templates = [corpora[folder].chat_template for folder in read]
+    return next((each for each in reversed(templates) if each is not None), None)
+
+
+def _check_shared(config: Config) -> None:
+    """Checks that all processes see the same run folder: each writes its part of a checkpoint there.
+
+    Raises:
+      UserError: naming the processes that do not.
+    """
+    path = pathlib.Path(config.run_folder) / CONFIG_FILE
+    texts = hosts.gather("shared folder", path.read_text() if path.is_file() else None)
+    others = [hosts.describe(number) for number, text in enumerate(texts) if text != texts[0]]
+    if others:
+        raise hosts.collective_error(
+            f"{', '.join(others)} does not see the {path} of {hosts.describe(0)}; run_folder must be on a "
+            "file system that all hosts share"
+        )
+
+
+def open_data(config: Config) -> dict[str, Corpus]:
+    """Opens the corpora of a run, building the first if the config describes it, and checks that they fit.
+
+    Returns:
+      Corpora by folder, as the config names them.
+
+    Raises:
+      UserError: if a corpus cannot be opened or built, or does not fit the run.
+    """
+    # Before a corpus is built: a token without an embedding row would silently be read as another one.
+    _check_rows(ensure_tokenizer(config.data), config)
+    corpora = {config.data.corpus: ensure_corpus(config.data)}
+    _check_kind(corpora[config.data.corpus], config)
+    for phase in config.resolved_phases:
+        with in_phase(phase.name):
+            data = phase.config.data
+            for folder in mixture_of(data).folders:
+                if folder not in corpora:
+                    corpora[folder] = open_corpus_for(folder, data)
+                    _check_kind(corpora[folder], config)
+                # For its UserError: a split must have at least one sequence of this phase's length.
+                num_sequences(corpora[folder], "train", data.sequence_length)
+            num_sequences(corpora[config.data.corpus], "validation", data.sequence_length)
+    return corpora
+
+
+def _check_rows(tokenizer: Tokenizer, config: Config) -> None:
+    """Checks that each token has a row in the embedding.
+
+    Raises:
+      UserError: if the embedding has too few rows.
+    """
+    rows, num_tokens = config.model.vocab_size, tokenizer.vocab_size
+    if num_tokens <= rows:
+        return
+    # A corpus of an older version lacks the tokens that files next to the tokenizer.json declare; its runs
+    # can be resumed without their rows.
+    if pathlib.Path(config.data.corpus).exists() and tokenizer.fingerprint != tokenizer.file_fingerprint:
+        corpus = read_manifest(config.data.corpus)
+        if corpus.vocab_size <= rows and corpus.tokenizer_fingerprint == tokenizer.file_fingerprint:
+            return
+    raise UserError(
+        f'model.vocab_size is {rows}; data.tokenizer "{config.data.tokenizer}" has {num_tokens} tokens, and '
+        "each must have its row. Tokens that files next to the tokenizer.json declare count, as in "
+        f"transformers; the rows suffice with --config.model.vocab_size={num_tokens} or more"
+    )
+
+
+def _check_kind(corpus: Corpus, config: Config) -> None:
+    """Checks that a run on preferences has a corpus of preferences, and no other run has.
+
+    Raises:
+      UserError: for preferences with dpo.beta = 0, and for other text with dpo.beta above 0.
+    """
+    # Both would train without an error, and learn the wrong thing.
+    if corpus.preferences and not config.dpo.beta:
+        raise UserError(
+            f"dpo.beta is 0, and {corpus.folder} holds preferences, whose rejected answers would be learned "
+            "too; set dpo.beta above 0, such as 0.1"
+        )
+    if config.dpo.beta and not corpus.preferences:
+        raise UserError(
+            f"dpo.beta is {config.dpo.beta}, and {corpus.folder} holds no preferences; build such "
+            "a corpus with zaya data preferences"
+        )
+
+
+def check_folder(config: Config, *, overwrite: bool, change_course: bool = False) -> SavedStep | None:
+    """Checks that a run can use its folder, and finds the checkpoint to start from.
+
+    Args:
+      config: config of the run.
+      overwrite: whether to remove what the folder holds.
+      change_course: whether a resumed run may have other learning rates, decays or lengths.
+
+    Returns:
+      The run's newest complete checkpoint, or that of `train.init_from`; None for fresh weights.
+
+    Raises:
+      UserError: if the folder holds a run that cannot be resumed with this config, or something else than a
+        run, or data that the run reads.
+    """
+    folder = pathlib.Path(config.run_folder)
+    existing = find_run_config(folder)
+    held = None if overwrite else existing
+    if held is not None:
+        check_metric_paths(folder)
+    step = None if held is None else newest_step(folder)
+    refused = (
+        [] if held is None else resume_errors(config, held, newest_step=step, change_course=change_course)
+    )
+    if held is None or refused:
+        _check_apart(config)
+    if overwrite:
+        _check_nothing_is_lost(config)
+    elif refused:
+        raise UserError(
+            f"{folder} holds a run of another config; {'; '.join(refused[:3])}; choose another "
+            "--config.run_folder, or give --overwrite to remove the old run"
+        )
+    if step is not None:  # a resumed run has its weights from its own checkpoint
+        return SavedStep(config.run_folder, step)
+    if config.train.init_from is not None:
+        return check_init_from(config.train.init_from, config.model)
+    return None
+
+
+def find_run_config(folder: pathlib.Path) -> Config | None:
+    """Reads the config of the run in a folder; returns None if the folder is empty or missing.
+
+    Raises:
+      UserError: if the folder holds something else than a run.
+    """
+    for path in (folder / CHECKPOINTS_FOLDER, folder, *folder.parents):
+        if path.exists() and not path.is_dir():
+            raise UserError(
+                f"run_folder is {folder}, and {path} is a file; it must be a folder or not exist yet"
+            )
+    # A kill may leave nothing but a lock and an unfinished config: the same command can then start again.
+    unfinished = {LOCK_FILE, CONFIG_FILE + durable.PARTIAL, *FILES_BEFORE_THE_RUN}
+    if not folder.exists() or {path.name for path in folder.iterdir()} <= unfinished:
+        return None
+    if not (folder / CONFIG_FILE).is_file() and not has_record(folder):
+        raise UserError(f"{folder} is not empty and not a run folder; choose another --config.run_folder")
+    # Read also before it is removed: folders of other programs, such as Hugging Face's, have a config.json.
+    return read_config(folder)
+
+
+def _check_apart(config: Config) -> None:
+    """Refuses a run folder that contains the initial weights, or that is inside their folder."""
+    weights, folder = config.train.init_from, config.run_folder
+    if weights is not None and (is_inside(weights, folder) or is_inside(folder, weights)):
+        raise UserError(
+            f"train.init_from is {weights} and run_folder {folder}; they must be two folders, neither in the "
+            "other: give the new run its own, --config.run_folder=ANOTHER"
+        )
+
+
+def _check_nothing_is_lost(config: Config) -> None:
+    """Refuses to remove a run folder together with data that the run reads."""
+    data = config.data
+    read = [("data.corpus", data.corpus), ("data.tokenizer", data.tokenizer), ("data.source", data.source)]
+    read += [(f"data.mixtures.{m.name}.corpora", corpus) for m in data.mixtures for corpus in m.corpora]
+    for name, path in read:
+        if path not in (None, "byte", "stdlib") and is_inside(path, config.run_folder):
+            raise UserError(
+                f"{name} has {path}, which is in the run folder {config.run_folder}; --overwrite would "
+                "remove it, so choose another --config.run_folder"
+            )
+
+
+def prepare_folder(config: Config, lock: RunLock, *, step: int, overwrite: bool) -> list[FieldChange]:
+    """Writes the config to a run folder that `check_folder` accepted, and records changes of a resumed run.
+
+    Args:
+      config: config of the run.
+      lock: lock of its folder.
+      step: step to resume from.
+      overwrite: whether to remove what the folder holds.
+
+    Returns:
+      Changed config fields of a resumed run.
+    """
+    folder = lock.folder
+    if (folder / CONFIG_FILE).is_file() or has_record(folder):
+        if not overwrite:
+            held, is_lost = read_config(folder), config_loss(folder) is not None
+            changed = differences(config, held)
+            if changed:
+                # The record first: after a crash there must be no changed config without a record.
+                has_left = bool(resume_errors(config, held, newest_step=step))
+                record_change(folder, changed, step=step, has_left_its_course=has_left)
+            # If the config was lost, the checkpoint's record is its only copy, and retention removes that.
+            if changed or is_lost:
+                durable.write(folder / CONFIG_FILE, config.to_text())
+            return changed
+        lock.empty_folder()  # atomic: a folder without its config would be no run folder after a crash
+    durable.write(folder / CONFIG_FILE, config.to_text())
+    return []

@@ -1,0 +1,1 @@
+"""The training step as pure functions: state, loss, update, and its metrics."""

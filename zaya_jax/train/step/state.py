@@ -1,0 +1,346 @@
+"""The training state: everything that a step changes and a checkpoint contains."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.core import Tracer
+from jax.sharding import Mesh
+from jaxtyping import Array, Float, Int
+
+from zaya_jax.config import Config
+from zaya_jax.model.adapters import declare_run, merged
+from zaya_jax.model.weights import EXPERTS, initialize
+from zaya_jax.model.zaya import Zaya, initial_router_bias
+from zaya_jax.optim.balancing import make_balancer
+from zaya_jax.optim.buckets import from_buckets, to_buckets
+from zaya_jax.optim.optimizer import make_optimizer
+from zaya_jax.optim.partition import Partition, make_partition
+from zaya_jax.optim.schedules import learning_rate_schedule
+from zaya_jax.parallel.mesh import (
+    REPLICATED,
+    SHARDED,
+    check_node_devices,
+    evenly_sharded,
+    evenly_sharded_by_node,
+    named_shardings,
+)
+from zaya_jax.pytree import abstract, pytree, static
+from zaya_jax.train.implementations import resolve_implementations
+
+
+@pytree
+class TrainState:
+    """The state of a run.
+
+    Attributes:
+      step: number of completed optimizer steps, including skipped ones; also the position in the data.
+      buckets: trained weights in float32, partitioned: each device has its shard of the first axis.
+      frozen: other weights, partitioned likewise.
+      router_bias_LX: balancing biases of the routers, shape [L, X].
+      optimizer: optimizer state, sharded like the buckets.
+      balancer: state of the controller of the router biases.
+      key: random key of the run after initialization; samples are drawn from it and the step.
+      skipped_steps: number of steps whose loss or gradients were not finite, so that they changed nothing.
+      partition: layout of the weights in buckets.
+    """
+
+    step: Int[Array, ""]
+    # The only float32 copy: a step casts its shard before it gathers, which halves the bytes on the network.
+    buckets: dict[str, Array]
+    frozen: dict[str, Array]
+    # Not a weight: it has no gradient, and its float32 is never rounded ([ZAYA1-8B] II-A-2).
+    router_bias_LX: Float[Array, "L X"]
+    optimizer: Any
+    balancer: Any
+    key: Array
+    skipped_steps: Int[Array, ""]
+    partition: Partition = static()
+
+    @property
+    def params(self) -> dict:
+        """Weights in float32, as `zaya_jax.model.adapters.declare_run` declares them."""
+        return _in_one_program(_read_params, self.partition, self.buckets | self.frozen)
+
+    @property
+    def variables(self) -> dict:
+        """Variables for `Zaya.apply`, from all devices; adapters are merged into their weights."""
+        return self.stored | {
+            "params": _in_one_program(_read_merged, self.partition, self.buckets | self.frozen)
+        }
+
+    @property
+    def stored(self) -> dict:
+        """Weights as a checkpoint stores them: adapters separate from the weights that they change."""
+        return {"params": self.params, "router_bias": {"layers": self.router_bias_LX}}
+
+
+_Read = Callable[[Partition, Mapping[str, Array]], dict]
+"""Function that reads weights from buckets."""
+
+
+def _read_params(partition: Partition, buckets: Mapping[str, Array]) -> dict:
+    return from_buckets(partition, buckets)
+
+
+def _read_merged(partition: Partition, buckets: Mapping[str, Array]) -> dict:
+    return merged(dict(partition.weights), from_buckets(partition, buckets))
+
+
+_PROGRAMS: dict[_Read, _Read] = {
+    read: jax.jit(read, static_argnums=0) for read in (_read_params, _read_merged)
+}
+
+
+def _in_one_program(read: _Read, partition: Partition, buckets: Mapping[str, Array]) -> dict:
+    """Reads weights from sharded buckets; outside `jax.jit` in one program, whose end it waits for.
+
+    Without `jax.jit` each collective operation would be a separate program. Several of them run at once, and
+    on a CPU they share one pool of threads: each can hold threads that another one's devices need, until XLA
+    ends the process.
+
+    Args:
+      read: function that reads weights; `_PROGRAMS` has its compiled form.
+      partition: layout of the weights in buckets.
+      buckets: buckets of all weights by name.
+    """
+    # While a program is being traced, the weights become a part of that program.
+    if any(isinstance(bucket, Tracer) for bucket in buckets.values()):
+        return read(partition, buckets)
+    # Two of these programs at once would share the threads as well.
+    return jax.block_until_ready(_PROGRAMS[read](partition, buckets))
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainSetup:
+    """Network, optimizer and loss settings of a training step. Hashable.
+
+    Attributes:
+      model: network, with the implementation of every operation.
+      partition: layout of its weights on devices.
+      optimizer: maps clipped gradients of a device's buckets to updates.
+      balancer: maps token counts of a batch to updates of the router biases.
+      clip_norm: maximum of the global gradient norm.
+      z_loss: weight of the squared logsumexp.
+      update_norms: whether the metrics include norms of updates.
+      dpo_beta: beta of the preference loss; 0 selects the next-token loss.
+    """
+
+    model: Zaya
+    partition: Partition
+    optimizer: optax.GradientTransformation
+    balancer: optax.GradientTransformation
+    clip_norm: float = float("inf")
+    z_loss: float = 0.0
+    update_norms: bool = True
+    dpo_beta: float = 0.0
+
+
+def make_setup(
+    config: Config,
+    num_devices: int = 1,
+    schedule: optax.Schedule | None = None,
+    *,
+    platform: str | None = None,
+    optimizer: Callable[[optax.Schedule], optax.GradientTransformation] | None = None,
+) -> TrainSetup:
+    """Makes the setup that a config describes.
+
+    Args:
+      config: config of a run without phases, or of one phase.
+      num_devices: number of devices that the weights are partitioned among.
+      schedule: learning rate over the steps of the whole run; None for the config's own.
+      platform: platform that the step is compiled for, as for `pallas_kernels.choice.choose`.
+      optimizer: returns a custom optimizer from the learning-rate schedule (`Extensions.optimizer`).
+    """
+    # Resolved here: two setups that compile to different programs must not be equal.
+    execution = resolve_implementations(config.execution, config.model, platform=platform)
+    node_devices = config.execution.node_devices
+    check_node_devices(num_devices, config.execution.context_devices, node_devices)
+    # AdamW is elementwise and can update any part of a weight; Muon needs whole matrices.
+    by_matrix = config.optimizer.name == "muon"
+    declared = declare_run(config)
+    partition = make_partition(declared, num_devices, node_devices=node_devices, by_matrix=by_matrix)
+    schedule = learning_rate_schedule(config) if schedule is None else schedule
+    # A custom optimizer does not receive the partition: it must not depend on which elements it updates.
+    if optimizer is None:
+        implementation = execution.newton_schulz_implementation
+        transformation = make_optimizer(config.optimizer, partition, schedule, implementation=implementation)
+    else:
+        transformation = optimizer(schedule)
+    return TrainSetup(
+        model=Zaya(config.model, execution),
+        partition=partition,
+        optimizer=transformation,
+        balancer=make_balancer(config.balancing),
+        clip_norm=config.optimizer.clip_norm,
+        z_loss=config.train.z_loss,
+        update_norms=config.train.update_norms,
+        dpo_beta=config.dpo.beta,
+    )
+
+
+def init_state(config: Config, setup: TrainSetup) -> TrainState:
+    """Returns the state before the first step. Its weights depend on the config alone."""
+    # Two keys, so that no sample repeats the bits of an initial weight.
+    init_key, run_key = jax.random.split(jax.random.key(config.train.seed))
+    return first_state(setup, initialize(declare_run(config), init_key), run_key)
+
+
+def first_state(setup: TrainSetup, params: dict, key: Array) -> TrainState:
+    """Returns the state before the first step, with these weights."""
+    buckets, frozen = _weight_buckets(setup.partition, params)
+    bias_LX = initial_router_bias(setup.model.config)
+    return TrainState(
+        step=jnp.zeros((), jnp.int32),
+        buckets=buckets,
+        frozen=frozen,
+        router_bias_LX=bias_LX,
+        # Initialized from the buckets, moments are sharded like them: no device has all of them ([ZeRO] 5.1).
+        optimizer=setup.optimizer.init(buckets),
+        balancer=setup.balancer.init(bias_LX),
+        key=key,
+        skipped_steps=jnp.zeros((), jnp.int32),
+        partition=setup.partition,
+    )
+
+
+def with_variables(state: TrainState, variables: dict) -> TrainState:
+    """Replaces weights and router biases. Adapters stay, because weights of other runs have none."""
+    fields = _variable_fields(state.partition, variables)
+    return dataclasses.replace(state, **fields | {"buckets": state.buckets | fields["buckets"]})
+
+
+def _variable_fields(partition: Partition, variables: dict) -> dict[str, Any]:
+    buckets, frozen = _weight_buckets(partition, variables["params"])
+    return {"buckets": buckets, "frozen": frozen, "router_bias_LX": variables["router_bias"]["layers"]}
+
+
+def _weight_buckets(partition: Partition, params: dict) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Returns the buckets of trained weights, and those of frozen weights."""
+    buckets = to_buckets(partition, params)
+    frozen = {each.name: buckets.pop(each.name) for each in partition.frozen}
+    return buckets, frozen
+
+
+def partition_specs(state: TrainState) -> TrainState:
+    """Returns the `PartitionSpec` of each array of a state."""
+
+    layouts = state.partition.layouts
+
+    def of_leaf(path: Any, leaf: Any) -> Any:
+        # Counters of an optimizer are scalars among its buckets, and are replicated.
+        if path[0].name not in ("buckets", "frozen", "optimizer") or not leaf.ndim:
+            return REPLICATED
+        # Optimizers nest their states in various ways; a bucket's name is a key at some depth.
+        names = (key.key for key in path if isinstance(key, jax.tree_util.DictKey))
+        return next((layouts[name].spec for name in names if name in layouts), SHARDED)
+
+    return jax.tree_util.tree_map_with_path(of_leaf, state)
+
+
+def shardings(state: TrainState, mesh: Mesh) -> TrainState:
+    """Returns the sharding of each array of a state on a mesh."""
+    return named_shardings(partition_specs(state), mesh)
+
+
+def abstract_state(config: Config, setup: TrainSetup, mesh: Mesh) -> TrainState:
+    """Returns shapes, types and shardings of a state, without allocating it."""
+    state = jax.eval_shape(lambda: init_state(config, setup))
+    return abstract(state, shardings(state, mesh))
+
+
+def to_checkpoint(state: TrainState) -> dict[str, Any]:
+    """Returns the arrays of a checkpoint: weights as declared, and the rest of the state as it is.
+
+    The optimizer's buckets are two thirds of a state. Each device writes its own buckets unchanged; a restore
+    on another number of devices repartitions them.
+    """
+    return {"weights": state.stored, "training": training_of(state)}
+
+
+def training_of(state: TrainState) -> dict[str, Any]:
+    """Returns the arrays of a checkpoint other than weights, which are the state's own arrays."""
+    return {
+        "step": state.step,
+        "optimizer": state.optimizer,
+        "balancer": state.balancer,
+        "key": state.key,
+        "skipped_steps": state.skipped_steps,
+        # They determine the partition, without which the buckets cannot be read.
+        "num_devices": np.int32(state.partition.num_devices),
+        "node_devices": np.int32(state.partition.node_devices),
+    }
+
+
+def from_checkpoint(saved: dict[str, Any], like: TrainState, written: TrainState) -> TrainState:
+    """Makes a state from the arrays of a checkpoint, on possibly other devices.
+
+    Args:
+      saved: arrays of the checkpoint.
+      like: state on the current devices, which may be abstract.
+      written: state on as many devices as wrote the checkpoint, which may be abstract.
+    """
+    counts = ("num_devices", "node_devices")
+    training = {name: value for name, value in saved["training"].items() if name not in counts}
+    if written.partition != like.partition:
+        training["optimizer"] = _repartitioned(training["optimizer"], written, like)
+    variables = _variable_fields(like.partition, saved["weights"])
+    # All fields in one replacement: in between, the state would mix abstract and real arrays.
+    return dataclasses.replace(like, **variables, **training)
+
+
+def _repartitioned(optimizer: Any, written: TrainState, like: TrainState) -> Any:
+    """Moves an optimizer state to the buckets of another number of devices."""
+
+    def whole(buckets: dict) -> dict:
+        # Muon's state has masks instead of AdamW's buckets, and vice versa.
+        present = {name: x for name, x in buckets.items() if not isinstance(x, optax.MaskedNode)}
+        return from_buckets(written.partition, present)
+
+    def refill(buckets: dict, tree: dict) -> dict:
+        return buckets | to_buckets(like.partition, tree)  # the masks stay
+
+    return _map_buckets(refill, like, like.optimizer, _map_buckets(whole, written, optimizer))
+
+
+def checkpoint_shardings(checkpoint: Any, mesh: Mesh, partition: Partition | None = None) -> Any:
+    """Returns shardings for a checkpoint's arrays or its weights: no device has all of a large array.
+
+    Args:
+      checkpoint: shapes of the arrays.
+      mesh: all devices.
+      partition: layout of the weights on the devices; None shards each array evenly over all devices.
+    """
+    experts = {
+        tuple(path.split("/")): weight.axes.index(EXPERTS)
+        for path, weight in (partition.weights if partition else ())
+        if partition is not None and partition.node_devices > 1 and weight.of_experts
+    }
+
+    def of_leaf(path: Any, leaf: Any) -> Any:
+        names = tuple(key.key for key in path if isinstance(key, jax.tree_util.DictKey))
+        axis = next((axis for weight, axis in experts.items() if names[-len(weight) :] == weight), None)
+        if axis is None or names[0] == "training":
+            return evenly_sharded(mesh, leaf.shape)
+        return evenly_sharded_by_node(mesh, leaf.shape, axis)
+
+    return jax.tree_util.tree_map_with_path(of_leaf, checkpoint)
+
+
+def _map_buckets(function: Any, state: TrainState, *optimizers: Any) -> Any:
+    """Maps over the dicts of buckets in optimizer states; other leaves are those of the last state."""
+    names = {bucket.name for bucket in state.partition.buckets}
+
+    def is_buckets(node: Any) -> bool:
+        # Optax nests its states in various ways; buckets are a dict with exactly these names at any depth.
+        return isinstance(node, dict) and set(node) == names
+
+    def visit(*nodes: Any) -> Any:
+        return function(*nodes) if is_buckets(nodes[0]) else nodes[-1]
+
+    return jax.tree.map(visit, *optimizers, is_leaf=is_buckets)
