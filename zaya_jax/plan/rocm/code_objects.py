@@ -105,7 +105,7 @@ def read_kernels(code_folder: pathlib.Path, dump_folder: pathlib.Path) -> list[K
     launches = _launches(dump_folder)
     matrix_calls = _matrix_calls(code_folder)
     kernels = {}
-    for path in sorted(code_folder.glob("*.hsaco")):
+    for path in files_in_order(code_folder, "*.hsaco"):
         data = path.read_bytes()
         # One file may have several kernels: fusions that XLA compiles together.
         codes = read_code_object(data)
@@ -114,6 +114,18 @@ def read_kernels(code_folder: pathlib.Path, dump_folder: pathlib.Path) -> list[K
             loop = main_loop(codes[name].code)
             kernels[name] = _kernel(notes, launches.get(name, LaunchSize(0, 0, 0)), matrix_calls, loop)
     return [kernels[name] for name in sorted(kernels)]
+
+
+def files_in_order(code_folder: pathlib.Path, pattern: str) -> list[pathlib.Path]:
+    """Returns files of a compilation, oldest first, so that the last one with a kernel's name is the program's.
+
+    Args:
+      code_folder: folder that XLA:ROCm has written its code to.
+      pattern: glob pattern of the files' names.
+    """
+    # XLA of jax 0.12 compiles fusions once to choose their settings and again for the program. A name may
+    # denote two different kernels in the two passes, and the names of files contain random numbers.
+    return sorted(code_folder.glob(pattern), key=lambda path: (path.stat().st_mtime_ns, path.name))
 
 
 def _kernel(
@@ -159,7 +171,7 @@ def _num_in_grid(numbers: str) -> int:
 def _matrix_calls(code_folder: pathlib.Path) -> dict[str, list[str]]:
     """Matrix instructions in the optimized code of each kernel; XLA writes one file per kernel."""
     calls = {}
-    for path in sorted(code_folder.glob("*_opt.ll")):
+    for path in files_in_order(code_folder, "*_opt.ll"):
         text = path.read_text(errors="replace")
         for name in KERNEL_DEFINITION.findall(text):
             calls[name] = MATRIX_CALL.findall(text)

@@ -23,7 +23,7 @@ from jax import export
 from jax.sharding import SingleDeviceSharding
 
 from zaya_jax.plan.devices import Cluster, find_device
-from zaya_jax.plan.rocm.code_objects import LAUNCH
+from zaya_jax.plan.rocm.code_objects import LAUNCH, files_in_order
 from zaya_jax.plan.rocm.worker import make_devices
 
 
@@ -81,7 +81,7 @@ def _take_code_object(folder: pathlib.Path, kernel: str) -> bytes | None:
     """Returns the code object of a kernel that the compiler has just written, and deletes its files."""
     found = None
     # The folder also has LLVM code, and a code object of the program's constants.
-    for file in folder.iterdir():
+    for file in files_in_order(folder, "*"):
         # The symbol of a kernel descriptor is the kernel's name with this suffix.
         if file.suffix == ".hsaco" and f"\0{kernel}.kd\0".encode() in (code := file.read_bytes()):
             found = code

@@ -16,6 +16,7 @@ import numpy as np
 from pallas_kernels.emulator import Buffer, EmulationError, KernelCode, execute, read_code_object
 from zaya_jax.plan.compiled.hlo import Instruction, Program, Shape
 from zaya_jax.plan.rocm.buffer_assignment import BufferAssignment, BufferSlice, parse_buffer_assignment
+from zaya_jax.plan.rocm.code_objects import files_in_order
 from zaya_jax.plan.rocm.library_calls import library_product
 from zaya_jax.plan.rocm.thunks import Thunk, parse_thunks
 
@@ -73,7 +74,7 @@ def read_compiled_files(folder: pathlib.Path) -> CompiledFiles:
     _check_layouts(hlo[: hlo.index("\n")].partition("entry_computation_layout=")[2])
     kernels = {}
     # XLA writes one code object for each kernel, and one for the program's constants.
-    for path in sorted((folder / "code").glob("*.hsaco")):
+    for path in files_in_order(folder / "code", "*.hsaco"):
         kernels |= read_code_object(path.read_bytes())
     return CompiledFiles(
         program=Program(hlo),
