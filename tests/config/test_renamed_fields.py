@@ -14,7 +14,7 @@ from zaya_jax.config.renamed_fields import RENAMED_FIELDS, RENAMED_VALUES
 from zaya_jax.fields import field_paths
 from zaya_jax.options import load_config
 from zaya_jax.report.run_record import read_run
-from zaya_jax.train.config_changes import read_changes
+from zaya_jax.train.consistency.config_changes import read_changes
 from zaya_jax.train.setup import check_folder
 
 

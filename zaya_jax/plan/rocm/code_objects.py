@@ -117,7 +117,7 @@ def read_kernels(code_folder: pathlib.Path, dump_folder: pathlib.Path) -> list[K
 
 
 def files_in_order(code_folder: pathlib.Path, pattern: str) -> list[pathlib.Path]:
-    """Returns the files of a compilation, oldest first; of two kernels with one name, the last is the program's.
+    """Returns the files of a compilation, oldest first: the last with a kernel's name is the program's.
 
     Args:
       code_folder: folder that XLA:ROCm has written its code to.
