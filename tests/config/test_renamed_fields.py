@@ -8,7 +8,7 @@ import pytest
 from small_runs import prepare_run_folder, small_config, write_committed_step
 
 from zaya_jax.checkpoint import StepDescription, read_config, read_description, step_folder
-from zaya_jax.checkpoint.layout import DESCRIPTION
+from zaya_jax.checkpoint.format.layout import DESCRIPTION
 from zaya_jax.config import CONFIG_FILE, Config, differences, resume_errors, use_current_names
 from zaya_jax.config.renamed_fields import RENAMED_FIELDS, RENAMED_VALUES
 from zaya_jax.fields import field_paths
