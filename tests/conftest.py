@@ -48,7 +48,7 @@ def _forget_compiled_functions():
 
 
 LONGEST_FIRST = (
-    "train/test_step.py", "train/test_run.py", "train/test_tiny_with_kernels.py", "model/test_properties.py",
+    "train/test_step.py", "runs/test_run.py", "train/test_tiny_with_kernels.py", "model/test_properties.py",
     "multidevice/test_multidevice.py", "notebooks/test_notebooks.py", "rocm/test_train_step.py",
     "kernels/test_gfx942_cca.py", "model/test_kernels_in_the_network.py",
     "multidevice/test_reading_of_runs.py",

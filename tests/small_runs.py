@@ -7,8 +7,8 @@ import jax
 import numpy as np
 
 from zaya_jax.checkpoint import Checkpoints, Retention, run_lock
-from zaya_jax.checkpoint.layout import COMMITTED, MANIFEST
-from zaya_jax.checkpoint.manifest import commit, sync_and_describe
+from zaya_jax.checkpoint.format.layout import COMMITTED, MANIFEST
+from zaya_jax.checkpoint.format.manifest import commit, sync_and_describe
 from zaya_jax.config import Config, DataConfig, FieldChange, MixtureConfig
 from zaya_jax.data.chats.templates.template import load_template
 from zaya_jax.data.corpora.corpus import build_corpus

@@ -12,7 +12,7 @@ from small_runs import small_config
 
 from zaya_jax import cli
 from zaya_jax.checkpoint import Checkpoints, Retention, StepDescription, newest_step
-from zaya_jax.checkpoint.layout import all_steps
+from zaya_jax.checkpoint.format.layout import all_steps
 from zaya_jax.commands.checkpoint import SUBCOMMANDS
 from zaya_jax.files import durable
 from zaya_jax.platform.shell import zaya_command

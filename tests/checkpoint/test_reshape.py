@@ -29,7 +29,7 @@ from zaya_jax.checkpoint import (
     reshape,
     restore,
 )
-from zaya_jax.checkpoint.description import StepDescription
+from zaya_jax.checkpoint.format.description import StepDescription
 from zaya_jax.files import durable
 from zaya_jax.model.weights import abstract_variables
 

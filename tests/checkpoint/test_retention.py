@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zaya_jax.checkpoint import Checkpoints, Retention, newest_step
-from zaya_jax.checkpoint.layout import all_steps, folder_bytes
+from zaya_jax.checkpoint.format.layout import all_steps, folder_bytes
 from zaya_jax.checkpoint.retention import rules_by_step, steps_to_make_room, steps_to_remove
 
 NAN = math.nan

@@ -8,13 +8,13 @@ import pytest
 from small_runs import prepare_run_folder, small_config, write_committed_step
 
 from zaya_jax.checkpoint import StepDescription, read_config, read_description, step_folder
-from zaya_jax.checkpoint.layout import DESCRIPTION
+from zaya_jax.checkpoint.format.layout import DESCRIPTION
 from zaya_jax.config import CONFIG_FILE, Config, differences, resume_errors, use_current_names
 from zaya_jax.config.renamed_fields import RENAMED_FIELDS, RENAMED_VALUES
 from zaya_jax.fields import field_paths
 from zaya_jax.options import load_config
 from zaya_jax.report.run_record import read_run
-from zaya_jax.train.config_changes import read_changes
+from zaya_jax.train.consistency.config_changes import read_changes
 from zaya_jax.train.setup import check_folder
 
 

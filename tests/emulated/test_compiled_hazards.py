@@ -15,8 +15,8 @@ pytest.importorskip("flatbuffers")
 
 def kernels_of(dtype, monkeypatch):
     """The machine code of each launch, forward and backward."""
-    from zaya_jax.plan.rocm.launch_compiler import LaunchCompiler
-    from zaya_jax.plan.rocm.launch_execution import EmulatedLaunches
+    from zaya_jax.plan.rocm.launches.compiler import LaunchCompiler
+    from zaya_jax.plan.rocm.launches.execution import EmulatedLaunches
 
     compiler, compiled = LaunchCompiler(), []
     compile_launch = compiler.compile

@@ -18,8 +18,8 @@ from zaya_jax.plan.command import main
 from zaya_jax.plan.compiled import kernel_execution
 from zaya_jax.plan.compiled.kernel_execution import execute_operation, largest_error, print_executions
 from zaya_jax.plan.gpus import MI300X
-from zaya_jax.plan.rocm.launch_compiler import LaunchCompiler
-from zaya_jax.plan.rocm.launch_execution import EmulatedLaunches
+from zaya_jax.plan.rocm.launches.compiler import LaunchCompiler
+from zaya_jax.plan.rocm.launches.execution import EmulatedLaunches
 
 SIZE = 64
 

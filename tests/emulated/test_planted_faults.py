@@ -14,8 +14,8 @@ from pallas_kernels.catalogue import SIZES, cases
 from tests.emulated.planted_faults import KINDS, CapturedLaunch, capture, choose, judge
 from zaya_jax.errors import UserError
 from zaya_jax.plan.gpus import MI300X
-from zaya_jax.plan.rocm import launch_execution
-from zaya_jax.plan.rocm.launch_compiler import LaunchCompiler
+from zaya_jax.plan.rocm.launches import execution as launch_execution
+from zaya_jax.plan.rocm.launches.compiler import LaunchCompiler
 from zaya_jax.plan.rocm.wheels import find_plugin
 
 KERNELS = {

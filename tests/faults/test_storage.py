@@ -18,7 +18,7 @@ from small_runs import build_small_corpus, small_values
 
 import zaya_jax
 from zaya_jax.checkpoint import damage_of, newest_step
-from zaya_jax.checkpoint.layout import all_steps
+from zaya_jax.checkpoint.format.layout import all_steps
 from zaya_jax.config import CONFIG_FILE, Config
 from zaya_jax.train.metrics.files import read_metrics
 

@@ -1,4 +1,4 @@
-"""Batches that real processes read: the cases of `tests/train/test_batches_of_processes.py`, in ten minutes.
+"""Batches that real processes read: the cases of `tests/runs/test_batches_of_processes.py`, in ten minutes.
 
 pytest -n 0 -m campaign tests/multiprocess/test_campaign_of_reading.py
 """

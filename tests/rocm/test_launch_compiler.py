@@ -9,9 +9,9 @@ import pytest
 from pallas_kernels.backend import execute_launches, launch, load, store
 from pallas_kernels.blocks import KernelSettings
 from zaya_jax.errors import UserError
-from zaya_jax.plan.rocm import launch_compiler
-from zaya_jax.plan.rocm.launch_compiler import LaunchCompiler
-from zaya_jax.plan.rocm.launch_program import lower_launch
+from zaya_jax.plan.rocm.launches import compiler as launch_compiler
+from zaya_jax.plan.rocm.launches.compiler import LaunchCompiler
+from zaya_jax.plan.rocm.launches.lowering import lower_launch
 
 
 def program_of(size=256, grid=1, factor=2.0, num_stages=2):

@@ -5,17 +5,17 @@ rest of the train state. A step is written under a temporary name and renamed wh
 that a crash left incomplete is never used; a step whose files have changed since is detected by hashes and
 never restored. No other package depends on Orbax's files.
 
-`layout` has the file names, `steps` saves and restores, `description` records where a step comes from,
-`manifest` verifies its files, `newest` selects the step to resume from, `retention` the steps to keep.
-`restore` reads what inference and a new run need, `run_config` the config of a run. `stored_arrays` and
-`stored_weights` read part by part, `compare` compares two checkpoints, `reshape` rewrites one,
-`plain_weights` describes the files of weights that are written without Orbax. `storage_errors` turns errors
-of Orbax and TensorStore into messages, and `lock` lets one process at a time write to a run folder.
+`format` has the names of files, the manifest that verifies them, the description of where a step comes
+from, and weights that are written without Orbax. `steps` saves and restores, `newest` selects the step to
+resume from, `retention` the steps to keep. `restore` reads what inference and a new run need, `run_config`
+the config of a run. `stored_arrays` and `stored_weights` read part by part, `compare` compares two
+checkpoints, `reshape` rewrites one. `storage_errors` turns errors of Orbax and TensorStore into messages,
+and `lock` lets one process at a time write to a run folder.
 """
 
 from zaya_jax.checkpoint.compare import Comparison, compare
-from zaya_jax.checkpoint.description import StepDescription, read_description
-from zaya_jax.checkpoint.layout import (
+from zaya_jax.checkpoint.format.description import StepDescription, read_description
+from zaya_jax.checkpoint.format.layout import (
     TRAINING,
     WEIGHTS,
     all_steps,
@@ -23,8 +23,9 @@ from zaya_jax.checkpoint.layout import (
     step_folder,
     step_written,
 )
+from zaya_jax.checkpoint.format.manifest import all_damage, damage_of, identity_of
+from zaya_jax.checkpoint.format.plain_weights import PlainArray, chunk_name, metadata_files
 from zaya_jax.checkpoint.lock import RunLock, run_lock
-from zaya_jax.checkpoint.manifest import all_damage, damage_of, identity_of
 from zaya_jax.checkpoint.newest import (
     SavedStep,
     newest_step,
@@ -34,7 +35,6 @@ from zaya_jax.checkpoint.newest import (
     set_aside_later,
     steps_set_aside,
 )
-from zaya_jax.checkpoint.plain_weights import PlainArray, chunk_name, metadata_files
 from zaya_jax.checkpoint.reshape import reshape
 from zaya_jax.checkpoint.restore import SavedRun, check_init_from, load_run, load_weights
 from zaya_jax.checkpoint.retention import Retention, rules_by_step, steps_to_remove

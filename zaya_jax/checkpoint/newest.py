@@ -5,8 +5,8 @@ import logging
 import pathlib
 from collections.abc import Iterable
 
-from zaya_jax.checkpoint.layout import DAMAGED, all_steps, step_folder
-from zaya_jax.checkpoint.manifest import all_files, damage_of, weight_files
+from zaya_jax.checkpoint.format.layout import DAMAGED, all_steps, step_folder
+from zaya_jax.checkpoint.format.manifest import all_files, damage_of, weight_files
 from zaya_jax.errors import DamagedError, UserError
 from zaya_jax.files import durable
 from zaya_jax.run_folder.names import CHECKPOINTS_FOLDER

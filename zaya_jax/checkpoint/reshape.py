@@ -11,11 +11,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from zaya_jax.checkpoint.description import read_description, write_description
-from zaya_jax.checkpoint.layout import WEIGHTS, step_folder
-from zaya_jax.checkpoint.manifest import commit, damage_of, sync_and_describe
+from zaya_jax.checkpoint.format.description import read_description, write_description
+from zaya_jax.checkpoint.format.layout import WEIGHTS, step_folder
+from zaya_jax.checkpoint.format.manifest import commit, damage_of, sync_and_describe
+from zaya_jax.checkpoint.format.plain_weights import PlainArray, chunk_name, metadata_files
 from zaya_jax.checkpoint.newest import SavedStep
-from zaya_jax.checkpoint.plain_weights import PlainArray, chunk_name, metadata_files
 from zaya_jax.checkpoint.restore import read_config
 from zaya_jax.checkpoint.steps import has_training
 from zaya_jax.checkpoint.stored_arrays import StoredArrays

@@ -5,9 +5,9 @@ import functools
 import logging
 import pathlib
 
-from zaya_jax.checkpoint.description import read_description
-from zaya_jax.checkpoint.layout import DESCRIPTION, all_steps, step_folder
-from zaya_jax.checkpoint.manifest import all_damage, description_files
+from zaya_jax.checkpoint.format.description import read_description
+from zaya_jax.checkpoint.format.layout import DESCRIPTION, all_steps, step_folder
+from zaya_jax.checkpoint.format.manifest import all_damage, description_files
 from zaya_jax.config import CONFIG_FILE, Config
 from zaya_jax.errors import UserError
 from zaya_jax.files.json_files import parse_object, read_limited

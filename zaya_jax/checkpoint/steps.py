@@ -13,8 +13,8 @@ import jax
 import orbax.checkpoint as ocp
 from etils import epath
 
-from zaya_jax.checkpoint.description import StepDescription, write_description
-from zaya_jax.checkpoint.layout import (
+from zaya_jax.checkpoint.format.description import StepDescription, write_description
+from zaya_jax.checkpoint.format.layout import (
     STEP_METADATA,
     TRAINING,
     WEIGHTS,
@@ -23,7 +23,7 @@ from zaya_jax.checkpoint.layout import (
     step_folder,
     step_metadata,
 )
-from zaya_jax.checkpoint.manifest import Files, commit, sync_and_describe
+from zaya_jax.checkpoint.format.manifest import Files, commit, sync_and_describe
 from zaya_jax.checkpoint.newest import SavedStep
 from zaya_jax.checkpoint.retention import Retention, steps_to_make_room, steps_to_remove
 from zaya_jax.checkpoint.storage_errors import SaveFailed, explained, silence_threads

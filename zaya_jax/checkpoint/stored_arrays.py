@@ -13,9 +13,9 @@ import jax
 import numpy as np
 import tensorstore as ts
 
-from zaya_jax.checkpoint.layout import METADATA, step_folder
+from zaya_jax.checkpoint.format.layout import METADATA, step_folder
+from zaya_jax.checkpoint.format.plain_weights import ZARR_DTYPES
 from zaya_jax.checkpoint.newest import SavedStep
-from zaya_jax.checkpoint.plain_weights import ZARR_DTYPES
 from zaya_jax.errors import DamagedError, UserError
 from zaya_jax.files.json_files import read_json
 

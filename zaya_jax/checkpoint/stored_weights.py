@@ -6,7 +6,7 @@ The name of a weight is its keys in the variables of `Zaya.apply`, joined with d
 import pathlib
 from typing import Any
 
-from zaya_jax.checkpoint.layout import METADATA, WEIGHTS
+from zaya_jax.checkpoint.format.layout import METADATA, WEIGHTS
 from zaya_jax.checkpoint.newest import SavedStep, require_step
 from zaya_jax.checkpoint.stored_arrays import StoredArrays, check_type
 

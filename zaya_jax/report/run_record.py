@@ -15,7 +15,7 @@ from zaya_jax.files.json_files import read_json
 from zaya_jax.report.metrics_file import LARGEST_STEP, RunMetrics, read_metrics
 from zaya_jax.run_folder.events import events_of, lines_of, parse_line
 from zaya_jax.run_folder.names import BEGAN, EVENTS_FILE, FINISHED, METRICS_FILE, SAMPLES_FILE
-from zaya_jax.train.config_changes import RecordedChange, read_changes
+from zaya_jax.train.consistency.config_changes import RecordedChange, read_changes
 
 RUN_FILES = CONFIG_FILE, METRICS_FILE, EVENTS_FILE
 """A run folder contains at least one of these files."""

@@ -16,7 +16,7 @@ from zaya_jax.parallel.mesh import place_rows
 from zaya_jax.parallel.processes import hosts
 from zaya_jax.run_folder.names import METRICS_FILE
 from zaya_jax.train.compiled_programs import RunPrograms
-from zaya_jax.train.config_changes import read_changes
+from zaya_jax.train.consistency.config_changes import read_changes
 from zaya_jax.train.metrics.files import read_metrics
 from zaya_jax.train.setup import PreparedRun
 from zaya_jax.train.starting_state import restored_state

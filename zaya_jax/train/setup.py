@@ -31,6 +31,7 @@ from zaya_jax.config import (
 )
 from zaya_jax.data.corpora.ensure import ensure_corpus, ensure_tokenizer, open_corpus_for
 from zaya_jax.data.corpora.shards import Corpus, read_manifest
+from zaya_jax.data.corpora.text_bytes import token_text_bytes
 from zaya_jax.data.reading.batch import Batch
 from zaya_jax.data.reading.loader import Reference, Share, num_sequences, training_batches
 from zaya_jax.data.reading.mixture import MixturePosition, mixture_of
@@ -44,16 +45,15 @@ from zaya_jax.parallel.mesh import local_rows, local_tokens, with_context
 from zaya_jax.parallel.processes import hosts
 from zaya_jax.run_folder.events import write_event
 from zaya_jax.run_folder.names import CHECKPOINTS_FOLDER, DAMAGED, FILES_BEFORE_THE_RUN, LOCK_FILE
-from zaya_jax.train.config_changes import record_change
+from zaya_jax.train.consistency.config_changes import record_change
+from zaya_jax.train.consistency.provenance import Provenance, check_same_corpora, fingerprints
+from zaya_jax.train.consistency.same_run import check_same_data
 from zaya_jax.train.extensions import NO_EXTENSIONS, Extensions
 from zaya_jax.train.heartbeats import RESTORE, Heartbeats
 from zaya_jax.train.hooks.skipped_ranges import NO_SKIPPED_RANGES, SkippedRanges, read_skipped_ranges
 from zaya_jax.train.metrics.files import check_metric_paths, text_bytes
 from zaya_jax.train.phase_summary import check_devices
-from zaya_jax.train.provenance import Provenance, check_same_corpora, fingerprints
-from zaya_jax.train.same_run import check_same_data
 from zaya_jax.train.step.state import TrainSetup, make_setup
-from zaya_jax.train.text_bytes import token_text_bytes
 
 References = Mapping[tuple[str, str], Reference]
 """Reference log-probabilities by corpus folder and split."""

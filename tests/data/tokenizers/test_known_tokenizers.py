@@ -13,10 +13,10 @@ from zaya_jax.config import DataConfig
 from zaya_jax.data.corpora.corpus import build_corpus
 from zaya_jax.data.corpora.ensure import open_corpus_for
 from zaya_jax.data.corpora.held_out_bytes import DTYPE, FILE, held_out_text_bytes
+from zaya_jax.data.corpora.text_bytes import token_text_bytes
 from zaya_jax.data.reading.loader import evaluation_batches
 from zaya_jax.data.tokenizers.tokenizer import tokenizer_of
 from zaya_jax.train.metrics.files import text_bytes
-from zaya_jax.train.text_bytes import token_text_bytes
 
 BLOCK, HELD_OUT_PERCENT = 32, 40
 

@@ -40,8 +40,8 @@ def why_not() -> str | None:
 @functools.cache
 def executor():
     """One for all tests of this process: jax traces functions again for another one."""
-    from zaya_jax.plan.rocm.launch_compiler import LaunchCompiler
-    from zaya_jax.plan.rocm.launch_execution import EmulatedLaunches
+    from zaya_jax.plan.rocm.launches.compiler import LaunchCompiler
+    from zaya_jax.plan.rocm.launches.execution import EmulatedLaunches
 
     return EmulatedLaunches(LaunchCompiler())
 

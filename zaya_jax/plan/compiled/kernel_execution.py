@@ -18,8 +18,8 @@ from pallas_kernels.emulator import EmulationError
 from pallas_kernels.emulator.counts import LINE_BYTES
 from zaya_jax.errors import UserError
 from zaya_jax.plan.gpus import Device
-from zaya_jax.plan.rocm.launch_compiler import LaunchCompiler
-from zaya_jax.plan.rocm.launch_execution import EmulatedLaunches, ExecutedLaunch
+from zaya_jax.plan.rocm.launches.compiler import LaunchCompiler
+from zaya_jax.plan.rocm.launches.execution import EmulatedLaunches, ExecutedLaunch
 from zaya_jax.platform.shell import install_command
 from zaya_jax.text_tables import number_column
 

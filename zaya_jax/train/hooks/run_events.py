@@ -8,9 +8,9 @@ from zaya_jax.parallel.processes import hosts
 from zaya_jax.parallel.processes.errors import Diverged
 from zaya_jax.run_folder.events import write_event
 from zaya_jax.run_folder.names import AT, BEGAN, DIVERGED, FAILED, FINISHED, STOPPED, WENT_BACK
+from zaya_jax.train.consistency.provenance import describe_origin
 from zaya_jax.train.heartbeats import Heartbeats
 from zaya_jax.train.hooks.hook import Hook, StepContext
-from zaya_jax.train.provenance import describe_origin
 from zaya_jax.train.setup import PreparedRun
 from zaya_jax.train.stop_request import Stopped
 

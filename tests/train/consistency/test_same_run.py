@@ -8,7 +8,7 @@ import pytest
 from small_runs import small_values
 
 from zaya_jax.config import Config
-from zaya_jax.train import same_run
+from zaya_jax.train.consistency import same_run
 
 
 def values_of(section: str = "train", **fields) -> dict[str, str]:

@@ -1,7 +1,7 @@
-"""`python -m zaya_jax.plan.rocm.launch_worker DEVICE FOLDER`: compiles launches of kernels one by one.
+"""`python -m zaya_jax.plan.rocm.launches.worker DEVICE FOLDER`: compiles launches of kernels one by one.
 
 It reads one request per line from standard input, `{"program": BASE64, "options": {...}}` with a program of
-`zaya_jax.plan.rocm.launch_program`, and replies with one line of JSON: the fields of `CompiledLaunch`, or
+`zaya_jax.plan.rocm.launches.lowering`, and replies with one line of JSON: the fields of `CompiledLaunch`, or
 `{"error": MESSAGE}`. It ends with its input. `"code"` is null if this process has compiled the same machine
 code for another program: XLA remembers it and writes no file. Then another process must compile the program.
 

@@ -17,7 +17,7 @@ from typing import Any
 from zaya_jax.errors import UserError
 from zaya_jax.plan.gpus import MI300X, Device
 from zaya_jax.plan.rocm.compiler import exit_reason, worker_environment
-from zaya_jax.plan.rocm.launch_cache import (
+from zaya_jax.plan.rocm.launches.cache import (
     CompiledLaunch,
     default_folder,
     delete_unused,
@@ -27,7 +27,7 @@ from zaya_jax.plan.rocm.launch_cache import (
 )
 from zaya_jax.plan.rocm.wheels import VERSION, find_plugin
 
-WORKER = "zaya_jax.plan.rocm.launch_worker"
+WORKER = "zaya_jax.plan.rocm.launches.worker"
 LOG = "log.txt"
 TIME_LIMIT = 300.0
 """Timeout of one kernel in seconds, including the start of the process."""

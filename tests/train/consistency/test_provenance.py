@@ -14,9 +14,9 @@ from zaya_jax.checkpoint import Checkpoints, Retention, SavedStep, damage_of, re
 from zaya_jax.config import Config
 from zaya_jax.data.corpora.shards import Corpus, fingerprint, open_corpus
 from zaya_jax.parallel.mesh import data_mesh
-from zaya_jax.train.config_changes import read_changes
+from zaya_jax.train.consistency.config_changes import read_changes
+from zaya_jax.train.consistency.provenance import Provenance, check_same_corpora, fingerprints
 from zaya_jax.train.heartbeats import Heartbeats
-from zaya_jax.train.provenance import Provenance, check_same_corpora, fingerprints
 from zaya_jax.train.setup import PreparedRun, prepare_run
 
 

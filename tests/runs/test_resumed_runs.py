@@ -17,7 +17,7 @@ from small_runs import (
 
 from zaya_jax.config import RESUME_RULES, Config, MixtureConfig, ResumeRule, resume_errors, resume_rule
 from zaya_jax.fields import field_paths
-from zaya_jax.train.config_changes import read_changes
+from zaya_jax.train.consistency.config_changes import read_changes
 from zaya_jax.train.metrics.files import read_metrics
 from zaya_jax.train.replay import find_replay
 from zaya_jax.train.setup import check_folder

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from zaya_jax.plan.rocm.launch_cache import (
+from zaya_jax.plan.rocm.launches.cache import (
     FOLDER_VARIABLE,
     CompiledLaunch,
     default_folder,

@@ -24,9 +24,9 @@ from pallas_kernels.emulator import (
     execute,
     read_code_object,
 )
-from zaya_jax.plan.rocm.launch_cache import CompiledLaunch
-from zaya_jax.plan.rocm.launch_compiler import LaunchCompiler
-from zaya_jax.plan.rocm.launch_program import lower_launch
+from zaya_jax.plan.rocm.launches.cache import CompiledLaunch
+from zaya_jax.plan.rocm.launches.compiler import LaunchCompiler
+from zaya_jax.plan.rocm.launches.lowering import lower_launch
 
 UNWRITTEN = 0xFF
 """Byte that outputs consist of before a kernel writes them: NaN in both float types, -1 in integers."""

@@ -12,7 +12,7 @@ import pathlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from zaya_jax.checkpoint.layout import COMMITTED, DESCRIPTION, MANIFEST, TRAINING, step_folder
+from zaya_jax.checkpoint.format.layout import COMMITTED, DESCRIPTION, MANIFEST, TRAINING, step_folder
 from zaya_jax.errors import UserError
 from zaya_jax.files import durable
 from zaya_jax.files.json_files import read_json

@@ -4,7 +4,7 @@ import dataclasses
 import json
 import pathlib
 
-from zaya_jax.checkpoint.layout import DESCRIPTION, step_folder
+from zaya_jax.checkpoint.format.layout import DESCRIPTION, step_folder
 from zaya_jax.config import use_current_names
 from zaya_jax.errors import UserError
 from zaya_jax.fields import build

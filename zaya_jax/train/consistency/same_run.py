@@ -31,7 +31,7 @@ _JAX_SETTINGS = (
     "jax_threefry_partitionable",
 )
 """Settings that affect results, which environment variables may change."""
-_ROOTS = (pathlib.Path(__file__).parents[1], pathlib.Path(pallas_kernels.__path__[0]))
+_ROOTS = (pathlib.Path(__file__).parents[2], pathlib.Path(pallas_kernels.__path__[0]))
 """Folders of our packages."""
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
 

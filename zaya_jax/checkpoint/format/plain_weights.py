@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from zaya_jax.checkpoint.layout import METADATA, STEP_METADATA, WEIGHTS, step_metadata
+from zaya_jax.checkpoint.format.layout import METADATA, STEP_METADATA, WEIGHTS, step_metadata
 from zaya_jax.run_folder.names import CHECKPOINTS_FOLDER
 
 ZARR_DTYPES = {"float32": "<f4", "float16": "<f2", "bfloat16": "bfloat16"}

@@ -1,0 +1,1 @@
+"""Single launches of kernels: lowered, compiled in another process, kept on disk, and emulated."""
