@@ -1,4 +1,4 @@
-"""An instruction run: chats, from the weights of another run, at a small learning rate.
+"""Instruction fine-tuning on chats, from the weights of another run, with a small learning rate.
 
     zaya train                                       # the base: runs/tiny
     zaya data chats corpora/chats --source chats.jsonl --sequence-length 512 \
@@ -6,10 +6,11 @@
     zaya train --config=configs/sft.py
     zaya generate runs/sft --chat --prompt "What is a router?"
 
-With ZAYA1-8B as the base, change: the import to `zaya1_8b`; `phases` to (), `data.mixture` to None and
-`model.rope_theta` to 5_000_000.0; `data.tokenizer` to its tokenizer.json, with which the chats are built
-(`zaya data chats --tokenizer`); `data.sequence_length` to 131_072, in both, and `data.batch_size` to 128;
-the learning rates to 5e-5 and 5e-6; `train.init_from` to the run that `zaya convert` made of the weights.
+To fine-tune ZAYA1-8B instead, change: the import to `zaya1_8b`; `phases` to (), `data.mixture` to None and
+`model.rope_theta` to 5_000_000.0; `data.tokenizer` to its tokenizer.json, also in `zaya data chats
+--tokenizer`; `data.sequence_length` to 131_072, also in `zaya data chats --sequence-length`;
+`data.batch_size` to 128; the learning rates to 5e-5 and 5e-6; `train.init_from` to the run that
+`zaya convert` wrote.
 """
 
 import tiny
@@ -17,7 +18,7 @@ from ml_collections import ConfigDict
 
 
 def get_config() -> ConfigDict:
-    """The base's network and execution; data, learning rates and length of an instruction run."""
+    """The base model and its execution, with data, learning rates and length for fine-tuning."""
     config = tiny.get_config()
     config.update(
         {
@@ -25,19 +26,19 @@ def get_config() -> ConfigDict:
             "data": {
                 "corpus": "corpora/chats",
                 "source": None,
-                "tokenizer_vocab_size": None,  # the base's, which has the borders of chats
-                "sequence_length": 512,  # of the windows that the corpus was packed into
+                "tokenizer_vocab_size": None,  # the base's tokenizer, which has chat delimiters
+                "sequence_length": 512,  # that of the packed corpus
                 "batch_size": 8,
             },
             "optimizer": {
                 "schedule": "linear",
-                "learning_rate": 1e-3,  # a tenth of the base's
+                "learning_rate": 1e-3,  # a tenth of the base model's
                 "final_learning_rate": 1e-4,
                 "warmup_steps": 20,
             },
             "train": {
                 "init_from": "runs/tiny",
-                "sample_tokens": 0,  # a sample of nothing is no chat
+                "sample_tokens": 0,  # unconditional samples are not useful for a chat model
             },
         }
     )

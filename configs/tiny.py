@@ -1,10 +1,10 @@
-"""All of ZAYA1, small: trains on Python's standard library in minutes on two CPU cores."""
+"""A tiny ZAYA1 with all of its parts: trains on Python's standard library in minutes on two CPU cores."""
 
 from ml_collections import ConfigDict
 
 
 def get_config() -> ConfigDict:
-    """A model of 1.2 million parameters, and a tokenizer of 2,048 tokens that the run trains first."""
+    """A model with 1.2 million parameters; the run first trains a tokenizer with 2,048 tokens."""
     config = ConfigDict()
     config.run_folder = "runs/tiny"
 

@@ -1,13 +1,13 @@
-"""ZAYA1-74B-preview: 74.8 billion parameters, 4.3 billion active ([Weights]; no paper, no recipe).
+"""ZAYA1-74B-preview: 74.8 billion parameters, 4.3 billion active ([Weights]; no published recipe).
 
-The network is known from the released weights. Everything about training is ours.
+The sizes follow from the released weights. All training settings are ours.
 """
 
 from ml_collections import ConfigDict
 
 
 def get_config() -> ConfigDict:
-    """The model, and a plain way to train it."""
+    """The model, with training settings of our own choice."""
     config = ConfigDict()
     config.run_folder = "runs/zaya1_74b"
 

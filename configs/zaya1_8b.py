@@ -1,7 +1,7 @@
 """ZAYA1-8B: 8.84 billion parameters, 0.75 billion active ([ZAYA1-8B] Tables I and II).
 
-The published recipe: tokens, context and RoPE base of each phase, 16.78M tokens a step, cosine from
-6e-4 to 2e-4 in phase 1, Muon with AdamW. Values that are not published are marked as ours.
+The published recipe: tokens, context and RoPE base of each phase, 16.78M tokens per step, a cosine from
+6e-4 to 2e-4 in phase 1, Muon with AdamW. Unpublished values are marked as ours.
 """
 
 from ml_collections import ConfigDict
@@ -25,7 +25,7 @@ def get_config() -> ConfigDict:
     config.model.rope_theta = 10_000.0
 
     config.data = ConfigDict()
-    config.data.corpus = "corpora/held_out"  # ours: one yardstick for all phases
+    config.data.corpus = "corpora/held_out"  # ours: the same held-out texts in all phases
     config.data.source = None
     config.data.mixtures = MIXTURES
     config.data.mixture = "pretrain_1"
@@ -54,17 +54,17 @@ def get_config() -> ConfigDict:
 
     config.execution = ConfigDict()
     config.execution.dtype = "bfloat16"
-    config.execution.remat = "products"  # ours: by `zaya plan --search` the fastest of those that fit
+    config.execution.remat = "products"  # ours: the fastest that fits, by `zaya plan --search`
     config.execution.node_devices = 8  # ours: the GPUs of a node store two experts of each layer each
-    config.execution.gradient_dtype = "bfloat16"  # ours: as they are kept and travel; sums are float32
+    config.execution.gradient_dtype = "bfloat16"  # ours: stored and sent; summed in float32
     config.execution.loss_chunk = 16_384  # ours: 16 GiB of logits, and one pass over the table for all
 
     config.phases = PHASES
     return config
 
 
-# What each phase reads is published ([ZAYA1-8B] Tables II, III), its files are not: the folders are ours.
-# So are the shares of the first two phases; those of the later two are the published percentages.
+# The kinds of data of each phase are published ([ZAYA1-8B] Tables II, III), the data are not. The folders are
+# ours, and so are the weights of the first two phases; those of the later two are the published percentages.
 LATER_CORPORA = (
     "corpora/long_reasoning",
     "corpora/web_and_synthetic",
@@ -103,10 +103,10 @@ MIXTURES = (
     },
 )
 
-# What a phase does not name is as above. 16.78M tokens a step are published of phase 1 alone, and that
-# the batch grew; ours are the ramp, the same tokens a step later on, and all learning rates after
-# phase 1: on from where it ended, level through phase 2, then down. 512 sequences at 2 GPUs each and 128
-# at 8, the published context parallelism, are 1,024 GPUs.
+# A phase inherits all fields that it does not set. Published are the 16.78M tokens per step of phase 1, and
+# that its batch grew. Ours are the ramp, the same tokens per step in later phases, and the learning rates
+# after phase 1: constant at its last value in phase 2, then decaying. With the published context parallelism, 512
+# sequences on 2 GPUs each, or 128 on 8 each, use 1,024 GPUs.
 PHASES = (
     {
         "name": "pretrain_1",

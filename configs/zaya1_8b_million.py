@@ -1,16 +1,16 @@
-"""ZAYA1-8B, further trained on sequences of a million tokens, each shared by 64 GPUs. All of it is ours.
+"""ZAYA1-8B trained further on sequences of a million tokens, each sharded over 64 GPUs; settings are ours.
 
     zaya plan --config=configs/zaya1_8b_million.py --nodes=8
     zaya train --config=configs/zaya1_8b_million.py
 
-From the run that `configs/zaya1_8b.py` made, or that `zaya convert` made of the released weights.
+Starts from the run of `configs/zaya1_8b.py`, or from one that `zaya convert` wrote from the released weights.
 """
 
 import zaya1_8b
 from ml_collections import ConfigDict
 
 CONTEXT = 2**20
-"""Tokens of a sequence."""
+"""Number of tokens per sequence."""
 
 
 def get_config() -> ConfigDict:
@@ -20,9 +20,9 @@ def get_config() -> ConfigDict:
         {
             "run_folder": "runs/zaya1_8b_million",
             "phases": (),
-            # The base grew by 100 where the context grew by 8, and by 5 where it grew by 4.
+            # Published: the base grew 100-fold when the context grew 8-fold, and 5-fold when it grew 4-fold.
             "model": {"max_position_embeddings": CONTEXT, "rope_theta": 50_000_000.0},
-            # 16.78M tokens a step, as before.
+            # 16.78M tokens per step, as in all phases of the base run.
             "data": {"mixture": "finetune", "sequence_length": CONTEXT, "batch_size": 16},
             "execution": {"context_devices": 64},
             "optimizer": {

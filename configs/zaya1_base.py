@@ -1,7 +1,7 @@
 """ZAYA1-base: the network of ZAYA1-8B, as first released in November 2025.
 
-Its code ([legacy], branch `zaya`) gives a token that chooses the skip class the router's probability
-times the block's input (Mixture-of-Depths), where [HF] and the later releases give it nothing.
+In its code ([legacy], branch `zaya`), the output for a token that chooses the skip class is the block's input
+times the router's probability (Mixture-of-Depths); in [HF] and later releases it is zero.
 """
 
 import zaya1_8b
@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 
 
 def get_config() -> ConfigDict:
-    """ZAYA1-8B with the identity as skip class, after its pretraining and the stage of 32k."""
+    """ZAYA1-8B with the identity as skip class, after pretraining and the 32k phase."""
     config = zaya1_8b.get_config()
     config.update(
         {

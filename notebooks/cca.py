@@ -80,14 +80,14 @@ bytes_of_pool = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(cache.poo
 state_bytes = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(cache.state))
 assert bytes_of_pool == 1024 * num_layers * 2 * kept["CCA, 2 key heads"]  # bfloat16
 
-print(f"{'attention':<18}{'channels a token':>18}{'KiB a token':>13}{'GiB at 131,072':>16}{'of MHA':>9}")
+print(f"{'attention':<18}{'channels/token':>18}{'KiB/token':>13}{'GiB at 131,072':>16}{'of MHA':>9}")
 for name, channels in kept.items():
     per_token = channels * 2 * num_layers
     print(
         f"{name:<18}{channels:>18,}{per_token / 2**10:>13.0f}{per_token * 2**17 / 2**30:>16.2f}"
         f"{channels / kept['MHA, 16 heads']:>9.1%}"
     )
-print(f"CCA's look back, once a sequence, float32: {state_bytes / 2**10:,.0f} KiB")
+print(f"CCA's convolution inputs, once per sequence, float32: {state_bytes / 2**10:,.0f} KiB")
 
 # %% [markdown]
 # That is an eighth of MHA's cache. Compression alone costs quality; the next steps recover it.
@@ -111,7 +111,9 @@ axis.imshow(seen_2T, cmap="viridis", aspect="auto")
 for tap, time_index in np.ndindex(*seen_2T.shape):
     axis.text(time_index, tap, int(seen_2T[tap, time_index]), ha="center", va="center", color="white")
 axis.axvline(6.5, color="red")
-axis.set(yticks=[0, 1], yticklabels=["older tap", "newer tap"], xlabel="token", title="what each tap sees")
+axis.set(
+    yticks=[0, 1], yticklabels=["older tap", "newer tap"], xlabel="token", title="token that each tap reads"
+)
 plt.show()
 assert seen_2T[0, 7] == -1
 
@@ -196,7 +198,6 @@ np.testing.assert_allclose(length_TK, root * jnp.array([[0.5, 2.0]]).repeat(time
 # These are the norms of the derivatives of each query, key and value with respect to each input token. Two
 # convolutions of two taps reach two tokens back. Values have no convolution: half of their channels come from
 # the previous token, which is the value shift. Nothing crosses the boundary between the documents.
-# before, which is the value shift. Nothing crosses the border of the documents.
 
 # %%
 jacobians = jax.jit(jax.jacrev(projections))(x_BTD, jnp.ones(2))
@@ -256,7 +257,7 @@ random = np.random.default_rng(0)
 for _ in range(run.train.num_steps):
     state, metrics = step(state, make_batch(random))
     losses.append(metrics.loss)
-print(f"loss {losses[0]:.2f} -> {losses[-1]:.2f}; a guess has {np.log(config.vocab_size):.2f}")
+print(f"loss {losses[0]:.2f} -> {losses[-1]:.2f}; a uniform guess has {np.log(config.vocab_size):.2f}")
 
 # %% [markdown]
 # Next, parts of the trained network are ablated one at a time: the previous-token taps of both convolutions,

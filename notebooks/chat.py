@@ -109,7 +109,7 @@ for (row, column), target in np.ndenumerate(example.targets_BT.reshape(-1, COLUM
         column, row, short.get(text, text), ha="center", va="center", fontsize=8,
         color="white" if learned else "#555555", bbox=box,
     )  # fmt: skip
-axis.set(xticks=[], yticks=[], title="targets: dark ones are learned; colours are chats, and padding")
+axis.set(xticks=[], yticks=[], title="dark: targets of the loss; colors: chats and padding")
 plt.show()
 learned = example.targets_BT[example.weights_BT > 0]
 assert tokenizer.decode(learned) == "2blue"
@@ -215,8 +215,8 @@ after = answers(state)
 figure, axis = plt.subplots(figsize=(8, 2.6))
 axis.plot(jax.device_get(losses))
 axis.axvline(NUM_STEPS, color="r", lw=1)
-axis.text(NUM_STEPS + 1, float(losses[0]) * 0.8, "chats from here: answers alone count", color="r")
-axis.set(xlabel="step", ylabel="nats a learned token", ylim=(0, None), title="first sentences, then chats")
+axis.text(NUM_STEPS + 1, float(losses[0]) * 0.8, "from here on chats", color="r")
+axis.set(xlabel="step", ylabel="nats per target token", ylim=(0, None), title="sentences, then chats")
 plt.show()
 
 # %%

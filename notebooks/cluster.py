@@ -36,7 +36,7 @@ from zaya_jax.plan.shares import num_groups
 
 plt.rcParams["figure.constrained_layout.use"] = True
 
-CONFIG = "configs/zaya1_8b.py"  # or a file of your own
+CONFIG = "configs/zaya1_8b.py"  # or your own file
 DEVICE = "mi300x"  # `zaya plan devices` lists them
 NODES, GPUS_PER_NODE = 128, 8
 GIB = 2**30
@@ -48,7 +48,7 @@ phase = dataclasses.replace(phase, data=dataclasses.replace(phase.data, batch_ra
 device = find_device(DEVICE)
 num_gpus = NODES * GPUS_PER_NODE
 print(f"{CONFIG}, {num_gpus:,} x {device.name}, {device.memory_bytes / GIB:.0f} GiB each")
-print(f"a step: {phase.data.batch_size:,} sequences of {phase.data.sequence_length:,} tokens")
+print(f"per step: {phase.data.batch_size:,} sequences of {phase.data.sequence_length:,} tokens")
 
 # %% [markdown]
 # ## Memory: which micro-batch fits
@@ -62,7 +62,7 @@ MICRO_BATCHES = (1, 2, 4)
 
 
 def with_micro_batch(rows, gpus):
-    """The phase with so many sequences under way on a GPU at a time; the batch of a step stays what it is."""
+    """The phase with `rows` sequences per GPU and microbatch; the batch of a step does not change."""
     parts = phase.data.batch_size // (rows * num_groups(phase, gpus))
     return dataclasses.replace(phase, execution=dataclasses.replace(phase.execution, num_microbatches=parts))
 
@@ -89,13 +89,13 @@ for color, kind in enumerate(kinds):
     axis.barh(range(len(MICRO_BATCHES)), sizes, left=bottom, label=kind, color=plt.cm.tab20(color))
     bottom += sizes
 axis.axvline(device.memory_bytes / GIB, color="r", ls="--", label=f"memory of {device.name}")
-axis.set(xlabel="GiB a GPU", title=f"{num_gpus:,} GPUs, by the sequences under way on each")
+axis.set(xlabel="GiB per GPU", title=f"{num_gpus:,} GPUs, by sequences per GPU and microbatch")
 axis.set_yticks(range(len(MICRO_BATCHES)), [f"micro-batch {rows}" for rows in MICRO_BATCHES])
 axis.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
 plt.show()
 totals = {rows: sum(kinds.values()) for rows, kinds in by_rows.items()}
 fits = [rows for rows in MICRO_BATCHES if totals[rows] < device.memory_bytes]
-print("GiB a GPU:", {rows: round(total / GIB, 1) for rows, total in totals.items()}, "fits:", fits)
+print("GiB per GPU:", {rows: round(total / GIB, 1) for rows, total in totals.items()}, "fits:", fits)
 assert totals[1] < totals[2] < totals[4]
 
 # %% [markdown]
@@ -118,12 +118,12 @@ for (_, rows), plan in plans.items():
     label = f"{plan.num_gpus:,} GPUs, micro-batch {rows}"
     axis.plot(1e3 * seconds, range(len(seconds)), "o" if rows == 4 else "x", ms=9, label=label)
 axis.set_yticks(range(len(seconds)), list(plan.bounds))
-axis.set(xscale="log", xlabel="ms a step, at least (log scale)")
+axis.set(xscale="log", xlabel="minimum ms per step (log scale)")
 axis.grid(alpha=0.3)
 axis.legend(fontsize=7)
 plt.show()
 
-print(f"{'GPUs':>6}{'micro-batch':>13}{'tokens a GPU':>14}{'in turn, ms':>13}{'tokens/s/GPU':>14}  bound by")
+print(f"{'GPUs':>6}{'micro-batch':>13}{'tokens/GPU':>14}{'in turn, ms':>13}{'tokens/s/GPU':>14}  bound by")
 for (_, rows), plan in plans.items():
     own, seconds = plan.tokens / plan.num_gpus, plan.seconds_in_turn
     turn = f"{1e3 * seconds:>13,.0f}{own / seconds:>14,.0f}"

@@ -19,7 +19,7 @@
 # minute. `needle.py` does it with real phases of `zaya train`, up to 16,384 tokens on several devices.
 #
 # ```text
-# a pair of channels i of a head turns by   position x base^(-2i / rotary channels)    ([RoPE] section 3.4.2)
+# pair i of a head's channels rotates by   position x base^(-2i / rotary channels)    ([RoPE] section 3.4.2)
 # a score depends on the distance alone:    q' R(t - s) k
 # ```
 #
@@ -67,7 +67,7 @@ for axis, base in zip(axes, BASES.values(), strict=False):
     axis.set(title=f"base {base:,.0f}: cosine of each pair", xlabel="distance", ylabel="pair")
     axes[2].plot(np.cos(angles).mean(axis=1), label=f"base {base:,.0f}")
 axes[2].axvspan(0, SHORT, color="0.9", label="trained")
-axes[2].set(title="score of equal vectors, of its largest", xlabel="distance")
+axes[2].set(title="score of equal vectors, relative to the maximum", xlabel="distance")
 axes[2].legend()
 plt.show()
 
@@ -178,7 +178,7 @@ found = {
 figure, (left, right) = plt.subplots(1, 2, figsize=(11, 3))
 left.plot(jax.device_get(losses))
 left.axvline(short.end, color="r", lw=1, label="the second phase begins")
-left.set(xlabel="step", ylim=(0, None), title="loss, nats per token that can be known")
+left.set(xlabel="step", ylim=(0, None), title="loss, nats per predictable token")
 left.legend()
 for name, shares in found.items():
     right.plot(PERIODS, shares, "o-", label=name)

@@ -93,7 +93,7 @@ model, variables = setup.model, state.variables
 
 figure, axis = plt.subplots(figsize=(6, 2.5))
 axis.plot(losses)
-axis.set(xlabel="step", ylabel="loss, nats per token", title="one sentence, learned by heart")
+axis.set(xlabel="step", ylabel="loss, nats per token", title="one memorized sentence")
 plt.show()
 
 # %% [markdown]

@@ -100,7 +100,7 @@ config = zaya_jax.ModelConfig(
 execution = zaya_jax.ExecutionConfig(dtype="float32", remat="none")
 declared = flatten_weights(declare(config))
 matrices = {path: matrix_axes(weight) for path, weight in declared.items() if weight.matrix is not None}
-print(f"{'moved by Muon':<40}{'shape':<20}{'matrices':>9}  of")
+print(f"{'updated by Muon':<40}{'shape':<20}{'matrices':>9}  of")
 for path, axes in matrices.items():
     rows, columns = matrix_sides(declared[path].shape, axes)
     count = declared[path].size // (rows * columns)
@@ -192,7 +192,7 @@ for axis, path in zip(axes, SHOWN, strict=True):
     for name, tree in updates.items():
         axis.plot(spectrum(tree[path], path), "o-", ms=3, label=name)
     axis.set(yscale="log", ylim=(1e-3, 1.5), title=path.removeprefix("layers/"), xlabel="number")
-axes[0].set_ylabel("singular value, of the largest")
+axes[0].set_ylabel("singular value / largest")
 axes[0].legend()
 plt.show()
 

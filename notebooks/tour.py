@@ -149,7 +149,7 @@ for theta in (10_000.0, 1_000_000.0, 5_000_000.0):
     score_moved_T = (moved[0, :, 0] @ moved[0, 0, 0]) / head_dim
     np.testing.assert_allclose(score_T, score_moved_T, atol=2e-3)
     axis.plot(score_T, label=f"base {theta:,.0f}")
-axis.set(xlabel="distance in tokens", ylabel="product of equal vectors", title="half of each head turns")
+axis.set(xlabel="distance in tokens", ylabel="product of equal vectors", title="half of each head rotates")
 axis.legend()
 plt.show()
 
@@ -172,7 +172,7 @@ for scale in (1.0, 0.97, 0.8):
         stream_BTD = add_to_stream(output_BTD, stream_BTD, scaling)
         rms.append(float(jnp.sqrt(jnp.mean(stream_BTD**2))))
     axis.plot(rms, label=f"residual scale {scale}")
-axis.set(xlabel="sublayer", ylabel="root mean square", title="the stream, if every layer puts out noise")
+axis.set(xlabel="sublayer", ylabel="root mean square", title="residual stream when every layer outputs noise")
 axis.legend()
 plt.show()
 
@@ -210,7 +210,7 @@ for row, expert in enumerate(np.asarray(experts_P)):
         gate_QF = jnp.einsum("d,dqf->qf", x_PD[row], weights["gate_up_proj"][expert])
         expected_D = (jax.nn.silu(gate_QF[0]) * gate_QF[1]) @ weights["down_proj"][expert]
     np.testing.assert_allclose(out_PD[row], probs_P[row] * expected_D, atol=1e-5)
-print("rows of each class:", count_rows(experts_P, num_experts + 1), "- all as computed one by one")
+print("rows per class:", count_rows(experts_P, num_experts + 1), "- all equal to separate products")
 
 # %% [markdown]
 # ## Thirty steps of training

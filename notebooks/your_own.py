@@ -89,8 +89,8 @@ VARIANTS["mha"] = AttentionVariant(
 )
 
 # %% [markdown]
-# In your own package, put `VARIANTS[...] = ...` into a module that is imported before the config is read;
-# `--config.model.attention=mha` then selects it on the command line.
+# On the command line, put `VARIANTS[...] = ...` into your config file, or into a module that it imports;
+# `--config.model.attention=mha` then selects it.
 #
 # ## Training
 #
