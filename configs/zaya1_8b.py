@@ -105,8 +105,8 @@ MIXTURES = (
 
 # A phase inherits all fields that it does not set. Published are the 16.78M tokens per step of phase 1, and
 # that its batch grew. Ours are the ramp, the same tokens per step in later phases, and the learning rates
-# after phase 1: constant at its last value in phase 2, then decaying. With the published context parallelism, 512
-# sequences on 2 GPUs each, or 128 on 8 each, use 1,024 GPUs.
+# after phase 1: constant at its last value in phase 2, then decaying. With the published context
+# parallelism, 512 sequences on 2 GPUs each, or 128 on 8 each, use 1,024 GPUs.
 PHASES = (
     {
         "name": "pretrain_1",
