@@ -11,8 +11,8 @@ import quick_compilation
 
 quick_compilation.compile_quickly()
 quick_compilation.keep_programs()
-# Tracing makes objects by the million and hardly any cycles: Python's own threshold of 700 of them has it
-# walk through all of jax, torch and their programs every few seconds, a tenth of the time.
+# Tracing makes millions of objects and hardly any cycles. With Python's default threshold of 700 the
+# collector traverses jax and torch every few seconds, which takes a tenth of the time.
 gc.set_threshold(50_000, 20, 100)
 
 import jax  # noqa: E402  (it reads the environment as it is imported)

@@ -1,4 +1,4 @@
-"""Files of tokenizers as different makers write them, small: real ones, trained here by the same package."""
+"""Small tokenizer files as different makers write them: real ones, trained here with the same package."""
 
 import dataclasses
 import json
@@ -27,16 +27,17 @@ _REGEX = tokenizers.Regex(r"\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+")
 
 @dataclasses.dataclass(frozen=True)
 class Maker:
-    """A form of tokenizer.json and what lies beside it.
+    """A form of tokenizer.json and its neighboring files.
 
     Attributes:
-      build: makes the tokenizer.
-      bos: the token that is to be found; None where there is none.
-      eos: the same.
-      pad: the same.
-      beside: files beside it, by name.
-      names: what a user has to say.
-      keeps: "all" of a text, "all but a space" that it puts before each, or "words".
+      build: function that makes the tokenizer.
+      bos: BOS token that must be found; None if there is none.
+      eos: EOS token that must be found.
+      pad: padding token that must be found.
+      beside: files in the same folder, by name.
+      names: config fields that a user must set.
+      keeps: part of a text that survives encoding and decoding: "all", "all but a space" that is prepended to
+        it, or "words".
     """
 
     build: Callable[[], tokenizers.Tokenizer]
@@ -48,7 +49,7 @@ class Maker:
     keeps: str = "all"
 
     def write(self, folder: pathlib.Path) -> DataConfig:
-        """Writes the files, and gives the section of a config that names them."""
+        """Writes the files, and returns the data section of a config that names them."""
         folder.mkdir(parents=True)
         self.build().save(str(folder / "tokenizer.json"))
         for name, values in self.beside.items():
@@ -90,7 +91,7 @@ def _sentencepiece(*specials: str, normalizer: Any, decoder: Any) -> tokenizers.
 
 
 def _unigram(*specials: str, post: Callable[[tokenizers.Tokenizer], Any]) -> tokenizers.Tokenizer:
-    """As T5's and XLM-R's: "</s>" is a piece of the model too, and the likeliest."""
+    """Like T5's and XLM-R's: "</s>" is also a piece of the model, and the most likely one."""
     letters = sorted(set("".join(TEXTS)) - {" ", "\n", "\t"})
     pieces = [(token, 0.0) for token in specials] + [("▁", -2.0), ("▁the", -3.0), ("document", -4.0)]
     pieces += [(letter, -6.0) for letter in letters]
@@ -115,7 +116,7 @@ def _word_piece() -> tokenizers.Tokenizer:
 
 
 def _words() -> tokenizers.Tokenizer:
-    """Its special tokens are plain words of the vocabulary, and only a file beside it says what they are."""
+    """Its special tokens are ordinary words of the vocabulary; only another file in the folder declares them."""
     words = [
         "[PAD]",
         "[UNK]",

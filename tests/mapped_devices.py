@@ -1,4 +1,4 @@
-"""Devices as mapped axes of one: what a function does there that knows the mesh by its axes' names alone."""
+"""Devices simulated as mapped axes on one device, for functions that know the mesh only by axis names."""
 
 import jax
 
@@ -6,7 +6,7 @@ from zaya_jax.parallel.mesh import ALL
 
 
 def mapped_over(axes, function):
-    """A function of what each device along some axes has; there is one along all others."""
+    """Maps a function over devices along some axes; all other axes have one device."""
     mapped = jax.vmap(function, axis_name=axes[0])
     for axis in ALL:
         if axis != axes[0]:

@@ -1,12 +1,13 @@
-"""How the tests compile: quickly, and what was compiled before they read from disk.
+"""Fast compilation in tests, and the cache of compiled programs.
 
-Compiling is nearly all their time, and few of their programs run twice. What is set here is set in the
-environment, before jax reads it, so that workers and the processes that tests start do the same.
+Compilation is nearly all of the tests' time, and few of their programs run twice. The settings are
+environment variables that are set before jax reads them, so that workers and the processes that tests start
+have the same.
 
-- `XLA_FLAGS`: those of the user come behind ours and win; `XLA_FLAGS=--xla_backend_optimization_level=3`
+- `XLA_FLAGS`: the user's flags come after ours and win; `XLA_FLAGS=--xla_backend_optimization_level=3`
   compiles as a run does.
-- `ZAYA_TESTS_COMPILED`: the folder of compiled programs, beside the user's other caches if it is not set;
-  empty, there is none, and every program is compiled as on a new machine.
+- `ZAYA_TESTS_COMPILED`: folder of compiled programs, by default in the user's cache folder; if it is empty,
+  there is no cache, and every program is compiled as on a new machine.
 """
 
 import hashlib
@@ -18,28 +19,27 @@ import platform
 import shutil
 
 FLAGS = "--xla_backend_optimization_level=0"
-if importlib.metadata.version("jax").startswith("0.10."):  # later ones stop at a flag that they do not know
+if importlib.metadata.version("jax").startswith("0.10."):  # later versions reject unknown flags
     FLAGS += " --xla_cpu_use_fusion_emitters=false"
-"""LLVM's passes left out, and fused loops written by XLA's older emitter, which skips MLIR: a train step
-compiles in 4 s of CPU time, with the first alone in 9, with neither in 17."""
+"""No LLVM passes, and XLA's older emitter of fused loops, which skips MLIR: a train step compiles in 4 s of CPU
+time, with the first flag alone in 9 s, with neither in 17 s."""
 
 FOLDER = "JAX_COMPILATION_CACHE_DIR"
 LARGEST_FOLDER = 2 * 2**30
 
 
 def compile_quickly() -> None:
-    """Sets XLA's flags; where there is a GPU, whose code they would slow down, nothing."""
+    """Sets XLA's flags, except on a machine with a GPU, whose code they would slow down."""
     flags = os.environ.get("XLA_FLAGS", "")
     if importlib.util.find_spec("jax_plugins") is None and FLAGS not in flags:
         os.environ["XLA_FLAGS"] = f"{FLAGS} {flags}".strip()
 
 
 def keep_programs() -> None:
-    """Has jax keep each program that it compiles.
+    """Makes jax cache each program that it compiles.
 
-    Its key is the program, without the names of places and scopes in the source, beside the options of
-    the compiler and its version. A test that reads such names from a compiled program deletes `FOLDER`
-    from the environment.
+    The key contains the program, without the names of source locations and scopes, and the compiler's options
+    and version. A test that reads such names from a compiled program deletes `FOLDER` from the environment.
     """
     folder = os.environ.get("ZAYA_TESTS_COMPILED", str(_default_folder()))
     if not folder or FOLDER in os.environ:
@@ -48,13 +48,15 @@ def keep_programs() -> None:
         shutil.rmtree(folder, ignore_errors=True)
     os.environ |= {
         FOLDER: folder,
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2",  # a smaller one is read no faster than compiled
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2",  # smaller ones compile as fast
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
     }
 
 
 def _default_folder() -> pathlib.Path:
-    """Of this kind of machine: a home may be mounted on several, and code for one be illegal on another."""
+    """Returns a name of this kind of machine: several may share a home folder, and code for one may crash
+    another.
+    """
     cpu = pathlib.Path("/proc/cpuinfo")
     about = cpu.read_text().partition("\n\n")[0] if cpu.exists() else platform.processor()
     lines = [line for line in about.splitlines() if line.startswith(("flags", "Features", "model"))]

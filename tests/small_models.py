@@ -1,8 +1,8 @@
 """The small networks that tests share: all parts of ZAYA1 at a width that compiles in seconds.
 
-Tests of one network and of one shape of batch share its compiled programs too (`quick_compilation`), so
-that a test takes one of these unless what it shows needs other sizes. Those of the layouts of weights, and
-of the partition, are their own: there every size must be another.
+Tests of the same network and batch shape also share compiled programs (`quick_compilation`), so a test uses
+one of these unless it needs other sizes. Tests of weight layouts and of the partition have their own
+networks, in which all sizes differ.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ SMALL = ModelConfig(
     moe_intermediate_size=24,
     num_experts=4,
     router_hidden_size=16,
-    # Tokens go clearly different ways, so that a rounded sum sends none of them to another expert.
+    # Routing is decisive, so that rounding a sum changes no expert.
     initializer_range=0.3,
     max_position_embeddings=160,
 )

@@ -1,4 +1,4 @@
-"""Runs that are over in seconds: a made-up corpus of Python-like text, and a config for it."""
+"""Runs that take seconds: a generated corpus of Python-like text, and a config for it."""
 
 import pathlib
 import random
@@ -26,7 +26,7 @@ NAMES = ("left", "right", "total", "index", "value", "é")
 
 
 def write_texts(folder: pathlib.Path, *, num_files: int = 24) -> None:
-    """About 50 KB, the same on every machine."""
+    """Writes about 50 KB of text, the same on every machine."""
     numbers = random.Random(0)
     folder.mkdir(parents=True)
     for i in range(num_files):
@@ -40,7 +40,7 @@ def write_texts(folder: pathlib.Path, *, num_files: int = 24) -> None:
 
 
 def build_small_corpus(folder: pathlib.Path, *, num_files: int = 24) -> Corpus:
-    """The corpus of `write_texts`, with the texts beside it."""
+    """Builds the corpus of `write_texts`, with the texts in a neighboring folder."""
     texts = folder.with_name(folder.name + "_texts")
     write_texts(texts, num_files=num_files)
     return build_corpus(
@@ -53,7 +53,7 @@ def build_small_corpus(folder: pathlib.Path, *, num_files: int = 24) -> Corpus:
 
 
 def small_values(*, run_folder: str, corpus: str) -> dict:
-    """A config of all parts of the model, as plain values."""
+    """Returns a config with all parts of the model, as plain values."""
     return {
         "run_folder": run_folder,
         "model": {
@@ -88,13 +88,13 @@ def small_config(*, run_folder: pathlib.Path, corpus: pathlib.Path) -> Config:
 
 
 def make_base(folder: pathlib.Path, values: dict) -> dict:
-    """A run folder whose weights no initialisation would give."""
+    """Writes a run folder whose weights differ from any initialization."""
     config, numbers = Config.from_dict(values), np.random.default_rng(0)
     weights = jax.tree.map(
         lambda x: jax.device_put((0.3 * numbers.standard_normal(x.shape)).astype(np.float32)),
         abstract_variables(config.model),
     )
-    # The skip class as in the released weights: no other bias is known to transformers.
+    # The skip class as in the released weights: transformers supports no other bias.
     bias_LX = 0.1 * weights["router_bias"]["layers"]
     weights = weights | {"router_bias": {"layers": bias_LX.at[:, -1].set(-1.0)}}
     folder.mkdir()
@@ -105,7 +105,7 @@ def make_base(folder: pathlib.Path, values: dict) -> dict:
 
 
 def make_chat_run(folder: pathlib.Path) -> None:
-    """A run that was taught chats, as far as its folder tells."""
+    """Writes a run that appears to be trained on chats."""
     values = small_values(run_folder=str(folder), corpus="corpus")
     values["data"]["tokenizer"] = "byte-chat"
     make_base(folder, values)
@@ -114,7 +114,7 @@ def make_chat_run(folder: pathlib.Path) -> None:
 
 
 def write_committed_step(run_folder: pathlib.Path, step: int) -> None:
-    """As much of a checkpoint as tells that there is one, and that it is whole."""
+    """Writes as much of a checkpoint as marks it as existing and intact."""
     folder = run_folder / f"checkpoints/{step}"
     (folder / "weights").mkdir(parents=True)
     (folder / "weights/_METADATA").write_text("{}")
@@ -122,13 +122,13 @@ def write_committed_step(run_folder: pathlib.Path, step: int) -> None:
 
 
 def commit_folder(folder: pathlib.Path, step: int) -> None:
-    """Marks what lies in a step's folder as what was written there."""
+    """Writes the manifest of a step's folder for its current content."""
     names = set(durable.list_files(folder)) - {MANIFEST, COMMITTED}
     commit(folder, step, sync_and_describe(folder, names))
 
 
 def prepare_run_folder(config: Config, *, step: int = 0, overwrite: bool) -> list[FieldChange]:
-    """`prepare_folder` of a run that then ends."""
+    """Calls `prepare_run` for a run that then ends."""
     with run_lock(config.run_folder) as lock:
         return prepare_folder(config, lock, step=step, overwrite=overwrite)
 
@@ -136,7 +136,7 @@ def prepare_run_folder(config: Config, *, step: int = 0, overwrite: bool) -> lis
 def reading_from_the_start(
     corpora: dict[str, Corpus], *, length: int, seed: int = 0, weights: tuple[int, ...] = (1,)
 ) -> MixturePosition:
-    """Of a run of one phase, before its first step."""
+    """Returns the state of a run of one phase before its first step."""
     names = tuple(corpora)
     named = MixtureConfig(name="m", corpora=names, weights=tuple(map(float, weights)))
     data = DataConfig(mixtures=(named,), mixture="m", sequence_length=length)

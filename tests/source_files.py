@@ -1,4 +1,4 @@
-"""Our source files as trees, comments and docstrings, for the tests that read code instead of running it."""
+"""Our source files as syntax trees, comments and docstrings, for tests that read the code."""
 
 import ast
 import functools
@@ -53,7 +53,7 @@ def modules() -> dict[str, pathlib.Path]:
 
 
 def docstrings(tree: ast.Module) -> list[ast.Constant]:
-    """Strings that stand alone in a module: docstrings of modules, classes, functions and attributes."""
+    """Strings that are statements of a module: docstrings of modules, classes, functions and attributes."""
     alone = [node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)]
     return [node for node in alone if isinstance(node, ast.Constant) and isinstance(node.value, str)]
 

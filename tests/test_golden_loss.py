@@ -1,12 +1,11 @@
-"""The loss curve of configs/tiny.py, made short, against a recorded one.
+"""The loss curve of a shortened configs/tiny.py, compared with a recorded one.
 
-`python tests/test_golden_loss.py --regenerate` writes tests/golden/tiny_loss.json anew.
+`python tests/test_golden_loss.py --regenerate` rewrites tests/golden/tiny_loss.json.
 
-A change that computes the same gives the same curve. The tolerance is for what is not ours: another
-CPU or jax adds float32 numbers in another order, a relative 1e-7 an operation, and twenty steps of
-training enlarge that by some hundreds; a real change of model, data or optimiser moves the curve by
-percents. In the first steps the curve is nearly that of a model that knows nothing, so the last
-losses are the ones that tell.
+A change that computes the same has the same curve. The tolerance allows for another CPU or jax, which sum
+float32 numbers in another order, a relative 1e-7 per operation; twenty steps of training amplify that by some
+hundreds. A real change of model, data or optimizer moves the curve by percents. In the first steps the curve
+is nearly that of an untrained model, so the last losses are the most sensitive.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""Output of benchmarks with made-up measurements on a terminal of 80 columns: nothing is truncated."""
+"""Tables of benchmarks with synthetic measurements on a terminal of 80 columns: nothing is truncated."""
 
 import types
 
@@ -16,7 +16,7 @@ GIB = 2**30
 
 @pytest.fixture
 def printed(monkeypatch, capsys):
-    """The lines of a table that was printed: what its cells hold."""
+    """Returns the cells of a printed table by row."""
     monkeypatch.setenv("COLUMNS", "80")
 
     def read():
@@ -86,7 +86,7 @@ SECONDS = {"ours": 0.01, "transformers": 0.1, "compiled": 0.08, "ceiling": 0.02}
 
 @pytest.fixture
 def timed(monkeypatch):
-    """Made-up times of all sides; what of torch is compiled."""
+    """Synthetic times of all implementations; some of torch are compiled."""
     compiled = []
 
     def best_interleaved(programs, **_):
@@ -135,7 +135,7 @@ def test_optimizers(printed, monkeypatch):
 
 
 def test_kernels(printed, monkeypatch):
-    """Every operation, both passes, and all that others have for it."""
+    """Every operation in both directions, and all results of other libraries."""
     every = cases(SIZES["toy"])
     names = {
         case.name: [*case.implementations, *(other.name for other in others(case.name))] for case in every

@@ -52,7 +52,7 @@ def test_programs_alternate_and_the_best_time_counts(tmp_path):
     programs = {letter: functools.partial(_writes, path, letter, pauses[letter]) for letter in pauses}
     times = best_interleaved(programs, rounds=3, limit=LIMIT)
     calls = path.read_text().split()
-    assert "".join(call[0] for call in calls) == "abababab"  # once each to warm up, then in turn
+    assert "".join(call[0] for call in calls) == "abababab"  # once each to warm up, then alternating
     assert len({call[1:] for call in calls} | {str(os.getpid())}) == 3  # processes
     assert times["a"] >= 0.5 > times["b"] > 0
 
@@ -72,7 +72,7 @@ def test_results_exclude_the_first_call():
     ],
 )
 def test_a_failing_process_is_named(tmp_path, monkeypatch, program, limit, says):
-    monkeypatch.setattr(interleaved, "EXIT_SECONDS", 0.5)  # one that hangs does not end by itself
+    monkeypatch.setattr(interleaved, "EXIT_SECONDS", 0.5)  # a process that hangs does not end by itself
     programs = {"one": functools.partial(_writes, tmp_path / "calls", "a", (0, 0)), "other": program}
     with pytest.raises(RuntimeError, match=re.escape(says)):
         best_interleaved(programs, rounds=1, limit=limit)

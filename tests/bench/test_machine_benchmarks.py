@@ -56,7 +56,7 @@ def test_devices_are_grouped_by_host_in_the_order_of_processes():
         by_node(devices, ["a"] * 4, devices_per_node=3)
 
 
-def test_rails_have_the_devices_of_one_number():
+def test_rails_contain_the_devices_with_equal_local_numbers():
     result = {each.layout: each.groups for each in groupings(2, 4)}
     assert result["rails"] == ((0, 4), (1, 5), (2, 6), (3, 7))
     assert result["one rail"] == ((0, 4),)
@@ -78,7 +78,7 @@ def gathered(*timings):
     )  # fmt: skip
 
 
-def test_messages_that_are_mostly_latency_should_go_together():
+def test_advice_to_combine_messages_dominated_by_latency():
     result = gathered(*((2**power, 1e-3 + 2**power * 1e-9) for power in range(10, 25)))
     sent = {"all_gather": {f"bucket {number}": 2**14 for number in range(64)}}
     (times,) = message_times(result, sent)
@@ -88,7 +88,7 @@ def test_messages_that_are_mostly_latency_should_go_together():
     assert f"set XLA's combine threshold for it to {2**20}" in " ".join(sentence.split())
 
 
-def test_a_size_that_is_slower_than_a_smaller_one_is_named():
+def test_a_size_slower_than_a_smaller_one_is_named():
     curve = Curve("all_gather", 8, (1000, 2000, 4000, 8000), (1.0, 1.5, 8.0, 5.0))
     assert slow_sizes(curve) == {4000: pytest.approx(500 / (2000 / 1.5))}
     assert "slower than a smaller message" in " ".join(
@@ -112,7 +112,7 @@ def products_advice(*result):
     [
         ((), "no product is below 50% of the best one's rate"),
         ((product("keys", 0.19),), "no product is below"),
-        # A tenth of the best one's work in as much time.
+        # A tenth of the best product's FLOPs in the same time.
         (
             (product("keys", 1.0), product("keys, padded", 0.6, depth=256)),
             "keys reaches 10% of the best product's rate; padded to 256 x 256 x 256 it takes 40% less time",
@@ -127,7 +127,7 @@ def products_advice(*result):
             "with a larger execution.loss_chunk",
         ),
         ((product("keys", 1.0), product("keys, padded", 0.97, depth=256)), "no variant helps"),
-        # Padding rows do no useful work: 0.9 of the time for 200 rows, not for 256.
+        # Padded rows do no useful work: 0.9 of the time for 200 rows, not for 256.
         (
             (product("keys", 1.0, rows=200), product("keys, padded", 0.9, depth=256)),
             "takes 10% less time",
@@ -138,7 +138,7 @@ def products_advice(*result):
         ),
     ],
 )
-def test_a_bad_product_has_an_advice_from_what_was_measured(result, words):
+def test_a_slow_product_has_advice_based_on_measurements(result, words):
     (sentence,) = products_advice(*result)
     assert words in sentence
 
@@ -154,7 +154,7 @@ def test_variants_are_achievable():
     assert sides("Newton-Schulz, Gram", 256, 256) == {}
 
 
-def test_names_of_products_are_whole_on_a_narrow_terminal(capsys):
+def test_names_of_products_are_complete_on_a_narrow_terminal(capsys):
     experts = ProductTime(
         name="gate and up of all experts", rows=131_072, depth=2048, columns=4096, count=16, seconds=0.12
     )
@@ -174,7 +174,7 @@ def passes(*bandwidths):
     return PassTimes(machine=MACHINE, passes=tuple(result))
 
 
-def test_memory_is_what_the_largest_arrays_reach():
+def test_memory_bandwidth_is_that_of_the_largest_arrays():
     assert memory_passes.conclusion(passes(30e9, 20e9, 10e9)) == (
         "the memory reaches 10.0 GB/s; add of 1.00 MiB reaches 3.0 times that in a cache: work that fits "
         "there is worth fusing"
@@ -198,7 +198,7 @@ def test_advice_on_a_disk(changes, sentences):
         "write_bandwidth": 2e9, "read_bandwidth": 3e9, "reads_per_second": 80_000.0, "files_per_second": 9e2,
     }  # fmt: skip
     saving, *others = disk.advice(StorageTimes(**(sound | changes)))
-    # 88 GB in that bandwidth.
+    # 88 GB at that bandwidth.
     assert f"would take {88e9 / (sound | changes)['write_bandwidth']:,.0f} s from this host" in saving
     assert len(others) == len(sentences)
     assert all(words in sentence for words, sentence in zip(sentences, others, strict=True))
@@ -206,15 +206,15 @@ def test_advice_on_a_disk(changes, sentences):
 
 @pytest.fixture
 def brief_rounds(monkeypatch):
-    """Shortens the rounds of timings that no test reads."""
+    """Shortens the rounds of timings whose values no test reads."""
     monkeypatch.setattr(measure, "ROUND_SECONDS", 0.005)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("brief_rounds")
 def test_products_are_timed_and_read_by_a_plan(tmp_path, capsys):
-    # By the probe's rate 0.5 s take in 0.13 GFLOP, the larger of the two named below, on a machine so busy
-    # that it reaches 0.3 GFLOP/s; 8,192 cubed is taken from 2,200 GFLOP/s on, and is quick there.
+    # At the probe's rate of 0.13 GFLOP in 0.5 s, even a machine that only reaches 0.3 GFLOP/s measures the
+    # larger of the two products below; 8,192 cubed is measured from 2,200 GFLOP/s on.
     file = tmp_path / "gemm.json"
     command.main(["gemm", "--config=configs/tiny.py", "--gpus=1", "--call-seconds=0.5", f"--json={file}"])
     result = read_measured(file)
@@ -237,7 +237,7 @@ def test_memory_is_timed_and_read_by_a_plan(tmp_path):
 
 
 @pytest.mark.slow
-def test_storage_is_timed_and_nothing_is_left(tmp_path):
+def test_storage_is_timed_and_no_file_remains(tmp_path):
     file = tmp_path / "storage.json"
     folder = tmp_path / "disk"
     folder.mkdir()

@@ -1,6 +1,6 @@
 """Processes that acquire a run's lock by command: one command per line of standard input.
 
-Without JAX, so that many can be started, and can fork: of `zaya_jax` they see the few files they need.
+Without JAX, so that many can be started and can fork; of `zaya_jax` they load only the files that they need.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ def load(package: pathlib.Path):
 
 
 def hold(lock, folder: str) -> None:
-    """Says what became of each line: "check", "empty", or another for nothing."""
+    """Prints the result of each command: "check", "empty" or another."""
     try:
         with lock.run_lock(folder) as held:
             print("held", flush=True)
@@ -38,7 +38,7 @@ def hold(lock, folder: str) -> None:
 
 
 def as_on_a_host_of_its_own(lock, folder: str) -> None:
-    """Its file system keeps locks to a host, and this one is another."""
+    """Simulates another host whose file system does not share locks."""
     lock.this_kernel = lambda: "another"
     lock.BEAT_SECONDS = 0.05
     lock.fcntl = types.SimpleNamespace(flock=lambda *_: None, LOCK_EX=0, LOCK_NB=0)
@@ -51,7 +51,7 @@ def with_a_quick_heart(lock, folder: str) -> None:
 
 
 def together(lock, function, *, num_processes: int) -> list:
-    """Results of a function in processes that start it at the same time, at each wait on its barrier."""
+    """Returns the results of a function in processes that start it at the same time after each barrier."""
     context = multiprocessing.get_context("fork")
     barrier, results = context.Barrier(num_processes), context.Queue()
 
@@ -69,7 +69,9 @@ def together(lock, function, *, num_processes: int) -> list:
 
 
 def start_at_once(lock, folder: str) -> None:
-    """Prints how many of two got each of some folders: fresh ones, and ones with the lock of the dead."""
+    """Prints how many of two processes acquired each of some folders, new ones and ones with a dead process's
+    lock.
+    """
     lock.RETRY_SECONDS = 0.2
     folders = [pathlib.Path(folder, str(number)) for number in range(20)]
     for dead in folders[::2]:
@@ -89,14 +91,14 @@ def start_at_once(lock, folder: str) -> None:
                     won.append(0)
                 else:
                     won.append(1)
-                barrier.wait()  # nobody leaves before all have tried
+                barrier.wait()  # no process leaves before all have tried
         return won
 
     print(json.dumps([sum(each) for each in zip(*together(lock, start, num_processes=2), strict=True)]))
 
 
 def come_and_go(lock, folder: str) -> None:
-    """Prints how often each of three had the lock, and who was met there, which nobody may be."""
+    """Prints how often each of three processes held the lock, and any overlap, which must not occur."""
     inside = pathlib.Path(folder).with_name("inside")
     lock.RETRY_SECONDS, lock._POLL_SECONDS = 0.05, 0.001
 

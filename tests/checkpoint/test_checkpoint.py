@@ -26,7 +26,7 @@ from zaya_jax.checkpoint.storage_errors import silence_threads
 from zaya_jax.files import durable
 from zaya_jax.model.weights import abstract_variables
 
-# Files of 20 KB are too long: Orbax and TensorStore see an error as that of a full disk.
+# Files of 20 KB are too long: Orbax and TensorStore see an error like that of a full disk.
 SAVING = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
@@ -47,7 +47,7 @@ cli.main(["train"])
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory) -> pathlib.Path:
-    """A run with checkpoints of steps 4 and 8."""
+    """Writes a run with checkpoints of steps 4 and 8."""
     folder = tmp_path_factory.mktemp("saved") / "run"
     save_steps(folder)
     return folder
@@ -71,7 +71,7 @@ def copy(saved, tmp_path) -> pathlib.Path:
 
 
 def in_its_own_process(*arguments: str) -> tuple[int, str, str]:
-    """Exit code and both outputs of Python; threads have then said what they have to say."""
+    """Returns exit code and both outputs of a Python process, including those of its threads."""
     root = pathlib.Path(zaya_jax.__file__).parents[1]
     environment = {**os.environ, "PYTHONPATH": str(root)}
     done = subprocess.run(
@@ -80,7 +80,7 @@ def in_its_own_process(*arguments: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
-def test_the_newest_step_is_one_that_was_committed(copy):
+def test_the_newest_step_is_a_committed_one(copy):
     assert newest_step(copy) == 8
     (copy / "checkpoints/8").rename(copy / "checkpoints/.8.0123.partial")
     (copy / "checkpoints/12").write_text("a file")
@@ -93,7 +93,7 @@ def test_the_newest_step_is_one_that_was_committed(copy):
 
 
 @pytest.mark.parametrize("lost", ["weights/_METADATA", "weights", "manifest.json"])
-def test_a_damaged_checkpoint_is_passed_over_aloud(copy, lost, caplog):
+def test_a_damaged_checkpoint_is_skipped_with_a_warning(copy, lost, caplog):
     path = copy / "checkpoints/8" / lost
     shutil.rmtree(path) if path.is_dir() else path.unlink()
     assert load_run(copy).step == 4
@@ -104,8 +104,8 @@ def test_a_damaged_checkpoint_is_passed_over_aloud(copy, lost, caplog):
         load_run(copy)
 
 
-def test_a_run_sets_damaged_steps_aside(copy):
-    """So that the run can write them again; also twice, and with existing names."""
+def test_damaged_steps_are_renamed(copy):
+    """The run can then write those steps again, also if the new names already exist."""
     for _ in range(2):
         (copy / "checkpoints/8/weights/_METADATA").unlink()
         set_aside_later(copy, newest_step(copy))
@@ -115,8 +115,8 @@ def test_a_run_sets_damaged_steps_aside(copy):
     assert names == {"4", "8", "8.damaged", "8.damaged.2"}
 
 
-def test_a_notebook_saves_and_reads_though_its_loop_is_running(tmp_path):
-    """Its cells are run within asyncio."""
+def test_a_notebook_with_a_running_event_loop_saves_and_reads(tmp_path):
+    """Its cells run within asyncio."""
 
     async def cell():
         save_steps(tmp_path / "run")
@@ -134,8 +134,8 @@ def wait_until_failed(checkpoints):
         time.sleep(0.01)
 
 
-def test_a_failed_save_is_known_before_the_next(tmp_path, monkeypatch):
-    """And another that follows is written."""
+def test_a_failed_save_is_reported_before_the_next(tmp_path, monkeypatch):
+    """A later save succeeds."""
 
     def fail(*_):
         raise OSError(errno.EIO, "Input/output error")
@@ -149,25 +149,25 @@ def test_a_failed_save_is_known_before_the_next(tmp_path, monkeypatch):
             wait_until_failed(checkpoints)
             with pytest.raises(ValueError, match=r"could not be written: .*Input/output error"):
                 checkpoints.wait()
-        assert not checkpoints.has_failed()  # said once
+        assert not checkpoints.has_failed()  # reported once
         checkpoints.save(2, **state)
     assert newest_step(tmp_path) == 2
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["2"]
 
 
-def test_a_process_looks_at_its_own_files_alone(tmp_path):
-    """Others are still writing: their files come and go, and one that is gone is no failure of this one."""
+def test_a_process_checks_only_its_own_files(tmp_path):
+    """Other processes are still writing: a file of theirs that disappears is not a failure of this one."""
     writing = StepWriter(tmp_path / "aside", 1, None)
     arrays = {"weights": {"a": jnp.ones(3)}, "training": {"step": np.int32(1)}}
     writing.begin({item: ocp.args.StandardSave(values) for item, values in arrays.items()})
-    os.mkfifo(tmp_path / "aside/training/of_another")  # would be waited for without end
+    os.mkfifo(tmp_path / "aside/training/of_another")  # reading it would block forever
     assert {name.split("/")[1] for name in writing.finish()} == {"ocdbt.process_0"}
 
 
-# It reads them as they were placed, and finds that worth a warning.
+# Orbax reads the arrays with their stored sharding, and warns about that.
 @pytest.mark.filterwarnings("ignore:Sharding info not provided")
 def test_orbax_reads_a_step(copy):
-    """Its version 1 too, and with none of our code."""
+    """Orbax 1 reads it too, without our code."""
     with ocp.StandardCheckpointer() as checkpointer:
         weights = checkpointer.restore((copy / "checkpoints/8/weights").absolute())
     assert set(weights) == {"params", "router_bias"}
@@ -176,12 +176,12 @@ def test_orbax_reads_a_step(copy):
     jax.tree.map(np.testing.assert_array_equal, read["weights"], weights)
 
 
-def test_the_step_that_is_converted_is_said(saved, tmp_path, capsys):
+def test_the_converted_step_is_printed(saved, tmp_path, capsys):
     cli.main(["convert", str(saved), str(tmp_path / "out")])
     assert "values of step 8 in" in capsys.readouterr().out
 
 
-def test_who_reads_needs_no_lock(copy, tmp_path, capsys):
+def test_readers_need_no_lock(copy, tmp_path, capsys):
     """Listing the folder works as well."""
     with run_lock(copy) as lock:
         before = (copy / "lock").stat().st_ino, (copy / "lock").read_text()
@@ -197,8 +197,8 @@ def test_who_reads_needs_no_lock(copy, tmp_path, capsys):
         cli.main(["convert", "inspect", str(tmp_path / "converted")])
 
 
-def test_lost_data_is_one_sentence(copy):
-    """Orbax and TensorStore do not detect it; the manifest does, before they are used."""
+def test_lost_data_is_one_error_message(copy):
+    """Orbax and TensorStore do not detect the loss; the manifest does, before the data are used."""
     for step in (4, 8):
         shutil.rmtree(copy / f"checkpoints/{step}/weights/d")
     code, out, err = in_its_own_process("-m", "zaya_jax.cli", "generate", str(copy))
@@ -208,7 +208,7 @@ def test_lost_data_is_one_sentence(copy):
     assert err.count("\n") == 1
 
 
-def test_a_full_disk_is_one_sentence(tmp_path):
+def test_a_full_disk_is_one_error_message(tmp_path):
     code, out, err = in_its_own_process("-c", SAVING, str(tmp_path / "run"))
     assert (code, out) == (2, "")
     assert err == (
@@ -218,8 +218,8 @@ def test_a_full_disk_is_one_sentence(tmp_path):
     assert newest_step(tmp_path / "run") is None
 
 
-def test_what_orbax_no_longer_waits_for_is_silent():
-    """A coroutine that never began warns as it is collected; of any other one that is news."""
+def test_abandoned_coroutines_of_orbax_are_silent():
+    """A coroutine that never started warns when it is collected; only warnings of others are shown."""
 
     async def write_fragment():
         pass
@@ -230,12 +230,12 @@ def test_what_orbax_no_longer_waits_for_is_silent():
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         silence_threads()
-        write_fragment(), another()  # dropped at once
+        write_fragment(), another()  # collected at once
     assert [str(each.message).rpartition(".")[2] for each in caught] == ["another' was never awaited"]
 
 
-def test_a_bug_of_saving_is_no_sentence(tmp_path):
-    """What is not of the disk shows where it comes from."""
+def test_a_bug_while_saving_keeps_its_traceback(tmp_path):
+    """Only errors of the disk become a message."""
     with (
         Checkpoints(tmp_path / "run", retention=Retention(newest=1)) as checkpoints,
         pytest.raises((ValueError, TypeError)) as error,

@@ -1,4 +1,4 @@
-"""`zaya ckpt`: what it shows of a run's checkpoints, and what it changes."""
+"""`zaya ckpt`: what its subcommands print and change."""
 
 import json
 import pathlib
@@ -30,7 +30,7 @@ def about_of(step: int) -> StepDescription:
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory) -> pathlib.Path:
-    """A run whose checkpoints are of next to nothing; the first does not say of itself what it is."""
+    """Writes a run with nearly empty checkpoints; the first has no description."""
     folder = tmp_path_factory.mktemp("saved") / "run"
     with Checkpoints(folder, retention=Retention(newest=9)) as checkpoints:
         for step in STEPS:
@@ -49,7 +49,7 @@ def run(saved, tmp_path) -> pathlib.Path:
 
 
 def zaya(*words) -> int:
-    """The exit code of `zaya ckpt WORDS`."""
+    """Returns the exit code of `zaya ckpt WORDS`."""
     try:
         cli.main(["ckpt", *map(str, words)])
     except SystemExit as leaving:
@@ -58,7 +58,7 @@ def zaya(*words) -> int:
 
 
 def cells(out: str) -> dict[str, list[str]]:
-    """The rows of a table of one line each, by their first cell."""
+    """Returns the rows of a table by their first cell."""
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines() if line[:1] == "│"]
     return {row[0]: row[1:] for row in rows}
 
@@ -69,7 +69,7 @@ def flip(path: pathlib.Path) -> None:
     path.write_bytes(content)
 
 
-def test_a_list_says_what_is_there_and_why_it_stays(run, capsys, monkeypatch):
+def test_ls_shows_each_step_and_the_rules_that_keep_it(run, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
     (run / "checkpoints/8/weights/_METADATA").unlink()
     shutil.copytree(run / "checkpoints/16", run / "checkpoints/20.damaged")
@@ -88,8 +88,8 @@ def test_a_list_says_what_is_there_and_why_it_stays(run, capsys, monkeypatch):
     assert "step 8 is damaged: weights/_METADATA is missing\n" in out
 
 
-def test_a_list_is_quick(run, capsys, monkeypatch):
-    """It reads the description of a step, but no arrays, whose damage only `verify` finds."""
+def test_ls_reads_no_arrays(run, capsys, monkeypatch):
+    """It reads descriptions only; damaged arrays are found by `verify`."""
     flip(run / "checkpoints/8/weights/_METADATA")
     flip(run / "checkpoints/12/run.json")
     read, content_hash = set(), durable.content_hash
@@ -100,19 +100,19 @@ def test_a_list_is_quick(run, capsys, monkeypatch):
     assert last == "step 12 is damaged: run.json is not as it was written"
 
 
-def test_a_list_fits_80_columns(run, capsys, monkeypatch):
-    """Also of a run in which something is wrong."""
+def test_ls_fits_80_columns(run, capsys, monkeypatch):
+    """Also if the run has damaged steps."""
     monkeypatch.setenv("COLUMNS", "80")
     (run / "checkpoints/8/weights/_METADATA").unlink()
     shutil.copytree(run / "checkpoints/16", run / "checkpoints/20000.damaged")
     assert zaya("ls", run) == 0
     out = capsys.readouterr().out
     assert "…" not in out
-    _, *lines = out.splitlines()  # the first has the run's folder, as long as it is
+    _, *lines = out.splitlines()  # the first line has the folder of the run, of any length
     assert max(map(len, lines)) <= 80
 
 
-def test_what_is_whole_is_verified(run, capsys):
+def test_verify_accepts_intact_steps(run, capsys):
     assert zaya("verify", run) == 0
     *lines, last = capsys.readouterr().out.splitlines()
     assert last == "a run resumes from step 16"
@@ -121,7 +121,7 @@ def test_what_is_whole_is_verified(run, capsys):
         assert re.fullmatch(rf"step {step}: intact \([\d.]+ KiB, [\d.]+ GB/s\)", line)
 
 
-def test_every_damaged_file_is_said(run, capsys):
+def test_verify_lists_every_damaged_file(run, capsys):
     files = sorted((run / "checkpoints/16").rglob("_METADATA"))
     for path in files:
         flip(path)
@@ -141,7 +141,7 @@ def test_every_damaged_file_is_said(run, capsys):
     assert "resumes from" not in capsys.readouterr().out  # not all steps were verified
 
 
-def test_what_was_converted_is_verified_by_its_sums(run, capsys):
+def test_verify_reads_the_hashes_of_converted_runs(run, capsys):
     folder = run / "checkpoints/16"
     (folder / "manifest.json").unlink()
     (folder / "committed").unlink()
@@ -163,7 +163,7 @@ def test_what_was_converted_is_verified_by_its_sums(run, capsys):
     ]
 
 
-def test_what_no_rule_keeps_is_pruned(run, capsys):
+def test_prune_removes_steps_that_no_rule_keeps(run, capsys):
     assert zaya("prune", run, "--keep=1", "--keep-best", "--dry-run") == 0
     message = capsys.readouterr().out
     assert all_steps(run) == [4, 8, 12, 16]
@@ -171,11 +171,11 @@ def test_what_no_rule_keeps_is_pruned(run, capsys):
     assert capsys.readouterr().out == message.replace("would be removed", "removed")
     assert all_steps(run) == [12, 16]
     assert message.endswith(" KiB would be removed; remaining steps: 12, 16\n")
-    assert zaya("prune", run) == 0  # as the config has it: the newest two
+    assert zaya("prune", run) == 0  # as in the config: the newest two
     assert all_steps(run) == [12, 16]
 
 
-def test_pruning_leaves_the_newest_whole_step(run):
+def test_prune_keeps_the_newest_intact_step(run):
     """Damaged later steps do not count as newest."""
     for step in (12, 16):
         flip(run / f"checkpoints/{step}/weights/_METADATA")
@@ -185,7 +185,7 @@ def test_pruning_leaves_the_newest_whole_step(run):
 
 
 @pytest.mark.parametrize("command", list(SUBCOMMANDS))
-def test_each_verb_has_help_with_an_example(command, capsys):
+def test_each_subcommand_has_help_with_an_example(command, capsys):
     assert zaya(command, "--help") == 0
     out = capsys.readouterr().out
     assert out.startswith(f"usage: zaya ckpt {command} ")

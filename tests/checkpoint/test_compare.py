@@ -1,4 +1,4 @@
-"""How far two checkpoints are apart, by numbers that can be checked by hand."""
+"""Differences between two checkpoints, with numbers that can be checked by hand."""
 
 import math
 import pathlib
@@ -34,7 +34,7 @@ def with_values(array: np.ndarray, values: dict) -> np.ndarray:
     return changed
 
 
-def test_what_is_equal_is_equal(tmp_path):
+def test_equal_checkpoints_have_no_difference(tmp_path):
     write(tmp_path, 1)
     write(tmp_path, 2)
     found = compared(tmp_path, 1, 2)
@@ -57,7 +57,7 @@ def test_what_is_equal_is_equal(tmp_path):
     ],
 )
 def test_differences_are_those_of_the_values(tmp_path, values, num_values, absolute, relative):
-    """The table goes from -1 by 0, in its middle, to 1."""
+    """The table contains values from -1 to 1, with 0 in the middle."""
     table = with_values(TABLE, {(3, 2): 0.0})
     write(tmp_path, 1, table=table)
     write(tmp_path, 2, table=with_values(table, values))
@@ -68,14 +68,16 @@ def test_differences_are_those_of_the_values(tmp_path, values, num_values, absol
     assert not compared(tmp_path, 1, 2).is_equal
 
 
-def test_what_is_no_number_is_equal_to_itself(tmp_path):
+def test_nan_equals_nan(tmp_path):
     for step in (1, 2):
         write(tmp_path, step, table=with_values(TABLE, {(0, 0): math.nan, (1, 1): -math.inf}))
     assert compared(tmp_path, 1, 2).is_equal
 
 
 def test_types_shapes_and_names_that_differ(tmp_path):
-    """Of bfloat16's eight bits the last one is worth 4 from 512 to 1024: a value moves by at most 2."""
+    """bfloat16 has eight significant bits: from 512 to 1024 the last one is 4, so that rounding changes a
+    value by at most 2.
+    """
     up = with_values(UP + 1000, {(0, 0, 0): math.nan})
     write(tmp_path, 1, up=up)
     write(tmp_path, 2, up=up.astype(ml_dtypes.bfloat16), table=TABLE[:6], more={"bias": TABLE})
@@ -90,17 +92,17 @@ def test_types_shapes_and_names_that_differ(tmp_path):
     assert not found.is_equal
 
 
-def test_the_largest_comes_first(tmp_path):
+def test_the_largest_difference_comes_first(tmp_path):
     write(tmp_path, 1)
     write(tmp_path, 2, up=UP + 2, table=TABLE * 1.5)
     names = [each.name for each in compared(tmp_path, 1, 2).differences]
-    assert names == ["params.layers.experts.up", "params.table"]  # 2/3 of the smallest, 1, and 1/3
+    assert names == ["params.layers.experts.up", "params.table"]  # 2/3 for the smallest, 1, and 1/3
     write(tmp_path, 3, up=UP + 0.25, table=TABLE * 1.5)
     assert [each.name for each in compared(tmp_path, 1, 3).differences] == names[::-1]
 
 
-def test_a_chunk_is_in_memory_at_once(tmp_path, monkeypatch):
-    """Weights are cut by layer and expert, the optimiser's arrays by size."""
+def test_only_one_chunk_is_in_memory(tmp_path, monkeypatch):
+    """Weights are chunked by layer and expert, optimizer arrays by size."""
     monkeypatch.setattr("zaya_jax.checkpoint.steps.CHUNK_BYTES", 100)
     for step in (1, 2):
         write(tmp_path, step)
@@ -127,7 +129,7 @@ def zaya(*words) -> int:
     return 0
 
 
-def test_the_command_says_it_as_diff_does(tmp_path, capsys):
+def test_the_command_has_the_exit_codes_of_diff(tmp_path, capsys):
     run = tmp_path / "a:1"
     write(run, 1, moment=TABLE * 2)
     write(run, 2)

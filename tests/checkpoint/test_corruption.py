@@ -1,4 +1,4 @@
-"""How much of what disks do to a checkpoint is seen: with our manifest all, by Orbax alone a part.
+"""How much damage to a checkpoint is detected: all of it with our manifest, a part of it by Orbax alone.
 
 `pytest -s` prints the figures.
 """
@@ -26,7 +26,7 @@ STEP = "checkpoints/8"
 
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory) -> pathlib.Path:
-    """Steps 4 and 8 of a small model, with weights and two moments of each; nothing that repeats itself."""
+    """Writes steps 4 and 8 of a small model, with random weights and two moments of each."""
     folder = tmp_path_factory.mktemp("run")
     with Checkpoints(folder, retention=Retention(newest=2)) as checkpoints:
         for step in (4, 8):
@@ -45,7 +45,7 @@ def state_of(step: int, folder: pathlib.Path) -> dict[str, Any]:
 
 
 def kind_of(name: str) -> str:
-    """A file's place and name; those with data are called by numbers of their own."""
+    """Returns a file's folder and name, with data files numbered."""
     parts = name.split("/")
     return "/".join([*parts[:-1], "*"]) if parts[-2:-1] == ["d"] else name
 
@@ -63,14 +63,14 @@ def by_kind(folder: pathlib.Path) -> dict[str, list[str]]:
 
 @dataclasses.dataclass(frozen=True)
 class Damage:
-    """A file, and what it holds then; None when it is gone."""
+    """A file and its damaged content; None if it is removed."""
 
     name: str
     content: bytes | None
 
 
 def flips(folder: pathlib.Path, names: list[str], count: int) -> Iterator[Damage]:
-    """Single bits, anywhere in some files."""
+    """Yields flipped bits at random places of some files."""
     numbers = random.Random(" ".join(names))
     contents = {name: (folder / name).read_bytes() for name in names if (folder / name).stat().st_size}
     sizes = [len(content) for content in contents.values()]
@@ -86,9 +86,10 @@ def without_pages(content: bytes) -> list[bytes]:
 
 
 def damages(folder: pathlib.Path, *, num_flips: int) -> dict[str, list[Damage]]:
-    """All that becomes of the files of a step, by what it is.
+    """Yields all kinds of damage to the files of a step, by kind.
 
-    The older step stands beside it. Its data files have other names; any of the same folder is a stale one.
+    The older step is in the same folder. Data files have other names there; a stale file is any data file of
+    the same folder.
     """
     kinds, older = by_kind(folder), by_kind(folder.with_name("4"))
     found: dict[str, list[Damage]] = {"flip": [], "truncate": [], "zero page": [], "swap": [], "stale": []}
@@ -114,7 +115,7 @@ def damages(folder: pathlib.Path, *, num_flips: int) -> dict[str, list[Damage]]:
 
 @contextlib.contextmanager
 def done_to(folder: pathlib.Path, damage: Damage) -> Iterator[None]:
-    """Changes a file in place for a while: copies of the step would take the time."""
+    """Damages a file in place for a while, because copying the step would take too long."""
     path = folder / damage.name
     before = path.read_bytes() if path.exists() else None
     put(path, damage.content)
@@ -130,7 +131,7 @@ def put(path: pathlib.Path, content: bytes | None) -> None:
 
 
 def restored_by_orbax(folder: pathlib.Path, like: Any) -> Any:
-    """What Orbax itself restores of a step, as numpy; None if it raises an error."""
+    """Returns what Orbax alone restores of a step, as numpy; None if it raises an error."""
     items = {name: ocp.args.StandardRestore(tree) for name, tree in like.items()}
     try:
         with ocp.Checkpointer(ocp.CompositeCheckpointHandler(*like)) as reader:
@@ -140,8 +141,8 @@ def restored_by_orbax(folder: pathlib.Path, like: Any) -> Any:
     return jax.tree.map(np.asarray, dict(restored.items()))
 
 
-@pytest.mark.campaign  # thousands of damages, and the step is read once more for each
-def test_all_damage_is_seen(run_folder):
+@pytest.mark.campaign  # thousands of damaged copies, each of which is read
+def test_all_damage_is_detected(run_folder):
     folder, counts = run_folder / STEP, {}
     for what, cases in damages(folder, num_flips=200).items():
         for damage in cases:
@@ -156,8 +157,8 @@ def test_all_damage_is_seen(run_folder):
 
 @pytest.mark.campaign  # a restore by Orbax for each
 @pytest.mark.filterwarnings("ignore")  # Orbax warns in various ways about damaged files
-def test_orbax_alone_sees_a_part(run_folder):
-    """Why there is a manifest: should this fail some day, Orbax has learnt to see it."""
+def test_orbax_alone_detects_a_part(run_folder):
+    """Shows why there is a manifest: if this fails some day, Orbax detects more than it did."""
     folder, counts = run_folder / STEP, {}
     like = jax.tree.map(abstract_on_device, state_of(8, run_folder))
     expected = restored_by_orbax(folder, like)
@@ -171,7 +172,7 @@ def test_orbax_alone_sees_a_part(run_folder):
         counts[what] = dict(found)
     for what, found in counts.items():
         print(f"\nOrbax alone, {what}: {found}", end="")
-    # Data files have names at random, so that a stale one has the place of another array and is an error.
+    # Data files have random names, so a stale file replaces another array, which is an error.
     assert counts["flip"]["wrong numbers"] + counts["zero page"]["wrong numbers"] > 0
     assert counts["flip"]["no difference"] > 0
 

@@ -20,7 +20,7 @@ from zaya_jax.config import Config
 from zaya_jax.errors import UserError
 from zaya_jax.model.weights import abstract_variables
 
-pytestmark = pytest.mark.timeout(60)  # what waits for a pipe waits for ever
+pytestmark = pytest.mark.timeout(60)  # reading a pipe would block forever
 WEIGHTS = "checkpoints/8/weights"
 DEEP = "[" * 100_000
 
@@ -105,7 +105,7 @@ STEPS = (
 
 
 @pytest.mark.parametrize("hostile", CONFIGS + STEPS, ids=lambda hostile: hostile.name.replace(" ", "_"))
-def test_generating_gets_one_sentence(hostile, copy):
+def test_generating_reports_one_message(hostile, copy):
     hostile.change(copy)
     with pytest.raises(ValueError, match="run") as error:
         load_run(copy)
@@ -116,7 +116,7 @@ def test_generating_gets_one_sentence(hostile, copy):
 
 
 @pytest.mark.parametrize("hostile", CONFIGS, ids=lambda hostile: hostile.name.replace(" ", "_"))
-def test_starting_from_its_weights_gets_one_sentence(hostile, copy, tmp_path):
+def test_starting_from_its_weights_reports_one_message(hostile, copy, tmp_path):
     hostile.change(copy)
     with pytest.raises(ValueError, match="run") as error:
         check_init_from(str(copy), small_config(run_folder=tmp_path, corpus=tmp_path).model)
@@ -133,7 +133,7 @@ def test_metadata_that_names_no_weights(copy, tree):
         StoredWeights(copy)
 
 
-def test_a_config_given_as_a_config_file_is_read_with_suspicion_too(copy, capsys):
+def test_a_run_config_given_as_config_file_is_not_trusted(copy, capsys):
     (copy / "config.json").write_text(DEEP)
     with pytest.raises(SystemExit) as leaving:
         cli.main(["train", f"--config={copy}/config.json", "--dry-run"])
@@ -141,13 +141,13 @@ def test_a_config_given_as_a_config_file_is_read_with_suspicion_too(copy, capsys
     assert "config.json is not the config of a run: it is nested too deeply" in capsys.readouterr().err
 
 
-def test_names_that_are_no_steps_are_passed_over(copy):
+def test_names_that_are_not_steps_are_ignored(copy):
     for name in ("9" * 20, str(2**31), "²"):
         (copy / "checkpoints" / name).mkdir()
     assert newest_step(copy) == 8
 
 
-def test_what_is_read_is_what_was_written(copy):
-    """The tables above would show nothing if the run were refused anyway."""
+def test_the_unchanged_run_is_read(copy):
+    """Otherwise the tables above would prove nothing."""
     assert load_run(copy).step == 8
     assert Config.from_text((copy / "config.json").read_text()) == load_run(copy).config

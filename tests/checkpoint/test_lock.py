@@ -21,7 +21,7 @@ PACKAGE = pathlib.Path(zaya_jax.__file__).parent
 
 
 class Holder:
-    """A process of `lock_holders.py`, which ends itself after a minute."""
+    """A process of `lock_holders.py`, which ends after a minute."""
 
     def __init__(self, action: str, folder: pathlib.Path):
         command = [sys.executable, str(SCRIPT), str(PACKAGE), action, str(folder)]
@@ -65,14 +65,14 @@ def names(folder: pathlib.Path) -> list[str]:
 
 
 def write_lock(folder: pathlib.Path, **fields) -> pathlib.Path:
-    """As one left it who is no more, on another host if nothing else is message."""
+    """Writes the lock of a process that has ended, by default on another host."""
     folder.mkdir(exist_ok=True)
     values = {"host": "node7", "pid": 12, "since": "2026-11-22 10:00:00+00:00", "kernel": "another"}
     (folder / LOCK_FILE).write_text(json.dumps(values | fields))
     return folder / LOCK_FILE
 
 
-def test_a_second_writer_is_told_of_the_first(tmp_path):
+def test_a_second_writer_is_refused_with_the_name_of_the_first(tmp_path):
     run = tmp_path / "run"
     with holding(run) as holder:
         before = (run / LOCK_FILE).read_bytes()
@@ -88,8 +88,8 @@ def test_a_second_writer_is_told_of_the_first(tmp_path):
     assert not run.exists()
 
 
-def test_one_process_has_it_once(tmp_path):
-    """Two runs of one notebook are two writers too."""
+def test_one_process_acquires_it_once(tmp_path):
+    """Two runs of one notebook are two writers."""
     with run_lock(tmp_path):
         with pytest.raises(ValueError, match=f"process {os.getpid()} on"), run_lock(tmp_path):
             pass
@@ -97,7 +97,7 @@ def test_one_process_has_it_once(tmp_path):
     assert names(tmp_path) == []
 
 
-def test_a_killed_writer_holds_nothing(tmp_path, caplog):
+def test_a_killed_writer_holds_no_lock(tmp_path, caplog):
     with holding(tmp_path) as holder:
         holder.kill()
         assert names(tmp_path) == [LOCK_FILE]
@@ -106,12 +106,12 @@ def test_a_killed_writer_holds_nothing(tmp_path, caplog):
     assert not caplog.text  # no process waited for a heartbeat
 
 
-def test_of_two_that_begin_at_once_one_wins(tmp_path):
+def test_of_two_that_start_at_once_one_wins(tmp_path):
     assert printed_by("start_at_once", tmp_path / "runs") == [1] * 20
 
 
-def test_whoever_comes_and_goes_is_alone(tmp_path):
-    """Also while folders are removed and created again under the same name."""
+def test_holders_never_overlap(tmp_path):
+    """Also while folders are removed and created again with the same name."""
     assert printed_by("come_and_go", tmp_path / "run") == [[50, 0]] * 3
     assert names(tmp_path) in ([], ["run"])
 
@@ -135,7 +135,7 @@ def test_a_folder_is_emptied_under_its_lock(tmp_path):
         assert names(run) == []
 
 
-def test_what_was_made_for_nothing_is_gone(tmp_path):
+def test_empty_folders_are_removed_after_use(tmp_path):
     with contextlib.suppress(ZeroDivisionError), run_lock(tmp_path / "a/b/run"):
         raise ZeroDivisionError
     assert names(tmp_path) == []
@@ -151,7 +151,7 @@ def hurry(monkeypatch):
     monkeypatch.setattr(lock, "RETRY_SECONDS", 0.2)
 
 
-def test_a_silent_writer_on_another_host_is_followed_aloud(tmp_path, hurry, caplog):
+def test_a_silent_writer_on_another_host_is_replaced_with_a_warning(tmp_path, hurry, caplog):
     write_lock(tmp_path)
     with run_lock(tmp_path):
         assert f'"pid": {os.getpid()}' in (tmp_path / LOCK_FILE).read_text()
@@ -161,8 +161,8 @@ def test_a_silent_writer_on_another_host_is_followed_aloud(tmp_path, hurry, capl
     assert takeover == f"{tmp_path}: {who} has no heartbeat; this process takes over its lock"
 
 
-def test_a_living_writer_on_another_host_is_left_alone(tmp_path, hurry, caplog):
-    """Whose lock the file system does not show here."""
+def test_a_live_writer_on_another_host_is_respected(tmp_path, hurry, caplog):
+    """The file system does not show its lock here."""
     with holding(tmp_path, "as_on_a_host_of_its_own") as holder:
         with pytest.raises(ValueError, match=f"process {holder.pid} "), run_lock(tmp_path):
             pass
@@ -173,8 +173,8 @@ def test_a_living_writer_on_another_host_is_left_alone(tmp_path, hurry, caplog):
     assert "has no heartbeat" in caplog.text
 
 
-def test_a_file_system_without_locks_goes_by_signs_of_life(tmp_path, hurry, monkeypatch, caplog):
-    """The same kernel proves nothing there."""
+def test_a_file_system_without_locks_uses_heartbeats(tmp_path, hurry, monkeypatch, caplog):
+    """Sharing a kernel proves nothing there."""
 
     def fail(*_):
         raise OSError(38, "Function not implemented")
@@ -190,7 +190,7 @@ def test_a_file_system_without_locks_goes_by_signs_of_life(tmp_path, hurry, monk
 
 
 @pytest.mark.parametrize("taken_over", [False, True])
-def test_a_writer_hears_that_its_lock_is_gone(tmp_path, taken_over):
+def test_a_writer_is_notified_that_its_lock_is_gone(tmp_path, taken_over):
     with holding(tmp_path, "with_a_quick_heart") as holder:
         assert holder.ask("check") == "done"
         (tmp_path / LOCK_FILE).unlink()
@@ -225,7 +225,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_what_is_no_lock_is_left_alone(tmp_path, kind, hurry):
+def test_foreign_files_are_left_alone(tmp_path, kind, hurry):
     outside, run = tmp_path / "outside", tmp_path / "run"
     outside.write_text("theirs")
     run.mkdir()
@@ -244,8 +244,8 @@ def test_what_is_no_lock_is_left_alone(tmp_path, kind, hurry):
     assert names(tmp_path) == ["outside", "run"]
 
 
-def test_a_lock_that_changed_hands_under_the_eyes_of_another_is_not_removed(tmp_path, hurry, monkeypatch):
-    """The dead one's was read; before it is removed, it is somebody else's."""
+def test_a_lock_that_changed_owner_meanwhile_is_not_removed(tmp_path, hurry, monkeypatch):
+    """Between reading the dead process's lock and removing it, another process has acquired it."""
 
     def read(path, file):
         found = look(path, file)
@@ -264,14 +264,14 @@ def test_a_lock_that_changed_hands_under_the_eyes_of_another_is_not_removed(tmp_
         assert pids == [99]
 
 
-def test_an_empty_lock_is_that_of_one_killed_in_its_making(tmp_path, hurry):
+def test_an_empty_lock_is_from_a_process_killed_while_creating_it(tmp_path, hurry):
     (tmp_path / LOCK_FILE).touch()
     with run_lock(tmp_path):
         assert (tmp_path / LOCK_FILE).stat().st_size
 
 
-def test_a_lock_that_cannot_be_made_is_said(tmp_path, monkeypatch):
-    """On a full disk it leaves nothing."""
+def test_a_lock_that_cannot_be_created_is_reported(tmp_path, monkeypatch):
+    """A full disk leaves no files."""
 
     def fail(*_):
         raise OSError(28, "No space left on device")

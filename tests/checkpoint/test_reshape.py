@@ -1,4 +1,4 @@
-"""A checkpoint in another form: rounded as numpy rounds, whole or not there, read by all who read runs."""
+"""Rewritten checkpoints: rounded like numpy, complete or absent, and readable by all commands."""
 
 import errno
 import pathlib
@@ -41,7 +41,7 @@ DESCRIPTION = StepDescription(
 
 
 def random_like(tree, seed: int):
-    """Of magnitudes from 1e-30 to 1e30; a few values on the half between two of bfloat16's."""
+    """Returns values from 1e-30 to 1e30; a few are halfway between two bfloat16 numbers."""
     numbers = np.random.default_rng(seed)
 
     def draw(x) -> np.ndarray:
@@ -55,7 +55,7 @@ def random_like(tree, seed: int):
 
 @pytest.fixture(scope="module")
 def weights():
-    """Of a small network, with the experts cut by layer and expert on the disk."""
+    """Writes a run of a small network whose experts are chunked by layer and expert."""
     config = small_config(run_folder=pathlib.Path("unused"), corpus=pathlib.Path("unused"))
     return random_like(abstract_variables(config.model), 0)
 
@@ -72,7 +72,7 @@ def run(weights, tmp_path_factory) -> pathlib.Path:
 
 
 def rounded(tree):
-    """To bfloat16 and back, but for the balancing biases."""
+    """Rounds to bfloat16 and back, except the balancing biases."""
     params = jax.tree.map(lambda x: x.astype(ml_dtypes.bfloat16).astype(np.float32), tree["params"])
     return tree | {"params": params}
 
@@ -81,7 +81,7 @@ def assert_same(ours, theirs) -> None:
     jax.tree.map(lambda x, y: np.testing.assert_array_equal(x, y, strict=True), ours, theirs)
 
 
-def test_to_bfloat16_and_back_is_rounded_as_numpy_rounds(run, weights, tmp_path):
+def test_bfloat16_and_back_is_rounded_like_numpy(run, weights, tmp_path):
     half, back = tmp_path / "half", tmp_path / "back"
     reshape(require_whole(run), half, dtype=BFLOAT16, weights_only=True)
     reshape(require_whole(half), back, dtype=FLOAT32, weights_only=True)
@@ -89,7 +89,7 @@ def test_to_bfloat16_and_back_is_rounded_as_numpy_rounds(run, weights, tmp_path)
     stored = StoredWeights(half)
     assert {stored.dtype(name) for name in stored.shapes if name != "router_bias.layers"} == {BFLOAT16}
     assert stored.dtype("router_bias.layers") == FLOAT32
-    # As inference and `train.init_from` read them: in float32, whatever type is stored.
+    # Inference and `train.init_from` read float32, whatever type is stored.
     for folder in (half, back):
         assert_same(jax.device_get(load_run(folder).variables), rounded(weights))
     assert 0.45 < weight_bytes(half) / weight_bytes(back) < 0.55
@@ -99,7 +99,7 @@ def weight_bytes(folder: pathlib.Path) -> int:
     return sum(path.stat().st_size for path in (folder / "checkpoints").rglob("*.*.*") if path.is_file())
 
 
-def test_weights_alone_are_a_run_that_others_start_from(run, tmp_path, capsys):
+def test_other_runs_start_from_weights_alone(run, tmp_path, capsys):
     out = tmp_path / "out"
     assert zaya(f"{run}:4", out, "--weights-only", "--dtype=bfloat16") == 0
     assert capsys.readouterr().out.startswith(f"{out}: weights of step 4 of {run}, ")
@@ -115,7 +115,7 @@ def test_weights_alone_are_a_run_that_others_start_from(run, tmp_path, capsys):
 
 def test_a_whole_step_is_copied_bit_for_bit(run, weights, tmp_path):
     out = tmp_path / "out"
-    out.mkdir()  # an empty one may be there
+    out.mkdir()  # an empty folder may exist
     (run / "metrics.jsonl").write_text("{}\n")
     assert zaya(run, out) == 0
     assert (out / "metrics.jsonl").read_text() == "{}\n"
@@ -129,13 +129,13 @@ def test_a_whole_step_is_copied_bit_for_bit(run, weights, tmp_path):
     assert read_description(out, 8) == DESCRIPTION
 
 
-def test_weights_without_the_rest_stay_so(run, tmp_path, capsys):
+def test_weights_without_optimizer_state_stay_so(run, tmp_path, capsys):
     reshape(require_whole(run), tmp_path / "half", dtype=None, weights_only=True)
     with pytest.raises(ValueError, match=r"step 8 of .*half has weights only; add --weights-only"):
         reshape(require_whole(tmp_path / "half"), tmp_path / "out", dtype=None, weights_only=False)
 
 
-def test_a_chunk_is_in_memory_at_once(run, tmp_path, monkeypatch):
+def test_only_one_chunk_is_in_memory_while_reshaping(run, tmp_path, monkeypatch):
     stored, sizes, read = StoredWeights(run), {}, StoredArrays.read
 
     def measured(arrays, name, index):
@@ -150,8 +150,8 @@ def test_a_chunk_is_in_memory_at_once(run, tmp_path, monkeypatch):
     assert sizes[up] == {int(np.prod(stored.shapes[up][2:]))}  # one expert
 
 
-def test_chunks_that_are_cut_off_are_padded(tmp_path):
-    """Seven rows in chunks of four, as a converted folder may have them."""
+def test_partial_chunks_are_padded(tmp_path):
+    """Seven rows in chunks of four, as in a converted folder."""
     table = np.arange(35, dtype=np.float32).reshape(7, 5) / 3
     array = PlainArray("params.table", (7, 5), (4, 5), FLOAT32)
     files = metadata_files(2, [array])
@@ -170,7 +170,7 @@ def test_chunks_that_are_cut_off_are_padded(tmp_path):
     np.testing.assert_array_equal(found, table.astype(BFLOAT16), strict=True)
 
 
-def test_a_full_disk_leaves_nothing(run, tmp_path, monkeypatch, capsys):
+def test_a_full_disk_leaves_no_files(run, tmp_path, monkeypatch, capsys):
     def fail(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 

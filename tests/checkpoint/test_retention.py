@@ -1,4 +1,4 @@
-"""Which checkpoints stay: by the rules, on the disk, and on a disk that is nearly full."""
+"""Checkpoints that are kept: by the rules, on the disk, and on a disk that is nearly full."""
 
 import math
 import pathlib
@@ -24,7 +24,7 @@ ALL_RULES = Retention(newest=2, every=100, best=True, phase_ends=frozenset({30})
         ([4, 8, 12], Retention(newest=1), {}, [4, 8]),
         ([4, 8, 12], Retention(newest=5), {}, []),
         ([99, 100, 101, 200, 201, 202], Retention(newest=1, every=100), {}, [99, 101, 201]),
-        # The best of the steps that are there, not of all that were scored; never one without a number.
+        # The best of the existing steps, not of all scored ones, and never a step without a loss.
         ([4, 8, 12, 16], Retention(newest=1, best=True), {2: 0.5, 4: 3.0, 8: 2.0, 12: NAN}, [4, 12]),
         ([4, 8, 12], Retention(newest=1, best=True), {4: 2.0, 8: 2.0}, [4]),
         ([4, 8, 12], Retention(newest=1, best=True), {4: NAN, 8: math.inf}, [4, 8]),
@@ -32,7 +32,7 @@ ALL_RULES = Retention(newest=2, every=100, best=True, phase_ends=frozenset({30})
         ([0, 30, 50, 60, 100, 110, 120], ALL_RULES, {50: 1.0, 60: 2.0}, [60]),
     ],
 )
-def test_the_steps_that_no_rule_keeps_go(steps, retention, losses, removed):
+def test_steps_that_no_rule_keeps_are_removed(steps, retention, losses, removed):
     assert steps_to_remove(steps, retention, losses=losses, whole=steps[-1]) == removed
     assert steps_to_remove(steps[::-1], retention, losses=losses, whole=steps[-1]) == removed
 
@@ -56,8 +56,8 @@ LOSSES = st.dictionaries(st.integers(0, 60), st.sampled_from([1.0, 2.0, NAN]))
 
 
 @given(steps=STEPS, retention=RETENTIONS, losses=LOSSES, data=st.data())
-def test_no_rule_is_broken_and_a_run_can_always_go_on(steps, retention, losses, data):
-    """Also if the newest steps are damaged, and only an older one is intact."""
+def test_no_rule_is_violated_and_a_run_can_always_resume(steps, retention, losses, data):
+    """Also if the newest steps are damaged and only an older one is intact."""
     whole = data.draw(st.sampled_from(sorted(steps)))
     removed = set(steps_to_remove(steps, retention, losses=losses, whole=whole))
     assert removed < steps
@@ -72,7 +72,7 @@ def test_no_rule_is_broken_and_a_run_can_always_go_on(steps, retention, losses, 
 
 
 @given(steps=STEPS, retention=RETENTIONS, losses=LOSSES, free=st.integers(0, 500))
-def test_room_is_made_of_what_is_new_alone(steps, retention, losses, free):
+def test_only_steps_kept_as_newest_are_removed_for_space(steps, retention, losses, free):
     sizes = dict.fromkeys(steps, 50)
     floor = retention.min_free_bytes
     try:
@@ -87,11 +87,11 @@ def test_room_is_made_of_what_is_new_alone(steps, retention, losses, free):
     rules = rules_by_step(steps, retention, losses=losses)
     assert all(rules[step] in ((), ("newest",)) for step in chosen)
     assert floor is None or free + 50 * len(chosen) - 60 >= floor
-    # None goes in vain.
+    # No step is removed in vain.
     assert not chosen or free + 50 * (len(chosen) - 1) - 60 < floor
 
 
-def test_a_step_that_leaves_no_room_is_a_sentence():
+def test_a_step_that_leaves_too_little_space_is_an_error():
     rules = Retention(newest=3, every=4, min_free_bytes=2**30)
     with pytest.raises(
         ValueError, match=r"needs 64 B, 1.00 GiB of the disk are free, and train.min_free_gib"
@@ -108,8 +108,8 @@ def save(folder: pathlib.Path, steps, retention: Retention, losses=dict) -> None
             checkpoints.save(step, weights=weights, training={"step": np.int32(step)})
 
 
-def test_steps_go_when_the_next_is_whole(tmp_path):
-    """The best step by the losses known at the save; without the rule, losses are not read."""
+def test_steps_are_removed_once_the_next_is_complete(tmp_path):
+    """Keeps the best step by the losses known at the save; without that rule, losses are not read."""
     rules = Retention(newest=1, every=6, best=True, phase_ends=frozenset({3}))
     save(tmp_path, range(1, 9), rules, lambda: {1: 3.0, 2: 1.0, 4: 2.0})
     assert all_steps(tmp_path) == [2, 3, 6, 8]
@@ -117,7 +117,7 @@ def test_steps_go_when_the_next_is_whole(tmp_path):
     assert all_steps(tmp_path) == [8, 9]
 
 
-def test_the_step_that_was_just_written_stays(tmp_path):
+def test_the_step_that_was_just_written_is_kept(tmp_path):
     """A later step exists, but is not known to be intact."""
     save(tmp_path, [4, 8], Retention(newest=2))
     (tmp_path / "checkpoints/8/manifest.json").write_text("{}")
@@ -126,7 +126,7 @@ def test_the_step_that_was_just_written_stays(tmp_path):
 
 
 class Disk:
-    """One of so many bytes, of which a run's checkpoints take theirs."""
+    """Simulates a disk of a given size, of which a run's checkpoints take their share."""
 
     def __init__(self, folder: pathlib.Path, size: int):
         self._folder, self._size = folder, size
@@ -136,7 +136,7 @@ class Disk:
         return shutil._ntuple_diskusage(self._size, used, self._size - used)
 
 
-def test_older_steps_make_room_and_the_newest_never_does(tmp_path, monkeypatch):
+def test_older_steps_are_removed_for_space_and_the_newest_never(tmp_path, monkeypatch):
     save(tmp_path, [1], Retention(newest=9))
     one = folder_bytes(tmp_path)
     disk = Disk(tmp_path, 4 * one + one // 2)

@@ -1,4 +1,4 @@
-"""A run that has lost its config, or a part of a checkpoint that the reader does not need."""
+"""Runs without their config file, or with damage in a part of a checkpoint that the reader does not need."""
 
 import dataclasses
 import json
@@ -98,7 +98,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("name", DAMAGES)
-def test_damage_of_the_optimizers_part_alone_leaves_the_newest_weights(name, run, caplog):
+def test_damage_of_the_optimizer_state_alone_keeps_the_newest_weights(name, run, caplog):
     DAMAGES[name](run / "checkpoints/8/training")
     assert newest_step(run) == 4  # from which training resumes
     caplog.clear()
@@ -113,7 +113,7 @@ def test_damage_of_the_optimizers_part_alone_leaves_the_newest_weights(name, run
 @pytest.mark.parametrize(
     "what", ["weights", "run.json", "manifest.json", "committed", "_CHECKPOINT_METADATA"]
 )
-def test_damage_of_the_weights_or_of_their_proof_is_told_and_older_weights_are_used(what, run, caplog):
+def test_damage_of_the_weights_or_their_hashes_is_reported_and_older_weights_are_used(what, run, caplog):
     path = run / "checkpoints/8" / what
     flip(largest(path) if path.is_dir() else path)
     assert load_run(run).step == 4
@@ -145,7 +145,7 @@ def test_a_lost_config_is_that_of_the_newest_checkpoint(name, run, caplog):
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_a_run_that_goes_on_writes_its_config_again(name, run):
+def test_a_resumed_run_writes_its_config_again(name, run):
     path = run / CONFIG_FILE
     config = dataclasses.replace(Config.from_text(path.read_text()), run_folder=str(run))
     LOSSES[name](path)
@@ -154,7 +154,7 @@ def test_a_run_that_goes_on_writes_its_config_again(name, run):
     assert newest_step(run) == 8
 
 
-def test_a_run_that_is_overwritten_is_gone_also_without_its_config(run):
+def test_an_overwritten_run_is_removed_also_without_its_config(run):
     path = run / CONFIG_FILE
     config = dataclasses.replace(Config.from_text(path.read_text()), run_folder=str(run))
     path.unlink()
@@ -162,7 +162,7 @@ def test_a_run_that_is_overwritten_is_gone_also_without_its_config(run):
     assert newest_step(run) is None
 
 
-def test_a_damaged_record_is_passed_over(run, caplog):
+def test_a_damaged_record_is_skipped(run, caplog):
     (run / CONFIG_FILE).unlink()
     flip(run / "checkpoints/8/run.json")
     read_config(run)
@@ -170,7 +170,7 @@ def test_a_damaged_record_is_passed_over(run, caplog):
 
 
 @pytest.mark.parametrize("content", [b"{}x", b'{"model_type": "llama"}'])
-def test_a_config_without_any_record_is_refused_as_before(content, run):
+def test_a_config_without_any_record_is_an_error(content, run):
     (run / CONFIG_FILE).write_bytes(content)
     for step in (4, 8):
         (run / f"checkpoints/{step}/run.json").unlink()
@@ -178,13 +178,13 @@ def test_a_config_without_any_record_is_refused_as_before(content, run):
         read_config(run)
 
 
-def test_a_config_of_others_is_not_replaced_by_a_record(run):
+def test_an_invalid_config_is_not_replaced_by_a_record(run):
     (run / CONFIG_FILE).write_text('{"model_type": "llama"}')
     with pytest.raises(UserError, match="is not the config of a run"):
         read_config(run)
 
 
-def test_convert_takes_the_newest_weights_of_a_run_without_config_and_optimizer(run, tmp_path):
+def test_convert_reads_the_newest_weights_of_a_run_without_config_and_optimizer_state(run, tmp_path):
     shutil.rmtree(run / "checkpoints/8/training")
     (run / CONFIG_FILE).unlink()
     cli.main(["convert", str(run), str(tmp_path / "out"), "--dtype=float32"])

@@ -1,4 +1,4 @@
-"""Weights of a checkpoint, in parts: read from what Orbax wrote, and written as Orbax reads them."""
+"""Weights of a checkpoint in parts: read from what Orbax wrote, and written for Orbax to read."""
 
 import os
 import pathlib
@@ -48,7 +48,7 @@ def test_parts_of_what_orbax_wrote(saved):
     up = stored.read("params.layers.experts.up", (1, 2))
     np.testing.assert_array_equal(up, TREE["params"]["layers"]["experts"]["up"][1, 2])
     np.testing.assert_array_equal(stored.read("params.table", (slice(2, 4),)), TREE["params"]["table"][2:4])
-    # The table is small enough for one chunk; the others are cut by layer, experts one by one.
+    # The table fits into one chunk; the others are chunked by layer and by expert.
     assert stored.chunk_bytes() == 4 * (35 + 4 + 3)
 
 
@@ -91,8 +91,8 @@ def test_orbax_restores_what_is_written_without_it(tmp_path, dtype):
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b, strict=True), restored, expected)
 
 
-def test_a_step_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
-    """Orbax itself does not wait for the files that say what its arrays are."""
+def test_a_step_is_flushed_to_disk_before_it_is_renamed(tmp_path, monkeypatch):
+    """Orbax itself does not flush the files that describe its arrays."""
     log, fsync = [], os.fsync
     whole = tmp_path / "checkpoints/3"
 

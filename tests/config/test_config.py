@@ -30,7 +30,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests" / "golden"
 PRESETS = sorted(path.stem for path in (ROOT / "configs").glob("*.py"))
 
-# Every field away from its default, every optional one once with and once without a value.
+# Every field differs from its default; every optional one occurs with and without a value.
 UNUSUAL = Config.from_dict(
     {
         "run_folder": "runs/Ünusual",
@@ -91,7 +91,7 @@ def test_a_preset_resolves_as_recorded(preset):
     )
 
 
-def test_no_golden_preset_is_left_over():
+def test_every_golden_file_has_a_preset():
     assert _recorded() == set(PRESETS)
 
 
@@ -104,7 +104,7 @@ def test_text_and_back(config):
     "section",
     [Config, ModelConfig, DataConfig, OptimizerConfig, BalancingConfig, TrainConfig, ExecutionConfig],
 )
-def test_defaults_keep_the_rules(section):
+def test_defaults_are_valid(section):
     """Defaults also have the types of their fields, which are only checked for explicit values."""
     assert build(section, dataclasses.asdict(section()), "") == section()
 
@@ -163,12 +163,12 @@ def test_an_option_sets_its_field(option, section, field, value):
         ("source=docs corpus=corpora/docs", "docs"),
         ("source=None corpus=corpora/docs", None),
         ("source=docs", "docs"),
-        ("corpus=corpora/stdlib_2048", "stdlib"),  # as the file says already
-        ("corpus=corpora/docs corpus=corpora/stdlib_2048", "stdlib"),  # the last one holds
+        ("corpus=corpora/stdlib_2048", "stdlib"),  # as the file has it already
+        ("corpus=corpora/docs corpus=corpora/stdlib_2048", "stdlib"),  # the last one wins
         ("seed=1", "stdlib"),
     ],
 )
-def test_the_source_of_a_file_is_of_its_own_corpus(options, source):
+def test_the_source_of_a_config_file_is_only_for_its_own_corpus(options, source):
     overrides = [f"--config.data.{option}" for option in options.split()]
     assert load_config("configs/tiny.py", overrides).data.source == source
 
@@ -180,24 +180,24 @@ def test_the_source_of_a_file_is_of_its_own_corpus(options, source):
         ("tokenizer=byte", None),
         ("tokenizer=tokenizers/mine/tokenizer.json", None),
         ("tokenizer=tokenizers/mine/tokenizer.json tokenizer_vocab_size=512", 512),
-        ("tokenizer=tokenizers/stdlib_2048/tokenizer.json", 2048),  # as the file says already
-        ("corpus=corpora/notes source=notes", None),  # it is called after other texts
+        ("tokenizer=tokenizers/stdlib_2048/tokenizer.json", 2048),  # as the file has it already
+        ("corpus=corpora/notes source=notes", None),  # the corpus has another name
         ("source=stdlib", 2048),
     ],
 )
-def test_only_the_tokenizer_of_the_file_is_trained(options, size):
-    """Another that is named and not there is a typo."""
+def test_only_the_tokenizer_of_the_config_file_is_trained(options, size):
+    """Another tokenizer that is named but does not exist is a typo."""
     overrides = [f"--config.data.{option}" for option in options.split()]
     assert load_config("configs/tiny.py", overrides).data.tokenizer_vocab_size == size
 
 
-def test_threads_that_read_ahead_may_be_none_and_not_fewer():
+def test_reading_threads_may_be_none_but_not_negative():
     Config.from_dict({"execution": {"read_threads": 0}})
     with pytest.raises(ValueError, match=r"execution\.read_threads is -1; it must be 0 or above"):
         Config.from_dict({"execution": {"read_threads": -1}})
 
 
-def test_a_tokenizer_that_is_to_be_trained_fits_the_network():
+def test_a_tokenizer_to_be_trained_must_fit_the_network():
     with pytest.raises(
         ValueError, match=r"tokenizer_vocab_size is 4096; it must be at most model\.vocab_size, 2048"
     ):
@@ -206,13 +206,13 @@ def test_a_tokenizer_that_is_to_be_trained_fits_the_network():
         DataConfig(tokenizer_vocab_size=0)
 
 
-def test_a_config_has_no_source_unless_it_says_one():
+def test_a_config_has_no_source_unless_it_sets_one():
     assert DataConfig(corpus="corpora/docs").source is None
 
 
 @pytest.mark.parametrize("options", [(), ("--config.data.corpus=corpora/docs",)])
 def test_the_config_of_a_run_is_the_same_with_the_same_options(options, tmp_path):
-    """So that the run can resume: the source of its corpus is unchanged, whether it exists or not."""
+    """The source of its corpus stays, whether the corpus exists or not, so that the run can resume."""
     config = load_config("configs/tiny.py", options)
     (tmp_path / "config.json").write_text(config.to_text())
     assert load_config("configs/tiny.py", options) == config
@@ -220,8 +220,8 @@ def test_the_config_of_a_run_is_the_same_with_the_same_options(options, tmp_path
 
 
 @pytest.mark.parametrize("name", ["other.json", "my_run.JSON", "saved", "run.cfg", "copy.py"])
-def test_json_is_read_as_json_whatever_its_name(name, tmp_path):
-    """Also one with `false`, which Python does not know."""
+def test_json_is_recognized_whatever_the_file_name(name, tmp_path):
+    """Also with `false`, which Python does not know."""
     config = load_config("configs/tiny.py", ["--config.execution.scan_layers=False"])
     (tmp_path / name).write_text(config.to_text())
     assert "false" in config.to_text()
@@ -229,8 +229,8 @@ def test_json_is_read_as_json_whatever_its_name(name, tmp_path):
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
-def test_json_has_only_the_fields_that_somebody_wrote(encoding, tmp_path):
-    """They are checked together with those of the command line, as those of a Python file are."""
+def test_json_has_only_the_fields_that_were_set(encoding, tmp_path):
+    """They are validated together with those of the command line, like those of a Python file."""
     file = tmp_path / "mine.json"
     file.write_text('\n {"optimizer": {"warmup_steps": 3000}}', encoding=encoding)
     config = load_config(str(file), ["--config.train.num_steps=5000"])
@@ -251,7 +251,7 @@ def test_json_has_only_the_fields_that_somebody_wrote(encoding, tmp_path):
         ("a.py", "x = 1\ny = int('z')\n", "line 2: ValueError: invalid literal"),
     ],
 )
-def test_what_is_no_config_file_is_refused_with_its_line(name, text, sentence, tmp_path):
+def test_an_invalid_config_file_is_rejected_with_its_line(name, text, sentence, tmp_path):
     (tmp_path / name).write_text(text)
     with pytest.raises(UserError, match=re.escape(sentence)):
         load_config(str(tmp_path / name), [])
@@ -260,7 +260,7 @@ def test_what_is_no_config_file_is_refused_with_its_line(name, text, sentence, t
 def test_configs_are_read_without_jax():
     """Errors in a config are reported quickly, and tools can read configs without jax."""
     code = (
-        "import sys, types; package = types.ModuleType('zaya_jax'); "  # without the front door's imports
+        "import sys, types; package = types.ModuleType('zaya_jax'); "  # without zaya_jax/__init__.py
         f"package.__path__ = [{str(ROOT / 'zaya_jax')!r}]; sys.modules['zaya_jax'] = package; "
         "import zaya_jax.config; assert 'jax' not in sys.modules"
     )

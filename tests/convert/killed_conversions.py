@@ -1,6 +1,6 @@
-"""Conversions that are killed by SIGKILL at random moments; prints what was found as JSON.
+"""Conversions that are killed by SIGKILL at random moments; prints the results as JSON.
 
-A process of its own: it forks, which a process with JAX's threads in it must not.
+It is a separate process because it forks, which a process with JAX's threads must not do.
 """
 
 import json
@@ -22,7 +22,7 @@ KILLS = 20
 
 
 def start(source: pathlib.Path, target: pathlib.Path, *, fsync_s: float = 0.0) -> int:
-    """Converts in a child; a slow disk makes moments in the middle as likely as those at the ends."""
+    """Converts in a child process on a slowed disk, so that all moments are equally likely."""
     child = os.fork()
     if child:
         return child
@@ -48,7 +48,7 @@ def wait(child: int) -> int:
 
 
 def stage(target: pathlib.Path) -> str:
-    """How far a killed conversion was."""
+    """Returns how far a killed conversion was."""
     aside = target.with_name(target.name + ".partial")
     if target.exists():
         return "finished" if not aside.exists() else "renamed"
@@ -59,7 +59,7 @@ def stage(target: pathlib.Path) -> str:
 
 
 def looks_whole(target: pathlib.Path, expected: dict[str, bytes]) -> bool:
-    """A folder that is there must be the folder that it would have become."""
+    """Checks that a folder with the final name equals the complete result."""
     return contents(target) == expected and check_checksums(target) is None
 
 

@@ -1,4 +1,4 @@
-"""Small networks of every shape that the layouts know, with random weights, and folders of them."""
+"""Small networks of all shapes that the layouts support, with random weights, and folders of them."""
 
 import json
 import pathlib
@@ -17,7 +17,7 @@ FULL, SLIDING = "hybrid", "hybrid_sliding"
 
 
 def small_config(**fields) -> ModelConfig:
-    """Every size is another, so that no two axes can be taken for each other."""
+    """All sizes differ, so that no axis can be mistaken for another."""
     values = {
         "vocab_size": 70, "hidden_size": 20, "num_hidden_layers": 3, "num_attention_heads": 4,
         "num_key_value_heads": 2, "head_dim": 8, "moe_intermediate_size": 12, "num_experts": 3,
@@ -27,7 +27,9 @@ def small_config(**fields) -> ModelConfig:
 
 
 def random_config(seed: int) -> ModelConfig:
-    """Odd seeds slide; every fourth has one layer, every fifth one expert, every third a head bias."""
+    """Odd seeds have sliding layers; every fourth has one layer, every fifth one expert, every third a head
+    bias.
+    """
     rng = np.random.default_rng(seed)
     keys = int(rng.integers(1, 4))
     slides = {"layer_pattern": (SLIDING, FULL), "sliding_window": int(rng.integers(2, 9))} if seed % 2 else {}
@@ -52,10 +54,10 @@ def random_config(seed: int) -> ModelConfig:
 
 
 def random_variables(config: ModelConfig, seed: int, dtype: str = "float32") -> dict:
-    """Any bits of values below 2, as float32 arrays; balancing biases as released."""
+    """Returns float32 arrays of random bits below 2, and balancing biases as released."""
     rng = np.random.default_rng(seed)
     unsigned, narrow = (np.uint16, ml_dtypes.bfloat16) if dtype == "bfloat16" else (np.uint32, np.float32)
-    small = ~unsigned(1 << (8 * unsigned().itemsize - 2))  # clears the exponent's highest bit
+    small = ~unsigned(1 << (8 * unsigned().itemsize - 2))  # clears the highest bit of the exponent
 
     def draw(leaf: jax.ShapeDtypeStruct) -> np.ndarray:
         bits = rng.integers(0, np.iinfo(unsigned).max, leaf.shape, unsigned, endpoint=True) & small
@@ -65,7 +67,7 @@ def random_variables(config: ModelConfig, seed: int, dtype: str = "float32") -> 
 
 
 def plausible_variables(config: ModelConfig, seed: int) -> dict:
-    """Weights with which tokens take clearly different ways: two implementations agree on them."""
+    """Returns weights that route tokens clearly, so that two implementations choose the same experts."""
     rng = np.random.default_rng(seed)
 
     def draw(leaf: jax.ShapeDtypeStruct) -> np.ndarray:
@@ -86,33 +88,33 @@ def zaya(command: str) -> None:
 
 
 def contents(folder: pathlib.Path, *, without: tuple[str, ...] = ()) -> dict[str, bytes]:
-    """Every file of a folder."""
+    """Returns the content of every file of a folder."""
     files = {str(file.relative_to(folder)): file for file in folder.rglob("*") if file.is_file()}
     return {name: file.read_bytes() for name, file in files.items() if name not in without}
 
 
 def split(file: pathlib.Path) -> tuple[dict[str, Any], bytes]:
-    """Header and data of a safetensors file, by the letter of the format."""
+    """Parses header and data of a safetensors file, as its specification defines them."""
     raw = file.read_bytes()
     size = int.from_bytes(raw[:8], "little")
     return json.loads(raw[8 : 8 + size]), raw[8 + size :]
 
 
 def join(header: bytes | dict[str, Any], data: bytes) -> bytes:
-    """The other way round; the header may be any bytes."""
+    """Writes a safetensors file; the header may be any bytes."""
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     return len(text).to_bytes(8, "little") + text + data
 
 
 def edit_header(file: pathlib.Path, change: Callable[[dict[str, Any]], Any]) -> None:
-    """Changes a file's header in place, or puts what `change` returns in its stead."""
+    """Changes a file's header in place, or replaces it by what `change` returns."""
     header, data = split(file)
     new = change(header)
     file.write_bytes(join(header if new is None else new, data))
 
 
 def tensors_in(folder: pathlib.Path) -> dict[str, tuple[str, list[int], bytes]]:
-    """Type, shape and bytes of every tensor of a folder, whatever file it is in."""
+    """Returns type, shape and bytes of every tensor of a folder, in any file."""
     found = {}
     for file in sorted(folder.glob("*.safetensors")):
         header, data = split(file)

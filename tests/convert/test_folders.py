@@ -1,4 +1,4 @@
-"""Folders that were made: Orbax reads them, runs start from them, damage in them is found."""
+"""Converted folders: Orbax reads them, runs start from them, and damage in them is detected."""
 
 import dataclasses
 import hashlib
@@ -34,7 +34,7 @@ def fixture_native(tmp_path):
 
 
 def run_of(folder, *, step=3):
-    """A run folder as training leaves it, checkpoint by Orbax."""
+    """Writes a run folder like training, with a checkpoint by Orbax."""
     config = small_run(run_folder=folder, corpus=folder)
     folder.mkdir()
     (folder / "config.json").write_text(config.to_text())
@@ -45,14 +45,14 @@ def run_of(folder, *, step=3):
     return config, variables
 
 
-def test_eight_billion_parameters_are_all_in_the_table():
-    """Tensors and parameters as in the released files ([Weights], ZAYA1-8B's index)."""
+def test_the_table_has_all_eight_billion_parameters():
+    """Tensors and parameters are those of the released files ([Weights], ZAYA1-8B's index)."""
     tensors = tensors_of("native", zaya_jax.ModelConfig())
     biases = sum(np.prod(tensor.shape) for tensor in tensors if tensor.name.endswith("balancing_biases"))
     assert len(tensors) == 1283
     assert sum(int(np.prod(tensor.shape)) for tensor in tensors) - biases == 8_840_488_784
     assert len(tensors_of("legacy", zaya_jax.ModelConfig())) == 1283 - 80 + 40 * 16 * 2
-    # The largest part that moves at once: an expert, or some rows of the embedding.
+    # The largest part in memory: an expert, or some rows of the embedding.
     assert max(weight_slice.size for tensor in tensors for weight_slice in tensor.slices) * 4 <= 67_108_864
 
 
@@ -82,8 +82,8 @@ def test_we_read_what_orbax_writes(tmp_path):
     assert (copy.step, copy.config) == (3, expected)
 
 
-def test_a_checkpoint_is_written_in_pieces(tmp_path):
-    """A stack of layers in one chunk would have to fit in memory to be read at all."""
+def test_a_checkpoint_is_written_in_chunks(tmp_path):
+    """A stack of layers in one chunk would have to fit in memory to be read."""
     config, variables = run_of(tmp_path / "run")
     largest = {}
     for weight_slice in weight_slices(config.model):
@@ -94,7 +94,9 @@ def test_a_checkpoint_is_written_in_pieces(tmp_path):
 
 @pytest.fixture(name="imported")
 def fixture_imported(tmp_path):
-    """A run folder made of PyTorch weights, and the options of a run of two steps that moves nothing."""
+    """Returns a run folder converted from PyTorch weights, and options of a run of two steps that changes
+    nothing.
+    """
     build_small_corpus(tmp_path / "corpus")
     config = Config.from_dict(small_values(run_folder="none", corpus="none"))
     zaya_jax.save_pytorch(
@@ -119,7 +121,7 @@ def test_a_run_starts_from_converted_weights(imported, tmp_path):
     assert (before.step, after.step) == (0, 2)
     for given, now in zip(*(jax.tree.leaves(saved.variables) for saved in (before, after)), strict=True):
         assert now.dtype == np.float32
-        np.testing.assert_array_equal(given, now)  # a rate of nothing leaves them as they came
+        np.testing.assert_array_equal(given, now)  # a learning rate of zero leaves the weights as they are
 
 
 @pytest.mark.parametrize(
@@ -136,7 +138,7 @@ def test_a_run_starts_from_converted_weights(imported, tmp_path):
         ),
     ],
 )
-def test_what_a_run_cannot_start_from(imported, tmp_path, capsys, options, sentence):
+def test_weights_that_a_run_cannot_start_from(imported, tmp_path, capsys, options, sentence):
     _, command = imported
     with pytest.raises(SystemExit, match="2"):
         zaya(f"{command} --config.run_folder={tmp_path}/other {options.format(root=tmp_path)}")
@@ -144,7 +146,7 @@ def test_what_a_run_cannot_start_from(imported, tmp_path, capsys, options, sente
     assert not (tmp_path / "other").exists()
 
 
-def test_weights_alone_are_no_run_to_go_on_with(imported, capsys):
+def test_weights_alone_cannot_be_resumed(imported, capsys):
     run, _ = imported
     values = json.loads((run / "config.json").read_text())
     corpus = str(run.with_name("corpus"))
@@ -155,7 +157,7 @@ def test_weights_alone_are_no_run_to_go_on_with(imported, capsys):
     assert "contains weights only; to train from" in capsys.readouterr().err
 
 
-def test_tokenizer_files_go_along(tmp_path):
+def test_tokenizer_files_are_copied(tmp_path):
     model = zaya_jax.Zaya(small_config(vocab_size=259))
     variables = random_variables(model.config, 0)
     zaya_jax.save_pytorch(tmp_path / "a", model, variables, tokenizer="byte")
@@ -173,8 +175,8 @@ def test_tokenizer_files_go_along(tmp_path):
     assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id) == (2, 1, 0)
 
 
-def test_an_attempt_goes_on_where_it_stopped(native, monkeypatch, capsys):
-    """The disk fails in the middle. Finished files are kept, unless they were changed since."""
+def test_an_interrupted_conversion_resumes(native, monkeypatch, capsys):
+    """The disk fails in the middle. Finished files are kept unless they were changed since."""
     folder, _ = native
     target = folder.parent / "run"
     zaya(f"convert {folder} {folder.parent}/whole")
@@ -206,8 +208,8 @@ def test_an_attempt_goes_on_where_it_stopped(native, monkeypatch, capsys):
     assert not target.with_name("run.partial").exists()
 
 
-def test_another_plan_does_not_go_on(native, monkeypatch, capsys):
-    """A journal of float32 files is of no use to a conversion to bfloat16."""
+def test_another_conversion_does_not_resume(native, monkeypatch, capsys):
+    """The journal of a conversion to float32 is not used by one to bfloat16."""
     folder, _ = native
     target = folder.parent / "run"
     commit, calls = stream.commit_file, []
@@ -239,7 +241,7 @@ def test_two_conversions_do_not_share_a_target(native, capsys):
     assert "another conversion is writing" in capsys.readouterr().err
 
 
-def test_a_full_disk_is_noticed_before(native, monkeypatch, capsys):
+def test_a_full_disk_is_detected_before_the_conversion(native, monkeypatch, capsys):
     folder, _ = native
     usage = type("usage", (), {"free": 1000})
     monkeypatch.setattr(stream.shutil, "disk_usage", lambda _: usage)
@@ -248,7 +250,7 @@ def test_a_full_disk_is_noticed_before(native, monkeypatch, capsys):
     assert "has 1,000 free bytes" in capsys.readouterr().err
 
 
-def test_overwriting_replaces(native):
+def test_overwrite_replaces_the_folder(native):
     folder, _ = native
     zaya(f"convert {folder} {folder.parent}/run")
     zaya(f"convert {folder} {folder.parent}/run --overwrite --layout legacy")
@@ -257,7 +259,7 @@ def test_overwriting_replaces(native):
     assert sorted(path.name for path in folder.parent.iterdir()) == ["native", "run"]
 
 
-def test_nothing_of_what_was_replaced_comes_back(native, monkeypatch):
+def test_no_file_of_a_replaced_folder_survives(native, monkeypatch):
     """Killed between publishing the new folder and removing the old one, then run again."""
     folder, _ = native
     target = folder.parent / "run"
@@ -287,8 +289,8 @@ def flip(file: pathlib.Path, where: int = -1) -> None:
     file.write_bytes(bytes(raw))
 
 
-def test_verify_finds_one_bit(native, capsys):
-    """Orbax restores a flipped bit without a word: it keeps no sum of what it wrote."""
+def test_verify_finds_one_flipped_bit(native, capsys):
+    """Orbax restores a flipped bit without an error, because it stores no checksums."""
     folder, _ = native
     target = folder.parent / "run"
     zaya(f"convert {folder} {target} --verify")
@@ -335,7 +337,7 @@ GIVEN = "0" * 64
     ],
 )
 @pytest.mark.parametrize("layout", ["zaya", "legacy"])
-def test_checksums_are_held_against_all_files(native, change, sentence, layout, capsys):
+def test_checksums_are_compared_with_all_files(native, change, sentence, layout, capsys):
     folder, _ = native
     target = folder.parent / "target"
     zaya(f"convert {folder} {target} --layout {layout}")
@@ -350,7 +352,7 @@ def test_checksums_are_held_against_all_files(native, change, sentence, layout, 
     assert said.count("\n") == 1
 
 
-def test_files_beside_the_weights_do_not_matter(native, capsys):
+def test_other_files_in_the_folder_do_not_matter(native, capsys):
     folder, _ = native
     zaya(f"convert {folder} {folder.parent}/run")
     (folder.parent / "run/notes.txt").write_text("mine")
@@ -362,8 +364,8 @@ def test_files_beside_the_weights_do_not_matter(native, capsys):
     assert "params.embedding.table" in capsys.readouterr().err
 
 
-def test_several_end_tokens_go_along(native):
-    """As transformers has them: a list for the end, null for what there is not."""
+def test_several_end_tokens_are_copied(native):
+    """As in transformers: a list for EOS, null for a token that does not exist."""
     folder, _ = native
     values = json.loads((folder / "config.json").read_text())
     values |= {"eos_token_id": [1, 69], "bos_token_id": None, "pad_token_id": 0}
@@ -373,7 +375,7 @@ def test_several_end_tokens_go_along(native):
     assert [again[f"{name}_token_id"] for name in ("eos", "bos", "pad")] == [[1, 69], None, 0]
 
 
-def test_special_tokens_beside_a_run_are_checked(tmp_path, capsys):
+def test_special_tokens_in_a_run_folder_are_validated(tmp_path, capsys):
     model = zaya_jax.Zaya(small_config(vocab_size=259))
     zaya_jax.save_pytorch(tmp_path / "a", model, random_variables(model.config, 0), tokenizer="byte")
     zaya(f"convert {tmp_path}/a {tmp_path}/run")
@@ -384,12 +386,12 @@ def test_special_tokens_beside_a_run_are_checked(tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_folder_is_not_replaced_with_what_is_converted_from_it(tmp_path, capsys):
-    """The tokenizer of the run is in the folder that its first weights came from."""
+def test_a_folder_is_not_replaced_by_its_own_conversion(tmp_path, capsys):
+    """The tokenizer of the run is in the folder that its initial weights came from."""
     model = zaya_jax.Zaya(small_config(vocab_size=259))
     zaya_jax.save_pytorch(tmp_path / "a", model, random_variables(model.config, 0), tokenizer="byte")
     zaya(f"convert {tmp_path}/a {tmp_path}/first")
-    zaya(f"convert {tmp_path}/first {tmp_path}/second --layout zaya")  # as a run that began there
+    zaya(f"convert {tmp_path}/first {tmp_path}/second --layout zaya")  # like a run that started there
     before = contents(tmp_path / "first")
     (tmp_path / "first/inner").symlink_to(tmp_path / "a")
     for source in ("second", "first/inner", "first/checkpoints"):
@@ -405,7 +407,7 @@ def test_a_folder_is_not_replaced_with_what_is_converted_from_it(tmp_path, capsy
     assert contents(tmp_path / "first") == before
 
 
-def test_inspecting_either_side(native):
+def test_inspecting_both_kinds_of_folders(native):
     folder, _ = native
     zaya(f"convert {folder} {folder.parent}/run --dtype bfloat16")
 

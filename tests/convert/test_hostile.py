@@ -142,7 +142,7 @@ def only_pickle(root: pathlib.Path) -> None:
 
 
 def sparse_header(root: pathlib.Path) -> None:
-    """200 MB that are not there, and a header that claims most of them."""
+    """Writes a sparse file of 200 MB, and a header that claims most of it."""
     with (root / "native" / SHARD).open("wb") as stream:
         stream.write((150_000_000).to_bytes(8, "little"))
         stream.truncate(200_000_000)
@@ -168,7 +168,9 @@ def zarray(**values: Any) -> Callable[[pathlib.Path], None]:
 
 
 def remains(change: Callable[[pathlib.Path, pathlib.Path], Any]) -> Callable[[pathlib.Path], None]:
-    """Files in the place of a conversion's temporary folder; the edit gets that folder and a foreign one."""
+    """Puts files where a conversion has its temporary folder; the edit receives that folder and a foreign
+    one.
+    """
 
     def edit(root: pathlib.Path) -> None:
         (root / "theirs").mkdir()
@@ -204,7 +206,7 @@ HOSTILE = (
     Hostile("file of three bytes", raw(lambda b: b[:3]), "has 3 bytes; a safetensors file starts with 8"),
     Hostile("empty file", raw(lambda b: b""), "has 0 bytes"),
     Hostile("file cut off", raw(lambda b: b[:-5]), "is truncated: it has"),
-    Hostile("bytes behind the data", raw(lambda b: b + b"tail"), "has 4 bytes that belong to no tensor"),
+    Hostile("bytes after the data", raw(lambda b: b + b"tail"), "has 4 bytes that belong to no tensor"),
     Hostile("header not JSON", header(lambda head: b"{'a': 1}"), "is not JSON: Expecting property name"),
     Hostile("header not UTF-8", header(lambda head: b'{"\xff": 1}'), "is not JSON: 'utf-8' codec can't decode"),
     Hostile("header a list", header(lambda head: b"[1]"), "holds a list; it must be a JSON object"),
@@ -275,7 +277,7 @@ HOSTILE = (
     Hostile("tensor of another shape", whole(lambda t: t.update({NORM: (t[NORM][0] | {"shape": [4, 5]}, t[NORM][1])})), f"{NORM} is [4, 5] and must be [20]", "whole out"),
     Hostile("layouts mixed", whole(lambda t: rename(t, "model.layers.1.mlp.gate.down_proj.weight", "model.layers.3.zaya_block.router.down_proj.weight")), "mixes two layouts", "whole out"),
     Hostile("no ZAYA weights", whole(lambda t: [t.pop(n) for n in list(t) if "layers" in n]), "has no ZAYA1 weights", "whole out"),
-    Hostile("head of its own", whole(own_head), "only a tied head is supported", "whole out"),
+    Hostile("untied head", whole(own_head), "only a tied head is supported", "whole out"),
     Hostile("double precision", retyped(NORM, "F64", 4), f"has tensors of unsupported types: {NORM} (F64); supported types are F32, BF16, F16", "whole out"),
     Hostile("FP8 experts", retyped("model.layers.0.mlp.experts.down_proj", "F8_E4M3", 0.5), "is quantized: model.layers.0.mlp.experts.down_proj (F8_E4M3)", "whole out"),
     Hostile("MXFP4 experts", retyped("model.layers.0.mlp.experts.down_proj", "F4", 0.25), "(F4); its weights cannot be recovered exactly, so use the bfloat16 release", "whole out"),
@@ -320,7 +322,7 @@ HOSTILE = (
 
 
 def make_good(root: pathlib.Path) -> None:
-    """Folders that convert without a complaint."""
+    """Writes folders that convert without an error."""
     network = small_config(num_hidden_layers=2)
     model, variables = zaya_jax.Zaya(network), random_variables(network, 0, "bfloat16")
     zaya_jax.save_pytorch(root / "native", model, variables, max_shard_bytes=8000)
@@ -331,7 +333,7 @@ def make_good(root: pathlib.Path) -> None:
 
 
 def run(command: str, root: pathlib.Path) -> tuple[int, str, str]:
-    """Exit code, standard output and standard error of `zaya convert COMMAND` in a folder."""
+    """Returns exit code, standard output and standard error of `zaya convert COMMAND` in a folder."""
     out, err = io.StringIO(), io.StringIO()
     code = 0
     with contextlib.chdir(root), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -356,7 +358,7 @@ def snapshot(root: pathlib.Path) -> list[tuple[str, int]]:
     return [(str(p), p.lstat().st_size) for p in sorted(root.rglob("*")) if ".partial" not in str(p)]
 
 
-@pytest.mark.timeout(60)  # what waits for a pipe waits for ever
+@pytest.mark.timeout(60)  # reading a pipe would block forever
 @pytest.mark.parametrize("hostile", HOSTILE, ids=lambda hostile: hostile.name.replace(" ", "_"))
 def test_a_hostile_input_gets_one_message(hostile, good, tmp_path):
     root = tmp_path / "copy"
@@ -377,7 +379,7 @@ def test_a_hostile_input_gets_one_message(hostile, good, tmp_path):
 
 
 def test_good_folders_convert(good, tmp_path):
-    """The table above would show nothing if its folders were refused anyway."""
+    """Otherwise the table above would prove nothing."""
     root = tmp_path / "copy"
     shutil.copytree(good, root)
     for number, source in enumerate(("native", "whole", "legacy", "run")):
@@ -393,7 +395,7 @@ def test_a_damaged_journal_is_discarded(good, tmp_path):
     assert (code, err) == (0, "")
 
 
-def test_inputs_have_names_of_their_own():
+def test_inputs_have_unique_names():
     assert len({hostile.name for hostile in HOSTILE}) == len(HOSTILE)
 
 

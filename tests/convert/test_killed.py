@@ -13,7 +13,7 @@ ROOT = SCRIPT.parents[2]
 
 
 @pytest.mark.slow
-def test_twenty_kills_each_way(tmp_path):
+def test_twenty_kills_in_each_direction(tmp_path):
     paths = os.pathsep.join([str(ROOT), str(SCRIPT.parent), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         [sys.executable, str(SCRIPT), str(tmp_path)],

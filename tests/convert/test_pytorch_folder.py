@@ -67,7 +67,7 @@ NOT_WEIGHTS = {
 
 @pytest.mark.parametrize("file", ["shards/" + SHARD, "whole/" + WHOLE])
 @pytest.mark.parametrize("name", NOT_WEIGHTS)
-def test_what_is_no_weights_is_named(root, name, file):
+def test_folders_without_weights_are_named(root, name, file):
     content, what = NOT_WEIGHTS[name]
     (root / file).write_bytes(content)
     code, _, err = convert(root / file.split("/")[0], root / "out")
@@ -77,8 +77,8 @@ def test_what_is_no_weights_is_named(root, name, file):
 
 
 @pytest.mark.parametrize("length", [0x8B1F, 0x0280])
-def test_a_length_that_looks_like_another_format_is_none(root, length):
-    """A header of 640 bytes begins as a pickle does, one of 35,615 as gzip."""
+def test_a_header_length_that_resembles_another_format(root, length):
+    """A header of 640 bytes starts like a pickle, one of 35,615 like gzip."""
     file = root / "whole" / WHOLE
     head, data = split(file)
     names = [name for name in head if name != "__metadata__"][:2]
@@ -100,8 +100,8 @@ def test_huge_shapes_take_no_time(tmp_path):
         read_header(tmp_path / WHOLE)
 
 
-def test_a_stray_file_beside_an_index(root):
-    """transformers loads model.safetensors where both are there; others are only said."""
+def test_a_stray_file_next_to_an_index(root):
+    """transformers loads model.safetensors if both exist; other files are only reported."""
     shutil.copy(root / "whole" / WHOLE, root / "shards" / "consolidated.safetensors")
     code, out, _ = convert(root / "shards", root / "out")
     assert code == 0
@@ -119,9 +119,9 @@ COPIED = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_
           "special_tokens_map.json", "chat_template.jinja", "tokenizer.model")  # fmt: skip
 
 
-@pytest.mark.timeout(60)  # what waits for a pipe waits for ever
+@pytest.mark.timeout(60)  # reading a pipe would block forever
 @pytest.mark.parametrize("name", ["shards/" + SHARD, "whole/" + WHOLE, "shards/" + INDEX, *COPIED])
-def test_a_pipe_is_refused(root, name):
+def test_a_pipe_is_rejected(root, name):
     path = root / (name if "/" in name else f"whole/{name}")
     path.unlink(missing_ok=True)
     os.mkfifo(path)
@@ -133,7 +133,7 @@ def test_a_pipe_is_refused(root, name):
 
 @pytest.mark.parametrize("name", [WHOLE, *COPIED])
 @pytest.mark.parametrize("way", ["absolute", "relative", "twice", "through a folder"])
-def test_a_link_to_a_file_outside_is_refused(root, name, way):
+def test_a_link_to_a_file_outside_is_rejected(root, name, way):
     secret, path = root / "secret", root / "whole" / name
     secret.write_text('{"secret": 1}')
     path.unlink(missing_ok=True)
@@ -155,7 +155,7 @@ def test_a_link_to_a_file_outside_is_refused(root, name, way):
 
 
 @pytest.mark.parametrize("name", ["tokenizer.model", "config.json", "generation_config.json"])
-def test_a_link_out_of_a_run_is_refused(root, name):
+def test_a_link_out_of_a_run_is_rejected(root, name):
     assert convert(root / "whole", root / "run")[0] == 0
     (root / "secret").write_text("{}")
     path = root / "run" / (name if name == "config.json" else f"tokenizer/{name}")
@@ -166,7 +166,7 @@ def test_a_link_out_of_a_run_is_refused(root, name):
     assert "which is outside" in err
 
 
-def test_links_and_folders_that_are_refused_by_what_they_are(root):
+def test_rejected_links_and_folders_are_described(root):
     (root / "whole/tokenizer.json").symlink_to("nowhere")
     assert "tokenizer.json is a link to nothing" in convert(root / "whole", root / "out")[2]
     (root / "whole/tokenizer.json").unlink()
@@ -175,7 +175,9 @@ def test_links_and_folders_that_are_refused_by_what_they_are(root):
 
 
 def as_in_the_cache(root: pathlib.Path, folder: pathlib.Path, *, inner: str = "") -> pathlib.Path:
-    """A folder as huggingface_hub keeps it: REPOSITORY/snapshots/COMMIT of links to REPOSITORY/blobs."""
+    """Returns a folder in the layout of huggingface_hub: REPOSITORY/snapshots/COMMIT with links to
+    REPOSITORY/blobs.
+    """
     repository = root / "models--org--name"
     snapshot = repository / "snapshots" / "0123abc" / inner
     snapshot.mkdir(parents=True)
@@ -199,7 +201,7 @@ def test_the_cache_of_the_hub_is_read(root, inner):
 @pytest.mark.parametrize(
     "target", ["../../../models--org--other/blobs/0", "../../refs/main", "../other/config.json"]
 )
-def test_the_cache_of_the_hub_has_no_other_ways_out(root, target):
+def test_other_links_out_of_the_cache_of_the_hub_are_rejected(root, target):
     snapshot = as_in_the_cache(root, root / "shards")
     (snapshot / "tokenizer.model").symlink_to(target)
     place = snapshot / target
@@ -210,7 +212,7 @@ def test_the_cache_of_the_hub_has_no_other_ways_out(root, target):
     assert "which is outside" in err
 
 
-def test_blobs_that_are_a_link_to_elsewhere_are_outside(root):
+def test_blobs_that_link_elsewhere_are_outside(root):
     snapshot = as_in_the_cache(root, root / "shards")
     blobs = snapshot.parents[1] / "blobs"
     blobs.rename(root / "elsewhere")
@@ -222,7 +224,7 @@ def test_blobs_that_are_a_link_to_elsewhere_are_outside(root):
 
 
 def change(file: pathlib.Path, name: str, edit) -> None:
-    """Edits the values of a tensor of bfloat16 in place."""
+    """Edits the values of a bfloat16 tensor in place."""
     head, data = split(file)
     begin, end = head[name]["data_offsets"]
     values = np.frombuffer(data[begin:end], ml_dtypes.bfloat16).copy()
@@ -259,13 +261,13 @@ def test_values_that_overflow_in_a_narrower_type_are_reported(root):
     assert f"{NETWORK.hidden_size} values are NaN or infinite: final_norm/scale" in out
 
 
-def test_finite_weights_of_one_type_get_no_note(root):
+def test_finite_weights_of_one_type_are_not_reported(root):
     assert "note" not in convert(root / "whole", root / "out", "--layout", "native")[1]
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
-def test_counting_is_that_of_numpy(dtype):
-    """All patterns of 16 bits, and for float32 as many at random."""
+def test_counts_equal_those_of_numpy(dtype):
+    """All 16-bit patterns, and as many random float32 ones."""
     rng = np.random.default_rng(0)
     kind = np.dtype(dtype)
     bits = (
@@ -304,7 +306,7 @@ def with_fields(root: pathlib.Path, **fields) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | fields))
 
 
-def test_fields_that_are_not_read_are_said(root):
+def test_ignored_fields_are_reported(root):
     with_fields(root, trained_by="somebody", training_steps=3, use_sparkle=False, unsloth_version="2026.1")
     code, out, _ = convert(root / "whole", root / "out")
     assert code == 0
@@ -313,7 +315,7 @@ def test_fields_that_are_not_read_are_said(root):
         zaya_jax.load_pytorch(root / "whole")
 
 
-def test_fields_that_change_the_network_are_refused(root):
+def test_fields_that_change_the_network_are_rejected(root):
     with_fields(root, rope_scaling={"rope_type": "yarn", "factor": 4.0})
     code, _, err = convert(root / "whole", root / "out")
     assert code == 2

@@ -1,4 +1,4 @@
-"""Weights come back as they went, bit for bit, whatever way they take."""
+"""Weights survive every conversion and back bit for bit."""
 
 import dataclasses
 import json
@@ -26,7 +26,7 @@ DTYPES = ("float32", "bfloat16")
 
 @pytest.fixture(params=[(seed, dtype) for seed in SEEDS for dtype in DTYPES], ids=str, name="saved")
 def fixture_saved(request, tmp_path):
-    """A random network saved in both layouts, in shards of a few tensors."""
+    """Writes a random network in both layouts, in shards of a few tensors."""
     seed, dtype = request.param
     model, variables = zaya_jax.Zaya(random_config(seed)), random_variables(random_config(seed), seed, dtype)
     for layout in ("native", "legacy"):
@@ -37,7 +37,7 @@ def fixture_saved(request, tmp_path):
 
 
 def assert_same(ours, theirs):
-    """As bits: 0 is not -0."""
+    """Compares bits: 0 and -0 differ."""
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(_bits(a), _bits(b)), ours, theirs)
 
 
@@ -85,8 +85,10 @@ def test_a_wide_type_is_narrowed_once(tmp_path):
 
 
 @pytest.mark.parametrize("pattern", [(SLIDING,), (FULL, FULL, SLIDING)])
-def test_windows_count_as_each_layout_does(tmp_path, pattern):
-    """The legacy window is one less, it leaves the current token out ([legacy], the converter to [HF])."""
+def test_windows_have_the_definition_of_each_layout(tmp_path, pattern):
+    """The legacy window is smaller by one because it excludes the current token ([legacy], the converter to
+    [HF]).
+    """
     config = small_config(layer_pattern=pattern, sliding_window=5)
     zaya_jax.save_pytorch(
         tmp_path / "legacy", zaya_jax.Zaya(config), random_variables(config, 0), layout="legacy"
@@ -98,8 +100,8 @@ def test_windows_count_as_each_layout_does(tmp_path, pattern):
     assert (model.config.sliding_window, model.config.layer_types) == (5, config.layer_types)
 
 
-def test_the_embedding_moves_in_parts(tmp_path, monkeypatch):
-    """Of a big vocabulary no more than some rows are in memory; the last part is shorter."""
+def test_the_embedding_is_converted_in_parts(tmp_path, monkeypatch):
+    """Of a large vocabulary only some rows are in memory; the last part is shorter."""
     monkeypatch.setattr("zaya_jax.convert.pytorch.layouts.SLICE_BYTES", 20 * 4 * 16)
     config = small_config(vocab_size=71, lm_head_bias=True)  # 4 parts of 15 rows, one of 11
     variables = random_variables(config, 0)

@@ -1,4 +1,4 @@
-"""Leaves out the tests that need AMD's tables of instructions where their package is not installed."""
+"""Skips the tests that need AMD's tables of instructions if their package is not installed."""
 
 import importlib.util
 

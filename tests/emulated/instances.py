@@ -64,7 +64,7 @@ REPLACED = {
 
 
 def formula(name: str) -> str:
-    """The text that is tested for an instruction."""
+    """Returns the text that is tested for an instruction."""
     text = formula_of(name)
     return REPLACED.get(name, lambda text: text)(text)
 
@@ -595,7 +595,7 @@ def _dpp_fields(rng: random.Random) -> dict[str, int]:
 
 
 def dpp_source(control: int, lane: int) -> int | None:
-    """The lane that DPP reads in place of a lane; None if it is outside of the row (ISA, "DPP_CTRL")."""
+    """Returns the lane that DPP reads for a lane; None if it is outside of the row (ISA, "DPP_CTRL")."""
     row, place = lane - lane % 16, lane % 16
     if control < 0x100:  # quad_perm
         return lane - lane % 4 + (control >> 2 * (lane % 4) & 3)

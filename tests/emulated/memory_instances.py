@@ -61,11 +61,11 @@ def local_instance(name: str, rng: random.Random) -> Instance:
     kind, pair, bits = re.match(r"ds_(read|write)(2st64|2)?_[bui](\d+)", name).groups()
     size = int(bits) // 8
     words = max(1, size // 4)
-    # Lanes have parts of memory of their own, in random order; some offsets lead into other lanes' parts.
+    # Each lane has its part of memory, in random order; some offsets lead into the parts of other lanes.
     parts = rng.sample(list(LANES), 64)
     inner = rng.randrange(0, LANE_BYTES // 4, max(1, size)) if not pair else 0
     draw.vectors[2] = [LANE_BYTES * part + inner for part in parts]
-    if pair == "2st64":  # its second access is 64 elements further on, so that lanes stand next to each other
+    if pair == "2st64":  # its second access is 64 elements later, so that lanes are adjacent
         draw.vectors[2] = [size * part for part in parts]
     draw.next_vector = 4
     offsets = (
@@ -155,7 +155,7 @@ def _global_address(draw: Draw, parts: list[int], limit: int) -> tuple[Any, dict
         addresses = [DEVICE + part - offset for part in parts]
         draw.vectors[2] = [address & MASK32 for address in addresses]
         draw.vectors[3] = [address >> 32 for address in addresses]
-        # The number 127 stands for no scalar address; the constructor then counts one address register.
+        # The number 127 means no scalar address; the constructor then counts one address register.
         fields = {"addr": v[2], "saddr": EXEC_HI}
     else:
         base = DEVICE - 4096 - offset

@@ -132,7 +132,7 @@ def test_random_numbers_are_within_the_bound_of_any_order():
             continue
         shapes = (size, inner), (inner, size)
         a, b = (rng.standard_normal(shape).astype(np.float32) for shape in shapes)
-        if kind != "f32":  # so that the operands have no error of their own
+        if kind != "f32":  # so that rounding the operands adds no error
             a, b = (np.round(x * 16) / 16 for x in (a, b))
         c = rng.standard_normal((size, size)).astype(np.float32)
         exact = a.astype(np.float64) @ b.astype(np.float64) + c

@@ -1,7 +1,7 @@
-"""Faults planted in the machine code of kernels are noticed, and by the right check.
+"""Faults planted in the machine code of kernels are detected, and by the right check.
 
 `pytest -n 0 -s -m campaign tests/emulated/test_planted_faults.py` plants 40 faults in five kernels, chosen
-with a seed that it prints, and says what noticed each.
+with a seed that it prints, and reports what detected each.
 """
 
 import collections
@@ -51,7 +51,7 @@ def launches():
     original = launch_execution.execute
 
     def keep(kernel, launch, buffers, **options):
-        # A compiled kernel may have a number behind its name.
+        # The name of a compiled kernel may end with a number.
         name = next((each for each in KERNELS.values() if kernel.name.rstrip("_0123456789") == each), None)
         if name is not None and name not in captured:
             captured[name] = capture(name, kernel, launch, buffers)
@@ -96,5 +96,5 @@ def test_faults_in_five_kernels(launches):
     print(dict(verdicts))
     assert sum(verdicts.values()) == PER_KIND * len(KINDS)
     unnoticed = sum(count for (_, noticed), count in verdicts.items() if noticed is None)
-    # Those that remain change neither a number nor an order on which a number depends in this launch.
+    # The remaining faults change no value, and no order on which a value depends, in this launch.
     assert unnoticed <= sum(verdicts.values()) // 4

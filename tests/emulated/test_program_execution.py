@@ -71,7 +71,7 @@ def test_a_program_with_a_loop_a_branch_a_sort_and_atomics():
 
 
 def tiny_zaya1(dtype):
-    """All parts of the network. Tokens go clearly different ways, so that rounding sends none elsewhere."""
+    """Returns a network with all parts. Routing is decisive, so that rounding changes no expert."""
     return Config.from_dict(
         {
             "model": {
@@ -151,7 +151,7 @@ def largest_of(results, expected):
 
 
 def step_on_cpu(config, batch):
-    """Results of a step by name, with the weights' updates in place of the weights."""
+    """Returns the results of a step by name, with updates instead of the weights."""
     setup = make_setup(config)
     state = init_state(config, setup)
     first = as_numpy((state, None))

@@ -1,8 +1,8 @@
-"""Runs on a disk that fails or is slow: one sentence, no step lost, and the same command goes on.
+"""Runs on a disk that fails or is slow: one error message, no lost step, and the same command resumes.
 
-`storage.c` stands before the C library of a run's process, and has calls fail within the run folder: the
-first write, one in the middle, one of the last; from then on all of them. What a run needs was counted in
-one that nothing disturbed, which is also what a run that goes on is held against.
+`storage.c` is preloaded before the C library of a run's process, and makes calls within the run folder fail:
+the first write, one in the middle or one of the last, and from then on all of them. The number of calls is
+counted in an undisturbed run, with which a resumed run is also compared.
 """
 
 import dataclasses
@@ -145,7 +145,7 @@ DISKS = (("write", errno.ENOSPC), ("fsync", errno.EIO), ("rename", errno.EIO), (
 FAILING = [(calls, number, share) for calls, number in DISKS for share in (0.0, 0.2, 0.5, 0.8, 0.99)]
 
 
-@pytest.mark.campaign  # each runs twice in processes of its own
+@pytest.mark.campaign  # each runs twice, in separate processes
 @pytest.mark.parametrize(("calls", "number", "share"), FAILING)
 def test_a_failing_disk_is_a_user_error_and_loses_no_step(
     disk, corpus, undisturbed, tmp_path, calls, number, share

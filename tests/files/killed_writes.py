@@ -1,7 +1,7 @@
-"""Writes that are killed at every line of `zaya_jax.files.durable`; prints what was found then, as JSON.
+"""Writes that are killed at every line of `zaya_jax.files.durable`; prints the results as JSON.
 
-A process of its own: it forks, which a process with JAX's threads in it must not. It loads the one
-file, because `import zaya_jax` would bring JAX.
+It is a separate process because it forks, which a process with JAX's threads must not do. It loads only that
+file, because `import zaya_jax` would load JAX.
 """
 
 import importlib.util
@@ -23,7 +23,9 @@ def load(path: str):
 
 
 def killed_at(line: int, action: Callable[[], None], files: set[str]) -> bool:
-    """Whether a child that does `action` lives to see so many lines of `files`: it ends at that one."""
+    """Runs `action` in a child that exits at a given line of `files`; returns whether it reached that
+    line.
+    """
     child = os.fork()
     if child:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
@@ -52,7 +54,7 @@ def fill(folder: pathlib.Path, content: dict[str, str]) -> None:
 
 
 def state(path: pathlib.Path) -> str:
-    """What is at a path: "old", "new", "nothing" or something that must never be."""
+    """Returns what is at a path: "old", "new", "nothing" or something invalid."""
     if path.is_dir():
         files = [file for file in path.rglob("*") if file.is_file()]
         content = {str(file.relative_to(path)): file.read_text() for file in files}
@@ -84,7 +86,7 @@ def main() -> None:
     found = {}
     for name, (before, action) in actions.items():
         found[name] = []
-        # Of what is removed, files go by and by.
+        # A folder is removed file by file.
         files = {durable.__file__, *([shutil.__file__] if name == "a folder removed" else [])}
         for line in range(1, 1000):
             root.mkdir()

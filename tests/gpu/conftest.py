@@ -1,4 +1,4 @@
-"""These run on a GPU, and wait for one."""
+"""Tests for a GPU, which are skipped without one."""
 
 import jax
 import pytest

@@ -1,4 +1,4 @@
-"""Each kernel as a GPU runs it, against XLA's form, on random data of sizes that fill no block."""
+"""Each kernel on a GPU, compared with the XLA form, on random data whose sizes fill no block."""
 
 import dataclasses
 

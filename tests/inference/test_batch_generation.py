@@ -1,4 +1,4 @@
-"""Files of prompts: each answer is that of its line alone, in order, and none is lost or made twice."""
+"""Files of prompts: each answer depends on its line only, in order, and none is lost or repeated."""
 
 import json
 import shutil
@@ -68,7 +68,9 @@ def test_answers_are_in_order_and_repeat_their_lines(answers):
 
 
 def test_texts_do_not_depend_on_other_lines(answers, run_folder, tmp_path, capsys):
-    """Alone, in another order and in batches of another size; two lines of one seed are alike, others not."""
+    """A line alone, in another order and in other batch sizes; lines with equal seeds are equal, others
+    differ.
+    """
     assert answers[3]["text"] == answers[5]["text"]
     assert answers[0]["text"] != answers[4]["text"]
     numbers = [6, 2, 3, 1]
@@ -111,7 +113,9 @@ def kill_after(num_batches, monkeypatch, complete=batch_generation.complete):
 
 
 def test_a_killed_process_loses_and_repeats_no_batch(answers, run_folder, tmp_path, monkeypatch, capsys):
-    """The lines above are three batches: each process makes one, and the second is cut while it writes."""
+    """The lines above are three batches: each process completes one, and the second is killed while it
+    writes.
+    """
     file = write_lines(tmp_path / "prompts.jsonl", LINES)
     unfinished = tmp_path / "prompts.answers.unfinished"
     for _ in range(2):
@@ -121,7 +125,7 @@ def test_a_killed_process_loses_and_repeats_no_batch(answers, run_folder, tmp_pa
         assert not unfinished.with_suffix("").exists()
         with unfinished.open("ab") as torn:
             torn.write(b'{"line": 1, "answer": {"te')
-    kept = len(unfinished.read_text().splitlines()) - 2  # without the first line and the torn one
+    kept = len(unfinished.read_text().splitlines()) - 2  # without the first line and the incomplete one
     capsys.readouterr()
     with pytest.raises(SystemExit):
         answer(run_folder, file, "--logprobs", "--temperature", "0.5")
@@ -143,7 +147,7 @@ def test_a_killed_process_loses_and_repeats_no_batch(answers, run_folder, tmp_pa
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])
 def typed_run(request, run_folder, tmp_path_factory):
-    """The run with another type of products, read once."""
+    """Returns the results of the run with another dtype of products."""
     folder = tmp_path_factory.mktemp("typed") / request.param
     shutil.copytree(run_folder, folder)
     config = json.loads((folder / "config.json").read_text())
@@ -155,7 +159,7 @@ def typed_run(request, run_folder, tmp_path_factory):
 
 
 def test_a_file_resumed_after_any_line_is_bitwise_equal(typed_run, tmp_path, monkeypatch):
-    """Bit by bit, log-probabilities too: a lost line is computed in the batch that it would have been in."""
+    """Log-probabilities too: a lost line is computed again in its original batch."""
     monkeypatch.setattr(batch_generation, "load_for_generation", lambda _: typed_run)
     file = write_lines(tmp_path / "prompts.jsonl", [{"prompt": "x" * n} for n in range(17, 24)])
     output, unfinished = file.with_suffix(".answers"), file.with_suffix(".answers" + UNFINISHED)
@@ -221,7 +225,7 @@ def test_batches_have_one_shape():
 
 
 def test_other_lines_compile_nothing(run_folder, tmp_path):
-    """Nor does a last batch that is not full."""
+    """Neither does an incomplete last batch."""
     answer(run_folder, write_lines(tmp_path / "a.jsonl", [{"prompt": "abc"}] * 5), batch_size=5)
     before = decode_steps._cache_size()
     more = [{"prompt": "abcdefgh", "max_new_tokens": 5}, {"prompt": ""}, *[{"prompt": "z"}] * 7]

@@ -1,4 +1,4 @@
-"""Weights with NaN or infinity: each command that computes with them says so, and where."""
+"""Weights with NaN or infinity: each command that computes with them reports where they are."""
 
 import json
 
@@ -22,7 +22,7 @@ def weights(tmp_path_factory):
 
 
 def changed(weights, path, value):
-    """Weights of which the last value of one has been replaced."""
+    """Returns weights in which the last value of one array is replaced."""
 
     def change(at, x):
         if jax.tree_util.keystr(at, simple=True, separator="/") != path:
@@ -49,7 +49,7 @@ def changed(weights, path, value):
     ],
 )
 def test_one_value_that_is_not_finite_is_an_error(path, value, weights):
-    if (path, value) == ("router_bias/layers", -np.inf):  # switches an expert off
+    if (path, value) == ("router_bias/layers", -np.inf):  # disables an expert
         check_finite(changed(weights, path, value), "runs/x", 800)
         return
     with pytest.raises(UserError) as raised:
@@ -81,7 +81,7 @@ def test_finite_weights_pass_in_each_dtype(dtype, weights):
 @pytest.mark.parametrize("with_minus_infinity", [False, True])
 @pytest.mark.parametrize("value", [1.0, np.nan, np.inf, -np.inf])
 def test_weights_on_a_gpu(value, with_minus_infinity):
-    """The compiled form, which a CPU does without, against the other one."""
+    """Compares the compiled form, which CPUs do not need, with the other one."""
     x = np.array([[0.0, value]], np.float32)
     found = finite_weights._is_finite_on_device(jnp.asarray(x), with_minus_infinity=with_minus_infinity)
     assert bool(found) == finite_weights._is_finite(x, with_minus_infinity=with_minus_infinity)

@@ -1,4 +1,4 @@
-"""Prompt files are read like files of documents: byte-order marks, compression and null."""
+"""Prompt files support the same containers as documents: byte-order marks, compression and null."""
 
 import bz2
 import gzip
@@ -13,7 +13,7 @@ from zaya_jax.inference.prompting import Prompt, Prompting
 
 
 class Bytes(Prompting):
-    """Prompts as their bytes; of messages the last one's."""
+    """Returns prompts as their bytes; for messages, the last message."""
 
     def __init__(self):
         pass
@@ -51,7 +51,7 @@ def test_marks_and_compressions(tmp_path, name, mark):
         "prompt": "b",
         "max_new_tokens": 3,
         "id": None,
-    }  # its answer repeats what is not ours
+    }  # its answer repeats fields that are not ours
 
 
 NULLS = {
@@ -80,7 +80,7 @@ WRONG = {
 }
 
 
-# By name: the bytes of gzip hold the time, and names of tests must be the same in every process.
+# Named explicitly: gzip's bytes contain the time, and test names must be equal in all worker processes.
 @pytest.mark.parametrize("name", WRONG)
 def test_errors_name_the_line(tmp_path, name):
     content, sentence = WRONG[name]

@@ -1,7 +1,7 @@
-"""What the tests of all kernels share: float64 references, errors with their bounds, finite differences.
+"""Shared by the tests of all kernels: float64 references, error bounds, finite differences.
 
-The reference of a kernel is its specification in plain jnp, run in float64; its gradients are
-JAX's. An error is the norm of the difference over the norm of what is right, for each result.
+The reference of a kernel is its specification in plain jnp, computed in float64, with JAX's gradients. The
+error of a result is the norm of its difference relative to the norm of the reference.
 """
 
 import contextlib
@@ -17,7 +17,9 @@ ROUNDOFF = {"float32": 2.0**-24, "bfloat16": 2.0**-8}
 
 
 def in_turn(shapes):
-    """Cases of (shape, dtype): each shape in one of the two dtypes, so that both meet all kinds of shapes."""
+    """Returns cases of (shape, dtype): each shape in one of the two dtypes, so that both see all kinds of
+    shapes.
+    """
     return [(shape, list(ROUNDOFF)[i % 2]) for i, shape in enumerate(shapes)]
 
 
@@ -43,13 +45,13 @@ def normals(seed: int, *shapes: tuple[int, ...]) -> list[np.ndarray]:
 
 
 def rounded(tree, dtype):
-    """What the kernel gets, and the same values in float64 for the reference."""
+    """Returns the arguments of the kernel, and the same values in float64 for the reference."""
     low = jax.tree.map(lambda x: jnp.asarray(x, dtype), tree)
     return low, jax.tree.map(lambda x: np.asarray(x, np.float64), low)
 
 
 def value_and_pullback(function: Callable, arguments, cotangents):
-    """Results and gradients of all arguments, compiled."""
+    """Returns results and gradients of all arguments, compiled."""
 
     @fast_jit
     def both(arguments, cotangents):
@@ -60,7 +62,7 @@ def value_and_pullback(function: Callable, arguments, cotangents):
 
 
 def in_float64(function: Callable, arguments, cotangents):
-    """The reference's results and gradients; everything goes in as float64."""
+    """Returns the reference's results and gradients, from float64 arguments."""
     with float64():
         wide = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), (arguments, cotangents))
         results, gradients = value_and_pullback(function, *wide)
@@ -68,7 +70,7 @@ def in_float64(function: Callable, arguments, cotangents):
 
 
 def relative_error(result, expected) -> float:
-    """Norm of the difference over the norm of what is right; absolute where that is zero."""
+    """Returns the norm of the difference relative to that of the reference; absolute if that is zero."""
     result, expected = np.asarray(result, np.float64), np.asarray(expected)
     assert result.shape == expected.shape
     size = np.linalg.norm(expected)
@@ -76,7 +78,7 @@ def relative_error(result, expected) -> float:
 
 
 def assert_close(results, expected, bounds) -> None:
-    """Holds each result to its bound. NaN is in no bound."""
+    """Checks each result against its bound. NaN exceeds every bound."""
     named, _ = jax.tree.flatten_with_path(results)
     wanted, limits = jax.tree.leaves(expected), jax.tree.leaves(bounds)
     assert len(named) == len(wanted) == len(limits)
@@ -91,10 +93,11 @@ def assert_close(results, expected, bounds) -> None:
 def assert_gradients_are_differences(
     function: Callable, reference: Callable, arguments, cotangents, *, bound: float, step: float = 1e-3
 ) -> None:
-    """Holds a kernel's gradients, along one random direction, to differences of its float64 specification.
+    """Compares a kernel's gradients along a random direction with finite differences of its float64
+    specification.
 
-    Nothing that JAX derives is in this comparison. The difference is central and of fourth order: of
-    what it leaves, step^4, nothing shows in float32.
+    Nothing that JAX derives takes part in this comparison. The difference is central and of fourth order: its
+    error, step^4, is invisible in float32.
     """
     _, gradients = value_and_pullback(function, arguments, cotangents)
     leaves, tree = jax.tree.flatten(arguments)

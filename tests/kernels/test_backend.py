@@ -1,4 +1,4 @@
-"""The day Pallas' Triton backend is gone, a test says what to do, and until then nobody hears of it."""
+"""Pallas' Triton backend: once it is removed, a test explains what to do; until then it causes no warning."""
 
 import ast
 import pathlib
@@ -26,7 +26,7 @@ STEPS = ((1.5, -0.5, 0.0),)
 
 
 def lower_a_kernel():
-    """A kernel's way to Triton's compiler, for an AMD GPU that is not here."""
+    """Lowers a kernel with Triton's compiler for an AMD GPU that is not present."""
     mi300x = AbstractDevice(device_kind="gfx942", num_cores=None, platform="gpu")
     with jax.sharding.use_abstract_mesh(AbstractMesh((1,), ("data",), abstract_device=mi300x)):
         steps = jax.jit(lambda x: newton_schulz(x, STEPS, implementation="pallas"))
@@ -34,7 +34,7 @@ def lower_a_kernel():
 
 
 def canary(lower=lower_a_kernel):
-    """Fails with advice, not with whatever a later jax says of a backend that it no longer has."""
+    """Fails with advice instead of the error that a later jax raises for the missing backend."""
     try:
         program = lower()
     except Exception as error:
@@ -45,21 +45,21 @@ def canary(lower=lower_a_kernel):
 
 @pytest.fixture
 def no_triton(monkeypatch):
-    """A jax without the backend."""
+    """Simulates a jax without the backend."""
     monkeypatch.delattr(pallas, "triton", raising=False)
-    monkeypatch.setitem(sys.modules, NAME, None)  # what makes Python's import of a module fail
+    monkeypatch.setitem(sys.modules, NAME, None)  # makes Python's import of a module fail
 
 
-def test_this_jax_compiles_kernels_by_triton():
+def test_this_jax_compiles_kernels_with_triton():
     canary()
 
 
-def test_the_canary_falls_with_advice_when_the_backend_is_gone(no_triton):
+def test_a_missing_backend_fails_with_advice(no_triton):
     with pytest.raises(pytest.fail.Exception, match=r"for a move to jax-triton see .* in CONTRIBUTING.md"):
         canary()
 
 
-def test_the_canary_falls_with_advice_when_the_deprecation_is_final():
+def test_a_final_deprecation_fails_with_advice():
     def refuse():
         raise ValueError(f"{backend.DEPRECATION} and will be removed")
 
@@ -67,17 +67,17 @@ def test_the_canary_falls_with_advice_when_the_deprecation_is_final():
         canary(refuse)
 
 
-def test_the_advice_points_at_a_section_that_is_there():
+def test_the_advice_points_to_an_existing_section():
     assert f"\n## {backend.SECTION}\n" in (FOLDERS[-1].parent / "CONTRIBUTING.md").read_text()
 
 
-def test_without_the_backend_kernels_refuse_in_a_sentence_and_the_rest_runs(no_triton):
+def test_without_the_backend_kernels_raise_an_error_and_the_rest_runs(no_triton):
     with pytest.raises(ValueError, match=r'no longer compiles Pallas kernels.*use implementation="xla"'):
         newton_schulz(MATRICES, STEPS, implementation="pallas")
     assert newton_schulz(MATRICES, STEPS, implementation="xla").shape == MATRICES.shape
 
 
-def test_a_launch_hides_the_deprecation_and_no_other():
+def test_a_launch_hides_only_the_deprecation_warning():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         lower_a_kernel()
@@ -87,9 +87,9 @@ def test_a_launch_hides_the_deprecation_and_no_other():
 
 
 def rounded(bits):
-    """float32 numbers by their bits, as `narrow` makes bfloat16 of them in a kernel."""
+    """Rounds float32 numbers to bfloat16 by their bits, as `narrow` does in a kernel."""
     x = np.asarray(bits, np.uint32).view(np.float32)
-    # A GPU's kernels have blocks whose size is a power of 2.
+    # Blocks on a GPU have a power of 2 as their size.
     padded = np.pad(x, (0, (1 << (x.size - 1).bit_length()) - x.size))
 
     def kernel(x, out):
@@ -102,30 +102,31 @@ def rounded(bits):
     return x, np.asarray(out, np.float32)[: x.size]
 
 
-def test_narrow_takes_the_nearest():
+def test_narrow_rounds_to_the_nearest():
     bits = np.random.default_rng(0).integers(0, 2**32, 4096, dtype=np.uint32)
     ties = bits & 0xFFFF0000 | 0x8000
     extremes = [0, 0x80000000, 1, 0x7F7FFFFF, 0xFF7FFFFF, 0x7F800000, 0xFF800000]
     bits = np.concatenate([bits, ties, np.uint32(extremes)])
     x, found = rounded(bits[~np.isnan(bits.view(np.float32))])
-    # Half of what bfloat16's last place is worth, exactly: twice the least normal's for denormal numbers.
+    # Exactly half a unit of bfloat16's last place: twice that of the smallest normal number for denormal
+    # ones.
     finite = np.isfinite(x) & np.isfinite(found)
     unit = np.ldexp(1.0, np.frexp(np.maximum(np.abs(x[finite]), 2.0**-126).astype(np.float64))[1] - 8)
     assert np.all(np.abs(np.float64(found[finite]) - x[finite]) <= unit / 2)
-    # What is not finite was so, or lies half a unit or more above the largest bfloat16.
+    # Results that are not finite were not finite, or are at least half a unit above the largest bfloat16.
     assert np.all(np.abs(x[~finite]) >= np.uint32(0x7F7F8000).view(np.float32))
     np.testing.assert_array_equal(np.signbit(found), np.signbit(x))
 
 
 def test_narrow_keeps_a_nan():
-    """Of bfloat16 with any payload, and what arithmetic makes on AMD and x86."""
+    """NaNs of bfloat16 with any payload, and those that arithmetic produces on AMD GPUs and x86."""
     of_bfloat16 = np.arange(0x7F81, 0x8000, dtype=np.uint32) << 16
     bits = np.concatenate([of_bfloat16, of_bfloat16 | 0x80000000, np.uint32([0x7FC00000, 0xFFC00000])])
     assert np.all(np.isnan(rounded(bits)[1]))
 
 
 def imports(file):
-    """Full names of what a file imports."""
+    """Returns the full names that a file imports."""
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -139,7 +140,7 @@ def test_one_file_names_the_backend():
     assert naming == [FOLDERS[0] / "backend.py"]
 
 
-def test_settings_are_refused_by_name():
+def test_invalid_settings_are_named():
     with pytest.raises(ValueError, match=r"it: part\.num_warps is 3; .* must be a power of 2, at least 1"):
         KernelSettings(num_warps=3).check("it", part="part")
     with pytest.raises(ValueError, match="it: num_stages is 0; it must be at least 1"):
@@ -150,7 +151,7 @@ def test_settings_are_refused_by_name():
     ("first", "size", "end", "there"),
     [(4, 4, 8, None), (4, 4, 7, [True, True, True, False]), (8, 4, 7, [False] * 4)],
 )
-def test_which_exist(first, size, end, there):
+def test_valid_mask(first, size, end, there):
     found = valid_mask(first, size, end)
     assert (found if found is None else found.tolist()) == there
 

@@ -1,4 +1,4 @@
-"""Blockwise attention against the specification in float64, and the network with either form."""
+"""Blockwise attention, compared with the specification in float64, and the network with either form."""
 
 import dataclasses
 import functools
@@ -28,16 +28,16 @@ def operands(time, num_key_heads, seed=0):
     [
         (12, 4, None, 1),
         (13, 4, None, 3),  # an odd length: the last block is padded
-        (13, 4, 3, 1),  # blocks that are out of the window's reach
+        (13, 4, 3, 1),  # blocks outside of the window
         (13, 4, 6, 3),
-        (9, 4, 1, 1),  # a token sees itself alone
+        (9, 4, 1, 1),  # a token sees only itself
         (5, 8, None, 2),  # a block longer than the sequence
         (1, 4, None, 1),
     ],
 )
 @pytest.mark.parametrize("num_key_heads", [1, 4])
-def test_it_is_attention(time, block, window, num_segments, num_key_heads):
-    """Both results, and gradients of both."""
+def test_results_equal_the_specification(time, block, window, num_segments, num_key_heads):
+    """Output, logsumexp and the gradients of both."""
     arguments, grads = operands(time, num_key_heads)
     segments = np.sort(np.random.default_rng(1).integers(0, num_segments, (2, time)), axis=1)
     segments = jnp.asarray(segments, jnp.int32)
@@ -59,12 +59,12 @@ def test_it_is_attention(time, block, window, num_segments, num_key_heads):
 
 
 @pytest.mark.parametrize(
-    # Chunks of a sequence that devices share: after all keys, before all, and among them.
+    # Chunks of a sequence that devices share: after all keys, before all keys, and in between.
     ("time", "num_keys", "start", "window"),
     [(8, 8, 8, None), (8, 8, -8, None), (8, 8, 0, None), (5, 13, 8, None), (6, 11, 5, 6), (7, 20, 3, 2)],
 )
-def test_queries_may_stand_anywhere_among_the_keys(time, num_keys, start, window):
-    """Both results, and gradients of both; where they stand is data, as it differs from device to device."""
+def test_queries_may_be_anywhere_among_the_keys(time, num_keys, start, window):
+    """Positions are data, because they differ between devices; compares both results and their gradients."""
     (q, _, _), grads = operands(time, 2)
     (_, k, v), _ = operands(num_keys, 2, seed=1)
     random = np.random.default_rng(2)
@@ -93,7 +93,7 @@ def test_queries_may_stand_anywhere_among_the_keys(time, num_keys, start, window
         np.testing.assert_allclose(result, right, rtol=1e-5, atol=1e-5)
 
 
-def test_a_query_that_sees_nothing_gives_zeros_and_takes_no_gradient():
+def test_a_query_without_visible_keys_gives_zeros_and_has_no_gradient():
     arguments, (grad, _) = operands(9, 2)
     of_queries, of_keys = jnp.ones((2, 9), jnp.int32).at[:, 5].set(7), jnp.ones((2, 9), jnp.int32)
     q, k, v, grad = map(jnp.float32, (*arguments, grad))
@@ -108,7 +108,7 @@ def test_a_query_that_sees_nothing_gives_zeros_and_takes_no_gradient():
 
 
 def test_a_window_may_be_data():
-    """As in the scan over layers, where it differs from layer to layer."""
+    """As in the scan over layers, where the window differs between layers."""
     q, k, v = jnp.asarray(np.random.default_rng(1).standard_normal((3, 1, 10, 2, 4)), jnp.float32)
     attend = jax.jit(lambda w: blockwise_attention(q, k, v, w, None, None, block=4)[0])
     for window in (2, 100):
@@ -117,8 +117,8 @@ def test_a_window_may_be_data():
 
 
 @pytest.mark.parametrize("remat", [False, True])
-def test_nothing_is_of_the_size_of_all_scores(remat):
-    """Neither forward nor backward, nor when it is recomputed in a scan over layers: not even a mask."""
+def test_no_array_has_the_size_of_all_scores(remat):
+    """Neither forward nor backward, nor when it is recomputed in a scan over layers; not even a mask."""
     time, heads, layers = 1024, 2, 3
 
     def layer(x, _):
@@ -133,11 +133,11 @@ def test_nothing_is_of_the_size_of_all_scores(remat):
 
 
 @pytest.mark.parametrize(("time", "block"), [(100, 256), (4096, 256), (40_000, 2048), (131_072, 2048)])
-def test_blocks_suit_the_length(time, block):
+def test_block_sizes_suit_the_length(time, block):
     assert block_of(time) == block
 
 
-def test_long_sequences_take_it():
+def test_long_sequences_use_it():
     def num_scans(time, num_keys, **options):
         q, kv = (jax.ShapeDtypeStruct((1, size, 1, 4), jnp.float32) for size in (time, num_keys))
         attend = functools.partial(flash_attention, implementation="xla", **options)
@@ -148,7 +148,9 @@ def test_long_sequences_take_it():
 
 
 def test_a_chunk_of_a_long_sequence_has_no_array_of_all_its_scores():
-    """Of a sequence in 128 parts; where it stands is data, and so all pairs of blocks are in the program."""
+    """A chunk of a sequence in 128 parts. Its position is data, so the program contains all pairs of
+    blocks.
+    """
     q, kv = (jax.ShapeDtypeStruct((1, size, 1, 4), jnp.float32) for size in (512, 2**16))
 
     def loss(q, k, v, start):
@@ -158,7 +160,7 @@ def test_a_chunk_of_a_long_sequence_has_no_array_of_all_its_scores():
     assert program.memory_analysis().temp_size_in_bytes < 512 * 2**16
 
 
-def test_the_network_does_not_depend_on_it():
+def test_the_network_does_not_depend_on_the_form():
     tokens_BT = jax.random.randint(jax.random.key(0), (2, 20), 0, SLIDING.vocab_size)
     segments_BT = jnp.asarray([[1] * 20, [1] * 7 + [2] * 9 + [0] * 4])
     variables = jax.jit(zaya_jax.Zaya(SLIDING).init)(jax.random.key(1), tokens_BT)

@@ -1,7 +1,7 @@
-"""`cca`, forward and backward, against its specification in float64.
+"""`cca`, forward and backward, compared with its specification in float64.
 
-Blocks are small, so that small shapes have several. Documents are data: a compiled case runs with
-several of them.
+Blocks are small, so that small shapes have several. Documents are data: one compiled case runs with several
+of them.
 """
 
 import dataclasses
@@ -41,7 +41,7 @@ tail longer than a block."""
 
 
 def documents(batch, time):
-    """By name."""
+    """Segments by name."""
     random = np.random.default_rng(time)
     sorted_ = np.sort(random.integers(1, 4, (batch, time)), axis=1)
     padded = sorted_.copy()
@@ -51,7 +51,7 @@ def documents(batch, time):
     found = {
         "one": np.ones((batch, time), int),
         "several": sorted_,
-        "padding behind": padded,
+        "padding after": padded,
         "padding before": left,
         "one that comes again": np.tile(np.arange(time) // 2 % 2 + 1, (batch, 1)),
         "one a token": np.tile(np.arange(1, time + 1), (batch, 1)),
@@ -61,7 +61,7 @@ def documents(batch, time):
 
 
 def operands(shape, seed=0):
-    """Latent, tail and weights; cotangents of both results; the rotation."""
+    """Returns latent, tail and weights; cotangents of both results; the rotation."""
     batch, time, queries, keys, width, first, second, half = shape
     heads = queries + keys
     channels = heads * width
@@ -78,7 +78,8 @@ def operands(shape, seed=0):
         (batch, time, keys, width),
         (batch, time, half),
     )
-    # Temperatures on both sides of 0, none near it: a gradient's relative error would mean nothing.
+    # Temperatures on both sides of 0, but not near it, where the relative error of a gradient would mean
+    # nothing.
     temperature = temperature + np.sign(temperature)
     weights = CcaWeights(kernel, bias, grouped * width**-0.5, grouped_bias, temperature)
     return (latent, tail, weights), (grad_q, grad_k), (np.cos(angles), np.sin(angles))
@@ -86,7 +87,7 @@ def operands(shape, seed=0):
 
 @functools.cache
 def compiled():
-    """Ours and the specification, with gradients of all that has some."""
+    """Returns our form and the specification, with gradients of all differentiable arguments."""
 
     def both(function, arguments, cotangents, rotation, segments):
         results, pull_back = jax.vjp(lambda *first: function(*first, rotation, segments), *arguments)
@@ -101,7 +102,9 @@ def compiled():
 
 
 def arrays(shape, dtype, seed=0):
-    """What the kernel gets, and the same values in float64: latent, tail, grouped kernel, cotangents low."""
+    """Returns the kernel's arguments, and the same values in float64: latent, tail, grouped kernel,
+    cotangents.
+    """
     (latent, tail, weights), grads, rotation = operands(shape, seed)
     (low, low_tail, grouped, grads), exact = rounded(
         (latent, tail, weights.grouped_kernel_AJHH, grads), dtype
@@ -115,14 +118,14 @@ def arrays(shape, dtype, seed=0):
 
 
 def bounds(shape, dtype, expected):
-    """Of the norm of each result: q, k; latent, tail, weights.
+    """Bounds for the norm of each result: q, k; latent, tail, weights.
 
-    float32: two dozen roundings, of numbers that cancel by a factor below 8 in the norm, and sums of
-    J*H channels and B*T tokens. bfloat16: queries and keys round what the second convolution sees, or
-    both kernels in one, and themselves. Gradients round those too, the gradient of mixed, and themselves;
-    a head that happens to be short makes all roundings in it larger, twice in the norm. A temperature's
-    gradient adds up one number of about sqrt(H) a token, of either sign: its error is one of their norm,
-    not of what they leave.
+    float32: two dozen roundings of numbers that cancel by a factor below 8 in the norm, and sums of J*H
+    channels and B*T tokens. bfloat16: queries and keys are rounded, and so are the inputs of the second
+    convolution, or both kernels in one. Gradients round these again, the gradient of the mixed latent, and
+    themselves; if a head is short, all its roundings weigh more, up to twice in the norm. The gradient of a
+    temperature adds one number of about sqrt(H) per token, of either sign: its error is relative to their
+    norm, not to that of the sum.
     """
     batch, time, _, keys, width, _, second, _ = shape
     single = 8 * ROUNDOFF["float32"] * (24 + (second * width) ** 0.5 + (batch * time) ** 0.5)
@@ -155,7 +158,7 @@ def test_results_and_gradients(shape, dtype):
 @given(
     time=st.integers(1, 40),
     heads=st.sampled_from([(1, 1), (2, 1), (4, 2), (3, 3)]),
-    width=st.integers(3, 24),  # of one channel, all that is left of a gradient is rounding
+    width=st.integers(3, 24),  # with a single channel, the remaining gradient is only rounding
     taps=st.tuples(st.integers(1, 3), st.integers(1, 2)),
     rotated=st.floats(0, 1),
     dtype=st.sampled_from(list(ROUNDOFF)),
@@ -166,7 +169,7 @@ def test_any_shape(time, heads, width, taps, rotated, dtype):
 
 
 def test_gradients_are_differences():
-    """Without segments, where all above have them."""
+    """Without segments, because all tests above have them."""
     shape = (1, 9, 2, 1, 4, 2, 2, 1)
     arguments, cotangents, rotation = jax.tree.map(jnp.float32, operands(shape))
 
@@ -187,7 +190,7 @@ def test_a_result_is_the_same_in_every_run():
 
 
 def test_a_document_is_what_it_is_alone():
-    """Nothing of another document, of padding or of the tail's is in it, for any number in those."""
+    """It does not depend on other documents, padding or the tail, whatever values they have."""
     shape = (2, 19, 3, 1, 5, 3, 2, 1)
     (arguments, _, rotation), _ = arrays(shape, "bfloat16")
     latent, tail, weights = arguments

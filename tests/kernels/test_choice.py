@@ -1,4 +1,4 @@
-"""What `implementation=None` means, and that it says what it rests on."""
+"""Which implementation `implementation=None` selects, and the evidence that is reported for it."""
 
 import functools
 import logging
@@ -15,17 +15,17 @@ OPERATIONS = [case.name for case in cases(SIZES["toy"])]
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_a_cpu_takes_no_kernel(operation):
+def test_a_cpu_uses_no_kernel(operation):
     assert choice_for(operation, "cpu").implementation == "xla"
 
 
 @pytest.mark.parametrize("platform", ["rocm", "cuda"])
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_what_was_not_measured_says_so(operation, platform):
+def test_unmeasured_choices_say_so(operation, platform):
     assert choice_for(operation, platform).basis.startswith("unmeasured: ")
 
 
-def test_the_table_names_operations_and_what_they_have():
+def test_the_table_names_existing_operations_and_implementations():
     for (case, _), entry in TABLE.items():
         operation = case.removesuffix(" of few rows")
         assert operation in OPERATIONS
@@ -40,20 +40,20 @@ def test_the_grouped_product_is_split_by_direction_and_never_the_vendor_s_for_de
     assert choose("grouped_matmul", None, platform="cpu", has_few_rows=True) == "xla"
 
 
-def test_a_vendor_s_operation_that_is_absent_is_said_to_be():
+def test_a_missing_vendor_package_is_an_error():
     sentence = 'grouped_matmul: implementation is "primus_turbo", which needs the package primus_turbo, and'
     with pytest.raises(ValueError, match=sentence):
         choose("grouped_matmul", "primus_turbo")
 
 
-def test_a_name_is_taken_as_it_is():
+def test_a_named_implementation_is_used():
     assert [choose("flash_attention", name) for name in ("pallas", "xla")] == ["pallas", "xla"]
     with pytest.raises(ValueError, match='flash_attention: implementation is "cuda"; it must be "pallas"'):
         choose("flash_attention", "cuda")
 
 
 @pytest.mark.parametrize(("operation", "widest"), WIDEST.items())
-def test_none_takes_no_kernel_for_what_it_cannot_hold(operation, widest, monkeypatch):
+def test_none_selects_no_kernel_for_unsupported_sizes(operation, widest, monkeypatch):
     monkeypatch.setitem(TABLE, (operation, "rocm"), choice.Choice("pallas", "for this test"))
     choice._of_platform.cache_clear()
     found = [choose(operation, None, platform="rocm", width=width) for width in (widest, widest + 1)]
@@ -61,23 +61,23 @@ def test_none_takes_no_kernel_for_what_it_cannot_hold(operation, widest, monkeyp
     assert found == ["pallas", "xla"]
 
 
-def test_heads_as_wide_as_the_blocks_that_there_are():
+def test_supported_head_widths():
     assert max(flash_attention.BLOCKS) == WIDEST["flash_attention"]
 
 
-def test_a_device_tells_its_platform():
+def test_the_platform_of_a_device():
     def device(platform, version, kind):
         client = types.SimpleNamespace(platform_version=version)
         return types.SimpleNamespace(platform=platform, client=client, device_kind=kind)
 
     assert platform_of(jax.devices("cpu")[0]) == "cpu"
     assert platform_of(device("gpu", "PJRT C API\nrocm 70000", "gfx942")) == "rocm"
-    described = "AMD Instinct MI300X"  # what a device says that is only described
+    described = "AMD Instinct MI300X"  # an abstract device
     assert platform_of(device("gpu", f"PJRT C API\n{described}", described)) == "rocm"
     assert platform_of(device("gpu", "PJRT C API\ncuda 12090", "NVIDIA H200")) == "cuda"
 
 
-def test_a_choice_is_told_once(caplog):
+def test_a_choice_is_reported_once(caplog):
     choice._of_platform.cache_clear()
     with caplog.at_level(logging.INFO, "pallas_kernels"):
         found = [choose("flash_attention", None, platform="rocm") for _ in range(3)]

@@ -34,7 +34,7 @@ SHAPES = [
 
 
 def maskings(rows, entries, random):
-    """Targets and weights, by name; a row that is left out may have a target that does not exist."""
+    """Targets and weights, by name; a row with weight 0 may have an invalid target."""
     targets = random.integers(0, entries, rows).astype(np.int32)
     some = (random.random(rows) < 0.5).astype(np.float32)
     weights = random.random(rows).astype(np.float32)
@@ -82,7 +82,8 @@ def reference(z_loss):
 
 
 def bounds(shape, dtype):
-    """float32: sums of D and of V terms, in which a loss of a few nats is a difference of larger numbers.
+    """Error bounds. float32: sums of D and of V terms, where a loss of a few nats is a difference of larger
+    numbers.
 
     bfloat16: logits are exact up to float32; their gradient is rounded, and so is each product.
     """
@@ -96,7 +97,7 @@ def bounds(shape, dtype):
 def check(shape, dtype, *, has_bias=False, z_loss=0.0):
     rows, width, entries = shape
     hidden, table, bias = normals(rows, (rows, width), (entries, width), (entries,))
-    # Logits of a few units: the rows' softmax is neither flat nor a single entry.
+    # Logits of a few units: the softmax is neither uniform nor one-hot.
     (hidden, table), exact = rounded((hidden * 2 / width**0.5, table), dtype)
     bias = np.float32(bias * has_bias)
     for name, (targets, weights) in maskings(rows, entries, np.random.default_rng(rows)).items():
@@ -112,7 +113,7 @@ def check(shape, dtype, *, has_bias=False, z_loss=0.0):
                 assert not any(np.any(x) for x in jax.tree.leaves(results))
             elif entries > 1:
                 assert_close(results, expected, bounds(shape, dtype))
-            else:  # the loss of a single entry is 0, and so are its gradients
+            else:  # the loss over a single class is 0, and so are its gradients
                 assert all(np.all(np.abs(x) < 1e-5) for x in jax.tree.leaves(results)) == (z_loss == 0)
 
 
@@ -192,7 +193,7 @@ def test_no_rows():
 
 
 def test_no_array_of_rows_times_vocabulary():
-    """Forward and backward, nothing is larger than the embedding or a chunk's gradient."""
+    """Forward and backward, no array is larger than the embedding or the gradient of a chunk."""
     rows, width, entries = 256, 32, 2048
     blocks = Blocks(rows=16, entries=16, width=16, run=8, chunk=128)
     shapes = [(rows, width), (entries, width), (entries,)]
@@ -204,7 +205,7 @@ def test_no_array_of_rows_times_vocabulary():
         jax.ShapeDtypeStruct((), jnp.float32),
     )
     sizes = list(sizes_in(traced.jaxpr.jaxpr))
-    assert rows * blocks.chunk in sizes  # the walk below goes into scans
+    assert rows * blocks.chunk in sizes  # the search below includes the bodies of scans
     assert max(sizes) == entries * width
 
 
@@ -245,7 +246,7 @@ def test_errors(change, sentence):
     "logits",
     [
         np.random.default_rng(0).normal(0, 30, (5, 1000)),
-        # Descending, ascending, all alike, one that is alone, and those that float32 can hardly hold.
+        # Descending, ascending, all equal, a single one, and values at the limits of float32.
         np.stack([np.linspace(80, -80, 77), np.linspace(-80, 80, 77), np.zeros(77)]),
         np.stack([np.full(64, -1e30), np.where(np.arange(64) == 63, 1e30, -1e30)]),
         np.array([[3.5], [-np.inf], [1e38]]),
@@ -258,6 +259,6 @@ def test_a_logsumexp_in_one_pass(logits):
 
 
 def test_a_logsumexp_of_nan_is_nan():
-    """Whatever stands beside it: the step must see that it is broken."""
+    """Whatever the other values are: the step must notice NaN."""
     logits = jnp.zeros((3, 50)).at[jnp.arange(3), jnp.array([0, 20, 49])].set(jnp.nan)
     assert np.all(np.isnan(jax.jit(logsumexp_in_one_pass)(logits)))

@@ -61,7 +61,7 @@ def check(shape, dtype, blocks=BLOCKS):
     low, exact = rounded(normals(slots, (batch, heads, width), cache, cache), dtype)
     *forms, reference = compiled(blocks)
     single = 8 * ROUNDOFF["float32"] * (12 + slots**0.5)
-    # The probabilities are rounded, and the output is.
+    # Probabilities and output are rounded.
     bounds = (single if dtype == "float32" else 2 * ROUNDOFF[dtype], single)
     for name, limits in caches(batch, slots).items():
         with jax.enable_x64(True):

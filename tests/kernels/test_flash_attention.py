@@ -1,7 +1,6 @@
-"""`flash_attention`, forward and backward, against its specification in float64.
+"""`flash_attention`, forward and backward, compared with its specification in float64.
 
-Blocks are small, so that small shapes have many of them. What a query may see is data: a compiled
-case runs with several maskings.
+Blocks are small, so that small shapes have many. Masks are data: one compiled case runs with several of them.
 """
 
 import functools
@@ -82,7 +81,7 @@ def operands(shape):
 
 @functools.cache
 def compiled(segmented, blocks):
-    """Our forms by name and the reference, with gradients of all of q, k and v for those of both results."""
+    """Returns our forms by name and the reference, with gradients of q, k and v for both results."""
 
     def both(function, arguments, cotangents, masking):
         results, pull_back = jax.vjp(lambda *qkv: function(*qkv, masking), *arguments)
@@ -112,12 +111,12 @@ def compiled(segmented, blocks):
 
 
 def bounds(masking, shape, dtype):
-    """Of the norm of each result, in turn: output, logsumexp; q, k, v.
+    """Bounds for the norm of each result: output, logsumexp; q, k, v.
 
-    float32: a dozen roundings of numbers of the size of the scores, which here stay below 8, and
-    sums of S terms. bfloat16: the output rounds the probabilities and itself; the gradients round
-    probabilities, their gradients, and the results, and lose as much again where two of them cancel.
-    The cotangent of the logsumexp keeps the gradients of q and k from vanishing.
+    float32: a dozen roundings of numbers of the size of the scores, which stay below 8 here, and sums of S
+    terms. bfloat16: the output rounds the probabilities and itself; the gradients round probabilities, their
+    gradients and the results, and lose as much again where two of them cancel. The cotangent of the logsumexp
+    keeps the gradients of q and k from vanishing.
     """
     single = 8 * ROUNDOFF["float32"] * (12 + shape[2] ** 0.5)
     if dtype == "float32":
@@ -188,7 +187,7 @@ def test_gradients_are_differences():
 @pytest.mark.parametrize(
     ("queries", "keys", "blocks"), [(33, 33, (16, 16)), (40, 70, (8, 32)), (64, 64, (32, 8))]
 )
-def test_spans_hold_what_is_seen_and_whole_blocks_nothing_else(queries, keys, blocks, name):
+def test_spans_contain_all_visible_blocks_and_only_whole_blocks_skip_the_mask(queries, keys, blocks, name):
     masking = tuple(map(jnp.asarray, maskings(2, queries, keys)[name]))
     seen = np.broadcast_to(visible_keys(queries, keys, *masking), (2, queries, keys))
     of_queries, of_keys = block_spans(queries, keys, *blocks, *masking)
@@ -206,9 +205,10 @@ def test_spans_hold_what_is_seen_and_whole_blocks_nothing_else(queries, keys, bl
         assert np.all((whole <= edge) & (edge <= end))
         assert not np.any(seen & ~((index >= first) & (index < end)))
         assert not np.any(((index >= whole) & (index < edge)) & ~whole_seen)
-        if name != "unsorted documents":  # then what is seen is contiguous, and nothing else is visited
+        if name != "unsorted documents":  # then visible blocks are contiguous, and no others are visited
             exact = ~seen.any(axis=2) | (np.asarray(end - first)[..., 0] == seen.sum(axis=2))
-            # The last row may have padding, 0, behind its documents: a block with both is taken to hold all.
+            # The last row may have padding, 0, after its documents: a block with both counts as containing
+            # all.
             assert np.all(exact[0])
 
 
@@ -219,8 +219,8 @@ def test_the_whole_blocks_of_a_causal_mask_need_no_mask():
 
 
 @pytest.mark.parametrize("broken", range(4))
-def test_a_nan_is_seen(broken):
-    """In queries, keys, values or the gradient: bfloat16 is rounded without a thought of it."""
+def test_a_nan_propagates(broken):
+    """From queries, keys, values or the gradient: rounding to bfloat16 must not hide it."""
     arguments, cotangents = operands((1, 20, 20, 2, 1, 16))
     *arguments, grad = (jnp.asarray(x, jnp.bfloat16) for x in (*arguments, cotangents[0]))
     limits = jnp.int32([0, NO_WINDOW])
@@ -239,7 +239,7 @@ def test_a_nan_is_seen(broken):
 
 
 def launches(batch, time, heads, key_heads):
-    """Grids by kernel, of a call and its gradients."""
+    """Returns the grids by kernel, of a call and its gradients."""
     queries, keys = (batch, time, heads, 128), (batch, time, key_heads, 128)
     arguments = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in (queries, keys, keys)]
 
@@ -259,7 +259,9 @@ def launches(batch, time, heads, key_heads):
 
 
 def longest_wait(lengths, places):
-    """When the last program ends, over when all would if none ever waited: each place takes the next one."""
+    """Returns the end of the last program relative to a perfect distribution: each unit takes the next
+    program.
+    """
     ends = [0] * places
     for length in lengths:
         heapq.heapreplace(ends, ends[0] + length)
@@ -270,8 +272,10 @@ def longest_wait(lengths, places):
     ("name", "bound"),
     [("flash_attention", 1.16), ("flash_attention_grad_queries", 1.16), ("flash_attention_grad_keys", 1.07)],
 )
-def test_a_causal_sequence_keeps_all_of_an_mi300x_at_work(name, bound):
-    """304 compute units hold two programs each. Of queries, the longest takes a seventh more than a share."""
+def test_a_causal_sequence_uses_all_of_an_mi300x(name, bound):
+    """304 compute units hold two programs each. For queries, the longest one takes a seventh more than a
+    share.
+    """
     batch, time = 4, 4096
     grid = launches(batch, time, 8, 2)[name]
     tile = getattr(BLOCKS_BY_WIDTH[128], name.removeprefix("flash_attention").lstrip("_") or "forward")

@@ -1,4 +1,4 @@
-"""What is not fused computes the same, and is a function of its own on CPUs alone."""
+"""An unfused operation computes the same, and is a separate function only on CPUs."""
 
 import chex
 import jax
@@ -21,7 +21,7 @@ def _compiled(function, *arguments):
     return jax.jit(function).lower(*arguments).compile().as_text()
 
 
-def test_values_and_gradients_are_the_function_s():
+def test_values_and_gradients_are_those_of_the_function():
     arguments = jnp.linspace(-1, 1, 12).reshape(3, 4), {"scale": jnp.arange(4.0)}
     ours, plain = (_through(call) for call in (unfused, lambda function, *rest: function(*rest)))
     for argument in (0, 1):

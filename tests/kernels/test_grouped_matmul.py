@@ -1,4 +1,4 @@
-"""The grouped product and both of its gradients, against numpy in float64."""
+"""The grouped product and both of its gradients, compared with numpy in float64."""
 
 import functools
 import inspect
@@ -25,8 +25,8 @@ CASES = {
     "empty groups around others": (FEW, [0, 11, 13, 0]),
     "all rows in the first group": (FEW, [24, 0, 0, 0]),
     "all rows in the last group": (FEW, [0, 0, 0, 24]),
-    "one row a group": (FEW, [1, 1, 1, 1]),
-    "rows behind the last group": (FEW, [3, 0, 9, 2]),
+    "one row per group": (FEW, [1, 1, 1, 1]),
+    "rows after the last group": (FEW, [3, 0, 9, 2]),
     "no row in any group": (FEW, [0, 0, 0, 0]),
     "one row": (1, [0, 0, 1, 0]),
     "no rows": (0, [0, 0, 0, 0]),
@@ -37,7 +37,7 @@ CASES = {
     "groups of whole blocks": (MANY, [BLOCK, 2 * BLOCK, 0, 40]),
     "many blocks, no boundary on a multiple": (MANY, [BLOCK - 1, 0, 2 * BLOCK + 5, 36]),
     "many blocks in one group": (MANY, [0, 0, MANY, 0]),
-    "many blocks, and whole ones of rows behind them": (MANY, [BLOCK + 3, 0, 20, 1]),
+    "many blocks, and whole blocks of rows after them": (MANY, [BLOCK + 3, 0, 20, 1]),
 }
 IMPLEMENTATIONS = ["blocked", "ragged_dot"]
 WIDTH, OUTPUT = 6, 10
@@ -51,12 +51,12 @@ def operands(name):
 
 
 def rounding(name):
-    """Of sums over all rows: n sums of products of standard normals, each off by 2^-24 of sqrt(n)."""
+    """Bound for sums over all rows: n sums of products of standard normals, each off by 2^-24 of sqrt(n)."""
     return 1e-5 + CASES[name][0] * 2**-24
 
 
 def in_float64(rows_PD, weights_EDF, grad_PF, sizes_E):
-    """The product and its gradients, a plain matrix product a group."""
+    """Returns the product and its gradients, by one plain matrix product per group."""
     out_PF, grad_rows_PD = np.zeros_like(grad_PF), np.zeros_like(rows_PD)
     grad_weights_EDF = np.zeros_like(weights_EDF)
     for group, (size, end) in enumerate(zip(sizes_E, np.cumsum(sizes_E), strict=True)):
@@ -123,13 +123,13 @@ def test_bfloat16(name, implementation):
     ours = with_gradients(*rounded, sizes_E, implementation)
     for result, expected in zip(ours, in_float64(*(np.float64(x) for x in rounded), sizes_E), strict=True):
         assert result.dtype == jnp.bfloat16
-        # Each of a group's block sums is rounded to 8 bits: a few times 2^-9 of the norm.
+        # Each block sum of a group is rounded to 8 bits: a few times 2^-9 of the norm.
         assert np.linalg.norm(np.float64(result) - expected) < 1e-2 * np.linalg.norm(expected)
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_rows_behind_the_last_group_may_hold_anything(implementation):
-    *arrays, sizes_E = operands("rows behind the last group")
+def test_rows_after_the_last_group_may_contain_anything(implementation):
+    *arrays, sizes_E = operands("rows after the last group")
     arrays[0][sizes_E.sum() :] = np.inf
     ours = with_gradients(*(jnp.float32(x) for x in arrays), sizes_E, implementation)
     assert all(np.isfinite(result).all() for result in ours)
@@ -165,7 +165,7 @@ def test_errors(shapes, dtypes, implementation, sentence):
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_matrices_in_a_stack(implementation):
-    """Those of layer 2 of 3. What reads them in place does not look at the weights themselves."""
+    """The matrices of layer 2 of 3. Forms that read them in place do not read the layer's own slice."""
     *arrays, sizes_E = operands("empty groups around others")
     rows_PD, weights_EDF, grad_PF = (jnp.float32(x) for x in arrays)
     others_EDF = jnp.full_like(weights_EDF, jnp.nan)
@@ -203,12 +203,12 @@ def sizes_in(jaxpr):
             yield from sizes_in(inner)
 
 
-def test_blocked_makes_nothing_of_rows_times_groups():
-    """Neither one-hot rows [P, E, ...] nor a matrix a row [P, D, F]: the largest array is the weights'."""
+def test_blocked_makes_no_array_of_rows_times_groups():
+    """Neither one-hot rows [P, E, ...] nor a matrix per row [P, D, F]: the largest array is the weights'."""
     rows, groups, width, output = LARGE
     trace = compiled_with_gradients("blocked")
     sizes = list(sizes_in(trace.jaxpr.jaxpr))
-    assert len(sizes) > 50  # the loops' bodies were looked into
+    assert len(sizes) > 50  # includes the bodies of loops
     assert max(sizes) == groups * width * output
     assert max(sizes) < rows * groups * width
     temporary = trace.lower().compile().memory_analysis().temp_size_in_bytes
@@ -216,7 +216,7 @@ def test_blocked_makes_nothing_of_rows_times_groups():
 
 
 def test_no_loop_starts_from_a_copied_constant():
-    """Zeros of one shape, for several loops, would be one constant, copied for each from the start."""
+    """Zeros of one shape, for several loops, would be one constant that is copied for each."""
 
     def two_products(rows_PD, first_EDF, second_EDF, sizes_E):
         hidden_PD = grouped_matmul(rows_PD, first_EDF, sizes_E, implementation="blocked")

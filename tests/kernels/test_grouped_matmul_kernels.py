@@ -1,6 +1,6 @@
-"""The Triton kernels of `grouped_matmul` and `grouped_swiglu` against float64, with their gradients.
+"""The Triton kernels of `grouped_matmul` and `grouped_swiglu`, with gradients, compared with float64.
 
-Group sizes are data: a compiled shape runs with many of them. Blocks are of 16, so that small shapes
+Group sizes are data: one compiled shape runs with many of them. Blocks have 16 rows, so that small shapes
 have many.
 """
 
@@ -42,7 +42,9 @@ SHAPES = [
 
 
 def group_sizes(rows, groups):
-    """Even, uneven, empty, all in one, one row a group, rows behind the last, none in any."""
+    """Group sizes: even, uneven, empty, all in one, one row per group, rows after the last group, none at
+    all.
+    """
     random = np.random.default_rng(rows)
     even = np.full(groups, rows // groups)
     uneven = random.multinomial(rows, random.dirichlet(np.full(groups, 0.3)))
@@ -50,7 +52,7 @@ def group_sizes(rows, groups):
     single = np.minimum(1, np.maximum(rows - np.arange(groups), 0))
     behind = uneven // 2
     return {
-        "even": even, "uneven": uneven, "first": first, "last": last, "single": single, "behind": behind,
+        "even": even, "uneven": uneven, "first": first, "last": last, "single": single, "after": behind,
         "none": np.zeros(groups),
     }  # fmt: skip
 
@@ -75,10 +77,10 @@ OPERATIONS = {
 
 
 def bounds(name, shape, dtype):
-    """Sums of D, F or P terms in float32, and a rounding of each result.
+    """Bounds: sums of D, F or P terms in float32, and a rounding of each result.
 
-    SwiGLU multiplies two sums and, backward, rounds gate, up and their gradient to the dtype before the
-    next product: each counts twice, since two of them meet.
+    SwiGLU multiplies two sums and, backward, rounds gate, up and their gradient to the dtype before the next
+    product: each counts twice, because two of them are multiplied.
     """
     single = 4 * ROUNDOFF["float32"] * (8 + max(shape) ** 0.5)
     if dtype == "float32":
@@ -135,7 +137,7 @@ def test_gradients_are_differences(name):
     assert_gradients_are_differences(ours, reference, arguments, jnp.float32(arrays[2]), bound=1e-5)
 
 
-def test_rows_behind_the_last_group_may_hold_anything():
+def test_rows_after_the_last_group_may_contain_anything_in_kernels():
     rows, weights, grad = map(jnp.float32, normals(0, (20, 16), (2, 16, 32), (20, 16)))
     rows = rows.at[11:].set(jnp.inf)
     for name in OPERATIONS:
@@ -148,7 +150,9 @@ def test_rows_behind_the_last_group_may_hold_anything():
 
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_matrices_in_a_stack(name):
-    """Those of layer 2 of 3, read there: neither the others nor the weights themselves are looked at."""
+    """The matrices of layer 2 of 3, read in the stack: neither other layers nor the layer's own slice is
+    read.
+    """
     ours, _, halves = OPERATIONS[name]
     rows, weights, grad = map(jnp.float32, normals(1, (20, 16), (2, 16, 16 * halves), (20, 16)))
     others, sizes = jnp.full_like(weights, jnp.nan), jnp.int32([9, 5])
@@ -159,7 +163,7 @@ def test_matrices_in_a_stack(name):
 
 
 def test_with_gradients_the_layer_s_own_are_read():
-    """All of them are needed then, and the stack would only be in the way of counting bytes."""
+    """All of them are needed then, and reading the stack would only complicate the counting of bytes."""
     rows, weights, grad = map(jnp.float32, normals(1, (20, 16), (2, 16, 16), (20, 16)))
     sizes, stack = jnp.int32([9, 5]), jnp.full((3, *weights.shape), jnp.nan)
     product = pallas(grouped_matmul)
@@ -170,8 +174,8 @@ def test_with_gradients_the_layer_s_own_are_read():
 
 
 @pytest.mark.parametrize("operation", [grouped_matmul, grouped_swiglu])
-def test_a_form_for_each_direction(operation):
-    """By `ragged_dot` forward and by the kernels for the gradients."""
+def test_an_implementation_for_each_direction(operation):
+    """`ragged_dot` forward and the kernels for the gradients."""
     rows, weights, grad = map(jnp.float32, normals(4, (20, 16), (2, 16, 32), (20, 32)))
     grad = grad[:, :16] if operation is grouped_swiglu else grad
     sizes = jnp.int32([9, 5])
@@ -186,8 +190,8 @@ def test_a_form_for_each_direction(operation):
     assert "pallas_call" in gradients
 
 
-def test_the_vendor_s_package_is_asked_for_what_it_takes(monkeypatch):
-    """With a stand-in of its signature, which leaves rows of no group as they come."""
+def test_the_vendor_package_gets_the_arguments_that_it_supports(monkeypatch):
+    """Uses a fake with its signature, which leaves rows of no group unchanged."""
     asked = []
 
     def grouped_gemm(rows, weights, lengths):
@@ -215,7 +219,7 @@ def with_gradients(implementation, rows, weights, sizes, grad):
     return out, pull_back(grad)
 
 
-def test_xla_swiglu_is_the_same():
+def test_the_xla_form_of_swiglu_is_equal():
     rows, weights = map(jnp.float32, normals(2, (24, 8), (3, 8, 12)))
     sizes = jnp.int32([4, 0, 19])
     np.testing.assert_allclose(
@@ -227,7 +231,7 @@ def test_xla_swiglu_is_the_same():
 
 
 @pytest.mark.parametrize("operation", [grouped_matmul, grouped_swiglu])
-def test_nothing(operation):
+def test_empty_arguments(operation):
     for rows, width in ((0, 8), (5, 0)):
         arrays = jnp.zeros((rows, width)), jnp.ones((3, width, 4))
         out, pull_back = jax.vjp(

@@ -1,4 +1,4 @@
-"""`newton_schulz` against its specification in float64. It has no gradient."""
+"""`newton_schulz`, compared with its specification in float64. It has no gradient."""
 
 import functools
 import inspect
@@ -27,7 +27,7 @@ SHAPES = [
 
 
 def matrices(shape):
-    """Random, scaled to spectral norm 1."""
+    """Returns random matrices, scaled to spectral norm 1."""
     (x,) = normals(shape[1], shape)
     return x / np.linalg.norm(x, ord=2, axis=(1, 2), keepdims=True)
 
@@ -47,10 +47,10 @@ def expected(x, num_steps):
 
 
 def bound(x, right, dtype):
-    """Each product adds one rounding of its result, and the terms are larger than their sum.
+    """Bound: each product rounds its result, and the terms are larger than their sum.
 
-    With singular values up to 1 the terms have norms of at most |a|, |b| and |c| times that of the
-    matrix; the Gram matrix is rounded, its square is, and so is the sum.
+    With singular values up to 1 the terms have norms of at most |a|, |b| and |c| times that of the matrix;
+    the Gram matrix, its square and the sum are rounded.
     """
     a, b, c = map(abs, STEP)
     single = ROUNDOFF["float32"] * (4 + max(x.shape) ** 0.5)
@@ -92,7 +92,7 @@ def test_five_steps_make_singular_values_one(shape):
 
 @pytest.mark.parametrize("mean", [0.0, 7.0])
 def test_gram_matrices_are_mirrored_exactly(mean):
-    """What `gram` gives is its own transpose to the last bit, in blocks on and off the diagonal."""
+    """The result of `gram` equals its transpose bitwise, in blocks on and off the diagonal."""
     (x,) = map(jnp.bfloat16, normals(0, (2, 40, 24)))
     rest = gram(x, jnp.full(2, mean), transposed=False, blocks=BLOCKS)
     np.testing.assert_array_equal(rest, rest.mT)

@@ -1,4 +1,4 @@
-"""`product`, its gradient, and matrices read where they lie in a stack."""
+"""`product`, its gradient, and matrices that are read in place in a stack."""
 
 import re
 
@@ -57,13 +57,13 @@ def _in_layer(number, rows):
 
 @pytest.mark.parametrize("rows", [1, 5, ROWS_IN_PLACE, ROWS_IN_PLACE + 1])
 def test_a_matrix_in_its_stack_is_the_layer_s(rows):
-    """Few rows do not look at the layer's own slice, which need then not be made."""
+    """With few rows it does not read the layer's own slice, which then need not exist."""
     x, kernel, own = _in_layer(2, rows)
     assert kernel.shape == (128, 64)
     chex.assert_trees_all_close(product(x, kernel), x @ own.reshape(-1, 64), rtol=1e-5, atol=1e-5)
 
 
-def test_the_gradient_goes_to_the_layer_s_own_and_not_to_the_stack():
+def test_the_gradient_belongs_to_the_layers_own_matrix_and_not_to_the_stack():
     stack = jax.random.normal(jax.random.key(0), (3, 16, 8))
     x = jax.random.normal(jax.random.key(1), (2, 16))
 
@@ -85,7 +85,7 @@ def test_the_transposed_product_sums_over_rows(shape):
     assert transposed_product(jnp.bfloat16(x), jnp.bfloat16(y), dtype=jnp.float32).dtype == jnp.float32
 
 
-# Read in place, and by a product: a width that is no multiple of 16, and a small matrix.
+# Read in place, or by a product: a width that is not a multiple of 16, and a small matrix.
 @pytest.mark.parametrize("shape", [(3, 128, 160), (3, 2, 64, 128), (3, 1008, 17), (3, 120, 160), (3, 16, 4)])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("num_rows", [1, 3, ROWS_IN_PLACE])
@@ -111,6 +111,6 @@ def test_on_a_cpu_the_product_in_place_copies_no_matrix(num_rows):
     x, stack = jax.device_put((jnp.ones((num_rows, 192)), jnp.ones((5, 192, 192))), jax.devices("cpu")[0])
     text = jax.jit(through_all).lower(x, stack).compile().as_text()
     assert re.findall(r"f32\[5,192,192\]", text)
-    # Inside a fusion the rows have no memory: an instruction outside of one that gives the matrix does.
+    # Rows inside a fusion need no memory; an instruction outside that returns the matrix does.
     outside = [part for part in text.split("\n\n") if not part.lstrip("%").startswith("fused_computation")]
     assert not re.findall(r" = f32\[(?:1,)?192,192\]", "\n".join(outside))

@@ -1,4 +1,4 @@
-"""`residual_rms_norm`, forward and backward, against its specification in float64."""
+"""`residual_rms_norm`, forward and backward, compared with its specification in float64."""
 
 import functools
 import inspect
@@ -34,7 +34,7 @@ SHAPES = [
 
 def operands(rows, width, seed=0):
     output, residual, scaling, scale = normals(seed, (rows, width), (rows, width), (4, width), (width,))
-    # Scales as they are trained, around 1 and on both sides of it.
+    # Scales like trained ones: around 1, on both sides of it.
     return (
         output,
         residual,
@@ -57,13 +57,13 @@ def run(rows, width, dtype, blocks, seed=0):
 
 
 def bounds(rows, width, dtype, stream):
-    """One rounding to the result's dtype, and float32's of a dozen operations and of the sums.
+    """Bounds: one rounding to the result's dtype, and those of a dozen float32 operations and of the sums.
 
-    A mean over D or a sum over P adds at most as many roundings as it has terms; in a tree of D lanes
-    and by chunks of rows it has far fewer. The merge of two terms cancels now and then, by a factor
-    that is below 4 in the norm. A norm's gradient is the difference of two terms, each divided by the row's
-    root mean square, of which one channel leaves next to nothing: their rounding is what counts, without a
-    kernel, where XLA is free to order them. The kernel stays within the bound of wider rows.
+    A mean over D or a sum over P adds at most as many roundings as it has terms; a tree of D lanes, by chunks
+    of rows, has far fewer. The merge of two terms may cancel, by a factor below 4 in the norm. A norm's
+    gradient is the difference of two terms, each divided by the row's root mean square; with one channel
+    almost nothing remains of it, and without a kernel, where XLA may reorder, the rounding of both terms
+    dominates. The kernel stays within the bound of wider rows.
     """
     divided = 1 if stream is None else max(1, np.sqrt(np.mean(1 / (np.mean(stream**2, axis=1) + EPS))))
     single = ROUNDOFF["float32"]
@@ -123,7 +123,7 @@ def test_a_gradient_is_the_same_in_every_run():
 
 
 def test_xla_takes_the_same_place():
-    """On a CPU, None is XLA's form; its results have the dtypes of the kernel's."""
+    """On a CPU, None selects the XLA form; its results have the dtypes of the kernel's."""
     arguments, _ = small("bfloat16")
     default = residual_rms_norm(*arguments, eps=EPS)
     jax.tree.map(
@@ -134,7 +134,7 @@ def test_xla_takes_the_same_place():
 
 
 def test_rows_may_be_of_any_number_of_axes():
-    """As [B, T] are in the network; each form sums over all of them for the weights' gradients."""
+    """As [B, T] in the network; each form sums over all of these axes for the gradients of the weights."""
     arguments, cotangents = small()
     shaped = jax.tree.map(lambda x: x.reshape(5, 1, 6) if x.ndim == 2 else x, (arguments, cotangents))
     for form in FORMS:

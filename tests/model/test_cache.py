@@ -1,4 +1,4 @@
-"""The decode cache: attention through it against plain attention to all tokens, in float64."""
+"""The decoding cache: attention through it, compared with plain attention to all tokens in float64."""
 
 import dataclasses
 import functools
@@ -21,7 +21,7 @@ PADDING = np.array([0, 3])
 
 
 def plain_attention(q_TNH, k_TKH, v_TKH, *, window, padding):
-    """Of one row; queries of its padding have no answer."""
+    """Returns plain attention of one row; queries of its padding have no result."""
     group = q_TNH.shape[1] // k_TKH.shape[1]
     out_TNH = np.full(q_TNH.shape, np.nan)
     for time, head in np.ndindex(q_TNH.shape[:2]):
@@ -35,7 +35,7 @@ def plain_attention(q_TNH, k_TKH, v_TKH, *, window, padding):
 
 @functools.partial(jax.jit, static_argnames="chunks")
 def attend_in_chunks(q_LBTNH, k_LBTKH, v_LBTKH, *, chunks):
-    """All layers process a chunk before the next one, because they write to one pool."""
+    """Processes a chunk in all layers before the next chunk, because layers write to one pool."""
     cache = dataclasses.replace(init_cache(CONFIG, 2, TIME, "float32"), first_B=jnp.asarray(PADDING))
     slots = layer_slots(CONFIG, TIME)
     outputs, start = [], 0
@@ -56,8 +56,8 @@ def attend_in_chunks(q_LBTNH, k_LBTKH, v_LBTKH, *, chunks):
 
 
 @pytest.mark.parametrize("chunks", [(20,), (4, 3, 8, 1, 1, 3), (7, 5, 1, 2, 5)], ids=str)
-def test_chunks_attend_to_all_before_them(chunks):
-    """Shorter than the window, as long as it and longer, on a ring that has wrapped; rows are padded."""
+def test_chunks_attend_to_all_previous_tokens(chunks):
+    """Chunks shorter than the window, equal to it and longer, in a ring that has wrapped; rows are padded."""
     random = np.random.default_rng(0)
     q_LBTNH = 2 * random.standard_normal((3, 2, TIME, 4, 8))
     k_LBTKH, v_LBTKH = random.standard_normal((2, 3, 2, TIME, 2, 8))
@@ -75,7 +75,7 @@ def test_chunks_attend_to_all_before_them(chunks):
 
 
 def test_slots_by_hand():
-    """A ring is no longer than the text: a wide window does not reserve what nobody can write."""
+    """A ring is no longer than the text: a wide window reserves no slots that are never written."""
     assert [held.size for held in holdings(CONFIG, 20)] == [5, 20, 5]
     assert [held.size for held in holdings(CONFIG, 3)] == [3, 3, 3]
     assert holdings(CONFIG, 20, ranks=3) == ((5, False), (7, True), (5, False))
@@ -95,7 +95,7 @@ def test_slots_by_hand():
         ("bfloat16", "float32", (1, 1), "float32"),
     ],
 )
-def test_a_cache_takes_the_type_of_the_network_that_fills_it(of_network, requested, chunks, expected):
+def test_a_cache_has_the_dtype_of_the_network(of_network, requested, chunks, expected):
     model = Zaya(CONFIG, ExecutionConfig(dtype=of_network))
     cache = init_cache(CONFIG, 1, 6, requested)
     variables = abstract_variables(CONFIG)
@@ -105,8 +105,8 @@ def test_a_cache_takes_the_type_of_the_network_that_fills_it(of_network, request
     assert {leaf.dtype for leaf in cache.pool} == {jnp.dtype(expected)}
 
 
-def test_a_float32_network_finds_through_a_cache_what_it_finds_without_one():
-    """To float32's rounding, whose keys a bfloat16 cache would round to three digits."""
+def test_a_float32_network_has_the_same_logits_with_and_without_a_cache():
+    """Up to float32 rounding; a bfloat16 cache would round its keys to three digits."""
     model = Zaya(CONFIG, ExecutionConfig(dtype="float32"))
 
     @jax.jit
@@ -130,6 +130,6 @@ def test_types_of_an_empty_cache():
         assert {leaf.dtype for leaf in jax.tree.leaves(cache.state)} == {jnp.dtype("float32")}
 
 
-def test_a_cache_without_room_is_refused():
+def test_a_cache_that_is_too_short_is_an_error():
     with pytest.raises(ValueError, match="max_length is 0; the cache must hold at least 1 token"):
         init_cache(CONFIG, 1, 0)

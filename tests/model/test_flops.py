@@ -1,4 +1,4 @@
-"""Operations of attention in batches of packed documents, against masks that are counted entry by entry."""
+"""FLOPs of attention in batches of packed documents, compared with masks that are counted entry by entry."""
 
 import dataclasses
 import math
@@ -22,7 +22,7 @@ DELIMITERS: DocumentDelimiters = ByteTokenizer().delimiters
 
 
 def rows(*lengths_of_rows):
-    """Positions of rows with documents of the given lengths; the rest of a row is padding."""
+    """Returns positions of rows with documents of the given lengths; the rest of a row is padding."""
     tokens_BT = np.full((len(lengths_of_rows), LENGTH), PADDING)
     for tokens_T, lengths in zip(tokens_BT, lengths_of_rows, strict=True):
         start = 0
@@ -44,7 +44,7 @@ BATCHES = {
 
 
 def counted(batch, window):
-    """Entries of the mask: the same segment, not later, within the window; padding sees itself."""
+    """Counts the entries of the mask: same segment, not later, within the window; padding sees itself."""
     segments_BT, time_T = np.asarray(batch.segments_BT), np.arange(LENGTH)
     distance_TS = time_T[:, None] - time_T
     mask_BTS = (segments_BT[:, :, None] == segments_BT[:, None]) & (distance_TS >= 0) & (distance_TS < window)
@@ -53,7 +53,7 @@ def counted(batch, window):
 
 
 @pytest.mark.parametrize("name", BATCHES)
-def test_keys_are_those_of_the_mask(name):
+def test_visible_keys_are_those_of_the_mask(name):
     batch = make_example(BATCHES[name], delimiters=DELIMITERS)
     found = mean_keys(MODEL, np.asarray(batch.positions_BT))
     assert found == pytest.approx(
@@ -61,7 +61,7 @@ def test_keys_are_those_of_the_mask(name):
     )
 
 
-def test_one_document_a_row_costs_what_a_sequence_costs():
+def test_one_document_per_row_costs_as_much_as_a_sequence():
     batch = make_example(BATCHES["one document a row"], delimiters=DELIMITERS)
     keys = mean_keys(MODEL, np.asarray(batch.positions_BT))
     assert train_flops_per_token(CONFIG, LENGTH, keys=keys) == pytest.approx(
@@ -72,8 +72,8 @@ def test_one_document_a_row_costs_what_a_sequence_costs():
 
 
 @pytest.mark.parametrize(("documents", "ratio"), [(1, 1.0), (16, 4.1), (128, 5.0)])
-def test_packed_examples_of_the_8b_preset_count_as_what_they_are(documents, ratio):
-    """131,072 tokens a row: scores and values cost 4 operations per key, head and channel, three times."""
+def test_packed_examples_of_the_8b_preset_cost_what_their_documents_cost(documents, ratio):
+    """131,072 tokens per row: scores and values cost 4 operations per key, head and channel, three times."""
     config = load_config("configs/zaya1_8b.py", [])
     model, length = config.model, 131_072
     positions_BT = np.tile(np.arange(length // documents), documents)[None]
@@ -97,12 +97,12 @@ def test_steps_and_microbatches_are_averaged():
     assert attended.take() == {"hybrid_sliding": 1.0, "hybrid": 1.0}
 
 
-def test_where_no_peak_is_known_nothing_is_counted():
+def test_without_a_known_peak_there_is_no_utilization():
     attended = AttendedKeys(MODEL, is_needed=False)
     attended.add(np.zeros((1, 4), np.int32))
     assert attended.take() is None
 
 
-def test_without_a_window_all_layers_see_alike():
+def test_without_a_window_all_layers_cost_the_same():
     model = dataclasses.replace(MODEL, layer_pattern=("hybrid",), sliding_window=None)
     assert mean_keys(model, np.arange(10)[None]) == {"hybrid": math.fsum(range(1, 11)) / 10}

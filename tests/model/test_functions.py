@@ -1,4 +1,6 @@
-"""Backward passes of our own against JAX's of a plain float64 formula, and numbers checked by hand."""
+"""Custom backward passes, compared with JAX's gradients of a plain float64 formula, and values checked by
+hand.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +36,7 @@ def test_weighted_swiglu():
 
 
 def test_rows_are_sorted_by_group_and_back():
-    """Rows of no group come last; the gradient of an order is the order undone."""
+    """Rows of no group come last; the gradient of the sort is its inverse."""
     random = np.random.default_rng(3)
     x, grad = random.standard_normal((2, 11, 3))
     groups_P = jnp.int32([2, 3, 0, 0, 2, 3, 1, 0, 3, 2, 2])
@@ -48,8 +50,8 @@ def test_rows_are_sorted_by_group_and_back():
     np.testing.assert_array_equal(groups.unsort(groups.sort(jnp.float32(x))), np.float32(x))
 
 
-def test_rope_turns_by_hand():
-    """Base 100 and 4 rotated channels: 1 and 1/10 radian a position; halves, not neighbours, are pairs."""
+def test_rope_rotations_by_hand():
+    """Base 100 and 4 rotated channels: 1 and 1/10 radian per position; pairs are halves, not neighbors."""
     rotation = rope_table(jnp.array([[0, 2]]), theta=100.0, rotary_dim=4)
     x = jnp.array([1.0, 10.0, 2.0, 20.0, 5.0, 6.0])
     turned = rotate(jnp.broadcast_to(x, (1, 2, 1, 6)), rotation)[0, :, 0]
@@ -61,7 +63,7 @@ def test_rope_turns_by_hand():
     np.testing.assert_allclose(turned[1], by_hand, rtol=1e-6)
 
 
-def test_rope_products_depend_on_the_distance_alone():
+def test_rope_products_depend_only_on_the_distance():
     q, k = np.random.default_rng(4).standard_normal((2, 8)).astype(np.float32)
 
     def product(query, key):
@@ -74,7 +76,7 @@ def test_rope_products_depend_on_the_distance_alone():
 
 
 def test_norms_by_hand():
-    """Mean square of (3, 4) is 12.5 and of (1, 7) is 25; 3.5 as epsilon makes the first 16."""
+    """The mean square of (3, 4) is 12.5 and of (1, 7) is 25; epsilon 3.5 makes the first one 16."""
     scale = jnp.array([1.0, 2.0])
     np.testing.assert_allclose(rms_norm(jnp.array([3.0, 4.0]), scale, eps=3.5), [0.75, 2.0], rtol=1e-6)
     np.testing.assert_allclose(rms_norm(jnp.array([[1.0, 7.0]]), scale, eps=0.0), [[0.2, 2.8]], rtol=1e-6)

@@ -1,4 +1,4 @@
-"""A network with Pallas kernels, interpreted, is the network without them."""
+"""A network with interpreted Pallas kernels equals the network without them."""
 
 import dataclasses
 import functools
@@ -54,10 +54,10 @@ FIELDS = (
 
 
 @pytest.mark.slow
-def test_queries_and_keys_are_those_of_plain_jax():
+def test_queries_and_keys_equal_plain_jax():
     """Also all gradients, in a later chunk, with padding and packed documents."""
     random = np.random.default_rng(2)
-    # Random biases and temperatures too: constants would hide one in the wrong place.
+    # Random biases and temperatures: constants would hide one in the wrong place.
     weights = jax.tree.map(
         lambda weight: jnp.float32(0.5 * random.standard_normal(weight.shape[1:])),
         declare(SMALL)["layers"]["attention"],
@@ -90,14 +90,16 @@ def test_queries_and_keys_are_those_of_plain_jax():
 
 @functools.cache
 def loss_and_gradients(execution):
-    """Of packed documents with padding at their end, kept as remat keeps what has a name."""
+    """Returns loss and gradients of packed documents with padding, with the remat policy that saves named
+    values.
+    """
     random = np.random.default_rng(0)
     tokens = random.integers(1, SMALL.vocab_size, (2, 19))
     segments = np.sort(random.integers(1, 4, tokens.shape), axis=1)
     segments[1, -4:] = 0
     tokens, segments = jnp.asarray(tokens), jnp.asarray(segments, jnp.int32)
     model = Zaya(SMALL, dataclasses.replace(execution, remat="attention_and_experts"))
-    variables = jax.jit(Zaya(SMALL).init)(jax.random.key(0), tokens)  # the same for all implementations
+    variables = jax.jit(Zaya(SMALL).init)(jax.random.key(0), tokens)  # equal for all implementations
     bias = variables["router_bias"]
 
     def loss(params):
@@ -111,7 +113,7 @@ def loss_and_gradients(execution):
 @pytest.mark.slow
 @pytest.mark.parametrize("field", IN_TRAINING)
 def test_values_and_gradients_with_one_kernel(field):
-    """Sums of at most some hundred float32 terms in another order, passed on through two layers."""
+    """Sums of at most some hundred float32 terms in another order, propagated through two layers."""
     loss, gradients = loss_and_gradients(dataclasses.replace(PLAIN, implementation="xla"))
     ours, our_gradients = loss_and_gradients(
         dataclasses.replace(PLAIN, implementation="xla", **{field: "pallas"})
@@ -124,7 +126,7 @@ def test_values_and_gradients_with_one_kernel(field):
     jax.tree.map(check, our_gradients, gradients)
 
 
-def test_one_field_forces_all_and_each_can_be_forced_alone():
+def test_one_field_selects_all_kernels_and_each_can_be_selected_alone():
     forced = resolve_implementations(dataclasses.replace(PLAIN, implementation="pallas"), SMALL)
     assert [getattr(forced, field) for field in FIELDS] == ["pallas"] * 7
     but_one = dataclasses.replace(PLAIN, implementation="pallas", attention_implementation="blockwise")
@@ -133,14 +135,14 @@ def test_one_field_forces_all_and_each_can_be_forced_alone():
     assert resolve_implementations(named, SMALL) == named
 
 
-def test_every_implementation_that_a_run_can_name_is_filled_in():
+def test_every_implementation_field_is_resolved():
     fields = {field.name for field in dataclasses.fields(ExecutionConfig)}
     assert set(OPERATIONS) == {name for name in fields if name.endswith("_implementation")}
     assert set(FIELDS) == set(OPERATIONS)
 
 
 @pytest.mark.parametrize("platform", ["cpu", "cuda", "rocm"])
-def test_without_a_name_it_is_what_the_table_says(platform, monkeypatch):
+def test_without_a_name_the_table_decides(platform, monkeypatch):
     for operation in ("decode_attention", "newton_schulz"):
         measured = choice.Choice("pallas", "for this test")
         monkeypatch.setitem(choice.TABLE, (operation, "cuda"), measured)
@@ -156,7 +158,7 @@ def test_without_a_name_it_is_what_the_table_says(platform, monkeypatch):
     assert setup.model.execution == named
 
 
-def test_a_run_says_which_kernels_it_takes():
+def test_a_run_reports_its_kernels():
     assert describe_implementations(PLAIN, SMALL) == "Pallas kernels: none"
     one = dataclasses.replace(PLAIN, loss_implementation="pallas")
     assert describe_implementations(one, SMALL) == "Pallas kernels: loss; the rest by XLA"
@@ -170,7 +172,7 @@ def test_a_run_says_which_kernels_it_takes():
     )
 
 
-def test_a_wide_head_takes_no_kernel_unasked():
+def test_a_wide_head_uses_no_kernel_by_default():
     wide = dataclasses.replace(SMALL, head_dim=512)
     assert resolve_implementations(PLAIN, wide, platform="rocm").attention_implementation == "xla"
     assert resolve_implementations(PLAIN, SMALL, platform="rocm").attention_implementation == "pallas"

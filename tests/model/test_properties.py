@@ -1,4 +1,4 @@
-"""What must hold of the network whatever its weights: documents, causality, depth, remat, skipping."""
+"""Properties of the network for any weights: documents, causality, depth, remat, skipping."""
 
 import dataclasses
 import functools
@@ -29,7 +29,9 @@ CONFIGS = pytest.mark.parametrize("config", [SMALL, SLIDING], ids=["taps 2 2", "
 
 @functools.cache
 def variables_of(config):
-    """No weight keeps a constant initial value, under which a forgotten scale or bias would not show."""
+    """Returns weights without constant initial values, under which a forgotten scale or bias would be
+    invisible.
+    """
     random = np.random.default_rng(5)
 
     def value(path, leaf):
@@ -48,7 +50,7 @@ def tokens_of(*shape, seed=0):
 def loss_and_gradient(
     config, variables, tokens_BT, positions_BT, segments_BT, targets_BT, weights_BT, *, execution=EXECUTION
 ):
-    """Summed loss, its gradient by the weights, and the logits."""
+    """Returns summed loss, its gradient by the weights, and the logits."""
 
     def loss(params):
         bias_LX = variables["router_bias"]["layers"]
@@ -61,7 +63,7 @@ def loss_and_gradient(
 
 
 def assert_trees_are_close(ours, theirs, tolerance):
-    """By the norm of each leaf; a leaf that is zero throughout proves nothing and is refused."""
+    """Compares by the norm of each leaf; a leaf that is zero throughout proves nothing and is an error."""
     for (path, expected), result in zip(
         jax.tree.leaves_with_path(theirs), jax.tree.leaves(ours), strict=True
     ):
@@ -77,7 +79,9 @@ ROWS = sum(map(len, LENGTHS))
 
 
 def batch_of(rows):
-    """Tokens, positions, segments, targets and weights of rows of documents, drawn by their number."""
+    """Returns tokens, positions, segments, targets and weights of rows of documents, drawn by document
+    number.
+    """
     batch = [np.zeros((ROWS, TIME), dtype) for dtype in ("int32",) * 4 + ("float32",)]
     for row, documents in enumerate(rows):
         end = 0
@@ -92,7 +96,7 @@ def batch_of(rows):
 
 
 def spans():
-    """Of each document in the packed batch: row, first token, end."""
+    """Yields row, first token and end of each document in the packed batch."""
     for row, lengths in enumerate(LENGTHS):
         ends = np.cumsum(lengths)
         yield from ((row, end - length, end) for length, end in zip(lengths, ends, strict=True))
@@ -110,7 +114,7 @@ def alone():
 
 
 @CONFIGS
-def test_packed_documents_are_the_documents_alone(config):
+def test_packed_documents_equal_single_ones(config):
     variables = variables_of(config)
     loss, gradient, out = loss_and_gradient(config, variables, *packed())
     loss_alone, gradient_alone, out_alone = loss_and_gradient(config, variables, *alone())
@@ -127,7 +131,7 @@ def test_packed_documents_are_the_documents_alone(config):
 
 @CONFIGS
 def test_without_segments_a_row_is_one_document(config):
-    """And right padding, which nobody sees, is no matter."""
+    """Padding on the right, which no token sees, does not matter."""
     variables, (tokens_BT, *_) = variables_of(config), alone()
     out = loss_and_gradient(config, variables, *alone())[2]
     length = max(LENGTHS[0])
@@ -149,7 +153,7 @@ def test_padding_is_not_counted(config):
 
 @functools.partial(jax.jit, static_argnums=0)
 def logits_and_pull_back(config, variables, tokens_BT, grad_BTV):
-    """Logits, and the gradient by the embedded tokens that `grad_BTV` pulls back."""
+    """Returns logits, and the gradient by the embedded tokens for the cotangent `grad_BTV`."""
     params, bias_LX = variables["params"], variables["router_bias"]["layers"]
 
     def behind_embedding(x_BTD):
@@ -207,7 +211,7 @@ def test_the_scan_is_a_loop_over_layers():
     ("remat", "scan_layers"),
     [("layer", True), ("products", True), ("group", True), ("none", False), ("group", False)],
 )
-def test_neither_remat_nor_unrolling_changes_a_number(remat, scan_layers):
+def test_neither_remat_nor_unrolling_changes_a_value(remat, scan_layers):
     even = dataclasses.replace(SLIDING, num_hidden_layers=4)  # two groups of two
     variables = variables_of(even)
     execution = dataclasses.replace(EXECUTION, remat=remat, scan_layers=scan_layers)
@@ -219,7 +223,7 @@ def test_neither_remat_nor_unrolling_changes_a_number(remat, scan_layers):
 
 
 @pytest.mark.parametrize("scan_layers", [True, False])
-def test_layers_are_a_loop_where_they_are_to_be_one(scan_layers):
+def test_layers_are_a_loop_where_configured(scan_layers):
     execution = dataclasses.replace(EXECUTION, experts_implementation="ragged_dot", scan_layers=scan_layers)
     variables = abstract_variables(SLIDING)
     arguments = variables["params"], variables["router_bias"]["layers"], tokens_of(2, TIME)
@@ -228,13 +232,13 @@ def test_layers_are_a_loop_where_they_are_to_be_one(scan_layers):
 
 
 @pytest.mark.parametrize(("num_layers", "size"), [(40, 5), (60, 6), (16, 4), (4, 2), (7, 1), (1, 1)])
-def test_groups_of_layers_are_about_the_square_root(num_layers, size):
-    """40 layers: 8 streams before groups and 5 within one: 13, the minimum over all divisors."""
+def test_the_group_size_is_about_the_square_root_of_the_depth(num_layers, size):
+    """40 layers: 8 streams between groups and 5 within one are 13, the minimum over all divisors."""
     assert group_size(num_layers) == size
 
 
 def moe_block(config, *, skip_bias):
-    """Input and output of the first layer's experts block, and its routing."""
+    """Returns input and output of the first layer's experts block, and its routing."""
     variables = variables_of(config)
     bias_LX = jnp.zeros_like(variables["router_bias"]["layers"]).at[:, -1].set(skip_bias)
     x_BTD = jnp.asarray(np.random.default_rng(1).standard_normal((2, TIME, config.hidden_size)), jnp.float32)
@@ -249,7 +253,7 @@ def moe_block(config, *, skip_bias):
     return x_BTD, *run(variables["params"])
 
 
-def test_skipping_gives_zero_or_the_input_times_its_probability():
+def test_skipping_returns_zero_or_the_input_times_its_probability():
     _, out_BTD, routing = moe_block(SMALL, skip_bias=10.0)
     assert np.all(routing.experts_BT == SMALL.num_experts)
     assert not np.any(out_BTD)
@@ -257,7 +261,7 @@ def test_skipping_gives_zero_or_the_input_times_its_probability():
     np.testing.assert_allclose(out_BTD, routing.probs_BTX[..., -1:] * x_BTD, rtol=1e-6)
 
 
-def test_tokens_that_do_not_skip_do_not_care_what_skipping_gives():
+def test_tokens_that_do_not_skip_do_not_depend_on_the_skip_class():
     _, zero_BTD, routing = moe_block(SMALL, skip_bias=0.2)
     _, identity_BTD, _ = moe_block(dataclasses.replace(SMALL, skip_class="identity"), skip_bias=0.2)
     skips_BT = np.asarray(routing.experts_BT == SMALL.num_experts)
@@ -269,7 +273,7 @@ def test_tokens_that_do_not_skip_do_not_care_what_skipping_gives():
 
 
 def test_a_layers_experts_by_hand():
-    """Every token through its expert alone, in float64."""
+    """Each token passes through its expert alone, in float64."""
     x_BTD, out_BTD, routing = moe_block(SMALL, skip_bias=-10.0)
     experts = {
         name: np.float64(w[0]) for name, w in variables_of(SMALL)["params"]["layers"]["experts"].items()
@@ -282,8 +286,8 @@ def test_a_layers_experts_by_hand():
         np.testing.assert_allclose(out_BTD[at], expected_D, rtol=1e-4, atol=1e-5)
 
 
-def test_balancing_biases_choose_and_do_not_weigh():
-    """A hand-made router: probabilities 2/3 and 1/3, the bias turns the choice."""
+def test_balancing_biases_affect_the_choice_but_not_the_weight():
+    """A hand-made router with probabilities 2/3 and 1/3, where the bias changes the choice."""
     x_BTD = jnp.ones((1, 1, 1))
     weights = {"kernel": jnp.log(jnp.array([[2.0, 1.0]]))}
     state_BTR = jnp.full((1, 1, 3), 7.0)
@@ -296,7 +300,7 @@ def test_balancing_biases_choose_and_do_not_weigh():
     assert turned.experts_BT.item() == 1
     np.testing.assert_allclose(plain.weights_BT.item(), 2 / 3, rtol=1e-6)
     np.testing.assert_allclose(turned.weights_BT.item(), 1 / 3, rtol=1e-6)
-    np.testing.assert_array_equal(plain.state_BTR, state_BTR)  # passed on untouched
+    np.testing.assert_array_equal(plain.state_BTR, state_BTR)  # passed on unchanged
 
 
 def test_the_linear_router():
@@ -311,7 +315,7 @@ def test_the_linear_router():
 
 @pytest.mark.slow
 def test_bfloat16_is_near_float32():
-    """Every layer's choice is forced: a token that changes its expert is no rounding error."""
+    """Every layer's choice is fixed, because a token that changes its expert is not a rounding error."""
     bias_LX = 10 * jnp.eye(SMALL.num_hidden_layers, SMALL.num_router_classes)
     variables = variables_of(SMALL) | {"router_bias": {"layers": bias_LX}}
     loss, gradient, out = loss_and_gradient(SMALL, variables, *packed())
@@ -323,7 +327,7 @@ def test_bfloat16_is_near_float32():
     )
     real_BT = packed()[2] != 0
     logits_PV, half_logits_PV = out.logits_BTV[real_BT], half_out.logits_BTV[real_BT]
-    # 8 bits of mantissa, some ten products in a row.
+    # 8 bits of mantissa, about ten products in sequence.
     assert 1e-4 < np.linalg.norm(half_logits_PV - logits_PV) / np.linalg.norm(logits_PV) < 3e-2
     np.testing.assert_allclose(half_loss, loss, rtol=2e-2)
     norm = np.sqrt(sum(np.sum(np.square(leaf)) for leaf in jax.tree.leaves(gradient)))

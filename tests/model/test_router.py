@@ -13,11 +13,11 @@ NUM_TOKENS, WIDTH, ROUTER_WIDTH, CLASSES, EPS = 40, 12, 6, 5, 0.3
 
 
 def gelu(x):
-    """By the error function, not its approximation."""
+    """Uses the error function, not its approximation."""
     return x * (1 + np.vectorize(math.erf)(x / np.sqrt(2))) / 2
 
 
-def test_the_router_is_its_formula():
+def test_the_router_equals_its_formula():
     """With bfloat16 input only the operands of the first product are bfloat16; the rest is float32."""
     random = np.random.default_rng(0)
     x_PD = random.standard_normal((NUM_TOKENS, WIDTH)).astype(ml_dtypes.bfloat16)

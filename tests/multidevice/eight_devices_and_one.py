@@ -1,7 +1,7 @@
-"""Trains the same steps on eight devices, on one, and on two from the eight's checkpoint.
+"""Trains the same steps on eight devices, on one, and on two from the checkpoint of the eight.
 
-Prints how far apart they end, and what the program of eight is made of, as JSON. A program, not a
-test: the number of devices is fixed when jax starts. `test_multidevice.py` runs it.
+Prints the differences, and the collectives of the program for eight devices, as JSON. It is a program, not a
+test, because the number of devices is fixed when jax starts; `test_multidevice.py` runs it.
 """
 
 import collections
@@ -191,9 +191,11 @@ def adapters():
 
 
 def in_nodes(count, *, num_microbatches=1, **execution):
-    """Eight devices in nodes of so many, which share the 3 experts of a layer: some store none.
+    """Trains with eight devices in nodes of a given size, which share the 3 experts of a layer: some store
+    none.
 
-    Of one microbatch the experts come layer by layer, of two all at once; no matrix has rows for all nodes.
+    With one microbatch the experts arrive layer by layer, with two all at once; no matrix has rows for all
+    nodes.
     """
     execution = dataclasses.replace(CONFIG.execution, node_devices=count, **execution)
     config = dataclasses.replace(CONFIG, execution=execution)
@@ -247,9 +249,9 @@ def inspect():
 
 
 def scattered_types(run):
-    """Types of the elements that reduce-scatters add up, as the program asks for it.
+    """Returns the types of the elements that reduce-scatters add, from StableHLO.
 
-    Asked of StableHLO: XLA's CPU backend has no sum of bfloat16 and makes one of float32.
+    XLA's CPU backend has no bfloat16 sum and replaces it by a float32 one.
     """
     text = run.program().as_text()
     results = re.findall(r"stablehlo.reduce_scatter.*?-> tensor<([^>]*)>", text, flags=re.DOTALL)

@@ -1,6 +1,7 @@
-"""Experts that nodes exchange layer by layer, between devices of the same number in their nodes.
+"""Experts that nodes exchange layer by layer, between devices with equal numbers in their nodes.
 
-Of each case: how far what layers gather is from what owners have, and what owners get from the sum.
+Prints for each case how far gathered layers differ from their owners' rows, and owners' gradients from the
+sum.
 """
 
 import dataclasses
@@ -45,7 +46,7 @@ def partition_of(num_nodes, width, expert_width, layers):
 
 
 def random_experts(partition, seed, count=()):
-    """Returns the own experts of one device of a node, of every layer."""
+    """Returns one device's rows of the experts of every layer."""
     random = np.random.default_rng(seed)
     shapes = {path: w.shape for path, w in partition.own_weights.items() if path.startswith(EXPERTS)}
     return {

@@ -12,10 +12,10 @@ import quick_compilation
 
 HERE = pathlib.Path(__file__).parent
 ROOT = HERE.parents[1]
-TORN = "ignore:Error reading persistent compilation cache entry"  # another process is just writing it
+TORN = "ignore:Error reading persistent compilation cache entry"  # another process is writing the entry
 
 
-# On a busy core, eight devices may need long to reach a collective; XLA aborts after 40 s.
+# On a busy core, eight devices may take long to reach a collective; XLA aborts after 40 s.
 FLAGS = (
     "--xla_force_host_platform_device_count=8 --xla_cpu_collective_call_terminate_timeout_seconds=500 "
     "--xla_cpu_collective_call_warn_stuck_timeout_seconds=500"

@@ -20,11 +20,11 @@ from zaya_jax.parallel.mesh import BATCH, data_mesh, on_each_device, zigzag_orde
 
 ROWS, N, K, H = 2, 4, 2, 8
 REACHES = [
-    # ranks, tokens of a chunk, tokens back: within a chunk, several chunks, past the sequence's begin
+    # ranks, chunk length, tokens back: within a chunk, several chunks, past the start of the sequence
     (2, 4, 3), (4, 2, 5), (8, 1, 3), (3, 2, 40), (1, 3, 2), (2, 3, 0),
 ]  # fmt: skip
 CASES = [
-    # window, ranks, tokens of a chunk: windows shorter and longer than a chunk, and than all of the others'
+    # window, ranks, chunk length: windows shorter and longer than a chunk, and than all other chunks
     (None, 4, 3), (None, 8, 1), (5, 4, 1), (5, 4, 4), (3, 2, 8), (9, 2, 3), (1, 2, 2),
 ]  # fmt: skip
 

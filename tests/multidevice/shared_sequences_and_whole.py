@@ -1,6 +1,6 @@
-"""Trains the same steps with shared sequences and with whole ones.
+"""Trains the same steps with shared sequences and with whole ones, and prints the differences as JSON.
 
-Prints how far apart they end, as JSON. A program, not a test: the number of devices is fixed when jax starts.
+It is a program, not a test, because the number of devices is fixed when jax starts;
 `test_shared_sequences.py` runs it.
 """
 
@@ -37,7 +37,9 @@ def config_of(model, *, length, steps, **execution):
 
 
 def batches(length, steps, *, starts=()):
-    """Documents of uneven lengths; in the first row they begin at `starts`, and the last one ends early."""
+    """Returns documents of uneven lengths; in the first row they begin at `starts`, and the last one ends
+    early.
+    """
     random, examples = np.random.default_rng(length), []
     for _ in range(steps):
         tokens_BT = random.integers(2, SMALL.vocab_size, (ROWS, length))
@@ -99,9 +101,9 @@ def apart(run, other):
 
 
 def messages(form):
-    """Shapes and types of what the step of four devices of a sequence says, as the program has it.
+    """Returns shapes and types of the messages in the compiled step of four devices that share a sequence.
 
-    Each message of a layer once: layers are a loop.
+    Each message of a layer occurs once, because layers are a loop.
     """
     config = config_of(SMALL, length=32, steps=2, context_attention=form)
     run = Run(config, jax.devices()[:4], 4)
@@ -117,9 +119,9 @@ def messages(form):
 
 
 def train(what):
-    """A small case of each form: documents whose borders fall on, before and behind those of chunks.
+    """Small cases of each kind: document boundaries on, before and after those of chunks.
 
-    Nodes are larger, and smaller, than the devices of a sequence.
+    Nodes are larger, and smaller, than the group of devices of a sequence.
     """
     if what == "gathered":  # windows of 5 and chunks of 4; rows are shared as well
         config, layouts, starts = (
@@ -127,7 +129,7 @@ def train(what):
             [(2, 4, 1), (2, 4, 8)],
             (3, 8, 13, 16, 29),
         )
-    else:  # a token a chunk: the convolutions reach over three of them
+    else:  # one token per chunk: the convolutions span three of them
         config, layouts, starts = config_of(SLIDING, length=16, steps=3), [(1, 8, 2)], (2, 9)
         config = dataclasses.replace(
             config, execution=dataclasses.replace(config.execution, context_attention="ring", remat="layer")

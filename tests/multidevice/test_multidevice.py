@@ -1,4 +1,4 @@
-"""Eight devices train like one, each with its share."""
+"""Training on eight devices equals training on one device."""
 
 import pytest
 from programs import program as run_program
@@ -13,7 +13,7 @@ def program(what):
 def test_eight_devices_train_as_one():
     found = program("compare")
     assert found["devices"] == 8
-    assert found["tokens"] == [3 * 200] * 12  # of three layers; padding is no token
+    assert found["tokens"] == [3 * 200] * 12  # three layers; padding does not count
     assert found["moved"] > 1e-2
     assert all(error < 1e-5 for error in found["eight and one"].values()), found
 
@@ -24,7 +24,7 @@ def test_a_checkpoint_of_eight_devices_is_resumed_on_two():
 
 
 def test_gradients_are_reduce_scattered_and_weights_all_gathered():
-    """Each part once; only a few numbers are summed by all devices: norms, counts and the loss."""
+    """Each part once; only a few values are summed over all devices: norms, counts and the loss."""
     found = program("inspect")
     collectives, buckets = found["collectives"], found["bucket_sizes"]
     assert sorted(collectives["all-gather"]) == buckets
@@ -33,8 +33,8 @@ def test_gradients_are_reduce_scattered_and_weights_all_gathered():
     assert collectives["all-to-all"] == collectives["collective-permute"] == []
 
 
-def test_newton_schulz_multiplies_own_matrices_only():
-    """69 matrices, padded: an eighth would be 8.6 a device, 3 layers of 8 experts 4 pools of them."""
+def test_each_device_orthogonalizes_only_its_own_matrices():
+    """69 matrices, padded: an eighth would be 8.6 per device; 3 layers of 8 experts make 4 pools."""
     found = program("inspect")
     assert found["newton_schulz_flops"] == found["planned_flops"]
     assert found["planned_flops"] < found["replicated_flops"] / 4
@@ -68,14 +68,14 @@ def test_adapters_of_shared_experts_train_as_those_of_plain_ones():
 
 @pytest.mark.slow
 def test_eight_devices_train_adapters_as_one():
-    """Each has an eighth of the frozen weights, which stay; only trained weights are summed."""
+    """Each has an eighth of the frozen weights, which do not change; only trained weights are summed."""
     found = program("adapters")
     assert found["moved"] > 1e-2
     assert found["eight and one"] < 1e-5
     assert found["resumed on one"] < 1e-5
     assert found["frozen moved"] == 0
     assert found["reduced"] == found["trained"]
-    assert found["frozen"] / 8 <= found["frozen held"] < found["frozen"] / 8 + 40  # padding, one a weight
+    assert found["frozen"] / 8 <= found["frozen held"] < found["frozen"] / 8 + 40  # padding, one per weight
 
 
 def test_experts_gathered_by_layer_equal_those_of_their_owners():

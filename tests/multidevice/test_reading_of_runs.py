@@ -102,14 +102,14 @@ def find(row, streams):
 
 @pytest.mark.slow
 def test_no_token_is_read_twice_before_all_were_read_once(corpora, tmp_path):
-    """Killed in the last step of a phase, and in the first of the next one, which resumes from the border.
+    """Killed in the last step of a phase, and in the first of the next one, which resumes from the boundary.
 
-    Each time it goes on on as many devices as did not begin it: what is read depends on none of them.
+    Each time it resumes on another number of devices, on which the batches must not depend.
     """
     config, record = config_of(tmp_path / "run", corpora), tmp_path / "record"
     for last, num_devices in ((BORDER, 8), (BORDER + 1, 1), (0, 8)):
         run(config, record, last=last, num_devices=num_devices, folder=tmp_path)
-    rows = dict(map(json.loads, record.read_text().splitlines()))  # of a step that was made again, the last
+    rows = dict(map(json.loads, record.read_text().splitlines()))  # the last row of a repeated step
     assert sorted(rows) == list(range(1, STEPS + 1))
     streams = list(streams_of(corpora))
     counts = [np.zeros(len(stream) // 2, int) for _, stream in streams]

@@ -14,17 +14,17 @@ decoded = functools.partial(program, "shared_cache_and_whole.py")
 
 
 @pytest.mark.parametrize("what", ["quick", pytest.param("slow", marks=pytest.mark.slow)])
-def test_a_token_attends_to_what_all_devices_have(what):
+def test_a_token_attends_to_the_cache_of_all_devices(what):
     """Rows of all lengths, down to one token, which seven devices do not have; compared with float64."""
     for case, found in decoded(what)["attention"].items():
         assert found["error"] < 1e-5, case
-        assert found["written"], case  # by the device that keeps it, and by no other
+        assert found["written"], case  # by the device that stores it, and by no other
         # Bitwise: devices that chose different tokens would deadlock in a collective.
         assert found["agree"], case
 
 
 @pytest.mark.parametrize("what", ["quick", pytest.param("slow", marks=pytest.mark.slow)])
-def test_texts_are_those_of_one_device(what):
+def test_texts_equal_those_of_one_device(what):
     """Ragged batches, prompts of several chunks, and lengths that are not divisible."""
     for texts in decoded(what)["texts"].values():
         for whole, shared in texts.values():
@@ -47,17 +47,17 @@ def test_all_devices_choose_the_same_tokens():
     assert tree["tokens"] == ring["tokens"]
 
 
-def test_a_device_holds_its_part_of_layers_that_see_all_and_whole_rings_of_the_others():
+def test_a_device_stores_its_part_of_full_layers_and_complete_rings_of_sliding_layers():
     for found in decoded("quick")["exchanges"].values():
         assert found["shards"] == [[ROWS, 5 + SLOTS + 5, KEY_HEADS, WIDTH]]
 
 
-def test_a_tree_sends_two_small_sums_a_layer_and_a_ring_all_keys():
-    """Only the one of three layers without a window; the size does not grow with the text."""
+def test_a_tree_sends_two_small_sums_per_layer_and_a_ring_all_keys():
+    """Only in the one of three layers without a window; the size does not grow with the text."""
     tree, ring = decoded("quick")["exchanges"].values()
-    # The maximum of the logsumexp; then outputs, and with them the weights that they are divided by.
+    # The maximum of the logsumexp; then the outputs with the weights by which they are divided.
     assert sorted(tree["sent"]["all-reduce"]) == [ROWS * HEADS, ROWS * HEADS * (WIDTH + 1)]
-    # Keys and values of a device in each round of a loop.
+    # Keys and values of a device in each iteration of a loop.
     assert ring["sent"]["collective-permute"] == [ROWS * SLOTS * KEY_HEADS * WIDTH] * 2
     assert DEVICES - 1 in ring["rounds"]
     assert DEVICES - 1 not in tree["rounds"]

@@ -10,8 +10,8 @@ trained = functools.partial(program, "shared_sequences_and_whole.py")
 
 
 @pytest.mark.slow
-def test_attention_across_devices_is_that_of_whole_sequences():
-    """Values and gradients, gathered and around a ring, windows and chunks of all sizes; float32."""
+def test_attention_across_devices_equals_that_of_whole_sequences():
+    """Values and gradients; gathered and ring; windows and chunks of all sizes; float32."""
     found = program("shared_attention_and_whole.py")
     assert len(found) == 16
     assert all(error < 1e-5 for error in found.values()), found
@@ -25,30 +25,30 @@ def test_a_run_on_shared_sequences_equals_one_on_whole_sequences(form):
         assert all(error < 1e-5 for error in found.values()), found
 
 
-def test_keys_are_gathered_once_a_layer_and_their_gradients_reduce_scattered():
+def test_keys_are_gathered_once_per_layer_and_their_gradients_reduce_scattered():
     found = trained("messages", "gathered")
-    # Devices, sequences, their two chunks, tokens of a chunk, heads of keys and of values, width of a head.
+    # Devices, sequences, their two chunks, chunk length, heads of keys and of values, head width.
     assert found["all_gather"].count("4x4x2x4x4x8xf32") == 1
     assert found["reduce_scatter"].count("1x4x2x4x4x8xf32") == 1
     assert Counter(found["collective_permute"]) == halos(directions=2)
 
 
-def test_around_a_ring_nothing_but_keys_is_permuted():
+def test_a_ring_permutes_only_keys_and_values():
     found = trained("messages", "ring")
     arrays = [shape.count("x") for kind in ("all_gather", "reduce_scatter") for shape in found[kind]]
-    # Buckets of weights, and once a step the documents' numbers.
+    # Buckets of weights and, once per step, the document numbers.
     assert max(arrays) == 4
     assert [shape for shape in found["all_gather"] if "i32" in shape] == ["4x4x2x4xi32"]
-    # Two chunks each: keys and values, forward and backward, to the first visit and in the loop to those
-    # behind it; their gradients in the loop, to the last visit, and home.
+    # Two chunks per device: keys and values, forward and backward, to the first visit and in the loop to the
+    # later ones; their gradients in the loop, to the last visit, and back to the owner.
     keys = Counter({"4x4x4x8xf32": 2 * (2 * 2 + 3)})
     assert Counter(found["collective_permute"]) == halos(directions=2) + keys
 
 
 def halos(*, directions):
-    """Of each border between chunks: two latents of (4 + 2) * 8 channels, and half the values of 2 * 8.
+    """Per boundary between chunks: two latents of (4 + 2) * 8 channels, and half of the values of 2 * 8.
 
-    To the device before and to the one behind; the gradients of all of it come back.
+    Sent to the previous and to the next device; the gradients of all of it return.
     """
     return Counter({"4x2x48xf32": 2 * directions, "4x1x8xf32": 2 * directions})
 
@@ -56,7 +56,7 @@ def halos(*, directions):
 @pytest.mark.campaign
 @pytest.mark.parametrize("seed", range(12))
 def test_any_shape_trains_twenty_steps_as_one_device(seed):
-    """Steps amplify rounding differences, up to a hundredfold: a control measures by how much."""
+    """Steps amplify rounding differences, up to a hundredfold: a control run measures by how much."""
     found = trained("campaign", str(seed), limit_seconds=1500)
     errors = found["shared"]
     assert errors["router_counts_LX"] == 0, found

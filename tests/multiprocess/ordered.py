@@ -1,4 +1,4 @@
-"""One of several processes, of which process 0 gives orders. usage: ordered.py HOW_IT_ENDS"""
+"""One of several processes, in which process 0 assigns work. usage: ordered.py HOW_IT_ENDS"""
 
 import json
 import os
@@ -20,14 +20,14 @@ def main(how: str) -> None:
                 with coordinator("any", limit_seconds=2.0) as orders:
                     _lead(orders, said, how)
             else:
-                # Shorter than what process 0 takes: it gives signs of life.
+                # Shorter than the work of process 0, which sends heartbeats meanwhile.
                 serve_work("any", _work, num_threads=2, limit_seconds=2.0)
     except (PeerTimeout, PeerLost, CollectiveError) as error:
         said |= {type(error).__name__: str(error), "is_printed_here": getattr(error, "is_printed_here", None)}
-    # In one piece: unbuffered, print writes a line's end apart, behind another process' line.
+    # In one write: with unbuffered output, print writes the newline separately, after another process' line.
     sys.stderr.write(json.dumps(said) + "\n")
     sys.stderr.flush()
-    if hosts.is_first():  # the one that all others hang on leaves last
+    if hosts.is_first():  # the coordinator leaves last
         time.sleep(6)
     os._exit(0)
 

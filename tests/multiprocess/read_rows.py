@@ -1,8 +1,8 @@
-"""One of several processes that read a run without training, and record its rows of each step.
+"""One of several processes that read a run without training, and record their rows of each step.
 
 usage: read_rows.py THREADS OUT FIRST_STEP LAST_STEP CORPUS...
 
-Behind LAST_STEP, if that is not the run's, it ends as if it were killed.
+After LAST_STEP, if that is not the run's last, it exits as if it were killed.
 """
 
 import os
@@ -25,7 +25,7 @@ def main(threads: str, out: str, first_step: str, last_step: str, *folders: str)
         corpora = {folder: open_corpus(folder) for folder in folders}
         for step, batch in rows_of_steps(config, corpora, data_mesh(), first_step=int(first_step)):
             np.savez(pathlib.Path(out) / f"{step}-{hosts.process()}.npz", **vars(batch))
-            hosts.gather("step", step)  # no process is a step ahead of the others, as where they train
+            hosts.gather("step", step)  # no process is a step ahead of the others, as in training
             if step == int(last_step) < NUM_STEPS:
                 os.kill(os.getpid(), signal.SIGKILL)
 

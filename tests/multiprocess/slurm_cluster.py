@@ -1,6 +1,6 @@
 """A SLURM cluster of four nodes on this machine, for tests: munge, slurmctld, four slurmd and their files.
 
-The nodes are called by addresses of the loopback, so that their names resolve wherever they are used.
+Nodes are named by loopback addresses, so that their names resolve on any machine.
 """
 
 import contextlib
@@ -79,7 +79,7 @@ class SlurmCluster:
         return self
 
     def _begin(self) -> None:
-        self._folder.chmod(0o755)  # munge would not trust one with less
+        self._folder.chmod(0o755)  # munge does not trust a more permissive folder
         for name in ("state", "spool"):
             (self._folder / name).mkdir()
         (self._folder / "slurm.conf").write_text(_configuration(self._folder, 16817))
@@ -104,7 +104,7 @@ class SlurmCluster:
             _end(path)
         deadline = time.monotonic() + LIMIT_SECONDS
         while any(path.exists() for path in daemons) and time.monotonic() < deadline:
-            time.sleep(0.1)  # each removes its file last
+            time.sleep(0.1)  # each daemon removes its file last
         _end(self._folder / "munged.pid")
 
     def run(self, *words: str) -> str:

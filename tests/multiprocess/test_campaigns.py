@@ -112,7 +112,7 @@ def _events(folder: pathlib.Path) -> dict[str, set[int]]:
         while place + 12 <= len(data):
             size = int.from_bytes(data[place : place + 8], "little")
             if place + size + 16 > len(data):
-                break  # what a kill cut short
+                break  # truncated by a kill
             event = Event.FromString(data[place + 12 : place + 12 + size])
             place += size + 16
             for value in event.summary.value:
@@ -138,7 +138,7 @@ def test_sixty_kills(corpus, tmp_path):
                 kills += 1
             code, said = finish(process)
             assert "Traceback" not in said or code, said
-            newest = newest_step(folder) or 0  # raises, if none is whole
+            newest = newest_step(folder) or 0  # raises an error if none is intact
             assert newest >= before
             damaged = {step: damage for step in all_steps(folder) if (damage := damage_of(folder, step))}
             assert not damaged
@@ -196,7 +196,7 @@ def test_fifty_signals(corpus, tmp_path):
             process = start(config, processes=processes, devices=1)
             asked = _signal(process, moments, folder) if signals < SIGNALS else None
             code, said = finish(process)
-            if asked is None or code == 0:  # it was over before
+            if asked is None or code == 0:  # the run had ended before
                 continue
             signals += 1
             which, since = asked
@@ -212,7 +212,7 @@ def test_fifty_signals(corpus, tmp_path):
 def _signal(process, moments: random.Random, folder: pathlib.Path) -> tuple[int, float] | None:
     """Sends a signal at a moment; returns signal and time, or None if the run had ended before."""
     which, everyone = moments.choice((signal.SIGTERM, signal.SIGINT)), moments.random() < 0.5
-    time.sleep(3)  # until all have come to the first line of ours
+    time.sleep(3)  # until all have printed their first line
     _wait_for_a_moment(process, moments, folder)
     if process.poll() is not None:
         return None

@@ -1,4 +1,4 @@
-"""Process 0 gives orders, others obey: what comes of them, and how all of them end."""
+"""Process 0 assigns work and the others do it: results, errors, and how all processes end."""
 
 import json
 import os
@@ -16,7 +16,7 @@ WORDS = (
 
 
 def run(how):
-    """What each of three processes has said at its end; that of process 0 is the first."""
+    """Returns what each of three processes printed at its end; process 0 comes first."""
     ended = subprocess.run(
         [sys.executable, "-c", WORDS, str(ROOT / "tests/multiprocess/ordered.py"), how],
         env=os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"},
@@ -36,7 +36,7 @@ def run(how):
     ("how", "sentence"),
     [("failure", "invalid literal for int() with base 10: 'seven'"), ("mistake", "there is no such task")],
 )
-def test_answers_come_in_order_and_a_failure_is_told_once_and_ends_all(how, sentence):
+def test_results_come_in_order_and_a_failure_is_reported_once_and_ends_all(how, sentence):
     first, *others = run(how)
     assert first["squares"] == [i**2 for i in range(40) for _ in (1, 2)]
     assert first["CollectiveError"].endswith(sentence)
@@ -46,7 +46,7 @@ def test_answers_come_in_order_and_a_failure_is_told_once_and_ends_all(how, sent
         assert (other["CollectiveError"], other["is_printed_here"]) == (first["CollectiveError"], False)
 
 
-def test_who_does_not_answer_is_named():
+def test_a_process_that_does_not_respond_is_named():
     first, *others = run("late")
     assert first["PeerTimeout"].startswith("waited 2 s for the work of process 2 on ")
     assert all("ended with PeerTimeout: waited 2 s" in other["PeerLost"] for other in others)

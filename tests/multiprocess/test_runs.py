@@ -69,9 +69,9 @@ def test_two_processes_stop_together_and_one_resumes(corpus, undisturbed, tmp_pa
 def test_a_stalled_process_is_named_and_the_run_resumes(
     kind, process, corpus, undisturbed, tmp_path, monkeypatch
 ):
-    """In its main thread, or so that not even its watchdog runs; the others wait in a collective.
+    """Stalled in its main thread, or so that not even its watchdog runs; the others wait in a collective.
 
-    Through process 0 all words go: where that one is stopped, the others know that by hearing nothing.
+    Process 0 relays all messages: if it is the one that stalls, the others notice that it is silent.
     """
     folder = tmp_path / "run"
     monkeypatch.setenv("ZAYA_FAULT", f"{kind}@step=10:process={process}")
@@ -85,7 +85,7 @@ def test_a_stalled_process_is_named_and_the_run_resumes(
     assert ("at step 10 (read)" if kind == "hang" else silent) in late
     assert "_inject" in said or kind != "hang"  # the stack of its main thread
     assert "exit code 124; restarting" in said
-    assert re.search("resuming at step [48]", said)  # that of 8 may have been under way
+    assert re.search("resuming at step [48]", said)  # the save of step 8 may have been in progress
     found = {(row["step"], row["kind"]): row["loss"] for row in rows(folder)}
     assert all(found[row["step"], row["kind"]] == row["loss"] for row in rows(undisturbed))
     ends = [(event["event"], event["step"]) for event in read_events(folder) if event["event"] in ENDS]

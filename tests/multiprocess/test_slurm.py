@@ -134,7 +134,7 @@ def test_a_job_whose_time_ends_saves_and_is_queued_again(cluster, corpus, undist
     job.wait_for_step(8)
     cluster.run("scancel", "--batch", "--signal=TERM", job.number)
     said = job.finish()
-    assert "is no folder" not in said  # the agents were there from the beginning
+    assert "is no folder" not in said  # the agents were present from the beginning
     (step,) = map(int, re.findall(r"saved at step (\d+); run the same command again to resume\n", said))
     assert f"resuming at step {step}" in said
     assert "requeue: asked to stop" in said

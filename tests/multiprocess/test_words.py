@@ -1,4 +1,4 @@
-"""What the processes of a run say to each other, and who they are."""
+"""Messages between the processes of a run, and their numbers."""
 
 import contextlib
 import json
@@ -34,13 +34,13 @@ FLAGS = {"JAX_COORDINATOR_ADDRESS": "a:1", "JAX_NUM_PROCESSES": "4", "JAX_PROCES
         (FLAGS, ProcessGroup("a:1", 4, 2)),
         (FLAGS | SLURM, ProcessGroup("a:1", 4, 2)),
         (SLURM, ProcessGroup(f"amd007:{61440 + 70001 % 4096}", 24, 13, local_device=5)),
-        # Devices were dealt already, or all of a node's are for its one task.
+        # Devices were assigned already, or all devices of a node belong to its only task.
         (SLURM | {"ROCR_VISIBLE_DEVICES": "5"}, ProcessGroup("amd007:61809", 24, 13)),
         (SLURM | {"SLURM_STEP_TASKS_PER_NODE": "1(x24)"}, ProcessGroup("amd007:61809", 24, 13)),
         (SLURM | {"SLURM_NTASKS": "1", "SLURM_PROCID": "0"}, None),
         # In a batch script, outside of srun, a process is alone.
         ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "8", "SLURM_PROCID": "0"}, None),
-        # A pod of a JobSet knows its number by a name of Kubernetes.
+        # A pod of a JobSet knows its number from a variable of Kubernetes.
         (
             {
                 "JAX_COORDINATOR_ADDRESS": "zaya-0-0.zaya:1",
@@ -51,11 +51,11 @@ FLAGS = {"JAX_COORDINATOR_ADDRESS": "a:1", "JAX_NUM_PROCESSES": "4", "JAX_PROCES
         ),
     ],
 )
-def test_a_process_knows_who_it_is(environment, group):
+def test_a_process_knows_its_number(environment, group):
     assert find_process_group(environment) == group
 
 
-def test_flags_go_before_variables():
+def test_options_precede_variables():
     assert find_process_group(FLAGS, coordinator="b:2", num_processes=3, process=0) == ProcessGroup(
         "b:2", 3, 0
     )
@@ -70,7 +70,7 @@ def test_flags_go_before_variables():
         (FLAGS | {"JAX_COORDINATOR_ADDRESS": "host"}, 'the coordinator is "host"; it must be HOST:PORT'),
     ],
 )
-def test_what_cannot_be_is_refused(environment, sentence):
+def test_invalid_numbers_are_rejected(environment, sentence):
     with pytest.raises(ValueError, match=sentence):
         find_process_group(environment)
 
@@ -83,7 +83,7 @@ def test_the_first_of_slurms_nodes(nodes, first):
     assert first_host(nodes) == first
 
 
-def test_a_process_that_is_alone_hears_itself():
+def test_a_single_process_receives_its_own_messages():
     assert hosts.gather("a", 1) == [1]
     assert hosts.broadcast_from_first("a", 2) == 2
     assert hosts.run_on_first("a", lambda: 3) == 3
@@ -93,8 +93,8 @@ def test_a_process_that_is_alone_hears_itself():
         assert agreement.reached(1) == "stop"
 
 
-def test_three_processes_speak():
-    """Each hears all, a failure of one is everyone's, and who is late is named."""
+def test_three_processes_exchange_messages():
+    """Each receives all messages, a failure of one is reported to all, and a late one is named."""
     words = [sys.executable, "-c", "from zaya_jax.parallel.processes import launch as l; import sys; "
              "sys.exit(l.launch(l.Launch([sys.executable, *sys.argv[1:]], 3)))"]  # fmt: skip
     ended = subprocess.run(
@@ -121,8 +121,8 @@ def test_three_processes_speak():
     assert all("waited 1 s at lunch for process 1 on " in sentence for sentence in late)
 
 
-def test_a_launch_ends_all_when_one_fails_and_begins_anew(tmp_path):
-    """The first round leaves a file behind, by which the second one knows."""
+def test_a_launch_ends_all_when_one_fails_and_restarts_them(tmp_path):
+    """The first attempt leaves a file from which the second one knows that it is the second."""
     program = (
         "import os, pathlib, sys, time\n"
         "file = pathlib.Path(sys.argv[1])\n"
@@ -137,8 +137,8 @@ def test_a_launch_ends_all_when_one_fails_and_begins_anew(tmp_path):
     assert launch(given, restarts=1) == 0
 
 
-def test_a_launch_tells_the_cause_and_not_what_followed():
-    """jax aborts whoever misses process 0, often before that one has ended."""
+def test_a_launch_reports_the_cause_and_not_its_consequences():
+    """jax aborts every process that loses process 0, often before process 0 has ended."""
     program = (
         "import os, sys, time\n"
         "if os.environ['JAX_PROCESS_ID'] == '1': os.abort()\n"
@@ -165,7 +165,7 @@ with hosts.joined(ProcessGroup(sys.argv[1], 2, number), limit_seconds=60):
 
 @pytest.mark.parametrize("late", [0, 1])
 def test_at_a_signal_all_leave_together(late):
-    """Without process 0's service jax would abort the other one, also in the middle of its way out."""
+    """Without the service of process 0 jax would abort the other one, also during its exit."""
     with contextlib.closing(socket.socket()) as probe:
         probe.bind(("127.0.0.1", 0))
         place = f"127.0.0.1:{probe.getsockname()[1]}"

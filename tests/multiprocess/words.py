@@ -1,4 +1,6 @@
-"""What one of several processes says and hears; prints a line of JSON. usage: words.py LATE_PROCESS"""
+"""Messages that one of several processes sends and receives; prints a line of JSON. usage: words.py
+LATE_PROCESS
+"""
 
 import json
 import os
@@ -37,16 +39,18 @@ def main(late: int) -> None:
             hosts.gather("lunch", number, limit_seconds=1)
         except PeerTimeout as error:
             found["late"] = str(error)
-    # In one piece: unbuffered, print writes a line's end apart, behind another process' line.
+    # In one write: with unbuffered output, print writes the newline separately, after another process' line.
     sys.stderr.write(json.dumps(found) + "\n")
     sys.stderr.flush()
-    if number == 0:  # the one that all others hang on leaves last
+    if number == 0:  # the coordinator leaves last
         time.sleep(5)
-    os._exit(0)  # without a farewell, at which who is late would be waited for
+    os._exit(0)  # without the shutdown barrier, which would wait for the late process
 
 
 def _stop_together(number: int) -> int:
-    """The step at which a process stops when one of them, at its 30th step, wants to; all run freely."""
+    """Returns the step at which processes stop if one of them requests it at its 30th step; all run
+    freely.
+    """
     with StopAgreement() as agreement:
         for step in range(1, 100_000):
             time.sleep(0.001 * (number + 1))

@@ -64,7 +64,7 @@ def test_notebook_runs(path, tmp_path, monkeypatch):
 
     if (
         path.name in CAMPAIGN_TIMEOUTS_S
-    ):  # as a run is compiled: what the tests' flags save is less than they cost here
+    ):  # compiled like a run, because the flags of the tests would save less than they cost here
         monkeypatch.delenv("XLA_FLAGS", raising=False)
     notebook = jupytext.read(path)
     nbclient.NotebookClient(
@@ -72,7 +72,7 @@ def test_notebook_runs(path, tmp_path, monkeypatch):
         kernel_name="python3",
         timeout=CAMPAIGN_TIMEOUTS_S.get(path.name, CELL_TIMEOUT_S),
         resources={"metadata": {"path": str(tmp_path)}},
-    ).execute()  # raises CellExecutionError, with the traceback, at the first cell that fails
+    ).execute()  # raises CellExecutionError, with the traceback, at the first failing cell
 
     if folder := os.environ.get(EXECUTED):
         pathlib.Path(folder).mkdir(parents=True, exist_ok=True)

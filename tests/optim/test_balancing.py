@@ -13,8 +13,8 @@ from zaya_jax.config import BalancingConfig
 from zaya_jax.model.router import route
 from zaya_jax.optim.balancing import load_entropy, load_error, make_balancer, scale_by_pid
 
-# The learning rate of each rule, and the number of steps within which it balances routers that send 90% of
-# the tokens to one of 16 experts.
+# By rule: the learning rate, and the number of steps within which it balances routers that send 90% of the
+# tokens to one of 16 experts.
 STEPS = {"adamw": (1e-2, 60), "sign": (3e-3, 160), "pid": (3e-2, 110)}
 SKIP_SHARE = 0.1
 NUM_STEPS, NUM_TOKENS = 300, 4096
@@ -22,7 +22,7 @@ NUM_STEPS, NUM_TOKENS = 300, 4096
 
 @functools.cache
 def simulation():
-    """Counts [S, L, X] of each rule, of one that balances the skip class, and of none."""
+    """Returns counts [S, L, X] for each rule, for one that balances the skip class, and without balancing."""
     configs = {rule: BalancingConfig(rule=rule, learning_rate=rate) for rule, (rate, _) in STEPS.items()}
     configs["skip"] = BalancingConfig(learning_rate=1e-2, skip_share=SKIP_SHARE)
     configs["none"] = BalancingConfig(learning_rate=0.0)
@@ -64,13 +64,13 @@ def test_errors_by_hand():
 
 
 def test_counts_of_a_large_batch_are_exact():
-    """16.78M tokens, an expert with one more than its share: float32 must still tell."""
+    """16.78M tokens, and an expert with one more than its share: float32 must still distinguish them."""
     counts_LX = jnp.array([[2**23 + 1, 2**23 - 1, 0]])
     np.testing.assert_array_equal(load_error(counts_LX), [[2**-24, -(2**-24), 0]])
 
 
 def steps_of(config, counts):
-    """The biases after each of several batches, from zero."""
+    """Returns the biases after each of several batches, from zero."""
     balancer = make_balancer(config)
     bias_LX = jnp.zeros(counts[0].shape)
     state, biases = balancer.init(bias_LX), []
@@ -89,7 +89,7 @@ def test_the_sign_rule_by_hand():
     np.testing.assert_allclose(biases, [[[-0.5, 0.5, 0]], [[0, 1, 0]], [[-0.5, 1.5, 0]]], atol=1e-7)
 
 
-def test_pid_is_the_textbooks_formula():
+def test_pid_equals_the_textbook_formula():
     """Increments add up to the sum of errors, the error and its change, each with its gain."""
     config = BalancingConfig(rule="pid", learning_rate=0.3, proportional=2.0, derivative=0.7)
     errors = np.array([load_error(counts_LX) for counts_LX in COUNTS])
@@ -99,17 +99,17 @@ def test_pid_is_the_textbooks_formula():
 
 
 def test_pid_without_a_history_has_no_jump():
-    """The state holds errors alone: the sum of them is in the biases."""
+    """The state contains only errors: their sum is in the biases."""
     state = scale_by_pid(1.0, 1.0).init(jnp.full((2, 3), 0.5))
     assert not any(np.any(leaf) for leaf in jax.tree.leaves(state))
 
 
-def test_adamw_begins_with_the_learning_rate_against_the_error():
+def test_adamw_starts_with_the_learning_rate_against_the_error():
     biases = steps_of(BalancingConfig(learning_rate=0.25), COUNTS[:1])
     np.testing.assert_allclose(biases[0], [[-0.25, 0.25, 0]], rtol=1e-4)  # 1 - 0.999 in float32
 
 
-def test_adamw_is_the_published_formula():
+def test_adamw_equals_the_published_formula():
     """Bias-corrected means are weighted ones ([Adam] section 3): the newest weighs 1, those before
     beta, beta^2 and on. A large eps has an effect; the skip class has no error and a constant bias."""
     beta1, beta2, eps, rate = 0.8, 0.3, 0.05, 0.25
@@ -135,7 +135,7 @@ def test_biases_and_states_are_float32(rule):
 
 
 def test_no_gradient_reaches_the_biases():
-    """Nor does one come through the choice they take part in: only the chosen probability has one."""
+    """Nor does one pass through the choice that they affect: only the chosen probability has a gradient."""
     kernel_DX = jnp.eye(3)
     x_BTD = jnp.array([[[1.0, 0.9, 0.0], [0.2, 0.0, 0.1]]])
 

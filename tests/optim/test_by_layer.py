@@ -1,4 +1,4 @@
-"""Which experts pass between nodes a layer at a time; that it loses nothing is in tests/multidevice."""
+"""Which experts are exchanged layer by layer between nodes; tests/multidevice checks the values."""
 
 import dataclasses
 
@@ -16,9 +16,9 @@ def partition(num_devices, declared=None, **options):
     return make_partition(declare(SMALL) if declared is None else declared, num_devices, **options)
 
 
-def test_all_buckets_of_shared_experts_come_layer_by_layer():
+def test_all_buckets_of_shared_experts_are_exchanged_layer_by_layer():
     found = shared_experts(partition(8, node_devices=2))
-    assert sum(bucket.num_matrices for bucket in found.values()) == 2 * 2 * 3  # of 2 layers 2 experts
+    assert sum(bucket.num_matrices for bucket in found.values()) == 2 * 2 * 3  # two layers, two experts
 
 
 @pytest.mark.parametrize(
@@ -31,5 +31,5 @@ def test_all_buckets_of_shared_experts_come_layer_by_layer():
     ],
     ids=["one node", "no matrices", "not shared", "frozen"],
 )
-def test_what_does_not(given):
+def test_cases_without_exchange_by_layer(given):
     assert shared_experts(given) == {}

@@ -1,4 +1,4 @@
-"""Muon compared with optax's, and the orthogonality of its updates."""
+"""Muon, compared with optax's, and the orthogonality of its updates."""
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,7 @@ def gradients(seed):
     return {name: jnp.asarray(random.standard_normal(shape), jnp.float32) for name, shape in SHAPES.items()}
 
 
-def test_three_steps_are_those_of_optax():
+def test_three_steps_equal_those_of_optax():
     their_axes = {name: optax.contrib.MuonDimensionNumbers(*axes) for name, axes in AXES.items()}
     ours = scale_by_muon(AXES)
     theirs = optax.contrib.scale_by_muon(weight_dimension_numbers=their_axes)
@@ -34,13 +34,13 @@ def test_three_steps_are_those_of_optax():
         their_update, their_state = jax.jit(theirs.update)(gradients(seed), states[1])
         states = our_state, their_state
         for name in SHAPES:
-            # The iteration multiplies an error in a small singular value by up to 3.4 each of 5 steps.
+            # The iteration multiplies an error in a small singular value by up to 3.4 in each of 5 steps.
             np.testing.assert_allclose(our_update[name], their_update[name], atol=1e-4, err_msg=name)
             np.testing.assert_allclose(our_state.momentum[name], their_state.mu[name], rtol=1e-6)
 
 
-def test_the_kernel_gives_the_same_update():
-    """A wide matrix and tall ones, one step each: the same products, with sums in another order."""
+def test_the_kernel_computes_the_same_update():
+    """A wide matrix and tall ones, one step each: the same products, summed in another order."""
     axes = {name: AXES[name] for name in ("wide", "halves")}
     given = {name: gradients(0)[name] for name in axes}
     plain, ours = (
@@ -51,7 +51,7 @@ def test_the_kernel_gives_the_same_update():
         np.testing.assert_allclose(ours[0][name], plain[0][name], atol=1e-5, err_msg=name)
 
 
-def test_momentum_in_bfloat16_is_kept_so_and_nearly_the_same():
+def test_momentum_in_bfloat16_is_nearly_the_same():
     exact, short = scale_by_muon(AXES), scale_by_muon(AXES, momentum_dtype="bfloat16")
     states = exact.init(gradients(0)), short.init(gradients(0))
     update_exactly, update_shortly = jax.jit(exact.update), jax.jit(short.update)
@@ -68,7 +68,7 @@ def test_momentum_in_bfloat16_is_kept_so_and_nearly_the_same():
 
 
 def matrix_of(singular, rows, columns):
-    """A random matrix with these singular values, and its nearest orthogonal one."""
+    """Returns a random matrix with these singular values, and its nearest orthogonal matrix."""
     random = np.random.default_rng(0)
     left, _ = np.linalg.qr(random.standard_normal((rows, len(singular))))
     right, _ = np.linalg.qr(random.standard_normal((columns, len(singular))))
@@ -79,7 +79,7 @@ SINGULAR = np.geomspace(1e-2, 1, 64)
 
 
 def orthogonalised(name, *, num_steps=5, dtype="float32"):
-    """The answer for a matrix 96 x 64 of known singular values, and that of the SVD."""
+    """Returns the result for a matrix 96 x 64 of known singular values, and that of the SVD."""
     matrix, nearest = matrix_of(SINGULAR, 96, 64)
     out = newton_schulz(
         jnp.asarray(matrix[None], jnp.float32), POLYNOMIALS[name], num_steps=num_steps, dtype=dtype
@@ -89,7 +89,7 @@ def orthogonalised(name, *, num_steps=5, dtype="float32"):
 
 @pytest.mark.parametrize(("name", "least", "most"), [("jordan", 0.2, 0.35), ("polar_express", 0.1, 0.15)])
 def test_distance_from_the_orthogonal_matrix_of_the_svd(name, least, most):
-    """In spectral norm it is the largest distance of a singular value from 1, which scalars tell too."""
+    """In spectral norm it is the largest distance of a singular value from 1, which scalars predict too."""
     out, nearest = orthogonalised(name)
     value = SINGULAR / np.linalg.norm(SINGULAR) * POLYNOMIALS[name].margin
     steps = POLYNOMIALS[name].steps
@@ -100,21 +100,21 @@ def test_distance_from_the_orthogonal_matrix_of_the_svd(name, least, most):
     assert least < error < most
 
 
-def test_polar_express_goes_on_to_the_orthogonal_matrix():
+def test_polar_express_converges_to_the_orthogonal_matrix():
     out, nearest = orthogonalised("polar_express", num_steps=8)
     assert np.linalg.norm(out - nearest, ord=2) < 1e-4
 
 
 @pytest.mark.parametrize("name", POLYNOMIALS)
 def test_an_iteration_in_bfloat16_is_nearly_that_in_float32(name):
-    """Rounding to bfloat16 leaves 2^-9 of the terms that a step adds up: of |a| + |b| + |c| at most."""
+    """Rounding to bfloat16 leaves 2^-9 of the terms of a step: of |a| + |b| + |c| at most."""
     bound = 2**-9 * np.abs((POLYNOMIALS[name].steps * 5)[:5]).sum()
     exact, short = (orthogonalised(name, dtype=dtype)[0] for dtype in ("float32", "bfloat16"))
     assert 0 < np.linalg.norm(short - exact) / np.linalg.norm(exact) < bound
 
 
 def in_float64(matrix, polynomials, num_steps=5):
-    """The iteration as published, of one matrix."""
+    """The published iteration for one matrix."""
     x = np.float64(matrix) * polynomials.margin / np.linalg.norm(np.float64(matrix))
     for a, b, c in (polynomials.steps * num_steps)[:num_steps]:
         gram = x @ x.T
@@ -149,7 +149,7 @@ def bfloat16_error(matrix, expected, name="jordan", implementation="xla"):
 
 @pytest.mark.parametrize("shape", ASPECTS, ids=lambda shape: "x".join(map(str, shape)))
 def test_bfloat16_is_nearer_to_float64_than_torch_is(shape):
-    """Within 2%. It was 3.6 to 8.4% when 3.4445 was rounded to 3.4375, before it met a matrix."""
+    """Within 2%. It was 3.6 to 8.4% when 3.4445 was rounded to 3.4375 before the product."""
     for seed in range(5):
         matrix = np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
         expected = in_float64(matrix, POLYNOMIALS["jordan"])
@@ -165,7 +165,7 @@ def test_the_kernel_in_bfloat16_is_nearer_to_float64_than_torch_is(shape):
     assert bfloat16_error(matrix, expected, implementation="pallas") <= min(theirs, 0.02)
 
 
-def test_polar_express_in_bfloat16_leaves_no_singular_value_behind():
+def test_polar_express_in_bfloat16_raises_all_singular_values():
     """In float64 the smallest ends at 0.87; rounded coefficients left it at 0.81."""
     matrix, _ = matrix_of(SINGULAR, 96, 64)
     expected = in_float64(matrix, POLYNOMIALS["polar_express"])
@@ -175,8 +175,8 @@ def test_polar_express_in_bfloat16_leaves_no_singular_value_behind():
     assert smallest == pytest.approx(np.linalg.svd(expected, compute_uv=False).min(), abs=0.01)
 
 
-def test_padding_leaves_the_rounding_as_it_was():
-    """Rows of zeros, which fill a round, do not count in the mean that is taken out of the Gram matrix."""
+def test_padding_does_not_change_the_rounding():
+    """Zero rows, which pad a pool, do not count in the mean that is subtracted from the Gram matrix."""
     matrix = np.random.default_rng(0).standard_normal((17, 40)).astype(np.float32)
     expected = in_float64(matrix, POLYNOMIALS["jordan"])
     padded = np.pad(matrix, ((0, 47), (0, 24)))
@@ -185,7 +185,7 @@ def test_padding_leaves_the_rounding_as_it_was():
 
 
 def test_each_singular_value_follows_the_published_polynomials():
-    """By hand, in float64: a number is a matrix too, and so is a diagonal of them."""
+    """In float64 by hand: a scalar is a matrix too, and so is a diagonal of scalars."""
     singular = np.array([0.9, 0.3, 0.02])
     value = singular / np.linalg.norm(singular)
     for _ in range(5):

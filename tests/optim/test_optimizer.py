@@ -1,4 +1,4 @@
-"""Which weight is moved by what, and how far."""
+"""Which optimizer updates which weight, and by how much."""
 
 import dataclasses
 import functools
@@ -101,7 +101,7 @@ def first_update(config, declared, gradients, params):
     return run(gradients, params)
 
 
-def test_which_weight_is_moved_by_what():
+def test_the_optimizer_of_each_weight():
     declared = flatten_weights(declare(MODEL))
     assert set(declared) == set(MUON) | ADAMW_WITH_DECAY | ADAMW_WITHOUT_DECAY
     muon = {path: matrix_axes(weight) for path, weight in declared.items() if weight.matrix}
@@ -128,8 +128,8 @@ def test_without_a_gradient_only_decay_moves(name):
         np.testing.assert_allclose(updates[path], -RATE * decay * param, rtol=1e-5, atol=1e-9, err_msg=path)
 
 
-def test_muon_orthogonalises_each_matrix_by_itself():
-    """Gradients of one matrix are a thousand times another's; their updates are of one size."""
+def test_muon_orthogonalizes_each_matrix_separately():
+    """The gradients of one matrix are a thousand times another's; their updates have the same size."""
     declared = {path: weight for path, weight in flatten_weights(declare(MODEL)).items() if path in MUON}
     config = dataclasses.replace(OPTIMIZER, weight_decay=0.0)
     params, gradients = random_like(declared, 0), random_like(declared, 1)
@@ -158,7 +158,7 @@ def test_muon_orthogonalises_each_matrix_by_itself():
             assert towards > 0.95, path
 
 
-def test_adamw_moves_the_rest_by_the_sign_of_the_first_gradient():
+def test_adamw_updates_the_rest_by_the_sign_of_the_first_gradient():
     declared = declare(MODEL)
     params, gradients = random_like(declared, 0), random_like(declared, 1)
     config = dataclasses.replace(OPTIMIZER, weight_decay=0.0)
@@ -171,9 +171,10 @@ def test_adamw_moves_the_rest_by_the_sign_of_the_first_gradient():
 
 
 def weights_after(config, declared, gradients, params, *, num_devices=1):
-    """The weights after steps of these gradients; the learning rate grows by `config.learning_rate` a step.
+    """Returns the weights after steps with these gradients; the learning rate grows by its initial value per
+    step.
 
-    The devices are a mapped axis: the optimiser knows the mesh by the name of its axis alone.
+    Devices are a mapped axis, because the optimizer knows the mesh only by the name of its axis.
     """
     partition = make_partition(declared, num_devices, by_matrix=config.name == "muon")
     optimizer = make_optimizer(config, partition, lambda step: config.learning_rate * (1.0 + step))
@@ -198,7 +199,9 @@ def weights_after(config, declared, gradients, params, *, num_devices=1):
 
 
 def weighted(steps, decay):
-    """The mean of arrays over steps, the newest with weight 1, those before with decay, decay^2 and on."""
+    """Returns the weighted mean of arrays over steps: weight 1 for the newest, then decay, decay^2 and so
+    on.
+    """
     return np.average(steps, axis=0, weights=decay ** np.arange(len(steps))[::-1])
 
 
@@ -207,8 +210,8 @@ def in_float64(gradients, path):
 
 
 @pytest.mark.parametrize("name", ["muon", "adamw"])
-def test_steps_of_adamw_are_the_published_formula(name):
-    """Bias-corrected means are weighted ones; decay is decoupled, and both are times the step's rate.
+def test_steps_of_adamw_equal_the_published_formula(name):
+    """Bias-corrected means are weighted ones; decay is decoupled, and both are multiplied by the step's rate.
 
     Sources: [Adam] section 3 and [AdamW] algorithm 2.
     """
@@ -229,11 +232,11 @@ def test_steps_of_adamw_are_the_published_formula(name):
 
 
 @pytest.mark.parametrize("num_devices", [1, 3])
-def test_steps_of_muon_are_orthogonal_matrices_of_the_svd(num_devices):
-    """Scaled by 0.2 sqrt(max(inputs, outputs)) of the matrix itself, also where a round pads it.
+def test_steps_of_muon_equal_orthogonal_matrices_of_the_svd(num_devices):
+    """Scaled by 0.2 sqrt(max(inputs, outputs)) of the matrix itself, also where a pool pads it.
 
-    On 3 devices matrices of 16 x 16 share a round with one of 16 x 32. Before the iteration, momentum
-    looks ahead: Nesterov's, bias-corrected (Dozat 2016, algorithm 2).
+    On 3 devices matrices of 16 x 16 share a pool with one of 16 x 32. Before the iteration, momentum looks
+    ahead: Nesterov's, bias-corrected (Dozat 2016, algorithm 2).
     """
     paths = [
         "layers/attention/q_proj", "layers/attention/o_proj",
@@ -247,7 +250,9 @@ def test_steps_of_muon_are_orthogonal_matrices_of_the_svd(num_devices):
     found = weights_after(config, declared, gradients, params, num_devices=num_devices)
     for path in paths:
         rows = int(np.prod([declared[path].shape[axis] for axis in MUON[path][0]]))
-        leading = declared[path].shape[: MUON[path][0][0]]  # of these weights, all axes before the inputs
+        leading = declared[path].shape[
+            : MUON[path][0][0]
+        ]  # the axes of these weights that precede the inputs
         matrices = (*leading, rows, -1)
         expected = np.float64(params[path]).reshape(matrices)
         steps = in_float64(gradients, path).reshape(-1, *expected.shape)
@@ -257,5 +262,5 @@ def test_steps_of_muon_are_orthogonal_matrices_of_the_svd(num_devices):
             left, _, right = np.linalg.svd(ahead, full_matrices=False)
             update = 0.2 * max(expected.shape[-2:]) ** 0.5 * left @ right
             expected = expected - num * RATE * (update + 0.5 * expected)
-        # Updates are about 1e-2, and ten steps are within 1e-4 of the orthogonal matrix.
+        # Updates are about 1e-2; ten steps are within 1e-4 of the orthogonal matrix.
         np.testing.assert_allclose(found[path].reshape(matrices), expected, atol=1e-5, err_msg=path)

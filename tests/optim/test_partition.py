@@ -1,4 +1,4 @@
-"""Every matrix has one owner, the work is even, and little of it is padding."""
+"""Every matrix has one owner, the work is evenly distributed, and little of it is padding."""
 
 import dataclasses
 import math
@@ -34,7 +34,7 @@ ODD = ModelConfig(
 
 
 def numbered(declared):
-    """Weights whose elements are all different."""
+    """Returns weights whose elements all differ."""
     start = 1
 
     def count(weight):
@@ -48,7 +48,7 @@ def numbered(declared):
 
 @pytest.mark.parametrize("by_matrix", [True, False])
 @pytest.mark.parametrize("num_devices", [1, 2, 4, 8, 40])
-def test_buckets_hold_every_element_once(num_devices, by_matrix):
+def test_buckets_contain_every_element_once(num_devices, by_matrix):
     weights = numbered(declare(ODD))
     partition = make_partition(declare(ODD), num_devices, by_matrix=by_matrix)
     buckets = to_buckets(partition, jax.tree.map(jnp.asarray, weights))
@@ -61,7 +61,7 @@ def test_buckets_hold_every_element_once(num_devices, by_matrix):
 
 
 @pytest.mark.parametrize("num_devices", [1, 2, 8, 40])
-def test_no_matrix_is_cut(num_devices):
+def test_no_matrix_is_split(num_devices):
     """All elements of each matrix are in one device's share of a bucket."""
     declared = declare(ODD)
     partition = make_partition(declared, num_devices)
@@ -92,7 +92,7 @@ def test_one_device_pads_and_pools_nothing():
 
 
 def test_a_partial_tree_has_partial_buckets():
-    """As an optimiser's moments: those of Muon are of matrices alone."""
+    """Like the moments of an optimizer: Muon's exist only for matrices."""
     partition = make_partition(declare(ODD), 8)
     matrices = {"layers": {"experts": {}, "attention": {}, "router": {}}}
     buckets = {bucket.name: jnp.ones(bucket.shape) for bucket in partition.matrix_buckets}
@@ -110,7 +110,7 @@ def largest_matrix(partition):
 
 
 @pytest.mark.parametrize("num_devices", [8, 24, 64, 128, 1000, 1024])
-def test_zaya1_8b_wastes_less_than_one_matrix_a_device(num_devices):
+def test_zaya1_8b_wastes_less_than_one_matrix_per_device(num_devices):
     partition = make_partition(zaya1_8b(), num_devices)
     real = sum(weight.size for _, weight in partition.weights if weight.matrix)
     padded = sum(math.prod(bucket.shape) for bucket in partition.matrix_buckets)
@@ -119,22 +119,24 @@ def test_zaya1_8b_wastes_less_than_one_matrix_a_device(num_devices):
         assert 0 <= math.prod(bucket.shape) - bucket.size < num_devices
 
 
-def test_eight_devices_take_zaya1_8b_without_padding():
+def test_eight_devices_share_zaya1_8b_without_padding():
     partition = make_partition(zaya1_8b(), 8)
     assert not partition.pools
     assert sum(bucket.num_matrices for bucket in partition.stacks) == 1_920 + 40 * 9
 
 
-def test_a_thousand_devices_take_the_attention_along_with_the_experts():
-    """1,920 experts' matrices are two pools of 1,024, whose places left take most of the others."""
+def test_a_thousand_devices_pool_attention_with_the_experts():
+    """The 1,920 matrices of experts make two pools of 1,024, whose remaining places hold most of the
+    others.
+    """
     partition = make_partition(zaya1_8b(), 1024)
     assert not partition.stacks
     assert [pool.num_matrices for pool in partition.pools] == [1024, 1024, 1_920 + 360 - 2048]
     assert [pool.shape[1:] for pool in partition.pools[:2]] == [(2048, 2048)] * 2
 
 
-def test_optimizer_flops_a_device():
-    """An eighth of all on 8 devices; on 1,024 two large matrices and a small one of 2,240."""
+def test_optimizer_flops_per_device():
+    """On 8 devices an eighth of all; on 1,024 two large matrices and one of 2,240 small ones."""
     alone = optimizer_flops(make_partition(zaya1_8b(), 1), num_steps=5)
     assert alone == 5 * (1_920 * 6 * 2048**3 + 80 * (4 * 1024**2 * 2048 + 2 * 1024**3) + _small_flops())
     assert optimizer_flops(make_partition(zaya1_8b(), 8), num_steps=5) == alone / 8
@@ -142,12 +144,12 @@ def test_optimizer_flops_a_device():
 
 
 def _small_flops():
-    """k and the router's first, both values, the router's hidden layers, its last."""
+    """k and the router's first matrix, both value matrices, the router's hidden layers, its last matrix."""
     sides = [(256, 2048)] * 80 + [(128, 2048)] * 80 + [(256, 256)] * 80 + [(17, 256)] * 40
     return sum(4 * short**2 * long + 2 * short**3 for short, long in sides)
 
 
-def test_matrices_of_a_pool_keep_their_own_sides():
+def test_matrices_of_a_pool_keep_their_own_shape():
     """Rows are inputs. Matrices in a pool may be transposed and padded, and are restored exactly."""
     sides = {
         "layers/attention/q_proj": (24, 16),
@@ -168,7 +170,7 @@ def test_matrices_of_a_pool_keep_their_own_sides():
     assert padded, "some matrix must be padded"
 
 
-def test_a_padded_matrix_moves_as_far_as_its_own_sides_say():
+def test_the_update_of_a_padded_matrix_has_the_scale_of_its_own_shape():
     """Muon's update has the norm 0.2 sqrt(long x short) of the matrix ([Moonlight] section 2.2)."""
     partition = make_partition(declare(ODD), 8)
     config = OptimizerConfig(
@@ -193,7 +195,7 @@ def test_a_padded_matrix_moves_as_far_as_its_own_sides_say():
     assert is_padded == {False, True}
 
 
-def test_pools_are_named_apart():
+def test_pools_have_distinct_names():
     partition = make_partition(declare(dataclasses.replace(ODD, num_experts=5)), 7)
     names = [bucket.name for bucket in partition.buckets]
     assert len(set(names)) == len(names)

@@ -16,7 +16,7 @@ def rates(schedule, *steps):
 
 
 def rates_of(schedule, *steps):
-    """Of steps as a run counts them, from 1."""
+    """Returns the rates of steps, which are counted from 1."""
     return rates(schedule, *(step - 1 for step in steps))
 
 
@@ -41,7 +41,7 @@ DECAYS = [("linear", 0), ("cosine", 0), ("warmup_stable_decay", 7), ("warmup_sta
 
 @pytest.mark.parametrize("warmup", [0, 1, 2, 13])
 @pytest.mark.parametrize(("name", "decay"), DECAYS)
-def test_the_last_step_has_the_final_rate_and_no_step_has_none(name, decay, warmup):
+def test_the_last_step_has_the_final_rate_and_no_step_has_zero(name, decay, warmup):
     config = dataclasses.replace(
         OPTIMIZER, schedule=name, decay_steps=min(decay, 20 - warmup), warmup_steps=warmup
     )
@@ -54,8 +54,8 @@ def test_the_last_step_has_the_final_rate_and_no_step_has_none(name, decay, warm
 
 
 @pytest.mark.parametrize("name", ["constant", "linear", "cosine"])
-def test_without_warm_up_the_first_step_has_the_whole_rate(name):
-    """The only one too, of a phase of one step."""
+def test_without_warm_up_the_first_step_has_the_full_rate(name):
+    """Also in a phase of one step."""
     config = dataclasses.replace(OPTIMIZER, schedule=name, warmup_steps=0)
     assert rates_of(phase_schedule(config, 100), 1) == [1]
     assert rates_of(phase_schedule(config, 1), 1) == [1]

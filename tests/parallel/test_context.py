@@ -1,4 +1,4 @@
-"""The tokens of a sequence that each device has, and their amount of work."""
+"""The tokens of a sequence that each device has, and the amount of work for them."""
 
 import jax.numpy as jnp
 import numpy as np

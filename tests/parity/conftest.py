@@ -1,4 +1,4 @@
-"""The reference is transformers on torch; without them there is nothing to compare with."""
+"""Skips the parity tests without their references, transformers and torch."""
 
 import pytest
 

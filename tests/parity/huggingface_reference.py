@@ -1,6 +1,6 @@
-"""A tiny `ZayaForCausalLM` in which no weight keeps its initial value, and the same network in ours.
+"""A tiny `ZayaForCausalLM` in which no weight has its initial value, and our network with the same weights.
 
-With initial values (ones, zeros) a forgotten scale or bias would not show.
+With initial values (ones, zeros) a forgotten scale or bias would be invisible.
 """
 
 import dataclasses
@@ -45,7 +45,7 @@ def apply(config: ModelConfig, variables: dict, *arguments, **named) -> Output:
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
-    """The same network twice."""
+    """Returns both configs of one network."""
 
     reference: typing.Any
     """A `ZayaForCausalLM`; its methods' own types do not admit themselves."""
@@ -61,7 +61,7 @@ def rope(full: float = 5e6, sliding: float = 1e4, factor: float = 0.5) -> dict:
 
 
 def build(seed: int, *, attention: str = "eager", **fields) -> Pair:
-    """Both networks, with the same random weights."""
+    """Returns both networks, with the same random weights."""
     settings: dict[str, typing.Any] = DEFAULTS | fields | {"attn_implementation": attention}
     reference = ZayaForCausalLM(ZayaConfig(**settings)).eval()
     randomise(reference, seed)
@@ -73,7 +73,7 @@ def build(seed: int, *, attention: str = "eager", **fields) -> Pair:
 def build_released(seed: int, **fields) -> Pair:
     """`build` for texts of bytes, with the skip class's bias as released.
 
-    It is -1: transformers makes it so whenever it loads weights.
+    It is -1, because transformers sets it to that whenever it loads weights.
     """
     pair = build(seed, **(TEXT | fields))
     bias_LX = np.array(pair.variables["router_bias"]["layers"])
@@ -89,7 +89,7 @@ def tensors_of(reference: ZayaForCausalLM) -> dict[str, np.ndarray]:
 
 
 def randomise(reference: ZayaForCausalLM, seed: int) -> None:
-    """Draws every parameter and buffer anew, at scales that keep activations within an order of one."""
+    """Draws new values for every parameter and buffer, at scales that keep activations near one."""
     rng = np.random.default_rng(seed)
     with torch.no_grad():
         for name, tensor in reference.state_dict().items():
@@ -106,7 +106,7 @@ def random_value(rng: np.random.Generator, name: str, shape: tuple[int, ...]) ->
     if name.endswith("bias"):
         return 0.3 * normal
     if name == "model.norm.weight":
-        return normal  # of both signs, or the tied head would answer every token with itself
+        return normal  # of both signs, or the tied head would repeat every token
     if len(shape) == 1:
         return 1 + 0.3 * normal
     if name.endswith("embed_tokens.weight"):
@@ -116,21 +116,22 @@ def random_value(rng: np.random.Generator, name: str, shape: tuple[int, ...]) ->
 
 
 def _gain(name: str) -> float:
-    """Above one where choices shall be clear, or where a block shall outweigh the residual biases.
+    """Scales weights by more than one where choices must be clear, or where a block must outweigh residual
+    biases.
 
-    The biases are the same at every token: greedy decoding would soon repeat one token for ever.
+    The biases are equal for every token: greedy decoding would soon repeat one token forever.
     """
     clear = ("router_mlp.out_proj.weight", "self_attn.o_proj.weight", "experts.down_proj")
     return 3.0 if name.endswith(clear) else 1.0
 
 
 def random_tokens(pair: Pair, seed: int, batch: int, time: int) -> np.ndarray:
-    """Tokens from 1 on: torch's embedding gives the padding token, 0, no gradient."""
+    """Returns tokens from 1 on, because torch's embedding gives the padding token, 0, no gradient."""
     return np.random.default_rng(seed).integers(1, pair.config.vocab_size, (batch, time)).astype(np.int32)
 
 
 def padding_mask(batch: int, time: int, padding: str | None) -> np.ndarray | None:
-    """1 at tokens. Row b has 2b + 1 padding tokens on the given side, the last row none."""
+    """Returns 1 at tokens. Row b has 2b + 1 padding tokens on the given side, the last row none."""
     if padding is None:
         return None
     mask_BT = np.ones((batch, time), np.int32)
@@ -147,7 +148,7 @@ class Answer:
 
 
 def ask_reference(pair: Pair, tokens_BT: np.ndarray, mask_BT: np.ndarray | None) -> Answer:
-    """Logits, and the chosen classes as the reference's routers used them."""
+    """Returns logits, and the classes that the reference's routers chose."""
     choices = []
 
     def listen(gate, inputs, output):
@@ -173,12 +174,12 @@ def ask_ours(pair: Pair, tokens_BT: np.ndarray, mask_BT: np.ndarray | None) -> A
 
 
 def relative_error(ours: np.ndarray, theirs: np.ndarray) -> float:
-    """The largest absolute difference over the largest absolute value."""
+    """Returns the largest absolute difference relative to the largest absolute value."""
     return float(np.abs(ours - theirs).max() / np.abs(theirs).max())
 
 
 def variables_to_huggingface(config: ModelConfig, variables: dict) -> dict[str, np.ndarray]:
-    """Our variables as Hugging Face's tensors in memory; what is exported is written slice by slice."""
+    """Returns our variables as Hugging Face's tensors in memory; exports are written slice by slice."""
     flat = {path: np.asarray(weight) for path, weight in by_path(config, variables).items()}
     tensors = {}
     for tensor in tensors_of_layout("native", config):

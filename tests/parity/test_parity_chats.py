@@ -1,4 +1,4 @@
-"""What a run learned of chats transformers has of its export: the same tokens, the same end of an answer."""
+"""Runs on chats and their exports: transformers has the same tokens and the same end of an answer."""
 
 import dataclasses
 import json
@@ -34,7 +34,7 @@ CHAT = [
     Message("user", "<eos>?"),
     Message("assistant", "<think>\nhm\n</think>\n\nyes"),
 ]
-# Not the one that is built in: an export that fell back on that one would write other tokens.
+# Not the built-in template: an export that fell back to that one would write other tokens.
 TEMPLATE = """\
 {{- bos_token }}
 {%- for message in messages %}
@@ -63,7 +63,7 @@ def assert_same_chats(ours: ChatFormat, folder) -> None:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A run that has begun on chats as bytes, written with a template of their own."""
+    """A run that has started on chats as bytes, written with a custom template."""
     folder = tmp_path_factory.mktemp("chats")
     (folder / "template.jinja").write_text(TEMPLATE)
     lines = [
@@ -102,7 +102,7 @@ def test_the_export_of_a_run_on_chats(run, tmp_path):
     assert_same_chats(ours, tmp_path / "native")
     model = ZayaForCausalLM.from_pretrained(tmp_path / "native")
     assert model.config.eos_token_id == model.generation_config.eos_token_id == [END, 1]
-    # As a run that was trained for longer: the next token is the end of the turn, or of a text.
+    # Simulates a longer training: the next token is the end of the turn, or of a text.
     for number in (END, 1):
         model.lm_head.bias.data.zero_()[number] = 1e4
         prompt = torch.tensor([ours.prompt("the cat")])
@@ -125,8 +125,8 @@ def test_a_run_made_of_the_export_or_of_the_run_chats_alike(run, tmp_path):
 
 
 @pytest.mark.parametrize("beside", [None, {"eos_token_id": 1}, {"eos_token_id": [6, 1], "top_p": 0.5}])
-def test_a_tokenizer_file_with_what_lies_beside_it(beside, tmp_path):
-    """Also a template that is not the one which the chats were written with, and another end."""
+def test_a_tokenizer_file_with_its_neighboring_files(beside, tmp_path):
+    """Also a template other than the one of the chats, and another end token."""
     (tmp_path / "texts").mkdir()
     for i in range(3):
         (tmp_path / f"texts/{i}.txt").write_text("the cat sat on the mat. yes? é " * 9 + str(i))
@@ -154,7 +154,9 @@ def test_a_tokenizer_file_with_what_lies_beside_it(beside, tmp_path):
 
 
 def test_special_tokens_are_those_that_the_config_names(tmp_path):
-    """Also one that is plain in the file; here they are others than those which would be found."""
+    """Also one that is an ordinary token in the file; here they differ from those that detection would
+    find.
+    """
     (tmp_path / "texts").mkdir()
     for i in range(3):
         (tmp_path / f"texts/{i}.txt").write_text("the cat sat on the mat " * 9 + str(i))
@@ -186,7 +188,7 @@ def test_special_tokens_are_those_that_the_config_names(tmp_path):
     assert_same_chats(ours, tmp_path)
 
 
-def test_a_run_on_documents_ends_as_before(tmp_path):
+def test_a_run_on_documents_ends_texts_with_eos(tmp_path):
     data = dataclasses.replace(small_config(run_folder=tmp_path, corpus=tmp_path).data, tokenizer="byte-chat")
     save_tokenizer(tmp_path, data, chat_template=None)
     assert list(tmp_path.iterdir()) == []

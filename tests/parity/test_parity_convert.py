@@ -1,4 +1,6 @@
-"""Weights and configs to and from Hugging Face's layout: exact both ways, and refusals that say why."""
+"""Weights and configs to and from Hugging Face's layout: exact in both directions, and errors with
+reasons.
+"""
 
 import dataclasses
 
@@ -90,7 +92,7 @@ def test_wrong_weights_are_named():
     assert "embedding/table is [2, 48] and must be [96, 48]" in str(error.value)
 
 
-def test_a_head_of_its_own_is_refused():
+def test_an_untied_head_is_rejected():
     config = small_config()
     tensors = tensors_of(build(0).reference)
     variables_from_huggingface(config, tensors)
@@ -165,7 +167,7 @@ def test_configs_return_unchanged(fields):
         ),
     ],
 )
-def test_what_is_not_modelled_is_refused(values, sentence):
+def test_unsupported_fields_are_rejected(values, sentence):
     with pytest.raises(ValueError) as error:  # noqa: PT011
         config_from_huggingface(values)
     assert sentence in str(error.value)
@@ -177,7 +179,7 @@ def test_a_rope_type_of_no_layer_does_not_matter():
     assert (config.sliding_rope_theta, config.partial_rotary_factor) == (3.0, 0.5)
 
 
-def test_what_hugging_face_does_not_model_is_refused():
+def test_fields_that_hugging_face_does_not_support_are_rejected():
     pair = build(0)
     for fields, sentence in (
         ({"skip_class": "identity"}, 'model.skip_class is "identity"; Hugging Face supports only "zero"'),

@@ -66,7 +66,7 @@ def decode_with_cache(pair: Pair, prompt_BT: np.ndarray, mask_BT: np.ndarray | N
 
 
 def score_without_cache(pair: Pair, prompt_BT, mask_BT, new_BT) -> Decoded:
-    """One pass over prompt and answer; what it would have chosen at each place of the answer."""
+    """Returns the choices at each position of the answer, from one pass over prompt and answer."""
     tokens_BT = np.concatenate([prompt_BT, new_BT[:, :-1]], axis=1)
     segments_BT = np.ones_like(tokens_BT)
     if mask_BT is not None:
@@ -88,7 +88,7 @@ CASES = {
     "conv_1_1_all_windows": (
         {"cca_time0": 1, "cca_time1": 1, "layer_types": [SLIDING] * 3, "sliding_window": 16},
         "left",
-        8,  # seeds 4 and 5 repeat themselves
+        8,  # seeds 4 and 5 repeat tokens
     ),
 }
 
@@ -116,7 +116,7 @@ def test_greedy_decoding_matches_transformers(name):
 
 
 def test_logprobs_match_transformers():
-    """For sampled tokens after prompts of two lengths; log-probabilities are those before the temperature."""
+    """For sampled tokens after prompts of two lengths; log-probabilities exclude the temperature."""
     pair = build(4, vocab_size=512, cca_time0=3, lm_head_bias=True)
     prompts = [row_T.tolist() for row_T in random_tokens(pair, 4, 2, PROMPT)]
     prompts[1] = prompts[1][4:]

@@ -1,7 +1,7 @@
-"""SGLang's own reader of ZAYA1 accepts our export: its config, and each weight under the name it looks for.
+"""SGLang's reader of ZAYA1 accepts our export: its config, and each weight by the name that it expects.
 
-Its files are read where the package is installed (`pip install --no-deps sglang` is enough) and run on
-stand-ins for its layers, which have the same weights and do nothing: kernels need a GPU, names do not.
+Its files are read where the package is installed (`pip install --no-deps sglang` is enough) and run on fakes
+of its layers, which have the same weights and compute nothing: kernels need a GPU, names do not.
 """
 
 import importlib.util
@@ -67,7 +67,7 @@ class Norm(nn.Module):
 
 
 class FusedMoE(nn.Module):
-    """All experts as two arrays, gates above ups in the first."""
+    """All experts as two arrays, gates before ups in the first."""
 
     def __init__(self, *, num_experts, hidden_size, intermediate_size, **_):
         super().__init__()
@@ -112,7 +112,7 @@ class StandIn(types.ModuleType):
 
 
 class Finder:
-    """Gives SGLang's two files about ZAYA1 as they are, and of all others a stand-in."""
+    """Provides SGLang's two files about ZAYA1 unchanged, and fakes of all others."""
 
     def __init__(self, root):
         self._root = root
@@ -182,13 +182,13 @@ def test_sglang_finds_each_weight_of_an_export(fields, sglang, tmp_path, caplog)
         loaded = model.load_weights(iter(tensors.items()))
     assert not caplog.records, caplog.records[0].getMessage()
     assert not [name for name, tensor in model.state_dict().items() if torch.isnan(tensor).any()]
-    # The first router has none before it: the scale of that is read by nobody, and in no checkpoint.
+    # The first router has no predecessor: its scale is unused, and in no checkpoint.
     assert dict(model.named_parameters()).keys() - loaded == {UNREAD}
     check_values(model, tensors)
 
 
 def check_values(model, tensors):
-    """By the sum of squares: what was written is what the engine holds, none of it twice or cut off."""
+    """Compares sums of squares: every written weight is loaded, none twice or truncated."""
     tied = "lm_head.weight"
     state = {name: tensor for name, tensor in model.state_dict().items() if name not in (tied, UNREAD)}
     given = sum(float(tensor.double().square().sum()) for name, tensor in tensors.items())
@@ -198,8 +198,8 @@ def check_values(model, tensors):
 
 # By its own config, which sets a field that transformers will remove.
 @pytest.mark.filterwarnings("ignore:`rope_scaling` is deprecated:FutureWarning")
-def test_sglang_has_no_bias_of_the_head(sglang, tmp_path):
-    """It passes over all names of a tied head: README says so, until this fails."""
+def test_sglang_ignores_the_bias_of_the_head(sglang, tmp_path):
+    """It skips all names of a tied head; the docs say so, until this fails."""
     pair = build_released(0, lm_head_bias=True)
     model = sglang[1].EntryClass(legacy_config(sglang[0], pair, tmp_path))
     assert "lm_head.bias" not in model.load_weights(iter([("lm_head.bias", model.lm_head.bias.detach())]))

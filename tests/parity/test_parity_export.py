@@ -1,6 +1,6 @@
-"""What is exported loads in transformers without a complaint, and does there what it does here.
+"""Exports load in transformers without warnings, and compute the same there.
 
-The legacy layout has no installable reference. Its truth are the names in [legacy]'s code, written out
+The legacy layout has no installable reference. The expected names are those in [legacy]'s code, written out
 below a second time, on the reference's own tensors.
 """
 
@@ -38,7 +38,7 @@ FIELDS = [
 
 
 @pytest.mark.parametrize("fields", FIELDS)
-def test_transformers_takes_what_we_export(fields, tmp_path):
+def test_transformers_loads_exports(fields, tmp_path):
     pair = build_released(0, **fields)
     model = zaya_jax.Zaya(pair.config)
     zaya_jax.save_pytorch(
@@ -75,7 +75,7 @@ def test_bfloat16_loads_bit_for_bit(tmp_path):
         np.testing.assert_array_equal(tensor.float().numpy(), wanted)
 
 
-def test_what_transformers_saves_comes_in(tmp_path):
+def test_weights_saved_by_transformers_are_loaded(tmp_path):
     pair = build_released(2, **FIELDS[2])
     pair.reference.save_pretrained(tmp_path / "theirs", max_shard_size="40KB")
     model, variables = zaya_jax.load_pytorch(tmp_path / "theirs")
@@ -189,7 +189,7 @@ def test_a_legacy_checkpoint_by_hand(form, tmp_path):
     (tmp_path / "legacy/config.json").write_text(json.dumps(legacy_config(pair, form)))
 
     model, _ = zaya_jax.load_pytorch(tmp_path / "legacy")
-    assert model.config.skip_class == "identity"  # as the legacy code computes
+    assert model.config.skip_class == "identity"  # as in the legacy code
     assert dataclasses.replace(model.config, skip_class="zero") == pair.config
     assert model.execution == zaya_jax.ExecutionConfig(dtype="float32")
     cli.main(["convert", str(tmp_path / "legacy"), str(tmp_path / "native"), "--layout", "native"])
@@ -207,7 +207,7 @@ def test_a_legacy_checkpoint_by_hand(form, tmp_path):
     assert all(torch.equal(again[name], wanted[name]) for name in wanted)
 
 
-def test_a_skip_class_that_can_win_is_not_exported_as_another(tmp_path):
+def test_a_skip_class_that_can_win_is_not_exported_to_another_layout(tmp_path):
     pair = build(4)
     network = dataclasses.replace(pair.config, skip_class="identity")
     with pytest.raises(

@@ -56,13 +56,13 @@ def our_gradients(pair: Pair, tokens_BT, targets_BT, real_BT, mask_BT) -> dict[s
         return jnp.sum(losses_BT * real_BT) / real_BT.sum()
 
     gradients = jax.jit(jax.grad(loss))(pair.variables["params"], tokens_BT, mask_BT)
-    # The layout of a gradient is its weight's.
+    # A gradient has the layout of its weight.
     tensors = variables_to_huggingface(pair.config, pair.variables | {"params": gradients})
     return {name: tensor for name, tensor in tensors.items() if not name.endswith("balancing_biases")}
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_gradients_are_the_references(name):
+def test_gradients_equal_the_reference(name):
     fields, padding = CASES[name]
     pair = build(1, **fields)
     tokens_BT, targets_BT = random_tokens(pair, 1, 3, 16), random_tokens(pair, 2, 3, 16)

@@ -1,4 +1,4 @@
-"""The same weights through lm-eval's own backend for transformers and through ours: item by item the same."""
+"""The same weights through lm-eval's transformers backend and through ours: equal item by item."""
 
 import contextlib
 import dataclasses
@@ -103,7 +103,7 @@ def models(is_chat):
 
 @functools.cache
 def answers(is_ours, num_fewshot, is_chat=False, in_one_turn=False):
-    """What lm-eval says of all tasks at once, with each question and answer."""
+    """Returns lm-eval's results of all tasks at once, with each question and answer."""
     manager = TaskManager(include_path=str(TASKS), include_defaults=False)
     with contextlib.chdir(TASKS):
         return simple_evaluate(
@@ -123,7 +123,7 @@ def answers(is_ours, num_fewshot, is_chat=False, in_one_turn=False):
     "asked", [(0,), (2,), (0, True), (2, True), (2, True, True)], ids=lambda asked: "-".join(map(str, asked))
 )
 @pytest.mark.parametrize("name", NAMES)
-def test_both_backends_answer_each_item_alike(name, asked):
+def test_both_backends_answer_each_item_equally(name, asked):
     theirs, ours = (answers(is_ours, *asked) for is_ours in (False, True))
     pairs = list(zip(theirs["samples"][name], ours["samples"][name], strict=True))
     assert len(pairs) >= 3
@@ -137,7 +137,7 @@ def test_both_backends_answer_each_item_alike(name, asked):
         )
 
 
-def test_the_tasks_would_show_a_difference_of_backends():
+def test_the_tasks_would_reveal_a_difference_of_backends():
     samples = answers(True, 0)["samples"]
     flags = [sample["resps"][0][0][1] for sample in samples["zaya_last_word"]]
     assert flags == [False, False, True, True, False, False]
@@ -154,7 +154,7 @@ def test_the_tasks_would_show_a_difference_of_backends():
 
 @pytest.mark.parametrize(("processes", "devices"), [(1, 2), (4, 1)])
 def test_answers_do_not_depend_on_the_number_of_devices(processes, devices, tmp_path):
-    """Item by item: to the bit as one device does, and as lm-eval's own backend does."""
+    """Item by item: bitwise like one device, and like lm-eval's own backend."""
     for is_chat, words in ((False, []), (True, ["--apply-chat-template", f"--system-instruction={SYSTEM}"])):
         out = tmp_path / "samples.jsonl"
         launch = ["launch", f"--processes={processes}", f"--devices={devices}", "--", "eval"]
@@ -207,5 +207,7 @@ def expect_alike(ours, theirs):
 
 
 def close_to(value):
-    """Float32's step at a logit of 100 is 8e-6: of a certain token's log-probability that is a large part."""
+    """Float32's resolution at a logit of 100 is 8e-6, a large part of the log-probability of a nearly certain
+    token.
+    """
     return pytest.approx(value, rel=1e-4, abs=1e-5)

@@ -83,7 +83,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_logits_and_experts_are_the_references(name):
+def test_logits_and_experts_equal_the_reference(name):
     case = CASES[name]
     pair = build(case.seed, attention=case.attention, **case.fields)
     tokens_BT = random_tokens(pair, case.seed, case.batch, case.time)
@@ -106,7 +106,7 @@ def _check_that_routing_was_tested(experts_LP: np.ndarray, num_experts: int) -> 
     assert np.count_nonzero(counts_X[:-1]) >= min(3, num_experts), f"too few experts in use: {counts_X}"
 
 
-def test_attention_maps_are_the_references():
+def test_attention_maps_equal_the_reference():
     case = CASES["irregular_window_left_padding"]
     pair = build(case.seed, **case.fields)
     tokens_BT = random_tokens(pair, case.seed, case.batch, case.time)

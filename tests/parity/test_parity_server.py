@@ -1,4 +1,6 @@
-"""lm-eval's client of completion servers against ours: item by item what it finds in process."""
+"""lm-eval's client for completion servers with our server: item by item the results of the model in
+process.
+"""
 
 import contextlib
 import sys
@@ -8,7 +10,7 @@ import pytest
 pytest.importorskip("tenacity")
 pytest.importorskip("starlette")
 
-# Before lm-eval: it says where datasets are kept, which is read when that is imported.
+# Before lm-eval, which reads the variable for its cache of datasets at import.
 from test_parity_harness import CONTEXT, TASKS, answers, expect_alike, run_folder  # isort: skip
 
 from lm_eval.evaluator import simple_evaluate
@@ -29,7 +31,9 @@ pytestmark = pytest.mark.filterwarnings("default")
     ],
 )
 def test_lm_evals_http_client_matches_the_model_in_process(names, longest, at_once):
-    """But for whole texts, which it does not begin with a token: it scores all tokens but the first."""
+    """Except for whole texts, which the client does not start with a token: it scores all tokens but the
+    first.
+    """
     folder = run_folder(False)
     command = [sys.executable, "-m", "zaya_jax.cli", "serve", str(folder / "run"), "--port=0"]
     with started(command) as server, contextlib.chdir(TASKS):

@@ -48,15 +48,15 @@ def test_the_byte_tokenizer_does(tmp_path):
 
 
 @pytest.mark.parametrize("switch", ["add_eos_token", "add_bos_token"])
-def test_a_switch_beside_the_file_overrules_nothing(switch, tmp_path):
+def test_settings_in_neighboring_files_override_nothing(switch, tmp_path):
     data = MAKERS["llama 3"].write(tmp_path / "made")
     file = tmp_path / "made/tokenizer_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {switch: switch == "add_eos_token"}))
     assert_same_ids(data, tmp_path / "exported")
 
 
-def test_what_we_train_is_left_as_it_is(tmp_path):
-    """With each way to load it, so that a corpus for the exported tokenizer matches too."""
+def test_tokenizers_that_we_train_are_unchanged(tmp_path):
+    """With each way to load one, so that a corpus for the exported tokenizer matches too."""
     (tmp_path / "texts").mkdir()
     for i, text in enumerate(TEXTS):
         (tmp_path / f"texts/{i}.txt").write_text(text, encoding="utf-8")

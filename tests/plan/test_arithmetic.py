@@ -48,12 +48,12 @@ def cluster(nodes):
 
 
 def newton_schulz(rows, columns):
-    """Of five steps: x x^T, its square, and their product with x."""
+    """Per step: x x^T, its square, and their product with x."""
     short, long = sorted((rows, columns))
     return 5 * (2 * short * short * long + 2 * short**3 + 2 * short * short * long)
 
 
-def test_data_is_that_of_the_report(zaya1_8b):
+def test_the_amount_of_data_is_that_of_the_report(zaya1_8b):
     """[ZAYA1-8B] appendix B: 64 MiB, 16,384 pages, 6,554 IOPS at 2.5 s, break-even at 0.234 s."""
     data = data_rate(zaya1_8b)
     assert data.pages == 16_384
@@ -84,7 +84,7 @@ def test_a_frozen_matrix_has_no_gradient_to_compute(zaya1_8b):
 
 
 def _convolutions():
-    """They have no adapter: two taps of 10 heads of 128 channels, of each channel alone, then of a head."""
+    """Adapters exclude them: two taps of 10 heads of 128 channels, each channel alone, then within a head."""
     return 40 * 2 * (2 * 1280 + 10 * 2 * 128 * 128)
 
 
@@ -137,7 +137,7 @@ def test_remat_keeps_less_and_computes_more(zaya1_8b):
     assert by_policy["layer"] - by_policy["group"] == pytest.approx(stream * 4 / 5, rel=1e-2)
 
 
-def test_a_group_at_work_has_its_own_streams_weights_and_gradients(zaya1_8b):
+def test_a_group_in_recomputation_has_its_own_streams_weights_and_gradients(zaya1_8b):
     layer, group = (
         memory_by_kind(
             dataclasses.replace(zaya1_8b, execution=dataclasses.replace(zaya1_8b.execution, remat=remat)),
@@ -167,7 +167,7 @@ def test_activations_are_what_a_second_sequence_adds(remat, width):
     assert activation_bytes(*network, 64) == two - one
 
 
-def test_activations_grow_evenly(zaya1_8b):
+def test_activations_grow_linearly(zaya1_8b):
     """No term grows with T x T: a sequence twice as long needs twice as much."""
     short, long = (activation_bytes(zaya1_8b.model, zaya1_8b.execution, time) for time in (4096, 8192))
     assert long == pytest.approx(2 * short, rel=1e-2)
@@ -206,7 +206,7 @@ def test_shared_experts_by_hand(shared, zaya1_8b):
     assert "experts of a layer, gathered" not in memory_by_kind(zaya1_8b, 1024)
 
 
-def test_every_microbatch_gathers_experts_anew(shared):
+def test_every_microbatch_gathers_experts_again(shared):
     def result(**changes):
         execution = dataclasses.replace(shared.execution, **changes)
         return communication(dataclasses.replace(shared, execution=execution), cluster(128))
@@ -238,7 +238,7 @@ def test_products_are_those_of_the_network(zaya1_8b):
     assert (gram.rows, gram.depth, gram.columns, gram.count) == (2048, 2048, 2048, 1)
 
 
-def test_a_plan_holds_together(zaya1_8b):
+def test_a_plan_is_consistent(zaya1_8b):
     plan = make_plan(zaya1_8b, cluster(128))
     assert plan.parameters == PARAMETERS
     assert plan.micro_batch == 4

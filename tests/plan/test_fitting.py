@@ -44,7 +44,7 @@ def test_the_largest_preset_says_that_it_does_not_fit_and_what_would():
 
 
 @pytest.mark.parametrize("share", [0.95, 0.7, 0.6, 0.5])
-def test_what_is_suggested_fits(share):
+def test_suggested_options_fit(share):
     """Applies the options of the sentence to the same config."""
     config = load_config(TINY, [])
     size = int(share * needed(config, 1)[""])
@@ -58,14 +58,14 @@ def test_what_is_suggested_fits(share):
         assert needed(config, int(devices[1]))[""] <= size
 
 
-def test_what_nothing_helps_is_said():
+def test_a_config_that_nothing_helps_is_reported():
     assert said_of(load_config(TINY, []), 1, 1000).endswith(
         "neither more microbatches nor more devices are enough"
     )
 
 
 @pytest.mark.parametrize("count", [1, 2, 8])
-def test_what_fits_is_said_without_advice(count):
+def test_a_config_that_fits_has_no_advice(count):
     printed = said_of(load_config(TINY, []), count, GIB)
     assert printed.startswith(f"by arithmetic it fits on {count} device")
     assert "--config" not in printed

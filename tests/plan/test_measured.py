@@ -63,7 +63,7 @@ def times(*, nodes=2, devices_per_node=4, scale=1.0):
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.05])
-def test_a_line_is_found_again(noise):
+def test_a_fitted_line_equals_the_original(noise):
     random = np.random.default_rng(3)
     seconds = [(LATENCY + size / BANDWIDTH) * (1 + noise * random.uniform(-1, 1)) for size in SIZES]
     line = fit_line(SIZES, seconds)
@@ -118,7 +118,7 @@ def zaya1_8b():
     return load_config("configs/zaya1_8b.py", [])
 
 
-def test_links_as_on_paper_give_the_plan_on_paper(zaya1_8b):
+def test_data_sheet_links_give_the_data_sheet_plan(zaya1_8b):
     """A node with equal links between all pairs of devices, without latency."""
     paper = Cluster(device=MI300X, nodes=1, gpus_per_node=8)
     bandwidth = 7 * MI300X.link_bandwidth
@@ -137,7 +137,7 @@ def test_links_as_on_paper_give_the_plan_on_paper(zaya1_8b):
     assert sum(map(len, messages(zaya1_8b, 8).values())) > 10
 
 
-def test_measured_figures_take_the_place_of_those_on_paper(zaya1_8b):
+def test_measurements_replace_data_sheet_figures(zaya1_8b):
     products = ProductTimes(
         machine=MACHINE, dtype="bfloat16",
         products=(ProductTime(name="a", rows=1000, depth=1000, columns=1000, count=1, seconds=1e-5),),
@@ -183,7 +183,7 @@ def milliseconds(resource, printed):
     return float(figure.replace(",", ""))
 
 
-def test_the_command_says_what_was_measured(zaya1_8b, tmp_path, capsys):
+def test_the_command_reports_measured_figures(zaya1_8b, tmp_path, capsys):
     words = ["--config=configs/zaya1_8b.py", "--nodes=2", "--gpus-per-node=4"]
     main(words)
     paper = capsys.readouterr().out
@@ -191,8 +191,8 @@ def test_the_command_says_what_was_measured(zaya1_8b, tmp_path, capsys):
     printed = capsys.readouterr().out
     assert milliseconds("matrix units", printed) == milliseconds("matrix units", paper)
     # A thirtieth of 100 GB/s, while data sheets have 3 x 64 in the node and 50 between nodes; and for each
-    # message its latency, 2% of the network's time. Between two sizes a straight line of logarithms is up to
-    # 6% above, where half of a time is latency; of messages that large most bytes are not.
+    # message its latency, 2% of the network's time. Between two sizes, interpolating logarithms is up to 6%
+    # too high where half of a time is latency; such sizes carry few of the bytes.
     num_messages = sum(map(len, messages(zaya1_8b, 8).values()))
     for resource, on_paper in (("links in the node", 192), ("network", 50)):
         expected = 30 * (milliseconds(resource, paper) * on_paper / 100 + 1e3 * LATENCY * num_messages)

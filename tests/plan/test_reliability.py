@@ -40,14 +40,14 @@ def simulate(given: Failures, intervals: int, seed: int) -> float:
     ],
     ids=["a cluster", "a bad one", "a hopeless one"],
 )
-def test_the_model_is_the_mean_of_what_is_drawn(given):
+def test_the_model_equals_the_mean_of_simulated_runs(given):
     expected = expect(given)
     assert sum(dataclasses.astuple(expected)) == pytest.approx(1)
     result = [simulate(given, 20_000, seed) for seed in range(4)]
     assert sum(result) / 4 == pytest.approx(expected.productive, rel=0.02)
 
 
-def test_a_figure_of_others():
+def test_a_published_figure():
     """7.9 hours, a save every ten minutes that costs a second, five minutes to restart: 97.7%."""
     assert expect(Failures(7.9 * 3600, 600.0, 1.0, 300.0)).productive == pytest.approx(0.977, abs=1e-3)
     assert mean_seconds_between_failures(1024) == pytest.approx(7.9 * 3600)

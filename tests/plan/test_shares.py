@@ -31,7 +31,7 @@ def test_every_gpu_has_as_many_tokens_as_in_the_published_recipe(phases, phase, 
     assert (micro_batch(config, GPUS), own_tokens(config)) == (1, 16_384)
 
 
-def test_gathered_keys_come_twice_unless_all_is_kept(phases):
+def test_gathered_keys_are_received_twice_unless_all_are_kept(phases):
     config = phases["finetune"]
     of_others = 7 * 16_384
     assert exchange(config, GPUS) == Exchange(
@@ -43,7 +43,7 @@ def test_gathered_keys_come_twice_unless_all_is_kept(phases):
     assert exchange(changed(config, remat="none"), GPUS).keys == LAYERS * of_others * KIB
 
 
-def test_a_ring_has_a_share_of_the_keys_at_a_time(phases):
+def test_a_ring_holds_one_share_of_the_keys_at_a_time(phases):
     gathered, ring = phases["finetune"], changed(phases["finetune"], context_attention="ring")
     # Keys, and their gradients in float32.
     assert keys_bytes(gathered) == 131_072 * 3 * KIB
@@ -53,7 +53,7 @@ def test_a_ring_has_a_share_of_the_keys_at_a_time(phases):
     assert result["keys and values of shared sequences"] == 16_384 * 3 * KIB
 
 
-def test_whoever_has_its_own_sequences_hears_of_no_others(phases):
+def test_gpus_with_whole_sequences_exchange_none(phases):
     config = phases["pretrain_1"]
     assert exchange(config, GPUS) == Exchange()
     assert keys_bytes(config) == 0

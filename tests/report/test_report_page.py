@@ -25,7 +25,7 @@ LOOSE = {"th", "td", "tr", "tbody", "thead"}
 
 
 class Tags(html.parser.HTMLParser):
-    """All that a browser would take for tags, and the text within each; each is closed where it must be."""
+    """Parses all tags as a browser does, and the text within each; each is closed where it must be."""
 
     def __init__(self, text):
         super().__init__()

@@ -45,7 +45,7 @@ def test_a_pallas_kernel_shows_its_resources():
 @pytest.mark.parametrize(
     ("function", "reason"), [("abort", "ended with SIGABRT"), ("refuse", "ValueError: no such program")]
 )
-def test_what_cannot_be_compiled_is_told_in_a_sentence(function, reason):
+def test_a_program_that_cannot_be_compiled_is_one_error_message(function, reason):
     with pytest.raises(ValueError, match=reason) as error:
         compile_program(job(function))
     log = pathlib.Path(str(error.value).rpartition(" ")[2])

@@ -1,7 +1,7 @@
 """Every Pallas kernel, forward and backward, compiled for MI300X at ZAYA1-8B's shapes.
 
-`python tests/rocm/test_kernel_resources.py --regenerate` writes tests/rocm/main_loops.json anew; look at
-the diff.
+`python tests/rocm/test_kernel_resources.py --regenerate` rewrites tests/rocm/main_loops.json; review the
+diff.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ def reports(dtype="bfloat16"):
 
 
 def main_loops():
-    """By kernel: work of a wave in its main loop, and waves per SIMD."""
+    """Returns by kernel: work of a wave in its main loop, and waves per SIMD."""
     return {
         report.kernel.name: {
             **(dataclasses.asdict(report.kernel.loop) if report.kernel.loop else {}),
@@ -49,7 +49,7 @@ def test_no_kernel_spills_and_those_with_products_use_matrix_instructions(dtype)
             assert report.kernel.lds_bytes > 0
 
 
-def test_main_loops_are_what_they_were():
+def test_main_loops_are_unchanged():
     """A changed kernel or compiler may be better or worse: the diff shows which."""
     assert main_loops() == json.loads(GOLDEN.read_text())
 

@@ -67,7 +67,7 @@ def test_gradients_are_reduce_scattered_and_weights_all_gathered(nodes):
     assert sent == {"reduce-scatter": summed, "all-gather": kept}
 
 
-def test_gradients_travel_in_float32_though_they_are_kept_in_bfloat16(nodes):
+def test_bfloat16_gradients_are_summed_in_float32(nodes):
     """The communication library rounds sums at each hop to the dtype of the collective."""
     config = small_zaya1(8 * nodes)
     assert config.execution.gradient_dtype == "bfloat16"
@@ -77,14 +77,14 @@ def test_gradients_travel_in_float32_though_they_are_kept_in_bfloat16(nodes):
 
 
 def test_nothing_of_the_size_of_a_weight_is_all_reduced(nodes):
-    """The loss, counts of tokens and norms are: all together less than a thousandth of the weights."""
+    """Only the loss, token counts and norms are: together less than a thousandth of the weights."""
     config = small_zaya1(8 * nodes)
     reduced = [c for c in Program(compiled(nodes).hlo).collectives if c.kind == "all-reduce"]
     assert reduced
     assert sum(c.runs * c.num_bytes for c in reduced) < 2 * count_parameters(config.model) / 1000
 
 
-def test_a_gpu_orthogonalises_what_it_owns_and_nothing_else(nodes):
+def test_a_gpu_orthogonalizes_only_its_own_matrices(nodes):
     """FLOPs of the compiled optimizer equal exactly those of the matrices assigned to a GPU."""
     config = small_zaya1(8 * nodes)
     expected = operations(config, 8 * nodes)
@@ -92,7 +92,7 @@ def test_a_gpu_orthogonalises_what_it_owns_and_nothing_else(nodes):
     assert expected.optimizer < expected.optimizer_replicated / (6 if nodes == 1 else 20)
 
 
-def test_experts_and_head_do_the_work_that_arithmetic_says(nodes):
+def test_flops_of_experts_and_head_equal_the_arithmetic(nodes):
     """Experts: forward and recomputed, by the vendor's product. Head: forward and twice backward."""
     config = small_zaya1(8 * nodes)
     program, tokens = Program(compiled(nodes).hlo), 2 * 64
@@ -108,8 +108,10 @@ def compiled_in_nodes():
     return compile_program(train_step_job(with_node_devices(small_zaya1(cluster.num_gpus), 8), cluster))
 
 
-def test_of_shared_experts_every_message_goes_its_shortest_way():
-    """In the node, or between GPUs of one number; only counts and norms go to all at once."""
+def test_messages_of_shared_experts_use_the_shortest_links():
+    """Within the node, or between GPUs with equal numbers; only counts and norms are exchanged among all at
+    once.
+    """
     collectives = Program(compiled_in_nodes().hlo).collectives
     assert {c.kind for c in collectives} == {"all-gather", "all-reduce", "all-to-all"}
     experts = expert_bytes(with_node_devices(small_zaya1(1024), 8))
@@ -120,8 +122,8 @@ def test_of_shared_experts_every_message_goes_its_shortest_way():
     }
 
 
-def test_shared_experts_of_other_nodes_come_once_a_layer():
-    """Forward only, and gradients in the backward pass, each an eighth, as each GPU stores them."""
+def test_shared_experts_of_other_nodes_are_received_once_per_layer():
+    """Forward only, and gradients in the backward pass, an eighth each, as each GPU stores them."""
     in_layers = [c for c in Program(compiled_in_nodes().hlo).collectives if "/while/" in c.op_name]
     own = expert_bytes(with_node_devices(small_zaya1(1024), 8)) // 8
     assert sent(in_layers, "gather_weights") == {"all-gather": own, "all-to-all": own}
@@ -136,7 +138,7 @@ def sent(collectives, scope):
     return result
 
 
-def test_of_shared_experts_a_gpu_stores_its_own():
+def test_a_gpu_stores_only_its_part_of_shared_experts():
     """Kept weights and gradients are smaller than on a GPU with all experts."""
     state = state_bytes(with_node_devices(small_zaya1(1024), 8), 1024)
     whole = state_bytes(small_zaya1(1024), 1024)
@@ -148,12 +150,12 @@ def test_of_shared_experts_a_gpu_stores_its_own():
     )
 
 
-def test_the_step_takes_the_kernels_that_the_table_names_for_rocm(nodes):
+def test_the_step_uses_the_kernels_that_the_table_selects_for_rocm(nodes):
     """The program is compiled on a CPU, which has no kernels."""
     names = {kernel.name for kernel in compiled(nodes).kernels}
     assert any(name.startswith("flash_attention_grad_keys") for name in names)
     assert not any(name.startswith("grouped_swiglu") for name in names)
-    # The experts' gradients, and not their products forward.
+    # The gradients of the experts, but not their forward products.
     assert {"grouped_matmul_grad_rows", "grouped_matmul_grad_weights"} <= {
         name for name in names if name.startswith("grouped_matmul")
     }

@@ -17,7 +17,7 @@ from zaya_jax.config import Config
 from zaya_jax.model.zaya import Zaya
 from zaya_jax.train.trainer import train
 
-# Of the run, of which the newest jax has others.
+# Warnings of the run, which differ with the newest jax.
 pytestmark = pytest.mark.slow
 
 STEPS = 6
@@ -140,7 +140,7 @@ def test_adapters_alone_are_the_difference_of_an_export(trained, capsys):
         np.testing.assert_allclose(exported[f"{module}.weight"], expected, atol=1e-6)
 
 
-# transformers' word to peft, which asks it by an older name.
+# a field name that transformers passes to peft, which has renamed it
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")
 def test_peft_loads_adapters_alone(trained):
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")

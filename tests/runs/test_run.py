@@ -325,8 +325,9 @@ def test_phases_and_batch_ramp_are_trained(undisturbed_phases):
     assert load_run(undisturbed_phases.config.run_folder).config.model.rope_theta == 1e6
 
 
-# At step 9 the checkpoint of step 8 is being written, and that of step 4 is whole, for Orbax writes one after
-# the other: it goes on in the ramp, from 4 or 8. At 17 it does from 12, the border, or 16 behind it.
+# At step 9 the checkpoint of step 8 is being written, and that of step 4 is complete, because Orbax writes
+# one at a time: the run resumes in the ramp, from 4 or 8. At step 17 it resumes from 12, the boundary, or
+# from 16.
 @pytest.mark.slow
 def test_a_run_killed_in_its_ramp_and_after_a_phase_resumes(
     undisturbed_phases, other_corpus, compile_cache, tmp_path, capsys
@@ -398,7 +399,7 @@ def test_held_out_loss_scores_every_byte_once(corpus, undisturbed):
         num_bytes += text_bytes(np.asarray(batch.targets_BT), np.asarray(batch.weights_BT), token_bytes)
         num_targets += float(np.asarray(batch.weights_BT).sum())
     assert num_bytes == split.text_bytes > 5000
-    assert num_targets == split.tokens - split.documents  # of a document its first token alone has no target
+    assert num_targets == split.tokens - split.documents  # only the first token of a document is not a target
     for row in read_metrics(undisturbed.config.run_folder, "validation"):
         assert row["bits_per_byte"] == pytest.approx(
             row["loss"] * num_targets / num_bytes / math.log(2), rel=1e-12

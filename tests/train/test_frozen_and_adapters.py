@@ -273,7 +273,7 @@ def test_the_network_is_unchanged_at_first():
 
 
 def test_under_two_hundredths_of_zaya1_8b_train():
-    """Rank 8 beside attention's projections and the router's matrices: 8 * (inputs + outputs) of each."""
+    """Rank 8 for attention's projections and the router's matrices: 8 * (inputs + outputs) each."""
     options = ["lora.rank=8", "optimizer.name=adamw", "execution.node_devices=1"]
     config = load_config("configs/zaya1_8b.py", [f"--config.{option}" for option in options])
     model = config.model

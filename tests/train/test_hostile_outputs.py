@@ -1,4 +1,4 @@
-"""Foreign files in place of a run's metric files, and damaged rows in them."""
+"""Foreign files where a run writes its metric files, and damaged rows in them."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from small_runs import small_config
 from zaya_jax.train.metrics.files import MetricsWriter, read_metrics
 from zaya_jax.train.setup import check_folder
 
-pytestmark = pytest.mark.timeout(60)  # what waits for a pipe waits for ever
+pytestmark = pytest.mark.timeout(60)  # opening a pipe would block forever
 
 
 @pytest.fixture

@@ -164,7 +164,7 @@ def test_a_step_follows_the_gradient_of_the_mean_loss():
         return loss + z_loss * square, loss
 
     gradient_of = jax.jit(jax.grad(mean_loss, has_aux=True))
-    for z_loss, update_norms in ((0.0, True), (0.1, False)):  # what a step tells changes no move
+    for z_loss, update_norms in ((0.0, True), (0.1, False)):  # metrics do not change the update
         gradient, loss = gradient_of(before.params, z_loss)
         setup = dataclasses.replace(SETUP, z_loss=z_loss, update_norms=update_norms)
         after, metrics = program(setup)(before, batch)
@@ -322,7 +322,9 @@ def kept_bytes(remat):
     def backward_of(params, tokens_BT):
         return jax.vjp(lambda p: residual_stream(DEEPER, execution, p, bias_LX, tokens_BT).x_BTD, params)[1]
 
-    tokens_BT = jax.ShapeDtypeStruct((256, TIME), jnp.int32)  # that weights, kept too, are little beside it
+    tokens_BT = jax.ShapeDtypeStruct(
+        (256, TIME), jnp.int32
+    )  # small compared with the weights, which are kept too
     kept = jax.eval_shape(backward_of, abstract_variables(DEEPER)["params"], tokens_BT)
     return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(kept))
 

@@ -1,9 +1,9 @@
 """configs/tiny.py with interpreted Pallas kernels learns the same as without them.
 
-Optimiser and balancing are the preset's; of the model, experts and vocabulary are smaller, as bytes need; a
-step has 96 tokens, not 2,048. Muon iterates once, not five times, and without its kernel, which is compiled
-for each shape of matrix on its own and took most of this test's time: tests/kernels/test_newton_schulz.py
-and tests/optim/test_muon.py have its numbers, and below is that a run takes it.
+Optimizer and balancing are the preset's; experts and vocabulary are smaller, and a step has 96 tokens instead
+of 2,048. Muon iterates once instead of five times, and without its kernel, which is compiled separately for
+each shape of matrix and would take most of this test's time: tests/kernels/test_newton_schulz.py and
+tests/optim/test_muon.py check its values, and a test below that a run uses it.
 """
 
 import dataclasses
@@ -72,9 +72,9 @@ def curve(implementation):
 def test_ten_steps_have_the_same_losses():
     """Gradients differ by the rounding of sums, about 1e-7 of their norm.
 
-    An iteration of Newton-Schulz multiplies that by up to 3.4445 where singular values are small, and
-    ten steps add it up where it has one sign: updates are wrong by 3e-6 of their norm at most, and a
-    loss that falls to two thirds through them by no larger a part.
+    An iteration of Newton-Schulz multiplies that by up to 3.4445 where singular values are small, and ten
+    steps accumulate it if it has one sign: updates are wrong by at most 3e-6 of their norm, and a loss that
+    falls to two thirds by no larger a part.
     """
     (plain, counts), (ours, our_counts) = map(curve, ("xla", "pallas"))
     assert plain[-1] < 0.8 * plain[0]

@@ -1,4 +1,4 @@
-"""Figures and tables of `zaya bench generation`, at sizes that take seconds."""
+"""Results and tables of `zaya bench generation`, at sizes that take seconds."""
 
 import types
 
@@ -27,15 +27,16 @@ def network(tmp_path_factory):
     return str(folder)
 
 
-def test_the_cache_of_zaya1_is_an_eighth():
+def test_the_cache_of_zaya1_is_an_eighth_of_multi_head_attention():
     result = generation.cache_table()
     (cca, once), (gqa, _), (mha, _) = result.values()
     assert (cca, gqa, mha) == (40_960, 81_920, 327_680)
-    # Of each layer the convolutions' last two inputs of 1,280 channels and 128 delayed values, in float32.
+    # Per layer: the last two inputs of the convolutions, with 1,280 channels, and 128 delayed values, in
+    # float32.
     assert once == 40 * 4 * (2 * 1280 + 128)
 
 
-def test_a_step_reads_the_experts_that_it_meets():
+def test_a_step_reads_only_the_selected_experts():
     config = ModelConfig()
     one, many = (generation.step_bytes(config, batch) / 4 for batch in (1, 10_000))
     assert many == count_parameters(config)
@@ -43,14 +44,14 @@ def test_a_step_reads_the_experts_that_it_meets():
     np.testing.assert_allclose(one, active_parameters(config) + head, rtol=1e-3)
 
 
-def test_our_side_times_all_tokens(network):
+def test_our_decoder_times_all_tokens(network):
     times = ours(Workload(network, SMALL.vocab_size, batch=2, prompt=5, new=4))()
     assert len(times.steps) == 3
     assert times.first > 0
     assert times.whole > 0
 
 
-# A load takes its time, and `tests/inference/engine/test_engine.py` has the engine's answers.
+# Loading takes seconds, and `tests/inference/engine/test_engine.py` checks the engine's answers.
 @pytest.mark.campaign
 def test_an_engine_under_load_serves_all(network, monkeypatch):
     monkeypatch.setattr(load, "NUM_REQUESTS", 5)
@@ -66,7 +67,7 @@ def test_an_engine_under_load_serves_all(network, monkeypatch):
     assert result[3].rate == pytest.approx(4 * result[0].rate)
 
 
-def test_arrivals_are_a_seeds_and_of_a_rate():
+def test_arrivals_depend_on_the_seed_and_have_the_rate():
     many = np.mean([arrivals(seed, 2.0)[-1] for seed in range(200)])
     assert many == pytest.approx((load.NUM_REQUESTS - 1) / 2, rel=0.05)
     assert arrivals(3, 2.0) == arrivals(3, 2.0)

@@ -24,26 +24,26 @@ def test_a_kernel_is_timed_with_and_without_its_gradients():
         assert 0 <= float(rows[1][-1]) < 0.02  # rounded to bfloat16 after sums in another order
 
 
-def test_another_result_is_an_error():
+def test_a_wrong_result_is_an_error():
     calls = {"ours": lambda: jnp.ones(4), "theirs": lambda: jnp.ones(4) * 1.1}
     with pytest.raises(ValueError, match="residual_rms_norm: results differ from the kernel's: theirs by 1"):
         compare(CASE, calls, Work(1, 1), CEILINGS, rounds=1)
 
 
-def test_a_difference_is_relative_and_the_largest():
+def test_the_largest_relative_difference_is_returned():
     expected = {"a": jnp.array([3.0, 4.0]), "b": jnp.zeros(2)}
     assert difference({"a": jnp.array([3.0, 4.5]), "b": jnp.zeros(2)}, expected) == pytest.approx(0.1)
     assert difference({"a": expected["a"], "b": jnp.array([0.0, 0.2])}, expected) == pytest.approx(0.2)
 
 
-def test_what_another_library_does_not_give_is_not_compared():
+def test_results_that_a_library_does_not_return_are_not_compared():
     expected = (jnp.ones(2), jnp.ones(3), jnp.array([3.0, 4.0]))
     assert difference((jnp.ones(2), None, jnp.array([3.0, 4.5])), expected) == pytest.approx(0.1)
     assert difference((jnp.ones(2),), expected) == 0
 
 
 @pytest.mark.parametrize("operation", OTHERS)
-def test_other_libraries_that_are_here_give_the_same(operation):
+def test_installed_libraries_return_the_same(operation):
     case = next(case for case in cases(SIZES["toy"]) if case.name == operation)
     arguments, xla = case.make(jax.random.key(0)), case.implementations[1]
     here = [other for other in others(operation) if not other.absent]
@@ -56,7 +56,7 @@ def test_other_libraries_that_are_here_give_the_same(operation):
         assert any(other.name.startswith("torch") for other in here)
 
 
-def test_a_library_that_is_not_here_is_named_with_the_reason(monkeypatch):
+def test_a_missing_library_is_named_with_the_reason(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     absent = {other.name: other.absent for other in others("flash_attention")}
     assert absent == {
@@ -67,7 +67,7 @@ def test_a_library_that_is_not_here_is_named_with_the_reason(monkeypatch):
     }
 
 
-def test_the_share_of_a_ceiling_is_of_what_bounds_the_work():
+def test_the_share_of_peak_is_of_the_limiting_resource():
     assert CEILINGS.share(Work(flops=10**12, num_bytes=10**6), seconds=2.0) == 0.5
     assert CEILINGS.share(Work(flops=10**6, num_bytes=10**9), seconds=4.0) == 0.25
 

@@ -1,6 +1,4 @@
-"""`zaya bench checkpoint` with a tiny state: each method is timed in each number of processes, no file
-remains.
-"""
+"""`zaya bench checkpoint` with a tiny state: each method in each number of processes, and no file remains."""
 
 import re
 import threading
@@ -17,7 +15,7 @@ GIB = 2**-10
 
 @pytest.fixture
 def folders_at_once(tmp_path):
-    """Names of the checkpoints on the disk at each moment, polled all the time."""
+    """Records the names of checkpoints on the disk by polling."""
     result, done = [], threading.Event()
 
     def look():
@@ -33,7 +31,7 @@ def folders_at_once(tmp_path):
 
 
 @pytest.mark.slow
-def test_all_ways_and_nothing_left(tmp_path, monkeypatch, capsys, folders_at_once):
+def test_all_methods_are_timed_and_no_file_remains(tmp_path, monkeypatch, capsys, folders_at_once):
     monkeypatch.setenv("COLUMNS", "80")
     checkpoint.run(rounds=1, gib=GIB, folder=str(tmp_path), processes=(1, 2))
     out = capsys.readouterr().out

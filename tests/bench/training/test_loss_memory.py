@@ -1,4 +1,4 @@
-"""The benchmark of the loss's memory with a small vocabulary: 128 MiB of logits."""
+"""The loss-memory benchmark with a small vocabulary: 128 MiB of logits."""
 
 import dataclasses
 import subprocess
@@ -12,7 +12,7 @@ TOKENS, MIB = 1024, 2**20
 
 
 def small_step(chunk):
-    """A step that compiles in half the time, with the same loss."""
+    """Replaces the step by one with the same loss that compiles in half the time."""
     config = narrow_config(chunk, tokens=TOKENS, length=256, vocab_size=32_768)
     return dataclasses.replace(
         config,
@@ -24,7 +24,7 @@ def small_step(chunk):
 
 @pytest.fixture(scope="module")
 def steps():
-    """All logits at once with little available memory, and chunks with enough."""
+    """Measures all logits at once with little available memory, and chunks with enough."""
     return [
         measure(small_step(chunk), available=available)
         for chunk, available in ((TOKENS, 256 * MIB), (128, 4096 * MIB))
@@ -41,12 +41,12 @@ def test_chunks_never_have_all_logits(steps):
 
 @pytest.mark.slow
 def test_a_step_that_fits_is_run(steps):
-    """It writes the logits of a chunk, 16 MiB, and never those of all."""
+    """It materializes the logits of one chunk, 16 MiB, and never all of them."""
     _, chunked = steps
     assert chunked.logits / 8 < chunked.added < chunked.logits
 
 
-def test_a_step_that_would_not_fit_is_said_to_be_compiled_only(steps, capsys):
+def test_a_step_that_would_not_fit_is_reported_as_compiled_only(steps, capsys):
     whole, _ = steps
     assert whole.added is whole.resident is None
     report(steps)
@@ -66,7 +66,7 @@ print(*resident_memory(lambda: np.ones({16 * MIB}, np.uint8)))
 
 
 def test_the_peak_of_a_call_is_its_own():
-    """In a process of its own: what tests before this one leave to the C library comes and goes."""
+    """Runs in a separate process, because memory that earlier tests return to the C library varies."""
     done = subprocess.run(
         [sys.executable, "-c", PEAK_OF_A_CALL], stdout=subprocess.PIPE, text=True, check=True
     )

@@ -1,4 +1,4 @@
-"""Every bit of a checkpoint counts: whatever a disk does to a file of it is seen, and an older step taken."""
+"""Any change of any file of a checkpoint is detected, and an older step is used instead."""
 
 import os
 import pathlib
@@ -23,7 +23,7 @@ def state_of(step: int) -> dict:
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory) -> pathlib.Path:
-    """A run with steps 4 and 8, of different arrays."""
+    """Writes a run with different arrays in steps 4 and 8."""
     folder = tmp_path_factory.mktemp("run")
     with Checkpoints(folder, retention=Retention(newest=2)) as checkpoints:
         for step in (4, 8):
@@ -41,7 +41,7 @@ def files_of(step: pathlib.Path) -> list[str]:
 
 
 def flips(content: bytes, count: int, seed: int):
-    """The content with one bit otherwise, `count` times or once a bit."""
+    """Yields copies of the content with one flipped bit: `count` random ones, or all."""
     bits = range(8 * len(content))
     for bit in random.Random(seed).sample(bits, min(count, len(bits))):
         flipped = bytearray(content)
@@ -49,12 +49,12 @@ def flips(content: bytes, count: int, seed: int):
         yield bytes(flipped)
 
 
-def test_what_is_whole_is_whole(saved):
+def test_intact_checkpoints_have_no_damage(saved):
     assert damage_of(saved, 4) is damage_of(saved, 8) is None
     assert {"manifest.json", "committed"} <= set(files_of(saved / "checkpoints/8"))
 
 
-def test_each_flipped_bit_of_each_file_is_seen(copy):
+def test_each_flipped_bit_of_each_file_is_detected(copy):
     folder = copy / "checkpoints/8"
     for seed, name in enumerate(files_of(folder)):
         whole = (folder / name).read_bytes()
@@ -65,7 +65,7 @@ def test_each_flipped_bit_of_each_file_is_seen(copy):
     assert damage_of(copy, 8) is None
 
 
-def test_whatever_becomes_of_a_file_is_seen_and_the_older_step_taken(copy):
+def test_any_damage_of_a_file_is_detected_and_the_older_step_is_used(copy):
     folder, older = copy / "checkpoints/8", copy / "checkpoints/4"
     names = files_of(folder)
     for name in names:
@@ -84,11 +84,11 @@ def test_whatever_becomes_of_a_file_is_seen_and_the_older_step_taken(copy):
 
 
 @pytest.mark.parametrize("what", ["file", "pipe", "link", "link to a folder", "another step"])
-def test_what_was_not_written_is_seen(copy, what):
+def test_replaced_files_and_links_are_detected(copy, what):
     folder = copy / "checkpoints/8"
     if what == "file":
         (folder / "weights/more").write_text("")
-    elif what == "pipe":  # to read it would take for ever
+    elif what == "pipe":  # reading it would block forever
         (folder / "weights/_METADATA").unlink()
         os.mkfifo(folder / "weights/_METADATA")
     elif what == "link":

@@ -1,4 +1,4 @@
-"""The arithmetic of slices and the sentences about tensors, by hand."""
+"""Slices of tensors and error messages about tensors, by hand."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from zaya_jax.convert.pytorch.layouts import check_shapes, rows_per_slice
 
 
 def test_rows_per_slice():
-    """At most 64 MiB of float32, which is 2^24 values, in parts of about equal size; a row is never cut."""
+    """Slices have at most 2^24 values, 64 MiB of float32, and about equal sizes; rows are not split."""
     assert [rows_per_slice((rows, 2**23)) for rows in (1, 2, 3, 5, 8)] == [1, 2, 2, 2, 2]
     assert rows_per_slice((9, 2**22)) == 3
     assert rows_per_slice((3, 2**26)) == 1
@@ -20,7 +20,7 @@ def test_rows_per_slice():
         (6, "6 tensors missing: t0 [2], t1 [2], t2 [2], t3 [2], t4 [2], ..."),
     ],
 )
-def test_five_wrong_tensors_are_named_and_more_are_a_sign(count, sentence):
+def test_up_to_five_wrong_tensors_are_named(count, sentence):
     with pytest.raises(ValueError, match="missing") as error:
         check_shapes({}, {f"t{i}": (2,) for i in range(count)}, "tensor")
     assert str(error.value) == sentence

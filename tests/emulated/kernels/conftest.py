@@ -1,8 +1,8 @@
 """The tests of `tests/kernels` on gfx942 machine code: each launch is compiled for MI300X and emulated.
 
-They skip without the ROCm compiler (`zaya plan rocm-wheels`) or the packages of the extra `emulator`. What
-is compiled is kept on disk between runs. `-m "campaign or not campaign"` runs all cases; without it, each
-test runs its first cases only, which have both dtypes.
+They are skipped without the ROCm compiler (`zaya plan rocm-wheels`) or the packages of the extra `emulator`.
+Compiled launches are kept on disk between runs. `-m "campaign or not campaign"` runs all cases; without it,
+each test runs its first cases only, which include both dtypes.
 """
 
 import collections
@@ -26,7 +26,7 @@ EXECUTED = "executed"
 
 @functools.cache
 def why_not() -> str | None:
-    """Why kernels cannot be executed here; None if they can."""
+    """Returns why kernels cannot be executed here; None if they can."""
     missing = [name for name in ("tinygrad", "flatbuffers") if importlib.util.find_spec(name) is None]
     if missing:
         return f"{' and '.join(missing)} not installed: pip install -e '.[emulator]'"
@@ -39,7 +39,9 @@ def why_not() -> str | None:
 
 @functools.cache
 def executor():
-    """One for all tests of this process: jax traces functions again for another one."""
+    """Returns one executor for all tests of this process, because jax traces functions again for another
+    one.
+    """
     from zaya_jax.plan.rocm.launches.compiler import LaunchCompiler
     from zaya_jax.plan.rocm.launches.execution import EmulatedLaunches
 
@@ -68,7 +70,7 @@ def pytest_runtest_setup(item):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item):
-    """Runs a test with the executor. A test that launches nothing would prove nothing."""
+    """Runs a test with the executor, and fails if it launches nothing, because it would prove nothing."""
     with executor().launches():
         result = yield
     executed = executor().executed
@@ -76,13 +78,13 @@ def pytest_runtest_call(item):
     total = collections.Counter()
     for launch in executed:
         total.update(launch.execution.counts.instructions)
-    # The reports of tests carry these also from another process.
+    # Properties reach the reports also from worker processes.
     item.user_properties.append((EXECUTED, {"launches": len(executed), "instructions": dict(total)}))
     return result
 
 
 def pytest_terminal_summary(terminalreporter):
-    """Prints what all tests have executed."""
+    """Prints how much all tests have executed."""
     reports = [report for each in terminalreporter.stats.values() for report in each]
     executed = [
         value

@@ -32,7 +32,7 @@ THOUGHT = [
 
 
 class Interrupted:
-    """Pieces, and then Ctrl-C."""
+    """Yields pieces, and then raises KeyboardInterrupt."""
 
     def __init__(self, *pieces):
         self.pieces = pieces
@@ -102,7 +102,7 @@ def test_an_interruption_keeps_the_partial_answer():
     assert list(found.messages) == messages("a", "half", "b", "ok")
     assert shown == "half\nok\n"
     found, _, _ = talk("a", "b", answers=[Interrupted()])
-    assert list(found.messages) == messages("b", "ok")  # nothing was said
+    assert list(found.messages) == messages("b", "ok")  # nothing was generated
     found, _, _ = talk("a", answers=[Interrupted(THOUGHT[0], THOUGHT[1])])
     assert found.turns[1].content == "<think>\nhm\n</think>"
     with pytest.raises(KeyboardInterrupt):
@@ -122,7 +122,7 @@ def test_thoughts_are_dim_or_marked_or_hidden(options, shown):
     found, out, prompts = talk("a", "b", answers=[THOUGHT], **options)
     assert out == f"{shown}ok\n"
     content = "<think>\nhm\n</think>\n\nyes"
-    assert found.turns[1].content == content  # the template decides what of it the next turn has
+    assert found.turns[1].content == content  # the template decides how much of it the next turn sees
     assert prompts[1] == FORMAT.answer_prompt(messages("a", content, "b"))
     assert FORMAT.specials["<think>"] in prompts[1]
 
@@ -189,7 +189,7 @@ def test_a_conversation_that_is_too_long(run_folder, monkeypatch, capsys):
     )
 
 
-# A session's first terminal is the one whose Ctrl-C it gets; it must open it by itself.
+# The first terminal that a session opens receives Ctrl-C, so the child must open it itself.
 AT_TERMINAL = """\
 import os, runpy
 os.close(os.open(os.ttyname(0), os.O_RDWR))
@@ -198,7 +198,7 @@ runpy.run_module("zaya_jax.cli", run_name="__main__")
 
 
 class Terminal:
-    """`zaya` at the other end of a pseudo-terminal."""
+    """Runs `zaya` on a pseudo-terminal."""
 
     def __init__(self, *words):
         self._master, slave = pty.openpty()
@@ -220,7 +220,7 @@ class Terminal:
         return before
 
     def settle(self):
-        """Waits until nothing came for a second: a key that is pressed too early is lost."""
+        """Waits until there was no output for a second: a key pressed too early is lost."""
         while select.select([self._master], [], [], 1.0)[0]:
             self.seen += os.read(self._master, 4096).decode(errors="replace")
 
@@ -235,7 +235,7 @@ class Terminal:
 
 
 def test_a_chat_at_a_terminal(run_folder):
-    """A greedy answer, Ctrl-C while one is written or waited for, a mistake, and the end of input."""
+    """A greedy answer, Ctrl-C during an answer and while waiting, a mistake, and the end of input."""
     terminal = Terminal("chat", str(run_folder), "--temperature", "0", "--max-new-tokens", "12")
     try:
         terminal.wait_for("Ctrl-C interrupts an answer")
@@ -247,7 +247,7 @@ def test_a_chat_at_a_terminal(run_folder):
         assert "".join(letter for letter in said if letter.isprintable()).endswith(shown)
         terminal.type("more\n")
         terminal.type("\x03")
-        # A second one before the next prompt would be part of the first.
+        # A second Ctrl-C before the next prompt would count as part of the first.
         terminal.wait_for("> ")
         terminal.settle()
         terminal.type("\x03")
@@ -255,7 +255,7 @@ def test_a_chat_at_a_terminal(run_folder):
         terminal.settle()
         terminal.type("/udno\n")
         terminal.wait_for('did you mean "/undo"?')
-        terminal.settle()  # an end of input that comes before the prompt is none for readline
+        terminal.settle()  # readline ignores an end of input that arrives before the prompt
         terminal.type("\x04")
         assert terminal.process.wait(timeout=60) == 0
     finally:

@@ -106,7 +106,7 @@ def assert_is_alone(config, request, listener):
 
 
 def random_request(random, config):
-    """Greedy or sampled; prompts of 33 to 60 tokens, for one shape of the reference's."""
+    """Greedy and sampled requests with prompts of 33 to 60 tokens, which need one shape in the reference."""
     prompt = tuple(random.integers(0, config.vocab_size, random.integers(33, 61)).tolist())
     rules = (
         {},
@@ -209,7 +209,7 @@ def test_requests_compile_nothing_after_the_warm_up():
 
 @CONFIGS
 def test_the_next_turn_prefills_only_new_tokens(config):
-    """Blocks of a prompt and of its answer, with the state of convolutions and ring buffers after them."""
+    """Reuses blocks of a prompt and of its answer, with the convolution state and ring buffers after them."""
     engine = engine_of(config)
     first = request_of(prompt_of(33), max_new_tokens=NUM_NEW)
     (answer,) = run_all(engine, [first])
@@ -222,15 +222,15 @@ def test_the_next_turn_prefills_only_new_tokens(config):
     while engine.step():
         pass
     assert_is_alone(config, second, listener)
-    # Read were the prompt and all of the answer but its last token, and kept are whole blocks of these.
+    # The prompt and all of the answer except its last token were read; complete blocks of these are kept.
     kept = (33 + NUM_NEW - 1) // CHUNK * CHUNK
     assert ticket.num_cached == kept
     stats = engine.stats()
     assert (stats.tokens_from_prefixes, stats.tokens_prefilled) == (kept, 33 + 58 - kept)
     other = dataclasses.replace(second, prompt=(prompt_of(1)[0] ^ 1, *second.prompt[1:]))
-    assert_is_alone(config, other, run_all(engine, [other])[0])  # all but the first token alike
+    assert_is_alone(config, other, run_all(engine, [other])[0])  # equal except for the first token
     assert engine.stats().tokens_from_prefixes == kept
-    assert_is_alone(config, other, run_all(engine, [other])[0])  # its later blocks are its own
+    assert_is_alone(config, other, run_all(engine, [other])[0])  # its later blocks differ
     assert engine.stats().tokens_from_prefixes == kept + (58 - 1) // CHUNK * CHUNK
 
 
@@ -256,7 +256,7 @@ def test_the_prefix_cache_stays_below_its_limit():
         while engine.step():
             seen.append(engine.stats().prefix_bytes)
     assert max(seen) == 5 * size
-    # Of the first prompt's four blocks the later ones went, and its first is still found.
+    # The later ones of the first prompt's four blocks were evicted, the first is still found.
     assert engine.stats().tokens_from_prefixes == CHUNK
     engine = engine_of(SMALL, prefix_bytes=0)
     run_all(engine, [request_of(prompt_of(33), max_new_tokens=1)] * 2)
@@ -282,7 +282,7 @@ def test_blocks_are_evicted_before_their_ancestors():
 
 @functools.partial(jax.jit, static_argnames="model")
 def pass_over(model, variables, tokens_1T):
-    """Logits, classes and their probabilities of a text that is read in one go."""
+    """Returns logits, classes and class probabilities of a text that is read in one pass."""
     cache = init_cache(model.config, 1, tokens_1T.shape[1], model.execution.dtype)
     out = model.apply(variables, tokens_1T, cache=cache)
     return out.logits_BTV[0], out.router.experts_LBT[:, 0], out.router.probabilities_LBT[:, 0]
@@ -339,11 +339,11 @@ def test_cancellation_frees_the_slot_and_keeps_the_others():
     tickets = [engine.submit(*each) for each in zip(requests, listeners, strict=True)]
     while not listeners[0].tokens:
         engine.step()
-    for number in (0, 2, 4):  # it writes, it has a slot, it waits
+    for number in (0, 2, 4):  # generating, holding a slot, and waiting
         tickets[number].cancel()
     engine.step()
     assert [listeners[number].end for number in (0, 2, 4)] == ["cancelled"] * 3
-    assert engine.stats().waiting == 0  # what waited has both slots
+    assert engine.stats().waiting == 0  # the waiting request has both slots
     while engine.step():
         pass
     for number in (1, 3, 5):
@@ -369,7 +369,7 @@ def test_a_long_prompt_stalls_nobody():
         engine.step()
         assert len(writer.tokens) == before + 1
         assert bool(short.end) == (steps >= 2)
-    assert steps == 12  # eleven chunks that were left, and the short prompt's
+    assert steps == 12  # eleven remaining chunks, and those of the short prompt
 
 
 def test_a_text_with_nan_fails_alone():
@@ -391,7 +391,7 @@ def test_a_text_with_nan_fails_alone():
     assert listeners[0].end == "failed"
     assert "are not finite numbers" in str(listeners[0].error)
     assert len(listeners[0].text) < NUM_NEW
-    for number in (1, 2, 3):  # next to it, and in its slot
+    for number in (1, 2, 3):  # a neighbor, and the next text in its slot
         assert_is_alone(SMALL, requests[number], listeners[number])
     assert_is_alone(SMALL, requests[0], run_all(engine, requests[:1])[0])
 
@@ -454,7 +454,7 @@ def test_the_thread_steps_while_there_is_work():
     engine, events = engine_of(SMALL), queue.Queue()
     request = request_of(prompt_of(33), max_new_tokens=NUM_NEW)
     with EngineThread(engine) as thread:
-        for _ in range(2):  # it has slept in between
+        for _ in range(2):  # it has waited in between
             listener = Listener()
             engine.submit(request, lambda event, listener=listener: (listener(event), events.put(event)))
             while not isinstance(events.get(timeout=60), Finished):

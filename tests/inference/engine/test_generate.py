@@ -74,7 +74,7 @@ def test_greedy_tokens_are_the_argmax_of_a_full_forward_pass(config):
         best = best_next_tokens(config, [*prompt, *text[:-1]])
         assert len(text) == NUM_NEW
         np.testing.assert_array_equal(text, best[len(prompt) - 1 :])
-        assert len(set(text)) > 3  # a text that says something: a constant one would prove little
+        assert len(set(text)) > 3  # varied text, because a constant one would prove little
 
 
 @pytest.mark.parametrize("config", [SMALL, SLIDING], ids=["full", "sliding"])
@@ -121,7 +121,7 @@ def test_padding_changes_nothing():
 
 
 def test_prefill_memory_is_not_quadratic():
-    """It is read in one go, but attention never has all of its scores."""
+    """The prompt is read in one pass, but attention never materializes all of its scores."""
     config = dataclasses.replace(SMALL, max_position_embeddings=8192)
     model, found = Zaya(config, EXECUTION), {}
     variables = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 4), jnp.int32))
@@ -129,7 +129,7 @@ def test_prefill_memory_is_not_quadratic():
         cache = jax.eval_shape(lambda: init_cache(config, 1, time + 64, EXECUTION.dtype))  # noqa: B023
         program = prefill_chunk.lower(model, variables, cache, prompt_chunk(np.ones((1, time))), GREEDY)
         found[time] = program.compile().memory_analysis().temp_size_in_bytes
-        # Scores of a head with a byte each would be more, and there are four heads of four bytes.
+        # Scores of one head at one byte each would already be more, and there are four heads of four bytes.
         assert found[time] < time**2
     assert found[4096] < 2.5 * found[2048]
 
@@ -188,12 +188,12 @@ def test_seeds():
     first = sampled(PROMPTS, seed=1)
     assert sampled(PROMPTS, seed=1) == first
     assert all(a != b for a, b in zip(sampled(PROMPTS, seed=2), first, strict=True))
-    assert sampled(PROMPTS[0], seed=1) == first[0]  # a row's randomness is not its batch's
+    assert sampled(PROMPTS[0], seed=1) == first[0]  # the randomness of a row does not depend on its batch
     same = sampled([PROMPTS[0]] * 3, seed=1)
     assert same[0] == first[0]
     assert same[0] != same[1] != same[2]
     noise = sampled(PROMPTS[0], temperature=1000.0)
-    assert len(set(noise)) > NUM_NEW // 2  # each step has its own draw
+    assert len(set(noise)) > NUM_NEW // 2  # each step has its own random numbers
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def _short_chunks(monkeypatch):
 
 @pytest.mark.parametrize("config", [SMALL, SLIDING], ids=["full", "sliding"])
 def test_scores_match_a_forward_pass(config):
-    """Of prompts one after the other: shorter and longer than a chunk, at its borders, and the longest."""
+    """Consecutive prompts, shorter and longer than a chunk, around its size, and of the maximum length."""
     random = np.random.default_rng(0)
     whole = random.integers(0, config.vocab_size, (1, LONGEST), dtype=np.int32)
     expected_TV = np.asarray(jax.nn.log_softmax(load(config)[2](whole)[0]))
@@ -56,7 +56,7 @@ def test_scores_match_a_forward_pass(config):
 def test_a_greedy_token_has_equal_logprobs_in_both_places():
     _, _, forward = load(SMALL)
     tokens = [5]
-    for _ in range(12):  # what the network itself would write
+    for _ in range(12):  # the text that the network would generate
         padded = np.zeros((1, LONGEST), np.int32)
         padded[0, : len(tokens)] = tokens
         tokens.append(int(np.argmax(forward(padded)[0, len(tokens) - 1])))

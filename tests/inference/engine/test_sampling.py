@@ -18,7 +18,7 @@ def softmax(logits):
 
 
 def kept_by_sorting(probs_V, top_p):
-    """The textbook way: sort, add up, stop once `top_p` is reached."""
+    """The textbook algorithm: sort, accumulate, stop once `top_p` is reached."""
     order_V = np.argsort(-probs_V, kind="stable")
     before_V = np.cumsum(probs_V[order_V]) - probs_V[order_V]
     keep_V = np.zeros(len(probs_V), bool)
@@ -51,7 +51,7 @@ def test_nucleus_matches_sorting(top_p):
     ("top_p", "kept"),
     [
         (1e-9, [True, False, False, False]),  # never empty
-        (0.5, [True, False, False, False]),  # reached exactly by the best
+        (0.5, [True, False, False, False]),  # reached exactly by the most likely token
         (0.51, [True, True, True, False]),  # as likely as the last of the set: both stay
         (1.0, [True, True, True, False]),
     ],
@@ -62,7 +62,7 @@ def test_nucleus_by_hand(top_p, kept):
 
 
 def test_nucleus_selects_all_if_rounding_never_reaches_top_p():
-    probs_BK = jnp.array([[0.6, 0.3]])  # as if the sum had lost some of its last digits
+    probs_BK = jnp.array([[0.6, 0.3]])  # as if the sum had lost its last digits
     assert np.asarray(nucleus(probs_BK, 0.95)).all()
 
 
@@ -115,7 +115,7 @@ def test_disabled_filters_change_nothing():
     for off in ({"top_k": 0}, {"top_k": None, "top_p": 1.0}, {"top_k": 0, "top_p": 1}):
         np.testing.assert_array_equal(sample_batch(logits_BV, seed=1, temperature=1.3, **off), plain_B)
     all_B = sample_batch(logits_BV, seed=1, temperature=1.3, top_k=400)
-    assert ((all_B >= 0) & (all_B < 40)).all()  # more than there are is all there are
+    assert ((all_B >= 0) & (all_B < 40)).all()  # more than the vocabulary selects all
 
 
 def test_draws_do_not_depend_on_other_rows():

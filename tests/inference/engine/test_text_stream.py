@@ -50,7 +50,7 @@ def trained(tmp_path_factory):
 
 @pytest.mark.parametrize("kind", ["byte-chat", "trained"])
 def test_pieces_join_to_the_decoded_text(kind, trained):
-    """Also of tokens that are no text: bytes in any order, and specials among them."""
+    """Also of tokens that are not text: bytes in any order, with special tokens among them."""
     tokenizer = trained if kind == "trained" else BYTES
     numbers = random.Random(0)
     texts = [tokenizer.encode("the cät. 猫猫 😀\nyes  no")]
@@ -62,7 +62,7 @@ def test_pieces_join_to_the_decoded_text(kind, trained):
 
 
 def test_endless_invalid_bytes_appear_too():
-    """As soon as no character can need them; a window that kept them all would take n^2."""
+    """A piece appears as soon as no character can need it; keeping all bytes would take n^2 time."""
     tokens = [byte + 3 for byte in b"\xe2\x82" * 40 + b"\xe2\x82\xac" + b"\xf0\x9f\x98" * 30 + b"\xe2" * 30]
     detokenizer, found = Detokenizer(BYTES), ""
     for number, token in enumerate(tokens, 1):
@@ -75,10 +75,10 @@ def test_endless_invalid_bytes_appear_too():
     ("stop", "text", "given"),
     [
         (["\n\n"], "a\nb\n\nc", "a\nb"),
-        (["aab"], "aaab", "a"),  # the beginning of one within the beginning of another
+        (["aab"], "aaab", "a"),  # the beginning of one is part of the beginning of another
         (["abab"], "abaabab", "aba"),
-        (["abcd", "c"], "abcd", "ab"),  # the one that is whole first
-        (["cd", "abcd"], "xabcd", "x"),  # of two that are whole at once, the longer
+        (["abcd", "c"], "abcd", "ab"),  # the one that is complete first
+        (["cd", "abcd"], "xabcd", "x"),  # of two that are complete at once, the longer
         (["zz"], "az", "az"),
         ([], "ab", "ab"),
     ],
@@ -89,7 +89,7 @@ def test_stop_strings_in_parts_of_any_size(stop, text, given):
             stops, found = StopFilter(stop), ""
             for first, last in itertools.pairwise((0, *cuts, len(text))):
                 found += "" if stops.is_stopped else stops.add(text[first:last])
-                assert given.startswith(found)  # nothing was given that belongs to a stop string
+                assert given.startswith(found)  # no output is part of a stop string
             assert found + stops.flush() == given
             assert stops.is_stopped == (given != text)
 
@@ -120,7 +120,7 @@ def test_marks_are_separate_pieces():
 
 
 def taken_logprobs(config, prompt, tokens):
-    """Of each new token, by one pass over the whole text without a cache."""
+    """Returns log-probabilities of the new tokens, from one pass over the whole text without a cache."""
     model, variables = load(config)
     tokens_BT = np.zeros((1, 64), np.int32)
     text = [*prompt, *tokens]
@@ -135,7 +135,9 @@ def taken_logprobs(config, prompt, tokens):
     "sampled", [{}, {"temperature": 1.7, "top_k": 9, "top_p": 0.9, "seed": 3}], ids=["greedy", "sampled"]
 )
 def test_logprobs_match_a_forward_pass(sampled):
-    """Of the network's own distribution, whatever the token was drawn from; to float32's rounding."""
+    """Log-probabilities are those of the network's distribution, whatever the sampling filters; up to
+    rounding.
+    """
     params = dataclasses.replace(GREEDY, **sampled)
     found = complete(*load(SLIDING), BYTES, PROMPTS, params)
     for prompt, each in zip(PROMPTS, found, strict=True):
@@ -166,7 +168,7 @@ def test_prompts_have_their_own_end_tokens_and_limits():
 
 def test_a_stop_string_over_several_tokens_ends_only_its_row():
     whole = complete(*load(SMALL), BYTES, PROMPTS, GREEDY)
-    stop = whole[0].text[7:10]  # a token is a byte here
+    stop = whole[0].text[7:10]  # one byte per token here
     first = whole[0].text.index(stop)
     found = complete(*load(SMALL), BYTES, PROMPTS, GREEDY, stop=[stop])
     assert (found[0].text, found[0].finish_reason) == (whole[0].text[:first], "stop")

@@ -35,7 +35,7 @@ def _no_network(monkeypatch, tmp_path):
 
 
 def evaluate(run_folder, *words):
-    with contextlib.chdir(TASKS):  # where the tasks' own paths begin
+    with contextlib.chdir(TASKS):  # the paths in the task files start here
         cli.main(["eval", str(run_folder), "--task-folder=.", *words])
 
 

@@ -1,4 +1,4 @@
-"""Scores of packed requests, against the logits of each request alone, all in one go."""
+"""Scores of packed requests, compared with the logits of each request alone, in one pass."""
 
 import functools
 import itertools
@@ -40,7 +40,9 @@ def whole_forward(model, variables, tokens_BT):
 
 
 def expected_scores(request, variables=None):
-    """Of each token that counts its log-probability in float64, and whether it is the likeliest."""
+    """Returns, for each scored token, its log-probability in float64 and whether it is the most likely
+    one.
+    """
     tokens_1T = np.zeros((1, LENGTH), np.int32)
     tokens_1T[0, : request.num_read] = request.tokens_N[:-1]
     logits_1TV = whole_forward(load()[0], variables or load()[1], tokens_1T)
@@ -58,7 +60,9 @@ def make(context, continuation):
 
 @functools.cache
 def some_requests():
-    """Of all lengths, among them no context, one token, a full row, and one that is cut on the left."""
+    """Returns requests of all lengths: without context, of one token, of a full row, and truncated on the
+    left.
+    """
     numbers = np.random.default_rng(3)
     shapes = [(0, 1), (0, 9), (1, 1), (30, 2), (31, 1), (5, 12), (90, 4), (7, 3), (2, 30), (3, 5), (12, 1)]
     drawn = [
@@ -69,7 +73,7 @@ def some_requests():
 
 
 def greedy_requests():
-    """Continuations of which each token is the likeliest, and the same with another last token."""
+    """Returns continuations of most likely tokens, and the same with another last token."""
     found = []
     for num in (1, 4):
         tokens = [PREFIX, 7, 9]
@@ -117,7 +121,7 @@ def test_all_requests_use_one_program():
 
 
 def test_ties_go_to_the_first_token():
-    """Two tokens of one embedding have one logit, whatever is read."""
+    """Two tokens with equal embeddings have equal logits, whatever the context is."""
     variables = jax.tree.map(jnp.asarray, load()[1])
     table_VD = variables["params"]["embedding"]["table"]
     request = greedy_requests()[0]

@@ -1,4 +1,4 @@
-"""Bits a byte of texts, against the logits of their windows."""
+"""Bits per byte of texts, compared with the logits of their windows."""
 
 import functools
 import json
@@ -27,7 +27,7 @@ TEXTS = {
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A run with random weights, and texts: its folder, its model and its weights."""
+    """Returns folder, model and weights of a run with random weights, and texts."""
     folder = tmp_path_factory.mktemp("run").resolve()
     for name, text in TEXTS.items():
         (folder / name).write_bytes(text.encode())
@@ -43,7 +43,7 @@ def log_probs(model, variables, tokens_BT):
 
 
 def expected_nats(run, text):
-    """Of each byte: windows follow each other, and the last one begins earlier."""
+    """Returns the loss of each byte: windows follow each other, and the last one starts earlier."""
     _, model, variables = run
     tokens = [2, *ByteTokenizer().encode(text)]
     nats = []
@@ -90,7 +90,7 @@ def test_loss_by_position_matches_the_logits(run):
     nats = np.array(expected_nats(run, text))
     last = len(nats) // CONTEXT * CONTEXT
     read = np.arange(len(nats)) % CONTEXT + 1
-    read[last:] += CONTEXT - (len(nats) - last)  # the last window begins earlier
+    read[last:] += CONTEXT - (len(nats) - last)  # the last window starts earlier
     assert last < len(nats)
     assert [(each["first"], each["last"]) for each in found["positions"]] == [
         (1, 1), (2, 3), (4, 7), (8, 15), (16, 31), (32, 63), (64, 64)

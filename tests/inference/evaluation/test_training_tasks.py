@@ -54,7 +54,7 @@ def config_file(folder, corpus, **tasks):
 
 @needs_harness
 def test_metrics_equal_those_of_eval(corpus, tmp_path, capsys):
-    with contextlib.chdir(TASKS):  # where the tasks' own paths begin
+    with contextlib.chdir(TASKS):  # the paths in the task files start here
         cli.main(["train", f"--config={config_file(tmp_path, corpus)}"])
         words = f"--tasks={','.join(NAMES)}", "--limit=2", "--context=96", f"--json={tmp_path}/out.json"
         cli.main(["eval", str(tmp_path / "run"), "--task-folder=.", *words])
@@ -69,7 +69,7 @@ def test_metrics_equal_those_of_eval(corpus, tmp_path, capsys):
 
 @needs_harness
 def test_processes_share_the_tasks(corpus, tmp_path):
-    """Two processes of two devices each: to the bit what `zaya eval` says on one device."""
+    """Two processes of two devices each have bitwise the results of `zaya eval` on one device."""
     config = config_file(tmp_path, corpus)
     launch = [sys.executable, "-m", "zaya_jax.cli", "launch", "--processes=2", "--devices=2", "--"]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}

@@ -1,6 +1,6 @@
-"""Markovian RSA as plain loops, to compare with [ZAYA1-8B] section VI-A: no batch, no cache.
+"""Markovian RSA as plain loops, after [ZAYA1-8B] section VI-A: no batch, no cache.
 
-It shares with what it judges the network, the tokenizer, and what a seed means.
+It shares with the tested code only the network, the tokenizer, and the meaning of a seed.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ class Trace:
 
 
 def rollout(forward, prompt_tokens, *, budget, end_id, seed, temperature):
-    """Token by token, each by a pass over all that was written before."""
+    """Samples token by token, each with a pass over the whole text."""
     key, written = jax.random.key(seed), []
     while len(written) < budget and (not written or written[-1] != end_id):
         text = [*prompt_tokens, *written]
@@ -35,7 +35,7 @@ def rollout(forward, prompt_tokens, *, budget, end_id, seed, temperature):
 def markovian_rsa(
     forward, tokenizer, question, *, N, C, T, beta, tau, answer_budget, end_id, seed, temperature
 ):
-    """All rounds of traces. A prompt is the question, followed by each tail after a bar."""
+    """Returns all rounds of traces. A prompt is the question, followed by each tail after a bar."""
     rounds = []
     for t in range(T + 1):
         population = []

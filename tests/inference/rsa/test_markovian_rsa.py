@@ -1,4 +1,4 @@
-"""Markovian RSA: against plain loops under one seed, its special cases, its answers and its command."""
+"""Markovian RSA: compared with plain loops for one seed; special cases, answers, and the command."""
 
 import dataclasses
 import json
@@ -24,7 +24,9 @@ BYTES = load_tokenizer("byte-chat")
 
 
 class Letters(ByteTokenizer):
-    """Letters and signs, to which bytes are taken: what an untrained network writes is text all the same."""
+    """A tokenizer of letters and signs that maps all bytes to them, so that an untrained network writes
+    text.
+    """
 
     characters = string.printable[:94]
 
@@ -35,7 +37,7 @@ class Letters(ByteTokenizer):
         return "".join(self.characters[(i - 3) % 94] for i in ids if i >= 3)
 
 
-LETTERS, END = Letters(), 123  # which this network writes now and then
+LETTERS, END = Letters(), 123  # a token that this network generates now and then
 QUESTION, SEED, TEMPERATURE = "3+4+1=", 7, 0.8
 SCHEME = RsaConfig(population=5, candidates=3, rounds=2, thinking=14, tail=6, answer_tokens=9)
 
@@ -113,7 +115,7 @@ def test_results_match_the_reference_loops(changes, batch_size, thinker, forward
 
 @pytest.mark.parametrize("rounds", [1, 2, 3])
 def test_both_readings_of_rounds_agree_where_they_coincide(rounds, thinker):
-    """T rounds after an extra first population are T + 1 rounds of which it is counted as one."""
+    """T rounds after an additional first round are T + 1 rounds of which the first is counted."""
     scheme = dataclasses.replace(SCHEME, rounds=rounds - 1, thinking=4, tail=2, answer_tokens=3)
     counted = dataclasses.replace(scheme, rounds=rounds, first_round="counted")
     found, same = (thinker.think(QUESTION, each) for each in (scheme, counted))
@@ -174,7 +176,7 @@ def test_seeds_change_the_candidates_and_zero_rounds_only_sample(thinker):
 
 
 def test_questions_do_not_depend_on_each_other(thinker):
-    """Though batches hold candidates of both, and the second prompt is longer."""
+    """Batches contain candidates of both questions, and the second prompt is longer."""
     second = "3+4+1+2+2="
     found = thinker.think_all([QUESTION, second], SCHEME)
     params = dataclasses.replace(thinker.params, seed=SEED + 1)
@@ -220,10 +222,15 @@ def test_invalid_configs(changes, sentence):
 
 def test_tails_are_whole_characters_within_the_token_limit():
     text = "2 + 2 = 4, die Lösung"
-    assert tail_of(BYTES.encode(text), 6, BYTES) == "ösung"  # of seven bytes the first is cut off
+    assert tail_of(BYTES.encode(text), 6, BYTES) == "ösung"  # the first of seven bytes is cut off
     assert tail_of(BYTES.encode(text), 500, BYTES) == text
     assert tail_of([], 5, BYTES) == ""
-    torn = [3 + 0xE2, *BYTES.encode("ab"), 3 + 0xE2, *BYTES.encode("cd")]  # a byte becomes three of U+FFFD
+    torn = [
+        3 + 0xE2,
+        *BYTES.encode("ab"),
+        3 + 0xE2,
+        *BYTES.encode("cd"),
+    ]  # one byte becomes U+FFFD, which has three bytes
     assert len(BYTES.encode(tail_of(torn, 4, BYTES))) <= 4
 
 

@@ -1,4 +1,4 @@
-"""Another attention joins the network by one entry of `VARIANTS`: plain multi-head attention learns."""
+"""A custom attention is added by one entry of `VARIANTS`: plain multi-head attention learns."""
 
 import dataclasses
 import functools
@@ -30,7 +30,7 @@ def declare(declare):
 
 
 def queries_keys_values(x_BTD, weights, state, rotation, segments_BT, *, implementation):
-    del segments_BT, implementation  # no token looks at another here, and there is no kernel
+    del segments_BT, implementation  # no token depends on another here, and there is no kernel
 
     def project(name):
         kernel_DNH = weights[name].astype(x_BTD.dtype)
@@ -50,7 +50,7 @@ def _mha(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.usefixtures("_mha")
 def test_multi_head_attention_learns_in_twenty_steps_and_decodes():
-    """One sentence, over and over: from an even guess to less than half of its loss. Decoding has a cache."""
+    """One repeated sentence: from a uniform guess to less than half of its loss. Decoding uses a cache."""
     config = Config(
         model=MODEL, data=DataConfig(sequence_length=16, batch_size=4),
         execution=EXECUTION,
@@ -73,6 +73,6 @@ def test_multi_head_attention_learns_in_twenty_steps_and_decodes():
     assert list(new) == [4, 5, 6, 7, 8, 1, 2, 3]
 
 
-def test_an_unknown_attention_is_said_to_be():
+def test_an_unknown_attention_is_an_error():
     with pytest.raises(ValueError, match=r'model.attention is "mha"; it must be one of "cca"'):
         count_parameters(MODEL)

@@ -35,7 +35,7 @@ def packed_maps():
     return np.asarray(zaya_jax.attention_maps(MODEL, variables(), *packed()))
 
 
-def test_rows_are_shares_of_what_a_token_may_see():
+def test_rows_are_shares_over_visible_tokens():
     maps_LBNTS = packed_maps()
     assert maps_LBNTS.shape == (3, 1, SLIDING.num_attention_heads, TIME, TIME)
     np.testing.assert_allclose(maps_LBNTS.sum(axis=-1), 1, atol=1e-6)
@@ -47,7 +47,7 @@ def test_rows_are_shares_of_what_a_token_may_see():
         np.testing.assert_array_equal(map_NTS > 0, np.broadcast_to(seen_TS, map_NTS.shape))
 
 
-def test_a_packed_document_looks_as_it_does_alone_in_the_layers_that_are_asked_for():
+def test_a_packed_document_has_its_own_maps_in_the_requested_layers():
     for begin in (0, LENGTH):
         inside, chosen = slice(begin, begin + LENGTH), (2, 0)
         alone = zaya_jax.attention_maps(MODEL, variables(), packed()[0][:, inside], layers=chosen)
@@ -56,7 +56,7 @@ def test_a_packed_document_looks_as_it_does_alone_in_the_layers_that_are_asked_f
 
 @jax.jit
 def attended(params, bias_LX, tokens_BT, positions_BT, segments_BT):
-    """Outputs of the attention of each layer, and its values."""
+    """Returns the attention outputs of each layer, and its values."""
     inputs = tokens_BT, positions_BT, segments_BT
     kept = residual_stream(SLIDING, EXECUTION, params, bias_LX, *inputs, keep_operands=True).operands
     layers = [jax.tree.map(lambda x, i=i: x[i], kept) for i in range(SLIDING.num_hidden_layers)]
@@ -67,7 +67,7 @@ def attended(params, bias_LX, tokens_BT, positions_BT, segments_BT):
     return jnp.stack(outs), kept.v_BTKH
 
 
-def test_a_map_times_the_values_is_what_the_attention_gives():
+def test_a_map_times_the_values_is_the_attention_output():
     out_LBTNH, v_LBTKH = attended(variables()["params"], variables()["router_bias"]["layers"], *packed())
     v_LBTNH = np.repeat(v_LBTKH, SLIDING.num_attention_heads // SLIDING.num_key_value_heads, axis=3)
     found_LBTNH = np.einsum("lbnts,lbsnh->lbtnh", packed_maps(), v_LBTNH)
@@ -82,6 +82,6 @@ def test_a_map_times_the_values_is_what_the_attention_gives():
         ((), "layers is empty; it must list at least one layer, or be None for all"),
     ],
 )
-def test_layers_that_are_not_there(layers, sentence):
+def test_layers_that_do_not_exist(layers, sentence):
     with pytest.raises(ValueError, match=sentence):
         zaya_jax.attention_maps(MODEL, variables(), *packed(), layers=layers)

@@ -1,4 +1,6 @@
-"""What devices of a sequence visit and keep; what they find is compared in `tests/multidevice`."""
+"""Blocks that the devices of a sequence visit and residuals that they keep; `tests/multidevice` compares
+values.
+"""
 
 import dataclasses
 
@@ -25,14 +27,16 @@ OWN_TOKENS = 16
 
 
 def visited(num_queries, num_keys, start, *, blocks=(64, 32)):
-    """Blocks that the kernel visits: of keys for queries, forward, and of queries for keys, backward."""
+    """Returns the blocks that the kernel visits: of keys for queries, forward, and of queries for keys,
+    backward.
+    """
     limits = jnp.array([start, EVERYTHING])
     spans = block_spans(num_queries, num_keys, *blocks, limits, None, None)
     return jnp.stack([jnp.sum(x[..., 3] - x[..., 0]) for x in spans])
 
 
 @pytest.mark.parametrize("ranks", [2, 8])
-def test_around_a_ring_every_device_visits_as_many_blocks_and_all_that_are_seen(ranks):
+def test_around_a_ring_every_device_visits_equally_many_blocks_and_all_visible_ones(ranks):
     size = 256
     keys = jnp.zeros(size), jnp.zeros(size)
 
@@ -52,7 +56,7 @@ def test_around_a_ring_every_device_visits_as_many_blocks_and_all_that_are_seen(
 
 
 def kept_bytes(execution, ranks):
-    """Residuals per token that the backward pass keeps from the forward pass, without document ids."""
+    """Returns residuals per token that the backward pass keeps from the forward pass, except document ids."""
     execution = resolve_implementations(execution, SLIDING)
     params = map_weights(lambda weight: jnp.zeros(weight.shape), declare(SLIDING))
     bias_LX = jnp.zeros((SLIDING.num_hidden_layers, SLIDING.num_experts + 1))
@@ -73,8 +77,8 @@ def kept_bytes(execution, ranks):
 
 @pytest.mark.parametrize("form", ["gathered", "ring"])
 @pytest.mark.parametrize("remat", ["products", "attention_and_experts", "layer"])
-def test_what_a_device_keeps_does_not_grow_with_the_sequence(form, remat):
-    """As many tokens a device, of a sequence that is four times as long."""
+def test_memory_of_a_device_does_not_grow_with_the_sequence(form, remat):
+    """Equally many tokens per device, for a sequence that is four times as long."""
     execution = dataclasses.replace(
         EXECUTION, context_attention=form, remat=remat, experts_implementation="ragged_dot"
     )

@@ -60,7 +60,7 @@ def test_products_count_as_often_as_they_run():
     assert program.flops() == attention + experts
 
 
-def test_collectives_and_what_runs_meanwhile():
+def test_collectives_and_what_runs_concurrently():
     result = {collective.kind: collective for collective in Program(TEXT).collectives}
     assert set(result) == {"reduce-scatter", "all-gather", "all-reduce"}
     scattered, gathered, reduced = (result[k] for k in ("reduce-scatter", "all-gather", "all-reduce"))

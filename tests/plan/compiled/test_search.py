@@ -14,7 +14,7 @@ GIB = 2**30
 @pytest.mark.parametrize(
     ("limit", "expected"), [(100, 9), (110, 10), (109, 9), (19, 0), (20, 1), (5020, 501)]
 )
-def test_the_largest_is_found(limit, expected, guess):
+def test_the_largest_micro_batch_is_found(limit, expected, guess):
     trials = []
 
     def size(rows):
@@ -25,7 +25,7 @@ def test_the_largest_is_found(limit, expected, guess):
     assert len(set(trials)) <= 14
 
 
-def test_a_step_in_the_sizes_is_found_too():
+def test_a_jump_in_memory_is_found():
     def size(rows):
         return 10 * rows + (30 if rows > 4 else 0)
 
@@ -74,7 +74,7 @@ def test_policies_and_micro_batches_are_searched():
     assert len(set(compiled)) == len(compiled)
 
 
-def test_what_does_not_fit_is_said():
+def test_a_step_that_does_not_fit_is_reported():
     config = config_of_phase(load_config("configs/zaya1_8b.py", []))
     result = search(config, 1024, limit=GIB, measure=lambda _: 2 * GIB, model_time=lambda _: 1.0)
     assert result.cheapest_remat is None
@@ -84,7 +84,7 @@ def test_what_does_not_fit_is_said():
 
 
 @pytest.mark.parametrize(("limit", "fewest"), [(300, 1), (255, 2), (128, 2), (127, 4), (33, 8), (8, 32)])
-def test_the_fewest_gpus_a_sequence_are_found(limit, fewest):
+def test_the_fewest_gpus_per_sequence_are_found(limit, fewest):
     config = config_of_phase(load_config("configs/zaya1_8b.py", []), "finetune")  # 8 GPUs per sequence
 
     # One sequence per group: 256 bytes over its GPUs.
@@ -94,7 +94,7 @@ def test_the_fewest_gpus_a_sequence_are_found(limit, fewest):
     assert result.fewest_context_devices == fewest
 
 
-def test_sequences_are_shared_by_as_many_gpus_as_their_batch_and_their_length_allow():
+def test_gpus_per_sequence_are_limited_by_batch_and_length():
     config = config_of_phase(load_config("configs/zaya1_8b.py", []), "finetune")  # 128 sequences
     assert context_devices_of(config, 1024) == [8, 16, 32, 64, 128, 256, 512, 1024]
     config = config_of_phase(load_config("configs/tiny.py", ["--config.data.sequence_length=24"]))

@@ -66,7 +66,7 @@ def scattered():
     return collective_seconds("reduce-scatter", 32_000_000, tuple(range(8)), CLUSTER)
 
 
-def test_kernels_take_their_own_bounds_as_often_as_they_run():
+def test_kernels_count_with_their_bounds_as_often_as_they_run():
     time = modelled(start="", done="")
     assert time.seconds == time.kernel_seconds == pytest.approx(10 * ROUND + COPY)
     assert time.works["experts"].flops == 10 * 2 * 1024**3
@@ -75,7 +75,7 @@ def test_kernels_take_their_own_bounds_as_often_as_they_run():
     assert modelled(start="", done="", share=1e-4).seconds == pytest.approx(10 * 2 * 1024**3 / 1e8 + COPY)
 
 
-def test_what_is_beside_a_collective_hides_it():
+def test_computation_during_a_collective_hides_it():
     """Many iterations hide the whole collective; one hides as long as it takes itself."""
     long, short = modelled(trips=1000), modelled(trips=1)
     assert long.collective_seconds == short.collective_seconds == pytest.approx(scattered())
@@ -94,7 +94,7 @@ def test_collectives_wait_for_each_other():
 
 
 @pytest.mark.parametrize("trips", [1, 2, 3, 7])
-def test_a_loop_that_waits_in_each_round_waits_as_often(trips):
+def test_a_loop_that_waits_in_each_iteration_waits_as_often(trips):
     own = "%g = f32[8000000]{0} get-tuple-element(%t), index=2"
     inner = TEXT.format(trips=trips, start="", done="")
     inner = inner.replace("  ROOT %next", f"  {own}\n  {START}\n  {DONE}\n  ROOT %next")
@@ -103,7 +103,7 @@ def test_a_loop_that_waits_in_each_round_waits_as_often(trips):
     assert time.seconds == pytest.approx(trips * (ROUND + scattered()) + COPY)
 
 
-def test_the_slower_of_links_and_nics_counts_and_hops_beside():
+def test_the_slower_of_links_and_nics_counts_plus_hops():
     links = 8e6 * bus_factor("all_gather", 2) / 1e9 / LINKS_REACHED
     network = 4e6 * bus_factor("all_gather", 4) / 1e9 / NETWORK_REACHED
     result = collective_seconds("all-gather", 8_000_000, (), CLUSTER)
@@ -124,7 +124,7 @@ def test_groups_in_a_node_and_between_nodes(groups, ranks, in_node):
     assert time.between_nodes_seconds == (0 if in_node else time.exposed_seconds)
 
 
-def test_who_waits_behind_another_waits_for_that_one():
+def test_a_queued_collective_waits_for_its_predecessor():
     """The step waits for a collective in the node, while one between nodes occupies the links first."""
     between, in_node = (START.replace(GROUPS, groups) for groups in ("[2,4]<=[4,2]T(1,0)", "[4,2]<=[8]"))
     start = between + "\n  " + in_node.replace("%rs =", "%rs2 =")
@@ -134,7 +134,7 @@ def test_who_waits_behind_another_waits_for_that_one():
     assert time.exposed_seconds > time.between_nodes_seconds
 
 
-def test_an_exchange_in_a_node_beside_amds_projection():
+def test_an_exchange_in_a_node_compared_with_amds_projection():
     """[Primus-projection]: 384 MB to and from the experts of 8 MI355X, 3.913 ms a layer; ours is bolder."""
     node = Cluster(device=find_device("mi355x"), nodes=1, gpus_per_node=8)
     ours = 2 * collective_seconds("all-to-all", 384 * 2**20, tuple(range(8)), node)

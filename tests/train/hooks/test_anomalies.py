@@ -1,4 +1,4 @@
-"""Losses that jump up, and experts that starve, found in made-up numbers; and devices that differ."""
+"""Loss spikes, starved experts and diverging devices, in synthetic values."""
 
 import itertools
 
@@ -11,7 +11,7 @@ from zaya_jax.train.step.replica_checksums import Mismatch, find_mismatched_devi
 
 
 def losses(seed, count=4000, noise=0.02):
-    """As of a run: falling quickly, then slowly, with noise from batch to batch."""
+    """Returns losses like those of a run: falling quickly, then slowly, with noise between batches."""
     steps = np.arange(count)
     falling = 2.0 + 6.0 * np.exp(-steps / 60) + 3.0 * np.exp(-steps / 900)
     return falling + noise * np.random.default_rng(seed).standard_normal(count)
@@ -24,8 +24,8 @@ def spikes(config, values):
 
 
 @pytest.mark.parametrize("noise", [0.002, 0.02, 0.3])
-def test_a_run_that_falls_and_scatters_has_no_spike(noise):
-    """Not in twelve runs of 4,000 steps, outliers of a batch now and then included."""
+def test_a_falling_noisy_loss_has_no_spike(noise):
+    """In twelve runs of 4,000 steps, with a single-batch outlier now and then."""
     for seed in range(12):
         values = losses(seed, noise=noise)
         values[np.random.default_rng(seed).choice(4000, 20)] += 3.0
@@ -33,7 +33,7 @@ def test_a_run_that_falls_and_scatters_has_no_spike(noise):
 
 
 @pytest.mark.parametrize("first", [40, 333, 2900])
-def test_a_spike_is_found_when_so_many_are_above(first):
+def test_a_spike_is_reported_after_enough_high_losses(first):
     values = losses(1)
     values[first - 1 :] += 1.0 + 10.0 * np.exp(-first / 60)
     found = spikes(WatchConfig(spike_steps=6), values[: first + 20])[0]
@@ -42,7 +42,7 @@ def test_a_spike_is_found_when_so_many_are_above(first):
     assert found.loss == pytest.approx(np.mean(values[first - 1 : first + 5]))
 
 
-def test_what_comes_back_by_itself_is_none_and_numbers_that_are_none_are_left_out():
+def test_a_loss_that_recovers_is_no_spike_and_nan_is_ignored():
     values = losses(2)
     values[1000:1009] += 2.0
     values[1100:1200] = np.nan
@@ -51,7 +51,7 @@ def test_what_comes_back_by_itself_is_none_and_numbers_that_are_none_are_left_ou
     assert [each.first for each in spikes(WatchConfig(), values)] == [1001]
 
 
-def test_losses_that_are_known_before_count():
+def test_known_earlier_losses_count():
     config = WatchConfig(spike_steps=2)
     finder = LossSpikeDetector(config, losses(3)[2000:2064])
     assert finder.add(2065, 6.0) is None
@@ -59,8 +59,10 @@ def test_losses_that_are_known_before_count():
     assert LossSpikeDetector(config).add(2065, 6.0) is None
 
 
-def test_starved_experts_are_told_once_and_again_when_it_was_over():
-    """Two layers, three experts and the skip class: expert 1 of layer 0 has none, expert 2 of layer 1 all."""
+def test_starved_experts_are_reported_once_and_again_after_recovery():
+    """Two layers, three experts and the skip class: expert 1 of layer 0 has no tokens, expert 2 of layer 1
+    all.
+    """
     watch = ExpertLoadMonitor(WatchConfig(expert_alert_lines=3, collapse_share=0.9))
     starved = np.array([[5, 0, 4, 1], [0, 0, 97, 3]])
     even = np.array([[3, 3, 3, 1], [3, 3, 3, 1]])
@@ -77,14 +79,14 @@ def test_starved_experts_are_told_once_and_again_when_it_was_over():
     assert [len(watch.add(starved)) for _ in range(3)] == [0, 0, 4]
 
 
-def test_skipping_is_no_expert():
-    """All tokens may skip: no expert has nearly all, and each has none."""
+def test_the_skip_class_is_not_an_expert():
+    """All tokens may skip: then no expert has nearly all tokens, and each has none."""
     watch = ExpertLoadMonitor(WatchConfig(expert_alert_lines=1))
     assert all(each.is_dead for each in watch.add(np.array([[0, 0, 10]])))
 
 
 @pytest.mark.parametrize("count", [3, 4, 8])
-def test_the_odd_ones_are_those_that_are_not_of_the_majority(count):
+def test_mismatched_devices_are_those_outside_the_majority(count):
     assert find_mismatched_devices([7] * count) is None
     for number in range(count):
         values = [7] * count

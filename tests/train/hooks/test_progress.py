@@ -1,4 +1,4 @@
-"""What a person sees of a run, on a terminal and in a log."""
+"""Progress of a run, as displayed on a terminal and in a log."""
 
 import io
 import math
@@ -22,7 +22,7 @@ VALUES = {"loss": 1.5, "bits_per_byte": 2.25, "tokens_per_second": 1000.0, "load
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A time that moves when it is told to."""
+    """A clock that tests advance."""
     clock = types.SimpleNamespace(now=0.0)
     monkeypatch.setattr(progress, "time", types.SimpleNamespace(monotonic=lambda: clock.now))
     return clock
@@ -30,7 +30,7 @@ def clock(monkeypatch):
 
 @pytest.fixture
 def terminal(monkeypatch):
-    """Makes terminals of a width, whose last picture can be read."""
+    """Makes terminals of a width, whose last frame can be read."""
     monkeypatch.setenv("TERM", "xterm")
 
     def make(width):
@@ -40,20 +40,20 @@ def terminal(monkeypatch):
 
 
 def shown(line):
-    """What stands in the line's place on its terminal now."""
+    """Returns the current progress line on its terminal."""
     line._live.refresh()
     written = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line._console.file.getvalue())
     return re.split(r"[\r\n]", written.rstrip())[-1].strip()
 
 
 def stayed(line):
-    """The lines above it."""
+    """Returns the lines above it."""
     written = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line._console.file.getvalue())
     return [text for text in re.split(r"[\r\n]+", written) if not text.startswith(("━", "╸", "╺"))]
 
 
 class Step:
-    """A loss that its device completes when it is told to; who waits for it fails."""
+    """A loss that its device completes on request; waiting for it fails."""
 
     def __init__(self):
         self.is_done = False
@@ -69,7 +69,7 @@ class Step:
 
 @pytest.fixture
 def steps(monkeypatch):
-    """Twelve steps that are begun one after the other."""
+    """Starts twelve steps one after the other."""
     monkeypatch.setattr(progress.jax, "Array", Step)
     return [Step() for _ in range(12)]
 
@@ -82,8 +82,8 @@ def new_log():
 # In a log
 
 
-def test_a_log_has_a_line_a_step_with_the_time_left(clock):
-    """Step 1 took 20 s, most of them to compile; the ten after it one each."""
+def test_a_log_has_a_line_per_step_with_the_time_left(clock):
+    """Step 1 took 20 s, most of them for compilation; the ten later ones one each."""
     log, console = new_log()
     line = ProgressLine(40, 0, console)
     line.compiling()
@@ -105,7 +105,7 @@ def test_a_narrow_log_has_the_full_line():
 
 
 def times_left(clock, line, log, looks):
-    """What is said after looks at (second, step): the time left or None."""
+    """Returns the time left, or None, after updates at (second, step)."""
     for now, step in looks:
         clock.now = now
         line.update(step, VALUES)
@@ -114,22 +114,22 @@ def times_left(clock, line, log, looks):
     ]
 
 
-def test_a_resumed_run_says_nothing_before_it_knows(clock):
+def test_a_resumed_run_shows_no_time_left_before_it_is_known(clock):
     log, console = new_log()
     line = ProgressLine(100, 50, console)
     line.compiling()
     found = times_left(clock, line, log, [(60.0, 51), (78.0, 60), (98.0, 70)])
-    assert found == [None, "1:20", "1:00"]  # two seconds a step
+    assert found == [None, "1:20", "1:00"]  # two seconds per step
 
 
-def test_a_new_program_begins_anew(clock):
+def test_a_new_program_restarts_the_estimate(clock):
     log, console = new_log()
     line = ProgressLine(100, 0, console)
     line.compiling()
     assert times_left(clock, line, log, [(30.0, 1), (40.0, 11)]) == [None, "1:29"]
     line.compiling()
     found = times_left(clock, line, log, [(90.0, 12), (108.0, 18), (138.0, 28)])[2:]
-    assert found == [None, "4:06", "3:36"]  # three seconds a step
+    assert found == [None, "4:06", "3:36"]  # three seconds per step
 
 
 # On a terminal
@@ -138,7 +138,7 @@ def test_a_new_program_begins_anew(clock):
 @pytest.mark.parametrize("width", [60, 80, 120])
 @pytest.mark.parametrize("phase", ["", "annealing"])
 @pytest.mark.parametrize(("num_steps", "left"), [(200, "1:39:00"), (838_623, "6988:31:00")])
-def test_the_bar_the_counter_and_the_time_left_are_always_seen(
+def test_the_bar_the_counter_and_the_time_left_are_always_visible(
     clock, terminal, width, phase, num_steps, left
 ):
     """In the middle of a run whose steps take a minute."""
@@ -156,8 +156,10 @@ def test_the_bar_the_counter_and_the_time_left_are_always_seen(
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2, 3, 4), (4, 0, 1, 3, 2), (2, 1, 0)])
-def test_the_counter_moves_with_each_step_that_is_complete_and_waits_for_none(steps, terminal, order):
-    """Devices complete steps in order; were one known before those before it, it would not count yet."""
+def test_the_counter_advances_with_each_completed_step_without_waiting(steps, terminal, order):
+    """Devices complete steps in order; a step that appears complete before its predecessors does not count
+    yet.
+    """
     with ProgressLine(40, 3, terminal(80)) as line:
         for step in steps:
             line.add(step, 1.0)
@@ -169,7 +171,7 @@ def test_the_counter_moves_with_each_step_that_is_complete_and_waits_for_none(st
             assert line.completed == 3 + complete
 
 
-def test_at_ctrl_c_both_counts_are_said(steps):
+def test_at_ctrl_c_both_counts_are_printed(steps):
     log, console = new_log()
     line = ProgressLine(40, 0, console)
     for step in steps:
@@ -194,8 +196,8 @@ def test_each_logged_step_stays_on_a_terminal(clock, terminal):
         assert left is None or text.endswith(f" | {left} left")
 
 
-def test_what_matters_less_gives_way_on_a_narrow_terminal(terminal):
-    """The load's entropy, then the phase; never loss, bits per byte, speed or utilization."""
+def test_a_narrow_terminal_drops_the_least_important_parts(terminal):
+    """The load entropy, then the phase; never loss, bits per byte, speed or utilization."""
     values = VALUES | {"model_flops_utilisation": 0.412}
     kept = "loss 1.5000 | 2.250 bits/byte | 1,000 tokens/s | MFU 41.2%"
     expected = {
@@ -240,7 +242,7 @@ def test_a_terminal_counts_down_from_the_same_estimate_as_a_log(clock, terminal)
 
 
 def test_the_time_left_is_known_before_the_second_line(clock, steps, terminal):
-    """From the steps that are complete: the first compiled, the next three took two seconds each."""
+    """From the completed steps: the first compiled, the next three took two seconds each."""
     with ProgressLine(44, 0, terminal(80)) as line:
         line.compiling()
         for step in steps:
@@ -254,7 +256,7 @@ def test_the_time_left_is_known_before_the_second_line(clock, steps, terminal):
 
 @pytest.mark.parametrize("forced", [False, True])
 def test_a_pipe_gets_plain_lines(forced, monkeypatch, capsys):
-    """CI systems set FORCE_COLOR, of which rich would make control characters."""
+    """CI systems set FORCE_COLOR, for which rich would write control characters."""
     if forced:
         monkeypatch.setenv("FORCE_COLOR", "1")
     with ProgressLine(40, 0) as line:
@@ -277,7 +279,7 @@ def test_a_dumb_terminal_gets_plain_lines(monkeypatch):
     assert "\r" not in file.getvalue()
 
 
-def test_a_log_has_a_sign_of_life_of_what_takes_long(clock):
+def test_a_log_reports_long_waits(clock):
     log, console = new_log()
     line = ProgressLine(40, 0, console)
     line.compiling()
@@ -289,7 +291,7 @@ def test_a_log_has_a_sign_of_life_of_what_takes_long(clock):
     ]
 
 
-def test_a_log_of_slow_steps_counts_once_a_minute(clock, steps):
+def test_a_log_of_slow_steps_counts_once_per_minute(clock, steps):
     log, console = new_log()
     line = ProgressLine(40, 0, console)
     for step in steps:
@@ -300,7 +302,7 @@ def test_a_log_of_slow_steps_counts_once_a_minute(clock, steps):
     assert log.getvalue().splitlines() == [f"step {step}/40" for step in (3, 6, 9, 12)]
 
 
-# What is under way before the first step
+# What runs before the first step
 
 
 def test_work_shows_its_seconds_on_a_terminal_and_leaves_nothing(terminal):
@@ -312,7 +314,7 @@ def test_work_shows_its_seconds_on_a_terminal_and_leaves_nothing(terminal):
     assert "0:00:00" in written
 
 
-def test_long_work_says_so_in_a_log(monkeypatch):
+def test_long_work_is_reported_in_a_log(monkeypatch):
     monkeypatch.setattr("zaya_jax.progress.QUIET_SECONDS", 0.05)
     log, console = new_log()
     with working("compiling", console):
@@ -324,7 +326,7 @@ def test_long_work_says_so_in_a_log(monkeypatch):
 # Evaluations
 
 
-def test_a_long_evaluation_says_now_and_then_where_it_is(clock):
+def test_a_long_evaluation_reports_its_progress(clock):
     log, console = new_log()
     line = ProgressLine(40, 0, console)
     seen = []
@@ -335,7 +337,7 @@ def test_a_long_evaluation_says_now_and_then_where_it_is(clock):
     assert log.getvalue().splitlines() == [f"step 40: held-out batch {done}/100" for done in (20, 40, 60, 80)]
 
 
-def test_a_short_evaluation_says_nothing(clock):
+def test_a_short_evaluation_reports_nothing(clock):
     log, console = new_log()
     line = ProgressLine(40, 0, console)
     assert len(list(line.evaluating(40, range(100), 100))) == 100
@@ -343,7 +345,7 @@ def test_a_short_evaluation_says_nothing(clock):
 
 
 def test_a_terminal_shows_the_evaluation_and_then_the_step_again(clock, terminal):
-    """Meanwhile nothing is said of the time left, which then is what it was."""
+    """The time left is hidden during the evaluation, and unchanged after it."""
     with ProgressLine(40, 0, terminal(80)) as line:
         line.update(1, VALUES)
         clock.now = 10.0
@@ -358,7 +360,7 @@ def test_a_terminal_shows_the_evaluation_and_then_the_step_again(clock, terminal
         assert shown(line).endswith(" step 11/40 0:29 left")
 
 
-def test_evaluations_and_checkpoints_are_no_steps(clock):
+def test_evaluations_and_checkpoints_do_not_count_as_steps(clock):
     """The first of each compiles for a minute, between steps of a second."""
     log, console = new_log()
     line = ProgressLine(40, 0, console)
@@ -392,8 +394,8 @@ def test_a_line_has_the_mean_of_all_steps_since_the_last():
     assert f"loss 5.0000 | {10 / 5 / math.log(2):.3f} bits/byte" in second
 
 
-def test_a_skipped_step_is_counted_and_leaves_the_mean_alone():
-    """Also its bytes: they are no text of the others' losses."""
+def test_a_skipped_step_is_counted_but_not_part_of_the_mean():
+    """Neither are its bytes."""
     log, console = new_log()
     line = ProgressLine(40, 0, console)
     for step in ((1.0, 1.0), (math.nan, 1.0), (3.0, 1.0)):
@@ -407,7 +409,7 @@ def test_a_skipped_step_is_counted_and_leaves_the_mean_alone():
 
 
 class OnDevice:
-    """A number that knows how often it was fetched."""
+    """A value that counts how often it was fetched."""
 
     def __init__(self, value):
         self.value = value
@@ -433,8 +435,8 @@ def test_nothing_is_fetched_before_the_line_is_due():
     assert "loss 1.5000 | " in log.getvalue()
 
 
-def test_ctrl_c_is_heard_while_steps_are_waited_for(steps):
-    """A transfer would keep Python from hearing it until all steps that were begun are complete."""
+def test_ctrl_c_interrupts_waiting_for_steps(steps):
+    """Python would handle it only after all started steps are complete if it waited in a transfer."""
     line = ProgressLine(40, 0, new_log()[1])
     heard = []
 
