@@ -200,10 +200,10 @@ ASKED = ("sky", "lemon", "snow", "rose")
 def answers(state):
     """The model's answer to each question, up to the end of its turn."""
     prompts = [chat_format.prompt(question(thing)) for thing in ASKED]
-    found = zaya_jax.generate(
+    results = zaya_jax.generate(
         setup.model, state.variables, prompts, max_new_tokens=24, eos_id=chat_format.end_id
     )
-    return ["".join(map(show, tokens)) for tokens in found]
+    return ["".join(map(show, tokens)) for tokens in results]
 
 
 state = train(state, sentence_batch)

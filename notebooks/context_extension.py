@@ -170,7 +170,7 @@ def accuracies(variables, phase):
     return np.array(shares)
 
 
-found = {
+results = {
     "trained at 32": accuracies(learned["short"], short),
     "the same, larger base": accuracies(learned["short"], long),
     "then 40 steps at 128": accuracies(learned["long"], long),
@@ -180,7 +180,7 @@ left.plot(jax.device_get(losses))
 left.axvline(short.end, color="r", lw=1, label="the second phase begins")
 left.set(xlabel="step", ylim=(0, None), title="loss, nats per predictable token")
 left.legend()
-for name, shares in found.items():
+for name, shares in results.items():
     right.plot(PERIODS, shares, "o-", label=name)
 right.axvspan(8, SHORT // 2, color="0.9")
 right.set(xlabel="period: how far back one must look", ylim=(-0.05, 1.05), title="right at 128 tokens")
@@ -189,9 +189,9 @@ plt.show()
 
 # %%
 print(f"{'period':<24}" + "".join(f"{period:>7}" for period in PERIODS))
-for name, shares in found.items():
+for name, shares in results.items():
     print(f"{name:<24}" + "".join(f"{share:>7.0%}" for share in shares))
-before, rebased, after = found.values()
+before, rebased, after = results.values()
 assert before[:2].min() > 0.9
 assert before[-1] < 0.3
 assert rebased[-1] > 0.5

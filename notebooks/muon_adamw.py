@@ -252,16 +252,16 @@ losses = {}
 for name, optimizer in (("AdamW", adamw), ("Muon", whole_muon)):
     init, move = make_run(optimizer)
     for rate in RATES:
-        weights, state, found = start, init(start), []
+        weights, state, history = start, init(start), []
         for number, tokens_BT in enumerate(batches):
             loss, gradients = loss_and_gradients(weights, tokens_BT)
             weights, state = move(weights, gradients, state, rate * (1 - number / NUM_STEPS))
-            found.append(loss)
-        losses[name, rate] = np.array(jax.device_get(found))
+            history.append(loss)
+        losses[name, rate] = np.array(jax.device_get(history))
 
 figure, axis = plt.subplots(figsize=(8, 3.4))
-for (name, rate), found in losses.items():
-    smooth = np.convolve(found, np.ones(5) / 5, "valid")
+for (name, rate), history in losses.items():
+    smooth = np.convolve(history, np.ones(5) / 5, "valid")
     axis.plot(
         smooth, {"AdamW": "--", "Muon": "-"}[name], color=f"C{RATES.index(rate)}", label=f"{name}, {rate:g}"
     )
@@ -269,7 +269,7 @@ axis.axhline(np.log(4), color="k", lw=0.5, label="ln 4: a guess among successors
 axis.set(xlabel="step", ylabel="nats per token, mean of 5 steps", title="by optimiser and learning rate")
 axis.legend(fontsize=7, ncols=2)
 plt.show()
-ends = {key: found[-10:].mean() for key, found in losses.items()}
+ends = {key: history[-10:].mean() for key, history in losses.items()}
 for name in optimizers:
     best = min(RATES, key=lambda rate: ends[name, rate])
     print(

@@ -91,16 +91,16 @@ def make_document(length, random):
     num_filler = num_haystack - 2 * num_pairs
     filler = (FILLER * (num_filler // len(FILLER) + 1))[:num_filler]
     places = np.sort(random.integers(0, num_filler + 1, num_pairs))
-    found = []
+    document_words = []
     for key, number, start, end in zip(keys, numbers, [0, *places], [*places, num_filler], strict=False):
-        found += [*filler[start:end], key, number]
-    found += filler[places[-1] :]
+        document_words += [*filler[start:end], key, number]
+    document_words += filler[places[-1] :]
     order = random.permutation(num_pairs)
     for pair in order:
-        found += ["?", keys[pair], numbers[pair]]
+        document_words += ["?", keys[pair], numbers[pair]]
     starts = places + 2 * np.arange(num_pairs)
     answers = num_haystack + 3 * np.arange(num_pairs) + 2
-    return Document(found, answers, starts[order] / num_haystack)
+    return Document(document_words, answers, starts[order] / num_haystack)
 
 
 example = make_document(128, np.random.default_rng(1))
@@ -261,7 +261,7 @@ def accuracies(weights_of, phase):
 
 
 short, long, longest = result.config.resolved_phases
-found = {
+results = {
     "trained at 512": accuracies(short, short),
     "the same, with the last base": accuracies(short, longest),
     "then at 4,096": accuracies(long, long),
@@ -269,8 +269,8 @@ found = {
 }
 
 # %%
-figure, axes = plt.subplots(1, len(found), figsize=(14, 3), sharey=True)
-for axis, (name, shares) in zip(axes, found.items(), strict=True):
+figure, axes = plt.subplots(1, len(results), figsize=(14, 3), sharey=True)
+for axis, (name, shares) in zip(axes, results.items(), strict=True):
     image = axis.imshow(shares, cmap="RdYlGn", vmin=0, vmax=1, aspect="auto")
     for (depth, column), share in np.ndenumerate(shares):
         axis.text(column, depth, f"{share:.0%}", ha="center", va="center", fontsize=8)
@@ -283,12 +283,12 @@ figure.savefig("needle.png", dpi=80)
 plt.show()
 
 # %%
-for name, shares in found.items():
+for name, shares in results.items():
     print(name, dict(zip(LENGTHS, shares.mean(axis=0).round(3).tolist(), strict=True)))
-first, last = found["trained at 512"], found["then at 16,384"]
+first, last = results["trained at 512"], results["then at 16,384"]
 assert first[:, 0].min() > 0.9
 assert first[:, -1].max() < 0.5
-assert found["then at 4,096"][:, : LENGTHS.index(4096) + 1].min() > 0.9
+assert results["then at 4,096"][:, : LENGTHS.index(4096) + 1].min() > 0.9
 assert last.min() > 0.9
 
 # %% [markdown]

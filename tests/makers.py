@@ -116,7 +116,7 @@ def _word_piece() -> tokenizers.Tokenizer:
 
 
 def _words() -> tokenizers.Tokenizer:
-    """Its special tokens are ordinary words of the vocabulary; only another file in the folder declares them."""
+    """Special tokens are ordinary words of the vocabulary; only another file in the folder declares them."""
     words = [
         "[PAD]",
         "[UNK]",

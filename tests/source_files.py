@@ -18,9 +18,9 @@ LAYOUT_TOKENS = {tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT
 @functools.cache
 def python_files(*folders: pathlib.Path) -> tuple[pathlib.Path, ...]:
     """All Python files of some folders; both packages if none is named."""
-    found = [file for folder in folders or (PACKAGE, KERNELS) for file in sorted(folder.rglob("*.py"))]
-    assert found
-    return tuple(found)
+    actual = [file for folder in folders or (PACKAGE, KERNELS) for file in sorted(folder.rglob("*.py"))]
+    assert actual
+    return tuple(actual)
 
 
 @functools.cache

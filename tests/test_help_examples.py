@@ -20,13 +20,13 @@ def examples(path: str) -> list[list[str]]:
     """Words of each example in the help of a command, without the shell's operators and what follows them."""
     _, out, _ = run(f"{path} --help")
     lines = out.partition("\nexamples:\n")[2].replace(zaya_command(), "zaya").splitlines()
-    found = []
+    actual = []
     for line in lines:
         words = shlex.split(line, comments=True)
         ends = [words.index(each) for each in OPERATORS if each in words]
         # Variables and launchers such as srun precede the command.
-        found.append(words[words.index("zaya") + 1 : min(ends, default=None)])
-    return found
+        actual.append(words[words.index("zaya") + 1 : min(ends, default=None)])
+    return actual
 
 
 def parse(words: list[str]) -> None:

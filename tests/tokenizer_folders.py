@@ -209,17 +209,17 @@ def _declare_extra(
 
 
 def _special_of(files: dict[str, Any]) -> set[str]:
-    found: set[str] = set()
+    actual: set[str] = set()
     config, older = files["tokenizer_config.json"], files.get("special_tokens_map.json", {})
     read = config if "added_tokens_decoder" in config else config | older
     for field, value in read.items():
         if field.endswith("_token") and value:
-            found.add(value if isinstance(value, str) else value["content"])
+            actual.add(value if isinstance(value, str) else value["content"])
         elif field.endswith("_special_tokens"):
-            found |= set(value.values() if isinstance(value, dict) else value)
+            actual |= set(value.values() if isinstance(value, dict) else value)
         elif field == "added_tokens_decoder":
-            found |= {token["content"] for token in value.values() if token["special"]}
-    return found
+            actual |= {token["content"] for token in value.values() if token["special"]}
+    return actual
 
 
 def _flags(name: str, draw: random.Random) -> dict[str, Any]:

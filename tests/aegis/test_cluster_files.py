@@ -97,8 +97,8 @@ def calls(cluster):
 
 def test_the_next_attempt_omits_a_node_that_is_down(cluster):
     script = begin(cluster, [124, 0], "--config.data.source=with space")
-    said, _ = script.communicate(timeout=60)
-    assert script.returncode == 0, said
+    output, _ = script.communicate(timeout=60)
+    assert script.returncode == 0, output
     first, second = calls(cluster)
     assert (
         "srun --nodes=3 --ntasks=24 --ntasks-per-node=8 --nodelist=n1,n2,n3 --overlap --kill-on-bad-exit=1"
@@ -106,20 +106,20 @@ def test_the_next_attempt_omits_a_node_that_is_down(cluster):
     )
     assert "--nodelist=n2,n3,n4" in second
     assert second.endswith(f"train --config.run_folder={cluster / 'run'} --config.data.source=with space")
-    assert "restart: the run ended with code 124: it stalled" in said
+    assert "restart: the run ended with code 124: it stalled" in output
 
 
 def test_a_node_whose_memory_fails_is_drained_and_not_used_again(cluster):
     """Later jobs of the run exclude it as well."""
     script = begin(cluster, ["ecc", 0], nodes=2)
-    said, _ = script.communicate(timeout=60)
-    assert script.returncode == 0, said
+    output, _ = script.communicate(timeout=60)
+    assert script.returncode == 0, output
     first, drained, second = calls(cluster)
     assert "--nodelist=n1,n2 " in first
     assert drained == "scontrol update nodename=n2 state=drain reason=zaya: without n2"
     assert "--nodelist=n3,n4 " in second  # the first one is down
     assert (cluster / "run/left_out.txt").read_text() == "n2\n"
-    assert "n2: ecc_uncorrectable: n2: 3 uncorrectable errors detected" in said
+    assert "n2: ecc_uncorrectable: n2: 3 uncorrectable errors detected" in output
 
 
 @pytest.mark.parametrize("code", [2, 65])

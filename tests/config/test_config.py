@@ -150,8 +150,8 @@ def test_differences_name_field_old_and_new():
 def test_an_option_sets_its_field(option, section, field, value):
     options = ["--config.model.layer_pattern=['hybrid']", option]
     config = load_config("configs/tiny.py", options)
-    found = getattr(config if section is None else getattr(config, section), field)
-    assert (found, type(found)) == (value, type(value))
+    actual = getattr(config if section is None else getattr(config, section), field)
+    assert (actual, type(actual)) == (value, type(value))
 
 
 @pytest.mark.parametrize(

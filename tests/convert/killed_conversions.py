@@ -72,7 +72,7 @@ def try_direction(source: pathlib.Path, work: pathlib.Path, seed: int) -> dict:
     expected = contents(target)
     shutil.rmtree(target)
     numbers = random.Random(seed)
-    found: dict[str, int] = {}
+    actual: dict[str, int] = {}
     false, resumed = [], 0
     for kill in range(KILLS):
         child = start(source, target, fsync_s=0.003)
@@ -80,7 +80,7 @@ def try_direction(source: pathlib.Path, work: pathlib.Path, seed: int) -> dict:
         os.kill(child, signal.SIGKILL)
         wait(child)
         where = stage(target)
-        found[where] = found.get(where, 0) + 1
+        actual[where] = actual.get(where, 0) + 1
         if target.exists() and not looks_whole(target, expected):
             false.append(kill)
         if not target.exists():
@@ -92,7 +92,7 @@ def try_direction(source: pathlib.Path, work: pathlib.Path, seed: int) -> dict:
                 false.append(kill)
         shutil.rmtree(target)
         shutil.rmtree(work / "target.partial", ignore_errors=True)
-    return {"kills": KILLS, "stages": found, "false": false, "resumed": resumed}
+    return {"kills": KILLS, "stages": actual, "false": false, "resumed": resumed}
 
 
 def main() -> None:

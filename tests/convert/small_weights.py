@@ -115,11 +115,11 @@ def edit_header(file: pathlib.Path, change: Callable[[dict[str, Any]], Any]) -> 
 
 def tensors_in(folder: pathlib.Path) -> dict[str, tuple[str, list[int], bytes]]:
     """Returns type, shape and bytes of every tensor of a folder, in any file."""
-    found = {}
+    actual = {}
     for file in sorted(folder.glob("*.safetensors")):
         header, data = split(file)
         header.pop("__metadata__", None)
         for name, entry in header.items():
             start, end = entry["data_offsets"]
-            found[name] = (entry["dtype"], entry["shape"], data[start:end])
-    return found
+            actual[name] = (entry["dtype"], entry["shape"], data[start:end])
+    return actual

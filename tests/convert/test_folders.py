@@ -347,9 +347,9 @@ def test_checksums_are_compared_with_all_files(native, change, sentence, layout,
     (target / "notes.txt").write_text("a file that users added is not a weight")
     with pytest.raises(SystemExit, match="65"):
         zaya(f"convert {folder} {target} --verify")
-    said = capsys.readouterr().err
-    assert sentence in said
-    assert said.count("\n") == 1
+    output = capsys.readouterr().err
+    assert sentence in output
+    assert output.count("\n") == 1
 
 
 def test_other_files_in_the_folder_do_not_matter(native, capsys):
@@ -397,12 +397,12 @@ def test_a_folder_is_not_replaced_by_its_own_conversion(tmp_path, capsys):
     for source in ("second", "first/inner", "first/checkpoints"):
         with pytest.raises(SystemExit, match="2"):
             zaya(f"convert {tmp_path}/{source} {tmp_path}/first --overwrite")
-    said = capsys.readouterr().err.splitlines()
-    assert said[0].endswith(
+    output = capsys.readouterr().err.splitlines()
+    assert output[0].endswith(
         f"{tmp_path}/first/tokenizer/tokenizer.json is inside {tmp_path}/first, which would be replaced; "
         "choose another folder"
     )
-    assert f"{tmp_path}/first/inner is inside {tmp_path}/first" in said[1]
+    assert f"{tmp_path}/first/inner is inside {tmp_path}/first" in output[1]
     (tmp_path / "first/inner").unlink()
     assert contents(tmp_path / "first") == before
 

@@ -25,7 +25,7 @@ def test_twenty_kills_in_each_direction(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout.splitlines()[-1])
-    for direction, found in report.items():
-        assert found["kills"] == 20
-        assert found["false"] == [], direction
-        assert found["resumed"] > 0, f"{direction}: no kill hit between two files; the test shows nothing"
+    for direction, actual in report.items():
+        assert actual["kills"] == 20
+        assert actual["false"] == [], direction
+        assert actual["resumed"] > 0, f"{direction}: no kill hit between two files; the test shows nothing"

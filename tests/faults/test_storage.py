@@ -136,8 +136,8 @@ def undisturbed(disk, corpus, tmp_path_factory) -> Undisturbed:
     code, _, err = train(config, settings)
     assert (code, err) == (0, "")
     assert_whole(config, STEPS)
-    found = dict(line.split() for line in counts.read_text().splitlines())
-    return Undisturbed(losses(config), {kind: int(number) for kind, number in found.items()})
+    actual = dict(line.split() for line in counts.read_text().splitlines())
+    return Undisturbed(losses(config), {kind: int(number) for kind, number in actual.items()})
 
 
 CAUSES = {number: os.strerror(number) for number in (errno.ENOSPC, errno.EIO, errno.EROFS)}

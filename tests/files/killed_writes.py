@@ -83,9 +83,9 @@ def main() -> None:
         "the same on NFS": (lambda: fill(place, OLD), build_on_nfs),
         "a folder removed": (lambda: fill(place, OLD), lambda: durable.remove_folder(place)),
     }
-    found = {}
+    actual = {}
     for name, (before, action) in actions.items():
-        found[name] = []
+        actual[name] = []
         # A folder is removed file by file.
         files = {durable.__file__, *([shutil.__file__] if name == "a folder removed" else [])}
         for line in range(1, 1000):
@@ -93,13 +93,13 @@ def main() -> None:
             before()
             was_killed = killed_at(line, action, files)
             beside = sorted(state(path) for path in root.iterdir() if path != place)
-            found[name].append((state(place), beside))
+            actual[name].append((state(place), beside))
             shutil.rmtree(root)
             if not was_killed:
                 break
         else:
             raise AssertionError(f"{name} has no end")
-    print(json.dumps(found))
+    print(json.dumps(actual))
 
 
 if __name__ == "__main__":

@@ -54,15 +54,15 @@ def answers(run_folder, tmp_path_factory):
 
 def test_answers_are_in_order_and_repeat_their_lines(answers):
     added = {"text", "finish_reason", "num_prompt_tokens", "num_new_tokens", "tokens", "logprobs"}
-    for line, found in zip(LINES, answers, strict=True):
-        assert found == found | line
-        assert found.keys() - line.keys() == added
+    for line, actual in zip(LINES, answers, strict=True):
+        assert actual == actual | line
+        assert actual.keys() - line.keys() == added
         limit = line.get("max_new_tokens", NUM_NEW)
-        assert len(found["tokens"]) == len(found["logprobs"]) == found["num_new_tokens"] <= limit
-        ended = found["tokens"][-1] == (260 if "messages" in line else 1)
-        assert found["finish_reason"] == ("stop" if ended else "length")
-        assert ended or found["num_new_tokens"] == limit
-        assert all(each < 0 for each in found["logprobs"])
+        assert len(actual["tokens"]) == len(actual["logprobs"]) == actual["num_new_tokens"] <= limit
+        ended = actual["tokens"][-1] == (260 if "messages" in line else 1)
+        assert actual["finish_reason"] == ("stop" if ended else "length")
+        assert ended or actual["num_new_tokens"] == limit
+        assert all(each < 0 for each in actual["logprobs"])
     assert answers[1]["num_new_tokens"] == 3
     assert answers[0]["num_prompt_tokens"] == 10  # nine bytes after a BOS
 
@@ -75,8 +75,8 @@ def test_texts_do_not_depend_on_other_lines(answers, run_folder, tmp_path, capsy
     assert answers[0]["text"] != answers[4]["text"]
     numbers = [6, 2, 3, 1]
     moved = [LINES[number] | {"seed": LINES[number].get("seed", number)} for number in numbers]
-    found = answer(run_folder, write_lines(tmp_path / "moved.jsonl", moved), "--logprobs", batch_size=2)
-    for number, each in zip(numbers, found, strict=True):
+    actual = answer(run_folder, write_lines(tmp_path / "moved.jsonl", moved), "--logprobs", batch_size=2)
+    for number, each in zip(numbers, actual, strict=True):
         assert each["text"] == answers[number]["text"]
         np.testing.assert_allclose(each["logprobs"], answers[number]["logprobs"], rtol=1e-4, atol=1e-4)
     capsys.readouterr()
@@ -89,9 +89,9 @@ def test_stop_strings_and_greedy_texts(answers, run_folder, tmp_path):
     (whole,) = answer(run_folder, write_lines(tmp_path / "a.jsonl", LINES[:1]), "--temperature", "0")
     stop = whole["text"][4:6]
     file = write_lines(tmp_path / "b.jsonl", LINES[:1])
-    (found,) = answer(run_folder, file, "--temperature", "0", "--stop", stop)
-    assert found["text"] == whole["text"].partition(stop)[0]
-    assert found["finish_reason"] == "stop"
+    (actual,) = answer(run_folder, file, "--temperature", "0", "--stop", stop)
+    assert actual["text"] == whole["text"].partition(stop)[0]
+    assert actual["finish_reason"] == "stop"
 
 
 class Killed(BaseException):
@@ -132,13 +132,13 @@ def test_a_killed_process_loses_and_repeats_no_batch(answers, run_folder, tmp_pa
     assert "has answers to other prompts, or by other weights or options" in capsys.readouterr().err
 
     made = kill_after(9, monkeypatch)
-    found = answer(run_folder, file, "--logprobs")
+    actual = answer(run_folder, file, "--logprobs")
     assert capsys.readouterr().err == (
         f"{tmp_path}/prompts.answers: {kept} of {len(LINES)} answers exist already; "
         f"{len(LINES) - kept} are left\n"
     )
     assert len(made) == 1
-    assert [each["text"] for each in found] == [each["text"] for each in answers]
+    assert [each["text"] for each in actual] == [each["text"] for each in answers]
     assert not unfinished.exists()
     with pytest.raises(SystemExit):
         answer(run_folder, file, "--logprobs")
@@ -216,12 +216,12 @@ def test_batches_have_one_shape():
         line(6, 16),
         line(7, 2, 60),
     ]
-    found = [[each.number for each in batch] for batch in batches(lines, 2)]
-    assert sorted(number for batch in found for number in batch) == [1, 2, 3, 4, 5, 6, 7]
-    assert found[:2] == [[2], [7]]  # 64 + 4 tokens, and 16 + 60, need a longer cache than the others
-    assert [6, 1] in found
-    assert [4, 3] in found
-    assert [5] in found
+    actual = [[each.number for each in batch] for batch in batches(lines, 2)]
+    assert sorted(number for batch in actual for number in batch) == [1, 2, 3, 4, 5, 6, 7]
+    assert actual[:2] == [[2], [7]]  # 64 + 4 tokens, and 16 + 60, need a longer cache than the others
+    assert [6, 1] in actual
+    assert [4, 3] in actual
+    assert [5] in actual
 
 
 def test_other_lines_compile_nothing(run_folder, tmp_path):
@@ -264,10 +264,10 @@ def test_an_invalid_line_fails_before_anything_is_written(line, sentence, run_fo
     with pytest.raises(SystemExit) as leaving:
         answer(run_folder, tmp_path / "bad.jsonl")
     assert leaving.value.code == 2
-    said = capsys.readouterr().err
-    assert said.startswith(f"zaya: generate: {tmp_path}/bad.jsonl:3")
-    assert sentence in said
-    assert said.count("\n") == 1
+    printed = capsys.readouterr().err
+    assert printed.startswith(f"zaya: generate: {tmp_path}/bad.jsonl:3")
+    assert sentence in printed
+    assert printed.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["bad.jsonl"]
 
 

@@ -31,11 +31,11 @@ def changed(weights, path, value):
         x.flat[-1] = value
         return x
 
-    found = jax.tree.map_with_path(change, weights)
+    actual = jax.tree.map_with_path(change, weights)
     assert any(
-        each is not x for each, x in zip(jax.tree.leaves(found), jax.tree.leaves(weights), strict=True)
+        each is not x for each, x in zip(jax.tree.leaves(actual), jax.tree.leaves(weights), strict=True)
     )
-    return found
+    return actual
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -83,8 +83,8 @@ def test_finite_weights_pass_in_each_dtype(dtype, weights):
 def test_weights_on_a_gpu(value, with_minus_infinity):
     """Compares the compiled form, which CPUs do not need, with the other one."""
     x = np.array([[0.0, value]], np.float32)
-    found = finite_weights._is_finite_on_device(jnp.asarray(x), with_minus_infinity=with_minus_infinity)
-    assert bool(found) == finite_weights._is_finite(x, with_minus_infinity=with_minus_infinity)
+    actual = finite_weights._is_finite_on_device(jnp.asarray(x), with_minus_infinity=with_minus_infinity)
+    assert bool(actual) == finite_weights._is_finite(x, with_minus_infinity=with_minus_infinity)
 
 
 @pytest.fixture(scope="module")
@@ -118,10 +118,10 @@ def test_commands(words, broken_run, tmp_path, capsys, monkeypatch):
     with pytest.raises(SystemExit) as leaving:
         cli.main(words)
     assert leaving.value.code == 2
-    said = capsys.readouterr()
-    last = said.err.splitlines()[-1]
+    output = capsys.readouterr()
+    last = output.err.splitlines()[-1]
     assert last.startswith(
         f"zaya: {words[0]}: {broken_run}, step 2: NaN or infinity in params/embedding/table, so"
     )
-    assert "Traceback" not in said.err
-    assert " at http://" not in said.out
+    assert "Traceback" not in output.err
+    assert " at http://" not in output.out

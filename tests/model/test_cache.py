@@ -61,7 +61,7 @@ def test_chunks_attend_to_all_previous_tokens(chunks):
     random = np.random.default_rng(0)
     q_LBTNH = 2 * random.standard_normal((3, 2, TIME, 4, 8))
     k_LBTKH, v_LBTKH = random.standard_normal((2, 3, 2, TIME, 2, 8))
-    found = attend_in_chunks(
+    actual = attend_in_chunks(
         *(jnp.asarray(x, jnp.float32) for x in (q_LBTNH, k_LBTKH, v_LBTKH)), chunks=chunks
     )
     for layer, row in np.ndindex(3, 2):
@@ -71,7 +71,7 @@ def test_chunks_attend_to_all_previous_tokens(chunks):
             padding=PADDING[row],
         )
         real = slice(PADDING[row], None)
-        np.testing.assert_allclose(found[layer, row, real], expected_TNH[real], rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(actual[layer, row, real], expected_TNH[real], rtol=1e-5, atol=1e-5)
 
 
 def test_slots_by_hand():

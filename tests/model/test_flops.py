@@ -55,8 +55,8 @@ def counted(batch, window):
 @pytest.mark.parametrize("name", BATCHES)
 def test_visible_keys_are_those_of_the_mask(name):
     batch = make_example(BATCHES[name], delimiters=DELIMITERS)
-    found = mean_keys(MODEL, np.asarray(batch.positions_BT))
-    assert found == pytest.approx(
+    actual = mean_keys(MODEL, np.asarray(batch.positions_BT))
+    assert actual == pytest.approx(
         {"hybrid_sliding": counted(batch, WINDOW), "hybrid": counted(batch, LENGTH)}, rel=1e-12
     )
 
@@ -67,8 +67,8 @@ def test_one_document_per_row_costs_as_much_as_a_sequence():
     assert train_flops_per_token(CONFIG, LENGTH, keys=keys) == pytest.approx(
         train_flops_per_token(CONFIG, LENGTH)
     )
-    found, expected = (forward_flops_per_token(MODEL, LENGTH, keys=each) for each in (keys, None))
-    assert found == pytest.approx(expected)
+    actual, expected = (forward_flops_per_token(MODEL, LENGTH, keys=each) for each in (keys, None))
+    assert actual == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(("documents", "ratio"), [(1, 1.0), (16, 4.1), (128, 5.0)])
@@ -77,11 +77,11 @@ def test_packed_examples_of_the_8b_preset_cost_what_their_documents_cost(documen
     config = load_config("configs/zaya1_8b.py", [])
     model, length = config.model, 131_072
     positions_BT = np.tile(np.arange(length // documents), documents)[None]
-    found = train_flops_per_token(config, length, keys=mean_keys(model, positions_BT))
+    actual = train_flops_per_token(config, length, keys=mean_keys(model, positions_BT))
     whole = train_flops_per_token(config, length)
     a_key = 3 * 4 * model.num_attention_heads * model.head_dim * model.num_hidden_layers
-    assert whole - found == pytest.approx(a_key * (length - length // documents) / 2, rel=1e-12)
-    assert whole / found == pytest.approx(ratio, abs=0.05)
+    assert whole - actual == pytest.approx(a_key * (length - length // documents) / 2, rel=1e-12)
+    assert whole / actual == pytest.approx(ratio, abs=0.05)
 
 
 def test_steps_and_microbatches_are_averaged():

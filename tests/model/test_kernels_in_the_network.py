@@ -83,9 +83,9 @@ def test_queries_and_keys_equal_plain_jax():
         jax.jit(both, static_argnums=0)(functools.partial(project, implementation=name))
         for name in ("xla", "pallas")
     )
-    for right, found in zip(jax.tree.leaves(expected), jax.tree.leaves(ours), strict=True):
+    for right, actual in zip(jax.tree.leaves(expected), jax.tree.leaves(ours), strict=True):
         # Some dozen roundings in float32, and sums over 22 tokens and 16 channels.
-        assert np.linalg.norm(found - right) <= 1e-5 * np.linalg.norm(right)
+        assert np.linalg.norm(actual - right) <= 1e-5 * np.linalg.norm(right)
 
 
 @functools.cache

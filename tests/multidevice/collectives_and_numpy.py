@@ -36,13 +36,13 @@ def differences():
     groups = [jax.devices()[:4], jax.devices()[4:]]
     mesh, numbers = group_mesh(groups), num_message_values(100, 4)
     x_DC = np.random.default_rng(1).integers(0, 100, (8, numbers)).astype(np.float32)
-    found = {}
+    actual = {}
     for name in COLLECTIVES:
         expected = np.concatenate([by_numpy(name, x_DC[:4]), by_numpy(name, x_DC[4:])])
-        found[name] = float(np.abs(np.asarray(run_collective(name, mesh, x_DC)) - expected).max())
+        actual[name] = float(np.abs(np.asarray(run_collective(name, mesh, x_DC)) - expected).max())
         # On zeros: it must run and keep the message's shape.
         assert make_repeated_collective(name, mesh, numbers)(3).shape == (8, numbers)
-    return {"numbers": numbers, "differences": found}
+    return {"numbers": numbers, "differences": actual}
 
 
 def main(folder):

@@ -156,8 +156,8 @@ def adapters_of_experts():
 
     def run(devices, count=1):
         execution = dataclasses.replace(CONFIG.execution, node_devices=count)
-        found = Run(devices, config=dataclasses.replace(CONFIG, lora=lora, execution=execution))
-        return whole_params(found.go(found.start(), batches()[:HALF])[0])["adapters"]
+        actual = Run(devices, config=dataclasses.replace(CONFIG, lora=lora, execution=execution))
+        return whole_params(actual.go(actual.start(), batches()[:HALF])[0])["adapters"]
 
     one, plain, shared = run(jax.devices()[:1]), run(jax.devices()), run(jax.devices(), 4)
     return {"shared": difference(shared, one), "plain": difference(plain, one)}
@@ -206,28 +206,28 @@ def nodes():
     """Nodes of four, two and eight devices, compared with devices that share no experts."""
     steps = batches()[:3]
     plain_state, plain = Run(jax.devices()).go(Run(jax.devices()).start(), steps)
-    found = {}
+    actual = {}
     for count, microbatches, remat in ((4, 1, "products"), (2, 2, "group"), (8, 1, "none")):
         run = in_nodes(count, num_microbatches=microbatches, remat=remat)
         state, metrics = run.go(run.start(), steps)
         names = ("loss", "gradient_norms", "update_norms", "router_counts_LX")
-        found[f"nodes of {count}, {microbatches}"] = {
+        actual[f"nodes of {count}, {microbatches}"] = {
             **{name: difference(getattr(metrics, name), getattr(plain, name)) for name in names},
             "weights": difference(whole_params(state), whole_params(plain_state)),
         }
-    return found
+    return actual
 
 
 def across_nodes():
     """A checkpoint of nodes of four is resumed on plain devices, and vice versa."""
     plain, in_node, steps = Run(jax.devices()), in_nodes(4, remat="layer"), batches()
     whole, _ = plain.go(plain.start(), steps)
-    found = {}
+    actual = {}
     for name, first, then in (("to nodes", plain, in_node), ("from nodes", in_node, plain)):
         middle, _ = first.go(first.start(), steps[:HALF])
         state, _ = then.go(save_and_restore(middle, first, then), steps[HALF:])
-        found[name] = difference(whole_params(state), whole_params(whole))
-    return found
+        actual[name] = difference(whole_params(state), whole_params(whole))
+    return actual
 
 
 def inspect():

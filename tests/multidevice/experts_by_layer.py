@@ -77,10 +77,10 @@ def gathered(partition, num_nodes, layers):
     def gather(buckets):
         return layers_of(to_layers(partition, buckets, "float32"), rows, layers)
 
-    found = on_nodes(num_nodes, gather)(own_buckets(partition, num_nodes, experts))
+    actual = on_nodes(num_nodes, gather)(own_buckets(partition, num_nodes, experts))
     return max(
         float(jnp.max(jnp.abs(x - experts[EXPERTS + name][i])))
-        for i, of_layer in enumerate(found)
+        for i, of_layer in enumerate(actual)
         for name, x in of_layer.items()
     )
 
@@ -91,21 +91,21 @@ def summed(partition, num_nodes, layers):
 
     def gradient(buckets, of_node):
         def product(rows_L):
-            found = enumerate(layers_of(rows_L, rows, layers))
+            actual = enumerate(layers_of(rows_L, rows, layers))
             return sum(
-                jnp.vdot(x, of_node[EXPERTS + name][i]) for i, each in found for name, x in each.items()
+                jnp.vdot(x, of_node[EXPERTS + name][i]) for i, each in actual for name, x in each.items()
             )
 
         rows_L = to_layers(partition, buckets, "float32")
         return from_layers(partition, jax.grad(product)(rows_L))
 
-    found = on_nodes(num_nodes, gradient)(own_buckets(partition, num_nodes, experts), gradients)
+    actual = on_nodes(num_nodes, gradient)(own_buckets(partition, num_nodes, experts), gradients)
     # Padding must stay zero too, or Muon would update it.
     wanted = own_buckets(partition, num_nodes, {path: x.sum(axis=0) for path, x in gradients.items()})
-    whole = {name: x.reshape(-1, *x.shape[2:]) for name, x in found.items()}
+    whole = {name: x.reshape(-1, *x.shape[2:]) for name, x in actual.items()}
     trees = flatten_dict(from_own_buckets(partition, whole), sep="/")
     assert set(trees) == set(experts)
-    return max(float(jnp.max(jnp.abs(x - wanted[name]))) for name, x in found.items())
+    return max(float(jnp.max(jnp.abs(x - wanted[name]))) for name, x in actual.items())
 
 
 def small_terms():
@@ -122,9 +122,9 @@ def small_terms():
 
         return jax.grad(total)(own)
 
-    found = on_nodes(2, gradient)(own, jnp.array([1.0, 2.0**-9]))
-    assert all(x.dtype == jnp.float32 for x in found.values())
-    return max(float(jnp.max(jnp.abs(x - 1 - 2.0**-9))) for x in found.values())
+    actual = on_nodes(2, gradient)(own, jnp.array([1.0, 2.0**-9]))
+    assert all(x.dtype == jnp.float32 for x in actual.values())
+    return max(float(jnp.max(jnp.abs(x - 1 - 2.0**-9))) for x in actual.values())
 
 
 if __name__ == "__main__":

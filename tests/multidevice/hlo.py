@@ -11,9 +11,9 @@ KINDS = ("all-reduce", "reduce-scatter", "all-gather", "all-to-all", "collective
 def instructions(text):
     """Yields name, result shapes, operation and the rest of each line."""
     for line in text.splitlines():
-        found = INSTRUCTION.match(line.strip().removeprefix("ROOT "))
-        if found:
-            name, result, operation, rest = found.groups()
+        actual = INSTRUCTION.match(line.strip().removeprefix("ROOT "))
+        if actual:
+            name, result, operation, rest = actual.groups()
             yield name, shapes_of(result), operation, rest
 
 
@@ -23,12 +23,12 @@ def shapes_of(text):
 
 def collectives(text):
     """Returns the number of elements of each result of each kind of collective on a device."""
-    found = {kind: [] for kind in KINDS}
+    actual = {kind: [] for kind in KINDS}
     for _, shapes, operation, _ in instructions(text):
         kind = operation.removesuffix("-start")
-        if kind in found:
-            found[kind] += [math.prod(shape) for shape in shapes]
-    return found
+        if kind in actual:
+            actual[kind] += [math.prod(shape) for shape in shapes]
+    return actual
 
 
 def matrix_product_flops(text, *, scope):

@@ -36,8 +36,8 @@ def on_devices(function, ranks):
 
     def of_sequences(*arrays):
         order = zigzag_order(arrays[0].shape[1], ranks)
-        found = local(*(x[:, order] for x in arrays))
-        return jax.tree.map(lambda x: np.asarray(x)[:, np.argsort(order)], found)
+        actual = local(*(x[:, order] for x in arrays))
+        return jax.tree.map(lambda x: np.asarray(x)[:, np.argsort(order)], actual)
 
     return of_sequences
 
@@ -90,8 +90,8 @@ def attention(form, window, ranks, size):
         return out, pull(weights)
 
     expected, pull = jax.vjp(jax.jit(whole), *qkv)
-    found = on_devices(local, ranks)(segments_BT, weights, *qkv)
-    return largest(found, (expected, pull(weights)))
+    actual = on_devices(local, ranks)(segments_BT, weights, *qkv)
+    return largest(actual, (expected, pull(weights)))
 
 
 def gathered_gradient(ranks, size):

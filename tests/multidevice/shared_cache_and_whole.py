@@ -108,11 +108,11 @@ def texts(ranks):
     """Texts of ragged batches; prompts of several chunks, which the padding of short rows may fill."""
     generate_module.SHARED_PREFILL_CHUNK = 16
     run = functools.partial(generate, *network(SLIDING), max_new_tokens=20)
-    batch, found = prompts(1, 33, 75, 16), {}
+    batch, actual = prompts(1, 33, 75, 16), {}
     for name, settings in {"greedy": {}, "drawn": {"temperature": 0.9, "top_k": 9, "seed": 5}}.items():
         whole, shared = run(batch, **settings), run(batch, **settings, context_devices=ranks)
-        found[name] = [whole, shared]
-    return found
+        actual[name] = [whole, shared]
+    return actual
 
 
 def command(ranks):
@@ -145,7 +145,7 @@ def start(ranks, *, config=SLIDING, max_length=64, time=16):
 
 def exchanges(ranks):
     """Returns tokens, whether all devices agree, and the elements that a layer sends, for both exchanges."""
-    found = {}
+    actual = {}
     for exchange in ("tree", "ring"):
         model, variables, cache, rows = start(ranks)
         cache = dataclasses.replace(cache, exchange=exchange)
@@ -161,14 +161,14 @@ def exchanges(ranks):
             for part in steps.sampled.token_B.addressable_shards
         ]
         text = program.as_text()
-        found[exchange] = {
+        actual[exchange] = {
             "tokens": tokens[0],
             "agree": tokens == tokens[:1] * ranks,
             "sent": hlo.collectives(text),
             "rounds": [int(n) for n in re.findall(r'known_trip_count":{"n":"(\d+)"', text)],
             "shards": shard_shapes(cache),
         }
-    return found
+    return actual
 
 
 def shard_shapes(cache):

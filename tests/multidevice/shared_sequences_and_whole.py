@@ -166,7 +166,7 @@ def campaign(seed):
 
 if __name__ == "__main__":
     what, argument = sys.argv[1:]
-    found = {"train": train, "messages": messages, "campaign": lambda seed: campaign(int(seed))}[what](
+    actual = {"train": train, "messages": messages, "campaign": lambda seed: campaign(int(seed))}[what](
         argument
     )
-    print(json.dumps(found))
+    print(json.dumps(actual))

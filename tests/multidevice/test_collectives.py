@@ -27,14 +27,14 @@ def test_each_collective_equals_numpy(said):
 
 @pytest.mark.slow
 def test_a_bench_times_all_subsets_at_all_sizes(said, folder):
-    found = read_measured(folder / "found.json")
-    assert isinstance(found, CollectiveTimes)
-    assert (found.num_processes, found.num_nodes, found.devices_per_node) == (1, 2, 4)
-    assert found.layouts == [ALL, IN_NODE, RAILS, ONE_RAIL, "2 of a node"]
-    shapes = {each.layout: (each.group_size, each.num_groups) for each in found.timings}
+    actual = read_measured(folder / "found.json")
+    assert isinstance(actual, CollectiveTimes)
+    assert (actual.num_processes, actual.num_nodes, actual.devices_per_node) == (1, 2, 4)
+    assert actual.layouts == [ALL, IN_NODE, RAILS, ONE_RAIL, "2 of a node"]
+    shapes = {each.layout: (each.group_size, each.num_groups) for each in actual.timings}
     assert shapes == {ALL: (8, 1), IN_NODE: (4, 2), RAILS: (2, 4), ONE_RAIL: (2, 1), "2 of a node": (2, 2)}
-    for layout, collective in itertools.product(found.layouts, said["differences"]):
-        curve = found.curve(layout, collective)
+    for layout, collective in itertools.product(actual.layouts, said["differences"]):
+        curve = actual.curve(layout, collective)
         assert curve is not None
         assert curve.num_bytes[0] <= 1024
     assert (folder / "found.png").stat().st_size > 10_000

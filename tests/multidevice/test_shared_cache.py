@@ -16,11 +16,11 @@ decoded = functools.partial(program, "shared_cache_and_whole.py")
 @pytest.mark.parametrize("what", ["quick", pytest.param("slow", marks=pytest.mark.slow)])
 def test_a_token_attends_to_the_cache_of_all_devices(what):
     """Rows of all lengths, down to one token, which seven devices do not have; compared with float64."""
-    for case, found in decoded(what)["attention"].items():
-        assert found["error"] < 1e-5, case
-        assert found["written"], case  # by the device that stores it, and by no other
+    for case, actual in decoded(what)["attention"].items():
+        assert actual["error"] < 1e-5, case
+        assert actual["written"], case  # by the device that stores it, and by no other
         # Bitwise: devices that chose different tokens would deadlock in a collective.
-        assert found["agree"], case
+        assert actual["agree"], case
 
 
 @pytest.mark.parametrize("what", ["quick", pytest.param("slow", marks=pytest.mark.slow)])
@@ -48,8 +48,8 @@ def test_all_devices_choose_the_same_tokens():
 
 
 def test_a_device_stores_its_part_of_full_layers_and_complete_rings_of_sliding_layers():
-    for found in decoded("quick")["exchanges"].values():
-        assert found["shards"] == [[ROWS, 5 + SLOTS + 5, KEY_HEADS, WIDTH]]
+    for actual in decoded("quick")["exchanges"].values():
+        assert actual["shards"] == [[ROWS, 5 + SLOTS + 5, KEY_HEADS, WIDTH]]
 
 
 def test_a_tree_sends_two_small_sums_per_layer_and_a_ring_all_keys():
@@ -68,10 +68,10 @@ def test_a_tree_sends_two_small_sums_per_layer_and_a_ring_all_keys():
 @pytest.mark.slow
 def test_a_million_tokens_over_eight_devices():
     """Random keys with a small average: a missing device changes the state by 5e-3."""
-    found = decoded("million")
-    shared, whole = found["shards"], found["whole"]
+    actual = decoded("million")
+    shared, whole = actual["shards"], actual["whole"]
     assert whole == [2, 2 * 2**20, KEY_HEADS, WIDTH]
     assert shared == [[2, 2 * 2**20 // DEVICES, KEY_HEADS, WIDTH]]
-    assert found["length"] == 2**20 - 1
-    assert found["tokens"][0] == found["tokens"][1]
-    assert found["state"] < 1e-5
+    assert actual["length"] == 2**20 - 1
+    assert actual["tokens"][0] == actual["tokens"][1]
+    assert actual["state"] < 1e-5

@@ -12,37 +12,37 @@ trained = functools.partial(program, "shared_sequences_and_whole.py")
 @pytest.mark.slow
 def test_attention_across_devices_equals_that_of_whole_sequences():
     """Values and gradients; gathered and ring; windows and chunks of all sizes; float32."""
-    found = program("shared_attention_and_whole.py")
-    assert len(found) == 16
-    assert all(error < 1e-5 for error in found.values()), found
+    actual = program("shared_attention_and_whole.py")
+    assert len(actual) == 16
+    assert all(error < 1e-5 for error in actual.values()), actual
 
 
 @pytest.mark.parametrize("form", ["gathered", "ring"])
 @pytest.mark.slow
 def test_a_run_on_shared_sequences_equals_one_on_whole_sequences(form):
-    for found in trained("train", form).values():
-        assert found["router_counts_LX"] == 0
-        assert all(error < 1e-5 for error in found.values()), found
+    for actual in trained("train", form).values():
+        assert actual["router_counts_LX"] == 0
+        assert all(error < 1e-5 for error in actual.values()), actual
 
 
 def test_keys_are_gathered_once_per_layer_and_their_gradients_reduce_scattered():
-    found = trained("messages", "gathered")
+    actual = trained("messages", "gathered")
     # Devices, sequences, their two chunks, chunk length, heads of keys and of values, head width.
-    assert found["all_gather"].count("4x4x2x4x4x8xf32") == 1
-    assert found["reduce_scatter"].count("1x4x2x4x4x8xf32") == 1
-    assert Counter(found["collective_permute"]) == halos(directions=2)
+    assert actual["all_gather"].count("4x4x2x4x4x8xf32") == 1
+    assert actual["reduce_scatter"].count("1x4x2x4x4x8xf32") == 1
+    assert Counter(actual["collective_permute"]) == halos(directions=2)
 
 
 def test_a_ring_permutes_only_keys_and_values():
-    found = trained("messages", "ring")
-    arrays = [shape.count("x") for kind in ("all_gather", "reduce_scatter") for shape in found[kind]]
+    actual = trained("messages", "ring")
+    arrays = [shape.count("x") for kind in ("all_gather", "reduce_scatter") for shape in actual[kind]]
     # Buckets of weights and, once per step, the document numbers.
     assert max(arrays) == 4
-    assert [shape for shape in found["all_gather"] if "i32" in shape] == ["4x4x2x4xi32"]
+    assert [shape for shape in actual["all_gather"] if "i32" in shape] == ["4x4x2x4xi32"]
     # Two chunks per device: keys and values, forward and backward, to the first visit and in the loop to the
     # later ones; their gradients in the loop, to the last visit, and back to the owner.
     keys = Counter({"4x4x4x8xf32": 2 * (2 * 2 + 3)})
-    assert Counter(found["collective_permute"]) == halos(directions=2) + keys
+    assert Counter(actual["collective_permute"]) == halos(directions=2) + keys
 
 
 def halos(*, directions):
@@ -57,8 +57,8 @@ def halos(*, directions):
 @pytest.mark.parametrize("seed", range(12))
 def test_any_shape_trains_twenty_steps_as_one_device(seed):
     """Steps amplify rounding differences, up to a hundredfold: a control run measures by how much."""
-    found = trained("campaign", str(seed), limit_seconds=1500)
-    errors = found["shared"]
-    assert errors["router_counts_LX"] == 0, found
-    bound = min(1e-5 + 30 * max(found["rounding"].values()), 1e-3)
-    assert all(error < bound for error in errors.values()), found
+    actual = trained("campaign", str(seed), limit_seconds=1500)
+    errors = actual["shared"]
+    assert errors["router_counts_LX"] == 0, actual
+    bound = min(1e-5 + 30 * max(actual["rounding"].values()), 1e-3)
+    assert all(error < bound for error in errors.values()), actual

@@ -66,10 +66,10 @@ def start_words(words: list[str]) -> subprocess.Popen:
 def finish(process: subprocess.Popen) -> tuple[int, str]:
     """Returns exit code and output of a program that must end within the limit."""
     try:
-        said, _ = process.communicate(timeout=LIMIT_SECONDS)
+        output, _ = process.communicate(timeout=LIMIT_SECONDS)
     finally:
         process.kill()
-    return process.returncode, said
+    return process.returncode, output
 
 
 def rows(run_folder: pathlib.Path) -> list[dict]:

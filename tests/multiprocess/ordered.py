@@ -13,28 +13,31 @@ from zaya_jax.parallel.processes.remote_work import coordinator, serve_work
 
 
 def main(how: str) -> None:
-    said = {}
+    output = {}
     try:
         with hosts.joined(find_process_group(os.environ), limit_seconds=60):
             if hosts.is_first():
                 with coordinator("any", limit_seconds=2.0) as orders:
-                    _lead(orders, said, how)
+                    _lead(orders, output, how)
             else:
                 # Shorter than the work of process 0, which sends heartbeats meanwhile.
                 serve_work("any", _work, num_threads=2, limit_seconds=2.0)
     except (PeerTimeout, PeerLost, CollectiveError) as error:
-        said |= {type(error).__name__: str(error), "is_printed_here": getattr(error, "is_printed_here", None)}
+        output |= {
+            type(error).__name__: str(error),
+            "is_printed_here": getattr(error, "is_printed_here", None),
+        }
     # In one write: with unbuffered output, print writes the newline separately, after another process' line.
-    sys.stderr.write(json.dumps(said) + "\n")
+    sys.stderr.write(json.dumps(output) + "\n")
     sys.stderr.flush()
     if hosts.is_first():  # the coordinator leaves last
         time.sleep(6)
     os._exit(0)
 
 
-def _lead(orders, said, how):
+def _lead(orders, output, how):
     numbers = [(process, orders.submit(process, i)) for i in range(40) for process in (1, 2)]
-    said["squares"] = [orders.result(*number) for number in numbers]
+    output["squares"] = [orders.result(*number) for number in numbers]
     time.sleep(3)
     if how == "late":
         orders.result(2, orders.submit(2, "sleep"))

@@ -141,7 +141,7 @@ class SlurmCluster:
 
 def _of_node(node: str) -> list[int]:
     """Tasks of a node, and the daemons of its steps, which are their parents."""
-    found = []
+    actual = []
     for path in pathlib.Path("/proc").glob("[0-9]*/environ"):
         try:
             variables = path.read_bytes().split(b"\0")
@@ -149,8 +149,8 @@ def _of_node(node: str) -> list[int]:
         except OSError:
             continue
         if f"SLURMD_NODENAME={node}".encode() in variables and b"SLURM_STEP_ID" in b"".join(variables):
-            found += [int(path.parent.name), int(status.rsplit(")", 1)[1].split()[1])]
-    return [pid for pid in found if pid > 1]
+            actual += [int(path.parent.name), int(status.rsplit(")", 1)[1].split()[1])]
+    return [pid for pid in actual if pid > 1]
 
 
 def _end(path: pathlib.Path) -> None:

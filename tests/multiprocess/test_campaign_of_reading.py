@@ -38,13 +38,13 @@ def read(folders, out, *, processes, threads, first_step=0, last_step=NUM_STEPS)
     program = "import sys; from zaya_jax.parallel.processes.launch import *; sys.exit(launch(Launch("
     program += f"[sys.executable, *sys.argv[1:]], {processes}, {8 // processes})))"
     words = [sys.executable, "-c", program, PROGRAM, *arguments]
-    code, said = finish(start_words(list(map(str, words))))
-    assert code == (0 if last_step == NUM_STEPS else KILLED), said
-    found = {}
+    code, output = finish(start_words(list(map(str, words))))
+    assert code == (0 if last_step == NUM_STEPS else KILLED), output
+    actual = {}
     for step in range(first_step + 1, last_step + 1):
         files = [out / f"{step}-{process}.npz" for process in range(processes)]
-        found[step] = hash_of_batch([Batch(**np.load(file)) for file in files])
-    return found
+        actual[step] = hash_of_batch([Batch(**np.load(file)) for file in files])
+    return actual
 
 
 @pytest.mark.parametrize(("processes", "threads"), LAYOUTS)
@@ -57,12 +57,12 @@ def test_a_run_killed_at_twenty_steps_reads_the_same_batches(folders, undisturbe
     """Each time it resumes with another number of processes."""
     numbers = random.Random(0)
     kills = sorted(numbers.sample(range(1, NUM_STEPS), KILLS))
-    processes, found = 1, {}
+    processes, actual = 1, {}
     for first_step, last_step in zip([0, *kills], [*kills, NUM_STEPS], strict=True):
         processes = numbers.choice([each for each in (1, 2, 4, 8) if each != processes])
         out = tmp_path / f"{first_step}"
         out.mkdir()
-        found |= read(
+        actual |= read(
             folders,
             out,
             processes=processes,
@@ -71,4 +71,4 @@ def test_a_run_killed_at_twenty_steps_reads_the_same_batches(folders, undisturbe
             last_step=last_step,
         )
         shutil.rmtree(out)
-    assert found == undisturbed
+    assert actual == undisturbed

@@ -33,8 +33,8 @@ GRACE_SECONDS = 60.0
 @pytest.fixture(scope="module")
 def undisturbed(corpus, tmp_path_factory) -> pathlib.Path:
     folder = tmp_path_factory.mktemp("runs") / "undisturbed"
-    code, said = finish(start(write_config(folder, corpus), processes=1, devices=8))
-    assert code == 0, said
+    code, output = finish(start(write_config(folder, corpus), processes=1, devices=8))
+    assert code == 0, output
     return folder
 
 
@@ -66,7 +66,7 @@ def _copy(run: pathlib.Path, corpus: pathlib.Path, folder: pathlib.Path) -> path
 
 
 def test_the_restored_state_is_the_saved_one_on_any_number(killed, corpus, tmp_path):
-    found = {}
+    actual = {}
     for processes, devices in GROUPS:
         folder = tmp_path / f"{processes}x{devices}"
         _copy(killed, corpus, folder)
@@ -74,13 +74,13 @@ def test_the_restored_state_is_the_saved_one_on_any_number(killed, corpus, tmp_p
         program = "import sys; from zaya_jax.parallel.processes.launch import *; sys.exit(launch(Launch("
         program += f"[sys.executable, *sys.argv[1:]], {processes}, {devices})))"
         words = [sys.executable, "-c", program, str(HASHES), str(folder / "config.json"), str(out)]
-        code, said = finish(start_words(words))
-        assert code == 0, said
-        found[processes, devices] = json.loads(out.read_text())
-    first = found[1, 1]
+        code, output = finish(start_words(words))
+        assert code == 0, output
+        actual[processes, devices] = json.loads(out.read_text())
+    first = actual[1, 1]
     assert first["step"] == 8
     assert len(first["hashes"]) > 50
-    assert all(each == first for each in found.values())
+    assert all(each == first for each in actual.values())
 
 
 def test_the_finished_run_equals_the_undisturbed_one(killed, undisturbed, corpus, tmp_path):
@@ -88,17 +88,17 @@ def test_the_finished_run_equals_the_undisturbed_one(killed, undisturbed, corpus
     expected, weights = rows(undisturbed), load_run(undisturbed).variables
     for processes, devices in GROUPS:
         folder = tmp_path / f"{processes}x{devices}"
-        code, said = finish(start(_copy(killed, corpus, folder), processes=processes, devices=devices))
-        assert code == 0, said
-        assert "resuming at step 8" in said
-        found = rows(folder)
-        assert [(row["step"], row["kind"]) for row in found] == [
+        code, output = finish(start(_copy(killed, corpus, folder), processes=processes, devices=devices))
+        assert code == 0, output
+        assert "resuming at step 8" in output
+        actual = rows(folder)
+        assert [(row["step"], row["kind"]) for row in actual] == [
             (row["step"], row["kind"]) for row in expected
         ]
         if processes * devices == 8:
-            assert found == expected
+            assert actual == expected
             jax.tree.map(np.testing.assert_array_equal, load_run(folder).variables, weights)
-        for row, right in zip(found, expected, strict=True):
+        for row, right in zip(actual, expected, strict=True):
             assert row["loss"] == pytest.approx(right["loss"], rel=1e-5)
 
 
@@ -106,7 +106,7 @@ def _events(folder: pathlib.Path) -> dict[str, set[int]]:
     """Returns the steps of each tag that TensorBoard shows; of a repeated step it shows the last value."""
     from tensorboardX.proto.event_pb2 import Event
 
-    found: dict[str, set[int]] = {}
+    actual: dict[str, set[int]] = {}
     for file in sorted((folder / "tensorboard").iterdir()):
         data, place = file.read_bytes(), 0
         while place + 12 <= len(data):
@@ -116,8 +116,8 @@ def _events(folder: pathlib.Path) -> dict[str, set[int]]:
             event = Event.FromString(data[place + 12 : place + 12 + size])
             place += size + 16
             for value in event.summary.value:
-                found.setdefault(value.tag, set()).add(event.step)
-    return found
+                actual.setdefault(value.tag, set()).add(event.step)
+    return actual
 
 
 def test_sixty_kills(corpus, tmp_path):
@@ -125,8 +125,8 @@ def test_sixty_kills(corpus, tmp_path):
     moments, kills, number = random.Random(0), 0, 0
     settings = {"num_steps": 120, "checkpoint_every": 3, "eval_every": 40}
     undisturbed = tmp_path / "undisturbed"
-    code, said = finish(start(write_config(undisturbed, corpus, **settings), processes=2, devices=1))
-    assert code == 0, said
+    code, output = finish(start(write_config(undisturbed, corpus, **settings), processes=2, devices=1))
+    assert code == 0, output
     while kills < KILLS:
         number += 1
         folder = tmp_path / f"killed{number}"
@@ -136,8 +136,8 @@ def test_sixty_kills(corpus, tmp_path):
             process = start(config, processes=2, devices=1)
             if kills < KILLS and not _kill(process, moments, folder):
                 kills += 1
-            code, said = finish(process)
-            assert "Traceback" not in said or code, said
+            code, output = finish(process)
+            assert "Traceback" not in output or code, output
             newest = newest_step(folder) or 0  # raises an error if none is intact
             assert newest >= before
             damaged = {step: damage for step in all_steps(folder) if (damage := damage_of(folder, step))}
@@ -184,8 +184,8 @@ def test_fifty_signals(corpus, tmp_path):
     undisturbed = {}
     for processes in (1, 4):
         folder = tmp_path / f"undisturbed{processes}"
-        code, said = finish(start(write_config(folder, corpus, **settings), processes=processes, devices=1))
-        assert code == 0, said
+        code, output = finish(start(write_config(folder, corpus, **settings), processes=processes, devices=1))
+        assert code == 0, output
         undisturbed[processes] = rows(folder)
     while signals < SIGNALS:
         processes, number = (1, 4)[number % 2], number + 1
@@ -195,13 +195,13 @@ def test_fifty_signals(corpus, tmp_path):
         while code != 0:
             process = start(config, processes=processes, devices=1)
             asked = _signal(process, moments, folder) if signals < SIGNALS else None
-            code, said = finish(process)
+            code, output = finish(process)
             if asked is None or code == 0:  # the run had ended before
                 continue
             signals += 1
             which, since = asked
             longest = max(longest, time.monotonic() - since)
-            assert code == {signal.SIGTERM: 75, signal.SIGINT: 130}[which], said
+            assert code == {signal.SIGTERM: 75, signal.SIGINT: 130}[which], output
             # No completed work is lost, and no file is incomplete.
             assert (newest_step(folder) or 0) == last_step(folder)
         assert rows(folder) == undisturbed[processes]

@@ -24,14 +24,14 @@ def test_scores_and_texts_do_not_depend_on_the_devices(tmp_path):
         with pytest.raises(ValueError, match="token 61 at position 0 of prompt 0 is outside") as caught:
             answered.ask_what_cannot_be(workers)
     program = str(ROOT / "tests/multiprocess/answered.py")
-    code, said = finish(start_words([sys.executable, "-c", LAUNCH, program, str(out)]))
+    code, output = finish(start_words([sys.executable, "-c", LAUNCH, program, str(out)]))
     shared = json.loads(out.read_text())
     assert alone.pop("devices") == [0]
     assert shared.pop("devices") == [0, 1, 0, 1]
     assert shared == json.loads(json.dumps(alone))
     assert len({text for texts in alone["texts"] for text in texts}) > 6
     assert code == 2
-    (sentence,) = [line for line in said.splitlines() if str(caught.value) in line]
+    (sentence,) = [line for line in output.splitlines() if str(caught.value) in line]
     assert sentence.startswith("process 1 on ")
 
 
@@ -43,8 +43,8 @@ def test_texts_are_evaluated_by_all_processes_and_printed_once(tmp_path):
     words = ["eval", str(run), "--batch-size=2", "--text", str(long), str(short)]
     cli.main([*words, f"--json={tmp_path}/alone.json"])
     launch = [sys.executable, "-m", "zaya_jax.cli", "launch", "--processes=2", "--devices=2", "--"]
-    code, said = finish(start_words([*launch, *words, f"--json={tmp_path}/shared.json"]))
-    assert code == 0, said
+    code, output = finish(start_words([*launch, *words, f"--json={tmp_path}/shared.json"]))
+    assert code == 0, output
     assert (tmp_path / "shared.json").read_text() == (tmp_path / "alone.json").read_text()
-    assert said.count("contexts of 64 tokens, 4 devices of 2 processes") == 1
-    assert said.count("in all") == 1
+    assert output.count("contexts of 64 tokens, 4 devices of 2 processes") == 1
+    assert output.count("in all") == 1

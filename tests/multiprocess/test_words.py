@@ -106,17 +106,17 @@ def test_three_processes_exchange_messages():
         check=False,
     )
     assert ended.returncode == 0, ended.stderr
-    found = [json.loads(line[line.index("{") :]) for line in ended.stderr.splitlines() if "gathered" in line]
-    assert len(found) == 3
-    for each in found:
+    actual = [json.loads(line[line.index("{") :]) for line in ended.stderr.splitlines() if "gathered" in line]
+    assert len(actual) == 3
+    for each in actual:
         assert each["gathered"] == [[i, i + 1, i + 2] for i in range(4)]
         assert each["first"] == {"of": 0}
         sentence, _ = each["shared"]
         assert sentence.startswith("process 1 on ")
         assert sentence.endswith("not the number one")
-    assert sorted(each["shared"][1] for each in found) == [False, False, True]
-    assert len({each["stopped"] for each in found}) == 1
-    late = [each["late"] for each in found if "late" in each]
+    assert sorted(each["shared"][1] for each in actual) == [False, False, True]
+    assert len({each["stopped"] for each in actual}) == 1
+    late = [each["late"] for each in actual if "late" in each]
     assert len(late) == 2
     assert all("waited 1 s at lunch for process 1 on " in sentence for sentence in late)
 
@@ -145,9 +145,9 @@ def test_a_launch_reports_the_cause_and_not_its_consequences():
         "time.sleep(0.5)\n"
         "sys.exit(int(sys.argv[1]))\n"
     )
-    for code, told in ((75, 75), (0, 128 + signal.SIGABRT)):
+    for code, printed in ((75, 75), (0, 128 + signal.SIGABRT)):
         given = Launch([sys.executable, "-c", program, str(code)], 2, grace_seconds=5.0)
-        assert launch(given) == told
+        assert launch(given) == printed
 
 
 LEAVING = """

@@ -19,8 +19,8 @@ def main(late: int) -> None:
     assert group is not None
     hosts.start(group, limit_seconds=20)
     number = hosts.process()
-    found = {"gathered": [hosts.gather("numbers", number + i) for i in range(4)]}
-    found["first"] = hosts.broadcast_from_first("first", {"of": number})
+    actual = {"gathered": [hosts.gather("numbers", number + i) for i in range(4)]}
+    actual["first"] = hosts.broadcast_from_first("first", {"of": number})
 
     def fail_in_one() -> int:
         if number == 1:
@@ -30,17 +30,17 @@ def main(late: int) -> None:
     try:
         hosts.run_on_all("work", fail_in_one)
     except CollectiveError as error:
-        found["shared"] = [str(error), error.is_printed_here]
-    found["stopped"] = _stop_together(number)
+        actual["shared"] = [str(error), error.is_printed_here]
+    actual["stopped"] = _stop_together(number)
     if number == late:
         time.sleep(3)
     else:
         try:
             hosts.gather("lunch", number, limit_seconds=1)
         except PeerTimeout as error:
-            found["late"] = str(error)
+            actual["late"] = str(error)
     # In one write: with unbuffered output, print writes the newline separately, after another process' line.
-    sys.stderr.write(json.dumps(found) + "\n")
+    sys.stderr.write(json.dumps(actual) + "\n")
     sys.stderr.flush()
     if number == 0:  # the coordinator leaves last
         time.sleep(5)

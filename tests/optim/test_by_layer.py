@@ -17,8 +17,8 @@ def partition(num_devices, declared=None, **options):
 
 
 def test_all_buckets_of_shared_experts_are_exchanged_layer_by_layer():
-    found = shared_experts(partition(8, node_devices=2))
-    assert sum(bucket.num_matrices for bucket in found.values()) == 2 * 2 * 3  # two layers, two experts
+    actual = shared_experts(partition(8, node_devices=2))
+    assert sum(bucket.num_matrices for bucket in actual.values()) == 2 * 2 * 3  # two layers, two experts
 
 
 @pytest.mark.parametrize(

@@ -221,14 +221,14 @@ def test_steps_of_adamw_equal_the_published_formula(name):
     declared = {path: weight for path, weight in flatten_weights(declare(MODEL)).items() if path in decays}
     config = dataclasses.replace(OPTIMIZER, name=name, beta1=0.8, beta2=0.3, eps=0.1)
     params, gradients = random_like(declared, 0), [random_like(declared, seed) for seed in (1, 2, 3)]
-    found = weights_after(config, declared, gradients, params)
+    actual = weights_after(config, declared, gradients, params)
     for path, decay in decays.items():
         expected, steps = np.float64(params[path]), in_float64(gradients, path)
         for num in range(1, 4):
             square = weighted(steps[:num] ** 2, 0.3)
             update = weighted(steps[:num], 0.8) / (np.sqrt(square) + 0.1) + decay * expected
             expected = expected - num * RATE * update
-        np.testing.assert_allclose(found[path], expected, rtol=1e-5, atol=1e-6, err_msg=path)
+        np.testing.assert_allclose(actual[path], expected, rtol=1e-5, atol=1e-6, err_msg=path)
 
 
 @pytest.mark.parametrize("num_devices", [1, 3])
@@ -247,7 +247,7 @@ def test_steps_of_muon_equal_orthogonal_matrices_of_the_svd(num_devices):
         OPTIMIZER, momentum=0.6, newton_schulz="polar_express", newton_schulz_steps=10
     )
     params, gradients = random_like(declared, 0), [random_like(declared, seed) for seed in (1, 2, 3)]
-    found = weights_after(config, declared, gradients, params, num_devices=num_devices)
+    actual = weights_after(config, declared, gradients, params, num_devices=num_devices)
     for path in paths:
         rows = int(np.prod([declared[path].shape[axis] for axis in MUON[path][0]]))
         leading = declared[path].shape[
@@ -263,4 +263,4 @@ def test_steps_of_muon_equal_orthogonal_matrices_of_the_svd(num_devices):
             update = 0.2 * max(expected.shape[-2:]) ** 0.5 * left @ right
             expected = expected - num * RATE * (update + 0.5 * expected)
         # Updates are about 1e-2; ten steps are within 1e-4 of the orthogonal matrix.
-        np.testing.assert_allclose(found[path].reshape(matrices), expected, atol=1e-5, err_msg=path)
+        np.testing.assert_allclose(actual[path].reshape(matrices), expected, atol=1e-5, err_msg=path)

@@ -45,12 +45,12 @@ def test_the_last_step_has_the_final_rate_and_no_step_has_zero(name, decay, warm
     config = dataclasses.replace(
         OPTIMIZER, schedule=name, decay_steps=min(decay, 20 - warmup), warmup_steps=warmup
     )
-    found = rates_of(phase_schedule(config, 20), *range(1, 21))
-    assert found[max(warmup, 1) - 1] == pytest.approx(1)
-    assert found[-1] == pytest.approx(0.2, rel=1e-6)
-    assert all(rate > 0 for rate in found)
-    assert found[: warmup or 1] == pytest.approx([(i + 1) / (warmup or 1) for i in range(warmup or 1)])
-    assert (np.diff(found[max(warmup, 1) - 1 :]) <= 1e-7).all()
+    actual = rates_of(phase_schedule(config, 20), *range(1, 21))
+    assert actual[max(warmup, 1) - 1] == pytest.approx(1)
+    assert actual[-1] == pytest.approx(0.2, rel=1e-6)
+    assert all(rate > 0 for rate in actual)
+    assert actual[: warmup or 1] == pytest.approx([(i + 1) / (warmup or 1) for i in range(warmup or 1)])
+    assert (np.diff(actual[max(warmup, 1) - 1 :]) <= 1e-7).all()
 
 
 @pytest.mark.parametrize("name", ["constant", "linear", "cosine"])

@@ -16,9 +16,9 @@ EVERYTHING = np.iinfo(np.int32).max
 @given(ranks=st.integers(1, 9), size=st.integers(1, 5))
 def test_each_device_has_an_early_and_a_late_chunk(ranks, size):
     order = zigzag_order(2 * ranks * size, ranks).reshape(ranks, -1)
-    for rank, found in enumerate(order.tolist()):
+    for rank, actual in enumerate(order.tolist()):
         late = 2 * ranks - 1 - rank
-        assert found == [*range(rank * size, (rank + 1) * size), *range(late * size, (late + 1) * size)]
+        assert actual == [*range(rank * size, (rank + 1) * size), *range(late * size, (late + 1) * size)]
 
 
 @pytest.mark.parametrize("ranks", [2, 8])
@@ -31,8 +31,8 @@ def test_all_devices_visit_the_same_number_of_blocks(ranks):
         of_queries, _ = block_spans(size, 2 * ranks * size, *blocks, limits, None, None)
         return int(jnp.sum(of_queries[..., 3] - of_queries[..., 0]))
 
-    found = [visited(rank) + visited(2 * ranks - 1 - rank) for rank in range(ranks)]
-    assert max(found) <= 1.02 * sum(found) / ranks
+    actual = [visited(rank) + visited(2 * ranks - 1 - rank) for rank in range(ranks)]
+    assert max(actual) <= 1.02 * sum(actual) / ranks
     assert (
-        visited(2 * ranks - 1) > 1.5 * sum(found) / ranks / 2
+        visited(2 * ranks - 1) > 1.5 * sum(actual) / ranks / 2
     )  # a late chunk alone is more work than an even share

@@ -53,10 +53,10 @@ def theirs_of(tokenizer, messages, **options):
 
 def assert_same_chats(ours: ChatFormat, folder) -> None:
     theirs = AutoTokenizer.from_pretrained(folder)
-    encoded, said = ours.encode(CHAT[:1] + CHAT[2:]), CHAT[:1] + CHAT[2:]
-    found = theirs_of(theirs, said)
-    assert found["input_ids"] == encoded.tokens_T.tolist()
-    assert found["assistant_masks"] == encoded.learned_T.astype(int).tolist()
+    encoded, output = ours.encode(CHAT[:1] + CHAT[2:]), CHAT[:1] + CHAT[2:]
+    actual = theirs_of(theirs, output)
+    assert actual["input_ids"] == encoded.tokens_T.tolist()
+    assert actual["assistant_masks"] == encoded.learned_T.astype(int).tolist()
     prompt = theirs_of(theirs, [Message("user", "the cat")], add_generation_prompt=True)
     assert prompt["input_ids"] == ours.prompt("the cat")
 

@@ -134,10 +134,10 @@ class Finder:
 @pytest.fixture
 def sglang(monkeypatch):
     """SGLang's config and model of ZAYA1."""
-    found = importlib.util.find_spec("sglang")
-    if found is None or found.origin is None:
+    actual = importlib.util.find_spec("sglang")
+    if actual is None or actual.origin is None:
         pytest.skip("no sglang here")
-    root = pathlib.Path(found.origin).parent
+    root = pathlib.Path(actual.origin).parent
     if not (root / "srt/models/zaya.py").is_file():
         pytest.skip("this sglang has no ZAYA1")
     monkeypatch.setattr(sys, "meta_path", [Finder(root), *sys.meta_path])

@@ -37,7 +37,7 @@ def test_lm_evals_http_client_matches_the_model_in_process(names, longest, at_on
     folder = run_folder(False)
     command = [sys.executable, "-m", "zaya_jax.cli", "serve", str(folder / "run"), "--port=0"]
     with started(command) as server, contextlib.chdir(TASKS):
-        found = simple_evaluate(
+        actual = simple_evaluate(
             "local-completions",
             model_args={
                 "model": "run",
@@ -56,6 +56,6 @@ def test_lm_evals_http_client_matches_the_model_in_process(names, longest, at_on
             log_samples=True,
         )
     for name in names:
-        for theirs, ours in zip(found["samples"][name], answers(True, 0)["samples"][name], strict=True):
+        for theirs, ours in zip(actual["samples"][name], answers(True, 0)["samples"][name], strict=True):
             for their_answer, our_answer in zip(theirs["resps"], ours["resps"], strict=True):
                 expect_alike(their_answer[0], our_answer[0])

@@ -256,8 +256,8 @@ def test_configs_are_compared_field_by_field():
 
 
 def test_the_summary_of_a_run(tmp_path):
-    told = dict(zip(HEADERS, summary_of(read_run(write_run(tmp_path / "run"))), strict=True))
-    assert told["steps"] == "50"
-    assert told["loss"] == f"{(4 + 3 + 2.5 + 2) / 4:.4f}"
-    assert (told["held-out loss"], told["held-out bits per byte"]) == ("2.5000", "1.2500")
-    assert (told["goodput"], told["end"], told["MFU"]) == ("90.0%", "finished", MISSING)
+    printed = dict(zip(HEADERS, summary_of(read_run(write_run(tmp_path / "run"))), strict=True))
+    assert printed["steps"] == "50"
+    assert printed["loss"] == f"{(4 + 3 + 2.5 + 2) / 4:.4f}"
+    assert (printed["held-out loss"], printed["held-out bits per byte"]) == ("2.5000", "1.2500")
+    assert (printed["goodput"], printed["end"], printed["MFU"]) == ("90.0%", "finished", MISSING)

@@ -76,9 +76,9 @@ def test_only_adapters_change(trained):
 def test_a_resumed_run_equals_an_uninterrupted_one_and_replays_its_steps(trained, capsys):
     train(trained.again("resumed", 3))
     resumed = train(trained.again("resumed", STEPS))
-    said = capsys.readouterr().out
-    assert "parameters that train: 2,034 of" in said
-    assert "resuming at step 3" in said
+    output = capsys.readouterr().out
+    assert "parameters that train: 2,034 of" in output
+    assert "resuming at step 3" in output
     ours, theirs = resumed.state, trained.result.state
     jax.tree.map(
         np.testing.assert_array_equal, (ours.stored, ours.optimizer), (theirs.stored, theirs.optimizer)
@@ -156,8 +156,8 @@ def test_peft_loads_adapters_alone(trained):
     tokens_BT = torch.from_numpy(np.random.default_rng(0).integers(3, 259, (2, 40)))
     with torch.no_grad():
         without, expected = (model(tokens_BT, use_cache=False).logits for model in (base, merged))
-        found = peft.PeftModel.from_pretrained(base, folder / "adapters")(tokens_BT, use_cache=False).logits
-    assert (found - expected).abs().max() < 1e-4 * expected.abs().max()
+        actual = peft.PeftModel.from_pretrained(base, folder / "adapters")(tokens_BT, use_cache=False).logits
+    assert (actual - expected).abs().max() < 1e-4 * expected.abs().max()
     assert (without - expected).abs().max() > 1e-2 * expected.abs().max()
 
 

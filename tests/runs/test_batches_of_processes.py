@@ -55,7 +55,7 @@ def test_all_layouts_read_the_same_batches(folders, undisturbed, processes, thre
 def test_a_run_that_is_killed_repeatedly_reads_the_batches_of_an_uninterrupted_one(folders, undisturbed):
     """Each time it resumes from an earlier saved step, with another number of processes."""
     numbers = random.Random(0)
-    processes, found = 1, {}
+    processes, actual = 1, {}
     saved = [0, *sorted(numbers.sample(range(1, NUM_STEPS), KILLS))]
     for first_step, killed in itertools.zip_longest(saved, saved[1:]):
         processes = numbers.choice([each for each in (1, 2, 4, 8) if each != processes])
@@ -65,6 +65,6 @@ def test_a_run_that_is_killed_repeatedly_reads_the_batches_of_an_uninterrupted_o
         # Batches after the last save are read again.
         last = NUM_STEPS if killed is None else min(killed + numbers.randrange(3), NUM_STEPS)
         for step, found_hash in enumerate(itertools.islice(steps, last - first_step), start=first_step):
-            assert found.setdefault(step, found_hash) == found_hash
+            assert actual.setdefault(step, found_hash) == found_hash
         steps.close()
-    assert [found[step] for step in range(NUM_STEPS)] == undisturbed
+    assert [actual[step] for step in range(NUM_STEPS)] == undisturbed

@@ -79,14 +79,14 @@ def test_packed_chats_have_the_loss_and_gradients_of_single_ones():
     state = jax.jit(
         lambda: first_state(SETUP, initialize(declare(SMALL), jax.random.key(0)), jax.random.key(1))
     )()
-    (expected, expected_metrics), (found, metrics) = (
+    (expected, expected_metrics), (actual, metrics) = (
         compiled_step()(state, each) for each in (single, together)
     )
     close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)
     assert metrics.num_targets == expected_metrics.num_targets > 30
     close(metrics.loss, expected_metrics.loss)
     close(metrics.gradient_norm, expected_metrics.gradient_norm)
-    jax.tree.map(close, found.buckets, expected.buckets)
+    jax.tree.map(close, actual.buckets, expected.buckets)
     np.testing.assert_array_equal(metrics.router_counts_LX, expected_metrics.router_counts_LX)
     # Without delimiters the comparison must fail.
     one_segment = dataclasses.replace(together, segments_BT=np.minimum(together.segments_BT, 1))

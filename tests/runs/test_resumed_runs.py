@@ -93,10 +93,10 @@ def test_a_run_resumed_with_other_execution_equals_an_uninterrupted_one(tmp_path
     capsys.readouterr()
     train(resumed)
 
-    said = capsys.readouterr().out
-    assert "resumes with changes: train.num_steps: 4 -> 6; " in said.splitlines()[0]
-    assert "execution.remat: none -> layer" in said.splitlines()[0]
-    assert "resuming at step 3" in said
+    output = capsys.readouterr().out
+    assert "resumes with changes: train.num_steps: 4 -> 6; " in output.splitlines()[0]
+    assert "execution.remat: none -> layer" in output.splitlines()[0]
+    assert "resuming at step 3" in output
     ours, theirs = losses(tmp_path / "run"), losses(tmp_path / "whole")
     assert list(ours) == list(theirs) == [1, 2, 3, 4, 5, 6]
     assert [ours[step] for step in (1, 2, 3)] == [theirs[step] for step in (1, 2, 3)]
@@ -182,11 +182,11 @@ def test_the_length_may_change_if_no_used_rate_does(
 ):
     """The run had 30 steps before."""
     theirs = scheduled(config, schedule, decay_steps)
-    found = resume_errors(of_length(theirs, num_steps), theirs, newest_step=newest_step)
-    assert len(found) == (reason is not None)
+    actual = resume_errors(of_length(theirs, num_steps), theirs, newest_step=newest_step)
+    assert len(actual) == (reason is not None)
     if reason is not None:
-        assert found[0].startswith(f"train.num_steps is {num_steps} and was 30: ")
-        assert reason in found[0]
+        assert actual[0].startswith(f"train.num_steps is {num_steps} and was 30: ")
+        assert reason in actual[0]
 
 
 def changed_course(config: Config) -> Config:
@@ -242,9 +242,9 @@ def test_corpora_may_move_but_not_change_in_number(config, before, after, refuse
         mixture = MixtureConfig(name="m", corpora=corpora, weights=(1.0, 2.0))
         return with_values(config, {"data": {"corpus": corpus, "mixtures": (mixture,), "mixture": "m"}})
 
-    found = resume_errors(reading(*after), reading(*before), newest_step=4)
-    assert bool(found) == refused
-    assert all(each.endswith("none may be added, removed, split or merged") for each in found)
+    actual = resume_errors(reading(*after), reading(*before), newest_step=4)
+    assert bool(actual) == refused
+    assert all(each.endswith("none may be added, removed, split or merged") for each in actual)
 
 
 def phased(**second) -> Config:
@@ -272,9 +272,9 @@ CONSTANT = {"schedule": "constant"}
 )  # fmt: skip
 def test_phases_follow_the_same_rules(values, newest_step, refused):
     theirs = phased(steps=10, optimizer=CONSTANT)
-    found = resume_errors(phased(**{"optimizer": CONSTANT} | values), theirs, newest_step=newest_step)
-    assert len(found) == (refused is not None)
-    assert refused is None or found[0].startswith(refused)
+    actual = resume_errors(phased(**{"optimizer": CONSTANT} | values), theirs, newest_step=newest_step)
+    assert len(actual) == (refused is not None)
+    assert refused is None or actual[0].startswith(refused)
 
 
 def test_a_finished_phase_keeps_its_steps():

@@ -133,13 +133,13 @@ def test_metrics_have_every_step_once(undisturbed):
 def test_a_row_of_the_router_has_all_tokens_of_its_step_in_each_layer(undisturbed):
     of_router, of_train = (read_metrics(undisturbed.config.run_folder, kind) for kind in ("router", "train"))
     assert [row["step"] for row in of_router] == list(range(1, 31))
-    for row, told in zip(of_router, of_train, strict=True):
+    for row, printed in zip(of_router, of_train, strict=True):
         counts_LX = np.array(row["counts"])
         # Four sequences of 64 tokens, two layers, two experts and the class that skips.
         assert counts_LX.shape == (2, 3)
         assert (counts_LX.sum(axis=1) == 4 * 64).all()
-        assert counts_LX[:, -1].sum() / counts_LX.sum() == pytest.approx(told["skipped"])
-        assert np.mean(row["entropy"]) == pytest.approx(told["router_entropy"], abs=1e-4)
+        assert counts_LX[:, -1].sum() / counts_LX.sum() == pytest.approx(printed["skipped"])
+        assert np.mean(row["entropy"]) == pytest.approx(printed["router_entropy"], abs=1e-4)
 
 
 def test_the_number_of_router_rows_is_limited():
@@ -249,8 +249,8 @@ def _stop_behind(step: int, number: int, run_folder: str, command: dict) -> tupl
         assert time.monotonic() < deadline, f"step {step} is not reached after {LIMIT_SECONDS} s"
         time.sleep(0.001)
     process.send_signal(number)
-    said = process.communicate(timeout=LIMIT_SECONDS)[0].decode()
-    return process.returncode, said
+    output = process.communicate(timeout=LIMIT_SECONDS)[0].decode()
+    return process.returncode, output
 
 
 @pytest.mark.slow
@@ -262,9 +262,11 @@ def test_a_run_stopped_twice_and_killed_equals_an_uninterrupted_one(
     config = _config(undisturbed, tmp_path / "stopped")
     command = _command(_write_config_file(tmp_path / "stopped.py", config), compile_cache)
     for number, exit_code, behind in ((signal.SIGTERM, 75, 3), (signal.SIGINT, 130, 12)):
-        code, said = _stop_behind(behind, number, config.run_folder, command)
-        assert code == exit_code, said
-        (step,) = map(int, re.findall(r"saved at step (\d+); run the same command again to resume\n$", said))
+        code, output = _stop_behind(behind, number, config.run_folder, command)
+        assert code == exit_code, output
+        (step,) = map(
+            int, re.findall(r"saved at step (\d+); run the same command again to resume\n$", output)
+        )
         assert newest_step(config.run_folder) == step == _last_step(config.run_folder)
     _kill_at(23, config.run_folder, command)
     assert 23 <= _last_step(config.run_folder) < config.train.num_steps
@@ -340,9 +342,9 @@ def test_a_run_killed_in_its_ramp_and_after_a_phase_resumes(
     assert 17 <= _last_step(config.run_folder) < config.train.num_steps
 
     train(config)
-    said = capsys.readouterr().out
-    assert "resuming at step 1" in said
-    assert "phase long: steps 13 to 26, sequences of 128, RoPE base 1,000,000, from mixture both" in said
+    output = capsys.readouterr().out
+    assert "resuming at step 1" in output
+    assert "phase long: steps 13 to 26, sequences of 128, RoPE base 1,000,000, from mixture both" in output
     assert _rows(config.run_folder) == _rows(undisturbed_phases.config.run_folder)
     _assert_same(load_run(config.run_folder).variables, undisturbed_phases.state.variables)
 

@@ -238,9 +238,9 @@ def known_of_run(run, draw, number):
     settings = SamplingParams(
         max_new_tokens=24, temperature=0.8, seed=seed, stop_token_ids=(run.tokenizer.eos_id,)
     )
-    (found,) = complete(run.model, run.variables, run.tokenizer, [prompt], settings)
+    (actual,) = complete(run.model, run.variables, run.tokenizer, [prompt], settings)
     body = {"prompt": text, "max_tokens": 24, "seed": seed, "temperature": 0.8}
-    return Known("/v1/completions", body, found.text)
+    return Known("/v1/completions", body, actual.text)
 
 
 @pytest.mark.campaign

@@ -202,12 +202,12 @@ def test_gradients_of_adapters_are_those_of_the_merged_network():
         merged = merged_by_hand(params | {"adapters": adapters}, scale=8.0 / 2)
         return jnp.vdot(pull, hidden_states(SMALL, EXECUTION, merged, bias_LX, tokens_BT).x_BTD)
 
-    (value, found), (expected_value, expected) = (
+    (value, actual), (expected_value, expected) = (
         jax.jit(jax.value_and_grad(function))(params["adapters"]) for function in (ours, reference)
     )
     assert float(value) == pytest.approx(float(expected_value), rel=1e-4)
-    assert by_path(found).keys() == {f"{path}/{name}" for path in EINSUMS for name in "ab"}
-    for path, gradient in by_path(found).items():
+    assert by_path(actual).keys() == {f"{path}/{name}" for path in EINSUMS for name in "ab"}
+    for path, gradient in by_path(actual).items():
         error = np.linalg.norm(gradient - by_path(expected)[path])
         assert 0 < error + 1e-9 < 1e-4 * np.linalg.norm(by_path(expected)[path]), path
 

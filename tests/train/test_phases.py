@@ -27,10 +27,10 @@ CONFIG = Config.from_dict(VALUES)
 
 
 def test_step_ranges_by_hand():
-    found = [
+    actual = [
         (s.phase.name, s.first_step, s.num_steps, s.batch_size, s.first_token) for s in step_ranges(CONFIG)
     ]
-    assert found == [
+    assert actual == [
         ("begin", 0, 3, 2, 0),
         ("begin", 3, 4, 4, 3 * 64),
         ("begin", 7, 3, 8, 3 * 64 + 4 * 128),
@@ -100,8 +100,8 @@ def test_partial_microbatches_count():
     data = VALUES["data"] | {"batch_size": 12}
     ramp = [{"name": "ramp", "steps": 5, "data": {"batch_ramp": [[1, size * 32] for size in (1, 6, 8, 10)]}}]
     config = Config.from_dict(VALUES | {"data": data, "execution": {"num_microbatches": 2}, "phases": ramp})
-    found = [(each.batch_size, each.num_microbatches) for each in step_ranges(config)]
-    assert found == [(1, 1), (6, 1), (8, 2), (10, 2), (12, 2)]
+    actual = [(each.batch_size, each.num_microbatches) for each in step_ranges(config)]
+    assert actual == [(1, 1), (6, 1), (8, 2), (10, 2), (12, 2)]
     check_devices(config, 1)
 
 

@@ -72,10 +72,10 @@ def test_a_replay_changes_neither_the_run_nor_its_compilations(original, config,
         lambda *args, **kw: made.append(make_programs(*args, **kw)) or made[-1],
     )
     train(config, replay_check=5)
-    said = capsys.readouterr().out
-    assert f"replaying steps 4 to 8 from checkpoint 3 of {config.run_folder}\n" in said
-    assert "replayed steps 4 to 8, 4 of them recorded: losses equal\n" in said
-    assert "resuming at step 6" in said
+    output = capsys.readouterr().out
+    assert f"replaying steps 4 to 8 from checkpoint 3 of {config.run_folder}\n" in output
+    assert "replayed steps 4 to 8, 4 of them recorded: losses equal\n" in output
+    assert "resuming at step 6" in output
     assert losses(config.run_folder) == losses(original["run_folder"])
     (program,) = {each.step for each in made}  # of both phases, for what they learn with is the same
     assert program._cache_size() == 2, "one for each shape of a batch"
@@ -84,17 +84,17 @@ def test_a_replay_changes_neither_the_run_nor_its_compilations(original, config,
 def test_a_replay_changes_nothing(config, capsys):
     before = contents(config.run_folder)
     train(config, replay_check=2)
-    said = capsys.readouterr().out
-    assert "replayed steps 7 to 8, 1 of them recorded: losses equal\n" in said
-    assert "is finished" in said
+    output = capsys.readouterr().out
+    assert "replayed steps 7 to 8, 1 of them recorded: losses equal\n" in output
+    assert "is finished" in output
     assert contents(config.run_folder) == before
 
 
 def test_rounding_is_allowed_and_reported(config, capsys):
     scale_loss(config.run_folder, 8, 1 + MAX_RELATIVE_DIFFERENCE / 2)
     train(config, replay_check=2)
-    said = capsys.readouterr().out
-    assert "replayed steps 7 to 8, 1 of them recorded: losses differ by 5.0e-04 at most\n" in said
+    output = capsys.readouterr().out
+    assert "replayed steps 7 to 8, 1 of them recorded: losses differ by 5.0e-04 at most\n" in output
 
 
 def test_another_loss_stops_the_run(config):

@@ -125,9 +125,9 @@ def test_output_to_a_closed_terminal_does_not_end_a_run_before_it_is_saved(tmp_p
         stdin=of_command, stdout=of_command, stderr=of_command, start_new_session=True,
     )  # fmt: skip
     os.close(of_command)
-    said = b""
-    while b"ready" not in said:
-        said += os.read(terminal, 1000)
+    output = b""
+    while b"ready" not in output:
+        output += os.read(terminal, 1000)
     os.close(terminal)
     assert command.wait(60) == 0
     assert (tmp_path / "saved").read_text() == f"saved after {int(signal.SIGHUP)}"
@@ -138,10 +138,10 @@ def test_other_threads_receive_no_signal():
 
     def listen():
         with StopRequest() as stop:
-            found.append(stop.signal_number)
+            actual.append(stop.signal_number)
 
-    found = []
+    actual = []
     thread = threading.Thread(target=listen)
     thread.start()
     thread.join()
-    assert found == [None]
+    assert actual == [None]

@@ -161,13 +161,13 @@ def agent(tmp_path, monkeypatch):
     monkeypatch.setenv("SLURMD_NODENAME", "n7")
     monkeypatch.setattr(node_sensors, "AMD_SMI", "no-such-tool")
     (tmp_path / "old.log").write_text("n1: 3 uncorrectable errors detected\n")
-    said = []
+    output = []
     found = Agent(
         tmp_path / "run", load_rules(), logs=[str(tmp_path / "*.log")], root=write(tmp_path / "root", TREE),
-        kernel_log=tmp_path / "no device", report=said.append,
+        kernel_log=tmp_path / "no device", report=output.append,
     )  # fmt: skip
     missing = f"agent: {tmp_path / 'no device'}: No such file or directory: kernel messages are not watched"
-    assert said == [f"{missing}; reading them needs root"]
+    assert output == [f"{missing}; reading them needs root"]
     return found
 
 
@@ -254,8 +254,8 @@ def test_the_command_ends_after_sigterm(tmp_path):
         assert time.monotonic() < deadline
         time.sleep(0.1)
     process.terminate()
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == 0, said
+    _, output = process.communicate(timeout=60)
+    assert process.returncode == 0, output
     done = subprocess.run([*words[:-1], str(tmp_path / "nowhere")], capture_output=True, text=True)
     assert done.returncode == 2
     assert "is not a folder; an agent writes into the folder of a run" in done.stderr

@@ -342,8 +342,8 @@ def test_the_command_on_this_machine(tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
         main([f"--folder={tmp_path}", "--use=node", f"--json={tmp_path / 'doctor.json'}"])
     assert ended.value.code == 3
-    said = capsys.readouterr().out
-    assert "train on the GPUs of this node: not yet: GPUs" in said
-    assert "what to do:\n1. " in said
-    assert any(state in said for state in STATES)
+    output = capsys.readouterr().out
+    assert "train on the GPUs of this node: not yet: GPUs" in output
+    assert "what to do:\n1. " in output
+    assert any(state in output for state in STATES)
     assert (tmp_path / "doctor.json").is_file()

@@ -70,13 +70,13 @@ def segments_of(batches):
 
 def test_every_chat_is_read_whole_and_once(report, source):
     """Over both splits, each chat has its own tokens and mask, and is in one window."""
-    found = []
+    actual = []
     for split in ("train", "validation"):
         batches = evaluation_batches(report.corpus, split=split, sequence_length=LENGTH, batch_size=2)
-        found += segments_of(batches)
+        actual += segments_of(batches)
     encoded = [FORMAT.encode(chat.messages) for chat in read_chats(source)]
     expected = [(each.tokens_T.tolist(), each.learned_T.tolist()) for each in encoded]
-    assert sorted(found) == sorted(expected)
+    assert sorted(actual) == sorted(expected)
     assert len(report.corpus.train.shards) > 1
     assert report.trimmed == {Trimming.NOTHING: 60}
     assert sum(report.num_tokens.values()) == sum(map(len, encoded))
@@ -275,11 +275,11 @@ def test_trimming_removes_as_little_as_possible_and_no_answer():
     assert full - dropped == len(EARLIER) + 6
     seen = []
     for max_tokens in range(full + 2, 0, -1):
-        found = fit(CHAT, FORMAT, max_tokens=max_tokens)
-        if found is None:
+        actual = fit(CHAT, FORMAT, max_tokens=max_tokens)
+        if actual is None:
             seen.append(None)
             continue
-        encoded, trimming = found
+        encoded, trimming = actual
         assert len(encoded) <= max_tokens
         seen.append(trimming)
         kept = {
@@ -312,8 +312,8 @@ def test_long_chats_without_thoughts_are_skipped(contents):
 
 
 def test_only_the_last_thought_of_a_message_is_cut():
-    said = Message("assistant", "<think>first</think>a<think>second thought</think>b")
-    messages = [Message("user", "q"), said]
+    output = Message("assistant", "<think>first</think>a<think>second thought</think>b")
+    messages = [Message("user", "q"), output]
     full = len(FORMAT.encode(messages))
     encoded, trimming = fit(messages, FORMAT, max_tokens=full - 8)
     assert trimming is Trimming.TAIL

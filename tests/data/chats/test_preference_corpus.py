@@ -136,9 +136,9 @@ def test_every_pair_is_read_whole_and_once(tmp_path):
     assert corpus.preferences
     assert corpus.train.num_blocks < corpus.train.documents
     assert corpus.validation.documents > 1
-    found = []
+    actual = []
     for split in ("train", "validation"):
-        found += sides_of(evaluation_batches(corpus, split=split, sequence_length=LENGTH, batch_size=1))
+        actual += sides_of(evaluation_batches(corpus, split=split, sequence_length=LENGTH, batch_size=1))
     expected = []
     for pair in read_preferences(source):
         sides = []
@@ -148,7 +148,7 @@ def test_every_pair_is_read_whole_and_once(tmp_path):
             learned_T[: len(FORMAT.encode(messages[:-1]))] = 0
             sides.append((encoded.tokens_T.tolist(), learned_T.tolist()))
         expected.append(tuple(sides))
-    assert sorted(found) == sorted(expected)
+    assert sorted(actual) == sorted(expected)
     # What is learned is the answer and its end: its bytes and one delimiter.
     *_, ((_, of_chosen), (_, of_rejected)) = expected
     assert (sum(of_chosen), sum(of_rejected)) == (len("good") + 1, len("bad") + 1)

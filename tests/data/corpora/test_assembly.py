@@ -258,9 +258,9 @@ def test_lengths_and_samples(tmp_path):
     corpus = build(tmp_path / "corpus", tmp_path / "in", validation_percent=99, block_tokens=128)
     name = max(("train", "validation"), key=lambda name: corpus.split(name).documents)
     there = [len(text) + 2 for text in _texts(corpus, name)]
-    found = measure_lengths(corpus, name)
-    assert list(found.counts) == np.bincount(np.log2(there).astype(int)).tolist()
-    assert (found.whole, found.longest) == (True, max(there))
+    actual = measure_lengths(corpus, name)
+    assert list(actual.counts) == np.bincount(np.log2(there).astype(int)).tolist()
+    assert (actual.whole, actual.longest) == (True, max(there))
     assert not measure_lengths(corpus, name, max_tokens=1).whole
     shown = [text.plain for text in samples(corpus, name, ByteTokenizer(), number=9)]
     assert "▶ m\\x1b\tbr ◀" in shown

@@ -80,7 +80,7 @@ def changes(corpus: Corpus, older: Corpus, name: str) -> dict[str, bytes]:
     raw = (corpus.folder / name).read_bytes()
     others = [each for each in names_of(corpus) if each.split("-")[0] == name.split("-")[0] != each != name]
     page = len(raw) // 2 // PAGE * PAGE
-    found = {
+    actual = {
         "cut in half": raw[: len(raw) // 2],
         "a byte shorter": raw[:-1],
         "emptied": b"",
@@ -90,7 +90,7 @@ def changes(corpus: Corpus, older: Corpus, name: str) -> dict[str, bytes]:
         "stale": (older.folder / name).read_bytes(),
         **{f"swapped with {other}": (corpus.folder / other).read_bytes() for other in others},
     }
-    return {what: content for what, content in found.items() if content != raw}
+    return {what: content for what, content in actual.items() if content != raw}
 
 
 def check_flips(corpus: Corpus, count: int) -> int:
@@ -157,8 +157,8 @@ def test_any_damage_of_a_file_is_detected(copy, older):
             path.write_bytes(content)
             assert name_said(copy.folder, name) in what_is_said(copy.folder), (name, what)
         path.unlink()
-        said = what_is_said(copy.folder)
-        assert f"{path} is missing" in said or f"it has no {name}" in said
+        output = what_is_said(copy.folder)
+        assert f"{path} is missing" in output or f"it has no {name}" in output
         path.write_bytes(raw)
     open_corpus(copy.folder)
 
@@ -211,9 +211,9 @@ def test_no_wrong_token_of_a_large_corpus_is_read(copy, older, large):
         flips = {f"flip {i}": raw[:i] + bytes([raw[i] ^ 4]) + raw[i + 1 :] for i in range(0, len(raw), 2999)}
         for what, content in (changes(copy, older, name) | flips).items():
             path.write_bytes(content)
-            found = read_all(copy.folder)
-            assert found == expected or name_said(copy.folder, name) in found, (name, what)
-            (read if found == expected else refused).add((name, what.partition(" ")[0]))
+            actual = read_all(copy.folder)
+            assert actual == expected or name_said(copy.folder, name) in actual, (name, what)
+            (read if actual == expected else refused).add((name, what.partition(" ")[0]))
         path.write_bytes(raw)
     shard_names = [path.name for split in ("train", "validation") for path in copy.shard_paths(split)]
     assert refused >= {(name, what) for name in shard_names for what in ("cut", "stale", "flip", "all")}

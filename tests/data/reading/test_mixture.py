@@ -47,8 +47,8 @@ def rows(folders, *, weights=WEIGHTS, first_sequence=0, batch_size=4, num_steps)
 def letter(row):
     """The letter that a window consists of."""
     text = ByteTokenizer().decode(row.tolist())
-    (found,) = set(text) & set(LETTERS)
-    return found
+    (actual,) = set(text) & set(LETTERS)
+    return actual
 
 
 @pytest.mark.parametrize("weights", [(1, 1), (7, 3), (861, 57, 8, 30, 30, 14), (1, 10**6), (5,)])
@@ -95,8 +95,8 @@ def test_the_mixture_of_a_config(folders):
 
 
 def test_batches_have_the_shares_of_the_mixture(folders):
-    found = collections.Counter(letter(row) for row in rows(folders, num_steps=50))
-    assert found == {"a": 100, "b": 60, "c": 40}
+    actual = collections.Counter(letter(row) for row in rows(folders, num_steps=50))
+    assert actual == {"a": 100, "b": 60, "c": 40}
 
 
 @pytest.mark.parametrize("first_sequence", [1, 4, 28, 30, 132])

@@ -74,8 +74,8 @@ def undisturbed():
 @pytest.mark.parametrize("first_step", [0, 1, 3, 5, 6, 7, 8, 20, 26, 27, 28, 46])
 def test_a_run_resumed_at_any_step_reads_the_same_batches(first_step):
     """Resuming in a batch ramp, at its boundaries and at those of the phases."""
-    found = list(itertools.islice(spans(TWO_PHASES, first_step=first_step), 9))
-    assert found == undisturbed()[first_step:][:9]
+    actual = list(itertools.islice(spans(TWO_PHASES, first_step=first_step), 9))
+    assert actual == undisturbed()[first_step:][:9]
 
 
 PHASES = st.lists(
@@ -147,10 +147,10 @@ def test_a_change_of_length_costs_at_most_one_short_sequence_per_corpus():
     for step in undisturbed():
         for folder, first, last in step:
             lengths[folder].append(last - first)
-    for folder, found in lengths.items():
-        epochs = sum(found) // SIZES[folder] + 1
+    for folder, actual in lengths.items():
+        epochs = sum(actual) // SIZES[folder] + 1
         assert (
-            sum(n not in (32, 96) for n in found) <= epochs + 2
+            sum(n not in (32, 96) for n in actual) <= epochs + 2
         )  # the end of an epoch, and two changes of length
 
 

@@ -84,18 +84,18 @@ WRITERS = {
 def test_every_kind_yields_the_same_documents(tmp_path, name):
     WRITERS[name](tmp_path / name)
     source = open_source(str(tmp_path / name))
-    found = list(source)
-    assert [each.raw.decode() for each in found] == TEXTS
-    assert 0 < sum(each.read for each in found) <= source.num_bytes
+    actual = list(source)
+    assert [each.raw.decode() for each in actual] == TEXTS
+    assert 0 < sum(each.read for each in actual) <= source.num_bytes
     if name.startswith(("lines.jsonl", "rows")):
-        assert [each.record for each in found] == list(range(1, 41))
-        assert {each.path for each in found} == {name}
+        assert [each.record for each in actual] == list(range(1, 41))
+        assert {each.path for each in actual} == {name}
 
 
 def test_another_field(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": 1, "body": "one"}\n')
-    (found,) = open_source(str(tmp_path / "a.jsonl"), field="body")
-    assert found.raw == b"one"
+    (actual,) = open_source(str(tmp_path / "a.jsonl"), field="body")
+    assert actual.raw == b"one"
 
 
 def test_a_folder_of_records(tmp_path):
@@ -169,8 +169,8 @@ def test_a_bad_line_stops_or_is_skipped(tmp_path, name):
     assert sorted(each.name for each in tmp_path.iterdir()) == ["web.jsonl"]
     corpus = _build(tmp_path, path, on_bad="skip")
     assert corpus.left_out == {reason: 1}
-    (found,) = _left_out(corpus)
-    assert (found["path"], found["record"], found["reason"]) == ("web.jsonl", 3, reason)
+    (actual,) = _left_out(corpus)
+    assert (actual["path"], actual["record"], actual["reason"]) == ("web.jsonl", 3, reason)
     assert corpus.train.documents + corpus.validation.documents == 3
 
 
@@ -308,9 +308,9 @@ def test_a_compression_bomb_is_read_in_linear_time(tmp_path):
 def test_a_text_of_a_table_that_is_too_long(tmp_path, monkeypatch):
     monkeypatch.setattr("zaya_jax.data.sources.parquet.MAX_RECORD_BYTES", 50)
     _write_parquet(tmp_path / "a.parquet", _table(["a", "b" * 51]))
-    _, found = open_source(str(tmp_path / "a.parquet"))
-    assert isinstance(found, BrokenRecord)
-    assert str(found) == "a.parquet, record 2: a text of more than 50 bytes"
+    _, actual = open_source(str(tmp_path / "a.parquet"))
+    assert isinstance(actual, BrokenRecord)
+    assert str(actual) == "a.parquet, record 2: a text of more than 50 bytes"
 
 
 def test_a_missing_package_has_an_error_message(tmp_path, monkeypatch):

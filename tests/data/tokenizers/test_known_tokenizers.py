@@ -68,8 +68,8 @@ def windows(corpus, split):
 
 @pytest.mark.parametrize("name", MAKERS)
 def test_special_tokens_are_found(name, made):
-    maker, found = MAKERS[name], tokenizer_of(made(name)[0]).specials
-    tokens = [each and each.token for each in (found.bos, found.eos, found.pad)]
+    maker, actual = MAKERS[name], tokenizer_of(made(name)[0]).specials
+    tokens = [each and each.token for each in (actual.bos, actual.eos, actual.pad)]
     assert tokens == [maker.bos, maker.eos, maker.pad]
 
 
@@ -220,9 +220,9 @@ def test_options_precede_files_and_files_precede_names(tmp_path):
     (tmp_path / "t/tokenizer_config.json").write_text(
         '{"bos_token": "<unk>", "pad_token": null, "eos_token": null}'
     )
-    found = tokenizer_of(data).specials
-    assert (found.bos.token, found.bos.rule) == ("<unk>", "tokenizer_config.json")
-    assert found.pad is None
-    assert found.eos.token == "</s>"  # BOS is required here
-    found = tokenizer_of(dataclasses.replace(data, bos_token="<s>")).specials
-    assert (found.bos.token, found.bos.rule) == ("<s>", "data.bos_token")
+    actual = tokenizer_of(data).specials
+    assert (actual.bos.token, actual.bos.rule) == ("<unk>", "tokenizer_config.json")
+    assert actual.pad is None
+    assert actual.eos.token == "</s>"  # BOS is required here
+    actual = tokenizer_of(dataclasses.replace(data, bos_token="<s>")).specials
+    assert (actual.bos.token, actual.bos.rule) == ("<s>", "data.bos_token")

@@ -106,8 +106,8 @@ def fields_of(tokenizer: HuggingFaceTokenizer):
 
 
 def assert_the_same(tokenizer, texts):
-    for text, found in zip(texts, tokenizer.encode_documents(texts), strict=True):
-        assert found.tolist() == tokenizer.encode(text), repr(text)
+    for text, actual in zip(texts, tokenizer.encode_documents(texts), strict=True):
+        assert actual.tolist() == tokenizer.encode(text), repr(text)
 
 
 def test_texts_have_the_tokens_of_whole_texts(load, kind):

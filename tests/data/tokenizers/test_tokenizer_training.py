@@ -135,13 +135,13 @@ def test_inspection_shows_detected_tokens_and_their_rules(source, tmp_path, caps
     (tmp_path / "made/tokenizer_config.json").unlink()
     words = f"tokenizer inspect {tmp_path}/made/tokenizer.json --text {tmp_path}/text --pad-token <eos>"
     cli.main(words.split())
-    said = capsys.readouterr().out
-    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in said.splitlines() if "│" in line]
+    output = capsys.readouterr().out
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in output.splitlines() if "│" in line]
     assert rows == [
         ["start with", "<bos>", "2", "a well-known name"],
         ["end with", "<eos>", "1", "a well-known name"],
         ["are padded with", "<eos>", "1", "data.pad_token"],
     ]
-    assert "BPE, 300 tokens; the bytes of single tokens are known" in said
-    assert "14 bytes in" in said
-    assert "decoding returns the text unchanged" in said
+    assert "BPE, 300 tokens; the bytes of single tokens are known" in output
+    assert "14 bytes in" in output
+    assert "decoding returns the text unchanged" in output

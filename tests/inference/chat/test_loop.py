@@ -57,54 +57,54 @@ def talk(*lines, answers=(), conversation=None, chat_format=FORMAT, **options):
 
 def messages(*turns, system=""):
     roles = ["user", "assistant"] * len(turns)
-    said = [Message(role, content) for role, content in zip(roles, turns, strict=False)]
-    return [*([Message("system", system)] if system else []), *said]
+    output = [Message(role, content) for role, content in zip(roles, turns, strict=False)]
+    return [*([Message("system", system)] if system else []), *output]
 
 
 def test_every_prompt_renders_the_whole_conversation():
     start = Conversation(system="be brief")
-    found, shown, prompts = talk("hi", "more", answers=[[Piece("a"), Piece("b")]], conversation=start)
+    actual, shown, prompts = talk("hi", "more", answers=[[Piece("a"), Piece("b")]], conversation=start)
     assert shown == "ab\nok\n"
     assert prompts == [
         FORMAT.answer_prompt(messages("hi", system="be brief")),
         FORMAT.answer_prompt(messages("hi", "ab", "more", system="be brief")),
     ]
     # As in training: the text of a chat begins with the prompt of its last answer.
-    whole = FORMAT.encode(found.messages).tokens_T.tolist()
+    whole = FORMAT.encode(actual.messages).tokens_T.tolist()
     assert whole[: len(prompts[1])] == prompts[1]
 
 
 def test_commands(capsys):
-    found, _, prompts = talk("a", "b", "/undo", "c", "/system new", "", " /d", "/reset", "e", "/quit", "f")
+    actual, _, prompts = talk("a", "b", "/undo", "c", "/system new", "", " /d", "/reset", "e", "/quit", "f")
     contents = [FORMAT.answer_prompt(each) for each in (
         messages("a"), messages("a", "ok", "b"), messages("a", "ok", "c"),
         messages("a", "ok", "c", "ok", " /d", system="new"), messages("e", system="new"),
     )]  # fmt: skip
     assert prompts == contents
-    assert list(found.messages) == messages("e", "ok", system="new")
+    assert list(actual.messages) == messages("e", "ok", system="new")
     assert capsys.readouterr().err == "1 turns are left\n0 turns are left\n"
     assert list(talk("a", "/system", conversation=Conversation("x"))[0].messages) == messages("a", "ok")
     assert talk("/undo")[0] == Conversation()
 
 
 def test_unknown_commands_are_reported_and_not_answered(capsys):
-    found, _, prompts = talk("/udno", "/help", "/quit now")
-    assert (found, prompts) == (Conversation(), [])
-    said = capsys.readouterr().err
-    assert 'unknown command "/udno"; did you mean "/undo"?' in said
-    assert 'unknown command "/quit now"; known are /quit, /reset' in said
+    actual, _, prompts = talk("/udno", "/help", "/quit now")
+    assert (actual, prompts) == (Conversation(), [])
+    output = capsys.readouterr().err
+    assert 'unknown command "/udno"; did you mean "/undo"?' in output
+    assert 'unknown command "/quit now"; known are /quit, /reset' in output
     with pytest.raises(ValueError, match='unknown command "/udno"'):
         talk("/udno", is_interactive=False)
 
 
 def test_an_interruption_keeps_the_partial_answer():
-    found, shown, _ = talk("a", "b", answers=[Interrupted(Piece("half"))])
-    assert list(found.messages) == messages("a", "half", "b", "ok")
+    actual, shown, _ = talk("a", "b", answers=[Interrupted(Piece("half"))])
+    assert list(actual.messages) == messages("a", "half", "b", "ok")
     assert shown == "half\nok\n"
-    found, _, _ = talk("a", "b", answers=[Interrupted()])
-    assert list(found.messages) == messages("b", "ok")  # nothing was generated
-    found, _, _ = talk("a", answers=[Interrupted(THOUGHT[0], THOUGHT[1])])
-    assert found.turns[1].content == "<think>\nhm\n</think>"
+    actual, _, _ = talk("a", "b", answers=[Interrupted()])
+    assert list(actual.messages) == messages("b", "ok")  # nothing was generated
+    actual, _, _ = talk("a", answers=[Interrupted(THOUGHT[0], THOUGHT[1])])
+    assert actual.turns[1].content == "<think>\nhm\n</think>"
     with pytest.raises(KeyboardInterrupt):
         talk("a", answers=[Interrupted()], is_interactive=False)
 
@@ -119,10 +119,10 @@ def test_an_interruption_keeps_the_partial_answer():
     ],
 )
 def test_thoughts_are_dim_or_marked_or_hidden(options, shown):
-    found, out, prompts = talk("a", "b", answers=[THOUGHT], **options)
+    actual, out, prompts = talk("a", "b", answers=[THOUGHT], **options)
     assert out == f"{shown}ok\n"
     content = "<think>\nhm\n</think>\n\nyes"
-    assert found.turns[1].content == content  # the template decides how much of it the next turn sees
+    assert actual.turns[1].content == content  # the template decides how much of it the next turn sees
     assert prompts[1] == FORMAT.answer_prompt(messages("a", content, "b"))
     assert FORMAT.specials["<think>"] in prompts[1]
 
@@ -139,9 +139,9 @@ def test_a_template_that_begins_the_thought_and_drops_it_later():
         "{{ '<|im_start|>assistant <think>.' }}{% endif %}"
     )
     chat_format = ChatFormat(ChatTemplate("t", text), TOKENIZER)
-    found, shown, prompts = talk("a", "b", answers=[THOUGHT[1:]], is_terminal=True, chat_format=chat_format)
+    actual, shown, prompts = talk("a", "b", answers=[THOUGHT[1:]], is_terminal=True, chat_format=chat_format)
     assert shown.startswith("\x1b[2m.\nhm\n\x1b[22m\n\nyes\n\x1b[2m.ok\x1b[22m\n")
-    assert found.turns[1].content == "<think>.\nhm\n</think>\n\nyes"
+    assert actual.turns[1].content == "<think>.\nhm\n</think>\n\nyes"
     assert TOKENIZER.decode(prompts[1]) == "user aassistant \n\nyesuser bassistant ."
 
 
@@ -153,15 +153,15 @@ def run_folder(tmp_path_factory):
 
 
 def expected_answers(run_folder, *questions, num_new):
-    run, said, answers = load_run(run_folder), [], []
+    run, output, answers = load_run(run_folder), [], []
     model = Zaya(run.config.model, run.config.execution)
     for question in questions:
-        said.append(Message("user", question))
-        prompt = FORMAT.answer_prompt(said)
+        output.append(Message("user", question))
+        prompt = FORMAT.answer_prompt(output)
         tokens = generate(model, run.variables, prompt, max_new_tokens=num_new, eos_id=FORMAT.end_id)
         assert not set(tokens) & {261, 262}
         answers.append(TOKENIZER.decode(tokens))
-        said.append(Message("assistant", answers[-1]))
+        output.append(Message("assistant", answers[-1]))
     return answers
 
 
@@ -241,10 +241,10 @@ def test_a_chat_at_a_terminal(run_folder):
         terminal.wait_for("Ctrl-C interrupts an answer")
         terminal.wait_for("> ")
         terminal.type("hi\n")
-        said = terminal.wait_for("\r\n> ")
+        output = terminal.wait_for("\r\n> ")
         (answer,) = expected_answers(run_folder, "hi", num_new=12)
         shown = "".join(letter for letter in answer if letter.isprintable())
-        assert "".join(letter for letter in said if letter.isprintable()).endswith(shown)
+        assert "".join(letter for letter in output if letter.isprintable()).endswith(shown)
         terminal.type("more\n")
         terminal.type("\x03")
         # A second Ctrl-C before the next prompt would count as part of the first.

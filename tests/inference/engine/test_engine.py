@@ -496,17 +496,17 @@ def test_a_conversation_is_prefilled_once():
     """As in `zaya chat`: texts that outgrow the cache, and one that is abandoned halfway."""
     session = ChatSession(*load(SMALL), chunk=CHUNK)
     params = SamplingParams(max_new_tokens=NUM_NEW, temperature=0.9, seed=3)
-    said = prompt_of(33)
-    left = session.stream(said, params)
+    output = prompt_of(33)
+    left = session.stream(output, params)
     begun = [next(left) for _ in range(3)]
     with pytest.raises(ValueError, match="the prompt is empty"):
         session.stream([], params)
     for turn in range(2):
-        request = request_of(said, max_new_tokens=NUM_NEW, temperature=0.9, seed=3)
-        text = list(session.stream(said, params))
+        request = request_of(output, max_new_tokens=NUM_NEW, temperature=0.9, seed=3)
+        text = list(session.stream(output, params))
         assert text == alone(SMALL, request)[0]
         assert turn or text[:3] == begun
         read = session.stats().tokens_prefilled
-        said = (*said, *text, *prompt_of(4, seed=turn))
+        output = (*output, *text, *prompt_of(4, seed=turn))
     # The second turn has 57 tokens, too many for the first slot; 52 of them were computed before.
     assert read == 57 - 48

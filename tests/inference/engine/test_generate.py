@@ -88,8 +88,8 @@ def test_kernel_and_xla_agree_on_the_cache(config):
     cache = jax.jit(model.apply)(variables, tokens, segments_BT=segments, cache=cache).cache
     step = jax.jit(lambda model, *rest: model.apply(variables, rest[0], cache=rest[1]), static_argnums=0)
     for token in (9, 44, 2):
-        found, expected = (step(each, np.full((2, 1), token), cache) for each in (kernel, model))
-        np.testing.assert_allclose(found.logits_BTV, expected.logits_BTV, rtol=1e-5, atol=1e-5)
+        actual, expected = (step(each, np.full((2, 1), token), cache) for each in (kernel, model))
+        np.testing.assert_allclose(actual.logits_BTV, expected.logits_BTV, rtol=1e-5, atol=1e-5)
         cache = expected.cache
 
 
@@ -123,15 +123,15 @@ def test_padding_changes_nothing():
 def test_prefill_memory_is_not_quadratic():
     """The prompt is read in one pass, but attention never materializes all of its scores."""
     config = dataclasses.replace(SMALL, max_position_embeddings=8192)
-    model, found = Zaya(config, EXECUTION), {}
+    model, actual = Zaya(config, EXECUTION), {}
     variables = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 4), jnp.int32))
     for time in (2048, 4096):
         cache = jax.eval_shape(lambda: init_cache(config, 1, time + 64, EXECUTION.dtype))  # noqa: B023
         program = prefill_chunk.lower(model, variables, cache, prompt_chunk(np.ones((1, time))), GREEDY)
-        found[time] = program.compile().memory_analysis().temp_size_in_bytes
+        actual[time] = program.compile().memory_analysis().temp_size_in_bytes
         # Scores of one head at one byte each would already be more, and there are four heads of four bytes.
-        assert found[time] < time**2
-    assert found[4096] < 2.5 * found[2048]
+        assert actual[time] < time**2
+    assert actual[4096] < 2.5 * actual[2048]
 
 
 def test_one_new_token():

@@ -43,11 +43,11 @@ def test_scores_match_a_forward_pass(config):
     expected_TV = np.asarray(jax.nn.log_softmax(load(config)[2](whole)[0]))
     for length in (LONGEST, 1, 2, CHUNK, CHUNK + 1, 3 * CHUNK, 29):
         tokens = whole[0, :length].tolist()
-        found = scorer_of(config).score(tokens, 5)
+        actual = scorer_of(config).score(tokens, 5)
         own = expected_TV[np.arange(length - 1), tokens[1:]]
-        np.testing.assert_allclose(found.logprobs, own, rtol=1e-4, atol=1e-4)
-        assert len(found.top) == length - 1
-        for top, row_V in zip(found.top, expected_TV, strict=False):
+        np.testing.assert_allclose(actual.logprobs, own, rtol=1e-4, atol=1e-4)
+        assert len(actual.top) == length - 1
+        for top, row_V in zip(actual.top, expected_TV, strict=False):
             values = [logprob for _, logprob in top]
             np.testing.assert_allclose(values, np.sort(row_V)[::-1][:5], rtol=1e-4, atol=1e-4)
             np.testing.assert_allclose([row_V[token] for token, _ in top], values, rtol=1e-4, atol=1e-4)
@@ -60,8 +60,8 @@ def test_a_greedy_token_has_equal_logprobs_in_both_places():
         padded = np.zeros((1, LONGEST), np.int32)
         padded[0, : len(tokens)] = tokens
         tokens.append(int(np.argmax(forward(padded)[0, len(tokens) - 1])))
-    found = scorer_of(SMALL).score(tokens, 1)
-    assert [top[0] for top in found.top] == list(zip(tokens[1:], found.logprobs, strict=True))
+    actual = scorer_of(SMALL).score(tokens, 1)
+    assert [top[0] for top in actual.top] == list(zip(tokens[1:], actual.logprobs, strict=True))
 
 
 @pytest.mark.parametrize("num_top", [0, 1, 2, 7, 20])
@@ -69,7 +69,7 @@ def test_all_numbers_of_top_tokens_use_one_program(num_top):
     scorer = scorer_of(SMALL)
     scorer.score([1, 2], 3)
     before = prompt_scores._score._cache_size()
-    found = scorer.score([1, 2, 3, 4], num_top)
-    assert [len(each) for each in found.top] == [num_top] * 3
-    assert found.logprobs == scorer.score([1, 2, 3, 4], 20).logprobs
+    actual = scorer.score([1, 2, 3, 4], num_top)
+    assert [len(each) for each in actual.top] == [num_top] * 3
+    assert actual.logprobs == scorer.score([1, 2, 3, 4], 20).logprobs
     assert prompt_scores._score._cache_size() == before

@@ -57,18 +57,18 @@ def test_pieces_join_to_the_decoded_text(kind, trained):
     texts += [[numbers.randrange(tokenizer.vocab_size) for _ in range(60)] for _ in range(40)]
     for tokens in texts:
         detokenizer = Detokenizer(tokenizer)
-        found = "".join(map(detokenizer.add, tokens)) + detokenizer.flush()
-        assert found == tokenizer.decode(tokens)
+        actual = "".join(map(detokenizer.add, tokens)) + detokenizer.flush()
+        assert actual == tokenizer.decode(tokens)
 
 
 def test_endless_invalid_bytes_appear_too():
     """A piece appears as soon as no character can need it; keeping all bytes would take n^2 time."""
     tokens = [byte + 3 for byte in b"\xe2\x82" * 40 + b"\xe2\x82\xac" + b"\xf0\x9f\x98" * 30 + b"\xe2" * 30]
-    detokenizer, found = Detokenizer(BYTES), ""
+    detokenizer, actual = Detokenizer(BYTES), ""
     for number, token in enumerate(tokens, 1):
-        found += detokenizer.add(token)
-        assert len(found) >= len(BYTES.decode(tokens[:number])) - 9
-    assert found + detokenizer.flush() == BYTES.decode(tokens)
+        actual += detokenizer.add(token)
+        assert len(actual) >= len(BYTES.decode(tokens[:number])) - 9
+    assert actual + detokenizer.flush() == BYTES.decode(tokens)
 
 
 @pytest.mark.parametrize(
@@ -86,11 +86,11 @@ def test_endless_invalid_bytes_appear_too():
 def test_stop_strings_in_parts_of_any_size(stop, text, given):
     for num_cuts in range(len(text)):
         for cuts in itertools.combinations(range(1, len(text)), num_cuts):
-            stops, found = StopFilter(stop), ""
+            stops, actual = StopFilter(stop), ""
             for first, last in itertools.pairwise((0, *cuts, len(text))):
-                found += "" if stops.is_stopped else stops.add(text[first:last])
-                assert given.startswith(found)  # no output is part of a stop string
-            assert found + stops.flush() == given
+                actual += "" if stops.is_stopped else stops.add(text[first:last])
+                assert given.startswith(actual)  # no output is part of a stop string
+            assert actual + stops.flush() == given
             assert stops.is_stopped == (given != text)
 
 
@@ -113,8 +113,8 @@ def test_finish_reasons():
 def test_marks_are_separate_pieces():
     tokens = [THINK, *BYTES.encode("hm-"), THINK_END, *BYTES.encode("-o")]
     pieces, _ = written(tokens, marks={THINK: "<think>", THINK_END: "</think>"}, stop=["--"])
-    said = [piece for each in pieces for piece in each]
-    assert [piece.text for piece in said if piece.is_mark] == ["<think>", "</think>"]
+    output = [piece for each in pieces for piece in each]
+    assert [piece.text for piece in output if piece.is_mark] == ["<think>", "</think>"]
     assert text_of(pieces) == "<think>hm-</think>-o"
     assert text_of(written(tokens)[0]) == "hm--o"
 
@@ -139,8 +139,8 @@ def test_logprobs_match_a_forward_pass(sampled):
     rounding.
     """
     params = dataclasses.replace(GREEDY, **sampled)
-    found = complete(*load(SLIDING), BYTES, PROMPTS, params)
-    for prompt, each in zip(PROMPTS, found, strict=True):
+    actual = complete(*load(SLIDING), BYTES, PROMPTS, params)
+    for prompt, each in zip(PROMPTS, actual, strict=True):
         assert len(each.logprobs) == len(each.tokens) == NUM_NEW
         expected = taken_logprobs(SLIDING, prompt, list(each.tokens))
         np.testing.assert_allclose(each.logprobs, expected, rtol=1e-4, atol=1e-4)
@@ -148,10 +148,10 @@ def test_logprobs_match_a_forward_pass(sampled):
 
 
 def test_completions_match_generate():
-    found = complete(*load(SMALL), BYTES, PROMPTS, GREEDY)
-    assert [each.tokens for each in found] == list(greedy_texts(SMALL))
-    assert [each.text for each in found] == [BYTES.decode(text) for text in greedy_texts(SMALL)]
-    assert {each.finish_reason for each in found} == {"length"}
+    actual = complete(*load(SMALL), BYTES, PROMPTS, GREEDY)
+    assert [each.tokens for each in actual] == list(greedy_texts(SMALL))
+    assert [each.text for each in actual] == [BYTES.decode(text) for text in greedy_texts(SMALL)]
+    assert {each.finish_reason for each in actual} == {"length"}
 
 
 def test_prompts_have_their_own_end_tokens_and_limits():
@@ -170,14 +170,14 @@ def test_a_stop_string_over_several_tokens_ends_only_its_row():
     whole = complete(*load(SMALL), BYTES, PROMPTS, GREEDY)
     stop = whole[0].text[7:10]  # one byte per token here
     first = whole[0].text.index(stop)
-    found = complete(*load(SMALL), BYTES, PROMPTS, GREEDY, stop=[stop])
-    assert (found[0].text, found[0].finish_reason) == (whole[0].text[:first], "stop")
-    assert found[0].tokens == whole[0].tokens[: len(found[0].tokens)]
-    assert BYTES.decode(found[0].tokens).endswith(stop)
-    for each, before in zip(found[1:], whole[1:], strict=True):
+    actual = complete(*load(SMALL), BYTES, PROMPTS, GREEDY, stop=[stop])
+    assert (actual[0].text, actual[0].finish_reason) == (whole[0].text[:first], "stop")
+    assert actual[0].tokens == whole[0].tokens[: len(actual[0].tokens)]
+    assert BYTES.decode(actual[0].tokens).endswith(stop)
+    for each, before in zip(actual[1:], whole[1:], strict=True):
         assert each == before or stop in before.text
     streamed = stream_text(*load(SMALL), BYTES, PROMPTS[0], GREEDY, stop=[stop])
-    assert "".join(piece.text for piece in streamed) == found[0].text
+    assert "".join(piece.text for piece in streamed) == actual[0].text
 
 
 def test_a_row_with_its_own_seed_equals_a_single_text():
@@ -186,9 +186,9 @@ def test_a_row_with_its_own_seed_equals_a_single_text():
     params = [sampled(seed=seed) for seed in seeds]
     together = complete(*load(SMALL), BYTES, [PROMPTS[0], PROMPTS[1], PROMPTS[0]], params)
     assert together[0] == together[2]
-    for prompt, seed, found in zip(PROMPTS, seeds[:2], together, strict=False):
+    for prompt, seed, actual in zip(PROMPTS, seeds[:2], together, strict=False):
         alone = generate(*load(SMALL), prompt, max_new_tokens=NUM_NEW, temperature=1.0, seed=seed)
-        assert list(found.tokens) == alone
+        assert list(actual.tokens) == alone
 
 
 def test_an_empty_stop_string_is_refused():

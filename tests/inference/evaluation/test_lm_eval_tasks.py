@@ -43,19 +43,19 @@ def evaluate(run_folder, *words):
 def test_metrics_are_printed_and_written(run_folder, tmp_path, capsys):
     words = ("--tasks=zaya_ch*,zaya_texts,zaya_stopped", "--context=96", "--limit=2", "--num-fewshot=1")
     evaluate(run_folder, *words, f"--json={tmp_path}/out.json", f"--samples={tmp_path}/answers.jsonl")
-    found = json.loads((tmp_path / "out.json").read_text())
-    assert found["context"] == 96
-    results = found["tasks"]["results"]
+    actual = json.loads((tmp_path / "out.json").read_text())
+    assert actual["context"] == 96
+    results = actual["tasks"]["results"]
     assert set(results) == {"zaya_choice", "zaya_texts", "zaya_stopped"}
     assert results["zaya_choice"]["acc,none"] in (0, 0.5, 1)
-    assert found["tasks"]["n-samples"]["zaya_choice"]["effective"] == 2
-    assert found["tasks"]["n-shot"]["zaya_choice"] == 1
+    assert actual["tasks"]["n-samples"]["zaya_choice"]["effective"] == 2
+    assert actual["tasks"]["n-shot"]["zaya_choice"] == 1
     out = capsys.readouterr().out
     assert f"{results['zaya_texts']['bits_per_byte,none']:.4f}" in out
     assert "acc_norm" in out
     samples = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
     assert {sample["task"] for sample in samples} == set(results)
-    assert "samples" not in found["tasks"]
+    assert "samples" not in actual["tasks"]
 
 
 @needs_harness
@@ -99,8 +99,8 @@ def test_generation_options():
 
 
 def test_without_lm_eval_the_error_names_the_install_command(run_folder, capsys, monkeypatch):
-    found = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "lm_eval" else found(name))
+    actual = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "lm_eval" else actual(name))
     with pytest.raises(SystemExit, match="2"):
         evaluate(run_folder, "--tasks=zaya_choice")
     sentence = r"zaya: eval: --tasks needs lm-eval, which is not installed: .*pip install 'lm-eval>="

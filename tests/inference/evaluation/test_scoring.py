@@ -74,7 +74,7 @@ def some_requests():
 
 def greedy_requests():
     """Returns continuations of most likely tokens, and the same with another last token."""
-    found = []
+    actual = []
     for num in (1, 4):
         tokens = [PREFIX, 7, 9]
         for _ in range(num):
@@ -84,21 +84,21 @@ def greedy_requests():
             logits_1TV = np.asarray(whole_forward(*load(), tokens_1T))
             tokens.append(int(logits_1TV[0, request.num_read - 1].argmax()))
         other = [*tokens[:-1], (tokens[-1] + 1) % VOCABULARY]
-        found += [ScoringRequest(np.array(each, np.int32), num) for each in (tokens, other)]
-    return found
+        actual += [ScoringRequest(np.array(each, np.int32), num) for each in (tokens, other)]
+    return actual
 
 
 def test_packed_requests_score_as_alone():
     requests = [*some_requests(), *greedy_requests()]
-    found = score(scorer(), requests)
+    actual = score(scorer(), requests)
     flags = []
-    for request, result in zip(requests, found, strict=True):
+    for request, result in zip(requests, actual, strict=True):
         log_prob_N, is_likeliest_N = expected_scores(request)
         assert result.log_prob == pytest.approx(log_prob_N.sum(), rel=1e-5, abs=1e-5)
         assert result.is_greedy == is_likeliest_N.all()
         flags.append(result.is_greedy)
     assert flags[-4:] == [True, False, True, False]
-    assert len({round(result.log_prob, 3) for result in found}) == len(found)
+    assert len({round(result.log_prob, 3) for result in actual}) == len(actual)
 
 
 def test_order_and_neighbours_change_nothing():
@@ -151,8 +151,8 @@ def test_an_empty_context_begins_with_the_prefix():
 
 
 def test_a_request_without_scored_tokens_has_probability_one():
-    found = score(scorer(), [make([3, 4], []), make([], [])])
-    assert [(each.log_prob, each.is_greedy) for each in found] == [(0.0, True)] * 2
+    actual = score(scorer(), [make([3, 4], []), make([], [])])
+    assert [(each.log_prob, each.is_greedy) for each in actual] == [(0.0, True)] * 2
 
 
 def test_a_long_context_is_cut_on_the_left():

@@ -52,9 +52,9 @@ def expected_nats(run, text):
         begin = max(end - CONTEXT, 0)
         tokens_1T = np.zeros((1, CONTEXT), np.int32)
         tokens_1T[0, : end - begin] = tokens[begin:end]
-        found = np.asarray(log_probs(model, variables, tokens_1T))[0]
+        actual = np.asarray(log_probs(model, variables, tokens_1T))[0]
         places = range(len(nats) - begin, end - begin)
-        nats += [-float(found[place, tokens[begin + place + 1]]) for place in places]
+        nats += [-float(actual[place, tokens[begin + place + 1]]) for place in places]
     return nats
 
 
@@ -65,18 +65,18 @@ def evaluate(folder, *words):
 
 def test_bits_per_byte_match_the_logits(run, capsys):
     folder = run[0]
-    found = evaluate(folder, "--text", *(str(folder / name) for name in TEXTS))
-    assert (found["step"], found["context"]) == (1, CONTEXT)
+    actual = evaluate(folder, "--text", *(str(folder / name) for name in TEXTS))
+    assert (actual["step"], actual["context"]) == (1, CONTEXT)
     sums = np.zeros(2)
     for name, text in TEXTS.items():
-        file = next(each for each in found["text"]["files"] if each["name"] == str(folder / name))
+        file = next(each for each in actual["text"]["files"] if each["name"] == str(folder / name))
         nats, num_bytes = expected_nats(run, text), len(text.encode())
         assert (file["num_bytes"], file["num_tokens"]) == (num_bytes, num_bytes)
         assert file["nats"] == pytest.approx(sum(nats), rel=1e-5)
         assert file["bits_per_byte"] == pytest.approx(sum(nats) / num_bytes / math.log(2), rel=1e-5)
         assert file["perplexity"] == pytest.approx(math.exp(sum(nats) / num_bytes), rel=1e-4)
         sums += sum(nats), num_bytes
-    total = found["text"]["total"]
+    total = actual["text"]["total"]
     assert total["nats"] == pytest.approx(sums[0], rel=1e-5)
     assert total["bits_per_byte"] == pytest.approx(sums[0] / sums[1] / math.log(2), rel=1e-5)
     out = capsys.readouterr().out
@@ -86,20 +86,22 @@ def test_bits_per_byte_match_the_logits(run, capsys):
 
 def test_loss_by_position_matches_the_logits(run):
     folder, text = run[0], TEXTS["long.txt"]
-    found = evaluate(folder, "--text", str(folder / "long.txt"))["text"]
+    actual = evaluate(folder, "--text", str(folder / "long.txt"))["text"]
     nats = np.array(expected_nats(run, text))
     last = len(nats) // CONTEXT * CONTEXT
     read = np.arange(len(nats)) % CONTEXT + 1
     read[last:] += CONTEXT - (len(nats) - last)  # the last window starts earlier
     assert last < len(nats)
-    assert [(each["first"], each["last"]) for each in found["positions"]] == [
+    assert [(each["first"], each["last"]) for each in actual["positions"]] == [
         (1, 1), (2, 3), (4, 7), (8, 15), (16, 31), (32, 63), (64, 64)
     ]  # fmt: skip
-    for each in found["positions"]:
+    for each in actual["positions"]:
         chosen = nats[(read >= each["first"]) & (read <= each["last"])]
         assert each["num_tokens"] == len(chosen)
         assert each["nats"] == pytest.approx(chosen.sum(), rel=1e-5)
-    assert sum(each["nats"] for each in found["positions"]) == pytest.approx(found["total"]["nats"], rel=1e-5)
+    assert sum(each["nats"] for each in actual["positions"]) == pytest.approx(
+        actual["total"]["nats"], rel=1e-5
+    )
 
 
 def test_bytes_are_counted_in_the_text(run):
@@ -113,9 +115,9 @@ def test_bytes_are_counted_in_the_text(run):
 
 def test_context_and_batch_size_options(run):
     folder = run[0]
-    found = evaluate(folder, "--context=16", "--batch-size=3", "--text", str(folder / "long.txt"))
-    assert found["context"] == 16
-    assert found["text"]["positions"][-1]["last"] == 16
+    actual = evaluate(folder, "--context=16", "--batch-size=3", "--text", str(folder / "long.txt"))
+    assert actual["context"] == 16
+    assert actual["text"]["positions"][-1]["last"] == 16
 
 
 def test_progress_counts_each_token_once(run):

@@ -83,7 +83,7 @@ def forward(thinker):
 def test_results_match_the_reference_loops(changes, batch_size, thinker, forward):
     """Subsets, tokens, tails and prompts, of every candidate of every round."""
     scheme = dataclasses.replace(SCHEME, **changes)
-    found = dataclasses.replace(thinker, batch_size=batch_size).think(QUESTION, scheme)
+    actual = dataclasses.replace(thinker, batch_size=batch_size).think(QUESTION, scheme)
     expected = markovian_rsa(
         forward,
         LETTERS,
@@ -98,8 +98,8 @@ def test_results_match_the_reference_loops(changes, batch_size, thinker, forward
         seed=SEED,
         temperature=TEMPERATURE,
     )
-    assert [len(population) for population in found.rounds] == [5] * (scheme.rounds + 1)
-    for population, traces in zip(found.rounds, expected, strict=True):
+    assert [len(population) for population in actual.rounds] == [5] * (scheme.rounds + 1)
+    for population, traces in zip(actual.rounds, expected, strict=True):
         for candidate, trace in zip(population, traces, strict=True):
             assert list(candidate.subset) == trace.subset
             assert list(candidate.tokens) == trace.tokens
@@ -107,7 +107,7 @@ def test_results_match_the_reference_loops(changes, batch_size, thinker, forward
             text = LETTERS.decode([token for token in trace.tokens if token != END])
             assert (candidate.text, candidate.tail) == (text, text[-scheme.tail :])
             assert candidate.finish_reason == ("stop" if trace.tokens[-1] == END else "length")
-    assert found.num_new_tokens == sum(len(trace.tokens) for traces in expected for trace in traces)
+    assert actual.num_new_tokens == sum(len(trace.tokens) for traces in expected for trace in traces)
     traces = [trace for traces in expected for trace in traces]
     assert len({trace.prompt for trace in traces}) >= 5
     assert {trace.tokens[-1] == END for trace in traces} == {True, False}
@@ -118,9 +118,9 @@ def test_both_readings_of_rounds_agree_where_they_coincide(rounds, thinker):
     """T rounds after an additional first round are T + 1 rounds of which the first is counted."""
     scheme = dataclasses.replace(SCHEME, rounds=rounds - 1, thinking=4, tail=2, answer_tokens=3)
     counted = dataclasses.replace(scheme, rounds=rounds, first_round="counted")
-    found, same = (thinker.think(QUESTION, each) for each in (scheme, counted))
+    actual, same = (thinker.think(QUESTION, each) for each in (scheme, counted))
     assert len(same.rounds) == rounds  # T itself
-    assert dataclasses.replace(same, config=scheme) == found
+    assert dataclasses.replace(same, config=scheme) == actual
     assert thinker.max_context(QUESTION, scheme) == thinker.max_context(QUESTION, counted)
 
 
@@ -157,12 +157,12 @@ def test_invalid_rounds(values, sentence):
 
 def test_subsets_are_without_replacement_and_cover_the_population(thinker):
     scheme = dataclasses.replace(SCHEME, population=16, candidates=4, rounds=1, thinking=1, tail=1)
-    found = thinker.think(QUESTION, scheme)
-    subsets = [candidate.subset for candidate in found.rounds[1]]
+    actual = thinker.think(QUESTION, scheme)
+    subsets = [candidate.subset for candidate in actual.rounds[1]]
     assert all(len(set(subset)) == 4 for subset in subsets)
     assert {each for subset in subsets for each in subset} == set(range(16))
     assert len({frozenset(subset) for subset in subsets}) > 12
-    assert len({candidate.seed for population in found.rounds for candidate in population}) == 32
+    assert len({candidate.seed for population in actual.rounds for candidate in population}) == 32
 
 
 def test_seeds_change_the_candidates_and_zero_rounds_only_sample(thinker):
@@ -178,10 +178,10 @@ def test_seeds_change_the_candidates_and_zero_rounds_only_sample(thinker):
 def test_questions_do_not_depend_on_each_other(thinker):
     """Batches contain candidates of both questions, and the second prompt is longer."""
     second = "3+4+1+2+2="
-    found = thinker.think_all([QUESTION, second], SCHEME)
+    actual = thinker.think_all([QUESTION, second], SCHEME)
     params = dataclasses.replace(thinker.params, seed=SEED + 1)
-    assert found[0] == thinker.think(QUESTION, SCHEME)
-    assert found[1] == dataclasses.replace(thinker, params=params).think(second, SCHEME)
+    assert actual[0] == thinker.think(QUESTION, SCHEME)
+    assert actual[1] == dataclasses.replace(thinker, params=params).think(second, SCHEME)
 
 
 def test_answers_are_between_the_thought_and_the_stop_string(thinker):
@@ -190,12 +190,12 @@ def test_answers_are_between_the_thought_and_the_stop_string(thinker):
     whole = thinker.think(QUESTION, scheme).rounds[0][0]
     stop, think_end = whole.text[8:10], whole.tokens[3]
     assert whole.text.index(stop) == 8
-    said = dataclasses.replace(thinker, stop=(stop,), think_end_id=think_end, answer_of=lambda text: text)
-    found = said.think(QUESTION, scheme).rounds[0][0]
-    assert found.text == whole.text[:8]
-    assert found.answer == whole.text[4:8]
-    assert found.tail == whole.text[2:8]
-    assert found.finish_reason == "stop"
+    output = dataclasses.replace(thinker, stop=(stop,), think_end_id=think_end, answer_of=lambda text: text)
+    actual = output.think(QUESTION, scheme).rounds[0][0]
+    assert actual.text == whole.text[:8]
+    assert actual.answer == whole.text[4:8]
+    assert actual.tail == whole.text[2:8]
+    assert actual.finish_reason == "stop"
 
 
 def test_a_budget_beyond_the_context_fails_first(thinker):
@@ -277,16 +277,16 @@ def test_the_command_prints_the_answer_and_writes_json(run_folder, tmp_path, cap
     words = ["--chat", "--seed=3", f"--json={record}", f"--aggregation={own}", "--batch-size=5"]
     cli.main(["think", str(run_folder), "--prompt", "hi", *scheme, *words])
     out, err = capsys.readouterr()
-    found = json.loads(record.read_text())
-    assert out == found["text"] + "\n"
+    actual = json.loads(record.read_text())
+    assert out == actual["text"] + "\n"
     assert err.startswith("2 rounds of 5 candidates, each of at most 12 tokens; each sees 2 tails of 4\n")
-    assert f"{found['num_new_tokens']} tokens were generated in 2 rounds" in err
-    assert found["scheme"] == {
+    assert f"{actual['num_new_tokens']} tokens were generated in 2 rounds" in err
+    assert actual["scheme"] == {
         "population": 5, "candidates": 2, "rounds": 1, "first_round": "extra", "thinking": 12, "tail": 4,
         "answer_tokens": None,
     }  # fmt: skip
-    first, last = found["rounds"]
-    assert found["text"] == last[found["chosen"]]["text"]
+    first, last = actual["rounds"]
+    assert actual["text"] == last[actual["chosen"]]["text"]
     for candidate in last:
         shown = [first[number]["tail"] for number in candidate["subset"]]
         attempts = "\n\n".join(f"Attempt {number}:\n{tail}" for number, tail in enumerate(shown, 1))

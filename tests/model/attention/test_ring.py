@@ -49,10 +49,10 @@ def test_around_a_ring_every_device_visits_equally_many_blocks_and_all_visible_o
             count = _visit_others(add, count, keys, (rank() - distance) % ranks)
         return count
 
-    found = mapped_over(CONTEXT, visits)(jnp.arange(ranks))
-    assert np.all(found.max(axis=0) <= 1.02 * found.mean(axis=0))
+    actual = mapped_over(CONTEXT, visits)(jnp.arange(ranks))
+    assert np.all(actual.max(axis=0) <= 1.02 * actual.mean(axis=0))
     whole = visited(2 * ranks * size, 2 * ranks * size, 0)
-    np.testing.assert_array_equal(found.sum(axis=0), whole)
+    np.testing.assert_array_equal(actual.sum(axis=0), whole)
 
 
 def kept_bytes(execution, ranks):
@@ -82,6 +82,6 @@ def test_memory_of_a_device_does_not_grow_with_the_sequence(form, remat):
     execution = dataclasses.replace(
         EXECUTION, context_attention=form, remat=remat, experts_implementation="ragged_dot"
     )
-    found = kept_bytes(execution, 8)
-    print(found, SEQUENCES * activation_bytes(SLIDING, execution, OWN_TOKENS))
-    assert found == kept_bytes(execution, 2)
+    actual = kept_bytes(execution, 8)
+    print(actual, SEQUENCES * activation_bytes(SLIDING, execution, OWN_TOKENS))
+    assert actual == kept_bytes(execution, 2)

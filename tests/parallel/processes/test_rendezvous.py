@@ -44,8 +44,8 @@ def come_together(count: int, present, *, limit: float, counts=None):
 
 @pytest.mark.parametrize("count", [1, 2, 4, 40])
 def test_all_processes_receive_the_hosts_of_all(count):
-    heard = come_together(count, range(count), limit=30.0)
-    assert heard == [tuple(f"host{number}" for number in range(count))] * count
+    received = come_together(count, range(count), limit=30.0)
+    assert received == [tuple(f"host{number}" for number in range(count))] * count
 
 
 @pytest.mark.parametrize(

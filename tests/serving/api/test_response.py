@@ -60,13 +60,13 @@ def test_a_completion():
 def test_each_prompt_and_choice_equals_a_separate_request():
     prompts = ["a", "bb", "ccc"]
     body = ask(COMPLETIONS, {"prompt": prompts, "n": 2, "seed": 7, "max_tokens": 20}).json()
-    found = {choice["index"]: choice["text"] for choice in body["choices"]}
+    actual = {choice["index"]: choice["text"] for choice in body["choices"]}
     expected = [
         TOKENIZER.decode(written(text_tokens(prompt), seed=7 + i, longest=20))
         for prompt in prompts
         for i in (0, 1)
     ]
-    assert [found[index] for index in range(6)] == expected
+    assert [actual[index] for index in range(6)] == expected
     assert len(set(expected)) == 6
     assert body["usage"]["prompt_tokens"] == 2 + 3 + 4  # each prompt once, whatever n
     assert body["usage"]["prompt_tokens_details"]["cached_tokens"] == 1 + 2 + 2
@@ -93,10 +93,10 @@ def test_stop_strings_span_tokens_and_free_the_slot():
     async def run():
         async with serving(engine) as (_, application), client(application) as http:
             body = {"prompt": "ab", "max_tokens": 400, "seed": 0, "stop": ["never", stop]}
-            found = await http.post(COMPLETIONS, json=body)
+            actual = await http.post(COMPLETIONS, json=body)
             while engine.stats().running:
                 await asyncio.sleep(0.01)
-            return found.json()
+            return actual.json()
 
     body = asyncio.run(run())
     assert body["choices"][0]["text"] == whole[: whole.index(stop)]
@@ -132,13 +132,13 @@ def test_logprobs_of_a_completion():
     params = SamplingParams(max_new_tokens=6, stop_token_ids=(TOKENIZER.eos_id,), num_top_logprobs=2)
     request = Request(prompt, params)
     body = {"prompt": "ab", "max_tokens": 6, "seed": 0, "logprobs": 2}
-    found = ask(COMPLETIONS, body).json()["choices"][0]
+    actual = ask(COMPLETIONS, body).json()["choices"][0]
     expected = [new_token(request, number, token) for number, token in enumerate(tokens_of(request))]
-    logprobs = found["logprobs"]
+    logprobs = actual["logprobs"]
     assert logprobs["token_logprobs"] == [new.logprob for new in expected]
     # The first character is two tokens, neither of which is text by itself.
     assert logprobs["tokens"][:2] == ["bytes:\\xc3", "bytes:\\xa9"]
-    assert "".join(logprobs["tokens"][2:]) == found["text"][1:]
+    assert "".join(logprobs["tokens"][2:]) == actual["text"][1:]
     assert logprobs["text_offset"] == [0, 0, 1, 2, 3, 4]
     assert [list(top.values()) for top in logprobs["top_logprobs"]] == [
         [p for _, p in new.top] for new in expected
@@ -155,13 +155,13 @@ def test_echo_scores_the_prompt():
     prompt = text_tokens("abé")
     body = {"prompt": "abé", "max_tokens": 0, "echo": True, "logprobs": 1}
     answer = ask(COMPLETIONS, body).json()
-    found = answer["choices"][0]
-    assert (found["text"], found["finish_reason"]) == ("abé", "length")
-    assert found["logprobs"]["token_logprobs"] == [None, *(-token / 1000 for token in prompt[1:])]
-    assert found["logprobs"]["tokens"] == ["<bos>", "a", "b", "bytes:\\xc3", "bytes:\\xa9"]
-    assert found["logprobs"]["text_offset"] == [0, 0, 1, 2, 2]
-    assert found["logprobs"]["top_logprobs"][0] is None
-    assert found["logprobs"]["top_logprobs"][1] == {"a": -prompt[1] / 1000}
+    actual = answer["choices"][0]
+    assert (actual["text"], actual["finish_reason"]) == ("abé", "length")
+    assert actual["logprobs"]["token_logprobs"] == [None, *(-token / 1000 for token in prompt[1:])]
+    assert actual["logprobs"]["tokens"] == ["<bos>", "a", "b", "bytes:\\xc3", "bytes:\\xa9"]
+    assert actual["logprobs"]["text_offset"] == [0, 0, 1, 2, 2]
+    assert actual["logprobs"]["top_logprobs"][0] is None
+    assert actual["logprobs"]["top_logprobs"][1] == {"a": -prompt[1] / 1000}
     assert answer["usage"]["completion_tokens"] == 0
     (chunk,) = chunks_of(ask(COMPLETIONS, body | {"stream": True}).text)
     assert chunk["choices"] == answer["choices"]
@@ -170,10 +170,10 @@ def test_echo_scores_the_prompt():
 def test_echo_precedes_the_generated_text():
     """A request of lm-eval: one generated token, after the log-probabilities of the prompt."""
     body = {"prompt": [[5, 6, 7], [8, 9]], "max_tokens": 1, "echo": True, "logprobs": 1, "seed": 0}
-    for prompt, found in zip(body["prompt"], ask(COMPLETIONS, body).json()["choices"], strict=True):
-        assert found["logprobs"]["token_logprobs"] == [None, *(-token / 1000 for token in prompt[1:]), -0.5]
-        assert len(found["logprobs"]["top_logprobs"]) == len(found["logprobs"]["tokens"]) == len(prompt) + 1
-        assert found["text"].startswith(TOKENIZER.decode(prompt))
+    for prompt, actual in zip(body["prompt"], ask(COMPLETIONS, body).json()["choices"], strict=True):
+        assert actual["logprobs"]["token_logprobs"] == [None, *(-token / 1000 for token in prompt[1:]), -0.5]
+        assert len(actual["logprobs"]["top_logprobs"]) == len(actual["logprobs"]["tokens"]) == len(prompt) + 1
+        assert actual["text"].startswith(TOKENIZER.decode(prompt))
 
 
 def test_a_chat():
@@ -197,8 +197,8 @@ def test_messages_are_passed_to_the_template():
         {"role": "assistant", "content": "yes", "reasoning_content": "hm"},
         {"role": "user", "content": "c", "name": None},
     ]
-    said = [("system", "be brief"), ("user", "ab"), ("assistant", "<think>hm</think>yes"), ("user", "c")]
-    prompt = FORMAT.answer_prompt([Message(*each) for each in said])
+    output = [("system", "be brief"), ("user", "ab"), ("assistant", "<think>hm</think>yes"), ("user", "c")]
+    prompt = FORMAT.answer_prompt([Message(*each) for each in output])
     body = ask(CHAT, {"messages": messages, "seed": 0, "max_completion_tokens": 9}).json()
     assert body["usage"]["prompt_tokens"] == len(prompt)
     expected = written(prompt, longest=9, eos_id=END)
@@ -317,22 +317,22 @@ def test_special_tokens_are_skipped_or_included():
 
 def test_logprobs_of_a_chat():
     body = {"messages": HELLO, "seed": 0, "max_tokens": 12, "logprobs": True, "top_logprobs": 2}
-    found = ask(CHAT, body).json()["choices"][0]["logprobs"]["content"]
-    assert len(found) == 12
-    assert found[0] | {"top_logprobs": None} == {
+    actual = ask(CHAT, body).json()["choices"][0]["logprobs"]["content"]
+    assert len(actual) == 12
+    assert actual[0] | {"top_logprobs": None} == {
         "token": "<think>", "logprob": -0.5, "bytes": list(b"<think>"), "top_logprobs": None,
     }  # fmt: skip
-    assert [each["logprob"] for each in found[0]["top_logprobs"]] == [-0.5, -1.5]
-    assert (found[1]["token"], found[1]["bytes"]) == ("h", [ord("h")])
+    assert [each["logprob"] for each in actual[0]["top_logprobs"]] == [-0.5, -1.5]
+    assert (actual[1]["token"], actual[1]["bytes"]) == ("h", [ord("h")])
     chunks = chunks_of(ask(CHAT, body | {"stream": True}).text)
-    assert [each for chunk in chunks for each in chunk["choices"][0]["logprobs"]["content"]] == found
+    assert [each for chunk in chunks for each in chunk["choices"][0]["logprobs"]["content"]] == actual
     none = ask(CHAT, body | {"top_logprobs": 0}).json()["choices"][0]["logprobs"]["content"]
-    assert none == [each | {"top_logprobs": []} for each in found]
+    assert none == [each | {"top_logprobs": []} for each in actual]
 
 
 @pytest.mark.parametrize(("path", "said"), [(COMPLETIONS, {"prompt": "ab"}), (CHAT, {"messages": HELLO})])
-def test_routing(path, said):
-    body = said | {"seed": 0, "max_tokens": 500 if path == COMPLETIONS else 300, "routing": True}
+def test_routing(path, output):
+    body = output | {"seed": 0, "max_tokens": 500 if path == COMPLETIONS else 300, "routing": True}
     choice = ask(path, body).json()["choices"][0]
     routing = choice["routing"]
     text = (

@@ -19,8 +19,8 @@ def losses(seed, count=4000, noise=0.02):
 
 def spikes(config, values):
     finder = LossSpikeDetector(config)
-    found = (finder.add(step, float(loss)) for step, loss in enumerate(values, start=1))
-    return [each for each in found if each is not None]
+    actual = (finder.add(step, float(loss)) for step, loss in enumerate(values, start=1))
+    return [each for each in actual if each is not None]
 
 
 @pytest.mark.parametrize("noise", [0.002, 0.02, 0.3])
@@ -36,10 +36,10 @@ def test_a_falling_noisy_loss_has_no_spike(noise):
 def test_a_spike_is_reported_after_enough_high_losses(first):
     values = losses(1)
     values[first - 1 :] += 1.0 + 10.0 * np.exp(-first / 60)
-    found = spikes(WatchConfig(spike_steps=6), values[: first + 20])[0]
-    assert (found.first, found.last) == (first, first + 5)
-    assert found.median == pytest.approx(np.median(values[max(first - 33, 0) : first - 1]))
-    assert found.loss == pytest.approx(np.mean(values[first - 1 : first + 5]))
+    actual = spikes(WatchConfig(spike_steps=6), values[: first + 20])[0]
+    assert (actual.first, actual.last) == (first, first + 5)
+    assert actual.median == pytest.approx(np.median(values[max(first - 33, 0) : first - 1]))
+    assert actual.loss == pytest.approx(np.mean(values[first - 1 : first + 5]))
 
 
 def test_a_loss_that_recovers_is_no_spike_and_nan_is_ignored():
@@ -66,15 +66,15 @@ def test_starved_experts_are_reported_once_and_again_after_recovery():
     watch = ExpertLoadMonitor(WatchConfig(expert_alert_lines=3, collapse_share=0.9))
     starved = np.array([[5, 0, 4, 1], [0, 0, 97, 3]])
     even = np.array([[3, 3, 3, 1], [3, 3, 3, 1]])
-    found = [watch.add(starved) for _ in range(5)]
-    assert [len(each) for each in found] == [0, 0, 4, 0, 0]
-    assert [(each.layer, each.expert, each.is_dead) for each in found[2]] == [
+    actual = [watch.add(starved) for _ in range(5)]
+    assert [len(each) for each in actual] == [0, 0, 4, 0, 0]
+    assert [(each.layer, each.expert, each.is_dead) for each in actual[2]] == [
         (0, 1, True),
         (1, 0, True),
         (1, 1, True),
         (1, 2, False),
     ]
-    assert str(found[2][3]) == "expert 2 of layer 1 had 97% of the tokens"
+    assert str(actual[2][3]) == "expert 2 of layer 1 had 97% of the tokens"
     assert watch.add(even) == []
     assert [len(watch.add(starved)) for _ in range(3)] == [0, 0, 4]
 

@@ -84,7 +84,7 @@ def skipping(steps):
 @contextlib.contextmanager
 def watching_the_disk(run_folder):
     """Yields a list of saves: step, and bytes of the metric files in total and on disk."""
-    synced, found = {}, []
+    synced, actual = {}, []
     fsync, save = os.fsync, Checkpoints.save
 
     def note_fsync(descriptor):
@@ -94,13 +94,13 @@ def watching_the_disk(run_folder):
     def note_save(self, step, **items):
         files = [run_folder / "metrics.jsonl", *(run_folder / "tensorboard").iterdir()]
         written = {str(file): file.stat().st_size for file in files}
-        found.append((step, written, {name: synced.get(name) for name in written}))
+        actual.append((step, written, {name: synced.get(name) for name in written}))
         save(self, step, **items)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", note_fsync)
         patch.setattr(Checkpoints, "save", note_save)
-        yield found
+        yield actual
 
 
 @pytest.fixture(scope="module")
@@ -161,8 +161,8 @@ def test_too_many_in_a_row_end_a_run(folder, tmp_path, skipped, log_every, steps
     config = dataclasses.replace(config, run_folder=str(tmp_path / "run"))
     with skipping(skipped), pytest.raises(ValueError, match="in a row") as error:
         trainer.train(config)
-    said, _, way_out = str(error.value).partition("; ")
-    assert said == (
+    output, _, way_out = str(error.value).partition("; ")
+    assert output == (
         f"steps {steps}, 3 in a row, were skipped, the last because the loss and the gradient of "
         f"{', '.join(sorted(GROUPS))} were NaN or infinite"
     )

@@ -44,10 +44,10 @@ def test_a_trace_has_the_steps_and_the_blocks(tmp_path):
     corpus = build_small_corpus(tmp_path / "corpus").folder
     config = config_of(tmp_path / "run", corpus, first_step=3, num_steps=2)
     (tmp_path / "config.json").write_text(config.to_text())
-    said = run_in_a_process(["train", f"--config={tmp_path}/config.json", "--xla-dump"])
+    output = run_in_a_process(["train", f"--config={tmp_path}/config.json", "--xla-dump"])
     programs = list((tmp_path / "run/xla").glob("*before_optimizations.txt"))
     assert any("/attention/" in file.read_text() for file in programs)
-    assert "trace of steps 3 to 4 in" in said
+    assert "trace of steps 3 to 4 in" in output
     (file,) = (tmp_path / "run" / PROFILE_FOLDER).glob("plugins/profile/*/*.xplane.pb")
     # A trace contains its programs with the names of their operations.
     names = set(re.findall(rb"jit\([\x20-\x7e]+", file.read_bytes()))

@@ -100,8 +100,8 @@ def test_a_log_has_a_line_per_step_with_the_time_left(clock):
 def test_a_narrow_log_has_the_full_line():
     log = io.StringIO()
     ProgressLine(40, 0, Console(file=log, width=60, soft_wrap=True)).update(1, VALUES, "warm")
-    (said,) = log.getvalue().splitlines()
-    assert said == "step 1/40 | warm | loss 1.5000 | 2.250 bits/byte | 1,000 tokens/s | load entropy 0.5000"
+    (output,) = log.getvalue().splitlines()
+    assert output == "step 1/40 | warm | loss 1.5000 | 2.250 bits/byte | 1,000 tokens/s | load entropy 0.5000"
 
 
 def times_left(clock, line, log, looks):
@@ -110,7 +110,8 @@ def times_left(clock, line, log, looks):
         clock.now = now
         line.update(step, VALUES)
     return [
-        said[1] if (said := re.search(r"(\S+) left$", text)) else None for text in log.getvalue().splitlines()
+        output[1] if (output := re.search(r"(\S+) left$", text)) else None
+        for text in log.getvalue().splitlines()
     ]
 
 
@@ -118,8 +119,8 @@ def test_a_resumed_run_shows_no_time_left_before_it_is_known(clock):
     log, console = new_log()
     line = ProgressLine(100, 50, console)
     line.compiling()
-    found = times_left(clock, line, log, [(60.0, 51), (78.0, 60), (98.0, 70)])
-    assert found == [None, "1:20", "1:00"]  # two seconds per step
+    actual = times_left(clock, line, log, [(60.0, 51), (78.0, 60), (98.0, 70)])
+    assert actual == [None, "1:20", "1:00"]  # two seconds per step
 
 
 def test_a_new_program_restarts_the_estimate(clock):
@@ -128,8 +129,8 @@ def test_a_new_program_restarts_the_estimate(clock):
     line.compiling()
     assert times_left(clock, line, log, [(30.0, 1), (40.0, 11)]) == [None, "1:29"]
     line.compiling()
-    found = times_left(clock, line, log, [(90.0, 12), (108.0, 18), (138.0, 28)])[2:]
-    assert found == [None, "4:06", "3:36"]  # three seconds per step
+    actual = times_left(clock, line, log, [(90.0, 12), (108.0, 18), (138.0, 28)])[2:]
+    assert actual == [None, "4:06", "3:36"]  # three seconds per step
 
 
 # On a terminal
@@ -187,10 +188,10 @@ def test_each_logged_step_stays_on_a_terminal(clock, terminal):
         for step in (1, 11, 21):
             clock.now = float(step)
             line.update(step, VALUES | {"loss": 9.0 / step, "model_flops_utilisation": 0.412})
-        found = [text for text in stayed(line) if text.startswith("step ")]
+        actual = [text for text in stayed(line) if text.startswith("step ")]
     texts = ["loss 9.0000", "loss 0.8182", "loss 0.4286"]
-    assert len(found) == 3
-    for text, loss, step, left in zip(found, texts, (1, 11, 21), (None, "0:29", "0:19"), strict=True):
+    assert len(actual) == 3
+    for text, loss, step, left in zip(actual, texts, (1, 11, 21), (None, "0:29", "0:19"), strict=True):
         parts = [f"step {step}/40", loss, "2.250 bits/byte", "1,000 tokens/s", "MFU 41.2%"]
         assert text.startswith(" | ".join(parts))
         assert left is None or text.endswith(f" | {left} left")
@@ -250,8 +251,8 @@ def test_the_time_left_is_known_before_the_second_line(clock, steps, terminal):
         for seconds, number in ((20.0, 0), (22.0, 1), (24.0, 2), (26.0, 3)):
             clock.now = seconds
             steps[number].is_done = True
-            said = shown(line)
-        assert said.endswith("step 4/44 1:20 left")
+            output = shown(line)
+        assert output.endswith("step 4/44 1:20 left")
 
 
 @pytest.mark.parametrize("forced", [False, True])
@@ -265,9 +266,9 @@ def test_a_pipe_gets_plain_lines(forced, monkeypatch, capsys):
         line.validated(1, "loss 1.0")
     with working("compiling"):
         pass
-    said = capsys.readouterr().out
-    assert said.isprintable() or set(said) - {"\n"} == {each for each in said if each.isprintable()}
-    assert len(said.splitlines()) == 2
+    output = capsys.readouterr().out
+    assert output.isprintable() or set(output) - {"\n"} == {each for each in output if each.isprintable()}
+    assert len(output.splitlines()) == 2
 
 
 def test_a_dumb_terminal_gets_plain_lines(monkeypatch):
@@ -438,10 +439,10 @@ def test_nothing_is_fetched_before_the_line_is_due():
 def test_ctrl_c_interrupts_waiting_for_steps(steps):
     """Python would handle it only after all started steps are complete if it waited in a transfer."""
     line = ProgressLine(40, 0, new_log()[1])
-    heard = []
+    received = []
 
     def hear(number, frame):
-        heard.append(number)
+        received.append(number)
         steps[0].is_done = True
 
     before = signal.signal(signal.SIGINT, hear)
@@ -452,4 +453,4 @@ def test_ctrl_c_interrupts_waiting_for_steps(steps):
         timer.join()
     finally:
         signal.signal(signal.SIGINT, before)
-    assert heard == [signal.SIGINT]
+    assert received == [signal.SIGINT]

@@ -130,12 +130,12 @@ def test_the_step_is_compiled_once_while_the_state_is_read(corpus, tmp_path):
     shutil.rmtree(tmp_path / "run/checkpoints/80")
     jax.clear_caches()
     compiled_programs._make_programs.cache_clear()
-    found = []
+    actual = []
 
     class Compiled(logging.Handler):
         def emit(self, record):
             if "Compiling jit(train_step)" in record.getMessage():
-                found.append(record.threadName)
+                actual.append(record.threadName)
 
     logger, handler = logging.getLogger("jax._src.interpreters.pxla"), Compiled()
     logger.addHandler(handler)
@@ -145,4 +145,4 @@ def test_the_step_is_compiled_once_while_the_state_is_read(corpus, tmp_path):
     finally:
         jax.config.update("jax_log_compiles", False)
         logger.removeHandler(handler)
-    assert found == ["compile"]
+    assert actual == ["compile"]

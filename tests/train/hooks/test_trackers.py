@@ -59,10 +59,10 @@ class FakePackage(types.ModuleType):
 
 @pytest.fixture
 def packages(monkeypatch):
-    found = {name: FakePackage(name) for name in ("wandb", "trackio")}
-    for name, package in found.items():
+    actual = {name: FakePackage(name) for name in ("wandb", "trackio")}
+    for name, package in actual.items():
         monkeypatch.setitem(sys.modules, name, package)
-    return found
+    return actual
 
 
 @pytest.fixture(scope="module")
@@ -111,8 +111,8 @@ def texts(folder):
     """Returns tags and texts in the order of TensorBoard's files, without the indent of code blocks."""
     events_of = (event for file in sorted(folder.iterdir()) for event in records(file))
     values = (value for event in events_of for value in event.summary.value)
-    found = [value for value in values if value.metadata.plugin_data.plugin_name == "text"]
-    return [(value.tag, value.tensor.string_val[0].decode().replace("\n    ", "\n")) for value in found]
+    actual = [value for value in values if value.metadata.plugin_data.plugin_name == "text"]
+    return [(value.tag, value.tensor.string_val[0].decode().replace("\n    ", "\n")) for value in actual]
 
 
 def test_a_text_is_a_record_of_protobuf():
@@ -122,8 +122,8 @@ def test_a_text_is_a_record_of_protobuf():
     value.tensor.dtype = 7
     value.tensor.tensor_shape.SetInParent()
     value.tensor.string_val.append("東京\n".encode())
-    (found,) = events_in(tensorboard_events.text(1.5, 7, "é", "東京\n"))
-    assert found == expected
+    (actual,) = events_in(tensorboard_events.text(1.5, 7, "é", "東京\n"))
+    assert actual == expected
 
 
 def attempts(packages, folder, *begins):
@@ -144,11 +144,11 @@ def attempts(packages, folder, *begins):
 
 def test_attempts_continue_one_run_and_no_step_is_sent_twice(packages, tmp_path):
     """The third attempt has no rows of the steps that the first one sent, but remembers them."""
-    told = attempts(packages, tmp_path, (0, 8), (5, 6), (5, 12))
+    printed = attempts(packages, tmp_path, (0, 8), (5, 6), (5, 12))
     expected = [(step, "train/loss") for step in range(1, 13)]
     for step in (5, 10):
         expected.insert(expected.index((step, "train/loss")) + 1, (step, "validation/loss"))
-    assert told == {"wandb": expected, "trackio": expected}
+    assert printed == {"wandb": expected, "trackio": expected}
     assert len({begun["id"] for begun in packages["wandb"].begun}) == 1
     assert len({begun["name"] for begun in packages["trackio"].begun}) == 1
 
@@ -167,8 +167,8 @@ def test_a_failing_tracker_is_reported_once_and_disabled(packages, corpus, tmp_p
     packages["wandb"].fails_at = 2
     config = config_of(tmp_path / "run", corpus.folder)
     assert train(config).config == config
-    said = capsys.readouterr().err
-    assert said.count("wandb fails and is disabled (ConnectionError: the server is gone); ") == 1
+    output = capsys.readouterr().err
+    assert output.count("wandb fails and is disabled (ConnectionError: the server is gone); ") == 1
     assert [step for step, _ in packages["wandb"].rows] == [1]
     assert packages["trackio"].rows[-1][0] == 6
 

@@ -114,9 +114,9 @@ def test_an_intact_file_is_not_rewritten(tmp_path):
 
 def test_a_report_counts_lost_bytes_as_damage(tmp_path):
     (tmp_path / METRICS_FILE).write_bytes(zeroed(border(10), border(12)))
-    found = read_table(tmp_path)
-    assert found.num_damaged == 1
-    assert found.train.steps.tolist() == [*range(1, 11), *range(13, 301)]
+    actual = read_table(tmp_path)
+    assert actual.num_damaged == 1
+    assert actual.train.steps.tolist() == [*range(1, 11), *range(13, 301)]
 
 
 def test_rows_of_later_steps_are_dropped(tmp_path):

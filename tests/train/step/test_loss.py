@@ -50,10 +50,10 @@ def test_value_and_gradients(chunk, z_loss, has_bias):
         return 3 * objective, entropy
 
     arguments = (x_PD, table_VD, bias_V)
-    found, theirs = (
+    actual, theirs = (
         jax.jit(jax.value_and_grad(f, argnums=(0, 1, 2), has_aux=True))(*arguments) for f in (ours, expected)
     )
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), found, theirs)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), actual, theirs)
     value = loss_of(*arguments, targets_P, weights_P)  # without gradients
     np.testing.assert_allclose(value.objective, theirs[0][0] / 3, rtol=1e-5)
 

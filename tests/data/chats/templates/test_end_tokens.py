@@ -106,8 +106,8 @@ def test_a_text_ends_at_any_end_token():
     tokenizer = load_tokenizer("byte-chat")
     for ends in (260, (1, 260), [260, 1]):
         writer = TextWriter(tokenizer, limit=9, eos_id=ends)
-        said = [piece.text for token in [*tokenizer.encode("yes"), 260] for piece in writer.add(token)]
-        assert ("".join(said), writer.finish_reason) == ("yes", "stop")
+        output = [piece.text for token in [*tokenizer.encode("yes"), 260] for piece in writer.add(token)]
+        assert ("".join(output), writer.finish_reason) == ("yes", "stop")
 
 
 def test_end_tokens_are_padded_to_one_shape():

@@ -62,7 +62,7 @@ def folders(tmp_path_factory):
         vocab_size=400, show_progress=False, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
     )
     base.train_from_iterator([" ".join(random.Random(i).choices(WORDS, k=30)) for i in range(30)], trainer)
-    found = {}
+    actual = {}
     for name, normalizer in NORMALIZERS.items():
         folder = tmp_path_factory.mktemp("normalized")
         tokenizer = tokenizers.Tokenizer.from_str(base.to_str())
@@ -73,8 +73,8 @@ def folders(tmp_path_factory):
         values = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
         names = {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>"}
         (folder / "tokenizer_config.json").write_text(json.dumps(values | names))
-        found[name] = folder
-    return found
+        actual[name] = folder
+    return actual
 
 
 def format_of(folder, template):
@@ -115,8 +115,8 @@ def test_user_text_never_becomes_a_special_token(folders, normalizer):
         specials = set(ours.specials.values())
         for messages, encoded in zip(hostile, ours.encode_all(hostile), strict=True):
             assert not isinstance(encoded, UserError)
-            found = [token for token in encoded.tokens_T.tolist() if token in specials]
-            assert found == harmless, (template, messages)
+            actual = [token for token in encoded.tokens_T.tolist() if token in specials]
+            assert actual == harmless, (template, messages)
 
 
 @pytest.mark.parametrize("normalizer", NORMALIZERS)
@@ -159,7 +159,7 @@ def test_a_name_that_a_user_completes_is_text(folders):
         "{{ messages[0].content.split('X') | join('') }}",
         "{{ messages[0] | tojson }}",
     ):
-        for said in (
+        for output in (
             "im_end",
             "<|im",
             "end|>",
@@ -171,7 +171,7 @@ def test_a_name_that_a_user_completes_is_text(folders):
             "<|imX_end|>",
         ):
             ours = ChatFormat(ChatTemplate("t", template), tokenizer)
-            assert specials_of(ours, [Message("user", said)]) == [], (template, said)
+            assert specials_of(ours, [Message("user", output)]) == [], (template, output)
 
 
 @pytest.mark.parametrize("special", [{"lstrip": True}, {"rstrip": True}, {"single_word": True}])
@@ -186,8 +186,8 @@ def test_flags_of_special_tokens_equal_transformers(folders, special, tmp_path):
     theirs = transformers.AutoTokenizer.from_pretrained(str(tmp_path))
     for template in ("chatml", "phi"):
         ours = format_of(tmp_path, template)
-        for said in ("a", "  a  ", "\n\n a", ". a ."):
-            messages = [Message("user", said), Message("assistant", said)]
+        for output in ("a", "  a  ", "\n\n a", ". a ."):
+            messages = [Message("user", output), Message("assistant", output)]
             expected = theirs.apply_chat_template(
                 [message.to_json() for message in messages], chat_template=TEMPLATES[template]
             )

@@ -69,8 +69,8 @@ LISTED = [{"name": "tool_use", "template": "tools"}, {"name": "rag", "template":
 def test_search_order_of_templates(files, name, expected, folder):
     for file, value in files.items():
         write(folder, file, value)
-    found = load_template(name, tokenizer_in(folder))
-    assert (found.name == ZAYA) if expected is None else (found.text == expected)
+    actual = load_template(name, tokenizer_in(folder))
+    assert (actual.name == ZAYA) if expected is None else (actual.text == expected)
 
 
 @pytest.mark.parametrize(
@@ -171,9 +171,9 @@ def test_chats_after_one_that_fails_are_rendered():
     template = ChatTemplate("t", "{{ 1 // (messages[0].content | length) }}")
     contents = ["a", "", "ab", "a"]
     chats = [ChatInput([Message("user", content)]) for content in contents]
-    found = list(template.render_all(chats, trusted={}))
-    assert [getattr(each, "text", None) for each in found] == ["1", None, "0", "1"]
-    assert "division by zero" in str(found[1]) or "by zero" in str(found[1])
+    actual = list(template.render_all(chats, trusted={}))
+    assert [getattr(each, "text", None) for each in actual] == ["1", None, "0", "1"]
+    assert "division by zero" in str(actual[1]) or "by zero" in str(actual[1])
 
 
 def test_a_worker_cannot_access_secrets_or_files(monkeypatch):
