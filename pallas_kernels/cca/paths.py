@@ -42,7 +42,7 @@ def paths(depthwise_taps: int, grouped_taps: int) -> tuple[Path, ...]:
 
 
 def distances(paths: tuple[Path, ...], number: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns the distances to the middle and to the end of a path whose number is traced."""
+    """Returns how many tokens back the middle and the end of a path are; `number`, its index, is traced."""
     # A sum of products instead of a table: a kernel cannot index a constant array.
     middle = sum(path.passed[len(path.passed) // 2] * (number == z) for z, path in enumerate(paths))
     far = sum(path.far * (number == z) for z, path in enumerate(paths))

@@ -39,7 +39,7 @@ class Buffer:
 
     @property
     def rights(self) -> int:
-        """What each byte may be used for at first."""
+        """Initial access rights of each byte, as a sum of flags such as `READABLE`."""
         written = WRITTEN if self.initialized or not self.writable else 0
         return READABLE | written | (WRITABLE if self.writable else 0)
 

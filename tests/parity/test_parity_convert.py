@@ -150,7 +150,7 @@ def test_configs_return_unchanged(fields):
         ({"attention_dropout": 0.1}, "attention_dropout is 0.1; only 0.0 is supported"),
         ({"tie_word_embeddings": False}, "tie_word_embeddings is False; only True is supported"),
         ({"num_experts_per_tok": 2}, "num_experts_per_tok is 2; only 1 is supported"),
-        ({"layer_types": [FULL]}, "layer_types has 1 entries; num_hidden_layers is 40"),
+        ({"layer_types": [FULL]}, "layer_types has 1 entries; it must have num_hidden_layers, 40"),
         ({"rope_parameters": {"rope_theta": 1.0}}, 'rope_parameters has no rope_theta for "hybrid" layers'),
         (
             {"rope_parameters": {FULL: {"rope_theta": 1.0, "rope_type": "yarn"}}},

@@ -90,7 +90,7 @@ def json_errors(text: bytes, what: str) -> Iterator[None]:
         raise UserError(f'{what} has "{error}" twice; remove one of them') from None
     # Python's parser is recursive, and untrusted JSON can be nested to any depth.
     except RecursionError:
-        raise UserError(f"{what} is nested too deeply") from None
+        raise UserError(f"{what} is nested too deeply to be parsed") from None
     except ValueError as error:  # invalid JSON or UTF-8, or a number with thousands of digits
         if (content := describe_content(text)) is not None:
             raise UserError(f"{what} is not JSON: it is {content}") from error

@@ -79,8 +79,8 @@ def shift_from_previous_chunk(x_RS: jax.Array) -> jax.Array:
 def last_tokens_before(x_RSX: jax.Array, count: int) -> jax.Array:
     """Returns the last `count` tokens before each chunk, [R, count, ...]; zeros before the first chunk.
 
-    The tokens are passed from chunk to chunk, one chunk further in each round; each token is sent once per
-    round that it needs.
+    In each round, every chunk sends to the next one the tokens that it received in the previous round, so a
+    token that is needed k chunks later is sent k times.
     """
     size, pieces, sent = x_RSX.shape[1], [], x_RSX
     for _ in range(-(-count // size)):

@@ -53,7 +53,7 @@ class Cluster:
         return num_bytes * bus_factor(collective, count) / ((count - 1) * self.device.link_bandwidth)
 
     def network_seconds(self, collective: str, num_bytes: int) -> float:
-        """Returns the time of a message between nodes, where each GPU already has its node's part of it."""
+        """Returns the seconds of a collective's part between nodes, after its part within each node."""
         if self.nodes == 1:
             return 0.0
         # A hierarchical collective has already reduced or scattered the message within the node.

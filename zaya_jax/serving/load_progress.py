@@ -13,7 +13,10 @@ QUIET_SECONDS = 5.0
 
 
 class LoadProgress:
-    """Context manager that prints to standard error. Standard output only has the URL, for scripts."""
+    """Context manager that prints the steps of loading a model to standard error.
+
+    Standard output contains only the URL of the server, so that scripts can read it.
+    """
 
     def __init__(self, first_step: str):
         """Starts the clock.

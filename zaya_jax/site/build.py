@@ -43,7 +43,9 @@ def build(out: pathlib.Path, *, executed: pathlib.Path | None = None, run_notebo
         problem such as a link that leads nowhere.
     """
     if not (ROOT / "README.md").is_file():
-        raise UserError(f"{ROOT} is not a checkout, whose docs and notebooks the website needs")
+        raise UserError(
+            f"{ROOT} is not a checkout of the repository; the website needs its docs and notebooks"
+        )
     # Every website that Sphinx builds has objects.inv. Only such a folder may be replaced.
     if out.exists() and any(out.iterdir()) and not (out / "objects.inv").is_file():
         raise UserError(f"{out} holds files that are not a website; choose an empty folder")

@@ -104,12 +104,12 @@ class PreparedRun:
 
     @property
     def training_references(self) -> dict[str, Reference]:
-        """References of the training splits, by folder."""
+        """Reference log-probabilities (DPO) of the training splits, by corpus folder."""
         return {folder: each for (folder, split), each in self.references.items() if split == "train"}
 
     @property
     def held_out_reference(self) -> Reference | None:
-        """Reference of the held-out split."""
+        """Reference log-probabilities (DPO) of the held-out split; None without DPO."""
         return self.references.get((self.config.data.corpus, "validation"))
 
     def mesh_of(self, config: Config) -> Mesh:

@@ -126,8 +126,8 @@ def _check_arguments(
         )
     if config.tasks.names and not any(isinstance(hook, EvaluationTasks) for hook in hooks):
         raise UserError(
-            f"tasks.names has {', '.join(config.tasks.names)}, and hooks has no EvaluationTasks to score "
-            "them; zaya train scores them with lm-eval"
+            f"tasks.names has {', '.join(config.tasks.names)}, but no hook scores them; use zaya train, or "
+            "add an EvaluationTasks hook"
         )
 
 

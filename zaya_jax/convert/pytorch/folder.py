@@ -269,7 +269,7 @@ def _check_tensors(
     if count_parameters(config) > 100 * num_values:  # otherwise the error would list all missing tensors
         raise UserError(
             f"{folder / CONFIG} describes {count_parameters(config):,} parameters, but the files contain "
-            f"{num_values:,}"
+            f"{num_values:,}; copy the {CONFIG} that belongs to these weights"
         )
     # Shapes follow from the config, so a mismatch is found before any weight is read.
     expected = {tensor.name: tensor.shape for tensor in tensors_of(layout, config)}

@@ -186,7 +186,9 @@ def _layer_types(values: Mapping[str, Any]) -> list[str]:
     if not isinstance(layer_types, list) or not all(isinstance(kind, str) for kind in layer_types):
         raise UserError(f"layer_types is {layer_types!r}; it must be a list of names, one for each layer")
     if len(layer_types) != num_layers:
-        raise UserError(f"layer_types has {len(layer_types)} entries; num_hidden_layers is {num_layers}")
+        raise UserError(
+            f"layer_types has {len(layer_types)} entries; it must have num_hidden_layers, {num_layers}"
+        )
     return layer_types
 
 

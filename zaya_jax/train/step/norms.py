@@ -38,7 +38,7 @@ def norms_by_group(partition: Partition, buckets: dict[str, jax.Array]) -> dict[
 
 
 def global_norm(norms: dict[str, Float[Array, ""]]) -> Float[Array, ""]:
-    """Returns the norm of all groups together, a scalar."""
+    """Returns the norm over all groups of weights, a scalar, from the norm of each group."""
     return jnp.sqrt(sum(jnp.square(norm) for norm in norms.values()))
 
 

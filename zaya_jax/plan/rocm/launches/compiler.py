@@ -43,8 +43,8 @@ class LaunchCompiler:
     """Compiles programs of one launch, and keeps the results in memory and on disk.
 
     Attributes:
-      num_compiled: number of launches that were compiled, not read.
-      compile_seconds: time that this took.
+      num_compiled: number of launches that were compiled rather than read from the cache.
+      compile_seconds: total time of these compilations.
       num_workers: number of processes that were started for it.
     """
 
