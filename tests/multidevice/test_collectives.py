@@ -14,26 +14,26 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def said(folder):
+def printed(folder):
     return program("collectives_and_numpy.py", str(folder))
 
 
 @pytest.mark.slow
-def test_each_collective_equals_numpy(said):
-    assert said["numbers"] == 24
-    assert len(said["differences"]) == 6
-    assert not any(said["differences"].values())
+def test_each_collective_equals_numpy(printed):
+    assert printed["numbers"] == 24
+    assert len(printed["differences"]) == 6
+    assert not any(printed["differences"].values())
 
 
 @pytest.mark.slow
-def test_a_bench_times_all_subsets_at_all_sizes(said, folder):
+def test_a_bench_times_all_subsets_at_all_sizes(printed, folder):
     actual = read_measured(folder / "found.json")
     assert isinstance(actual, CollectiveTimes)
     assert (actual.num_processes, actual.num_nodes, actual.devices_per_node) == (1, 2, 4)
     assert actual.layouts == [ALL, IN_NODE, RAILS, ONE_RAIL, "2 of a node"]
     shapes = {each.layout: (each.group_size, each.num_groups) for each in actual.timings}
     assert shapes == {ALL: (8, 1), IN_NODE: (4, 2), RAILS: (2, 4), ONE_RAIL: (2, 1), "2 of a node": (2, 2)}
-    for layout, collective in itertools.product(actual.layouts, said["differences"]):
+    for layout, collective in itertools.product(actual.layouts, printed["differences"]):
         curve = actual.curve(layout, collective)
         assert curve is not None
         assert curve.num_bytes[0] <= 1024

@@ -99,9 +99,9 @@ def test_a_resumed_preference_run_equals_an_uninterrupted_one_and_replays_its_st
     train(trained.again("resumed", 6))
     assert "reference: 12 windows of pairs under the weights of" in capsys.readouterr().out
     resumed = train(trained.again("resumed"), replay_check=3)
-    said = capsys.readouterr().out
-    assert "replayed" in said
-    assert "reference:" not in said
+    printed = capsys.readouterr().out
+    assert "replayed" in printed
+    assert "reference:" not in printed
     ours, theirs = resumed.state, trained.result.state
     jax.tree.map(
         np.testing.assert_array_equal, (ours.stored, ours.optimizer), (theirs.stored, theirs.optimizer)
@@ -132,18 +132,18 @@ def test_a_killed_reference_pass_is_resumed(begun, capsys):
     expected = {path.name: path.read_bytes() for path in reference.iterdir()}
     assert len(expected) == 3
 
-    def said():
+    def printed():
         compute_references(run, state, Heartbeats())
         assert {path.name: path.read_bytes() for path in reference.iterdir()} == expected
         return capsys.readouterr().out
 
-    assert "reference:" not in said()
+    assert "reference:" not in printed()
     (part,) = reference.glob("*-train-*")
     part.write_bytes(part.read_bytes()[:-1])
-    assert "reference: 11 windows" in said()
+    assert "reference: 11 windows" in printed()
     about = json.loads((reference / REFERENCE_FILE).read_text())
     (reference / REFERENCE_FILE).write_text(json.dumps(about | {"weights": "0"}))
-    assert "reference: 12 windows" in said()
+    assert "reference: 12 windows" in printed()
 
 
 def test_damaged_or_foreign_references_are_reported(begun):

@@ -330,9 +330,9 @@ def test_logprobs_of_a_chat():
     assert none == [each | {"top_logprobs": []} for each in actual]
 
 
-@pytest.mark.parametrize(("path", "said"), [(COMPLETIONS, {"prompt": "ab"}), (CHAT, {"messages": HELLO})])
-def test_routing(path, output):
-    body = output | {"seed": 0, "max_tokens": 500 if path == COMPLETIONS else 300, "routing": True}
+@pytest.mark.parametrize(("path", "prompt"), [(COMPLETIONS, {"prompt": "ab"}), (CHAT, {"messages": HELLO})])
+def test_routing(path, prompt):
+    body = prompt | {"seed": 0, "max_tokens": 500 if path == COMPLETIONS else 300, "routing": True}
     choice = ask(path, body).json()["choices"][0]
     routing = choice["routing"]
     text = (
