@@ -54,7 +54,7 @@ folder = pathlib.Path(tempfile.mkdtemp())
 # ## The haystack
 #
 # Filler sentences are repeated, and among them are pairs of a key and a number: one per 32 tokens, up to one
-# for each of 64 keys. At the end each key is asked for once, in random order. Each word is one token.
+# for each of 64 keys. At the end each key is queried once, in random order. Each word is one token.
 
 # %%
 SENTENCES = "the grass is green . the sky is blue . the sun is yellow . here we go . there and back again ."

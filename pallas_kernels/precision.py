@@ -18,7 +18,7 @@ def precision_of(*operands: jax.Array) -> lax.Precision | None:
     Args:
       *operands: factors of the product.
     """
-    # Products of two bfloat16 or float16 numbers are exact in float32: there is nothing to ask for.
+    # Products of two bfloat16 or float16 numbers are exact in float32: nothing needs to be requested.
     return lax.Precision.HIGHEST if jnp.result_type(*operands) == jnp.float32 else None
 
 

@@ -260,7 +260,7 @@ MISTAKES = (
     Mistake("chat with a tokenizer without borders", "generate runs/done --chat --prompt a --template zaya", 'the tokenizer "byte" has no special token <|im_end|> and <|im_start|>, which the chat template "zaya" writes; "byte-chat" has them'),
     Mistake("input without output", "generate runs/done --input records.jsonl", "--input and --output need each other: the prompts, and the file for their answers"),
     Mistake("output without input", "generate runs/done --output out.jsonl", "--input and --output need each other"),
-    Mistake("prompt beside a file of them", "generate runs/done --prompt a --input records.jsonl --output out.jsonl", "--prompt is one prompt and --input a file of prompts; use one of the two"),
+    Mistake("prompt and a file of prompts", "generate runs/done --prompt a --input records.jsonl --output out.jsonl", "--prompt is one prompt and --input a file of prompts; use one of the two"),
     Mistake("batches of nothing", "generate runs/done --input records.jsonl --output out.jsonl --batch-size 0", "--batch-size is 0; it must be at least 1"),
     Mistake("logprobs of what is printed", "generate runs/done --logprobs", "--logprobs needs --input and --output"),
     Mistake("no file of prompts", "generate runs/done --input none.jsonl --output out.jsonl", "none.jsonl: No such file or directory"),

@@ -47,10 +47,10 @@ _MODULES = {
     "train_step": "train.step.train_step",
 }
 
-if not TYPE_CHECKING:  # who checks types would take any name for one of ours
+if not TYPE_CHECKING:  # with it a type checker would accept any name
 
     def __getattr__(name: str) -> Any:
-        """Gives a name when it is first asked for: `zaya --help`, and each process, need not wait for all."""
+        """Imports a public name on first use, so that `zaya --help` does not import everything."""
         if name not in _MODULES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -50,7 +50,7 @@ class LocalMemory:
         self.size = size
         self.barriers = np.zeros(num_groups, np.int32)
         self._check = check
-        # Room behind the end: a wide access is indexed before it is checked.
+        # Space after the end: a wide access is indexed before it is checked.
         shape = num_groups, size + LARGEST_ACCESS
         self._bytes = np.full(shape, FILL, np.uint8)
         tracked = shape if check else (0, 0)
@@ -173,7 +173,9 @@ class LocalMemory:
         rows, bytes_, owner = _rows(touched), touched.bytes[touched.lanes], _owners(touched)
         # Triton lets all waves that hold the same value store it, which is harmless.
         if (self._bytes[rows, bytes_] != written).any():
-            raise _race("writes to a byte another value than a wave or lane beside it", np.zeros(1))
+            raise _race(
+                "writes to a byte another value than another wave or lane at the same time", np.zeros(1)
+            )
         self._check_writer(rows, bytes_, owner, "writes over a byte that another wave has written")
         reader, barrier = self._reader[rows, bytes_], self._read_barrier[rows, bytes_]
         # An earlier read must have returned before a barrier that this wave has passed too.

@@ -114,7 +114,7 @@ def flash_attention(
         chosen = form_of(q_BTNH.shape[1], k_BSKH.shape[1])
     segments = query_segments_BT, key_segments_BS
     if chosen == "blockwise":
-        # Known before tracing: blocks above the diagonal can then be left out of the scan.
+        # Known before tracing: blocks above the diagonal can then be excluded from the scan.
         to_itself = isinstance(query_start, int) and query_start == 0 and q_BTNH.shape[1] == k_BSKH.shape[1]
         start = None if to_itself else query_start
         return blockwise_attention(q_BTNH, k_BSKH, v_BSKH, window, *segments, query_start=start)

@@ -44,7 +44,7 @@ def test_a_kill_leaves_the_old_or_the_new(killed, action, before, after):
     turn = states.index(after)
     assert states == [before] * turn + [after] * (len(states) - turn)
     assert turn > 0
-    assert killed[action][-1] == [after, []], "one that is not killed leaves nothing beside"
+    assert killed[action][-1] == [after, []], "an unkilled one leaves no other file"
 
 
 def test_a_file_system_that_cannot_exchange_loses_nothing(killed):

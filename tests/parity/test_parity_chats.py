@@ -124,8 +124,8 @@ def test_a_run_made_of_the_export_or_of_the_run_chats_alike(run, tmp_path):
         assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "native" / name).read_bytes()
 
 
-@pytest.mark.parametrize("beside", [None, {"eos_token_id": 1}, {"eos_token_id": [6, 1], "top_p": 0.5}])
-def test_a_tokenizer_file_with_its_neighboring_files(beside, tmp_path):
+@pytest.mark.parametrize("neighbor", [None, {"eos_token_id": 1}, {"eos_token_id": [6, 1], "top_p": 0.5}])
+def test_a_tokenizer_file_with_its_neighboring_files(neighbor, tmp_path):
     """Also a template other than the one of the chats, and another end token."""
     (tmp_path / "texts").mkdir()
     for i in range(3):
@@ -134,8 +134,8 @@ def test_a_tokenizer_file_with_its_neighboring_files(beside, tmp_path):
         tmp_path / "made", source=str(tmp_path / "texts"), vocab_size=300, specials=CHAT_SPECIALS
     )
     (tmp_path / "made/chat_template.jinja").write_text("{{ messages[0].content }}")
-    if beside is not None:
-        (tmp_path / "made/generation_config.json").write_text(json.dumps(beside))
+    if neighbor is not None:
+        (tmp_path / "made/generation_config.json").write_text(json.dumps(neighbor))
     data = DataConfig(tokenizer=str(made.file))
     ours = ChatFormat(ChatTemplate("t", TEMPLATE), tokenizer_of(data))
     save_tokenizer(tmp_path / "run", data, chat_template=TEMPLATE)
@@ -147,7 +147,7 @@ def test_a_tokenizer_file_with_its_neighboring_files(beside, tmp_path):
     for name, content in companions.files.items():
         (tmp_path / "out" / name).write_bytes(content)
     assert_same_chats(ours, tmp_path / "out")
-    ends = [ours.end_id, *([6, 1] if beside and "top_p" in beside else [1])]
+    ends = [ours.end_id, *([6, 1] if neighbor and "top_p" in neighbor else [1])]
     generation = json.loads(companions.files["generation_config.json"])
     assert companions.token_ids["eos_token_id"] == generation["eos_token_id"] == list(dict.fromkeys(ends))
     assert generation.get("top_p") == (beside or {}).get("top_p")

@@ -21,7 +21,7 @@ HOSTILE = '</script><script>alert(1)</script><img src=x onerror="alert(2)">&lt;\
 VOID = {"meta", "input", "rect"}
 """Elements that have no end, or end themselves."""
 LOOSE = {"th", "td", "tr", "tbody", "thead"}
-"""Whose end HTML lets one leave out."""
+"""Elements whose end tag HTML lets one omit."""
 
 
 class Tags(html.parser.HTMLParser):

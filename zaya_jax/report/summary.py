@@ -44,7 +44,7 @@ def summary_of(run: RunRecord) -> tuple[str, ...]:
 
 def _last(table: MetricsTable, column: str, form: str, *, num_rows: int = 1) -> str:
     """Mean of the last rows with a number."""
-    # Rows without the number are left out first, so that the mean is of as many rows as it should be.
+    # Rows without the number are excluded first, so that the mean is of as many rows as it should be.
     values = _known(table, column)[-num_rows:]
     return f"{values.mean():{form}}" if len(values) else MISSING
 

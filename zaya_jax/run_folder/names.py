@@ -49,6 +49,6 @@ SIGHTINGS_FOLDER = "sightings"
 EXCLUDED_NODES_FILE = "left_out.txt"
 """Nodes that the run must not use again, one per line."""
 XLA_FOLDER = "xla"
-"""Compiled programs, if XLA was told to dump them."""
+"""XLA programs, written with `--xla-dump`."""
 FILES_BEFORE_THE_RUN = EVENTS_FILE, SIGHTINGS_FOLDER, EXCLUDED_NODES_FILE, XLA_FOLDER
 """Files that may exist before the run does: its supervisor and its compiler start earlier."""

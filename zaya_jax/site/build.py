@@ -104,7 +104,7 @@ def run_sphinx(
 ) -> None:
     """Builds HTML from pages; each warning is an error.
 
-    Sphinx runs in a process of its own because it imports all modules and changes the locale.
+    Sphinx runs in a separate process because it imports all modules and changes the locale.
 
     Args:
       pages: folder of the pages; the API reference is generated into it.

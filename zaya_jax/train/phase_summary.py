@@ -40,5 +40,5 @@ def describe_batch(step_range: StepRange) -> str:
     """Describes the batch of a range of steps in one line."""
     return (
         f"from step {step_range.first_step + 1:,}: {step_range.batch_size:,} x "
-        f"{step_range.sequence_length:,} = {step_range.batch_tokens:,} tokens a step"
+        f"{step_range.sequence_length:,} = {step_range.batch_tokens:,} tokens per step"
     )

@@ -201,8 +201,8 @@ def prepare_run(
     provenance = Provenance(config, fingerprints(corpora), mesh.size)
     # After the folder is taken: ranges of a removed run do not count. Read by one process: a step that only
     # some processes skip would make them diverge for good.
-    ranges = hosts.run_on_first("passed over", lambda: read_skipped_ranges(config.run_folder).ranges)
-    skipped_ranges = SkippedRanges(tuple(map(tuple, hosts.broadcast_from_first("passed over", ranges))))
+    ranges = hosts.run_on_first("skipped ranges", lambda: read_skipped_ranges(config.run_folder).ranges)
+    skipped_ranges = SkippedRanges(tuple(map(tuple, hosts.broadcast_from_first("skipped ranges", ranges))))
     return PreparedRun(
         config=config,
         corpora=corpora,

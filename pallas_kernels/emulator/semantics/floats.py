@@ -1,7 +1,7 @@
 """Arithmetic of float32 as the vector unit does it, on arrays of any shape.
 
 Sources: CDNA3 instruction set architecture, chapter "Vector ALU operations". Denormal numbers are kept, as
-the kernels' descriptors ask for. Of the transcendental functions the ISA gives only bounds of error (1 unit
+the kernels' descriptors specify. Of the transcendental functions the ISA gives only bounds of error (1 unit
 in the last place for exp2, log2, rcp, rsq and sqrt); here they are rounded from float64.
 """
 
@@ -194,7 +194,7 @@ def _is_denormal64(x: np.ndarray) -> np.ndarray:
 
 
 def div_fmas(a: np.ndarray, b: np.ndarray, c: np.ndarray, undo: np.ndarray) -> np.ndarray:
-    """V_DIV_FMAS_F32: a * b + c, scaled back where V_DIV_SCALE asked for it."""
+    """V_DIV_FMAS_F32: a * b + c, scaled back where V_DIV_SCALE requires it."""
     factor = np.where(exponent(c) > 127, 64, -64)
     total = _sum_with_product(a, b, c)
     # The scaled sum is rounded once: only so are denormal quotients rounded correctly.

@@ -62,7 +62,7 @@ HELD_OUT = {"step": 80, "kind": "validation", "loss": 2.75, "bits_per_byte": 1.3
 
 
 def write_lines(path: pathlib.Path, rows) -> None:
-    """Objects as lines of JSON, behind those that are there."""
+    """Appends objects as lines of JSON to a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
         file.writelines(json.dumps(row) + "\n" for row in rows)

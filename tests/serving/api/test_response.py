@@ -197,8 +197,8 @@ def test_messages_are_passed_to_the_template():
         {"role": "assistant", "content": "yes", "reasoning_content": "hm"},
         {"role": "user", "content": "c", "name": None},
     ]
-    output = [("system", "be brief"), ("user", "ab"), ("assistant", "<think>hm</think>yes"), ("user", "c")]
-    prompt = FORMAT.answer_prompt([Message(*each) for each in output])
+    turns = [("system", "be brief"), ("user", "ab"), ("assistant", "<think>hm</think>yes"), ("user", "c")]
+    prompt = FORMAT.answer_prompt([Message(*each) for each in turns])
     body = ask(CHAT, {"messages": messages, "seed": 0, "max_completion_tokens": 9}).json()
     assert body["usage"]["prompt_tokens"] == len(prompt)
     expected = written(prompt, longest=9, eos_id=END)

@@ -240,7 +240,7 @@ def linked() -> Iterator[list[socket.socket]]:
 
 
 def _receive(link: socket.socket, into: memoryview) -> None:
-    # A socket may deliver fewer bytes than were asked for.
+    # A socket may deliver fewer bytes than requested.
     while into:
         received = link.recv_into(into)
         if not received:

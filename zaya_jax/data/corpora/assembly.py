@@ -46,7 +46,7 @@ from zaya_jax.errors import UserError
 from zaya_jax.files import durable
 
 PART_BYTES, PART_TEXTS = 4 * 2**20, 2**14
-"""Size at which a part is complete. A larger text is a part of its own."""
+"""Size at which a part is complete. A larger text is a separate part."""
 MIN_PARALLEL_BYTES = 32 * 2**20
 """Minimum size of a source in bytes for which worker processes are started; starting them takes seconds."""
 _BUILDING = ".building"

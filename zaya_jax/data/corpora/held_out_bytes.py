@@ -1,4 +1,4 @@
-"""Bytes of the original text behind each held-out token, so that bits per byte refer to the original text.
+"""Bytes of the original text of each held-out token, so that bits per byte refer to the original text.
 
 What a token spells is not always what the text contained: a tokenizer may fold case, squeeze spaces, add a
 space in front, or replace a letter by the unknown token. The bytes of a document are therefore divided among

@@ -137,7 +137,7 @@ def typed_lines(*, on_screen: bool) -> Iterator[str]:
         except KeyboardInterrupt:
             print("\n(/quit or Ctrl-D ends the chat)", file=sys.stderr, flush=True)
         except EOFError:
-            # Ctrl-D leaves the cursor behind the prompt.
+            # Ctrl-D leaves the cursor after the prompt.
             print(file=sys.stderr)
             return
 
