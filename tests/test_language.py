@@ -3,6 +3,7 @@
 `python tests/test_language.py [FILE OR FOLDER...]` lists where each phrase is.
 """
 
+import functools
 import pathlib
 import re
 import sys
@@ -55,6 +56,7 @@ def pages() -> list[pathlib.Path]:
     return sorted(set(found) - OWN_NAMES)
 
 
+@functools.cache
 def texts(*paths: pathlib.Path) -> dict[pathlib.Path, str]:
     """Prose of all our files, or of the files and folders named."""
     files = [file for path in paths for file in ([path] if path.is_file() else path.rglob("*.py"))]

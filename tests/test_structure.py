@@ -5,10 +5,12 @@ import collections
 import pathlib
 import re
 import statistics
+import tomllib
 
 from source_files import (
     KERNELS,
     PACKAGE,
+    ROOT,
     code_and_comment_lines,
     function_lengths,
     modules,
@@ -30,6 +32,17 @@ def test_functions_are_short():
     # A Triton kernel is one function by nature.
     plain = [pair for file, each in lengths.items() if file.name != "triton.py" for pair in each]
     assert not [name for name, number in plain if number > MAX_FUNCTION_LINES]
+
+
+def test_ruff_limits_the_complexity_of_functions():
+    """Ruff fails on a cyclomatic complexity of 12, except in kernels and tests."""
+    lint = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["ruff"]["lint"]
+    assert "C901" in lint["select"]
+    assert lint["mccabe"]["max-complexity"] <= 11
+    exempt = {place for place, rules in lint["per-file-ignores"].items() if "C901" in rules}
+    assert exempt == {"tests/**", "pallas_kernels/**"}
+    ignored = [file for file in python_files() if re.search(r"noqa:[^\n]*C901", file.read_text())]
+    assert not ignored
 
 
 def test_files_are_read_in_one_sitting():
