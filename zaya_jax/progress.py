@@ -121,7 +121,7 @@ class CountProgress:
             self._bar.stop()
 
     def advance(self, size: int) -> None:
-        """Adds items that are done."""
+        """Counts more items as done."""
         self._done += size
         if self._bar:
             self._bar.advance(self._task, size)
