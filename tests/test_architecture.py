@@ -14,7 +14,7 @@ from source_files import KERNELS, PACKAGE, ROOT, imported_names, modules, python
 import zaya_jax
 from zaya_jax.model.rope import rope_table
 
-ROOMS = [
+PACKAGES = [
     "errors",
     "fields",
     "pytree",
@@ -63,7 +63,7 @@ def package_of(file) -> str:
 
 def test_every_package_is_in_the_list():
     packages = {package_of(file) for file in python_files(PACKAGE)} - {"__init__", "configs"}
-    assert packages <= set(ROOMS)
+    assert packages <= set(PACKAGES)
 
 
 def test_packages_import_only_packages_below_them():
@@ -73,7 +73,7 @@ def test_packages_import_only_packages_below_them():
             continue  # the public names come from all packages
         ours = [name.split(".") for name in imported_names(file) if name.split(".")[0] == "zaya_jax"]
         assert all(len(name) > 1 for name in ours), f"{file} imports from the top package"
-        allowed = ROOMS[: ROOMS.index(package_of(file)) + 1]
+        allowed = PACKAGES[: PACKAGES.index(package_of(file)) + 1]
         wrong += [f"{file}: {'.'.join(name)}" for name in ours if name[1] not in allowed]
     assert not wrong
 
@@ -82,7 +82,7 @@ def test_contributors_read_of_packages_in_this_order():
     table = (ROOT / "CONTRIBUTING.md").read_text()
     named = re.findall(r"^\| `zaya_jax/(\w+)(?:/|\.py)` \|", table, re.MULTILINE)
     assert len(named) > 10
-    assert named == [package for package in ROOMS if package in named]
+    assert named == [package for package in PACKAGES if package in named]
 
 
 def test_public_names_exist_and_do_not_import_jax_early():
