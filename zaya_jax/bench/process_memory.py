@@ -17,16 +17,12 @@ def resident_memory(call: Callable[[], Any]) -> tuple[int, int]:
     return before, peak_memory() - before
 
 
-def peak_memory(process: str = "self") -> int:
-    """Returns the largest number of resident bytes that a process has had; 0 if the process has ended."""
-    return _status_bytes("VmHWM", process)
+def peak_memory() -> int:
+    """Returns the largest number of resident bytes that this process has had since the last reset."""
+    return _status_bytes("VmHWM")
 
 
-def _status_bytes(field: str, process: str = "self") -> int:
-    try:
-        lines = pathlib.Path(f"/proc/{process}/status").read_text().splitlines()
-    # A process may end before its file is opened, or while it is read.
-    except (FileNotFoundError, ProcessLookupError):
-        return 0
+def _status_bytes(field: str) -> int:
+    lines = pathlib.Path("/proc/self/status").read_text().splitlines()
     # The kernel writes "kB" and means 1,024 bytes.
     return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))

@@ -43,7 +43,7 @@ from zaya_jax.bench.generation.decoders import (
 from zaya_jax.bench.generation.load import Load, loads
 from zaya_jax.bench.interleaved import results_interleaved
 from zaya_jax.bench.kernels.memory_passes import pass_time
-from zaya_jax.bench.measure import CEILING_FLOPS, best_seconds, ceiling_matmul
+from zaya_jax.bench.measure import CEILING_FLOPS, best_seconds, ceiling_matmul, check_rounds
 from zaya_jax.bench.results import check_outputs, this_machine, write_json
 from zaya_jax.bench.training.torch_comparison import (
     COMPILE_SECONDS,
@@ -117,8 +117,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     check_outputs(json_file=options.json)
     require_transformers()
     batches, lengths = (_numbers(options, name) for name in ("batches", "lengths"))
-    if options.rounds < 1:
-        raise UserError(f"--rounds is {options.rounds}; it must be at least 1")
+    check_rounds(options.rounds)
     console = Console(soft_wrap=True, highlight=False)
     console.print(
         f"{count_parameters(NETWORK):,} parameters in float32; prompts of {PROMPT} tokens, {NEW} new ones, "
