@@ -12,6 +12,8 @@ import string
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jinja2
+
 from zaya_jax.files import durable
 
 _HERE = pathlib.Path(__file__).parent
@@ -59,6 +61,24 @@ def make_page(
     )
     # JSON may contain unpaired surrogates, and folder names bytes that are not UTF-8; neither can be encoded.
     return page.encode(errors="replace").decode()
+
+
+def render(template: pathlib.Path, **values: Any) -> str:
+    """Returns the HTML of a Jinja template, in which all values are escaped unless it marks them as safe.
+
+    Args:
+      template: path of the template.
+      **values: values of its variables; one that is missing is an error.
+    """
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(template.parent),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        # Lines with statements alone leave no empty lines in the page.
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template(template.name).render(values)
 
 
 def as_inert_json(content: Mapping[str, Any]) -> str:
