@@ -20,7 +20,7 @@ from zaya_jax.plan.compiled.search import search
 from zaya_jax.plan.devices import Cluster, cluster_as_measured, find_device
 from zaya_jax.plan.gpus import DEVICES, PLANNED_GPU
 from zaya_jax.plan.measured import read_measured
-from zaya_jax.plan.output.picture import check_format, draw
+from zaya_jax.plan.output.picture import check_outputs, draw
 from zaya_jax.plan.output.plan import CompiledStep, make_plan, read_compilation, to_json, train_step_job
 from zaya_jax.plan.output.plan_tables import compiled_tables, found_table, kernels_table, plan_tables
 from zaya_jax.plan.output.time_tables import devices_table, milliseconds, verdict, verdict_by_arithmetic
@@ -299,14 +299,7 @@ def _check(options: argparse.Namespace) -> None:
         raise UserError("--execute is for kernels, not for a run: zaya plan kernels --execute")
     if options.time_limit <= 0:
         raise UserError(f"--time-limit is {options.time_limit}; it must be above 0")
-    for name in ("json", "picture"):
-        file = getattr(options, name) and pathlib.Path(getattr(options, name))
-        if file and not file.parent.is_dir():
-            raise UserError(f"--{name} is {file}, and there is no folder {file.parent}")
-        if file and file.is_dir():
-            raise UserError(f"--{name} is {file}, which is a folder; it must be a file")
-    if options.picture:
-        check_format(pathlib.Path(options.picture))
+    check_outputs(json_file=options.json, picture=options.picture)
     if options.compile or options.kernels or options.search:
         # Fail early if the compiler does not support the GPU or is not installed.
         find_device(options.device).need_core()

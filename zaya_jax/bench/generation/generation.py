@@ -2,8 +2,7 @@
 
 Both decoders run one exported network, each in its own process, alternately. Prefill cannot be faster than
 the machine's matrix products, and decoding cannot be faster than reading the weights of each step from
-memory; both bounds are measured in the same run. The cache size of ZAYA1-8B comes from the shapes that are
-allocated for it.
+memory; both bounds are measured in the same run.
 
 Measured on 25 November 2026, two cores of an AMD EPYC, otherwise idle, 58 M parameters in float32 (jax
 0.10.2, torch 2.13.0, transformers 5.23.0), at batch sizes 1, 8 and 64:
@@ -44,22 +43,22 @@ from zaya_jax.bench.generation.load import Load, loads
 from zaya_jax.bench.interleaved import results_interleaved
 from zaya_jax.bench.kernels.memory_passes import pass_time
 from zaya_jax.bench.measure import CEILING_FLOPS, best_seconds, ceiling_matmul, check_rounds
-from zaya_jax.bench.results import check_outputs, this_machine, write_json
+from zaya_jax.bench.results import this_machine, write_json
 from zaya_jax.bench.training.torch_comparison import (
     COMPILE_SECONDS,
     EXECUTION,
     MODEL,
     require_transformers,
-    why_not_compiled,
+    why_not_run,
 )
 from zaya_jax.config import ModelConfig
 from zaya_jax.convert.pytorch.in_memory import save_pytorch
 from zaya_jax.errors import UserError
-from zaya_jax.model.cache import init_cache
 from zaya_jax.model.flops import forward_flops_per_token
 from zaya_jax.model.weights import count_parameters, declare, flatten_weights
 from zaya_jax.model.zaya import Zaya
 from zaya_jax.options import Parser
+from zaya_jax.plan.output.picture import check_outputs
 
 # The longest prompts have more tokens than the network of `zaya bench torch` has positions.
 NETWORK = dataclasses.replace(MODEL, max_position_embeddings=16_384)
@@ -123,8 +122,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         f"{count_parameters(NETWORK):,} parameters in float32; prompts of {PROMPT} tokens, {NEW} new ones, "
         f"greedy; medians of {options.rounds} rounds, each decoder in its own process"
     )
-    values: dict[str, Any] = {"machine": dataclasses.asdict(this_machine()), "cache": cache_table()}
-    console.print(tables.caches(values["cache"]))
+    values: dict[str, Any] = {"machine": dataclasses.asdict(this_machine())}
     with tempfile.TemporaryDirectory() as folder:
         network = export(pathlib.Path(folder, "network"))
         for part in options.parts or PARTS:
@@ -144,8 +142,9 @@ def _measured(
     console: Console,
 ) -> "Iterator[SideSpeed | PromptMemory | Load]":
     if part == "speed":
-        # The smaller test first, which needs no network.
-        why_not = None if options.without_compiled else why_not_compiled() or why_not_generated(network)
+        # A few tokens show whether the compiler fails. Compiling for a whole workload takes minutes.
+        few = functools.partial(their_compiled, Workload(network, NETWORK.vocab_size, 1, PROMPT, 4))
+        why_not = None if options.without_compiled else why_not_run("generation under torch.compile", few)
         if why_not:
             console.print(why_not)
         return speeds(
@@ -174,7 +173,7 @@ def _parser() -> Parser:
     parser = Parser(
         "bench generation",
         "Measure prefill and decoding tokens/s at several batch sizes against transformers (eager and under "
-        "torch.compile), token latencies, the memory of caches and long prompts, and the latency of requests "
+        "torch.compile), token latencies, the memory of long prompts, and the latency of requests "
         "under load.",
         (
             "zaya bench generation",
@@ -241,18 +240,6 @@ def speeds(network: str, batches: Sequence[int], rounds: int, *, with_compiled: 
             yield _speed(batch, side, times, bounds)
 
 
-def why_not_generated(network: str) -> str | None:
-    """Returns why transformers cannot generate under `torch.compile` here; None if it can."""
-    # A few tokens show whether the compiler fails. Compiling for a whole workload takes minutes.
-    workload = Workload(network, NETWORK.vocab_size, 1, PROMPT, 4)
-    programs = {"generation under torch.compile": functools.partial(their_compiled, workload)}
-    try:
-        results_interleaved(programs, rounds=1, limit=COMPILE_SECONDS)
-    except RuntimeError as error:
-        return f"torch.compile is skipped: {str(error).splitlines()[0]}"
-    return None
-
-
 def _speed(batch: int, side: str, times: Sequence[TokenTimes], bounds: tuple[float, float]) -> SideSpeed:
     first, whole = (float(np.median([getattr(each, name) for each in times])) for name in ("first", "whole"))
     steps = [step for each in times for step in each.steps]
@@ -307,31 +294,6 @@ def _flops() -> float:
 def _bandwidth() -> float:
     """Measures the bytes per second of memory."""
     return pass_time("scale", PASS_BYTES).bandwidth
-
-
-def cache_table(config: ModelConfig | None = None) -> dict[str, tuple[int, int]]:
-    """Cache bytes of a ZAYA1-8B sequence per token and fixed, by attention.
-
-    CCA's are those of the arrays that are allocated; the others are from [CCA] Table II.
-    """
-    config = ModelConfig() if config is None else config
-    short, long = (_cache_bytes(config, length) for length in (1024, 2048))
-    # The difference of two lengths separates the bytes per token from the fixed bytes.
-    token = (long - short) // 1024
-    full = 2 * config.hidden_size * config.num_hidden_layers * 2  # keys and values, bfloat16
-    group = config.num_attention_heads // config.num_key_value_heads
-    return {
-        "CCA, ZAYA1-8B": (token, short - 1024 * token),
-        f"GQA, {group} query heads a key head": (full // group, 0),
-        "multi-head attention": (full, 0),
-    }
-
-
-def _cache_bytes(config: ModelConfig, length: int) -> int:
-    # Shapes alone: the cache of the 8B network is counted and not allocated.
-    cache = jax.eval_shape(lambda: init_cache(config, 1, length, "bfloat16"))
-    arrays = jax.tree.leaves((cache.pool, cache.state))
-    return sum(math.prod(x.shape) * x.dtype.itemsize for x in arrays)
 
 
 def prompt_memories(network: str, lengths: Sequence[int]) -> Iterator[PromptMemory]:

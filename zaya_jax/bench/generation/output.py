@@ -1,15 +1,12 @@
 """Tables of `zaya bench generation`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from rich import box
 from rich.table import Table
 
 from zaya_jax.text_tables import format_bytes, name_column, number_column
-
-CONTEXT = 131_072
-"""Full context length of ZAYA1-8B in tokens."""
 
 
 def _table(title: str, name: str, *columns: str) -> Table:
@@ -42,19 +39,6 @@ def speeds(results: Sequence[Any]) -> Table:
             f"{each.step_p50 * 1e3:,.1f}",
             f"{each.step_p99 * 1e3:,.1f}",
         )
-    return rows
-
-
-def caches(results: Mapping[str, tuple[int, int]]) -> Table:
-    """Cache bytes of a sequence by attention."""
-    rows = _table(
-        "cache of a sequence, bfloat16", "attention", "per token", "fixed", "131,072 tokens", "ratio"
-    )
-    # Our own attention comes first, and the ratio compares the others with it.
-    least = next(iter(results.values()))[0]
-    for name, (token, once) in results.items():
-        whole = format_bytes(token * CONTEXT + once)
-        rows.add_row(name, f"{token:,} B", f"{once:,} B", whole, f"{token / least:g}x")
     return rows
 
 

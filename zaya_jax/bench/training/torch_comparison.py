@@ -97,7 +97,7 @@ def run(*, rounds: int) -> None:
         f"best of {rounds}, alternating, each in its own process. {COMPARED}"
     )
     # Tried before the table, because each of its programs would fail only after minutes.
-    why_not = why_not_compiled()
+    why_not = why_not_run("torch.compile", compile_a_sum)
     columns = ("ours,\ntokens/s", "trans-\nformers", "ratio", "target", "com-\npiled", "ratio")
     columns = (*columns, "ours of\nceiling", "theirs of\nceiling")
     table = Table(
@@ -152,10 +152,10 @@ def _cells(row: _Row, seconds: dict[str, float]) -> tuple[str, ...]:
     return *rates, f"{theirs / ours:.2f}x", row.aim, *compiled, *shares
 
 
-def why_not_compiled() -> str | None:
-    """Returns why `torch.compile` does not work here; None if it works."""
+def why_not_run(name: str, program: Program) -> str | None:
+    """Returns why a program that uses `torch.compile` does not work here; None if it works."""
     try:
-        best_interleaved({"torch.compile": compile_a_sum}, rounds=1, limit=COMPILE_SECONDS)
+        best_interleaved({name: program}, rounds=1, limit=COMPILE_SECONDS)
     except RuntimeError as error:
         first_line = re.split(r"\n|\\n", str(error))[0]  # a nested exception has escaped line ends
         return f"torch.compile is skipped, because it fails here: {first_line}"
