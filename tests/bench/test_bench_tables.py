@@ -50,7 +50,6 @@ def timed(monkeypatch):
         return {name: SECONDS[name.split(", ")[-1]] for name in programs if name != "torch.compile"}
 
     monkeypatch.setattr(torch_comparison.importlib.util, "find_spec", lambda _: True)
-    monkeypatch.setattr(torch_comparison, "_difference", lambda: 1e-6)
     monkeypatch.setattr(torch_comparison, "best_interleaved", best_interleaved)
     return compiled
 

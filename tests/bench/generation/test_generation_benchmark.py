@@ -71,7 +71,6 @@ def test_tables_fit_80_columns(monkeypatch, capsys):
     console = Console(soft_wrap=True)
     speed = generation.SideSpeed(64, "transformers", 12_345.6, 1234.5, 99_999.0, 4444.4, 0.1234, 1.2345)
     console.print(output.speeds([speed, types.SimpleNamespace(**vars(speed) | {"side": "ours"})]))
-    console.print(output.prompt_memories([generation.PromptMemory(8192, 2**33, 2**30)]))
     console.print(output.loads([Load(0.25, 12.34, 1234.5, 1.0, 12.0, 0.1, 0.9)]))
     out = capsys.readouterr().out
     assert "…" not in out
@@ -82,7 +81,6 @@ def test_tables_fit_80_columns(monkeypatch, capsys):
     ("words", "sentence"),
     [
         (["--batches=1,0"], "--batches is 1,0; it must be comma-separated numbers"),
-        (["--lengths=8k"], "--lengths is 8k; it must be comma-separated numbers"),
         (["--rounds=0"], "--rounds is 0; it must be at least 1"),
         (["--json=nowhere/out.json"], "there is no folder nowhere"),
     ],

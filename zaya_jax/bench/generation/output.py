@@ -6,7 +6,7 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from zaya_jax.text_tables import format_bytes, name_column, number_column
+from zaya_jax.text_tables import name_column, number_column
 
 
 def _table(title: str, name: str, *columns: str) -> Table:
@@ -42,14 +42,6 @@ def speeds(results: Sequence[Any]) -> Table:
     return rows
 
 
-def prompt_memories(results: Sequence[Any]) -> Table:
-    """Peak memory of prefill by prompt length."""
-    rows = _table("peak memory added by prefill", "tokens", "ours", "transformers")
-    for each in results:
-        rows.add_row(f"{each.length:,}", format_bytes(each.ours), format_bytes(each.theirs))
-    return rows
-
-
 def loads(results: Sequence[Any]) -> Table:
     """Latencies by arrival rate."""
     columns = ("requests/s", "tokens/s", "first, ms\np50", "p99", "next, ms\np50", "p99")
@@ -63,6 +55,3 @@ def loads(results: Sequence[Any]) -> Table:
             *(f"{1e3 * seconds:,.0f}" for seconds in times),
         )
     return rows
-
-
-TABLES = {"speed": speeds, "prompts": prompt_memories, "load": loads}

@@ -24,7 +24,6 @@ from rich.console import Console
 from rich.table import Table
 
 from zaya_jax.bench.interleaved import results_interleaved
-from zaya_jax.bench.process_memory import peak_memory
 from zaya_jax.config import DataConfig, MixtureConfig
 from zaya_jax.data.corpora.corpus import build_corpus
 from zaya_jax.data.corpora.shards import Corpus, open_corpus
@@ -141,6 +140,14 @@ def make_build(folder: pathlib.Path) -> Callable[[], Build]:
         )
 
     return build
+
+
+def peak_memory() -> int:
+    """Returns the largest number of resident bytes that this process has had."""
+    # Not getrusage, whose maximum includes the memory that the parent process had before exec.
+    lines = pathlib.Path("/proc/self/status").read_text().splitlines()
+    # The kernel writes "kB" and means 1,024 bytes.
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
 
 
 def num_cores() -> int:

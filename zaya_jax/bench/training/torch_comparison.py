@@ -1,7 +1,6 @@
 """`zaya bench torch`: this model against Hugging Face's, with the same weights on the same machine.
 
-Each program runs in its own process, set up as its users do: ours as in `zaya train` and `zaya generate`,
-theirs as `import transformers` leaves it, and theirs again under `torch.compile`. The programs alternate with
+Each program runs in its own process, set up as its users do: ours as in `zaya train`, theirs as `import transformers` leaves it, and theirs again under `torch.compile`. The programs alternate with
 each other and with the matrix product that serves as the ceiling.
 """
 
@@ -27,7 +26,6 @@ from zaya_jax.convert.pytorch.huggingface import config_to_huggingface, variable
 from zaya_jax.data.corpora.delimiters import NO_DELIMITERS
 from zaya_jax.data.reading.batch import make_example
 from zaya_jax.errors import UserError
-from zaya_jax.inference.engine.generate import generate
 from zaya_jax.model.flops import forward_flops_per_token
 from zaya_jax.model.weights import count_parameters
 from zaya_jax.model.zaya import Output, Zaya
@@ -53,13 +51,11 @@ MODEL = ModelConfig(
 )
 EXECUTION = ExecutionConfig(dtype="float32")
 BATCH, LENGTH = 8, 256
-PROMPT, NEW_TOKENS = 16, 64
 COMPILE_SECONDS = 1800.0
 """Timeout for preparing a program: `torch.compile` generates and compiles C++."""
 COMPARED = (
-    "transformers runs in eager mode; compiled means torch.compile with its defaults, for the batches "
-    "(generation grows its cache at every token, so each would compile again). A ratio is ours to the column "
-    "on its left; the targets are for eager transformers."
+    "transformers runs in eager mode; compiled means torch.compile with its defaults. A ratio is ours to the "
+    "column on its left; the targets are for eager transformers."
 )
 
 
@@ -71,7 +67,7 @@ class _Row:
       aim: target ratio to eager transformers.
       ours: our program.
       theirs: transformers in eager mode.
-      compiled: transformers under `torch.compile`; None where it is not measured.
+      compiled: transformers under `torch.compile`.
       tokens: tokens per call.
       flops_per_token: useful FLOPs per token.
     """
@@ -79,7 +75,7 @@ class _Row:
     aim: str
     ours: Program
     theirs: Program
-    compiled: Program | None
+    compiled: Program
     tokens: int
     flops_per_token: float
 
@@ -105,14 +101,12 @@ def run(*, rounds: int) -> None:
     )
     ceilings = []
     for name, row in _rows().items():
-        row = dataclasses.replace(row, compiled=None) if why_not else row
-        seconds = _time(name, row, rounds)
+        seconds = _time(name, row, rounds, with_compiled=why_not is None)
         ceilings.append(CEILING_FLOPS / seconds["ceiling"])
         table.add_row(name, *_cells(row, seconds))
     console.print(table)
     of_rows = ", ".join(f"{ceiling / 1e9:,.0f}" for ceiling in ceilings)
     console.print(f"ceiling: {of_rows} GFLOP/s, a float32 product of 2048 x 2048, alternating with each row")
-    console.print(f"largest difference of logits: {_difference():.1e} of the largest logit")
 
 
 def require_transformers() -> None:
@@ -129,11 +123,12 @@ def require_transformers() -> None:
             )
 
 
-def _time(name: str, row: _Row, rounds: int) -> dict[str, float]:
+def _time(name: str, row: _Row, rounds: int, *, with_compiled: bool) -> dict[str, float]:
     """Seconds per call of each program and of the ceiling."""
-    sides = {"ours": row.ours, "transformers": row.theirs, "compiled": row.compiled}
+    sides = {"ours": row.ours, "transformers": row.theirs}
+    sides |= {"compiled": row.compiled} if with_compiled else {}
     # The names of the programs appear in errors, which must say which row has failed.
-    programs = {f"{name}, {side}": program for side, program in sides.items() if program}
+    programs = {f"{name}, {side}": program for side, program in sides.items()}
     # The ceiling alternates with the programs, so that a slow period of the machine affects all of them.
     times = best_interleaved(programs | {"ceiling": ceiling_matmul}, rounds=rounds, limit=COMPILE_SECONDS)
     return {title.removeprefix(f"{name}, "): seconds for title, seconds in times.items()}
@@ -171,10 +166,8 @@ def compile_a_sum() -> Callable[[], Any]:
 
 def _rows() -> dict[str, _Row]:
     of_batch = math.fsum(forward_flops_per_token(MODEL, LENGTH).values())
-    of_text = math.fsum(forward_flops_per_token(MODEL, PROMPT + NEW_TOKENS).values())
     return {
         "forward": _Row("1.3x", our_forward, their_forward, compiled_forward, BATCH * LENGTH, of_batch),
-        f"decode, batch 1, {NEW_TOKENS} new": _Row("8x", our_decode, their_decode, None, NEW_TOKENS, of_text),
         # Three times the forward pass: the backward pass computes two gradients for each product.
         "train step": _Row(
             "1.5x", our_training, their_training, compiled_training, BATCH * LENGTH, 3 * of_batch
@@ -205,23 +198,6 @@ def their_forward(*, compiled: bool = False) -> Callable[[], Any]:
         model(tokens)
 
     return forward
-
-
-def our_decode() -> Callable[[], Any]:
-    """Returns a call that continues a prompt greedily through the cache."""
-    variables, prompt = _our_variables(), _tokens((1, PROMPT))[0].tolist()
-    return lambda: generate(Zaya(MODEL, EXECUTION), variables, prompt, max_new_tokens=NEW_TOKENS)
-
-
-def their_decode() -> Callable[[], Any]:
-    """Returns a call that continues a prompt greedily through the cache."""
-    import torch
-
-    model, prompt = _huggingface_model().eval(), torch.from_numpy(_tokens((1, PROMPT)))
-    # Without a minimum, an end token that the random network predicts would end the text early.
-    return functools.partial(
-        model.generate, prompt, max_new_tokens=NEW_TOKENS, min_new_tokens=NEW_TOKENS, do_sample=False
-    )
 
 
 def our_training() -> Callable[[], Any]:
@@ -301,15 +277,3 @@ def _ours(variables: Any, tokens: jax.Array) -> Output:
 
 def _tokens(shape: tuple[int, int]) -> np.ndarray:
     return np.random.default_rng(0).integers(1, MODEL.vocab_size, shape)
-
-
-def _difference() -> float:
-    """Returns the largest difference of logits, relative to the largest logit."""
-    import torch
-
-    # A few tokens are enough to show whether both compute the same network.
-    tokens = _tokens((2, 32))
-    out = _ours(_our_variables(), jnp.asarray(tokens))
-    with torch.no_grad():
-        expected = _huggingface_model().eval()(torch.from_numpy(tokens)).logits.numpy()
-    return float(np.abs(np.asarray(out.logits_BTV) - expected).max() / np.abs(expected).max())
