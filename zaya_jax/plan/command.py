@@ -24,7 +24,7 @@ from zaya_jax.plan.output.picture import check_outputs, draw
 from zaya_jax.plan.output.plan import CompiledStep, make_plan, read_compilation, to_json, train_step_job
 from zaya_jax.plan.output.plan_tables import compiled_tables, found_table, kernels_table, plan_tables
 from zaya_jax.plan.output.time_tables import devices_table, milliseconds, verdict, verdict_by_arithmetic
-from zaya_jax.plan.rocm.compiler import TIME_LIMIT, Compilation, compile_program, lay_out_program
+from zaya_jax.plan.rocm.compiler import TIME_LIMIT, compile_program, lay_out_program
 from zaya_jax.plan.rocm.wheels import find_plugin, install
 from zaya_jax.plan.shares import num_groups, own_tokens
 from zaya_jax.text_tables import format_bytes
@@ -65,7 +65,7 @@ def plan_run(options: argparse.Namespace, overrides: Sequence[str]) -> None:
     if not options.compile:
         console.print(verdict_by_arithmetic(plan))
     else:
-        step = read_compilation(_compile(config, cluster, console, options.time_limit), cluster)
+        step = _compile(config, cluster, console, options.time_limit)
         for table in compiled_tables(step, plan):
             console.print(table)
         console.print(verdict(step, plan))
@@ -248,14 +248,15 @@ def _with_micro_batch(config: Config, rows: int | None, cluster: Cluster) -> Con
     return dataclasses.replace(config, execution=execution)
 
 
-def _compile(config: Config, cluster: Cluster, console: Console, time_limit: float) -> Compilation:
+def _compile(config: Config, cluster: Cluster, console: Console, time_limit: float) -> CompiledStep:
     what = f"compiling the step for {cluster.nodes:,} x {cluster.gpus_per_node} {cluster.device.name}"
     with console.status(what) as status:
-        return compile_program(
+        compilation = compile_program(
             train_step_job(config, cluster),
             time_limit=time_limit,
             progress=lambda seconds: status.update(f"{what}: {seconds:.0f} s"),
         )
+    return read_compilation(compilation, cluster)
 
 
 def _compile_both(
@@ -268,8 +269,8 @@ def _compile_both(
     for name in ("xla", "pallas"):
         execution = dataclasses.replace(config.execution, implementation=name)
         # Operations whose implementation the config names explicitly are the same in both steps.
-        compilation = _compile(dataclasses.replace(config, execution=execution), cluster, console, time_limit)
-        steps[name] = read_compilation(compilation, cluster)
+        named = dataclasses.replace(config, execution=execution)
+        steps[name] = _compile(named, cluster, console, time_limit)
     return steps
 
 
@@ -287,8 +288,7 @@ def _measure(config: Config, *, cluster: Cluster, console: Console, time_limit: 
 
 
 def _model_time(config: Config, *, cluster: Cluster, console: Console, time_limit: float) -> float:
-    step = read_compilation(_compile(config, cluster, console, time_limit), cluster)
-    seconds = step.times[0].seconds
+    seconds = _compile(config, cluster, console, time_limit).times[0].seconds
     console.print(f'remat "{config.execution.remat}": {milliseconds(seconds)} ms by the model')
     return seconds
 

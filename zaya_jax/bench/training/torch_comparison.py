@@ -1,7 +1,8 @@
 """`zaya bench torch`: this model against Hugging Face's, with the same weights on the same machine.
 
-Each program runs in its own process, set up as its users do: ours as in `zaya train`, theirs as `import transformers` leaves it, and theirs again under `torch.compile`. The programs alternate with
-each other and with the matrix product that serves as the ceiling.
+Each program runs in its own process, set up as its users do: ours as in `zaya train`, theirs as `import
+transformers` leaves it, and theirs again under `torch.compile`. The programs alternate with each other and
+with the matrix product that serves as the ceiling.
 """
 
 import dataclasses
