@@ -41,6 +41,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if arguments and arguments[0] in WITH_OWN_PARSER:
         WITH_OWN_PARSER[arguments[0]](arguments[1:])
         return
+    # Without a known name argparse reports it, with the closest one.
     options = _parser().parse_args(arguments)
     check_rounds(options.rounds)
     WITH_ROUNDS[options.what](rounds=options.rounds)

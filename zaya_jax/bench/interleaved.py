@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import multiprocessing
+import operator
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
@@ -50,11 +51,7 @@ def results_interleaved(
     """Returns the results of all calls of each program, for programs that measure themselves. See
     `best_interleaved`.
     """
-    return _run_interleaved(programs, _call, rounds, limit)
-
-
-def _call(call: Callable[[], Any]) -> Any:
-    return call()
+    return _run_interleaved(programs, operator.call, rounds, limit)
 
 
 def _run_interleaved(

@@ -42,7 +42,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     parser = _parser()
     options, overrides = parser.parse_with_fields(words)
-    SUBCOMMANDS[options.what](options, overrides)
+    if options.what == "run":
+        plan_run(options, overrides)
+    elif overrides:
+        raise UserError(f'"{overrides[0]}" is not an option of {options.what}; zaya plan --help shows them')
+    else:
+        OTHERS[options.what](options)
 
 
 def plan_run(options: argparse.Namespace, overrides: Sequence[str]) -> None:
@@ -92,28 +97,22 @@ def plan_run(options: argparse.Namespace, overrides: Sequence[str]) -> None:
         draw(pathlib.Path(options.picture), plan, step)
 
 
-def install_wheels(options: argparse.Namespace, overrides: Sequence[str]) -> None:
+def install_wheels(_: argparse.Namespace) -> None:
     """Installs the compiler for AMD GPUs."""
-    del options
-    if overrides:
-        raise UserError(f'"{overrides[0]}" is not an option of rocm-wheels, which has none')
     print(f"the compiler for AMD GPUs is in {install()}")
 
 
-def list_devices(options: argparse.Namespace, overrides: Sequence[str]) -> None:
+def list_devices(_: argparse.Namespace) -> None:
     """Lists the figures of each GPU with their sources."""
-    del options
-    if overrides:
-        raise UserError(f'"{overrides[0]}" is not an option of devices, which has none')
     Console(highlight=False).print(devices_table())
 
 
-SUBCOMMANDS: dict[str, Callable[[argparse.Namespace, Sequence[str]], None]] = {
-    "run": plan_run,
+OTHERS: dict[str, Callable[[argparse.Namespace], None]] = {
     "kernels": plan_kernels,
     "devices": list_devices,
     "rocm-wheels": install_wheels,
 }
+"""What can be planned instead of a run, without config fields."""
 
 
 def _parser() -> Parser:
@@ -146,7 +145,7 @@ def _parser() -> Parser:
         "what",
         nargs="?",
         default="run",
-        choices=list(SUBCOMMANDS),
+        choices=["run", *OTHERS],
         help="what to plan (default: %(default)s)",
     )
     add_config_options(parser)

@@ -44,6 +44,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         limit_seconds=options.timeout,
     )
     console = Console(soft_wrap=True, highlight=False)
+    # Join after all options are known to be valid: a process that fails alone leaves the others waiting.
     with hosts.joined(find_process_group(os.environ), limit_seconds=options.timeout):
         with console.status("looking for devices") as status:
             timings = measure(sweep, progress=status.update)

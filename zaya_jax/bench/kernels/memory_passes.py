@@ -74,6 +74,7 @@ def measure(largest: int) -> PassTimes:
       largest: maximum bytes of an array; free memory limits it as well.
     """
     sizes = growing_sizes(SMALLEST, min(largest, free_device_memory() // MEMORY_SHARE))
+    # All passes of a size before the next one, so that a table row is from one short period of time.
     passes = [pass_time(operation, size) for size in sizes for operation in TRAFFIC]
     return PassTimes(machine=this_machine(), passes=tuple(passes))
 

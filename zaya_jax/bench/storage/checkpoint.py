@@ -111,8 +111,10 @@ def run(
     Raises:
       UserError: if memory or disk space is insufficient, or a process fails.
     """
+    # Each checkpoint is removed before the next one is written, so that the disk needs space for one.
     check_space(pathlib.Path(folder), gib)
     check_memory(gib)
+    # A folder on the measured disk, which need not be that of the system's temporary files.
     with tempfile.TemporaryDirectory(prefix="bench-checkpoint-", dir=folder) as inside:
         report(
             [measure(count, pathlib.Path(inside), gib=gib, rounds=rounds) for count in processes],
@@ -155,6 +157,7 @@ def report(measured: Sequence[Timed], *, rounds: int) -> None:
         # Some systems do not name their processor.
         f"({platform.processor() or platform.machine()}), median of {rounds}; seconds"
     )
+    # Bytes per second until durable: a save that only blocks shortly has not written anything yet.
     columns = map(number_column, ("blocked", "durable", "GB/s"))
     table = Table(number_column("processes"), name_column("method"), *columns)
     for each in measured:

@@ -106,6 +106,7 @@ def prepare(folder: pathlib.Path, *, text_bytes: int = TEXT_BYTES) -> None:
 
 def _texts(max_bytes: int) -> Iterator[str]:
     """Yields files of Python's library, then of the installed packages."""
+    # The library alone is too small for a build with several processes.
     packages = open_source(sysconfig.get_paths()["purelib"], pattern="*.py")
     for each in itertools.chain(open_source("stdlib"), packages):
         if isinstance(each, Document):
@@ -207,6 +208,7 @@ def _mapped_reader(folder: pathlib.Path, corpus: Corpus) -> Callable[[], None]:
 
 def report(builds: Sequence[Build], reads: Mapping[str, Sequence[Read]], text_bytes: int) -> None:
     """Prints the results."""
+    # The median build with all of its figures, because medians of single figures come from different builds.
     build = sorted(builds, key=lambda each: each.seconds)[len(builds) // 2]
     columns = ("s", "CPU s", "tokens/s", "MB/s", "memory", "of a worker")
     table = Table(name_column("build"), *map(number_column, columns))
@@ -221,6 +223,7 @@ def report(builds: Sequence[Build], reads: Mapping[str, Sequence[Read]], text_by
     )
     reading = Table(name_column("read, one core"), *map(number_column, ("tokens/s", "x 52,432", "memory")))
     for name, passes in reads.items():
+        # The first pass also reads the files into the page cache.
         rate = max(each.tokens_per_second for each in passes)
         ratio = f"{rate / STEP_TOKENS_PER_SECOND:.1f}"
         reading.add_row(name, f"{rate:,.0f}", ratio, format_bytes(max(each.peak for each in passes)))

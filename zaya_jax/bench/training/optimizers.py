@@ -43,6 +43,7 @@ def run() -> None:
         adamw = {
             rate: _curve(_by_adamw(tiny, rate), pathlib.Path(folder, f"adamw_{rate}")) for rate in ADAMW_RATES
         }
+    # AdamW gets the best of several rates, so that a badly chosen one does not favor Muon.
     best = min(adamw, key=lambda rate: adamw[rate][NUM_STEPS])
     columns = ("step", "Muon and AdamW", *(f"AdamW,\nrate {rate:g}" for rate in adamw))
     table = Table(*map(number_column, columns))
@@ -74,6 +75,7 @@ def _shortened(config: Config) -> Config:
 
 
 def _by_adamw(config: Config, rate: float) -> Config:
+    # The schedule decays by the same factor at every rate.
     optimizer = dataclasses.replace(
         config.optimizer, name="adamw", learning_rate=rate, final_learning_rate=rate / 20
     )
