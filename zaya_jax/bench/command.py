@@ -53,7 +53,7 @@ def _parser() -> Parser:
         # Lines that are indented keep their breaks, so they must fit in 80 columns.
         "Measure speed and memory, and compare them with other libraries and with the machine's limits.\n\n"
         "benchmarks:\n"
-        "  torch        train step, forward pass and decoding against transformers\n"
+        "  torch        train step against transformers\n"
         "  generation   prefill, decoding, latency and memory against transformers\n"
         "  kernels      each Pallas kernel against XLA and other libraries\n"
         "  optimizers   loss curves of Muon and of AdamW alone\n"
