@@ -5,10 +5,8 @@ text. A content security policy lets the browser run only the page's own script,
 """
 
 import base64
-import html
 import json
 import pathlib
-import string
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,16 +17,8 @@ from zaya_jax.files import durable
 _HERE = pathlib.Path(__file__).parent
 STYLE, SCRIPT = _HERE / "page.css", _HERE / "page.js"
 """Style and script that all pages share."""
-_FRAME = string.Template("""<!doctype html>
-<html lang="en"><head><meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; \
-script-src 'sha256-$script_hash'; style-src 'sha256-$style_hash'">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>$title</title><style>$style</style></head><body>
-$body<div id="tip"></div>
-<script type="application/json" id="data">$data</script>
-<script>$script</script></body></html>
-""")
+TEMPLATE = _HERE / "page.html.jinja"
+"""Template of a page, which marks its body, style, script and data as safe."""
 
 
 def make_page(
@@ -50,8 +40,9 @@ def make_page(
     """
     style = "".join(path.read_text() for path in (STYLE, *styles))
     script = "".join(path.read_text() for path in (SCRIPT, *scripts))
-    page = _FRAME.substitute(
-        title=html.escape(title),
+    page = render(
+        TEMPLATE,
+        title=title,
         body=body,
         data=as_inert_json(data),
         style=style,
