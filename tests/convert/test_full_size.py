@@ -71,7 +71,7 @@ def timed(command: tuple[str, ...], source: pathlib.Path, target: pathlib.Path) 
     seconds = time.monotonic() - start
     peak = usage.ru_maxrss * 1024  # Linux reports KiB
     print(
-        f"{command[-1]} to {target.name}: {size / 1e9:.2f} GB in {seconds:.1f} s, "
+        f"{source.name} to {target.name}: {size / 1e9:.2f} GB in {seconds:.1f} s, "
         f"{size / 1e9 / seconds:.2f} GB/s, {usage.ru_utime + usage.ru_stime:.1f} s of CPU, "
         f"peak memory {peak / 1e9:.2f} GB"
     )
