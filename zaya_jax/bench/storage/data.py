@@ -4,7 +4,7 @@ The text is Python's standard library and the installed packages as JSON lines, 
 is a byte-level BPE trained on a part of it. A build reads the lines, tokenizes, compresses held-out text with
 gzip and xz, hashes, writes shards and syncs them; it uses all cores. Reading uses one core; the memory-mapped
 file that it is compared with has no hashes, no packing and only random order. Building and reading run in
-processes of their own, whose memory holds nothing else.
+separate processes, whose memory contains nothing else.
 """
 
 import dataclasses
