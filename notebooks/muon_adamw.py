@@ -282,4 +282,5 @@ assert min(ends.values()) < losses["Muon", RATES[0]][0] - 1
 # %% [markdown]
 # A network of this size cannot decide between the two; it shows how they work. Muon costs five iterations of
 # three products per matrix and step, and each matrix must be whole on one device: `optim/partition.py`
-# assigns them. `zaya bench optimizers` and `zaya bench optimizer-share` measure both.
+# assigns them. `zaya bench optimizers` compares their losses, and `zaya plan` counts the operations with and
+# without that assignment.

@@ -397,8 +397,7 @@ MISTAKES = (
     Mistake("unknown benchmark", "bench speed", "argument what: invalid choice: 'speed'"),
     Mistake("mistyped benchmark", "bench chekpoint", 'did you mean "checkpoint"?'),
     Mistake("no rounds", "bench kernels --rounds 0", "--rounds is 0; it must be at least 1"),
-    Mistake("rounds of what has none", "bench experts --rounds 3", "--rounds is 3; experts runs once, remove the option"),
-    Mistake("rounds of a step's memory", "bench loss-memory --rounds 3", "--rounds is 3; loss-memory runs once, remove the option"),
+    Mistake("rounds of what has none", "bench optimizers --rounds 3", "unrecognized arguments: --rounds 3"),
 )  # fmt: skip
 
 

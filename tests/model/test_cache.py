@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from small_models import SLIDING
 
-from zaya_jax.config import ExecutionConfig
+from zaya_jax.config import ExecutionConfig, ModelConfig
 from zaya_jax.model.cache import attend_through_cache, holdings, init_cache, layer_slots
 from zaya_jax.model.weights import abstract_variables
 from zaya_jax.model.zaya import Zaya
@@ -133,3 +133,14 @@ def test_types_of_an_empty_cache():
 def test_a_cache_that_is_too_short_is_an_error():
     with pytest.raises(ValueError, match="max_length is 0; the cache must hold at least 1 token"):
         init_cache(CONFIG, 1, 0)
+
+
+def test_the_cache_of_zaya1_is_an_eighth_of_multi_head_attentions():
+    config = ModelConfig()
+    cache = jax.eval_shape(lambda: init_cache(config, 1, 1024, "bfloat16"))
+    pool, state = (
+        sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(part)) for part in (cache.pool, cache.state)
+    )
+    assert 8 * pool == 1024 * 40 * 2 * config.hidden_size * 2  # keys and values of 40 layers in bfloat16
+    # Of each layer the convolutions' last two inputs of 1,280 channels and 128 delayed values, in float32.
+    assert state == 40 * 4 * (2 * 1280 + 128)

@@ -18,20 +18,19 @@ ENTRY %main (x: f32[{size}]) -> f32[{size}] {
 def test_the_step_is_compiled_without_kernels_and_with(monkeypatch, tmp_path, capsys):
     asked = []
 
-    def compile_(config, *_):
-        asked.append(config.execution)
-        size = {"xla": 2_000_000_000, "pallas": 500_000_000}[config.execution.implementation]
+    def compile_program(job, **_):
+        asked.append(job.arguments["config"]["execution"])
+        size = {"xla": 2_000_000_000, "pallas": 500_000_000}[asked[-1]["implementation"]]
         return Compilation(
             memory=Memory(arguments=2**30, outputs=2**30, aliased=2**30, temporaries=4 * size, code=0),
             kernels=(),
             hlo=COPY.replace("{size}", str(size)),
             buffers="",
-            trace_seconds=1.0,
             compile_seconds=2.0,
             wall_seconds=3.0,
         )
 
-    monkeypatch.setattr(command, "_compile", compile_)
+    monkeypatch.setattr(command, "compile_program", compile_program)
     monkeypatch.setattr(command, "find_plugin", lambda: None)
     options = [
         "--config=configs/tiny.py",
@@ -40,7 +39,7 @@ def test_the_step_is_compiled_without_kernels_and_with(monkeypatch, tmp_path, ca
         f"--json={tmp_path / 'plan.json'}",
     ]
     command.main([*options, "--config.execution.attention_implementation=full"])
-    assert [execution.attention_implementation for execution in asked] == ["full", "full"]
+    assert [execution["attention_implementation"] for execution in asked] == ["full", "full"]
     result = json.loads((tmp_path / "plan.json").read_text())["kernels"]
     assert [result[name]["moved_bytes"] for name in ("xla", "pallas")] == [16e9, 4e9]
     printed = capsys.readouterr().out

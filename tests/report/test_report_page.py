@@ -196,19 +196,6 @@ def test_config_changes_during_the_run_are_a_table(tmp_path):
     assert row in page(folder)
 
 
-def test_an_older_run_has_the_versions_of_its_checkpoint(tmp_path):
-    folder = write_run(tmp_path / "run", events=())
-    about = {
-        "step": 20, "phase": "", "config": {}, "corpora": {}, "versions": {"jax": "0.9"}, "num_processes": 2,
-        "num_devices": 16, "written": "2026-11-24T12:00:00+00:00",
-    }  # fmt: skip
-    (folder / "checkpoints/20").mkdir(parents=True)
-    write_lines(folder / "checkpoints/20/run.json", [about])
-    result = Tags(page(folder))
-    for expected in ("2026-11-24 12:00:00", "unknown", "devices: 16, processes: 2", "jax 0.9"):
-        assert expected in result.texts
-
-
 def test_the_command_writes_a_file_and_reports_what_is_missing(runs, tmp_path, capsys):
     shutil.rmtree(runs[1] / "checkpoints", ignore_errors=True)
     (runs[1] / "config.json").unlink()

@@ -2,18 +2,14 @@
 
 import contextlib
 import dataclasses
-import json
 import multiprocessing
-import os
-import subprocess
-import sys
+import operator
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from typing import Any
 
 from zaya_jax.bench.measure import seconds
-from zaya_jax.errors import UserError
 
 LIMIT_SECONDS = 600.0
 """Timeout for starting a program and for each call."""
@@ -55,11 +51,7 @@ def results_interleaved(
     """Returns the results of all calls of each program, for programs that measure themselves. See
     `best_interleaved`.
     """
-    return _run_interleaved(programs, _call, rounds, limit)
-
-
-def _call(call: Callable[[], Any]) -> Any:
-    return call()
+    return _run_interleaved(programs, operator.call, rounds, limit)
 
 
 def _run_interleaved(
@@ -109,38 +101,6 @@ class _Process:
         return answer
 
 
-def run_module(
-    module: str, *arguments: str, environment: Mapping[str, str] | None = None, timeout: float | None = None
-) -> Any:
-    """Runs `python -m MODULE ARGUMENTS...` in its own process and returns the JSON of its last line.
-
-    A fresh process has no memory, threads or backend left over from other measurements.
-
-    Args:
-      module: name of the module.
-      arguments: command-line arguments.
-      environment: additional environment variables.
-      timeout: timeout in seconds; None means no timeout.
-
-    Raises:
-      UserError: if the process fails.
-    """
-    command = [sys.executable, "-m", module, *arguments]
-    done = subprocess.run(
-        command,
-        env=os.environ | dict(environment or {}),
-        # Errors go to the terminal at once, where they explain why a measurement failed.
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )
-    if done.returncode:
-        raise UserError(f'the measurement "{" ".join(command[2:])}" ended with exit code {done.returncode}')
-    # Libraries may print before the result.
-    return json.loads(done.stdout.splitlines()[-1])
-
-
 @contextlib.contextmanager
 def _running(
     name: str, make: Program, measure: Callable[[Callable[[], Any]], Any], limit: float
@@ -149,8 +109,8 @@ def _running(
     # Not "fork": JAX and torch start threads, which a forked child would lose.
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
-    # A daemon ends with this process, also after an error here.
-    process = context.Process(target=_serve, args=(make, measure, there), daemon=True)
+    # Not a daemon, which may not start processes, such as the workers of a build.
+    process = context.Process(target=_serve, args=(make, measure, there))
     process.start()
     # Only the child may hold its end, so that its exit closes the connection.
     there.close()

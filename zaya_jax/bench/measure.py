@@ -8,7 +8,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from zaya_jax.errors import UserError
 from zaya_jax.platform.host_memory import available_memory
+
+
+def check_rounds(rounds: int) -> None:
+    """Checks the number of timings of a benchmark.
+
+    Raises:
+      UserError: if it is below 1.
+    """
+    if rounds < 1:
+        raise UserError(f"--rounds is {rounds}; it must be at least 1")
 
 
 def seconds(function: Callable[[], Any]) -> float:
@@ -77,12 +88,29 @@ def repeated_seconds(calls: Sequence[Callable[[int], Any]], *, rounds: int = 3) 
     return list(map(min, zip(*turns, strict=True)))
 
 
-def free_device_memory() -> int:
-    """Returns the free bytes of this process's first device; CPU devices share the free memory of the host
-    equally.
+STEP = 4
+"""Ratio of successive sizes of messages and arrays."""
+
+
+def growing_sizes(smallest: int, largest: int) -> list[int]:
+    """Returns sizes from the smallest on, each `STEP` times the previous one; it always includes the
+    smallest.
+    """
+    sizes = [smallest]
+    while sizes[-1] * STEP <= largest:
+        sizes.append(sizes[-1] * STEP)
+    return sizes
+
+
+def free_device_memory(num_sharing: int | None = None) -> int:
+    """Returns the free bytes of this process's first device.
+
+    Args:
+      num_sharing: number of CPU devices that share the free memory of the host equally; None means those of
+        this process.
     """
     stats = jax.local_devices()[0].memory_stats() or {}
     # Accelerators report their memory; CPU devices do not.
     if "bytes_limit" in stats:
         return stats["bytes_limit"] - stats["bytes_in_use"]
-    return available_memory() // jax.local_device_count()
+    return available_memory() // (num_sharing or jax.local_device_count())

@@ -8,10 +8,8 @@ from typing import Any
 import jax
 
 from zaya_jax.files import durable
-from zaya_jax.options import check_output_file
 from zaya_jax.parallel.processes import hosts
 from zaya_jax.plan.measured import Machine
-from zaya_jax.plan.output.picture import check_format
 
 
 def this_machine() -> Machine:
@@ -25,18 +23,6 @@ def this_machine() -> Machine:
         jax=jax.__version__,
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     )
-
-
-def check_outputs(*, json_file: str | None, picture: str | None = None) -> None:
-    """Checks output files before the measurement, which takes minutes.
-
-    Raises:
-      UserError: if a file cannot be written, or the picture's format is unknown.
-    """
-    check_output_file("json", json_file)
-    check_output_file("picture", picture)
-    if picture:
-        check_format(pathlib.Path(picture))
 
 
 def write_json(file: str | None, values: dict[str, Any]) -> None:

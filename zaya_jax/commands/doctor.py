@@ -31,13 +31,13 @@ from zaya_jax.aegis.doctor.software_facts import (
     run_module,
     try_rdma,
 )
-from zaya_jax.bench.results import check_outputs
 from zaya_jax.bench.storage import disk
 from zaya_jax.errors import UserError
 from zaya_jax.files import durable
 from zaya_jax.options import Parser
 from zaya_jax.parallel.processes import hosts
 from zaya_jax.parallel.processes.process_group import find_process_group
+from zaya_jax.plan.output.picture import check_outputs
 from zaya_jax.platform.host_memory import available_memory
 from zaya_jax.text_tables import name_column
 

@@ -5,28 +5,20 @@ text. A content security policy lets the browser run only the page's own script,
 """
 
 import base64
-import html
 import json
 import pathlib
-import string
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+import jinja2
 
 from zaya_jax.files import durable
 
 _HERE = pathlib.Path(__file__).parent
 STYLE, SCRIPT = _HERE / "page.css", _HERE / "page.js"
 """Style and script that all pages share."""
-_FRAME = string.Template("""<!doctype html>
-<html lang="en"><head><meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; \
-script-src 'sha256-$script_hash'; style-src 'sha256-$style_hash'">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>$title</title><style>$style</style></head><body>
-$body<div id="tip"></div>
-<script type="application/json" id="data">$data</script>
-<script>$script</script></body></html>
-""")
+TEMPLATE = _HERE / "page.html.jinja"
+"""Template of a page, which marks its body, style, script and data as safe."""
 
 
 def make_page(
@@ -48,8 +40,9 @@ def make_page(
     """
     style = "".join(path.read_text() for path in (STYLE, *styles))
     script = "".join(path.read_text() for path in (SCRIPT, *scripts))
-    page = _FRAME.substitute(
-        title=html.escape(title),
+    page = render(
+        TEMPLATE,
+        title=title,
         body=body,
         data=as_inert_json(data),
         style=style,
@@ -59,6 +52,24 @@ def make_page(
     )
     # JSON may contain unpaired surrogates, and folder names bytes that are not UTF-8; neither can be encoded.
     return page.encode(errors="replace").decode()
+
+
+def render(template: pathlib.Path, **values: Any) -> str:
+    """Returns the HTML of a Jinja template, in which all values are escaped unless it marks them as safe.
+
+    Args:
+      template: path of the template.
+      **values: values of its variables; one that is missing is an error.
+    """
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(template.parent),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        # Lines with statements alone leave no empty lines in the page.
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template(template.name).render(values)
 
 
 def as_inert_json(content: Mapping[str, Any]) -> str:

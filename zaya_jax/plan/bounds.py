@@ -21,12 +21,9 @@ from zaya_jax.model.adapters import declare_run
 from zaya_jax.model.weights import flatten_weights
 from zaya_jax.plan.arithmetic import (
     LINKS,
-    MATRIX_UNITS,
-    MEMORY,
     context_seconds,
     experts_in_node,
-    memory_traffic,
-    step_flops,
+    step_seconds,
 )
 from zaya_jax.plan.devices import Cluster
 from zaya_jax.plan.memory import is_gathered, sum_dtype
@@ -51,12 +48,8 @@ class MessageBytes:
 
 def step_bounds(config: Config, cluster: Cluster) -> dict[str, float]:
     """Minimum seconds of each resource of a GPU for a step."""
-    device = cluster.device
-    return {
-        MATRIX_UNITS: step_flops(config, cluster.num_gpus) / device.matrix_flops,
-        MEMORY: memory_traffic(config, cluster.num_gpus) / device.memory_bandwidth,
-        **link_bounds(config, cluster),
-    }
+    # Only the messages differ from the estimate, which counts their padding and the stages of collectives.
+    return step_seconds(config, cluster) | link_bounds(config, cluster)
 
 
 def message_bytes(config: Config) -> MessageBytes:

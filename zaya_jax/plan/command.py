@@ -20,11 +20,11 @@ from zaya_jax.plan.compiled.search import search
 from zaya_jax.plan.devices import Cluster, cluster_as_measured, find_device
 from zaya_jax.plan.gpus import DEVICES, PLANNED_GPU
 from zaya_jax.plan.measured import read_measured
-from zaya_jax.plan.output.picture import check_format, draw
+from zaya_jax.plan.output.picture import check_outputs, draw
 from zaya_jax.plan.output.plan import CompiledStep, make_plan, read_compilation, to_json, train_step_job
 from zaya_jax.plan.output.plan_tables import compiled_tables, found_table, kernels_table, plan_tables
 from zaya_jax.plan.output.time_tables import devices_table, milliseconds, verdict, verdict_by_arithmetic
-from zaya_jax.plan.rocm.compiler import TIME_LIMIT, Compilation, compile_program, lay_out_program
+from zaya_jax.plan.rocm.compiler import TIME_LIMIT, compile_program, lay_out_program
 from zaya_jax.plan.rocm.wheels import find_plugin, install
 from zaya_jax.plan.shares import num_groups, own_tokens
 from zaya_jax.text_tables import format_bytes
@@ -42,7 +42,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     parser = _parser()
     options, overrides = parser.parse_with_fields(words)
-    SUBCOMMANDS[options.what](options, overrides)
+    if options.what == "run":
+        plan_run(options, overrides)
+    elif overrides:
+        raise UserError(f'"{overrides[0]}" is not an option of {options.what}; zaya plan --help shows them')
+    else:
+        OTHERS[options.what](options)
 
 
 def plan_run(options: argparse.Namespace, overrides: Sequence[str]) -> None:
@@ -65,7 +70,7 @@ def plan_run(options: argparse.Namespace, overrides: Sequence[str]) -> None:
     if not options.compile:
         console.print(verdict_by_arithmetic(plan))
     else:
-        step = read_compilation(_compile(config, cluster, console, options.time_limit), cluster)
+        step = _compile(config, cluster, console, options.time_limit)
         for table in compiled_tables(step, plan):
             console.print(table)
         console.print(verdict(step, plan))
@@ -92,28 +97,22 @@ def plan_run(options: argparse.Namespace, overrides: Sequence[str]) -> None:
         draw(pathlib.Path(options.picture), plan, step)
 
 
-def install_wheels(options: argparse.Namespace, overrides: Sequence[str]) -> None:
+def install_wheels(_: argparse.Namespace) -> None:
     """Installs the compiler for AMD GPUs."""
-    del options
-    if overrides:
-        raise UserError(f'"{overrides[0]}" is not an option of rocm-wheels, which has none')
     print(f"the compiler for AMD GPUs is in {install()}")
 
 
-def list_devices(options: argparse.Namespace, overrides: Sequence[str]) -> None:
+def list_devices(_: argparse.Namespace) -> None:
     """Lists the figures of each GPU with their sources."""
-    del options
-    if overrides:
-        raise UserError(f'"{overrides[0]}" is not an option of devices, which has none')
     Console(highlight=False).print(devices_table())
 
 
-SUBCOMMANDS: dict[str, Callable[[argparse.Namespace, Sequence[str]], None]] = {
-    "run": plan_run,
+OTHERS: dict[str, Callable[[argparse.Namespace], None]] = {
     "kernels": plan_kernels,
     "devices": list_devices,
     "rocm-wheels": install_wheels,
 }
+"""What can be planned instead of a run, without config fields."""
 
 
 def _parser() -> Parser:
@@ -146,7 +145,7 @@ def _parser() -> Parser:
         "what",
         nargs="?",
         default="run",
-        choices=list(SUBCOMMANDS),
+        choices=["run", *OTHERS],
         help="what to plan (default: %(default)s)",
     )
     add_config_options(parser)
@@ -248,14 +247,15 @@ def _with_micro_batch(config: Config, rows: int | None, cluster: Cluster) -> Con
     return dataclasses.replace(config, execution=execution)
 
 
-def _compile(config: Config, cluster: Cluster, console: Console, time_limit: float) -> Compilation:
+def _compile(config: Config, cluster: Cluster, console: Console, time_limit: float) -> CompiledStep:
     what = f"compiling the step for {cluster.nodes:,} x {cluster.gpus_per_node} {cluster.device.name}"
     with console.status(what) as status:
-        return compile_program(
+        compilation = compile_program(
             train_step_job(config, cluster),
             time_limit=time_limit,
             progress=lambda seconds: status.update(f"{what}: {seconds:.0f} s"),
         )
+    return read_compilation(compilation, cluster)
 
 
 def _compile_both(
@@ -268,8 +268,8 @@ def _compile_both(
     for name in ("xla", "pallas"):
         execution = dataclasses.replace(config.execution, implementation=name)
         # Operations whose implementation the config names explicitly are the same in both steps.
-        compilation = _compile(dataclasses.replace(config, execution=execution), cluster, console, time_limit)
-        steps[name] = read_compilation(compilation, cluster)
+        named = dataclasses.replace(config, execution=execution)
+        steps[name] = _compile(named, cluster, console, time_limit)
     return steps
 
 
@@ -287,8 +287,7 @@ def _measure(config: Config, *, cluster: Cluster, console: Console, time_limit: 
 
 
 def _model_time(config: Config, *, cluster: Cluster, console: Console, time_limit: float) -> float:
-    step = read_compilation(_compile(config, cluster, console, time_limit), cluster)
-    seconds = step.times[0].seconds
+    seconds = _compile(config, cluster, console, time_limit).times[0].seconds
     console.print(f'remat "{config.execution.remat}": {milliseconds(seconds)} ms by the model')
     return seconds
 
@@ -299,14 +298,7 @@ def _check(options: argparse.Namespace) -> None:
         raise UserError("--execute is for kernels, not for a run: zaya plan kernels --execute")
     if options.time_limit <= 0:
         raise UserError(f"--time-limit is {options.time_limit}; it must be above 0")
-    for name in ("json", "picture"):
-        file = getattr(options, name) and pathlib.Path(getattr(options, name))
-        if file and not file.parent.is_dir():
-            raise UserError(f"--{name} is {file}, and there is no folder {file.parent}")
-        if file and file.is_dir():
-            raise UserError(f"--{name} is {file}, which is a folder; it must be a file")
-    if options.picture:
-        check_format(pathlib.Path(options.picture))
+    check_outputs(json_file=options.json, picture=options.picture)
     if options.compile or options.kernels or options.search:
         # Fail early if the compiler does not support the GPU or is not installed.
         find_device(options.device).need_core()

@@ -133,26 +133,15 @@ def fit_line(num_bytes: Sequence[int], seconds: Sequence[float]) -> Line:
       num_bytes: at least two sizes.
       seconds: time of each size.
     """
+    from scipy.optimize import nnls  # takes a third of a second to import
+
     sizes, times = np.asarray(num_bytes, np.float64), np.asarray(seconds, np.float64)
     # Dividing each equation by its time turns absolute errors into relative ones.
     columns = np.stack([1 / times, sizes / times], axis=1)
     # Columns differ by many orders of magnitude: scale them for a well-conditioned solution.
-    result = np.linalg.lstsq(columns / columns.max(axis=0), np.ones(len(times)))[0] / columns.max(axis=0)
-    if result.min() < 0:
-        # The constrained optimum is at the boundary, where one coefficient is zero: take the better of the
-        # two.
-        alone = [_fit_alone(columns, which) for which in (0, 1)]
-        result = min(alone, key=lambda line: float(np.sum((columns @ line - 1) ** 2)))
+    result = nnls(columns / columns.max(axis=0), np.ones(len(times)))[0] / columns.max(axis=0)
     errors = np.abs(columns @ result - 1)
     return Line(float(result[0]), float(result[1]), float(np.median(errors)))
-
-
-def _fit_alone(columns: np.ndarray, which: int) -> np.ndarray:
-    column = columns[:, which]
-    result = np.zeros(2)
-    # Least squares with a single coefficient have a closed form.
-    result[which] = column.sum() / (column @ column)
-    return result
 
 
 @dataclasses.dataclass(frozen=True)

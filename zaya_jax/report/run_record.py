@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import datetime
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -19,7 +18,6 @@ from zaya_jax.train.consistency.config_changes import RecordedChange, read_chang
 
 RUN_FILES = CONFIG_FILE, METRICS_FILE, EVENTS_FILE
 """A run folder contains at least one of these files."""
-UNKNOWN = "unknown"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,7 +112,7 @@ def read_run(folder: pathlib.Path) -> RunRecord:
         goodput=goodput,
         # A process that was killed has written no end: its history looks like that of a running one.
         end=(attempts[-1].end or "running or killed") if attempts else "not started",
-        origins=_origins_of(events) or _origins_of_checkpoints(folder),
+        origins=_origins_of(events),
         # Events before the first step have no place on the axis of the curves.
         marks=[mark for mark in marks_of(events, ()) if mark.step and mark.kind != FINISHED],
         texts=_texts_of(folder),
@@ -165,27 +163,6 @@ def _origin_of(event: Mapping[str, Any]) -> Origin:
 
 def _without_time(origin: Origin) -> Origin:
     return dataclasses.replace(origin, began=0.0, step=0)
-
-
-def _origins_of_checkpoints(folder: pathlib.Path) -> list[Origin]:
-    """The origin of a run that an earlier version started without recording it: from its oldest
-    checkpoint.
-    """
-    from zaya_jax.checkpoint import (  # takes a second to import, and only old runs need it
-        all_steps,
-        read_description,
-    )
-
-    # The oldest checkpoint is the nearest to the start.
-    for step in all_steps(folder):
-        # The description of a damaged checkpoint may be no valid JSON; a later checkpoint may be whole.
-        with contextlib.suppress(ValueError):
-            about = read_description(folder, step)
-            if about is not None:
-                devices = f"devices: {about.num_devices}, processes: {about.num_processes}"
-                written = datetime.datetime.fromisoformat(about.written).timestamp()
-                return [Origin(written, step, UNKNOWN, devices, about.versions)]
-    return []
 
 
 def _texts_of(folder: pathlib.Path) -> list[Sample]:

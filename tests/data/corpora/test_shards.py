@@ -1,7 +1,6 @@
 """Any damage to a file of a corpus is detected before a token of it is trained on."""
 
 import dataclasses
-import json
 import os
 import pathlib
 import random
@@ -264,17 +263,6 @@ def test_the_command_verifies_a_corpus_of_any_size(copy, large, capsys):
     assert f"{path} is not as it was written: its hash differs" in capsys.readouterr().err
     with pytest.raises(ValueError, match="its hash differs"):
         verify_corpus(copy.folder)
-
-
-def test_a_corpus_without_hashes_must_be_rebuilt(copy):
-    path = copy.folder / "manifest.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": "zaya_jax corpus 1"}))
-    (copy.folder / "committed").unlink()
-    with pytest.raises(
-        ValueError,
-        match=r"is from an older version and has no hashes .* rebuild it with zaya data build --over",
-    ):
-        open_corpus(copy.folder)
 
 
 def test_fingerprints_depend_on_tokens_only(whole, older, tmp_path):

@@ -242,25 +242,14 @@ def test_bytes_in_the_unit_that_fits_them(num_bytes, text):
     assert format_bytes(num_bytes) == text
 
 
-def test_the_cost_of_sums_in_float32():
-    """An eighth of 38.7 GB, and 127 of 128 parts of that, passes a NIC of 50 GB/s: 96 ms, or half of that in
-    bfloat16.
-    """
+def test_gradients_are_summed_in_float32_without_shared_experts():
     config = with_execution(config_of_phase(load_config("configs/zaya1_8b.py", [])), node_devices=1)
     plan = make_plan(config, Cluster(device=DEVICE, nodes=128, gpus_per_node=8))
     printed = " ".join(at_80_columns(*plan_tables(plan)).split())
     assert "38.7 GB of gradients reduce-scattered in float32" in printed
-    assert (
-        "gradients in bfloat16 would be 19.4 GB, and 48 ms less on the network, 37.8 on the links" in printed
-    )
-    assert "notebooks/gradient_sum.py" in printed
     own = " ".join(at_80_columns(*plan_tables(plan_of("zaya1_8b"))).split())
     assert "of gradients reduce-scattered in bfloat16" in own
     assert "48.3 GB of experts and their gradients within each node" in own
-    assert "gradient_sum" not in own
-    alone = config_of_phase(load_config("configs/tiny.py", []))
-    plan = make_plan(alone, Cluster(device=DEVICE, nodes=1, gpus_per_node=1))
-    assert "gradient_sum" not in at_80_columns(*plan_tables(plan))
 
 
 @pytest.mark.parametrize(("preset", "rate"), [("zaya1_8b", 31_289), ("zaya1_74b", 4_567)])

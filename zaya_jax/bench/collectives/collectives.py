@@ -21,7 +21,7 @@ import jax
 import numpy as np
 
 from zaya_jax.bench.collectives.device_groups import DeviceGroups, by_node, groupings
-from zaya_jax.bench.measure import seconds
+from zaya_jax.bench.measure import free_device_memory, growing_sizes, seconds
 from zaya_jax.bench.results import this_machine
 from zaya_jax.errors import UserError
 from zaya_jax.parallel.collective_timing import (
@@ -34,11 +34,8 @@ from zaya_jax.parallel.collective_timing import (
 )
 from zaya_jax.parallel.processes import hosts
 from zaya_jax.plan.measured import CollectiveTimes, Timing
-from zaya_jax.platform.host_memory import available_memory
 
 SMALLEST, LARGEST = 2**10, 2**32
-STEP = 4
-"""Ratio of successive message sizes."""
 ROUND_SECONDS = 0.1
 """Target duration of a round of timing; its calls run in one program."""
 MAX_CALLS = 1000
@@ -99,7 +96,7 @@ def measure(sweep: Sweep, *, progress: Callable[[str], None] = lambda _: None) -
     nodes = by_node(jax.devices(), hosts.host_names(), devices_per_node=sweep.devices_per_node)
     # Groups number the devices node by node, which need not be JAX's order.
     devices = [device for node in nodes for device in node]
-    sizes = message_sizes(sweep.smallest, min(sweep.largest, largest_message(devices)))
+    sizes = growing_sizes(sweep.smallest, min(sweep.largest, largest_message(devices)))
     timings: list[Timing] = []
     for grouping in groupings(len(nodes), len(nodes[0])):
         for collective in sweep.collectives:
@@ -114,35 +111,15 @@ def measure(sweep: Sweep, *, progress: Callable[[str], None] = lambda _: None) -
     )
 
 
-def message_sizes(smallest: int, largest: int) -> list[int]:
-    """Returns sizes from the smallest on, each `STEP` times the previous one; it always includes the
-    smallest.
-    """
-    sizes = [smallest]
-    while sizes[-1] * STEP <= largest:
-        sizes.append(sizes[-1] * STEP)
-    return sizes
-
-
 def largest_message(devices: Sequence[Any]) -> int:
     """Returns the bytes of the largest message that fits the memory of every device; all processes agree on
     it.
     """
-    mine = [each for each in devices if each.process_index == hosts.process()]
-    # JAX returns None instead of statistics for CPU devices.
-    stats = mine[0].memory_stats() or {}
-    if "bytes_limit" in stats:
-        free = stats["bytes_limit"] - stats["bytes_in_use"]
-    else:  # CPU devices share their host's memory
-        on_host = [
-            each
-            for each in devices
-            if hosts.host_names()[each.process_index] == hosts.host_names()[hosts.process()]
-        ]
-        # All devices of a host allocate at the same time.
-        free = available_memory() // len(on_host)
+    names = hosts.host_names()
+    # All devices of a host allocate at the same time.
+    on_host = [each for each in devices if names[each.process_index] == names[hosts.process()]]
     # Devices may differ in what is free, and all of them must send messages of one size.
-    return min(hosts.gather("memory", free // MEMORY_SHARE))
+    return min(hosts.gather("memory", free_device_memory(len(on_host)) // MEMORY_SHARE))
 
 
 def measure_sizes(

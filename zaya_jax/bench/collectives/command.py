@@ -10,13 +10,14 @@ from rich.console import Console
 from zaya_jax.bench.collectives import output
 from zaya_jax.bench.collectives.advice import advice
 from zaya_jax.bench.collectives.collectives import CALL_SECONDS, LARGEST, SMALLEST, Sweep, measure
-from zaya_jax.bench.results import check_outputs, write_json
+from zaya_jax.bench.results import write_json
 from zaya_jax.errors import UserError
 from zaya_jax.options import Parser, load_config
 from zaya_jax.parallel.collective_timing import COLLECTIVES
 from zaya_jax.parallel.processes import hosts
 from zaya_jax.parallel.processes.process_group import find_process_group
 from zaya_jax.plan.arithmetic import messages
+from zaya_jax.plan.output.picture import check_outputs
 from zaya_jax.text_tables import format_bytes
 
 PRESET = "configs/zaya1_8b.py"
@@ -43,6 +44,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         limit_seconds=options.timeout,
     )
     console = Console(soft_wrap=True, highlight=False)
+    # Join after all options are known to be valid: a process that fails alone leaves the others waiting.
     with hosts.joined(find_process_group(os.environ), limit_seconds=options.timeout):
         with console.status("looking for devices") as status:
             timings = measure(sweep, progress=status.update)

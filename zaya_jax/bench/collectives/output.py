@@ -86,6 +86,7 @@ def _messages(results: CollectiveTimes, messages: Mapping[str, Mapping[str, int]
     devices = results.num_nodes * results.devices_per_node
     title = f"messages of a step of {run} among these {devices} devices"
     columns = map(number_column, ("messages", "bytes", "largest", "time", "as one"))
+    # Beyond the measured sizes the estimates are extrapolated, and the caption says so.
     largest = max(each.num_bytes for each in results.timings)
     caption = f"above {format_bytes(largest)}, the largest measured, at the bandwidth of the largest"
     table = Table(name_column("collective"), *columns, title=title, caption=caption)

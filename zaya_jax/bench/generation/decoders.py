@@ -3,7 +3,6 @@
 Each is a program for its own process. A call continues prompts greedily and records when tokens arrive.
 """
 
-import ctypes
 import dataclasses
 import functools
 import time
@@ -13,7 +12,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from zaya_jax.bench.process_memory import resident_memory
 from zaya_jax.config import ExecutionConfig
 from zaya_jax.convert.pytorch.in_memory import load_pytorch
 from zaya_jax.inference.engine.decoder import cast_matrices
@@ -130,33 +128,3 @@ def _their_network(workload: Workload) -> Any:
     # An end token would stop rows early and change the work.
     model.generation_config.eos_token_id = None
     return model
-
-
-def our_prefill(workload: Workload) -> Callable[[], int]:
-    """Returns a call that reads the prompts and returns the peak bytes that it adds to the process."""
-    model, variables = _our_network(workload)
-    prompts, settings = workload.prompts.tolist(), SamplingParams(max_new_tokens=1)
-    # Copies of weights that are still being made would count as memory of the call.
-    jax.block_until_ready(variables)
-    return functools.partial(_added, lambda: [*generate_in_chunks(model, variables, prompts, settings)])
-
-
-def their_prefill(workload: Workload) -> Callable[[], int]:
-    """The same for transformers: a forward pass that fills a cache and returns the last logits."""
-    import torch
-
-    model, prompts = _their_network(workload), torch.from_numpy(workload.prompts)
-
-    @torch.no_grad()
-    def read() -> None:
-        # As in our prefill, only the last token gets logits.
-        model(prompts, use_cache=True, logits_to_keep=1)
-
-    return functools.partial(_added, read)
-
-
-def _added(call: Callable[[], Any]) -> int:
-    """Returns the peak bytes that a call adds to the process."""
-    # The C library keeps freed memory: without trimming, the call would reuse it and appear to add nothing.
-    ctypes.CDLL(None).malloc_trim(0)
-    return resident_memory(call)[1]

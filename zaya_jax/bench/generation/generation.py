@@ -1,9 +1,8 @@
-"""`zaya bench generation`: speed and memory of generation, compared with transformers.
+"""`zaya bench generation`: speed of generation compared with transformers, and latency under load.
 
 Both decoders run one exported network, each in its own process, alternately. Prefill cannot be faster than
 the machine's matrix products, and decoding cannot be faster than reading the weights of each step from
-memory; both bounds are measured in the same run. The cache size of ZAYA1-8B comes from the shapes that are
-allocated for it.
+memory; both bounds are measured in the same run.
 
 Measured on 25 November 2026, two cores of an AMD EPYC, otherwise idle, 58 M parameters in float32 (jax
 0.10.2, torch 2.13.0, transformers 5.23.0), at batch sizes 1, 8 and 64:
@@ -11,8 +10,6 @@ Measured on 25 November 2026, two cores of an AMD EPYC, otherwise idle, 58 M par
 - decode, tokens/s: ours 457, 842 and 1,737; transformers 95, 319 and 1,193; torch.compile 127, 364 and 1,356.
 - prefill, tokens/s: ours 4,297, 8,490 and 10,654; transformers 2,353, 5,115 and 5,498; torch.compile 3,165,
   5,681 and 6,776.
-- memory added by prompts of 2,048, 4,096 and 8,192 tokens: ours 51, 96 and 175 MiB; transformers 114, 161 and
-  470 MiB.
 - at 25, 50, 75 and 100% of the engine's capacity: time to first token 67, 92, 82 and 95 ms (99th percentile
   212, 194, 182 and 369 ms), time per further token 10, 15, 21 and 22 ms.
 """
@@ -34,42 +31,36 @@ from zaya_jax.bench.generation import output as tables
 from zaya_jax.bench.generation.decoders import (
     TokenTimes,
     Workload,
-    our_prefill,
     ours,
     their_compiled,
-    their_prefill,
     theirs,
 )
-from zaya_jax.bench.generation.load import Load, loads
+from zaya_jax.bench.generation.load import loads
 from zaya_jax.bench.interleaved import results_interleaved
 from zaya_jax.bench.kernels.memory_passes import pass_time
-from zaya_jax.bench.measure import CEILING_FLOPS, best_seconds, ceiling_matmul
-from zaya_jax.bench.results import check_outputs, this_machine, write_json
+from zaya_jax.bench.measure import CEILING_FLOPS, best_seconds, ceiling_matmul, check_rounds
+from zaya_jax.bench.results import this_machine, write_json
 from zaya_jax.bench.training.torch_comparison import (
     COMPILE_SECONDS,
     EXECUTION,
     MODEL,
     require_transformers,
-    why_not_compiled,
+    why_not_run,
 )
 from zaya_jax.config import ModelConfig
 from zaya_jax.convert.pytorch.in_memory import save_pytorch
-from zaya_jax.errors import UserError
-from zaya_jax.model.cache import init_cache
 from zaya_jax.model.flops import forward_flops_per_token
 from zaya_jax.model.weights import count_parameters, declare, flatten_weights
 from zaya_jax.model.zaya import Zaya
 from zaya_jax.options import Parser
+from zaya_jax.plan.output.picture import check_outputs
 
-# The longest prompts have more tokens than the network of `zaya bench torch` has positions.
-NETWORK = dataclasses.replace(MODEL, max_position_embeddings=16_384)
 BATCHES, PROMPT, NEW = (1, 8, 64), 128, 32
-LENGTHS = (2048, 4096, 8192)
 ROUNDS = 3
 PASS_BYTES = 2**28
 """Size of an array that exceeds every cache."""
 
-PARTS = ("speed", "prompts", "load")
+PARTS = ("speed", "load")
 FLOAT32 = 4
 
 
@@ -98,15 +89,6 @@ class SideSpeed:
     step_p99: float
 
 
-@dataclasses.dataclass(frozen=True)
-class PromptMemory:
-    """Peak bytes that the prefill of one prompt adds to a process, by decoder."""
-
-    length: int
-    ours: int
-    theirs: int
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs `zaya bench generation` with the given command-line arguments.
 
@@ -116,58 +98,50 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = _parser().parse_args(argv)
     check_outputs(json_file=options.json)
     require_transformers()
-    batches, lengths = (_numbers(options, name) for name in ("batches", "lengths"))
-    if options.rounds < 1:
-        raise UserError(f"--rounds is {options.rounds}; it must be at least 1")
+    check_rounds(options.rounds)
+    batches = _numbers(options.batches)
     console = Console(soft_wrap=True, highlight=False)
     console.print(
-        f"{count_parameters(NETWORK):,} parameters in float32; prompts of {PROMPT} tokens, {NEW} new ones, "
+        f"{count_parameters(MODEL):,} parameters in float32; prompts of {PROMPT} tokens, {NEW} new ones, "
         f"greedy; medians of {options.rounds} rounds, each decoder in its own process"
     )
-    values: dict[str, Any] = {"machine": dataclasses.asdict(this_machine()), "cache": cache_table()}
-    console.print(tables.caches(values["cache"]))
+    values: dict[str, Any] = {"machine": dataclasses.asdict(this_machine())}
     with tempfile.TemporaryDirectory() as folder:
         network = export(pathlib.Path(folder, "network"))
         for part in options.parts or PARTS:
-            rows = list(_measured(part, network, batches, lengths, options, console))
+            if part == "speed":
+                why_not = _why_not_compiled(network, options)
+                rows = list(speeds(network, batches, options.rounds, with_compiled=why_not is None))
+                console.print(tables.speeds(rows))
+                if why_not:
+                    console.print(why_not)
+            else:
+                rows = list(loads(network))
+                console.print(tables.loads(rows))
             # Plain values, because the JSON file is rewritten after every part.
             values[part] = [dataclasses.asdict(each) for each in rows]
-            console.print(tables.TABLES[part](rows))
             write_json(options.json, values)  # after each part, because each takes minutes
 
 
-def _measured(
-    part: str,
-    network: str,
-    batches: Sequence[int],
-    lengths: Sequence[int],
-    options: argparse.Namespace,
-    console: Console,
-) -> "Iterator[SideSpeed | PromptMemory | Load]":
-    if part == "speed":
-        # The smaller test first, which needs no network.
-        why_not = None if options.without_compiled else why_not_compiled() or why_not_generated(network)
-        if why_not:
-            console.print(why_not)
-        return speeds(
-            network, batches, options.rounds, with_compiled=not (options.without_compiled or why_not)
-        )
-    if part == "prompts":
-        return prompt_memories(network, lengths)
-    return loads(network)
+def _why_not_compiled(network: str, options: argparse.Namespace) -> str | None:
+    """Returns why transformers is not measured under `torch.compile`; None if it is."""
+    if options.without_compiled:
+        return "torch.compile is skipped, as requested"
+    # A few tokens show whether the compiler fails. Compiling for a whole workload takes minutes.
+    few = functools.partial(their_compiled, Workload(network, MODEL.vocab_size, 1, PROMPT, 4))
+    return why_not_run("generation under torch.compile", few)
 
 
-def _numbers(options: argparse.Namespace, name: str) -> tuple[int, ...]:
-    """Parses comma-separated numbers.
+def _numbers(text: str) -> tuple[int, ...]:
+    """Parses the batch sizes.
 
     Raises:
       UserError: if one is not a number, or is below 1.
     """
-    text = getattr(options, name)
     numbers = text.split(",")
     # `isdecimal` rejects signs, spaces and empty parts.
     if not all(each.isdecimal() and int(each) for each in numbers):
-        raise UserError(f"--{name} is {text}; it must be comma-separated numbers of at least 1")
+        raise UserError(f"--batches is {text}; it must be comma-separated numbers of at least 1")
     return tuple(map(int, numbers))
 
 
@@ -175,12 +149,11 @@ def _parser() -> Parser:
     parser = Parser(
         "bench generation",
         "Measure prefill and decoding tokens/s at several batch sizes against transformers (eager and under "
-        "torch.compile), token latencies, the memory of caches and long prompts, and the latency of requests "
-        "under load.",
+        "torch.compile), token latencies, and the latency of requests under load.",
         (
             "zaya bench generation",
             "zaya bench generation --parts speed --batches=1,8 --rounds=5",
-            "zaya bench generation --parts prompts load --json=generation.json",
+            "zaya bench generation --parts load --json=generation.json",
         ),
     )
     # A metavar replaces the choices in the help, so the text names them.
@@ -192,11 +165,6 @@ def _parser() -> Parser:
         "--batches",
         default=",".join(map(str, BATCHES)),
         help="batch sizes of part speed (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--lengths",
-        default=",".join(map(str, LENGTHS)),
-        help="prompt lengths of part prompts, in tokens (default: %(default)s)",
     )
     parser.add_argument(
         "--rounds",
@@ -215,7 +183,7 @@ def _parser() -> Parser:
 
 def export(folder: pathlib.Path) -> str:
     """Exports random weights that both decoders can load."""
-    model = Zaya(NETWORK, EXECUTION)
+    model = Zaya(MODEL, EXECUTION)
     # The weights of the initialization serve: no text that they generate is looked at.
     variables = jax.jit(model.init)(jax.random.key(0), np.zeros((1, 4), np.int32))
     save_pytorch(folder, model, variables, dtype="float32")
@@ -233,25 +201,13 @@ def speeds(network: str, batches: Sequence[int], rounds: int, *, with_compiled: 
     """
     makers = {"ours": ours, "transformers": theirs} | ({"compiled": their_compiled} if with_compiled else {})
     for batch in batches:
-        workload = Workload(network, NETWORK.vocab_size, batch, PROMPT, NEW)
+        workload = Workload(network, MODEL.vocab_size, batch, PROMPT, NEW)
         programs = {side: functools.partial(make, workload) for side, make in makers.items()}
         turns = results_interleaved(programs, rounds=rounds, limit=COMPILE_SECONDS)
         # The processes of the decoders have ended: nothing else uses the cores while the bounds are measured.
         bounds = prefill_bound(), decode_bound(batch)
         for side, times in turns.items():
             yield _speed(batch, side, times, bounds)
-
-
-def why_not_generated(network: str) -> str | None:
-    """Returns why transformers cannot generate under `torch.compile` here; None if it can."""
-    # A few tokens show whether the compiler fails. Compiling for a whole workload takes minutes.
-    workload = Workload(network, NETWORK.vocab_size, 1, PROMPT, 4)
-    programs = {"generation under torch.compile": functools.partial(their_compiled, workload)}
-    try:
-        results_interleaved(programs, rounds=1, limit=COMPILE_SECONDS)
-    except RuntimeError as error:
-        return f"torch.compile is skipped: {str(error).splitlines()[0]}"
-    return None
 
 
 def _speed(batch: int, side: str, times: Sequence[TokenTimes], bounds: tuple[float, float]) -> SideSpeed:
@@ -266,9 +222,9 @@ def _speed(batch: int, side: str, times: Sequence[TokenTimes], bounds: tuple[flo
 
 def prefill_bound() -> float:
     """Upper bound of prefill tokens per second: only useful products, at this machine's best rate."""
-    flops = math.fsum(forward_flops_per_token(NETWORK, PROMPT).values())
+    flops = math.fsum(forward_flops_per_token(MODEL, PROMPT).values())
     # Only the last token of a prompt needs logits.
-    flops -= forward_flops_per_token(NETWORK, PROMPT)["head"] * (1 - 1 / PROMPT)
+    flops -= forward_flops_per_token(MODEL, PROMPT)["head"] * (1 - 1 / PROMPT)
 
     return _flops() / flops
 
@@ -277,9 +233,9 @@ def decode_bound(batch: int) -> float:
     """Upper bound of new tokens per second: each step only reads its weights from memory, or only computes
     products.
     """
-    flops = math.fsum(forward_flops_per_token(NETWORK, PROMPT + NEW).values())
+    flops = math.fsum(forward_flops_per_token(MODEL, PROMPT + NEW).values())
     # Roofline of a decoding step: weights from memory, or the products of all rows.
-    seconds = max(step_bytes(NETWORK, batch) / _bandwidth(), batch * flops / _flops())
+    seconds = max(step_bytes(MODEL, batch) / _bandwidth(), batch * flops / _flops())
     return batch / seconds
 
 
@@ -308,49 +264,3 @@ def _flops() -> float:
 def _bandwidth() -> float:
     """Measures the bytes per second of memory."""
     return pass_time("scale", PASS_BYTES).bandwidth
-
-
-def cache_table(config: ModelConfig | None = None) -> dict[str, tuple[int, int]]:
-    """Cache bytes of a ZAYA1-8B sequence per token and fixed, by attention.
-
-    CCA's are those of the arrays that are allocated; the others are from [CCA] Table II.
-    """
-    config = ModelConfig() if config is None else config
-    short, long = (_cache_bytes(config, length) for length in (1024, 2048))
-    # The difference of two lengths separates the bytes per token from the fixed bytes.
-    token = (long - short) // 1024
-    full = 2 * config.hidden_size * config.num_hidden_layers * 2  # keys and values, bfloat16
-    group = config.num_attention_heads // config.num_key_value_heads
-    return {
-        "CCA, ZAYA1-8B": (token, short - 1024 * token),
-        f"GQA, {group} query heads a key head": (full // group, 0),
-        "multi-head attention": (full, 0),
-    }
-
-
-def _cache_bytes(config: ModelConfig, length: int) -> int:
-    # Shapes alone: the cache of the 8B network is counted and not allocated.
-    cache = jax.eval_shape(lambda: init_cache(config, 1, length, "bfloat16"))
-    arrays = jax.tree.leaves((cache.pool, cache.state))
-    return sum(math.prod(x.shape) * x.dtype.itemsize for x in arrays)
-
-
-def prompt_memories(network: str, lengths: Sequence[int]) -> Iterator[PromptMemory]:
-    """Yields the memory that the prefill of one prompt of each length adds to a process that holds the
-    weights.
-
-    Args:
-      network: folder of an exported network.
-      lengths: prompt lengths in tokens.
-    """
-    for length in lengths:
-        # New processes for each length, because the C library would reuse memory that a longer prompt has
-        # left.
-        workload = Workload(network, NETWORK.vocab_size, 1, length, 1)
-        programs = {
-            "ours": functools.partial(our_prefill, workload),
-            "theirs": functools.partial(their_prefill, workload),
-        }
-        # One call after the one that compiles, so that the peak has no memory of the compiler.
-        added = results_interleaved(programs, rounds=1, limit=COMPILE_SECONDS)
-        yield PromptMemory(length, added["ours"][0], added["theirs"][0])

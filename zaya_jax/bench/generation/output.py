@@ -1,15 +1,12 @@
 """Tables of `zaya bench generation`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from rich import box
 from rich.table import Table
 
-from zaya_jax.text_tables import format_bytes, name_column, number_column
-
-CONTEXT = 131_072
-"""Full context length of ZAYA1-8B in tokens."""
+from zaya_jax.text_tables import name_column, number_column
 
 
 def _table(title: str, name: str, *columns: str) -> Table:
@@ -45,27 +42,6 @@ def speeds(results: Sequence[Any]) -> Table:
     return rows
 
 
-def caches(results: Mapping[str, tuple[int, int]]) -> Table:
-    """Cache bytes of a sequence by attention."""
-    rows = _table(
-        "cache of a sequence, bfloat16", "attention", "per token", "fixed", "131,072 tokens", "ratio"
-    )
-    # Our own attention comes first, and the ratio compares the others with it.
-    least = next(iter(results.values()))[0]
-    for name, (token, once) in results.items():
-        whole = format_bytes(token * CONTEXT + once)
-        rows.add_row(name, f"{token:,} B", f"{once:,} B", whole, f"{token / least:g}x")
-    return rows
-
-
-def prompt_memories(results: Sequence[Any]) -> Table:
-    """Peak memory of prefill by prompt length."""
-    rows = _table("peak memory added by prefill", "tokens", "ours", "transformers")
-    for each in results:
-        rows.add_row(f"{each.length:,}", format_bytes(each.ours), format_bytes(each.theirs))
-    return rows
-
-
 def loads(results: Sequence[Any]) -> Table:
     """Latencies by arrival rate."""
     columns = ("requests/s", "tokens/s", "first, ms\np50", "p99", "next, ms\np50", "p99")
@@ -79,6 +55,3 @@ def loads(results: Sequence[Any]) -> Table:
             *(f"{1e3 * seconds:,.0f}" for seconds in times),
         )
     return rows
-
-
-TABLES = {"speed": speeds, "prompts": prompt_memories, "load": loads}

@@ -10,12 +10,13 @@ from rich.console import Console
 from rich.table import Table
 
 from zaya_jax.bench.measure import free_device_memory, repeated_seconds
-from zaya_jax.bench.results import check_outputs, this_machine, write_json
+from zaya_jax.bench.results import this_machine, write_json
 from zaya_jax.errors import UserError
 from zaya_jax.options import Parser, load_config
 from zaya_jax.plan.arithmetic import Gemm, gemms
 from zaya_jax.plan.command import config_of_phase
 from zaya_jax.plan.measured import ProductTime, ProductTimes
+from zaya_jax.plan.output.picture import check_outputs
 from zaya_jax.text_tables import name_column, number_column
 
 PRESET = "configs/zaya1_8b.py"

@@ -17,9 +17,12 @@ from rich.console import Console
 from rich.table import Table
 
 from pallas_kernels.catalogue import SIZES, Case, Work, cases
+from zaya_jax.bench.kernels.gemm import product_times
+from zaya_jax.bench.kernels.memory_passes import pass_time
 from zaya_jax.bench.kernels.other_libraries import TorchResult, others
 from zaya_jax.bench.measure import best_seconds
 from zaya_jax.errors import UserError
+from zaya_jax.plan.arithmetic import Gemm
 from zaya_jax.text_tables import name_column, number_column
 
 
@@ -53,7 +56,7 @@ def run(*, rounds: int) -> None:
     console.print(f"{device.device_kind}, jax {jax.__version__}, sizes {size}, bfloat16; best of {rounds}")
     if on_cpu:
         console.print("kernels are interpreted on a CPU: these times only show that the benchmark works")
-    ceilings = measure_ceilings(on_cpu, rounds)
+    ceilings = measure_ceilings(on_cpu)
     console.print(
         f"ceilings of this run: {ceilings.flops / 1e12:.3g} TFLOP/s, {ceilings.bandwidth / 1e12:.3g} TB/s"
     )
@@ -166,12 +169,9 @@ def _relative(result: jax.Array, expected: jax.Array) -> float:
     return distance / size if size else distance
 
 
-def measure_ceilings(on_cpu: bool, rounds: int) -> Ceilings:
-    """Measures the rates of a square bfloat16 product and of reading and writing a large array."""
-    size, length = (256, 2**20) if on_cpu else (8192, 2**29)
-    matrix = jnp.ones((size, size), jnp.bfloat16)
-    array = jnp.ones((length,), jnp.float32)
-    # x + 1 reads and writes 4 bytes per entry; XLA could eliminate a plain copy.
-    product, copy = jax.jit(lambda x: x @ x), jax.jit(lambda x: x + 1)
-    times = best_seconds({"product": lambda: product(matrix), "copy": lambda: copy(array)}, rounds=rounds)
-    return Ceilings(2 * size**3 / times["product"], 8 * length / times["copy"])
+def measure_ceilings(on_cpu: bool) -> Ceilings:
+    """Measures the rates of a square bfloat16 product, and of reading and writing a large array."""
+    # On a GPU sizes that saturate it; larger arrays than any cache.
+    side, array_bytes = (256, 2**22) if on_cpu else (8192, 2**31)
+    (product,) = product_times([Gemm(name="ceiling", rows=side, depth=side, columns=side)], "bfloat16")
+    return Ceilings(product.rate, pass_time("scale", array_bytes).bandwidth)

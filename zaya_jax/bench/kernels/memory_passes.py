@@ -14,15 +14,16 @@ from jax import lax
 from rich.console import Console
 from rich.table import Table
 
-from zaya_jax.bench.measure import free_device_memory, repeated_seconds
-from zaya_jax.bench.results import check_outputs, this_machine, write_json
+from zaya_jax.bench.measure import free_device_memory, growing_sizes, repeated_seconds
+from zaya_jax.bench.results import this_machine, write_json
 from zaya_jax.errors import UserError
 from zaya_jax.options import Parser
 from zaya_jax.plan.measured import PassTime, PassTimes
+from zaya_jax.plan.output.picture import check_outputs
 from zaya_jax.text_tables import format_bytes, name_column, number_column
 
-SMALLEST, LARGEST, STEP = 2**20, 2**32, 4
-"""Smallest and largest array in bytes, and the ratio of successive sizes."""
+SMALLEST, LARGEST = 2**20, 2**32
+"""Smallest and largest array in bytes."""
 MEMORY_SHARE = 4
 """Memory that a pass needs, in arrays: two inputs, one output, and one to spare."""
 FACTOR = 0.999
@@ -72,10 +73,8 @@ def measure(largest: int) -> PassTimes:
     Args:
       largest: maximum bytes of an array; free memory limits it as well.
     """
-    bound = min(largest, free_device_memory() // MEMORY_SHARE)
-    sizes = [SMALLEST]
-    while sizes[-1] * STEP <= bound:
-        sizes.append(sizes[-1] * STEP)
+    sizes = growing_sizes(SMALLEST, min(largest, free_device_memory() // MEMORY_SHARE))
+    # All passes of a size before the next one, so that a table row is from one short period of time.
     passes = [pass_time(operation, size) for size in sizes for operation in TRAFFIC]
     return PassTimes(machine=this_machine(), passes=tuple(passes))
 

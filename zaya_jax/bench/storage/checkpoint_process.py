@@ -4,39 +4,28 @@
 GIB ROUNDS`. Process 0 writes FOLDER/times.json.
 """
 
-import contextlib
 import dataclasses
 import functools
 import json
 import os
 import pathlib
-import pickle
 import shutil
-import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import orbax.checkpoint as ocp
 
-from zaya_jax.checkpoint import Checkpoints, Retention, step_folder
+from zaya_jax.checkpoint import Checkpoints, Retention
 from zaya_jax.files import durable
 from zaya_jax.parallel.mesh import data_mesh, replicated, sharded
 from zaya_jax.parallel.processes import hosts
 from zaya_jax.parallel.processes.process_group import find_process_group
 
-GATHER, ORBAX, OURS, HASHES, PLAIN, COPY = (
-    "one writer, all gathered",
-    "Orbax, async",
-    "ours",
-    "hashes alone, of ours",
-    "plain files",
-    "copy in memory",
-)
+ORBAX, OURS, PLAIN = "Orbax, async", "ours", "plain files"
 """Names of what is timed, as in the table's rows."""
 TIMES_FILE = "times.json"
 LIMIT_SECONDS = 600.0
@@ -46,7 +35,6 @@ STEP = 1
 NUM_LARGE, LAYERS, WIDTH, BUCKET_ROWS = 8, 16, 256, 64
 QUANTUM = LAYERS * WIDTH
 """The number of values of each large array is a multiple of this."""
-LOOPBACK = "127.0.0.1"
 PLAIN_PART = 64 * 2**20
 
 Times = tuple[float, float]
@@ -115,25 +103,19 @@ def make_state(gib: float, *, seed: int = 0) -> State:
 
 def measure(state: State, folder: pathlib.Path, *, rounds: int) -> dict[str, list[Times]]:
     """Returns the times of each method by round, from the slowest process; removes each checkpoint."""
-    with linked() as links:
-        saves = {
-            GATHER: lambda place: save_gathered(state, place, links),
-            ORBAX: orbax_saver(state),
-            OURS: our_saver(state),
-            PLAIN: lambda place: write_plain(state.num_bytes, place),
-            COPY: copier(state),
-        }
-        times: dict[str, list[Times]] = {name: [] for name in (*saves, HASHES)}
-        for number in range(rounds):
-            for name, save in saves.items():
-                place = folder / f"{number}-{name.partition(',')[0].replace(' ', '-')}"
-                times[name].append(timed(save, place))
-                # Of the files that have just been written, before they are removed.
-                if name == OURS:
-                    times[HASHES].append(timed(hash_own_files, step_folder(place, STEP)))
-                hosts.run_on_first(
-                    "remove", lambda place=place: shutil.rmtree(place), limit_seconds=LIMIT_SECONDS
-                )
+    saves = {
+        ORBAX: orbax_saver(state),
+        OURS: our_saver(state),
+        PLAIN: lambda place: write_plain(state.num_bytes, place),
+    }
+    times: dict[str, list[Times]] = {name: [] for name in saves}
+    for number in range(rounds):
+        for name, save in saves.items():
+            place = folder / f"{number}-{name.partition(',')[0].replace(' ', '-')}"
+            times[name].append(timed(save, place))
+            hosts.run_on_first(
+                "remove", lambda place=place: shutil.rmtree(place), limit_seconds=LIMIT_SECONDS
+            )
     return times
 
 
@@ -179,90 +161,6 @@ def our_saver(state: State) -> Save:
     return save
 
 
-def save_gathered(state: State, place: pathlib.Path, links: Sequence[socket.socket]) -> Callable[[], None]:
-    """Gathers all shards in process 0, which writes one file as `torch.save` does; training waits."""
-    arrays = [gathered(array, links) for array in jax.tree.leaves(state.tree)]
-    if hosts.is_first():
-        file = place / "state.pickle"
-        with file.open("wb") as stream:
-            # With protocol 5 NumPy pickles an array without another copy of it.
-            pickle.dump(arrays, stream, protocol=5)
-        durable.sync(file)
-        # The entry of the file in its folder must be durable as well.
-        durable.sync(place)
-    # Training continues everywhere only when the file is complete.
-    hosts.gather("written", None, limit_seconds=LIMIT_SECONDS)
-    return _nothing
-
-
-def gathered(array: jax.Array, links: Sequence[socket.socket]) -> np.ndarray | None:
-    """Returns the whole array in process 0, and None in the others, which send it their rows; no byte is sent
-    twice.
-    """
-    if array.is_fully_replicated:
-        return np.asarray(array.addressable_data(0)) if hosts.is_first() else None
-    # Process 0 receives the rows of each process in ascending order.
-    shards = sorted(array.addressable_shards, key=lambda shard: shard.index[0].start)
-    if not hosts.is_first():
-        for shard in shards:
-            links[0].sendall(_bytes_of(np.asarray(shard.data)))
-        return None
-    # Received rows are written directly into the whole array, without another copy.
-    whole = np.empty(array.shape, array.dtype)
-    for shard in shards:
-        whole[shard.index] = shard.data
-    own, *others = np.split(
-        whole, hosts.num_processes()
-    )  # the devices of a process are consecutive in the mesh
-    assert own.nbytes == sum(shard.data.nbytes for shard in shards)
-    for link, rows in zip(links, others, strict=True):
-        _receive(link, _bytes_of(rows))
-    return whole
-
-
-@contextlib.contextmanager
-def linked() -> Iterator[list[socket.socket]]:
-    """Opens connections between process 0 and each of the others, in process order."""
-    with contextlib.ExitStack() as stack:
-        # Port 0 lets the system choose a free one.
-        server = stack.enter_context(socket.create_server((LOOPBACK, 0)))
-        # A process that fails must not leave the others waiting for ever.
-        server.settimeout(LIMIT_SECONDS)
-        ports = hosts.gather("ports", server.getsockname()[1])
-        if hosts.is_first():
-            links = [socket.create_connection((LOOPBACK, port), LIMIT_SECONDS) for port in ports[1:]]
-        else:
-            # The others accept the connection of process 0.
-            links = [server.accept()[0]]
-        for link in links:
-            stack.enter_context(link).settimeout(LIMIT_SECONDS)
-        yield links
-
-
-def _receive(link: socket.socket, into: memoryview) -> None:
-    # A socket may deliver fewer bytes than requested.
-    while into:
-        received = link.recv_into(into)
-        if not received:
-            raise ConnectionError("another process closed the connection early")
-        into = into[received:]
-
-
-def _bytes_of(rows: np.ndarray) -> memoryview:
-    # Sockets count bytes, while a view of an array counts its items.
-    return memoryview(rows.data).cast("B")
-
-
-def hash_own_files(folder: pathlib.Path) -> Callable[[], None]:
-    """Hashes this process's share of the files, which are still in the page cache, as in a save."""
-    paths = [folder / name for name in durable.list_files(folder)]
-    files = sorted(paths, key=lambda file: file.stat().st_size, reverse=True)
-    # Round robin over files sorted by size balances the load of the processes.
-    for file in files[hosts.process() :: hosts.num_processes()]:
-        durable.content_hash(file)
-    return _nothing
-
-
 def write_plain(num_bytes: int, place: pathlib.Path) -> Callable[[], None]:
     """Measures the disk alone: each process writes its share of the bytes from one buffer, as dd does."""
     size = num_bytes // hosts.num_processes()
@@ -273,45 +171,13 @@ def write_plain(num_bytes: int, place: pathlib.Path) -> Callable[[], None]:
         for start in range(0, size, len(part)):
             stream.write(part[: size - start])
     durable.sync(file)
-    return _nothing
+    return lambda: None
 
 
 # Once per process: otherwise a save would be timed together with the making of random bytes.
 @functools.cache
 def _random_bytes() -> bytes:
     return os.urandom(PLAIN_PART)
-
-
-def copier(state: State) -> Save:
-    """Measures memory alone: each process copies its share of the state once into memory that is already
-    mapped.
-    """
-    # A list, because the selection of the shares is not a part of the measured copy.
-    shares = list(own_shares(state))
-    # Ones, because Linux maps pages of zeros only at the first write.
-    target = np.ones(max(share.size for share in shares), np.float32)
-
-    def save(place: pathlib.Path) -> Callable[[], None]:
-        del place
-        for share in shares:
-            np.copyto(target[: share.size], share)
-        return _nothing
-
-    return save
-
-
-def own_shares(state: State) -> Iterator[np.ndarray]:
-    """Yields this process's arrays, flat, such that all processes together have each value once."""
-    for array in jax.tree.leaves(state.tree):
-        if array.is_fully_replicated:
-            whole = np.asarray(array.addressable_data(0)).reshape(-1)
-            yield np.array_split(whole, hosts.num_processes())[hosts.process()]
-        else:
-            yield from (np.asarray(shard.data).reshape(-1) for shard in array.addressable_shards)
-
-
-def _nothing() -> None:
-    """The wait of a save that blocks until it is durable."""
 
 
 if __name__ == "__main__":

@@ -1,104 +1,112 @@
-"""`zaya bench data`: tokens per second of building and reading a corpus, and memory by text size.
+"""`zaya bench data`: tokens per second and memory of building and reading a corpus.
 
 The text is Python's standard library and the installed packages as JSON lines, each file once. The tokenizer
-is a byte-level BPE trained on part of it. `datasets.map` calls the same tokenizer in as many processes, with
-`encode_batch` on batches or with `encode` on single texts, and leaves tokens in its cache. Our build reads
-the lines, tokenizes, compresses held-out text with gzip and xz, hashes, writes shards and syncs them. The two
-alternate. Reading uses one core; the memory-mapped file that it is compared with has no hashes, no packing
-and only random order. The long text repeats the text, each time in another alphabet, so that no word occurs
-twice.
+is a byte-level BPE trained on a part of it. A build reads the lines, tokenizes, compresses held-out text with
+gzip and xz, hashes, writes shards and syncs them; it uses all cores. Reading uses one core; the memory-mapped
+file that it is compared with has no hashes, no packing and only random order. Building and reading run in
+separate processes, whose memory contains nothing else.
 """
 
-import importlib.util
+import dataclasses
+import functools
 import itertools
 import json
+import os
 import pathlib
-import random
-import statistics
-import string
+import resource
 import sysconfig
 import tempfile
-from collections.abc import Iterator
-from typing import Any
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
-import tokenizers
+import numpy as np
 from rich.console import Console
 from rich.table import Table
-from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from zaya_jax.bench.interleaved import run_module
-from zaya_jax.bench.storage.data_process import LONG_TEXT, TEXT, TOKENIZER, num_cores
+from zaya_jax.bench.interleaved import results_interleaved
+from zaya_jax.config import DataConfig, MixtureConfig
+from zaya_jax.data.corpora.corpus import build_corpus
+from zaya_jax.data.corpora.shards import Corpus, open_corpus
+from zaya_jax.data.reading.batch import make_example
+from zaya_jax.data.reading.loader import training_batches
+from zaya_jax.data.reading.mixture import Mixture, MixturePosition, make_orders
+from zaya_jax.data.reading.order import Position
 from zaya_jax.data.sources.documents import Document
 from zaya_jax.data.sources.text_sources import open_source
+from zaya_jax.data.tokenizers.tokenizer import load_tokenizer
+from zaya_jax.data.tokenizers.training import train_tokenizer
 from zaya_jax.text_tables import format_bytes, name_column, number_column
 
-TEXT_BYTES, LONGER = 36 * 10**6, 10
-"""Maximum size of the text in bytes, and how many times longer the long text is."""
-ROUNDS = 3
-"""Number of alternating builds; the median counts."""
+TEXT_BYTES = 36 * 10**6
+"""Maximum size of the text in bytes: enough for `build_corpus` to use several processes."""
+TEXT, TOKENIZER, CORPUS = "text.jsonl", "tokenizer", "corpus"
+TOKENIZER_TEXTS = "a*.py"
+"""Files of Python's standard library that the tokenizer is trained on."""
 VOCABULARY = 8192
-TRAIN_TEXTS = 200
-"""Number of texts that the tokenizer is trained on."""
+BATCH, LENGTH, STEPS = 8, 4096, 200
 LIMIT_SECONDS = 3600.0
 STEP_TOKENS_PER_SECOND = 52_432
 """Reference speed of a train step; the goal is a reader 20 times as fast."""
+LOADER, MAPPED = "loader", "memory-mapped file"
 
 
-def run() -> None:
+@dataclasses.dataclass(frozen=True)
+class Build:
+    """One build of the corpus.
+
+    Attributes:
+      seconds: wall time.
+      cpu_seconds: CPU time over all processes.
+      tokens: number of tokens of the corpus.
+      peak: peak memory in bytes of the process that reads the text and compresses.
+      worker_peak: peak memory in bytes of the largest worker process.
+    """
+
+    seconds: float
+    cpu_seconds: float
+    tokens: int
+    peak: int
+    worker_peak: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Read:
+    """One pass over batches: tokens per second, and the peak memory of the process in bytes."""
+
+    tokens_per_second: float
+    peak: int
+
+
+def run(*, rounds: int) -> None:
     """Measures everything and prints it; removes all files that it writes.
 
+    Args:
+      rounds: number of builds, of which the median counts, and of passes, of which the best counts.
+
     Raises:
-      UserError: if a measurement fails.
+      RuntimeError: if a measurement fails.
     """
     with tempfile.TemporaryDirectory(prefix="bench-data-", dir=".") as inside:
         folder = pathlib.Path(inside).resolve()
         prepare(folder)
-        names = ["build"]
-        if importlib.util.find_spec("datasets") is not None:
-            names += ["datasets", "datasets-single"]
-        results = _interleaved(names, folder)
-        # These read the corpus that the last of our builds has left.
-        results["read"], results["read-memory"] = measure("read", folder), measure("read-memory", folder)
-        # Rebuilds the corpus from the long text; the next measurement reads it.
-        results["build-long"] = measure("build-long", folder)
-        results["read-long"] = measure("read-memory", folder)
-        sizes = {name: (folder / name).stat().st_size for name in (TEXT, LONG_TEXT)}
-    report(results, sizes)
+        measure = functools.partial(results_interleaved, rounds=rounds, limit=LIMIT_SECONDS)
+        builds = measure({"build": functools.partial(make_build, folder)})["build"]
+        # These read the corpus that the last build has left.
+        reads = measure({name: functools.partial(make_read, folder, name) for name in (LOADER, MAPPED)})
+        text_bytes = (folder / TEXT).stat().st_size
+    report(builds, reads, text_bytes)
 
 
-def _interleaved(names: list[str], folder: pathlib.Path) -> dict[str, dict[str, float]]:
-    """Returns the medians of alternating measurements."""
-    # The rounds are the outer loop, so that a slow period of the machine affects all measurements.
-    rounds = [{name: measure(name, folder) for name in names} for _ in range(ROUNDS)]
-    return {
-        name: {key: statistics.median(each[name][key] for each in rounds) for key in rounds[0][name]}
-        for name in names
-    }
-
-
-def prepare(folder: pathlib.Path, *, text_bytes: int = TEXT_BYTES, longer: int = LONGER) -> None:
-    """Writes both texts and the tokenizer."""
-    texts = list(_texts(text_bytes))
-    for name, count in ((TEXT, 1), (LONG_TEXT, longer)):
-        with (folder / name).open("w") as file:
-            for alphabet in itertools.islice(_alphabets(), count):
-                file.writelines(json.dumps({"text": text.translate(alphabet)}) + "\n" for text in texts)
-    tokenizer = tokenizers.Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY,
-        special_tokens=["<pad>", "<eos>", "<bos>"],
-        # All bytes, so that every text has tokens.
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(texts[:TRAIN_TEXTS], trainer)
-    tokenizer.save(str(folder / TOKENIZER))
+def prepare(folder: pathlib.Path, *, text_bytes: int = TEXT_BYTES) -> None:
+    """Writes the text and the tokenizer."""
+    with (folder / TEXT).open("w") as file:
+        file.writelines(json.dumps({"text": text}) + "\n" for text in _texts(text_bytes))
+    train_tokenizer(folder / TOKENIZER, pattern=TOKENIZER_TEXTS, vocab_size=VOCABULARY)
 
 
 def _texts(max_bytes: int) -> Iterator[str]:
     """Yields files of Python's library, then of the installed packages."""
+    # The library alone is too small for a build with several processes.
     packages = open_source(sysconfig.get_paths()["purelib"], pattern="*.py")
     for each in itertools.chain(open_source("stdlib"), packages):
         if isinstance(each, Document):
@@ -109,67 +117,116 @@ def _texts(max_bytes: int) -> Iterator[str]:
             yield each.raw.decode(errors="replace")
 
 
-def _alphabets() -> Iterator[dict[int, int]]:
-    """Yields substitutions of letters, beginning with the identity."""
-    numbers, letters = random.Random(0), list(string.ascii_lowercase)
-    while True:
-        # Shuffling the alphabet makes new words of the same lengths.
-        yield str.maketrans(string.ascii_lowercase, "".join(letters))
-        numbers.shuffle(letters)
+def make_build(folder: pathlib.Path) -> Callable[[], Build]:
+    """Returns a call that builds the corpus, from lines to hashed shards on the disk."""
+    tokenizer = load_tokenizer(str(folder / TOKENIZER / "tokenizer.json"))
+
+    def build() -> Build:
+        start, cpu = time.perf_counter(), _cpu_seconds()
+        corpus = build_corpus(
+            folder / CORPUS,
+            source=str(folder / TEXT),
+            tokenizer=tokenizer,
+            num_workers=num_cores(),
+            # Every round builds into the same folder.
+            overwrite=True,
+        )
+        return Build(
+            seconds=time.perf_counter() - start,
+            cpu_seconds=_cpu_seconds() - cpu,
+            tokens=corpus.train.tokens + corpus.validation.tokens,
+            peak=peak_memory(),
+            # Of the largest child that has ended. Linux reports KiB.
+            worker_peak=resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024,
+        )
+
+    return build
 
 
-def measure(what: str, folder: pathlib.Path) -> dict[str, float]:
-    """Runs one measurement in its own process."""
-    return run_module("zaya_jax.bench.storage.data_process", what, str(folder), timeout=LIMIT_SECONDS)
+def peak_memory() -> int:
+    """Returns the largest number of resident bytes that this process has had."""
+    # Not getrusage, whose maximum includes the memory that the parent process had before exec.
+    lines = pathlib.Path("/proc/self/status").read_text().splitlines()
+    # The kernel writes "kB" and means 1,024 bytes.
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
 
 
-def report(results: dict[str, dict[str, Any]], sizes: dict[str, int]) -> None:
-    """Prints the results and ratios."""
+def num_cores() -> int:
+    """Number of cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def _cpu_seconds() -> float:
+    """CPU seconds of this process and of its finished children; other processes do not count."""
+    both = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(each.ru_utime + each.ru_stime for each in both)
+
+
+def make_read(folder: pathlib.Path, name: str) -> Callable[[], Read]:
+    """Returns a call that makes batches from the loader, or the same batches from a memory-mapped file."""
+    # One core, because a training host has one loader per device and other work for its cores.
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    corpus = open_corpus(folder / CORPUS)
+    batches = functools.partial(_read_loader, corpus) if name == LOADER else _mapped_reader(folder, corpus)
+
+    def read() -> Read:
+        start = time.perf_counter()
+        batches()
+        return Read(BATCH * LENGTH * STEPS / (time.perf_counter() - start), peak_memory())
+
+    return read
+
+
+def _read_loader(corpus: Corpus) -> None:
+    mixture = MixtureConfig(name="m", corpora=("c",), weights=(1.0,))
+    data = DataConfig(mixtures=(mixture,), mixture="m", sequence_length=LENGTH)
+    reading = MixturePosition(
+        orders=make_orders([data], {"c": corpus.train.tokens}, seed=0),
+        positions={"c": Position()},
+        mixture=Mixture(("c",), (1,)),
+        first_sequence=0,
+        length=LENGTH,
+    )
+    for _ in training_batches(reading, {"c": corpus}, batch_size=BATCH, num_steps=STEPS):
+        pass
+
+
+def _mapped_reader(folder: pathlib.Path, corpus: Corpus) -> Callable[[], None]:
+    file, rng = folder / "tokens.bin", np.random.default_rng(0)
+    # Numbers below 3 are the special tokens of the benchmark's tokenizer.
+    rng.integers(3, corpus.vocab_size, corpus.train.tokens, dtype=np.uint16).tofile(file)
+    tokens = np.memmap(file, np.uint16, "r")
+
+    def read() -> None:
+        for _ in range(STEPS):
+            starts = rng.integers(0, len(tokens) - LENGTH - 1, BATCH)
+            windows = np.stack([tokens[start : start + LENGTH + 1] for start in starts])
+            make_example(windows[:, :-1], targets_BT=windows[:, 1:], delimiters=corpus.delimiters)
+
+    return read
+
+
+def report(builds: Sequence[Build], reads: Mapping[str, Sequence[Read]], text_bytes: int) -> None:
+    """Prints the results."""
+    # The median build with all of its figures, because medians of single figures come from different builds.
+    build = sorted(builds, key=lambda each: each.seconds)[len(builds) // 2]
+    columns = ("s", "CPU s", "tokens/s", "MB/s", "memory", "of a worker")
+    table = Table(name_column("build"), *map(number_column, columns))
+    table.add_row(
+        f"{format_bytes(text_bytes)}, {num_cores()} cores",
+        f"{build.seconds:.1f}",
+        f"{build.cpu_seconds:.1f}",
+        f"{build.tokens / build.seconds:,.0f}",
+        f"{text_bytes / 1e6 / build.seconds:.2f}",
+        format_bytes(build.peak),
+        format_bytes(build.worker_peak),
+    )
+    reading = Table(name_column("read, one core"), *map(number_column, ("tokens/s", "x 52,432", "memory")))
+    for name, passes in reads.items():
+        # The first pass also reads the files into the page cache.
+        rate = max(each.tokens_per_second for each in passes)
+        ratio = f"{rate / STEP_TOKENS_PER_SECOND:.1f}"
+        reading.add_row(name, f"{rate:,.0f}", ratio, format_bytes(max(each.peak for each in passes)))
     console = Console(soft_wrap=True, highlight=False)
-    console.print(f"{format_bytes(sizes[TEXT])} of JSON lines, {num_cores()} cores")
-    console.print(_speed_table(results, sizes[TEXT]))
-    for name, ours in _FORMS.items():
-        # The forms of datasets are missing if that library is not installed.
-        if name != "build" and name in results:
-            ratios = (results[name][key] / results["build"][key] for key in ("seconds", "cpu"))
-            console.print(f"{ours} / ours, time and CPU time: {', '.join(f'{each:.2f}' for each in ratios)}")
-    if "datasets" not in results:
-        console.print("datasets is not installed: no comparison")
-    reading = Table(name_column("read, one core"), *map(number_column, ("tokens/s", "x 52,432")))
-    for name, rate in (
-        ("loader", results["read"]["loader"]),
-        ("memory-mapped file", results["read"]["mapped"]),
-    ):
-        reading.add_row(name, f"{rate:,.0f}", f"{rate / STEP_TOKENS_PER_SECOND:.1f}")
+    console.print(table)
     console.print(reading)
-    console.print(_memory_table(results, sizes))
-
-
-_FORMS = {
-    "build": "ours",
-    "datasets": "datasets.map, batches",
-    "datasets-single": "datasets.map, single texts",
-}
-
-
-def _speed_table(results: dict[str, dict[str, Any]], size: int) -> Table:
-    table = Table(name_column("build"), *map(number_column, ("s", "CPU s", "tokens/s", "MB/s")))
-    for name, form in _FORMS.items():
-        if name in results:
-            each = results[name]
-            rates = (each["tokens"] / each["seconds"], size / 1e6 / each["seconds"])
-            seconds = (f"{each[key]:.1f}" for key in ("seconds", "cpu"))
-            table.add_row(form, *seconds, f"{rates[0]:,.0f}", f"{rates[1]:.2f}")
-    return table
-
-
-def _memory_table(results: dict[str, dict[str, Any]], sizes: dict[str, int]) -> Table:
-    """Peak resident memory of the processes."""
-    table = Table(name_column("text"), *map(number_column, ("build", "build worker", "read, shuffled")))
-    for size, build, read in (
-        (sizes[TEXT], results["build"], results["read-memory"]),
-        (sizes[LONG_TEXT], results["build-long"], results["read-long"]),
-    ):
-        peaks = (build["peak"], build["worker_peak"], read["peak"])
-        table.add_row(format_bytes(size), *(format_bytes(int(each)) for each in peaks))
-    return table

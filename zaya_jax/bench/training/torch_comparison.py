@@ -1,8 +1,8 @@
-"""`zaya bench torch`: this model against Hugging Face's, with the same weights on the same machine.
+"""`zaya bench torch`: our train step against Hugging Face's model, with the same weights on the same machine.
 
-Each program runs in its own process, set up as its users do: ours as in `zaya train` and `zaya generate`,
-theirs as `import transformers` leaves it, and theirs again under `torch.compile`. The programs alternate with
-each other and with the matrix product that serves as the ceiling.
+Each program runs in its own process, set up as its users do: ours as in `zaya train`, theirs as `import
+transformers` leaves it, and theirs again under `torch.compile`. The programs alternate with each other and
+with the matrix product that serves as the ceiling.
 """
 
 import dataclasses
@@ -11,12 +11,10 @@ import importlib.util
 import math
 import re
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -27,12 +25,9 @@ from zaya_jax.convert.pytorch.huggingface import config_to_huggingface, variable
 from zaya_jax.data.corpora.delimiters import NO_DELIMITERS
 from zaya_jax.data.reading.batch import make_example
 from zaya_jax.errors import UserError
-from zaya_jax.inference.engine.generate import generate
 from zaya_jax.model.flops import forward_flops_per_token
 from zaya_jax.model.weights import count_parameters
-from zaya_jax.model.zaya import Output, Zaya
 from zaya_jax.parallel.mesh import data_mesh
-from zaya_jax.platform.compiler import compiler_options
 from zaya_jax.platform.host_memory import reuse_host_memory
 from zaya_jax.platform.shell import pip_install
 from zaya_jax.text_tables import name_column, number_column
@@ -53,66 +48,51 @@ MODEL = ModelConfig(
 )
 EXECUTION = ExecutionConfig(dtype="float32")
 BATCH, LENGTH = 8, 256
-PROMPT, NEW_TOKENS = 16, 64
 COMPILE_SECONDS = 1800.0
 """Timeout for preparing a program: `torch.compile` generates and compiles C++."""
-COMPARED = (
-    "transformers runs in eager mode; compiled means torch.compile with its defaults, for the batches "
-    "(generation grows its cache at every token, so each would compile again). A ratio is ours to the column "
-    "on its left; the targets are for eager transformers."
-)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Row:
-    """One comparison.
-
-    Attributes:
-      aim: target ratio to eager transformers.
-      ours: our program.
-      theirs: transformers in eager mode.
-      compiled: transformers under `torch.compile`; None where it is not measured.
-      tokens: tokens per call.
-      flops_per_token: useful FLOPs per token.
-    """
-
-    aim: str
-    ours: Program
-    theirs: Program
-    compiled: Program | None
-    tokens: int
-    flops_per_token: float
 
 
 def run(*, rounds: int) -> None:
-    """Prints tokens per second of both, their ratio, and the share of this machine's matmul ceiling.
+    """Times a train step of both, and prints the results.
 
     Raises:
       UserError: if torch or transformers is not installed.
     """
     require_transformers()
+    # Tried first, because compiling the whole network would fail only after minutes.
+    why_not = why_not_run("torch.compile", compile_a_sum)
+    programs: dict[str, Program] = {"ours": our_training, "transformers": their_training}
+    programs |= {} if why_not else {"torch.compile": functools.partial(their_training, compiled=True)}
+    # The ceiling alternates with the programs, so that a slow period of the machine affects all of them.
+    programs |= {"ceiling": ceiling_matmul}
+    report(best_interleaved(programs, rounds=rounds, limit=COMPILE_SECONDS), rounds=rounds, why_not=why_not)
+
+
+def report(seconds: dict[str, float], *, rounds: int, why_not: str | None) -> None:
+    """Prints tokens per second of each program, and its share of this machine's matmul ceiling.
+
+    Args:
+      seconds: time of a step of each program, and of a product under "ceiling".
+      rounds: number of timings, of which the best counted.
+      why_not: reason why `torch.compile` was not measured; None if it was.
+    """
+    tokens, ceiling = BATCH * LENGTH, CEILING_FLOPS / seconds["ceiling"]
+    # Three times the forward pass: the backward pass computes two gradients for each product.
+    flops = 3 * tokens * math.fsum(forward_flops_per_token(MODEL, LENGTH).values())
+    columns = map(number_column, ("tokens/s", "ours is faster by", "of the ceiling"))
+    table = Table(name_column("train step"), *columns, caption=why_not)
+    for name, step in seconds.items():
+        if name != "ceiling":
+            ratio, share = f"{step / seconds['ours']:.2f}x", f"{flops / step / ceiling:.1%}"
+            table.add_row(name, f"{tokens / step:,.1f}", ratio, share)
     console = Console(soft_wrap=True, highlight=False)
     console.print(
-        f"{count_parameters(MODEL):,} parameters, float32, batch {BATCH} x {LENGTH}, AdamW on all sides; "
-        f"best of {rounds}, alternating, each in its own process. {COMPARED}"
+        f"{count_parameters(MODEL):,} parameters, float32, batch {BATCH} x {LENGTH}, clipped AdamW; best of "
+        f"{rounds}, alternating, each in its own process. transformers runs in eager mode, and again under "
+        "torch.compile with its defaults"
     )
-    # Tried before the table, because each of its programs would fail only after minutes.
-    why_not = why_not_compiled()
-    columns = ("ours,\ntokens/s", "trans-\nformers", "ratio", "target", "com-\npiled", "ratio")
-    columns = (*columns, "ours of\nceiling", "theirs of\nceiling")
-    table = Table(
-        name_column("what"), *map(number_column, columns), box=box.SIMPLE_HEAD, padding=0, caption=why_not
-    )
-    ceilings = []
-    for name, row in _rows().items():
-        row = dataclasses.replace(row, compiled=None) if why_not else row
-        seconds = _time(name, row, rounds)
-        ceilings.append(CEILING_FLOPS / seconds["ceiling"])
-        table.add_row(name, *_cells(row, seconds))
     console.print(table)
-    of_rows = ", ".join(f"{ceiling / 1e9:,.0f}" for ceiling in ceilings)
-    console.print(f"ceiling: {of_rows} GFLOP/s, a float32 product of 2048 x 2048, alternating with each row")
-    console.print(f"largest difference of logits: {_difference():.1e} of the largest logit")
+    console.print(f"ceiling: {ceiling / 1e9:,.0f} GFLOP/s, a float32 product of 2048 x 2048")
 
 
 def require_transformers() -> None:
@@ -129,33 +109,10 @@ def require_transformers() -> None:
             )
 
 
-def _time(name: str, row: _Row, rounds: int) -> dict[str, float]:
-    """Seconds per call of each program and of the ceiling."""
-    sides = {"ours": row.ours, "transformers": row.theirs, "compiled": row.compiled}
-    # The names of the programs appear in errors, which must say which row has failed.
-    programs = {f"{name}, {side}": program for side, program in sides.items() if program}
-    # The ceiling alternates with the programs, so that a slow period of the machine affects all of them.
-    times = best_interleaved(programs | {"ceiling": ceiling_matmul}, rounds=rounds, limit=COMPILE_SECONDS)
-    return {title.removeprefix(f"{name}, "): seconds for title, seconds in times.items()}
-
-
-def _cells(row: _Row, seconds: dict[str, float]) -> tuple[str, ...]:
-    """Cells of a row after its name."""
-    ours, theirs = seconds["ours"], seconds["transformers"]
-    compiled = ("", "")
-    if "compiled" in seconds:
-        compiled = f"{row.tokens / seconds['compiled']:,.1f}", f"{seconds['compiled'] / ours:.2f}x"
-    # Time that the row's useful FLOPs would take at the ceiling.
-    ceiling = seconds["ceiling"] / CEILING_FLOPS * row.tokens * row.flops_per_token
-    rates = f"{row.tokens / ours:,.1f}", f"{row.tokens / theirs:,.1f}"
-    shares = f"{ceiling / ours:.1%}", f"{ceiling / theirs:.1%}"
-    return *rates, f"{theirs / ours:.2f}x", row.aim, *compiled, *shares
-
-
-def why_not_compiled() -> str | None:
-    """Returns why `torch.compile` does not work here; None if it works."""
+def why_not_run(name: str, program: Program) -> str | None:
+    """Returns why a program that uses `torch.compile` does not work here; None if it works."""
     try:
-        best_interleaved({"torch.compile": compile_a_sum}, rounds=1, limit=COMPILE_SECONDS)
+        best_interleaved({name: program}, rounds=1, limit=COMPILE_SECONDS)
     except RuntimeError as error:
         first_line = re.split(r"\n|\\n", str(error))[0]  # a nested exception has escaped line ends
         return f"torch.compile is skipped, because it fails here: {first_line}"
@@ -167,61 +124,6 @@ def compile_a_sum() -> Callable[[], Any]:
     import torch
 
     return functools.partial(torch.compile(lambda x: x + x), torch.ones(3))
-
-
-def _rows() -> dict[str, _Row]:
-    of_batch = math.fsum(forward_flops_per_token(MODEL, LENGTH).values())
-    of_text = math.fsum(forward_flops_per_token(MODEL, PROMPT + NEW_TOKENS).values())
-    return {
-        "forward": _Row("1.3x", our_forward, their_forward, compiled_forward, BATCH * LENGTH, of_batch),
-        f"decode, batch 1, {NEW_TOKENS} new": _Row("8x", our_decode, their_decode, None, NEW_TOKENS, of_text),
-        # Three times the forward pass: the backward pass computes two gradients for each product.
-        "train step": _Row(
-            "1.5x", our_training, their_training, compiled_training, BATCH * LENGTH, 3 * of_batch
-        ),
-    }
-
-
-def our_forward() -> Callable[[], Any]:
-    """Returns a call of our compiled forward pass, which computes the logits of the batch."""
-    variables, tokens = _our_variables(), jnp.asarray(_tokens((BATCH, LENGTH)))
-    apply = jax.jit(
-        lambda variables, tokens: _ours(variables, tokens).logits_BTV, compiler_options=compiler_options()
-    )
-    return lambda: apply(variables, tokens)
-
-
-def their_forward(*, compiled: bool = False) -> Callable[[], Any]:
-    """Returns a call of transformers' forward pass on the same batch, without gradients."""
-    import torch
-
-    model, tokens = _huggingface_model().eval(), torch.from_numpy(_tokens((BATCH, LENGTH)))
-    if compiled:
-        model.compile()
-
-    # Otherwise torch would keep activations for a backward pass that never comes.
-    @torch.no_grad()
-    def forward():
-        model(tokens)
-
-    return forward
-
-
-def our_decode() -> Callable[[], Any]:
-    """Returns a call that continues a prompt greedily through the cache."""
-    variables, prompt = _our_variables(), _tokens((1, PROMPT))[0].tolist()
-    return lambda: generate(Zaya(MODEL, EXECUTION), variables, prompt, max_new_tokens=NEW_TOKENS)
-
-
-def their_decode() -> Callable[[], Any]:
-    """Returns a call that continues a prompt greedily through the cache."""
-    import torch
-
-    model, prompt = _huggingface_model().eval(), torch.from_numpy(_tokens((1, PROMPT)))
-    # Without a minimum, an end token that the random network predicts would end the text early.
-    return functools.partial(
-        model.generate, prompt, max_new_tokens=NEW_TOKENS, min_new_tokens=NEW_TOKENS, do_sample=False
-    )
 
 
 def our_training() -> Callable[[], Any]:
@@ -237,7 +139,7 @@ def our_training() -> Callable[[], Any]:
     setup, mesh = make_setup(config), data_mesh(jax.devices()[:1])
     state = first_state(setup, _our_variables()["params"], jax.random.key(0))
     states = [jax.device_put(state, shardings(state, mesh))]  # otherwise the second step compiles again
-    batch = jax.device_put(make_example(_tokens((BATCH, LENGTH)), delimiters=NO_DELIMITERS))
+    batch = jax.device_put(make_example(_tokens(), delimiters=NO_DELIMITERS))
     step = compiled_step(states[0], setup=setup, mesh=mesh)
 
     def train():
@@ -252,7 +154,7 @@ def their_training(*, compiled: bool = False) -> Callable[[], Any]:
     """Returns a call of a clipped AdamW step; `compiled` applies to the model's forward and backward pass."""
     import torch
 
-    model, tokens = _huggingface_model().train(), torch.from_numpy(_tokens((BATCH, LENGTH)))
+    model, tokens = _huggingface_model().train(), torch.from_numpy(_tokens())
     if compiled:
         model.compile()
     adamw = torch.optim.AdamW(model.parameters(), lr=1e-5)
@@ -266,10 +168,6 @@ def their_training(*, compiled: bool = False) -> Callable[[], Any]:
     return train
 
 
-compiled_forward = functools.partial(their_forward, compiled=True)
-compiled_training = functools.partial(their_training, compiled=True)
-
-
 def _huggingface_model() -> Any:
     """Builds transformers' model, with the same weights in each process."""
     import torch
@@ -281,11 +179,8 @@ def _huggingface_model() -> Any:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("temp"):
-                parameter.fill_(
-                    1.0
-                )  # [HF] initializes them to zero for a checkpoint to fill; all keys would be 0
-    # The random network may predict the end token at any time, which would shorten the work.
-    model.generation_config.eos_token_id = None
+                # [HF] initializes them to zero for a checkpoint to fill; all keys would be 0.
+                parameter.fill_(1.0)
     return model
 
 
@@ -295,21 +190,5 @@ def _our_variables() -> Any:
     return jax.device_put(variables_from_huggingface(MODEL, tensors))
 
 
-def _ours(variables: Any, tokens: jax.Array) -> Output:
-    return cast(Output, Zaya(MODEL, EXECUTION).apply(variables, tokens))
-
-
-def _tokens(shape: tuple[int, int]) -> np.ndarray:
-    return np.random.default_rng(0).integers(1, MODEL.vocab_size, shape)
-
-
-def _difference() -> float:
-    """Returns the largest difference of logits, relative to the largest logit."""
-    import torch
-
-    # A few tokens are enough to show whether both compute the same network.
-    tokens = _tokens((2, 32))
-    out = _ours(_our_variables(), jnp.asarray(tokens))
-    with torch.no_grad():
-        expected = _huggingface_model().eval()(torch.from_numpy(tokens)).logits.numpy()
-    return float(np.abs(np.asarray(out.logits_BTV) - expected).max() / np.abs(expected).max())
+def _tokens() -> np.ndarray:
+    return np.random.default_rng(0).integers(1, MODEL.vocab_size, (BATCH, LENGTH))

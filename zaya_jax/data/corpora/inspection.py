@@ -1,7 +1,9 @@
 """Tables and text samples for `zaya data inspect`: document lengths, and what a run reads."""
 
 import dataclasses
+import itertools
 import math
+import operator
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -147,8 +149,10 @@ def _sample(tokens: np.ndarray, learned: np.ndarray, corpus: Corpus, tokenizer: 
     end = min(int(ends[0]) if len(ends) else len(tokens), _SAMPLE_TOKENS)
     text = rich.text.Text()
     text.append("▶ ", _DELIMITER_STYLE)
-    for run, is_learned in _runs(tokens[1:end].tolist(), learned[1:end].tolist()):
-        text.append(_visible(tokenizer.decode(run)), None if is_learned else _MASKED_STYLE)
+    pairs = zip(tokens[1:end].tolist(), learned[1:end].tolist(), strict=True)
+    for is_learned, run in itertools.groupby(pairs, key=operator.itemgetter(1)):
+        shown = _visible(tokenizer.decode(token for token, _ in run))
+        text.append(shown, None if is_learned else _MASKED_STYLE)
     is_whole = len(ends) > 0 and end == ends[0]
     text.append(" ◀" if is_whole else " …", _DELIMITER_STYLE)
     return text
@@ -157,15 +161,6 @@ def _sample(tokens: np.ndarray, learned: np.ndarray, corpus: Corpus, tokenizer: 
 def _visible(text: str) -> str:
     """Escapes control characters, which a terminal would execute."""
     return "".join(each if each in "\n\t" or each.isprintable() else ascii(each)[1:-1] for each in text)
-
-
-def _runs(tokens: Sequence[int], learned: Sequence[bool]) -> Iterator[tuple[Sequence[int], bool]]:
-    """Splits tokens into runs with and without a loss."""
-    start = 0
-    for i in range(1, len(tokens) + 1):
-        if i == len(tokens) or learned[i] != learned[start]:
-            yield tokens[start:i], learned[start]
-            start = i
 
 
 # What a run reads

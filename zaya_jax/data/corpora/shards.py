@@ -25,8 +25,7 @@ from zaya_jax.errors import DamagedError, UserError
 from zaya_jax.files import durable
 from zaya_jax.files.json_files import read_json
 
-# The first format had no hashes; its corpora are recognized only to say that they must be rebuilt.
-_FORMAT, _WITHOUT_HASHES = "zaya_jax corpus 2", "zaya_jax corpus 1"
+_FORMAT = "zaya_jax corpus 2"
 MANIFEST = "manifest.json"
 COMMITTED = "committed"
 """Marker file with the hash of the manifest; written last."""
@@ -243,15 +242,10 @@ def read_manifest(folder: str | os.PathLike[str]) -> Corpus:
     try:
         values = read_json(path)
         version = values.pop("format")
-        if version not in (_FORMAT, _WITHOUT_HASHES):
+        if version != _FORMAT:
             raise UserError(f'unknown format "{version}"')
     except (ValueError, KeyError) as error:
         raise DamagedError(f'{path} is not a manifest of "{_FORMAT}": {error}') from error
-    if version == _WITHOUT_HASHES:
-        raise UserError(
-            f"the corpus {folder} is from an older version and has no hashes of its files; rebuild it with "
-            "zaya data build --overwrite"
-        )
     # Only now: a manifest of another format has a clearer error message.
     _check_mark(folder)
     return _parse(folder, values)

@@ -20,24 +20,38 @@ _MARKS = {PARQUET: b"PAR1", ARROW: b"ARROW1"}
 _FEATHER_1 = b"FEA1"
 
 
-def read_parquet(file_path: pathlib.Path, path: str, *, field: str) -> Iterator[Document | BrokenRecord]:
-    """Yields the texts in a column of a Parquet file, one per row, in bounded memory.
+def read_table(file_path: pathlib.Path, path: str, *, field: str) -> Iterator[Document | BrokenRecord]:
+    """Yields the texts in a column of a Parquet or Arrow file, one per row, in bounded memory.
+
+    Args:
+      file_path: path of the file; its suffix must be one of `SUFFIXES`. An Arrow file may be a stream, as
+        `datasets` writes it, or a file (Feather).
+      path: path that documents report, relative to the source.
+      field: column with the text.
 
     Raises:
       UserError: if pyarrow is not installed.
       OSError: if the file cannot be read.
     """
-    yield from _read(PARQUET, file_path, path, field=field)
-
-
-def read_arrow(file_path: pathlib.Path, path: str, *, field: str) -> Iterator[Document | BrokenRecord]:
-    """Yields the texts in a column of an Arrow stream (as `datasets` writes) or an Arrow (Feather) file.
-
-    Raises:
-      UserError: if pyarrow is not installed.
-      OSError: if the file cannot be read.
-    """
-    yield from _read(ARROW, file_path, path, field=field)
+    pyarrow, kind = find_package("pyarrow", str(file_path)), SUFFIXES[file_path.suffix]
+    if (content := _wrong_format(file_path, kind)) is not None:
+        yield BrokenRecord(Skipped(path, f"not {kind}"), f"it is {content}")
+        return
+    batches = _OPENERS[kind](file_path, field)
+    number, size, before = 0, file_path.stat().st_size, 0
+    try:
+        if (broken := _check_column(next(batches), path, field)) is not None:
+            yield broken
+            return
+        for batch in batches:
+            for raw in _texts(batch.column(batch.schema.names.index(field)), pyarrow):
+                number += 1
+                # Rows have no byte offsets in the file, so progress counts text, up to the file's size.
+                read = min(len(raw or b""), size - before)
+                yield _document(raw, path, number, field=field, read=read)
+                before += read
+    except (pyarrow.ArrowException, OSError) as error:
+        yield BrokenRecord(Skipped(path, "the rest is damaged", record=number + 1), _damage_of(error))
 
 
 def read_rows(file_path: pathlib.Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -61,14 +75,18 @@ def read_rows(file_path: pathlib.Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 number += 1
                 yield number, row
     except (pyarrow.ArrowException, OSError) as error:
-        # pyarrow raises OSError without an error number for damaged files; others come from the system.
-        if getattr(error, "errno", None) is not None:
-            raise
-        # The other lines are internals of Arrow's C++ code.
-        reason = str(error).split("\n")[0]
         raise UserError(
-            f"{file_path}, record {number + 1}: the rest of the file is damaged; {reason}"
+            f"{file_path}, record {number + 1}: the rest of the file is damaged; {_damage_of(error)}"
         ) from error
+
+
+def _damage_of(error: Exception) -> str:
+    """The reason why a file cannot be read further; raises errors of the system again."""
+    # pyarrow raises OSError without an error number for damaged files; others come from the system.
+    if getattr(error, "errno", None) is not None:
+        raise error
+    # The other lines are internals of Arrow's C++ code.
+    return str(error).split("\n")[0]
 
 
 def _parquet_batches(file_path: pathlib.Path, column: str | None) -> Iterator[Any]:
@@ -110,32 +128,6 @@ def _wrong_format(file_path: pathlib.Path, kind: str) -> str | None:
     if head.startswith(_FEATHER_1):
         return "a Feather file of version 1, which is not supported; write it again as version 2"
     return None if head.startswith(_MARKS[kind]) else describe_content(head)
-
-
-def _read(kind: str, file_path: pathlib.Path, path: str, *, field: str) -> Iterator[Document | BrokenRecord]:
-    """Yields the texts in a column, one per row."""
-    pyarrow = find_package("pyarrow", str(file_path))
-    if (content := _wrong_format(file_path, kind)) is not None:
-        yield BrokenRecord(Skipped(path, f"not {kind}"), f"it is {content}")
-        return
-    batches = _OPENERS[kind](file_path, field)
-    number, size, before = 0, file_path.stat().st_size, 0
-    try:
-        if (broken := _check_column(next(batches), path, field)) is not None:
-            yield broken
-            return
-        for batch in batches:
-            for raw in _texts(batch.column(batch.schema.names.index(field)), pyarrow):
-                number += 1
-                # Rows have no byte offsets in the file, so progress counts text, up to the file's size.
-                read = min(len(raw or b""), size - before)
-                yield _document(raw, path, number, field=field, read=read)
-                before += read
-    except (pyarrow.ArrowException, OSError) as error:
-        # pyarrow raises OSError without an error number for damaged files; others come from the system.
-        if getattr(error, "errno", None) is not None:
-            raise
-        yield BrokenRecord(Skipped(path, "the rest is damaged", record=number + 1), str(error).split("\n")[0])
 
 
 def _check_column(schema: Any, path: str, field: str) -> BrokenRecord | None:

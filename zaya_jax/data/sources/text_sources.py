@@ -18,7 +18,7 @@ from typing import NoReturn
 
 from zaya_jax.data.sources.documents import BrokenRecord, Document
 from zaya_jax.data.sources.json_lines import is_json_lines, read_json_lines
-from zaya_jax.data.sources.parquet import ARROW, PARQUET, SUFFIXES, read_arrow, read_parquet
+from zaya_jax.data.sources.parquet import ARROW, SUFFIXES, read_table
 from zaya_jax.data.sources.skipped import Skipped
 from zaya_jax.errors import UserError
 from zaya_jax.files.hub import fetch
@@ -234,8 +234,8 @@ def _with_field(description: str, kind: str, field: str | None) -> str:
 
 
 def _reader(kind: str, field: str | None) -> Reader:
-    readers = {_JSON: read_json_lines, PARQUET: read_parquet, ARROW: read_arrow}
-    return _read_text if kind == _TEXT else functools.partial(readers[kind], field=field or FIELD)
+    read_records = read_json_lines if kind == _JSON else read_table
+    return _read_text if kind == _TEXT else functools.partial(read_records, field=field or FIELD)
 
 
 def _read_text(file_path: pathlib.Path, path: str) -> Iterator[Document | BrokenRecord]:

@@ -53,7 +53,7 @@ class KernelReport:
         return results
 
 
-def plan_kernels(options: argparse.Namespace, overrides: Sequence[str]) -> None:
+def plan_kernels(options: argparse.Namespace) -> None:
     """Compiles all kernels for bfloat16 and float32, and prints their resources; with --execute, runs them.
 
     Raises:
@@ -61,8 +61,6 @@ def plan_kernels(options: argparse.Namespace, overrides: Sequence[str]) -> None:
         float32 factors to xf32; with --execute, if a kernel fails a check of the emulator, or its results are
         not those of the reference.
     """
-    if overrides:
-        raise UserError(f'"{overrides[0]}" is not an option of kernels; for its options see zaya plan --help')
     device = find_device(options.device)
     # Fail before minutes of compiling if the compiler does not support the GPU.
     device.need_core()

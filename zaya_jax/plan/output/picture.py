@@ -4,6 +4,7 @@ import pathlib
 from typing import Any
 
 from zaya_jax.errors import UserError
+from zaya_jax.options import check_output_file
 from zaya_jax.plan.output.plan import CompiledStep, Plan
 from zaya_jax.platform.shell import install_command
 
@@ -13,25 +14,28 @@ GIB = 2**30
 FORMATS = (".pdf", ".png", ".svg")
 
 
-def check_format(file: pathlib.Path) -> None:
-    """Checks that a picture can be drawn.
+def check_outputs(*, json_file: str | None, picture: str | None = None) -> None:
+    """Checks output files before a measurement or a compilation, which takes minutes.
 
     Raises:
-      UserError: if the file's suffix is not one of `FORMATS`, or matplotlib is missing.
+      UserError: if a file cannot be written, the picture's suffix is not one of `FORMATS`, or matplotlib is
+        missing for it.
     """
-    if file.suffix not in FORMATS:
-        raise UserError(f"--picture is {file}; its name must end in one of {', '.join(FORMATS)}")
-    # Making a figure is the test for matplotlib, before minutes are spent on compiling.
-    new_figure()
+    check_output_file("json", json_file)
+    check_output_file("picture", picture)
+    if picture:
+        if not picture.endswith(FORMATS):
+            raise UserError(f"--picture is {picture}; its name must end in one of {', '.join(FORMATS)}")
+        # Making a figure is the test for matplotlib.
+        new_figure()
 
 
 def draw(file: pathlib.Path, plan: Plan, step: CompiledStep | None) -> None:
     """Writes a picture of a plan in the format of the file's suffix.
 
     Raises:
-      UserError: if the format is unknown or matplotlib is missing.
+      UserError: if matplotlib is missing.
     """
-    check_format(file)
     figure = new_figure()
     title = f"{plan.run}: {plan.nodes} x {plan.gpus_per_node} {plan.device}, "
     title += f"{plan.micro_batch} x {plan.own_tokens:,} tokens per GPU at a time"

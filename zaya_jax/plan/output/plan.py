@@ -74,7 +74,6 @@ class Plan:
       remat: the run's remat policy.
       policies: cost of all policies, by name.
       communication: communication of a step.
-      narrow_communication: the same with gradients summed in bfloat16, which has large errors.
       bounds: lower bound of the seconds per step, by resource.
       seconds: estimated seconds per step at full rate, by resource, with padded messages.
       measured: resources with measured figures; the others use data sheets.
@@ -101,7 +100,6 @@ class Plan:
     remat: str
     policies: dict[str, Policy]
     communication: Communication
-    narrow_communication: Communication
     bounds: dict[str, float]
     seconds: dict[str, float]
     measured: tuple[str, ...]
@@ -238,7 +236,6 @@ def make_plan(config: Config, cluster: Cluster, *, measured: tuple[str, ...] = (
             for name, policy in policies.items()
         },
         communication=communication(config, cluster),
-        narrow_communication=communication(config, cluster, reduced_dtype="bfloat16"),
         bounds=step_bounds(config, cluster),
         seconds=step_seconds(config, cluster),
         measured=measured,

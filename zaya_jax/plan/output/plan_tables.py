@@ -158,8 +158,7 @@ def _seconds(plan: Plan) -> Table:
             f"; for shared sequences {figure(shared.keys / 1e9)} GB of keys and values, "
             f"{figure(shared.gradients / 1e9)} of their gradients, {figure(shared.halos / 1e9)} of halos"
         )
-    caption = "; ".join(filter(None, (_REASONS, _price_of_sums(plan))))
-    table = Table(*columns, title=title, caption=caption)
+    table = Table(*columns, title=title, caption=_REASONS)
     for resource, seconds in plan.estimates.items():
         name = f"{resource}, as measured" if resource in plan.measured else resource
         table.add_row(name, milliseconds(plan.bounds[resource]), milliseconds(seconds))
@@ -178,20 +177,6 @@ _REASONS = (
     f"over its links, to a node over its NICs. estimate: products at {SHARES[0]:.0%} of the peak, messages "
     "with padding, memory as in its bound, no overlap; a real step can be shorter or longer"
 )
-
-
-def _price_of_sums(plan: Plan) -> str | None:
-    """The cost of sending gradients in float32; None for a single device."""
-    links, narrow = plan.communication, plan.narrow_communication
-    if not links.reduced_bytes or links.reduced_bytes == narrow.reduced_bytes:
-        return None
-    network, node = (
-        1e3 * (getattr(links, name) - getattr(narrow, name)) for name in ("network_seconds", "link_seconds")
-    )
-    return (
-        f"gradients in bfloat16 would be {figure(narrow.reduced_bytes / 1e9)} GB, and {figure(network)} ms "
-        f"less on the network, {figure(node)} on the links; for the error see notebooks/gradient_sum.py"
-    )
 
 
 def _gemms(plan: Plan) -> Table:

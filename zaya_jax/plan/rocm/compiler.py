@@ -85,7 +85,6 @@ class Compilation:
       kernels: all kernels that XLA made; library calls are not included.
       hlo: text of the scheduled program.
       buffers: text of XLA's memory report.
-      trace_seconds: time that JAX took to trace and lower the program.
       compile_seconds: time that XLA took.
       wall_seconds: time of the whole process.
     """
@@ -94,7 +93,6 @@ class Compilation:
     kernels: tuple[Kernel, ...]
     hlo: str
     buffers: str
-    trace_seconds: float
     compile_seconds: float
     wall_seconds: float
 
@@ -284,7 +282,6 @@ def _read(folder: pathlib.Path, *, wall_seconds: float) -> Compilation:
         kernels=tuple(_kernel(**kernel) for kernel in values["kernels"]),
         hlo=(folder / "program.hlo.txt").read_text(),
         buffers=reports[-1].read_text() if reports else "",
-        trace_seconds=values["trace_seconds"],
         compile_seconds=values["compile_seconds"],
         wall_seconds=wall_seconds,
     )

@@ -70,7 +70,6 @@ def main(folder: pathlib.Path) -> None:
     )
     devices = make_devices(cluster, folder)
     module, _, function = job["program"].partition(":")
-    began = time.monotonic()
     lowered = getattr(importlib.import_module(module), function)(devices, **job["arguments"])
     traced = time.monotonic()
     dump = folder / "dump"
@@ -80,7 +79,6 @@ def main(folder: pathlib.Path) -> None:
     (folder / "program.hlo.txt").write_text(compiled.as_text())
     memory = compiled.memory_analysis()
     result = {
-        "trace_seconds": traced - began,
         "compile_seconds": finished - traced,
         "memory": {
             "arguments": memory.argument_size_in_bytes,
