@@ -15,7 +15,7 @@ import sys
 import textwrap
 import traceback
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any, Literal
 
 from ml_collections import ConfigDict
@@ -268,6 +268,37 @@ def check_output_file(option: str, name: str | None) -> None:
         raise UserError(f"--{option} is {file}, and there is no folder {file.parent}")
     if file and file.is_dir():
         raise UserError(f"--{option} is {file}, which is a folder; it must be a file")
+
+
+def check_at_least(options: argparse.Namespace, **minimums: int) -> None:
+    """Checks numeric options by their minimum; one that is None was not set.
+
+    Raises:
+      UserError: for the first option that is too small, or not a number.
+    """
+    for name, minimum in minimums.items():
+        value = getattr(options, name)
+        # Not `<`, which NaN would pass.
+        if value is not None and not value >= minimum:
+            raise UserError(f"--{name.replace('_', '-')} is {value:g}; it must be at least {minimum:g}")
+
+
+def run_subcommand(
+    parser: Parser, subcommands: Mapping[str, Callable[[Sequence[str]], None]], argv: Sequence[str] | None
+) -> None:
+    """Runs the subcommand that the first argument names, with the others; without one, prints the help.
+
+    Args:
+      parser: parser of the command without its subcommands, each of which parses its own options.
+      subcommands: main functions of the subcommands.
+      argv: arguments of the command.
+    """
+    arguments = list(argv or ())
+    if arguments and arguments[0] in subcommands:
+        subcommands[arguments[0]](arguments[1:])
+        return
+    parser.add_argument("command", metavar="COMMAND", choices=list(subcommands), help=", ".join(subcommands))
+    parser.parse_args(arguments)
 
 
 def load_config(path: str, overrides: Sequence[str]) -> Config:

@@ -55,10 +55,6 @@ class Tasks:
             raise UserError("--tasks names no task; it must be NAME or NAME,NAME,...")
         if self.folder is not None and not os.path.isdir(self.folder):
             raise UserError(f"the folder of tasks, {self.folder}, does not exist")
-        if self.limit is not None and self.limit < 1:
-            raise UserError(f"--limit is {self.limit}; it must be at least 1")
-        if self.num_fewshot is not None and self.num_fewshot < 0:
-            raise UserError(f"--num-fewshot is {self.num_fewshot}; it must be 0 or above")
         if self.fewshot_in_one_turn and not self.chat:
             raise UserError("--fewshot-in-one-turn needs --apply-chat-template")
 
