@@ -86,8 +86,9 @@ def test_contributors_read_of_packages_in_this_order():
 
 
 def test_public_names_exist_and_do_not_import_jax_early():
-    assert set(zaya_jax._MODULES) == set(zaya_jax.__all__)
-    assert all(getattr(zaya_jax, name).__name__ == name for name in zaya_jax.__all__)
+    names = {"Config", "ModelConfig", "Zaya", "generate", "load_pytorch", "save_pytorch", "train_step"}
+    assert names <= set(dir(zaya_jax))
+    assert all(getattr(zaya_jax, name).__name__ == name for name in names)
     program = "import sys, zaya_jax.cli; print('jax' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=100

@@ -149,14 +149,14 @@ MISTAKES = (
     Mistake("skip share of all tokens", SMALL + "--config.balancing.skip_share=1", "balancing.skip_share is 1.0; it must be from 0 up to, not including, 1, or None"),
     Mistake("negative gain", SMALL + "--config.balancing.derivative=-1", "balancing.derivative is -1.0; it must be 0 or above"),
     # train: checkpoints
-    Mistake("no minutes between checkpoints", SMALL + "--config.train.checkpoint_minutes=0", "train.checkpoint_minutes is 0.0; it must be above 0, or None for off"),
-    Mistake("keeping every none", SMALL + "--config.train.keep_every=0", "train.keep_every is 0; it must be above 0, or None for off"),
+    Mistake("no minutes between checkpoints", SMALL + "--config.train.checkpoint_minutes=0", "train.checkpoint_minutes is 0.0; it must be above 0, or None"),
+    Mistake("keeping every none", SMALL + "--config.train.keep_every=0", "train.keep_every is 0; it must be above 0, or None"),
     Mistake("keeping what is not saved", SMALL + "--config.train.keep_every=6", "train.keep_every is 6 and train.checkpoint_every 4; it must be a multiple of the latter, because only steps that are saved can be kept"),
-    Mistake("no floor of the disk", SMALL + "--config.train.min_free_gib=-1", "train.min_free_gib is -1.0; it must be above 0, or None for off"),
+    Mistake("no floor of the disk", SMALL + "--config.train.min_free_gib=-1", "train.min_free_gib is -1.0; it must be above 0, or None"),
     # train: trackers and profiling
     Mistake("nowhere to keep runs", SMALL + "--config.log.wandb=cloud", 'log.wandb is \'cloud\'; it must be "off" or "online" or "offline"'),
     Mistake("a run without a name", SMALL + "--config.log.name=", "log.name is empty; it must name the run"),
-    Mistake("trace of no step", SMALL + "--config.profile.first_step=0", "profile.first_step is 0; it must be above 0, or None for off"),
+    Mistake("trace of no step", SMALL + "--config.profile.first_step=0", "profile.first_step is 0; it must be above 0, or None"),
     Mistake("trace by nobody", SMALL + "'--config.profile.processes=()'", "profile.processes is (); it must list process ids, from 0"),
     Mistake("dump of some", SMALL + "--xla-dump=some", "argument --xla-dump: invalid choice: 'some'"),
     # train: devices
@@ -324,10 +324,10 @@ MISTAKES = (
     Mistake("folder of no task", "eval runs/done --text letter --task-folder=texts", "--task-folder needs --tasks"),
     Mistake("tasks of no folder", "eval runs/done --tasks=a --task-folder=nowhere", "the folder of tasks, nowhere, does not exist"),
     Mistake("tasks of no example", "eval runs/done --tasks=a --limit=0", "--limit is 0; it must be at least 1"),
-    Mistake("fewer shots than none", "eval runs/done --tasks=a --num-fewshot=-1", "--num-fewshot is -1; it must be 0 or above"),
+    Mistake("fewer shots than none", "eval runs/done --tasks=a --num-fewshot=-1", "--num-fewshot is -1; it must be at least 0"),
     Mistake("examples in a turn without turns", "eval runs/done --tasks=a --fewshot-in-one-turn", "--fewshot-in-one-turn needs --apply-chat-template"),
     Mistake("samples of no task", "eval runs/done --text letter --samples=out.jsonl", "--samples needs --tasks"),
-    Mistake("no wait for others", "eval runs/done --text letter --wait=0", "--wait is 0 seconds; it must be at least 1"),
+    Mistake("no wait for others", "eval runs/done --text letter --wait=0", "--wait is 0; it must be at least 1"),
     Mistake("mistyped option of eval", "eval runs/done --txt letter", 'did you mean "--text"?'),
     # data
     Mistake("no subcommand of data", "data", "the following arguments are required: subcommand"),

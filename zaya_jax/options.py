@@ -15,7 +15,7 @@ import sys
 import textwrap
 import traceback
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any, Literal
 
 from ml_collections import ConfigDict
@@ -171,10 +171,10 @@ class Parser(argparse.ArgumentParser):
           UserError: for an argument that is neither.
           SystemExit: after showing the config fields, for `--help-config`.
         """
-        words = sys.argv[1:] if argv is None else argv
-        # This precedes argparse, so that --help-config works without the required arguments.
-        if (pattern := _help_config_pattern(words)) is not None:
-            print(describe_fields(_config_of(words), pattern))
+        # This precedes the options, so that --help-config works without the required arguments.
+        request = _config_request(sys.argv[1:] if argv is None else argv)
+        if request.help_config is not None:
+            print(describe_fields(load_config(request.config, request.overrides), request.help_config))
             sys.exit()
         # argparse knows no config fields: they are its unknown arguments.
         options, overrides = self.parse_known_args(argv)
@@ -207,25 +207,15 @@ def parser_of(main: Callable[[Sequence[str]], Any], *words: str) -> Parser:
     return parsers[0]
 
 
-def _help_config_pattern(words: Sequence[str]) -> str | None:
-    """Returns the value of `--help-config`: "" for all fields, None if the option is absent."""
-    for word, following in itertools.zip_longest(words, words[1:], fillvalue=""):
-        name, equals, part = word.partition("=")
-        if name == HELP_CONFIG:
-            return part if equals or following.startswith("-") else following
-    return None
-
-
-def _config_of(words: Sequence[str]) -> Config:
-    """Returns the config that `--config` and the config fields among the arguments select."""
-    path, overrides = DEFAULT_CONFIG, []
-    for i, word in enumerate(words):
-        name, equals, value = word.partition("=")
-        if name == "--config":
-            path = value if equals else (words[i + 1] if i + 1 < len(words) else path)
-        elif name.startswith("--config."):
-            overrides.append(word)
-    return load_config(path, overrides)
+def _config_request(words: Sequence[str]) -> argparse.Namespace:
+    """Returns `help_config` ("" for all fields, None without the option), `config`, and its `overrides`."""
+    early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    early.add_argument(HELP_CONFIG, nargs="?", const="")
+    # A file name that is missing is an error of the command itself.
+    early.add_argument("--config", nargs="?", default=DEFAULT_CONFIG, const=DEFAULT_CONFIG)
+    request, others = early.parse_known_args(words)
+    request.overrides = [word for word in others if word.startswith("--config.")]
+    return request
 
 
 def add_config_options(parser: Parser) -> None:
@@ -268,6 +258,37 @@ def check_output_file(option: str, name: str | None) -> None:
         raise UserError(f"--{option} is {file}, and there is no folder {file.parent}")
     if file and file.is_dir():
         raise UserError(f"--{option} is {file}, which is a folder; it must be a file")
+
+
+def check_at_least(options: argparse.Namespace, **minimums: int) -> None:
+    """Checks numeric options by their minimum; one that is None was not set.
+
+    Raises:
+      UserError: for the first option that is too small, or not a number.
+    """
+    for name, minimum in minimums.items():
+        value = getattr(options, name)
+        # Not `<`, which NaN would pass.
+        if value is not None and not value >= minimum:
+            raise UserError(f"--{name.replace('_', '-')} is {value:g}; it must be at least {minimum:g}")
+
+
+def run_subcommand(
+    parser: Parser, subcommands: Mapping[str, Callable[[Sequence[str]], None]], argv: Sequence[str] | None
+) -> None:
+    """Runs the subcommand that the first argument names, with the others; without one, prints the help.
+
+    Args:
+      parser: parser of the command without its subcommands, each of which parses its own options.
+      subcommands: main functions of the subcommands.
+      argv: arguments of the command.
+    """
+    arguments = list(argv or ())
+    if arguments and arguments[0] in subcommands:
+        subcommands[arguments[0]](arguments[1:])
+        return
+    parser.add_argument("command", metavar="COMMAND", choices=list(subcommands), help=", ".join(subcommands))
+    parser.parse_args(arguments)
 
 
 def load_config(path: str, overrides: Sequence[str]) -> Config:

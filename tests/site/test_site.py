@@ -9,8 +9,8 @@ import re
 
 import pytest
 
-from zaya_jax import config as config_package
 from zaya_jax.commands.registry import COMMANDS
+from zaya_jax.config import DataConfig, OptimizerConfig, TrainConfig, WatchConfig
 from zaya_jax.errors import UserError
 from zaya_jax.site.build import ROOT, build, collect_pages, run_sphinx
 from zaya_jax.site.reference import config_page
@@ -24,9 +24,8 @@ def test_every_config_field_has_an_entry():
     assert re.search(entry, page, re.MULTILINE)
     fields = {
         field.name
-        for name in config_package.__all__
-        if name in ("TrainConfig", "DataConfig", "OptimizerConfig", "WatchConfig")
-        for field in dataclasses.fields(getattr(config_package, name))
+        for section in (TrainConfig, DataConfig, OptimizerConfig, WatchConfig)
+        for field in dataclasses.fields(section)
     }
     assert fields <= set(re.findall(r"^\*\*(?:\w+\.)*(\w+)\*\*: \S", page, re.MULTILINE))
 

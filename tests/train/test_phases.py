@@ -52,7 +52,7 @@ def trace(first_step):
             step_range.phase.config.model.rope_theta,
             step_range.tokens_until(step),
         )
-        for step_range in step_ranges(CONFIG, first_step=first_step)
+        for step_range in (each.after(first_step) for each in step_ranges(CONFIG))
         for step in range(step_range.first_step, step_range.end)
     ]
 
@@ -76,7 +76,8 @@ def test_tokens_do_not_overflow():
 
 def test_a_run_without_phases_is_one():
     config = Config.from_dict({"train": {"num_steps": 50}, "optimizer": {"warmup_steps": 0}})
-    (step_range,) = step_ranges(config, first_step=20)
+    (whole,) = step_ranges(config)
+    step_range = whole.after(20)
     assert (step_range.first_step, step_range.num_steps, step_range.first_token) == (20, 30, 20 * 4096 * 4096)
     assert step_range.phase.config == config
 

@@ -1,5 +1,6 @@
 """`zaya aegis`: status, history and goodput of a run, and the commands that watch nodes and inject faults."""
 
+import dataclasses
 import datetime
 import functools
 import importlib
@@ -21,7 +22,7 @@ from zaya_jax.aegis.agent.classify_command import (
 from zaya_jax.aegis.agent.log_rules import RULES_FILE, load_rules
 from zaya_jax.aegis.views.goodput import BUCKETS, MEANINGS, count_attempts, find_attempts, measure
 from zaya_jax.files.json_files import dump_json
-from zaya_jax.options import Parser
+from zaya_jax.options import Parser, run_subcommand
 from zaya_jax.run_folder.events import describe_event, read_events
 from zaya_jax.run_folder.names import AT, BEGAN, ENDS, FINISHED
 from zaya_jax.text_tables import name_column, number_column
@@ -36,15 +37,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     Raises:
       UserError: for a folder that is not a run's, or an invalid file of rules.
     """
-    arguments = list(argv or ())
-    # Each subcommand parses its own options, --help included.
-    if arguments and arguments[0] in SUBCOMMANDS:
-        SUBCOMMANDS[arguments[0]](arguments[1:])
-    else:
-        _parser().parse_args(arguments)
-
-
-def _parser() -> Parser:
     parser = Parser(
         "aegis",
         "Show the history of a run, and watch its nodes. `zaya aegis COMMAND --help` shows the options of "
@@ -60,8 +52,7 @@ def _parser() -> Parser:
             "zaya aegis drill --minutes=40     # inject faults into a small run, and score their handling",
         ),
     )
-    parser.add_argument("command", metavar="COMMAND", choices=list(SUBCOMMANDS), help=", ".join(SUBCOMMANDS))
-    return parser
+    run_subcommand(parser, SUBCOMMANDS, argv)
 
 
 def _show(name: str, argv: Sequence[str]) -> None:
@@ -159,14 +150,7 @@ def _goodput_table(events: Sequence[Mapping[str, Any]]) -> Table:
 
 def _goodput_json(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     goodput = measure(events)
-    return {
-        "goodput": goodput.share,
-        "total_seconds": goodput.total,
-        "seconds": dict(goodput.seconds),
-        "attempts": goodput.attempts,
-        "steps": goodput.steps,
-        "lost_steps": goodput.lost_steps,
-    }
+    return {"goodput": goodput.share, "total_seconds": goodput.total} | dataclasses.asdict(goodput)
 
 
 def _run_module(name: str, argv: Sequence[str]) -> None:

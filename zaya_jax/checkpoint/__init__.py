@@ -11,6 +11,8 @@ resume from, `retention` the steps to keep. `restore` reads what inference and a
 the config of a run. `stored_arrays` and `stored_weights` read part by part, `compare` compares two
 checkpoints, `reshape` rewrites one. `storage_errors` turns errors of Orbax and TensorStore into messages,
 and `lock` lets one process at a time write to a run folder.
+
+The imports below are the public names of the package.
 """
 
 from zaya_jax.checkpoint.compare import Comparison, compare
@@ -50,51 +52,3 @@ from zaya_jax.checkpoint.steps import (
 from zaya_jax.checkpoint.storage_errors import SaveFailed
 from zaya_jax.checkpoint.stored_arrays import StoredArrays
 from zaya_jax.checkpoint.stored_weights import StoredWeights
-
-__all__ = [
-    "TRAINING",
-    "WEIGHTS",
-    "Checkpoints",
-    "Comparison",
-    "PlainArray",
-    "Retention",
-    "RunLock",
-    "SaveFailed",
-    "SavedRun",
-    "SavedStep",
-    "StepDescription",
-    "StoredArrays",
-    "StoredWeights",
-    "all_damage",
-    "all_steps",
-    "check_init_from",
-    "chunk_name",
-    "compare",
-    "config_loss",
-    "damage_of",
-    "devices_of",
-    "folder_bytes",
-    "has_record",
-    "has_training",
-    "identity_of",
-    "load_run",
-    "load_weights",
-    "metadata_files",
-    "newest_step",
-    "read_config",
-    "read_description",
-    "remove_step",
-    "require_present",
-    "require_step",
-    "require_whole",
-    "reshape",
-    "restore",
-    "restore_weights",
-    "rules_by_step",
-    "run_lock",
-    "set_aside_later",
-    "step_folder",
-    "step_written",
-    "steps_set_aside",
-    "steps_to_remove",
-]

@@ -1,22 +1,15 @@
 """The config of a run: the file in its folder, or if that is lost, the copy in its newest checkpoint."""
 
-import dataclasses
 import functools
 import logging
 import pathlib
 
-from zaya_jax.checkpoint.format.description import read_description
+from zaya_jax.checkpoint.format.description import StepDescription, read_description
 from zaya_jax.checkpoint.format.layout import DESCRIPTION, all_steps, step_folder
-from zaya_jax.checkpoint.format.manifest import all_damage, description_files
+from zaya_jax.checkpoint.format.manifest import damage_of, description_files
 from zaya_jax.config import CONFIG_FILE, Config
 from zaya_jax.errors import UserError
 from zaya_jax.files.json_files import parse_object, read_limited
-
-
-@dataclasses.dataclass(frozen=True)
-class _Record:
-    step: int
-    config: Config
 
 
 def read_config(run_folder: str | pathlib.Path) -> Config:
@@ -42,7 +35,7 @@ def read_config(run_folder: str | pathlib.Path) -> Config:
             f"{run_folder} is not a run folder: it has no {CONFIG_FILE}; give a folder written by zaya train"
         )
     warn_once(f"{path}: {lost}; using its copy in {step_folder(run_folder, record.step) / DESCRIPTION}")
-    return record.config
+    return Config.from_dict(record.config)
 
 
 def config_loss(run_folder: str | pathlib.Path) -> str | None:
@@ -63,14 +56,14 @@ def has_record(run_folder: str | pathlib.Path) -> bool:
     return _newest_record(run_folder) is not None
 
 
-def _newest_record(run_folder: str | pathlib.Path) -> _Record | None:
-    """The config in the newest checkpoint whose description is intact; None if there is none."""
+def _newest_record(run_folder: str | pathlib.Path) -> StepDescription | None:
+    """The newest intact description of a checkpoint, which contains the config; None if there is none."""
     # Only the description is verified, so that a config can be recovered from a damaged checkpoint.
     for step in reversed(all_steps(run_folder)):
-        if next(all_damage(run_folder, step, part=description_files), None) is None:
+        if damage_of(run_folder, step, part=description_files) is None:
             description = read_description(run_folder, step)
             if description is not None:
-                return _Record(step, Config.from_dict(description.config))
+                return description
     return None
 
 

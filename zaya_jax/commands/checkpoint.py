@@ -45,7 +45,7 @@ from zaya_jax.checkpoint import (
     steps_to_remove,
 )
 from zaya_jax.errors import UserError
-from zaya_jax.options import Parser
+from zaya_jax.options import Parser, check_at_least, run_subcommand
 from zaya_jax.run_folder.names import METRICS_FILE
 from zaya_jax.text_tables import format_bytes, name_column, number_column
 from zaya_jax.train.hooks.checkpointing import retention_of
@@ -66,15 +66,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     Raises:
       UserError: for invalid arguments, or a run or step that does not exist.
     """
-    arguments = list(argv or ())
-    # Each subcommand parses its own options, --help included.
-    if arguments and arguments[0] in SUBCOMMANDS:
-        SUBCOMMANDS[arguments[0]](arguments[1:])
-    else:
-        _parser().parse_args(arguments)
-
-
-def _parser() -> Parser:
     parser = Parser(
         "ckpt",
         "List, verify, compare, prune and rewrite the checkpoints of a run. `zaya ckpt COMMAND --help` "
@@ -87,8 +78,7 @@ def _parser() -> Parser:
             "zaya ckpt reshape runs/tiny:100 runs/branch          # copy one step to a new run",
         ),
     )
-    parser.add_argument("command", metavar="COMMAND", choices=list(SUBCOMMANDS), help=", ".join(SUBCOMMANDS))
-    return parser
+    run_subcommand(parser, SUBCOMMANDS, argv)
 
 
 # ls
@@ -319,9 +309,7 @@ def _prune(run_folder: str, retention: Retention, *, dry_run: bool) -> None:
 
 def _with_rules(retention: Retention, options: argparse.Namespace) -> Retention:
     """The rules of a run, overridden by those of the command line."""
-    for name, value in (("--keep", options.keep), ("--keep-every", options.keep_every)):
-        if value is not None and value < 1:
-            raise UserError(f"{name} is {value}; it must be at least 1")
+    check_at_least(options, keep=1, keep_every=1)
     overrides = {"newest": options.keep, "every": options.keep_every, "best": options.keep_best}
     return dataclasses.replace(
         retention, **{name: value for name, value in overrides.items() if value is not None}

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 
 from zaya_jax.errors import DAMAGED, INTERRUPTED, RESUMABLE, USER_ERROR, UserError
-from zaya_jax.options import Parser
+from zaya_jax.options import Parser, check_at_least
 from zaya_jax.parallel.processes.launch import GRACE_SECONDS, Launch, launch
 
 FINAL = (0, USER_ERROR, DAMAGED, RESUMABLE, INTERRUPTED)
@@ -53,10 +53,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         help="time for the other processes to exit after one failed, in seconds (default: %(default)g)",
     )
     options = parser.parse_args(argv[:separator])
-    for name, minimum in (("processes", 1), ("devices", 1), ("max_restarts", 0), ("grace_seconds", 0)):
-        value = getattr(options, name)
-        if value is not None and value < minimum:
-            raise UserError(f"--{name.replace('_', '-')} is {value}; it must be at least {minimum}")
+    check_at_least(options, processes=1, devices=1, max_restarts=0, grace_seconds=0)
     command = argv[separator + 1 :]
     if not command:
         raise UserError('no command to launch; add it after "--": zaya launch -- train')

@@ -1,19 +1,17 @@
 """`zaya supervise`: runs training to completion, restarting it after failures."""
 
-import signal
 import sys
 from collections.abc import Sequence
-from types import FrameType
 
 from zaya_jax.aegis.agent.log_rules import RULES_FILE, load_rules
 from zaya_jax.aegis.supervisor.engines import LocalEngine, RunEngine, SlurmEngine
 from zaya_jax.aegis.supervisor.restart_policy import RestartPolicy
-from zaya_jax.aegis.supervisor.supervisor import Supervision, Supervisor
+from zaya_jax.aegis.supervisor.supervisor import Supervisor
 from zaya_jax.commands.train import config_of
 from zaya_jax.errors import UserError
-from zaya_jax.options import Parser
+from zaya_jax.options import Parser, check_at_least
 from zaya_jax.parallel.processes.launch import GRACE_SECONDS, Launch
-from zaya_jax.platform.stop_signals import announce_stop, stop_signals
+from zaya_jax.platform.stop_signals import on_stop_signals
 
 ENGINES = ("local", "slurm")
 
@@ -37,18 +35,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     # The supervisor reads events and checkpoints of the run, so that it needs its folder.
     run_folder = config_of(command[1:]).run_folder
     # A wrong file of rules is an error here, before any process is started.
-    settings = Supervision(run_folder, load_rules(options.rules), policy, dry_run=options.dry_run)
-    supervisor = Supervisor(_engine(options, command), settings, report=_report)
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        del number, frame
-        announce_stop("")
-        supervisor.request_stop()
+    rules = load_rules(options.rules)
+    engine = _engine(options, command)
+    supervisor = Supervisor(engine, run_folder, rules, policy, dry_run=options.dry_run, report=_report)
 
     # Before the first attempt: from here on a signal lets the run save its state.
-    for number in stop_signals():
-        signal.signal(number, stop)
-    if code := supervisor.run():
+    with on_stop_signals(lambda _: supervisor.request_stop()):
+        code = supervisor.run()
+    if code:
         sys.exit(code)
 
 
@@ -94,10 +88,7 @@ def _parser() -> Parser:
 
 
 def _check(options) -> None:
-    for name in ("processes", "devices", "nodes", "min_nodes"):
-        value = getattr(options, name)
-        if value is not None and value < 1:
-            raise UserError(f"--{name.replace('_', '-')} is {value}; it must be at least 1")
+    check_at_least(options, processes=1, devices=1, nodes=1, min_nodes=1)
     if options.min_nodes is not None and options.min_nodes > options.nodes:
         raise UserError(f"--min-nodes is {options.min_nodes}; it must be at most --nodes, {options.nodes}")
 

@@ -6,6 +6,8 @@ All rules about values are here, each with its error message. Field names are th
 `sections` has one module per section, `rules` the checks that they share, `run` the whole config and the
 rules between sections, `resume` the fields that may change when a run resumes, `renamed_fields` the names and
 values of earlier versions, `aliases` the names in other trainers, and `files` the lookup of config files.
+
+The imports below are the public names of the package.
 """
 
 from zaya_jax.config.files import find_config, find_file, is_inside, require_local
@@ -36,41 +38,3 @@ from zaya_jax.config.sections.train import TrainConfig
 from zaya_jax.config.sections.watch import WatchConfig
 from zaya_jax.config.step_ranges import StepRange, step_ranges
 from zaya_jax.run_folder.names import CONFIG_FILE
-
-__all__ = [
-    "CONFIG_FILE",
-    "COURSE_OPTION",
-    "HYBRID",
-    "HYBRID_SLIDING",
-    "RESUME_RULES",
-    "BalancingConfig",
-    "Config",
-    "DataConfig",
-    "DpoConfig",
-    "ExecutionConfig",
-    "FieldChange",
-    "LogConfig",
-    "LoraConfig",
-    "MixtureConfig",
-    "ModelConfig",
-    "OptimizerConfig",
-    "Phase",
-    "PhaseConfig",
-    "ProfileConfig",
-    "ResumeRule",
-    "StepRange",
-    "TasksConfig",
-    "TrainConfig",
-    "WatchConfig",
-    "corpus_folders",
-    "differences",
-    "find_config",
-    "find_file",
-    "in_phase",
-    "is_inside",
-    "require_local",
-    "resume_errors",
-    "resume_rule",
-    "step_ranges",
-    "use_current_names",
-]

@@ -2,6 +2,7 @@
 
 import re
 import typing
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from zaya_jax.errors import UserError
@@ -15,10 +16,28 @@ def require(condition: bool, message: str) -> None:
 
 
 def require_positive(section: str, config: Any, *names: str) -> None:
-    """Checks that the named fields are above 0."""
+    """Checks that the named fields are above 0, or None where their types allow it."""
+    _require_each(section, config, names, lambda value: value > 0, "above 0")
+
+
+def require_not_negative(section: str, config: Any, *names: str) -> None:
+    """Checks that the named fields are 0 or above, or None where their types allow it."""
+    _require_each(section, config, names, lambda value: value >= 0, "0 or above")
+
+
+def require_below_one(section: str, config: Any, *names: str) -> None:
+    """Checks that the named fields are at least 0 and below 1, or None where their types allow it."""
+    _require_each(section, config, names, lambda value: 0 <= value < 1, "from 0 up to, not including, 1")
+
+
+def _require_each(
+    section: str, config: Any, names: Sequence[str], rule: Callable[[Any], bool], wanted: str
+) -> None:
+    hints = typing.get_type_hints(type(config))
     for name in names:
         value = getattr(config, name)
-        require(value > 0, f"{section}.{name} is {value}; it must be above 0")
+        or_none = ", or None" if type(None) in typing.get_args(hints[name]) else ""
+        require(value is None or rule(value), f"{section}.{name} is {value}; it must be {wanted}{or_none}")
 
 
 def require_choices(section: str, config: Any) -> None:

@@ -67,8 +67,8 @@ class StepRange:
         )
 
 
-def step_ranges(config: Config, *, first_step: int = 0) -> Iterator[StepRange]:
-    """Yields the ranges of a run that remain after `first_step` steps."""
+def step_ranges(config: Config) -> Iterator[StepRange]:
+    """Yields all ranges of a run, in order; `StepRange.after` cuts the one in which a run resumes."""
     tokens = 0
     for phase in config.resolved_phases:
         data, step = phase.config.data, phase.first_step
@@ -79,6 +79,4 @@ def step_ranges(config: Config, *, first_step: int = 0) -> Iterator[StepRange]:
         for num_steps, batch_size in (*ramp, rest):
             step_range = StepRange(phase, step, num_steps, batch_size, tokens)
             step, tokens = step_range.end, step_range.tokens_until(step_range.end)
-            # Counting starts at step 0 even when resuming, because each range contains its preceding tokens.
-            if first_step < step_range.end:
-                yield step_range.after(first_step)
+            yield step_range

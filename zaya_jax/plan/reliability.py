@@ -9,8 +9,9 @@ import dataclasses
 import math
 from collections.abc import Mapping
 
-from zaya_jax.aegis.views.goodput import COMPILE, DOWN, HANG, LOST, PRODUCTIVE, RESTORE, SAVE, START, Goodput
+from zaya_jax.aegis.views.goodput import DOWN, HANG, LOST, PRODUCTIVE, Goodput
 from zaya_jax.errors import UserError
+from zaya_jax.train.heartbeats import COMPILE, RESTORE, SAVE, START
 
 GPU_HOURS = {
     "Meta's research clusters, at 1,024 GPUs": 7.9 * 1024,

@@ -1,7 +1,10 @@
 """Signals that stop a command: SIGTERM, SIGINT (Ctrl-C), and SIGHUP, which a closing terminal sends."""
 
+import contextlib
 import os
 import signal
+from collections.abc import Callable, Iterator
+from types import FrameType
 
 _STANDARD_OUTPUT, _STANDARD_ERROR = 1, 2
 
@@ -34,3 +37,20 @@ def announce_stop(message: str) -> None:
             os.write(output, text)
         except OSError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), output)
+
+
+@contextlib.contextmanager
+def on_stop_signals(function: Callable[[int], None]) -> Iterator[None]:
+    """Calls a function with the number of each stop signal that arrives within the context."""
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        del frame
+        announce_stop("")
+        function(number)
+
+    before = {number: signal.signal(number, handle) for number in stop_signals()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

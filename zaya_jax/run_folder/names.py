@@ -30,15 +30,8 @@ SAMPLES_FILE = "samples.jsonl"
 EVENTS_FILE = "events.jsonl"
 BEGAN, AT = "began", "at"
 """Kinds of events: an attempt begins at a step; it has reached a step."""
-FINISHED, STOPPED, STALLED, FAILED, DIVERGED, WENT_BACK = (
-    "finished",
-    "stopped",
-    "stalled",
-    "failed",
-    "diverged",
-    "went back",
-)
-ENDS = FINISHED, STOPPED, STALLED, FAILED, DIVERGED, WENT_BACK
+ENDS = "finished", "stopped", "stalled", "failed", "diverged", "went back"
+FINISHED, STOPPED, STALLED, FAILED, DIVERGED, WENT_BACK = ENDS
 """Kinds of events that end an attempt; after the last one the next attempt begins in the same processes."""
 SPIKED, STARVED, SKIPPED, DAMAGED, DECIDED = "spiked", "starved", "skipped", "damaged", "decided"
 """Kinds of events in between: a loss spike, an expert without tokens, a non-finite step, a damaged

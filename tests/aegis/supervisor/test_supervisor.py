@@ -17,7 +17,7 @@ from zaya_jax.aegis.supervisor.restart_policy import (
     WAIT,
     RestartPolicy,
 )
-from zaya_jax.aegis.supervisor.supervisor import Supervision, Supervisor, read_excluded_nodes
+from zaya_jax.aegis.supervisor.supervisor import Supervisor, read_excluded_nodes
 from zaya_jax.run_folder.events import read_events
 from zaya_jax.run_folder.names import DECIDED
 
@@ -64,8 +64,8 @@ class Nodes:
 def supervise(engine, **values):
     output = []
     policy = RestartPolicy(nodes=3, min_nodes=3, max_attempts_without_progress=3, wait_seconds=0.01)
-    given = Supervision(str(engine.folder), load_rules(), policy, **values)
-    supervisor = Supervisor(engine, given, report=output.append)
+    folder = str(engine.folder)
+    supervisor = Supervisor(engine, folder, load_rules(), policy, report=output.append, **values)
     return supervisor, output
 
 

@@ -7,12 +7,10 @@ every line or change that a rule has a class for. The supervisor decides what to
 import glob
 import os
 import pathlib
-import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import FrameType
 
 from zaya_jax.aegis.agent.kernel_log import PATH, KernelLog
 from zaya_jax.aegis.agent.kubernetes_pod import PodActor, find_pod
@@ -24,7 +22,7 @@ from zaya_jax.aegis.doctor.host_facts import ROOT
 from zaya_jax.errors import UserError
 from zaya_jax.options import Parser
 from zaya_jax.parallel.processes.process_group import host_name
-from zaya_jax.platform.stop_signals import announce_stop, stop_signals
+from zaya_jax.platform.stop_signals import on_stop_signals
 from zaya_jax.run_folder.names import SIGHTINGS_FOLDER
 from zaya_jax.run_folder.tail import TailedFile
 
@@ -49,15 +47,8 @@ def main(argv: Sequence[str]) -> None:
     if options.kubernetes:
         actor = PodActor(find_pod(os.environ), options.run, dry_run=options.dry_run)
     agent = Agent(options.run, load_rules(options.rules), logs=options.log, on_sighting=actor)
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        del number, frame
-        announce_stop("")
-        agent.stop()
-
-    for number in stop_signals():
-        signal.signal(number, stop)
-    agent.watch(once=options.once)
+    with on_stop_signals(lambda _: agent.stop()):
+        agent.watch(once=options.once)
 
 
 def _parser() -> Parser:

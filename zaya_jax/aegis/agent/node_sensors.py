@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from zaya_jax.aegis.agent.sensor_changes import GpuCounts, NodeState, PortState
-from zaya_jax.aegis.doctor.host_facts import INFINIBAND, ROOT, read_nics
+from zaya_jax.aegis.doctor.host_facts import INFINIBAND, ROOT, read_nics, read_text
 from zaya_jax.files import durable
 from zaya_jax.run_folder.events import is_finite
 
@@ -53,7 +53,7 @@ def read_ports(root: pathlib.Path = ROOT) -> dict[str, PortState]:
 def _errors(port: pathlib.Path) -> dict[str, int]:
     files = (*port.glob("counters/*"), *port.glob("hw_counters/*"))
     texts = {
-        file.name: _text(file)
+        file.name: read_text(file)
         for file in files
         if _ERROR_COUNTER.search(file.name) and not _CONGESTION_COUNTER.search(file.name)
     }
@@ -65,7 +65,7 @@ def read_links(root: pathlib.Path = ROOT) -> dict[str, bool]:
     """Returns whether each network interface with hardware is up."""
     # Virtual interfaces such as lo, bridges and bonds have no device.
     folders = (path.parent for path in (root / NET).glob("*/device"))
-    return {folder.name: _text(folder / "operstate") == "up" for folder in sorted(folders)}
+    return {folder.name: read_text(folder / "operstate") == "up" for folder in sorted(folders)}
 
 
 def read_ras(root: pathlib.Path = ROOT) -> dict[str, GpuCounts]:
@@ -84,7 +84,7 @@ def read_ras(root: pathlib.Path = ROOT) -> dict[str, GpuCounts]:
 
 
 def _counts(file: pathlib.Path) -> Iterator[tuple[str, int]]:
-    for line in _text(file).splitlines():
+    for line in read_text(file).splitlines():
         name, _, number = line.partition(":")
         if number.strip().isdecimal():
             yield name.strip(), int(number)
@@ -132,13 +132,6 @@ def _flat(value: Any, path: str = "") -> Iterator[tuple[str, float]]:
             yield from _flat(inner, f"{path}/{str(name).lower()}" if path else str(name).lower())
     elif is_finite(value):
         yield path, float(value)
-
-
-def _text(file: pathlib.Path) -> str:
-    # A driver may deny a counter, or may be unloaded while it is read.
-    with contextlib.suppress(OSError, UnicodeDecodeError):
-        return file.read_text().strip()
-    return ""
 
 
 class StorageProbe:

@@ -11,10 +11,9 @@ know of no public page that states them, and of none that contradicts them.
 """
 
 import dataclasses
-import functools
 
 from zaya_jax.aegis.doctor.facts import HostFacts
-from zaya_jax.aegis.doctor.findings import BAD, ON_GPUS, UNTESTED, WORSE, Finding
+from zaya_jax.aegis.doctor.findings import ON_GPUS, Expectation, Finding
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,14 +79,16 @@ def _check(floor: Floor, facts: HostFacts) -> Finding:
     wanted = f"at least {floor.accepted:,.0f} {floor.unit}"
     if floor.strict > floor.accepted:
         wanted += f", better {floor.strict:,.0f}"
-    finding = functools.partial(Finding, name=floor.name, uses=ON_GPUS, wanted=wanted)
+    expected = Expectation(floor.name, ON_GPUS, wanted)
     # A failed measurement says nothing about the GPU's speed: the floor is untested, and not missed.
     if measured is None and speed is not None and speed.failure:
-        return finding(found=speed.failure, state=UNTESTED, action="fix this failure first")
+        return expected.untested(speed.failure, "fix this failure first")
     if measured is None:
-        return finding(found="not measured", state=UNTESTED, action="run without --no-speed")
+        return expected.untested("not measured", "run without --no-speed")
     value = measured / floor.scale
     found = f"{value:,.0f} {floor.unit}"
     if value >= floor.strict:
-        return finding(found=found)
-    return finding(found=found, state=WORSE if value >= floor.accepted else BAD, action=floor.action)
+        return expected.good(found)
+    if value >= floor.accepted:
+        return expected.worse(found, floor.action)
+    return expected.bad(found, floor.action)

@@ -17,7 +17,7 @@ EVERY_USE = SMALL, NODE, CLUSTER
 ON_GPUS = NODE, CLUSTER
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Finding:
     """Result of a check.
 
@@ -42,6 +42,42 @@ class Finding:
         """Actual value, expected value and action as one sentence."""
         ends = f"; {self.action}" if self.action else ""
         return f"{self.name}: {self.found}; wanted: {self.wanted}{ends}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Expectation:
+    """What a check expects of a host; its methods return the finding for what the check found.
+
+    Attributes:
+      name: name of what is checked.
+      uses: keys of `USES` for which it matters.
+      wanted: expected value, as text.
+    """
+
+    name: str
+    uses: tuple[str, ...]
+    wanted: str
+
+    def good(self, found: str) -> Finding:
+        """Returns that the value is as expected."""
+        return self._finding(found, GOOD)
+
+    def worse(self, found: str, action: str, uses: tuple[str, ...] | None = None) -> Finding:
+        """Returns that these uses, by default all of them, work but slower than possible."""
+        return self._finding(found, WORSE, action, uses)
+
+    def untested(self, found: str, action: str) -> Finding:
+        """Returns that the value is unknown."""
+        return self._finding(found, UNTESTED, action)
+
+    def bad(self, found: str, action: str, uses: tuple[str, ...] | None = None) -> Finding:
+        """Returns that the value prevents these uses, by default all of them."""
+        return self._finding(found, BAD, action, uses)
+
+    def _finding(
+        self, found: str, state: str, action: str = "", uses: tuple[str, ...] | None = None
+    ) -> Finding:
+        return Finding(self.name, uses or self.uses, self.wanted, found, state, action)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

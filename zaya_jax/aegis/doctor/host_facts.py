@@ -124,7 +124,7 @@ def architecture(version: int) -> str:
 
 
 def _properties(file: pathlib.Path) -> dict[str, str]:
-    pairs = (line.split(maxsplit=1) for line in _text(file).splitlines())
+    pairs = (line.split(maxsplit=1) for line in read_text(file).splitlines())
     return {pair[0]: pair[1] for pair in pairs if len(pair) == 2}
 
 
@@ -137,14 +137,14 @@ def read_nics(root: pathlib.Path = ROOT) -> tuple[Nic, ...]:
 
 def _nic(device: pathlib.Path, port: pathlib.Path) -> Nic:
     driver = device / "device/driver"
-    downed = _text(port / "counters/link_downed")
+    downed = read_text(port / "counters/link_downed")
     return Nic(
         name=device.name,
         port=int(port.name),
         driver=driver.resolve().name if driver.exists() else "",
-        link_layer=_text(port / "link_layer"),
-        state=_text(port / "state").rpartition(" ")[2],  # "4: ACTIVE"
-        gigabits=_first_number(_text(port / "rate")),  # "400 Gb/sec (4X NDR)"
+        link_layer=read_text(port / "link_layer"),
+        state=read_text(port / "state").rpartition(" ")[2],  # "4: ACTIVE"
+        gigabits=_first_number(read_text(port / "rate")),  # "400 Gb/sec (4X NDR)"
         link_downed=int(downed) if downed.isdecimal() else 0,
         gid_index=_gid_index(port),
     )
@@ -152,9 +152,9 @@ def _nic(device: pathlib.Path, port: pathlib.Path) -> Nic:
 
 def _gid_index(port: pathlib.Path) -> int | None:
     gids = {
-        int(file.name): _text(port / "gids" / file.name)
+        int(file.name): read_text(port / "gids" / file.name)
         for file in port.glob("gid_attrs/types/*")
-        if _text(file) == "RoCE v2"
+        if read_text(file) == "RoCE v2"
     }
     # Addresses without IPv4 are link-local: routers do not forward them, and switches' rules rarely match
     # them.
@@ -170,7 +170,7 @@ def _first_number(text: str) -> float:
 
 def read_rocm_version(root: pathlib.Path = ROOT) -> str | None:
     """Returns the version of ROCm on this host, such as "7.2.1-43"; None without ROCm."""
-    return _text(root / "opt/rocm/.info/version") or None
+    return read_text(root / "opt/rocm/.info/version") or None
 
 
 def read_shared_memory(root: pathlib.Path = ROOT) -> int | None:
@@ -207,7 +207,7 @@ def read_clock() -> HostClock | None:
 
 def read_ports(root: pathlib.Path = ROOT) -> Ports:
     """Returns the coordinator ports that are taken, and the kernel's ephemeral range."""
-    limits = _text(root / "proc/sys/net/ipv4/ip_local_port_range").split()
+    limits = read_text(root / "proc/sys/net/ipv4/ip_local_port_range").split()
     first, last = map(int, limits) if len(limits) == 2 else (32768, 60999)  # defaults of Linux
     return Ports(
         taken=tuple(port for port in COORDINATOR_PORTS if _is_taken(port)),
@@ -227,9 +227,10 @@ def _is_taken(port: int) -> bool:
     return False
 
 
-def _text(file: pathlib.Path) -> str:
+def read_text(file: pathlib.Path) -> str:
     """Returns the text of a file of the kernel; "" if it does not exist or may not be read."""
     try:
         return file.read_text().strip()
-    except OSError:
+    # A driver may deny a counter, or may be unloaded while it is read.
+    except (OSError, UnicodeDecodeError):
         return ""

@@ -17,7 +17,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from zaya_jax.aegis.drill.drill import KINDS, SAVE_EVERY, Outcome, Score, plan_faults, score_run
+from zaya_jax.aegis.drill.drill import KINDS, SAVE_EVERY, Score, plan_faults, score_run
 from zaya_jax.aegis.views.goodput import BUCKETS
 from zaya_jax.aegis.watch.fault_injection import VARIABLE
 from zaya_jax.errors import UserError
@@ -253,19 +253,9 @@ def _kinds_table(score: Score) -> Table:
 def score_json(score: Score) -> dict[str, Any]:
     """Returns a score as JSON values."""
     return {
-        "outcomes": [_plain(each) for each in score.outcomes],
+        "outcomes": [dataclasses.asdict(each) | {"total_seconds": each.total} for each in score.outcomes],
         "alarms": list(score.alarms),
         "median_seconds_of_parts": score.parts(),
         "goodput": score.goodput.share,
         "seconds": dict(score.goodput.seconds),
-    }
-
-
-def _plain(outcome: Outcome) -> dict[str, Any]:
-    return {
-        "kind": outcome.kind,
-        "step": outcome.step,
-        "noticed": outcome.noticed,
-        "seconds": dict(outcome.seconds),
-        "total_seconds": outcome.total,
     }

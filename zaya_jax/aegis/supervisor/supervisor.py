@@ -35,41 +35,30 @@ from zaya_jax.run_folder.names import DECIDED, DIVERGED, EXCLUDED_NODES_FILE, ST
 _POLL_SECONDS = 1.0
 
 
-@dataclasses.dataclass(frozen=True)
-class Supervision:
-    """Settings of a supervisor.
-
-    Attributes:
-      run_folder: folder of the run.
-      rules: classes of lines on the processes' standard error.
-      policy: limits of its decisions.
-      dry_run: whether to run one attempt, and only print the decision after it.
-    """
-
-    run_folder: str
-    rules: Sequence[LogRule]
-    policy: RestartPolicy
-    dry_run: bool = False
-
-
 class Supervisor:
     """Runs attempts until the run is complete or a human must decide.
 
     Args:
       engine: starts the processes.
-      settings: settings of the supervisor.
+      run_folder: folder of the run.
+      rules: classes of lines on the processes' standard error.
+      policy: limits of its decisions.
+      dry_run: whether to run one attempt, and only print the decision after it.
       report: prints a line.
     """
 
     def __init__(
         self,
         engine: RunEngine,
-        settings: Supervision,
+        run_folder: str,
+        rules: Sequence[LogRule],
+        policy: RestartPolicy,
         *,
+        dry_run: bool = False,
         report: Callable[[str], None] = print,
     ):
-        self._engine, self._settings, self._report = engine, settings, report
-        self._folder, self._policy = settings.run_folder, settings.policy
+        self._engine, self._folder, self._rules, self._policy = engine, run_folder, rules, policy
+        self._dry_run, self._report = dry_run, report
         self._attempts: list[Attempt] = []
         self._furthest = -1
         self._stop_requested = threading.Event()
@@ -99,7 +88,7 @@ class Supervisor:
             # The nodes are queried again: some may have failed or been drained during the attempt.
             decision = decide(self._attempts, self._usable_nodes(), self._policy)
             self._act(decision)
-            if decision.action in (DONE, STOP, REQUEUE) or self._settings.dry_run:
+            if decision.action in (DONE, STOP, REQUEUE) or self._dry_run:
                 return attempt.code
         # A stop before the first attempt leaves a run that can be resumed.
         return self._attempts[-1].code if self._attempts else RESUMABLE
@@ -126,20 +115,22 @@ class Supervisor:
         newest, previous = max(all_steps(self._folder), default=0), self._furthest
         self._furthest = max(newest, previous)
         # Sightings on other nodes say nothing about this attempt.
-        sightings = [each for each in read_sightings(self._folder, since=began) if each.host in nodes]
-        return attempt_of(
+        sightings = (each for each in read_sightings(self._folder, since=began) if each.host in nodes)
+        events = events_of(self._folder, since=began)
+        return Attempt(
             code,
-            events_of(self._folder, since=began),
-            nodes=nodes,
-            sightings=sightings,
-            newest_step=newest,
             has_progressed=newest > previous,
+            nodes=tuple(nodes),
+            late=_named_in(STALLED, events, nodes),
+            diverged=_named_in(DIVERGED, events, nodes),
+            sightings=tuple(sightings),
             stop_requested=self._stop_requested.is_set(),
+            lost_seconds=redo_seconds(events, newest),
         )
 
     def _on_stderr_line(self, host: str, line: str) -> None:
         """Records a line of a process' standard error, if a rule has a class for it."""
-        rule = classify(self._settings.rules, line)
+        rule = classify(self._rules, line)
         if rule is not None and self._rates.add(rule, time.time()):
             evidence = line.strip()[:400]
             sighting = Sighting(time.time(), host, rule.name, rule.action, "standard error", evidence)
@@ -172,10 +163,10 @@ class Supervisor:
     def _can_replace(self, failing: Collection[str], usable: Sequence[str]) -> bool:
         """Whether nodes are about to fail, and enough others are usable."""
         enough = len(usable) - len(failing) >= self._policy.min_nodes
-        return bool(failing) and enough and not self._settings.dry_run
+        return bool(failing) and enough and not self._dry_run
 
     def _act(self, decision: Decision) -> None:
-        acted = not self._settings.dry_run
+        acted = not self._dry_run
         values = dataclasses.asdict(decision) | {"acted": acted}
         # Recorded before it is carried out, in case that the supervisor itself is killed meanwhile.
         write_event(self._folder, DECIDED, **values)
@@ -204,48 +195,16 @@ class Supervisor:
                 self._report(f"{node} is excluded from this run, but could not be drained: {failure}")
 
     def _page(self, text: str, values: Mapping[str, Any]) -> None:
-        if not self._settings.dry_run:
+        if not self._dry_run:
             failure = page(f"run {self._folder}: {text}", values)
             if failure is not None:
                 self._report(f"no webhook was called: {failure}")
 
 
-def attempt_of(
-    code: int,
-    events: Sequence[Mapping[str, Any]],
-    *,
-    nodes: Sequence[str],
-    sightings: Sequence[Sighting] = (),
-    newest_step: int,
-    has_progressed: bool,
-    stop_requested: bool = False,
-) -> Attempt:
-    """Summarizes an attempt for a decision.
-
-    Args:
-      code: exit code of the attempt.
-      events: events of the run since the start of the attempt.
-      nodes: nodes of the attempt. Events about other nodes are ignored, as they belong to other jobs.
-      sightings: sightings on its nodes.
-      newest_step: step of the newest checkpoint.
-      has_progressed: see `Attempt`.
-      stop_requested: see `Attempt`.
-    """
-
-    def named_in(kind: str) -> tuple[str, ...]:
-        hosts = (host for event in events if event["event"] == kind for host in event.get("hosts", ()))
-        return tuple(host for host in hosts if host in nodes)
-
-    return Attempt(
-        code=code,
-        has_progressed=has_progressed,
-        nodes=tuple(nodes),
-        late=named_in(STALLED),
-        diverged=named_in(DIVERGED),
-        sightings=tuple(sightings),
-        stop_requested=stop_requested,
-        lost_seconds=redo_seconds(events, newest_step),
-    )
+def _named_in(kind: str, events: Sequence[Mapping[str, Any]], nodes: Sequence[str]) -> tuple[str, ...]:
+    """Returns the nodes of an attempt that events of a kind name; other hosts belong to other jobs."""
+    hosts = (host for event in events if event["event"] == kind for host in event.get("hosts", ()))
+    return tuple(host for host in hosts if host in nodes)
 
 
 def failing_nodes(sightings: Sequence[Sighting], nodes: Sequence[str]) -> set[str]:

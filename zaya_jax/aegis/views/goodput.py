@@ -13,59 +13,32 @@ from typing import Any
 from zaya_jax.errors import UserError
 from zaya_jax.run_folder.events import is_finite
 from zaya_jax.run_folder.names import AT, BEGAN, ENDS, STALLED
-from zaya_jax.train.heartbeats import (
-    COMPILE,
-    DISPATCH,
-    EVALUATE,
-    READ,
-    RESTORE,
-    SAVE,
-    SECTIONS,
-    START,
-    STEP,
-    TASKS,
-)
+from zaya_jax.train import heartbeats
 
-PRODUCTIVE, DATA_WAIT, LOST, HANG, DOWN, OTHER = (
-    "productive",
-    "data wait",
-    "lost progress",
-    "hang",
-    "down",
-    "other",
-)
-BUCKETS: tuple[str, ...] = (
-    PRODUCTIVE,
-    START,
-    COMPILE,
-    DATA_WAIT,
-    SAVE,
-    RESTORE,
-    EVALUATE,
-    LOST,
-    HANG,
-    DOWN,
-    OTHER,
-)
-# Buckets of sections; the time of the remaining sections is that of training steps.
-# Sections are measured by heartbeats in the training loop; each belongs to exactly one bucket.
-_BUCKET_OF = {READ: DATA_WAIT, TASKS: EVALUATE} | {
-    name: name for name in (START, COMPILE, SAVE, RESTORE, EVALUATE)
-}
+PRODUCTIVE, DATA_WAIT, LOST = "productive", "data wait", "lost progress"
+HANG, DOWN, OTHER = "hang", "down", "other"
 MEANINGS = {
     PRODUCTIVE: "training steps that are part of the run",
-    START: "opening data, initializing the state, and verifying recorded steps on request",
-    COMPILE: "compiling programs, and their first steps",
+    heartbeats.START: "opening data, initializing the state, and verifying recorded steps on request",
+    heartbeats.COMPILE: "compiling programs, and their first steps",
     DATA_WAIT: "waiting for a batch",
-    SAVE: "checkpoints, as far as they block training steps",
-    RESTORE: "verifying and reading a checkpoint, and distributing it to the devices",
-    EVALUATE: "held-out losses and evaluation tasks",
+    heartbeats.SAVE: "checkpoints, as far as they block training steps",
+    heartbeats.RESTORE: "verifying and reading a checkpoint, and distributing it to the devices",
+    heartbeats.EVALUATE: "held-out losses and evaluation tasks",
     LOST: "training steps that were repeated later",
     HANG: "stalls, until they were detected",
     DOWN: "no process was running, or none reached its first step",
     OTHER: "between the last event of an attempt and the last times that its processes reported",
 }
-"""Descriptions of the buckets, in the order of a table."""
+"""Buckets with their descriptions, in the order of a table."""
+BUCKETS = tuple(MEANINGS)
+# Sections are measured by heartbeats in the training loop. The others have a bucket of the same name.
+_BUCKET_OF = {
+    heartbeats.READ: DATA_WAIT,
+    heartbeats.DISPATCH: PRODUCTIVE,
+    heartbeats.STEP: PRODUCTIVE,
+    heartbeats.TASKS: heartbeats.EVALUATE,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,7 +155,8 @@ def _attempt_record(events: Sequence[Mapping[str, Any]]) -> AttemptRecord:
     first, last = events[0], events[-1]
     reports = tuple(ProgressReport(each["time"], each["step"], _known(each["seconds"])) for each in events)
     # The watchdog records for how long the run made no progress before it ended it.
-    is_hang = last["event"] == STALLED and is_finite(last.get("still")) and last.get("section") in SECTIONS
+    has_section = last.get("section") in heartbeats.SECTIONS
+    is_hang = last["event"] == STALLED and is_finite(last.get("still")) and has_section
     return AttemptRecord(
         # The first report comes after the start sections, whose times lead back to the start.
         began=first["time"] - sum(reports[0].seconds.values()),
@@ -194,7 +168,7 @@ def _attempt_record(events: Sequence[Mapping[str, Any]]) -> AttemptRecord:
 
 def _known(seconds: Mapping[str, Any]) -> dict[str, float]:
     # Sections of other versions count as other time.
-    return {name: float(value) for name, value in seconds.items() if name in SECTIONS}
+    return {name: float(value) for name, value in seconds.items() if name in heartbeats.SECTIONS}
 
 
 def measure(events: Sequence[Mapping[str, Any]]) -> Goodput:
@@ -254,10 +228,10 @@ def buckets_of(seconds: Mapping[str, float], *, lost_share: float) -> dict[str, 
       seconds: time in seconds by section, without stalls.
       lost_share: share of the steps in this time that were repeated later, from 0 to 1.
     """
-    training = seconds.get(STEP, 0.0) + seconds.get(DISPATCH, 0.0)
     # Several sections may belong to one bucket, such as both kinds of evaluation.
-    waiting: dict[str, float] = {}
+    buckets: dict[str, float] = {PRODUCTIVE: 0.0}
     for name, value in seconds.items():
-        if (bucket := _BUCKET_OF.get(name)) is not None:
-            waiting[bucket] = waiting.get(bucket, 0.0) + value
-    return waiting | {PRODUCTIVE: training * (1 - lost_share), LOST: training * lost_share}
+        bucket = _BUCKET_OF.get(name, name)
+        buckets[bucket] = buckets.get(bucket, 0.0) + value
+    training = buckets[PRODUCTIVE]
+    return buckets | {PRODUCTIVE: training * (1 - lost_share), LOST: training * lost_share}

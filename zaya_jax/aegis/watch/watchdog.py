@@ -19,9 +19,9 @@ from typing import TypeVar
 import jax
 
 from zaya_jax.config import WatchConfig
+from zaya_jax.errors import TIMED_OUT
 from zaya_jax.parallel.processes import hosts
 from zaya_jax.parallel.processes.errors import PeerTimeout
-from zaya_jax.parallel.processes.launch import STALLED_CODE
 from zaya_jax.run_folder.events import write_event
 from zaya_jax.run_folder.names import STALLED
 from zaya_jax.train.heartbeats import COMPILE, DISPATCH, RESTORE, START, STEP, TASKS, Beat, Heartbeats
@@ -103,7 +103,7 @@ class Watchdog(Hook):
             self._report(reason)
         finally:
             # The main thread may be in a call that never returns: nothing gentler would reach it.
-            os._exit(STALLED_CODE)
+            os._exit(TIMED_OUT)
 
     def _report(self, reason: str) -> None:
         # The stacks come first: they need no other process.

@@ -3,7 +3,13 @@
 import dataclasses
 from typing import Literal
 
-from zaya_jax.config.rules import require, require_choices, require_positive
+from zaya_jax.config.rules import (
+    require,
+    require_below_one,
+    require_choices,
+    require_not_negative,
+    require_positive,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,15 +52,6 @@ class BalancingConfig:
         )
         # The first updates would otherwise divide by a mean square of zero.
         require_positive("balancing", self, "eps")
-        for name in ("beta1", "beta2"):
-            value = getattr(self, name)
-            require(0 <= value < 1, f"balancing.{name} is {value}; it must be from 0 up to, not including, 1")
-        for name in ("proportional", "derivative"):
-            value = getattr(self, name)
-            require(value >= 0, f"balancing.{name} is {value}; it must be 0 or above")
-        require(
-            # With a share of 1 the experts would have no tokens.
-            self.skip_share is None or 0 <= self.skip_share < 1,
-            f"balancing.skip_share is {self.skip_share}; it must be from 0 up to, not including, 1, or None "
-            "to keep the bias of the skip class constant",
-        )
+        # With a skip share of 1 the experts would have no tokens.
+        require_below_one("balancing", self, "beta1", "beta2", "skip_share")
+        require_not_negative("balancing", self, "proportional", "derivative")

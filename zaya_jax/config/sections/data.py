@@ -86,17 +86,12 @@ class DataConfig:
     seed: int = 0
 
     def __post_init__(self):
-        require_positive("data", self, "batch_size")
+        require_positive("data", self, "batch_size", "tokenizer_vocab_size")
         require_seed("data", self.seed)
         require(
             # Targets are the tokens shifted by one, so a sequence of one token has none.
             self.sequence_length > 1,
             f"data.sequence_length is {self.sequence_length}; it must be at least 2: a token and its target",
-        )
-        size = self.tokenizer_vocab_size
-        require(
-            size is None or size > 0,
-            f"data.tokenizer_vocab_size is {size}; it must be above 0, or None to train no tokenizer",
         )
         # These values are paths, but may also be names such as "stdlib" and "byte".
         for name in ("corpus", "source", "tokenizer"):

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Literal
 
-from zaya_jax.config.rules import require, require_choices, require_positive
+from zaya_jax.config.rules import require_choices, require_not_negative, require_positive
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -96,7 +96,4 @@ class ExecutionConfig:
         require_positive(
             "execution", self, "num_microbatches", "context_devices", "loss_chunk", "node_devices"
         )
-        require(
-            self.read_threads >= 0,
-            f"execution.read_threads is {self.read_threads}; it must be 0 or above",
-        )
+        require_not_negative("execution", self, "read_threads")

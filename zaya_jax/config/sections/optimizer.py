@@ -3,7 +3,13 @@
 import dataclasses
 from typing import Literal
 
-from zaya_jax.config.rules import require, require_choices, require_positive
+from zaya_jax.config.rules import (
+    require,
+    require_below_one,
+    require_choices,
+    require_not_negative,
+    require_positive,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,13 +65,8 @@ class OptimizerConfig:
     def __post_init__(self):
         require_choices("optimizer", self)
         require_positive("optimizer", self, "learning_rate", "newton_schulz_steps", "eps", "clip_norm")
-        for name in ("final_learning_rate", "warmup_steps", "weight_decay"):
-            require(
-                getattr(self, name) >= 0, f"optimizer.{name} is {getattr(self, name)}; it must be 0 or above"
-            )
-        for name in ("momentum", "beta1", "beta2"):
-            value = getattr(self, name)
-            require(0 <= value < 1, f"optimizer.{name} is {value}; it must be from 0 up to, not including, 1")
+        require_not_negative("optimizer", self, "final_learning_rate", "warmup_steps", "weight_decay")
+        require_below_one("optimizer", self, "momentum", "beta1", "beta2")
         require(
             # A decay that no schedule uses would be ignored silently.
             (self.decay_steps > 0) == (self.schedule == "warmup_stable_decay"),

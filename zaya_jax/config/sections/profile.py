@@ -22,11 +22,7 @@ class ProfileConfig:
     processes: tuple[int, ...] | None = (0,)
 
     def __post_init__(self):
-        require(
-            self.first_step is None or self.first_step > 0,
-            f"profile.first_step is {self.first_step}; it must be above 0, or None for off",
-        )
-        require_positive("profile", self, "num_steps")
+        require_positive("profile", self, "first_step", "num_steps")
         require(
             self.processes is None or (self.processes != () and min(self.processes) >= 0),
             f"profile.processes is {self.processes}; it must list process ids, from 0, or "

@@ -3,7 +3,7 @@
 import dataclasses
 
 from zaya_jax.config.files import require_local
-from zaya_jax.config.rules import require, require_different, require_positive
+from zaya_jax.config.rules import require, require_different, require_not_negative, require_positive
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,12 +32,6 @@ class TasksConfig:
     def __post_init__(self):
         require("" not in self.names, "tasks.names has an empty name; each must name a task of lm-eval")
         require_different("tasks.names", list(self.names))
-        require_positive("tasks", self, "every")
+        require_positive("tasks", self, "every", "limit", "context")
+        require_not_negative("tasks", self, "num_fewshot")
         require_local("tasks.folder", self.folder)
-        for name in ("limit", "context"):
-            value = getattr(self, name)
-            require(value is None or value > 0, f"tasks.{name} is {value}; it must be above 0, or None")
-        require(
-            self.num_fewshot is None or self.num_fewshot >= 0,
-            f"tasks.num_fewshot is {self.num_fewshot}; it must be 0 or above, or None",
-        )

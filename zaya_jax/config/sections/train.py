@@ -4,7 +4,13 @@ import dataclasses
 from typing import Literal
 
 from zaya_jax.config.files import require_local
-from zaya_jax.config.rules import require, require_choices, require_positive, require_seed
+from zaya_jax.config.rules import (
+    require,
+    require_choices,
+    require_not_negative,
+    require_positive,
+    require_seed,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,24 +64,13 @@ class TrainConfig:
     init_from: str | None = None
 
     def __post_init__(self):
-        require(self.z_loss >= 0, f"train.z_loss is {self.z_loss}; it must be 0 (off) or above")
+        require_not_negative("train", self, "z_loss", "sample_tokens")
         require_positive("train", self, "num_steps", "log_every", "eval_every", "checkpoint_every")
-        require_positive("train", self, "keep_checkpoints", "max_consecutive_skips")
+        require_positive("train", self, "keep_checkpoints", "max_consecutive_skips", "eval_sequences")
+        require_positive("train", self, "checkpoint_minutes", "keep_every", "min_free_gib")
         require_choices("train", self)
         require_seed("train", self.seed)
         require_local("train.init_from", self.init_from)
-        require(
-            self.sample_tokens >= 0, f"train.sample_tokens is {self.sample_tokens}; it must be 0 or above"
-        )
-        require(
-            self.eval_sequences is None or self.eval_sequences > 0,
-            f"train.eval_sequences is {self.eval_sequences}; it must be above 0, or None for all",
-        )
-        for name in ("checkpoint_minutes", "keep_every", "min_free_gib"):
-            value = getattr(self, name)
-            require(
-                value is None or value > 0, f"train.{name} is {value}; it must be above 0, or None for off"
-            )
         require(
             # keep_every does not trigger saves; it only selects among the steps that are saved.
             (self.keep_every or 0) % self.checkpoint_every == 0,

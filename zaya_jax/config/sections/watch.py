@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Literal
 
-from zaya_jax.config.rules import require, require_choices
+from zaya_jax.config.rules import require, require_choices, require_not_negative, require_positive
 
 MIN_SPIKE_WINDOW = 8
 """Fewer losses than this do not have a meaningful standard deviation."""
@@ -74,17 +74,11 @@ class WatchConfig:
             f"watch.timeout_factor is {self.timeout_factor}; it must be above 1, or a step that is as "
             "slow as the slowest one would end the run",
         )
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            require(
-                # 0 rollbacks is valid: the run then ends at the first spike.
-                value is None or isinstance(value, str) or value > 0 or field.name == "max_rollbacks",
-                f"watch.{field.name} is {value}; it must be above 0{_or_off(field)}",
-            )
         require_choices("watch", self)
-        require(
-            self.max_rollbacks >= 0, f"watch.max_rollbacks is {self.max_rollbacks}; it must be 0 or above"
-        )
+        # 0 rollbacks is valid: the run then ends at the first spike.
+        require_not_negative("watch", self, "max_rollbacks")
+        others = (field.name for field in dataclasses.fields(self))
+        require_positive("watch", self, *(n for n in others if n not in ("max_rollbacks", "on_spike")))
         require(
             self.spike_window >= MIN_SPIKE_WINDOW,
             f"watch.spike_window is {self.spike_window}; it must be {MIN_SPIKE_WINDOW} or above, because "
@@ -94,7 +88,3 @@ class WatchConfig:
             self.collapse_share < 1,
             f"watch.collapse_share is {self.collapse_share}; it must be below 1 (all tokens)",
         )
-
-
-def _or_off(field: dataclasses.Field) -> str:
-    return ", or None for off" if "None" in str(field.type) else ""

@@ -27,7 +27,7 @@ from zaya_jax.inference.evaluation.scoring import Scorer, check_shape
 from zaya_jax.inference.evaluation.text_loss import TextReport, encode_texts, evaluate_texts, read_texts
 from zaya_jax.inference.finite_weights import check_finite
 from zaya_jax.model.zaya import Zaya
-from zaya_jax.options import Parser, check_output_file
+from zaya_jax.options import Parser, check_at_least, check_output_file
 from zaya_jax.parallel.processes import hosts
 from zaya_jax.parallel.processes.process_group import find_process_group
 from zaya_jax.progress import CountProgress
@@ -57,8 +57,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = _parser().parse_args(argv)
     if options.text is None and options.tasks is None:
         raise UserError("there is nothing to evaluate; add --text FILE... or --tasks=NAME,...")
-    if options.wait < 1:
-        raise UserError(f"--wait is {options.wait:g} seconds; it must be at least 1")
+    check_at_least(options, wait=1, limit=1, num_fewshot=0)
     with hosts.joined(find_process_group(os.environ), limit_seconds=options.wait):
         # One process checks the texts and tasks, before all processes read the weights.
         inputs = hosts.run_on_first("what to evaluate", lambda: _read_inputs(options))

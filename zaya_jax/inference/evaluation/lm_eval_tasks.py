@@ -8,6 +8,7 @@ import dataclasses
 import importlib
 import importlib.util
 import os
+from collections.abc import Iterator
 from typing import Any
 
 from rich.console import Console
@@ -55,10 +56,6 @@ class Tasks:
             raise UserError("--tasks names no task; it must be NAME or NAME,NAME,...")
         if self.folder is not None and not os.path.isdir(self.folder):
             raise UserError(f"the folder of tasks, {self.folder}, does not exist")
-        if self.limit is not None and self.limit < 1:
-            raise UserError(f"--limit is {self.limit}; it must be at least 1")
-        if self.num_fewshot is not None and self.num_fewshot < 0:
-            raise UserError(f"--num-fewshot is {self.num_fewshot}; it must be 0 or above")
         if self.fewshot_in_one_turn and not self.chat:
             raise UserError("--fewshot-in-one-turn needs --apply-chat-template")
 
@@ -161,19 +158,19 @@ def check_tasks(tasks: Tasks) -> None:
 
 def figures_of(results: dict[str, Any]) -> dict[str, float]:
     """Returns each metric of the results, by name of the task or group, metric and filter."""
-    return {
-        f"{task}/{_metric_name(name)}": value
-        for task, figures in (results["results"] | results.get("groups", {})).items()
-        for name, value in figures.items()
-        # Metrics are named "metric,filter", as in `tasks_table`.
-        if "," in name and not name.partition(",")[0].endswith("_stderr") and isinstance(value, float)
-    }
+    values = {f"{task}/{metric}": value for task, metric, value, _ in _metrics(results)}
+    return {name: value for name, value in values.items() if isinstance(value, float)}
 
 
-def _metric_name(name: str) -> str:
-    """Returns the name of a metric, with its filter unless that is "none"."""
-    metric, _, filtered = name.partition(",")
-    return metric if filtered == "none" else f"{metric} ({filtered})"
+def _metrics(results: dict[str, Any]) -> Iterator[tuple[str, str, Any, Any]]:
+    """Yields task or group, name, value and standard error of each metric."""
+    for task, figures in (results["results"] | results.get("groups", {})).items():
+        for name, value in figures.items():
+            # Keys of lm-eval are "metric,filter"; others, such as "alias", are not metrics.
+            metric, comma, filtered = name.partition(",")
+            if comma and not metric.endswith("_stderr"):
+                label = metric if filtered == "none" else f"{metric} ({filtered})"
+                yield task, label, value, figures.get(f"{metric}_stderr,{filtered}")
 
 
 def tasks_table(results: dict[str, Any]) -> Table:
@@ -181,16 +178,10 @@ def tasks_table(results: dict[str, Any]) -> Table:
     table = Table(
         name_column("task"), name_column("metric"), *map(number_column, ("value", "±", "examples", "shots"))
     )
-    for task, figures in (results["results"] | results.get("groups", {})).items():
+    for task, metric, value, error in _metrics(results):
         samples = results.get("n-samples", {}).get(task, {}).get("effective", "")
         shots = results.get("n-shot", {}).get(task, "")
-        for name, value in figures.items():
-            # Keys of lm-eval are "metric,filter"; others, such as "alias", are not metrics.
-            metric, comma, filtered = name.partition(",")
-            if not comma or metric.endswith("_stderr"):
-                continue
-            error = figures.get(f"{metric}_stderr,{filtered}")
-            table.add_row(task, _metric_name(name), _number(value), _number(error), str(samples), str(shots))
+        table.add_row(task, metric, _number(value), _number(error), str(samples), str(shots))
     return table
 
 

@@ -97,7 +97,6 @@ def shared_workers(
             lambda message: pool.run(_decode_work(message, tokenizer)),
             # As many threads as process 0 has batches in flight here.
             num_threads=AHEAD * len(replicas),
-            limit_seconds=limit_seconds,
         )
     yield None
 

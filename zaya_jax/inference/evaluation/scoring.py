@@ -194,7 +194,7 @@ class ScoringBatch:
         with replica.lock:
             started = score_batch(replica.model, replica.variables, batch)
         scores: Scores = jax.device_get(started)
-        at = [place.row for place in places], [place.last for place in places]
+        at = tuple(zip(*places, strict=True))
         return {
             "log_probs": scores.log_prob_BT[at].tolist(),
             "misses": scores.misses_BT[at].tolist(),

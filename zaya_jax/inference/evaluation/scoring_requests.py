@@ -28,15 +28,6 @@ class ScoringRequest:
         return len(self.tokens_N) - 1
 
 
-@dataclasses.dataclass(frozen=True)
-class Place:
-    """Location of a request in a batch."""
-
-    row: int
-    last: int
-    """Position that predicts its last token."""
-
-
 def request_of(
     context: Sequence[int], continuation: Sequence[int], *, prefix_id: int, length: int
 ) -> ScoringRequest:
@@ -102,7 +93,7 @@ def pack(requests: Sequence[ScoringRequest], *, num_rows: int, length: int) -> I
 
 def fill(
     rows: Sequence[Sequence[ScoringRequest]], *, num_rows: int, length: int
-) -> tuple[list[Place], Batch]:
+) -> tuple[list[tuple[int, int]], Batch]:
     """Returns the locations of requests in the order of the rows, and the batch; a request is one segment.
 
     Args:
@@ -124,6 +115,6 @@ def fill(
             weights_BT[row, end - request.num_scored : end] = 1
             positions_BT[row, begin:end] = np.arange(request.num_read)
             segments_BT[row, begin:end] = segment
-            places.append(Place(row, end - 1))
+            places.append((row, end - 1))
             begin = end
     return places, Batch(tokens_BT, targets_BT, weights_BT, positions_BT, segments_BT)

@@ -7,7 +7,6 @@ Each round has the same questions, so that results of a run are comparable.
 import dataclasses
 import traceback
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 from rich.console import Console
@@ -126,18 +125,7 @@ def local_replicas(model: Zaya, variables: Mapping) -> tuple[Replica, ...]:
       variables: its weights, whole on every device of all processes.
     """
     # During training the weights are replicated arrays on a mesh; an evaluation needs them as arrays of one
-    # device.
-    devices = {shard.device for shard in jax.tree.leaves(variables)[0].addressable_shards}
-    # In the order of the devices, as in `zaya eval`.
-    return tuple(
-        make_replicas(model, _on(device, variables))[0]
-        for device in sorted(devices, key=lambda device: device.id)
-    )
-
-
-def _on(device: Any, variables: Mapping) -> Mapping:
-    def here(x: jax.Array) -> jax.Array:
-        # A shard of a replicated array is the whole array: no copy is made.
-        return next(shard.data for shard in x.addressable_shards if shard.device == device)
-
-    return jax.tree.map(here, variables)
+    # device. A shard of a replicated array is the whole array: no copy is made.
+    numbers = range(len(jax.tree.leaves(variables)[0].addressable_shards))
+    shards = [jax.tree.map(lambda x, n=number: x.addressable_data(n), variables) for number in numbers]
+    return tuple(make_replicas(model, each)[0] for each in shards)

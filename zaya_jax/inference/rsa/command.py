@@ -26,7 +26,7 @@ from zaya_jax.inference.rsa.markovian_rsa import (
     Thinker,
 )
 from zaya_jax.inference.sampling_options import add_sampling_options, sampling_params
-from zaya_jax.options import Parser, check_output_file
+from zaya_jax.options import Parser, check_at_least, check_output_file
 from zaya_jax.progress import CountProgress
 
 
@@ -83,8 +83,7 @@ def _check(options: argparse.Namespace) -> None:
     check_output_file("json", options.json)
     if not options.prompt:
         raise UserError("--prompt is empty; it must be the question")
-    if options.batch_size < 1:
-        raise UserError(f"--batch-size is {options.batch_size}; it must be at least 1")
+    check_at_least(options, batch_size=1)
     if options.template is not None and not options.chat:
         raise UserError("--template needs --chat; without it a prompt is continued as it is")
 

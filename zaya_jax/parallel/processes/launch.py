@@ -10,17 +10,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from types import FrameType
+from collections.abc import Callable, Sequence
 from typing import Any, BinaryIO
 
+from zaya_jax.errors import TIMED_OUT
 from zaya_jax.parallel.processes.process_group import COORDINATOR, NUM_PROCESSES, PROCESS
-from zaya_jax.platform.stop_signals import announce_stop, stop_signals
+from zaya_jax.platform.stop_signals import on_stop_signals
 
 GRACE_SECONDS = 30.0
 """Time in seconds that processes have to exit after one of them has failed, before they are killed."""
-STALLED_CODE = 124
-"""Exit code of a process whose watchdog detected a stall, the same as that of coreutils' `timeout`."""
 _STALLED_GRACE_SECONDS = 3.0
 _POLL_SECONDS = 0.05
 _LOOPBACK = "127.0.0.1"
@@ -61,7 +59,8 @@ def launch(program: Launch, *, restarts: int = 0, final: Sequence[int] = (0,)) -
     """
     for left in range(restarts, -1, -1):
         children = Children()
-        with _forwarding_signals(children):
+        # The processes agree among themselves on when to stop.
+        with on_stop_signals(children.send):
             code = children.run(program)
         if code in final or not left:
             return code
@@ -154,23 +153,6 @@ def _relay(number: int, stream: BinaryIO | Any, on_line: Line | None) -> None:
                 on_line(number, text)
 
 
-@contextlib.contextmanager
-def _forwarding_signals(children: Children) -> Iterator[None]:
-    """Forwards stop signals to all processes, which agree among themselves on when to stop."""
-
-    def forward(number: int, frame: FrameType | None) -> None:
-        del frame
-        announce_stop("")
-        children.send(number)
-
-    before = {number: signal.signal(number, forward) for number in stop_signals()}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 def _wait(children: Sequence[subprocess.Popen[bytes]], grace_seconds: float) -> int:
     """Waits until all processes have exited, at most `grace_seconds` after the first failure.
 
@@ -185,7 +167,7 @@ def _wait(children: Sequence[subprocess.Popen[bytes]], grace_seconds: float) -> 
         failed |= {n: child.returncode for n, child in enumerate(children) if child.returncode}
         if failed:
             # After a stall a process that has not exited by itself never will: it hangs in a collective.
-            stalled = STALLED_CODE in failed.values()
+            stalled = TIMED_OUT in failed.values()
             grace = min(grace_seconds, _STALLED_GRACE_SECONDS) if stalled else grace_seconds
             deadline = min(deadline, time.monotonic() + grace)
         # Killed in every round after the deadline; Popen ignores it for children that have exited.

@@ -10,7 +10,7 @@ import concurrent.futures
 import contextlib
 import itertools
 import json
-import threading
+import math
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -22,8 +22,6 @@ from zaya_jax.parallel.processes.errors import CollectiveError, PeerLost, PeerTi
 
 # Length of one wait for a message. Python handles signals only between such waits.
 _POLL_SECONDS = 1.0
-# Number of messages that process 0 sends within the time limit even if it has no requests.
-_HEARTBEATS_PER_LIMIT = 4
 
 
 class WorkCoordinator:
@@ -37,11 +35,6 @@ class WorkCoordinator:
     def __init__(self, name: str, limit_seconds: float):
         self._name, self.limit_seconds = name, limit_seconds
         self._counts: collections.Counter[int] = collections.Counter()
-        # The heartbeat thread numbers its messages in the same sequence as requests.
-        self._counting = threading.Lock()
-        # Ends the wait between two heartbeats at once, unlike a sleep.
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._send_heartbeats, name="work coordinator", daemon=True)
 
     def submit(self, process: int, work: Any) -> int:
         """Requests work from a process.
@@ -69,10 +62,6 @@ class WorkCoordinator:
             raise CollectiveError(f"{hosts.describe(process)}: {reply['failure']}", is_printed_here=True)
         return reply["result"]
 
-    def start(self) -> None:
-        """Starts the thread that sends heartbeats."""
-        self._thread.start()
-
     def end(self, failure: str | None, *, is_shared: bool = True) -> None:
         """Ends the work of all processes.
 
@@ -80,23 +69,14 @@ class WorkCoordinator:
           failure: message of the error that ended the work; None if it is complete.
           is_shared: whether all processes raise the failure and disconnect in order.
         """
-        # No heartbeat may follow the message that ends the work.
-        self._closed.set()
-        self._thread.join()
         for process in range(1, hosts.num_processes()):
             self._send(process, {"end": failure, "is_shared": is_shared})
 
     def _send(self, process: int, request: dict[str, Any]) -> int:
-        with self._counting:
-            number = self._counts[process]
-            self._counts[process] += 1
+        number = self._counts[process]
+        self._counts[process] += 1
         hosts.post(_request_key(self._name, process, number), json.dumps(request))
         return number
-
-    def _send_heartbeats(self) -> None:
-        while not self._closed.wait(self.limit_seconds / _HEARTBEATS_PER_LIMIT):
-            for process in range(1, hosts.num_processes()):
-                self._send(process, {})
 
 
 @contextlib.contextmanager
@@ -106,7 +86,7 @@ def coordinator(name: str, *, limit_seconds: float) -> Iterator[WorkCoordinator]
     Args:
       name: name of this work, unique among all work of these processes, so that a message left over from one
         is not read by the next.
-      limit_seconds: time limit in seconds for each result, and for the others' wait on process 0.
+      limit_seconds: time limit in seconds for each result.
 
     Raises:
       CollectiveError: for a UserError or an OSError in the context, which all processes then raise.
@@ -115,7 +95,6 @@ def coordinator(name: str, *, limit_seconds: float) -> Iterator[WorkCoordinator]
     if hosts.num_processes() == 1:
         yield work
         return
-    work.start()
     try:
         yield work
     except (UserError, OSError) as error:
@@ -129,29 +108,28 @@ def coordinator(name: str, *, limit_seconds: float) -> Iterator[WorkCoordinator]
     work.end(None)
 
 
-def serve_work(name: str, work: Callable[[Any], Any], *, num_threads: int, limit_seconds: float) -> None:
+def serve_work(name: str, work: Callable[[Any], Any], *, num_threads: int) -> None:
     """Does the work that process 0 requests, until it ends the work.
+
+    Process 0 may plan for any time, so that this has no time limit of its own: if process 0 is gone or
+    silent, jax's coordination service ends this process (`zaya_jax.parallel.processes.liveness`).
 
     Args:
       name: see `coordinator`.
       work: function from the JSON value of a request to that of its result; called in threads.
       num_threads: number of requests that are worked on at the same time.
-      limit_seconds: time limit in seconds for the wait on process 0, which sends heartbeats.
 
     Raises:
-      PeerTimeout: if process 0 sends nothing in time.
       CollectiveError: with the message of process 0, if it failed.
       PeerLost: if process 0 did not end in order.
     """
     pool = concurrent.futures.ThreadPoolExecutor(num_threads)
-    late = f"waited {limit_seconds:.0f} s for a request of {hosts.describe(0)}"
     try:
         for number in itertools.count():
-            request = _receive(_request_key(name, hosts.process(), number), limit_seconds, late)
-            if "work" in request:
-                pool.submit(_do, name, number, work, request["work"])
-            elif "end" in request:
+            request = _receive(_request_key(name, hosts.process(), number), math.inf)
+            if "end" in request:
                 break
+            pool.submit(_do, name, number, work, request["work"])
     finally:
         # Nobody waits any more for the requests that have not been begun.
         pool.shutdown(cancel_futures=True)
@@ -159,7 +137,7 @@ def serve_work(name: str, work: Callable[[Any], Any], *, num_threads: int, limit
         raise CollectiveError(failure, is_printed_here=False) if request["is_shared"] else PeerLost(failure)
 
 
-def _receive(key: str, limit_seconds: float, late: str) -> dict[str, Any]:
+def _receive(key: str, limit_seconds: float, late: str = "") -> dict[str, Any]:
     """Waits for a message and deletes it.
 
     Args:

@@ -5,10 +5,9 @@ processes first meet over plain TCP at the coordinator's address: each sends its
 registers them, and at the time limit every process learns which ones are late. Messages are lines of JSON.
 """
 
+import asyncio
 import contextlib
-import dataclasses
 import json
-import selectors
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,6 +25,7 @@ from zaya_jax.parallel.processes.process_group import ProcessGroup
 #                    {"refused": "..."}                 inconsistent numbers; raise UserError
 _LOCAL = ("127.0.0.1", "localhost")
 _POLL_SECONDS = 0.2
+_REGISTRY_POLL_SECONDS = 0.02
 # Interval at which process 0 sends the numbers of the missing processes.
 _REPORT_SECONDS = 1.0
 # Time that a process waits, after its own limit, for the message of process 0 that names the late ones.
@@ -62,16 +62,16 @@ def assembled(group: ProcessGroup, *, host: str, limit_seconds: float) -> Iterat
         yield _join(group, host, limit_seconds)
     else:
         registry = _Registry(group, host)
-        try:
-            registry.wait(limit_seconds)
-            yield registry.hosts()
-        except BaseException as error:
-            registry.send_to_all({"refused" if isinstance(error, UserError) else "late": str(error)})
-            raise
-        else:
-            registry.send_to_all({"hosts": registry.hosts()})
-        finally:
-            registry.close()
+        # Its event loop runs until the processes are there, and again to send them the outcome.
+        with asyncio.Runner() as runner:
+            try:
+                runner.run(registry.wait(limit_seconds))
+                yield registry.hosts()
+            except BaseException as error:
+                name = "refused" if isinstance(error, UserError) else "late"
+                runner.run(registry.send_to_all({name: str(error)}))
+                raise
+            runner.run(registry.send_to_all({"hosts": registry.hosts()}))
 
 
 def bind_address(coordinator: str) -> str:
@@ -94,65 +94,46 @@ def _names(processes: Sequence[int]) -> str:
 # Process 0
 
 
-@dataclasses.dataclass
-class _Connection:
-    """A connection to process 0; `process` and `host` are set once the other end has identified itself."""
-
-    sock: socket.socket
-    received: bytes = b""
-    process: int | None = None
-    host: str = ""
-
-
 class _Registry:
     """Process 0's end of the rendezvous: registers the other processes and sends them the outcome."""
 
     def __init__(self, group: ProcessGroup, host: str):
         self._group, self._host = group, host
-        self._present: dict[int, _Connection] = {}
-        self._listener = _listen(group.coordinator)
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._present: dict[int, tuple[str, asyncio.StreamWriter]] = {}
+        self._refusal: str | None = None
 
     def hosts(self) -> tuple[str, ...]:
         """Returns the host names of all processes, by process number."""
         others = range(1, self._group.num_processes)
-        return (self._host, *(self._present[number].host for number in others))
+        return (self._host, *(self._present[number][0] for number in others))
 
-    def wait(self, limit_seconds: float) -> None:
+    async def wait(self, limit_seconds: float) -> None:
         """Waits until all processes are registered, and then stops to listen.
 
         Raises:
           PeerTimeout: with the late processes.
           UserError: for a process that was started with another number of processes.
         """
+        listener = _listen(self._group.coordinator)
+        server = await asyncio.start_server(self._serve, sock=listener, limit=_MAX_HELLO_BYTES)
         deadline, reported = time.monotonic() + limit_seconds, 0.0
-        while missing := self._missing():
-            now = time.monotonic()
-            if now > deadline:
-                raise PeerTimeout(self._describe_late(missing, limit_seconds))
-            if now - reported > _REPORT_SECONDS:
-                self.send_to_all({"missing": _names(missing)})
-                reported = now
-            for key, _ in self._selector.select(_POLL_SECONDS):
-                self._handle(key.data)
-        self._selector.unregister(self._listener)
-        self._listener.close()
+        with contextlib.closing(server):
+            while missing := self._missing():
+                now = time.monotonic()
+                if now > deadline:
+                    raise PeerTimeout(self._describe_late(missing, limit_seconds))
+                if now - reported > _REPORT_SECONDS:
+                    await self.send_to_all({"missing": _names(missing)})
+                    reported = now
+                await asyncio.sleep(_REGISTRY_POLL_SECONDS)
 
-    def send_to_all(self, message: Mapping[str, Any]) -> None:
-        """Sends a message to all registered processes; those that have disconnected become missing again."""
-        # A new list, because `_send` removes connections that are closed.
-        for connection in list(self._present.values()):
-            self._send(connection, message)
-
-    def close(self) -> None:
-        """Closes all connections."""
-        for key in list(self._selector.get_map().values()):
-            key.fileobj.close()  # pyright: ignore[reportAttributeAccessIssue]
-        self._selector.close()
-        self._listener.close()
+    async def send_to_all(self, message: Mapping[str, Any]) -> None:
+        """Sends a message to all registered processes."""
+        await asyncio.gather(*(_send(writer, message) for _, writer in self._present.values()))
 
     def _missing(self) -> list[int]:
+        if self._refusal is not None:
+            raise UserError(self._refusal)
         return [number for number in range(1, self._group.num_processes) if number not in self._present]
 
     def _describe_late(self, missing: Sequence[int], limit_seconds: float) -> str:
@@ -164,64 +145,51 @@ class _Registry:
         failure = _resolution_failure(name)
         return f"{sentence}; {failure}" if failure else sentence
 
-    def _handle(self, connection: _Connection | None) -> None:
-        if connection is None:
-            with contextlib.suppress(OSError):  # the other end has closed the connection again
-                accepted, _ = self._listener.accept()
-                # One thread serves all connections, and a slow one must not delay the others.
-                accepted.setblocking(False)
-                self._selector.register(accepted, selectors.EVENT_READ, _Connection(accepted))
-            return
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serves a connection until its other end closes it."""
+        number = None
         try:
-            received = connection.sock.recv(_MAX_HELLO_BYTES)
-        except OSError:
-            received = b""
-        # A message may arrive in several parts, and a stranger may send without ever ending its line.
-        connection.received += received
-        if not received or len(connection.received) > _MAX_HELLO_BYTES:
-            self._drop(connection)
-        elif connection.process is None and b"\n" in connection.received:
-            self._register(connection)
+            hello = json.loads(await reader.readline())
+            process, count, host = int(hello["process"]), int(hello["num_processes"]), str(hello["host"])
+            number = await self._register(writer, process, count, host)
+            # A process that disconnects becomes missing again.
+            while await reader.read(_MAX_HELLO_BYTES):
+                pass
+        except (ValueError, TypeError, KeyError, OSError):  # a port scanner, or a client of another service
+            pass
+        finally:
+            writer.close()
+            if number is not None:
+                del self._present[number]
 
-    def _register(self, connection: _Connection) -> None:
-        try:
-            hello = json.loads(connection.received)
-            number, count, host = int(hello["process"]), int(hello["num_processes"]), str(hello["host"])
-        except (ValueError, TypeError, KeyError):  # a port scanner, or a client of another service
-            self._drop(connection)
-            return
-        if count != self._group.num_processes or not 0 < number < count:
-            refusal = (
-                f"process {number} on {host} was started as one of {count} processes, and process 0 on "
+    async def _register(
+        self, writer: asyncio.StreamWriter, process: int, count: int, host: str
+    ) -> int | None:
+        """Registers a process by its first message; returns None if its numbers are inconsistent."""
+        if count != self._group.num_processes or not 0 < process < count:
+            refusal = self._refusal = (
+                f"process {process} on {host} was started as one of {count} processes, and process 0 on "
                 f"{self._host} as one of {self._group.num_processes}; start all with the same --num-processes"
             )
-            self._send(connection, {"refused": refusal})
-            raise UserError(refusal)
-        if number in self._present:
+        elif process in self._present:
             refusal = (
-                f"process {number} was started twice, on {self._present[number].host} and on {host}; start "
+                f"process {process} was started twice, on {self._present[process][0]} and on {host}; start "
                 "each --process-id once"
             )
-            self._send(connection, {"refused": refusal})
-            self._drop(connection)
-            return
-        connection.process, connection.host = number, host
-        self._present[number] = connection
+        else:
+            # Without a buffer, so that a message was sent when `_send` returns.
+            writer.transport.set_write_buffer_limits(0)
+            self._present[process] = host, writer
+            return process
+        await _send(writer, {"refused": refusal})
+        return None
 
-    def _send(self, connection: _Connection, message: Mapping[str, Any]) -> None:
-        try:
-            connection.sock.settimeout(_SEND_SECONDS)
-            connection.sock.sendall(json.dumps(message).encode() + b"\n")
-            connection.sock.setblocking(False)
-        except OSError:
-            self._drop(connection)
 
-    def _drop(self, connection: _Connection) -> None:
-        if connection.process is not None and self._present.get(connection.process) is connection:
-            del self._present[connection.process]
-        with contextlib.suppress(KeyError, ValueError):
-            self._selector.unregister(connection.sock)
-        connection.sock.close()
+async def _send(writer: asyncio.StreamWriter, message: Mapping[str, Any]) -> None:
+    """Sends a message; one that cannot be sent in time is dropped."""
+    with contextlib.suppress(OSError):
+        writer.write(json.dumps(message).encode() + b"\n")
+        await asyncio.wait_for(writer.drain(), _SEND_SECONDS)
 
 
 def _listen(coordinator: str) -> socket.socket:
