@@ -59,7 +59,7 @@ def test_a_run_resumes_with_shared_and_unshared_experts():
     assert all(error < 1e-5 for error in actual.values()), actual
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_adapters_of_shared_experts_train_as_those_of_plain_ones():
     """AdamW divides by gradients, some of which are rounding noise, also without sharing."""
     actual = program("adapters_of_experts")

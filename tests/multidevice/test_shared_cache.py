@@ -13,7 +13,7 @@ ROWS, HEADS, KEY_HEADS, WIDTH, SLOTS = 2, 4, 2, 8, 8
 decoded = functools.partial(program, "shared_cache_and_whole.py")
 
 
-@pytest.mark.parametrize("what", ["quick", pytest.param("slow", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("what", ["quick", pytest.param("slow", marks=pytest.mark.campaign)])
 def test_a_token_attends_to_the_cache_of_all_devices(what):
     """Rows of all lengths, down to one token, which seven devices do not have; compared with float64."""
     for case, actual in decoded(what)["attention"].items():
@@ -23,7 +23,7 @@ def test_a_token_attends_to_the_cache_of_all_devices(what):
         assert actual["agree"], case
 
 
-@pytest.mark.parametrize("what", ["quick", pytest.param("slow", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("what", ["quick", pytest.param("slow", marks=pytest.mark.campaign)])
 def test_texts_equal_those_of_one_device(what):
     """Ragged batches, prompts of several chunks, and lengths that are not divisible."""
     for texts in decoded(what)["texts"].values():
@@ -32,7 +32,7 @@ def test_texts_equal_those_of_one_device(what):
             assert all(len(set(text)) > 3 for text in whole)
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_the_command_writes_the_same_text():
     whole, shared = decoded("slow")["command"]
     assert shared == whole
@@ -65,7 +65,7 @@ def test_a_tree_sends_two_small_sums_per_layer_and_a_ring_all_keys():
     assert [kind for kind, sizes in ring["sent"].items() if sizes] == ["collective-permute"]
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_a_million_tokens_over_eight_devices():
     """Random keys with a small average: a missing device changes the state by 5e-3."""
     actual = decoded("million")

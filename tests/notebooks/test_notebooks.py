@@ -20,8 +20,8 @@ MIN_FIGURES = {
 }  # fmt: skip
 NEEDS = {"convert.py": ("torch", "transformers")}
 CELL_TIMEOUT_S = 300
-CAMPAIGN_TIMEOUTS_S = {"needle.py": 3600}
-"""Timeouts in seconds of notebooks that train for long and only run in campaigns."""
+CAMPAIGN_TIMEOUTS_S = {"context_extension.py": 600, "markovian_rsa.py": 600, "needle.py": 3600}
+"""Timeouts in seconds of the notebooks that train for longest, which only run in campaigns."""
 EXECUTED = "ZAYA_EXECUTED_NOTEBOOKS"
 """Environment variable with a folder for the executed notebooks, which the documentation shows."""
 CACHE_WARNINGS = (" cpu_aot_loader.cc:", "before absl::InitializeLog()")
