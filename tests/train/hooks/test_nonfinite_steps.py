@@ -167,7 +167,9 @@ def test_too_many_in_a_row_end_a_run(folder, tmp_path, skipped, log_every, steps
         f"{', '.join(sorted(GROUPS))} were NaN or infinite"
     )
     if newest_step is None:
-        assert way_out.startswith("it has no checkpoint yet: start from scratch (--overwrite) with a smaller")
+        assert way_out.startswith(
+            "the run has no checkpoint yet: start from scratch (--overwrite) with a smaller"
+        )
     else:
         assert way_out.startswith(f"the newest checkpoint is of step {newest_step}: start a run from its")
         assert f"--config.train.init_from={config.run_folder} " in way_out

@@ -40,7 +40,9 @@ class Streak:
         )
         otherwise = "a smaller optimizer.learning_rate, another data.seed or another train.seed"
         if newest_step is None:
-            return f"{skipped}; it has no checkpoint yet: start from scratch (--overwrite) with {otherwise}"
+            return (
+                f"{skipped}; the run has no checkpoint yet: start from scratch (--overwrite) with {otherwise}"
+            )
         # The same command would read the same batches, and a run keeps its learning rate.
         return (
             f"{skipped}; the newest checkpoint is of step {newest_step}: start a run from its weights, "
