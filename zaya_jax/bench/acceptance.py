@@ -35,6 +35,7 @@ def measure(product: Gemm, *, array_bytes: int, message_bytes: int) -> dict[str,
       array_bytes: size of the arrays of the memory passes.
       message_bytes: size of the all-reduce; with a single device it is not measured.
     """
+    # One device after the other: the slowest one decides, and its time must not include waiting for others.
     rates, bandwidths = [], []
     for device in jax.local_devices():
         with jax.default_device(device):

@@ -48,6 +48,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     with hosts.joined(find_process_group(os.environ), limit_seconds=options.timeout):
         with console.status("looking for devices") as status:
             timings = measure(sweep, progress=status.update)
+        # The messages of the config, divided among the devices that were measured.
         sent = messages(config, timings.num_nodes * timings.devices_per_node)
         write_json(options.json, timings.to_json())
         # All processes have the same times, and only one of them may write the file.

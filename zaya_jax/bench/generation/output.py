@@ -45,6 +45,7 @@ def speeds(results: Sequence[Any]) -> Table:
 def loads(results: Sequence[Any]) -> Table:
     """Latencies by arrival rate."""
     columns = ("requests/s", "tokens/s", "first, ms\np50", "p99", "next, ms\np50", "p99")
+    # Requests per second, because prompts and continuations differ in length.
     rows = _table("latency of random arrivals", "of capacity", *columns)
     for each in results:
         times = each.first_p50, each.first_p99, each.next_p50, each.next_p99

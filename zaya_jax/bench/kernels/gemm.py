@@ -55,6 +55,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     # Written with "not", because every comparison with NaN is false.
     if not options.call_seconds > 0:
         raise UserError(f"--call-seconds is {options.call_seconds}; it must be above 0")
+    # Names of products contain numbers and brackets, which rich would color.
     console = Console(soft_wrap=True, highlight=False)
     with console.status("timing products") as status:
         timings, skipped = measure(

@@ -103,6 +103,7 @@ def make_state(gib: float, *, seed: int = 0) -> State:
 
 def measure(state: State, folder: pathlib.Path, *, rounds: int) -> dict[str, list[Times]]:
     """Returns the times of each method by round, from the slowest process; removes each checkpoint."""
+    # The methods alternate, so that a slow period of the disk affects all of them.
     saves = {
         ORBAX: orbax_saver(state),
         OURS: our_saver(state),

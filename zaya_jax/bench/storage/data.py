@@ -119,6 +119,7 @@ def _texts(max_bytes: int) -> Iterator[str]:
 
 def make_build(folder: pathlib.Path) -> Callable[[], Build]:
     """Returns a call that builds the corpus, from lines to hashed shards on the disk."""
+    # Loaded before the timed call, as a build loads it once for all of its texts.
     tokenizer = load_tokenizer(str(folder / TOKENIZER / "tokenizer.json"))
 
     def build() -> Build:

@@ -79,6 +79,7 @@ def report(seconds: dict[str, float], *, rounds: int, why_not: str | None) -> No
     tokens, ceiling = BATCH * LENGTH, CEILING_FLOPS / seconds["ceiling"]
     # Three times the forward pass: the backward pass computes two gradients for each product.
     flops = 3 * tokens * math.fsum(forward_flops_per_token(MODEL, LENGTH).values())
+    # A ratio above 1 means that our step is faster than that of the row.
     columns = map(number_column, ("tokens/s", "ours is faster by", "of the ceiling"))
     table = Table(name_column("train step"), *columns, caption=why_not)
     for name, step in seconds.items():
@@ -154,6 +155,7 @@ def their_training(*, compiled: bool = False) -> Callable[[], Any]:
     """Returns a call of a clipped AdamW step; `compiled` applies to the model's forward and backward pass."""
     import torch
 
+    # The same weights as ours, because the routing and so the work of the experts depend on them.
     model, tokens = _huggingface_model().train(), torch.from_numpy(_tokens())
     if compiled:
         model.compile()
