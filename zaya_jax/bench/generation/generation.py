@@ -49,6 +49,7 @@ from zaya_jax.bench.training.torch_comparison import (
 )
 from zaya_jax.config import ModelConfig
 from zaya_jax.convert.pytorch.in_memory import save_pytorch
+from zaya_jax.errors import UserError
 from zaya_jax.model.flops import forward_flops_per_token
 from zaya_jax.model.weights import count_parameters, declare, flatten_weights
 from zaya_jax.model.zaya import Zaya
