@@ -112,3 +112,31 @@ def test_missing_lm_eval_names_the_install_command(corpus, tmp_path, capsys):
     sentence = r"tasks.names needs lm-eval, which is not installed: .*pip install 'lm-eval>="
     assert re.search(sentence, capsys.readouterr().err)
     assert not (tmp_path / "run").exists()
+
+
+REPLICAS = """
+import jax
+from zaya_jax.inference.evaluation import training_tasks
+from zaya_jax.parallel.mesh import data_mesh, replicated
+
+training_tasks.make_replicas = lambda model, variables: (variables,)
+variables = {name: jax.device_put(jax.numpy.ones(3), replicated(data_mesh())) for name in "ab"}
+for replica in training_tasks.local_replicas(None, variables):
+    print(*(device.id for leaf in replica.values() for device in leaf.devices()))
+"""
+
+
+def test_each_device_gets_its_own_copy_of_the_weights():
+    environment = os.environ | {
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
+        "JAX_PLATFORMS": "cpu",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", REPLICAS],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+    )
+    assert done.stdout.split("\n") == ["0 0", "1 1", "2 2", "3 3", ""]

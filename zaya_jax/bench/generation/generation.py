@@ -140,7 +140,8 @@ def _numbers(text: str) -> tuple[int, ...]:
       UserError: if one is not a number, or is below 1.
     """
     numbers = text.split(",")
-    # `isdecimal` rejects signs, spaces and empty parts.
+    # `isdecimal` rejects signs, spaces and empty parts. A batch without rows has no tokens per second, hence
+    # the test for 0.
     if not all(each.isdecimal() and int(each) for each in numbers):
         raise UserError(f"--batches is {text}; it must be comma-separated numbers of at least 1")
     return tuple(map(int, numbers))

@@ -158,6 +158,7 @@ def check_tasks(tasks: Tasks) -> None:
 
 def figures_of(results: dict[str, Any]) -> dict[str, float]:
     """Returns each metric of the results, by name of the task or group, metric and filter."""
+    # lm-eval has the text "N/A" for a metric without a value.
     values = {f"{task}/{metric}": value for task, metric, value, _ in _metrics(results)}
     return {name: value for name, value in values.items() if isinstance(value, float)}
 
@@ -178,6 +179,7 @@ def tasks_table(results: dict[str, Any]) -> Table:
     table = Table(
         name_column("task"), name_column("metric"), *map(number_column, ("value", "±", "examples", "shots"))
     )
+    # A group of tasks may lack both numbers.
     for task, metric, value, error in _metrics(results):
         samples = results.get("n-samples", {}).get(task, {}).get("effective", "")
         shots = results.get("n-shot", {}).get(task, "")

@@ -194,6 +194,7 @@ class ScoringBatch:
         with replica.lock:
             started = score_batch(replica.model, replica.variables, batch)
         scores: Scores = jax.device_get(started)
+        # Rows and columns as an index; a score is stored where its request ends.
         at = tuple(zip(*places, strict=True))
         return {
             "log_probs": scores.log_prob_BT[at].tolist(),

@@ -127,5 +127,5 @@ def local_replicas(model: Zaya, variables: Mapping) -> tuple[Replica, ...]:
     # During training the weights are replicated arrays on a mesh; an evaluation needs them as arrays of one
     # device. A shard of a replicated array is the whole array: no copy is made.
     numbers = range(len(jax.tree.leaves(variables)[0].addressable_shards))
-    shards = [jax.tree.map(lambda x, n=number: x.addressable_data(n), variables) for number in numbers]
+    shards = [jax.tree.map(lambda x, n=number: x.addressable_shards[n].data, variables) for number in numbers]
     return tuple(make_replicas(model, each)[0] for each in shards)

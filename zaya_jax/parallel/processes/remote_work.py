@@ -111,8 +111,8 @@ def coordinator(name: str, *, limit_seconds: float) -> Iterator[WorkCoordinator]
 def serve_work(name: str, work: Callable[[Any], Any], *, num_threads: int) -> None:
     """Does the work that process 0 requests, until it ends the work.
 
-    Process 0 may plan for any time, so that this has no time limit of its own: if process 0 is gone or
-    silent, jax's coordination service ends this process (`zaya_jax.parallel.processes.liveness`).
+    Process 0 may plan for any time, so that this wait has no time limit. If process 0 is gone or silent,
+    jax's coordination service ends this process (`zaya_jax.parallel.processes.liveness`).
 
     Args:
       name: see `coordinator`.
