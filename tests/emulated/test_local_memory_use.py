@@ -16,8 +16,8 @@ from pallas_kernels.grouped_matmul.triton import Tile
 from pallas_kernels.newton_schulz.triton import Blocks as PolynomialBlocks
 from pallas_kernels.newton_schulz.triton import gram
 from zaya_jax.errors import UserError
-from zaya_jax.plan.rocm.launch_compiler import LaunchCompiler
-from zaya_jax.plan.rocm.launch_execution import EmulatedLaunches
+from zaya_jax.plan.rocm.launches.compiler import LaunchCompiler
+from zaya_jax.plan.rocm.launches.execution import EmulatedLaunches
 
 RACING = Tile(rows=128, columns=256, contracted=32, num_warps=8, num_stages=2)
 """Tile of float32 numbers that Triton schedules for two groups of wavefronts."""
