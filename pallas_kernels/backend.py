@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from pallas_kernels.blocks import KernelSettings
+from pallas_kernels.blocks import KernelSettings, block_mask
 from pallas_kernels.errors import ArgumentError
 from pallas_kernels.precision import matmul
 
@@ -79,6 +79,34 @@ def load(at: Any, mask: jax.Array | None = None, *, other: Any = 0) -> jax.Array
     if mask is None:
         return _triton().load(at)
     return _triton().load(at, mask=mask, other=other)
+
+
+def load_transposed(
+    array: Any,
+    rows: jax.Array,
+    columns: jax.Array,
+    *,
+    first: tuple[Any, ...] = (),
+    is_row: jax.Array | None = None,
+    is_column: jax.Array | None = None,
+) -> jax.Array:
+    """Reads a block of a row-major matrix as its transpose, [columns, rows]; masked entries are zeros.
+
+    For the right factor of a product that contracts the columns.
+
+    Args:
+      array: reference to a matrix, or to several.
+      rows: indices of the block's rows.
+      columns: indices of its columns.
+      first: indices before those of the rows.
+      is_row: mask of the rows to read; None reads all.
+      is_column: mask of the columns to read; None reads all.
+    """
+    # Not `load(...).T`: Triton's pipeline keeps what it reads ahead in local memory, and swizzles a block
+    # only if the product reads it as it was loaded. Otherwise the lanes that read one column of rows of 64
+    # bytes share four banks, and eight of them wait for each other.
+    at = array.at[(*first, rows[None, :], columns[:, None])]
+    return load(at, block_mask(is_column, is_row, (columns.shape[0], rows.shape[0])))
 
 
 def store(at: Any, values: jax.Array, mask: jax.Array | None = None) -> None:

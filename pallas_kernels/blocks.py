@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from typing import Any
 
 import jax
@@ -12,6 +13,10 @@ from pallas_kernels.errors import ArgumentError
 
 LDS_BYTES = 65_536
 """Local memory (LDS) of a workgroup on MI300X, the smallest among the GPUs that these kernels target."""
+RACING_TILE_BYTES = 2**22
+"""Size of a product's tile, rows * columns * contracted entries, that Triton's AMD backend compiles with a
+race if 8 wavefronts share it and its loop is pipelined: a wavefront may store the next block over one that
+another wavefront still reads ([Triton-pingpong])."""
 MATRIX_TILE = 16
 """Smallest side, in entries, of a block that matrix instructions (MFMA) accept."""
 MASKED_SCORE = -1e30
@@ -62,6 +67,26 @@ class KernelSettings:
             raise ArgumentError(
                 f"{operation}: {self} needs {lds_bytes:,} bytes of local memory, and a workgroup has "
                 f"{LDS_BYTES:,}; use smaller blocks or fewer stages"
+            )
+
+    def check_schedule(self, operation: str, part: str, sides: tuple[int, int, int], itemsize: int) -> None:
+        """Checks that Triton does not compile a product with the race of `RACING_TILE_BYTES`.
+
+        Args:
+          operation: name of the operation, for the message.
+          part: name of the kernel's settings, for the message.
+          sides: rows, columns and contracted entries of one product.
+          itemsize: bytes of an entry of the operands.
+
+        Raises:
+          ArgumentError: if it does.
+        """
+        tile_bytes = math.prod(sides) * itemsize
+        if self.num_warps == 8 and self.num_stages > 1 and tile_bytes == RACING_TILE_BYTES:
+            raise ArgumentError(
+                f"{operation}: {part}: Triton compiles tiles of {sides} with {itemsize} bytes per entry, 8 "
+                "wavefronts and a pipeline for AMD GPUs with a race (triton-lang/triton, issue 11696); use "
+                "another size, 4 wavefronts or num_stages=1"
             )
 
 

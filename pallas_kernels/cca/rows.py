@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from pallas_kernels.backend import dot, load, store
+from pallas_kernels.backend import dot, load, load_transposed, store
 from pallas_kernels.blocks import block_mask, padded
 from pallas_kernels.cca.paths import Path, distances, paths
 
@@ -243,9 +243,9 @@ class TokenBlock:
 
         def multiply(name, sums, step):
             seen_IX = self.load(name, step.chunk.shifted(head * layout.width), step.far, only_I=step.seen_I)
-            read = functools.partial(matrix, self.references["kernel"], (head, step.path))
+            read = functools.partial(_transposed_matrix, self.references["kernel"], (head, step.path))
             kernels = [read(piece, step.chunk) for piece in layout.pieces]
-            return [a + dot(seen_IX, kernel_YX.T) for a, kernel_YX in zip(sums, kernels, strict=True)]
+            return [a + dot(seen_IX, kernel_XY) for a, kernel_XY in zip(sums, kernels, strict=True)]
 
         same = [self.of_one_document(*path.passed) for path in layout.paths]
         # All tokens of a path are in one document: if this token is not padding, the one it reads is not
@@ -275,6 +275,18 @@ def matrix(
     shape = (rows.channel_X.shape[0], columns.channel_X.shape[0])
     block_XY = load(at, block_mask(rows.valid_X, columns.valid_X, shape))
     return block_XY if dtype is None else block_XY.astype(dtype)
+
+
+def _transposed_matrix(reference: Any, first: tuple[Any, ...], rows: Columns, columns: Columns) -> jax.Array:
+    """Loads a block [X, Y] of one of many matrices as its transpose, [Y, X]."""
+    return load_transposed(
+        reference,
+        rows.channel_X,
+        columns.channel_X,
+        first=first,
+        is_row=rows.valid_X,
+        is_column=columns.valid_X,
+    )
 
 
 class Step(NamedTuple):

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from pallas_kernels.backend import dot, exp2, launch, load, store
+from pallas_kernels.backend import dot, exp2, launch, load, load_transposed, store
 from pallas_kernels.blocks import MASKED_SCORE, KernelSettings, block_mask, check_counts, valid_mask
 
 LOG2_E = math.log2(math.e)
@@ -207,8 +207,16 @@ class _Shape:
         def step(i, sum_IJ):
             channel = i * blocks.width
             rows_IX = self._load(hidden, row, blocks.rows, is_row_I, channel)
-            entries_JX = self._load(table, entry, blocks.entries, is_entry_J, channel)
-            return sum_IJ + dot(rows_IX, entries_JX.T)
+            channel_X = channel + jnp.arange(blocks.width)
+            is_channel_X = valid_mask(channel, blocks.width, self.width)
+            entries_XJ = load_transposed(
+                table,
+                entry + jnp.arange(blocks.entries),
+                channel_X,
+                is_row=is_entry_J,
+                is_column=is_channel_X,
+            )
+            return sum_IJ + dot(rows_IX, entries_XJ)
 
         is_row_I = valid_mask(row, blocks.rows, self.num_rows)
         is_entry_J = None if self.is_whole else entry + jnp.arange(blocks.entries) < self.num_entries

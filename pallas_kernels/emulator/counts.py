@@ -2,8 +2,10 @@
 
 Device memory is counted in cache lines of 128 bytes that each instruction of a wave touches. Local memory
 has 32 banks of four bytes and serves 128 bytes of lanes at once; lanes that want different words of one
-bank wait for each other (CDNA3 ISA, "Local data share"). The order in which lanes are grouped for wide
-accesses is a model.
+bank wait for each other (CDNA3 ISA, "Local data share"). Which lanes are served together is in no ISA
+document. [CK-LDS] gives the groups for reads and writes of 16 bytes; measurements on MI300 that others
+published agree, and show groups in the order of the lanes for reads of 8 bytes. The order for narrower
+accesses and for writes of 8 bytes is assumed to be that of the lanes too.
 """
 
 import collections
@@ -16,6 +18,9 @@ from pallas_kernels.emulator.instruction import GpuInstruction
 LINE_BYTES = 128
 BANKS = 32
 WORD = 4
+_HALF = [0, 1, 2, 3, 20, 21, 22, 23, 4, 5, 6, 7, 16, 17, 18, 19]
+READ_16_LANES = np.array([lane + first for first in (0, 8, 32, 40) for lane in _HALF])
+"""Lanes of a read of 16 bytes in the order in which local memory serves them, eight at once ([CK-LDS])."""
 
 CLASSES = {
     "v_mfma": "matrix",
@@ -88,10 +93,14 @@ class Counts:
         ends = np.concatenate([addresses, addresses + size - 1], axis=1) // LINE_BYTES
         self.device_lines += _distinct(ends, np.concatenate([lanes, lanes], axis=1))
 
-    def count_local_access(self, addresses: np.ndarray, lanes: np.ndarray, size: int) -> None:
+    def count_local_access(
+        self, addresses: np.ndarray, lanes: np.ndarray, size: int, *, is_read: bool
+    ) -> None:
         """Counts an access of local memory, addresses and lanes [n, 64], size in bytes."""
         if not self.memory:
             return
+        if is_read and size == 16:
+            addresses, lanes = addresses[:, READ_16_LANES], lanes[:, READ_16_LANES]
         words = max(size // WORD, 1)
         # The hardware takes as many lanes at once as fill the banks.
         together = BANKS // words

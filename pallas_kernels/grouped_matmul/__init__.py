@@ -17,12 +17,21 @@ from pallas_kernels.choice import choose
 from pallas_kernels.errors import ArgumentError
 from pallas_kernels.grouped_matmul import blocked, pallas, primus_turbo, triton, xla
 from pallas_kernels.grouped_matmul.operands import Operands, operands_of
-from pallas_kernels.grouped_matmul.pallas import BLOCKS
+from pallas_kernels.grouped_matmul.pallas import BLOCKS, FLOAT32_BLOCKS
 from pallas_kernels.grouped_matmul.rows import Grouping, count_rows, group_rows, weighted_swiglu
 from pallas_kernels.grouped_matmul.triton import Blocks
 from pallas_kernels.product import Matrix
 
-__all__ = ["BLOCKS", "Blocks", "Grouping", "count_rows", "group_rows", "grouped_matmul", "grouped_swiglu"]
+__all__ = [
+    "BLOCKS",
+    "FLOAT32_BLOCKS",
+    "Blocks",
+    "Grouping",
+    "count_rows",
+    "group_rows",
+    "grouped_matmul",
+    "grouped_swiglu",
+]
 
 
 def grouped_matmul(
@@ -31,7 +40,7 @@ def grouped_matmul(
     group_sizes_E: jax.Array,
     *,
     implementation: str | None = None,
-    blocks: Blocks = BLOCKS,
+    blocks: Blocks | None = None,
 ) -> jax.Array:
     """Multiplies each group of consecutive rows by its group's matrix.
 
@@ -49,7 +58,7 @@ def grouped_matmul(
         of rows of one group, for CPUs. "xla" is "blocked" on CPUs and "ragged_dot" elsewhere. "pallas"
         is a kernel for GPUs, "ragged_dot+pallas" the former for the forward pass and the latter for
         gradients, "primus_turbo" AMD's package of that name. None selects the default of `choice.TABLE`.
-      blocks: block sizes of the kernels.
+      blocks: block sizes of the kernels; None for those of `blocks_for`.
 
     Returns:
       Products, [P, F], in the dtype of the rows.
@@ -68,7 +77,7 @@ def grouped_swiglu(
     *,
     scale_P: jax.Array | None = None,
     implementation: str | None = None,
-    blocks: Blocks = BLOCKS,
+    blocks: Blocks | None = None,
 ) -> jax.Array:
     """Computes `scale * silu(gate) * up`, where gate and up are the two halves of `grouped_matmul`.
 
@@ -81,7 +90,7 @@ def grouped_swiglu(
       group_sizes_E: number of rows of each group, int32, at most P in sum.
       scale_P: factor of each row, float32, such as its router probability; None for 1.
       implementation: as for `grouped_matmul`; the activation is a separate step for all but "pallas".
-      blocks: block sizes of the kernels.
+      blocks: block sizes of the kernels; None for those of `blocks_for`.
 
     Returns:
       Activations, [P, F], in the dtype of the rows; zeros after the last group.
@@ -96,7 +105,7 @@ def grouped_swiglu(
         )
     directions = _directions("grouped_swiglu", implementation, operands, blocks)
     if directions.forward == "pallas":
-        hidden_PF: Any = pallas.swiglu(operands, blocks)
+        hidden_PF: Any = pallas.swiglu(operands, directions.blocks)
         # The scale is a separate pass: its gradient needs the unscaled activations.
         return hidden_PF if scale_P is None else (scale_P[:, None] * hidden_PF).astype(hidden_PF.dtype)
     # Named for remat policies: the gradient of the activation needs gate and up, and computing them again
@@ -127,8 +136,9 @@ class _Directions:
 
 
 def _directions(
-    operation: str, implementation: str | None, operands: Operands, blocks: Blocks
+    operation: str, implementation: str | None, operands: Operands, blocks: Blocks | None
 ) -> _Directions:
+    blocks = pallas.blocks_for(operands.rows_PD.dtype) if blocks is None else blocks
     # Decoding has few rows, for which the fixed cost of a vendor's grouped product dominates.
     has_few_rows = operands.rows_PD.shape[0] <= blocked.FEW_ROWS
     chosen = choose(operation, implementation, has_few_rows=has_few_rows)

@@ -1,6 +1,8 @@
 """Grouped product and grouped SwiGLU with the kernels of `triton.py`, and their gradients."""
 
+import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +26,13 @@ quarters. If an operand must be transposed, a thread must read at least 16 of it
 transpose them in registers; otherwise each entry goes through local memory by itself. With a pipeline the
 gradient of weights would lose that.
 """
+FLOAT32_BLOCKS = dataclasses.replace(BLOCKS, product=dataclasses.replace(BLOCKS.product, contracted=16))
+"""Settings for float32: with 32 contracted entries Triton would compile a race (`check_schedule`)."""
+
+
+def blocks_for(dtype: Any) -> Blocks:
+    """Returns the block sizes for a dtype of the operands."""
+    return FLOAT32_BLOCKS if dtype == jnp.float32 else BLOCKS
 
 
 def multiply(operands: Operands, blocks: Blocks) -> jax.Array:

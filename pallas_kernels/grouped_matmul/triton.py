@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from pallas_kernels.backend import dot, launch, load, store
+from pallas_kernels.backend import dot, launch, load, load_transposed, store
 from pallas_kernels.blocks import KernelSettings, block_mask, valid_mask
 
 
@@ -68,6 +68,7 @@ def check(itemsize: int, blocks: Blocks) -> None:
         # Both operands of a product, once for each stage of the pipeline that reads ahead.
         held = (tile.rows + columns) * tile.contracted * max(tile.num_stages - 1, 1)
         tile.check("grouped_matmul", "rows", "columns", "contracted", part=name, lds_bytes=held * itemsize)
+        tile.check_schedule("grouped_matmul", name, (tile.rows, tile.columns, tile.contracted), itemsize)
 
 
 def product(
@@ -251,7 +252,13 @@ def _load_weights(
     """Loads a block [contracted, columns] of a matrix, or of its transpose."""
     _, height, all_columns = weights.shape
     if transposed:
-        rows, columns = (column, tile.columns, height), (contracted, tile.contracted, all_columns)
-        return _load(weights, rows, columns, matrix=(matrix,)).T
+        return load_transposed(
+            weights,
+            column + jnp.arange(tile.columns),
+            contracted + jnp.arange(tile.contracted),
+            first=(matrix,),
+            is_row=valid_mask(column, tile.columns, height),
+            is_column=valid_mask(contracted, tile.contracted, all_columns),
+        )
     rows, columns = (contracted, tile.contracted, height), (column, tile.columns, width or all_columns)
     return _load(weights, rows, columns, matrix=(matrix,), offset=offset)

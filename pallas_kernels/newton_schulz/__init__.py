@@ -17,6 +17,8 @@ from pallas_kernels.newton_schulz.xla import newton_schulz_xla
 
 BLOCKS = Blocks()
 """Block sizes, chosen by the registers and local memory that the compiler reports for MI300X; untimed."""
+FLOAT32_BLOCKS = Blocks(contracted=32)
+"""Block sizes for float32: with 64 contracted entries Triton would compile a race (`check_schedule`)."""
 
 
 def newton_schulz(
@@ -24,7 +26,7 @@ def newton_schulz(
     coefficients: tuple[tuple[float, float, float], ...],
     *,
     implementation: str | None = None,
-    blocks: Blocks = BLOCKS,
+    blocks: Blocks | None = None,
 ) -> jax.Array:
     """Iterates `X <- a X + (b G + c G²) X` with `G = X X^T`, or the same from the right for tall matrices.
 
@@ -39,7 +41,7 @@ def newton_schulz(
         bfloat16.
       coefficients: a, b and c of each iteration.
       implementation: "pallas", "xla", or None for the default of `choice.TABLE`.
-      blocks: block sizes of the kernels.
+      blocks: block sizes of the kernels; None for those of the dtype.
 
     Returns:
       Matrices, [M, R, C], in the dtype of the operands.
@@ -52,6 +54,8 @@ def newton_schulz(
     if x_MRC.dtype not in (jnp.float32, jnp.bfloat16):
         raise ArgumentError(f"matrices are {x_MRC.dtype}; they must be float32 or bfloat16")
     if choose("newton_schulz", implementation) == "pallas":
+        if blocks is None:
+            blocks = FLOAT32_BLOCKS if x_MRC.dtype == jnp.float32 else BLOCKS
         triton.check(x_MRC.dtype.itemsize, blocks)
         # Pallas accepts no empty grid.
         if x_MRC.size == 0:

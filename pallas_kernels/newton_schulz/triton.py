@@ -17,7 +17,7 @@ import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 
-from pallas_kernels.backend import dot, launch, load, store
+from pallas_kernels.backend import dot, launch, load, load_transposed, store
 from pallas_kernels.blocks import KernelSettings, block_mask, valid_mask
 from pallas_kernels.newton_schulz.centre import centre
 
@@ -51,6 +51,7 @@ def check(itemsize: int, blocks: Blocks) -> None:
     held = 2 * blocks.side * blocks.contracted * max(blocks.num_stages - 1, 1) * itemsize
     # A block that is added to the sum is converted to the layout of the sum in local memory, in float32.
     blocks.check("newton_schulz", "side", "contracted", lds_bytes=max(held, blocks.side**2 * 4))
+    blocks.check_schedule("newton_schulz", "blocks", (blocks.side, blocks.side, blocks.contracted), itemsize)
 
 
 def step(x_MRC: jax.Array, coefficients: tuple[float, float, float], blocks: Blocks) -> jax.Array:
@@ -122,14 +123,15 @@ def _symmetric(
         # The column is computed so that it is not a constant, for the reason in `from_start`.
         first, second = (pairs[pair, pair * 0 + i] * blocks.side for i in range(2))
 
-        def load(start, at):
+        def factors(at):
             if what.transposed:
-                return _load(x, matrix, (at, blocks.contracted), (start, blocks.side)).T
-            return _load(x, matrix, (start, blocks.side), (at, blocks.contracted))
+                left_XI, right_XJ = (_load(x, matrix, at, (start, blocks.side)) for start in (first, second))
+                return left_XI.T, right_XJ
+            right_XJ = _load_transposed(x, matrix, (second, blocks.side), at)
+            return _load(x, matrix, (first, blocks.side), at), right_XJ
 
         def add(i, sum_IJ):
-            at = i * blocks.contracted
-            return sum_IJ + dot(load(first, at), load(second, at).T)
+            return sum_IJ + dot(*factors((i * blocks.contracted, blocks.contracted)))
 
         sum_IJ = what.finish(_loop(contracted, blocks, add), *others, matrix, first, second)
         # Rounded before it is transposed, which then needs half of the local memory.
@@ -185,6 +187,19 @@ def _at(array, matrix, rows, columns):
 def _load(array, matrix, rows, columns) -> jax.Array:
     """Loads a block; entries beyond the matrix read as zeros."""
     return load(*_at(array, matrix, rows, columns))
+
+
+def _load_transposed(array, matrix, rows, columns) -> jax.Array:
+    """Loads a block as its transpose, as the right factor of a product that contracts the columns."""
+    _, height, width = array.shape
+    return load_transposed(
+        array,
+        rows[0] + jnp.arange(rows[1]),
+        columns[0] + jnp.arange(columns[1]),
+        first=(matrix,),
+        is_row=valid_mask(*rows, height),
+        is_column=valid_mask(*columns, width),
+    )
 
 
 def _store(array, matrix, row, column, values, *, only_if=None) -> None:

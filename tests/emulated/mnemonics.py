@@ -199,6 +199,8 @@ OTHERS = [
     "s_abs_i32",
     "s_andn2_b32",
     "s_ashr_i64",
+    "s_bitset0_b32",
+    "s_bitset1_b32",
     "s_brev_b32",
     "s_cmp_eq_u64",
     "s_cmp_le_i32",

@@ -125,6 +125,26 @@ def test_narrow_keeps_a_nan():
     assert np.all(np.isnan(rounded(bits)[1]))
 
 
+def test_a_block_is_loaded_as_its_transpose():
+    """Of the second of two matrices, 24 rows from row 4 on and 10 columns from column 6 on, of 16 each."""
+    x = np.random.default_rng(0).standard_normal((2, 30, 16)).astype(np.float32)
+
+    def kernel(x, out):
+        rows, columns = 4 + jnp.arange(32), 6 + jnp.arange(16)
+        block = backend.load_transposed(
+            x, rows, columns, first=(1,), is_row=rows < 28, is_column=columns < 16
+        )
+        backend.store(out.at[:, :], block)
+
+    result = jax.ShapeDtypeStruct((16, 32), jnp.float32)
+    (out,) = backend.launch(
+        kernel, (jnp.asarray(x),), [result], KernelSettings(), grid=(1,), name="transpose"
+    )
+    np.testing.assert_array_equal(out[:10, :24], x[1, 4:28, 6:].T)
+    assert not out[10:].any()
+    assert not out[:, 24:].any()
+
+
 def imports(file):
     """Returns the full names that a file imports."""
     for node in ast.walk(ast.parse(file.read_text())):
@@ -145,6 +165,13 @@ def test_invalid_settings_are_named():
         KernelSettings(num_warps=3).check("it", part="part")
     with pytest.raises(ValueError, match="it: num_stages is 0; it must be at least 1"):
         KernelSettings(num_stages=0).check("it")
+    racing, sides = KernelSettings(num_warps=8, num_stages=2), (128, 256, 32)
+    with pytest.raises(ValueError, match=r"it: part: Triton compiles .*\(128, 256, 32\).* with a race"):
+        racing.check_schedule("it", "part", sides, 4)
+    # Half of the bytes, one group of wavefronts, or no pipeline.
+    racing.check_schedule("it", "part", sides, 2)
+    KernelSettings(num_warps=4, num_stages=2).check_schedule("it", "part", sides, 4)
+    KernelSettings(num_warps=8).check_schedule("it", "part", sides, 4)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,8 @@ class Core:
     Attributes:
       architecture: name of the instruction set.
       lds_bytes: local memory of a workgroup in bytes.
+      compute_units: compute units of the GPU.
+      clock: peak frequency of the compute units in Hz.
       simds: vector units per compute unit.
       max_waves: maximum number of waves in flight per vector unit.
       registers: vector registers per lane, shared by the waves of a vector unit.
@@ -23,6 +25,8 @@ class Core:
 
     architecture: str
     lds_bytes: int
+    compute_units: int
+    clock: float
     simds: int
     max_waves: int
     registers: int
@@ -74,6 +78,8 @@ class Device:
 GFX942 = Core(
     architecture="gfx942",
     lds_bytes=65_536,  # CDNA3's ISA guide, as all below
+    compute_units=304,  # MI300X's data sheet, as the clock
+    clock=2.1e9,
     simds=4,
     max_waves=8,
     registers=512,

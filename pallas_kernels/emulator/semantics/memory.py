@@ -178,7 +178,7 @@ def local_access(instruction: GpuInstruction) -> Callable[[LaunchState], None]:
     def load(state: LaunchState) -> None:
         values, parts = [], []
         for place in places(state):
-            state.counts.count_local_access(place, state.registers.exec, size)
+            state.counts.count_local_access(place, state.registers.exec, size, is_read=True)
             loaded, touched = state.local.load(
                 place, state.registers.exec, size, state.groups, state.waves_in_group
             )
@@ -189,7 +189,7 @@ def local_access(instruction: GpuInstruction) -> Callable[[LaunchState], None]:
     def store(state: LaunchState) -> None:
         parts = []
         for place, operand in zip(places(state), data, strict=True):
-            state.counts.count_local_access(place, state.registers.exec, size)
+            state.counts.count_local_access(place, state.registers.exec, size, is_read=False)
             values = _words(state, operand, size, shift)
             parts.append(
                 state.local.store(

@@ -291,12 +291,27 @@ def _bit_test(instruction: GpuInstruction, *, wanted: bool) -> Behavior:
     return run
 
 
+def _set_bit(instruction: GpuInstruction, *, one: bool) -> Behavior:
+    destination = instruction.destinations[0]
+
+    def run(state: LaunchState) -> None:
+        registers = state.registers
+        bit = U32(1) << (registers.scalar32(instruction.sources[0]) & U32(31))
+        # The other bits stay; the condition code does not change.
+        old = registers.scalar32(destination)
+        registers.write_scalar32(destination, old | bit if one else old & ~bit)
+
+    return run
+
+
 def _other(instruction: GpuInstruction) -> Behavior | None:
     name, sources = instruction.name, instruction.sources
     if name in SHIFTS64:
         return _shift64(instruction)
     if name in UNARY64:
         return _unary64(instruction)
+    if match := re.fullmatch(r"s_bitset([01])_b32", name):
+        return _set_bit(instruction, one=match[1] == "1")
     match = re.fullmatch(r"s_cselect_b(32|64)", name)
     if not match:
         return None

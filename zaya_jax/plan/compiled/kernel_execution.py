@@ -17,11 +17,12 @@ from pallas_kernels.catalogue import SIZES, Case, cases
 from pallas_kernels.emulator import EmulationError
 from pallas_kernels.emulator.counts import LINE_BYTES
 from zaya_jax.errors import UserError
+from zaya_jax.plan.compiled.kernel_cycles import KernelCycles, kernel_cycles
 from zaya_jax.plan.gpus import Device
 from zaya_jax.plan.rocm.launches.compiler import LaunchCompiler
 from zaya_jax.plan.rocm.launches.execution import EmulatedLaunches, ExecutedLaunch
 from zaya_jax.platform.shell import install_command
-from zaya_jax.text_tables import number_column
+from zaya_jax.text_tables import name_column, number_column
 
 PACKAGES = ("tinygrad", "flatbuffers")
 """Packages of the extra `emulator`: decoder tables, and the serialization of lowered programs."""
@@ -42,12 +43,12 @@ class KernelExecution:
       name: name of the kernel.
       launches: number of launches.
       instructions: executed instructions by class.
-      num_distinct: number of distinct instructions.
       array_bytes: bytes of operands and results, each once per launch.
       device_lines: cache lines that accesses touched, once per instruction and wave.
       minimum_lines: cache lines that the accessed bytes fill.
       local_cycles: cycles of local memory, including those lost to bank conflicts.
       local_conflicts: cycles lost to bank conflicts.
+      mnemonics: executed instructions by mnemonic.
       active_share: share of active lanes in vector instructions; the rest is divergence.
       seconds: time of the emulation.
     """
@@ -55,14 +56,25 @@ class KernelExecution:
     name: str
     launches: int
     instructions: dict[str, int]
-    num_distinct: int
     array_bytes: int
     device_lines: int
     minimum_lines: int
     local_cycles: int
     local_conflicts: int
+    mnemonics: dict[str, int]
     active_share: float
     seconds: float
+
+    @property
+    def num_distinct(self) -> int:
+        """Number of distinct instructions."""
+        return len(self.mnemonics)
+
+    def cycles(self, device: Device) -> KernelCycles:
+        """Returns the cycles for which the kernel occupies the units of a GPU, in all its launches."""
+        return kernel_cycles(
+            self.mnemonics, local_cycles=self.local_cycles, array_bytes=self.array_bytes, device=device
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -168,28 +180,29 @@ def _by_kernel(executed: Sequence[ExecutedLaunch]) -> Iterator[KernelExecution]:
         groups[launch.name].append(launch)
     for name, launches in groups.items():
         counts = [launch.execution.counts for launch in launches]
-        classes = collections.Counter()
+        classes, mnemonics = collections.Counter(), collections.Counter()
         for each in counts:
             classes.update(each.by_class())
+            mnemonics.update(each.instructions)
         # Averaged over instructions, so that long launches count more.
         lanes = sum(each.lanes for each in counts)
         yield KernelExecution(
             name=name,
             launches=len(launches),
             instructions={kind: classes[kind] for kind in CLASSES},
-            num_distinct=len(set().union(*(each.instructions for each in counts))),
             array_bytes=sum(launch.array_bytes for launch in launches),
             device_lines=sum(each.device_lines for each in counts),
             minimum_lines=sum(each.minimum_lines for each in counts),
             local_cycles=sum(each.local_cycles for each in counts),
             local_conflicts=sum(each.local_conflicts for each in counts),
+            mnemonics=dict(mnemonics),
             active_share=sum(each.active_lanes for each in counts) / max(lanes, 1),
             seconds=sum(launch.seconds for launch in launches),
         )
 
 
 def print_executions(console: Console, device: Device, *, size: str, dtypes: Iterable[str]) -> None:
-    """Executes all operations for each dtype, and prints three tables per dtype.
+    """Executes all operations for each dtype, and prints four tables per dtype.
 
     Raises:
       UserError: after all tables, if a kernel fails a check of the emulator, or the error of an operation
@@ -208,6 +221,7 @@ def print_executions(console: Console, device: Device, *, size: str, dtypes: Ite
                     wrong.append(f"{dtype} {case.name}: {error}")
         console.print(instructions_table(done, size=size, dtype=dtype))
         console.print(memory_table(done, dtype=dtype))
+        console.print(cycles_table(done, device, dtype=dtype))
         console.print(results_table(done, size=size, dtype=dtype))
         wrong += [f"{dtype} {each.name}: {each.problem}" for each in done if each.problem]
     # Last, so that one failure does not hide the tables of other kernels.
@@ -260,6 +274,30 @@ def memory_table(operations: Sequence[OperationExecution], *, dtype: str) -> Tab
             *(f"{num_bytes / 1e3:,.1f}" for num_bytes in (kernel.array_bytes, *lines)),
             f"{kernel.local_cycles:,}",
             f"{kernel.local_conflicts:,}",
+        )
+    return table
+
+
+def cycles_table(operations: Sequence[OperationExecution], device: Device, *, dtype: str) -> Table:
+    """Lower bound of each kernel's time by its busiest unit, and the largest use of the matrix units."""
+    table = Table(
+        Column("kernel", no_wrap=True),
+        *map(number_column, ("MFMA", "VALU", "LDS", "HBM", "bound, µs", "MFMA share")),
+        name_column("busiest"),
+        title=f"{dtype}: cycles of each unit of {device.name} by executed instructions",
+        caption="if the work is spread evenly over all units; HBM: each array once. MFMA share: largest "
+        "utilization of the matrix units. Latencies and barriers come on top",
+        box=box.SIMPLE_HEAD,
+        padding=0,
+    )
+    for kernel in _kernels(operations):
+        cycles = kernel.cycles(device)
+        table.add_row(
+            kernel.name,
+            *(f"{each:,.0f}" for each in dataclasses.astuple(cycles)),
+            f"{cycles.bound / device.need_core().clock * 1e6:,.2f}",
+            f"{cycles.matrix_share:.0%}",
+            cycles.busiest,
         )
     return table
 
