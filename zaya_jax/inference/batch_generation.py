@@ -71,7 +71,8 @@ def _fingerprint(lines: Sequence[PromptLine], run: LoadedRun, options: argparse.
     """
     prompts = [(line.number, line.fields, list(line.prompt.tokens), line.limit, line.seed) for line in lines]
     sampling = options.temperature, options.top_k, options.top_p, options.stop, options.logprobs
-    # Resolved, because the same command may be repeated from another folder.
+    # Resolved, because the same command may be repeated from another folder. The average of a step counts as
+    # other weights than the step's own.
     weights = str(pathlib.Path(run.folder).resolve()), run.step, run.weights
     shapes = _batch_rows(lines, options), options.context_devices
     return durable.sha256(json.dumps([prompts, sampling, weights, shapes]).encode())

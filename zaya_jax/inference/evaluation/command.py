@@ -124,6 +124,7 @@ def _evaluate(inputs: _Inputs, run: _Run, workers: Workers, options: argparse.Na
     length, prefix_id = _context(options, run.config), run.tokenizer.delimiters.first_id
     scorer = Scorer(workers, length, prefix_id, options.batch_size)
     console = Console(soft_wrap=True, highlight=False)
+    # The heading says so too, because results of the average must not be taken for those of the weights.
     name = options.run_folder if options.weights == "raw" else f"EMA of {options.run_folder}"
     console.print(_heading(name, run.step, scorer))
     results: dict[str, Any] = {
