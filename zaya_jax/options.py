@@ -116,6 +116,16 @@ class Parser(argparse.ArgumentParser):
             allow_abbrev=False,
         )
 
+    def add_weights_option(self) -> None:
+        """Adds `--weights`, which selects the weights of a run or their average."""
+        self.add_argument(
+            "--weights",
+            choices=("raw", "ema"),
+            default="raw",
+            help="weights of the run: those of training, or their moving average (ema.decay); "
+            "default: %(default)s",
+        )
+
     def error(self, message: str) -> typing.NoReturn:
         """Raises the error that argparse would print, with a hint.
 

@@ -19,8 +19,8 @@ import numpy as np
 from small_models import EXECUTION, SMALL
 from whole_params import whole_params
 
-from zaya_jax.checkpoint import Checkpoints, Retention, restore
-from zaya_jax.config import Config, DataConfig, LoraConfig, OptimizerConfig, TrainConfig
+from zaya_jax.checkpoint import Checkpoints, Retention, restore, restore_average
+from zaya_jax.config import Config, DataConfig, EmaConfig, LoraConfig, OptimizerConfig, TrainConfig
 from zaya_jax.data.corpora.delimiters import DocumentDelimiters
 from zaya_jax.data.reading.batch import PADDING, make_example
 from zaya_jax.parallel.mesh import data_mesh, sharded
@@ -43,6 +43,7 @@ CONFIG = Config(
     data=DataConfig(sequence_length=TIME, batch_size=ROWS),
     optimizer=OptimizerConfig(learning_rate=1e-3, final_learning_rate=1e-4, warmup_steps=5),
     train=TrainConfig(num_steps=STEPS),
+    ema=EmaConfig(decay=0.9),
     execution=EXECUTION,
 )
 IN_BFLOAT16 = dataclasses.replace(
@@ -79,11 +80,13 @@ class Run:
         init = functools.partial(init_state, self.config, self.setup)
         return jax.jit(init, out_shardings=shardings(self.abstract, self.mesh))()
 
-    def go(self, state, examples):
+    def go(self, state, examples, after_step=None):
         history = []
         for batch in examples:
             state, metrics = self.step(state, jax.device_put(batch, sharded(self.mesh)))
             history.append(jax.device_get(metrics))
+            if after_step is not None:
+                after_step(state)
         return state, jax.tree.map(lambda *values: np.stack(values), *history)
 
     def program(self):
@@ -107,9 +110,11 @@ def save_and_restore(state, written, to):
     with tempfile.TemporaryDirectory() as folder:
         with Checkpoints(folder, retention=Retention(newest=1)) as checkpoints:
             checkpoints.save(HALF, **jax.jit(to_checkpoint)(state))
-        weights, training = restore(folder, HALF, **to.saved_shape(written))
+        shapes = to.saved_shape(written)
+        average = restore_average(folder, HALF, shapes.pop("ema"))
+        weights, training = restore(folder, HALF, **shapes)
     partition = functools.partial(from_checkpoint, like=to.abstract, written=written.abstract)
-    restored = {"weights": weights, "training": training}
+    restored = {"weights": weights, "training": training, "ema": average}
     return jax.jit(partition, out_shardings=shardings(to.abstract, to.mesh))(restored)
 
 
@@ -119,15 +124,40 @@ def difference(ours, theirs):
     return max(float(np.linalg.norm(a - b) / max(np.linalg.norm(b), 1e-30)) for a, b in pairs)
 
 
+class Average:
+    """The moving average of a run's weights in float64."""
+
+    def __init__(self, state):
+        self.mean, self.num_updates = self.weights(state), 0
+
+    def weights(self, state):
+        return jax.tree.map(np.float64, whole_params(state))
+
+    def update(self, state):
+        self.num_updates += 1
+        decay = min(CONFIG.ema.decay, (1 + self.num_updates) / (10 + self.num_updates))
+        self.mean = jax.tree.map(lambda m, w: decay * m + (1 - decay) * w, self.mean, self.weights(state))
+
+    def error(self, state):
+        """Returns the maximum error of a state's average, in units of the largest weight of its array."""
+        errors = jax.tree.map(
+            lambda ours, exact: float(np.abs(ours - exact).max() / max(np.abs(exact).max(), 1e-3)),
+            whole_params(state.averaged),
+            self.mean,
+        )
+        return max(jax.tree.leaves(errors))
+
+
 def compare():
     """Eight devices and one train all steps; two train the second half."""
     devices = jax.devices()
     one, eight, two = Run(devices[:1]), Run(devices, num_microbatches=2), Run(devices[:2])
     first = whole_params(one.start())
-    one_state, one_metrics = one.go(one.start(), batches())
-    middle, early = eight.go(eight.start(), batches()[:HALF])
+    of_one, of_eight = Average(one.start()), Average(eight.start())
+    one_state, one_metrics = one.go(one.start(), batches(), of_one.update)
+    middle, early = eight.go(eight.start(), batches()[:HALF], of_eight.update)
     resumed = save_and_restore(middle, eight, two)
-    eight_state, late = eight.go(middle, batches()[HALF:])
+    eight_state, late = eight.go(middle, batches()[HALF:], of_eight.update)
     two_state, resumed_metrics = two.go(resumed, batches()[HALF:])
     eight_metrics = jax.tree.map(lambda *halves: np.concatenate(halves), early, late)
     names = ("loss", "gradient_norm", "gradient_norms", "update_norms", "router_counts_LX")
@@ -144,6 +174,15 @@ def compare():
         "resumed on two": {
             "loss": difference(resumed_metrics.loss, late.loss),
             "weights": difference(two_params, eight_params),
+        },
+        "averages": {
+            "one": of_one.error(one_state),
+            "eight": of_eight.error(eight_state),
+            "eight and one": difference(whole_params(eight_state.averaged), whole_params(one_state.averaged)),
+            "resumed on two": difference(
+                whole_params(two_state.averaged), whole_params(eight_state.averaged)
+            ),
+            "average and weights": difference(whole_params(one_state.averaged), one_params),
         },
         "moved": difference(one_params, first),
         "tokens": one_metrics.router_counts_LX.sum(axis=(1, 2)).tolist(),

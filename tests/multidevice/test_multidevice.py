@@ -23,6 +23,17 @@ def test_a_checkpoint_of_eight_devices_is_resumed_on_two():
     assert all(error < 1e-5 for error in program("compare")["resumed on two"].values())
 
 
+@pytest.mark.slow
+def test_averages_of_weights_equal_float64_on_one_and_eight_devices():
+    """Twelve updates, each with three roundings to half of 2**-23."""
+    found = program("compare")["averages"]
+    assert found.pop("average and weights") > 1e-3
+    assert found["one"] < 12 * 3 * 2.0**-24
+    assert found["eight"] < 12 * 3 * 2.0**-24
+    assert found["eight and one"] < 1e-5
+    assert found["resumed on two"] < 1e-5
+
+
 def test_gradients_are_reduce_scattered_and_weights_all_gathered():
     """Each part once; only a few values are summed over all devices: norms, counts and the loss."""
     actual = program("inspect")

@@ -13,6 +13,7 @@ from small_runs import build_small_corpus, make_base, small_values
 
 from zaya_jax.checkpoint import run_lock
 from zaya_jax.config import Config, DpoConfig
+from zaya_jax.data.chats.labeled_corpus import build_labeled_corpus
 from zaya_jax.data.chats.preference_corpus import build_preference_corpus
 from zaya_jax.data.tokenizers.tokenizer import load_tokenizer
 from zaya_jax.errors import DamagedError
@@ -93,6 +94,54 @@ def test_a_run_starts_at_log_2_and_learns_the_preferred_answers(trained):
     assert {"loss", "rewards/accuracies", "rewards/margins", "bits_per_byte"} <= trained.rows("validation")[
         0
     ].keys()
+
+
+def test_orpo_learns_without_a_reference(trained, capsys):
+    """Also from random weights: no reference is computed, stored or read."""
+    of_train = {"init_from": None, "num_steps": STEPS, "checkpoint_every": STEPS}
+    config = dataclasses.replace(
+        trained.config,
+        run_folder=str(trained.folder / "orpo"),
+        dpo=DpoConfig(beta=0.1, loss_type="orpo"),
+        train=dataclasses.replace(trained.config.train, **of_train),
+    )
+    train(config)
+    assert "reference:" not in capsys.readouterr().out
+    assert not (trained.folder / "orpo" / REFERENCE_FOLDER).exists()
+    first, *_, last = trained.rows(name="orpo")
+    assert last["loss"] < first["loss"]
+    assert last["nll_loss"] < first["nll_loss"]
+    assert last["log_odds_chosen"] > first["log_odds_chosen"]
+    assert last["rewards/accuracies"] == 1.0
+    # Rewards are mean log-probabilities per token.
+    assert last["rewards/chosen"] == pytest.approx(0.1 * last["logps/chosen"], rel=1e-4)
+    assert {"nll_loss", "log_odds_ratio", "bits_per_byte"} <= trained.rows("validation", "orpo")[0].keys()
+
+
+def test_kto_learns_from_pairs_that_are_split(trained):
+    report = build_labeled_corpus(
+        trained.folder / "votes",
+        source=trained.folder / "pairs.jsonl",
+        tokenizer=load_tokenizer("byte-chat"),
+        sequence_length=LENGTH,
+    )
+    assert report.corpus.unpaired
+    data = dataclasses.replace(trained.config.data, corpus=str(trained.folder / "votes"))
+    dpo = DpoConfig(beta=0.1, loss_type="kto", desirable_weight=1.2)
+    train(trained.again("kto", data=data, dpo=dpo))
+    first, *_, last = trained.rows(name="kto")
+    # No ratio has changed: 1 - sigmoid(0) of both kinds, with their weights.
+    assert 0.5 <= first["loss"] <= 0.6
+    assert abs(first["kl"]) < 1e-5
+    assert last["loss"] < first["loss"]
+    assert last["rewards/margins"] > 0.5
+    assert last["rewards/chosen"] > last["rewards/rejected"]
+    assert {"kl", "rewards/margins", "bits_per_byte"} <= trained.rows("validation", "kto")[0].keys()
+
+
+def test_losses_need_their_kind_of_corpus(trained):
+    with pytest.raises(ValueError, match=r'loss_type is "kto", and .*pairs does not hold labeled answers; '):
+        open_data(dataclasses.replace(trained.config, dpo=DpoConfig(beta=0.1, loss_type="kto")))
 
 
 def test_a_resumed_preference_run_equals_an_uninterrupted_one_and_replays_its_steps(trained, capsys):

@@ -5,8 +5,8 @@ import logging
 import pathlib
 from collections.abc import Iterable
 
-from zaya_jax.checkpoint.format.layout import DAMAGED, all_steps, step_folder
-from zaya_jax.checkpoint.format.manifest import all_files, damage_of, weight_files
+from zaya_jax.checkpoint.format.layout import DAMAGED, EMA, WeightsKind, all_steps, step_folder
+from zaya_jax.checkpoint.format.manifest import all_files, average_files, damage_of, weight_files
 from zaya_jax.errors import DamagedError, UserError
 from zaya_jax.files import durable
 from zaya_jax.run_folder.names import CHECKPOINTS_FOLDER
@@ -26,7 +26,11 @@ class SavedStep:
 
 
 def newest_step(
-    run_folder: str | pathlib.Path, *, until: int | None = None, weights_only: bool = False
+    run_folder: str | pathlib.Path,
+    *,
+    until: int | None = None,
+    weights_only: bool = False,
+    weights: WeightsKind = "raw",
 ) -> int | None:
     """The newest step whose files are intact; None if there are no checkpoints.
 
@@ -36,15 +40,18 @@ def newest_step(
       run_folder: folder of the run.
       until: last step to consider; None considers all.
       weights_only: whether to verify only the files that inference needs.
+      weights: which weights inference needs.
 
     Raises:
       DamagedError: if there are checkpoints but none is intact.
     """
+    # Inference does not depend on the training item, so its damage is not an error there.
+    of_weights = average_files if weights == EMA else weight_files
+    part = of_weights if weights_only else all_files
     damaged: dict[int, str] = {}
     steps = [step for step in all_steps(run_folder) if until is None or step <= until]
     for step in reversed(steps):
-        # Inference does not depend on the training item, so its damage is not an error there.
-        damage = damage_of(run_folder, step, part=weight_files if weights_only else all_files)
+        damage = damage_of(run_folder, step, part=part)
         if damage is None:
             # Warn only if an older step is used; without one, the error below names all of them.
             for newer, cause in damaged.items():
@@ -60,21 +67,40 @@ def newest_step(
     raise DamagedError(f"{'; '.join(messages)}; {which} is intact: restore one from a backup")
 
 
-def require_step(run_folder: str | pathlib.Path, *, weights_only: bool = False) -> int:
+def require_step(
+    run_folder: str | pathlib.Path, *, weights_only: bool = False, weights: WeightsKind = "raw"
+) -> int:
     """The newest intact step of a run that must have one.
 
     Args:
       run_folder: folder of the run.
       weights_only: whether to verify only the files that inference needs.
+      weights: which weights inference needs.
 
     Raises:
-      UserError: if there is no checkpoint.
+      UserError: if there is no checkpoint, or the newest one has no average and `weights` is "ema".
       DamagedError: if there are checkpoints but none is intact.
     """
-    step = newest_step(run_folder, weights_only=weights_only)
+    step = newest_step(run_folder, weights_only=weights_only, weights=weights)
     if step is None:
         raise UserError(f"{run_folder} has no checkpoint yet; train it until it has saved one")
+    # Not an older step that has one: its weights would not be those that the user expects.
+    if weights == EMA:
+        require_average(run_folder, step)
     return step
+
+
+def require_average(run_folder: str | pathlib.Path, step: int) -> None:
+    """Checks that a checkpoint contains an average of the weights.
+
+    Raises:
+      UserError: if it has none.
+    """
+    if not (step_folder(run_folder, step) / EMA).exists():
+        raise UserError(
+            f"step {step} of {run_folder} has no average of the weights; remove --weights=ema, or train with "
+            "--config.ema.decay=0.999"
+        )
 
 
 def require_whole(run_folder: str | pathlib.Path, step: int | None = None) -> SavedStep:

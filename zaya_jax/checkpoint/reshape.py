@@ -1,4 +1,4 @@
-"""Rewriting of a checkpoint into a new run folder, with fewer items or another type of weights.
+"""Rewriting of a checkpoint into a new run folder, with fewer items, another type or an average of weights.
 
 The number of processes or devices does not matter: arrays are stored whole, in chunks, and each reader reads
 the parts that its devices own.
@@ -7,24 +7,52 @@ the parts that its devices own.
 import dataclasses
 import pathlib
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from zaya_jax.checkpoint.format.description import read_description, write_description
-from zaya_jax.checkpoint.format.layout import WEIGHTS, step_folder
+from zaya_jax.checkpoint.format.layout import EMA, WeightsKind, step_folder
 from zaya_jax.checkpoint.format.manifest import commit, damage_of, sync_and_describe
 from zaya_jax.checkpoint.format.plain_weights import PlainArray, chunk_name, metadata_files
-from zaya_jax.checkpoint.newest import SavedStep
+from zaya_jax.checkpoint.newest import SavedStep, require_average
 from zaya_jax.checkpoint.restore import read_config
 from zaya_jax.checkpoint.steps import has_training
-from zaya_jax.checkpoint.stored_arrays import StoredArrays
-from zaya_jax.config import CONFIG_FILE, is_inside
+from zaya_jax.checkpoint.stored_weights import StoredWeights
+from zaya_jax.config import CONFIG_FILE, Config, is_inside
 from zaya_jax.errors import DamagedError, UserError
 from zaya_jax.files import durable
 
 ROUTER_BIAS = "router_bias."
 """Prefix of the names of router biases, which are never rounded ([ZAYA1-8B] II-A-2)."""
+
+
+@runtime_checkable
+class WeightReader(Protocol):
+    """Weights that are read part by part: those of a checkpoint, or an average of several.
+
+    Attributes:
+      shapes: shape of each weight, by name.
+    """
+
+    shapes: dict[str, tuple[int, ...]]
+
+    def dtype(self, name: str) -> np.dtype:
+        """Stored type of a weight."""
+        ...
+
+    def chunk(self, name: str) -> tuple[int, ...]:
+        """Shape of the chunks of a weight."""
+        ...
+
+    def parts(self, name: str) -> Iterator[tuple[slice, ...]]:
+        """Yields the index of each chunk of a weight."""
+        ...
+
+    def read(self, name: str, index: tuple[int | slice, ...]) -> np.ndarray:
+        """Reads a part of a weight."""
+        ...
 
 
 def reshape(
@@ -33,6 +61,7 @@ def reshape(
     *,
     dtype: np.dtype | None,
     weights_only: bool,
+    weights: WeightsKind = "raw",
     extra: Mapping[str, bytes] | None = None,
 ) -> None:
     """Writes a verified checkpoint as the only one of a new run folder, atomically.
@@ -44,32 +73,78 @@ def reshape(
         float32.
       weights_only: whether to omit the training item, which only a resuming run needs; inference and
         `train.init_from` do not.
+      weights: the weights to write, "raw" or their average, "ema"; the latter requires `weights_only`.
       extra: content of further files of the run folder, by name.
 
     Raises:
       UserError: if the folder cannot be used, or weights would be rounded in a checkpoint that a run is to
         resume from.
     """
-    _check_vacant(saved, folder)
+    check_vacant(saved, folder)
     # The new folder is a separate run: resuming it must not write to the old one.
     config = dataclasses.replace(read_config(saved.run_folder), run_folder=str(folder))
-    if not weights_only:
-        _check_whole_run(saved, dtype)
+    if weights_only:
+        origin = f"exponential moving average of step {saved.step}" if weights == EMA else ""
+        stored = StoredWeights(saved.run_folder, weights, step=saved.step, interleaved=False)
+        publish_weights(stored, saved, folder, config, dtype=dtype, origin=origin, extra=extra)
+        return
+    # Bitwise: a run that resumes from a copy equals one that resumes from the original.
+    _check_whole_run(saved, dtype, weights)
     with durable.temporary_folder(folder) as aside:
-        durable.write(aside / CONFIG_FILE, config.to_text())
-        for name, content in (extra or {}).items():
-            durable.write(aside / name, content)
-        if weights_only:
-            _write_weights(saved, aside, dtype)
-        else:
-            shutil.copytree(step_folder(saved.run_folder, saved.step), step_folder(aside, saved.step))
-        # Verify the result before it is published, because a disk may lose data silently.
-        damage = damage_of(aside, saved.step)
-        if damage is not None:
-            raise DamagedError(f"{folder} could not be written: {damage}")
+        _write_files(aside, config, extra)
+        shutil.copytree(step_folder(saved.run_folder, saved.step), step_folder(aside, saved.step))
+        _verify(aside, saved.step, folder)
 
 
-def _check_vacant(saved: SavedStep, folder: pathlib.Path) -> None:
+def publish_weights(
+    stored: WeightReader,
+    saved: SavedStep,
+    folder: pathlib.Path,
+    config: Config,
+    *,
+    dtype: np.dtype | None,
+    origin: str = "",
+    extra: Mapping[str, bytes] | None = None,
+) -> None:
+    """Writes weights as the only checkpoint of a new run folder, atomically.
+
+    Args:
+      stored: the weights.
+      saved: checkpoint whose step and description the new one has.
+      folder: new run folder; it must not exist or must be empty.
+      config: config of the new run.
+      dtype: type that weights are rounded to; None keeps their type. Router biases stay float32.
+      origin: `StepDescription.weights` of the new checkpoint; "" keeps that of `saved`.
+      extra: content of further files of the run folder, by name.
+
+    Raises:
+      DamagedError: if the written files are not as they should be.
+    """
+    with durable.temporary_folder(folder) as aside:
+        _write_files(aside, config, extra)
+        _write_weights(stored, saved, aside, dtype, origin)
+        _verify(aside, saved.step, folder)
+
+
+def _write_files(folder: pathlib.Path, config: Config, extra: Mapping[str, bytes] | None) -> None:
+    durable.write(folder / CONFIG_FILE, config.to_text())
+    for name, content in (extra or {}).items():
+        durable.write(folder / name, content)
+
+
+def _verify(aside: pathlib.Path, step: int, folder: pathlib.Path) -> None:
+    # Verify the result before it is published, because a disk may lose data silently.
+    damage = damage_of(aside, step)
+    if damage is not None:
+        raise DamagedError(f"{folder} could not be written: {damage}")
+
+
+def check_vacant(saved: SavedStep, folder: pathlib.Path) -> None:
+    """Checks that a new run folder can be written.
+
+    Raises:
+      UserError: if the folder is in use, or inside the run that is read.
+    """
     # A folder inside the run would be removed with it.
     if is_inside(folder, saved.run_folder):
         raise UserError(f"{folder} is {saved.run_folder} or inside it; choose another folder")
@@ -77,7 +152,10 @@ def _check_vacant(saved: SavedStep, folder: pathlib.Path) -> None:
         raise UserError(f"{folder} already exists; choose an empty folder or one that does not exist")
 
 
-def _check_whole_run(saved: SavedStep, dtype: np.dtype | None) -> None:
+def _check_whole_run(saved: SavedStep, dtype: np.dtype | None, weights: WeightsKind) -> None:
+    if weights == EMA:
+        require_average(saved.run_folder, saved.step)
+        raise UserError("a run resumes from its own weights, not from their average; add --weights-only")
     if not has_training(saved.run_folder, saved.step):
         raise UserError(f"step {saved.step} of {saved.run_folder} has weights only; add --weights-only")
     if dtype is not None and dtype != np.float32:
@@ -87,9 +165,10 @@ def _check_whole_run(saved: SavedStep, dtype: np.dtype | None) -> None:
         )
 
 
-def _write_weights(saved: SavedStep, run_folder: pathlib.Path, dtype: np.dtype | None) -> None:
+def _write_weights(
+    stored: WeightReader, saved: SavedStep, run_folder: pathlib.Path, dtype: np.dtype | None, origin: str
+) -> None:
     """Writes the weights chunk by chunk, so that only one chunk is in memory, before and after conversion."""
-    stored = StoredArrays(saved, WEIGHTS)
     arrays = [_plain(stored, name, dtype) for name in stored.shapes]
     for name, content in metadata_files(saved.step, arrays).items():
         path = run_folder / name
@@ -104,11 +183,13 @@ def _write_weights(saved: SavedStep, run_folder: pathlib.Path, dtype: np.dtype |
             (run_folder / chunk_name(saved.step, array, start)).write_bytes(content)
     folder = step_folder(run_folder, saved.step)
     if (description := read_description(saved.run_folder, saved.step)) is not None:
-        write_description(folder, description)
+        # The description would otherwise claim that training had these weights.
+        origin = origin or description.weights
+        write_description(folder, dataclasses.replace(description, weights=origin))
     commit(folder, saved.step, sync_and_describe(folder, durable.list_files(folder)))
 
 
-def _plain(stored: StoredArrays, name: str, dtype: np.dtype | None) -> PlainArray:
+def _plain(stored: WeightReader, name: str, dtype: np.dtype | None) -> PlainArray:
     kept = stored.dtype(name) if dtype is None or name.startswith(ROUTER_BIAS) else dtype
     return PlainArray(name, stored.shapes[name], stored.chunk(name), kept)
 

@@ -3,14 +3,16 @@
 import dataclasses
 import pathlib
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
+from flax.traverse_util import flatten_dict, unflatten_dict
 
+from zaya_jax.checkpoint.format.layout import EMA, NUM_UPDATES, WeightsKind
 from zaya_jax.checkpoint.newest import SavedStep, require_step
 from zaya_jax.checkpoint.run_config import read_config
-from zaya_jax.checkpoint.steps import restore_weights
+from zaya_jax.checkpoint.steps import restore_average, restore_weights
 from zaya_jax.config import Config, ModelConfig
 from zaya_jax.errors import UserError
 from zaya_jax.model.adapters import ADAPTERS, declare_run, merged
@@ -33,34 +35,64 @@ class SavedRun:
     variables: dict
 
 
-def load_run(run_folder: str | pathlib.Path) -> SavedRun:
+def load_run(run_folder: str | pathlib.Path, weights: WeightsKind = "raw") -> SavedRun:
     """Loads a run's config and its newest intact weights onto the first device of this process.
 
+    Args:
+      run_folder: folder of the run.
+      weights: the weights to load, "raw" or their average, "ema".
+
     Raises:
-      UserError: if the folder is not a run folder, or has no checkpoint.
+      UserError: if the folder is not a run folder, or has no checkpoint or no average.
     """
     # One device: programs that use more pass their own shardings to `load_weights`.
     device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     read_config(run_folder)  # first, for the better message if the folder is not a run folder
-    saved = SavedStep(str(run_folder), require_step(run_folder, weights_only=True))
-    return load_weights(saved, lambda tree: jax.tree.map(lambda _: device, tree))
+    saved = SavedStep(str(run_folder), require_step(run_folder, weights_only=True, weights=weights))
+    return load_weights(saved, lambda tree: jax.tree.map(lambda _: device, tree), weights)
 
 
-def load_weights(saved: SavedStep, place: Callable[[Any], Any]) -> SavedRun:
+def load_weights(saved: SavedStep, place: Callable[[Any], Any], weights: WeightsKind = "raw") -> SavedRun:
     """Loads the weights of a checkpoint as float32 onto any devices, and merges adapters.
 
     Args:
       saved: the checkpoint.
       place: function from a tree of shapes to a tree of shardings.
+      weights: the weights to load, "raw" or their average, "ema".
     """
     config = read_config(saved.run_folder)
     # Weights may be stored in a narrower type, and Orbax converts them to float32.
     declared, shapes = declare_run(config), abstract_variables(config.model)
     stored = shapes | {"params": map_weights(lambda w: jax.ShapeDtypeStruct(w.shape, jnp.float32), declared)}
-    weights = restore_weights(saved.run_folder, saved.step, abstract(stored, place(stored)))
+    if weights == EMA:
+        stored |= {NUM_UPDATES: jax.ShapeDtypeStruct((), jnp.int32)}
+    read = _read_average if weights == EMA else _read_weights
+    variables = read(saved, declared, abstract(stored, place(stored)))
     if ADAPTERS in declared:
-        weights = weights | {"params": _merge(declared, weights["params"], place(shapes["params"]))}
-    return SavedRun(config.phase_at(saved.step).config, saved.step, weights)
+        variables = variables | {"params": _merge(declared, variables["params"], place(shapes["params"]))}
+    return SavedRun(config.phase_at(saved.step).config, saved.step, variables)
+
+
+def _read_weights(saved: SavedStep, declared: Mapping, stored: dict) -> dict:
+    del declared
+    return restore_weights(saved.run_folder, saved.step, stored)
+
+
+def _read_average(saved: SavedStep, declared: Mapping, stored: dict) -> dict:
+    """Reads the average of the weights that train, and the other weights."""
+    trains = {path for path, weight in flatten_weights(declared).items() if weight.trains}
+    shapes: dict[str, Any] = cast(Any, flatten_dict(stored["params"], sep="/"))
+    averaged = {path: shape for path, shape in shapes.items() if path in trains}
+    # Orbax restores whole items: the number of updates is read with the weights, and dropped.
+    item = stored | {"params": unflatten_dict(averaged, sep="/")}
+    average = restore_average(saved.run_folder, saved.step, item)
+    # Weights that do not train are in the item of the weights alone.
+    of_weights = {}
+    if len(averaged) < len(shapes):
+        weights = {name: tree for name, tree in stored.items() if name != NUM_UPDATES}
+        of_weights = _read_weights(saved, declared, weights)["params"]
+    flat = flatten_dict(of_weights, sep="/") | flatten_dict(average["params"], sep="/")
+    return {"params": unflatten_dict(flat, sep="/"), "router_bias": average["router_bias"]}
 
 
 def _merge(declared: Mapping, params: dict, shardings: Any) -> dict:

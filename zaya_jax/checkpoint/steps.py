@@ -15,6 +15,7 @@ from etils import epath
 
 from zaya_jax.checkpoint.format.description import StepDescription, write_description
 from zaya_jax.checkpoint.format.layout import (
+    EMA,
     STEP_METADATA,
     TRAINING,
     WEIGHTS,
@@ -79,13 +80,22 @@ class Checkpoints:
         if kind is None or hosts.num_processes() == 1:
             self.wait()
 
-    def save(self, step: int, *, weights: Any, training: Any, about: StepDescription | None = None) -> None:
+    def save(
+        self,
+        step: int,
+        *,
+        weights: Any,
+        training: Any,
+        ema: Any = None,
+        about: StepDescription | None = None,
+    ) -> None:
         """Copies a state to the host and writes it in the background, unless the step already exists.
 
         Args:
           step: number of steps that the run has done.
           weights: everything that inference needs.
           training: the rest of the train state.
+          ema: average of the weights that train, named like them; None if the run has none.
           about: description of the checkpoint; None for a state without a run.
 
         Raises:
@@ -93,7 +103,9 @@ class Checkpoints:
         """
         self.wait()
         # Only the first process prepares the folder, but all wait for it and share its failure.
-        self._run_on_all("save", lambda: self._prepare((weights, training)) if hosts.is_first() else None)
+        self._run_on_all(
+            "save", lambda: self._prepare((weights, training, ema)) if hosts.is_first() else None
+        )
         # The name is random, so one process must choose it for all.
         aside = hosts.broadcast_from_first("place", None if self._has(step) else self._name(step))
         if aside is None:
@@ -101,6 +113,8 @@ class Checkpoints:
         items = {
             WEIGHTS: _save_in_chunks(weights, _weight_chunks),
             TRAINING: _save_in_chunks(training, _training_chunks),
+            # With the chunks of the weights, because the same readers read it.
+            **({} if ema is None else {EMA: _save_in_chunks(ema, _weight_chunks)}),
         }
         writing = StepWriter(self._folder / aside, step, about)
         self._run_on_all("copy", lambda: writing.begin(items))
@@ -240,11 +254,13 @@ class StepWriter:
 
     def __init__(self, aside: pathlib.Path, step: int, about: StepDescription | None):
         self.aside, self.step, self._about = aside, step, about
-        self._handlers = {item: ocp.StandardCheckpointHandler() for item in (WEIGHTS, TRAINING)}
+        self._handlers: dict[str, ocp.StandardCheckpointHandler] = {}
         self._futures: list[Any] = []
 
     def begin(self, items: dict[str, Any]) -> None:
         """Copies the arrays to the host and starts writing them."""
+        # Of the items of this step: a run without an average has two.
+        self._handlers = {item: ocp.StandardCheckpointHandler() for item in items}
         for item, arguments in items.items():
             durable.make_folder(self.aside / item)
             saving = self._handlers[item].async_save(epath.Path(self.aside / item), args=arguments)
@@ -269,7 +285,7 @@ class StepWriter:
             # Merges the folders of the processes into one index of arrays.
             handler.finalize(epath.Path(self.aside / item))
             handler.close()
-        durable.write(self.aside / STEP_METADATA, step_metadata((WEIGHTS, TRAINING)))
+        durable.write(self.aside / STEP_METADATA, step_metadata(self._handlers))
         if self._about is not None:
             write_description(self.aside, self._about)
         known = {name: values for files in described for name, values in files.items()}
@@ -297,6 +313,11 @@ def remove_step(run_folder: str | pathlib.Path, step: int) -> None:
 def has_training(run_folder: str | pathlib.Path, step: int) -> bool:
     """Whether a run can resume from a checkpoint; converted ones contain weights only."""
     return (step_folder(run_folder, step) / TRAINING).exists()
+
+
+def has_average(run_folder: str | pathlib.Path, step: int) -> bool:
+    """Whether a checkpoint contains an average of the weights next to them."""
+    return (step_folder(run_folder, step) / EMA).exists()
 
 
 def devices_of(saved: SavedStep) -> tuple[int, int]:
@@ -331,6 +352,15 @@ def restore(run_folder: str | pathlib.Path, step: int, *, weights: Any, training
     items = {WEIGHTS: ocp.args.StandardRestore(weights), TRAINING: ocp.args.StandardRestore(training)}
     restored = _restore(run_folder, step, items)
     return restored[WEIGHTS], restored[TRAINING]
+
+
+def restore_average(run_folder: str | pathlib.Path, step: int, ema: Any) -> Any:
+    """Restores the average of a checkpoint that has one, like `restore`.
+
+    Raises:
+      UserError: if it cannot be read.
+    """
+    return _restore(run_folder, step, {EMA: ocp.args.StandardRestore(ema)})[EMA]
 
 
 def restore_weights(run_folder: str | pathlib.Path, step: int, weights: Any) -> Any:

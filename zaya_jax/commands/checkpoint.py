@@ -1,4 +1,4 @@
-"""`zaya ckpt`: list, verify, compare, prune and rewrite the checkpoints of a run.
+"""`zaya ckpt`: list, verify, compare, prune, rewrite and average the checkpoints of a run.
 
 The command is not in package `checkpoint`, because retention rules and held-out losses belong to package
 `train`, which depends on `checkpoint`.
@@ -27,9 +27,12 @@ from zaya_jax.checkpoint import (
     StoredArrays,
     all_damage,
     all_steps,
+    average_steps,
     compare,
     folder_bytes,
+    has_average,
     has_training,
+    last_steps,
     newest_step,
     read_config,
     read_description,
@@ -68,14 +71,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     """
     parser = Parser(
         "ckpt",
-        "List, verify, compare, prune and rewrite the checkpoints of a run. `zaya ckpt COMMAND --help` "
-        "shows the options of each command.",
+        "List, verify, compare, prune, rewrite and average the checkpoints of a run. "
+        "`zaya ckpt COMMAND --help` shows the options of each command.",
         (
             "zaya ckpt ls runs/tiny                               # list checkpoints",
             "zaya ckpt verify runs/tiny                           # read all files and compare their hashes",
             "zaya ckpt diff runs/tiny:100 runs/tiny:200           # compare the weights of two steps",
             "zaya ckpt prune runs/tiny --keep=1 --dry-run         # show what would be removed",
             "zaya ckpt reshape runs/tiny:100 runs/branch          # copy one step to a new run",
+            "zaya ckpt average runs/tiny runs/mean --last=3       # mean of the weights of 3 steps",
         ),
     )
     run_subcommand(parser, SUBCOMMANDS, argv)
@@ -135,8 +139,16 @@ def _row(run: str, step: int, *, loss: float | None, is_whole: bool) -> tuple[st
         format_bytes(folder_bytes(step_folder(run, step))),
         "" if description is None else description.phase,
         "" if loss is None else f"{loss:.4f}",
-        ("intact" if is_whole else "damaged") + ("" if has_training(run, step) else ", weights only"),
+        _state(run, step, "" if description is None else description.weights, is_whole=is_whole),
     )
+
+
+def _state(run: str, step: int, origin: str, *, is_whole: bool) -> str:
+    """State of a checkpoint: whether it is intact, and what it contains."""
+    # What a checkpoint lacks or has in addition decides which commands can use it.
+    contents = [] if has_training(run, step) else ["weights only"]
+    contents += ["with EMA"] if has_average(run, step) else []
+    return ", ".join(["intact" if is_whole else "damaged", *contents, *filter(None, [origin])])
 
 
 # verify
@@ -325,18 +337,21 @@ def reshape_step(argv: Sequence[str]) -> None:
         "ckpt reshape",
         "Write a checkpoint, by default the newest intact one, as the only one of a new run folder OUT, "
         "which appears when it is complete. The checkpoint is verified first. With --weights-only, OUT is "
-        "for `zaya generate`, `zaya convert` and train.init_from; without it, a run can resume from it. A "
+        "for `zaya generate`, `zaya convert` and train.init_from; without it, a run can resume from it. "
+        "--weights=ema writes the moving average of the weights. A "
         "checkpoint does not depend on the number of processes or devices. Only a chunk of one weight is "
         "in memory.",
         (
             "zaya ckpt reshape runs/tiny:200 runs/small --weights-only --dtype=bfloat16",
             "zaya ckpt reshape runs/tiny:100 runs/branch           # a step to resume from, bitwise equal",
+            "zaya ckpt reshape runs/tiny runs/mean --weights-only --weights=ema",
         ),
     )
     parser.add_argument("run", metavar="RUN[:STEP]", help="a run and one of its steps (default: the newest)")
     parser.add_argument("out", metavar="OUT", help="run folder to create")
     parser.add_argument("--dtype", choices=list(DTYPES), help="type of the weights (default: unchanged)")
     parser.add_argument("--weights-only", action="store_true", help="omit the optimizer state")
+    parser.add_weights_option()
     options = parser.parse_args(argv)
     out, dtype = pathlib.Path(options.out), options.dtype and DTYPES[options.dtype]
     saved = require_whole(*split_step(options.run))
@@ -344,13 +359,71 @@ def reshape_step(argv: Sequence[str]) -> None:
     # A resuming run needs the metrics: it drops rows of later steps, and shows the last one when finished.
     extra = {} if options.weights_only or not metrics.exists() else {METRICS_FILE: metrics.read_bytes()}
     try:
-        reshape(saved, out, dtype=dtype, weights_only=options.weights_only, extra=extra)
+        reshape(
+            saved,
+            out,
+            dtype=dtype,
+            weights_only=options.weights_only,
+            weights=options.weights,
+            extra=extra,
+        )
     except OSError as error:
         # Some errors, such as that of a full disk, do not name the file.
         error.filename = error.filename or options.out
         raise
-    what = "weights" if options.weights_only else "all"
+    what = "all" if not options.weights_only else "weights" if options.weights == "raw" else "EMA"
     print(f"{out}: {what} of step {saved.step} of {saved.run_folder}, {format_bytes(folder_bytes(out))}")
+
+
+# average
+
+
+def average(argv: Sequence[str]) -> None:
+    """Writes the mean of the weights of several checkpoints as a new run folder."""
+    parser = Parser(
+        "ckpt average",
+        "Write the mean of the weights of several checkpoints of a run as a new run folder OUT, which "
+        "appears when it is complete. Every checkpoint is verified first; sums are in float64 and rounded "
+        "once. OUT has no optimizer state: it is for `zaya generate`, `eval`, `serve`, `convert` and "
+        "train.init_from. "
+        "Only a chunk of one weight is in memory.",
+        (
+            "zaya ckpt average runs/tiny runs/mean --last=3",
+            "zaya ckpt average runs/tiny runs/mean --steps=100,200,300 --dtype=bfloat16",
+        ),
+    )
+    _add_run(parser)
+    parser.add_argument("out", metavar="OUT", help="run folder to create")
+    # No default: how many checkpoints help depends on their distance and the learning rate.
+    group = parser.add_mutually_exclusive_group(required=True)
+    group.add_argument("--last", type=int, metavar="N", help="average the newest N checkpoints")
+    group.add_argument("--steps", metavar="A,B,...", help="average these steps")
+    parser.add_argument("--dtype", choices=list(DTYPES), help="type of the weights (default: unchanged)")
+    options = parser.parse_args(argv)
+    if options.last is not None and options.last < 2:
+        raise UserError(f"--last is {options.last}; it must be at least 2")
+    steps = last_steps(options.run, options.last) if options.last else _parse_steps(options.steps)
+    out = pathlib.Path(options.out)
+    try:
+        average_steps(options.run, out, steps, dtype=options.dtype and DTYPES[options.dtype])
+    except OSError as error:
+        error.filename = error.filename or options.out
+        raise
+    names = ", ".join(map(str, sorted(set(steps))))
+    print(f"{out}: mean of the weights of steps {names} of {options.run}, {format_bytes(folder_bytes(out))}")
+
+
+def _parse_steps(text: str) -> list[int]:
+    """Parses steps that are separated by commas.
+
+    Raises:
+      UserError: if one is not a number.
+    """
+    # Parsed here, because argparse would report the name of a function.
+    words = text.split(",")
+    if not all(word.isascii() and word.isdecimal() for word in words):
+        raise UserError(f'--steps is "{text}"; it must be steps separated by commas, such as 100,200,300')
+    return [int(word) for word in words]
 
 
 def _add_run(parser: Parser) -> None:
@@ -363,4 +436,5 @@ SUBCOMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "diff": diff,
     "prune": prune,
     "reshape": reshape_step,
+    "average": average,
 }

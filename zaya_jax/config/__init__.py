@@ -25,7 +25,9 @@ from zaya_jax.config.resume import (
 from zaya_jax.config.run import Config, Phase
 from zaya_jax.config.sections.balancing import BalancingConfig
 from zaya_jax.config.sections.data import DataConfig, MixtureConfig
+from zaya_jax.config.sections.distillation import DistillationConfig
 from zaya_jax.config.sections.dpo import DpoConfig
+from zaya_jax.config.sections.ema import EmaConfig
 from zaya_jax.config.sections.execution import ExecutionConfig
 from zaya_jax.config.sections.log import LogConfig
 from zaya_jax.config.sections.lora import LoraConfig

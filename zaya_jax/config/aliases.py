@@ -6,8 +6,7 @@ ALIASES: dict[str, str] = {
     "optimizer.final_learning_rate": "min_lr lr_min final_lr end_lr min_learning_rate lr_end eta_min",
     "optimizer.warmup_steps": "warmup warmup_iters lr_warmup_steps num_warmup_steps lr_warmup_iters "
     "warmup_ratio",
-    "optimizer.decay_steps": "lr_decay_steps lr_decay_iters cooldown_steps num_decay_steps warmdown_steps "
-    "decay",
+    "optimizer.decay_steps": "lr_decay_steps lr_decay_iters cooldown_steps num_decay_steps warmdown_steps",
     "optimizer.schedule": "lr_scheduler lr_scheduler_type lr_schedule scheduler lr_decay_style lr_decay_type",
     "optimizer.weight_decay": "wd decoupled_weight_decay adam_weight_decay",
     "optimizer.clip_norm": "grad_clip max_grad_norm clip_grad clip_grad_norm gradient_clipping max_norm "
@@ -71,6 +70,10 @@ ALIASES: dict[str, str] = {
     "lora.alpha": "lora_alpha",
     "lora.targets": "target_modules lora_target lora_target_modules",
     "dpo.beta": "dpo_beta pref_beta",
+    "dpo.loss_type": "pref_loss dpo_loss_type",
+    "dpo.label_smoothing": "dpo_label_smoothing label_smoothing_factor",
+    "ema.decay": "ema_decay ema_beta ema_rate",
+    "distillation.teacher": "teacher_model teacher_model_name_or_path teacher_model_path",
 }
 """Space-separated names in other trainers, by the dotted name of our field."""
 FIELD_BY_ALIAS = {name: field for field, names in ALIASES.items() for name in names.split()}

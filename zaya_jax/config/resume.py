@@ -55,8 +55,11 @@ RESUME_RULES = {
     "optimizer": ResumeRule.SCHEDULE,
     "lora": ResumeRule.FIXED,
     "dpo": ResumeRule.FIXED,
+    "distillation": ResumeRule.FIXED,
     "balancing.rule": ResumeRule.FIXED,
     "balancing": ResumeRule.SCHEDULE,
+    # The average changes no weight; `TrainState` says what a resume makes of one that is missing.
+    "ema": ResumeRule.FREE,
     "train.num_steps": ResumeRule.NUM_STEPS,
     "train.z_loss": ResumeRule.SCHEDULE,
     "train.update_norms": ResumeRule.FREE,

@@ -12,7 +12,9 @@ from zaya_jax.config.renamed_fields import RENAMED_FIELDS, RENAMED_VALUES, curre
 from zaya_jax.config.rules import require, require_different
 from zaya_jax.config.sections.balancing import BalancingConfig
 from zaya_jax.config.sections.data import DataConfig
+from zaya_jax.config.sections.distillation import DistillationConfig
 from zaya_jax.config.sections.dpo import DpoConfig
+from zaya_jax.config.sections.ema import EmaConfig
 from zaya_jax.config.sections.execution import ExecutionConfig
 from zaya_jax.config.sections.log import LogConfig
 from zaya_jax.config.sections.lora import LoraConfig
@@ -63,8 +65,10 @@ class Config:
       data: corpora, tokenizer and batches.
       optimizer: Muon, AdamW and the learning-rate schedule.
       lora: low-rank adapters, which train instead of the other weights.
-      dpo: direct preference optimization, which replaces the next-token loss.
+      dpo: preference optimization, which replaces the next-token loss.
+      distillation: learning from the predictions of another run.
       balancing: controller of the router biases.
+      ema: exponential moving average of the weights.
       train: length of the run, logging, evaluation and checkpoints.
       execution: how everything is computed.
       watch: timeouts and health checks.
@@ -80,7 +84,9 @@ class Config:
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
     lora: LoraConfig = dataclasses.field(default_factory=LoraConfig)
     dpo: DpoConfig = dataclasses.field(default_factory=DpoConfig)
+    distillation: DistillationConfig = dataclasses.field(default_factory=DistillationConfig)
     balancing: BalancingConfig = dataclasses.field(default_factory=BalancingConfig)
+    ema: EmaConfig = dataclasses.field(default_factory=EmaConfig)
     train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
     execution: ExecutionConfig = dataclasses.field(default_factory=ExecutionConfig)
     watch: WatchConfig = dataclasses.field(default_factory=WatchConfig)
@@ -102,6 +108,8 @@ class Config:
         # Rules that involve several sections are checked here; each section checks its own values.
         if self.dpo.beta:
             self._check_dpo()
+        if self.distillation.teacher is not None:
+            self._check_distillation()
         # A run with phases is validated phase by phase: resolving them builds and checks one config each.
         if self.phases:
             self._check_phases()
@@ -111,7 +119,8 @@ class Config:
     def _check_dpo(self) -> None:
         beta = self.dpo.beta
         require(
-            self.train.init_from is not None,
+            # Without a reference there is nothing that the first weights would have to be.
+            self.train.init_from is not None or not self.dpo.has_reference,
             f"dpo.beta is {beta} and train.init_from None; it must name the run whose weights are "
             "the reference",
         )
@@ -125,6 +134,25 @@ class Config:
             not self.phases,
             f"dpo.beta is {beta} and there are {len(self.phases)} phases; preference optimization does not "
             "support phases: set phases to ()",
+        )
+
+    def _check_distillation(self) -> None:
+        require(
+            # Both would replace the loss.
+            not self.dpo.beta,
+            f"distillation.teacher is {self.distillation.teacher} and dpo.beta {self.dpo.beta}; a run has "
+            "one of both: set dpo.beta to 0, or distillation.teacher to None",
+        )
+        require(
+            not self.train.z_loss,
+            f"train.z_loss is {self.train.z_loss} and distillation.teacher {self.distillation.teacher}; the "
+            "distillation loss does not support it, so it must be 0",
+        )
+        require(
+            # Predictions are stored by windows, whose borders are those of one sequence length.
+            not self.phases,
+            f"distillation.teacher is {self.distillation.teacher} and there are {len(self.phases)} phases; "
+            "distillation does not support phases: set phases to ()",
         )
 
     def _check_phases(self) -> None:

@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     dtype, shard_bytes = parse_dtype(options.dtype), parse_size(options.max_shard_size)
     if options.adapters_only and (options.layout or options.verify):
         raise UserError("--adapters-only cannot be combined with --layout or --verify; remove those")
-    with open_weight_folder(options.source) as opened:
+    with open_weight_folder(options.source, options.weights) as opened:
         # The default converts to the other kind of folder.
         layout: TargetLayout = options.layout or ("native" if opened.layout == "zaya" else "zaya")
         layout = "peft" if options.adapters_only else layout
@@ -121,6 +121,7 @@ def _parser() -> Parser:
         action="store_true",
         help="export only the adapters of a run, in PEFT's format (default: merge them into the weights)",
     )
+    parser.add_weights_option()
     parser.add_argument(
         "--dtype", help="type of the weights: float32, bfloat16 or float16 (default: that of SRC)"
     )

@@ -12,7 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from zaya_jax.checkpoint import PlainArray, StoredWeights, chunk_name, metadata_files, read_config
+from zaya_jax.checkpoint import (
+    PlainArray,
+    StoredWeights,
+    WeightsKind,
+    chunk_name,
+    metadata_files,
+    read_config,
+)
 from zaya_jax.config import CONFIG_FILE, Config, ModelConfig
 from zaya_jax.convert.pytorch.layouts import (
     ROUTER_BIAS,
@@ -38,14 +45,18 @@ class RunWeights:
       adapters: declarations of the adapters' factors, by path.
     """
 
-    def __init__(self, run_folder: str | pathlib.Path):
+    def __init__(self, run_folder: str | pathlib.Path, weights: WeightsKind = "raw"):
         """Opens the newest checkpoint of a run.
 
+        Args:
+          run_folder: folder of the run.
+          weights: the weights to read, "raw" or their average, "ema".
+
         Raises:
-          UserError: if the folder is not a run folder, or has no intact checkpoint.
+          UserError: if the folder is not a run folder, or has no intact checkpoint or no average.
         """
         self.run = read_config(run_folder)
-        self._stored = StoredWeights(run_folder)
+        self._stored = StoredWeights(run_folder, weights)
         self.step = self._stored.step
         # Declarations include adapters, which are merged by `read`.
         self._declared = flatten_weights(declare_run(self.run))

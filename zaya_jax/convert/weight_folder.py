@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Iterator
 from typing import Any
 
-from zaya_jax.checkpoint import config_loss, has_record
+from zaya_jax.checkpoint import WeightsKind, config_loss, has_record
 from zaya_jax.config import CONFIG_FILE, Config
 from zaya_jax.convert import companion_files as beside
 from zaya_jax.convert.companion_files import Companions
@@ -49,14 +49,15 @@ class WeightFolder:
 
 
 @contextlib.contextmanager
-def open_weight_folder(path: str | pathlib.Path) -> Iterator[WeightFolder]:
+def open_weight_folder(path: str | pathlib.Path, weights: WeightsKind = "raw") -> Iterator[WeightFolder]:
     """Opens a run folder, or a PyTorch folder of either layout.
 
     Args:
       path: path of the folder, or the id of a model on the Hugging Face hub, which is downloaded.
+      weights: weights of a run to read, "raw" or their average, "ema".
 
     Raises:
-      UserError: if it is neither, or damaged.
+      UserError: if it is neither, or damaged, or has no average.
     """
     folder = pathlib.Path(path)
     # A path of an existing folder is not a hub id.
@@ -65,12 +66,14 @@ def open_weight_folder(path: str | pathlib.Path) -> Iterator[WeightFolder]:
             problem = "is a file" if folder.exists() else "does not exist"
             raise UserError(f"{folder} {problem}; give the folder of a run or of PyTorch weights")
         if is_run(folder):
-            weights = RunWeights(folder)
-            yield WeightFolder("zaya", weights, weights.run, weights.step, None, folder)
+            source = RunWeights(folder, weights)
+            yield WeightFolder("zaya", source, source.run, source.step, None, folder)
             return
+    if weights != "raw":
+        raise UserError(f"{path} is not a run and has no average of the weights; remove --weights={weights}")
     opened = open_folder(path)
-    with PytorchWeights(opened) as weights:
-        yield WeightFolder(opened.layout, weights, None, 0, opened, opened.folder)
+    with PytorchWeights(opened) as source:
+        yield WeightFolder(opened.layout, source, None, 0, opened, opened.folder)
 
 
 def is_run(folder: pathlib.Path) -> bool:

@@ -39,7 +39,7 @@ def generate_file(options: argparse.Namespace) -> None:
     if options.chat:
         require_chats(options.run_folder, options.template)
     show_progress(f"loading {options.run_folder}")
-    run = load_for_generation(options.run_folder)
+    run = load_for_generation(options.run_folder, options.weights)
     prompting = Prompting(run, chat=options.chat, template=options.template, letters=options.letters)
     lines = read_prompt_lines(
         options.input,
@@ -71,8 +71,9 @@ def _fingerprint(lines: Sequence[PromptLine], run: LoadedRun, options: argparse.
     """
     prompts = [(line.number, line.fields, list(line.prompt.tokens), line.limit, line.seed) for line in lines]
     sampling = options.temperature, options.top_k, options.top_p, options.stop, options.logprobs
-    # Resolved, because the same command may be repeated from another folder.
-    weights = str(pathlib.Path(run.folder).resolve()), run.step
+    # Resolved, because the same command may be repeated from another folder. The average of a step counts as
+    # other weights than the step's own.
+    weights = str(pathlib.Path(run.folder).resolve()), run.step, run.weights
     shapes = _batch_rows(lines, options), options.context_devices
     return durable.sha256(json.dumps([prompts, sampling, weights, shapes]).encode())
 

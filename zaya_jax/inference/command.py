@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.chat:
         require_chats(options.run_folder, options.template)
     show_progress(f"loading {options.run_folder}")
-    run = load_for_generation(options.run_folder)
+    run = load_for_generation(options.run_folder, options.weights)
     prompting = Prompting(run, chat=options.chat, template=options.template, letters=options.letters)
     prompt = prompting.of_text(options.prompt)
     params = sampling_params(options, max_new_tokens=options.max_new_tokens, end_ids=prompt.end_ids)
@@ -86,6 +86,7 @@ def _parser() -> Parser:
         ),
     )
     parser.add_argument("run_folder", metavar="RUN", help="folder of a run")
+    parser.add_weights_option()
     parser.add_argument("--prompt", default="", help="text to continue (default: none)")
     parser.add_argument("--chat", action="store_true", help="answer the prompt as a user's turn")
     parser.add_argument("--template", help='with --chat: "zaya" or a Jinja file (default: that of the run)')

@@ -4,7 +4,7 @@ import dataclasses
 import sys
 from collections.abc import Mapping
 
-from zaya_jax.checkpoint import load_run, read_config
+from zaya_jax.checkpoint import WeightsKind, load_run, read_config
 from zaya_jax.data.chats.templates.encoding import ChatFormat, load_chat_format
 from zaya_jax.data.chats.templates.template import ZAYA, load_template
 from zaya_jax.data.tokenizers.saved_tokenizer import saved_chat_template, with_saved_tokenizer
@@ -25,6 +25,7 @@ class LoadedRun:
       model: the model.
       variables: weights, matrices in the compute dtype.
       tokenizer: tokenizer that the run folder keeps.
+      weights: which weights of the checkpoint these are.
     """
 
     folder: str
@@ -32,6 +33,7 @@ class LoadedRun:
     model: Zaya
     variables: Mapping
     tokenizer: Tokenizer
+    weights: WeightsKind = "raw"
 
     def chat_format(self, template: str | None) -> ChatFormat:
         """Returns the chat format of a template, or of the run for None.
@@ -82,18 +84,22 @@ def _no_chats(run_folder: str) -> UserError:
     )
 
 
-def load_for_generation(run_folder: str) -> LoadedRun:
+def load_for_generation(run_folder: str, weights: WeightsKind = "raw") -> LoadedRun:
     """Reads the newest weights of a run.
+
+    Args:
+      run_folder: folder of the run.
+      weights: the weights to read, "raw" or their average, "ema".
 
     Raises:
       UserError: as `load_run`, `check_finite` and `tokenizer_of`.
     """
-    run = load_run(run_folder)
+    run = load_run(run_folder, weights)
     # From weights that are not finite, sampling would return arbitrary tokens without any error.
     check_finite(run.variables, run_folder, run.step)
     model = Zaya(run.config.model, run.config.execution)
     tokenizer = tokenizer_of(with_saved_tokenizer(run_folder, run.config.data))
-    return LoadedRun(run_folder, run.step, model, cast_matrices(model, run.variables), tokenizer)
+    return LoadedRun(run_folder, run.step, model, cast_matrices(model, run.variables), tokenizer, weights)
 
 
 def show_progress(message: str) -> None:

@@ -156,7 +156,7 @@ def place_rows(tree: Any, mesh: Mesh) -> Any:
     If devices share a sequence, each gets the tokens of its two chunks (`zaya_jax.parallel.context`).
 
     Args:
-      tree: arrays [rows, tokens] with this process' `local_rows` and `local_tokens`.
+      tree: arrays [rows, tokens, ...] with this process' `local_rows` and `local_tokens`.
       mesh: devices of all processes.
     """
     own, ranks = _indices(mesh, None, across=CONTEXT), size_of(mesh, CONTEXT)
@@ -167,12 +167,12 @@ def place_rows(tree: Any, mesh: Mesh) -> Any:
         order, positions = zigzag_order(length, ranks), local_tokens(mesh, length)
 
         def shard(index: Any) -> np.ndarray:
-            global_rows, tokens = index
+            global_rows, tokens, *_ = index  # further axes are not sharded
             first = (global_rows.start or 0) - own.start * rows_per_device
             columns = order[tokens] if positions is None else np.searchsorted(positions, order[tokens])
             return rows[first : first + rows_per_device, columns]
 
-        shape = rows_per_device * size_of(mesh, DATA), length
+        shape = rows_per_device * size_of(mesh, DATA), length, *rows.shape[2:]
         return jax.make_array_from_callback(shape, batch_sharding(mesh), shard)
 
     return jax.tree.map(place, tree)

@@ -35,6 +35,7 @@ class StateBytes:
     Attributes:
       master: the device's part of the float32 weights, including those that do not train.
       moments: the device's part of the optimizer state.
+      ema: the device's part of the average of the weights; 0 without one.
       weights: all weights on the device in the dtype of the products; of experts that a node shares, its own.
       gradients: gradients of these weights before they are summed over devices; only for trained weights.
       own_gradients: the device's part of the summed gradients, float32.
@@ -42,6 +43,7 @@ class StateBytes:
 
     master: int
     moments: int
+    ema: int
     weights: int
     gradients: int
     own_gradients: int
@@ -56,6 +58,8 @@ def state_bytes(config: Config, num_devices: int) -> StateBytes:
         master=_bytes((state.buckets, state.frozen)) // num_devices,
         # The balancer's state is not partitioned: each device has all of it.
         moments=_bytes(state.optimizer) // num_devices + _bytes(state.balancer),
+        # The averages of the router biases are on each device, like the biases themselves.
+        ema=_bytes(state.ema.buckets) // num_devices + _bytes(state.ema.router_bias_LX) if state.ema else 0,
         weights=sum(weight.size * _item(weight, config.execution.dtype) for weight in declared),
         gradients=sum(
             weight.size * _item(weight, config.execution.gradient_dtype)
@@ -234,6 +238,7 @@ def memory_by_kind(config: Config, num_devices: int) -> dict[str, int]:
     return {
         "weights, float32, shard of this device": state.master,
         "optimizer state, shard of this device": state.moments,
+        **({"average of the weights, shard of this device": state.ema} if state.ema else {}),
         f"weights, {config.execution.dtype}, full copy": state.weights,
         f"gradients, {config.execution.gradient_dtype}, full copy": state.gradients,
         "gradients, shard of this device": state.own_gradients,

@@ -144,7 +144,7 @@ def load_model(options: argparse.Namespace) -> "LoadedModel":
     from zaya_jax.serving.loaded_model import LoadedModel
 
     with LoadProgress(f"loading the weights of {options.run_folder}") as progress:
-        run = load_for_generation(options.run_folder)
+        run = load_for_generation(options.run_folder, options.weights)
         config, chat_format = run.model.config, _chat_format(run, options.template)
         engine = _engine(run, options)
         progress.report(f"weights of step {run.step:,} are loaded")
@@ -205,6 +205,7 @@ def _parser() -> Parser:
         ),
     )
     parser.add_argument("run_folder", metavar="RUN", help="folder of the run")
+    parser.add_weights_option()
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument(
         "--port", type=int, default=8000, help="port to listen on, 0 for any free one (default: %(default)s)"

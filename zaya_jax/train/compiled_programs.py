@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from zaya_jax.config import Config, StepRange
+from zaya_jax.config import Config, DistillationConfig, StepRange
 from zaya_jax.data.reading.batch import Batch
 from zaya_jax.data.reading.positions import mixture_positions
 from zaya_jax.parallel.bucket_layouts import reshard_to_columns
@@ -24,11 +24,19 @@ from zaya_jax.train.step.state import (
     TrainSetup,
     TrainState,
     abstract_state,
+    average_of,
     checkpoint_shardings,
     shardings,
     training_of,
 )
-from zaya_jax.train.step.train_step import Metrics, Sums, evaluate_step, reference_step, train_step
+from zaya_jax.train.step.train_step import (
+    Metrics,
+    Sums,
+    evaluate_step,
+    reference_step,
+    teacher_step,
+    train_step,
+)
 
 Step = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
 
@@ -95,9 +103,19 @@ def abstract_batch(config: Config, batch_size: int) -> Batch:
     """
     shape = (batch_size, config.data.sequence_length)
 
+    predictions = (*shape, config.distillation.top_k)
+
     def zeros() -> Batch:
         whole, real = jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32)
-        return Batch(whole, whole, real, whole, whole, real if config.dpo.beta else None)
+        batch = Batch(whole, whole, real, whole, whole)
+        if config.dpo.has_reference:
+            batch = dataclasses.replace(batch, reference_BT=real)
+        if config.dpo.is_unpaired:
+            batch = dataclasses.replace(batch, labels_BT=real)
+        if config.distillation.teacher is not None:
+            tokens, log_probs = jnp.zeros(predictions, jnp.int32), jnp.zeros(predictions, jnp.float32)
+            batch = dataclasses.replace(batch, teacher_tokens_BTK=tokens, teacher_log_probs_BTK=log_probs)
+        return batch
 
     return jax.eval_shape(zeros)
 
@@ -114,10 +132,26 @@ def reference_program(
     )
 
 
+def teacher_program(
+    state: TrainState, *, setup: TrainSetup, mesh: Mesh, config: DistillationConfig
+) -> Callable[[TrainState, Batch], tuple[jax.Array, jax.Array]]:
+    """`teacher_step` under `jax.jit`; the arguments are those of `compiled_step` and of the step."""
+    return jax.jit(
+        functools.partial(teacher_step, setup=setup, mesh=mesh, config=config),
+        in_shardings=(shardings(state, mesh), batch_sharding(mesh)),
+        out_shardings=replicated(mesh),
+        compiler_options=_options(mesh),
+    )
+
+
 def _checkpoint(state: TrainState, mesh: Mesh) -> Callable[[TrainState], dict[str, Any]]:
     """Returns the program of `to_checkpoint`. It computes weights; the rest are the state's arrays."""
     weights_of = saved_weights(state, mesh)
-    return lambda state: {"weights": weights_of(state), "training": training_of(state)}
+    # Two programs: one for both would hold the collected weights and their average at once.
+    if state.ema is None:
+        return lambda state: {"weights": weights_of(state), "training": training_of(state)}
+    ema_of = saved_average(state, mesh)
+    return lambda state: {"weights": weights_of(state), "training": training_of(state), "ema": ema_of(state)}
 
 
 def saved_weights(state: TrainState, mesh: Mesh) -> Callable[[TrainState], dict[str, Any]]:
@@ -126,6 +160,19 @@ def saved_weights(state: TrainState, mesh: Mesh) -> Callable[[TrainState], dict[
     placed = checkpoint_shardings(shapes, mesh, state.partition)
     # Not donated: training continues with the state that is saved.
     return jax.jit(lambda state: _by_columns(state, mesh).stored, out_shardings=placed)
+
+
+def saved_average(state: TrainState, mesh: Mesh) -> Callable[[TrainState], dict[str, Any]]:
+    """Compiles the program that collects a checkpoint's average of the weights, like `saved_weights`."""
+    placed = checkpoint_shardings(jax.eval_shape(average_of, state), mesh, state.partition)
+
+    def collect(state: TrainState) -> dict[str, Any]:
+        assert state.ema is not None, "compiled only for a run with an average"
+        # In place of the weights, whose way to a checkpoint moves as little as possible.
+        buckets = _by_columns(state.averaged, mesh).buckets
+        return average_of(dataclasses.replace(state, ema=dataclasses.replace(state.ema, buckets=buckets)))
+
+    return jax.jit(collect, out_shardings=placed)
 
 
 def _by_columns(state: TrainState, mesh: Mesh) -> TrainState:

@@ -36,8 +36,8 @@ _HASH_BYTES = 16
 
 
 @dataclasses.dataclass(frozen=True)
-class _Part:
-    """Windows of a split whose log-probabilities are in one file.
+class WindowRange:
+    """Windows of a split whose results are in one file.
 
     Attributes:
       corpus: folder of the corpus, as the config names it.
@@ -67,7 +67,7 @@ def compute_references(run: PreparedRun, state: TrainState, heartbeats: Heartbea
       state: state with the initial weights.
       heartbeats: heartbeats of this process.
     """
-    parts = _parts(run)
+    parts = parts_of(run)
     # One process decides, so that all compute the same parts.
     missing = hosts.broadcast_from_first(
         "reference", hosts.run_on_first("reference", lambda: _begin(run, parts))
@@ -86,8 +86,11 @@ def load_references(run: PreparedRun) -> References:
     return hosts.run_on_all("references", lambda: _load(run))
 
 
-def _parts(run: PreparedRun) -> list[_Part]:
-    """Returns the parts of all splits that the run may read: training splits and the held-out one."""
+def parts_of(run: PreparedRun) -> list[WindowRange]:
+    """Returns the parts of all splits that the run may read: training splits and the held-out one.
+
+    A part has so few windows that its results fit in memory, and a killed pass repeats at most one part.
+    """
     data = run.config.data
     splits = [(folder, "train") for folder in mixture_of(data).folders] + [(data.corpus, "validation")]
     # By fields that a resume cannot change, so that other microbatches or devices find the same parts.
@@ -97,7 +100,7 @@ def _parts(run: PreparedRun) -> list[_Part]:
         corpus = run.corpora[folder]
         num_windows = num_sequences(corpus, split, data.sequence_length)
         parts += [
-            _Part(folder, fingerprint(corpus), split, first, min(size, num_windows - first))
+            WindowRange(folder, fingerprint(corpus), split, first, min(size, num_windows - first))
             for first in range(0, num_windows, size)
         ]
     return parts
@@ -107,7 +110,7 @@ def _folder(run: PreparedRun) -> pathlib.Path:
     return pathlib.Path(run.config.run_folder) / REFERENCE_FOLDER
 
 
-def _begin(run: PreparedRun, parts: Sequence[_Part]) -> list[int]:
+def _begin(run: PreparedRun, parts: Sequence[WindowRange]) -> list[int]:
     """Prepares the folder for the weights that the run starts from; returns the indices of missing parts."""
     assert run.start is not None, "config.dpo requires train.init_from"
     folder, start = _folder(run), run.start
@@ -129,7 +132,9 @@ def _weights(folder: pathlib.Path) -> str | None:
         return None
 
 
-def _compute(run: PreparedRun, state: TrainState, parts: Sequence[_Part], heartbeats: Heartbeats) -> None:
+def _compute(
+    run: PreparedRun, state: TrainState, parts: Sequence[WindowRange], heartbeats: Heartbeats
+) -> None:
     """Computes and writes parts, one after the other."""
     config, setup = run.config, run.setup(run.config)
     program = reference_program(state, setup=setup, mesh=run.mesh)
@@ -163,14 +168,14 @@ def _compute(run: PreparedRun, state: TrainState, parts: Sequence[_Part], heartb
             last_line = time.monotonic()
 
 
-def _write(folder: pathlib.Path, part: _Part, windows: Sequence[np.ndarray]) -> None:
+def _write(folder: pathlib.Path, part: WindowRange, windows: Sequence[np.ndarray]) -> None:
     # Little-endian on every machine, because a run may be resumed on another one.
     counts = np.array([len(window) for window in windows], "<u4")
     content = counts.tobytes() + np.concatenate(windows).astype("<f4").tobytes()
     durable.write(folder / part.file, _hash(part, str(_weights(folder)), content) + content)
 
 
-def _read(folder: pathlib.Path, part: _Part, weights: str) -> list[np.ndarray] | None:
+def _read(folder: pathlib.Path, part: WindowRange, weights: str) -> list[np.ndarray] | None:
     """Reads the log-probabilities of the sides of each window of a part; None if it is missing or damaged."""
     path = folder / part.file
     raw = path.read_bytes() if path.is_file() else b""
@@ -183,7 +188,7 @@ def _read(folder: pathlib.Path, part: _Part, weights: str) -> list[np.ndarray] |
     return np.split(values, np.cumsum(counts)[:-1])
 
 
-def _hash(part: _Part, weights: str, content: bytes) -> bytes:
+def _hash(part: WindowRange, weights: str, content: bytes) -> bytes:
     # The hash covers weights and name, which are not in the file: a part of other weights, or with the name
     # of another part, does not match.
     bound_to = f"{weights} {part.file} {part.num_windows}\n"
@@ -193,7 +198,7 @@ def _hash(part: _Part, weights: str, content: bytes) -> bytes:
 def _load(run: PreparedRun) -> References:
     folder = _folder(run)
     weights, found = _weights(folder), {}
-    for part in _parts(run):
+    for part in parts_of(run):
         windows = None if weights is None else _read(folder, part, weights)
         if windows is None:
             raise DamagedError(

@@ -32,8 +32,8 @@ from zaya_jax.config import (
 from zaya_jax.data.corpora.ensure import ensure_corpus, ensure_tokenizer, open_corpus_for
 from zaya_jax.data.corpora.shards import Corpus, read_manifest
 from zaya_jax.data.corpora.text_bytes import token_text_bytes
-from zaya_jax.data.reading.batch import Batch
-from zaya_jax.data.reading.loader import Reference, Share, num_sequences, training_batches
+from zaya_jax.data.reading.batch import Batch, chosen_answers
+from zaya_jax.data.reading.loader import Reference, Share, Teacher, num_sequences, training_batches
 from zaya_jax.data.reading.mixture import MixturePosition, mixture_of
 from zaya_jax.data.tokenizers.saved_tokenizer import save_tokenizer
 from zaya_jax.data.tokenizers.tokenizer import Tokenizer, tokenizer_of
@@ -79,6 +79,7 @@ class PreparedRun:
       extensions: custom optimizer and batch function.
       skipped_ranges: steps whose batches are skipped.
       references: log-probabilities of answers under the initial weights, for preference training.
+      teachers: predictions of the teacher by corpus folder and split, for distillation.
     """
 
     config: Config
@@ -91,6 +92,7 @@ class PreparedRun:
     extensions: Extensions = NO_EXTENSIONS
     skipped_ranges: SkippedRanges = NO_SKIPPED_RANGES
     references: References = dataclasses.field(default_factory=dict)
+    teachers: Mapping[tuple[str, str], Teacher] = dataclasses.field(default_factory=dict)
 
     @property
     def corpus(self) -> Corpus:
@@ -106,6 +108,16 @@ class PreparedRun:
     def training_references(self) -> dict[str, Reference]:
         """Reference log-probabilities (DPO) of the training splits, by corpus folder."""
         return {folder: each for (folder, split), each in self.references.items() if split == "train"}
+
+    @property
+    def training_teachers(self) -> dict[str, Teacher]:
+        """Predictions of the training splits, by folder."""
+        return {folder: each for (folder, split), each in self.teachers.items() if split == "train"}
+
+    @property
+    def held_out_teacher(self) -> Teacher | None:
+        """Predictions of the held-out split."""
+        return self.teachers.get((self.config.data.corpus, "validation"))
 
     @property
     def held_out_reference(self) -> Reference | None:
@@ -144,6 +156,7 @@ class PreparedRun:
             share=self.share_of(config, step_range.batch_size),
             num_threads=config.execution.read_threads,
             references=self.training_references,
+            teachers=self.training_teachers,
         )
         # Masked last: whatever an extension makes of a batch, a skipped step must change no weight. And here,
         # so that a replay of recorded steps reads the same batches.
@@ -152,9 +165,9 @@ class PreparedRun:
     def text_bytes(self, batch: Batch) -> float:
         """Returns the bytes of text of a batch's targets; for preferences, those of the chosen answers."""
         weights_BT = np.asarray(batch.weights_BT)
-        # Chosen answers are the odd segments. A rejected one is no text that the model should generate.
+        # A rejected answer is no text that the model should generate.
         if self.config.dpo.beta:
-            weights_BT = weights_BT * (np.asarray(batch.segments_BT) % 2)
+            weights_BT = weights_BT * chosen_answers(batch)
         return text_bytes(np.asarray(batch.targets_BT), weights_BT, self.token_bytes_V)
 
 
@@ -345,6 +358,12 @@ def _check_kind(corpus: Corpus, config: Config) -> None:
         raise UserError(
             f"dpo.beta is {config.dpo.beta}, and {corpus.folder} holds no preferences; build such "
             "a corpus with zaya data preferences"
+        )
+    if config.dpo.beta and corpus.unpaired != config.dpo.is_unpaired:
+        kinds, option = ("labeled answers", " --unpaired") if config.dpo.is_unpaired else ("pairs", "")
+        raise UserError(
+            f'dpo.loss_type is "{config.dpo.loss_type}", and {corpus.folder} does not hold {kinds}; build '
+            f"such a corpus with zaya data preferences{option}"
         )
 
 

@@ -5,7 +5,15 @@ import functools
 
 import jax
 
-from zaya_jax.checkpoint import SavedStep, devices_of, has_training, load_weights, restore
+from zaya_jax.checkpoint import (
+    SavedStep,
+    devices_of,
+    has_average,
+    has_training,
+    load_weights,
+    restore,
+    restore_average,
+)
 from zaya_jax.parallel.processes import hosts
 from zaya_jax.platform.compiler import compiler_options
 from zaya_jax.pytree import abstract
@@ -37,7 +45,7 @@ def starting_state(run: PreparedRun, heartbeats: Heartbeats) -> TrainState:
     """
     start = run.start
     if start is None or start.run_folder != run.config.run_folder:
-        return _fresh_state(run, heartbeats)
+        return fresh_state(run, heartbeats)
     if not has_training(start.run_folder, start.step):
         raise hosts.collective_error(
             f"{run.config.run_folder} contains weights only; to train from them, use another folder: "
@@ -48,8 +56,13 @@ def starting_state(run: PreparedRun, heartbeats: Heartbeats) -> TrainState:
         return restored_state(run, start)
 
 
-def _fresh_state(run: PreparedRun, heartbeats: Heartbeats) -> TrainState:
-    """Creates a state with fresh weights, or with those of another run."""
+def fresh_state(run: PreparedRun, heartbeats: Heartbeats) -> TrainState:
+    """Creates a state with fresh weights, or with those of another run.
+
+    Args:
+      run: run whose `start` is the checkpoint of another run, or None for fresh weights.
+      heartbeats: heartbeats of this process.
+    """
     setup = _setup(run)
     placed = shardings(abstract_state(run.config, setup, run.mesh), run.mesh)
     # One program: separate calls would put all weights on the first device before they are sharded.
@@ -77,19 +90,31 @@ def restored_state(run: PreparedRun, start: SavedStep) -> TrainState:
     setup = _setup(run)
     state = abstract_state(run.config, setup, run.mesh)
     # One process reads the device count: a thousand would each list all parts of the arrays.
-    written_by = hosts.broadcast_from_first(
-        "devices", hosts.run_on_first("opening", lambda: devices_of(start))
+    *written_by, is_averaged = hosts.broadcast_from_first(
+        "devices", hosts.run_on_first("opening", lambda: _contents_of(start))
     )
     written = _state_of_devices(run, *written_by)
     # Read evenly sharded, independently of the writers, then repartitioned for the current devices.
     shapes = jax.eval_shape(to_checkpoint, written)
     saved = abstract(shapes, checkpoint_shardings(shapes, run.mesh, setup.partition))
+    average = saved.pop("ema", None)
     weights, training = restore(start.run_folder, start.step, **saved)
+    restored = {"weights": weights, "training": training}
+    # An average that a resume disables is not read, and one that it enables starts from the weights.
+    if average is not None and is_averaged:
+        restored["ema"] = restore_average(start.run_folder, start.step, average)
+    elif average is not None and hosts.is_first():
+        print(f"the average of the weights starts from those of step {start.step}, which has none")
     partition = jax.jit(
         functools.partial(from_checkpoint, like=state, written=written),
         out_shardings=shardings(state, run.mesh),
     )
-    return partition({"weights": weights, "training": training})
+    return partition(restored)
+
+
+def _contents_of(start: SavedStep) -> tuple[int, int, bool]:
+    """Returns the numbers of devices and of devices per node that wrote a step; whether it has an average."""
+    return *devices_of(start), has_average(start.run_folder, start.step)
 
 
 def _state_of_devices(run: PreparedRun, num_devices: int, node_devices: int) -> TrainState:

@@ -34,6 +34,7 @@ from zaya_jax.train.setup import VERIFY_SECONDS, PreparedRun, find_run_config, p
 from zaya_jax.train.starting_state import starting_state
 from zaya_jax.train.step.state import TrainState
 from zaya_jax.train.stop_request import StopRequest
+from zaya_jax.train.teacher.predictions import compute_predictions, load_predictions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,8 +148,12 @@ def _train(
     config = run.config
     is_resumed = run.start is not None and run.start.run_folder == config.run_folder
     # Before a replay, whose steps need the references as all others do.
-    if config.dpo.beta and is_resumed:
+    if config.dpo.has_reference and is_resumed:
         run = dataclasses.replace(run, references=load_references(run))
+    if config.distillation.teacher is not None:
+        # Before the state exists: the teacher and the state may not fit in memory together.
+        teachers = load_predictions(run) if is_resumed else compute_predictions(run, heartbeats)
+        run = dataclasses.replace(run, teachers=teachers)
     programs = RunPrograms(run)
     if planned is not None:
         replay(run, planned, programs)  # before the state is restored: two may not fit in memory
@@ -158,7 +163,7 @@ def _train(
         with working(f"{restoring}compiling the step"), programs.compiling_in_background(first_step):
             state = starting_state(run, heartbeats)
             heartbeats.enter(COMPILE, int(state.step))  # the rest of the compilation is waited for
-        if config.dpo.beta and not is_resumed:
+        if config.dpo.has_reference and not is_resumed:
             # With the state that will train: nothing has changed it yet, and it is the only copy.
             references = compute_references(run, state, heartbeats)
             run = dataclasses.replace(run, references=references)

@@ -10,8 +10,14 @@ import optax
 import pytest
 from small_models import EXECUTION, SMALL
 
-from zaya_jax.config import BalancingConfig, Config, DataConfig, LoraConfig
-from zaya_jax.data.chats.packed_windows import window_of_bytes, window_to_bytes, with_reference
+from zaya_jax.config import BalancingConfig, Config, DataConfig, DpoConfig, LoraConfig
+from zaya_jax.data.chats.packed_windows import (
+    window_of_bytes,
+    window_to_bytes,
+    with_label,
+    with_labels,
+    with_reference,
+)
 from zaya_jax.data.chats.templates.encoding import EncodedChat
 from zaya_jax.model.adapters import declare_run
 from zaya_jax.model.weights import initialize
@@ -19,9 +25,12 @@ from zaya_jax.model.zaya import Zaya
 from zaya_jax.optim.balancing import make_balancer
 from zaya_jax.optim.partition import make_partition
 from zaya_jax.parallel.mesh import data_mesh
-from zaya_jax.train.step.dpo import preference_loss, side_sums
+from zaya_jax.train.step.dpo import BatchTotals, preference_loss, preference_means, side_sums
 from zaya_jax.train.step.state import TrainSetup, first_state
 from zaya_jax.train.step.train_step import evaluate_step, reference_step, train_step
+
+torch = pytest.importorskip("torch", reason="the formulas are those of TRL, in torch")
+import trl_losses  # noqa: E402  (needs torch)
 
 ROWS, LENGTH, WIDTH, BETA = 4, 32, 16, 0.3
 MESH = data_mesh(jax.devices()[:1])
@@ -34,13 +43,13 @@ def declared(rank=0):
 
 
 @functools.cache
-def setup(rank=0):
+def setup(rank=0, loss_type="sigmoid"):
     return TrainSetup(
         Zaya(SMALL, EXECUTION),
         make_partition(declared(rank), 1),
         optax.sgd(1.0),  # whose update is the gradient
         make_balancer(BalancingConfig(learning_rate=1e-2)),
-        dpo_beta=BETA,
+        dpo=DpoConfig(beta=BETA, loss_type=loss_type),
     )
 
 
@@ -58,19 +67,30 @@ def pairs():
     return [[side(numbers, n) for n in lengths] for lengths in ((2, 2), (20, 12), (3, 9), (7, 4))]
 
 
-def batch_of(windows, reference=None):
-    """Puts pairs by number into windows, one per row; remaining rows are padding."""
+def batch_of(windows, reference=None, labels=None):
+    """Puts pairs by number into windows, one per row; remaining rows are padding.
+
+    With labels, the first side of each pair is an answer with a label.
+    """
     rows = []
     for numbers in [*windows, *[[]] * (ROWS - len(windows))]:
-        chats = [chat for number in numbers for chat in pairs()[number]]
+        chats = [chat for number in numbers for chat in labeled(number, labels)]
         raw = window_to_bytes(chats, length=LENGTH, pad_id=0, dtype="<u2")
         row = window_of_bytes(raw, length=LENGTH, pad_id=0, dtype="<u2")
+        if labels is not None:
+            row = with_labels(row, raw, dtype="<u2")
         if reference is not None:
             row = with_reference(row, np.array([reference[i] for i in numbers], np.float32).reshape(-1))
         rows.append(row)
     return jax.tree.map(lambda *each: jnp.asarray(np.stack(each)), *rows)
 
 
+def labeled(number, labels):
+    first, second = pairs()[number]
+    return (first if labels is None else with_label(first, bool(labels[number] > 0))), second
+
+
+LABELS = np.array([1.0, -1.0, 1.0, -1.0])
 APART, PACKED = [[0], [1], [2], [3]], [[3, 0, 2], [1]]
 # Far from the network's values, so that no two pairs have the same margin.
 REFERENCE = -np.random.default_rng(1).uniform(1, 60, (4, 2))
@@ -79,34 +99,51 @@ REFERENCE = -np.random.default_rng(1).uniform(1, 60, (4, 2))
 # The loss alone, against float64
 
 
-def by_hand(x_BTD, table_VD, bias_V, batch):
-    """Returns the sum of -log sigmoid over single pairs, and their margins."""
+def by_hand(config, x_BTD, table_VD, bias_V, batch):
+    """Returns the mean loss over pairs and the losses of pairs, by the formulas of TRL in torch's float64."""
     logits_BTV = x_BTD @ table_VD.T + bias_V
-    log_probs_BTV = logits_BTV - jnp.log(jnp.exp(logits_BTV).sum(axis=-1, keepdims=True))
-    margins = []
+    log_probs_BTV = torch.log_softmax(logits_BTV, dim=-1)
+    sides, chosen_nll, num_chosen = [], 0.0, 0
     for b in range(ROWS):
-        for chosen in range(1, batch.segments_BT[b].max(), 2):
-            ratios = []
-            for segment in (chosen, chosen + 1):
-                times = np.flatnonzero((batch.segments_BT[b] == segment) & (batch.weights_BT[b] > 0))
-                policy = log_probs_BTV[b, times, batch.targets_BT[b, times]].sum()
-                ratios.append(policy - batch.reference_BT[b, batch.segments_BT[b] == segment].sum())
-            margins.append(BETA * (ratios[0] - ratios[1]))
-    return sum(-jnp.log(1 / (1 + jnp.exp(-margin))) for margin in margins), jnp.stack(margins)
+        for segment in range(1, batch.segments_BT[b].max() + 1):
+            times = np.flatnonzero(batch.segments_BT[b] == segment)
+            # The last token of a side has no target, and a prompt has one only for "orpo".
+            of_targets = log_probs_BTV[b, times[:-1], batch.targets_BT[b, times[:-1]]]
+            weights = torch.tensor(batch.weights_BT[b, times[:-1]], dtype=torch.float64)
+            reference = 0.0 if batch.reference_BT is None else batch.reference_BT[b, times].sum()
+            sides.append(
+                ((of_targets * weights).sum(), torch.tensor(float(reference)).double(), weights.sum())
+            )
+            if segment % 2:
+                chosen_nll, num_chosen = chosen_nll - of_targets.sum(), num_chosen + len(times) - 1
+    policy_N2, reference_N2, lengths_N2 = (
+        torch.stack(each).reshape(-1, 2) for each in zip(*sides, strict=True)
+    )
+    labels_N = torch.tensor(np.concatenate([LABELS[numbers] for numbers in PACKED]))
+    losses_N = trl_losses.losses(config, policy_N2, reference_N2, lengths_N2, labels_N)
+    nll = chosen_nll / num_chosen if config.loss_type == "orpo" else 0.0
+    return losses_N.mean() + nll, config.beta * (policy_N2 - reference_N2), num_chosen
 
 
-@pytest.mark.parametrize(("chunk", "bias"), [(4096, True), (24, False)])
-def test_loss_and_gradients_are_those_of_the_formula(chunk, bias):
-    numbers = np.random.default_rng(2)
-    batch = jax.tree.map(np.asarray, batch_of(PACKED, REFERENCE))
+LOSSES = [
+    ("sigmoid", 4096, True), ("sigmoid", 24, False), ("ipo", 4096, True), ("orpo", 24, True),
+    ("kto", 4096, True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("loss_type", "chunk", "bias"), LOSSES)
+def test_loss_and_gradients_are_those_of_the_formula(loss_type, chunk, bias):
+    config, numbers = DpoConfig(beta=BETA, loss_type=loss_type), np.random.default_rng(2)
+    reference = REFERENCE if config.has_reference else None
+    batch = batch_of(PACKED, reference, LABELS if config.is_unpaired else None)
+    batch = jax.tree.map(np.asarray, batch)
     x_BTD = 0.5 * numbers.standard_normal((ROWS, LENGTH, WIDTH))
     table_VD = 0.5 * numbers.standard_normal((SMALL.vocab_size, WIDTH))
     bias_V = numbers.standard_normal(SMALL.vocab_size) if bias else np.zeros(SMALL.vocab_size)
-    with jax.enable_x64():
-        exact = [jnp.asarray(each, jnp.float64) for each in (x_BTD, table_VD, bias_V)]
-        hand = functools.partial(by_hand, batch=batch)
-        (loss, margins), expected = jax.value_and_grad(hand, argnums=(0, 1, 2), has_aux=True)(*exact)
-        loss, margins, expected = jax.tree.map(np.asarray, (loss, margins, expected))
+    exact = [torch.tensor(each, requires_grad=True) for each in (x_BTD, table_VD, bias_V)]
+    mean, rewards_N2, num_chosen = by_hand(config, *exact, batch)
+    mean.backward()
+    totals = BatchTotals(jnp.float32(4), jnp.float32(num_chosen) if loss_type == "orpo" else None)
 
     def ours(x_BTD, table_VD, bias_V):
         result = preference_loss(
@@ -114,21 +151,33 @@ def test_loss_and_gradients_are_those_of_the_formula(chunk, bias):
             table_VD,
             bias_V if bias else None,
             batch,
-            beta=BETA,
-            divisor=jnp.float32(4),
+            config=config,
+            totals=totals,
             execution=dataclasses.replace(EXECUTION, loss_chunk=chunk),
         )
         return result.objective, result
 
     arguments = [jnp.asarray(each, jnp.float32) for each in (x_BTD, table_VD, bias_V)]
     gradients, result = jax.jit(jax.grad(ours, argnums=(0, 1, 2), has_aux=True))(*arguments)
-    np.testing.assert_allclose(result.loss, loss, rtol=1e-5)
-    np.testing.assert_allclose(result.metrics["rewards/margins"], margins.sum(), rtol=1e-5)
-    assert result.metrics["rewards/accuracies"] == (margins > 0).sum()
-    assert 0 < (margins > 0).sum() < len(margins) == 4
-    for name, gradient, exactly in zip("xtb", gradients, expected, strict=True):
+    np.testing.assert_allclose(result.loss / 4, mean.item(), rtol=1e-5)
+    for name, gradient, exactly in zip("xtb", gradients, exact, strict=True):
         if bias or name != "b":
-            np.testing.assert_allclose(4 * gradient, exactly, rtol=1e-4, atol=1e-6)
+            expected = exactly.grad.numpy()
+            np.testing.assert_allclose(gradient, expected, rtol=1e-4, atol=1e-6 * np.abs(expected).max())
+    means = preference_means({name: float(value) for name, value in result.metrics.items()}, 4)
+    if loss_type in ("sigmoid", "ipo"):
+        margins_N = (rewards_N2[:, 0] - rewards_N2[:, 1]).detach().numpy()
+        np.testing.assert_allclose(means["rewards/margins"], margins_N.mean(), rtol=1e-5)
+        assert means["rewards/accuracies"] == (margins_N > 0).mean()
+        assert 0 < (margins_N > 0).sum() < 4
+    if loss_type == "kto":
+        is_good_N = np.concatenate([LABELS[numbers] for numbers in PACKED]) > 0
+        own_N = rewards_N2[:, 0].detach().numpy()
+        np.testing.assert_allclose(means["rewards/chosen"], own_N[is_good_N].mean(), rtol=1e-5)
+        np.testing.assert_allclose(means["rewards/rejected"], own_N[~is_good_N].mean(), rtol=1e-5)
+        difference = own_N[is_good_N].mean() - own_N[~is_good_N].mean()
+        np.testing.assert_allclose(means["rewards/margins"], difference, rtol=1e-5)
+        assert "count/chosen" not in means
 
 
 def test_sums_of_sides_are_exact():
@@ -149,17 +198,19 @@ def start(rank=0):
 
 
 @functools.cache
-def program(function, rank=0, **options):
-    return jax.jit(functools.partial(function, setup=setup(rank), mesh=MESH, **options))
+def program(function, rank=0, loss_type="sigmoid", **options):
+    return jax.jit(functools.partial(function, setup=setup(rank, loss_type), mesh=MESH, **options))
 
 
 close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)
 
 
 @functools.cache
-def after_one_step(packed, num_microbatches=1):
-    batch = batch_of(PACKED if packed else APART, REFERENCE)
-    return program(train_step, num_microbatches=num_microbatches)(start(), batch)
+def after_one_step(packed, num_microbatches=1, loss_type="sigmoid"):
+    reference = None if loss_type == "orpo" else REFERENCE
+    batch = batch_of(PACKED if packed else APART, reference, LABELS if loss_type == "kto" else None)
+    step = program(train_step, loss_type=loss_type, num_microbatches=num_microbatches)
+    return step(start(), batch)
 
 
 def check_equal(actual, expected):
@@ -172,12 +223,18 @@ def check_equal(actual, expected):
     jax.tree.map(close, state.router_bias_LX, expected_state.router_bias_LX)
 
 
-def test_packed_pairs_equal_single_ones():
-    check_equal(after_one_step(packed=True), after_one_step(packed=False))
+@pytest.mark.parametrize("loss_type", ["sigmoid", "orpo"])
+def test_packed_pairs_equal_single_ones(loss_type):
+    check_equal(after_one_step(True, loss_type=loss_type), after_one_step(False, loss_type=loss_type))
 
 
-def test_two_microbatches_equal_one():
-    check_equal(after_one_step(packed=False, num_microbatches=2), after_one_step(packed=False))
+@pytest.mark.parametrize("loss_type", ["sigmoid", "kto"])
+def test_two_microbatches_equal_one(loss_type):
+    """The divergence of "kto" is that of the batch, in however many parts it is computed."""
+    one, two = (after_one_step(False, num_microbatches=n, loss_type=loss_type) for n in (1, 2))
+    check_equal(two, one)
+    if loss_type == "kto":
+        assert one[1].preferences["kl"] > 0.1
 
 
 @pytest.mark.parametrize("rank", [0, 3])

@@ -25,6 +25,7 @@ class StepDescription:
       num_processes: number of processes that wrote it.
       num_devices: number of devices of the run.
       written: time at which the save started, in UTC, in ISO 8601.
+      weights: origin of weights that are not those of training, such as "mean of steps 100, 200".
     """
 
     step: int
@@ -35,6 +36,7 @@ class StepDescription:
     num_processes: int
     num_devices: int
     written: str
+    weights: str = ""
 
 
 def write_description(folder: pathlib.Path, description: StepDescription) -> None:

@@ -4,11 +4,18 @@ import datetime
 import json
 import pathlib
 from collections.abc import Iterable
+from typing import Literal
 
 from zaya_jax.run_folder.names import CHECKPOINTS_FOLDER
 
 WEIGHTS = "weights"
 TRAINING = "training"
+EMA = "ema"
+"""Item with the exponential moving average of the weights that train; absent in runs without one."""
+NUM_UPDATES = "num_updates"
+"""Array of an average that is no weight: the number of its updates."""
+WeightsKind = Literal["raw", "ema"]
+"""Which weights of a checkpoint to read: those that training continues with, or their average."""
 METADATA = "_METADATA"
 """File in each item that lists its arrays; its format is Orbax's."""
 STEP_METADATA = "_CHECKPOINT_METADATA"

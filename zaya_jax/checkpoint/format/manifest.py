@@ -12,7 +12,7 @@ import pathlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from zaya_jax.checkpoint.format.layout import COMMITTED, DESCRIPTION, MANIFEST, TRAINING, step_folder
+from zaya_jax.checkpoint.format.layout import COMMITTED, DESCRIPTION, EMA, MANIFEST, TRAINING, step_folder
 from zaya_jax.errors import UserError
 from zaya_jax.files import durable
 from zaya_jax.files.json_files import read_json
@@ -32,7 +32,12 @@ def all_files(name: str) -> bool:
 
 
 def weight_files(name: str) -> bool:
-    """Selects the files that inference needs: all except those of the training item."""
+    """Selects the files that inference needs: all except those of the training state and the average."""
+    return not name.startswith((f"{TRAINING}/", f"{EMA}/"))
+
+
+def average_files(name: str) -> bool:
+    """Selects the files that inference with the average needs: frozen weights are in the item of weights."""
     return not name.startswith(f"{TRAINING}/")
 
 

@@ -9,6 +9,7 @@ import rich.console
 import rich.table
 
 from zaya_jax.data.chats.chat_corpus import build_chat_corpus
+from zaya_jax.data.chats.labeled_corpus import build_labeled_corpus
 from zaya_jax.data.chats.packed_corpus import PackedReport
 from zaya_jax.data.chats.preference_corpus import build_preference_corpus
 from zaya_jax.data.chats.record_formats import FORMATS
@@ -30,6 +31,7 @@ _CHAT_EXAMPLES = (
 _PREFERENCE_EXAMPLES = (
     "zaya data preferences corpora/pairs --source pairs.jsonl --sequence-length 512     # as bytes",
     "zaya data preferences corpora/pairs --source pairs --tokenizer tokenizer.json --sequence-length 4096",
+    "zaya data preferences corpora/votes --source votes.jsonl --unpaired --sequence-length 512   # for KTO",
 )
 
 
@@ -52,8 +54,16 @@ def build_preferences(argv: Sequence[str]) -> None:
         'A record has "chosen" and "rejected": lists of messages that start alike, or answers to its '
         '"prompt".'
     )
-    options = _parser("data preferences", summary, _PREFERENCE_EXAMPLES).parse_args(argv)
-    report = build_preference_corpus(options.folder, **_builder_arguments(options))
+    parser = _parser("data preferences", summary, _PREFERENCE_EXAMPLES)
+    parser.add_argument(
+        "--unpaired",
+        action="store_true",
+        help='pack single answers for dpo.loss_type "kto": records have "prompt", "completion" and a boolean '
+        '"label"; pairs are split in two',
+    )
+    options = parser.parse_args(argv)
+    build = build_labeled_corpus if options.unpaired else build_preference_corpus
+    report = build(options.folder, **_builder_arguments(options))
     _print_report(report)
     _print_skipped(report)
 

@@ -64,7 +64,8 @@ class ExampleStore:
         """Appends an example to the file."""
         self.hashes.append(example.hash)
         self.lengths.append(len(example))
-        self.num_learned.append(sum(int(chat.learned_T.sum()) for chat in example.chats))
+        # The first token of a chat is never a target.
+        self.num_learned.append(sum(int(chat.learned_T[1:].sum()) for chat in example.chats))
         self._offsets.append(self._end)
         self._sizes.append(tuple((len(chat), chat.text_bytes) for chat in example.chats))
         for chat in example.chats:

@@ -72,11 +72,13 @@ class PackedKind:
       name: name in the plural, for messages and tables.
       split_by: what determines the split of an example, in the plural.
       preferences: whether the examples are pairs of answers, the preferred one first.
+      unpaired: whether they are labeled answers instead, each followed by an answer to another prompt.
     """
 
     name: str
     split_by: str
     preferences: bool = False
+    unpaired: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,6 +151,7 @@ def build_packed_corpus(
             left_out=count_reasons(skipped),
             chat_template=chat_format.template.text,
             preferences=kind.preferences,
+            unpaired=kind.unpaired,
             **splits,
         )
         write_manifest(corpus)

@@ -69,6 +69,31 @@ def window_of_bytes(raw: bytes, *, length: int, pad_id: int, dtype: str) -> Batc
     )
 
 
+def with_label(chat: EncodedChat, is_desirable: bool) -> EncodedChat:
+    """Marks a chat as a desirable answer or not; `with_labels` reads the mark from its window."""
+    learned_T = chat.learned_T.copy()
+    # The first token of a chat is never a target, so its bit is free.
+    learned_T[0] = is_desirable
+    return dataclasses.replace(chat, learned_T=learned_T)
+
+
+def with_labels(window: Batch, raw: bytes, *, dtype: str) -> Batch:
+    """Adds the labels of the window's answers, of which every second one has no label, to an example [T].
+
+    Args:
+      window: the example that `window_of_bytes` returned.
+      raw: bytes of its block; b"" for a row of padding, which has no answers.
+      dtype: numpy type of a token.
+    """
+    labels_T = np.zeros(np.shape(window.tokens_BT), np.float32)
+    if raw:
+        size = len(labels_T) * np.dtype(dtype).itemsize
+        marks_T = np.unpackbits(np.frombuffer(raw[size:], np.uint8).reshape(2, -1)[0], count=len(labels_T))
+        begins_T = (np.asarray(window.positions_BT) == 0) & (np.asarray(window.segments_BT) % 2 == 1)
+        labels_T[begins_T] = np.where(marks_T[begins_T], 1, -1)
+    return dataclasses.replace(window, labels_BT=labels_T)
+
+
 def with_reference(window: Batch, values: Float[np.ndarray, " sides"]) -> Batch:
     """Adds the reference log-probabilities of the window's answers, in their order, to an example [T]."""
     # One value per answer, stored at its first token. Padding also has position 0, but segment 0.

@@ -74,8 +74,8 @@ def _encode(pair: Preference, chats: Sequence[EncodedChat], length: int) -> Exam
     *sides, prompt = chats
     if np.array_equal(sides[0].tokens_T, sides[1].tokens_T):
         return Skipped(pair.location, ALIKE)
-    num_common = _num_common(prompt, *sides)
-    example = Example(pair.hash, tuple(_without_loss(side, num_common) for side in sides))
+    common = num_common(prompt, *sides)
+    example = Example(pair.hash, tuple(without_loss(side, common) for side in sides))
     for name, side in zip(SIDES, example.chats, strict=True):
         # The first token is never a target, so it does not count.
         if not side.learned_T[1:].any():
@@ -84,7 +84,7 @@ def _encode(pair: Preference, chats: Sequence[EncodedChat], length: int) -> Exam
     return example if len(example) <= length else Skipped(pair.location, TOO_LONG)
 
 
-def _num_common(*chats: EncodedChat) -> int:
+def num_common(*chats: EncodedChat) -> int:
     """Number of leading tokens that all chats share.
 
     It may be smaller than the prompt, because a template may render a prompt differently before an answer.
@@ -94,6 +94,6 @@ def _num_common(*chats: EncodedChat) -> int:
     return shortest if same_T.all() else int(same_T.argmin())
 
 
-def _without_loss(chat: EncodedChat, num_tokens: int) -> EncodedChat:
+def without_loss(chat: EncodedChat, num_tokens: int) -> EncodedChat:
     """The chat without a loss on its first tokens."""
     return dataclasses.replace(chat, learned_T=chat.learned_T & (np.arange(len(chat)) >= num_tokens))

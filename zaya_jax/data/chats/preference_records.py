@@ -63,12 +63,21 @@ def read_preferences(
     """
     for location, record in read_records(source):
         record_format = record_format or detect_format(record, location)
-        # All formats are converted to TRL's first, so that one set of checks suffices.
-        values = pair_of(record, record_format, location)
-        chosen, rejected = (_conversation(values, side, location) for side in SIDES)
-        pair = Preference(chosen, rejected, location)
-        _check_sides(pair, values)
-        yield pair
+        yield parse_preference(record, record_format, location)
+
+
+def parse_preference(record: Mapping[str, Any], record_format: RecordFormat, location: str) -> Preference:
+    """Parses a record of a pair.
+
+    Raises:
+      UserError: if it is not one.
+    """
+    # All formats are converted to TRL's first, so that one set of checks suffices.
+    values = pair_of(record, record_format, location)
+    chosen, rejected = (parse_conversation(values, side, location) for side in SIDES)
+    pair = Preference(chosen, rejected, location)
+    _check_sides(pair, values)
+    return pair
 
 
 def _check_sides(pair: Preference, values: Mapping[str, Any]) -> None:
@@ -98,8 +107,12 @@ def _check_sides(pair: Preference, values: Mapping[str, Any]) -> None:
             )
 
 
-def _conversation(values: Mapping[str, Any], side: str, location: str) -> Messages:
-    """The conversation of a side, including the prompt if the record has it separately."""
+def parse_conversation(values: Mapping[str, Any], side: str, location: str) -> Messages:
+    """Parses the conversation of a side, including the prompt if the record has it separately.
+
+    Raises:
+      UserError: if it is no conversation, or no answer follows its prompt.
+    """
     answer = _messages(values.get(side), side, location, role=ASSISTANT)
     if "prompt" not in values:
         if isinstance(values[side], str):

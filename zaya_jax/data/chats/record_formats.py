@@ -41,7 +41,7 @@ def detect_format(values: Mapping[str, Any], location: str) -> RecordFormat:
         return "sharegpt"
     if isinstance(values.get(_ALPACA), str) and any(name in values for name in ("output", "chosen")):
         return "alpaca"
-    if any(name in values for name in ("messages", "prompt", "chosen", "rejected")):
+    if any(name in values for name in ("messages", "prompt", "chosen", "rejected", "completion")):
         return "messages"
     listed = ", ".join(f'"{name}"' for name in [*values][:8]) or "no fields"
     raise UserError(

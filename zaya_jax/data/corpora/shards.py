@@ -119,6 +119,8 @@ class Corpus:
       chat_template: Jinja template of the chats in the corpus. Its blocks are then windows of whole chats
         (`zaya_jax.data.chats.packed_windows`), which can be read only at that length. None for documents.
       preferences: whether the chats are pairs of answers, preferred first, with each pair in one window.
+      unpaired: whether the first answer of each pair has a label instead, and the second one is an answer to
+        another prompt.
     """
 
     folder: pathlib.Path
@@ -137,6 +139,7 @@ class Corpus:
     files: Mapping[str, StoredFile]
     chat_template: str | None = None
     preferences: bool = False
+    unpaired: bool = False
 
     @property
     def delimiters(self) -> DocumentDelimiters:

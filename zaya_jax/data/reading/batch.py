@@ -28,6 +28,10 @@ class Batch:
       segments_BT: int32, number of the document piece in its sequence, from 1; 0 in padding.
       reference_BT: float32, for preference training only: at the first token of each answer the reference
         model's log-probability of that answer, 0 elsewhere. None for all other batches.
+      labels_BT: float32, for labeled answers only: at the first token of an answer 1 if it is desirable and
+        -1 if not, 0 elsewhere. None for all other batches.
+      teacher_tokens_BTK: int32, for distillation only: most likely tokens under the teacher, [B, T, K].
+      teacher_log_probs_BTK: float32, for distillation only: their log-probabilities, [B, T, K].
     """
 
     tokens_BT: Int[np.ndarray | jax.Array, "*B T"]
@@ -36,6 +40,26 @@ class Batch:
     positions_BT: Int[np.ndarray | jax.Array, "*B T"]
     segments_BT: Int[np.ndarray | jax.Array, "*B T"]
     reference_BT: Float[np.ndarray | jax.Array, "*B T"] | None = None
+    labels_BT: Float[np.ndarray | jax.Array, "*B T"] | None = None
+    teacher_tokens_BTK: Int[np.ndarray | jax.Array, "*B T K"] | None = None
+    teacher_log_probs_BTK: Float[np.ndarray | jax.Array, "*B T K"] | None = None
+
+
+def chosen_answers(batch: Batch) -> Float[np.ndarray, "*B T"]:
+    """Returns 1 at the tokens of chosen or desirable answers and their prompts, 0 at other answers.
+
+    Args:
+      batch: batch of preferences, on the host, shape [B, T].
+    """
+    segments_BT = np.asarray(batch.segments_BT)
+    # Of a pair the first side is chosen.
+    if batch.labels_BT is None:
+        return (segments_BT % 2).astype(np.float32)
+    labels_BT = np.asarray(batch.labels_BT)
+    by_segment_BS = np.zeros((len(segments_BT), segments_BT.max(initial=0) + 1), np.float32)
+    rows, times = np.nonzero(labels_BT > 0)
+    by_segment_BS[rows, segments_BT[rows, times]] = 1
+    return np.take_along_axis(by_segment_BS, segments_BT, axis=1)
 
 
 def make_example(

@@ -13,12 +13,13 @@ import dataclasses
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol, runtime_checkable
 
 import grain
 import jax
 import numpy as np
 
-from zaya_jax.data.chats.packed_windows import window_of_bytes, with_reference
+from zaya_jax.data.chats.packed_windows import window_of_bytes, with_labels, with_reference
 from zaya_jax.data.corpora.shards import Corpus
 from zaya_jax.data.corpora.token_blocks import BlockReader
 from zaya_jax.data.reading.batch import PADDING, Batch, make_example
@@ -27,6 +28,19 @@ from zaya_jax.errors import UserError
 
 Reference = Sequence[np.ndarray]
 """Reference log-probabilities of the answers in each window of a split, float32 [answers] per window."""
+
+Prediction = tuple[np.ndarray, np.ndarray]
+"""Most likely tokens under a teacher, int32 [T, K], and their log-probabilities, float32 [T, K]."""
+
+
+@runtime_checkable
+class Teacher(Protocol):
+    """Predictions of the windows of a split."""
+
+    def __getitem__(self, number: int) -> Prediction:
+        """Reads the predictions of a window."""
+        ...
+
 
 READ_THREADS = 2
 """Default number of reader threads."""
@@ -62,9 +76,11 @@ def num_sequences(corpus: Corpus, split: str, sequence_length: int) -> int:
 class _Split:
     """Random access to the tokens of a split."""
 
-    def __init__(self, corpus: Corpus, split: str, reference: Reference | None):
+    def __init__(
+        self, corpus: Corpus, split: str, reference: Reference | None, teacher: Teacher | None = None
+    ):
         self.num_tokens = corpus.split(split).tokens
-        self._corpus, self._reference = corpus, reference
+        self._corpus, self._reference, self._teacher = corpus, reference, teacher
         # Verifies the hash of each block that it reads.
         self._blocks = BlockReader(corpus, split)
 
@@ -74,6 +90,10 @@ class _Split:
         A sequence that ends at a block boundary also reads the next block, for its last target. Otherwise
         the first token of each block would never be a target.
         """
+        example = self._example(first, last, length)
+        return example if self._teacher is None else with_teacher(example, self._teacher[first // length])
+
+    def _example(self, first: int, last: int, length: int) -> Batch:
         if self._corpus.chat_template is not None:
             return self._window(first)
         # The last token of a split has no successor, so its target stays padding.
@@ -87,12 +107,10 @@ class _Split:
     def _window(self, first: int) -> Batch:
         """The window of packed chats that starts at token `first`. Such a window is exactly one block."""
         corpus, number = self._corpus, first // self._corpus.block_tokens
-        window = window_of_bytes(
-            self._blocks[number],
-            length=corpus.block_tokens,
-            pad_id=corpus.pad_id,
-            dtype=corpus.dtype,
-        )
+        raw = self._blocks[number]
+        window = window_of_bytes(raw, length=corpus.block_tokens, pad_id=corpus.pad_id, dtype=corpus.dtype)
+        if corpus.unpaired:
+            window = with_labels(window, raw, dtype=corpus.dtype)
         return window if self._reference is None else with_reference(window, self._reference[number])
 
     def _read(self, first: int, last: int) -> np.ndarray:
@@ -114,11 +132,15 @@ class _TrainingSequences:
     """Random access to the sequences of a run after a position, without end."""
 
     def __init__(
-        self, position: MixturePosition, corpora: Mapping[str, Corpus], references: Mapping[str, Reference]
+        self,
+        position: MixturePosition,
+        corpora: Mapping[str, Corpus],
+        references: Mapping[str, Reference],
+        teachers: Mapping[str, Teacher],
     ):
         self._position = position
         self._splits = {
-            folder: _Split(corpora[folder], "train", references.get(folder))
+            folder: _Split(corpora[folder], "train", references.get(folder), teachers.get(folder))
             for folder in position.mixture.folders
         }
 
@@ -193,6 +215,7 @@ def training_batches(
     share: Share | None = None,
     num_threads: int = READ_THREADS,
     references: Mapping[str, Reference] | None = None,
+    teachers: Mapping[str, Teacher] | None = None,
 ) -> Iterator[Batch]:
     """Yields batches of the training splits of a mixture, starting at a position.
 
@@ -207,6 +230,7 @@ def training_batches(
       share: the part of each batch that this process reads; None for all.
       num_threads: number of threads that read ahead; with 0 a batch is read on demand.
       references: for preference training, reference log-probabilities of the training splits, by folder.
+      teachers: for distillation, the teacher's predictions of the training splits, by folder.
 
     Yields:
       Batches of numpy arrays, shape [B, T], or with the rows and tokens of the share.
@@ -218,9 +242,10 @@ def training_batches(
     for folder in folders:
         # Checked for all corpora at the start, and not when the mixture first reaches one.
         num_sequences(corpora[folder], "train", position.length)
-    source = _TrainingSequences(position, corpora, references or {})
+    source = _TrainingSequences(position, corpora, references or {}, teachers or {})
     share = Share(range(batch_size)) if share is None else share
-    padding = _padding(corpora[folders[0]], position.length, has_reference=bool(references))
+    teacher = (teachers or {}).get(folders[0])
+    padding = _padding(corpora[folders[0]], position.length, has_reference=bool(references), teacher=teacher)
     return _iterate(_Rows(source, share, batch_size, padding), share.rows, num_threads, limit=num_steps)
 
 
@@ -235,6 +260,7 @@ def evaluation_batches(
     share: Share | None = None,
     num_threads: int = READ_THREADS,
     reference: Reference | None = None,
+    teacher: Teacher | None = None,
 ) -> Iterator[Batch]:
     """Yields every window of a split once, in stream order.
 
@@ -248,6 +274,7 @@ def evaluation_batches(
       share: the part of each batch that this process reads; None for all.
       num_threads: number of threads that read ahead; with 0 a batch is read on demand.
       reference: for preference evaluation, reference log-probabilities of the split.
+      teacher: for distillation, the teacher's predictions of the split.
 
     Yields:
       Batches of numpy arrays, shape [B, T], or with the rows and tokens of the share.
@@ -256,17 +283,30 @@ def evaluation_batches(
       UserError: as `num_sequences`.
     """
     numbers = range(first, num_sequences(corpus, split, sequence_length))
-    windows = _SequentialWindows(_Split(corpus, split, reference), sequence_length, numbers[:limit])
+    opened = _Split(corpus, split, reference, teacher)
+    windows = _SequentialWindows(opened, sequence_length, numbers[:limit])
     share = Share(range(batch_size)) if share is None else share
-    padding = _padding(corpus, sequence_length, has_reference=reference is not None)
+    padding = _padding(corpus, sequence_length, has_reference=reference is not None, teacher=teacher)
     return _iterate(_Rows(windows, share, batch_size, padding), share.rows, num_threads)
 
 
-def _padding(corpus: Corpus, length: int, *, has_reference: bool) -> Batch:
+def _padding(corpus: Corpus, length: int, *, has_reference: bool, teacher: Teacher | None) -> Batch:
     """A padding row with the same fields as the rows of the corpus."""
     row = _example(corpus, np.full((2, length), PADDING, np.int32))
     # All rows of a batch must have the same fields to be stacked.
+    if corpus.unpaired:
+        row = with_labels(row, b"", dtype=corpus.dtype)
+    # The shapes of any window: a row of padding has no targets, so its predictions have no effect.
+    if teacher is not None:
+        tokens_TK, log_probs_TK = teacher[0]
+        row = with_teacher(row, (np.zeros_like(tokens_TK), np.zeros_like(log_probs_TK)))
     return with_reference(row, np.zeros(0, np.float32)) if has_reference else row
+
+
+def with_teacher(example: Batch, prediction: Prediction) -> Batch:
+    """Adds the teacher's predictions to an example [T]."""
+    tokens_TK, log_probs_TK = prediction
+    return dataclasses.replace(example, teacher_tokens_BTK=tokens_TK, teacher_log_probs_BTK=log_probs_TK)
 
 
 def _iterate(source: _Rows, rows: range, num_threads: int, *, limit: int | None = None) -> Iterator[Batch]:

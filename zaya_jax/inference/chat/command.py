@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     # Reading the weights can take minutes: check the template first.
     require_chats(options.run_folder, options.template)
     show_progress(f"loading {options.run_folder}")
-    run = load_for_generation(options.run_folder)
+    run = load_for_generation(options.run_folder, options.weights)
     chat_format = run.chat_format(options.template)
     is_interactive, is_terminal = sys.stdin.isatty(), sys.stdout.isatty()
     loop = ChatLoop(
@@ -114,6 +114,7 @@ def _parser() -> Parser:
         ),
     )
     parser.add_argument("run_folder", metavar="RUN", help="folder of a run")
+    parser.add_weights_option()
     parser.add_argument("--system", default="", metavar="TEXT", help="system message (default: none)")
     parser.add_argument("--template", help='chat template, "zaya" or a Jinja file (default: that of the run)')
     parser.add_argument(

@@ -99,7 +99,7 @@ def _load(options: argparse.Namespace) -> _Run:
     Raises:
       UserError: for a folder that is not a run, weights that are not finite, or an invalid context.
     """
-    run = load_run(options.run_folder)
+    run = load_run(options.run_folder, options.weights)
     check_finite(run.variables, options.run_folder, run.step)
     check_shape(run.config.model, length=_context(options, run.config), num_rows=options.batch_size)
     model = Zaya(run.config.model, run.config.execution)
@@ -124,8 +124,12 @@ def _evaluate(inputs: _Inputs, run: _Run, workers: Workers, options: argparse.Na
     length, prefix_id = _context(options, run.config), run.tokenizer.delimiters.first_id
     scorer = Scorer(workers, length, prefix_id, options.batch_size)
     console = Console(soft_wrap=True, highlight=False)
-    console.print(_heading(options.run_folder, run.step, scorer))
-    results: dict[str, Any] = {"run": options.run_folder, "step": run.step, "context": length}
+    # The heading says so too, because results of the average must not be taken for those of the weights.
+    name = options.run_folder if options.weights == "raw" else f"EMA of {options.run_folder}"
+    console.print(_heading(name, run.step, scorer))
+    results: dict[str, Any] = {
+        "run": options.run_folder, "step": run.step, "weights": options.weights, "context": length
+    }  # fmt: skip
     if inputs.texts:
         results["text"] = _evaluate_texts(scorer, inputs.texts, run.tokenizer, console).to_json()
     if inputs.tasks is not None:
@@ -170,6 +174,7 @@ def _parser() -> Parser:
         ),
     )
     parser.add_argument("run_folder", metavar="RUN", help="folder of a run")
+    parser.add_weights_option()
     parser.add_argument(
         "--text",
         nargs="+",

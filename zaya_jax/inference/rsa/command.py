@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.chat:
         require_chats(options.run_folder, options.template)
     show_progress(f"loading {options.run_folder}")
-    run = load_for_generation(options.run_folder)
+    run = load_for_generation(options.run_folder, options.weights)
     prompting = Prompting(run, chat=options.chat, template=options.template, letters=options.letters)
     specials = run.chat_format(options.template).specials if options.chat else {}
     thinker = Thinker(
@@ -176,6 +176,7 @@ def _parser() -> Parser:
         ),
     )
     parser.add_argument("run_folder", metavar="RUN", help="folder of a run")
+    parser.add_weights_option()
     parser.add_argument("--prompt", default="", help="the question")
     parser.add_argument("--chat", action="store_true", help="send the question as a user's turn")
     parser.add_argument("--template", help='with --chat: "zaya" or a Jinja file (default: that of the run)')

@@ -134,6 +134,10 @@ class ProgressDisplay(Hook):
             return
         text = f"loss {values['loss']:.4f} | {values['bits_per_byte']:.4f} bits/byte"
         if context.config.dpo.beta:
-            accuracy, margin = values["rewards/accuracies"], values["rewards/margins"]
-            text += f" | accuracy {accuracy:.1%} | margin {margin:.3f}"
+            # Single answers have no accuracy, because no answer is compared with another one.
+            accuracy = values.get("rewards/accuracies")
+            text += "" if accuracy is None else f" | accuracy {accuracy:.1%}"
+            text += f" | margin {values['rewards/margins']:.3f}"
+        if "ema/loss" in values:
+            text += f" | EMA: loss {values['ema/loss']:.4f}, {values['ema/bits_per_byte']:.4f} bits/byte"
         context.progress.validated(context.step, text)

@@ -18,6 +18,8 @@ from zaya_jax.train.compiled_programs import whole_variables
 from zaya_jax.train.hooks.hook import Hook, StepContext
 from zaya_jax.train.metrics.files import bits_per_byte, text_loss
 from zaya_jax.train.setup import PreparedRun
+from zaya_jax.train.step.dpo import preference_means
+from zaya_jax.train.step.state import TrainState
 from zaya_jax.train.step.train_step import Sums
 
 TasksFunction = Callable[[int, Zaya, Mapping], Mapping[str, float]]
@@ -32,18 +34,28 @@ class Evaluation(Hook):
         # The end of a phase always counts: another run may start from its checkpoint.
         if not context.ends_phase and context.step % context.config.train.eval_every:
             return
-        # One section per batch, so that a time limit does not depend on their number. The first may compile.
-        names = itertools.chain([sections.COMPILE], itertools.repeat(sections.EVALUATE))
-
-        def sums_of(batch: Batch) -> Sums:
-            context.heartbeats.enter(next(names), context.step)
-            return context.programs.evaluate(context.state, batch)
-
-        # The batches are read ahead in threads while devices evaluate.
-        batches, num_batches = held_out_batches(context.run, context.range)
-        batches = context.progress.evaluating(context.step, batches, num_batches)
-        context.emit(Hook.on_evaluate, VALIDATION, evaluate(context.run, context.range, sums_of, batches))
+        values = _evaluate_state(context, context.state)
+        # A second pass with the same program, which gathers one set of weights at a time.
+        if context.state.ema is not None:
+            of_average = _evaluate_state(context, context.state.averaged)
+            values |= {f"ema/{name}": value for name, value in of_average.items()}
+        context.emit(Hook.on_evaluate, VALIDATION, values)
         context.clock.restart(context.step)
+
+
+def _evaluate_state(context: StepContext, state: TrainState) -> dict[str, float]:
+    """Returns the held-out values of a state, with the structure of the run's own."""
+    # One section per batch, so that a time limit does not depend on their number. The first may compile.
+    names = itertools.chain([sections.COMPILE], itertools.repeat(sections.EVALUATE))
+
+    def sums_of(batch: Batch) -> Sums:
+        context.heartbeats.enter(next(names), context.step)
+        return context.programs.evaluate(state, batch)
+
+    # The batches are read ahead in threads while devices evaluate.
+    batches, num_batches = held_out_batches(context.run, context.range)
+    batches = context.progress.evaluating(context.step, batches, num_batches)
+    return evaluate(context.run, context.range, sums_of, batches)
 
 
 class EvaluationTasks(Hook):
@@ -100,7 +112,7 @@ def evaluate(
             preferences[name] += float(value)
     if num_bytes is None:  # each process has counted its share
         num_bytes = sum(hosts.gather("held-out bytes", spelled_bytes))
-    means = {name: value / max(num_targets, 1) for name, value in {"loss": loss, **preferences}.items()}
+    means = {"loss": loss / max(num_targets, 1), **preference_means(preferences, num_targets)}
     # Bits per byte, so that runs with different tokenizers can be compared.
     return means | {"bits_per_byte": bits_per_byte(text_loss(loss, preferences), num_bytes)}
 
@@ -132,5 +144,6 @@ def held_out_batches(run: PreparedRun, step_range: StepRange) -> tuple[Iterator[
         share=run.share_of(step_range.phase.config, data.batch_size),
         num_threads=step_range.phase.config.execution.read_threads,
         reference=run.held_out_reference,
+        teacher=run.held_out_teacher,
     )
     return run.extensions.of_batches(batches), math.ceil(min(sequences, limit or sequences) / data.batch_size)

@@ -32,6 +32,8 @@ def bits_per_byte(nats: float, num_bytes: float | int) -> float:
 def text_loss(loss: float, preferences: Mapping[str, float]) -> float:
     """Returns the cross-entropy per target; for preferences, that of the chosen answer."""
     # Comparable with the preceding run: the loss of pairs does not say how likely good text is.
+    if "text_nats" in preferences:
+        return preferences["text_nats"]
     return -preferences["logps/chosen"] if preferences else loss
 
 

@@ -41,8 +41,9 @@ def checksum_program(state: TrainState, *, setup: TrainSetup, mesh: Mesh) -> Che
 
     def local(state: TrainState) -> UInt32[Array, "1 2"]:
         # Values that each device keeps, and the weights that the others have sent.
+        ema = state.ema and dataclasses.replace(state.ema, buckets={})
         kept = dataclasses.replace(
-            state, buckets={}, frozen={}, optimizer=(), key=jax.random.key_data(state.key)
+            state, buckets={}, frozen={}, optimizer=(), ema=ema, key=jax.random.key_data(state.key)
         )
         flat = flatten_dict(gather_weights(state, setup))
         of_node = {path for path, weight in setup.partition.own_weights.items() if weight.of_experts}

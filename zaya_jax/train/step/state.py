@@ -12,10 +12,11 @@ from jax.core import Tracer
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
-from zaya_jax.config import Config
+from zaya_jax.config import Config, DistillationConfig, DpoConfig, EmaConfig
 from zaya_jax.model.adapters import declare_run, merged
 from zaya_jax.model.weights import EXPERTS, initialize
 from zaya_jax.model.zaya import Zaya, initial_router_bias
+from zaya_jax.optim.averaging import WeightAverage, start_average
 from zaya_jax.optim.balancing import make_balancer
 from zaya_jax.optim.buckets import from_buckets, to_buckets
 from zaya_jax.optim.optimizer import make_optimizer
@@ -47,6 +48,7 @@ class TrainState:
       key: random key of the run after initialization; samples are drawn from it and the step.
       skipped_steps: number of steps whose loss or gradients were not finite, so that they changed nothing.
       partition: layout of the weights in buckets.
+      ema: average of the weights, sharded like the buckets; None if `ema.decay` is 0.
     """
 
     step: Int[Array, ""]
@@ -60,6 +62,15 @@ class TrainState:
     key: Array
     skipped_steps: Int[Array, ""]
     partition: Partition = static()
+    # None is a tree without leaves: without an average, programs and checkpoints have nothing of it.
+    ema: WeightAverage | None = None
+
+    @property
+    def averaged(self) -> "TrainState":
+        """The state with the average instead of the weights, for evaluation."""
+        assert self.ema is not None, "the run has no average"
+        # With the average itself, so that a program that is compiled for the state also evaluates this one.
+        return dataclasses.replace(self, buckets=self.ema.buckets, router_bias_LX=self.ema.router_bias_LX)
 
     @property
     def params(self) -> dict:
@@ -127,7 +138,9 @@ class TrainSetup:
       clip_norm: maximum of the global gradient norm.
       z_loss: weight of the squared logsumexp.
       update_norms: whether the metrics include norms of updates.
-      dpo_beta: beta of the preference loss; 0 selects the next-token loss.
+      dpo: preference loss; its beta of 0 selects the next-token loss.
+      distillation: distillation loss; a teacher of None selects the next-token loss.
+      ema: decay of the average of weights; 0 disables it.
     """
 
     model: Zaya
@@ -137,7 +150,9 @@ class TrainSetup:
     clip_norm: float = float("inf")
     z_loss: float = 0.0
     update_norms: bool = True
-    dpo_beta: float = 0.0
+    dpo: DpoConfig = dataclasses.field(default_factory=DpoConfig)
+    distillation: DistillationConfig = dataclasses.field(default_factory=DistillationConfig)
+    ema: EmaConfig = dataclasses.field(default_factory=EmaConfig)
 
 
 def make_setup(
@@ -180,7 +195,9 @@ def make_setup(
         clip_norm=config.optimizer.clip_norm,
         z_loss=config.train.z_loss,
         update_norms=config.train.update_norms,
-        dpo_beta=config.dpo.beta,
+        dpo=config.dpo,
+        distillation=config.distillation,
+        ema=config.ema,
     )
 
 
@@ -205,6 +222,7 @@ def first_state(setup: TrainSetup, params: dict, key: Array) -> TrainState:
         balancer=setup.balancer.init(bias_LX),
         key=key,
         skipped_steps=jnp.zeros((), jnp.int32),
+        ema=start_average(buckets, bias_LX) if setup.ema.decay else None,
         partition=setup.partition,
     )
 
@@ -212,7 +230,13 @@ def first_state(setup: TrainSetup, params: dict, key: Array) -> TrainState:
 def with_variables(state: TrainState, variables: dict) -> TrainState:
     """Replaces weights and router biases. Adapters stay, because weights of other runs have none."""
     fields = _variable_fields(state.partition, variables)
-    return dataclasses.replace(state, **fields | {"buckets": state.buckets | fields["buckets"]})
+    fields["buckets"] = state.buckets | fields["buckets"]
+    return dataclasses.replace(state, ema=_restarted(state, fields), **fields)
+
+
+def _restarted(state: TrainState, fields: dict[str, Any]) -> WeightAverage | None:
+    """Returns an average that starts from new weights, if the state has one."""
+    return None if state.ema is None else start_average(fields["buckets"], fields["router_bias_LX"])
 
 
 def _variable_fields(partition: Partition, variables: dict) -> dict[str, Any]:
@@ -234,7 +258,10 @@ def partition_specs(state: TrainState) -> TrainState:
 
     def of_leaf(path: Any, leaf: Any) -> Any:
         # Counters of an optimizer are scalars among its buckets, and are replicated.
-        if path[0].name not in ("buckets", "frozen", "optimizer") or not leaf.ndim:
+        if path[0].name not in ("buckets", "frozen", "optimizer", "ema") or not leaf.ndim:
+            return REPLICATED
+        # Like the biases that they are the average of.
+        if getattr(path[-1], "name", None) == "router_bias_LX":
             return REPLICATED
         # Optimizers nest their states in various ways; a bucket's name is a key at some depth.
         names = (key.key for key in path if isinstance(key, jax.tree_util.DictKey))
@@ -260,7 +287,19 @@ def to_checkpoint(state: TrainState) -> dict[str, Any]:
     The optimizer's buckets are two thirds of a state. Each device writes its own buckets unchanged; a restore
     on another number of devices repartitions them.
     """
-    return {"weights": state.stored, "training": training_of(state)}
+    average = {} if state.ema is None else {"ema": average_of(state)}
+    return {"weights": state.stored, "training": training_of(state), **average}
+
+
+def average_of(state: TrainState) -> dict[str, Any]:
+    """Returns the arrays of a checkpoint's average: the weights that train, named like all weights."""
+    assert state.ema is not None, "the run has no average"
+    # Frozen weights are their own average: with adapters, a copy of them would be nearly the whole model.
+    return {
+        "params": _in_one_program(_read_params, state.partition, state.ema.buckets),
+        "router_bias": {"layers": state.ema.router_bias_LX},
+        "num_updates": state.ema.num_updates,
+    }
 
 
 def training_of(state: TrainState) -> dict[str, Any]:
@@ -290,8 +329,20 @@ def from_checkpoint(saved: dict[str, Any], like: TrainState, written: TrainState
     if written.partition != like.partition:
         training["optimizer"] = _repartitioned(training["optimizer"], written, like)
     variables = _variable_fields(like.partition, saved["weights"])
+    # A checkpoint without an average, of a run that had none until now, starts it.
+    is_saved = like.ema is not None and "ema" in saved
+    ema = _average_from(like, saved["ema"]) if is_saved else _restarted(like, variables)
     # All fields in one replacement: in between, the state would mix abstract and real arrays.
-    return dataclasses.replace(like, **variables, **training)
+    return dataclasses.replace(like, ema=ema, **variables, **training)
+
+
+def _average_from(like: TrainState, saved: dict[str, Any]) -> WeightAverage:
+    """Makes the average of a state from the arrays of a checkpoint."""
+    return WeightAverage(
+        buckets=to_buckets(like.partition, saved["params"]),
+        router_bias_LX=saved["router_bias"]["layers"],
+        num_updates=saved["num_updates"],
+    )
 
 
 def _repartitioned(optimizer: Any, written: TrainState, like: TrainState) -> Any:

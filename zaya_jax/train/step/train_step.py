@@ -21,12 +21,14 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.fusion import unfused
+from zaya_jax.config import DistillationConfig
 from zaya_jax.data.reading.batch import Batch
 from zaya_jax.errors import UserError
 from zaya_jax.model.adapters import scaled_adapters
 from zaya_jax.model.attention.block import logit_bound
 from zaya_jax.model.weights import Weight, map_weights
 from zaya_jax.model.zaya import ExpertSharing, HiddenStates, hidden_states
+from zaya_jax.optim.averaging import update_average
 from zaya_jax.optim.buckets import from_own_buckets, join, split, to_own_buckets
 from zaya_jax.optim.by_layer import from_layers, rows_of_layer, shared_experts, to_layers
 from zaya_jax.optim.partition import Partition
@@ -35,13 +37,18 @@ from zaya_jax.parallel.bucket_layouts import gather_buckets, sum_buckets
 from zaya_jax.parallel.mesh import BATCH, REPLICATED, all_gather, all_reduce, on_each_device
 from zaya_jax.parallel.node import num_node_devices
 from zaya_jax.pytree import pytree
-from zaya_jax.train.step.dpo import log_probabilities, pairs_of_rows, preference_loss
-from zaya_jax.train.step.loss import next_token_loss
+from zaya_jax.train.step.distillation import top_predictions
+from zaya_jax.train.step.dpo import (
+    BatchTotals,
+    batch_kl_sum,
+    kl_of,
+    log_probabilities,
+    pairs_of_rows,
+    preference_means,
+)
 from zaya_jax.train.step.norms import GROUPS, global_norm, norms_by_group
+from zaya_jax.train.step.objectives import Head, count_targets, count_totals, objective_of
 from zaya_jax.train.step.state import TrainSetup, TrainState, partition_specs
-
-Head = tuple[jax.Array, jax.Array | None]
-"""The tied embedding table, and the output bias or None."""
 
 
 @pytree
@@ -51,7 +58,7 @@ class Sums:
     Attributes:
       loss: cross-entropy of all targets, or loss of all preference pairs, in nats.
       num_targets: number of weighted next-token targets, or of pairs.
-      preferences: metrics of `PreferenceLoss`; empty for next-token training.
+      preferences: metrics of `PreferenceLoss`, or of distillation; empty for next-token training.
       router_counts_LX: number of tokens per layer and router class, shape [L, X].
       router_entropy_L: entropy of the router probabilities in nats, summed over tokens, shape [L].
       router_probability_L: probability of the chosen class, summed over tokens, shape [L].
@@ -134,7 +141,8 @@ def evaluate_step(state: TrainState, batch: Batch, *, setup: TrainSetup, mesh: M
 
     def local(state: TrainState, rows: Batch) -> Sums:
         params = gather_weights(state, setup)
-        _, sums = _forward(setup, params, {}, state.router_bias_LX, jnp.ones(()), rows)
+        totals = count_totals(setup, rows) if setup.dpo.beta else BatchTotals(jnp.ones(()))
+        _, sums = _forward(setup, params, {}, state.router_bias_LX, totals, rows)
         return all_reduce(sums)
 
     specs = partition_specs(state)
@@ -158,18 +166,37 @@ def reference_step(
     return on_each_device(local, mesh, in_specs=(specs, BATCH), out_specs=REPLICATED)(state, batch)
 
 
+def teacher_step(
+    state: TrainState, batch: Batch, *, setup: TrainSetup, mesh: Mesh, config: DistillationConfig
+) -> tuple[Int[Array, "B T K"], Float[Array, "B T K"]]:
+    """Returns the most likely tokens of each position and their log-probabilities, on all devices."""
+
+    def local(state: TrainState, rows: Batch) -> tuple[jax.Array, jax.Array]:
+        params = gather_weights(state, setup)
+        _, hidden, (table_VD, bias_V) = _hidden(setup, params, {}, state.router_bias_LX, rows)
+        chunk = setup.model.execution.loss_chunk
+        predictions = top_predictions(hidden.x_BTD, table_VD, bias_V, config=config, chunk=chunk)
+        return all_gather(predictions)
+
+    specs = partition_specs(state)
+    return on_each_device(local, mesh, in_specs=(specs, BATCH), out_specs=REPLICATED)(state, batch)
+
+
 def _local_step(
     state: TrainState, batch: Batch, *, setup: TrainSetup, num_microbatches: int
 ) -> tuple[TrainState, Metrics]:
     """The step of one device."""
     # Known before the forward pass, so that each device's objective is its share of the global mean, and
     # gradients are plain sums. Averaging per-device means would over-weight targets on devices with few.
-    num_targets = jnp.maximum(all_reduce(_count_targets(setup, batch)), 1)
+    totals = count_totals(setup, batch)
+    num_targets = totals.num_targets
     # With several microbatches, each of them would gather the experts again.
     by_layer = num_microbatches == 1 and bool(shared_experts(setup.partition))
     params = gather_weights(state, setup, by_layer=by_layer)
+    if setup.dpo.is_unpaired and num_microbatches > 1:
+        totals = _with_kl(setup, params, state.router_bias_LX, totals, batch, num_microbatches)
     gradients, sums = _accumulate(
-        setup, params, state.router_bias_LX, num_targets, batch, num_microbatches, by_layer=by_layer
+        setup, params, state.router_bias_LX, totals, batch, num_microbatches, by_layer=by_layer
     )
     sums = all_reduce(sums)
     # Before the norm, which must be that of the summed gradients.
@@ -196,7 +223,7 @@ def _local_step(
     return new_state, Metrics(
         loss=sums.loss / num_targets,
         num_targets=sums.num_targets,
-        preferences={name: value / num_targets for name, value in sums.preferences.items()},
+        preferences=preference_means(sums.preferences, num_targets),
         gradient_norm=norm,
         gradient_norms=gradient_norms,
         update_norms=update_norms,
@@ -233,18 +260,20 @@ def _apply_update(
         bias_updates, balancer = setup.balancer.update(
             sums.router_counts_LX, state.balancer, state.router_bias_LX
         )
-    updated = {
-        "buckets": optax.apply_updates(state.buckets, updates),
-        "router_bias_LX": optax.apply_updates(state.router_bias_LX, bias_updates),
-        "optimizer": optimizer,
-        "balancer": balancer,
-    }
+    buckets = optax.apply_updates(state.buckets, updates)
+    bias_LX = optax.apply_updates(state.router_bias_LX, bias_updates)
+    updated = {"buckets": buckets, "router_bias_LX": bias_LX, "optimizer": optimizer, "balancer": balancer}
+    if state.ema is not None:
+        # By the owner of each shard, from the weights after the update: nothing is sent.
+        with jax.named_scope("ema"):
+            updated["ema"] = update_average(setup.ema, state.ema, cast(dict, buckets), cast(Any, bias_LX))
     return updated, update_norms
 
 
 def _keep_state(state: TrainState, *_: Any, setup: TrainSetup) -> tuple[dict[str, Any], dict[str, jax.Array]]:
     """Returns the same fields as `_apply_update`, unchanged."""
     names = ("buckets", "router_bias_LX", "optimizer", "balancer")
+    names += () if state.ema is None else ("ema",)
     return {name: getattr(state, name) for name in names}, _no_update_norms(setup)
 
 
@@ -321,21 +350,20 @@ def _forward(
     trained: Any,
     frozen: Any,
     bias_LX: jax.Array,
-    num_targets: jax.Array,
+    totals: BatchTotals,
     batch: Batch,
     *,
     by_layer: bool = False,
 ) -> tuple[jax.Array, Sums]:
-    """Returns the objective divided by `num_targets`, and the sums; weights are one tree or two."""
+    """Returns the objective divided by the number of targets, and the sums; weights are one tree or two."""
     rows, hidden, head = _hidden(setup, trained, frozen, bias_LX, batch, by_layer=by_layer)
     with jax.named_scope("loss"):
-        learn = _learn_preferences if setup.dpo_beta else _learn_next_tokens
-        objective, loss, preferences = learn(setup, hidden.x_BTD, head, rows, num_targets)
+        objective, loss, preferences = objective_of(setup)(setup, hidden.x_BTD, head, rows, totals)
     router = hidden.router
     num_tokens = jnp.sum(rows.segments_BT != 0, dtype=jnp.float32)  # segment 0 is padding
     return objective, Sums(
         loss=loss,
-        num_targets=_count_targets(setup, rows),
+        num_targets=count_targets(setup, rows),
         preferences=preferences,
         router_counts_LX=router.counts_LX,
         router_entropy_L=router.entropy_L * num_tokens,
@@ -344,55 +372,31 @@ def _forward(
     )
 
 
-def _count_targets(setup: TrainSetup, rows: Batch) -> jax.Array:
-    """Returns the number of targets that the loss is a mean over."""
-    # A mean over tokens would weight a pair by its length.
-    if setup.dpo_beta:
-        return jnp.sum(pairs_of_rows(rows), dtype=jnp.float32)
-    return jnp.sum(rows.weights_BT)
+def _with_kl(
+    setup: TrainSetup,
+    params: Any,
+    bias_LX: jax.Array,
+    totals: BatchTotals,
+    batch: Batch,
+    num_microbatches: int,
+) -> BatchTotals:
+    """Adds the divergence of the whole batch, which the gradient of each microbatch depends on."""
 
+    def of_rows(rows: Batch) -> jax.Array:
+        rows, hidden, (table_VD, bias_V) = _hidden(setup, params, {}, bias_LX, rows)
+        return batch_kl_sum(hidden.x_BTD, table_VD, bias_V, rows, execution=setup.model.execution)
 
-def _learn_next_tokens(
-    setup: TrainSetup, x_BTD: jax.Array, head: Head, rows: Any, num_targets: jax.Array
-) -> tuple[jax.Array, jax.Array, dict]:
-    """Returns the objective divided by `num_targets`, the sum of losses, and no metrics."""
-    table_VD, bias_V = head
-    loss = next_token_loss(
-        x_BTD.reshape(-1, x_BTD.shape[-1]),
-        table_VD,
-        bias_V,
-        rows.targets_BT.reshape(-1),
-        # Dividing weights instead of gradients saves a pass over the gradients.
-        rows.weights_BT.reshape(-1) / num_targets,
-        execution=setup.model.execution,
-        z_loss=setup.z_loss,
-    )
-    # The cross-entropy without z-loss, multiplied to undo the division by all targets.
-    return loss.objective, loss.cross_entropy * num_targets, {}
-
-
-def _learn_preferences(
-    setup: TrainSetup, x_BTD: jax.Array, head: Head, rows: Any, num_targets: jax.Array
-) -> tuple[jax.Array, jax.Array, dict]:
-    """Returns the objective divided by `num_targets` pairs, the sum of their losses, and their metrics."""
-    table_VD, bias_V = head
-    result = preference_loss(
-        x_BTD,
-        table_VD,
-        bias_V,
-        rows,
-        beta=setup.dpo_beta,
-        divisor=num_targets,
-        execution=setup.model.execution,
-    )
-    return result.objective, result.loss, result.metrics
+    # A forward pass before the gradients: it costs a third of the step, and the result does not depend on
+    # the number of microbatches.
+    sums = lax.map(of_rows, _microbatches(batch, num_microbatches))
+    return dataclasses.replace(totals, kl=kl_of(all_reduce(jnp.sum(sums)), totals.num_targets))
 
 
 def _accumulate(
     setup: TrainSetup,
     params: Any,
     bias_LX: jax.Array,
-    num_targets: jax.Array,
+    totals: BatchTotals,
     batch: Batch,
     num_microbatches: int,
     *,
@@ -411,13 +415,12 @@ def _accumulate(
         return x.astype(jnp.float32 if is_wide else setup.model.execution.gradient_dtype)
 
     def of_rows(rows: Batch) -> tuple[Any, Sums]:
-        gradients, sums = gradient(trained, frozen, bias_LX, num_targets, rows)
+        gradients, sums = gradient(trained, frozen, bias_LX, totals, rows)
         return map_weights(as_kept, setup.partition.trained, gradients), sums
 
     if num_microbatches == 1:
         return of_rows(batch)
-    # Consecutive rows of this device alone: the reshape moves no data.
-    microbatches = jax.tree.map(lambda x: x.reshape(num_microbatches, -1, *x.shape[1:]), batch)
+    microbatches = _microbatches(batch, num_microbatches)
 
     # A carry instead of stacked results: one buffer accumulates the gradients of all microbatches.
     def add(before: Any, microbatch: Batch) -> tuple[Any, None]:
@@ -426,6 +429,12 @@ def _accumulate(
     first = jax.tree.map(lambda x: x[0], microbatches)
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(of_rows, first))
     return lax.scan(add, zeros, microbatches)[0]
+
+
+def _microbatches(batch: Batch, count: int) -> Batch:
+    """Splits the rows of this device, with the microbatches as the first axis."""
+    # Consecutive rows of this device alone: the reshape moves no data.
+    return jax.tree.map(lambda x: x.reshape(count, -1, *x.shape[1:]), batch)
 
 
 def _check_devices(of_state: Partition, of_setup: Partition, mesh: Mesh) -> None:

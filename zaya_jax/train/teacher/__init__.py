@@ -1,0 +1,1 @@
+"""The teacher of a distillation: its predictions, computed once and stored in the run folder."""
