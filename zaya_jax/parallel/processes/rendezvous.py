@@ -157,6 +157,9 @@ class _Registry:
                 pass
         except (ValueError, TypeError, KeyError, OSError):  # a port scanner, or a client of another service
             pass
+        # The rendezvous is over. asyncio of Python 3.11 logs a traceback for a server's task that ends so.
+        except asyncio.CancelledError:
+            pass
         finally:
             writer.close()
             if number is not None:
