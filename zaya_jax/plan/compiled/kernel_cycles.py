@@ -63,6 +63,7 @@ def kernel_cycles(
       device: the GPU, whose architecture must be known.
     """
     core = device.need_core()
+    # A compute unit's work is spread over its vector units, each of which has one matrix unit.
     simds = core.compute_units * core.simds
     matrix = sum(count * _matrix_cycles(name) for name, count in instructions.items())
     vector = sum(count * _vector_cycles(name) for name, count in instructions.items())
@@ -76,6 +77,7 @@ def kernel_cycles(
 
 
 def _matrix_cycles(name: str) -> float:
+    # An unknown dtype is an error: a rate of zero would hide the instruction from the bound.
     match = MATRIX.match(name)
     if match is None:
         return 0.0
@@ -84,6 +86,7 @@ def _matrix_cycles(name: str) -> float:
 
 
 def _vector_cycles(name: str) -> int:
+    # Moves between vector and accumulation registers count here: they use the vector unit.
     if not name.startswith("v_") or MATRIX.match(name):
         return 0
     return TRANSCENDENTAL_CYCLES if TRANSCENDENTAL.match(name) else VECTOR_CYCLES
