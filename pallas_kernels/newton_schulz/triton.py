@@ -197,8 +197,8 @@ def _load_transposed(array, matrix, rows, columns) -> jax.Array:
         rows[0] + jnp.arange(rows[1]),
         columns[0] + jnp.arange(columns[1]),
         first=(matrix,),
-        is_row=valid_mask(*rows, height),
-        is_column=valid_mask(*columns, width),
+        is_row=valid_mask(rows[0], rows[1], height),
+        is_column=valid_mask(columns[0], columns[1], width),
     )
 
 
