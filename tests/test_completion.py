@@ -29,7 +29,7 @@ CASES = [
     ("zaya ", set(cli.COMMANDS)),
     ("zaya tr", {"train"}),
     ("zaya --v", {"--version"}),
-    ("zaya ckpt ", {"ls", "verify", "diff", "prune", "reshape"}),
+    ("zaya ckpt ", {"ls", "verify", "diff", "prune", "reshape", "average"}),
     ("zaya ckpt diff --tr", {"--training"}),
     ("zaya ckpt nothing --", {"--help"}),
     ("zaya convert insp", {"inspect"}),

@@ -160,7 +160,7 @@ def typed_run(request, run_folder, tmp_path_factory):
 
 def test_a_file_resumed_after_any_line_is_bitwise_equal(typed_run, tmp_path, monkeypatch):
     """Log-probabilities too: a lost line is computed again in its original batch."""
-    monkeypatch.setattr(batch_generation, "load_for_generation", lambda _: typed_run)
+    monkeypatch.setattr(batch_generation, "load_for_generation", lambda *_: typed_run)
     file = write_lines(tmp_path / "prompts.jsonl", [{"prompt": "x" * n} for n in range(17, 24)])
     output, unfinished = file.with_suffix(".answers"), file.with_suffix(".answers" + UNFINISHED)
     kept, finish = [], AnswerFile.finish

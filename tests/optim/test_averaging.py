@@ -20,7 +20,7 @@ def test_updates_are_those_of_float64(decay, warmup):
     weights_SN = numbers.standard_normal((STEPS + 1, 64)).astype(np.float32)
     bias_LX = jnp.zeros((1, 2))
     average = start_average({"a": jnp.asarray(weights_SN[0])}, bias_LX)
-    update = jax.jit(functools.partial(update_average, EmaConfig(decay=decay, warmup=warmup)))
+    update = jax.jit(functools.partial(update_average, EmaConfig(decay=decay, decay_warmup=warmup)))
     mean = weights_SN[0].astype(np.float64)
     for step in range(1, STEPS + 1):
         average = update(average, {"a": jnp.asarray(weights_SN[step])}, bias_LX + step)

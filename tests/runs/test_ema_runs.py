@@ -25,6 +25,9 @@ from zaya_jax.train.metrics.files import read_metrics
 from zaya_jax.train.step.state import init_state, make_setup
 from zaya_jax.train.trainer import train
 
+# Whole runs: the newest jax has its own list of them.
+pytestmark = pytest.mark.slow
+
 STEPS, HALF, DECAY = 6, 3, 0.6
 
 

@@ -61,4 +61,4 @@ def rate_of(config: EmaConfig, update: Int[Array, ""]) -> Float[Array, ""]:
     """Returns 1 - decay of an update; the first update is 1."""
     # Not from a decay in float32: near 1 its rounding would be a large part of the difference.
     rate = jnp.float32(1 - config.decay)
-    return jnp.maximum(rate, 9 / (10.0 + update)) if config.warmup else rate
+    return jnp.maximum(rate, 9 / (10.0 + update)) if config.decay_warmup else rate

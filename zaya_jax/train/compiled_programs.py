@@ -168,7 +168,7 @@ def saved_average(state: TrainState, mesh: Mesh) -> Callable[[TrainState], dict[
 
     def collect(state: TrainState) -> dict[str, Any]:
         assert state.ema is not None, "compiled only for a run with an average"
-        # In place of the weights, whose way to a checkpoint moves as little as possible.
+        # Resharded as the weights are: their way to a checkpoint moves as little as possible.
         buckets = _by_columns(state.averaged, mesh).buckets
         return average_of(dataclasses.replace(state, ema=dataclasses.replace(state.ema, buckets=buckets)))
 

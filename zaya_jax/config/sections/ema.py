@@ -16,12 +16,12 @@ class EmaConfig:
       decay: weight of the previous average in each step, such as 0.999; the new weights have 1 - decay. 0
         disables the average. If a resume enables it, it starts from the weights of the checkpoint; if a
         resume disables it, later checkpoints have none.
-      warmup: whether the n-th update has at most the decay (1 + n) / (10 + n), so that the average of a short
-        run does not consist of its first weights.
+      decay_warmup: whether the n-th update has at most the decay (1 + n) / (10 + n), so that the average of
+        a short run does not consist of its first weights.
     """
 
     decay: float = 0.0
-    warmup: bool = True
+    decay_warmup: bool = True
 
     def __post_init__(self):
         # With a decay of 1 the average would never change.
