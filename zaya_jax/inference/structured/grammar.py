@@ -53,12 +53,21 @@ def json_schema_grammar(schema: Any, name: str = "the schema") -> Grammar:
     Raises:
       UserError: if the schema is not an object, is too large, or refers to another document.
     """
-    return grammar_of([{"name": "answer", "json_schema": checked_schema(schema, name)}])
+    return grammar_of("start: @answer", {"answer": checked_schema(schema, name)})
 
 
-def grammar_of(parts: list[dict[str, Any]]) -> Grammar:
-    """Returns the grammar with these parts, of which the first is the start."""
-    return Grammar(json.dumps({"grammars": parts}))
+def grammar_of(rules: str, schemas: Mapping[str, Any]) -> Grammar:
+    """Returns a grammar of rules and schemas.
+
+    Args:
+      rules: rules in llguidance's form of Lark, which begin with `start:`. "@NAME" is the JSON of a schema.
+      schemas: schemas by name, as `checked_schema` returns them.
+    """
+    # With forcing, a text that must follow could only be written with the tokens that the tokenizer chooses
+    # for it. The mask would then exclude tokens that the grammar accepts, such as the quotation mark alone.
+    rules = '%llguidance {"no_forcing": true}\n' + rules
+    parts = [{"name": name, "json_schema": schema} for name, schema in schemas.items()]
+    return Grammar(json.dumps({"grammars": [{"lark_grammar": rules}, *parts]}))
 
 
 def checked_schema(schema: Any, name: str) -> dict[str, Any]:

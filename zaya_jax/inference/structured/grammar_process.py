@@ -44,7 +44,7 @@ class Vocabulary:
         self.eos_token_id, self.bos_token_id = eos_id, None
 
     def __call__(self, text: bytes) -> list[int]:
-        """Returns no tokens: llguidance needs them only to fast-forward, which we do not use."""
+        """Returns no tokens: llguidance needs them only to force text, which our grammars disable."""
         del text
         return []
 
