@@ -13,6 +13,8 @@ from collections.abc import Sequence
 
 import llguidance
 
+COMPILE_SECONDS = 5
+"""Processor time of compiling a grammar. Usual schemas take milliseconds, one of 100 KiB up to a second."""
 MAX_MEMORY_BYTES = 1 << 30
 """Address space of the process in bytes; Python and llguidance need about 100 MB of it."""
 _LIMITS = {
@@ -63,14 +65,18 @@ def compile_grammar(tokenizer: llguidance.LLTokenizer, source: str) -> llguidanc
     limits = llguidance.LLParserLimits(**_LIMITS)
     matcher = llguidance.LLMatcher(tokenizer, source, log_level=0, limits=limits)
     if not matcher.is_error():
+        first = matcher.deep_copy()
+        first.compute_bitmask()
         # Some limits only apply to the first mask.
-        matcher.deep_copy().compute_bitmask()
+        return first if first.is_error() else matcher
     return matcher
 
 
 def main() -> None:
     """Compiles the grammar of standard input, and prints its error message, "" for none."""
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
+    # The kernel ends the process, even within a single call. Processor time does not depend on other load.
+    resource.setrlimit(resource.RLIMIT_CPU, (COMPILE_SECONDS, COMPILE_SECONDS + 1))
     # A crash must not leave a core dump behind.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     request = json.load(sys.stdin)
@@ -78,9 +84,7 @@ def main() -> None:
     tokens = [bytes([byte]) for byte in range(256)] + [b""] * max(0, request["vocab_size"] - 256)
     tokenizer = load_vocabulary(Vocabulary([*tokens, b"<eos>"], [len(tokens)], len(tokens)))
     matcher = compile_grammar(tokenizer, request["source"])
-    first = matcher.deep_copy()
-    first.compute_bitmask()
-    json.dump({"error": matcher.get_error() or first.get_error()}, sys.stdout)
+    json.dump({"error": matcher.get_error()}, sys.stdout)
 
 
 if __name__ == "__main__":
