@@ -31,6 +31,10 @@ class Constraint:
         self._matcher = matcher
         self.vocab_size, self.think_ids = vocab_size, think_ids
 
+    def with_thoughts(self, think_ids: tuple[int, int] | None) -> "Constraint":
+        """Returns the same grammar for texts that may begin with a thought, or may not."""
+        return Constraint(self._matcher, self.vocab_size, think_ids)
+
     def start(self, prompt: Sequence[int], end_ids: Sequence[int]) -> "ConstraintState":
         """Returns the state of a text before its first token.
 
