@@ -81,5 +81,5 @@ def test_recursive_schemas_and_their_cache(monkeypatch):
 
 def test_without_the_package(monkeypatch):
     monkeypatch.setattr(compiler_module, "is_available", lambda: False)
-    with pytest.raises(UserError, match="needs llguidance, which is not installed: .*pip.* install"):
+    with pytest.raises(UserError, match=r"needs llguidance, which is not installed: .*pip.* install"):
         GrammarCompiler(load_tokenizer("byte"), 259).compile(json_schema_grammar({}))

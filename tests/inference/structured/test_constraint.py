@@ -53,8 +53,10 @@ LANGUAGES = {
     "é(é|ü)": ["éé", "éü"],
     '"(a|b)": [01]': [f'"{a}": {b}' for a in "ab" for b in "01"],
 }
-PIECES = ["a", "b", "c", "d", "x", "y", "aa", "ab", "bc", "xx", "xxy", "abcc", "cd", '"', '"a', '": ', ": ", " ", ":",
-          "0", "1", '": 1', "é", "ü", "é".encode()[:1], "é".encode()[1:], "ü".encode()[1:] , "éé", ""]  # fmt: skip
+LETTERS = ["a", "b", "c", "d", "x", "y", '"', " ", ":", "0", "1", "é", "ü"]
+LONGER = ["aa", "ab", "bc", "xx", "xxy", "abcc", "cd", '"a', '": ', ": ", '": 1', "éé", ""]
+PARTS = ["é".encode()[:1], "é".encode()[1:], "ü".encode()[1:]]
+"""Tokens that are a part of a character."""
 
 
 @pytest.mark.parametrize("pattern", LANGUAGES)
@@ -62,7 +64,7 @@ def test_masks_equal_a_search_of_the_vocabulary(pattern):
     """At every state that tokens can reach."""
     matches = [text.encode() for text in LANGUAGES[pattern]]
     assert all(re.fullmatch(pattern, text) for text in LANGUAGES[pattern])
-    tokens = [each.encode() if isinstance(each, str) else each for each in PIECES]
+    tokens = [*(each.encode() for each in (*LETTERS, *LONGER)), *PARTS]
     # Two special tokens, of which one has a name that the language contains.
     tokens += [b"a", b"<eos>"]
     special = [len(tokens) - 2, len(tokens) - 1]
