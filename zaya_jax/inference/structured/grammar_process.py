@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import llguidance
 
-COMPILE_SECONDS = 5
+COMPILE_SECONDS = 3
 """Processor time of compiling a grammar. Usual schemas take milliseconds, one of 100 KiB up to a second."""
 MAX_MEMORY_BYTES = 1 << 30
 """Address space of the process in bytes; Python and llguidance need about 100 MB of it."""
