@@ -59,10 +59,14 @@ def test_refusals(schema, says, monkeypatch):
     assert len(str(caught.value)) < 400
 
 
+ENDED = r"too complex: compiling it takes over 3 seconds; simplify it|could not be compiled in 60 seconds"
+"""The second message is that of a machine that is very busy."""
+
+
 def test_a_schema_that_takes_too_long_is_ended():
     # All multiples of a large prime number: minutes, in a call that no thread could interrupt.
     started = time.process_time()
-    with pytest.raises(UserError, match="too complex: compiling it takes over 3 seconds; simplify it"):
+    with pytest.raises(UserError, match=ENDED):
         compile_schema({"type": "integer", "multipleOf": 49_999_991})
     assert time.process_time() - started < 2, "this process did not do the work"
 

@@ -76,7 +76,7 @@ def test_masks_equal_a_search_of_the_vocabulary(pattern):
     unread = [()]
     while unread:
         path = unread.pop()
-        state = Constraint(matcher, len(tokens), None).start((), ends)
+        state = Constraint(matcher, len(tokens), special[1]).start((), ends)
         for token in path:
             state.advance(token)
         written = b"".join(tokens[token] for token in path)
@@ -162,6 +162,6 @@ def test_a_vocabulary_that_cannot_spell_the_answer():
     vocabulary = grammar_process.load_vocabulary(grammar_process.Vocabulary([b"a", b"<eos>"], [1], 1))
     matcher = grammar_process.compile_grammar(vocabulary, json_schema_grammar({"const": 1}).source)
     mask_BW = all_tokens(1, 2)
-    errors = fill_masks({0: Constraint(matcher, 2, None).start((), (1,))}, mask_BW)
+    errors = fill_masks({0: Constraint(matcher, 2, 1).start((), (1,))}, mask_BW)
     assert isinstance(errors[0], UserError)
     assert np.all(mask_BW == 0xFFFFFFFF)

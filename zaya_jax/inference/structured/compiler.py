@@ -93,7 +93,7 @@ class GrammarCompiler:
             if matcher.is_error():
                 raise _refused(matcher.get_error(), name)
             self._keep(grammar.source, matcher)
-        return Constraint(matcher, self._vocab_size, think_ids)
+        return Constraint(matcher, self._vocab_size, self._tokenizer.eos_id, think_ids)
 
     @functools.cached_property
     def _vocabulary(self) -> Any:

@@ -23,17 +23,18 @@ class Constraint:
 
     Attributes:
       vocab_size: V, the vocabulary of the model.
+      eos_id: end token of the matcher.
       think_ids: tokens that open and close a thought, during which the grammar waits; None without thoughts.
     """
 
-    def __init__(self, matcher: Any, vocab_size: int, think_ids: tuple[int, int] | None):
+    def __init__(self, matcher: Any, vocab_size: int, eos_id: int, think_ids: tuple[int, int] | None = None):
         """Keeps a matcher of llguidance, of which each text gets a copy."""
         self._matcher = matcher
-        self.vocab_size, self.think_ids = vocab_size, think_ids
+        self.vocab_size, self.eos_id, self.think_ids = vocab_size, eos_id, think_ids
 
     def with_thoughts(self, think_ids: tuple[int, int] | None) -> "Constraint":
         """Returns the same grammar for texts that may begin with a thought, or may not."""
-        return Constraint(self._matcher, self.vocab_size, think_ids)
+        return Constraint(self._matcher, self.vocab_size, self.eos_id, think_ids)
 
     def start(self, prompt: Sequence[int], end_ids: Sequence[int]) -> "ConstraintState":
         """Returns the state of a text before its first token.
@@ -42,16 +43,21 @@ class Constraint:
           prompt: tokens of the prompt, which may end within a thought.
           end_ids: tokens that end the text.
         """
-        return ConstraintState(self._matcher.deep_copy(), self.think_ids, prompt, end_ids)
+        return ConstraintState(self._matcher.deep_copy(), self.eos_id, self.think_ids, prompt, end_ids)
 
 
 class ConstraintState:
     """What a text may continue with: anything but its end within a thought, then what the grammar accepts."""
 
     def __init__(
-        self, matcher: Any, think_ids: tuple[int, int] | None, prompt: Sequence[int], end_ids: Sequence[int]
+        self,
+        matcher: Any,
+        eos_id: int,
+        think_ids: tuple[int, int] | None,
+        prompt: Sequence[int],
+        end_ids: Sequence[int],
     ):
-        self.matcher, self._end_ids = matcher, tuple(end_ids)
+        self.matcher, self._eos_id, self._end_ids = matcher, eos_id, tuple(end_ids)
         self._open_id, self._close_id = think_ids or (None, None)
         self._phase: _Phase = _phase_after(prompt, think_ids)
 
@@ -71,8 +77,9 @@ class ConstraintState:
         """
         if self.follows_grammar and self.matcher.is_error():
             raise UserError(f"the answer's grammar is too complex: {self.matcher.get_error():.200}")
-        # llguidance knows a single end token, while a text may have several.
         can_end = self.follows_grammar and self.matcher.is_accepting()
+        # llguidance knows the tokenizer's end token, while a text may end with others, and with several.
+        _set_bit(mask_W, self._eos_id, False)
         for token in self._end_ids:
             _set_bit(mask_W, token, can_end)
         if self._phase == "start" and self._open_id is not None:

@@ -31,6 +31,9 @@ _LIMITS = {
 }
 
 
+_PROBED_TOKENS = 3
+
+
 class Vocabulary:
     """A vocabulary in the form that llguidance reads.
 
@@ -64,12 +67,16 @@ def compile_grammar(tokenizer: llguidance.LLTokenizer, source: str) -> llguidanc
     """Returns the matcher of a grammar, which has an error if the grammar is invalid or too complex."""
     limits = llguidance.LLParserLimits(**_LIMITS)
     matcher = llguidance.LLMatcher(tokenizer, source, log_level=0, limits=limits)
-    if not matcher.is_error():
-        first = matcher.deep_copy()
-        first.compute_bitmask()
-        # Some limits only apply to the first mask.
-        return first if first.is_error() else matcher
-    return matcher
+    probe = matcher.deep_copy()
+    # Some limits apply to masks only. The largest sets of choices are those at the start: all fields of the
+    # outermost object follow its bracket.
+    for _ in range(_PROBED_TOKENS):
+        if probe.is_error() or probe.is_stopped():
+            break
+        allowed = int.from_bytes(probe.compute_bitmask(), "little")
+        if allowed and not probe.is_error():
+            probe.consume_token((allowed & -allowed).bit_length() - 1)
+    return probe if probe.is_error() else matcher
 
 
 def main() -> None:
