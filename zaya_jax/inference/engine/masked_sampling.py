@@ -64,6 +64,7 @@ def sample_constrained(
         return NO_MASKS
     mask_BW = all_tokens(*logits_BV.shape)
     errors = fill_masks(states, mask_BW)
+    # The mask is small: a bit per token, 32 KiB per row for 262,144 tokens.
     # Only now the host waits for the device.
     token_B, logprob_B = jax.device_get(sample_masked(logits_BV, jnp.asarray(mask_BW), sampling))
     tokens = {row: (int(token_B[row]), float(logprob_B[row])) for row in states if row not in errors}
@@ -86,6 +87,7 @@ def sample_masked(
       temperature and filters, as for rows without a mask.
     """
     allowed_BV = unpack_mask(mask_BW, logits_BV.shape[1])
+    # Minus infinity has no probability at any temperature, and ranks last in every filter.
     token_B = sample(jnp.where(allowed_BV, logits_BV, -jnp.inf), sampling)
     total_B = jax.nn.logsumexp(logits_BV, axis=-1)
     return token_B, jnp.take_along_axis(logits_BV, token_B[:, None], axis=1)[:, 0] - total_B

@@ -60,6 +60,7 @@ def tool_call_grammar(
     functions = [tool["function"] for tool in tools if name in (None, tool["function"]["name"])]
     if not functions:
         raise UserError(f'no tool has the name "{name}"' if name else "there is no tool that could be called")
+    # The names of rules are numbers, because the name of a function may have any characters.
     writer = _RuleWriter(form)
     names = [writer.add(function) for function in functions]
     call = f'{form.tag(form.call)} "\\n" ({" | ".join(names)}) "\\n" {form.tag(form.call_end)}'
@@ -116,9 +117,11 @@ class _RuleWriter:
         end = json.dumps("\n</parameter>")
         schema = {} if schema is True else schema
         parts = list(_alternatives(schema, root, place))
+        # Text of an enumeration is written as it is, without quotes.
         values = [value for part in parts for value in _constants(part)]
         if values and all(isinstance(value, str) for value in values):
             return f"({' | '.join(map(json.dumps, values))}) {end}"
+        # If text is one of several types, all are written as text: a parser decides by the schema what it is.
         texts = [part for part in parts if "string" in _types(part)]
         if not texts:
             shared = {key: root[key] for key in ("$defs", "definitions") if key in root}
@@ -131,6 +134,7 @@ class _RuleWriter:
                 f'{place} has "{wrong[0]}", which cannot be enforced where text is written without quotes; '
                 "remove it"
             )
+        # The widest bounds of the alternatives.
         low = min(part.get("minLength", 0) for part in parts)
         high = max(part.get("maxLength", -1) for part in parts)
         is_bounded = all("maxLength" in part for part in parts)
@@ -151,6 +155,7 @@ def _alternatives(
     if isinstance(reference := schema.get("$ref"), str):
         yield from _alternatives(_resolve(reference, root, place), root, place, depth + 1)
         return
+    # Keywords next to the alternatives of text are not enforced; values that are not text keep them.
     choices = schema.get("anyOf") or schema.get("oneOf") or ()
     for choice in choices:
         yield from _alternatives(choice, root, place, depth + 1)

@@ -87,6 +87,7 @@ class GrammarCompiler:
         matcher = self._find(grammar.source)
         if matcher is None:
             vocabulary = self._vocabulary
+            # First elsewhere: what takes too long here could not be ended.
             check_in_process(grammar.source, self._vocab_size, name)
             # Not under the lock: one large grammar must not delay those that are compiled already.
             matcher = _process_module().compile_grammar(vocabulary, grammar.source)
@@ -144,6 +145,7 @@ def check_in_process(source: str, vocab_size: int, name: str) -> None:
             f"{name} is too complex: compiling it takes over {_process_module().COMPILE_SECONDS} seconds; "
             "simplify it"
         )
+    # llguidance aborts where it cannot allocate, as the limit of the process makes it.
     if result.returncode:
         raise UserError(f"{name} is too complex: compiling it takes too much memory; simplify it")
     if error := json.loads(result.stdout)["error"]:

@@ -89,6 +89,7 @@ class ConstraintState:
 
     def advance(self, token: int) -> None:
         """Appends a token, which the mask allowed."""
+        # The text is complete, and nothing reads this state again.
         if token in self._end_ids:
             return
         if self._phase == "start" and token == self._open_id:
@@ -111,12 +112,16 @@ def fill_masks(states: Mapping[int, ConstraintState], mask_BW: np.ndarray) -> di
     Returns:
       Errors by row; the masks of these rows allow all tokens.
     """
+    # A thought has no grammar yet: its mask already allows all tokens.
     matchers = [(each.matcher, row) for row, each in states.items() if each.follows_grammar]
     if matchers:
         num_rows, num_words = mask_BW.shape
         word_bytes = mask_BW.itemsize
+        # The pointer stays valid during the call, which writes each row at its place and releases the
+        # interpreter lock.
         _executor().unsafe_compute_mask_ptr(matchers, mask_BW.ctypes.data, num_words * word_bytes, num_rows)
     errors = {}
+    # An answer that cannot continue must not stop the others of its batch.
     for row, state in states.items():
         try:
             state.finish_mask(mask_BW[row])
@@ -131,6 +136,7 @@ def all_tokens(num_rows: int, vocab_size: int) -> np.ndarray:
     return np.full((num_rows, -(-vocab_size // WORD_BITS)), ALL_TOKENS, np.uint32)
 
 
+# One pool of threads for all engines of the process.
 @functools.cache
 def _executor() -> Any:
     return importlib.import_module("llguidance").LLExecutor()

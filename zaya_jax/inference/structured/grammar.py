@@ -82,6 +82,7 @@ def checked_schema(schema: Any, name: str) -> dict[str, Any]:
     """
     if not isinstance(schema, dict):
         raise UserError(f"{name} is {schema!r:.40}; it must be a JSON schema, an object")
+    # The size bounds everything that follows, compiling included.
     try:
         size = len(json.dumps(schema, allow_nan=False))
     except RecursionError:
@@ -104,6 +105,7 @@ def checked_schema(schema: Any, name: str) -> dict[str, Any]:
 
 def _objects(schema: Any) -> Iterator[Mapping[str, Any]]:
     """Yields all objects of a schema that may be schemas themselves."""
+    # A list rather than recursion, because a client chooses the depth.
     unread = [schema]
     while unread:
         part = unread.pop()

@@ -73,6 +73,7 @@ def compile_grammar(tokenizer: llguidance.LLTokenizer, source: str) -> llguidanc
     for _ in range(_PROBED_TOKENS):
         if probe.is_error() or probe.is_stopped():
             break
+        # Any allowed token will do, so the lowest.
         allowed = int.from_bytes(probe.compute_bitmask(), "little")
         if allowed and not probe.is_error():
             probe.consume_token((allowed & -allowed).bit_length() - 1)
@@ -86,6 +87,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (COMPILE_SECONDS, COMPILE_SECONDS + 1))
     # A crash must not leave a core dump behind.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    # The parent has checked the size of the schema.
     request = json.load(sys.stdin)
     # Single bytes suffice to find out whether a grammar compiles; other tokens only have numbers.
     tokens = [bytes([byte]) for byte in range(256)] + [b""] * max(0, request["vocab_size"] - 256)

@@ -45,5 +45,6 @@ def compile_option(run: LoadedRun, grammar: Grammar | None, options: argparse.Na
     """
     if grammar is None:
         return None
+    # The padded vocabulary of the model, because masks have a bit for each logit.
     compiler = GrammarCompiler(run.tokenizer, run.model.config.vocab_size)
     return compiler.compile(grammar, name=options.json_schema)
