@@ -7,7 +7,7 @@ import pytest
 
 from zaya_jax.errors import UserError
 from zaya_jax.inference.structured import compiler
-from zaya_jax.inference.structured.schema_option import compile_option, read_schema_option
+from zaya_jax.inference.structured.schema_option import read_schema_option
 
 
 def options_of(path):
@@ -19,7 +19,6 @@ def test_a_schema_file(tmp_path):
     path.write_text(json.dumps({"type": "object", "properties": {"a": {"type": "integer"}}}))
     assert '"integer"' in read_schema_option(options_of(path)).source
     assert read_schema_option(options_of(None)) is None
-    assert compile_option(None, None, options_of(None)) is None
 
 
 @pytest.mark.parametrize(
