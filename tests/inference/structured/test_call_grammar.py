@@ -2,11 +2,13 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from zaya_jax.errors import UserError
 from zaya_jax.inference.structured import grammar_process
 from zaya_jax.inference.structured.call_grammar import CallForm, tool_call_grammar
+from zaya_jax.inference.structured.constraint import Constraint, all_tokens, fill_masks
 
 OPEN, CLOSE = 260, 261
 TAGS = CallForm("<call>", "</call>", True, {"<call>": OPEN, "</call>": CLOSE})
@@ -35,10 +37,8 @@ TOOLS = [
     {"type": "function", "function": {"name": "weather", "parameters": WEATHER}},
     {"type": "function", "function": {"name": "now"}},
 ]
-TOKENS = [*(bytes([byte]) for byte in range(256)), *[b""] * 6, b"<eos>"]
-VOCABULARY = grammar_process.load_vocabulary(
-    grammar_process.Vocabulary(TOKENS, range(256, len(TOKENS)), len(TOKENS) - 1)
-)
+TOKENS = [*(bytes([byte]) for byte in range(256)), *[b""] * 7]
+VOCABULARY = grammar_process.load_vocabulary(grammar_process.Vocabulary(TOKENS, len(TOKENS) - 1))
 
 
 def accepts(grammar, *parts):
@@ -84,6 +84,15 @@ def test_calls_of_tags(form):
         assert not accepts(grammar, begin, text, end, "\n", begin, text, end), "one call only"
     for text in REFUSED:
         assert not accepts(grammar, begin, text, end), text
+
+
+def test_only_the_token_of_a_tag_is_allowed():
+    matcher = grammar_process.compile_grammar(VOCABULARY, tool_call_grammar(TOOLS, TAGS).source)
+    constraint = Constraint(matcher, len(TOKENS), len(TOKENS) - 1)
+    mask_BW = all_tokens(1, len(TOKENS))
+    assert fill_masks({0: constraint.start((), (262,))}, mask_BW) == {}
+    bits = np.unpackbits(mask_BW.view(np.uint8), bitorder="little")
+    assert np.flatnonzero(bits).tolist() == [OPEN]
 
 
 def test_several_calls_and_one_function():

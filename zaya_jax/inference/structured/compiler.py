@@ -101,9 +101,7 @@ class GrammarCompiler:
         require_package("structured output")
         tokens = TokenSpellings(self._tokenizer).vocabulary(self._vocab_size)
         process = _process_module()
-        # Tokens without bytes are special: no text of a grammar matches them.
-        special_ids = [token for token, raw in enumerate(tokens) if not raw]
-        return process.load_vocabulary(process.Vocabulary(tokens, special_ids, self._tokenizer.eos_id))
+        return process.load_vocabulary(process.Vocabulary(tokens, self._tokenizer.eos_id))
 
     def _find(self, source: str) -> Any:
         with self._lock:

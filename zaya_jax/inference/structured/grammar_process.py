@@ -38,14 +38,22 @@ class Vocabulary:
     """A vocabulary in the form that llguidance reads.
 
     Attributes:
-      tokens: bytes of each token; empty for a token that no text contains.
+      tokens: bytes of each token, and names of those that no text contains.
       special_token_ids: tokens that text never matches.
       eos_token_id: end token.
       bos_token_id: always None.
     """
 
-    def __init__(self, tokens: Sequence[bytes], special_ids: Sequence[int], eos_id: int):
-        self.tokens, self.special_token_ids = tokens, special_ids
+    def __init__(self, tokens: Sequence[bytes], eos_id: int):
+        """Creates a vocabulary.
+
+        Args:
+          tokens: bytes of each token; empty for a special token, or one that no text contains.
+          eos_id: end token, one of those without bytes.
+        """
+        self.special_token_ids = [token for token, raw in enumerate(tokens) if not raw]
+        # Each with its own name: where a rule names a token by number, llguidance allows all that share one.
+        self.tokens = [raw or b"<%d>" % token for token, raw in enumerate(tokens)]
         self.eos_token_id, self.bos_token_id = eos_id, None
 
     def __call__(self, text: bytes) -> list[int]:
@@ -91,7 +99,7 @@ def main() -> None:
     request = json.load(sys.stdin)
     # Single bytes suffice to find out whether a grammar compiles; other tokens only have numbers.
     tokens = [bytes([byte]) for byte in range(256)] + [b""] * max(0, request["vocab_size"] - 256)
-    tokenizer = load_vocabulary(Vocabulary([*tokens, b"<eos>"], [len(tokens)], len(tokens)))
+    tokenizer = load_vocabulary(Vocabulary([*tokens, b""], len(tokens)))
     matcher = compile_grammar(tokenizer, request["source"])
     json.dump({"error": matcher.get_error()}, sys.stdout)
 
