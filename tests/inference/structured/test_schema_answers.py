@@ -54,6 +54,7 @@ def test_complete_answers_match_their_schemas():
 
 
 @pytest.mark.campaign
+@pytest.mark.timeout(3600)
 def test_200_schemas():
     num_complete, num_cut, num_refused = check_answers(range(NUM_ALL))
     print(f"{num_complete} answers complete and valid, {num_cut} cut, {num_refused} schemas refused")
