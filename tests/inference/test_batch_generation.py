@@ -112,6 +112,20 @@ def kill_after(num_batches, monkeypatch, complete=batch_generation.complete):
     return made
 
 
+def test_answers_of_a_schema(answers, run_folder, tmp_path):
+    (tmp_path / "schema.json").write_text('{"enum": [41, 42]}')
+    file = write_lines(tmp_path / "schema.jsonl", LINES)
+    found = answer(run_folder, file, "--json-schema", str(tmp_path / "schema.json"))
+    for line, each in zip(LINES, found, strict=True):
+        # A chat may begin with a thought, which may last until the limit.
+        if "prompt" in line:
+            assert each["text"] in ("41", "42")
+            assert each["finish_reason"] == "stop"
+            assert each["num_new_tokens"] == 3
+        else:
+            assert each["finish_reason"] == "length" or each["text"].endswith(("41", "42"))
+
+
 def test_a_killed_process_loses_and_repeats_no_batch(answers, run_folder, tmp_path, monkeypatch, capsys):
     """The lines above are three batches: each process completes one, and the second is killed while it
     writes.

@@ -138,7 +138,7 @@ def start(ranks, *, config=SLIDING, max_length=64, time=16):
     zero = jnp.zeros((), jnp.int32)
     chunk = PromptChunk(tokens_BT, jnp.ones_like(tokens_BT), zero, zero, jnp.asarray(True))
     cache = make_cache(model, variables, 2, max_length, padding="left", context_devices=ranks)
-    cache, first = prefill_chunk(model, variables, cache, chunk, GREEDY)
+    cache, first, _ = prefill_chunk(model, variables, cache, chunk, GREEDY)
     ends_BJ = jnp.full((2, 8), -1, jnp.int32)
     return model, variables, cache, DecodeRows(first.token_B, jnp.full(2, 1000), ends_BJ)
 
@@ -190,7 +190,7 @@ def million(ranks):
         cache = dataclasses.replace(
             cache, pool=pool, length=jnp.asarray(room - 5, jnp.int32), first_B=jnp.asarray(first_B)
         )
-        cache, steps = decode_steps(model, variables, cache, rows, GREEDY, 4, max_steps=4)
+        cache, steps, _ = decode_steps(model, variables, cache, rows, GREEDY, 4, max_steps=4)
         tokens_MB = [np.asarray(rows.newest_B).tolist(), *np.asarray(steps.sampled.token_B).tolist()]
         results.append((np.transpose(tokens_MB).tolist(), cache))
     (_, one), (_, shared) = results

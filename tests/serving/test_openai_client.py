@@ -1,14 +1,17 @@
 """A `zaya serve` process and OpenAI's Python client: the texts are those of `complete`."""
 
 import asyncio
+import concurrent.futures
 import functools
 import os
 import sys
+from typing import Annotated, Literal
 
 import httpx
 import jax
 import numpy as np
 import openai
+import pydantic
 import pytest
 from serving_process import started
 from small_runs import make_chat_run
@@ -45,9 +48,9 @@ def client(run_folder):
         assert all(line.startswith("[") for line in progress), progress  # no traceback, no warning
         output = "".join(progress)
         assert "weights of step 1 are loaded" in output
-        assert "compiling program 1 of 5: prefill of a chunk" in output
-        assert "compiling program 3 of 5: decoding of 3 rows" in output
-        assert progress[-1].endswith("all 5 programs are compiled\n")
+        assert "compiling program 1 of 7: prefill of a chunk" in output
+        assert "compiling program 5 of 7: sampling of 3 rows with masks" in output
+        assert progress[-1].endswith("all 7 programs are compiled\n")
 
 
 @pytest.fixture(scope="module")
@@ -119,6 +122,54 @@ def test_chats(client, run):
     text = "".join(chunk.choices[0].delta.content or "" for chunk in streamed if chunk.choices)
     assert text == choice.message.content
     assert streamed[-1].usage.total_tokens == response.usage.total_tokens
+
+
+class Weather(pydantic.BaseModel):
+    """A schema as users of OpenAI's client write it."""
+
+    model_config = pydantic.ConfigDict(extra="forbid")
+    sky: Literal["clear", "cloudy"]
+    degrees: Annotated[int, pydantic.Field(ge=-50, le=50)]
+
+
+def test_answers_of_a_schema(client):
+    messages = [{"role": "user", "content": "weather?"}]
+    # Room for a thought of this random model; without one the answer takes some 40 tokens.
+    ask = {"model": "chats", "messages": messages, "max_tokens": 64}
+    schema = Weather.model_json_schema()
+    form = {"type": "json_schema", "json_schema": {"name": "weather", "schema": schema, "strict": True}}
+    num_complete = 0
+    for seed in range(6):
+        whole = client.chat.completions.create(**ask, seed=seed, response_format=form).choices[0]
+        chunks = client.chat.completions.create(**ask, seed=seed, response_format=form, stream=True)
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+        assert text == whole.message.content
+        if whole.finish_reason == "stop":
+            num_complete += 1
+            Weather.model_validate_json(text)
+    assert num_complete
+    # OpenAI's client writes the schema of a class, and reads the answer as one.
+    number = client.completions.create(
+        model="chats", prompt="7 * 6 = ", max_tokens=32, temperature=0,
+        extra_body={"response_format": form | {"json_schema": {"name": "n", "schema": {"enum": [41, 42]}}}},
+    )  # fmt: skip
+    assert number.choices[0].text in ("41", "42")
+    assert number.choices[0].finish_reason == "stop"
+
+
+def test_a_schema_that_takes_too_long_delays_no_other_answer(client):
+    slow = {"type": "integer", "multipleOf": 49_999_991}
+    form = {"type": "json_schema", "json_schema": {"name": "slow", "schema": slow}}
+    messages = [{"role": "user", "content": "hi"}]
+    with concurrent.futures.ThreadPoolExecutor(1) as threads:
+        refused = threads.submit(
+            client.chat.completions.create, model="chats", messages=messages, response_format=form
+        )
+        answer = client.chat.completions.create(model="chats", messages=messages, max_tokens=2)
+        assert answer.choices
+        assert not refused.done(), "the answer did not wait for the schema"
+        with pytest.raises(openai.APIStatusError, match=r"could not be compiled|too complex"):
+            refused.result()
 
 
 def test_stop_strings(client, run):

@@ -21,14 +21,20 @@ from zaya_jax.inference.loading import LoadedRun, load_for_generation, require_c
 from zaya_jax.inference.prompt_files import PromptLine, read_prompt_lines
 from zaya_jax.inference.prompting import Prompting
 from zaya_jax.inference.sampling_options import sampling_params
+from zaya_jax.inference.structured.grammar import Grammar
+from zaya_jax.inference.structured.schema_option import compile_option
 from zaya_jax.model.zaya import Zaya
 
 PROGRESS_SECONDS = 10.0
 """Time between two progress lines."""
 
 
-def generate_file(options: argparse.Namespace) -> None:
+def generate_file(options: argparse.Namespace, grammar: Grammar | None = None) -> None:
     """Continues all prompts of `options.input` and writes the answers to `options.output`.
+
+    Args:
+      options: options of `zaya generate`.
+      grammar: grammar of all answers; None for any text.
 
     Raises:
       UserError: for an invalid line, or unfinished answers of another command.
@@ -49,7 +55,7 @@ def generate_file(options: argparse.Namespace) -> None:
         max_length=run.model.config.max_position_embeddings,
     )
     # After all lines were checked: an invalid line must not leave a file.
-    answers = AnswerFile(options.output, _fingerprint(lines, run, options))
+    answers = AnswerFile(options.output, _fingerprint(lines, run, options, grammar))
     if answers.num_resumed:
         print(
             f"{options.output}: {answers.num_resumed} of {len(lines)} answers exist already; "
@@ -57,13 +63,16 @@ def generate_file(options: argparse.Namespace) -> None:
             file=sys.stderr,
         )
     show_progress(f"continuing {len(lines)} prompts; each new shape of a batch is compiled first")
+    params = dataclasses.replace(params, constraint=compile_option(run, grammar, options))
     _answer_all(run, lines, answers, params, options)
     answers.finish([line.number for line in lines])
     num_new = sum(answer["num_new_tokens"] for answer in answers.done.values())
     print(f"{options.output}: {len(lines)} answers, {num_new:,} new tokens")
 
 
-def _fingerprint(lines: Sequence[PromptLine], run: LoadedRun, options: argparse.Namespace) -> str:
+def _fingerprint(
+    lines: Sequence[PromptLine], run: LoadedRun, options: argparse.Namespace, grammar: Grammar | None
+) -> str:
     """Hashes everything that an answer depends on.
 
     The batch size is included: products with another number of rows are summed in another order, and a text
@@ -75,7 +84,9 @@ def _fingerprint(lines: Sequence[PromptLine], run: LoadedRun, options: argparse.
     # other weights than the step's own.
     weights = str(pathlib.Path(run.folder).resolve()), run.step, run.weights
     shapes = _batch_rows(lines, options), options.context_devices
-    return durable.sha256(json.dumps([prompts, sampling, weights, shapes]).encode())
+    # Appended, so that answers without a grammar that an earlier version began can be finished.
+    grammars = [] if grammar is None else [grammar.source]
+    return durable.sha256(json.dumps([prompts, sampling, weights, shapes, *grammars]).encode())
 
 
 def _batch_rows(lines: Sequence[PromptLine], options: argparse.Namespace) -> int:
@@ -164,7 +175,7 @@ def continue_lines(
       variables: its weights.
       tokenizer: tokenizer of the texts.
       batch: lines; their limits, seeds and end tokens replace those of the parameters.
-      params: how the lines are continued.
+      params: how the lines are continued. A constraint waits for the thoughts of chats.
       size: number of rows to compute.
       stop: strings before which a text is cut.
       context_devices: number of devices that share the cache.
@@ -173,7 +184,11 @@ def continue_lines(
     rows = [*batch, *[batch[-1]] * (size - len(batch))]
     each_params = [
         dataclasses.replace(
-            params, max_new_tokens=line.limit, seed=line.seed, stop_token_ids=line.prompt.end_ids
+            params,
+            max_new_tokens=line.limit,
+            seed=line.seed,
+            stop_token_ids=line.prompt.end_ids,
+            constraint=params.constraint and params.constraint.with_thoughts(line.prompt.think_ids),
         )
         for line in rows
     ]

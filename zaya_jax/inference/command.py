@@ -12,6 +12,11 @@ from zaya_jax.inference.engine.text_stream import Piece
 from zaya_jax.inference.loading import load_for_generation, require_chats, show_progress
 from zaya_jax.inference.prompting import Prompting
 from zaya_jax.inference.sampling_options import add_sampling_options, sampling_params
+from zaya_jax.inference.structured.schema_option import (
+    add_schema_option,
+    compile_option,
+    read_schema_option,
+)
 from zaya_jax.options import Parser
 
 
@@ -23,8 +28,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     """
     options = _parser().parse_args(argv)
     _check(options)
+    grammar = read_schema_option(options)
     if options.input is not None:
-        generate_file(options)
+        generate_file(options, grammar)
         return
     # Reading the weights can take minutes: check the template first.
     if options.chat:
@@ -33,7 +39,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     run = load_for_generation(options.run_folder, options.weights)
     prompting = Prompting(run, chat=options.chat, template=options.template, letters=options.letters)
     prompt = prompting.of_text(options.prompt)
-    params = sampling_params(options, max_new_tokens=options.max_new_tokens, end_ids=prompt.end_ids)
+    constraint = compile_option(run, grammar, options)
+    params = sampling_params(
+        options,
+        max_new_tokens=options.max_new_tokens,
+        end_ids=prompt.end_ids,
+        constraint=constraint and constraint.with_thoughts(prompt.think_ids),
+    )
     pieces = stream_text(
         run.model,
         run.variables,
@@ -82,6 +94,7 @@ def _parser() -> Parser:
             "zaya generate runs/tiny --prompt 'def main(' --stop $'\\ndef '    # one function",
             "zaya generate runs/tiny --top-p 0.95 --top-k 40 --seed 7    # without a prompt",
             'zaya generate runs/sft --chat --prompt "What is a router?"',
+            'zaya generate runs/sft --chat --prompt "Who wrote Faust?" --json-schema author.json',
             "zaya generate runs/sft --input prompts.jsonl --output answers.jsonl --logprobs",
         ),
     )
@@ -97,6 +110,7 @@ def _parser() -> Parser:
         "--max-new-tokens", type=int, default=256, help="maximum number of new tokens (default: %(default)s)"
     )
     add_sampling_options(parser)
+    add_schema_option(parser)
     _add_file_options(parser)
     return parser
 

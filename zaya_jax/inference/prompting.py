@@ -17,10 +17,12 @@ class Prompt:
     Attributes:
       tokens: token ids.
       end_ids: tokens each of which ends the continuation.
+      think_ids: tokens that open and close a thought before the answer; None without thoughts.
     """
 
     tokens: Sequence[int]
     end_ids: tuple[int, ...]
+    think_ids: tuple[int, int] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,4 +64,5 @@ class Prompting:
         Raises:
           UserError: if the template rejects the conversation.
         """
-        return Prompt(self._chat_format.answer_prompt(messages), self._chat_format.end_ids)
+        chat_format = self._chat_format
+        return Prompt(chat_format.answer_prompt(messages), chat_format.end_ids, chat_format.think_ids)

@@ -3,6 +3,7 @@
 import argparse
 
 from zaya_jax.inference.engine.sampling_params import SamplingParams
+from zaya_jax.inference.structured.constraint import Constraint
 from zaya_jax.options import Parser
 
 
@@ -37,7 +38,11 @@ def add_sampling_options(parser: Parser) -> None:
 
 
 def sampling_params(
-    options: argparse.Namespace, *, max_new_tokens: int, end_ids: tuple[int, ...] = ()
+    options: argparse.Namespace,
+    *,
+    max_new_tokens: int,
+    end_ids: tuple[int, ...] = (),
+    constraint: Constraint | None = None,
 ) -> SamplingParams:
     """Returns the sampling parameters that the options set.
 
@@ -45,6 +50,7 @@ def sampling_params(
       options: parsed options.
       max_new_tokens: maximum number of new tokens.
       end_ids: end tokens of the text.
+      constraint: compiled grammar of the text; None for any text.
 
     Raises:
       UserError: for a value out of range.
@@ -56,4 +62,5 @@ def sampling_params(
         top_p=options.top_p,
         seed=options.seed,
         stop_token_ids=end_ids,
+        constraint=constraint,
     )

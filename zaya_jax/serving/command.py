@@ -14,6 +14,7 @@ from zaya_jax.errors import UserError
 from zaya_jax.inference.engine.engine import Engine
 from zaya_jax.inference.engine.prompt_scores import PromptScorer
 from zaya_jax.inference.loading import LoadedRun, has_chat_template, load_for_generation
+from zaya_jax.inference.structured.compiler import is_available
 from zaya_jax.options import Parser
 from zaya_jax.platform.host_header import LOOPBACK
 from zaya_jax.platform.shell import install_command
@@ -150,8 +151,10 @@ def load_model(options: argparse.Namespace) -> "LoadedModel":
         progress.report(f"weights of step {run.step:,} are loaded")
         # The engine computes logits only for new tokens. Scores of prompts need a separate program.
         scorer = PromptScorer(run.model, engine.variables, max_length=engine.max_length)
-        progress.compile(engine, scorer)
-    return LoadedModel(
+        # Without the `structured` extra no request can need masks.
+        with_masks = is_available() and run.tokenizer.token_bytes() is not None
+        progress.compile(engine, scorer, with_masks=with_masks)
+    model = LoadedModel(
         name=options.model_name or pathlib.Path(options.run_folder).resolve().name,
         created=int(time.time()),
         tokenizer=run.tokenizer,
@@ -164,6 +167,9 @@ def load_model(options: argparse.Namespace) -> "LoadedModel":
         num_experts=config.num_experts,
         capacity=options.slots + options.max_waiting,
     )
+    if with_masks:
+        model.grammars.prepare()
+    return model
 
 
 def _engine(run: LoadedRun, options: argparse.Namespace) -> Engine:

@@ -9,6 +9,7 @@ from zaya_jax.errors import UserError
 from zaya_jax.inference.engine.request import Event, Failed, Finished, QueueFull, Tokens
 from zaya_jax.serving.api.choice_text import ChoiceText, Delta, join
 from zaya_jax.serving.api.request import CompletionRequest
+from zaya_jax.serving.api.response_format import generation_error
 from zaya_jax.serving.http.errors import ApiError, SlowClient, too_many, unavailable
 from zaya_jax.serving.http.limits import ServingLimits
 from zaya_jax.serving.loaded_model import Cancellable, LoadedModel
@@ -120,9 +121,7 @@ class AnswerStream:
         if text.finish_reason is not None:
             return []
         if isinstance(event, Failed):
-            # The message is about the network or the device, and contains nothing of the request.
-            message = f"generation failed: {event.error}"
-            raise ApiError(message, status=500, kind="server_error") from event.error
+            raise generation_error(event.error) from event.error
         if isinstance(event, Finished):
             raise unavailable(f"generation was stopped before the text was complete ({event.reason})")
         assert isinstance(event, Tokens), "there are no other events"

@@ -42,10 +42,16 @@ class LoadProgress:
         self._timer.cancel()
         self._print(message)
 
-    def compile(self, engine: Engine, scorer: PromptScorer) -> None:
-        """Compiles every program that a request can need, and prints a line before each."""
+    def compile(self, engine: Engine, scorer: PromptScorer, *, with_masks: bool) -> None:
+        """Compiles every program that a request can need, and prints a line before each.
+
+        Args:
+          engine: engine that generates texts.
+          scorer: scorer of prompts.
+          with_masks: whether answers can be constrained.
+        """
         # Compiling now keeps the first requests from waiting for a compiler for minutes.
-        programs = engine.programs() | {"scores of a prompt": scorer.warm_up}
+        programs = engine.programs(with_masks=with_masks) | {"scores of a prompt": scorer.warm_up}
         for number, (name, run) in enumerate(programs.items(), 1):
             self.report(f"compiling program {number} of {len(programs)}: {name}")
             run()

@@ -1,12 +1,14 @@
 """A model that is loaded and ready to be served."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from zaya_jax.data.chats.templates.encoding import ChatFormat
 from zaya_jax.data.tokenizers.tokenizer import Tokenizer
 from zaya_jax.inference.engine.prompt_scores import PromptScores
+from zaya_jax.inference.structured.compiler import GrammarCompiler
 
 
 @runtime_checkable
@@ -67,6 +69,11 @@ class LoadedModel:
     num_layers: int
     num_experts: int
     capacity: int
+
+    @functools.cached_property
+    def grammars(self) -> GrammarCompiler:
+        """Compiler of the grammars that constrain answers; it keeps those that it has compiled."""
+        return GrammarCompiler(self.tokenizer, self.vocab_size)
 
     def to_json(self) -> dict[str, Any]:
         """Returns the model's entry in the list of models."""

@@ -168,10 +168,10 @@ def test_decoding_stops_when_all_rows_have_ended():
     tokens_BT = np.tile(np.array([0] * padding + PROMPTS[0], np.int32), (3, 1))
     sampling = row_sampling([SamplingParams(max_new_tokens=1)] * 3, VOCABULARY)
     cache = make_cache(model, variables, 3, 64, padding="left")
-    cache, first = prefill_chunk(model, variables, cache, prompt_chunk(tokens_BT, padding), sampling)
+    cache, first, _ = prefill_chunk(model, variables, cache, prompt_chunk(tokens_BT, padding), sampling)
     ends_BJ = jnp.full((3, 8), -1, jnp.int32).at[:, 0].set(text[end])
     rows = DecodeRows(first.token_B, jnp.full(3, NUM_NEW), ends_BJ)
-    cache, steps = decode_steps(model, variables, cache, rows, sampling, NUM_NEW, max_steps=48)
+    cache, steps, _ = decode_steps(model, variables, cache, rows, sampling, NUM_NEW, max_steps=48)
     assert steps.is_active_MB.sum(axis=0).tolist() == [end] * 3
     assert int(cache.length) == 16 + end
     assert np.asarray(steps.sampled.token_B)[:end, 0].tolist() == list(text[1 : end + 1])

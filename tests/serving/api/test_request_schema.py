@@ -6,10 +6,12 @@ import collections
 import json
 
 import pytest
-from fake_engine import FakeEngine, fake_model
+from fake_engine import THINK, THINK_END, FakeEngine, fake_model
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from serving_client import ask, client, serving
+
+from zaya_jax.inference.structured import compiler
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 USER = {"role": "user", "content": "hi"}
@@ -17,6 +19,12 @@ USER = {"role": "user", "content": "hi"}
 
 def chat_of(*messages):
     return {"messages": list(messages)}
+
+
+def format_of(kind, **json_schema):
+    """A chat with a response format; further fields are those of its JSON schema."""
+    value = {"type": kind} | ({"json_schema": {"name": "answer"} | json_schema} if json_schema else {})
+    return chat_of(USER) | {"response_format": value}
 
 
 MISTAKES = [
@@ -108,7 +116,17 @@ MISTAKES = [
     (CHAT, chat_of(USER | {"reasoning_content": "hm"}), "only messages of the assistant have reasoning"),
     (CHAT, chat_of({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}), "messages[0].content[0].type is 'image_url'; it must be 'text'"),
     (CHAT, chat_of(USER) | {"tools": [{}]}, "tools is a list of 1, which is not supported by this server"),
-    (CHAT, chat_of(USER) | {"response_format": {"type": "json_object"}}, "response_format is an object, which is not supported"),
+    (CHAT, chat_of(USER) | {"response_format": 1}, "response_format is 1; it must be an object"),
+    (CHAT, format_of("xml"), "response_format.type is 'xml'; it must be 'text', 'json_object' or 'json_schema'"),
+    (CHAT, format_of("json_schema"), "response_format.json_schema is missing"),
+    (CHAT, format_of("text", schema={}), 'response_format.json_schema requires the type "json_schema"'),
+    (CHAT, format_of("json_schema", strict=True), "response_format.json_schema.schema is missing"),
+    (CHAT, format_of("json_schema", schema=[]), "response_format.json_schema.schema is a list of 0; it must be an object"),
+    (CHAT, format_of("json_schema", schema={}, stric=1), 'unknown field "stric" in response_format.json_schema; did you mean "strict"?'),
+    (CHAT, format_of("json_schema", schema={"$ref": "https://a.b/c"}), 'response_format.json_schema.schema refers to "https://a.b/c"'),
+    (CHAT, format_of("json_schema", schema={"not": {}}), 'response_format.json_schema.schema has "not", which is not supported; remove it'),
+    (CHAT, format_of("json_schema", schema={"type": "strin"}), "cannot be enforced: Invalid type: strin"),
+    (CHAT, format_of("json_object") | {"continue_final_message": True}, "response_format needs a new message"),
     (CHAT, chat_of(USER) | {"top_logprobs": 2}, "top_logprobs requires logprobs to be true"),
     (CHAT, chat_of(USER) | {"logprobs": 2}, "logprobs is 2; it must be true or false"),
     (CHAT, chat_of(USER) | {"max_tokens": 5, "max_completion_tokens": 6}, "max_completion_tokens is 6 and max_tokens is 5; use only one of them"),
@@ -132,6 +150,9 @@ def test_invalid_bodies(path, body, says):
     ("path", "body", "param", "code"),
     [
         (COMPLETIONS, {"n": 0}, "n", None),
+        (CHAT, format_of("xml"), "response_format", None),
+        (CHAT, format_of("json_schema", schema={"type": "strin"}), "response_format", None),
+        (CHAT, format_of("json_schema", schema={}, x=1), "response_format", "unknown_parameter"),
         (COMPLETIONS, {"stop": [7]}, "stop", None),
         (COMPLETIONS, {"prompt": [1, "a"]}, "prompt", None),
         (COMPLETIONS, {"model": "gpt"}, "model", "model_not_found"),
@@ -234,3 +255,30 @@ def test_random_bodies(num_examples):
         runner.run(context.__aexit__(None, None, None))
     assert counts[400]
     assert counts[200]
+
+
+def test_a_response_format_without_the_package(monkeypatch):
+    monkeypatch.setattr(compiler, "is_available", lambda: False)
+    assert ask(CHAT, format_of("text")).status_code == 200
+    error = ask(CHAT, format_of("json_object")).json()["error"]
+    assert error["param"] == "response_format"
+    assert "needs llguidance, which is not installed: " in error["message"]
+    assert " install " in error["message"]
+
+
+def test_a_response_format_reaches_the_engine():
+    engine, requests = FakeEngine(), []
+    submit = engine.submit
+
+    def record(request, on_event):
+        requests.append(request)
+        return submit(request, on_event)
+
+    engine.submit = record
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    body = format_of("json_schema", schema=schema, strict=True, description="d") | {"n": 2}
+    assert ask(CHAT, body, engine=engine).status_code == 200
+    assert ask(COMPLETIONS, {"prompt": "a", "response_format": {"type": "json_object"}}).status_code == 200
+    first, second = (request.params.constraint for request in requests)
+    assert first is second is not None
+    assert first.think_ids == (THINK, THINK_END)

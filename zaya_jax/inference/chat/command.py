@@ -18,6 +18,12 @@ from zaya_jax.inference.engine.sampling_params import check_seed
 from zaya_jax.inference.engine.text_stream import Piece
 from zaya_jax.inference.loading import LoadedRun, load_for_generation, require_chats, show_progress
 from zaya_jax.inference.sampling_options import add_sampling_options, sampling_params
+from zaya_jax.inference.structured.constraint import Constraint
+from zaya_jax.inference.structured.schema_option import (
+    add_schema_option,
+    compile_option,
+    read_schema_option,
+)
 from zaya_jax.options import Parser
 
 
@@ -34,13 +40,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise UserError(f"--max-new-tokens is {options.max_new_tokens}; it must be at least 1")
     # Reading the weights can take minutes: check the template first.
     require_chats(options.run_folder, options.template)
+    grammar = read_schema_option(options)
     show_progress(f"loading {options.run_folder}")
     run = load_for_generation(options.run_folder, options.weights)
     chat_format = run.chat_format(options.template)
     is_interactive, is_terminal = sys.stdin.isatty(), sys.stdout.isatty()
     loop = ChatLoop(
         chat_format=chat_format,
-        answer=_answers(run, chat_format, options),
+        answer=_answers(run, chat_format, options, compile_option(run, grammar, options)),
         write=_write,
         is_interactive=is_interactive,
         is_terminal=is_terminal,
@@ -52,10 +59,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     loop.run(Conversation(system=options.system), lines)
 
 
-def _answers(run: LoadedRun, chat_format: ChatFormat, options: argparse.Namespace) -> Answer:
+def _answers(
+    run: LoadedRun, chat_format: ChatFormat, options: argparse.Namespace, constraint: Constraint | None
+) -> Answer:
     """Returns a function that generates answers, as long as the rest of the context allows."""
     max_length = run.model.config.max_position_embeddings
     session = ChatSession(run.model, run.variables)
+    constraint = constraint and constraint.with_thoughts(chat_format.think_ids)
 
     def answer(prompt: Sequence[int], number: int) -> Iterator[Piece]:
         if (num_left := max_length - len(prompt)) < 1:
@@ -65,7 +75,9 @@ def _answers(run: LoadedRun, chat_format: ChatFormat, options: argparse.Namespac
             )
         # Prompt and answer share the context.
         limit = min(options.max_new_tokens, num_left)
-        params = sampling_params(options, max_new_tokens=limit, end_ids=chat_format.end_ids)
+        params = sampling_params(
+            options, max_new_tokens=limit, end_ids=chat_format.end_ids, constraint=constraint
+        )
         # The seed changes with each answer: a question that is repeated after /undo gets another one.
         params = dataclasses.replace(params, seed=(options.seed + number) % 2**32)
         if options.context_devices == 1:
@@ -130,4 +142,5 @@ def _parser() -> Parser:
         help="maximum tokens of an answer; fewer where the context ends (default: %(default)s)",
     )
     add_sampling_options(parser)
+    add_schema_option(parser)
     return parser

@@ -111,7 +111,7 @@ def prefill_chunk(
     sampling: RowSampling,
     *,
     with_details: bool = False,
-) -> tuple[Cache, SampledTokens]:
+) -> tuple[Cache, SampledTokens, Float[Array, "B V"]]:
     """Reads a chunk of prompts into rows of the cache; samples the next tokens after the last chunk.
 
     Args:
@@ -123,13 +123,14 @@ def prefill_chunk(
       with_details: whether the results have room for top log-probabilities.
 
     Returns:
-      The cache, and the sampled tokens, which are zeros unless the chunk is the last one.
+      The cache, the sampled tokens, and the logits that they were sampled from. Tokens and logits are zeros
+      unless the chunk is the last one.
     """
 
     def run(cache: Cache, variables: Mapping, chunk: PromptChunk, sampling: RowSampling):
         cache, hidden = read_hidden(model, variables, cache, chunk)
 
-        def sample_next() -> SampledTokens:
+        def sample_next() -> tuple[SampledTokens, jax.Array]:
             time = chunk.tokens_BT.shape[1]
             # Index of the last token of each row: T - 1 if padding is on the left, and the number of tokens
             # minus 1 if it is on the right.
@@ -140,7 +141,7 @@ def prefill_chunk(
         # Both branches of `lax.cond` must return arrays of the same shapes and dtypes.
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(sample_next))
         # The head is a product with the whole vocabulary: skip it for all but the last chunk of a prompt.
-        return cache, lax.cond(chunk.is_last, sample_next, lambda: zeros)
+        return cache, *lax.cond(chunk.is_last, sample_next, lambda: zeros)
 
     return _on_cache_devices(run, cache, variables, chunk, sampling)
 
@@ -173,7 +174,7 @@ def decode_steps(
     *,
     max_steps: int,
     with_details: bool = False,
-) -> tuple[Cache, DecodedSteps]:
+) -> tuple[Cache, DecodedSteps, Float[Array, "B V"]]:
     """Generates tokens in all active rows, until `num_steps` steps are done or no row is active.
 
     `rows` are the first rows of the cache. The cost of a step depends on their number, not on the size of
@@ -188,29 +189,38 @@ def decode_steps(
       num_steps: maximum number of steps, from 0 to `max_steps`.
       max_steps: M, the number of steps that the results have room for.
       with_details: whether to return routing and top log-probabilities.
+
+    Returns:
+      The cache, the results of each step, and the logits of the last step, from which `sample_masked` samples
+      again where a grammar constrains a row.
     """
 
     def run(cache: Cache, variables: Mapping, rows: DecodeRows, sampling: RowSampling, num_steps: jax.Array):
         step = functools.partial(_decode_step, model, variables, with_details=with_details)
         start = rows_of(cache, 0, len(rows.newest_B)), rows, sampling
-        shapes = jax.eval_shape(step, *start)[1]
+        _, shapes, logits_BV = jax.eval_shape(step, *start)
         # A while loop cannot append: allocate the results of all steps, and write each step at its index.
         results = jax.tree.map(lambda x: jnp.zeros((max_steps, *x.shape), x.dtype), shapes)
+        # Only the last logits are kept: those of all steps would be gigabytes with a large vocabulary.
+        last_BV = jnp.zeros(logits_BV.shape, logits_BV.dtype)
 
-        def has_work(carry: tuple[Any, DecodedSteps, jax.Array]) -> jax.Array:
-            (_, rows, _), _, num_done = carry
+        def has_work(carry: tuple[Any, DecodedSteps, jax.Array, jax.Array]) -> jax.Array:
+            (_, rows, _), _, _, num_done = carry
             # The number of steps is data and not a shape, so that streams of any chunk size share one
             # program.
             return (num_done < num_steps) & jnp.any(rows.num_left_B > 0)
 
-        def advance(carry: tuple[Any, DecodedSteps, jax.Array]) -> tuple[Any, DecodedSteps, jax.Array]:
-            before, results, num_done = carry
-            after, result = step(*before)
-            return after, jax.tree.map(lambda x, y: x.at[num_done].set(y), results, result), num_done + 1
+        def advance(
+            carry: tuple[Any, DecodedSteps, jax.Array, jax.Array],
+        ) -> tuple[Any, DecodedSteps, jax.Array, jax.Array]:
+            before, results, _, num_done = carry
+            after, result, logits_BV = step(*before)
+            results = jax.tree.map(lambda x, y: x.at[num_done].set(y), results, result)
+            return after, results, logits_BV, num_done + 1
 
-        carry = start, results, jnp.zeros((), jnp.int32)
-        (after, *_), results, _ = lax.while_loop(has_work, advance, carry)
-        return with_rows(cache, 0, after), results
+        carry = start, results, last_BV, jnp.zeros((), jnp.int32)
+        (after, *_), results, last_BV, _ = lax.while_loop(has_work, advance, carry)
+        return with_rows(cache, 0, after), results, last_BV
 
     return _on_cache_devices(run, cache, variables, rows, sampling, jnp.asarray(num_steps, jnp.int32))
 
@@ -223,14 +233,14 @@ def _decode_step(
     sampling: RowSampling,
     *,
     with_details: bool,
-) -> tuple[tuple[Cache, DecodeRows, RowSampling], DecodedSteps]:
-    """Reads the newest token of each row and samples the next one."""
+) -> tuple[tuple[Cache, DecodeRows, RowSampling], DecodedSteps, jax.Array]:
+    """Reads the newest token of each row and samples the next one; returns also the logits."""
     is_active_B = rows.num_left_B > 0
     # With padding on the right an inactive row reads padding and stays as it is. Rows that are padded on the
     # left have one length: a row that has ended reads on with the others, and nobody looks at it.
     segments_B1 = is_active_B[:, None].astype(jnp.int32) if cache.padding == "right" else None
     hidden = _forward(model, variables, rows.newest_B[:, None], segments_B1, cache)
-    sampled = _sample(model, variables, hidden.x_BTD[:, 0], sampling, with_details=with_details)
+    sampled, logits_BV = _sample(model, variables, hidden.x_BTD[:, 0], sampling, with_details=with_details)
     router = hidden.router
     assert router.probabilities_LBT is not None, "the model returns router probabilities if it has a cache"
     routing = (
@@ -247,10 +257,10 @@ def _decode_step(
     # Inactive rows keep their number, which selects the random key: a row that waits must not skip draws.
     num_generated_B = sampling.num_generated_B + is_active_B
     sampling = dataclasses.replace(sampling, num_generated_B=num_generated_B)
-    return (_cache(hidden), rows, sampling), DecodedSteps(is_active_B, sampled, *routing)
+    return (_cache(hidden), rows, sampling), DecodedSteps(is_active_B, sampled, *routing), logits_BV
 
 
-def _on_cache_devices(run: Callable[..., tuple[Cache, Any]], cache: Cache, *arguments: Any) -> Any:
+def _on_cache_devices(run: Callable[..., tuple[Cache, Any, Any]], cache: Cache, *arguments: Any) -> Any:
     """Calls `run(cache, *arguments)` on each device that shares the cache, with its part of the slots.
 
     All other values are whole and equal on all devices, and so are the results.
@@ -264,7 +274,9 @@ def _on_cache_devices(run: Callable[..., tuple[Cache, Any]], cache: Cache, *argu
     out_specs = dataclasses.replace(specs, empty=False)
     in_specs = specs, *(REPLICATED for _ in arguments)
     mesh = context_mesh(cache.ranks)
-    return on_each_device(run, mesh, in_specs=in_specs, out_specs=(out_specs, REPLICATED))(cache, *arguments)
+    return on_each_device(run, mesh, in_specs=in_specs, out_specs=(out_specs, REPLICATED, REPLICATED))(
+        cache, *arguments
+    )
 
 
 def _forward(
@@ -287,8 +299,8 @@ def _sample(
     sampling: RowSampling,
     *,
     with_details: bool,
-) -> SampledTokens:
-    """Samples a token of each row from its final hidden state."""
+) -> tuple[SampledTokens, Float[Array, "B V"]]:
+    """Samples a token of each row from its final hidden state; returns also the logits."""
     logits_BV = head(model.config, variables["params"], x_BD[:, None])[:, 0]
     token_B = sample(logits_BV, sampling)
     # Always computed: one more pass over the logits is little next to the head's product.
@@ -306,4 +318,4 @@ def _sample(
     # top_k reads all logits: skip it unless some row reports top log-probabilities.
     if with_details:
         top = lax.cond(sampling.wants_top, find_top, lambda: top)
-    return SampledTokens(token_B, logprob_B, jnp.isfinite(total_B), *top)
+    return SampledTokens(token_B, logprob_B, jnp.isfinite(total_B), *top), logits_BV

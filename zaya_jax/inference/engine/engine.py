@@ -15,7 +15,6 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from zaya_jax.errors import UserError
@@ -23,12 +22,12 @@ from zaya_jax.inference.engine import sequence as sequences
 from zaya_jax.inference.engine.cache_rows import clear_row, copy_block, make_cache, paste_block
 from zaya_jax.inference.engine.decoder import (
     DecodedSteps,
-    PromptChunk,
     SampledTokens,
     cast_matrices,
     decode_steps,
     prefill_chunk,
 )
+from zaya_jax.inference.engine.masked_sampling import NO_MASKS, MaskedTokens, sample_constrained, warm_up
 from zaya_jax.inference.engine.prefix_cache import ROOT, PrefixCache, block_name
 from zaya_jax.inference.engine.request import (
     EngineStats,
@@ -42,7 +41,13 @@ from zaya_jax.inference.engine.request import (
     Tokens,
 )
 from zaya_jax.inference.engine.sampling_params import SamplingParams, check_prompt
-from zaya_jax.inference.engine.sequence import active_steps, decode_rows, sampling_of, token_at
+from zaya_jax.inference.engine.sequence import (
+    active_steps,
+    decode_rows,
+    prompt_chunk,
+    sampling_of,
+    token_at,
+)
 from zaya_jax.model.zaya import Zaya
 
 PREFILL_CHUNK = 256
@@ -130,20 +135,30 @@ class Engine:
         self._num_chunks = 0
         self._num_prefilled = self._num_from_prefixes = self._num_generated = 0
 
-    def warm_up(self) -> None:
+    def warm_up(self, *, with_masks: bool = False) -> None:
         """Compiles all programs, so that no request waits for a compilation.
 
         Call it, or each of `programs`, before any request, in the thread that calls `step`.
+
+        Args:
+          with_masks: whether requests may have a constraint.
         """
-        for run in self.programs().values():
+        for run in self.programs(with_masks=with_masks).values():
             run()
 
-    def programs(self) -> dict[str, Callable[[], object]]:
-        """Returns every compiled program by name, as a call that reads no token and changes no row."""
+    def programs(self, *, with_masks: bool = False) -> dict[str, Callable[[], object]]:
+        """Returns every compiled program by name, as a call that reads no token and changes no row.
+
+        Args:
+          with_masks: whether requests may have a constraint.
+        """
         programs: dict[str, Callable[[], object]] = {"prefill of a chunk": self._prefill_nothing}
         for num_rows in self._batch_sizes():
-            decode = functools.partial(self._decode_rows, [None] * num_rows, 1)
-            programs[f"decoding of {num_rows} row{'s' * (num_rows > 1)}"] = decode
+            rows = f"{num_rows} row{'s' * (num_rows > 1)}"
+            programs[f"decoding of {rows}"] = functools.partial(self._decode_rows, [None] * num_rows, 1)
+            if with_masks:
+                mask = functools.partial(self._mask_nothing, num_rows)
+                programs[f"sampling of {rows} with masks"] = mask
         if self.prefixes.is_enabled:
             programs["copies of shared prefixes"] = self._copy_nothing
         return programs | {"clearing of a row": self._clear_row}
@@ -152,6 +167,11 @@ class Engine:
         # Row 0 is free during the warm-up. A chunk without tokens resets its state and writes no key.
         request = Request((0,), SamplingParams(max_new_tokens=1))
         self._prefill(_RunningSequence(RequestHandle(request, lambda _: None), 0), (), is_last=False)
+
+    def _mask_nothing(self, num_rows: int) -> None:
+        rows = [None] * num_rows
+        _, logits_BV = self._decode_rows(rows, 0)
+        warm_up(logits_BV, sampling_of(rows, self._model.config.vocab_size))
 
     def _copy_nothing(self) -> None:
         config, zero, time = self._model.config, np.int32(0), self.prefill_chunk
@@ -277,23 +297,26 @@ class Engine:
         end = min(sequence.num_computed + self.prefill_chunk, sequence.num_prompt)
         tokens = sequence.tokens[sequence.num_computed : end]
         is_last = end == sequence.num_prompt
-        sampled = self._prefill(sequence, tokens, is_last=is_last)
+        sampled, logits_1V = self._prefill(sequence, tokens, is_last=is_last)
         sequence.num_computed = end
         self._count(prefilled=len(tokens))
         self._save_block(sequence)
         if is_last:
             # Only the last chunk: for the others the host need not wait for the device.
-            self._append(sequence, jax.device_get(sampled), (0,))
+            masked = self._sample_constrained([sequence], logits_1V)
+            self._append(sequence, jax.device_get(sampled), (0,), masked)
             # Appending fails a sequence whose logits are not finite, and removes it.
             if sequence in self._running:
                 self._report(sequence)
 
-    def _prefill(self, sequence: _RunningSequence, tokens: Sequence[int], *, is_last: bool) -> SampledTokens:
+    def _prefill(
+        self, sequence: _RunningSequence, tokens: Sequence[int], *, is_last: bool
+    ) -> tuple[SampledTokens, jax.Array]:
         chunk = prompt_chunk(tokens, self.prefill_chunk, sequence.row, sequence.num_computed, is_last=is_last)
         sampling = sampling_of([sequence], self._model.config.vocab_size)
         program = self._model, self.variables, self._cache
-        self._cache, sampled = prefill_chunk(*program, chunk, sampling, with_details=True)
-        return sampled
+        self._cache, sampled, logits_1V = prefill_chunk(*program, chunk, sampling, with_details=True)
+        return sampled, logits_1V
 
     def _copy_prefix(self, sequence: _RunningSequence) -> None:
         """Copies cached blocks of the prompt, but not its last token, whose logits are needed."""
@@ -334,16 +357,24 @@ class Engine:
             chunk = self.prefill_chunk
             # All rows stop together, because one call decodes all of them.
             num_steps = min(num_steps, *(chunk - each.num_computed % chunk for each in decoding))
+        # The mask of a token depends on the token before it.
+        if any(each.constraint is not None for each in decoding):
+            num_steps = 1
+        rows = self._by_row(decoding)
+        steps, logits_BV = self._decode_rows(rows, num_steps)
+        masked = self._sample_constrained(rows, logits_BV)
         # One transfer for all rows and all steps.
-        steps = jax.device_get(self._decode_rows(self._by_row(decoding), num_steps))
+        steps = jax.device_get(steps)
         for sequence in decoding:
-            self._append_steps(sequence, steps)
+            self._append_steps(sequence, steps, masked)
             if sequence in self._running:
                 self._save_block(sequence)
                 self._report(sequence)
 
-    def _decode_rows(self, rows: Sequence[_RunningSequence | None], num_steps: int) -> DecodedSteps:
-        self._cache, steps = decode_steps(
+    def _decode_rows(
+        self, rows: Sequence[_RunningSequence | None], num_steps: int
+    ) -> tuple[DecodedSteps, jax.Array]:
+        self._cache, steps, logits_BV = decode_steps(
             self._model,
             self.variables,
             self._cache,
@@ -353,9 +384,16 @@ class Engine:
             max_steps=MAX_DECODE_STEPS,
             with_details=True,
         )
-        return steps
+        return steps, logits_BV
 
-    def _append_steps(self, sequence: _RunningSequence, steps: DecodedSteps) -> None:
+    def _sample_constrained(
+        self, rows: Sequence[_RunningSequence | None], logits_BV: jax.Array
+    ) -> MaskedTokens:
+        if all(each is None or each.constraint is None for each in rows):
+            return NO_MASKS
+        return sample_constrained(rows, logits_BV, sampling_of(rows, self._model.config.vocab_size))
+
+    def _append_steps(self, sequence: _RunningSequence, steps: DecodedSteps, masked: MaskedTokens) -> None:
         assert steps.experts_LB is not None, "the engine decodes with details"
         assert steps.probabilities_LB is not None, "the engine decodes with details"
         for step in active_steps(steps, sequence.row):
@@ -367,19 +405,30 @@ class Engine:
                 steps.experts_LB[step, :, sequence.row].tolist(),
                 steps.probabilities_LB[step, :, sequence.row].tolist(),
             )
-            self._append(sequence, steps.sampled, (step, sequence.row))
+            self._append(sequence, steps.sampled, (step, sequence.row), masked)
 
-    def _append(self, sequence: _RunningSequence, sampled: SampledTokens, index: tuple[int, ...]) -> None:
-        """Appends the next token to a sequence, or fails it if its logits are not finite."""
+    def _append(
+        self,
+        sequence: _RunningSequence,
+        sampled: SampledTokens,
+        index: tuple[int, ...],
+        masked: MaskedTokens,
+    ) -> None:
+        """Appends the next token to a sequence, or fails it if there is none."""
         # Sampling from NaN returns an arbitrary token; a server must not send it as text.
         if not sampled.is_finite_B[index]:
-            self._fail(sequence)
+            self._fail_not_finite(sequence)
+            return
+        # The last index is the row.
+        if (error := masked.errors.get(index[-1])) is not None:
+            self._fail(sequence, error)
             return
         num_before = sequence.num_new
-        sequence.append(token_at(sampled, index, sequence.params.num_top_logprobs))
+        new = token_at(sampled, index, sequence.params.num_top_logprobs)
+        sequence.append(masked.replace(new, index[-1]))
         self._count(generated=sequence.num_new - num_before)
 
-    def _fail(self, sequence: _RunningSequence) -> None:
+    def _fail_not_finite(self, sequence: _RunningSequence) -> None:
         """Fails a sequence whose logits are not finite, and removes everything that was computed for it."""
         # A block that contains NaN would fail every later request that begins with the same tokens.
         self.prefixes.drop(sequence.block_names)
@@ -387,6 +436,9 @@ class Engine:
         error = FloatingPointError(
             f"after {sequence.num_computed} tokens of the text the model's logits are not finite numbers"
         )
+        self._fail(sequence, error)
+
+    def _fail(self, sequence: _RunningSequence, error: Exception) -> None:
         # The tokens before the failure are valid, and are sent before the error.
         self._send_ready(sequence)
         self._free_row(sequence)
@@ -428,27 +480,6 @@ class Engine:
         for each in decoding:
             rows[each.row] = each
         return rows
-
-
-def prompt_chunk(tokens: Sequence[int], time: int, row: int, length: int, *, is_last: bool) -> PromptChunk:
-    """Returns a chunk of one prompt, padded on the right.
-
-    Args:
-      tokens: at most `time` token ids.
-      time: T.
-      row: row of the cache.
-      length: tokens of the row before the chunk.
-      is_last: whether the prompt ends with the chunk.
-    """
-    tokens_1T, segments_1T = np.zeros((2, 1, time), np.int32)
-    tokens_1T[0, : len(tokens)], segments_1T[0, : len(tokens)] = tokens, 1
-    return PromptChunk(
-        tokens_BT=jnp.asarray(tokens_1T),
-        segments_BT=jnp.asarray(segments_1T),
-        row=jnp.asarray(row, jnp.int32),
-        length=jnp.asarray([length], jnp.int32),
-        is_last=jnp.asarray(is_last),
-    )
 
 
 def _send(handle: RequestHandle, event: Event) -> None:

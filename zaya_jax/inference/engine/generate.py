@@ -28,8 +28,16 @@ import numpy as np
 from zaya_jax.errors import UserError
 from zaya_jax.inference.engine.cache_rows import make_cache
 from zaya_jax.inference.engine.decoder import PromptChunk, cast_matrices, decode_steps, prefill_chunk
+from zaya_jax.inference.engine.masked_sampling import MaskedTokens, sample_constrained
 from zaya_jax.inference.engine.sampling_params import EndTokens, SamplingParams, as_token_ids, check_prompt
-from zaya_jax.inference.engine.sequence import Sequence, active_steps, decode_rows, sampling_of, token_at
+from zaya_jax.inference.engine.sequence import (
+    NewToken,
+    Sequence,
+    active_steps,
+    decode_rows,
+    sampling_of,
+    token_at,
+)
 from zaya_jax.model.cache import Cache
 from zaya_jax.model.zaya import Zaya
 from zaya_jax.parallel.mesh import context_mesh, replicated
@@ -208,20 +216,18 @@ def _generate(
     while any(row.num_left for row in rows):
         # `max_steps` is a shape and stays the same for all chunk sizes; the number of steps is data.
         num_steps = min(chunk or max_steps, max(row.num_left for row in rows))
-        cache, steps = decode_steps(
-            model,
-            variables,
-            cache,
-            decode_rows(rows),
-            sampling_of(rows, model.config.vocab_size, streams=streams),
-            num_steps,
-            max_steps=max_steps,
+        # The mask of a token depends on the token before it.
+        if any(row.constraint is not None and row.num_left for row in rows):
+            num_steps = 1
+        sampling = sampling_of(rows, model.config.vocab_size, streams=streams)
+        cache, steps, logits_BV = decode_steps(
+            model, variables, cache, decode_rows(rows), sampling, num_steps, max_steps=max_steps
         )
+        masked = sample_constrained(rows, logits_BV, sampling)
         steps = jax.device_get(steps)
         for row in rows:
             for step in active_steps(steps, row.row):
-                row.append(token_at(steps.sampled, (step, row.row), 0))
-                logprobs[row.row].append(float(steps.sampled.logprob_B[step, row.row]))
+                _append(row, token_at(steps.sampled, (step, row.row), 0), masked, logprobs)
         if chunk is not None:
             yield _generations(rows, logprobs)
     if chunk is None:
@@ -261,12 +267,21 @@ def _prefill(
             length=jnp.asarray(first, jnp.int32),
             is_last=jnp.asarray(first + size == time),
         )
-        cache, sampled = prefill_chunk(model, variables, cache, prompt_chunk, sampling)
+        cache, sampled, logits_BV = prefill_chunk(model, variables, cache, prompt_chunk, sampling)
+    masked = sample_constrained(rows, logits_BV, sampling)
     sampled = jax.device_get(sampled)
     for row in rows:
-        row.append(token_at(sampled, (row.row,), 0))
-        logprobs[row.row].append(float(sampled.logprob_B[row.row]))
+        _append(row, token_at(sampled, (row.row,), 0), masked, logprobs)
     return cache, max_length - time
+
+
+def _append(row: Sequence, new: NewToken, masked: MaskedTokens, logprobs: list[list[float]]) -> None:
+    """Appends the next token of a row, or that of its grammar."""
+    if (error := masked.errors.get(row.row)) is not None:
+        raise error
+    new = masked.replace(new, row.row)
+    row.append(new)
+    logprobs[row.row].append(new.logprob)
 
 
 def _generations(rows: list[Sequence], logprobs: list[list[float]]) -> list[Generation]:

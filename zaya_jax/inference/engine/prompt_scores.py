@@ -16,8 +16,8 @@ from jaxtyping import Array, Float, Int
 
 from zaya_jax.inference.engine.cache_rows import make_cache
 from zaya_jax.inference.engine.decoder import PromptChunk, read_hidden
-from zaya_jax.inference.engine.engine import prompt_chunk
 from zaya_jax.inference.engine.sampling_params import MAX_TOP_LOGPROBS
+from zaya_jax.inference.engine.sequence import prompt_chunk
 from zaya_jax.inference.evaluation.scoring import MAX_LOGIT_CHUNK
 from zaya_jax.model.cache import Cache
 from zaya_jax.model.zaya import Zaya, head

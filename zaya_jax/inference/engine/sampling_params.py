@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from zaya_jax.config import ModelConfig
 from zaya_jax.errors import UserError
+from zaya_jax.inference.structured.constraint import Constraint
 
 EndTokens = int | Sequence[int] | None
 """One end token, several, or None."""
@@ -29,6 +30,8 @@ class SamplingParams:
       stop_token_ids: tokens each of which ends the text. The end token is part of the generated tokens.
       num_top_logprobs: number of most likely tokens to report for each new token, from 0 to 20.
       with_routing: whether to report the expert of every layer for each new token.
+      constraint: compiled grammar that the text must match up to its end token; None for any text. A text
+        that reaches `max_new_tokens` is the beginning of a match.
     """
 
     max_new_tokens: int
@@ -39,6 +42,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     num_top_logprobs: int = 0
     with_routing: bool = False
+    constraint: Constraint | None = None
 
     def __post_init__(self):
         if self.max_new_tokens < 1:
@@ -101,7 +105,8 @@ def check_prompt(
       name: how error messages call the prompt.
 
     Raises:
-      UserError: for an empty prompt, a token outside the vocabulary, or a text that is too long.
+      UserError: for an empty prompt, a token outside the vocabulary, a text that is too long, or a
+        constraint that the model cannot follow.
     """
     if len(prompt) == 0:
         raise UserError(f"{name} is empty; it must have at least one token")
@@ -115,6 +120,8 @@ def check_prompt(
     for token in params.stop_token_ids:
         if not 0 <= token <= largest:
             raise UserError(f"end token {token} is outside the vocabulary; it must be from 0 to {largest}")
+    if params.constraint is not None:
+        _check_constraint(params.constraint, params, config)
     # The prompt and the whole continuation must fit, because the cache is allocated for both.
     limit, owner = max_length, "max_length"
     if limit is None:
@@ -123,4 +130,15 @@ def check_prompt(
         raise UserError(
             f"{name} has {len(prompt)} tokens and max_new_tokens is {params.max_new_tokens}; together they "
             f"must not exceed {owner}, {limit}"
+        )
+
+
+def _check_constraint(constraint: Constraint, params: SamplingParams, config: ModelConfig) -> None:
+    if not params.stop_token_ids:
+        raise UserError("a constrained text needs stop_token_ids: without an end token it could not end")
+    # A mask has a bit for each token of the vocabulary.
+    if constraint.vocab_size != config.vocab_size:
+        raise UserError(
+            f"the constraint was compiled for {constraint.vocab_size} tokens, and the model has "
+            f"{config.vocab_size}; compile it with the model's vocab_size"
         )

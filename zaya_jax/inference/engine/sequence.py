@@ -10,7 +10,13 @@ from typing import Literal
 import jax.numpy as jnp
 import numpy as np
 
-from zaya_jax.inference.engine.decoder import DecodedSteps, DecodeRows, SampledTokens, pad_end_tokens
+from zaya_jax.inference.engine.decoder import (
+    DecodedSteps,
+    DecodeRows,
+    PromptChunk,
+    SampledTokens,
+    pad_end_tokens,
+)
 from zaya_jax.inference.engine.sampling import RowSampling, row_sampling
 from zaya_jax.inference.engine.sampling_params import SamplingParams
 
@@ -50,6 +56,7 @@ class Sequence:
       num_prompt: number of tokens of the prompt.
       num_computed: number of tokens that are in the cache.
       reason: why the text ended; None while it continues.
+      constraint: state of the text in its grammar; None for any text.
     """
 
     def __init__(self, prompt: collections.abc.Sequence[int], params: SamplingParams, row: int):
@@ -57,6 +64,8 @@ class Sequence:
         self.tokens, self.num_prompt = list(prompt), len(prompt)
         self.num_computed = 0
         self.reason: Reason | None = None
+        ends = params.stop_token_ids
+        self.constraint = None if params.constraint is None else params.constraint.start(self.tokens, ends)
         self._ready: list[NewToken] = []
         self._without_routing: NewToken | None = None
 
@@ -69,6 +78,11 @@ class Sequence:
     def is_prefilling(self) -> bool:
         """Whether some tokens of the prompt are not in the cache yet."""
         return self.num_computed < self.num_prompt
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the next token will be part of the text."""
+        return self.reason is None and self.num_new < self.params.max_new_tokens
 
     @property
     def num_left(self) -> int:
@@ -95,6 +109,8 @@ class Sequence:
             self.reason = "length"
             return
         self.tokens.append(new.token)
+        if self.constraint is not None:
+            self.constraint.advance(new.token)
         # The device applies the same conditions to its rows; the host repeats them because it owns the
         # result.
         is_end = new.token in self.params.stop_token_ids
@@ -138,6 +154,29 @@ def decode_rows(rows: collections.abc.Sequence[Sequence | None]) -> DecodeRows:
             newest_B[row], num_left_B[row] = each.tokens[-1], each.num_left
     ends_BJ = pad_end_tokens([() if each is None else each.params.stop_token_ids for each in rows])
     return DecodeRows(jnp.asarray(newest_B), jnp.asarray(num_left_B), jnp.asarray(ends_BJ))
+
+
+def prompt_chunk(
+    tokens: collections.abc.Sequence[int], time: int, row: int, length: int, *, is_last: bool
+) -> PromptChunk:
+    """Returns a chunk of one prompt, padded on the right.
+
+    Args:
+      tokens: at most `time` token ids.
+      time: T.
+      row: row of the cache.
+      length: tokens of the row before the chunk.
+      is_last: whether the prompt ends with the chunk.
+    """
+    tokens_1T, segments_1T = np.zeros((2, 1, time), np.int32)
+    tokens_1T[0, : len(tokens)], segments_1T[0, : len(tokens)] = tokens, 1
+    return PromptChunk(
+        tokens_BT=jnp.asarray(tokens_1T),
+        segments_BT=jnp.asarray(segments_1T),
+        row=jnp.asarray(row, jnp.int32),
+        length=jnp.asarray([length], jnp.int32),
+        is_last=jnp.asarray(is_last),
+    )
 
 
 def token_at(sampled: SampledTokens, index: tuple[int, ...], num_top: int) -> NewToken:

@@ -4,10 +4,10 @@ import dataclasses
 from collections.abc import Sequence
 
 from zaya_jax.data.chats.templates.template import THINK
+from zaya_jax.data.tokenizers.token_spellings import special_token_names
 from zaya_jax.inference.engine.sequence import NewToken
 from zaya_jax.inference.engine.text_stream import FinishReason, TextWriter
 from zaya_jax.serving.api.request import CompletionRequest
-from zaya_jax.serving.api.token_texts import special_token_names
 from zaya_jax.serving.loaded_model import LoadedModel
 
 

@@ -1,6 +1,7 @@
 """Endpoints for completions and chats: read a request, generate texts, and send the response."""
 
 import asyncio
+import dataclasses
 import logging
 import secrets
 import time
@@ -108,6 +109,9 @@ class TextEndpoint:
         start = time.monotonic()
         model, service = ready.model, self._service
         request = await service.read(self._read_request, body)
+        if request.grammar is not None:
+            compiled = await service.compile(request.grammar, is_chat=request.is_chat)
+            request = dataclasses.replace(request, constraint=compiled)
         kind = "chatcmpl" if request.is_chat else "cmpl"
         response_id = f"{kind}-{secrets.token_hex(12)}"
         builder = ResponseBuilder(request, model.name, ready.texts, response_id, int(time.time()))

@@ -9,8 +9,11 @@ from zaya_jax.data.chats.templates.end_tokens import text_end_ids
 from zaya_jax.errors import UserError
 from zaya_jax.inference.engine.request import Request
 from zaya_jax.inference.engine.sampling_params import SamplingParams
+from zaya_jax.inference.structured.constraint import Constraint
+from zaya_jax.inference.structured.grammar import Grammar
 from zaya_jax.serving.api.chat_prompt import read_chat_prompt
 from zaya_jax.serving.api.request_schema import MAX_CHOICES, ChatBody, CompletionBody, RequestBody
+from zaya_jax.serving.api.response_format import read_response_format
 from zaya_jax.serving.api.validation import (
     check_text,
     invalid_value,
@@ -45,6 +48,8 @@ class CompletionRequest:
       includes_usage: whether a stream ends with the token counts.
       with_routing: whether the response has the experts of each token.
       skips_specials: whether special tokens are excluded from the text.
+      grammar: grammar of the texts; None for any text.
+      constraint: the compiled grammar; None for any text, and until it is compiled.
     """
 
     prompts: tuple[tuple[int, ...], ...]
@@ -64,6 +69,8 @@ class CompletionRequest:
     includes_usage: bool
     with_routing: bool
     skips_specials: bool
+    grammar: Grammar | None = None
+    constraint: Constraint | None = None
 
     @property
     def num_texts(self) -> int:
@@ -88,6 +95,7 @@ class CompletionRequest:
             stop_token_ids=self.end_ids,
             num_top_logprobs=self.num_top or 0,
             with_routing=self.with_routing,
+            constraint=self.constraint,
         )
         return Request(self.prompts[prompt], params)
 
@@ -128,6 +136,11 @@ def read_chat(model: LoadedModel, body: bytes) -> CompletionRequest:
         )
     parsed = validate(ChatBody, parse_body(body), model.name)
     chat = read_chat_prompt(parsed)
+    common = _common_parameters(parsed)
+    if common["grammar"] is not None and chat.continue_final_message:
+        raise ApiError(
+            "response_format needs a new message; omit continue_final_message", param="response_format"
+        )
     _check_capacity(model, parsed.n)
     try:
         prompt = chat.encode(chat_format)
@@ -141,7 +154,7 @@ def read_chat(model: LoadedModel, body: bytes) -> CompletionRequest:
         num_top=(parsed.top_logprobs or 0) if parsed.logprobs else None,
         reasoning_start=reasoning_start,
         is_chat=True,
-        **_common_parameters(parsed),
+        **common,
     )
 
 
@@ -159,6 +172,7 @@ def _common_parameters(body: RequestBody) -> dict[str, Any]:
         "includes_usage": body.stream_options is not None and body.stream_options.include_usage,
         "with_routing": body.routing,
         "skips_specials": body.skip_special_tokens,
+        "grammar": read_response_format(body.response_format),
     }
 
 

@@ -12,6 +12,8 @@ from zaya_jax.serving.api.validation import BodyModel, Text, Unsupported, check_
 MAX_CHOICES = 128
 """Maximum `n`, and maximum number of texts that one request can generate."""
 MAX_MESSAGES = 1000
+MAX_NAME_CHARACTERS = 64
+"""OpenAI's limit of the name of a schema."""
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 256
 MAX_TEMPERATURE = 100.0
@@ -78,10 +80,41 @@ class StreamOptions(BodyModel):
     continuous_usage_stats: Annotated[Any, Unsupported((False,))] = None
 
 
+class SchemaFormat(BodyModel):
+    """The field `response_format.json_schema`."""
+
+    name: Annotated[Text, Field(max_length=MAX_NAME_CHARACTERS)]
+    description: Text | None = None
+    # A JSON object. With an alias, because pydantic's models have a method of this name.
+    json_schema: Annotated[dict[str, Any], Field(alias="schema")]
+    # OpenAI follows a schema exactly only if this is true. Here every answer follows it.
+    strict: bool | None = None
+
+
+class ResponseFormat(BodyModel):
+    """The field `response_format`."""
+
+    inner_models: ClassVar[Mapping[str, type[BodyModel]]] = {"json_schema": SchemaFormat}
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: SchemaFormat | None = None
+
+    @pydantic.field_validator("json_schema")
+    @classmethod
+    def _check_json_schema(cls, value: SchemaFormat | None, info: Any) -> Any:
+        # `info.data` lacks a field that is invalid itself; that error is reported instead.
+        if value is not None and info.data.get("type") in ("text", "json_object"):
+            raise custom_error('requires the type "json_schema"')
+        return value
+
+
 class RequestBody(BodyModel):
     """Fields that both endpoints have."""
 
-    inner_models: ClassVar[Mapping[str, type[BodyModel]]] = {"stream_options": StreamOptions}
+    inner_models: ClassVar[Mapping[str, type[BodyModel]]] = {
+        "response_format": ResponseFormat,
+        "stream_options": StreamOptions,
+    }
 
     model: Annotated[Text, pydantic.AfterValidator(_check_model)] | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
@@ -96,6 +129,8 @@ class RequestBody(BodyModel):
     # An extension of ours: the experts of each generated token.
     routing: bool = False
     skip_special_tokens: bool = True
+    # Of chats at OpenAI, and of both endpoints at vLLM.
+    response_format: ResponseFormat | None = None
     # Notes about a request that do not change the response, here or at OpenAI.
     user: Any = None
     metadata: Any = None
@@ -190,6 +225,7 @@ class ChatBody(RequestBody):
 
     inner_models: ClassVar[Mapping[str, type[BodyModel]]] = {
         "messages": ChatMessage,
+        "response_format": ResponseFormat,
         "stream_options": StreamOptions,
     }
 
@@ -211,7 +247,6 @@ class ChatBody(RequestBody):
     tools: Annotated[Any, Unsupported(([],))] = None
     functions: Annotated[Any, Unsupported(([],))] = None
     parallel_tool_calls: Annotated[Any, Unsupported((True, False))] = None
-    response_format: Annotated[Any, Unsupported(({"type": "text"},))] = None
     modalities: Annotated[Any, Unsupported((["text"],))] = None
     audio: Annotated[Any, Unsupported()] = None
     prediction: Annotated[Any, Unsupported()] = None

@@ -1,19 +1,7 @@
 """Names and bytes of single tokens, as the log-probabilities of a response contain them."""
 
-import functools
-
-from zaya_jax.data.tokenizers.tokenizer import ByteTokenizer, HuggingFaceTokenizer, Tokenizer
-from zaya_jax.inference.engine.text_stream import UNKNOWN
-
-
-def special_token_names(tokenizer: Tokenizer) -> dict[int, str]:
-    """Returns the names of all special tokens, by token number."""
-    if isinstance(tokenizer, HuggingFaceTokenizer):
-        names = tokenizer.special_ids
-    else:
-        assert isinstance(tokenizer, ByteTokenizer), "there are no other tokenizers"
-        names = tokenizer.specials
-    return {number: name for name, number in names.items()}
+from zaya_jax.data.tokenizers.token_spellings import TokenSpellings
+from zaya_jax.data.tokenizers.tokenizer import Tokenizer
 
 
 class TokenTexts:
@@ -25,7 +13,7 @@ class TokenTexts:
 
     def __init__(self, tokenizer: Tokenizer):
         self.tokenizer = tokenizer
-        self._specials = special_token_names(tokenizer)
+        self._spellings = TokenSpellings(tokenizer)
         self._cache: dict[int, tuple[str, bytes]] = {}
 
     def name(self, token: int) -> str:
@@ -44,25 +32,11 @@ class TokenTexts:
         return self._cache[token]
 
     def _compute(self, token: int) -> tuple[str, bytes]:
-        if token in self._specials:
-            return self._specials[token], self._specials[token].encode()
-        raw = self._raw(token)
+        name = self._spellings.special_names.get(token)
+        if name is not None:
+            return name, name.encode()
+        raw = self._spellings.raw(token)
         try:
             return raw.decode(), raw
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw), raw
-
-    def _raw(self, token: int) -> bytes:
-        tokenizer = self.tokenizer
-        if isinstance(tokenizer, HuggingFaceTokenizer) and (raw := tokenizer.byte_piece(token)) is not None:
-            return raw
-        if isinstance(tokenizer, ByteTokenizer):
-            # The first three tokens and those from 259 on are special tokens without bytes.
-            return bytes([token - 3]) if 3 <= token < 259 else b""
-        # Many tokenizers drop the space of a text's first token: decode this one as the second.
-        text = tokenizer.decode([*self._anchor, token])
-        return text.removeprefix(tokenizer.decode(self._anchor)).replace(UNKNOWN, "").encode()
-
-    @functools.cached_property
-    def _anchor(self) -> list[int]:
-        return self.tokenizer.encode("a")

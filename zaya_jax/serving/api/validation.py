@@ -105,13 +105,19 @@ class BodyModel(pydantic.BaseModel):
     def _drop_nulls(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
-        fields = cls.model_fields
+        fields = field_names(cls)
         known = {name: value for name, value in values.items() if name in fields and value is not None}
         # Keep only one unknown field. A body of 1 MiB can have 90,000 of them, and pydantic would hold
         # Python's lock for half a second to report all. The name is escaped because pydantic cannot report a
         # name with half a surrogate pair.
         unknown = next((name for name in values if name not in fields), None)
         return known if unknown is None else known | {_escape(unknown): values[unknown]}
+
+
+def field_names(model: type[BodyModel]) -> dict[str, str]:
+    """Returns the names of a model's attributes by the names of their fields in JSON."""
+    # A field that pydantic reserves as a name, such as "schema", has an alias.
+    return {info.alias or name: name for name, info in model.model_fields.items()}
 
 
 Model = TypeVar("Model", bound=BodyModel)
@@ -167,14 +173,15 @@ def _api_error(model: type[BodyModel], error: ErrorDetails) -> ApiError:
 
 
 def _unknown_field(model: type[BodyModel], name: str, parent: str) -> str:
+    fields = field_names(model)
     supported = [
         field
-        for field, info in model.model_fields.items()
-        if not any(isinstance(mark, Unsupported) for mark in info.metadata)
+        for field, name_in_model in fields.items()
+        if not any(isinstance(mark, Unsupported) for mark in model.model_fields[name_in_model].metadata)
     ]
     subject = f'unknown field "{name}"' + (f" in {parent}" if parent else "")
     # Suggest unsupported fields too: their own error says more than "unknown".
-    hint = did_you_mean(name, model.model_fields)
+    hint = did_you_mean(name, fields)
     return f"{subject}; {f'{hint} ' if hint else ''}supported are {', '.join(sorted(supported))}"
 
 
@@ -195,6 +202,9 @@ def _param(location: Location) -> str:
         and (len(location) == 2 or location[2] == "content")
     ):
         return _path(location[:3])
+    # OpenAI names the whole field, whatever is wrong in it.
+    if location[:1] == ("response_format",):
+        return "response_format"
     return [part for part in location if isinstance(part, str)][-1]
 
 

@@ -176,6 +176,13 @@ class ChatFormat:
         return {self.specials[name]: name for name in (THINK, THINK_END) if name in self.specials}
 
     @property
+    def think_ids(self) -> tuple[int, int] | None:
+        """The special tokens that open and close a thought; None if the tokenizer lacks one of them."""
+        if THINK not in self.specials or THINK_END not in self.specials:
+            return None
+        return self.specials[THINK], self.specials[THINK_END]
+
+    @property
     def specials(self) -> Mapping[str, int]:
         """Ids of all special tokens, by name."""
         return self._encoder.specials

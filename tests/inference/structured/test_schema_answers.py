@@ -1,0 +1,84 @@
+"""Answers of a random model that a JSON schema constrains, validated by the package `jsonschema`."""
+
+import json
+import statistics
+import time
+
+import jsonschema
+import pytest
+from constrained_texts import constraint_of, engine, request_of, run_all
+from random_schemas import SchemaWriter
+
+from zaya_jax.errors import UserError
+
+NUM_QUICK, NUM_ALL = 20, 200
+SAMPLING = (
+    {},
+    {"temperature": 0.0},
+    {"temperature": 1.5, "top_k": 5},
+    {"top_p": 0.8},
+    {"temperature": 3.0, "top_p": 0.9, "top_k": 40, "num_top_logprobs": 2, "with_routing": True},
+)
+
+
+def check_answers(seeds):
+    """Answers by one schema per seed; returns the numbers of complete, cut and refused ones."""
+    requests, schemas = [], []
+    num_refused = 0
+    for seed in seeds:
+        schema = SchemaWriter(seed).write()
+        try:
+            constraint = constraint_of(schema)
+        except UserError as error:
+            # Alternatives of a random schema may overlap or exclude each other; any other refusal is a bug.
+            if "oneOf" not in str(error) and "Unsatisfiable" not in str(error):
+                raise
+            num_refused += 1
+            continue
+        schemas.append(schema)
+        requests.append(request_of(constraint, seed=seed, **SAMPLING[seed % len(SAMPLING)]))
+    num_complete = 0
+    checker = jsonschema.Draft202012Validator.FORMAT_CHECKER
+    for schema, answer in zip(schemas, run_all(engine(), requests), strict=True):
+        assert answer.end in ("stop", "length"), answer.error
+        if answer.end == "stop":
+            num_complete += 1
+            value = json.loads(answer.text)
+            jsonschema.validate(value, schema, jsonschema.Draft202012Validator, format_checker=checker)
+    return num_complete, len(schemas) - num_complete, num_refused
+
+
+def test_complete_answers_match_their_schemas():
+    num_complete, num_cut, num_refused = check_answers(range(NUM_QUICK))
+    assert num_complete >= 0.7 * NUM_QUICK, (num_complete, num_cut, num_refused)
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(3600)
+def test_200_schemas():
+    num_complete, num_cut, num_refused = check_answers(range(NUM_ALL))
+    print(f"{num_complete} answers complete and valid, {num_cut} cut, {num_refused} schemas refused")
+    assert num_complete >= 0.7 * NUM_ALL
+
+
+@pytest.mark.campaign
+def test_speed_with_and_without_a_schema():
+    """Prints tokens per second; both runs generate the same numbers of tokens, one or four at a time."""
+    number = {"type": "integer", "minimum": 0, "maximum": 9}
+    constraint = constraint_of({"type": "array", "items": number, "minItems": 200, "maxItems": 200})
+    for num_rows in (1, 4):
+        rates = {}
+        for name, each in (("free", None), ("schema", constraint)):
+            seconds = []
+            for repeat in range(4):
+                requests = [
+                    request_of(each, max_new_tokens=300, stop_token_ids=(1,), seed=repeat + row)
+                    for row in range(num_rows)
+                ]
+                start = time.perf_counter()
+                answers = run_all(engine(), requests)
+                seconds.append((time.perf_counter() - start) / sum(len(each.tokens) for each in answers))
+            # The first repeat compiles.
+            rates[name] = 1 / statistics.median(seconds[1:])
+        print(f"{num_rows} rows: {rates['free']:.0f} tokens/s free, {rates['schema']:.0f} with a schema")
+        assert min(rates.values()) > 0
