@@ -5,16 +5,22 @@ Letters: B batch, T time, V vocabulary, D width.
 
 import jax
 
+from pallas_kernels.embedding.quantized import QuantizedTable, product_with_rows
 from pallas_kernels.embedding.xla import look_up_xla
 
+__all__ = ["QuantizedTable", "look_up", "product_with_rows"]
 
-def look_up(table_VD: jax.Array, tokens_BT: jax.Array) -> jax.Array:
+
+def look_up(table_VD: jax.Array | QuantizedTable, tokens_BT: jax.Array) -> jax.Array:
     """Returns each token's row of a table, float32 [B, T, D].
 
-    The gradient is accumulated in float32 for any dtype of the table, and rounded to that once.
+    The gradient is accumulated in float32 for any dtype of the table, and rounded to that once. A quantized
+    table has no gradient.
 
     Args:
       table_VD: embedding table.
       tokens_BT: tokens, int32, 0..V-1.
     """
+    if isinstance(table_VD, QuantizedTable):
+        return table_VD.rows(tokens_BT)
     return look_up_xla(table_VD, tokens_BT)

@@ -18,9 +18,10 @@ from pallas_kernels.errors import ArgumentError
 from pallas_kernels.grouped_matmul import blocked, pallas, primus_turbo, triton, xla
 from pallas_kernels.grouped_matmul.operands import Operands, operands_of
 from pallas_kernels.grouped_matmul.pallas import BLOCKS, FLOAT32_BLOCKS
+from pallas_kernels.grouped_matmul.quantized import multiply_quantized
 from pallas_kernels.grouped_matmul.rows import Grouping, count_rows, group_rows, weighted_swiglu
 from pallas_kernels.grouped_matmul.triton import Blocks
-from pallas_kernels.product import Matrix
+from pallas_kernels.product import AnyMatrix, QuantizedMatrix
 
 __all__ = [
     "BLOCKS",
@@ -36,7 +37,7 @@ __all__ = [
 
 def grouped_matmul(
     rows_PD: jax.Array,
-    weights_EDF: Matrix,
+    weights_EDF: AnyMatrix,
     group_sizes_E: jax.Array,
     *,
     implementation: str | None = None,
@@ -51,7 +52,7 @@ def grouped_matmul(
     Args:
       rows_PD: rows, sorted by group.
       weights_EDF: one matrix for each group, in the dtype of the rows; matrices of a stack are read in place
-        where that saves a copy.
+        where that saves a copy. Quantized matrices are dequantized one at a time, and have no gradient.
       group_sizes_E: number of rows of each group, int32, at most P in sum; groups may be empty.
       implementation: "ragged_dot" is `jax.lax.ragged_dot`, a grouped product of the vendor's library
         on GPUs and a masked dense product of E times the work on CPUs. "blocked" loops over blocks
@@ -66,13 +67,15 @@ def grouped_matmul(
     Raises:
       ArgumentError: if shapes, dtypes or settings do not match, or the implementation is unknown.
     """
+    if isinstance(weights_EDF, QuantizedMatrix):
+        return multiply_quantized(rows_PD, weights_EDF, group_sizes_E, implementation=implementation)
     operands = operands_of(rows_PD, weights_EDF, group_sizes_E)
     return _multiply(operands, _directions("grouped_matmul", implementation, operands, blocks))
 
 
 def grouped_swiglu(
     rows_PD: jax.Array,
-    weights_EDQ: Matrix,
+    weights_EDQ: AnyMatrix,
     group_sizes_E: jax.Array,
     *,
     scale_P: jax.Array | None = None,
@@ -98,11 +101,14 @@ def grouped_swiglu(
     Raises:
       ArgumentError: for the reasons of `grouped_matmul`, and if Q is odd.
     """
-    operands = operands_of(rows_PD, weights_EDQ, group_sizes_E)
-    if weights_EDQ.shape[2] % 2:
+    if weights_EDQ.shape[-1] % 2:
         raise ArgumentError(
             f"weights {weights_EDQ.shape}: gate and up must have the same width, so Q be even"
         )
+    if isinstance(weights_EDQ, QuantizedMatrix):
+        gate_up_PQ = multiply_quantized(rows_PD, weights_EDQ, group_sizes_E, implementation=implementation)
+        return _activate(gate_up_PQ, scale_P)
+    operands = operands_of(rows_PD, weights_EDQ, group_sizes_E)
     directions = _directions("grouped_swiglu", implementation, operands, blocks)
     if directions.forward == "pallas":
         hidden_PF: Any = pallas.swiglu(operands, directions.blocks)
@@ -110,8 +116,11 @@ def grouped_swiglu(
         return hidden_PF if scale_P is None else (scale_P[:, None] * hidden_PF).astype(hidden_PF.dtype)
     # Named for remat policies: the gradient of the activation needs gate and up, and computing them again
     # costs a whole product.
-    gate_up_PQ = checkpoint_name(_multiply(operands, directions), KEPT)
-    scale_P = jnp.ones(rows_PD.shape[0]) if scale_P is None else scale_P
+    return _activate(checkpoint_name(_multiply(operands, directions), KEPT), scale_P)
+
+
+def _activate(gate_up_PQ: jax.Array, scale_P: jax.Array | None) -> jax.Array:
+    scale_P = jnp.ones(gate_up_PQ.shape[0]) if scale_P is None else scale_P
     scaled_PF: Any = weighted_swiglu(gate_up_PQ, scale_P)
     return scaled_PF
 

@@ -33,7 +33,7 @@ def multiply(operands: Operands) -> jax.Array:
     if rows_PD.shape[0] == 1:
         return _product_of_one(rows_PD, group_sizes_E, stack_MDF, first_matrix)
     product = product_in_place if rows_PD.shape[0] <= FEW_ROWS else _multiply
-    return _product(rows_PD, group_sizes_E, stack_MDF, first_matrix, product)
+    return product_of_blocks(rows_PD, group_sizes_E, stack_MDF, first_matrix, product)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,19 +54,19 @@ class _Blocks:
         return ((row >= self.first[i]) & (row < self.end[i]))[:, None]
 
 
-def block_sizes(num_rows: int) -> tuple[int, ...]:
+def block_sizes(num_rows: int, few_rows: int = FEW_ROWS) -> tuple[int, ...]:
     """Returns the rows of a block for each loop: over whole blocks first, then over last blocks."""
-    are_few = num_rows <= FEW_ROWS
+    are_few = num_rows <= few_rows
     largest = min(ROWS_IN_PLACE if are_few else BLOCK_ROWS, num_rows)
     rounding = ROWS_IN_PLACE // 2 if are_few else ROUNDING
     return (largest, *range(rounding, largest, rounding), largest)
 
 
-def _cut(group_sizes_E: jax.Array, num_rows: int) -> Iterator[_Blocks]:
+def _cut(group_sizes_E: jax.Array, num_rows: int, few_rows: int = FEW_ROWS) -> Iterator[_Blocks]:
     """Yields the blocks of all groups by size: first the last block of each group, then the whole blocks."""
     if num_rows == 0:
         return
-    largest, *last_sizes = block_sizes(num_rows)
+    largest, *last_sizes = block_sizes(num_rows, few_rows)
     end_E = jnp.cumsum(group_sizes_E)
     whole_E = jnp.maximum(group_sizes_E - 1, 0) // largest  # number of blocks before the last one
     rest_E = group_sizes_E - whole_E * largest
@@ -99,17 +99,27 @@ def _start(first: jax.Array, size: int, num_rows: int) -> jax.Array:
     return jnp.minimum(first, num_rows - size)
 
 
-def _product(
+def product_of_blocks(
     rows_PX: jax.Array,
     group_sizes_E: jax.Array,
-    stack_MDF: jax.Array,
+    stack_MDF: Any,
     first_matrix: jax.Array,
     multiply: Callable,
+    few_rows: int = FEW_ROWS,
 ) -> jax.Array:
-    """Runs `multiply(block, stack_MDF, matrix)` over all blocks, writing into zeros."""
+    """Runs `multiply(block, stack_MDF, matrix)` over all blocks, writing into zeros.
+
+    Args:
+      rows_PX: rows, sorted by group.
+      group_sizes_E: number of rows of each group.
+      stack_MDF: matrices of all layers, in any form that `multiply` reads.
+      first_matrix: index of the first group's matrix.
+      multiply: function of a block of rows, the stack, and the index of the block's matrix.
+      few_rows: number of rows up to which blocks have at most `ROWS_IN_PLACE` rows.
+    """
     out = jax.eval_shape(multiply, rows_PX, stack_MDF, first_matrix)
     out_PY = _zeros(out.shape, out.dtype, rows_PX)
-    for blocks in _cut(group_sizes_E, rows_PX.shape[0]):
+    for blocks in _cut(group_sizes_E, rows_PX.shape[0], few_rows):
 
         def step(i, out_PY, blocks=blocks):
             rows = lax.dynamic_slice_in_dim(rows_PX, blocks.start[i], blocks.size)

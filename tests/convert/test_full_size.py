@@ -22,6 +22,7 @@ from zaya_jax.convert.companion_files import of_tokenizer
 from zaya_jax.convert.output_files import pytorch_files
 from zaya_jax.convert.pytorch.folder import stored_tensors
 from zaya_jax.convert.pytorch.layouts import ROUTER_BIAS, WeightSlice
+from zaya_jax.convert.quantized.codecs import CODECS
 from zaya_jax.convert.stream import NoProgress, check_checksums, write_folder
 from zaya_jax.files.durable import CHECKSUMS, sync, sync_tree
 from zaya_jax.model.weights import count_parameters
@@ -115,4 +116,25 @@ def test_random_weights_come_back_unchanged(tmp_path, num_layers):
     evict(back)
     assert not check_checksums(back)
     assert weight_checksums(native) == weight_checksums(back)
+    shutil.rmtree(tmp_path)
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("name", CODECS)
+@pytest.mark.parametrize("num_layers", [2, 40])
+def test_random_weights_are_quantized(tmp_path, num_layers, name):
+    if shutil.disk_usage(tmp_path).free < 1.8 * num_layers * BYTES_OF_A_LAYER + 3e9:
+        pytest.skip(f"{num_layers} layers need more disk space")
+    native, quantized = tmp_path / "native", tmp_path / name
+    source = RandomWeights(ModelConfig(num_hidden_layers=num_layers))
+    companions = of_tokenizer(None, source.config, story=("Random weights.",))
+    write_folder(source, pytorch_files(source, "native", companions, dtype=None), native, NoProgress())
+    # It includes reading both folders again for the errors by layer.
+    assert timed((*CONVERT, f"--quantize={name}"), native, quantized) < 1.5e9
+    weights = sum(each.size for each in stored_tensors(quantized).values())
+    bits = {"fp8": 8, "int8": 8, "mxfp4": 4.25}[name]
+    experts = 16 * 3 * 2048 * 2048 * num_layers
+    scales = 0 if name == "mxfp4" else 16 * 3 * 2048 * 4 * num_layers
+    rest = 2 * (count_parameters(source.config) - experts) + 4 * num_layers * 17
+    assert weights == experts * bits / 8 + scales + rest
     shutil.rmtree(tmp_path)

@@ -280,8 +280,9 @@ HOSTILE = (
     Hostile("untied head", whole(own_head), "only a tied head is supported", "whole out"),
     Hostile("double precision", retyped(NORM, "F64", 4), f"has tensors of unsupported types: {NORM} (F64); supported types are F32, BF16, F16", "whole out"),
     Hostile("FP8 experts", retyped("model.layers.0.mlp.experts.down_proj", "F8_E4M3", 0.5), "is quantized: model.layers.0.mlp.experts.down_proj (F8_E4M3)", "whole out"),
-    Hostile("MXFP4 experts", retyped("model.layers.0.mlp.experts.down_proj", "F4", 0.25), "(F4); its weights cannot be recovered exactly, so use the bfloat16 release", "whole out"),
-    Hostile("a config that says quantised", config(quantization_config={"quant_method": "mxfp4"}), "is quantized by mxfp4"),
+    Hostile("MXFP4 experts", retyped("model.layers.0.mlp.experts.down_proj", "F4", 0.25), "(F4); but its config.json has no quantization_config, which says how", "whole out"),
+    Hostile("another method of quantization", config(quantization_config={"quant_method": "gptq"}), "the weights are quantized by 'gptq', which is not supported"),
+    Hostile("a config that says quantised", config(quantization_config={"quant_method": "mxfp4"}), "says that the weights are quantized (mxfp4 by group of 1 x 32), but no tensor has quantized values"),
     # runs
     Hostile("checkpoint without a part", without_a_part, "run/checkpoints/0 is damaged: weights/params.layers.experts.down_proj/1.2.0.0 is missing", "run out"),
     Hostile("part of a checkpoint cut off", cut("params.embedding.table/0.0"), "params.embedding.table/0.0 is not as it was written: its checksum differs", "run out"),

@@ -15,7 +15,7 @@ COMMANDS = {
     ),
     "data": ("zaya_jax.data.corpora.command", "build token corpora from text, and inspect them"),
     "tokenizer": ("zaya_jax.data.tokenizers.command", "train a tokenizer, or describe one"),
-    "convert": ("zaya_jax.convert.command", "convert weights to and from PyTorch"),
+    "convert": ("zaya_jax.commands.convert", "convert weights to and from PyTorch"),
     "ckpt": ("zaya_jax.commands.checkpoint", "list, verify, compare, prune and rewrite a run's checkpoints"),
     "aegis": ("zaya_jax.aegis.command", "show a run's status, history and goodput"),
     "report": ("zaya_jax.report.command", "compare runs in one HTML file: curves, experts, configs"),

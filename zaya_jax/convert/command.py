@@ -1,10 +1,11 @@
 """`zaya convert`: conversion of weights to and from PyTorch, and inspection of a folder of weights."""
 
+import argparse
 import pathlib
 import re
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from zaya_jax.config import is_inside
 from zaya_jax.convert.inspection import inspect
@@ -18,12 +19,18 @@ from zaya_jax.convert.output_files import (
     run_folder_files,
 )
 from zaya_jax.convert.peft import adapter_files
-from zaya_jax.convert.pytorch.folder import notes_on
-from zaya_jax.convert.stream import PlannedFile, write_folder
+from zaya_jax.convert.pytorch.folder import PytorchWeights, notes_on
+from zaya_jax.convert.quantized.codecs import CODECS
+from zaya_jax.convert.quantized.export import Quantization
+from zaya_jax.convert.quantized.layer_errors import measure_errors, num_quantized
+from zaya_jax.convert.quantized.report import HeldOutLoss, add_to_card, card_section, table
+from zaya_jax.convert.stream import PlannedFile, Source, write_folder
 from zaya_jax.convert.verify import (
     check_files,
+    comparable_slices,
     compare_logits,
     compare_tensors,
+    is_quantized,
     logits_memory,
     num_bytes,
     num_values,
@@ -34,17 +41,20 @@ from zaya_jax.errors import DamagedError, UserError
 from zaya_jax.files.durable import CHECKSUMS, PARTIAL
 from zaya_jax.options import Parser
 from zaya_jax.platform.host_memory import available_memory
-from zaya_jax.progress import ByteProgress
+from zaya_jax.progress import ByteProgress, CountProgress
 
+MeasureLoss = Callable[[Source, pathlib.Path, Sequence[str]], HeldOutLoss | str]
+"""Function of the weights, the folder of the quantized ones, and text files; returns the losses, or why not."""
 LAYOUTS = ("native", "legacy", "zaya")
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def main(argv: Sequence[str] | None = None, *, measure_loss: MeasureLoss | None = None) -> None:
     """Runs `zaya convert` or `zaya convert inspect`.
 
     Args:
       argv: arguments that follow `zaya convert` on the command line.
+      measure_loss: function that evaluates both folders; None if losses cannot be measured.
 
     Raises:
       UserError: if the weights cannot be converted.
@@ -59,18 +69,66 @@ def main(argv: Sequence[str] | None = None) -> None:
     dtype, shard_bytes = parse_dtype(options.dtype), parse_size(options.max_shard_size)
     if options.adapters_only and (options.layout or options.verify):
         raise UserError("--adapters-only cannot be combined with --layout or --verify; remove those")
+    # Checked before the weights are opened, which may download them.
+    quantization = _quantization(options)
     with open_weight_folder(options.source, options.weights) as opened:
-        # The default converts to the other kind of folder.
-        layout: TargetLayout = options.layout or ("native" if opened.layout == "zaya" else "zaya")
+        # The default converts to the other kind of folder. A run folder has no quantized form.
+        is_pytorch = opened.layout == "zaya" or quantization is not None
+        layout: TargetLayout = options.layout or ("native" if is_pytorch else "zaya")
         layout = "peft" if options.adapters_only else layout
         # With --verify, an existing DST is only verified.
         if _must_convert(opened.folder, target, overwrite=options.overwrite, verify=options.verify):
             if options.overwrite:
                 _check_nothing_is_lost(opened, target)
-            files = plan(opened, target, layout, dtype=dtype, max_shard_bytes=shard_bytes)
+            sizes = {"dtype": dtype, "max_shard_bytes": shard_bytes}
+            files = plan(opened, target, layout, quantization=quantization, **sizes)
             convert(opened, files, target, layout, overwrite=options.overwrite)
+            if quantization is not None:
+                loss = _measured_loss(opened, target, options.text, measure_loss)
+                report_quantization(opened, target, quantization, loss)
         if options.verify:
             verify(opened, target)
+
+
+def _quantization(options: argparse.Namespace) -> Quantization | None:
+    """What the options quantize; None for nothing.
+
+    Raises:
+      UserError: for options that do not belong together.
+    """
+    if options.quantize is None:
+        for name in ("quantize_embedding", "expert_tensors", "text"):
+            if getattr(options, name):
+                raise UserError(f"--{name.replace('_', '-')} needs --quantize={'|'.join(CODECS)}")
+        return None
+    if options.adapters_only:
+        raise UserError("--quantize and --adapters-only cannot be combined; adapters stay in floating point")
+    if options.layout == "zaya":
+        raise UserError("--quantize writes a PyTorch folder; use --layout native or legacy, not zaya")
+    return Quantization(options.quantize, options.quantize_embedding, options.expert_tensors or "separate")
+
+
+def _measured_loss(
+    opened: WeightFolder, target: pathlib.Path, texts: Sequence[str] | None, measure: MeasureLoss | None
+) -> HeldOutLoss | str:
+    # The card says that there is no figure, rather than nothing.
+    if not texts or measure is None:
+        return "the loss was not measured; --text FILE... measures it on held-out text"
+    return measure(opened.source, target, texts)
+
+
+def report_quantization(
+    opened: WeightFolder, target: pathlib.Path, quantization: Quantization, loss: HeldOutLoss | str
+) -> None:
+    """Measures errors by layer, prints them with the loss, and adds both to the model card."""
+    # The written files are opened as any folder, with all checks of a reader.
+    with open_weight_folder(target) as written:
+        assert isinstance(written.source, PytorchWeights), "quantized weights are in a PyTorch folder"
+        with CountProgress("comparing", num_quantized(written.source)) as progress:
+            errors = measure_errors(opened.source, written.source, progress)
+    print(table(errors))
+    print(f"note: {loss}" if isinstance(loss, str) else str(loss))
+    add_to_card(target, card_section(quantization, errors, loss))
 
 
 def _inspect_parser() -> Parser:
@@ -101,6 +159,10 @@ def _parser() -> Parser:
             "zaya convert ZAYA1-8B runs/zaya1_8b                          # from Hugging Face to a run",
             "zaya convert runs/tiny exported --dtype bfloat16 --verify    # from a run to Hugging Face",
             "zaya convert ZAYA1-8B-legacy ZAYA1-8B --layout native        # from one layout to the other",
+            "zaya convert ZAYA1-8B small --quantize=mxfp4 --text book.txt # 4-bit experts, loss before and "
+            "after",
+            "zaya convert ZAYA1-8B-FP8-Experts runs/zaya1_8b              # a quantized release becomes a "
+            "run",
             "zaya convert inspect ZAYA1-8B                                # tensors, totals, what fits",
         ),
     )
@@ -134,7 +196,40 @@ def _parser() -> Parser:
         help="read both folders back and compare them; also if DST already exists",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace a DST that zaya convert wrote")
+    _add_quantization_options(parser)
     return parser
+
+
+def _add_quantization_options(parser: Parser) -> None:
+    group = parser.add_argument_group(
+        "quantized weights",
+        "Experts are quantized, in compressed-tensors' form; the rest stays in floating point. Errors by "
+        "layer\n"
+        "are printed and added to the model card. zaya generate, chat, serve and eval load the folder.",
+    )
+    group.add_argument(
+        "--quantize",
+        choices=list(CODECS),
+        help="format of the experts: fp8 (E4M3) and int8 with one scale per output, mxfp4 (E2M1) with one "
+        "per 32 inputs",
+    )
+    group.add_argument(
+        "--quantize-embedding",
+        action="store_true",
+        help="store the embedding, which is also the head, in int8 with one scale per token",
+    )
+    group.add_argument(
+        "--expert-tensors",
+        choices=("separate", "stacked"),
+        help="tensors of the native layout: one per expert and projection, as llm-compressor, vLLM and "
+        "SGLang name them, or one stack per layer, as in Zyphra's releases (default: separate)",
+    )
+    group.add_argument(
+        "--text",
+        nargs="+",
+        metavar="FILE",
+        help="UTF-8 files of held-out text: measure the loss before and after",
+    )
 
 
 def parse_size(text: str) -> int:
@@ -186,6 +281,7 @@ def plan(
     *,
     dtype,
     max_shard_bytes: int = MAX_SHARD_BYTES,
+    quantization: Quantization | None = None,
 ) -> list[PlannedFile]:
     """Plans all files of a conversion."""
     if layout == "peft":
@@ -201,7 +297,12 @@ def plan(
             revision=opened.pytorch.revision if opened.pytorch is not None else None,
         )
     return pytorch_files(
-        opened.source, layout, opened.companions(), dtype=dtype, max_shard_bytes=max_shard_bytes
+        opened.source,
+        layout,
+        opened.companions(),
+        dtype=dtype,
+        max_shard_bytes=max_shard_bytes,
+        quantization=quantization,
     )
 
 
@@ -230,7 +331,7 @@ def convert(
     resumed = f", {report.resumed / 1e9:.2f} GB of them by an earlier attempt" if report.resumed else ""
     step = f" of step {opened.step:,}" if opened.run is not None else ""
     # Router biases are included, unlike in the number of parameters.
-    values = sum(block.weight_slice.size for file in files for block in file.blocks)
+    values = sum(block.num_values for file in files for block in file.blocks)
     print(
         f"{target}: {values:,} values{step} in {len(files):,} files, {size / 1e9:.2f} GB"
         f"{resumed}, {seconds:.1f} s ({(size - report.resumed) / 1e9 / seconds:.2f} GB/s)"
@@ -263,10 +364,15 @@ def verify(opened: WeightFolder, target: pathlib.Path) -> None:
             difference = compare_tensors(opened, converted, progress)
         if difference is not None:
             raise UserError(f"{target} differs: {difference}")
+        slices, are_quantized = comparable_slices(opened, converted), is_quantized(converted)
         print(
-            f"verified: all {num_values(converted):,} values are bitwise equal, and all files match their "
-            "checksums"
+            f"verified: all {num_values(slices):,}{' other' * are_quantized} values are bitwise equal, and "
+            "all "
+            "files match their checksums"
         )
+        # Their errors by layer are in the model card.
+        if are_quantized:
+            return
         needed, available = logits_memory(converted.source.config), available_memory()
         # Skipping is better than being killed for memory after a successful conversion.
         if needed > available:

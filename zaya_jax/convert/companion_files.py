@@ -202,7 +202,9 @@ def _tokenizer_config(tokenizer_json: bytes, ids: Mapping[str, Any]) -> dict[str
     return transformers_config(**{field[:-3]: tokenizer.id_to_token(ids[field]) for field in known})
 
 
-def card(config: ModelConfig, companions: Companions, *, dtype: str, layout: str) -> bytes:
+def card(
+    config: ModelConfig, companions: Companions, *, dtype: str, layout: str, quantized: bool = False
+) -> bytes:
     """Writes a model card (README.md)."""
     story = "\n".join(companions.story)
     # Only transformers 5.13 and later contain the native implementation.
@@ -211,6 +213,8 @@ def card(config: ModelConfig, companions: Companions, *, dtype: str, layout: str
         if layout == "native"
         else "Load it with Zyphra's fork of transformers, "
     )
+    # transformers has no conversion of ZAYA1's experts from compressed-tensors.
+    load = "Load it with `zaya generate`, `chat`, `serve` or `eval`, " if quantized else load
     rows = {
         "parameters": f"{count_parameters(config):,}",
         "active parameters per token, without embedding": f"{active_parameters(config):,}",

@@ -13,7 +13,7 @@ from zaya_jax.convert.output_files import first_reachable_skip
 from zaya_jax.convert.pytorch.folder import notes_on
 from zaya_jax.convert.pytorch.layouts import EMBEDDING, ROUTER_BIAS, TIED_HEAD, our_weights, tensors_of
 from zaya_jax.convert.run_weights import RunWeights
-from zaya_jax.convert.verify import num_bytes
+from zaya_jax.convert.verify import is_quantized, num_bytes
 from zaya_jax.convert.weight_folder import WeightFolder, open_weight_folder
 from zaya_jax.model.weights import count_parameters
 from zaya_jax.platform.host_memory import available_memory
@@ -64,7 +64,7 @@ def _rows(opened: WeightFolder) -> list[tuple[str, tuple[int, ...], str]]:
 
 
 def _totals_table(opened: WeightFolder, folder: pathlib.Path) -> Table:
-    config, size = opened.source.config, num_bytes(opened)
+    config, size = opened.source.config, _stored_bytes(opened)
     biases = math.prod(our_weights(config)[ROUTER_BIAS].shape)
     num_tensors = len(_rows(opened))
     # Tells whether the layouts, which define the skip class differently, agree for these weights.
@@ -87,16 +87,30 @@ def _totals_table(opened: WeightFolder, folder: pathlib.Path) -> Table:
     return table
 
 
+def _stored_bytes(opened: WeightFolder) -> int:
+    """Size of the weights as they are stored, quantized ones with their scales."""
+    if opened.pytorch is not None:
+        # A tied head that is stored as well is dropped in a conversion.
+        return sum(each.size for name, each in opened.pytorch.stored.items() if name != TIED_HEAD)
+    return num_bytes(opened)
+
+
 def _needs(opened: WeightFolder, folder: pathlib.Path) -> list[tuple[str, int, int]]:
     """Name, required bytes and available bytes of each use of the weights."""
     # Free memory and disk now; other processes may change them.
     memory, disk = available_memory(), shutil.disk_usage(folder).free
     float32 = 4 * count_parameters(opened.source.config)
     needs = [
-        ("disk for a conversion, types unchanged", num_bytes(opened), disk),
+        (
+            "disk for a conversion, types unchanged" + ", dequantized" * is_quantized(opened),
+            num_bytes(opened),
+            disk,
+        ),
         ("disk for a conversion to float32", float32, disk),
         ("memory to load and generate, float32", float32, memory),
     ]
+    if is_quantized(opened):
+        needs.append(("memory to load and generate, quantized", _stored_bytes(opened), memory))
     if isinstance(opened.source, RunWeights):
         # Checkpoints may have larger chunks than slices, which are cached.
         needs.append(("memory for one chunk of each weight", opened.source.chunk_bytes(), memory))

@@ -21,7 +21,9 @@ class NonFinite:
         self._adding = threading.Lock()
 
     def count(self, weight: str, values: np.ndarray) -> None:
-        """Counts the NaN and infinite values in a part of a weight."""
+        """Counts the NaN and infinite values in a part of a weight; quantized values have none."""
+        if values.dtype not in _EXPONENTS:
+            return
         if number := count_nonfinite(values):
             # Several workers prepare slices at the same time.
             with self._adding:

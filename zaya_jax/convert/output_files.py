@@ -1,7 +1,6 @@
 """Plans of the files that a conversion writes; sizes and positions of all bytes are known in advance."""
 
 import dataclasses
-import math
 import pathlib
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -23,6 +22,7 @@ from zaya_jax.convert.pytorch.layouts import (
 )
 from zaya_jax.convert.pytorch.legacy import config_to_legacy
 from zaya_jax.convert.pytorch.safetensors_file import DTYPES, header, name_of
+from zaya_jax.convert.quantized.export import OutputTensor, Quantization, quantized_tensors
 from zaya_jax.convert.run_weights import run_files
 from zaya_jax.convert.stream import Block, PlannedFile, Source, execution_of, target_dtype
 from zaya_jax.data.tokenizers.tokenizer_files import TOKENIZER, as_json
@@ -44,13 +44,16 @@ def pytorch_files(
     *,
     dtype: np.dtype | None,
     max_shard_bytes: int = MAX_SHARD_BYTES,
+    quantization: Quantization | None = None,
 ) -> list[PlannedFile]:
     """Plans a PyTorch folder: safetensors shards and their index, config.json, companions and model card.
 
     Raises:
-      UserError: if the layout does not support the architecture.
+      UserError: if the layout or the quantized format does not support the architecture.
     """
     config = exported_config(source, layout)
+    if quantization is not None:
+        quantization.check(config)
     dtypes = target_dtypes(source, dtype)
     fields = config_to_huggingface(config) if layout == "native" else config_to_legacy(config)
     # All weights but router biases have the same type, that of the embedding.
@@ -63,23 +66,27 @@ def pytorch_files(
         "use_cache": True,
         **fields,
         **companions.token_ids,
+        **(quantization.config_fields() if quantization is not None else {}),
     }
+    types = main.name if quantization is None else f"{main.name}, experts {quantization.format}"
     small = {
         CONFIG: as_json(fields),
-        "README.md": beside.card(config, companions, dtype=main.name, layout=layout),
+        "README.md": beside.card(
+            config, companions, dtype=types, layout=layout, quantized=quantization is not None
+        ),
         **companions.files,
     }
-    tensors = tensors_of(layout, config)
-    shards = _split_into_shards(tensors, dtypes, max_shard_bytes)
+    tensors = _output_tensors(tensors_of(layout, config), dtypes, quantization)
+    shards = _split_into_shards(tensors, max_shard_bytes)
     # The names that transformers uses for one file and for shards.
     names = [WEIGHTS] if len(shards) == 1 else [
         f"model-{number:05}-of-{len(shards):05}.safetensors" for number in range(1, len(shards) + 1)
     ]  # fmt: skip
     # transformers needs an index only for shards.
     if len(shards) > 1:
-        small[INDEX] = as_json(_index(dict(zip(names, shards, strict=True)), dtypes))
+        small[INDEX] = as_json(_index(dict(zip(names, shards, strict=True))))
     files = [PlannedFile(name, content) for name, content in small.items()]
-    return files + [_shard(name, shard, dtypes) for name, shard in zip(names, shards, strict=True)]
+    return files + [_shard(name, shard) for name, shard in zip(names, shards, strict=True)]
 
 
 def run_folder_files(
@@ -184,48 +191,51 @@ def first_reachable_skip(source: Source) -> int | None:
     return None
 
 
-def _split_into_shards(
-    tensors: list[Tensor], dtypes: Mapping[str, np.dtype], max_shard_bytes: int
-) -> list[list[Tensor]]:
+def _output_tensors(
+    tensors: list[Tensor], dtypes: Mapping[str, np.dtype], quantization: Quantization | None
+) -> list[OutputTensor]:
+    outputs: list[OutputTensor] = []
+    for tensor in tensors:
+        codec = None if quantization is None else quantization.codec_of(tensor.path)
+        if quantization is not None and codec is not None:
+            outputs += quantized_tensors(tensor, codec, quantization.expert_tensors)
+            continue
+        dtype = dtypes[tensor.path]
+        blocks = tuple(Block(each, dtype, tensor.layout.to_theirs) for each in tensor.slices)
+        outputs.append(OutputTensor(tensor.name, name_of(dtype), tensor.shape, blocks))
+    return outputs
+
+
+def _split_into_shards(tensors: list[OutputTensor], max_shard_bytes: int) -> list[list[OutputTensor]]:
     """Splits tensors into shards of at most a given size; a larger tensor has its own shard."""
     if max_shard_bytes < 1:
         raise UserError(f"max_shard_bytes is {max_shard_bytes}; it must be at least 1")
-    shards: list[list[Tensor]] = [[]]
+    shards: list[list[OutputTensor]] = [[]]
     filled = 0
     for tensor in tensors:
-        size = _size(tensor, dtypes)
         # A shard is never empty, even if a single tensor exceeds the limit.
-        if shards[-1] and filled + size > max_shard_bytes:
+        if shards[-1] and filled + tensor.size > max_shard_bytes:
             shards.append([])
             filled = 0
         shards[-1].append(tensor)
-        filled += size
+        filled += tensor.size
     return shards
 
 
-def _size(tensor: Tensor, dtypes: Mapping[str, np.dtype]) -> int:
-    return math.prod(tensor.shape) * dtypes[tensor.path].itemsize
-
-
-def _index(shards: Mapping[str, list[Tensor]], dtypes: Mapping[str, np.dtype]) -> dict[str, Any]:
+def _index(shards: Mapping[str, list[OutputTensor]]) -> dict[str, Any]:
     everything = [tensor for shard in shards.values() for tensor in shard]
     return {
         "metadata": {
-            "total_parameters": sum(math.prod(tensor.shape) for tensor in everything),
-            "total_size": sum(_size(tensor, dtypes) for tensor in everything),
+            "total_parameters": sum(block.num_values for tensor in everything for block in tensor.blocks),
+            "total_size": sum(tensor.size for tensor in everything),
         },
         "weight_map": {tensor.name: name for name, shard in shards.items() for tensor in shard},
     }
 
 
-def _shard(name: str, tensors: list[Tensor], dtypes: Mapping[str, np.dtype]) -> PlannedFile:
-    begin = header([(tensor.name, name_of(dtypes[tensor.path]), tensor.shape) for tensor in tensors])
-    blocks = tuple(
-        Block(weight_slice, dtypes[tensor.path], tensor.layout.to_theirs)
-        for tensor in tensors
-        for weight_slice in tensor.slices
-    )
-    return PlannedFile(name, begin, blocks)
+def _shard(name: str, tensors: list[OutputTensor]) -> PlannedFile:
+    begin = header([(tensor.name, tensor.dtype, tensor.shape) for tensor in tensors])
+    return PlannedFile(name, begin, tuple(block for tensor in tensors for block in tensor.blocks))
 
 
 def parse_dtype(name: str | None) -> np.dtype | None:

@@ -79,6 +79,21 @@ class Block:
         """Size in the file in bytes, padding included."""
         return self.weight_slice.size * self.dtype.itemsize + self.padding
 
+    @property
+    def num_values(self) -> int:
+        """Number of weights."""
+        return self.weight_slice.size
+
+    def load(self, source: Source) -> np.ndarray:
+        """Reads and converts the values, contiguous and in the type and order of the file."""
+        array = source.read(self.weight_slice)
+        # A wrong shape would shift all following bytes of the file.
+        assert array.shape == self.weight_slice.shape
+        # Narrow before the axes are moved and widen afterwards, so that fewer bytes are moved.
+        if self.dtype.itemsize < array.dtype.itemsize:
+            array = array.astype(self.dtype)
+        return contiguous(self.arrange(array)).astype(self.dtype, copy=False)
+
 
 @dataclasses.dataclass(frozen=True)
 class PlannedFile:
@@ -383,13 +398,7 @@ def ahead(workers: ThreadPoolExecutor, function: Callable[[Any], Any], items: It
 
 def prepare(source: Source, block: Block, nonfinite: NonFinite) -> memoryview:
     """Reads and converts the bytes of a block, and counts its NaN and infinite values."""
-    array = source.read(block.weight_slice)
-    # A wrong shape would shift all following bytes of the file.
-    assert array.shape == block.weight_slice.shape
-    # Narrow before the axes are moved and widen afterwards, so that fewer bytes are moved.
-    if block.dtype.itemsize < array.dtype.itemsize:
-        array = array.astype(block.dtype)
-    array = contiguous(block.arrange(array)).astype(block.dtype, copy=False)
+    array = block.load(source)
     nonfinite.count(block.weight_slice.path, array)
     raw = array.reshape(-1).view(np.uint8)
     if block.padding:

@@ -8,7 +8,7 @@ import functools
 import importlib.util
 import math
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -18,6 +18,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from zaya_jax.config import ExecutionConfig, ModelConfig
+from zaya_jax.convert.pytorch.folder import PytorchWeights
 from zaya_jax.convert.pytorch.in_memory import load_variables
 from zaya_jax.convert.pytorch.layouts import ROUTER_BIAS, WeightSlice, weight_slices
 from zaya_jax.convert.stream import WORKERS, Progress, ahead, check_checksums
@@ -85,13 +86,27 @@ def compare_tensors(source: WeightFolder, converted: WeightFolder, progress: Pro
         return Difference(weight_slice, int(unequal.sum()), float(largest))
 
     # Sorted in network order, so that the first difference is close to the cause.
-    slices = sorted(weight_slices(source.source.config), key=_depth)
+    slices = sorted(comparable_slices(source, converted), key=_depth)
     with ThreadPoolExecutor(WORKERS) as workers:
         for weight_slice, difference in zip(slices, ahead(workers, compare, slices), strict=True):
             progress.advance(weight_slice.size * converted.source.dtype(weight_slice.path).itemsize)
             if difference is not None:
                 return difference
     return None
+
+
+def comparable_slices(source: WeightFolder, converted: WeightFolder) -> list[WeightSlice]:
+    """Slices whose values must be equal: all but those that only `converted` has quantized."""
+    slices = weight_slices(source.source.config)
+    if not is_quantized(converted) or is_quantized(source):
+        return slices
+    assert isinstance(converted.source, PytorchWeights), "a PyTorch folder is quantized"
+    return [each for each in slices if converted.source.quantized(each) is None]
+
+
+def is_quantized(opened: WeightFolder) -> bool:
+    """Whether a folder has quantized weights."""
+    return opened.pytorch is not None and bool(opened.pytorch.quantized)
 
 
 def same_network(one: ModelConfig, other: ModelConfig) -> bool:
@@ -145,8 +160,8 @@ def compare_logits(source: WeightFolder, converted: WeightFolder, *, seed: int =
     logits_BTV = _logits(config, ours, tokens_BT)
     expected_BTV = _logits(config, load_variables(source.source), tokens_BT)
     error = _relative_error(logits_BTV, expected_BTV)
-    # Rounding to a narrower type changes logits legitimately.
-    narrowed = any(
+    # Rounding to a narrower type changes logits legitimately. Products of quantized values are float32.
+    narrowed = is_quantized(source) or any(
         source.source.dtype(path) != converted.source.dtype(path) for path in ("embedding/table", ROUTER_BIAS)
     )
     if error and not narrowed:
@@ -156,7 +171,9 @@ def compare_logits(source: WeightFolder, converted: WeightFolder, *, seed: int =
         )
     lines = [f"logits of {PROMPT_TOKENS} random tokens: {_describe_error(error)}"]
     for opened in (source, converted):
-        if opened.layout == "native" and opened.pytorch is not None and has_transformers():
+        is_native = opened.layout == "native" and opened.pytorch is not None
+        # transformers reads quantized weights only with packages of their formats.
+        if is_native and not is_quantized(opened) and has_transformers():
             variables = load_variables(opened.source)
             lines.append(_compare_transformers(opened.pytorch.folder, config, variables, tokens_BT))
     return lines
@@ -257,6 +274,6 @@ def num_bytes(opened: WeightFolder) -> int:
     return sum(weight_slice.size * opened.source.dtype(weight_slice.path).itemsize for weight_slice in slices)
 
 
-def num_values(opened: WeightFolder) -> int:
-    """Number of values in a folder's weights, router biases included."""
-    return sum(math.prod(weight_slice.shape) for weight_slice in weight_slices(opened.source.config))
+def num_values(slices: Iterable[WeightSlice]) -> int:
+    """Number of values in slices, router biases included."""
+    return sum(math.prod(weight_slice.shape) for weight_slice in slices)

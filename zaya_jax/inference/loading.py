@@ -1,15 +1,21 @@
-"""Loads a run for generation: its model, its weights in the compute dtype, and its tokenizer."""
+"""Loads a run for generation: its model, its weights in the compute dtype, and its tokenizer.
+
+A folder of quantized PyTorch weights can be loaded like a run.
+"""
 
 import dataclasses
 import sys
 from collections.abc import Mapping
 
-from zaya_jax.checkpoint import WeightsKind, load_run, read_config
+from zaya_jax import checkpoint
+from zaya_jax.checkpoint import SavedRun, WeightsKind
+from zaya_jax.config import Config
 from zaya_jax.data.chats.templates.encoding import ChatFormat, load_chat_format
 from zaya_jax.data.chats.templates.template import ZAYA, load_template
 from zaya_jax.data.tokenizers.saved_tokenizer import saved_chat_template, with_saved_tokenizer
 from zaya_jax.data.tokenizers.tokenizer import Tokenizer, tokenizer_of
 from zaya_jax.errors import UserError
+from zaya_jax.inference import quantized_folder
 from zaya_jax.inference.engine.decoder import cast_matrices
 from zaya_jax.inference.finite_weights import check_finite
 from zaya_jax.model.zaya import Zaya
@@ -45,6 +51,35 @@ class LoadedRun:
         if template is None and not has_chat_template(self.folder, self.tokenizer):
             raise _no_chats(self.folder)
         return load_chat_format(template or saved_chat_template(self.folder), self.tokenizer)
+
+
+def load_run(run_folder: str, weights: WeightsKind = "raw") -> SavedRun:
+    """Reads the newest weights of a run, or those of a folder with quantized weights.
+
+    Args:
+      run_folder: path of the folder.
+      weights: the weights to read, "raw" or their average, "ema".
+
+    Raises:
+      UserError: as `zaya_jax.checkpoint.load_run`; or if the average of a quantized folder is requested.
+    """
+    # Before the checks for a run, whose messages would not help.
+    if quantized_folder.is_quantized(run_folder):
+        if weights != "raw":
+            raise UserError(f"{run_folder} is quantized and has no average; remove --weights={weights}")
+        return quantized_folder.load(run_folder)
+    return checkpoint.load_run(run_folder, weights)
+
+
+def read_config(run_folder: str) -> Config:
+    """Reads the config of a run, or makes one for a folder with quantized weights.
+
+    Raises:
+      UserError: as `zaya_jax.checkpoint.read_config`.
+    """
+    if quantized_folder.is_quantized(run_folder):
+        return quantized_folder.config_of(run_folder)
+    return checkpoint.read_config(run_folder)
 
 
 def has_chat_template(run_folder: str, tokenizer: Tokenizer) -> bool:

@@ -13,19 +13,24 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels.checkpoint_names import KEPT
 from pallas_kernels.grouped_matmul import group_rows, grouped_matmul, grouped_swiglu
-from pallas_kernels.product import Matrix
+from pallas_kernels.product import AnyMatrix, QuantizedMatrix
 
 
 class ExpertWeights(NamedTuple):
     """Matrices of a layer's experts."""
 
-    gate_up_EDG: Matrix
+    gate_up_EDG: AnyMatrix
     """Columns of gate, followed by those of up."""
-    down_EFD: Matrix
+    down_EFD: AnyMatrix
 
 
 def expert_weights(weights: Mapping, dtype: DTypeLike) -> ExpertWeights:
-    """Weights of the declared "experts", cast to the type of matrix products."""
+    """Weights of the declared "experts", cast to the type of matrix products.
+
+    Quantized ones stay as they are, with gate and up joined already: their products dequantize them.
+    """
+    if isinstance(weights["down_proj"], QuantizedMatrix):
+        return ExpertWeights(weights["gate_up_proj"], weights["down_proj"])
     gate_up_EDQF, down_EFD = (weights[name].astype(dtype) for name in ("gate_up_proj", "down_proj"))
     experts, width = gate_up_EDQF.shape[:2]
     # Gate and up are one product of twice the width, which reads the rows only once.

@@ -19,6 +19,7 @@ from zaya_jax.convert.pytorch.layouts import (
     EMBEDDING,
     TIED_HEAD,
     LayoutName,
+    Tensor,
     TensorLayout,
     WeightSlice,
     check_shapes,
@@ -27,7 +28,17 @@ from zaya_jax.convert.pytorch.layouts import (
 )
 from zaya_jax.convert.pytorch.legacy import config_from_legacy, is_legacy_config
 from zaya_jax.convert.pytorch.network_fields import unread_fields
-from zaya_jax.convert.pytorch.safetensors_file import DTYPES, StoredTensor, read_bytes, read_header
+from zaya_jax.convert.pytorch.safetensors_file import (
+    DTYPES,
+    StoredTensor,
+    num_values,
+    read_bytes,
+    read_header,
+)
+from zaya_jax.convert.quantized.codecs import QuantizedValues
+from zaya_jax.convert.quantized.schemes import FIELDS as QUANTIZATION_FIELDS
+from zaya_jax.convert.quantized.schemes import Scheme, quantization_section, read_schemes
+from zaya_jax.convert.quantized.tensors import QuantizedTensor, find_quantized
 from zaya_jax.data.tokenizers.tokenizer_files import FILES
 from zaya_jax.errors import UserError
 from zaya_jax.files.hub import fetch
@@ -43,7 +54,7 @@ _PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
 _NATIVE_NAME = re.compile(r"\.(self_attn\.(qkv_proj|qk_norm)|mlp|\w+_layernorm|post_\w+_residual_scale)\.")
 _LEGACY_NAME = re.compile(r"\.(self_attn\.qkv|zaya_block|input_norm|res_scale)\.")
 QUANTIZED_DTYPES = ("F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "F8_E8M0", "F4", "U8", "I8")
-"""Types of values, packed values and scales in FP8 and MXFP4 releases."""
+"""Types of values, packed values and scales in quantized releases."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +67,7 @@ class PytorchFolder:
       values: fields of config.json.
       config: architecture that config.json describes.
       stored: position of each tensor in the files, by name.
+      quantized: tensors of the layout with quantized weights, by name.
       unread: ignored fields of config.json, as "name = value".
       revision: "ID at revision COMMIT" of a model from the hub; None for other folders.
     """
@@ -65,6 +77,7 @@ class PytorchFolder:
     values: dict[str, Any]
     config: ModelConfig
     stored: dict[str, StoredTensor]
+    quantized: dict[str, QuantizedTensor] = dataclasses.field(default_factory=dict)
     unread: tuple[str, ...] = ()
     revision: str | None = None
 
@@ -89,13 +102,43 @@ def open_folder(folder: str | pathlib.Path) -> PytorchFolder:
     # The layout decides which names and defaults the fields have.
     read_config = config_from_huggingface if layout == "native" else config_from_legacy
     try:
-        config = read_config(values)
-        unread = unread_fields(values, layout)
+        plain = {name: value for name, value in values.items() if name not in QUANTIZATION_FIELDS}
+        config, schemes = read_config(plain), read_schemes(values)
+        unread = unread_fields(plain, layout)
     except UserError as error:
         raise UserError(f"{folder / CONFIG}: {error}") from error
-    _check_tensors(folder, layout, config, stored)
+    quantized = _find_quantized(folder, tensors_of(layout, config), stored, schemes)
+    _check_tensors(folder, layout, config, stored, quantized)
     revision = fetched.name if fetched is not None else None
-    return PytorchFolder(folder, layout, values, config, stored, unread, revision)
+    return PytorchFolder(folder, layout, values, config, stored, quantized, unread, revision)
+
+
+def _find_quantized(
+    folder: pathlib.Path,
+    tensors: list[Tensor],
+    stored: Mapping[str, StoredTensor],
+    schemes: tuple[Scheme, ...],
+) -> dict[str, QuantizedTensor]:
+    """The tensors with quantized weights; none if config.json has no schemes.
+
+    Raises:
+      UserError: if they do not match config.json.
+    """
+    if not schemes:
+        return {}
+    try:
+        found = find_quantized(tensors, stored, schemes)
+    except UserError as error:
+        raise UserError(f"{folder}: {error}") from error
+    # Dequantized weights with the config of their quantized form.
+    if not found:
+        by = ", ".join(str(scheme) for scheme in schemes)
+        raise UserError(
+            f"{folder / CONFIG} says that the weights are quantized ({by}), but no tensor has quantized "
+            "values; "
+            "remove quantization_config, or use the files that belong to it"
+        )
+    return found
 
 
 def check_files(folder: pathlib.Path) -> None:
@@ -191,18 +234,38 @@ def notes_on(opened: PytorchFolder) -> list[str]:
 
 
 def _note_types(opened: PytorchFolder) -> list[str]:
-    """A note if the weights have several types; router biases may always differ."""
+    """Notes if weights are quantized, or have several types; router biases may always differ."""
     names: dict[str, list[str]] = {}
+    consumed = _consumed(opened.quantized)
     for name, tensor in sorted(opened.stored.items()):
+        if name in consumed:
+            continue
         # Released weights have float32 router biases and bfloat16 for the rest.
         if not name.endswith("balancing_biases"):
             names.setdefault(tensor.dtype, []).append(name)
+    notes = _note_quantized(opened)
     if len(names) < 2:
-        return []
+        return notes
     # Rarest types first, because those are probably the ones that were changed by hand.
     by_number = sorted(names.items(), key=lambda item: len(item[1]))
     listed = ", ".join(f"{len(each):,} tensors of {dtype} (such as {each[0]})" for dtype, each in by_number)
-    return [f"the weights have several types: {listed}; a weight with two types becomes float32"]
+    return [*notes, f"the weights have several types: {listed}; a weight with two types becomes float32"]
+
+
+def _note_quantized(opened: PytorchFolder) -> list[str]:
+    if not opened.quantized:
+        return []
+    schemes = sorted({str(tensor.scheme) for tensor in opened.quantized.values()})
+    return [
+        f"{len(opened.quantized):,} tensors are quantized ({'; '.join(schemes)}): their weights are values "
+        "times "
+        "scales, and not those of the model that was quantized"
+    ]
+
+
+def _consumed(quantized: Mapping[str, QuantizedTensor]) -> frozenset[str]:
+    """Names of stored tensors that belong to quantized ones."""
+    return frozenset().union(*(tensor.names for tensor in quantized.values()))
 
 
 def find_layout(
@@ -213,7 +276,7 @@ def find_layout(
     Raises:
       UserError: if they disagree, or the weights are quantized or not of a ZAYA1 model.
     """
-    _check_not_quantized(folder, stored, values)
+    _check_types(folder, stored, values)
     # Names are matched by patterns that occur in one layout only.
     native = sorted(name for name in stored if _NATIVE_NAME.search(name))
     legacy = sorted(name for name in stored if _LEGACY_NAME.search(name.replace("smoe_block", "zaya_block")))
@@ -241,20 +304,15 @@ def find_layout(
     return by_tensors
 
 
-def _check_not_quantized(
-    folder: pathlib.Path, stored: Mapping[str, StoredTensor], values: Mapping[str, Any]
-) -> None:
-    # Either config.json or the types of the tensors reveal a quantized release.
-    method = values.get("quantization_config")
-    if isinstance(method, Mapping):
-        method = method.get("quant_method", "an unnamed method")
+def _check_types(folder: pathlib.Path, stored: Mapping[str, StoredTensor], values: Mapping[str, Any]) -> None:
+    # config.json says how quantized tensors are to be read.
+    if quantization_section(values) is not None:
+        return
     unsupported = {name: tensor.dtype for name, tensor in stored.items() if tensor.dtype not in DTYPES}
     named = first_of([f"{name} ({dtype})" for name, dtype in sorted(unsupported.items())])
-    if method is not None or any(dtype in QUANTIZED_DTYPES for dtype in unsupported.values()):
-        by = f" by {method}" if method is not None else f": {named}"
+    if any(dtype in QUANTIZED_DTYPES for dtype in unsupported.values()):
         raise UserError(
-            f"{folder} is quantized{by}; its weights cannot be recovered exactly, so use the bfloat16 "
-            "release that it was made from"
+            f"{folder} is quantized: {named}; but its {CONFIG} has no quantization_config, which says how"
         )
     if unsupported:
         raise UserError(
@@ -263,18 +321,26 @@ def _check_not_quantized(
 
 
 def _check_tensors(
-    folder: pathlib.Path, layout: LayoutName, config: ModelConfig, stored: Mapping[str, StoredTensor]
+    folder: pathlib.Path,
+    layout: LayoutName,
+    config: ModelConfig,
+    stored: Mapping[str, StoredTensor],
+    quantized: Mapping[str, QuantizedTensor],
 ) -> None:
-    num_values = sum(tensor.size // DTYPES[tensor.dtype].itemsize for tensor in stored.values())
-    if count_parameters(config) > 100 * num_values:  # otherwise the error would list all missing tensors
+    values = sum(num_values(tensor) for tensor in stored.values())
+    if count_parameters(config) > 100 * values:  # otherwise the error would list all missing tensors
         raise UserError(
             f"{folder / CONFIG} describes {count_parameters(config):,} parameters, but the files contain "
-            f"{num_values:,}; copy the {CONFIG} that belongs to these weights"
+            f"{values:,}; copy the {CONFIG} that belongs to these weights"
         )
     # Shapes follow from the config, so a mismatch is found before any weight is read.
-    expected = {tensor.name: tensor.shape for tensor in tensors_of(layout, config)}
+    expected = {
+        tensor.name: tensor.shape for tensor in tensors_of(layout, config) if tensor.name not in quantized
+    }
     if TIED_HEAD in stored:
         expected[TIED_HEAD] = expected[EMBEDDING]
+    consumed = _consumed(quantized)
+    stored = {name: tensor for name, tensor in stored.items() if name not in consumed}
     try:
         check_shapes({name: tensor.shape for name, tensor in stored.items()}, expected, "tensor")
     except UserError as error:
@@ -309,22 +375,36 @@ def _opened(files: set[pathlib.Path]) -> Iterator[dict[pathlib.Path, int]]:
 
 
 class PytorchWeights:
-    """The weights of a folder as a `zaya_jax.convert.stream.Source`; a context manager."""
+    """The weights of a folder as a `zaya_jax.convert.stream.Source`; a context manager.
+
+    Quantized weights are read as values times scales, in float32. Their type is that of the embedding's bias,
+    which is not quantized: they become weights like the others, rounded once.
+    """
 
     def __init__(self, folder: PytorchFolder):
         self.config = folder.config
         self._places: dict[WeightSlice, tuple[StoredTensor, int, TensorLayout]] = {}
+        self._quantized: dict[WeightSlice, QuantizedTensor] = {}
         self._dtypes: dict[str, set[np.dtype]] = {}
         for tensor in tensors_of(folder.layout, folder.config):
-            stored = folder.stored[tensor.name]
-            dtype = DTYPES[stored.dtype]
-            self._dtypes.setdefault(tensor.path, set()).add(dtype)
-            # Slices are contiguous in a tensor, one after the other.
-            offset = stored.offset
-            for weight_slice in tensor.slices:
-                self._places[weight_slice] = (stored, offset, tensor.layout)
-                offset += weight_slice.size * dtype.itemsize
+            if tensor.name in folder.quantized:
+                self._quantized |= dict.fromkeys(tensor.slices, folder.quantized[tensor.name])
+            else:
+                self._add(tensor, folder.stored[tensor.name])
         self._files = _opened({tensor.file for tensor in folder.stored.values()})
+        self._identity = [
+            [file.name, file.stat().st_size, file.stat().st_mtime_ns]
+            for file in sorted({stored.file for stored in folder.stored.values()})
+        ]
+
+    def _add(self, tensor: Tensor, stored: StoredTensor) -> None:
+        dtype = DTYPES[stored.dtype]
+        self._dtypes.setdefault(tensor.path, set()).add(dtype)
+        # Slices are contiguous in a tensor, one after the other.
+        offset = stored.offset
+        for weight_slice in tensor.slices:
+            self._places[weight_slice] = (stored, offset, tensor.layout)
+            offset += weight_slice.size * dtype.itemsize
 
     def __enter__(self) -> "PytorchWeights":
         self._descriptors = self._files.__enter__()
@@ -335,17 +415,30 @@ class PytorchWeights:
 
     def dtype(self, path: str) -> np.dtype:
         """Type of a weight; float32 if its tensors have several types, because it represents them all."""
-        dtypes = self._dtypes[path]
+        # A weight that is quantized in all layers has no type in the files.
+        dtypes = self._dtypes.get(path) or self._dtypes["embedding/bias"]
         return next(iter(dtypes)) if len(dtypes) == 1 else np.dtype(np.float32)
 
     def read(self, weight_slice: WeightSlice) -> np.ndarray:
         """Reads a slice, with its axes in our order."""
+        if weight_slice in self._quantized:
+            return self._quantized[weight_slice].decode(self._read_bytes, weight_slice)
         stored, offset, layout = self._places[weight_slice]
         dtype = DTYPES[stored.dtype]
         raw = read_bytes(self._descriptors[stored.file], offset, weight_slice.size * dtype.itemsize)
         return layout.to_ours(raw.view(dtype), weight_slice.shape)
 
+    def quantized(self, weight_slice: WeightSlice) -> QuantizedTensor | None:
+        """The quantized tensor that a slice belongs to; None if its weights are not quantized."""
+        return self._quantized.get(weight_slice)
+
+    def read_quantized(self, weight_slice: WeightSlice) -> QuantizedValues:
+        """Reads the values and scales of a quantized slice, in the order of the layout's axes."""
+        return self._quantized[weight_slice].read(self._read_bytes, weight_slice)
+
+    def _read_bytes(self, stored: StoredTensor, offset: int, size: int) -> np.ndarray:
+        return read_bytes(self._descriptors[stored.file], stored.offset + offset, size)
+
     def identity(self) -> list[Any]:
         """JSON-compatible values that change when the files do."""
-        files = sorted({stored.file for stored, _, _ in self._places.values()})
-        return [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files]
+        return self._identity

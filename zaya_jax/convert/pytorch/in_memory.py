@@ -42,10 +42,11 @@ def load_pytorch(
         bfloat16.
 
     Returns:
-      The model and its float32 variables: `{"params": ..., "router_bias": {"layers": [L, X]}}`.
+      The model and its float32 variables: `{"params": ..., "router_bias": {"layers": [L, X]}}`. Quantized
+      weights are values times scales.
 
     Raises:
-      UserError: if the folder is incomplete, inconsistent, damaged, quantized or not supported.
+      UserError: if the folder is incomplete, inconsistent, damaged or not supported.
     """
     opened = open_folder(folder)
     # A warning and not an error, because fields that may change the model were rejected before.

@@ -4,8 +4,10 @@ A file is eight bytes with the length of the header, the header, a JSON object w
 of every tensor, and the data. Nothing else is in it, and nothing is executed.
 
 The safetensors package reads slices (`safe_open(...).get_slice`), but this module reads files itself,
-because: - the package maps files into memory, and mapped pages count towards a container's memory limit; - it
-reports a hostile header by an exception of Rust without the tensor's name, and it accepts shapes whose
+because:
+
+- the package maps files into memory, and mapped pages count towards a container's memory limit;
+- it reports a hostile header by an exception of Rust without the tensor's name, and it accepts shapes whose
   size is slow to compute;
 - it can only write whole dictionaries of tensors, while a conversion in bounded memory must write the header
   before the data.
@@ -69,6 +71,11 @@ class StoredTensor:
 def name_of(dtype: Any) -> str:
     """Name in the format of a NumPy type in `DTYPES`."""
     return next(name for name, known in DTYPES.items() if known == np.dtype(dtype))
+
+
+def num_values(tensor: StoredTensor) -> int:
+    """Number of values of a tensor; packed ones in bytes count as bytes."""
+    return tensor.size * 8 // _BITS[tensor.dtype]
 
 
 def read_header(file: pathlib.Path) -> dict[str, StoredTensor]:
@@ -172,7 +179,7 @@ def header(tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> bytes:
     entries: dict[str, Any] = {METADATA: {"format": "pt"}}  # transformers requires it
     offset = 0
     for name, dtype, shape in tensors:
-        end = offset + math.prod(shape) * DTYPES[dtype].itemsize
+        end = offset + math.prod(shape) * _BITS[dtype] // 8
         entries[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, end]}
         offset = end
     text = json.dumps(entries, separators=(",", ":")).encode()

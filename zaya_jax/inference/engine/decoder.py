@@ -18,11 +18,13 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
+from pallas_kernels.embedding import QuantizedTable
+from pallas_kernels.product import QuantizedMatrix
 from zaya_jax.inference.engine.cache_rows import rows_of, with_rows
 from zaya_jax.inference.engine.sampling import RowSampling, sample
 from zaya_jax.inference.engine.sampling_params import MAX_TOP_LOGPROBS
 from zaya_jax.model.cache import Cache
-from zaya_jax.model.weights import declare, map_weights
+from zaya_jax.model.weights import Weight, declare, map_weights
 from zaya_jax.model.zaya import HiddenStates, Zaya, head, hidden_states
 from zaya_jax.parallel.mesh import REPLICATED, SLOTS, context_mesh, on_each_device
 from zaya_jax.pytree import pytree
@@ -82,15 +84,17 @@ class DecodedSteps:
 
 
 def cast_matrices(model: Zaya, variables: Mapping) -> dict:
-    """Casts matrices to the compute dtype once, instead of at every token.
+    """Casts matrices to the compute dtype once, instead of at every token. Quantized ones stay as they are.
 
     It is not compiled: a compiled function would copy what has that dtype already.
     """
-    params = map_weights(
-        lambda weight, value: value if weight.std is None else value.astype(model.execution.dtype),
-        declare(model.config),
-        variables["params"],
-    )
+    dtype = model.execution.dtype
+
+    def cast(weight: Weight, value: Any) -> Any:
+        is_dense = not isinstance(value, QuantizedMatrix | QuantizedTable)
+        return value.astype(dtype) if weight.std is not None and is_dense else value
+
+    params = map_weights(cast, declare(model.config), variables["params"])
     return {**variables, "params": params}
 
 

@@ -11,7 +11,6 @@ import jax
 from rich.console import Console
 from rich.table import Table
 
-from zaya_jax.checkpoint import load_run
 from zaya_jax.config import Config
 from zaya_jax.data.chats.templates.encoding import ChatFormat, load_chat_format
 from zaya_jax.data.tokenizers.saved_tokenizer import saved_chat_template, with_saved_tokenizer
@@ -26,6 +25,7 @@ from zaya_jax.inference.evaluation.remote_scoring import shared_workers
 from zaya_jax.inference.evaluation.scoring import Scorer, check_shape
 from zaya_jax.inference.evaluation.text_loss import TextReport, encode_texts, evaluate_texts, read_texts
 from zaya_jax.inference.finite_weights import check_finite
+from zaya_jax.inference.loading import load_run
 from zaya_jax.model.zaya import Zaya
 from zaya_jax.options import Parser, check_at_least, check_output_file
 from zaya_jax.parallel.processes import hosts

@@ -1,0 +1,1 @@
+"""Quantized weights: codecs, the forms in which releases store them, reading, export and errors."""
