@@ -44,7 +44,7 @@ from zaya_jax.platform.host_memory import available_memory
 from zaya_jax.progress import ByteProgress, CountProgress
 
 MeasureLoss = Callable[[Source, pathlib.Path, Sequence[str]], HeldOutLoss | str]
-"""Function of the weights, the folder of the quantized ones, and text files; returns the losses, or why not."""
+"""Function of the weights, the folder of the quantized ones, and texts; returns the losses or a reason."""
 LAYOUTS = ("native", "legacy", "zaya")
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
