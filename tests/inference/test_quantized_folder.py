@@ -1,4 +1,4 @@
-"""Folders of quantized weights in place of runs: the same texts as dense weights, in the memory of the
+"""Folders of quantized weights instead of runs: the same texts as dense weights, in the memory of the
 quantized."""
 
 import contextlib
@@ -6,6 +6,7 @@ import io
 import shutil
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from quantized_folders import NETWORK, plausible, zaya
@@ -37,7 +38,7 @@ def fixture_root(tmp_path_factory):
 
 
 def logits(model, variables) -> np.ndarray:
-    tokens = np.random.default_rng(0).integers(3, 259, (2, 40))
+    tokens = jnp.asarray(np.random.default_rng(0).integers(3, 259, (2, 40)))
     bias_LX = variables["router_bias"]["layers"]
     # `Zaya.apply` checks that the weights have the declared shapes.
     run = jax.jit(lambda params: forward(model.config, model.execution, params, bias_LX, tokens).logits_BTV)

@@ -171,9 +171,10 @@ def compare_logits(source: WeightFolder, converted: WeightFolder, *, seed: int =
         )
     lines = [f"logits of {PROMPT_TOKENS} random tokens: {_describe_error(error)}"]
     for opened in (source, converted):
-        is_native = opened.layout == "native" and opened.pytorch is not None
+        if opened.layout != "native" or opened.pytorch is None:
+            continue
         # transformers reads quantized weights only with packages of their formats.
-        if is_native and not is_quantized(opened) and has_transformers():
+        if not is_quantized(opened) and has_transformers():
             variables = load_variables(opened.source)
             lines.append(_compare_transformers(opened.pytorch.folder, config, variables, tokens_BT))
     return lines

@@ -1,4 +1,4 @@
-"""A folder of quantized PyTorch weights in place of a run: experts stay quantized in memory.
+"""A folder of quantized PyTorch weights instead of a run: experts stay quantized in memory.
 
 Its tokenizer and chat template are next to the weights, as `zaya convert --quantize` and releases on the
 Hugging Face hub have them.

@@ -33,6 +33,11 @@ REFUSED = {
         "quantized by 'gptq', which is not",
     ),
     "no method": ({"quantization_config": {"bits": 4}}, "quantized by None, which is not"),
+    "a list of methods": (
+        {"quantization_config": {"quant_method": ["fp8"]}},
+        r"quantized by \['fp8'\], which is",
+    ),
+    "a list of types": (section(type=["float"]), r"\['float'\] of 8 bits by 'channel'"),
     "no section": ({"quantization_config": "fp8"}, "quantized by 'fp8', which is not"),
     "NVFP4": (
         section("nvfp4-pack-quantized", num_bits=4, group_size=16),

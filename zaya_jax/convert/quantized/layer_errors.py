@@ -85,8 +85,8 @@ def _compare(expected: np.ndarray, actual: np.ndarray) -> _Sums:
     expected = expected.astype(np.float32)
     error = actual - expected
     # In float64: a slice has millions of squares.
-    squares = (float(np.square(each).sum(dtype=np.float64)) for each in (error, expected))
-    return _Sums(*squares, float(np.abs(error).max()), float(np.abs(expected).max()))
+    squared_error, squared = (float(np.square(each).sum(dtype=np.float64)) for each in (error, expected))
+    return _Sums(squared_error, squared, float(np.abs(error).max()), float(np.abs(expected).max()))
 
 
 def _error(layer: int, path: str, sums: _Sums) -> LayerError:

@@ -69,7 +69,7 @@ def read_schemes(values: Mapping[str, Any]) -> tuple[Scheme, ...]:
     if section is None:
         return ()
     method = section.get("quant_method") if isinstance(section, Mapping) else section
-    if not isinstance(section, Mapping) or method not in _METHODS:
+    if not isinstance(section, Mapping) or not isinstance(method, str) or method not in _METHODS:
         raise UserError(
             f"the weights are quantized by {_short(method)}, which is not supported; supported are "
             f"{', '.join(_METHODS)}; use the bfloat16 release that they were made from"
@@ -112,12 +112,12 @@ def _scheme(name: str, weights: Any) -> Scheme:
             f"weights of {name} in the quantization config is {_short(weights)}; it must be a section"
         )
     # Absent fields have the defaults of [Compressed-tensors].
-    kind = weights.get("type", "int"), weights.get("num_bits", 8)
+    kind = f"{weights.get('type', 'int')} of {weights.get('num_bits', 8)} bits"[:80]
     strategy, size = weights.get("strategy"), weights.get("group_size")
     # The library's defaults, which it derives from the size of groups.
     strategy = strategy or ("tensor" if size is None else "channel" if size == -1 else "group")
-    described = f"{kind[0]} of {kind[1]} bits by {_short(strategy)}, groups of {_short(size)}"
-    codec = {("float", 8): "fp8", ("int", 8): "int8", ("float", 4): "mxfp4"}.get(kind)
+    described = f"{kind} by {_short(strategy)}, groups of {_short(size)}"
+    codec = {"float of 8 bits": "fp8", "int of 8 bits": "int8", "float of 4 bits": "mxfp4"}.get(kind, "")
     # NVFP4 has the same values, with groups of 16 and a second scale.
     is_mx = codec == "mxfp4" and strategy == "group" and size == MX_BLOCK
     is_plain = codec in ("fp8", "int8") and strategy in ("tensor", "channel", "block")

@@ -133,7 +133,8 @@ def _find(
     # Scales are named after the module, and not after its weight.
     module = tensor.name.removesuffix(".weight")
     is_stacked = len(tensor.shape) == 3
-    shape = (tensor.shape[0] if is_stacked else 1, *tensor.shape[-2:])
+    num_rows, num_columns = tensor.shape[-2:]
+    shape = (tensor.shape[0] if is_stacked else 1, num_rows, num_columns)
     whole = _find_matrix(module, stored, schemes, shape, is_stacked=is_stacked)
     if whole is not None:
         matrix, names = whole
