@@ -107,6 +107,7 @@ def open_folder(folder: str | pathlib.Path) -> PytorchFolder:
         unread = unread_fields(plain, layout)
     except UserError as error:
         raise UserError(f"{folder / CONFIG}: {error}") from error
+    _check_number(folder, config, stored)
     quantized = _find_quantized(folder, tensors_of(layout, config), stored, schemes)
     _check_tensors(folder, layout, config, stored, quantized)
     revision = fetched.name if fetched is not None else None
@@ -320,6 +321,16 @@ def _check_types(folder: pathlib.Path, stored: Mapping[str, StoredTensor], value
         )
 
 
+def _check_number(folder: pathlib.Path, config: ModelConfig, stored: Mapping[str, StoredTensor]) -> None:
+    """Checks that the files may have all parameters, before lists of tensors are built from the config."""
+    values = sum(num_values(tensor) for tensor in stored.values())
+    if count_parameters(config) > 100 * values:  # otherwise the error would list all missing tensors
+        raise UserError(
+            f"{folder / CONFIG} describes {count_parameters(config):,} parameters, but the files contain "
+            f"{values:,}; copy the {CONFIG} that belongs to these weights"
+        )
+
+
 def _check_tensors(
     folder: pathlib.Path,
     layout: LayoutName,
@@ -327,12 +338,6 @@ def _check_tensors(
     stored: Mapping[str, StoredTensor],
     quantized: Mapping[str, QuantizedTensor],
 ) -> None:
-    values = sum(num_values(tensor) for tensor in stored.values())
-    if count_parameters(config) > 100 * values:  # otherwise the error would list all missing tensors
-        raise UserError(
-            f"{folder / CONFIG} describes {count_parameters(config):,} parameters, but the files contain "
-            f"{values:,}; copy the {CONFIG} that belongs to these weights"
-        )
     # Shapes follow from the config, so a mismatch is found before any weight is read.
     expected = {
         tensor.name: tensor.shape for tensor in tensors_of(layout, config) if tensor.name not in quantized
