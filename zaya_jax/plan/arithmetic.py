@@ -199,7 +199,7 @@ def communication(config: Config, cluster: Cluster, *, reduced_dtype: str | None
 
 def _sent_messages(
     config: Config, num_gpus: int, sent: dict[str, dict[str, int]]
-) -> Iterator[tuple[str, float, int]]:
+) -> Iterator[tuple[str, float | int, int]]:
     """Yields kind, bytes and number of messages per step, as the step combines buckets."""
     partition, layers = partition_of(config, num_gpus), config.model.num_hidden_layers
     layouts = {bucket.name: bucket.layout for bucket in partition.matrix_buckets}
@@ -216,7 +216,7 @@ def _sent_messages(
             yield kind, rest, 1
 
 
-def node_seconds(config: Config, cluster: Cluster, kind: str, num_bytes: float) -> float:
+def node_seconds(config: Config, cluster: Cluster, kind: str, num_bytes: float | int) -> float:
     """Estimated time of a message of a step among the GPUs of a node.
 
     Args:
@@ -228,7 +228,7 @@ def node_seconds(config: Config, cluster: Cluster, kind: str, num_bytes: float) 
     return cluster.links.in_node(_sent_as(config, kind), num_bytes, ranks=cluster.gpus_per_node)
 
 
-def network_seconds(config: Config, cluster: Cluster, kind: str, num_bytes: float) -> float:
+def network_seconds(config: Config, cluster: Cluster, kind: str, num_bytes: float | int) -> float:
     """Estimated time of a message between nodes, see `node_seconds`."""
     # The message has already been reduced or scattered within the node, so that each GPU sends its part.
     part = num_bytes / cluster.gpus_per_node

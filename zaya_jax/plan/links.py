@@ -53,7 +53,7 @@ def bus_factor(collective: str, group_size: int) -> float:
     return BUS_FACTORS[collective](group_size)
 
 
-def interpolate(at: Sequence[float], seconds: Sequence[float], value: float) -> float:
+def interpolate(at: Sequence[float | int], seconds: Sequence[float], value: float | int) -> float:
     """Returns the time at a value by linear interpolation of logarithms; it never falls as the value grows.
 
     Values below the first take its time. Values above the last have the rate of the last.
@@ -72,7 +72,7 @@ def interpolate(at: Sequence[float], seconds: Sequence[float], value: float) -> 
 
 
 @functools.cache
-def _rising(at: tuple[float, ...], seconds: tuple[float, ...]) -> tuple[np.ndarray, np.ndarray]:
+def _rising(at: tuple[float | int, ...], seconds: tuple[float, ...]) -> tuple[np.ndarray, np.ndarray]:
     from scipy.optimize import isotonic_regression  # takes a third of a second to import
 
     return np.log(at), isotonic_regression(np.log(seconds)).x
@@ -96,7 +96,7 @@ class WireCurve:
     ranks: int
     nodes: int
 
-    def at(self, wire: float) -> float:
+    def at(self, wire: float | int) -> float:
         """Returns the time of a message by its time on the wire."""
         return interpolate(self.wire, self.seconds, wire)
 
@@ -119,7 +119,7 @@ class Links:
     measured_in_node: Mapping[str, WireCurve] = dataclasses.field(default_factory=dict)
     measured_between: Mapping[str, WireCurve] = dataclasses.field(default_factory=dict)
 
-    def seconds(self, collective: str, num_bytes: float, *, ranks: int, nodes: int) -> float:
+    def seconds(self, collective: str, num_bytes: float | int, *, ranks: int, nodes: int) -> float:
         """Returns the time of a collective among `nodes` nodes with `ranks` GPUs each.
 
         Args:
@@ -136,7 +136,7 @@ class Links:
             self.between_nodes(collective, num_bytes, ranks=ranks, nodes=nodes),
         )
 
-    def in_node(self, collective: str, num_bytes: float, *, ranks: int) -> float:
+    def in_node(self, collective: str, num_bytes: float | int, *, ranks: int) -> float:
         """Returns the time of a collective among GPUs of one node; 0 for a single GPU."""
         if ranks == 1 or not num_bytes:
             return 0.0
@@ -146,7 +146,7 @@ class Links:
             curve, slowdown = _published_node(), self.case.node_slowdown
         return curve.at(wire * slowdown * self._slowdown(collective, curve))
 
-    def between_nodes(self, collective: str, num_bytes: float, *, ranks: int, nodes: int) -> float:
+    def between_nodes(self, collective: str, num_bytes: float | int, *, ranks: int, nodes: int) -> float:
         """Returns the time of a collective's NICs; 0 on a single node."""
         if nodes == 1 or not num_bytes:
             return 0.0

@@ -7,6 +7,7 @@ take the time of `zaya_jax.plan.links`; the step waits for a collective at its d
 
 import collections
 import dataclasses
+import math
 import re
 from collections.abc import Mapping
 
@@ -108,7 +109,7 @@ def model_step(program: Program, cluster: Cluster) -> StepTime:
         seconds=replay.now,
         kernel_seconds=sum(work.seconds for work in replay.works.values()),
         collective_seconds=replay.collective_seconds,
-        exposed_seconds=sum(replay.exposed.values()),
+        exposed_seconds=math.fsum(replay.exposed.values()),
         between_nodes_seconds=replay.between_nodes_seconds,
         exposed=dict(replay.exposed),
         works=dict(replay.works),

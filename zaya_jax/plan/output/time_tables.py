@@ -76,8 +76,8 @@ def summary(plan: Plan, step: CompiledStep | None = None) -> str:
         f"{plan.run} on {cluster}: {milliseconds(quoted)} ms per step "
         f"({milliseconds(fast)} to {milliseconds(slow)}), "
         f"{rates[0]:,.0f} tokens/s per GPU ({rates[1]:,.0f} to {rates[2]:,.0f}), "
-        f"{days[0]:,.3g} days for {plan.num_steps:,} steps ({days[1]:,.3g} to {days[2]:,.3g}); {method}, from "
-        f"published figures, {measured}; most uncertain: {times.main_assumption}"
+        f"{days[0]:,.3g} days for {plan.num_steps:,} steps ({days[1]:,.3g} to {days[2]:,.3g}); {method}, "
+        f"from published figures, {measured}; most uncertain: {times.main_assumption}"
     )
 
 
