@@ -181,7 +181,7 @@ def test_communication_by_hand(zaya1_8b):
     assert node.gathered_bytes == pytest.approx(2 * PARAMETERS, rel=1e-3)
     assert 1 < many.gathered_bytes / (2 * PARAMETERS) < 1.1  # 1,920 matrices, padded to 2,048
     assert node.network_seconds == 0
-    # 7/8 of all leaves a GPU over 7 links of 64 GB/s, and 127/128 of an eighth over 400 Gb/s; [RCCL-runs] reach
+    # 7/8 of all leaves a GPU over 7 links of 64 GB/s, 127/128 of an eighth over 400 Gb/s; [RCCL-runs] reach
     # 315 of 448 and 353 of 400 GB/s with large messages.
     sent = node.reduced_bytes + node.gathered_bytes
     assert node.link_seconds == pytest.approx(sent * 7 / 8 / 315e9, rel=0.02)

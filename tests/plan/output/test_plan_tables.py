@@ -178,8 +178,8 @@ def test_the_line_to_quote():
     """16.78M tokens on 1,024 GPUs in 0.5, 0.7 and 1 s; 489,338 steps."""
     assert summary(plan_of("zaya1_8b"), STEP) == (
         "runs/zaya1_8b on 128 x 8 mi300x: 700.0 ms per step (500.0 to 1,000.0), 23,406 tokens/s per GPU "
-        "(16,384 to 32,768), 3.96 days for 489,338 steps (2.83 to 5.66); modelled from the compiled step, "
-        "from published figures, nothing measured; most uncertain: bandwidth within a node"
+        "(16,384 to 32,768), 3.96 days for 489,338 steps (2.83 to 5.66); modelled from the compiled step "
+        "with products at 40% of the peak (29% to 58%), from published figures, nothing measured; most uncertain: bandwidth within a node"
     )
     assert "by arithmetic without overlap" in summary(plan_of("zaya1_8b"))
 

@@ -48,8 +48,8 @@ _ASSUMED = (
     "with Pollara NICs, all-to-alls as fast as rings, "
     f"{1e6 * OPTIMISTIC.network_step_seconds:.3g} us. pessimistic: the slowest cluster that AMD's suite "
     f"accepts, all-to-alls {PESSIMISTIC.all_to_all_slowdown:.3g} times as long as rings, "
-    f"{1e6 * PESSIMISTIC.network_step_seconds:.3g} us. --measured replaces all of these; for the cost of "
-    "failures see zaya plan failures"
+    f"{1e6 * PESSIMISTIC.network_step_seconds:.3g} us. --measured replaces published times by yours; for "
+    "the cost of failures see zaya plan failures"
 )
 
 
@@ -71,13 +71,15 @@ def summary(plan: Plan, step: CompiledStep | None = None) -> str:
     days = [seconds * plan.num_steps / 86_400 for seconds in (quoted, fast, slow)]
     method = "modelled from the compiled step" if step else "by arithmetic without overlap"
     cluster = f"{plan.nodes:,} x {plan.gpus_per_node} {plan.device}"
+    shares = (f"{case.product_share:.0%}" for case in (PUBLISHED, PESSIMISTIC, OPTIMISTIC))
+    products = "products at {} of the peak ({} to {})".format(*shares)
     measured = f"{' and '.join(plan.measured)} as measured" if plan.measured else "nothing measured"
     return (
         f"{plan.run} on {cluster}: {milliseconds(quoted)} ms per step "
         f"({milliseconds(fast)} to {milliseconds(slow)}), "
         f"{rates[0]:,.0f} tokens/s per GPU ({rates[1]:,.0f} to {rates[2]:,.0f}), "
-        f"{days[0]:,.3g} days for {plan.num_steps:,} steps ({days[1]:,.3g} to {days[2]:,.3g}); {method}, "
-        f"from published figures, {measured}; most uncertain: {times.main_assumption}"
+        f"{days[0]:,.3g} days for {plan.num_steps:,} steps ({days[1]:,.3g} to {days[2]:,.3g}); {method} "
+        f"with {products}, from published figures, {measured}; most uncertain: {times.main_assumption}"
     )
 
 
