@@ -44,7 +44,7 @@ PUBLISHED_LINK, PUBLISHED_NIC = 64e9, 50e9
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Case:
+class PlanCase:
     """Assumptions of a plan: those about links, and how fast products are.
 
     Attributes:
@@ -66,7 +66,7 @@ class Case:
     product_share: float
 
 
-OPTIMISTIC = Case(
+OPTIMISTIC = PlanCase(
     name="optimistic",
     network_points=POLLARA_POINTS,
     network_slowdown=1.0,
@@ -76,7 +76,7 @@ OPTIMISTIC = Case(
     network_step_seconds=2.0e-6,  # [Primus-projection], pod_lat
     product_share=0.576,  # 753 TFLOP/s measured for 4,096 cubed on MI325X, the same dies ([HipKittens])
 )
-PUBLISHED = Case(
+PUBLISHED = PlanCase(
     name="published",
     network_points=TWO_NODE_POINTS,
     network_slowdown=1.0,
@@ -88,7 +88,7 @@ PUBLISHED = Case(
     network_step_seconds=9.5e-6,  # [RCCL], tuning_model_5, Ring, LL; a Pollara floor of 40 us has 2 steps
     product_share=0.4,
 )
-PESSIMISTIC = Case(
+PESSIMISTIC = PlanCase(
     name="pessimistic",
     network_points=TWO_NODE_POINTS,
     # The slowest cluster that [CVS] accepts: 95% of 330 GB/s between nodes, of 304 GB/s in a node.
@@ -109,13 +109,13 @@ ASSUMPTIONS = {
 """Fields of a case that belong to one assumption, by the assumption's name."""
 
 
-def replace_assumption(name: str, source: Case) -> Case:
+def replace_assumption(name: str, source: PlanCase) -> PlanCase:
     """Returns the published case with one assumption of another case."""
     return dataclasses.replace(PUBLISHED, **{field: getattr(source, field) for field in ASSUMPTIONS[name]})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class StepRange:
+class TimeRange:
     """Time of a step in all cases.
 
     Attributes:
@@ -133,7 +133,7 @@ class StepRange:
         return max(self.effects, key=lambda name: abs(self.effects[name][1] - self.effects[name][0]))
 
 
-def step_range(seconds_in: Callable[[Case], float]) -> StepRange:
+def step_range(seconds_in: Callable[[PlanCase], float]) -> TimeRange:
     """Returns the time of a step in all cases, and the effect of each assumption alone.
 
     Args:
@@ -146,4 +146,4 @@ def step_range(seconds_in: Callable[[Case], float]) -> StepRange:
         )
         for name in ASSUMPTIONS
     }
-    return StepRange(seconds={case.name: seconds_in(case) for case in CASES}, effects=effects)
+    return TimeRange(seconds={case.name: seconds_in(case) for case in CASES}, effects=effects)

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from zaya_jax.errors import UserError
-from zaya_jax.plan.cases import PUBLISHED, Case
+from zaya_jax.plan.cases import PUBLISHED, PlanCase
 from zaya_jax.plan.gpus import DEVICES, Device
 from zaya_jax.plan.links import BUS_FACTORS, Links, WireCurve, wire_curve
 from zaya_jax.plan.measured import CollectiveTimes, MeasuredFile, PassTimes, ProductTimes
@@ -26,7 +26,7 @@ class Cluster:
     nodes: int
     gpus_per_node: int
     measured: CollectiveTimes | None = None
-    case: Case = PUBLISHED
+    case: PlanCase = PUBLISHED
 
     def __post_init__(self):
         if self.nodes < 1:
@@ -62,7 +62,7 @@ class Cluster:
         """FLOP/s that products reach."""
         return self.case.product_share * self.device.matrix_flops
 
-    def in_case(self, case: Case) -> "Cluster":
+    def in_case(self, case: PlanCase) -> "Cluster":
         """Returns the cluster with the assumptions of another case."""
         return dataclasses.replace(self, case=case)
 

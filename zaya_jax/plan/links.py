@@ -29,7 +29,7 @@ from zaya_jax.plan.cases import (
     PUBLISHED,
     PUBLISHED_LINK,
     PUBLISHED_NIC,
-    Case,
+    PlanCase,
 )
 
 BUS_FACTORS = {
@@ -115,7 +115,7 @@ class Links:
 
     link_bandwidth: float
     network_bandwidth: float
-    case: Case = PUBLISHED
+    case: PlanCase = PUBLISHED
     measured_in_node: Mapping[str, WireCurve] = dataclasses.field(default_factory=dict)
     measured_between: Mapping[str, WireCurve] = dataclasses.field(default_factory=dict)
 
@@ -160,7 +160,7 @@ class Links:
         return curve.at(wire * slowdown * self._slowdown(collective, curve)) + max(further - contained, 0.0)
 
     def _slowdown(self, collective: str, curve: WireCurve) -> float:
-        """Wire time of an all-to-all relative to the ring that stands for it; 1 if it was measured itself."""
+        """Wire time of an all-to-all relative to a ring; 1 if it was measured itself."""
         is_ring = collective != "all_to_all" or curve.collective == collective
         return 1.0 if is_ring else self.case.all_to_all_slowdown
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from zaya_jax.model.weights import declare, flatten_weights
 from zaya_jax.options import load_config
 from zaya_jax.plan import dry_run
-from zaya_jax.plan.cases import ASSUMPTIONS, CASES, StepRange
+from zaya_jax.plan.cases import ASSUMPTIONS, CASES, TimeRange
 from zaya_jax.plan.command import config_of_phase
 from zaya_jax.plan.compiled.kernel_report import (
     KernelReport,
@@ -77,7 +77,7 @@ STEP = CompiledStep(
         )
         for case in CASES
     },
-    step_range=StepRange(
+    step_range=TimeRange(
         seconds={"optimistic": 0.5, "published": 0.7, "pessimistic": 1.0},
         effects=dict.fromkeys(ASSUMPTIONS, (0.65, 0.75)) | {"bandwidth within a node": (0.6, 0.8)},
     ),
@@ -179,7 +179,8 @@ def test_the_line_to_quote():
     assert summary(plan_of("zaya1_8b"), STEP) == (
         "runs/zaya1_8b on 128 x 8 mi300x: 700.0 ms per step (500.0 to 1,000.0), 23,406 tokens/s per GPU "
         "(16,384 to 32,768), 3.96 days for 489,338 steps (2.83 to 5.66); modelled from the compiled step "
-        "with products at 40% of the peak (29% to 58%), from published figures, nothing measured; most uncertain: bandwidth within a node"
+        "with products at 40% of the peak (29% to 58%), from published "
+        "figures, nothing measured; most uncertain: bandwidth within a node"
     )
     assert "by arithmetic without overlap" in summary(plan_of("zaya1_8b"))
 

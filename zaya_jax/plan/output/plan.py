@@ -24,7 +24,7 @@ from zaya_jax.plan.arithmetic import (
     step_seconds,
 )
 from zaya_jax.plan.bounds import step_bounds
-from zaya_jax.plan.cases import CASES, PUBLISHED, StepRange, step_range
+from zaya_jax.plan.cases import CASES, PUBLISHED, TimeRange, step_range
 from zaya_jax.plan.compiled.hlo import Collective, Program, largest_buffers
 from zaya_jax.plan.compiled.step_time import StepTime, model_step
 from zaya_jax.plan.compiled.traffic import moved_bytes
@@ -106,7 +106,7 @@ class Plan:
     communication: Communication
     bounds: dict[str, float]
     seconds: dict[str, float]
-    in_turn: StepRange
+    in_turn: TimeRange
     measured: tuple[str, ...]
     gemms: list[Gemm]
     saturating_flops: float | None
@@ -192,7 +192,7 @@ class CompiledStep:
     moved_bytes: float
     moved_bytes_by_scope: dict[str, float]
     times: dict[str, StepTime]
-    step_range: StepRange
+    step_range: TimeRange
     buffers: list[tuple[int, str]]
     num_kernels: int
     problems: dict[str, list[str]]

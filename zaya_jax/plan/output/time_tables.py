@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 from rich.table import Table
 
-from zaya_jax.plan.cases import OPTIMISTIC, PESSIMISTIC, PUBLISHED, StepRange
+from zaya_jax.plan.cases import OPTIMISTIC, PESSIMISTIC, PUBLISHED, TimeRange
 from zaya_jax.plan.compiled.step_time import StepTime
 from zaya_jax.plan.gpus import DEVICES
 from zaya_jax.plan.output.plan import CompiledStep, Plan
@@ -53,7 +53,7 @@ _ASSUMED = (
 )
 
 
-def effects_table(times: StepRange) -> Table:
+def effects_table(times: TimeRange) -> Table:
     """Time of the published case if one assumption changes."""
     columns = map(number_column, (OPTIMISTIC.name, PESSIMISTIC.name))
     title = f"step of {milliseconds(times.seconds[PUBLISHED.name])} ms with one other assumption, ms"
