@@ -171,8 +171,8 @@ assert best[64].interval > best[num_gpus].interval > best[16 * num_gpus].interva
 # %% [markdown]
 # ## Limits
 #
-# - Figures of links and peaks are from data sheets. `zaya bench collectives --json` and `zaya bench gemm
-#   --json` measure your machine, and `zaya plan --measured=FILE` uses the results.
+# - Peaks are from data sheets, times of collectives from published runs. `zaya bench collectives --json` and
+#   `zaya bench gemm --json` measure your machine, and `zaya plan --measured=FILE` uses the results.
 # - The compiler reuses some memory and needs additional buffers: `--compile` reports the total, and
 #   `--search` finds the largest micro-batch that fits.
 # - A stall of a second and a restart of a minute are goals. `zaya plan failures --run=RUN` measures a run

@@ -6,6 +6,7 @@ peak of a MI300X, and the links that collectives use).
 
 import dataclasses
 import math
+from collections.abc import Iterator
 
 from zaya_jax.config import Config, ExecutionConfig, ModelConfig
 from zaya_jax.model.flops import forward_flops_per_token, train_flops_per_token
@@ -68,8 +69,8 @@ class Communication:
       gathered_bytes: all-gathered weights, padded to parts of equal size.
       expert_bytes: experts and their gradients that the GPUs of a node exchange in the layers.
       shared: bytes that the GPUs of a sequence exchange.
-      link_seconds: time of the links within a node, all at their full or measured rate.
-      network_seconds: time of the NICs, one per GPU, at their full or measured rate; 0 on one node.
+      link_seconds: estimated time of the links within a node.
+      network_seconds: estimated time of the NICs, one per GPU; 0 on one node.
     """
 
     reduced_bytes: int
@@ -175,15 +176,16 @@ def communication(config: Config, cluster: Cluster, *, reduced_dtype: str | None
     # `messages` returns reduce-scattered and all-gathered bytes in this order.
     reduced, gathered = (sum(sizes.values()) for sizes in sent.values())
     # Messages of a step are sent one after the other: their times add up.
-    each = [(kind, size) for kind, sizes in sent.items() for size in sizes.values()]
-    link = math.fsum(cluster.node_seconds(*message) for message in each)
-    network = math.fsum(cluster.network_seconds(*message) for message in each)
+    each = list(_sent_messages(config, cluster.num_gpus, sent))
+    link = math.fsum(count * node_seconds(config, cluster, kind, size) for kind, size, count in each)
+    network = math.fsum(count * network_seconds(config, cluster, kind, size) for kind, size, count in each)
     # Each layer gathers and sums shared experts within the node; the first pass is already in `messages`.
-    again = experts_in_node(config)
+    again, layers = experts_in_node(config), config.model.num_hidden_layers
     link += math.fsum(
-        (passes - 1) * cluster.node_seconds(kind, expert_bytes(config)) for kind, passes in again.items()
+        (passes - 1) * layers * node_seconds(config, cluster, kind, expert_bytes(config) / layers)
+        for kind, passes in again.items()
     )
-    of_links, of_network = context_seconds(config, cluster)
+    of_links, of_network = estimate_context(config, cluster)
     return Communication(
         reduced_bytes=reduced,
         reduced_dtype=reduced_dtype,
@@ -195,15 +197,80 @@ def communication(config: Config, cluster: Cluster, *, reduced_dtype: str | None
     )
 
 
+def _sent_messages(
+    config: Config, num_gpus: int, sent: dict[str, dict[str, int]]
+) -> Iterator[tuple[str, float | int, int]]:
+    """Yields kind, bytes and number of messages per step, as the step combines buckets."""
+    partition, layers = partition_of(config, num_gpus), config.model.num_hidden_layers
+    layouts = {bucket.name: bucket.layout for bucket in partition.matrix_buckets}
+    for kind, sizes in sent.items():
+        matrices = {name: size for name, size in sizes.items() if name in layouts}
+        shared = {name for name in matrices if layouts[name] is BucketLayout.OWN_EXPERTS}
+        experts = sum(matrices[name] for name in shared)
+        yield from ((kind, size, 1) for name, size in matrices.items() if name not in shared)
+        # Each layer sends its own experts, see `zaya_jax.parallel.prefetch`.
+        if experts:
+            yield kind, experts / layers, layers
+        # XLA combines the remaining weights, most of which are short vectors.
+        if rest := sum(sizes.values()) - sum(matrices.values()):
+            yield kind, rest, 1
+
+
+def node_seconds(config: Config, cluster: Cluster, kind: str, num_bytes: float | int) -> float:
+    """Estimated time of a message of a step among the GPUs of a node.
+
+    Args:
+      config: config of the run.
+      cluster: cluster of the run.
+      kind: "reduce_scatter" for gradients or "all_gather" for weights.
+      num_bytes: bytes of the message.
+    """
+    return cluster.links.in_node(_sent_as(config, kind), num_bytes, ranks=cluster.gpus_per_node)
+
+
+def network_seconds(config: Config, cluster: Cluster, kind: str, num_bytes: float | int) -> float:
+    """Estimated time of a message between nodes, see `node_seconds`."""
+    # The message has already been reduced or scattered within the node, so that each GPU sends its part.
+    part = num_bytes / cluster.gpus_per_node
+    return cluster.links.between_nodes(_sent_as(config, kind), part, ranks=1, nodes=cluster.nodes)
+
+
+def _sent_as(config: Config, kind: str) -> str:
+    """The collective that the step uses: `zaya_jax.parallel.node` sums bfloat16 gradients after an
+    all-to-all.
+    """
+    is_gradient = kind == "reduce_scatter"
+    return "all_to_all" if is_gradient and config.execution.node_devices > 1 else kind
+
+
+def estimate_context(config: Config, cluster: Cluster) -> tuple[float, float]:
+    """Estimated time of the links within a node and of the network for shared sequences."""
+    ranks, execution = config.execution.context_devices, config.execution
+    if ranks == 1:
+        return 0.0, 0.0
+    # Forward and backward pass of each layer exchange one message per microbatch, of about equal sizes.
+    count = 2 * config.model.num_hidden_layers * execution.num_microbatches
+    received = exchange(config, cluster.num_gpus).total / count
+    in_node = min(ranks, cluster.gpus_per_node)
+    if ranks <= cluster.gpus_per_node:
+        # Received bytes exclude the GPU's own part of the message.
+        message = received * ranks / (ranks - 1)
+        return count * cluster.links.in_node("all_gather", message, ranks=in_node), 0.0
+    # The exchange within the node runs at the same time and is faster, so the network determines the time.
+    others = (ranks - in_node) / (ranks - 1)
+    nodes = ranks // in_node
+    message = received * others * nodes / (nodes - 1)
+    return 0.0, count * cluster.links.between_nodes("all_gather", message, ranks=1, nodes=nodes)
+
+
 def context_seconds(config: Config, cluster: Cluster) -> tuple[float, float]:
-    """Time of the links within a node and of the network for shared sequences, at full rate."""
+    """Minimum time of the links within a node and of the network for shared sequences."""
     shared, ranks = exchange(config, cluster.num_gpus), config.execution.context_devices
     if ranks == 1:
         return 0.0, 0.0
     if ranks <= cluster.gpus_per_node:
         # Each of the other GPUs sends its part over its own link, all at the same time.
         return shared.total / (ranks - 1) / cluster.device.link_bandwidth, 0.0
-    # The exchange within the node runs at the same time and is faster, so the network determines the time.
     others = (ranks - cluster.gpus_per_node) / (ranks - 1)
     return 0.0, shared.total * others / cluster.device.network_bandwidth
 
@@ -246,7 +313,8 @@ def step_flops(config: Config, num_gpus: int) -> float:
 
 
 def step_seconds(config: Config, cluster: Cluster) -> dict[str, float]:
-    """Estimated time of each resource for a step, at full or measured rate.
+    """Estimated time of each resource for a step: products and memory at full or measured rate, links by the
+    cluster's case or measurements.
 
     Messages include padding. For lower bounds see `zaya_jax.plan.bounds`.
     """
@@ -256,6 +324,11 @@ def step_seconds(config: Config, cluster: Cluster) -> dict[str, float]:
         MEMORY: memory_traffic(config, cluster.num_gpus) / device.memory_bandwidth,
         **dict(zip(LINKS, (links.link_seconds, links.network_seconds), strict=True)),
     }
+
+
+def seconds_in_turn(seconds: dict[str, float], product_share: float) -> dict[str, float]:
+    """Returns the seconds of each resource if products reach only a share of their peak."""
+    return seconds | {MATRIX_UNITS: seconds[MATRIX_UNITS] / product_share}
 
 
 def memory_traffic(config: Config, num_devices: int) -> int:

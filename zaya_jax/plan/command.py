@@ -14,6 +14,7 @@ from zaya_jax.errors import UserError
 from zaya_jax.files.json_files import dump_json
 from zaya_jax.options import Parser, add_config_options, load_config
 from zaya_jax.plan import reliability_command
+from zaya_jax.plan.cases import PUBLISHED
 from zaya_jax.plan.compiled.kernel_execution import EXECUTED_SIZES
 from zaya_jax.plan.compiled.kernel_report import plan_kernels
 from zaya_jax.plan.compiled.search import search
@@ -23,7 +24,14 @@ from zaya_jax.plan.measured import read_measured
 from zaya_jax.plan.output.picture import check_outputs, draw
 from zaya_jax.plan.output.plan import CompiledStep, make_plan, read_compilation, to_json, train_step_job
 from zaya_jax.plan.output.plan_tables import compiled_tables, found_table, kernels_table, plan_tables
-from zaya_jax.plan.output.time_tables import devices_table, milliseconds, verdict, verdict_by_arithmetic
+from zaya_jax.plan.output.time_tables import (
+    devices_table,
+    effects_table,
+    milliseconds,
+    summary,
+    verdict,
+    verdict_by_arithmetic,
+)
 from zaya_jax.plan.rocm.compiler import TIME_LIMIT, compile_program, lay_out_program
 from zaya_jax.plan.rocm.wheels import find_plugin, install
 from zaya_jax.plan.shares import num_groups, own_tokens
@@ -68,6 +76,7 @@ def plan_run(options: argparse.Namespace, overrides: Sequence[str]) -> None:
         console.print(table)
     step, more = None, {}
     if not options.compile:
+        console.print(effects_table(plan.in_turn))
         console.print(verdict_by_arithmetic(plan))
     else:
         step = _compile(config, cluster, console, options.time_limit)
@@ -95,6 +104,8 @@ def plan_run(options: argparse.Namespace, overrides: Sequence[str]) -> None:
         pathlib.Path(options.json).write_text(text + "\n")
     if options.picture:
         draw(pathlib.Path(options.picture), plan, step)
+    # The last line is the one to quote.
+    console.print(summary(plan, step))
 
 
 def install_wheels(_: argparse.Namespace) -> None:
@@ -168,7 +179,8 @@ def _add_cluster_options(parser: Parser) -> None:
         action="append",
         default=[],
         metavar="FILE",
-        help="JSON file of zaya bench collectives, gemm or hbm, instead of data-sheet figures; repeatable",
+        help="JSON file of zaya bench collectives, gemm or hbm, instead of published and data-sheet figures; "
+        "repeatable",
     )
     parser.add_argument(
         "--phase", metavar="NAME", help="phase to plan, at its full batch (default: the first)"
@@ -287,7 +299,7 @@ def _measure(config: Config, *, cluster: Cluster, console: Console, time_limit: 
 
 
 def _model_time(config: Config, *, cluster: Cluster, console: Console, time_limit: float) -> float:
-    seconds = _compile(config, cluster, console, time_limit).times[0].seconds
+    seconds = _compile(config, cluster, console, time_limit).times[PUBLISHED.name].seconds
     console.print(f'remat "{config.execution.remat}": {milliseconds(seconds)} ms by the model')
     return seconds
 

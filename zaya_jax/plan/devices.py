@@ -4,8 +4,10 @@ import dataclasses
 from collections.abc import Sequence
 
 from zaya_jax.errors import UserError
+from zaya_jax.plan.cases import PUBLISHED, PlanCase
 from zaya_jax.plan.gpus import DEVICES, Device
-from zaya_jax.plan.measured import CollectiveTimes, Curve, MeasuredFile, PassTimes, ProductTimes, bus_factor
+from zaya_jax.plan.links import BUS_FACTORS, Links, WireCurve, wire_curve
+from zaya_jax.plan.measured import CollectiveTimes, MeasuredFile, PassTimes, ProductTimes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -16,13 +18,15 @@ class Cluster:
       device: the GPU.
       nodes: number of nodes.
       gpus_per_node: GPUs per node.
-      measured: measured times of collectives, used instead of the links' data-sheet rates; None without.
+      measured: measured times of collectives, used instead of the published points; None without.
+      case: assumptions for what was not measured.
     """
 
     device: Device
     nodes: int
     gpus_per_node: int
     measured: CollectiveTimes | None = None
+    case: PlanCase = PUBLISHED
 
     def __post_init__(self):
         if self.nodes < 1:
@@ -42,33 +46,47 @@ class Cluster:
         """Total number of GPUs."""
         return self.nodes * self.gpus_per_node
 
-    def node_seconds(self, collective: str, num_bytes: int) -> float:
-        """Returns the time of a message among the GPUs of a node, over all links between them."""
-        count = self.gpus_per_node
-        if count == 1:
-            return 0.0
-        if curve := self.curve_in_node(collective):
-            return curve.among(num_bytes, count)
-        # Fully connected node: all links of a GPU work at the same time.
-        return num_bytes * bus_factor(collective, count) / ((count - 1) * self.device.link_bandwidth)
+    @property
+    def links(self) -> Links:
+        """Times of collectives: measured ones, and the case's for the rest."""
+        return Links(
+            link_bandwidth=self.device.link_bandwidth,
+            network_bandwidth=self.device.network_bandwidth,
+            case=self.case,
+            measured_in_node=self._measured_curves(between=False),
+            measured_between=self._measured_curves(between=True),
+        )
 
-    def network_seconds(self, collective: str, num_bytes: int) -> float:
-        """Returns the seconds of a collective's part between nodes, after its part within each node."""
-        if self.nodes == 1:
-            return 0.0
-        # A hierarchical collective has already reduced or scattered the message within the node.
-        part = num_bytes / self.gpus_per_node
-        if curve := self.curve_between_nodes(collective):
-            return curve.among(part, self.nodes)
-        return part * bus_factor(collective, self.nodes) / self.device.network_bandwidth
+    @property
+    def product_flops(self) -> float:
+        """FLOP/s that products reach."""
+        return self.case.product_share * self.device.matrix_flops
 
-    def curve_in_node(self, collective: str) -> Curve | None:
-        """Measured times of a collective within a node by size; None if not measured."""
-        return self.measured and self.measured.in_node(collective)
+    def in_case(self, case: PlanCase) -> "Cluster":
+        """Returns the cluster with the assumptions of another case."""
+        return dataclasses.replace(self, case=case)
 
-    def curve_between_nodes(self, collective: str) -> Curve | None:
-        """Measured times of a collective between nodes by size; None if not measured."""
-        return self.measured and self.measured.between_nodes(collective)
+    def _measured_curves(self, *, between: bool) -> dict[str, WireCurve]:
+        if self.measured is None:
+            return {}
+        # The rails of all GPUs of a node were measured at once, with one GPU per node in each group.
+        nodes = self.measured.num_nodes if between else 1
+        ranks = 1 if between else self.gpus_per_node
+        if ranks * nodes == 1 or (between and nodes == 1):
+            return {}
+        rate = self.device.network_bandwidth if between else (ranks - 1) * self.device.link_bandwidth
+        curve_of = self.measured.between_nodes if between else self.measured.in_node
+        curves = {kind: curve for kind in BUS_FACTORS if (curve := curve_of(kind))}
+        return {
+            kind: wire_curve(
+                kind,
+                dict(zip(curve.num_bytes, curve.seconds, strict=True)),
+                rate=rate,
+                ranks=ranks,
+                nodes=nodes,
+            )
+            for kind, curve in curves.items()
+        }
 
 
 def find_device(name: str) -> Device:
@@ -109,11 +127,8 @@ def cluster_as_measured(
         else:
             collectives = each
     cluster = Cluster(device=device, nodes=nodes, gpus_per_node=gpus_per_node, measured=collectives)
-    links = {"links in the node": cluster.curve_in_node, "network": cluster.curve_between_nodes}
-    # A step sends both kinds of message: with only one measured, the estimate would still rest on data
-    # sheets.
-    kinds = ("reduce_scatter", "all_gather")
+    links = {"links in the node": cluster.links.measured_in_node, "network": cluster.links.measured_between}
     return cluster, (
         *measured_by,
-        *(name for name, curve in links.items() if all(curve(kind) for kind in kinds)),
+        *(name for name, curves in links.items() if curves),
     )

@@ -6,7 +6,6 @@ links, independent of the number of devices. S is the whole message: the input o
 of an all-gather.
 """
 
-import bisect
 import dataclasses
 import math
 import pathlib
@@ -18,6 +17,7 @@ import numpy as np
 from zaya_jax import fields
 from zaya_jax.errors import UserError
 from zaya_jax.files.json_files import read_json
+from zaya_jax.plan.links import BUS_FACTORS, bus_factor, interpolate
 
 ALL, IN_NODE, RAILS, ONE_RAIL = "all", "node", "rails", "one rail"
 """Layouts: all devices; each node; the devices with the same number in each node (rails), all rails at once
@@ -69,8 +69,8 @@ class Timing:
                 f"invalid measurement: a {self.collective} of {self.num_bytes} bytes among "
                 f"{self.group_size} devices in {self.seconds} s"
             )
-        if self.collective not in _BUS_FACTORS:
-            raise UserError(f'unknown collective "{self.collective}"; known are {", ".join(_BUS_FACTORS)}')
+        if self.collective not in BUS_FACTORS:
+            raise UserError(f'unknown collective "{self.collective}"; known are {", ".join(BUS_FACTORS)}')
 
     @property
     def algorithm_bandwidth(self) -> float:
@@ -81,23 +81,6 @@ class Timing:
     def bus_bandwidth(self) -> float:
         """Bytes per second of a device's links, to compare with their peak."""
         return self.algorithm_bandwidth * bus_factor(self.collective, self.group_size)
-
-
-_BUS_FACTORS = {
-    # Equal to a reduce-scatter followed by an all-gather.
-    "all_reduce": lambda n: 2 * (n - 1) / n,
-    "reduce_scatter": lambda n: (n - 1) / n,
-    "all_gather": lambda n: (n - 1) / n,
-    "all_to_all": lambda n: (n - 1) / n,
-    # Each link carries the whole message once, whatever the number of devices.
-    "broadcast": lambda n: 1.0,
-    "permute": lambda n: 1.0,
-}
-
-
-def bus_factor(collective: str, group_size: int) -> float:
-    """Ratio of bus bandwidth to algorithm bandwidth ([NCCL-tests], "Summary" of doc/PERFORMANCE.md)."""
-    return _BUS_FACTORS[collective](group_size)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,24 +159,7 @@ class Curve:
         Smaller messages than measured take the smallest one's time; larger ones have the largest one's
         bandwidth.
         """
-        after = bisect.bisect_left(self.num_bytes, num_bytes)
-        if after == 0:
-            return self.seconds[0]
-        if after == len(self.num_bytes):
-            return self.seconds[-1] * num_bytes / self.num_bytes[-1]
-        # Latency-bound and bandwidth-bound sizes are both straight lines in logarithms.
-        sizes, times = (np.log(each[after - 1 : after + 1]) for each in (self.num_bytes, self.seconds))
-        return float(np.exp(np.interp(math.log(num_bytes), sizes, times)))
-
-    def among(self, num_bytes: float | int, group_size: int) -> float:
-        """Returns the time of a message among another number of devices.
-
-        In a ring of N devices each sends an N-th of the message N - 1 times ([NCCL-tests]): the time of a hop
-        depends only on the bytes per hop.
-        """
-        # Compare messages with equal bytes per hop, then scale by the number of hops.
-        hops = (group_size - 1) / (self.group_size - 1)
-        return self.at(num_bytes * self.group_size / group_size) * hops
+        return interpolate(self.num_bytes, self.seconds, num_bytes)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

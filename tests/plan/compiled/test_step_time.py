@@ -5,24 +5,20 @@ import dataclasses
 
 import pytest
 
+from zaya_jax.plan.cases import PUBLISHED
 from zaya_jax.plan.compiled.hlo import Program
-from zaya_jax.plan.compiled.step_time import (
-    HOP_SECONDS,
-    LINKS_REACHED,
-    NETWORK_REACHED,
-    REST,
-    SMALL_SECONDS,
-    collective_seconds,
-    model_step,
-)
-from zaya_jax.plan.devices import Cluster, find_device
+from zaya_jax.plan.compiled.step_time import REST, collective_seconds, model_step
+from zaya_jax.plan.devices import Cluster
 from zaya_jax.plan.gpus import MI300X
-from zaya_jax.plan.measured import bus_factor
+from zaya_jax.plan.links import bus_factor
 
 DEVICE = dataclasses.replace(
     MI300X, matrix_flops=1e12, memory_bandwidth=1e9, link_bandwidth=1e9, network_bandwidth=1e9
 )
 CLUSTER = Cluster(device=DEVICE, nodes=4, gpus_per_node=2)
+LINKS_REACHED, NETWORK_REACHED = 0.70, 0.88
+"""Shares of the data sheet in [RCCL-runs] for messages of 10 to 40 ms on the wire: 315.3 of 448 GB/s and 353.4
+of 400."""
 GROUPS = "{{0,1,2,3,4,5,6,7}}"
 
 TEXT = """\
@@ -59,7 +55,11 @@ COPY = 2 * 2 * 1024**2 / 1e9
 
 
 def modelled(trips=10, *, start=START, done=DONE, share=0.5, cluster=CLUSTER):
-    return model_step(Program(TEXT.format(trips=trips, start=start, done=done)), cluster, share)
+    return model_step(Program(TEXT.format(trips=trips, start=start, done=done)), with_share(cluster, share))
+
+
+def with_share(cluster, share):
+    return cluster.in_case(dataclasses.replace(PUBLISHED, product_share=share))
 
 
 def scattered():
@@ -98,16 +98,36 @@ def test_a_loop_that_waits_in_each_iteration_waits_as_often(trips):
     own = "%g = f32[8000000]{0} get-tuple-element(%t), index=2"
     inner = TEXT.format(trips=trips, start="", done="")
     inner = inner.replace("  ROOT %next", f"  {own}\n  {START}\n  {DONE}\n  ROOT %next")
-    time = model_step(Program(inner), CLUSTER, 0.5)
+    time = model_step(Program(inner), with_share(CLUSTER, 0.5))
     assert time.exposed_seconds == pytest.approx(trips * scattered())
     assert time.seconds == pytest.approx(trips * (ROUND + scattered()) + COPY)
 
 
-def test_the_slower_of_links_and_nics_counts_plus_hops():
-    links = 8e6 * bus_factor("all_gather", 2) / 1e9 / LINKS_REACHED
-    network = 4e6 * bus_factor("all_gather", 4) / 1e9 / NETWORK_REACHED
-    result = collective_seconds("all-gather", 8_000_000, (), CLUSTER)
-    assert result == pytest.approx(max(links, network) + 7 * HOP_SECONDS)
+def test_the_slower_of_links_and_nics_counts():
+    """A ring of 8 GPUs in 4 pairs: half of its hops are over links, and two NICs share the others."""
+    result = collective_seconds("all-gather", 80_000_000, (), CLUSTER)
+    each = 80e6 * bus_factor("all_gather", 8) / 2 / 1e9
+    assert result == pytest.approx(each / LINKS_REACHED, rel=0.01)
+    fast = dataclasses.replace(CLUSTER, device=dataclasses.replace(DEVICE, link_bandwidth=1e12))
+    assert collective_seconds("all-gather", 80_000_000, (), fast) == pytest.approx(
+        each / NETWORK_REACHED, rel=0.02
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "scope", "name"),
+    [
+        ("all-gather", "while/body/gather_weights", "weights, all-gather between nodes"),
+        ("all-to-all", "transpose(jvp(gather_weights))", "gradients of weights, all-to-all between nodes"),
+        ("all-to-all", "sum_gradients", "gradients of weights, all-to-all between nodes"),
+        ("all-to-all", "checkpoint/experts", "gradients of a layer's experts, all-to-all between nodes"),
+        ("all-reduce", "cond/optimizer", "optimizer, all-reduce between nodes"),
+    ],
+)
+def test_exposed_time_names_what_a_collective_carries(kind, scope, name):
+    start = START.replace("reduce-scatter", kind) + f', metadata={{op_name="jit(step)/{scope}/x"}}'
+    time = modelled(start=start, done=DONE.replace("reduce-scatter", kind), trips=1)
+    assert time.exposed == {name: pytest.approx(time.exposed_seconds)}
 
 
 @pytest.mark.parametrize(
@@ -118,10 +138,12 @@ def test_groups_in_a_node_and_between_nodes(groups, ranks, in_node):
     start = START.replace(GROUPS, groups)
     time = modelled(start=start, trips=1)
     rate = LINKS_REACHED if in_node else NETWORK_REACHED
-    expected = 32e6 * bus_factor("reduce_scatter", ranks) / 1e9 / rate + (ranks - 1) * HOP_SECONDS
-    assert time.collective_seconds == pytest.approx(expected)
+    expected = 32e6 * bus_factor("reduce_scatter", ranks) / 1e9 / rate
+    assert time.collective_seconds == pytest.approx(expected, rel=0.02)
     assert time.exposed_seconds > 0
     assert time.between_nodes_seconds == (0 if in_node else time.exposed_seconds)
+    where = "in the node" if in_node else "between nodes"
+    assert time.exposed == {f"gradients of statistics, reduce-scatter {where}": time.exposed_seconds}
 
 
 def test_a_queued_collective_waits_for_its_predecessor():
@@ -132,18 +154,15 @@ def test_a_queued_collective_waits_for_its_predecessor():
     time, first = modelled(trips=1, start=start, done=done), modelled(trips=1, start=between)
     assert time.between_nodes_seconds == pytest.approx(first.exposed_seconds)
     assert time.exposed_seconds > time.between_nodes_seconds
+    assert sum(time.exposed.values()) == pytest.approx(time.exposed_seconds)
+    assert len(time.exposed) == 2
 
 
-def test_an_exchange_in_a_node_compared_with_amds_projection():
-    """[Primus-projection]: 384 MB to and from the experts of 8 MI355X, 3.913 ms a layer; ours is bolder."""
-    node = Cluster(device=find_device("mi355x"), nodes=1, gpus_per_node=8)
-    ours = 2 * collective_seconds("all-to-all", 384 * 2**20, tuple(range(8)), node)
-    assert 0.4 < ours / 3.913e-3 < 1
-
-
-def test_a_small_message_takes_no_more_than_a_tree():
+def test_a_small_all_reduce_takes_no_longer_than_a_tree():
+    """The floor of two nodes, and six more levels of a tree instead of 1,000 more steps of a ring."""
     many = Cluster(device=MI300X, nodes=128, gpus_per_node=8)
-    assert collective_seconds("all-reduce", 4, (), many) == SMALL_SECONDS
+    floor = 218.7e-6 + 2 * 6 * PUBLISHED.network_step_seconds
+    assert collective_seconds("all-reduce", 4, (), many) == pytest.approx(floor)
 
 
 PALLAS = """\
@@ -183,10 +202,10 @@ def test_each_kernel_of_pallas_has_its_operations(name, operands, made, flops):
     call = f'%k = {made}{{0}} custom-call(%p0, %p1), custom_call_target="__gpu$xla.gpu.triton"'
     call += f', metadata={{op_name="jit(step)/loss/{name}/pallas_call"}}'
     text = "\n".join(["ENTRY %main (p: f32[1]) -> f32[1] {", *lines, f"  ROOT {call}", "}"])
-    assert model_step(Program(text), CLUSTER, 1.0).works["loss"].flops == flops
+    assert model_step(Program(text), CLUSTER).works["loss"].flops == flops
 
 
 def test_kernels_of_pallas_count():
-    works = model_step(Program(PALLAS), CLUSTER, 1.0).works
+    works = model_step(Program(PALLAS), CLUSTER).works
     assert works["attention's scores and values"].flops == 4 * 8 * 4096**2 * 128 * 2
     assert works["experts"].flops == 2 * 16384 * 2048 * 4096

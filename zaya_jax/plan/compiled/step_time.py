@@ -1,12 +1,13 @@
 """A model of the time of a compiled step, not validated on hardware.
 
 Kernels run one after the other in the scheduled order. Each takes the longer of its operations at a share of
-the peak and its bytes at the memory bandwidth. Collectives run concurrently with kernels, one at a time; the
-step waits for a collective at its done instruction.
+the peak and its bytes at the memory bandwidth. Collectives run concurrently with kernels, one at a time, and
+take the time of `zaya_jax.plan.links`; the step waits for a collective at its done instruction.
 """
 
 import collections
 import dataclasses
+import math
 import re
 from collections.abc import Mapping
 
@@ -15,18 +16,6 @@ from zaya_jax.plan.compiled.kernel_work import kernel_flops
 from zaya_jax.plan.compiled.traffic import instruction_bytes
 from zaya_jax.plan.devices import Cluster
 
-SHARES = (0.4, 0.6, 1.0)
-"""Shares of the peak FLOP/s that products reach. AMD's JAX recipes reach 29% overall for dense 70B models on
-MI300X."""
-HOP_SECONDS = 5e-6
-"""Assumed latency from one GPU of a ring to the next; a message passes all of them."""
-LINKS_REACHED = 0.75
-NETWORK_REACHED = 0.8
-"""Assumed shares of the data-sheet bandwidth of links and NICs, without measurements of `zaya bench
-collectives`."""
-SMALL_BYTES = 1e6
-SMALL_SECONDS = 2e-4
-"""Smaller messages use a tree instead of a ring, which takes at most this time."""
 _KINDS = {
     "all-reduce": "all_reduce",
     "reduce-scatter": "reduce_scatter",
@@ -47,6 +36,14 @@ KERNEL_SCOPES = (
     ("attention", ("attention",)),
 )
 """Kinds of kernels by named scopes of the step; the first match counts."""
+COLLECTIVE_SCOPES = (
+    ("weights", ("gather_weights", "sum_gradients")),
+    ("optimizer", ("optimizer",)),
+    ("a layer's experts", ("experts",)),
+    ("keys and values", ("attention",)),
+)
+"""What a collective carries, by named scopes of the step; the first match counts. All-to-alls and
+reduce-scatters carry gradients of it."""
 REST = "layers' slices, residuals, embedding and others"
 
 
@@ -70,21 +67,25 @@ class StepTime:
     """Modelled time of a step.
 
     Attributes:
+      case: name of the case of `zaya_jax.plan.links.CASES`.
       share: share of the peak FLOP/s that products reach.
       seconds: time of the step.
       kernel_seconds: time of the kernels alone.
       collective_seconds: time of the collectives alone.
       exposed_seconds: time that kernels wait for collectives.
       between_nodes_seconds: part of `exposed_seconds` with a collective between nodes in flight.
+      exposed: `exposed_seconds` by the collective in flight: its kind, scope and links.
       works: work of the kernels by kind.
     """
 
+    case: str
     share: float
     seconds: float
     kernel_seconds: float
     collective_seconds: float
     exposed_seconds: float
     between_nodes_seconds: float
+    exposed: Mapping[str, float]
     works: Mapping[str, WorkTime]
 
     @property
@@ -93,23 +94,24 @@ class StepTime:
         return max(self.collective_seconds - self.exposed_seconds, 0.0)
 
 
-def model_step(program: Program, cluster: Cluster, share: float) -> StepTime:
+def model_step(program: Program, cluster: Cluster) -> StepTime:
     """Models the time of a compiled step.
 
     Args:
       program: scheduled program.
-      cluster: cluster of the run.
-      share: share of the peak FLOP/s that products reach, above 0 and at most 1.
+      cluster: cluster of the run, with the case to model.
     """
-    replay = _Replay(program, cluster, share)
+    replay = _Replay(program, cluster)
     replay.run(program.entry, 1.0)
     return StepTime(
-        share=share,
+        case=cluster.case.name,
+        share=cluster.case.product_share,
         seconds=replay.now,
         kernel_seconds=sum(work.seconds for work in replay.works.values()),
         collective_seconds=replay.collective_seconds,
-        exposed_seconds=replay.exposed_seconds,
+        exposed_seconds=math.fsum(replay.exposed.values()),
         between_nodes_seconds=replay.between_nodes_seconds,
+        exposed=dict(replay.exposed),
         works=dict(replay.works),
     )
 
@@ -123,33 +125,9 @@ def collective_seconds(kind: str, num_bytes: int, group: tuple[int, ...], cluste
       group: participating GPUs, numbered node by node; empty means all.
       cluster: cluster of these GPUs.
     """
-    name = _KINDS[kind]
-    ranks = len(group) or cluster.num_gpus
     nodes = _num_nodes(group, cluster)
-    # Data-sheet times of both stages, for the part of the cluster that the group spans.
-    in_node = dataclasses.replace(cluster, nodes=1, gpus_per_node=max(ranks // nodes, 1), measured=None)
-    between = dataclasses.replace(cluster, nodes=nodes, gpus_per_node=in_node.gpus_per_node, measured=None)
-    link = cluster.curve_in_node(name)
-    network = cluster.curve_between_nodes(name)
-    links = (
-        link.among(num_bytes, in_node.gpus_per_node)
-        if link and in_node.gpus_per_node > 1
-        else in_node.node_seconds(name, num_bytes) / LINKS_REACHED
-    )
-    part = num_bytes / in_node.gpus_per_node
-    nics = (
-        network.among(part, nodes)
-        if network and nodes > 1
-        else between.network_seconds(name, num_bytes) / NETWORK_REACHED
-    )
-    # Measured times already include the latency of the hops.
-    hops = 0.0 if (network if nodes > 1 else link) else (ranks - 1) * HOP_SECONDS
-    if num_bytes < SMALL_BYTES:
-        # The library switches to a tree for small messages.
-        return min(max(links, nics) + hops, SMALL_SECONDS)
-    # Links and NICs work on different parts of the message at the same time: the slower ones determine the
-    # time.
-    return max(links, nics) + hops
+    ranks = max((len(group) or cluster.num_gpus) // nodes, 1)
+    return cluster.links.seconds(_KINDS[kind], num_bytes, ranks=ranks, nodes=nodes)
 
 
 def _num_nodes(group: tuple[int, ...], cluster: Cluster) -> int:
@@ -159,24 +137,26 @@ def _num_nodes(group: tuple[int, ...], cluster: Cluster) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class _InFlight:
-    """Time during which a collective occupies the links, and whether these connect nodes."""
+    """Time during which a collective occupies the links, its name, and whether these connect nodes."""
 
     begins: float
     ends: float
+    name: str
     is_between: bool
 
     def later(self, seconds: float) -> "_InFlight":
-        return _InFlight(self.begins + seconds, self.ends + seconds, self.is_between)
+        return dataclasses.replace(self, begins=self.begins + seconds, ends=self.ends + seconds)
 
 
 class _Replay:
     """Execution of a program by the model, with a clock."""
 
-    def __init__(self, program: Program, cluster: Cluster, share: float):
+    def __init__(self, program: Program, cluster: Cluster):
         self._program, self._cluster = program, cluster
-        self._flops, self._bandwidth = share * cluster.device.matrix_flops, cluster.device.memory_bandwidth
+        self._flops, self._bandwidth = cluster.product_flops, cluster.device.memory_bandwidth
         self.now = 0.0
-        self.collective_seconds = self.exposed_seconds = self.between_nodes_seconds = 0.0
+        self.collective_seconds = self.between_nodes_seconds = 0.0
+        self.exposed: dict[str, float] = collections.defaultdict(float)
         self._sent: list[_InFlight] = []
         self.works: dict[str, WorkTime] = collections.defaultdict(
             lambda: WorkTime(seconds=0.0, flops=0.0, num_bytes=0.0)
@@ -235,17 +215,19 @@ class _Replay:
         # One collective at a time: a new one starts when the links are free.
         begins = max([self.now, *(each.ends for each in self._sent)])
         is_between = _num_nodes(group, self._cluster) > 1
-        self._sent.append(_InFlight(begins, begins + seconds, is_between))
+        where = "between nodes" if is_between else "in the node"
+        name = f"{_content(instruction, kind)}, {kind} {where}"
+        self._sent.append(_InFlight(begins, begins + seconds, name, is_between))
         return begins + seconds
 
     def _wait(self, end: float, weight: float) -> None:
         end = max(end, self.now)
-        self.exposed_seconds += weight * (end - self.now)
         # Attribute the wait to whatever occupies the links: an earlier collective may delay this one.
         for each in self._sent:
-            if each.is_between:
-                together = min(each.ends, end) - max(each.begins, self.now)
-                self.between_nodes_seconds += weight * max(together, 0.0)
+            together = weight * max(min(each.ends, end) - max(each.begins, self.now), 0.0)
+            if together:
+                self.exposed[each.name] += together
+                self.between_nodes_seconds += together * each.is_between
         self.now = end
 
     def _compute(self, instruction: Instruction, computation: str, weight: float) -> None:
@@ -264,6 +246,13 @@ class _Replay:
             flops=before.flops + weight * flops,
             num_bytes=before.num_bytes + weight * num_bytes,
         )
+
+
+def _content(instruction: Instruction, kind: str) -> str:
+    """What a collective carries."""
+    content = next((name for name, scopes in COLLECTIVE_SCOPES if _is_in(instruction, scopes)), "statistics")
+    # The transposed gather of weights is the exchange of their gradients, under the same scope.
+    return f"gradients of {content}" if kind in ("all-to-all", "reduce-scatter") else content
 
 
 def _is_in(instruction: Instruction, scopes: tuple[str, ...]) -> bool:

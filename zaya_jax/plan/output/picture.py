@@ -109,13 +109,13 @@ def _draw_times(axes: Any, plan: Plan, step: CompiledStep | None) -> None:
         _draw_bars(axes, {name: 1e3 * seconds for name, seconds in plan.bounds.items()})
         axes.set(title="lower bound of each resource's time per step", xlabel="ms")
         return
-    for time in step.times:
-        label, left = f"{time.share:.0%} of peak", 0.0
+    for case, time in step.times.items():
+        label, left = f"{case}, {time.share:.0%} of peak", 0.0
         waited = {"exposed communication": time.exposed_seconds}
         for kind, seconds in ({name: work.seconds for name, work in time.works.items()} | waited).items():
             # One color and one legend entry per kind, whatever the share.
             color = f"C{list(time.works).index(kind)}" if kind in time.works else "lightgrey"
-            named = kind if time is step.times[0] else None
+            named = kind if time is next(iter(step.times.values())) else None
             axes.barh(label, 1e3 * seconds, left=left, label=named, color=color, edgecolor="white")
             left += 1e3 * seconds
         axes.text(left, label, f" {left:,.0f}", va="center", fontsize=8)

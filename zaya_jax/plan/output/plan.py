@@ -10,7 +10,7 @@ from zaya_jax.model.flops import active_parameters
 from zaya_jax.model.weights import count_parameters
 from zaya_jax.parallel.mesh import check_batch_size
 from zaya_jax.plan.arithmetic import (
-    MATRIX_UNITS,
+    LINKS,
     Communication,
     DataRate,
     Gemm,
@@ -20,11 +20,13 @@ from zaya_jax.plan.arithmetic import (
     gemms,
     operations,
     recomputed_flops,
+    seconds_in_turn,
     step_seconds,
 )
 from zaya_jax.plan.bounds import step_bounds
+from zaya_jax.plan.cases import CASES, PUBLISHED, TimeRange, step_range
 from zaya_jax.plan.compiled.hlo import Collective, Program, largest_buffers
-from zaya_jax.plan.compiled.step_time import SHARES, StepTime, model_step
+from zaya_jax.plan.compiled.step_time import StepTime, model_step
 from zaya_jax.plan.compiled.traffic import moved_bytes
 from zaya_jax.plan.devices import Cluster
 from zaya_jax.plan.memory import POLICIES, activation_bytes, memory_by_kind
@@ -75,7 +77,9 @@ class Plan:
       policies: cost of all policies, by name.
       communication: communication of a step.
       bounds: lower bound of the seconds per step, by resource.
-      seconds: estimated seconds per step at full rate, by resource, with padded messages.
+      seconds: estimated seconds per step, by resource: products at their peak, links with padded messages in
+        the published case.
+      in_turn: seconds per step in all cases if the resources work one after the other.
       measured: resources with measured figures; the others use data sheets.
       gemms: products as a GPU runs them.
       saturating_flops: FLOPs that a product needs to reach the device's peak; None if not measured.
@@ -102,6 +106,7 @@ class Plan:
     communication: Communication
     bounds: dict[str, float]
     seconds: dict[str, float]
+    in_turn: TimeRange
     measured: tuple[str, ...]
     gemms: list[Gemm]
     saturating_flops: float | None
@@ -124,16 +129,14 @@ class Plan:
 
     @property
     def seconds_in_turn(self) -> float:
-        """Estimated step time if the resources work one after the other, with products at the first of
-        `SHARES`.
-        """
+        """Estimated step time in the published case if the resources work one after the other."""
         # No overlap is assumed, not even between the links in a node and the NICs.
         return sum(self.estimates.values())
 
     @property
     def estimates(self) -> dict[str, float]:
         """Estimated seconds of each resource; products do not reach their peak."""
-        return self.seconds | {MATRIX_UNITS: self.seconds[MATRIX_UNITS] / SHARES[0]}
+        return seconds_in_turn(self.seconds, PUBLISHED.product_share)
 
     @property
     def bound(self) -> str:
@@ -173,7 +176,8 @@ class CompiledStep:
       flops_by_scope: FLOPs by named scope.
       moved_bytes: bytes that kernels read and write in memory.
       moved_bytes_by_scope: the same by named scope.
-      times: modelled times, one for each of `SHARES`.
+      times: modelled times, by name of the case.
+      step_range: modelled time of the step in all cases.
       buffers: the largest buffers: bytes, and the values that share them.
       num_kernels: number of kernels made by XLA.
       problems: problems of kernels, by name.
@@ -187,7 +191,8 @@ class CompiledStep:
     flops_by_scope: dict[str, float]
     moved_bytes: float
     moved_bytes_by_scope: dict[str, float]
-    times: list[StepTime]
+    times: dict[str, StepTime]
+    step_range: TimeRange
     buffers: list[tuple[int, str]]
     num_kernels: int
     problems: dict[str, list[str]]
@@ -210,6 +215,7 @@ def make_plan(config: Config, cluster: Cluster, *, measured: tuple[str, ...] = (
     check_batch_size(config.data.batch_size, execution.num_microbatches, num_gpus, execution.context_devices)
     # Activations are counted for the sequences that a GPU processes at a time.
     rows = micro_batch(config, num_gpus)
+    seconds = step_seconds(config, cluster)
     policies = {name: dataclasses.replace(config.execution, remat=name) for name in POLICIES}
     return Plan(
         run=config.run_folder,
@@ -237,12 +243,20 @@ def make_plan(config: Config, cluster: Cluster, *, measured: tuple[str, ...] = (
         },
         communication=communication(config, cluster),
         bounds=step_bounds(config, cluster),
-        seconds=step_seconds(config, cluster),
+        seconds=seconds,
+        in_turn=step_range(lambda case: _in_turn(config, cluster.in_case(case), seconds)),
         measured=measured,
         gemms=gemms(config, num_gpus),
         saturating_flops=cluster.device.saturating_flops,
         data=data_rate(config),
     )
+
+
+def _in_turn(config: Config, cluster: Cluster, seconds: dict[str, float]) -> float:
+    """Step time in the cluster's case if the resources work one after the other."""
+    links = communication(config, cluster)
+    changed = dict(zip(LINKS, (links.link_seconds, links.network_seconds), strict=True))
+    return sum(seconds_in_turn(seconds | changed, cluster.case.product_share).values())
 
 
 def train_step_job(config: Config, cluster: Cluster) -> Job:
@@ -261,7 +275,8 @@ def read_compilation(compilation: Compilation, cluster: Cluster) -> CompiledStep
         flops_by_scope={scope: program.flops(scope) for scope in SCOPES},
         moved_bytes=moved_bytes(program),
         moved_bytes_by_scope={scope: moved_bytes(program, scope) for scope in SCOPES},
-        times=[model_step(program, cluster, share) for share in SHARES],
+        times={case.name: model_step(program, cluster.in_case(case)) for case in CASES},
+        step_range=step_range(lambda case: model_step(program, cluster.in_case(case)).seconds),
         buffers=largest_buffers(compilation.buffers, NUM_BUFFERS),
         num_kernels=len(compilation.kernels),
         problems=_problems(compilation.kernels, cluster),

@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterator, Mapping
 
 from rich.table import Table
 
+from zaya_jax.plan.cases import CASES, PUBLISHED
 from zaya_jax.plan.compiled.search import SearchResult
-from zaya_jax.plan.compiled.step_time import SHARES
 from zaya_jax.plan.output.plan import CompiledStep, Plan
-from zaya_jax.plan.output.time_tables import figure, milliseconds, times_table
+from zaya_jax.plan.output.time_tables import effects_table, figure, milliseconds, times_table
 from zaya_jax.text_tables import format_bytes, name_column, number_column
 
 
@@ -25,6 +25,7 @@ def compiled_tables(step: CompiledStep, plan: Plan) -> Iterator[Table]:
     """Tables of the compiled step."""
     yield _compiled_memory(step, plan)
     yield times_table(step.times, plan)
+    yield effects_table(step.step_range)
     yield _collectives(step)
     yield _buffers(step)
     yield _kernels(step)
@@ -48,12 +49,10 @@ def kernels_table(steps: Mapping[str, CompiledStep], plan: Plan) -> Table:
         add(f"  {scope}", lambda step, scope=scope: figure(step.moved_bytes_by_scope[scope] / 1e9))
     add("kernels made by XLA", lambda step: f"{step.num_kernels:,}")
     add("  that spill, or take scratch or too much LDS", lambda step: f"{len(step.problems):,}")
-    for share in SHARES:
+    for case in CASES:
         add(
-            f"ms per step, modelled, products at {share:.0%} of peak",
-            lambda step, share=share: next(
-                milliseconds(time.seconds) for time in step.times if time.share == share
-            ),
+            f"ms per step, modelled, {case.name} case",
+            lambda step, name=case.name: milliseconds(step.times[name].seconds),
         )
     add("s to compile", lambda step: f"{step.compile_seconds:.0f}")
     return table
@@ -174,8 +173,9 @@ _REASONS = (
     "bound: minimum of any step, each resource at its rate in `zaya plan devices`. It counts products with "
     "one expert per token; weights, gradients, state and kept activations through memory (the compiled step "
     "of the 8B preset moves about four times as much); each weight and gradient without padding, to a GPU "
-    f"over its links, to a node over its NICs. estimate: products at {SHARES[0]:.0%} of the peak, messages "
-    "with padding, memory as in its bound, no overlap; a real step can be shorter or longer"
+    f"over its links, to a node over its NICs. estimate: products at {PUBLISHED.product_share:.0%} of the "
+    "peak, messages with padding in the time of published collectives, memory as in its bound, no overlap; a "
+    "real step can be shorter or longer"
 )
 
 
