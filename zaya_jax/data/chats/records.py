@@ -242,6 +242,7 @@ def _present_fields(values: Any, location: str) -> dict[str, Any]:
     present = values.items() if isinstance(values, dict) else ()
     # An empty list of calls means that there are none.
     fields = {name: each for name, each in present if each is not None and (name, each) != ("tool_calls", [])}
+    # A message of calls needs no content.
     required = {"role"} if "tool_calls" in fields else {"role", "content"}
     if "role" in fields and "content" in required - fields.keys() and "content" in values:
         raise UserError(f"{location} has content that is null; it must be text")
@@ -256,6 +257,7 @@ def _present_fields(values: Any, location: str) -> dict[str, Any]:
 
 
 def _check_roles(fields: Mapping[str, Any], location: str) -> None:
+    # A template would ignore these fields in other messages.
     for name, role in _FIELD_ROLES.items():
         if name in fields and fields["role"] != role:
             raise UserError(

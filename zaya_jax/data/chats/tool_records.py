@@ -53,6 +53,7 @@ def parse_tools(value: Any, location: str, *, drops_nulls: bool = True) -> tuple
     Raises:
       UserError: if the value is not a list of tools.
     """
+    # TRL stores tools as text too, because `datasets` merges the fields of all tools.
     if isinstance(value, str):
         value, drops_nulls = parse_value(value.encode("utf-8", "surrogatepass"), f"{location} tools"), False
     if value is None:
@@ -91,6 +92,7 @@ def parse_tool_calls(value: Any, location: str, *, drops_nulls: bool = True) -> 
 
 def _parse_call(value: Any, location: str, *, drops_nulls: bool) -> ToolCall:
     call = _without_top_nulls(value) if isinstance(value, dict) else {}
+    # A bare function has its name next to the id.
     function = call.get("function", call)
     name = function.get("name") if isinstance(function, dict) else None
     unknown = call.keys() - (_CALL_FIELDS if "function" in call else {*_CALL_FIELDS, "name", "arguments"})
@@ -133,6 +135,7 @@ def _check_tool(tool: Any, location: str) -> None:
         )
     _check_name(name, location)
     assert isinstance(function, dict), "it has a name"
+    # Parsers and templates read properties of it.
     if not isinstance(function.get("parameters") or {}, dict):
         raise UserError(f"{location}, {name}, has parameters that are no object; they must be a JSON schema")
     check_encodable(tool, location)

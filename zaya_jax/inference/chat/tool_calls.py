@@ -50,6 +50,7 @@ def message_pieces(
     for piece in pieces:
         yield from show(parser.add(piece))
     yield from show(parser.end(is_cut=False))
+    # The model has not closed its thought; the line of a call is no part of it.
     if is_thought and texts.has_calls:
         yield Piece(THINK_END, is_mark=True)
     for call in texts.finish():

@@ -74,6 +74,8 @@ class TagBody:
         """
         if not self._num_functions:
             _LOG.warning("a tool call without a function was dropped")
+        # A function that was closed is complete, whatever follows. In one that was cut, the value that
+        # is not complete is omitted, and so is the closing bracket.
         if self._function is None or is_cut:
             return
         if self._parameter is not None:
@@ -106,6 +108,7 @@ class TagBody:
 
     def _open_or_close(self, tag: str) -> Iterator[BodyPart]:
         """Handles a tag outside of values."""
+        # Each branch tolerates tags that are missing before it.
         if tag.startswith(FUNCTION):
             if self._function is not None:
                 yield from self._end_function()
@@ -113,6 +116,7 @@ class TagBody:
                 self._function, self._written = name, set()
                 self._num_functions += 1
                 yield BodyPart(name)
+        # A second end closes nothing.
         elif tag == FUNCTION_END and self._function is not None:
             yield from self._end_function()
         elif tag.startswith(PARAMETER) and self._function is not None:
@@ -238,6 +242,7 @@ def _calls_in(text: str) -> Iterator[BodyPart]:
     except ValueError:
         _LOG.warning("a tool call that is not JSON was dropped")
         return
+    # Some templates write several calls as one list.
     for call in value if isinstance(value, list) else [value]:
         parsed = _call_of(call)
         if parsed is None:
@@ -262,6 +267,7 @@ def _call_of(call: Any) -> tuple[str, Mapping[str, Any]] | None:
             arguments = parse_json(arguments)
         except ValueError:
             return None
+    # null means no arguments, as in a record.
     arguments = {} if arguments is None else arguments
     return (name.strip(), arguments) if isinstance(arguments, dict) else None
 

@@ -83,6 +83,7 @@ class TagScanner:
         self._named = (FUNCTION, PARAMETER) if with_inner_tags else ()
         patterns = [*map(re.escape, self._literals), *(tag + _NAME for tag in self._named)]
         # A pattern that matches nothing, if there are no tags.
+        # One pattern for all tags: the first tag in the text wins, whichever it is.
         self._pattern = re.compile("|".join(patterns) or r"(?!)")
 
     def find(self, text: str, start: int = 0) -> re.Match[str] | None:

@@ -13,7 +13,7 @@ from zaya_jax.inference.tool_calls.markup import Markup, TagScanner
 
 
 @dataclasses.dataclass(frozen=True)
-class TextPart:
+class MessageText:
     """New characters of the reasoning or the content."""
 
     text: str
@@ -37,7 +37,7 @@ class CallPart:
     arguments: str = ""
 
 
-Part = TextPart | CallPart
+Part = MessageText | CallPart
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,6 +112,7 @@ class MessageParser:
 
     def add(self, piece: Piece) -> Iterator[Part]:
         """Adds text, or the name of a special token, and yields what it adds to the message."""
+        # Whether a draft is a call is known only at the end of its thought.
         if self._draft and not (piece.is_mark and piece.text == THINK_END):
             self._draft.append(piece)
             return
@@ -136,7 +137,7 @@ class MessageParser:
             # A thought that was cut may still have been closed.
             yield from self._end_draft() if is_cut else self._read_draft()
         if self._space and not self._has_tags:
-            yield TextPart(self._space)
+            yield MessageText(self._space)
 
     # Text
 
@@ -178,7 +179,7 @@ class MessageParser:
         if self._is_call:
             yield from self._add_to_call(text)
         elif self.is_reasoning:
-            yield TextPart(text, is_reasoning=True)
+            yield MessageText(text, is_reasoning=True)
         else:
             yield from self._add_content(text)
 
@@ -193,12 +194,13 @@ class MessageParser:
         self._space = text[len(shown) :]
         if shown:
             self._has_content = True
-            yield TextPart(shown)
+            yield MessageText(shown)
 
     # Tags
 
     def _handle_tag(self, tag: str) -> Iterator[Part]:
         """Handles a tag, special token or text; those that close nothing are dropped."""
+        # Every tag ends a call that is open: nested calls do not exist.
         if self._is_call:
             yield from self._end_call(is_cut=False)
         if tag in (THINK, THINK_END):
@@ -214,7 +216,7 @@ class MessageParser:
         if self._draft:
             text = "".join(piece.text for piece in self._draft if self._is_shown(piece))
             self._draft = []
-            yield TextPart(text, is_reasoning=True)
+            yield MessageText(text, is_reasoning=True)
 
     def _is_shown(self, piece: Piece) -> bool:
         """Whether a piece of a draft is text: special tokens have none."""
@@ -260,6 +262,7 @@ class MessageParser:
     def _read_draft(self) -> Iterator[Part]:
         """Handles a call within a thought that was never closed."""
         draft, self._draft = self._draft, []
+        # A separate parser, because the text around the calls is reasoning here and content elsewhere.
         inner = MessageParser(self._parsing)
         inner._num_begun = self._num_begun
         for piece in draft:
@@ -271,4 +274,4 @@ class MessageParser:
 
 
 def _as_reasoning(part: Part) -> Part:
-    return dataclasses.replace(part, is_reasoning=True) if isinstance(part, TextPart) else part
+    return dataclasses.replace(part, is_reasoning=True) if isinstance(part, MessageText) else part

@@ -57,6 +57,7 @@ def select_markup(chat_format: ChatFormat, name: str | None) -> Markup | None:
     Raises:
       UserError: if the name is unknown.
     """
+    # The template decides, unless the user knows better.
     if name is None:
         return find_markup(chat_format)
     if name not in MARKUPS:
@@ -103,6 +104,7 @@ def _rendered_calls(chat_format: ChatFormat, arguments: Sequence[Mapping[str, An
 
 def _parse(text: str, markup: Markup) -> list[tuple[str, Any]]:
     """The calls in a text, in which tags are text too."""
+    # Without special tokens, because a rendered text spells their names.
     parser = MessageParser(ToolParsing(markup, [_TOOL], {}))
     parts = [*parser.add(Piece(text)), *parser.end(is_cut=False)]
     names: dict[int, str] = {}

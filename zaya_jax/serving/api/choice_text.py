@@ -8,7 +8,7 @@ from zaya_jax.data.chats.templates.template import THINK
 from zaya_jax.data.tokenizers.token_spellings import special_token_names
 from zaya_jax.inference.engine.sequence import NewToken
 from zaya_jax.inference.engine.text_stream import FinishReason, Piece, TextWriter
-from zaya_jax.inference.tool_calls.message_parser import CallPart, MessageParser, Part, TextPart
+from zaya_jax.inference.tool_calls.message_parser import CallPart, MessageParser, MessageText, Part
 from zaya_jax.serving.api.request import CompletionRequest
 from zaya_jax.serving.loaded_model import LoadedModel
 
@@ -146,7 +146,7 @@ class ChoiceText:
         """Adds a token, and returns what it adds to the text."""
         pieces = self._writer.add(new.token)
         parts = list(self._parts(pieces) if self._parser is None else self._parse(self._parser, pieces))
-        texts = [part for part in parts if isinstance(part, TextPart)]
+        texts = [part for part in parts if isinstance(part, MessageText)]
         content, reasoning = (
             "".join(part.text for part in texts if part.is_reasoning == is_reasoning)
             for is_reasoning in (False, True)
@@ -163,10 +163,11 @@ class ChoiceText:
             if piece.is_mark and piece.text in self._think_marks.values():
                 self._is_reasoning = piece.text == THINK
             else:
-                yield TextPart(piece.text, self._is_reasoning)
+                yield MessageText(piece.text, self._is_reasoning)
 
     def _parse(self, parser: MessageParser, pieces: Sequence[Piece]) -> Iterator[Part]:
         for piece in pieces:
             yield from parser.add(piece)
+        # What was held back becomes text or a call only now.
         if (reason := self._writer.finish_reason) is not None:
             yield from parser.end(is_cut=reason == "length")

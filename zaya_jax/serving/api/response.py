@@ -110,6 +110,7 @@ class ResponseBuilder:
         message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
         if delta.reasoning:
             message["reasoning_content"] = delta.reasoning
+        # Absent without calls, as at OpenAI.
         if delta.calls:
             message["tool_calls"] = [_call(part) for part in delta.calls]
         return self._choice(delta, {"message": message}, self._chat_logprobs(delta))

@@ -54,6 +54,7 @@ def read_tools(model: LoadedModel, body: ChatBody) -> ToolRequest:
         markup = require_markup(model.chat_format, model.tool_markup)
     except UserError as error:
         raise ApiError(one_line(error), param="tools", code="unsupported_parameter") from None
+    # A choice of none still parses, so that no markup reaches the content.
     max_calls = (None if body.parallel_tool_calls else 1) if calls_tools else 0
     parsing = ToolParsing(markup, tools, model.chat_format.specials, max_calls)
     # A model that must not call tools does not see them.

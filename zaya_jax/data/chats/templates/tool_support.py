@@ -45,6 +45,7 @@ class ToolSupport:
           chat: the chat.
           name: name of the template.
         """
+        # Only what the chat has: a template may support tools without results.
         for part in _parts_of(chat):
             if part in self.problems:
                 return UserError(
@@ -88,8 +89,10 @@ def find_tool_support(template: ChatTemplate, trusted: Mapping[str, str]) -> Too
       template: chat template.
       trusted: variables of the template that contain names of special tokens.
     """
+    # OpenAI's client sends null for the content of calls; some templates concatenate it with text.
     with_null, with_empty = (_render(template, trusted, _called(content)) for content in (None, ""))
     needs_content = _is_null_written(with_null, with_empty)
+    # All further chats have the content that the template accepts.
     called = _called("" if needs_content else None)
     result = Message(TOOL, _RESULT, name=_NAME, tool_call_id=_ID)
     answered = _render(template, trusted, [*called, result, Message(ASSISTANT, "zayaanswer")])
