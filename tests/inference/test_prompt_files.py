@@ -21,7 +21,7 @@ class Bytes(Prompting):
     def of_text(self, text):
         return Prompt([*text.encode()], (1,))
 
-    def of_messages(self, messages):
+    def of_messages(self, messages, tools=()):
         return Prompt([*messages[-1].content.encode()], (1,))
 
 
@@ -68,6 +68,19 @@ def test_fields_that_are_null_are_absent(tmp_path, name):
     (line,) = read(tmp_path / "a.jsonl")
     assert (line.prompt.tokens, line.limit, line.seed) == ([97], 5, 7)
     assert None not in line.fields.values()
+
+
+def test_messages_may_have_tools(tmp_path):
+    class Tools(Bytes):
+        def of_messages(self, messages, tools=()):
+            return Prompt([len(tools), len(messages[-1].tool_calls)], (1,))
+
+    call = {"function": {"name": "f", "arguments": "{}"}}
+    line = {"messages": [{"role": "assistant", "tool_calls": [call]}], "tools": [{"name": "f"}]}
+    (tmp_path / "a.jsonl").write_text(json.dumps(line))
+    options = {"max_new_tokens": 5, "seed": 7, "max_length": 100}
+    (prompt,) = read_prompt_lines(str(tmp_path / "a.jsonl"), Tools(), **options)
+    assert (prompt.prompt.tokens, prompt.fields) == ([1, 1], line)
 
 
 WRONG = {

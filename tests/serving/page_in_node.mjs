@@ -81,6 +81,12 @@ results.messages = history.messagesOf("Be kind.", turns);
 results.without_system = history.messagesOf("  ", turns).length;
 results.prompt = history.promptOf(turns);
 results.before = history.before(turns, turns[2]).map(({ content }) => content);
+const call = { id: "c", name: "f", arguments: '{"city": "Paris", "n": [1]}' }, cut = { ...call, arguments: '{"a": ' };
+const called = [turns[0], { role: "assistant", content: "", calls: [call, cut] }];
+results.calls = history.messagesOf("", called);
+results.call_texts = [call, cut, { ...call, arguments: "" }].map(history.callText);
+results.tools = [" ", "[]", '[{"name": "f"}]'].map((text) => history.toolsOf(text) ?? null);
+assert.throws(() => history.toolsOf("{"), /not a JSON list/);
 results.sampling = history.samplingOf(input.settings);
 
 // ---- colors

@@ -32,6 +32,8 @@ ANSWERS = [
     },
     # A stop string cut the end of a token.
     {"tokens": ["one", " two\nEND"], "texts": [["content", "one two\n"]]},
+    # A tool call of any number of tokens, whose text is not part of the answer's.
+    {"tokens": ["see", *[""] * 40, " b"], "texts": [["content", "see b"]]},
     # Many tokens that do not occur in the text.
     {"tokens": ["z"] * 40 + ["a"], "texts": [["content", "ab"]]},
     # The template began the reasoning.
@@ -42,6 +44,7 @@ ALIGNED = [
     [["content", "one", 0], ["content", " two", 1], ["content", " 🙂", 3], ["content", " three", 4]],
     [["thoughts", "so", 2], ["thoughts", " it", 3], ["content", "Yes", 6], ["content", ".", 7]],
     [["content", "one", 0], ["content", " two\n", 1]],
+    [["content", "see", 0], ["content", " b", 41]],
     [["content", "ab", -1]],
     [["thoughts", "\n", -1], ["thoughts", "so", 0], ["content", " yes", 2]],
     [["content", "no routing", -1]],
@@ -112,6 +115,22 @@ def test_a_question_without_an_answer_is_omitted(results):
     assert results["without_system"] == 3
     assert results["prompt"] == "never answeredfirstyessecond"
     assert results["before"] == ["never answered", ""]
+
+
+def test_tool_calls_are_shown_and_sent_back(results):
+    question, answer = results["calls"]
+    function = {"name": "f", "arguments": '{"city": "Paris", "n": [1]}'}
+    assert answer == {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [
+            {"id": "c", "type": "function", "function": function},
+            {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}},
+        ],
+    }
+    assert question["role"] == "user"
+    assert results["call_texts"] == ['f(city: "Paris", n: [1])', 'f({"a": ', "f("]
+    assert results["tools"] == [None, None, [{"name": "f"}]]
 
 
 def test_empty_settings_are_omitted(results):

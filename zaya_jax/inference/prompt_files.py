@@ -1,4 +1,4 @@
-"""Reads and validates prompts as JSON lines: `{"prompt": "..."}` or `{"messages": [...]}`."""
+"""Reads and validates prompts as JSON lines: `{"prompt": ...}`, or `{"messages": [...], "tools": [...]}`."""
 
 import dataclasses
 import json
@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from zaya_jax.data.chats.records import parse_messages
+from zaya_jax.data.chats.tool_records import parse_tools
 from zaya_jax.data.sources.json_lines import read_objects
 from zaya_jax.errors import UserError
 from zaya_jax.inference.engine.sampling_params import MAX_SEED
@@ -14,7 +15,7 @@ from zaya_jax.inference.prompting import Prompt, Prompting
 
 ADDED = ("text", "finish_reason", "num_prompt_tokens", "num_new_tokens", "tokens", "logprobs")
 """Fields that an answer adds to the fields of its line."""
-_OURS = ("prompt", "messages", "max_new_tokens", "seed", *ADDED)
+_OURS = ("prompt", "messages", "tools", "max_new_tokens", "seed", *ADDED)
 """Fields that are read here or added later. In these null means absent: `datasets` writes null where only
 other lines have a field."""
 
@@ -106,7 +107,8 @@ def _integer(fields: Mapping, name: str, default: int, place: str, *, minimum: i
 def _prompt(fields: Mapping[str, Any], prompting: Prompting, place: str) -> Prompt:
     if "messages" in fields:
         messages = parse_messages(fields["messages"], place, "messages")
-        return _with_place(place, lambda: prompting.of_messages(messages))
+        tools = parse_tools(fields.get("tools"), place)
+        return _with_place(place, lambda: prompting.of_messages(messages, tools))
     text = fields["prompt"]
     if not isinstance(text, str):
         raise UserError(f"{place} has a prompt that is a {type(text).__name__}; it must be text")

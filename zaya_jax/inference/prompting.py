@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from zaya_jax.data.chats.records import Message
 from zaya_jax.data.chats.templates.encoding import ChatFormat
 from zaya_jax.data.chats.templates.end_tokens import text_end_ids
+from zaya_jax.data.chats.tool_records import Tool
 from zaya_jax.inference.loading import LoadedRun
 
 
@@ -58,11 +59,16 @@ class Prompting:
         tokens = tokenizer.delimiters.begin(tokenizer.encode(text, specials=not self.letters))
         return Prompt(tokens, text_end_ids(tokenizer))
 
-    def of_messages(self, messages: Sequence[Message]) -> Prompt:
+    def of_messages(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> Prompt:
         """Encodes a conversation that the assistant is to continue.
 
+        Args:
+          messages: messages of the conversation, at least one.
+          tools: tools that the assistant may call.
+
         Raises:
-          UserError: if the template rejects the conversation.
+          UserError: if the template rejects the conversation, or does not support tools.
         """
         chat_format = self._chat_format
-        return Prompt(chat_format.answer_prompt(messages), chat_format.end_ids, chat_format.think_ids)
+        tokens = chat_format.answer_prompt(messages, tools=tools)
+        return Prompt(tokens, chat_format.end_ids, chat_format.think_ids)

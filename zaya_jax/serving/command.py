@@ -15,6 +15,8 @@ from zaya_jax.inference.engine.engine import Engine
 from zaya_jax.inference.engine.prompt_scores import PromptScorer
 from zaya_jax.inference.loading import LoadedRun, has_chat_template, load_for_generation
 from zaya_jax.inference.structured.compiler import is_available
+from zaya_jax.inference.tool_calls.markup import MARKUPS
+from zaya_jax.inference.tool_calls.template_markup import select_markup
 from zaya_jax.options import Parser
 from zaya_jax.platform.host_header import LOOPBACK
 from zaya_jax.platform.shell import install_command
@@ -147,6 +149,8 @@ def load_model(options: argparse.Namespace) -> "LoadedModel":
     with LoadProgress(f"loading the weights of {options.run_folder}") as progress:
         run = load_for_generation(options.run_folder, options.weights)
         config, chat_format = run.model.config, _chat_format(run, options.template)
+        # Selected before the programs are compiled: an error comes early.
+        markup = None if chat_format is None else select_markup(chat_format, options.tool_call_parser)
         engine = _engine(run, options)
         progress.report(f"weights of step {run.step:,} are loaded")
         # The engine computes logits only for new tokens. Scores of prompts need a separate program.
@@ -159,6 +163,7 @@ def load_model(options: argparse.Namespace) -> "LoadedModel":
         created=int(time.time()),
         tokenizer=run.tokenizer,
         chat_format=chat_format,
+        tool_markup=markup,
         engine=engine,
         score=scorer.score,
         vocab_size=config.vocab_size,
@@ -235,6 +240,11 @@ def _parser() -> Parser:
     parser.add_argument(
         "--template",
         help='chat template: "zaya", a Jinja file, or "none" to serve no chats (default: the run\'s)',
+    )
+    parser.add_argument(
+        "--tool-call-parser",
+        choices=tuple(MARKUPS),
+        help="parser of tool calls (default: the one that reads what the template writes)",
     )
     _add_limits(parser)
     return parser

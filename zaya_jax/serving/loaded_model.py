@@ -9,6 +9,7 @@ from zaya_jax.data.chats.templates.encoding import ChatFormat
 from zaya_jax.data.tokenizers.tokenizer import Tokenizer
 from zaya_jax.inference.engine.prompt_scores import PromptScores
 from zaya_jax.inference.structured.compiler import GrammarCompiler
+from zaya_jax.inference.tool_calls.markup import Markup
 
 
 @runtime_checkable
@@ -48,6 +49,7 @@ class LoadedModel:
       created: time of loading, in seconds since 1970.
       tokenizer: tokenizer of the model.
       chat_format: conversion of conversations to tokens; None if chats are not served.
+      tool_markup: markup of the template's tool calls; None if tools are not supported.
       engine: engine that generates the texts.
       score: function of a prompt's tokens and a number k; returns the log-probability of each token, and the
         k most likely tokens at its position.
@@ -69,6 +71,7 @@ class LoadedModel:
     num_layers: int
     num_experts: int
     capacity: int
+    tool_markup: Markup | None = None
 
     @functools.cached_property
     def grammars(self) -> GrammarCompiler:
@@ -89,5 +92,6 @@ class LoadedModel:
                 "max_length": self.max_length,
                 "chat": self.chat_format is not None,
                 "thinking": self.chat_format is not None and bool(self.chat_format.think_marks),
+                "tools": self.tool_markup is not None,
             },
         }

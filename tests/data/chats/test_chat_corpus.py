@@ -166,8 +166,8 @@ def test_a_single_chat_cannot_fill_both_splits(tmp_path):
         ('{"messages": [3]}', ":2, message 1, has a int; a message has role and content"),
         ('{"messages": [{"role": "user"}]}', ":2, message 1, has role; a message has role and content"),
         (
-            '{"messages": [{"role": "user", "content": "a", "tool_calls": []}]}',
-            "has role, content, tool_calls; a message has role and content, and optionally a name",
+            '{"messages": [{"role": "user", "content": "a", "function_call": {}}]}',
+            "has role, content, function_call; a message has role and content, and optionally a name",
         ),
         ('{"messages": [{"role": "user", "content": null}]}', "has content that is null; it must be text"),
         ('{"messages": [{"role": "user\\n", "content": "a"}]}', 'has the role "user\n"; a role is a word'),

@@ -359,6 +359,7 @@ def test_models_health_and_metrics():
             assert models == {"object": "list", "data": [model]}
             assert model["zaya"] == {
                 "num_layers": 3, "num_experts": 4, "max_length": 512, "chat": True, "thinking": True,
+                "tools": False,
             }  # fmt: skip
             assert (await http.get("/v1/models/other")).status_code == 404
             health = await http.get("/health")

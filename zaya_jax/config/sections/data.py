@@ -55,8 +55,8 @@ class DataConfig:
         command line resets this to None unless `source` is set as well.
       mixtures: mixtures that `mixture` can select.
       mixture: name of the mixture to train on; None trains on `corpus`.
-      tokenizer: "byte", "byte-chat" (bytes and tokens that delimit chat turns), or the path of a Hugging Face
-        tokenizer.json.
+      tokenizer: "byte", "byte-chat" (bytes and tokens that delimit chat turns), "byte-tools" (also tokens
+        that delimit tool calls), or the path of a Hugging Face tokenizer.json.
       tokenizer_vocab_size: number of tokens of a tokenizer.json that is trained on the training split of
         `source` if the file is missing; None if it must already exist.
       bos_token: token that starts each document. None takes it from the tokenizer's files or from well-known

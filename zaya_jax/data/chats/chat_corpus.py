@@ -20,6 +20,7 @@ from zaya_jax.data.chats.packed_corpus import (
 from zaya_jax.data.chats.record_formats import RecordFormat
 from zaya_jax.data.chats.records import Chat, read_chats
 from zaya_jax.data.chats.templates.encoding import ChatFormat
+from zaya_jax.data.chats.templates.template import ChatInput
 from zaya_jax.data.chats.trimming import Trimming, fit
 from zaya_jax.data.sources.skipped import Skipped
 from zaya_jax.errors import UserError
@@ -77,10 +78,11 @@ def _encode_all(
     counts: collections.Counter[Trimming],
 ) -> Iterator[Example | Skipped]:
     """Encodes and trims each chat, and counts what was trimmed."""
-    for chat, encoded_chats in encoded_in_batches(chats, chat_format, lambda chat: [chat.messages]):
+    for chat, encoded_chats in encoded_in_batches(chats, chat_format, _inputs_of):
         # An error of the template names no record by itself.
         with naming_record(chat.location):
-            fitted = fit(chat.messages, chat_format, max_tokens=length, whole=checked(*encoded_chats))
+            whole = checked(*encoded_chats)
+            fitted = fit(chat.messages, chat_format, max_tokens=length, whole=whole, tools=chat.tools)
             # Dropped and not truncated: see `zaya_jax.data.chats.trimming`.
             if fitted is None:
                 yield Skipped(chat.location, TOO_LONG)
@@ -91,3 +93,7 @@ def _encode_all(
                 raise UserError("nothing in it is learned; a message of the assistant is required")
         counts[trimming] += 1
         yield Example(chat.hash, (encoded,))
+
+
+def _inputs_of(chat: Chat) -> list[ChatInput]:
+    return [ChatInput(chat.messages, tools=chat.tools)]

@@ -26,6 +26,7 @@ _CHAT_EXAMPLES = (
     "zaya data chats corpora/chats --source chats.jsonl --sequence-length 256     # as bytes",
     "zaya data chats corpora/chats --source chats --template chat_template.jinja --sequence-length 1024",
     "zaya data chats corpora/alpaca --source alpaca_data.json --format alpaca --sequence-length 512",
+    "zaya data chats corpora/tools --source tools.jsonl --tokenizer byte-tools --sequence-length 2048",
     "zaya data chats corpora/chats_32k --source chats --tokenizer tokenizer.json --sequence-length 32768",
 )
 _PREFERENCE_EXAMPLES = (
@@ -84,7 +85,9 @@ def _parser(name: str, summary: str, examples: Sequence[str]) -> Parser:
         "detected from the first record",
     )
     parser.add_argument(
-        "--tokenizer", default="byte-chat", help='"byte-chat" (default) or the path of a tokenizer.json'
+        "--tokenizer",
+        default="byte-chat",
+        help='"byte-chat" (default), "byte-tools" or the path of a tokenizer.json',
     )
     parser.add_argument(
         "--template", help='"zaya" or the path of a Jinja file; default: the tokenizer\'s own, else "zaya"'

@@ -23,8 +23,8 @@ from zaya_jax.data.chats.packed_corpus import (
 from zaya_jax.data.chats.packed_windows import with_label
 from zaya_jax.data.chats.preference_corpus import num_common, without_loss
 from zaya_jax.data.chats.record_formats import RecordFormat
-from zaya_jax.data.chats.records import Message
 from zaya_jax.data.chats.templates.encoding import ChatFormat, EncodedChat
+from zaya_jax.data.chats.templates.template import ChatInput
 from zaya_jax.data.corpora.corpus import VALIDATION_PERCENT
 from zaya_jax.data.sources.skipped import Skipped
 from zaya_jax.errors import UserError
@@ -62,9 +62,10 @@ def build_labeled_corpus(
     return build_packed_corpus(folder, encode, kind=ANSWERS, **options)
 
 
-def _chats_of(pair: _Pair) -> Sequence[Sequence[Message]]:
+def _chats_of(pair: _Pair) -> Sequence[ChatInput]:
     own, other = pair
-    return own.prompt + own.answer, own.prompt + other.answer, own.prompt
+    chats = (own.prompt + own.answer, own.prompt + other.answer, own.prompt)
+    return [ChatInput(each, tools=own.tools) for each in chats]
 
 
 def _encode(answer: LabeledAnswer, chats: Sequence[EncodedChat], length: int) -> Example | Skipped:

@@ -19,6 +19,7 @@ from zaya_jax.data.chats.preference_records import (
 )
 from zaya_jax.data.chats.record_formats import RecordFormat, detect_format
 from zaya_jax.data.chats.records import ASSISTANT, hash_of, parse_messages, read_records
+from zaya_jax.data.chats.tool_records import Tool, parse_tools
 from zaya_jax.errors import UserError
 
 
@@ -31,17 +32,19 @@ class LabeledAnswer:
       answer: messages of the answer.
       is_desirable: whether the network should prefer such answers.
       location: location of the record, "FILE:LINE".
+      tools: tools that the assistant may call.
     """
 
     prompt: Messages
     answer: Messages
     is_desirable: bool
     location: str
+    tools: tuple[Tool, ...] = ()
 
     @property
     def hash(self) -> int:
-        """A hash of the prompt, so that all answers to the same prompt are in the same split."""
-        return hash_of(self.prompt)
+        """A hash of prompt and tools, so that all answers to the same prompt are in the same split."""
+        return hash_of(self.prompt, self.tools)
 
 
 def read_labeled_answers(
@@ -67,7 +70,7 @@ def read_labeled_answers(
             answer = getattr(pair, side)[len(pair.prompt) :]
             if not answer:
                 raise UserError(f"{location} has a {side} that is only the prompt; an answer must follow")
-            yield LabeledAnswer(pair.prompt, answer, is_desirable, location)
+            yield LabeledAnswer(pair.prompt, answer, is_desirable, location, pair.tools)
 
 
 def _labeled(record: dict[str, Any], location: str) -> LabeledAnswer:
@@ -85,7 +88,8 @@ def _labeled(record: dict[str, Any], location: str) -> LabeledAnswer:
     whole = parse_conversation(values, "completion", location)
     if whole[len(parsed)].role != ASSISTANT:
         raise UserError(f"{location} has a completion that does not start with the assistant's answer")
-    return LabeledAnswer(parsed, whole[len(parsed) :], label, location)
+    tools = parse_tools(record.get("tools"), location)
+    return LabeledAnswer(parsed, whole[len(parsed) :], label, location, tools)
 
 
 class _Rotation:

@@ -17,9 +17,9 @@ from zaya_jax.config import is_inside
 from zaya_jax.data.chats.example_store import Example, ExampleStore
 from zaya_jax.data.chats.packed_windows import window_to_bytes
 from zaya_jax.data.chats.packing import Packing, best_fit_decreasing, compare_packings
-from zaya_jax.data.chats.records import Message, find_chat_files
+from zaya_jax.data.chats.records import find_chat_files
 from zaya_jax.data.chats.templates.encoding import ChatFormat, EncodedChat, checked_format
-from zaya_jax.data.chats.templates.template import load_template
+from zaya_jax.data.chats.templates.template import ChatInput, load_template
 from zaya_jax.data.corpora.corpus import (
     SHARD_TOKENS,
     VALIDATION_PERCENT,
@@ -260,7 +260,7 @@ def _write_split(
 
 
 def encoded_in_batches(
-    records: Iterable[T], chat_format: ChatFormat, chats_of: Callable[[T], Sequence[Sequence[Message]]]
+    records: Iterable[T], chat_format: ChatFormat, chats_of: Callable[[T], Sequence[ChatInput]]
 ) -> Iterator[tuple[T, list[EncodedChat | UserError]]]:
     """Encodes the chats of records in batches, because a worker renders many chats per request.
 

@@ -25,8 +25,8 @@ from zaya_jax.data.chats.packed_corpus import (
 )
 from zaya_jax.data.chats.preference_records import SIDES, Preference, read_preferences
 from zaya_jax.data.chats.record_formats import RecordFormat
-from zaya_jax.data.chats.records import Message
 from zaya_jax.data.chats.templates.encoding import ChatFormat, EncodedChat
+from zaya_jax.data.chats.templates.template import ChatInput
 from zaya_jax.data.sources.skipped import Skipped
 from zaya_jax.errors import UserError
 
@@ -65,8 +65,8 @@ def build_preference_corpus(
     return build_packed_corpus(folder, encode, kind=PAIRS, **options)
 
 
-def _chats_of(pair: Preference) -> Sequence[Sequence[Message]]:
-    return pair.chosen, pair.rejected, pair.prompt
+def _chats_of(pair: Preference) -> Sequence[ChatInput]:
+    return [ChatInput(each, tools=pair.tools) for each in (pair.chosen, pair.rejected, pair.prompt)]
 
 
 def _encode(pair: Preference, chats: Sequence[EncodedChat], length: int) -> Example | Skipped:

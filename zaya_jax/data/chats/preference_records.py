@@ -14,6 +14,7 @@ from typing import Any
 
 from zaya_jax.data.chats.record_formats import RecordFormat, detect_format, pair_of
 from zaya_jax.data.chats.records import ASSISTANT, Message, hash_of, parse_messages, read_records
+from zaya_jax.data.chats.tool_records import Tool, parse_tools
 from zaya_jax.errors import UserError
 
 USER = "user"
@@ -29,11 +30,13 @@ class Preference:
       chosen: messages of the preferred conversation.
       rejected: messages of the other conversation.
       location: location of the record, "FILE:LINE".
+      tools: tools that the assistant may call in both conversations.
     """
 
     chosen: Messages
     rejected: Messages
     location: str
+    tools: tuple[Tool, ...] = ()
 
     @property
     def prompt(self) -> Messages:
@@ -45,8 +48,8 @@ class Preference:
 
     @property
     def hash(self) -> int:
-        """A hash of the prompt, so that all pairs with the same prompt are in the same split."""
-        return hash_of(self.prompt)
+        """A hash of prompt and tools, so that all pairs with the same prompt are in the same split."""
+        return hash_of(self.prompt, self.tools)
 
 
 def read_preferences(
@@ -75,7 +78,7 @@ def parse_preference(record: Mapping[str, Any], record_format: RecordFormat, loc
     # All formats are converted to TRL's first, so that one set of checks suffices.
     values = pair_of(record, record_format, location)
     chosen, rejected = (parse_conversation(values, side, location) for side in SIDES)
-    pair = Preference(chosen, rejected, location)
+    pair = Preference(chosen, rejected, location, parse_tools(record.get("tools"), location))
     _check_sides(pair, values)
     return pair
 

@@ -1,5 +1,6 @@
 """Reads chats from records and validates them: `{"messages": [{"role": "user", "content": "..."}, ...]}`.
 
+A record may have `tools`, and its messages tool calls and their results (`zaya_jax.data.chats.tool_records`).
 Other common records, those of ShareGPT and Alpaca, are supported too (`zaya_jax.data.chats.record_formats`).
 """
 
@@ -9,10 +10,11 @@ import json
 import os
 import pathlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from zaya_jax.data.chats.record_formats import RecordFormat, detect_format, messages_of
+from zaya_jax.data.chats.tool_records import Tool, ToolCall, parse_tool_calls, parse_tools
 from zaya_jax.data.sources import parquet
 from zaya_jax.data.sources.json_lines import inner_suffix, read_objects
 from zaya_jax.errors import UserError
@@ -21,9 +23,14 @@ from zaya_jax.files.untrusted_folder import describe_special
 
 ASSISTANT = "assistant"
 """The role whose messages a model learns."""
+TOOL = "tool"
+"""The role of messages with the result of a tool call."""
 RECORD_PATTERNS = ("*.jsonl*", "*.ndjson*", "*.parquet", "*.arrow")
 """Files of a data set on the Hugging Face hub that may contain records."""
 _ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
+_FIELDS = {"role", "content", "name", "tool_calls", "tool_call_id"}
+# Fields that only messages of one role have.
+_FIELD_ROLES = {"tool_calls": ASSISTANT, "tool_call_id": TOOL}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,19 +38,30 @@ class Message:
     """One message of a chat.
 
     Attributes:
-      role: role of the speaker: "system", "user", "assistant" or another that the template knows.
-      content: text of the message.
+      role: role of the speaker: "system", "user", "assistant", "tool" or another that the template knows.
+      content: text of the message; None for a message that consists of tool calls only.
       name: name of the speaker, which some templates write; None if there is none.
+      tool_calls: calls of tools that follow the content; only the assistant has them.
+      tool_call_id: id of the call whose result the message is; only a tool has it.
     """
 
     role: str
-    content: str
+    content: str | None
     name: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
 
-    def to_json(self) -> dict[str, str]:
+    @property
+    def text(self) -> str:
+        """The content; empty text if there is none."""
+        return self.content or ""
+
+    def to_json(self) -> dict[str, Any]:
         """Returns the fields that are set, as templates read them."""
-        values = {"role": self.role, "content": self.content}
-        return values if self.name is None else values | {"name": self.name}
+        calls = [call.to_json() for call in self.tool_calls] or None
+        others = {"name": self.name, "tool_calls": calls, "tool_call_id": self.tool_call_id}
+        present = {name: value for name, value in others.items() if value is not None}
+        return {"role": self.role, "content": self.content} | present
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,22 +71,25 @@ class Chat:
     Attributes:
       messages: messages in order, at least one.
       location: location of the record, "FILE:LINE".
+      tools: tools that the assistant may call.
     """
 
     messages: tuple[Message, ...]
     location: str
+    tools: tuple[Tool, ...] = ()
 
     @property
     def hash(self) -> int:
-        """A hash of the messages, independent of the location."""
-        return hash_of(self.messages)
+        """A hash of messages and tools, independent of the location."""
+        return hash_of(self.messages, self.tools)
 
 
-def hash_of(messages: Sequence[Message]) -> int:
-    """A 64-bit hash of the contents of messages."""
+def hash_of(messages: Sequence[Message], tools: Sequence[Tool] = ()) -> int:
+    """A 64-bit hash of the contents of messages, and of their tools if there are any."""
     # Hashes only the values of fields that are set: a chat must have the same split as in older corpora,
-    # whose messages had no field for a name.
-    content = json.dumps([list(message.to_json().values()) for message in messages])
+    # whose messages had no field for a name, and whose chats had no tools.
+    values: list[Any] = [list(message.to_json().values()) for message in messages]
+    content = json.dumps([values, *tools] if tools else values)
     return int.from_bytes(hashlib.blake2b(content.encode(), digest_size=8).digest())
 
 
@@ -122,7 +143,8 @@ def read_chats(
         # The first record determines the format of all, so that a later deviation is an error.
         record_format = record_format or detect_format(values, location)
         messages = messages_of(values, record_format, location)
-        yield Chat(parse_messages(messages, location, "messages"), location)
+        tools = parse_tools(values.get("tools"), location)
+        yield Chat(parse_messages(messages, location, "messages"), location, tools)
 
 
 def find_format(source: str | os.PathLike[str]) -> tuple[RecordFormat, str]:
@@ -173,18 +195,7 @@ def parse_messages(messages: Any, location: str, name: str) -> tuple[Message, ..
     # A chat has one list of messages. Only a pair needs the name of the field to say which list is meant.
     where = location if name == "messages" else f"{location}, {name}"
     locations = (f"{where}, message {i}," for i in range(1, len(messages) + 1))
-    return tuple(
-        _parse_message(_without_null(each, own), own) for each, own in zip(messages, locations, strict=True)
-    )
-
-
-def _without_null(values: Any, location: str) -> Any:
-    """Removes fields that are null: `datasets` adds all fields of any message to every message."""
-    if not isinstance(values, dict):
-        return values
-    if "content" in values and values["content"] is None:
-        raise UserError(f"{location} has content that is null; it must be text")
-    return {name: value for name, value in values.items() if value is not None}
+    return tuple(parse_message(each, own) for each, own in zip(messages, locations, strict=True))
 
 
 _EXAMPLE = '{"role": "user", "content": "..."}'
@@ -197,28 +208,69 @@ def _describe_single(value: Any) -> str:
     return "text" if isinstance(value, str) else f"a {type(value).__name__}"
 
 
-def _parse_message(values: Any, location: str) -> Message:
-    # Other fields, such as tool_calls, would be dropped silently.
-    if not isinstance(values, dict) or values.keys() - {"name"} != {"role", "content"}:
-        fields = ", ".join(values) if isinstance(values, dict) else f"a {type(values).__name__}"
-        raise UserError(
-            f"{location} has {fields or 'nothing'}; a message has role and content, and optionally a name"
-        )
-    for name, value in values.items():
+def parse_message(values: Any, location: str, *, drops_nulls: bool = True) -> Message:
+    """Parses one message.
+
+    Args:
+      values: the message. Fields that are null count as missing: `datasets` adds all fields of any message to
+        every message.
+      location: location of the message, for error messages.
+      drops_nulls: whether arguments of tool calls that are null are removed, unless they are JSON text.
+
+    Raises:
+      UserError: if the value is not a message.
+    """
+    fields = _present_fields(values, location)
+    for name, value in fields.items():
         # Content may be a list of parts in other APIs, with images; only text is supported.
-        if not isinstance(value, str) and not (name == "name" and value is None):
+        if name != "tool_calls" and not isinstance(value, str):
             raise UserError(f"{location} has a {name} that is a {type(value).__name__}; it must be text")
     # The template writes the role between special tokens, so "user<|im_end|>" would forge the end of a turn.
-    if not _ROLE.fullmatch(values["role"]):
+    if not _ROLE.fullmatch(fields["role"]):
         raise UserError(
-            f'{location} has the role "{values["role"]}"; a role is a word, such as user or assistant'
+            f'{location} has the role "{fields["role"]}"; a role is a word, such as user or assistant'
         )
+    _check_roles(fields, location)
+    _check_surrogates(fields, location)
+    calls = parse_tool_calls(fields.get("tool_calls", []), location, drops_nulls=drops_nulls)
+    others = {name: fields.get(name) for name in ("name", "tool_call_id")}
+    return Message(fields["role"], fields.get("content"), tool_calls=calls, **others)
+
+
+def _present_fields(values: Any, location: str) -> dict[str, Any]:
+    """The fields of a message that are set."""
+    present = values.items() if isinstance(values, dict) else ()
+    # An empty list of calls means that there are none.
+    fields = {name: each for name, each in present if each is not None and (name, each) != ("tool_calls", [])}
+    # A message of calls needs no content.
+    required = {"role"} if "tool_calls" in fields else {"role", "content"}
+    if "role" in fields and "content" in required - fields.keys() and "content" in values:
+        raise UserError(f"{location} has content that is null; it must be text")
+    # Other fields, such as function_call, would be dropped silently.
+    if not required <= fields.keys() <= _FIELDS:
+        names = ", ".join(fields) if isinstance(values, dict) else f"a {type(values).__name__}"
+        raise UserError(
+            f"{location} has {names or 'nothing'}; a message has role and content, and optionally a name, "
+            "tool_calls or a tool_call_id"
+        )
+    return fields
+
+
+def _check_roles(fields: Mapping[str, Any], location: str) -> None:
+    # A template would ignore these fields in other messages.
+    for name, role in _FIELD_ROLES.items():
+        if name in fields and fields["role"] != role:
+            raise UserError(
+                f"{location} is from the {fields['role']} and has {name}; only messages of the {role} have it"
+            )
+
+
+def _check_surrogates(fields: Mapping[str, Any], location: str) -> None:
     # JSON can contain lone surrogates; they have no UTF-8 encoding, which tokenizers require.
-    for text in (values["content"], values.get("name") or ""):
+    for text in (fields.get(name, "") for name in ("content", "name", "tool_call_id")):
         try:
             text.encode()
         except UnicodeEncodeError as error:
             raise UserError(
                 f"{location} has half a surrogate pair at character {error.start}; it must be text"
             ) from error
-    return Message(values["role"], values["content"], values.get("name"))

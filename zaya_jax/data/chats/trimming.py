@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 
 from zaya_jax.data.chats.records import ASSISTANT, Message
 from zaya_jax.data.chats.templates.encoding import ChatFormat, EncodedChat
+from zaya_jax.data.chats.tool_records import Tool
 
 _BEGIN, _END = "<think>", "</think>"
 
@@ -33,6 +34,7 @@ def fit(
     *,
     max_tokens: int,
     whole: EncodedChat | None = None,
+    tools: Sequence[Tool] = (),
 ) -> tuple[EncodedChat, Trimming] | None:
     """Trims a chat to at most `max_tokens` tokens; returns None if that is impossible with whole answers.
 
@@ -41,6 +43,7 @@ def fit(
       chat_format: template and tokenizer.
       max_tokens: maximum number of tokens.
       whole: the encoded untrimmed chat, if it is known already.
+      tools: tools that the assistant may call.
 
     Raises:
       UserError: as `ChatFormat.encode`.
@@ -51,10 +54,10 @@ def fit(
         (messages, whole, Trimming.NOTHING, Trimming.TAIL),
         (shorter, None, Trimming.EARLIER, Trimming.EARLIER_AND_TAIL),
     ):
-        encoded = encoded or chat_format.encode(kept)
+        encoded = encoded or chat_format.encode(kept, tools=tools)
         if len(encoded) <= max_tokens:
             return encoded, lost
-        if (trimmed := _cut_last_thought(kept, chat_format, max_tokens)) is not None:
+        if (trimmed := _cut_last_thought(kept, chat_format, max_tokens, tools)) is not None:
             return trimmed, cut
     return None
 
@@ -66,19 +69,19 @@ def drop_earlier_thoughts(messages: Sequence[Message]) -> list[Message]:
 
 
 def _cut_last_thought(
-    messages: Sequence[Message], chat_format: ChatFormat, max_tokens: int
+    messages: Sequence[Message], chat_format: ChatFormat, max_tokens: int, tools: Sequence[Tool]
 ) -> EncodedChat | None:
     last = _last_with_thought(messages)
     if last < 0:
         return None
-    content = messages[last].content
+    content = messages[last].text
     *_, block = _thoughts(content)
     thought = content[block.first : block.last]
 
     def encode(num_kept: int) -> EncodedChat:
         cut = content[: block.first] + thought[:num_kept] + content[block.last :]
         message = dataclasses.replace(messages[last], content=cut)
-        return chat_format.encode([*messages[:last], message, *messages[last + 1 :]])
+        return chat_format.encode([*messages[:last], message, *messages[last + 1 :]], tools=tools)
 
     # Binary search by encoding, because only the template and the tokenizer know the cost of a character.
     # Token counts are not exactly monotonic in the text, but the result has itself been encoded and fits.
@@ -94,17 +97,17 @@ def _last_with_thought(messages: Sequence[Message]) -> int:
 
 
 def _thinks(message: Message) -> bool:
-    return message.role == ASSISTANT and next(_thoughts(message.content), None) is not None
+    return message.role == ASSISTANT and next(_thoughts(message.text), None) is not None
 
 
 def _without_thought(message: Message) -> Message:
     if not _thinks(message):
         return message
     kept, end = [], 0
-    for block in _thoughts(message.content):
-        kept.append(message.content[end : block.begin])
+    for block in _thoughts(message.text):
+        kept.append(message.text[end : block.begin])
         end = block.end
-    return dataclasses.replace(message, content="".join([*kept, message.content[end:]]))
+    return dataclasses.replace(message, content="".join([*kept, message.text[end:]]))
 
 
 @dataclasses.dataclass(frozen=True)

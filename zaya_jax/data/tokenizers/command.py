@@ -10,7 +10,7 @@ from rich.table import Table
 
 from zaya_jax.data.corpora.corpus import VALIDATION_PERCENT
 from zaya_jax.data.tokenizers.special_tokens import SpecialToken, SpecialTokenNames
-from zaya_jax.data.tokenizers.tokenizer import HuggingFaceTokenizer
+from zaya_jax.data.tokenizers.tokenizer import TOOL_TAGS, HuggingFaceTokenizer
 from zaya_jax.data.tokenizers.training import CHAT_SPECIALS, train_tokenizer
 from zaya_jax.options import Parser
 from zaya_jax.text_tables import name_column, number_column
@@ -53,6 +53,9 @@ def _parse_options(argv: Sequence[str] | None) -> argparse.Namespace:
         "--chat", action="store_true", help=f"add the special tokens of chats: {' '.join(CHAT_SPECIALS)}"
     )
     training.add_argument(
+        "--tools", action="store_true", help=f"add the special tokens of tool calls: {' '.join(TOOL_TAGS)}"
+    )
+    training.add_argument(
         "--validation-percent",
         type=int,
         default=VALIDATION_PERCENT,
@@ -75,7 +78,11 @@ def _train(options: argparse.Namespace) -> None:
         source=options.source,
         pattern=options.pattern,
         vocab_size=options.vocab_size,
-        specials=[*(CHAT_SPECIALS if options.chat else ()), *options.specials],
+        specials=[
+            *(CHAT_SPECIALS if options.chat else ()),
+            *(TOOL_TAGS if options.tools else ()),
+            *options.specials,
+        ],
         validation_percent=options.validation_percent,
         overwrite=options.overwrite,
     )

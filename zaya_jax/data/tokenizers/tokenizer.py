@@ -25,6 +25,13 @@ from zaya_jax.errors import UserError
 
 # Pre-tokenizers that drop the spaces between words.
 _SPACES_ARE_LOST = ("Whitespace", "WhitespaceSplit", "BertPreTokenizer", "CharDelimiterSplit")
+TOOL_TAGS = (
+    "<zyphra_tool_call>",
+    "</zyphra_tool_call>",
+    "<zyphra_tool_response>",
+    "</zyphra_tool_response>",
+)
+"""Special tokens around a tool call and around its result, those of ZAYA1's tokenizer ([Weights])."""
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 
@@ -104,7 +111,7 @@ class Tokenizer(Protocol):
 
 
 def load_tokenizer(name: str, names: SpecialTokenNames | None = None) -> Tokenizer:
-    """Loads "byte", "byte-chat", or a Hugging Face tokenizer.json.
+    """Loads "byte", "byte-chat", "byte-tools", or a Hugging Face tokenizer.json.
 
     Args:
       name: name of a byte tokenizer, or path of a tokenizer.json.
@@ -204,8 +211,20 @@ class ByteChatTokenizer(ByteTokenizer):
     }
 
 
+class ByteToolsTokenizer(ByteChatTokenizer):
+    """The tokens of "byte-chat", followed by four special tokens of tool calls."""
+
+    name = "byte-tools"
+    fingerprint = file_fingerprint = "byte-tools"
+    vocab_size = 267
+    specials: Mapping[str, int] = {
+        **ByteChatTokenizer.specials,
+        **{tag: 263 + i for i, tag in enumerate(TOOL_TAGS)},
+    }
+
+
 BYTE_TOKENIZERS: Mapping[str, type[ByteTokenizer]] = {
-    each.name: each for each in (ByteTokenizer, ByteChatTokenizer)
+    each.name: each for each in (ByteTokenizer, ByteChatTokenizer, ByteToolsTokenizer)
 }
 """Tokenizers that need no file, by name."""
 

@@ -4,11 +4,14 @@ import argparse
 import dataclasses
 import importlib
 import io
+import pathlib
 import sys
 from collections.abc import Iterator, Sequence
 
 from zaya_jax.data.chats.templates.encoding import ChatFormat
+from zaya_jax.data.chats.tool_records import parse_tools
 from zaya_jax.errors import UserError
+from zaya_jax.files.json_files import parse_value, read_limited
 from zaya_jax.inference.chat.loop import COMMANDS, Answer, ChatLoop, typed_lines
 from zaya_jax.inference.chat.messages import Conversation
 from zaya_jax.inference.chat.session import ChatSession
@@ -24,6 +27,9 @@ from zaya_jax.inference.structured.schema_option import (
     compile_option,
     read_schema_option,
 )
+from zaya_jax.inference.tool_calls.markup import MARKUPS
+from zaya_jax.inference.tool_calls.message_parser import ToolParsing
+from zaya_jax.inference.tool_calls.template_markup import require_markup, select_markup
 from zaya_jax.options import Parser
 
 
@@ -44,23 +50,47 @@ def main(argv: Sequence[str] | None = None) -> None:
     show_progress(f"loading {options.run_folder}")
     run = load_for_generation(options.run_folder, options.weights)
     chat_format = run.chat_format(options.template)
+    parsing = _tool_parsing(chat_format, options)
     is_interactive, is_terminal = sys.stdin.isatty(), sys.stdout.isatty()
     loop = ChatLoop(
         chat_format=chat_format,
-        answer=_answers(run, chat_format, options, compile_option(run, grammar, options)),
+        answer=_answers(run, chat_format, options, compile_option(run, grammar, options), parsing),
         write=_write,
         is_interactive=is_interactive,
         is_terminal=is_terminal,
         shows_thoughts=not options.hide_thinking,
+        parsing=parsing,
     )
     if is_interactive:
         _greet(run)
     lines = typed_lines(on_screen=is_terminal) if is_interactive else _piped_lines()
-    loop.run(Conversation(system=options.system), lines)
+    tools = tuple(parsing.tools) if parsing is not None else ()
+    loop.run(Conversation(system=options.system, tools=tools), lines)
+
+
+def _tool_parsing(chat_format: ChatFormat, options: argparse.Namespace) -> ToolParsing | None:
+    """Returns how tool calls are parsed; None if the template does not support them.
+
+    Raises:
+      UserError: if there are tools, and the template does not support them, or a tool is invalid.
+    """
+    tools = ()
+    if options.tools is not None:
+        content = read_limited(pathlib.Path(options.tools))
+        tools = parse_tools(parse_value(content, options.tools), options.tools, drops_nulls=False)
+    markup = select_markup(chat_format, options.tool_call_parser)
+    if tools:
+        markup = require_markup(chat_format, markup)
+    # Calls are shown without tools too: a model may have learned some that a system message describes.
+    return None if markup is None else ToolParsing(markup, tools, chat_format.specials)
 
 
 def _answers(
-    run: LoadedRun, chat_format: ChatFormat, options: argparse.Namespace, constraint: Constraint | None
+    run: LoadedRun,
+    chat_format: ChatFormat,
+    options: argparse.Namespace,
+    constraint: Constraint | None,
+    parsing: ToolParsing | None,
 ) -> Answer:
     """Returns a function that generates answers, as long as the rest of the context allows."""
     max_length = run.model.config.max_position_embeddings
@@ -85,7 +115,8 @@ def _answers(
         else:  # a shared cache has no prefix cache: each turn prefills the whole conversation
             model, devices = (run.model, run.variables), options.context_devices
             tokens = stream(*model, prompt, params, context_devices=devices)
-        return text_of(run.tokenizer, tokens, params, stop=options.stop, marks=chat_format.think_marks)
+        marks = chat_format.think_marks | (parsing.marks if parsing is not None else {})
+        return text_of(run.tokenizer, tokens, params, stop=options.stop, marks=marks)
 
     return answer
 
@@ -123,12 +154,21 @@ def _parser() -> Parser:
             "zaya chat runs/sft",
             'zaya chat runs/sft --system "Answer in one sentence." --temperature 0',
             "zaya chat runs/sft --hide-thinking < questions.txt    # one question per line",
+            "zaya chat runs/tools --tools tools.json               # /tool TEXT answers a call",
         ),
     )
     parser.add_argument("run_folder", metavar="RUN", help="folder of a run")
     parser.add_weights_option()
     parser.add_argument("--system", default="", metavar="TEXT", help="system message (default: none)")
     parser.add_argument("--template", help='chat template, "zaya" or a Jinja file (default: that of the run)')
+    parser.add_argument(
+        "--tools", metavar="FILE", help="JSON list of tools that the model may call (default: none)"
+    )
+    parser.add_argument(
+        "--tool-call-parser",
+        choices=tuple(MARKUPS),
+        help="parser of tool calls (default: the one that reads what the template writes)",
+    )
     parser.add_argument(
         "--hide-thinking",
         action="store_true",

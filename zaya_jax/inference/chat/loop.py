@@ -6,17 +6,21 @@ from collections.abc import Callable, Iterator, Sequence
 
 from zaya_jax.data.chats.templates.encoding import ChatFormat
 from zaya_jax.data.chats.templates.template import THINK
+from zaya_jax.data.chats.tool_records import ToolCall
 from zaya_jax.errors import UserError
 from zaya_jax.fields import did_you_mean
 from zaya_jax.inference.chat.messages import Conversation
 from zaya_jax.inference.chat.screen import AnswerScreen
+from zaya_jax.inference.chat.tool_calls import CallNote, describe_call, message_pieces
 from zaya_jax.inference.engine.text_stream import Piece
+from zaya_jax.inference.tool_calls.message_parser import ToolParsing
 
 COMMANDS = {
     "/quit": "end the chat",
     "/reset": "remove all turns",
     "/undo": "remove the last turn and its answer",
     "/system TEXT": "set the system message to TEXT, or to nothing",
+    "/tool TEXT": "send TEXT as the result of the tool call that waits for one",
     "/help": "list the commands",
 }
 Answer = Callable[[Sequence[int], int], Iterator[Piece]]
@@ -36,6 +40,7 @@ class ChatLoop:
         answer; otherwise both end the program.
       is_terminal: whether standard output is a terminal, where thoughts are dim.
       shows_thoughts: whether thoughts are displayed.
+      parsing: how calls of tools are parsed; None if the template does not support them.
     """
 
     chat_format: ChatFormat
@@ -44,6 +49,7 @@ class ChatLoop:
     is_interactive: bool
     is_terminal: bool
     shows_thoughts: bool = True
+    parsing: ToolParsing | None = None
 
     def run(self, conversation: Conversation, lines: Iterator[str]) -> Conversation:
         """Answers lines until the last one, or /quit.
@@ -67,14 +73,14 @@ class ChatLoop:
     def _handle(self, conversation: Conversation, line: str, number: int) -> Conversation:
         """Returns the conversation after a line."""
         if line.startswith("/"):
-            return self._run_command(conversation, line.strip())
+            return self._run_command(conversation, line.strip(), number)
         return self._reply(conversation, line, number) if line.strip() else conversation
 
-    def _run_command(self, conversation: Conversation, words: str) -> Conversation:
+    def _run_command(self, conversation: Conversation, words: str, number: int) -> Conversation:
         command, _, text = words.partition(" ")
         # The key of a command with an argument has the argument's name after it.
         known = [each.split()[0] for each in COMMANDS]
-        if command not in known or (text and command != "/system"):
+        if command not in known or (text and command not in ("/system", "/tool")):
             # A known command with an argument is not a suggestion for itself.
             others = [each for each in known if each != command]
             hint = did_you_mean(command, others) or f"known are {', '.join(COMMANDS)}"
@@ -86,18 +92,42 @@ class ChatLoop:
             return conversation
         if command == "/system":
             return conversation.with_system(text.strip())
+        if command == "/tool":
+            return self._add_result(conversation, text, number)
         changed = conversation.without_last_turn() if command == "/undo" else conversation.without_turns()
         # A question and its answer count as one turn.
-        self._note(f"{len(changed.turns) // 2} turns are left")
+        self._note(f"{changed.num_questions} turns are left")
         return changed
 
     def _reply(self, conversation: Conversation, question: str, number: int) -> Conversation:
         """Returns the conversation with a question and its answer."""
-        asked = conversation.with_question(question)
-        pieces = self.answer(self.chat_format.answer_prompt(asked.messages), number)
-        answer = self._show(self.chat_format.thought_prefix(asked.messages), pieces)
+        return self._answer(conversation.with_question(question), conversation, number)
+
+    def _add_result(self, conversation: Conversation, text: str, number: int) -> Conversation:
+        """Returns the conversation with the result of a call, and the answer once all calls have theirs."""
+        if not conversation.pending_calls:
+            raise UserError("no tool call waits for a result; /tool follows an answer with a call")
+        changed = conversation.with_result(text)
+        if changed.pending_calls:
+            self._note(f"{describe_call(changed.pending_calls[0])} waits for its result")
+            return changed
+        return self._answer(changed, conversation, number)
+
+    def _answer(self, asked: Conversation, before: Conversation, number: int) -> Conversation:
+        """Returns a conversation with its answer, or the one before it if the answer is empty."""
+        tokens = self.chat_format.answer_prompt(asked.messages, tools=asked.tools)
+        pieces = self.answer(tokens, number)
+        begun = self.chat_format.thought_prefix(asked.messages, tools=asked.tools)
+        calls: list[ToolCall] = []
+        if self.parsing is not None:
+            pieces = message_pieces(pieces, self.parsing, calls, is_reasoning=bool(begun))
+        answer = self._show(begun, pieces)
         # An interrupted answer stays part of the conversation: the user has read it.
-        return asked.with_answer(answer) if answer else conversation
+        if not answer and not calls:
+            return before
+        if calls:
+            self._note("/tool TEXT sends the result of the first call")
+        return asked.with_answer(answer, tuple(calls))
 
     def _show(self, begun: str, pieces: Iterator[Piece]) -> str:
         """Displays an answer as it arrives; returns all of it, or the part before an interruption."""
@@ -110,7 +140,8 @@ class ChatLoop:
         try:
             for piece in pieces:
                 screen.show(piece)
-                answer += piece.text
+                # A description of a call is for the reader; the conversation has the call itself.
+                answer += "" if isinstance(piece, CallNote) else piece.text
         except KeyboardInterrupt:
             if not self.is_interactive:
                 raise

@@ -4,9 +4,10 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from zaya_jax.data.chats.records import ASSISTANT, Message, parse_messages
+from zaya_jax.data.chats.records import ASSISTANT, Message, parse_message
 from zaya_jax.data.chats.templates.encoding import ChatFormat
 from zaya_jax.data.chats.templates.template import THINK, THINK_END
+from zaya_jax.data.chats.tool_records import Tool
 from zaya_jax.errors import UserError
 from zaya_jax.inference.chat.messages import SYSTEM
 from zaya_jax.serving.api.request_schema import ChatBody, ChatMessage
@@ -20,12 +21,14 @@ class ChatPrompt:
 
     Attributes:
       messages: messages of the conversation, at least one.
+      tools: tools that the prompt describes.
       variables: extra variables of the template, by name.
       add_generation_prompt: whether the prompt ends with the start of an assistant's turn.
       continue_final_message: whether the prompt ends within the last message, which the model continues.
     """
 
     messages: Sequence[Message]
+    tools: Sequence[Tool]
     variables: Mapping[str, Any]
     add_generation_prompt: bool
     continue_final_message: bool
@@ -38,6 +41,7 @@ class ChatPrompt:
         """
         encoded = chat_format.encode(
             self.messages,
+            tools=self.tools,
             add_generation_prompt=self.add_generation_prompt,
             continue_final_message=self.continue_final_message,
             variables=self.variables,
@@ -54,11 +58,15 @@ class ChatPrompt:
         # The client already has the text of the message that it wants continued.
         if self.continue_final_message:
             return THINK
-        return chat_format.thought_prefix(self.messages, variables=self.variables)
+        return chat_format.thought_prefix(self.messages, tools=self.tools, variables=self.variables)
 
 
-def read_chat_prompt(body: ChatBody) -> ChatPrompt:
+def read_chat_prompt(body: ChatBody, tools: Sequence[Tool]) -> ChatPrompt:
     """Returns the conversation of a validated body.
+
+    Args:
+      body: the body.
+      tools: tools that the prompt describes.
 
     Raises:
       ApiError: for a message with a wrong role, or options that contradict each other.
@@ -72,7 +80,7 @@ def read_chat_prompt(body: ChatBody) -> ChatPrompt:
         )
     messages = [_to_message(each, f"messages[{i}]") for i, each in enumerate(body.messages)]
     adds_prompt = not is_continued if adds_prompt is None else adds_prompt
-    return ChatPrompt(messages, body.chat_template_kwargs, adds_prompt, is_continued)
+    return ChatPrompt(messages, tools, body.chat_template_kwargs, adds_prompt, is_continued)
 
 
 def _to_message(message: ChatMessage, path: str) -> Message:
@@ -83,9 +91,15 @@ def _to_message(message: ChatMessage, path: str) -> Message:
         )
     # OpenAI's newer models call the system "developer", a role that templates do not know.
     role = SYSTEM if message.role == "developer" else message.role
-    content = f"{THINK}{reasoning}{THINK_END}{message.text}" if reasoning else message.text
+    content = f"{THINK}{reasoning}{THINK_END}{message.text or ''}" if reasoning else message.text
+    values = {
+        "role": role,
+        "content": content,
+        "name": message.name,
+        "tool_calls": message.tool_calls,
+        "tool_call_id": message.tool_call_id,
+    }
     try:
-        return parse_messages([{"role": role, "content": content, "name": message.name}], path, "messages")[0]
+        return parse_message(values, path, drops_nulls=False)
     except UserError as error:
-        # A record of a file has several messages; this one is the first and only one.
-        raise ApiError(one_line(error).replace(", message 1,", ""), param=path) from None
+        raise ApiError(one_line(error), param=path) from None

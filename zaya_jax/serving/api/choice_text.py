@@ -1,14 +1,19 @@
-"""One generated text: what each token adds to it, and whether that is reasoning or content."""
+"""One generated text: what each token adds to it, and whether that is reasoning, content or a tool call."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Literal
 
 from zaya_jax.data.chats.templates.template import THINK
 from zaya_jax.data.tokenizers.token_spellings import special_token_names
 from zaya_jax.inference.engine.sequence import NewToken
-from zaya_jax.inference.engine.text_stream import FinishReason, TextWriter
+from zaya_jax.inference.engine.text_stream import FinishReason, Piece, TextWriter
+from zaya_jax.inference.tool_calls.message_parser import CallPart, MessageParser, MessageText, Part
 from zaya_jax.serving.api.request import CompletionRequest
 from zaya_jax.serving.loaded_model import LoadedModel
+
+ResponseFinishReason = FinishReason | Literal["tool_calls"]
+"""Why a text ended: also with tool calls, after which the model waits for their results."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,7 +23,7 @@ class AddedToken:
     Attributes:
       new: token with its log-probabilities and experts, from the engine.
       text: text that became known with this token. It is empty for a token that is part of a character or may
-        begin a stop string. The texts of all tokens together are the whole text.
+        begin a stop string, and for one of a tool call. The texts of all tokens together are the whole text.
       offset: number of characters that precede it in the text.
     """
 
@@ -36,6 +41,7 @@ class Delta:
       content: new characters of the content.
       reasoning: new characters of the reasoning.
       tokens: new tokens.
+      calls: new parts of tool calls.
       finish_reason: why the text ended; None while it continues.
     """
 
@@ -43,7 +49,8 @@ class Delta:
     content: str = ""
     reasoning: str = ""
     tokens: tuple[AddedToken, ...] = ()
-    finish_reason: FinishReason | None = None
+    calls: tuple[CallPart, ...] = ()
+    finish_reason: ResponseFinishReason | None = None
 
 
 def join(deltas: Sequence[Delta]) -> Delta:
@@ -53,8 +60,33 @@ def join(deltas: Sequence[Delta]) -> Delta:
         "".join(each.content for each in deltas),
         "".join(each.reasoning for each in deltas),
         tuple(token for each in deltas for token in each.tokens),
+        join_calls([part for each in deltas for part in each.calls]),
         deltas[-1].finish_reason,
     )
+
+
+def split_calls(delta: Delta) -> list[Delta]:
+    """Splits a part of a text for a stream: each call and the finish reason have a chunk, as at OpenAI.
+
+    Clients read only the first call of a chunk, or miss the end of a call that comes with the finish reason.
+    """
+    if not delta.calls:
+        return [delta]
+    first = dataclasses.replace(delta, calls=delta.calls[:1], finish_reason=None)
+    others = [Delta(delta.index, calls=(call,)) for call in delta.calls[1:]]
+    last = [Delta(delta.index, finish_reason=delta.finish_reason)] if delta.finish_reason else []
+    return [first, *others, *last]
+
+
+def join_calls(parts: Sequence[CallPart]) -> tuple[CallPart, ...]:
+    """Joins successive parts of tool calls, so that each call has one part."""
+    joined: dict[int, CallPart] = {}
+    for part in parts:
+        # The first part of a call in a chunk has its id and name, if any part has.
+        before = joined.get(part.index)
+        arguments = part.arguments if before is None else before.arguments + part.arguments
+        joined[part.index] = dataclasses.replace(before or part, arguments=arguments)
+    return tuple(joined.values())
 
 
 class ChoiceText:
@@ -78,15 +110,18 @@ class ChoiceText:
         chat_format = model.chat_format if request.is_chat else None
         self._think_marks = chat_format.think_marks if chat_format else {}
         special_names = {} if request.skips_specials else special_token_names(model.tokenizer)
+        parsing = request.tool_parsing
         self._writer = TextWriter(
             model.tokenizer,
             limit=request.max_new_tokens[index // request.num_choices],
             eos_id=request.end_ids,
             stop=request.stop,
-            marks={**special_names, **self._think_marks},
+            marks={**special_names, **self._think_marks, **(parsing.marks if parsing else {})},
         )
         self.index = index
         self._is_reasoning = bool(request.reasoning_start)
+        # Without tools no text is searched for calls: it may describe their markup.
+        self._parser = MessageParser(parsing, is_reasoning=self._is_reasoning) if parsing else None
         # The mark itself is not part of the reasoning that a client sees.
         self._reasoning_start = request.reasoning_start.removeprefix(THINK)
         self._num_characters = 0
@@ -97,9 +132,11 @@ class ChoiceText:
         return self._writer.num_tokens
 
     @property
-    def finish_reason(self) -> FinishReason | None:
+    def finish_reason(self) -> ResponseFinishReason | None:
         """Why the text ended; None while it continues."""
-        return self._writer.finish_reason
+        reason = self._writer.finish_reason
+        has_calls = self._parser is not None and self._parser.num_calls > 0
+        return "tool_calls" if reason == "stop" and has_calls else reason
 
     def begin(self) -> Delta:
         """Returns the beginning of the reasoning that the prompt ends with; the model did not generate it."""
@@ -107,15 +144,30 @@ class ChoiceText:
 
     def add(self, new: NewToken) -> Delta:
         """Adds a token, and returns what it adds to the text."""
-        content = reasoning = ""
-        for piece in self._writer.add(new.token):
+        pieces = self._writer.add(new.token)
+        parts = list(self._parts(pieces) if self._parser is None else self._parse(self._parser, pieces))
+        texts = [part for part in parts if isinstance(part, MessageText)]
+        content, reasoning = (
+            "".join(part.text for part in texts if part.is_reasoning == is_reasoning)
+            for is_reasoning in (False, True)
+        )
+        token = AddedToken(new, reasoning + content, self._num_characters)
+        self._num_characters += len(token.text)
+        calls = join_calls([part for part in parts if isinstance(part, CallPart)])
+        return Delta(self.index, content, reasoning, (token,), calls, self.finish_reason)
+
+    def _parts(self, pieces: Sequence[Piece]) -> Iterator[Part]:
+        """Splits a text without tool calls into reasoning and content."""
+        for piece in pieces:
             # The marks switch between reasoning and content, and are part of neither.
             if piece.is_mark and piece.text in self._think_marks.values():
                 self._is_reasoning = piece.text == THINK
-            elif self._is_reasoning:
-                reasoning += piece.text
             else:
-                content += piece.text
-        token = AddedToken(new, reasoning + content, self._num_characters)
-        self._num_characters += len(token.text)
-        return Delta(self.index, content, reasoning, (token,), self.finish_reason)
+                yield MessageText(piece.text, self._is_reasoning)
+
+    def _parse(self, parser: MessageParser, pieces: Sequence[Piece]) -> Iterator[Part]:
+        for piece in pieces:
+            yield from parser.add(piece)
+        # What was held back becomes text or a call only now.
+        if (reason := self._writer.finish_reason) is not None:
+            yield from parser.end(is_cut=reason == "length")

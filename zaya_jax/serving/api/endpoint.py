@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from starlette.types import Receive, Scope, Send
 
 from zaya_jax.inference.engine.prompt_scores import PromptScores
-from zaya_jax.serving.api.choice_text import Delta, join
+from zaya_jax.serving.api.choice_text import Delta, join, split_calls
 from zaya_jax.serving.api.request import CompletionRequest
 from zaya_jax.serving.api.response import ResponseBuilder
 from zaya_jax.serving.generation_stream import AnswerStream
@@ -176,7 +176,7 @@ class _Response:
         started: set[int] = set()
         async for deltas in stream.deltas():
             self._note_first_token()
-            for delta in deltas:
+            for delta in (each for joined in deltas for each in split_calls(joined)):
                 await self._send_chunk(delta, scores, is_first=delta.index not in started)
                 started.add(delta.index)
         self._observe_times(stream)

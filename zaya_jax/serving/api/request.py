@@ -11,9 +11,11 @@ from zaya_jax.inference.engine.request import Request
 from zaya_jax.inference.engine.sampling_params import SamplingParams
 from zaya_jax.inference.structured.constraint import Constraint
 from zaya_jax.inference.structured.grammar import Grammar
+from zaya_jax.inference.tool_calls.message_parser import ToolParsing
 from zaya_jax.serving.api.chat_prompt import read_chat_prompt
 from zaya_jax.serving.api.request_schema import MAX_CHOICES, ChatBody, CompletionBody, RequestBody
 from zaya_jax.serving.api.response_format import read_response_format
+from zaya_jax.serving.api.tool_choice import read_tools
 from zaya_jax.serving.api.validation import (
     check_text,
     invalid_value,
@@ -50,6 +52,7 @@ class CompletionRequest:
       skips_specials: whether special tokens are excluded from the text.
       grammar: grammar of the texts; None for any text.
       constraint: the compiled grammar; None for any text, and until it is compiled.
+      tool_parsing: how tool calls in the texts are parsed; None if they are not.
     """
 
     prompts: tuple[tuple[int, ...], ...]
@@ -71,6 +74,7 @@ class CompletionRequest:
     skips_specials: bool
     grammar: Grammar | None = None
     constraint: Constraint | None = None
+    tool_parsing: ToolParsing | None = None
 
     @property
     def num_texts(self) -> int:
@@ -135,7 +139,8 @@ def read_chat(model: LoadedModel, body: bytes) -> CompletionRequest:
             "--template zaya or --template FILE"
         )
     parsed = validate(ChatBody, parse_body(body), model.name)
-    chat = read_chat_prompt(parsed)
+    tools = read_tools(model, parsed)
+    chat = read_chat_prompt(parsed, tools.prompt_tools)
     common = _common_parameters(parsed)
     if common["grammar"] is not None and chat.continue_final_message:
         raise ApiError(
@@ -154,6 +159,7 @@ def read_chat(model: LoadedModel, body: bytes) -> CompletionRequest:
         num_top=(parsed.top_logprobs or 0) if parsed.logprobs else None,
         reasoning_start=reasoning_start,
         is_chat=True,
+        tool_parsing=tools.parsing,
         **common,
     )
 

@@ -14,6 +14,7 @@ MAX_CHOICES = 128
 MAX_MESSAGES = 1000
 MAX_NAME_CHARACTERS = 64
 """OpenAI's limit of the name of a schema."""
+MAX_TOOLS = 512
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 256
 MAX_TEMPERATURE = 100.0
@@ -202,22 +203,31 @@ class ChatMessage(BodyModel):
     inner_models: ClassVar[Mapping[str, type[BodyModel]]] = {"content": TextPart}
 
     role: Text
-    content: _Content
+    # Missing or null in an assistant's message that consists of tool calls only.
+    content: _Content | None
     name: Text | None = None
     # DeepSeek's name of an assistant's reasoning, and vLLM's newer one.
     reasoning_content: Text = ""
     reasoning: Text = ""
+    # Parsed by `zaya_jax.data.chats.tool_records`, as those of records are.
+    tool_calls: list[Any] | None = None
+    tool_call_id: Text | None = None
 
     refusal: Annotated[Any, Unsupported()] = None
-    tool_calls: Annotated[Any, Unsupported(([],))] = None
-    tool_call_id: Annotated[Any, Unsupported()] = None
     function_call: Annotated[Any, Unsupported()] = None
     audio: Annotated[Any, Unsupported()] = None
 
+    @classmethod
+    def _complete(cls, known: dict[str, Any]) -> dict[str, Any]:
+        # Without calls, a missing content is an error.
+        return {"content": None} | known if known.get("tool_calls") else known
+
     @property
-    def text(self) -> str:
-        """The content as one text."""
-        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+    def text(self) -> str | None:
+        """The content as one text; None if there is none."""
+        if self.content is None or isinstance(self.content, str):
+            return self.content
+        return "".join(part.text for part in self.content)
 
 
 class ChatBody(RequestBody):
@@ -241,12 +251,14 @@ class ChatBody(RequestBody):
         default_factory=dict
     )
 
-    # Without tools, these two choices mean the same.
-    tool_choice: Annotated[Any, Unsupported(("none", "auto"))] = None
+    tools: Annotated[list[Any], Field(max_length=MAX_TOOLS)] | None = None
+    # Checked by `zaya_jax.serving.api.tool_choice`, because it depends on the tools.
+    tool_choice: Any = None
+    parallel_tool_calls: bool = True
+
+    # Older names of the fields of tools.
     function_call: Annotated[Any, Unsupported(("none", "auto"))] = None
-    tools: Annotated[Any, Unsupported(([],))] = None
     functions: Annotated[Any, Unsupported(([],))] = None
-    parallel_tool_calls: Annotated[Any, Unsupported((True, False))] = None
     modalities: Annotated[Any, Unsupported((["text"],))] = None
     audio: Annotated[Any, Unsupported()] = None
     prediction: Annotated[Any, Unsupported()] = None

@@ -9,6 +9,7 @@ from typing import Any
 
 from zaya_jax.inference.engine.prompt_scores import PromptScores
 from zaya_jax.inference.engine.text_stream import Detokenizer
+from zaya_jax.inference.tool_calls.message_parser import CallPart
 from zaya_jax.serving.api.choice_text import Delta
 from zaya_jax.serving.api.request import CompletionRequest
 from zaya_jax.serving.api.token_texts import TokenTexts
@@ -65,7 +66,8 @@ class ResponseBuilder:
         """
         request = self.request
         has_tokens = (request.num_top is not None or request.with_routing) and delta.tokens
-        if not (is_first or delta.content or delta.reasoning or has_tokens or delta.finish_reason):
+        has_text = delta.content or delta.reasoning or delta.calls
+        if not (is_first or has_text or has_tokens or delta.finish_reason):
             return None
         if request.is_chat:
             choice, kind = self._chat_part(delta, is_first=is_first), "chat.completion.chunk"
@@ -104,18 +106,24 @@ class ResponseBuilder:
     def _chat_choice(self, delta: Delta, scores: PromptScores | None) -> dict[str, Any]:
         assert scores is None, "chats have no echo"
         # OpenAI has no field for reasoning. `reasoning_content` is that of DeepSeek and vLLM.
-        message: dict[str, Any] = {"role": "assistant", "content": delta.content, "refusal": None}
+        content = None if delta.calls and not delta.content else delta.content
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
         if delta.reasoning:
             message["reasoning_content"] = delta.reasoning
+        # Absent without calls, as at OpenAI.
+        if delta.calls:
+            message["tool_calls"] = [_call(part) for part in delta.calls]
         return self._choice(delta, {"message": message}, self._chat_logprobs(delta))
 
     def _chat_part(self, delta: Delta, *, is_first: bool) -> dict[str, Any]:
         # Clients take the role from the first chunk of a choice, as at OpenAI.
-        part = {"role": "assistant", "content": ""} if is_first else {}
+        part: dict[str, Any] = {"role": "assistant", "content": ""} if is_first else {}
         if delta.reasoning:
             part["reasoning_content"] = delta.reasoning
         if delta.content:
             part["content"] = delta.content
+        if delta.calls:
+            part["tool_calls"] = [{"index": each.index} | _call(each) for each in delta.calls]
         return self._choice(delta, {"delta": part}, self._chat_logprobs(delta))
 
     def _text_choice(
@@ -182,6 +190,14 @@ class ResponseBuilder:
         for token, logprob in top:
             logprobs.setdefault(self.texts.name(token), finite(logprob))
         return logprobs
+
+
+def _call(part: CallPart) -> dict[str, Any]:
+    """A tool call, or the new part of one: only the first part has an id, a type and a name."""
+    if part.name is None:
+        return {"function": {"arguments": part.arguments}}
+    function = {"name": part.name, "arguments": part.arguments}
+    return {"id": part.id, "type": "function", "function": function}
 
 
 def _routing(delta: Delta) -> dict[str, list]:

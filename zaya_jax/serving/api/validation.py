@@ -111,7 +111,13 @@ class BodyModel(pydantic.BaseModel):
         # Python's lock for half a second to report all. The name is escaped because pydantic cannot report a
         # name with half a surrogate pair.
         unknown = next((name for name in values if name not in fields), None)
+        known = cls._complete(known)
         return known if unknown is None else known | {_escape(unknown): values[unknown]}
+
+    @classmethod
+    def _complete(cls, known: dict[str, Any]) -> dict[str, Any]:
+        """Adds fields that may be missing only together with others."""
+        return known
 
 
 def field_names(model: type[BodyModel]) -> dict[str, str]:

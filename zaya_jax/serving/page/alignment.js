@@ -46,9 +46,11 @@ export class Alignment {
 
   // Returns the next token that covers the beginning of the text; null if it has not arrived yet.
   #find(text, isWhole, isAtStart) {
-    const last = Math.min(this.#tokens.length, this.#next + MAX_LOOKAHEAD);
-    for (let token = this.#next; token < last; token++) {
+    // Tokens without text are passed over: a tool call has any number of them.
+    let tried = 0, token = this.#next;
+    for (; token < this.#tokens.length && tried < MAX_LOOKAHEAD; token++) {
       if (this.#tokens[token] === "") continue;
+      tried++;
       const length = fit(this.#tokens[token], text, isAtStart) ?? (isWhole ? text.length : null);
       if (length === null) return null;
       if (length === 0) continue;
@@ -56,9 +58,9 @@ export class Alignment {
       return { length, token };
     }
     // White space that the template wrote precedes the first token.
-    const length = isAtStart && last > this.#next ? text.length - text.trimStart().length : 0;
+    const length = isAtStart && tried ? text.length - text.trimStart().length : 0;
     if (length) return { length, token: -1 };
     // No token in reach covers this character. Skip it, so that the following ones can be aligned.
-    return last - this.#next < MAX_LOOKAHEAD ? null : { length: text.codePointAt(0) > 0xffff ? 2 : 1, token: -1 };
+    return tried < MAX_LOOKAHEAD ? null : { length: text.codePointAt(0) > 0xffff ? 2 : 1, token: -1 };
   }
 }

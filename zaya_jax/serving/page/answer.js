@@ -1,13 +1,14 @@
 // An answer: the data received (Answer) and its elements on the page (AnswerView). An answer has thousands of tokens,
 // and colors change with each move of the layer slider, so elements are never rebuilt, only repainted.
 import { Alignment } from "./alignment.js";
+import { callText } from "./history.js";
 import { expertClass, stepOfLogprob, stepOfProbability } from "./palette.js";
 import { Trace, UNKNOWN } from "./trace.js";
 
 const MAX_PART_TOKENS = 256;  // a browser computes the layout of a whole paragraph at each change in it
 
 export class Answer {
-  role = "assistant"; content = ""; thoughts = ""; reason = null; trouble = ""; usage = null;
+  role = "assistant"; content = ""; thoughts = ""; calls = []; reason = null; trouble = ""; usage = null;
   began = performance.now(); ended = null;
 
   constructor(numExperts) {
@@ -17,7 +18,8 @@ export class Answer {
 
   // Adds a choice of a chunk, from a chat (delta) or a completion (text).
   take({ delta, text, routing, finish_reason: reason }) {
-    const { content = text ?? "", reasoning_content: thoughts } = delta ?? {};
+    const { content = text ?? "", reasoning_content: thoughts, tool_calls: calls = [] } = delta ?? {};
+    for (const part of calls) this.#takeCall(part);
     if (routing) {
       this.trace.add(routing);
       this.alignment.addTokens(routing.tokens);
@@ -27,6 +29,12 @@ export class Answer {
     this.thoughts += thoughts ?? "";
     this.content += content ?? "";
     this.reason = reason ?? this.reason;
+  }
+
+  // The first part of a call has its id and name; the arguments arrive in parts.
+  #takeCall({ index, id, function: { name, arguments: text = "" } }) {
+    this.calls[index] ??= { id, name, arguments: "" };
+    this.calls[index].arguments += text;
   }
 
   end(trouble = "") {
@@ -100,6 +108,7 @@ export class AnswerView {
     this.texts = { thoughts: new TokenText(thoughts), content: new TokenText(content) };
     this.thoughts = this.element.querySelector(".thoughts");
     this.summary = this.element.querySelector(".actions .hint");
+    this.calls = this.element.querySelector(".calls");
     this.note = this.element.querySelector(".note");
     this.element.view = this;
   }
@@ -113,6 +122,7 @@ export class AnswerView {
     for (const piece of alignment.take(this.isOver)) this.#append(piece, look);
     for (const { kind, text } of alignment.rest) this.texts[kind].rest = text;
     this.#showSummary();
+    this.#showCalls();
     this.note.hidden = !trouble;
     this.note.textContent = trouble;
     this.element.setAttribute("aria-busy", String(!this.isOver));
@@ -136,6 +146,15 @@ export class AnswerView {
       this.thoughts.firstElementChild.textContent = isThinking ? `reasoning, ${trace.numTokens} tokens` : "reasoning";
     }
     this.summary.textContent = trace.numTokens || this.isOver ? this.answer.summary : "waiting for the first token";
+  }
+
+  #showCalls() {
+    const texts = this.answer.calls.map(callText);
+    this.calls.hidden = !texts.length;
+    texts.forEach((text, n) => {
+      const item = this.calls.children[n] ?? this.calls.appendChild(document.createElement("li"));
+      if (item.textContent !== text) item.textContent = text;
+    });
   }
 
   span(token) { return this.#byToken[token]; }

@@ -2,7 +2,7 @@
 // (answer, token, layer) changes.
 import { Answer } from "./answer.js";
 import { Panel } from "./experts.js";
-import { messagesOf, promptOf, samplingOf } from "./history.js";
+import { messagesOf, promptOf, samplingOf, toolsOf } from "./history.js";
 import { draw, look } from "./look.js";
 import { expertName, logprobText, onlySheet, percent, styleSheet } from "./palette.js";
 import { Server, Trouble } from "./stream.js";
@@ -153,6 +153,7 @@ function useModel() {
   document.body.dataset.mode = isChat() ? "chat" : "text";
   find("send").textContent = isChat() ? "send" : "continue";
   find("question").placeholder = isChat() ? "message" : "text to continue";
+  document.querySelector(".of-tools").hidden = !model()?.zaya?.tools;
   find("layer").max = numLayers - 1;
   find("max_tokens").placeholder = isChat() ? "context" : TEXT_TOKENS;
   on.layer(look.layer);
@@ -169,7 +170,8 @@ function requestOf() {
   if (!isChat()) {
     return ["v1/completions", { ...shared, max_tokens: TEXT_TOKENS, ...sampling, prompt: promptOf(talk.turns) }];
   }
-  return ["v1/chat/completions", { ...shared, ...sampling, messages: messagesOf(find("system").value, talk.turns) }];
+  const chat = { messages: messagesOf(find("system").value, talk.turns), tools: toolsOf(find("tools").value) };
+  return ["v1/chat/completions", { ...shared, ...sampling, ...chat }];
 }
 
 async function send(text) {
@@ -179,6 +181,12 @@ async function send(text) {
   const hasWords = isChat() ? text.trim() !== "" : text !== "" || talk.turns.length > 0;
   if (!hasWords) {
     tellTrouble(isChat() ? "Enter a message first." : "Enter a text first: the model continues it.");
+    return;
+  }
+  try {
+    toolsOf(find("tools").value);
+  } catch (error) {
+    tellTrouble(error.message);
     return;
   }
   find("question").value = "";

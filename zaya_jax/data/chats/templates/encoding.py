@@ -24,7 +24,9 @@ from zaya_jax.data.chats.templates.template import (
     ChatTemplate,
     load_template,
 )
-from zaya_jax.data.tokenizers.tokenizer import Tokenizer
+from zaya_jax.data.chats.templates.tool_support import ToolSupport, find_tool_support, uses_tools
+from zaya_jax.data.chats.tool_records import Tool
+from zaya_jax.data.tokenizers.tokenizer import TOOL_TAGS, Tokenizer
 from zaya_jax.errors import UserError
 
 # Marks the end of a message that is continued. transformers uses the same text, so that templates treat it
@@ -61,6 +63,7 @@ class ChatFormat:
         self,
         messages: Sequence[Message],
         *,
+        tools: Sequence[Tool] = (),
         add_generation_prompt: bool = False,
         continue_final_message: bool = False,
         variables: Mapping[str, Any] | None = None,
@@ -72,26 +75,34 @@ class ChatFormat:
 
         Args:
           messages: messages of the chat, at least one.
+          tools: tools that the assistant may call.
           add_generation_prompt: whether the tokens end with the start of the assistant's next turn.
           continue_final_message: whether the tokens end with the last message, which is to be continued.
           variables: variables of the template, by name.
 
         Raises:
-          UserError: as `ChatTemplate.render`; also if the final message is to be continued and the template
-            does not render it.
+          UserError: as `ChatTemplate.render`; also if the chat has tools, and the template does not support
+            them, or if the final message is to be continued and the template does not render it.
         """
-        chat = ChatInput(messages, add_generation_prompt, variables or {})
-        return self._encode(self._up_to_message(chat) if continue_final_message else self._render(chat))
+        chat = ChatInput(messages, add_generation_prompt, variables or {}, tools)
+        return self._encode(self._up_to_message(chat) if continue_final_message else self.render(chat))
 
-    def encode_all(self, chats: Sequence[Sequence[Message]]) -> Iterator[EncodedChat | UserError]:
+    def encode_all(self, chats: Sequence[ChatInput]) -> Iterator[EncodedChat | UserError]:
         """Encodes many chats; later ones are rendered while earlier ones are encoded.
 
         Yields:
           Each chat as `encode` returns it, or the error if the template cannot render it.
         """
-        inputs = [ChatInput(messages) for messages in chats]
-        for rendered in self.template.render_all(inputs, trusted=self._variables):
-            yield rendered if isinstance(rendered, UserError) else self._encode(rendered)
+        refusals = list(map(self._tool_refusal, chats))
+        accepted = [
+            self._prepared(chat) for chat, error in zip(chats, refusals, strict=True) if error is None
+        ]
+        rendered = self.template.render_all(accepted, trusted=self._variables)
+        for error in refusals:
+            # After a timeout no further chat follows.
+            if (each := error or next(rendered, None)) is None:
+                return
+            yield each if isinstance(each, UserError) else self._encode(each)
 
     def _encode(self, rendered: RenderedChat) -> EncodedChat:
         tokens = self._encoder.encode(rendered)
@@ -126,17 +137,21 @@ class ChatFormat:
           UserError: as `encode`.
         """
         chat = ChatInput(messages, add_generation_prompt=not continue_final_message)
-        return (self._up_to_message(chat) if continue_final_message else self._render(chat)).text
+        return (self._up_to_message(chat) if continue_final_message else self.render(chat)).text
 
     def _up_to_message(self, chat: ChatInput) -> RenderedChat:
         """Renders a chat up to the end of its last message, cut where transformers cuts it."""
         *before, last = chat.messages
-        marked = dataclasses.replace(last, content=last.content + _CONTINUE)
-        rendered = self._render(dataclasses.replace(chat, messages=[*before, marked]))
+        if last.tool_calls:
+            raise UserError(
+                "the last message has tool calls, which follow its content; it cannot be continued"
+            )
+        marked = dataclasses.replace(last, content=last.text + _CONTINUE)
+        rendered = self.render(dataclasses.replace(chat, messages=[*before, marked]))
         text = rendered.text
         # The last occurrence, because a user may have written the mark.
         end = text.rfind(_CONTINUE.strip())
-        if end < 0 or last.content.strip() not in text:
+        if end < 0 or last.text.strip() not in text:
             raise UserError(f"the chat template {self.template.name} does not render the last message")
         if not text.startswith(_CONTINUE, end):  # the template strips messages
             end = len(text[:end].rstrip())
@@ -146,21 +161,31 @@ class ChatFormat:
         """Encodes a single user message, up to the start of the assistant's turn."""
         return self.answer_prompt([Message("user", content)])
 
-    def answer_prompt(self, messages: Sequence[Message]) -> list[int]:
+    def answer_prompt(self, messages: Sequence[Message], *, tools: Sequence[Tool] = ()) -> list[int]:
         """Encodes a conversation, up to the start of the assistant's next turn.
 
+        Args:
+          messages: messages of the conversation, at least one.
+          tools: tools that the assistant may call.
+
         Raises:
-          UserError: as `ChatTemplate.render`.
+          UserError: as `encode`.
         """
-        return self.encode(messages, add_generation_prompt=True).tokens_T.tolist()
+        return self.encode(messages, tools=tools, add_generation_prompt=True).tokens_T.tolist()
 
     def thought_prefix(
-        self, messages: Sequence[Message], *, variables: Mapping[str, Any] | None = None
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Tool] = (),
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
         """The start of a thought that the template itself writes before the answer; usually empty."""
         # The generation prompt is the difference of two renderings; templates do not provide it alone.
         before, prompt = (
-            self.encode(messages, add_generation_prompt=add, variables=variables).tokens_T.tolist()
+            self.encode(
+                messages, tools=tools, add_generation_prompt=add, variables=variables
+            ).tokens_T.tolist()
             for add in (False, True)
         )
         start = prompt[len(before) :] if prompt[: len(before)] == before else []
@@ -214,8 +239,35 @@ class ChatFormat:
         # As transformers: templates read names such as `bos_token`, and not ids.
         return {f"{which}_token": names[number] for which, number in ids.items() if number in names}
 
-    def _render(self, chat: ChatInput) -> RenderedChat:
-        return self.template.render(chat, trusted=self._variables)
+    @functools.cached_property
+    def tool_support(self) -> ToolSupport:
+        """What the template does with tools; see `zaya_jax.data.chats.templates.tool_support`."""
+        missing = [tag for tag in TOOL_TAGS if tag not in self.specials]
+        # Text could spell the tags of our template if they were no special tokens.
+        if self.template.is_built_in and missing:
+            problem = (
+                f'the tokenizer "{self.tokenizer.name}" has no special token {" and ".join(missing)}, which '
+                'the template writes; "byte-tools" and `zaya tokenizer train --tools` have them'
+            )
+            return ToolSupport(dict.fromkeys(("tools", "calls", "results"), problem))
+        return find_tool_support(self.template, self._variables)
+
+    def render(self, chat: ChatInput) -> RenderedChat:
+        """Renders a chat as text.
+
+        Raises:
+          UserError: as `encode`.
+        """
+        if (error := self._tool_refusal(chat)) is not None:
+            raise error
+        return self.template.render(self._prepared(chat), trusted=self._variables)
+
+    def _tool_refusal(self, chat: ChatInput) -> UserError | None:
+        # Finding the support of tools renders sample chats, so it is avoided for chats without tools.
+        return self.tool_support.refusal(chat, self.template.name) if uses_tools(chat) else None
+
+    def _prepared(self, chat: ChatInput) -> ChatInput:
+        return self.tool_support.prepare(chat) if uses_tools(chat) else chat
 
 
 def load_chat_format(template: str | None, tokenizer: Tokenizer) -> ChatFormat:

@@ -150,11 +150,11 @@ def _ends_in(rendered: RenderedChat, messages: Sequence[Message], encoder: ChatE
 def _turns_in(text: str, messages: Sequence[Message]) -> list[_Turn]:
     """The turns of user and assistant that the template has rendered, in order."""
     # The last occurrence: a template may also quote the first message in a preamble.
-    places = [(text.rfind(each.content), each) for each in messages if each.role != "system"]
+    places = [(text.rfind(each.text), each) for each in messages if each.role != "system"]
     written = [(place, each) for place, each in places if place >= 0]
     following = [place for place, _ in written[1:]]
     return [
-        _Turn(each.role, place + len(each.content), end, is_last=end == len(text))
+        _Turn(each.role, place + len(each.text), end, is_last=end == len(text))
         for (place, each), end in zip(written, [*following, len(text)], strict=True)
     ]
 

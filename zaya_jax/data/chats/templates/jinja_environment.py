@@ -98,8 +98,8 @@ def render(text: str, chat: Mapping[str, Any]) -> RenderedChat:
 
     Args:
       text: the template.
-      chat: `messages`, each with `role` and `content`; `trusted`, variables that may contain special tokens;
-        `variables`, other variables, set by the user; `add_generation_prompt`.
+      chat: `messages`, each with `role` and `content`; `tools`, a list or None; `trusted`, variables that may
+        contain special tokens; `variables`, other variables, set by the user; `add_generation_prompt`.
 
     Raises:
       Exception: any exception, because the template is code.
@@ -111,7 +111,7 @@ def render(text: str, chat: Mapping[str, Any]) -> RenderedChat:
             **{name: of_template(value) for name, value in chat["trusted"].items()},
             "messages": list(map(_message, chat["messages"])),
             # Templates test these variables of transformers without `is defined`.
-            "tools": None,
+            "tools": _as_user(chat["tools"]),
             "documents": None,
             "add_generation_prompt": chat["add_generation_prompt"],
         }
@@ -126,7 +126,7 @@ def _message(message: Mapping[str, Any]) -> dict[str, Any]:
     origin = NUMBER if role in _ROLES else USER
     values: dict[str, Any] = {
         "role": TracedText(role, bytes((origin,)) * len(role)),
-        "content": _assistant_content(content) if role == "assistant" else _as_user(content),
+        "content": _assistant_content(content) if role == "assistant" and content else _as_user(content),
     }
     return values | {name: _as_user(value) for name, value in message.items() if name not in values}
 

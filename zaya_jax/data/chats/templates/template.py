@@ -25,6 +25,7 @@ from zaya_jax.data.chats.templates.worker_pool import (
     TemplateTimeout,
     render_all,
 )
+from zaya_jax.data.chats.tool_records import Tool
 from zaya_jax.data.tokenizers.tokenizer import BYTE_TOKENIZERS, Tokenizer
 from zaya_jax.data.tokenizers.tokenizer_files import CHAT_TEMPLATE, TOKENIZER_CONFIG
 from zaya_jax.errors import UserError
@@ -36,18 +37,48 @@ __all__ = [
 
 ZAYA = "zaya"
 """Name of the built-in template."""
-# Uses the turn delimiters and think blocks of ZAYA1 ([Weights]: the tokenizer of ZAYA1-8B), but not the text
-# of its template. The BOS in front is our choice: every document of the pretraining starts with it.
+# Uses the turn delimiters, think blocks and tool calls of ZAYA1 ([Weights]: the tokenizer of ZAYA1-8B), but
+# not the text of its template. The BOS in front is our choice: every document of the pretraining starts with
+# it. Values that are not text are JSON, so that a parser can distinguish true, null and numbers from words.
 _ZAYA_TEMPLATE = """\
+{%- macro write_call(function) %}
+    {{- '<zyphra_tool_call>\\n<function=' + function.name + '>\\n' }}
+    {%- for name, value in function.arguments | items %}
+        {{- '<parameter=' + name + '>\\n' + (value if value is string else value | tojson) }}
+        {{- '\\n</parameter>\\n' }}
+    {%- endfor %}
+    {{- '</function>\\n</zyphra_tool_call>' }}
+{%- endmacro %}
 {{- bos_token }}
-{%- for message in messages %}
-    {{- '<|im_start|>' + message.role + '\\n' }}
-    {%- if message.role == 'assistant' %}
-        {%- generation %}{{ message.content + '<|im_end|>' }}{% endgeneration %}
-    {%- else %}
-        {{- message.content + '<|im_end|>' }}
+{%- set state = namespace(has_tools=tools is not none and tools | length > 0) %}
+{%- if state.has_tools %}
+    {{- '<|im_start|>system\\n' }}
+    {%- if messages[0].role == 'system' %}
+        {{- messages[0].content + '\\n\\n' }}
     {%- endif %}
-    {{- '\\n' }}
+    {{- '# Tools\\n\\nYou may call these functions:\\n<tools>\\n' }}
+    {%- for tool in tools %}
+        {{- tool | tojson + '\\n' }}
+    {%- endfor %}
+    {{- '</tools>\\n\\nA call has this form:\\n<zyphra_tool_call>\\n<function=NAME>\\n' }}
+    {{- '<parameter=NAME>\\nvalue\\n</parameter>\\n</function>\\n</zyphra_tool_call><|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if message.role == 'assistant' %}
+        {{- '<|im_start|>assistant\\n' }}
+        {%- generation %}{{ message.content or '' }}
+        {%- for tool_call in message.tool_calls or [] %}
+            {%- set state.has_tools = true %}
+            {{- ('' if loop.first and not message.content else '\\n') + write_call(tool_call.function) }}
+        {%- endfor %}
+        {{- '<|im_end|>' }}{% endgeneration %}
+        {{- '\\n' }}
+    {%- elif message.role == 'tool' and state.has_tools %}
+        {{- '<|im_start|>user\\n<zyphra_tool_response>\\n' + message.content }}
+        {{- '\\n</zyphra_tool_response><|im_end|>\\n' }}
+    {%- elif not (loop.first and state.has_tools and message.role == 'system') %}
+        {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+    {%- endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}
     {{- '<|im_start|>assistant\\n' }}
@@ -68,11 +99,13 @@ class ChatInput:
       messages: messages of the chat, at least one.
       add_generation_prompt: whether the text ends with the start of the assistant's next turn.
       variables: variables of the template that the user sets, by name.
+      tools: tools that the assistant may call.
     """
 
     messages: Sequence[Message]
     add_generation_prompt: bool = False
     variables: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    tools: Sequence[Tool] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,6 +119,11 @@ class ChatTemplate:
 
     name: str
     text: str
+
+    @property
+    def is_built_in(self) -> bool:
+        """Whether it is the built-in template, which runs save as a file."""
+        return self.text == _ZAYA_TEMPLATE
 
     @functools.cached_property
     def marks_generation(self) -> bool:
@@ -122,7 +160,7 @@ class ChatTemplate:
         """
         values = [_values(chat, trusted) for chat in chats]
         # Our own template is trusted, and needs no process.
-        if self.text == _ZAYA_TEMPLATE:
+        if self.is_built_in:
             yield from (self._render_here(each) for each in values)
             return
         answers = self._answers(values)
@@ -164,6 +202,8 @@ def _values(chat: ChatInput, trusted: Mapping[str, str]) -> dict[str, Any]:
     """A chat as plain values, as `zaya_jax.data.chats.templates.jinja_environment.render` reads them."""
     return {
         "messages": [message.to_json() for message in chat.messages],
+        # transformers passes None if there are none.
+        "tools": list(chat.tools) or None,
         "trusted": dict(trusted),
         "variables": dict(chat.variables),
         "add_generation_prompt": chat.add_generation_prompt,
