@@ -70,7 +70,7 @@ OPTIMISTIC = PlanCase(
     name="optimistic",
     network_points=POLLARA_POINTS,
     network_slowdown=1.0,
-    # AMD calls 48 GB/s per link usable ([xGMI]); the points reach 45.1.
+    # AMD calls 48 GB/s per link usable ([XGMI]); the points reach 45.1.
     node_slowdown=315.7 / (7 * 48),
     all_to_all_slowdown=1.0,
     network_step_seconds=2.0e-6,  # [Primus-projection], pod_lat

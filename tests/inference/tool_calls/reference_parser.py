@@ -4,10 +4,10 @@ import json
 import re
 
 THINK, THINK_END = "\ue000", "\ue001"
-"""Characters that stand for the special tokens around a thought."""
+"""Characters that denote the special tokens around a thought."""
 SPELLED = ("<zyphra_tool_call>", "</zyphra_tool_call>", "<zyphra_tool_response>", "</zyphra_tool_response>")
 SPECIAL = ("\ue002", "\ue003", "\ue004", "\ue005")
-"""Characters that stand for the same tags as special tokens."""
+"""Characters that denote the same tags as special tokens."""
 _MARKS = re.compile("[\ue000-\ue005]")
 _NAMED = r"<(?:function|parameter)=[^<>\n]*"
 _PARTS = ["</function>", "</parameter>", "<function=", "<parameter="]

@@ -46,7 +46,7 @@ export class Alignment {
 
   // Returns the next token that covers the beginning of the text; null if it has not arrived yet.
   #find(text, isWhole, isAtStart) {
-    // Tokens without text are passed over: a tool call has any number of them.
+    // Tokens without text are skipped: a tool call has any number of them.
     let tried = 0, token = this.#next;
     for (; token < this.#tokens.length && tried < MAX_LOOKAHEAD; token++) {
       if (this.#tokens[token] === "") continue;

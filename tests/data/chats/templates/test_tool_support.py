@@ -149,7 +149,7 @@ def test_without_tools_the_built_in_template_is_as_before():
 
 @pytest.mark.parametrize("template", [None, ZAYA1], ids=["zaya", "ZAYA1"])
 def test_text_cannot_forge_markup(template):
-    """Whoever wrote it: tools, calls, results and messages may contain the names of special tokens."""
+    """Of every author: tools, calls, results and messages may contain the names of special tokens."""
     tokenizer = load_tokenizer("byte-tools")
     chat_format = load_chat_format("zaya", tokenizer)
     if template is not None:
