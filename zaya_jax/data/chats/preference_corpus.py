@@ -66,7 +66,6 @@ def build_preference_corpus(
 
 
 def _chats_of(pair: Preference) -> Sequence[ChatInput]:
-    # Tools are part of the prompt, so both sides have them.
     return [ChatInput(each, tools=pair.tools) for each in (pair.chosen, pair.rejected, pair.prompt)]
 
 

@@ -44,7 +44,7 @@ class ArgumentTypes:
         schema = properties.get(parameter) if isinstance(properties, Mapping) else None
         types = set(_types(schema, root, set())) if isinstance(schema, Mapping) else set()
         # Exactly as written: text may look like a number, and spaces at its ends may matter.
-    if types == {"string"}:
+        if types == {"string"}:
             return text
         try:
             value = _parse(text.strip())
