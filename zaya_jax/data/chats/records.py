@@ -232,6 +232,7 @@ def parse_message(values: Any, location: str, *, drops_nulls: bool = True) -> Me
         )
     _check_roles(fields, location)
     _check_surrogates(fields, location)
+    # Last: its errors are about the calls, and not the message.
     calls = parse_tool_calls(fields.get("tool_calls", []), location, drops_nulls=drops_nulls)
     others = {name: fields.get(name) for name in ("name", "tool_call_id")}
     return Message(fields["role"], fields.get("content"), tool_calls=calls, **others)

@@ -56,6 +56,7 @@ def parse_tools(value: Any, location: str, *, drops_nulls: bool = True) -> tuple
     # TRL stores tools as text too, because `datasets` merges the fields of all tools.
     if isinstance(value, str):
         value, drops_nulls = parse_value(value.encode("utf-8", "surrogatepass"), f"{location} tools"), False
+    # A record without tools, or one of another data set's fields.
     if value is None:
         return ()
     if not isinstance(value, list):
@@ -101,6 +102,7 @@ def _parse_call(value: Any, location: str, *, drops_nulls: bool) -> ToolCall:
             f"{location} is {json.dumps(value)[:80]}; it must be "
             '{"type": "function", "function": {"name": "...", "arguments": {...}}}'
         )
+    # Names come before arguments in error messages, because they identify the call.
     _check_name(name, location)
     identifier = call.get("id")
     if identifier is not None and not isinstance(identifier, str):

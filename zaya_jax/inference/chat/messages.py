@@ -48,6 +48,7 @@ class Conversation:
 
     def with_result(self, content: str) -> "Conversation":
         """Returns the conversation with the result of the first pending call."""
+        # Results follow in the order of their calls, as templates expect.
         call = self.pending_calls[0]
         result = Message(TOOL, content, name=call.name, tool_call_id=call.id)
         return dataclasses.replace(self, turns=(*self.turns, result))

@@ -43,6 +43,7 @@ class ArgumentTypes:
         properties = root.get("properties")
         schema = properties.get(parameter) if isinstance(properties, Mapping) else None
         types = set(_types(schema, root, set())) if isinstance(schema, Mapping) else set()
+        # Exactly as written: text may look like a number, and spaces at its ends may matter.
         if types == {"string"}:
             return text
         try:
@@ -128,6 +129,7 @@ def _parse(text: str) -> Any:
     Raises:
       ValueError: if the text is neither.
     """
+    # Before JSON, which spells them differently.
     if text in _PYTHON_WORDS:
         return _PYTHON_WORDS[text]
     try:

@@ -93,6 +93,7 @@ class ChatFormat:
         Yields:
           Each chat as `encode` returns it, or the error if the template cannot render it.
         """
+        # Refused chats are not rendered, but keep their place among the results.
         refusals = list(map(self._tool_refusal, chats))
         accepted = [
             self._prepared(chat) for chat, error in zip(chats, refusals, strict=True) if error is None

@@ -112,6 +112,7 @@ def _called(content: str | None) -> list[Message]:
 
 def _is_null_written(with_null: str | UserError, with_empty: str | UserError) -> bool:
     """Whether a template fails for null, or prints it as Python does."""
+    # Empty content does not help either: the problem is another one.
     if isinstance(with_empty, UserError):
         return False
     return isinstance(with_null, UserError) or with_null.count("none") > with_empty.count("none")
@@ -126,6 +127,7 @@ def _render(
     chats = [ChatInput(each, tools=(_TOOL,)) for each in choices]
     rendered = list(template.render_all(chats, trusted=trusted))
     texts = [each.text.lower() for each in rendered if isinstance(each, RenderedChat)]
+    # The first form that the template accepts is enough.
     if texts:
         return texts[0]
     assert isinstance(rendered[0], UserError), "every chat was refused"
