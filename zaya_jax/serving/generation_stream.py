@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Sequence
 
 from zaya_jax.errors import UserError
 from zaya_jax.inference.engine.request import Event, Failed, Finished, QueueFull, Tokens
+from zaya_jax.serving.api.answer_grammar import generation_error
 from zaya_jax.serving.api.choice_text import ChoiceText, Delta, join
 from zaya_jax.serving.api.request import CompletionRequest
-from zaya_jax.serving.api.response_format import generation_error
 from zaya_jax.serving.http.errors import ApiError, SlowClient, too_many, unavailable
 from zaya_jax.serving.http.limits import ServingLimits
 from zaya_jax.serving.loaded_model import Cancellable, LoadedModel
@@ -121,7 +121,7 @@ class AnswerStream:
         if text.finish_reason is not None:
             return []
         if isinstance(event, Failed):
-            raise generation_error(event.error) from event.error
+            raise generation_error(event.error, self._request.grammar) from event.error
         if isinstance(event, Finished):
             raise unavailable(f"generation was stopped before the text was complete ({event.reason})")
         assert isinstance(event, Tokens), "there are no other events"

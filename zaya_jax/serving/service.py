@@ -10,8 +10,7 @@ from typing import Literal, TypeVar
 
 from zaya_jax.inference.engine.prompt_scores import PromptScores
 from zaya_jax.inference.structured.constraint import Constraint
-from zaya_jax.inference.structured.grammar import Grammar
-from zaya_jax.serving.api.response_format import compile_constraint
+from zaya_jax.serving.api.answer_grammar import AnswerGrammar, compile_constraint
 from zaya_jax.serving.api.token_texts import TokenTexts
 from zaya_jax.serving.http.body_structure import check_structure
 from zaya_jax.serving.http.errors import ApiError, too_many, unavailable
@@ -172,25 +171,25 @@ class Service:
             message = f"the body could not be read within {limits.read_seconds:g} seconds; split the request"
             raise ApiError(message, status=503, kind="server_error", code="timeout") from None
 
-    async def compile(self, grammar: Grammar, *, is_chat: bool) -> Constraint:
+    async def compile(self, answer: AnswerGrammar, *, is_chat: bool) -> Constraint:
         """Compiles the grammar of an answer in a thread, within the time limit.
 
         Args:
-          grammar: grammar of the answer.
+          answer: grammar of the answer.
           is_chat: whether the model may think before the answer.
 
         Raises:
           ApiError: if the grammar is refused, or waits too long for others.
         """
         model, seconds = self.ready_state.model, self.limits.read_seconds
-        compile_one = functools.partial(compile_constraint, model, grammar, is_chat=is_chat)
+        compile_one = functools.partial(compile_constraint, model, answer, is_chat=is_chat)
         try:
             async with asyncio.timeout(seconds):
                 return await self._grammar_compilers.call(compile_one)
         except TimeoutError:
             message = f"the schema could not be compiled within {seconds:g} seconds; retry in a moment"
             raise ApiError(
-                message, status=503, kind="server_error", code="timeout", param="response_format"
+                message, status=503, kind="server_error", code="timeout", param=answer.param
             ) from None
 
     async def build(self, function: Callable[..., T], *arguments: object) -> T:

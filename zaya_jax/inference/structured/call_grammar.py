@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from zaya_jax.data.chats.tool_records import function_of
 from zaya_jax.errors import UserError
 from zaya_jax.inference.structured.grammar import Grammar, checked_schema, grammar_of
 
@@ -57,7 +58,7 @@ def tool_call_grammar(
     Raises:
       UserError: if there is no such tool, or its parameters cannot be enforced.
     """
-    functions = [tool["function"] for tool in tools if name in (None, tool["function"]["name"])]
+    functions = [each for each in map(function_of, tools) if name in (None, each["name"])]
     if not functions:
         raise UserError(f'no tool has the name "{name}"' if name else "there is no tool that could be called")
     # The names of rules are numbers, because the name of a function may have any characters.

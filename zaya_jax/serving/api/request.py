@@ -10,8 +10,8 @@ from zaya_jax.errors import UserError
 from zaya_jax.inference.engine.request import Request
 from zaya_jax.inference.engine.sampling_params import SamplingParams
 from zaya_jax.inference.structured.constraint import Constraint
-from zaya_jax.inference.structured.grammar import Grammar
 from zaya_jax.inference.tool_calls.message_parser import ToolParsing
+from zaya_jax.serving.api.answer_grammar import AnswerGrammar
 from zaya_jax.serving.api.chat_prompt import read_chat_prompt
 from zaya_jax.serving.api.request_schema import MAX_CHOICES, ChatBody, CompletionBody, RequestBody
 from zaya_jax.serving.api.response_format import read_response_format
@@ -72,7 +72,7 @@ class CompletionRequest:
     includes_usage: bool
     with_routing: bool
     skips_specials: bool
-    grammar: Grammar | None = None
+    grammar: AnswerGrammar | None = None
     constraint: Constraint | None = None
     tool_parsing: ToolParsing | None = None
 
@@ -141,11 +141,10 @@ def read_chat(model: LoadedModel, body: bytes) -> CompletionRequest:
     parsed = validate(ChatBody, parse_body(body), model.name)
     tools = read_tools(model, parsed)
     chat = read_chat_prompt(parsed, tools.prompt_tools)
-    common = _common_parameters(parsed)
+    common = _common_parameters(parsed) | {"grammar": _chat_grammar(parsed, tools.grammar)}
     if common["grammar"] is not None and chat.continue_final_message:
-        raise ApiError(
-            "response_format needs a new message; omit continue_final_message", param="response_format"
-        )
+        param = common["grammar"].param
+        raise ApiError(f"{param} needs a new message; omit continue_final_message", param=param)
     _check_capacity(model, parsed.n)
     try:
         prompt = chat.encode(chat_format)
@@ -162,6 +161,17 @@ def read_chat(model: LoadedModel, body: bytes) -> CompletionRequest:
         tool_parsing=tools.parsing,
         **common,
     )
+
+
+def _chat_grammar(body: ChatBody, call: AnswerGrammar | None) -> AnswerGrammar | None:
+    """Returns the grammar of a chat's answer: that of `response_format`, or of a required call."""
+    answer = read_response_format(body.response_format)
+    if answer is not None and call is not None:
+        raise ApiError(
+            f"{answer.param} and a tool_choice that requires a call exclude each other; omit one of them",
+            param=answer.param,
+        )
+    return answer or call
 
 
 def _common_parameters(body: RequestBody) -> dict[str, Any]:
