@@ -165,6 +165,7 @@ def read_chat(model: LoadedModel, body: bytes) -> CompletionRequest:
 
 def _chat_grammar(body: ChatBody, call: AnswerGrammar | None) -> AnswerGrammar | None:
     """Returns the grammar of a chat's answer: that of `response_format`, or of a required call."""
+    # An answer follows one grammar: JSON in the content and a call cannot both be the whole of it.
     answer = read_response_format(body.response_format)
     if answer is not None and call is not None:
         raise ApiError(

@@ -81,6 +81,7 @@ def _read_grammar(parsing: ToolParsing, choice: _Choice, body: ChatBody) -> Answ
     if not choice.must_call:
         return None
     markup = parsing.markup
+    # Parser and grammar describe one markup: what the grammar allows, the parser reads as calls.
     form = CallForm(markup.call, markup.call_end, markup.has_inner_tags, parsing.specials)
     try:
         require_package("a tool_choice that requires a call")
@@ -98,6 +99,7 @@ def _read_choice(choice: Any, tools: tuple[Tool, ...]) -> _Choice:
         raise invalid_value("tool_choice", choice, _CHOICES)
     if not tools:
         raise ApiError(f"tool_choice is {preview(choice)}, but the request has no tools", param="tool_choice")
+    # A choice without such a tool would leave the model nothing that it could write.
     names = [function_of(tool)["name"] for tool in tools]
     if name is not None and name not in names:
         raise ApiError(
