@@ -16,7 +16,7 @@ from zaya_jax.aegis.agent.classify_command import (
     STANDARD_INPUT,
     read_lines,
     summaries_json,
-    summaries_table,
+    summaries_text,
     summarize_lines,
 )
 from zaya_jax.aegis.agent.log_rules import RULES_FILE, load_rules
@@ -81,7 +81,7 @@ def classify_logs(argv: Sequence[str]) -> None:
     _add_json(parser)
     options = parser.parse_args(argv)
     summaries = summarize_lines(load_rules(options.rules), read_lines(options.logs))
-    _print(summaries_table, summaries_json, summaries, as_json=options.json)
+    _print(summaries_text, summaries_json, summaries, as_json=options.json)
 
 
 def _add_json(parser: Parser) -> None:

@@ -162,3 +162,12 @@ def test_classify_command(tmp_path, capsys):
     full, lost = json.loads(capsys.readouterr().out)
     assert (full["class"], full["lines"], full["first"][0], full["last"][0]) == ("disk_full", 2, 2, 6)
     assert (lost["class"], lost["action"]) == ("gpu_lost", "drain")
+
+
+def test_a_log_without_failures(tmp_path, capsys):
+    log = tmp_path / "run.log"
+    log.write_text("step 1\nno uncorrectable errors found on GPU 3\n")
+    main(["classify", str(log)])
+    assert capsys.readouterr().out == "no line matches a rule: no known failure\n"
+    main(["classify", str(log), "--json"])
+    assert json.loads(capsys.readouterr().out) == []

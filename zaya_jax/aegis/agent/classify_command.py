@@ -55,8 +55,10 @@ def read_lines(names: Sequence[str]) -> Iterable[str]:
                 yield from file
 
 
-def summaries_table(summaries: Sequence[ClassSummary]) -> Table:
-    """Returns a table of classes with their actions."""
+def summaries_text(summaries: Sequence[ClassSummary]) -> Table | str:
+    """Returns a table of classes with their actions, or a sentence if there are none."""
+    if not summaries:
+        return "no line matches a rule: no known failure"
     columns = name_column("class"), number_column("lines"), name_column("action"), name_column("first line")
     table = Table(*columns)
     for each in summaries:
