@@ -151,7 +151,7 @@ def exchanges(ranks):
         cache = dataclasses.replace(cache, exchange=exchange)
         arguments = variables, cache, rows, GREEDY, 39
         program = decode_steps.lower(model, *arguments, max_steps=40).compile()
-        cache, steps = program(*arguments)
+        cache, steps, _ = program(*arguments)
         first_B = np.asarray(rows.newest_B)
         tokens = [
             [

@@ -150,7 +150,7 @@ def test_a_tokenizer_file_with_its_neighboring_files(neighbor, tmp_path):
     ends = [ours.end_id, *([6, 1] if neighbor and "top_p" in neighbor else [1])]
     generation = json.loads(companions.files["generation_config.json"])
     assert companions.token_ids["eos_token_id"] == generation["eos_token_id"] == list(dict.fromkeys(ends))
-    assert generation.get("top_p") == (beside or {}).get("top_p")
+    assert generation.get("top_p") == (neighbor or {}).get("top_p")
 
 
 def test_special_tokens_are_those_that_the_config_names(tmp_path):

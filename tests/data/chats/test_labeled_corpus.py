@@ -8,6 +8,7 @@ import pytest
 from zaya_jax.data.chats.labeled_corpus import build_labeled_corpus
 from zaya_jax.data.chats.labeled_records import read_labeled_answers, with_other_answers
 from zaya_jax.data.chats.templates.encoding import load_chat_format
+from zaya_jax.data.chats.templates.template import ChatInput
 from zaya_jax.data.corpora.command import main
 from zaya_jax.data.corpora.shards import open_corpus
 from zaya_jax.data.reading.batch import chosen_answers
@@ -98,7 +99,7 @@ def test_windows_have_labels_and_both_answers(source, tmp_path):
 
 def is_that(answer, token_ids):
     """Returns whether tokens are a prompt and an answer to it, by the encoding of the whole conversation."""
-    (chat,) = FORMAT.encode_all([answer.prompt + answer.answer])
+    (chat,) = FORMAT.encode_all([ChatInput(answer.prompt + answer.answer)])
     return tuple(chat.tokens_T.tolist()) == token_ids
 
 

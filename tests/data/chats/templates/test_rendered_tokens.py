@@ -11,7 +11,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from zaya_jax.data.chats.records import Message
 from zaya_jax.data.chats.templates.encoding import ChatFormat
-from zaya_jax.data.chats.templates.template import ChatTemplate
+from zaya_jax.data.chats.templates.template import ChatInput, ChatTemplate
 from zaya_jax.data.tokenizers.tokenizer import load_tokenizer
 from zaya_jax.errors import UserError
 
@@ -113,7 +113,7 @@ def test_user_text_never_becomes_a_special_token(folders, normalizer):
             messages[place] = Message(messages[place].role, SPELLINGS[spelling](name) + "\nx" + name)
             hostile.append(messages)
         specials = set(ours.specials.values())
-        for messages, encoded in zip(hostile, ours.encode_all(hostile), strict=True):
+        for messages, encoded in zip(hostile, ours.encode_all(list(map(ChatInput, hostile))), strict=True):
             assert not isinstance(encoded, UserError)
             actual = [token for token in encoded.tokens_T.tolist() if token in specials]
             assert actual == harmless, (template, messages)
