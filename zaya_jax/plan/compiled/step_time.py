@@ -67,7 +67,7 @@ class StepTime:
     """Modelled time of a step.
 
     Attributes:
-      case: name of the case of `zaya_jax.plan.links.CASES`.
+      case: name of the case of `zaya_jax.plan.cases.CASES`.
       share: share of the peak FLOP/s that products reach.
       seconds: time of the step.
       kernel_seconds: time of the kernels alone.
