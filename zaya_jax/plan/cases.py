@@ -99,6 +99,7 @@ PESSIMISTIC = PlanCase(
     product_share=0.29,  # AMD's JAX recipes of dense 70B and 405B models on MI300X
 )
 CASES = (OPTIMISTIC, PUBLISHED, PESSIMISTIC)
+"""All cases, from the fastest to the slowest."""
 ASSUMPTIONS = {
     "bandwidth between nodes by size": ("network_points", "network_slowdown"),
     "bandwidth within a node": ("node_slowdown",),
