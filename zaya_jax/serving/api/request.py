@@ -141,7 +141,8 @@ def read_chat(model: LoadedModel, body: bytes) -> CompletionRequest:
     parsed = validate(ChatBody, parse_body(body), model.name)
     tools = read_tools(model, parsed)
     chat = read_chat_prompt(parsed, tools.prompt_tools)
-    common = _common_parameters(parsed) | {"grammar": _chat_grammar(parsed, tools.grammar)}
+    common = _common_parameters(parsed)
+    common["grammar"] = _chat_grammar(parsed, tools.grammar)
     if common["grammar"] is not None and chat.continue_final_message:
         param = common["grammar"].param
         raise ApiError(f"{param} needs a new message; omit continue_final_message", param=param)
