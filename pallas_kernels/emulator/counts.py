@@ -43,7 +43,6 @@ class Counts:
       active_lanes: those whose lane was active.
       device_bytes: bytes that lanes asked of device memory.
       device_lines: cache lines that instructions touched.
-      device_accesses: instructions of device memory.
       local_cycles: cycles of local memory.
       local_conflicts: those beyond the minimum.
     """
@@ -54,7 +53,6 @@ class Counts:
     active_lanes: int = 0
     device_bytes: int = 0
     device_lines: int = 0
-    device_accesses: int = 0
     local_cycles: int = 0
     local_conflicts: int = 0
 
@@ -87,7 +85,6 @@ class Counts:
         """Counts an access of device memory, addresses and lanes [n, 64], size in bytes."""
         if not self.memory:
             return
-        self.device_accesses += len(lanes)
         self.device_bytes += int(np.count_nonzero(lanes)) * size
         # An aligned access touches one line; others the lines of their first and last byte.
         ends = np.concatenate([addresses, addresses + size - 1], axis=1) // LINE_BYTES

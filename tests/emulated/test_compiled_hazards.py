@@ -2,10 +2,10 @@
 
 import jax
 import pytest
+from hazards import find_hazards
 
 from pallas_kernels.catalogue import SIZES, cases
 from pallas_kernels.emulator import read_code_object
-from pallas_kernels.emulator.hazards import find_hazards
 from zaya_jax.errors import UserError
 from zaya_jax.plan.rocm.wheels import find_plugin
 

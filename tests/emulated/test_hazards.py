@@ -1,13 +1,13 @@
 """The static check of wait states, on code that keeps and that violates each rule."""
 
 import pytest
+from hazards import BRANCHY_STORE, FIRST_PATH, Hazard, find_hazards
 from matrix_code import MatrixCode
 from tinygrad.renderer.amd.dsl import DPP, EXEC_HI, SDWA, VCC, s, v
 from tinygrad.runtime.autogen.amd.cdna import ins
 
 from pallas_kernels.emulator import KernelCode
 from pallas_kernels.emulator.decode import decode
-from pallas_kernels.emulator.hazards import BRANCHY_STORE, FIRST_PATH, Hazard, find_hazards
 
 
 def mfma(destination=0, first=32, second=34, addend=None, *, kind="bf16", size=32):

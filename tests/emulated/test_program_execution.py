@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 import quick_compilation
 import small_programs
+from library_calls import library_product
+from program_execution import ProgramExecution, read_compiled_files
 
 from zaya_jax.config import Config
 from zaya_jax.data.reading.batch import Batch
@@ -23,8 +25,6 @@ from zaya_jax.plan.devices import Cluster
 from zaya_jax.plan.gpus import MI300X
 from zaya_jax.plan.output.plan import train_step_job
 from zaya_jax.plan.rocm.compiler import Job, compiler_output
-from zaya_jax.plan.rocm.library_calls import library_product
-from zaya_jax.plan.rocm.program_execution import ProgramExecution, read_compiled_files
 from zaya_jax.plan.rocm.wheels import find_plugin
 from zaya_jax.train.compiled_programs import compiled_step
 from zaya_jax.train.step.state import init_state, make_setup

@@ -12,13 +12,13 @@ from collections.abc import Sequence
 
 import jax.numpy as jnp
 import numpy as np
+from buffer_assignment import BufferAssignment, BufferSlice, parse_buffer_assignment
+from library_calls import library_product
+from thunks import Thunk, parse_thunks
 
 from pallas_kernels.emulator import Buffer, EmulationError, KernelCode, execute, read_code_object
 from zaya_jax.plan.compiled.hlo import Instruction, Program, Shape
-from zaya_jax.plan.rocm.buffer_assignment import BufferAssignment, BufferSlice, parse_buffer_assignment
 from zaya_jax.plan.rocm.code_objects import files_in_order
-from zaya_jax.plan.rocm.library_calls import library_product
-from zaya_jax.plan.rocm.thunks import Thunk, parse_thunks
 
 UNWRITTEN = 0xFF
 """Byte that memory consists of before the program writes it: NaN in float types, -1 in integers."""
