@@ -18,7 +18,7 @@ import zaya_jax
 from zaya_jax.convert.stream import check_checksums
 from zaya_jax.files.durable import CHECKSUMS
 
-KILLS = 20
+MAX_KILLS, MIN_RESUMED = 40, 2
 
 
 def start(source: pathlib.Path, target: pathlib.Path, *, fsync_s: float = 0.0) -> int:
@@ -63,8 +63,11 @@ def looks_whole(target: pathlib.Path, expected: dict[str, bytes]) -> bool:
     return contents(target) == expected and check_checksums(target) is None
 
 
-def try_direction(source: pathlib.Path, work: pathlib.Path, seed: int) -> dict:
-    """Kills a conversion, checks the folder, and resumes, `KILLS` times."""
+def try_direction(source: pathlib.Path, work: pathlib.Path, seed: int, min_kills: int) -> dict:
+    """Kills a conversion, checks the folder, and resumes.
+
+    Repeats this at least `min_kills` times, and until some kills hit between two files.
+    """
     target = work / "target"
     begin = time.monotonic()
     assert wait(start(source, target, fsync_s=0.003)) == 0
@@ -73,8 +76,9 @@ def try_direction(source: pathlib.Path, work: pathlib.Path, seed: int) -> dict:
     shutil.rmtree(target)
     numbers = random.Random(seed)
     actual: dict[str, int] = {}
-    false, resumed = [], 0
-    for kill in range(KILLS):
+    false, resumed, kill = [], 0, 0
+    while kill < min_kills or (resumed < MIN_RESUMED and kill < MAX_KILLS):
+        kill += 1
         child = start(source, target, fsync_s=0.003)
         time.sleep(numbers.uniform(0, usual))
         os.kill(child, signal.SIGKILL)
@@ -92,17 +96,17 @@ def try_direction(source: pathlib.Path, work: pathlib.Path, seed: int) -> dict:
                 false.append(kill)
         shutil.rmtree(target)
         shutil.rmtree(work / "target.partial", ignore_errors=True)
-    return {"kills": KILLS, "stages": actual, "false": false, "resumed": resumed}
+    return {"kills": kill, "stages": actual, "false": false, "resumed": resumed}
 
 
 def main() -> None:
-    work = pathlib.Path(sys.argv[1])
+    work, min_kills = pathlib.Path(sys.argv[1]), int(sys.argv[2])
     config = small_config()
     zaya_jax.save_pytorch(work / "native", zaya_jax.Zaya(config), random_variables(config, 0))
     assert wait(start(work / "native", work / "run")) == 0
     report = {
-        "to a run": try_direction(work / "native", work, 0),
-        "to PyTorch": try_direction(work / "run", work, 1),
+        "to a run": try_direction(work / "native", work, 0, min_kills),
+        "to PyTorch": try_direction(work / "run", work, 1, min_kills),
     }
     print(json.dumps(report))
 

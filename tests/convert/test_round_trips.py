@@ -20,11 +20,18 @@ from small_weights import (
 import zaya_jax
 from zaya_jax.checkpoint import load_run
 
-SEEDS = range(8)
+FAST_SEEDS, SEEDS = 3, 8
 DTYPES = ("float32", "bfloat16")
 
 
-@pytest.fixture(params=[(seed, dtype) for seed in SEEDS for dtype in DTYPES], ids=str, name="saved")
+def _cases():
+    for seed in range(SEEDS):
+        marks = [] if seed < FAST_SEEDS else [pytest.mark.campaign]
+        for dtype in DTYPES:
+            yield pytest.param((seed, dtype), id=f"{seed}-{dtype}", marks=marks)
+
+
+@pytest.fixture(params=_cases(), name="saved")
 def fixture_saved(request, tmp_path):
     """Writes a random network in both layouts, in shards of a few tensors."""
     seed, dtype = request.param

@@ -38,7 +38,7 @@ def kernels_of(dtype, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float32", marks=pytest.mark.campaign)])
 def test_compiled_kernels_wait_long_enough(dtype, monkeypatch):
     try:
         find_plugin()

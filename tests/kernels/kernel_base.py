@@ -11,16 +11,25 @@ from collections.abc import Callable, Iterator
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 ROUNDOFF = {"float32": 2.0**-24, "bfloat16": 2.0**-8}
 """Half a unit in the last place: the relative error of one rounding."""
 
 
+NUM_FAST_SHAPES = 12
+
+
 def in_turn(shapes):
     """Returns cases of (shape, dtype): each shape in one of the two dtypes, so that both see all kinds of
-    shapes.
+    shapes. Those after the first `NUM_FAST_SHAPES` are campaigns.
     """
-    return [(shape, list(ROUNDOFF)[i % 2]) for i, shape in enumerate(shapes)]
+    return [
+        pytest.param(
+            shape, list(ROUNDOFF)[i % 2], marks=[pytest.mark.campaign] if i >= NUM_FAST_SHAPES else []
+        )
+        for i, shape in enumerate(shapes)
+    ]
 
 
 FORMS = ("pallas", "xla")

@@ -32,8 +32,8 @@ SMALL = Tile(rows=16, contracted=16)
 BLOCKS = Blocks(forward=SMALL, grad_mixed=SMALL, grad_latent=SMALL, grad_kernel=SMALL, run=32)
 SHAPES = [
     # B, T, N, K, H, I, J, O
-    (1, 37, 4, 2, 64, 2, 2, 16), (2, 16, 2, 1, 128, 2, 2, 32), (1, 1, 2, 2, 8, 2, 2, 4),
-    (2, 19, 3, 1, 5, 3, 2, 1), (1, 33, 1, 1, 16, 1, 3, 8), (2, 7, 2, 1, 24, 1, 1, 0),
+    (2, 19, 3, 1, 5, 3, 2, 1), (1, 33, 1, 1, 16, 1, 3, 8), (1, 1, 2, 2, 8, 2, 2, 4),
+    (1, 37, 4, 2, 64, 2, 2, 16), (2, 16, 2, 1, 128, 2, 2, 32), (2, 7, 2, 1, 24, 1, 1, 0),
     (1, 18, 1, 1, 4, 18, 1, 2),
 ]  # fmt: skip
 """Odd lengths, one token, a block and a bit, padded widths, other taps, heads turned whole and not at all, a
@@ -183,9 +183,9 @@ def test_gradients_are_differences():
 
 
 def test_a_result_is_the_same_in_every_run():
-    low, _ = arrays(SHAPES[3], "bfloat16")
+    low, _ = arrays(SHAPES[0], "bfloat16")
     ours, *_ = compiled()
-    segments = documents(*SHAPES[3][:2])["several"]
+    segments = documents(*SHAPES[0][:2])["several"]
     jax.tree.map(np.testing.assert_array_equal, ours(*low, segments), ours(*low, segments))
 
 

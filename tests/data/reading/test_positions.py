@@ -97,7 +97,7 @@ PHASES = st.lists(
 
 
 @pytest.mark.slow
-@hypothesis.settings(derandomize=True, database=None, deadline=None, max_examples=25)
+@hypothesis.settings(derandomize=True, database=None, deadline=None, max_examples=10)
 @hypothesis.given(phases=PHASES, sizes=st.tuples(*[st.integers(97, 700)] * 3))
 def test_any_phases(phases, sizes):
     config = config_of(*({"name": f"p{i}"} | phase for i, phase in enumerate(phases)))
