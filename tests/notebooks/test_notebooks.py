@@ -1,5 +1,8 @@
 """Every notebook runs from top to bottom, in a kernel of the Python that runs the tests."""
 
+import ast
+import importlib
+import importlib.util
 import os
 import pathlib
 import sys
@@ -20,7 +23,10 @@ MIN_FIGURES = {
 }  # fmt: skip
 NEEDS = {"convert.py": ("torch", "transformers")}
 CELL_TIMEOUT_S = 300
-CAMPAIGN_TIMEOUTS_S = {"context_extension.py": 600, "markovian_rsa.py": 600, "needle.py": 3600}
+CAMPAIGN_TIMEOUTS_S = {
+    "context_extension.py": 600, "markovian_rsa.py": 600, "muon_adamw.py": 600, "needle.py": 3600,
+    "router_dynamics.py": 600,
+}  # fmt: skip
 """Timeouts in seconds of the notebooks that train for longest, which only run in campaigns."""
 EXECUTED = "ZAYA_EXECUTED_NOTEBOOKS"
 """Environment variable with a folder for the executed notebooks, which the documentation shows."""
@@ -39,6 +45,18 @@ def _marked(path: pathlib.Path):
     limit = CAMPAIGN_TIMEOUTS_S.get(path.name)
     marks = [] if limit is None else [pytest.mark.campaign, pytest.mark.timeout(limit)]
     return pytest.param(path, marks=marks, id=path.name)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
+def test_imported_names_exist(path):
+    """Also in the notebooks that run only in campaigns."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(
+            ("zaya_jax", "pallas_kernels")
+        ):
+            module = importlib.import_module(node.module)
+            for each in node.names:
+                assert hasattr(module, each.name) or importlib.util.find_spec(f"{node.module}.{each.name}")
 
 
 @pytest.mark.campaign
