@@ -261,8 +261,7 @@ def _in_turn(config: Config, cluster: Cluster, seconds: dict[str, float]) -> flo
 
 def train_step_job(config: Config, cluster: Cluster) -> Job:
     """The compilation job of a run's train step."""
-    # The config travels as plain values, because the process that compiles reads its job from a JSON file.
-    return Job(program=PROGRAM, arguments={"config": dataclasses.asdict(config)}, cluster=cluster)
+    return Job(program=PROGRAM, arguments={"config": config}, cluster=cluster)
 
 
 def read_compilation(compilation: Compilation, cluster: Cluster) -> CompiledStep:
