@@ -85,6 +85,12 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
             return lambda size: (action.dest.upper(),) * size
         return super()._metavar_formatter(action, default_metavar)  # pyright: ignore[reportArgumentType]
 
+    def _get_help_string(self, action: argparse.Action) -> str:
+        # Like argparse's ArgumentDefaultsHelpFormatter, except for flags, and where the text says more.
+        text = action.help or ""
+        is_shown = action.nargs != 0 and action.default not in (None, "", [], argparse.SUPPRESS)
+        return f"{text} (default: %(default)s)" if is_shown and "default" not in text else text
+
     def _expand_help(self, action: argparse.Action) -> str:
         text = super()._expand_help(action)
         # Long choices are not in the metavar: add them to the text, unless it already names them.
@@ -97,7 +103,10 @@ def _has_long_choices(action: argparse.Action) -> bool:
 
 
 class Parser(argparse.ArgumentParser):
-    """An argparse parser that shows examples in its help, and raises a `UserError` for a wrong option."""
+    """An argparse parser that shows examples and defaults in its help, and raises a `UserError` for mistakes.
+
+    An option without a type has that of its default, if the default is a number.
+    """
 
     def __init__(self, command: str, summary: str, examples: Sequence[str]):
         """Creates a parser.
@@ -142,6 +151,8 @@ class Parser(argparse.ArgumentParser):
         # This method sees each value before its type converts it: pathlib would change "gs://b" to "gs:/b".
         if _takes_path(action):
             require_local("/".join(action.option_strings) or _value_name(action), arg_string)
+        if action.type is None and isinstance(action.default, int | float):
+            action.type = type(action.default)
         return super()._get_value(action, arg_string)  # pyright: ignore[reportAttributeAccessIssue]
 
     def print_help(self, file: IO[str] | None = None) -> None:
@@ -234,7 +245,7 @@ def add_config_options(parser: Parser) -> None:
         "--config",
         default=DEFAULT_CONFIG,
         metavar="FILE",
-        help="config file, Python or JSON, such as a run's config.json (default: %(default)s)",
+        help="config file, Python or JSON, such as a run's config.json",
     )
     add_help_config(parser)
     parser.add_argument_group(
@@ -281,6 +292,19 @@ def check_at_least(options: argparse.Namespace, **minimums: int) -> None:
         # Not `<`, which NaN would pass.
         if value is not None and not value >= minimum:
             raise UserError(f"--{name.replace('_', '-')} is {value:g}; it must be at least {minimum:g}")
+
+
+def check_positive(options: argparse.Namespace, *names: str) -> None:
+    """Checks that numeric options are above 0; one that is None was not set.
+
+    Raises:
+      UserError: for the first option that is 0, negative or not a number.
+    """
+    for name in names:
+        value = getattr(options, name)
+        # Not `<=`, which NaN would pass.
+        if value is not None and not value > 0:
+            raise UserError(f"--{name.replace('_', '-')} is {value}; it must be above 0")
 
 
 def run_subcommand(

@@ -8,18 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from zaya_jax.errors import UserError
 from zaya_jax.platform.host_memory import available_memory
-
-
-def check_rounds(rounds: int) -> None:
-    """Checks the number of timings of a benchmark.
-
-    Raises:
-      UserError: if it is below 1.
-    """
-    if rounds < 1:
-        raise UserError(f"--rounds is {rounds}; it must be at least 1")
 
 
 def seconds(function: Callable[[], Any]) -> float:

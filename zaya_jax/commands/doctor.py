@@ -34,7 +34,7 @@ from zaya_jax.aegis.doctor.software_facts import (
 from zaya_jax.bench.storage import disk
 from zaya_jax.errors import UserError
 from zaya_jax.files import durable
-from zaya_jax.options import Parser
+from zaya_jax.options import Parser, check_positive
 from zaya_jax.parallel.processes import hosts
 from zaya_jax.parallel.processes.process_group import find_process_group
 from zaya_jax.plan.output.picture import check_outputs
@@ -61,9 +61,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise UserError(
             f'--folder is "{options.folder}"; it must be a folder on the disk where runs will be stored'
         )
-    # Not `<=`, which NaN would pass.
-    if not options.timeout > 0:
-        raise UserError(f"--timeout is {options.timeout}; it must be above 0")
+    check_positive(options, "timeout")
     with hosts.joined(find_process_group(os.environ), limit_seconds=options.timeout):
         facts = read(options)
         found = _gather_findings(facts)
@@ -229,10 +227,9 @@ def _parser() -> Parser:
     parser.add_argument("--no-speed", dest="speed", action="store_false", help="do not measure the GPUs")
     parser.add_argument(
         "--timeout",
-        type=float,
         default=LIMIT_SECONDS,
         metavar="SECONDS",
-        help="time limit of each measurement, and of waiting for other hosts (default: %(default)s)",
+        help="time limit of each measurement, and of waiting for other hosts",
     )
     parser.add_argument(
         "--json", metavar="FILE", help="write all results, and the measurements that they are based on"

@@ -181,7 +181,6 @@ def _add_process_options(parser: Parser) -> None:
     processes.add_argument("--process-id", type=int, help="number of this process, from 0")
     processes.add_argument(
         "--wait",
-        type=float,
         default=hosts.LIMIT_SECONDS,
         metavar="SECONDS",
         help=f"maximum time to wait for another process (default: {hosts.LIMIT_SECONDS:.0f})",

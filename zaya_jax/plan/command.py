@@ -12,7 +12,7 @@ from rich.console import Console
 from zaya_jax.config import Config
 from zaya_jax.errors import UserError
 from zaya_jax.files.json_files import dump_json
-from zaya_jax.options import Parser, add_config_options, load_config
+from zaya_jax.options import Parser, add_config_options, check_at_least, check_positive, load_config
 from zaya_jax.plan import reliability_command
 from zaya_jax.plan.cases import PUBLISHED
 from zaya_jax.plan.compiled.kernel_execution import EXECUTED_SIZES
@@ -66,6 +66,7 @@ def plan_run(options: argparse.Namespace, overrides: Sequence[str]) -> None:
         options.gpus_per_node,
         [read_measured(pathlib.Path(file)) for file in options.measured],
     )
+    check_at_least(options, micro_batch=1)
     config = config_of_phase(load_config(options.config, overrides), options.phase)
     config = _with_micro_batch(config, options.micro_batch, cluster)
     _check(options)
@@ -152,13 +153,7 @@ def _parser() -> Parser:
             "zaya plan rocm-wheels",
         ),
     )
-    parser.add_argument(
-        "what",
-        nargs="?",
-        default="run",
-        choices=["run", *OTHERS],
-        help="what to plan (default: %(default)s)",
-    )
+    parser.add_argument("what", nargs="?", default="run", choices=["run", *OTHERS], help="what to plan")
     add_config_options(parser)
     _add_cluster_options(parser)
     _add_compiling_options(parser)
@@ -169,11 +164,9 @@ def _parser() -> Parser:
 
 def _add_cluster_options(parser: Parser) -> None:
     """Adds the options of the cluster and of the phase to plan."""
-    parser.add_argument("--nodes", type=int, default=1, help="number of nodes (default: %(default)s)")
-    parser.add_argument("--gpus-per-node", type=int, default=8, help="GPUs per node (default: %(default)s)")
-    parser.add_argument(
-        "--device", default=PLANNED_GPU, help=f"the GPU: {', '.join(DEVICES)} (default: %(default)s)"
-    )
+    parser.add_argument("--nodes", default=1, help="number of nodes")
+    parser.add_argument("--gpus-per-node", default=8, help="GPUs per node")
+    parser.add_argument("--device", default=PLANNED_GPU, help=f"the GPU: {', '.join(DEVICES)}")
     parser.add_argument(
         "--measured",
         action="append",
@@ -218,14 +211,10 @@ def _add_compiling_options(parser: Parser) -> None:
         default=EXECUTED_SIZES[0],
         choices=EXECUTED_SIZES,
         help="sizes of the executed kernels: toy takes two minutes; wide has ZAYA1-8B's widths and few "
-        "tokens, and takes half an hour (default: %(default)s)",
+        "tokens, and takes half an hour",
     )
     parser.add_argument(
-        "--time-limit",
-        type=float,
-        default=TIME_LIMIT,
-        metavar="SECONDS",
-        help="limit of one compilation (default: %(default)s)",
+        "--time-limit", default=TIME_LIMIT, metavar="SECONDS", help="limit of one compilation"
     )
 
 
@@ -246,8 +235,6 @@ def config_of_phase(config: Config, name: str | None = None) -> Config:
 def _with_micro_batch(config: Config, rows: int | None, cluster: Cluster) -> Config:
     if rows is None:
         return config
-    if rows < 1:
-        raise UserError(f"--micro-batch is {rows}; it must be at least 1")
     # Sequences of one microbatch, on all groups of GPUs together.
     parts = rows * num_groups(config, cluster.num_gpus)
     if config.data.batch_size % parts:
@@ -308,8 +295,7 @@ def _check(options: argparse.Namespace) -> None:
     """Checks the options before tables are printed and minutes are spent on compiling."""
     if options.execute:
         raise UserError("--execute is for kernels, not for a run: zaya plan kernels --execute")
-    if options.time_limit <= 0:
-        raise UserError(f"--time-limit is {options.time_limit}; it must be above 0")
+    check_positive(options, "time_limit")
     check_outputs(json_file=options.json, picture=options.picture)
     if options.compile or options.kernels or options.search:
         # Fail early if the compiler does not support the GPU or is not installed.

@@ -107,7 +107,6 @@ def _parser() -> Parser:
     )
     parser.add_argument(
         "--call-seconds",
-        type=float,
         default=CALL_SECONDS,
         metavar="SECONDS",
         help="a call that takes longer ends the measurement of its collective; in seconds "
@@ -115,7 +114,6 @@ def _parser() -> Parser:
     )
     parser.add_argument(
         "--timeout",
-        type=float,
         default=hosts.LIMIT_SECONDS,
         metavar="SECONDS",
         help="time limit of one size, after which the process exits with code 124, in seconds "
@@ -127,7 +125,7 @@ def _parser() -> Parser:
         "--config",
         default=PRESET,
         metavar="FILE",
-        help="config whose gradients and weights the estimates are for (default: %(default)s)",
+        help="config whose gradients and weights the estimates are for",
     )
     return parser
 

@@ -82,12 +82,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--folder", default=".", help="folder on the disk to measure (default: the current folder)"
     )
-    parser.add_argument(
-        "--gib",
-        type=float,
-        default=GIB,
-        help="size of the large file in GiB, best more than the memory (default: %(default)s)",
-    )
+    parser.add_argument("--gib", default=GIB, help="size of the large file in GiB, best more than the memory")
     parser.add_argument("--json", metavar="FILE", help="write all figures")
     options = parser.parse_args(argv)
     results = measure(pathlib.Path(options.folder), gib=options.gib)
