@@ -1,6 +1,7 @@
-"""Columns of printed tables, and sizes in bytes with a unit."""
+"""Printed tables and their columns, and sizes in bytes with a unit."""
 
-from rich.table import Column
+from rich import box
+from rich.table import Column, Table
 
 
 def name_column(header: str) -> Column:
@@ -11,6 +12,13 @@ def name_column(header: str) -> Column:
 def number_column(header: str) -> Column:
     """Returns a right-aligned column of numbers, which never wrap."""
     return Column(header, justify="right", no_wrap=True)
+
+
+def dense_table(name: Column, *columns: str | Column, title: str | None = None, caption: str = "") -> Table:
+    """Returns a table for many columns of numbers, without lines between them."""
+    # Without padding, eight columns fit a terminal of 80 characters.
+    others = (number_column(each) if isinstance(each, str) else each for each in columns)
+    return Table(name, *others, title=title, caption=caption or None, box=box.SIMPLE_HEAD, padding=0)
 
 
 def format_bytes(num_bytes: int) -> str:

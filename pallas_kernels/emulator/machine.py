@@ -13,7 +13,7 @@ import numpy as np
 from pallas_kernels.emulator.code_object import KernelCode
 from pallas_kernels.emulator.counts import Counts
 from pallas_kernels.emulator.decode import decode
-from pallas_kernels.emulator.errors import EmulationError
+from pallas_kernels.emulator.errors import EmulationError, unknown
 from pallas_kernels.emulator.global_memory import Buffer
 from pallas_kernels.emulator.instruction import GpuInstruction
 from pallas_kernels.emulator.registers import LANES
@@ -100,7 +100,7 @@ class Emulator(LaunchState):
         """What the hardware puts into scalar registers before the first instruction."""
         scalar = self.registers.scalar
         if kernel.properties & USER_REGISTERS & ~KERNARG_POINTER or kernel.preloaded:
-            raise EmulationError("instruction", "the emulator does not know this set-up of registers")
+            raise unknown("this set-up of registers")
         # In the order of LLVM's "Initial Kernel Execution State": user registers, then workgroup ids.
         number = 0
         if kernel.properties & KERNARG_POINTER:

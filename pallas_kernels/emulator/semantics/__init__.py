@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from pallas_kernels.emulator.errors import EmulationError
+from pallas_kernels.emulator.errors import EmulationError, unknown
 from pallas_kernels.emulator.instruction import GpuInstruction
 from pallas_kernels.emulator.semantics import cross_lane, matrix, memory, packed, scalar, vector
 from pallas_kernels.emulator.state import LaunchState
@@ -64,4 +64,4 @@ def _find(name: str) -> Callable:
     for prefix, build in BY_PREFIX.items():
         if name.startswith(prefix):
             return build
-    raise EmulationError("instruction", f"the emulator does not know {name}")
+    raise unknown(name)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from pallas_kernels.emulator.errors import EmulationError
+from pallas_kernels.emulator.errors import EmulationError, unknown
 from pallas_kernels.emulator.instruction import GpuInstruction
 from pallas_kernels.emulator.registers import LANES
 from pallas_kernels.emulator.semantics import integers
@@ -104,9 +104,7 @@ def swizzle(instruction: GpuInstruction) -> Callable[[LaunchState], None]:
     pattern = instruction.fields["offset0"] | instruction.fields["offset1"] << 8
     if pattern & 0x8000:
         if pattern >= 0xC000:
-            raise EmulationError(
-                "instruction", f"the emulator does not know the swizzle pattern {pattern:#x}"
-            )
+            raise unknown(f"the swizzle pattern {pattern:#x}")
         # Quad mode: two bits for each lane of four.
         other = LANE // 4 * 4 + (pattern >> 2 * (LANE % 4) & 3)
     else:

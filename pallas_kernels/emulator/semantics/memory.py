@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from pallas_kernels.emulator.errors import EmulationError
+from pallas_kernels.emulator.errors import unknown
 from pallas_kernels.emulator.instruction import GpuInstruction, Operand
 from pallas_kernels.emulator.registers import LANES
 from pallas_kernels.emulator.state import LaunchState
@@ -61,7 +61,7 @@ def _atomic_sum(instruction: GpuInstruction, locate: Locate) -> Callable[[Launch
     fields = instruction.fields
     # Bit sc0 of an atomic says that it returns the old value.
     if instruction.name != "global_atomic_add_f32" or fields["sc0"]:
-        raise EmulationError("instruction", f"the emulator does not know {instruction.text}")
+        raise unknown(instruction.text)
 
     def run(state: LaunchState) -> None:
         addresses, lanes = locate(state)
@@ -82,7 +82,7 @@ def buffer_access(instruction: GpuInstruction) -> Callable[[LaunchState], None]:
     address, resource, scalar_offset = instruction.sources[0], *instruction.sources[-2:]
     fields = instruction.fields
     if fields["idxen"] or fields["lds"]:
-        raise EmulationError("instruction", f"the emulator does not know this address: {instruction.text}")
+        raise unknown(f"this address: {instruction.text}")
 
     def offsets(state: LaunchState) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Byte offset of each lane, size of the buffer, address of its start."""
@@ -90,7 +90,7 @@ def buffer_access(instruction: GpuInstruction) -> Callable[[LaunchState], None]:
         # Words of a resource: address, its upper 16 bits with the stride, size in bytes, format.
         words = [registers.scalar32(resource, part) for part in range(4)]
         if (words[1] >> np.uint32(16)).any():
-            raise EmulationError("instruction", "the emulator does not know buffers with a stride")
+            raise unknown("buffers with a stride")
         base = words[0].astype(np.int64) | (words[1] & np.uint32(0xFFFF)).astype(np.int64) << np.int64(32)
         offset = np.zeros((registers.count, LANES), np.int64) + fields["offset"]
         if fields["offen"]:
@@ -115,7 +115,7 @@ def _device_access(
 ) -> Callable[[LaunchState], None]:
     match = GLOBAL_NAME.fullmatch(instruction.name)
     if not match or match[2] not in SIZES or (match[1] == "load" and match[3]):
-        raise EmulationError("instruction", f"the emulator does not know {instruction.name}")
+        raise unknown(instruction.name)
     size, shift = SIZES[match[2]], 16 if match[3] else 0
     signed = match[2] in ("sshort", "sbyte")
 
@@ -165,7 +165,7 @@ def local_access(instruction: GpuInstruction) -> Callable[[LaunchState], None]:
     """
     match = LOCAL_NAME.fullmatch(instruction.name)
     if not match or instruction.fields["gds"] or (match[1] == "read" and match[5]):
-        raise EmulationError("instruction", f"the emulator does not know {instruction.name}")
+        raise unknown(instruction.name)
     size, shift, signed = int(match[4]) // 8, 16 if match[5] else 0, match[3] == "i"
     offsets = _local_offsets(instruction, match[2], size)
     address, *data = instruction.sources

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from pallas_kernels.emulator.errors import EmulationError
+from pallas_kernels.emulator.errors import unknown
 from pallas_kernels.emulator.instruction import GpuInstruction
 from pallas_kernels.emulator.registers import LANES, TYPES
 from pallas_kernels.emulator.semantics import floats, integers
@@ -184,7 +184,7 @@ def compute(instruction: GpuInstruction) -> Callable[[LaunchState], None]:
       EmulationError: if it is unknown, or has a modifier that is.
     """
     if instruction.name not in FORMULAS:
-        raise EmulationError("instruction", f"the emulator does not know {instruction.name}")
+        raise unknown(instruction.name)
     kinds, formula, result = FORMULAS[instruction.name]
     formula, selection = _with_clamp(instruction, formula), selection_of(instruction)
     destination, sources = instruction.destinations[0], instruction.sources
@@ -204,7 +204,7 @@ def _with_clamp(instruction: GpuInstruction, formula: Callable) -> Callable:
     """The formula with the modifiers of its result."""
     name, fields = instruction.name, instruction.fields
     if fields.get("omod") or (fields.get("opsel") and name not in ("v_mov_b32",)):
-        raise EmulationError("instruction", f"the emulator does not know omod or op_sel of {name}")
+        raise unknown(f"omod or op_sel of {name}")
     if not fields.get("clmp"):
         return formula
     if name in SATURATED:
@@ -212,7 +212,7 @@ def _with_clamp(instruction: GpuInstruction, formula: Callable) -> Callable:
     if name in FLOAT_RESULTS:
         # A NaN becomes 0, as the descriptors' mode DX10_CLAMP says.
         return lambda *values: np.fmin(np.fmax(formula(*values), np.float32(0)), np.float32(1))
-    raise EmulationError("instruction", f"the emulator does not know clamp of {name}")
+    raise unknown(f"clamp of {name}")
 
 
 def refuse_modifiers(instruction: GpuInstruction) -> None:
@@ -223,7 +223,7 @@ def refuse_modifiers(instruction: GpuInstruction) -> None:
     """
     fields = instruction.fields
     if "dpp" in fields or "src0_sel" in fields or any(fields.get(name) for name in ("clmp", "omod", "opsel")):
-        raise EmulationError("instruction", f"the emulator does not know this form: {instruction.text}")
+        raise unknown(f"this form: {instruction.text}")
 
 
 def compare(instruction: GpuInstruction) -> Callable[[LaunchState], None]:
@@ -231,13 +231,13 @@ def compare(instruction: GpuInstruction) -> Callable[[LaunchState], None]:
     prefix, _, rest = instruction.name[2:].partition("_")
     relation, _, type_name = rest.partition("_")
     if relation not in RELATIONS or type_name not in COMPARED_TYPES:
-        raise EmulationError("instruction", f"the emulator does not know {instruction.name}")
+        raise unknown(instruction.name)
     formula, kind = RELATIONS[relation], COMPARED_TYPES[type_name]
     selection = selection_of(instruction)
     first, second = instruction.sources
     # V_CMPX would also write EXEC, which this compiler does not use.
     if prefix != "cmp" or instruction.fields.get("clmp") or instruction.fields.get("opsel"):
-        raise EmulationError("instruction", f"the emulator does not know {instruction.text}")
+        raise unknown(instruction.text)
 
     def run(state: LaunchState) -> None:
         registers = state.registers
@@ -269,7 +269,7 @@ def select(instruction: GpuInstruction) -> Callable[[LaunchState], None]:
     """V_CNDMASK_B32: the second source in the lanes of a mask, the first in others."""
     first, second, mask = instruction.sources
     if any(instruction.fields.get(field) for field in ("clmp", "omod", "opsel")):
-        raise EmulationError("instruction", f"the emulator does not know {instruction.text}")
+        raise unknown(instruction.text)
     selection: Selection = selection_of(instruction)
 
     def run(state: LaunchState) -> None:

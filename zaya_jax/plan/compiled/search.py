@@ -4,6 +4,7 @@ compiling.
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -112,23 +113,20 @@ def search(
     """
     trials: list[Trial] = []
 
-    def size(remat: str, rows: int, ranks: int = config.execution.context_devices) -> int:
-        # A step that has been compiled for another search is not compiled again.
-        known = [
-            t.num_bytes for t in trials if (t.remat, t.micro_batch, t.context_devices) == (remat, rows, ranks)
-        ]
-        if not known:
-            tried = with_execution(config, remat=remat, context_devices=ranks)
-            known = [measure(with_micro_batch(tried, rows, num_devices))]
-            trials.append(Trial(remat=remat, micro_batch=rows, context_devices=ranks, num_bytes=known[0]))
-        return known[0]
+    # A step that has been compiled for another search is not compiled again.
+    @functools.cache
+    def size(remat: str, rows: int, ranks: int) -> int:
+        tried = with_execution(config, remat=remat, context_devices=ranks)
+        num_bytes = measure(with_micro_batch(tried, rows, num_devices))
+        trials.append(Trial(remat=remat, micro_batch=rows, context_devices=ranks, num_bytes=num_bytes))
+        return num_bytes
 
-    rows = micro_batch(config, num_devices)
+    rows, ranks = micro_batch(config, num_devices), config.execution.context_devices
     expected = (_expected(with_execution(config, remat=remat), num_devices) for remat in POLICIES)
     guess = next(
         (remat for remat, size in zip(POLICIES, expected, strict=True) if size <= limit), POLICIES[-1]
     )
-    cheapest = cheapest_that_fits(lambda remat: size(remat, rows), POLICIES, limit=limit, guess=guess)
+    cheapest = cheapest_that_fits(lambda remat: size(remat, rows, ranks), POLICIES, limit=limit, guess=guess)
     # Policies after this one keep less, so that they fit as well.
     fitting = () if cheapest is None else POLICIES[POLICIES.index(cheapest) :]
     seconds = {
@@ -137,12 +135,12 @@ def search(
     }
     last = POLICIES[-1]
     guess = _guess(with_execution(config, remat=last), num_devices, limit)
-    largest = largest_that_fits(lambda rows: size(last, rows), limit=limit, guess=guess)
+    largest = largest_that_fits(lambda rows: size(last, rows, ranks), limit=limit, guess=guess)
     fewest = cheapest_that_fits(
         lambda ranks: size(last, 1, ranks),
         context_devices_of(config, num_devices),
         limit=limit,
-        guess=config.execution.context_devices,
+        guess=ranks,
     )
     return SearchResult(
         trials=trials,
