@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from zaya_jax.config import Config
 from zaya_jax.errors import UserError
-from zaya_jax.fields import describe_types, did_you_mean
+from zaya_jax.fields import describe_types, did_you_mean, union_members
 
 MAX_COLUMNS = 100
 """Maximum line length, also in wider terminals, because longer lines are hard to read."""
@@ -43,7 +43,7 @@ class FieldHelp:
     def choices(self) -> tuple[str, ...]:
         """All values of the field, if there is a finite number; empty otherwise."""
         values: list[str] = []
-        for option in _options(self.hint):
+        for option in union_members(self.hint):
             if typing.get_origin(option) is Literal:
                 values += map(str, typing.get_args(option))
             elif option is bool:
@@ -107,18 +107,12 @@ def _describe(field: FieldHelp, value: Any, width: int, *, in_full: bool) -> lis
             **wrapping,
         ),
         *textwrap.wrap(
-            f"({describe_types(_options(field.hint))}{changed}) {text}",
+            f"({describe_types(union_members(field.hint))}{changed}) {text}",
             initial_indent="      ",
             subsequent_indent="      ",
             **wrapping,
         ),
     ]
-
-
-def _options(hint: Any) -> tuple[Any, ...]:
-    """Returns the members of a union; for any other type, the type itself."""
-    is_plain = typing.get_origin(hint) in (None, Literal, tuple)
-    return (hint,) if is_plain or not typing.get_args(hint) else typing.get_args(hint)
 
 
 def _sections(fields: list[FieldHelp]) -> list[str]:

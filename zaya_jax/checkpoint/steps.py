@@ -107,7 +107,8 @@ class Checkpoints:
             "save", lambda: self._prepare((weights, training, ema)) if hosts.is_first() else None
         )
         # The name is random, so one process must choose it for all.
-        aside = hosts.broadcast_from_first("place", None if self._has(step) else self._name(step))
+        name = durable.temporary_path(self._folder / str(step)).name
+        aside = hosts.broadcast_from_first("place", None if step in all_steps(self._run_folder) else name)
         if aside is None:
             return
         items = {
@@ -134,12 +135,6 @@ class Checkpoints:
         """Whether the save in the background has failed, without waiting; `wait` raises the error."""
         committing = self._committing
         return committing is not None and committing.done() and committing.exception() is not None
-
-    def _has(self, step: int) -> bool:
-        return step in all_steps(self._run_folder)
-
-    def _name(self, step: int) -> str:
-        return durable.temporary_path(self._folder / str(step)).name
 
     def _prepare(self, state: Any) -> None:
         durable.make_folder(self._folder)

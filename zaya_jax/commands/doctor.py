@@ -5,7 +5,6 @@ It combines the checks of `zaya_jax.aegis` with measurements of `zaya_jax.bench`
 
 import argparse
 import dataclasses
-import json
 import os
 import pathlib
 import shutil
@@ -13,6 +12,7 @@ import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -31,9 +31,9 @@ from zaya_jax.aegis.doctor.software_facts import (
     run_module,
     try_rdma,
 )
+from zaya_jax.bench.results import write_json
 from zaya_jax.bench.storage import disk
 from zaya_jax.errors import UserError
-from zaya_jax.files import durable
 from zaya_jax.options import Parser, check_positive
 from zaya_jax.parallel.processes import hosts
 from zaya_jax.parallel.processes.process_group import find_process_group
@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         verdicts = judge([each for findings in found.values() for each in findings])
         if hosts.is_first():
             report(found, verdicts)
-            _write(options.json, facts, found, verdicts)
+            write_json(options.json, _values(facts, found, verdicts))
     # After the block, so that all processes have left the group before one of them exits.
     if any(each.use == options.use and each.state == BAD for each in verdicts):
         sys.exit(NOT_FIT)
@@ -186,22 +186,16 @@ def _join_names(names: Sequence[str]) -> str:
     return ", ".join(names[:MAX_NAMES]) + more
 
 
-def _write(
-    file: str | None,
-    facts: HostFacts,
-    found: Mapping[str, Sequence[Finding]],
-    verdicts: Sequence[Verdict],
-) -> None:
-    if file is None:
-        return
-    values = {
+def _values(
+    facts: HostFacts, found: Mapping[str, Sequence[Finding]], verdicts: Sequence[Verdict]
+) -> dict[str, Any]:
+    return {
         "verdicts": [dataclasses.asdict(each) | {"sentence": each.sentence} for each in verdicts],
         "findings": {
             host: [dataclasses.asdict(each) for each in findings] for host, findings in found.items()
         },
         "readings": dataclasses.asdict(facts),  # of the first process' host
     }
-    durable.write(pathlib.Path(file), json.dumps(values, indent=2) + "\n")
 
 
 def _parser() -> Parser:

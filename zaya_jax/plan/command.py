@@ -2,10 +2,10 @@
 
 import argparse
 import dataclasses
-import functools
 import pathlib
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from rich.console import Console
 
@@ -34,7 +34,7 @@ from zaya_jax.plan.output.time_tables import (
 )
 from zaya_jax.plan.rocm.compiler import TIME_LIMIT, compile_program, lay_out_program
 from zaya_jax.plan.rocm.wheels import find_plugin, install
-from zaya_jax.plan.shares import num_groups, own_tokens
+from zaya_jax.plan.shares import num_groups, own_tokens, with_execution
 from zaya_jax.text_tables import format_bytes
 
 
@@ -75,28 +75,30 @@ def plan_run(options: argparse.Namespace, overrides: Sequence[str]) -> None:
     console = Console(soft_wrap=True, highlight=False)
     for table in plan_tables(plan):
         console.print(table)
-    step, more = None, {}
+    compiler, step, more = _StepCompiler(cluster, console, options.time_limit), None, {}
     if not options.compile:
         console.print(effects_table(plan.in_turn))
         console.print(verdict_by_arithmetic(plan))
     else:
-        step = _compile(config, cluster, console, options.time_limit)
+        step = compiler.step(config)
         for table in compiled_tables(step, plan):
             console.print(table)
         console.print(verdict(step, plan))
     if options.kernels:
-        steps = _compile_both(config, cluster, console, options.time_limit)
+        # Operations whose implementation the config names explicitly are the same in both steps.
+        steps = {
+            name: compiler.step(with_execution(config, implementation=name)) for name in ("xla", "pallas")
+        }
         console.print(kernels_table(steps, plan))
         more["kernels"] = {name: dataclasses.asdict(result) for name, result in steps.items()}
     if options.search:
-        settings = {"cluster": cluster, "console": console, "time_limit": options.time_limit}
         result = search(
             config,
             cluster.num_gpus,
             gpus_per_node=cluster.gpus_per_node,
             limit=cluster.device.memory_bytes,
-            measure=functools.partial(_measure, **settings),
-            model_time=functools.partial(_model_time, **settings),
+            measure=compiler.num_bytes,
+            model_time=compiler.seconds,
         )
         console.print(found_table(result, plan))
         more["search"] = dataclasses.asdict(result)
@@ -242,53 +244,44 @@ def _with_micro_batch(config: Config, rows: int | None, cluster: Cluster) -> Con
             f"data.batch_size is {config.data.batch_size}; it must be a multiple of {parts}: "
             f"--micro-batch={rows} on {cluster.num_gpus} GPUs"
         )
-    execution = dataclasses.replace(config.execution, num_microbatches=config.data.batch_size // parts)
-    return dataclasses.replace(config, execution=execution)
+    return with_execution(config, num_microbatches=config.data.batch_size // parts)
 
 
-def _compile(config: Config, cluster: Cluster, console: Console, time_limit: float) -> CompiledStep:
-    what = f"compiling the step for {cluster.nodes:,} x {cluster.gpus_per_node} {cluster.device.name}"
-    with console.status(what) as status:
-        compilation = compile_program(
-            train_step_job(config, cluster),
-            time_limit=time_limit,
-            progress=lambda seconds: status.update(f"{what}: {seconds:.0f} s"),
-        )
-    return read_compilation(compilation, cluster)
+@dataclasses.dataclass(frozen=True)
+class _StepCompiler:
+    """Compiles steps for a cluster, and shows on a console what takes so long."""
 
+    cluster: Cluster
+    console: Console
+    time_limit: float
 
-def _compile_both(
-    config: Config, cluster: Cluster, console: Console, time_limit: float
-) -> dict[str, CompiledStep]:
-    """Compiles the step with each `ExecutionConfig.implementation`; implementations set in the config
-    stay.
-    """
-    steps = {}
-    for name in ("xla", "pallas"):
-        execution = dataclasses.replace(config.execution, implementation=name)
-        # Operations whose implementation the config names explicitly are the same in both steps.
-        named = dataclasses.replace(config, execution=execution)
-        steps[name] = _compile(named, cluster, console, time_limit)
-    return steps
+    def step(self, config: Config) -> CompiledStep:
+        """Compiles a step completely."""
+        cluster = self.cluster
+        what = f"compiling the step for {cluster.nodes:,} x {cluster.gpus_per_node} {cluster.device.name}"
+        return read_compilation(self._run(compile_program, config, what), cluster)
 
+    def num_bytes(self, config: Config) -> int:
+        """Compiles until the memory is known, and prints it."""
+        rows = config.data.batch_size // num_groups(config, self.cluster.num_gpus)
+        what = f'remat "{config.execution.remat}", {rows:,} x {own_tokens(config):,} tokens per GPU'
+        num_bytes = self._run(lay_out_program, config, what)
+        self.console.print(f"{what}: {format_bytes(num_bytes)}")
+        return num_bytes
 
-def _measure(config: Config, *, cluster: Cluster, console: Console, time_limit: float) -> int:
-    rows = config.data.batch_size // num_groups(config, cluster.num_gpus)
-    what = f'remat "{config.execution.remat}", {rows:,} x {own_tokens(config):,} tokens per GPU'
-    with console.status(what) as status:
-        num_bytes = lay_out_program(
-            train_step_job(config, cluster),
-            time_limit=time_limit,
-            progress=lambda seconds: status.update(f"{what}: {seconds:.0f} s"),
-        )
-    console.print(f"{what}: {format_bytes(num_bytes)}")
-    return num_bytes
+    def seconds(self, config: Config) -> float:
+        """Models the time of a step, and prints it."""
+        seconds = self.step(config).times[PUBLISHED.name].seconds
+        self.console.print(f'remat "{config.execution.remat}": {milliseconds(seconds)} ms by the model')
+        return seconds
 
-
-def _model_time(config: Config, *, cluster: Cluster, console: Console, time_limit: float) -> float:
-    seconds = _compile(config, cluster, console, time_limit).times[PUBLISHED.name].seconds
-    console.print(f'remat "{config.execution.remat}": {milliseconds(seconds)} ms by the model')
-    return seconds
+    def _run(self, function: Callable[..., Any], config: Config, what: str) -> Any:
+        with self.console.status(what) as status:
+            return function(
+                train_step_job(config, self.cluster),
+                time_limit=self.time_limit,
+                progress=lambda seconds: status.update(f"{what}: {seconds:.0f} s"),
+            )
 
 
 def _check(options: argparse.Namespace) -> None:

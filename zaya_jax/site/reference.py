@@ -1,6 +1,7 @@
 """Generated reference pages: the help of each command, and all config fields."""
 
 import functools
+from typing import Any
 
 from zaya_jax.commands.registry import COMMANDS
 from zaya_jax.completion.words import parsers_of
@@ -25,7 +26,8 @@ def commands_page() -> str:
 
 
 def _help(parser: Parser) -> str:
-    parser.formatter_class = functools.partial(parser.formatter_class, width=COLUMNS)
+    formatter: Any = parser.formatter_class
+    parser.formatter_class = functools.partial(formatter, width=COLUMNS)
     return f"```text\n{parser.format_help().rstrip()}\n```"
 
 

@@ -7,7 +7,6 @@ system may ignore.
 
 import contextlib
 import dataclasses
-import json
 import os
 import pathlib
 import random
@@ -20,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from zaya_jax.bench.measure import seconds
+from zaya_jax.bench.results import write_json
 from zaya_jax.errors import UserError
 from zaya_jax.files import durable
 from zaya_jax.options import Parser
@@ -86,8 +86,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", metavar="FILE", help="write all figures")
     options = parser.parse_args(argv)
     results = measure(pathlib.Path(options.folder), gib=options.gib)
-    if options.json:
-        durable.write(pathlib.Path(options.json), json.dumps(dataclasses.asdict(results), indent=2) + "\n")
+    write_json(options.json, dataclasses.asdict(results))
     console = Console(soft_wrap=True, highlight=False)
     console.print(table(results))
     for sentence in advice(results):

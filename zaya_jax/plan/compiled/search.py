@@ -13,7 +13,7 @@ from zaya_jax.config import Config
 from zaya_jax.errors import UserError
 from zaya_jax.parallel.mesh import check_batch_size
 from zaya_jax.plan.memory import POLICIES, activation_bytes, memory_by_kind, working_bytes
-from zaya_jax.plan.shares import micro_batch, num_groups, own_tokens
+from zaya_jax.plan.shares import micro_batch, num_groups, own_tokens, with_execution
 
 Measure = Callable[[Config], int]
 """Returns the bytes per GPU of the train step of a config."""
@@ -221,18 +221,10 @@ def largest_that_fits(size: Callable[[int], int], *, limit: int, guess: int) -> 
     return fits
 
 
-def with_execution(config: Config, **changes: str | int) -> Config:
-    """Returns the run with changed fields of `execution`."""
-    return dataclasses.replace(config, execution=dataclasses.replace(config.execution, **changes))  # pyright: ignore[reportArgumentType]
-
-
 def with_micro_batch(config: Config, rows: int, num_devices: int) -> Config:
     """Returns the run with one microbatch per step of the given number of sequences per device or group."""
-    return dataclasses.replace(
-        config,
-        data=dataclasses.replace(config.data, batch_size=rows * num_groups(config, num_devices)),
-        execution=dataclasses.replace(config.execution, num_microbatches=1),
-    )
+    data = dataclasses.replace(config.data, batch_size=rows * num_groups(config, num_devices))
+    return dataclasses.replace(with_execution(config, num_microbatches=1), data=data)
 
 
 def _expected(config: Config, num_devices: int) -> int:

@@ -81,7 +81,7 @@ def read_entry(folder: pathlib.Path, key: str) -> CompiledLaunch | None:
 def write_entry(folder: pathlib.Path, key: str, entry: CompiledLaunch) -> None:
     """Writes the compiled launch of a key, after its checksum."""
     make_folder(folder)
-    content = msgpack.packb(dataclasses.asdict(entry))
+    content: Any = msgpack.packb(dataclasses.asdict(entry))
     # Several processes may compile the same launch at the same time; the last one to rename its file wins.
     aside = temporary_path(folder / key)
     write(aside, sha256(content).encode() + b"\n" + content)
