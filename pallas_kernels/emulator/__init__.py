@@ -8,7 +8,8 @@ from pallas_kernels.emulator.code_object import KernelCode, read_code_object
 from pallas_kernels.emulator.counts import Counts
 from pallas_kernels.emulator.errors import EmulationError
 from pallas_kernels.emulator.global_memory import Buffer
-from pallas_kernels.emulator.machine import Emulator, Execution, KernelLaunch, execute
+from pallas_kernels.emulator.machine import Emulator, Execution, execute
+from pallas_kernels.emulator.state import KernelLaunch
 
 __all__ = [
     "Buffer",

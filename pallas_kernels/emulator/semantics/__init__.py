@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from pallas_kernels.emulator.decode import WRITES_VCC
 from pallas_kernels.emulator.errors import EmulationError, unknown
 from pallas_kernels.emulator.instruction import GpuInstruction
 from pallas_kernels.emulator.semantics import cross_lane, matrix, memory, packed, scalar, vector
@@ -14,12 +15,7 @@ from pallas_kernels.emulator.state import LaunchState
 BY_NAME: dict[str, Callable] = {
     "v_cndmask_b32": vector.select,
     "v_cmp_class_f32": vector.compare_class,
-    "v_add_co_u32": vector.add_with_carry,
-    "v_sub_co_u32": vector.add_with_carry,
-    "v_subrev_co_u32": vector.add_with_carry,
-    "v_addc_co_u32": vector.add_with_carry,
-    "v_subb_co_u32": vector.add_with_carry,
-    "v_subbrev_co_u32": vector.add_with_carry,
+    **dict.fromkeys(WRITES_VCC, vector.add_with_carry),
     "v_mad_u64_u32": vector.multiply_add_64,
     "v_div_scale_f32": vector.division_scale,
     "v_div_fmas_f32": vector.division_fmas,

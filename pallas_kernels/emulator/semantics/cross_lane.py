@@ -27,7 +27,7 @@ def read_first_lane(instruction: GpuInstruction) -> Callable[[LaunchState], None
         registers = state.registers
         if not registers.exec.any(axis=1).all():
             raise EmulationError("exec", "the first active lane is read while no lane is active")
-        values = np.broadcast_to(registers.read(instruction.sources[0], "u"), (registers.count, LANES))
+        values = registers.lanes(instruction.sources[0], "u")
         first = registers.exec.argmax(axis=1)
         registers.write_scalar32(instruction.destinations[0], values[np.arange(registers.count), first])
 
@@ -71,7 +71,7 @@ def count_below(instruction: GpuInstruction) -> Callable[[LaunchState], None]:
         registers = state.registers
         mask, addend = (registers.read(source, "u") for source in instruction.sources)
         result = integers.count_bits(mask & below) + addend
-        registers.write(instruction.destinations[0], np.broadcast_to(result, (registers.count, LANES)))
+        registers.write(instruction.destinations[0], result)
 
     return run
 
@@ -85,8 +85,8 @@ def permute(instruction: GpuInstruction) -> Callable[[LaunchState], None]:
     def run(state: LaunchState) -> None:
         registers = state.registers
         shape = registers.count, LANES
-        other = np.broadcast_to(registers.read(address, "u") + offset >> U32(2) & U32(63), shape)
-        values = np.broadcast_to(registers.read(data, "u"), shape)
+        other = registers.lanes(address, "u") + offset >> U32(2) & U32(63)
+        values = registers.lanes(data, "u")
         rows = np.broadcast_to(np.arange(registers.count)[:, None], shape)
         if sends:
             result, lanes = np.zeros(shape, U32), registers.exec
@@ -114,7 +114,7 @@ def swizzle(instruction: GpuInstruction) -> Callable[[LaunchState], None]:
 
     def run(state: LaunchState) -> None:
         registers = state.registers
-        values = np.broadcast_to(registers.read(instruction.sources[0], "u"), (registers.count, LANES))
+        values = registers.lanes(instruction.sources[0], "u")
         result = np.where(registers.exec[:, other], values[:, other], U32(0))
         registers.load_vector("lgkm", instruction.destinations[0].register, [result], registers.exec)
 

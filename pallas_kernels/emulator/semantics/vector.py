@@ -9,7 +9,7 @@ import numpy as np
 
 from pallas_kernels.emulator.errors import unknown
 from pallas_kernels.emulator.instruction import GpuInstruction
-from pallas_kernels.emulator.registers import LANES, TYPES
+from pallas_kernels.emulator.registers import TYPES
 from pallas_kernels.emulator.semantics import floats, integers
 from pallas_kernels.emulator.semantics.lanes import Selection, selection_of
 from pallas_kernels.emulator.state import LaunchState
@@ -73,17 +73,9 @@ FORMULAS: dict[str, tuple[str, Callable, str]] = {
     "v_mul_hi_u32": ("uu", integers.high_product, "u"),
     "v_mul_hi_i32": ("ii", integers.high_product_signed, "i"),
     # Products of 24 bits are fast on this unit, and the compiler proves ranges to use them.
-    "v_mul_u32_u24": (
-        "uu",
-        lambda a, b: integers.low32(integers.unsigned24(a) * integers.unsigned24(b)),
-        "u",
-    ),
+    "v_mul_u32_u24": ("uu", integers.product24, "u"),
     "v_mul_i32_i24": ("uu", integers.signed_product24, "u"),
-    "v_mad_u32_u24": (
-        "uuu",
-        lambda a, b, c: integers.low32(integers.unsigned24(a) * integers.unsigned24(b)) + c,
-        "u",
-    ),
+    "v_mad_u32_u24": ("uuu", lambda a, b, c: integers.product24(a, b) + c, "u"),
     "v_mad_i32_i24": ("uuu", lambda a, b, c: integers.signed_product24(a, b) + c, "u"),
     # The type letters choose between signed and unsigned comparison.
     "v_max_i32": ("ii", np.maximum, "i"),
@@ -298,8 +290,7 @@ def add_with_carry(instruction: GpuInstruction) -> Callable[[LaunchState], None]
         carry = registers.mask(carry_in[0]).astype(np.int64) if carry_in else np.int64(0)
         # Beyond 32 bits, or below zero, is the carry or borrow.
         total = a + sign * (b + carry)
-        total = np.broadcast_to(total, (registers.count, LANES))
-        registers.write(result, integers.low32(np.ascontiguousarray(total).view(U64)))
+        registers.write(result, integers.low32(total))
         registers.write_mask(carry_out, (total < 0) | (total >> np.int64(32) != 0))
 
     return run
@@ -316,7 +307,6 @@ def multiply_add_64(instruction: GpuInstruction) -> Callable[[LaunchState], None
         # A sum of 64 bits has overflowed if it is smaller than an addend.
         addend = registers.read(third, "U")
         total = integers.product64(registers.read(first, "u"), registers.read(second, "u")) + addend
-        total = np.broadcast_to(total, (registers.count, LANES))
         registers.write(result, total)
         registers.write_mask(carry, total < addend)
 
@@ -330,9 +320,7 @@ def division_scale(instruction: GpuInstruction) -> Callable[[LaunchState], None]
 
     def run(state: LaunchState) -> None:
         registers = state.registers
-        shape = registers.count, LANES
-        values = [np.broadcast_to(registers.read(source, "f"), shape) for source in instruction.sources]
-        scaled, must_undo = floats.div_scale(*map(np.ascontiguousarray, values))
+        scaled, must_undo = floats.div_scale(*(registers.lanes(each, "f") for each in instruction.sources))
         registers.write(result, scaled)
         registers.write_mask(flags, must_undo)
 
@@ -346,8 +334,7 @@ def division_fmas(instruction: GpuInstruction) -> Callable[[LaunchState], None]:
 
     def run(state: LaunchState) -> None:
         registers = state.registers
-        shape = registers.count, LANES
-        a, b, c = (np.ascontiguousarray(np.broadcast_to(registers.read(o, "f"), shape)) for o in operands)
+        a, b, c = (registers.lanes(each, "f") for each in operands)
         registers.write(instruction.destinations[0], floats.div_fmas(a, b, c, registers.mask(flags)))
 
     return run
