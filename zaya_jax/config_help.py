@@ -63,7 +63,8 @@ def field_helps(kind: Any = Config, prefix: str = "") -> Iterator[FieldHelp]:
         if name in sections:
             yield from field_helps(hints[name], f"{prefix}{name}.")
         else:
-            yield FieldHelp(prefix + name, hints[name], _default(fields[name]), texts.get(name, ""))
+            default = None if fields[name].default is dataclasses.MISSING else fields[name].default
+            yield FieldHelp(prefix + name, hints[name], default, texts.get(name, ""))
 
 
 def describe_fields(config: Config, pattern: str = "") -> str:
@@ -126,10 +127,6 @@ def _value(config: Config, path: str) -> Any:
     if isinstance(value, tuple) and any(map(dataclasses.is_dataclass, value)):
         return f"({', '.join(each.name for each in value)})"  # phases and mixtures have names
     return value
-
-
-def _default(field: dataclasses.Field) -> Any:
-    return None if field.default is dataclasses.MISSING else field.default
 
 
 def _first_sentence(text: str) -> str:

@@ -1,5 +1,7 @@
 """Printed tables and their columns, and sizes in bytes with a unit."""
 
+from collections.abc import Mapping
+
 from rich import box
 from rich.table import Column, Table
 
@@ -19,6 +21,16 @@ def dense_table(name: Column, *columns: str | Column, title: str | None = None, 
     # Without padding, eight columns fit a terminal of 80 characters.
     others = (number_column(each) if isinstance(each, str) else each for each in columns)
     return Table(name, *others, title=title, caption=caption or None, box=box.SIMPLE_HEAD, padding=0)
+
+
+def memory_table(header: str, sizes: Mapping[str, int], limit: int, *, title: str) -> Table:
+    """Returns a table of sizes in bytes by kind, with their sum and its limit."""
+    table = Table(name_column(header), number_column("size"), title=title)
+    for name, size in sizes.items():
+        table.add_row(name, format_bytes(size))
+    total = f"{format_bytes(sum(sizes.values()))} of {format_bytes(limit)}"
+    table.add_row("sum", total, style="bold")
+    return table
 
 
 def format_bytes(num_bytes: int) -> str:

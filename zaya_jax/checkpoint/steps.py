@@ -113,7 +113,7 @@ class Checkpoints:
             return
         items = {
             WEIGHTS: _save_in_chunks(weights, _weight_chunks),
-            TRAINING: _save_in_chunks(training, _training_chunks),
+            TRAINING: _save_in_chunks(training, lambda *_: ocp.SaveArgs(chunk_byte_size=CHUNK_BYTES)),
             # With the chunks of the weights, because the same readers read it.
             **({} if ema is None else {EMA: _save_in_chunks(ema, _weight_chunks)}),
         }
@@ -387,11 +387,6 @@ def _restore(run_folder: str | pathlib.Path, step: int, items: dict[str, Any]) -
 def _save_in_chunks(item: Any, chunks: Callable[[Any, Any], ocp.SaveArgs]) -> Any:
     """Sets chunk sizes: Orbax's default, one chunk per stack of layers, must be read at once."""
     return ocp.args.StandardSave(item, save_args=jax.tree.map_with_path(chunks, item))
-
-
-def _training_chunks(path: tuple[Any, ...], array: Any) -> ocp.SaveArgs:
-    del path, array
-    return ocp.SaveArgs(chunk_byte_size=CHUNK_BYTES)
 
 
 def _weight_chunks(path: tuple[Any, ...], weight: Any) -> ocp.SaveArgs:

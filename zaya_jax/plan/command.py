@@ -60,13 +60,13 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def plan_run(options: argparse.Namespace, overrides: Sequence[str]) -> None:
     """Plans a run by arithmetic, and with --compile or --search by compiling its step."""
+    check_at_least(options, nodes=1, gpus_per_node=1, micro_batch=1)
     cluster, measured = cluster_as_measured(
         find_device(options.device),
         options.nodes,
         options.gpus_per_node,
         [read_measured(pathlib.Path(file)) for file in options.measured],
     )
-    check_at_least(options, micro_batch=1)
     config = config_of_phase(load_config(options.config, overrides), options.phase)
     config = _with_micro_batch(config, options.micro_batch, cluster)
     _check(options)

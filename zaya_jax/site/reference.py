@@ -11,7 +11,7 @@ from zaya_jax.fields import describe_types
 from zaya_jax.options import Parser
 
 COLUMNS = 98
-"""Width of the help texts, which must not depend on the terminal."""
+"""Width of the help texts, in characters."""
 
 
 def commands_page() -> str:
@@ -26,6 +26,7 @@ def commands_page() -> str:
 
 
 def _help(parser: Parser) -> str:
+    # argparse breaks lines at the width of the terminal, which must not change the page.
     formatter: Any = parser.formatter_class
     parser.formatter_class = functools.partial(formatter, width=COLUMNS)
     return f"```text\n{parser.format_help().rstrip()}\n```"

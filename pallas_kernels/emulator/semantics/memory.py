@@ -119,14 +119,16 @@ def _device_access(
     size, shift = SIZES[match[2]], 16 if match[3] else 0
     signed = match[2] in ("sshort", "sbyte")
 
-    def lanes_of(state: LaunchState, lanes: np.ndarray) -> np.ndarray:
+    def places(state: LaunchState) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Addresses, active lanes, and those inside of the buffer."""
+        addresses, lanes = locate(state)
         # A range that crosses the end of a buffer is checked as a whole; the compiler aligns them.
-        return lanes if outside is None else lanes & ~outside(state, size)
+        inside = lanes if outside is None else lanes & ~outside(state, size)
+        state.counts.count_device_access(addresses, inside, size)
+        return addresses, lanes, inside
 
     def load(state: LaunchState) -> None:
-        addresses, lanes = locate(state)
-        inside = lanes_of(state, lanes)
-        state.counts.count_device_access(addresses, inside, size)
+        addresses, lanes, inside = places(state)
         values = state.memory.load(addresses, inside, size, state.groups)
         if signed:
             values = [_extend_sign(values[0], size)]
@@ -135,9 +137,7 @@ def _device_access(
         state.registers.load_vector("vm", instruction.destinations[0].register, values, lanes)
 
     def store(state: LaunchState) -> None:
-        addresses, lanes = locate(state)
-        inside = lanes_of(state, lanes)
-        state.counts.count_device_access(addresses, inside, size)
+        addresses, _, inside = places(state)
         values = _words(state, instruction.sources[1], size, shift)
         state.memory.store(addresses, inside, values, size, state.groups)
         # Stores count too: s_waitcnt vmcnt(0) waits for them.
@@ -179,9 +179,8 @@ def local_access(instruction: GpuInstruction) -> Callable[[LaunchState], None]:
         values, parts = [], []
         for place in places(state):
             state.counts.count_local_access(place, state.registers.exec, size, is_read=True)
-            loaded, touched = state.local.load(
-                place, state.registers.exec, size, state.groups, state.waves_in_group
-            )
+            lanes = state.registers.exec
+            loaded, touched = state.local.load(place, lanes, size, state.groups, state.waves_in_group)
             values += [_extend_sign(value, size) for value in loaded] if signed and size < 4 else loaded
             parts.append(touched)
         _issue(state, parts, instruction.destinations[0].register, values)

@@ -100,7 +100,7 @@ def _shifted_sum(count: int) -> Callable[..., Result]:
 
 FORMULAS: dict[str, tuple[str, Callable[..., Result]]] = {
     # name: types of what the formula reads, and formula. After the sources it may read the destination's old
-    # value; "c" in place of its type stands for SCC.
+    # value, or SCC, whose letter is "c".
     "s_add_u32": ("uu", _sum),
     "s_addc_u32": ("uuc", _sum),
     "s_sub_u32": ("uu", _difference),

@@ -77,10 +77,6 @@ class Sweep:
                 f"--min-size is {self.smallest:,} bytes and --max-size {self.largest:,}; the second must be "
                 "at least the first, and that at least 1"
             )
-        for name, value in (("call-seconds", self.call_seconds), ("limit", self.limit_seconds)):
-            # Not `<=`, which NaN would pass.
-            if not value > 0:
-                raise UserError(f"--{name} is {value}; it must be above 0")
 
 
 def measure(sweep: Sweep, *, progress: Callable[[str], None] = lambda _: None) -> CollectiveTimes:

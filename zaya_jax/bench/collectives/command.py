@@ -12,7 +12,7 @@ from zaya_jax.bench.collectives.advice import advice
 from zaya_jax.bench.collectives.collectives import CALL_SECONDS, LARGEST, SMALLEST, Sweep, measure
 from zaya_jax.bench.results import write_json
 from zaya_jax.errors import UserError
-from zaya_jax.options import Parser, load_config
+from zaya_jax.options import Parser, check_positive, load_config
 from zaya_jax.parallel.collective_timing import COLLECTIVES
 from zaya_jax.parallel.processes import hosts
 from zaya_jax.parallel.processes.process_group import find_process_group
@@ -34,6 +34,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = _parser()
     options, overrides = parser.parse_with_fields(argv)
     check_outputs(json_file=options.json, picture=options.picture)
+    check_positive(options, "call_seconds", "timeout")
     config = load_config(options.config, overrides)
     sweep = Sweep(
         collectives=tuple(options.only or COLLECTIVES),

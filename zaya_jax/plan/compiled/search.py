@@ -122,10 +122,9 @@ def search(
         return num_bytes
 
     rows, ranks = micro_batch(config, num_devices), config.execution.context_devices
-    expected = (_expected(with_execution(config, remat=remat), num_devices) for remat in POLICIES)
-    guess = next(
-        (remat for remat, size in zip(POLICIES, expected, strict=True) if size <= limit), POLICIES[-1]
-    )
+    # The first policy that fits by arithmetic, with one microbatch per step.
+    one = with_micro_batch(config, rows, num_devices)
+    guess = next((remat for remat in POLICIES if _expected(one, remat, num_devices) <= limit), POLICIES[-1])
     cheapest = cheapest_that_fits(lambda remat: size(remat, rows, ranks), POLICIES, limit=limit, guess=guess)
     # Policies after this one keep less, so that they fit as well.
     fitting = () if cheapest is None else POLICIES[POLICIES.index(cheapest) :]
@@ -227,10 +226,9 @@ def with_micro_batch(config: Config, rows: int, num_devices: int) -> Config:
     return dataclasses.replace(with_execution(config, num_microbatches=1), data=data)
 
 
-def _expected(config: Config, num_devices: int) -> int:
-    """Bytes of the run's micro-batch, by arithmetic."""
-    rows = micro_batch(config, num_devices)
-    return sum(memory_by_kind(with_micro_batch(config, rows, num_devices), num_devices).values())
+def _expected(config: Config, remat: str, num_devices: int) -> int:
+    """Bytes of the run with a policy, by arithmetic."""
+    return sum(memory_by_kind(with_execution(config, remat=remat), num_devices).values())
 
 
 def _guess(config: Config, num_devices: int, limit: int) -> int:
@@ -240,7 +238,7 @@ def _guess(config: Config, num_devices: int, limit: int) -> int:
     network = config.model, config.execution
     a_row = activation_bytes(*network, time) + working_bytes(*network, time)
     # One sequence is part of the memory of `one` already.
-    return max(int((limit - sum(memory_by_kind(one, num_devices).values())) / a_row) + 1, 1)
+    return max(int((limit - _expected(one, config.execution.remat, num_devices)) / a_row) + 1, 1)
 
 
 def _next(size: Callable[[int], int], fits: int, fails: int | None, limit: int) -> int:
