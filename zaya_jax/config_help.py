@@ -99,21 +99,10 @@ def _describe(field: FieldHelp, value: Any, width: int, *, in_full: bool) -> lis
     changed = "" if value == field.default else f"; default {field.default}"
     text = field.text if in_full else _first_sentence(field.text)
     # Never break a word: options are meant to be copied.
-    wrapping = {"width": width, "break_long_words": False, "break_on_hyphens": False}
-    return [
-        *textwrap.wrap(
-            f"--config.{field.path}={shlex.quote(str(value))}",
-            initial_indent="  ",
-            subsequent_indent="    ",
-            **wrapping,
-        ),
-        *textwrap.wrap(
-            f"({describe_types(union_members(field.hint))}{changed}) {text}",
-            initial_indent="      ",
-            subsequent_indent="      ",
-            **wrapping,
-        ),
-    ]
+    wrapper = textwrap.TextWrapper(width, "  ", "    ", break_long_words=False, break_on_hyphens=False)
+    option = wrapper.wrap(f"--config.{field.path}={shlex.quote(str(value))}")
+    wrapper.initial_indent = wrapper.subsequent_indent = "      "
+    return [*option, *wrapper.wrap(f"({describe_types(union_members(field.hint))}{changed}) {text}")]
 
 
 def _sections(fields: list[FieldHelp]) -> list[str]:

@@ -10,15 +10,3 @@ from pallas_kernels.emulator.errors import EmulationError
 from pallas_kernels.emulator.global_memory import Buffer
 from pallas_kernels.emulator.machine import Emulator, Execution, execute
 from pallas_kernels.emulator.state import KernelLaunch
-
-__all__ = [
-    "Buffer",
-    "Counts",
-    "EmulationError",
-    "Emulator",
-    "Execution",
-    "KernelCode",
-    "KernelLaunch",
-    "execute",
-    "read_code_object",
-]

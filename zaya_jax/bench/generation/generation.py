@@ -28,13 +28,7 @@ import numpy as np
 from rich.console import Console
 
 from zaya_jax.bench.generation import output as tables
-from zaya_jax.bench.generation.decoders import (
-    TokenTimes,
-    Workload,
-    ours,
-    their_compiled,
-    theirs,
-)
+from zaya_jax.bench.generation.decoders import TokenTimes, Workload, ours, their_compiled, theirs
 from zaya_jax.bench.generation.load import loads
 from zaya_jax.bench.interleaved import results_interleaved
 from zaya_jax.bench.kernels.memory_passes import pass_time
