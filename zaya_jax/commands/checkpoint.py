@@ -23,7 +23,6 @@ from zaya_jax.checkpoint import (
     WEIGHTS,
     Comparison,
     Retention,
-    SavedStep,
     StoredArrays,
     all_damage,
     all_steps,
@@ -214,8 +213,9 @@ def diff(argv: Sequence[str]) -> None:
     # Verified before they are compared, because damage would look like a difference.
     sides = [require_whole(*split_step(side)) for side in (options.first, options.second)]
     items = (WEIGHTS, TRAINING) if options.training else (WEIGHTS,)
-    if options.training:
-        _require_training(sides)
+    for side in sides if options.training else ():
+        if not has_training(side.run_folder, side.step):
+            raise UserError(f"step {side.step} of {side.run_folder} has weights only; remove --training")
     names = [f"{side.run_folder}:{side.step}" for side in sides]
     comparisons = []
     for item in items:
@@ -232,12 +232,6 @@ def split_step(text: str) -> tuple[str, int | None]:
     if pathlib.Path(text).exists() or not (colon and step.isascii() and step.isdecimal()):
         return text, None
     return run, int(step)
-
-
-def _require_training(sides: Sequence[SavedStep]) -> None:
-    for side in sides:
-        if not has_training(side.run_folder, side.step):
-            raise UserError(f"step {side.step} of {side.run_folder} has weights only; remove --training")
 
 
 def _print_comparison(comparison: Comparison, item: str, names: Sequence[str]) -> None:

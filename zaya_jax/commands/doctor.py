@@ -129,16 +129,12 @@ def _refused(environment: Mapping[str, str]) -> tuple[str, ...]:
 def measure_disk(folder: pathlib.Path) -> Disk:
     """Measures the disk of a folder; if it is nearly full, only its free space."""
     # The measurement writes DISK_GIB of data, and must not fill a nearly full disk.
-    free = shutil.disk_usage(folder).free
-    if free < 4 * DISK_GIB * 2**30:
-        return Disk(folder=str(folder.resolve()), free_bytes=free, sync_worst=0.0, write_bandwidth=0.0)
-    measured = disk.measure(folder, gib=DISK_GIB)
-    return Disk(
-        folder=measured.folder,
-        free_bytes=free,
-        sync_worst=measured.sync_worst,
-        write_bandwidth=measured.write_bandwidth,
-    )
+    free, sync_worst, write_bandwidth = shutil.disk_usage(folder).free, 0.0, 0.0
+    if free >= 4 * DISK_GIB * 2**30:
+        measured = disk.measure(folder, gib=DISK_GIB)
+        sync_worst, write_bandwidth = measured.sync_worst, measured.write_bandwidth
+    place = str(folder.resolve())
+    return Disk(folder=place, free_bytes=free, sync_worst=sync_worst, write_bandwidth=write_bandwidth)
 
 
 def measure_speed(environment: Mapping[str, str], limit_seconds: float) -> Speed:

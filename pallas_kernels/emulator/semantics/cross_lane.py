@@ -11,13 +11,10 @@ import numpy as np
 from pallas_kernels.emulator.errors import EmulationError, unknown
 from pallas_kernels.emulator.instruction import GpuInstruction
 from pallas_kernels.emulator.registers import LANES
-from pallas_kernels.emulator.semantics import integers
 from pallas_kernels.emulator.state import LaunchState
 
 LANE = np.arange(LANES)
-U32, U64 = np.uint32, np.uint64
-BELOW = (U64(1) << LANE.astype(U64)) - U64(1)
-"""Mask of the lanes below each lane."""
+U32 = np.uint32
 
 
 def read_first_lane(instruction: GpuInstruction) -> Callable[[LaunchState], None]:
@@ -58,20 +55,6 @@ def write_lane(instruction: GpuInstruction) -> Callable[[LaunchState], None]:
         registers.write32(
             instruction.destinations[0].register, registers.scalar32(source)[:, None], lane[:, None] == LANE
         )
-
-    return run
-
-
-def count_below(instruction: GpuInstruction) -> Callable[[LaunchState], None]:
-    """V_MBCNT: bits of a mask that belong to lanes below, of its lower or upper half, plus a number."""
-    half = 32 if "hi" in instruction.name else 0
-    below = (BELOW >> U64(half) & U64(0xFFFFFFFF)).astype(U32)
-
-    def run(state: LaunchState) -> None:
-        registers = state.registers
-        mask, addend = (registers.read(source, "u") for source in instruction.sources)
-        result = integers.count_bits(mask & below) + addend
-        registers.write(instruction.destinations[0], result)
 
     return run
 

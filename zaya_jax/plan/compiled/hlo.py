@@ -191,25 +191,18 @@ class Program:
                 largest_bytes=max((shape.num_bytes for shape in arrays), default=0),
                 dtypes=tuple(sorted({shape.dtype for shape in arrays})),
                 runs=runs,
-                overlapped_flops=math.fsum(map(self._flops_of(computation), between)),
+                overlapped_flops=math.fsum(self._flops_of(each, computation) for each in between),
                 overlapped_kernels=sum(map(self._kernels_of, between)),
                 op_name=start.op_name,
             )
 
-    def _flops_of(self, computation: str):
-        shapes = self.shapes(computation)
-
-        def flops(instruction: Instruction) -> float:
-            own, _ = matrix_product(instruction, shapes)
-            return own + instruction.trips * math.fsum(
-                self._computation_flops(name) for name in instruction.called
-            )
-
-        return flops
+    def _flops_of(self, instruction: Instruction, computation: str) -> float:
+        own, _ = matrix_product(instruction, self.shapes(computation))
+        return own + instruction.trips * math.fsum(map(self._computation_flops, instruction.called))
 
     @functools.cache  # noqa: B019 (a program lives as long as its report)
     def _computation_flops(self, name: str) -> float:
-        return math.fsum(map(self._flops_of(name), self.computations.get(name, ())))
+        return math.fsum(self._flops_of(each, name) for each in self.computations.get(name, ()))
 
     def _kernels_of(self, instruction: Instruction) -> int:
         # On a GPU each fusion and each library call is a separate kernel.

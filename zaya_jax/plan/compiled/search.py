@@ -121,6 +121,12 @@ def search(
         trials.append(Trial(remat=remat, micro_batch=rows, context_devices=ranks, num_bytes=num_bytes))
         return num_bytes
 
+    def sharing(count: int) -> Sharing:
+        shared = with_micro_batch(with_execution(config, node_devices=count), rows, num_devices)
+        num_bytes = measure(shared)
+        seconds = model_time(shared) if num_bytes <= limit else None
+        return Sharing(node_devices=count, num_bytes=num_bytes, seconds=seconds)
+
     rows, ranks = micro_batch(config, num_devices), config.execution.context_devices
     # The first policy that fits by arithmetic, with one microbatch per step.
     one = with_micro_batch(config, rows, num_devices)
@@ -145,25 +151,11 @@ def search(
         trials=trials,
         cheapest_remat=cheapest,
         seconds=seconds,
-        sharings=[
-            _sharing(
-                with_micro_batch(with_execution(config, node_devices=count), rows, num_devices),
-                limit=limit,
-                measure=measure,
-                model_time=model_time,
-            )
-            for count in sorted({1, config.execution.node_devices, gpus_per_node})
-        ],
+        sharings=[sharing(count) for count in sorted({1, config.execution.node_devices, gpus_per_node})],
         largest_micro_batch=largest,
         largest_remat=last,
         fewest_context_devices=fewest,
     )
-
-
-def _sharing(config: Config, *, limit: int, measure: Measure, model_time: ModelTime) -> Sharing:
-    num_bytes = measure(config)
-    seconds = model_time(config) if num_bytes <= limit else None
-    return Sharing(node_devices=config.execution.node_devices, num_bytes=num_bytes, seconds=seconds)
 
 
 def context_devices_of(config: Config, num_devices: int) -> list[int]:
