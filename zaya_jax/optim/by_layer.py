@@ -86,20 +86,14 @@ def _of_rows(partition: Partition) -> Partition:
     """Partition of the experts with the shapes of one node's rows."""
     num_nodes = partition.num_devices // partition.node_devices
     weights = {path: weight for path, weight in partition.own_weights.items() if path.startswith(LAYERS)}
-    cut = {
-        path: dataclasses.replace(weight, shape=_cut(weight.shape, _cut_axis(weight), num_nodes))
-        for path, weight in weights.items()
-    }
+    cut = {path: _cut_weight(weight, num_nodes) for path, weight in weights.items()}
     buckets = shared_experts(partition).values()
-    stacks = [each for each in buckets if isinstance(each, MatrixStack)]
     # One device per node, because these weights are already those of a single device.
     return dataclasses.replace(
         partition,
         node_devices=1,
         weights=tuple(cut.items()),
-        stacks=tuple(
-            dataclasses.replace(each, unit=_cut(each.unit, _cut_axis(each) - 1, num_nodes)) for each in stacks
-        ),
+        stacks=tuple(_cut_stack(each, num_nodes) for each in buckets if isinstance(each, MatrixStack)),
         pools=tuple(_cut_pool(each, num_nodes) for each in buckets if isinstance(each, MatrixPool)),
         flat_parameters=(),
         frozen=(),
@@ -116,6 +110,14 @@ def _short_axis(shape: tuple[int, ...], axes: MatrixAxes) -> int:
 def _cut_axis(each: Weight | MatrixStack | MatrixPool) -> int:
     axes = matrix_axes(each) if isinstance(each, Weight) else each.axes
     return _short_axis(each.shape, axes)
+
+
+def _cut_weight(weight: Weight, num_nodes: int) -> Weight:
+    return dataclasses.replace(weight, shape=_cut(weight.shape, _cut_axis(weight), num_nodes))
+
+
+def _cut_stack(stack: MatrixStack, num_nodes: int) -> MatrixStack:
+    return dataclasses.replace(stack, unit=_cut(stack.unit, _cut_axis(stack) - 1, num_nodes))
 
 
 def _cut_pool(pool: MatrixPool, num_nodes: int) -> MatrixPool:
