@@ -192,13 +192,16 @@ def launch(
       name: name of the kernel in profiles and in the report of `zaya plan kernels`.
 
     Returns:
-      The output arrays, one for each entry of `results`.
+      The output arrays, one for each entry of `results`; zeros if an operand or the grid is empty.
 
     `execute_launches` replaces what happens here.
 
     Raises:
       ArgumentError: if this jax has no Triton backend for Pallas, with `advice`.
     """
+    # Pallas accepts no empty grid. Sums over no rows, and all that has none, are zeros.
+    if 0 in grid or not all(x.size for x in operands):
+        return tuple(jnp.zeros(result.shape, result.dtype) for result in results)
     # Without parameters that name Triton, jax 0.10 lowers for Mosaic, which knows no AMD GPU.
     params = _triton().CompilerParams(num_warps=settings.num_warps, num_stages=settings.num_stages)
     _hide_deprecation()

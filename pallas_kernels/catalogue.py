@@ -57,20 +57,21 @@ class Sizes:
         return self.batch * self.time
 
 
+ZAYA1_8B = Sizes(
+    batch=4,
+    time=4096,
+    width=2048,
+    heads=8,
+    key_heads=2,
+    head_width=128,
+    experts=16,
+    expert_width=2048,
+    vocabulary=262_272,
+    slots=32_768,
+    sequences=16,
+)
 SIZES = {
-    "zaya1_8b": Sizes(
-        batch=4,
-        time=4096,
-        width=2048,
-        heads=8,
-        key_heads=2,
-        head_width=128,
-        experts=16,
-        expert_width=2048,
-        vocabulary=262_272,
-        slots=32_768,
-        sequences=16,
-    ),
+    "zaya1_8b": ZAYA1_8B,
     # No block divides these numbers of tokens, vocabulary entries or slots, so that masks are needed.
     "toy": Sizes(
         batch=2,
@@ -86,18 +87,8 @@ SIZES = {
         sequences=3,
     ),
     # The widths of ZAYA1-8B decide the tiles of most kernels; with few tokens an emulator needs half an hour.
-    "wide": Sizes(
-        batch=1,
-        time=130,
-        width=2048,
-        heads=8,
-        key_heads=2,
-        head_width=128,
-        experts=2,
-        expert_width=128,
-        vocabulary=300,
-        slots=300,
-        sequences=2,
+    "wide": dataclasses.replace(
+        ZAYA1_8B, batch=1, time=130, experts=2, expert_width=128, vocabulary=300, slots=300, sequences=2
     ),
 }
 """Sizes by name: those of ZAYA1-8B's first phase, and small ones for a machine without a GPU."""
@@ -136,10 +127,10 @@ class Case:
     name: str
     function: Callable[..., Any]
     make: Callable[[jax.Array], tuple[Any, ...]]
-    num_differentiated: int
     forward: Work
-    backward: Work
     kernels: dict[str, bool]
+    num_differentiated: int = 0
+    backward: Work = Work(0, 0)
     implementations: tuple[str, ...] = ("pallas", "xla")
     tolerance: float = 0.03
 
@@ -282,7 +273,6 @@ def _grouped_swiglu(sizes: Sizes, dtype: jnp.dtype) -> Case:
             "grouped_swiglu_grad_rows": True,
             "grouped_swiglu_grad_weights": True,
         },
-        implementations=("pallas", "xla"),
     )
 
 
@@ -300,7 +290,6 @@ def _grouped_matmul(sizes: Sizes, dtype: jnp.dtype) -> Case:
             "grouped_matmul_grad_rows": True,
             "grouped_matmul_grad_weights": True,
         },
-        implementations=("pallas", "xla"),
     )
 
 
@@ -352,9 +341,7 @@ def _newton_schulz(sizes: Sizes, dtype: jnp.dtype) -> Case:
         name="newton_schulz",
         function=lambda x_MRC, **options: newton_schulz(x_MRC, (step,), **options),
         make=make,
-        num_differentiated=0,
         forward=Work(flops, moved),
-        backward=Work(0, 0),
         # The rounding of each term is multiplied by its coefficient.
         tolerance=2.0**-8 * sum(map(abs, step)) * 2,
         kernels={"newton_schulz_gram": True, "newton_schulz_polynomial": True, "newton_schulz_product": True},
@@ -377,9 +364,7 @@ def _decode_attention(sizes: Sizes, dtype: jnp.dtype) -> Case:
         name="decode_attention",
         function=decode_attention,
         make=make,
-        num_differentiated=0,
         forward=Work(flops, 2 * dtype.itemsize * (math.prod(queries) + math.prod(cache))),
-        backward=Work(0, 0),
         kernels={"decode_attention": True},
     )
 

@@ -26,6 +26,7 @@ PACKAGES = [
     "run_folder",
     "config",
     "config_help",
+    "help_formatter",
     "options",
     "parallel",
     "model",

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from zaya_jax.config import Config
 from zaya_jax.errors import UserError
-from zaya_jax.fields import describe_types, did_you_mean
+from zaya_jax.fields import describe_types, did_you_mean, union_members
 
 MAX_COLUMNS = 100
 """Maximum line length, also in wider terminals, because longer lines are hard to read."""
@@ -43,7 +43,7 @@ class FieldHelp:
     def choices(self) -> tuple[str, ...]:
         """All values of the field, if there is a finite number; empty otherwise."""
         values: list[str] = []
-        for option in _options(self.hint):
+        for option in union_members(self.hint):
             if typing.get_origin(option) is Literal:
                 values += map(str, typing.get_args(option))
             elif option is bool:
@@ -63,7 +63,8 @@ def field_helps(kind: Any = Config, prefix: str = "") -> Iterator[FieldHelp]:
         if name in sections:
             yield from field_helps(hints[name], f"{prefix}{name}.")
         else:
-            yield FieldHelp(prefix + name, hints[name], _default(fields[name]), texts.get(name, ""))
+            default = None if fields[name].default is dataclasses.MISSING else fields[name].default
+            yield FieldHelp(prefix + name, hints[name], default, texts.get(name, ""))
 
 
 def describe_fields(config: Config, pattern: str = "") -> str:
@@ -98,27 +99,10 @@ def _describe(field: FieldHelp, value: Any, width: int, *, in_full: bool) -> lis
     changed = "" if value == field.default else f"; default {field.default}"
     text = field.text if in_full else _first_sentence(field.text)
     # Never break a word: options are meant to be copied.
-    wrapping = {"width": width, "break_long_words": False, "break_on_hyphens": False}
-    return [
-        *textwrap.wrap(
-            f"--config.{field.path}={shlex.quote(str(value))}",
-            initial_indent="  ",
-            subsequent_indent="    ",
-            **wrapping,
-        ),
-        *textwrap.wrap(
-            f"({describe_types(_options(field.hint))}{changed}) {text}",
-            initial_indent="      ",
-            subsequent_indent="      ",
-            **wrapping,
-        ),
-    ]
-
-
-def _options(hint: Any) -> tuple[Any, ...]:
-    """Returns the members of a union; for any other type, the type itself."""
-    is_plain = typing.get_origin(hint) in (None, Literal, tuple)
-    return (hint,) if is_plain or not typing.get_args(hint) else typing.get_args(hint)
+    wrapper = textwrap.TextWrapper(width, "  ", "    ", break_long_words=False, break_on_hyphens=False)
+    option = wrapper.wrap(f"--config.{field.path}={shlex.quote(str(value))}")
+    wrapper.initial_indent = wrapper.subsequent_indent = "      "
+    return [*option, *wrapper.wrap(f"({describe_types(union_members(field.hint))}{changed}) {text}")]
 
 
 def _sections(fields: list[FieldHelp]) -> list[str]:
@@ -132,10 +116,6 @@ def _value(config: Config, path: str) -> Any:
     if isinstance(value, tuple) and any(map(dataclasses.is_dataclass, value)):
         return f"({', '.join(each.name for each in value)})"  # phases and mixtures have names
     return value
-
-
-def _default(field: dataclasses.Field) -> Any:
-    return None if field.default is dataclasses.MISSING else field.default
 
 
 def _first_sentence(text: str) -> str:

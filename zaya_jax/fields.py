@@ -88,8 +88,7 @@ def convert(hint: Any, value: Any, path: str) -> Any:
     """
     if dataclasses.is_dataclass(hint):
         return build(typing.cast(type, hint), value, path)
-    # `int | None` is a types.UnionType, Optional[int] a typing.Union.
-    options = typing.get_args(hint) if isinstance(hint, types.UnionType) or _is_optional(hint) else (hint,)
+    options = union_members(hint)
     for option in options:
         if typing.get_origin(option) is tuple:
             hints = _item_hints(option, value)
@@ -178,5 +177,8 @@ def _item_path(path: str, item: Any) -> str:
     return join_path(path, str(item["name"])) if isinstance(item, dict) and "name" in item else path
 
 
-def _is_optional(hint: Any) -> bool:
-    return typing.get_origin(hint) is typing.Union
+def union_members(hint: Any) -> tuple[Any, ...]:
+    """Returns the members of a union; for any other type, the type itself."""
+    # `int | None` is a types.UnionType, Optional[int] a typing.Union.
+    is_union = typing.get_origin(hint) in (types.UnionType, typing.Union)
+    return typing.get_args(hint) if is_union else (hint,)

@@ -7,12 +7,10 @@ import contextlib
 import contextvars
 import dataclasses
 import difflib
-import itertools
 import pathlib
 import re
 import runpy
 import sys
-import textwrap
 import traceback
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +24,7 @@ from zaya_jax.config_help import describe_fields
 from zaya_jax.errors import UserError
 from zaya_jax.fields import did_you_mean, field_paths, to_plain
 from zaya_jax.files.json_files import parse_object, read_limited
+from zaya_jax.help_formatter import HelpFormatter
 from zaya_jax.platform.shell import zaya_command
 
 DEFAULT_CONFIG = "configs/tiny.py"
@@ -61,43 +60,11 @@ def _value_name(action: argparse.Action) -> str:
     return str(action.metavar or action.dest.upper())
 
 
-MAX_CHOICES_CHARACTERS = 40
-"""Length up to which a list of choices fits on a line of the help next to its option."""
-
-
-class _Formatter(argparse.RawDescriptionHelpFormatter):
-    """Wraps paragraphs to the width of the terminal, but not indented lines such as examples."""
-
-    def _fill_text(self, text: str, width: int, indent: str) -> str:
-        wrapped: list[str] = []
-        for is_raw, group in itertools.groupby(text.splitlines(), lambda line: line[:1] in ("", " ")):
-            lines = list(group)
-            group_lines = lines if is_raw else textwrap.wrap(" ".join(lines), width - len(indent))
-            wrapped += [indent + line for line in group_lines]
-        return "\n".join(wrapped)
-
-    def _metavar_formatter(
-        self, action: argparse.Action, default_metavar: str | None
-    ) -> Callable[[int], tuple[str, ...]]:
-        # argparse does not wrap {a,b,c}: a long list would exceed the width of the terminal, also in the
-        # usage.
-        if action.metavar is None and _has_long_choices(action):
-            return lambda size: (action.dest.upper(),) * size
-        return super()._metavar_formatter(action, default_metavar)  # pyright: ignore[reportArgumentType]
-
-    def _expand_help(self, action: argparse.Action) -> str:
-        text = super()._expand_help(action)
-        # Long choices are not in the metavar: add them to the text, unless it already names them.
-        is_listed = not _has_long_choices(action) or all(str(each) in text for each in action.choices or ())
-        return text if is_listed else f"{text}: {', '.join(map(str, action.choices or ()))}"
-
-
-def _has_long_choices(action: argparse.Action) -> bool:
-    return len(",".join(map(str, action.choices or ()))) > MAX_CHOICES_CHARACTERS
-
-
 class Parser(argparse.ArgumentParser):
-    """An argparse parser that shows examples in its help, and raises a `UserError` for a wrong option."""
+    """An argparse parser that shows examples and defaults in its help, and raises a `UserError` for mistakes.
+
+    An option without a type has that of its default, if the default is a number.
+    """
 
     def __init__(self, command: str, summary: str, examples: Sequence[str]):
         """Creates a parser.
@@ -111,7 +78,7 @@ class Parser(argparse.ArgumentParser):
             prog=f"zaya {command}",
             description=summary,
             epilog="examples:\n" + "\n".join(f"  {example}" for example in examples),
-            formatter_class=_Formatter,
+            formatter_class=HelpFormatter,
             # Abbreviations would change their meaning when an option is added.
             allow_abbrev=False,
         )
@@ -142,6 +109,8 @@ class Parser(argparse.ArgumentParser):
         # This method sees each value before its type converts it: pathlib would change "gs://b" to "gs:/b".
         if _takes_path(action):
             require_local("/".join(action.option_strings) or _value_name(action), arg_string)
+        if action.type is None and isinstance(action.default, int | float):
+            action.type = type(action.default)
         return super()._get_value(action, arg_string)  # pyright: ignore[reportAttributeAccessIssue]
 
     def print_help(self, file: IO[str] | None = None) -> None:
@@ -234,7 +203,7 @@ def add_config_options(parser: Parser) -> None:
         "--config",
         default=DEFAULT_CONFIG,
         metavar="FILE",
-        help="config file, Python or JSON, such as a run's config.json (default: %(default)s)",
+        help="config file, Python or JSON, such as a run's config.json",
     )
     add_help_config(parser)
     parser.add_argument_group(
@@ -281,6 +250,19 @@ def check_at_least(options: argparse.Namespace, **minimums: int) -> None:
         # Not `<`, which NaN would pass.
         if value is not None and not value >= minimum:
             raise UserError(f"--{name.replace('_', '-')} is {value:g}; it must be at least {minimum:g}")
+
+
+def check_positive(options: argparse.Namespace, *names: str) -> None:
+    """Checks that numeric options are above 0; one that is None was not set.
+
+    Raises:
+      UserError: for the first option that is 0, negative or not a number.
+    """
+    for name in names:
+        value = getattr(options, name)
+        # Not `<=`, which NaN would pass.
+        if value is not None and not value > 0:
+            raise UserError(f"--{name.replace('_', '-')} is {value}; it must be above 0")
 
 
 def run_subcommand(

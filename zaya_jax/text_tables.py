@@ -1,6 +1,9 @@
-"""Columns of printed tables, and sizes in bytes with a unit."""
+"""Printed tables and their columns, and sizes in bytes with a unit."""
 
-from rich.table import Column
+from collections.abc import Mapping
+
+from rich import box
+from rich.table import Column, Table
 
 
 def name_column(header: str) -> Column:
@@ -11,6 +14,23 @@ def name_column(header: str) -> Column:
 def number_column(header: str) -> Column:
     """Returns a right-aligned column of numbers, which never wrap."""
     return Column(header, justify="right", no_wrap=True)
+
+
+def dense_table(name: Column, *columns: str | Column, title: str | None = None, caption: str = "") -> Table:
+    """Returns a table for many columns of numbers, without lines between them."""
+    # Without padding, eight columns fit a terminal of 80 characters.
+    others = (number_column(each) if isinstance(each, str) else each for each in columns)
+    return Table(name, *others, title=title, caption=caption or None, box=box.SIMPLE_HEAD, padding=0)
+
+
+def memory_table(header: str, sizes: Mapping[str, int], limit: int, *, title: str) -> Table:
+    """Returns a table of sizes in bytes by kind, with their sum and its limit."""
+    table = Table(name_column(header), number_column("size"), title=title)
+    for name, size in sizes.items():
+        table.add_row(name, format_bytes(size))
+    total = f"{format_bytes(sum(sizes.values()))} of {format_bytes(limit)}"
+    table.add_row("sum", total, style="bold")
+    return table
 
 
 def format_bytes(num_bytes: int) -> str:

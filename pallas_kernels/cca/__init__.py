@@ -20,17 +20,6 @@ from pallas_kernels.choice import choose
 from pallas_kernels.errors import ArgumentError
 from pallas_kernels.product import own_matrix
 
-__all__ = [
-    "BLOCKS",
-    "Blocks",
-    "CcaWeights",
-    "Tile",
-    "cca",
-    "rotate",
-    "segments_with_history",
-    "taps_over_time",
-]
-
 BLOCKS = Blocks(
     forward=Tile(rows=64, contracted=32, num_stages=2),
     grad_mixed=Tile(rows=64, contracted=32, num_stages=2),

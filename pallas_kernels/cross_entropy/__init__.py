@@ -76,10 +76,6 @@ def _pallas(hidden_PD, table_VD, bias_V, targets_P, weights_P, z_loss, blocks):
 
 def _forward(hidden_PD, table_VD, bias_V, targets_P, weights_P, z_loss, blocks):
     arguments = hidden_PD, table_VD, bias_V, targets_P, weights_P
-    # Pallas accepts no empty grid.
-    if hidden_PD.shape[0] == 0:
-        # Without rows the weights stand in for the logsumexp: they are an empty float32 array too.
-        return (jnp.float32(0), weights_P), (arguments, weights_P)
     logsumexp_P, target_logit_P = triton.forward(hidden_PD, table_VD, bias_V, targets_P, blocks)
     losses_P = logsumexp_P - target_logit_P
     if z_loss:  # 0 times the square of a logit of 1e20, which is infinite, would be NaN
@@ -90,9 +86,6 @@ def _forward(hidden_PD, table_VD, bias_V, targets_P, weights_P, z_loss, blocks):
 def _backward(z_loss, blocks, saved, gradients):
     grad, _ = gradients
     (hidden_PD, table_VD, bias_V, targets_P, weights_P), logsumexp_P = saved
-    if hidden_PD.shape[0] == 0:
-        grad_bias_V = None if bias_V is None else jnp.zeros_like(bias_V)
-        return jnp.zeros_like(hidden_PD), jnp.zeros_like(table_VD), grad_bias_V, None, None
     # d loss/d logit = (1 + 2 z logsumexp) * softmax - is_target, times the row's weight.
     target_P = grad * weights_P
     all_P = target_P * (1 + 2 * z_loss * logsumexp_P)

@@ -8,8 +8,6 @@ import jax
 from pallas_kernels.embedding.quantized import QuantizedTable, product_with_rows
 from pallas_kernels.embedding.xla import look_up_xla
 
-__all__ = ["QuantizedTable", "look_up", "product_with_rows"]
-
 
 def look_up(table_VD: jax.Array | QuantizedTable, tokens_BT: jax.Array) -> jax.Array:
     """Returns each token's row of a table, float32 [B, T, D].

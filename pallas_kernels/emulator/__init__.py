@@ -8,16 +8,5 @@ from pallas_kernels.emulator.code_object import KernelCode, read_code_object
 from pallas_kernels.emulator.counts import Counts
 from pallas_kernels.emulator.errors import EmulationError
 from pallas_kernels.emulator.global_memory import Buffer
-from pallas_kernels.emulator.machine import Emulator, Execution, KernelLaunch, execute
-
-__all__ = [
-    "Buffer",
-    "Counts",
-    "EmulationError",
-    "Emulator",
-    "Execution",
-    "KernelCode",
-    "KernelLaunch",
-    "execute",
-    "read_code_object",
-]
+from pallas_kernels.emulator.machine import Emulator, Execution, execute
+from pallas_kernels.emulator.state import KernelLaunch

@@ -36,8 +36,6 @@ class KernelCode:
       resource2: register COMPUTE_PGM_RSRC2: which scalar registers receive workgroup ids.
       properties: KERNEL_CODE_PROPERTIES: which scalar registers are set up.
       preloaded: scalar registers of arguments that are loaded before the kernel starts.
-      registers: vector registers of a lane, including accumulators.
-      accumulators: number of the first vector register that is an accumulator.
     """
 
     name: str
@@ -50,11 +48,6 @@ class KernelCode:
     resource2: int = 0
     properties: int = 0
     preloaded: int = 0
-
-    @staticmethod
-    def of(code: bytes) -> "KernelCode":
-        """Returns a kernel of the given instructions, which takes no arguments."""
-        return KernelCode(name="instructions", code=code)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -56,22 +56,26 @@ class Counts:
     local_cycles: int = 0
     local_conflicts: int = 0
 
-    @property
-    def total(self) -> int:
-        """Number of executed instructions."""
-        return self.instructions.total()
+    def __add__(self, other: "Counts") -> "Counts":
+        names = [field.name for field in dataclasses.fields(self) if field.name != "memory"]
+        return Counts(**{name: getattr(self, name) + getattr(other, name) for name in names})
 
     @property
     def minimum_lines(self) -> int:
         """Cache lines that the bytes of device memory fill."""
         return -(-self.device_bytes // LINE_BYTES)
 
-    def by_class(self) -> dict[str, int]:
+    @property
+    def active_share(self) -> float:
+        """Share of active lanes in instructions that have lanes; the rest is divergence."""
+        return self.active_lanes / max(self.lanes, 1)
+
+    def by_class(self) -> collections.Counter[str]:
         """Executed instructions by class."""
         result: collections.Counter[str] = collections.Counter()
         for name, count in self.instructions.items():
             result[class_of(name)] += count
-        return dict(result)
+        return result
 
     def count_instruction(self, instruction: GpuInstruction, exec_lanes: np.ndarray) -> None:
         """Counts an instruction of the waves whose lanes are given, [n, 64]."""

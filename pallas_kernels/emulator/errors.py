@@ -19,3 +19,8 @@ class EmulationError(Exception):
     def at(self, pc: int, text: str) -> "EmulationError":
         """Returns the same error with the instruction that caused it."""
         return EmulationError(self.check, self.message, pc=pc, text=text)
+
+
+def unknown(what: str) -> EmulationError:
+    """Returns the error for an instruction, or a form of one, that the emulator does not implement."""
+    return EmulationError("instruction", f"the emulator does not know {what}")

@@ -21,20 +21,20 @@ LARGEST_ACCESS = 16
 
 @dataclasses.dataclass(frozen=True)
 class Touched:
-    """Bytes of an access, for the moment when it is complete.
+    """Bytes of an access by active lanes, for the moment when it is complete.
 
     Attributes:
-      groups: workgroup of each wave, [n].
-      waves: number of each wave within its workgroup, [n].
-      bytes: addresses of the accessed bytes, [n, 64, size].
-      lanes: active lanes, [n, 64].
+      positions: position of each lane's wave among the waves of the access, [active].
+      rows: workgroup of each lane, [active, 1].
+      owners: number of each lane's wave within its workgroup, [active, 1].
+      bytes: addresses of the accessed bytes, [active, size].
       is_write: whether it writes.
     """
 
-    groups: np.ndarray
-    waves: np.ndarray
+    positions: np.ndarray
+    rows: np.ndarray
+    owners: np.ndarray
     bytes: np.ndarray
-    lanes: np.ndarray
     is_write: bool
 
 
@@ -80,10 +80,11 @@ class LocalMemory:
         touched = self._touch(addresses, lanes, size, groups, waves, is_write=False)
         if self._check and lanes.any():
             self._check_read(touched)
-        # Every byte of every lane is one index: local memory is small.
-        raw = self._bytes[groups[:, None, None], touched.bytes]
+        # Every byte of every active lane is one index: local memory is small.
+        raw = np.zeros((*lanes.shape, size), np.uint8)
+        raw[lanes] = self._bytes[touched.rows, touched.bytes]
         if size >= 4:
-            words = np.ascontiguousarray(raw).view(np.uint32)
+            words = raw.view(np.uint32)
             return [words[..., word] for word in range(size // 4)], touched
         # Narrow reads are extended with zeros.
         weights = np.uint32(1) << np.arange(0, 8 * size, 8, dtype=np.uint32)
@@ -117,7 +118,7 @@ class LocalMemory:
         touched = self._touch(addresses, lanes, size, groups, waves, is_write=True)
         words = np.stack([np.broadcast_to(value, lanes.shape) for value in values], axis=-1)
         raw = np.ascontiguousarray(words).view(np.uint8)[..., :size]
-        self._bytes[_rows(touched), touched.bytes[lanes]] = raw[lanes]
+        self._bytes[touched.rows, touched.bytes] = raw[lanes]
         if self._check and lanes.any():
             self._check_write(touched, raw[lanes])
         return touched
@@ -131,10 +132,8 @@ class LocalMemory:
         """
         if not self._check:
             return
-        lanes = touched.lanes[positions]
-        bytes_ = touched.bytes[positions][lanes]
-        rows = np.broadcast_to(touched.groups[positions][:, None], lanes.shape)[lanes][:, None]
-        owner = np.broadcast_to(touched.waves[positions][:, None], lanes.shape)[lanes][:, None]
+        done = np.isin(touched.positions, positions)
+        rows, owner, bytes_ = touched.rows[done], touched.owners[done], touched.bytes[done]
         # The access counts as complete before the next barrier.
         now = self.barriers[rows]
         if touched.is_write:
@@ -167,10 +166,12 @@ class LocalMemory:
             raise EmulationError(
                 "alignment", f"{size} bytes of local memory are used at an unaligned address"
             )
-        return Touched(groups, waves, at[..., None] + np.arange(size), lanes.copy(), is_write)
+        positions = np.nonzero(lanes)[0]
+        rows, owners = groups[positions][:, None], waves[positions][:, None]
+        return Touched(positions, rows, owners, at[lanes][:, None] + np.arange(size), is_write)
 
     def _check_write(self, touched: Touched, written: np.ndarray) -> None:
-        rows, bytes_, owner = _rows(touched), touched.bytes[touched.lanes], _owners(touched)
+        rows, bytes_, owner = touched.rows, touched.bytes, touched.owners
         # Triton lets all waves that hold the same value store it, which is harmless.
         if (self._bytes[rows, bytes_] != written).any():
             raise _race(
@@ -189,7 +190,7 @@ class LocalMemory:
         self._reader[rows, bytes_] = NOBODY
 
     def _check_read(self, touched: Touched) -> None:
-        rows, bytes_, owner = _rows(touched), touched.bytes[touched.lanes], _owners(touched)
+        rows, bytes_, owner = touched.rows, touched.bytes, touched.owners
         if (self._writer[rows, bytes_] == NOBODY).any():
             raise EmulationError("local race", "a wave reads local memory that was never written")
         self._check_writer(rows, bytes_, owner, "reads a byte that another wave has written")
@@ -208,18 +209,6 @@ class LocalMemory:
         bad = (writer != NOBODY) & (writer != owner) & (barrier >= self.barriers[rows])
         if bad.any():
             raise _race(what, barrier[bad])
-
-
-def _rows(touched: Touched) -> np.ndarray:
-    """Workgroup of each active lane, [active, 1]."""
-    lanes = touched.lanes
-    return np.broadcast_to(touched.groups[:, None], lanes.shape)[lanes][:, None]
-
-
-def _owners(touched: Touched) -> np.ndarray:
-    """Wave of each active lane within its workgroup, [active, 1]."""
-    lanes = touched.lanes
-    return np.broadcast_to(touched.waves[:, None], lanes.shape)[lanes][:, None]
 
 
 def _race(what: str, barriers: np.ndarray) -> EmulationError:

@@ -13,12 +13,11 @@ import numpy as np
 from pallas_kernels.emulator.code_object import KernelCode
 from pallas_kernels.emulator.counts import Counts
 from pallas_kernels.emulator.decode import decode
-from pallas_kernels.emulator.errors import EmulationError
+from pallas_kernels.emulator.errors import EmulationError, unknown
 from pallas_kernels.emulator.global_memory import Buffer
 from pallas_kernels.emulator.instruction import GpuInstruction
-from pallas_kernels.emulator.registers import LANES
 from pallas_kernels.emulator.semantics import behavior_of
-from pallas_kernels.emulator.state import LaunchState
+from pallas_kernels.emulator.state import KernelLaunch, LaunchState
 
 KERNARG_POINTER = 0x8
 """Bit of a kernel's properties: its first two scalar registers hold the address of the arguments."""
@@ -27,21 +26,6 @@ WORKGROUP_IDS = 7
 """First of three bits of resource register 2: which workgroup ids follow in scalar registers."""
 STEP_LIMIT = 20_000_000
 """Steps of groups of waves after which a kernel counts as endless."""
-
-
-@dataclasses.dataclass(frozen=True)
-class KernelLaunch:
-    """Sizes of a launch.
-
-    Attributes:
-      grid: workgroups along three axes.
-      threads: threads of a workgroup.
-      lds_bytes: local memory of a workgroup beyond what the kernel's descriptor says.
-    """
-
-    grid: tuple[int, int, int] = (1, 1, 1)
-    threads: int = LANES
-    lds_bytes: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,14 +63,7 @@ class Emulator(LaunchState):
     ):
         self.instructions = decode(kernel)
         super().__init__(
-            num_groups=int(np.prod(launch.grid)),
-            threads=launch.threads,
-            num_vectors=_num_vectors(self.instructions),
-            local_bytes=launch.lds_bytes + kernel.lds_bytes,
-            kernarg_bytes=kernel.kernarg_bytes,
-            buffers=buffers,
-            check=check,
-            count_memory=count_memory,
+            kernel, launch, buffers, _num_vectors(self.instructions), check=check, count_memory=count_memory
         )
         self._position = {instruction.pc: at for at, instruction in enumerate(self.instructions)}
         self._behaviors: list[Callable | None] = [None] * len(self.instructions)
@@ -100,7 +77,7 @@ class Emulator(LaunchState):
         """What the hardware puts into scalar registers before the first instruction."""
         scalar = self.registers.scalar
         if kernel.properties & USER_REGISTERS & ~KERNARG_POINTER or kernel.preloaded:
-            raise EmulationError("instruction", "the emulator does not know this set-up of registers")
+            raise unknown("this set-up of registers")
         # In the order of LLVM's "Initial Kernel Execution State": user registers, then workgroup ids.
         number = 0
         if kernel.properties & KERNARG_POINTER:

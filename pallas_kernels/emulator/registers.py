@@ -159,6 +159,10 @@ class Registers:
             bits = bits ^ _sign_of(bits)
         return bits.view(TYPES[kind])
 
+    def lanes(self, operand: Operand, kind: str) -> np.ndarray:
+        """Reads an operand as `read` does, with a value for each lane, [n, 64]."""
+        return np.ascontiguousarray(np.broadcast_to(self.read(operand, kind), (self.count, LANES)))
+
     def _bits(self, operand: Operand) -> np.ndarray:
         if operand.kind == "vector":
             return self.vector32(operand.register)

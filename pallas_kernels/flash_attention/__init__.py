@@ -203,19 +203,11 @@ def _check(
     key_segments_BS: jax.Array | None,
 ) -> None:
     check_heads(q_BTNH, k_BSKH, v_BSKH, queries="[B, T, N, H]")
-    _check_segments(q_BTNH.shape[:2], k_BSKH.shape[:2], query_segments_BT, key_segments_BS)
-
-
-def _check_segments(
-    queries: tuple[int, ...],
-    keys: tuple[int, ...],
-    query_segments_BT: jax.Array | None,
-    key_segments_BS: jax.Array | None,
-) -> None:
     if query_segments_BT is None and key_segments_BS is None:
         return
     if query_segments_BT is None or key_segments_BS is None:
         raise ArgumentError("only one of query_segments_BT and key_segments_BS was given; both are needed")
+    queries, keys = q_BTNH.shape[:2], k_BSKH.shape[:2]
     if query_segments_BT.shape != queries or key_segments_BS.shape != keys:
         raise ArgumentError(
             f"segments are {query_segments_BT.shape} and {key_segments_BS.shape}; with these queries and "

@@ -23,17 +23,6 @@ from pallas_kernels.grouped_matmul.rows import Grouping, count_rows, group_rows,
 from pallas_kernels.grouped_matmul.triton import Blocks
 from pallas_kernels.product import AnyMatrix, QuantizedMatrix
 
-__all__ = [
-    "BLOCKS",
-    "FLOAT32_BLOCKS",
-    "Blocks",
-    "Grouping",
-    "count_rows",
-    "group_rows",
-    "grouped_matmul",
-    "grouped_swiglu",
-]
-
 
 def grouped_matmul(
     rows_PD: jax.Array,

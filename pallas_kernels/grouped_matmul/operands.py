@@ -1,5 +1,6 @@
 """Operands of all implementations of the grouped product. For letters see the package."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -26,6 +27,20 @@ class Operands(NamedTuple):
         return self._replace(
             stack_MDF=lax.stop_gradient(self.weights_EDF), first_matrix=jnp.zeros((), jnp.int32)
         )
+
+
+def gradients_by_jax(
+    multiply: Callable[..., jax.Array], operands: Operands, grad_PF: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Returns the gradients of the rows and of the weights of a product that JAX differentiates.
+
+    Args:
+      multiply: function of rows, weights and group sizes.
+      operands: operands of the product.
+      grad_PF: gradient of the product.
+    """
+    rows_PD, weights_EDF, sizes_E, *_ = operands
+    return jax.vjp(lambda rows, weights: multiply(rows, weights, sizes_E), rows_PD, weights_EDF)[1](grad_PF)
 
 
 def operands_of(rows_PD: jax.Array, weights_EDF: Matrix, group_sizes_E: jax.Array) -> Operands:

@@ -37,10 +37,7 @@ def blocks_for(dtype: Any) -> Blocks:
 
 def multiply(operands: Operands, blocks: Blocks) -> jax.Array:
     """Multiplies each group's rows by its matrix in the stack; rows after the last group become zeros."""
-    rows_PD, weights_EDF, group_sizes_E, stack_MDF, first_matrix = operands
-    # Pallas accepts no empty grid.
-    if rows_PD.size == 0:
-        return jnp.zeros((rows_PD.shape[0], weights_EDF.shape[2]), rows_PD.dtype)
+    rows_PD, _, group_sizes_E, stack_MDF, first_matrix = operands
     return triton.product(rows_PD, stack_MDF, group_sizes_E, first_matrix, blocks.product)
 
 
@@ -48,9 +45,7 @@ def gradients(
     operands: Operands, grad_PF: jax.Array, blocks: Blocks, *, name: str = "grouped_matmul"
 ) -> tuple[jax.Array, jax.Array]:
     """Returns the gradients of the rows and of the weights; `name` is the prefix of the kernels' names."""
-    rows_PD, weights_EDF, group_sizes_E, stack_MDF, first_matrix = operands
-    if rows_PD.size == 0:
-        return jnp.zeros_like(rows_PD), jnp.zeros_like(weights_EDF)
+    rows_PD, _, group_sizes_E, stack_MDF, first_matrix = operands
     first_matrix = jnp.asarray(first_matrix)  # jax.checkpoint returns a constant as a numpy array
     grad_rows_PD = triton.product(
         grad_PF, stack_MDF, group_sizes_E, first_matrix, blocks.product, name=name, transposed=True
@@ -66,10 +61,7 @@ def swiglu(operands, blocks):
 
 
 def _swiglu(operands: Operands, blocks: Blocks) -> tuple[jax.Array, jax.Array]:
-    rows_PD, weights_EDQ, group_sizes_E, stack_MDQ, first_matrix = operands
-    if rows_PD.size == 0:
-        gate_up_PQ = jnp.zeros((rows_PD.shape[0], weights_EDQ.shape[2]), rows_PD.dtype)
-        return jnp.split(gate_up_PQ, 2, axis=1)[0], gate_up_PQ
+    rows_PD, _, group_sizes_E, stack_MDQ, first_matrix = operands
     return triton.swiglu(rows_PD, stack_MDQ, group_sizes_E, first_matrix, blocks.swiglu)
 
 

@@ -9,7 +9,7 @@ import importlib
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.grouped_matmul.operands import Operands
+from pallas_kernels.grouped_matmul.operands import Operands, gradients_by_jax
 
 
 def multiply(operands: Operands) -> jax.Array:
@@ -19,9 +19,7 @@ def multiply(operands: Operands) -> jax.Array:
 
 def gradients(operands: Operands, grad_PF: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Returns the gradients of the rows and of the weights."""
-    rows_PD, weights_EDF, sizes_E, *_ = operands
-    _, pull_back = jax.vjp(lambda rows, weights: _multiply(rows, weights, sizes_E), rows_PD, weights_EDF)
-    return pull_back(grad_PF)
+    return gradients_by_jax(_multiply, operands, grad_PF)
 
 
 def _multiply(rows_PD: jax.Array, weights_EDF: jax.Array, sizes_E: jax.Array) -> jax.Array:

@@ -4,7 +4,7 @@ import jax
 from jax import lax
 
 from pallas_kernels.grouped_matmul import blocked
-from pallas_kernels.grouped_matmul.operands import Operands
+from pallas_kernels.grouped_matmul.operands import Operands, gradients_by_jax
 from pallas_kernels.precision import precision_of
 
 
@@ -15,9 +15,7 @@ def multiply_ragged(operands: Operands) -> jax.Array:
 
 def gradients_ragged(operands: Operands, grad_PF: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Returns the gradients of the rows and of the weights."""
-    rows_PD, weights_EDF, sizes_E, *_ = operands
-    _, pull_back = jax.vjp(lambda rows, weights: _ragged_dot(rows, weights, sizes_E), rows_PD, weights_EDF)
-    return pull_back(grad_PF)
+    return gradients_by_jax(_ragged_dot, operands, grad_PF)
 
 
 def _ragged_dot(rows_PD: jax.Array, weights_EDF: jax.Array, sizes_E: jax.Array) -> jax.Array:

@@ -57,9 +57,6 @@ def newton_schulz(
         if blocks is None:
             blocks = FLOAT32_BLOCKS if x_MRC.dtype == jnp.float32 else BLOCKS
         triton.check(x_MRC.dtype.itemsize, blocks)
-        # Pallas accepts no empty grid.
-        if x_MRC.size == 0:
-            return x_MRC
         steps = functools.partial(_steps, coefficients=coefficients, blocks=blocks)
         # An interpreted program copies its whole operands; therefore a CPU gets one matrix at a time.
         return lax.platform_dependent(

@@ -13,17 +13,6 @@ from pallas_kernels.product.quantized import AnyMatrix, QuantizedMatrix, dequant
 from pallas_kernels.product.stack import Matrix, StackedMatrix, in_stack, own_matrix
 from pallas_kernels.product.xla import product_xla
 
-__all__ = [
-    "AnyMatrix",
-    "Matrix",
-    "QuantizedMatrix",
-    "StackedMatrix",
-    "dequantize",
-    "in_stack",
-    "own_matrix",
-    "product",
-]
-
 
 def product(x: jax.Array, kernel: Matrix, *, dtype: Any = None) -> jax.Array:
     """Computes `x @ kernel`.

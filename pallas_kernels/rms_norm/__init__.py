@@ -89,9 +89,6 @@ def residual_rms_norm(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
 def _pallas(output_PD, residual_PD, scaling, scale_D, eps, blocks):
-    # Pallas accepts no empty grid.
-    if output_PD.size == 0:
-        return residual_PD, output_PD
     return triton.forward(
         output_PD, residual_PD, scaling, scale_D, eps=eps, dtype=output_PD.dtype, blocks=blocks
     )
@@ -103,8 +100,6 @@ def _forward(output_PD, residual_PD, scaling, scale_D, eps, blocks):
 
 
 def _backward(eps, blocks, arguments, gradients):
-    if arguments[0].size == 0:
-        return jax.tree.map(jnp.zeros_like, arguments)
     output, residual, scaling, scale = triton.backward(*arguments, *gradients, eps=eps, blocks=blocks)
     return output, residual, ResidualScaling(*scaling), scale
 

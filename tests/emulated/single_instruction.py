@@ -51,7 +51,9 @@ def machine_of(instance: Instance) -> Emulator:
     if instance.device:
         words = np.array(instance.device, np.uint32)
         buffers = [Buffer(words, writable=instance.after_device is not None)]
-    machine = Emulator(KernelCode.of(code), KernelLaunch(lds_bytes=4 * len(instance.local)), buffers)
+    machine = Emulator(
+        KernelCode("instructions", code), KernelLaunch(lds_bytes=4 * len(instance.local)), buffers
+    )
     assert all(address == DEVICE for address in machine.memory.addresses)
     for start in range(0, len(instance.local), 64):
         values = np.array([instance.local[start : start + 64]], np.uint32)

@@ -27,6 +27,6 @@ END = 0xBF810000
 )
 def test_an_accumulator_is_decoded_as_one(words, destination, source):
     code = struct.pack(f"<{len(words) + 1}I", *words, END)
-    instruction = decode(KernelCode.of(code))[0]
+    instruction = decode(KernelCode("instructions", code))[0]
     assert instruction.destinations[0].register == destination
     assert instruction.sources[0].register == source

@@ -25,7 +25,7 @@ def mfma(destination=0, first=32, second=34, addend=None, *, kind="bf16", size=3
 
 def hazards_of(*instructions) -> list[Hazard]:
     code = b"".join(instruction.to_bytes() for instruction in (*instructions, ins.s_endpgm()))
-    return find_hazards(KernelCode.of(code))
+    return find_hazards(KernelCode("instructions", code))
 
 
 def wait(states: int) -> list:
@@ -154,7 +154,7 @@ def test_a_value_that_is_overwritten_is_judged_by_its_last_write():
 
 
 def decode_text(instruction) -> str:
-    return decode(KernelCode.of(instruction.to_bytes()))[0].text
+    return decode(KernelCode("instructions", instruction.to_bytes()))[0].text
 
 
 def test_a_wide_store_before_a_join_is_a_known_defect():

@@ -184,7 +184,7 @@ def test_fused_multiply_add_rounds_once():
 def test_mantissa_and_exponent_are_those_of_c():
     """The document's formula has another exponent for 0 and denormals than what LLVM's frexp relies on."""
     code = [ins.v_frexp_mant_f32_e32(v[3], v[2]), ins.v_frexp_exp_i32_f32_e32(v[4], v[2]), ins.s_endpgm()]
-    kernel = KernelCode.of(b"".join(instruction.to_bytes() for instruction in code))
+    kernel = KernelCode("instructions", b"".join(instruction.to_bytes() for instruction in code))
     machine = Emulator(kernel, KernelLaunch(grid=(40, 1, 1), threads=64))
     bits = np.random.default_rng(6).integers(0, 2**32, (40, 64), dtype=np.uint32)
     bits[0] = np.arange(64) * 0x00010001  # zero and denormals
@@ -224,7 +224,7 @@ def test_division_is_correctly_rounded():
         ins.v_div_fixup_f32_e64(v[2], v[4], v[3], v[2]),
         ins.s_endpgm(),
     ]
-    kernel = KernelCode.of(b"".join(instruction.to_bytes() for instruction in code))
+    kernel = KernelCode("instructions", b"".join(instruction.to_bytes() for instruction in code))
     machine = Emulator(kernel, KernelLaunch(grid=(40, 1, 1), threads=1024))
     bits = np.random.default_rng(5).integers(0, 2**32, (2, 640, 64), dtype=np.uint32)
     for number in range(2):

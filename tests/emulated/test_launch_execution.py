@@ -110,10 +110,10 @@ def test_an_operation_is_executed_and_compared(compiler):
     assert result.problem is None
     for kernel in result.kernels:
         assert kernel.launches == 1
-        assert kernel.instructions["matrix"] > 0
-        assert kernel.device_lines >= kernel.minimum_lines > 0
-        assert kernel.local_cycles >= kernel.local_conflicts >= 0
-        assert 0 < kernel.active_share <= 1
+        assert kernel.counts.by_class()["matrix"] > 0
+        assert kernel.counts.device_lines >= kernel.minimum_lines > 0
+        assert kernel.counts.local_cycles >= kernel.counts.local_conflicts >= 0
+        assert 0 < kernel.counts.active_share <= 1
 
 
 def test_the_command_prints_all_and_reports_what_is_wrong(compiler, monkeypatch):

@@ -75,7 +75,9 @@ def multiply(name: str, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarr
         addend[register, lane] = np.float32(value).view(np.uint32)
     first, second = factor_registers(a, kind), factor_registers(b.T, kind)
     instruction = MatrixCode(name, (RESULT, FIRST, SECOND, ADDEND), (num_results, len(first)))
-    machine = Emulator(KernelCode.of(instruction.to_bytes() + ins.s_endpgm().to_bytes()), KernelLaunch())
+    machine = Emulator(
+        KernelCode("instructions", instruction.to_bytes() + ins.s_endpgm().to_bytes()), KernelLaunch()
+    )
     for start, registers in ((FIRST, first), (SECOND, second), (ADDEND, addend)):
         for number, values in enumerate(registers):
             machine.registers.write32(start + number, values[None], EVERY_LANE)

@@ -48,7 +48,7 @@ def _compiler(monkeypatch, tmp_path):
 
 
 def compiled(job):
-    with compiler_output(job) as folder:
+    with compiler_output(job) as (_, folder):
         return read_compiled_files(folder)
 
 

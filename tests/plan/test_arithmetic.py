@@ -15,7 +15,6 @@ from zaya_jax.plan.arithmetic import (
     operations,
     recomputed_flops,
     step_seconds,
-    with_node_devices,
 )
 from zaya_jax.plan.devices import Cluster, find_device
 from zaya_jax.plan.gpus import MI300X
@@ -27,6 +26,7 @@ from zaya_jax.plan.memory import (
     state_bytes,
 )
 from zaya_jax.plan.output.plan import make_plan
+from zaya_jax.plan.shares import with_execution
 
 PARAMETERS = 8_840_488_784
 """Values in all tensors of ZAYA1-8B in [Weights], without the balancing biases."""
@@ -41,7 +41,7 @@ def shared():
 @pytest.fixture(scope="module")
 def zaya1_8b(shared):
     """The recipe with all weights on each GPU."""
-    return with_node_devices(shared, 1)
+    return with_execution(shared, node_devices=1)
 
 
 def cluster(nodes):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from zaya_jax.options import load_config
-from zaya_jax.plan.arithmetic import communication, step_seconds, with_node_devices
+from zaya_jax.plan.arithmetic import communication, step_seconds
 from zaya_jax.plan.command import main
 from zaya_jax.plan.devices import Cluster, cluster_as_measured
 from zaya_jax.plan.gpus import MI300X
@@ -27,6 +27,7 @@ from zaya_jax.plan.measured import (
     fit_line,
     read_measured,
 )
+from zaya_jax.plan.shares import with_execution
 
 MACHINE = Machine(platform="cpu", device="cpu", hosts=("a", "b"), jax="0.10", date="2026-11-23")
 SIZES = [2**power for power in range(10, 31, 2)]
@@ -129,7 +130,7 @@ def test_links_measured_at_the_data_sheets_rate(zaya1_8b):
     )  # fmt: skip
     measured, resources = cluster_as_measured(MI300X, 1, 8, [result])
     assert resources == ("links in the node",)
-    config = with_node_devices(zaya1_8b, 1)
+    config = with_execution(zaya1_8b, node_devices=1)
     ours = communication(config, measured)
     assert ours.link_seconds == pytest.approx(
         (ours.reduced_bytes + ours.gathered_bytes) * 7 / 8 / bandwidth, rel=1e-6
@@ -197,7 +198,9 @@ def test_the_command_reports_measured_figures(zaya1_8b, tmp_path, capsys):
     printed = capsys.readouterr().out
     assert milliseconds("matrix units", printed) == milliseconds("matrix units", paper)
     # A thirtieth of 100 GB/s; of four devices in a node, and between two nodes. Latencies are negligible.
-    sent = communication(with_node_devices(zaya1_8b, 1), Cluster(device=MI300X, nodes=2, gpus_per_node=4))
+    sent = communication(
+        with_execution(zaya1_8b, node_devices=1), Cluster(device=MI300X, nodes=2, gpus_per_node=4)
+    )
     num_bytes = sent.reduced_bytes + sent.gathered_bytes
     for resource, on_the_wire in (("links in the node", 3 / 4), ("network", 1 / 4 * 1 / 2)):
         expected = 30e3 * num_bytes * on_the_wire / 100e9

@@ -19,8 +19,8 @@ def test_the_step_is_compiled_without_kernels_and_with(monkeypatch, tmp_path, ca
     asked = []
 
     def compile_program(job, **_):
-        asked.append(job.arguments["config"]["execution"])
-        size = {"xla": 2_000_000_000, "pallas": 500_000_000}[asked[-1]["implementation"]]
+        asked.append(job.arguments["config"].execution)
+        size = {"xla": 2_000_000_000, "pallas": 500_000_000}[asked[-1].implementation]
         return Compilation(
             memory=Memory(arguments=2**30, outputs=2**30, aliased=2**30, temporaries=4 * size, code=0),
             kernels=(),
@@ -39,7 +39,7 @@ def test_the_step_is_compiled_without_kernels_and_with(monkeypatch, tmp_path, ca
         f"--json={tmp_path / 'plan.json'}",
     ]
     command.main([*options, "--config.execution.attention_implementation=full"])
-    assert [execution["attention_implementation"] for execution in asked] == ["full", "full"]
+    assert [execution.attention_implementation for execution in asked] == ["full", "full"]
     result = json.loads((tmp_path / "plan.json").read_text())["kernels"]
     assert [result[name]["moved_bytes"] for name in ("xla", "pallas")] == [16e9, 4e9]
     printed = capsys.readouterr().out

@@ -10,6 +10,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pallas_kernels.backend import dot, from_start, launch, load, store
 from pallas_kernels.blocks import KernelSettings
+from pallas_kernels.choice import platform_of
+from zaya_jax.parallel.mesh import data_mesh
+from zaya_jax.train.compiled_programs import saved_weights
+from zaya_jax.train.step.state import abstract_state, make_setup
 
 
 def product_of_rows(devices, *, rows):
@@ -41,6 +45,13 @@ def triton_product(devices, *, block):
 
     replicated = NamedSharding(Mesh(np.array(devices[:1]), ("data",)), PartitionSpec())
     return jax.jit(multiply, in_shardings=replicated, out_shardings=replicated).lower(matrix, matrix)
+
+
+def save(devices, *, config):
+    """The computation of saving the state of `zaya train`."""
+    mesh = data_mesh(devices, node_devices=config.execution.node_devices)
+    state = abstract_state(config, make_setup(config, len(devices), platform=platform_of(devices[0])), mesh)
+    return saved_weights(state, mesh).lower(state)
 
 
 def abort(devices):

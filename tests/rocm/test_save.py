@@ -16,9 +16,7 @@ CLUSTER = Cluster(device=MI300X, nodes=128, gpus_per_node=8)
 def test_a_save_moves_the_weights_alone():
     """The optimizer's two thirds are copied to the host as stored; resharded arrays need little memory."""
     config = load_config("configs/zaya1_8b.py", [])
-    job = dataclasses.replace(
-        train_step_job(config, CLUSTER), program="zaya_jax.plan.compiled.train_program:lower_save"
-    )
+    job = dataclasses.replace(train_step_job(config, CLUSTER), program="programs:save")
     compilation = compile_program(job)
     share = 4 * count_parameters(config.model) / CLUSTER.num_gpus
     # Its arguments: a GPU's shard of the float32 weights with little padding, without the optimizer state.

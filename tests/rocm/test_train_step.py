@@ -8,13 +8,14 @@ import pytest
 
 from zaya_jax.config import Config
 from zaya_jax.model.weights import count_parameters
-from zaya_jax.plan.arithmetic import operations, with_node_devices
+from zaya_jax.plan.arithmetic import operations
 from zaya_jax.plan.compiled.hlo import Program
 from zaya_jax.plan.devices import Cluster
 from zaya_jax.plan.gpus import MI300X
 from zaya_jax.plan.memory import expert_bytes, partitioned_bytes, state_bytes
 from zaya_jax.plan.output.plan import read_compilation, train_step_job
 from zaya_jax.plan.rocm.compiler import compile_program
+from zaya_jax.plan.shares import with_execution
 
 NODES = (pytest.param(1, marks=pytest.mark.campaign), 128)  # the same checks as for 1,024
 
@@ -105,7 +106,9 @@ def test_flops_of_experts_and_head_equal_the_arithmetic(nodes):
 def compiled_in_nodes():
     """As on 128 nodes, with 3 experts on the 8 GPUs of each: five GPUs store none."""
     cluster = Cluster(device=MI300X, nodes=128, gpus_per_node=8)
-    return compile_program(train_step_job(with_node_devices(small_zaya1(cluster.num_gpus), 8), cluster))
+    return compile_program(
+        train_step_job(with_execution(small_zaya1(cluster.num_gpus), node_devices=8), cluster)
+    )
 
 
 def test_messages_of_shared_experts_use_the_shortest_links():
@@ -114,7 +117,7 @@ def test_messages_of_shared_experts_use_the_shortest_links():
     """
     collectives = Program(compiled_in_nodes().hlo).collectives
     assert {c.kind for c in collectives} == {"all-gather", "all-reduce", "all-to-all"}
-    experts = expert_bytes(with_node_devices(small_zaya1(1024), 8))
+    experts = expert_bytes(with_execution(small_zaya1(1024), node_devices=8))
     # Forward and again for the backward pass, and their gradients.
     assert sent(collectives, "/experts/") == {"all-gather": 2 * experts, "all-to-all": experts}
     assert "f32" not in {
@@ -125,7 +128,7 @@ def test_messages_of_shared_experts_use_the_shortest_links():
 def test_shared_experts_of_other_nodes_are_received_once_per_layer():
     """Forward only, and gradients in the backward pass, an eighth each, as each GPU stores them."""
     in_layers = [c for c in Program(compiled_in_nodes().hlo).collectives if "/while/" in c.op_name]
-    own = expert_bytes(with_node_devices(small_zaya1(1024), 8)) // 8
+    own = expert_bytes(with_execution(small_zaya1(1024), node_devices=8)) // 8
     assert sent(in_layers, "gather_weights") == {"all-gather": own, "all-to-all": own}
 
 
@@ -140,7 +143,7 @@ def sent(collectives, scope):
 
 def test_a_gpu_stores_only_its_part_of_shared_experts():
     """Kept weights and gradients are smaller than on a GPU with all experts."""
-    state = state_bytes(with_node_devices(small_zaya1(1024), 8), 1024)
+    state = state_bytes(with_execution(small_zaya1(1024), node_devices=8), 1024)
     whole = state_bytes(small_zaya1(1024), 1024)
     assert state.weights + state.gradients < 0.75 * (whole.weights + whole.gradients)
     memory = compiled_in_nodes().memory

@@ -6,10 +6,9 @@ from collections.abc import Callable, Sequence
 from zaya_jax.bench.collectives import command
 from zaya_jax.bench.generation import generation
 from zaya_jax.bench.kernels import gemm, kernel_times, memory_passes
-from zaya_jax.bench.measure import check_rounds
 from zaya_jax.bench.storage import checkpoint, data, disk
 from zaya_jax.bench.training import optimizers, torch_comparison
-from zaya_jax.options import Parser
+from zaya_jax.options import Parser, check_at_least
 
 WITH_ROUNDS: dict[str, Callable[..., None]] = {
     "data": data.run,
@@ -43,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     # Without a known name argparse reports it, with the closest one.
     options = _parser().parse_args(arguments)
-    check_rounds(options.rounds)
+    check_at_least(options, rounds=1)
     WITH_ROUNDS[options.what](rounds=options.rounds)
 
 
@@ -70,9 +69,8 @@ def _parser() -> Parser:
     parser.add_argument("what", choices=[*WITH_ROUNDS, *WITH_OWN_PARSER], help="benchmark to run")
     parser.add_argument(
         "--rounds",
-        type=int,
         default=ROUNDS,
         help="number of timings, of which the best counts; for data also of builds, of which the median "
-        "counts (default: %(default)s)",
+        "counts",
     )
     return parser

@@ -67,13 +67,6 @@ def _run_interleaved(
 
 
 @dataclasses.dataclass(frozen=True)
-class _Failure:
-    """The text of an exception in another process; not all of torch's exceptions can be pickled."""
-
-    message: str
-
-
-@dataclasses.dataclass(frozen=True)
 class _Process:
     """A program in its own process."""
 
@@ -93,11 +86,11 @@ class _Process:
         if not self.connection.poll(self.limit):
             raise RuntimeError(f'"{self.name}" did not finish within {self.limit:,.0f} seconds')
         try:
-            answer = self.connection.recv()
+            failure, answer = self.connection.recv()
         except (EOFError, ConnectionError):
             raise RuntimeError(f'the process of "{self.name}" exited early') from None
-        if isinstance(answer, _Failure):
-            raise RuntimeError(f'"{self.name}" failed: {answer.message}')
+        if failure:
+            raise RuntimeError(f'"{self.name}" failed: {failure}')
         return answer
 
 
@@ -132,10 +125,11 @@ def _serve(make: Program, measure: Callable[[Callable[[], Any]], Any], connectio
         call = make()
         answer = measure(call)  # compiles; not counted
         while True:
-            connection.send(answer)
+            connection.send(("", answer))
             connection.recv()
             answer = measure(call)
     except EOFError:  # the parent closed the connection
         return
     except Exception as error:
-        connection.send(_Failure(repr(error)))
+        # As text, because not all of torch's exceptions can be pickled.
+        connection.send((repr(error), None))

@@ -8,18 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from zaya_jax.errors import UserError
 from zaya_jax.platform.host_memory import available_memory
-
-
-def check_rounds(rounds: int) -> None:
-    """Checks the number of timings of a benchmark.
-
-    Raises:
-      UserError: if it is below 1.
-    """
-    if rounds < 1:
-        raise UserError(f"--rounds is {rounds}; it must be at least 1")
 
 
 def seconds(function: Callable[[], Any]) -> float:
@@ -77,15 +66,18 @@ def repeated_seconds(calls: Sequence[Callable[[int], Any]], *, rounds: int = 3) 
     times = []
     for call in calls:
         jax.block_until_ready(call(1))
-        # Choose the number of repetitions so that a round takes about `ROUND_SECONDS`.
-        once = seconds(functools.partial(call, 1))
-        times.append(min(MAX_REPETITIONS, max(1, int(ROUND_SECONDS / once))))
+        times.append(num_repetitions(seconds(functools.partial(call, 1))))
     # Rounds alternate between the calls, so that a slow period of the machine affects all of them.
     turns = [
         [seconds(functools.partial(call, number)) / number for call, number in zip(calls, times, strict=True)]
         for _ in range(rounds)
     ]
     return list(map(min, zip(*turns, strict=True)))
+
+
+def num_repetitions(once: float) -> int:
+    """Returns how often to repeat work of some seconds, so that a round takes about `ROUND_SECONDS`."""
+    return min(MAX_REPETITIONS, max(1, int(ROUND_SECONDS / once)))
 
 
 STEP = 4

@@ -5,9 +5,8 @@ computed in float64, chunk by chunk, and rounded once.
 """
 
 import dataclasses
-import functools
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -19,12 +18,8 @@ from zaya_jax.checkpoint.stored_weights import StoredWeights
 from zaya_jax.errors import UserError
 
 
-class AveragedWeights:
-    """Weights of several checkpoints, read as their mean, part by part.
-
-    Attributes:
-      shapes: shape of each weight, by name.
-    """
+class AveragedWeights(StoredWeights):
+    """Weights of several checkpoints, read as their mean, part by part; types and chunks are of the first."""
 
     def __init__(self, saved: Sequence[SavedStep]):
         """Opens verified checkpoints.
@@ -32,33 +27,23 @@ class AveragedWeights:
         Raises:
           UserError: if two of them have different weights.
         """
-        self._stored = [StoredWeights(each.run_folder, step=each.step, interleaved=False) for each in saved]
-        # Of the first one for all: checkpoints of a run have equal weights and chunks.
-        self.shapes = self._stored[0].shapes
-        for stored in self._stored[1:]:
+        first, *others = saved
+        super().__init__(first.run_folder, step=first.step, interleaved=False)
+        self._others = [StoredWeights(each.run_folder, step=each.step, interleaved=False) for each in others]
+        for stored in self._others:
             if stored.shapes != self.shapes:
                 raise UserError(
-                    f"{stored.folder} and {self._stored[0].folder} have different weights by name or shape; "
+                    f"{stored.folder} and {self.folder} have different weights by name or shape; "
                     "only checkpoints of one model have an average"
                 )
-
-    def dtype(self, name: str) -> np.dtype:
-        """Type of a weight in the first checkpoint."""
-        return self._stored[0].dtype(name)
-
-    def chunk(self, name: str) -> tuple[int, ...]:
-        """Shape of the chunks of a weight in the first checkpoint."""
-        return self._stored[0].chunk(name)
-
-    def parts(self, name: str) -> Iterator[tuple[slice, ...]]:
-        """Yields the index of each chunk of a weight, in order."""
-        return self._stored[0].parts(name)
 
     def read(self, name: str, index: tuple[int | slice, ...]) -> np.ndarray:
         """Returns the mean of a part of a weight, float64."""
         # A running sum: one part of one checkpoint is in memory next to it.
-        parts = (stored.read(name, index).astype(np.float64) for stored in self._stored)
-        return functools.reduce(np.add, parts) / len(self._stored)
+        total = super().read(name, index).astype(np.float64)
+        for stored in self._others:
+            total += stored.read(name, index)
+        return total / (1 + len(self._others))
 
 
 def average_steps(

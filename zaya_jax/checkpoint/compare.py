@@ -78,13 +78,9 @@ def compare(first: StoredArrays, second: StoredArrays) -> Comparison:
         only_first=tuple(sorted(first.shapes.keys() - second.shapes.keys())),
         only_second=tuple(sorted(second.shapes.keys() - first.shapes.keys())),
         shapes=shapes,
-        differences=tuple(sorted(differences, key=_rank)),
+        # Equal arrays come last, after those that differ only in the sign of a zero.
+        differences=tuple(sorted(differences, key=lambda d: (d.is_none, -d.relative, -d.absolute, d.name))),
     )
-
-
-def _rank(difference: ArrayDifference) -> tuple[bool, float, float, str]:
-    """Sort key. Equal arrays come last, after those that differ only in the sign of a zero."""
-    return difference.is_none, -difference.relative, -difference.absolute, difference.name
 
 
 def _compare_array(name: str, first: StoredArrays, second: StoredArrays) -> ArrayDifference:

@@ -173,11 +173,6 @@ class _Writer:
         return f"process {self.pid} on {self.host}, since {self.since}"
 
 
-def _this_writer() -> _Writer:
-    now = datetime.datetime.now(datetime.UTC).isoformat(" ", "seconds")
-    return _Writer(socket.gethostname(), os.getpid(), now, this_kernel())
-
-
 def this_kernel() -> str:
     """Boot id of this host. Containers have their own host names, but share the kernel and its locks."""
     # Locks of `flock` are visible to all processes of one kernel, whatever their host names are.
@@ -221,7 +216,9 @@ def _create(folder: pathlib.Path) -> _Held | None:
     try:
         with durable.path_in_errors(folder / LOCK_FILE):
             _lock(file, wait=True)  # other processes lock the empty file briefly to inspect it
-            os.write(file, json.dumps(dataclasses.asdict(_this_writer())).encode() + b"\n")
+            since = datetime.datetime.now(datetime.UTC).isoformat(" ", "seconds")
+            writer = _Writer(socket.gethostname(), os.getpid(), since, this_kernel())
+            os.write(file, json.dumps(dataclasses.asdict(writer)).encode() + b"\n")
         durable.sync(folder / LOCK_FILE)  # only then do other hosts see the content
         # Another process may have removed the file between its creation and the lock.
         if os.path.samestat(os.stat(folder / LOCK_FILE), os.fstat(file)):

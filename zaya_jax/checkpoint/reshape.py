@@ -7,8 +7,7 @@ the parts that its devices own.
 import dataclasses
 import pathlib
 import shutil
-from collections.abc import Iterator, Mapping
-from typing import Protocol, runtime_checkable
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -26,33 +25,6 @@ from zaya_jax.files import durable
 
 ROUTER_BIAS = "router_bias."
 """Prefix of the names of router biases, which are never rounded ([ZAYA1-8B] II-A-2)."""
-
-
-@runtime_checkable
-class WeightReader(Protocol):
-    """Weights that are read part by part: those of a checkpoint, or an average of several.
-
-    Attributes:
-      shapes: shape of each weight, by name.
-    """
-
-    shapes: dict[str, tuple[int, ...]]
-
-    def dtype(self, name: str) -> np.dtype:
-        """Stored type of a weight."""
-        ...
-
-    def chunk(self, name: str) -> tuple[int, ...]:
-        """Shape of the chunks of a weight."""
-        ...
-
-    def parts(self, name: str) -> Iterator[tuple[slice, ...]]:
-        """Yields the index of each chunk of a weight."""
-        ...
-
-    def read(self, name: str, index: tuple[int | slice, ...]) -> np.ndarray:
-        """Reads a part of a weight."""
-        ...
 
 
 def reshape(
@@ -97,7 +69,7 @@ def reshape(
 
 
 def publish_weights(
-    stored: WeightReader,
+    stored: StoredWeights,
     saved: SavedStep,
     folder: pathlib.Path,
     config: Config,
@@ -166,7 +138,7 @@ def _check_whole_run(saved: SavedStep, dtype: np.dtype | None, weights: WeightsK
 
 
 def _write_weights(
-    stored: WeightReader, saved: SavedStep, run_folder: pathlib.Path, dtype: np.dtype | None, origin: str
+    stored: StoredWeights, saved: SavedStep, run_folder: pathlib.Path, dtype: np.dtype | None, origin: str
 ) -> None:
     """Writes the weights chunk by chunk, so that only one chunk is in memory, before and after conversion."""
     arrays = [_plain(stored, name, dtype) for name in stored.shapes]
@@ -189,7 +161,7 @@ def _write_weights(
     commit(folder, saved.step, sync_and_describe(folder, durable.list_files(folder)))
 
 
-def _plain(stored: WeightReader, name: str, dtype: np.dtype | None) -> PlainArray:
+def _plain(stored: StoredWeights, name: str, dtype: np.dtype | None) -> PlainArray:
     kept = stored.dtype(name) if dtype is None or name.startswith(ROUTER_BIAS) else dtype
     return PlainArray(name, stored.shapes[name], stored.chunk(name), kept)
 

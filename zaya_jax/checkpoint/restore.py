@@ -66,16 +66,14 @@ def load_weights(saved: SavedStep, place: Callable[[Any], Any], weights: Weights
     stored = shapes | {"params": map_weights(lambda w: jax.ShapeDtypeStruct(w.shape, jnp.float32), declared)}
     if weights == EMA:
         stored |= {NUM_UPDATES: jax.ShapeDtypeStruct((), jnp.int32)}
-    read = _read_average if weights == EMA else _read_weights
-    variables = read(saved, declared, abstract(stored, place(stored)))
+    there = abstract(stored, place(stored))
+    if weights == EMA:
+        variables = _read_average(saved, declared, there)
+    else:
+        variables = restore_weights(saved.run_folder, saved.step, there)
     if ADAPTERS in declared:
         variables = variables | {"params": _merge(declared, variables["params"], place(shapes["params"]))}
     return SavedRun(config.phase_at(saved.step).config, saved.step, variables)
-
-
-def _read_weights(saved: SavedStep, declared: Mapping, stored: dict) -> dict:
-    del declared
-    return restore_weights(saved.run_folder, saved.step, stored)
 
 
 def _read_average(saved: SavedStep, declared: Mapping, stored: dict) -> dict:
@@ -90,7 +88,7 @@ def _read_average(saved: SavedStep, declared: Mapping, stored: dict) -> dict:
     of_weights = {}
     if len(averaged) < len(shapes):
         weights = {name: tree for name, tree in stored.items() if name != NUM_UPDATES}
-        of_weights = _read_weights(saved, declared, weights)["params"]
+        of_weights = restore_weights(saved.run_folder, saved.step, weights)["params"]
     flat = flatten_dict(of_weights, sep="/") | flatten_dict(average["params"], sep="/")
     return {"params": unflatten_dict(flat, sep="/"), "router_bias": average["router_bias"]}
 

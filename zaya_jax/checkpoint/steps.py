@@ -107,12 +107,13 @@ class Checkpoints:
             "save", lambda: self._prepare((weights, training, ema)) if hosts.is_first() else None
         )
         # The name is random, so one process must choose it for all.
-        aside = hosts.broadcast_from_first("place", None if self._has(step) else self._name(step))
+        name = durable.temporary_path(self._folder / str(step)).name
+        aside = hosts.broadcast_from_first("place", None if step in all_steps(self._run_folder) else name)
         if aside is None:
             return
         items = {
             WEIGHTS: _save_in_chunks(weights, _weight_chunks),
-            TRAINING: _save_in_chunks(training, _training_chunks),
+            TRAINING: _save_in_chunks(training, lambda *_: ocp.SaveArgs(chunk_byte_size=CHUNK_BYTES)),
             # With the chunks of the weights, because the same readers read it.
             **({} if ema is None else {EMA: _save_in_chunks(ema, _weight_chunks)}),
         }
@@ -134,12 +135,6 @@ class Checkpoints:
         """Whether the save in the background has failed, without waiting; `wait` raises the error."""
         committing = self._committing
         return committing is not None and committing.done() and committing.exception() is not None
-
-    def _has(self, step: int) -> bool:
-        return step in all_steps(self._run_folder)
-
-    def _name(self, step: int) -> str:
-        return durable.temporary_path(self._folder / str(step)).name
 
     def _prepare(self, state: Any) -> None:
         durable.make_folder(self._folder)
@@ -392,11 +387,6 @@ def _restore(run_folder: str | pathlib.Path, step: int, items: dict[str, Any]) -
 def _save_in_chunks(item: Any, chunks: Callable[[Any, Any], ocp.SaveArgs]) -> Any:
     """Sets chunk sizes: Orbax's default, one chunk per stack of layers, must be read at once."""
     return ocp.args.StandardSave(item, save_args=jax.tree.map_with_path(chunks, item))
-
-
-def _training_chunks(path: tuple[Any, ...], array: Any) -> ocp.SaveArgs:
-    del path, array
-    return ocp.SaveArgs(chunk_byte_size=CHUNK_BYTES)
 
 
 def _weight_chunks(path: tuple[Any, ...], weight: Any) -> ocp.SaveArgs:

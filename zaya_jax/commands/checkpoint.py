@@ -23,7 +23,6 @@ from zaya_jax.checkpoint import (
     WEIGHTS,
     Comparison,
     Retention,
-    SavedStep,
     StoredArrays,
     all_damage,
     all_steps,
@@ -48,6 +47,7 @@ from zaya_jax.checkpoint import (
     steps_to_remove,
 )
 from zaya_jax.errors import UserError
+from zaya_jax.files.durable import path_in_errors
 from zaya_jax.options import Parser, check_at_least, run_subcommand
 from zaya_jax.run_folder.names import METRICS_FILE
 from zaya_jax.text_tables import format_bytes, name_column, number_column
@@ -213,8 +213,9 @@ def diff(argv: Sequence[str]) -> None:
     # Verified before they are compared, because damage would look like a difference.
     sides = [require_whole(*split_step(side)) for side in (options.first, options.second)]
     items = (WEIGHTS, TRAINING) if options.training else (WEIGHTS,)
-    if options.training:
-        _require_training(sides)
+    for side in sides if options.training else ():
+        if not has_training(side.run_folder, side.step):
+            raise UserError(f"step {side.step} of {side.run_folder} has weights only; remove --training")
     names = [f"{side.run_folder}:{side.step}" for side in sides]
     comparisons = []
     for item in items:
@@ -231,12 +232,6 @@ def split_step(text: str) -> tuple[str, int | None]:
     if pathlib.Path(text).exists() or not (colon and step.isascii() and step.isdecimal()):
         return text, None
     return run, int(step)
-
-
-def _require_training(sides: Sequence[SavedStep]) -> None:
-    for side in sides:
-        if not has_training(side.run_folder, side.step):
-            raise UserError(f"step {side.step} of {side.run_folder} has weights only; remove --training")
 
 
 def _print_comparison(comparison: Comparison, item: str, names: Sequence[str]) -> None:
@@ -358,20 +353,11 @@ def reshape_step(argv: Sequence[str]) -> None:
     metrics = pathlib.Path(saved.run_folder, METRICS_FILE)
     # A resuming run needs the metrics: it drops rows of later steps, and shows the last one when finished.
     extra = {} if options.weights_only or not metrics.exists() else {METRICS_FILE: metrics.read_bytes()}
-    try:
-        reshape(
-            saved,
-            out,
-            dtype=dtype,
-            weights_only=options.weights_only,
-            weights=options.weights,
-            extra=extra,
-        )
-    except OSError as error:
-        # Some errors, such as that of a full disk, do not name the file.
-        error.filename = error.filename or options.out
-        raise
-    what = "all" if not options.weights_only else "weights" if options.weights == "raw" else "EMA"
+    only, weights = options.weights_only, options.weights
+    # Some errors, such as that of a full disk, do not name the file.
+    with path_in_errors(out):
+        reshape(saved, out, dtype=dtype, weights_only=only, weights=weights, extra=extra)
+    what = "all" if not only else "weights" if weights == "raw" else "EMA"
     print(f"{out}: {what} of step {saved.step} of {saved.run_folder}, {format_bytes(folder_bytes(out))}")
 
 
@@ -400,15 +386,11 @@ def average(argv: Sequence[str]) -> None:
     group.add_argument("--steps", metavar="A,B,...", help="average these steps")
     parser.add_argument("--dtype", choices=list(DTYPES), help="type of the weights (default: unchanged)")
     options = parser.parse_args(argv)
-    if options.last is not None and options.last < 2:
-        raise UserError(f"--last is {options.last}; it must be at least 2")
+    check_at_least(options, last=2)
     steps = last_steps(options.run, options.last) if options.last else _parse_steps(options.steps)
     out = pathlib.Path(options.out)
-    try:
+    with path_in_errors(out):
         average_steps(options.run, out, steps, dtype=options.dtype and DTYPES[options.dtype])
-    except OSError as error:
-        error.filename = error.filename or options.out
-        raise
     names = ", ".join(map(str, sorted(set(steps))))
     print(f"{out}: mean of the weights of steps {names} of {options.run}, {format_bytes(folder_bytes(out))}")
 

@@ -5,7 +5,6 @@ It combines the checks of `zaya_jax.aegis` with measurements of `zaya_jax.bench`
 
 import argparse
 import dataclasses
-import json
 import os
 import pathlib
 import shutil
@@ -13,6 +12,7 @@ import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -31,10 +31,10 @@ from zaya_jax.aegis.doctor.software_facts import (
     run_module,
     try_rdma,
 )
+from zaya_jax.bench.results import write_json
 from zaya_jax.bench.storage import disk
 from zaya_jax.errors import UserError
-from zaya_jax.files import durable
-from zaya_jax.options import Parser
+from zaya_jax.options import Parser, check_positive
 from zaya_jax.parallel.processes import hosts
 from zaya_jax.parallel.processes.process_group import find_process_group
 from zaya_jax.plan.output.picture import check_outputs
@@ -61,16 +61,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise UserError(
             f'--folder is "{options.folder}"; it must be a folder on the disk where runs will be stored'
         )
-    # Not `<=`, which NaN would pass.
-    if not options.timeout > 0:
-        raise UserError(f"--timeout is {options.timeout}; it must be above 0")
+    check_positive(options, "timeout")
     with hosts.joined(find_process_group(os.environ), limit_seconds=options.timeout):
         facts = read(options)
         found = _gather_findings(facts)
         verdicts = judge([each for findings in found.values() for each in findings])
         if hosts.is_first():
             report(found, verdicts)
-            _write(options.json, facts, found, verdicts)
+            write_json(options.json, _values(facts, found, verdicts))
     # After the block, so that all processes have left the group before one of them exits.
     if any(each.use == options.use and each.state == BAD for each in verdicts):
         sys.exit(NOT_FIT)
@@ -131,16 +129,12 @@ def _refused(environment: Mapping[str, str]) -> tuple[str, ...]:
 def measure_disk(folder: pathlib.Path) -> Disk:
     """Measures the disk of a folder; if it is nearly full, only its free space."""
     # The measurement writes DISK_GIB of data, and must not fill a nearly full disk.
-    free = shutil.disk_usage(folder).free
-    if free < 4 * DISK_GIB * 2**30:
-        return Disk(folder=str(folder.resolve()), free_bytes=free, sync_worst=0.0, write_bandwidth=0.0)
-    measured = disk.measure(folder, gib=DISK_GIB)
-    return Disk(
-        folder=measured.folder,
-        free_bytes=free,
-        sync_worst=measured.sync_worst,
-        write_bandwidth=measured.write_bandwidth,
-    )
+    free, sync_worst, write_bandwidth = shutil.disk_usage(folder).free, 0.0, 0.0
+    if free >= 4 * DISK_GIB * 2**30:
+        measured = disk.measure(folder, gib=DISK_GIB)
+        sync_worst, write_bandwidth = measured.sync_worst, measured.write_bandwidth
+    place = str(folder.resolve())
+    return Disk(folder=place, free_bytes=free, sync_worst=sync_worst, write_bandwidth=write_bandwidth)
 
 
 def measure_speed(environment: Mapping[str, str], limit_seconds: float) -> Speed:
@@ -188,22 +182,16 @@ def _join_names(names: Sequence[str]) -> str:
     return ", ".join(names[:MAX_NAMES]) + more
 
 
-def _write(
-    file: str | None,
-    facts: HostFacts,
-    found: Mapping[str, Sequence[Finding]],
-    verdicts: Sequence[Verdict],
-) -> None:
-    if file is None:
-        return
-    values = {
+def _values(
+    facts: HostFacts, found: Mapping[str, Sequence[Finding]], verdicts: Sequence[Verdict]
+) -> dict[str, Any]:
+    return {
         "verdicts": [dataclasses.asdict(each) | {"sentence": each.sentence} for each in verdicts],
         "findings": {
             host: [dataclasses.asdict(each) for each in findings] for host, findings in found.items()
         },
         "readings": dataclasses.asdict(facts),  # of the first process' host
     }
-    durable.write(pathlib.Path(file), json.dumps(values, indent=2) + "\n")
 
 
 def _parser() -> Parser:
@@ -229,10 +217,9 @@ def _parser() -> Parser:
     parser.add_argument("--no-speed", dest="speed", action="store_false", help="do not measure the GPUs")
     parser.add_argument(
         "--timeout",
-        type=float,
         default=LIMIT_SECONDS,
         metavar="SECONDS",
-        help="time limit of each measurement, and of waiting for other hosts (default: %(default)s)",
+        help="time limit of each measurement, and of waiting for other hosts",
     )
     parser.add_argument(
         "--json", metavar="FILE", help="write all results, and the measurements that they are based on"

@@ -34,21 +34,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     # argparse does not know the command after "--", and would omit it.
     parser.usage = "zaya launch [options] -- COMMAND [options of the command]"
-    parser.add_argument("--processes", type=int, default=2, help="number of processes (default: %(default)s)")
+    parser.add_argument("--processes", default=2, help="number of processes")
     parser.add_argument(
         "--devices",
         type=int,
         help="number of CPU devices or GPUs of each process (default: all that jax finds)",
     )
-    parser.add_argument(
-        "--max-restarts",
-        type=int,
-        default=0,
-        help="maximum number of restarts after a crash (default: %(default)s)",
-    )
+    parser.add_argument("--max-restarts", default=0, help="maximum number of restarts after a crash")
     parser.add_argument(
         "--grace-seconds",
-        type=float,
         default=GRACE_SECONDS,
         help="time for the other processes to exit after one failed, in seconds (default: %(default)g)",
     )

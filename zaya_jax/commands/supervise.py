@@ -63,24 +63,17 @@ def _parser() -> Parser:
         "--engine",
         choices=ENGINES,
         default="local",
-        help="run on this machine, or on the nodes of a SLURM job (default: %(default)s)",
+        help="run on this machine, or on the nodes of a SLURM job",
     )
-    parser.add_argument(
-        "--processes", type=int, default=2, help="local: number of processes (default: %(default)s)"
-    )
+    parser.add_argument("--processes", default=2, help="local: number of processes")
     parser.add_argument("--devices", type=int, help="local: devices per process, as in `zaya launch`")
     parser.add_argument(
-        "--nodes",
-        type=int,
-        default=1,
-        help="slurm: nodes per attempt; the job's other nodes are spare (default: %(default)s)",
+        "--nodes", default=1, help="slurm: nodes per attempt; the job's other nodes are spare"
     )
     parser.add_argument(
         "--min-nodes", type=int, help="slurm: minimum number of nodes to continue with (default: --nodes)"
     )
-    parser.add_argument(
-        "--rules", default=RULES_FILE, metavar="FILE", help="TOML file of log rules (default: %(default)s)"
-    )
+    parser.add_argument("--rules", default=RULES_FILE, metavar="FILE", help="TOML file of log rules")
     parser.add_argument(
         "--dry-run", action="store_true", help="run one attempt, and only print what would be done after it"
     )

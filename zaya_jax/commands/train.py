@@ -22,7 +22,7 @@ from zaya_jax.data.tokenizers.tokenizer import tokenizer_of
 from zaya_jax.errors import UserError
 from zaya_jax.inference.engine.generate import generate
 from zaya_jax.inference.evaluation.training_tasks import training_tasks
-from zaya_jax.options import Parser, add_config_options, load_config
+from zaya_jax.options import Parser, add_config_options, check_at_least, load_config
 from zaya_jax.parallel.processes import hosts
 from zaya_jax.parallel.processes.process_group import COORDINATOR, NUM_PROCESSES, PROCESS, find_process_group
 from zaya_jax.platform.host_memory import reuse_host_memory
@@ -57,6 +57,7 @@ def main(argv: Sequence[str] | None = None) -> None:
       UserError: for an invalid config, or a run folder of another run.
     """
     options, overrides = _parser().parse_with_fields(argv)
+    check_at_least(options, devices=1)
     config = load_config(options.config, overrides)
     if options.devices is not None and not options.dry_run:
         raise UserError("--devices goes with --dry-run; a run uses all devices that it finds")
@@ -181,7 +182,6 @@ def _add_process_options(parser: Parser) -> None:
     processes.add_argument("--process-id", type=int, help="number of this process, from 0")
     processes.add_argument(
         "--wait",
-        type=float,
         default=hosts.LIMIT_SECONDS,
         metavar="SECONDS",
         help=f"maximum time to wait for another process (default: {hosts.LIMIT_SECONDS:.0f})",

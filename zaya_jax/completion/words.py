@@ -4,7 +4,7 @@ import argparse
 import dataclasses
 import functools
 import importlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 
 from zaya_jax.commands.registry import COMMANDS
 from zaya_jax.config_help import field_helps
@@ -59,22 +59,25 @@ def commands() -> Iterator[Command]:
     """Yields all commands, each followed by its subcommands. Imports their modules, and so jax."""
     top = tuple(Option((name,), (), False, summary) for name, summary in _TOP_OPTIONS.items())
     yield Command("", {name: summary for name, (_, summary) in COMMANDS.items()}, top, (), False)
-    for name, (module, _) in COMMANDS.items():
-        yield from _with_subcommands(name, importlib.import_module(module).main)
+    for name in COMMANDS:
+        parser, *subparsers = parsers_of(name)
+        words = [each.prog.rpartition(" ")[2] for each in subparsers]
+        summaries = [_first_sentence(each.description) for each in subparsers]
+        yield _command(name, parser, dict(zip(words, summaries, strict=True)))
+        for word, each in zip(words, subparsers, strict=True):
+            yield _command(f"{name} {word}", each, {})
 
 
-def _with_subcommands(name: str, main: Callable[[Sequence[str]], None]) -> Iterator[Command]:
+def parsers_of(command: str) -> list[Parser]:
+    """Returns the parser of a command, followed by those of its subcommands. Imports its module."""
+    main = importlib.import_module(COMMANDS[command][0]).main
     parser = parser_of(main)
     operands = [action for action in parser.actions if not action.option_strings]
     # argparse cannot list subcommands here: a command parses its first word itself.
     choices = [str(choice) for action in operands for choice in action.choices or ()]
-    parsers = {word: parser_of(main, word) for word in (*choices, *UNLISTED.get(name, ()))}
+    parsers = (parser_of(main, word) for word in (*choices, *UNLISTED.get(command, ())))
     # A choice that does not lead to another parser is a plain operand.
-    subparsers = {word: each for word, each in parsers.items() if each.prog != parser.prog}
-    summaries = {word: _first_sentence(each.description) for word, each in subparsers.items()}
-    yield _command(name, parser, summaries)
-    for word, each in subparsers.items():
-        yield _command(f"{name} {word}", each, {})
+    return [parser, *(each for each in parsers if each.prog != parser.prog)]
 
 
 def _command(path: str, parser: Parser, subcommands: dict[str, str]) -> Command:

@@ -19,8 +19,8 @@ ALIASES: dict[str, str] = {
     "data.batch_size": "global_batch_size train_batch_size per_device_train_batch_size micro_batch_size bs "
     "per_device_batch_size local_batch_size device_batch_size total_batch_size mbs batchsize",
     "data.sequence_length": "seq_len seq_length block_size max_seq_len max_seq_length max_length "
-    "context_length "
-    "context_len max_target_length seqlen ctx_len sequence_len cutoff_len max_sequence_length",
+    "context_length context_len max_target_length seqlen ctx_len sequence_len cutoff_len "
+    "max_sequence_length",
     "data.source": "dataset dataset_name dataset_path data_path train_data train_file train_files",
     "data.tokenizer": "tokenizer_path tokenizer_name tokenizer_name_or_path vocab_file tokenizer_model",
     # train
@@ -31,8 +31,7 @@ ALIASES: dict[str, str] = {
     "train.eval_every": "eval_interval eval_steps eval_freq val_every validation_freq val_check_interval "
     "eval_every_n_steps val_interval evaluation_interval",
     "train.eval_sequences": "eval_iters max_eval_samples eval_batches val_steps",
-    "train.checkpoint_every": "save_interval save_steps save_every save_freq checkpoint_interval "
-    "ckpt_every "
+    "train.checkpoint_every": "save_interval save_steps save_every save_freq checkpoint_interval ckpt_every "
     "checkpoint_period ckpt_interval",
     "train.keep_checkpoints": "save_total_limit keep_latest_k max_to_keep keep_last max_checkpoints",
     "train.init_from": "model_name_or_path pretrained load_parameters_path init_checkpoint load_path "
@@ -40,8 +39,7 @@ ALIASES: dict[str, str] = {
     "train.seed": "random_seed manual_seed rng_seed init_seed",
     # execution
     "execution.num_microbatches": "grad_accum gradient_accumulation_steps grad_accum_steps "
-    "accumulate_grad_batches "
-    "gradient_accumulation accumulation_steps num_microbatch grad_acc",
+    "accumulate_grad_batches gradient_accumulation accumulation_steps num_microbatch grad_acc",
     "execution.dtype": "precision mixed_precision bf16 fp16 compute_dtype torch_dtype param_dtype",
     "execution.remat": "gradient_checkpointing activation_checkpointing activation_checkpoint remat_policy "
     "recompute_granularity activation_checkpoint_mode checkpoint_activations",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from zaya_jax.errors import UserError
-from zaya_jax.fields import describe_types
+from zaya_jax.fields import describe_types, union_members
 
 
 def require(condition: bool, message: str) -> None:
@@ -44,7 +44,7 @@ def require_choices(section: str, config: Any) -> None:
     """Checks every field whose type is a `Literal`."""
     for name, hint in typing.get_type_hints(type(config)).items():
         # Handles both `Literal[...]` and `Literal[...] | None`.
-        options = (hint,) if typing.get_origin(hint) is Literal else typing.get_args(hint)
+        options = union_members(hint)
         choices = [c for o in options if typing.get_origin(o) is Literal for c in typing.get_args(o)]
         value = getattr(config, name)
         # Types are only checked when values are read from files or options; configs that are built in code

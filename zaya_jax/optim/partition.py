@@ -20,6 +20,7 @@ No matrix is split, each has one owner, and all devices have the same number of 
 import dataclasses
 import itertools
 import math
+import operator
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -86,6 +87,10 @@ class MatrixRange:
     def sides(self) -> tuple[int, int]:
         """Lengths of the shorter and the longer side of each matrix."""
         return min(self.rows, self.columns), max(self.rows, self.columns)
+
+
+BY_SIZE = operator.attrgetter("sides")
+"""Key that sorts ranges by the lengths of their sides."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -308,7 +313,7 @@ def _range_from(start: int, path: str, weight: Weight) -> MatrixRange:
 def _pools(left: Iterable[MatrixRange], num_devices: int) -> tuple[MatrixPool, ...]:
     """Pools with one matrix per device, largest matrices first."""
     # Sorting puts matrices of similar size in a pool: little padding, and balanced work.
-    by_size = sorted(left, key=_sides, reverse=True)
+    by_size = sorted(left, key=BY_SIZE, reverse=True)
     pools: list[list[MatrixRange]] = []
     num_free = 0
     for each in by_size:
@@ -329,7 +334,7 @@ def _pools_of_nodes(
     """One pool per size of matrix, as far as matrices divide evenly by nodes; mixed pools for the rest."""
     ranges = [_range_from(0, path, weight) for path, weight in matrices.items()]
     pools, left = [], []
-    for _, of_size in itertools.groupby(sorted(ranges, key=_sides, reverse=True), key=_sides):
+    for _, of_size in itertools.groupby(sorted(ranges, key=BY_SIZE, reverse=True), key=BY_SIZE):
         of_size = list(of_size)
         # Matrices of one size need no padding.
         taken, rest = _split_at(of_size, sum(each.count for each in of_size) // num_nodes * num_nodes)
@@ -341,10 +346,6 @@ def _pools_of_nodes(
         MatrixPool(f"pool {i}", slots, tuple(ranges), rows_divide=node_devices, layout=layout)
         for i, (slots, ranges) in enumerate(pools)
     )
-
-
-def _sides(each: MatrixRange) -> tuple[int, int]:
-    return each.sides
 
 
 def _split_at(ranges: Iterable[MatrixRange], count: int) -> tuple[list[MatrixRange], list[MatrixRange]]:

@@ -26,7 +26,7 @@ from zaya_jax.plan.memory import (
     sum_dtype,
     summed_bytes,
 )
-from zaya_jax.plan.shares import Exchange, exchange, micro_batch, num_groups, own_tokens
+from zaya_jax.plan.shares import Exchange, exchange, micro_batch, num_groups, own_tokens, with_execution
 
 LAYERS_AGAIN = {"block": 1, "layer": 1, "group": 2}
 """Number of times that a remat policy recomputes a whole layer; the others keep the outputs of products."""
@@ -129,13 +129,14 @@ def operations(config: Config, num_devices: int) -> Operations:
     """Returns the operations of all products of a step."""
     time = config.data.sequence_length
     steps = config.optimizer.newton_schulz_steps if config.optimizer.name == "muon" else 0
+    # A partition over one device has all matrices, and no padding.
+    whole = partition_of(with_execution(config, node_devices=1), 1)
     return Operations(
         forward=forward_flops_per_token(config.model, time),
         training=train_flops_per_token(config, time),
         recomputed=recomputed_flops(config.model, config.execution, time),
         optimizer=optimizer_flops(partition_of(config, num_devices), num_steps=steps),
-        # A partition over one device has all matrices, and no padding.
-        optimizer_replicated=optimizer_flops(partition_of(with_node_devices(config, 1), 1), num_steps=steps),
+        optimizer_replicated=optimizer_flops(whole, num_steps=steps),
     )
 
 
@@ -422,11 +423,6 @@ def _score_flops(config: ModelConfig, forward: dict[str, float]) -> float:
         if path.startswith("layers/attention/") and (weight.matrix or path.endswith("kernel"))
     )
     return forward["attention"] - weights
-
-
-def with_node_devices(config: Config, count: int) -> Config:
-    """Returns the run with the given number of devices of a node sharing its experts."""
-    return dataclasses.replace(config, execution=dataclasses.replace(config.execution, node_devices=count))
 
 
 def _matrices_per_device(partition: Partition, bucket: MatrixStack | MatrixPool) -> int:

@@ -19,12 +19,7 @@ import jax.numpy as jnp
 from zaya_jax.config import Config
 from zaya_jax.model.adapters import declare_run
 from zaya_jax.model.weights import flatten_weights
-from zaya_jax.plan.arithmetic import (
-    LINKS,
-    context_seconds,
-    experts_in_node,
-    step_seconds,
-)
+from zaya_jax.plan.arithmetic import LINKS, context_seconds, experts_in_node, step_seconds
 from zaya_jax.plan.devices import Cluster
 from zaya_jax.plan.memory import is_gathered, sum_dtype
 

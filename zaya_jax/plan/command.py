@@ -2,17 +2,17 @@
 
 import argparse
 import dataclasses
-import functools
 import pathlib
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from rich.console import Console
 
 from zaya_jax.config import Config
 from zaya_jax.errors import UserError
 from zaya_jax.files.json_files import dump_json
-from zaya_jax.options import Parser, add_config_options, load_config
+from zaya_jax.options import Parser, add_config_options, check_at_least, check_positive, load_config
 from zaya_jax.plan import reliability_command
 from zaya_jax.plan.cases import PUBLISHED
 from zaya_jax.plan.compiled.kernel_execution import EXECUTED_SIZES
@@ -34,7 +34,7 @@ from zaya_jax.plan.output.time_tables import (
 )
 from zaya_jax.plan.rocm.compiler import TIME_LIMIT, compile_program, lay_out_program
 from zaya_jax.plan.rocm.wheels import find_plugin, install
-from zaya_jax.plan.shares import num_groups, own_tokens
+from zaya_jax.plan.shares import num_groups, own_tokens, with_execution
 from zaya_jax.text_tables import format_bytes
 
 
@@ -60,6 +60,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def plan_run(options: argparse.Namespace, overrides: Sequence[str]) -> None:
     """Plans a run by arithmetic, and with --compile or --search by compiling its step."""
+    check_at_least(options, nodes=1, gpus_per_node=1, micro_batch=1)
     cluster, measured = cluster_as_measured(
         find_device(options.device),
         options.nodes,
@@ -74,28 +75,30 @@ def plan_run(options: argparse.Namespace, overrides: Sequence[str]) -> None:
     console = Console(soft_wrap=True, highlight=False)
     for table in plan_tables(plan):
         console.print(table)
-    step, more = None, {}
+    compiler, step, more = _StepCompiler(cluster, console, options.time_limit), None, {}
     if not options.compile:
         console.print(effects_table(plan.in_turn))
         console.print(verdict_by_arithmetic(plan))
     else:
-        step = _compile(config, cluster, console, options.time_limit)
+        step = compiler.step(config)
         for table in compiled_tables(step, plan):
             console.print(table)
         console.print(verdict(step, plan))
     if options.kernels:
-        steps = _compile_both(config, cluster, console, options.time_limit)
+        # Operations whose implementation the config names explicitly are the same in both steps.
+        steps = {
+            name: compiler.step(with_execution(config, implementation=name)) for name in ("xla", "pallas")
+        }
         console.print(kernels_table(steps, plan))
         more["kernels"] = {name: dataclasses.asdict(result) for name, result in steps.items()}
     if options.search:
-        settings = {"cluster": cluster, "console": console, "time_limit": options.time_limit}
         result = search(
             config,
             cluster.num_gpus,
             gpus_per_node=cluster.gpus_per_node,
             limit=cluster.device.memory_bytes,
-            measure=functools.partial(_measure, **settings),
-            model_time=functools.partial(_model_time, **settings),
+            measure=compiler.num_bytes,
+            model_time=compiler.seconds,
         )
         console.print(found_table(result, plan))
         more["search"] = dataclasses.asdict(result)
@@ -152,13 +155,7 @@ def _parser() -> Parser:
             "zaya plan rocm-wheels",
         ),
     )
-    parser.add_argument(
-        "what",
-        nargs="?",
-        default="run",
-        choices=["run", *OTHERS],
-        help="what to plan (default: %(default)s)",
-    )
+    parser.add_argument("what", nargs="?", default="run", choices=["run", *OTHERS], help="what to plan")
     add_config_options(parser)
     _add_cluster_options(parser)
     _add_compiling_options(parser)
@@ -169,11 +166,9 @@ def _parser() -> Parser:
 
 def _add_cluster_options(parser: Parser) -> None:
     """Adds the options of the cluster and of the phase to plan."""
-    parser.add_argument("--nodes", type=int, default=1, help="number of nodes (default: %(default)s)")
-    parser.add_argument("--gpus-per-node", type=int, default=8, help="GPUs per node (default: %(default)s)")
-    parser.add_argument(
-        "--device", default=PLANNED_GPU, help=f"the GPU: {', '.join(DEVICES)} (default: %(default)s)"
-    )
+    parser.add_argument("--nodes", default=1, help="number of nodes")
+    parser.add_argument("--gpus-per-node", default=8, help="GPUs per node")
+    parser.add_argument("--device", default=PLANNED_GPU, help=f"the GPU: {', '.join(DEVICES)}")
     parser.add_argument(
         "--measured",
         action="append",
@@ -218,14 +213,10 @@ def _add_compiling_options(parser: Parser) -> None:
         default=EXECUTED_SIZES[0],
         choices=EXECUTED_SIZES,
         help="sizes of the executed kernels: toy takes two minutes; wide has ZAYA1-8B's widths and few "
-        "tokens, and takes half an hour (default: %(default)s)",
+        "tokens, and takes half an hour",
     )
     parser.add_argument(
-        "--time-limit",
-        type=float,
-        default=TIME_LIMIT,
-        metavar="SECONDS",
-        help="limit of one compilation (default: %(default)s)",
+        "--time-limit", default=TIME_LIMIT, metavar="SECONDS", help="limit of one compilation"
     )
 
 
@@ -246,8 +237,6 @@ def config_of_phase(config: Config, name: str | None = None) -> Config:
 def _with_micro_batch(config: Config, rows: int | None, cluster: Cluster) -> Config:
     if rows is None:
         return config
-    if rows < 1:
-        raise UserError(f"--micro-batch is {rows}; it must be at least 1")
     # Sequences of one microbatch, on all groups of GPUs together.
     parts = rows * num_groups(config, cluster.num_gpus)
     if config.data.batch_size % parts:
@@ -255,61 +244,51 @@ def _with_micro_batch(config: Config, rows: int | None, cluster: Cluster) -> Con
             f"data.batch_size is {config.data.batch_size}; it must be a multiple of {parts}: "
             f"--micro-batch={rows} on {cluster.num_gpus} GPUs"
         )
-    execution = dataclasses.replace(config.execution, num_microbatches=config.data.batch_size // parts)
-    return dataclasses.replace(config, execution=execution)
+    return with_execution(config, num_microbatches=config.data.batch_size // parts)
 
 
-def _compile(config: Config, cluster: Cluster, console: Console, time_limit: float) -> CompiledStep:
-    what = f"compiling the step for {cluster.nodes:,} x {cluster.gpus_per_node} {cluster.device.name}"
-    with console.status(what) as status:
-        compilation = compile_program(
-            train_step_job(config, cluster),
-            time_limit=time_limit,
-            progress=lambda seconds: status.update(f"{what}: {seconds:.0f} s"),
-        )
-    return read_compilation(compilation, cluster)
+@dataclasses.dataclass(frozen=True)
+class _StepCompiler:
+    """Compiles steps for a cluster, and shows on a console what takes so long."""
 
+    cluster: Cluster
+    console: Console
+    time_limit: float
 
-def _compile_both(
-    config: Config, cluster: Cluster, console: Console, time_limit: float
-) -> dict[str, CompiledStep]:
-    """Compiles the step with each `ExecutionConfig.implementation`; implementations set in the config
-    stay.
-    """
-    steps = {}
-    for name in ("xla", "pallas"):
-        execution = dataclasses.replace(config.execution, implementation=name)
-        # Operations whose implementation the config names explicitly are the same in both steps.
-        named = dataclasses.replace(config, execution=execution)
-        steps[name] = _compile(named, cluster, console, time_limit)
-    return steps
+    def step(self, config: Config) -> CompiledStep:
+        """Compiles a step completely."""
+        cluster = self.cluster
+        what = f"compiling the step for {cluster.nodes:,} x {cluster.gpus_per_node} {cluster.device.name}"
+        return read_compilation(self._run(compile_program, config, what), cluster)
 
+    def num_bytes(self, config: Config) -> int:
+        """Compiles until the memory is known, and prints it."""
+        rows = config.data.batch_size // num_groups(config, self.cluster.num_gpus)
+        what = f'remat "{config.execution.remat}", {rows:,} x {own_tokens(config):,} tokens per GPU'
+        num_bytes = self._run(lay_out_program, config, what)
+        self.console.print(f"{what}: {format_bytes(num_bytes)}")
+        return num_bytes
 
-def _measure(config: Config, *, cluster: Cluster, console: Console, time_limit: float) -> int:
-    rows = config.data.batch_size // num_groups(config, cluster.num_gpus)
-    what = f'remat "{config.execution.remat}", {rows:,} x {own_tokens(config):,} tokens per GPU'
-    with console.status(what) as status:
-        num_bytes = lay_out_program(
-            train_step_job(config, cluster),
-            time_limit=time_limit,
-            progress=lambda seconds: status.update(f"{what}: {seconds:.0f} s"),
-        )
-    console.print(f"{what}: {format_bytes(num_bytes)}")
-    return num_bytes
+    def seconds(self, config: Config) -> float:
+        """Models the time of a step, and prints it."""
+        seconds = self.step(config).times[PUBLISHED.name].seconds
+        self.console.print(f'remat "{config.execution.remat}": {milliseconds(seconds)} ms by the model')
+        return seconds
 
-
-def _model_time(config: Config, *, cluster: Cluster, console: Console, time_limit: float) -> float:
-    seconds = _compile(config, cluster, console, time_limit).times[PUBLISHED.name].seconds
-    console.print(f'remat "{config.execution.remat}": {milliseconds(seconds)} ms by the model')
-    return seconds
+    def _run(self, function: Callable[..., Any], config: Config, what: str) -> Any:
+        with self.console.status(what) as status:
+            return function(
+                train_step_job(config, self.cluster),
+                time_limit=self.time_limit,
+                progress=lambda seconds: status.update(f"{what}: {seconds:.0f} s"),
+            )
 
 
 def _check(options: argparse.Namespace) -> None:
     """Checks the options before tables are printed and minutes are spent on compiling."""
     if options.execute:
         raise UserError("--execute is for kernels, not for a run: zaya plan kernels --execute")
-    if options.time_limit <= 0:
-        raise UserError(f"--time-limit is {options.time_limit}; it must be above 0")
+    check_positive(options, "time_limit")
     check_outputs(json_file=options.json, picture=options.picture)
     if options.compile or options.kernels or options.search:
         # Fail early if the compiler does not support the GPU or is not installed.

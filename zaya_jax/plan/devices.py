@@ -29,10 +29,6 @@ class Cluster:
     case: PlanCase = PUBLISHED
 
     def __post_init__(self):
-        if self.nodes < 1:
-            raise UserError(f"--nodes is {self.nodes}; it must be at least 1")
-        if self.gpus_per_node < 1:
-            raise UserError(f"--gpus-per-node is {self.gpus_per_node}; it must be at least 1")
         # Each pair of GPUs in a node has its own link, so half of a node has less than half of the bandwidth:
         # measurements of another node size do not scale.
         if self.measured is not None and self.measured.devices_per_node != self.gpus_per_node:

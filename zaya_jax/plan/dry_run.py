@@ -6,14 +6,13 @@ from rich.console import Console
 from rich.table import Table
 
 from zaya_jax.config import Config, Phase, step_ranges
-from zaya_jax.errors import UserError
 from zaya_jax.model.adapters import declare_run, describe_trained
 from zaya_jax.model.flops import active_parameters, train_flops_per_token
 from zaya_jax.model.weights import Weight, count_parameters, flatten_weights
 from zaya_jax.optim.schedules import learning_rate_schedule
 from zaya_jax.plan.fitting import MemoryBudget, describe_fit, local_budget, planned_budget
 from zaya_jax.plan.memory import memory_by_kind
-from zaya_jax.text_tables import format_bytes, name_column, number_column
+from zaya_jax.text_tables import memory_table, name_column, number_column
 from zaya_jax.train.phase_summary import check_devices
 
 
@@ -32,8 +31,6 @@ def print_dry_run(config: Config, *, devices: int | None = None, console: Consol
     # Without --devices the run is to be trained on this machine.
     budget = local_budget() if devices is None else planned_budget()
     devices = jax.device_count() if devices is None else devices
-    if devices < 1:
-        raise UserError(f"--devices is {devices}; it must be at least 1")
     check_devices(config, devices)
     console = console or Console(soft_wrap=True, highlight=False)
     console.print(_weights_table(flatten_weights(declare_run(config)), config))
@@ -136,8 +133,4 @@ def _rates(phase: Phase) -> str:
 def _memory_table(estimate: dict[str, int], devices: int, phase: Phase, budget: MemoryBudget) -> Table:
     title = f"estimate for {devices:,} device{'s' * (devices != 1)}"
     title = f"phase {phase.name}: {title}" if phase.name else title
-    table = Table(name_column("memory per device"), number_column("size"), title=title)
-    for name, size in estimate.items():
-        table.add_row(name, format_bytes(size))
-    table.add_row("sum", f"{format_bytes(sum(estimate.values()))} of {format_bytes(budget.size)}")
-    return table
+    return memory_table("memory per device", estimate, budget.size, title=title)

@@ -11,6 +11,7 @@ from zaya_jax.errors import UserError
 from zaya_jax.plan.devices import find_device
 from zaya_jax.plan.gpus import PLANNED_GPU
 from zaya_jax.plan.memory import memory_by_kind
+from zaya_jax.plan.shares import with_execution
 from zaya_jax.text_tables import format_bytes
 from zaya_jax.train.phase_summary import check_devices
 
@@ -73,8 +74,7 @@ def _smaller_parts(config: Config, num_devices: int, budget: MemoryBudget) -> st
     for remat in dict.fromkeys((config.execution.remat, "layer")):
         # A microbatch has at least one sequence.
         for count in _doublings(config.execution.num_microbatches, config.data.batch_size):
-            execution = dataclasses.replace(config.execution, remat=remat, num_microbatches=count)
-            needed = _needed(dataclasses.replace(config, execution=execution), num_devices)
+            needed = _needed(with_execution(config, remat=remat, num_microbatches=count), num_devices)
             if needed is not None and needed <= budget.size:
                 options = [f"--config.execution.num_microbatches={count}"]
                 if remat != config.execution.remat:

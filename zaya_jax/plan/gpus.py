@@ -59,9 +59,9 @@ class Device:
     link_bandwidth: float
     network_bandwidth: float
     watts: float
-    saturating_flops: float | None
     sources: str
-    core: Core | None
+    saturating_flops: float | None = None
+    core: Core | None = None
 
     def need_core(self) -> Core:
         """Returns the architecture for compilation.
@@ -124,18 +124,17 @@ MI300X = Device(
     sources="data sheet; HBM and products as measured in [ZAYA1-base] section III",
     core=GFX942,
 )
-MI325X = Device(
+MI325X = dataclasses.replace(
+    MI300X,
     name="mi325x",
     memory_bytes=256 * 10**9,
     matrix_flops=PEAK_FLOPS["MI325X"],
     memory_bandwidth=6.0e12,
-    link_bandwidth=64e9,
-    network_bandwidth=50e9,
     watts=1000.0,
     saturating_flops=None,
     sources="data sheet",
-    core=GFX942,
 )
+# Without a core: the description of gfx950 for XLA is not at hand.
 MI355X = Device(
     name="mi355x",
     memory_bytes=288 * 10**9,
@@ -144,9 +143,7 @@ MI355X = Device(
     link_bandwidth=76.8e9,  # a link has 153.6 GB/s, both ways together
     network_bandwidth=50e9,
     watts=1400.0,
-    saturating_flops=None,
     sources="data sheet",
-    core=None,  # gfx950: its description for XLA is not at hand
 )
 H100 = Device(
     name="h100",
@@ -156,9 +153,7 @@ H100 = Device(
     link_bandwidth=450e9 / 7,  # through a switch, 450 GB/s one way to all seven others together
     network_bandwidth=50e9,
     watts=700.0,
-    saturating_flops=None,
     sources="data sheet of the SXM board; HBM as measured in [ZAYA1-base] section III",
-    core=None,
 )
 H200 = dataclasses.replace(
     H100,
@@ -176,9 +171,7 @@ B200 = Device(
     link_bandwidth=900e9 / 7,  # through a switch, 900 GB/s one way to all seven others together
     network_bandwidth=50e9,
     watts=1000.0,
-    saturating_flops=None,
     sources="data sheet of HGX B200",
-    core=None,
 )
 
 DEVICES = {device.name: device for device in (MI300X, MI325X, MI355X, H100, H200, B200)}

@@ -23,14 +23,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from zaya_jax.plan.cases import (
-    NODE_GPUS,
-    NODE_POINTS,
-    PUBLISHED,
-    PUBLISHED_LINK,
-    PUBLISHED_NIC,
-    PlanCase,
-)
+from zaya_jax.plan.cases import NODE_GPUS, NODE_POINTS, PUBLISHED, PUBLISHED_LINK, PUBLISHED_NIC, PlanCase
 
 BUS_FACTORS = {
     # Equal to a reduce-scatter followed by an all-gather.

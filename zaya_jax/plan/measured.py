@@ -342,7 +342,6 @@ def read_measured(file: pathlib.Path) -> MeasuredFile:
         for name in DERIVED if isinstance(each, dict) else ():
             each.pop(name, None)
     try:
-        result = fields.build(kind, values, "")
+        return fields.build(kind, values, "")
     except UserError as error:
         raise UserError(f"{file} is not a valid file of zaya bench {values['what']}: {error}") from error
-    return result

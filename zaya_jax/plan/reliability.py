@@ -7,7 +7,6 @@ Generation Computer Systems 22, 2006, page 303), for one interval.
 
 import dataclasses
 import math
-from collections.abc import Mapping
 
 from zaya_jax.aegis.views.goodput import DOWN, HANG, LOST, PRODUCTIVE, Goodput
 from zaya_jax.errors import UserError
@@ -121,10 +120,6 @@ def failures_of_run(goodput: Goodput, *, checkpoint_every: int) -> Failures:
         mean_seconds=(making + seconds[SAVE]) / num_failures,
         interval=checkpoint_every * making / steps,
         stall=checkpoint_every * seconds[SAVE] / steps,
-        restart=_restarts(seconds) / num_failures,
+        # The first start stands for one of the restarts, because it takes equally long.
+        restart=sum(seconds[name] for name in (HANG, DOWN, START, RESTORE, COMPILE)) / num_failures,
     )
-
-
-def _restarts(seconds: Mapping[str, float]) -> float:
-    """Seconds of all restarts; the first start stands for one of them, because it takes equally long."""
-    return sum(seconds[name] for name in (HANG, DOWN, START, RESTORE, COMPILE))

@@ -12,9 +12,8 @@ from rich.table import Table
 
 from zaya_jax.aegis.views.goodput import Goodput, measure
 from zaya_jax.checkpoint import read_config
-from zaya_jax.errors import UserError
 from zaya_jax.files.json_files import dump_json
-from zaya_jax.options import Parser
+from zaya_jax.options import Parser, check_positive
 from zaya_jax.plan.reliability import (
     GPU_HOURS,
     Expected,
@@ -42,10 +41,7 @@ def main(argv: Sequence[str]) -> None:
       UserError: if a number is out of range, or the run has not failed.
     """
     options = _parser().parse_args(argv)
-    for name in ("gpus", "mttf_hours", "checkpoint_minutes", "stall_seconds", "restart_seconds"):
-        value = getattr(options, name)
-        if value is not None and value <= 0:
-            raise UserError(f"--{name.replace('_', '-')} is {value}; it must be above 0")
+    check_positive(options, "gpus", "mttf_hours", "checkpoint_minutes", "stall_seconds", "restart_seconds")
     goodput = None
     if options.run is None:
         failures, source = _of_options(options)
@@ -70,7 +66,7 @@ def _parser() -> Parser:
             "zaya plan failures --run=runs/drill/run",
         ),
     )
-    parser.add_argument("--gpus", type=int, default=1024, help="GPUs of the cluster (default: %(default)s)")
+    parser.add_argument("--gpus", default=1024, help="GPUs of the cluster")
     parser.add_argument(
         "--mttf-hours", type=float, help="mean hours between failures of the cluster (default: from --gpus)"
     )
@@ -78,14 +74,10 @@ def _parser() -> Parser:
         "--checkpoint-minutes", type=float, help="minutes between checkpoints (default: the best)"
     )
     parser.add_argument(
-        "--stall-seconds",
-        type=float,
-        default=1.0,
-        help="seconds that training waits for each checkpoint (default: %(default)s)",
+        "--stall-seconds", default=1.0, help="seconds that training waits for each checkpoint"
     )
     parser.add_argument(
         "--restart-seconds",
-        type=float,
         default=60.0,
         help="seconds from a failure to the first new step (default: %(default)s, a target, not measured)",
     )

@@ -4,6 +4,7 @@ Letters: C GPUs per sequence, T tokens per sequence, K key/value heads, H head w
 """
 
 import dataclasses
+from typing import Any
 
 import jax.numpy as jnp
 
@@ -14,6 +15,11 @@ from zaya_jax.parallel.mesh import SUM_DTYPE
 KEYS_AGAIN = {"none": 0, "group": 2}
 """Number of times that the backward pass gathers keys again, by remat policy; 1 for the others. The rest of
 what a policy keeps of attention is local to the device."""
+
+
+def with_execution(config: Config, **changes: Any) -> Config:
+    """Returns the run with changed fields of `execution`."""
+    return dataclasses.replace(config, execution=dataclasses.replace(config.execution, **changes))
 
 
 def num_groups(config: Config, num_devices: int) -> int:

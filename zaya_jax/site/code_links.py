@@ -32,7 +32,8 @@ class CodeLinks(SphinxPostTransform):
         # A list, because the loop changes the tree that it goes through.
         for literal in list(self.document.findall(nodes.literal)):
             text = literal.astext().removesuffix("()")
-            if not _NAME.fullmatch(text) or _FILE.search(text) or _is_linked(literal):
+            is_linked = isinstance(literal.parent, nodes.reference | addnodes.pending_xref)
+            if not _NAME.fullmatch(text) or _FILE.search(text) or is_linked:
                 continue
             entry = _entry(_full_names(text, _module(literal)), objects)
             if entry is None:
@@ -43,10 +44,6 @@ class CodeLinks(SphinxPostTransform):
             link = nodes.reference("", "", internal=True, refuri=f"{uri}#{entry.node_id}")
             literal.replace_self(link)
             link += literal
-
-
-def _is_linked(literal: nodes.literal) -> bool:
-    return isinstance(literal.parent, nodes.reference | addnodes.pending_xref)
 
 
 def _module(node: nodes.Node) -> str:

@@ -1,76 +1,35 @@
 """Generated reference pages: the help of each command, and all config fields."""
 
-import contextlib
-import importlib
-import io
-import os
-import re
-from collections.abc import Iterator
+import functools
+from typing import Any
 
 from zaya_jax.commands.registry import COMMANDS
+from zaya_jax.completion.words import parsers_of
 from zaya_jax.config_help import FieldHelp, field_helps
 from zaya_jax.errors import UserError
 from zaya_jax.fields import describe_types
-from zaya_jax.platform.shell import zaya_command
+from zaya_jax.options import Parser
 
-_CHOICES = re.compile(r"\{([a-z][a-z-]*(?:,[a-z][a-z-]*)*)\}")
-_LISTED = re.compile(r"^  [A-Z]+ +((?:[a-z-]+,\s+)+[a-z-]+)$", re.MULTILINE)
+COLUMNS = 98
+"""Width of the help texts, in characters."""
 
 
 def commands_page() -> str:
     """The output of `zaya COMMAND --help` for all commands and subcommands, as Markdown."""
     blocks = ["# Help of all commands", "The output of `zaya COMMAND --help`."]
     for command, (_, summary) in COMMANDS.items():
-        text = _help([command])
-        assert text, f"zaya {command} --help prints nothing"
-        blocks += [f"## zaya {command}", summary.capitalize() + ".", _fenced(text)]
-        for subcommand, more in _subcommands(command, text):
-            blocks += [f"### zaya {command} {subcommand}", _fenced(more)]
+        parser, *subparsers = parsers_of(command)
+        blocks += [f"## {parser.prog}", summary.capitalize() + ".", _help(parser)]
+        for each in subparsers:
+            blocks += [f"### {each.prog}", _help(each)]
     return "\n\n".join(blocks) + "\n"
 
 
-def _subcommands(command: str, text: str) -> Iterator[tuple[str, str]]:
-    """Subcommands that have their own help, with that help."""
-    usage = text.partition("\n\n")[0]
-    names = [name for choices in _CHOICES.findall(usage) for name in choices.split(",")]
-    if listed := _LISTED.search(text):  # `zaya aegis` and `zaya ckpt` have a parser for each subcommand
-        names += re.findall(r"[a-z-]+", listed[1])
-    # A subcommand that only an example mentions: `zaya plan failures`.
-    names += re.findall(rf"^  zaya {command} ([a-z][a-z-]+)(?= |$)", text, re.MULTILINE)
-    # A command that ignores the word prints its own help once more.
-    printed = {text}
-    for name in dict.fromkeys(names):
-        more = _help([command, name])
-        if more and more not in printed:
-            printed.add(more)
-            yield name, more
-
-
-def _help(words: list[str]) -> str:
-    """The output of a command with `--help`; empty if it does not accept the words."""
-    columns, printed = os.environ.get("COLUMNS"), io.StringIO()
+def _help(parser: Parser) -> str:
     # argparse breaks lines at the width of the terminal, which must not change the page.
-    os.environ["COLUMNS"] = "100"
-    main = importlib.import_module(COMMANDS[words[0]][0]).main
-    try:
-        with contextlib.redirect_stdout(printed):
-            main([*words[1:], "--help"])
-    except SystemExit as leaving:
-        if leaving.code:
-            return ""
-    except ValueError:
-        return ""
-    finally:
-        if columns is None:
-            del os.environ["COLUMNS"]
-        else:
-            os.environ["COLUMNS"] = columns
-    # Examples begin with the path by which this shell finds the command.
-    return printed.getvalue().replace(f"{zaya_command()} ", "zaya ")
-
-
-def _fenced(text: str) -> str:
-    return f"```text\n{text.rstrip()}\n```"
+    formatter: Any = parser.formatter_class
+    parser.formatter_class = functools.partial(formatter, width=COLUMNS)
+    return f"```text\n{parser.format_help().rstrip()}\n```"
 
 
 def config_page() -> str:

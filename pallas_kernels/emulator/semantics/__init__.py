@@ -5,29 +5,16 @@ from collections.abc import Callable
 
 import numpy as np
 
-from pallas_kernels.emulator.errors import EmulationError
+from pallas_kernels.emulator.errors import EmulationError, unknown
 from pallas_kernels.emulator.instruction import GpuInstruction
 from pallas_kernels.emulator.semantics import cross_lane, matrix, memory, packed, scalar, vector
 from pallas_kernels.emulator.state import LaunchState
 
 # Names first: these instructions share a prefix with others of another kind.
 BY_NAME: dict[str, Callable] = {
-    "v_cndmask_b32": vector.select,
-    "v_cmp_class_f32": vector.compare_class,
-    "v_add_co_u32": vector.add_with_carry,
-    "v_sub_co_u32": vector.add_with_carry,
-    "v_subrev_co_u32": vector.add_with_carry,
-    "v_addc_co_u32": vector.add_with_carry,
-    "v_subb_co_u32": vector.add_with_carry,
-    "v_subbrev_co_u32": vector.add_with_carry,
-    "v_mad_u64_u32": vector.multiply_add_64,
-    "v_div_scale_f32": vector.division_scale,
-    "v_div_fmas_f32": vector.division_fmas,
     "v_readfirstlane_b32": cross_lane.read_first_lane,
     "v_readlane_b32": cross_lane.read_lane,
     "v_writelane_b32": cross_lane.write_lane,
-    "v_mbcnt_lo_u32_b32": cross_lane.count_below,
-    "v_mbcnt_hi_u32_b32": cross_lane.count_below,
     "ds_bpermute_b32": cross_lane.permute,
     "ds_permute_b32": cross_lane.permute,
     "ds_swizzle_b32": cross_lane.swizzle,
@@ -35,7 +22,6 @@ BY_NAME: dict[str, Callable] = {
 # In this order: "v_" is the rest of the vector instructions.
 BY_PREFIX: dict[str, Callable] = {
     "s_": scalar.behavior,
-    "v_cmp": vector.compare,
     "v_pk_": packed.packed,
     "v_mfma_": matrix.multiply_add,
     "v_": vector.compute,
@@ -64,4 +50,4 @@ def _find(name: str) -> Callable:
     for prefix, build in BY_PREFIX.items():
         if name.startswith(prefix):
             return build
-    raise EmulationError("instruction", f"the emulator does not know {name}")
+    raise unknown(name)

@@ -8,16 +8,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-from pallas_kernels.emulator.errors import EmulationError
+from pallas_kernels.emulator.errors import EmulationError, unknown
 from pallas_kernels.emulator.instruction import GpuInstruction
 from pallas_kernels.emulator.registers import LANES
-from pallas_kernels.emulator.semantics import integers
 from pallas_kernels.emulator.state import LaunchState
 
 LANE = np.arange(LANES)
-U32, U64 = np.uint32, np.uint64
-BELOW = (U64(1) << LANE.astype(U64)) - U64(1)
-"""Mask of the lanes below each lane."""
+U32 = np.uint32
 
 
 def read_first_lane(instruction: GpuInstruction) -> Callable[[LaunchState], None]:
@@ -27,7 +24,7 @@ def read_first_lane(instruction: GpuInstruction) -> Callable[[LaunchState], None
         registers = state.registers
         if not registers.exec.any(axis=1).all():
             raise EmulationError("exec", "the first active lane is read while no lane is active")
-        values = np.broadcast_to(registers.read(instruction.sources[0], "u"), (registers.count, LANES))
+        values = registers.lanes(instruction.sources[0], "u")
         first = registers.exec.argmax(axis=1)
         registers.write_scalar32(instruction.destinations[0], values[np.arange(registers.count), first])
 
@@ -62,20 +59,6 @@ def write_lane(instruction: GpuInstruction) -> Callable[[LaunchState], None]:
     return run
 
 
-def count_below(instruction: GpuInstruction) -> Callable[[LaunchState], None]:
-    """V_MBCNT: bits of a mask that belong to lanes below, of its lower or upper half, plus a number."""
-    half = 32 if "hi" in instruction.name else 0
-    below = (BELOW >> U64(half) & U64(0xFFFFFFFF)).astype(U32)
-
-    def run(state: LaunchState) -> None:
-        registers = state.registers
-        mask, addend = (registers.read(source, "u") for source in instruction.sources)
-        result = integers.count_bits(mask & below) + addend
-        registers.write(instruction.destinations[0], np.broadcast_to(result, (registers.count, LANES)))
-
-    return run
-
-
 def permute(instruction: GpuInstruction) -> Callable[[LaunchState], None]:
     """DS_BPERMUTE_B32 and DS_PERMUTE_B32: each lane reads from, or sends to, a lane that it names."""
     address, data = instruction.sources
@@ -85,8 +68,8 @@ def permute(instruction: GpuInstruction) -> Callable[[LaunchState], None]:
     def run(state: LaunchState) -> None:
         registers = state.registers
         shape = registers.count, LANES
-        other = np.broadcast_to(registers.read(address, "u") + offset >> U32(2) & U32(63), shape)
-        values = np.broadcast_to(registers.read(data, "u"), shape)
+        other = registers.lanes(address, "u") + offset >> U32(2) & U32(63)
+        values = registers.lanes(data, "u")
         rows = np.broadcast_to(np.arange(registers.count)[:, None], shape)
         if sends:
             result, lanes = np.zeros(shape, U32), registers.exec
@@ -104,9 +87,7 @@ def swizzle(instruction: GpuInstruction) -> Callable[[LaunchState], None]:
     pattern = instruction.fields["offset0"] | instruction.fields["offset1"] << 8
     if pattern & 0x8000:
         if pattern >= 0xC000:
-            raise EmulationError(
-                "instruction", f"the emulator does not know the swizzle pattern {pattern:#x}"
-            )
+            raise unknown(f"the swizzle pattern {pattern:#x}")
         # Quad mode: two bits for each lane of four.
         other = LANE // 4 * 4 + (pattern >> 2 * (LANE % 4) & 3)
     else:
@@ -116,7 +97,7 @@ def swizzle(instruction: GpuInstruction) -> Callable[[LaunchState], None]:
 
     def run(state: LaunchState) -> None:
         registers = state.registers
-        values = np.broadcast_to(registers.read(instruction.sources[0], "u"), (registers.count, LANES))
+        values = registers.lanes(instruction.sources[0], "u")
         result = np.where(registers.exec[:, other], values[:, other], U32(0))
         registers.load_vector("lgkm", instruction.destinations[0].register, [result], registers.exec)
 

@@ -36,6 +36,11 @@ def signed24(x: np.ndarray) -> np.ndarray:
     return (x.view(np.int32) << np.int32(8) >> np.int32(8)).astype(np.int64)
 
 
+def product24(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """The lowest 32 bits of the product of two unsigned numbers of 24 bits."""
+    return low32(unsigned24(a) * unsigned24(b))
+
+
 def signed_product24(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """The lowest 32 bits of the product of two signed numbers of 24 bits."""
     return low32(np.asarray(signed24(a) * signed24(b)).view(np.uint64))

@@ -7,7 +7,7 @@ import dataclasses
 
 import numpy as np
 
-from pallas_kernels.emulator.errors import EmulationError
+from pallas_kernels.emulator.errors import EmulationError, unknown
 from pallas_kernels.emulator.instruction import GpuInstruction
 from pallas_kernels.emulator.registers import LANES, Registers
 
@@ -88,9 +88,9 @@ def selection_of(instruction: GpuInstruction) -> Selection:
     if instruction.name.endswith("64"):
         raise EmulationError("instruction", f"SDWA selects parts of 32 bits: {instruction.text}")
     if fields.get("omod") or (destination != WHOLE and unused):
-        raise EmulationError("instruction", f"the emulator does not know this SDWA form: {instruction.text}")
+        raise unknown(f"this SDWA form: {instruction.text}")
     if any(source.negate or source.absolute for source in instruction.sources):
-        raise EmulationError("instruction", f"the emulator does not know SDWA with signs: {instruction.text}")
+        raise unknown(f"SDWA with signs: {instruction.text}")
     # The condition code, which v_cndmask reads too, has no selection.
     number = sum(source.register != 106 or source.kind != "scalar" for source in instruction.sources)
     parts = tuple(fields[f"src{n}_sel"] for n in range(min(number, 2)))
@@ -118,9 +118,7 @@ def _dpp(instruction: GpuInstruction) -> Selection:
     enabled = (rows >> LANE // 16 & 1 == 1) & (banks >> LANE % 16 // 4 & 1 == 1)
     lanes = dpp_lanes(fields["dpp"])
     if lanes is None:
-        raise EmulationError(
-            "instruction", f"the emulator does not know this DPP control: {instruction.text}"
-        )
+        raise unknown(f"this DPP control: {instruction.text}")
     outside = 0x80000000 if instruction.sources[0].negate else 0
     return Selection(source_lanes=lanes, enabled=enabled, zero_outside=bool(fields["bc"]), outside=outside)
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from pallas_kernels.emulator.errors import EmulationError
+from pallas_kernels.emulator.errors import unknown
 from pallas_kernels.emulator.instruction import GpuInstruction, Operand
 from pallas_kernels.emulator.registers import LANES
 from pallas_kernels.emulator.state import LaunchState
@@ -35,13 +35,13 @@ def multiply_add(instruction: GpuInstruction) -> Callable[[LaunchState], None]:
     shapes = {(32, 32), (16, 16)}
     has_modifiers = any(instruction.fields[name] for name in ("cbsz", "abid", "blgp"))
     if not match or has_modifiers or (int(match[1]), int(match[2])) not in shapes:
-        raise EmulationError("instruction", f"the emulator does not know {instruction.text}")
+        raise unknown(instruction.text)
     size, inner, kind = int(match[1]), int(match[3]), match[4]
     left, right, addend = instruction.sources
     destination = instruction.destinations[0]
     # Several small products in one instruction (blocks) would not satisfy this.
     if _entries_of_lane(left.count, kind) * LANES != size * inner:
-        raise EmulationError("instruction", f"the emulator does not know the blocks of {instruction.text}")
+        raise unknown(f"the blocks of {instruction.text}")
     # The layout is computed once for each instruction of the code, not for each execution.
     rows, columns = result_layout(size, destination.count)
 

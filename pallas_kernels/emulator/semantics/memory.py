@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from pallas_kernels.emulator.errors import EmulationError
+from pallas_kernels.emulator.errors import unknown
 from pallas_kernels.emulator.instruction import GpuInstruction, Operand
 from pallas_kernels.emulator.registers import LANES
 from pallas_kernels.emulator.state import LaunchState
@@ -61,7 +61,7 @@ def _atomic_sum(instruction: GpuInstruction, locate: Locate) -> Callable[[Launch
     fields = instruction.fields
     # Bit sc0 of an atomic says that it returns the old value.
     if instruction.name != "global_atomic_add_f32" or fields["sc0"]:
-        raise EmulationError("instruction", f"the emulator does not know {instruction.text}")
+        raise unknown(instruction.text)
 
     def run(state: LaunchState) -> None:
         addresses, lanes = locate(state)
@@ -82,7 +82,7 @@ def buffer_access(instruction: GpuInstruction) -> Callable[[LaunchState], None]:
     address, resource, scalar_offset = instruction.sources[0], *instruction.sources[-2:]
     fields = instruction.fields
     if fields["idxen"] or fields["lds"]:
-        raise EmulationError("instruction", f"the emulator does not know this address: {instruction.text}")
+        raise unknown(f"this address: {instruction.text}")
 
     def offsets(state: LaunchState) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Byte offset of each lane, size of the buffer, address of its start."""
@@ -90,7 +90,7 @@ def buffer_access(instruction: GpuInstruction) -> Callable[[LaunchState], None]:
         # Words of a resource: address, its upper 16 bits with the stride, size in bytes, format.
         words = [registers.scalar32(resource, part) for part in range(4)]
         if (words[1] >> np.uint32(16)).any():
-            raise EmulationError("instruction", "the emulator does not know buffers with a stride")
+            raise unknown("buffers with a stride")
         base = words[0].astype(np.int64) | (words[1] & np.uint32(0xFFFF)).astype(np.int64) << np.int64(32)
         offset = np.zeros((registers.count, LANES), np.int64) + fields["offset"]
         if fields["offen"]:
@@ -115,18 +115,20 @@ def _device_access(
 ) -> Callable[[LaunchState], None]:
     match = GLOBAL_NAME.fullmatch(instruction.name)
     if not match or match[2] not in SIZES or (match[1] == "load" and match[3]):
-        raise EmulationError("instruction", f"the emulator does not know {instruction.name}")
+        raise unknown(instruction.name)
     size, shift = SIZES[match[2]], 16 if match[3] else 0
     signed = match[2] in ("sshort", "sbyte")
 
-    def lanes_of(state: LaunchState, lanes: np.ndarray) -> np.ndarray:
+    def places(state: LaunchState) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Addresses, active lanes, and those inside of the buffer."""
+        addresses, lanes = locate(state)
         # A range that crosses the end of a buffer is checked as a whole; the compiler aligns them.
-        return lanes if outside is None else lanes & ~outside(state, size)
+        inside = lanes if outside is None else lanes & ~outside(state, size)
+        state.counts.count_device_access(addresses, inside, size)
+        return addresses, lanes, inside
 
     def load(state: LaunchState) -> None:
-        addresses, lanes = locate(state)
-        inside = lanes_of(state, lanes)
-        state.counts.count_device_access(addresses, inside, size)
+        addresses, lanes, inside = places(state)
         values = state.memory.load(addresses, inside, size, state.groups)
         if signed:
             values = [_extend_sign(values[0], size)]
@@ -135,9 +137,7 @@ def _device_access(
         state.registers.load_vector("vm", instruction.destinations[0].register, values, lanes)
 
     def store(state: LaunchState) -> None:
-        addresses, lanes = locate(state)
-        inside = lanes_of(state, lanes)
-        state.counts.count_device_access(addresses, inside, size)
+        addresses, _, inside = places(state)
         values = _words(state, instruction.sources[1], size, shift)
         state.memory.store(addresses, inside, values, size, state.groups)
         # Stores count too: s_waitcnt vmcnt(0) waits for them.
@@ -165,7 +165,7 @@ def local_access(instruction: GpuInstruction) -> Callable[[LaunchState], None]:
     """
     match = LOCAL_NAME.fullmatch(instruction.name)
     if not match or instruction.fields["gds"] or (match[1] == "read" and match[5]):
-        raise EmulationError("instruction", f"the emulator does not know {instruction.name}")
+        raise unknown(instruction.name)
     size, shift, signed = int(match[4]) // 8, 16 if match[5] else 0, match[3] == "i"
     offsets = _local_offsets(instruction, match[2], size)
     address, *data = instruction.sources
@@ -179,9 +179,8 @@ def local_access(instruction: GpuInstruction) -> Callable[[LaunchState], None]:
         values, parts = [], []
         for place in places(state):
             state.counts.count_local_access(place, state.registers.exec, size, is_read=True)
-            loaded, touched = state.local.load(
-                place, state.registers.exec, size, state.groups, state.waves_in_group
-            )
+            lanes = state.registers.exec
+            loaded, touched = state.local.load(place, lanes, size, state.groups, state.waves_in_group)
             values += [_extend_sign(value, size) for value in loaded] if signed and size < 4 else loaded
             parts.append(touched)
         _issue(state, parts, instruction.destinations[0].register, values)

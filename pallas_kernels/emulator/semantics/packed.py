@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from pallas_kernels.emulator.errors import EmulationError
+from pallas_kernels.emulator.errors import EmulationError, unknown
 from pallas_kernels.emulator.instruction import GpuInstruction, Operand
 from pallas_kernels.emulator.semantics.floats import fma
 from pallas_kernels.emulator.state import LaunchState
@@ -29,7 +29,7 @@ def packed(instruction: GpuInstruction) -> Callable[[LaunchState], None]:
     """
     name, fields, sources = instruction.name, instruction.fields, instruction.sources
     if fields["clmp"] or name not in (*FORMULAS, "v_pk_mov_b32"):
-        raise EmulationError("instruction", f"the emulator does not know {instruction.text}")
+        raise unknown(instruction.text)
     # The third bit of op_sel_hi is in a field of its own.
     low, high = fields["opsel"], fields["opsel_hi"] | fields["opsel_hi2"] << 2
     destination = instruction.destinations[0]

@@ -7,14 +7,14 @@ from collections.abc import Callable
 
 import numpy as np
 
-from pallas_kernels.emulator.errors import EmulationError
+from pallas_kernels.emulator.errors import unknown
 from pallas_kernels.emulator.instruction import GpuInstruction
-from pallas_kernels.emulator.registers import LANES, TYPES
+from pallas_kernels.emulator.registers import BITS, TYPES
 from pallas_kernels.emulator.semantics import floats, integers
-from pallas_kernels.emulator.semantics.lanes import Selection, selection_of
+from pallas_kernels.emulator.semantics.lanes import selection_of
 from pallas_kernels.emulator.state import LaunchState
 
-U32, I32, U64 = np.uint32, np.int32, np.uint64
+U32, I32, U64, I64 = np.uint32, np.int32, np.uint64, np.int64
 HALF = U32(0xFFFF)
 
 
@@ -27,8 +27,29 @@ def _shift64(x: np.ndarray) -> np.ndarray:
     return (x & U32(63)).astype(U64)
 
 
+def _with_carry(exact: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The lowest 32 bits of a sum or difference of 64 bits, and its carry or borrow."""
+    return integers.low32(exact), (exact < 0) | (exact >> I64(32) != 0)
+
+
+def _multiply_add(a: np.ndarray, b: np.ndarray, addend: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    # A sum of 64 bits has overflowed if it is smaller than an addend.
+    total = integers.product64(a, b) + addend
+    return total, total < addend
+
+
+def _scaled(*values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    return floats.div_scale(*map(np.ascontiguousarray, np.broadcast_arrays(*values)))
+
+
+def _count_below(half: int) -> Callable:
+    """Bits of the lower or upper half of a mask that belong to lanes below each lane, plus a number."""
+    below = (BITS - U64(1) >> U64(32 * half) & U64(0xFFFFFFFF)).astype(U32)
+    return lambda mask, addend: integers.count_bits(mask & below) + addend
+
+
 FORMULAS: dict[str, tuple[str, Callable, str]] = {
-    # name: types of the sources, formula, type of the result
+    # name: types of the sources, formula, types of the results; "m" is a mask of lanes
     "v_mov_b32": ("u", lambda a: a, "u"),
     "v_mov_b64": ("U", lambda a: a, "U"),
     "v_accvgpr_read": ("u", lambda a: a, "u"),
@@ -73,17 +94,9 @@ FORMULAS: dict[str, tuple[str, Callable, str]] = {
     "v_mul_hi_u32": ("uu", integers.high_product, "u"),
     "v_mul_hi_i32": ("ii", integers.high_product_signed, "i"),
     # Products of 24 bits are fast on this unit, and the compiler proves ranges to use them.
-    "v_mul_u32_u24": (
-        "uu",
-        lambda a, b: integers.low32(integers.unsigned24(a) * integers.unsigned24(b)),
-        "u",
-    ),
+    "v_mul_u32_u24": ("uu", integers.product24, "u"),
     "v_mul_i32_i24": ("uu", integers.signed_product24, "u"),
-    "v_mad_u32_u24": (
-        "uuu",
-        lambda a, b, c: integers.low32(integers.unsigned24(a) * integers.unsigned24(b)) + c,
-        "u",
-    ),
+    "v_mad_u32_u24": ("uuu", lambda a, b, c: integers.product24(a, b) + c, "u"),
     "v_mad_i32_i24": ("uuu", lambda a, b, c: integers.signed_product24(a, b) + c, "u"),
     # The type letters choose between signed and unsigned comparison.
     "v_max_i32": ("ii", np.maximum, "i"),
@@ -142,6 +155,21 @@ FORMULAS: dict[str, tuple[str, Callable, str]] = {
     "v_cvt_f32_f16": ("u", lambda a: (a & HALF).astype(np.uint16).view(np.float16).astype(np.float32), "f"),
     "v_cvt_f16_f32": ("f", lambda a: a.astype(np.float16).view(np.uint16).astype(U32), "u"),
     "v_cvt_f32_ubyte0": ("u", lambda a: (a & U32(0xFF)).astype(np.float32), "f"),
+    "v_mbcnt_lo_u32_b32": ("uu", _count_below(0), "u"),
+    "v_mbcnt_hi_u32_b32": ("uu", _count_below(1), "u"),
+    # "rev" exchanges the operands, since only the first one may be a constant.
+    "v_add_co_u32": ("uu", lambda a, b: _with_carry(a.astype(I64) + b), "um"),
+    "v_sub_co_u32": ("uu", lambda a, b: _with_carry(a.astype(I64) - b), "um"),
+    "v_subrev_co_u32": ("uu", lambda a, b: _with_carry(b.astype(I64) - a), "um"),
+    "v_addc_co_u32": ("uum", lambda a, b, carry: _with_carry(a.astype(I64) + b + carry), "um"),
+    "v_subb_co_u32": ("uum", lambda a, b, carry: _with_carry(a.astype(I64) - b - carry), "um"),
+    "v_subbrev_co_u32": ("uum", lambda a, b, carry: _with_carry(b.astype(I64) - a - carry), "um"),
+    "v_mad_u64_u32": ("uuU", _multiply_add, "Um"),
+    "v_div_scale_f32": ("fff", _scaled, "fm"),
+    "v_div_fmas_f32": ("fffm", floats.div_fmas, "f"),
+    "v_cndmask_b32": ("uum", lambda a, b, mask: np.where(mask, b, a), "u"),
+    # The number is classified by its bits: a signaling NaN must not become quiet first.
+    "v_cmp_class_f32": ("fu", lambda a, b: b >> floats.class_number(a.view(U32)) & U32(1) != 0, "m"),
 }
 FLOAT_RESULTS = {name for name, (_, _, result) in FORMULAS.items() if result == "f"}
 SATURATED: dict[str, Callable] = {
@@ -174,7 +202,28 @@ RELATIONS: dict[str, Callable] = {
     "neq": lambda a, b: ~(a == b),
     "nlt": lambda a, b: ~(a < b),
 }
-COMPARED_TYPES = {"f32": "f", "u32": "u", "i32": "i", "u64": "U", "i64": "I", "u16": "u", "i16": "u"}
+COMPARED: dict[str, tuple[str, Callable]] = {
+    "f32": ("f", lambda x: x),
+    "u32": ("u", lambda x: x),
+    "i32": ("i", lambda x: x),
+    "u64": ("U", lambda x: x),
+    "i64": ("I", lambda x: x),
+    "u16": ("u", lambda x: x & HALF),
+    "i16": ("u", lambda x: (x << U32(16)).view(I32)),
+}
+"""Types of comparisons: how an operand is read, and what of it is compared."""
+
+
+def _comparison(relation: Callable, part: Callable) -> Callable:
+    return lambda a, b: relation(part(a), part(b))
+
+
+# V_CMPX would also write EXEC, which this compiler does not use.
+FORMULAS |= {
+    f"v_cmp_{name}_{type_name}": (2 * kind, _comparison(relation, part), "m")
+    for name, relation in RELATIONS.items()
+    for type_name, (kind, part) in COMPARED.items()
+}
 
 
 def compute(instruction: GpuInstruction) -> Callable[[LaunchState], None]:
@@ -184,18 +233,29 @@ def compute(instruction: GpuInstruction) -> Callable[[LaunchState], None]:
       EmulationError: if it is unknown, or has a modifier that is.
     """
     if instruction.name not in FORMULAS:
-        raise EmulationError("instruction", f"the emulator does not know {instruction.name}")
-    kinds, formula, result = FORMULAS[instruction.name]
+        raise unknown(instruction.name)
+    kinds, formula, results = FORMULAS[instruction.name]
+    if len(results) > 1 or instruction.name in ("v_div_fmas_f32", "v_cmp_class_f32"):
+        _refuse_modifiers(instruction)
     formula, selection = _with_clamp(instruction, formula), selection_of(instruction)
-    destination, sources = instruction.destinations[0], instruction.sources
+    destinations, sources = instruction.destinations, instruction.sources
 
     def run(state: LaunchState) -> None:
         registers = state.registers
-        values = [registers.read(source, kind) for source, kind in zip(sources, kinds, strict=True)]
+        values = [
+            registers.mask(source) if kind == "m" else registers.read(source, kind)
+            for source, kind in zip(sources, kinds, strict=True)
+        ]
         values, lanes = selection.apply(values, registers)
-        # Formulas of Python operators may widen the type.
-        value = np.asarray(formula(*values)).astype(TYPES[result], copy=False)
-        registers.write(destination, selection.place(value), lanes)
+        made = formula(*values)
+        made = made if len(results) > 1 else (made,)
+        for destination, kind, value in zip(destinations, results, made, strict=True):
+            if kind == "m":
+                registers.write_mask(destination, value)
+            else:
+                # Formulas of Python operators may widen the type.
+                value = np.asarray(value).astype(TYPES[kind], copy=False)
+                registers.write(destination, selection.place(value), lanes)
 
     return run
 
@@ -204,7 +264,7 @@ def _with_clamp(instruction: GpuInstruction, formula: Callable) -> Callable:
     """The formula with the modifiers of its result."""
     name, fields = instruction.name, instruction.fields
     if fields.get("omod") or (fields.get("opsel") and name not in ("v_mov_b32",)):
-        raise EmulationError("instruction", f"the emulator does not know omod or op_sel of {name}")
+        raise unknown(f"omod or op_sel of {name}")
     if not fields.get("clmp"):
         return formula
     if name in SATURATED:
@@ -212,142 +272,11 @@ def _with_clamp(instruction: GpuInstruction, formula: Callable) -> Callable:
     if name in FLOAT_RESULTS:
         # A NaN becomes 0, as the descriptors' mode DX10_CLAMP says.
         return lambda *values: np.fmin(np.fmax(formula(*values), np.float32(0)), np.float32(1))
-    raise EmulationError("instruction", f"the emulator does not know clamp of {name}")
+    raise unknown(f"clamp of {name}")
 
 
-def refuse_modifiers(instruction: GpuInstruction) -> None:
-    """Checks that an instruction has no modifier that its behavior would silently ignore.
-
-    Raises:
-      EmulationError: if it has one.
-    """
+def _refuse_modifiers(instruction: GpuInstruction) -> None:
+    """Checks that an instruction has no modifier that its behavior would silently ignore."""
     fields = instruction.fields
     if "dpp" in fields or "src0_sel" in fields or any(fields.get(name) for name in ("clmp", "omod", "opsel")):
-        raise EmulationError("instruction", f"the emulator does not know this form: {instruction.text}")
-
-
-def compare(instruction: GpuInstruction) -> Callable[[LaunchState], None]:
-    """Behavior of a comparison (VOPC): a mask of lanes; V_CMPX also writes it to EXEC."""
-    prefix, _, rest = instruction.name[2:].partition("_")
-    relation, _, type_name = rest.partition("_")
-    if relation not in RELATIONS or type_name not in COMPARED_TYPES:
-        raise EmulationError("instruction", f"the emulator does not know {instruction.name}")
-    formula, kind = RELATIONS[relation], COMPARED_TYPES[type_name]
-    selection = selection_of(instruction)
-    first, second = instruction.sources
-    # V_CMPX would also write EXEC, which this compiler does not use.
-    if prefix != "cmp" or instruction.fields.get("clmp") or instruction.fields.get("opsel"):
-        raise EmulationError("instruction", f"the emulator does not know {instruction.text}")
-
-    def run(state: LaunchState) -> None:
-        registers = state.registers
-        values, _ = selection.apply([registers.read(first, kind), registers.read(second, kind)], registers)
-        if type_name == "u16":
-            values = [value & HALF for value in values]
-        elif type_name == "i16":
-            values = [(value << U32(16)).view(I32) for value in values]
-        registers.write_mask(instruction.destinations[0], formula(*values))
-
-    return run
-
-
-def compare_class(instruction: GpuInstruction) -> Callable[[LaunchState], None]:
-    """V_CMP_CLASS_F32: whether the class of a number is among those that a mask names."""
-    refuse_modifiers(instruction)
-    number, classes = instruction.sources
-
-    def run(state: LaunchState) -> None:
-        registers = state.registers
-        # The number is classified by its bits: a signaling NaN must not become quiet first.
-        bits, wanted = registers.read(number, "f").view(U32), registers.read(classes, "u")
-        registers.write_mask(instruction.destinations[0], wanted >> floats.class_number(bits) & U32(1) != 0)
-
-    return run
-
-
-def select(instruction: GpuInstruction) -> Callable[[LaunchState], None]:
-    """V_CNDMASK_B32: the second source in the lanes of a mask, the first in others."""
-    first, second, mask = instruction.sources
-    if any(instruction.fields.get(field) for field in ("clmp", "omod", "opsel")):
-        raise EmulationError("instruction", f"the emulator does not know {instruction.text}")
-    selection: Selection = selection_of(instruction)
-
-    def run(state: LaunchState) -> None:
-        registers = state.registers
-        values, lanes = selection.apply([registers.read(first, "u"), registers.read(second, "u")], registers)
-        chosen = np.where(registers.mask(mask), values[1], values[0])
-        registers.write(instruction.destinations[0], selection.place(chosen), lanes)
-
-    return run
-
-
-def add_with_carry(instruction: GpuInstruction) -> Callable[[LaunchState], None]:
-    """Sums and differences with a carry to, and for some from, a mask of lanes."""
-    result, carry_out = instruction.destinations
-    first, second, *carry_in = instruction.sources
-    name = instruction.name
-    refuse_modifiers(instruction)
-    sign = 1 if name.startswith("v_add") else -1
-
-    def run(state: LaunchState) -> None:
-        registers = state.registers
-        a, b = (registers.read(source, "u").astype(np.int64) for source in (first, second))
-        if name.startswith("v_subrev") or name.startswith("v_subbrev"):
-            # "rev" exchanges the operands, since only the first one may be a constant.
-            a, b = b, a
-        carry = registers.mask(carry_in[0]).astype(np.int64) if carry_in else np.int64(0)
-        # Beyond 32 bits, or below zero, is the carry or borrow.
-        total = a + sign * (b + carry)
-        total = np.broadcast_to(total, (registers.count, LANES))
-        registers.write(result, integers.low32(np.ascontiguousarray(total).view(U64)))
-        registers.write_mask(carry_out, (total < 0) | (total >> np.int64(32) != 0))
-
-    return run
-
-
-def multiply_add_64(instruction: GpuInstruction) -> Callable[[LaunchState], None]:
-    """V_MAD_U64_U32: product of 32 bits plus 64 bits, and its carry."""
-    result, carry = instruction.destinations
-    first, second, third = instruction.sources
-    refuse_modifiers(instruction)
-
-    def run(state: LaunchState) -> None:
-        registers = state.registers
-        # A sum of 64 bits has overflowed if it is smaller than an addend.
-        addend = registers.read(third, "U")
-        total = integers.product64(registers.read(first, "u"), registers.read(second, "u")) + addend
-        total = np.broadcast_to(total, (registers.count, LANES))
-        registers.write(result, total)
-        registers.write_mask(carry, total < addend)
-
-    return run
-
-
-def division_scale(instruction: GpuInstruction) -> Callable[[LaunchState], None]:
-    """V_DIV_SCALE_F32: scales an operand of a division, and flags lanes to scale back."""
-    result, flags = instruction.destinations
-    refuse_modifiers(instruction)
-
-    def run(state: LaunchState) -> None:
-        registers = state.registers
-        shape = registers.count, LANES
-        values = [np.broadcast_to(registers.read(source, "f"), shape) for source in instruction.sources]
-        scaled, must_undo = floats.div_scale(*map(np.ascontiguousarray, values))
-        registers.write(result, scaled)
-        registers.write_mask(flags, must_undo)
-
-    return run
-
-
-def division_fmas(instruction: GpuInstruction) -> Callable[[LaunchState], None]:
-    """V_DIV_FMAS_F32: a fused product and sum, scaled back in flagged lanes."""
-    *operands, flags = instruction.sources
-    refuse_modifiers(instruction)
-
-    def run(state: LaunchState) -> None:
-        registers = state.registers
-        shape = registers.count, LANES
-        a, b, c = (np.ascontiguousarray(np.broadcast_to(registers.read(o, "f"), shape)) for o in operands)
-        registers.write(instruction.destinations[0], floats.div_fmas(a, b, c, registers.mask(flags)))
-
-    return run
+        raise unknown(f"this form: {instruction.text}")

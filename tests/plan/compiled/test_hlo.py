@@ -2,7 +2,7 @@
 """The parser of compiled programs, on one small enough to count by hand."""
 
 from zaya_jax.plan.compiled.hlo import Program, largest_buffers
-from zaya_jax.plan.compiled.traffic import launched, moved_bytes
+from zaya_jax.plan.compiled.traffic import CALLERS, moved_bytes
 
 TEXT = """\
 HloModule jit_step, is_scheduled=true, entry_computation_layout={(bf16[64,32]{1,0})->f32[8]{0}}
@@ -131,7 +131,7 @@ ENTRY %main (all: f32[40,8]) -> f32[40,8] {
 
 def test_a_slice_counts_as_a_slice():
     program = Program(SLICED)
-    assert launched(program) == {"main": 1, "body": 40}
+    assert program.runs(CALLERS) == {"main": 1, "body": 40}
     row, index, whole = 8 * 4, 4, 40 * 8 * 4
     taking = row + index + row + row  # a slice, its index, the sum's other side, the sum
     putting = row + index + row  # in place: the new row is read and written

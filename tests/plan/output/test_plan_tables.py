@@ -21,7 +21,7 @@ from zaya_jax.plan.compiled.kernel_report import (
     resources_table,
     work_table,
 )
-from zaya_jax.plan.compiled.search import SearchResult, Sharing, Trial, with_execution
+from zaya_jax.plan.compiled.search import SearchResult, Sharing, Trial
 from zaya_jax.plan.compiled.step_time import KERNEL_SCOPES, REST, StepTime, WorkTime
 from zaya_jax.plan.devices import Cluster, find_device
 from zaya_jax.plan.output.plan import SCOPES, CollectiveKind, CompiledStep, make_plan
@@ -36,6 +36,7 @@ from zaya_jax.plan.output.time_tables import (
 from zaya_jax.plan.rocm.code_objects import Kernel
 from zaya_jax.plan.rocm.compiler import Memory
 from zaya_jax.plan.rocm.machine_code import Loop
+from zaya_jax.plan.shares import with_execution
 from zaya_jax.text_tables import format_bytes
 
 PRESETS = ("tiny", "zaya1_8b", "zaya1_base", "zaya1_74b")

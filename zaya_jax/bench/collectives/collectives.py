@@ -21,7 +21,7 @@ import jax
 import numpy as np
 
 from zaya_jax.bench.collectives.device_groups import DeviceGroups, by_node, groupings
-from zaya_jax.bench.measure import free_device_memory, growing_sizes, seconds
+from zaya_jax.bench.measure import free_device_memory, growing_sizes, num_repetitions, seconds
 from zaya_jax.bench.results import this_machine
 from zaya_jax.errors import UserError
 from zaya_jax.parallel.collective_timing import (
@@ -36,9 +36,6 @@ from zaya_jax.parallel.processes import hosts
 from zaya_jax.plan.measured import CollectiveTimes, Timing
 
 SMALLEST, LARGEST = 2**10, 2**32
-ROUND_SECONDS = 0.1
-"""Target duration of a round of timing; its calls run in one program."""
-MAX_CALLS = 1000
 ROUNDS = 3
 CALL_SECONDS = 1.0
 """A size that takes longer is the last one measured of its collective."""
@@ -77,10 +74,6 @@ class Sweep:
                 f"--min-size is {self.smallest:,} bytes and --max-size {self.largest:,}; the second must be "
                 "at least the first, and that at least 1"
             )
-        for name, value in (("call-seconds", self.call_seconds), ("limit", self.limit_seconds)):
-            # Not `<=`, which NaN would pass.
-            if not value > 0:
-                raise UserError(f"--{name} is {value}; it must be above 0")
 
 
 def measure(sweep: Sweep, *, progress: Callable[[str], None] = lambda _: None) -> CollectiveTimes:
@@ -168,7 +161,7 @@ def _time(make: Callable[[], Callable[[int], Any]] | None) -> float:
     jax.block_until_ready(call(1))  # compiles, and connects
     once = seconds(lambda: call(1))
     # Every process must run equally many collectives, or the processes would deadlock.
-    calls = min(MAX_CALLS, max(1, int(ROUND_SECONDS / max(hosts.gather("one call", once)))))
+    calls = num_repetitions(max(hosts.gather("one call", once)))
     rounds = [seconds(lambda: call(calls)) / calls for _ in range(ROUNDS)]
     # A collective is done when the slowest process is.
     return max(hosts.gather("rounds", min(rounds)))

@@ -12,7 +12,7 @@ from zaya_jax.bench.collectives.advice import advice
 from zaya_jax.bench.collectives.collectives import CALL_SECONDS, LARGEST, SMALLEST, Sweep, measure
 from zaya_jax.bench.results import write_json
 from zaya_jax.errors import UserError
-from zaya_jax.options import Parser, load_config
+from zaya_jax.options import Parser, check_positive, load_config
 from zaya_jax.parallel.collective_timing import COLLECTIVES
 from zaya_jax.parallel.processes import hosts
 from zaya_jax.parallel.processes.process_group import find_process_group
@@ -34,6 +34,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = _parser()
     options, overrides = parser.parse_with_fields(argv)
     check_outputs(json_file=options.json, picture=options.picture)
+    check_positive(options, "call_seconds", "timeout")
     config = load_config(options.config, overrides)
     sweep = Sweep(
         collectives=tuple(options.only or COLLECTIVES),
@@ -107,7 +108,6 @@ def _parser() -> Parser:
     )
     parser.add_argument(
         "--call-seconds",
-        type=float,
         default=CALL_SECONDS,
         metavar="SECONDS",
         help="a call that takes longer ends the measurement of its collective; in seconds "
@@ -115,7 +115,6 @@ def _parser() -> Parser:
     )
     parser.add_argument(
         "--timeout",
-        type=float,
         default=hosts.LIMIT_SECONDS,
         metavar="SECONDS",
         help="time limit of one size, after which the process exits with code 124, in seconds "
@@ -127,7 +126,7 @@ def _parser() -> Parser:
         "--config",
         default=PRESET,
         metavar="FILE",
-        help="config whose gradients and weights the estimates are for (default: %(default)s)",
+        help="config whose gradients and weights the estimates are for",
     )
     return parser
 

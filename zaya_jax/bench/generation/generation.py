@@ -28,17 +28,11 @@ import numpy as np
 from rich.console import Console
 
 from zaya_jax.bench.generation import output as tables
-from zaya_jax.bench.generation.decoders import (
-    TokenTimes,
-    Workload,
-    ours,
-    their_compiled,
-    theirs,
-)
+from zaya_jax.bench.generation.decoders import TokenTimes, Workload, ours, their_compiled, theirs
 from zaya_jax.bench.generation.load import loads
 from zaya_jax.bench.interleaved import results_interleaved
 from zaya_jax.bench.kernels.memory_passes import pass_time
-from zaya_jax.bench.measure import CEILING_FLOPS, best_seconds, ceiling_matmul, check_rounds
+from zaya_jax.bench.measure import CEILING_FLOPS, best_seconds, ceiling_matmul
 from zaya_jax.bench.results import this_machine, write_json
 from zaya_jax.bench.training.torch_comparison import (
     COMPILE_SECONDS,
@@ -53,7 +47,7 @@ from zaya_jax.errors import UserError
 from zaya_jax.model.flops import forward_flops_per_token
 from zaya_jax.model.weights import count_parameters, declare, flatten_weights
 from zaya_jax.model.zaya import Zaya
-from zaya_jax.options import Parser
+from zaya_jax.options import Parser, check_at_least
 from zaya_jax.plan.output.picture import check_outputs
 
 BATCHES, PROMPT, NEW = (1, 8, 64), 128, 32
@@ -99,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = _parser().parse_args(argv)
     check_outputs(json_file=options.json)
     require_transformers()
-    check_rounds(options.rounds)
+    check_at_least(options, rounds=1)
     batches = _numbers(options.batches)
     console = Console(soft_wrap=True, highlight=False)
     console.print(
@@ -163,17 +157,8 @@ def _parser() -> Parser:
     parser.add_argument(
         "--parts", nargs="+", choices=PARTS, metavar="PART", help=f"parts to run, of {known} (default: all)"
     )
-    parser.add_argument(
-        "--batches",
-        default=",".join(map(str, BATCHES)),
-        help="batch sizes of part speed (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--rounds",
-        type=int,
-        default=ROUNDS,
-        help="timings of part speed, whose median counts (default: %(default)s)",
-    )
+    parser.add_argument("--batches", default=",".join(map(str, BATCHES)), help="batch sizes of part speed")
+    parser.add_argument("--rounds", default=ROUNDS, help="timings of part speed, whose median counts")
     parser.add_argument(
         "--without-compiled",
         action="store_true",

@@ -3,15 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from rich import box
 from rich.table import Table
 
-from zaya_jax.text_tables import name_column, number_column
-
-
-def _table(title: str, name: str, *columns: str) -> Table:
-    # Without padding between them, eight columns fit a terminal of 80 characters.
-    return Table(name_column(name), *map(number_column, columns), title=title, box=box.SIMPLE_HEAD, padding=0)
+from zaya_jax.text_tables import dense_table, name_column
 
 
 def speeds(results: Sequence[Any]) -> Table:
@@ -25,7 +19,7 @@ def speeds(results: Sequence[Any]) -> Table:
         "step, ms\np50",
         "p99",
     )
-    rows = _table("prefill and decode", "batch, decoder", *columns)
+    rows = dense_table(name_column("batch, decoder"), *columns, title="prefill and decode")
     # Decoders are compared only at equal batch sizes, because speed grows with the batch.
     ours = {each.batch: each.written for each in results if each.side == "ours"}
     for each in results:
@@ -46,7 +40,7 @@ def loads(results: Sequence[Any]) -> Table:
     """Latencies by arrival rate."""
     columns = ("requests/s", "tokens/s", "first, ms\np50", "p99", "next, ms\np50", "p99")
     # Requests per second, because prompts and continuations differ in length.
-    rows = _table("latency of random arrivals", "of capacity", *columns)
+    rows = dense_table(name_column("of capacity"), *columns, title="latency of random arrivals")
     for each in results:
         times = each.first_p50, each.first_p99, each.next_p50, each.next_p99
         rows.add_row(

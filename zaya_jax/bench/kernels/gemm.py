@@ -12,7 +12,7 @@ from rich.table import Table
 from zaya_jax.bench.measure import free_device_memory, repeated_seconds
 from zaya_jax.bench.results import this_machine, write_json
 from zaya_jax.errors import UserError
-from zaya_jax.options import Parser, load_config
+from zaya_jax.options import Parser, check_positive, load_config
 from zaya_jax.plan.arithmetic import Gemm, gemms
 from zaya_jax.plan.command import config_of_phase
 from zaya_jax.plan.measured import ProductTime, ProductTimes
@@ -52,9 +52,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     config = config_of_phase(load_config(options.config, overrides))
     if options.gpus < 1 or config.data.batch_size % options.gpus:
         raise UserError(f"--gpus is {options.gpus}; it must divide the batch of {config.data.batch_size}")
-    # Written with "not", because every comparison with NaN is false.
-    if not options.call_seconds > 0:
-        raise UserError(f"--call-seconds is {options.call_seconds}; it must be above 0")
+    check_positive(options, "call_seconds")
     # Names of products contain numbers and brackets, which rich would color.
     console = Console(soft_wrap=True, highlight=False)
     with console.status("timing products") as status:
@@ -238,23 +236,14 @@ def _parser() -> Parser:
         ),
     )
     parser.add_argument(
-        "--config",
-        default=PRESET,
-        metavar="FILE",
-        help="config whose matrix products are timed (default: %(default)s)",
+        "--config", default=PRESET, metavar="FILE", help="config whose matrix products are timed"
     )
-    parser.add_argument(
-        "--gpus",
-        type=int,
-        default=NUM_GPUS,
-        help="number of GPUs that share the run's batch (default: %(default)s)",
-    )
+    parser.add_argument("--gpus", default=NUM_GPUS, help="number of GPUs that share the run's batch")
     parser.add_argument(
         "--call-seconds",
-        type=float,
         default=CALL_SECONDS,
         metavar="SECONDS",
-        help="products that would take longer are skipped; in seconds (default: %(default)s)",
+        help="products that would take longer are skipped; in seconds",
     )
     parser.add_argument("--json", metavar="FILE", help="write all times")
     return parser

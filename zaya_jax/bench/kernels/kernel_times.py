@@ -12,9 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from pallas_kernels.catalogue import SIZES, Case, Work, cases
 from zaya_jax.bench.kernels.gemm import product_times
@@ -23,7 +21,7 @@ from zaya_jax.bench.kernels.other_libraries import TorchResult, others
 from zaya_jax.bench.measure import best_seconds
 from zaya_jax.errors import UserError
 from zaya_jax.plan.arithmetic import Gemm
-from zaya_jax.text_tables import name_column, number_column
+from zaya_jax.text_tables import dense_table, name_column
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,8 +58,8 @@ def run(*, rounds: int) -> None:
     console.print(
         f"ceilings of this run: {ceilings.flops / 1e12:.3g} TFLOP/s, {ceilings.bandwidth / 1e12:.3g} TB/s"
     )
-    columns = map(number_column, ("ms", "TFLOP/s", "TB/s", "ceiling", "differs"))
-    table = Table(name_column("operation, and by"), *columns, box=box.SIMPLE_HEAD, padding=0)
+    columns = ("ms", "TFLOP/s", "TB/s", "ceiling", "differs")
+    table = dense_table(name_column("operation, and by"), *columns)
     all_cases = cases(SIZES[size])
     for case in all_cases:
         # A random seed: an error that depends on the data shows up in some run.

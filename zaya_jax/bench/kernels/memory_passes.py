@@ -16,8 +16,7 @@ from rich.table import Table
 
 from zaya_jax.bench.measure import free_device_memory, growing_sizes, repeated_seconds
 from zaya_jax.bench.results import this_machine, write_json
-from zaya_jax.errors import UserError
-from zaya_jax.options import Parser
+from zaya_jax.options import Parser, check_at_least
 from zaya_jax.plan.measured import PassTime, PassTimes
 from zaya_jax.plan.output.picture import check_outputs
 from zaya_jax.text_tables import format_bytes, name_column, number_column
@@ -50,16 +49,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument(
         "--max-mib",
-        type=int,
         default=LARGEST >> 20,
         metavar="MIB",
-        help="size of the largest array that fits in memory, in MiB (default: %(default)s)",
+        help="size of the largest array that fits in memory, in MiB",
     )
     parser.add_argument("--json", metavar="FILE", help="write all times")
     options = parser.parse_args(argv)
     check_outputs(json_file=options.json)
-    if options.max_mib < 1:
-        raise UserError(f"--max-mib is {options.max_mib}; it must be at least 1")
+    check_at_least(options, max_mib=1)
     timings = measure(options.max_mib << 20)
     write_json(options.json, dataclasses.asdict(timings))
     console = Console(soft_wrap=True, highlight=False)

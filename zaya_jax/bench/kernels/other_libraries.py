@@ -40,50 +40,11 @@ class OtherImplementation:
 
 def others(operation: str) -> list[OtherImplementation]:
     """Returns the implementations of a catalog operation in other libraries, including absent ones."""
-    # The table holds functions, because finding out what torch supports imports it.
-    return OTHERS.get(operation, lambda: [])()
-
-
-def _attention() -> list[OtherImplementation]:
     return [
-        OtherImplementation(
-            name="cuDNN (jax.nn)", absent=_not_on("cuda"), make=functools.partial(_jax_attention, "cudnn")
-        ),
-        OtherImplementation(name="jax.nn", absent="", make=functools.partial(_jax_attention, "xla")),
-        OtherImplementation(name="torch SDPA", absent=_torch_absent(), make=_torch_attention),
-        OtherImplementation(name="tokamax", absent=_missing("tokamax"), make=_tokamax_attention),
+        # Only now, because finding out what torch supports imports it.
+        OtherImplementation(name=name, absent=absent(), make=make)
+        for name, absent, make in OTHERS.get(operation, ())
     ]
-
-
-def _decode_attention() -> list[OtherImplementation]:
-    return [OtherImplementation(name="torch SDPA", absent=_torch_absent(), make=_torch_decode)]
-
-
-def _grouped_matmul() -> list[OtherImplementation]:
-    return [
-        OtherImplementation(name="torch grouped_mm", absent=_torch_absent("grouped_mm"), make=_torch_grouped),
-        OtherImplementation(name="tokamax", absent=_missing("tokamax"), make=_tokamax_grouped),
-    ]
-
-
-def _cross_entropy() -> list[OtherImplementation]:
-    return [
-        OtherImplementation(
-            name="torch fused linear", absent=_torch_absent("linear_cross_entropy"), make=_torch_cross_entropy
-        ),
-        OtherImplementation(
-            name="Liger", absent=_missing("liger_kernel") or _not_on("cuda", "rocm"), make=_liger
-        ),
-    ]
-
-
-OTHERS = {
-    "flash_attention": _attention,
-    "decode_attention": _decode_attention,
-    "grouped_matmul": _grouped_matmul,
-    "cross_entropy": _cross_entropy,
-}
-"""Implementations by operation. No library that we know has the other operations in fused form."""
 
 
 def _missing(module: str) -> str:
@@ -95,7 +56,7 @@ def _not_on(*platforms: str) -> str:
     return "" if here in platforms else f"it has none for {here}"
 
 
-def _torch_absent(function: str = "scaled_dot_product_attention") -> str:
+def _torch_absent(function: str) -> str:
     if missing := _missing("torch"):
         return missing
     import torch
@@ -257,3 +218,26 @@ def _liger(hidden_PD, table_VD, targets_P, _) -> tuple[Call, Call | None]:
     targets, fused = _to_torch(targets_P).long(), LigerFusedLinearCrossEntropyLoss(reduction="sum")
     tensors = [_to_torch(hidden_PD), _to_torch(table_VD)]
     return _torch_calls(lambda hidden, table: fused(table, hidden, targets), tensors, skipped=1)
+
+
+_torch_attends = functools.partial(_torch_absent, "scaled_dot_product_attention")
+_tokamax_absent = functools.partial(_missing, "tokamax")
+OTHERS: dict[str, tuple[tuple[str, Callable[[], str], Callable[..., tuple[Call, Call | None]]], ...]] = {
+    "flash_attention": (
+        ("cuDNN (jax.nn)", lambda: _not_on("cuda"), functools.partial(_jax_attention, "cudnn")),
+        ("jax.nn", lambda: "", functools.partial(_jax_attention, "xla")),
+        ("torch SDPA", _torch_attends, _torch_attention),
+        ("tokamax", _tokamax_absent, _tokamax_attention),
+    ),
+    "decode_attention": (("torch SDPA", _torch_attends, _torch_decode),),
+    "grouped_matmul": (
+        ("torch grouped_mm", lambda: _torch_absent("grouped_mm"), _torch_grouped),
+        ("tokamax", _tokamax_absent, _tokamax_grouped),
+    ),
+    "cross_entropy": (
+        ("torch fused linear", lambda: _torch_absent("linear_cross_entropy"), _torch_cross_entropy),
+        ("Liger", lambda: _missing("liger_kernel") or _not_on("cuda", "rocm"), _liger),
+    ),
+}
+"""Name, function that says why it cannot run here, and calls of each implementation, by operation. No library
+that we know has the other operations in fused form."""

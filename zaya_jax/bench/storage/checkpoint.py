@@ -34,11 +34,10 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from zaya_jax.bench.measure import check_rounds
 from zaya_jax.bench.storage.checkpoint_process import ORBAX, OURS, PLAIN, TIMES_FILE
 from zaya_jax.bench.storage.disk import check_space
 from zaya_jax.errors import UserError
-from zaya_jax.options import Parser
+from zaya_jax.options import Parser, check_at_least
 from zaya_jax.parallel.processes.launch import Launch, launch
 from zaya_jax.platform.host_memory import available_memory
 from zaya_jax.text_tables import format_bytes, name_column, number_column
@@ -80,20 +79,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         f"in {', '.join(map(str, PROCESSES))} processes. Removes all files that it writes.",
         ("zaya bench checkpoint", "zaya bench checkpoint --gib 8 --folder /big/disk"),
     )
-    parser.add_argument(
-        "--rounds",
-        type=int,
-        default=ROUNDS,
-        help="saves by each method; the median counts (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--gib", type=float, default=GIB, help="size of the state in GiB (default: %(default)s)"
-    )
+    parser.add_argument("--rounds", default=ROUNDS, help="saves by each method; the median counts")
+    parser.add_argument("--gib", default=GIB, help="size of the state in GiB")
     parser.add_argument(
         "--folder", default=".", help="folder on the disk to measure (default: the current folder)"
     )
     options = parser.parse_args(argv)
-    check_rounds(options.rounds)
+    check_at_least(options, rounds=1)
     run(rounds=options.rounds, gib=options.gib, folder=options.folder)
 
 

@@ -7,7 +7,6 @@ system may ignore.
 
 import contextlib
 import dataclasses
-import json
 import os
 import pathlib
 import random
@@ -20,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from zaya_jax.bench.measure import seconds
+from zaya_jax.bench.results import write_json
 from zaya_jax.errors import UserError
 from zaya_jax.files import durable
 from zaya_jax.options import Parser
@@ -82,17 +82,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--folder", default=".", help="folder on the disk to measure (default: the current folder)"
     )
-    parser.add_argument(
-        "--gib",
-        type=float,
-        default=GIB,
-        help="size of the large file in GiB, best more than the memory (default: %(default)s)",
-    )
+    parser.add_argument("--gib", default=GIB, help="size of the large file in GiB, best more than the memory")
     parser.add_argument("--json", metavar="FILE", help="write all figures")
     options = parser.parse_args(argv)
     results = measure(pathlib.Path(options.folder), gib=options.gib)
-    if options.json:
-        durable.write(pathlib.Path(options.json), json.dumps(dataclasses.asdict(results), indent=2) + "\n")
+    write_json(options.json, dataclasses.asdict(results))
     console = Console(soft_wrap=True, highlight=False)
     console.print(table(results))
     for sentence in advice(results):

@@ -6,10 +6,11 @@ asynchronous collective is a pair of start and done; instructions between them o
 
 import dataclasses
 import functools
+import graphlib
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 COLLECTIVES = ("all-reduce", "reduce-scatter", "all-gather", "all-to-all", "collective-permute")
 ITEM_BITS = {
@@ -47,6 +48,11 @@ class Shape:
     def num_bytes(self) -> int:
         """Bytes of the array without padding; 0 for tokens and other types without a size."""
         return math.prod(self.sizes) * ITEM_BITS.get(self.dtype, 0) // 8
+
+
+def total_bytes(shapes: Iterable[Shape]) -> int:
+    """Returns the bytes of several arrays."""
+    return sum(shape.num_bytes for shape in shapes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,7 +152,7 @@ class Program:
         """All matrix products that a step runs on one device."""
         return [
             MatrixProduct(instruction.op_name, flops, runs, matrices)
-            for computation, runs in self._runs().items()
+            for computation, runs in self.runs().items()
             for instruction in self.computations[computation]
             # A list of one element binds both names within the comprehension.
             for flops, matrices in [matrix_product(instruction, self.shapes(computation))]
@@ -158,7 +164,7 @@ class Program:
         """All collectives that a step runs."""
         return [
             collective
-            for computation, runs in self._runs().items()
+            for computation, runs in self.runs().items()
             for collective in self._collectives_of(computation, runs)
         ]
 
@@ -181,29 +187,22 @@ class Program:
                 arrays = list(start.shapes[-len(arrays) :])
             yield Collective(
                 kind=kind,
-                num_bytes=sum(shape.num_bytes for shape in arrays),
+                num_bytes=total_bytes(arrays),
                 largest_bytes=max((shape.num_bytes for shape in arrays), default=0),
                 dtypes=tuple(sorted({shape.dtype for shape in arrays})),
                 runs=runs,
-                overlapped_flops=math.fsum(map(self._flops_of(computation), between)),
+                overlapped_flops=math.fsum(self._flops_of(each, computation) for each in between),
                 overlapped_kernels=sum(map(self._kernels_of, between)),
                 op_name=start.op_name,
             )
 
-    def _flops_of(self, computation: str):
-        shapes = self.shapes(computation)
-
-        def flops(instruction: Instruction) -> float:
-            own, _ = matrix_product(instruction, shapes)
-            return own + instruction.trips * math.fsum(
-                self._computation_flops(name) for name in instruction.called
-            )
-
-        return flops
+    def _flops_of(self, instruction: Instruction, computation: str) -> float:
+        own, _ = matrix_product(instruction, self.shapes(computation))
+        return own + instruction.trips * math.fsum(map(self._computation_flops, instruction.called))
 
     @functools.cache  # noqa: B019 (a program lives as long as its report)
     def _computation_flops(self, name: str) -> float:
-        return math.fsum(map(self._flops_of(name), self.computations.get(name, ())))
+        return math.fsum(self._flops_of(each, name) for each in self.computations.get(name, ()))
 
     def _kernels_of(self, instruction: Instruction) -> int:
         # On a GPU each fusion and each library call is a separate kernel.
@@ -223,32 +222,27 @@ class Program:
         return {instruction.name: instruction.shapes for instruction in self.computations[computation]}
 
     @functools.cache  # noqa: B019
-    def _runs(self) -> dict[str, int]:
-        """Number of runs of each computation per step."""
+    def runs(self, callers: Collection[str] | None = None) -> dict[str, int]:
+        """Number of runs of each computation per step, of those that run.
+
+        Args:
+          callers: opcodes whose calls count; None for all.
+        """
         runs: Counter[str] = Counter({self.entry: 1})
         # Callers come before what they call, so that the number of their runs is final here.
-        for name in self.in_order():
+        for name in self._callers_first:
             for instruction in self.computations[name]:
-                for called in instruction.called:
-                    runs[called] += runs[name] * instruction.trips
+                if callers is None or instruction.opcode in callers:
+                    for called in instruction.called:
+                        runs[called] += runs[name] * instruction.trips
         # Computations that the entry does not reach never run.
         return {name: runs[name] for name in self.computations if runs[name]}
 
-    def in_order(self) -> list[str]:
-        """Computations in topological order: each after all that call it."""
-        done: dict[str, None] = {}
-
-        def visit(name: str) -> None:
-            if name in done or name not in self.computations:
-                return
-            for instruction in self.computations[name]:
-                for called in instruction.called:
-                    visit(called)
-            # A dict is an ordered set here: callees are done before their callers.
-            done[name] = None
-
-        visit(self.entry)
-        return list(reversed(done))
+    @functools.cached_property
+    def _callers_first(self) -> list[str]:
+        called = {name: {c for one in body for c in one.called} for name, body in self.computations.items()}
+        order = [*graphlib.TopologicalSorter(called).static_order()]
+        return [name for name in reversed(order) if name in self.computations]
 
 
 def in_scope(op_name: str, scope: str | None) -> bool:

@@ -9,12 +9,11 @@ from collections.abc import Iterable, Iterator, Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
-from rich import box
 from rich.console import Console
 from rich.table import Column, Table
 
 from pallas_kernels.catalogue import SIZES, Case, cases
-from pallas_kernels.emulator import EmulationError
+from pallas_kernels.emulator import Counts, EmulationError
 from pallas_kernels.emulator.counts import LINE_BYTES
 from zaya_jax.errors import UserError
 from zaya_jax.plan.compiled.kernel_cycles import KernelCycles, kernel_cycles
@@ -22,14 +21,12 @@ from zaya_jax.plan.gpus import Device
 from zaya_jax.plan.rocm.launches.compiler import LaunchCompiler
 from zaya_jax.plan.rocm.launches.execution import EmulatedLaunches, ExecutedLaunch
 from zaya_jax.platform.shell import install_command
-from zaya_jax.text_tables import name_column, number_column
+from zaya_jax.text_tables import dense_table, name_column
 
 PACKAGES = ("tinygrad", "flatbuffers")
 """Packages of the extra `emulator`: decoder tables, and the serialization of lowered programs."""
 EXECUTED_SIZES = ("toy", "wide")
 """Catalog sizes that a CPU executes in minutes."""
-CLASSES = ("matrix", "vector", "scalar", "local memory", "device memory", "scalar memory")
-"""Classes of instructions, as in `pallas_kernels.emulator.Counts`, in the order of the table."""
 TOLERANCE_FACTORS = {"bfloat16": 1.0, "float32": 2.0**-12}
 """Bounds of errors in units of the catalog's tolerance, which is for bfloat16. Mantissas of float32 have 16
 bits more; sums, which are float32 for both, cost up to four of them. A product in xf32 exceeds the bound."""
@@ -42,38 +39,24 @@ class KernelExecution:
     Attributes:
       name: name of the kernel.
       launches: number of launches.
-      instructions: executed instructions by class.
       array_bytes: bytes of operands and results, each once per launch.
-      device_lines: cache lines that accesses touched, once per instruction and wave.
-      minimum_lines: cache lines that the accessed bytes fill.
-      local_cycles: cycles of local memory, including those lost to bank conflicts.
-      local_conflicts: cycles lost to bank conflicts.
-      mnemonics: executed instructions by mnemonic.
-      active_share: share of active lanes in vector instructions; the rest is divergence.
+      minimum_lines: cache lines that the accessed bytes of each launch fill.
+      counts: what all launches executed.
       seconds: time of the emulation.
     """
 
     name: str
     launches: int
-    instructions: dict[str, int]
     array_bytes: int
-    device_lines: int
     minimum_lines: int
-    local_cycles: int
-    local_conflicts: int
-    mnemonics: dict[str, int]
-    active_share: float
+    counts: Counts
     seconds: float
-
-    @property
-    def num_distinct(self) -> int:
-        """Number of distinct instructions."""
-        return len(self.mnemonics)
 
     def cycles(self, device: Device) -> KernelCycles:
         """Returns the cycles for which the kernel occupies the units of a GPU, in all its launches."""
+        counts = self.counts
         return kernel_cycles(
-            self.mnemonics, local_cycles=self.local_cycles, array_bytes=self.array_bytes, device=device
+            counts.instructions, local_cycles=counts.local_cycles, array_bytes=self.array_bytes, device=device
         )
 
 
@@ -180,23 +163,12 @@ def _by_kernel(executed: Sequence[ExecutedLaunch]) -> Iterator[KernelExecution]:
         groups[launch.name].append(launch)
     for name, launches in groups.items():
         counts = [launch.execution.counts for launch in launches]
-        classes, mnemonics = collections.Counter(), collections.Counter()
-        for each in counts:
-            classes.update(each.by_class())
-            mnemonics.update(each.instructions)
-        # Averaged over instructions, so that long launches count more.
-        lanes = sum(each.lanes for each in counts)
         yield KernelExecution(
             name=name,
             launches=len(launches),
-            instructions={kind: classes[kind] for kind in CLASSES},
             array_bytes=sum(launch.array_bytes for launch in launches),
-            device_lines=sum(each.device_lines for each in counts),
             minimum_lines=sum(each.minimum_lines for each in counts),
-            local_cycles=sum(each.local_cycles for each in counts),
-            local_conflicts=sum(each.local_conflicts for each in counts),
-            mnemonics=dict(mnemonics),
-            active_share=sum(each.active_lanes for each in counts) / max(lanes, 1),
+            counts=sum(counts, start=Counts()),
             seconds=sum(launch.seconds for launch in launches),
         )
 
@@ -231,17 +203,14 @@ def print_executions(console: Console, device: Device, *, size: str, dtypes: Ite
 
 def instructions_table(operations: Sequence[OperationExecution], *, size: str, dtype: str) -> Table:
     """Executed instructions of each kernel by class, divergence, and the time of the emulation."""
-    classes = ("MFMA", "VALU", "scalar", "LDS", "memory")
-    table = Table(
+    table = dense_table(
         Column("kernel", no_wrap=True),
-        *map(number_column, ("launches", *classes, "active", "s")),
+        *("launches", "MFMA", "VALU", "scalar", "LDS", "memory", "active", "s"),
         title=f"{dtype} kernels at the sizes {size!r}: instructions executed by all waves",
         caption="active: share of lanes that are active in instructions of lanes; s: time of the emulation",
-        box=box.SIMPLE_HEAD,
-        padding=0,
     )
     for kernel in _kernels(operations):
-        executed = kernel.instructions
+        executed = kernel.counts.by_class()
         # Loads of arguments by scalar instructions use the same memory.
         memory = executed["device memory"] + executed["scalar memory"]
         counts = [executed[kind] for kind in ("matrix", "vector", "scalar", "local memory")]
@@ -249,7 +218,7 @@ def instructions_table(operations: Sequence[OperationExecution], *, size: str, d
             kernel.name,
             f"{kernel.launches}",
             *(f"{count:,}" for count in (*counts, memory)),
-            f"{kernel.active_share:.0%}",
+            f"{kernel.counts.active_share:.0%}",
             f"{kernel.seconds:.2f}",
         )
     return table
@@ -257,38 +226,34 @@ def instructions_table(operations: Sequence[OperationExecution], *, size: str, d
 
 def memory_table(operations: Sequence[OperationExecution], *, dtype: str) -> Table:
     """Memory transactions of each kernel against the least possible, and bank conflicts."""
-    table = Table(
+    table = dense_table(
         Column("kernel", no_wrap=True),
-        *map(number_column, ("arrays, kB", "least, kB", "lines, kB", "LDS cycles", "conflicts")),
+        *("arrays, kB", "least, kB", "lines, kB", "LDS cycles", "conflicts"),
         title=f"{dtype}: memory transactions",
         caption="arrays: operands and results, each once; least: cache lines that the accessed bytes fill; "
         "lines: cache lines that the accesses touch, once per instruction of a wave, many of them in caches; "
         "conflicts: LDS cycles lost to bank conflicts",
-        box=box.SIMPLE_HEAD,
-        padding=0,
     )
     for kernel in _kernels(operations):
-        lines = [n * LINE_BYTES for n in (kernel.minimum_lines, kernel.device_lines)]
+        lines = [n * LINE_BYTES for n in (kernel.minimum_lines, kernel.counts.device_lines)]
         table.add_row(
             kernel.name,
             *(f"{num_bytes / 1e3:,.1f}" for num_bytes in (kernel.array_bytes, *lines)),
-            f"{kernel.local_cycles:,}",
-            f"{kernel.local_conflicts:,}",
+            f"{kernel.counts.local_cycles:,}",
+            f"{kernel.counts.local_conflicts:,}",
         )
     return table
 
 
 def cycles_table(operations: Sequence[OperationExecution], device: Device, *, dtype: str) -> Table:
     """Lower bound of each kernel's time by its busiest unit, and the largest use of the matrix units."""
-    table = Table(
+    table = dense_table(
         Column("kernel", no_wrap=True),
-        *map(number_column, ("MFMA", "VALU", "LDS", "HBM", "bound, µs", "MFMA share")),
+        *("MFMA", "VALU", "LDS", "HBM", "bound, µs", "MFMA share"),
         name_column("busiest"),
         title=f"{dtype}: cycles of each unit of {device.name} by executed instructions",
         caption="if the work is spread evenly over all units; HBM: each array once. MFMA share: largest "
         "utilization of the matrix units. Latencies and barriers come on top",
-        box=box.SIMPLE_HEAD,
-        padding=0,
     )
     for kernel in _kernels(operations):
         cycles = kernel.cycles(device)
@@ -309,22 +274,21 @@ def _kernels(operations: Sequence[OperationExecution]) -> Iterator[KernelExecuti
 
 def results_table(operations: Sequence[OperationExecution], *, size: str, dtype: str) -> Table:
     """Largest error of each operation against the reference, and bytes moved against the minimum."""
-    table = Table(
+    table = dense_table(
         Column("operation", no_wrap=True),
-        *map(number_column, ("instructions", "distinct", "lines, kB", "minimum, kB", "error", "bound", "s")),
+        *("instructions", "distinct", "lines, kB", "minimum, kB", "error", "bound", "s"),
         title=f"{dtype} operations with gradients at the sizes {size!r}",
         caption="error: largest relative norm of the difference to the implementation without kernels in "
         "float32. minimum: each array once. s: time for compiling and executing",
-        box=box.SIMPLE_HEAD,
-        padding=0,
     )
     for each in operations:
+        counts = [kernel.counts for kernel in each.kernels]
         table.add_row(
             each.name,
-            f"{sum(sum(kernel.instructions.values()) for kernel in each.kernels):,}",
+            f"{sum(each.instructions.total() for each in counts):,}",
             # Kernels share most instructions: their numbers do not add up.
-            f"{max(kernel.num_distinct for kernel in each.kernels):,}",
-            f"{sum(kernel.device_lines for kernel in each.kernels) * LINE_BYTES / 1e3:,.1f}",
+            f"{max(len(each.instructions) for each in counts):,}",
+            f"{sum(each.device_lines for each in counts) * LINE_BYTES / 1e3:,.1f}",
             f"{each.minimum_bytes / 1e3:,.1f}",
             f"{each.error:.1e}",
             f"{each.tolerance:.1e}",

@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.stages import Lowered
-from rich import box
 from rich.console import Console
 from rich.table import Column, Table
 
@@ -23,7 +22,7 @@ from zaya_jax.plan.gpus import Device
 from zaya_jax.plan.rocm.code_objects import Kernel
 from zaya_jax.plan.rocm.compiler import Job, compile_program
 from zaya_jax.pytree import abstract
-from zaya_jax.text_tables import name_column, number_column
+from zaya_jax.text_tables import dense_table, name_column, number_column
 
 SIZE = "zaya1_8b"
 """Name of the catalog's sizes to compile."""
@@ -149,9 +148,8 @@ def _cases() -> list[Case]:
 def resources_table(reports: list[KernelReport], device: Device, *, dtype: str = "bfloat16") -> Table:
     """Resources of each kernel per compute unit, and its problems."""
     title = f"{dtype} kernels for {device.name} at {SIZE}'s shapes; waves: maximum per SIMD"
-    columns = map(number_column, ("VGPRs", "spills", "scratch", "LDS, B", "waves", "MFMA"))
-    columns = (Column("kernel", no_wrap=True), *columns, name_column(""))
-    table = Table(*columns, title=title, box=box.SIMPLE_HEAD, padding=0)
+    columns = ("VGPRs", "spills", "scratch", "LDS, B", "waves", "MFMA", name_column(""))
+    table = dense_table(Column("kernel", no_wrap=True), *columns, title=title)
     for report in reports:
         kernel = report.kernel
         table.add_row(
@@ -169,15 +167,12 @@ def resources_table(reports: list[KernelReport], device: Device, *, dtype: str =
 
 def loops_table(reports: list[KernelReport], device: Device, *, dtype: str = "bfloat16") -> Table:
     """Work of a wave in each kernel's main loop, and the maximum use of its matrix unit."""
-    columns = map(number_column, ("MFMA", "cycles", "VALU", "cycles", "LDS", "memory", "barr.", "share"))
-    table = Table(
+    table = dense_table(
         Column("kernel", no_wrap=True),
-        *columns,
+        *("MFMA", "cycles", "VALU", "cycles", "LDS", "memory", "barr.", "share"),
         title=f"{dtype}: work of a wave in one iteration of its main loop",
         caption="share: maximum utilization of the matrix units by cycles; with one wave per SIMD matrix and "
         "vector instructions alternate. Stalls on memory, LDS and barriers come on top",
-        box=box.SIMPLE_HEAD,
-        padding=0,
     )
     for report in reports:
         loop = report.kernel.loop

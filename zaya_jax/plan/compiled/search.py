@@ -4,6 +4,7 @@ compiling.
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -12,7 +13,7 @@ from zaya_jax.config import Config
 from zaya_jax.errors import UserError
 from zaya_jax.parallel.mesh import check_batch_size
 from zaya_jax.plan.memory import POLICIES, activation_bytes, memory_by_kind, working_bytes
-from zaya_jax.plan.shares import micro_batch, num_groups, own_tokens
+from zaya_jax.plan.shares import micro_batch, num_groups, own_tokens, with_execution
 
 Measure = Callable[[Config], int]
 """Returns the bytes per GPU of the train step of a config."""
@@ -112,23 +113,25 @@ def search(
     """
     trials: list[Trial] = []
 
-    def size(remat: str, rows: int, ranks: int = config.execution.context_devices) -> int:
-        # A step that has been compiled for another search is not compiled again.
-        known = [
-            t.num_bytes for t in trials if (t.remat, t.micro_batch, t.context_devices) == (remat, rows, ranks)
-        ]
-        if not known:
-            tried = with_execution(config, remat=remat, context_devices=ranks)
-            known = [measure(with_micro_batch(tried, rows, num_devices))]
-            trials.append(Trial(remat=remat, micro_batch=rows, context_devices=ranks, num_bytes=known[0]))
-        return known[0]
+    # A step that has been compiled for another search is not compiled again.
+    @functools.cache
+    def size(remat: str, rows: int, ranks: int) -> int:
+        tried = with_execution(config, remat=remat, context_devices=ranks)
+        num_bytes = measure(with_micro_batch(tried, rows, num_devices))
+        trials.append(Trial(remat=remat, micro_batch=rows, context_devices=ranks, num_bytes=num_bytes))
+        return num_bytes
 
-    rows = micro_batch(config, num_devices)
-    expected = (_expected(with_execution(config, remat=remat), num_devices) for remat in POLICIES)
-    guess = next(
-        (remat for remat, size in zip(POLICIES, expected, strict=True) if size <= limit), POLICIES[-1]
-    )
-    cheapest = cheapest_that_fits(lambda remat: size(remat, rows), POLICIES, limit=limit, guess=guess)
+    def sharing(count: int) -> Sharing:
+        shared = with_micro_batch(with_execution(config, node_devices=count), rows, num_devices)
+        num_bytes = measure(shared)
+        seconds = model_time(shared) if num_bytes <= limit else None
+        return Sharing(node_devices=count, num_bytes=num_bytes, seconds=seconds)
+
+    rows, ranks = micro_batch(config, num_devices), config.execution.context_devices
+    # The first policy that fits by arithmetic, with one microbatch per step.
+    one = with_micro_batch(config, rows, num_devices)
+    guess = next((remat for remat in POLICIES if _expected(one, remat, num_devices) <= limit), POLICIES[-1])
+    cheapest = cheapest_that_fits(lambda remat: size(remat, rows, ranks), POLICIES, limit=limit, guess=guess)
     # Policies after this one keep less, so that they fit as well.
     fitting = () if cheapest is None else POLICIES[POLICIES.index(cheapest) :]
     seconds = {
@@ -137,36 +140,22 @@ def search(
     }
     last = POLICIES[-1]
     guess = _guess(with_execution(config, remat=last), num_devices, limit)
-    largest = largest_that_fits(lambda rows: size(last, rows), limit=limit, guess=guess)
+    largest = largest_that_fits(lambda rows: size(last, rows, ranks), limit=limit, guess=guess)
     fewest = cheapest_that_fits(
         lambda ranks: size(last, 1, ranks),
         context_devices_of(config, num_devices),
         limit=limit,
-        guess=config.execution.context_devices,
+        guess=ranks,
     )
     return SearchResult(
         trials=trials,
         cheapest_remat=cheapest,
         seconds=seconds,
-        sharings=[
-            _sharing(
-                with_micro_batch(with_execution(config, node_devices=count), rows, num_devices),
-                limit=limit,
-                measure=measure,
-                model_time=model_time,
-            )
-            for count in sorted({1, config.execution.node_devices, gpus_per_node})
-        ],
+        sharings=[sharing(count) for count in sorted({1, config.execution.node_devices, gpus_per_node})],
         largest_micro_batch=largest,
         largest_remat=last,
         fewest_context_devices=fewest,
     )
-
-
-def _sharing(config: Config, *, limit: int, measure: Measure, model_time: ModelTime) -> Sharing:
-    num_bytes = measure(config)
-    seconds = model_time(config) if num_bytes <= limit else None
-    return Sharing(node_devices=config.execution.node_devices, num_bytes=num_bytes, seconds=seconds)
 
 
 def context_devices_of(config: Config, num_devices: int) -> list[int]:
@@ -223,24 +212,15 @@ def largest_that_fits(size: Callable[[int], int], *, limit: int, guess: int) -> 
     return fits
 
 
-def with_execution(config: Config, **changes: str | int) -> Config:
-    """Returns the run with changed fields of `execution`."""
-    return dataclasses.replace(config, execution=dataclasses.replace(config.execution, **changes))  # pyright: ignore[reportArgumentType]
-
-
 def with_micro_batch(config: Config, rows: int, num_devices: int) -> Config:
     """Returns the run with one microbatch per step of the given number of sequences per device or group."""
-    return dataclasses.replace(
-        config,
-        data=dataclasses.replace(config.data, batch_size=rows * num_groups(config, num_devices)),
-        execution=dataclasses.replace(config.execution, num_microbatches=1),
-    )
+    data = dataclasses.replace(config.data, batch_size=rows * num_groups(config, num_devices))
+    return dataclasses.replace(with_execution(config, num_microbatches=1), data=data)
 
 
-def _expected(config: Config, num_devices: int) -> int:
-    """Bytes of the run's micro-batch, by arithmetic."""
-    rows = micro_batch(config, num_devices)
-    return sum(memory_by_kind(with_micro_batch(config, rows, num_devices), num_devices).values())
+def _expected(config: Config, remat: str, num_devices: int) -> int:
+    """Bytes of the run with a policy, by arithmetic."""
+    return sum(memory_by_kind(with_execution(config, remat=remat), num_devices).values())
 
 
 def _guess(config: Config, num_devices: int, limit: int) -> int:
@@ -250,7 +230,7 @@ def _guess(config: Config, num_devices: int, limit: int) -> int:
     network = config.model, config.execution
     a_row = activation_bytes(*network, time) + working_bytes(*network, time)
     # One sequence is part of the memory of `one` already.
-    return max(int((limit - sum(memory_by_kind(one, num_devices).values())) / a_row) + 1, 1)
+    return max(int((limit - _expected(one, config.execution.remat, num_devices)) / a_row) + 1, 1)
 
 
 def _next(size: Callable[[int], int], fits: int, fails: int | None, limit: int) -> int:

@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Mapping
 
-from zaya_jax.plan.compiled.hlo import COLLECTIVES, Instruction, Program, in_scope
+from zaya_jax.plan.compiled.hlo import COLLECTIVES, Instruction, Program, in_scope, total_bytes
 from zaya_jax.plan.compiled.kernel_work import kernel_flops
 from zaya_jax.plan.compiled.traffic import instruction_bytes
 from zaya_jax.plan.devices import Cluster
@@ -203,9 +203,9 @@ class _Replay:
     def _send(self, instruction: Instruction, computation: str, weight: float) -> float:
         shapes = self._program.shapes(computation)
         kind = instruction.opcode.removesuffix("-start")
-        inputs = _size(shape for name in instruction.operands for shape in shapes.get(name, ()))
+        inputs = total_bytes(shape for name in instruction.operands for shape in shapes.get(name, ()))
         # A start instruction lists its operands among its results.
-        outputs = _size(instruction.shapes) - (inputs if instruction.opcode.endswith("-start") else 0)
+        outputs = total_bytes(instruction.shapes) - (inputs if instruction.opcode.endswith("-start") else 0)
         group = _first_group(instruction.attributes)
         # The result of an all-gather is the whole array, and so is the operand of a reduce-scatter.
         seconds = collective_seconds(kind, max(inputs, outputs), group, self._cluster)
@@ -257,10 +257,6 @@ def _content(instruction: Instruction, kind: str) -> str:
 
 def _is_in(instruction: Instruction, scopes: tuple[str, ...]) -> bool:
     return any(in_scope(instruction.op_name, scope) for scope in scopes)
-
-
-def _size(shapes) -> int:
-    return sum(shape.num_bytes for shape in shapes)
 
 
 _LISTED = re.compile(r"replica_groups=\{\{([\d,]+)\}")

@@ -6,10 +6,9 @@ only the slice counts as well.
 """
 
 import math
-from collections import Counter
 from collections.abc import Mapping
 
-from zaya_jax.plan.compiled.hlo import Instruction, Program, Shape, in_scope
+from zaya_jax.plan.compiled.hlo import Instruction, Program, Shape, in_scope, total_bytes
 
 FREE = {
     "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id",
@@ -17,6 +16,8 @@ FREE = {
     "async-update", "async-done",
 }  # fmt: skip
 """Opcodes that move no data."""
+CALLERS = ("while", "conditional", "call")
+"""Opcodes that run kernels; a fusion is one kernel, whose computation launches none."""
 SLICES = ("dynamic-slice", "slice", "gather")
 
 
@@ -24,7 +25,7 @@ def moved_bytes(program: Program, scope: str | None = None) -> float:
     """Bytes that a step moves to and from memory on one device, in total or in a named scope."""
     return math.fsum(
         runs * instruction_bytes(program, instruction, name)
-        for name, runs in launched(program).items()
+        for name, runs in program.runs(CALLERS).items()
         for instruction in program.computations[name]
         if in_scope(instruction.op_name, scope)
     )
@@ -35,25 +36,13 @@ def instruction_bytes(program: Program, instruction: Instruction, computation: s
     return _moved(program, instruction, program.shapes(computation))
 
 
-def launched(program: Program) -> dict[str, int]:
-    """Number of runs of each computation whose instructions are kernels."""
-    # Callers precede callees in this order, so every count is final when it is used.
-    runs: Counter[str] = Counter({program.entry: 1})
-    for name in program.in_order():
-        for instruction in program.computations[name] if runs[name] else ():
-            if instruction.opcode in ("while", "conditional", "call"):
-                for called in instruction.called:
-                    runs[called] += runs[name] * instruction.trips
-    return {name: count for name, count in runs.items() if name in program.computations}
-
-
 def _moved(program: Program, instruction: Instruction, shapes: Mapping[str, tuple[Shape, ...]]) -> float:
     if instruction.opcode in FREE or instruction.opcode.endswith("-done"):
         return 0.0
-    operands = [_size(shapes.get(name, ())) for name in instruction.operands]
+    operands = [total_bytes(shapes.get(name, ())) for name in instruction.operands]
     if instruction.opcode == "fusion":
         return _of_fusion(program.computations[instruction.called[0]], operands)
-    written = float(_size(instruction.shapes))
+    written = float(total_bytes(instruction.shapes))
     if instruction.opcode.endswith("-start"):  # its results include its operands
         return written
     if instruction.opcode in SLICES:
@@ -86,7 +75,7 @@ def _read(name: str, fused: list[Instruction], roots: list[Instruction]) -> floa
             continue
         # Only the first operand is sliced. The others are indices, which are read as a whole.
         if user.opcode in SLICES and user.operands[0] == name:
-            total += _size(user.shapes)
+            total += total_bytes(user.shapes)
         elif user.opcode == "bitcast":
             total += _read(user.name, fused, roots)
         elif user.opcode != "dynamic-update-slice" or user not in roots or user.operands[0] != name:
@@ -98,8 +87,8 @@ def _read(name: str, fused: list[Instruction], roots: list[Instruction]) -> floa
 def _written(root: Instruction, named: Mapping[str, Instruction]) -> int:
     if root.opcode == "dynamic-update-slice":
         # The second operand is the update, and the rest of the array stays as it is.
-        return _size(named[root.operands[1]].shapes)
-    return _size(root.shapes)
+        return total_bytes(named[root.operands[1]].shapes)
+    return total_bytes(root.shapes)
 
 
 def _through_bitcasts(root: Instruction, named: Mapping[str, Instruction]) -> list[Instruction]:
@@ -109,7 +98,3 @@ def _through_bitcasts(root: Instruction, named: Mapping[str, Instruction]) -> li
     while root.opcode == "bitcast":
         root = named[root.operands[0]]
     return [root]
-
-
-def _size(shapes: tuple[Shape, ...]) -> int:
-    return sum(shape.num_bytes for shape in shapes)

@@ -42,7 +42,8 @@ def draw(file: pathlib.Path, plan: Plan, step: CompiledStep | None) -> None:
     figure.suptitle(title)
     (memory, policies), (times, work) = figure.subplots(2, 2)
     _draw_memory(memory, plan, step)
-    _draw_policies(policies, plan)
+    _draw_bars(policies, {name: policy.activations / GIB for name, policy in plan.policies.items()})
+    policies.set(title="activations kept, by remat policy", xlabel="GiB")
     _draw_times(times, plan, step)
     flops = plan.operations.forward | {"recomputed": plan.operations.recomputed / 3}
     _draw_bars(work, {name: value / 1e9 for name, value in flops.items()})
@@ -96,11 +97,6 @@ def _color(number: int) -> tuple[float, float, float]:
 def _legend_below(axes: Any) -> None:
     """Draws the legend below the axes, where it covers no bar."""
     axes.legend(fontsize=7, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.18), frameon=False)
-
-
-def _draw_policies(axes: Any, plan: Plan) -> None:
-    _draw_bars(axes, {name: policy.activations / GIB for name, policy in plan.policies.items()})
-    axes.set(title="activations kept, by remat policy", xlabel="GiB")
 
 
 def _draw_times(axes: Any, plan: Plan, step: CompiledStep | None) -> None:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-from collections import Counter
 from typing import Any
 
 from zaya_jax.config import Config
@@ -30,7 +29,6 @@ from zaya_jax.plan.compiled.step_time import StepTime, model_step
 from zaya_jax.plan.compiled.traffic import moved_bytes
 from zaya_jax.plan.devices import Cluster
 from zaya_jax.plan.memory import POLICIES, activation_bytes, memory_by_kind
-from zaya_jax.plan.rocm.code_objects import Kernel
 from zaya_jax.plan.rocm.compiler import Compilation, Job, Memory
 from zaya_jax.plan.shares import micro_batch, own_tokens
 
@@ -261,8 +259,7 @@ def _in_turn(config: Config, cluster: Cluster, seconds: dict[str, float]) -> flo
 
 def train_step_job(config: Config, cluster: Cluster) -> Job:
     """The compilation job of a run's train step."""
-    # The config travels as plain values, because the process that compiles reads its job from a JSON file.
-    return Job(program=PROGRAM, arguments={"config": dataclasses.asdict(config)}, cluster=cluster)
+    return Job(program=PROGRAM, arguments={"config": config}, cluster=cluster)
 
 
 def read_compilation(compilation: Compilation, cluster: Cluster) -> CompiledStep:
@@ -270,7 +267,10 @@ def read_compilation(compilation: Compilation, cluster: Cluster) -> CompiledStep
     program = Program(compilation.hlo)
     return CompiledStep(
         memory=compilation.memory,
-        collectives=_by_kind(program.collectives),
+        collectives={
+            kind: _sum([each for each in program.collectives if each.kind == kind])
+            for kind in sorted({each.kind for each in program.collectives})
+        },
         flops=program.flops(),
         flops_by_scope={scope: program.flops(scope) for scope in SCOPES},
         moved_bytes=moved_bytes(program),
@@ -279,7 +279,11 @@ def read_compilation(compilation: Compilation, cluster: Cluster) -> CompiledStep
         step_range=step_range(lambda case: model_step(program, cluster.in_case(case)).seconds),
         buffers=largest_buffers(compilation.buffers, NUM_BUFFERS),
         num_kernels=len(compilation.kernels),
-        problems=_problems(compilation.kernels, cluster),
+        problems={
+            kernel.name: problems
+            for kernel in compilation.kernels
+            if (problems := kernel.problems(cluster.device))
+        },
         compile_seconds=compilation.compile_seconds,
         wall_seconds=compilation.wall_seconds,
     )
@@ -291,11 +295,6 @@ def to_json(plan: Plan, step: CompiledStep | None = None, **more: Any) -> dict[s
     return values if step is None else values | {"compiled": dataclasses.asdict(step)}
 
 
-def _by_kind(collectives: list[Collective]) -> dict[str, CollectiveKind]:
-    kinds = Counter(collective.kind for collective in collectives)
-    return {kind: _sum([c for c in collectives if c.kind == kind]) for kind in sorted(kinds)}
-
-
 def _sum(collectives: list[Collective]) -> CollectiveKind:
     return CollectiveKind(
         count=sum(c.runs for c in collectives),
@@ -305,8 +304,3 @@ def _sum(collectives: list[Collective]) -> CollectiveKind:
         overlapped_flops=math.fsum(c.runs * c.overlapped_flops for c in collectives),
         overlapped_kernels=sum(c.runs * c.overlapped_kernels for c in collectives),
     )
-
-
-def _problems(kernels: tuple[Kernel, ...], cluster: Cluster) -> dict[str, list[str]]:
-    by_name = {kernel.name: kernel.problems(cluster.device) for kernel in kernels}
-    return {name: problems for name, problems in by_name.items() if problems}

@@ -8,7 +8,7 @@ from zaya_jax.plan.cases import CASES, PUBLISHED
 from zaya_jax.plan.compiled.search import SearchResult
 from zaya_jax.plan.output.plan import CompiledStep, Plan
 from zaya_jax.plan.output.time_tables import effects_table, figure, milliseconds, times_table
-from zaya_jax.text_tables import format_bytes, name_column, number_column
+from zaya_jax.text_tables import format_bytes, memory_table, name_column, number_column
 
 
 def plan_tables(plan: Plan) -> Iterator[Table]:
@@ -124,12 +124,7 @@ def _operations(plan: Plan) -> Table:
 
 
 def _memory(plan: Plan) -> Table:
-    table = Table(name_column("memory per GPU, by arithmetic"), number_column("size"), title="memory")
-    for kind, size in plan.memory.items():
-        table.add_row(kind, format_bytes(size))
-    total = f"{format_bytes(sum(plan.memory.values()))} of {format_bytes(plan.device_memory)}"
-    table.add_row("sum", total, style="bold")
-    return table
+    return memory_table("memory per GPU, by arithmetic", plan.memory, plan.device_memory, title="memory")
 
 
 def _policies(plan: Plan) -> Table:

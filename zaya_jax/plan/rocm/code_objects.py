@@ -7,6 +7,7 @@ loop in the machine code (`zaya_jax.plan.rocm.machine_code`).
 """
 
 import dataclasses
+import math
 import pathlib
 import re
 from collections.abc import Mapping
@@ -155,17 +156,15 @@ def _launches(dump_folder: pathlib.Path) -> dict[str, LaunchSize]:
     for path in sorted(dump_folder.glob("*thunk_sequence.txt")):
         for name, grid, threads, lds in LAUNCH.findall(path.read_text()):
             # Only products matter: how a grid is divided into axes changes no resource.
-            launch = LaunchSize(_num_in_grid(grid), _num_in_grid(threads), int(lds))
+            launch = LaunchSize(math.prod(sizes_of(grid)), math.prod(sizes_of(threads)), int(lds))
             if name not in launches or launches[name].lds_bytes < launch.lds_bytes:
                 launches[name] = launch
     return launches
 
 
-def _num_in_grid(numbers: str) -> int:
-    product = 1
-    for number in numbers.split(","):
-        product *= int(number)
-    return product
+def sizes_of(numbers: str) -> list[int]:
+    """Returns the sizes along the axes of a grid, or of a workgroup, as `LAUNCH` finds them."""
+    return [int(number) for number in numbers.split(",")]
 
 
 def _matrix_calls(code_folder: pathlib.Path) -> dict[str, list[str]]:

@@ -1,23 +1,24 @@
-"""`python -m zaya_jax.plan.rocm.worker FOLDER`: compiles one program for a described cluster.
+"""`python -m zaya_jax.plan.rocm.worker PIPE FOLDER`: compiles one program for a described cluster.
 
 It is a separate process because ordinary programs must not find the plugin, which may also abort and keeps
-memory. FOLDER contains job.json of `zaya_jax.plan.rocm.compiler`; the worker writes result.json.
+memory. It receives a `Job` of `zaya_jax.plan.rocm.compiler` through PIPE, a file descriptor, and sends the
+fields of its `Compilation`.
 """
 
 import ctypes
-import dataclasses
 import importlib
-import json
 import pathlib
 import sys
 import time
+from multiprocessing.connection import Connection
 from typing import Any
 
 import jax
 from jax.experimental import topologies
 
-from zaya_jax.plan.devices import Cluster, find_device
+from zaya_jax.plan.devices import Cluster
 from zaya_jax.plan.rocm.code_objects import read_kernels
+from zaya_jax.plan.rocm.compiler import REPORT, Job, Memory
 from zaya_jax.plan.rocm.stub_libraries import build_stubs
 from zaya_jax.plan.rocm.wheels import Plugin, find_plugin
 
@@ -62,35 +63,39 @@ def make_devices(cluster: Cluster, folder: pathlib.Path) -> list[Any]:
         return describe_devices(cluster)
 
 
-def main(folder: pathlib.Path) -> None:
-    """Compiles the program that FOLDER/job.json names, and writes its text and figures to FOLDER."""
-    job = json.loads((folder / "job.json").read_text())
-    cluster = Cluster(
-        device=find_device(job["device"]), nodes=job["nodes"], gpus_per_node=job["gpus_per_node"]
-    )
-    devices = make_devices(cluster, folder)
-    module, _, function = job["program"].partition(":")
-    lowered = getattr(importlib.import_module(module), function)(devices, **job["arguments"])
+def compile_job(job: Job, folder: pathlib.Path) -> dict[str, Any]:
+    """Compiles a program, and returns all fields of its `Compilation` that this process knows.
+
+    Args:
+      job: program and cluster.
+      folder: folder for the files of XLA, which has its code objects in `code`.
+    """
+    devices = make_devices(job.cluster, folder)
+    module, _, function = job.program.partition(":")
+    lowered = getattr(importlib.import_module(module), function)(devices, **job.arguments)
     traced = time.monotonic()
     dump = folder / "dump"
     # The dump contains the memory report and the launch sizes, which no API returns.
-    compiled = lowered.compile(compiler_options={"xla_dump_to": str(dump)} | job["compiler_options"])
+    compiled = lowered.compile(compiler_options={"xla_dump_to": str(dump)} | job.compiler_options)
     finished = time.monotonic()
-    (folder / "program.hlo.txt").write_text(compiled.as_text())
     memory = compiled.memory_analysis()
-    result = {
+    # XLA writes a report per module; the largest one is the train step's.
+    reports = sorted(dump.glob(f"*{REPORT}"), key=lambda path: path.stat().st_size)
+    return {
+        "memory": Memory(
+            arguments=memory.argument_size_in_bytes,
+            outputs=memory.output_size_in_bytes,
+            aliased=memory.alias_size_in_bytes,
+            temporaries=memory.temp_size_in_bytes,
+            code=memory.generated_code_size_in_bytes,
+        ),
+        "kernels": tuple(read_kernels(folder / "code", dump)),
+        "hlo": compiled.as_text(),
+        "buffers": reports[-1].read_text() if reports else "",
         "compile_seconds": finished - traced,
-        "memory": {
-            "arguments": memory.argument_size_in_bytes,
-            "outputs": memory.output_size_in_bytes,
-            "aliased": memory.alias_size_in_bytes,
-            "temporaries": memory.temp_size_in_bytes,
-            "code": memory.generated_code_size_in_bytes,
-        },
-        "kernels": [dataclasses.asdict(kernel) for kernel in read_kernels(folder / "code", dump)],
     }
-    (folder / "result.json").write_text(json.dumps(result))
 
 
 if __name__ == "__main__":
-    main(pathlib.Path(sys.argv[1]))
+    pipe = Connection(int(sys.argv[1]))
+    pipe.send(compile_job(pipe.recv(), pathlib.Path(sys.argv[2])))

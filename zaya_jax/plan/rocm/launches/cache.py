@@ -1,13 +1,13 @@
 """Compiled launches of kernels, and the folder that keeps them between processes."""
 
-import base64
-import binascii
 import dataclasses
 import json
 import os
 import pathlib
 import time
 from typing import Any
+
+import msgpack
 
 from zaya_jax.files.durable import make_folder, sha256, temporary_path, write
 
@@ -34,22 +34,6 @@ class CompiledLaunch:
     grid: tuple[int, int, int]
     threads: int
     lds_bytes: int
-
-    @classmethod
-    def from_fields(cls, fields: dict[str, Any]) -> "CompiledLaunch":
-        """Reads the form that JSON can represent, as `to_fields` writes it."""
-        x, y, z = map(int, fields["grid"])
-        return cls(
-            kernel=str(fields["kernel"]),
-            code=base64.b64decode(fields["code"], validate=True),
-            grid=(x, y, z),
-            threads=int(fields["threads"]),
-            lds_bytes=int(fields["lds_bytes"]),
-        )
-
-    def to_fields(self) -> dict[str, Any]:
-        """Returns fields that JSON can represent; the code is in base64."""
-        return dataclasses.asdict(self) | {"code": base64.b64encode(self.code).decode()}
 
 
 def key_of(program: bytes, **conditions: Any) -> str:
@@ -78,15 +62,16 @@ def read_entry(folder: pathlib.Path, key: str) -> CompiledLaunch | None:
     """Returns the compiled launch of a key; None if there is none, or the file is damaged."""
     file = folder / key
     try:
-        checksum, _, text = file.read_bytes().partition(b"\n")
+        checksum, _, content = file.read_bytes().partition(b"\n")
     except FileNotFoundError:
         return None
     # A damaged file is compiled and written again, so that no error needs to be reported.
-    if checksum.decode(errors="replace") != sha256(text):
+    if checksum.decode(errors="replace") != sha256(content):
         return None
     try:
-        entry = CompiledLaunch.from_fields(json.loads(text))
-    except (ValueError, KeyError, TypeError, binascii.Error):  # of another version of this file
+        fields = msgpack.unpackb(content)
+        entry = CompiledLaunch(**fields | {"grid": tuple(fields["grid"])})
+    except (ValueError, KeyError, TypeError):  # of another version of this file
         return None
     # The time of the last use, by which unused entries are deleted.
     os.utime(file)
@@ -96,10 +81,10 @@ def read_entry(folder: pathlib.Path, key: str) -> CompiledLaunch | None:
 def write_entry(folder: pathlib.Path, key: str, entry: CompiledLaunch) -> None:
     """Writes the compiled launch of a key, after its checksum."""
     make_folder(folder)
-    text = json.dumps(entry.to_fields()).encode()
+    content: Any = msgpack.packb(dataclasses.asdict(entry))
     # Several processes may compile the same launch at the same time; the last one to rename its file wins.
     aside = temporary_path(folder / key)
-    write(aside, sha256(text).encode() + b"\n" + text)
+    write(aside, sha256(content).encode() + b"\n" + content)
     aside.replace(folder / key)
 
 

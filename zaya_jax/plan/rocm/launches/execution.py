@@ -139,7 +139,7 @@ class EmulatedLaunches:
         operands: Sequence[np.ndarray],
         results: Sequence[jax.ShapeDtypeStruct],
     ) -> tuple[np.ndarray, ...]:
-        launch = KernelLaunch(grid=compiled.grid, threads=compiled.threads, lds_bytes=compiled.lds_bytes)
+        launch = KernelLaunch(compiled.grid, compiled.threads, compiled.lds_bytes)
         # XLA passes the addresses of all operands, then those of all results.
         buffers = [Buffer(np.ascontiguousarray(each), writable=False) for each in operands]
         buffers += [Buffer(_unwritten(each), writable=True) for each in results]

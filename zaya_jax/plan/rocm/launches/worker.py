@@ -1,36 +1,36 @@
-"""`python -m zaya_jax.plan.rocm.launches.worker DEVICE FOLDER`: compiles launches of kernels one by one.
+"""`python -m zaya_jax.plan.rocm.launches.worker PIPE FOLDER`: compiles launches of kernels one by one.
 
-It reads one request per line from standard input, `{"program": BASE64, "options": {...}}` with a program of
-`zaya_jax.plan.rocm.launches.lowering`, and replies with one line of JSON: the fields of `CompiledLaunch`, or
-`{"error": MESSAGE}`. It ends with its input. `"code"` is null if this process has compiled the same machine
-code for another program: XLA remembers it and writes no file. Then another process must compile the program.
+Through PIPE, a file descriptor, it receives clusters, programs of `zaya_jax.plan.rocm.launches.lowering` and
+options of XLA. It replies to each with a `CompiledLaunch`, or with the message of an error; or with None if
+this process has compiled the same machine code for another program: XLA remembers it and writes no file. Then
+another process must compile the program.
 
 The worker is a separate process because the plugin may abort. It stays alive because loading the plugin takes
 ten times as long as compiling a kernel. FOLDER is for temporary files; FOLDER/code is the compiler's folder
-for its own (`worker_environment`).
+for its own.
 """
 
-import base64
-import json
-import os
+import contextlib
+import math
 import pathlib
 import sys
 import tempfile
+from multiprocessing.connection import Connection
 from typing import Any
 
 import jax
 from jax import export
 from jax.sharding import SingleDeviceSharding
 
-from zaya_jax.plan.devices import Cluster, find_device
-from zaya_jax.plan.rocm.code_objects import LAUNCH, files_in_order
+from zaya_jax.plan.rocm.code_objects import LAUNCH, files_in_order, sizes_of
+from zaya_jax.plan.rocm.launches.cache import CompiledLaunch
 from zaya_jax.plan.rocm.worker import make_devices
 
 
 def compile_launch(
     program: bytes, options: dict[str, Any], device: Any, folder: pathlib.Path
-) -> dict[str, Any]:
-    """Compiles a program of one launch and returns the fields of `CompiledLaunch`, its code in base64.
+) -> CompiledLaunch | None:
+    """Compiles a program of one launch; None if XLA writes no code, because it remembers it.
 
     Args:
       program: serialized program with one kernel.
@@ -57,24 +57,16 @@ def compile_launch(
         raise ValueError(f"the program launches {len(launches)} kernels instead of one: {launches}")
     kernel, grid, threads, lds_bytes = launches[0]
     code = _take_code_object(folder / "code", kernel)
-    return {
-        "kernel": kernel,
-        "grid": _numbers(grid),
-        "threads": _product(_numbers(threads)),
-        "lds_bytes": int(lds_bytes),
-        "code": None if code is None else base64.b64encode(code).decode(),
-    }
-
-
-def _numbers(text: str) -> list[int]:
-    return [int(number) for number in text.split(",")]
-
-
-def _product(numbers: list[int]) -> int:
-    result = 1
-    for number in numbers:
-        result *= number
-    return result
+    if code is None:
+        return None
+    x, y, z = sizes_of(grid)
+    return CompiledLaunch(
+        kernel=kernel,
+        code=code,
+        grid=(x, y, z),
+        threads=math.prod(sizes_of(threads)),
+        lds_bytes=int(lds_bytes),
+    )
 
 
 def _take_code_object(folder: pathlib.Path, kernel: str) -> bytes | None:
@@ -89,24 +81,20 @@ def _take_code_object(folder: pathlib.Path, kernel: str) -> bytes | None:
     return found
 
 
-def main(device_name: str, folder: pathlib.Path) -> None:
-    """Replies to requests until standard input ends."""
-    # The compiler may print; what it prints must not end up between the replies.
-    replies = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)
-    cluster = Cluster(device=find_device(device_name), nodes=1, gpus_per_node=1)
-    device = make_devices(cluster, folder)[0]
-    for line in sys.stdin:
-        request = json.loads(line)
-        try:
-            program = base64.b64decode(request["program"])
-            reply = compile_launch(program, request["options"], device, folder)
-        except Exception as error:  # the other process reports it with the kernel's name
-            reply = {"error": f"{type(error).__name__}: {error}"}
-        replies.write(json.dumps(reply) + "\n")
-        # A compiled program is never used again.
-        jax.clear_caches()
+def main(pipe: Connection, folder: pathlib.Path) -> None:
+    """Replies to requests until the pipe is closed."""
+    with contextlib.suppress(EOFError):
+        while True:
+            cluster, program, options = pipe.recv()
+            device = make_devices(cluster, folder)[0]
+            try:
+                reply = compile_launch(program, options, device, folder)
+            except Exception as error:  # the other process reports it with the kernel's name
+                reply = f"{type(error).__name__}: {error}"
+            pipe.send(reply)
+            # A compiled program is never used again.
+            jax.clear_caches()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], pathlib.Path(sys.argv[2]))
+    main(Connection(int(sys.argv[1])), pathlib.Path(sys.argv[2]))
