@@ -185,11 +185,11 @@ def _byte_files(kind: type[ByteTokenizer]) -> dict[str, bytes]:
     spelled = {byte: chr(byte) for byte in plain} | {byte: chr(256 + i) for i, byte in enumerate(others)}
     # Checks our table against that of the tokenizers package.
     assert set(spelled.values()) == set(alphabet)
-    vocabulary = {**kind.specials, **{spelled[byte]: byte + 3 for byte in range(256)}}
+    vocabulary = {**kind.special_ids, **{spelled[byte]: byte + 3 for byte in range(256)}}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)  # type: ignore
     tokenizer.decoder = tokenizers.decoders.ByteLevel()  # type: ignore
-    tokenizer.add_special_tokens(list(kind.specials))
+    tokenizer.add_special_tokens(list(kind.special_ids))
     tokenizer.post_processor = begin_with("<bos>", kind.bos_id)  # type: ignore
     text = tokenizer.to_str().encode()
     ids = {"bos_token_id": 2, "eos_token_id": 1, "pad_token_id": 0}

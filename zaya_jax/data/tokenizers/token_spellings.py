@@ -2,7 +2,7 @@
 
 import functools
 
-from zaya_jax.data.tokenizers.tokenizer import ByteTokenizer, HuggingFaceTokenizer, Tokenizer
+from zaya_jax.data.tokenizers.tokenizer import Tokenizer
 from zaya_jax.errors import UserError
 
 _UNKNOWN = "\ufffd"
@@ -11,12 +11,7 @@ _UNKNOWN = "\ufffd"
 
 def special_token_names(tokenizer: Tokenizer) -> dict[int, str]:
     """Returns the names of all special tokens, by token number."""
-    if isinstance(tokenizer, HuggingFaceTokenizer):
-        names = tokenizer.special_ids
-    else:
-        assert isinstance(tokenizer, ByteTokenizer), "there are no other tokenizers"
-        names = tokenizer.specials
-    return {number: name for name, number in names.items()}
+    return {number: name for name, number in tokenizer.special_ids.items()}
 
 
 class TokenSpellings:
@@ -34,11 +29,8 @@ class TokenSpellings:
     def raw(self, token: int) -> bytes:
         """Returns the bytes of a token that is not special, as it spells them within a text."""
         tokenizer = self.tokenizer
-        if isinstance(tokenizer, HuggingFaceTokenizer) and (raw := tokenizer.byte_piece(token)) is not None:
+        if (raw := tokenizer.byte_piece(token)) is not None:
             return raw
-        if isinstance(tokenizer, ByteTokenizer):
-            # The first three tokens and those from 259 on are special tokens without bytes.
-            return bytes([token - 3]) if 3 <= token < 259 else b""
         # Many tokenizers drop the space of a text's first token: decode this one as the second.
         text = tokenizer.decode([*self._anchor, token])
         return text.removeprefix(tokenizer.decode(self._anchor)).replace(_UNKNOWN, "").encode()
@@ -57,10 +49,8 @@ class TokenSpellings:
                 f'the tokenizer "{self.tokenizer.name}" writes a token differently in different places, so '
                 "that no grammar can constrain its texts; use a tokenizer of bytes, BPE or Unigram"
             )
-        silent = set(self.special_names)
         # The unknown token is written as a name or as nothing, and never as the text that it replaced.
-        if isinstance(self.tokenizer, HuggingFaceTokenizer) and self.tokenizer.unknown_id is not None:
-            silent.add(self.tokenizer.unknown_id)
+        silent = {*self.special_names, self.tokenizer.unknown_id}
         num_tokens = min(vocab_size, self.tokenizer.vocab_size)
         spelled = [b"" if token in silent else self.raw(token) for token in range(num_tokens)]
         return spelled + [b""] * (vocab_size - num_tokens)
