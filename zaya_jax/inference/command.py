@@ -52,7 +52,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         run.tokenizer,
         prompt.tokens,
         params,
-        stop=options.stop,
         context_devices=options.context_devices,
     )
     show_progress(f"compiling the programs of step {run.step}'s model; the text follows")

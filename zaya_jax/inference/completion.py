@@ -40,7 +40,6 @@ def complete(
     prompts: Prompts,
     params: SamplingParams | Sequence[SamplingParams],
     *,
-    stop: Sequence[str] = (),
     context_devices: int = 1,
 ) -> list[Completion]:
     """Continues prompts in one batch.
@@ -55,17 +54,15 @@ def complete(
       tokenizer: tokenizer of the texts.
       prompts: token ids of each prompt.
       params: how all prompts, or each of them, are continued.
-      stop: strings before which a text is cut, also where one spans tokens. Of several the one that is
-        complete first counts.
       context_devices: number of devices that share the cache.
 
     Raises:
-      UserError: for an invalid prompt or parameter, and for an empty stop string.
+      UserError: for an invalid prompt or parameter.
     """
     each_params = [params] * len(prompts) if isinstance(params, SamplingParams) else params
-    rows = [_Row(_writer(tokenizer, each, stop)) for each in each_params]
+    rows = [_Row(_writer(tokenizer, each)) for each in each_params]
     # Without stop strings there is nothing to search for: the device generates everything in one call.
-    chunk = STOP_CHUNK if stop else None
+    chunk = STOP_CHUNK if any(each.stop for each in each_params) else None
     chunks = generate_in_chunks(
         model, variables, prompts, params, chunk=chunk, context_devices=context_devices
     )
@@ -110,7 +107,6 @@ def stream_text(
     prompt: Sequence[int],
     params: SamplingParams,
     *,
-    stop: Sequence[str] = (),
     marks: Mapping[int, str] | None = None,
     context_devices: int = 1,
 ) -> Iterator[Piece]:
@@ -124,17 +120,14 @@ def stream_text(
       tokenizer: tokenizer of the texts.
       prompt: token ids.
       params: how the prompt is continued.
-      stop: strings before which the text is cut.
       marks: names of special tokens that are yielded, as separate pieces, by token id.
       context_devices: number of devices that share the cache.
 
     Raises:
       UserError: as `complete`, at the call and not at the first piece.
     """
-    # The writer comes first: it checks the stop strings before the prompt is prefilled.
-    writer = _writer(tokenizer, params, stop, marks)
     options = {"chunk": STREAM_CHUNK, "context_devices": context_devices}
-    return _pieces(writer, stream(model, variables, prompt, params, **options))
+    return text_of(tokenizer, stream(model, variables, prompt, params, **options), params, marks=marks)
 
 
 def text_of(
@@ -142,25 +135,18 @@ def text_of(
     tokens: Iterator[int],
     params: SamplingParams,
     *,
-    stop: Sequence[str] = (),
     marks: Mapping[int, str] | None = None,
 ) -> Iterator[Piece]:
     """Yields the text of tokens as they arrive; the other arguments are those of `stream_text`."""
-    return _pieces(_writer(tokenizer, params, stop, marks), tokens)
-
-
-def _writer(
-    tokenizer: Tokenizer,
-    params: SamplingParams,
-    stop: Sequence[str],
-    marks: Mapping[int, str] | None = None,
-) -> TextWriter:
-    limit, end_ids = params.max_new_tokens, params.stop_token_ids
-    return TextWriter(tokenizer, limit=limit, eos_id=end_ids, stop=stop, marks=marks)
-
-
-def _pieces(writer: TextWriter, tokens: Iterator[int]) -> Iterator[Piece]:
+    writer = _writer(tokenizer, params, marks)
     for token in tokens:
         yield from writer.add(token)
         if writer.finish_reason:
             return
+
+
+def _writer(
+    tokenizer: Tokenizer, params: SamplingParams, marks: Mapping[int, str] | None = None
+) -> TextWriter:
+    limit, end_ids = params.max_new_tokens, params.stop_token_ids
+    return TextWriter(tokenizer, limit=limit, eos_id=end_ids, stop=params.stop, marks=marks)

@@ -116,7 +116,7 @@ def _answers(
             model, devices = (run.model, run.variables), options.context_devices
             tokens = stream(*model, prompt, params, context_devices=devices)
         marks = chat_format.think_marks | (parsing.marks if parsing is not None else {})
-        return text_of(run.tokenizer, tokens, params, stop=options.stop, marks=marks)
+        return text_of(run.tokenizer, tokens, params, marks=marks)
 
     return answer
 

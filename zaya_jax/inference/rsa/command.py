@@ -58,7 +58,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         prompt_of=prompting.of_text,
         params=params,
         context_devices=options.context_devices,
-        stop=options.stop,
         aggregate=aggregation,
         answer_of=answer_of,
         think_end_id=specials.get(THINK_END),

@@ -70,8 +70,8 @@ class _Worker:
         self._process = subprocess.Popen(
             # -P: a module in the current folder must not replace one that the worker imports.
             [sys.executable, "-P", "-m", "zaya_jax.data.chats.templates.worker"],
-            stdin=theirs,
-            stdout=theirs,
+            stdin=theirs.fileno(),
+            stdout=theirs.fileno(),
             env={name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
             | {"PYTHONPATH": os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))},
             # Signals from a terminal are for the command only.
