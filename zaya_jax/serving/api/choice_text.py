@@ -8,7 +8,13 @@ from zaya_jax.data.chats.templates.template import THINK
 from zaya_jax.data.tokenizers.token_spellings import special_token_names
 from zaya_jax.inference.engine.sequence import NewToken
 from zaya_jax.inference.engine.text_stream import FinishReason, Piece, TextWriter
-from zaya_jax.inference.tool_calls.message_parser import CallPart, MessageParser, MessageText, Part
+from zaya_jax.inference.tool_calls.message_parser import (
+    CallPart,
+    MessageParser,
+    MessageText,
+    Part,
+    join_calls,
+)
 from zaya_jax.serving.api.request import CompletionRequest
 from zaya_jax.serving.loaded_model import LoadedModel
 
@@ -76,17 +82,6 @@ def split_calls(delta: Delta) -> list[Delta]:
     others = [Delta(delta.index, calls=(call,)) for call in delta.calls[1:]]
     last = [Delta(delta.index, finish_reason=delta.finish_reason)] if delta.finish_reason else []
     return [first, *others, *last]
-
-
-def join_calls(parts: Sequence[CallPart]) -> tuple[CallPart, ...]:
-    """Joins successive parts of tool calls, so that each call has one part."""
-    joined: dict[int, CallPart] = {}
-    for part in parts:
-        # The first part of a call in a chunk has its id and name, if any part has.
-        before = joined.get(part.index)
-        arguments = part.arguments if before is None else before.arguments + part.arguments
-        joined[part.index] = dataclasses.replace(before or part, arguments=arguments)
-    return tuple(joined.values())
 
 
 class ChoiceText:
