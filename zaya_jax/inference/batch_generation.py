@@ -16,9 +16,9 @@ from zaya_jax.inference.answer_files import AnswerFile
 from zaya_jax.inference.completion import Completion, complete
 from zaya_jax.inference.engine.generate import cache_length, padded_length
 from zaya_jax.inference.engine.sampling_params import SamplingParams
-from zaya_jax.inference.loading import LoadedRun, load_for_generation, require_chats, show_progress
+from zaya_jax.inference.loading import LoadedRun, show_progress
 from zaya_jax.inference.prompt_files import PromptLine, read_prompt_lines
-from zaya_jax.inference.prompting import Prompting
+from zaya_jax.inference.prompting import load_prompting
 from zaya_jax.inference.sampling_options import sampling_params
 from zaya_jax.inference.structured.grammar import Grammar
 from zaya_jax.inference.structured.schema_option import compile_option
@@ -40,11 +40,8 @@ def generate_file(options: argparse.Namespace, grammar: Grammar | None = None) -
     """
     # Before the weights are read: an invalid temperature, and an empty stop string.
     params = sampling_params(options, max_new_tokens=1)
-    if options.chat:
-        require_chats(options.run_folder, options.template)
-    show_progress(f"loading {options.run_folder}")
-    run = load_for_generation(options.run_folder, options.weights)
-    prompting = Prompting(run, chat=options.chat, template=options.template, letters=options.letters)
+    prompting = load_prompting(options)
+    run = prompting.run
     lines = read_prompt_lines(
         options.input,
         prompting,

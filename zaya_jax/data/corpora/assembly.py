@@ -301,9 +301,9 @@ class _SplitAssembly:
         self._num_unassigned = 0
         # Running shard jobs in order, each with the token files that no later shard needs.
         self._running: collections.deque[tuple[Future[Any], list[pathlib.Path]]] = collections.deque()
-        self._num_shards = 0
         self._shards: list[Shard] = []
-        self._documents = self._text_bytes = self._spelled_bytes = self._tokens = 0
+        # The counts of the split's entry in the manifest, by field.
+        self._counts = collections.Counter(documents=0, text_bytes=0, tokens=0, spelled_bytes=0)
         self._parts: list[pathlib.Path] = []
         self._opening = len(shard_format.tokenizer.delimiters.opening)
         self._append_opening(shard_format)
@@ -314,23 +314,24 @@ class _SplitAssembly:
         if opening.size:
             file = self._work / "parts" / f"opening.{self._name}"
             opening.tofile(file)
-            self._tokens = self._num_unassigned = opening.size
-            self._spans.append(TokenSpan(file, 0, opening.size))
+            self._append_span(file, opening.size)
 
     def append(self, file: pathlib.Path, part: TokenFile, texts: list[bytes]) -> None:
         """Appends the tokens of a part, and starts the jobs of shards that are now full."""
-        self._documents += len(texts)
-        self._text_bytes += sum(map(len, texts))
-        self._spelled_bytes += part.spelled_bytes
-        self._tokens += part.tokens
-        self._num_unassigned += part.tokens
+        text_bytes = sum(map(len, texts))
+        self._counts.update(documents=len(texts), text_bytes=text_bytes, spelled_bytes=part.spelled_bytes)
         self._parts.append(file)
-        self._spans.append(TokenSpan(file, 0, part.tokens))
+        self._append_span(file, part.tokens)
         while self._num_unassigned >= self._shard_tokens:
             self._start_shard(self._shard_tokens)
         # Collecting finished shards early frees the disk space of their token files.
         while self._running and self._running[0][0].done():
             self._collect()
+
+    def _append_span(self, file: pathlib.Path, num_tokens: int) -> None:
+        self._counts["tokens"] += num_tokens
+        self._num_unassigned += num_tokens
+        self._spans.append(TokenSpan(file, 0, num_tokens))
 
     def finish(self) -> tuple[Shard, ...]:
         """Writes the last shard and the hashes of all blocks, and returns all shards."""
@@ -339,7 +340,7 @@ class _SplitAssembly:
         while self._running:
             self._collect()
         # BlockReader expects the hashes of all shards of a split in one file.
-        hashes = (self._shard_path(number).with_suffix(".hashes") for number in range(self._num_shards))
+        hashes = (self._shard_path(number).with_suffix(".hashes") for number in range(len(self._shards)))
         durable.write(
             self._work / "corpus" / hashes_file(self._name), b"".join(each.read_bytes() for each in hashes)
         )
@@ -350,18 +351,11 @@ class _SplitAssembly:
 
     def describe(self, shards: tuple[Shard, ...], *, skipped: int) -> Split:
         """The split's entry in the manifest, after all shards are written."""
-        return Split(
-            shards=shards,
-            documents=self._documents,
-            skipped=skipped,
-            text_bytes=self._text_bytes,
-            tokens=self._tokens,
-            spelled_bytes=self._spelled_bytes,
-        )
+        return Split(shards=shards, skipped=skipped, **self._counts)
 
     def _start_shard(self, num_tokens: int) -> None:
         spans = list(self._pop_spans(num_tokens))
-        number, self._num_shards = self._num_shards, self._num_shards + 1
+        number = len(self._shards) + len(self._running)
         # The file of the first remaining span is still needed by the next shard.
         next_file = self._spans[0].file if self._spans else None
         used_up = [each.file for each in spans if each.file != next_file]

@@ -18,7 +18,7 @@ from zaya_jax.data.sources.text_sources import open_source
 from zaya_jax.data.tokenizers.special_tokens import SpecialTokenNames
 from zaya_jax.data.tokenizers.tokenizer import load_tokenizer
 from zaya_jax.errors import UserError
-from zaya_jax.options import Parser, add_help_config, load_config
+from zaya_jax.options import Parser, add_help_config, load_config, run_subcommand
 from zaya_jax.progress import ByteProgress
 from zaya_jax.text_tables import name_column, number_column
 
@@ -44,22 +44,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     Raises:
       UserError: if an option, the source or the corpus is invalid.
     """
-    arguments = list(argv or ())
-    if arguments and arguments[0] in SUBCOMMANDS:
-        SUBCOMMANDS[arguments[0]](arguments[1:])
-    else:
-        _parser().parse_args(arguments)
-
-
-def _parser() -> Parser:
-    summary = (
-        "Build, inspect and verify corpora of token shards. `zaya data SUBCOMMAND --help` shows the options "
-        "of a subcommand."
+    parser = Parser(
+        "data",
+        "Build, inspect and verify corpora of token shards. `zaya data COMMAND --help` shows the options of "
+        "each command.",
+        _EXAMPLES,
     )
-    parser = Parser("data", summary, _EXAMPLES)
-    # Each subcommand has its own parser. This one only serves `--help` and unknown subcommands.
-    parser.add_argument("subcommand", choices=list(SUBCOMMANDS), help="what to do")
-    return parser
+    run_subcommand(parser, SUBCOMMANDS, argv)
 
 
 def build(argv: Sequence[str]) -> None:

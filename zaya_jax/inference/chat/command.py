@@ -157,8 +157,7 @@ def _parser() -> Parser:
             "zaya chat runs/tools --tools tools.json               # /tool TEXT answers a call",
         ),
     )
-    parser.add_argument("run_folder", metavar="RUN", help="folder of a run")
-    parser.add_weights_option()
+    parser.add_run_options()
     parser.add_argument("--system", default="", metavar="TEXT", help="system message (default: none)")
     parser.add_argument("--template", help='chat template, "zaya" or a Jinja file (default: that of the run)')
     parser.add_argument(

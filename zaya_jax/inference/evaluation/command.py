@@ -173,8 +173,7 @@ def _parser() -> Parser:
             "zaya eval runs/sft --tasks=gsm8k --apply-chat-template",
         ),
     )
-    parser.add_argument("run_folder", metavar="RUN", help="folder of a run")
-    parser.add_weights_option()
+    parser.add_run_options()
     parser.add_argument(
         "--text",
         nargs="+",

@@ -14,8 +14,8 @@ from zaya_jax.data.chats.templates.template import THINK_END
 from zaya_jax.errors import UserError
 from zaya_jax.files import durable
 from zaya_jax.inference.engine.sampling_params import check_seed
-from zaya_jax.inference.loading import LoadedRun, load_for_generation, require_chats, show_progress
-from zaya_jax.inference.prompting import Prompting
+from zaya_jax.inference.loading import LoadedRun
+from zaya_jax.inference.prompting import add_prompt_options, load_prompting
 from zaya_jax.inference.rsa.aggregation import aggregate, answer_by_pattern, find_answer, read_aggregation
 from zaya_jax.inference.rsa.markovian_rsa import (
     FIRST_ROUND,
@@ -45,11 +45,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     params = sampling_params(options, max_new_tokens=1)
     # The result is not used: invalid numbers must fail before the weights are read.
     _rsa_config(options, PUBLISHED_THINKING if options.thinking is None else options.thinking)
-    if options.chat:
-        require_chats(options.run_folder, options.template)
-    show_progress(f"loading {options.run_folder}")
-    run = load_for_generation(options.run_folder, options.weights)
-    prompting = Prompting(run, chat=options.chat, template=options.template, letters=options.letters)
+    prompting = load_prompting(options)
+    run = prompting.run
     specials = run.chat_format(options.template).specials if options.chat else {}
     thinker = Thinker(
         model=run.model,
@@ -174,14 +171,7 @@ def _parser() -> Parser:
             'zaya think runs/sums --prompt "3+4+9=" --thinking 32 --answer-pattern "=(.)$"',
         ),
     )
-    parser.add_argument("run_folder", metavar="RUN", help="folder of a run")
-    parser.add_weights_option()
-    parser.add_argument("--prompt", default="", help="the question")
-    parser.add_argument("--chat", action="store_true", help="send the question as a user's turn")
-    parser.add_argument("--template", help='with --chat: "zaya" or a Jinja file (default: that of the run)')
-    parser.add_argument(
-        "--letters", action="store_true", help="read the name of a special token in the prompt as plain text"
-    )
+    add_prompt_options(parser, prompt="the question", chat="send the question as a user's turn")
     _add_budget_options(parser)
     parser.add_argument(
         "--batch-size",
