@@ -330,7 +330,7 @@ class HuggingFaceTokenizer(Tokenizer):
         if token in self._tokenizer.get_added_tokens_decoder():
             return None
         if _has(self._fields["decoder"], "ByteLevel"):
-            return bytes(_byte_letters()[letter] for letter in piece)
+            return bytes(byte_letters()[letter] for letter in piece)
         return bytes([int(piece[3:5], 16)]) if _BYTE_TOKEN.fullmatch(piece) else None
 
     @property
@@ -363,7 +363,7 @@ class HuggingFaceTokenizer(Tokenizer):
 
 
 @functools.cache
-def _byte_letters() -> Mapping[str, int]:
+def byte_letters() -> Mapping[str, int]:
     """Maps each letter of byte-level BPE to its byte.
 
     GPT-2's mapping: printable bytes are themselves; the others are, in order, the characters from U+0100 on.
