@@ -109,13 +109,12 @@ def find_turn_ends(template: ChatTemplate, trusted: Mapping[str, str], encoder: 
     chat = (user, answer, second_user, second_answer)
     # Some templates require a system message, or support only a single turn.
     choices = [chat, (Message("system", "zayasystem"), *chat), chat[:2], (answer,)]
-    rendered = list(template.render_all([ChatInput(each) for each in choices], trusted=trusted))
-    for messages, result in zip(choices, rendered, strict=True):
-        if isinstance(result, RenderedChat):
-            return _ends_in(result, messages, encoder)
-    assert isinstance(rendered[0], UserError), "every chat was refused"
-    # Braces are escaped, because the problem is a format string.
-    return TurnEnds(problem=str(rendered[0]).replace("{", "{{").replace("}", "}}"))
+    try:
+        accepted, rendered = template.render_first([ChatInput(each) for each in choices], trusted=trusted)
+    except UserError as error:
+        # Braces are escaped, because the problem is a format string.
+        return TurnEnds(problem=str(error).replace("{", "{{").replace("}", "}}"))
+    return _ends_in(rendered, accepted.messages, encoder)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from zaya_jax.data.chats.templates.jinja_environment import inspect_template, render
+from zaya_jax.data.chats.templates.jinja_environment import marks_generation, render
 
 MAX_MEMORY_BYTES = 1 << 30
 """Address space of the process in bytes; Python and Jinja need about 50 MB of it."""
@@ -37,7 +37,7 @@ def answer(request: Mapping[str, Any], chat: Mapping[str, Any] | None) -> dict[s
     """
     try:
         if chat is None:
-            return dataclasses.asdict(inspect_template(request["template"]))
+            return {"marks_generation": marks_generation(request["template"])}
         rendered = render(request["template"], chat)
     except MemoryError:
         return {"error": "it takes more than 1 GiB of memory"}

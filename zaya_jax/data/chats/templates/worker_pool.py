@@ -25,12 +25,8 @@ _MAX_IDLE = 4
 _KEPT_VARIABLES = ("PATH", "HOME", "TZ", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "TMPDIR")
 
 
-class TemplateTimeout(Exception):
-    """A template exceeded its time limit."""
-
-
-class TemplateCrash(Exception):
-    """A worker ended before its time limit, for example because the kernel ran out of memory."""
+class _Ended(Exception):
+    """A worker has ended, or must be killed. The message says why."""
 
 
 def render_all(template: str, chats: Sequence[Mapping[str, Any] | None]) -> Iterator[dict[str, Any]]:
@@ -43,20 +39,22 @@ def render_all(template: str, chats: Sequence[Mapping[str, Any] | None]) -> Iter
       chats: chats as `zaya_jax.data.chats.templates.jinja_environment.render` reads them; None inspects the
         template.
 
-    Raises:
-      TemplateTimeout: at the chat that takes too long.
-      TemplateCrash: at the chat during which the worker ends.
+    Yields:
+      The fields of a rendered chat, or the field `error` with the reason why there is none.
     """
     request = {"template": template, "chats": list(chats), "seconds": RENDER_SECONDS}
-    worker = _take()
-    is_whole = False
+    worker, is_whole = None, False
     try:
+        worker = _take()
         yield from worker.answers(request)
         is_whole = True
+    except _Ended as ended:
+        yield {"error": str(ended)}
     finally:
         # After an error, an interruption, or if the caller stops early, replies may still be on their way,
         # so the worker cannot be reused.
-        _give_back(worker) if is_whole else worker.kill()
+        if worker is not None:
+            _give_back(worker) if is_whole else worker.kill()
 
 
 class _Worker:
@@ -98,16 +96,18 @@ class _Worker:
 
     def _read(self, seconds: float) -> dict[str, Any]:
         self._socket.settimeout(seconds)
+        line, is_timeout = b"", False
         try:
             line = self._replies.readline(MAX_MEMORY_BYTES)
         except TimeoutError:
-            raise TemplateTimeout from None
-        except ConnectionError:
-            line = b""
+            is_timeout = True
+        except ConnectionError:  # the worker has ended, as at the end of the stream
+            pass
         if line.endswith(b"\n"):
             return json.loads(line)
-        code = self._process.wait(_GRACE_SECONDS)
-        raise TemplateTimeout if code == -signal.SIGALRM else TemplateCrash(f"exit code {code}")
+        if is_timeout or (code := self._process.wait(_GRACE_SECONDS)) == -signal.SIGALRM:
+            raise _Ended(f"it takes longer than {RENDER_SECONDS:g} seconds")
+        raise _Ended(f"the process that renders it ended: exit code {code}")
 
     def kill(self) -> None:
         """Kills the process."""
