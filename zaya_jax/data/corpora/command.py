@@ -3,7 +3,6 @@
 import os
 from collections.abc import Callable, Sequence
 
-import rich.box
 import rich.console
 import rich.table
 import rich.text
@@ -20,7 +19,7 @@ from zaya_jax.data.tokenizers.tokenizer import load_tokenizer
 from zaya_jax.errors import UserError
 from zaya_jax.options import Parser, add_help_config, load_config, run_subcommand
 from zaya_jax.progress import ByteProgress
-from zaya_jax.text_tables import name_column, number_column
+from zaya_jax.text_tables import make_table
 
 _EXAMPLES = (
     "zaya data build corpora/notes --source ~/notes                                   # any text",
@@ -214,14 +213,12 @@ def _show_parser() -> Parser:
 
 def _make_table(corpus: Corpus) -> rich.table.Table:
     """One row per split. The bits per byte of gzip and xz are a baseline for models of the held-out text."""
-    table = rich.table.Table(
-        name_column("split"),
-        *map(number_column, ("documents", "skipped", "bytes", "tokens", "gzip -9", "xz -9")),
+    table = make_table(
+        "split",
+        *("documents", "skipped", "bytes", "tokens", "gzip -9", "xz -9"),
         # Text instead of a string, because rich would interpret brackets in a path as markup.
         title=rich.text.Text(f"{printable(str(corpus.folder))}\n{printable(corpus.source)}"),
         caption="gzip and xz: bits per byte of the held-out files",
-        box=rich.box.SIMPLE,
-        padding=0,
     )
     for name in SPLITS:
         split = corpus.split(name)
