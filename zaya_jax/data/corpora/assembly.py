@@ -197,7 +197,7 @@ def write_splits(
         compressed = CompressedSize()
         pending: collections.deque[_PendingPart] = collections.deque()
         for number, batch in enumerate(_batched(stream.documents(), split_rule)):
-            compression = compressor.submit(_compress, compressed, batch.of(HELD_OUT))
+            compression = compressor.submit(compressed.append, batch.of(HELD_OUT))
             pending.append(_PendingPart(batch, number, _start_part(work, number, batch, submit), compression))
             # Collecting in order keeps the token stream independent of which worker finishes first.
             while len(pending) > _QUEUED_PARTS * num_processes:
@@ -211,11 +211,6 @@ def write_splits(
         name: split.describe(shards[name], skipped=stream.num_skipped[name]) for name, split in splits.items()
     }
     return described | {HELD_OUT: dataclasses.replace(described[HELD_OUT], **sizes)}
-
-
-def _compress(compressed: CompressedSize, texts: Iterable[bytes]) -> None:
-    for raw in texts:
-        compressed.append(raw)
 
 
 @dataclasses.dataclass(frozen=True)
