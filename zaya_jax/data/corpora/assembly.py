@@ -11,6 +11,7 @@ import collections
 import contextlib
 import dataclasses
 import fcntl
+import functools
 import json
 import pathlib
 import shutil
@@ -24,15 +25,13 @@ import xxhash
 from zaya_jax.data.corpora.build_jobs import (
     BYTES_SUFFIX,
     HELD_OUT,
-    Part,
-    ShardJob,
     Submit,
     TokenFile,
-    TokenizeJob,
     TokenSpan,
-    WrittenShard,
     completed,
+    tokenize,
     workers,
+    write_shard,
 )
 from zaya_jax.data.corpora.compression_baseline import CompressedSize
 from zaya_jax.data.corpora.document_stream import DocumentStream
@@ -228,7 +227,7 @@ def _start_part(work: pathlib.Path, number: int, batch: _DocumentBatch, submit: 
     base_path, key = _part_path(work, number), batch.key
     # The record is written last, so if it exists, so do the other files of the part.
     if (record := _read_record(base_path)) is None:
-        return submit(TokenizeJob(base_path=base_path, key=key, texts=batch.texts))
+        return submit(functools.partial(tokenize, base_path=base_path, key=key, texts=batch.texts))
     if record.get("key") != key:
         raise StaleError
     splits = {name: TokenFile(**values) for name, values in record["splits"].items()}
@@ -242,7 +241,7 @@ def _start_part(work: pathlib.Path, number: int, batch: _DocumentBatch, submit: 
         file = base_path.with_suffix(BYTES_SUFFIX)
         if not file.exists() or durable.content_hash(file) != held_out_bytes:
             raise StaleError
-    return completed(Part(key=key, splits=splits, held_out_bytes=held_out_bytes))
+    return completed(splits)
 
 
 def _collect(
@@ -251,8 +250,8 @@ def _collect(
     work: pathlib.Path,
     advance: Callable[[int], None],
 ) -> None:
-    part: Part = _result(pending.part)
-    for name, tokens in part.splits.items():
+    part: dict[str, TokenFile] = _result(pending.part)
+    for name, tokens in part.items():
         file = _part_path(work, pending.number).with_suffix(f".{name}")
         splits[name].append(file, tokens, pending.batch.of(name))
     pending.compression.result()
@@ -369,32 +368,38 @@ class _SplitAssembly:
 
     def _earlier_shard(self, number: int, num_tokens: int) -> "Future[Any] | None":
         """The intact shard of an earlier build; None if there is no record of one."""
-        if (values := _read_record(self._shard_path(number))) is None:
+        if (record := _read_record(self._shard_path(number))) is None:
             return None
-        written = WrittenShard(**{**values, "shard": Shard(**values["shard"])})
-        file = self._work / "corpus" / written.shard.file
+        shard = Shard(**record["shard"])
+        file = self._work / "corpus" / shard.file
         hashes = self._shard_path(number).with_suffix(".hashes")
         if (
-            written.tokens != num_tokens
+            record["tokens"] != num_tokens
             or not (file.exists() and hashes.exists())
-            or durable.content_hash(file) != written.xxh3_128
-            or durable.content_hash(hashes) != written.shard.block_hashes
+            or durable.content_hash(file) != record["xxh3_128"]
+            or durable.content_hash(hashes) != shard.block_hashes
         ):
             raise StaleError
-        return completed(written)
+        return completed(shard)
 
     def _submit_shard(self, number: int, spans: list[TokenSpan]) -> "Future[Any]":
         if not all(each.file.exists() for each in spans):
             raise StaleError
-        folder, base_path = self._work / "corpus", self._shard_path(number)
         return self._submit(
-            ShardJob(folder=folder, base_path=base_path, split=self._name, number=number, spans=spans)
+            functools.partial(
+                write_shard,
+                folder=self._work / "corpus",
+                base_path=self._shard_path(number),
+                split=self._name,
+                number=number,
+                spans=spans,
+            )
         )
 
     def _collect(self) -> None:
         """Waits for the oldest running shard, and removes the token files that only it needed."""
         future, used_up = self._running.popleft()
-        self._shards.append(_result(future).shard)
+        self._shards.append(_result(future))
         for file in used_up:
             file.unlink(missing_ok=True)
 
