@@ -191,47 +191,32 @@ def _parser() -> Parser:
 
 def _add_budget_options(parser: Parser) -> None:
     budget = parser.add_argument_group("budget")
-    number = {"type": int, "metavar": "N", "default": None}
-    budget.add_argument(
-        "--population", type=int, default=16, help="candidates per round (default: %(default)s)"
+    thinking = f"maximum tokens of a candidate (default: {PUBLISHED_THINKING:,}, or what fits the context)"
+    tail = (
+        "number of last tokens of a candidate that the next round sees "
+        f"(default: {PUBLISHED_TAIL:,}, at most half of --thinking)"
     )
-    budget.add_argument(
-        "--candidates",
-        type=int,
-        default=4,
-        help="number of tails that a candidate sees (default: %(default)s)",
+    rounds = (
+        "number of rounds in which candidates see tails, T in the report on ZAYA1-8B; with "
+        "--first-round=counted it includes the first round (default: %(default)s)"
     )
-    budget.add_argument(
-        "--rounds",
-        type=int,
-        default=2,
-        help="number of rounds in which candidates see tails, T in the report on ZAYA1-8B; with "
-        "--first-round=counted it includes the first round (default: %(default)s)",
-    )
+    for name, default, text in (
+        ("population", RsaConfig.population, "candidates per round (default: %(default)s)"),
+        ("candidates", RsaConfig.candidates, "tails that a candidate sees (default: %(default)s)"),
+        ("rounds", RsaConfig.rounds, rounds),
+        ("thinking", None, thinking),
+        ("tail", None, tail),
+        ("answer-tokens", None, "maximum tokens of a candidate of the last round (default: --thinking)"),
+    ):
+        budget.add_argument(f"--{name}", type=int, metavar="N", default=default, help=text)
     budget.add_argument(
         "--first-round",
         choices=FIRST_ROUND,
-        default="extra",
+        default=RsaConfig.first_round,
         help="whether the first round, in which candidates see no tails, is additional to --rounds (extra) "
         "or one of them (counted). The report on ZAYA1-8B does not say: its T of 2 means 48 candidates if "
         "the first round is extra, and 32 if it is counted (default: %(default)s; with it --rounds 0 only "
         "samples)",
-    )
-    budget.add_argument(
-        "--thinking",
-        **number,
-        help=f"maximum tokens of a candidate (default: {PUBLISHED_THINKING:,}, or what fits the context)",
-    )
-    budget.add_argument(
-        "--tail",
-        **number,
-        help="number of last tokens of a candidate that the next round sees "
-        f"(default: {PUBLISHED_TAIL:,}, at most half of --thinking)",
-    )
-    budget.add_argument(
-        "--answer-tokens",
-        **number,
-        help="maximum tokens of a candidate of the last round (default: --thinking)",
     )
     budget.add_argument(
         "--aggregation",
