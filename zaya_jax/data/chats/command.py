@@ -122,15 +122,10 @@ def _builder_arguments(options: argparse.Namespace) -> dict[str, Any]:
         # The usual format needs no notice. Another one may have been detected by mistake.
         if record_format != "messages":
             print(f"records are read as --format {record_format}, detected from {location}")
-    return {
-        "source": source,
-        "record_format": record_format,
-        "tokenizer": load_tokenizer(options.tokenizer),
-        "template": options.template,
-        "sequence_length": options.sequence_length,
-        "validation_percent": options.validation_percent,
-        "overwrite": options.overwrite,
-    }
+    names = ("template", "sequence_length", "validation_percent", "overwrite")
+    tokenizer = load_tokenizer(options.tokenizer)
+    arguments = {"source": source, "record_format": record_format, "tokenizer": tokenizer}
+    return arguments | {name: getattr(options, name) for name in names}
 
 
 def _print_report(report: PackedReport) -> None:
