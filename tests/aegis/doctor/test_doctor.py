@@ -27,7 +27,7 @@ from zaya_jax.commands.doctor import main, read_speed
 
 GPU = Gpu(architecture="gfx942", memory_bytes=192 * 2**30, may_be_used=True)
 NIC = Nic(
-    name="ionic_0", port=1, driver="ionic", link_layer="Ethernet", state="ACTIVE", gigabits=400.0,
+    name="ionic_0", port=1, driver="ionic", state="ACTIVE", gigabits=400.0,
     link_downed=0, gid_index=3,
 )  # fmt: skip
 LAPTOP = HostFacts(
