@@ -272,7 +272,6 @@ def test_nics_are_read_with_their_links(tmp_path):
         {
             f"{a}/state": "4: ACTIVE\n",
             f"{a}/rate": "400 Gb/sec (4X NDR)\n",
-            f"{a}/link_layer": "Ethernet\n",
             f"{a}/counters/link_downed": "3\n",
             f"{a}/gid_attrs/types/0": "IB/RoCE v1\n",
             f"{a}/gid_attrs/types/1": "RoCE v2\n",

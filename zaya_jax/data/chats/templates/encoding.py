@@ -295,5 +295,5 @@ def checked_format(chat_format: ChatFormat) -> ChatFormat:
             f'the chat template "{ZAYA}" writes; "byte-chat" has them'
         )
     if (problem := chat_format.turn_ends.problem) is not None:
-        raise UserError(problem.format(template=chat_format.template.name, tokenizer=tokenizer.name))
+        raise UserError(problem)
     return chat_format

@@ -34,13 +34,14 @@ class ChatEncoder:
     """Encodes rendered chats.
 
     Attributes:
+      tokenizer: tokenizer of the chats.
       specials: ids of the special tokens, by name.
       special_ids: all of these ids.
     """
 
     def __init__(self, tokenizer: Tokenizer):
         """Creates an encoder for a tokenizer."""
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self.specials = tokenizer.special_ids
         self.special_ids = frozenset(self.specials.values())
         self._specials_in = functools.lru_cache(_REMEMBERED)(self._find_specials)
@@ -56,7 +57,7 @@ class ChatEncoder:
         text = rendered.text
         written = list(self._written_by_template(rendered))
         # The fast path: one call of the tokenizer for the whole chat.
-        whole = self._tokenizer.encode_with_places(text)
+        whole = self.tokenizer.encode_with_places(text)
         in_text = self.specials_among(whole, text)
         origins = b"".join(bytes((origin,)) * size for size, origin in rendered.runs)
         if {_core(each, text) for each in written} <= {_core(each, text) for each in in_text} and all(
@@ -98,7 +99,7 @@ class ChatEncoder:
           tokens: (id, first character, character after the last) of each token.
           text: the text.
         """
-        unknown_id = self._tokenizer.unknown_id
+        unknown_id = self.tokenizer.unknown_id
         specials = (PlacedToken(*each) for each in tokens if each[0] in self.special_ids)
         # The unknown token represents words that the tokenizer lacks, unless the text spells its name.
         return [
@@ -108,7 +109,7 @@ class ChatEncoder:
         ]
 
     def _find_specials(self, text: str) -> tuple[tuple[int, int, int], ...]:
-        return tuple(self.specials_among(self._tokenizer.encode_with_places(text), text))
+        return tuple(self.specials_among(self.tokenizer.encode_with_places(text), text))
 
     def _cut(self, rendered: RenderedChat, specials: Sequence[PlacedToken]) -> Iterator[PlacedToken]:
         # Also cut where a generation block starts or ends, so that no token is only partly learned.
@@ -126,15 +127,15 @@ class ChatEncoder:
 
     def _encode_text(self, text: str, *, is_first: bool) -> list[int]:
         """Encodes text between special tokens, without the space that some tokenizers put before a text."""
-        if is_first or self._later("a") == self._tokenizer.encode("a"):
-            return self._tokenizer.encode(text)
+        if is_first or self._later("a") == self.tokenizer.encode("a"):
+            return self.tokenizer.encode(text)
         return self._later(text)
 
     def _later(self, text: str) -> list[int]:
         """Encodes a text that is not the first of its chat."""
         # After a newline, a tokenizer adds no space. The tokens of the newline are then removed again.
-        newline, both = self._tokenizer.encode("\n"), self._tokenizer.encode("\n" + text)
-        return both[len(newline) :] if both[: len(newline)] == newline else self._tokenizer.encode(text)
+        newline, both = self.tokenizer.encode("\n"), self.tokenizer.encode("\n" + text)
+        return both[len(newline) :] if both[: len(newline)] == newline else self.tokenizer.encode(text)
 
 
 def _core(token: PlacedToken, text: str) -> tuple[int, int, int]:
