@@ -70,6 +70,11 @@ class Tokenizer(abc.ABC):
         """The token that represents whatever the tokenizer lacks; None if it has no such token."""
         return None
 
+    @functools.cached_property
+    def special_names(self) -> Mapping[int, str]:
+        """Names of all special tokens, by id."""
+        return {number: name for name, number in self.special_ids.items()}
+
     @abc.abstractmethod
     def encode(self, text: str, *, specials: bool = False) -> list[int]:
         """Returns the ids of a text, without adding any.
@@ -96,6 +101,19 @@ class Tokenizer(abc.ABC):
     @abc.abstractmethod
     def byte_piece(self, token: int) -> bytes | None:
         """Returns the bytes of a token that spells bytes; None for one that spells characters."""
+
+    def spelling(self, token: int) -> bytes:
+        """Returns the bytes of a token that is not special, as it spells them within a text."""
+        if (raw := self.byte_piece(token)) is not None:
+            return raw
+        # Many tokenizers drop the space of a text's first token: decode this one as the second. The
+        # replacement character stands for bytes that are not a character.
+        text = self.decode([*self._anchor, token])
+        return text.removeprefix(self.decode(self._anchor)).replace("\ufffd", "").encode()
+
+    @functools.cached_property
+    def _anchor(self) -> list[int]:
+        return self.encode("a")
 
     def token_bytes(self) -> np.ndarray | None:
         """UTF-8 bytes of each token, int32 [V], 0 for special tokens; None if they depend on the context."""

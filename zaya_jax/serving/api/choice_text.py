@@ -5,7 +5,6 @@ from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from zaya_jax.data.chats.templates.template import THINK
-from zaya_jax.data.tokenizers.token_spellings import special_token_names
 from zaya_jax.inference.engine.sequence import NewToken
 from zaya_jax.inference.engine.text_stream import FinishReason, Piece, TextWriter
 from zaya_jax.inference.tool_calls.message_parser import (
@@ -104,7 +103,7 @@ class ChoiceText:
         # Only chats have reasoning. In a completion, its marks are special tokens like any other.
         chat_format = model.chat_format if request.is_chat else None
         self._think_marks = chat_format.think_marks if chat_format else {}
-        special_names = {} if request.skips_specials else special_token_names(model.tokenizer)
+        special_names = {} if request.skips_specials else model.tokenizer.special_names
         parsing = request.tool_parsing
         self._writer = TextWriter(
             model.tokenizer,

@@ -233,7 +233,7 @@ class ChatFormat:
 
     @functools.cached_property
     def _variables(self) -> dict[str, str]:
-        names = {number: name for name, number in self.specials.items()}
+        names = self.tokenizer.special_names
         ids = {which: getattr(self.tokenizer, f"{which}_id") for which in ("bos", "eos", "pad")}
         # As transformers: templates read names such as `bos_token`, and not ids.
         return {f"{which}_token": names[number] for which, number in ids.items() if number in names}
