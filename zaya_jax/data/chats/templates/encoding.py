@@ -121,7 +121,7 @@ class ChatFormat:
         """Marks the token after a block as learned if it ends the turn; otherwise answers would never end."""
         # Finding the turn ends renders sample chats, so it is avoided for blocks that contain their end
         # token.
-        if place < len(tokens_T) and tokens_T[place] in self._encoder.special_ids:
+        if place < len(tokens_T) and int(tokens_T[place]) in self.tokenizer.special_names:
             learned_T[place] |= tokens_T[place] in self.turn_ends.ids
 
     def text(self, messages: Sequence[Message], *, continue_final_message: bool = False) -> str:
@@ -209,7 +209,7 @@ class ChatFormat:
     @property
     def specials(self) -> Mapping[str, int]:
         """Ids of all special tokens, by name."""
-        return self._encoder.specials
+        return self.tokenizer.special_ids
 
     @property
     def end_id(self) -> int:

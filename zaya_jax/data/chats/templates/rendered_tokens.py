@@ -35,15 +35,11 @@ class ChatEncoder:
 
     Attributes:
       tokenizer: tokenizer of the chats.
-      specials: ids of the special tokens, by name.
-      special_ids: all of these ids.
     """
 
     def __init__(self, tokenizer: Tokenizer):
         """Creates an encoder for a tokenizer."""
         self.tokenizer = tokenizer
-        self.specials = tokenizer.special_ids
-        self.special_ids = frozenset(self.specials.values())
         self._specials_in = functools.lru_cache(_REMEMBERED)(self._find_specials)
 
     def encode(self, rendered: RenderedChat) -> list[tuple[int, int, int]]:
@@ -99,13 +95,14 @@ class ChatEncoder:
           tokens: (id, first character, character after the last) of each token.
           text: the text.
         """
-        unknown_id = self.tokenizer.unknown_id
-        specials = (PlacedToken(*each) for each in tokens if each[0] in self.special_ids)
+        tokenizer = self.tokenizer
+        specials = (PlacedToken(*each) for each in tokens if each[0] in tokenizer.special_names)
         # The unknown token represents words that the tokenizer lacks, unless the text spells its name.
         return [
             each
             for each in specials
-            if each.token != unknown_id or text[each.first : each.last].strip() in self.specials
+            if each.token != tokenizer.unknown_id
+            or text[each.first : each.last].strip() in tokenizer.special_ids
         ]
 
     def _find_specials(self, text: str) -> tuple[tuple[int, int, int], ...]:
