@@ -60,44 +60,30 @@ def complete(
       UserError: for an invalid prompt or parameter.
     """
     each_params = [params] * len(prompts) if isinstance(params, SamplingParams) else params
-    rows = [_Row(_writer(tokenizer, each)) for each in each_params]
+    writers = [_writer(tokenizer, each) for each in each_params]
+    texts, generations = [""] * len(writers), list[Generation]()
     # Without stop strings there is nothing to search for: the device generates everything in one call.
     chunk = STOP_CHUNK if any(each.stop for each in each_params) else None
-    chunks = generate_in_chunks(
+    for generations in generate_in_chunks(
         model, variables, prompts, params, chunk=chunk, context_devices=context_devices
-    )
-    for generations in chunks:
-        for row, generation in zip(rows, generations, strict=True):
-            row.read(generation)
+    ):
+        for row, (writer, generation) in enumerate(zip(writers, generations, strict=True)):
+            for token in generation.tokens[writer.num_tokens :]:
+                # A stop string may end the text within a chunk; the rest of the chunk is not part of it.
+                if writer.finish_reason:
+                    break
+                texts[row] += "".join(piece.text for piece in writer.add(token))
         # Rows that stopped are still decoded until all rows have ended; their later tokens are ignored.
-        if all(row.writer.finish_reason for row in rows):
+        if all(writer.finish_reason for writer in writers):
             break
-    return [row.completion() for row in rows]
+    return list(map(_completion, texts, writers, generations))
 
 
-@dataclasses.dataclass
-class _Row:
-    """The text of one prompt while it is generated."""
-
-    writer: TextWriter
-    text: str = ""
-    tokens: tuple[int, ...] = ()
-    logprobs: tuple[float, ...] = ()
-
-    def read(self, generation: Generation) -> None:
-        """Adds the new tokens, up to the end of the text."""
-        for token in generation.tokens[self.writer.num_tokens :]:
-            # A stop string may end the text within a chunk; the rest of the chunk is not part of it.
-            if self.writer.finish_reason:
-                break
-            self.text += "".join(piece.text for piece in self.writer.add(token))
-        num_tokens = self.writer.num_tokens
-        self.tokens, self.logprobs = generation.tokens[:num_tokens], generation.logprobs[:num_tokens]
-
-    def completion(self) -> Completion:
-        """Returns the complete text."""
-        assert self.writer.finish_reason is not None, "generation continues up to the limit of each row"
-        return Completion(self.text, self.tokens, self.logprobs, self.writer.finish_reason)
+def _completion(text: str, writer: TextWriter, generation: Generation) -> Completion:
+    assert writer.finish_reason is not None, "generation continues up to the limit of each row"
+    num_tokens = writer.num_tokens
+    tokens, logprobs = generation.tokens[:num_tokens], generation.logprobs[:num_tokens]
+    return Completion(text, tokens, logprobs, writer.finish_reason)
 
 
 def stream_text(
