@@ -61,7 +61,7 @@ print(chat_format.template.text)
 # assistant.
 
 # %%
-names = {number: name for name, number in tokenizer.specials.items()}
+names = {number: name for name, number in tokenizer.special_ids.items()}
 
 
 def show(token):
@@ -71,7 +71,7 @@ def show(token):
 
 sly = chat_format.encode([Message("user", "hi<|im_end|>")])
 print(*map(show, sly.tokens_T), sep="|")
-assert list(sly.tokens_T).count(tokenizer.specials["<|im_end|>"]) == 1
+assert list(sly.tokens_T).count(tokenizer.special_ids["<|im_end|>"]) == 1
 
 # %% [markdown]
 # ## The mask, token by token

@@ -16,7 +16,7 @@ from zaya_jax.serving.loaded_model import LoadedModel
 
 TOKENIZER = load_tokenizer("byte-chat")
 FORMAT = load_chat_format("zaya", TOKENIZER)
-END, THINK, THINK_END = (TOKENIZER.specials[name] for name in ("<|im_end|>", "<think>", "</think>"))
+END, THINK, THINK_END = (TOKENIZER.special_ids[name] for name in ("<|im_end|>", "<think>", "</think>"))
 NUM_LAYERS, NUM_EXPERTS = 3, 4
 
 

@@ -93,6 +93,11 @@ class Parser(argparse.ArgumentParser):
             "default: %(default)s",
         )
 
+    def add_run_options(self) -> None:
+        """Adds the folder of a run, and `--weights`."""
+        self.add_argument("run_folder", metavar="RUN", help="folder of a run")
+        self.add_weights_option()
+
     def error(self, message: str) -> typing.NoReturn:
         """Raises the error that argparse would print, with a hint.
 

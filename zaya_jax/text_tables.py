@@ -1,6 +1,7 @@
 """Printed tables and their columns, and sizes in bytes with a unit."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from rich import box
 from rich.table import Column, Table
@@ -21,6 +22,18 @@ def dense_table(name: Column, *columns: str | Column, title: str | None = None, 
     # Without padding, eight columns fit a terminal of 80 characters.
     others = (number_column(each) if isinstance(each, str) else each for each in columns)
     return Table(name, *others, title=title, caption=caption or None, box=box.SIMPLE_HEAD, padding=0)
+
+
+def make_table(name: str, *numbers: str, **options: Any) -> Table:
+    """Returns a table with an empty line above and below it: a column of names, and columns of numbers.
+
+    Args:
+      name: header of the first column.
+      *numbers: headers of the other columns.
+      **options: options of `rich.table.Table`.
+    """
+    columns = map(number_column, numbers)
+    return Table(name_column(name), *columns, box=box.SIMPLE, padding=0, **options)
 
 
 def memory_table(header: str, sizes: Mapping[str, int], limit: int, *, title: str) -> Table:

@@ -8,7 +8,7 @@ import pytest
 from small_runs import make_chat_run
 
 from zaya_jax import cli
-from zaya_jax.inference import batch_generation
+from zaya_jax.inference import batch_generation, prompting
 from zaya_jax.inference.answer_files import UNFINISHED, AnswerFile
 from zaya_jax.inference.batch_generation import batches
 from zaya_jax.inference.engine.decoder import decode_steps
@@ -167,14 +167,14 @@ def typed_run(request, run_folder, tmp_path_factory):
     config = json.loads((folder / "config.json").read_text())
     config["execution"]["dtype"] = request.param
     (folder / "config.json").write_text(json.dumps(config))
-    run = batch_generation.load_for_generation(str(folder))
+    run = prompting.load_for_generation(str(folder))
     assert run.variables["params"]["layers"]["experts"]["down_proj"].dtype == request.param
     return run
 
 
 def test_a_file_resumed_after_any_line_is_bitwise_equal(typed_run, tmp_path, monkeypatch):
     """Log-probabilities too: a lost line is computed again in its original batch."""
-    monkeypatch.setattr(batch_generation, "load_for_generation", lambda *_: typed_run)
+    monkeypatch.setattr(prompting, "load_for_generation", lambda *_: typed_run)
     file = write_lines(tmp_path / "prompts.jsonl", [{"prompt": "x" * n} for n in range(17, 24)])
     output, unfinished = file.with_suffix(".answers"), file.with_suffix(".answers" + UNFINISHED)
     kept, finish = [], AnswerFile.finish

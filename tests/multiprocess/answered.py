@@ -69,17 +69,21 @@ def some_requests() -> list[ScoringRequest]:
 
 def _writings() -> list[PromptBatch]:
     """Greedy and sampled generations; one has a stop string."""
-    settings = SamplingParams(max_new_tokens=6), SamplingParams(max_new_tokens=6, temperature=1.0, seed=5)
+    settings = {}, {"temperature": 1.0, "seed": 5}
     return [
-        PromptBatch([[2, 9 + i, 7], [2, 30]], settings[i % 2], ("0",) if i == 2 else (), ByteTokenizer())
+        PromptBatch(
+            [[2, 9 + i, 7], [2, 30]],
+            SamplingParams(max_new_tokens=6, stop=("0",) if i == 2 else (), **settings[i % 2]),
+            ByteTokenizer(),
+        )
         for i in range(6)
     ]
 
 
 def ask_what_cannot_be(workers) -> None:
     """Work that fails on the last device."""
-    good = PromptBatch([[2]], SamplingParams(max_new_tokens=1), (), ByteTokenizer())
-    bad = PromptBatch([[61]], SamplingParams(max_new_tokens=1), (), ByteTokenizer())
+    good = PromptBatch([[2]], SamplingParams(max_new_tokens=1), ByteTokenizer())
+    bad = PromptBatch([[61]], SamplingParams(max_new_tokens=1), ByteTokenizer())
     list(workers.map([*[good] * (len(workers.processes) - 1), bad]))
 
 

@@ -60,9 +60,9 @@ def run(run_folder):
 
 def expected(run, prompt, *, eos_id, seed=0, stop=(), **sampling):
     settings = SamplingParams(
-        max_new_tokens=NEW_TOKENS, seed=seed, stop_token_ids=as_token_ids(eos_id), **sampling
+        max_new_tokens=NEW_TOKENS, seed=seed, stop_token_ids=as_token_ids(eos_id), stop=stop, **sampling
     )
-    (response,) = complete(run.model, run.variables, run.tokenizer, [prompt], settings, stop=stop)
+    (response,) = complete(run.model, run.variables, run.tokenizer, [prompt], settings)
     return response
 
 
@@ -176,7 +176,7 @@ def test_stop_strings(client, run):
     whole = expected_text(run, LONG, temperature=0.0).text
     stop = whole[3:5]
     response = client.completions.create(prompt=LONG, temperature=0, stop=[stop], **ASK)
-    alone = expected_text(run, LONG, temperature=0.0, stop=[stop])
+    alone = expected_text(run, LONG, temperature=0.0, stop=(stop,))
     assert (response.choices[0].text, response.choices[0].finish_reason) == (alone.text, "stop")
     assert response.usage.completion_tokens == len(alone.tokens)
 

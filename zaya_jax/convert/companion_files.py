@@ -18,6 +18,7 @@ from zaya_jax.data.tokenizers.tokenizer import (
     BYTE_TOKENIZERS,
     ByteTokenizer,
     HuggingFaceTokenizer,
+    byte_letters,
     special_names,
 )
 from zaya_jax.data.tokenizers.tokenizer_files import (
@@ -174,22 +175,15 @@ def _with_generation(files: dict[str, bytes], ids: Mapping[str, Any]) -> dict[st
 
 def _byte_files(kind: type[ByteTokenizer]) -> dict[str, bytes]:
     """The byte tokenizer as a tokenizer.json: byte-level BPE without merges."""
-    # GPT-2 maps each byte to a printable character; ids are offset by the 3 special tokens.
-    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
-    plain = [
-        *range(33, 127),
-        *range(161, 173),
-        *range(174, 256),
-    ]  # as in GPT-2, printable bytes stand for themselves
-    others = [byte for byte in range(256) if byte not in plain]
-    spelled = {byte: chr(byte) for byte in plain} | {byte: chr(256 + i) for i, byte in enumerate(others)}
+    # Ids are offset by the 3 special tokens.
+    letters = {letter: byte + 3 for letter, byte in byte_letters().items()}
     # Checks our table against that of the tokenizers package.
-    assert set(spelled.values()) == set(alphabet)
-    vocabulary = {**kind.specials, **{spelled[byte]: byte + 3 for byte in range(256)}}
+    assert letters.keys() == set(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {**kind.special_ids, **letters}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)  # type: ignore
     tokenizer.decoder = tokenizers.decoders.ByteLevel()  # type: ignore
-    tokenizer.add_special_tokens(list(kind.specials))
+    tokenizer.add_special_tokens(list(kind.special_ids))
     tokenizer.post_processor = begin_with("<bos>", kind.bos_id)  # type: ignore
     text = tokenizer.to_str().encode()
     ids = {"bos_token_id": 2, "eos_token_id": 1, "pad_token_id": 0}

@@ -7,7 +7,7 @@ import json
 import pathlib
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
 from zaya_jax.data.tokenizers.tokenizer import Tokenizer
@@ -16,10 +16,9 @@ from zaya_jax.inference.answer_files import AnswerFile
 from zaya_jax.inference.completion import Completion, complete
 from zaya_jax.inference.engine.generate import cache_length, padded_length
 from zaya_jax.inference.engine.sampling_params import SamplingParams
-from zaya_jax.inference.engine.text_stream import StopFilter
-from zaya_jax.inference.loading import LoadedRun, load_for_generation, require_chats, show_progress
+from zaya_jax.inference.loading import LoadedRun, show_progress
 from zaya_jax.inference.prompt_files import PromptLine, read_prompt_lines
-from zaya_jax.inference.prompting import Prompting
+from zaya_jax.inference.prompting import load_prompting
 from zaya_jax.inference.sampling_options import sampling_params
 from zaya_jax.inference.structured.grammar import Grammar
 from zaya_jax.inference.structured.schema_option import compile_option
@@ -41,12 +40,8 @@ def generate_file(options: argparse.Namespace, grammar: Grammar | None = None) -
     """
     # Before the weights are read: an invalid temperature, and an empty stop string.
     params = sampling_params(options, max_new_tokens=1)
-    StopFilter(options.stop)
-    if options.chat:
-        require_chats(options.run_folder, options.template)
-    show_progress(f"loading {options.run_folder}")
-    run = load_for_generation(options.run_folder, options.weights)
-    prompting = Prompting(run, chat=options.chat, template=options.template, letters=options.letters)
+    prompting = load_prompting(options)
+    run = prompting.run
     lines = read_prompt_lines(
         options.input,
         prompting,
@@ -83,15 +78,10 @@ def _fingerprint(
     # Resolved, because the same command may be repeated from another folder. The average of a step counts as
     # other weights than the step's own.
     weights = str(pathlib.Path(run.folder).resolve()), run.step, run.weights
-    shapes = _batch_rows(lines, options), options.context_devices
+    shapes = min(options.batch_size, len(lines)), options.context_devices
     # Appended, so that answers without a grammar that an earlier version began can be finished.
     grammars = [] if grammar is None else [grammar.source]
     return durable.sha256(json.dumps([prompts, sampling, weights, shapes, *grammars]).encode())
-
-
-def _batch_rows(lines: Sequence[PromptLine], options: argparse.Namespace) -> int:
-    """Returns the number of rows of every batch."""
-    return min(options.batch_size, len(lines))
 
 
 def _answer_all(
@@ -101,36 +91,76 @@ def _answer_all(
     params: SamplingParams,
     options: argparse.Namespace,
 ) -> None:
-    size = _batch_rows(lines, options)
     last_report = time.monotonic()
-    # Batches are formed from all lines, also from those that have answers: a resumed process computes the
-    # same batches as an uninterrupted one, and thus the same bits.
-    for batch in batches(lines, size, in_chunks=options.context_devices > 1):
-        missing = {line.number for line in batch} - answers.done.keys()
-        if not missing:
-            continue
-        # A batch that was interrupted while it was written is computed again as a whole.
-        completions = continue_lines(
-            run.model,
-            run.variables,
-            run.tokenizer,
-            batch,
-            params,
-            size=size,
-            stop=options.stop,
-            context_devices=options.context_devices,
-        )
+    for batch in answer_batches(
+        run.model,
+        run.variables,
+        run.tokenizer,
+        lines,
+        params,
+        batch_size=options.batch_size,
+        context_devices=options.context_devices,
+        done=answers.done,
+    ):
         answers.add(
             {
                 line.number: _answer(line, completion, logprobs=options.logprobs)
-                for line, completion in zip(batch, completions, strict=True)
+                for line, completion in batch
                 # The answers of the other lines are in the file already.
-                if line.number in missing
+                if line.number not in answers.done
             }
         )
         if time.monotonic() - last_report > PROGRESS_SECONDS:
             last_report = time.monotonic()
             print(f"{len(answers.done)} of {len(lines)} answers", file=sys.stderr, flush=True)
+
+
+def answer_batches(
+    model: Zaya,
+    variables: Mapping,
+    tokenizer: Tokenizer,
+    lines: Sequence[PromptLine],
+    params: SamplingParams,
+    *,
+    batch_size: int,
+    context_devices: int = 1,
+    done: Container[int] = (),
+) -> Iterator[Sequence[tuple[PromptLine, Completion]]]:
+    """Continues lines, and yields each of their `batches` with its texts.
+
+    Args:
+      model: the model.
+      variables: its weights.
+      tokenizer: tokenizer of the texts.
+      lines: prompts; their limits, seeds and end tokens replace those of the parameters.
+      params: how the lines are continued. A constraint waits for the thoughts of chats.
+      batch_size: maximum number of rows of a batch.
+      context_devices: number of devices that share the cache.
+      done: numbers of lines that have a text. A batch of such lines alone is skipped.
+    """
+    # A batch is filled up to its size with copies: a larger size than there are lines is computed in vain.
+    size = min(batch_size, len(lines))
+    # Batches are formed from all lines, also from those that have answers: a resumed process computes the
+    # same batches as an uninterrupted one, and thus the same bits.
+    for batch in batches(lines, size, in_chunks=context_devices > 1):
+        if all(line.number in done for line in batch):
+            continue
+        # A last batch is filled up with copies of its last line: another size would be another program.
+        rows = [*batch, *[batch[-1]] * (size - len(batch))]
+        each_params = [
+            dataclasses.replace(
+                params,
+                max_new_tokens=line.limit,
+                seed=line.seed,
+                stop_token_ids=line.prompt.end_ids,
+                constraint=params.constraint and params.constraint.with_thoughts(line.prompt.think_ids),
+            )
+            for line in rows
+        ]
+        prompts = [line.prompt.tokens for line in rows]
+        texts = complete(model, variables, tokenizer, prompts, each_params, context_devices=context_devices)
+        # Without those of the copies.
+        yield list(zip(batch, texts, strict=False))
 
 
 def batches(
@@ -155,54 +185,6 @@ def batches(
     for _, group in itertools.groupby(sorted(lines, key=shape, reverse=True), key=shape):
         by_length = sorted(group, key=lambda line: len(line.prompt.tokens), reverse=True)
         yield from (by_length[first : first + size] for first in range(0, len(by_length), size))
-
-
-def continue_lines(
-    model: Zaya,
-    variables: Mapping,
-    tokenizer: Tokenizer,
-    batch: Sequence[PromptLine],
-    params: SamplingParams,
-    *,
-    size: int,
-    stop: Sequence[str] = (),
-    context_devices: int = 1,
-) -> list[Completion]:
-    """Continues one of `batches`.
-
-    Args:
-      model: the model.
-      variables: its weights.
-      tokenizer: tokenizer of the texts.
-      batch: lines; their limits, seeds and end tokens replace those of the parameters.
-      params: how the lines are continued. A constraint waits for the thoughts of chats.
-      size: number of rows to compute.
-      stop: strings before which a text is cut.
-      context_devices: number of devices that share the cache.
-    """
-    # A last batch is filled up with copies of its last line: another size would be another program.
-    rows = [*batch, *[batch[-1]] * (size - len(batch))]
-    each_params = [
-        dataclasses.replace(
-            params,
-            max_new_tokens=line.limit,
-            seed=line.seed,
-            stop_token_ids=line.prompt.end_ids,
-            constraint=params.constraint and params.constraint.with_thoughts(line.prompt.think_ids),
-        )
-        for line in rows
-    ]
-    completions = complete(
-        model,
-        variables,
-        tokenizer,
-        [line.prompt.tokens for line in rows],
-        each_params,
-        stop=stop,
-        context_devices=context_devices,
-    )
-    # Without those of the copies.
-    return completions[: len(batch)]
 
 
 def _answer(line: PromptLine, completion: Completion, *, logprobs: bool) -> dict[str, Any]:

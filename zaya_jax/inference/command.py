@@ -9,8 +9,8 @@ from zaya_jax.inference.batch_generation import generate_file
 from zaya_jax.inference.completion import stream_text
 from zaya_jax.inference.engine.sampling_params import check_seed
 from zaya_jax.inference.engine.text_stream import Piece
-from zaya_jax.inference.loading import load_for_generation, require_chats, show_progress
-from zaya_jax.inference.prompting import Prompting
+from zaya_jax.inference.loading import show_progress
+from zaya_jax.inference.prompting import add_prompt_options, load_prompting
 from zaya_jax.inference.sampling_options import add_sampling_options, sampling_params
 from zaya_jax.inference.structured.schema_option import (
     add_schema_option,
@@ -32,12 +32,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.input is not None:
         generate_file(options, grammar)
         return
-    # Reading the weights can take minutes: check the template first.
-    if options.chat:
-        require_chats(options.run_folder, options.template)
-    show_progress(f"loading {options.run_folder}")
-    run = load_for_generation(options.run_folder, options.weights)
-    prompting = Prompting(run, chat=options.chat, template=options.template, letters=options.letters)
+    prompting = load_prompting(options)
+    run = prompting.run
     prompt = prompting.of_text(options.prompt)
     constraint = compile_option(run, grammar, options)
     params = sampling_params(
@@ -52,7 +48,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         run.tokenizer,
         prompt.tokens,
         params,
-        stop=options.stop,
         context_devices=options.context_devices,
     )
     show_progress(f"compiling the programs of step {run.step}'s model; the text follows")
@@ -98,13 +93,8 @@ def _parser() -> Parser:
             "zaya generate runs/sft --input prompts.jsonl --output answers.jsonl --logprobs",
         ),
     )
-    parser.add_argument("run_folder", metavar="RUN", help="folder of a run")
-    parser.add_weights_option()
-    parser.add_argument("--prompt", default="", help="text to continue (default: none)")
-    parser.add_argument("--chat", action="store_true", help="answer the prompt as a user's turn")
-    parser.add_argument("--template", help='with --chat: "zaya" or a Jinja file (default: that of the run)')
-    parser.add_argument(
-        "--letters", action="store_true", help="read the name of a special token in the prompt as plain text"
+    add_prompt_options(
+        parser, prompt="text to continue (default: none)", chat="answer the prompt as a user's turn"
     )
     parser.add_argument(
         "--max-new-tokens", type=int, default=256, help="maximum number of new tokens (default: %(default)s)"

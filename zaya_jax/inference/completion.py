@@ -40,7 +40,6 @@ def complete(
     prompts: Prompts,
     params: SamplingParams | Sequence[SamplingParams],
     *,
-    stop: Sequence[str] = (),
     context_devices: int = 1,
 ) -> list[Completion]:
     """Continues prompts in one batch.
@@ -55,52 +54,36 @@ def complete(
       tokenizer: tokenizer of the texts.
       prompts: token ids of each prompt.
       params: how all prompts, or each of them, are continued.
-      stop: strings before which a text is cut, also where one spans tokens. Of several the one that is
-        complete first counts.
       context_devices: number of devices that share the cache.
 
     Raises:
-      UserError: for an invalid prompt or parameter, and for an empty stop string.
+      UserError: for an invalid prompt or parameter.
     """
     each_params = [params] * len(prompts) if isinstance(params, SamplingParams) else params
-    rows = [_Row(_writer(tokenizer, each, stop)) for each in each_params]
+    writers = [_writer(tokenizer, each) for each in each_params]
+    texts, generations = [""] * len(writers), list[Generation]()
     # Without stop strings there is nothing to search for: the device generates everything in one call.
-    chunk = STOP_CHUNK if stop else None
-    chunks = generate_in_chunks(
+    chunk = STOP_CHUNK if any(each.stop for each in each_params) else None
+    for generations in generate_in_chunks(
         model, variables, prompts, params, chunk=chunk, context_devices=context_devices
-    )
-    for generations in chunks:
-        for row, generation in zip(rows, generations, strict=True):
-            row.read(generation)
+    ):
+        for row, (writer, generation) in enumerate(zip(writers, generations, strict=True)):
+            for token in generation.tokens[writer.num_tokens :]:
+                # A stop string may end the text within a chunk; the rest of the chunk is not part of it.
+                if writer.finish_reason:
+                    break
+                texts[row] += "".join(piece.text for piece in writer.add(token))
         # Rows that stopped are still decoded until all rows have ended; their later tokens are ignored.
-        if all(row.writer.finish_reason for row in rows):
+        if all(writer.finish_reason for writer in writers):
             break
-    return [row.completion() for row in rows]
+    return list(map(_completion, texts, writers, generations))
 
 
-@dataclasses.dataclass
-class _Row:
-    """The text of one prompt while it is generated."""
-
-    writer: TextWriter
-    text: str = ""
-    tokens: tuple[int, ...] = ()
-    logprobs: tuple[float, ...] = ()
-
-    def read(self, generation: Generation) -> None:
-        """Adds the new tokens, up to the end of the text."""
-        for token in generation.tokens[self.writer.num_tokens :]:
-            # A stop string may end the text within a chunk; the rest of the chunk is not part of it.
-            if self.writer.finish_reason:
-                break
-            self.text += "".join(piece.text for piece in self.writer.add(token))
-        num_tokens = self.writer.num_tokens
-        self.tokens, self.logprobs = generation.tokens[:num_tokens], generation.logprobs[:num_tokens]
-
-    def completion(self) -> Completion:
-        """Returns the complete text."""
-        assert self.writer.finish_reason is not None, "generation continues up to the limit of each row"
-        return Completion(self.text, self.tokens, self.logprobs, self.writer.finish_reason)
+def _completion(text: str, writer: TextWriter, generation: Generation) -> Completion:
+    assert writer.finish_reason is not None, "generation continues up to the limit of each row"
+    num_tokens = writer.num_tokens
+    tokens, logprobs = generation.tokens[:num_tokens], generation.logprobs[:num_tokens]
+    return Completion(text, tokens, logprobs, writer.finish_reason)
 
 
 def stream_text(
@@ -110,7 +93,6 @@ def stream_text(
     prompt: Sequence[int],
     params: SamplingParams,
     *,
-    stop: Sequence[str] = (),
     marks: Mapping[int, str] | None = None,
     context_devices: int = 1,
 ) -> Iterator[Piece]:
@@ -124,17 +106,14 @@ def stream_text(
       tokenizer: tokenizer of the texts.
       prompt: token ids.
       params: how the prompt is continued.
-      stop: strings before which the text is cut.
       marks: names of special tokens that are yielded, as separate pieces, by token id.
       context_devices: number of devices that share the cache.
 
     Raises:
       UserError: as `complete`, at the call and not at the first piece.
     """
-    # The writer comes first: it checks the stop strings before the prompt is prefilled.
-    writer = _writer(tokenizer, params, stop, marks)
     options = {"chunk": STREAM_CHUNK, "context_devices": context_devices}
-    return _pieces(writer, stream(model, variables, prompt, params, **options))
+    return text_of(tokenizer, stream(model, variables, prompt, params, **options), params, marks=marks)
 
 
 def text_of(
@@ -142,25 +121,18 @@ def text_of(
     tokens: Iterator[int],
     params: SamplingParams,
     *,
-    stop: Sequence[str] = (),
     marks: Mapping[int, str] | None = None,
 ) -> Iterator[Piece]:
     """Yields the text of tokens as they arrive; the other arguments are those of `stream_text`."""
-    return _pieces(_writer(tokenizer, params, stop, marks), tokens)
-
-
-def _writer(
-    tokenizer: Tokenizer,
-    params: SamplingParams,
-    stop: Sequence[str],
-    marks: Mapping[int, str] | None = None,
-) -> TextWriter:
-    limit, end_ids = params.max_new_tokens, params.stop_token_ids
-    return TextWriter(tokenizer, limit=limit, eos_id=end_ids, stop=stop, marks=marks)
-
-
-def _pieces(writer: TextWriter, tokens: Iterator[int]) -> Iterator[Piece]:
+    writer = _writer(tokenizer, params, marks)
     for token in tokens:
         yield from writer.add(token)
         if writer.finish_reason:
             return
+
+
+def _writer(
+    tokenizer: Tokenizer, params: SamplingParams, marks: Mapping[int, str] | None = None
+) -> TextWriter:
+    limit, end_ids = params.max_new_tokens, params.stop_token_ids
+    return TextWriter(tokenizer, limit=limit, eos_id=end_ids, stop=params.stop, marks=marks)

@@ -1,9 +1,10 @@
 """Reads and validates prompts as JSON lines: `{"prompt": ...}`, or `{"messages": [...], "tools": [...]}`."""
 
 import dataclasses
+import functools
 import json
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from zaya_jax.data.chats.records import parse_messages
@@ -105,19 +106,17 @@ def _integer(fields: Mapping, name: str, default: int, place: str, *, minimum: i
 
 
 def _prompt(fields: Mapping[str, Any], prompting: Prompting, place: str) -> Prompt:
+    text = fields.get("prompt")
     if "messages" in fields:
         messages = parse_messages(fields["messages"], place, "messages")
         tools = parse_tools(fields.get("tools"), place)
-        return _with_place(place, lambda: prompting.of_messages(messages, tools))
-    text = fields["prompt"]
-    if not isinstance(text, str):
+        encode = functools.partial(prompting.of_messages, messages, tools)
+    elif isinstance(text, str):
+        encode = functools.partial(prompting.of_text, text)
+    else:
         raise UserError(f"{place} has a prompt that is a {type(text).__name__}; it must be text")
-    return _with_place(place, lambda: prompting.of_text(text))
-
-
-def _with_place(place: str, make: Callable[[], Prompt]) -> Prompt:
-    """Encodes a prompt; errors get the file and line number."""
+    # Errors of the template name no line by themselves.
     try:
-        return make()
+        return encode()
     except UserError as error:
         raise UserError(f"{place}: {error}") from error

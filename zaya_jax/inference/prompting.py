@@ -1,5 +1,6 @@
 """Turns texts and chats of a user into prompt tokens."""
 
+import argparse
 import dataclasses
 import functools
 from collections.abc import Sequence
@@ -8,7 +9,8 @@ from zaya_jax.data.chats.records import Message
 from zaya_jax.data.chats.templates.encoding import ChatFormat
 from zaya_jax.data.chats.templates.end_tokens import text_end_ids
 from zaya_jax.data.chats.tool_records import Tool
-from zaya_jax.inference.loading import LoadedRun
+from zaya_jax.inference.loading import LoadedRun, load_for_generation, require_chats, show_progress
+from zaya_jax.options import Parser
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,3 +74,34 @@ class Prompting:
         chat_format = self._chat_format
         tokens = chat_format.answer_prompt(messages, tools=tools)
         return Prompt(tokens, chat_format.end_ids, chat_format.think_ids)
+
+
+def add_prompt_options(parser: Parser, *, prompt: str, chat: str) -> None:
+    """Adds the run and the options of a prompt.
+
+    Args:
+      parser: parser of the command.
+      prompt: help of `--prompt`.
+      chat: help of `--chat`.
+    """
+    parser.add_run_options()
+    parser.add_argument("--prompt", default="", help=prompt)
+    parser.add_argument("--chat", action="store_true", help=chat)
+    parser.add_argument("--template", help='with --chat: "zaya" or a Jinja file (default: that of the run)')
+    parser.add_argument(
+        "--letters", action="store_true", help="read the name of a special token in the prompt as plain text"
+    )
+
+
+def load_prompting(options: argparse.Namespace) -> Prompting:
+    """Loads the run that `add_prompt_options` names.
+
+    Raises:
+      UserError: for a run that cannot be loaded, or a chat with one that has no chat template.
+    """
+    # Reading the weights can take minutes: check the template first.
+    if options.chat:
+        require_chats(options.run_folder, options.template)
+    show_progress(f"loading {options.run_folder}")
+    run = load_for_generation(options.run_folder, options.weights)
+    return Prompting(run, chat=options.chat, template=options.template, letters=options.letters)

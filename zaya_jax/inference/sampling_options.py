@@ -62,5 +62,6 @@ def sampling_params(
         top_p=options.top_p,
         seed=options.seed,
         stop_token_ids=end_ids,
+        stop=tuple(options.stop),
         constraint=constraint,
     )

@@ -45,8 +45,8 @@ class Origin:
       versions: versions of packages by name.
     """
 
-    began: float
-    step: int
+    began: float = dataclasses.field(compare=False)
+    step: int = dataclasses.field(compare=False)
     who: str
     devices: str
     versions: Mapping[str, str]
@@ -144,7 +144,7 @@ def _origins_of(events: Sequence[Mapping[str, Any]]) -> list[Origin]:
         if event["event"] == BEGAN and isinstance(event.get("versions"), dict):
             origin = _origin_of(event)
             # Restarts on the same hosts with the same versions are one entry.
-            if not records or _without_time(records[-1]) != _without_time(origin):
+            if not records or records[-1] != origin:
                 records.append(origin)
     return records
 
@@ -159,10 +159,6 @@ def _origin_of(event: Mapping[str, Any]) -> Origin:
         devices=devices,
         versions={str(name): str(version) for name, version in event["versions"].items()},
     )
-
-
-def _without_time(origin: Origin) -> Origin:
-    return dataclasses.replace(origin, began=0.0, step=0)
 
 
 def _texts_of(folder: pathlib.Path) -> list[Sample]:

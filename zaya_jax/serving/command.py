@@ -215,8 +215,7 @@ def _parser() -> Parser:
             "ZAYA_API_KEY=... zaya serve runs/sft --host 0.0.0.0",
         ),
     )
-    parser.add_argument("run_folder", metavar="RUN", help="folder of the run")
-    parser.add_weights_option()
+    parser.add_run_options()
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument(
         "--port", type=int, default=8000, help="port to listen on, 0 for any free one (default: %(default)s)"

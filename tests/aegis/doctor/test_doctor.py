@@ -27,7 +27,7 @@ from zaya_jax.commands.doctor import main, read_speed
 
 GPU = Gpu(architecture="gfx942", memory_bytes=192 * 2**30, may_be_used=True)
 NIC = Nic(
-    name="ionic_0", port=1, driver="ionic", link_layer="Ethernet", state="ACTIVE", gigabits=400.0,
+    name="ionic_0", port=1, driver="ionic", state="ACTIVE", gigabits=400.0,
     link_downed=0, gid_index=3,
 )  # fmt: skip
 LAPTOP = HostFacts(
@@ -272,7 +272,6 @@ def test_nics_are_read_with_their_links(tmp_path):
         {
             f"{a}/state": "4: ACTIVE\n",
             f"{a}/rate": "400 Gb/sec (4X NDR)\n",
-            f"{a}/link_layer": "Ethernet\n",
             f"{a}/counters/link_downed": "3\n",
             f"{a}/gid_attrs/types/0": "IB/RoCE v1\n",
             f"{a}/gid_attrs/types/1": "RoCE v2\n",

@@ -145,7 +145,8 @@ def test_limits_stop_strings_and_thoughts():
     (cut,) = run_all(engine(), [request_of(constraint, max_new_tokens=7)])
     assert (cut.end, len(cut.tokens)) == ("length", 7)
     assert cut.text.lstrip().startswith("{")
-    (completion,) = complete(*load(), TOKENIZER, [PROMPT], [request_of(constraint).params], stop=[":"])
+    params = dataclasses.replace(request_of(constraint).params, stop=(":",))
+    (completion,) = complete(*load(), TOKENIZER, [PROMPT], [params])
     assert completion.finish_reason == "stop"
     assert completion.text.replace(" ", "").replace("\n", "") == '{"name"'
     # Long thoughts, which nothing but the mark may end.

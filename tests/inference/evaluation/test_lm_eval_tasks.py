@@ -83,19 +83,19 @@ def test_unsupported_tasks_are_one_error_line(run_folder, capsys, words, sentenc
 
 
 @needs_harness
-def test_generation_options():
-    from zaya_jax.inference.evaluation.lm_eval_model import generation_options
+def test_generation_params():
+    from zaya_jax.inference.evaluation.lm_eval_model import generation_params
 
     def params(max_new_tokens, **fields):
         return SamplingParams(max_new_tokens=max_new_tokens, stop_token_ids=(7,), **fields)
 
-    assert generation_options({}, 300, (7,)) == ((), params(256))
+    assert generation_params({}, 300, (7,)) == params(256)
     greedy = {"until": ["a", "b"], "do_sample": False, "temperature": 0.7, "top_p": 0.9, "max_new_tokens": 8}
-    assert generation_options(greedy, 300, (7,)) == (("a", "b"), params(8))
+    assert generation_params(greedy, 300, (7,)) == params(8, stop=("a", "b"))
     drawn = {"until": "a", "do_sample": True, "top_k": 4, "max_gen_toks": 9}
-    assert generation_options(drawn, 300, (7,)) == (("a",), params(9, temperature=1.0, top_k=4))
+    assert generation_params(drawn, 300, (7,)) == params(9, stop=("a",), temperature=1.0, top_k=4)
     nucleus = {"temperature": 0.5, "top_p": 0.9}
-    assert generation_options(nucleus, 300, (7,)) == ((), params(256, **nucleus))
+    assert generation_params(nucleus, 300, (7,)) == params(256, **nucleus)
 
 
 def test_without_lm_eval_the_error_names_the_install_command(run_folder, capsys, monkeypatch):

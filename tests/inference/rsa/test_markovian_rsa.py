@@ -190,7 +190,8 @@ def test_answers_are_between_the_thought_and_the_stop_string(thinker):
     whole = thinker.think(QUESTION, scheme).rounds[0][0]
     stop, think_end = whole.text[8:10], whole.tokens[3]
     assert whole.text.index(stop) == 8
-    output = dataclasses.replace(thinker, stop=(stop,), think_end_id=think_end, answer_of=lambda text: text)
+    params = dataclasses.replace(thinker.params, stop=(stop,))
+    output = dataclasses.replace(thinker, params=params, think_end_id=think_end, answer_of=lambda text: text)
     actual = output.think(QUESTION, scheme).rounds[0][0]
     assert actual.text == whole.text[:8]
     assert actual.answer == whole.text[4:8]

@@ -50,7 +50,6 @@ class Nic:
       name: name of the device.
       port: number of the port.
       driver: name of the kernel driver; "" if unknown.
-      link_layer: "Ethernet" or "InfiniBand".
       state: state of the link, such as "ACTIVE" or "DOWN".
       gigabits: data rate in Gbit/s.
       link_downed: number of times that the link was lost since the driver was loaded.
@@ -61,7 +60,6 @@ class Nic:
     name: str
     port: int
     driver: str
-    link_layer: str
     state: str
     gigabits: float
     link_downed: int
@@ -142,7 +140,6 @@ def _nic(device: pathlib.Path, port: pathlib.Path) -> Nic:
         name=device.name,
         port=int(port.name),
         driver=driver.resolve().name if driver.exists() else "",
-        link_layer=read_text(port / "link_layer"),
         state=read_text(port / "state").rpartition(" ")[2],  # "4: ACTIVE"
         gigabits=_first_number(read_text(port / "rate")),  # "400 Gb/sec (4X NDR)"
         link_downed=int(downed) if downed.isdecimal() else 0,

@@ -139,19 +139,10 @@ def try_rdma(nics: Sequence[Nic], *, tool: str = PINGPONG) -> tuple[RdmaTest, ..
 
 
 def _ping_itself(nic: Nic, tool: str) -> RdmaTest:
-    command = [
-        tool,
-        "-d",
-        nic.name,
-        "-i",
-        str(nic.port),
-        "-s",
-        str(_PINGPONG_BYTES),
-        "-p",
-        str(_PINGPONG_PORT),
-    ]
+    flags = {"-d": nic.name, "-i": nic.port, "-s": _PINGPONG_BYTES, "-p": _PINGPONG_PORT}
     # RoCE connects by an address from this table, and InfiniBand without one.
-    command += [] if nic.gid_index is None else ["-g", str(nic.gid_index)]
+    flags |= {} if nic.gid_index is None else {"-g": nic.gid_index}
+    command = [tool, *(str(word) for flag in flags.items() for word in flag)]
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         time.sleep(0.5)  # the server does not report when it begins to listen

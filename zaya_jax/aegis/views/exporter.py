@@ -3,13 +3,11 @@
 import collections
 import pathlib
 import socket
-import socketserver
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from prometheus_client import CollectorRegistry, make_wsgi_app, write_to_textfile
+from prometheus_client import CollectorRegistry, make_wsgi_app, start_http_server, write_to_textfile
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -104,44 +102,17 @@ def serve(
                 f"--allow-host is {name}; it must be a name without a port, such as node1.cluster"
             )
     try:
-        server = _server(host, port)
+        # Without metrics until the guard is in place.
+        server, thread = start_http_server(port, host, CollectorRegistry())
     except OSError as error:
         raise UserError(
             f"cannot listen on {host}:{port} ({error.strerror}); choose another --port"
         ) from error
     server.set_app(_guarded(make_wsgi_app(registry), host, {name.lower() for name in allowed_hosts}))
-    thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
-    thread.start()
     # An IPv6 address stands in brackets in a URL, because of its colons.
     shown = f"[{host}]" if ":" in host else host
     print(f"metrics at http://{shown}:{server.server_port}/metrics", flush=True)
     return thread
-
-
-class _Server(socketserver.ThreadingMixIn, WSGIServer):
-    """Server with a thread per request, so that a slow client does not block the next scrape."""
-
-    # An open connection must not keep the process from exiting.
-    daemon_threads = True
-
-
-class _Server6(_Server):
-    address_family = socket.AF_INET6
-
-
-class _SilentHandler(WSGIRequestHandler):
-    """Request handler that logs no requests."""
-
-    def log_message(self, format: str, *args: Any) -> None:
-        del format, args
-
-
-def _server(host: str, port: int) -> WSGIServer:
-    """Returns a listening server with the address family of its host."""
-    # AI_PASSIVE: the address is one to listen on.
-    family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-    kind = _Server6 if family == socket.AF_INET6 else _Server
-    return kind((str(address[0]), port), _SilentHandler)
 
 
 def _guarded(app: Callable, host: str, allowed: Collection[str]) -> Callable:

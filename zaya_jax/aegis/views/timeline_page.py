@@ -6,10 +6,8 @@ is under the pointer, and lists the events.
 
 import dataclasses
 import datetime
-import html
 import math
 import pathlib
-import string
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -28,7 +26,7 @@ from zaya_jax.aegis.views.timeline import (
     steps_of,
 )
 from zaya_jax.files import durable
-from zaya_jax.html_page.frame import make_page
+from zaya_jax.html_page.frame import make_page, render
 from zaya_jax.options import Parser
 from zaya_jax.run_folder.events import read_events
 from zaya_jax.run_folder.names import BEGAN, ENDS, FINISHED, SPIKED, STARVED, STOPPED, WENT_BACK
@@ -91,34 +89,23 @@ def page_of(run: pathlib.Path) -> str:
         [each.began for each in attempts] + [each.ended for each in attempts] + [mark.time for mark in marks]
     )
     scale = Scale(min(times), max(times))
-    lanes = list(_lanes(run, events, attempts, marks, scale))
-    body = _BODY.substitute(
-        name=html.escape(str(run)),
-        summary=html.escape(_summary(goodput, scale)),
-        bar=goodput_bar(goodput),
-        legend=goodput_legend(goodput),
-        names="".join(f'<div class="lane h-{lane.name}">{lane.title}</div>' for lane in lanes),
-        lanes="".join(lane.svg for lane in lanes),
+    here = pathlib.Path(__file__)
+    body = render(
+        here.with_name("timeline.html.jinja"),
+        name=str(run),
+        summary=_summary(goodput, scale),
+        bar=goodput_bar(goodput) + goodput_legend(goodput),
+        lanes=list(_lanes(run, events, attempts, marks, scale)),
+        width=WIDTH,
+        heights=HEIGHTS,
     )
-    style, script = (pathlib.Path(__file__).with_name(f"timeline.{kind}") for kind in ("css", "js"))
+    style, script = (here.with_name(f"timeline.{kind}") for kind in ("css", "js"))
     return make_page(str(run), body, data=_data(marks, scale), styles=[style], scripts=[script])
 
 
 def _is_near(time: float, attempts: Sequence[AttemptRecord]) -> bool:
     # A host with a wrong clock, such as 1970, would compress the run itself to the width of a line.
     return attempts[0].began - NEAR_SECONDS <= time <= attempts[-1].ended + NEAR_SECONDS
-
-
-_BODY = string.Template("""<h1>$name</h1><p>$summary</p>
-$bar$legend
-<noscript><p>The time axis, zoom and list of events need JavaScript;
-<code>zaya aegis events</code> lists the events.</p></noscript>
-<p class="hint">Scroll to zoom, drag to zoom into a range, double-click to reset. Times are UTC.</p>
-<div id="chart"><div id="names"><div id="corner"></div>$names</div>
-<div id="plot"><div id="axis"></div>$lanes<div id="cursor"></div><div id="brush"></div></div></div>
-<h2>Events</h2><p><input id="filter" type="search" placeholder="filter by words"> <span id="count"></span></p>
-<table><thead><tr><th>time (UTC)<th>kind<th>step<th>text</thead><tbody id="rows"></tbody></table>
-""")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,14 +121,6 @@ class Lane:
     name: str
     title: str
     drawing: str
-
-    @property
-    def svg(self) -> str:
-        """The lane as an SVG element that fills the width of its parent."""
-        return (
-            f'<svg class="lane h-{self.name}" data-lane="{self.name}" '
-            f'viewBox="0 0 {WIDTH} {HEIGHTS[self.name]}" preserveAspectRatio="none">{self.drawing}</svg>'
-        )
 
 
 class Scale:

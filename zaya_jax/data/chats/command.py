@@ -4,7 +4,6 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-import rich.box
 import rich.console
 import rich.table
 
@@ -20,7 +19,7 @@ from zaya_jax.data.sources.skipped import describe_skipped
 from zaya_jax.data.tokenizers.tokenizer import load_tokenizer
 from zaya_jax.files.hub import fetch
 from zaya_jax.options import Parser
-from zaya_jax.text_tables import name_column, number_column
+from zaya_jax.text_tables import make_table
 
 _CHAT_EXAMPLES = (
     "zaya data chats corpora/chats --source chats.jsonl --sequence-length 256     # as bytes",
@@ -123,15 +122,10 @@ def _builder_arguments(options: argparse.Namespace) -> dict[str, Any]:
         # The usual format needs no notice. Another one may have been detected by mistake.
         if record_format != "messages":
             print(f"records are read as --format {record_format}, detected from {location}")
-    return {
-        "source": source,
-        "record_format": record_format,
-        "tokenizer": load_tokenizer(options.tokenizer),
-        "template": options.template,
-        "sequence_length": options.sequence_length,
-        "validation_percent": options.validation_percent,
-        "overwrite": options.overwrite,
-    }
+    names = ("template", "sequence_length", "validation_percent", "overwrite")
+    tokenizer = load_tokenizer(options.tokenizer)
+    arguments = {"source": source, "record_format": record_format, "tokenizer": tokenizer}
+    return arguments | {name: getattr(options, name) for name in names}
 
 
 def _print_report(report: PackedReport) -> None:
@@ -147,12 +141,7 @@ def _print_skipped(report: PackedReport) -> None:
 
 
 def _make_split_table(report: PackedReport) -> rich.table.Table:
-    table = rich.table.Table(
-        name_column("split"),
-        *map(number_column, (report.kind.name, "windows", "tokens", "learned", "padding")),
-        box=rich.box.SIMPLE,
-        padding=0,
-    )
+    table = make_table("split", report.kind.name, "windows", "tokens", "learned", "padding")
     for name in SPLITS:
         split, num_tokens = report.corpus.split(name), report.num_tokens[name]
         counts = (split.documents, split.num_blocks, num_tokens, report.num_learned[name])
@@ -163,12 +152,7 @@ def _make_split_table(report: PackedReport) -> rich.table.Table:
 
 def _make_packing_table(report: PackedReport) -> rich.table.Table:
     """Compares ways to pack the training examples; the first row is what was written."""
-    table = rich.table.Table(
-        name_column("training windows by"),
-        *map(number_column, ("windows", "padding", f"{report.kind.name} cut")),
-        box=rich.box.SIMPLE,
-        padding=0,
-    )
+    table = make_table("training windows by", "windows", "padding", f"{report.kind.name} cut")
     for each in report.packings:
         table.add_row(each.name, f"{each.num_windows:,}", f"{each.padding:.2%}", f"{each.num_cut:,}")
     return table

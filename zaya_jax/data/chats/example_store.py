@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+import pickle
 import tempfile
 
 import numpy as np
@@ -41,10 +42,7 @@ class ExampleStore:
         self._dtype = np.dtype(dtype)
         # Next to the shards and not in /tmp, which may be a small file system in memory.
         self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  (closed by __exit__)
-        # Offset of each example in the file, and (tokens, text bytes) of each of its chats.
         self._offsets: list[int] = []
-        self._sizes: list[tuple[tuple[int, int], ...]] = []
-        self._end = 0
 
     def __enter__(self) -> "ExampleStore":
         return self
@@ -54,11 +52,7 @@ class ExampleStore:
 
     def __getitem__(self, number: int) -> tuple[EncodedChat, ...]:
         self._file.seek(self._offsets[number])
-        return tuple(self._read(*sizes) for sizes in self._sizes[number])
-
-    def _read(self, length: int, text_bytes: int) -> EncodedChat:
-        tokens_T = np.frombuffer(self._file.read(length * self._dtype.itemsize), self._dtype)
-        return EncodedChat(tokens_T, np.frombuffer(self._file.read(length), np.bool_), text_bytes)
+        return pickle.load(self._file)
 
     def append(self, example: Example) -> None:
         """Appends an example to the file."""
@@ -66,10 +60,9 @@ class ExampleStore:
         self.lengths.append(len(example))
         # The first token of a chat is never a target.
         self.num_learned.append(sum(int(chat.learned_T[1:].sum()) for chat in example.chats))
-        self._offsets.append(self._end)
-        self._sizes.append(tuple((len(chat), chat.text_bytes) for chat in example.chats))
-        for chat in example.chats:
-            # Tokens in the final type, and one byte per token for the mask.
-            raw = chat.tokens_T.astype(self._dtype).tobytes() + chat.learned_T.tobytes()
-            self._file.write(raw)
-            self._end += len(raw)
+        self._offsets.append(self._file.tell())
+        # Tokens in the final type, which takes half the space or less.
+        chats = [
+            dataclasses.replace(chat, tokens_T=chat.tokens_T.astype(self._dtype)) for chat in example.chats
+        ]
+        pickle.dump(tuple(chats), self._file, pickle.HIGHEST_PROTOCOL)

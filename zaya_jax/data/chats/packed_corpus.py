@@ -5,18 +5,18 @@ folder is a normal corpus (`zaya_jax.data.corpora.shards`) with one window per b
 position and resume work as for documents.
 """
 
-import contextlib
 import dataclasses
 import itertools
 import os
 import pathlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import NotRequired, TypedDict, TypeVar, Unpack
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple, NotRequired, TypedDict, Unpack
 
 from zaya_jax.config import is_inside
 from zaya_jax.data.chats.example_store import Example, ExampleStore
 from zaya_jax.data.chats.packed_windows import window_to_bytes
 from zaya_jax.data.chats.packing import Packing, best_fit_decreasing, compare_packings
+from zaya_jax.data.chats.record_formats import RecordFormat
 from zaya_jax.data.chats.records import find_chat_files
 from zaya_jax.data.chats.templates.encoding import ChatFormat, EncodedChat, checked_format
 from zaya_jax.data.chats.templates.template import ChatInput, load_template
@@ -38,7 +38,6 @@ from zaya_jax.files.durable import temporary_folder
 TOO_LONG = "longer than a window"
 # Number of records that a worker renders per request.
 _BATCH = 64
-T = TypeVar("T")
 
 
 class PackingOptions(TypedDict):
@@ -47,6 +46,7 @@ class PackingOptions(TypedDict):
     Attributes:
       source: a file of records, a folder of such files, or the id of a data set on the Hugging Face hub, as
         `find_chat_files` accepts it.
+      record_format: format of the records; None detects it from the first record.
       tokenizer: tokenizer of the corpus.
       template: "zaya", the path of a Jinja file, or None for the tokenizer's own template (else "zaya").
       sequence_length: T, tokens per window; a run must read the corpus with this length.
@@ -56,6 +56,7 @@ class PackingOptions(TypedDict):
     """
 
     source: str | os.PathLike[str]
+    record_format: NotRequired[RecordFormat | None]
     tokenizer: Tokenizer
     template: NotRequired[str | None]
     sequence_length: int
@@ -81,6 +82,20 @@ class PackedKind:
     unpaired: bool = False
 
 
+class PackedRecord(NamedTuple):
+    """A record of a source before its chats are encoded.
+
+    Attributes:
+      location: file and line, for error messages.
+      chats: the chats of the record.
+      encode: returns the example of the encoded chats, or the reason to skip the record.
+    """
+
+    location: str
+    chats: Sequence[ChatInput]
+    encode: Callable[[Sequence[EncodedChat], ChatFormat], Example | str]
+
+
 @dataclasses.dataclass(frozen=True)
 class PackedReport:
     """Statistics of a packed corpus.
@@ -102,7 +117,7 @@ class PackedReport:
 
 def build_packed_corpus(
     folder: str | os.PathLike[str],
-    encode: Callable[[ChatFormat], Iterator[Example | Skipped]],
+    records: Iterable[PackedRecord],
     *,
     kind: PackedKind,
     **options: Unpack[PackingOptions],
@@ -111,13 +126,13 @@ def build_packed_corpus(
 
     Args:
       folder: folder of the new corpus.
-      encode: yields each example once, encoded in a chat format; only one is in memory at a time.
+      records: the records of the source, read lazily: only one batch is in memory at a time.
       kind: kind of the examples.
       **options: see `PackingOptions`.
 
     Raises:
-      UserError: as `encode`; if an argument is invalid, `folder` is not free, or fewer than two different
-        examples fit a window.
+      UserError: as the `encode` of a record; if an argument is invalid, `folder` is not free, or fewer than
+        two different examples fit a window.
     """
     folder = pathlib.Path(folder).resolve()
     length, source, tokenizer = options["sequence_length"], options["source"], options["tokenizer"]
@@ -139,7 +154,7 @@ def build_packed_corpus(
         ExampleStore(aside, shard_format.dtype) as examples,
     ):
         # The first pass encodes, the second packs: packing needs the lengths of all examples.
-        skipped = _store(encode(chat_format), examples)
+        skipped = _store(records, chat_format, examples, length)
         # Only known now: with few examples the choice depends on all of them.
         numbers = _choose_splits(examples.hashes, source, kind, validation_percent)
         splits = {name: _write_split(aside, name, examples, numbers[name], shard_format) for name in numbers}
@@ -192,15 +207,34 @@ def _check_apart(folder: pathlib.Path, source: str | os.PathLike[str], kind: Pac
             )
 
 
-def _store(encoded: Iterator[Example | Skipped], examples: ExampleStore) -> list[Skipped]:
-    """Stores the examples, and returns what is skipped."""
+def _store(
+    records: Iterable[PackedRecord], chat_format: ChatFormat, examples: ExampleStore, length: int
+) -> list[Skipped]:
+    """Encodes records in batches and stores their examples; returns what is skipped."""
     skipped: list[Skipped] = []
-    for each in encoded:
-        if isinstance(each, Skipped):
-            skipped.append(each)
-        else:
-            examples.append(each)
+    # Records stream, so that a source of any size fits in memory.
+    remaining = iter(records)
+    while batch := list(itertools.islice(remaining, _BATCH)):
+        encoded = chat_format.encode_all([chat for record in batch for chat in record.chats])
+        for record in batch:
+            # An error of the template names no record by itself.
+            try:
+                chats = [_checked(each) for each in itertools.islice(encoded, len(record.chats))]
+                example = record.encode(chats, chat_format)
+            except UserError as error:
+                raise UserError(f"{record.location}: {error}") from error
+            # Checked last, so that an invalid record is an error at every sequence length.
+            if isinstance(example, Example) and len(example) <= length:
+                examples.append(example)
+            else:
+                skipped.append(Skipped(record.location, example if isinstance(example, str) else TOO_LONG))
     return skipped
+
+
+def _checked(encoded: EncodedChat | UserError) -> EncodedChat:
+    if isinstance(encoded, UserError):
+        raise encoded
+    return encoded
 
 
 def _choose_splits(
@@ -257,40 +291,3 @@ def _write_split(
         tokens=len(windows) * length,
         spelled_bytes=spelled_bytes,
     )
-
-
-def encoded_in_batches(
-    records: Iterable[T], chat_format: ChatFormat, chats_of: Callable[[T], Sequence[ChatInput]]
-) -> Iterator[tuple[T, list[EncodedChat | UserError]]]:
-    """Encodes the chats of records in batches, because a worker renders many chats per request.
-
-    Args:
-      records: the records.
-      chat_format: template and tokenizer.
-      chats_of: returns the chats of a record.
-
-    Yields:
-      Each record with its chats, as `ChatFormat.encode_all` returns them.
-    """
-    # Records stream, so that a source of any size fits in memory.
-    remaining = iter(records)
-    while batch := list(itertools.islice(remaining, _BATCH)):
-        encoded = chat_format.encode_all([chat for record in batch for chat in chats_of(record)])
-        for record in batch:
-            yield record, list(itertools.islice(encoded, len(chats_of(record))))
-
-
-def checked(encoded: EncodedChat | UserError) -> EncodedChat:
-    """Returns the chat, or raises its error if the template could not render it."""
-    if isinstance(encoded, UserError):
-        raise encoded
-    return encoded
-
-
-@contextlib.contextmanager
-def naming_record(location: str) -> Iterator[None]:
-    """Adds the location of a record to its errors."""
-    try:
-        yield
-    except UserError as error:
-        raise UserError(f"{location}: {error}") from error

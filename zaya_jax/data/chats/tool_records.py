@@ -92,7 +92,8 @@ def parse_tool_calls(value: Any, location: str, *, drops_nulls: bool = True) -> 
 
 
 def _parse_call(value: Any, location: str, *, drops_nulls: bool) -> ToolCall:
-    call = _without_top_nulls(value) if isinstance(value, dict) else {}
+    present = value.items() if isinstance(value, dict) else ()
+    call = {name: each for name, each in present if each is not None}
     # A bare function has its name next to the id.
     function = call.get("function", call)
     name = function.get("name") if isinstance(function, dict) else None
@@ -167,7 +168,3 @@ def _without_nulls(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _without_nulls(each) for name, each in value.items() if each is not None}
     return list(map(_without_nulls, value)) if isinstance(value, list) else value
-
-
-def _without_top_nulls(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if value is not None}

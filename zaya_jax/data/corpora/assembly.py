@@ -11,6 +11,7 @@ import collections
 import contextlib
 import dataclasses
 import fcntl
+import functools
 import json
 import pathlib
 import shutil
@@ -24,15 +25,13 @@ import xxhash
 from zaya_jax.data.corpora.build_jobs import (
     BYTES_SUFFIX,
     HELD_OUT,
-    Part,
-    ShardJob,
     Submit,
     TokenFile,
-    TokenizeJob,
     TokenSpan,
-    WrittenShard,
     completed,
+    tokenize,
     workers,
+    write_shard,
 )
 from zaya_jax.data.corpora.compression_baseline import CompressedSize
 from zaya_jax.data.corpora.document_stream import DocumentStream
@@ -197,7 +196,7 @@ def write_splits(
         compressed = CompressedSize()
         pending: collections.deque[_PendingPart] = collections.deque()
         for number, batch in enumerate(_batched(stream.documents(), split_rule)):
-            compression = compressor.submit(_compress, compressed, batch.of(HELD_OUT))
+            compression = compressor.submit(compressed.append, batch.of(HELD_OUT))
             pending.append(_PendingPart(batch, number, _start_part(work, number, batch, submit), compression))
             # Collecting in order keeps the token stream independent of which worker finishes first.
             while len(pending) > _QUEUED_PARTS * num_processes:
@@ -211,11 +210,6 @@ def write_splits(
         name: split.describe(shards[name], skipped=stream.num_skipped[name]) for name, split in splits.items()
     }
     return described | {HELD_OUT: dataclasses.replace(described[HELD_OUT], **sizes)}
-
-
-def _compress(compressed: CompressedSize, texts: Iterable[bytes]) -> None:
-    for raw in texts:
-        compressed.append(raw)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -233,7 +227,7 @@ def _start_part(work: pathlib.Path, number: int, batch: _DocumentBatch, submit: 
     base_path, key = _part_path(work, number), batch.key
     # The record is written last, so if it exists, so do the other files of the part.
     if (record := _read_record(base_path)) is None:
-        return submit(TokenizeJob(base_path=base_path, key=key, texts=batch.texts))
+        return submit(functools.partial(tokenize, base_path=base_path, key=key, texts=batch.texts))
     if record.get("key") != key:
         raise StaleError
     splits = {name: TokenFile(**values) for name, values in record["splits"].items()}
@@ -247,7 +241,7 @@ def _start_part(work: pathlib.Path, number: int, batch: _DocumentBatch, submit: 
         file = base_path.with_suffix(BYTES_SUFFIX)
         if not file.exists() or durable.content_hash(file) != held_out_bytes:
             raise StaleError
-    return completed(Part(key=key, splits=splits, held_out_bytes=held_out_bytes))
+    return completed(splits)
 
 
 def _collect(
@@ -256,8 +250,8 @@ def _collect(
     work: pathlib.Path,
     advance: Callable[[int], None],
 ) -> None:
-    part: Part = _result(pending.part)
-    for name, tokens in part.splits.items():
+    part: dict[str, TokenFile] = _result(pending.part)
+    for name, tokens in part.items():
         file = _part_path(work, pending.number).with_suffix(f".{name}")
         splits[name].append(file, tokens, pending.batch.of(name))
     pending.compression.result()
@@ -301,9 +295,9 @@ class _SplitAssembly:
         self._num_unassigned = 0
         # Running shard jobs in order, each with the token files that no later shard needs.
         self._running: collections.deque[tuple[Future[Any], list[pathlib.Path]]] = collections.deque()
-        self._num_shards = 0
         self._shards: list[Shard] = []
-        self._documents = self._text_bytes = self._spelled_bytes = self._tokens = 0
+        # The counts of the split's entry in the manifest, by field.
+        self._counts = collections.Counter(documents=0, text_bytes=0, tokens=0, spelled_bytes=0)
         self._parts: list[pathlib.Path] = []
         self._opening = len(shard_format.tokenizer.delimiters.opening)
         self._append_opening(shard_format)
@@ -314,23 +308,24 @@ class _SplitAssembly:
         if opening.size:
             file = self._work / "parts" / f"opening.{self._name}"
             opening.tofile(file)
-            self._tokens = self._num_unassigned = opening.size
-            self._spans.append(TokenSpan(file, 0, opening.size))
+            self._append_span(file, opening.size)
 
     def append(self, file: pathlib.Path, part: TokenFile, texts: list[bytes]) -> None:
         """Appends the tokens of a part, and starts the jobs of shards that are now full."""
-        self._documents += len(texts)
-        self._text_bytes += sum(map(len, texts))
-        self._spelled_bytes += part.spelled_bytes
-        self._tokens += part.tokens
-        self._num_unassigned += part.tokens
+        text_bytes = sum(map(len, texts))
+        self._counts.update(documents=len(texts), text_bytes=text_bytes, spelled_bytes=part.spelled_bytes)
         self._parts.append(file)
-        self._spans.append(TokenSpan(file, 0, part.tokens))
+        self._append_span(file, part.tokens)
         while self._num_unassigned >= self._shard_tokens:
             self._start_shard(self._shard_tokens)
         # Collecting finished shards early frees the disk space of their token files.
         while self._running and self._running[0][0].done():
             self._collect()
+
+    def _append_span(self, file: pathlib.Path, num_tokens: int) -> None:
+        self._counts["tokens"] += num_tokens
+        self._num_unassigned += num_tokens
+        self._spans.append(TokenSpan(file, 0, num_tokens))
 
     def finish(self) -> tuple[Shard, ...]:
         """Writes the last shard and the hashes of all blocks, and returns all shards."""
@@ -339,7 +334,7 @@ class _SplitAssembly:
         while self._running:
             self._collect()
         # BlockReader expects the hashes of all shards of a split in one file.
-        hashes = (self._shard_path(number).with_suffix(".hashes") for number in range(self._num_shards))
+        hashes = (self._shard_path(number).with_suffix(".hashes") for number in range(len(self._shards)))
         durable.write(
             self._work / "corpus" / hashes_file(self._name), b"".join(each.read_bytes() for each in hashes)
         )
@@ -350,18 +345,11 @@ class _SplitAssembly:
 
     def describe(self, shards: tuple[Shard, ...], *, skipped: int) -> Split:
         """The split's entry in the manifest, after all shards are written."""
-        return Split(
-            shards=shards,
-            documents=self._documents,
-            skipped=skipped,
-            text_bytes=self._text_bytes,
-            tokens=self._tokens,
-            spelled_bytes=self._spelled_bytes,
-        )
+        return Split(shards=shards, skipped=skipped, **self._counts)
 
     def _start_shard(self, num_tokens: int) -> None:
         spans = list(self._pop_spans(num_tokens))
-        number, self._num_shards = self._num_shards, self._num_shards + 1
+        number = len(self._shards) + len(self._running)
         # The file of the first remaining span is still needed by the next shard.
         next_file = self._spans[0].file if self._spans else None
         used_up = [each.file for each in spans if each.file != next_file]
@@ -380,32 +368,38 @@ class _SplitAssembly:
 
     def _earlier_shard(self, number: int, num_tokens: int) -> "Future[Any] | None":
         """The intact shard of an earlier build; None if there is no record of one."""
-        if (values := _read_record(self._shard_path(number))) is None:
+        if (record := _read_record(self._shard_path(number))) is None:
             return None
-        written = WrittenShard(**{**values, "shard": Shard(**values["shard"])})
-        file = self._work / "corpus" / written.shard.file
+        shard = Shard(**record["shard"])
+        file = self._work / "corpus" / shard.file
         hashes = self._shard_path(number).with_suffix(".hashes")
         if (
-            written.tokens != num_tokens
+            record["tokens"] != num_tokens
             or not (file.exists() and hashes.exists())
-            or durable.content_hash(file) != written.xxh3_128
-            or durable.content_hash(hashes) != written.shard.block_hashes
+            or durable.content_hash(file) != record["xxh3_128"]
+            or durable.content_hash(hashes) != shard.block_hashes
         ):
             raise StaleError
-        return completed(written)
+        return completed(shard)
 
     def _submit_shard(self, number: int, spans: list[TokenSpan]) -> "Future[Any]":
         if not all(each.file.exists() for each in spans):
             raise StaleError
-        folder, base_path = self._work / "corpus", self._shard_path(number)
         return self._submit(
-            ShardJob(folder=folder, base_path=base_path, split=self._name, number=number, spans=spans)
+            functools.partial(
+                write_shard,
+                folder=self._work / "corpus",
+                base_path=self._shard_path(number),
+                split=self._name,
+                number=number,
+                spans=spans,
+            )
         )
 
     def _collect(self) -> None:
         """Waits for the oldest running shard, and removes the token files that only it needed."""
         future, used_up = self._running.popleft()
-        self._shards.append(_result(future).shard)
+        self._shards.append(_result(future))
         for file in used_up:
             file.unlink(missing_ok=True)
 

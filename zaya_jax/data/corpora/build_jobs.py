@@ -13,7 +13,7 @@ import os
 import pathlib
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from typing import Any
 
@@ -23,7 +23,7 @@ from zaya_jax.data.corpora.held_out_bytes import divide_bytes
 from zaya_jax.data.corpora.shards import SPLITS, Shard
 from zaya_jax.data.corpora.token_blocks import BlockWriter, ShardFormat
 from zaya_jax.data.tokenizers.special_tokens import SpecialTokenNames
-from zaya_jax.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
+from zaya_jax.data.tokenizers.tokenizer import load_tokenizer
 from zaya_jax.errors import UserError
 from zaya_jax.files import durable
 
@@ -47,86 +47,56 @@ class TokenFile:
     xxh3_128: str
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Part:
-    """The tokens of a batch of consecutive documents.
+def tokenize(
+    shard_format: ShardFormat, *, base_path: pathlib.Path, key: str, texts: Sequence[tuple[str, bytes]]
+) -> dict[str, TokenFile]:
+    """Converts a part, a batch of consecutive texts, to tokens, and writes its files.
 
-    Attributes:
-      key: hash of the texts and their splits.
-      splits: token file of each split, by name.
-      held_out_bytes: hash of the file with the original bytes of each held-out token; None if the part has no
-        held-out text.
-    """
-
-    key: str
-    splits: Mapping[str, TokenFile]
-    held_out_bytes: str | None = None
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TokenizeJob:
-    """Converts texts to tokens.
-
-    Attributes:
+    Args:
+      shard_format: how tokens are stored.
       base_path: path of the part's files without a suffix.
-      key: key of the part.
+      key: hash of the texts and their splits.
       texts: (split, UTF-8 bytes) of each text, in order.
+
+    Returns:
+      The token file of each split, by name.
     """
-
-    base_path: pathlib.Path
-    key: str
-    texts: Sequence[tuple[str, bytes]]
-
-    def run(self, shard_format: ShardFormat) -> Part:
-        """Writes the files of the part, and returns its record."""
-        tokenizer, dtype = shard_format.tokenizer, shard_format.dtype
-        # Wrapping an empty document yields the delimiters alone: one or two tokens.
-        *begin, end = (np.array([border], dtype) for border in tokenizer.delimiters.wrap([]))
-        pieces: dict[str, list[np.ndarray]] = {}
-        held_out: list[np.ndarray] = []
-        documents = tokenizer.encode_documents(raw.decode("utf-8") for _, raw in self.texts)
-        for (split, raw), ids in zip(self.texts, documents, strict=True):
-            pieces.setdefault(split, []).extend([*begin, ids.astype(dtype), end])
-            if split == HELD_OUT:
-                # Delimiters before a document have no bytes of text.
-                of_text = divide_bytes(tokenizer.spelled_bytes[ids], len(raw))
-                held_out += [np.zeros(len(begin), of_text.dtype), of_text]
-        splits = {
-            split: self._write(split, np.concatenate(tokens), tokenizer) for split, tokens in pieces.items()
-        }
-        part = Part(key=self.key, splits=splits, held_out_bytes=self._write_bytes(held_out))
-        # Written last: the record marks the part as finished.
-        _write_record(self.base_path.with_suffix(".json"), dataclasses.asdict(part))
-        return part
-
-    def _write(self, split: str, tokens: np.ndarray, tokenizer: Tokenizer) -> TokenFile:
-        content = tokens.tobytes()
-        # No fsync: after a crash of the machine, the hash in the record exposes a file that was not flushed.
-        self.base_path.with_suffix(f".{split}").write_bytes(content)
+    tokenizer, dtype = shard_format.tokenizer, shard_format.dtype
+    # Wrapping an empty document yields the delimiters alone: one or two tokens.
+    *begin, end = (np.array([border], dtype) for border in tokenizer.delimiters.wrap([]))
+    pieces: dict[str, list[np.ndarray]] = {}
+    held_out: list[np.ndarray] = []
+    documents = tokenizer.encode_documents(raw.decode("utf-8") for _, raw in texts)
+    for (split, raw), ids in zip(texts, documents, strict=True):
+        pieces.setdefault(split, []).extend([*begin, ids.astype(dtype), end])
+        if split == HELD_OUT:
+            # Delimiters before a document have no bytes of text.
+            of_text = divide_bytes(tokenizer.spelled_bytes[ids], len(raw))
+            held_out += [np.zeros(len(begin), of_text.dtype), of_text]
+    splits = {}
+    for split, arrays in pieces.items():
+        tokens = np.concatenate(arrays)
         spelled = int(tokenizer.spelled_bytes[tokens].sum(dtype=np.int64))
-        return TokenFile(len(tokens), spelled, durable.hash_of(content).hex())
+        splits[split] = TokenFile(len(tokens), spelled, _write(base_path.with_suffix(f".{split}"), tokens))
+    record = {
+        "key": key,
+        "splits": {split: dataclasses.asdict(file) for split, file in splits.items()},
+        # A part without held-out text has no such file.
+        "held_out_bytes": _write(base_path.with_suffix(BYTES_SUFFIX), np.concatenate(held_out))
+        if held_out
+        else None,
+    }
+    # Written last: the record marks the part as finished.
+    base_path.with_suffix(".json").write_text(json.dumps(record))
+    return splits
 
-    def _write_bytes(self, pieces: list[np.ndarray]) -> str | None:
-        if not pieces:
-            return None
-        content = np.concatenate(pieces).tobytes()
-        self.base_path.with_suffix(BYTES_SUFFIX).write_bytes(content)
-        return durable.hash_of(content).hex()
 
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class WrittenShard:
-    """A shard file that was written.
-
-    Attributes:
-      shard: the shard's entry in the manifest.
-      tokens: number of tokens in it, without padding.
-      xxh3_128: hash of the file, in hexadecimal.
-    """
-
-    shard: Shard
-    tokens: int
-    xxh3_128: str
+def _write(path: pathlib.Path, values: np.ndarray) -> str:
+    """Writes an array, and returns the hash of its bytes."""
+    content = values.tobytes()
+    # No fsync: after a crash of the machine, the hash in the record exposes a file that was not flushed.
+    path.write_bytes(content)
+    return durable.hash_of(content).hex()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,48 +114,43 @@ class TokenSpan:
     count: int
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ShardJob:
-    """Writes a shard from spans of tokens.
+def write_shard(
+    shard_format: ShardFormat,
+    *,
+    folder: pathlib.Path,
+    base_path: pathlib.Path,
+    split: str,
+    number: int,
+    spans: Sequence[TokenSpan],
+) -> Shard:
+    """Writes a shard, its hashes and its record, and returns its entry in the manifest.
 
-    Attributes:
+    Args:
+      shard_format: how tokens are stored.
       folder: folder of the shards.
       base_path: path of the shard's record and hashes without a suffix.
       split: split of the shard.
       number: number of the shard in its split.
       spans: token spans, in stream order.
     """
-
-    folder: pathlib.Path
-    base_path: pathlib.Path
-    split: str
-    number: int
-    spans: Sequence[TokenSpan]
-
-    def run(self, shard_format: ShardFormat) -> WrittenShard:
-        """Writes the shard, its hashes and its record, and returns the record."""
-        hashes = self.base_path.with_suffix(".hashes")
-        # BlockWriter appends, and a killed job may have left the file behind.
-        hashes.unlink(missing_ok=True)
-        writer = BlockWriter(self.folder, self.split, shard_format, first_shard=self.number, hashes=hashes)
-        for span in self.spans:
-            size = np.dtype(shard_format.dtype).itemsize
-            # Reads only the span, since a large part may belong to several shards.
-            writer.append(np.fromfile(span.file, shard_format.dtype, span.count, offset=span.first * size))
-        (shard,) = writer.finish()
-        # Hashed from disk and not from memory, so that a failed write is noticed.
-        xxh3_128 = durable.content_hash(self.folder / shard.file)
-        tokens = sum(span.count for span in self.spans)
-        written = WrittenShard(shard=shard, tokens=tokens, xxh3_128=xxh3_128)
-        _write_record(self.base_path.with_suffix(".json"), dataclasses.asdict(written))
-        return written
+    hashes = base_path.with_suffix(".hashes")
+    # BlockWriter appends, and a killed job may have left the file behind.
+    hashes.unlink(missing_ok=True)
+    writer = BlockWriter(folder, split, shard_format, first_shard=number, hashes=hashes)
+    for span in spans:
+        size = np.dtype(shard_format.dtype).itemsize
+        # Reads only the span, since a large part may belong to several shards.
+        writer.append(np.fromfile(span.file, shard_format.dtype, span.count, offset=span.first * size))
+    (shard,) = writer.finish()
+    # Tokens without padding, and a hash from disk and not from memory, so that a failed write is noticed.
+    num_tokens, xxh3_128 = sum(span.count for span in spans), durable.content_hash(folder / shard.file)
+    record = {"shard": dataclasses.asdict(shard), "tokens": num_tokens, "xxh3_128": xxh3_128}
+    base_path.with_suffix(".json").write_text(json.dumps(record))
+    return shard
 
 
-def _write_record(path: pathlib.Path, values: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(values))
-
-
-Job = TokenizeJob | ShardJob
+Job = Callable[[ShardFormat], Any]
+"""One of the functions above with all other arguments."""
 Submit = Callable[[Job], "Future[Any]"]
 """Starts a job now or later, and returns a future of its result."""
 
@@ -200,7 +165,7 @@ def workers(count: int, shard_format: ShardFormat) -> Iterator[Submit]:
       UserError: within the context, if a worker process ends unexpectedly.
     """
     if count == 1:
-        yield lambda job: completed(job.run(shard_format))
+        yield lambda job: completed(job(shard_format))
         return
     tokenizer = shard_format.tokenizer
     arguments = (
@@ -256,5 +221,5 @@ def _exit_with_parent() -> None:
     os._exit(1)
 
 
-def _run_job(job: Job) -> Part | WrittenShard:
-    return job.run(_worker_formats[0])
+def _run_job(job: Job) -> Any:
+    return job(_worker_formats[0])

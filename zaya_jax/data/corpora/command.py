@@ -3,7 +3,6 @@
 import os
 from collections.abc import Callable, Sequence
 
-import rich.box
 import rich.console
 import rich.table
 import rich.text
@@ -18,9 +17,9 @@ from zaya_jax.data.sources.text_sources import open_source
 from zaya_jax.data.tokenizers.special_tokens import SpecialTokenNames
 from zaya_jax.data.tokenizers.tokenizer import load_tokenizer
 from zaya_jax.errors import UserError
-from zaya_jax.options import Parser, add_help_config, load_config
+from zaya_jax.options import Parser, add_help_config, load_config, run_subcommand
 from zaya_jax.progress import ByteProgress
-from zaya_jax.text_tables import name_column, number_column
+from zaya_jax.text_tables import make_table
 
 _EXAMPLES = (
     "zaya data build corpora/notes --source ~/notes                                   # any text",
@@ -44,22 +43,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     Raises:
       UserError: if an option, the source or the corpus is invalid.
     """
-    arguments = list(argv or ())
-    if arguments and arguments[0] in SUBCOMMANDS:
-        SUBCOMMANDS[arguments[0]](arguments[1:])
-    else:
-        _parser().parse_args(arguments)
-
-
-def _parser() -> Parser:
-    summary = (
-        "Build, inspect and verify corpora of token shards. `zaya data SUBCOMMAND --help` shows the options "
-        "of a subcommand."
+    parser = Parser(
+        "data",
+        "Build, inspect and verify corpora of token shards. `zaya data COMMAND --help` shows the options of "
+        "each command.",
+        _EXAMPLES,
     )
-    parser = Parser("data", summary, _EXAMPLES)
-    # Each subcommand has its own parser. This one only serves `--help` and unknown subcommands.
-    parser.add_argument("subcommand", choices=list(SUBCOMMANDS), help="what to do")
-    return parser
+    run_subcommand(parser, SUBCOMMANDS, argv)
 
 
 def build(argv: Sequence[str]) -> None:
@@ -223,14 +213,12 @@ def _show_parser() -> Parser:
 
 def _make_table(corpus: Corpus) -> rich.table.Table:
     """One row per split. The bits per byte of gzip and xz are a baseline for models of the held-out text."""
-    table = rich.table.Table(
-        name_column("split"),
-        *map(number_column, ("documents", "skipped", "bytes", "tokens", "gzip -9", "xz -9")),
+    table = make_table(
+        "split",
+        *("documents", "skipped", "bytes", "tokens", "gzip -9", "xz -9"),
         # Text instead of a string, because rich would interpret brackets in a path as markup.
         title=rich.text.Text(f"{printable(str(corpus.folder))}\n{printable(corpus.source)}"),
         caption="gzip and xz: bits per byte of the held-out files",
-        box=rich.box.SIMPLE,
-        padding=0,
     )
     for name in SPLITS:
         split = corpus.split(name)

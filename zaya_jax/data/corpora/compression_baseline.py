@@ -2,6 +2,7 @@
 
 import lzma
 import zlib
+from collections.abc import Iterable
 
 
 class CompressedSize:
@@ -12,10 +13,11 @@ class CompressedSize:
         self._xz = lzma.LZMACompressor(preset=9)
         self._gzip_bytes = self._xz_bytes = 0
 
-    def append(self, raw: bytes) -> None:
-        """Adds the bytes of a document."""
-        self._gzip_bytes += len(self._gzip.compress(raw))
-        self._xz_bytes += len(self._xz.compress(raw))
+    def append(self, documents: Iterable[bytes]) -> None:
+        """Adds the bytes of documents."""
+        for raw in documents:
+            self._gzip_bytes += len(self._gzip.compress(raw))
+            self._xz_bytes += len(self._xz.compress(raw))
 
     def finish(self) -> tuple[int, int]:
         """Returns the number of bytes under gzip -9 and under xz -9."""

@@ -12,7 +12,7 @@ Letters: B batch, T time.
 import dataclasses
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 import grain
@@ -128,46 +128,6 @@ def _example(corpus: Corpus, example_2T: np.ndarray) -> Batch:
     return make_example(example_2T[0], targets_BT=example_2T[1], delimiters=corpus.delimiters)
 
 
-class _TrainingSequences:
-    """Random access to the sequences of a run after a position, without end."""
-
-    def __init__(
-        self,
-        position: MixturePosition,
-        corpora: Mapping[str, Corpus],
-        references: Mapping[str, Reference],
-        teachers: Mapping[str, Teacher],
-    ):
-        self._position = position
-        self._splits = {
-            folder: _Split(corpora[folder], "train", references.get(folder), teachers.get(folder))
-            for folder in position.mixture.folders
-        }
-
-    def __len__(self) -> int:
-        # grain requires a length from every source, and this one has no end.
-        return sys.maxsize
-
-    def __getitem__(self, index: int) -> Batch:
-        folder, first, last = self._position.sequence(index)
-        return self._splits[folder].example(first, last, self._position.length)
-
-
-class _SequentialWindows:
-    """Random access to the windows of a split in stream order."""
-
-    def __init__(self, split: _Split, sequence_length: int, numbers: range):
-        self._split, self._sequence_length, self._numbers = split, sequence_length, numbers
-
-    def __len__(self) -> int:
-        return len(self._numbers)
-
-    def __getitem__(self, index: int) -> Batch:
-        first = self._numbers[index] * self._sequence_length
-        last = min(first + self._sequence_length, self._split.num_tokens)
-        return self._split.example(first, last, self._sequence_length)
-
-
 @dataclasses.dataclass(frozen=True)
 class Share:
     """The part of each batch that one process reads.
@@ -179,31 +139,6 @@ class Share:
 
     rows: range
     tokens: np.ndarray | None = None
-
-
-class _Rows:
-    """The rows of one process in each batch of a source. Rows after the end of the source are padding."""
-
-    def __init__(
-        self, source: _TrainingSequences | _SequentialWindows, share: Share, batch_size: int, padding: Batch
-    ):
-        self._source, self._rows, self._tokens = source, share.rows, share.tokens
-        self._batch_size, self._padding = batch_size, padding
-
-    def __len__(self) -> int:
-        return min(math.ceil(len(self._source) / self._batch_size) * len(self._rows), sys.maxsize)
-
-    def __getitem__(self, index: int) -> Batch:
-        batch, row = divmod(index, len(self._rows))
-        # Consecutive indices are rows of one batch, so that grain's batching assembles exactly this process'
-        # rows.
-        number = batch * self._batch_size + self._rows[row]
-        whole = self._source[number] if number < len(self._source) else self._padding
-        if self._tokens is None:
-            return whole
-        # The whole sequence must be read, because positions and segments depend on earlier tokens. Only the
-        # part of this process is queued and sent to devices.
-        return jax.tree.map(lambda x_T: x_T[self._tokens], whole)
 
 
 def training_batches(
@@ -242,11 +177,19 @@ def training_batches(
     for folder in folders:
         # Checked for all corpora at the start, and not when the mixture first reaches one.
         num_sequences(corpora[folder], "train", position.length)
-    source = _TrainingSequences(position, corpora, references or {}, teachers or {})
-    share = Share(range(batch_size)) if share is None else share
-    teacher = (teachers or {}).get(folders[0])
-    padding = _padding(corpora[folders[0]], position.length, has_reference=bool(references), teacher=teacher)
-    return _iterate(_Rows(source, share, batch_size, padding), share.rows, num_threads, limit=num_steps)
+    references, teachers = references or {}, teachers or {}
+    splits = {
+        folder: _Split(corpora[folder], "train", references.get(folder), teachers.get(folder))
+        for folder in folders
+    }
+
+    def read(number: int) -> Batch:
+        folder, first, last = position.sequence(number)
+        return splits[folder].example(first, last, position.length)
+
+    # grain requires a length from every source, and a run may have no end.
+    num_batches = sys.maxsize if num_steps is None else num_steps
+    return _iterate(read, num_batches, batch_size, share, num_threads)
 
 
 def evaluation_batches(
@@ -282,12 +225,17 @@ def evaluation_batches(
     Raises:
       UserError: as `num_sequences`.
     """
-    numbers = range(first, num_sequences(corpus, split, sequence_length))
+    numbers = range(first, num_sequences(corpus, split, sequence_length))[:limit]
     opened = _Split(corpus, split, reference, teacher)
-    windows = _SequentialWindows(opened, sequence_length, numbers[:limit])
-    share = Share(range(batch_size)) if share is None else share
     padding = _padding(corpus, sequence_length, has_reference=reference is not None, teacher=teacher)
-    return _iterate(_Rows(windows, share, batch_size, padding), share.rows, num_threads)
+
+    def read(number: int) -> Batch:
+        if number >= len(numbers):
+            return padding
+        begin = numbers[number] * sequence_length
+        return opened.example(begin, min(begin + sequence_length, opened.num_tokens), sequence_length)
+
+    return _iterate(read, math.ceil(len(numbers) / batch_size), batch_size, share, num_threads)
 
 
 def _padding(corpus: Corpus, length: int, *, has_reference: bool, teacher: Teacher | None) -> Batch:
@@ -309,18 +257,21 @@ def with_teacher(example: Batch, prediction: Prediction) -> Batch:
     return dataclasses.replace(example, teacher_tokens_BTK=tokens_TK, teacher_log_probs_BTK=log_probs_TK)
 
 
-def _iterate(source: _Rows, rows: range, num_threads: int, *, limit: int | None = None) -> Iterator[Batch]:
-    """Yields at most `limit` batches of a source, with `len(rows)` rows each."""
-    examples = grain.MapDataset.source(source)
-    examples = examples.slice(slice(None if limit is None else limit * len(rows)))
-    # The number of examples is a multiple of the batch, so drop_remainder drops nothing. Without it, grain
-    # would round the length of an endless source, 2**63 - 1, up to a number that no index can hold.
-    batches = examples.batch(len(rows), drop_remainder=True, batch_fn=_to_batch)
+def _iterate(
+    read: Callable[[int], Batch], num_batches: int, batch_size: int, share: Share | None, num_threads: int
+) -> Iterator[Batch]:
+    """Yields the share of each batch of the sequences that `read` returns by their numbers."""
+    rows = range(batch_size) if share is None else share.rows
+    # The whole sequence must be read, because positions and segments depend on earlier tokens. Only the part
+    # of this process is queued and sent to devices.
+    tokens = slice(None) if share is None or share.tokens is None else share.tokens
+
+    def batch_of(number: int) -> Batch:
+        examples = [read(number * batch_size + row) for row in rows]
+        return jax.tree.map(lambda *x_BT: np.stack([x_T[tokens] for x_T in x_BT]), *examples)
+
+    batches = grain.MapDataset.range(num_batches).map(batch_of)
     # An element is a whole batch: grain's defaults, 500 elements from 16 threads, would exhaust the memory.
     options = grain.ReadOptions(num_threads=num_threads, prefetch_buffer_size=2 * num_threads)
     # Closing this generator closes grain's iterator, which stops the threads that read ahead.
     yield from iter(batches.to_iter_dataset(options))
-
-
-def _to_batch(examples: Sequence[Batch]) -> Batch:
-    return jax.tree.map(lambda *rows: np.stack(rows), *examples)

@@ -4,7 +4,6 @@ Files may be plain, or compressed with gzip, Zstandard, xz or bzip2.
 """
 
 import bz2
-import dataclasses
 import gzip
 import io
 import itertools
@@ -172,10 +171,13 @@ def _lines(file: io.BufferedReader, file_path: pathlib.Path) -> Iterator[tuple[i
             line = stream.readline(MAX_RECORD_BYTES + 1)
             if not line:
                 return
-            is_whole = len(line) <= MAX_RECORD_BYTES or line.endswith(b"\n")
-            if not is_whole:
-                _skip_line(stream)
-            yield number, _without_mark(line, number) if is_whole else None
+            if len(line) > MAX_RECORD_BYTES and not line.endswith(b"\n"):
+                while (rest := stream.readline(_CHUNK)) and not rest.endswith(b"\n"):
+                    pass
+                yield number, None
+            # A line must not become empty, which would mean the end of the file.
+            else:
+                yield number, (line.removeprefix(_MARK) or b"\n") if number == 1 else line
     except _DAMAGE as error:
         yield number, str(error)
     # bz2 has no error class for damaged files: it raises an OSError without an error number.
@@ -183,16 +185,6 @@ def _lines(file: io.BufferedReader, file_path: pathlib.Path) -> Iterator[tuple[i
         if error.errno is not None:
             raise
         yield number, str(error)
-
-
-def _without_mark(line: bytes, number: int) -> bytes:
-    # A line must not become empty, which would mean the end of the file.
-    return (line.removeprefix(_MARK) or b"\n") if number == 1 else line
-
-
-def _skip_line(stream: io.BufferedIOBase) -> None:
-    while (rest := stream.readline(_CHUNK)) and not rest.endswith(b"\n"):
-        pass
 
 
 def _unpacked(file: io.BufferedReader, file_path: pathlib.Path) -> io.BufferedIOBase:
@@ -204,14 +196,10 @@ def _unpacked(file: io.BufferedReader, file_path: pathlib.Path) -> io.BufferedIO
     return file if opener is None else opener(file, str(file_path))
 
 
-def _open_zstd(file: io.BufferedReader, name: str) -> io.BufferedIOBase:
-    return io.BufferedReader(_Parts(_unpack_zstd(file, name)), 2**17)
-
-
 # Decompressors by file suffix.
 _OPENERS: dict[str, Callable[[Any, str], Any]] = {
     ".gz": lambda file, _: gzip.GzipFile(fileobj=file),
-    ".zst": _open_zstd,
+    ".zst": lambda file, name: io.BufferedReader(_Parts(_unpack_zstd(file, name)), 2**17),
     ".xz": lambda file, _: lzma.LZMAFile(file),  # noqa: SIM115  (the caller closes the file)
     ".bz2": lambda file, _: bz2.BZ2File(file),
 }
@@ -269,31 +257,26 @@ class _Parts(io.RawIOBase):
 
 
 def _parse(line: bytes, path: str, number: int, *, field: str, read: int) -> Document | BrokenRecord:
-    # All errors below share file and record number; only the reason differs.
-    skipped = Skipped(path, "not JSON", record=number)
+    def broken(reason: str, hint: str, byte: int | None = None) -> BrokenRecord:
+        return BrokenRecord(Skipped(path, reason, byte=byte, record=number), hint)
+
     try:
         value = json.loads(line.decode())
     # The byte offset helps to find the place in an editor.
     except UnicodeDecodeError as error:
-        hint = describe_content(line)
-        return BrokenRecord(
-            dataclasses.replace(skipped, reason="not UTF-8", byte=error.start),
-            f"it is {hint}" if hint else "",
-        )
+        content = describe_content(line)
+        return broken("not UTF-8", f"it is {content}" if content else "", error.start)
     # ValueError includes numbers with thousands of digits; deep nesting raises RecursionError.
     except (ValueError, RecursionError) as error:
-        return BrokenRecord(skipped, _describe_invalid(line, error))
+        if (content := describe_content(line)) is not None:
+            return broken("not JSON", f"it is {content}")
+        return broken("not JSON", _ARRAY if line.lstrip().startswith(b"[") else str(error))
     if not isinstance(value, dict):
-        hint = _ARRAY if isinstance(value, list) else _describe(value)
-        return BrokenRecord(dataclasses.replace(skipped, reason="not a JSON object"), hint)
+        return broken("not a JSON object", _ARRAY if isinstance(value, list) else _describe(value))
     if field not in value:
-        return BrokenRecord(
-            dataclasses.replace(skipped, reason=f'no field "{field}"'), describe_fields(value)
-        )
+        return broken(f'no field "{field}"', describe_fields(value))
     if not isinstance(text := value[field], str):
-        return BrokenRecord(
-            dataclasses.replace(skipped, reason=f'the field "{field}" is no text'), _describe(text)
-        )
+        return broken(f'the field "{field}" is no text', _describe(text))
     # JSON may contain lone surrogates, which UTF-8 cannot. The later UTF-8 check rejects them like any
     # other invalid text.
     return Document(path=path, record=number, raw=text.encode("utf-8", "surrogatepass"), read=read)
@@ -302,12 +285,6 @@ def _parse(line: bytes, path: str, number: int, *, field: str, read: int) -> Doc
 _ARRAY = "it starts an array; each line must be an object: jq -c '.[]' converts an array to such lines"
 _CHAT_FIELDS = ("messages", "conversations", "instruction")
 _PAIR_FIELDS = ("chosen", "rejected")
-
-
-def _describe_invalid(line: bytes, error: Exception) -> str:
-    if (content := describe_content(line)) is not None:
-        return f"it is {content}"
-    return _ARRAY if line.lstrip().startswith(b"[") else str(error)
 
 
 def describe_fields(names: Any) -> str:

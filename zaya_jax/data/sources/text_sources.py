@@ -23,6 +23,7 @@ from zaya_jax.data.sources.skipped import Skipped
 from zaya_jax.errors import UserError
 from zaya_jax.files.hub import fetch
 from zaya_jax.files.json_files import read_json
+from zaya_jax.files.untrusted_folder import describe_special
 
 # Installed packages are not part of Python. Tests contain generated data, bad syntax and other encodings.
 _STDLIB_EXCLUDED = frozenset({"site-packages", "dist-packages", "test", "tests", "__pycache__"})
@@ -38,6 +39,16 @@ FIELD = "text"
 """Default field or column with the text."""
 
 Reader = Callable[[pathlib.Path, str], Iterator[Document | BrokenRecord]]
+
+
+def _read_text(file_path: pathlib.Path, path: str) -> Iterator[Document | BrokenRecord]:
+    try:
+        raw = file_path.read_bytes()
+    except OSError as error:
+        # A file that opens but cannot be read raises an error without a file name.
+        error.filename = error.filename or str(file_path)
+        raise
+    yield Document(path=path, raw=raw, read=len(raw))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,7 +69,7 @@ class TextSource:
     named: str
     files: tuple[str, ...]
     skipped: tuple[Skipped, ...] = ()
-    read: Reader
+    read: Reader = _read_text
 
     def __iter__(self) -> Iterator[Document | BrokenRecord]:
         """Yields all documents and broken records.
@@ -127,15 +138,8 @@ def _open_file(root: pathlib.Path, pattern: str | None, field: str | None) -> Te
     if (reason := _why_no_file(root)) is not None:
         raise UserError(f"the source {root} is {reason}; it must be a folder or a file with text")
     _check_compression(root.parent, [root.name])
-    kind = _kind_of(root.name)
-    _check_field([root.name], kind, field, str(root))
-    return TextSource(
-        root=root,
-        description=_with_field(str(root), kind, field),
-        named=f"files like {root}",
-        files=(root.name,),
-        read=_reader(kind, field),
-    )
+    source = TextSource(root=root, description=str(root), named=f"files like {root}", files=(root.name,))
+    return _with_kind(source, _kind_of(root.name), field, named=str(root))
 
 
 def _open_folder(root: pathlib.Path, pattern: str | None, field: str | None) -> TextSource:
@@ -148,11 +152,7 @@ def _open_folder(root: pathlib.Path, pattern: str | None, field: str | None) -> 
     source = _text_folder(root, pattern or "*", f"{root}, {pattern or '*'}")
     if pattern is None:
         _check_compression(root, source.files)
-    kind = _kind_of_all(source, pattern, field)
-    _check_field(source.files, kind, field, source.named)
-    return dataclasses.replace(
-        source, read=_reader(kind, field), description=_with_field(source.description, kind, field)
-    )
+    return _with_kind(source, _kind_of_all(source, pattern, field), field, named=source.named)
 
 
 def _open_data_set(root: pathlib.Path, field: str | None) -> TextSource:
@@ -170,13 +170,8 @@ def _open_data_set(root: pathlib.Path, field: str | None) -> TextSource:
             )
     if not files:
         raise UserError(f"{root / _STATE} lists no files; a corpus needs some text")
-    return TextSource(
-        root=root,
-        description=_with_field(str(root), ARROW, field),
-        named=f"files in {root}",
-        files=files,
-        read=_reader(ARROW, field),
-    )
+    source = TextSource(root=root, description=str(root), named=f"files in {root}", files=files)
+    return _with_kind(source, ARROW, field, named=source.named)
 
 
 def _kind_of(name: str) -> str:
@@ -222,30 +217,17 @@ def _kind_of_all(source: TextSource, pattern: str | None, field: str | None) -> 
     )
 
 
-def _check_field(files: Sequence[str], kind: str, field: str | None, named: str) -> None:
-    if field is not None and kind == _TEXT and files:
+def _with_kind(source: TextSource, kind: str, field: str | None, *, named: str) -> TextSource:
+    """The source with the reader of a kind of files; texts are read as they are."""
+    if kind != _TEXT:
+        field = field or FIELD
+        read = functools.partial(read_json_lines if kind == _JSON else read_table, field=field)
+        return dataclasses.replace(source, read=read, description=f'{source.description}, field "{field}"')
+    if field is not None:
         raise UserError(
             f'--field is "{field}", but {named} are plain text, which has no fields; remove --field'
         )
-
-
-def _with_field(description: str, kind: str, field: str | None) -> str:
-    return description if kind == _TEXT else f'{description}, field "{field or FIELD}"'
-
-
-def _reader(kind: str, field: str | None) -> Reader:
-    read_records = read_json_lines if kind == _JSON else read_table
-    return _read_text if kind == _TEXT else functools.partial(read_records, field=field or FIELD)
-
-
-def _read_text(file_path: pathlib.Path, path: str) -> Iterator[Document | BrokenRecord]:
-    try:
-        raw = file_path.read_bytes()
-    except OSError as error:
-        # A file that opens but cannot be read raises an error without a file name.
-        error.filename = error.filename or str(file_path)
-        raise
-    yield Document(path=path, raw=raw, read=len(raw))
+    return source
 
 
 def _text_folder(
@@ -278,7 +260,6 @@ def _text_folder(
         named=f'files like "{pattern}" in {root}',
         files=tuple(sorted(paths, key=lambda path: (_sort_key(path), path))),
         skipped=tuple(skipped),
-        read=_read_text,
     )
 
 
@@ -300,11 +281,7 @@ def _why_no_file(path: pathlib.Path) -> str | None:
         if path.is_symlink():
             return "a link to nothing"
         raise
-    if stat.S_ISREG(mode):
-        return None
-    if stat.S_ISDIR(mode):
-        return "a link to a folder"
-    return "a pipe" if stat.S_ISFIFO(mode) else "a socket" if stat.S_ISSOCK(mode) else "a device"
+    return "a link to a folder" if stat.S_ISDIR(mode) else describe_special(mode)
 
 
 def _raise(error: OSError) -> NoReturn:

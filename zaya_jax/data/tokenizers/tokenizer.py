@@ -3,14 +3,14 @@
 Letters: V vocabulary.
 """
 
+import abc
 import functools
 import hashlib
-import itertools
 import json
 import pathlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import tokenizers
@@ -35,79 +35,94 @@ TOOL_TAGS = (
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 
-@runtime_checkable
-class Tokenizer(Protocol):
-    """Converts text to token ids and back."""
+class Tokenizer(abc.ABC):
+    """Converts text to token ids and back.
 
-    @property
-    def name(self) -> str:
-        """Name or path, as `load_tokenizer` accepts it."""
-        ...
+    Attributes:
+      name: name or path, as `load_tokenizer` accepts it.
+      names: special tokens that the user has named.
+      fingerprint: hash of the content, independent of the location of the files.
+      file_fingerprint: the fingerprint without tokens that other files declare, which older corpora contain.
+      vocab_size: V, the highest id plus one.
+      bos_id: token that starts a document; None if the tokenizer has none.
+      eos_id: token that ends a document.
+      pad_id: token that pads the last block; EOS if the tokenizer has none for that.
+      special_ids: ids of all special tokens, by the text that spells them where they are allowed.
+    """
 
-    @property
-    def names(self) -> SpecialTokenNames:
-        """The special tokens that the user has named."""
-        ...
-
-    @property
-    def fingerprint(self) -> str:
-        """A hash of the content, independent of the location of the files."""
-        ...
-
-    @property
-    def file_fingerprint(self) -> str:
-        """The fingerprint without tokens that other files declare, which older corpora contain."""
-        ...
-
-    @property
-    def vocab_size(self) -> int:
-        """V, the highest id plus one."""
-        ...
-
-    @property
-    def pad_id(self) -> int:
-        """The token that pads the last block; EOS if the tokenizer has none for that."""
-        ...
-
-    @property
-    def eos_id(self) -> int:
-        """The token that ends a document."""
-        ...
-
-    @property
-    def bos_id(self) -> int | None:
-        """The token that starts a document; None if the tokenizer has none."""
-        ...
+    name: str
+    names: SpecialTokenNames
+    fingerprint: str
+    file_fingerprint: str
+    vocab_size: int
+    bos_id: int | None
+    eos_id: int
+    pad_id: int
+    special_ids: Mapping[str, int]
 
     @property
     def delimiters(self) -> DocumentDelimiters:
         """The tokens between documents in a stream."""
-        ...
+        return DocumentDelimiters(bos_id=self.bos_id, eos_id=self.eos_id, pad_id=self.pad_id)
 
+    @property
+    def unknown_id(self) -> int | None:
+        """The token that represents whatever the tokenizer lacks; None if it has no such token."""
+        return None
+
+    @functools.cached_property
+    def special_names(self) -> Mapping[int, str]:
+        """Names of all special tokens, by id."""
+        return {number: name for name, number in self.special_ids.items()}
+
+    @abc.abstractmethod
     def encode(self, text: str, *, specials: bool = False) -> list[int]:
         """Returns the ids of a text, without adding any.
 
         With `specials`, text that spells a special token becomes that token. Prompts may allow this, but
         documents must not: the text "<eos>" in a document would forge a delimiter.
         """
-        ...
+
+    @abc.abstractmethod
+    def encode_with_places(self, text: str) -> list[tuple[int, int, int]]:
+        """Returns (id, first character, character after the last) for each token of template text.
+
+        Text that spells a special token becomes that token.
+        """
 
     def encode_documents(self, texts: Iterable[str]) -> Iterator[np.ndarray]:
-        """Yields the ids of each text, uint32. Equal to `encode`, but faster for many texts."""
-        ...
+        """Yields the ids of each text, uint32. Equal to `encode`, but may be faster for many texts."""
+        return (np.array(self.encode(text), np.uint32) for text in texts)
 
+    @abc.abstractmethod
     def decode(self, ids: Iterable[int]) -> str:
         """Returns the text of ids; special tokens are removed, and invalid UTF-8 becomes U+FFFD."""
-        ...
+
+    @abc.abstractmethod
+    def byte_piece(self, token: int) -> bytes | None:
+        """Returns the bytes of a token that spells bytes; None for one that spells characters."""
+
+    def spelling(self, token: int) -> bytes:
+        """Returns the bytes of a token that is not special, as it spells them within a text."""
+        if (raw := self.byte_piece(token)) is not None:
+            return raw
+        # Many tokenizers drop the space of a text's first token: decode this one as the second. The
+        # replacement character stands for bytes that are not a character.
+        text = self.decode([*self._anchor, token])
+        return text.removeprefix(self.decode(self._anchor)).replace("\ufffd", "").encode()
+
+    @functools.cached_property
+    def _anchor(self) -> list[int]:
+        return self.encode("a")
 
     def token_bytes(self) -> np.ndarray | None:
         """UTF-8 bytes of each token, int32 [V], 0 for special tokens; None if they depend on the context."""
-        ...
+        return self.spelled_bytes
 
-    @property
+    @functools.cached_property
     def spelled_bytes(self) -> np.ndarray:
         """UTF-8 bytes that each token spells, int32 [V], 0 for special tokens; an estimate if unknown."""
-        ...
+        raise NotImplementedError
 
 
 def load_tokenizer(name: str, names: SpecialTokenNames | None = None) -> Tokenizer:
@@ -139,7 +154,7 @@ def special_names(data: DataConfig) -> SpecialTokenNames:
     return SpecialTokenNames(bos_token=data.bos_token, eos_token=data.eos_token, pad_token=data.pad_token)
 
 
-class ByteTokenizer:
+class ByteTokenizer(Tokenizer):
     """Byte b is token b + 3; tokens 0 to 2 are padding, end and start of a document."""
 
     name = "byte"
@@ -149,30 +164,34 @@ class ByteTokenizer:
     pad_id = 0
     eos_id = 1
     bos_id = 2
-    specials: Mapping[str, int] = {"<pad>": 0, "<eos>": 1, "<bos>": 2}
-    """Ids by the text that spells them where special tokens are allowed."""
-
-    @property
-    def delimiters(self) -> DocumentDelimiters:
-        """The tokens between documents in a stream."""
-        return DocumentDelimiters(bos_id=self.bos_id, eos_id=self.eos_id, pad_id=self.pad_id)
+    special_ids: Mapping[str, int] = {"<pad>": 0, "<eos>": 1, "<bos>": 2}
 
     def encode(self, text: str, *, specials: bool = False) -> list[int]:
         """Returns the ids of the text's UTF-8 bytes; surrogate-escaped bytes become those bytes again."""
         if specials:
-            # The group in the pattern keeps the names of special tokens in the result.
-            parts = re.split(f"({'|'.join(map(re.escape, self.specials))})", text)
-            ids = ([self.specials[part]] if part in self.specials else self.encode(part) for part in parts)
-            return list(itertools.chain.from_iterable(ids))
+            return [token for token, *_ in self.encode_with_places(text)]
         try:
             return self.encode_bytes(text.encode("utf-8", "surrogateescape"))
         except UnicodeEncodeError:
             # A lone surrogate that is not an escaped byte, as JSON may contain: encode its three bytes.
             return self.encode_bytes(text.encode("utf-8", "surrogatepass"))
 
-    def encode_documents(self, texts: Iterable[str]) -> Iterator[np.ndarray]:
-        """Yields the ids of each text, uint32."""
-        return (np.array(self.encode(text), np.uint32) for text in texts)
+    def encode_with_places(self, text: str) -> list[tuple[int, int, int]]:
+        """Returns (id, first character, character after the last) for each byte and special token."""
+        tokens: list[tuple[int, int, int]] = []
+        position = 0
+        # The group in the pattern keeps the names of special tokens in the result.
+        for piece in re.split(f"({'|'.join(map(re.escape, self.special_ids))})", text):
+            if piece in self.special_ids:
+                tokens.append((self.special_ids[piece], position, position + len(piece)))
+            # In ASCII, characters and bytes are the same, which avoids a loop over characters.
+            elif piece.isascii():
+                tokens += ((token, i, i + 1) for i, token in enumerate(self.encode(piece), position))
+            else:
+                for i, character in enumerate(piece, position):
+                    tokens += ((token, i, i + 1) for token in self.encode(character))
+            position += len(piece)
+        return tokens
 
     def encode_bytes(self, raw: bytes) -> list[int]:
         """Returns the ids of any bytes, UTF-8 or not."""
@@ -182,11 +201,11 @@ class ByteTokenizer:
         """Returns the text of ids, without special tokens and ids that only a padded vocabulary has."""
         return bytes(i - 3 for i in ids if 3 <= i < 259).decode("utf-8", "replace")
 
-    def token_bytes(self) -> np.ndarray:
-        """UTF-8 bytes of each token, int32 [V]: 1, and 0 for special tokens."""
-        return self.spelled_bytes
+    def byte_piece(self, token: int) -> bytes:
+        """Returns the byte of a token; nothing for a special token."""
+        return bytes([token - 3]) if 3 <= token < 259 else b""
 
-    @property
+    @functools.cached_property
     def spelled_bytes(self) -> np.ndarray:
         """UTF-8 bytes that each token spells, int32 [V]."""
         return np.array([0] * 3 + [1] * 256 + [0] * (self.vocab_size - 259), np.int32)
@@ -202,8 +221,8 @@ class ByteChatTokenizer(ByteTokenizer):
     name = "byte-chat"
     fingerprint = file_fingerprint = "byte-chat"
     vocab_size = 263
-    specials: Mapping[str, int] = {
-        **ByteTokenizer.specials,
+    special_ids: Mapping[str, int] = {
+        **ByteTokenizer.special_ids,
         "<|im_start|>": 259,
         "<|im_end|>": 260,
         "<think>": 261,
@@ -217,8 +236,8 @@ class ByteToolsTokenizer(ByteChatTokenizer):
     name = "byte-tools"
     fingerprint = file_fingerprint = "byte-tools"
     vocab_size = 267
-    specials: Mapping[str, int] = {
-        **ByteChatTokenizer.specials,
+    special_ids: Mapping[str, int] = {
+        **ByteChatTokenizer.special_ids,
         **{tag: 263 + i for i, tag in enumerate(TOOL_TAGS)},
     }
 
@@ -229,7 +248,7 @@ BYTE_TOKENIZERS: Mapping[str, type[ByteTokenizer]] = {
 """Tokenizers that need no file, by name."""
 
 
-class HuggingFaceTokenizer:
+class HuggingFaceTokenizer(Tokenizer):
     """A tokenizer.json, read with the files next to it as transformers' `AutoTokenizer` does.
 
     There are two ways to encode. Document text and user input never become a special token (`encode`).
@@ -255,10 +274,14 @@ class HuggingFaceTokenizer:
         self.file_fingerprint = hashlib.blake2b(raw, digest_size=16).hexdigest()
         self.fingerprint = _fingerprint(self.file_fingerprint, own, self._added_tokens())
         self.specials = find_specials(self._tokenizer, path, self.names)
+        bos, eos, pad = self.specials.bos, self.specials.eos, self.specials.pad
+        self.bos_id, self.eos_id = bos and bos.id, eos.id
+        self.pad_id = eos.id if pad is None else pad.id
         _encode_whole_texts(self._tokenizer)
-        specials = filter(None, (self.specials.bos, self.specials.eos, self.specials.pad))
         # A token that only an option or a well-known name makes special must not be spelled by text.
-        make_special(self._tokenizer, frozenset(each.token for each in specials))
+        make_special(self._tokenizer, frozenset(each.token for each in (bos, eos, pad) if each is not None))
+        added = self._tokenizer.get_added_tokens_decoder()
+        self.special_ids = {each.content: i for i, each in added.items() if each.special}
         self._vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
         self.vocab_size = max(self._vocabulary.values(), default=-1) + 1
 
@@ -278,26 +301,6 @@ class HuggingFaceTokenizer:
         """Type of its model: "BPE", "Unigram", "WordPiece" or "WordLevel"."""
         return self._fields["model"]["type"]
 
-    @property
-    def bos_id(self) -> int | None:
-        """The token that starts a document; None if the tokenizer has none."""
-        return None if self.specials.bos is None else self.specials.bos.id
-
-    @property
-    def eos_id(self) -> int:
-        """The token that ends a document."""
-        return self.specials.eos.id
-
-    @property
-    def pad_id(self) -> int:
-        """The token that pads the last block; EOS if the tokenizer has none for that."""
-        return self.eos_id if self.specials.pad is None else self.specials.pad.id
-
-    @property
-    def delimiters(self) -> DocumentDelimiters:
-        """The tokens between documents in a stream."""
-        return DocumentDelimiters(bos_id=self.bos_id, eos_id=self.eos_id, pad_id=self.pad_id)
-
     def encode(self, text: str, *, specials: bool = False) -> list[int]:
         """Returns the ids of a text, without adding any.
 
@@ -309,20 +312,10 @@ class HuggingFaceTokenizer:
         tokenizer = self._tokenizer if specials else self._document_tokenizer
         return _encoding(tokenizer, text).ids
 
-    def encode_with_places(self, text: str) -> Iterator[tuple[int, int, int]]:
-        """Yields (id, first character, character after the last) for each token of template text.
-
-        Text that spells a special token becomes that token.
-        """
+    def encode_with_places(self, text: str) -> list[tuple[int, int, int]]:
+        """Returns (id, first character, character after the last) for each token of template text."""
         encoding = _encoding(self._tokenizer, text)
-        return ((i, *span) for i, span in zip(encoding.ids, encoding.offsets, strict=True))
-
-    @property
-    def special_ids(self) -> Mapping[str, int]:
-        """Ids of all special tokens by content, including those that only other files or the user declare."""
-        added = self._tokenizer.get_added_tokens_decoder()
-        # Read from the tokenizer and not cached, because tokens are marked special after loading.
-        return {each.content: i for i, each in added.items() if each.special}
+        return [(i, *span) for i, span in zip(encoding.ids, encoding.offsets, strict=True)]
 
     @functools.cached_property
     def _document_tokenizer(self) -> tokenizers.Tokenizer:
@@ -331,9 +324,7 @@ class HuggingFaceTokenizer:
     def encode_documents(self, texts: Iterable[str]) -> Iterator[np.ndarray]:
         """Yields the ids of each text, uint32. Equal to `encode`, but faster for many texts."""
         # Without known cuts, texts are tokenized as a whole.
-        if self._memory is None:
-            return (np.array(self.encode(text), np.uint32) for text in texts)
-        return map(self._memory.encode, texts)
+        return super().encode_documents(texts) if self._memory is None else map(self._memory.encode, texts)
 
     @functools.cached_property
     def _memory(self) -> PieceCache | None:
@@ -357,7 +348,7 @@ class HuggingFaceTokenizer:
         if token in self._tokenizer.get_added_tokens_decoder():
             return None
         if _has(self._fields["decoder"], "ByteLevel"):
-            return bytes(_byte_letters()[letter] for letter in piece)
+            return bytes(byte_letters()[letter] for letter in piece)
         return bytes([int(piece[3:5], 16)]) if _BYTE_TOKEN.fullmatch(piece) else None
 
     @property
@@ -370,13 +361,9 @@ class HuggingFaceTokenizer:
         """UTF-8 bytes of each token, int32 [V], 0 for special tokens; None if they depend on the context."""
         return self.spelled_bytes if _tells_bytes(self._fields) else None
 
-    @property
+    @functools.cached_property
     def spelled_bytes(self) -> np.ndarray:
         """UTF-8 bytes that each token spells, int32 [V]: 0 for special tokens, 1 for the unknown token."""
-        return self._spelled_bytes_V
-
-    @functools.cached_property
-    def _spelled_bytes_V(self) -> np.ndarray:
         byte_level = _has(self._fields["decoder"], "ByteLevel")
         added = self._tokenizer.get_added_tokens_decoder()
         bytes_V = np.zeros(self.vocab_size, np.int32)
@@ -394,7 +381,7 @@ class HuggingFaceTokenizer:
 
 
 @functools.cache
-def _byte_letters() -> Mapping[str, int]:
+def byte_letters() -> Mapping[str, int]:
     """Maps each letter of byte-level BPE to its byte.
 
     GPT-2's mapping: printable bytes are themselves; the others are, in order, the characters from U+0100 on.

@@ -116,7 +116,7 @@ def _answers(
             model, devices = (run.model, run.variables), options.context_devices
             tokens = stream(*model, prompt, params, context_devices=devices)
         marks = chat_format.think_marks | (parsing.marks if parsing is not None else {})
-        return text_of(run.tokenizer, tokens, params, stop=options.stop, marks=marks)
+        return text_of(run.tokenizer, tokens, params, marks=marks)
 
     return answer
 
@@ -157,8 +157,7 @@ def _parser() -> Parser:
             "zaya chat runs/tools --tools tools.json               # /tool TEXT answers a call",
         ),
     )
-    parser.add_argument("run_folder", metavar="RUN", help="folder of a run")
-    parser.add_weights_option()
+    parser.add_run_options()
     parser.add_argument("--system", default="", metavar="TEXT", help="system message (default: none)")
     parser.add_argument("--template", help='chat template, "zaya" or a Jinja file (default: that of the run)')
     parser.add_argument(

@@ -74,7 +74,8 @@ class ChatLoop:
         """Returns the conversation after a line."""
         if line.startswith("/"):
             return self._run_command(conversation, line.strip(), number)
-        return self._reply(conversation, line, number) if line.strip() else conversation
+        asked = conversation.with_question(line)
+        return self._answer(asked, conversation, number) if line.strip() else conversation
 
     def _run_command(self, conversation: Conversation, words: str, number: int) -> Conversation:
         command, _, text = words.partition(" ")
@@ -98,10 +99,6 @@ class ChatLoop:
         # A question and its answer count as one turn.
         self._note(f"{changed.num_questions} turns are left")
         return changed
-
-    def _reply(self, conversation: Conversation, question: str, number: int) -> Conversation:
-        """Returns the conversation with a question and its answer."""
-        return self._answer(conversation.with_question(question), conversation, number)
 
     def _add_result(self, conversation: Conversation, text: str, number: int) -> Conversation:
         """Returns the conversation with the result of a call, and the answer once all calls have theirs."""
@@ -161,21 +158,16 @@ def typed_lines(*, on_screen: bool) -> Iterator[str]:
     Args:
       on_screen: whether standard output is the terminal too, and may show a prompt.
     """
-    read = _read_on_screen if on_screen else _read_with_prompt_on_stderr
     while True:
         try:
-            yield read()
+            # `input` has readline, which writes its prompt to standard output.
+            yield input("> ") if on_screen else _read_with_prompt_on_stderr()
         except KeyboardInterrupt:
             print("\n(/quit or Ctrl-D ends the chat)", file=sys.stderr, flush=True)
         except EOFError:
             # Ctrl-D leaves the cursor after the prompt.
             print(file=sys.stderr)
             return
-
-
-def _read_on_screen() -> str:
-    # With readline, which writes its prompt to standard output.
-    return input("> ")
 
 
 def _read_with_prompt_on_stderr() -> str:

@@ -6,7 +6,13 @@ from collections.abc import Iterable, Iterator
 from zaya_jax.data.chats.templates.template import THINK, THINK_END
 from zaya_jax.data.chats.tool_records import ToolCall
 from zaya_jax.inference.engine.text_stream import Piece
-from zaya_jax.inference.tool_calls.message_parser import CallPart, MessageParser, Part, ToolParsing
+from zaya_jax.inference.tool_calls.message_parser import (
+    CallPart,
+    MessageParser,
+    Part,
+    ToolParsing,
+    join_calls,
+)
 
 
 class CallNote(Piece):
@@ -31,14 +37,14 @@ def message_pieces(
       is_reasoning: whether the prompt has begun a thought.
     """
     parser = MessageParser(parsing, is_reasoning=is_reasoning)
-    texts = _CallTexts(calls)
+    call_parts: list[CallPart] = []
     is_thought, is_line_begun = is_reasoning, is_reasoning
 
     def show(parts: Iterable[Part]) -> Iterator[Piece]:
         nonlocal is_thought, is_line_begun
         for part in parts:
             if isinstance(part, CallPart):
-                texts.add(part)
+                call_parts.append(part)
                 continue
             # A mark separates a thought from what follows, as in the answer of a model without tools.
             if part.is_reasoning != is_thought:
@@ -51,34 +57,10 @@ def message_pieces(
         yield from show(parser.add(piece))
     yield from show(parser.end(is_cut=False))
     # The model has not closed its thought; the line of a call is no part of it.
-    if is_thought and texts.has_calls:
+    if is_thought and call_parts:
         yield Piece(THINK_END, is_mark=True)
-    for call in texts.finish():
-        yield CallNote("\n" * is_line_begun + f"call: {describe_call(call)}")
+    for part in join_calls(call_parts):
+        assert part.name is not None, "the first part of a call has its name"
+        calls.append(ToolCall(part.name, json.loads(part.arguments), part.id))
+        yield CallNote("\n" * is_line_begun + f"call: {describe_call(calls[-1])}")
         is_line_begun = True
-
-
-class _CallTexts:
-    """Joins the parts of calls."""
-
-    def __init__(self, calls: list[ToolCall]):
-        self._calls = calls
-        self._names: list[tuple[str, str | None]] = []
-        self._arguments: list[str] = []
-
-    @property
-    def has_calls(self) -> bool:
-        return bool(self._names)
-
-    def add(self, part: CallPart) -> None:
-        if part.name is not None:
-            self._names.append((part.name, part.id))
-            self._arguments.append("")
-        self._arguments[-1] += part.arguments
-
-    def finish(self) -> Iterator[ToolCall]:
-        """Yields the complete calls, and appends them to the list."""
-        for (name, identifier), arguments in zip(self._names, self._arguments, strict=True):
-            call = ToolCall(name, json.loads(arguments), identifier)
-            self._calls.append(call)
-            yield call

@@ -28,6 +28,8 @@ class SamplingParams:
         and at most 1; None or 1 disables the filter. It applies to what `top_k` leaves.
       seed: seed of the random draws, from 0 to 2**32 - 1.
       stop_token_ids: tokens each of which ends the text. The end token is part of the generated tokens.
+      stop: strings before which `complete` and `stream_text` cut the text, also where one spans tokens; of
+        several the one that is complete first counts. The engine only knows tokens, and does not end at them.
       num_top_logprobs: number of most likely tokens to report for each new token, from 0 to 20.
       with_routing: whether to report the expert of every layer for each new token.
       constraint: compiled grammar that the text must match up to its end token; None for any text. A text
@@ -40,6 +42,7 @@ class SamplingParams:
     top_p: float | int | None = None
     seed: int = 0
     stop_token_ids: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()
     num_top_logprobs: int = 0
     with_routing: bool = False
     constraint: Constraint | None = None
@@ -62,7 +65,10 @@ class SamplingParams:
                 f"num_top_logprobs is {self.num_top_logprobs}; it must be from 0 to {MAX_TOP_LOGPROBS}"
             )
         # JSON has lists: parameters that another process sent must be hashable all the same.
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        for name in ("stop_token_ids", "stop"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        if "" in self.stop:
+            raise UserError('a stop string is ""; it must have at least one character')
 
 
 def check_seed(seed: int, name: str = "seed") -> None:

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from zaya_jax.data.tokenizers.tokenizer import Tokenizer
-from zaya_jax.errors import UserError
 from zaya_jax.inference.engine.sampling_params import EndTokens, as_token_ids
 
 FinishReason = Literal["stop", "length"]
@@ -84,13 +83,7 @@ class StopFilter:
     """
 
     def __init__(self, stop: Sequence[str] = ()):
-        """Starts an empty text.
-
-        Raises:
-          UserError: for an empty stop string.
-        """
-        if "" in stop:
-            raise UserError('a stop string is ""; it must have at least one character')
+        """Starts an empty text. No stop string may be empty."""
         self._stop = tuple(stop)
         self._held = ""
         self.is_stopped = False
@@ -145,9 +138,6 @@ class TextWriter:
           eos_id: token that ends the text, several of them, or None.
           stop: strings before which the text ends. A stop string does not span a mark.
           marks: names of special tokens that are returned, by token id; all others have no text.
-
-        Raises:
-          UserError: for an empty stop string.
         """
         self._detokenizer, self._filter = Detokenizer(tokenizer), StopFilter(stop)
         self._limit, self._ends, self._marks = limit, as_token_ids(eos_id), marks or {}

@@ -1,7 +1,6 @@
 """`zaya eval`: evaluates the weights of a run on texts and on tasks of lm-eval."""
 
 import argparse
-import dataclasses
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -11,10 +10,9 @@ import jax
 from rich.console import Console
 from rich.table import Table
 
-from zaya_jax.config import Config
-from zaya_jax.data.chats.templates.encoding import ChatFormat, load_chat_format
-from zaya_jax.data.tokenizers.saved_tokenizer import saved_chat_template, with_saved_tokenizer
-from zaya_jax.data.tokenizers.tokenizer import Tokenizer, tokenizer_of
+from zaya_jax.data.chats.templates.encoding import load_chat_format
+from zaya_jax.data.tokenizers.saved_tokenizer import saved_chat_template
+from zaya_jax.data.tokenizers.tokenizer import Tokenizer
 from zaya_jax.errors import UserError
 from zaya_jax.files import durable
 from zaya_jax.files.json_files import dump_json
@@ -24,9 +22,7 @@ from zaya_jax.inference.evaluation.published import comparison_table, comparison
 from zaya_jax.inference.evaluation.remote_scoring import shared_workers
 from zaya_jax.inference.evaluation.scoring import Scorer, check_shape
 from zaya_jax.inference.evaluation.text_loss import TextReport, encode_texts, evaluate_texts, read_texts
-from zaya_jax.inference.finite_weights import check_finite
-from zaya_jax.inference.loading import load_run
-from zaya_jax.model.zaya import Zaya
+from zaya_jax.inference.loading import LoadedRun, load_for_generation, read_config
 from zaya_jax.options import Parser, check_at_least, check_output_file
 from zaya_jax.parallel.processes import hosts
 from zaya_jax.parallel.processes.process_group import find_process_group
@@ -61,90 +57,64 @@ def main(argv: Sequence[str] | None = None) -> None:
     with hosts.joined(find_process_group(os.environ), limit_seconds=options.wait):
         # One process checks the texts and tasks, before all processes read the weights.
         inputs = hosts.run_on_first("what to evaluate", lambda: _read_inputs(options))
-        run = hosts.run_on_all("the run", lambda: _load(options))
-        with shared_workers(run.replicas, run.tokenizer, limit_seconds=options.wait) as workers:
+        run, replicas = hosts.run_on_all("the run", lambda: _load(options))
+        with shared_workers(replicas, run.tokenizer, limit_seconds=options.wait) as workers:
             if inputs is not None and workers is not None:
-                _evaluate(inputs, run, workers, options)
+                _evaluate(*inputs, run, workers, options)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Inputs:
-    """What to evaluate: names and texts, and tasks."""
-
-    texts: list[tuple[str, str]]
-    tasks: Tasks | None
-
-
-@dataclasses.dataclass(frozen=True)
-class _Run:
-    """A run with its weights on all devices of this process."""
-
-    step: int
-    config: Config
-    tokenizer: Tokenizer
-    chat_format: ChatFormat | None
-    """None for a run without a chat template."""
-    replicas: tuple[Replica, ...]
-
-
-def _read_inputs(options: argparse.Namespace) -> _Inputs:
+def _read_inputs(options: argparse.Namespace) -> tuple[list[tuple[str, str]], Tasks | None]:
+    """Returns names and texts, and tasks."""
     check_output_file("json", options.json)
     tasks = _tasks(options)
-    return _Inputs(list(read_texts(options.text or ())), tasks)
+    return list(read_texts(options.text or ())), tasks
 
 
-def _load(options: argparse.Namespace) -> _Run:
+def _load(options: argparse.Namespace) -> tuple[LoadedRun, tuple[Replica, ...]]:
     """Reads the weights once, and copies them to each device.
 
     Raises:
       UserError: for a folder that is not a run, weights that are not finite, or an invalid context.
     """
-    run = load_run(options.run_folder, options.weights)
-    check_finite(run.variables, options.run_folder, run.step)
-    check_shape(run.config.model, length=_context(options, run.config), num_rows=options.batch_size)
-    model = Zaya(run.config.model, run.config.execution)
-    tokenizer = tokenizer_of(with_saved_tokenizer(options.run_folder, run.config.data))
-    template = options.template or saved_chat_template(options.run_folder)
-    return _Run(
-        run.step,
-        run.config,
-        tokenizer,
-        None if template is None else load_chat_format(template, tokenizer),
-        make_replicas(model, run.variables, jax.local_devices()),
-    )
+    run = load_for_generation(options.run_folder, options.weights)
+    if options.context is None:
+        options.context = read_config(options.run_folder).data.sequence_length
+    check_shape(run.model.config, length=options.context, num_rows=options.batch_size)
+    return run, make_replicas(run.model, run.variables, jax.local_devices())
 
 
-def _context(options: argparse.Namespace, config: Config) -> int:
-    """Returns the maximum context: the option, or the sequence length of training."""
-    return config.data.sequence_length if options.context is None else options.context
-
-
-def _evaluate(inputs: _Inputs, run: _Run, workers: Workers, options: argparse.Namespace) -> None:
+def _evaluate(
+    texts: Sequence[tuple[str, str]],
+    tasks: Tasks | None,
+    run: LoadedRun,
+    workers: Workers,
+    options: argparse.Namespace,
+) -> None:
     """Evaluates, prints and writes the results. The other processes compute batches meanwhile."""
-    length, prefix_id = _context(options, run.config), run.tokenizer.delimiters.first_id
-    scorer = Scorer(workers, length, prefix_id, options.batch_size)
+    scorer = Scorer(workers, options.context, run.tokenizer.delimiters.first_id, options.batch_size)
     console = Console(soft_wrap=True, highlight=False)
     # The heading says so too, because results of the average must not be taken for those of the weights.
     name = options.run_folder if options.weights == "raw" else f"EMA of {options.run_folder}"
     console.print(_heading(name, run.step, scorer))
     results: dict[str, Any] = {
-        "run": options.run_folder, "step": run.step, "weights": options.weights, "context": length
+        "run": options.run_folder, "step": run.step, "weights": options.weights, "context": options.context
     }  # fmt: skip
-    if inputs.texts:
-        results["text"] = _evaluate_texts(scorer, inputs.texts, run.tokenizer, console).to_json()
-    if inputs.tasks is not None:
+    if texts:
+        results["text"] = _evaluate_texts(scorer, texts, run.tokenizer, console).to_json()
+    if tasks is not None:
+        template = options.template or saved_chat_template(options.run_folder)
         results["tasks"] = run_tasks(
             scorer,
             run.tokenizer,
-            inputs.tasks,
-            chat_format=run.chat_format,
+            tasks,
+            chat_format=None if template is None else load_chat_format(template, run.tokenizer),
             with_samples=options.samples is not None,
         )
         if options.samples is not None:
             # Questions and answers have a separate file, because they would be most of the results' file.
             _write_samples(options.samples, results["tasks"].pop("samples"))
         console.print(tasks_table(results["tasks"]))
-        _print_published(results["tasks"], console, chat=inputs.tasks.chat)
+        _print_published(results["tasks"], console, chat=tasks.chat)
     if options.json is not None:
         durable.write(pathlib.Path(options.json), dump_json(results, indent=2) + "\n")
 
@@ -173,8 +143,7 @@ def _parser() -> Parser:
             "zaya eval runs/sft --tasks=gsm8k --apply-chat-template",
         ),
     )
-    parser.add_argument("run_folder", metavar="RUN", help="folder of a run")
-    parser.add_weights_option()
+    parser.add_run_options()
     parser.add_argument(
         "--text",
         nargs="+",

@@ -36,14 +36,9 @@ DEFAULT_NEW_TOKENS = 256
 SAMPLING_FIELDS = {"do_sample", "temperature", "top_k", "top_p"}
 """Fields of `generation_kwargs` for sampling."""
 
-GenerationOptions = tuple[tuple[str, ...], SamplingParams]
-"""Stop strings and sampling parameters of a request."""
 
-
-def generation_options(
-    kwargs: Mapping[str, Any], max_length: int, end_ids: tuple[int, ...]
-) -> GenerationOptions:
-    """Returns the stop strings and sampling parameters of a task's `generation_kwargs`.
+def generation_params(kwargs: Mapping[str, Any], max_length: int, end_ids: tuple[int, ...]) -> SamplingParams:
+    """Returns the sampling parameters of a task's `generation_kwargs`.
 
     Args:
       kwargs: the task's `generation_kwargs`.
@@ -55,7 +50,8 @@ def generation_options(
     """
     # `normalize_gen_kwargs` unifies the aliases of lm-eval, such as max_new_tokens and max_gen_toks.
     fields: dict[str, Any] = dict(normalize_gen_kwargs(dict(kwargs), DEFAULT_NEW_TOKENS))
-    until, max_new_tokens = tuple(fields.pop("until")), fields.pop("max_gen_toks")
+    # A task may list an empty string, before which no text can be cut.
+    stop, max_new_tokens = tuple(filter(None, fields.pop("until"))), fields.pop("max_gen_toks")
     if unknown := sorted(fields.keys() - SAMPLING_FIELDS):
         raise UserError(
             f"a task generates with {', '.join(unknown)}; zaya eval supports until, max_gen_toks, "
@@ -66,12 +62,12 @@ def generation_options(
             f"a task generates {max_new_tokens} new tokens, and the context is {max_length}; "
             "increase --context"
         )
-    sampling: dict[str, Any] = {}
+    sampling: dict[str, Any] = {"stop_token_ids": end_ids, "stop": stop}
     if fields["do_sample"]:
         # The default of a task that samples is the model's own distribution.
         sampling["temperature"] = float(fields.get("temperature", 1.0))
         sampling |= {"top_k": fields.get("top_k"), "top_p": fields.get("top_p")}
-    return until, SamplingParams(max_new_tokens=max_new_tokens, stop_token_ids=end_ids, **sampling)
+    return SamplingParams(max_new_tokens=max_new_tokens, **sampling)
 
 
 class HarnessModel(TemplateLM):
@@ -190,19 +186,17 @@ class HarnessModel(TemplateLM):
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         """Generates texts up to a stop string, an end token, or the task's maximum length."""
         # Check all requests before the first is generated: an unsupported one must not fail after an hour.
-        options = [
-            generation_options(request.args[1], self.max_length, self._end_ids) for request in requests
-        ]
+        params = [generation_params(request.args[1], self.max_length, self._end_ids) for request in requests]
         prompts = [self.tok_encode(request.args[0]) for request in requests]
         answers = [""] * len(requests)
         with CountProgress("generate_until", len(requests), self._console) as progress:
-            batches = self._batches(options, [len(prompt) for prompt in prompts])
+            batches = self._batches(params, [len(prompt) for prompt in prompts])
             work = (
-                self._prompt_batch([prompts[number] for number in numbers], options[numbers[0]], seed=seed)
+                self._prompt_batch([prompts[number] for number in numbers], params[numbers[0]], seed=seed)
                 for seed, numbers in enumerate(batches)
             )
             for numbers, texts in zip(batches, self.scorer.workers.map(work), strict=True):
-                until = list(options[numbers[0]][0])
+                until = list(params[numbers[0]].stop)
                 for number, generated in zip(numbers, texts, strict=True):
                     # Cuts at stop strings once more, exactly as in lm-eval's own backends.
                     text = postprocess_generated_text(generated, until, think_end_token=None)
@@ -212,11 +206,10 @@ class HarnessModel(TemplateLM):
                 progress.advance(len(numbers))
         return answers
 
-    def _batches(self, options: Sequence[GenerationOptions], lengths: Sequence[int]) -> list[list[int]]:
-        """Groups request numbers into batches of equal options and similar prompt lengths."""
-        # A batch has one list of stop strings and one set of sampling parameters.
-        groups: dict[GenerationOptions, list[int]] = {}
-        for number, each in enumerate(options):
+    def _batches(self, params: Sequence[SamplingParams], lengths: Sequence[int]) -> list[list[int]]:
+        """Groups request numbers into batches of equal parameters and similar prompt lengths."""
+        groups: dict[SamplingParams, list[int]] = {}
+        for number, each in enumerate(params):
             groups.setdefault(each, []).append(number)
         size, _ = self.scorer.shape_of(())
         batches = []
@@ -226,17 +219,12 @@ class HarnessModel(TemplateLM):
             batches += [ordered[i : i + size] for i in range(0, len(ordered), size)]
         return batches
 
-    def _prompt_batch(
-        self, prompts: list[list[int]], options: GenerationOptions, *, seed: int
-    ) -> PromptBatch:
+    def _prompt_batch(self, prompts: list[list[int]], params: SamplingParams, *, seed: int) -> PromptBatch:
         """Returns the work for a batch. A long prompt loses its beginning, so that a full answer fits."""
-        until, params = options
         max_prompt = self.max_length - params.max_new_tokens
         return PromptBatch(
             [prompt[-max_prompt:] for prompt in prompts],
             # The seed differs between batches: a task that samples the same prompt twice wants two answers.
             dataclasses.replace(params, seed=seed),
-            # A task may list an empty string, before which no text can be cut.
-            tuple(filter(None, until)),
             self.ours,
         )

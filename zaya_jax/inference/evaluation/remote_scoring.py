@@ -29,14 +29,12 @@ class PromptBatch:
     Attributes:
       prompts: token ids of each prompt.
       params: how all prompts are continued.
-      stop: strings before which a text is cut.
       tokenizer: tokenizer of the texts; each process has it.
     """
 
     kind: ClassVar[str] = "write"
     prompts: Sequence[Sequence[int]]
     params: SamplingParams
-    stop: Sequence[str]
     tokenizer: Tokenizer
 
     def run(self, replica: Replica) -> list[str]:
@@ -44,27 +42,19 @@ class PromptBatch:
         # One batch at a time: the caches of two would take twice the memory.
         with replica.lock:
             completions = complete(
-                replica.model,
-                replica.variables,
-                self.tokenizer,
-                self.prompts,
-                self.params,
-                stop=self.stop,
+                replica.model, replica.variables, self.tokenizer, self.prompts, self.params
             )
         return [each.text for each in completions]
 
     def to_json(self) -> Any:
         """Returns the batch without the tokenizer."""
-        return {
-            "prompts": [list(prompt) for prompt in self.prompts],
-            "params": dataclasses.asdict(self.params),
-            "stop": list(self.stop),
-        }
+        prompts = [list(prompt) for prompt in self.prompts]
+        return {"prompts": prompts, "params": dataclasses.asdict(self.params)}
 
     @classmethod
     def from_json(cls, values: Any, tokenizer: Tokenizer) -> "PromptBatch":
         """Returns the batch that `to_json` encoded."""
-        return cls(values["prompts"], SamplingParams(**values["params"]), values["stop"], tokenizer)
+        return cls(values["prompts"], SamplingParams(**values["params"]), tokenizer)
 
 
 @contextlib.contextmanager

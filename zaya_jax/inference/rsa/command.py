@@ -14,8 +14,8 @@ from zaya_jax.data.chats.templates.template import THINK_END
 from zaya_jax.errors import UserError
 from zaya_jax.files import durable
 from zaya_jax.inference.engine.sampling_params import check_seed
-from zaya_jax.inference.loading import LoadedRun, load_for_generation, require_chats, show_progress
-from zaya_jax.inference.prompting import Prompting
+from zaya_jax.inference.loading import LoadedRun
+from zaya_jax.inference.prompting import add_prompt_options, load_prompting
 from zaya_jax.inference.rsa.aggregation import aggregate, answer_by_pattern, find_answer, read_aggregation
 from zaya_jax.inference.rsa.markovian_rsa import (
     FIRST_ROUND,
@@ -45,11 +45,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     params = sampling_params(options, max_new_tokens=1)
     # The result is not used: invalid numbers must fail before the weights are read.
     _rsa_config(options, PUBLISHED_THINKING if options.thinking is None else options.thinking)
-    if options.chat:
-        require_chats(options.run_folder, options.template)
-    show_progress(f"loading {options.run_folder}")
-    run = load_for_generation(options.run_folder, options.weights)
-    prompting = Prompting(run, chat=options.chat, template=options.template, letters=options.letters)
+    prompting = load_prompting(options)
+    run = prompting.run
     specials = run.chat_format(options.template).specials if options.chat else {}
     thinker = Thinker(
         model=run.model,
@@ -58,7 +55,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         prompt_of=prompting.of_text,
         params=params,
         context_devices=options.context_devices,
-        stop=options.stop,
         aggregate=aggregation,
         answer_of=answer_of,
         think_end_id=specials.get(THINK_END),
@@ -175,14 +171,7 @@ def _parser() -> Parser:
             'zaya think runs/sums --prompt "3+4+9=" --thinking 32 --answer-pattern "=(.)$"',
         ),
     )
-    parser.add_argument("run_folder", metavar="RUN", help="folder of a run")
-    parser.add_weights_option()
-    parser.add_argument("--prompt", default="", help="the question")
-    parser.add_argument("--chat", action="store_true", help="send the question as a user's turn")
-    parser.add_argument("--template", help='with --chat: "zaya" or a Jinja file (default: that of the run)')
-    parser.add_argument(
-        "--letters", action="store_true", help="read the name of a special token in the prompt as plain text"
-    )
+    add_prompt_options(parser, prompt="the question", chat="send the question as a user's turn")
     _add_budget_options(parser)
     parser.add_argument(
         "--batch-size",
@@ -202,47 +191,32 @@ def _parser() -> Parser:
 
 def _add_budget_options(parser: Parser) -> None:
     budget = parser.add_argument_group("budget")
-    number = {"type": int, "metavar": "N", "default": None}
-    budget.add_argument(
-        "--population", type=int, default=16, help="candidates per round (default: %(default)s)"
+    thinking = f"maximum tokens of a candidate (default: {PUBLISHED_THINKING:,}, or what fits the context)"
+    tail = (
+        "number of last tokens of a candidate that the next round sees "
+        f"(default: {PUBLISHED_TAIL:,}, at most half of --thinking)"
     )
-    budget.add_argument(
-        "--candidates",
-        type=int,
-        default=4,
-        help="number of tails that a candidate sees (default: %(default)s)",
+    rounds = (
+        "number of rounds in which candidates see tails, T in the report on ZAYA1-8B; with "
+        "--first-round=counted it includes the first round (default: %(default)s)"
     )
-    budget.add_argument(
-        "--rounds",
-        type=int,
-        default=2,
-        help="number of rounds in which candidates see tails, T in the report on ZAYA1-8B; with "
-        "--first-round=counted it includes the first round (default: %(default)s)",
-    )
+    for name, default, text in (
+        ("population", RsaConfig.population, "candidates per round (default: %(default)s)"),
+        ("candidates", RsaConfig.candidates, "tails that a candidate sees (default: %(default)s)"),
+        ("rounds", RsaConfig.rounds, rounds),
+        ("thinking", None, thinking),
+        ("tail", None, tail),
+        ("answer-tokens", None, "maximum tokens of a candidate of the last round (default: --thinking)"),
+    ):
+        budget.add_argument(f"--{name}", type=int, metavar="N", default=default, help=text)
     budget.add_argument(
         "--first-round",
         choices=FIRST_ROUND,
-        default="extra",
+        default=RsaConfig.first_round,
         help="whether the first round, in which candidates see no tails, is additional to --rounds (extra) "
         "or one of them (counted). The report on ZAYA1-8B does not say: its T of 2 means 48 candidates if "
         "the first round is extra, and 32 if it is counted (default: %(default)s; with it --rounds 0 only "
         "samples)",
-    )
-    budget.add_argument(
-        "--thinking",
-        **number,
-        help=f"maximum tokens of a candidate (default: {PUBLISHED_THINKING:,}, or what fits the context)",
-    )
-    budget.add_argument(
-        "--tail",
-        **number,
-        help="number of last tokens of a candidate that the next round sees "
-        f"(default: {PUBLISHED_TAIL:,}, at most half of --thinking)",
-    )
-    budget.add_argument(
-        "--answer-tokens",
-        **number,
-        help="maximum tokens of a candidate of the last round (default: --thinking)",
     )
     budget.add_argument(
         "--aggregation",

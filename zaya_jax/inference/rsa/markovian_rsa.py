@@ -21,7 +21,7 @@ import numpy as np
 
 from zaya_jax.data.tokenizers.tokenizer import Tokenizer
 from zaya_jax.errors import UserError
-from zaya_jax.inference.batch_generation import batches, continue_lines
+from zaya_jax.inference.batch_generation import answer_batches
 from zaya_jax.inference.completion import Completion
 from zaya_jax.inference.engine.sampling_params import SamplingParams
 from zaya_jax.inference.engine.text_stream import FinishReason
@@ -163,7 +163,6 @@ class Thinker:
       prompt_of: function that encodes a prompt, as `Prompting.of_text` does.
       params: how tokens are sampled. All seeds derive from its seed; `RsaConfig` sets the number of tokens.
       context_devices: number of devices that share the cache.
-      stop: strings that end a candidate.
       aggregate: function that makes a prompt of a question and tails.
       answer_of: function that finds the answer in a text; of a text with thoughts it gets what follows them.
       think_end_id: token that ends a thought; None if there is none.
@@ -177,7 +176,6 @@ class Thinker:
     prompt_of: Callable[[str], Prompt]
     params: SamplingParams
     context_devices: int = 1
-    stop: Sequence[str] = ()
     aggregate: Aggregate = aggregate
     answer_of: AnswerOf = find_answer
     think_end_id: int | None = None
@@ -275,21 +273,16 @@ class Thinker:
                 lines.append(PromptLine(len(lines), {}, prompt, config.budget(round_index), seed_of_tokens))
                 subsets.append(subset)
         candidates: dict[int, Candidate] = {}
-        # A batch is filled up to its size with copies: a larger size than there are candidates is computed in
-        # vain.
-        size = min(self.batch_size, len(lines))
-        for batch in batches(lines, size, in_chunks=self.context_devices > 1):
-            completions = continue_lines(
-                self.model,
-                self.variables,
-                self.tokenizer,
-                batch,
-                self.params,
-                size=size,
-                stop=self.stop,
-                context_devices=self.context_devices,
-            )
-            for line, completion in zip(batch, completions, strict=True):
+        for batch in answer_batches(
+            self.model,
+            self.variables,
+            self.tokenizer,
+            lines,
+            self.params,
+            batch_size=self.batch_size,
+            context_devices=self.context_devices,
+        ):
+            for line, completion in batch:
                 candidates[line.number] = self._candidate(subsets[line.number], line, completion, config)
             on_batch(round_index, len(batch))
         number = config.population

@@ -13,7 +13,6 @@ import sys
 import threading
 from typing import Any
 
-from zaya_jax.data.tokenizers.token_spellings import TokenSpellings
 from zaya_jax.data.tokenizers.tokenizer import Tokenizer
 from zaya_jax.errors import UserError
 from zaya_jax.inference.structured.constraint import Constraint
@@ -99,7 +98,7 @@ class GrammarCompiler:
     @functools.cached_property
     def _vocabulary(self) -> Any:
         require_package("structured output")
-        tokens = TokenSpellings(self._tokenizer).vocabulary(self._vocab_size)
+        tokens = _vocabulary_bytes(self._tokenizer, self._vocab_size)
         process = _process_module()
         return process.load_vocabulary(process.Vocabulary(tokens, self._tokenizer.eos_id))
 
@@ -164,3 +163,21 @@ def _refused(error: str, name: str) -> UserError:
 def _process_module() -> Any:
     # Imported late: it needs the package of the `structured` extra.
     return importlib.import_module("zaya_jax.inference.structured.grammar_process")
+
+
+def _vocabulary_bytes(tokenizer: Tokenizer, vocab_size: int) -> list[bytes]:
+    """Returns the bytes of every token of a model; empty for those that spell no text.
+
+    Raises:
+      UserError: if the bytes of a token depend on the tokens around it.
+    """
+    if tokenizer.token_bytes() is None:
+        raise UserError(
+            f'the tokenizer "{tokenizer.name}" writes a token differently in different places, so that no '
+            "grammar can constrain its texts; use a tokenizer of bytes, BPE or Unigram"
+        )
+    # The unknown token is written as a name or as nothing, and never as the text that it replaced.
+    silent = {*tokenizer.special_names, tokenizer.unknown_id}
+    num_tokens = min(vocab_size, tokenizer.vocab_size)
+    spelled = [b"" if token in silent else tokenizer.spelling(token) for token in range(num_tokens)]
+    return spelled + [b""] * (vocab_size - num_tokens)

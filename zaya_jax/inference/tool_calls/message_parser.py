@@ -40,6 +40,17 @@ class CallPart:
 Part = MessageText | CallPart
 
 
+def join_calls(parts: Sequence[CallPart]) -> tuple[CallPart, ...]:
+    """Joins successive parts of tool calls, so that each call has one part."""
+    joined: dict[int, CallPart] = {}
+    for part in parts:
+        # The first part of a call in a chunk has its id and name, if any part has.
+        before = joined.get(part.index)
+        arguments = part.arguments if before is None else before.arguments + part.arguments
+        joined[part.index] = dataclasses.replace(before or part, arguments=arguments)
+    return tuple(joined.values())
+
+
 @dataclasses.dataclass(frozen=True)
 class ToolParsing:
     """How tool calls in generated text are parsed.

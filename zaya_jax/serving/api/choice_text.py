@@ -5,10 +5,15 @@ from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from zaya_jax.data.chats.templates.template import THINK
-from zaya_jax.data.tokenizers.token_spellings import special_token_names
 from zaya_jax.inference.engine.sequence import NewToken
 from zaya_jax.inference.engine.text_stream import FinishReason, Piece, TextWriter
-from zaya_jax.inference.tool_calls.message_parser import CallPart, MessageParser, MessageText, Part
+from zaya_jax.inference.tool_calls.message_parser import (
+    CallPart,
+    MessageParser,
+    MessageText,
+    Part,
+    join_calls,
+)
 from zaya_jax.serving.api.request import CompletionRequest
 from zaya_jax.serving.loaded_model import LoadedModel
 
@@ -78,17 +83,6 @@ def split_calls(delta: Delta) -> list[Delta]:
     return [first, *others, *last]
 
 
-def join_calls(parts: Sequence[CallPart]) -> tuple[CallPart, ...]:
-    """Joins successive parts of tool calls, so that each call has one part."""
-    joined: dict[int, CallPart] = {}
-    for part in parts:
-        # The first part of a call in a chunk has its id and name, if any part has.
-        before = joined.get(part.index)
-        arguments = part.arguments if before is None else before.arguments + part.arguments
-        joined[part.index] = dataclasses.replace(before or part, arguments=arguments)
-    return tuple(joined.values())
-
-
 class ChoiceText:
     """A text while it is generated.
 
@@ -109,7 +103,7 @@ class ChoiceText:
         # Only chats have reasoning. In a completion, its marks are special tokens like any other.
         chat_format = model.chat_format if request.is_chat else None
         self._think_marks = chat_format.think_marks if chat_format else {}
-        special_names = {} if request.skips_specials else special_token_names(model.tokenizer)
+        special_names = {} if request.skips_specials else model.tokenizer.special_names
         parsing = request.tool_parsing
         self._writer = TextWriter(
             model.tokenizer,

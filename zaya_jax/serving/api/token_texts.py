@@ -1,6 +1,7 @@
 """Names and bytes of single tokens, as the log-probabilities of a response contain them."""
 
-from zaya_jax.data.tokenizers.token_spellings import TokenSpellings
+import functools
+
 from zaya_jax.data.tokenizers.tokenizer import Tokenizer
 
 
@@ -13,8 +14,9 @@ class TokenTexts:
 
     def __init__(self, tokenizer: Tokenizer):
         self.tokenizer = tokenizer
-        self._spellings = TokenSpellings(tokenizer)
-        self._cache: dict[int, tuple[str, bytes]] = {}
+        # The cache is bounded by the vocabulary: tokens come from the network, or were checked against its
+        # size.
+        self._lookup = functools.cache(self._compute)
 
     def name(self, token: int) -> str:
         """Returns the text of a token; OpenAI's form bytes:\\xNN for a token that is part of a character."""
@@ -24,18 +26,11 @@ class TokenTexts:
         """Returns the bytes of a token as a list of numbers."""
         return list(self._lookup(token)[1])
 
-    def _lookup(self, token: int) -> tuple[str, bytes]:
-        # The cache is bounded by the vocabulary: tokens come from the network, or were checked against its
-        # size.
-        if token not in self._cache:
-            self._cache[token] = self._compute(token)
-        return self._cache[token]
-
     def _compute(self, token: int) -> tuple[str, bytes]:
-        name = self._spellings.special_names.get(token)
+        name = self.tokenizer.special_names.get(token)
         if name is not None:
             return name, name.encode()
-        raw = self._spellings.raw(token)
+        raw = self.tokenizer.spelling(token)
         try:
             return raw.decode(), raw
         except UnicodeDecodeError:

@@ -160,7 +160,6 @@ def test_a_turn_delimiter_that_is_not_one_special_token_is_rejected(template, fo
 )  # fmt: skip
 def test_a_template_has_limits_of_time_and_memory(template, sentence, monkeypatch):
     monkeypatch.setattr(worker_pool, "RENDER_SECONDS", 0.5)
-    monkeypatch.setattr("zaya_jax.data.chats.templates.template.RENDER_SECONDS", 0.5)
     begun = time.monotonic()
     with pytest.raises(UserError, match=sentence):
         ChatTemplate("t", template).render(ChatInput(CHAT), trusted={})

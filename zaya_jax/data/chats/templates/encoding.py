@@ -94,14 +94,12 @@ class ChatFormat:
           Each chat as `encode` returns it, or the error if the template cannot render it.
         """
         # Refused chats are not rendered, but keep their place among the results.
-        refusals = list(map(self._tool_refusal, chats))
-        accepted = [
-            self._prepared(chat) for chat, error in zip(chats, refusals, strict=True) if error is None
-        ]
+        checked = list(map(self._with_tool_support, chats))
+        accepted = [chat for chat in checked if isinstance(chat, ChatInput)]
         rendered = self.template.render_all(accepted, trusted=self._variables)
-        for error in refusals:
+        for chat in checked:
             # After a timeout no further chat follows.
-            if (each := error or next(rendered, None)) is None:
+            if (each := chat if isinstance(chat, UserError) else next(rendered, None)) is None:
                 return
             yield each if isinstance(each, UserError) else self._encode(each)
 
@@ -123,7 +121,7 @@ class ChatFormat:
         """Marks the token after a block as learned if it ends the turn; otherwise answers would never end."""
         # Finding the turn ends renders sample chats, so it is avoided for blocks that contain their end
         # token.
-        if place < len(tokens_T) and tokens_T[place] in self._encoder.special_ids:
+        if place < len(tokens_T) and int(tokens_T[place]) in self.tokenizer.special_names:
             learned_T[place] |= tokens_T[place] in self.turn_ends.ids
 
     def text(self, messages: Sequence[Message], *, continue_final_message: bool = False) -> str:
@@ -211,7 +209,7 @@ class ChatFormat:
     @property
     def specials(self) -> Mapping[str, int]:
         """Ids of all special tokens, by name."""
-        return self._encoder.specials
+        return self.tokenizer.special_ids
 
     @property
     def end_id(self) -> int:
@@ -235,7 +233,7 @@ class ChatFormat:
 
     @functools.cached_property
     def _variables(self) -> dict[str, str]:
-        names = {number: name for name, number in self.specials.items()}
+        names = self.tokenizer.special_names
         ids = {which: getattr(self.tokenizer, f"{which}_id") for which in ("bos", "eos", "pad")}
         # As transformers: templates read names such as `bos_token`, and not ids.
         return {f"{which}_token": names[number] for which, number in ids.items() if number in names}
@@ -259,16 +257,17 @@ class ChatFormat:
         Raises:
           UserError: as `encode`.
         """
-        if (error := self._tool_refusal(chat)) is not None:
-            raise error
-        return self.template.render(self._prepared(chat), trusted=self._variables)
+        accepted = self._with_tool_support(chat)
+        if isinstance(accepted, UserError):
+            raise accepted
+        return self.template.render(accepted, trusted=self._variables)
 
-    def _tool_refusal(self, chat: ChatInput) -> UserError | None:
+    def _with_tool_support(self, chat: ChatInput) -> ChatInput | UserError:
+        """The chat as the template supports its tools, or the error if it does not."""
         # Finding the support of tools renders sample chats, so it is avoided for chats without tools.
-        return self.tool_support.refusal(chat, self.template.name) if uses_tools(chat) else None
-
-    def _prepared(self, chat: ChatInput) -> ChatInput:
-        return self.tool_support.prepare(chat) if uses_tools(chat) else chat
+        if not uses_tools(chat):
+            return chat
+        return self.tool_support.refusal(chat, self.template.name) or self.tool_support.prepare(chat)
 
 
 def load_chat_format(template: str | None, tokenizer: Tokenizer) -> ChatFormat:
@@ -296,5 +295,5 @@ def checked_format(chat_format: ChatFormat) -> ChatFormat:
             f'the chat template "{ZAYA}" writes; "byte-chat" has them'
         )
     if (problem := chat_format.turn_ends.problem) is not None:
-        raise UserError(problem.format(template=chat_format.template.name, tokenizer=tokenizer.name))
+        raise UserError(problem)
     return chat_format

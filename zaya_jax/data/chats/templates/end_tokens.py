@@ -32,8 +32,7 @@ class TurnEnds:
 
     Attributes:
       ids: special tokens after a turn of the assistant, in order of first appearance.
-      problem: why a message could forge the end of a turn: an error message with the fields `template` and
-        `tokenizer`; None if it could not.
+      problem: error message that says why a message could forge the end of a turn; None if it could not.
     """
 
     ids: tuple[int, ...] = ()
@@ -109,13 +108,11 @@ def find_turn_ends(template: ChatTemplate, trusted: Mapping[str, str], encoder: 
     chat = (user, answer, second_user, second_answer)
     # Some templates require a system message, or support only a single turn.
     choices = [chat, (Message("system", "zayasystem"), *chat), chat[:2], (answer,)]
-    rendered = list(template.render_all([ChatInput(each) for each in choices], trusted=trusted))
-    for messages, result in zip(choices, rendered, strict=True):
-        if isinstance(result, RenderedChat):
-            return _ends_in(result, messages, encoder)
-    assert isinstance(rendered[0], UserError), "every chat was refused"
-    # Braces are escaped, because the problem is a format string.
-    return TurnEnds(problem=str(rendered[0]).replace("{", "{{").replace("}", "}}"))
+    try:
+        accepted, rendered = template.render_first([ChatInput(each) for each in choices], trusted=trusted)
+    except UserError as error:
+        return TurnEnds(problem=str(error))
+    return _ends_in(rendered, accepted.messages, encoder, template.name)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,14 +125,16 @@ class _Turn:
     is_last: bool
 
 
-def _ends_in(rendered: RenderedChat, messages: Sequence[Message], encoder: ChatEncoder) -> TurnEnds:
+def _ends_in(
+    rendered: RenderedChat, messages: Sequence[Message], encoder: ChatEncoder, template: str
+) -> TurnEnds:
     # Only special tokens can delimit turns, because user text can spell all others.
     specials = encoder.specials_among(encoder.encode(rendered), rendered.text)
     # Lowercase, because some templates change the case of messages.
     turns = _turns_in(rendered.text.lower(), messages)
     for message in messages[-2:]:
         if message.role not in [turn.role for turn in turns]:
-            return TurnEnds(problem=f"the chat template {{template}} omits messages of the {message.role}")
+            return TurnEnds(problem=f"the chat template {template} omits messages of the {message.role}")
     ids: list[int] = []
     for turn in turns:
         delimiter = _delimiter(turn, specials, rendered.text)
@@ -143,7 +142,14 @@ def _ends_in(rendered: RenderedChat, messages: Sequence[Message], encoder: ChatE
             ids.append(delimiter.token)
         # The last answer needs no end token if earlier answers have one.
         if delimiter is None and not (turn.is_last and ids and not rendered.text[turn.end :].strip()):
-            return TurnEnds(problem=_forgeable(turn.role, rendered.text[turn.end : turn.next]))
+            written = rendered.text[turn.end : turn.next].strip()[:_SHOWN]
+            problem = (
+                f"the chat template {template} writes {written!r} after a message of the {turn.role}, which "
+                f'has no special token of the tokenizer "{encoder.tokenizer.name}" where the turn ends, so '
+                "that a message could forge the end; choose another template (--template), or a tokenizer "
+                "that has its special tokens"
+            )
+            return TurnEnds(problem=problem)
     return TurnEnds(tuple(dict.fromkeys(ids)))
 
 
@@ -170,12 +176,3 @@ def _delimiter(turn: _Turn, specials: Sequence[PlacedToken], text: str) -> Place
     if delimiter is None or (turn.role == ASSISTANT and _WORD.search(text, turn.end, delimiter.first)):
         return None
     return delimiter
-
-
-def _forgeable(role: str, written: str) -> str:
-    shown = repr(written.strip()[:_SHOWN]).replace("{", "{{").replace("}", "}}")
-    return (
-        f"the chat template {{template}} writes {shown} after a message of the {role}, which has no special "
-        'token of the tokenizer "{tokenizer}" where the turn ends, so that a message could forge the end; '
-        "choose another template (--template), or a tokenizer that has its special tokens"
-    )

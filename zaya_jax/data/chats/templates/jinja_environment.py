@@ -70,19 +70,8 @@ class RenderedChat:
         return RenderedChat(self.text[:end], runs, generated)
 
 
-@dataclasses.dataclass(frozen=True)
-class TemplateFacts:
-    """Properties of a template that are known without rendering.
-
-    Attributes:
-      marks_generation: whether it has a `{% generation %}` block.
-    """
-
-    marks_generation: bool
-
-
-def inspect_template(text: str) -> TemplateFacts:
-    """Parses a template.
+def marks_generation(text: str) -> bool:
+    """Whether a template has a `{% generation %}` block.
 
     Raises:
       jinja2.TemplateSyntaxError: if it is not valid Jinja.
@@ -90,7 +79,7 @@ def inspect_template(text: str) -> TemplateFacts:
     _compiled(text)
     # Uses Jinja's own parser, because `{% generation %}` in a comment or raw block does not count.
     written = _environment().parse(text).find_all(jinja2.nodes.TemplateData)
-    return TemplateFacts(any(isinstance(each.data, TracedText) for each in written))
+    return any(isinstance(each.data, TracedText) for each in written)
 
 
 def render(text: str, chat: Mapping[str, Any]) -> RenderedChat:

@@ -3,13 +3,12 @@
 import bisect
 import functools
 import itertools
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from zaya_jax.data.chats.templates.jinja_environment import RenderedChat
 from zaya_jax.data.chats.templates.traced_text import TEMPLATE, USER
-from zaya_jax.data.tokenizers.tokenizer import ByteTokenizer, HuggingFaceTokenizer, Tokenizer
+from zaya_jax.data.tokenizers.tokenizer import Tokenizer
 
 # Number of template texts whose special tokens are cached; many chats have the same turns.
 _REMEMBERED = 4096
@@ -35,16 +34,12 @@ class ChatEncoder:
     """Encodes rendered chats.
 
     Attributes:
-      specials: ids of the special tokens, by name.
-      special_ids: all of these ids.
+      tokenizer: tokenizer of the chats.
     """
 
     def __init__(self, tokenizer: Tokenizer):
         """Creates an encoder for a tokenizer."""
-        self._tokenizer = tokenizer
-        self._encoder = _encoder_of(tokenizer)
-        self.specials = self._encoder.specials
-        self.special_ids = frozenset(self.specials.values())
+        self.tokenizer = tokenizer
         self._specials_in = functools.lru_cache(_REMEMBERED)(self._find_specials)
 
     def encode(self, rendered: RenderedChat) -> list[tuple[int, int, int]]:
@@ -58,7 +53,7 @@ class ChatEncoder:
         text = rendered.text
         written = list(self._written_by_template(rendered))
         # The fast path: one call of the tokenizer for the whole chat.
-        whole = self._encoder.encode(text)
+        whole = self.tokenizer.encode_with_places(text)
         in_text = self.specials_among(whole, text)
         origins = b"".join(bytes((origin,)) * size for size, origin in rendered.runs)
         if {_core(each, text) for each in written} <= {_core(each, text) for each in in_text} and all(
@@ -100,16 +95,18 @@ class ChatEncoder:
           tokens: (id, first character, character after the last) of each token.
           text: the text.
         """
-        specials = (PlacedToken(*each) for each in tokens if each[0] in self.special_ids)
+        tokenizer = self.tokenizer
+        specials = (PlacedToken(*each) for each in tokens if each[0] in tokenizer.special_names)
         # The unknown token represents words that the tokenizer lacks, unless the text spells its name.
         return [
             each
             for each in specials
-            if each.token != self._encoder.unknown_id or text[each.first : each.last].strip() in self.specials
+            if each.token != tokenizer.unknown_id
+            or text[each.first : each.last].strip() in tokenizer.special_ids
         ]
 
     def _find_specials(self, text: str) -> tuple[tuple[int, int, int], ...]:
-        return tuple(self.specials_among(self._encoder.encode(text), text))
+        return tuple(self.specials_among(self.tokenizer.encode_with_places(text), text))
 
     def _cut(self, rendered: RenderedChat, specials: Sequence[PlacedToken]) -> Iterator[PlacedToken]:
         # Also cut where a generation block starts or ends, so that no token is only partly learned.
@@ -127,15 +124,15 @@ class ChatEncoder:
 
     def _encode_text(self, text: str, *, is_first: bool) -> list[int]:
         """Encodes text between special tokens, without the space that some tokenizers put before a text."""
-        if is_first or self._later("a") == self._tokenizer.encode("a"):
-            return self._tokenizer.encode(text)
+        if is_first or self._later("a") == self.tokenizer.encode("a"):
+            return self.tokenizer.encode(text)
         return self._later(text)
 
     def _later(self, text: str) -> list[int]:
         """Encodes a text that is not the first of its chat."""
         # After a newline, a tokenizer adds no space. The tokens of the newline are then removed again.
-        newline, both = self._tokenizer.encode("\n"), self._tokenizer.encode("\n" + text)
-        return both[len(newline) :] if both[: len(newline)] == newline else self._tokenizer.encode(text)
+        newline, both = self.tokenizer.encode("\n"), self.tokenizer.encode("\n" + text)
+        return both[len(newline) :] if both[: len(newline)] == newline else self.tokenizer.encode(text)
 
 
 def _core(token: PlacedToken, text: str) -> tuple[int, int, int]:
@@ -150,53 +147,3 @@ def _is_template(origins: bytes, token: tuple[int, int, int]) -> bool:
     # At least one character must be the template's literal, the rest may be numbers.
     name = origins[token[1] : token[2]]
     return USER not in name and TEMPLATE in name
-
-
-def _encoder_of(tokenizer: Tokenizer) -> "_ByteEncoder | _FileEncoder":
-    if isinstance(tokenizer, ByteTokenizer):
-        return _ByteEncoder(tokenizer)
-    assert isinstance(tokenizer, HuggingFaceTokenizer), "there are no others"
-    return _FileEncoder(tokenizer)
-
-
-class _ByteEncoder:
-    """Encodes bytes, and special tokens by their names."""
-
-    def __init__(self, tokenizer: ByteTokenizer):
-        self.specials = tokenizer.specials
-        # Bytes represent any text.
-        self.unknown_id = None
-        self._tokenizer = tokenizer
-        self._names = re.compile(f"({'|'.join(map(re.escape, self.specials))})")
-
-    def encode(self, text: str) -> list[tuple[int, int, int]]:
-        """Returns (id, first character, character after the last) for each token."""
-        tokens: list[tuple[int, int, int]] = []
-        position = 0
-        for piece in self._names.split(text):
-            last = position + len(piece)
-            if piece in self.specials:
-                tokens.append((self.specials[piece], position, last))
-            # In ASCII, characters and bytes are the same, which avoids a loop over characters.
-            elif piece.isascii():
-                places = range(position, last)
-                tokens += zip(
-                    self._tokenizer.encode(piece), places, range(position + 1, last + 1), strict=True
-                )
-            else:
-                for i, character in enumerate(piece, position):
-                    tokens += ((token, i, i + 1) for token in self._tokenizer.encode(character))
-            position = last
-        return tokens
-
-
-class _FileEncoder:
-    """Encodes with a tokenizer.json, including special tokens that only the config of a run names."""
-
-    def __init__(self, tokenizer: HuggingFaceTokenizer):
-        self.specials, self.unknown_id = tokenizer.special_ids, tokenizer.unknown_id
-        self._tokenizer = tokenizer
-
-    def encode(self, text: str) -> list[tuple[int, int, int]]:
-        """Returns (id, first character, character after the last) for each token."""
-        return list(self._tokenizer.encode_with_places(text))

@@ -19,12 +19,7 @@ from typing import Any
 from zaya_jax.data.chats.records import Message
 from zaya_jax.data.chats.templates.jinja_environment import THINK, THINK_END, RenderedChat, render
 from zaya_jax.data.chats.templates.worker import sentence_of
-from zaya_jax.data.chats.templates.worker_pool import (
-    RENDER_SECONDS,
-    TemplateCrash,
-    TemplateTimeout,
-    render_all,
-)
+from zaya_jax.data.chats.templates.worker_pool import render_all
 from zaya_jax.data.chats.tool_records import Tool
 from zaya_jax.data.tokenizers.tokenizer import BYTE_TOKENIZERS, Tokenizer
 from zaya_jax.data.tokenizers.tokenizer_files import CHAT_TEMPLATE, TOKENIZER_CONFIG
@@ -132,8 +127,10 @@ class ChatTemplate:
         Raises:
           UserError: if it is not valid Jinja.
         """
-        (facts,) = self._answers([None])
-        return self._checked(facts)["marks_generation"]
+        (reply,) = render_all(self.text, [None])
+        if "error" in reply:
+            raise self._refusal(reply["error"])
+        return reply["marks_generation"]
 
     def render(self, chat: ChatInput, *, trusted: Mapping[str, str]) -> RenderedChat:
         """Renders one chat; see `render_all`.
@@ -163,15 +160,28 @@ class ChatTemplate:
         if self.is_built_in:
             yield from (self._render_here(each) for each in values)
             return
-        answers = self._answers(values)
-        # Not a for loop: an error of one chat must not end the iteration.
-        while True:
-            try:
-                yield _rendered(self._checked(next(answers)))
-            except UserError as error:
-                yield error
-            except StopIteration:
-                return
+        for reply in render_all(self.text, values):
+            if "error" in reply:
+                yield self._refusal(reply["error"])
+            else:
+                # JSON turns tuples into lists.
+                pairs = {name: [tuple(pair) for pair in reply[name]] for name in ("runs", "generated")}
+                yield RenderedChat(reply["text"], **pairs)
+
+    def render_first(
+        self, chats: Sequence[ChatInput], *, trusted: Mapping[str, str]
+    ) -> tuple[ChatInput, RenderedChat]:
+        """Returns the first of several chats that the template accepts, and how it renders that one.
+
+        Raises:
+          UserError: the error of the first chat, if the template rejects all of them.
+        """
+        rendered = list(self.render_all(chats, trusted=trusted))
+        # After a timeout there are fewer.
+        for chat, each in zip(chats, rendered, strict=False):
+            if isinstance(each, RenderedChat):
+                return chat, each
+        raise next(each for each in rendered if isinstance(each, UserError))
 
     def _render_here(self, values: Mapping[str, Any]) -> RenderedChat | UserError:
         try:
@@ -179,20 +189,6 @@ class ChatTemplate:
         # Any exception, as in the worker: a variable of a user may have an unexpected type.
         except Exception as error:
             return self._refusal(sentence_of(error))
-
-    def _answers(self, values: Sequence[Mapping[str, Any] | None]) -> Iterator[dict[str, Any]]:
-        try:
-            yield from render_all(self.text, values)
-        except TemplateTimeout:
-            # `from None`: the traceback of the pool does not help the user.
-            raise self._refusal(f"it takes longer than {RENDER_SECONDS:g} seconds") from None
-        except TemplateCrash as error:
-            raise self._refusal(f"the process that renders it ended: {error}") from None
-
-    def _checked(self, reply: dict[str, Any]) -> dict[str, Any]:
-        if "error" in reply:
-            raise self._refusal(reply["error"])
-        return reply
 
     def _refusal(self, reason: str) -> UserError:
         return UserError(f"the chat template {self.name} cannot render the chat: {reason}")
@@ -208,12 +204,6 @@ def _values(chat: ChatInput, trusted: Mapping[str, str]) -> dict[str, Any]:
         "variables": dict(chat.variables),
         "add_generation_prompt": chat.add_generation_prompt,
     }
-
-
-def _rendered(reply: Mapping[str, Any]) -> RenderedChat:
-    # JSON turns tuples into lists.
-    pairs = {name: [tuple(pair) for pair in reply[name]] for name in ("runs", "generated")}
-    return RenderedChat(reply["text"], **pairs)
 
 
 # Finding templates

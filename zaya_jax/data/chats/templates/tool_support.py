@@ -8,7 +8,6 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from zaya_jax.data.chats.records import ASSISTANT, TOOL, Message
-from zaya_jax.data.chats.templates.jinja_environment import RenderedChat
 from zaya_jax.data.chats.templates.template import ChatInput, ChatTemplate
 from zaya_jax.data.chats.tool_records import ToolCall
 from zaya_jax.errors import UserError
@@ -125,13 +124,11 @@ def _render(
     # Some templates require a system message.
     choices = [messages, (Message("system", "zayasystem"), *messages)]
     chats = [ChatInput(each, tools=(_TOOL,)) for each in choices]
-    rendered = list(template.render_all(chats, trusted=trusted))
-    texts = [each.text.lower() for each in rendered if isinstance(each, RenderedChat)]
-    # The first form that the template accepts is enough.
-    if texts:
-        return texts[0]
-    assert isinstance(rendered[0], UserError), "every chat was refused"
-    return rendered[0]
+    try:
+        _, rendered = template.render_first(chats, trusted=trusted)
+    except UserError as error:
+        return error
+    return rendered.text.lower()
 
 
 def _problem(text: str | UserError, words: Sequence[str]) -> str | None:

@@ -1,7 +1,7 @@
 """The process that renders chat templates from elsewhere, which are code and may run forever.
 
-Reads requests from standard input, and writes a reply for each chat as soon as it is rendered. Both are JSON
-with a length in front. The process ends when its input ends. The kernel kills it when a chat takes too long,
+Reads requests from standard input, and writes a reply for each chat as soon as it is rendered. Both are lines
+of JSON. The process ends when its input ends. The kernel kills it when a chat takes too long,
 even within a single C call. Excessive memory is an error of the chat.
 """
 
@@ -9,12 +9,11 @@ import dataclasses
 import json
 import resource
 import signal
-import struct
 import sys
 from collections.abc import Mapping
-from typing import Any, BinaryIO
+from typing import Any
 
-from zaya_jax.data.chats.templates.jinja_environment import inspect_template, render
+from zaya_jax.data.chats.templates.jinja_environment import marks_generation, render
 
 MAX_MEMORY_BYTES = 1 << 30
 """Address space of the process in bytes; Python and Jinja need about 50 MB of it."""
@@ -22,14 +21,11 @@ MAX_TEXT = 1 << 26
 """Maximum number of characters of a rendered chat."""
 MAX_MESSAGE = 500
 """Maximum number of characters of an error message from a template."""
-HEADER = struct.Struct("<Q")
 
 
-def write_frame(stream: BinaryIO, value: Any) -> None:
-    """Writes a value as JSON with its length in front."""
-    raw = json.dumps(value).encode()
-    stream.write(HEADER.pack(len(raw)) + raw)
-    stream.flush()
+def as_line(value: Any) -> bytes:
+    """Returns a value as a line of JSON, which has no line break within it."""
+    return json.dumps(value).encode() + b"\n"
 
 
 def answer(request: Mapping[str, Any], chat: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -41,7 +37,7 @@ def answer(request: Mapping[str, Any], chat: Mapping[str, Any] | None) -> dict[s
     """
     try:
         if chat is None:
-            return dataclasses.asdict(inspect_template(request["template"]))
+            return {"marks_generation": marks_generation(request["template"])}
         rendered = render(request["template"], chat)
     except MemoryError:
         return {"error": "it takes more than 1 GiB of memory"}
@@ -68,19 +64,19 @@ def main() -> None:
     # Ctrl-C in a terminal is for the command; this process ends together with it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    requests, answers = sys.stdin.buffer, sys.stdout.buffer
     # Anything that a library prints must not be mistaken for a reply.
-    sys.stdout = sys.stderr
-    write_frame(answers, {"ready": True})
-    while header := requests.read(HEADER.size):
-        (length,) = HEADER.unpack(header)
-        request = json.loads(requests.read(length))
+    replies, sys.stdout = sys.stdout.buffer, sys.stderr
+    replies.write(as_line({"ready": True}))
+    replies.flush()
+    for line in sys.stdin.buffer:
+        request = json.loads(line)
         for chat in request["chats"]:
             # The signal's default action: the kernel kills the process, whatever Python is doing.
             signal.setitimer(signal.ITIMER_REAL, request["seconds"])
             reply = answer(request, chat)
             signal.setitimer(signal.ITIMER_REAL, 0)
-            write_frame(answers, reply)
+            replies.write(as_line(reply))
+            replies.flush()
 
 
 def _limit_memory() -> None:

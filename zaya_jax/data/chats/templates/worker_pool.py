@@ -5,16 +5,15 @@ import contextlib
 import json
 import os
 import pathlib
-import selectors
 import signal
+import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from zaya_jax.data.chats.templates.worker import HEADER, MAX_MEMORY_BYTES, write_frame
+from zaya_jax.data.chats.templates.worker import MAX_MEMORY_BYTES, as_line
 
 RENDER_SECONDS = 5.0
 """Time limit per chat. Templates on the hub take a millisecond, or 0.1 s for a chat of a megabyte."""
@@ -26,12 +25,8 @@ _MAX_IDLE = 4
 _KEPT_VARIABLES = ("PATH", "HOME", "TZ", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "TMPDIR")
 
 
-class TemplateTimeout(Exception):
-    """A template exceeded its time limit."""
-
-
-class TemplateCrash(Exception):
-    """A worker ended before its time limit, for example because the kernel ran out of memory."""
+class _Ended(Exception):
+    """A worker has ended, or must be killed. The message says why."""
 
 
 def render_all(template: str, chats: Sequence[Mapping[str, Any] | None]) -> Iterator[dict[str, Any]]:
@@ -44,20 +39,22 @@ def render_all(template: str, chats: Sequence[Mapping[str, Any] | None]) -> Iter
       chats: chats as `zaya_jax.data.chats.templates.jinja_environment.render` reads them; None inspects the
         template.
 
-    Raises:
-      TemplateTimeout: at the chat that takes too long.
-      TemplateCrash: at the chat during which the worker ends.
+    Yields:
+      The fields of a rendered chat, or the field `error` with the reason why there is none.
     """
     request = {"template": template, "chats": list(chats), "seconds": RENDER_SECONDS}
-    worker = _take()
-    is_whole = False
+    worker, is_whole = None, False
     try:
+        worker = _take()
         yield from worker.answers(request)
         is_whole = True
+    except _Ended as ended:
+        yield {"error": str(ended)}
     finally:
         # After an error, an interruption, or if the caller stops early, replies may still be on their way,
         # so the worker cannot be reused.
-        _give_back(worker) if is_whole else worker.kill()
+        if worker is not None:
+            _give_back(worker) if is_whole else worker.kill()
 
 
 class _Worker:
@@ -65,17 +62,20 @@ class _Worker:
 
     def __init__(self):
         package = str(pathlib.Path(__file__).resolve().parents[4])
+        # A socket and not two pipes: reading and writing it have timeouts.
+        self._socket, theirs = socket.socketpair()
+        self._replies = self._socket.makefile("rb")
         self._process = subprocess.Popen(
             # -P: a module in the current folder must not replace one that the worker imports.
             [sys.executable, "-P", "-m", "zaya_jax.data.chats.templates.worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+            stdin=theirs.fileno(),
+            stdout=theirs.fileno(),
             env={name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
             | {"PYTHONPATH": os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))},
             # Signals from a terminal are for the command only.
             start_new_session=True,
         )
-        self._received = bytearray()
+        theirs.close()
         try:
             self._read(_START_SECONDS)
         except BaseException:
@@ -88,50 +88,33 @@ class _Worker:
 
     def answers(self, request: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Yields the replies to a request's chats."""
-        # Written by a thread: a worker whose replies are not read would block, and then so would we.
-        writer = threading.Thread(target=self._write, args=(request,), daemon=True)
-        writer.start()
+        # If the worker has ended, `_read` reports it. A worker reads the whole request before it replies.
+        with contextlib.suppress(OSError):
+            self._socket.sendall(as_line(request))
         for _ in request["chats"]:
             yield self._read(request["seconds"] + _GRACE_SECONDS)
-        writer.join(_GRACE_SECONDS)
-
-    def _write(self, request: Mapping[str, Any]) -> None:
-        assert self._process.stdin is not None
-        # If the worker has ended, `_read` reports it.
-        with contextlib.suppress(BrokenPipeError, ValueError):
-            write_frame(self._process.stdin, request)  # pyright: ignore[reportArgumentType]
 
     def _read(self, seconds: float) -> dict[str, Any]:
-        deadline = time.monotonic() + seconds
-        (length,) = HEADER.unpack(self._take(HEADER.size, deadline))
-        return json.loads(self._take(length, deadline))
-
-    def _take(self, size: int, deadline: float) -> bytes:
-        assert self._process.stdout is not None
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._process.stdout, selectors.EVENT_READ)
-            while len(self._received) < size:
-                if size > MAX_MEMORY_BYTES or not selector.select(max(0.0, deadline - time.monotonic())):
-                    raise TemplateTimeout
-                if not (new := os.read(self._process.stdout.fileno(), 1 << 20)):
-                    self._raise_end()
-                self._received += new
-        taken = bytes(self._received[:size])
-        del self._received[:size]
-        return taken
-
-    def _raise_end(self) -> None:
-        code = self._process.wait(_GRACE_SECONDS)
-        raise TemplateTimeout if code == -signal.SIGALRM else TemplateCrash(f"exit code {code}")
+        self._socket.settimeout(seconds)
+        line, is_timeout = b"", False
+        try:
+            line = self._replies.readline(MAX_MEMORY_BYTES)
+        except TimeoutError:
+            is_timeout = True
+        except ConnectionError:  # the worker has ended, as at the end of the stream
+            pass
+        if line.endswith(b"\n"):
+            return json.loads(line)
+        if is_timeout or (code := self._process.wait(_GRACE_SECONDS)) == -signal.SIGALRM:
+            raise _Ended(f"it takes longer than {RENDER_SECONDS:g} seconds")
+        raise _Ended(f"the process that renders it ended: exit code {code}")
 
     def kill(self) -> None:
         """Kills the process."""
         self._process.kill()
         self._process.wait(_GRACE_SECONDS)
-        for stream in (self._process.stdin, self._process.stdout):
-            assert stream is not None
-            with contextlib.suppress(OSError):  # unsent data, which nobody receives anymore
-                stream.close()
+        self._replies.close()
+        self._socket.close()
 
 
 # Idle workers
