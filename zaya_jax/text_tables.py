@@ -17,23 +17,18 @@ def number_column(header: str) -> Column:
     return Column(header, justify="right", no_wrap=True)
 
 
-def dense_table(name: Column, *columns: str | Column, title: str | None = None, caption: str = "") -> Table:
-    """Returns a table for many columns of numbers, without lines between them."""
-    # Without padding, eight columns fit a terminal of 80 characters.
-    others = (number_column(each) if isinstance(each, str) else each for each in columns)
-    return Table(name, *others, title=title, caption=caption or None, box=box.SIMPLE_HEAD, padding=0)
-
-
-def make_table(name: str, *numbers: str, **options: Any) -> Table:
-    """Returns a table with an empty line above and below it: a column of names, and columns of numbers.
+def dense_table(name: str | Column, *columns: str | Column, **options: Any) -> Table:
+    """Returns a table for many columns of numbers, without lines between them.
 
     Args:
-      name: header of the first column.
-      *numbers: headers of the other columns.
+      name: first column, or the header of a column of names.
+      *columns: other columns, or headers of columns of numbers.
       **options: options of `rich.table.Table`.
     """
-    columns = map(number_column, numbers)
-    return Table(name_column(name), *columns, box=box.SIMPLE, padding=0, **options)
+    first = name_column(name) if isinstance(name, str) else name
+    others = (number_column(each) if isinstance(each, str) else each for each in columns)
+    # Without padding, eight columns fit a terminal of 80 characters.
+    return Table(first, *others, box=box.SIMPLE_HEAD, padding=0, **options)
 
 
 def memory_table(header: str, sizes: Mapping[str, int], limit: int, *, title: str) -> Table:

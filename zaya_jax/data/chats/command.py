@@ -19,7 +19,7 @@ from zaya_jax.data.sources.skipped import describe_skipped
 from zaya_jax.data.tokenizers.tokenizer import load_tokenizer
 from zaya_jax.files.hub import fetch
 from zaya_jax.options import Parser
-from zaya_jax.text_tables import make_table
+from zaya_jax.text_tables import dense_table
 
 _CHAT_EXAMPLES = (
     "zaya data chats corpora/chats --source chats.jsonl --sequence-length 256     # as bytes",
@@ -141,7 +141,7 @@ def _print_skipped(report: PackedReport) -> None:
 
 
 def _make_split_table(report: PackedReport) -> rich.table.Table:
-    table = make_table("split", report.kind.name, "windows", "tokens", "learned", "padding")
+    table = dense_table("split", report.kind.name, "windows", "tokens", "learned", "padding")
     for name in SPLITS:
         split, num_tokens = report.corpus.split(name), report.num_tokens[name]
         counts = (split.documents, split.num_blocks, num_tokens, report.num_learned[name])
@@ -152,7 +152,7 @@ def _make_split_table(report: PackedReport) -> rich.table.Table:
 
 def _make_packing_table(report: PackedReport) -> rich.table.Table:
     """Compares ways to pack the training examples; the first row is what was written."""
-    table = make_table("training windows by", "windows", "padding", f"{report.kind.name} cut")
+    table = dense_table("training windows by", "windows", "padding", f"{report.kind.name} cut")
     for each in report.packings:
         table.add_row(each.name, f"{each.num_windows:,}", f"{each.padding:.2%}", f"{each.num_cut:,}")
     return table

@@ -19,7 +19,7 @@ from zaya_jax.data.tokenizers.tokenizer import load_tokenizer
 from zaya_jax.errors import UserError
 from zaya_jax.options import Parser, add_help_config, load_config, run_subcommand
 from zaya_jax.progress import ByteProgress
-from zaya_jax.text_tables import make_table
+from zaya_jax.text_tables import dense_table
 
 _EXAMPLES = (
     "zaya data build corpora/notes --source ~/notes                                   # any text",
@@ -213,7 +213,7 @@ def _show_parser() -> Parser:
 
 def _make_table(corpus: Corpus) -> rich.table.Table:
     """One row per split. The bits per byte of gzip and xz are a baseline for models of the held-out text."""
-    table = make_table(
+    table = dense_table(
         "split",
         *("documents", "skipped", "bytes", "tokens", "gzip -9", "xz -9"),
         # Text instead of a string, because rich would interpret brackets in a path as markup.

@@ -20,7 +20,7 @@ from zaya_jax.data.reading.mixture import mixture_of
 from zaya_jax.data.reading.positions import Draw, draws
 from zaya_jax.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from zaya_jax.errors import UserError
-from zaya_jax.text_tables import make_table, name_column, number_column
+from zaya_jax.text_tables import dense_table, name_column, number_column
 
 MAX_TOKENS = 2**26
 """Maximum number of tokens of a split that document lengths are measured on; takes one or two seconds."""
@@ -184,7 +184,7 @@ def _draw_table(phase: Phase, phase_draws: Sequence[Draw]) -> rich.table.Table:
     name, data = f"phase {phase.name}, " if phase.name else "", phase.config.data
     sequences = sum(draw.sequences for draw in phase_draws)
     tokens = sum(draw.tokens for draw in phase_draws)
-    table = make_table(
+    table = dense_table(
         "corpus",
         *("weight", "drawn", "sequences", "tokens", "epochs", "so far"),
         title=f"{name}steps {phase.first_step + 1:,} to {phase.end:,}, "
