@@ -330,7 +330,7 @@ MISTAKES = (
     Mistake("no wait for others", "eval runs/done --text letter --wait=0", "--wait is 0; it must be at least 1"),
     Mistake("mistyped option of eval", "eval runs/done --txt letter", 'did you mean "--text"?'),
     # data
-    Mistake("no subcommand of data", "data", "the following arguments are required: subcommand"),
+    Mistake("no subcommand of data", "data", "the following arguments are required: COMMAND"),
     Mistake("mistyped subcommand of data", "data bulid new", 'did you mean "build"?'),
     Mistake("corpus without folder", "data build", "the following arguments are required: OUT"),
     Mistake("corpus exists", "data build corpus --source texts", "corpus is already a corpus; --overwrite replaces it"),
