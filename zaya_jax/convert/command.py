@@ -1,6 +1,7 @@
 """`zaya convert`: conversion of weights to and from PyTorch, and inspection of a folder of weights."""
 
 import argparse
+import dataclasses
 import pathlib
 import re
 import shutil
@@ -8,6 +9,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from zaya_jax.config import is_inside
+from zaya_jax.convert.card_facts import check_license, figures_of_file
+from zaya_jax.convert.companion_files import Companions
 from zaya_jax.convert.inspection import inspect
 from zaya_jax.convert.nonfinite import describe_nonfinite
 from zaya_jax.convert.output_files import (
@@ -71,6 +74,7 @@ def main(argv: Sequence[str] | None = None, *, measure_loss: MeasureLoss | None 
         raise UserError("--adapters-only cannot be combined with --layout or --verify; remove those")
     # Checked before the weights are opened, which may download them.
     quantization = _quantization(options)
+    check_license(options.license)
     with open_weight_folder(options.source, options.weights) as opened:
         # The default converts to the other kind of folder. A run folder has no quantized form.
         is_pytorch = opened.layout == "zaya" or quantization is not None
@@ -81,8 +85,11 @@ def main(argv: Sequence[str] | None = None, *, measure_loss: MeasureLoss | None 
             if options.overwrite:
                 _check_nothing_is_lost(opened, target)
             sizes = {"dtype": dtype, "max_shard_bytes": shard_bytes}
-            files = plan(opened, target, layout, quantization=quantization, **sizes)
+            companions = _companions(opened, options, layout)
+            files = plan(opened, companions, target, layout, quantization=quantization, **sizes)
             convert(opened, files, target, layout, overwrite=options.overwrite)
+            if companions.facts.license is None and layout != "zaya":
+                print("note: the model card has no license; name one with --license, such as apache-2.0")
             if quantization is not None:
                 loss = _measured_loss(opened, target, options.text, measure_loss)
                 report_quantization(opened, target, quantization, loss)
@@ -129,6 +136,23 @@ def report_quantization(
     print(table(errors))
     print(f"note: {loss}" if isinstance(loss, str) else str(loss))
     add_to_card(target, card_section(quantization, errors, loss))
+
+
+def _companions(opened: WeightFolder, options: argparse.Namespace, layout: TargetLayout) -> Companions:
+    """The companions of the weights, with the license and the evaluations that the options name."""
+    if options.eval and layout == "zaya":
+        raise UserError("--eval adds figures to a model card, which a run folder does not have; remove it")
+    companions = opened.companions()
+    facts = companions.facts
+    figures = [
+        figure
+        for file in options.eval or ()
+        for figure in figures_of_file(file, step=opened.step, weights=options.weights)
+    ]
+    facts = dataclasses.replace(
+        facts, license=options.license or facts.license, figures=(*facts.figures, *figures)
+    )
+    return dataclasses.replace(companions, facts=facts)
 
 
 def _inspect_parser() -> Parser:
@@ -196,8 +220,26 @@ def _parser() -> Parser:
         help="read both folders back and compare them; also if DST already exists",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace a DST that zaya convert wrote")
+    _add_card_options(parser)
     _add_quantization_options(parser)
     return parser
+
+
+def _add_card_options(parser: Parser) -> None:
+    group = parser.add_argument_group("the model card, README.md of DST")
+    group.add_argument(
+        "--license",
+        metavar="ID",
+        help="license of the weights, by the hub's identifier, such as apache-2.0 (default: that of SRC's "
+        "card)",
+    )
+    group.add_argument(
+        "--eval",
+        nargs="+",
+        metavar="FILE",
+        help="results of zaya eval --json FILE, for the same weights; held-out losses and tasks of a run "
+        "are in the card anyway",
+    )
 
 
 def _add_quantization_options(parser: Parser) -> None:
@@ -276,6 +318,7 @@ def _check_nothing_is_lost(opened: WeightFolder, target: pathlib.Path) -> None:
 
 def plan(
     opened: WeightFolder,
+    companions: Companions,
     target: pathlib.Path,
     layout: TargetLayout,
     *,
@@ -285,21 +328,20 @@ def plan(
 ) -> list[PlannedFile]:
     """Plans all files of a conversion."""
     if layout == "peft":
-        return adapter_files(opened.source, dtype=dtype)
+        return adapter_files(opened.source, companions, dtype=dtype)
     if layout == "zaya":
         return run_folder_files(
             opened.source,
-            opened.companions(),
+            companions,
             target,
             dtype=dtype,
             run=opened.run,
             step=opened.step,
-            revision=opened.pytorch.revision if opened.pytorch is not None else None,
         )
     return pytorch_files(
         opened.source,
         layout,
-        opened.companions(),
+        companions,
         dtype=dtype,
         max_shard_bytes=max_shard_bytes,
         quantization=quantization,
