@@ -73,12 +73,36 @@ def fetch(name: str, kind: Kind, *, patterns: Sequence[str] = _MODEL_FILES) -> D
             repo_id=match["id"], repo_type=kind, revision=match["revision"], allow_patterns=wanted
         )
     except Exception as error:  # each version of huggingface_hub raises different classes
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise UserError(f"the {_WORDS[kind]} {name} cannot be downloaded from the hub: {reason}") from error
+        raise _failed(name, kind, "downloaded from", error) from error
     # The folder of a snapshot is named after its commit.
     download = Download(pathlib.Path(folder), match["id"], pathlib.Path(folder).name)
     print(f"{download.name}: {folder}", file=sys.stderr, flush=True)
     return download
+
+
+def pinned_revision(name: str, kind: Kind) -> tuple[str, str]:
+    """Returns the id of a repository, and the commit that a name refers to now.
+
+    Args:
+      name: hub id, as for `fetch`.
+      kind: type of the repository.
+
+    Raises:
+      UserError: if huggingface_hub is not installed, or the repository cannot be found.
+    """
+    match = _ID.fullmatch(name)
+    assert match is not None, "the caller has checked the name"
+    hub = _load_package(name, match["id"], kind)
+    try:
+        info = hub.HfApi().repo_info(match["id"], repo_type=kind, revision=match["revision"])
+    except Exception as error:  # each version of huggingface_hub raises different classes
+        raise _failed(name, kind, "found on", error) from error
+    return match["id"], str(info.sha)
+
+
+def _failed(name: str, kind: Kind, verb: str, error: Exception) -> UserError:
+    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return UserError(f"the {_WORDS[kind]} {name} cannot be {verb} the hub: {reason}")
 
 
 _WORDS: dict[Kind, str] = {"model": "model", "dataset": "data set"}
