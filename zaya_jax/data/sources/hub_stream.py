@@ -67,7 +67,7 @@ class HubStream:
             rows = datasets.load_dataset(
                 name, self.subset, split=self.split, streaming=True, revision=revision
             )
-        except Exception as error:  # datasets raises classes of its own, and those of several libraries
+        except Exception as error:  # datasets raises many classes, also those of other libraries
             raise UserError(f"the data set {self.source} cannot be streamed: {_reason(error)}") from error
         columns = rows.column_names
         # Unknown for some formats until the first row is read.

@@ -60,7 +60,7 @@ class ApiForm:
       end_mark: data of the event that ends a complete stream; empty for none.
     """
 
-    # A function of the module: the server gives each one threads of its own, by its identity.
+    # A function of the module: the server has threads for each one, by its identity.
     read_request: ReadRequest
     make_builder: Callable[[CompletionRequest, str, TokenTexts], Builder]
     error_event: Callable[[ApiError, int], dict[str, Any]]

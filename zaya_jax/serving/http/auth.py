@@ -66,7 +66,7 @@ class AuthMiddleware:
             message = "the Host header names another machine; without a key, only loopback names are allowed"
             raise ApiError(message, status=403, kind="permission_error")
         if self._key is not None and scope["path"] not in self._keyless:
-            # Anthropic's clients send the key in a header of its own.
+            # Anthropic's clients send the key in another header.
             default = b"Bearer " + headers.get(b"x-api-key", b"")
             scheme, _, key = headers.get(b"authorization", default).partition(b" ")
             # compare_digest takes the same time for any wrong key, so that none can be guessed by its timing.

@@ -171,7 +171,7 @@ def _messages(body: MessagesBody) -> Iterator[dict[str, Any]]:
         if message.role == "assistant":
             yield _assistant(blocks)
             continue
-        # Results of tools are messages of their own, and precede what the user adds to them.
+        # Results of tools are separate messages, and precede what the user adds to them.
         for block in blocks:
             if block.type == "tool_result":
                 # Chats have no field for a failure, so that the model reads it.

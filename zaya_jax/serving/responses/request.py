@@ -216,7 +216,7 @@ def _choice(choice: Any) -> Any:
 
 
 def _response_format(values: Mapping[str, Any]) -> dict[str, Any]:
-    # In chats, the schema and its name are in an object of their own.
+    # In chats, the schema and its name are in a separate object.
     if values.get("type") != "json_schema":
         return dict(values)
     schema = {name: value for name, value in values.items() if name != "type"}
