@@ -49,7 +49,6 @@ if importlib.util.find_spec("zaya_jax") is None:
 
 # %%
 import json
-import math
 import pathlib
 import shlex
 
@@ -92,8 +91,7 @@ import matplotlib.pyplot as plt
 rows = [json.loads(line) for line in pathlib.Path("runs/first/metrics.jsonl").read_text().splitlines()]
 train = [row for row in rows if row["kind"] == "train"]
 held_out = [row for row in rows if row["kind"] == "validation"][-1]
-# Each token is a byte here.
-plt.plot([row["step"] for row in train], [row["loss"] / math.log(2) for row in train], label="training")
+plt.plot([row["step"] for row in train], [row["bits_per_byte"] for row in train], label="training")
 plt.axhline(held_out["bits_per_byte"], color="black", linestyle=":", label="held out, at the end")
 plt.xlabel("step")
 plt.ylabel("bits per byte")
