@@ -67,7 +67,7 @@ def test_imported_names_exist(path):
         ):
             module = importlib.import_module(node.module)
             for each in node.names:
-                assert hasattr(module, each.name) or importlib.util.find_spec(f"{name}.{each.name}")
+                assert hasattr(module, each.name) or importlib.util.find_spec(f"{node.module}.{each.name}")
 
 
 @pytest.mark.campaign
