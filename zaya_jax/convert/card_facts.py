@@ -173,7 +173,7 @@ def figures_of_run(
         # The average of the weights has its own figures in the same row.
         prefix = "" if weights == "raw" else f"{weights}/"
         for metric in _HELD_OUT:
-            if is_finite(value := row.get(prefix + metric)):
+            if (value := row.get(prefix + metric)) is not None and is_finite(value):
                 yield CardFigure(pathlib.PurePath(config.data.corpus).name, metric, float(value), settings)
     # Tasks are scored during training with the raw weights only.
     if weights == "raw" and (row := rows.get(TASKS)) is not None:

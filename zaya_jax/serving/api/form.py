@@ -16,13 +16,12 @@ ReadRequest = Callable[[LoadedModel, bytes], CompletionRequest]
 
 @runtime_checkable
 class Builder(Protocol):
-    """Builds the JSON of one response, complete or in events.
+    """Builds the JSON of one response, complete or in events."""
 
-    Attributes:
-      request: the request.
-    """
-
-    request: CompletionRequest
+    @property
+    def request(self) -> CompletionRequest:
+        """The request."""
+        ...
 
     def usage(self, *, num_tokens: int, num_cached: int) -> dict[str, Any]:
         """Returns the counts of generated tokens, and of prompt tokens found in the prefix cache."""
