@@ -76,6 +76,7 @@ class HubStream:
         return rows
 
     def _documents(self, rows: Any, path: str) -> Iterator[Document | BrokenRecord]:
+        # Rows of a stream have no numbers of their files, and a pass over it has one order.
         number = 0
         try:
             for number, row in enumerate(itertools.islice(rows, self.max_documents), 1):
@@ -87,6 +88,7 @@ class HubStream:
             yield BrokenRecord(Skipped(path, "the rest is damaged", record=number + 1), _reason(error))
 
     def _document(self, row: dict[str, Any], path: str, number: int) -> Document | BrokenRecord:
+        # Columns of lists or numbers are possible, and a row of JSON lines may lack the field.
         text = row.get(self.field)
         if not isinstance(text, str):
             reason = f'the field "{self.field}" is no text'

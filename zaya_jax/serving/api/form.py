@@ -20,7 +20,7 @@ class Builder(Protocol):
 
     @property
     def request(self) -> CompletionRequest:
-        """The request."""
+        """The request that the response answers."""
         ...
 
     def usage(self, *, num_tokens: int, num_cached: int) -> dict[str, Any]:
