@@ -65,6 +65,8 @@ def test_a_folder_is_pushed_when_it_is_complete(api, capsys):
 
 def test_an_existing_folder_is_verified_and_pushed(api, capsys):
     zaya("convert source out --layout native")
+    zaya("convert source out --layout native --overwrite --push me/tiny")
+    assert "note: the model card has no license" in capsys.readouterr().out
     zaya("convert source out --layout native --push me/tiny")
     out = capsys.readouterr().out
     assert out.index("verified: all") < out.index("pushed: ")

@@ -120,7 +120,8 @@ def _convert_new(
     companions = _companions(opened, options, layout)
     files = plan(opened, companions, target, layout, plan_options)
     convert(opened, files, target, layout, overwrite=options.overwrite)
-    if companions.facts.license is None and layout != "zaya":
+    # Others need to know it; for a folder of this machine the note would be noise.
+    if options.push is not None and companions.facts.license is None:
         print("note: the model card has no license; name one with --license, such as apache-2.0")
     if plan_options.quantization is not None:
         loss = _measured_loss(opened, target, options.text, measure_loss)
