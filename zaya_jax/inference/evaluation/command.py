@@ -117,7 +117,7 @@ def _evaluate(
         console.print(tasks_table(results["tasks"]))
         _print_published(results["tasks"], console, chat=tasks.chat)
     if options.json is not None:
-        results["figures"] = card_figures(results, inputs.tasks)
+        results["figures"] = card_figures(results, tasks)
         durable.write(pathlib.Path(options.json), dump_json(results, indent=2) + "\n")
 
 
