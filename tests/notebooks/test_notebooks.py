@@ -17,15 +17,15 @@ pytest.importorskip("matplotlib")
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.py"))
 MIN_FIGURES = {
-    "cca.py": 4, "chat.py": 2, "cluster.py": 3, "context_extension.py": 2, "convert.py": 1,
+    "cca.py": 4, "chat.py": 2, "cluster.py": 3, "context_extension.py": 2, "convert.py": 1, "first_run.py": 1,
     "gradient_sum.py": 1, "markovian_rsa.py": 2, "muon_adamw.py": 3,
     "needle.py": 1, "router_dynamics.py": 5, "tour.py": 6, "your_own.py": 1,
 }  # fmt: skip
 NEEDS = {"convert.py": ("torch", "transformers")}
 CELL_TIMEOUT_S = 300
 CAMPAIGN_TIMEOUTS_S = {
-    "context_extension.py": 600, "markovian_rsa.py": 600, "muon_adamw.py": 600, "needle.py": 3600,
-    "router_dynamics.py": 600,
+    "context_extension.py": 600, "first_run.py": 900, "markovian_rsa.py": 600, "muon_adamw.py": 600,
+    "needle.py": 3600, "router_dynamics.py": 600,
 }  # fmt: skip
 """Timeouts in seconds of the notebooks that train for longest, which only run in campaigns."""
 EXECUTED = "ZAYA_EXECUTED_NOTEBOOKS"
@@ -39,6 +39,17 @@ RESHARDING_WARNING = " spmd_partitioner.cc:"
 
 def test_there_are_notebooks():
     assert set(MIN_FIGURES) == {path.name for path in NOTEBOOKS}
+
+
+def test_colab_gets_the_text_of_the_first_notebook():
+    """Colab opens only .ipynb; `jupytext --to ipynb notebooks/first_run.py` writes it."""
+    paths = (ROOT / "notebooks" / f"first_run.{suffix}" for suffix in ("py", "ipynb"))
+    text, committed = map(jupytext.read, paths)
+    cells = [[(cell.cell_type, cell.source) for cell in notebook.cells] for notebook in (text, committed)]
+    assert cells[0] == cells[1]
+    assert not any(cell.get("outputs") for cell in committed.cells)
+    first = next(cell for cell in committed.cells if cell.cell_type == "code")
+    assert '"-m", "pip", "install"' in first.source
 
 
 def _marked(path: pathlib.Path):
@@ -56,7 +67,7 @@ def test_imported_names_exist(path):
         ):
             module = importlib.import_module(node.module)
             for each in node.names:
-                assert hasattr(module, each.name) or importlib.util.find_spec(f"{name}.{each.name}")
+                assert hasattr(module, each.name) or importlib.util.find_spec(f"{node.module}.{each.name}")
 
 
 @pytest.mark.campaign

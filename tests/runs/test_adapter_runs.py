@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
+from huggingface_hub import ModelCard
 from safetensors.numpy import load_file
 from small_runs import build_small_corpus, make_base, small_values
 
@@ -126,6 +127,9 @@ def test_transformers_computes_the_same_from_an_export(trained, capsys):
 def test_adapters_alone_are_the_difference_of_an_export(trained, capsys):
     zaya(f"convert {trained.config.run_folder} {trained.folder}/peft --adapters-only")
     assert "adapters do not include the router biases" in capsys.readouterr().out
+    card = ModelCard.load(trained.folder / "peft/README.md")
+    assert card.data.library_name == "peft"
+    assert "adapters of rank 3 (LoRA)" in card.content
     for name in ("base", "run"):
         zaya(f"convert {trained.folder}/{name} {trained.folder}/of_{name}")
     adapters = load_file(trained.folder / "peft/adapter_model.safetensors")

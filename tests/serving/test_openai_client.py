@@ -1,4 +1,4 @@
-"""A `zaya serve` process and OpenAI's Python client: the texts are those of `complete`."""
+"""A `zaya serve` process and the Python clients of its APIs: the texts are those of `complete`."""
 
 import asyncio
 import concurrent.futures
@@ -7,6 +7,7 @@ import os
 import sys
 from typing import Annotated, Literal
 
+import anthropic
 import httpx
 import jax
 import numpy as np
@@ -122,6 +123,26 @@ def test_chats(client, run):
     text = "".join(chunk.choices[0].delta.content or "" for chunk in streamed if chunk.choices)
     assert text == choice.message.content
     assert streamed[-1].usage.total_tokens == response.usage.total_tokens
+
+
+def test_other_apis_give_the_text_of_a_chat(client):
+    messages = [{"role": "user", "content": "hi"}]
+    chat = client.chat.completions.create(messages=messages, temperature=0, **ASK).choices[0].message
+    thought = getattr(chat, "reasoning_content", "")
+    response = client.responses.create(
+        model="chats", input=messages, temperature=0, max_output_tokens=NEW_TOKENS
+    )
+    # A text without content has no message item.
+    assert response.output_text == chat.content
+    address = str(client.base_url).removesuffix("/v1/")
+    with anthropic.Anthropic(base_url=address, api_key=KEY, max_retries=0, timeout=100) as claude:
+        # The client's newest version has no argument for the temperature, which the API has.
+        message = claude.messages.create(
+            model="chats", messages=messages, max_tokens=NEW_TOKENS, extra_body={"temperature": 0}
+        )
+    texts = ["".join(getattr(block, kind, "") for block in message.content) for kind in ("thinking", "text")]
+    assert texts == [thought, chat.content]
+    assert message.usage.output_tokens == response.usage.output_tokens
 
 
 class Weather(pydantic.BaseModel):

@@ -1,17 +1,22 @@
 """`zaya convert`: conversion of weights to and from PyTorch, and inspection of a folder of weights."""
 
 import argparse
+import dataclasses
 import pathlib
 import re
 import shutil
 import time
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from zaya_jax.config import is_inside
+from zaya_jax.convert.card_facts import check_license, figures_of_file
+from zaya_jax.convert.companion_files import Companions
 from zaya_jax.convert.inspection import inspect
+from zaya_jax.convert.model_card import CARD
 from zaya_jax.convert.nonfinite import describe_nonfinite
 from zaya_jax.convert.output_files import (
-    MAX_SHARD_BYTES,
     TargetLayout,
     notes,
     parse_dtype,
@@ -39,6 +44,7 @@ from zaya_jax.convert.weight_folder import WeightFolder, open_weight_folder
 from zaya_jax.data.tokenizers.tokenizer import BYTE_TOKENIZERS
 from zaya_jax.errors import DamagedError, UserError
 from zaya_jax.files.durable import CHECKSUMS, PARTIAL
+from zaya_jax.files.hub import Upload
 from zaya_jax.options import Parser
 from zaya_jax.platform.host_memory import available_memory
 from zaya_jax.progress import ByteProgress, CountProgress
@@ -66,28 +72,60 @@ def main(argv: Sequence[str] | None = None, *, measure_loss: MeasureLoss | None 
         return
     options = _parser().parse_args(arguments)
     target = pathlib.Path(options.target)
-    dtype, shard_bytes = parse_dtype(options.dtype), parse_size(options.max_shard_size)
     if options.adapters_only and (options.layout or options.verify):
         raise UserError("--adapters-only cannot be combined with --layout or --verify; remove those")
     # Checked before the weights are opened, which may download them.
-    quantization = _quantization(options)
+    plan_options = _PlanOptions(
+        parse_dtype(options.dtype), parse_size(options.max_shard_size), _quantization(options)
+    )
+    check_license(options.license)
     with open_weight_folder(options.source, options.weights) as opened:
         # The default converts to the other kind of folder. A run folder has no quantized form.
-        is_pytorch = opened.layout == "zaya" or quantization is not None
+        is_pytorch = opened.layout == "zaya" or plan_options.quantization is not None
         layout: TargetLayout = options.layout or ("native" if is_pytorch else "zaya")
         layout = "peft" if options.adapters_only else layout
-        # With --verify, an existing DST is only verified.
-        if _must_convert(opened.folder, target, overwrite=options.overwrite, verify=options.verify):
-            if options.overwrite:
-                _check_nothing_is_lost(opened, target)
-            sizes = {"dtype": dtype, "max_shard_bytes": shard_bytes}
-            files = plan(opened, target, layout, quantization=quantization, **sizes)
-            convert(opened, files, target, layout, overwrite=options.overwrite)
-            if quantization is not None:
-                loss = _measured_loss(opened, target, options.text, measure_loss)
-                report_quantization(opened, target, quantization, loss)
-        if options.verify:
+        upload = _upload(options, layout)
+        # With --verify, an existing DST is only verified; with --push, it is verified before it is sent.
+        verifies = options.verify or (upload is not None and target.is_dir() and not options.overwrite)
+        if _must_convert(opened.folder, target, overwrite=options.overwrite, verify=verifies):
+            _convert_new(opened, options, layout, plan_options, measure_loss)
+        if verifies:
             verify(opened, target)
+        # Last, so that only a folder that is complete and verified leaves the machine.
+        if upload is not None:
+            step = f" of step {opened.step:,}" if opened.run is not None else ""
+            print(f"pushed: {upload.send(target, f'Weights{step}, {layout} layout')}")
+
+
+@dataclasses.dataclass(frozen=True)
+class _PlanOptions:
+    """Options of the output that do not depend on the weights."""
+
+    dtype: np.dtype | None
+    max_shard_bytes: int
+    quantization: Quantization | None
+
+
+def _convert_new(
+    opened: WeightFolder,
+    options: argparse.Namespace,
+    layout: TargetLayout,
+    plan_options: _PlanOptions,
+    measure_loss: MeasureLoss | None,
+) -> None:
+    """Writes a folder that does not exist, or that --overwrite replaces."""
+    target = pathlib.Path(options.target)
+    if options.overwrite:
+        _check_nothing_is_lost(opened, target)
+    companions = _companions(opened, options, layout)
+    files = plan(opened, companions, target, layout, plan_options)
+    convert(opened, files, target, layout, overwrite=options.overwrite)
+    # Others need to know it; for a folder of this machine the note would be noise.
+    if options.push is not None and companions.facts.license is None:
+        print("note: the model card has no license; name one with --license, such as apache-2.0")
+    if plan_options.quantization is not None:
+        loss = _measured_loss(opened, target, options.text, measure_loss)
+        report_quantization(opened, target, plan_options.quantization, loss)
 
 
 def _quantization(options: argparse.Namespace) -> Quantization | None:
@@ -131,6 +169,43 @@ def report_quantization(
     add_to_card(target, card_section(quantization, errors, loss))
 
 
+def _upload(options: argparse.Namespace, layout: TargetLayout) -> Upload | None:
+    """The upload that the options request; None for none.
+
+    Raises:
+      UserError: for options that do not belong together, or if the hub refuses.
+    """
+    if options.push is None:
+        if options.private:
+            raise UserError("--private needs --push ORGANIZATION/NAME")
+        return None
+    if layout == "zaya":
+        raise UserError("--push uploads a PyTorch folder; add --layout native or legacy")
+    target = pathlib.Path(options.target)
+    # `verify` reads weights, not adapters; and a folder of something else must not be published.
+    can_verify = layout != "peft" and (target / CHECKSUMS).is_file() and (target / CARD).is_file()
+    if target.exists() and not options.overwrite and not can_verify:
+        raise UserError(f"{target} already exists, and cannot be verified before the upload; add --overwrite")
+    return Upload(options.push, private=options.private)
+
+
+def _companions(opened: WeightFolder, options: argparse.Namespace, layout: TargetLayout) -> Companions:
+    """The companions of the weights, with the license and the evaluations that the options name."""
+    if options.eval and layout == "zaya":
+        raise UserError("--eval adds figures to a model card, which a run folder does not have; remove it")
+    companions = opened.companions()
+    facts = companions.facts
+    figures = [
+        figure
+        for file in options.eval or ()
+        for figure in figures_of_file(file, step=opened.step, weights=options.weights)
+    ]
+    facts = dataclasses.replace(
+        facts, license=options.license or facts.license, figures=(*facts.figures, *figures)
+    )
+    return dataclasses.replace(companions, facts=facts)
+
+
 def _inspect_parser() -> Parser:
     parser = Parser(
         "convert inspect",
@@ -163,6 +238,7 @@ def _parser() -> Parser:
             "after",
             "zaya convert ZAYA1-8B-FP8-Experts runs/zaya1_8b              # a quantized release becomes a "
             "run",
+            "zaya convert runs/tiny exported --license mit --push me/tiny # with a model card, to the hub",
             "zaya convert inspect ZAYA1-8B                                # tensors, totals, what fits",
         ),
     )
@@ -196,8 +272,38 @@ def _parser() -> Parser:
         help="read both folders back and compare them; also if DST already exists",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace a DST that zaya convert wrote")
+    _add_card_options(parser)
+    _add_hub_options(parser)
     _add_quantization_options(parser)
     return parser
+
+
+def _add_card_options(parser: Parser) -> None:
+    group = parser.add_argument_group("the model card, README.md of DST")
+    group.add_argument(
+        "--license",
+        metavar="ID",
+        help="license of the weights, by the hub's identifier, such as apache-2.0 (default: that of SRC's "
+        "card)",
+    )
+    group.add_argument(
+        "--eval",
+        nargs="+",
+        metavar="FILE",
+        help="results of zaya eval --json FILE, for the same weights; held-out losses and tasks of a run "
+        "are in the card anyway",
+    )
+
+
+def _add_hub_options(parser: Parser) -> None:
+    group = parser.add_argument_group("the Hugging Face hub (needs the package huggingface_hub)")
+    group.add_argument(
+        "--push",
+        metavar="ID",
+        help="upload DST to the repository ORGANIZATION/NAME, which is created if it does not exist; an "
+        "existing DST is verified first",
+    )
+    group.add_argument("--private", action="store_true", help="create the repository as a private one")
 
 
 def _add_quantization_options(parser: Parser) -> None:
@@ -276,33 +382,30 @@ def _check_nothing_is_lost(opened: WeightFolder, target: pathlib.Path) -> None:
 
 def plan(
     opened: WeightFolder,
+    companions: Companions,
     target: pathlib.Path,
     layout: TargetLayout,
-    *,
-    dtype,
-    max_shard_bytes: int = MAX_SHARD_BYTES,
-    quantization: Quantization | None = None,
+    options: _PlanOptions,
 ) -> list[PlannedFile]:
     """Plans all files of a conversion."""
     if layout == "peft":
-        return adapter_files(opened.source, dtype=dtype)
+        return adapter_files(opened.source, companions, dtype=options.dtype)
     if layout == "zaya":
         return run_folder_files(
             opened.source,
-            opened.companions(),
+            companions,
             target,
-            dtype=dtype,
+            dtype=options.dtype,
             run=opened.run,
             step=opened.step,
-            revision=opened.pytorch.revision if opened.pytorch is not None else None,
         )
     return pytorch_files(
         opened.source,
         layout,
-        opened.companions(),
-        dtype=dtype,
-        max_shard_bytes=max_shard_bytes,
-        quantization=quantization,
+        companions,
+        dtype=options.dtype,
+        max_shard_bytes=options.max_shard_bytes,
+        quantization=options.quantization,
     )
 
 

@@ -10,7 +10,10 @@ from typing import Any
 
 import tokenizers
 
+from zaya_jax.checkpoint import WeightsKind
 from zaya_jax.config import Config, DataConfig, ModelConfig
+from zaya_jax.convert.card_facts import facts_of_run, license_of
+from zaya_jax.convert.model_card import CardFacts
 from zaya_jax.convert.pytorch.folder import CONFIG, PytorchFolder
 from zaya_jax.data.tokenizers.saved_tokenizer import with_saved_tokenizer
 from zaya_jax.data.tokenizers.special_tokens import TOKEN_NAME_FILES
@@ -35,8 +38,6 @@ from zaya_jax.data.tokenizers.tokenizer_files import (
 )
 from zaya_jax.errors import UserError
 from zaya_jax.files.json_files import parse_object, read_json
-from zaya_jax.model.flops import active_parameters
-from zaya_jax.model.weights import count_parameters
 from zaya_jax.run_folder.names import TOKENIZER_FOLDER
 
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -50,11 +51,13 @@ class Companions:
       files: content of each file, by name.
       token_ids: ids of special tokens, by field in config.json; None for unknown ones.
       story: lines of the model card about the origin of the weights.
+      facts: further contents of the model card.
     """
 
     files: dict[str, bytes]
     token_ids: dict[str, Any]
     story: tuple[str, ...]
+    facts: CardFacts = dataclasses.field(default_factory=CardFacts)
 
 
 def of_folder(folder: PytorchFolder) -> Companions:
@@ -68,20 +71,17 @@ def of_folder(folder: PytorchFolder) -> Companions:
         )  # validated only: the file is copied unchanged
     origin = f"{folder.revision}," if folder.revision is not None else "weights"
     story = (f"Converted from {origin} in the {folder.layout} layout.",)
-    return Companions(_with_generation(files, ids), ids, story)
+    facts = CardFacts(license=license_of(folder.folder), base_model=folder.revision)
+    return Companions(_with_generation(files, ids), ids, story, facts)
 
 
-def of_run(folder: pathlib.Path, run: Config, *, step: int) -> Companions:
+def of_run(folder: pathlib.Path, run: Config, *, step: int, weights: WeightsKind = "raw") -> Companions:
     """Companions of a run's weights: the files of its tokenizer and chat template."""
-    story = [f"Step {step:,} of a run of zaya_jax."]
-    # Step 0 is a run that was converted, whose training is unknown.
-    if step:
-        tokens = step * run.data.batch_size * run.data.sequence_length
-        story.append(
-            f"Trained on {tokens:,} tokens, in sequences of {run.data.sequence_length:,} and batches of "
-            f"{run.data.batch_size:,}; optimiser: {run.optimizer.name}."
-        )
-    companions = of_tokenizer(with_saved_tokenizer(folder, run.data), run.model, story=tuple(story))
+    average = "EMA of the weights at s" if weights == "ema" else "S"
+    story = (f"{average}tep {step:,} of a run of zaya_jax.",)
+    companions = of_tokenizer(with_saved_tokenizer(folder, run.data), run.model, story=story)
+    facts = facts_of_run(folder, run, step=step, weights=weights)
+    companions = dataclasses.replace(companions, facts=facts)
     saved = folder / TOKENIZER_FOLDER
     if run.data.tokenizer not in BYTE_TOKENIZERS or not (saved / GENERATION).is_file():
         return companions
@@ -194,38 +194,3 @@ def _tokenizer_config(tokenizer_json: bytes, ids: Mapping[str, Any]) -> dict[str
     tokenizer = tokenizers.Tokenizer.from_str(tokenizer_json.decode())
     known = [field for field in TOKEN_IDS if isinstance(ids[field], int)]
     return transformers_config(**{field[:-3]: tokenizer.id_to_token(ids[field]) for field in known})
-
-
-def card(
-    config: ModelConfig, companions: Companions, *, dtype: str, layout: str, quantized: bool = False
-) -> bytes:
-    """Writes a model card (README.md)."""
-    story = "\n".join(companions.story)
-    # Only transformers 5.13 and later contain the native implementation.
-    load = (
-        "Load it with `transformers.AutoModelForCausalLM.from_pretrained(FOLDER)` (5.13 or later), "
-        if layout == "native"
-        else "Load it with Zyphra's fork of transformers, "
-    )
-    # transformers has no conversion of ZAYA1's experts from compressed-tensors.
-    load = "Load it with `zaya generate`, `chat`, `serve` or `eval`, " if quantized else load
-    rows = {
-        "parameters": f"{count_parameters(config):,}",
-        "active parameters per token, without embedding": f"{active_parameters(config):,}",
-        "layers": f"{config.num_hidden_layers}",
-        "width": f"{config.hidden_size:,}",
-        "query heads, key heads, head width": f"{config.num_attention_heads}, {config.num_key_value_heads}, "
-        f"{config.head_dim}",
-        "experts per layer, expert width": f"{config.num_experts}, {config.moe_intermediate_size:,}",
-        "vocabulary": f"{config.vocab_size:,}",
-        "maximum sequence length": f"{config.max_position_embeddings:,}",
-        "type of the weights": f"{dtype}; router biases float32",
-        "layout": layout,
-    }
-    table = "\n".join(f"| {name} | {value} |" for name, value in rows.items())
-    return (
-        "---\nlibrary_name: transformers\ntags: [zaya, mixture-of-experts, zaya_jax]\n---\n\n"
-        f"# A ZAYA1 model\n\n{story}\n\n| | |\n|---|---|\n{table}\n\n"
-        f"{load}or with `zaya_jax.load_pytorch(FOLDER)`. "
-        "`sha256sum --check SHA256SUMS` verifies the files.\n"
-    ).encode()

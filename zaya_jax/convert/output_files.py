@@ -8,8 +8,9 @@ from typing import Any, Literal
 import numpy as np
 
 from zaya_jax.config import Config, DataConfig, LoraConfig, ModelConfig
-from zaya_jax.convert import companion_files as beside
+from zaya_jax.convert.card_facts import ORIGIN, origin_of
 from zaya_jax.convert.companion_files import Companions
+from zaya_jax.convert.model_card import CARD, model_card
 from zaya_jax.convert.pytorch.folder import CONFIG, INDEX, WEIGHTS
 from zaya_jax.convert.pytorch.huggingface import config_to_huggingface
 from zaya_jax.convert.pytorch.layouts import (
@@ -30,8 +31,6 @@ from zaya_jax.errors import UserError
 from zaya_jax.model.zaya import SKIP_BIAS
 from zaya_jax.run_folder.names import TOKENIZER_FOLDER
 
-ORIGIN = "converted_from.json"
-"""File of a run folder with the hub id and revision that its weights were downloaded from."""
 MAX_SHARD_BYTES = 5 * 10**9
 TargetLayout = Literal["native", "legacy", "zaya", "peft"]
 """Output of a conversion; "zaya" is a run folder, "peft" only the adapters."""
@@ -68,12 +67,10 @@ def pytorch_files(
         **companions.token_ids,
         **(quantization.config_fields() if quantization is not None else {}),
     }
-    types = main.name if quantization is None else f"{main.name}, experts {quantization.format}"
+    facts, story = companions.facts, companions.story
     small = {
         CONFIG: as_json(fields),
-        "README.md": beside.card(
-            config, companions, dtype=types, layout=layout, quantized=quantization is not None
-        ),
+        CARD: model_card(config, facts, story, dtype=main.name, layout=layout, quantization=quantization),
         **companions.files,
     }
     tensors = _output_tensors(tensors_of(layout, config), dtypes, quantization)
@@ -97,7 +94,6 @@ def run_folder_files(
     dtype: np.dtype | None,
     run: Config | None,
     step: int,
-    revision: str | None = None,
 ) -> list[PlannedFile]:
     """Plans a run folder, for `zaya generate` and for `train.init_from`.
 
@@ -108,7 +104,6 @@ def run_folder_files(
       dtype: type of the weights; None keeps their types.
       run: config of the run that the weights come from; None creates a config around the architecture.
       step: step of the checkpoint.
-      revision: "ID at revision COMMIT" of a model on the hub; None for other weights.
     """
     # The config of a run is required for a run folder; weights from PyTorch have none.
     if run is None:
@@ -120,9 +115,9 @@ def run_folder_files(
     # The source has merged the adapters into the weights, so the new run has none.
     run = dataclasses.replace(run, run_folder=str(folder), lora=LoraConfig())
     extra = {f"{TOKENIZER_FOLDER}/{name}": content for name, content in companions.files.items()}
-    # Records where downloaded weights come from.
-    if revision is not None:
-        extra[ORIGIN] = as_json({"converted_from": revision})
+    # Model cards of the runs that start from these weights name them, and their license.
+    if origin := origin_of(companions.facts):
+        extra[ORIGIN] = as_json(origin)
     return run_files(run, target_dtypes(source, dtype), step=step, extra=extra)
 
 

@@ -11,7 +11,8 @@ import math
 
 import numpy as np
 
-from zaya_jax.convert.companion_files import as_json
+from zaya_jax.convert.companion_files import Companions, as_json
+from zaya_jax.convert.model_card import CARD, adapter_card
 from zaya_jax.convert.pytorch.layouts import NATIVE, WeightSlice
 from zaya_jax.convert.pytorch.safetensors_file import header, name_of
 from zaya_jax.convert.run_weights import RunWeights
@@ -34,8 +35,8 @@ class _Factor:
     block: Block
 
 
-def adapter_files(source: Source, *, dtype: np.dtype | None) -> list[PlannedFile]:
-    """Plans the two files of a PEFT adapter.
+def adapter_files(source: Source, companions: Companions, *, dtype: np.dtype | None) -> list[PlannedFile]:
+    """Plans the two files of a PEFT adapter, and its model card.
 
     Raises:
       UserError: if the source has no adapters, or adapters of experts, which PEFT does not support.
@@ -62,6 +63,7 @@ def adapter_files(source: Source, *, dtype: np.dtype | None) -> list[PlannedFile
     begin = header([(each.name, name_of(each.block.dtype), each.shape) for each in factors])
     return [
         PlannedFile(CONFIG, as_json(_config(source, targets))),
+        PlannedFile(CARD, adapter_card(companions.facts, companions.story)),
         PlannedFile(WEIGHTS, begin, tuple(each.block for each in factors)),
     ]
 

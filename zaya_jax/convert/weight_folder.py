@@ -31,6 +31,7 @@ class WeightFolder:
       step: step of the checkpoint; 0 for a PyTorch folder.
       pytorch: description of the PyTorch folder; None for a run.
       folder: path of the folder.
+      weights: which weights of a run these are.
     """
 
     layout: TargetLayout
@@ -39,13 +40,14 @@ class WeightFolder:
     step: int
     pytorch: PytorchFolder | None
     folder: pathlib.Path
+    weights: WeightsKind = "raw"
 
     def companions(self) -> Companions:
         """Reads the files that accompany the weights."""
         if self.pytorch is not None:
             return beside.of_folder(self.pytorch)
         assert self.run is not None
-        return beside.of_run(self.folder, self.run, step=self.step)
+        return beside.of_run(self.folder, self.run, step=self.step, weights=self.weights)
 
 
 @contextlib.contextmanager
@@ -67,7 +69,7 @@ def open_weight_folder(path: str | pathlib.Path, weights: WeightsKind = "raw") -
             raise UserError(f"{folder} {problem}; give the folder of a run or of PyTorch weights")
         if is_run(folder):
             source = RunWeights(folder, weights)
-            yield WeightFolder("zaya", source, source.run, source.step, None, folder)
+            yield WeightFolder("zaya", source, source.run, source.step, None, folder, weights)
             return
     if weights != "raw":
         raise UserError(f"{path} is not a run and has no average of the weights; remove --weights={weights}")

@@ -1,4 +1,4 @@
-"""Downloads of models and data sets from the Hugging Face hub, by an id instead of a folder."""
+"""Downloads of models and data sets from the Hugging Face hub, by an id instead of a folder, and uploads."""
 
 import dataclasses
 import importlib
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from zaya_jax.errors import UserError
+from zaya_jax.platform.shell import install_command
 
 Kind = Literal["model", "dataset"]
 _ID = re.compile(r"(?P<id>[\w][\w.-]*/[\w][\w.-]*)(?:@(?P<revision>[\w][\w./-]*))?", re.ASCII)
@@ -73,12 +74,92 @@ def fetch(name: str, kind: Kind, *, patterns: Sequence[str] = _MODEL_FILES) -> D
             repo_id=match["id"], repo_type=kind, revision=match["revision"], allow_patterns=wanted
         )
     except Exception as error:  # each version of huggingface_hub raises different classes
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise UserError(f"the {_WORDS[kind]} {name} cannot be downloaded from the hub: {reason}") from error
+        raise _failed(name, kind, "downloaded from", error) from error
     # The folder of a snapshot is named after its commit.
     download = Download(pathlib.Path(folder), match["id"], pathlib.Path(folder).name)
     print(f"{download.name}: {folder}", file=sys.stderr, flush=True)
     return download
+
+
+def pinned_revision(name: str, kind: Kind) -> tuple[str, str]:
+    """Returns the id of a repository, and the commit that a name refers to now.
+
+    Args:
+      name: hub id, as for `fetch`.
+      kind: type of the repository.
+
+    Raises:
+      UserError: if huggingface_hub is not installed, or the repository cannot be found.
+    """
+    match = _ID.fullmatch(name)
+    assert match is not None, "the caller has checked the name"
+    hub = _load_package(name, match["id"], kind)
+    try:
+        info = hub.HfApi().repo_info(match["id"], repo_type=kind, revision=match["revision"])
+    except Exception as error:  # each version of huggingface_hub raises different classes
+        raise _failed(name, kind, "found on", error) from error
+    return match["id"], str(info.sha)
+
+
+class Upload:
+    """Upload of a folder to a repository of models.
+
+    Attributes:
+      id: id of the repository, ORGANIZATION/NAME.
+    """
+
+    def __init__(self, name: str, *, private: bool):
+        """Creates the repository if it does not exist, so that a missing permission is found before the work.
+
+        Args:
+          name: id of the repository.
+          private: whether a new repository is private.
+
+        Raises:
+          UserError: if the name is no id, huggingface_hub is not installed, or the hub refuses.
+        """
+        match = _ID.fullmatch(name)
+        if match is None or match["revision"] is not None:
+            raise UserError(f'--push is "{name}"; it must be the id of a repository, ORGANIZATION/NAME')
+        self.id = name
+        try:
+            self._api = importlib.import_module("huggingface_hub").HfApi()
+        except ImportError:
+            raise UserError(
+                f"--push needs huggingface_hub, which is not installed: {install_command('hub')}"
+            ) from None
+        try:
+            self._api.create_repo(name, exist_ok=True, private=private)
+        except Exception as error:  # each version of huggingface_hub raises different classes
+            raise _failed(name, "model", "pushed to", error, "; `hf auth login` stores a token") from error
+
+    def send(self, folder: pathlib.Path, message: str) -> str:
+        """Uploads all files of a folder as one commit; files that the hub has already are not sent again.
+
+        Args:
+          folder: the folder.
+          message: message of the commit.
+
+        Returns:
+          URL of the commit.
+
+        Raises:
+          UserError: if the upload fails, or the hub refuses the metadata of the model card.
+        """
+        print(f"uploading {folder} to {self.id} on the Hugging Face hub", file=sys.stderr, flush=True)
+        try:
+            commit = self._api.upload_folder(
+                repo_id=self.id, folder_path=str(folder), commit_message=message, repo_type="model"
+            )
+        except Exception as error:  # each version of huggingface_hub raises different classes
+            fix = "; run the same command again to continue"
+            raise _failed(self.id, "model", "pushed to", error, fix) from error
+        return str(commit.commit_url)
+
+
+def _failed(name: str, kind: Kind, verb: str, error: Exception, fix: str = "") -> UserError:
+    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return UserError(f"the {_WORDS[kind]} {name} cannot be {verb} the hub: {reason}{fix}")
 
 
 _WORDS: dict[Kind, str] = {"model": "model", "dataset": "data set"}

@@ -50,6 +50,9 @@ def test_metrics_are_printed_and_written(run_folder, tmp_path, capsys):
     assert results["zaya_choice"]["acc,none"] in (0, 0.5, 1)
     assert actual["tasks"]["n-samples"]["zaya_choice"]["effective"] == 2
     assert actual["tasks"]["n-shot"]["zaya_choice"] == 1
+    figures = [tuple(figure.values()) for figure in actual["figures"]]
+    settings = "1 shots, the first 2 examples, contexts of 96 tokens"
+    assert ("zaya_choice", "acc", results["zaya_choice"]["acc,none"], settings) in figures
     out = capsys.readouterr().out
     assert f"{results['zaya_texts']['bits_per_byte,none']:.4f}" in out
     assert "acc_norm" in out

@@ -76,6 +76,10 @@ def test_bits_per_byte_match_the_logits(run, capsys):
         assert file["bits_per_byte"] == pytest.approx(sum(nats) / num_bytes / math.log(2), rel=1e-5)
         assert file["perplexity"] == pytest.approx(math.exp(sum(nats) / num_bytes), rel=1e-4)
         sums += sum(nats), num_bytes
+        settings = f"{num_bytes:,} tokens, contexts of {CONTEXT} tokens"
+        assert [file["name"], "bits_per_byte", file["bits_per_byte"], settings] in [
+            list(figure.values()) for figure in actual["figures"]
+        ]
     total = actual["text"]["total"]
     assert total["nats"] == pytest.approx(sums[0], rel=1e-5)
     assert total["bits_per_byte"] == pytest.approx(sums[0] / sums[1] / math.log(2), rel=1e-5)

@@ -7,18 +7,15 @@ import json
 import httpx
 import openai
 import pytest
-from fake_engine import FakeEngine, fake_model
 from serving_client import ask, serving
+from writing_engine import FORMAT, TOKENIZER, WritingEngine, model_of
 
 from zaya_jax.data.chats.records import Message
 from zaya_jax.data.chats.templates.encoding import load_chat_format
 from zaya_jax.data.chats.tool_records import ToolCall
 from zaya_jax.data.tokenizers.tokenizer import load_tokenizer
-from zaya_jax.inference.tool_calls.markup import MARKUPS
 
 CHAT = "/v1/chat/completions"
-TOKENIZER = load_tokenizer("byte-tools")
-FORMAT = load_chat_format("zaya", TOKENIZER)
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}
 TOOLS = [{"type": "function", "function": {"name": "get_weather", "parameters": SCHEMA}}]
 ASK = {"messages": [{"role": "user", "content": "How is it in Paris?"}], "tools": TOOLS}
@@ -28,31 +25,6 @@ CALL = (
 )
 PARIS = ("get_weather", {"city": "Paris", "days": 3})
 ROME = CALL.replace("Paris", "Rome")
-
-
-class WritingEngine(FakeEngine):
-    """A fake engine that writes a text, in which names of special tokens are special tokens."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.text, self.prompts = text, []
-
-    def submit(self, request, on_event):
-        self.prompts.append(list(request.prompt))
-        handle = super().submit(request, on_event)
-        whole = [*TOKENIZER.encode(self.text, specials=True), FORMAT.end_id]
-        handle.tokens = whole[: request.params.max_new_tokens]
-        return handle
-
-
-def model_of(engine, **changes):
-    fields = {
-        "tokenizer": TOKENIZER,
-        "chat_format": FORMAT,
-        "vocab_size": TOKENIZER.vocab_size,
-        "max_length": 4096,
-    }
-    return fake_model(engine, **(fields | {"tool_markup": MARKUPS["zaya_xml"]} | changes))
 
 
 def respond(text, body, **changes):

@@ -3,11 +3,11 @@
 import dataclasses
 import pathlib
 
+from zaya_jax.convert.model_card import CARD
 from zaya_jax.convert.quantized.export import Quantization
 from zaya_jax.convert.quantized.layer_errors import LayerError, error_rows
 from zaya_jax.files import durable
 
-CARD = "README.md"
 _HEADING = "## Quantization"
 _COLUMNS = ("layer", "weight", "relative error", "largest error")
 

@@ -1,5 +1,6 @@
 """`zaya data`: builds, inspects and verifies corpora."""
 
+import argparse
 import os
 from collections.abc import Callable, Sequence
 
@@ -12,12 +13,13 @@ from zaya_jax.data.corpora.corpus import BLOCK_TOKENS, SHARD_TOKENS, VALIDATION_
 from zaya_jax.data.corpora.document_stream import ON_BAD
 from zaya_jax.data.corpora.inspection import draw_tables, inspect
 from zaya_jax.data.corpora.shards import SPLITS, Corpus, open_corpus, verify_corpus
+from zaya_jax.data.sources.hub_stream import HubStream
 from zaya_jax.data.sources.skipped import describe_skipped, printable
-from zaya_jax.data.sources.text_sources import open_source
+from zaya_jax.data.sources.text_sources import TextSource, open_source
 from zaya_jax.data.tokenizers.special_tokens import SpecialTokenNames
 from zaya_jax.data.tokenizers.tokenizer import load_tokenizer
 from zaya_jax.errors import UserError
-from zaya_jax.options import Parser, add_help_config, load_config, run_subcommand
+from zaya_jax.options import Parser, add_help_config, check_at_least, load_config, run_subcommand
 from zaya_jax.progress import ByteProgress
 from zaya_jax.text_tables import dense_table
 
@@ -34,6 +36,7 @@ _BUILD_EXAMPLES = (
     "zaya data build corpora/book --source input.txt                  # one file: its end is held out",
     "zaya data build corpora/web --source web.jsonl.zst --field content --on-bad skip",
     "zaya data build corpora/hub --source hub --pattern '*.parquet' --tokenizer tokenizer.json --deduplicate",
+    "zaya data build corpora/fine --source HuggingFaceFW/fineweb --stream --subset sample-10BT",
 )
 
 
@@ -57,7 +60,7 @@ def build(argv: Sequence[str]) -> None:
     parser = _build_parser()
     options = parser.parse_args(argv)
     # Opened before the progress display starts, so that an invalid source is reported at once.
-    source = open_source(options.source, pattern=options.pattern, field=options.field)
+    source = _open_source(options)
     names = SpecialTokenNames(bos_token=options.bos_token, eos_token=options.eos_token)
     try:
         with ByteProgress("tokens", source.num_bytes) as progress:
@@ -84,6 +87,27 @@ def build(argv: Sequence[str]) -> None:
     print(describe_skipped(corpus.folder, corpus.left_out), end="")
 
 
+def _open_source(options: argparse.Namespace) -> TextSource:
+    """Opens the source of the options: files, or a stream of a data set on the hub.
+
+    Raises:
+      UserError: as `open_source` and `HubStream.open`, and for options that do not belong together.
+    """
+    streaming = {name: getattr(options, name) for name in ("subset", "split", "max_documents")}
+    given = {name: value for name, value in streaming.items() if value is not None}
+    if not options.stream:
+        for name in given:
+            raise UserError(f"--{name.replace('_', '-')} needs --stream")
+        return open_source(options.source, pattern=options.pattern, field=options.field)
+    if options.pattern is not None:
+        raise UserError(
+            "--pattern selects files, which --stream does not read by name; use --subset and --split"
+        )
+    check_at_least(options, max_documents=1)
+    field = {} if options.field is None else {"field": options.field}
+    return HubStream(source=options.source, **given, **field).open()
+
+
 def _build_parser() -> Parser:
     parser = Parser(
         "data build",
@@ -96,6 +120,7 @@ def _build_parser() -> Parser:
     )
     parser.add_argument("folder", metavar="OUT", help="folder of the new corpus")
     _add_source_options(parser)
+    _add_stream_options(parser)
     _add_format_options(parser)
     parser.add_argument(
         "--workers", type=int, default=len(os.sched_getaffinity(0)), metavar="N",
@@ -120,6 +145,18 @@ def _add_source_options(parser: Parser) -> None:
         help="at a record that is not text: stop (default), or skip and list it. Empty documents and files "
         "that are not UTF-8 are always skipped and listed",
     )  # fmt: skip
+
+
+def _add_stream_options(parser: Parser) -> None:
+    group = parser.add_argument_group("data sets of the Hugging Face hub (needs the package datasets)")
+    group.add_argument(
+        "--stream",
+        action="store_true",
+        help="read --source from the hub row by row, without storing its files",
+    )
+    group.add_argument("--subset", metavar="NAME", help="subset (config) of the data set")
+    group.add_argument("--split", metavar="NAME", help="split of the data set; default train")
+    group.add_argument("--max-documents", type=int, metavar="N", help="number of rows to read; default all")
 
 
 def _add_format_options(parser: Parser) -> None:

@@ -45,12 +45,13 @@ class BrokenRecord:
         return f"{self.skipped.sentence()}{'; ' if self.hint else ''}{self.hint}"
 
 
-def find_package(name: str, purpose: str) -> Any:
+def find_package(name: str, purpose: str, *, extra: str = "data") -> Any:
     """Imports a module of an optional package.
 
     Args:
       name: module to import.
       purpose: what needs the module, for the error message.
+      extra: extra of pyproject.toml that has the package.
 
     Raises:
       UserError: if the package is not installed; the message has the command that installs it.
@@ -62,5 +63,5 @@ def find_package(name: str, purpose: str) -> Any:
         # The installable package, for a module such as pyarrow.parquet.
         package = name.partition(".")[0]
         raise UserError(
-            f"{purpose} needs {package}, which is not installed: {install_command('data')}"
+            f"{purpose} needs {package}, which is not installed: {install_command(extra)}"
         ) from None

@@ -61,6 +61,7 @@ class TextSource:
       named: description of the files in error messages.
       files: paths of the files, relative to the folder.
       skipped: entries whose name matches, but which are not regular files.
+      size: size of a source without files in bytes, 0 if it is not known; None for a source with files.
       read: yields the documents of one file.
     """
 
@@ -69,6 +70,7 @@ class TextSource:
     named: str
     files: tuple[str, ...]
     skipped: tuple[Skipped, ...] = ()
+    size: int | None = None
     read: Reader = _read_text
 
     def __iter__(self) -> Iterator[Document | BrokenRecord]:
@@ -82,7 +84,9 @@ class TextSource:
 
     @property
     def num_bytes(self) -> int:
-        """Total size of the files on disk in bytes."""
+        """Total size of the source in bytes, for progress; 0 if it is not known."""
+        if self.size is not None:
+            return self.size
         return sum((self._folder / path).stat().st_size for path in self.files)
 
     @property

@@ -79,24 +79,30 @@ class StopFilter:
     Of several stop strings the one that is complete first ends the text.
 
     Attributes:
-      is_stopped: whether a stop string was found.
+      found: the stop string that ended the text; None until one is found.
     """
 
     def __init__(self, stop: Sequence[str] = ()):
         """Starts an empty text. No stop string may be empty."""
         self._stop = tuple(stop)
         self._held = ""
-        self.is_stopped = False
+        self.found: str | None = None
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a stop string was found."""
+        return self.found is not None
 
     def add(self, text: str) -> str:
         """Returns the text up to a stop string, or up to what may become one."""
         text = self._held + text
         # Sort by the end of the match: the stop string that is complete first wins, not the one that begins
         # first.
-        spans = [(first + len(stop), first) for stop in self._stop if (first := text.find(stop)) >= 0]
+        spans = [(first + len(stop), first, stop) for stop in self._stop if (first := text.find(stop)) >= 0]
         if spans:
-            self.is_stopped, self._held = True, ""
-            return text[: min(spans)[1]]
+            _, first, self.found = min(spans)
+            self._held = ""
+            return text[:first]
         end = len(text) - max((_partial_match(text, stop) for stop in self._stop), default=0)
         self._held = text[end:]
         return text[:end]
@@ -143,6 +149,11 @@ class TextWriter:
         self._limit, self._ends, self._marks = limit, as_token_ids(eos_id), marks or {}
         self.num_tokens = 0
         self.finish_reason: FinishReason | None = None
+
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended the text; None if none did."""
+        return self._filter.found
 
     def add(self, token: int) -> list[Piece]:
         """Adds a token; returns the text that can be shown now."""

@@ -16,6 +16,7 @@ from zaya_jax.data.tokenizers.tokenizer import Tokenizer
 from zaya_jax.errors import UserError
 from zaya_jax.files import durable
 from zaya_jax.files.json_files import dump_json
+from zaya_jax.inference.evaluation.card_figures import card_figures
 from zaya_jax.inference.evaluation.device_pool import Replica, Workers, make_replicas
 from zaya_jax.inference.evaluation.lm_eval_tasks import Tasks, require_harness, run_tasks, tasks_table
 from zaya_jax.inference.evaluation.published import comparison_table, comparisons, sources_of
@@ -116,6 +117,7 @@ def _evaluate(
         console.print(tasks_table(results["tasks"]))
         _print_published(results["tasks"], console, chat=tasks.chat)
     if options.json is not None:
+        results["figures"] = card_figures(results, tasks)
         durable.write(pathlib.Path(options.json), dump_json(results, indent=2) + "\n")
 
 

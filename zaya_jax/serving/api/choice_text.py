@@ -30,11 +30,13 @@ class AddedToken:
       text: text that became known with this token. It is empty for a token that is part of a character or may
         begin a stop string, and for one of a tool call. The texts of all tokens together are the whole text.
       offset: number of characters that precede it in the text.
+      is_reasoning: whether it is part of the reasoning, mark included.
     """
 
     new: NewToken
     text: str
     offset: int
+    is_reasoning: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +50,7 @@ class Delta:
       tokens: new tokens.
       calls: new parts of tool calls.
       finish_reason: why the text ended; None while it continues.
+      stop_string: the string of `stop` that ended the text; None if none did.
     """
 
     index: int
@@ -56,6 +59,7 @@ class Delta:
     tokens: tuple[AddedToken, ...] = ()
     calls: tuple[CallPart, ...] = ()
     finish_reason: ResponseFinishReason | None = None
+    stop_string: str | None = None
 
 
 def join(deltas: Sequence[Delta]) -> Delta:
@@ -67,6 +71,7 @@ def join(deltas: Sequence[Delta]) -> Delta:
         tuple(token for each in deltas for token in each.tokens),
         join_calls([part for each in deltas for part in each.calls]),
         deltas[-1].finish_reason,
+        deltas[-1].stop_string,
     )
 
 
@@ -145,10 +150,12 @@ class ChoiceText:
             "".join(part.text for part in texts if part.is_reasoning == is_reasoning)
             for is_reasoning in (False, True)
         )
-        token = AddedToken(new, reasoning + content, self._num_characters)
+        is_reasoning = self._parser.is_reasoning if self._parser is not None else self._is_reasoning
+        token = AddedToken(new, reasoning + content, self._num_characters, is_reasoning)
         self._num_characters += len(token.text)
         calls = join_calls([part for part in parts if isinstance(part, CallPart)])
-        return Delta(self.index, content, reasoning, (token,), calls, self.finish_reason)
+        ending = self.finish_reason, self._writer.stop_string
+        return Delta(self.index, content, reasoning, (token,), calls, *ending)
 
     def _parts(self, pieces: Sequence[Piece]) -> Iterator[Part]:
         """Splits a text without tool calls into reasoning and content."""

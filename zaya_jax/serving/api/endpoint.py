@@ -3,37 +3,33 @@
 import asyncio
 import dataclasses
 import logging
-import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from starlette.types import Receive, Scope, Send
 
 from zaya_jax.inference.engine.prompt_scores import PromptScores
-from zaya_jax.serving.api.choice_text import Delta, join, split_calls
-from zaya_jax.serving.api.request import CompletionRequest
-from zaya_jax.serving.api.response import ResponseBuilder
+from zaya_jax.serving.api.choice_text import Delta, join
+from zaya_jax.serving.api.form import ApiForm, Builder
 from zaya_jax.serving.generation_stream import AnswerStream
 from zaya_jax.serving.http.errors import ApiError, ClientDisconnected, SlowClient, unavailable
 from zaya_jax.serving.http.exchange import HttpExchange
-from zaya_jax.serving.loaded_model import LoadedModel
 from zaya_jax.serving.service import ReadyState, Service
 
 _LOG = logging.getLogger(__name__)
-ReadRequest = Callable[[LoadedModel, bytes], CompletionRequest]
 
 
 class TextEndpoint:
     """ASGI application of one endpoint that generates texts."""
 
-    def __init__(self, service: Service, read_request: ReadRequest):
+    def __init__(self, service: Service, form: ApiForm):
         """Creates an endpoint.
 
         Args:
           service: state of the server.
-          read_request: function that validates a body.
+          form: form of its requests and responses.
         """
-        self._service, self._read_request = service, read_request
+        self._service, self._form = service, form
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handles a request, and cancels it as soon as its client disconnects."""
@@ -98,24 +94,23 @@ class TextEndpoint:
         try:
             # After the status line was sent, an error can only be an event.
             if exchange.status is None:
-                await exchange.send_json(error.content, status=error.status, headers=error.headers)
+                await exchange.send_error(error)
             else:
-                await exchange.send_event(error.content)
-                await exchange.end_events(is_complete=False)
+                event = self._form.error_event(error, exchange.num_events)
+                await exchange.send_event(event, has_name=self._form.names_events)
+                await exchange.end_events()
         except SlowClient:
             exchange.abort()
 
     async def _generate(self, exchange: HttpExchange, ready: ReadyState, body: bytes) -> None:
         start = time.monotonic()
         model, service = ready.model, self._service
-        request = await service.read(self._read_request, body)
+        request = await service.read(self._form.read_request, body)
         if request.grammar is not None:
             compiled = await service.compile(request.grammar, is_chat=request.is_chat)
             request = dataclasses.replace(request, constraint=compiled)
-        kind = "chatcmpl" if request.is_chat else "cmpl"
-        response_id = f"{kind}-{secrets.token_hex(12)}"
-        builder = ResponseBuilder(request, model.name, ready.texts, response_id, int(time.time()))
-        response = _Response(service, exchange, builder, start)
+        builder = self._form.make_builder(request, model.name, ready.texts)
+        response = _Response(service, exchange, self._form, builder, start)
         # `max_tokens: 0` with `echo` requests the scores of the prompts, and nothing is generated.
         if max(request.max_new_tokens) == 0:
             await response.send_scores()
@@ -134,8 +129,10 @@ class TextEndpoint:
 class _Response:
     """Sends one response, and measures its times."""
 
-    def __init__(self, service: Service, exchange: HttpExchange, builder: ResponseBuilder, start: float):
-        self._service, self._exchange, self._builder = service, exchange, builder
+    def __init__(
+        self, service: Service, exchange: HttpExchange, form: ApiForm, builder: Builder, start: float
+    ):
+        self._service, self._exchange, self._form, self._builder = service, exchange, form, builder
         self._start, self._first_token = start, None
 
     async def send_scores(self) -> None:
@@ -147,9 +144,9 @@ class _Response:
         if not request.is_streamed:
             await self._send(deltas, scores, usage)
             return
-        await self._exchange.begin_events()
+        await self._begin()
         for delta in deltas:
-            await self._send_chunk(delta, scores, is_first=True)
+            await self._send_part(delta, scores, is_first=True)
         await self._end(usage)
 
     async def send_complete(self, stream: AnswerStream) -> None:
@@ -172,12 +169,12 @@ class _Response:
     async def send_stream(self, stream: AnswerStream) -> None:
         """Sends the response in events while the texts are generated."""
         scores = await self._scores()
-        await self._exchange.begin_events()
+        await self._begin()
         started: set[int] = set()
         async for deltas in stream.deltas():
             self._note_first_token()
-            for delta in (each for joined in deltas for each in split_calls(joined)):
-                await self._send_chunk(delta, scores, is_first=delta.index not in started)
+            for delta in deltas:
+                await self._send_part(delta, scores, is_first=delta.index not in started)
                 started.add(delta.index)
         self._observe_times(stream)
         await self._end(self._builder.usage(num_tokens=stream.num_tokens, num_cached=stream.num_cached))
@@ -193,16 +190,21 @@ class _Response:
         content = await self._service.build(self._builder.complete, deltas, scores, usage)
         await self._exchange.send_json(content)
 
-    async def _send_chunk(self, delta: Delta, scores: list[PromptScores], *, is_first: bool) -> None:
+    async def _begin(self) -> None:
+        await self._exchange.begin_events()
+        await self._send_events(self._builder.begin())
+
+    async def _send_part(self, delta: Delta, scores: list[PromptScores], *, is_first: bool) -> None:
         score = scores[delta.index // self._builder.request.num_choices] if scores else None
-        if chunk := self._builder.chunk(delta, is_first=is_first, scores=score):
-            await self._exchange.send_event(chunk)
+        await self._send_events(self._builder.events(delta, is_first=is_first, scores=score))
 
     async def _end(self, usage: dict) -> None:
-        # As at OpenAI, the usage follows the last choice, in a chunk without choices.
-        if self._builder.request.includes_usage:
-            await self._exchange.send_event(self._builder.usage_chunk(usage))
-        await self._exchange.end_events(is_complete=True)
+        await self._send_events(self._builder.end(usage))
+        await self._exchange.end_events(self._form.end_mark)
+
+    async def _send_events(self, events: Sequence[dict]) -> None:
+        for event in events:
+            await self._exchange.send_event(event, has_name=self._form.names_events)
 
     def _note_first_token(self) -> None:
         if self._first_token is None:

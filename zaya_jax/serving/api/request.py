@@ -3,7 +3,7 @@
 import dataclasses
 import secrets
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from zaya_jax.data.chats.templates.end_tokens import text_end_ids
 from zaya_jax.errors import UserError
@@ -17,6 +17,7 @@ from zaya_jax.serving.api.request_schema import MAX_CHOICES, ChatBody, Completio
 from zaya_jax.serving.api.response_format import read_response_format
 from zaya_jax.serving.api.tool_choice import read_tools
 from zaya_jax.serving.api.validation import (
+    BodyModel,
     check_text,
     invalid_value,
     one_line,
@@ -26,6 +27,8 @@ from zaya_jax.serving.api.validation import (
 )
 from zaya_jax.serving.http.errors import ApiError
 from zaya_jax.serving.loaded_model import LoadedModel
+
+Body = TypeVar("Body", bound=BodyModel)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,6 +56,7 @@ class CompletionRequest:
       grammar: grammar of the texts; None for any text.
       constraint: the compiled grammar; None for any text, and until it is compiled.
       tool_parsing: how tool calls in the texts are parsed; None if they are not.
+      origin: body of an API whose requests are translated to chats; None for a chat or a completion.
     """
 
     prompts: tuple[tuple[int, ...], ...]
@@ -75,6 +79,7 @@ class CompletionRequest:
     grammar: AnswerGrammar | None = None
     constraint: Constraint | None = None
     tool_parsing: ToolParsing | None = None
+    origin: BodyModel | None = None
 
     @property
     def num_texts(self) -> int:
@@ -131,14 +136,39 @@ def read_chat(model: LoadedModel, body: bytes) -> CompletionRequest:
     Raises:
       ApiError: if the body is invalid, exceeds a limit, or the model has no chat template.
     """
-    chat_format = model.chat_format
+    return chat_request(model, read_chat_body(ChatBody, model, body))
+
+
+def read_chat_body(body_model: type[Body], model: LoadedModel, body: bytes) -> Body:
+    """Validates the body of an endpoint for chats by its pydantic model.
+
+    Raises:
+      ApiError: if the body is invalid, or the model has no chat template.
+    """
     # Checked first: no chat can succeed with this model, whatever the body.
-    if chat_format is None:
+    if model.chat_format is None:
         raise ApiError(
             f"{model.name} has no chat template; use /v1/completions, or start the server with "
             "--template zaya or --template FILE"
         )
-    parsed = validate(ChatBody, parse_body(body), model.name)
+    return validate(body_model, parse_body(body), model.name)
+
+
+def chat_request(
+    model: LoadedModel, parsed: ChatBody, *, origin: BodyModel | None = None
+) -> CompletionRequest:
+    """Returns the request of a validated chat.
+
+    Args:
+      model: model with a chat format.
+      parsed: the body.
+      origin: body of another API that the chat is translated from; None for none.
+
+    Raises:
+      ApiError: if the chat exceeds a limit, or its template or tools refuse it.
+    """
+    chat_format = model.chat_format
+    assert chat_format is not None, "checked when the body was read"
     tools = read_tools(model, parsed)
     chat = read_chat_prompt(parsed, tools.prompt_tools)
     common = _common_parameters(parsed)
@@ -160,6 +190,7 @@ def read_chat(model: LoadedModel, body: bytes) -> CompletionRequest:
         reasoning_start=reasoning_start,
         is_chat=True,
         tool_parsing=tools.parsing,
+        origin=origin,
         **common,
     )
 

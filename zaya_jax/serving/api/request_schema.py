@@ -44,6 +44,10 @@ def _check_model(name: str, info: Any) -> str:
     return name
 
 
+ModelName = Annotated[Text, pydantic.AfterValidator(_check_model)]
+"""Name of the model, which must be the served one."""
+
+
 def _list_of_strings(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
@@ -63,14 +67,14 @@ _StopString = Annotated[
     Field(min_length=1, max_length=MAX_STOP_CHARACTERS),
     pydantic.AfterValidator(check_utf8),
 ]
-_StopStrings = Annotated[
+StopStrings = Annotated[
     list[_StopString],
     Field(fail_fast=True),
     Field(max_length=MAX_STOP_STRINGS),
     pydantic.BeforeValidator(_list_of_strings),
 ]
 _Variables = Annotated[dict[str, Any], pydantic.AfterValidator(_check_variables)]
-_TokenLimit = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
+TokenLimit = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
 
 
 class StreamOptions(BodyModel):
@@ -117,14 +121,14 @@ class RequestBody(BodyModel):
         "stream_options": StreamOptions,
     }
 
-    model: Annotated[Text, pydantic.AfterValidator(_check_model)] | None = None
+    model: ModelName | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
     temperature: Annotated[float, Field(ge=0, le=MAX_TEMPERATURE, allow_inf_nan=False)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 1.0
     # As at vLLM, 0 and -1 disable it.
     top_k: Annotated[int, Field(ge=-1, le=MAX_TOKENS)] = -1
     seed: Annotated[int, Field(ge=-(1 << 63), le=(1 << 64) - 1)] | None = None
-    stop: _StopStrings = Field(default_factory=list)
+    stop: StopStrings = Field(default_factory=list)
     stream: bool = False
     stream_options: StreamOptions | None = None
     # An extension of ours: the experts of each generated token.
@@ -178,6 +182,26 @@ class CompletionBody(RequestBody):
         return value
 
 
+class TypedPart(BodyModel):
+    """An object whose required fields depend on its field `type`.
+
+    Attributes:
+      required_fields: names of the required fields, by type.
+    """
+
+    required_fields: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    drops_unknown_nulls: ClassVar[bool] = True
+
+    @pydantic.model_validator(mode="after")
+    def _check_fields(self) -> "TypedPart":
+        # Every subclass has the field `type`, with its own choices.
+        kind = self.model_dump(include={"type"})["type"]
+        required = self.required_fields.get(kind, ())
+        if missing := [name for name in required if name not in self.model_fields_set]:
+            raise custom_error(f"of type {kind} has no {missing[0]}")
+        return self
+
+
 class TextPart(BodyModel):
     """A part of a message's content. OpenAI has parts of other types, which this model cannot read."""
 
@@ -185,7 +209,8 @@ class TextPart(BodyModel):
     text: Text
 
 
-def _content_tag(value: Any) -> str:
+def content_tag(value: Any) -> str:
+    """Returns the tag of a content that is a text or a list of parts."""
     # Without tags, pydantic would report an error for both members of the union.
     return "<parts>" if isinstance(value, list) else "<text>"
 
@@ -193,7 +218,7 @@ def _content_tag(value: Any) -> str:
 _Content = Annotated[
     Annotated[Text, pydantic.Tag("<text>")]
     | Annotated[list[TextPart], Field(fail_fast=True), pydantic.Tag("<parts>")],
-    pydantic.Discriminator(_content_tag),
+    pydantic.Discriminator(content_tag),
 ]
 
 
@@ -230,6 +255,13 @@ class ChatMessage(BodyModel):
         return "".join(part.text for part in self.content)
 
 
+def function_tool(name: str, description: str | None, parameters: dict[str, Any] | None) -> dict[str, Any]:
+    """Returns a tool in the form of chats."""
+    values = {"name": name, "description": description, "parameters": parameters}
+    function = {field: value for field, value in values.items() if value is not None}
+    return {"type": "function", "function": function}
+
+
 class ChatBody(RequestBody):
     """Body of POST /v1/chat/completions."""
 
@@ -240,8 +272,8 @@ class ChatBody(RequestBody):
     }
 
     messages: Annotated[list[ChatMessage], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
-    max_completion_tokens: _TokenLimit | None = None
-    max_tokens: _TokenLimit | None = None
+    max_completion_tokens: TokenLimit | None = None
+    max_tokens: TokenLimit | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     # vLLM's fields for the template.

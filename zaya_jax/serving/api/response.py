@@ -4,13 +4,15 @@ import dataclasses
 import itertools
 import json
 import math
+import secrets
+import time
 from collections.abc import Sequence
 from typing import Any
 
 from zaya_jax.inference.engine.prompt_scores import PromptScores
 from zaya_jax.inference.engine.text_stream import Detokenizer
 from zaya_jax.inference.tool_calls.message_parser import CallPart
-from zaya_jax.serving.api.choice_text import Delta
+from zaya_jax.serving.api.choice_text import Delta, split_calls
 from zaya_jax.serving.api.request import CompletionRequest
 from zaya_jax.serving.api.token_texts import TokenTexts
 
@@ -76,6 +78,24 @@ class ResponseBuilder:
         chunk = self._head(kind) | {"choices": [choice]}
         # With include_usage, OpenAI's chunks have the field throughout; only the last one has counts.
         return chunk | {"usage": None} if request.includes_usage else chunk
+
+    def begin(self) -> list[dict[str, Any]]:
+        """Returns no events: the first chunk of each text has all that clients need."""
+        return []
+
+    def events(self, delta: Delta, *, is_first: bool, scores: PromptScores | None) -> list[dict[str, Any]]:
+        """Returns the chunks of a new part of a text."""
+        parts = split_calls(delta)
+        chunks = [
+            self.chunk(part, is_first=is_first and number == 0, scores=scores)
+            for number, part in enumerate(parts)
+        ]
+        return [chunk for chunk in chunks if chunk is not None]
+
+    def end(self, usage: dict[str, Any]) -> list[dict[str, Any]]:
+        """Returns the chunk with the token counts, if the request includes it."""
+        # As at OpenAI, the usage follows the last choice, in a chunk without choices.
+        return [self.usage_chunk(usage)] if self.request.includes_usage else []
 
     def usage_chunk(self, usage: dict[str, Any]) -> dict[str, Any]:
         """Returns the last chunk of a stream, with the token counts."""
@@ -190,6 +210,12 @@ class ResponseBuilder:
         for token, logprob in top:
             logprobs.setdefault(self.texts.name(token), finite(logprob))
         return logprobs
+
+
+def make_builder(request: CompletionRequest, model: str, texts: TokenTexts) -> ResponseBuilder:
+    """Returns the builder of a new response, with its id and time."""
+    response_id = f"{'chatcmpl' if request.is_chat else 'cmpl'}-{secrets.token_hex(12)}"
+    return ResponseBuilder(request, model, texts, response_id, int(time.time()))
 
 
 def _call(part: CallPart) -> dict[str, Any]:

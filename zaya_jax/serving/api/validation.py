@@ -95,10 +95,13 @@ class BodyModel(pydantic.BaseModel):
 
     Attributes:
       inner_models: models of objects within this one, by the name of their field.
+      drops_unknown_nulls: whether an unknown field that is null counts as missing. Clients write such fields
+        when they send back parts of a response.
     """
 
     model_config = pydantic.ConfigDict(extra="forbid", strict=True, frozen=True)
     inner_models: ClassVar[Mapping[str, type["BodyModel"]]] = {}
+    drops_unknown_nulls: ClassVar[bool] = False
 
     @pydantic.model_validator(mode="before")
     @classmethod
@@ -110,7 +113,11 @@ class BodyModel(pydantic.BaseModel):
         # Keep only one unknown field. A body of 1 MiB can have 90,000 of them, and pydantic would hold
         # Python's lock for half a second to report all. The name is escaped because pydantic cannot report a
         # name with half a surrogate pair.
-        unknown = next((name for name in values if name not in fields), None)
+        may_be_null = cls.drops_unknown_nulls
+        unknown = next(
+            (name for name in values if name not in fields and not (may_be_null and values[name] is None)),
+            None,
+        )
         known = cls._complete(known)
         return known if unknown is None else known | {_escape(unknown): values[unknown]}
 
@@ -211,7 +218,7 @@ def _param(location: Location) -> str:
     # OpenAI names the whole field, whatever is wrong in it.
     if location[:1] == ("response_format",):
         return "response_format"
-    return [part for part in location if isinstance(part, str)][-1]
+    return [part for part in location if isinstance(part, str) and "<" not in part][-1]
 
 
 def invalid_value(path: str, value: Any, expected: str, *, param: str | None = None) -> ApiError:

@@ -11,12 +11,35 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from zaya_jax.serving.api.endpoint import TextEndpoint
+from zaya_jax.serving.api.form import ApiForm, ReadRequest
 from zaya_jax.serving.api.request import read_chat, read_completion
-from zaya_jax.serving.api.response import to_bytes
+from zaya_jax.serving.api.response import make_builder, to_bytes
 from zaya_jax.serving.http.auth import AuthMiddleware
-from zaya_jax.serving.http.errors import ApiError
+from zaya_jax.serving.http.errors import MESSAGES_PATH, ApiError
 from zaya_jax.serving.http.page_files import HEADERS, PageFile, page_files
+from zaya_jax.serving.messages.response import MESSAGES_FORM
+from zaya_jax.serving.responses.response import RESPONSES_FORM
 from zaya_jax.serving.service import Service
+
+
+def _chunks(read_request: ReadRequest) -> ApiForm:
+    """The form of OpenAI's completions and chats, whose streams are chunks of the response."""
+    return ApiForm(
+        read_request,
+        make_builder,
+        error_event=lambda error, _: error.content,
+        names_events=False,
+        end_mark="[DONE]",
+    )
+
+
+FORMS = {
+    "/v1/completions": _chunks(read_completion),
+    "/v1/chat/completions": _chunks(read_chat),
+    MESSAGES_PATH: MESSAGES_FORM,
+    "/v1/responses": RESPONSES_FORM,
+}
+"""The APIs of the server, by the path of their endpoint."""
 
 
 def make_application(
@@ -32,8 +55,7 @@ def make_application(
     """
     pages = page_files()
     routes = [
-        Route("/v1/completions", TextEndpoint(service, read_completion), methods=["POST"]),
-        Route("/v1/chat/completions", TextEndpoint(service, read_chat), methods=["POST"]),
+        *(Route(path, TextEndpoint(service, form), methods=["POST"]) for path, form in FORMS.items()),
         Route("/v1/models", _models(service)),
         # A model name can contain slashes, as runs/sft does.
         Route("/v1/models/{name:path}", _model(service)),
@@ -113,20 +135,20 @@ def _json(content: object, *, status: int = 200) -> Response:
 
 
 async def _api_error(request: HttpRequest, error: ApiError) -> Response:
-    del request
-    return Response(to_bytes(error.content), error.status, error.headers, "application/json")
+    content = error.content_of(request.url.path)
+    return Response(to_bytes(content), error.status, error.headers, "application/json")
 
 
 async def _http_error(request: HttpRequest, error: HTTPException) -> Response:
-    """Converts Starlette's errors 404 and 405 to OpenAI's form."""
+    """Converts Starlette's errors 404 and 405 to the form of the API."""
     # The path is the client's text: it is escaped and shortened in a message.
     path = ascii(request.url.path)[1:-1][:100]
     if error.status_code == 405:
         message = f"{path} does not support the method {ascii(request.method)[1:-1][:20]}"
     else:
         message = (
-            f"unknown path {path}; the server has /v1/chat/completions, /v1/completions, /v1/models, "
-            "/health, /metrics, and / for the page"
+            f"unknown path {path}; the server has {', '.join(FORMS)}, /v1/models, /health, /metrics, and / "
+            "for the page"
         )
-    content = ApiError(message, status=error.status_code, code="not_found").content
+    content = ApiError(message, status=error.status_code, code="not_found").content_of(request.url.path)
     return Response(to_bytes(content), error.status_code, error.headers, "application/json")

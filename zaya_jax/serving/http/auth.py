@@ -53,7 +53,7 @@ class AuthMiddleware:
         try:
             self._check(scope)
         except ApiError as error:
-            await _send_error(error, send)
+            await _send_error(error, scope["path"], send)
             return
         await self._app(scope, receive, send)
 
@@ -66,7 +66,9 @@ class AuthMiddleware:
             message = "the Host header names another machine; without a key, only loopback names are allowed"
             raise ApiError(message, status=403, kind="permission_error")
         if self._key is not None and scope["path"] not in self._keyless:
-            scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
+            # Anthropic's clients send the key in another header.
+            default = b"Bearer " + headers.get(b"x-api-key", b"")
+            scheme, _, key = headers.get(b"authorization", default).partition(b" ")
             # compare_digest takes the same time for any wrong key, so that none can be guessed by its timing.
             if scheme.lower() != b"bearer" or not hmac.compare_digest(key.strip(), self._key):
                 raise ApiError(
@@ -93,8 +95,8 @@ class AuthMiddleware:
         return wrapped
 
 
-async def _send_error(error: ApiError, send: Callable[[MutableMapping[str, Any]], Any]) -> None:
-    body = to_bytes(error.content)
+async def _send_error(error: ApiError, path: str, send: Callable[[MutableMapping[str, Any]], Any]) -> None:
+    body = to_bytes(error.content_of(path))
     headers = {"content-type": "application/json", "content-length": str(len(body)), **error.headers}
     # The body of the request was not read. Closing the connection is cheaper than reading it.
     headers["connection"] = "close"

@@ -1,7 +1,20 @@
-"""Errors of the HTTP API: a status, and a JSON object in OpenAI's form."""
+"""Errors of the HTTP API: a status, and a JSON object in the form of OpenAI or Anthropic."""
 
 from collections.abc import Mapping
 from typing import Any
+
+MESSAGES_PATH = "/v1/messages"
+"""Path of Anthropic's Messages API, whose errors have another form."""
+_ANTHROPIC_KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+"""Anthropic's types of errors by HTTP status; others are invalid requests, or errors of the server."""
 
 
 class ApiError(Exception):
@@ -10,7 +23,7 @@ class ApiError(Exception):
     Attributes:
       status: HTTP status.
       headers: additional response headers.
-      content: JSON content of the response.
+      content: JSON content of the response, in OpenAI's form.
     """
 
     def __init__(
@@ -38,6 +51,15 @@ class ApiError(Exception):
         self.content: dict[str, Any] = {
             "error": {"message": message, "type": kind, "param": param, "code": code}
         }
+
+    def content_of(self, path: str) -> dict[str, Any]:
+        """Returns the JSON content in the form of the API that a path belongs to."""
+        if not path.startswith(MESSAGES_PATH):
+            return self.content
+        # Anthropic's errors have neither a code nor the name of a field.
+        other = "api_error" if self.status >= 500 else "invalid_request_error"
+        kind = _ANTHROPIC_KINDS.get(self.status, other)
+        return {"type": "error", "error": {"type": kind, "message": str(self)}}
 
 
 class ClientDisconnected(Exception):

@@ -20,11 +20,13 @@ class HttpExchange:
 
     Attributes:
       status: HTTP status of the response; None until the response begins.
+      num_events: number of events that were sent.
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, limits: ServingLimits):
         self._scope, self._receive, self._send, self._limits = scope, receive, send, limits
         self.status: int | None = None
+        self.num_events = 0
 
     async def read_json(self) -> bytes:
         """Returns the body of a request whose content type is JSON.
@@ -86,6 +88,15 @@ class HttpExchange:
             await self._send_part(body[first : first + PART_BYTES], more=True)
         await self._send_part(b"", more=False)
 
+    async def send_error(self, error: ApiError) -> None:
+        """Sends an error as the response.
+
+        Raises:
+          SlowClient: if the client does not read a part of it in time.
+        """
+        content = error.content_of(self._scope["path"])
+        await self.send_json(content, status=error.status, headers=error.headers)
+
     async def begin_events(self) -> None:
         """Begins a stream of server-sent events."""
         # nginx and similar proxies would otherwise buffer the events.
@@ -96,18 +107,24 @@ class HttpExchange:
         }
         await self._begin(200, headers, None)
 
-    async def send_event(self, content: Any) -> None:
+    async def send_event(self, content: dict[str, Any], *, has_name: bool = False) -> None:
         """Sends a server-sent event with JSON data.
+
+        Args:
+          content: the data.
+          has_name: whether the event's name is the field "type" of its data.
 
         Raises:
           SlowClient: if the client does not read it in time.
         """
-        await self._send_part(b"data: " + to_bytes(content) + b"\n\n", more=True)
+        self.num_events += 1
+        name = f"event: {content['type']}\n".encode() if has_name else b""
+        await self._send_part(name + b"data: " + to_bytes(content) + b"\n\n", more=True)
 
-    async def end_events(self, *, is_complete: bool) -> None:
-        """Ends the stream; only a complete one ends with OpenAI's end mark."""
-        # OpenAI's clients treat a stream without the end mark as interrupted.
-        await self._send_part(b"data: [DONE]\n\n" if is_complete else b"", more=False)
+    async def end_events(self, mark: str = "") -> None:
+        """Ends the stream, with a mark if its API has one for complete streams."""
+        # OpenAI's clients treat a stream of chunks without the end mark as interrupted.
+        await self._send_part(f"data: {mark}\n\n".encode() if mark else b"", more=False)
 
     async def _begin(self, status: int, headers: Mapping[str, str], length: int | None) -> None:
         self.status = status

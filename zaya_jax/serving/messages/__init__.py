@@ -1,0 +1,1 @@
+"""Anthropic's Messages API over the same engine: its requests become chats, and chats its responses."""
