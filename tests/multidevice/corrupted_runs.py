@@ -1,4 +1,4 @@
-"""Small runs on four devices, each with one planted fault, and what they report, as JSON.
+"""Small runs on eight devices, each with one planted fault, and what they report, as JSON.
 
 It is a program, not a test, because the number of devices is fixed when jax starts; `test_corrupted_runs.py`
 runs it.
@@ -39,6 +39,7 @@ def config_of(folder, corpus, **execution):
     values = small_values(run_folder=str(folder), corpus=str(corpus))
     values["model"] |= {"num_hidden_layers": 1, "layer_pattern": ("hybrid",)}
     values["train"] |= {"num_steps": 8, "checkpoint_every": 4, "eval_every": 8, "log_every": 2}
+    values["data"]["batch_size"] = 8
     values["execution"] |= execution
     values["watch"] = {"checksums": True, "replay": True, "replay_every": STEP, "replica_check_every": None}
     return Config.from_dict(values)

@@ -11,9 +11,9 @@ from zaya_jax.parallel.mesh import ALL, named_shardings, on_each_device
 
 
 def rotated_mesh(mesh: Mesh) -> Mesh | None:
-    """Returns the mesh with its devices rotated by half of the processes; None for a single device.
+    """Returns the mesh with its devices rotated by nearly half of the processes; None for a single device.
 
-    In a single process the devices are rotated by half of their number. Processes keep adjacent devices.
+    In a single process devices are rotated by nearly half of their number. Processes keep adjacent devices.
     """
     devices = mesh.devices.reshape(-1)
     if len(devices) == 1:
@@ -21,7 +21,10 @@ def rotated_mesh(mesh: Mesh) -> Mesh | None:
     # Whole processes, so that each part of a sequence or a node stays together.
     num_processes = len({device.process_index for device in devices})
     parts = num_processes if num_processes > 1 else len(devices)
-    rotated = np.roll(devices, parts // 2 * (len(devices) // parts))
+    # By less than a half of three or more: otherwise two devices would swap their roles, and a fault of one
+    # could not be told from a fault of the other.
+    shift = max((parts - 1) // 2, 1) * (len(devices) // parts)
+    rotated = np.roll(devices, shift)
     return Mesh(rotated.reshape(mesh.devices.shape), mesh.axis_names)
 
 

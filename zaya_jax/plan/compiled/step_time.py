@@ -25,6 +25,7 @@ _KINDS = {
 }
 """Names of the collectives in measurements."""
 KERNEL_SCOPES = (
+    ("checksums of state and gradients", ("checksums",)),
     (
         "attention's scores and values",
         ("flash_attention", "flash_attention_grad_keys", "flash_attention_grad_queries"),

@@ -33,7 +33,8 @@ from zaya_jax.train.step.state import TrainState, partition_specs
 
 STAGES = ("gradients_DW", "sums_DG", "state_DK")
 """Checksums of a step in the order of the computation; the first stage that differs has the cause."""
-ROUTINE = "routine"
+ROUTINE, REQUESTED = "routine", "requested"
+"""Reasons of repetitions that no suspicion has caused."""
 
 
 class StepReplay(Hook):
@@ -54,7 +55,7 @@ class StepReplay(Hook):
         if hosts.broadcast_from_first("replay request", hosts.is_first() and request.exists()):
             if hosts.is_first():
                 request.unlink(missing_ok=True)
-            verify_last_step(context, "requested")
+            verify_last_step(context, REQUESTED)
 
 
 def verify_last_step(context: StepContext, reason: str) -> None:

@@ -162,7 +162,7 @@ def _bits(array: jax.Array) -> UInt32[Array, "..."]:
 
 def compare(
     state: Any, batch: Batch, gradients: Any, norm: jax.Array, *, written: Integrity | None
-) -> tuple[Integrity | None, UInt32[Array, ""] | None]:
+) -> tuple[Integrity | None, UInt32[Array, ""] | None, UInt32[Array, ""] | None]:
     """Compares what a device is about to use with its checksums; called within `on_each_device`.
 
     Args:
@@ -174,10 +174,11 @@ def compare(
       written: checksums of this step; None without checksums.
 
     Returns:
-      The checksums with new failures, and the number of failures on all devices; two None without checksums.
+      The checksums with new failures, the number of failures on all devices, and a checksum of the rows of
+      all devices that depends on their order; three None without checksums.
     """
     if written is None:
-        return None, None
+        return None, None, None
     with jax.named_scope("checksums"):
         differs_F = jnp.concatenate(
             [
@@ -189,8 +190,10 @@ def compare(
         # The first failure stays: later ones may be its consequences.
         before_F, now = written.failed_DF[0], (state.step + 1).astype(jnp.uint32)
         failed_F = jnp.where(before_F == 0, differs_F * now, before_F)
-        mismatches = all_reduce(jnp.sum(failed_F != 0, dtype=jnp.uint32))
-        return dataclasses.replace(written, failed_DF=failed_F[None]), mismatches
+        num_failed = jnp.sum(failed_F != 0, dtype=jnp.uint32)
+        # In one message: a collective of all devices has a high latency.
+        mismatches, data = all_reduce(jnp.stack([num_failed, _data_checksum(batch)]))
+        return dataclasses.replace(written, failed_DF=failed_F[None]), mismatches, data
 
 
 def with_state_checksums(state: Any, integrity: Integrity | None, mismatches: jax.Array | None) -> Any:
@@ -212,19 +215,20 @@ def with_state_checksums(state: Any, integrity: Integrity | None, mismatches: ja
     return dataclasses.replace(stored, integrity=dataclasses.replace(integrity, state_DK=state_K[None]))
 
 
-def data_checksum(batch: Batch) -> UInt32[Array, ""] | None:
-    """Returns a checksum of all rows and their order; None for batches without an origin."""
-    if batch.origin_BC2 is None:
-        return None
-    index_BC, checksum_BC = batch.origin_BC2[..., 0], batch.origin_BC2[..., 1]
-    return all_reduce(jnp.sum((2 * index_BC + 1) * checksum_BC, dtype=jnp.uint32))
+def _data_checksum(batch: Batch) -> UInt32[Array, ""]:
+    index_B, checksum_B = _origin(batch)
+    return jnp.sum((2 * index_B + 1) * checksum_B, dtype=jnp.uint32)
+
+
+def _origin(batch: Batch) -> tuple[jax.Array, jax.Array]:
+    """Returns the global index and the host's checksum of each row of this device."""
+    assert batch.origin_BC2 is not None, "batches of a run with checksums have origins"
+    return batch.origin_BC2[:, 0, 0], batch.origin_BC2[:, 0, 1]
 
 
 def _compare_rows(batch: Batch, step: jax.Array) -> Bool[Array, "2"]:
     """Compares the bits of a device's rows, and their places in the data."""
-    origin_BC2 = batch.origin_BC2
-    assert origin_BC2 is not None, "batches of a run with checksums have origins"
-    index_B, expected_B = origin_BC2[:, 0, 0], origin_BC2[:, 0, 1]
+    index_B, expected_B = _origin(batch)
     # Rows are counted from the start of the range as if each step had as many as the steps of this range.
     place = step.astype(jnp.uint32) * lax.axis_size(DATA) + lax.axis_index(DATA).astype(jnp.uint32)
     place_B = place * index_B.size + lax.iota(jnp.uint32, index_B.size)

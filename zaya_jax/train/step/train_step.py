@@ -50,7 +50,6 @@ from zaya_jax.train.step.dpo import (
 from zaya_jax.train.step.integrity import (
     Integrity,
     compare,
-    data_checksum,
     tree_checksums,
     with_state_checksums,
 )
@@ -233,7 +232,7 @@ def _local_step(
     is_finite = jnp.isfinite(norm) & jnp.isfinite(sums.loss)
     written = _write_checksums(state, setup, gradients, summed, by_layer=by_layer)
     summed = summed if tamper is None else tamper(summed)
-    integrity, mismatches = compare(state, rows, summed, norm, written=written)
+    integrity, mismatches, data_checksum = compare(state, rows, summed, norm, written=written)
     is_applied = is_finite if mismatches is None else is_finite & (mismatches == 0)
     # A branch, not a select between two results, which would store the state twice and copy it.
     apply, keep = (functools.partial(function, setup=setup) for function in (_apply_update, _keep_state))
@@ -261,7 +260,7 @@ def _local_step(
         logit_bound=logit_bound(setup.model.config, params),
         skipped_steps=new_state.skipped_steps,
         mismatches=mismatches,
-        data_checksum=data_checksum(rows),
+        data_checksum=data_checksum,
     )
 
 
