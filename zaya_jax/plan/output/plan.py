@@ -28,7 +28,7 @@ from zaya_jax.plan.compiled.hlo import Collective, Program, largest_buffers
 from zaya_jax.plan.compiled.step_time import StepTime, model_step
 from zaya_jax.plan.compiled.traffic import moved_bytes
 from zaya_jax.plan.devices import Cluster
-from zaya_jax.plan.integrity import IntegrityCost, integrity_costs
+from zaya_jax.plan.integrity_costs import IntegrityCost, integrity_costs
 from zaya_jax.plan.memory import POLICIES, activation_bytes, memory_by_kind
 from zaya_jax.plan.rocm.compiler import Compilation, Job, Memory
 from zaya_jax.plan.shares import micro_batch, own_tokens

@@ -6,7 +6,7 @@ from rich.table import Table
 
 from zaya_jax.plan.cases import CASES, PUBLISHED
 from zaya_jax.plan.compiled.search import SearchResult
-from zaya_jax.plan.integrity import IntegrityCost
+from zaya_jax.plan.integrity_costs import IntegrityCost
 from zaya_jax.plan.output.plan import CompiledStep, Plan
 from zaya_jax.plan.output.time_tables import effects_table, figure, milliseconds, times_table
 from zaya_jax.text_tables import format_bytes, memory_table, name_column, number_column

@@ -59,17 +59,24 @@ class StepReplay(Hook):
 
 
 def verify_last_step(context: StepContext, reason: str) -> None:
-    """Repeats the last step, if the run keeps its state, and records the result.
-
-    Args:
-      context: state of the loop; all processes call it at the same step.
-      reason: why the step is repeated. A routine repetition with equal results is not recorded.
+    """Repeats the last step as `repeat_last_step`, and ends the run if its results differ.
 
     Raises:
       Diverged: if a repetition differs, naming devices and tensors.
     """
+    if findings := repeat_last_step(context, reason):
+        end_corrupted_run(context, findings, "repeated, the step has other bits")
+
+
+def repeat_last_step(context: StepContext, reason: str) -> list[Finding]:
+    """Repeats the last step, if the run keeps its state, records the result, and returns differences.
+
+    Args:
+      context: state of the loop; all processes call it at the same step.
+      reason: why the step is repeated. A routine repetition with equal results is not recorded.
+    """
     if context.previous is None or context.state.integrity is None:
-        return
+        return []
     context.heartbeats.enter(COMPILE, context.step)
     recorded = context.state.integrity
     repeated, _ = context.programs.step(*context.previous)
@@ -85,9 +92,8 @@ def verify_last_step(context: StepContext, reason: str) -> None:
         text = f"{reason}: step {context.step} repeated on {where} with {result} results"
         write_run_event(context.config.run_folder, REPLAYED, context.step, reason=text, result=result)
         context.progress.say(text)
-    if findings:
-        end_corrupted_run(context, findings, "repeated, the step has other bits")
     context.clock.restart(context.step)
+    return findings
 
 
 def _differences(context: StepContext, recorded: Integrity, repeated: Any) -> list[Finding]:

@@ -271,11 +271,12 @@ def _write_checksums(
     if state.integrity is None:
         return None
     with jax.named_scope("checksums"):
-        # The nodes have summed these already, in an order that depends on where a device is.
-        sums_by_layer = shared_experts(setup.partition) if by_layer else {}
-        flat = flatten_dict(gradients, sep="/") if setup.replay else {}
-        own = {tuple(path.split("/")): x for path, x in flat.items() if path not in sums_by_layer}
-        own_W = tree_checksums([own[path] for path in sorted(own)])
+        own = flatten_dict(gradients) if setup.replay else {}
+        # The nodes have summed gradients of experts, in an order that depends on where a device is.
+        paths = {
+            tuple(path.split("/")): weight.of_experts and by_layer for path, weight in setup.partition.weights
+        }
+        own_W = tree_checksums([jnp.zeros(0) if paths[path] else own[path] for path in sorted(own)])
         return dataclasses.replace(
             state.integrity, gradients_DW=own_W[None], sums_DG=tree_checksums(summed)[None]
         )

@@ -5,7 +5,7 @@ import pytest
 from zaya_jax.options import load_config
 from zaya_jax.plan.devices import Cluster
 from zaya_jax.plan.gpus import MI300X
-from zaya_jax.plan.integrity import integrity_costs
+from zaya_jax.plan.integrity_costs import integrity_costs
 from zaya_jax.plan.memory import memory_by_kind
 
 CHECKSUMS = ["--config.watch.checksums=True"]
