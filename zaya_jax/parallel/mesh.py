@@ -403,6 +403,11 @@ def local_shard(values: np.ndarray, axes: tuple[str, ...] = ALL) -> jax.Array:
     return lax.dynamic_slice_in_dim(jnp.asarray(values), lax.axis_index(axes) * count, count)
 
 
+def place_among_rows() -> tuple[jax.Array, int]:
+    """Returns this device's place among those with different rows, and their number."""
+    return lax.axis_index(DATA), lax.axis_size(DATA)
+
+
 def device_number() -> jax.Array:
     """Returns the number of this device in the mesh, within `on_each_device`."""
     return lax.axis_index(ALL)

@@ -111,6 +111,7 @@ def _flip_bias(state: TrainState, bit: int) -> TrainState:
 
 
 def _flip_weight(state: TrainState, bit: int) -> TrainState:
+    # The same bucket in every repetition of a drill.
     name = min(state.buckets)
     return dataclasses.replace(state, buckets=state.buckets | {name: _flip_first(state.buckets[name], bit)})
 
@@ -283,6 +284,7 @@ class FaultInjection(Hook):
         return self._among(batches, first_step) if self._faults else batches
 
     def _among(self, batches: Iterator[Batch], first_step: int) -> Iterator[Batch]:
+        # Labels travel with the batches, so that a stale batch is recognized.
         previous = None
         for step in itertools.count(first_step):
             batch = next(batches, None)

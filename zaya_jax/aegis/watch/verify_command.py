@@ -57,6 +57,7 @@ def request_replay(run: pathlib.Path, *, timeout: float) -> dict:
     last = next((e for e in reversed(read_events(run)) if e["event"] in (BEGAN, AT, *ENDS)), None)
     if last is None or last["event"] in ENDS:
         raise UserError(f"{run} is not running; start it before you verify it")
+    # Before the file exists, so that the answer cannot be older than the request.
     request, began = run / REPLAY_REQUEST_FILE, time.time()
     request.touch()
     while time.time() - began < timeout:

@@ -35,6 +35,7 @@ class IntegrityChecks(Hook):
 
     def _end(self, context: StepContext, integrity: Integrity) -> None:
         names = _failed_names(context)
+        # Each process reads its own devices; a collective between devices is part of what is in doubt.
         own = [
             (int(step), device, names[column])
             for device, row in local_rows(integrity.failed_DF).items()
@@ -47,6 +48,7 @@ class IntegrityChecks(Hook):
         end_corrupted_run(context, findings, "values differ from their checksums")
 
     def _compare_at_rest(self, context: StepContext, integrity: Integrity) -> None:
+        # The first comparison compiles its program.
         context.heartbeats.enter(COMPILE, context.step)
         now_DK = context.programs.state_checksums(context.state)
         own = differing_columns(now_DK, integrity.state_DK, _failed_names(context), step=context.step)

@@ -20,7 +20,7 @@ MAX_LISTED = 8
 
 
 @dataclasses.dataclass(frozen=True)
-class Finding:
+class Corruption:
     """A value of one device that is wrong.
 
     Attributes:
@@ -44,7 +44,7 @@ def local_rows(array_DN: jax.Array) -> dict[int, np.ndarray]:
     return {shard.index[0].start or 0: np.asarray(shard.data)[0] for shard in array_DN.addressable_shards}
 
 
-def gather_findings(exchange: str, own: Sequence[tuple[int, int, str]]) -> list[Finding]:
+def gather_findings(exchange: str, own: Sequence[tuple[int, int, str]]) -> list[Corruption]:
     """Gathers the findings of all processes, by step and device; all processes call it at the same step.
 
     Args:
@@ -52,7 +52,9 @@ def gather_findings(exchange: str, own: Sequence[tuple[int, int, str]]) -> list[
       own: step, device and tensor of this process's findings.
     """
     by_process = enumerate(hosts.gather(exchange, [list(each) for each in own]))
-    findings = [Finding(step, device, n, tensor) for n, each in by_process for step, device, tensor in each]
+    findings = [
+        Corruption(step, device, n, tensor) for n, each in by_process for step, device, tensor in each
+    ]
     return sorted(findings, key=lambda each: (each.step, each.device))
 
 
@@ -60,6 +62,7 @@ def differing_columns(
     a_DN: jax.Array, b_DN: jax.Array, names: Sequence[str], *, step: int
 ) -> list[tuple[int, int, str]]:
     """Returns step, device and name where this process's rows of two arrays [D, N] differ."""
+    # On the host: the arrays are small, and no program of a device in doubt decides.
     others = local_rows(b_DN)
     return [
         (step, device, names[column])
@@ -68,12 +71,13 @@ def differing_columns(
     ]
 
 
-def end_corrupted_run(context: StepContext, findings: Sequence[Finding], what: str) -> None:
+def end_corrupted_run(context: StepContext, findings: Sequence[Corruption], what: str) -> None:
     """Records findings, and ends the run in all processes; a supervisor resumes it without the named hosts.
 
     Raises:
       Diverged: naming devices, processes, hosts and tensors.
     """
+    # The earliest step alone: what follows may be its consequence on sound devices.
     first = [each for each in findings if each.step == findings[0].step]
     listed = ", ".join(map(str, first[:MAX_LISTED]))
     more = f" and {len(first) - MAX_LISTED} more" if len(first) > MAX_LISTED else ""

@@ -22,7 +22,7 @@ from zaya_jax.train.heartbeats import COMPILE
 from zaya_jax.train.hooks.hook import Hook, StepContext
 from zaya_jax.train.hooks.run_events import write_run_event
 from zaya_jax.train.integrity.findings import (
-    Finding,
+    Corruption,
     differing_columns,
     end_corrupted_run,
     gather_findings,
@@ -68,7 +68,7 @@ def verify_last_step(context: StepContext, reason: str) -> None:
         end_corrupted_run(context, findings, "repeated, the step has other bits")
 
 
-def repeat_last_step(context: StepContext, reason: str) -> list[Finding]:
+def repeat_last_step(context: StepContext, reason: str) -> list[Corruption]:
     """Repeats the last step, if the run keeps its state, records the result, and returns differences.
 
     Args:
@@ -96,9 +96,10 @@ def repeat_last_step(context: StepContext, reason: str) -> list[Finding]:
     return findings
 
 
-def _differences(context: StepContext, recorded: Integrity, repeated: Any) -> list[Finding]:
+def _differences(context: StepContext, recorded: Integrity, repeated: Any) -> list[Corruption]:
     """Returns the differences of the first stage that has any, on the same devices."""
     names = _names(context)
+    # Later stages inherit the difference of an earlier one, on all devices.
     for stage in STAGES:
         pair = getattr(recorded, stage), getattr(repeated, stage)
         own = differing_columns(*pair, names[stage], step=context.step)
@@ -114,13 +115,14 @@ def _names(context: StepContext) -> Mapping[str, Sequence[str]]:
     return dict(zip(STAGES, (gradients, sums, names.state), strict=True))
 
 
-def _differences_elsewhere(context: StepContext, recorded: Integrity, rotated: Any) -> list[Finding]:
+def _differences_elsewhere(context: StepContext, recorded: Integrity, rotated: Any) -> list[Corruption]:
     """Repeats the step with all devices in other roles, and returns what a device computes wrongly each time.
 
     Only gradients before the sum are compared: libraries may sum in an order that depends on the devices.
     """
     state, rows = context.previous or (None, None)
     setup = context.run.setup(context.phase_config)
+    # Compiled again: the devices of a program are part of it.
     state = _rotate_state(state, context, rotated)
     step = compiled_step(state, setup=setup, mesh=rotated, num_microbatches=context.range.num_microbatches)
     repeated, _ = step(state, rotate(rows, BATCH, context.mesh, rotated))
@@ -131,7 +133,7 @@ def _differences_elsewhere(context: StepContext, recorded: Integrity, rotated: A
     other = [devices.index(device) for device in rotated.devices.reshape(-1)]
     names = _names(context)["gradients_DW"]
     return [
-        Finding(context.step, device, devices[device].process_index, names[column])
+        Corruption(context.step, device, devices[device].process_index, names[column])
         for device in suspects(differing, [other[place] for place in differing])
         for column in range(len(names))
         if device in first and first[device][column] != second[device][column]
@@ -150,7 +152,7 @@ def suspects(first: Sequence[int], second: Sequence[int]) -> list[int]:
 
 
 def _rotate_state(state: Any, context: StepContext, rotated: Any) -> TrainState:
-    # Keys have a type of their own, which collectives do not accept.
+    # Collectives do not accept the type of random keys.
     plain = dataclasses.replace(state, key=jax.random.key_data(state.key))
     moved = rotate(plain, partition_specs(plain), context.mesh, rotated)
     return dataclasses.replace(moved, key=jax.random.wrap_key_data(moved.key))

@@ -28,7 +28,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, UInt32
 
 from zaya_jax.data.reading.batch import Batch
-from zaya_jax.parallel.mesh import DATA, all_reduce, place_row_values, place_rows
+from zaya_jax.parallel.mesh import all_reduce, place_among_rows, place_row_values, place_rows
 from zaya_jax.pytree import pytree
 
 ROWS, ORDER = "rows of the batch", "order of the batch"
@@ -110,11 +110,13 @@ def tree_checksums(tree: Any, *, after: jax.Array | None = None) -> UInt32[Array
 
 
 def _own_arrays(state: Any) -> list[tuple[Any, Any]]:
+    # By path, whose order is the same for arrays, shapes and specs.
     fields = {name: getattr(state, name) for name in OWN_FIELDS}
     return jax.tree_util.tree_leaves_with_path(fields)
 
 
 def _stacked(arrays: list[jax.Array], after: jax.Array | None) -> jax.Array:
+    # One checksum per array, so that a mismatch has a name; each is a single pass over its array.
     sums = [array_checksum(x, after=after) for x in arrays]
     return jnp.stack(sums) if sums else jnp.zeros(0, jnp.uint32)
 
@@ -149,6 +151,8 @@ def array_checksum(array: jax.Array, *, after: jax.Array | None = None) -> UInt3
     factors = 2 * places + 1
     if after is None:
         return jnp.sum(bits * factors, dtype=jnp.uint32)
+    # The value is added to every word and its effect subtracted again: a true dependence, which survives
+    # passes of the compiler that remove barriers or merge equal expressions.
     shift = lax.bitcast_convert_type(after, jnp.uint32)
     # The sum of the first n odd numbers is n**2.
     return jnp.sum((bits + shift) * factors, dtype=jnp.uint32) - shift * np.uint32(array.size**2 % 2**32)
@@ -230,8 +234,9 @@ def _compare_rows(batch: Batch, step: jax.Array) -> Bool[Array, "2"]:
     """Compares the bits of a device's rows, and their places in the data."""
     index_B, expected_B = _origin(batch)
     # Rows are counted from the start of the range as if each step had as many as the steps of this range.
-    place = step.astype(jnp.uint32) * lax.axis_size(DATA) + lax.axis_index(DATA).astype(jnp.uint32)
-    place_B = place * index_B.size + lax.iota(jnp.uint32, index_B.size)
+    place, num_places = place_among_rows()
+    first = (step.astype(jnp.uint32) * num_places + place.astype(jnp.uint32)) * index_B.size
+    place_B = first + lax.iota(jnp.uint32, index_B.size)
     bits_differ = jnp.any(row_checksums(batch) != expected_B)
     return jnp.stack([bits_differ, jnp.any(index_B != place_B)])
 
