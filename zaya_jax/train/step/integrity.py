@@ -265,7 +265,7 @@ def place_batch(batch: Batch, mesh: Mesh) -> Batch:
     origin_BC2 = batch.origin_BC2
     if origin_BC2 is None:
         return place_rows(batch, mesh)
-    # The index travels as one more array of the batch, so that each device gets that of its own rows.
+    # The index travels as one more array of the batch, so that each device gets the indices of its rows.
     index_BT = np.broadcast_to(origin_BC2[:, :1, 0], batch.tokens_BT.shape)
     plain = dataclasses.replace(batch, origin_BC2=None)
 
