@@ -23,7 +23,7 @@ from zaya_jax.train.step.integrity import (
     place_batch,
     row_checksums,
 )
-from zaya_jax.train.step.state import init_state, make_setup
+from zaya_jax.train.step.state import init_state, make_setup, shardings
 from zaya_jax.train.step.train_step import train_step
 
 ROWS_OF_BATCH, TIME = 4, 16
@@ -48,7 +48,8 @@ def flipped(array, place, bit):
     """Returns an array with one flipped bit."""
     bits = np.array(array).reshape(-1).view(np.uint32)
     bits[place] ^= np.uint32(1 << bit)
-    return jnp.asarray(bits.view(np.float32).reshape(array.shape))
+    # With its sharding: with another one the step would be compiled again.
+    return jax.device_put(bits.view(np.float32).reshape(array.shape), array.sharding)
 
 
 @functools.cache
@@ -80,7 +81,9 @@ def step_of(*, checksums=True):
 @functools.cache
 def first_state(*, checksums=True):
     setup = setup_of(checksums=checksums)
-    return sealed(jax.jit(functools.partial(init_state, config(checksums=checksums), setup))(), MESH)
+    state = sealed(jax.jit(functools.partial(init_state, config(checksums=checksums), setup))(), MESH)
+    # As a step returns it, so that one program makes all steps.
+    return jax.device_put(state, shardings(state, MESH))
 
 
 def no_masks():
