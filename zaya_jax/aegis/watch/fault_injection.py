@@ -8,7 +8,6 @@ Each fault occurs once per run, even if its step is repeated: a file in the run 
 import contextlib
 import ctypes
 import dataclasses
-import functools
 import itertools
 import os
 import pathlib
@@ -16,6 +15,7 @@ import re
 import signal
 import time
 from collections.abc import Callable, Collection, Iterator
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -125,19 +125,20 @@ def _flip_moment(state: TrainState, bit: int) -> TrainState:
 
 def _flip_input(rows: Batch, bit: int) -> Batch:
     """Flips a bit of a target on the way to the device, after the host has computed its checksum."""
-    return dataclasses.replace(rows, targets_BT=_flip_first(rows.targets_BT, bit))
+    return dataclasses.replace(rows, targets_BT=_flip_first(cast(jax.Array, rows.targets_BT), bit))
 
 
 def _miscompute(rows: Batch, bit: int) -> Batch:
     """Makes a device compute with another target, which no checksum shows: only a repetition does."""
     rows = _flip_input(rows, bit)
     assert rows.origin_BC2 is not None, "a wrong computation is detected only with watch.checksums"
-    copies = [shard.data for shard in rows.origin_BC2.addressable_shards]
+    origin = cast(jax.Array, rows.origin_BC2)
+    shards = [shard.data for shard in origin.addressable_shards]
     own = jax.tree.map(lambda x: np.asarray(x.addressable_shards[0].data), rows)
-    origin_BC2 = own.origin_BC2.copy()
-    origin_BC2[:, 0, 1] = row_checksums(own)
-    copies[0] = jax.device_put(origin_BC2, rows.origin_BC2.addressable_shards[0].device)
-    placed = jax.make_array_from_single_device_arrays(rows.origin_BC2.shape, rows.origin_BC2.sharding, copies)
+    own_origin_BC2 = own.origin_BC2.copy()
+    own_origin_BC2[:, 0, 1] = row_checksums(own)
+    shards[0] = jax.device_put(own_origin_BC2, origin.addressable_shards[0].device)
+    placed = jax.make_array_from_single_device_arrays(origin.shape, origin.sharding, shards)
     return dataclasses.replace(rows, origin_BC2=placed)
 
 
@@ -262,8 +263,7 @@ class FaultInjection(Hook):
         """Replaces the program of a step that damages its rows or gradients."""
         programs, step = context.programs, context.programs.step
         for fault in self._new(context.step, INPUT_FAULTS):
-            damage = functools.partial(INPUT_FAULTS[fault.kind], bit=fault.bit)
-            step = _with_input(step, damage)
+            step = _with_input(step, fault)
         # In all processes, because all devices run the same program.
         for fault in self._of_all:
             if fault.kind == FLIP_GRADIENT and fault.step == context.step and self._is_new(fault):
@@ -292,8 +292,10 @@ class FaultInjection(Hook):
                 batch = next(batches, None)
             if batch is None:
                 return
-            is_stale = previous is not None and any(True for _ in self._new(step, (STALE,)))
-            yield self._inject(step, previous if is_stale else batch)
+            current, previous = batch, previous or batch
+            if any(True for _ in self._new(step, (STALE,))):
+                current = previous
+            yield self._inject(step, current)
             previous = batch
 
     def _inject(self, step: int, batch: Batch) -> Batch:
@@ -321,8 +323,8 @@ class FaultInjection(Hook):
         return False
 
 
-def _with_input(step: Step, damage: Callable[[Batch], Batch]) -> Step:
-    return lambda state, rows: step(state, damage(rows))
+def _with_input(step: Step, fault: Fault) -> Step:
+    return lambda state, rows: step(state, INPUT_FAULTS[fault.kind](rows, fault.bit))
 
 
 def _tampered_step(context: StepContext, fault: Fault) -> Step:

@@ -24,11 +24,11 @@ class IntegrityChecks(Hook):
         Raises:
           Diverged: naming the device, the process and the tensor.
         """
-        integrity = context.state.integrity
-        if integrity is None:
+        integrity, mismatches = context.state.integrity, context.metrics.mismatches
+        if integrity is None or mismatches is None:
             return
         # The same number in all processes, so that all read the details, or none.
-        if int(context.metrics.mismatches):
+        if int(mismatches):
             self._end(context, integrity)
         if before_save:
             self._compare_at_rest(context, integrity)

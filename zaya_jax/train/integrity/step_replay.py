@@ -120,14 +120,15 @@ def _differences_elsewhere(context: StepContext, recorded: Integrity, rotated: A
 
     Only gradients before the sum are compared: libraries may sum in an order that depends on the devices.
     """
-    state, rows = context.previous or (None, None)
+    assert context.previous is not None, "repeated on the same devices before"
+    state, rows = context.previous
     setup = context.run.setup(context.phase_config)
     # Compiled again: the devices of a program are part of it.
     state = _rotate_state(state, context, rotated)
     step = compiled_step(state, setup=setup, mesh=rotated, num_microbatches=context.range.num_microbatches)
-    repeated, _ = step(state, rotate(rows, BATCH, context.mesh, rotated))
-    first = _gathered(recorded.gradients_DW)
-    second = _gathered(repeated.integrity.gradients_DW)
+    integrity = step(state, rotate(rows, BATCH, context.mesh, rotated))[0].integrity
+    assert integrity is not None, "the state that is repeated has checksums"
+    first, second = _gathered(recorded.gradients_DW), _gathered(integrity.gradients_DW)
     differing = [place for place, row in first.items() if row != second[place]]
     devices = list(context.mesh.devices.reshape(-1))
     other = [devices.index(device) for device in rotated.devices.reshape(-1)]
@@ -136,7 +137,12 @@ def _differences_elsewhere(context: StepContext, recorded: Integrity, rotated: A
         Corruption(context.step, device, devices[device].process_index, names[column])
         for device in suspects(differing, [other[place] for place in differing])
         for column in range(len(names))
-        if device in first and first[device][column] != second[device][column]
+        # In whichever of the two roles of this device the results differ.
+        if any(
+            first[place][column] != second[place][column]
+            for place in differing
+            if device in (place, other[place])
+        )
     ]
 
 

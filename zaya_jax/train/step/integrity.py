@@ -227,7 +227,8 @@ def _data_checksum(batch: Batch) -> UInt32[Array, ""]:
 def _origin(batch: Batch) -> tuple[jax.Array, jax.Array]:
     """Returns the global index and the host's checksum of each row of this device."""
     assert batch.origin_BC2 is not None, "batches of a run with checksums have origins"
-    return batch.origin_BC2[:, 0, 0], batch.origin_BC2[:, 0, 1]
+    origin_BC2 = jnp.asarray(batch.origin_BC2)
+    return origin_BC2[:, 0, 0], origin_BC2[:, 0, 1]
 
 
 def _compare_rows(batch: Batch, step: jax.Array) -> Bool[Array, "2"]:
