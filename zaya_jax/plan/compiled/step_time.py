@@ -25,7 +25,6 @@ _KINDS = {
 }
 """Names of the collectives in measurements."""
 KERNEL_SCOPES = (
-    ("checksums of state and gradients", ("checksums",)),
     (
         "attention's scores and values",
         ("flash_attention", "flash_attention_grad_keys", "flash_attention_grad_queries"),
@@ -35,6 +34,7 @@ KERNEL_SCOPES = (
     ("loss", ("loss",)),
     ("experts", ("experts",)),
     ("attention", ("attention",)),
+    ("checksums of state and gradients", ("checksums",)),
 )
 """Kinds of kernels by named scopes of the step; the first match counts."""
 COLLECTIVE_SCOPES = (
