@@ -47,7 +47,8 @@ def config_of(folder, corpus, **execution):
 
 def run(config, fault, *hooks):
     """Trains with a fault; returns what its events say, and the losses that it wrote."""
-    injected = FaultInjection(parse_faults(f"{fault}@step={STEP}:bit=2" if fault else ""), config.run_folder, 0)
+    faults = parse_faults(f"{fault}@step={STEP}:bit=2" if fault else "")
+    injected = FaultInjection(faults, config.run_folder, process=0)
     diverged = None
     with contextlib.redirect_stdout(io.StringIO()):
         try:
