@@ -48,6 +48,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             "zaya aegis timeline runs/tiny --output=tiny.html     # history as an HTML page",
             "zaya aegis metrics runs/tiny      # metrics for Prometheus",
             "zaya aegis classify slurm-1.out   # failures in a log, and what to do about them",
+            "zaya aegis verify runs/tiny       # repeat the last step of a running run, and compare all bits",
             "zaya aegis agent runs/tiny        # watch this node while the run trains",
             "zaya aegis drill --minutes=40     # inject faults into a small run, and score their handling",
         ),
@@ -179,4 +180,5 @@ SUBCOMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "drill": functools.partial(_run_module, "zaya_jax.aegis.drill.command"),
     "metrics": functools.partial(_run_module, "zaya_jax.aegis.views.exporter"),
     "timeline": functools.partial(_run_module, "zaya_jax.aegis.views.timeline_page"),
+    "verify": functools.partial(_run_module, "zaya_jax.aegis.watch.verify_command"),
 }

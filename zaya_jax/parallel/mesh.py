@@ -8,6 +8,7 @@ node.
 Imports only jax and numpy, so that every package may use it.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -159,23 +160,55 @@ def place_rows(tree: Any, mesh: Mesh) -> Any:
       tree: arrays [rows, tokens, ...] with this process' `local_rows` and `local_tokens`.
       mesh: devices of all processes.
     """
-    own, ranks = _indices(mesh, None, across=CONTEXT), size_of(mesh, CONTEXT)
-    own_ranks = len(_indices(mesh, None, across=DATA))
 
     def place(rows: np.ndarray) -> jax.Array:
-        rows_per_device, length = rows.shape[0] // len(own), rows.shape[1] * ranks // own_ranks
-        order, positions = zigzag_order(length, ranks), local_tokens(mesh, length)
-
-        def shard(index: Any) -> np.ndarray:
-            global_rows, tokens, *_ = index  # further axes are not sharded
-            first = (global_rows.start or 0) - own.start * rows_per_device
-            columns = order[tokens] if positions is None else np.searchsorted(positions, order[tokens])
-            return rows[first : first + rows_per_device, columns]
-
-        shape = rows_per_device * size_of(mesh, DATA), length, *rows.shape[2:]
+        shape = *_global_shape(rows, mesh), *rows.shape[2:]
+        shard = functools.partial(_part_of_rows, rows, mesh)
         return jax.make_array_from_callback(shape, batch_sharding(mesh), shard)
 
     return jax.tree.map(place, tree)
+
+
+def place_row_values(
+    tree: Any, mesh: Mesh, function: Callable[[Any], np.ndarray], *, num_values: int
+) -> jax.Array:
+    """Places values of each row's parts on their devices, [rows, devices of a sequence, num_values].
+
+    Args:
+      tree: arrays as for `place_rows`.
+      mesh: devices of all processes.
+      function: returns values [rows of a device, num_values] of the parts that `place_rows` sends to it.
+      num_values: number of values of a row.
+    """
+    num_rows, length = _global_shape(jax.tree.leaves(tree)[0], mesh)
+    ranks = size_of(mesh, CONTEXT)
+
+    def shard(index: Any) -> np.ndarray:
+        rows, rank = index[0], index[1].start or 0
+        tokens = slice(rank * length // ranks, (rank + 1) * length // ranks)
+        return function(jax.tree.map(lambda x: _part_of_rows(x, mesh, (rows, tokens)), tree))[:, None]
+
+    return jax.make_array_from_callback((num_rows, ranks, num_values), batch_sharding(mesh), shard)
+
+
+def _global_shape(rows: np.ndarray, mesh: Mesh) -> tuple[int, int]:
+    """Returns the numbers of rows and tokens of a batch, of which a process has read `rows`."""
+    own, own_ranks = (_indices(mesh, None, across=axes) for axes in (CONTEXT, DATA))
+    return (
+        rows.shape[0] // len(own) * size_of(mesh, DATA),
+        rows.shape[1] * size_of(mesh, CONTEXT) // len(own_ranks),
+    )
+
+
+def _part_of_rows(rows: np.ndarray, mesh: Mesh, index: Any) -> np.ndarray:
+    """Returns the part of one device, from its indices in the batch, of what a process has read."""
+    own, (num_rows, length) = _indices(mesh, None, across=CONTEXT), _global_shape(rows, mesh)
+    order, positions = zigzag_order(length, size_of(mesh, CONTEXT)), local_tokens(mesh, length)
+    rows_per_device = num_rows // size_of(mesh, DATA)
+    global_rows, tokens, *_ = index  # further axes are not sharded
+    first = (global_rows.start or 0) - own.start * rows_per_device
+    columns = order[tokens] if positions is None else np.searchsorted(positions, order[tokens])
+    return rows[first : first + rows_per_device, columns]
 
 
 def _indices(mesh: Mesh, process: int | None, *, across: tuple[str, ...]) -> range:
@@ -368,6 +401,16 @@ def local_shard(values: np.ndarray, axes: tuple[str, ...] = ALL) -> jax.Array:
         return jnp.asarray(values)
     count = values.shape[0] // lax.axis_size(axes)
     return lax.dynamic_slice_in_dim(jnp.asarray(values), lax.axis_index(axes) * count, count)
+
+
+def place_among_rows() -> tuple[jax.Array, int]:
+    """Returns this device's place among those with different rows, and their number."""
+    return lax.axis_index(DATA), lax.axis_size(DATA)
+
+
+def device_number() -> jax.Array:
+    """Returns the number of this device in the mesh, within `on_each_device`."""
+    return lax.axis_index(ALL)
 
 
 def _is_single(axes: tuple[str, ...] = ALL) -> bool:

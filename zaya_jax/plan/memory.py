@@ -219,6 +219,12 @@ def logits_bytes(config: Config, tokens: int) -> int:
     return 2 * 4 * min(config.execution.loss_chunk, tokens) * config.model.vocab_size
 
 
+def own_state_bytes(config: Config, num_devices: int) -> int:
+    """Bytes of the part of the state that each device owns."""
+    state = state_bytes(config, num_devices)
+    return state.master + state.moments + state.ema
+
+
 def memory_by_kind(config: Config, num_devices: int) -> dict[str, int]:
     """Bytes on each device by kind, by arithmetic; the compiler reuses some memory and adds some."""
     state = state_bytes(config, num_devices)
@@ -239,6 +245,11 @@ def memory_by_kind(config: Config, num_devices: int) -> dict[str, int]:
         "weights, float32, shard of this device": state.master,
         "optimizer state, shard of this device": state.moments,
         **({"average of the weights, shard of this device": state.ema} if state.ema else {}),
+        **(
+            {"state before the last step, and a repeated state": 2 * own_state_bytes(config, num_devices)}
+            if config.watch.replay
+            else {}
+        ),
         f"weights, {config.execution.dtype}, full copy": state.weights,
         f"gradients, {config.execution.gradient_dtype}, full copy": state.gradients,
         "gradients, shard of this device": state.own_gradients,

@@ -18,6 +18,8 @@ PROFILE_FOLDER = "profile"
 TENSORBOARD_FOLDER = "tensorboard"
 TRACKERS_FILE = "sinks.json"
 """By experiment tracker: its run id, and the last step that it received."""
+REPLAY_REQUEST_FILE = "replay_request"
+"""Request of `zaya aegis verify`, which the run removes."""
 FAULTS_FOLDER = "faults"
 """One file per injected fault that has occurred."""
 
@@ -36,8 +38,9 @@ ENDS = "finished", "stopped", "stalled", "failed", "diverged", "went back"
 FINISHED, STOPPED, STALLED, FAILED, DIVERGED, WENT_BACK = ENDS
 """Kinds of events that end an attempt; after the last one the next attempt begins in the same processes."""
 SPIKED, STARVED, SKIPPED, DAMAGED, DECIDED = "spiked", "starved", "skipped", "damaged", "decided"
+CORRUPTED, REPLAYED = "corrupted", "replayed"
 """Kinds of events in between: a loss spike, an expert without tokens, a non-finite step, a damaged
-checkpoint, and a decision of the supervisor."""
+checkpoint, a decision of the supervisor; values that differ from their checksums, a repeated step."""
 
 SIGHTINGS_FOLDER = "sightings"
 """Observations of the agents on their nodes."""

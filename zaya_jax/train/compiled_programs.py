@@ -14,11 +14,20 @@ from zaya_jax.config import Config, DistillationConfig, StepRange
 from zaya_jax.data.reading.batch import Batch
 from zaya_jax.data.reading.positions import mixture_positions
 from zaya_jax.parallel.bucket_layouts import reshard_to_columns
-from zaya_jax.parallel.mesh import batch_sharding, node_size, replicated, with_context
+from zaya_jax.parallel.mesh import (
+    SHARDED,
+    batch_sharding,
+    node_size,
+    on_each_device,
+    replicated,
+    sharded,
+    with_context,
+)
 from zaya_jax.platform.compile_thread import start_compiling
 from zaya_jax.platform.compiler import compiler_options
 from zaya_jax.pytree import abstract
 from zaya_jax.train.setup import PreparedRun
+from zaya_jax.train.step.integrity import state_checksums
 from zaya_jax.train.step.replica_checksums import Checksums, checksum_program
 from zaya_jax.train.step.state import (
     TrainSetup,
@@ -26,12 +35,14 @@ from zaya_jax.train.step.state import (
     abstract_state,
     average_of,
     checkpoint_shardings,
+    partition_specs,
     shardings,
     training_of,
 )
 from zaya_jax.train.step.train_step import (
     Metrics,
     Sums,
+    Tamper,
     evaluate_step,
     reference_step,
     teacher_step,
@@ -50,12 +61,14 @@ class Programs:
       evaluate: returns the sums of a held-out batch.
       checkpoint: returns the arrays of a checkpoint.
       checksums: returns checksums of each device's values.
+      state_checksums: returns the checksums of the arrays that each device owns, [devices, arrays].
     """
 
     step: Step
     evaluate: Callable[[TrainState, Batch], Sums]
     checkpoint: Callable[[TrainState], dict[str, Any]]
     checksums: Checksums
+    state_checksums: Callable[[TrainState], jax.Array]
 
 
 def make_programs(state: TrainState, *, setup: TrainSetup, mesh: Mesh, num_microbatches: int = 1) -> Programs:
@@ -87,6 +100,7 @@ def _make_programs(
         # Without a context axis: over one axis each array is sharded once, and moves as little as possible.
         checkpoint=_checkpoint(state, with_context(mesh, 1)),
         checksums=checksum_program(state, setup=setup, mesh=mesh),
+        state_checksums=state_checksum_program(state, mesh),
     )
 
 
@@ -115,6 +129,9 @@ def abstract_batch(config: Config, batch_size: int) -> Batch:
         if config.distillation.teacher is not None:
             tokens, log_probs = jnp.zeros(predictions, jnp.int32), jnp.zeros(predictions, jnp.float32)
             batch = dataclasses.replace(batch, teacher_tokens_BTK=tokens, teacher_log_probs_BTK=log_probs)
+        if config.watch.checksums:
+            origin_BC2 = jnp.zeros((batch_size, config.execution.context_devices, 2), jnp.uint32)
+            batch = dataclasses.replace(batch, origin_BC2=origin_BC2)
         return batch
 
     return jax.eval_shape(zeros)
@@ -192,7 +209,31 @@ def whole_variables(state: TrainState, mesh: Mesh) -> dict[str, Any]:
     return jax.jit(lambda state: state.variables, out_shardings=replicated(mesh))(state)
 
 
-def compiled_step(state: TrainState, *, setup: TrainSetup, mesh: Mesh, num_microbatches: int = 1) -> Step:
+def state_checksum_program(state: TrainState, mesh: Mesh) -> Callable[[TrainState], jax.Array]:
+    """Compiles the program that computes the checksums of the arrays that each device owns."""
+    specs = partition_specs(state)
+    local = on_each_device(
+        lambda state: state_checksums(state)[None], mesh, in_specs=(specs,), out_specs=SHARDED
+    )
+    return jax.jit(local, in_shardings=(shardings(state, mesh),), out_shardings=sharded(mesh))
+
+
+def sealed(state: TrainState, mesh: Mesh) -> TrainState:
+    """Returns a created or restored state with the checksums of its arrays, if its run has checksums."""
+    if state.integrity is None:
+        return state
+    integrity = dataclasses.replace(state.integrity, state_DK=state_checksum_program(state, mesh)(state))
+    return dataclasses.replace(state, integrity=integrity)
+
+
+def compiled_step(
+    state: TrainState,
+    *,
+    setup: TrainSetup,
+    mesh: Mesh,
+    num_microbatches: int = 1,
+    tamper: Tamper | None = None,
+) -> Step:
     """Returns `train_step` under `jax.jit` with a donated state and fixed shardings.
 
     Args:
@@ -200,15 +241,19 @@ def compiled_step(state: TrainState, *, setup: TrainSetup, mesh: Mesh, num_micro
       setup: network, optimizer and balancer.
       mesh: all devices.
       num_microbatches: number of parts in which each device processes its rows.
+      tamper: injects a fault, as in `train_step`; None for none.
     """
     placed = shardings(state, mesh)
     # The same shardings in and out: a step's result is the next step's argument, and nothing is moved.
     return jax.jit(
-        functools.partial(train_step, setup=setup, mesh=mesh, num_microbatches=num_microbatches),
+        functools.partial(
+            train_step, setup=setup, mesh=mesh, num_microbatches=num_microbatches, tamper=tamper
+        ),
         in_shardings=(placed, batch_sharding(mesh)),
         out_shardings=(placed, replicated(mesh)),
-        # The new state reuses the memory of the old one: two would not fit.
-        donate_argnames=("state",),
+        # The new state reuses the memory of the old one: two would not fit. But a step that is to be repeated
+        # needs the old one.
+        donate_argnames=() if setup.replay else ("state",),
         compiler_options=_options(mesh),
     )
 

@@ -8,7 +8,6 @@ import jax
 
 from zaya_jax.data.reading.batch import Batch
 from zaya_jax.data.reading.positions import describe_epochs, mixture_positions
-from zaya_jax.parallel.mesh import place_rows
 from zaya_jax.train.compiled_programs import RunPrograms
 from zaya_jax.train.heartbeats import COMPILE, DISPATCH, READ, STEP, Heartbeats
 from zaya_jax.train.hooks.checkpointing import Checkpointing
@@ -16,6 +15,7 @@ from zaya_jax.train.hooks.hook import Hook, StepContext, call_at_exit
 from zaya_jax.train.hooks.progress import ProgressLine
 from zaya_jax.train.hooks.step_meter import StepClock, StepMeter
 from zaya_jax.train.setup import PreparedRun
+from zaya_jax.train.step.integrity import place_batch
 from zaya_jax.train.step.state import TrainState
 from zaya_jax.train.stop_request import SAVE_FAILED, Stopped, StopRequest
 
@@ -58,7 +58,7 @@ def run_steps(
 
 def _train_range(context: StepContext, checkpointing: Checkpointing) -> None:
     """Runs the steps of one range, which share a phase, a batch size and a compiled program."""
-    heartbeats, mesh = context.heartbeats, context.mesh
+    heartbeats, mesh, config = context.heartbeats, context.mesh, context.config
     # One meter per range, because steps of another size have another throughput.
     meter = StepMeter(context.run, context.range, context.position, context.clock)
     # Every moment of the loop is in some section, so that a hang is too.
@@ -67,9 +67,10 @@ def _train_range(context: StepContext, checkpointing: Checkpointing) -> None:
         context.step, context.batch = context.step + 1, batch
         heartbeats.enter(COMPILE if context.starts_range else DISPATCH, context.step)
         # Each process has read its share; together they are the batch that one process would have read.
-        rows = place_rows(batch, mesh)
+        rows = place_batch(batch, mesh)
         # After its batch was read: a trace that starts here begins with the step itself.
         context.emit(Hook.on_step_begin)
+        context.previous = (context.state, rows) if config.watch.replay else None
         # An implicit transfer would make each step wait for the previous one.
         with (
             jax.profiler.StepTraceAnnotation(STEP_NAME, step_num=context.step),

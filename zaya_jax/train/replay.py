@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from zaya_jax.checkpoint import SavedStep, all_steps, newest_step
 from zaya_jax.data.reading.positions import mixture_positions
 from zaya_jax.errors import UserError
-from zaya_jax.parallel.mesh import place_rows
 from zaya_jax.parallel.processes import hosts
 from zaya_jax.run_folder.names import METRICS_FILE
 from zaya_jax.train.compiled_programs import RunPrograms
@@ -20,6 +19,7 @@ from zaya_jax.train.consistency.config_changes import read_changes
 from zaya_jax.train.metrics.files import read_metrics
 from zaya_jax.train.setup import PreparedRun
 from zaya_jax.train.starting_state import restored_state
+from zaya_jax.train.step.integrity import place_batch
 
 MAX_RELATIVE_DIFFERENCE = 1e-3
 """Maximum relative difference of a repeated loss. The same jax on the same devices returns the same bits.
@@ -130,7 +130,7 @@ def _repeat(run: PreparedRun, planned: Replay, programs: RunPrograms) -> Iterato
         batches = run.read_batches(step_range, reading, num_steps=planned.end - step_range.first_step)
         for step, batch in enumerate(batches, start=step_range.first_step + 1):
             # Without evaluations and checkpoints, which do not change the state.
-            state, metrics = programs.of(step_range).step(state, place_rows(batch, mesh))
+            state, metrics = programs.of(step_range).step(state, place_batch(batch, mesh))
             if step in planned.losses:
                 yield step, float(metrics.loss)
         if step_range.end >= planned.end:

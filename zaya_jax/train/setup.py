@@ -157,6 +157,7 @@ class PreparedRun:
             num_threads=config.execution.read_threads,
             references=self.training_references,
             teachers=self.training_teachers,
+            first_index=step_range.first_step * step_range.batch_size if config.watch.checksums else None,
         )
         # Masked last: whatever an extension makes of a batch, a skipped step must change no weight. And here,
         # so that a replay of recorded steps reads the same batches.

@@ -17,6 +17,7 @@ from zaya_jax.checkpoint import (
 from zaya_jax.parallel.processes import hosts
 from zaya_jax.platform.compiler import compiler_options
 from zaya_jax.pytree import abstract
+from zaya_jax.train.compiled_programs import sealed
 from zaya_jax.train.heartbeats import RESTORE, Heartbeats
 from zaya_jax.train.setup import PreparedRun
 from zaya_jax.train.step.state import (
@@ -45,7 +46,7 @@ def starting_state(run: PreparedRun, heartbeats: Heartbeats) -> TrainState:
     """
     start = run.start
     if start is None or start.run_folder != run.config.run_folder:
-        return fresh_state(run, heartbeats)
+        return sealed(fresh_state(run, heartbeats), run.mesh)
     if not has_training(start.run_folder, start.step):
         raise hosts.collective_error(
             f"{run.config.run_folder} contains weights only; to train from them, use another folder: "
@@ -109,7 +110,7 @@ def restored_state(run: PreparedRun, start: SavedStep) -> TrainState:
         functools.partial(from_checkpoint, like=state, written=written),
         out_shardings=shardings(state, run.mesh),
     )
-    return partition(restored)
+    return sealed(partition(restored), run.mesh)
 
 
 def _contents_of(start: SavedStep) -> tuple[int, int, bool]:

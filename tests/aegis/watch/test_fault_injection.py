@@ -1,5 +1,6 @@
 """Fault injection: parsing, time and effect of faults."""
 
+import dataclasses
 import signal
 import subprocess
 import sys
@@ -17,6 +18,9 @@ def test_faults_are_parsed():
         Fault("hang", 12, 1, FOR_EVER),
         Fault("kill", 3, None, 2.5),
     ]
+    assert parse_faults("flip_weight@step=5:steps=2:bit=7") == [
+        Fault("flip_weight", step, None, FOR_EVER, bit=7) for step in (5, 6)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -26,6 +30,7 @@ def test_faults_are_parsed():
         ("kil@step=3", 'ZAYA_FAULT has the unknown fault "kil"; .*kill'),
         ("kill@step=3:rank=1", "a fault is KIND@step=N"),
         ("kill@step=-3", "a fault is KIND@step=N"),
+        ("flip@step=3:bit=32", "the bits of a value are 0 to 31"),
     ],
 )
 def test_invalid_faults_are_refused(order, sentence):
@@ -90,3 +95,11 @@ def test_a_process_ends_by_the_signal_of_its_fault(kind, ending):
 def test_a_fail_fault_raises():
     with pytest.raises(RuntimeError, match="an injected fault"):
         PROCESS_FAULTS["fail"](1.0)
+
+
+@pytest.mark.parametrize(("kind", "expected"), [("stale", [0, 1, 1, 3]), ("lost", [0, 1, 3])])
+def test_batches_are_repeated_and_lost(kind, expected, tmp_path):
+    given = [dataclasses.replace(batch, positions_BT=np.full(4, n)) for n, batch in enumerate(batches(4))]
+    faults = parse_faults(f"{kind}@step=3")
+    read = FaultInjection(faults, str(tmp_path), process=0).among(iter(given), first_step=1)
+    assert [batch.positions_BT[0] for batch in read] == expected

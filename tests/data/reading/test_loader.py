@@ -8,7 +8,7 @@ import pytest
 from small_runs import reading_from_the_start
 
 from zaya_jax.data.corpora.corpus import build_corpus
-from zaya_jax.data.reading.loader import evaluation_batches, num_sequences
+from zaya_jax.data.reading.loader import Share, evaluation_batches, num_sequences
 from zaya_jax.data.reading.loader import training_batches as batches_of
 from zaya_jax.data.tokenizers.tokenizer import ByteTokenizer
 
@@ -234,3 +234,15 @@ def test_split_shorter_than_a_sequence(corpus):
         evaluation_batches(corpus, split="validation", sequence_length=length, batch_size=1)
     with pytest.raises(ValueError, match=f"{length}, but the train split"):
         next(training_batches(corpus, sequence_length=length))
+
+
+def test_rows_carry_their_global_index(corpus):
+    """The second half of the rows, from a batch shortly before the index wraps."""
+    reading = reading_from_the_start({"c": corpus}, length=32, seed=7)
+    settings = {"batch_size": 4, "num_steps": 2, "share": Share(range(2, 4))}
+    batches = list(batches_of(reading, {"c": corpus}, **settings, first_index=2**32 - 4))
+    assert [batch.origin_BC2.tolist() for batch in batches] == [
+        [[[2**32 - 2, 0]], [[2**32 - 1, 0]]],
+        [[[2, 0]], [[3, 0]]],
+    ]
+    assert next(batches_of(reading, {"c": corpus}, **settings)).origin_BC2 is None

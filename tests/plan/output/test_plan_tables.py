@@ -171,7 +171,7 @@ def test_the_time_of_a_step_has_units():
     assert rows["MWh of GPUs at 750 W"] == ["73.07"] * 3
     assert verdict(STEP, plan) == (
         "does not fit: 560.00 GiB of 178.81 GiB; by the model 700.0 ms at 40% of peak, most of it "
-        "waiting for communication (36%), attention's scores and values (10%)"
+        "waiting for communication (36%), attention's scores and values (9%)"
     )
 
 

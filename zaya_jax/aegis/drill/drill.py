@@ -17,6 +17,7 @@ from zaya_jax.run_folder.events import events_of
 from zaya_jax.run_folder.names import (
     AT,
     BEGAN,
+    CORRUPTED,
     DAMAGED,
     DECIDED,
     DIVERGED,
@@ -34,7 +35,7 @@ SAVE_EVERY = 20
 """Number of steps between two checkpoints of the run."""
 SPIKE_STEPS = 8
 """Number of steps of a planned loss spike."""
-ALARMS = (STALLED, FAILED, DIVERGED, WENT_BACK, SPIKED, STARVED, SKIPPED, DAMAGED)
+ALARMS = (STALLED, FAILED, DIVERGED, WENT_BACK, SPIKED, STARVED, SKIPPED, DAMAGED, CORRUPTED)
 QUIET = ("done", "requeue")
 """Actions of decisions that are not alarms."""
 

@@ -183,7 +183,7 @@ _BY_CODE = {
 }
 _MEANINGS = {
     RESUMABLE: ": it saved its state after a stop signal, or lost another process",
-    DIVERGED: ": devices hold diverging values",
+    DIVERGED: ": devices hold diverging or corrupted values",
     TIMED_OUT: ": it stalled",
     # 128 plus the number of the signal that ended the process: SIGABRT, SIGKILL and SIGSEGV.
     134: ": a process was aborted",

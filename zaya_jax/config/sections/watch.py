@@ -45,6 +45,13 @@ class WatchConfig:
       collapse_share: fraction of a layer's tokens for one expert that counts as nearly all.
       replica_check_every: steps between two comparisons of the devices' copies of the weights; there is
         always one before a checkpoint. None disables both.
+      checksums: whether each device keeps checksums of the weights, moments and gradients that it owns, and
+        compares them with those of the host's batches, in every step. A step with a mismatch is not applied,
+        and the run ends with the name of the device. `zaya plan` shows the cost.
+      replay: whether the state before the last step stays on the devices, so that the step can be repeated
+        and compared bitwise: after a loss spike, a mismatch of checksums, a non-finite step, and when
+        `zaya aegis verify` requests it. Requires `checksums`, and memory for two more states.
+      replay_every: steps between two routine repetitions; None disables them. Requires `replay`.
     """
 
     # Ten times the slowest duration tolerates a slow file system, but detects a hang in minutes.
@@ -67,6 +74,10 @@ class WatchConfig:
     expert_alert_lines: int = 20
     collapse_share: float = 0.9
     replica_check_every: int | None = 500
+    # Off by default: a run whose compiled step must stay as it was does not change with an update.
+    checksums: bool = False
+    replay: bool = False
+    replay_every: int | None = None
 
     def __post_init__(self):
         require(
@@ -78,7 +89,17 @@ class WatchConfig:
         # 0 rollbacks is valid: the run then ends at the first spike.
         require_not_negative("watch", self, "max_rollbacks")
         others = (field.name for field in dataclasses.fields(self))
-        require_positive("watch", self, *(n for n in others if n not in ("max_rollbacks", "on_spike")))
+        not_positive = ("max_rollbacks", "on_spike", "checksums", "replay")
+        require_positive("watch", self, *(name for name in others if name not in not_positive))
+        require(
+            self.checksums or not self.replay,
+            "watch.replay is true and watch.checksums is false; a repeated step is compared by its "
+            "checksums: set watch.checksums as well",
+        )
+        require(
+            self.replay or self.replay_every is None,
+            f"watch.replay_every is {self.replay_every} and watch.replay is false; set watch.replay as well",
+        )
         require(
             self.spike_window >= MIN_SPIKE_WINDOW,
             f"watch.spike_window is {self.spike_window}; it must be {MIN_SPIKE_WINDOW} or above, because "

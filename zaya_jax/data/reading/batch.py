@@ -5,7 +5,7 @@ Letters: B batch, T time.
 
 import jax
 import numpy as np
-from jaxtyping import Float, Int, Integer
+from jaxtyping import Float, Int, Integer, UInt32
 
 from zaya_jax.data.corpora.delimiters import DocumentDelimiters
 from zaya_jax.pytree import pytree
@@ -32,6 +32,9 @@ class Batch:
         -1 if not, 0 elsewhere. None for all other batches.
       teacher_tokens_BTK: int32, for distillation only: most likely tokens under the teacher, [B, T, K].
       teacher_log_probs_BTK: float32, for distillation only: their log-probabilities, [B, T, K].
+      origin_BC2: uint32, only for batches whose integrity is verified: the global index of each row modulo
+        2**32, and a checksum of its tokens on each of the C devices that share it, [B, C, 2]. While the batch
+        is on the host, C is 1 and the checksum 0.
     """
 
     tokens_BT: Int[np.ndarray | jax.Array, "*B T"]
@@ -43,6 +46,7 @@ class Batch:
     labels_BT: Float[np.ndarray | jax.Array, "*B T"] | None = None
     teacher_tokens_BTK: Int[np.ndarray | jax.Array, "*B T K"] | None = None
     teacher_log_probs_BTK: Float[np.ndarray | jax.Array, "*B T K"] | None = None
+    origin_BC2: UInt32[np.ndarray | jax.Array, "*B C 2"] | None = None
 
 
 def chosen_answers(batch: Batch) -> Float[np.ndarray, "*B T"]:

@@ -151,6 +151,7 @@ def training_batches(
     num_threads: int = READ_THREADS,
     references: Mapping[str, Reference] | None = None,
     teachers: Mapping[str, Teacher] | None = None,
+    first_index: int | None = None,
 ) -> Iterator[Batch]:
     """Yields batches of the training splits of a mixture, starting at a position.
 
@@ -166,6 +167,7 @@ def training_batches(
       num_threads: number of threads that read ahead; with 0 a batch is read on demand.
       references: for preference training, reference log-probabilities of the training splits, by folder.
       teachers: for distillation, the teacher's predictions of the training splits, by folder.
+      first_index: global index of the first row, for batches with `origin_BC2`; None for others.
 
     Yields:
       Batches of numpy arrays, shape [B, T], or with the rows and tokens of the share.
@@ -189,7 +191,7 @@ def training_batches(
 
     # grain requires a length from every source, and a run may have no end.
     num_batches = sys.maxsize if num_steps is None else num_steps
-    return _iterate(read, num_batches, batch_size, share, num_threads)
+    return _iterate(read, num_batches, batch_size, share, num_threads, first_index=first_index)
 
 
 def evaluation_batches(
@@ -258,7 +260,13 @@ def with_teacher(example: Batch, prediction: Prediction) -> Batch:
 
 
 def _iterate(
-    read: Callable[[int], Batch], num_batches: int, batch_size: int, share: Share | None, num_threads: int
+    read: Callable[[int], Batch],
+    num_batches: int,
+    batch_size: int,
+    share: Share | None,
+    num_threads: int,
+    *,
+    first_index: int | None = None,
 ) -> Iterator[Batch]:
     """Yields the share of each batch of the sequences that `read` returns by their numbers."""
     rows = range(batch_size) if share is None else share.rows
@@ -267,8 +275,15 @@ def _iterate(
     tokens = slice(None) if share is None or share.tokens is None else share.tokens
 
     def batch_of(number: int) -> Batch:
-        examples = [read(number * batch_size + row) for row in rows]
-        return jax.tree.map(lambda *x_BT: np.stack([x_T[tokens] for x_T in x_BT]), *examples)
+        numbers = [number * batch_size + row for row in rows]
+        stacked = jax.tree.map(
+            lambda *x_BT: np.stack([x_T[tokens] for x_T in x_BT]), *(read(each) for each in numbers)
+        )
+        if first_index is None:
+            return stacked
+        # Here, where the rows are read: an index that is counted later would not notice a lost batch.
+        origin_BC2 = np.array([[[(first_index + each) % 2**32, 0]] for each in numbers], np.uint32)
+        return dataclasses.replace(stacked, origin_BC2=origin_BC2)
 
     batches = grain.MapDataset.range(num_batches).map(batch_of)
     # An element is a whole batch: grain's defaults, 500 elements from 16 threads, would exhaust the memory.

@@ -34,6 +34,7 @@ KERNEL_SCOPES = (
     ("loss", ("loss",)),
     ("experts", ("experts",)),
     ("attention", ("attention",)),
+    ("checksums of state and gradients", ("checksums",)),
 )
 """Kinds of kernels by named scopes of the step; the first match counts."""
 COLLECTIVE_SCOPES = (

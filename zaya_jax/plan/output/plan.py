@@ -28,13 +28,14 @@ from zaya_jax.plan.compiled.hlo import Collective, Program, largest_buffers
 from zaya_jax.plan.compiled.step_time import StepTime, model_step
 from zaya_jax.plan.compiled.traffic import moved_bytes
 from zaya_jax.plan.devices import Cluster
+from zaya_jax.plan.integrity_costs import IntegrityCost, integrity_costs
 from zaya_jax.plan.memory import POLICIES, activation_bytes, memory_by_kind
 from zaya_jax.plan.rocm.compiler import Compilation, Job, Memory
 from zaya_jax.plan.shares import micro_batch, own_tokens
 
 PROGRAM = "zaya_jax.plan.compiled.train_program:lower_train_step"
 NUM_BUFFERS = 10
-SCOPES = ("attention", "experts", "loss", "optimizer")
+SCOPES = ("attention", "experts", "loss", "optimizer", "checksums")
 """Named scopes of the train step whose products and traffic are reported."""
 
 
@@ -82,6 +83,7 @@ class Plan:
       gemms: products as a GPU runs them.
       saturating_flops: FLOPs that a product needs to reach the device's peak; None if not measured.
       data: data that a step reads.
+      integrity: costs of the checks for silent corruption, whether the run enables them or not.
     """
 
     run: str
@@ -109,6 +111,7 @@ class Plan:
     gemms: list[Gemm]
     saturating_flops: float | None
     data: DataRate
+    integrity: tuple[IntegrityCost, ...]
 
     @property
     def num_gpus(self) -> int:
@@ -215,6 +218,7 @@ def make_plan(config: Config, cluster: Cluster, *, measured: tuple[str, ...] = (
     rows = micro_batch(config, num_gpus)
     seconds = step_seconds(config, cluster)
     policies = {name: dataclasses.replace(config.execution, remat=name) for name in POLICIES}
+    in_turn = sum(seconds_in_turn(seconds, PUBLISHED.product_share).values())
     return Plan(
         run=config.run_folder,
         device=cluster.device.name,
@@ -247,6 +251,7 @@ def make_plan(config: Config, cluster: Cluster, *, measured: tuple[str, ...] = (
         gemms=gemms(config, num_gpus),
         saturating_flops=cluster.device.saturating_flops,
         data=data_rate(config),
+        integrity=integrity_costs(config, cluster, in_turn),
     )
 
 

@@ -6,6 +6,7 @@ from rich.table import Table
 
 from zaya_jax.plan.cases import CASES, PUBLISHED
 from zaya_jax.plan.compiled.search import SearchResult
+from zaya_jax.plan.integrity_costs import IntegrityCost
 from zaya_jax.plan.output.plan import CompiledStep, Plan
 from zaya_jax.plan.output.time_tables import effects_table, figure, milliseconds, times_table
 from zaya_jax.text_tables import format_bytes, memory_table, name_column, number_column
@@ -18,6 +19,7 @@ def plan_tables(plan: Plan) -> Iterator[Table]:
     yield _memory(plan)
     yield _policies(plan)
     yield _seconds(plan)
+    yield _integrity(plan)
     yield _gemms(plan)
 
 
@@ -171,6 +173,30 @@ _REASONS = (
     f"over its links, to a node over its NICs. estimate: products at {PUBLISHED.product_share:.0%} of the "
     "peak, messages with padding in the time of published collectives, memory as in its bound, no overlap; a "
     "real step can be shorter or longer"
+)
+
+
+def _integrity(plan: Plan) -> Table:
+    """Costs of the checks for silent corruption, next to the estimate of the step without them."""
+    columns = (f"{each.field}\n{'on' if each.is_enabled else 'off'}" for each in plan.integrity)
+    title = "checks for silent corruption, of what each GPU owns"
+    table = Table(name_column("a GPU"), *map(number_column, columns), title=title, caption=_CHECKS)
+
+    def add(what: str, text_of: Callable[[IntegrityCost], str]) -> None:
+        table.add_row(what, *map(text_of, plan.integrity))
+
+    add("read per step", lambda cost: format_bytes(cost.read_bytes))
+    add("ms per step", lambda cost: milliseconds(cost.seconds))
+    add("share of the estimated step", lambda cost: f"{cost.seconds / plan.seconds_in_turn:.2%}")
+    add("memory", lambda cost: format_bytes(cost.memory))
+    add("more memory while a step is repeated", lambda cost: format_bytes(cost.peak))
+    add("ms of a repetition", lambda cost: milliseconds(cost.repetition_seconds))
+    return table
+
+
+_CHECKS = (
+    "bytes at the memory bandwidth, and one all-reduce; launches of kernels are not counted. watch.replay is "
+    "in addition to watch.checksums, which it requires. A repetition on other devices also compiles the step"
 )
 
 

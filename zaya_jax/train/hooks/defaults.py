@@ -15,6 +15,8 @@ from zaya_jax.train.hooks.profiling import Profiler
 from zaya_jax.train.hooks.run_events import RunEvents
 from zaya_jax.train.hooks.trackers import Trackers
 from zaya_jax.train.implementations import describe_implementations
+from zaya_jax.train.integrity.checks import IntegrityChecks
+from zaya_jax.train.integrity.step_replay import StepReplay
 from zaya_jax.train.metrics.files import MetricsWriter
 from zaya_jax.train.phase_summary import describe_batch, describe_phase
 from zaya_jax.train.setup import PreparedRun
@@ -37,7 +39,10 @@ def default_hooks(run: PreparedRun, checkpointing: Checkpointing, trackers: Trac
         # The line comes before the end of a trace, whose time is no step's.
         ProgressDisplay(),
         Profiler(run.config.profile, run.config.run_folder),
-        # Before the events: a step that ends the attempt is not recorded as reached.
+        # Before the events: a step that ends the attempt is not recorded as reached. Corruption first,
+        # because it makes all other findings its consequences.
+        IntegrityChecks(),
+        StepReplay(),
         HealthChecks(checkpointing),
         RunEvents(),
         Evaluation(),

@@ -15,6 +15,7 @@ from zaya_jax.train.hooks.hook import Hook, StepContext
 from zaya_jax.train.hooks.nonfinite_steps import SkipCounter
 from zaya_jax.train.hooks.rollback import handle_spike
 from zaya_jax.train.hooks.run_events import write_run_event
+from zaya_jax.train.integrity.step_replay import verify_last_step
 from zaya_jax.train.metrics.files import read_metrics
 from zaya_jax.train.step.replica_checksums import require_equal
 from zaya_jax.train.step.train_step import Metrics
@@ -56,7 +57,7 @@ class HealthChecks(Hook):
         self._steps.append((context.step, context.metrics))
 
     def on_check(self, context: StepContext, before_save: bool) -> None:
-        """Waits for the steps since the last check and examines them.
+        """Waits for the steps since the last check and examines them; repeats the last if one is suspicious.
 
         Raises:
           UserError: after `train.max_consecutive_skips` skipped steps in a row.
@@ -66,14 +67,19 @@ class HealthChecks(Hook):
         steps, self._steps = self._steps, []
         # One transfer: two numbers per step.
         numbers = jax.device_get([(metrics.skipped_steps, metrics.loss) for _, metrics in steps])
-        streaks, spikes = [], []
+        streaks, spikes, is_skipped = [], [], False
         for (step, metrics), (skipped, loss) in zip(steps, numbers, strict=True):
             # A step that is skipped after a rollback says nothing about the model.
             is_ordered = step in ordered
             if skipped > self._skips.skipped_steps and not is_ordered:
                 write_run_event(folder, SKIPPED, step, reason="its loss or a gradient was NaN or infinite")
+                is_skipped = True
             streaks.append(self._skips.add(step, metrics, int(skipped), is_ordered=is_ordered))
             spikes.append(None if is_ordered else self._spikes.add(step, float(loss)))
+        if spike := _first(spikes):
+            verify_last_step(context, str(spike))
+        elif is_skipped:
+            verify_last_step(context, "a step was not finite")
         # The newest step only: an unused expert stays unused for thousands of steps.
         counts_LX = jax.device_get(steps[-1][1].router_counts_LX) if steps else None
         # The end of a run comes first, because it makes all other findings irrelevant.
@@ -85,7 +91,7 @@ class HealthChecks(Hook):
             place = {"layer": alert.layer, "expert": alert.expert, "share": alert.share}
             write_run_event(folder, STARVED, context.step, reason=str(alert), **place)
             context.progress.say(f"step {context.step}: {alert} for many lines in a row")
-        if (spike := _first(spikes)) is not None:
+        if spike is not None:
             # A save in progress would be in the way of checkpoints that a rollback removes.
             with self._checkpointing.tolerating_failure(context):
                 self._checkpointing.checkpoints.wait()

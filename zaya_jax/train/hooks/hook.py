@@ -51,7 +51,7 @@ from zaya_jax.train.stop_request import StopRequest
 
 @dataclasses.dataclass(kw_only=True)
 class StepContext:
-    """The training loop's state, which hooks may read. `state` alone may be replaced by a hook.
+    """The training loop's state, which hooks may read. A hook may replace `state`, and `programs` for a step.
 
     Attributes:
       run: the prepared run: config, corpora, mesh.
@@ -69,6 +69,8 @@ class StepContext:
       metrics: metrics of the step, on the devices; available from `on_step` on. Reading one
         waits for the step.
       text_bytes: bytes of text per step since the last `on_progress`, summed over processes.
+      previous: arguments of the last step, its state and its batch on the devices; None unless
+        `watch.replay`.
     """
 
     run: PreparedRun
@@ -85,6 +87,7 @@ class StepContext:
     batch: Batch = dataclasses.field(init=False)
     metrics: Metrics = dataclasses.field(init=False)
     text_bytes: Sequence[float] = ()
+    previous: tuple[TrainState, Batch] | None = None
 
     def emit(self, event: Callable[..., None], *values: object) -> None:
         """Calls one method of all hooks, as in `context.emit(Hook.on_log, values)`."""

@@ -7,9 +7,7 @@ flipped shows there, as a different checksum.
 
 import collections
 import dataclasses
-import functools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +19,7 @@ from zaya_jax.parallel.mesh import SHARDED, on_each_device, sharded
 from zaya_jax.parallel.processes import hosts
 from zaya_jax.parallel.processes.errors import Diverged
 from zaya_jax.platform.compiler import compiler_options
+from zaya_jax.train.step.integrity import checksum
 from zaya_jax.train.step.state import TrainSetup, TrainState, partition_specs, shardings
 from zaya_jax.train.step.train_step import gather_weights
 
@@ -43,7 +42,13 @@ def checksum_program(state: TrainState, *, setup: TrainSetup, mesh: Mesh) -> Che
         # Values that each device keeps, and the weights that the others have sent.
         ema = state.ema and dataclasses.replace(state.ema, buckets={})
         kept = dataclasses.replace(
-            state, buckets={}, frozen={}, optimizer=(), ema=ema, key=jax.random.key_data(state.key)
+            state,
+            buckets={},
+            frozen={},
+            optimizer=(),
+            ema=ema,
+            integrity=None,
+            key=jax.random.key_data(state.key),
         )
         flat = flatten_dict(gather_weights(state, setup))
         of_node = {path for path, weight in setup.partition.own_weights.items() if weight.of_experts}
@@ -58,22 +63,6 @@ def checksum_program(state: TrainState, *, setup: TrainSetup, mesh: Mesh) -> Che
         out_shardings=sharded(mesh),
         compiler_options=compiler_options(mesh),
     )
-
-
-def checksum(tree: Any) -> UInt32[Array, ""]:
-    """Returns a checksum of all arrays, modulo 2**32, that any single flipped bit changes."""
-    # Odd factors: a flipped bit k changes the sum by 2**k times an odd number, which is never 0.
-    sums = [_weighted_bits(array) for array in jax.tree.leaves(tree)]
-    return functools.reduce(lambda total, each: 3 * total + each, sums, jnp.uint32(0))
-
-
-def _weighted_bits(array: jax.Array) -> jax.Array:
-    width = array.dtype.itemsize * 8
-    unsigned = jnp.dtype(f"uint{width}")
-    # Bits, not values: as numbers -0.0 equals 0.0, and NaN does not equal NaN.
-    bits = jax.lax.bitcast_convert_type(array, unsigned).astype(jnp.uint32).reshape(-1)
-    places = jax.lax.iota(jnp.uint32, bits.size)
-    return jnp.sum(bits * (2 * places + 1), dtype=jnp.uint32)
 
 
 def require_equal(checksums: jax.Array, *, node_devices: int = 1) -> None:

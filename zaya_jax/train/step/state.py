@@ -32,6 +32,7 @@ from zaya_jax.parallel.mesh import (
 )
 from zaya_jax.pytree import abstract, pytree, static
 from zaya_jax.train.implementations import resolve_implementations
+from zaya_jax.train.step.integrity import Integrity, no_checksums
 
 
 @pytree
@@ -49,6 +50,7 @@ class TrainState:
       skipped_steps: number of steps whose loss or gradients were not finite, so that they changed nothing.
       partition: layout of the weights in buckets.
       ema: average of the weights, sharded like the buckets; None if `ema.decay` is 0.
+      integrity: checksums of what each device owns; None unless `watch.checksums`.
     """
 
     step: Int[Array, ""]
@@ -64,6 +66,8 @@ class TrainState:
     partition: Partition = static()
     # None is a tree without leaves: without an average, programs and checkpoints have nothing of it.
     ema: WeightAverage | None = None
+    # Not in checkpoints, which have their own hashes: `sealed` computes it for a created or restored state.
+    integrity: Integrity | None = None
 
     @property
     def averaged(self) -> "TrainState":
@@ -141,6 +145,8 @@ class TrainSetup:
       dpo: preference loss; its beta of 0 selects the next-token loss.
       distillation: distillation loss; a teacher of None selects the next-token loss.
       ema: decay of the average of weights; 0 disables it.
+      checksums: whether steps compare checksums of what each device owns.
+      replay: whether steps can be repeated: their states are not donated, and gradients have checksums.
     """
 
     model: Zaya
@@ -153,6 +159,8 @@ class TrainSetup:
     dpo: DpoConfig = dataclasses.field(default_factory=DpoConfig)
     distillation: DistillationConfig = dataclasses.field(default_factory=DistillationConfig)
     ema: EmaConfig = dataclasses.field(default_factory=EmaConfig)
+    checksums: bool = False
+    replay: bool = False
 
 
 def make_setup(
@@ -198,6 +206,8 @@ def make_setup(
         dpo=config.dpo,
         distillation=config.distillation,
         ema=config.ema,
+        checksums=config.watch.checksums,
+        replay=config.watch.replay,
     )
 
 
@@ -212,7 +222,7 @@ def first_state(setup: TrainSetup, params: dict, key: Array) -> TrainState:
     """Returns the state before the first step, with these weights."""
     buckets, frozen = _weight_buckets(setup.partition, params)
     bias_LX = initial_router_bias(setup.model.config)
-    return TrainState(
+    state = TrainState(
         step=jnp.zeros((), jnp.int32),
         buckets=buckets,
         frozen=frozen,
@@ -225,6 +235,8 @@ def first_state(setup: TrainSetup, params: dict, key: Array) -> TrainState:
         ema=start_average(buckets, bias_LX) if setup.ema.decay else None,
         partition=setup.partition,
     )
+    integrity = no_checksums(state, has_gradients=setup.replay) if setup.checksums else None
+    return dataclasses.replace(state, integrity=integrity)
 
 
 def with_variables(state: TrainState, variables: dict) -> TrainState:
@@ -257,6 +269,8 @@ def partition_specs(state: TrainState) -> TrainState:
     layouts = state.partition.layouts
 
     def of_leaf(path: Any, leaf: Any) -> Any:
+        if path[0].name == "integrity":
+            return SHARDED
         # Counters of an optimizer are scalars among its buckets, and are replicated.
         if path[0].name not in ("buckets", "frozen", "optimizer", "ema") or not leaf.ndim:
             return REPLICATED
@@ -332,8 +346,9 @@ def from_checkpoint(saved: dict[str, Any], like: TrainState, written: TrainState
     # A checkpoint without an average, of a run that had none until now, starts it.
     is_saved = like.ema is not None and "ema" in saved
     ema = _average_from(like, saved["ema"]) if is_saved else _restarted(like, variables)
+    integrity = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like.integrity)
     # All fields in one replacement: in between, the state would mix abstract and real arrays.
-    return dataclasses.replace(like, ema=ema, **variables, **training)
+    return dataclasses.replace(like, ema=ema, integrity=integrity, **variables, **training)
 
 
 def _average_from(like: TrainState, saved: dict[str, Any]) -> WeightAverage:

@@ -69,6 +69,7 @@ def train_values(
         "dead_experts": float(np.sum(counts_LX[:, :-1] == 0)),
         "logit_bound": float(metrics.logit_bound),
         "skipped_steps": float(metrics.skipped_steps),
+        **({} if metrics.data_checksum is None else {"data_checksum": float(metrics.data_checksum)}),
         **{f"gradient_norm/{group}": float(norm) for group, norm in metrics.gradient_norms.items()},
         **{f"update_norm/{group}": float(norm) for group, norm in metrics.update_norms.items()},
         "tokens_per_second": tokens_per_second,

@@ -10,15 +10,16 @@ Letters: B batch, T time, L layers, X router classes, P tokens.
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import optax
+from flax.traverse_util import flatten_dict
 from jax import lax
 from jax.sharding import Mesh
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, UInt32
 
 from pallas_kernels.fusion import unfused
 from zaya_jax.config import DistillationConfig
@@ -45,6 +46,12 @@ from zaya_jax.train.step.dpo import (
     log_probabilities,
     pairs_of_rows,
     preference_means,
+)
+from zaya_jax.train.step.integrity import (
+    Integrity,
+    compare,
+    tree_checksums,
+    with_state_checksums,
 )
 from zaya_jax.train.step.norms import GROUPS, global_norm, norms_by_group
 from zaya_jax.train.step.objectives import Head, count_targets, count_totals, objective_of
@@ -91,6 +98,8 @@ class Metrics:
       router_probability_L: mean probability of a token's chosen class, shape [L].
       logit_bound: upper bound of attention logits, max |temperature| * sqrt(head width) ([ZAYA1-8B] app. C).
       skipped_steps: number of non-finite steps since the start of the run.
+      mismatches: number of comparisons of checksums on all devices that have failed; None without checksums.
+      data_checksum: checksum of all rows of the batch, as the devices received them; None without checksums.
     """
 
     loss: Float[Array, ""]
@@ -104,16 +113,28 @@ class Metrics:
     router_probability_L: Float[Array, " L"]
     logit_bound: Float[Array, ""]
     skipped_steps: Int[Array, ""]
+    mismatches: UInt32[Array, ""] | None = None
+    data_checksum: UInt32[Array, ""] | None = None
+
+
+Tamper = Callable[[dict[str, jax.Array]], dict[str, jax.Array]]
+"""Function of a device's shards of the summed gradients, by bucket, which damages them."""
 
 
 def train_step(
-    state: TrainState, batch: Batch, *, setup: TrainSetup, mesh: Mesh, num_microbatches: int = 1
+    state: TrainState,
+    batch: Batch,
+    *,
+    setup: TrainSetup,
+    mesh: Mesh,
+    num_microbatches: int = 1,
+    tamper: Tamper | None = None,
 ) -> tuple[TrainState, Metrics]:
     """Updates weights and router biases with one batch.
 
     Up to rounding, the result does not depend on the number of devices or microbatches: losses are divided by
     the number of all targets, and router loads are those of the whole batch. If the loss or a gradient is not
-    finite, only the counters change.
+    finite, or a checksum does not match, only the counters change.
 
     Args:
       state: state before the step; the caller may donate it.
@@ -122,6 +143,7 @@ def train_step(
       mesh: devices, which share the rows, and with a context axis the tokens of each row, in the order of
         `zaya_jax.parallel.mesh.zigzag_order`.
       num_microbatches: number of parts in which each device processes its rows, one after the other.
+      tamper: injects a fault between the sum of the gradients and the update; None for none.
 
     Returns:
       The state after the step, and its metrics.
@@ -131,7 +153,7 @@ def train_step(
     """
     _check_devices(state.partition, setup.partition, mesh)
     specs = partition_specs(state)
-    local = functools.partial(_local_step, setup=setup, num_microbatches=num_microbatches)
+    local = functools.partial(_local_step, setup=setup, num_microbatches=num_microbatches, tamper=tamper)
     # Metrics are replicated: each of them is a sum over the devices.
     return on_each_device(local, mesh, in_specs=(specs, BATCH), out_specs=(specs, REPLICATED))(state, batch)
 
@@ -183,9 +205,10 @@ def teacher_step(
 
 
 def _local_step(
-    state: TrainState, batch: Batch, *, setup: TrainSetup, num_microbatches: int
+    state: TrainState, rows: Batch, *, setup: TrainSetup, num_microbatches: int, tamper: Tamper | None
 ) -> tuple[TrainState, Metrics]:
     """The step of one device."""
+    batch = dataclasses.replace(rows, origin_BC2=None)
     # Known before the forward pass, so that each device's objective is its share of the global mean, and
     # gradients are plain sums. Averaging per-device means would over-weight targets on devices with few.
     totals = count_totals(setup, batch)
@@ -201,17 +224,21 @@ def _local_step(
     sums = all_reduce(sums)
     # Before the norm, which must be that of the summed gradients.
     with jax.named_scope("sum_gradients"):
-        gradients = _sum_gradients(setup.partition, gradients, by_layer=by_layer)
-    gradient_norms = norms_by_group(setup.partition, gradients)
+        summed = _sum_gradients(setup.partition, gradients, by_layer=by_layer)
+    gradient_norms = norms_by_group(setup.partition, summed)
     norm = global_norm(gradient_norms)
     # Both are sums over all devices, so that all take the same branch; otherwise their weights would diverge.
     # The norm alone is not enough: a loss can overflow where its gradients do not.
     is_finite = jnp.isfinite(norm) & jnp.isfinite(sums.loss)
+    written = _write_checksums(state, setup, gradients, summed, by_layer=by_layer)
+    summed = summed if tamper is None else tamper(summed)
+    integrity, mismatches, data_checksum = compare(state, rows, summed, norm, written=written)
+    is_applied = is_finite if mismatches is None else is_finite & (mismatches == 0)
     # A branch, not a select between two results, which would store the state twice and copy it.
     apply, keep = (functools.partial(function, setup=setup) for function in (_apply_update, _keep_state))
     # Without the frozen weights, which a branch would keep alive.
-    trained = dataclasses.replace(state, frozen={})
-    updated, update_norms = lax.cond(is_finite, apply, keep, trained, gradients, norm, sums)
+    trained = dataclasses.replace(state, frozen={}, integrity=None)
+    updated, update_norms = lax.cond(is_applied, apply, keep, trained, summed, norm, sums)
     new_state = dataclasses.replace(
         # A skipped step counts: its batch has been read, and the schedule advances.
         state,
@@ -220,7 +247,7 @@ def _local_step(
         **updated,
     )
     num_tokens = jnp.maximum(sums.num_tokens, 1)
-    return new_state, Metrics(
+    return with_state_checksums(new_state, integrity, mismatches), Metrics(
         loss=sums.loss / num_targets,
         num_targets=sums.num_targets,
         preferences=preference_means(sums.preferences, num_targets),
@@ -232,7 +259,27 @@ def _local_step(
         router_probability_L=sums.router_probability_L / num_tokens,
         logit_bound=logit_bound(setup.model.config, params),
         skipped_steps=new_state.skipped_steps,
+        mismatches=mismatches,
+        data_checksum=data_checksum,
     )
+
+
+def _write_checksums(
+    state: TrainState, setup: TrainSetup, gradients: Any, summed: Any, *, by_layer: bool
+) -> Integrity | None:
+    """Returns the checksums of a device's gradients, right after they are computed and summed."""
+    if state.integrity is None:
+        return None
+    with jax.named_scope("checksums"):
+        own = flatten_dict(gradients) if setup.replay else {}
+        # The nodes have summed gradients of experts, in an order that depends on where a device is.
+        paths = {
+            tuple(path.split("/")): weight.of_experts and by_layer for path, weight in setup.partition.weights
+        }
+        own_W = tree_checksums([jnp.zeros(0) if paths[path] else own[path] for path in sorted(own)])
+        return dataclasses.replace(
+            state.integrity, gradients_DW=own_W[None], sums_DG=tree_checksums(summed)[None]
+        )
 
 
 def _apply_update(
