@@ -134,7 +134,8 @@ def test_frozen_weights_have_no_moments_and_no_gradient(config):
     assert sum(x.size for x in moments) == matrices + 2 * (total - matrices)
     sizes = state_bytes(config, 1)
     assert sizes.gradients == 4 * total
-    assert sizes.master == 4 * sum(w.size for w in declared.values())
+    assert sizes.master == 4 * total
+    assert sizes.frozen == 4 * sum(w.size for w in declared.values() if not w.trains)
 
 
 def test_no_gradient_of_a_frozen_matrix_is_computed():
@@ -290,9 +291,13 @@ def test_under_two_hundredths_of_zaya1_8b_train():
     assert trained / total < 0.02
     assert describe_trained(declared) == f"{trained:,} of {total:,} ({trained / total:.2%})"
     assert describe_trained(declare(model)) is None
-    # One GPU of 192 GB holds it: 35 GB of float32, 18 GB in bfloat16 for products, hardly any moments.
+    # Frozen weights exist once, in bfloat16: 17.7 GB of one GPU, which the step reads without a copy.
     sizes = state_bytes(config, 1)
-    assert sizes.moments + sizes.gradients < 0.01 * sizes.master
+    base = flatten_weights(declare(model)).values()
+    assert sizes.frozen == sum(w.size * (2 if w.in_products else 4) for w in base)
+    assert sizes.frozen / 2**30 < 16.5
+    assert sizes.weights == 4 * trained
+    assert sizes.moments + sizes.gradients + sizes.master < 0.01 * sizes.frozen
 
 
 @pytest.mark.parametrize(

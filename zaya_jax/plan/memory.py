@@ -33,15 +33,18 @@ class StateBytes:
     State that only the optimizer needs is partitioned over the devices ([ZeRO] section 5.1, stage 1).
 
     Attributes:
-      master: the device's part of the float32 weights, including those that do not train.
+      master: the device's part of the float32 weights that train.
+      frozen: the device's part of the weights that do not train, in the types that the state stores them in.
       moments: the device's part of the optimizer state.
       ema: the device's part of the average of the weights; 0 without one.
-      weights: all weights on the device in the dtype of the products; of experts that a node shares, its own.
+      weights: weights on the device in the dtype of the products; of experts that a node shares, its own. On
+        a single device those that the state already stores so are excluded.
       gradients: gradients of these weights before they are summed over devices; only for trained weights.
       own_gradients: the device's part of the summed gradients, float32.
     """
 
     master: int
+    frozen: int
     moments: int
     ema: int
     weights: int
@@ -54,13 +57,16 @@ def state_bytes(config: Config, num_devices: int) -> StateBytes:
     # Shapes come from the code that training runs, so that the estimate cannot drift from it.
     state = jax.eval_shape(lambda: init_state(config, make_setup(config, num_devices)))
     declared = partition_of(config, num_devices).own_weights.values()
+    # Of a single device, the step reads these from the state itself.
+    copied = [w for w in declared if num_devices > 1 or w.trains or not _is_ready(w, config.execution.dtype)]
     return StateBytes(
-        master=_bytes((state.buckets, state.frozen)) // num_devices,
+        master=_bytes(state.buckets) // num_devices,
+        frozen=_bytes(state.frozen) // num_devices,
         # The balancer's state is not partitioned: each device has all of it.
         moments=_bytes(state.optimizer) // num_devices + _bytes(state.balancer),
         # The averages of the router biases are on each device, like the biases themselves.
         ema=_bytes(state.ema.buckets) // num_devices + _bytes(state.ema.router_bias_LX) if state.ema else 0,
-        weights=sum(weight.size * _item(weight, config.execution.dtype) for weight in declared),
+        weights=sum(weight.size * _item(weight, config.execution.dtype) for weight in copied),
         gradients=sum(
             weight.size * _item(weight, config.execution.gradient_dtype)
             for weight in declared
@@ -237,6 +243,7 @@ def memory_by_kind(config: Config, num_devices: int) -> dict[str, int]:
     free = state.weights + activations + working + logits + keys
     return {
         "weights, float32, shard of this device": state.master,
+        **({"frozen weights, shard of this device": state.frozen} if state.frozen else {}),
         "optimizer state, shard of this device": state.moments,
         **({"average of the weights, shard of this device": state.ema} if state.ema else {}),
         f"weights, {config.execution.dtype}, full copy": state.weights,
@@ -262,8 +269,13 @@ def _layer_bytes(config: ModelConfig, execution: ExecutionConfig, remat: str, ti
 
 
 def _item(weight: Weight, dtype: str) -> int:
-    # Weights outside of products, such as those of norms, stay float32.
-    return jnp.dtype(dtype).itemsize if weight.in_products else 4
+    # Weights outside of products, such as those of norms, are not cast.
+    return jnp.dtype(dtype if weight.in_products else weight.dtype).itemsize
+
+
+def _is_ready(weight: Weight, dtype: str) -> bool:
+    """Whether a step uses a weight as the state stores it."""
+    return not weight.in_products or weight.dtype == dtype
 
 
 def _bytes(tree: object) -> int:
