@@ -1,6 +1,7 @@
 """`zaya convert`: conversion of weights to and from PyTorch, and inspection of a folder of weights."""
 
 import argparse
+import dataclasses
 import pathlib
 import re
 import shutil
@@ -8,6 +9,12 @@ import time
 from collections.abc import Callable, Sequence
 
 from zaya_jax.config import is_inside
+from zaya_jax.convert.adapter_options import (
+    add_adapter_options,
+    check_adapter_options,
+    requested_adapter,
+    weighted_adapters,
+)
 from zaya_jax.convert.inspection import inspect
 from zaya_jax.convert.nonfinite import describe_nonfinite
 from zaya_jax.convert.output_files import (
@@ -18,7 +25,7 @@ from zaya_jax.convert.output_files import (
     pytorch_files,
     run_folder_files,
 )
-from zaya_jax.convert.peft import adapter_files
+from zaya_jax.convert.peft import AdaptedWeights
 from zaya_jax.convert.pytorch.folder import PytorchWeights, notes_on
 from zaya_jax.convert.quantized.codecs import CODECS
 from zaya_jax.convert.quantized.export import Quantization
@@ -67,11 +74,13 @@ def main(argv: Sequence[str] | None = None, *, measure_loss: MeasureLoss | None 
     options = _parser().parse_args(arguments)
     target = pathlib.Path(options.target)
     dtype, shard_bytes = parse_dtype(options.dtype), parse_size(options.max_shard_size)
-    if options.adapters_only and (options.layout or options.verify):
-        raise UserError("--adapters-only cannot be combined with --layout or --verify; remove those")
+    check_adapter_options(options)
     # Checked before the weights are opened, which may download them.
     quantization = _quantization(options)
+    adapters = weighted_adapters(options)
     with open_weight_folder(options.source, options.weights) as opened:
+        if adapters and not options.adapters_only:
+            opened = dataclasses.replace(opened, source=AdaptedWeights(opened.source, adapters))
         # The default converts to the other kind of folder. A run folder has no quantized form.
         is_pytorch = opened.layout == "zaya" or quantization is not None
         layout: TargetLayout = options.layout or ("native" if is_pytorch else "zaya")
@@ -81,7 +90,10 @@ def main(argv: Sequence[str] | None = None, *, measure_loss: MeasureLoss | None 
             if options.overwrite:
                 _check_nothing_is_lost(opened, target)
             sizes = {"dtype": dtype, "max_shard_bytes": shard_bytes}
-            files = plan(opened, target, layout, quantization=quantization, **sizes)
+            if options.adapters_only:
+                files = requested_adapter(opened, options, adapters).files(dtype)
+            else:
+                files = plan(opened, target, layout, quantization=quantization, **sizes)
             convert(opened, files, target, layout, overwrite=options.overwrite)
             if quantization is not None:
                 loss = _measured_loss(opened, target, options.text, measure_loss)
@@ -163,6 +175,8 @@ def _parser() -> Parser:
             "after",
             "zaya convert ZAYA1-8B-FP8-Experts runs/zaya1_8b              # a quantized release becomes a "
             "run",
+            "zaya convert runs/mine adapter --adapters-only               # PEFT's format",
+            "zaya convert ZAYA1-8B runs/both --adapter a=0.5 --adapter b  # weights with two adapters merged",
             "zaya convert inspect ZAYA1-8B                                # tensors, totals, what fits",
         ),
     )
@@ -178,11 +192,6 @@ def _parser() -> Parser:
         choices=LAYOUTS,
         help="layout of DST; zaya is a run folder (default: native from a run, zaya from PyTorch)",
     )
-    parser.add_argument(
-        "--adapters-only",
-        action="store_true",
-        help="export only the adapters of a run, in PEFT's format (default: merge them into the weights)",
-    )
     parser.add_weights_option()
     parser.add_argument(
         "--dtype", help="type of the weights: float32, bfloat16 or float16 (default: that of SRC)"
@@ -196,6 +205,7 @@ def _parser() -> Parser:
         help="read both folders back and compare them; also if DST already exists",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace a DST that zaya convert wrote")
+    add_adapter_options(parser)
     _add_quantization_options(parser)
     return parser
 
@@ -284,8 +294,7 @@ def plan(
     quantization: Quantization | None = None,
 ) -> list[PlannedFile]:
     """Plans all files of a conversion."""
-    if layout == "peft":
-        return adapter_files(opened.source, dtype=dtype)
+    assert layout != "peft", "an adapter has its own files"
     if layout == "zaya":
         return run_folder_files(
             opened.source,
