@@ -79,9 +79,9 @@ def quantize(weights: jax.Array, values_dtype: DTypeLike) -> QuantizedMatrix:
     """
     weights = weights.astype(jnp.float32)
     if jnp.dtype(values_dtype) == jnp.int8:
-        # A variable, because XLA would multiply by the rounded reciprocal of a constant.
-        largest = lax.optimization_barrier(jnp.float32(_MAX_INT8))
-        scales = jnp.abs(weights).max(axis=-2, keepdims=True) / largest
+        max_F = jnp.abs(weights).max(axis=-2, keepdims=True)
+        # Not a constant, because XLA would multiply by its rounded reciprocal.
+        scales = max_F / jnp.where(max_F >= 0, _MAX_INT8, jnp.nan)
         # An output of zeros, or of numbers so small that their scale is not a normal number, has scale 1.
         scales = jnp.where(scales < jnp.finfo(jnp.float32).tiny, 1.0, scales)
         values = jnp.clip(jnp.rint(weights / scales), -_MAX_INT8, _MAX_INT8)

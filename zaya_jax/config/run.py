@@ -17,7 +17,7 @@ from zaya_jax.config.sections.dpo import DpoConfig
 from zaya_jax.config.sections.ema import EmaConfig
 from zaya_jax.config.sections.execution import ExecutionConfig
 from zaya_jax.config.sections.log import LogConfig
-from zaya_jax.config.sections.lora import LoraConfig
+from zaya_jax.config.sections.lora import QUANTIZED, LoraConfig
 from zaya_jax.config.sections.model import ModelConfig
 from zaya_jax.config.sections.optimizer import OptimizerConfig
 from zaya_jax.config.sections.phases import SECTIONS, PhaseConfig, in_phase, merge, num_steps
@@ -106,6 +106,8 @@ class Config:
             "adapters all other weights are frozen anyway, so set optimizer.frozen to ()",
         )
         # Rules that involve several sections are checked here; each section checks its own values.
+        if self.lora.rank and self.lora.base_dtype in QUANTIZED:
+            self._check_quantized_base()
         if self.dpo.beta:
             self._check_dpo()
         if self.distillation.teacher is not None:
@@ -115,6 +117,20 @@ class Config:
             self._check_phases()
         else:
             self._check_phase()
+
+    def _check_quantized_base(self) -> None:
+        base = self.lora.base_dtype
+        require(
+            # Random experts would stay random.
+            self.train.init_from is not None,
+            f'lora.base_dtype is "{base}" and train.init_from None; it must name the run whose experts are '
+            "quantized",
+        )
+        require(
+            self.execution.remat != "none",
+            f'lora.base_dtype is "{base}" and execution.remat "none", which would keep the dequantized '
+            'experts of all layers; set it to "products" or a later policy',
+        )
 
     def _check_dpo(self) -> None:
         beta = self.dpo.beta

@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
 from zaya_jax.config import Config, DistillationConfig, DpoConfig, EmaConfig
+from zaya_jax.errors import UserError
 from zaya_jax.model.adapters import declare_run, magnitudes, merged
 from zaya_jax.model.frozen_base import stored
 from zaya_jax.model.weights import EXPERTS, initialize
@@ -188,6 +189,7 @@ def make_setup(
         implementation = execution.newton_schulz_implementation
         transformation = make_optimizer(config.optimizer, partition, schedule, implementation=implementation)
     else:
+        _check_custom_optimizer(config)
         transformation = optimizer(schedule)
     return TrainSetup(
         model=Zaya(config.model, execution),
@@ -201,6 +203,15 @@ def make_setup(
         distillation=config.distillation,
         ema=config.ema,
     )
+
+
+def _check_custom_optimizer(config: Config) -> None:
+    ratio = config.lora.b_learning_rate_ratio
+    if config.lora.rank and ratio != 1:
+        raise UserError(
+            f"lora.b_learning_rate_ratio is {ratio}, and a custom optimizer has its own learning rates; set "
+            "it to 1"
+        )
 
 
 def init_state(config: Config, setup: TrainSetup) -> TrainState:
