@@ -112,6 +112,7 @@ class Config:
             self._check_dpo()
         if self.distillation.teacher is not None:
             self._check_distillation()
+        self._check_derived()
         # A run with phases is validated phase by phase: resolving them builds and checks one config each.
         if self.phases:
             self._check_phases()
@@ -169,6 +170,18 @@ class Config:
             not self.phases,
             f"distillation.teacher is {self.distillation.teacher} and there are {len(self.phases)} phases; "
             "distillation does not support phases: set phases to ()",
+        )
+
+    def _check_derived(self) -> None:
+        train, fraction = self.train, self.optimizer.warmup_fraction
+        if train.epochs is None and train.evaluations is None and fraction is None:
+            return
+        require(
+            # Phases have tokens or steps of their own, and a mixture has no epoch.
+            not self.phases and self.data.mixture is None,
+            f"train.epochs is {train.epochs}, train.evaluations {train.evaluations} and "
+            f"optimizer.warmup_fraction {fraction}; runs with phases or a mixture do not support them: set "
+            "them to None",
         )
 
     def _check_phases(self) -> None:

@@ -1,10 +1,13 @@
-"""Fields of a config that depend on what a run finds when it starts."""
+"""Fields of a config that depend on what a run finds when it starts: its data, and the run in its folder."""
 
 import dataclasses
+import math
 import pathlib
 
 from zaya_jax.checkpoint import has_record, read_config
 from zaya_jax.config import CONFIG_FILE, Config
+from zaya_jax.data.corpora.ensure import ensure_corpus
+from zaya_jax.data.reading.loader import num_sequences
 from zaya_jax.errors import UserError
 from zaya_jax.files import durable
 from zaya_jax.parallel.processes import hosts
@@ -31,6 +34,32 @@ def with_base_dtype(config: Config, *, overwrite: bool) -> Config:
     held = hosts.broadcast_from_first("base dtype", hosts.run_on_first("base dtype", begun))
     lora = dataclasses.replace(config.lora, base_dtype=held or config.execution.dtype)
     return dataclasses.replace(config, lora=lora)
+
+
+def with_schedule(config: Config) -> Config:
+    """Derives the schedule of a run from the size of its data: steps, warm-up, and evaluations.
+
+    Args:
+      config: config of a run; returned unchanged if it derives nothing. A missing corpus is built.
+
+    Raises:
+      UserError: if the corpus cannot be opened or built.
+    """
+    train, steps = config.train, config.train.num_steps
+    if train.epochs is not None:
+        corpus = ensure_corpus(config.data)
+        length = config.data.sequence_length
+        windows = math.ceil(train.epochs * num_sequences(corpus, "train", length))
+        steps = config.data.steps_for(windows * length)
+        train = dataclasses.replace(train, num_steps=steps)
+    if train.evaluations is not None:
+        # The last interval may be shorter, because a run always ends with an evaluation.
+        every = math.ceil(steps / train.evaluations)
+        train = dataclasses.replace(train, eval_every=every, checkpoint_every=every)
+    optimizer, fraction = config.optimizer, config.optimizer.warmup_fraction
+    if fraction is not None:
+        optimizer = dataclasses.replace(optimizer, warmup_steps=int(fraction * steps))
+    return dataclasses.replace(config, train=train, optimizer=optimizer)
 
 
 def find_run_config(folder: pathlib.Path) -> Config | None:

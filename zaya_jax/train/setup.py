@@ -48,7 +48,7 @@ from zaya_jax.run_folder.names import DAMAGED
 from zaya_jax.train.consistency.config_changes import record_change
 from zaya_jax.train.consistency.provenance import Provenance, check_same_corpora, fingerprints
 from zaya_jax.train.consistency.same_run import check_same_data
-from zaya_jax.train.derived_config import find_run_config, with_base_dtype
+from zaya_jax.train.derived_config import find_run_config, with_base_dtype, with_schedule
 from zaya_jax.train.extensions import NO_EXTENSIONS, Extensions
 from zaya_jax.train.heartbeats import RESTORE, Heartbeats
 from zaya_jax.train.hooks.skipped_ranges import NO_SKIPPED_RANGES, SkippedRanges, read_skipped_ranges
@@ -196,6 +196,11 @@ def prepare_run(
     """
     hosts.run_on_all("config", lambda: _check_config(config, mesh))
     config = with_base_dtype(config, overwrite=overwrite)
+    # By one process, which builds a missing corpus; the others read its config.
+    derived = hosts.run_on_first(
+        "schedule", lambda: with_schedule(config).to_text(), limit_seconds=BUILD_SECONDS
+    )
+    config = Config.from_text(hosts.broadcast_from_first("schedule", derived))
     # Before minutes are spent on a corpus. One process decides, so that all resume from the same step. It
     # reads every byte of a checkpoint, for hours in a large run, which the goodput must account for.
     with heartbeats.within(RESTORE):
