@@ -177,7 +177,7 @@ class Config:
         if train.epochs is None and train.evaluations is None and fraction is None:
             return
         require(
-            # Phases have tokens or steps of their own, and a mixture has no epoch.
+            # Each phase has its own length, and a mixture has no epoch.
             not self.phases and self.data.mixture is None,
             f"train.epochs is {train.epochs}, train.evaluations {train.evaluations} and "
             f"optimizer.warmup_fraction {fraction}; runs with phases or a mixture do not support them: set "

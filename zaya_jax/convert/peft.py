@@ -69,7 +69,7 @@ class PeftAdapter:
         return any("magnitude" in parts for parts in self.parts.values())
 
     def files(self, dtype: np.dtype | None) -> list[PlannedFile]:
-        """Plans the two files of the adapter, with tensors of `dtype`, or of their own types."""
+        """Plans the two files of the adapter; a dtype of None keeps the types of its tensors."""
         suffixes = {name: suffix for suffix, name in _SUFFIXES.items()}
         tensors = {
             f"{PREFIX}{module}{suffixes[name]}": np.ascontiguousarray(x if dtype is None else x.astype(dtype))
@@ -184,6 +184,7 @@ def read_adapter(folder: str | pathlib.Path) -> PeftAdapter:
             f"{folder / CONFIG} has r {rank} and lora_alpha {alpha}; they must be numbers above 0"
         )
     parts: dict[str, dict[str, np.ndarray]] = {}
+    # A tensor of another kind of adapter, such as of an embedding, must not be dropped in silence.
     for name, x in _tensors(folder / WEIGHTS).items():
         suffix = next((each for each in _SUFFIXES if name.endswith(each)), None)
         if suffix is None or not name.startswith(PREFIX):
@@ -216,6 +217,7 @@ def _dtype(name: str, stored: str) -> np.dtype:
 
 
 def _check_parts(where: str, parts: Mapping[str, np.ndarray], rank: int, dora: bool) -> None:
+    # Shapes are compared with the base when the adapter is merged; only the rank is known here.
     expected = {"a", "b"} | ({"magnitude"} if dora else set())
     shapes = {name: x.shape for name, x in parts.items()}
     if parts.keys() != expected or shapes["a"][:1] != (rank,) or shapes["b"][1:] != (rank,):
@@ -242,6 +244,7 @@ class AdaptedWeights:
         self._base = base
         self._tensors: dict[str, Tensor] = {}
         self._updates: dict[tuple[str, int], list[tuple[dict[str, np.ndarray], float]]] = {}
+        # Checked before any file is written: an unknown module is a mistake in the choice of the base.
         for adapter, weight in adapters:
             for module, parts in adapter.parts.items():
                 tensor = modules.get(module)
@@ -316,6 +319,7 @@ def combined(adapters: Sequence[tuple[PeftAdapter, float]], kind: Combination) -
     if kind == "linear" and len(set(ranks)) > 1:
         raise UserError(f"--combine=linear needs adapters of equal rank, and they have {ranks}; use cat")
     rank = sum(ranks) if kind == "cat" else ranks[0]
+    # In the order of the first adapter, so that the same command writes the same bytes.
     modules = dict.fromkeys(module for adapter, _ in adapters for module in adapter.parts)
     parts = {}
     for module in modules:

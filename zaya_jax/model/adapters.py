@@ -169,6 +169,7 @@ def magnitudes(declared: Mapping[str, Weight], params: Mapping) -> dict[str, Any
     Returns:
       Norms by path, empty without DoRA.
     """
+    # By the weights as they are stored: a rounded matrix has slightly other norms.
     norms = {path: w.adapts for path, w in declared.items() if path.endswith("/magnitude") and w.adapts}
     flat = _by_path(dequantized(params["layers"], jnp.float32)) if norms else {}
     return {

@@ -59,6 +59,7 @@ def _declare_quantized(path: str, weight: Weight, base: str) -> dict[str, Weight
             f'lora.base_dtype is "mxfp4", and {path} has {num_inputs} inputs; they must be a multiple of '
             f'{MX_BLOCK}: use "int8"'
         )
+    # Two E2M1 values per byte.
     rows = num_inputs // 2 if is_mx else num_inputs
     groups = num_inputs // MX_BLOCK if is_mx else 1
     # Neither is an operand of products, so that no cast changes the bits.
@@ -73,7 +74,7 @@ def _declare_quantized(path: str, weight: Weight, base: str) -> dict[str, Weight
 
 
 def num_weights(path: str, weight: Weight) -> int:
-    """Number of weights that the elements of an array stand for: two of a byte of pairs, none of a scale."""
+    """Number of weights that an array stores: two per byte of pairs, and none in scales."""
     if path.endswith(f"/{SCALES}") and path.startswith("layers/experts/"):
         return 0
     return weight.size * (2 if weight.dtype == "uint8" else 1)
@@ -87,6 +88,7 @@ def stored(declared: Mapping[str, Weight], params: Mapping) -> dict[str, Any]:
       params: nested float32 weights, without adapters.
     """
     flat: dict[str, Any] = {}
+    # A quantized matrix is the only one that is not declared under its name.
     for path, x in _by_path(params).items():
         if path in declared:
             flat[path] = x.astype(declared[path].dtype)

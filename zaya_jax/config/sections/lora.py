@@ -19,11 +19,11 @@ class LoraConfig:
       targets: patterns of weight names, as `zaya train --dry-run` lists them; "*" matches any characters,
         "/" included. Each matrix of the layers that a pattern matches has an adapter. "layers/experts/*"
         selects the experts.
-      rslora: whether the scale is alpha / sqrt(rank) instead, which suits high ranks ([rsLoRA]).
+      rslora: whether the scale is alpha / sqrt(rank) instead, which suits high ranks ([RS-LoRA]).
       dora: whether the norms of a matrix's columns, one per output, train apart from their directions
         ([DoRA]).
       b_learning_rate_ratio: learning rate of the factors B, and of DoRA's norms, divided by that of the
-        factors A ([LoRA+]).
+        factors A ([LoRA-plus]).
       base_dtype: storage of the frozen matrices, which exist once: "float32" or "bfloat16"; "int8" or "mxfp4"
         quantizes the experts and stores other matrices in `execution.dtype` ([QLoRA]). None is
         `execution.dtype` for a new run, and what the run began with when it resumes. Norms, scales and biases
@@ -51,5 +51,5 @@ class LoraConfig:
 
     @property
     def scale(self) -> float:
-        """Factor of the product of both factors ([LoRA] section 4.1, [rsLoRA] eq. 1)."""
+        """Factor of the product of both factors ([LoRA] section 4.1, [RS-LoRA] eq. 1)."""
         return self.alpha / (self.rank**0.5 if self.rslora else self.rank)

@@ -73,6 +73,7 @@ def _build(config: DataConfig, source: str, tokenizer: Tokenizer) -> Mapping[str
     """Builds the corpus, and returns what was skipped."""
     if config.source_kind == "text":
         return build_corpus(config.corpus, source=source, tokenizer=tokenizer).left_out
+    # Records are packed for the length that the run reads, because a window is read as a whole.
     builders: dict[str, Callable[..., PackedReport]] = {
         "chats": build_chat_corpus,
         "preferences": build_preference_corpus,
