@@ -319,3 +319,52 @@ def test_mistakes_of_adapter_configs_are_user_errors(fields, sentence):
     options = [f"--config.{name}={value}" for name, value in fields.items()]
     with pytest.raises(ValueError, match=re.escape(sentence)):
         declare_run(load_config("configs/tiny.py", options))
+
+
+def test_frozen_operands_of_products_have_the_compute_dtype_and_the_rest_float32():
+    execution = dataclasses.replace(EXECUTION, dtype="bfloat16")
+    state = jax.eval_shape(lambda: initial_of(dataclasses.replace(LORA, execution=execution)))
+    narrow = {path for path, x in state.frozen.items() if x.dtype == jnp.bfloat16}
+    assert {"embedding/table", "layers/experts/down_proj", "layers/router/out_proj"} <= narrow
+    wide = set(state.frozen) - narrow
+    assert all(state.frozen[path].dtype == jnp.float32 for path in wide)
+    kinds = ("scale", "bias", "temperature", "eda_scale")
+    assert wide == {path for path in state.frozen if path.endswith(kinds)}
+    assert all(x.dtype == jnp.float32 for x in (*state.buckets.values(), state.router_bias_LX))
+
+
+def initial_of(config):
+    return init_state(config, make_setup(config))
+
+
+@pytest.mark.campaign
+def test_a_step_computes_the_same_with_frozen_weights_of_either_type():
+    """Products use bfloat16 in both cases, so that only the stored weights differ."""
+    execution = dataclasses.replace(EXECUTION, dtype="bfloat16", remat="layer")
+    config = dataclasses.replace(LORA, execution=execution)
+    wide = dataclasses.replace(config, lora=dataclasses.replace(LORA.lora, base_dtype="float32"))
+    (narrow, metrics), (state, expected) = after_one_step(config), after_one_step(wide)
+    jax.tree.map(np.testing.assert_array_equal, narrow.buckets, state.buckets)
+    assert metrics.loss == expected.loss
+    assert state.frozen["embedding/table"].dtype == jnp.float32
+
+
+def test_factors_b_and_norms_have_their_own_learning_rate():
+    """The first update of AdamW is the sign of the gradient, plus weight decay."""
+    lora = LoraConfig(rank=2, dora=True, b_learning_rate_ratio=4.0, targets=("layers/attention/q_proj",))
+    setup = make_setup(dataclasses.replace(LORA, lora=lora))
+    buckets = {each.name: jnp.full(each.shape, 0.5) for each in setup.partition.buckets}
+    gradients = jax.tree.map(lambda x: -2.0 * jnp.ones_like(x), buckets)
+    updates, _ = setup.optimizer.update(gradients, setup.optimizer.init(buckets), buckets, step=0)
+    rate, decay = FULL.optimizer.learning_rate, FULL.optimizer.weight_decay
+    prefix = "adapters/attention/q_proj"
+    expected = {
+        f"{prefix}/a": rate * (1 - 0.5 * decay),
+        f"{prefix}/b": 4 * rate * (1 - 0.5 * decay),
+        f"{prefix}/magnitude": 4 * rate,
+    }
+    assert updates.keys() == expected.keys()
+    for name, x in updates.items():
+        np.testing.assert_allclose(x, expected[name], rtol=1e-5)
+    with pytest.raises(ValueError, match="a custom optimizer has its own learning rates"):
+        make_setup(dataclasses.replace(LORA, lora=lora), optimizer=lambda _: setup.optimizer)
