@@ -20,7 +20,7 @@ from zaya_jax.model.adapters import declare_run, scaled_adapters
 from zaya_jax.model.frozen_base import dequantized, num_weights, with_quantized
 from zaya_jax.model.weights import flatten_weights, initialize
 from zaya_jax.model.zaya import hidden_states, initial_router_bias
-from zaya_jax.plan.memory import state_bytes
+from zaya_jax.plan.memory import memory_by_kind, state_bytes
 from zaya_jax.train.step.state import first_state, make_setup, with_variables
 
 ROWS, TIME = 2, 16
@@ -91,9 +91,15 @@ def test_the_state_has_the_quantized_bytes_and_no_other_copy(name):
     )
     sized = state_bytes(config_of(name), 1)
     assert sized.frozen == sum(x.nbytes for x in frozen.values())
+    # Next to them, the step has the dense experts of one layer at a time.
+    layer = sum(x[0].nbytes for x in dense_params()["layers"]["experts"].values())
+    assert memory_by_kind(config_of(name), 1)["dequantized experts of a layer"] == layer
 
 
-@pytest.mark.parametrize(("name", "targets"), [("int8", "layers/attention/*"), ("mxfp4", "layers/*")])
+@pytest.mark.parametrize(
+    ("name", "targets"),
+    [("int8", "layers/attention/*"), pytest.param("mxfp4", "layers/*", marks=pytest.mark.campaign)],
+)
 def test_loss_and_gradients_are_those_of_the_dequantized_model(name, targets):
     """The gradient of adapters passes through quantized experts of later layers."""
     config = config_of(name, targets=(targets,))

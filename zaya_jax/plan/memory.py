@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from zaya_jax.config import Config, ExecutionConfig, ModelConfig
+from zaya_jax.config.sections.lora import QUANTIZED
 from zaya_jax.model.adapters import declare_run
 from zaya_jax.model.remat import REMAT_POLICIES, group_size
 from zaya_jax.model.weights import Weight, abstract_variables, declare, flatten_weights, map_weights
@@ -219,6 +220,15 @@ def group_bytes(config: Config) -> int:
     return both * group_size(model.num_hidden_layers) // model.num_hidden_layers
 
 
+def dequantized_bytes(config: Config) -> int:
+    """Bytes of one layer's experts in the dtype of products, if the state stores them quantized."""
+    if not config.lora.rank or config.lora.base_dtype not in QUANTIZED:
+        return 0
+    experts = (w for w in flatten_weights(declare(config.model)).values() if w.of_experts)
+    # The weights of all layers are stacked.
+    return sum(_item(w, config.execution.dtype) * w.size for w in experts) // config.model.num_hidden_layers
+
+
 def logits_bytes(config: Config, tokens: int) -> int:
     """Bytes of the logits that exist at a time, and of their gradient, in float32."""
     # Factor 2 for logits and gradient, 4 bytes per float32.
@@ -239,6 +249,7 @@ def memory_by_kind(config: Config, num_devices: int) -> dict[str, int]:
     # Experts of the current layer, those of the next one in flight, and gradients of the former.
     gathered = 3 * expert_bytes(config) // config.model.num_hidden_layers
     keys = rows * keys_bytes(config)
+    dequantized = dequantized_bytes(config)
     # Weights and residuals are no longer needed when gradients are sent: their memory is free for the copies.
     free = state.weights + activations + working + logits + keys
     return {
@@ -252,6 +263,7 @@ def memory_by_kind(config: Config, num_devices: int) -> dict[str, int]:
         "accumulated gradients": accumulated,
         f'activations of {rows * time:,} tokens, remat "{config.execution.remat}"': activations,
         "temporary arrays of a layer": working,
+        **({"dequantized experts of a layer": dequantized} if dequantized else {}),
         **({"experts of a layer, gathered": gathered} if gathered else {}),
         **({"keys and values of shared sequences": keys} if keys else {}),
         "weights and gradients of a group of layers": group_bytes(config),
