@@ -42,8 +42,9 @@ def use_current_names(values: dict) -> dict:
 def _with_base_dtype(values: dict) -> dict:
     """Adds the type of frozen weights to a run with adapters from before the field existed: float32."""
     lora = values.get("lora")
-    is_old = isinstance(lora, dict) and lora.get("rank") and "base_dtype" not in lora
-    return values | {"lora": lora | {"base_dtype": "float32"}} if is_old else values
+    if not isinstance(lora, dict) or not lora.get("rank") or "base_dtype" in lora:
+        return values
+    return values | {"lora": lora | {"base_dtype": "float32"}}
 
 
 def current_value(path: str, value: Any) -> Any:

@@ -6,7 +6,7 @@ uses AdamW's learning rate and weight decay.
 
 import functools
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -78,7 +78,8 @@ def _scale_by_learning_rate(
         del params, others
         # Negative, because optax adds updates to weights.
         rate = -jnp.asarray(schedule(step))
-        return {name: rate * factors.get(name, 1.0) * x for name, x in updates.items()}, state
+        by_name: Mapping[str, Any] = cast(Any, updates)
+        return {name: rate * factors.get(name, 1.0) * x for name, x in by_name.items()}, state
 
     return optax.GradientTransformationExtraArgs(optax.init_empty_state, update)  # pyright: ignore[reportArgumentType]
 
