@@ -198,6 +198,7 @@ def read_adapter(folder: str | pathlib.Path) -> PeftAdapter:
 
 
 def _tensors(file: pathlib.Path) -> dict[str, np.ndarray]:
+    # Read whole: an adapter is about a hundredth of its model.
     descriptor = os.open(file, os.O_RDONLY)
     try:
         return {
@@ -239,6 +240,7 @@ class AdaptedWeights:
         Raises:
           UserError: if a module is unknown or has another shape, or DoRA is combined.
         """
+        # An adapter of either layout fits weights of either: their modules have different names.
         modules = _modules(base.config, tuple(LAYOUTS))
         _check_dora(adapters)
         self._base = base
@@ -277,6 +279,7 @@ class AdaptedWeights:
         matrix_OC = tensor.layout.to_theirs(own).reshape(tensor.shape).astype(np.float32)
         for parts, scale in updates:
             matrix_OC = matrix_OC + np.float32(scale) * _product(parts)
+            # `_check_dora` has ensured that no other update follows.
             if "magnitude" in parts:
                 norms_O = np.linalg.norm(matrix_OC, axis=1)
                 factors_O = parts["magnitude"].astype(np.float32) / np.where(norms_O > 0, norms_O, 1)

@@ -108,6 +108,7 @@ class RunWeights:
         axes = [each[len(weight_slice.start) :] for each in (*factor_axes(weight), weight.axes)]
         product = np.einsum(f"{axes[0]},{axes[1]}->{axes[2]}", a, b * np.float32(change.scale), optimize=True)
         matrix = own.astype(np.float32) + product
+        # Only adapters with DoRA have them.
         norms = factors[0].removesuffix("a") + "magnitude"
         if norms in self.adapters:
             assert weight.matrix is not None, "only matrices have adapters"
