@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from pallas_kernels.product.quantized import AnyMatrix, QuantizedMatrix, dequantize
+from pallas_kernels.product.quantized import AnyMatrix, QuantizedMatrix, dequantize, quantize
 from pallas_kernels.product.stack import Matrix, StackedMatrix, in_stack, own_matrix
 from pallas_kernels.product.xla import product_xla
 

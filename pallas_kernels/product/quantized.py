@@ -13,6 +13,9 @@ from jax.typing import DTypeLike
 from pallas_kernels.product.stack import StackedMatrix, own_matrix
 
 _E8M0_BIAS = 127
+_MAX_INT8 = 127.0
+_MX_BLOCK = 32
+"""Inputs that share a scale in MXFP4."""
 
 
 class QuantizedMatrix(NamedTuple):
@@ -65,6 +68,49 @@ def dequantize(matrix: QuantizedMatrix, dtype: DTypeLike) -> jax.Array:
     grouped = values.reshape(*batch, groups, inputs // groups, outputs)
     weights = grouped * _as_float32(scales)[..., None, :]
     return weights.reshape(*batch, inputs, outputs).astype(dtype)
+
+
+def quantize(weights: jax.Array, values_dtype: DTypeLike) -> QuantizedMatrix:
+    """Quantizes matrices [*A, D, F] as `zaya_jax.convert.quantized.codecs` does, on the device.
+
+    Args:
+      weights: matrices in floating point.
+      values_dtype: int8, with a scale per output; or uint8, which selects MXFP4, with one per 32 inputs.
+    """
+    weights = weights.astype(jnp.float32)
+    if jnp.dtype(values_dtype) == jnp.int8:
+        max_F = jnp.abs(weights).max(axis=-2, keepdims=True)
+        # Not a constant, because XLA would multiply by its rounded reciprocal.
+        scales = max_F / jnp.where(max_F >= 0, _MAX_INT8, jnp.nan)
+        # An output of zeros, or of numbers so small that their scale is not a normal number, has scale 1.
+        scales = jnp.where(scales < jnp.finfo(jnp.float32).tiny, 1.0, scales)
+        values = jnp.clip(jnp.rint(weights / scales), -_MAX_INT8, _MAX_INT8)
+        return QuantizedMatrix(values.astype(jnp.int8), scales)
+    *batch, inputs, outputs = weights.shape
+    blocks = weights.reshape(*batch, inputs // _MX_BLOCK, _MX_BLOCK, outputs)
+    exponents = _block_exponents(jnp.abs(blocks).max(axis=-2))
+    # A power of two, by its bits: the product is exact.
+    inverse = lax.bitcast_convert_type((_E8M0_BIAS - exponents) << 23, jnp.float32)
+    codes = _e2m1_codes(blocks * inverse[..., None, :]).reshape(*batch, inputs // 2, 2, outputs)
+    pairs = codes[..., 0, :] | (codes[..., 1, :] << 4)
+    return QuantizedMatrix(pairs, (exponents + _E8M0_BIAS).astype(jnp.uint8))
+
+
+def _block_exponents(largest: jax.Array) -> jax.Array:
+    """Exponents of the scales of blocks, which map the largest weight into [3.5, 7)."""
+    bits = lax.bitcast_convert_type(largest, jnp.int32)
+    # The two highest bits of the mantissa are set from 1.75 on.
+    floor = (bits >> 23) - _E8M0_BIAS + ((bits >> 21) & 3 == 3)
+    return jnp.where(largest > 0, jnp.clip(floor - 2, -126, 127), 0)
+
+
+def _e2m1_codes(x: jax.Array) -> jax.Array:
+    """E2M1 bits of the nearest of 0, 0.5, 1, 1.5, 2, 3, 4 and 6; ties go to an even mantissa."""
+    size = jnp.abs(x)
+    # The midpoints between neighbors: of every second one, the upper neighbor is even.
+    steps = (size > 0.25, size >= 0.75, size > 1.25, size >= 1.75, size > 2.5, size >= 3.5, size > 5.0)
+    code = sum(step.astype(jnp.uint8) for step in steps)
+    return code | (jnp.signbit(x).astype(jnp.uint8) << 3)
 
 
 def _unpack(pairs: jax.Array) -> jax.Array:

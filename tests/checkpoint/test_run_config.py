@@ -27,7 +27,7 @@ from zaya_jax.convert.pytorch.in_memory import load_pytorch
 from zaya_jax.convert.weight_folder import open_weight_folder
 from zaya_jax.errors import UserError
 from zaya_jax.model.weights import abstract_variables
-from zaya_jax.train.setup import find_run_config
+from zaya_jax.train.derived_config import find_run_config
 
 
 def weights_of(step: int, config: Config) -> dict:

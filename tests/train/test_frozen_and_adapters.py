@@ -134,7 +134,8 @@ def test_frozen_weights_have_no_moments_and_no_gradient(config):
     assert sum(x.size for x in moments) == matrices + 2 * (total - matrices)
     sizes = state_bytes(config, 1)
     assert sizes.gradients == 4 * total
-    assert sizes.master == 4 * sum(w.size for w in declared.values())
+    assert sizes.master == 4 * total
+    assert sizes.frozen == 4 * sum(w.size for w in declared.values() if not w.trains)
 
 
 def test_no_gradient_of_a_frozen_matrix_is_computed():
@@ -290,9 +291,13 @@ def test_under_two_hundredths_of_zaya1_8b_train():
     assert trained / total < 0.02
     assert describe_trained(declared) == f"{trained:,} of {total:,} ({trained / total:.2%})"
     assert describe_trained(declare(model)) is None
-    # One GPU of 192 GB holds it: 35 GB of float32, 18 GB in bfloat16 for products, hardly any moments.
+    # Frozen weights exist once, in bfloat16: 17.7 GB of one GPU, which the step reads without a copy.
     sizes = state_bytes(config, 1)
-    assert sizes.moments + sizes.gradients < 0.01 * sizes.master
+    base = flatten_weights(declare(model)).values()
+    assert sizes.frozen == sum(w.size * (2 if w.in_products else 4) for w in base)
+    assert sizes.frozen / 2**30 < 16.5
+    assert sizes.weights == 4 * trained
+    assert sizes.moments + sizes.gradients + sizes.master < 0.01 * sizes.frozen
 
 
 @pytest.mark.parametrize(
@@ -314,3 +319,52 @@ def test_mistakes_of_adapter_configs_are_user_errors(fields, sentence):
     options = [f"--config.{name}={value}" for name, value in fields.items()]
     with pytest.raises(ValueError, match=re.escape(sentence)):
         declare_run(load_config("configs/tiny.py", options))
+
+
+def test_frozen_operands_of_products_have_the_compute_dtype_and_the_rest_float32():
+    execution = dataclasses.replace(EXECUTION, dtype="bfloat16")
+    state = jax.eval_shape(lambda: initial_of(dataclasses.replace(LORA, execution=execution)))
+    narrow = {path for path, x in state.frozen.items() if x.dtype == jnp.bfloat16}
+    assert {"embedding/table", "layers/experts/down_proj", "layers/router/out_proj"} <= narrow
+    wide = set(state.frozen) - narrow
+    assert all(state.frozen[path].dtype == jnp.float32 for path in wide)
+    kinds = ("scale", "bias", "temperature", "eda_scale")
+    assert wide == {path for path in state.frozen if path.endswith(kinds)}
+    assert all(x.dtype == jnp.float32 for x in (*state.buckets.values(), state.router_bias_LX))
+
+
+def initial_of(config):
+    return init_state(config, make_setup(config))
+
+
+@pytest.mark.campaign
+def test_a_step_computes_the_same_with_frozen_weights_of_either_type():
+    """Products use bfloat16 in both cases, so that only the stored weights differ."""
+    execution = dataclasses.replace(EXECUTION, dtype="bfloat16", remat="layer")
+    config = dataclasses.replace(LORA, execution=execution)
+    wide = dataclasses.replace(config, lora=dataclasses.replace(LORA.lora, base_dtype="float32"))
+    (narrow, metrics), (state, expected) = after_one_step(config), after_one_step(wide)
+    jax.tree.map(np.testing.assert_array_equal, narrow.buckets, state.buckets)
+    assert metrics.loss == expected.loss
+    assert state.frozen["embedding/table"].dtype == jnp.float32
+
+
+def test_factors_b_and_norms_have_their_own_learning_rate():
+    """The first update of AdamW is the sign of the gradient, plus weight decay."""
+    lora = LoraConfig(rank=2, dora=True, b_learning_rate_ratio=4.0, targets=("layers/attention/q_proj",))
+    setup = make_setup(dataclasses.replace(LORA, lora=lora))
+    buckets = {each.name: jnp.full(each.shape, 0.5) for each in setup.partition.buckets}
+    gradients = jax.tree.map(lambda x: -2.0 * jnp.ones_like(x), buckets)
+    updates, _ = setup.optimizer.update(gradients, setup.optimizer.init(buckets), buckets, step=0)
+    rate, decay = FULL.optimizer.learning_rate, FULL.optimizer.weight_decay
+    prefix = "adapters/attention/q_proj"
+    expected = {
+        f"{prefix}/a": rate * (1 - 0.5 * decay),
+        f"{prefix}/b": 4 * rate * (1 - 0.5 * decay),
+        f"{prefix}/magnitude": 4 * rate,
+    }
+    assert updates.keys() == expected.keys()
+    for name, x in updates.items():
+        np.testing.assert_allclose(x, expected[name], rtol=1e-5)
+    with pytest.raises(ValueError, match="a custom optimizer has its own learning rates"):
+        make_setup(dataclasses.replace(LORA, lora=lora), optimizer=lambda _: setup.optimizer)

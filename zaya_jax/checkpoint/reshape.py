@@ -22,9 +22,12 @@ from zaya_jax.checkpoint.stored_weights import StoredWeights
 from zaya_jax.config import CONFIG_FILE, Config, is_inside
 from zaya_jax.errors import DamagedError, UserError
 from zaya_jax.files import durable
+from zaya_jax.model.frozen_base import SCALES, VALUES
 
 ROUTER_BIAS = "router_bias."
 """Prefix of the names of router biases, which are never rounded ([ZAYA1-8B] II-A-2)."""
+QUANTIZED = (f".{VALUES}", f".{SCALES}")
+"""Suffixes of the names of quantized experts, whose bits another type would change."""
 
 
 def reshape(
@@ -162,7 +165,8 @@ def _write_weights(
 
 
 def _plain(stored: StoredWeights, name: str, dtype: np.dtype | None) -> PlainArray:
-    kept = stored.dtype(name) if dtype is None or name.startswith(ROUTER_BIAS) else dtype
+    is_fixed = name.startswith(ROUTER_BIAS) or name.endswith(QUANTIZED)
+    kept = stored.dtype(name) if dtype is None or is_fixed else dtype
     return PlainArray(name, stored.shapes[name], stored.chunk(name), kept)
 
 

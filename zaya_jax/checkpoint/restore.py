@@ -16,7 +16,7 @@ from zaya_jax.checkpoint.steps import restore_average, restore_weights
 from zaya_jax.config import Config, ModelConfig
 from zaya_jax.errors import UserError
 from zaya_jax.model.adapters import ADAPTERS, declare_run, merged
-from zaya_jax.model.weights import abstract_variables, flatten_weights, map_weights
+from zaya_jax.model.weights import Weight, abstract_variables, flatten_weights, map_weights
 from zaya_jax.pytree import abstract
 
 
@@ -53,7 +53,7 @@ def load_run(run_folder: str | pathlib.Path, weights: WeightsKind = "raw") -> Sa
 
 
 def load_weights(saved: SavedStep, place: Callable[[Any], Any], weights: WeightsKind = "raw") -> SavedRun:
-    """Loads the weights of a checkpoint as float32 onto any devices, and merges adapters.
+    """Loads the weights of a checkpoint as float32 onto any devices, dequantized and with adapters merged.
 
     Args:
       saved: the checkpoint.
@@ -63,7 +63,7 @@ def load_weights(saved: SavedStep, place: Callable[[Any], Any], weights: Weights
     config = read_config(saved.run_folder)
     # Weights may be stored in a narrower type, and Orbax converts them to float32.
     declared, shapes = declare_run(config), abstract_variables(config.model)
-    stored = shapes | {"params": map_weights(lambda w: jax.ShapeDtypeStruct(w.shape, jnp.float32), declared)}
+    stored = shapes | {"params": map_weights(_loaded, declared)}
     if weights == EMA:
         stored |= {NUM_UPDATES: jax.ShapeDtypeStruct((), jnp.int32)}
     there = abstract(stored, place(stored))
@@ -74,6 +74,12 @@ def load_weights(saved: SavedStep, place: Callable[[Any], Any], weights: Weights
     if ADAPTERS in declared:
         variables = variables | {"params": _merge(declared, variables["params"], place(shapes["params"]))}
     return SavedRun(config.phase_at(saved.step).config, saved.step, variables)
+
+
+def _loaded(weight: Weight) -> jax.ShapeDtypeStruct:
+    # Bits of quantized experts stay as they are; they are dequantized where adapters are merged.
+    is_float = jnp.issubdtype(weight.dtype, jnp.floating)
+    return jax.ShapeDtypeStruct(weight.shape, jnp.float32 if is_float else weight.dtype)
 
 
 def _read_average(saved: SavedStep, declared: Mapping, stored: dict) -> dict:
@@ -101,7 +107,9 @@ def _merge(declared: Mapping, params: dict, shardings: Any) -> dict:
 
     # Removed first, because only the weights are donated and returned.
     adapters = params.pop(ADAPTERS)
-    return jax.jit(merge, donate_argnums=0, out_shardings=shardings)(params, adapters)
+    # Quantized weights have other shapes than the result, so that their memory cannot be reused.
+    donated = () if jax.tree.structure(params) != jax.tree.structure(shardings) else (0,)
+    return jax.jit(merge, donate_argnums=donated, out_shardings=shardings)(params, adapters)
 
 
 def check_init_from(run_folder: str, model: ModelConfig) -> SavedStep:

@@ -32,6 +32,7 @@ from zaya_jax.progress import working
 from zaya_jax.run_folder.events import append_line, lines_of, parse_line
 from zaya_jax.run_folder.names import SAMPLES_FILE, XLA_FOLDER
 from zaya_jax.train.compiled_programs import whole_variables
+from zaya_jax.train.derived_config import with_schedule
 from zaya_jax.train.hooks.evaluation import EvaluationTasks
 from zaya_jax.train.hooks.hook import Hook
 from zaya_jax.train.hooks.trackers import Trackers, open_trackers
@@ -64,6 +65,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.dry_run:
         from zaya_jax.plan.dry_run import print_dry_run  # only a dry run needs it
 
+        # A dry run builds nothing: without its corpus, a run has the steps of its config.
+        config = with_schedule(config) if pathlib.Path(config.data.corpus).is_dir() else config
         print_dry_run(config, devices=options.devices)
         return
     # Before JAX is first used, because threads choose their arena of memory when they start.

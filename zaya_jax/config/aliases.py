@@ -4,8 +4,8 @@ ALIASES: dict[str, str] = {
     # optimizer
     "optimizer.learning_rate": "lr max_lr peak_lr base_lr initial_lr matrix_lr learningrate lr_max",
     "optimizer.final_learning_rate": "min_lr lr_min final_lr end_lr min_learning_rate lr_end eta_min",
-    "optimizer.warmup_steps": "warmup warmup_iters lr_warmup_steps num_warmup_steps lr_warmup_iters "
-    "warmup_ratio",
+    "optimizer.warmup_steps": "warmup warmup_iters lr_warmup_steps num_warmup_steps lr_warmup_iters",
+    "optimizer.warmup_fraction": "warmup_ratio",
     "optimizer.decay_steps": "lr_decay_steps lr_decay_iters cooldown_steps num_decay_steps warmdown_steps",
     "optimizer.schedule": "lr_scheduler lr_scheduler_type lr_schedule scheduler lr_decay_style lr_decay_type",
     "optimizer.weight_decay": "wd decoupled_weight_decay adam_weight_decay",
@@ -67,6 +67,10 @@ ALIASES: dict[str, str] = {
     "lora.rank": "lora_r lora_rank lora_dim",
     "lora.alpha": "lora_alpha",
     "lora.targets": "target_modules lora_target lora_target_modules",
+    "lora.rslora": "use_rslora",
+    "lora.dora": "use_dora",
+    "lora.b_learning_rate_ratio": "loraplus_lr_ratio lora_plus_lr_ratio",
+    "train.epochs": "num_train_epochs num_epochs n_epochs",
     "dpo.beta": "dpo_beta pref_beta",
     "dpo.loss_type": "pref_loss dpo_loss_type",
     "dpo.label_smoothing": "dpo_label_smoothing label_smoothing_factor",

@@ -35,8 +35,16 @@ def use_current_names(values: dict) -> dict:
         section: dict(_current_item(section, field, value) for field, value in fields.items())
         if isinstance(fields, dict)
         else fields
-        for section, fields in values.items()
+        for section, fields in _with_base_dtype(values).items()
     }
+
+
+def _with_base_dtype(values: dict) -> dict:
+    """Adds the type of frozen weights to a run with adapters from before the field existed: float32."""
+    lora = values.get("lora")
+    if not isinstance(lora, dict) or not lora.get("rank") or "base_dtype" in lora:
+        return values
+    return values | {"lora": lora | {"base_dtype": "float32"}}
 
 
 def current_value(path: str, value: Any) -> Any:

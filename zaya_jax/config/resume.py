@@ -34,6 +34,7 @@ RESUME_RULES = {
     "data.corpus": ResumeRule.PATH,
     # The source is only used to build a missing corpus, whose fingerprint is verified after it is built.
     "data.source": ResumeRule.PATH,
+    "data.source_kind": ResumeRule.PATH,
     "data.mixtures": ResumeRule.FIXED,
     "data.mixtures.corpora": ResumeRule.PATH,
     "data.mixture": ResumeRule.FIXED,
@@ -61,6 +62,9 @@ RESUME_RULES = {
     # The average changes no weight; `TrainState` says what a resume makes of one that is missing.
     "ema": ResumeRule.FREE,
     "train.num_steps": ResumeRule.NUM_STEPS,
+    # These two decide others, which have their own rules.
+    "train.epochs": ResumeRule.FREE,
+    "train.evaluations": ResumeRule.FREE,
     "train.z_loss": ResumeRule.SCHEDULE,
     "train.update_norms": ResumeRule.FREE,
     "train.seed": ResumeRule.FIXED,

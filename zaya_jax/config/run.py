@@ -17,7 +17,7 @@ from zaya_jax.config.sections.dpo import DpoConfig
 from zaya_jax.config.sections.ema import EmaConfig
 from zaya_jax.config.sections.execution import ExecutionConfig
 from zaya_jax.config.sections.log import LogConfig
-from zaya_jax.config.sections.lora import LoraConfig
+from zaya_jax.config.sections.lora import QUANTIZED, LoraConfig
 from zaya_jax.config.sections.model import ModelConfig
 from zaya_jax.config.sections.optimizer import OptimizerConfig
 from zaya_jax.config.sections.phases import SECTIONS, PhaseConfig, in_phase, merge, num_steps
@@ -106,15 +106,32 @@ class Config:
             "adapters all other weights are frozen anyway, so set optimizer.frozen to ()",
         )
         # Rules that involve several sections are checked here; each section checks its own values.
+        if self.lora.rank and self.lora.base_dtype in QUANTIZED:
+            self._check_quantized_base()
         if self.dpo.beta:
             self._check_dpo()
         if self.distillation.teacher is not None:
             self._check_distillation()
+        self._check_derived()
         # A run with phases is validated phase by phase: resolving them builds and checks one config each.
         if self.phases:
             self._check_phases()
         else:
             self._check_phase()
+
+    def _check_quantized_base(self) -> None:
+        base = self.lora.base_dtype
+        require(
+            # Random experts would stay random.
+            self.train.init_from is not None,
+            f'lora.base_dtype is "{base}" and train.init_from None; it must name the run whose experts are '
+            "quantized",
+        )
+        require(
+            self.execution.remat != "none",
+            f'lora.base_dtype is "{base}" and execution.remat "none", which would keep the dequantized '
+            'experts of all layers; set it to "products" or a later policy',
+        )
 
     def _check_dpo(self) -> None:
         beta = self.dpo.beta
@@ -153,6 +170,18 @@ class Config:
             not self.phases,
             f"distillation.teacher is {self.distillation.teacher} and there are {len(self.phases)} phases; "
             "distillation does not support phases: set phases to ()",
+        )
+
+    def _check_derived(self) -> None:
+        train, fraction = self.train, self.optimizer.warmup_fraction
+        if train.epochs is None and train.evaluations is None and fraction is None:
+            return
+        require(
+            # Each phase has its own length, and a mixture has no epoch.
+            not self.phases and self.data.mixture is None,
+            f"train.epochs is {train.epochs}, train.evaluations {train.evaluations} and "
+            f"optimizer.warmup_fraction {fraction}; runs with phases or a mixture do not support them: set "
+            "them to None",
         )
 
     def _check_phases(self) -> None:

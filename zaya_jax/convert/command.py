@@ -11,10 +11,16 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from zaya_jax.config import is_inside
+from zaya_jax.convert.adapter_options import (
+    add_adapter_options,
+    check_adapter_options,
+    requested_adapter,
+    weighted_adapters,
+)
 from zaya_jax.convert.card_facts import check_license, figures_of_file
 from zaya_jax.convert.companion_files import Companions
 from zaya_jax.convert.inspection import inspect
-from zaya_jax.convert.model_card import CARD
+from zaya_jax.convert.model_card import CARD, adapter_card
 from zaya_jax.convert.nonfinite import describe_nonfinite
 from zaya_jax.convert.output_files import (
     TargetLayout,
@@ -23,7 +29,7 @@ from zaya_jax.convert.output_files import (
     pytorch_files,
     run_folder_files,
 )
-from zaya_jax.convert.peft import adapter_files
+from zaya_jax.convert.peft import AdaptedWeights, PeftAdapter
 from zaya_jax.convert.pytorch.folder import PytorchWeights, notes_on
 from zaya_jax.convert.quantized.codecs import CODECS
 from zaya_jax.convert.quantized.export import Quantization
@@ -72,14 +78,16 @@ def main(argv: Sequence[str] | None = None, *, measure_loss: MeasureLoss | None 
         return
     options = _parser().parse_args(arguments)
     target = pathlib.Path(options.target)
-    if options.adapters_only and (options.layout or options.verify):
-        raise UserError("--adapters-only cannot be combined with --layout or --verify; remove those")
+    check_adapter_options(options)
     # Checked before the weights are opened, which may download them.
     plan_options = _PlanOptions(
         parse_dtype(options.dtype), parse_size(options.max_shard_size), _quantization(options)
     )
     check_license(options.license)
+    adapters = weighted_adapters(options)
     with open_weight_folder(options.source, options.weights) as opened:
+        if adapters and not options.adapters_only:
+            opened = dataclasses.replace(opened, source=AdaptedWeights(opened.source, adapters))
         # The default converts to the other kind of folder. A run folder has no quantized form.
         is_pytorch = opened.layout == "zaya" or plan_options.quantization is not None
         layout: TargetLayout = options.layout or ("native" if is_pytorch else "zaya")
@@ -88,7 +96,7 @@ def main(argv: Sequence[str] | None = None, *, measure_loss: MeasureLoss | None 
         # With --verify, an existing DST is only verified; with --push, it is verified before it is sent.
         verifies = options.verify or (upload is not None and target.is_dir() and not options.overwrite)
         if _must_convert(opened.folder, target, overwrite=options.overwrite, verify=verifies):
-            _convert_new(opened, options, layout, plan_options, measure_loss)
+            _convert_new(opened, options, layout, adapters, plan_options, measure_loss)
         if verifies:
             verify(opened, target)
         # Last, so that only a folder that is complete and verified leaves the machine.
@@ -110,6 +118,7 @@ def _convert_new(
     opened: WeightFolder,
     options: argparse.Namespace,
     layout: TargetLayout,
+    adapters: Sequence[tuple[PeftAdapter, float]],
     plan_options: _PlanOptions,
     measure_loss: MeasureLoss | None,
 ) -> None:
@@ -118,7 +127,12 @@ def _convert_new(
     if options.overwrite:
         _check_nothing_is_lost(opened, target)
     companions = _companions(opened, options, layout)
-    files = plan(opened, companions, target, layout, plan_options)
+    if options.adapters_only:
+        adapter = requested_adapter(opened, options, adapters, companions.facts)
+        card = adapter_card(companions.facts, companions.story)
+        files = [*adapter.files(plan_options.dtype), PlannedFile(CARD, card)]
+    else:
+        files = plan(opened, companions, target, layout, plan_options)
     convert(opened, files, target, layout, overwrite=options.overwrite)
     # Others need to know it; for a folder of this machine the note would be noise.
     if options.push is not None and companions.facts.license is None:
@@ -239,6 +253,8 @@ def _parser() -> Parser:
             "zaya convert ZAYA1-8B-FP8-Experts runs/zaya1_8b              # a quantized release becomes a "
             "run",
             "zaya convert runs/tiny exported --license mit --push me/tiny # with a model card, to the hub",
+            "zaya convert runs/mine adapter --adapters-only               # PEFT's format",
+            "zaya convert ZAYA1-8B runs/both --adapter a=0.5 --adapter b  # weights with two adapters merged",
             "zaya convert inspect ZAYA1-8B                                # tensors, totals, what fits",
         ),
     )
@@ -254,11 +270,6 @@ def _parser() -> Parser:
         choices=LAYOUTS,
         help="layout of DST; zaya is a run folder (default: native from a run, zaya from PyTorch)",
     )
-    parser.add_argument(
-        "--adapters-only",
-        action="store_true",
-        help="export only the adapters of a run, in PEFT's format (default: merge them into the weights)",
-    )
     parser.add_weights_option()
     parser.add_argument(
         "--dtype", help="type of the weights: float32, bfloat16 or float16 (default: that of SRC)"
@@ -272,6 +283,7 @@ def _parser() -> Parser:
         help="read both folders back and compare them; also if DST already exists",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace a DST that zaya convert wrote")
+    add_adapter_options(parser)
     _add_card_options(parser)
     _add_hub_options(parser)
     _add_quantization_options(parser)
@@ -388,8 +400,7 @@ def plan(
     options: _PlanOptions,
 ) -> list[PlannedFile]:
     """Plans all files of a conversion."""
-    if layout == "peft":
-        return adapter_files(opened.source, companions, dtype=options.dtype)
+    assert layout != "peft", "an adapter has its own files"
     if layout == "zaya":
         return run_folder_files(
             opened.source,

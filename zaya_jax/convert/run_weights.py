@@ -30,9 +30,11 @@ from zaya_jax.convert.pytorch.layouts import (
     our_weights,
     rows_per_slice,
 )
+from zaya_jax.convert.quantized.codecs import CODECS, QuantizedValues
 from zaya_jax.convert.stream import Block, PlannedFile
 from zaya_jax.errors import DamagedError, UserError
 from zaya_jax.model.adapters import declare_run, factor_axes, factor_paths
+from zaya_jax.model.frozen_base import SCALES, VALUES
 from zaya_jax.model.weights import flatten_weights
 
 
@@ -61,8 +63,10 @@ class RunWeights:
         # Declarations include adapters, which are merged by `read`.
         self._declared = flatten_weights(declare_run(self.run))
         self.adapters = {path: weight for path, weight in self._declared.items() if weight.adapts}
-        ours = our_weights(self.run.model) | self.adapters
-        expected = {_stored_name(path): weight.shape for path, weight in ours.items()}
+        ours = our_weights(self.run.model)
+        # Quantized experts are two arrays each.
+        arrays = self._declared | {ROUTER_BIAS: ours[ROUTER_BIAS]}
+        expected = {_stored_name(path): weight.shape for path, weight in arrays.items()}
         try:
             # A config.json that was edited by hand would otherwise fail deep inside a conversion.
             check_shapes(self._stored.shapes, expected, "weight")
@@ -77,28 +81,52 @@ class RunWeights:
         return self.run.model
 
     def dtype(self, path: str) -> np.dtype:
-        """Type of a weight in the checkpoint."""
+        """Type of a weight in the checkpoint; of a quantized one, that of the other matrices."""
+        if self._is_quantized(path):
+            return np.dtype(self.run.execution.dtype)
         return self._stored.dtype(_stored_name(path))
 
+    def _is_quantized(self, path: str) -> bool:
+        return f"{path}/{VALUES}" in self._declared
+
     def read(self, weight_slice: WeightSlice) -> np.ndarray:
-        """Reads a slice, with its adapter merged.
+        """Reads a slice, dequantized and with its adapter merged.
 
         Chunks of the checkpoint that are larger than the slice are cached for the following slices.
         """
-        own = self._read(weight_slice.path, weight_slice.index)
+        own = self._read_own(weight_slice)
         factors = factor_paths(weight_slice.path)
         # Most weights have no adapter.
         if factors[0] not in self.adapters:
             return own
         # The scale of the update is declared with factor B.
-        weight, change = self._declared[weight_slice.path], self.adapters[factors[1]].adapts
+        change = self.adapters[factors[1]].adapts
         assert change is not None, "adapters are declared as such"
+        weight = change.weight
         a, b = (self._read(path, weight_slice.start).astype(np.float32) for path in factors)
         # Letters of the slice and its factors, without the leading axes that index layers and experts.
         axes = [each[len(weight_slice.start) :] for each in (*factor_axes(weight), weight.axes)]
         product = np.einsum(f"{axes[0]},{axes[1]}->{axes[2]}", a, b * np.float32(change.scale), optimize=True)
+        matrix = own.astype(np.float32) + product
+        # Only adapters with DoRA have them.
+        norms = factors[0].removesuffix("a") + "magnitude"
+        if norms in self.adapters:
+            assert weight.matrix is not None, "only matrices have adapters"
+            inputs = tuple(map(axes[2].index, weight.matrix[0]))
+            matrix *= _norm_factors(matrix, self._read(norms, weight_slice.start), inputs)
         # Computed in float32 and rounded once, like in training.
-        return (own.astype(np.float32) + product).astype(own.dtype)
+        return matrix.astype(own.dtype)
+
+    def _read_own(self, weight_slice: WeightSlice) -> np.ndarray:
+        """Reads a slice without its adapter."""
+        path = weight_slice.path
+        if not self._is_quantized(path):
+            return self._read(path, weight_slice.index)
+        values, scales = (self._read(f"{path}/{name}", weight_slice.index) for name in (VALUES, SCALES))
+        codec = CODECS["mxfp4" if values.dtype == np.uint8 else "int8"]
+        # Codecs have outputs first, as in PyTorch.
+        matrix = codec.decode(QuantizedValues(values.T, scales.T)).T
+        return matrix.reshape(weight_slice.shape).astype(self.dtype(path))
 
     def _read(self, path: str, index: tuple[int | slice, ...]) -> np.ndarray:
         try:
@@ -114,6 +142,12 @@ class RunWeights:
     def chunk_bytes(self) -> int:
         """Host memory in bytes that the cache of chunks may use: one chunk of each weight."""
         return self._stored.chunk_bytes()
+
+
+def _norm_factors(matrix: np.ndarray, magnitude: np.ndarray, inputs: tuple[int, ...]) -> np.ndarray:
+    """Factors that give the columns of a matrix DoRA's norms ([DoRA] eq. 5)."""
+    norms = np.sqrt(np.square(matrix).sum(axis=inputs, keepdims=True))
+    return np.expand_dims(magnitude.astype(np.float32), inputs) / np.where(norms > 0, norms, np.float32(1))
 
 
 def _stored_name(path: str) -> str:

@@ -1,8 +1,9 @@
 """Weights that train in a run: all, those that are not frozen, or low-rank adapters.
 
 An adapter is two factors of a matrix W of the layers, and the model multiplies by `W + (alpha / rank) A B`
-([LoRA] section 4.1). The sum is computed for one layer at a time, within the scan. Operations thus have plain
-matrices, and training computes exactly what an export of the merged weights does.
+([LoRA] section 4.1). With DoRA, the columns of that sum have norms that train as well ([DoRA] eq. 5). The
+matrix is computed for one layer at a time, within the scan. Operations thus have plain matrices, and training
+computes exactly what an export of the merged weights does.
 
 Letters: those of `zaya_jax.model.weights`, and Z the rank. A factor has all axes that index matrices:
 those of experts [L, E, F, D] are [L, E, F, Z] and [L, E, Z, D].
@@ -18,11 +19,13 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
+from jax import lax
 
 from pallas_kernels.precision import einsum
 from zaya_jax.config import Config, LoraConfig, ModelConfig
 from zaya_jax.errors import UserError
-from zaya_jax.model.weight_declaration import Declarer, LoraTarget, Weight, flatten_weights, map_weights
+from zaya_jax.model.frozen_base import declare_base, dequantized, num_weights
+from zaya_jax.model.weight_declaration import Declarer, LoraTarget, Weight, flatten_weights
 from zaya_jax.model.weights import declare
 
 ADAPTERS = "adapters"
@@ -39,7 +42,7 @@ def declare_run(config: Config) -> dict[str, Any]:
     """
     declared = declare(config.model)
     if config.lora.rank:
-        return map_weights(_frozen, declared) | {ADAPTERS: _declare_adapters(config.lora, declared)}
+        return declare_base(config, declared) | {ADAPTERS: _declare_adapters(config.lora, declared)}
     paths = list(flatten_weights(declared))
     frozen = {
         path for pattern in config.optimizer.frozen for path in _matches(pattern, paths, "optimizer.frozen")
@@ -50,11 +53,7 @@ def declare_run(config: Config) -> dict[str, Any]:
             "least one must train"
         )
     flat = flatten_weights(declared)
-    return replaced(declared, {path: _frozen(flat[path]) for path in frozen})
-
-
-def _frozen(weight: Weight) -> Weight:
-    return dataclasses.replace(weight, trains=False)
+    return replaced(declared, {path: dataclasses.replace(flat[path], trains=False) for path in frozen})
 
 
 def _declare_adapters(config: LoraConfig, declared: Mapping) -> dict[str, Any]:
@@ -77,10 +76,15 @@ def _declare_factors(config: LoraConfig, path: str, weight: Weight) -> dict[str,
     # The same variance as the uniform initial values of [PEFT].
     declarer = Declarer(sizes, std=(3 * math.prod(sizes[letter] for letter in inputs)) ** -0.5)
     a_axes, b_axes = factor_axes(weight)
-    target = LoraTarget(path, config.alpha / config.rank)
+    target, rate = LoraTarget(path, config.scale, weight), config.b_learning_rate_ratio
     # No `matrix`, so AdamW updates them, as is usual. They have weight decay like other operands of products.
     a, b = declarer.normal(a_axes), declarer.constant(b_axes, 0.0)
-    return {name: dataclasses.replace(w, decay=True, adapts=target) for name, w in (("a", a), ("b", b))}
+    parts = {"a": dataclasses.replace(a, decay=True), "b": dataclasses.replace(b, decay=True, rate=rate)}
+    if config.dora:
+        # Its initial value is that of the weights, which are not declared: `magnitudes`.
+        norms = declarer.constant("".join(x for x in weight.axes if x not in inputs), 1.0)
+        parts["magnitude"] = dataclasses.replace(norms, rate=rate)
+    return {name: dataclasses.replace(part, adapts=target) for name, part in parts.items()}
 
 
 def factor_axes(weight: Weight) -> tuple[str, str]:
@@ -113,13 +117,14 @@ def _matches(pattern: str, paths: Iterable[str], field: str) -> list[str]:
 
 def describe_trained(declared: Mapping) -> str | None:
     """Number and fraction of parameters that train, as text; None if all do."""
-    weights = flatten_weights(declared).values()
-    total, trained = (sum(w.size for w in weights if w.trains or every) for every in (True, False))
+    weights = flatten_weights(declared)
+    trained = sum(w.size for w in weights.values() if w.trains)
+    total = sum(num_weights(path, weight) for path, weight in weights.items())
     return None if trained == total else f"{trained:,} of {total:,} ({trained / total:.2%})"
 
 
 def scaled_adapters(declared: Mapping[str, Weight], params: Mapping) -> Mapping:
-    """Multiplies factors B by alpha / rank, so that the update of a weight is the product A B.
+    """Multiplies factors B by their scale, so that the update of a weight is the product A B.
 
     Args:
       declared: declarations of all weights of the run, by path.
@@ -149,33 +154,55 @@ def merged(declared: Mapping[str, Weight], params: Mapping) -> dict:
     if adapters is None:
         return params
     # All layers at once: for inference, not for a training step, which would store the weights twice.
-    changed = changed_matrices(declared, params["layers"], adapters)
-    return params | {"layers": replaced(params["layers"], changed)}
+    layers = dequantized(params["layers"], jnp.float32)
+    targets = {w.adapts.path: w.adapts.weight for w in declared.values() if w.adapts is not None}
+    return params | {"layers": replaced(layers, changed_matrices(targets, layers, adapters))}
+
+
+def magnitudes(declared: Mapping[str, Weight], params: Mapping) -> dict[str, Any]:
+    """DoRA's initial norms, those of the matrices, so that the model is unchanged at first.
+
+    Args:
+      declared: declarations of all weights of the run, by path.
+      params: nested weights as the training state stores them.
+
+    Returns:
+      Norms by path, empty without DoRA.
+    """
+    # By the weights as they are stored: a rounded matrix has slightly other norms.
+    norms = {path: w.adapts for path, w in declared.items() if path.endswith("/magnitude") and w.adapts}
+    flat = _by_path(dequantized(params["layers"], jnp.float32)) if norms else {}
+    return {
+        path: _column_norms(target.weight, flat[target.path.removeprefix(LAYERS)].astype(jnp.float32))
+        for path, target in norms.items()
+    }
 
 
 def changed_matrices(declared: Mapping[str, Weight], weights: Mapping, adapters: Mapping) -> dict[str, Any]:
-    """Adapted matrices plus the products of their factors, by path, in the types of the weights.
+    """Adapted matrices plus the products of their factors, by path, float32.
 
     Args:
-      declared: declarations of all weights, by path.
+      declared: declarations of the adapted matrices, by path.
       weights: nested weights of the layers.
       adapters: nested, scaled adapters of the same layers.
     """
     flat, factors = _by_path(weights), _by_path(adapters)
     changed = {}
     for path in [path.removesuffix("/a") for path in factors if path.endswith("/a")]:
-        change = _change(declared[LAYERS + path], factors[f"{path}/a"], factors[f"{path}/b"])
-        # Only the sum is rounded: in bfloat16 a small update would be lost before the addition.
-        changed[path] = (flat[path].astype(jnp.float32) + change).astype(flat[path].dtype)
+        weight = declared[LAYERS + path]
+        change = _change(weight, factors[f"{path}/a"], factors[f"{path}/b"])
+        matrix, magnitude = flat[path].astype(jnp.float32) + change, factors.get(f"{path}/magnitude")
+        changed[path] = matrix if magnitude is None else _with_norms(weight, matrix, magnitude)
     return changed
 
 
 def changed_matrices_of_layer(config: ModelConfig, weights: Mapping, adapters: Mapping) -> dict[str, Any]:
-    """`changed_matrices` for one layer, whose weights and adapters have no axis L."""
+    """`changed_matrices` for one layer, whose weights and adapters have no axis L, in the weights' types."""
     # A stack of one layer makes it a batched product, which the remat policy "products" does not keep.
     stacks = jax.tree.map(lambda x: x[None], (weights, adapters))
-    changed = changed_matrices(flatten_weights(declare(config)), *stacks)
-    return {path: x[0] for path, x in changed.items()}
+    changed, flat = changed_matrices(flatten_weights(declare(config)), *stacks), _by_path(weights)
+    # Only the sum is rounded: in bfloat16 a small update would be lost before the addition.
+    return {path: x[0].astype(flat[path].dtype) for path, x in changed.items()}
 
 
 def replaced(tree: Mapping, values: Mapping[str, Any]) -> dict:
@@ -191,3 +218,21 @@ def _change(weight: Weight, a: jax.Array, b: jax.Array) -> jax.Array:
     a_axes, b_axes = factor_axes(weight)
     # In full float32, not TF32, so that an export adds the same update.
     return einsum(f"{a_axes},{b_axes}->{weight.axes}", a, b)
+
+
+def _column_norms(weight: Weight, matrix: jax.Array) -> jax.Array:
+    """Norms over the input axes of a matrix."""
+    return jnp.sqrt(jnp.sum(jnp.square(matrix), axis=_input_axes(weight)))
+
+
+def _with_norms(weight: Weight, matrix: jax.Array, magnitude: jax.Array) -> jax.Array:
+    """Scales the columns of a matrix to the trained norms ([DoRA] eq. 5)."""
+    # Constant in the backward pass, which saves memory at no loss of accuracy ([DoRA] section 4.3).
+    norms = lax.stop_gradient(_column_norms(weight, matrix))
+    # A column of zeros stays zero, whatever its trained norm is.
+    factors = magnitude / jnp.where(norms > 0, norms, 1.0)
+    return matrix * jnp.expand_dims(factors, _input_axes(weight))
+
+
+def _input_axes(weight: Weight) -> tuple[int, ...]:
+    return tuple(map(weight.axes.index, _sides(weight)[0]))

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.product import StackedMatrix, in_stack
@@ -17,6 +18,7 @@ from zaya_jax.config import HYBRID_SLIDING, ModelConfig
 from zaya_jax.model.adapters import ADAPTERS, changed_matrices_of_layer, replaced
 from zaya_jax.model.attention.block import variant_of
 from zaya_jax.model.cache import Cache, LayerSlots, layer_slots
+from zaya_jax.model.frozen_base import dequantized
 from zaya_jax.pytree import pytree
 
 
@@ -84,11 +86,15 @@ def with_experts(layer: LayerInput, experts: Mapping[str, jax.Array]) -> LayerIn
     return dataclasses.replace(layer, weights=layer.weights | {"experts": dict(experts)})
 
 
-def adapted(config: ModelConfig, layer: LayerInput, layers: LayerInput) -> LayerInput:
-    """`in_stacks` for a layer with adapters: adapted matrices are separate arrays."""
+def adapted(config: ModelConfig, layer: LayerInput, layers: LayerInput, dtype: DTypeLike) -> LayerInput:
+    """`in_stacks` for a layer with adapters: adapted or quantized matrices are separate arrays of `dtype`."""
     # Merged before `prepare`, which would otherwise need the merged weights of all layers at once.
-    changed = changed_matrices_of_layer(config, layer.weights, layer.adapters)
-    attention = replaced(layer.weights, changed)["attention"]
-    weights = replaced(in_stacks(layer, layers).weights, changed)
+    own = dequantized(layer.weights, dtype)
+    changed = changed_matrices_of_layer(config, own, layer.adapters)
+    attention = replaced(own, changed)["attention"]
+    in_place = in_stacks(layer, layers).weights
+    if own["experts"]["down_proj"] is not layer.weights["experts"]["down_proj"]:
+        in_place = {**in_place, "experts": own["experts"]}
+    weights = replaced(in_place, changed)
     weights["attention"] = variant_of(config).prepare(attention)
     return dataclasses.replace(layer, weights=weights)

@@ -18,11 +18,13 @@ class LoraTarget:
 
     Attributes:
       path: path of the weight that the product of both factors is added to.
-      scale: scale of that product, alpha / rank.
+      scale: scale of that product, such as alpha / rank.
+      weight: declaration of that weight, as a run without adapters has it.
     """
 
     path: str
     scale: float
+    weight: "Weight"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +40,9 @@ class Weight:
         index matrices. None for weights that AdamW updates.
       decay: whether weight decay applies.
       trains: whether it has a gradient and an optimizer state; otherwise it is frozen.
-      adapts: target of the adapter, for a factor of an adapter; None for all other weights.
+      adapts: target of the adapter, for a part of an adapter; None for all other weights.
+      dtype: type in which the training state stores it.
+      rate: factor of the learning rate.
     """
 
     axes: str
@@ -49,6 +53,8 @@ class Weight:
     decay: bool = False
     trains: bool = True
     adapts: LoraTarget | None = None
+    dtype: str = "float32"
+    rate: float = 1.0
 
     @property
     def size(self) -> int:
@@ -67,11 +73,11 @@ class Weight:
         return self.std is not None and self.adapts is None
 
     def initial(self, key: jax.Array) -> jax.Array:
-        """Computes the initial value, float32."""
+        """Computes the initial value; weights that train are float32."""
         if self.std is None:
-            return jnp.full(self.shape, self.constant, jnp.float32)
+            return jnp.full(self.shape, self.constant, self.dtype)
         # Parameters are float32: in bfloat16 small updates would be lost in rounding.
-        return self.std * jax.random.normal(key, self.shape, jnp.float32)
+        return (self.std * jax.random.normal(key, self.shape, jnp.float32)).astype(self.dtype)
 
 
 WeightTree = dict[str, "Weight | WeightTree"]

@@ -291,7 +291,8 @@ def layers(
         # Started before the computation of this layer and needed by the next one, so that it overlaps.
         fetched = None if fetch is None else fetch(next_rows)
         # Operations get the stacks of all layers, not slices, so that they can read in place without copies.
-        layer = adapted(config, layer, inputs) if layer.adapters else in_stacks(layer, inputs)
+        adapt = functools.partial(adapted, config, dtype=execution.dtype)
+        layer = adapt(layer, inputs) if layer.adapters else in_stacks(layer, inputs)
         layer = layer if fetch is None else with_experts(layer, experts)
         out = decoder_layer(context, layer, x_BTD, state_BTR, pool)
         # Results of a scan are stored for all layers, so operands are only a result on request.

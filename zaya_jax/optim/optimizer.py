@@ -5,7 +5,8 @@ uses AdamW's learning rate and weight decay.
 """
 
 import functools
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -52,25 +53,33 @@ def make_optimizer(
     groups, decay, weights = {}, {}, dict(partition.weights)
     for bucket in partition.matrix_buckets:
         groups[bucket.name], decay[bucket.name] = "muon", True
-    for parameter in partition.flat_parameters:
+    flat = partition.flat_parameters
+    for parameter in flat:
         groups[parameter.name], decay[parameter.name] = "adam", weights[parameter.name].decay
     return optax.chain(
         optax.partition({"muon": _muon(config, partition, implementation), "adam": adam}, groups),
         # After both, so that weight decay is decoupled for both: x <- x - rate * (update + decay * x).
         optax.add_decayed_weights(config.weight_decay, decay),
-        _scale_by_learning_rate(schedule),
+        _scale_by_learning_rate(schedule, {each.name: weights[each.name].rate for each in flat}),
     )
 
 
-def _scale_by_learning_rate(schedule: optax.Schedule) -> optax.GradientTransformationExtraArgs:
-    """Scales by the rate of `step`. Optax's version counts updates, and lags after each skipped step."""
+def _scale_by_learning_rate(
+    schedule: optax.Schedule, factors: Mapping[str, float]
+) -> optax.GradientTransformationExtraArgs:
+    """Scales by the rate of `step`, times the factor of a weight if it has one.
+
+    Optax's version counts updates, and lags after each skipped step.
+    """
 
     def update(
         updates: optax.Updates, state: optax.OptState, params: Any = None, *, step: ArrayLike, **others: Any
     ) -> tuple[optax.Updates, optax.OptState]:
         del params, others
         # Negative, because optax adds updates to weights.
-        return optax.tree.scale(-jnp.asarray(schedule(step)), updates), state
+        rate = -jnp.asarray(schedule(step))
+        by_name: Mapping[str, Any] = cast(Any, updates)
+        return {name: rate * factors.get(name, 1.0) * x for name, x in by_name.items()}, state
 
     return optax.GradientTransformationExtraArgs(optax.init_empty_state, update)  # pyright: ignore[reportArgumentType]
 

@@ -360,7 +360,7 @@ def memory_traffic(config: Config, num_devices: int) -> int:
         + 2 * sent_copies  # written in the wider dtype, and read by the reduce-scatter
         + 2 * state.own_gradients
         # Read and written by the optimizer.
-        + 2 * (state.master + state.moments + state.ema)
+        + 2 * (state.master + state.frozen + state.moments + state.ema)
         + state.weights  # written by the all-gather
     )
 

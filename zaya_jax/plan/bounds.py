@@ -54,8 +54,8 @@ def message_bytes(config: Config) -> MessageBytes:
     def total(dtype: str, *, trained: bool, experts: bool) -> int:
         item = jnp.dtype(dtype).itemsize
         return sum(
-            # Weights outside of products, such as those of norms, are float32 in every run.
-            weight.size * (item if weight.in_products else 4)
+            # Weights outside of products, such as those of norms, are not cast.
+            weight.size * (item if weight.in_products else jnp.dtype(weight.dtype).itemsize)
             for weight in weights
             # Frozen weights are gathered like all others, and have no gradient to send.
             if (weight.trains or not trained) and (not experts or is_gathered(weight))

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from zaya_jax.config import Config, ExecutionConfig, ModelConfig
+from zaya_jax.config.sections.lora import QUANTIZED
 from zaya_jax.model.adapters import declare_run
 from zaya_jax.model.remat import REMAT_POLICIES, group_size
 from zaya_jax.model.weights import Weight, abstract_variables, declare, flatten_weights, map_weights
@@ -33,15 +34,18 @@ class StateBytes:
     State that only the optimizer needs is partitioned over the devices ([ZeRO] section 5.1, stage 1).
 
     Attributes:
-      master: the device's part of the float32 weights, including those that do not train.
+      master: the device's part of the float32 weights that train.
+      frozen: the device's part of the weights that do not train, in the types that the state stores them in.
       moments: the device's part of the optimizer state.
       ema: the device's part of the average of the weights; 0 without one.
-      weights: all weights on the device in the dtype of the products; of experts that a node shares, its own.
+      weights: weights on the device in the dtype of the products; of experts that a node shares, its own. On
+        a single device those that the state already stores so are excluded.
       gradients: gradients of these weights before they are summed over devices; only for trained weights.
       own_gradients: the device's part of the summed gradients, float32.
     """
 
     master: int
+    frozen: int
     moments: int
     ema: int
     weights: int
@@ -54,13 +58,16 @@ def state_bytes(config: Config, num_devices: int) -> StateBytes:
     # Shapes come from the code that training runs, so that the estimate cannot drift from it.
     state = jax.eval_shape(lambda: init_state(config, make_setup(config, num_devices)))
     declared = partition_of(config, num_devices).own_weights.values()
+    # Of a single device, the step reads these from the state itself.
+    copied = [w for w in declared if num_devices > 1 or w.trains or not _is_ready(w, config.execution.dtype)]
     return StateBytes(
-        master=_bytes((state.buckets, state.frozen)) // num_devices,
+        master=_bytes(state.buckets) // num_devices,
+        frozen=_bytes(state.frozen) // num_devices,
         # The balancer's state is not partitioned: each device has all of it.
         moments=_bytes(state.optimizer) // num_devices + _bytes(state.balancer),
         # The averages of the router biases are on each device, like the biases themselves.
         ema=_bytes(state.ema.buckets) // num_devices + _bytes(state.ema.router_bias_LX) if state.ema else 0,
-        weights=sum(weight.size * _item(weight, config.execution.dtype) for weight in declared),
+        weights=sum(weight.size * _item(weight, config.execution.dtype) for weight in copied),
         gradients=sum(
             weight.size * _item(weight, config.execution.gradient_dtype)
             for weight in declared
@@ -213,6 +220,15 @@ def group_bytes(config: Config) -> int:
     return both * group_size(model.num_hidden_layers) // model.num_hidden_layers
 
 
+def dequantized_bytes(config: Config) -> int:
+    """Bytes of one layer's experts in the dtype of products, if the state stores them quantized."""
+    if not config.lora.rank or config.lora.base_dtype not in QUANTIZED:
+        return 0
+    experts = (w for w in flatten_weights(declare(config.model)).values() if w.of_experts)
+    # The weights of all layers are stacked.
+    return sum(_item(w, config.execution.dtype) * w.size for w in experts) // config.model.num_hidden_layers
+
+
 def logits_bytes(config: Config, tokens: int) -> int:
     """Bytes of the logits that exist at a time, and of their gradient, in float32."""
     # Factor 2 for logits and gradient, 4 bytes per float32.
@@ -239,10 +255,12 @@ def memory_by_kind(config: Config, num_devices: int) -> dict[str, int]:
     # Experts of the current layer, those of the next one in flight, and gradients of the former.
     gathered = 3 * expert_bytes(config) // config.model.num_hidden_layers
     keys = rows * keys_bytes(config)
+    dequantized = dequantized_bytes(config)
     # Weights and residuals are no longer needed when gradients are sent: their memory is free for the copies.
     free = state.weights + activations + working + logits + keys
     return {
         "weights, float32, shard of this device": state.master,
+        **({"frozen weights, shard of this device": state.frozen} if state.frozen else {}),
         "optimizer state, shard of this device": state.moments,
         **({"average of the weights, shard of this device": state.ema} if state.ema else {}),
         **(
@@ -256,6 +274,7 @@ def memory_by_kind(config: Config, num_devices: int) -> dict[str, int]:
         "accumulated gradients": accumulated,
         f'activations of {rows * time:,} tokens, remat "{config.execution.remat}"': activations,
         "temporary arrays of a layer": working,
+        **({"dequantized experts of a layer": dequantized} if dequantized else {}),
         **({"experts of a layer, gathered": gathered} if gathered else {}),
         **({"keys and values of shared sequences": keys} if keys else {}),
         "weights and gradients of a group of layers": group_bytes(config),
@@ -273,8 +292,13 @@ def _layer_bytes(config: ModelConfig, execution: ExecutionConfig, remat: str, ti
 
 
 def _item(weight: Weight, dtype: str) -> int:
-    # Weights outside of products, such as those of norms, stay float32.
-    return jnp.dtype(dtype).itemsize if weight.in_products else 4
+    # Weights outside of products, such as those of norms, are not cast.
+    return jnp.dtype(dtype if weight.in_products else weight.dtype).itemsize
+
+
+def _is_ready(weight: Weight, dtype: str) -> bool:
+    """Whether a step uses a weight as the state stores it."""
+    return not weight.in_products or weight.dtype == dtype
 
 
 def _bytes(tree: object) -> int:

@@ -44,10 +44,11 @@ from zaya_jax.optim.schedules import learning_rate_schedule
 from zaya_jax.parallel.mesh import local_rows, local_tokens, with_context
 from zaya_jax.parallel.processes import hosts
 from zaya_jax.run_folder.events import write_event
-from zaya_jax.run_folder.names import CHECKPOINTS_FOLDER, DAMAGED, FILES_BEFORE_THE_RUN, LOCK_FILE
+from zaya_jax.run_folder.names import DAMAGED
 from zaya_jax.train.consistency.config_changes import record_change
 from zaya_jax.train.consistency.provenance import Provenance, check_same_corpora, fingerprints
 from zaya_jax.train.consistency.same_run import check_same_data
+from zaya_jax.train.derived_config import find_run_config, with_base_dtype, with_schedule
 from zaya_jax.train.extensions import NO_EXTENSIONS, Extensions
 from zaya_jax.train.heartbeats import RESTORE, Heartbeats
 from zaya_jax.train.hooks.skipped_ranges import NO_SKIPPED_RANGES, SkippedRanges, read_skipped_ranges
@@ -195,6 +196,12 @@ def prepare_run(
       UserError: for a config, corpus or folder that cannot work.
     """
     hosts.run_on_all("config", lambda: _check_config(config, mesh))
+    config = with_base_dtype(config, overwrite=overwrite)
+    # By one process, which builds a missing corpus; the others read its config.
+    derived = hosts.run_on_first(
+        "schedule", lambda: with_schedule(config).to_text(), limit_seconds=BUILD_SECONDS
+    )
+    config = Config.from_text(hosts.broadcast_from_first("schedule", derived))
     # Before minutes are spent on a corpus. One process decides, so that all resume from the same step. It
     # reads every byte of a checkpoint, for hours in a large run, which the goodput must account for.
     with heartbeats.within(RESTORE):
@@ -406,27 +413,6 @@ def check_folder(config: Config, *, overwrite: bool, change_course: bool = False
     if config.train.init_from is not None:
         return check_init_from(config.train.init_from, config.model)
     return None
-
-
-def find_run_config(folder: pathlib.Path) -> Config | None:
-    """Reads the config of the run in a folder; returns None if the folder is empty or missing.
-
-    Raises:
-      UserError: if the folder holds something else than a run.
-    """
-    for path in (folder / CHECKPOINTS_FOLDER, folder, *folder.parents):
-        if path.exists() and not path.is_dir():
-            raise UserError(
-                f"run_folder is {folder}, and {path} is a file; it must be a folder or not exist yet"
-            )
-    # A kill may leave nothing but a lock and an unfinished config: the same command can then start again.
-    unfinished = {LOCK_FILE, CONFIG_FILE + durable.PARTIAL, *FILES_BEFORE_THE_RUN}
-    if not folder.exists() or {path.name for path in folder.iterdir()} <= unfinished:
-        return None
-    if not (folder / CONFIG_FILE).is_file() and not has_record(folder):
-        raise UserError(f"{folder} is not empty and not a run folder; choose another --config.run_folder")
-    # Read also before it is removed: folders of other programs, such as Hugging Face's, have a config.json.
-    return read_config(folder)
 
 
 def _check_apart(config: Config) -> None:

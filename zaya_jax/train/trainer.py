@@ -18,6 +18,7 @@ from zaya_jax.progress import working
 from zaya_jax.run_folder.names import METRICS_FILE
 from zaya_jax.train.compiled_programs import RunPrograms
 from zaya_jax.train.consistency.same_run import check_same_run
+from zaya_jax.train.derived_config import find_run_config
 from zaya_jax.train.extensions import NO_EXTENSIONS, Extensions
 from zaya_jax.train.heartbeats import COMPILE, Heartbeats
 from zaya_jax.train.hooks.checkpointing import Checkpointing
@@ -30,7 +31,7 @@ from zaya_jax.train.loop import run_steps
 from zaya_jax.train.metrics.files import read_metrics
 from zaya_jax.train.reference_logprobs import compute_references, load_references
 from zaya_jax.train.replay import Replay, find_replay, replay
-from zaya_jax.train.setup import VERIFY_SECONDS, PreparedRun, find_run_config, prepare_run
+from zaya_jax.train.setup import VERIFY_SECONDS, PreparedRun, prepare_run
 from zaya_jax.train.starting_state import starting_state
 from zaya_jax.train.step.state import TrainState
 from zaya_jax.train.stop_request import StopRequest

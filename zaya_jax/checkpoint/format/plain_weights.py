@@ -15,8 +15,8 @@ import numpy as np
 from zaya_jax.checkpoint.format.layout import METADATA, STEP_METADATA, WEIGHTS, step_metadata
 from zaya_jax.run_folder.names import CHECKPOINTS_FOLDER
 
-ZARR_DTYPES = {"float32": "<f4", "float16": "<f2", "bfloat16": "bfloat16"}
-"""zarr's name of each type that stored weights can have."""
+ZARR_DTYPES = {"float32": "<f4", "float16": "<f2", "bfloat16": "bfloat16", "int8": "|i1", "uint8": "|u1"}
+"""zarr's name of each type that stored weights can have; integers are quantized."""
 _DICT_KEY = 2
 """Orbax's code for a dictionary key in a path."""
 

@@ -1,9 +1,17 @@
 """Section `data`: corpora, tokenizer, and batches."""
 
 import dataclasses
+from typing import Literal
 
 from zaya_jax.config.files import require_local
-from zaya_jax.config.rules import require, require_different, require_name, require_positive, require_seed
+from zaya_jax.config.rules import (
+    require,
+    require_choices,
+    require_different,
+    require_name,
+    require_positive,
+    require_seed,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,6 +61,9 @@ class DataConfig:
       source: text that a missing `corpus` is built from: "stdlib" for Python's standard library, or a file or
         folder that `zaya data build` accepts. None if the corpus must already exist. Setting `corpus` on the
         command line resets this to None unless `source` is set as well.
+      source_kind: what `source` holds: "text", or records of "chats", "preferences" (pairs of answers) or
+        "answers" (single answers with labels), which are packed into windows of `sequence_length` with the
+        tokenizer's chat template, as `zaya data chats` and `zaya data preferences` do by default.
       mixtures: mixtures that `mixture` can select.
       mixture: name of the mixture to train on; None trains on `corpus`.
       tokenizer: "byte", "byte-chat" (bytes and tokens that delimit chat turns), "byte-tools" (also tokens
@@ -73,6 +84,7 @@ class DataConfig:
 
     corpus: str = "corpora/stdlib"
     source: str | None = None
+    source_kind: Literal["text", "chats", "preferences", "answers"] = "text"
     mixtures: tuple[MixtureConfig, ...] = ()
     mixture: str | None = None
     tokenizer: str = "byte"
@@ -88,6 +100,7 @@ class DataConfig:
     def __post_init__(self):
         require_positive("data", self, "batch_size", "tokenizer_vocab_size")
         require_seed("data", self.seed)
+        require_choices("data", self)
         require(
             # Targets are the tokens shifted by one, so a sequence of one token has none.
             self.sequence_length > 1,

@@ -24,6 +24,8 @@ class OptimizerConfig:
       learning_rate: learning rate of the last warm-up step, or of the first step without a warm-up.
       final_learning_rate: learning rate of the last step; not used by "constant".
       warmup_steps: number of steps of linear warm-up; the first step has learning_rate / warmup_steps.
+      warmup_fraction: warm-up as a fraction of the steps of the run, from which the run derives
+        `warmup_steps` when it starts; None leaves `warmup_steps` as it is.
       decay_steps: number of final steps in which "warmup_stable_decay" decays.
       weight_decay: decoupled weight decay, multiplied by the learning rate; not applied to scales, biases and
         temperatures.
@@ -48,6 +50,7 @@ class OptimizerConfig:
     learning_rate: float = 6e-4
     final_learning_rate: float = 2e-4
     warmup_steps: int = 100
+    warmup_fraction: float | None = None
     decay_steps: int = 0
     weight_decay: float = 0.1
     momentum: float = 0.95
@@ -66,7 +69,7 @@ class OptimizerConfig:
         require_choices("optimizer", self)
         require_positive("optimizer", self, "learning_rate", "newton_schulz_steps", "eps", "clip_norm")
         require_not_negative("optimizer", self, "final_learning_rate", "warmup_steps", "weight_decay")
-        require_below_one("optimizer", self, "momentum", "beta1", "beta2")
+        require_below_one("optimizer", self, "momentum", "beta1", "beta2", "warmup_fraction")
         require(
             # A decay that no schedule uses would be ignored silently.
             (self.decay_steps > 0) == (self.schedule == "warmup_stable_decay"),

@@ -19,6 +19,10 @@ class TrainConfig:
 
     Attributes:
       num_steps: number of optimizer steps; the sum over all phases if there are phases.
+      epochs: passes over the training split of `data.corpus`. The run derives `num_steps` from it when it
+        starts, rounded up; None leaves `num_steps` as it is.
+      evaluations: evaluations over the run, at equal intervals and each with a checkpoint. The run derives
+        `eval_every` and `checkpoint_every` from it; None leaves them as they are.
       z_loss: weight of the squared log of the softmax's denominator, which keeps logits from drifting
         ([PaLM] section 5); 0 disables it.
       update_norms: whether metrics include norms of the weight updates by group. They cost a step two passes
@@ -45,6 +49,8 @@ class TrainConfig:
     """
 
     num_steps: int = 1000
+    epochs: float | None = None
+    evaluations: int | None = None
     z_loss: float = 0.0
     update_norms: bool = True
     seed: int = 0
@@ -68,6 +74,13 @@ class TrainConfig:
         require_positive("train", self, "num_steps", "log_every", "eval_every", "checkpoint_every")
         require_positive("train", self, "keep_checkpoints", "max_consecutive_skips", "eval_sequences")
         require_positive("train", self, "checkpoint_minutes", "keep_every", "min_free_gib")
+        require_positive("train", self, "epochs", "evaluations")
+        require(
+            # A multiple of an interval that the run has yet to derive.
+            self.evaluations is None or self.keep_every is None,
+            f"train.evaluations is {self.evaluations} and train.keep_every {self.keep_every}; set one to "
+            "None",
+        )
         require_choices("train", self)
         require_seed("train", self.seed)
         require_local("train.init_from", self.init_from)

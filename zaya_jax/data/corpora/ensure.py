@@ -2,8 +2,13 @@
 
 import contextlib
 import pathlib
+from collections.abc import Callable, Mapping
 
 from zaya_jax.config import DataConfig
+from zaya_jax.data.chats.chat_corpus import build_chat_corpus
+from zaya_jax.data.chats.labeled_corpus import build_labeled_corpus
+from zaya_jax.data.chats.packed_corpus import PackedReport, PackingOptions
+from zaya_jax.data.chats.preference_corpus import build_preference_corpus
 from zaya_jax.data.corpora.corpus import build_corpus
 from zaya_jax.data.corpora.shards import Corpus, describe_missing, open_corpus
 from zaya_jax.data.sources.skipped import describe_skipped
@@ -58,10 +63,28 @@ def ensure_corpus(config: DataConfig) -> Corpus:
         assert config.source is not None, "_check_corpus has checked it"
         with contextlib.suppress(FileExistsError):
             with working(f"building the corpus {config.corpus} from {config.source}"):
-                corpus = build_corpus(config.corpus, source=config.source, tokenizer=tokenizer)
+                left_out = _build(config, config.source, tokenizer)
             # A run prints what was skipped, because nobody sees the output of `zaya data build`.
-            print(describe_skipped(corpus.folder, corpus.left_out), end="")
+            print(describe_skipped(pathlib.Path(config.corpus), left_out), end="")
     return open_corpus_for(config.corpus, config)
+
+
+def _build(config: DataConfig, source: str, tokenizer: Tokenizer) -> Mapping[str, int]:
+    """Builds the corpus, and returns what was skipped."""
+    if config.source_kind == "text":
+        return build_corpus(config.corpus, source=source, tokenizer=tokenizer).left_out
+    # Records are packed for the length that the run reads, because a window is read as a whole.
+    builders: dict[str, Callable[..., PackedReport]] = {
+        "chats": build_chat_corpus,
+        "preferences": build_preference_corpus,
+        "answers": build_labeled_corpus,
+    }
+    options: PackingOptions = {
+        "source": source,
+        "tokenizer": tokenizer,
+        "sequence_length": config.sequence_length,
+    }
+    return builders[config.source_kind](config.corpus, **options).corpus.left_out
 
 
 def open_corpus_for(folder: str, config: DataConfig) -> Corpus:

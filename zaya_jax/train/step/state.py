@@ -8,12 +8,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from flax.traverse_util import unflatten_dict
 from jax.core import Tracer
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
 from zaya_jax.config import Config, DistillationConfig, DpoConfig, EmaConfig
-from zaya_jax.model.adapters import declare_run, merged
+from zaya_jax.errors import UserError
+from zaya_jax.model.adapters import declare_run, magnitudes, merged
+from zaya_jax.model.frozen_base import stored
 from zaya_jax.model.weights import EXPERTS, initialize
 from zaya_jax.model.zaya import Zaya, initial_router_bias
 from zaya_jax.optim.averaging import WeightAverage, start_average
@@ -42,7 +45,7 @@ class TrainState:
     Attributes:
       step: number of completed optimizer steps, including skipped ones; also the position in the data.
       buckets: trained weights in float32, partitioned: each device has its shard of the first axis.
-      frozen: other weights, partitioned likewise.
+      frozen: other weights, partitioned likewise, in the types that their declarations name.
       router_bias_LX: balancing biases of the routers, shape [L, X].
       optimizer: optimizer state, sharded like the buckets.
       balancer: state of the controller of the router biases.
@@ -78,7 +81,7 @@ class TrainState:
 
     @property
     def params(self) -> dict:
-        """Weights in float32, as `zaya_jax.model.adapters.declare_run` declares them."""
+        """Weights as `zaya_jax.model.adapters.declare_run` declares them, float32 if they train."""
         return _in_one_program(_read_params, self.partition, self.buckets | self.frozen)
 
     @property
@@ -194,6 +197,7 @@ def make_setup(
         implementation = execution.newton_schulz_implementation
         transformation = make_optimizer(config.optimizer, partition, schedule, implementation=implementation)
     else:
+        _check_custom_optimizer(config)
         transformation = optimizer(schedule)
     return TrainSetup(
         model=Zaya(config.model, execution),
@@ -211,6 +215,15 @@ def make_setup(
     )
 
 
+def _check_custom_optimizer(config: Config) -> None:
+    ratio = config.lora.b_learning_rate_ratio
+    if config.lora.rank and ratio != 1:
+        raise UserError(
+            f"lora.b_learning_rate_ratio is {ratio}, and a custom optimizer has its own learning rates; set "
+            "it to 1"
+        )
+
+
 def init_state(config: Config, setup: TrainSetup) -> TrainState:
     """Returns the state before the first step. Its weights depend on the config alone."""
     # Two keys, so that no sample repeats the bits of an initial weight.
@@ -221,6 +234,7 @@ def init_state(config: Config, setup: TrainSetup) -> TrainState:
 def first_state(setup: TrainSetup, params: dict, key: Array) -> TrainState:
     """Returns the state before the first step, with these weights."""
     buckets, frozen = _weight_buckets(setup.partition, params)
+    buckets |= _magnitude_buckets(setup.partition, params)
     bias_LX = initial_router_bias(setup.model.config)
     state = TrainState(
         step=jnp.zeros((), jnp.int32),
@@ -241,8 +255,9 @@ def first_state(setup: TrainSetup, params: dict, key: Array) -> TrainState:
 
 def with_variables(state: TrainState, variables: dict) -> TrainState:
     """Replaces weights and router biases. Adapters stay, because weights of other runs have none."""
-    fields = _variable_fields(state.partition, variables)
-    fields["buckets"] = state.buckets | fields["buckets"]
+    params = stored(dict(state.partition.weights), variables["params"])
+    fields = _variable_fields(state.partition, variables | {"params": params})
+    fields["buckets"] = state.buckets | fields["buckets"] | _magnitude_buckets(state.partition, params)
     return dataclasses.replace(state, ema=_restarted(state, fields), **fields)
 
 
@@ -254,6 +269,11 @@ def _restarted(state: TrainState, fields: dict[str, Any]) -> WeightAverage | Non
 def _variable_fields(partition: Partition, variables: dict) -> dict[str, Any]:
     buckets, frozen = _weight_buckets(partition, variables["params"])
     return {"buckets": buckets, "frozen": frozen, "router_bias_LX": variables["router_bias"]["layers"]}
+
+
+def _magnitude_buckets(partition: Partition, params: dict) -> dict[str, Array]:
+    """Returns the buckets of DoRA's norms, which depend on the weights that a run starts from."""
+    return to_buckets(partition, unflatten_dict(magnitudes(dict(partition.weights), params), sep="/"))
 
 
 def _weight_buckets(partition: Partition, params: dict) -> tuple[dict[str, Array], dict[str, Array]]:

@@ -27,6 +27,7 @@ from zaya_jax.data.reading.batch import Batch
 from zaya_jax.errors import UserError
 from zaya_jax.model.adapters import scaled_adapters
 from zaya_jax.model.attention.block import logit_bound
+from zaya_jax.model.frozen_base import with_quantized
 from zaya_jax.model.weights import Weight, map_weights
 from zaya_jax.model.zaya import ExpertSharing, HiddenStates, hidden_states
 from zaya_jax.optim.averaging import update_average
@@ -365,7 +366,7 @@ def _hidden(
 ) -> tuple[Any, HiddenStates, Head]:
     """Returns the rows, the network's hidden states, and the output table and bias."""
     config, execution = setup.model.config, setup.model.execution
-    params = scaled_adapters(dict(setup.partition.weights), join(trained, frozen))
+    params = with_quantized(scaled_adapters(dict(setup.partition.weights), join(trained, frozen)))
     rows: Any = jax.tree.map(jnp.asarray, batch)
     hidden = hidden_states(
         config,
