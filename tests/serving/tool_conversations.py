@@ -45,7 +45,7 @@ _VERBS, _NOUNS, _PARAMETERS, _OTHERS = (
     line.split()
     for line in """\
 book find open close paint clean order cancel count rent move sell print read plan call
-table train door house room lamp page song garden ticket picture box field school boat
+table train door house room lamp page song garden train ticket picture box field school boat
 guest start end color size price place shop owner title street key level weight number name
 get weather city day convert money amount source target set timer minutes sound send message to about with \
 without true false rain warm wake tell write have
@@ -84,15 +84,19 @@ def _number(draw):
     return draw.randint(2, 10 ** draw.randint(1, 3))
 
 
+def _word(draw):
+    return draw.choice(WORDS)
+
+
 def draw_question(draw):
     """Returns a question, its tools, the name of the tool that answers it, and the arguments."""
     name, sound = draw.choice(list(FORMS)), draw.random() < 0.5
     values = {
-        "get_weather": {"city": _name(draw), "day": draw.choice(DAYS)},
-        "convert_money": {"amount": _number(draw), "source": _name(draw), "target": _name(draw)},
-        "set_timer": {"minutes": _number(draw), "sound": sound},
-        "send_message": {"to": _name(draw), "about": _name(draw)},
-    }[name]
+        "get_weather": lambda: {"city": _name(draw), "day": draw.choice(DAYS)},
+        "convert_money": lambda: {"amount": _number(draw), "source": _name(draw), "target": _name(draw)},
+        "set_timer": lambda: {"minutes": _number(draw), "sound": sound},
+        "send_message": lambda: {"to": _name(draw), "about": _name(draw)},
+    }[name]()
     how = "with sound" if sound else "without sound"
     return draw.choice(FORMS[name]).format(**values, how=how), TOOLS, name, values
 
@@ -105,10 +109,11 @@ def _draw_base_question(draw):
         parameters = draw.sample(_PARAMETERS, draw.randint(1, 3))
         drawn.append((pair, {each: draw.choice(("string", "string", "integer")) for each in parameters}))
     (verb, noun), types = draw.choice(drawn)
-    values = {}
-    for parameter, kind in types.items():
-        text = draw.choice(WORDS) if draw.random() < 0.3 else _name(draw)
-        values[parameter] = text if kind == "string" else _number(draw)
+    texts = (_name, _name, _word)
+    values = {
+        parameter: draw.choice(texts)(draw) if kind == "string" else _number(draw)
+        for parameter, kind in types.items()
+    }
     joint = draw.choice((" is ", " ", ": ", " = "))
     parts = [f"{parameter}{joint}{value}" for parameter, value in values.items()]
     # The order of the question is not that of the call.
@@ -126,7 +131,7 @@ def conversations(number, seed, draw_question=draw_question):
         question, tools, name, values = draw_question(draw)
         result = str(_number(draw))
         # Both forms of arguments.
-        arguments = json.dumps(values) if i % 2 else values
+        arguments = values if i % 2 else json.dumps(values)
         call = {"id": f"call_{i}", "type": "function", "function": {"name": name, "arguments": arguments}}
         messages = [
             {"role": "user", "content": question},
@@ -138,13 +143,13 @@ def conversations(number, seed, draw_question=draw_question):
     return records
 
 
-def base_chats(seed):
+def base_chats():
     """Returns the records that a base model learns: 6,000 lists to repeat, and 4,000 calls of random tools.
 
     None has one of the four tools, or a question about them.
     """
-    draw = random.Random(seed)
-    items = (_name, _name, lambda draw: str(_number(draw)), lambda draw: draw.choice(WORDS))
+    draw = random.Random(11)
+    items = (_name, _name, lambda draw: str(_number(draw)), _word)
     records = []
     for _ in range(6000):
         texts = [draw.choice(items)(draw) for _ in range(draw.randint(2, 16))]
@@ -154,7 +159,7 @@ def base_chats(seed):
             {"role": "assistant", "content": "\n".join(texts)},
         ]
         records.append({"messages": messages})
-    return records + conversations(4000, seed, _draw_base_question)
+    return records + conversations(4000, 9, _draw_base_question)
 
 
 def unseen_questions(number, seed, *, base, taught):
@@ -181,8 +186,9 @@ def unseen_questions(number, seed, *, base, taught):
 def tokenizer_text():
     """Returns a text from which a tokenizer learns the words of all chats, and the syllables of names."""
     forms = [form for several in FORMS.values() for form in several]
-    lines = [*forms, *BASE_FORMS, "with sound", "without sound", "Repeat", *WORDS]
+    words = [*_VERBS, *_NOUNS, *_PARAMETERS, *DAYS]
+    lines = [*forms, *BASE_FORMS, "with sound", "without sound", "true", "false", "Repeat", *words]
     # Words have tokens with and without the space before them. Syllables are only lines: in all places a
     # name then has the same tokens.
-    lines += [f" {word}" for word in WORDS] + SYLLABLES + [each.capitalize() for each in SYLLABLES]
+    lines += [f" {word}" for word in words] + SYLLABLES + [each.capitalize() for each in SYLLABLES]
     return "\n".join(lines) + "\n"
