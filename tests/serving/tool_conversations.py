@@ -41,7 +41,7 @@ FORMS = {
     ),
 }
 """Forms of the questions that the four tools answer."""
-_VERBS, _NOUNS, _PARAMETERS, _OTHERS = (
+_ACTIONS, _NOUNS, _PARAMETERS, _OTHERS = (
     line.split()
     for line in """\
 book find open close paint clean order cancel count rent move sell print read plan call
@@ -51,12 +51,15 @@ get weather city day convert money amount source target set timer minutes sound 
 without true false rain warm wake tell write have
 """.splitlines()
 )
-WORDS = [*_VERBS, *_NOUNS, *_PARAMETERS, *DAYS, *_OTHERS]
+WORDS = [*_ACTIONS, *_NOUNS, *_PARAMETERS, *DAYS, *_OTHERS]
 """Words that the base model learns to copy."""
-BASE_FORMS = (
-    "{verb} a {noun}: {parts}.",
-    "Please {verb} the {noun}, {parts}.",
-    "The {noun} is for you to {verb}: {parts}.",
+BASE_FORMS = tuple(
+    "{verb}".join(parts)
+    for parts in (
+        ("", " a {noun}: {parts}."),
+        ("Please ", " the {noun}, {parts}."),
+        ("The {noun} is for you to ", ": {parts}."),
+    )
 )
 """Forms of the base model's questions, which name the parameters of its tools."""
 
@@ -103,12 +106,12 @@ def draw_question(draw):
 
 def _draw_base_question(draw):
     """The same for one of up to three random tools; the question names the parameters."""
-    pairs = draw.sample([(verb, noun) for verb in _VERBS for noun in _NOUNS], draw.randint(1, 3))
+    pairs = draw.sample([(action, noun) for action in _ACTIONS for noun in _NOUNS], draw.randint(1, 3))
     drawn = []
     for pair in pairs:
         parameters = draw.sample(_PARAMETERS, draw.randint(1, 3))
         drawn.append((pair, {each: draw.choice(("string", "string", "integer")) for each in parameters}))
-    (verb, noun), types = draw.choice(drawn)
+    (action, noun), types = draw.choice(drawn)
     texts = (_name, _name, _word)
     values = {
         parameter: draw.choice(texts)(draw) if kind == "string" else _number(draw)
@@ -119,9 +122,9 @@ def _draw_base_question(draw):
     # The order of the question is not that of the call.
     draw.shuffle(parts)
     text = draw.choice(BASE_FORMS)
-    text = text.format(verb=verb, noun=noun, parts=draw.choice((", ", " and ", "; ")).join(parts))
+    text = text.format(verb=action, noun=noun, parts=draw.choice((", ", " and ", "; ")).join(parts))
     tools = [_tool("_".join(pair), **types) for pair, types in drawn]
-    return text[0].upper() + text[1:], tools, f"{verb}_{noun}", values
+    return text[0].upper() + text[1:], tools, f"{action}_{noun}", values
 
 
 def conversations(number, seed, draw_question=draw_question):
@@ -186,7 +189,7 @@ def unseen_questions(number, seed, *, base, taught):
 def tokenizer_text():
     """Returns a text from which a tokenizer learns the words of all chats, and the syllables of names."""
     forms = [form for several in FORMS.values() for form in several]
-    words = [*_VERBS, *_NOUNS, *_PARAMETERS, *DAYS]
+    words = [*_ACTIONS, *_NOUNS, *_PARAMETERS, *DAYS]
     lines = [*forms, *BASE_FORMS, "with sound", "without sound", "true", "false", "Repeat", *words]
     # Words have tokens with and without the space before them. Syllables are only lines: in all places a
     # name then has the same tokens.
