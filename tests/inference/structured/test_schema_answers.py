@@ -68,17 +68,18 @@ def test_speed_with_and_without_a_schema():
     constraint = constraint_of({"type": "array", "items": number, "minItems": 200, "maxItems": 200})
     for num_rows, num_constrained in ((1, 0), (1, 1), (4, 0), (4, 1), (4, 4)):
         constraints = [constraint] * num_constrained + [None] * (num_rows - num_constrained)
-        seconds = []
+        rates = []
         for repeat in range(4):
-            # Neither an end token nor the schema ends an answer before its 300 tokens.
+            # The schema ends no answer before its 300 tokens.
             requests = [
-                request_of(each, max_new_tokens=300, stop_token_ids=(), seed=repeat + row)
+                request_of(each, max_new_tokens=300, stop_token_ids=(1,), seed=repeat + row)
                 for row, each in enumerate(constraints)
             ]
             start = time.perf_counter()
             answers = run_all(engine(), requests)
-            seconds.append(time.perf_counter() - start)
-            assert {len(answer.tokens) for answer in answers} == {300}
+            num_tokens = sum(len(answer.tokens) for answer in answers)
+            rates.append(num_tokens / (time.perf_counter() - start))
+            assert num_tokens >= 300 * num_constrained
         # The first repeat compiles.
-        rate = 300 * num_rows / statistics.median(seconds[1:])
+        rate = statistics.median(rates[1:])
         print(f"{num_rows} requests, {num_constrained} with a schema: {rate:.0f} tokens/s in all")
