@@ -4,12 +4,19 @@ import functools
 import json
 import random
 import re
+from typing import Any
 
+import jsonschema
 import numpy as np
 import pytest
+import tokenizers
+from random_schemas import SchemaWriter
+from tokenizers import decoders, models, normalizers
 
 from zaya_jax.data.tokenizers.tokenizer import load_tokenizer
 from zaya_jax.errors import UserError
+from zaya_jax.inference.engine.text_stream import TextWriter
+from zaya_jax.inference.structured import compiler as compiler_module
 from zaya_jax.inference.structured import grammar_process
 from zaya_jax.inference.structured.compiler import GrammarCompiler
 from zaya_jax.inference.structured.constraint import Constraint, all_tokens, fill_masks
@@ -104,6 +111,67 @@ def test_json_of_a_schema_is_walked_without_a_dead_end():
         value = json.loads(TOKENIZER.decode(written))
         assert isinstance(value["a"], int)
         assert set(value) <= {"a", "b"}
+
+
+BYTES_BACK = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+KINDS = {
+    "BPE with bytes": ("BPE", decoders.Sequence(BYTES_BACK)),
+    "BPE with bytes, decoded without the first space": (
+        "BPE",
+        decoders.Sequence([*BYTES_BACK, decoders.Strip(" ", 1, 0)]),
+    ),
+    "BPE with bytes that are decoded as names": ("BPE", decoders.Metaspace()),
+    "Unigram with bytes": ("Unigram", decoders.Sequence(BYTES_BACK)),
+    "Unigram": ("Unigram", decoders.Metaspace()),
+}
+"""Tokenizers as SentencePiece makes them: model and decoder."""
+PIECES = [*map(chr, range(33, 127)), "▁", '▁"', '":', '▁{"', "tr", "ue", "▁tr", "ï", "漢"]
+
+
+def load_kind(name, file):
+    model, decoder = KINDS[name]
+    pieces = ["<unk>", "</s>", *PIECES, *(f"<0x{byte:02X}>" for byte in range(256) if "bytes" in name)]
+    if model == "BPE":
+        ids = {piece: number for number, piece in enumerate(pieces)}
+        made = models.BPE(ids, [], byte_fallback=True, unk_token="<unk>")
+    else:
+        made = models.Unigram([(piece, -1.0) for piece in pieces], 0, "bytes" in name)
+    tokenizer: Any = tokenizers.Tokenizer(made)
+    tokenizer.normalizer, tokenizer.decoder = normalizers.Replace(" ", "▁"), decoder
+    tokenizer.add_special_tokens(["</s>"])
+    tokenizer.save(str(file))
+    return load_tokenizer(str(file))
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_answers_match_their_schemas_in_tokens_of_sentence_piece(name, tmp_path, monkeypatch):
+    """Random walks along the masks, as the server decodes them."""
+    # Harmless grammars need no process of their own.
+    monkeypatch.setattr(compiler_module, "check_in_process", lambda *_: None)
+    tokenizer = load_kind(name, tmp_path / "tokenizer.json")
+    end, vocab_size = tokenizer.eos_id, tokenizer.vocab_size + 5
+    kinds = GrammarCompiler(tokenizer, vocab_size)
+    generator = random.Random(0)
+    for seed in range(8):
+        schema = SchemaWriter(seed).write()
+        state = kinds.compile(json_schema_grammar(schema)).start((), (end,))
+        writer, text = TextWriter(tokenizer, limit=2000, eos_id=end), ""
+        while writer.finish_reason is None:
+            allowed = sorted(mask_of(state, vocab_size))
+            # A random model would not end for long.
+            token = end if end in allowed else generator.choice(allowed)
+            text += "".join(piece.text for piece in writer.add(token))
+            state.advance(token)
+        jsonschema.validate(json.loads(text), schema)
+
+
+def test_a_vocabulary_without_the_text_that_a_schema_requires(tmp_path, monkeypatch):
+    monkeypatch.setattr(compiler_module, "check_in_process", lambda *_: None)
+    tokenizer = load_kind("Unigram", tmp_path / "tokenizer.json")
+    kinds = GrammarCompiler(tokenizer, tokenizer.vocab_size)
+    kinds.compile(json_schema_grammar({"const": "漢"}))
+    with pytest.raises(UserError, match="the schema requires text that no token of the vocabulary spells"):
+        kinds.compile(json_schema_grammar({"const": "字"}))
 
 
 def test_the_end_is_allowed_only_where_the_grammar_accepts():

@@ -9,9 +9,9 @@ SPELLED = ("<zyphra_tool_call>", "</zyphra_tool_call>", "<zyphra_tool_response>"
 SPECIAL = ("\ue002", "\ue003", "\ue004", "\ue005")
 """Characters that denote the same tags as special tokens."""
 _MARKS = re.compile("[\ue000-\ue005]")
-_NAMED = r"<(?:function|parameter)=[^<>\n]*"
+_NAMED = "<(?:function|parameter)=[^<>\n\ue000-\ue005]*"
 _PARTS = ["</function>", "</parameter>", "<function=", "<parameter="]
-_INNER = rf"</function>|</parameter>|{_NAMED}>"
+_INNER = rf"</function>|</parameter>|{_NAMED}(?:>|(?=[<\n]))"
 
 
 def parse(text, tags, *, is_cut=False, is_reasoning=False):

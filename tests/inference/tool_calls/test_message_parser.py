@@ -157,6 +157,7 @@ MESSAGES = {
     "orphan": ("Volume set.\n</parameter>\n</function>\n\ue003", ("Volume set.\n\n\n", "", [])),
     "orphan in words": ("Done.</parameter></function>\ue003 All set.", ("Done. All set.", "", [])),
     "part of an orphan": ("answer </functi", ("answer ", "", [])),
+    "broken orphan": ("Volume <parameter=ci\nset <function=f<b>", ("Volume \nset <b>", "", [])),
     "other tags": ("</div> <functional> a<b", ("</div> <functional> a<b", "", [])),
     "spelled tags": ("<zyphra_tool_call>x</zyphra_tool_call>", ("<zyphra_tool_call>x</zyphra_tool_call>", "", [])),
     "no end": (CALL[:-1], ("", "", [PARIS])),

@@ -349,7 +349,9 @@ class HuggingFaceTokenizer(Tokenizer):
             return None
         if _has(self._fields["decoder"], "ByteLevel"):
             return bytes(byte_letters()[letter] for letter in piece)
-        return bytes([int(piece[3:5], 16)]) if _BYTE_TOKEN.fullmatch(piece) else None
+        # Other decoders write the name of a byte token as text.
+        is_byte = _BYTE_TOKEN.fullmatch(piece) and _has(self._fields["decoder"], "ByteFallback")
+        return bytes([int(piece[3:5], 16)]) if is_byte else None
 
     @property
     def unknown_id(self) -> int | None:

@@ -27,7 +27,7 @@ from zaya_jax.inference.engine.decoder import (
     decode_steps,
     prefill_chunk,
 )
-from zaya_jax.inference.engine.masked_sampling import NO_MASKS, MaskedTokens, sample_constrained, warm_up
+from zaya_jax.inference.engine.masked_sampling import MaskedTokens, sample_constrained, warm_up
 from zaya_jax.inference.engine.prefix_cache import ROOT, PrefixCache, block_name
 from zaya_jax.inference.engine.request import (
     EngineStats,
@@ -40,6 +40,7 @@ from zaya_jax.inference.engine.request import (
     RequestHandle,
     Tokens,
 )
+from zaya_jax.inference.engine.sampling import RowSampling
 from zaya_jax.inference.engine.sampling_params import SamplingParams, check_prompt
 from zaya_jax.inference.engine.sequence import (
     active_steps,
@@ -169,9 +170,8 @@ class Engine:
         self._prefill(_RunningSequence(RequestHandle(request, lambda _: None), 0), (), is_last=False)
 
     def _mask_nothing(self, num_rows: int) -> None:
-        rows = [None] * num_rows
-        _, logits_BV = self._decode_rows(rows, 0)
-        warm_up(logits_BV, sampling_of(rows, self._model.config.vocab_size))
+        _, logits_BV, sampling = self._decode_rows([None] * num_rows, 0)
+        warm_up(logits_BV, sampling)
 
     def _copy_nothing(self) -> None:
         config, zero, time = self._model.config, np.int32(0), self.prefill_chunk
@@ -297,13 +297,13 @@ class Engine:
         end = min(sequence.num_computed + self.prefill_chunk, sequence.num_prompt)
         tokens = sequence.tokens[sequence.num_computed : end]
         is_last = end == sequence.num_prompt
-        sampled, logits_1V = self._prefill(sequence, tokens, is_last=is_last)
+        sampled, logits_1V, sampling = self._prefill(sequence, tokens, is_last=is_last)
         sequence.num_computed = end
         self._count(prefilled=len(tokens))
         self._save_block(sequence)
         if is_last:
             # Only the last chunk: for the others the host need not wait for the device.
-            masked = self._sample_constrained([sequence], logits_1V)
+            masked = sample_constrained([sequence], logits_1V, sampling)
             self._append(sequence, jax.device_get(sampled), (0,), masked)
             # Appending fails a sequence whose logits are not finite, and removes it.
             if sequence in self._running:
@@ -311,12 +311,12 @@ class Engine:
 
     def _prefill(
         self, sequence: _RunningSequence, tokens: Sequence[int], *, is_last: bool
-    ) -> tuple[SampledTokens, jax.Array]:
+    ) -> tuple[SampledTokens, jax.Array, RowSampling]:
         chunk = prompt_chunk(tokens, self.prefill_chunk, sequence.row, sequence.num_computed, is_last=is_last)
         sampling = sampling_of([sequence], self._model.config.vocab_size)
         program = self._model, self.variables, self._cache
         self._cache, sampled, logits_1V = prefill_chunk(*program, chunk, sampling, with_details=True)
-        return sampled, logits_1V
+        return sampled, logits_1V, sampling
 
     def _copy_prefix(self, sequence: _RunningSequence) -> None:
         """Copies cached blocks of the prompt, but not its last token, whose logits are needed."""
@@ -361,8 +361,8 @@ class Engine:
         if any(each.constraint is not None for each in decoding):
             num_steps = 1
         rows = self._by_row(decoding)
-        steps, logits_BV = self._decode_rows(rows, num_steps)
-        masked = self._sample_constrained(rows, logits_BV)
+        steps, logits_BV, sampling = self._decode_rows(rows, num_steps)
+        masked = sample_constrained(rows, logits_BV, sampling)
         # One transfer for all rows and all steps.
         steps = jax.device_get(steps)
         for sequence in decoding:
@@ -373,25 +373,19 @@ class Engine:
 
     def _decode_rows(
         self, rows: Sequence[_RunningSequence | None], num_steps: int
-    ) -> tuple[DecodedSteps, jax.Array]:
+    ) -> tuple[DecodedSteps, jax.Array, RowSampling]:
+        sampling = sampling_of(rows, self._model.config.vocab_size)
         self._cache, steps, logits_BV = decode_steps(
             self._model,
             self.variables,
             self._cache,
             decode_rows(rows),
-            sampling_of(rows, self._model.config.vocab_size),
+            sampling,
             np.int32(num_steps),
             max_steps=MAX_DECODE_STEPS,
             with_details=True,
         )
-        return steps, logits_BV
-
-    def _sample_constrained(
-        self, rows: Sequence[_RunningSequence | None], logits_BV: jax.Array
-    ) -> MaskedTokens:
-        if all(each is None or each.constraint is None for each in rows):
-            return NO_MASKS
-        return sample_constrained(rows, logits_BV, sampling_of(rows, self._model.config.vocab_size))
+        return steps, logits_BV, sampling
 
     def _append_steps(self, sequence: _RunningSequence, steps: DecodedSteps, masked: MaskedTokens) -> None:
         assert steps.experts_LB is not None, "the engine decodes with details"

@@ -41,10 +41,6 @@ class MaskedTokens:
         return dataclasses.replace(new, token=token, logprob=logprob)
 
 
-NO_MASKS = MaskedTokens({}, {})
-"""The result for rows without any grammar."""
-
-
 def sample_constrained(
     rows: Sequence[sequences.Sequence | None], logits_BV: jax.Array, sampling: RowSampling
 ) -> MaskedTokens:
@@ -61,7 +57,7 @@ def sample_constrained(
         if each is not None and each.constraint is not None and each.has_room
     }
     if not states:
-        return NO_MASKS
+        return MaskedTokens({}, {})
     mask_BW = all_tokens(*logits_BV.shape)
     errors = fill_masks(states, mask_BW)
     # The mask is small: a bit per token, 32 KiB per row for 262,144 tokens.

@@ -15,7 +15,7 @@ from typing import Any
 
 from zaya_jax.data.tokenizers.tokenizer import Tokenizer
 from zaya_jax.errors import UserError
-from zaya_jax.inference.structured.constraint import Constraint
+from zaya_jax.inference.structured.constraint import DEAD_END, Constraint
 from zaya_jax.inference.structured.grammar import Grammar
 from zaya_jax.platform.shell import install_command
 
@@ -155,6 +155,9 @@ def _refused(error: str, name: str) -> UserError:
         return UserError(f"{name} has {unimplemented[1]:.80}, which is not supported; remove it")
     if "coerce_one_of" in error:
         return UserError(f'{name} has "oneOf" with schemas that may accept the same value; use "anyOf"')
+    # T5's vocabulary, for instance, has no braces.
+    if DEAD_END in error:
+        return UserError(f"{name} requires text that no token of the vocabulary spells")
     # Messages about a regular expression have several lines; the library's hints are in the last ones.
     message = " ".join(error.replace("<non-verbose/>", "").split())
     return UserError(f"{name} cannot be enforced: {message[:_MAX_MESSAGE]}")

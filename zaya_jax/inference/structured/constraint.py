@@ -15,6 +15,8 @@ from zaya_jax.errors import UserError
 WORD_BITS = 32
 ALL_TOKENS = np.uint32(0xFFFF_FFFF)
 """Word of a mask that allows all of its tokens."""
+DEAD_END = "NoExtensionBias"
+"""llguidance's error where no token may follow."""
 _Phase = Literal["start", "thought", "answer"]
 
 
@@ -75,8 +77,9 @@ class ConstraintState:
         Raises:
           UserError: if the grammar has become too complex, or no token of the vocabulary continues it.
         """
-        if self.follows_grammar and self.matcher.is_error():
-            raise UserError(f"the answer's grammar is too complex: {self.matcher.get_error():.200}")
+        error = self.matcher.get_error() if self.follows_grammar else ""
+        if error and DEAD_END not in error:
+            raise UserError(f"the answer's grammar is too complex: {error:.200}")
         can_end = self.follows_grammar and self.matcher.is_accepting()
         # llguidance knows the tokenizer's end token, while a text may end with others, and with several.
         _set_bit(mask_W, self._eos_id, False)
@@ -84,7 +87,7 @@ class ConstraintState:
             _set_bit(mask_W, token, can_end)
         if self._phase == "start" and self._open_id is not None:
             _set_bit(mask_W, self._open_id, True)
-        if not mask_W.any():
+        if error or not mask_W.any():
             raise UserError("no token of the vocabulary continues the answer as its grammar requires")
 
     def advance(self, token: int) -> None:

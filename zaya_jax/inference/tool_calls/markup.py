@@ -12,7 +12,7 @@ FUNCTION, PARAMETER = "<function=", "<parameter="
 FUNCTION_END, PARAMETER_END = "</function>", "</parameter>"
 _MAX_TAG_CHARACTERS = 256
 """Maximum length of an opening tag with a name: text is not held back for longer."""
-_NAME = r"[^<>\n]*>"
+_NAME = r"[^<>\n]*"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,16 +72,20 @@ MARKUPS: Mapping[str, Markup] = {
 class TagScanner:
     """Finds tags in text that arrives in pieces, and holds back what may be the beginning of a tag."""
 
-    def __init__(self, tags: Iterable[str], *, with_inner_tags: bool = False):
+    def __init__(
+        self, tags: Iterable[str], *, with_inner_tags: bool = False, with_broken_tags: bool = False
+    ):
         """Creates a scanner.
 
         Args:
           tags: literal tags.
           with_inner_tags: whether the tags of functions and parameters are found too.
+          with_broken_tags: whether such a tag may end without ">" before another tag or the end of its line.
         """
         self._literals = (*tags, *((FUNCTION_END, PARAMETER_END) if with_inner_tags else ()))
         self._named = (FUNCTION, PARAMETER) if with_inner_tags else ()
-        patterns = [*map(re.escape, self._literals), *(tag + _NAME for tag in self._named)]
+        end = r"(?:>|(?=[<\n]))" if with_broken_tags else ">"
+        patterns = [*map(re.escape, self._literals), *(tag + _NAME + end for tag in self._named)]
         # A pattern that matches nothing, if there are no tags.
         # One pattern for all tags: the first tag in the text wins, whichever it is.
         self._pattern = re.compile("|".join(patterns) or r"(?!)")

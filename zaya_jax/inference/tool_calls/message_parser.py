@@ -103,7 +103,9 @@ class MessageParser:
         self._parsing, self.is_reasoning = parsing, is_reasoning
         self._types = ArgumentTypes(parsing.tools)
         spelled, markup = parsing.spelled_tags, parsing.markup
-        self._in_content = TagScanner(spelled, with_inner_tags=markup.has_inner_tags)
+        self._in_content = TagScanner(
+            spelled, with_inner_tags=markup.has_inner_tags, with_broken_tags=markup.has_inner_tags
+        )
         self._in_call = TagScanner(spelled)
         self._in_thought = TagScanner([tag for tag in spelled if tag == markup.call])
         self._text = ""
