@@ -76,9 +76,7 @@ def classify_logs(argv: Sequence[str]) -> None:
     parser.add_argument(
         "logs", nargs="+", metavar="FILE", help=f'log files; "{STANDARD_INPUT}" is standard input'
     )
-    parser.add_argument(
-        "--rules", default=RULES_FILE, metavar="FILE", help="TOML file of log rules (default: %(default)s)"
-    )
+    parser.add_argument("--rules", default=RULES_FILE, metavar="FILE", help="TOML file of log rules")
     _add_json(parser)
     options = parser.parse_args(argv)
     summaries = summarize_lines(load_rules(options.rules), read_lines(options.logs))

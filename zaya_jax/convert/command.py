@@ -274,9 +274,7 @@ def _parser() -> Parser:
     parser.add_argument(
         "--dtype", help="type of the weights: float32, bfloat16 or float16 (default: that of SRC)"
     )
-    parser.add_argument(
-        "--max-shard-size", default="5GB", help="maximum size of a safetensors file (default: %(default)s)"
-    )
+    parser.add_argument("--max-shard-size", default="5GB", help="maximum size of a safetensors file")
     parser.add_argument(
         "--verify",
         action="store_true",

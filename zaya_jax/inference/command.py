@@ -96,9 +96,7 @@ def _parser() -> Parser:
     add_prompt_options(
         parser, prompt="text to continue (default: none)", chat="answer the prompt as a user's turn"
     )
-    parser.add_argument(
-        "--max-new-tokens", type=int, default=256, help="maximum number of new tokens (default: %(default)s)"
-    )
+    parser.add_argument("--max-new-tokens", default=256, help="maximum number of new tokens")
     add_sampling_options(parser)
     add_schema_option(parser)
     _add_file_options(parser)
@@ -117,7 +115,7 @@ def _add_file_options(parser: Parser) -> None:
     )
     files.add_argument("--input", metavar="FILE", help="prompts, as JSON lines")
     files.add_argument("--output", metavar="FILE", help="file for the answers, as JSON lines")
-    files.add_argument("--batch-size", type=int, default=16, help="prompts per batch (default: %(default)s)")
+    files.add_argument("--batch-size", default=16, help="prompts per batch")
     files.add_argument("--logprobs", action="store_true", help="write tokens and their log-probabilities")
 
 

@@ -10,16 +10,12 @@ from zaya_jax.options import Parser
 def add_sampling_options(parser: Parser) -> None:
     """Adds temperature, filters, stop strings, seed, and the number of devices that share a cache."""
     parser.add_argument(
-        "--temperature",
-        type=float,
-        default=0.7,
-        help="divisor of the logits; 0 selects the most likely token (default: %(default)s)",
+        "--temperature", default=0.7, help="divisor of the logits; 0 selects the most likely token"
     )
-    parser.add_argument("--top-k", type=int, default=None, help="sample from the K most likely tokens only")
+    parser.add_argument("--top-k", type=int, help="sample from the K most likely tokens only")
     parser.add_argument(
         "--top-p",
         type=float,
-        default=None,
         help="sample from the smallest set of most likely tokens with total probability P",
     )
     parser.add_argument(
@@ -27,14 +23,11 @@ def add_sampling_options(parser: Parser) -> None:
     )
     parser.add_argument(
         "--context-devices",
-        type=int,
         default=1,
         metavar="N",
-        help="number of devices that share the cache of a long text (default: %(default)s)",
+        help="number of devices that share the cache of a long text",
     )
-    parser.add_argument(
-        "--seed", type=int, default=0, help="seed of the random numbers (default: %(default)s)"
-    )
+    parser.add_argument("--seed", default=0, help="seed of the random numbers")
 
 
 def sampling_params(

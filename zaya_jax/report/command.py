@@ -43,11 +43,7 @@ def _parser() -> Parser:
     )
     parser.add_argument("runs", nargs="+", type=pathlib.Path, metavar="RUN", help="run folder")
     parser.add_argument(
-        "--output",
-        type=pathlib.Path,
-        default=pathlib.Path(OUTPUT),
-        metavar="FILE",
-        help="output file (default: %(default)s)",
+        "--output", type=pathlib.Path, default=pathlib.Path(OUTPUT), metavar="FILE", help="output file"
     )
     return parser
 

@@ -216,10 +216,8 @@ def _parser() -> Parser:
         ),
     )
     parser.add_run_options()
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    parser.add_argument(
-        "--port", type=int, default=8000, help="port to listen on, 0 for any free one (default: %(default)s)"
-    )
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
+    parser.add_argument("--port", default=8000, help="port to listen on, 0 for any free one")
     parser.add_argument(
         "--api-key-file",
         metavar="FILE",
@@ -251,12 +249,7 @@ def _parser() -> Parser:
 
 def _add_limits(parser: Parser) -> None:
     limits = parser.add_argument_group("limits")
-    limits.add_argument(
-        "--slots",
-        type=int,
-        default=16,
-        help="maximum number of texts generated at a time (default: %(default)s)",
-    )
+    limits.add_argument("--slots", default=16, help="maximum number of texts generated at a time")
     limits.add_argument(
         "--max-length",
         type=int,
@@ -265,32 +258,25 @@ def _add_limits(parser: Parser) -> None:
     )
     limits.add_argument(
         "--max-waiting",
-        type=int,
         default=256,
         metavar="N",
-        help="maximum number of texts that wait for a slot; more are refused with 429 (default: %(default)s)",
+        help="maximum number of texts that wait for a slot; more are refused with 429",
     )
     limits.add_argument(
-        "--prefix-mib",
-        type=int,
-        default=256,
-        metavar="N",
-        help="memory of the prefix cache in MiB; 0 disables it (default: %(default)s)",
+        "--prefix-mib", default=256, metavar="N", help="memory of the prefix cache in MiB; 0 disables it"
     )
     limits.add_argument(
         "--max-body-kib",
-        type=int,
         default=_LIMITS.body_bytes // 1024,
         metavar="N",
-        help="maximum size of a request body in KiB (default: %(default)s)",
+        help="maximum size of a request body in KiB",
     )
     limits.add_argument(
         "--max-client-connections",
-        type=int,
         default=_LIMITS.client_connections,
         metavar="N",
         help="maximum open connections per client address, at most half of all; clients of a proxy count as "
-        "one (default: %(default)s)",
+        "one",
     )
     for name, meaning in (
         ("read", "time limit for parsing, validating and tokenizing a request, in seconds"),
@@ -299,7 +285,6 @@ def _add_limits(parser: Parser) -> None:
     ):
         limits.add_argument(
             f"--{name}-seconds",
-            type=float,
             default=getattr(_LIMITS, f"{name}_seconds"),
             metavar="S",
             help=f"{meaning} (default: %(default)g)",

@@ -70,9 +70,7 @@ def _parser() -> Parser:
         metavar="FILE",
         help="log file or glob pattern to follow; may be repeated",
     )
-    parser.add_argument(
-        "--rules", default=RULES_FILE, metavar="FILE", help="TOML file of log rules (default: %(default)s)"
-    )
+    parser.add_argument("--rules", default=RULES_FILE, metavar="FILE", help="TOML file of log rules")
     parser.add_argument("--once", action="store_true", help="take two samples and exit")
     parser.add_argument(
         "--kubernetes",

@@ -86,17 +86,15 @@ def _parser() -> Parser:
             "zaya aegis drill --minutes=40 --no-faults --folder=runs/quiet",
         ),
     )
-    parser.add_argument(
-        "--minutes", type=float, default=40.0, help="duration in minutes (default: %(default)s)"
-    )
-    parser.add_argument("--processes", type=int, default=4, help="number of processes (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the faults (default: %(default)s)")
+    parser.add_argument("--minutes", default=40.0, help="duration in minutes")
+    parser.add_argument("--processes", default=4, help="number of processes")
+    parser.add_argument("--seed", default=0, help="seed of the faults")
     parser.add_argument(
         "--folder",
         type=pathlib.Path,
         default=pathlib.Path("runs/drill"),
         metavar="FOLDER",
-        help="new or empty folder of the drill (default: %(default)s)",
+        help="new or empty folder of the drill",
     )
     parser.add_argument(
         "--no-faults", action="store_true", help="no faults, but slow steps, a slow disk and busy cores"

@@ -35,13 +35,9 @@ def main(argv: Sequence[str]) -> None:
         ),
     )
     parser.add_argument("runs", nargs="+", type=pathlib.Path, metavar="RUN", help="folder of a run")
+    parser.add_argument("--port", default=PORT, help="port to listen on; 0 for any free port")
     parser.add_argument(
-        "--port", type=int, default=PORT, help="port to listen on; 0 for any free port (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--host",
-        default="127.0.0.1",
-        help="address to listen on; 0.0.0.0 for all interfaces (default: %(default)s)",
+        "--host", default="127.0.0.1", help="address to listen on; 0.0.0.0 for all interfaces"
     )
     parser.add_argument(
         "--allow-host",

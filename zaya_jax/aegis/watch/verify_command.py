@@ -28,13 +28,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         ("zaya aegis verify runs/tiny", "zaya aegis verify runs/tiny --timeout=3600"),
     )
     parser.add_argument("run", type=pathlib.Path, metavar="RUN", help="folder of the run")
-    parser.add_argument(
-        "--timeout",
-        type=float,
-        default=600.0,
-        metavar="SECONDS",
-        help="time to wait for the result (default: %(default)s)",
-    )
+    parser.add_argument("--timeout", default=600.0, metavar="SECONDS", help="time to wait for the result")
     options = parser.parse_args(argv)
     event = request_replay(options.run, timeout=options.timeout)
     print(event["reason"])

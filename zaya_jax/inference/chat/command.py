@@ -175,10 +175,7 @@ def _parser() -> Parser:
         "pipe",
     )
     parser.add_argument(
-        "--max-new-tokens",
-        type=int,
-        default=1024,
-        help="maximum tokens of an answer; fewer where the context ends (default: %(default)s)",
+        "--max-new-tokens", default=1024, help="maximum tokens of an answer; fewer where the context ends"
     )
     add_sampling_options(parser)
     add_schema_option(parser)

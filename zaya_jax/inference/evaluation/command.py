@@ -172,7 +172,6 @@ def _parser() -> Parser:
     )
     parser.add_argument(
         "--wait",
-        type=float,
         default=WAIT_SECONDS,
         metavar="SECONDS",
         help=f"timeout for messages of another process (default: {WAIT_SECONDS:.0f})",

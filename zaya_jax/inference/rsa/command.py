@@ -175,11 +175,10 @@ def _parser() -> Parser:
     _add_budget_options(parser)
     parser.add_argument(
         "--batch-size",
-        type=int,
         default=16,
         metavar="N",
         help="candidates per batch; fewer need less memory. Another batch size rounds sums differently, "
-        "which may change texts (default: %(default)s)",
+        "which may change texts",
     )
     parser.add_argument(
         "--json", metavar="FILE", help="write all candidates, subsets, tails and votes to FILE"

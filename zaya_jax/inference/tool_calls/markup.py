@@ -72,9 +72,7 @@ MARKUPS: Mapping[str, Markup] = {
 class TagScanner:
     """Finds tags in text that arrives in pieces, and holds back what may be the beginning of a tag."""
 
-    def __init__(
-        self, tags: Iterable[str], *, with_inner_tags: bool = False, with_broken_tags: bool = False
-    ):
+    def __init__(self, tags: Iterable[str], *, with_inner_tags: bool = False, with_broken_tags: bool = False):
         """Creates a scanner.
 
         Args:
