@@ -54,7 +54,7 @@ without true false rain warm wake tell write have
 WORDS = [*_ACTIONS, *_NOUNS, *_PARAMETERS, *DAYS, *_OTHERS]
 """Words that the base model learns to copy."""
 BASE_FORMS = tuple(
-    "{verb}".join(parts)
+    "{action}".join(parts)
     for parts in (
         ("", " a {noun}: {parts}."),
         ("Please ", " the {noun}, {parts}."),
@@ -122,7 +122,7 @@ def _draw_base_question(draw):
     # The order of the question is not that of the call.
     draw.shuffle(parts)
     text = draw.choice(BASE_FORMS)
-    text = text.format(verb=action, noun=noun, parts=draw.choice((", ", " and ", "; ")).join(parts))
+    text = text.format(action=action, noun=noun, parts=draw.choice((", ", " and ", "; ")).join(parts))
     tools = [_tool("_".join(pair), **types) for pair, types in drawn]
     return text[0].upper() + text[1:], tools, f"{action}_{noun}", values
 

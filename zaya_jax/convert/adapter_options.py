@@ -49,10 +49,12 @@ def check_adapter_options(options: argparse.Namespace) -> None:
     Raises:
       UserError: if they do not.
     """
+    # An adapter has module names of one of PyTorch's layouts, and no whole weights to compare.
     if options.adapters_only and (options.layout == "zaya" or options.verify):
         raise UserError("--adapters-only cannot be combined with --layout zaya or --verify; remove those")
     if options.base_model and not options.adapters_only:
         raise UserError("--base-model is a field of an adapter; it needs --adapters-only")
+    # Merged into weights, updates add up in any case.
     if options.combine and not (options.adapters_only and options.adapter):
         raise UserError("--combine needs --adapters-only and at least one --adapter")
 
@@ -89,6 +91,7 @@ def requested_adapter(
     Raises:
       UserError: if the run has none, or adapters cannot be combined.
     """
+    # A combination is of files alone: SRC is then only what they adapt.
     if adapters:
         adapter = combined(adapters, options.combine or "cat")
     else:

@@ -36,6 +36,7 @@ def resolve_implementations(
     }
 
     def chosen(field: str, operation: str) -> str:
+        # The field of an operation precedes the field for all of them, and both precede the table.
         requested = getattr(execution, field) or execution.implementation
         return requested or choose(operation, None, platform=platform, width=widths.get(operation, 0))
 

@@ -59,6 +59,7 @@ def find_replay(run_folder: str, num_steps: int) -> Replay:
     """
     if num_steps < 1:
         raise UserError(f"--replay-check is {num_steps}; it must be above 0")
+    # A new run has recorded nothing that could be compared.
     steps = all_steps(run_folder)
     if not steps:
         raise UserError(
@@ -83,6 +84,7 @@ def find_replay(run_folder: str, num_steps: int) -> Replay:
             "repeated; a larger train.keep_checkpoints leaves more"
         )
     compared = {step: loss for step, loss in losses.items() if start < step <= start + num_steps}
+    # With a large train.log_every no recorded step may be among them.
     if not compared:
         first = min(step for step in losses if step > start)
         raise UserError(

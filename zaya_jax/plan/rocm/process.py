@@ -1,6 +1,6 @@
 """A process that compiles for AMD GPUs, and its pipe.
 
-Compilers run in processes of their own because XLA may abort the process that compiles, and does not return
+Compilers run in separate processes because XLA may abort the process that compiles, and does not return
 its memory. Requests and replies are Python objects; what the process prints goes to a log.
 """
 
