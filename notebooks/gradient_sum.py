@@ -31,9 +31,10 @@ import ml_dtypes
 import numpy as np
 
 from zaya_jax.options import load_config
-from zaya_jax.plan.arithmetic import communication, with_node_devices
+from zaya_jax.plan.arithmetic import communication
 from zaya_jax.plan.devices import Cluster
 from zaya_jax.plan.gpus import MI300X
+from zaya_jax.plan.shares import with_execution
 
 plt.rcParams["figure.constrained_layout.use"] = True
 
@@ -153,7 +154,7 @@ for place, (smallest, largest) in EXPECTED.items():
 # within a node, the bytes and the additional time by published collectives are:
 
 # %%
-config = with_node_devices(load_config(CONFIG, []), 1)
+config = with_execution(load_config(CONFIG, []), node_devices=1)
 cluster = Cluster(device=MI300X, nodes=NUM_DEVICES // DEVICES_PER_NODE, gpus_per_node=DEVICES_PER_NODE)
 wide, narrow = (communication(config, cluster, reduced_dtype=dtype) for dtype in ("float32", "bfloat16"))
 network_ms = 1e3 * (wide.network_seconds - narrow.network_seconds)
