@@ -229,7 +229,9 @@ def _of_decisions(decisions: list[dict[str, Any]]) -> Iterator[MetricSample]:
 def _of_stragglers(stragglers: list[Mapping[str, Any]]) -> Iterator[MetricSample]:
     name = "zaya_straggler_ratio"
     for event in stragglers[:MAX_VALUES]:
-        labels = {label: _label_value(str(event.get(label, ""))) for label in METRICS[name].labels}
+        # An empty device: the process is slow, and none of its devices.
+        values = {label: event.get(label) for label in METRICS[name].labels}
+        labels = {label: "" if v is None else _label_value(str(v)) for label, v in values.items()}
         yield from _of_field(event, "share", name, labels)
 
 

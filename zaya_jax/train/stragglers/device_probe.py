@@ -5,6 +5,7 @@ offer; a fixed computation also compares devices that have different work."""
 
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -39,7 +40,7 @@ class DeviceProbe:
       width: width of the matrices.
     """
 
-    def __init__(self, devices: Sequence[jax.Device], *, width: int = WIDTH):
+    def __init__(self, devices: Sequence[Any], *, width: int = WIDTH):
         self.devices, self._width = devices, width
         self._is_compiled = False
 
@@ -49,7 +50,7 @@ class DeviceProbe:
         self._is_compiled = True
         return [min([self._time(device) for _ in range(repeats)]) for device in self.devices]
 
-    def _time(self, device: jax.Device) -> float:
+    def _time(self, device: Any) -> float:
         with jax.default_device(device):
             matrix_NN = jax.block_until_ready(jnp.eye(self._width, dtype=jnp.bfloat16))
             start = time.perf_counter()
