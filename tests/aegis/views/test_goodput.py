@@ -71,7 +71,7 @@ def test_attempts_without_steps_are_ignored():
 
 PLACE = {"process": 2, "host": "n2", "device": None, "section": READ}
 SLOW = event(1310, STRAGGLING, 90, **PLACE, share=0.12, reason="process 2 on n2")
-OTHER = SLOW | {"process": 3, "reason": "process 3 on n3"}
+SLOW_3 = SLOW | {"process": 3, "reason": "process 3 on n3"}
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ OTHER = SLOW | {"process": 3, "reason": "process 3 on n3"}
         (KILLED + STALLED_ATTEMPT + FINAL, "finished 0 s ago at step 100, after 3 attempts"),
         (FINAL[:1], "running at step 80, last event 50 s ago"),
         (
-            [*FINAL[:1], SLOW, OTHER, SLOW | {"event": CAUGHT_UP}],
+            [*FINAL[:1], SLOW, SLOW_3, SLOW | {"event": CAUGHT_UP}],
             "running at step 80, last event 50 s ago; straggler: process 3 on n3",
         ),
         ([*KILLED, SLOW, *FINAL[:1]], "running at step 80, after 2 attempts, last event 50 s ago"),

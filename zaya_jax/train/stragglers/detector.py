@@ -1,4 +1,4 @@
-"""The rule that names stragglers, from the seconds that each process spends on work of its own.
+"""The rule that names stragglers, from the seconds that each process spends on its local work.
 
 All processes of a synchronous step take equally long, because the fast ones wait for the slowest. So only
 seconds without waits are compared, as [NVRx] compares sections that the user marks. Letters: C checks,
@@ -87,10 +87,11 @@ def find_stragglers(shares_CN: np.ndarray, *, margin: float) -> dict[int, float]
     """
     if shares_CN.shape[1] < 2:
         return {}
-    # No other member has to be looked at: whoever exceeds the median of the others exceeds their minimum.
+    # A cheap filter for thousands of members: one that exceeds the median of the others exceeds the minimum.
     candidates = np.flatnonzero((shares_CN - shares_CN.min(axis=1, keepdims=True) > margin).all(axis=0))
     slow = {}
     for n in candidates.tolist():
+        # Medians over the checks first: the spread that counts is the one between processes that lasts.
         others_N = np.delete(np.median(shares_CN, axis=0), n)
         deviation = _MAD_TO_SIGMA * np.median(np.abs(others_N - np.median(others_N)))
         share = lost_share(shares_CN, n)

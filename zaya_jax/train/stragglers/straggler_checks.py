@@ -96,8 +96,10 @@ class StragglerChecks(Hook):
         }
         every = context.config.watch.straggler_every
         if self.probe.devices and every is not None and context.step // every > self._step // every:
+            # The devices are idle: this step is complete, and the next one has not been dispatched.
             with context.heartbeats.within(COMPILE):  # the first one compiles
                 measured[DEVICE] = self.probe.seconds()
+            # The time is not part of the next step.
             context.clock.restart(context.step)
         return measured
 
@@ -109,6 +111,7 @@ class StragglerChecks(Hook):
             for section in (READ, DISPATCH)
             for change in self._detector.add(section, [each[section] for each in measured], loop)
         ]
+        # All processes save at the same steps, so that all or none have seconds to compare.
         if any(each[SAVE] for each in measured):
             # A save delays all steps since the last one, and not only those since the last check.
             saved = [each[SAVE] for each in measured]
@@ -116,6 +119,7 @@ class StragglerChecks(Hook):
             self._since_save = 0.0
         for change in changes:
             self._record(context, change, change.member, None)
+        # Devices are compared with each other, also those of one process.
         if measured[0].get(DEVICE):
             seconds = [each[DEVICE] for each in measured]
             places = [(process, n) for process, each in enumerate(seconds) for n in range(len(each))]
