@@ -40,7 +40,7 @@ class StragglerChecks(Hook):
         """Forgets earlier checks: the attempt may have other devices."""
         watch = context.config.watch
         self._detector = StragglerDetector(margin=watch.straggler_margin, num_checks=watch.straggler_checks)
-        # Not CPUs: their cores are shared with other programs, so that equal ones differ by half.
+        # Not CPUs: their cores are shared with other programs, and equal probes differ by more than the margin.
         devices = [
             each
             for each in context.run.mesh.devices.flat
