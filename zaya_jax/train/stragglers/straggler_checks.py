@@ -40,7 +40,7 @@ class StragglerChecks(Hook):
         """Forgets earlier checks: the attempt may have other devices."""
         watch = context.config.watch
         self._detector = StragglerDetector(margin=watch.straggler_margin, num_checks=watch.straggler_checks)
-        # Not CPUs: their cores are shared with other programs, and equal probes differ by more than the margin.
+        # Not CPUs: their cores are shared with other programs, which a probe would report as slowness.
         devices = [
             each
             for each in context.run.mesh.devices.flat
