@@ -25,6 +25,7 @@ from zaya_jax.checkpoint.steps import StepWriter
 from zaya_jax.checkpoint.storage_errors import silence_threads
 from zaya_jax.files import durable
 from zaya_jax.model.weights import abstract_variables
+from zaya_jax.parallel.processes import hosts
 
 # Files of 20 KB are too long: Orbax and TensorStore see an error like that of a full disk.
 SAVING = """
@@ -153,6 +154,23 @@ def test_a_failed_save_is_reported_before_the_next(tmp_path, monkeypatch):
         checkpoints.save(2, **state)
     assert newest_step(tmp_path) == 2
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["2"]
+
+
+@pytest.mark.parametrize(("own", "others"), [(0.2, 0.0), (0.0, 1.0)])
+def test_waits_for_other_processes_do_not_count_as_its_own(tmp_path, monkeypatch, own, others):
+    """The wait for a save counts as far as the files of this process took it."""
+    gather, finish = hosts.gather, StepWriter.finish
+    monkeypatch.setattr(hosts, "gather", lambda *a, **k: (time.sleep(others), gather(*a, **k))[1])
+    monkeypatch.setattr(StepWriter, "finish", lambda writer: (time.sleep(own), finish(writer))[1])
+    with Checkpoints(tmp_path, retention=Retention(newest=1)) as checkpoints:
+        start = time.monotonic()
+        checkpoints.save(1, weights={"w": np.zeros(3)}, training={"step": np.int32(1)})
+        copying = checkpoints.blocking_seconds
+        assert 0 < copying < time.monotonic() - start
+        checkpoints.wait()
+        waited = checkpoints.blocking_seconds - copying
+    assert time.monotonic() - start > own + others
+    assert waited >= own if own else waited < others
 
 
 def test_a_process_checks_only_its_own_files(tmp_path):

@@ -25,6 +25,7 @@ from zaya_jax.files.json_files import dump_json
 from zaya_jax.options import Parser, run_subcommand
 from zaya_jax.run_folder.events import describe_event, read_events
 from zaya_jax.run_folder.names import AT, BEGAN, ENDS, FINISHED
+from zaya_jax.run_folder.stragglers import active_stragglers
 from zaya_jax.text_tables import name_column, number_column
 
 QUIET_SECONDS = 60.0
@@ -115,9 +116,10 @@ def describe_status(events: Sequence[Mapping[str, Any]], *, now: float) -> str:
     if last["event"] in ENDS:
         reasons = "; ".join(last[name] for name in ("reason", "late") if name in last)
         return f"{last['event']} {age} at {where}" + (f": {reasons}" if reasons else "")
+    slow = "".join(f"; straggler: {describe_event(event)}" for event in active_stragglers(events))
     if now - last["time"] > QUIET_SECONDS:
-        return f"at {where}, last event {age}: killed, stalled, or making very long steps"
-    return f"running at {where}, last event {age}"
+        return f"at {where}, last event {age}: killed, stalled, or making very long steps{slow}"
+    return f"running at {where}, last event {age}{slow}"
 
 
 def _status(events: Sequence[Mapping[str, Any]]) -> str:
@@ -162,7 +164,11 @@ _VIEWS: dict[str, tuple[str, Callable[[Sequence[Mapping[str, Any]]], Any], Calla
     "status": (
         "Show the current state of a run in one sentence.",
         _status,
-        lambda events: {"status": _status(events), "last": events[-1]},
+        lambda events: {
+            "status": _status(events),
+            "last": events[-1],
+            "stragglers": active_stragglers(events),
+        },
     ),
     "events": ("List the events of a run.", _events_table, list),
     "goodput": (

@@ -6,6 +6,7 @@ import contextlib
 import pathlib
 import shutil
 import threading
+import time
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
@@ -57,6 +58,10 @@ class Checkpoints:
       retention: rules for keeping steps.
       losses: function that returns the held-out losses by step. It is called in the background, and only if a
         rule needs losses.
+
+    Attributes:
+      blocking_seconds: seconds for which this process's own copies and files have delayed its training,
+        without waits for other processes.
     """
 
     def __init__(
@@ -71,6 +76,7 @@ class Checkpoints:
         # Absolute, because Orbax requires it.
         self._folder = pathlib.Path(run_folder).absolute() / CHECKPOINTS_FOLDER
         self._committing: concurrent.futures.Future[None] | None = None
+        self.blocking_seconds, self._writing_seconds = 0.0, 0.0
 
     def __enter__(self) -> "Checkpoints":
         return self
@@ -118,7 +124,8 @@ class Checkpoints:
             **({} if ema is None else {EMA: _save_in_chunks(ema, _weight_chunks)}),
         }
         writing = StepWriter(self._folder / aside, step, about)
-        self._run_on_all("copy", lambda: writing.begin(items))
+        seconds, _ = self._run_on_all("copy", lambda: _timed(lambda: writing.begin(items)))
+        self.blocking_seconds += seconds
         # The copies on the host are complete here, so training may donate the arrays.
         self._committing = _in_background(lambda: self._commit(writing))
 
@@ -151,11 +158,15 @@ class Checkpoints:
         """
         committing, self._committing = self._committing, None
         if committing is not None:
-            committing.result()
+            seconds, _ = _timed(committing.result)
+            # The rest of the wait is for other processes, whose files took longer.
+            self.blocking_seconds += min(seconds, self._writing_seconds)
 
     def _commit(self, writing: "StepWriter") -> None:
         """Commits a step when all processes have written their files."""
-        files = self._run_on_all("written", writing.finish, limit_seconds=SAVE_SECONDS)
+        self._writing_seconds, files = self._run_on_all(
+            "written", lambda: _timed(writing.finish), limit_seconds=SAVE_SECONDS
+        )
         # Each process hashes its own files in parallel; the first one writes the manifest.
         described = hosts.gather("hashes", files)
         self._run_on_all("commit", lambda: self._publish(writing, described) if hosts.is_first() else None)
@@ -210,6 +221,13 @@ class Checkpoints:
         steps = all_steps(self._run_folder)
         previous = f"the latest one is of step {steps[-1]}" if steps else "there is no earlier one"
         return SaveFailed(f"a checkpoint of {self._run_folder} could not be written: {cause}; {previous}")
+
+
+def _timed(work: Callable[[], T]) -> tuple[float, T]:
+    """Returns the seconds of a call, and its result."""
+    start = time.monotonic()
+    result = work()
+    return time.monotonic() - start, result
 
 
 def _in_background(work: Callable[[], None]) -> concurrent.futures.Future[None]:

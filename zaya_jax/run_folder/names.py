@@ -41,6 +41,8 @@ SPIKED, STARVED, SKIPPED, DAMAGED, DECIDED = "spiked", "starved", "skipped", "da
 CORRUPTED, REPLAYED = "corrupted", "replayed"
 """Kinds of events in between: a loss spike, an expert without tokens, a non-finite step, a damaged
 checkpoint, a decision of the supervisor; values that differ from their checksums, a repeated step."""
+STRAGGLING, CAUGHT_UP = "straggling", "caught up"
+"""Kinds of events when a process or device begins to be slower than the others, and when that ends."""
 
 SIGHTINGS_FOLDER = "sightings"
 """Observations of the agents on their nodes."""

@@ -37,7 +37,16 @@ from zaya_jax.aegis.views.exporter import main, make_registry, serve
 from zaya_jax.aegis.views.goodput import BUCKETS, PRODUCTIVE, measure
 from zaya_jax.aegis.views.prometheus_samples import MAX_VALUES, METRICS
 from zaya_jax.run_folder import tail
-from zaya_jax.run_folder.names import AT, BEGAN, DECIDED, EVENTS_FILE, METRICS_FILE, STALLED
+from zaya_jax.run_folder.names import (
+    AT,
+    BEGAN,
+    CAUGHT_UP,
+    DECIDED,
+    EVENTS_FILE,
+    METRICS_FILE,
+    STALLED,
+    STRAGGLING,
+)
 from zaya_jax.run_folder.tail import TailedEvents, TailedFile, newest_rows
 
 PARTS = {"metrics", "events", "config", "checkpoints", "sightings"}
@@ -103,6 +112,18 @@ def test_all_metrics_of_a_run(run):
     goodput = measure(DISTURBED)
     assert found[("zaya_goodput_ratio",)] == goodput.share
     assert {b: found[("zaya_time_seconds", b)] for b in BUCKETS} == dict(goodput.seconds)
+
+
+def test_stragglers_until_they_have_caught_up(tmp_path):
+    slow = {"process": 2, "host": "n2", "device": None, "section": "read", "share": 0.12}
+    begin, end = event(1310, STRAGGLING, 90, **slow), event(1320, CAUGHT_UP, 96, **slow)
+    write_events(tmp_path, [FINAL[0], begin])
+    labels = "", "n2", "2", "read"  # in the order of their names
+    assert exported(tmp_path)["zaya_straggler_ratio", *labels] == 0.12
+    write_events(tmp_path, [end])
+    found = exported(tmp_path)
+    assert ("zaya_straggler_ratio", *labels) not in found
+    assert found["zaya_events_total", STRAGGLING] == found["zaya_events_total", CAUGHT_UP] == 1
 
 
 def test_names_and_help_texts_are_valid():

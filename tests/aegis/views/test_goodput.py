@@ -18,8 +18,8 @@ from zaya_jax.aegis.views.goodput import (
     measure,
 )
 from zaya_jax.run_folder.events import read_events, write_event
-from zaya_jax.run_folder.names import AT, BEGAN, EVENTS_FILE, FAILED
-from zaya_jax.train.heartbeats import COMPILE, EVALUATE, RESTORE, SAVE, START, STEP, TASKS
+from zaya_jax.run_folder.names import AT, BEGAN, CAUGHT_UP, EVENTS_FILE, FAILED, STRAGGLING
+from zaya_jax.train.heartbeats import COMPILE, EVALUATE, READ, RESTORE, SAVE, START, STEP, TASKS
 
 
 def test_buckets_add_up_to_the_total_time():
@@ -69,6 +69,11 @@ def test_attempts_without_steps_are_ignored():
         measure([early])
 
 
+PLACE = {"process": 2, "host": "n2", "device": None, "section": READ}
+SLOW = event(1310, STRAGGLING, 90, **PLACE, share=0.12, reason="process 2 on n2")
+SLOW_3 = SLOW | {"process": 3, "reason": "process 3 on n3"}
+
+
 @pytest.mark.parametrize(
     ("events", "expected"),
     [
@@ -79,10 +84,17 @@ def test_attempts_without_steps_are_ignored():
         ),
         (KILLED + STALLED_ATTEMPT + FINAL, "finished 0 s ago at step 100, after 3 attempts"),
         (FINAL[:1], "running at step 80, last event 50 s ago"),
+        (
+            [*FINAL[:1], SLOW, SLOW_3, SLOW | {"event": CAUGHT_UP}],
+            "running at step 80, last event 50 s ago; straggler: process 3 on n3",
+        ),
+        ([*KILLED, SLOW, *FINAL[:1]], "running at step 80, after 2 attempts, last event 50 s ago"),
     ],
 )
 def test_status(events, expected):
-    assert describe_status(events, now=1350.0).startswith(expected)
+    actual = describe_status(events, now=1350.0)
+    assert actual.startswith(expected)
+    assert actual.count("straggler") == expected.count("straggler")
 
 
 def test_an_incomplete_line_does_not_damage_the_next(tmp_path):

@@ -15,12 +15,13 @@ from zaya_jax.aegis.agent.sightings import read_sightings
 from zaya_jax.aegis.supervisor.restart_policy import ACTIONS
 from zaya_jax.aegis.views.goodput import AttemptRecord, find_attempts, measure
 from zaya_jax.checkpoint import all_steps, read_config, step_written
-from zaya_jax.run_folder.names import DAMAGED, DECIDED, ENDS, SKIPPED, SPIKED, STARVED
+from zaya_jax.run_folder.names import CAUGHT_UP, DAMAGED, DECIDED, ENDS, SKIPPED, SPIKED, STARVED, STRAGGLING
+from zaya_jax.run_folder.stragglers import active_stragglers
 from zaya_jax.run_folder.tail import TailedEvents, newest_rows
 
 KILLED = "killed"
 """Label of attempts whose processes ended without an event."""
-KNOWN_EVENTS = SPIKED, STARVED, SKIPPED, DAMAGED, *ENDS
+KNOWN_EVENTS = SPIKED, STARVED, SKIPPED, DAMAGED, STRAGGLING, CAUGHT_UP, *ENDS
 MAX_VALUES = 100
 """Maximum number of values of a label whose values come from files: Prometheus stores a series for each."""
 MAX_PAIRS = 1000
@@ -89,6 +90,10 @@ METRICS: dict[str, RunMetric] = {
         "Number of decisions by the nodes that they exclude.", ("action", "node")
     ),
     "zaya_sightings_total": RunMetric("Number of sightings that agents recorded.", ("class", "host")),
+    "zaya_straggler_ratio": RunMetric(
+        "Time that a straggler loses, divided by that of a step; absent without stragglers.",
+        ("process", "host", "device", "section"),
+    ),
     "zaya_checkpoint_step": RunMetric("Step of the newest checkpoint."),
     "zaya_checkpoint_timestamp_seconds": RunMetric("Unix time at which the newest checkpoint was written."),
     "zaya_checkpoint_interval_steps": RunMetric(
@@ -141,6 +146,7 @@ class WatchedRun:
         events = self._events.read()
         yield from _counted("zaya_events_total", "event", self._events.counts, KNOWN_EVENTS)
         yield from _of_decisions([event for event in events if event["event"] == DECIDED])
+        yield from _of_stragglers(active_stragglers(events))
         attempts = find_attempts(events)
         yield from _of_attempts(attempts)
         if attempts:
@@ -218,6 +224,15 @@ def _of_decisions(decisions: list[dict[str, Any]]) -> Iterator[MetricSample]:
     yield from _counted("zaya_decisions_total", "action", counts, ACTIONS)
     nodes = ((action, str(node)) for action, event in actions for node in _list(event.get("nodes")))
     yield from _paired("zaya_node_decisions_total", ("action", "node"), nodes)
+
+
+def _of_stragglers(stragglers: list[Mapping[str, Any]]) -> Iterator[MetricSample]:
+    name = "zaya_straggler_ratio"
+    for event in stragglers[:MAX_VALUES]:
+        # An empty device: the process is slow, and none of its devices.
+        values = {label: event.get(label) for label in METRICS[name].labels}
+        labels = {label: "" if v is None else _label_value(str(v)) for label, v in values.items()}
+        yield from _of_field(event, "share", name, labels)
 
 
 def _paired(name: str, labels: tuple[str, str], pairs: Iterable[tuple[str, str]]) -> Iterator[MetricSample]:

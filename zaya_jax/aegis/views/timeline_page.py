@@ -29,7 +29,7 @@ from zaya_jax.files import durable
 from zaya_jax.html_page.frame import make_page, render
 from zaya_jax.options import Parser
 from zaya_jax.run_folder.events import read_events
-from zaya_jax.run_folder.names import BEGAN, ENDS, FINISHED, SPIKED, STARVED, STOPPED, WENT_BACK
+from zaya_jax.run_folder.names import BEGAN, ENDS, FINISHED, SPIKED, STARVED, STOPPED, STRAGGLING, WENT_BACK
 
 WIDTH = 1_000_000
 """Width of the time axis in SVG units: a second of a run of eleven days."""
@@ -47,6 +47,7 @@ TONES = {
     STOPPED: "plain",
     SPIKED: "warn",
     STARVED: "warn",
+    STRAGGLING: "warn",
     WENT_BACK: "warn",
 } | {end: "bad" for end in ENDS if end not in (FINISHED, STOPPED, WENT_BACK)}
 """Severities of event kinds, for CSS classes; other kinds are plain."""

@@ -2,7 +2,8 @@
 
     ZAYA_FAULT="hang@step=12:process=1,kill@step=40" zaya launch --processes=2 --max-restarts=3 -- train
 
-Each fault occurs once per run, even if its step is repeated: a file in the run folder records it.
+Each fault occurs once per run, even if its step is repeated: a file in the run folder records it. A slowness
+(`slow@step=10:process=1:percent=30`) lasts until the end, or for `:steps=N`.
 """
 
 import contextlib
@@ -14,13 +15,14 @@ import pathlib
 import re
 import signal
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from zaya_jax.aegis.watch.slowness import SLOW, Slowness, parse_slowness, slow_batches
 from zaya_jax.checkpoint import all_steps, step_folder
 from zaya_jax.data.reading.batch import Batch
 from zaya_jax.errors import UserError
@@ -202,10 +204,11 @@ STALE, LOST = "stale", "lost"
 """A batch that is the previous one again, and one that is lost, so that all later ones come too early."""
 CORRUPT = "corrupt"
 """A flipped bit in the newest checkpoint."""
-KINDS = (*PROCESS_FAULTS, *BATCH_FAULTS, *STATE_FAULTS, *INPUT_FAULTS, FLIP_GRADIENT, STALE, LOST, CORRUPT)
+_SINGLE_KINDS = FLIP_GRADIENT, STALE, LOST, CORRUPT, SLOW
+KINDS = (*PROCESS_FAULTS, *BATCH_FAULTS, *STATE_FAULTS, *INPUT_FAULTS, *_SINGLE_KINDS)
 
 
-def parse_faults(text: str) -> list[Fault]:
+def parse_faults(text: str) -> list[Fault | Slowness]:
     """Parses a list of faults, as in the example above.
 
     Raises:
@@ -214,8 +217,10 @@ def parse_faults(text: str) -> list[Fault]:
     return [fault for word in filter(None, text.split(",")) for fault in _parse(word)]
 
 
-def _parse(word: str) -> list[Fault]:
+def _parse(word: str) -> Sequence[Fault | Slowness]:
     """Parses one word, which is a fault for each of its steps."""
+    if (slowness := parse_slowness(word.strip(), variable=VARIABLE)) is not None:
+        return [slowness]
     match = _ORDER.fullmatch(word.strip())
     if match is None:
         raise UserError(
@@ -249,15 +254,20 @@ class FaultInjection(Hook):
       process: number of this process.
     """
 
-    def __init__(self, faults: list[Fault], run_folder: str, process: int):
-        self._faults = [each for each in faults if each.process in (None, process)]
-        self._of_all = faults
+    def __init__(self, faults: Sequence[Fault | Slowness], run_folder: str, process: int):
+        own = [each for each in faults if each.process in (None, process)]
+        self._slownesses = [each for each in own if isinstance(each, Slowness)]
+        self._faults = [each for each in own if isinstance(each, Fault)]
+        self._of_all = [each for each in faults if isinstance(each, Fault)]
         self._folder, self._process = pathlib.Path(run_folder) / FAULTS_FOLDER, process
         self._programs: Programs | None = None
 
     def wrap_batches(self, context: StepContext, batches: Iterator[Batch]) -> Iterator[Batch]:
         """Injects each fault before the batch of its step is used."""
-        return self.among(batches, first_step=context.step + 1)
+        batches = self.among(batches, first_step=context.step + 1)
+        if not self._slownesses:
+            return batches
+        return slow_batches(self._slownesses, context, batches, first_step=context.step + 1)
 
     def on_step_begin(self, context: StepContext) -> None:
         """Replaces the program of a step that damages its rows or gradients."""

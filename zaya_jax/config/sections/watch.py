@@ -52,6 +52,14 @@ class WatchConfig:
         and compared bitwise: after a loss spike, a mismatch of checksums, a non-finite step, and when
         `zaya aegis verify` requests it. Requires `checksums`, and memory for two more states.
       replay_every: steps between two routine repetitions; None disables them. Requires `replay`.
+      straggler_margin: time that a straggler loses at least: seconds that a process spends in a section more
+        than the median of the others, as a share of the step; for a device, the share by which it takes
+        longer for a fixed computation.
+      straggler_checks: number of consecutive checks in which it must be that slow, and in which it must be
+        fast again. Processes are compared at each logged step, devices as the next field says.
+      straggler_every: steps between two probes of the devices, each at a logged step: a fixed computation on
+        one local device after the other, while they are idle. It takes a few milliseconds and up to 256 MiB
+        per device. None disables the probes.
     """
 
     # Ten times the slowest duration tolerates a slow file system, but detects a hang in minutes.
@@ -78,6 +86,10 @@ class WatchConfig:
     checksums: bool = False
     replay: bool = False
     replay_every: int | None = None
+    # Slowness below this share costs less than the search for its cause.
+    straggler_margin: float = 0.05
+    straggler_checks: int = 5
+    straggler_every: int | None = 100
 
     def __post_init__(self):
         require(

@@ -21,6 +21,7 @@ from zaya_jax.train.metrics.files import MetricsWriter
 from zaya_jax.train.phase_summary import describe_batch, describe_phase
 from zaya_jax.train.setup import PreparedRun
 from zaya_jax.train.step.step_metrics import has_router_row
+from zaya_jax.train.stragglers.straggler_checks import StragglerChecks
 
 
 def default_hooks(run: PreparedRun, checkpointing: Checkpointing, trackers: Trackers) -> list[Hook]:
@@ -45,6 +46,8 @@ def default_hooks(run: PreparedRun, checkpointing: Checkpointing, trackers: Trac
         StepReplay(),
         HealthChecks(checkpointing),
         RunEvents(),
+        # Before all that waits for devices at the end of a step.
+        StragglerChecks(checkpointing),
         Evaluation(),
         ReplicaCheck(),
     ]

@@ -1,0 +1,1 @@
+"""Detection of stragglers: processes and devices that are steadily slower than the others."""
