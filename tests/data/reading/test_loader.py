@@ -122,7 +122,7 @@ def test_evaluation_limit(corpus, limit, rows):
 
 def test_batches_have_the_types_of_the_model(corpus):
     (batch,) = training_batches(corpus, num_steps=1)
-    absent = {"reference_BT", "labels_BT", "teacher_tokens_BTK", "teacher_log_probs_BTK"}
+    absent = {"reference_BT", "labels_BT", "teacher_tokens_BTK", "teacher_log_probs_BTK", "origin_BC2"}
     assert {name for name, array in vars(batch).items() if array is None} == absent
     arrays = {name: array for name, array in vars(batch).items() if name not in absent}
     for name, array in arrays.items():

@@ -210,6 +210,8 @@ def metrics_of(skipped_steps, **norms):
         "router_entropy_L": jnp.ones(1),
         "router_probability_L": jnp.ones(1),
         "skipped_steps": jnp.asarray(skipped_steps),
+        "mismatches": None,
+        "data_checksum": None,
     }
     return Metrics(**fields)
 

@@ -39,7 +39,7 @@ MESH = data_mesh(jax.devices()[:1])
 def declared(rank=0):
     """Returns the weights of the small network, with adapters if the rank is above 0."""
     data = DataConfig(sequence_length=LENGTH)
-    return declare_run(Config(model=SMALL, data=data, lora=LoraConfig(rank=rank)))
+    return declare_run(Config(model=SMALL, data=data, lora=LoraConfig(rank=rank), execution=EXECUTION))
 
 
 @functools.cache
