@@ -22,7 +22,7 @@ VOCAB_SIZE = 272
 """Larger than the tokenizer's, as vocabularies that are padded, and no multiple of 32."""
 EOS = TOKENIZER.eos_id
 END, THINK, THINK_END = (TOKENIZER.special_ids[name] for name in ("<|im_end|>", "<think>", "</think>"))
-CONFIG = dataclasses.replace(SMALL, vocab_size=VOCAB_SIZE, max_position_embeddings=640)
+CONFIG = dataclasses.replace(SMALL, vocab_size=VOCAB_SIZE, max_position_embeddings=8192)
 COMPILER = GrammarCompiler(TOKENIZER, VOCAB_SIZE)
 PROMPT = tuple(TOKENIZER.encode("Answer in JSON: "))
 

@@ -43,7 +43,7 @@ nb_output_stderr = "remove"
 
 # Missing links are errors. Types in signatures often belong to other packages and are not checked.
 nitpicky = True
-nitpick_ignore_regex = [("py:(class|exc|data|meth|attr|func)", ".*")]
+nitpick_ignore_regex = [("py:(class|exc|data|meth|attr|func)", ".*"), ("py:obj", r"typing\..*")]
 suppress_warnings = [
     "ref.python",  # several classes have a field of the same name; a type's name then links to one of them
     "docutils",  # markup of docstrings, such as a list without a blank line before it
