@@ -4,6 +4,7 @@ Files may be plain, or compressed with gzip, Zstandard, xz or bzip2.
 """
 
 import bz2
+import functools
 import gzip
 import io
 import itertools
@@ -257,9 +258,7 @@ class _Parts(io.RawIOBase):
 
 
 def _parse(line: bytes, path: str, number: int, *, field: str, read: int) -> Document | BrokenRecord:
-    def broken(reason: str, hint: str, byte: int | None = None) -> BrokenRecord:
-        return BrokenRecord(Skipped(path, reason, byte=byte, record=number), hint)
-
+    broken = functools.partial(_broken, path, number)
     try:
         value = json.loads(line.decode())
     # The byte offset helps to find the place in an editor.
@@ -280,6 +279,10 @@ def _parse(line: bytes, path: str, number: int, *, field: str, read: int) -> Doc
     # JSON may contain lone surrogates, which UTF-8 cannot. The later UTF-8 check rejects them like any
     # other invalid text.
     return Document(path=path, record=number, raw=text.encode("utf-8", "surrogatepass"), read=read)
+
+
+def _broken(path: str, number: int, reason: str, hint: str, byte: int | None = None) -> BrokenRecord:
+    return BrokenRecord(Skipped(path, reason, byte=byte, record=number), hint)
 
 
 _ARRAY = "it starts an array; each line must be an object: jq -c '.[]' converts an array to such lines"
