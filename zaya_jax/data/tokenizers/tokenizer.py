@@ -119,10 +119,10 @@ class Tokenizer(abc.ABC):
         """UTF-8 bytes of each token, int32 [V], 0 for special tokens; None if they depend on the context."""
         return self.spelled_bytes
 
-    @functools.cached_property
+    @property
+    @abc.abstractmethod
     def spelled_bytes(self) -> np.ndarray:
         """UTF-8 bytes that each token spells, int32 [V], 0 for special tokens; an estimate if unknown."""
-        raise NotImplementedError
 
 
 def load_tokenizer(name: str, names: SpecialTokenNames | None = None) -> Tokenizer:
