@@ -30,6 +30,7 @@ from zaya_jax.parallel.processes import hosts
 # Files of 20 KB are too long: Orbax and TensorStore see an error like that of a full disk.
 SAVING = """
 import resource, sys
+sys.dont_write_bytecode = True  # it would be cut off, and read by the next process
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 import jax.numpy as jnp, numpy as np
 from zaya_jax import cli

@@ -19,6 +19,7 @@ from zaya_jax.train.trainer import train
 # Files of 20 KB are too long, as they would be on a full disk; TensorBoard's grows fastest.
 WRITING = """
 import resource, sys
+sys.dont_write_bytecode = True  # it would be cut off, and read by the next process
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 from zaya_jax import cli
 from zaya_jax.commands import train as train_command

@@ -245,7 +245,9 @@ def test_a_chat_at_a_terminal(run_folder):
         (answer,) = expected_answers(run_folder, "hi", num_new=12)
         shown = "".join(letter for letter in answer if letter.isprintable())
         assert "".join(letter for letter in output if letter.isprintable()).endswith(shown)
+        terminal.settle()
         terminal.type("more\n")
+        terminal.wait_for("more\r\n")  # Ctrl-C also discards what was typed and not yet read
         terminal.type("\x03")
         # A second Ctrl-C before the next prompt would count as part of the first.
         terminal.wait_for("> ")
