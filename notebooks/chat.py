@@ -154,7 +154,7 @@ random = np.random.default_rng(0)
 
 
 def sentence_batch():
-    """Windows of consecutive sentences."""
+    """Tokens of random sentences about all things, as a batch for training."""
     rows = []
     for _ in range(run.data.batch_size):
         facts = random.permutation(list(FACTS.items()))
@@ -169,7 +169,7 @@ def question(thing):
 
 
 def chat_batch():
-    """Windows of two packed chats."""
+    """A batch for fine-tuning: each row has a question and its answer about two random things."""
     rows = []
     for _ in range(run.data.batch_size):
         things = random.choice(list(FACTS), 2, replace=False)

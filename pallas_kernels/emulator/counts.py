@@ -71,7 +71,7 @@ class Counts:
         return self.active_lanes / max(self.lanes, 1)
 
     def by_class(self) -> collections.Counter[str]:
-        """Executed instructions by class."""
+        """Executed instructions by class, such as matrix or device memory (`CLASSES`)."""
         result: collections.Counter[str] = collections.Counter()
         for name, count in self.instructions.items():
             result[class_of(name)] += count

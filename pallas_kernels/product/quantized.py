@@ -33,7 +33,7 @@ class QuantizedMatrix(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the matrices."""
+        """Shape [*A, D, F] of the matrices after dequantization."""
         *batch, inputs, outputs = self.values.shape
         return (*batch, inputs * (2 if self.values.dtype == jnp.uint8 else 1), outputs)
 

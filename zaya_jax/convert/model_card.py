@@ -167,7 +167,7 @@ def section(title: str, content: str) -> str:
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table in Markdown."""
+    """A table in Markdown, whose cells may contain vertical bars and line breaks."""
     lines = (header, ("---",) * len(header), *rows)
     # A vertical bar or a line break in a name would start another cell or row.
     return "\n".join(f"| {' | '.join(_cell(each) for each in line)} |" for line in lines)

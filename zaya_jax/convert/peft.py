@@ -60,7 +60,7 @@ class PeftAdapter:
 
     @property
     def scale(self) -> float:
-        """Factor of B A."""
+        """Factor of the product B A that is added to a weight."""
         return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
 
     @property

@@ -81,7 +81,7 @@ class Block:
 
     @property
     def num_values(self) -> int:
-        """Number of weights."""
+        """Number of values that the tensor takes from the source."""
         return self.weight_slice.size
 
     def load(self, source: Source) -> np.ndarray:

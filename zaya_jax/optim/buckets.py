@@ -59,7 +59,7 @@ def to_own_buckets(
 
 
 def from_own_buckets(partition: Partition, buckets: Mapping[str, jax.Array]) -> dict:
-    """Inverse of `to_own_buckets`."""
+    """Weights of a device as a tree, from its buckets; the inverse of `to_own_buckets`."""
     return unflatten_dict(_read(partition, buckets), sep="/")
 
 
@@ -75,7 +75,7 @@ def _to_devices(weight: Weight, x: jax.Array, count: int) -> jax.Array:
 
 
 def _from_devices(weight: Weight, parts: jax.Array) -> jax.Array:
-    """Inverse of `_to_devices`."""
+    """Experts of all devices of a node as one array, without padding; the inverse of `_to_devices`."""
     axis = weight.axes.index(EXPERTS)
     joined = jnp.moveaxis(parts, 0, axis)
     joined = joined.reshape(*joined.shape[:axis], -1, *joined.shape[axis + 2 :])
@@ -140,7 +140,7 @@ def split(partition: Partition, params: Mapping) -> tuple[Mapping, Mapping]:
 
 
 def join(trained: Mapping, frozen: Mapping) -> Mapping:
-    """Inverse of `split`."""
+    """One tree of the weights that train and those that are frozen; the inverse of `split`."""
     if not frozen:
         return trained
     return unflatten_dict(flatten_dict(trained, sep="/") | flatten_dict(frozen, sep="/"), sep="/")

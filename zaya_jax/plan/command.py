@@ -256,7 +256,7 @@ class _StepCompiler:
     time_limit: float
 
     def step(self, config: Config) -> CompiledStep:
-        """Compiles a step completely."""
+        """Compiles the whole training step, and reads its memory and work from the program."""
         cluster = self.cluster
         what = f"compiling the step for {cluster.nodes:,} x {cluster.gpus_per_node} {cluster.device.name}"
         return read_compilation(self._run(compile_program, config, what), cluster)

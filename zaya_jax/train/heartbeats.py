@@ -48,7 +48,7 @@ class Beat:
 
     @property
     def made(self) -> int:
-        """Number of completed steps."""
+        """Number of the last step of the run that this process has completed."""
         # These sections follow the step; all others precede its end.
         return self.step if self.section in (SAVE, EVALUATE, TASKS) else max(self.step - 1, 0)
 

@@ -37,7 +37,7 @@ def speeds(results: Sequence[Any]) -> Table:
 
 
 def loads(results: Sequence[Any]) -> Table:
-    """Latencies by arrival rate."""
+    """Table of tokens per second and of the waits for the first and the next token, by arrival rate."""
     columns = ("requests/s", "tokens/s", "first, ms\np50", "p99", "next, ms\np50", "p99")
     # Requests per second, because prompts and continuations differ in length.
     rows = dense_table(name_column("of capacity"), *columns, title="latency of random arrivals")

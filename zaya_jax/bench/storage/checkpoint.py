@@ -142,7 +142,7 @@ def measure(processes: int, folder: pathlib.Path, *, gib: float, rounds: int) ->
 
 
 def report(measured: Sequence[Timed], *, rounds: int) -> None:
-    """Prints all times."""
+    """Prints how long a save blocks training, and until it is durable, for each method."""
     console = Console(soft_wrap=True, highlight=False)
     console.print(
         f"a state of {format_bytes(measured[0].num_bytes)}, {DEVICES} devices on {os.cpu_count()} cores "

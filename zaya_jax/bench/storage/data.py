@@ -208,7 +208,7 @@ def _mapped_reader(folder: pathlib.Path, corpus: Corpus) -> Callable[[], None]:
 
 
 def report(builds: Sequence[Build], reads: Mapping[str, Sequence[Read]], text_bytes: int) -> None:
-    """Prints the results."""
+    """Prints time and memory of the median build, and the best rate of reading from each corpus."""
     # The median build with all of its figures, because medians of single figures come from different builds.
     build = sorted(builds, key=lambda each: each.seconds)[len(builds) // 2]
     columns = ("s", "CPU s", "tokens/s", "MB/s", "memory", "of a worker")

@@ -122,7 +122,7 @@ class VariableWeights:
     flat: Mapping[str, Any]
 
     def dtype(self, path: str) -> np.dtype:
-        """Type of a weight."""
+        """Type in which the weight with this path is stored."""
         return np.dtype(self.flat[path].dtype)
 
     def read(self, weight_slice: WeightSlice) -> np.ndarray:

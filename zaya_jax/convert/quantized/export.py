@@ -54,7 +54,7 @@ class Quantization:
         return CODECS["int8"] if self.embedding and path == EMBEDDING_PATH else None
 
     def config_fields(self) -> dict[str, Any]:
-        """Fields of config.json."""
+        """Fields that config.json needs so that vLLM and SGLang recognize the format."""
         return {"quantization_config": compressed_tensors_config(self.codec, with_embedding=self.embedding)}
 
     def check(self, config: ModelConfig) -> None:

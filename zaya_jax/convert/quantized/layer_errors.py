@@ -73,7 +73,7 @@ def measure_errors(source: Source, quantized: PytorchWeights, progress: Progress
 
 
 def num_quantized(weights: PytorchWeights) -> int:
-    """Number of quantized weights."""
+    """Number of values in the weights that the export quantizes."""
     return sum(weight_slice.size for weight_slice in _quantized_slices(weights))
 
 

@@ -199,7 +199,7 @@ _worker_formats: list[ShardFormat] = []
 def _start_worker(
     tokenizer: str, names: SpecialTokenNames, fingerprint: str, block_tokens: int, shard_blocks: int
 ) -> None:
-    """Initializes a worker process."""
+    """Loads the tokenizer in a worker process, which ends with its parent."""
     # A terminal sends Ctrl-C to all processes; the parent handles it and stops the workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_exit_with_parent, daemon=True).start()

@@ -38,7 +38,7 @@ BATCH_TOKENS = 8192
 
 @dataclasses.dataclass(frozen=True)
 class Likelihood:
-    """Score of a request."""
+    """Likelihood of a continuation, as lm-eval's `loglikelihood` defines it."""
 
     log_prob: float
     """Sum of the natural logarithms of the probabilities of its scored tokens."""

@@ -21,7 +21,7 @@ from zaya_jax.train.metrics.files import bits_per_byte
 
 @dataclasses.dataclass(frozen=True)
 class Text:
-    """A text to evaluate."""
+    """A text to evaluate, with its tokens and the size that bits per byte refer to."""
 
     name: str
     num_bytes: int

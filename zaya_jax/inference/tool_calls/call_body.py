@@ -215,7 +215,7 @@ class JsonBody:
         return None
 
     def _read(self, mark: str) -> None:
-        """Follows brackets and strings."""
+        """Updates the open brackets, and whether a string is open, after a bracket or a quote."""
         if mark == '"':
             self._in_string = not self._in_string
         elif not self._in_string and mark in "{[":

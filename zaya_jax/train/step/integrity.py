@@ -71,7 +71,7 @@ class Names:
 
     @property
     def failed(self) -> tuple[str, ...]:
-        """Names of the comparisons."""
+        """Names of the columns of `failed_DF`: what is compared with a checksum or an expected order."""
         return (*self.state, *(f"summed gradient of {name}" for name in self.sums), ROWS, ORDER)
 
 

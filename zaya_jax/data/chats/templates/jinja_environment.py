@@ -338,7 +338,7 @@ class _Dict:
         return dict(*args, **kwargs)
 
     def fromkeys(self, *args: Any) -> dict[Any, Any]:
-        """Equal to `dict.fromkeys`."""
+        """Returns a dict with these keys, as `dict.fromkeys` does."""
         return dict.fromkeys(*args)
 
 

@@ -81,7 +81,7 @@ class EmulatedLaunches:
         self._lock = threading.Lock()
 
     def clear(self) -> None:
-        """Forgets what was executed."""
+        """Removes the records of executed launches, and the failure of one of them."""
         self.executed, self.failure = [], None
 
     @contextlib.contextmanager
