@@ -57,6 +57,7 @@ def test_gradients_are_reduced_in_float32():
     assert actual["gradients, bfloat16"] == {"f32": actual["buckets"]}
 
 
+@pytest.mark.slow
 def test_devices_that_share_experts_train_as_those_that_do_not():
     """Two nodes of four and four of two; 3 experts and odd numbers of all matrices; float32."""
     for actual in program("nodes").values():

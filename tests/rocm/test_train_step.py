@@ -175,7 +175,8 @@ def test_float32_factors_of_the_bfloat16_step_are_not_rounded_to_xf32():
     assert not xf32_kernels(compiled(128))
 
 
-@pytest.mark.parametrize("implementation", ["xla", pytest.param("pallas", marks=pytest.mark.campaign)])
+@pytest.mark.campaign
+@pytest.mark.parametrize("implementation", ["xla", "pallas"])
 def test_float32_factors_of_the_float32_step_are_not_rounded_to_xf32(implementation):
     """With Newton-Schulz in float32, as it is by default, and every other product."""
     small = dataclasses.asdict(small_zaya1(1))
