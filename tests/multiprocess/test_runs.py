@@ -92,7 +92,7 @@ def test_a_stalled_process_is_named_and_the_run_resumes(
     assert ends == [(STALLED, 9), (FINISHED, 12)]
 
 
-@pytest.mark.slow
+@pytest.mark.campaign  # tests/multidevice has the same programs on the devices of one process
 def test_processes_share_sequences_to_the_closing_sample(corpus, undisturbed, tmp_path):
     """Four devices of two processes have two chunks of every sequence each; two devices each resume."""
     folder = tmp_path / "run"
