@@ -6,11 +6,7 @@
     zaya train --config=configs/sft.py
     zaya generate runs/sft --chat --prompt "What is a router?"
 
-To fine-tune ZAYA1-8B instead, change: the import to `zaya1_8b`; `phases` to (), `data.mixture` to None and
-`model.rope_theta` to 5_000_000.0; `data.tokenizer` to its tokenizer.json, also in `zaya data chats
---tokenizer`; `data.sequence_length` to 131_072, also in `zaya data chats --sequence-length`;
-`data.batch_size` to 128; the learning rates to 5e-5 and 5e-6; `train.init_from` to the run that
-`zaya convert` wrote.
+`configs/zaya1_8b_sft.py` fine-tunes ZAYA1-8B.
 """
 
 import tiny
