@@ -1,28 +1,31 @@
 """Which optimizer updates which weight, and by how much."""
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from mapped_devices import mapped_over
-from small_models import SMALL
+from optimizer_steps import (
+    CONVERGED,
+    MODEL,
+    OPTIMIZER,
+    RATE,
+    by_path,
+    in_float64,
+    nesterov,
+    orthogonal,
+    random_like,
+    weights_after,
+)
 
-from zaya_jax.config import OptimizerConfig
+from zaya_jax.errors import UserError
 from zaya_jax.model.weights import declare, flatten_weights
 from zaya_jax.optim.buckets import from_buckets, to_buckets
 from zaya_jax.optim.matrices import matrix_axes
 from zaya_jax.optim.optimizer import make_optimizer
 from zaya_jax.optim.partition import make_partition
-from zaya_jax.parallel.mesh import DATA
-
-# Heads of 4 channels: a square o_proj would have singular values near zero.
-MODEL = dataclasses.replace(SMALL, head_dim=4, lm_head_bias=True)
-RATE = 1e-2
-OPTIMIZER = OptimizerConfig(learning_rate=RATE, weight_decay=0.5)
 
 MUON = {
     "layers/attention/q_proj": ((1,), (2, 3)),
@@ -64,26 +67,6 @@ ADAMW_WITHOUT_DECAY = {
         for name in ("output_scale", "output_bias", "residual_scale", "residual_bias")
     ),
 }
-
-
-def by_path(tree, prefix=""):
-    for name, value in tree.items():
-        if isinstance(value, dict):
-            yield from by_path(value, f"{prefix}{name}/")
-        else:
-            yield prefix + name, np.asarray(value)
-
-
-def random_like(declared, seed):
-    random = np.random.default_rng(seed)
-
-    def is_weight(leaf):
-        return not isinstance(leaf, dict)
-
-    def draw(weight):
-        return jnp.asarray(random.standard_normal(weight.shape), jnp.float32)
-
-    return jax.tree.map(draw, declared, is_leaf=is_weight)
 
 
 def first_update(config, declared, gradients, params):
@@ -170,34 +153,6 @@ def test_adamw_updates_the_rest_by_the_sign_of_the_first_gradient():
             np.testing.assert_allclose(updates[path], -RATE * np.sign(gradient), rtol=1e-3, err_msg=path)
 
 
-def weights_after(config, declared, gradients, params, *, num_devices=1):
-    """Returns the weights after steps with these gradients; the learning rate grows by its initial value per
-    step.
-
-    Devices are a mapped axis, because the optimizer knows the mesh only by the name of its axis.
-    """
-    partition = make_partition(declared, num_devices, by_matrix=config.name == "muon")
-    optimizer = make_optimizer(config, partition, lambda step: config.learning_rate * (1.0 + step))
-
-    def to_devices(tree):
-        return {
-            name: x.reshape(num_devices, -1, *x.shape[1:]) for name, x in to_buckets(partition, tree).items()
-        }
-
-    @jax.jit
-    @functools.partial(mapped_over, DATA)
-    def run(gradients, buckets):
-        state = optimizer.init(buckets)
-        for step in range(len(gradients)):
-            updates, state = optimizer.update(gradients[step], state, buckets, step=step)
-            buckets = optax.apply_updates(buckets, updates)
-        return buckets
-
-    buckets = run([to_devices(tree) for tree in gradients], to_devices(params))
-    whole = {name: x.reshape(-1, *x.shape[2:]) for name, x in buckets.items()}
-    return dict(by_path(from_buckets(partition, whole)))
-
-
 def weighted(steps, decay):
     """Returns the weighted mean of arrays over steps: weight 1 for the newest, then decay, decay^2 and so
     on.
@@ -205,29 +160,31 @@ def weighted(steps, decay):
     return np.average(steps, axis=0, weights=decay ** np.arange(len(steps))[::-1])
 
 
-def in_float64(gradients, path):
-    return np.array([np.float64(tree[path]) for tree in gradients])
-
-
-@pytest.mark.parametrize("name", ["muon", "adamw"])
-def test_steps_of_adamw_equal_the_published_formula(name):
+@pytest.mark.parametrize(("name", "is_cautious"), [("muon", False), ("adamw", False), ("adamw", True)])
+def test_steps_of_adamw_equal_the_published_formula(name, is_cautious):
     """Bias-corrected means are weighted ones; decay is decoupled, and both are multiplied by the step's rate.
 
-    Sources: [Adam] section 3 and [AdamW] algorithm 2.
+    Sources: [Adam] section 3, [AdamW] algorithm 2, and [CWD] algorithm 1.
     """
     decays = {"embedding/table": 0.5, "layers/router/norm/scale": 0, "layers/attention/temperature": 0}
     if name == "adamw":
         decays["layers/router/fc1/kernel"] = 0.5
     declared = {path: weight for path, weight in flatten_weights(declare(MODEL)).items() if path in decays}
-    config = dataclasses.replace(OPTIMIZER, name=name, beta1=0.8, beta2=0.3, eps=0.1)
+    config = dataclasses.replace(
+        OPTIMIZER, name=name, beta1=0.8, beta2=0.3, eps=0.1, matrix_rate=2.0, cautious_decay=is_cautious
+    )
     params, gradients = random_like(declared, 0), [random_like(declared, seed) for seed in (1, 2, 3)]
     actual = weights_after(config, declared, gradients, params)
     for path, decay in decays.items():
         expected, steps = np.float64(params[path]), in_float64(gradients, path)
         for num in range(1, 4):
             square = weighted(steps[:num] ** 2, 0.3)
-            update = weighted(steps[:num], 0.8) / (np.sqrt(square) + 0.1) + decay * expected
-            expected = expected - num * RATE * update
+            update = weighted(steps[:num], 0.8) / (np.sqrt(square) + 0.1)
+            decayed = (
+                decay * np.where(update * expected >= 0, expected, 0) if is_cautious else decay * expected
+            )
+            rate = num * RATE * (2 if "kernel" in path else 1)
+            expected = expected - rate * (update + decayed)
         np.testing.assert_allclose(actual[path], expected, rtol=1e-5, atol=1e-6, err_msg=path)
 
 
@@ -243,11 +200,8 @@ def test_steps_of_muon_equal_orthogonal_matrices_of_the_svd(num_devices):
         "layers/router/fc1/kernel", "layers/experts/down_proj",
     ]  # fmt: skip
     declared = {path: flatten_weights(declare(MODEL))[path] for path in paths}
-    config = dataclasses.replace(
-        OPTIMIZER, momentum=0.6, newton_schulz="polar_express", newton_schulz_steps=10
-    )
     params, gradients = random_like(declared, 0), [random_like(declared, seed) for seed in (1, 2, 3)]
-    actual = weights_after(config, declared, gradients, params, num_devices=num_devices)
+    actual = weights_after(CONVERGED, declared, gradients, params, num_devices=num_devices)
     for path in paths:
         rows = int(np.prod([declared[path].shape[axis] for axis in MUON[path][0]]))
         leading = declared[path].shape[
@@ -257,10 +211,7 @@ def test_steps_of_muon_equal_orthogonal_matrices_of_the_svd(num_devices):
         expected = np.float64(params[path]).reshape(matrices)
         steps = in_float64(gradients, path).reshape(-1, *expected.shape)
         for num in range(1, 4):
-            mean = 0.4 * sum(0.6 ** (num - i) * steps[i - 1] for i in range(1, num + 1))
-            ahead = 0.6 * mean / (1 - 0.6 ** (num + 1)) + 0.4 * steps[num - 1] / (1 - 0.6**num)
-            left, _, right = np.linalg.svd(ahead, full_matrices=False)
-            update = 0.2 * max(expected.shape[-2:]) ** 0.5 * left @ right
+            update = 0.2 * max(expected.shape[-2:]) ** 0.5 * orthogonal(nesterov(steps, num))
             expected = expected - num * RATE * (update + 0.5 * expected)
         # Updates are about 1e-2; ten steps are within 1e-4 of the orthogonal matrix.
         np.testing.assert_allclose(actual[path].reshape(matrices), expected, atol=1e-5, err_msg=path)

@@ -49,8 +49,9 @@ RESUME_RULES = {
     "data.batch_size": ResumeRule.FIXED,
     "data.batch_ramp": ResumeRule.FIXED,
     "data.seed": ResumeRule.FIXED,
-    # The structure of the optimizer state depends on these three.
+    # The structure of the optimizer state depends on these four.
     "optimizer.name": ResumeRule.FIXED,
+    "optimizer.normuon": ResumeRule.FIXED,
     "optimizer.momentum_dtype": ResumeRule.FIXED,
     "optimizer.frozen": ResumeRule.FIXED,
     "optimizer": ResumeRule.SCHEDULE,

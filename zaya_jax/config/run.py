@@ -105,6 +105,13 @@ class Config:
             f"lora.rank is {self.lora.rank} and optimizer.frozen {', '.join(self.optimizer.frozen)}; with "
             "adapters all other weights are frozen anyway, so set optimizer.frozen to ()",
         )
+        switches = self.optimizer.muon_switches
+        require(
+            # AdamW updates the factors: B starts at zero, a norm that hyperball would keep.
+            not (self.lora.rank and switches),
+            f"lora.rank is {self.lora.rank} and optimizer.{' and '.join(switches)} True; AdamW updates adapters, "
+            "so that no matrix of Muon trains; set it to False",
+        )
         # Rules that involve several sections are checked here; each section checks its own values.
         if self.lora.rank and self.lora.base_dtype in QUANTIZED:
             self._check_quantized_base()

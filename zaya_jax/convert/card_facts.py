@@ -114,7 +114,7 @@ def _training(run: Config, read: Sequence[tuple[StepRange, int]], step: int) -> 
             rate += f" to {optimizer.final_learning_rate:g}, {optimizer.schedule}"
         steps = f"{each.first_step + 1:,} to {min(step, each.end):,}"
         batch = f"{each.batch_size:,} x {each.sequence_length:,}"
-        rows.append((each.phase.name or "all", steps, f"{tokens:,}", batch, optimizer.name, rate))
+        rows.append((each.phase.name or "all", steps, f"{tokens:,}", batch, optimizer.matrix_optimizer, rate))
     header = ("phase", "steps", "tokens", "batch x sequence", "optimizer", "learning rate")
     total = sum(tokens for _, tokens in read)
     text = f"Trained on {total:,} tokens in {step:,} of {run.train.num_steps:,} steps{_method(run)}."

@@ -8,8 +8,10 @@ import math
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from zaya_jax.model.weights import Weight
+from zaya_jax.parallel.bucket_layouts import BucketLayout, sum_rows_in_node
 
 
 class MatrixAxes(NamedTuple):
@@ -28,6 +30,12 @@ def matrix_axes(weight: Weight) -> MatrixAxes:
 def matrix_sides(shape: tuple[int, ...], axes: MatrixAxes) -> tuple[int, int]:
     """Number of rows (inputs) and columns (outputs) of the matrices of an array."""
     return math.prod(shape[i] for i in axes.inputs), math.prod(shape[i] for i in axes.outputs)
+
+
+def matrix_norms(x: jax.Array, axes: MatrixAxes, layout: BucketLayout) -> jax.Array:
+    """Frobenius norm of each matrix of a device's part of a bucket; the axes of matrices have size 1."""
+    squares = jnp.sum(jnp.square(x), axis=axes.inputs + axes.outputs, keepdims=True)
+    return jnp.sqrt(sum_rows_in_node(squares, layout))
 
 
 def to_matrices(x: jax.Array, axes: MatrixAxes) -> jax.Array:

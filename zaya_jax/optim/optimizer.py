@@ -1,7 +1,7 @@
 """Muon for matrices and AdamW for all other weights, as declared with each weight.
 
 Sources: [ZAYA1-base] (the split), [Muon], and [Moonlight] 2.2 for the scale of the update, with which Muon
-uses AdamW's learning rate and weight decay.
+uses AdamW's learning rate and weight decay. Switches of `OptimizerConfig` add [NorMuon], [Hyperball] and [CWD].
 """
 
 import functools
@@ -15,9 +15,12 @@ import optax
 from jax.typing import ArrayLike
 
 from zaya_jax.config import OptimizerConfig
+from zaya_jax.errors import UserError
+from zaya_jax.optim.hyperball import hyperball_step
 from zaya_jax.optim.matrices import matrix_sides
 from zaya_jax.optim.muon import scale_by_muon
 from zaya_jax.optim.newton_schulz import POLYNOMIALS
+from zaya_jax.optim.normuon import scale_by_neurons, values_by_slot
 from zaya_jax.optim.partition import MatrixPool, MatrixStack, Partition
 from zaya_jax.parallel.bucket_layouts import BucketLayout
 from zaya_jax.parallel.mesh import local_shard
@@ -47,27 +50,59 @@ def make_optimizer(
       partition: partition of the weights; by elements only for "adamw".
       schedule: learning rate as a function of the step of the run.
       implementation: implementation of Muon's Newton-Schulz iteration, as in `scale_by_muon`.
+
+    Raises:
+      UserError: if hyperball is to keep the norm of matrices that start at zero.
     """
     # Neither needs a collective: AdamW is elementwise, and each of Muon's matrices is whole on its owner.
     adam = optax.scale_by_adam(config.beta1, config.beta2, config.eps)
-    groups, decay, weights = {}, {}, dict(partition.weights)
+    groups, decay, factors, weights = {}, {}, {}, dict(partition.weights)
     for bucket in partition.matrix_buckets:
-        groups[bucket.name], decay[bucket.name] = "muon", True
-    flat = partition.flat_parameters
-    for parameter in flat:
-        groups[parameter.name], decay[parameter.name] = "adam", weights[parameter.name].decay
+        groups[bucket.name], decay[bucket.name] = "muon", not config.hyperball
+        factors[bucket.name] = config.matrix_rate
+    for parameter in partition.flat_parameters:
+        weight = weights[parameter.name]
+        groups[parameter.name], decay[parameter.name] = "adam", weight.decay
+        factors[parameter.name] = weight.rate * (config.matrix_rate if weight.matrix else 1.0)
+    if config.hyperball:
+        _check_norms(partition)
+    on_hyperball = {bucket.name: bucket for bucket in partition.matrix_buckets if config.hyperball}
     return optax.chain(
         optax.partition({"muon": _muon(config, partition, implementation), "adam": adam}, groups),
         # After both, so that weight decay is decoupled for both: x <- x - rate * (update + decay * x).
-        optax.add_decayed_weights(config.weight_decay, decay),
-        _scale_by_learning_rate(schedule, {each.name: weights[each.name].rate for each in flat}),
+        _decay_weights(config, decay),
+        _scale_by_learning_rate(schedule, factors, on_hyperball),
     )
 
 
+def _check_norms(partition: Partition) -> None:
+    for path, weight in partition.weights:
+        if weight.matrix and weight.trains and not (weight.std or weight.constant):
+            raise UserError(
+                f"optimizer.hyperball keeps the initial norm of each matrix, and {path} starts at zero; set it "
+                "to False, or initialize that weight with other values"
+            )
+
+
+def _decay_weights(config: OptimizerConfig, mask: Mapping[str, bool]) -> optax.GradientTransformation:
+    """Adds decayed weights; with cautious decay only elements that the update moves towards zero."""
+    if not config.cautious_decay:
+        return optax.add_decayed_weights(config.weight_decay, mask)
+
+    def add(update: jax.Array, weight: jax.Array) -> jax.Array:
+        # Updates are subtracted later, so that the same sign as the weight's means a step towards zero.
+        return update + config.weight_decay * jnp.where(update * weight >= 0, weight, 0)
+
+    # Masked like optax's version, so that a run can change the switch without another structure of its state.
+    return optax.masked(optax.stateless(lambda updates, params: jax.tree.map(add, updates, params)), mask)
+
+
 def _scale_by_learning_rate(
-    schedule: optax.Schedule, factors: Mapping[str, float]
+    schedule: optax.Schedule,
+    factors: Mapping[str, float],
+    on_hyperball: Mapping[str, MatrixStack | MatrixPool],
 ) -> optax.GradientTransformationExtraArgs:
-    """Scales by the rate of `step`, times the factor of a weight if it has one.
+    """Scales by the rate of `step` times the factor of each bucket; buckets of hyperball keep their norm.
 
     Optax's version counts updates, and lags after each skipped step.
     """
@@ -75,11 +110,16 @@ def _scale_by_learning_rate(
     def update(
         updates: optax.Updates, state: optax.OptState, params: Any = None, *, step: ArrayLike, **others: Any
     ) -> tuple[optax.Updates, optax.OptState]:
-        del params, others
+        del others
         # Negative, because optax adds updates to weights.
         rate = -jnp.asarray(schedule(step))
         by_name: Mapping[str, Any] = cast(Any, updates)
-        return {name: rate * factors.get(name, 1.0) * x for name, x in by_name.items()}, state
+        scaled = {name: rate * factors[name] * x for name, x in by_name.items() if name not in on_hyperball}
+        moved = {
+            name: hyperball_step(bucket, by_name[name], params[name], rate * factors[name])
+            for name, bucket in on_hyperball.items()
+        }
+        return scaled | moved, state
 
     return optax.GradientTransformationExtraArgs(optax.init_empty_state, update)  # pyright: ignore[reportArgumentType]
 
@@ -87,7 +127,7 @@ def _scale_by_learning_rate(
 def _muon(
     config: OptimizerConfig, partition: Partition, implementation: str | None
 ) -> optax.GradientTransformation:
-    """Orthogonalized momentum, scaled to AdamW's root mean square."""
+    """Orthogonalized momentum, scaled to AdamW's root mean square, by [NorMuon] also within each matrix."""
     # `optax.partition` masks leaves of the other group; trees that are mapped together need the same masks.
     masked = {parameter.name: optax.MaskedNode() for parameter in partition.flat_parameters}
     # Only whole matrices can be orthogonalized, so rows are gathered first.
@@ -95,6 +135,12 @@ def _muon(
         bucket.name: bucket.layout is BucketLayout.ROWS_IN_NODE for bucket in partition.matrix_buckets
     }
     scales = {bucket.name: functools.partial(_rms_factor, bucket) for bucket in partition.matrix_buckets}
+    if config.normuon:
+        scale = scale_by_neurons(partition.matrix_buckets, config.beta2, config.eps, rms=ADAMW_RMS)
+    else:
+        scale = optax.stateless(
+            lambda updates, _: jax.tree.map(lambda x, scale: x * scale(), updates, scales | masked)
+        )
     return optax.chain(
         scale_by_muon(
             {bucket.name: bucket.axes for bucket in partition.matrix_buckets} | masked,
@@ -106,9 +152,7 @@ def _muon(
             momentum_dtype=config.momentum_dtype,
             implementation=implementation,
         ),
-        optax.stateless(
-            lambda updates, _: jax.tree.map(lambda x, scale: x * scale(), updates, scales | masked)
-        ),
+        scale,
     )
 
 
@@ -119,8 +163,6 @@ def _rms_factor(bucket: MatrixStack | MatrixPool) -> float | jax.Array:
     """
     if isinstance(bucket, MatrixStack):
         return ADAMW_RMS * max(matrix_sides(bucket.shape, bucket.axes)) ** 0.5
-    factors = np.zeros((bucket.num_slots, 1, 1), np.float32)
     # Slots after the last matrix have factor 0, because padding must stay zero.
-    long_sides = [each.sides[1] for each in bucket.range_by_slot]
-    factors[: len(long_sides), 0, 0] = ADAMW_RMS * np.sqrt(long_sides)
-    return local_shard(factors, bucket.layout.axes)
+    factors_U11 = ADAMW_RMS * np.sqrt(values_by_slot(bucket, lambda each: each.sides[1]))
+    return local_shard(factors_U11, bucket.layout.axes)

@@ -161,6 +161,12 @@ def own_rows(matrices_URC: jax.Array) -> jax.Array:
     return lax.dynamic_slice_in_dim(matrices_URC, lax.axis_index(IN_NODE) * count, count, axis=1)
 
 
+def sum_rows_in_node(own: jax.Array, layout: BucketLayout) -> jax.Array:
+    """Adds the sums over rows of a node's devices, if they have different rows of each matrix."""
+    is_split = layout is BucketLayout.ROWS_IN_NODE and num_node_devices() > 1
+    return lax.psum(own, IN_NODE) if is_split else own
+
+
 def reshard_to_columns(bucket: jax.Array, layout: BucketLayout, mesh: Mesh) -> jax.Array:
     """Reshards a bucket with `ROWS_IN_NODE`, so that each node has some columns of all matrices.
 

@@ -65,7 +65,7 @@ def _weights_table(weights: dict[str, Weight], config: Config) -> Table:
 def _optimizer_of(weight: Weight, config: Config) -> str:
     if not weight.trains:
         return "none"
-    return "Muon" if weight.matrix and config.optimizer.name == "muon" else "AdamW"
+    return config.optimizer.matrix_optimizer if weight.matrix else "AdamW"
 
 
 def _facts_table(config: Config) -> Table:
@@ -96,6 +96,7 @@ def _phases_table(config: Config) -> Table:
 
 def _phase_facts(config: Config, phase: Phase) -> dict[str, str]:
     model, data, execution = phase.config.model, phase.config.data, phase.config.execution
+    optimizer = phase.config.optimizer
     parts = [each for each in step_ranges(config) if each.phase == phase]
     flops = train_flops_per_token(phase.config, data.sequence_length)
     tokens = sum(part.num_steps * part.batch_tokens for part in parts)
@@ -110,7 +111,7 @@ def _phase_facts(config: Config, phase: Phase) -> dict[str, str]:
         "RoPE base": f"{model.rope_theta:,.0f}",
         "data": data.mixture or data.corpus,
         "learning rate": _rates(phase),
-        "weight decay": f"{phase.config.optimizer.weight_decay:g}",
+        "weight decay": f"{optimizer.weight_decay:g}" + ", cautious" * optimizer.cautious_decay,
         "remat, microbatches": f"{execution.remat}, {execution.num_microbatches}",
         "training FLOPs per token": f"{flops:.4g}",
         "training FLOPs per step": f"{flops * data.batch_tokens:.4g}",

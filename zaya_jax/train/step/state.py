@@ -22,6 +22,7 @@ from zaya_jax.model.zaya import Zaya, initial_router_bias
 from zaya_jax.optim.averaging import WeightAverage, start_average
 from zaya_jax.optim.balancing import make_balancer
 from zaya_jax.optim.buckets import from_buckets, to_buckets
+from zaya_jax.optim.normuon import from_elements, to_elements
 from zaya_jax.optim.optimizer import make_optimizer
 from zaya_jax.optim.partition import Partition, make_partition
 from zaya_jax.optim.schedules import learning_rate_schedule
@@ -382,14 +383,23 @@ def _average_from(like: TrainState, saved: dict[str, Any]) -> WeightAverage:
 
 def _repartitioned(optimizer: Any, written: TrainState, like: TrainState) -> Any:
     """Moves an optimizer state to the buckets of another number of devices."""
+    old, new = ({each.name: each for each in s.partition.buckets} for s in (written, like))
 
     def whole(buckets: dict) -> dict:
         # Muon's state has masks instead of AdamW's buckets, and vice versa.
-        present = {name: x for name, x in buckets.items() if not isinstance(x, optax.MaskedNode)}
+        present = {
+            name: to_elements(old[name], x)
+            for name, x in buckets.items()
+            if not isinstance(x, optax.MaskedNode)
+        }
         return from_buckets(written.partition, present)
 
     def refill(buckets: dict, tree: dict) -> dict:
-        return buckets | to_buckets(like.partition, tree)  # the masks stay
+        filled = to_buckets(like.partition, tree)
+        # The masks stay.
+        return buckets | {
+            name: from_elements(new[name], x, buckets[name].shape) for name, x in filled.items()
+        }
 
     return _map_buckets(refill, like, like.optimizer, _map_buckets(whole, written, optimizer))
 

@@ -1,0 +1,36 @@
+"""Hyperball: matrices that move on the sphere of their initial Frobenius norm ([Hyperball])."""
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from zaya_jax.optim.matrices import matrix_norms
+from zaya_jax.optim.partition import MatrixPool, MatrixStack
+
+
+def hyperball_step(
+    bucket: MatrixStack | MatrixPool, update: jax.Array, weight: jax.Array, rate: ArrayLike
+) -> jax.Array:
+    """Returns the change of weights to `R (W + rate R u / |u|) / |W + rate R u / |u||`, with R = |W|.
+
+    R is the norm of the weights before the step, not a stored one: each step keeps it up to rounding. A step
+    changes the norm by about 1e-7 of it, in either direction, so that its drift after a million steps is in the
+    order of 1e-4, which only rescales a matrix whose scale has no other use. A stored norm would be another
+    array in checkpoints. Matrices of zeros, such as the padding of a pool, and those without an update stay as
+    they are.
+
+    Args:
+      bucket: bucket of the matrices.
+      update: direction u of each matrix, of any norm; this device's part of the bucket.
+      weight: weights W, float32, of the same shape.
+      rate: length of the step relative to the norm, negative to subtract the update.
+    """
+
+    def norms(x: jax.Array) -> jax.Array:
+        return matrix_norms(x, bucket.axes, bucket.layout)
+
+    # Avoids 0 / 0.
+    tiny = jnp.finfo(jnp.float32).tiny
+    norm = norms(weight)
+    moved = weight + update * (rate * norm / jnp.maximum(norms(update), tiny))
+    return moved * (norm / jnp.maximum(norms(moved), tiny)) - weight
