@@ -2,27 +2,19 @@
 
 import dataclasses
 
-import jax
 import numpy as np
 import pytest
 from optimizer_steps import (
     CONVERGED,
     MODEL,
     RATE,
-    after_steps,
-    by_path,
     nesterov,
     orthogonal,
     random_like,
     weights_after,
 )
 
-from zaya_jax.errors import UserError
 from zaya_jax.model.weights import declare, flatten_weights
-from zaya_jax.optim.buckets import from_buckets
-from zaya_jax.optim.normuon import NorMuonState, from_elements, to_elements
-from zaya_jax.optim.optimizer import make_optimizer
-from zaya_jax.optim.partition import make_partition
 
 INPUTS = {
     "layers/attention/q_proj": (2, 32),

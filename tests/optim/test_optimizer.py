@@ -20,7 +20,6 @@ from optimizer_steps import (
     weights_after,
 )
 
-from zaya_jax.errors import UserError
 from zaya_jax.model.weights import declare, flatten_weights
 from zaya_jax.optim.buckets import from_buckets, to_buckets
 from zaya_jax.optim.matrices import matrix_axes

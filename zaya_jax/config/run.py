@@ -109,8 +109,8 @@ class Config:
         require(
             # AdamW updates the factors: B starts at zero, a norm that hyperball would keep.
             not (self.lora.rank and switches),
-            f"lora.rank is {self.lora.rank} and optimizer.{' and '.join(switches)} True; AdamW updates adapters, "
-            "so that no matrix of Muon trains; set it to False",
+            f"lora.rank is {self.lora.rank} and optimizer.{' and '.join(switches)} True; AdamW updates "
+            "adapters, so that no matrix of Muon trains; set it to False",
         )
         # Rules that involve several sections are checked here; each section checks its own values.
         if self.lora.rank and self.lora.base_dtype in QUANTIZED:

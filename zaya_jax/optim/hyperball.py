@@ -13,11 +13,9 @@ def hyperball_step(
 ) -> jax.Array:
     """Returns the change of weights to `R (W + rate R u / |u|) / |W + rate R u / |u||`, with R = |W|.
 
-    R is the norm of the weights before the step, not a stored one: each step keeps it up to rounding. A step
-    changes the norm by about 1e-7 of it, in either direction, so that its drift after a million steps is in the
-    order of 1e-4, which only rescales a matrix whose scale has no other use. A stored norm would be another
-    array in checkpoints. Matrices of zeros, such as the padding of a pool, and those without an update stay as
-    they are.
+    R is the norm of the weights before the step, not a stored one: each step keeps it up to rounding. A
+    stored norm would be another array in checkpoints, and would have to be partitioned. Matrices of zeros,
+    such as the padding of a pool, and those without an update stay as they are.
 
     Args:
       bucket: bucket of the matrices.

@@ -1,9 +1,9 @@
 """NorMuon: Muon's update with about the same root mean square in each output neuron ([NorMuon] algorithm 1).
 
-The state is the mean square of each neuron's part of the orthogonalized update. In a stack it has the shape of
-the bucket, with size 1 along the axes of inputs. In a pool, where the outputs of some matrices are rows and those
-of others columns, it is [U, N, W]: N devices of a node that share the rows of a matrix, each with its own row of
-W values. A device stores the mean squares of its rows, or of all columns, whichever are the outputs.
+The state is the mean square of each neuron's part of the orthogonalized update. In a stack it has the shape
+of the bucket, with size 1 along the axes of inputs. In a pool, where the outputs of some matrices are rows
+and those of others columns, it is [U, N, W]: N devices of a node share the rows of a matrix, and each has W
+values. These are the mean squares of its rows, or of all columns, whichever are the outputs.
 
 Letters: U slots of a pool, R rows, C columns.
 """

@@ -1,7 +1,7 @@
 """Muon for matrices and AdamW for all other weights, as declared with each weight.
 
 Sources: [ZAYA1-base] (the split), [Muon], and [Moonlight] 2.2 for the scale of the update, with which Muon
-uses AdamW's learning rate and weight decay. Switches of `OptimizerConfig` add [NorMuon], [Hyperball] and [CWD].
+uses AdamW's learning rate and weight decay. `OptimizerConfig` switches on [NorMuon], [Hyperball] and [CWD].
 """
 
 import functools
@@ -79,8 +79,8 @@ def _check_norms(partition: Partition) -> None:
     for path, weight in partition.weights:
         if weight.matrix and weight.trains and not (weight.std or weight.constant):
             raise UserError(
-                f"optimizer.hyperball keeps the initial norm of each matrix, and {path} starts at zero; set it "
-                "to False, or initialize that weight with other values"
+                f"optimizer.hyperball keeps the initial norm of each matrix, and {path} starts at zero; set "
+                "optimizer.hyperball to False, or initialize that weight with other values"
             )
 
 

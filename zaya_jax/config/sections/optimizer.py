@@ -31,13 +31,13 @@ class OptimizerConfig:
       decay_steps: number of final steps in which "warmup_stable_decay" decays.
       weight_decay: decoupled weight decay, multiplied by the learning rate; not applied to scales, biases and
         temperatures.
-      matrix_rate: factor of the learning rate of matrices. With `hyperball` their rate is relative to the norm
-        of the weights, so that it differs from AdamW's rate of the other weights.
+      matrix_rate: factor of the learning rate of matrices. With `hyperball` their rate is relative to the
+        norm of the weights, so that it differs from AdamW's rate of the other weights.
       normuon: divides Muon's update by the root mean square of each output neuron ([NorMuon]), averaged over
         steps with `beta2`, and scales it to the norm of Muon's update.
-      hyperball: moves each matrix of Muon by `learning_rate * matrix_rate` times its Frobenius norm, and scales
-        it back to that norm, which is that of its initial value ([Hyperball]). These matrices have no weight
-        decay. A matrix of zeros does not move.
+      hyperball: moves each matrix of Muon by `learning_rate * matrix_rate` times its Frobenius norm, and
+        scales it back to that norm, which is that of its initial value ([Hyperball]). These matrices have no
+        weight decay. A matrix of zeros does not move.
       cautious_decay: decays only elements that the update moves towards zero, where update times weight is at
         least 0 ([CWD]), for Muon and AdamW both.
       momentum: Muon's Nesterov momentum.
@@ -96,8 +96,8 @@ class OptimizerConfig:
         for switch in self.muon_switches:
             require(
                 self.name == "muon",
-                f'optimizer.{switch} is True and optimizer.name "{self.name}"; it changes the update of Muon, so '
-                'set optimizer.name to "muon"',
+                f'optimizer.{switch} is True and optimizer.name "{self.name}"; it changes the update of Muon, '
+                'so set optimizer.name to "muon"',
             )
 
     @property

@@ -19,7 +19,8 @@ PHASE_FIELDS = {
     "data": ("mixture", "sequence_length", "batch_size", "batch_ramp"),
     "optimizer": (
         "schedule", "learning_rate", "final_learning_rate", "warmup_steps", "decay_steps", "weight_decay",
-        "matrix_rate", "hyperball", "cautious_decay", "momentum", "newton_schulz_steps", "beta1", "beta2", "eps", "clip_norm",
+        "matrix_rate", "hyperball", "cautious_decay", "momentum", "newton_schulz_steps", "beta1", "beta2",
+        "eps", "clip_norm",
     ),
     "balancing": (
         "learning_rate", "beta1", "beta2", "eps", "proportional", "derivative", "skip_share",
