@@ -269,6 +269,34 @@ def across_nodes():
     return actual
 
 
+def switches():
+    """NorMuon, hyperball and cautious decay on one device, on eight, and in nodes of four from the checkpoint
+    of the eight; eight finish from the checkpoint of the nodes.
+    """
+    optimizer = dataclasses.replace(CONFIG.optimizer, normuon=True, hyperball=True, cautious_decay=True)
+    config = dataclasses.replace(CONFIG, optimizer=optimizer)
+    in_nodes_of_four = dataclasses.replace(config.execution, node_devices=4)
+    one, eight = Run(jax.devices()[:1], config=config), Run(jax.devices(), config=config)
+    nodes = Run(jax.devices(), config=dataclasses.replace(config, execution=in_nodes_of_four))
+    thirds = batches()[:4], batches()[4:8], batches()[8:]
+    states = [run.start() for run in (one, eight, nodes)]
+    first = whole_params(states[0])
+    for steps in thirds:
+        states[0], _ = one.go(states[0], steps)
+        states[2], _ = nodes.go(states[2], steps)
+    state, _ = eight.go(states[1], thirds[0])
+    state, _ = nodes.go(save_and_restore(state, eight, nodes), thirds[1])
+    state, _ = eight.go(save_and_restore(state, nodes, eight), thirds[2])
+    of_one, of_nodes, moved = map(whole_params, (states[0], states[2], state))
+    norms = [np.linalg.norm(x["layers"]["experts"]["down_proj"], axis=(2, 3)) for x in (first, of_one, moved)]
+    return {
+        "nodes": difference(of_nodes, of_one),
+        "moved between them": difference(moved, of_one),
+        "norms": max(difference(norm, norms[0]) for norm in norms[1:]),
+        "trained": difference(of_one, first),
+    }
+
+
 def inspect():
     """Communication and products of the compiled step of eight devices, compared with the plan."""
     run = Run(jax.devices())
@@ -298,7 +326,8 @@ def scattered_types(run):
 
 
 PROGRAMS = {
-    each.__name__: each for each in (compare, inspect, adapters, adapters_of_experts, nodes, across_nodes)
+    each.__name__: each
+    for each in (compare, inspect, adapters, adapters_of_experts, nodes, across_nodes, switches)
 }
 
 if __name__ == "__main__":

@@ -72,6 +72,14 @@ def test_a_run_resumes_with_shared_and_unshared_experts():
 
 
 @pytest.mark.campaign
+def test_switches_of_muon_train_and_resume_on_any_devices():
+    """The mean squares of neurons and the norms of matrices need sums over the devices of a node."""
+    actual = program("switches")
+    assert actual.pop("trained") > 1e-2
+    assert all(error < 1e-5 for error in actual.values()), actual
+
+
+@pytest.mark.campaign
 def test_adapters_of_shared_experts_train_as_those_of_plain_ones():
     """AdamW divides by gradients, some of which are rounding noise, also without sharing."""
     actual = program("adapters_of_experts")

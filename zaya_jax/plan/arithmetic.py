@@ -361,8 +361,18 @@ def memory_traffic(config: Config, num_devices: int) -> int:
         + 2 * state.own_gradients
         # Read and written by the optimizer.
         + 2 * (state.master + state.frozen + state.moments + state.ema)
+        + norm_traffic(config, num_devices)
         + state.weights  # written by the all-gather
     )
+
+
+def norm_traffic(config: Config, num_devices: int) -> int:
+    """Bytes that a GPU reads for norms of matrices and neurons, which precede the update of any element."""
+    # NorMuon reads the orthogonalized update once more; hyperball the update and the weights.
+    reads = config.optimizer.normuon + 2 * config.optimizer.hyperball
+    sizes = bytes_by_bucket(config, num_devices, "float32")
+    matrices = partition_of(config, num_devices).matrix_buckets
+    return reads * sum(sizes[bucket.name] for bucket in matrices) // num_devices
 
 
 def gemms(config: Config, num_devices: int) -> list[Gemm]:

@@ -1,88 +1,233 @@
-"""`zaya bench optimizers`: the loss curve of Muon with AdamW, next to that of AdamW alone."""
+"""`zaya bench optimizers`: tuned AdamW, Muon and its variants, compared over seeds at several sizes.
+
+Each optimizer has the same tuning trials, and then trains the same seeds: the same initial weights and the
+same batches. All runs decay their learning rate to their last step. With the tuned rates there are runs of all
+steps and runs of half of them. In between, the loss is interpolated by the logarithm of the steps, which gives
+the loss at equal modelled time and the steps to the same loss.
+"""
 
 import dataclasses
+import math
+import os
 import pathlib
-import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
+from scipy import stats
 
-from zaya_jax.config import Config
-from zaya_jax.options import DEFAULT_CONFIG, Parser, load_config
-from zaya_jax.text_tables import number_column
-from zaya_jax.train.metrics.files import read_metrics
-from zaya_jax.train.trainer import train
+from zaya_jax.bench.training.optimizer_runs import (
+    BATCH_SIZE,
+    LENGTH,
+    SIZES,
+    VARIANTS,
+    Comparison,
+    Run,
+    comparison_runs,
+    run_config,
+    train_all,
+    trials,
+)
+from zaya_jax.options import Parser, check_at_least
+from zaya_jax.plan.arithmetic import LINKS, seconds_in_turn, step_seconds
+from zaya_jax.plan.cases import PUBLISHED
+from zaya_jax.plan.devices import Cluster
+from zaya_jax.plan.gpus import DEVICES
+from zaya_jax.text_tables import name_column, number_column
 
-ADAMW_RATES = (3e-3, 6e-3, 1.2e-2)
-"""Learning rates of AdamW alone, of which the best counts; Muon uses the rate of its config."""
-NUM_POINTS = 12
+DEVICE = "mi300x"
+"""GPU of the time model."""
 
 
-NUM_STEPS, BATCH_SIZE = 120, 8
-"""Steps of each run, a multiple of `NUM_POINTS`, and sequences per step."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """Runs of one optimizer at one size.
+
+    Attributes:
+      tuned: settings of the best trial.
+      trial_losses: held-out losses of all trials.
+      losses_KN: held-out losses after all steps and after half of them, [2, seeds].
+      step_seconds: modelled seconds of a step.
+    """
+
+    tuned: Run
+    trial_losses: Sequence[float]
+    losses_KN: np.ndarray
+    step_seconds: float
+
+    @property
+    def mean(self) -> float:
+        """Mean held-out loss over seeds after all steps."""
+        return float(self.losses_KN[0].mean())
+
+    @property
+    def gain_of_doubling(self) -> float:
+        """Decrease of the mean loss from half of the steps to all of them."""
+        return float((self.losses_KN[1] - self.losses_KN[0]).mean())
+
+    def losses_at(self, step_ratio: float) -> np.ndarray:
+        """Losses of the seeds after a share of the steps, interpolated by the logarithm of the share."""
+        all_steps, half = self.losses_KN
+        return all_steps - math.log2(step_ratio) * (half - all_steps)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Runs `zaya bench optimizers`, which has no options but `--help`."""
+    """Runs `zaya bench optimizers`.
+
+    Raises:
+      UserError: if an option has an invalid value.
+    """
+    options = _parser().parse_args(argv)
+    check_at_least(options, trials=1, seeds=2, jobs=1)
+    sizes = {name: SIZES[name] for name in options.sizes}
+    if options.steps is not None:
+        check_at_least(options, steps=2)
+        sizes = {name: dataclasses.replace(size, num_steps=options.steps) for name, size in sizes.items()}
+    comparison = Comparison(
+        folder=pathlib.Path(options.folder),
+        sizes=sizes,
+        variants=tuple(options.variants),
+        num_trials=options.trials,
+        num_seeds=options.seeds,
+    )
+    report(comparison, compare(comparison, num_jobs=options.jobs))
+
+
+def _parser() -> Parser:
     parser = Parser(
         "bench optimizers",
-        f"Train configs/tiny.py for {NUM_STEPS} steps with Muon, and with AdamW alone at rates of "
-        f"{', '.join(map(str, ADAMW_RATES))}; print their held-out bits per byte.",
-        ("zaya bench optimizers",),
+        "Compare optimizers fairly on small networks of configs/tiny.py: each has the same number of "
+        "tuning trials at each size, and then trains the same seeds. Prints tuned rates, held-out losses at "
+        "equal tokens and at equal modelled time with the p of a paired t-test, and the steps to the same "
+        "loss. The same command continues an interrupted comparison.",
+        (
+            "zaya bench optimizers",
+            "zaya bench optimizers --sizes small --variants adamw muon muonh --trials 8",
+        ),
     )
-    parser.parse_args(argv)
-    run()
+    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES), help="networks to train")
+    parser.add_argument(
+        "--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS),
+        help="optimizers to compare; the others are compared with the first one",
+    )  # fmt: skip
+    parser.add_argument("--trials", default=6, help="tuning trials of each optimizer at each size")
+    parser.add_argument(
+        "--seeds", default=5, help="seeds of the comparison, none of which is used for tuning"
+    )
+    parser.add_argument("--steps", type=int, help="steps of a run; by default those of each size")
+    parser.add_argument(
+        "--jobs", default=len(os.sched_getaffinity(0)), help="processes, of one core each; default: all cores"
+    )
+    parser.add_argument(
+        "--folder", default="runs/bench_optimizers", help="folder of the corpus and of all runs"
+    )
+    return parser
 
 
-def run() -> None:
-    """Trains a shorter configs/tiny.py with each optimizer, and prints held-out bits per byte."""
-    with tempfile.TemporaryDirectory() as folder:
-        tiny = _shortened(load_config(DEFAULT_CONFIG, []))
-        muon = _curve(tiny, pathlib.Path(folder, "muon"))
-        adamw = {
-            rate: _curve(_by_adamw(tiny, rate), pathlib.Path(folder, f"adamw_{rate}")) for rate in ADAMW_RATES
-        }
-    # AdamW gets the best of several rates, so that a badly chosen one does not favor Muon.
-    best = min(adamw, key=lambda rate: adamw[rate][NUM_STEPS])
-    columns = ("step", "Muon and AdamW", *(f"AdamW,\nrate {rate:g}" for rate in adamw))
-    table = Table(*map(number_column, columns))
-    for step, value in muon.items():
-        table.add_row(f"{step}", f"{value:.4f}", *(f"{curve[step]:.4f}" for curve in adamw.values()))
+def compare(comparison: Comparison, *, num_jobs: int) -> dict[tuple[str, str], Outcome]:
+    """Tunes and trains all optimizers at all sizes; returns their outcomes by size and optimizer."""
+    keys = [(size, variant) for size in reversed(comparison.sizes) for variant in comparison.variants]
+    # Each trial is another program, whose rates are constants. Seeds share one.
+    tuning = {key: trials(comparison, *key) for key in keys}
+    losses = iter(
+        train_all(comparison, [[run] for runs in tuning.values() for run in runs], num_jobs=num_jobs)
+    )
+    trial_losses = {key: [loss for _ in runs for loss in next(losses)] for key, runs in tuning.items()}
+    best = {key: runs[int(np.argmin(trial_losses[key]))] for key, runs in tuning.items()}
+    groups = {key: comparison_runs(comparison, run) for key, run in best.items()}
+    count = comparison.num_seeds
+    halves = [half for runs in groups.values() for half in (runs[:count], runs[count:])]
+    final = np.array(train_all(comparison, halves, num_jobs=num_jobs)).reshape(len(keys), 2, count)
+    return {
+        key: Outcome(
+            tuned=best[key],
+            trial_losses=trial_losses[key],
+            losses_KN=losses_KN,
+            step_seconds=modelled_seconds(comparison, best[key]),
+        )
+        for key, losses_KN in zip(keys, final, strict=True)
+    }
+
+
+def modelled_seconds(comparison: Comparison, run: Run) -> float:
+    """Seconds of a step of a run on one GPU by the arithmetic of `zaya plan`.
+
+    Products at the share of their peak that the published case assumes, and minimum memory traffic at full
+    bandwidth, one after the other.
+    """
+    cluster = Cluster(device=DEVICES[DEVICE], nodes=1, gpus_per_node=1)
+    seconds = seconds_in_turn(step_seconds(run_config(comparison, run), cluster), PUBLISHED.product_share)
+    return math.fsum(value for name, value in seconds.items() if name not in LINKS)
+
+
+def steps_ratio(outcome: Outcome, base: Outcome) -> float:
+    """Steps that the base needs relative to those of the other optimizer, for the same mean loss.
+
+    The better of the two reaches the other's final loss earlier, between half of its steps and all of them.
+    Outside of 0.5 to 2 the ratio is an extrapolation.
+    """
+    gap = base.mean - outcome.mean
+    better = outcome if gap > 0 else base
+    return 2 ** (gap / better.gain_of_doubling)
+
+
+def report(comparison: Comparison, outcomes: Mapping[tuple[str, str], Outcome]) -> None:
+    """Prints tuned settings and results of each size."""
     console = Console(soft_wrap=True, highlight=False)
-    console.print(table)
-    goal = adamw[best][NUM_STEPS]
-    # The first evaluation at which Muon is at least as good as AdamW at its end.
-    reached = next((step for step, value in muon.items() if value <= goal), None)
+    for size, network in comparison.sizes.items():
+        of_size = {variant: outcomes[size, variant] for variant in comparison.variants}
+        tokens = network.num_steps * BATCH_SIZE * LENGTH
+        console.print(
+            f"{size}: width {network.width}, {network.num_layers} layers, {network.num_steps} steps, "
+            f"{tokens:,} tokens; {comparison.num_trials} trials of each optimizer, {comparison.num_seeds} "
+            "seeds"
+        )
+        console.print(_settings_table(of_size))
+        console.print(_results_table(of_size))
     console.print(
-        f"AdamW at its best rate, {best:g}, reaches {goal:.4f} bits/byte after {NUM_STEPS} steps; Muon with "
-        + (f"AdamW after {reached}, {NUM_STEPS - reached} fewer" if reached else "AdamW does not reach it")
+        f"Time: a step on one {DEVICE} by zaya plan's arithmetic, products at {PUBLISHED.product_share:.0%} "
+        "of their peak plus minimum memory traffic. p: paired t-test against the first optimizer, two-sided, "
+        "not corrected for the number of comparisons. Fewer steps: steps of the first optimizer relative to "
+        "those that reach the same loss; outside of 0.5 to 2 it is an extrapolation."
     )
 
 
-def _shortened(config: Config) -> Config:
-    every = NUM_STEPS // NUM_POINTS
-    train_config = dataclasses.replace(
-        config.train,
-        num_steps=NUM_STEPS,
-        eval_every=every,
-        eval_sequences=64,
-        sample_tokens=0,
-        log_every=every,
-    )
-    data = dataclasses.replace(config.data, batch_size=BATCH_SIZE)
-    return dataclasses.replace(config, train=train_config, data=data)
+def _settings_table(outcomes: Mapping[str, Outcome]) -> Table:
+    columns = ("rate of\nmatrices", "rate of\nothers", "best\ntrial", "median\ntrial", "time of\na step")
+    table = Table(name_column("tuned"), *map(number_column, columns))
+    base = next(iter(outcomes.values()))
+    for variant, outcome in outcomes.items():
+        run = outcome.tuned
+        table.add_row(
+            variant,
+            f"{run.matrix_rate:g}",
+            f"{run.other_rate:g}",
+            f"{min(outcome.trial_losses):.4f}",
+            f"{np.median(outcome.trial_losses):.4f}",
+            f"{outcome.step_seconds / base.step_seconds:.3f}",
+        )
+    return table
 
 
-def _by_adamw(config: Config, rate: float) -> Config:
-    # The schedule decays by the same factor at every rate.
-    optimizer = dataclasses.replace(
-        config.optimizer, name="adamw", learning_rate=rate, final_learning_rate=rate / 20
-    )
-    return dataclasses.replace(config, optimizer=optimizer)
+def _results_table(outcomes: Mapping[str, Outcome]) -> Table:
+    columns = ("loss at equal\ntokens", "p", "loss at equal\ntime", "p", "fewer\nsteps")
+    table = Table(name_column("held-out"), *map(number_column, columns))
+    base = next(iter(outcomes.values()))
+    for variant, outcome in outcomes.items():
+        # The time of all steps of the first optimizer.
+        in_time = outcome.losses_at(base.step_seconds / outcome.step_seconds)
+        row = [_mean(outcome.losses_KN[0]), "", _mean(in_time), "", ""]
+        if outcome is not base:
+            row[1], row[3] = _p(outcome.losses_KN[0], base.losses_KN[0]), _p(in_time, base.losses_KN[0])
+            row[4] = f"{steps_ratio(outcome, base):.2f}x"
+        table.add_row(variant, *row)
+    return table
 
 
-def _curve(config: Config, folder: pathlib.Path) -> dict[int, float]:
-    """Held-out bits per byte by step."""
-    train(dataclasses.replace(config, run_folder=str(folder)))
-    return {int(row["step"]): row["bits_per_byte"] for row in read_metrics(folder, "validation")}
+def _mean(losses_N: np.ndarray) -> str:
+    return f"{losses_N.mean():.4f} ± {losses_N.std(ddof=1):.4f}"
+
+
+def _p(losses_N: np.ndarray, base_N: np.ndarray) -> str:
+    return f"{stats.ttest_rel(losses_N, base_N).pvalue:.1g}"

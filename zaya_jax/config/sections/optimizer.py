@@ -96,8 +96,8 @@ class OptimizerConfig:
         for switch in self.muon_switches:
             require(
                 self.name == "muon",
-                f'optimizer.{switch} is True and optimizer.name "{self.name}"; it changes the update of Muon, '
-                'so set optimizer.name to "muon"',
+                f'optimizer.{switch} is True and optimizer.name "{self.name}"; it changes the update of '
+                'Muon, so set optimizer.name to "muon"',
             )
 
     @property
