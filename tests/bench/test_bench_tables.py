@@ -1,12 +1,14 @@
 """Tables of benchmarks with synthetic measurements on a terminal of 80 columns: nothing is truncated."""
 
+import numpy as np
 import pytest
+from scipy import stats
 
 from pallas_kernels.catalogue import SIZES, cases
 from zaya_jax.bench.kernels import kernel_times
 from zaya_jax.bench.kernels.other_libraries import others
 from zaya_jax.bench.storage import data
-from zaya_jax.bench.training import optimizers, torch_comparison
+from zaya_jax.bench.training import optimizer_runs, optimizers, torch_comparison
 
 
 @pytest.fixture
@@ -71,12 +73,49 @@ def test_torch_without_a_cxx_compiler(printed, monkeypatch):
     assert "much more" not in out
 
 
-def test_optimizers(printed, monkeypatch):
-    monkeypatch.setattr(
-        optimizers, "_curve", lambda *_: {step: 4 - step / 100 for step in range(10, 121, 10)}
-    )
-    optimizers.run()
-    assert printed().count("2.8000") > 3
+NOISE = np.array([0.01, -0.02, 0.0, 0.03, -0.02])
+
+
+def fake_loss(run):
+    """Doubling the steps gains 0.5, Muon 0.25; the best rates are in the middle of their ranges."""
+    variant = optimizer_runs.VARIANTS[run.variant]
+    off = np.log2(run.matrix_rate / variant.matrix_rate) ** 2 + np.log2(run.other_rate / 6e-3) ** 2
+    noise = 0 if run.seed == optimizer_runs.TUNING_SEED else NOISE[run.seed] * (1 + (run.variant == "muon"))
+    return 4 + (run.num_steps < 100) / 2 - (run.variant == "muon") / 4 + noise + off / 100
+
+
+def test_optimizers(printed, monkeypatch, tmp_path):
+    """Equal trials, seeds that tuning does not use, and the p of the t distribution's formula."""
+    groups = []
+
+    def train_all(comparison, runs, *, num_jobs):
+        groups.append(runs)
+        return [[fake_loss(run) for run in group] for group in runs]
+
+    monkeypatch.setattr(optimizers, "train_all", train_all)
+    # A step of Muon takes 1.25 times as long.
+    monkeypatch.setattr(optimizers, "modelled_seconds", lambda _, run: 1 + (run.variant == "muon") / 4)
+    options = ["--sizes=small", "--variants", "adamw", "muon", "--trials=5", "--steps=100"]
+    optimizers.main([*options, f"--folder={tmp_path}"])
+    (tuning, final), tables = groups, printed()
+    rows = [line.replace("│", " ").split() for line in tables.splitlines()]
+    settings, results = [row[1:] for row in rows if row[:1] == ["muon"]]
+    trials = {name: [r for (r,) in tuning if r.variant == name] for name in ("adamw", "muon")}
+    assert len(trials["adamw"]) == len(trials["muon"]) == 5
+    assert [r.other_rate for r in trials["adamw"]] == [r.other_rate for r in trials["muon"]]
+    best = min(trials["muon"], key=fake_loss)
+    assert settings[:2] == [f"{best.matrix_rate:g}", f"{best.other_rate:g}"]
+    assert settings[-1] == "1.250"
+    assert {(r.seed, r.num_steps) for group in final for r in group} == {
+        (seed, steps) for seed in range(5) for steps in (100, 50)
+    }
+    off = fake_loss(best) - 3.75
+    difference = NOISE - 0.25
+    t = difference.mean() / (difference.std(ddof=1) / 5**0.5)
+    assert results[0] == f"{3.75 + off:.4f}"
+    assert float(results[3]) == pytest.approx(2 * stats.t.sf(abs(t), 4), rel=0.05)
+    assert results[4] == f"{3.75 + off + 0.5 * np.log2(1.25):.4f}"
+    assert results[-1] == "1.41x"  # half of a doubling
 
 
 def test_kernels(printed, monkeypatch):

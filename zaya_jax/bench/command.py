@@ -55,7 +55,7 @@ def _parser() -> Parser:
         "  torch        train step against transformers\n"
         "  generation   prefill, decoding, latency and memory against transformers\n"
         "  kernels      each Pallas kernel against XLA and other libraries\n"
-        "  optimizers   loss curves of Muon and of AdamW alone\n"
+        "  optimizers   losses of tuned AdamW, Muon, NorMuon and MuonH, over seeds\n"
         "  checkpoint   time that a save blocks training, and until it is durable,\n"
         "               for Orbax and zaya_jax, in 1, 2 and 4 processes\n"
         "  data         tokens/s and memory of building and reading a corpus\n"

@@ -1,6 +1,6 @@
 """Training runs of the optimizer comparison: variants, sizes, tuning trials and seeds.
 
-Every variant has the same trials: the same points of a Sobol sequence, mapped to its range of rates. Tuning
+Every variant has the same trials: the same points of a Halton sequence, mapped to its range of rates. Tuning
 and comparison use different seeds, so that the noise of a selected trial is no advantage.
 """
 
@@ -118,8 +118,8 @@ class Comparison:
 
 def trials(comparison: Comparison, size: str, variant: str) -> list[Run]:
     """Tuning trials of a variant."""
-    # Points of a Sobol sequence cover the square more evenly than random ones.
-    points = qmc.Sobol(2, rng=0).random(comparison.num_trials)
+    # They cover the square more evenly than random points. The first point of the sequence is a corner.
+    points = qmc.Halton(2, scramble=False).fast_forward(1).random(comparison.num_trials)
     rates = RANGE ** (2 * points - 1) * (VARIANTS[variant].matrix_rate, OTHER_RATE)
     return [
         Run(

@@ -1,9 +1,9 @@
 """`zaya bench optimizers`: tuned AdamW, Muon and its variants, compared over seeds at several sizes.
 
 Each optimizer has the same tuning trials, and then trains the same seeds: the same initial weights and the
-same batches. All runs decay their learning rate to their last step. With the tuned rates there are runs of all
-steps and runs of half of them. In between, the loss is interpolated by the logarithm of the steps, which gives
-the loss at equal modelled time and the steps to the same loss.
+same batches. All runs decay their learning rate to their last step. With the tuned rates there are runs of
+all steps and of half of them. In between, the loss is interpolated by the logarithm of the steps, which
+gives the loss at equal modelled time and the steps to the same loss.
 """
 
 import dataclasses
@@ -230,4 +230,4 @@ def _mean(losses_N: np.ndarray) -> str:
 
 
 def _p(losses_N: np.ndarray, base_N: np.ndarray) -> str:
-    return f"{stats.ttest_rel(losses_N, base_N).pvalue:.1g}"
+    return f"{stats.ttest_rel(losses_N, base_N).pvalue:.2g}"
