@@ -123,6 +123,25 @@ def test_state_is_shared(zaya1_8b, num_devices):
     )
 
 
+def test_normuon_has_a_value_per_neuron_and_norms_are_read_once_more(shared):
+    """Outputs of a layer as in the released checkpoint ([Weights]); the state of hyperball is that of Muon."""
+    config = with_execution(shared, node_devices=1)
+
+    def switched(**switches):
+        return dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, **switches))
+
+    muon, normuon, muonh = config, switched(normuon=True), switched(hyperball=True)
+    neurons = 40 * (1024 + 256 + 2 * 128 + 2048 + 3 * 256 + 17 + 16 * 3 * 2048)
+    # A single GPU pads nothing.
+    states = [state_bytes(each, 1) for each in (muon, normuon, muonh)]
+    assert states[1].moments - states[0].moments == 4 * neurons
+    assert states[2] == states[0]
+    matrices = 4 * (PARAMETERS - 262_272 * 2048)
+    traffic = [memory_traffic(each, 1) for each in (muon, normuon, muonh)]
+    assert traffic[1] - traffic[0] == pytest.approx(matrices, rel=0.01)
+    assert traffic[2] - traffic[0] == pytest.approx(2 * matrices, rel=0.01)
+
+
 def test_remat_keeps_less_and_computes_more(zaya1_8b):
     executions = [dataclasses.replace(zaya1_8b.execution, remat=remat) for remat in POLICIES]
     kept = [activation_bytes(zaya1_8b.model, execution, 4096) for execution in executions]

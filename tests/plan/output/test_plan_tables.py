@@ -118,6 +118,17 @@ def test_each_weight_has_its_whole_name_on_a_line(preset):
     assert [int(row[2].replace(",", "")) for row in rows] == [weight.size for weight in weights.values()]
 
 
+@pytest.mark.parametrize(
+    ("options", "name"), [([], "Muon"), (["normuon"], "NorMuon"), (["hyperball"], "MuonH")]
+)
+def test_the_optimizer_of_each_weight_is_named(options, name):
+    config = load_config("configs/tiny.py", [f"--config.optimizer.{each}=True" for each in options])
+    table = dry_run._weights_table(flatten_weights(declare(config.model)), config)
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in at_80_columns(table).splitlines()]
+    update = {row[0]: row[3] for row in rows if len(row) == 4}
+    assert (update["layers/experts/down_proj"], update["embedding/table"]) == (name, "AdamW")
+
+
 def test_sizes_of_axes_are_listed_once():
     """`[2, 4, 128, 2, 256]` of the experts' gates in configs/tiny.py."""
     config = load_config("configs/tiny.py", [])
