@@ -124,7 +124,7 @@ def test_state_is_shared(zaya1_8b, num_devices):
 
 
 def test_normuon_has_a_value_per_neuron_and_norms_are_read_once_more(shared):
-    """Outputs of a layer as in the released checkpoint ([Weights]); the state of hyperball is that of Muon."""
+    """Outputs of a layer as in the released checkpoint ([Weights]); hyperball has the state of Muon."""
     config = with_execution(shared, node_devices=1)
 
     def switched(**switches):

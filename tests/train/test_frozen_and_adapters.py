@@ -314,7 +314,8 @@ def test_under_two_hundredths_of_zaya1_8b_train():
         ({"lora.rank": 2, "lora.alpha": 0.0}, "lora.alpha is 0.0; it must be above 0"),
         ({"lora.rank": 2, "optimizer.frozen": ("embedding/*",)}, "set optimizer.frozen to ()"),
         ({"lora.rank": 2, "optimizer.hyperball": True}, "lora.rank is 2 and optimizer.hyperball True; AdamW"),
-        ({"optimizer.name": "adamw", "optimizer.normuon": True}, 'optimizer.normuon is True and optimizer.name "adamw"'),
+        ({"optimizer.name": "adamw", "optimizer.normuon": True},
+         'optimizer.normuon is True and optimizer.name "adamw"'),
     ],
 )  # fmt: skip
 def test_mistakes_of_adapter_configs_are_user_errors(fields, sentence):

@@ -12,11 +12,13 @@ import multiprocessing
 import os
 import pathlib
 import shutil
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing.queues import Queue
 from typing import Any
 
+import jax
 from scipy.stats import qmc
 
 from zaya_jax.config import Config
@@ -215,6 +217,8 @@ def train_all(comparison: Comparison, groups: Sequence[Sequence[Run]], *, num_jo
 def _use_core(cores: "Queue[int]") -> None:
     # jax starts as many threads as a process has cores, when it is first used.
     os.sched_setaffinity(0, {cores.get()})
+    # Processes would share a GPU.
+    jax.config.update("jax_platforms", "cpu")
 
 
 def _train_group(comparison: Comparison, runs: Iterable[Run]) -> list[float]:
@@ -226,6 +230,7 @@ def _train(comparison: Comparison, run: Run) -> float:
     config = run_config(comparison, run)
     if (loss := held_out_loss(comparison, run)) is not None:
         return loss
+    start = time.process_time()
     comparison.folder.mkdir(parents=True, exist_ok=True)
     with open(comparison.folder / f"log_{os.getpid()}.txt", "a") as log, contextlib.redirect_stdout(log):
         train(config)
@@ -233,5 +238,6 @@ def _train(comparison: Comparison, run: Run) -> float:
     shutil.rmtree(pathlib.Path(config.run_folder) / "checkpoints")
     loss = held_out_loss(comparison, run)
     assert loss is not None, "a run that ends has evaluated its last step"
-    print(f"{pathlib.Path(config.run_folder).name}: {loss:.4f}", flush=True)
+    seconds = time.process_time() - start
+    print(f"{pathlib.Path(config.run_folder).name}: {loss:.4f}, {seconds:.1f} s of CPU time", flush=True)
     return loss
