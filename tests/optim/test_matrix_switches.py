@@ -134,6 +134,8 @@ def test_mean_squares_move_to_other_numbers_of_devices():
         trees.append(tree)
         for name, x in state.items():
             assert x.size < whole[name].size / 4
+            # The momentum has the shape of the bucket.
+            assert to_elements(buckets[name], whole[name]) is whole[name]
             np.testing.assert_array_equal(from_elements(buckets[name], whole[name], x.shape), x)
     for path, shape in INPUTS.items():
         one, three = (x[path].reshape(*shape, -1) for x in trees)

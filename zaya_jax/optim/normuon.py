@@ -80,9 +80,9 @@ def to_elements(bucket: Bucket, state: jax.Array) -> jax.Array:
       bucket: bucket of a partition.
       state: state of the bucket over all devices; arrays in the shape of the bucket are returned unchanged.
     """
-    if isinstance(bucket, FlatParameter):
-        return state
     shape = (state.shape[0], *bucket.shape[1:])
+    if isinstance(bucket, FlatParameter) or state.shape == shape:
+        return state
     return jnp.broadcast_to(_by_element(bucket, state, shape, _everywhere(bucket, len(state))), shape)
 
 
