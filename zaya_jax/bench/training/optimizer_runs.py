@@ -2,29 +2,44 @@
 
 Every variant has the same trials: the same points of a Halton sequence, mapped to its range of rates. Tuning
 and comparison use different seeds, so that the noise of a selected trial is no advantage.
+
+All runs of a variant at a size share one compiled step, because compilation takes as long as a run. Learning
+rates are read from a table by the step of the state, which starts at another multiple of `STRIDE` for each
+setting.
+
+Letters: S settings.
 """
 
-import contextlib
 import dataclasses
 import itertools
 import math
 import multiprocessing
 import os
 import pathlib
-import shutil
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing.queues import Queue
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
 from scipy.stats import qmc
 
 from zaya_jax.config import Config
+from zaya_jax.data.reading.loader import evaluation_batches, training_batches
+from zaya_jax.data.reading.positions import mixture_positions
+from zaya_jax.model.adapters import declare_run
+from zaya_jax.model.weights import initialize
+from zaya_jax.optim.schedules import phase_schedule
 from zaya_jax.options import DEFAULT_CONFIG, load_config
-from zaya_jax.train.metrics.files import held_out_losses
-from zaya_jax.train.trainer import train
+from zaya_jax.parallel.mesh import data_mesh, place_rows
+from zaya_jax.run_folder.events import append_line, lines_of, parse_line
+from zaya_jax.train.compiled_programs import make_programs
+from zaya_jax.train.setup import open_data
+from zaya_jax.train.step.state import TrainSetup, TrainState, first_state, make_setup
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +91,8 @@ SIZES = {"small": Size(64, 2, 300), "medium": Size(128, 2, 300), "large": Size(1
 BATCH_SIZE, LENGTH, EVAL_SEQUENCES = 8, 128, 256
 TUNING_SEED = 1_000
 """Seed of all tuning trials; seeds of the comparison count from 0."""
+STRIDE = 1_000_000
+"""Distance of the first steps of two settings; runs are shorter."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -136,8 +153,8 @@ def trials(comparison: Comparison, size: str, variant: str) -> list[Run]:
     ]
 
 
-def comparison_runs(comparison: Comparison, best: Run) -> list[Run]:
-    """Runs with the tuned rates: all seeds, for all steps and for half of them."""
+def seed_runs(comparison: Comparison, best: Run) -> list[Run]:
+    """Runs with the tuned rates: all seeds, first for all steps and then for half of them."""
     return [
         dataclasses.replace(best, seed=seed, num_steps=num_steps)
         for num_steps in (best.num_steps, best.num_steps // 2)
@@ -146,7 +163,7 @@ def comparison_runs(comparison: Comparison, best: Run) -> list[Run]:
 
 
 def run_config(comparison: Comparison, run: Run) -> Config:
-    """Config of a run."""
+    """Config with which `zaya train` trains the same run."""
     tiny, size, variant = load_config(DEFAULT_CONFIG, []), comparison.sizes[run.size], VARIANTS[run.variant]
     name = f"{run.size}_{run.variant}_{run.matrix_rate}_{run.other_rate}_{run.seed}_{run.num_steps}"
     return dataclasses.replace(
@@ -183,35 +200,35 @@ def run_config(comparison: Comparison, run: Run) -> Config:
             eval_sequences=EVAL_SEQUENCES,
             checkpoint_every=run.num_steps,
             sample_tokens=0,
-            log_every=50,
             seed=run.seed,
         ),
     )
 
 
-def held_out_loss(comparison: Comparison, run: Run) -> float | None:
-    """Held-out loss of a run in nats per token, infinite if it diverged; None if the run is not finished."""
-    loss = held_out_losses(run_config(comparison, run).run_folder).get(run.num_steps)
-    return loss if loss is None or math.isfinite(loss) else math.inf
-
-
-def train_all(comparison: Comparison, groups: Sequence[Sequence[Run]], *, num_jobs: int) -> list[list[float]]:
-    """Trains runs in processes of one core each, without those that are finished, and returns their losses.
+def trials_and_seeds(
+    comparison: Comparison, *, num_jobs: int
+) -> dict[tuple[str, str], tuple[list[float], list[Run], list[float]]]:
+    """Trains all runs that are not finished, in processes of one core each.
 
     Args:
-      comparison: folder and sizes.
-      groups: runs that share a process, one after the other.
+      comparison: what is compared.
       num_jobs: number of processes.
+
+    Returns:
+      By size and variant: losses of the trials, runs of the seeds with the tuned rates, and their losses.
     """
+    # Largest first, so that the processes end at about the same time.
+    keys = [(size, variant) for size in reversed(comparison.sizes) for variant in comparison.variants]
+    # Before the processes start, which would each build the corpus.
+    open_data(run_config(comparison, trials(comparison, *keys[0])[0]))
     # Not fork: a process that is forked from one with threads, such as those of jax, can deadlock.
     context = multiprocessing.get_context("spawn")
     cores = context.Queue()
     for _, core in zip(range(num_jobs), itertools.cycle(sorted(os.sched_getaffinity(0))), strict=False):
         cores.put(core)
     with ProcessPoolExecutor(num_jobs, context, _use_core, (cores,)) as pool:
-        # The first group builds the corpus, which the others read.
-        first = pool.submit(_train_group, comparison, groups[0]).result()
-        return [first, *pool.map(_train_group, itertools.repeat(comparison), groups[1:])]
+        futures = {key: pool.submit(_train_all, comparison, *key) for key in keys}
+        return {key: future.result() for key, future in futures.items()}
 
 
 def _use_core(cores: "Queue[int]") -> None:
@@ -221,23 +238,127 @@ def _use_core(cores: "Queue[int]") -> None:
     jax.config.update("jax_platforms", "cpu")
 
 
-def _train_group(comparison: Comparison, runs: Iterable[Run]) -> list[float]:
-    return [_train(comparison, run) for run in runs]
+def _train_all(comparison: Comparison, size: str, variant: str) -> tuple[list[float], list[Run], list[float]]:
+    tuning = trials(comparison, size, variant)
+    train = trainer(comparison, tuning)
+    losses = list(map(train, tuning))
+    runs = seed_runs(comparison, tuning[int(np.argmin(losses))])
+    return losses, runs, list(map(train, runs))
 
 
-def _train(comparison: Comparison, run: Run) -> float:
-    """Trains a run unless it is finished, and returns its held-out loss."""
-    config = run_config(comparison, run)
-    if (loss := held_out_loss(comparison, run)) is not None:
-        return loss
-    start = time.process_time()
-    comparison.folder.mkdir(parents=True, exist_ok=True)
-    with open(comparison.folder / f"log_{os.getpid()}.txt", "a") as log, contextlib.redirect_stdout(log):
-        train(config)
-    # Only its losses are needed.
-    shutil.rmtree(pathlib.Path(config.run_folder) / "checkpoints")
-    loss = held_out_loss(comparison, run)
-    assert loss is not None, "a run that ends has evaluated its last step"
-    seconds = time.process_time() - start
-    print(f"{pathlib.Path(config.run_folder).name}: {loss:.4f}, {seconds:.1f} s of CPU time", flush=True)
-    return loss
+def trainer(comparison: Comparison, tuning: Sequence[Run]) -> Callable[[Run], float]:
+    """Returns a function that trains a run unless it is finished, and returns its held-out loss.
+
+    Args:
+      comparison: what is compared.
+      tuning: tuning trials of a variant at a size; runs have the rates of one of them.
+    """
+    file = comparison.folder / "results.jsonl"
+    rows = [row for row in map(parse_line, lines_of(file)) if row]
+    finished = {_key(row): row["loss"] for row in rows}
+    halves = [dataclasses.replace(run, num_steps=run.num_steps // 2) for run in tuning]
+    program = None
+
+    def train(run: Run) -> float:
+        nonlocal program
+        key = _key(dataclasses.asdict(run))
+        if key not in finished:
+            start = time.process_time()
+            program = program or _Program(comparison, [*tuning, *halves])
+            loss = program.train(run)
+            # JSON has no infinity.
+            finished[key] = loss if math.isfinite(loss) else None
+            seconds = round(time.process_time() - start, 1)
+            append_line(file, dataclasses.asdict(run) | {"loss": finished[key], "cpu_seconds": seconds})
+            print(f"{run}: {loss:.4f}, {seconds} s of CPU time", flush=True)
+        return math.inf if finished[key] is None else finished[key]
+
+    return train
+
+
+def _key(values: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(values[field.name] for field in dataclasses.fields(Run))
+
+
+class _Program:
+    """The compiled step of all runs of a variant at a size."""
+
+    def __init__(self, comparison: Comparison, settings: Sequence[Run]):
+        self._comparison, self._settings = comparison, settings
+        self._config = run_config(comparison, settings[0])
+        self._corpora = open_data(self._config)
+        self._mesh, self._setup = data_mesh(jax.devices()[:1]), _setup(self._config, settings)
+        self._init = jax.jit(self._first_state)
+        shapes = jax.eval_shape(self._first_state, 0, 0)
+        self._programs = make_programs(shapes, setup=self._setup, mesh=self._mesh)
+
+    def _first_state(self, seed: jax.Array, first_step: jax.Array) -> TrainState:
+        # As `init_state`, whose seed is a constant.
+        init_key, run_key = jax.random.split(jax.random.key(seed))
+        state = first_state(self._setup, initialize(declare_run(self._config), init_key), run_key)
+        return dataclasses.replace(state, step=jnp.asarray(first_step, jnp.int32))
+
+    def train(self, run: Run) -> float:
+        """Trains a run and returns its held-out loss in nats per token."""
+        config = run_config(self._comparison, run)
+        number = next(i for i, each in enumerate(self._settings) if _is_setting(run, each))
+        state = self._init(run.seed, number * STRIDE)
+        tokens = {folder: corpus.train.tokens for folder, corpus in self._corpora.items()}
+        for step_range, position in mixture_positions(config, tokens):
+            batches = training_batches(
+                position, self._corpora, batch_size=step_range.batch_size, num_steps=step_range.num_steps
+            )
+            for batch in batches:
+                state, _ = self._programs.step(state, place_rows(batch, self._mesh))
+        return self._held_out_loss(config, state)
+
+    def _held_out_loss(self, config: Config, state: TrainState) -> float:
+        batches = evaluation_batches(
+            self._corpora[config.data.corpus],
+            split="validation",
+            sequence_length=config.data.sequence_length,
+            batch_size=config.data.batch_size,
+            limit=config.train.eval_sequences,
+        )
+        sums = [self._programs.evaluate(state, place_rows(batch, self._mesh)) for batch in batches]
+        return math.fsum(float(x.loss) for x in sums) / math.fsum(float(x.num_targets) for x in sums)
+
+
+def _is_setting(run: Run, setting: Run) -> bool:
+    return run == dataclasses.replace(setting, seed=run.seed)
+
+
+def _setup(config: Config, settings: Sequence[Run]) -> TrainSetup:
+    """Setup of the training step, with the learning rates of each setting."""
+    matrix_S = jnp.array([run.matrix_rate for run in settings])
+    # Rates of the other weights relative to those of matrices.
+    others_S = jnp.array([run.other_rate / run.matrix_rate for run in settings])
+    shapes = [_shape(config, run.num_steps) for run in settings]
+
+    def schedule(step: jax.Array) -> jax.Array:
+        setting, own_step = step // STRIDE, step % STRIDE
+        return matrix_S[setting] * jnp.stack([jnp.asarray(shape(own_step)) for shape in shapes])[setting]
+
+    optimizer = dataclasses.replace(config.optimizer, matrix_rate=1.0)
+    setup = make_setup(dataclasses.replace(config, optimizer=optimizer), schedule=schedule)
+    weights, partition = dict(setup.partition.weights), setup.partition
+    others = {each.name for each in partition.flat_parameters if not weights[each.name].matrix}
+
+    def update(updates: Any, state: Any, params: Any = None, *, step: jax.Array, **_: Any) -> Any:
+        # AdamW's updates are proportional to the rate, unlike those of hyperball.
+        ratio = others_S[step // STRIDE]
+        return {name: x * ratio if name in others else x for name, x in updates.items()}, state
+
+    scale = optax.GradientTransformationExtraArgs(optax.init_empty_state, update)
+    return dataclasses.replace(setup, optimizer=optax.chain(setup.optimizer, scale))
+
+
+def _shape(config: Config, num_steps: int) -> optax.Schedule:
+    """Learning rate of a run relative to its highest one."""
+    optimizer = dataclasses.replace(
+        config.optimizer,
+        learning_rate=1.0,
+        final_learning_rate=FINAL_RATE,
+        warmup_steps=round(WARMUP * num_steps),
+    )
+    return phase_schedule(optimizer, num_steps)

@@ -24,10 +24,8 @@ from zaya_jax.bench.training.optimizer_runs import (
     VARIANTS,
     Comparison,
     Run,
-    comparison_runs,
     run_config,
-    train_all,
-    trials,
+    trials_and_seeds,
 )
 from zaya_jax.options import Parser, check_at_least
 from zaya_jax.plan.arithmetic import LINKS, seconds_in_turn, step_seconds
@@ -127,26 +125,15 @@ def _parser() -> Parser:
 
 def compare(comparison: Comparison, *, num_jobs: int) -> dict[tuple[str, str], Outcome]:
     """Tunes and trains all optimizers at all sizes; returns their outcomes by size and optimizer."""
-    keys = [(size, variant) for size in reversed(comparison.sizes) for variant in comparison.variants]
-    # Each trial is another program, whose rates are constants. Seeds share one.
-    tuning = {key: trials(comparison, *key) for key in keys}
-    losses = iter(
-        train_all(comparison, [[run] for runs in tuning.values() for run in runs], num_jobs=num_jobs)
-    )
-    trial_losses = {key: [loss for _ in runs for loss in next(losses)] for key, runs in tuning.items()}
-    best = {key: runs[int(np.argmin(trial_losses[key]))] for key, runs in tuning.items()}
-    groups = {key: comparison_runs(comparison, run) for key, run in best.items()}
-    count = comparison.num_seeds
-    halves = [half for runs in groups.values() for half in (runs[:count], runs[count:])]
-    final = np.array(train_all(comparison, halves, num_jobs=num_jobs)).reshape(len(keys), 2, count)
+    results = trials_and_seeds(comparison, num_jobs=num_jobs)
     return {
         key: Outcome(
-            tuned=best[key],
-            trial_losses=trial_losses[key],
-            losses_KN=losses_KN,
-            step_seconds=modelled_seconds(comparison, best[key]),
+            tuned=runs[0],
+            trial_losses=trial_losses,
+            losses_KN=np.reshape(losses, (2, -1)),
+            step_seconds=modelled_seconds(comparison, runs[0]),
         )
-        for key, losses_KN in zip(keys, final, strict=True)
+        for key, (trial_losses, runs, losses) in results.items()
     }
 
 
