@@ -15,7 +15,7 @@ from zaya_jax.model.weights import declare, flatten_weights
 from zaya_jax.optim.buckets import from_buckets
 from zaya_jax.optim.hyperball import hyperball_step
 from zaya_jax.optim.matrices import MatrixAxes
-from zaya_jax.optim.normuon import NorMuonState, from_elements, to_elements
+from zaya_jax.optim.normuon import NorMuonState, from_elements, scale_by_neurons, to_elements
 from zaya_jax.optim.optimizer import make_optimizer
 from zaya_jax.optim.partition import MatrixStack, make_partition
 from zaya_jax.parallel.mesh import DATA
@@ -108,12 +108,17 @@ def test_hyperball_keeps_norms_and_padding():
     assert sum(np.count_nonzero(x) for x in buckets.values()) == sum(w.size for w in DECLARED.values())
 
 
-def test_hyperball_leaves_matrices_of_zeros_and_those_without_an_update():
+def test_matrices_of_zeros_and_those_without_an_update_stay():
+    """Padding, and experts that have had no token."""
     bucket = MatrixStack("w", 2, (3, 4), MatrixAxes((1,), (2,)))
-    ones, zeros = jnp.ones((1, 2, 3, 4)), jnp.zeros((1, 2, 3, 4))
+    zeros = jnp.zeros((1, 2, 3, 4))
+    large = 512 * jax.random.normal(jax.random.key(0), zeros.shape)
     step = mapped_over(DATA, lambda update, weight: hyperball_step(bucket, update, weight, -0.1))
-    np.testing.assert_array_equal(step(ones, zeros), zeros)
-    np.testing.assert_array_equal(step(zeros, ones), zeros)
+    np.testing.assert_array_equal(step(large, zeros), zeros)
+    np.testing.assert_array_equal(step(zeros, large), zeros)
+    normuon = scale_by_neurons([bucket], 0.95, 1e-8, rms=512.0)
+    scale = mapped_over(DATA, lambda x: normuon.update({"w": x}, normuon.init({"w": x}))[0]["w"])
+    np.testing.assert_array_equal(scale(zeros), zeros)
 
 
 def mean_squares(num_devices):

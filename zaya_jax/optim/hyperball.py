@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from zaya_jax.optim.matrices import matrix_norms
+from zaya_jax.optim.matrices import matrix_norms, normalized
 from zaya_jax.optim.partition import MatrixPool, MatrixStack
 
 
@@ -25,11 +25,9 @@ def hyperball_step(
       rate: length of the step relative to the norm, negative to subtract the update.
     """
 
-    def norms(x: jax.Array) -> jax.Array:
-        return matrix_norms(x, bucket.axes, bucket.layout)
-
-    # Avoids 0 / 0.
-    tiny = jnp.finfo(jnp.float32).tiny
-    norm = norms(weight)
-    moved = weight + update * (rate * norm / jnp.maximum(norms(update), tiny))
-    return moved * (norm / jnp.maximum(norms(moved), tiny)) - weight
+    axes, layout = bucket.axes, bucket.layout
+    norm = matrix_norms(weight, axes, layout)
+    moved = weight + normalized(update, axes, layout) * (rate * norm)
+    # The ratio of norms is exactly 1 without an update, and 0 for zeros.
+    ratio = norm / jnp.maximum(matrix_norms(moved, axes, layout), jnp.finfo(jnp.float32).tiny)
+    return moved * ratio - weight

@@ -38,6 +38,12 @@ def matrix_norms(x: jax.Array, axes: MatrixAxes, layout: BucketLayout) -> jax.Ar
     return jnp.sqrt(sum_rows_in_node(squares, layout))
 
 
+def normalized(x: jax.Array, axes: MatrixAxes, layout: BucketLayout) -> jax.Array:
+    """Divides each matrix of a device's part of a bucket by its Frobenius norm; zeros stay zeros."""
+    # Avoids 0 / 0. A factor of 1 / norm would be infinite instead.
+    return x / jnp.maximum(matrix_norms(x, axes, layout), jnp.finfo(jnp.float32).tiny)
+
+
 def to_matrices(x: jax.Array, axes: MatrixAxes) -> jax.Array:
     """Matrices of an array, shape [count, inputs, outputs], in the order of the other axes."""
     return x.transpose(_counting_first(x.ndim, axes)).reshape(-1, *matrix_sides(x.shape, axes))

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from zaya_jax.optim.matrices import matrix_norms, matrix_sides
+from zaya_jax.optim.matrices import matrix_sides, normalized
 from zaya_jax.optim.partition import Bucket, FlatParameter, MatrixPool, MatrixRange, MatrixStack
 from zaya_jax.parallel.bucket_layouts import sum_rows_in_node
 from zaya_jax.parallel.mesh import local_shard
@@ -57,10 +57,7 @@ def scale_by_neurons(
             now = _mean_over_inputs(bucket, jnp.square(x), mean.shape[-1])
             means[name] = beta2 * mean + (1 - beta2) * now
             divided = x / (jnp.sqrt(_by_element(bucket, means[name], x.shape, _local(bucket))) + eps)
-            norms = jnp.maximum(
-                matrix_norms(divided, bucket.axes, bucket.layout), jnp.finfo(jnp.float32).tiny
-            )
-            scaled[name] = divided * (rms * _root_of_size(bucket) / norms)
+            scaled[name] = normalized(divided, bucket.axes, bucket.layout) * (rms * _root_of_size(bucket))
         return scaled, NorMuonState(means)
 
     return optax.GradientTransformation(init, update)  # pyright: ignore[reportArgumentType]
