@@ -147,18 +147,18 @@ def _outputs_are_rows(pool: MatrixPool) -> np.ndarray:
     return values_by_slot(pool, lambda each: each.rows > each.columns) > 0
 
 
-def _local(bucket: MatrixStack | MatrixPool) -> jax.Array | None:
+def _local(bucket: MatrixStack | MatrixPool) -> Any:
     """Whether outputs are rows, for each slot of this device, [U, 1, 1]; None for a stack."""
     if isinstance(bucket, MatrixStack):
         return None
     return local_shard(_outputs_are_rows(bucket), bucket.layout.axes)
 
 
-def _everywhere(bucket: MatrixStack | MatrixPool, num_slots: int) -> np.ndarray | None:
+def _everywhere(bucket: MatrixStack | MatrixPool, num_slots: int) -> Any:
     """Like `_local` for all devices, each of which has the same slots if a node shares its experts."""
-    return (
-        None if isinstance(bucket, MatrixStack) else np.resize(_outputs_are_rows(bucket), (num_slots, 1, 1))
-    )
+    if isinstance(bucket, MatrixStack):
+        return None
+    return np.resize(_outputs_are_rows(bucket), (num_slots, 1, 1))
 
 
 def _padded(x: jax.Array, width: int) -> jax.Array:

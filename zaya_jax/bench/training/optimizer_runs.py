@@ -129,7 +129,7 @@ class Comparison:
     """
 
     folder: pathlib.Path
-    sizes: Mapping[str, Size]
+    sizes: dict[str, Size]
     variants: Sequence[str]
     num_trials: int
     num_seeds: int
@@ -335,7 +335,7 @@ def _setup(config: Config, settings: Sequence[Run]) -> TrainSetup:
     others_S = jnp.array([run.other_rate / run.matrix_rate for run in settings])
     shapes = [_shape(config, run.num_steps) for run in settings]
 
-    def schedule(step: jax.Array) -> jax.Array:
+    def schedule(step: Any) -> Any:
         setting, own_step = step // STRIDE, step % STRIDE
         return matrix_S[setting] * jnp.stack([jnp.asarray(shape(own_step)) for shape in shapes])[setting]
 
@@ -349,7 +349,7 @@ def _setup(config: Config, settings: Sequence[Run]) -> TrainSetup:
         ratio = others_S[step // STRIDE]
         return {name: x * ratio if name in others else x for name, x in updates.items()}, state
 
-    scale = optax.GradientTransformationExtraArgs(optax.init_empty_state, update)
+    scale = optax.GradientTransformationExtraArgs(optax.init_empty_state, update)  # pyright: ignore[reportArgumentType]
     return dataclasses.replace(setup, optimizer=optax.chain(setup.optimizer, scale))
 
 
