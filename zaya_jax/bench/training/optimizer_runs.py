@@ -140,6 +140,7 @@ def trials(comparison: Comparison, size: str, variant: str) -> list[Run]:
     # They cover the square more evenly than random points. The first point of the sequence is a corner.
     points = qmc.Halton(2, scramble=False).fast_forward(1).random(comparison.num_trials)
     rates = RANGE ** (2 * points - 1) * (VARIANTS[variant].matrix_rate, OTHER_RATE)
+    # Rounded, so that the printed rates are those of the runs.
     return [
         Run(
             size=size,
@@ -255,6 +256,7 @@ def trainer(comparison: Comparison, tuning: Sequence[Run]) -> Callable[[Run], fl
     """
     file = comparison.folder / "results.jsonl"
     rows = [row for row in map(parse_line, lines_of(file)) if row]
+    # Seeds and numbers of steps are part of the key, so that more of them can be added later.
     finished = {_key(row): row["loss"] for row in rows}
     halves = [dataclasses.replace(run, num_steps=run.num_steps // 2) for run in tuning]
     program = None
@@ -264,6 +266,7 @@ def trainer(comparison: Comparison, tuning: Sequence[Run]) -> Callable[[Run], fl
         key = _key(dataclasses.asdict(run))
         if key not in finished:
             start = time.process_time()
+            # Compiled only if some run is not finished.
             program = program or _Program(comparison, [*tuning, *halves])
             loss = program.train(run)
             # JSON has no infinity.
@@ -320,6 +323,7 @@ class _Program:
             batch_size=config.data.batch_size,
             limit=config.train.eval_sequences,
         )
+        # All batches are dispatched before the host waits for the first sum.
         sums = [self._programs.evaluate(state, place_rows(batch, self._mesh)) for batch in batches]
         return math.fsum(float(x.loss) for x in sums) / math.fsum(float(x.num_targets) for x in sums)
 

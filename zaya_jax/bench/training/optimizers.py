@@ -66,6 +66,7 @@ class Outcome:
 
     def losses_at(self, step_ratio: float) -> np.ndarray:
         """Losses of the seeds after a share of the steps, interpolated by the logarithm of the share."""
+        # Over a factor of two, the loss is nearly linear in the logarithm of the steps.
         all_steps, half = self.losses_KN
         return all_steps - math.log2(step_ratio) * (half - all_steps)
 
@@ -158,6 +159,7 @@ def steps_ratio(outcome: Outcome, base: Outcome) -> float:
     Outside of 0.5 to 2 the ratio is an extrapolation.
     """
     gap = base.mean - outcome.mean
+    # So that the ratio is an interpolation whichever of the two is better.
     better = outcome if gap > 0 else base
     return 2 ** (gap / better.gain_of_doubling)
 
@@ -208,6 +210,7 @@ def _results_table(outcomes: Mapping[str, Outcome]) -> Table:
         # The time of all steps of the first optimizer.
         in_time = outcome.losses_at(base.step_seconds / outcome.step_seconds)
         row = [_mean(outcome.losses_KN[0]), "", _mean(in_time), "", ""]
+        # Nothing is compared with itself.
         if outcome is not base:
             row[1], row[3] = _p(outcome.losses_KN[0], base.losses_KN[0]), _p(in_time, base.losses_KN[0])
             row[4] = f"{steps_ratio(outcome, base):.2f}x"
