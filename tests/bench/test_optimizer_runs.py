@@ -36,7 +36,7 @@ def test_a_run_equals_that_of_zaya_train(comparison, variant):
     """With rates from a table instead of constants; losses differ by the rounding of rates."""
     tuning = trials(comparison, "small", variant)
     run_all = trainer(comparison, tuning)
-    runs = [tuning[0], dataclasses.replace(tuning[1], seed=3, num_steps=6)]
+    runs = [tuning[0], dataclasses.replace(tuning[1], seed=3, num_steps=12)]
     losses = list(map(run_all, runs))
     for run, loss in zip(runs, losses, strict=True):
         config = optimizer_runs.run_config(comparison, run)

@@ -77,7 +77,7 @@ class Size:
     """A network of the comparison; the rest is that of configs/tiny.py.
 
     Attributes:
-      width: hidden size, a multiple of 64; experts are twice as wide.
+      width: hidden size, a multiple of 32; experts are twice as wide.
       num_layers: number of layers.
       num_steps: number of steps of a run.
     """
@@ -87,8 +87,8 @@ class Size:
     num_steps: int
 
 
-SIZES = {"small": Size(64, 2, 300), "medium": Size(128, 2, 300), "large": Size(192, 3, 300)}
-BATCH_SIZE, LENGTH, EVAL_SEQUENCES = 8, 128, 256
+SIZES = {"small": Size(32, 2, 300), "medium": Size(64, 2, 300), "large": Size(128, 2, 300)}
+BATCH_SIZE, LENGTH, EVAL_SEQUENCES, HEAD_DIM = 8, 128, 256, 16
 TUNING_SEED = 1_000
 """Seed of all tuning trials; seeds of the comparison count from 0."""
 STRIDE = 1_000_000
@@ -136,7 +136,7 @@ class Comparison:
 
 
 def trials(comparison: Comparison, size: str, variant: str) -> list[Run]:
-    """Tuning trials of a variant."""
+    """Tuning trials of a variant, of half of the steps: twice as many as whole runs at the same cost."""
     # They cover the square more evenly than random points. The first point of the sequence is a corner.
     points = qmc.Halton(2, scramble=False).fast_forward(1).random(comparison.num_trials)
     rates = RANGE ** (2 * points - 1) * (VARIANTS[variant].matrix_rate, OTHER_RATE)
@@ -148,7 +148,7 @@ def trials(comparison: Comparison, size: str, variant: str) -> list[Run]:
             matrix_rate=float(f"{of_matrices:.3g}"),
             other_rate=float(f"{of_others:.3g}"),
             seed=TUNING_SEED,
-            num_steps=comparison.sizes[size].num_steps,
+            num_steps=comparison.sizes[size].num_steps // 2,
         )
         for of_matrices, of_others in rates
     ]
@@ -158,7 +158,7 @@ def seed_runs(comparison: Comparison, best: Run) -> list[Run]:
     """Runs with the tuned rates: all seeds, first for all steps and then for half of them."""
     return [
         dataclasses.replace(best, seed=seed, num_steps=num_steps)
-        for num_steps in (best.num_steps, best.num_steps // 2)
+        for num_steps in (comparison.sizes[best.size].num_steps, best.num_steps)
         for seed in range(comparison.num_seeds)
     ]
 
@@ -174,8 +174,9 @@ def run_config(comparison: Comparison, run: Run) -> Config:
             tiny.model,
             hidden_size=size.width,
             num_hidden_layers=size.num_layers,
-            num_attention_heads=size.width // 32,
-            num_key_value_heads=size.width // 64,
+            num_attention_heads=size.width // HEAD_DIM,
+            num_key_value_heads=size.width // (2 * HEAD_DIM),
+            head_dim=HEAD_DIM,
             moe_intermediate_size=2 * size.width,
         ),
         data=dataclasses.replace(
@@ -258,7 +259,7 @@ def trainer(comparison: Comparison, tuning: Sequence[Run]) -> Callable[[Run], fl
     rows = [row for row in map(parse_line, lines_of(file)) if row]
     # Seeds and numbers of steps are part of the key, so that more of them can be added later.
     finished = {_key(row): row["loss"] for row in rows}
-    halves = [dataclasses.replace(run, num_steps=run.num_steps // 2) for run in tuning]
+    whole = [dataclasses.replace(run, num_steps=comparison.sizes[run.size].num_steps) for run in tuning]
     program = None
 
     def train(run: Run) -> float:
@@ -267,7 +268,7 @@ def trainer(comparison: Comparison, tuning: Sequence[Run]) -> Callable[[Run], fl
         if key not in finished:
             start = time.process_time()
             # Compiled only if some run is not finished.
-            program = program or _Program(comparison, [*tuning, *halves])
+            program = program or _Program(comparison, [*tuning, *whole])
             loss = program.train(run)
             # JSON has no infinity.
             finished[key] = loss if math.isfinite(loss) else None

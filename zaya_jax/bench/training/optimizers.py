@@ -110,7 +110,9 @@ def _parser() -> Parser:
         "--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS),
         help="optimizers to compare; the others are compared with the first one",
     )  # fmt: skip
-    parser.add_argument("--trials", default=6, help="tuning trials of each optimizer at each size")
+    parser.add_argument(
+        "--trials", default=8, help="tuning trials of each optimizer at each size, of half of the steps"
+    )
     parser.add_argument(
         "--seeds", default=5, help="seeds of the comparison, none of which is used for tuning"
     )
@@ -172,8 +174,8 @@ def report(comparison: Comparison, outcomes: Mapping[tuple[str, str], Outcome]) 
         tokens = network.num_steps * BATCH_SIZE * LENGTH
         console.print(
             f"{size}: width {network.width}, {network.num_layers} layers, {network.num_steps} steps, "
-            f"{tokens:,} tokens; {comparison.num_trials} trials of each optimizer, {comparison.num_seeds} "
-            "seeds"
+            f"{tokens:,} tokens; {comparison.num_trials} trials of each optimizer with half of the steps, "
+            f"{comparison.num_seeds} seeds"
         )
         console.print(_settings_table(of_size))
         console.print(_results_table(of_size))
