@@ -293,7 +293,7 @@ def switches():
         "nodes": difference(of_nodes, of_one),
         "moved between them": difference(moved, of_one),
         "norms": max(difference(norm, norms[0]) for norm in norms[1:]),
-        "trained": difference(of_one, first),
+        "trained": difference(of_one["layers"]["experts"], first["layers"]["experts"]),
     }
 
 
