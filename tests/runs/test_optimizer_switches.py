@@ -22,7 +22,9 @@ SWITCHES = {"normuon": True, "hyperball": True, "cautious_decay": True}
 
 def config_of(folder: pathlib.Path, name: str, num_steps: int = STEPS, **optimizer) -> Config:
     values = small_values(run_folder=str(folder / name), corpus=str(folder / "corpus"))
-    values["optimizer"] |= {"schedule": "constant", "matrix_rate": 5.0} | SWITCHES | optimizer
+    values["optimizer"] |= (
+        {"schedule": "constant", "warmup_steps": 2, "matrix_rate": 5.0} | SWITCHES | optimizer
+    )
     values["train"] |= {"num_steps": num_steps, "checkpoint_every": 1, "keep_checkpoints": STEPS}
     return Config.from_dict(values | {"ema": {"decay": 0.9}, "watch": {"checksums": True}})
 
