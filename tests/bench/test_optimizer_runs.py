@@ -6,7 +6,7 @@ import pytest
 from small_runs import build_small_corpus, small_config
 
 from zaya_jax.bench.training import optimizer_runs
-from zaya_jax.bench.training.optimizer_runs import Comparison, Size, trainer, trials
+from zaya_jax.bench.training.optimizer_runs import OptimizerComparison, Size, trainer, trials
 from zaya_jax.train.metrics.files import read_metrics
 from zaya_jax.train.trainer import train
 
@@ -26,7 +26,7 @@ def comparison(tmp_path, monkeypatch):
 
     monkeypatch.setattr(optimizer_runs, "run_config", of_bytes)
     monkeypatch.setattr(optimizer_runs, "EVAL_SEQUENCES", 16)
-    return Comparison(
+    return OptimizerComparison(
         folder=tmp_path, sizes={"small": Size(64, 2, 12)}, variants=("muonh",), num_trials=2, num_seeds=2
     )
 

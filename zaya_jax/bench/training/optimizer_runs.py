@@ -117,7 +117,7 @@ class Run:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Comparison:
+class OptimizerComparison:
     """What is compared.
 
     Attributes:
@@ -135,7 +135,7 @@ class Comparison:
     num_seeds: int
 
 
-def trials(comparison: Comparison, size: str, variant: str) -> list[Run]:
+def trials(comparison: OptimizerComparison, size: str, variant: str) -> list[Run]:
     """Tuning trials of a variant, of half of the steps: twice as many as whole runs at the same cost."""
     # They cover the square more evenly than random points. The first point of the sequence is a corner.
     points = qmc.Halton(2, scramble=False).fast_forward(1).random(comparison.num_trials)
@@ -154,7 +154,7 @@ def trials(comparison: Comparison, size: str, variant: str) -> list[Run]:
     ]
 
 
-def seed_runs(comparison: Comparison, best: Run) -> list[Run]:
+def seed_runs(comparison: OptimizerComparison, best: Run) -> list[Run]:
     """Runs with the tuned rates: all seeds, first for all steps and then for half of them."""
     return [
         dataclasses.replace(best, seed=seed, num_steps=num_steps)
@@ -163,7 +163,7 @@ def seed_runs(comparison: Comparison, best: Run) -> list[Run]:
     ]
 
 
-def run_config(comparison: Comparison, run: Run) -> Config:
+def run_config(comparison: OptimizerComparison, run: Run) -> Config:
     """Config with which `zaya train` trains the same run."""
     tiny, size, variant = load_config(DEFAULT_CONFIG, []), comparison.sizes[run.size], VARIANTS[run.variant]
     name = f"{run.size}_{run.variant}_{run.matrix_rate}_{run.other_rate}_{run.seed}_{run.num_steps}"
@@ -208,7 +208,7 @@ def run_config(comparison: Comparison, run: Run) -> Config:
 
 
 def trials_and_seeds(
-    comparison: Comparison, *, num_jobs: int
+    comparison: OptimizerComparison, *, num_jobs: int
 ) -> dict[tuple[str, str], tuple[list[float], list[Run], list[float]]]:
     """Trains all runs that are not finished, in processes of one core each.
 
@@ -240,7 +240,9 @@ def _use_core(cores: "Queue[int]") -> None:
     jax.config.update("jax_platforms", "cpu")
 
 
-def _train_all(comparison: Comparison, size: str, variant: str) -> tuple[list[float], list[Run], list[float]]:
+def _train_all(
+    comparison: OptimizerComparison, size: str, variant: str
+) -> tuple[list[float], list[Run], list[float]]:
     tuning = trials(comparison, size, variant)
     train = trainer(comparison, tuning)
     losses = list(map(train, tuning))
@@ -248,7 +250,7 @@ def _train_all(comparison: Comparison, size: str, variant: str) -> tuple[list[fl
     return losses, runs, list(map(train, runs))
 
 
-def trainer(comparison: Comparison, tuning: Sequence[Run]) -> Callable[[Run], float]:
+def trainer(comparison: OptimizerComparison, tuning: Sequence[Run]) -> Callable[[Run], float]:
     """Returns a function that trains a run unless it is finished, and returns its held-out loss.
 
     Args:
@@ -287,7 +289,7 @@ def _key(values: Mapping[str, Any]) -> tuple[Any, ...]:
 class _Program:
     """The compiled step of all runs of a variant at a size."""
 
-    def __init__(self, comparison: Comparison, settings: Sequence[Run]):
+    def __init__(self, comparison: OptimizerComparison, settings: Sequence[Run]):
         self._comparison, self._settings = comparison, settings
         self._config = run_config(comparison, settings[0])
         self._corpora = open_data(self._config)

@@ -22,7 +22,7 @@ from zaya_jax.bench.training.optimizer_runs import (
     LENGTH,
     SIZES,
     VARIANTS,
-    Comparison,
+    OptimizerComparison,
     Run,
     run_config,
     trials_and_seeds,
@@ -39,7 +39,7 @@ DEVICE = "mi300x"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Outcome:
+class OptimizerOutcome:
     """Runs of one optimizer at one size.
 
     Attributes:
@@ -83,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.steps is not None:
         check_at_least(options, steps=2)
         sizes = {name: dataclasses.replace(size, num_steps=options.steps) for name, size in sizes.items()}
-    comparison = Comparison(
+    comparison = OptimizerComparison(
         folder=pathlib.Path(options.folder),
         sizes=sizes,
         variants=tuple(options.variants),
@@ -126,11 +126,11 @@ def _parser() -> Parser:
     return parser
 
 
-def compare(comparison: Comparison, *, num_jobs: int) -> dict[tuple[str, str], Outcome]:
+def compare(comparison: OptimizerComparison, *, num_jobs: int) -> dict[tuple[str, str], OptimizerOutcome]:
     """Tunes and trains all optimizers at all sizes; returns their outcomes by size and optimizer."""
     results = trials_and_seeds(comparison, num_jobs=num_jobs)
     return {
-        key: Outcome(
+        key: OptimizerOutcome(
             tuned=runs[0],
             trial_losses=trial_losses,
             losses_KN=np.reshape(losses, (2, -1)),
@@ -140,7 +140,7 @@ def compare(comparison: Comparison, *, num_jobs: int) -> dict[tuple[str, str], O
     }
 
 
-def modelled_seconds(comparison: Comparison, run: Run) -> float:
+def modelled_seconds(comparison: OptimizerComparison, run: Run) -> float:
     """Seconds of a step of a run on one GPU by the arithmetic of `zaya plan`.
 
     Products in bfloat16 at the share of their peak that the published case assumes, and minimum memory
@@ -154,7 +154,7 @@ def modelled_seconds(comparison: Comparison, run: Run) -> float:
     return math.fsum(value for name, value in seconds.items() if name not in LINKS)
 
 
-def steps_ratio(outcome: Outcome, base: Outcome) -> float:
+def steps_ratio(outcome: OptimizerOutcome, base: OptimizerOutcome) -> float:
     """Steps that the base needs relative to those of the other optimizer, for the same mean loss.
 
     The better of the two reaches the other's final loss earlier, between half of its steps and all of them.
@@ -166,7 +166,7 @@ def steps_ratio(outcome: Outcome, base: Outcome) -> float:
     return 2 ** (gap / better.gain_of_doubling)
 
 
-def report(comparison: Comparison, outcomes: Mapping[tuple[str, str], Outcome]) -> None:
+def report(comparison: OptimizerComparison, outcomes: Mapping[tuple[str, str], OptimizerOutcome]) -> None:
     """Prints tuned settings and results of each size."""
     console = Console(soft_wrap=True, highlight=False)
     for size, network in comparison.sizes.items():
@@ -187,7 +187,7 @@ def report(comparison: Comparison, outcomes: Mapping[tuple[str, str], Outcome]) 
     )
 
 
-def _settings_table(outcomes: Mapping[str, Outcome]) -> Table:
+def _settings_table(outcomes: Mapping[str, OptimizerOutcome]) -> Table:
     columns = ("rate of\nmatrices", "rate of\nothers", "best\ntrial", "median\ntrial", "time of\na step")
     table = Table(name_column("tuned"), *map(number_column, columns))
     base = next(iter(outcomes.values()))
@@ -204,7 +204,7 @@ def _settings_table(outcomes: Mapping[str, Outcome]) -> Table:
     return table
 
 
-def _results_table(outcomes: Mapping[str, Outcome]) -> Table:
+def _results_table(outcomes: Mapping[str, OptimizerOutcome]) -> Table:
     columns = ("loss at equal\ntokens", "p", "loss at equal\ntime", "p", "fewer\nsteps")
     table = Table(name_column("held-out"), *map(number_column, columns))
     base = next(iter(outcomes.values()))
