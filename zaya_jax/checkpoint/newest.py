@@ -29,6 +29,7 @@ def newest_step(
     run_folder: str | pathlib.Path,
     *,
     until: int | None = None,
+    after: int | None = None,
     weights_only: bool = False,
     weights: WeightsKind = "raw",
 ) -> int | None:
@@ -39,6 +40,8 @@ def newest_step(
     Args:
       run_folder: folder of the run.
       until: last step to consider; None considers all.
+      after: a step that the run can continue from without a checkpoint; only later ones are considered, and
+        none of them need be intact. None for a run that needs one.
       weights_only: whether to verify only the files that inference needs.
       weights: which weights inference needs.
 
@@ -50,6 +53,7 @@ def newest_step(
     part = of_weights if weights_only else all_files
     damaged: dict[int, str] = {}
     steps = [step for step in all_steps(run_folder) if until is None or step <= until]
+    steps = [step for step in steps if after is None or step > after]
     for step in reversed(steps):
         damage = damage_of(run_folder, step, part=part)
         if damage is None:
@@ -60,7 +64,7 @@ def newest_step(
                 )
             return step
         damaged[step] = damage
-    if not damaged:
+    if not damaged or after is not None:
         return None
     which = "no checkpoint" if until is None else f"no checkpoint of step {until} or before"
     messages = (f"{step_folder(run_folder, step)} is damaged: {cause}" for step, cause in damaged.items())

@@ -5,7 +5,6 @@ import concurrent.futures
 import contextlib
 import pathlib
 import shutil
-import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypeVar
@@ -34,6 +33,7 @@ from zaya_jax.errors import UserError
 from zaya_jax.files import durable
 from zaya_jax.parallel.processes import hosts
 from zaya_jax.parallel.processes.errors import CollectiveError
+from zaya_jax.platform.background import in_background
 from zaya_jax.run_folder.names import CHECKPOINTS_FOLDER
 
 T = TypeVar("T")
@@ -127,7 +127,7 @@ class Checkpoints:
         seconds, _ = self._run_on_all("copy", lambda: _timed(lambda: writing.begin(items)))
         self.blocking_seconds += seconds
         # The copies on the host are complete here, so training may donate the arrays.
-        self._committing = _in_background(lambda: self._commit(writing))
+        self._committing = in_background(lambda: self._commit(writing), "checkpoint")
 
     def newest(self) -> int | None:
         """Waits for the pending save and returns the newest step; None if there is none.
@@ -228,21 +228,6 @@ def _timed(work: Callable[[], T]) -> tuple[float, T]:
     start = time.monotonic()
     result = work()
     return time.monotonic() - start, result
-
-
-def _in_background(work: Callable[[], None]) -> concurrent.futures.Future[None]:
-    """Runs a function in a daemon thread; threads of a pool would keep a process from exiting."""
-    future: concurrent.futures.Future[None] = concurrent.futures.Future()
-
-    def run() -> None:
-        try:
-            future.set_result(work())
-        except BaseException as error:  # any exception is for the thread that waits
-            future.set_exception(error)
-
-    # A daemon: a process that must exit is not held up by a slow disk.
-    threading.Thread(target=run, name="checkpoint", daemon=True).start()
-    return future
 
 
 def _failure_of(future: Any) -> Exception | None:

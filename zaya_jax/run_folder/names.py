@@ -7,6 +7,8 @@ CHECKPOINTS_FOLDER = "checkpoints"
 TOKENIZER_FOLDER = "tokenizer"
 CHANGES_FILE = "changes.jsonl"
 """Config changes of resumed runs."""
+PEER_COPIES_FILE = "peer_copies.json"
+"""Name of the run in the memory of its nodes, which have copies of its state."""
 SKIPPED_RANGES_FILE = "passed_over.json"
 """Steps whose batches are skipped since a rollback."""
 REFERENCE_FOLDER, REFERENCE_FILE = "reference", "reference.json"
@@ -38,9 +40,10 @@ ENDS = "finished", "stopped", "stalled", "failed", "diverged", "went back"
 FINISHED, STOPPED, STALLED, FAILED, DIVERGED, WENT_BACK = ENDS
 """Kinds of events that end an attempt; after the last one the next attempt begins in the same processes."""
 SPIKED, STARVED, SKIPPED, DAMAGED, DECIDED = "spiked", "starved", "skipped", "damaged", "decided"
-CORRUPTED, REPLAYED = "corrupted", "replayed"
-"""Kinds of events in between: a loss spike, an expert without tokens, a non-finite step, a damaged
-checkpoint, a decision of the supervisor; values that differ from their checksums, a repeated step."""
+CORRUPTED, REPLAYED, RESTORED = "corrupted", "replayed", "restored from peers"
+"""Kinds of events in between: a loss spike, an expert without tokens, a non-finite step, a damaged checkpoint
+or copy, a decision of the supervisor; values that differ from their checksums, a repeated step, a restart
+from copies in the memory of nodes."""
 STRAGGLING, CAUGHT_UP = "straggling", "caught up"
 """Kinds of events when a process or device begins to be slower than the others, and when that ends."""
 

@@ -83,6 +83,7 @@ def _train_range(context: StepContext, checkpointing: Checkpointing) -> None:
             _log(context, meter)
         context.emit(Hook.on_step_end)
         _save_or_stop(context, checkpointing)
+        context.emit(Hook.on_step_done)
         heartbeats.enter(READ, context.step + 1)
     if context.ends_phase:
         epochs = context.position.after(context.range.num_steps * context.range.batch_size)

@@ -1,6 +1,7 @@
 """Preparation of a run: checks its config, opens its corpora, and creates or reuses its folder."""
 
 import dataclasses
+import functools
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -46,13 +47,20 @@ from zaya_jax.parallel.processes import hosts
 from zaya_jax.run_folder.events import write_event
 from zaya_jax.run_folder.names import DAMAGED
 from zaya_jax.train.consistency.config_changes import record_change
-from zaya_jax.train.consistency.provenance import Provenance, check_same_corpora, fingerprints
+from zaya_jax.train.consistency.provenance import (
+    Provenance,
+    check_corpora_of_copy,
+    check_same_corpora,
+    fingerprints,
+)
 from zaya_jax.train.consistency.same_run import check_same_data
 from zaya_jax.train.derived_config import find_run_config, with_base_dtype, with_schedule
 from zaya_jax.train.extensions import NO_EXTENSIONS, Extensions
 from zaya_jax.train.heartbeats import RESTORE, Heartbeats
-from zaya_jax.train.hooks.skipped_ranges import NO_SKIPPED_RANGES, SkippedRanges, read_skipped_ranges
+from zaya_jax.train.hooks.skipped_ranges import NO_SKIPPED_RANGES, SkippedRanges, shared_skipped_ranges
 from zaya_jax.train.metrics.files import check_metric_paths, text_bytes
+from zaya_jax.train.peer_copies.host_state import copy_layout
+from zaya_jax.train.peer_copies.restart import RestoredCopy, find_start
 from zaya_jax.train.phase_summary import check_devices
 from zaya_jax.train.step.state import TrainSetup, make_setup
 
@@ -76,6 +84,7 @@ class PreparedRun:
       mesh: all devices.
       schedule: learning rate by completed steps.
       start: checkpoint to start from, of this run or another one; None for fresh weights.
+      copy: peers' copy of that step of this run, which is restored instead of the checkpoint; None without.
       provenance: origin of the run, which its checkpoints record.
       extensions: custom optimizer and batch function.
       skipped_ranges: steps whose batches are skipped.
@@ -90,6 +99,7 @@ class PreparedRun:
     schedule: optax.Schedule
     start: SavedStep | None
     provenance: Provenance
+    copy: RestoredCopy | None = None
     extensions: Extensions = NO_EXTENSIONS
     skipped_ranges: SkippedRanges = NO_SKIPPED_RANGES
     references: References = dataclasses.field(default_factory=dict)
@@ -181,6 +191,7 @@ def prepare_run(
     heartbeats: Heartbeats,
     overwrite: bool,
     change_course: bool = False,
+    extensions: Extensions = NO_EXTENSIONS,
 ) -> PreparedRun:
     """Checks a run before anything is compiled, opens its corpora and creates its folder.
 
@@ -191,6 +202,7 @@ def prepare_run(
       heartbeats: heartbeats of this process, which record how long a checkpoint is verified.
       overwrite: whether to remove what the run folder holds.
       change_course: whether a resumed run may have other learning rates, decays or lengths.
+      extensions: custom optimizer and batch function.
 
     Raises:
       UserError: for a config, corpus or folder that cannot work.
@@ -202,28 +214,32 @@ def prepare_run(
         "schedule", lambda: with_schedule(config).to_text(), limit_seconds=BUILD_SECONDS
     )
     config = Config.from_text(hosts.broadcast_from_first("schedule", derived))
-    # Before minutes are spent on a corpus. One process decides, so that all resume from the same step. It
-    # reads every byte of a checkpoint, for hours in a large run, which the goodput must account for.
-    with heartbeats.within(RESTORE):
+
+    def check(copied: int | None) -> SavedStep | None:
+        # One process decides, so that all resume from the same step.
         found = hosts.run_on_first(
             "run folder",
-            lambda: check_folder(config, overwrite=overwrite, change_course=change_course),
+            lambda: check_folder(config, overwrite=overwrite, change_course=change_course, copied=copied),
             limit_seconds=VERIFY_SECONDS,
         )
-    start = _saved_step(hosts.broadcast_from_first("start", found and dataclasses.astuple(found)))
+        return _saved_step(hosts.broadcast_from_first("start", found and dataclasses.astuple(found)))
+
+    # Before minutes are spent on a corpus. Every byte of a checkpoint is read, for hours in a large run,
+    # which the goodput must account for.
+    with heartbeats.within(RESTORE):
+        layout = functools.partial(copy_layout, config, mesh, extensions)
+        start, copy = find_start(config, layout, check, overwrite=overwrite)
     corpora = _open_data_in_turn(config)
     # Last: a run that was refused has not touched the old one.
-    hosts.run_on_first("folder", lambda: _take_folder(config, start, corpora, lock, overwrite=overwrite))
+    hosts.run_on_first(
+        "folder", lambda: _take_folder(config, start, copy, corpora, lock, overwrite=overwrite)
+    )
     _check_shared(config)
     # As long as the embedding, which may have more rows than the tokenizer has tokens.
     token_bytes_V = np.zeros(config.model.vocab_size)
     known_V = token_text_bytes(tokenizer_of(config.data), corpora[config.data.corpus])
     token_bytes_V[: len(known_V)] = known_V[: len(token_bytes_V)]
     provenance = Provenance(config, fingerprints(corpora), mesh.size)
-    # After the folder is taken: ranges of a removed run do not count. Read by one process: a step that only
-    # some processes skip would make them diverge for good.
-    ranges = hosts.run_on_first("skipped ranges", lambda: read_skipped_ranges(config.run_folder).ranges)
-    skipped_ranges = SkippedRanges(tuple(map(tuple, hosts.broadcast_from_first("skipped ranges", ranges))))
     return PreparedRun(
         config=config,
         corpora=corpora,
@@ -231,8 +247,11 @@ def prepare_run(
         mesh=mesh,
         schedule=learning_rate_schedule(config),
         start=start,
+        copy=copy,
         provenance=provenance,
-        skipped_ranges=skipped_ranges,
+        extensions=extensions,
+        # After the folder is taken: ranges of a removed run do not count.
+        skipped_ranges=shared_skipped_ranges(config.run_folder),
     )
 
 
@@ -260,6 +279,7 @@ def _open_data_in_turn(config: Config) -> dict[str, Corpus]:
 def _take_folder(
     config: Config,
     start: SavedStep | None,
+    copy: RestoredCopy | None,
     corpora: Mapping[str, Corpus],
     lock: RunLock | None,
     *,
@@ -268,7 +288,10 @@ def _take_folder(
     step = 0
     if start is not None and start.run_folder == config.run_folder:
         step = start.step
-        check_same_corpora(start, config, corpora)
+        if copy is None:
+            check_same_corpora(start, config, corpora)
+        else:
+            check_corpora_of_copy(copy.header.corpora, config, corpora)
         for damaged in set_aside_later(config.run_folder, step):
             reason = f"checkpoint {damaged} is damaged; resuming from {step}"
             write_event(config.run_folder, DAMAGED, step=damaged, reason=reason)
@@ -375,16 +398,19 @@ def _check_kind(corpus: Corpus, config: Config) -> None:
         )
 
 
-def check_folder(config: Config, *, overwrite: bool, change_course: bool = False) -> SavedStep | None:
+def check_folder(
+    config: Config, *, overwrite: bool, change_course: bool = False, copied: int | None = None
+) -> SavedStep | None:
     """Checks that a run can use its folder, and finds the checkpoint to start from.
 
     Args:
       config: config of the run.
       overwrite: whether to remove what the folder holds.
       change_course: whether a resumed run may have other learning rates, decays or lengths.
+      copied: step that peers can restore; checkpoints up to it are not read. None without copies.
 
     Returns:
-      The run's newest complete checkpoint, or that of `train.init_from`; None for fresh weights.
+      The run's newest complete checkpoint or `copied`, or that of `train.init_from`; None for fresh weights.
 
     Raises:
       UserError: if the folder holds a run that cannot be resumed with this config, or something else than a
@@ -395,7 +421,9 @@ def check_folder(config: Config, *, overwrite: bool, change_course: bool = False
     held = None if overwrite else existing
     if held is not None:
         check_metric_paths(folder)
-    step = None if held is None else newest_step(folder)
+    step = copied
+    if held is not None and (newest := newest_step(folder, after=copied)) is not None:
+        step = newest
     refused = (
         [] if held is None else resume_errors(config, held, newest_step=step, change_course=change_course)
     )

@@ -45,6 +45,9 @@ def starting_state(run: PreparedRun, heartbeats: Heartbeats) -> TrainState:
       UserError: if the newest checkpoint contains weights only.
     """
     start = run.start
+    if run.copy is not None:
+        with heartbeats.within(RESTORE):
+            return sealed(run.copy.place(run.config.run_folder), run.mesh)
     if start is None or start.run_folder != run.config.run_folder:
         return sealed(fresh_state(run, heartbeats), run.mesh)
     if not has_training(start.run_folder, start.step):

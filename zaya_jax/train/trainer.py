@@ -112,8 +112,8 @@ def train(
             heartbeats=heartbeats,
             overwrite=overwrite,
             change_course=change_course,
+            extensions=extensions,
         )
-        run = dataclasses.replace(run, extensions=extensions)
         checkpointing = Checkpointing(lock)
         hooks = [*default_hooks(run, checkpointing, trackers), *hooks]
         return _train(run, hooks, checkpointing, planned, heartbeats)
@@ -160,7 +160,7 @@ def _train(
         replay(run, planned, programs)  # before the state is restored: two may not fit in memory
     with _set_up(hooks, run, heartbeats):
         first_step = run.start.step if run.start is not None and is_resumed else 0
-        restoring = f"reading checkpoint {first_step} and " if first_step else ""
+        restoring = f"restoring step {first_step} and " if first_step else ""
         with working(f"{restoring}compiling the step"), programs.compiling_in_background(first_step):
             state = starting_state(run, heartbeats)
             heartbeats.enter(COMPILE, int(state.step))  # the rest of the compilation is waited for

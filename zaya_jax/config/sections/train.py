@@ -34,6 +34,11 @@ class TrainConfig:
       checkpoint_every: steps between two checkpoints; there is always one at the end.
       checkpoint_minutes: maximum minutes between the starts of two saves, in addition to `checkpoint_every`;
         None disables it.
+      peer_copies_every: steps between two copies of the state in memory: each process keeps the shards of its
+        devices in the memory of its node and in that of the next node, so that a restart after the loss of
+        one node reads nothing from the storage. `zaya plan` shows their size. None disables them.
+      peer_copies_folder: folder of these copies on each node, which must outlive the processes; "{host}" in it
+        stands for the name of the host. None for a folder of this user in /dev/shm.
       keep_checkpoints: number of latest checkpoints to keep.
       keep_every: checkpoints of steps that are multiples of this, and of the ends of phases, are kept
         forever; None disables it.
@@ -60,6 +65,8 @@ class TrainConfig:
     checkpoint_every: int = 500
     # Steps limit the lost work in tokens, minutes limit it in time if steps become slow.
     checkpoint_minutes: float | None = None
+    peer_copies_every: int | None = None
+    peer_copies_folder: str | None = None
     keep_checkpoints: int = 2
     keep_every: int | None = None
     keep_best: bool = False
@@ -74,6 +81,7 @@ class TrainConfig:
         require_positive("train", self, "num_steps", "log_every", "eval_every", "checkpoint_every")
         require_positive("train", self, "keep_checkpoints", "max_consecutive_skips", "eval_sequences")
         require_positive("train", self, "checkpoint_minutes", "keep_every", "min_free_gib")
+        require_positive("train", self, "peer_copies_every")
         require_positive("train", self, "epochs", "evaluations")
         require(
             # A multiple of an interval that the run has yet to derive.
@@ -84,6 +92,7 @@ class TrainConfig:
         require_choices("train", self)
         require_seed("train", self.seed)
         require_local("train.init_from", self.init_from)
+        require_local("train.peer_copies_folder", self.peer_copies_folder)
         require(
             # keep_every does not trigger saves; it only selects among the steps that are saved.
             (self.keep_every or 0) % self.checkpoint_every == 0,

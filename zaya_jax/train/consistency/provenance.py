@@ -6,7 +6,7 @@ import getpass
 import json
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -76,6 +76,24 @@ def _user() -> str:
 def fingerprints(corpora: Mapping[str, Corpus]) -> dict[str, str]:
     """Returns the fingerprint of each corpus of a run, by its folder as the config names it."""
     return {folder: fingerprint(corpus) for folder, corpus in corpora.items()}
+
+
+def check_corpora_of_copy(before: Sequence[str], config: Config, corpora: Mapping[str, Corpus]) -> None:
+    """Checks that a run that is restored from peer copies reads the same corpora as before.
+
+    Raises:
+      UserError: if a corpus differs.
+    """
+    if corpora_in_order(config, fingerprints(corpora)) != list(before):
+        raise UserError(
+            f"the corpora of {config.run_folder} are not those that it has read: their text differs; restore "
+            "them, or start a new run in another --config.run_folder"
+        )
+
+
+def corpora_in_order(config: Config, of_folder: Mapping[str, str]) -> list[str]:
+    """Returns the fingerprints of a run's corpora in the order of its config, which may rename folders."""
+    return [of_folder[folder] for folder in corpus_folders(config) if folder in of_folder]
 
 
 def check_same_corpora(start: SavedStep, config: Config, corpora: Mapping[str, Corpus]) -> None:

@@ -18,6 +18,7 @@ from zaya_jax.train.implementations import describe_implementations
 from zaya_jax.train.integrity.checks import IntegrityChecks
 from zaya_jax.train.integrity.step_replay import StepReplay
 from zaya_jax.train.metrics.files import MetricsWriter
+from zaya_jax.train.peer_copies.copying import PeerCopying
 from zaya_jax.train.phase_summary import describe_batch, describe_phase
 from zaya_jax.train.setup import PreparedRun
 from zaya_jax.train.step.step_metrics import has_router_row
@@ -50,6 +51,7 @@ def default_hooks(run: PreparedRun, checkpointing: Checkpointing, trackers: Trac
         StragglerChecks(checkpointing),
         Evaluation(),
         ReplicaCheck(),
+        PeerCopying(),
     ]
 
 
@@ -110,7 +112,9 @@ class ProgressDisplay(Hook):
         if (trained := describe_trained(declare_run(config))) is not None:
             say(f"parameters that train: {trained}")
         if context.step:
-            say(f"resuming at step {context.step} from {config.run_folder}/{CHECKPOINTS_FOLDER}")
+            checkpoints = f"{config.run_folder}/{CHECKPOINTS_FOLDER}"
+            place = checkpoints if run.copy is None else "copies in the memory of the nodes"
+            say(f"resuming at step {context.step} from {place}")
         self._phase: int | None = None
 
     def on_range(self, context: StepContext) -> None:

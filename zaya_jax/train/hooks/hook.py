@@ -20,6 +20,7 @@ The events of a process, in order:
           on_step_end             when the step has been logged; evaluations run here
           on_evaluate             when an evaluation is done
           on_save                 before a checkpoint is written
+          on_step_done            after a step, its evaluations and its checkpoint
       on_end                      after the last step, or after an error
       on_rollback                 when the run folder is back at an older checkpoint
     on_exit                       when the process leaves the run
@@ -168,6 +169,9 @@ class Hook:
 
     def on_save(self, context: StepContext) -> None:
         """Called before a checkpoint is written: flush what you have recorded up to this step."""
+
+    def on_step_done(self, context: StepContext) -> None:
+        """Called after a step, its evaluations and the start of its checkpoint."""
 
     def on_end(self, context: StepContext, error: BaseException | None) -> None:
         """Called after the last step or an error, in the reverse order of the hooks."""

@@ -62,7 +62,8 @@ def _find_target(run: PreparedRun, spike: LossSpike) -> tuple[bool, int | None]:
     folder = run.config.run_folder
     # Before its first checkpoint a run loses little by starting again; later it would lose everything.
     if not all_steps(folder):
-        return True, None
+        # A run that was restored from peer copies has nothing to go back to.
+        return run.copy is None, None
     first, _ = _skipped_range(spike, run.config.watch)
     before = [step for step in all_steps(folder) if step < first]
     return (True, newest_step(folder, until=max(before))) if before else (False, None)
@@ -106,5 +107,5 @@ def roll_back(run: PreparedRun, rollback: Rollback) -> tuple[PreparedRun, dict[s
         print(reason)
     # Without a checkpoint in its folder the run starts again from fresh weights, or from another run's.
     start = run.start if rollback.step is None else SavedStep(folder, rollback.step)
-    run = dataclasses.replace(run, start=start, skipped_ranges=skipped_ranges)
+    run = dataclasses.replace(run, start=start, copy=None, skipped_ranges=skipped_ranges)
     return run, {"reason": reason, "first": rollback.first, "last": rollback.last}

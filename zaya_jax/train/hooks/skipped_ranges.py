@@ -15,6 +15,7 @@ from zaya_jax.data.reading.batch import Batch
 from zaya_jax.errors import UserError
 from zaya_jax.files import durable
 from zaya_jax.files.json_files import read_json
+from zaya_jax.parallel.processes import hosts
 from zaya_jax.run_folder.names import SKIPPED_RANGES_FILE
 
 
@@ -53,6 +54,15 @@ def masked_with_nan(batch: Batch) -> Batch:
     """Returns a batch whose loss is NaN, so that its step changes nothing but counters."""
     # Not weights of 0, with which decay and momentum would still change the weights.
     return dataclasses.replace(batch, weights_BT=np.full_like(batch.weights_BT, np.nan))
+
+
+def shared_skipped_ranges(run_folder: str) -> SkippedRanges:
+    """Reads the skipped ranges of a run in one process, for all of them.
+
+    A step that only some processes skip would make them diverge for good.
+    """
+    ranges = hosts.run_on_first("skipped ranges", lambda: read_skipped_ranges(run_folder).ranges)
+    return SkippedRanges(tuple(map(tuple, hosts.broadcast_from_first("skipped ranges", ranges))))
 
 
 def read_skipped_ranges(run_folder: str | pathlib.Path) -> SkippedRanges:
