@@ -242,7 +242,7 @@ def content_hash(path: pathlib.Path) -> str:
     return digest.hexdigest()
 
 
-def hash_of(content: bytes) -> bytes:
+def hash_of(content: bytes | memoryview) -> bytes:
     """Returns the 128-bit XXH3 hash of bytes in memory; `content_hash` is the same in hexadecimal."""
     return xxhash.xxh3_128_digest(content)
 

@@ -17,12 +17,17 @@ from zaya_jax.model.zaya import hidden_states
 from zaya_jax.optim.partition import Partition, make_partition
 from zaya_jax.parallel.bucket_layouts import BucketLayout
 from zaya_jax.parallel.mesh import SUM_DTYPE
+from zaya_jax.plan.devices import Cluster
 from zaya_jax.plan.shares import keys_bytes, micro_batch, own_tokens
+from zaya_jax.train.peer_copies.writer import COPIES_PER_STATE
 from zaya_jax.train.step.state import init_state, make_setup
 
 POLICIES = ("none", *REMAT_POLICIES)
 """Values of `ExecutionConfig.remat`, from the most memory to the most recomputation."""
 
+HOST_BANDWIDTH = 63e9
+"""Bytes per second from a GPU to its host, one way: 16 lanes of PCIe 5.0, as on the data sheets of all planned
+GPUs."""
 _PRIMES = (127, 131, 137, 139, 149, 151)
 """Batch sizes for tracing: an array whose size the prime divides has a batch axis."""
 
@@ -239,6 +244,44 @@ def own_state_bytes(config: Config, num_devices: int) -> int:
     """Bytes of the part of the state that each device owns."""
     state = state_bytes(config, num_devices)
     return state.master + state.moments + state.ema
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PeerCopyCost:
+    """Cost of copies of the state in the memory of other nodes (`train.peer_copies_every`).
+
+    Attributes:
+      every: steps between two copies; None if the run makes none.
+      gpu_bytes: bytes that each GPU copies to its host.
+      node_bytes: host memory of a node for its own copies and those of another node, of two steps each.
+      buffer_bytes: more host memory of a node while its copies are written.
+      host_seconds: time from the GPUs to their host, for which training waits.
+      network_seconds: time to the next node, in the background; 0 for a single node.
+    """
+
+    every: int | None
+    gpu_bytes: int
+    node_bytes: int
+    buffer_bytes: int
+    host_seconds: float
+    network_seconds: float
+
+
+def peer_copy_cost(config: Config, cluster: Cluster) -> PeerCopyCost:
+    """Returns the cost of peer copies, which the run need not make."""
+    # Without the router biases and counters, a few bytes that each process copies.
+    own = own_state_bytes(config, cluster.num_gpus) + state_bytes(config, cluster.num_gpus).frozen
+    of_node = own * cluster.gpus_per_node
+    is_alone = cluster.nodes == 1
+    return PeerCopyCost(
+        every=config.train.peer_copies_every,
+        gpu_bytes=own,
+        node_bytes=of_node * (COPIES_PER_STATE // 2 if is_alone else COPIES_PER_STATE),
+        buffer_bytes=of_node,
+        host_seconds=own / HOST_BANDWIDTH,
+        # Each GPU has its NIC, and the processes of a node send at the same time.
+        network_seconds=0.0 if is_alone else own / cluster.device.network_bandwidth,
+    )
 
 
 def memory_by_kind(config: Config, num_devices: int) -> dict[str, int]:

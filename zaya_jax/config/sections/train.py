@@ -37,8 +37,8 @@ class TrainConfig:
       peer_copies_every: steps between two copies of the state in memory: each process keeps the shards of its
         devices in the memory of its node and in that of the next node, so that a restart after the loss of
         one node reads nothing from the storage. `zaya plan` shows their size. None disables them.
-      peer_copies_folder: folder of these copies on each node, which must outlive the processes; "{host}" in it
-        stands for the name of the host. None for a folder of this user in /dev/shm.
+      peer_copies_folder: folder of these copies on each node, which must outlive the processes; "{host}" in
+        it stands for the name of the host. None for a folder of this user in /dev/shm.
       keep_checkpoints: number of latest checkpoints to keep.
       keep_every: checkpoints of steps that are multiples of this, and of the ends of phases, are kept
         forever; None disables it.

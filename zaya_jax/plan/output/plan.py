@@ -29,7 +29,7 @@ from zaya_jax.plan.compiled.step_time import StepTime, model_step
 from zaya_jax.plan.compiled.traffic import moved_bytes
 from zaya_jax.plan.devices import Cluster
 from zaya_jax.plan.integrity_costs import IntegrityCost, integrity_costs
-from zaya_jax.plan.memory import POLICIES, activation_bytes, memory_by_kind
+from zaya_jax.plan.memory import POLICIES, PeerCopyCost, activation_bytes, memory_by_kind, peer_copy_cost
 from zaya_jax.plan.rocm.compiler import Compilation, Job, Memory
 from zaya_jax.plan.shares import micro_batch, own_tokens
 
@@ -84,6 +84,7 @@ class Plan:
       saturating_flops: FLOPs that a product needs to reach the device's peak; None if not measured.
       data: data that a step reads.
       integrity: costs of the checks for silent corruption, whether the run enables them or not.
+      peer_copies: cost of copies of the state in the memory of nodes, whether the run makes them or not.
     """
 
     run: str
@@ -112,6 +113,7 @@ class Plan:
     saturating_flops: float | None
     data: DataRate
     integrity: tuple[IntegrityCost, ...]
+    peer_copies: PeerCopyCost
 
     @property
     def num_gpus(self) -> int:
@@ -252,6 +254,7 @@ def make_plan(config: Config, cluster: Cluster, *, measured: tuple[str, ...] = (
         saturating_flops=cluster.device.saturating_flops,
         data=data_rate(config),
         integrity=integrity_costs(config, cluster, in_turn),
+        peer_copies=peer_copy_cost(config, cluster),
     )
 
 

@@ -17,6 +17,7 @@ def plan_tables(plan: Plan) -> Iterator[Table]:
     yield _run(plan)
     yield _operations(plan)
     yield _memory(plan)
+    yield _peer_copies(plan)
     yield _policies(plan)
     yield _seconds(plan)
     yield _integrity(plan)
@@ -127,6 +128,22 @@ def _operations(plan: Plan) -> Table:
 
 def _memory(plan: Plan) -> Table:
     return memory_table("memory per GPU, by arithmetic", plan.memory, plan.device_memory, title="memory")
+
+
+def _peer_copies(plan: Plan) -> Table:
+    """Host memory and time of copies of the state, whether the run makes them or not."""
+    cost = plan.peer_copies
+    how = "off" if cost.every is None else f"every {cost.every:,} steps"
+    title = f"copies of the state in the memory of nodes, train.peer_copies_every: {how}"
+    table = Table(name_column("peer copies"), number_column("value"), title=title)
+    table.add_row("a GPU copies", format_bytes(cost.gpu_bytes))
+    table.add_row("memory of a node: two steps of its own and of another node", format_bytes(cost.node_bytes))
+    table.add_row("  more while it copies", format_bytes(cost.buffer_bytes))
+    table.add_row("ms to the host, over PCIe 5.0; training waits", milliseconds(cost.host_seconds))
+    table.add_row(
+        "ms to the other node, over its NICs; in the background", milliseconds(cost.network_seconds)
+    )
+    return table
 
 
 def _policies(plan: Plan) -> Table:

@@ -92,7 +92,7 @@ def place_parts(layout: CopyLayout, content: memoryview) -> TrainState:
             placed += [jax.device_put(part, device) for device in devices]
             offset += size
         arrays.append(jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding, placed))
-    state = jax.tree.unflatten(structure, arrays)
+    state = jax.block_until_ready(jax.tree.unflatten(structure, arrays))
     key = jax.random.wrap_key_data(state.key)
     return dataclasses.replace(state, key=key, integrity=_no_checksums(layout.state))
 

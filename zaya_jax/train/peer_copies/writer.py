@@ -67,7 +67,7 @@ class CopyWriter:
         self._transfers = Transfers(max_bytes=num_bytes + MAX_HEADER_BYTES, put=self._receive)
 
     def poll(self) -> tuple[bool, str | None]:
-        """Returns whether all processes have ended their previous copies, and a message if not as they should.
+        """Returns whether all processes have ended their previous copies, and a message about a problem.
 
         Once all have succeeded, the step of these copies is the one that stays until the next is complete.
         """
@@ -113,7 +113,8 @@ class CopyWriter:
         remove_copies(self.folder, keep=lambda name: any(f"-{each}." in name for each in kept))
         names = hosts.host_names()
         processes = names.count(names[hosts.process()])
-        needed, free = COPIES_PER_STATE * processes * num_bytes, shutil.disk_usage(self.folder).free
+        of_process = COPIES_PER_STATE if len(set(names)) > 1 else COPIES_PER_STATE // 2
+        needed, free = of_process * processes * num_bytes, shutil.disk_usage(self.folder).free
         if free < needed:
             raise UserError(
                 f"peer copies need {format_bytes(needed)} in {self.folder.parent}, which has "
