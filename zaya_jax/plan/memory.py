@@ -26,8 +26,8 @@ POLICIES = ("none", *REMAT_POLICIES)
 """Values of `ExecutionConfig.remat`, from the most memory to the most recomputation."""
 
 HOST_BANDWIDTH = 63e9
-"""Bytes per second from a GPU to its host, one way: 16 lanes of PCIe 5.0, as on the data sheets of all planned
-GPUs."""
+"""Bytes per second from a GPU to its host, one way: 16 lanes of PCIe 5.0, as on the data sheets of all
+planned GPUs."""
 _PRIMES = (127, 131, 137, 139, 149, 151)
 """Batch sizes for tracing: an array whose size the prime divides has a batch axis."""
 

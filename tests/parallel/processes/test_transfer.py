@@ -60,7 +60,7 @@ def test_failures_of_the_other_process_are_raised_here(node, tmp_path):
         node.transfers.fetch(1, {"name": "missing"})
     source = tmp_path / "source"
     source.write_bytes(bytes(MAX_BYTES + 1))
-    with pytest.raises(OSError, match="announces 10000001 bytes; the maximum is 10000000|reset|pipe"):
+    with pytest.raises(OSError, match=r"announces 10000001 bytes; the maximum is 10000000|reset|pipe"):
         node.transfers.send(1, {"name": "there"}, source)
     with pytest.raises(OSError, match="announces 10000001 bytes"):
         node.transfers.fetch(1, {"name": "source"})

@@ -140,9 +140,7 @@ def _peer_copies(plan: Plan) -> Table:
     table.add_row("memory of a node: two steps of its own and of another node", format_bytes(cost.node_bytes))
     table.add_row("  more while it copies", format_bytes(cost.buffer_bytes))
     table.add_row("ms to the host, over PCIe 5.0; training waits", milliseconds(cost.host_seconds))
-    table.add_row(
-        "ms to the other node, over its NICs; in the background", milliseconds(cost.network_seconds)
-    )
+    table.add_row("ms to another node, over its NICs; in the background", milliseconds(cost.network_seconds))
     return table
 
 
