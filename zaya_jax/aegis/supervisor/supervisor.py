@@ -30,7 +30,7 @@ from zaya_jax.checkpoint import all_steps
 from zaya_jax.errors import RESUMABLE
 from zaya_jax.files import durable
 from zaya_jax.run_folder.events import events_of, write_event
-from zaya_jax.run_folder.names import DECIDED, DIVERGED, EXCLUDED_NODES_FILE, STALLED, STARVED
+from zaya_jax.run_folder.names import DECIDED, DIVERGED, EXCLUDED_NODES_FILE, RESTORED, STALLED, STARVED
 
 _POLL_SECONDS = 1.0
 
@@ -111,12 +111,14 @@ class Supervisor:
         finally:
             ended.set()
             monitor.join()
-        # A restart repeats steps: only a checkpoint later than all previous ones is progress.
-        newest, previous = max(all_steps(self._folder), default=0), self._furthest
+        events = events_of(self._folder, since=began)
+        # A restart repeats steps: only a checkpoint later than all previous ones is progress, or copies in
+        # memory that an attempt starts from.
+        restored = (event["step"] for event in events if event["event"] == RESTORED)
+        newest, previous = max([*all_steps(self._folder), *restored], default=0), self._furthest
         self._furthest = max(newest, previous)
         # Sightings on other nodes say nothing about this attempt.
         sightings = (each for each in read_sightings(self._folder, since=began) if each.host in nodes)
-        events = events_of(self._folder, since=began)
         return Attempt(
             code,
             has_progressed=newest > previous,

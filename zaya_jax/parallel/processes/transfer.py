@@ -11,6 +11,7 @@ import pathlib
 import secrets
 import socket
 import socketserver
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
@@ -111,7 +112,9 @@ class _Server(socketserver.ThreadingTCPServer):
         self.token, self.max_bytes, self.put, self.get = token, max_bytes, put, get
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignores a connection that breaks: the process at its other end reports that."""
+        """Ignores a connection that breaks, which the process at its other end reports; prints bugs."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handle_error(request, client_address)
 
 
 class _Handler(socketserver.StreamRequestHandler):

@@ -32,9 +32,9 @@ class PeerCopying(Hook):
         layout = copy_layout(config, run.mesh, run.extensions)
         restored = None if run.copy is None else run.copy.header
         self._writer = CopyWriter(
-            hosts.run_on_all("peer copies folder", lambda: copies_folder(config, identity)),
+            hosts.run_on_all("peer copies folder", lambda: copies_folder(config, identity.place)),
             num_bytes=layout.num_bytes,
-            facts=facts_of(config, layout.fingerprint, run.skipped_ranges),
+            facts=facts_of(config, identity.run, layout.fingerprint, run.skipped_ranges),
             corpora=corpora_in_order(config, run.provenance.corpora),
             restored=None if restored is None else (restored.step, restored.attempt),
         )

@@ -1,5 +1,6 @@
 """What a run's copies have in common: their folder on each node, and the facts that they depend on."""
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -18,30 +19,46 @@ from zaya_jax.train.hooks.skipped_ranges import SkippedRanges
 _MEMORY = ("tmpfs", "ramfs")
 
 
-def run_identity(run_folder: str, *, create: bool) -> str | None:
-    """Returns the name under which all nodes keep copies of a run; None if it has made none.
+@dataclasses.dataclass(frozen=True)
+class RunIdentity:
+    """What distinguishes a run's copies from those of other runs.
 
-    It is random and in the run folder: a run that is removed and started again is another run. It depends on
-    the path of the folder too, because a copy of a folder is another run.
+    Attributes:
+      place: name of the run's folder on each node; it depends on the path of the run folder, so that a copy
+        of a run folder is another run.
+      run: random name; a run that is removed and started again is another run.
+    """
+
+    place: str
+    run: str
+
+
+def run_identity(run_folder: str, *, create: bool) -> RunIdentity | None:
+    """Returns the identity of a run, the same in all processes; None if it has made no copies.
 
     Args:
       run_folder: folder of the run.
-      create: whether to create the name if the run has none.
+      create: whether to create the identity if the run has none.
     """
 
-    def read() -> str | None:
+    def read() -> list[str] | None:
         path = pathlib.Path(run_folder) / PEER_COPIES_FILE
         if create and not path.exists():
             durable.write(path, json.dumps({"run": secrets.token_hex(16)}) + "\n")
         if not path.exists():
             return None
-        return _hash([str(read_json(path).get("run")), str(path.resolve())])
+        return [_hash(str(path.resolve())), str(read_json(path).get("run"))]
 
-    return hosts.broadcast_from_first("run identity", hosts.run_on_first("run identity", read))
+    values = hosts.broadcast_from_first("run identity", hosts.run_on_first("run identity", read))
+    return None if values is None else RunIdentity(*values)
 
 
-def copies_folder(config: Config, identity: str) -> pathlib.Path:
+def copies_folder(config: Config, place: str) -> pathlib.Path:
     """Returns this node's folder for the copies of a run, and creates it.
+
+    Args:
+      config: config of the run.
+      place: name of the folder.
 
     Raises:
       UserError: if it is not in memory, although the config names no other folder, or not private.
@@ -58,19 +75,29 @@ def copies_folder(config: Config, identity: str) -> pathlib.Path:
             )
     base = pathlib.Path(folder.replace("{host}", hosts.host_names()[hosts.process()]))
     make_private_folder(base)
-    place = base / identity
-    place.mkdir(mode=0o700, exist_ok=True)
-    return place
+    folder_of_run = base / place
+    folder_of_run.mkdir(mode=0o700, exist_ok=True)
+    return folder_of_run
 
 
-def facts_of(config: Config, layout_fingerprint: str, skipped_ranges: SkippedRanges) -> dict[str, str]:
-    """Returns what the writer of a copy and its reader must have in common, by name in messages."""
+def facts_of(
+    config: Config, run: str, layout_fingerprint: str, skipped_ranges: SkippedRanges
+) -> dict[str, str]:
+    """Returns what the writer of a copy and its reader must have in common, by name in messages.
+
+    Args:
+      config: config of the run.
+      run: see `RunIdentity`.
+      layout_fingerprint: see `CopyLayout`.
+      skipped_ranges: steps whose batches are skipped.
+    """
     learned = {
         name: value
         for name, value in config_values(config).items()
         if resume_rule(name) is not ResumeRule.FREE
     }
     return {
+        "run": run,
         "processes": str(hosts.num_processes()),
         "config": _hash(learned),
         "code": _hash(code_hashes()),

@@ -26,7 +26,7 @@ from zaya_jax.run_folder.events import write_event
 from zaya_jax.run_folder.names import DAMAGED, RESTORED
 from zaya_jax.train.hooks.skipped_ranges import shared_skipped_ranges
 from zaya_jax.train.peer_copies.host_state import CopyLayout, place_parts
-from zaya_jax.train.peer_copies.identity import copies_folder, facts_of, run_identity
+from zaya_jax.train.peer_copies.identity import RunIdentity, copies_folder, facts_of, run_identity
 from zaya_jax.train.step.state import TrainState
 
 FETCH_SECONDS = 3600.0
@@ -120,18 +120,18 @@ class CopySearch:
 
     Args:
       config: config of the run.
-      identity: name of the run's folders.
+      identity: identity of the run.
       layout: layout of its copies.
 
     Attributes:
       obstacle: why copies are not used, for a message.
     """
 
-    def __init__(self, config: Config, identity: str, layout: CopyLayout):
+    def __init__(self, config: Config, identity: RunIdentity, layout: CopyLayout):
         self._config, self._layout = config, layout
         self._transfers: Transfers | None = None
-        folder = hosts.run_on_all("peer copies folder", lambda: copies_folder(config, identity))
-        facts = facts_of(config, layout.fingerprint, shared_skipped_ranges(config.run_folder))
+        folder = hosts.run_on_all("peer copies folder", lambda: copies_folder(config, identity.place))
+        facts = facts_of(config, identity.run, layout.fingerprint, shared_skipped_ranges(config.run_folder))
         headers, damaged = read_headers(folder)
         usable = [header for header in headers if header.facts == facts]
         self._paths = {header.key: folder / header.key.file for header in usable}

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from zaya_jax.checkpoint import folder_bytes
 from zaya_jax.checkpoint.peers.copies import (
     MAX_HEADER_BYTES,
     CopyHeader,
@@ -62,7 +63,9 @@ class CopyWriter:
         self._complete = restored
         self._step = 0
         self._writing: concurrent.futures.Future[None] | None = None
-        hosts.run_on_all("room for peer copies", lambda: self._prepare(num_bytes))
+        # One after the other: several processes of a node remove files of one folder.
+        hosts.run_on_all("old peer copies", self._remove_unusable)
+        hosts.run_on_all("room for peer copies", lambda: self._check_room(num_bytes))
         self.neighbor = neighbors(hosts.host_names())[hosts.process()]
         self._transfers = Transfers(max_bytes=num_bytes + MAX_HEADER_BYTES, put=self._receive)
 
@@ -107,14 +110,16 @@ class CopyWriter:
             return None if error is None else hosts.error_message(error)
         raise error
 
-    def _prepare(self, num_bytes: int) -> None:
-        """Removes unusable copies of the run from this node's folder, and checks its free space."""
+    def _remove_unusable(self) -> None:
         kept = [self._attempt, *([] if self._complete is None else ["{}-{}".format(*self._complete)])]
         remove_copies(self.folder, keep=lambda name: any(f"-{each}." in name for each in kept))
+
+    def _check_room(self, num_bytes: int) -> None:
         names = hosts.host_names()
         processes = names.count(names[hosts.process()])
         of_process = COPIES_PER_STATE if len(set(names)) > 1 else COPIES_PER_STATE // 2
-        needed, free = of_process * processes * num_bytes, shutil.disk_usage(self.folder).free
+        needed = of_process * processes * num_bytes
+        free = shutil.disk_usage(self.folder).free + folder_bytes(self.folder)
         if free < needed:
             raise UserError(
                 f"peer copies need {format_bytes(needed)} in {self.folder.parent}, which has "
