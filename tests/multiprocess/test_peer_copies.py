@@ -1,4 +1,4 @@
-"""Four processes on nodes of their own, one of which is killed: what a restart reads, and from where.
+"""Four processes on different nodes, one of which is killed: what a restart reads, and from where.
 
 pytest -n 0 -s -m campaign tests/multiprocess/test_peer_copies.py
 """

@@ -71,6 +71,7 @@ class Transfers:
         with path.open("rb") as file, self._connect(process) as connection:
             size = path.stat().st_size
             connection.sendall(self._request("put", about, size))
+            # By the kernel, without a copy in this process.
             connection.sendfile(file)
             with connection.makefile("rb") as replies:
                 _read_reply(replies)
@@ -84,6 +85,7 @@ class Transfers:
         with self._connect(process) as connection:
             connection.sendall(self._request("get", about, 0))
             with connection.makefile("rb") as replies:
+                # Allocated once, because a shard may be as large as the memory that is left.
                 content = bytearray(_checked_size(_read_reply(replies), self._max_bytes))
                 view = memoryview(content)
                 while view and (count := replies.readinto(view)):
@@ -124,6 +126,7 @@ class _Handler(socketserver.StreamRequestHandler):
     def handle(self) -> None:
         """Serves one request; a client without the token, such as a port scanner, gets no answer."""
         request = _parse(self.rfile.readline(_MAX_LINE_BYTES))
+        # Compared in constant time, as all secrets.
         if not hmac.compare_digest(str(request.get("token")).encode(), self.server.token.encode()):
             return
         try:

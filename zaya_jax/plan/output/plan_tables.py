@@ -137,7 +137,7 @@ def _peer_copies(plan: Plan) -> Table:
     title = f"copies of the state in the memory of nodes, train.peer_copies_every: {how}"
     table = Table(name_column("peer copies"), number_column("value"), title=title)
     table.add_row("a GPU copies", format_bytes(cost.gpu_bytes))
-    table.add_row("memory of a node: two steps of its own and of another node", format_bytes(cost.node_bytes))
+    table.add_row("memory of a node: two steps of this and of another node", format_bytes(cost.node_bytes))
     table.add_row("  more while it copies", format_bytes(cost.buffer_bytes))
     table.add_row("ms to the host, over PCIe 5.0; training waits", milliseconds(cost.host_seconds))
     table.add_row("ms to another node, over its NICs; in the background", milliseconds(cost.network_seconds))

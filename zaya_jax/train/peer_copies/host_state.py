@@ -82,6 +82,7 @@ def place_parts(layout: CopyLayout, content: memoryview) -> TrainState:
     mesh = layout.state.step.sharding.mesh
     offset, arrays = 0, []
     leaves, structure = jax.tree.flatten(abstract(plain, shardings(plain, mesh)))
+    # In the order of `own_parts`: both walk the same tree, and each array's shards by device.
     for leaf in leaves:
         placed = []
         for index, devices in _own_indices(leaf).items():

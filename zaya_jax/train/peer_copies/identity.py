@@ -42,6 +42,7 @@ def run_identity(run_folder: str, *, create: bool) -> RunIdentity | None:
     """
 
     def read() -> list[str] | None:
+        # By one process, because hosts may see the folder under different paths.
         path = pathlib.Path(run_folder) / PEER_COPIES_FILE
         if create and not path.exists():
             durable.write(path, json.dumps({"run": secrets.token_hex(16)}) + "\n")
@@ -66,6 +67,7 @@ def copies_folder(config: Config, place: str) -> pathlib.Path:
     folder = config.train.peer_copies_folder
     if folder is None:
         folder = f"/dev/shm/zaya-{os.geteuid()}"
+        # A named folder may be anywhere, such as on a local NVMe disk, but not the default.
         kind = file_system_of(pathlib.Path(folder), pathlib.Path("/proc/mounts").read_text())
         if kind not in _MEMORY:
             raise UserError(
@@ -91,6 +93,8 @@ def facts_of(
       layout_fingerprint: see `CopyLayout`.
       skipped_ranges: steps whose batches are skipped.
     """
+    # Fields that a resume may always change do not decide what is learned; the layout of the state covers
+    # those of them that move arrays.
     learned = {
         name: value
         for name, value in config_values(config).items()

@@ -99,9 +99,11 @@ def find_start(
         identity = run_identity(config.run_folder, create=False)
     if identity is None:
         return check(None), None
+    # A run that has made no copies waits for nothing here.
     search = CopySearch(config, identity, layout())
     with contextlib.ExitStack() as stack:
         while (complete := search.newest()) is not None:
+            # Reads only checkpoints of newer steps: usually none, which saves the verification of every byte.
             start = check(complete.step)
             assert start is not None, "there is at least the step of the copies"
             if start.step > complete.step:
@@ -132,6 +134,8 @@ class CopySearch:
         self._transfers: Transfers | None = None
         folder = hosts.run_on_all("peer copies folder", lambda: copies_folder(config, identity.place))
         facts = facts_of(config, identity.run, layout.fingerprint, shared_skipped_ranges(config.run_folder))
+        # Processes of one node list the same files, so that each of them is a source for all others. Contents
+        # are not read yet: only those that are restored are verified, each by one process.
         headers, damaged = read_headers(folder)
         usable = [header for header in headers if header.facts == facts]
         self._paths = {header.key: folder / header.key.file for header in usable}
@@ -160,10 +164,13 @@ class CopySearch:
           not used again.
         """
         if self._transfers is None:
+            # All processes get here alike, because they decide by the same table.
             max_bytes = self._layout.num_bytes + MAX_HEADER_BYTES
             self._transfers = stack.enter_context(Transfers(max_bytes=max_bytes, get=self._path_of))
         copy, failures = self._read_nearest(complete)
         outcomes = hosts.gather("copies read", [copy is not None, failures], limit_seconds=FETCH_SECONDS)
+        # In all processes, so that the next decision is the same everywhere. A copy that one source cannot
+        # deliver may be intact at another one.
         for owner, (_, failures) in enumerate(outcomes):
             for source, _ in failures:
                 self._held[source].discard(complete.key(owner))
@@ -179,6 +186,7 @@ class CopySearch:
         process, failures = hosts.process(), []
         key = complete.key(process)
         for source in in_order_of_distance(complete.sources[process], process, hosts.host_names()):
+            # The hash is compared where the bytes are used: it covers memory, files and network.
             try:
                 return self._read_from(source, key), failures
             except (OSError, UserError) as error:
@@ -195,6 +203,7 @@ class CopySearch:
             assert self._transfers is not None, "it was opened"
             file = memoryview(self._transfers.fetch(source, dataclasses.asdict(key)))
         header, content = verified(file)
+        # A file that another program has renamed is intact, and yet the wrong one.
         if header.key != key or len(content) != self._layout.num_bytes:
             raise DamagedError(f"it is a copy of {header.key}, {len(content):,} bytes")
         return RestoredCopy(header, self._layout, content, 0 if is_own else len(content), 0.0)

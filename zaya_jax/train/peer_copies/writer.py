@@ -76,6 +76,8 @@ class CopyWriter:
         """
         is_busy = self._writing is not None and not self._writing.done()
         failure = None if is_busy else self._failure()
+        # A step is complete only if all processes say so, and all of them must know which one it is before
+        # any removes an older one.
         states = hosts.gather("peer copies", [is_busy, failure])
         if busy := [hosts.describe(n) for n, (is_busy, _) in enumerate(states) if is_busy]:
             return False, f"the state is not copied: {', '.join(busy)} still copies that of step {self._step}"
@@ -137,6 +139,7 @@ class CopyWriter:
             facts=self._facts,
             corpora=self._corpora,
         )
+        # Before and not after: there is no room for three steps.
         self._make_room(header.owner, complete)
         path = write_copy(self.folder, header, parts)
         # The file is in memory too.
@@ -146,6 +149,7 @@ class CopyWriter:
             self._transfers.send(self.neighbor, about, path)
 
     def _receive(self, about: dict[str, Any], chunks: Chunks) -> None:
+        # The sender names the complete step: this process may not have polled yet.
         key = CopyKey(*about["key"])
         self._make_room(key.owner, about["complete"])
         receive_copy(self.folder, key, chunks)
