@@ -19,7 +19,7 @@ from zaya_jax.run_folder.names import AT, BEGAN, DAMAGED, RESTORED
 
 pytestmark = [pytest.mark.campaign, pytest.mark.timeout(3600)]
 PROCESSES, COPIED, SAVED, KILLED, STEPS = 4, 9, 8, 12, 16
-SETTINGS = {"num_steps": STEPS, "checkpoint_every": SAVED, "eval_every": 6}
+SETTINGS = {"num_steps": STEPS, "checkpoint_every": SAVED, "eval_every": 6, "eval_sequences": 4}
 PROGRAM = (
     "import sys; from zaya_jax.parallel.processes.launch import *; "
     "sys.exit(launch(Launch(sys.argv[3:], int(sys.argv[1]), int(sys.argv[2]), grace_seconds=20)))"

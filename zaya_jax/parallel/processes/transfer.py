@@ -14,6 +14,7 @@ import socketserver
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from io import BufferedIOBase
 from typing import Any, BinaryIO
 
 from zaya_jax.errors import UserError
@@ -179,7 +180,7 @@ def _checked_size(values: dict[str, Any], max_bytes: int) -> int:
     return size
 
 
-def _chunks(stream: BinaryIO, size: int) -> Chunks:
+def _chunks(stream: BufferedIOBase, size: int) -> Chunks:
     while size:
         chunk = stream.read(min(size, CHUNK_BYTES))
         if not chunk:

@@ -25,11 +25,13 @@ class CopyLayout:
 
     Attributes:
       state: shapes, types and shardings.
+      mesh: devices of the run.
       num_bytes: bytes of this process's part.
       fingerprint: hash that is equal if shards of all processes have the same names, types and places.
     """
 
     state: TrainState
+    mesh: Mesh
     num_bytes: int
     fingerprint: str
 
@@ -47,9 +49,8 @@ def copy_layout(config: Config, mesh: Mesh, extensions: Extensions) -> CopyLayou
     lines = [f"{jax.tree_util.keystr(path)} {x.shape} {x.dtype} {x.sharding.spec}" for path, x in leaves]
     lines.append(str([device.process_index for device in mesh.devices.flat]))
     num_bytes = sum(_shard_bytes(x, index) for _, x in leaves for index in _own_indices(x))
-    return CopyLayout(
-        state, num_bytes, hashlib.blake2b("\n".join(lines).encode(), digest_size=16).hexdigest()
-    )
+    fingerprint = hashlib.blake2b("\n".join(lines).encode(), digest_size=16).hexdigest()
+    return CopyLayout(state, mesh, num_bytes, fingerprint)
 
 
 def _plain(state: TrainState) -> TrainState:
@@ -79,18 +80,17 @@ def place_parts(layout: CopyLayout, content: memoryview) -> TrainState:
       content: content of this process's copy.
     """
     plain = jax.eval_shape(_plain, layout.state)
-    mesh = layout.state.step.sharding.mesh
     offset, arrays = 0, []
-    leaves, structure = jax.tree.flatten(abstract(plain, shardings(plain, mesh)))
+    leaves, structure = jax.tree.flatten(abstract(plain, shardings(plain, layout.mesh)))
     # In the order of `own_parts`: both walk the same tree, and each array's shards by device.
     for leaf in leaves:
         placed = []
         for index, devices in _own_indices(leaf).items():
             size = _shard_bytes(leaf, index)
             part = np.frombuffer(content[offset : offset + size], leaf.dtype)
-            # Not the mapped file itself: a CPU device would use its memory, and keep it.
-            part = part.reshape([stop - start for start, stop in index]).copy()
-            placed += [jax.device_put(part, device) for device in devices]
+            part = part.reshape([stop - start for start, stop in index])
+            # Not the mapped file itself, which a CPU device would use as its memory.
+            placed += [jax.device_put(part, device, may_alias=False) for device in devices]
             offset += size
         arrays.append(jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding, placed))
     state = jax.block_until_ready(jax.tree.unflatten(structure, arrays))
@@ -104,9 +104,9 @@ def _no_checksums(like: TrainState) -> Any:
     return jax.tree.map(lambda x, y: jax.device_put(x, y.sharding), zeros, like.integrity)
 
 
-def _own_indices(array: Any) -> dict[_Index, list[jax.Device]]:
+def _own_indices(array: Any) -> dict[_Index, list[Any]]:
     """Returns the distinct shards of an array on this process's devices, and the devices of each."""
-    own: dict[_Index, list[jax.Device]] = {}
+    own: dict[_Index, list[Any]] = {}
     indices = array.sharding.addressable_devices_indices_map(array.shape)
     for device in sorted(indices, key=lambda each: each.id):
         slices = zip(indices[device], array.shape, strict=True)
