@@ -1,4 +1,7 @@
-"""A run of one process that restarts from copies in the memory of its node."""
+"""A run of one process that restarts from copies in the memory of its node.
+
+pytest -n 0 -m campaign tests/train/peer_copies
+"""
 
 import dataclasses
 import json
@@ -18,6 +21,7 @@ from zaya_jax.train.hooks.hook import Hook
 from zaya_jax.train.metrics.files import read_metrics
 from zaya_jax.train.trainer import train
 
+pytestmark = pytest.mark.campaign
 TIMES = ("tokens_per_second", "model_flops_utilisation")
 
 
@@ -40,7 +44,7 @@ def corpus(tmp_path_factory) -> pathlib.Path:
 def config_of(folder: pathlib.Path, corpus: pathlib.Path, **fields) -> Config:
     values = small_values(run_folder=str(folder), corpus=str(corpus))
     values["model"] |= {"num_hidden_layers": 1, "layer_pattern": ("hybrid",), "router": "linear"}
-    values["ema"] = {"decay": 0.9}
+    values["ema"], values["watch"] = {"decay": 0.9}, {"checksums": True}
     values["train"] |= {
         "num_steps": 12, "checkpoint_every": 5, "eval_every": 6, "peer_copies_every": 3,
         "peer_copies_folder": str(folder.with_name("memory")),

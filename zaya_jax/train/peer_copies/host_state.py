@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
@@ -100,8 +101,15 @@ def place_parts(layout: CopyLayout, content: memoryview) -> TrainState:
 
 def _no_checksums(like: TrainState) -> Any:
     """Returns arrays of the shapes of a state's checksums, which `sealed` computes."""
-    zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), like.integrity)
-    return jax.tree.map(lambda x, y: jax.device_put(x, y.sharding), zeros, like.integrity)
+    if like.integrity is None:
+        return None
+    # A program, because `device_put` would first compare the zeros of all processes.
+    placed = jax.tree.map(lambda x: x.sharding, like.integrity)
+
+    def zeros() -> Any:
+        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like.integrity)
+
+    return jax.jit(zeros, out_shardings=placed)()
 
 
 def _own_indices(array: Any) -> dict[_Index, list[Any]]:
