@@ -103,8 +103,8 @@ def nodes(killed) -> Nodes:
     return killed
 
 
-def assert_ends_as(undisturbed: pathlib.Path, nodes: Nodes, **how) -> str:
-    code, output = nodes.run(**how)
+def assert_ends_as(undisturbed: pathlib.Path, nodes: Nodes, *, processes: int = PROCESSES) -> str:
+    code, output = nodes.run(processes=processes)
     assert code == 0, output
     assert rows(nodes.folder) == rows(undisturbed)
     ours, theirs = (load_run(each).variables for each in (nodes.folder, undisturbed))
@@ -112,8 +112,8 @@ def assert_ends_as(undisturbed: pathlib.Path, nodes: Nodes, **how) -> str:
     began, first = nodes.events(BEGAN)[-1], next(e for e in reversed(nodes.events(AT)))
     assert first["step"] > began["step"]
     print(f"\nrestored step {began['step']}: {began['seconds']['restore']:.2f} s of the restart")
-    # A run that has ended with its checkpoint frees the memory.
-    assert not list(nodes.memory.rglob("*.copy"))
+    # A run that has ended with its checkpoint frees the memory of the nodes that it uses.
+    assert not [path for n in range(processes) for path in (nodes.memory / f"node{n}").rglob("*.copy")]
     return output
 
 
