@@ -3,6 +3,7 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from small_runs import small_values
@@ -25,7 +26,7 @@ def config_of(**sections) -> Config:
 
 
 def is_key(array: jax.Array) -> bool:
-    return jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key)
+    return jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
 
 
 def random_bits(array: jax.Array, numbers: np.random.Generator) -> np.ndarray:

@@ -78,7 +78,7 @@ def hash_of_parts(parts: Iterable[np.ndarray]) -> str:
     """Returns the hash of arrays of bytes, one after the other, in hexadecimal."""
     digest = xxhash.xxh3_128()
     for part in parts:
-        digest.update(memoryview(part))
+        digest.update(part.data)
     return digest.hexdigest()
 
 
