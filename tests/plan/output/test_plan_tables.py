@@ -312,7 +312,7 @@ def test_one_after_the_other_is_the_sum_of_all_resources(preset, rate):
 def test_each_line_is_called_what_it_is(preset):
     plan = plan_of(preset)
     file = io.StringIO()
-    Console(file=file, width=80).print(list(plan_tables(plan))[4])
+    Console(file=file, width=80).print(list(plan_tables(plan))[5])
     text = file.getvalue()
     lines = [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.splitlines() if "│" in line]
     rows = {cells[0]: cells[1:] for cells in lines}
