@@ -105,10 +105,13 @@ def _parser() -> Parser:
             "zaya bench optimizers --sizes small --variants adamw muon muonh --trials 8",
         ),
     )
-    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES), help="networks to train")
     parser.add_argument(
-        "--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS),
-        help="optimizers to compare; the others are compared with the first one",
+        "--sizes", nargs="+", choices=SIZES, default=list(SIZES), metavar="SIZE",
+        help=f"networks to train, of {', '.join(SIZES)}",
+    )  # fmt: skip
+    parser.add_argument(
+        "--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS), metavar="NAME",
+        help=f"optimizers of {', '.join(VARIANTS)}; the others are compared with the first one",
     )  # fmt: skip
     parser.add_argument(
         "--trials", default=8, help="tuning trials of each optimizer at each size, of half of the steps"
