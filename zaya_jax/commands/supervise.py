@@ -31,7 +31,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     if not command or command[0] != "train":
         raise UserError('no run to supervise; give its command after "--": zaya supervise -- train')
     _check(options)
-    policy = RestartPolicy(nodes=options.nodes, min_nodes=options.min_nodes or options.nodes)
+    # Each process has its own virtual node.
+    nodes = options.nodes if options.virtual_nodes is None else options.processes
+    policy = RestartPolicy(nodes=nodes, min_nodes=options.min_nodes or nodes)
     # The supervisor reads events and checkpoints of the run, so that it needs its folder.
     run_folder = config_of(command[1:]).run_folder
     # A wrong file of rules is an error here, before any process is started.
@@ -68,6 +70,13 @@ def _parser() -> Parser:
     parser.add_argument("--processes", default=2, help="local: number of processes")
     parser.add_argument("--devices", type=int, help="local: devices per process, as in `zaya launch`")
     parser.add_argument(
+        "--virtual-nodes",
+        type=int,
+        metavar="N",
+        help="local: treat each process as a node with its own name, and the rest of N names as spare nodes, "
+        "to rehearse how failing nodes are excluded",
+    )
+    parser.add_argument(
         "--nodes", default=1, help="slurm: nodes per attempt; the job's other nodes are spare"
     )
     parser.add_argument(
@@ -81,7 +90,9 @@ def _parser() -> Parser:
 
 
 def _check(options) -> None:
-    check_at_least(options, processes=1, devices=1, nodes=1, min_nodes=1)
+    check_at_least(options, processes=1, devices=1, nodes=1, min_nodes=1, virtual_nodes=options.processes)
+    if options.virtual_nodes is not None and options.engine != "local":
+        raise UserError("--virtual-nodes goes with --engine=local; SLURM has nodes of its own")
     if options.min_nodes is not None and options.min_nodes > options.nodes:
         raise UserError(f"--min-nodes is {options.min_nodes}; it must be at most --nodes, {options.nodes}")
 
@@ -90,7 +101,8 @@ def _engine(options, command: Sequence[str]) -> RunEngine:
     # The same Python and the same checkout, whatever "zaya" on PATH is.
     words = [sys.executable, "-m", "zaya_jax.cli", *command]
     if options.engine == "local":
-        return LocalEngine(Launch(words, options.processes, options.devices, GRACE_SECONDS), options.rules)
+        program = Launch(words, options.processes, options.devices, GRACE_SECONDS)
+        return LocalEngine(program, options.rules, options.virtual_nodes)
     return SlurmEngine(words, options.rules)
 
 

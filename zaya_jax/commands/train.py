@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from zaya_jax.aegis.watch.fault_injection import VARIABLE as FAULT_VARIABLE
-from zaya_jax.aegis.watch.fault_injection import FaultInjection, parse_faults
+from zaya_jax.aegis.watch.fault_injection import FaultInjection, parse_faults, place_proxy
 from zaya_jax.aegis.watch.watchdog import Watchdog
 from zaya_jax.config import COURSE_OPTION, Config
 from zaya_jax.data.corpora.shards import Corpus
@@ -82,6 +82,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         _dump_programs(
             config, process=group.process if group is not None else 0, of_all=options.xla_dump == "all"
         )
+    # Read here and not from the config: a run that is resumed without them is the same run.
+    faults = parse_faults(os.environ.get(FAULT_VARIABLE, ""))
+    group, proxy = place_proxy(faults, group)
     # The exit code is set after the processes have left the group together.
     stopped: Stopped | None = None
     with hosts.joined(group, limit_seconds=options.wait, collective_seconds=hosts.WATCHED_SECONDS):
@@ -90,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             with open_trackers(config) as trackers:
                 result = train(
                     config,
-                    hooks=_hooks(config),
+                    hooks=_hooks(config, FaultInjection(faults, config.run_folder, hosts.process(), proxy)),
                     overwrite=options.overwrite,
                     change_course=options.change_course,
                     replay_check=options.replay_check,
@@ -104,11 +107,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.exit(stopped.exit_code)
 
 
-def _hooks(config: Config) -> list[Hook]:
+def _hooks(config: Config, injection: FaultInjection) -> list[Hook]:
     """Returns the hooks that other packages add to a run: faults, the watchdog and lm-eval tasks."""
-    # Faults are read here and not from the config: a run that is resumed without them is the same run.
-    faults = parse_faults(os.environ.get(FAULT_VARIABLE, ""))
-    hooks: list[Hook] = [FaultInjection(faults, config.run_folder, hosts.process()), Watchdog()]
+    hooks: list[Hook] = [injection, Watchdog()]
     score = training_tasks(config)
     return hooks if score is None else [*hooks, EvaluationTasks(score)]
 

@@ -3,6 +3,7 @@
 import pytest
 
 from zaya_jax.aegis.agent.sightings import Sighting
+from zaya_jax.aegis.supervisor.diagnosis import Diagnosis
 from zaya_jax.aegis.supervisor.restart_policy import (
     DONE,
     EXCLUDE,
@@ -40,10 +41,31 @@ def sighting(action, host="n2", name="some_class"):
         ([attempt(137)], RESTART),
         ([attempt(76, diverged=("n3",))], EXCLUDE),
         ([attempt(76)], RESTART),
-        ([attempt(124, late=("n1",))], RESTART),
-        ([attempt(124, late=("n1",)), attempt(124, late=("n1",))], EXCLUDE),
-        ([attempt(124, late=("n1",)), attempt(124, late=("n2",))], RESTART),
-        ([attempt(124, late=("n1",)), attempt(137), attempt(124, late=("n1",))], RESTART),
+        ([attempt(124, diagnosis=Diagnosis("stall", ("n1",)))], RESTART),
+        (
+            [
+                attempt(124, diagnosis=Diagnosis("stall", ("n1",))),
+                attempt(124, diagnosis=Diagnosis("stall", ("n1",))),
+            ],
+            EXCLUDE,
+        ),
+        (
+            [
+                attempt(124, diagnosis=Diagnosis("stall", ("n1",))),
+                attempt(124, diagnosis=Diagnosis("stall", ("n2",))),
+            ],
+            RESTART,
+        ),
+        (
+            [
+                attempt(124, diagnosis=Diagnosis("stall", ("n1",))),
+                attempt(137),
+                attempt(124, diagnosis=Diagnosis("stall", ("n1",))),
+            ],
+            RESTART,
+        ),
+        ([attempt(137, diagnosis=Diagnosis("killed", ("n1",)))] * 2, EXCLUDE),
+        ([attempt(1, diagnosis=Diagnosis("error", ("n1",)))] * 2, RESTART),
         ([attempt(sightings=(sighting("drain"),))], EXCLUDE),
         ([attempt(sightings=(sighting("wait"),))], WAIT),
         ([attempt(sightings=(sighting("note"), sighting("restart")))], RESTART),

@@ -2,93 +2,111 @@
 
 import contextlib
 import dataclasses
-import os
 import pathlib
-import random
-import signal
 import statistics
-import subprocess
 import sys
-import threading
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from zaya_jax.aegis.drill.drill import KINDS, SAVE_EVERY, Score, plan_faults, score_run
-from zaya_jax.aegis.views.goodput import BUCKETS
-from zaya_jax.aegis.watch.fault_injection import VARIABLE
+from zaya_jax.aegis.agent.sightings import read_sightings
+from zaya_jax.aegis.drill.campaign import KINDS, Campaign, plan_campaign, read_campaign, write_campaign
+from zaya_jax.aegis.drill.noise import busy_machine, slow_steps
+from zaya_jax.aegis.drill.runs import final_is_equal, run, score_run
+from zaya_jax.aegis.drill.scoring import Outcome, find_alarms, median_parts
 from zaya_jax.errors import UserError
+from zaya_jax.files import durable
 from zaya_jax.files.json_files import dump_json
-from zaya_jax.options import Parser
+from zaya_jax.options import Parser, check_at_least
+from zaya_jax.run_folder.events import events_of
 from zaya_jax.text_tables import name_column, number_column
 
-RUN, LOG = "run", "drill.log"
-STALL_SECONDS = 10.0
-"""Time limit of the watchdog: shorter than in real training, because a drill has many hangs."""
-NOISE_SECONDS = 3.0
-"""Maximum delay of slow steps in a drill without faults; below the limit of the watchdog."""
-# Number of planned faults, more than there is time for.
-_FAULTS = 1000
-_LEAVING_SECONDS = 120.0
+CONTROL, RUN = "control", "run"
+CAMPAIGN_FILE, RESULT_FILE = "campaign.json", "result.json"
 
 
 @dataclasses.dataclass(frozen=True)
-class Drill:
-    """Settings of a drill.
+class Score:
+    """Score of a drill.
 
     Attributes:
-      folder: folder of the drill, which contains that of the run.
-      minutes: duration in minutes.
-      processes: number of processes of the run, with one device each.
-      seed: seed of the faults, or of the slow steps.
-      undisturbed: whether there are no faults, but slow steps, a slow disk and busy cores.
+      campaign: the trials.
+      outcomes: results of the trials that occurred.
+      alarms: false alarms of the run without faults, which is as long.
+      codes: exit codes of the supervisor in the run without faults and in the one with them.
+      final_is_equal: whether both have the same final weights; None if a fault has changed the course.
     """
 
-    folder: pathlib.Path
-    minutes: float
-    processes: int
-    seed: int
-    undisturbed: bool
+    campaign: Campaign
+    outcomes: tuple[Outcome, ...]
+    alarms: tuple[str, ...]
+    codes: tuple[int, int]
+    final_is_equal: bool | None
+
+    @property
+    def is_passed(self) -> bool:
+        """Whether all faults occurred, were noticed and survived with equal bits, without a false alarm."""
+        complete = len(self.outcomes) == len(self.campaign.trials) and self.codes == (0, 0)
+        sound = all(each.is_noticed and each.is_equal is not False for each in self.outcomes)
+        return complete and sound and not self.alarms and self.final_is_equal is not False
 
 
 def main(argv: Sequence[str]) -> None:
-    """Runs `zaya aegis drill`; exits with code 3 if a fault was not detected, or there was a false alarm.
+    """Runs `zaya aegis drill`; exits with 3 if a fault was not noticed or survived, or an alarm was false.
 
     Raises:
-      UserError: for invalid numbers, or a folder that is not empty.
+      UserError: for an invalid campaign, or a folder that is not empty.
     """
     options = _parser().parse_args(argv)
-    for name in ("minutes", "processes"):
-        if getattr(options, name) <= 0:
-            raise UserError(f"--{name} is {getattr(options, name)}; it must be above 0")
+    check_at_least(options, rounds=1)
     if options.folder.exists() and any(options.folder.iterdir()):
         raise UserError(f"{options.folder} is not empty; a drill needs an empty or new --folder")
-    drill = Drill(options.folder, options.minutes, options.processes, options.seed, options.no_faults)
-    score = run_drill(drill)
-    if options.json:
-        print(dump_json(score_json(score), indent=2))
+    if options.campaign is not None:
+        campaign = read_campaign(options.campaign)
     else:
-        # Texts of events may contain brackets, which rich would take for markup.
-        Console(soft_wrap=True, highlight=False, markup=False).print(*score_tables(score, drill), sep="\n")
-    if score.alarms or not all(each.noticed for each in score.outcomes):
+        kinds = [kind.strip() for kind in options.kinds.split(",")] if options.kinds else ()
+        campaign = plan_campaign(
+            options.seed, processes=options.processes, rounds=options.rounds, kinds=kinds
+        )
+    score = run_drill(options.folder, campaign, noise=options.noise)
+    text = dump_json(score_json(score), indent=1)
+    durable.write(options.folder / RESULT_FILE, text + "\n")
+    if options.json:
+        print(text)
+    else:
+        # Names of kinds may contain brackets, which rich would take for markup.
+        Console(soft_wrap=True, highlight=False, markup=False).print(*score_tables(score), sep="\n")
+    if not score.is_passed:
         sys.exit(3)
 
 
 def _parser() -> Parser:
     parser = Parser(
         "aegis drill",
-        "Train a small model under a supervisor, inject faults of every kind, and score their handling.",
+        "Train a small model under a supervisor twice, first undisturbed and then with faults of every kind, and "
+        "score what was noticed, named rightly and recovered bit for bit.",
         (
-            "zaya aegis drill --minutes=40 --processes=4",
-            "zaya aegis drill --minutes=40 --no-faults --folder=runs/quiet",
+            "zaya aegis drill                                     # every kind once",
+            'zaya aegis drill --kinds="hang, SIGSTOP" --rounds=5 --folder=runs/hangs',
+            "zaya aegis drill --campaign=runs/drill/campaign.json --folder=runs/again",
         ),
     )
-    parser.add_argument("--minutes", default=40.0, help="duration in minutes")
-    parser.add_argument("--processes", default=4, help="number of processes")
-    parser.add_argument("--seed", default=0, help="seed of the faults")
+    parser.add_argument("--processes", default=4, help="number of processes, each on its own virtual node")
+    parser.add_argument(
+        "--seed", default=0, help="seed of the order, steps, processes and bits of the faults"
+    )
+    parser.add_argument("--rounds", default=1, help="number of trials of each kind")
+    parser.add_argument(
+        "--kinds", metavar="KIND,...", help=f"kinds of trials (default: all): {', '.join(KINDS)}"
+    )
+    parser.add_argument(
+        "--campaign",
+        type=pathlib.Path,
+        metavar="FILE",
+        help="JSON file of trials, as a drill writes it to its folder; instead of the options above",
+    )
     parser.add_argument(
         "--folder",
         type=pathlib.Path,
@@ -97,163 +115,128 @@ def _parser() -> Parser:
         help="new or empty folder of the drill",
     )
     parser.add_argument(
-        "--no-faults", action="store_true", help="no faults, but slow steps, a slow disk and busy cores"
+        "--noise", action="store_true", help="slow steps, a slow disk and busy cores in the undisturbed run"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     return parser
 
 
-def run_drill(drill: Drill) -> Score:
-    """Runs a drill and scores it."""
-    drill.folder.mkdir(parents=True, exist_ok=True)
-    faults = [] if drill.undisturbed else plan_faults(drill.seed, count=_FAULTS, processes=drill.processes)
-    specs = _slow_steps(drill) if drill.undisturbed else [fault.spec for fault in faults]
-    until = time.monotonic() + 60 * drill.minutes
-    log = drill.folder / LOG
-    with log.open("w") as output:
-        process = subprocess.Popen(
-            _command(drill), env=os.environ | {VARIABLE: ",".join(specs)}, stdout=output, stderr=output
-        )
-        with _noise(drill) if drill.undisturbed else contextlib.nullcontext():
-            while process.poll() is None and time.monotonic() < until:
-                time.sleep(0.5)
-        # The supervisor passes the signal on, and the run saves its state.
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(_LEAVING_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            raise UserError(
-                f"the run did not end within {_LEAVING_SECONDS:.0f} s of SIGTERM; see {log}"
-            ) from None
-    # 75: the run saved its state after SIGTERM, at the end of the drill's time.
-    if process.returncode not in (0, 75):
-        print(f"the supervisor failed with code {process.returncode}; see {log}", file=sys.stderr)
-    return score_run(drill.folder / RUN, faults)
+def run_drill(folder: pathlib.Path, campaign: Campaign, *, noise: bool = False) -> Score:
+    """Runs a campaign and scores it.
+
+    Args:
+      folder: folder of the drill, which contains both runs.
+      campaign: the trials.
+      noise: whether the run without faults is disturbed as by other users of the machine.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    write_campaign(campaign, folder / CAMPAIGN_FILE)
+    control, own = folder / CONTROL, folder / RUN
+    with busy_machine(folder) if noise else contextlib.nullcontext():
+        first = run(control, campaign, slow_steps(campaign) if noise else "")
+    second = run(own, campaign, campaign.faults)
+    outcomes = score_run(own, control, campaign)
+    alarms = find_alarms(events_of(control), read_sightings(control))
+    is_complete = first == second == 0
+    is_equal = final_is_equal(own, control, campaign) if is_complete else None
+    return Score(campaign, tuple(outcomes), tuple(alarms), (first, second), is_equal)
 
 
-def _command(drill: Drill) -> list[str]:
-    fields = {
-        "run_folder": drill.folder / RUN,
-        # Never reached: a drill ends by its time.
-        "train.num_steps": 10_000_000,
-        "train.checkpoint_every": SAVE_EVERY,
-        # Never, as evaluations only take time from recoveries.
-        "train.eval_every": 10_000_000,
-        "train.log_every": 1,
-        # After a damaged checkpoint the run resumes from an earlier one.
-        "train.keep_checkpoints": 4,
-        "train.sample_tokens": 0,
-        # Small, because every process compiles it at each restart: on CPUs jax caches only process 0's
-        # programs.
-        "model.num_hidden_layers": 1,
-        "model.hidden_size": 32,
-        "model.router": "linear",
-        "data.batch_size": 2 * drill.processes,
-        "data.sequence_length": 64,
-        "watch.min_seconds": STALL_SECONDS,
-        # Sensitive limits, so that spikes are detected within a few steps.
-        "watch.spike_steps": 4,
-        "watch.spike_deviations": 5.0,
-        # Each planned spike of the loss leads to a rollback.
-        "watch.max_rollbacks": 1000,
-        "watch.replica_check_every": 5,
-        # In such a small model experts get no tokens for a while, without any fault.
-        "watch.expert_alert_lines": 1000,
-    }
-    overrides = [f"--config.{name}={value}" for name, value in fields.items()]
-    supervise = ["supervise", f"--processes={drill.processes}", "--devices=1"]
-    return [sys.executable, "-m", "zaya_jax.cli", *supervise, "--", "train", *overrides]
-
-
-def _slow_steps(drill: Drill) -> list[str]:
-    """Returns specifications of occasional slow steps, which are not stalls."""
-    generator, step, specs = random.Random(drill.seed), 30, []
-    while len(specs) < _FAULTS:
-        step += generator.randint(20, 200)
-        seconds = generator.uniform(0.5, NOISE_SECONDS)
-        specs.append(f"hang@step={step}:process={generator.randrange(drill.processes)}:seconds={seconds:.2f}")
-    return specs
-
-
-@contextlib.contextmanager
-def _noise(drill: Drill) -> Iterator[None]:
-    """Loads the disk and the cores from time to time, as other users of a machine would."""
-    ended = threading.Event()
-    threads = [
-        threading.Thread(target=work, args=(drill, ended), daemon=True) for work in (_use_disk, _use_cores)
-    ]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        # The threads remove their file and end their processes before they return.
-        for thread in threads:
-            thread.join()
-
-
-def _use_disk(drill: Drill, ended: threading.Event) -> None:
-    file = drill.folder / "noise"
-    while not ended.wait(random.uniform(2, 20)):
-        # fsync, so that checkpoints compete with it for the disk.
-        command = ["dd", "if=/dev/zero", f"of={file}", "bs=1M", "count=256", "conv=fsync", "status=none"]
-        subprocess.run(command, check=False)
-    file.unlink(missing_ok=True)
-
-
-def _use_cores(drill: Drill, ended: threading.Event) -> None:
-    del drill
-    while not ended.wait(random.uniform(2, 30)):
-        command = [sys.executable, "-c", "while True: pass"]
-        # Processes and not threads, which would share one core under Python's lock.
-        busy = [subprocess.Popen(command) for _ in range(os.cpu_count() or 1)]
-        # Not a sleep, so that the end of the drill ends the load at once.
-        ended.wait(random.uniform(2, 15))
-        for each in busy:
-            each.kill()
-            each.wait()
-
-
-def score_tables(score: Score, drill: Drill) -> list[Any]:
+def score_tables(score: Score) -> list[Any]:
     """Returns a score as tables and text."""
-    blocks: list[Any] = [_kinds_table(score)] if score.outcomes else []
-    if parts := score.parts():
+    blocks: list[Any] = [_kinds_table(score)]
+    blocks += [
+        f"{o.trial.kind} at step {o.trial.step}: {_mistake(o)}" for o in score.outcomes if not o.is_named
+    ]
+    if parts := median_parts(score.outcomes):
         table = Table(name_column("phase of a recovery"), number_column("median seconds"))
         for name, seconds in parts.items():
             table.add_row(name, f"{seconds:.1f}")
-        totals = [each.total for each in score.recoveries()]
-        table.add_row("total", f"{statistics.median(totals):.1f}, maximum {max(totals):.1f}")
         blocks.append(table)
-    if drill.undisturbed:
-        alarms = "\n  ".join(score.alarms)
-        blocks.append(f"false alarms: {len(score.alarms)}" + (f"\n  {alarms}" if alarms else ""))
-    goodput = score.goodput
-    buckets = ", ".join(f"{name} {goodput.seconds[name]:.0f}" for name in BUCKETS)
-    blocks.append(f"goodput {goodput.share:.1%} of {goodput.total:,.0f} s: {buckets} (seconds)")
+    alarms = "\n  ".join(score.alarms)
+    blocks.append(
+        f"false alarms of the undisturbed run: {len(score.alarms)}" + (f"\n  {alarms}" if alarms else "")
+    )
+    blocks.append(f"exit codes of the undisturbed and the disturbed run: {score.codes[0]}, {score.codes[1]}")
+    if score.final_is_equal is not None:
+        blocks.append(f"final weights of both: {'equal' if score.final_is_equal else 'different'}")
     return blocks
 
 
+def _mistake(outcome: Outcome) -> str:
+    texts = (", ".join(map(str, sorted(each))) or "nothing" for each in (outcome.reported, outcome.truth))
+    return "reported {}, true is {}".format(*texts)
+
+
 def _kinds_table(score: Score) -> Table:
-    noticed = sum(each.noticed for each in score.outcomes)
-    title = f"{noticed} of {len(score.outcomes)} faults were detected"
-    columns = (number_column(name) for name in ("occurred", "detected", "median s", "maximum s"))
-    table = Table(name_column("fault"), *columns, title=title)
-    for kind in KINDS:
-        of_kind = [each for each in score.outcomes if each.kind == kind]
-        totals = [each.total for each in of_kind if each.seconds]
-        times = (f"{statistics.median(totals):.1f}", f"{max(totals):.1f}") if totals else ("", "")
-        table.add_row(kind, str(len(of_kind)), str(sum(each.noticed for each in of_kind)), *times)
+    headers = ("trials", "noticed", "named", "lost steps", "median s", "worst s", "equal bits")
+    table = Table(name_column("fault"), *map(number_column, headers))
+    by_kind = {kind: [o for o in score.outcomes if o.trial.kind == kind] for kind in _kinds(score.campaign)}
+    for kind, outcomes in [*by_kind.items(), ("all", list(score.outcomes))]:
+        table.add_row(kind, *_cells(outcomes))
+    missing = len(score.campaign.trials) - len(score.outcomes)
+    table.caption = f"{missing} trials did not occur: the run ended before" if missing else None
     return table
+
+
+def _kinds(campaign: Campaign) -> list[str]:
+    # Those of this program in its order, and then others of a written campaign.
+    used = dict.fromkeys(trial.kind for trial in campaign.trials)
+    return [kind for kind in [*KINDS, *(used.keys() - KINDS.keys())] if kind in used]
+
+
+def _cells(outcomes: Sequence[Outcome]) -> list[str]:
+    values = summary(outcomes)
+    equal = f"{values['equal']} of {values['comparable']}" if values["comparable"] else ""
+    seconds = [
+        f"{values[name]:.1f}" if name in values else "" for name in ("median_seconds", "worst_seconds")
+    ]
+    return [*(str(values[name]) for name in ("trials", "noticed", "named", "lost_steps")), *seconds, equal]
+
+
+def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """Returns the counts of some outcomes, and the times of those with a restart or a rollback."""
+    totals = [each.total for each in outcomes if each.seconds]
+    compared = [each.is_equal for each in outcomes if each.is_equal is not None]
+    times = {"median_seconds": statistics.median(totals), "worst_seconds": max(totals)} if totals else {}
+    return {
+        "trials": len(outcomes),
+        "noticed": sum(each.is_noticed for each in outcomes),
+        "named": sum(each.is_named for each in outcomes),
+        "lost_steps": max((each.lost_steps for each in outcomes), default=0),
+        "comparable": len(compared),
+        "equal": sum(compared),
+    } | times
 
 
 def score_json(score: Score) -> dict[str, Any]:
     """Returns a score as JSON values."""
+    kinds = {
+        kind: summary([each for each in score.outcomes if each.trial.kind == kind])
+        for kind in _kinds(score.campaign)
+    }
     return {
-        "outcomes": [dataclasses.asdict(each) | {"total_seconds": each.total} for each in score.outcomes],
-        "alarms": list(score.alarms),
-        "median_seconds_of_parts": score.parts(),
-        "goodput": score.goodput.share,
-        "seconds": dict(score.goodput.seconds),
+        "seed": score.campaign.seed,
+        "trials": [_outcome_json(each) for each in score.outcomes],
+        "planned": len(score.campaign.trials),
+        "kinds": kinds,
+        "all": summary(score.outcomes),
+        "false_alarms": list(score.alarms),
+        "exit_codes": list(score.codes),
+        "final_is_equal": score.final_is_equal,
+        "median_seconds_of_parts": median_parts(score.outcomes),
+        "passed": score.is_passed,
+    }
+
+
+def _outcome_json(outcome: Outcome) -> dict[str, Any]:
+    return dataclasses.asdict(outcome.trial) | {
+        "true": sorted(map(str, outcome.truth)),
+        "reported": sorted(map(str, outcome.reported)),
+        "noticed": outcome.is_noticed,
+        "named": outcome.is_named,
+        "lost_steps": outcome.lost_steps,
+        "seconds": dict(outcome.seconds),
+        "total_seconds": outcome.total,
+        "equal": outcome.is_equal,
     }

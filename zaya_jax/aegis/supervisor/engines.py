@@ -1,6 +1,7 @@
 """Engines that start the processes of a run: on this machine, or on the nodes of a SLURM job."""
 
 import contextlib
+import dataclasses
 import os
 import pathlib
 import signal
@@ -56,18 +57,26 @@ class LocalEngine:
     Args:
       program: program to run.
       rules: file of rules for the agent.
+      num_nodes: number of virtual nodes, each of which runs one process, to rehearse what needs several
+        nodes; None for this machine as the only node.
     """
 
-    def __init__(self, program: Launch, rules: str):
+    def __init__(self, program: Launch, rules: str, num_nodes: int | None = None):
         self._program, self._rules, self._children = program, rules, Children()
+        self._num_nodes = num_nodes
 
     def nodes(self) -> list[str]:
-        """Returns the name of this machine, the only node."""
-        return [host_name(os.environ)]
+        """Returns the name of this machine, or those of the virtual nodes."""
+        if self._num_nodes is None:
+            return [host_name(os.environ)]
+        return [f"node{number}" for number in range(self._num_nodes)]
 
     def run(self, nodes: Sequence[str], on_line: Line) -> int:
         """Runs all processes until they exit."""
-        return self._children.run(self._program, on_line=lambda _, line: on_line(nodes[0], line))
+        names = [nodes[0]] * self._program.num_processes if self._num_nodes is None else nodes
+        hosts = () if self._num_nodes is None else nodes
+        program = dataclasses.replace(self._program, hosts=hosts)
+        return self._children.run(program, on_line=lambda number, line: on_line(names[number], line))
 
     def send_signal(self, number: int) -> None:
         """Sends a signal to all processes."""

@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from zaya_jax.aegis.agent.sightings import Sighting
+from zaya_jax.aegis.supervisor.diagnosis import ERROR, UNKNOWN, Diagnosis
 from zaya_jax.errors import DAMAGED, DIVERGED, INTERRUPTED, RESUMABLE, TIMED_OUT, USER_ERROR
 
 ACTIONS = "restart", "leave out", "wait", "requeue", "stop", "done"
@@ -27,7 +28,7 @@ class RestartPolicy:
       min_nodes: minimum number of nodes; with fewer the run stops.
       max_attempts_without_progress: number of consecutive attempts without progress after which the run
         stops.
-      strikes: number of consecutive attempts in which a node was late after which the node is excluded.
+      strikes: number of consecutive attempts that ended on a node after which the node is excluded.
       wait_seconds: first pause in seconds before an attempt; it doubles with each attempt without progress.
     """
 
@@ -46,7 +47,7 @@ class Attempt:
       code: exit code of the first process that failed.
       has_progressed: whether the newest checkpoint is later than those of all previous attempts.
       nodes: nodes of the attempt.
-      late: nodes for which the others were waiting.
+      diagnosis: cause of its end, and the nodes on which it occurred.
       diverged: nodes whose devices had wrong values.
       sightings: sightings on its nodes during the attempt.
       stop_requested: whether the supervisor was requested to stop.
@@ -56,7 +57,7 @@ class Attempt:
     code: int
     has_progressed: bool
     nodes: tuple[str, ...]
-    late: tuple[str, ...] = ()
+    diagnosis: Diagnosis = UNKNOWN
     diverged: tuple[str, ...] = ()
     sightings: tuple[Sighting, ...] = ()
     stop_requested: bool = False
@@ -75,6 +76,8 @@ class Decision:
       wait_seconds: pause in seconds before the next attempt.
       page: whether to notify a human.
       cost_seconds: time in seconds that the run loses: steps to repeat, and the pause.
+      cause: cause of the end of the attempt in a few words; "" if it is not known.
+      hosts: nodes on which it occurred; empty if they are not known.
     """
 
     action: str
@@ -84,6 +87,8 @@ class Decision:
     wait_seconds: float = 0.0
     page: bool = False
     cost_seconds: float = 0.0
+    cause: str = ""
+    hosts: tuple[str, ...] = ()
 
 
 def decide(attempts: Sequence[Attempt], usable: Sequence[str], policy: RestartPolicy) -> Decision:
@@ -96,7 +101,9 @@ def decide(attempts: Sequence[Attempt], usable: Sequence[str], policy: RestartPo
     """
     # From the most specific to the most general: a clear exit code, a faulty node, a retry.
     decision = _by_code(attempts[-1]) or _by_nodes(attempts, usable, policy) or _by_progress(attempts, policy)
-    return dataclasses.replace(decision, cost_seconds=attempts[-1].lost_seconds + decision.wait_seconds)
+    newest = attempts[-1]
+    cost, found = newest.lost_seconds + decision.wait_seconds, newest.diagnosis
+    return dataclasses.replace(decision, cost_seconds=cost, cause=found.cause, hosts=found.hosts)
 
 
 def _by_code(attempt: Attempt) -> Decision | None:
@@ -134,11 +141,13 @@ def _faulty_nodes(attempts: Sequence[Attempt], policy: RestartPolicy) -> dict[st
     for each in newest.sightings:
         if each.action == "drain" and each.host in newest.nodes:
             evidence[each.host].append(f"{each.host}: {each.name}: {each.evidence}")
-    # Being late once may be bad luck. With a single node there is no other node to compare it with.
-    for node in newest.late:
-        times = sum(node in attempt.late for attempt in attempts[-policy.strikes :])
-        if times >= policy.strikes and len(newest.nodes) > 1:
-            evidence[node].append(f"the others waited for {node} in {times} attempts in a row")
+    # Once may be bad luck, and an error of the program ends on any node. With a single node there is no other
+    # node to compare it with.
+    for node in newest.diagnosis.hosts:
+        times = sum(node in attempt.diagnosis.hosts for attempt in attempts[-policy.strikes :])
+        if times >= policy.strikes and len(newest.nodes) > 1 and newest.diagnosis.cause != ERROR:
+            cause = newest.diagnosis.cause
+            evidence[node].append(f"{times} attempts in a row ended on {node}, the last one by: {cause}")
     return dict(evidence)
 
 
@@ -151,6 +160,8 @@ def _by_progress(attempts: Sequence[Attempt], policy: RestartPolicy) -> Decision
             break
         idle += 1
     reason = f"the run ended with code {newest.code}{_MEANINGS.get(newest.code, '')}"
+    if newest.diagnosis.hosts:
+        reason += f"; {newest.diagnosis.cause} on {', '.join(newest.diagnosis.hosts)}"
     evidence = _evidence(newest.sightings)
     if idle >= policy.max_attempts_without_progress:
         return Decision(STOP, f"{reason}, and {idle} attempts in a row made no progress", evidence, page=True)

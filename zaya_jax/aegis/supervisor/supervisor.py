@@ -13,6 +13,7 @@ from typing import Any
 
 from zaya_jax.aegis.agent.log_rules import LogRule, Rates, classify
 from zaya_jax.aegis.agent.sightings import Sighting, read_sightings, write_sighting
+from zaya_jax.aegis.supervisor.diagnosis import diagnose
 from zaya_jax.aegis.supervisor.engines import RunEngine
 from zaya_jax.aegis.supervisor.restart_policy import (
     DONE,
@@ -30,7 +31,7 @@ from zaya_jax.checkpoint import all_steps
 from zaya_jax.errors import RESUMABLE
 from zaya_jax.files import durable
 from zaya_jax.run_folder.events import events_of, write_event
-from zaya_jax.run_folder.names import DECIDED, DIVERGED, EXCLUDED_NODES_FILE, RESTORED, STALLED, STARVED
+from zaya_jax.run_folder.names import DECIDED, DIVERGED, EXCLUDED_NODES_FILE, RESTORED, STARVED
 
 _POLL_SECONDS = 1.0
 
@@ -118,12 +119,12 @@ class Supervisor:
         newest, previous = max([*all_steps(self._folder), *restored], default=0), self._furthest
         self._furthest = max(newest, previous)
         # Sightings on other nodes say nothing about this attempt.
-        sightings = (each for each in read_sightings(self._folder, since=began) if each.host in nodes)
+        sightings = [each for each in read_sightings(self._folder, since=began) if each.host in nodes]
         return Attempt(
             code,
             has_progressed=newest > previous,
             nodes=tuple(nodes),
-            late=_named_in(STALLED, events, nodes),
+            diagnosis=diagnose(events, sightings, nodes),
             diverged=_named_in(DIVERGED, events, nodes),
             sightings=tuple(sightings),
             stop_requested=self._stop_requested.is_set(),

@@ -2,44 +2,44 @@
 
     ZAYA_FAULT="hang@step=12:process=1,kill@step=40" zaya launch --processes=2 --max-restarts=3 -- train
 
-Each fault occurs once per run, even if its step is repeated: a file in the run folder records it. A slowness
-(`slow@step=10:process=1:percent=30`) lasts until the end, or for `:steps=N`.
+Each fault occurs once per run, even if its step is repeated: a file in the run folder records it. One with
+`:stays` occurs again until its node is replaced. A slowness (`slow@step=10:process=1:percent=30`) lasts until
+the end, or for `:steps=N`.
 """
 
-import contextlib
-import ctypes
 import dataclasses
 import itertools
 import os
 import pathlib
 import re
-import signal
-import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import cast
+from collections.abc import Collection, Iterator, Sequence
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-
+from zaya_jax.aegis.watch.coordinator_proxy import MODES, CoordinatorProxy
+from zaya_jax.aegis.watch.fault_effects import (
+    BATCH_FAULTS,
+    CHECKPOINT_FAULTS,
+    INPUT_FAULTS,
+    PROCESS_FAULTS,
+    STATE_FAULTS,
+    damage_newest,
+    flip_gradient,
+)
 from zaya_jax.aegis.watch.slowness import SLOW, Slowness, parse_slowness, slow_batches
-from zaya_jax.checkpoint import all_steps, step_folder
 from zaya_jax.data.reading.batch import Batch
 from zaya_jax.errors import UserError
 from zaya_jax.fields import did_you_mean
-from zaya_jax.parallel.mesh import device_number
+from zaya_jax.parallel.processes.process_group import ProcessGroup, host_name
 from zaya_jax.run_folder.names import FAULTS_FOLDER
 from zaya_jax.train.compiled_programs import Programs, Step, compiled_step
+from zaya_jax.train.heartbeats import Heartbeats
 from zaya_jax.train.hooks.hook import Hook, StepContext
-from zaya_jax.train.step.integrity import row_checksums
-from zaya_jax.train.step.state import TrainState
-from zaya_jax.train.step.train_step import Tamper
+from zaya_jax.train.setup import PreparedRun
 
 VARIABLE = "ZAYA_FAULT"
 _ORDER = re.compile(
     r"(?P<kind>\w+)@step=(?P<step>\d+)"
     r"(:process=(?P<process>\d+))?(:seconds=(?P<seconds>[\d.]+))?(:steps=(?P<steps>\d+))?"
-    r"(:bit=(?P<bit>\d+))?"
+    r"(:bit=(?P<bit>\d+))?(?P<stays>:stays)?"
 )
 FOR_EVER = 1e9
 """Duration in seconds of a fault that does not end by itself."""
@@ -57,6 +57,7 @@ class Fault:
       process: process in which it occurs; None for all.
       seconds: duration, for faults that end by themselves.
       bit: number of the flipped bit of a float32 or int32 value; 0 is the lowest, 31 the sign.
+      stays: whether the fault occurs again at its step, on the same host, until another host takes its place.
     """
 
     kind: str
@@ -64,6 +65,7 @@ class Fault:
     process: int | None = None
     seconds: float = FOR_EVER
     bit: int = EXPONENT_BIT
+    stays: bool = False
 
     @property
     def name(self) -> str:
@@ -71,141 +73,16 @@ class Fault:
         return f"{self.kind}-{self.step}"
 
 
-def _hold_lock(seconds: float) -> None:
-    """Sleeps while no other Python thread can run."""
-    # PyDLL, unlike CDLL, holds the interpreter lock during the call.
-    ctypes.PyDLL(None).sleep(int(min(seconds, 2**31 - 1)))
-
-
-def _fail(seconds: float) -> None:
-    del seconds
-    raise RuntimeError(f"an injected fault, from {VARIABLE}")
-
-
-def _nan_weights(batch: Batch, step: int) -> Batch:
-    del step
-    return dataclasses.replace(batch, weights_BT=np.full_like(batch.weights_BT, np.nan))
-
-
-def _random_targets(batch: Batch, step: int) -> Batch:
-    """Replaces the targets by tokens drawn uniformly from those of the batch."""
-    # Seeded by the step: the same noise in every repetition.
-    generator = np.random.default_rng(step)
-    noise_BT = generator.choice(np.unique(batch.targets_BT), batch.targets_BT.shape)
-    return dataclasses.replace(batch, targets_BT=noise_BT.astype(np.int32))
-
-
-def _flip_first(array: jax.Array, bit: int) -> jax.Array:
-    """Returns an array in which this process's first device has one flipped bit in its first element."""
-    copies = [shard.data for shard in array.addressable_shards]
-    # A copy, because arrays that JAX lends to NumPy are read-only.
-    flat = np.asarray(copies[0]).copy().reshape(-1)
-    width = 8 * flat.itemsize
-    unsigned = flat.view(f"uint{width}")
-    # Bfloat16 has the upper half of the bits of float32.
-    unsigned[0] ^= unsigned.dtype.type(1 << max(bit - 32 + width, 0))
-    copies[0] = jax.device_put(flat.reshape(copies[0].shape), array.addressable_shards[0].device)
-    return jax.make_array_from_single_device_arrays(array.shape, array.sharding, copies)
-
-
-def _flip_bias(state: TrainState, bit: int) -> TrainState:
-    return dataclasses.replace(state, router_bias_LX=_flip_first(state.router_bias_LX, bit))
-
-
-def _flip_weight(state: TrainState, bit: int) -> TrainState:
-    # The same bucket in every repetition of a drill.
-    name = min(state.buckets)
-    return dataclasses.replace(state, buckets=state.buckets | {name: _flip_first(state.buckets[name], bit)})
-
-
-def _flip_moment(state: TrainState, bit: int) -> TrainState:
-    leaves, structure = jax.tree.flatten(state.optimizer)
-    largest = max(range(len(leaves)), key=lambda n: leaves[n].size)  # a bucket, and no counter
-    leaves[largest] = _flip_first(leaves[largest], bit)
-    return dataclasses.replace(state, optimizer=jax.tree.unflatten(structure, leaves))
-
-
-def _flip_input(rows: Batch, bit: int) -> Batch:
-    """Flips a bit of a target on the way to the device, after the host has computed its checksum."""
-    return dataclasses.replace(rows, targets_BT=_flip_first(cast(jax.Array, rows.targets_BT), bit))
-
-
-def _miscompute(rows: Batch, bit: int) -> Batch:
-    """Makes a device compute with another target, which no checksum shows: only a repetition does."""
-    rows = _flip_input(rows, bit)
-    assert rows.origin_BC2 is not None, "a wrong computation is detected only with watch.checksums"
-    origin = cast(jax.Array, rows.origin_BC2)
-    shards = [shard.data for shard in origin.addressable_shards]
-    own = jax.tree.map(lambda x: np.asarray(x.addressable_shards[0].data), rows)
-    own_origin_BC2 = own.origin_BC2.copy()
-    own_origin_BC2[:, 0, 1] = row_checksums(own)
-    shards[0] = jax.device_put(own_origin_BC2, origin.addressable_shards[0].device)
-    placed = jax.make_array_from_single_device_arrays(origin.shape, origin.sharding, shards)
-    return dataclasses.replace(rows, origin_BC2=placed)
-
-
-def flip_gradient(device: int, bit: int) -> Tamper:
-    """Returns a function that flips a bit of a device's first summed gradient before the update."""
-
-    def tamper(gradients: dict[str, jax.Array]) -> dict[str, jax.Array]:
-        name = min(gradients)
-        x = gradients[name]
-        mask = jnp.where(device_number() == device, jnp.uint32(1 << bit), jnp.uint32(0))
-        first = jax.lax.bitcast_convert_type(x.reshape(-1)[0], jnp.uint32) ^ mask
-        flipped = x.reshape(-1).at[0].set(jax.lax.bitcast_convert_type(first, x.dtype))
-        return gradients | {name: flipped.reshape(x.shape)}
-
-    return tamper
-
-
-def _damage_newest(run_folder: pathlib.Path) -> None:
-    """Flips a bit in the middle of the largest file of the newest checkpoint, if there is one."""
-    steps = all_steps(run_folder)
-    if not steps:
-        return
-    files = [path for path in step_folder(run_folder, steps[-1]).rglob("*") if path.is_file()]
-    # The largest file has the arrays, whose hashes a restore verifies.
-    largest = max(files, key=lambda path: path.stat().st_size)
-    with largest.open("r+b") as file:
-        file.seek(largest.stat().st_size // 2)
-        byte = file.read(1)[0]
-        file.seek(-1, os.SEEK_CUR)
-        file.write(bytes([byte ^ 1]))
-
-
-PROCESS_FAULTS: dict[str, Callable[[float], None]] = {
-    "kill": lambda _: os.kill(os.getpid(), signal.SIGKILL),
-    "abort": lambda _: os.abort(),
-    "terminate": lambda _: os.kill(os.getpid(), signal.SIGTERM),
-    "pause": lambda _: os.kill(os.getpid(), signal.SIGSTOP),
-    "fail": _fail,
-    "hang": time.sleep,
-    "lock": _hold_lock,
-}
-"""Faults of a process before a step: it is killed, aborts, receives SIGTERM, is stopped as a whole, raises an
-exception, hangs in its main thread, or hangs while it holds the interpreter lock."""
-BATCH_FAULTS: dict[str, Callable[[Batch, int], Batch]] = {"nan": _nan_weights, "spike": _random_targets}
-"""Faults of a batch: NaN weights, or random targets, at which the loss spikes."""
-STATE_FAULTS: dict[str, Callable[[TrainState, int], TrainState]] = {
-    "flip": _flip_bias,
-    "flip_weight": _flip_weight,
-    "flip_moment": _flip_moment,
-}
-"""Flipped bits in the state of one device after a step: in its replica of the router biases, and in the
-weights and the moments that it alone owns."""
-INPUT_FAULTS: dict[str, Callable[[Batch, int], Batch]] = {
-    "flip_input": _flip_input,
-    "miscompute": _miscompute,
-}
-"""Flipped bits in the rows of one device: after the host's checksum, and before it."""
 FLIP_GRADIENT = "flip_gradient"
 """A flipped bit in one device's summed gradients, before the update."""
-STALE, LOST = "stale", "lost"
-"""A batch that is the previous one again, and one that is lost, so that all later ones come too early."""
-CORRUPT = "corrupt"
-"""A flipped bit in the newest checkpoint."""
-_SINGLE_KINDS = FLIP_GRADIENT, STALE, LOST, CORRUPT, SLOW
-KINDS = (*PROCESS_FAULTS, *BATCH_FAULTS, *STATE_FAULTS, *INPUT_FAULTS, *_SINGLE_KINDS)
+STALE, LOST, REORDER = "stale", "lost", "reorder"
+"""A batch that is the previous one again, one that is lost, so that all later ones come too early, and two
+that change places."""
+KILL_RESTORE = "kill_restore"
+"""A kill during a recovery: before the restore of the first checkpoint from its step on."""
+_SINGLE_KINDS = FLIP_GRADIENT, STALE, LOST, REORDER, KILL_RESTORE, SLOW
+_KINDS_OF_BATCHES = *PROCESS_FAULTS, *BATCH_FAULTS, *CHECKPOINT_FAULTS, *MODES
+KINDS = (*_KINDS_OF_BATCHES, *STATE_FAULTS, *INPUT_FAULTS, *_SINGLE_KINDS)
 
 
 def parse_faults(text: str) -> list[Fault | Slowness]:
@@ -225,7 +102,7 @@ def _parse(word: str) -> Sequence[Fault | Slowness]:
     if match is None:
         raise UserError(
             f'{VARIABLE} has "{word}"; a fault is KIND@step=N, optionally with :process=P, :seconds=S, '
-            ":steps=N and :bit=B, in this order"
+            ":steps=N, :bit=B and :stays, in this order"
         )
     kind, step, process, seconds, steps, bit = match.group(
         "kind", "step", "process", "seconds", "steps", "bit"
@@ -239,10 +116,35 @@ def _parse(word: str) -> Sequence[Fault | Slowness]:
         None if process is None else int(process),
         float(seconds or FOR_EVER),
         EXPONENT_BIT if bit is None else int(bit),
+        match["stays"] is not None,
     )
     if fault.bit > 31:
         raise UserError(f'{VARIABLE} has "{word}"; the bits of a value are 0 to 31')
     return [dataclasses.replace(fault, step=fault.step + k) for k in range(int(steps or 1))]
+
+
+def place_proxy(
+    faults: Sequence[Fault | Slowness], group: ProcessGroup | None
+) -> tuple[ProcessGroup | None, CoordinatorProxy | None]:
+    """Puts a proxy between this process and the coordinator, if a fault of its network needs one.
+
+    Returns:
+      The process group with the address of the proxy, and the proxy; the given group and None without one.
+
+    Raises:
+      UserError: for a network fault of process 0, where the coordinator is, or of all processes.
+    """
+    networks = [each for each in faults if isinstance(each, Fault) and each.kind in MODES]
+    for each in networks:
+        if not each.process:
+            raise UserError(
+                f'{VARIABLE} has "{each.kind}@step={each.step}" for process 0, where the coordinator is; add '
+                ":process=P with a number above 0"
+            )
+    if group is None or not any(each.process == group.process for each in networks):
+        return group, None
+    proxy = CoordinatorProxy(group.coordinator)
+    return dataclasses.replace(group, coordinator=proxy.address), proxy
 
 
 class FaultInjection(Hook):
@@ -252,22 +154,39 @@ class FaultInjection(Hook):
       faults: faults to inject.
       run_folder: folder of the run.
       process: number of this process.
+      proxy: proxy to the coordinator, for faults of the network.
     """
 
-    def __init__(self, faults: Sequence[Fault | Slowness], run_folder: str, process: int):
+    def __init__(
+        self,
+        faults: Sequence[Fault | Slowness],
+        run_folder: str,
+        process: int,
+        proxy: CoordinatorProxy | None = None,
+    ):
         own = [each for each in faults if each.process in (None, process)]
         self._slownesses = [each for each in own if isinstance(each, Slowness)]
         self._faults = [each for each in own if isinstance(each, Fault)]
         self._of_all = [each for each in faults if isinstance(each, Fault)]
         self._folder, self._process = pathlib.Path(run_folder) / FAULTS_FOLDER, process
         self._programs: Programs | None = None
+        self._proxy = proxy
+
+    def on_setup(self, run: PreparedRun, heartbeats: Heartbeats) -> None:
+        """Kills a process that is about to restore a checkpoint."""
+        for fault in self._faults:
+            is_due = fault.kind == KILL_RESTORE and run.start and run.start.step >= fault.step
+            if is_due and self._is_new(fault):
+                PROCESS_FAULTS["kill"](0.0)
 
     def wrap_batches(self, context: StepContext, batches: Iterator[Batch]) -> Iterator[Batch]:
         """Injects each fault before the batch of its step is used."""
         batches = self.among(batches, first_step=context.step + 1)
         if not self._slownesses:
             return batches
-        return slow_batches(self._slownesses, context, batches, first_step=context.step + 1)
+        return slow_batches(
+            self._slownesses, context, batches, first_step=context.step + 1, record=self._is_new
+        )
 
     def on_step_begin(self, context: StepContext) -> None:
         """Replaces the program of a step that damages its rows or gradients."""
@@ -295,27 +214,31 @@ class FaultInjection(Hook):
 
     def _among(self, batches: Iterator[Batch], first_step: int) -> Iterator[Batch]:
         # Labels travel with the batches, so that a stale batch is recognized.
-        previous = None
+        previous, kept = None, None
         for step in itertools.count(first_step):
-            batch = next(batches, None)
-            if any(True for _ in self._new(step, (LOST,))):
+            batch, kept = kept or next(batches, None), None
+            if self._strikes(step, LOST):
                 batch = next(batches, None)
+            if self._strikes(step, REORDER):
+                batch, kept = next(batches, None), batch
             if batch is None:
                 return
-            current, previous = batch, previous or batch
-            if any(True for _ in self._new(step, (STALE,))):
-                current = previous
-            yield self._inject(step, current)
+            yield self._inject(step, previous if previous and self._strikes(step, STALE) else batch)
             previous = batch
 
+    def _strikes(self, step: int, kind: str) -> bool:
+        return any(True for _ in self._new(step, (kind,)))
+
     def _inject(self, step: int, batch: Batch) -> Batch:
-        for fault in self._new(step, (*PROCESS_FAULTS, *BATCH_FAULTS, CORRUPT)):
+        for fault in self._new(step, _KINDS_OF_BATCHES):
             if fault.kind in PROCESS_FAULTS:
                 PROCESS_FAULTS[fault.kind](fault.seconds)
             elif fault.kind in BATCH_FAULTS:
                 batch = BATCH_FAULTS[fault.kind](batch, step)
-            elif self._process == 0:  # once, although all processes see the same checkpoint
-                _damage_newest(self._folder.parent)
+            elif self._proxy is not None and fault.kind in MODES:
+                self._proxy.mode = fault.kind
+            elif fault.kind in CHECKPOINT_FAULTS and self._process == 0:  # once: all see the same checkpoint
+                self._record(fault).write_text(str(damage_newest(self._folder.parent, fault.kind)))
         return batch
 
     def _new(self, step: int, kinds: Collection[str]) -> Iterator[Fault]:
@@ -323,14 +246,20 @@ class FaultInjection(Hook):
         # A generator, so that each fault is recorded only right before it occurs.
         return (f for f in self._faults if f.step == step and f.kind in kinds and self._is_new(f))
 
-    def _is_new(self, fault: Fault) -> bool:
-        """Returns whether the fault has not occurred yet, and records that it has."""
+    def _is_new(self, fault: Fault | Slowness) -> bool:
+        """Returns whether the fault is to occur now, and records that it does."""
         # A file per process, created before the fault: after a restart the fault does not occur again.
         self._folder.mkdir(exist_ok=True)
-        with contextlib.suppress(FileExistsError):
-            (self._folder / f"{fault.name}-{self._process}").touch(exist_ok=False)
-            return True
-        return False
+        host = host_name(os.environ)
+        try:
+            with self._record(fault).open("x") as file:
+                file.write(host)
+        except FileExistsError:
+            return isinstance(fault, Fault) and fault.stays and self._record(fault).read_text() == host
+        return True
+
+    def _record(self, fault: Fault | Slowness) -> pathlib.Path:
+        return self._folder / f"{fault.name}-{self._process}"
 
 
 def _with_input(step: Step, fault: Fault) -> Step:

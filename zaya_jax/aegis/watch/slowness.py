@@ -3,7 +3,7 @@
 import dataclasses
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 
@@ -35,6 +35,11 @@ class Slowness:
     percent: float
     num_steps: int | None = None
 
+    @property
+    def name(self) -> str:
+        """Name of the file that records the slowness."""
+        return f"{SLOW}-{self.step}"
+
     def covers(self, step: int) -> bool:
         """Returns whether a step is slow."""
         return self.step <= step and (self.num_steps is None or step < self.step + self.num_steps)
@@ -59,12 +64,27 @@ def parse_slowness(word: str, *, variable: str) -> Slowness | None:
 
 
 def slow_batches(
-    slownesses: Sequence[Slowness], context: StepContext, batches: Iterator[Batch], *, first_step: int
+    slownesses: Sequence[Slowness],
+    context: StepContext,
+    batches: Iterator[Batch],
+    *,
+    first_step: int,
+    record: Callable[[Slowness], object],
 ) -> Iterator[Batch]:
-    """Yields batches, and delays the process before each one of a slow step."""
+    """Yields batches, and delays the process before each one of a slow step.
+
+    Args:
+      slownesses: slownesses of the process.
+      context: state of the loop.
+      batches: batches of the steps from `first_step` on.
+      first_step: first step.
+      record: called with the slowness of a slow step.
+    """
     ended = None
     for step, batch in enumerate(batches, start=first_step):
         slow = next((each for each in slownesses if each.covers(step)), None)
+        if slow is not None and ended is None:
+            record(slow)
         ended = None if slow is None else _delay(context, slow, ended)
         yield batch
 

@@ -10,10 +10,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, BinaryIO
 
-from zaya_jax.errors import TIMED_OUT
+from zaya_jax.errors import RESUMABLE, TIMED_OUT
 from zaya_jax.parallel.processes.process_group import COORDINATOR, NUM_PROCESSES, PROCESS
 from zaya_jax.platform.stop_signals import on_stop_signals
 
@@ -34,12 +34,14 @@ class Launch:
       devices: number of devices per process: emulated CPU devices, or GPUs of this machine; None to use the
         devices that jax finds.
       grace_seconds: see `GRACE_SECONDS`.
+      hosts: name of the host of each process, as a scheduler would set it; empty for that of this machine.
     """
 
     command: Sequence[str]
     num_processes: int
     devices: int | None = None
     grace_seconds: float = GRACE_SECONDS
+    hosts: Sequence[str] = ()
 
 
 Line = Callable[[int, str], None]
@@ -109,10 +111,39 @@ def _watch(program: Launch, children: Sequence[subprocess.Popen[bytes]], on_line
     ]
     for thread in threads:
         thread.start()
-    code = _wait(children, program.grace_seconds)
+    failed = _wait(children, program.grace_seconds)
     for thread in threads:
         thread.join()  # all processes have exited, so that their streams end
-    return code
+    for number in find_causes(failed):
+        # A process that a signal has ended leaves no message of its own. In the words of srun.
+        if failed[number] < 0:
+            where = f"{program.hosts[number]}: " if program.hosts else ""
+            line = f"launch: error: {where}process {number}: {signal.strsignal(-failed[number])}\n"
+            sys.stderr.write(line)
+            if on_line is not None:
+                on_line(number, line)
+    # jax aborts processes that lose process 0, maybe before process 0 itself has exited: such an abort is a
+    # consequence of the failure, not its cause.
+    codes = [code for code in failed.values() if code != -signal.SIGABRT]
+    code = next(iter([*codes, *failed.values()]), 0)
+    return 128 - code if code < 0 else code
+
+
+def find_causes(failed: Mapping[int, int]) -> list[int]:
+    """Returns the processes whose failures are not consequences of others.
+
+    Args:
+      failed: exit codes of the processes that failed by themselves, by number, in the order of their ends;
+        minus the number of the signal that ended a process.
+    """
+
+    def rank(code: int) -> int:
+        # A process that loses another one exits as resumable, or jax aborts it.
+        return {RESUMABLE: 2, -signal.SIGABRT: 1}.get(code, 0)
+
+    best = min(map(rank, failed.values()), default=0)
+    causes = [number for number, code in failed.items() if rank(code) == best]
+    return causes if best == 0 else causes[:1]
 
 
 def _start(program: Launch, number: int, coordinator: str, *, captures: bool) -> subprocess.Popen[bytes]:
@@ -125,6 +156,10 @@ def _start(program: Launch, number: int, coordinator: str, *, captures: bool) ->
         flags = f"{environment.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={program.devices}"
         local = range(number * program.devices, (number + 1) * program.devices)
         environment |= {"XLA_FLAGS": flags.strip(), "JAX_LOCAL_DEVICE_IDS": ",".join(map(str, local))}
+    if program.hosts:
+        # SLURM's name would precede it.
+        environment.pop("SLURMD_NODENAME", None)
+        environment["NODE_NAME"] = program.hosts[number]
     return subprocess.Popen(
         program.command,
         env=environment,
@@ -153,18 +188,20 @@ def _relay(number: int, stream: BinaryIO | Any, on_line: Line | None) -> None:
                 on_line(number, text)
 
 
-def _wait(children: Sequence[subprocess.Popen[bytes]], grace_seconds: float) -> int:
+def _wait(children: Sequence[subprocess.Popen[bytes]], grace_seconds: float) -> dict[int, int]:
     """Waits until all processes have exited, at most `grace_seconds` after the first failure.
 
     Returns:
-      The exit code, see `launch`.
+      Exit codes of the processes that failed, by number, in the order of their ends, without those that
+      were killed at the end of that time.
     """
     failed: dict[int, int] = {}
     deadline = math.inf
     is_over = False
     while not is_over:
         is_over = None not in [child.poll() for child in children]  # a list, so that every child is polled
-        failed |= {n: child.returncode for n, child in enumerate(children) if child.returncode}
+        if time.monotonic() <= deadline:
+            failed |= {n: child.returncode for n, child in enumerate(children) if child.returncode}
         if failed:
             # After a stall a process that has not exited by itself never will: it hangs in a collective.
             stalled = TIMED_OUT in failed.values()
@@ -175,8 +212,4 @@ def _wait(children: Sequence[subprocess.Popen[bytes]], grace_seconds: float) -> 
             for child in children:
                 child.kill()
         time.sleep(_POLL_SECONDS)
-    # jax aborts processes that lose process 0, maybe before process 0 itself has exited: such an abort is a
-    # consequence of the failure, not its cause.
-    causes = [code for code in failed.values() if code != -signal.SIGABRT]
-    code = next(iter([*causes, *failed.values()]), 0)
-    return 128 - code if code < 0 else code
+    return failed
