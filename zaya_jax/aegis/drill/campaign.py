@@ -87,8 +87,10 @@ class Trial:
 
     def __post_init__(self):
         if not self.faults or parse_faults(self.faults)[0].step != self.step:
-            raise UserError(f'the trial "{self.kind}" has step {self.step} and faults "{self.faults}"; the first '
-                            "fault must be at that step")  # fmt: skip
+            raise UserError(
+                f'the trial "{self.kind}" has step {self.step} and faults "{self.faults}"; the first fault '
+                "must be at that step"
+            )
 
     @property
     def begin(self) -> int:

@@ -24,6 +24,8 @@ from zaya_jax.run_folder.events import events_of
 from zaya_jax.text_tables import name_column, number_column
 
 CONTROL, RUN = "control", "run"
+MIN_NAMED = 0.95
+"""Share of trials that must be named rightly in a drill that passes."""
 CAMPAIGN_FILE, RESULT_FILE = "campaign.json", "result.json"
 
 
@@ -47,14 +49,15 @@ class Score:
 
     @property
     def is_passed(self) -> bool:
-        """Whether all faults occurred, were noticed and survived with equal bits, without a false alarm."""
+        """Whether all faults occurred, were noticed, named and survived, without a false alarm."""
         complete = len(self.outcomes) == len(self.campaign.trials) and self.codes == (0, 0)
         sound = all(each.is_noticed and each.is_equal is not False for each in self.outcomes)
-        return complete and sound and not self.alarms and self.final_is_equal is not False
+        named = sum(each.is_named for each in self.outcomes) >= MIN_NAMED * len(self.outcomes)
+        return complete and sound and named and not self.alarms and self.final_is_equal is not False
 
 
 def main(argv: Sequence[str]) -> None:
-    """Runs `zaya aegis drill`; exits with 3 if a fault was not noticed or survived, or an alarm was false.
+    """Runs `zaya aegis drill`; exits with 3 unless the score passes.
 
     Raises:
       UserError: for an invalid campaign, or a folder that is not empty.
@@ -85,8 +88,8 @@ def main(argv: Sequence[str]) -> None:
 def _parser() -> Parser:
     parser = Parser(
         "aegis drill",
-        "Train a small model under a supervisor twice, first undisturbed and then with faults of every kind, and "
-        "score what was noticed, named rightly and recovered bit for bit.",
+        "Train a small model under a supervisor twice, first undisturbed and then with faults of every kind, "
+        "and score what was noticed, named rightly and recovered bit for bit.",
         (
             "zaya aegis drill                                     # every kind once",
             'zaya aegis drill --kinds="hang, SIGSTOP" --rounds=5 --folder=runs/hangs',

@@ -1,4 +1,4 @@
-"""Noise for a run without faults, as other users of a machine make it: slow steps, a slow disk, busy cores."""
+"""Noise as other users of a machine make it: slow steps, a slow disk, busy cores."""
 
 import contextlib
 import os

@@ -6,9 +6,9 @@ import subprocess
 import sys
 from collections.abc import Mapping
 
-from zaya_jax.aegis.agent.sightings import Sighting, read_sightings
+from zaya_jax.aegis.agent.sightings import read_sightings
 from zaya_jax.aegis.drill.campaign import COURSE_CHANGING, WINDOW, Campaign, Trial
-from zaya_jax.aegis.drill.scoring import Outcome, Truth, read_truth, score_trial
+from zaya_jax.aegis.drill.scoring import Outcome, read_truth, score_trial
 from zaya_jax.aegis.watch.fault_injection import VARIABLE
 from zaya_jax.checkpoint import all_steps
 from zaya_jax.checkpoint.compare import compare

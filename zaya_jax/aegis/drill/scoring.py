@@ -136,7 +136,7 @@ class Outcome:
     @property
     def total(self) -> float:
         """Total time in seconds from the fault to the first new step."""
-        return sum(self.seconds.values())
+        return float(sum(self.seconds.values()))
 
 
 def read_truth(run_folder: pathlib.Path, trial: Trial) -> Truth | None:
@@ -156,7 +156,7 @@ def find_reported(events: Sequence[Mapping[str, Any]], sightings: Sequence[Sight
     findings: set[Finding] = set()
     for event in events:
         findings |= {Finding(*each) for each in _REPORTS.get(event["event"], lambda _: ())(event)}
-    # A line of a log explains the end of an attempt in the supervisor's decision. Without one it stands alone.
+    # A decision has the lines that explain the end of an attempt. Without one they stand alone.
     if not any(event["event"] == DECIDED for event in events):
         alarms = (each for each in sightings if each.action == "page")
         findings |= {Finding(_NAMES.get(each.name, each.name), each.host) for each in alarms}

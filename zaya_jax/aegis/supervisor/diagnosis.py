@@ -82,16 +82,20 @@ def _from_corruption(events: Sequence[Mapping[str, Any]], _: Sequence[Sighting])
 
 
 def _from_event(kind: str, cause: str) -> _Rule:
-    def find(events: Sequence[Mapping[str, Any]], sightings: Sequence[Sighting]) -> Diagnosis | None:
+    def find(events: Sequence[Mapping[str, Any]], _: Sequence[Sighting]) -> Diagnosis | None:
         event = next((each for each in events if each["event"] == kind), None)
         if event is None:
             return None
-        hosts = tuple(event.get("hosts", ()))
-        # A process that hangs is late and does not report its network. One that is cut off does.
-        cut_off = {each.host for each in sightings if each.name == PEER_LOST}
-        return Diagnosis(NETWORK if hosts and cut_off.issuperset(hosts) else cause, hosts)
+        return Diagnosis(cause, tuple(event.get("hosts", ())))
 
     return find
+
+
+def _from_cut_off(events: Sequence[Mapping[str, Any]], sightings: Sequence[Sighting]) -> Diagnosis | None:
+    """Finds late processes that report their network, which one that hangs does not."""
+    stall = _from_event(STALLED, NETWORK)(events, sightings)
+    cut_off = {each.host for each in sightings if each.name == PEER_LOST}
+    return stall if stall and stall.hosts and cut_off.issuperset(stall.hosts) else None
 
 
 def _from_sightings(name: str, cause: str | None = None) -> _Rule:
@@ -109,6 +113,7 @@ def _from_sightings(name: str, cause: str | None = None) -> _Rule:
 _RULES: tuple[_Rule, ...] = (
     _from_corruption,
     _from_event(DIVERGED, DIVERGENCE),
+    _from_cut_off,
     _from_event(STALLED, STALL),
     _from_event(STOPPED, STOP_SIGNAL),
     _from_sightings(OUT_OF_MEMORY, MEMORY),
