@@ -15,6 +15,7 @@ from zaya_jax.checkpoint.compare import compare
 from zaya_jax.checkpoint.newest import SavedStep
 from zaya_jax.checkpoint.stored_arrays import StoredArrays
 from zaya_jax.errors import UserError
+from zaya_jax.platform.stop_signals import on_stop_signals
 from zaya_jax.run_folder.events import events_of
 from zaya_jax.run_folder.names import TRAIN
 from zaya_jax.train.metrics.files import read_metrics
@@ -39,22 +40,29 @@ def run(folder: pathlib.Path, campaign: Campaign, faults: str) -> int:
       UserError: if the run does not end.
     """
     log, seconds = folder.with_suffix(".log"), _SECONDS_PER_TRIAL * len(campaign.trials)
-    environment = os.environ | {VARIABLE: faults, "XLA_FLAGS": _quick_compilation()}
+    environment = _quick_compilation(folder) | os.environ | {VARIABLE: faults}
     with log.open("w") as output:
         process = subprocess.Popen(_command(folder, campaign), env=environment, stdout=output, stderr=output)
         try:
-            return process.wait(seconds)
+            # The supervisor saves and ends its processes.
+            with on_stop_signals(process.send_signal):
+                return process.wait(seconds)
         except subprocess.TimeoutExpired:
             raise UserError(f"the run has not ended within {seconds:,.0f} s; see {log}") from None
         finally:
-            # The supervisor ends its processes.
             process.terminate()
             process.wait()
 
 
-def _quick_compilation() -> str:
-    # Each process compiles at each restart, and both runs with the same flags, so that bits are comparable.
-    return f"--xla_backend_optimization_level=0 {os.environ.get('XLA_FLAGS', '')}".strip()
+def _quick_compilation(folder: pathlib.Path) -> dict[str, str]:
+    """Returns variables for programs that compile quickly and once, as each restart needs them."""
+    return {
+        # The same in both runs, so that bits are comparable.
+        "XLA_FLAGS": "--xla_backend_optimization_level=0",
+        "JAX_COMPILATION_CACHE_DIR": str((folder.parent / "compiled").absolute()),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
 
 
 def _command(folder: pathlib.Path, campaign: Campaign) -> list[str]:
@@ -62,8 +70,9 @@ def _command(folder: pathlib.Path, campaign: Campaign) -> list[str]:
         "run_folder": folder,
         "train.num_steps": campaign.num_steps,
         "train.checkpoint_every": WINDOW,
-        # Never, as evaluations only take time from recoveries.
+        # Only at the end, as evaluations take time from recoveries.
         "train.eval_every": 10_000_000,
+        "train.eval_sequences": 2 * campaign.processes,
         "train.log_every": 1,
         # All, to compare each with that of the other run.
         "train.keep_checkpoints": campaign.num_steps,
@@ -83,7 +92,6 @@ def _command(folder: pathlib.Path, campaign: Campaign) -> list[str]:
         "watch.max_rollbacks": 1000,
         "watch.replica_check_every": 5,
         "watch.checksums": True,
-        "watch.replay": True,
         # In such a small model experts get no tokens for a while, without any fault.
         "watch.expert_alert_lines": 1_000_000,
     }
