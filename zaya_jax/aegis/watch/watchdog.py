@@ -22,7 +22,7 @@ from zaya_jax.config import WatchConfig
 from zaya_jax.errors import TIMED_OUT
 from zaya_jax.parallel.processes import hosts
 from zaya_jax.parallel.processes.errors import PeerTimeout
-from zaya_jax.run_folder.events import write_event
+from zaya_jax.run_folder.events import events_of, write_event
 from zaya_jax.run_folder.names import STALLED
 from zaya_jax.train.heartbeats import COMPILE, DISPATCH, RESTORE, START, STEP, TASKS, Beat, Heartbeats
 from zaya_jax.train.hooks.hook import Hook
@@ -81,12 +81,17 @@ class Watchdog(Hook):
             reason = self._reason
             if reason is None and (reason := self._stalls.check(time.monotonic())) is not None:
                 reason = f"{hosts.describe(hosts.process())} {reason}"
-                # In another thread: a post hangs if the first process is stopped.
-                if hosts.num_processes() > 1:
-                    _within(_POST_SECONDS, lambda text=reason: hosts.post(_STALL, text))
+                self._post(reason)
             # A run that has just finished must not be ended.
             if reason is not None and not self._closed.is_set():
                 self._exit(reason)
+
+    def _post(self, reason: str) -> None:
+        """Notifies the other processes; says so if this one does not reach them."""
+        # In another thread: a post hangs if the first process is stopped.
+        if hosts.num_processes() > 1 and not _within(_POST_SECONDS, lambda: hosts.post(_STALL, reason)):
+            # If the others do, then the network of this host is at fault, which nobody else can see.
+            _print(f"{hosts.describe(hosts.process())} does not reach process 0: it is stopped or cut off")
 
     def _listen(self) -> None:
         """Receives another process's reason, in its own thread: a stopped process never answers."""
@@ -116,8 +121,10 @@ class Watchdog(Hook):
         no_answer = [0], f"late: {hosts.describe(0)}, which collects the answers and does not respond"
         # Without any answer, the first process is the late one: it collects the answers.
         late, sentence = no_answer if answer is None else answer
-        # The first process writes the event, or the second one if the first does not respond.
-        if hosts.is_first() or (hosts.process() == 1 and answer is None):
+        # The first process writes the event, or the second one if the first does not respond, unless it has
+        # done so: then it is the second one that is cut off.
+        is_second = hosts.process() == 1 and answer is None and not self._is_reported()
+        if hosts.is_first() or is_second:
             write_event(
                 self._run_folder,
                 STALLED,
@@ -130,6 +137,11 @@ class Watchdog(Hook):
                 hosts=[hosts.host_names()[number] for number in late],
             )
             _print(f"{sentence}; run the same command again to resume")
+
+    def _is_reported(self) -> bool:
+        """Returns whether an event of this stall exists."""
+        since = time.time() - self._stalls.seconds
+        return any(event["event"] == STALLED for event in events_of(self._run_folder, since=since))
 
 
 def _within(seconds: float, work: Callable[[], T | None]) -> T | None:

@@ -141,6 +141,8 @@ def _disconnect() -> None:
 
     It must happen here: lost processes that jax reports can be handled only while Python is running.
     """
+    if _state.liveness is not None:
+        _state.liveness.stop()
     try:
         coordination_service.state().shutdown()
     except jax.errors.JaxRuntimeError:  # another process did not come; the work of this one is complete
@@ -365,11 +367,18 @@ def error_message(error: Exception) -> str:
 # Messages of single processes
 
 
-def post(key: str, message: str) -> None:
-    """Posts a message that any process may post; if several do, the first one counts."""
-    # The service rejects a second value, and fails once it has ended: neither needs any action here.
-    with contextlib.suppress(jax.errors.JaxRuntimeError):
+def post(key: str, message: str) -> bool:
+    """Posts a message that any process may post; if several do, the first one counts.
+
+    Returns:
+      Whether the service in process 0 has answered.
+    """
+    try:
         _client().key_value_set(key, message)
+    # The service rejects a second value, and fails once it has ended.
+    except jax.errors.JaxRuntimeError as error:
+        return "ALREADY_EXISTS" in str(error)
+    return True
 
 
 def poll(key: str, *, limit_seconds: float) -> str | None:

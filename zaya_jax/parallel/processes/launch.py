@@ -151,6 +151,8 @@ def _start(program: Launch, number: int, coordinator: str, *, captures: bool) ->
         COORDINATOR: coordinator,
         NUM_PROCESSES: str(program.num_processes),
         PROCESS: str(number),
+        # A crash in compiled code then shows where each thread was.
+        "PYTHONFAULTHANDLER": "1",
     }
     if program.devices is not None:
         flags = f"{environment.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={program.devices}"

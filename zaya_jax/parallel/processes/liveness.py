@@ -43,8 +43,18 @@ class Liveness:
         self._ticked, self._pause = time.monotonic(), 0.0
         self._silent: list[int] = []
         self._latest: dict[str, tuple[str, float]] = {}
-        for loop in (self._tick, self._send_signs):
-            threading.Thread(target=loop, name="liveness", daemon=True).start()
+        self._ended = threading.Event()
+        loops = (self._tick, self._send_signs)
+        self._threads = [threading.Thread(target=loop, name="liveness", daemon=True) for loop in loops]
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """Stops the threads: one that is in a call of jax when Python ends would crash the process."""
+        self._ended.set()
+        for thread in self._threads:
+            # With a limit, because the service may not answer.
+            thread.join(_CONNECT_SECONDS)
 
     def describe_loss(self) -> str:
         """Returns why jax reports a process as lost, as far as this process knows."""
@@ -68,8 +78,7 @@ class Liveness:
         return False
 
     def _tick(self) -> None:
-        while True:
-            time.sleep(_TICK_SECONDS)
+        while not self._ended.wait(_TICK_SECONDS):
             now = time.monotonic()
             # The pause is kept until the next long gap: jax notices the loss that it causes some time later.
             if now - self._ticked > _PAUSE_SECONDS:
@@ -78,14 +87,13 @@ class Liveness:
 
     def _send_signs(self) -> None:
         count = 0
-        while True:
+        while not self._ended.wait(self._interval if count else 0.0):
             try:
                 self._client.key_value_set(f"{_COUNTERS}/{self._group.process}", str(count), True)
                 self._update_silent()
             # The service is lost, or process 0 is stopped: jax itself reports both.
             except jax.errors.JaxRuntimeError:
                 pass
-            time.sleep(self._interval)
             count += 1
 
     def _update_silent(self) -> None:
