@@ -18,6 +18,10 @@ def corrupted(tensor, *hosts):
 
 
 LOST = [seen("network_peer_lost", host) for host in NODES]
+CUT_OFF = [
+    seen("coordinator_lost", host, f"zaya: process {n} on {host} does not reach process 0; run again")
+    for n, host in enumerate(NODES)
+]
 STALL = {"event": STALLED, "hosts": ["n2"]}
 KILLED = seen("crashed", "n2", "launch: error: n2: process 2: Killed")
 
@@ -26,7 +30,15 @@ KILLED = seen("crashed", "n2", "launch: error: n2: process 2: Killed")
     ("events", "sightings", "expected"),
     [
         ([], [], Diagnosis()),
-        ([], LOST[:1], Diagnosis("network", ("n0",))),
+        ([], LOST, Diagnosis()),
+        ([], [*LOST, CUT_OFF[3]], Diagnosis("network", ("n3",))),
+        # Process 0 has received a damaged message of another one.
+        (
+            [],
+            [seen("coordinator_lost", "n0", "process 2 on n2 exchanges damaged messages with process 0")],
+            Diagnosis("network", ("n2",)),
+        ),
+        ([], [*CUT_OFF, KILLED], Diagnosis("killed", ("n2",))),
         ([], [*LOST, KILLED], Diagnosis("killed", ("n2",))),
         (
             [],
@@ -42,8 +54,8 @@ KILLED = seen("crashed", "n2", "launch: error: n2: process 2: Killed")
         ),
         ([STALL], [], Diagnosis("stall", ("n2",))),
         # The others of a hanging process report a lost peer; a process that is cut off does so itself.
-        ([STALL], LOST[:2], Diagnosis("stall", ("n2",))),
-        ([STALL], [LOST[2]], Diagnosis("network", ("n2",))),
+        ([STALL], [*LOST, *CUT_OFF[:2]], Diagnosis("stall", ("n2",))),
+        ([STALL], [CUT_OFF[2]], Diagnosis("network", ("n2",))),
         ([{"event": STALLED, "hosts": []}], LOST, Diagnosis("stall")),
         ([{"event": STOPPED}], [], Diagnosis("stop signal")),
         ([{"event": DIVERGED, "hosts": ["n1"]}], LOST, Diagnosis("divergence", ("n1",))),

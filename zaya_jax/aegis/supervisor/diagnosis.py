@@ -5,6 +5,7 @@ most specific trace is the cause, and the rest are its consequences.
 """
 
 import dataclasses
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,13 +13,11 @@ from zaya_jax.aegis.agent.sightings import Sighting
 from zaya_jax.run_folder.names import CORRUPTED, DIVERGED, STALLED, STOPPED
 from zaya_jax.train.step.integrity import ORDER, ROWS
 
-OUT_OF_MEMORY, PROGRAM_ERROR, CRASHED, PEER_LOST = (
-    "host_out_of_memory",
-    "program_error",
-    "crashed",
-    "network_peer_lost",
-)
-"""Classes of the rules for logs that name the host on which they were seen."""
+OUT_OF_MEMORY, PROGRAM_ERROR, CRASHED = "host_out_of_memory", "program_error", "crashed"
+"""Classes of lines of a log whose host is the one at fault."""
+CUT_OFF = "coordinator_lost"
+"""Class of lines that name the process that is cut off from process 0."""
+_PROCESS = re.compile(r"process \d+ on (\S+) ")
 ERROR, MEMORY, NETWORK, STALL, DIVERGENCE = "error", "out of memory", "network", "stall", "divergence"
 STOP_SIGNAL = "stop signal"
 """Causes besides corrupted values and signals."""
@@ -93,9 +92,14 @@ def _from_event(kind: str, cause: str) -> _Rule:
 
 def _from_cut_off(events: Sequence[Mapping[str, Any]], sightings: Sequence[Sighting]) -> Diagnosis | None:
     """Finds late processes that report their network, which one that hangs does not."""
-    stall = _from_event(STALLED, NETWORK)(events, sightings)
-    cut_off = {each.host for each in sightings if each.name == PEER_LOST}
-    return stall if stall and stall.hosts and cut_off.issuperset(stall.hosts) else None
+    stall, cut_off = _from_event(STALLED, NETWORK)(events, sightings), _from_network(events, sightings)
+    return stall if stall and stall.hosts and cut_off and set(stall.hosts) <= set(cut_off.hosts) else None
+
+
+def _from_network(_: Sequence[Mapping[str, Any]], sightings: Sequence[Sighting]) -> Diagnosis | None:
+    names = (_PROCESS.search(each.evidence) for each in sightings if each.name == CUT_OFF)
+    hosts = tuple(name[1] for name in names if name is not None)
+    return Diagnosis(NETWORK, hosts) if hosts else None
 
 
 def _from_sightings(name: str, cause: str | None = None) -> _Rule:
@@ -119,5 +123,5 @@ _RULES: tuple[_Rule, ...] = (
     _from_sightings(OUT_OF_MEMORY, MEMORY),
     _from_sightings(CRASHED),
     _from_sightings(PROGRAM_ERROR, ERROR),
-    _from_sightings(PEER_LOST, NETWORK),
+    _from_network,
 )

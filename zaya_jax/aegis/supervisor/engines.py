@@ -83,9 +83,9 @@ class LocalEngine:
         self._children.send(number)
 
     def drain(self, node: str, reason: str) -> str | None:
-        """Returns that there is no other machine to use instead."""
+        """Returns that there is no other machine to use instead; virtual nodes need no draining."""
         del node, reason
-        return "this machine is the only one"
+        return "this machine is the only one" if self._num_nodes is None else None
 
     def requeue(self) -> None:
         """Does nothing: there is no queue."""

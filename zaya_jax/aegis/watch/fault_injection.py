@@ -31,9 +31,11 @@ from zaya_jax.fields import did_you_mean
 from zaya_jax.parallel.processes.process_group import ProcessGroup, host_name
 from zaya_jax.run_folder.names import FAULTS_FOLDER
 from zaya_jax.train.compiled_programs import Programs, Step, compiled_step
-from zaya_jax.train.heartbeats import Heartbeats
+from zaya_jax.train.heartbeats import COMPILE, Heartbeats
 from zaya_jax.train.hooks.hook import Hook, StepContext
 from zaya_jax.train.setup import PreparedRun
+from zaya_jax.train.step.state import TrainState
+from zaya_jax.train.step.train_step import Metrics
 
 VARIABLE = "ZAYA_FAULT"
 _ORDER = re.compile(
@@ -270,10 +272,17 @@ def _tampered_step(context: StepContext, fault: Fault) -> Step:
     """Compiles the step with a flipped bit in the gradients of the process's first device."""
     mesh, devices = context.mesh, context.mesh.devices.reshape(-1)
     of_process = (n for n, device in enumerate(devices) if device.process_index == (fault.process or 0))
-    return compiled_step(
+    step = compiled_step(
         context.state,
         setup=context.run.setup(context.phase_config),
         mesh=mesh,
         num_microbatches=context.range.num_microbatches,
         tamper=flip_gradient(next(of_process), fault.bit),
     )
+
+    def compile_and_run(state: TrainState, rows: Batch) -> tuple[TrainState, Metrics]:
+        # The watchdog would take the compilation for a stall.
+        with context.heartbeats.within(COMPILE):
+            return step(state, rows)
+
+    return compile_and_run
