@@ -1,13 +1,15 @@
 """The SLURM engine, with fake commands that record their arguments."""
 
 import signal
+import sys
 import threading
 
 import pytest
 
-from zaya_jax.aegis.supervisor.engines import SlurmEngine
+from zaya_jax.aegis.supervisor.engines import LocalEngine, SlurmEngine
 from zaya_jax.commands.supervise import main
 from zaya_jax.errors import UserError
+from zaya_jax.parallel.processes.launch import Launch
 
 SCRIPTS = {
     "scontrol": 'echo "scontrol $*" >>$LOG',
@@ -87,3 +89,16 @@ def test_missing_slurm_variables_are_named(job, monkeypatch, missing):
         monkeypatch.delenv(name)
     with pytest.raises(UserError, match=f"needs {' and '.join(missing)}, which SLURM sets in a job"):
         main(["--engine=slurm", "--", "train"])
+
+
+def test_virtual_nodes_name_the_process_that_a_signal_ended():
+    program = "import os, sys, time; print(os.environ['NODE_NAME'], file=sys.stderr, flush=True); "
+    program += "os.environ['JAX_PROCESS_ID'] == '1' and os.kill(os.getpid(), 9); time.sleep(60)"
+    launch = Launch([sys.executable, "-c", program], 2, grace_seconds=0.1)
+    engine, lines = LocalEngine(launch, "rules.toml", 5), []
+    assert engine.nodes() == ["node0", "node1", "node2", "node3", "node4"]
+    assert engine.run(["node0", "node3"], lambda host, line: lines.append((host, line))) == 128 + 9
+    assert {host: line for host, line in lines if "launch" not in line}.get("node3") == "node3\n"
+    assert lines[-1] == ("node3", "launch: error: node3: process 1: Killed\n")
+    assert engine.drain("node3", "it failed") is None
+    assert "the only one" in str(LocalEngine(launch, "rules.toml").drain("here", "it failed"))
