@@ -66,6 +66,7 @@ def sighting(action, host="n2", name="some_class"):
         ),
         ([attempt(137, diagnosis=Diagnosis("killed", ("n1",)))] * 2, EXCLUDE),
         ([attempt(1, diagnosis=Diagnosis("error", ("n1",)))] * 2, RESTART),
+        ([attempt(75, diagnosis=Diagnosis("network", ("n1", "n2")))] * 2, RESTART),
         ([attempt(sightings=(sighting("drain"),))], EXCLUDE),
         ([attempt(sightings=(sighting("wait"),))], WAIT),
         ([attempt(sightings=(sighting("note"), sighting("restart")))], RESTART),

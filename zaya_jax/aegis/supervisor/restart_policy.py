@@ -141,12 +141,12 @@ def _faulty_nodes(attempts: Sequence[Attempt], policy: RestartPolicy) -> dict[st
     for each in newest.sightings:
         if each.action == "drain" and each.host in newest.nodes:
             evidence[each.host].append(f"{each.host}: {each.name}: {each.evidence}")
-    # Once may be bad luck, and an error of the program ends on any node. With a single node there is no other
-    # node to compare it with.
-    for node in newest.diagnosis.hosts:
+    # Once may be bad luck, an error of the program ends on any node, and what ends on most nodes is not their
+    # fault. With a single node there is no other node to compare it with.
+    cause, hosts = newest.diagnosis.cause, newest.diagnosis.hosts
+    for node in hosts if cause != ERROR and 2 * len(hosts) <= len(newest.nodes) else ():
         times = sum(node in attempt.diagnosis.hosts for attempt in attempts[-policy.strikes :])
-        if times >= policy.strikes and len(newest.nodes) > 1 and newest.diagnosis.cause != ERROR:
-            cause = newest.diagnosis.cause
+        if times >= policy.strikes:
             evidence[node].append(f"{times} attempts in a row ended on {node}, the last one by: {cause}")
     return dict(evidence)
 
