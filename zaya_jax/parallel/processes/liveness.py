@@ -22,6 +22,10 @@ _TICK_SECONDS = 1.0
 # A gap between two ticks from which on this process was paused: by SIGSTOP, or with its machine.
 _PAUSE_SECONDS = 10.0
 _CONNECT_SECONDS = 2.0
+# The first bytes of a client, RFC 9113 section 3.4: a fixed text, and an empty frame of settings (type 4);
+# and the frame that acknowledges it.
+_HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
+_HTTP2_ACKNOWLEDGED = b"\0\0\0\4\1\0\0\0\0"
 
 
 class Liveness:
@@ -64,18 +68,32 @@ class Liveness:
                 f"{self._describe(self._group.process)} was paused for {pause:.0f} s, as by SIGSTOP, and "
                 "lost its connection with the other processes of the run"
             )
-        if self._group.process and self._is_first_gone():
-            return f"{self._describe(0)} is gone"
+        if self._group.process and (obstacle := self._find_obstacle()) is not None:
+            return obstacle
         who = ", ".join(map(self._describe, self._silent)) or "another process of this run"
         return f"{who} sent no sign of life for up to {self._limit_seconds:.0f} s"
 
-    def _is_first_gone(self) -> bool:
+    def _find_obstacle(self) -> str | None:
+        """Returns what keeps this process from process 0, by a new connection; None if that one works."""
         host, _, port = self._group.coordinator.rpartition(":")
+        unreachable = (
+            f"{self._describe(self._group.process)} does not reach process 0: that one is stopped, or the "
+            "network between them fails"
+        )
         try:
-            socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
+            with socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS) as connection:
+                connection.sendall(_HTTP2_PREFACE)
+                answer = b""
+                # A server of HTTP/2, which gRPC uses, acknowledges the settings of a client at once.
+                while _HTTP2_ACKNOWLEDGED not in answer:
+                    if not (received := connection.recv(2**12)):
+                        return unreachable
+                    answer += received
+                return None
+        except (TimeoutError, ConnectionResetError):
+            return unreachable
         except OSError:
-            return True
-        return False
+            return f"{self._describe(0)} is gone"
 
     def _tick(self) -> None:
         while not self._ended.wait(_TICK_SECONDS):
