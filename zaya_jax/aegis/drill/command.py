@@ -21,7 +21,7 @@ from zaya_jax.files import durable
 from zaya_jax.files.json_files import dump_json
 from zaya_jax.options import Parser, check_at_least
 from zaya_jax.run_folder.events import events_of
-from zaya_jax.text_tables import name_column, number_column
+from zaya_jax.text_tables import dense_table, name_column, number_column
 
 CONTROL, RUN = "control", "run"
 MIN_NAMED = 0.95
@@ -172,8 +172,8 @@ def _mistake(outcome: Outcome) -> str:
 
 
 def _kinds_table(score: Score) -> Table:
-    headers = ("trials", "noticed", "named", "lost steps", "median s", "worst s", "equal bits")
-    table = Table(name_column("fault"), *map(number_column, headers))
+    headers = ("trials", "noticed", "named", "lost steps", "median s", "worst s", "equal")
+    table = dense_table("fault", *headers)
     by_kind = {kind: [o for o in score.outcomes if o.trial.kind == kind] for kind in _kinds(score.campaign)}
     for kind, outcomes in [*by_kind.items(), ("all", list(score.outcomes))]:
         table.add_row(kind, *_cells(outcomes))
