@@ -92,7 +92,7 @@ def _parser() -> Parser:
 def _check(options) -> None:
     check_at_least(options, processes=1, devices=1, nodes=1, min_nodes=1, virtual_nodes=options.processes)
     if options.virtual_nodes is not None and options.engine != "local":
-        raise UserError("--virtual-nodes goes with --engine=local; SLURM has nodes of its own")
+        raise UserError("--virtual-nodes goes with --engine=local; SLURM has its nodes")
     if options.min_nodes is not None and options.min_nodes > options.nodes:
         raise UserError(f"--min-nodes is {options.min_nodes}; it must be at most --nodes, {options.nodes}")
 

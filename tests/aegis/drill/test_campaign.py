@@ -28,7 +28,7 @@ def test_a_seed_reproduces_its_campaign():
     assert plan(7) != plan(8)
 
 
-def test_every_kind_occurs_in_each_round_in_a_window_of_its_own():
+def test_every_kind_occurs_in_each_round_in_separate_windows():
     campaign = plan()
     kinds = [trial.kind for trial in campaign.trials]
     assert sorted(kinds) == sorted(2 * list(KINDS))

@@ -3,9 +3,9 @@
 import pytest
 
 from zaya_jax.aegis.agent.sightings import Sighting
-from zaya_jax.aegis.drill.campaign import Trial, plan_campaign
+from zaya_jax.aegis.drill.campaign import FaultTrial, plan_campaign
 from zaya_jax.aegis.drill.command import Score, score_json, summary
-from zaya_jax.aegis.drill.scoring import Finding, Truth, find_alarms, read_truth, score_trial
+from zaya_jax.aegis.drill.scoring import NamedCause, Truth, find_alarms, read_truth, score_trial
 from zaya_jax.run_folder.names import (
     AT,
     BEGAN,
@@ -18,8 +18,8 @@ from zaya_jax.run_folder.names import (
     STRAGGLING,
 )
 
-KILL = Trial(kind="kill", step=30, faults="kill@step=30:process=2")
-TRUTH = Truth(100.0, frozenset({Finding("killed", "node2")}))
+KILL = FaultTrial(kind="kill", step=30, faults="kill@step=30:process=2")
+TRUTH = Truth(100.0, frozenset({NamedCause("killed", "node2")}))
 
 
 def event(kind, time=101.0, **values):
@@ -77,11 +77,11 @@ def test_steps_until_a_late_notice_are_lost_too():
 @pytest.mark.parametrize(
     ("finding", "events", "sightings"),
     [
-        (Finding("slow", "node1"), [event(STRAGGLING, host="node1")], []),
-        (Finding("not finite", ""), [event(SKIPPED, step=30)], []),
-        (Finding("damaged checkpoint", "24"), [event(DAMAGED, step=24)], []),
-        (Finding("error", "node2"), [], [sighting()]),
-        (Finding("killed", "node2"), [decided()], [sighting()]),
+        (NamedCause("slow", "node1"), [event(STRAGGLING, host="node1")], []),
+        (NamedCause("not finite", ""), [event(SKIPPED, step=30)], []),
+        (NamedCause("damaged checkpoint", "24"), [event(DAMAGED, step=24)], []),
+        (NamedCause("error", "node2"), [], [sighting()]),
+        (NamedCause("killed", "node2"), [decided()], [sighting()]),
     ],
 )
 def test_what_is_reported(finding, events, sightings):
@@ -90,7 +90,9 @@ def test_what_is_reported(finding, events, sightings):
 
 
 def test_the_truth_is_what_the_injection_left(tmp_path):
-    trial = Trial(kind="mine", step=30, faults="corrupt@step=30:process=0,kill@step=31:process=2,nan@step=33")
+    trial = FaultTrial(
+        kind="mine", step=30, faults="corrupt@step=30:process=0,kill@step=31:process=2,nan@step=33"
+    )
     assert read_truth(tmp_path, trial) is None
     (tmp_path / FAULTS_FOLDER).mkdir()
     for name, text in {
@@ -103,9 +105,9 @@ def test_the_truth_is_what_the_injection_left(tmp_path):
     truth = read_truth(tmp_path, trial)
     assert truth is not None
     assert truth.findings == {
-        Finding("damaged checkpoint", "24"),
-        Finding("killed", "node7"),
-        Finding("not finite", ""),
+        NamedCause("damaged checkpoint", "24"),
+        NamedCause("killed", "node7"),
+        NamedCause("not finite", ""),
     }
 
 

@@ -33,6 +33,7 @@ FLIPS = {
 _ANY = "@step={step}:process={process}"
 _DAMAGE = "@step={step}:process=0,kill@step={next}:process={process}"
 KINDS: dict[str, str] = {
+    # Ends of a process, by a signal or by an error. Process 0 also ends the service that all others use.
     "kill": f"kill{_ANY}",
     "kill of the first": "kill@step={step}:process=0",
     "segmentation fault": f"segfault{_ANY}",
@@ -41,11 +42,13 @@ KINDS: dict[str, str] = {
     "SIGTERM": f"terminate{_ANY}",
     "exception": f"fail{_ANY}",
     "exception in a thread": f"fail_thread{_ANY}",
+    # Processes that neither end nor go on.
     "SIGSTOP": f"pause{_ANY}",
     "hang": f"hang{_ANY}",
     "hang with lock": f"lock{_ANY}",
     "network partition": "partition@step={step}:process={other}",
     "damaged messages": "damage@step={step}:process={other}",
+    # Values that are wrong where only one device has them.
     **{
         f"flip in {what}: {part}": f"{kind}{_ANY}:bit={{{part}}}"
         for what, kind in FLIPS.items()
@@ -54,12 +57,15 @@ KINDS: dict[str, str] = {
     "stale batch": f"stale{_ANY}",
     "dropped batch": f"lost{_ANY}",
     "reordered batches": f"reorder{_ANY}",
+    # The kill makes the run read the checkpoint.
     "flip in checkpoint": f"corrupt{_DAMAGE}",
     "truncated checkpoint": f"truncate{_DAMAGE}",
     "missing file of checkpoint": f"remove{_DAMAGE}",
+    # More than one fault before the run has recovered.
     "node that fails until replaced": f"kill{_ANY}:stays",
     "two kills at once": f"kill{_ANY},kill@step={{step}}:process={{second}}",
     "kill during recovery": f"kill{_ANY},kill_restore@step={{begin}}:process={{second}}",
+    # Long enough for the checks in a row after which a process is named.
     "slowness": "slow@step={early}:process={process}:percent=60:steps=9",
     "NaN": f"nan{_ANY}",
     "loss spike": f"spike@step={{step}}:steps={SPIKE_STEPS}",
@@ -72,7 +78,7 @@ _LAST = ("slowness", *COURSE_CHANGING)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Trial:
+class FaultTrial:
     """A trial of a drill.
 
     Attributes:
@@ -95,6 +101,7 @@ class Trial:
     @property
     def begin(self) -> int:
         """Step of the checkpoint at which the window begins."""
+        # A fault at the step of a checkpoint still belongs to the window that ends with it.
         return (self.step - 1) // WINDOW * WINDOW
 
 
@@ -109,12 +116,13 @@ class Campaign:
     """
 
     processes: int
-    trials: tuple[Trial, ...]
+    trials: tuple[FaultTrial, ...]
     seed: int | None = None
 
     def __post_init__(self):
         if self.processes < 2:
             raise UserError(f"processes is {self.processes}; a drill needs 2 or more, to name one of them")
+        # Two faults in one window would be noticed together, and neither could be scored.
         begins = [trial.begin for trial in self.trials]
         if not begins or begins[0] < FIRST_STEPS or sorted(set(begins)) != begins:
             raise UserError(
@@ -152,6 +160,7 @@ def plan_campaign(seed: int, *, processes: int, rounds: int, kinds: Sequence[str
     if processes < 2:
         raise UserError(f"processes is {processes}; a drill needs 2 or more, to name one of them")
     generator, chosen = random.Random(seed), [kind for kind in KINDS if kind in (kinds or KINDS)]
+    # Each round has another order, so that a kind follows different ones.
     several = [
         kind for _ in range(rounds) for kind in generator.sample(chosen, len(chosen)) if kind not in _LAST
     ]
@@ -161,7 +170,7 @@ def plan_campaign(seed: int, *, processes: int, rounds: int, kinds: Sequence[str
     return Campaign(processes=processes, trials=tuple(trials), seed=seed)
 
 
-def _plan(kind: str, begin: int, processes: int, generator: random.Random) -> Trial:
+def _plan(kind: str, begin: int, processes: int, generator: random.Random) -> FaultTrial:
     # In the middle of a window: a damaged checkpoint is still the newest one at the restart.
     step = begin + generator.randint(WINDOW // 3, WINDOW // 2 + 1)
     process, second = generator.sample(range(processes), 2)
@@ -175,9 +184,10 @@ def _plan(kind: str, begin: int, processes: int, generator: random.Random) -> Tr
         "second": second,
         "other": generator.randrange(1, processes),
     }
+    # Drawn for every kind, so that a campaign of other kinds has the same order of draws.
     bits = {part: generator.randint(*limits) for part, limits in BITS.items()}
     faults = KINDS[kind].format(**values, **bits)
-    return Trial(kind=kind, step=parse_faults(faults)[0].step, faults=faults)
+    return FaultTrial(kind=kind, step=parse_faults(faults)[0].step, faults=faults)
 
 
 def read_campaign(file: pathlib.Path) -> Campaign:

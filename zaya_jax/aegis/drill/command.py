@@ -50,6 +50,7 @@ class Score:
     @property
     def is_passed(self) -> bool:
         """Whether all faults occurred, were noticed, named and survived, without a false alarm."""
+        # A run that has ended early skips the trials after its end, which is no success.
         complete = len(self.outcomes) == len(self.campaign.trials) and self.codes == (0, 0)
         sound = all(each.is_noticed and each.is_equal is not False for each in self.outcomes)
         named = sum(each.is_named for each in self.outcomes) >= MIN_NAMED * len(self.outcomes)
@@ -75,6 +76,7 @@ def main(argv: Sequence[str]) -> None:
         )
     score = run_drill(options.folder, campaign, noise=options.noise)
     text = dump_json(score_json(score), indent=1)
+    # Also where the tables are printed: they leave out what each trial reported.
     durable.write(options.folder / RESULT_FILE, text + "\n")
     if options.json:
         print(text)
@@ -135,11 +137,13 @@ def run_drill(folder: pathlib.Path, campaign: Campaign, *, noise: bool = False) 
     folder.mkdir(parents=True, exist_ok=True)
     write_campaign(campaign, folder / CAMPAIGN_FILE)
     control, own = folder / CONTROL, folder / RUN
+    # One after the other: they would take the cores from each other, and a recovery would take longer.
     with busy_machine(folder) if noise else contextlib.nullcontext():
         first = run(control, campaign, slow_steps(campaign) if noise else "")
     second = run(own, campaign, campaign.faults)
     outcomes = score_run(own, control, campaign)
     alarms = find_alarms(events_of(control), read_sightings(control))
+    # An incomplete run has no final checkpoint to compare.
     is_complete = first == second == 0
     is_equal = final_is_equal(own, control, campaign) if is_complete else None
     return Score(campaign, tuple(outcomes), tuple(alarms), (first, second), is_equal)
@@ -174,6 +178,7 @@ def _mistake(outcome: Outcome) -> str:
 def _kinds_table(score: Score) -> Table:
     headers = ("trials", "noticed", "named", "lost steps", "median s", "worst s", "equal")
     table = dense_table("fault", *headers)
+    # Kinds without an outcome too, so that a trial which did not occur is seen.
     by_kind = {kind: [o for o in score.outcomes if o.trial.kind == kind] for kind in _kinds(score.campaign)}
     for kind, outcomes in [*by_kind.items(), ("all", list(score.outcomes))]:
         table.add_row(kind, *_cells(outcomes))
@@ -199,6 +204,7 @@ def _cells(outcomes: Sequence[Outcome]) -> list[str]:
 
 def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     """Returns the counts of some outcomes, and the times of those with a restart or a rollback."""
+    # Without those that needed no restart, whose time would be 0.
     totals = [each.total for each in outcomes if each.seconds]
     compared = [each.is_equal for each in outcomes if each.is_equal is not None]
     times = {"median_seconds": statistics.median(totals), "worst_seconds": max(totals)} if totals else {}

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 
 from zaya_jax.aegis.agent.sightings import read_sightings
-from zaya_jax.aegis.drill.campaign import COURSE_CHANGING, WINDOW, Campaign, Trial
+from zaya_jax.aegis.drill.campaign import COURSE_CHANGING, WINDOW, Campaign, FaultTrial
 from zaya_jax.aegis.drill.scoring import Outcome, read_truth, score_trial
 from zaya_jax.aegis.watch.fault_injection import VARIABLE
 from zaya_jax.checkpoint import all_steps
@@ -110,9 +110,11 @@ def score_run(folder: pathlib.Path, reference: pathlib.Path, campaign: Campaign)
       reference: folder of the run without faults.
       campaign: the campaign.
     """
+    # In the order of their steps, which is that of their times: a later trial waits for the recovery.
     truths = [(trial, truth) for trial in campaign.trials if (truth := read_truth(folder, trial))]
     ends = [truth.time for _, truth in truths[1:]] + [float("inf")]
     events, sightings = events_of(folder), read_sightings(folder)
+    # Read once for all trials.
     rows = [_rows(each) for each in (folder, reference)]
     outcomes = []
     for (trial, truth), end in zip(truths, ends, strict=True):
@@ -123,7 +125,7 @@ def score_run(folder: pathlib.Path, reference: pathlib.Path, campaign: Campaign)
     return outcomes
 
 
-def _keeps_course(campaign: Campaign, trial: Trial) -> bool:
+def _keeps_course(campaign: Campaign, trial: FaultTrial) -> bool:
     return not any(each.kind in COURSE_CHANGING and each.step <= trial.step for each in campaign.trials)
 
 
@@ -133,12 +135,14 @@ def _rows(folder: pathlib.Path) -> dict[int, Mapping[str, object]]:
     return {row["step"]: {k: v for k, v in row.items() if k not in _TIMES} for row in rows}
 
 
-def _is_equal(folder: pathlib.Path, reference: pathlib.Path, trial: Trial, rows: list) -> bool:
+def _is_equal(folder: pathlib.Path, reference: pathlib.Path, trial: FaultTrial, rows: list) -> bool:
     """Whether a window has the metrics of the other run, and the checkpoint at its end the bits."""
     end = trial.begin + WINDOW
+    # Also the steps before the fault, which the run has repeated.
     own, other = ([each.get(step) for step in range(trial.begin + 1, end + 1)] for each in rows)
     if own != other or not all(end in all_steps(each) for each in (folder, reference)):
         return False
+    # Weights, moments and counters: the metrics of a step do not show all that it has changed.
     saved = [SavedStep(str(each), end) for each in (folder, reference)]
     return all(
         compare(*(StoredArrays(each, item) for each in saved)).is_equal for item in ("weights", "training")

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from zaya_jax.aegis.agent.sightings import Sighting
-from zaya_jax.aegis.drill.campaign import Trial
+from zaya_jax.aegis.drill.campaign import FaultTrial
 from zaya_jax.aegis.supervisor import diagnosis
 from zaya_jax.aegis.watch.fault_effects import CHECKPOINT_FAULTS
 from zaya_jax.aegis.watch.fault_injection import parse_faults
@@ -69,7 +69,7 @@ _QUIET = ("done", "requeue")
 
 
 @dataclasses.dataclass(frozen=True, order=True)
-class Finding:
+class NamedCause:
     """What is wrong, as it was reported or as it is true.
 
     Attributes:
@@ -98,7 +98,7 @@ class Truth:
     """
 
     time: float
-    findings: frozenset[Finding]
+    findings: frozenset[NamedCause]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,9 +116,9 @@ class Outcome:
         faults that change the course of a run.
     """
 
-    trial: Trial
-    truth: frozenset[Finding]
-    reported: frozenset[Finding]
+    trial: FaultTrial
+    truth: frozenset[NamedCause]
+    reported: frozenset[NamedCause]
     lost_steps: int = 0
     seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
     is_equal: bool | None = None
@@ -139,27 +139,30 @@ class Outcome:
         return float(sum(self.seconds.values()))
 
 
-def read_truth(run_folder: pathlib.Path, trial: Trial) -> Truth | None:
+def read_truth(run_folder: pathlib.Path, trial: FaultTrial) -> Truth | None:
     """Returns what occurred in a trial, from the files that the injection leaves; None if nothing did."""
     times, findings = [], set()
     for fault in parse_faults(trial.faults):
+        # A fault in the step of all devices leaves a file of each process, of which only its own counts.
         process = "*" if fault.process is None else str(fault.process)
         for path in (run_folder / FAULTS_FOLDER).glob(f"{fault.name}-{process}"):
             cause = CAUSES[path.name.split("-")[0]]
             times.append(path.stat().st_mtime)
-            findings.add(Finding(cause, "" if cause in _WITHOUT_PLACE else path.read_text()))
+            findings.add(NamedCause(cause, "" if cause in _WITHOUT_PLACE else path.read_text()))
     return Truth(min(times), frozenset(findings)) if times else None
 
 
-def find_reported(events: Sequence[Mapping[str, Any]], sightings: Sequence[Sighting]) -> frozenset[Finding]:
+def find_reported(
+    events: Sequence[Mapping[str, Any]], sightings: Sequence[Sighting]
+) -> frozenset[NamedCause]:
     """Returns what events and sightings of some time say is wrong."""
-    findings: set[Finding] = set()
+    findings: set[NamedCause] = set()
     for event in events:
-        findings |= {Finding(*each) for each in _REPORTS.get(event["event"], lambda _: ())(event)}
+        findings |= {NamedCause(*each) for each in _REPORTS.get(event["event"], lambda _: ())(event)}
     # A decision has the lines that explain the end of an attempt. Without one they stand alone.
     if not any(event["event"] == DECIDED for event in events):
         alarms = (each for each in sightings if each.action == "page")
-        findings |= {Finding(_NAMES.get(each.name, each.name), each.host) for each in alarms}
+        findings |= {NamedCause(_NAMES.get(each.name, each.name), each.host) for each in alarms}
     return frozenset(findings)
 
 
@@ -169,6 +172,7 @@ _NAMES = {diagnosis.PROGRAM_ERROR: diagnosis.ERROR, diagnosis.OUT_OF_MEMORY: dia
 def _of_decision(event: Mapping[str, Any]) -> list[tuple[str, str]]:
     if event.get("action") in _QUIET and not event.get("cause"):
         return []
+    # A decision without a host is reported too: it notices the fault, but names nobody.
     return [(event.get("cause", ""), host) for host in event.get("hosts") or [""]]
 
 
@@ -182,7 +186,7 @@ _REPORTS = {
 
 
 def score_trial(
-    trial: Trial,
+    trial: FaultTrial,
     truth: Truth,
     events: Sequence[Mapping[str, Any]],
     sightings: Sequence[Sighting],
@@ -198,7 +202,10 @@ def score_trial(
       sightings: sightings of that time.
       is_equal: see `Outcome`.
     """
+    # From the fault on: what was reported before belongs to the trial before.
     reported, parts = find_reported(events, sightings), _parts(truth.time, events)
+    # Steps since the checkpoint from which the last attempt resumed, up to the last one that had been made: a
+    # fault may be noticed some steps later.
     began = [event["step"] for event in events if event["event"] == BEGAN]
     made = [
         trial.step - 1,

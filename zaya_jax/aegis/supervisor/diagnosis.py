@@ -75,6 +75,7 @@ def _from_corruption(events: Sequence[Mapping[str, Any]], _: Sequence[Sighting])
     event = next((each for each in events if each["event"] == CORRUPTED), None)
     if event is None:
         return None
+    # The first finding is of the earliest step.
     tensor = event["findings"][0]["tensor"]
     what = next((what for part, what in _TENSORS.items() if part in tensor), tensor)
     return Diagnosis(f"corrupted {what}", tuple(event["hosts"]))
@@ -115,13 +116,17 @@ def _from_sightings(name: str, cause: str | None = None) -> _Rule:
 
 
 _RULES: tuple[_Rule, ...] = (
+    # Results of checks, which end a run in good order and name the device.
     _from_corruption,
     _from_event(DIVERGED, DIVERGENCE),
+    # After a stall all processes end themselves, so that no other trace is a cause.
     _from_cut_off,
     _from_event(STALLED, STALL),
     _from_event(STOPPED, STOP_SIGNAL),
+    # Memory first: the exception or the crash that it causes is also a line of its own class.
     _from_sightings(OUT_OF_MEMORY, MEMORY),
     _from_sightings(CRASHED),
     _from_sightings(PROGRAM_ERROR, ERROR),
+    # Last, because every end of process 0 cuts off all others.
     _from_network,
 )

@@ -74,6 +74,7 @@ class LocalEngine:
     def run(self, nodes: Sequence[str], on_line: Line) -> int:
         """Runs all processes until they exit."""
         names = [nodes[0]] * self._program.num_processes if self._num_nodes is None else nodes
+        # Processes of this machine use its own name.
         hosts = () if self._num_nodes is None else nodes
         program = dataclasses.replace(self._program, hosts=hosts)
         return self._children.run(program, on_line=lambda number, line: on_line(names[number], line))

@@ -2,7 +2,7 @@
 
 Everything that processes exchange outside of collectives passes it: the rendezvous, heartbeats and messages.
 Connections of gloo cannot: each process listens on a port that the kernel chooses, and publishes its address
-in binary form inside of jaxlib, so that peers never ask for an address that could be replaced.
+in binary form inside of jaxlib, so that no address passes where it could be replaced.
 """
 
 import contextlib
@@ -43,6 +43,7 @@ class CoordinatorProxy:
             except OSError:  # the coordinator has not started yet; the process tries again
                 near.close()
                 continue
+            # One thread for each direction: either may wait for the other end.
             _start(self._forward, near, far)
             _start(self._forward, far, near)
 
@@ -55,6 +56,7 @@ class CoordinatorProxy:
                 # A partition is silent: a link that is down sends no reset.
                 if self.mode != PARTITION:
                     target.sendall(data)
+        # When one direction ends, the connection does: gRPC does not use half of one.
         for each in (source, target):
             with contextlib.suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)

@@ -49,6 +49,7 @@ def _exhaust_memory(seconds: float) -> None:
     # A limit of this process alone: the kernel would otherwise end the largest process of the machine.
     limit = pages * resource.getpagesize() + 8 * _BLOCK
     resource.setrlimit(resource.RLIMIT_AS, (limit, resource.getrlimit(resource.RLIMIT_AS)[1]))
+    # Referenced, so that no block is freed.
     blocks = []
     while True:
         blocks.append(bytearray(_BLOCK))

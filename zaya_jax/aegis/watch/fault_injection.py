@@ -221,6 +221,7 @@ class FaultInjection(Hook):
             batch, kept = kept or next(batches, None), None
             if self._strikes(step, LOST):
                 batch = next(batches, None)
+            # The next batch comes first, and this one is kept for the next step.
             if self._strikes(step, REORDER):
                 batch, kept = next(batches, None), batch
             if batch is None:
@@ -252,6 +253,7 @@ class FaultInjection(Hook):
         """Returns whether the fault is to occur now, and records that it does."""
         # A file per process, created before the fault: after a restart the fault does not occur again.
         self._folder.mkdir(exist_ok=True)
+        # The file also says where it occurred, which a drill compares with what was named.
         host = host_name(os.environ)
         try:
             with self._record(fault).open("x") as file:
