@@ -42,7 +42,7 @@ KINDS: dict[str, str] = {
     "SIGTERM": f"terminate{_ANY}",
     "exception": f"fail{_ANY}",
     "exception in a thread": f"fail_thread{_ANY}",
-    # Processes that neither end nor go on.
+    # Processes that neither end nor continue.
     "SIGSTOP": f"pause{_ANY}",
     "hang": f"hang{_ANY}",
     "hang with lock": f"lock{_ANY}",

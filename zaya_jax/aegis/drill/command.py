@@ -76,7 +76,7 @@ def main(argv: Sequence[str]) -> None:
         )
     score = run_drill(options.folder, campaign, noise=options.noise)
     text = dump_json(score_json(score), indent=1)
-    # Also where the tables are printed: they leave out what each trial reported.
+    # Also where the tables are printed: they omit what each trial reported.
     durable.write(options.folder / RESULT_FILE, text + "\n")
     if options.json:
         print(text)

@@ -123,7 +123,7 @@ _RULES: tuple[_Rule, ...] = (
     _from_cut_off,
     _from_event(STALLED, STALL),
     _from_event(STOPPED, STOP_SIGNAL),
-    # Memory first: the exception or the crash that it causes is also a line of its own class.
+    # Memory first: the exception or the crash that it causes has another class.
     _from_sightings(OUT_OF_MEMORY, MEMORY),
     _from_sightings(CRASHED),
     _from_sightings(PROGRAM_ERROR, ERROR),

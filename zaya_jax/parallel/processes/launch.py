@@ -115,7 +115,7 @@ def _watch(program: Launch, children: Sequence[subprocess.Popen[bytes]], on_line
     for thread in threads:
         thread.join()  # all processes have exited, so that their streams end
     for number in find_causes(failed):
-        # A process that a signal has ended leaves no message of its own. In the words of srun.
+        # A process that a signal has ended leaves no message. In the words of srun.
         if failed[number] < 0:
             where = f"{program.hosts[number]}: " if program.hosts else ""
             line = f"launch: error: {where}process {number}: {signal.strsignal(-failed[number])}\n"
