@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             "zaya aegis classify slurm-1.out   # failures in a log, and what to do about them",
             "zaya aegis verify runs/tiny       # repeat the last step of a running run, and compare all bits",
             "zaya aegis agent runs/tiny        # watch this node while the run trains",
-            "zaya aegis drill --minutes=40     # inject faults into a small run, and score their handling",
+            "zaya aegis drill                  # inject faults into a small run, and score their handling",
         ),
     )
     run_subcommand(parser, SUBCOMMANDS, argv)
