@@ -32,6 +32,12 @@ def _hold_lock(seconds: float) -> None:
     ctypes.PyDLL(None).sleep(int(min(seconds, 2**31 - 1)))
 
 
+def _crash(seconds: float) -> None:
+    """Writes to address 0, which no process may."""
+    del seconds
+    ctypes.memset(0, 1, 1)
+
+
 def _fail(seconds: float) -> None:
     del seconds
     raise RuntimeError("an injected fault")
@@ -158,7 +164,7 @@ def damage_newest(run_folder: pathlib.Path, kind: str) -> int | None:
 PROCESS_FAULTS: dict[str, Callable[[float], None]] = {
     "kill": lambda _: os.kill(os.getpid(), signal.SIGKILL),
     "abort": lambda _: os.abort(),
-    "segfault": lambda _: ctypes.memset(0, 1, 1) and None,
+    "segfault": _crash,
     "terminate": lambda _: os.kill(os.getpid(), signal.SIGTERM),
     "pause": lambda _: os.kill(os.getpid(), signal.SIGSTOP),
     "fail": _fail,
