@@ -16,7 +16,7 @@ from small_models import SMALL
 
 from zaya_jax.model.weights import declare
 from zaya_jax.optim.buckets import from_own_buckets, to_own_buckets
-from zaya_jax.optim.by_layer import from_layers, rows_of_layer, shared_experts, to_layers
+from zaya_jax.optim.by_layer import from_layers, rows_of_layers, shared_experts, to_layers
 from zaya_jax.optim.partition import make_partition
 from zaya_jax.parallel.mesh import ALL, NODES, on_each_device
 
@@ -66,13 +66,15 @@ def own_buckets(partition, num_nodes, experts):
 
 
 def layers_of(rows_L, rows, count):
-    """Returns what each layer gathers from the rows of all layers."""
-    experts_L = rows_L["layers"]["experts"]
-    return [rows.gather({name: x[i] for name, x in experts_L.items()}) for i in range(count)]
+    """Returns what each layer gathers from the rows of all layers, which are sent in two messages."""
+    experts_L, first = rows_L["layers"]["experts"], count // 2
+    sent = [rows.gather({name: x[:first] for name, x in experts_L.items()})] if first else []
+    sent.append(rows.gather({name: x[first:] for name, x in experts_L.items()}))
+    return [{name: x[i] for name, x in each.items()} for each in sent for i in range(len(each["down_proj"]))]
 
 
 def gathered(partition, num_nodes, layers):
-    experts, rows = random_experts(partition, 0), rows_of_layer(partition, "float32")
+    experts, rows = random_experts(partition, 0), rows_of_layers(partition, "float32")
 
     def gather(buckets):
         return layers_of(to_layers(partition, buckets, "float32"), rows, layers)
@@ -87,7 +89,7 @@ def gathered(partition, num_nodes, layers):
 
 def summed(partition, num_nodes, layers):
     experts, gradients = random_experts(partition, 0), random_experts(partition, 1, (num_nodes,))
-    rows = rows_of_layer(partition, "float32")
+    rows = rows_of_layers(partition, "float32")
 
     def gradient(buckets, of_node):
         def product(rows_L):
@@ -111,8 +113,8 @@ def summed(partition, num_nodes, layers):
 def small_terms():
     """Two nodes' gradients in bfloat16, of 1 and of 2^-9: in bfloat16 their sum would be 1."""
     partition = partition_of(2, 8, 8, 1)
-    rows = rows_of_layer(partition, "bfloat16")
-    whole = {path.removeprefix(EXPERTS): x[0] for path, x in random_experts(partition, 0).items()}
+    rows = rows_of_layers(partition, "bfloat16")
+    whole = {path.removeprefix(EXPERTS): x for path, x in random_experts(partition, 0).items()}
     own = {name: jnp.zeros((2, *np.delete(x.shape, dict(rows.axes)[name]), 4)) for name, x in whole.items()}
     own = {name: jnp.moveaxis(x, -1, dict(rows.axes)[name] + 1) for name, x in own.items()}
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.checkpoint_names import KEPT, STREAM
@@ -52,20 +53,83 @@ def scan_layers(
       unroll: whether to compile every layer separately.
     """
     scan = functools.partial(lax.scan, unroll=unroll)
-    if remat == "none":
-        return scan(step, carry, layers_L)
     # Also within a group, whose backward pass would otherwise keep the results of all its layers.
-    step = jax.checkpoint(step, policy=REMAT_POLICIES[remat])
-    size = group_size(len(jax.tree.leaves(layers_L)[0]))
+    step = _checkpointed(step, remat)
+    size = group_size(_num_layers(layers_L))
     if remat != "group" or size == 1:
         return scan(step, carry, layers_L)
-
     # The outer checkpoint keeps only the streams between groups, and recomputes a group as a whole
     # ([Sublinear] section 4.2: sqrt(n) groups cost one more forward pass).
-    @jax.checkpoint
-    def step_of_group(carry: Any, layers: Any) -> tuple[Any, Any]:
-        return scan(step, carry, layers)
+    step_of_group = jax.checkpoint(functools.partial(scan, step))
+    carry, outputs = scan(step_of_group, carry, _in_groups(layers_L, size))
+    return carry, _in_layers(outputs)
 
-    groups = jax.tree.map(lambda x: x.reshape(-1, size, *x.shape[1:]), layers_L)
-    carry, outputs = scan(step_of_group, carry, groups)
-    return carry, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), outputs)
+
+def scan_prefetched(
+    step: Callable[[Any, Any], tuple[Any, Any]],
+    carry: Any,
+    layers_L: Any,
+    rows_L: Any,
+    *,
+    fetch: Callable[[Any], Any],
+    size: int,
+    remat: str,
+) -> Any:
+    """`scan_layers` with inputs that come from other devices, for a group of layers at a time.
+
+    The inputs of the next group are fetched during a group, and their gradients leave while the gradients of a
+    group are computed.
+
+    Args:
+      step: function of one layer, whose inputs are a pair: those in `layers_L`, and those fetched.
+      carry: initial carry.
+      layers_L: stacked inputs of the layers.
+      rows_L: stacked arrays to fetch inputs of the layers with.
+      fetch: function from `rows_L` of a group to the stacked inputs of its layers; it needs no residuals.
+      size: number of layers per group, a divisor of their number; the policy "group" has groups of its own.
+      remat: policy, as `ExecutionConfig.remat`.
+    """
+    step = _checkpointed(step, remat)
+    if remat == "group":
+        size, group = group_size(_num_layers(layers_L)), jax.checkpoint(functools.partial(lax.scan, step))
+    else:
+        # A loop within the loop would copy what it keeps for the backward pass.
+        group = functools.partial(_unrolled, step)
+
+    def step_of_group(carry: Any, inputs: Any) -> tuple[Any, Any]:
+        (carry, fetched), (layers, next_rows) = carry, inputs
+        # Started before the computation of this group and needed by the next one, so that it overlaps.
+        following = fetch(next_rows)
+        carry, outputs = group(carry, (layers, fetched))
+        return (carry, following), outputs
+
+    layers, rows = _in_groups((layers_L, rows_L), size)
+    # The last group fetches for the first one, which is not used: one superfluous transfer.
+    next_rows = jax.tree.map(lambda x: jnp.roll(x, -1, axis=0), rows)
+    first = fetch(jax.tree.map(lambda x: x[0], rows))
+    (carry, _), outputs = lax.scan(step_of_group, (carry, first), (layers, next_rows))
+    return carry, _in_layers(outputs)
+
+
+def _checkpointed(step: Any, remat: str) -> Any:
+    return step if remat == "none" else jax.checkpoint(step, policy=REMAT_POLICIES[remat])
+
+
+def _unrolled(step: Any, carry: Any, layers: Any) -> tuple[Any, Any]:
+    outputs = []
+    for i in range(_num_layers(layers)):
+        carry, output = step(carry, jax.tree.map(lambda x, i=i: x[i], layers))
+        outputs.append(output)
+    return carry, jax.tree.map(lambda *x: jnp.stack(x), *outputs)
+
+
+def _num_layers(layers_L: Any) -> int:
+    return len(jax.tree.leaves(layers_L)[0])
+
+
+def _in_groups(layers_L: Any, size: int) -> Any:
+    return jax.tree.map(lambda x: x.reshape(-1, size, *x.shape[1:]), layers_L)
+
+
+def _in_layers(groups: Any) -> Any:
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), groups)

@@ -27,7 +27,7 @@ from zaya_jax.model.attention.sequence_chunks import SharedSequences, share_sequ
 from zaya_jax.model.cache import Cache, Pool, attend_through_cache, num_new_tokens, with_dtype
 from zaya_jax.model.experts import ExpertWeights, apply_experts, expert_weights
 from zaya_jax.model.layer_input import LayerInput, adapted, in_stacks, layer_inputs, with_experts
-from zaya_jax.model.remat import scan_layers
+from zaya_jax.model.remat import scan_layers, scan_prefetched
 from zaya_jax.model.residual import residual_scaling
 from zaya_jax.model.rope import Rotation, rotation_of_layer, rotations
 from zaya_jax.model.router import RouterStats, Routing, route, router_stats
@@ -138,11 +138,13 @@ class ExpertSharing:
     """How a device that stores some experts of each layer gathers all of them (`zaya_jax.parallel.node`).
 
     Attributes:
-      fetch: function that gathers the device's experts of a layer from all nodes, given this node's rows of
-        them; called one layer ahead. None if the device stores its experts in full.
+      fetch: function that gathers the device's experts of some layers from all nodes, given this node's rows
+        of them; called one message ahead. None if the device stores its experts in full.
+      layers_per_message: number of these layers, a divisor of the number of layers.
     """
 
     fetch: Callable[[Mapping[str, jax.Array]], dict[str, jax.Array]] | None = None
+    layers_per_message: int = 1
 
 
 def hidden_states(
@@ -284,33 +286,29 @@ def layers(
     state_BTR = jnp.zeros((batch, time, config.router_hidden_size), jnp.float32)
 
     fetch = None if context.sharing is None else context.sharing.fetch
-    rows_L = inputs.weights["experts"]
 
     def step(carry, layer):
-        (x_BTD, state_BTR, pool, experts), (layer, next_rows) = carry, layer
-        # Started before the computation of this layer and needed by the next one, so that it overlaps.
-        fetched = None if fetch is None else fetch(next_rows)
+        (x_BTD, state_BTR, pool), (layer, experts) = carry, layer
         # Operations get the stacks of all layers, not slices, so that they can read in place without copies.
         adapt = functools.partial(adapted, config, dtype=execution.dtype)
         layer = adapt(layer, inputs) if layer.adapters else in_stacks(layer, inputs)
-        layer = layer if fetch is None else with_experts(layer, experts)
+        layer = layer if experts is None else with_experts(layer, experts)
         out = decoder_layer(context, layer, x_BTD, state_BTR, pool)
         # Results of a scan are stored for all layers, so operands are only a result on request.
         operands = out.operands if context.keep_operands else None
         # Probabilities are not used in training, where they would be one more result to differentiate.
         stats = router_stats(out.routing, context.segments_BT, keep_probabilities=cache is not None)
-        return (out.x_BTD, out.routing.state_BTR, out.pool, fetched), (stats, out.state, operands)
+        return (out.x_BTD, out.routing.state_BTR, out.pool), (stats, out.state, operands)
 
-    first, next_rows_L = None, None
-    if fetch is not None:
-        first = fetch(jax.tree.map(lambda x: x[0], rows_L))
-        # The last layer fetches the first layer's rows, which are not used: one superfluous transfer.
-        next_rows_L = jax.tree.map(lambda x: jnp.roll(x, -1, axis=0), rows_L)
-    carry = x_BTD, state_BTR, None if cache is None else cache.pool, first
     # Both only help the backward pass, and there is none with a cache.
     remat, unroll = (execution.remat, not execution.scan_layers) if cache is None else ("none", False)
-    scanned = scan_layers(step, carry, (inputs, next_rows_L), remat=remat, unroll=unroll)
-    (x_BTD, _, pool, _), (router, state, operands) = scanned
+    carry = x_BTD, state_BTR, None if cache is None else cache.pool
+    if fetch is None:
+        scanned = scan_layers(step, carry, (inputs, None), remat=remat, unroll=unroll)
+    else:
+        rows_L, size = inputs.weights["experts"], context.sharing.layers_per_message
+        scanned = scan_prefetched(step, carry, inputs, rows_L, fetch=fetch, size=size, remat=remat)
+    (x_BTD, _, pool), (router, state, operands) = scanned
     if cache is not None and pool is not None:
         num_new_B = num_new_tokens(cache, context.segments_BT)
         length = cache.length + (time if num_new_B is None else num_new_B)

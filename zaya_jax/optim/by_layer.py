@@ -19,7 +19,7 @@ from zaya_jax.model.weights import Weight
 from zaya_jax.optim.buckets import from_own_buckets, to_own_buckets
 from zaya_jax.optim.matrices import MatrixAxes, matrix_axes, matrix_sides
 from zaya_jax.optim.partition import Bucket, MatrixPool, MatrixStack, Partition
-from zaya_jax.parallel.bucket_layouts import BucketLayout
+from zaya_jax.parallel.bucket_layouts import MESSAGE_BYTES, BucketLayout
 from zaya_jax.parallel.prefetch import RowsOfNodes, from_rows, to_rows
 
 LAYERS = "layers/experts/"
@@ -45,13 +45,28 @@ def _is_own(bucket: Bucket) -> bool:
     return bucket.layout is BucketLayout.OWN_EXPERTS
 
 
-def rows_of_layer(partition: Partition, dtype: str) -> RowsOfNodes:
-    """How the rows of one layer's expert matrices are distributed over nodes."""
-    weights = {path: weight for path, weight in partition.own_weights.items() if path.startswith(LAYERS)}
-    # Weights of one layer have no axis of layers. All expert matrices of a model have the same short side.
-    axes = tuple((path.removeprefix(LAYERS), _cut_axis(weight) - 1) for path, weight in weights.items())
+def rows_of_layers(partition: Partition, dtype: str) -> RowsOfNodes:
+    """How the rows of some layers' expert matrices are distributed over nodes."""
+    weights = _own_experts(partition)
+    axes = tuple((path.removeprefix(LAYERS), _cut_axis(weight)) for path, weight in weights.items())
+    # All expert matrices of a model have the same short side.
     (num_rows,) = {weight.shape[_cut_axis(weight)] for weight in weights.values()}
     return RowsOfNodes(axes, num_rows, dtype)
+
+
+def layers_per_message(partition: Partition, dtype: str) -> int:
+    """Returns the number of layers whose experts nodes exchange in one message."""
+    weights = _own_experts(partition).values()
+    num_layers = max(weight.shape[0] for weight in weights)
+    layer_bytes = sum(weight.size for weight in weights) // num_layers * jnp.dtype(dtype).itemsize
+    # At least two messages: the second one is sent while layers of the first are computed.
+    sizes = [size for size in range(1, num_layers // 2 + 1) if num_layers % size == 0]
+    return next((size for size in sizes if size * layer_bytes >= MESSAGE_BYTES), max(sizes, default=1))
+
+
+def _own_experts(partition: Partition) -> dict[str, Weight]:
+    """Declarations of the experts that one device of a node stores, by path."""
+    return {path: weight for path, weight in partition.own_weights.items() if path.startswith(LAYERS)}
 
 
 def to_layers(partition: Partition, buckets: Mapping[str, jax.Array], dtype: DTypeLike) -> dict:
@@ -74,7 +89,7 @@ def from_layers(partition: Partition, gradients: Mapping) -> dict[str, jax.Array
     own = {path: x for path, x in flatten_dict(gradients, sep="/").items() if path.startswith(LAYERS)}
     # In float32: these are the smallest transfers of a step between nodes.
     rows = to_own_buckets(_of_rows(partition), own)
-    return from_rows(rows, _cut_axes(partition), rows_of_layer(partition, "float32").num_rows)
+    return from_rows(rows, _cut_axes(partition), rows_of_layers(partition, "float32").num_rows)
 
 
 def _cut_axes(partition: Partition) -> dict[str, int]:
@@ -85,8 +100,7 @@ def _cut_axes(partition: Partition) -> dict[str, int]:
 def _of_rows(partition: Partition) -> Partition:
     """Partition of the experts with the shapes of one node's rows."""
     num_nodes = partition.num_devices // partition.node_devices
-    weights = {path: weight for path, weight in partition.own_weights.items() if path.startswith(LAYERS)}
-    cut = {path: _cut_weight(weight, num_nodes) for path, weight in weights.items()}
+    cut = {path: _cut_weight(weight, num_nodes) for path, weight in _own_experts(partition).items()}
     buckets = shared_experts(partition).values()
     # One device per node, because these weights are already those of a single device.
     return dataclasses.replace(

@@ -21,6 +21,7 @@ from zaya_jax.parallel.mesh import (
     SHARDED,
     SHARDED_BY_NODE,
     all_gather,
+    gather,
     reduce_scatter,
     size_of,
 )
@@ -48,6 +49,9 @@ class BucketLayout(enum.Enum):
         return ALL if self is BucketLayout.ALL_DEVICES else NODES
 
 
+MESSAGE_BYTES = 64 * 2**20
+"""Size from which a message of one GPU to other nodes is large enough: among 128 nodes each message has a
+latency of more than a millisecond, in which a NIC sends about as many bytes (`zaya_jax.plan.links`)."""
 _SPECS = {
     BucketLayout.ALL_DEVICES: SHARDED,
     BucketLayout.OWN_EXPERTS: SHARDED_BY_NODE,
@@ -75,9 +79,8 @@ def gather_buckets(own: Mapping[str, jax.Array], layouts: Mapping[str, BucketLay
 def _gather_across_nodes(own: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
     """Gathers arrays from devices with the same index in their nodes: [nodes, ...] for each."""
     gathered = {}
-    # One message per dtype: a collective over many nodes has a high latency, however small its message.
-    for names in _by_dtype(own):
-        sent = lax.all_gather(jnp.concatenate([own[name].reshape(-1) for name in names]), NODES)
+    for names in _messages({name: x.nbytes * lax.axis_size(NODES) for name, x in own.items()}, own):
+        sent = gather(jnp.concatenate([own[name].reshape(-1) for name in names]), NODES)
         ends = list(itertools.accumulate(own[name].size for name in names))
         for name, part in zip(names, jnp.split(sent, ends[:-1], axis=1), strict=True):
             gathered[name] = part.reshape(-1, *own[name].shape)
@@ -93,7 +96,7 @@ def _gather_in_node(shards: jax.Array, layout: BucketLayout) -> jax.Array:
     """
     if layout is BucketLayout.ROWS_IN_NODE:
         return gather_rows(shards.reshape(-1, *shards.shape[2:]))
-    whole = lax.all_gather(shards, IN_NODE, axis=1)
+    whole = gather(shards, IN_NODE, axis=1)
     return whole.reshape(-1, *shards.shape[2:])
 
 
@@ -112,8 +115,7 @@ def sum_buckets(
     experts = {name: x for name, x in buckets.items() if layouts[name] is BucketLayout.OWN_EXPERTS}
     rest = {name: x for name, x in buckets.items() if name not in experts}
     sums = {name: sum_shards(x, NODES) for name, x in experts.items()}
-    # One message per dtype, as in `_gather_across_nodes`.
-    for names in _by_dtype(rest):
+    for names in _messages({name: x.nbytes // num_node_devices() for name, x in rest.items()}, rest):
         parts = {name: _by_device(rest[name], layouts[name]) for name in names}
         flat = [part.reshape(*part.shape[:2], -1) for part in parts.values()]
         summed = _sum_in_node_first(jnp.concatenate(flat, axis=2))
@@ -123,11 +125,18 @@ def sum_buckets(
     return sums
 
 
-def _by_dtype(arrays: Mapping[str, jax.Array]) -> list[list[str]]:
-    """Groups the names of arrays by dtype, in order."""
+def _messages(sizes: Mapping[str, int], arrays: Mapping[str, jax.Array]) -> list[list[str]]:
+    """Names of the arrays that share a message between nodes.
+
+    Args:
+      sizes: bytes of each array that a device sends or receives between nodes.
+      arrays: the arrays.
+    """
     groups: dict[Any, list[str]] = {}
     for name, x in arrays.items():
-        groups.setdefault(x.dtype, []).append(name)
+        # One message per dtype: a collective over many nodes has a high latency, however small its message.
+        # A large array has its own, so that others need not wait for the embedding, or for its gradient.
+        groups.setdefault(name if sizes[name] >= MESSAGE_BYTES else x.dtype, []).append(name)
     return list(groups.values())
 
 
@@ -152,7 +161,7 @@ def _sum_in_node_first(parts: jax.Array) -> jax.Array:
 
 def gather_rows(own_URC: jax.Array) -> jax.Array:
     """Gathers whole matrices from the devices of a node, each of which has an equal part of the rows."""
-    return lax.all_gather(own_URC, IN_NODE, axis=1, tiled=True) if num_node_devices() > 1 else own_URC
+    return gather(own_URC, IN_NODE, axis=1, tiled=True) if num_node_devices() > 1 else own_URC
 
 
 def own_rows(matrices_URC: jax.Array) -> jax.Array:

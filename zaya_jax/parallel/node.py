@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from zaya_jax.parallel.mesh import IN_NODE, SUM_DTYPE
+from zaya_jax.parallel.mesh import IN_NODE, SUM_DTYPE, exchange, gather
 
 
 def num_node_devices() -> int:
@@ -39,7 +39,7 @@ def experts_of_node(own_eX: jax.Array, num_experts: int) -> jax.Array:
 # The gradient is written out: the transpose of `all_gather` would sum in bfloat16, the type of the weights.
 @jax.custom_vjp
 def _gathered(own_eX: jax.Array) -> jax.Array:
-    return lax.all_gather(own_eX, IN_NODE, tiled=True)
+    return gather(own_eX, IN_NODE, tiled=True)
 
 
 def _gather(own_eX: jax.Array) -> tuple[jax.Array, None]:
@@ -61,4 +61,4 @@ def sum_shards(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
     if count == 1:
         return x.astype(SUM_DTYPE)
     shards = x.reshape(count, -1, *x.shape[1:])
-    return jnp.sum(lax.all_to_all(shards, axes, 0, 0), axis=0, dtype=SUM_DTYPE)
+    return jnp.sum(exchange(shards, axes), axis=0, dtype=SUM_DTYPE)

@@ -1,10 +1,10 @@
-"""Matrices of a layer whose rows are divided over the nodes, gathered while another layer is computed.
+"""Matrices of some layers whose rows are divided over the nodes, gathered while others are computed.
 
-Every node has an equal part of the rows of every matrix. The matrices of a layer are gathered in one message,
-because a collective over all nodes has a high latency; their gradients are summed in one message as well,
-each row by the node that owns it.
+Every node has an equal part of the rows of every matrix. The matrices are gathered in one message, because
+a collective over all nodes has a high latency; their gradients are summed in one message as well, each row by
+the node that owns it.
 
-Letters: r rows of this device, R rows of all nodes, X concatenated columns of all matrices of the layer.
+Letters: r rows of this device, R rows of all nodes, X concatenated columns of all matrices of the message.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from zaya_jax.parallel.mesh import NODES
+from zaya_jax.parallel.mesh import NODES, exchange, gather
 from zaya_jax.parallel.node import sum_shards
 
 
@@ -70,7 +70,7 @@ class RowsOfNodes:
 def _gather(rows: RowsOfNodes, own: dict[str, jax.Array]) -> dict[str, jax.Array]:
     # The cast precedes the collective, which then sends half as many bytes.
     packed_rX = rows.pack(own).astype(rows.dtype)
-    whole_RX = lax.all_gather(packed_rX, NODES, tiled=True)
+    whole_RX = gather(packed_rX, NODES, tiled=True)
     # Without the rows of padding, which make the parts of the nodes equal.
     return rows.unpack(whole_RX[: rows.num_rows], own)
 
@@ -100,7 +100,7 @@ def to_rows(whole: Mapping[str, jax.Array], axes: Mapping[str, int]) -> dict[str
     # `_by_node` flattens each matrix to [nodes, r, X], so that matrices of different shapes can be
     # concatenated.
     parts = [_by_node(whole[name], axis) for name, axis in axes.items()]
-    sent = lax.all_to_all(jnp.concatenate(parts, axis=2), NODES, 0, 0)
+    sent = exchange(jnp.concatenate(parts, axis=2), NODES)
     arrays, start = {}, 0
     for (name, axis), part in zip(axes.items(), parts, strict=True):
         by_node = lax.slice_in_dim(sent, start, start + part.shape[2], axis=2)
@@ -136,7 +136,7 @@ def from_rows(rows: Mapping[str, jax.Array], axes: Mapping[str, int], num_rows: 
         rows_first = jnp.moveaxis(by_node, axis + 1, 1)
         shapes.append(rows_first.shape[2:])
         parts.append(rows_first.reshape(*rows_first.shape[:2], -1))
-    sent = lax.all_to_all(jnp.concatenate(parts, axis=2), NODES, 0, 0)
+    sent = exchange(jnp.concatenate(parts, axis=2), NODES)
     arrays, start = {}, 0
     for (name, axis), part, shape in zip(axes.items(), parts, shapes, strict=True):
         own = lax.slice_in_dim(sent, start, start + part.shape[2], axis=2)

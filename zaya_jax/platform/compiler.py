@@ -12,12 +12,14 @@ OVERLAP_GATHERS = {
     # The older name of an option, and its name since jax 0.12.
     "xla_gpu_enable_pipelined_all_gather": True,
     "xla_gpu_pipeline_all_gather": "COLLECTIVE_PIPELINING_MODE_ON",
-    # Allow two collectives at a time, one between nodes and one within a node, which use different links.
-    "xla_gpu_experimental_parallel_collective_overlap_limit": 2,
+    # With fewer, the gathers of a layer's matrices in the node would postpone the transfer between nodes.
+    "xla_gpu_experimental_parallel_collective_overlap_limit": 8,
+    # XLA does not know how long a transfer takes, and would start it just before its result is needed.
+    "xla_gpu_experimental_collective_start_as_early_as_possible": True,
 }
-"""Options that overlap the gathers of experts with computation; by default XLA waits for each gather at once.
-According to `zaya plan --compile`, a step of configs/zaya1_8b.py on 128 x 8 MI300X takes 624 ms with them,
-and 891 ms without (published case, 2026-11-26)."""
+"""Options that overlap transfers of experts with computation; by default XLA waits for each gather at once.
+According to `zaya plan --compile`, a step of configs/zaya1_8b.py on 128 x 8 MI300X takes FIGURE ms with them,
+and FIGURE ms without the last two (published case, 2026-11-26)."""
 
 
 def compiler_options(

@@ -158,6 +158,34 @@ def test_a_queued_collective_waits_for_its_predecessor():
     assert len(time.exposed) == 2
 
 
+@pytest.mark.parametrize(
+    ("stream", "links_at_once", "groups", "overlaps"),
+    [
+        ("1", True, ("[2,4]<=[4,2]T(1,0)", "[4,2]<=[8]"), True),
+        ("0", True, ("[2,4]<=[4,2]T(1,0)", "[4,2]<=[8]"), False),
+        ("1", False, ("[2,4]<=[4,2]T(1,0)", "[4,2]<=[8]"), False),
+        ("1", True, ("[4,2]<=[8]", "[4,2]<=[8]"), False),
+        ("1", True, (GROUPS, "[4,2]<=[8]"), False),
+    ],
+    ids=["two streams", "one stream", "one after the other", "same links", "all links"],
+)
+def test_collectives_on_two_streams_overlap_if_their_links_differ(stream, links_at_once, groups, overlaps):
+    """The assigned stream is an attribute of the instruction; collectives without it have the first one."""
+    one, two = (START.replace(GROUPS, group) for group in groups)
+    one += f', frontend_attributes={{_xla_stream_annotation="{stream}"}}'
+    case = dataclasses.replace(PUBLISHED, product_share=0.5, links_at_once=links_at_once)
+    cluster = CLUSTER.in_case(case)
+
+    def model(start, done):
+        return model_step(Program(TEXT.format(trips=1, start=start, done=done)), cluster)
+
+    alone = [model(start, DONE).collective_seconds for start in (one, two)]
+    time = model(f"{one}\n  {two.replace('%rs =', '%rs2 =')}", f"{DONE}\n  {DONE.replace('%rs', '%rs2')}")
+    assert time.collective_seconds == pytest.approx(sum(alone))
+    assert time.seconds == pytest.approx((max if overlaps else sum)(alone) + COPY)
+    assert time.exposed_seconds == pytest.approx(time.seconds - time.kernel_seconds)
+
+
 def test_a_small_all_reduce_takes_no_longer_than_a_tree():
     """The floor of two nodes, and six more levels of a tree instead of 1,000 more steps of a ring."""
     many = Cluster(device=MI300X, nodes=128, gpus_per_node=8)

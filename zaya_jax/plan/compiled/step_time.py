@@ -1,8 +1,10 @@
 """A model of the time of a compiled step, not validated on hardware.
 
 Kernels run one after the other in the scheduled order. Each takes the longer of its operations at a share of
-the peak and its bytes at the memory bandwidth. Collectives run concurrently with kernels, one at a time, and
-take the time of `zaya_jax.plan.links`; the step waits for a collective at its done instruction.
+the peak and its bytes at the memory bandwidth. Collectives run concurrently with kernels, and take the time
+of `zaya_jax.plan.links`; the step waits for a collective at its done instruction. Two collectives run at the
+same time only if the program assigns them to different streams, and one uses the links of a node and the other
+the NICs; in cases without `PlanCase.links_at_once` always one after the other.
 """
 
 import collections
@@ -138,12 +140,12 @@ def _num_nodes(group: tuple[int, ...], cluster: Cluster) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class _InFlight:
-    """Time during which a collective occupies the links, its name, and whether these connect nodes."""
+    """Time during which a collective is executed, its name, and what it occupies: its stream and links."""
 
     begins: float
     ends: float
     name: str
-    is_between: bool
+    occupied: frozenset[str]
 
     def later(self, seconds: float) -> "_InFlight":
         return dataclasses.replace(self, begins=self.begins + seconds, ends=self.ends + seconds)
@@ -165,21 +167,21 @@ class _Replay:
 
     def run(self, computation: str, weight: float) -> None:
         """Runs a computation once; its work counts `weight` times."""
-        in_flight: dict[str, float] = {}
+        in_flight: dict[str, _InFlight] = {}
         for instruction in self._program.computations[computation]:
             if instruction.opcode == "while":
                 self._loop(self._largest(instruction), instruction.trips, weight)
             elif instruction.opcode in ("conditional", "call"):
                 self.run(self._largest(instruction), weight)
             elif instruction.opcode.removesuffix("-start") in COLLECTIVES:
-                end = self._send(instruction, computation, weight)
-                in_flight[instruction.name] = end
+                sent = in_flight[instruction.name] = self._send(instruction, computation, weight)
                 if not instruction.opcode.endswith("-start"):
-                    self._wait(end, weight)
+                    self._wait(sent, weight)
             elif instruction.opcode.endswith("-done") and instruction.operands[:1]:
                 # The done of another asynchronous operation, such as a copy, has no entry and waits for
                 # nothing.
-                self._wait(in_flight.get(instruction.operands[0], self.now), weight)
+                if sent := in_flight.get(instruction.operands[0]):
+                    self._wait(sent, weight)
             else:
                 self._compute(instruction, computation, weight)
 
@@ -201,7 +203,7 @@ class _Replay:
         # The model does not know which branch a step takes, and assumes the longest.
         return max(known, key=lambda name: len(self._program.computations[name]))
 
-    def _send(self, instruction: Instruction, computation: str, weight: float) -> float:
+    def _send(self, instruction: Instruction, computation: str, weight: float) -> _InFlight:
         shapes = self._program.shapes(computation)
         kind = instruction.opcode.removesuffix("-start")
         inputs = total_bytes(shape for name in instruction.operands for shape in shapes.get(name, ()))
@@ -213,23 +215,35 @@ class _Replay:
         self.collective_seconds += weight * seconds
         # Collectives that have ended no longer occupy the links.
         self._sent = [each for each in self._sent if each.ends > self.now]
-        # One collective at a time: a new one starts when the links are free.
-        begins = max([self.now, *(each.ends for each in self._sent)])
-        is_between = _num_nodes(group, self._cluster) > 1
-        where = "between nodes" if is_between else "in the node"
+        occupied = self._occupied(instruction, group)
+        # A collective starts when its stream and its links are free.
+        begins = max([self.now, *(each.ends for each in self._sent if each.occupied & occupied)])
+        where = _BETWEEN if _BETWEEN in occupied else _IN_NODE
         name = f"{_content(instruction, kind)}, {kind} {where}"
-        self._sent.append(_InFlight(begins, begins + seconds, name, is_between))
-        return begins + seconds
+        self._sent.append(_InFlight(begins, begins + seconds, name, occupied))
+        return self._sent[-1]
 
-    def _wait(self, end: float, weight: float) -> None:
-        end = max(end, self.now)
-        # Attribute the wait to whatever occupies the links: an earlier collective may delay this one.
-        for each in self._sent:
-            together = weight * max(min(each.ends, end) - max(each.begins, self.now), 0.0)
-            if together:
-                self.exposed[each.name] += together
-                self.between_nodes_seconds += together * each.is_between
-        self.now = end
+    def _occupied(self, instruction: Instruction, group: tuple[int, ...]) -> frozenset[str]:
+        """The stream of a collective, and its links."""
+        nodes = _num_nodes(group, self._cluster)
+        is_in_node = nodes == 1 or (len(group) or self._cluster.num_gpus) > nodes
+        occupied = {_IN_NODE} if is_in_node else set()
+        occupied |= {_BETWEEN} if nodes > 1 else set()
+        matched = _STREAM.search(instruction.attributes)
+        # XLA runs collectives without an assigned stream on the first one.
+        stream = int(matched[1]) if matched and self._cluster.case.links_at_once else 0
+        return frozenset({*occupied, f"stream {stream}"})
+
+    def _wait(self, sent: _InFlight, weight: float) -> None:
+        # Attribute the wait to what occupies the stream and the links: an earlier collective may delay this.
+        end = sent.ends
+        for each in sorted(self._sent, key=lambda each: -each.ends):
+            begins = max(each.begins, self.now)
+            if each.occupied & sent.occupied and begins < (until := min(each.ends, end)):
+                waited, end = weight * (until - begins), begins
+                self.exposed[each.name] += waited
+                self.between_nodes_seconds += waited * (_BETWEEN in each.occupied)
+        self.now = max(sent.ends, self.now)
 
     def _compute(self, instruction: Instruction, computation: str, weight: float) -> None:
         num_bytes = instruction_bytes(self._program, instruction, computation)
@@ -260,6 +274,8 @@ def _is_in(instruction: Instruction, scopes: tuple[str, ...]) -> bool:
     return any(in_scope(instruction.op_name, scope) for scope in scopes)
 
 
+_IN_NODE, _BETWEEN = "in the node", "between nodes"
+_STREAM = re.compile(r'_xla_stream_annotation="(\d+)"')
 _LISTED = re.compile(r"replica_groups=\{\{([\d,]+)\}")
 _COUNTED = re.compile(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](T\(1,0\))?")
 _PAIRS = re.compile(r"source_target_pairs=\{\{(\d+),(\d+)\}")
