@@ -77,8 +77,8 @@ def scan_prefetched(
 ) -> Any:
     """`scan_layers` with inputs that come from other devices, for a group of layers at a time.
 
-    The inputs of the next group are fetched during a group, and their gradients leave while the gradients of a
-    group are computed.
+    The inputs of the next group are fetched during a group. Their gradients leave while those of a group are
+    computed.
 
     Args:
       step: function of one layer, whose inputs are a pair: those in `layers_L`, and those fetched.
@@ -86,7 +86,7 @@ def scan_prefetched(
       layers_L: stacked inputs of the layers.
       rows_L: stacked arrays to fetch inputs of the layers with.
       fetch: function from `rows_L` of a group to the stacked inputs of its layers; it needs no residuals.
-      size: number of layers per group, a divisor of their number; the policy "group" has groups of its own.
+      size: number of layers per group, a divisor of their number; the policy "group" has other groups.
       remat: policy, as `ExecutionConfig.remat`.
     """
     step = _checkpointed(step, remat)

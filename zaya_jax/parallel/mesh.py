@@ -43,7 +43,7 @@ SLOTS = PartitionSpec(None, CONTEXT)
 """Sharding of a cache pool: each device has its slots of all rows."""
 STREAMS = {IN_NODE: "0", NODES: "1"}
 """XLA's communication stream of collectives along some axes. Collectives of one stream run one after the
-other. Those in a node and those between nodes use different links, and run at the same time on two streams."""
+other. Those in a node and those between nodes use different links, and overlap on two streams."""
 SUM_DTYPE = "float32"
 """Type in which gradients are summed across devices. Communication libraries round to the type of their input
 at each hop: in bfloat16 a ring of 1,024 devices loses 64% of a common gradient

@@ -3,8 +3,8 @@
 Kernels run one after the other in the scheduled order. Each takes the longer of its operations at a share of
 the peak and its bytes at the memory bandwidth. Collectives run concurrently with kernels, and take the time
 of `zaya_jax.plan.links`; the step waits for a collective at its done instruction. Two collectives run at the
-same time only if the program assigns them to different streams, and one uses the links of a node and the other
-the NICs; in cases without `PlanCase.links_at_once` always one after the other.
+same time only if the program assigns them to different streams, and one uses the links of a node and the
+other the NICs; in cases without `PlanCase.links_at_once` always one after the other.
 """
 
 import collections

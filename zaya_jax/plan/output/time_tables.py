@@ -42,12 +42,14 @@ def times_table(times: Mapping[str, StepTime], plan: Plan) -> Table:
 
 _ASSUMED = (
     "each kernel takes the longer of its products at that share of the data-sheet peak and its bytes at the "
-    "memory bandwidth; one collective at a time. published: all-reduces of one and two nodes of MI300X with "
+    "memory bandwidth; collectives in a node and between nodes overlap if they have different streams, "
+    "others run one at a time. published: all-reduces of one and two nodes of MI300X with "
     "CX-7 NICs, all-to-alls at the rate that AMD's validation suite expects, "
     f"{1e6 * PUBLISHED.network_step_seconds:.3g} us for each further node of a ring. optimistic: two nodes "
     "with Pollara NICs, all-to-alls as fast as rings, "
     f"{1e6 * OPTIMISTIC.network_step_seconds:.3g} us. pessimistic: the slowest cluster that AMD's suite "
-    f"accepts, all-to-alls {PESSIMISTIC.all_to_all_slowdown:.3g} times as long as rings, "
+    "accepts, always one collective at a time, all-to-alls "
+    f"{PESSIMISTIC.all_to_all_slowdown:.3g} times as long as rings, "
     f"{1e6 * PESSIMISTIC.network_step_seconds:.3g} us. --measured replaces published times by yours; for "
     "the cost of failures see zaya plan failures"
 )
