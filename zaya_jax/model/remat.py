@@ -98,7 +98,8 @@ def scan_prefetched(
 
     def step_of_group(carry: Any, inputs: Any) -> tuple[Any, Any]:
         (carry, fetched), (layers, next_rows) = carry, inputs
-        # Started before the computation of this group and needed by the next one, so that it overlaps.
+        # Started before the computation of this group and needed by the next one, so that it overlaps. Outside
+        # of the checkpoints, because a recomputation would fetch again.
         following = fetch(next_rows)
         carry, outputs = group(carry, (layers, fetched))
         return (carry, following), outputs
@@ -116,6 +117,8 @@ def _checkpointed(step: Any, remat: str) -> Any:
 
 
 def _unrolled(step: Any, carry: Any, layers: Any) -> tuple[Any, Any]:
+    # Only the loop over groups keeps results for the backward pass: separately for the first layer of all
+    # groups, the second one, and so on.
     outputs = []
     for i in range(_num_layers(layers)):
         carry, output = step(carry, jax.tree.map(lambda x, i=i: x[i], layers))

@@ -32,13 +32,7 @@ from zaya_jax.model.weights import Weight, map_weights
 from zaya_jax.model.zaya import ExpertSharing, HiddenStates, hidden_states
 from zaya_jax.optim.averaging import update_average
 from zaya_jax.optim.buckets import from_own_buckets, join, split, to_own_buckets
-from zaya_jax.optim.by_layer import (
-    from_layers,
-    layers_per_message,
-    rows_of_layers,
-    shared_experts,
-    to_layers,
-)
+from zaya_jax.optim.by_layer import from_layers, layers_per_message, rows_of_layers, shared_experts, to_layers
 from zaya_jax.optim.partition import Partition
 from zaya_jax.parallel import context
 from zaya_jax.parallel.bucket_layouts import gather_buckets, sum_buckets
@@ -374,6 +368,7 @@ def _hidden(
     config, execution = setup.model.config, setup.model.execution
     params = with_quantized(scaled_adapters(dict(setup.partition.weights), join(trained, frozen)))
     rows: Any = jax.tree.map(jnp.asarray, batch)
+    shared = _sharing(setup) if by_layer else ExpertSharing()
     hidden = hidden_states(
         config,
         execution,
@@ -383,23 +378,21 @@ def _hidden(
         rows.positions_BT,
         rows.segments_BT,
         is_shared=context.num_ranks() > 1,
-        sharing=_sharing(setup, by_layer=by_layer) if num_node_devices() > 1 else None,
+        sharing=shared if num_node_devices() > 1 else None,
     )
     bias_V = params["head"]["bias"] if config.lm_head_bias else None
     return rows, hidden, (params["embedding"]["table"], bias_V)
 
 
-def _sharing(setup: TrainSetup, *, by_layer: bool) -> ExpertSharing:
-    if not by_layer:
-        return ExpertSharing()
-    dtype = setup.model.execution.dtype
-    rows = rows_of_layers(setup.partition, dtype)
+def _sharing(setup: TrainSetup) -> ExpertSharing:
+    partition, dtype = setup.partition, setup.model.execution.dtype
+    rows = rows_of_layers(partition, dtype)
 
     def fetch(own: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
         with jax.named_scope("gather_weights"):
             return rows.gather(own)
 
-    return ExpertSharing(fetch, layers_per_message(setup.partition, dtype))
+    return ExpertSharing(fetch, layers_per_message(partition, dtype))
 
 
 def _forward(
