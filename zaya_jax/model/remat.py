@@ -98,8 +98,8 @@ def scan_prefetched(
 
     def step_of_group(carry: Any, inputs: Any) -> tuple[Any, Any]:
         (carry, fetched), (layers, next_rows) = carry, inputs
-        # Started before the computation of this group and needed by the next one, so that it overlaps. Outside
-        # of the checkpoints, because a recomputation would fetch again.
+        # Started before the computation of this group and needed by the next one, so that it overlaps. Not
+        # within a checkpoint, whose recomputation would fetch again.
         following = fetch(next_rows)
         carry, outputs = group(carry, (layers, fetched))
         return (carry, following), outputs
