@@ -3,13 +3,14 @@
 import collections
 import dataclasses
 import functools
+import re
 
 import pytest
 
 from zaya_jax.config import Config
 from zaya_jax.model.weights import count_parameters
 from zaya_jax.plan.arithmetic import operations
-from zaya_jax.plan.compiled.hlo import Program
+from zaya_jax.plan.compiled.hlo import Program, in_scope
 from zaya_jax.plan.devices import Cluster
 from zaya_jax.plan.gpus import MI300X
 from zaya_jax.plan.memory import expert_bytes, partitioned_bytes, state_bytes
@@ -130,6 +131,16 @@ def test_shared_experts_of_other_nodes_are_received_once_per_layer():
     in_layers = [c for c in Program(compiled_in_nodes().hlo).collectives if "/while/" in c.op_name]
     own = expert_bytes(with_execution(small_zaya1(1024), node_devices=8)) // 8
     assert sent(in_layers, "gather_weights") == {"all-gather": own, "all-to-all": own}
+
+
+def test_transfers_in_a_node_and_between_nodes_have_a_stream_each():
+    streams = collections.defaultdict(set)
+    for instructions in Program(compiled_in_nodes().hlo).computations.values():
+        for each in instructions:
+            if each.opcode in ("all-gather-start", "all-to-all-start") and "/while/" in each.op_name:
+                scope = "gather_weights" if in_scope(each.op_name, "gather_weights") else "experts"
+                streams[scope].update(re.findall(r'_xla_stream_annotation="(\d+)"', each.attributes) or "?")
+    assert streams == {"experts": {"0"}, "gather_weights": {"1"}}
 
 
 def sent(collectives, scope):
