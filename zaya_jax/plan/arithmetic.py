@@ -12,6 +12,7 @@ from zaya_jax.config import Config, ExecutionConfig, ModelConfig
 from zaya_jax.model.flops import forward_flops_per_token, train_flops_per_token
 from zaya_jax.model.remat import group_size
 from zaya_jax.model.weights import declare, flatten_weights
+from zaya_jax.optim.by_layer import layers_per_message, shared_experts
 from zaya_jax.optim.matrices import matrix_sides
 from zaya_jax.optim.newton_schulz import newton_schulz_flops
 from zaya_jax.optim.partition import MatrixPool, MatrixStack, Partition
@@ -177,8 +178,9 @@ def communication(config: Config, cluster: Cluster, *, reduced_dtype: str | None
     # `messages` returns reduce-scattered and all-gathered bytes in this order.
     reduced, gathered = (sum(sizes.values()) for sizes in sent.values())
     # Messages of a step are sent one after the other: their times add up.
-    each = list(_sent_messages(config, cluster.num_gpus, sent))
+    each = _sent_messages(config, cluster.num_gpus, sent)
     link = math.fsum(count * node_seconds(config, cluster, kind, size) for kind, size, count in each)
+    each = _sent_messages(config, cluster.num_gpus, sent, layers=_layers_between(config, cluster.num_gpus))
     network = math.fsum(count * network_seconds(config, cluster, kind, size) for kind, size, count in each)
     # Each layer gathers and sums shared experts within the node; the first pass is already in `messages`.
     again, layers = experts_in_node(config), config.model.num_hidden_layers
@@ -199,22 +201,32 @@ def communication(config: Config, cluster: Cluster, *, reduced_dtype: str | None
 
 
 def _sent_messages(
-    config: Config, num_gpus: int, sent: dict[str, dict[str, int]]
+    config: Config, num_gpus: int, sent: dict[str, dict[str, int]], *, layers: int = 1
 ) -> Iterator[tuple[str, float | int, int]]:
-    """Yields kind, bytes and number of messages per step, as the step combines buckets."""
-    partition, layers = partition_of(config, num_gpus), config.model.num_hidden_layers
+    """Yields kind, bytes and number of messages per step, as the step combines buckets.
+
+    A message contains the experts of `layers` layers.
+    """
+    partition, count = partition_of(config, num_gpus), config.model.num_hidden_layers // layers
     layouts = {bucket.name: bucket.layout for bucket in partition.matrix_buckets}
     for kind, sizes in sent.items():
         matrices = {name: size for name, size in sizes.items() if name in layouts}
         shared = {name for name in matrices if layouts[name] is BucketLayout.OWN_EXPERTS}
         experts = sum(matrices[name] for name in shared)
         yield from ((kind, size, 1) for name, size in matrices.items() if name not in shared)
-        # Each layer sends its own experts, see `zaya_jax.parallel.prefetch`.
+        # Layers send their own experts, see `zaya_jax.parallel.prefetch`.
         if experts:
-            yield kind, experts / layers, layers
+            yield kind, experts / count, count
         # XLA combines the remaining weights, most of which are short vectors.
         if rest := sum(sizes.values()) - sum(matrices.values()):
             yield kind, rest, 1
+
+
+def _layers_between(config: Config, num_gpus: int) -> int:
+    """Layers whose experts share a message between nodes."""
+    partition = partition_of(config, num_gpus)
+    is_by_layer = config.execution.num_microbatches == 1 and shared_experts(partition)
+    return layers_per_message(partition, config.execution.dtype) if is_by_layer else 1
 
 
 def node_seconds(config: Config, cluster: Cluster, kind: str, num_bytes: float | int) -> float:
