@@ -220,12 +220,12 @@ def test_shared_experts_by_hand(shared, zaya1_8b):
     assert result.expert_bytes == 3 * 2 * experts
     assert result.gathered_bytes == pytest.approx(2 * (PARAMETERS + experts / 15), rel=0.02)
     assert result.reduced_dtype == "bfloat16"
-    # Each layer gathers the experts of other nodes, and sends their gradients by an all-to-all.
-    links, layer = cluster(128).links, 2 * experts / 40 * 16 / 15
-    rest = result.gathered_bytes - 40 * layer
+    # Two layers at a time gather the experts of other nodes, and send their gradients by an all-to-all.
+    links, layers = cluster(128).links, 2 * experts / 20 * 16 / 15
+    rest = result.gathered_bytes - 20 * layers
     assert result.network_seconds == pytest.approx(
         math.fsum(
-            40 * links.between_nodes(kind, layer / 8, ranks=1, nodes=128)
+            20 * links.between_nodes(kind, layers / 8, ranks=1, nodes=128)
             + links.between_nodes(kind, rest / 8, ranks=1, nodes=128)
             for kind in ("all_gather", "all_to_all")
         ),

@@ -225,8 +225,7 @@ def _sent_messages(
 def _layers_between(config: Config, num_gpus: int) -> int:
     """Layers whose experts share a message between nodes."""
     partition = partition_of(config, num_gpus)
-    is_by_layer = config.execution.num_microbatches == 1 and shared_experts(partition)
-    return layers_per_message(partition, config.execution.dtype) if is_by_layer else 1
+    return layers_per_message(partition, config.execution.dtype) if shared_experts(partition) else 1
 
 
 def node_seconds(config: Config, cluster: Cluster, kind: str, num_bytes: float | int) -> float:
