@@ -285,7 +285,7 @@ def layers(
     # float32 through all layers: an average over 40 layers would lose small terms in bfloat16.
     state_BTR = jnp.zeros((batch, time, config.router_hidden_size), jnp.float32)
 
-    fetch = None if context.sharing is None else context.sharing.fetch
+    sharing = context.sharing or ExpertSharing()
 
     def step(carry, layer):
         (x_BTD, state_BTR, pool), (layer, experts) = carry, layer
@@ -303,10 +303,10 @@ def layers(
     # Both only help the backward pass, and there is none with a cache.
     remat, unroll = (execution.remat, not execution.scan_layers) if cache is None else ("none", False)
     carry = x_BTD, state_BTR, None if cache is None else cache.pool
-    if fetch is None:
+    if sharing.fetch is None:
         scanned = scan_layers(step, carry, (inputs, None), remat=remat, unroll=unroll)
     else:
-        rows_L, size = inputs.weights["experts"], context.sharing.layers_per_message
+        rows_L, fetch, size = inputs.weights["experts"], sharing.fetch, sharing.layers_per_message
         scanned = scan_prefetched(step, carry, inputs, rows_L, fetch=fetch, size=size, remat=remat)
     (x_BTD, _, pool), (router, state, operands) = scanned
     if cache is not None and pool is not None:

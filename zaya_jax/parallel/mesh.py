@@ -41,7 +41,7 @@ BATCH = PartitionSpec(DATA, CONTEXT)
 """Each device has its tokens of its rows."""
 SLOTS = PartitionSpec(None, CONTEXT)
 """Sharding of a cache pool: each device has its slots of all rows."""
-STREAMS = {IN_NODE: "0", NODES: "1"}
+STREAMS: dict[tuple[str, ...], str] = {IN_NODE: "0", NODES: "1"}
 """XLA's communication stream of collectives along some axes. Collectives of one stream run one after the
 other. Those in a node and those between nodes use different links, and overlap on two streams."""
 SUM_DTYPE = "float32"
