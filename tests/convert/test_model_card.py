@@ -88,7 +88,7 @@ def test_huggingface_hub_reads_the_card_of_a_run(root):
         ("book.txt", "bits_per_byte", 1.5, "12 tokens, contexts of 64 tokens"),
     ]
     assert f"Trained on {TOKENS:,} tokens in 10 of 14 steps." in card.content
-    assert "| late | 7 to 10 | 2,048 | 4 x 128 | muon |" in card.content
+    assert "| late | 7 to 10 | 2,048 | 4 x 128 | Muon |" in card.content
     assert "| late | code | 75.00% | 1,536 |" in card.content
     # Its folder is not there, and a bar would end the cell.
     assert "| late | old\\|prose | 25.00% | 512 |  |  |" in card.content
