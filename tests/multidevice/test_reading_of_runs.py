@@ -100,7 +100,7 @@ def find(row, streams):
     return number, at, at + len(real) // 2
 
 
-@pytest.mark.slow
+@pytest.mark.campaign  # tests/data/reading has the positions, tests/runs kills and phases
 def test_no_token_is_read_twice_before_all_were_read_once(corpora, tmp_path):
     """Killed in the last step of a phase, and in the first of the next one, which resumes from the boundary.
 

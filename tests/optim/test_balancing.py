@@ -42,6 +42,7 @@ def test_each_rule_evens_out_a_router_that_sends_nearly_all_to_one_expert(rule):
     assert np.asarray(late_SL).mean(axis=0).min() > EVEN
 
 
+@pytest.mark.slow
 def test_without_a_controller_the_load_stays_uneven():
     assert steps_until_even(simulation()["none"]) is None
 
