@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from zaya_jax.parallel.mesh import CONTEXT, SUM_DTYPE
+from zaya_jax.parallel.mesh import CONTEXT, SUM_DTYPE, sum_scatter
 
 # Chunks 0 to 7 of a sequence on C = 4 devices, by `mesh.zigzag_order`:
 #
@@ -111,7 +111,7 @@ def _scatter(_: None, grad_BTX: jax.Array) -> tuple[jax.Array]:
     chunks = grad_BTX.astype(SUM_DTYPE).reshape(batch, CHUNKS * ranks, -1, *grad_BTX.shape[2:])
     chunks = jnp.moveaxis(chunks, 1, 0)
     of_ranks = jnp.stack([chunks[:ranks], chunks[: ranks - 1 : -1]], axis=2)
-    summed = lax.psum_scatter(of_ranks, CONTEXT)
+    summed = sum_scatter(of_ranks, CONTEXT)
     return (summed.reshape(-1, *summed.shape[2:]).astype(grad_BTX.dtype),)
 
 

@@ -32,7 +32,7 @@ from zaya_jax.config import (
 )
 from zaya_jax.data.corpora.ensure import ensure_corpus, ensure_tokenizer, open_corpus_for
 from zaya_jax.data.corpora.shards import Corpus, read_manifest
-from zaya_jax.data.corpora.text_bytes import token_text_bytes
+from zaya_jax.data.corpora.text_bytes import padded_text_bytes
 from zaya_jax.data.reading.batch import Batch, chosen_answers
 from zaya_jax.data.reading.loader import Reference, Share, Teacher, num_sequences, training_batches
 from zaya_jax.data.reading.mixture import MixturePosition, mixture_of
@@ -207,6 +207,7 @@ def prepare_run(
     Raises:
       UserError: for a config, corpus or folder that cannot work.
     """
+    # On all of them: devices are counted by each process, and each error names its process.
     hosts.run_on_all("config", lambda: _check_config(config, mesh))
     config = with_base_dtype(config, overwrite=overwrite)
     # By one process, which builds a missing corpus; the others read its config.
@@ -214,16 +215,7 @@ def prepare_run(
         "schedule", lambda: with_schedule(config).to_text(), limit_seconds=BUILD_SECONDS
     )
     config = Config.from_text(hosts.broadcast_from_first("schedule", derived))
-
-    def check(copied: int | None) -> SavedStep | None:
-        # One process decides, so that all resume from the same step.
-        found = hosts.run_on_first(
-            "run folder",
-            lambda: check_folder(config, overwrite=overwrite, change_course=change_course, copied=copied),
-            limit_seconds=VERIFY_SECONDS,
-        )
-        return _saved_step(hosts.broadcast_from_first("start", found and dataclasses.astuple(found)))
-
+    check = functools.partial(_check_shared_folder, config, overwrite=overwrite, change_course=change_course)
     # Before minutes are spent on a corpus. Every byte of a checkpoint is read, for hours in a large run,
     # which the goodput must account for.
     with heartbeats.within(RESTORE):
@@ -235,24 +227,34 @@ def prepare_run(
         "folder", lambda: _take_folder(config, start, copy, corpora, lock, overwrite=overwrite)
     )
     _check_shared(config)
-    # As long as the embedding, which may have more rows than the tokenizer has tokens.
-    token_bytes_V = np.zeros(config.model.vocab_size)
-    known_V = token_text_bytes(tokenizer_of(config.data), corpora[config.data.corpus])
-    token_bytes_V[: len(known_V)] = known_V[: len(token_bytes_V)]
-    provenance = Provenance(config, fingerprints(corpora), mesh.size)
     return PreparedRun(
         config=config,
         corpora=corpora,
-        token_bytes_V=token_bytes_V,
+        # As long as the embedding, which may have more rows than the tokenizer has tokens.
+        token_bytes_V=padded_text_bytes(
+            tokenizer_of(config.data), corpora[config.data.corpus], vocab_size=config.model.vocab_size
+        ),
         mesh=mesh,
         schedule=learning_rate_schedule(config),
         start=start,
         copy=copy,
-        provenance=provenance,
+        provenance=Provenance(config, fingerprints(corpora), mesh.size),
         extensions=extensions,
         # After the folder is taken: ranges of a removed run do not count.
         skipped_ranges=shared_skipped_ranges(config.run_folder),
     )
+
+
+def _check_shared_folder(
+    config: Config, copied: int | None, *, overwrite: bool, change_course: bool
+) -> SavedStep | None:
+    """`check_folder` by one process for all, so that all resume from the same step."""
+    found = hosts.run_on_first(
+        "run folder",
+        lambda: check_folder(config, overwrite=overwrite, change_course=change_course, copied=copied),
+        limit_seconds=VERIFY_SECONDS,
+    )
+    return _saved_step(hosts.broadcast_from_first("start", found and dataclasses.astuple(found)))
 
 
 def _check_config(config: Config, mesh: Mesh) -> None:

@@ -125,7 +125,7 @@ class Outcome:
 
     @property
     def is_noticed(self) -> bool:
-        """Whether anything was reported."""
+        """Whether an event or a decision named any cause during the trial."""
         return bool(self.reported)
 
     @property

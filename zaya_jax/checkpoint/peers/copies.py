@@ -42,7 +42,7 @@ class CopyKey:
 
     @property
     def file(self) -> str:
-        """Name of the file."""
+        """Name of the file in the folder of a run's copies, which tells owner, step and attempt."""
         return f"{self.owner}-{self.step}-{self.attempt}{_SUFFIX}"
 
 
@@ -70,7 +70,7 @@ class CopyHeader:
 
     @property
     def key(self) -> CopyKey:
-        """What the copy contains."""
+        """Step, attempt and owner of the copy, as in the name of its file."""
         return CopyKey(self.step, self.attempt, self.owner)
 
 

@@ -171,7 +171,7 @@ class OutputTensor:
 
     @property
     def size(self) -> int:
-        """Size in bytes."""
+        """Size of the tensor in the exported file, in bytes."""
         return sum(block.size for block in self.blocks)
 
 

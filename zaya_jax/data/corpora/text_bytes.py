@@ -25,6 +25,14 @@ def token_text_bytes(tokenizer: Tokenizer, corpus: Corpus) -> Float[np.ndarray, 
     return _mean_bytes(tokenizer, corpus) if known_V is None else known_V.astype(np.float64)
 
 
+def padded_text_bytes(tokenizer: Tokenizer, corpus: Corpus, *, vocab_size: int) -> Float[np.ndarray, " V"]:
+    """`token_text_bytes` for a vocabulary of another size: 0 for tokens that the tokenizer does not have."""
+    bytes_V = np.zeros(vocab_size)
+    known_V = token_text_bytes(tokenizer, corpus)
+    bytes_V[: len(known_V)] = known_V[:vocab_size]
+    return bytes_V
+
+
 def _mean_bytes(tokenizer: Tokenizer, corpus: Corpus) -> Float[np.ndarray, " V"]:
     """Returns the mean bytes per token of the held-out split, for every token."""
     delimiters, held_out = tokenizer.delimiters, corpus.validation

@@ -50,7 +50,7 @@ class TextLoss:
 
     @property
     def nats_per_token(self) -> float:
-        """Mean cross-entropy per token."""
+        """Mean cross-entropy of the tokens of the text, natural logarithm."""
         return self.nats / self.num_tokens
 
     @property

@@ -117,7 +117,7 @@ class Plan:
 
     @property
     def num_gpus(self) -> int:
-        """Total number of GPUs."""
+        """Number of GPUs of all nodes."""
         return self.nodes * self.gpus_per_node
 
     @property

@@ -89,7 +89,7 @@ class MetricsFiles(Hook):
             self._writer.sync()
 
     def on_end(self, context: StepContext, error: BaseException | None) -> None:
-        """Closes the files."""
+        """Closes the files of metrics, also after an error."""
         if self._writer is not None:
             self._writer.close()
 

@@ -98,7 +98,7 @@ class StepContext:
 
     @property
     def config(self) -> Config:
-        """Config of the run."""
+        """Config of the whole run, with all of its phases."""
         return self.run.config
 
     @property
