@@ -10,6 +10,7 @@ import pytest
 
 from zaya_jax import cli
 from zaya_jax.checkpoint import Checkpoints, Retention, StoredArrays, compare, require_whole
+from zaya_jax.errors import DamagedError
 
 UP = np.arange(1, 25, dtype=np.float32).reshape(2, 3, 4)
 TABLE = np.linspace(-1, 1, 35, dtype=np.float32).reshape(7, 5)
@@ -119,6 +120,17 @@ def test_only_one_chunk_is_in_memory(tmp_path, monkeypatch):
     assert sizes["params.layers.experts.up"] == {16}
     assert max(sizes["params.table"]) <= 100
     assert max(sizes["state.1.mu"]) <= 100
+
+
+def test_a_file_that_is_truncated_between_opening_and_reading_is_an_error(tmp_path):
+    write(tmp_path, 1)
+    stored = StoredArrays(require_whole(tmp_path, 1), "weights")
+    files = [path for path in stored.folder.rglob("d/*") if path.is_file()]
+    assert files
+    for path in files:
+        path.write_bytes(b"")
+    with pytest.raises(DamagedError, match="table cannot be read"):
+        stored.read("params.table", (slice(None), slice(None)))
 
 
 def zaya(*words) -> int:

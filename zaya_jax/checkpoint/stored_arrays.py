@@ -52,9 +52,12 @@ class StoredArrays:
         """Reads a part of an array. Chunks that are larger than the part are cached for the following ones.
 
         Raises:
-          UserError: with TensorStore's message, if the part is damaged.
+          DamagedError: with TensorStore's message, if the part is damaged.
         """
-        return self._arrays[name][index].read().result()
+        try:
+            return self._arrays[name][index].read().result()
+        except ValueError as error:
+            raise DamagedError(f"{self.folder}: {name} cannot be read: {str(error)[:200]}") from error
 
     def chunk(self, name: str) -> tuple[int, ...]:
         """Shape of the chunks of an array; those at the end of an axis may be smaller."""

@@ -14,7 +14,7 @@ from zaya_jax.checkpoint import all_steps
 from zaya_jax.checkpoint.compare import compare
 from zaya_jax.checkpoint.newest import SavedStep
 from zaya_jax.checkpoint.stored_arrays import StoredArrays
-from zaya_jax.errors import UserError
+from zaya_jax.errors import DamagedError, UserError
 from zaya_jax.platform.stop_signals import on_stop_signals
 from zaya_jax.run_folder.events import events_of
 from zaya_jax.run_folder.names import TRAIN
@@ -146,9 +146,14 @@ def _is_equal(folder: pathlib.Path, reference: pathlib.Path, trial: FaultTrial, 
         return False
     # Weights, moments and counters: the metrics of a step do not show all that it has changed.
     saved = [SavedStep(str(each), end) for each in (folder, reference)]
-    return all(
-        compare(*(StoredArrays(each, item) for each in saved)).is_equal for item in ("weights", "training")
-    )
+    try:
+        return all(
+            compare(*(StoredArrays(each, item) for each in saved)).is_equal
+            for item in ("weights", "training")
+        )
+    except DamagedError:
+        # By a fault of the next trial, after which the run has not written it again.
+        return False
 
 
 def final_is_equal(folder: pathlib.Path, reference: pathlib.Path, campaign: Campaign) -> bool | None:
