@@ -70,3 +70,20 @@ def test_a_process_that_is_stopped_while_it_compiles_has_the_right_exit_code(end
     assert done.returncode == code, done.stderr
     assert done.stdout == ("said\n" if compiles else "said\nended\n")
     assert done.stderr == ""
+
+
+def test_a_crash_prints_where_each_thread_was():
+    program = (
+        "import os, signal\n"
+        "from zaya_jax import cli\n"
+        "def main():\n"
+        "    os.kill(os.getpid(), signal.SIGSEGV)\n"
+        "cli.main = main\n"
+        "cli.run()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == -signal.SIGSEGV
+    assert done.stderr.startswith("Fatal Python error: Segmentation fault")
+    assert "in main\n" in done.stderr

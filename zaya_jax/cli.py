@@ -1,6 +1,7 @@
 """`zaya COMMAND`: the entry point, which calls the `main` of a command's module."""
 
 import contextlib
+import faulthandler
 import importlib
 import os
 import signal
@@ -21,6 +22,9 @@ from zaya_jax.platform.versions import package_version
 
 def run() -> None:
     """Runs `main` as a process, and keeps signals from interrupting its exit."""
+    # A crash in native code, as in XLA or a driver, prints where each Python thread was.
+    if sys.stderr is not None:
+        faulthandler.enable()
     try:
         main()
         # A compiler thread that is still running would abort the process at its exit.
